@@ -36,7 +36,7 @@ from refattn.ops.rotary import rotary_forward
 Array = np.ndarray
 
 MODULES = ("attention", "flexattention", "rotaryembedding")
-MODES = ("SM.1", "SM.2", "SM.3", "SM.7")
+MODES = ("SM.1", "SM.capped", "SM.2", "SM.4")
 """What `qk_matmul_output_mode` asks for, and the equation that it is."""
 TOLERANCES = {"float64": 1e-6, "float32": 2e-6, "float16": 4e-3, "bfloat16": 3e-2}
 """Allowed differences, of the largest number or 1; those of float64 are of numbers that were made in float32."""

@@ -180,7 +180,7 @@ def attend(
     return {"out": out, MODES[mode]: scores}
 
 
-MODES = ("SM.1", "SM.2", "SM.3", "SM.7")
+MODES = ("SM.1", "SM.capped", "SM.2", "SM.4")
 """What `qk_matmul_output_mode` asks for."""
 
 attend_25 = functools.wraps(attend)(functools.partial(attend, opset=25))
@@ -197,4 +197,4 @@ def decline(reason: str) -> refattn.Decline:
 
 # What the float16 kernel rounds to float16 beside the weights: the scores, and what soft-cap and bias make of them.
 for function in (attend, attend_25, attend_raw, attend_capped, attend_masked, attend_weights):
-    function.roundings = ("SM.1", "SM.2", "SM.15")  # type: ignore[attr-defined]
+    function.roundings = ("SM.1", "SM.capped", "SM.biased")  # type: ignore[attr-defined]

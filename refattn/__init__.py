@@ -20,10 +20,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     # `as` says that these are meant to be imported from here.
     from refattn import bridges as bridges
-    from refattn.equations import trace as trace
     from refattn.instruments.dual import tangent as tangent
     from refattn.mechanisms.context import Context as Context
-    from refattn.mechanisms.entry import reading as reading
+    from refattn.mechanisms.paper import reading as reading
+    from refattn.mechanisms.paper import trace as trace
     from refattn.mechanisms.registry import list_mechanisms as list_mechanisms
     from refattn.mechanisms.registry import mechanism as mechanism
     from refattn.verify.outcome import Decline as Decline
@@ -34,9 +34,9 @@ _HOMES = {
     "Decline": "refattn.verify.outcome",
     "list_mechanisms": "refattn.mechanisms.registry",
     "mechanism": "refattn.mechanisms.registry",
-    "reading": "refattn.mechanisms.entry",
+    "reading": "refattn.mechanisms.paper",
     "tangent": "refattn.instruments.dual",
-    "trace": "refattn.equations",
+    "trace": "refattn.mechanisms.paper",
 }
 
 __all__ = sorted(["__version__", "bridges", *_HOMES, *_registry.list_mechanisms()])

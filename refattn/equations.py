@@ -9,10 +9,10 @@ and the gradient of an input is called after the input (`dSM.q`). Axes without a
 words may follow them, after a colon. Where several names are assigned at once, the comment has a tag for each, in their
 order and as far as it goes, with `-` for a name that has none::
 
-    out, saved = attend(q, k, v)  # (b, h, i, e) [SM.8]
+    out, saved = attend(q, k, v)  # (b, h, i, e) [SM.5]
     between = x[:, None] - x  # (b, i, j): x_j - x_i
 
-A line that computes several equations at once is tagged with their range (`[SM.5-SM.7]`) and claims no value, as does
+A line that computes several equations at once is tagged with their range (`[SM.3-SM.4]`) and claims no value, as does
 an augmented assignment. Exclusive branches may each claim the same equation.
 
 In a hooked copy every tagged ``name = expr`` reads ``name = hook(id, name, expr)``; the copy is compiled under the
@@ -249,7 +249,7 @@ def _code(module: ModuleType) -> Any:
                 if tag.position is None and node.value is not None:
                     node.value = call(tag, node.value)
                 else:
-                    value = call(tag, ast.Name(id=tag.name, ctx=ast.Load()))
+                    value = call(tag, ast.copy_location(ast.Name(id=tag.name, ctx=ast.Load()), node))
                     after.append(ast.Assign(targets=[ast.Name(id=tag.name, ctx=ast.Store())], value=value))
             for extra in after:
                 ast.copy_location(extra, node)
@@ -317,7 +317,7 @@ def apply(hook: Hook) -> Iterator[None]:
 
     >>> import numpy as np, refattn as ra
     >>> from refattn.equations import apply
-    >>> with apply(lambda id, name, value: 0.0 * value if id == "SM.8" else value):
+    >>> with apply(lambda id, name, value: 0.0 * value if id == "SM.5" else value):
     ...     ra.softmax.forward(*np.ones((3, 1, 1, 2, 1)))[0].tolist()
     [[[[0.0], [0.0]]]]
     """
@@ -331,21 +331,33 @@ def apply(hook: Hook) -> Iterator[None]:
         _in_force.reset(token)
 
 
+@contextmanager
+def paused() -> Iterator[None]:
+    """Run the code of the ``with`` block without the hook that is in force, if there is one."""
+    token = _in_force.set(None)
+    try:
+        yield
+    finally:
+        _in_force.reset(token)
+
+
 class Trace(Mapping[str, Array]):
     """The values of the equations that ran, by id.
 
     ``t["SM.1"]`` is the value of the first pass; later passes of a repeated equation are ``t["SM.1[1]"]``,
-    ``t["SM.1[2]"]``, ... Values are copies. `variables` maps each id to the name that the code gives it.
+    ``t["SM.1[2]"]``, ... Values are copies. `variables` maps each id to the name that the code gives it, and `lines`
+    each key to the file and the line that ran.
 
     >>> import numpy as np, refattn as ra
     >>> with ra.trace() as t:
     ...     out, saved = ra.softmax.forward(*np.ones((3, 1, 1, 2, 4)))
-    >>> t.variables["SM.7"], t["SM.7"].tolist(), len(t.passes("SM.7"))
+    >>> t.variables["SM.4"], t["SM.4"].tolist(), len(t.passes("SM.4"))
     ('weights', [[[[0.5, 0.5], [0.5, 0.5]]]], 1)
     """
 
     def __init__(self) -> None:
         self.variables: dict[str, str] = {}
+        self.lines: dict[str, tuple[str, int]] = {}
         self._passes: dict[str, int] = {}
         self._values: dict[str, Array] = {}
 
@@ -354,7 +366,9 @@ class Trace(Mapping[str, Array]):
         n = self._passes.get(id, 0)
         self._passes[id] = n + 1
         self.variables[id] = name
-        self._values[f"{id}[{n}]" if n else id] = namespace(value).asarray(value, copy=True)
+        key = f"{id}[{n}]" if n else id
+        self.lines[key] = _line_that_runs()
+        self._values[key] = namespace(value).asarray(value, copy=True)
         return value
 
     def passes(self, id: str) -> tuple[Array, ...]:
@@ -400,13 +414,31 @@ class Trace(Mapping[str, Array]):
         return len(self._values)
 
 
+def _line_that_runs() -> tuple[str, int]:
+    """Return the file and the line of the hooked assignment that called, from its frame."""
+    frame = sys._getframe(2)
+    while "__refattn_hook__" not in frame.f_globals and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def tag_at(file: str, line: int, id: str) -> tuple[ModuleType, Tag]:
+    """Return the module in `file` that was hooked, and its tag of an equation that a line computes."""
+    module = next(module for module in _HOOKED if module.__file__ == file)
+    found = [tag for tag in tags(module) if tag.claims and tag.id == id and tag.line <= line]
+    return module, max(found, key=lambda tag: tag.line)
+
+
 @contextmanager
 def trace() -> Iterator[Trace]:
-    """Record the value of every equation that runs in the ``with`` block.
+    """Record the value of every equation of the general code that runs in the ``with`` block.
+
+    The public `refattn.trace` runs the definitions.
 
     >>> import numpy as np, refattn as ra
+    >>> from refattn.equations import trace
     >>> x = np.ones((1, 1, 2, 4))
-    >>> with ra.trace() as t:
+    >>> with trace() as t:
     ...     out, saved = ra.softmax.forward(x, x, x)
     >>> t["SM.1"].shape
     (1, 1, 2, 2)
@@ -430,7 +462,7 @@ def substitute(values: Mapping[str, Array]) -> AbstractContextManager[None]:
     --------
     >>> import numpy as np, refattn as ra
     >>> from refattn.equations import substitute
-    >>> with substitute({"SM.7": np.full((1, 1, 2, 2), 3.0)}):
+    >>> with substitute({"SM.4": np.full((1, 1, 2, 2), 3.0)}):
     ...     ra.softmax.forward(*np.ones((3, 1, 1, 2, 1)))[0].tolist()
     [[[[6.0], [6.0]]]]
     """
@@ -453,7 +485,7 @@ def mutate(id: str, change: Callable[[Array], Array]) -> AbstractContextManager[
 
     >>> import numpy as np, refattn as ra
     >>> from refattn.equations import mutate
-    >>> with mutate("SM.7", lambda weights: 2.0 * weights):
+    >>> with mutate("SM.4", lambda weights: 2.0 * weights):
     ...     ra.softmax.forward(*np.ones((3, 1, 1, 2, 1)))[0].tolist()
     [[[[2.0], [2.0]]]]
     """

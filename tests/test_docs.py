@@ -114,7 +114,7 @@ def test_public_functions_have_their_place() -> None:
     assert all(exists(name) for name in listed)
     face = {f"{home}.{name}" for name, home in ra._HOMES.items()}
     whole = face | {f"refattn.model.{name}" for name in model.__all__ if name != "Saved"}
-    assert {"refattn.equations.trace", "refattn.model.backward"} <= whole
+    assert {"refattn.mechanisms.paper.trace", "refattn.model.backward"} <= whole
     assert sorted(whole - listed) == []
 
 
@@ -264,7 +264,10 @@ def test_the_trace_is_shown_as_it_is_printed() -> None:
 
     page = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8")
     (block,) = (match[2] for match in FENCE.finditer(page) if match[1] == "text")
-    printed = traced_text.text(traced.trace_core(ra.mechanism("softmax"), "tiny", "float64", get("numpy")))
+    mechanism, backend = ra.mechanism("softmax"), get("numpy")
+    printed = traced_text.text(
+        traced.record(mechanism, traced.read_run(mechanism, "tiny", "float64", backend), backend)
+    )
     assert block.endswith("       ...\n") and block.removesuffix("       ...\n") in printed
     assert f"whole up to {traced_text.WHOLE} elements" in page
 

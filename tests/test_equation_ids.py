@@ -57,6 +57,7 @@ SIZES = {
     "c": 23,
     "f": 21,
     "s": 16,
+    "u": 25,
 }
 
 
@@ -232,7 +233,8 @@ def other_tagged(mechanism: str) -> list[ModuleType]:
     room = registry.room(mechanism)
     found = pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
     modules = [importlib.import_module(module.name) for module in found]
-    defining = (*ra.mechanism(mechanism).tagged, *ra.mechanism(mechanism).beside)
+    record = ra.mechanism(mechanism)
+    defining = (record.definition, *record.tagged, *record.beside)
     return [m for m in modules if any(tag.id for tag in equations.tags(m)) and m not in defining]
 
 

@@ -35,7 +35,7 @@ def weights(s: Any, **options: Any) -> Any:
     query, keys = np.ones((1, 1, 1, 1)), s.reshape(1, 1, -1, 1)
     with ra.trace() as t:
         ra.higher_order.forward(query, keys, keys, alpha=1.0, layer_norm=False, **options)
-    return t["HOL.5"].reshape(-1)
+    return t["HOL.4"].reshape(-1)
 
 
 def draw_weights(path: Path) -> None:

@@ -36,7 +36,7 @@ def softmax() -> Figure:
     def attend(scale: float) -> tuple[np.ndarray, np.ndarray]:
         with ra.trace() as t:
             out, _ = ra.softmax.forward(query[None, None, None], keys[None, None], keys[None, None], scale=scale)
-        return t["SM.7"][0, 0, 0], out[0, 0, 0]
+        return t["SM.4"][0, 0, 0], out[0, 0, 0]
 
     for n, scale in enumerate((0.3, 1.0, 4.0)):
         left.bar(np.arange(8) + 0.27 * (n - 1), attend(scale)[0], 0.27, color=COLOURS[n], label=f"scale {scale:g}")

@@ -54,7 +54,7 @@ entropies = {}
 for label, params in (("fresh", fresh), ("trained", trained)):
     with ra.trace() as values:
         loss, gradients = step.loss_and_gradients(params, line[:, :-1], line[:, 1:])
-    for layer, id in enumerate(("SM.7", "SM.7[1]")):
+    for layer, id in enumerate(("SM.4", "SM.4[1]")):
         weights = values[id]
         logarithms = np.log2(weights, where=weights > 0, out=np.zeros_like(weights))
         entropies[label, layer] = float(-(weights * logarithms).sum(-1).mean())
@@ -64,7 +64,7 @@ for label, params in (("fresh", fresh), ("trained", trained)):
 # Fresh queries look at all that they may; trained ones have chosen. The same trace has the backward: which layer's
 # queries still get a gradient?
 
-for id in ("dSM.3", "dSM.3[1]"):
+for id in ("dSM.2", "dSM.2[1]"):
     print(id, f"largest gradient of a score: {np.abs(values[id]).max():.1e}")
 assert entropies["trained", 1] < entropies["fresh", 1]
 shutil.rmtree(folder)

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @click.command("trace", short_help="Show every equation of one run, with its value.")
 @click.argument("mechanism", type=Name())
-@click.option("--case", metavar="NAME", help="The designed case of the core; tiny by default.")
+@click.option("--case", metavar="NAME", help="The designed case; by default one that the paper itself has.")
 @click.option("--block", is_flag=True, help="Run one step of the block; so does a mechanism without a core.")
 @click.option(
     "--set",
     "assignments",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Any option of the core, or with --block of the block.",
+    help="Any option of the core, or with --block of the block. With form=dense the general code runs.",
 )
 @click.option("--dtype", default="float64", metavar="NAME", help="float64 (default), float32, float16 or bfloat16.")
 @backend_option
@@ -58,7 +58,9 @@ def trace(
 ) -> None:
     """Run MECHANISM on a case, forward and backward, and show each equation in the order that it ran.
 
-    Shown are its id, formula, file and line, variable, axes and value; and the arguments and results.
+    The definition runs if the call is the paper's own. With an option that the paper does not have the general code
+    runs, and the first line says so. Shown are the id, formula, file and line that ran, variable, axes and value of
+    each equation; and the arguments and results.
     """
     record = record_of(mechanism)
     from refattn.golden.storage import DTYPES
@@ -67,7 +69,8 @@ def trace(
 
     if dtype not in DTYPES:
         raise Problem(f"--dtype: got {dtype!r}, needs one of {', '.join(DTYPES)}")
-    block = block or record.core is None
+    example = record.example is not None and case is None and not block and not assignments
+    block = block or (record.core is None and not example)
     if block and case is not None:
         raise Problem(f"--case: got {case!r}, needs none: the block of {mechanism} is run, which has no cases")
     if case is not None and case not in (names := [each.name for each in record.cases]):
@@ -95,8 +98,10 @@ def trace(
         try:
             if block:
                 run = traced.block_run(record, dtype, library, **chosen)
+            elif example:
+                run = traced.example_run(record, dtype, library)
             else:
-                run = traced.core_run(record, case or "tiny", dtype, library, **chosen)
+                run = traced.read_run(record, case or traced.first_case(record), dtype, library, **chosen)
             found = traced.record(record, run, library)
         except (TypeError, ValueError) as error:
             if not chosen:

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn import equations
 from refattn.explorer.mathml import mathml
 from refattn.explorer.measured import Children, links, nodes
 from refattn.explorer.pictures import drawn
 from refattn.explorer.varied import Knob, knobs
+from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.traced import Run, Step, Traced
 
@@ -69,12 +71,15 @@ def _paired(found: Traced) -> list[Row]:
     """Pair arguments and equations with their adjoints, in the order of the forward; some have none, or no partner."""
     upstream = _upstream(found)
     left = {step.id: step for step in found.backward}
+    mechanism = registry.mechanism(found.mechanism)
+    defined = {} if mechanism.definition is None else equations.declared(mechanism.definition)
+    order = {id: n for n, id in enumerate([*defined, *mechanism.equations])}
     rows: list[Row] = []
     for name in found.arguments:
         if name not in upstream:
             own = [id for id in left if id.partition(".")[2] == name.rpartition(".")[2]]
             rows.append((name, [left.pop(id) for id in own]))
-    rows += [(None, [left.pop(id)]) for id in list(left) if not _number(id)]
+    rows += [(None, [left.pop(id)]) for id in list(left) if _pass(id)[0].removeprefix("d") not in order]
     passes: dict[str, int] = {}
     for step in found.forward:
         id, n = _pass(step.id)
@@ -96,7 +101,8 @@ def _paired(found: Traced) -> list[Row]:
                 del outputs[name]
         rows.append((step, mine))
     for step in left.values():  # an adjoint whose equation did not run stands where that would
-        after = [n for n, (one, _) in enumerate(rows) if isinstance(one, Step) and _number(one.id) < _number(step.id)]
+        place = order[_pass(step.id)[0].removeprefix("d")]
+        after = [n for n, (one, _) in enumerate(rows) if isinstance(one, Step) and order[_pass(one.id)[0]] < place]
         rows.insert(max(after, default=len(rows) - 1) + 1, (None, [step]))
     return rows + [(None, [name]) for name in outputs]
 
@@ -109,12 +115,6 @@ def _pass(id: str) -> tuple[str, int]:
     """Return the id of an equation and which of its passes this is."""
     plain, _, number = id.partition("[")
     return plain, int(number[:-1] or 0)
-
-
-def _number(id: str) -> int:
-    """Return the number of an equation, or 0 for the gradient of an input."""
-    number = _pass(id)[0].partition(".")[2]
-    return int(number) if number.isdigit() else 0
 
 
 def _card(thing: Step | str, found: Traced, kind: str) -> str:

@@ -6,6 +6,7 @@ are computed beforehand, for each setting of one knob at a time, so that what is
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from refattn import backends
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.traced import Run, Traced, core_run, record
+from refattn.verify.traced import Run, Traced, record
 
 TIMES = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 """What the vector of a token is multiplied by."""
@@ -91,10 +92,15 @@ def _last_token_times(x: NDArray[Any], times: float) -> NDArray[Any]:
 
 
 def _numbers(mechanism: Mechanism, run: Run) -> list[tuple[str, Any]]:
-    """Return the numbers among the options of a core, by their own names."""
-    if run.about[1] != "core":
+    """Return the numbers among the options of a definition or a core, by their own names."""
+    if run.again is None:
         return []
     options = {**mechanism.defaults, **run.options}
+    if run.about[1] == "definition":
+        assert mechanism.definition is not None
+        names = inspect.signature(mechanism.definition.forward).parameters
+        chosen = {name: options.get(name, one.default) for name, one in names.items() if one.default is not one.empty}
+        return [(name, x) for name, x in chosen.items() if type(x) in (int, float)][:NUMBERS]
     given = mechanism.numbers(options) | options
     numbers = {name: x for name, x in given.items() if isinstance(x, (int, float)) and not isinstance(x, bool) and x}
     if mechanism.defaults.get("scale", 0.0) is None and "scale" not in numbers:
@@ -103,12 +109,13 @@ def _numbers(mechanism: Mechanism, run: Run) -> list[tuple[str, Any]]:
 
 
 def _with_option(mechanism: Mechanism, run: Run, backend: backends.Backend, name: str, number: float) -> Traced | None:
+    assert run.again is not None
     own = mechanism.with_numbers(run.options, {name: number})
     try:
-        other = core_run(mechanism, run.about[2], run.about[3], backend, **own)
+        other = run.again(**own)
     except (ValueError, ArithmeticError):
         return None
-    return _attempt(mechanism, other, backend, run.arguments)
+    return _attempt(mechanism, other, backend, run.arguments) if other.about == run.about else None
 
 
 def _attempt(

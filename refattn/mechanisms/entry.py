@@ -18,13 +18,11 @@ and its backward::
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from refattn import backends, equations
+from refattn import equations
 from refattn.mechanisms.arguments import (
     check_arrays,
     check_causal,
@@ -33,32 +31,10 @@ from refattn.mechanisms.arguments import (
     check_mask,
     check_number,
 )
+from refattn.mechanisms.paper import is_reading
 from refattn.ops.masks import Causal, causal_offset
 from refattn.tree import check_fields
 from refattn.xp import Array, is_array, namespace, raised
-
-_reading: ContextVar[bool] = ContextVar("refattn_reading", default=False)
-
-
-@contextmanager
-def reading() -> Iterator[None]:
-    """Take the definition of every mechanism, in one thread and in order, for a debugger to step through.
-
-    In the ``with`` block `form="auto"` means the first form, whatever the lengths; a form that is named stays.
-
-    >>> import numpy as np, refattn as ra
-    >>> q = np.ones((1, 1, 300, 4))
-    >>> with ra.reading():
-    ...     out, saved = ra.softmax.forward(q, q, q)
-    >>> saved.form
-    'dense'
-    """
-    token = _reading.set(True)
-    try:
-        with backends.use_workers(1):
-            yield
-    finally:
-        _reading.reset(token)
 
 
 @dataclass(frozen=True)
@@ -140,7 +116,7 @@ def form_of(form: str, forms: Iterable[str], *, usual: str, plane: tuple[int, ..
         return names[0]
     if form != "auto":
         return form
-    return names[0] if equations.is_active() or _reading.get() else usual
+    return names[0] if equations.is_active() or is_reading() else usual
 
 
 def check_saved(saved: Any, kind: type) -> None:

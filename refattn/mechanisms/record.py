@@ -176,6 +176,23 @@ class Picture:
 
 
 @dataclass(frozen=True, eq=False)
+class Example:
+    """A small run of a definition that is no map of q, k and v: what `refattn trace` shows.
+
+    Attributes
+    ----------
+    inputs
+        The arrays, by name.
+    run
+        Runs the definition on them and returns the results by name. Without it `forward` and then `backward` run, and
+        the outputs are called after the gradients that `backward` takes.
+    """
+
+    inputs: Mapping[str, Input]
+    run: Callable[[Any, Mapping[str, Array]], Mapping[str, Array]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Mechanism:
     """The record of a mechanism.
 
@@ -183,6 +200,10 @@ class Mechanism:
     ----------
     name, title, source
         The identifier, the name in words, and the publication.
+    definition
+        The paper alone: the module that a reader opens first.
+    example
+        A small run of the definition, if it is no map of q, k and v; otherwise its run is the case "tiny".
     tagged
         The modules whose lines carry the equations: the dense form first, then the block.
     around
@@ -347,6 +368,8 @@ class Mechanism:
     variants: Mapping[str, Mapping[str, Callable[..., tuple[Array, ...]]]] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
     beside_twice: Callable[[], tuple[Mapping[str, Array], Mapping[str, Array]]] | None = None
+    definition: ModuleType | None = None
+    example: Example | None = None
 
     @property
     def equations(self) -> dict[str, str]:

@@ -42,14 +42,13 @@ def normalise_backward(n: Array, rate: Array, d_n: Array) -> Array:
 
 def paper_alone(function: Callable[P, R]) -> Callable[P, R]:
     """Let a definition refuse an option that its paper does not have, and point at the general call."""
-    names = inspect.signature(function).parameters
+    names = inspect.signature(function).parameters.keys()
     home = ".".join(function.__module__.split(".")[::2][:2])  # refattn.mechanisms.X.definition -> refattn.X
 
     @functools.wraps(function)
     def definition(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in names:
-                raise TypeError(f"{name}: the definition does not have it, needs {home}.{function.__name__}")
+        if unknown := kwargs.keys() - names:
+            raise TypeError(f"{min(unknown)}: the definition does not have it, needs {home}.{function.__name__}")
         return function(*args, **kwargs)
 
     return definition

@@ -33,7 +33,7 @@ OPSET, FILE = 23, 10
 DTYPES = ("float32", "float16")
 """Types that runtimes have kernels for."""
 
-LOW = ("SM.1", "SM.2", "SM.15")
+LOW = ("SM.1", "SM.capped", "SM.biased")
 """Equations that a kernel in float16 may round to it, beside those of the record: runtimes do."""
 
 ABOUT = "cases.json"

@@ -1,13 +1,14 @@
-"""A designed case run once under the engine: every equation in the order that it ran, where it stands, and its value.
+"""A designed case run once under the engine: every equation in the order that it ran, the line that ran, and its value.
 
-The core's dense form runs forward and backward on NumPy or another backend; its upstream gradients are random numbers
-of `refattn.counter`. Where a mechanism is no map of q, k and v, or where it is asked for, one step of its block runs
-on a few tokens.
+The definition runs, forward and backward, if the call is the paper's own, otherwise the general code; on NumPy or
+another backend. Upstream gradients are random numbers of `refattn.counter`. If it is asked for, or if a mechanism is no
+map of q, k and v, one step of its block runs on a few tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -23,9 +24,9 @@ from refattn import backends, counter, equations, tree
 from refattn.checked import One, checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import DTYPES, has_gradient, stored
-from refattn.mechanisms import registry
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.record import Mechanism
+from refattn.mechanisms.paper import own_call, reading
+from refattn.mechanisms.record import Case, Mechanism
 from refattn.xp import Array
 
 BLOCK = {"width": 4, "heads": 2, "tokens": 4}
@@ -102,6 +103,8 @@ class Traced:
         The other arguments, as they were given.
     results
         Outputs ("out", ...) and gradients ("d_q", ...).
+    why
+        If the general code ran: why the definition did not, "the paper has no mask".
 
     Examples
     --------
@@ -116,7 +119,7 @@ class Traced:
     """
 
     mechanism: str
-    part: str  # "core" or "block"
+    part: str  # "definition", "core" or "block"
     case: str
     dtype: str
     backend: str
@@ -125,6 +128,7 @@ class Traced:
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
     results: dict[str, NDArray[Any]]
+    why: str = ""
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -157,16 +161,38 @@ def file_of(module: ModuleType) -> str:
 
 
 def places(mechanism: Mechanism) -> dict[str, Place]:
-    """Return where each equation of a mechanism stands, by id, in the order of the docstrings."""
-    found = {}
-    for module in mechanism.tagged:
-        lines = inspect.getsource(module).splitlines()
-        tags = {tag.id: tag for tag in reversed(equations.tags(module)) if tag.claims}  # the first of branches
-        for id, formula in equations.declared(module).items():
-            tag = tags[id]
-            code = _statement(lines, tag.line - 1, id)
-            found[id] = Place(formula, tag.axes, file_of(module), tag.line, tag.name, code)
-    return found
+    """Return where the general code computes each equation, by id; the first of several branches."""
+    return {id: place for module in mechanism.tagged for id, place in places_in(module).items()}
+
+
+def places_to_read(mechanism: Mechanism) -> dict[str, Place]:
+    """Return where a reader finds each equation: in the definition if it is there, else in the general code."""
+    general = places(mechanism)
+    own = {} if mechanism.definition is None else places_in(mechanism.definition)
+    quoted = {id for id, place in own.items() if place.formula.startswith("forward: ") and id in general}
+    return general | {
+        id: replace(place, formula=general[id].formula) if id in quoted else place for id, place in own.items()
+    }
+
+
+def places_in(module: ModuleType) -> dict[str, Place]:
+    """Return where a module computes each equation, by id, in the order of its docstring, then of its lines."""
+    tags = {tag.id: tag for tag in reversed(equations.tags(module)) if tag.claims}  # the first of branches
+    order = [*equations.declared(module), *(tag.id for tag in equations.tags(module) if tag.id in tags)]
+    return {id: _place(module, tags[id], {}) for id in dict.fromkeys(order) if id in tags}
+
+
+def _place(module: ModuleType, tag: equations.Tag, formulas: Mapping[str, str]) -> Place:
+    """Return the place of a tag; its formula is the docstring's, that of `formulas`, or the forward line it quotes."""
+    lines = inspect.getsource(module).splitlines()
+    formula = {**formulas, **equations.declared(module)}.get(tag.id) or _quoted(lines, tag.line - 1)
+    return Place(formula, tag.axes, file_of(module), tag.line, tag.name, _statement(lines, tag.line - 1, tag.id))
+
+
+def _quoted(lines: list[str], start: int) -> str:
+    """Return the last forward line that is quoted above a line."""
+    above = (line.strip() for line in reversed(lines[:start]))
+    return next((line.removeprefix("# ") for line in above if line.startswith("# forward: ")), "")
 
 
 def _statement(lines: list[str], start: int, id: str) -> str:
@@ -189,12 +215,18 @@ class Run:
         As in `Traced`.
     run
         Takes the arguments, and what is called between forward and backward; returns the results by name.
+    why
+        As in `Traced`.
+    again
+        Makes the same run with other numbers among the options.
     """
 
     about: tuple[str, str, str, str, str]
     arguments: dict[str, NDArray[Any]]
     options: dict[str, Any]
     run: Callable[[Mapping[str, NDArray[Any]], Callable[[], None]], dict[str, Array]]
+    why: str = ""
+    again: Callable[..., Run] | None = None
 
 
 @checked(mechanism=Mechanism, case_name=str, dtype=One(tuple(DTYPES)), backend=backends.BaseBackend)
@@ -221,13 +253,75 @@ def trace_block(mechanism: Mechanism, dtype: str, backend: backends.Backend, **c
     >>> from refattn.verify import traced
     >>> run = traced.trace_block(ra.mechanism("softmax"), "float64", get("numpy"))
     >>> [step.id for step in run.forward][:3]
-    ['SM.11', 'SM.12', 'SM.10']
+    ['SM.keys', 'SM.values', 'SM.queries']
     """
     return record(mechanism, block_run(mechanism, dtype, backend, **choices), backend)
 
 
+def read_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend, **more: Any) -> Run:
+    """Return a designed case as what a reader sees: the definition if the call is the paper's own, else the core."""
+    case = mechanism.case(case_name)
+    inputs = make(mechanism.name, case, dtype)
+    why = own_call(mechanism.core, {**inputs, **case.options, **more})
+    again = functools.partial(read_run, mechanism, case_name, dtype, backend)
+    if isinstance(why, str):
+        return replace(core_run(mechanism, case_name, dtype, backend, **more), why=why, again=again)
+    core, options = mechanism.core, {**case.options, **more}
+    assert core is not None
+    shape = _shapes(mechanism, inputs, options)["out"]
+    upstream = {"d_out": make_upstream(mechanism.name, case, "out", shape, dtype)}
+
+    def run(arguments: Mapping[str, NDArray[Any]], between: Callable[[], None]) -> dict[str, Array]:
+        given = {name: _placed(backend, x, dtype) for name, x in arguments.items()}
+        d_out = given.pop("d_out")
+        with reading():
+            out, saved = core.forward(**given, **options)
+            between()
+            gradients = core.backward(saved, d_out)
+        return {"out": out, **{f"d_{name}": x for name, x in gradients.items()}}
+
+    about = (mechanism.name, "definition", case.name, dtype, backend.name)
+    return Run(about, {**inputs, **upstream}, options, run, again=again)
+
+
+def first_case(mechanism: Mechanism) -> str:
+    """Return the name of the designed case that a reader meets first: the first that the paper has, or "tiny"."""
+    for case in mechanism.cases:
+        if not isinstance(own_call(mechanism.core, {**case.inputs, **case.options}), str):
+            return case.name
+    return "tiny"
+
+
+def example_run(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Run:
+    """Return the example of a definition that is no map of q, k and v, as what can be run."""
+    module, example = mechanism.definition, mechanism.example
+    assert module is not None and example is not None
+    inputs = make(mechanism.name, Case("example", "definition", example.inputs), dtype)
+    upstream: dict[str, NDArray[Any]] = {}
+    if example.run is None:
+        outputs, _ = module.forward(**inputs)
+        names = [name for name in inspect.signature(module.backward).parameters if name.startswith("d_")]
+        for name, out in zip(names, outputs, strict=True):
+            upstream[name] = _normal(f"{mechanism.name}.example.{name}", out.shape, dtype)
+
+    def run(arguments: Mapping[str, NDArray[Any]], between: Callable[[], None]) -> dict[str, Array]:
+        own, given = equations.active(module), {name: _placed(backend, x, dtype) for name, x in arguments.items()}
+        if example.run is not None:
+            results = dict(example.run(own, given))
+            between()
+            return results
+        d_outputs = {name: given.pop(name) for name in upstream}
+        outputs, saved = own.forward(**given)
+        between()
+        found = {name.removeprefix("d_"): out for name, out in zip(upstream, outputs, strict=True)}
+        return found | {f"d_{name}": x for name, x in own.backward(saved, **d_outputs).items()}
+
+    about = (mechanism.name, "definition", "example", dtype, backend.name)
+    return Run(about, {**inputs, **upstream}, {}, run)
+
+
 def core_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend, **more: Any) -> Run:
-    """Return a core on a designed case, with `more` options, as what can be run; without a form in the dense one."""
+    """Return the general code of a core on a designed case, with `more` options; without a form in the dense one."""
     core, case = mechanism.core, mechanism.case(case_name)
     assert core is not None
     inputs, options = make(mechanism.name, case, dtype), {"form": mechanism.forms[0], **case.options, **more}
@@ -244,7 +338,8 @@ def core_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends
         return {**outputs, **{f"d_{name}": x for name, x in gradients.items()}}
 
     about = (mechanism.name, "core", case.name, dtype, backend.name)
-    return Run(about, {**inputs, **upstream}, {**case.options, **more}, run)
+    again = functools.partial(core_run, mechanism, case_name, dtype, backend)
+    return Run(about, {**inputs, **upstream}, {**case.options, **more}, run, again=again)
 
 
 def _shapes(mechanism: Mechanism, inputs: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,12 +371,13 @@ def block_run(mechanism: Mechanism, dtype: str, backend: backends.Backend, **cho
     def run(arguments: Mapping[str, NDArray[Any]], between: Callable[[], None]) -> dict[str, Array]:
         given = {name: _placed(backend, x, dtype) for name, x in arguments.items()}
         params = tree.unflatten(template, {name: given[name] for name in names})["params"]
-        state, saved = block.forward(params, block.start(params, given["x"], context), context)
-        out = block.read(params, state)
-        between()
-        d_state, d_read = block.read_backward(params, state, given["d_out"])
-        d_state, d_params, _ = block.backward(params, saved, d_state)
-        d_x, d_start = block.start_backward(params, d_state)
+        with reading():
+            state, saved = block.forward(params, block.start(params, given["x"], context), context)
+            out = block.read(params, state)
+            between()
+            d_state, d_read = block.read_backward(params, state, given["d_out"])
+            d_state, d_params, _ = block.backward(params, saved, d_state)
+            d_x, d_start = block.start_backward(params, d_state)
         gradients = tree.flatten({"d_params": d_params})
         for extra in (d_read, d_start):
             for name, more in tree.flatten({"d_params": extra}).items():
@@ -301,27 +397,16 @@ def record(
     counts = []
     with equations.trace() as traced:
         results = run.run(given, lambda: counts.append(len(traced)))
-    return _gather(mechanism, run.about, given, run.options, traced, counts[0], results, backend)
-
-
-def _gather(
-    mechanism: Mechanism,
-    about: tuple[str, str, str, str, str],
-    arguments: Mapping[str, NDArray[Any]],
-    options: dict[str, Any],
-    traced: equations.Trace,
-    count: int,
-    results: Mapping[str, Array],
-    backend: backends.Backend,
-) -> Traced:
-    """Bring all arrays to the host and each equation together with its place; the first `count` are the forward's."""
-    known = places(mechanism)
-    if not {*traced.variables} <= {*known}:  # a block may run the core of another mechanism
-        for name in registry.list_mechanisms():
-            known = places(registry.mechanism(name)) | known
-    steps = tuple(Step(id, known[id.partition("[")[0]], _host(backend, x)) for id, x in traced.items())
+    formulas = mechanism.equations
+    steps = tuple(Step(key, _ran(traced, key, formulas), _host(backend, x)) for key, x in traced.items())
     outcome = {name: _host(backend, x) for name, x in results.items()}
-    return Traced(*about, dict(arguments), options, steps[:count], steps[count:], outcome)
+    return Traced(*run.about, given, run.options, steps[: counts[0]], steps[counts[0] :], outcome, run.why)
+
+
+def _ran(traced: equations.Trace, key: str, formulas: Mapping[str, str]) -> Place:
+    """Return the line that computed an equation in a pass."""
+    module, tag = equations.tag_at(*traced.lines[key], key.partition("[")[0])
+    return _place(module, tag, formulas)
 
 
 def _normal(purpose: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:

@@ -16,10 +16,10 @@ from tests.cli.command import facts, refused, run
 def test_trace_shows_every_equation(tmp_path: Path) -> None:
     result = run("trace", "softmax", "--json", tmp_path / "trace.json")
     assert result.exit_code == 0 and result.stdout.startswith(
-        "Softmax attention: the core, case tiny, float64 on numpy"
+        "Softmax attention: the definition, case tiny, float64 on numpy"
     )
     data = facts((tmp_path / "trace.json").read_text())
-    assert [one["id"] for one in data["forward"]][:2] == ["SM.1", "SM.18"]
+    assert [one["id"] for one in data["forward"]][:2] == ["SM.1", "SM.2"]
     for one in (*data["forward"], *data["backward"]):
         assert f"\n{one['id']}  {re.sub(' {2,}', '   ', one['formula'])}\n" in result.stdout
         assert f"    {one['file']}:{one['line']}: {one['variable']} = " in result.stdout
@@ -29,22 +29,22 @@ def test_trace_shows_every_equation(tmp_path: Path) -> None:
 
 def test_trace_takes_a_case_a_dtype_and_a_backend() -> None:
     result = run("trace", "softmax", "--case", "causal-tail", "--dtype", "float32", "--backend", "strict")
-    assert result.stdout.startswith("Softmax attention: the core, case causal-tail, float32 on strict")
+    assert result.stdout.startswith("Softmax attention: the definition, case causal-tail, float32 on strict")
     assert "causal = True" in result.stdout.splitlines()
 
 
 def test_trace_of_one_equation() -> None:
-    result = run("trace", "graph_energy", "--only", "GE.9", "--only", "dGE.q")
+    result = run("trace", "graph_energy", "--only", "GE.6", "--only", "dGE.q")
     assert result.exit_code == 0
-    assert re.findall(r"^(\S+)  ", result.stdout, re.MULTILINE) == ["GE.9", "GE.9[1]", "dGE.q"]
+    assert re.findall(r"^(\S+)  ", result.stdout, re.MULTILINE) == ["GE.6", "GE.6[1]", "dGE.q"]
     refused = run("trace", "softmax", "--only", "SM.99")
-    assert refused.exit_code == 2 and "--only: got 'SM.99', needs one of those that ran: SM.1, SM.18" in refused.stderr
+    assert refused.exit_code == 2 and "--only: got 'SM.99', needs one of those that ran: SM.1, SM.2" in refused.stderr
 
 
 def test_trace_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("trace", "softmax", "--block")
     assert result.stdout.startswith("Softmax attention: the block, one step, float64 on numpy")
-    assert "\nSM.14  " in result.stdout and "\nd_params.w_o (4, 4)\n" in result.stdout
+    assert "\nSM.output  " in result.stdout and "\nd_params.w_o (4, 4)\n" in result.stdout
     record = dataclasses.replace(ra.mechanism("softmax"), core=None)
     monkeypatch.setattr("refattn.mechanisms.softmax.record", record)
     assert run("trace", "softmax").stdout == result.stdout
@@ -52,9 +52,9 @@ def test_trace_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_trace_takes_options_of_the_core_and_choices_of_the_block() -> None:
-    assert "SM.2" in run("trace", "softmax", "--only", "SM.2", "--set", "softcap=2.0").stdout
-    result = run("trace", "sympformer", "--block", "--set", "integrator=strang", "--only", "SYMP.28")
-    assert "SYMP.28  " in result.stdout and result.exit_code == 0
+    assert "SM.capped" in run("trace", "softmax", "--only", "SM.capped", "--set", "softcap=2.0").stdout
+    result = run("trace", "sympformer", "--block", "--set", "integrator=strang", "--only", "SYMP.rotated_x")
+    assert "SYMP.rotated_x  " in result.stdout and result.exit_code == 0
     assert refused("trace", "softmax", "--set", "q=1").startswith("--set: got 'q', needs one of mask, causal")
     assert refused("trace", "softmax", "--block", "--set", "mask=1").startswith("--set: got 'mask', needs one of width")
     assert refused("trace", "softmax", "--set", "softcap=-1").startswith("softcap: got -1, needs")

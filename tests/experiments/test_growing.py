@@ -94,8 +94,8 @@ def test_operations_are_those_of_the_matrix_products() -> None:
         params = block.init(config, seed=0, like=np.zeros(1))
         with ra.trace() as t:
             block.forward(params, block.module.State(np.cos(np.arange(42.0)).reshape(1, 7, 6)), ra.Context())
-        sums = {"GROW.2": 6 + bias, "GROW.3": 6 + bias, "GROW.4": 6 + bias, "SM.1": 2, "SM.8": 7}
-        sums |= {"GROW.6": 2 * 5 + bias}
+        sums = {"GROW.queries": 6 + bias, "GROW.keys": 6 + bias, "GROW.values": 6 + bias, "SM.1": 2, "SM.5": 7}
+        sums |= {"GROW.next": 2 * 5 + bias}
         assert flops.block(config, 7) == sum(2 * t[id].size * length for id, length in sums.items())
 
 

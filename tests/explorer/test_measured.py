@@ -31,13 +31,13 @@ def test_softmax_is_made_as_its_formulas_say(softmax: dict[str, Any]) -> None:
     for h, i, j in np.ndindex(heads, n, n):
         at = (h * n + i) * n + j
         # p_ij: z_i and w_ij; and of the backward dm_ij = dp_ij p_ij
-        assert softmax["SM.5"][at] == {"SM.6": (h * n + i,), "SM.7": (at,), "dSM.3": (at,)}
+        assert softmax["SM.3"][at] == {"SM.total": (h * n + i,), "SM.4": (at,), "dSM.2": (at,)}
         # w_ij: o_i; dv_j, and of dz_i the sum over j
         values, d_v = ((h * n + i) * e, (h * n + i) * e + 1), ((h * n + j) * e, (h * n + j) * e + 1)
-        assert softmax["SM.7"][at] == {"SM.8": values, "dSM.v": d_v, "dSM.6": (h * n + i,)}
+        assert softmax["SM.4"][at] == {"SM.5": values, "dSM.v": d_v, "dSM.total": (h * n + i,)}
         # dm_ij: dq_i, dk_j and dscale
         queries, keys = ((h * n + i) * d, (h * n + i) * d + 1), ((h * n + j) * d, (h * n + j) * d + 1)
-        assert softmax["dSM.3"][at] == {"dSM.q": queries, "dSM.k": keys, "dSM.scale": (0,)}
+        assert softmax["dSM.2"][at] == {"dSM.q": queries, "dSM.k": keys, "dSM.scale": (0,)}
 
 
 def test_the_maximum_is_made_of_the_largest_score_alone(softmax: dict[str, Any]) -> None:
@@ -45,13 +45,13 @@ def test_the_maximum_is_made_of_the_largest_score_alone(softmax: dict[str, Any])
     scores = next(step.value for step in found.steps if step.id == "SM.1").reshape(-1, 4)
     for row, largest in enumerate(np.argmax(scores, axis=-1)):
         for j in range(4):
-            assert ("SM.18" in softmax["SM.1"][4 * row + j]) == (j == largest)
+            assert ("SM.largest" in softmax["SM.1"][4 * row + j]) == (j == largest)
 
 
 def test_what_is_hidden_feeds_nothing() -> None:
     measured = links(*run_of("sympformer"))  # its tiny case is causal
     for i, j in np.ndindex(4, 4):
-        assert bool(measured["SYMP.1"][i * 4 + j]) == (j <= i)
+        assert bool(measured["SYMP.unmasked"][i * 4 + j]) == (j <= i)
 
 
 @pytest.mark.parametrize("name", [name for name in ra.list_mechanisms() if ra.mechanism(name).core is not None])

@@ -95,10 +95,10 @@ def test_no_false_alarm(dtype: str, every: int, record_property: Callable[[str, 
 
 def test_a_row_of_one_number_counts_as_an_element() -> None:
     case = RECORD.case("narrow")
-    known = truth(RECORD, case, "bfloat16", grad=True, seed=10)
+    known = truth(RECORD, case, "bfloat16", grad=True, seed=387)
     judged = {verdict.tensor: verdict for verdict in judge(mutants.kernel(RECORD, case, known, "bfloat16"), known)}
     assert all(verdict.agrees for verdict in judged.values())
-    assert judged["d_q"].share > 0.5 and judged["d_q"].index == (1, 1, 3, 0)
+    assert judged["d_q"].share > 0.5 and judged["d_q"].index == (0, 0, 35, 0)
 
 
 def test_a_result_of_one_number_is_granted_what_sixteen_draws_tell() -> None:
@@ -111,7 +111,7 @@ def test_a_result_of_one_number_is_granted_what_sixteen_draws_tell() -> None:
 
 def test_the_page_judges_rows_as_the_report_does() -> None:
     case = RECORD.case("narrow")
-    known = truth(RECORD, case, "bfloat16", grad=True, seed=10)
+    known = truth(RECORD, case, "bfloat16", grad=True, seed=387)
     result = mutants.kernel(RECORD, case, known, "bfloat16")
     verdict = next(verdict for verdict in judge(result, known) if verdict.tensor == "d_q")
     assert 0.5 < float(row_shares(known, result)["d_q"].max()) <= verdict.share  # of all statistics the largest

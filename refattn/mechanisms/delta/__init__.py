@@ -2,7 +2,8 @@
 
 What to read, in this order:
 
-- `dense`: the definition, DELTA.1 to DELTA.10 and their adjoints, token by token.
+- `definition`: the gated delta rule alone, DELTA.1 to DELTA.5 and their adjoints, token by token.
+- `dense`: the same for all rules and options, whose equations have names.
 - `core`: the public map of q, k and v and the gates; `options`: how arguments are checked.
 - `forms.chunked`: the same in chunks of tokens, one triangular system each; `forms.weights`, `forms.segments` and
   `forms.halves` have what a chunk reads and writes with, and how decays are summed.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.delta import core as _core
+from refattn.mechanisms.delta import definition as _definition
 from refattn.mechanisms.delta import dense as _dense
 from refattn.mechanisms.delta.core import Saved, backward, forward
 from refattn.mechanisms.delta.forms import chunked as _chunked
@@ -45,6 +47,7 @@ _BLOCK = Block(_block, _TITLE, _READS)
 record = Mechanism(
     name="delta",
     title=_TITLE,
+    definition=_definition,
     source="Yang, Kautz, Hatamizadeh 2024, Gated delta networks (arXiv:2412.06464), with its relatives",
     tagged=(_dense, _segments, _weights, _chunked, _block),
     around=(_segments, _weights, _chunked),

@@ -9,10 +9,11 @@ from typing import Any
 from refattn import equations
 from refattn.checked import naming
 from refattn.mechanisms.arguments import check_is
-from refattn.mechanisms.delta import dense
+from refattn.mechanisms.delta import definition, dense
 from refattn.mechanisms.delta.forms import chunked
 from refattn.mechanisms.delta.options import GATES, check_chunk, check_eps, check_given, check_scale, hidden
 from refattn.mechanisms.entry import check_saved, form_of, upstream
+from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.xp import Array, namespace, zeros
 
 FORMS = {"recurrent": dense, "chunked": chunked}
@@ -46,6 +47,12 @@ class Saved:
     inner: Any
 
 
+def _as_printed(options: dict[str, Any], *arrays: Array) -> str | None:
+    channels = len(getattr(options.get("log_decay"), "shape", ())) == 4
+    return "the paper has one decay for all channels" if channels else None
+
+
+@defined_by(definition, _as_printed)
 def forward(
     q: Array,
     k: Array,
@@ -122,8 +129,9 @@ def forward(
 
     Notes
     -----
-    Equations DELTA.1 to DELTA.10, written out in `refattn.mechanisms.delta.dense` with their sources. Numbers that are
-    not finite propagate; in a chunk that holds one they may spread through 0 * inf, also to earlier tokens of it.
+    The equations stand in `refattn.mechanisms.delta.dense` with their sources, those of the gated delta rule alone,
+    DELTA.1 to DELTA.5, in `refattn.mechanisms.delta.definition`. Numbers that are not finite propagate; in a chunk that
+    holds one they may spread through 0 * inf, also to earlier tokens of it.
 
     Examples
     --------
@@ -167,6 +175,7 @@ def forward(
     return xp.astype(out, q.dtype, copy=False), Saved(chosen, last, shape, like, key_mask, inner)
 
 
+@backward_of_definition
 @naming("saved")
 def backward(saved: Saved, d_out: Array, d_state: Array | None = None) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`.
@@ -193,7 +202,7 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None = None) -> dict[s
 
     Notes
     -----
-    Equations dDELTA.1 to dDELTA.scale of `refattn.mechanisms.delta.dense`. Called twice it gives the same bits.
+    The equations stand in `refattn.mechanisms.delta.dense`. Called twice it gives the same bits.
     """
     check_saved(saved, Saved)
     q = saved.like["q"]

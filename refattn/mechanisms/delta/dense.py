@@ -1,40 +1,41 @@
-"""Linear recurrences with a matrix state, the definition: token by token.
+"""Linear recurrences with a matrix state, with all options: token by token.
 
-A state S, a matrix, holds the value S^T k for the key k. Each token lets it decay, asks it for the value of its key,
-writes what was missed, and reads with its query. What is absent is neutral, and so one recurrence is six rules: linear
-attention; with a decay gated (RetNet, Mamba-2, GLA); with beta delta; with beta and a decay of heads gated delta, of
-channels KDA; and with a momentum of what is written momentum delta.
+The gated delta rule, DELTA.1 to DELTA.5, stands in `refattn.mechanisms.delta.definition`: read that first. A state S, a
+matrix, holds the value S^T k for the key k. Each token lets it decay, asks it for the value of its key, writes what was
+missed, and reads with its query. What is not given is neutral, and so one recurrence is six rules: linear attention;
+with a decay gated (RetNet, Mamba-2, GLA); with beta delta; with beta and a decay of heads gated delta, of channels KDA;
+and with a momentum of what is written momentum delta. The equations of other rules and of options have names.
 
-Equations, for a token n of one state head::
+For a token n of one state head::
 
-    [DELTA.1]  q'_n = q_n / sqrt(|q_n|^2 + norm_eps)      without qk_norm: q' = q
-    [DELTA.2]  k'_n = k_n / sqrt(|k_n|^2 + norm_eps)      without qk_norm: k' = k
-    [DELTA.3]  a_n = exp(log_decay_n)                     without: a = 1; a number, or one for each row of S
-    [DELTA.4]  D_n = a_n S_{n-1}                          without log_decay: D = S
-    [DELTA.5]  p_n = D_n^T k'_n                           without beta: none
-    [DELTA.6]  e_n = v_n - p_n                            without beta: e = v
-    [DELTA.7]  u_n = beta_n e_n                           without beta: u = e; with momentum: u = step e
-    [DELTA.8]  M_n = mu_n M_{n-1} + k'_n u_n^T            with momentum alone, mu = exp(log_momentum)
-    [DELTA.9]  S_n = D_n + k'_n u_n^T                     with momentum: S = D + beta M
-    [DELTA.10]  o_n = scale S_n^T q'_n
+    [DELTA.unit_q]  q'_n = q_n / sqrt(|q_n|^2 + norm_eps)    without qk_norm: q' = q
+    [DELTA.unit_k]  k'_n = k_n / sqrt(|k_n|^2 + norm_eps)    without qk_norm: k' = k
+    [DELTA.fade]  a_n = exp(log_decay_n)                  without: a = 1; a number, or one for each row of S
+    [DELTA.1]  D_n = a_n S_{n-1}                          without log_decay: D = S
+    [DELTA.predicted]  p_n = D_n^T k'_n                   without beta: none
+    [DELTA.2]  m_n = v_n - p_n                            without beta: m = v
+    [DELTA.3]  u_n = beta_n m_n                           without beta: u = m; with momentum: u = step m
+    [DELTA.momentum]  M_n = mu_n M_{n-1} + k'_n u_n^T     with momentum alone, mu = exp(log_momentum)
+    [DELTA.4]  S_n = D_n + k'_n u_n^T                     with momentum: S = D + beta M
+    [DELTA.5]  o_n = scale S_n^T q'_n
 
 Decay, then predict, then write, then read: S_n = (I - beta k k^T) diag(a) S_{n-1} + beta k v^T. Adjoints, for given do
 and the gradient of the last state, from the last token to the first (dDELTA.n is the gradient with respect to the value
 of DELTA.n; what is of the next token is 0 after the last one, or what came in)::
 
-    [dDELTA.9]  dS_n = a_{n+1} dD_{n+1} + scale q'_n do_n^T    summed over the query heads of the state head
-    [dDELTA.1]  dq'_n = scale S_n do_n
-    [dDELTA.8]  dM_n = mu_{n+1} dM_{n+1} + beta_n dS_n    with momentum alone
-    [dDELTA.7]  du_n = dS_n^T k'_n                        with momentum: dM_n^T k'_n
-    [dDELTA.6]  de_n = beta_n du_n                        without beta: de = du; with momentum: step du
-    [dDELTA.5]  dp_n = -de_n
-    [dDELTA.4]  dD_n = dS_n + k'_n dp_n^T                 without beta: dD = dS
-    [dDELTA.2]  dk'_n = dS_n u_n + D_n dp_n               without beta: dS u; with momentum: dM u + D dp
+    [dDELTA.4]  dS_n = a_{n+1} dD_{n+1} + scale q'_n do_n^T    summed over the query heads of the state head
+    [dDELTA.unit_q]  dq'_n = scale S_n do_n
+    [dDELTA.momentum]  dM_n = mu_{n+1} dM_{n+1} + beta_n dS_n    with momentum alone
+    [dDELTA.3]  du_n = dS_n^T k'_n                        with momentum: dM_n^T k'_n
+    [dDELTA.2]  dm_n = beta_n du_n                        without beta: dm = du; with momentum: step du
+    [dDELTA.predicted]  dp_n = -dm_n
+    [dDELTA.1]  dD_n = dS_n + k'_n dp_n^T                 without beta: dD = dS
+    [dDELTA.unit_k]  dk'_n = dS_n u_n + D_n dp_n          without beta: dS u; with momentum: dM u + D dp
     [dDELTA.q]  dq_n = r (dq'_n - q'_n (q'_n . dq'_n)), r = 1 / sqrt(|q_n|^2 + norm_eps)    without qk_norm: dq'
     [dDELTA.k]  dk_n = r (dk'_n - k'_n (k'_n . dk'_n)), r = 1 / sqrt(|k_n|^2 + norm_eps)    without qk_norm: dk'
-    [dDELTA.v]  dv_n = de_n
-    [dDELTA.beta]  dbeta_n = du_n . e_n                   with momentum: <dS_n, M_n>
-    [dDELTA.step]  dstep_n = du_n . e_n
+    [dDELTA.v]  dv_n = dm_n
+    [dDELTA.beta]  dbeta_n = du_n . m_n                   with momentum: <dS_n, M_n>
+    [dDELTA.step]  dstep_n = du_n . m_n
     [dDELTA.log_decay]  dlog a_n = rowsums of dD_n * D_n  for a decay of heads their sum; a may be 0
     [dDELTA.log_momentum]  dlog mu_n = mu_n <dM_n, M_{n-1}>
     [dDELTA.state]  dS_0 = a_1 dD_1                       with momentum also dM_0 = mu_1 dM_1
@@ -63,10 +64,10 @@ from refattn.xp import Array, namespace, sum_wide, zeros
 class Token:
     """What the backward reads of one token."""
 
-    decayed: Array  # (b, g, d, e): D
+    faded: Array  # (b, g, d, e): D
     state: Array  # (b, g, d, e): S
-    error: Array  # (b, g, 1, e): e
-    write: Array  # (b, g, 1, e): u
+    miss: Array  # (b, g, 1, e): e
+    correction: Array  # (b, g, 1, e): u
     before: Array | None  # (b, g, d, e): M of the token before
     momentum: Array | None  # (b, g, d, e): M
 
@@ -83,7 +84,7 @@ class Saved:
     beta: Array | None  # (b, g, n)
     decay: Array | None  # (b, g, n) or (b, g, n, d): a
     mu: Array | None  # (b, g, n)
-    rate: Array | None  # (b, g, n): of the error, beta or the step
+    rate: Array | None  # (b, g, n): of the miss, beta or the step
     lengths: tuple[int, ...] | None
     scale: float | Array
     moving: bool
@@ -114,19 +115,19 @@ def forward(
     """
     xp = namespace(q, k, v)
     groups, heads = v.shape[1], max(q.shape[1], v.shape[1])
-    q_hat, q_normal = unit(q, norm_eps) if qk_norm else (q, None)  # (b, h, n, d) [DELTA.1], -
-    k_hat, k_normal = unit(k, norm_eps) if qk_norm else (k, None)  # (b, f, n, d) [DELTA.2], -
+    q_hat, q_normal = unit(q, norm_eps) if qk_norm else (q, None)  # (b, h, n, d) [DELTA.unit_q], -
+    k_hat, k_normal = unit(k, norm_eps) if qk_norm else (k, None)  # (b, f, n, d) [DELTA.unit_k], -
     queries = group_heads(repeat_heads(q_hat, heads), groups)  # (b, g, r, n, d): q' by state head
     keys = repeat_heads(k_hat, groups)  # (b, g, n, d): k' by state head
     decay = mu = None  # without a decay, without a momentum
     if log_decay is not None:
-        decay = xp.exp(log_decay)  # [DELTA.3]: (b, g, n) or (b, g, n, d)
+        decay = xp.exp(log_decay)  # [DELTA.fade]: (b, g, n) or (b, g, n, d)
     if moving:
-        mu = xp.exp(log_momentum)  # (b, g, n): of DELTA.8
+        mu = xp.exp(log_momentum)  # (b, g, n): of DELTA.momentum
     if state is None:
         count = v.shape[0] if lengths is None else len(lengths)
         state = zeros((count, groups, *((2,) if moving else ()), k.shape[3], v.shape[3]), v)  # S_0 = 0
-    rate = step if moving else beta  # (b, g, n): of DELTA.7
+    rate = step if moving else beta  # (b, g, n): of DELTA.3
     rows, tokens, ends = [], [], []
     for first, last, start in sequences(state, v.shape[2], lengths):
         at, momentum = (start[:, :, 0, ...], start[:, :, 1, ...]) if moving else (start, None)  # S_0 and M_0
@@ -134,27 +135,27 @@ def forward(
             key, value = keys[:, :, n : n + 1, :], v[:, :, n : n + 1, :]  # (b, g, 1, d), (b, g, 1, e)
             column = xp.matrix_transpose(key)  # (b, g, d, 1): k'
             if decay is None:
-                decayed = at  # (b, g, d, e): DELTA.4 without a decay
+                faded = at  # (b, g, d, e): DELTA.1 without a decay
             else:
-                decayed = by_row(decay, n) * at  # (b, g, d, e) [DELTA.4]
+                faded = by_row(decay, n) * at  # (b, g, d, e) [DELTA.1]
             if beta is None:
-                error = value  # (b, g, 1, e): DELTA.6 without beta
+                miss = value  # (b, g, 1, e): DELTA.2 without beta
             else:
-                prediction = key @ decayed  # (b, g, 1, e) [DELTA.5]
-                error = value - prediction  # (b, g, 1, e) [DELTA.6]
+                prediction = key @ faded  # (b, g, 1, e) [DELTA.predicted]
+                miss = value - prediction  # (b, g, 1, e) [DELTA.2]
             if rate is None:
-                write = error  # (b, g, 1, e): DELTA.7 without a rate
+                correction = miss  # (b, g, 1, e): DELTA.3 without a rate
             else:
-                write = by_row(rate, n) * error  # (b, g, 1, e) [DELTA.7]
+                correction = by_row(rate, n) * miss  # (b, g, 1, e) [DELTA.3]
             before = momentum  # (b, g, d, e): M of the token before
             if moving:
-                momentum = by_row(mu, n) * momentum + column * write  # (b, g, d, e) [DELTA.8]
-                at = decayed + by_row(beta, n) * momentum  # (b, g, d, e) [DELTA.9]
+                momentum = by_row(mu, n) * momentum + column * correction  # (b, g, d, e) [DELTA.momentum]
+                at = faded + by_row(beta, n) * momentum  # (b, g, d, e) [DELTA.4]
             else:
-                at = decayed + column * write  # (b, g, d, e) [DELTA.9]
-            row = scale * (queries[:, :, :, n, :] @ at)  # (b, g, r, e) [DELTA.10]
+                at = faded + column * correction  # (b, g, d, e) [DELTA.4]
+            row = scale * (queries[:, :, :, n, :] @ at)  # (b, g, r, e) [DELTA.5]
             rows.append(row)
-            tokens.append(Token(decayed, at, error, write, before, momentum))
+            tokens.append(Token(faded, at, miss, correction, before, momentum))
         ends.append(xp.stack([at, momentum], axis=2) if moving else at)
     out, final = ungroup_heads(xp.stack(rows, axis=3)), xp.concat(ends, axis=0)  # (b, h, n, e), as `state`
     saved = Saved(
@@ -183,46 +184,46 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Arr
             query, d_row = queries[:, :, :, n, :], d_rows[:, :, :, n, :]  # (b, g, r, d), (b, g, r, e)
             column = xp.matrix_transpose(key)  # (b, g, d, 1): k'
             # forward: row = scale * (queries[:, :, :, n, :] @ at)
-            d_read = d_at + saved.scale * (xp.matrix_transpose(query) @ d_row)  # (b, g, d, e) [dDELTA.9]
+            d_read = d_at + saved.scale * (xp.matrix_transpose(query) @ d_row)  # (b, g, d, e) [dDELTA.4]
             d_product = (d_row @ xp.matrix_transpose(token.state))[:, :, :, None, :]  # (b, g, r, 1, d)
-            product = sum_heads(ungroup_heads(d_product), q_hat.shape[1])  # (b, h, 1, d): dDELTA.1 without its scale
-            d_query = saved.scale * product  # (b, h, 1, d) [dDELTA.1]
+            product = sum_heads(ungroup_heads(d_product), q_hat.shape[1])  # (b, h, 1, d): dq' without its scale
+            d_query = saved.scale * product  # (b, h, 1, d) [dDELTA.unit_q]
             if saved.moving:
-                # forward: momentum = mu * momentum + column * write; at = decayed + beta * momentum
-                d_moved = d_momentum + by_row(beta, n) * d_read  # (b, g, d, e) [dDELTA.8]
-                d_write = key @ d_moved  # (b, g, 1, e) [dDELTA.7]
-                d_key = token.write @ xp.matrix_transpose(d_moved)  # (b, g, 1, d): of the write
+                # forward: momentum = mu * momentum + column * correction; at = faded + beta * momentum
+                d_moved = d_momentum + by_row(beta, n) * d_read  # (b, g, d, e) [dDELTA.momentum]
+                d_correction = key @ d_moved  # (b, g, 1, e) [dDELTA.3]
+                d_key = token.correction @ xp.matrix_transpose(d_moved)  # (b, g, 1, d): of the write
                 d_momentum = by_row(mu, n) * d_moved  # (b, g, d, e): of M of the token before
                 d_betas.append(xp.sum(d_read * token.momentum, axis=(-2, -1)))
                 d_momenta.append(xp.sum(d_momentum * token.before, axis=(-2, -1)))
             else:
-                # forward: at = decayed + column * write
-                d_write = key @ d_read  # (b, g, 1, e) [dDELTA.7]
-                d_key = token.write @ xp.matrix_transpose(d_read)  # (b, g, 1, d): of the write
-            # forward: write = rate * error
+                # forward: at = faded + column * correction
+                d_correction = key @ d_read  # (b, g, 1, e) [dDELTA.3]
+                d_key = token.correction @ xp.matrix_transpose(d_read)  # (b, g, 1, d): of the write
+            # forward: correction = rate * miss
             if rate is None:
-                d_error = d_write  # (b, g, 1, e): dDELTA.6 without a rate
+                d_miss = d_correction  # (b, g, 1, e): dDELTA.2 without a rate
             else:
-                d_error = by_row(rate, n) * d_write  # (b, g, 1, e) [dDELTA.6]
-                d_rates.append(xp.vecdot(d_write, token.error)[:, :, 0])
-            # forward: prediction = key @ decayed; error = value - prediction
+                d_miss = by_row(rate, n) * d_correction  # (b, g, 1, e) [dDELTA.2]
+                d_rates.append(xp.vecdot(d_correction, token.miss)[:, :, 0])
+            # forward: prediction = key @ faded; miss = value - prediction
             if beta is None:
-                d_decayed = d_read  # (b, g, d, e): dDELTA.4 without beta
+                d_faded = d_read  # (b, g, d, e): dDELTA.1 without beta
             else:
-                d_prediction = -d_error  # (b, g, 1, e) [dDELTA.5]
-                d_decayed = d_read + column * d_prediction  # (b, g, d, e) [dDELTA.4]
-                d_key = d_key + d_prediction @ xp.matrix_transpose(token.decayed)  # (b, g, 1, d)
-            d_k_hat = sum_heads(d_key, k_hat.shape[1])  # (b, f, 1, d) [dDELTA.2]
-            # forward: decayed = decay * at
+                d_prediction = -d_miss  # (b, g, 1, e) [dDELTA.predicted]
+                d_faded = d_read + column * d_prediction  # (b, g, d, e) [dDELTA.1]
+                d_key = d_key + d_prediction @ xp.matrix_transpose(token.faded)  # (b, g, 1, d)
+            d_k_hat = sum_heads(d_key, k_hat.shape[1])  # (b, f, 1, d) [dDELTA.unit_k]
+            # forward: faded = decay * at
             if decay is None:
-                d_at = d_decayed  # (b, g, d, e): of S of the token before
+                d_at = d_faded  # (b, g, d, e): of S of the token before
             else:
-                d_decays.append(xp.sum(d_decayed * token.decayed, axis=(-2, -1) if len(decay.shape) == 3 else -1))
-                d_at = by_row(decay, n) * d_decayed  # (b, g, d, e): of S of the token before
+                d_decays.append(xp.sum(d_faded * token.faded, axis=(-2, -1) if len(decay.shape) == 3 else -1))
+                d_at = by_row(decay, n) * d_faded  # (b, g, d, e): of S of the token before
             products.append(product)
             d_queries.append(d_query)
             d_keys.append(d_k_hat)
-            d_values.append(d_error)
+            d_values.append(d_miss)
         d_starts.append(xp.stack([d_at, d_momentum], axis=2) if saved.moving else d_at)
     # forward: q_hat = unit(q); k_hat = unit(k)
     q_normal, k_normal = saved.q_normal, saved.k_normal

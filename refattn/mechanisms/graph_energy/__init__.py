@@ -2,15 +2,17 @@
 
 What to read, in this order:
 
-- `dense`: the definition, GE.1 to GE.16 and their adjoints: graph, flow and readout, with every pair at once.
+- `definition`: the article's case, straight: GE.1 to GE.13 and their adjoints.
+- `options`: what may be chosen otherwise, each an object with its equations, forward and backward: links, where scores
+  start, the state that flows, integrators, thresholds, and what an emptied row gets.
 - `forces`: what moves a score: the couplings g of an edge and the intrinsic forces f, with potentials and derivatives.
-- `options`: what each option means: integrators, thresholds, links, and what is taken where nothing is given.
+- `dense`: the definition with all options, put together from these objects, with every pair at once.
 - `core`: the public map of q, k and v: checks, and which form and solver runs; `csr` and `analytic` hold sparse graphs
   and the check of couplings of your own.
 - `system`: the flow as a system of its own, x' = v(x), with its energy.
-- `layer.block`: projections around the core, GE.17 to GE.24; `layer.learned`: the numbers of a block, GE.20 to GE.28;
-  `layer.hierarchy`: levels of tokens, GE.29 to GE.32; `layer.stream`: token by token; `layer.sharing`,
-  `layer.regularisers`: parameters that tokens share, sums that are added to a loss.
+- `layer.block`: projections around the core; `layer.learned`: the numbers of a block; `layer.hierarchy`: levels of
+  tokens; `layer.stream`: token by token; `layer.sharing`, `layer.regularisers`: parameters that tokens share, sums that
+  are added to a loss.
 - `forms`: the same sums over pairs in tiles, as matrix products, on sparse graphs, and of what is near.
 - `solvers`: steps whose length is chosen or that are equations, flows that stop, the gradient at an equilibrium.
 - `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
@@ -23,6 +25,7 @@ from dataclasses import replace
 from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import core as _core
+from refattn.mechanisms.graph_energy import definition as _definition
 from refattn.mechanisms.graph_energy import dense as _dense
 from refattn.mechanisms.graph_energy.core import Saved, backward, forward
 from refattn.mechanisms.graph_energy.csr import CSR
@@ -106,6 +109,7 @@ _LEARNED = {"learn_tau": True, "learn_step": True, "step": 0.2, "steps": 3}
 record = Mechanism(
     name="graph_energy",
     title=_TITLE,
+    definition=_definition,
     source="F. Preetham 2023, Graph Dynamical Systems and Odd Analytic Coupling (Medium, 21 August 2023)",
     tagged=(_dense, _block, _learned, _hierarchy),
     around=(_learned, _hierarchy),

@@ -17,7 +17,7 @@ from refattn import equations
 from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_broadcasts, check_number, check_per_head, check_whole, fits
 from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
-from refattn.mechanisms.graph_energy import dense
+from refattn.mechanisms.graph_energy import definition, dense
 from refattn.mechanisms.graph_energy import options as kinds
 from refattn.mechanisms.graph_energy.analytic import check_coupling, check_intrinsic
 from refattn.mechanisms.graph_energy.csr import CSR
@@ -27,6 +27,7 @@ from refattn.mechanisms.graph_energy.options import Integrator, Links, Options, 
 from refattn.mechanisms.graph_energy.solvers import equilibrium
 from refattn.mechanisms.graph_energy.solvers import steps as general_steps
 from refattn.mechanisms.graph_energy.system import System, balanced, energy_backward, system_of
+from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.xp import Array, all_finite, concrete, dtype_name, is_array, is_bool, is_floating, namespace, raised
@@ -68,6 +69,17 @@ class Saved:
         return system_of(self.inner.graph, _sums(self.form))
 
 
+def _as_printed(options: dict[str, Any], *arrays: Array) -> str | None:
+    """Make the tau of a threshold an option of its own, as the definition has it."""
+    if "threshold" in options:
+        given = kinds.FAMILIES["threshold"](options.pop("threshold"))
+        if is_array(given.tau) or given != kinds.Hard(tau=given.tau):
+            return f"the paper has no threshold {given}"
+        options["tau"] = given.tau
+    return None
+
+
+@defined_by(definition, _as_printed)
 def forward(
     q: Array,
     k: Array,
@@ -166,8 +178,8 @@ def forward(
 
     Notes
     -----
-    Equations GE.1 to GE.16, written out in `refattn.mechanisms.graph_energy.dense`. Numbers that are not finite
-    propagate.
+    Equations GE.1 to GE.13, written out in `refattn.mechanisms.graph_energy.definition`, and with all options in
+    `refattn.mechanisms.graph_energy.dense`. Numbers that are not finite propagate.
 
     Examples
     --------
@@ -203,6 +215,7 @@ def forward(
     return call.back(out), saved
 
 
+@backward_of_definition
 @naming("saved")
 def backward(
     saved: Saved,
@@ -242,7 +255,7 @@ def backward(
 
     Notes
     -----
-    Equations dGE.1 to dGE.16 of `refattn.mechanisms.graph_energy.dense`: the adjoint of the steps that were taken.
+    Equations dGE.1 to dGE.13 of `refattn.mechanisms.graph_energy.dense`: the adjoint of the steps that were taken.
     Called twice it gives the same bits.
     """
     check_saved(saved, Saved)
@@ -282,7 +295,7 @@ def _form(form: str, options: Options, plane: tuple[int, ...], width: int) -> st
         if form != "auto":
             raise ValueError(f'form: got "{form}" with a sparse graph, needs "auto"')
         return form_of(form, ("sparse", "rows"), usual="rows" if rows.fits(options) else "sparse", plane=plane)
-    n, channels = plane[3], {"token": 1, "query": plane[2], "feature": width}[options.state]
+    n, channels = plane[3], options.state.channels(plane[2], width)
     solves = isinstance(options.integrator, kinds.DiscreteGradient)
     usual = "tiled" if options.coupling.terms is None or solves else "products"
     chosen = form_of(form, FORMS, usual="dense" if n * n * channels <= DENSE_UP_TO else usual)
@@ -327,7 +340,7 @@ def _check_scores(inner: dense.Saved) -> None:
 
 def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given: Any) -> Options:
     """Return the options of a call; raise where one does not fit."""
-    nodes, state = k.shape[2], kinds.choice("state", given["state"], kinds.STATES)
+    nodes, state = k.shape[2], kinds.STATES[kinds.choice("state", given["state"], kinds.STATES)]
     integrator, threshold, start = (kinds.FAMILIES[name](given[name]) for name in ("integrator", "threshold", "start"))
     graph: Any = given["graph"]
     if graph is None:
@@ -335,10 +348,9 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
             True: (kinds.Directed(), kinds.CausalMirror()),
             False: (kinds.Kernel(), kinds.Min()),
         }
-        graph = usual[causal][state == "query"]
+        graph = usual[causal][state.name == "query"]
     elif not isinstance(graph := kinds.FAMILIES["graph"](graph), Links):
         graph = kinds.Given(links=graph)
-    links = next((name for name, kind in kinds.LINKS.items() if type(graph) is kind), "given")
     if graph.over == "tokens" and q.shape[2] != nodes:
         raise ValueError(
             f"k: got {nodes} tokens and {q.shape[2]} in q, needs as many: they are nodes of one graph, unless its "
@@ -349,18 +361,18 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         if masked and isinstance(graph.links, CSR):
             raise ValueError("mask: got one with a sparse graph; needs None, and a graph without the edges it hides")
     if causal:
-        _check_causal(state, links, graph.over, integrator)
+        _check_causal(state.name, graph.name, graph.over, integrator)
     if graph.over == "keys":
-        _check_over_keys(state, links, start)
-    if links == "none" and integrator.reads_energy:
+        _check_over_keys(state.name, graph.name, start)
+    if graph.name == "none" and integrator.reads_energy:
         raise ValueError(
             'graph: got "none", which has no energy, with an integrator that needs one, or a stop by energy; needs '
             "another graph"
         )
     if isinstance(threshold, kinds.Proximal):
         _check_proximal(integrator)
-    usual_coupling, numbers = "tanh" if state == "feature" else "sin", dict[str, tuple[int, ...]]()
-    coupling = kinds.FAMILIES["coupling"](usual_coupling if given["coupling"] is None else given["coupling"])
+    numbers: dict[str, tuple[int, ...]] = {}
+    coupling = kinds.FAMILIES["coupling"](state.coupling if given["coupling"] is None else given["coupling"])
     if isinstance(coupling, Polynomial):
         a = coupling.array(q)
         numbers["coefficients"] = tuple(a.shape)
@@ -378,9 +390,9 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         if found[name] is None:
             raise TypeError(f"{name}: got None, needs a number, or an array ({q.shape[1]},)")
     _check_signs(found)
-    channels = {"token": 1, "query": q.shape[2], "feature": v.shape[3]}[state]
-    if start.at is not None and state != "token":
-        raise ValueError(f'start: got an array with state="{state}", which has its own; needs None')
+    channels = state.channels(q.shape[2], v.shape[3])
+    if start.at is not None and state.name != "token":
+        raise ValueError(f'start: got an array with state="{state.name}", which has its own; needs None')
     jitter = check_broadcasts("jitter", start.jitter, q, (*q.shape[:2], nodes, channels))
     if jitter is not None:
         jitter = namespace(jitter).broadcast_to(jitter, (*q.shape[:2], nodes, channels))
@@ -402,12 +414,9 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         step=found["step"],
         steps=count,
         integrator=integrator,
-        threshold=threshold,
+        threshold=replace(threshold, signed=state.signed) if threshold.signed is None else threshold,
         tau=found["tau"],
-        signed=state == "feature" if threshold.signed is None else threshold.signed,
-        links=links,
-        over_keys=graph.over == "keys",
-        graph=graph.links if isinstance(graph, kinds.Given) else None,
+        links=graph,
         start=check_broadcasts("start", start.at, q, (*q.shape[:2], nodes)),
         jitter=jitter,
         scale=1.0 / math.sqrt(q.shape[3]) if scale is None else scale,

@@ -162,7 +162,7 @@ def weights_of(graph: Graph) -> Array | float:
     """Return pi as (b, h, j, 1), or 1 where links are symmetric; raise ValueError where they have no such weights."""
     if (balance := balance_of(graph)) is not None:
         return balance
-    return balanced(graph.links) if graph.options.links in ("none", "given") else 1.0
+    return balanced(graph.links) if graph.options.links.name in ("none", "given") else 1.0
 
 
 def balanced(links: Any) -> Array | float:
@@ -271,7 +271,7 @@ def energy_backward(saved: Any, d_energy: Array) -> tuple[dict[str, Array], dict
     """Return gradients of what the definition has, and those of numbers, for that of the energy after the last step."""
     graph, xp = saved.inner.graph, namespace(d_energy)
     weights = weights_of(graph)
-    if graph.options.links == "none" and not isinstance(weights, float):
+    if graph.options.links.name == "none" and not isinstance(weights, float):
         raise ValueError(
             'graph: got "none" with a gradient of the energy, whose weights follow attention; needs another'
         )

@@ -3,13 +3,14 @@
 The core is softmax attention with a scale that is stored: its definition and its forms are those of the room of softmax
 attention. What to read, in this order:
 
-- `dense` of softmax attention: SM.1 to SM.9 and their adjoints.
-- `dense`: what growth reads of them: the functional gradient, and its contraction with tokens.
-- `layer.block`: projections around the core, GROW.1 to GROW.6, with weights that have an axis of heads.
-- `growth`: a growth step. `statistics` of a batch; the `metric` of the scores, and the direction that descends in it;
-  the `bottleneck`, which says what new columns are worth; kernels of low rank (`truncate`), or `columns` beside the old
-  ones; the `path` from an amplitude to weights, and the `search` for the amplitude; all of it together (`step`), by its
-  `options`; heads that get unequal numbers of columns (`uneven`).
+- `definition`: growth itself, GROW.1 to GROW.19, from the gradient of the scores to wider weights; `example`: a small
+  step of it.
+- `dense`: what growth reads of attention: the functional gradient, and its contraction with tokens.
+- `layer.block`: projections around the core, from GROW.augmented on, with weights that have an axis of heads.
+- `growth`: a growth step with all its options. `statistics` of a batch; the `metric` of the scores, and the direction
+  that descends in it; the `bottleneck`, which says what new columns are worth; kernels of low rank (`truncate`), or
+  `columns` beside the old ones; the `path` from an amplitude to weights, and the `search` for the amplitude; all of it
+  together (`step`), by its `options`; heads that get unequal numbers of columns (`uneven`).
 - `core`: the public functions; `forms.tiled`: the contraction in memory linear in the lengths.
 - `judge`: designed calls, wrong readings, block and growth a second time (`loops`, `beside`); in all else the core is
   judged as softmax attention is.
@@ -22,6 +23,8 @@ from dataclasses import replace as _replace
 from refattn.mechanisms.block import Block
 from refattn.mechanisms.cache import KeyValueStream
 from refattn.mechanisms.growing import core as _core
+from refattn.mechanisms.growing import definition as _definition
+from refattn.mechanisms.growing import example as _example
 from refattn.mechanisms.growing.core import Saved, backward, contract, forward, functional_gradient
 from refattn.mechanisms.growing.growth import step as _step
 from refattn.mechanisms.growing.judge.beside import twice as _twice
@@ -29,6 +32,7 @@ from refattn.mechanisms.growing.judge.cases import CASES as _CASES
 from refattn.mechanisms.growing.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.growing.layer import block as _block
 from refattn.mechanisms.growing.layer.pictures import PICTURES as _PICTURES
+from refattn.mechanisms.record import Example as _Example
 from refattn.mechanisms.softmax import record as _softmax
 
 __all__ = ["Saved", "backward", "contract", "forward", "functional_gradient", "record"]
@@ -41,6 +45,8 @@ record = _replace(
     _softmax,
     name="growing",
     title=_TITLE,
+    definition=_definition,
+    example=_Example(_example.INPUTS, _example.run),
     source="L. Burgund, Attention Growing Networks (internship report, LISN), section 1",
     tagged=(_softmax.tagged[0], _block),
     reads=_READS,

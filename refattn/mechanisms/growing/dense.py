@@ -1,21 +1,22 @@
-"""What growth reads of softmax attention, the definition: every score at once.
+"""What growth reads of softmax attention, every score at once: the gradient of the scores, and its sums over tokens.
 
-The core is softmax attention; its equations, SM.1 to SM.9, stand in `refattn.mechanisms.softmax.dense`. With the
-weights w_ij = SM.7, the capped scores c_ij = SM.2, and do, the gradient of a loss with respect to the output::
+The core is softmax attention, which `refattn.mechanisms.softmax.dense` defines. With its weights w_ij, its capped
+scores c_ij, and do, the gradient of a loss with respect to the output::
 
-    [GROW.7]  g_ij = w_ij (do_i . v_j - sum_l w_il do_i . v_l)      with a soft-cap: times 1 - (c_ij / softcap)^2;
-                                                                    with dropout keep_ij do_i . v_j takes part
-    [GROW.8]  N = sum_b sum_ij x_i g_ij x_j^T           for tokens x that are queries and keys at once, and each head
-    [GROW.9]  C = sum_b sum_i x_i x_i^T
+    [GROW.functional_gradient]  g_ij = w_ij (do_i . v_j - sum_l w_il do_i . v_l)
+    [dGROW.1]  N = sum_b sum_ij x_i g_ij x_j^T          for tokens x that are queries and keys at once, and each head
+    [GROW.2]  C = sum_b sum_i x_i x_i^T
 
-g is the functional gradient: that of the loss with respect to the scores, were each of them free to change (dSM.1).
-Its rows sum to 0 without a soft-cap, because a softmax does not see what is added to a whole row, and it is 0 where a
-mask hides a key. Where the scores are x M x^T with a kernel M, N is the gradient of the loss with respect to M, and C
-says what a change of M does to the scores. All that growth does follows from the two.
+With a soft-cap g is multiplied by 1 - (c_ij / softcap)^2. With dropout do_i . v_j is multiplied by keep_ij.
+
+g is the functional gradient: that of the loss with respect to the scores, if each of them were free to change. Its rows
+sum to 0 without a soft-cap, because a softmax does not see what is added to a whole row. It is 0 where a mask hides a
+key. If the scores are x M x^T with a kernel M (GROW.1), N is the gradient of the loss with respect to M, and C says
+what a change of M does to the scores. All that growth does follows from the two.
 
 Axes: b batch, h query head, i query, j key, n token, e width of values, in width of the tokens.
 
-Source: L. Burgund, Attention Growing Networks (internship report, LISN), section 1; it writes softmax(S) where the
+Source: L. Burgund 2025, Attention Growing Networks (internship report, LISN), section 1; it writes softmax(S) where the
 scores S_i of head i are meant, and says nothing of masks.
 """
 
@@ -36,11 +37,11 @@ def functional_gradient(saved: Saved, d_out: Array) -> Array:
     # forward: weights = softmax(scores)
     inner = xp.sum(d_weights * weights, axis=-1, keepdims=True)  # (b, h, i, 1)
     if saved.softcap is None:
-        g = weights * (d_weights - inner)  # (b, h, i, j) [GROW.7]
+        g = weights * (d_weights - inner)  # (b, h, i, j) [GROW.functional_gradient]
     else:
         # forward: capped = softcap * tanh(scores / softcap)
         tanh = xp.tanh(saved.scores / saved.softcap)  # (b, h, i, j)
-        g = weights * (d_weights - inner) * (1.0 - tanh * tanh)  # (b, h, i, j) [GROW.7]
+        g = weights * (d_weights - inner) * (1.0 - tanh * tanh)  # (b, h, i, j) [GROW.functional_gradient]
     return g
 
 
@@ -53,14 +54,14 @@ def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, 
     pulled = xp.reshape(xp.reshape(g, (b, h * n, n)) @ x, (b, h, n, x.shape[2]))  # (b, h, n, in): g x
     if total:
         side = xp.reshape(xp.permute_dims(pulled, (1, 0, 2, 3)), (h, b * n, x.shape[2]))  # (h, b*n, in): g x
-        found = xp.matrix_transpose(xp.reshape(x, (b * n, x.shape[2]))) @ side  # (h, in, in) [GROW.8]
+        found = xp.matrix_transpose(xp.reshape(x, (b * n, x.shape[2]))) @ side  # (h, in, in) [dGROW.1]
     else:
-        found = xp.matrix_transpose(x)[:, None, :, :] @ pulled  # (b, h, in, in) [GROW.8]
+        found = xp.matrix_transpose(x)[:, None, :, :] @ pulled  # (b, h, in, in): the part of each sequence in N
     return found, sum_wide(g * g)
 
 
 def gram(x: Array) -> Array:
     """Return C (in, in) of tokens x (b, n, in)."""
     flat = namespace(x).reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))  # (b*n, in)
-    found = namespace(x).matrix_transpose(flat) @ flat  # (in, in) [GROW.9]
+    found = namespace(x).matrix_transpose(flat) @ flat  # (in, in) [GROW.2]
     return found

@@ -1,7 +1,7 @@
 """Higher-order attention: a Taylor polynomial in place of the exponential, and thereby a state of constant size.
 
-What to read: `dense`, the definition; then `core`, the function that is called, and `options`, what it may be asked
-for. After these, in any order:
+What to read: `definition`, the paper alone; `dense`, the same with all options; then `core`, the function that is
+called, and `options`, what it may be asked for. After these, in any order:
 
 - `forms`: the same by other ways. `kernel` is why a weight is an inner product of features, `state` what sums of
   features make of it; then `linear`, `chunked` and `recurrent`; and `tiled`, which does without;
@@ -17,6 +17,7 @@ from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.families import choose as _choose
 from refattn.mechanisms.higher_order import core as _core
+from refattn.mechanisms.higher_order import definition as _definition
 from refattn.mechanisms.higher_order import dense as _dense
 from refattn.mechanisms.higher_order.core import FORMS as _FORMS
 from refattn.mechanisms.higher_order.core import Saved, backward, empty_state, forward
@@ -44,6 +45,7 @@ _BLOCK = Block(_block, _TITLE, _READS)
 record = Mechanism(
     name="higher_order",
     title=_TITLE,
+    definition=_definition,
     source="J. Mercat 2020, Higher Order Linear Transformer (arXiv:2010.14816), equations 1 to 3",
     tagged=(_dense, _block),
     loops=_loops,

@@ -10,11 +10,12 @@ from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is, check_qkv
 from refattn.mechanisms.entry import Call, check_saved, enter, form_of, returned, upstream
 from refattn.mechanisms.families import choose
-from refattn.mechanisms.higher_order import dense
+from refattn.mechanisms.higher_order import definition, dense
 from refattn.mechanisms.higher_order.forms import chunked, linear, recurrent, tiled
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.forms.state import State, check_state, empty
 from refattn.mechanisms.higher_order.options import NORMALISERS, Normaliser, Options, check_sign, refuse_old
+from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal
 from refattn.xp import Array, dtype_name, is_bool, namespace, raised
@@ -34,7 +35,7 @@ class Saved:
     form
         The form that ran.
     normaliser
-        (b, h, i): the row sums z of HOL.7, before the normaliser: where they are near 0, or below, the output is ill
+        (b, h, i): the row sums z of HOL.5, before the normaliser: where they are near 0, or below, the output is ill
         conditioned. For float16 and bfloat16 inputs they are float32.
     state
         The state after the last key, where one came in.
@@ -50,6 +51,11 @@ class Saved:
     inner: Any
 
 
+def _as_printed(options: dict[str, Any], *arrays: Array) -> str | None:
+    return None if options.get("order", 2) else "the paper has no order 0"
+
+
+@defined_by(definition, _as_printed)
 def forward(
     q: Array,
     k: Array,
@@ -120,9 +126,10 @@ def forward(
 
     Notes
     -----
-    Equations HOL.1 to HOL.9, written out in `refattn.mechanisms.higher_order.dense`. Source: Mercat 2020
-    (arXiv:2010.14816), equations 1 to 3. Numbers that are not finite propagate; in a tile or a chunk that holds one
-    they may spread through 0 * NaN, also to earlier queries. Padding may hold any numbers.
+    The equations stand in `refattn.mechanisms.higher_order.dense`, those of the paper alone, HOL.1 to HOL.6, in
+    `refattn.mechanisms.higher_order.definition`. Source: Mercat 2020 (arXiv:2010.14816), equations 1 to 3. Numbers that
+    are not finite propagate; in a tile or a chunk that holds one they may spread through 0 * NaN, also to earlier
+    queries. Padding may hold any numbers.
 
     Layer normalisation leaves nothing of width 1 and the sign of width 2. Even orders with delta = 0 have weights above
     0. An odd order has them as long as sqrt(d) / alpha stays below the root of T_p: up to a width of 8, 22, 42 and 68
@@ -187,6 +194,7 @@ def attend(
     return call.back(out), Saved(chosen, normaliser, last, tuple(out.shape), q, key_mask, options.learned, inner)
 
 
+@backward_of_definition
 @naming("saved")
 def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[str, Any]:
     """Gradients of a loss with respect to the inputs of `forward`.
@@ -213,7 +221,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
 
     Notes
     -----
-    Equations dHOL.1 to dHOL.delta of `refattn.mechanisms.higher_order.dense`. Called twice it gives the same bits.
+    The equations stand in `refattn.mechanisms.higher_order.dense`. Called twice it gives the same bits.
     """
     check_saved(saved, Saved)
     (d_out,) = upstream(saved.like, d_out=(d_out, saved.shape))

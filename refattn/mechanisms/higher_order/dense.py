@@ -1,45 +1,42 @@
-"""Higher-order attention, the definition: every score at once.
+"""Higher-order attention with all its options: every score at once.
 
-Softmax attention with a Taylor polynomial in place of the exponential. The polynomial is good near 0 alone; therefore
-queries and keys are normalised first, without gain and bias, and |s| <= sqrt(d) / alpha whatever they are.
-
-Equations (A(i) is the set of keys that query i may attend)::
+The paper's own case, HOL.1 to HOL.6, stands in `refattn.mechanisms.higher_order.definition`: read that first. Here the
+normalisation of queries and keys may be left out, delta may be subtracted from every weight, any mask may hide keys,
+and the normaliser says what divides. The equations that the paper does without have names. A(i) is the set of keys
+that query i may attend::
 
     [HOL.1]  q'_i = (q_i - mean q_i) / sqrt(var q_i + norm_eps)    without layer normalisation: q' = q
     [HOL.2]  k'_j = (k_j - mean k_j) / sqrt(var k_j + norm_eps)    without layer normalisation: k' = k
     [HOL.3]  s_ij = c q'_i . k'_j, c = 1 / (alpha sqrt(d))
-    [HOL.4]  t_ij = T_p(s_ij) = sum_{r=0}^{p} s_ij^r / r!    p is the order
-    [HOL.5]  w_ij = t_ij - delta if j in A(i), else 0
-    [HOL.6]  a_i = sum_j w_ij v_j
-    [HOL.7]  z_i = sum_j w_ij                           plain: the sum of t_ij over A(i)
-    [HOL.8]  D_i = z_i, 1 where it is 0                 by "exact"; "add": z + eps; "clamp": max(z, eps); see below
-    [HOL.9]  o_i = a_i / D_i
+    [HOL.taylor]  t_ij = T_p(s_ij) = sum_{r=0}^{p} s_ij^r / r!    p is the order
+    [HOL.4]  w_ij = t_ij - delta if j in A(i), else 0
+    [HOL.5]  z_i = sum_j w_ij                           if the normaliser is plain, the sum of t_ij over A(i)
+    [HOL.summed]  a_i = sum_j w_ij v_j
+    [HOL.divisor]  D_i = z_i, 1 if it is 0              by "exact"; "add": z + eps; "clamp": max(z, eps); see below
+    [HOL.6]  o_i = a_i / D_i
 
 Adjoints, for given d_o (dHOL.n is the gradient with respect to the value of HOL.n)::
 
-    [dHOL.6]  da_i = do_i / D_i
-    [dHOL.8]  dD_i = -(do_i . o_i) / D_i
-    [dHOL.7]  dz_i = dD_i                               0 where the normaliser puts another number in place of z
+    [dHOL.summed]  da_i = do_i / D_i
+    [dHOL.divisor]  dD_i = -(do_i . o_i) / D_i
+    [dHOL.5]  dz_i = dD_i                               0 if the normaliser puts another number in place of z
     [dHOL.v]  dv_j = sum_i w_ij da_i
-    [dHOL.4]  dt_ij = da_i . v_j + dz_i if j in A(i), else 0
+    [dHOL.taylor]  dt_ij = da_i . v_j + dz_i if j in A(i), else 0
     [dHOL.3]  ds_ij = dt_ij T_{p-1}(s_ij)               for T_p' = T_{p-1}, and T_{-1} = 0
     [dHOL.1]  dq'_i = c sum_j ds_ij k'_j
     [dHOL.2]  dk'_j = c sum_i ds_ij q'_i
     [dHOL.q]  dq_i = r_i (dq'_i - mean dq'_i - q'_i mean(dq'_i q'_i)), r_i = 1 / sqrt(var q_i + norm_eps)
     [dHOL.k]  dk_j = r_j (dk'_j - mean dk'_j - k'_j mean(dk'_j k'_j)), r_j = 1 / sqrt(var k_j + norm_eps)
     [dHOL.alpha]  dalpha = -(1 / alpha) sum_ij ds_ij s_ij
-    [dHOL.delta]  ddelta = -sum_ij dt_ij                plain: the sum of da_i . v_j, j in A(i)
+    [dHOL.delta]  ddelta = -sum_ij dt_ij                if the normaliser is plain, the sum of da_i . v_j, j in A(i)
 
-without layer normalisation dq = dq' and dk = dk'. Means and variances are those of the d elements of a vector. The
-fourth normaliser, "signed", moves z away from 0: D = sgn(z) max(|z|, eps) with sgn(0) = 1.
+Without layer normalisation dq = dq' and dk = dk'. The fourth normaliser, "signed", moves z away from 0:
+D = sgn(z) max(|z|, eps) with sgn(0) = 1.
 
 By "exact" a query that may attend nothing gives 0, because a = 0. So does one whose weights are all 0: with delta = 1
 a query whose elements are equal, for there s = 0 and T_p(0) = 1. What rounding leaves of such weights must not divide.
 Therefore with a delta other than 0 and 1/2 D is infinite where |z_i| <= 32 u n_i, with the unit roundoff u and the
 number n_i of keys in A(i): output and gradients are 0 there.
-
-For even p the polynomial is above 0 everywhere: its smallest value, where T_{p-1} vanishes, is s^p / p! there. For odd
-p it is negative below the root of T_p.
 
 Axes: b batch, h query head, g key/value head, i query, j key, d width of queries and keys, e width of values. Query
 head h attends the keys and values of head floor(h g / h_total).
@@ -106,18 +103,18 @@ def forward(
     k_heads = repeat_heads(k_hat, heads)  # (b, h, j, d): copies of k'
     v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     scores = q_hat @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [HOL.3]
-    values = taylor(scores, options.order)  # (b, h, i, j) [HOL.4]
+    values = taylor(scores, options.order)  # (b, h, i, j) [HOL.taylor]
     given = mask if key_mask is None else both(mask, key_mask[:, None, None, :])  # broadcasts to (b, h, i, j)
     allowed = allowed_pairs(given, offset, queries, keys, q)  # j in A(i)
-    weights = masked(values - normaliser.delta, allowed)  # (b, h, i, j) [HOL.5]
-    numerator = weights @ v_heads  # (b, h, i, e) [HOL.6]
-    counted = masked(values, allowed) if normaliser.plain else weights  # (b, h, i, j): the terms of HOL.7
-    total = xp.sum(counted, axis=-1, keepdims=True)  # (b, h, i, 1) [HOL.7]
+    weights = masked(values - normaliser.delta, allowed)  # (b, h, i, j) [HOL.4]
+    counted = masked(values, allowed) if normaliser.plain else weights  # (b, h, i, j): the terms of HOL.5
+    total = xp.sum(counted, axis=-1, keepdims=True)  # (b, h, i, 1) [HOL.5]
+    numerator = weights @ v_heads  # (b, h, i, e) [HOL.summed]
     attended = None
     if options.counts:
         attended = xp.sum(masked(xp.ones_like(values), allowed), axis=-1, keepdims=True)  # (b, h, i, 1): n_i
-    divisor = divisor_of(total, normaliser, attended)  # (b, h, i, 1) [HOL.8]
-    out = numerator / divisor  # (b, h, i, e) [HOL.9]
+    divisor = divisor_of(total, normaliser, attended)  # (b, h, i, 1) [HOL.divisor]
+    out = numerator / divisor  # (b, h, i, e) [HOL.6]
     saved = Saved(options, v, q_hat, k_hat, q_normal, k_normal, scores, allowed, weights, total, divisor, out)
     return out, total[..., 0], saved
 
@@ -131,14 +128,14 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     k_heads = repeat_heads(k_hat, heads)  # (b, h, j, d): copies of k'
     v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     # forward: out = numerator / divisor
-    d_numerator = d_out / saved.divisor  # (b, h, i, e) [dHOL.6]
-    d_divisor = -xp.sum(d_out * saved.out, axis=-1, keepdims=True) / saved.divisor  # (b, h, i, 1) [dHOL.8]
+    d_numerator = d_out / saved.divisor  # (b, h, i, e) [dHOL.summed]
+    d_divisor = -xp.sum(d_out * saved.out, axis=-1, keepdims=True) / saved.divisor  # (b, h, i, 1) [dHOL.divisor]
     # forward: divisor = divisor_of(total)
-    d_total = through_divisor(d_divisor, saved.total, options.normaliser)  # (b, h, i, 1) [dHOL.7]
+    d_total = through_divisor(d_divisor, saved.total, options.normaliser)  # (b, h, i, 1) [dHOL.5]
     # forward: numerator = weights @ v_heads; total = sum(weights), or of t; weights = t - delta
     d_v = sum_heads(xp.matrix_transpose(saved.weights) @ d_numerator, groups)  # (b, g, j, e) [dHOL.v]
     d_own = d_numerator @ xp.matrix_transpose(v_heads)  # (b, h, i, j): through the numerator
-    d_values = masked(d_own + d_total, saved.allowed)  # (b, h, i, j) [dHOL.4]
+    d_values = masked(d_own + d_total, saved.allowed)  # (b, h, i, j) [dHOL.taylor]
     d_weights = masked(d_own, saved.allowed) if options.normaliser.plain else d_values  # (b, h, i, j): where delta is
     d_delta = -sum_wide(d_weights)  # () [dHOL.delta]
     # forward: values = taylor(scores, order)

@@ -1,6 +1,6 @@
 """What may be chosen: the numbers of the core, with their defaults and their checks, and what divides.
 
-HOL.8 makes a divisor of the sum z of the weights of a query, by one of four normalisers::
+HOL.divisor makes a divisor of the sum z of the weights of a query, by one of four normalisers::
 
     exact   z, and 1 where it is 0, which it is where a query may attend nothing
     add     z + eps

@@ -19,6 +19,7 @@ from __future__ import annotations
 from refattn.mechanisms.block import Block
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.koopman import core as _core
+from refattn.mechanisms.koopman import definition as _definition
 from refattn.mechanisms.koopman import dense as _dense
 from refattn.mechanisms.koopman.core import Saved, backward, forward
 from refattn.mechanisms.koopman.judge import loops as _loops
@@ -64,6 +65,7 @@ _BLOCK = Block(_block, _TITLE, _READS)
 record = Mechanism(
     name="koopman",
     title=_TITLE,
+    definition=_definition,
     source="N. Tie 2024, Koopman attention; M. Khosravi 2023 (arXiv:2208.01681), sections IV and V",
     tagged=(_dense, _block),
     loops=_loops,

@@ -13,7 +13,7 @@ from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_choice, check_floating, check_number, check_whole
 from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
 from refattn.mechanisms.families import choose
-from refattn.mechanisms.koopman import dense
+from refattn.mechanisms.koopman import definition, dense
 from refattn.mechanisms.koopman.forms import shared
 from refattn.mechanisms.koopman.options.fits import FITS, Fit, Stein
 from refattn.mechanisms.koopman.options.kernel import KERNELS, Kernel, kernel_of
@@ -31,6 +31,7 @@ from refattn.mechanisms.koopman.options.perturbation import (
 from refattn.mechanisms.koopman.options.ridges import SCALES, OneRidge, RidgeByCoordinate
 from refattn.mechanisms.koopman.options.similarity import SIMILARITIES
 from refattn.mechanisms.koopman.options.spaces import SPACES
+from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import Causal
@@ -101,6 +102,13 @@ class Saved:
     chosen: tuple[int, ...]  # the candidate of each update from the second on
 
 
+def _as_printed(options: dict[str, Any], q: Array, k: Array, v: Array) -> str | None:
+    low = getattr(getattr(q, "dtype", None), "itemsize", 8) < 8
+    options.setdefault("jitter", JITTER["float32" if low else "float64"])
+    return None
+
+
+@defined_by(definition, _as_printed)
 def forward(
     q: Array,
     k: Array,
@@ -218,6 +226,7 @@ def forward(
     return call.back(out), Saved(chosen, inner.trajectory, tuple(out.shape), arrays, given, inner, tables, taken)
 
 
+@backward_of_definition
 @naming("saved")
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`.

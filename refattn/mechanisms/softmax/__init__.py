@@ -2,9 +2,10 @@
 
 What to read, in this order:
 
-- `dense`: the definition, SM.1 to SM.9, SM.15 to SM.18 and their adjoints; every score at once.
+- `definition`: the paper alone, SM.1 to SM.5 and their adjoints.
+- `dense`: the same with all options, whose equations have names; every score at once.
 - `core`: the public map of q, k and v: its options; `options`: their checks, and what a form is given.
-- `layer.block`: projections around the core, SM.10 to SM.14: the mechanism as a layer.
+- `layer.block`: projections around the core, from SM.queries to SM.output: the mechanism as a layer.
 - `forms.tiled`: the same numbers in memory linear in the lengths; `forms.bound`: where it needs no running maximum.
 - `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
 """
@@ -16,6 +17,7 @@ from refattn.mechanisms.cache import KeyValueStream
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax import core as _core
+from refattn.mechanisms.softmax import definition as _definition
 from refattn.mechanisms.softmax import dense as _dense
 from refattn.mechanisms.softmax.core import Saved, backward, forward
 from refattn.mechanisms.softmax.judge import loops as _loops
@@ -38,6 +40,7 @@ _BLOCK = Block(_block, _TITLE, _READS)
 record = Mechanism(
     name="softmax",
     title=_TITLE,
+    definition=_definition,
     source="Vaswani et al. 2017, Attention is all you need (arXiv:1706.03762), equation 1",
     tagged=(_dense, _block),
     loops=_loops,
@@ -74,9 +77,9 @@ record = Mechanism(
     stored=_STORED,
     conventions=_CONVENTIONS,
     wrong_gradients=_WRONG_GRADIENTS,
-    outputs={"lse": "SM.9", "max": "SM.18"},
-    before={"SM.17": "SM.7", "SM.3": "SM.15", "SM.15": "SM.2", "SM.2": "SM.1"},
-    summed_first={"SM.5": ("SM.17", "SM.7")},
+    outputs={"lse": "SM.lse", "max": "SM.largest"},
+    before={"SM.kept": "SM.4", "SM.2": "SM.biased", "SM.biased": "SM.capped", "SM.capped": "SM.1"},
+    summed_first={"SM.3": ("SM.kept", "SM.4")},
     differentiable=("scale", "softcap"),
     configs=({"window": (1, None), "sink": True},),
     stream=KeyValueStream(_BLOCK),

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from refattn import equations
 from refattn.checked import naming
 from refattn.mechanisms.entry import check_saved, enter, form_of, returned, upstream
-from refattn.mechanisms.softmax import dense
+from refattn.mechanisms.paper import backward_of_definition, defined_by
+from refattn.mechanisms.softmax import definition, dense
 from refattn.mechanisms.softmax.forms import tiled
 from refattn.mechanisms.softmax.options import Options, Window, check_no_bias, check_options
 from refattn.ops.masks import Causal, where_allowed
@@ -49,6 +50,7 @@ class Saved:
         return self.inner.largest
 
 
+@defined_by(definition)
 def forward(
     q: Array,
     k: Array,
@@ -121,9 +123,10 @@ def forward(
 
     Notes
     -----
-    Equations SM.1 to SM.9 and SM.15 to SM.18, written out in `refattn.mechanisms.softmax.dense`. Source: Vaswani et al.
-    2017 (arXiv:1706.03762), equation 1. Numbers that are not finite propagate; in a tile or a row that holds one,
-    masked positions included, they may spread through 0 * NaN; what does not exist is the exception.
+    The equations stand in `refattn.mechanisms.softmax.dense`, those of the paper alone, SM.1 to SM.5, in
+    `refattn.mechanisms.softmax.definition`. Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1. Numbers that
+    are not finite propagate; in a tile or a row that holds one, masked positions included, they may spread through
+    0 * NaN; what does not exist is the exception.
 
     Examples
     --------
@@ -160,6 +163,7 @@ def forward(
     return call.back(out), Saved(chosen, lse, tuple(out.shape), q, numbers, given, inner)
 
 
+@backward_of_definition
 @naming("saved")
 def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`.
@@ -186,7 +190,7 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str
 
     Notes
     -----
-    Equations dSM.1 to dSM.softcap of `refattn.mechanisms.softmax.dense`. Called twice it gives the same bits.
+    The equations stand in `refattn.mechanisms.softmax.dense`. Called twice it gives the same bits.
     """
     check_saved(saved, Saved)
     d_out, d_lse = upstream(saved.like, d_out=(d_out, saved.shape), d_lse=(d_lse, saved.shape[:3]))

@@ -1,39 +1,42 @@
-"""Softmax attention, the definition: every score at once.
+"""Softmax attention with all its options: every score at once.
 
-Equations (A(i) is the set of keys that query i may attend; of an option that is not given the equation is left out, and
-the value before it goes on)::
+The paper's own case, SM.1 to SM.5, stands in `refattn.mechanisms.softmax.definition`: read that first. Here scores may
+also be capped, biased and masked in any way, logits without a value (sinks) may take part, and weights may be dropped.
+The equations of these options have names, and so have the parts of SM.3 and SM.4. If an option is not given, its
+equation is left out, and the next one reads the value before it: without a soft-cap c is s. A(i) is the set of keys
+that query i may attend. In the order of computing::
 
     [SM.1]  s_ij = scale q_i . k_j
-    [SM.2]  c_ij = softcap tanh(s_ij / softcap)         without a soft-cap: c = s
-    [SM.15]  a_ij = c_ij + bias_ij                      without a bias: a = c
-    [SM.3]  m_ij = a_ij if j in A(i), else -inf         without a mask: m = a
-    [SM.18]  x_i = max_j m_ij                           -inf where A(i) is empty
-    [SM.4]  t_i = max(x_i, max_s sink_s)                0 where that is -inf; without sinks: t = x
-    [SM.5]  p_ij = exp(m_ij - t_i)
-    [SM.16]  u_is = exp(sink_s - t_i)                   without sinks: none
-    [SM.6]  z_i = sum_j p_ij + sum_s u_is               1 where there is neither key nor sink
-    [SM.7]  w_ij = p_ij / z_i
-    [SM.17]  y_ij = keep_ij w_ij                        without dropout: y = w
-    [SM.8]  o_i = sum_j y_ij v_j
-    [SM.9]  lse_i = t_i + log z_i                       -inf where there is neither key nor sink
+    [SM.capped]  c_ij = softcap tanh(s_ij / softcap)    with a soft-cap
+    [SM.biased]  a_ij = c_ij + bias_ij                  with a bias
+    [SM.2]  m_ij = a_ij if j in A(i), else -inf         with a mask
+    [SM.largest]  x_i = max_j m_ij                      -inf if A(i) is empty
+    [SM.top]  t_i = max(x_i, max_s sink_s)              without sinks: x_i; 0 if that is -inf
+    [SM.3]  p_ij = exp(m_ij - t_i)
+    [SM.sunk]  u_is = exp(sink_s - t_i)                 with sinks
+    [SM.total]  z_i = sum_j p_ij + sum_s u_is           1 if there is neither key nor sink
+    [SM.4]  w_ij = p_ij / z_i
+    [SM.kept]  y_ij = keep_ij w_ij                      with dropout
+    [SM.5]  o_i = sum_j y_ij v_j
+    [SM.lse]  lse_i = t_i + log z_i                     -inf if there is neither key nor sink
 
 Adjoints, for given d_o and d_lse (dSM.n is the gradient with respect to the value of SM.n; t has none, because neither
-o nor lse changes when t does; that of SM.16 is dz)::
+o nor lse changes when t does; that of SM.sunk is dz)::
 
     [dSM.v]  dv_j = sum_i y_ij do_i
-    [dSM.17]  dy_ij = do_i . v_j                        without dropout this is dw
+    [dSM.kept]  dy_ij = do_i . v_j                      without dropout this is dw
     [dSM.keep]  dkeep_ij = dy_ij w_ij                   summed over the axes that keep was broadcast along
-    [dSM.7]  dw_ij = keep_ij dy_ij
-    [dSM.6]  dz_i = (dlse_i - sum_j dw_ij w_ij) / z_i
+    [dSM.4]  dw_ij = keep_ij dy_ij
+    [dSM.total]  dz_i = (dlse_i - sum_j dw_ij w_ij) / z_i
     [dSM.sink]  dsink_s = sum_i dz_i u_is               summed over the batch, too
-    [dSM.5]  dp_ij = dw_ij / z_i + dz_i
-    [dSM.3]  dm_ij = dp_ij p_ij
+    [dSM.3]  dp_ij = dw_ij / z_i + dz_i
+    [dSM.2]  dm_ij = dp_ij p_ij                         w_ij (dw_ij - sum_l w_il dw_il) + w_ij dlse_i
     [dSM.bias]  dbias_ij = dm_ij                        summed over the axes that the bias was broadcast along
-    [dSM.1]  ds_ij = dc_ij (1 - (c_ij / softcap)^2)     without a soft-cap: ds = dc; dc = dm, for p = 0 outside A
+    [dSM.1]  ds_ij = dm_ij (1 - (c_ij / softcap)^2)     without a soft-cap: ds = dm; outside A(i) p = 0, and so dm = 0
     [dSM.q]  dq_i = scale sum_j ds_ij k_j
     [dSM.k]  dk_j = scale sum_i ds_ij q_i
     [dSM.scale]  dscale = sum_ij ds_ij q_i . k_j
-    [dSM.softcap]  dsoftcap = sum_ij dc_ij (tanh(u_ij) - u_ij (1 - tanh(u_ij)^2)), u_ij = s_ij / softcap
+    [dSM.softcap]  dsoftcap = sum_ij dm_ij (tanh(r_ij) - r_ij (1 - tanh(r_ij)^2)), r_ij = s_ij / softcap
 
 Axes: b batch, h query head, g key/value head, i query, j key, d width of queries and keys, e width of values, s sink of
 a query head. Query head h attends the keys and values of head floor(h g / h_total).
@@ -107,42 +110,42 @@ def forward(
     v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     scores = q @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [SM.1]
     if softcap is None:
-        capped = scores  # (b, h, i, j): SM.2 without a soft-cap
+        capped = scores  # (b, h, i, j): SM.capped without a soft-cap
     else:
-        capped = softcap * xp.tanh(scores / softcap)  # (b, h, i, j) [SM.2]
+        capped = softcap * xp.tanh(scores / softcap)  # (b, h, i, j) [SM.capped]
     if bias is None:
-        biased = capped  # (b, h, i, j): SM.15 without a bias
+        biased = capped  # (b, h, i, j): SM.biased without a bias
     else:
-        biased = capped + bias  # (b, h, i, j) [SM.15]
+        biased = capped + bias  # (b, h, i, j) [SM.biased]
     allowed = band_pairs(mask, first, last, q_lengths, k_lengths, queries, keys, q)  # j in A(i)
     if allowed is None:
-        masked = biased  # (b, h, i, j): SM.3 without a mask
+        masked = biased  # (b, h, i, j): SM.2 without a mask
     else:
-        masked = xp.where(allowed, biased, -math.inf)  # (b, h, i, j) [SM.3]
-    largest = max_last(masked)[..., 0]  # (b, h, i) [SM.18]
+        masked = xp.where(allowed, biased, -math.inf)  # (b, h, i, j) [SM.2]
+    largest = max_last(masked)[..., 0]  # (b, h, i) [SM.largest]
     if sink is None:
-        top = largest[..., None]  # (b, h, i, 1): part of SM.4
+        top = largest[..., None]  # (b, h, i, 1): part of SM.top
     else:
         # A query that does not exist has no sinks.
         sinks = where_allowed(existing(q_lengths, queries, q), sink[None, :, None, :], -math.inf)  # of each query
-        top = xp.maximum(largest[..., None], max_last(sinks))  # (b, h, i, 1): part of SM.4
+        top = xp.maximum(largest[..., None], max_last(sinks))  # (b, h, i, 1): part of SM.top
     alive = top != -math.inf  # (b, h, i, 1): whether there is a key or a sink
-    maximum = xp.where(alive, top, 0.0)  # (b, h, i, 1) [SM.4]
-    exponentials = xp.exp(masked - maximum)  # (b, h, i, j) [SM.5]
-    added = xp.sum(exponentials, axis=-1, keepdims=True)  # (b, h, i, 1): part of SM.6
+    maximum = xp.where(alive, top, 0.0)  # (b, h, i, 1) [SM.top]
+    exponentials = xp.exp(masked - maximum)  # (b, h, i, j) [SM.3]
+    added = xp.sum(exponentials, axis=-1, keepdims=True)  # (b, h, i, 1): part of SM.total
     if sink is None:
         of_sinks = None
     else:
-        of_sinks = xp.exp(sinks - maximum)  # (b, h, i, s) [SM.16]
-        added = added + xp.sum(of_sinks, axis=-1, keepdims=True)  # (b, h, i, 1): part of SM.6
-    total = xp.where(alive, added, 1.0)  # (b, h, i, 1) [SM.6]
-    weights = exponentials / total  # (b, h, i, j) [SM.7]
+        of_sinks = xp.exp(sinks - maximum)  # (b, h, i, s) [SM.sunk]
+        added = added + xp.sum(of_sinks, axis=-1, keepdims=True)  # (b, h, i, 1): part of SM.total
+    total = xp.where(alive, added, 1.0)  # (b, h, i, 1) [SM.total]
+    weights = exponentials / total  # (b, h, i, j) [SM.4]
     if keep is None:
-        kept = weights  # (b, h, i, j): SM.17 without dropout
+        kept = weights  # (b, h, i, j): SM.kept without dropout
     else:
-        kept = keep * weights  # (b, h, i, j) [SM.17]
-    out = kept @ v_heads  # (b, h, i, e) [SM.8]
-    lse = xp.where(alive, maximum + xp.log(total), -math.inf)[..., 0]  # (b, h, i) [SM.9]
+        kept = keep * weights  # (b, h, i, j) [SM.kept]
+    out = kept @ v_heads  # (b, h, i, e) [SM.5]
+    lse = xp.where(alive, maximum + xp.log(total), -math.inf)[..., 0]  # (b, h, i) [SM.lse]
     saved = Saved(q, k, v, scale, softcap, bias, keep, scores, largest, exponentials, of_sinks, total, weights, alive)
     return out, lse, saved
 
@@ -163,25 +166,25 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
     kept = saved.weights if keep is None else keep * saved.weights  # (b, h, i, j): y again
     d_v = sum_heads(xp.matrix_transpose(kept) @ d_out, v.shape[1])  # (b, g, j, e) [dSM.v]
     if keep is None:
-        d_weights = d_out @ xp.matrix_transpose(v_heads)  # (b, h, i, j) [dSM.7]
+        d_weights = d_out @ xp.matrix_transpose(v_heads)  # (b, h, i, j) [dSM.4]
     else:
-        d_kept = d_out @ xp.matrix_transpose(v_heads)  # (b, h, i, j) [dSM.17]
+        d_kept = d_out @ xp.matrix_transpose(v_heads)  # (b, h, i, j) [dSM.kept]
         # forward: kept = keep * weights
         d_keep = sum_wide_to(d_kept * saved.weights, keep.shape)  # (b, h, i, j) [dSM.keep]
-        d_weights = keep * d_kept  # (b, h, i, j) [dSM.7]
+        d_weights = keep * d_kept  # (b, h, i, j) [dSM.4]
         gradients["keep"] = d_keep
     # forward: weights = exponentials / total; lse = maximum + log(total)
-    inner = xp.vecdot(d_weights, saved.weights)[..., None]  # (b, h, i, 1): part of dSM.6
-    d_total = (d_lse_rows - inner) / saved.total  # (b, h, i, 1) [dSM.6]
+    inner = xp.vecdot(d_weights, saved.weights)[..., None]  # (b, h, i, 1): part of dSM.total
+    d_total = (d_lse_rows - inner) / saved.total  # (b, h, i, 1) [dSM.total]
     if saved.of_sinks is not None:
         # forward: total = sum(exponentials) + sum(of_sinks); of_sinks = exp(sinks - maximum)
         d_sinks = d_total * saved.of_sinks  # (b, h, i, s): part of dSM.sink
         d_sink = sum_wide_to(d_sinks, (1, heads, 1, d_sinks.shape[3]))[0, :, 0, :]  # (h, s) [dSM.sink]
         gradients["sink"] = d_sink
     # forward: total = sum(exponentials) + sum(of_sinks)
-    d_exponentials = d_weights / saved.total + d_total  # (b, h, i, j) [dSM.5]
+    d_exponentials = d_weights / saved.total + d_total  # (b, h, i, j) [dSM.3]
     # forward: exponentials = exp(masked - maximum)
-    d_masked = d_exponentials * saved.exponentials  # (b, h, i, j) [dSM.3]
+    d_masked = d_exponentials * saved.exponentials  # (b, h, i, j) [dSM.2]
     if saved.bias is not None:
         # forward: biased = capped + bias
         d_bias = sum_wide_to(d_masked, saved.bias.shape)  # (b, h, i, j) [dSM.bias]
@@ -190,8 +193,8 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
         d_scores = d_masked  # (b, h, i, j): dSM.1 without a soft-cap
     else:
         # forward: capped = softcap * tanh(scores / softcap)
-        ratio = saved.scores / softcap  # (b, h, i, j): the argument of SM.2
-        tanh = xp.tanh(ratio)  # (b, h, i, j): part of SM.2
+        ratio = saved.scores / softcap  # (b, h, i, j): the argument of SM.capped
+        tanh = xp.tanh(ratio)  # (b, h, i, j): part of SM.capped
         slope = 1.0 - tanh * tanh  # (b, h, i, j): part of dSM.1
         d_scores = d_masked * slope  # (b, h, i, j) [dSM.1]
         d_softcap = sum_wide(d_masked * (tanh - ratio * slope))  # () [dSM.softcap]

@@ -4,10 +4,11 @@ Tokens are particles with momenta; attention is the force between them, and a la
 
 What to read, in this order:
 
-1. `dense.py`, the force: its equations, forward and backward (`core.py` is the public call of it);
-2. `oracles/softmax.py`, what a block makes of it with its matrices: the force and the velocity of tokens;
-3. `presymplectic_euler.py`, the step: kick, damp, drift, forward and backward;
-4. `layer/block.py`, a layer: the attention step, a norm of the momentum, the MLP step (`layer/mlp.py`).
+1. `definition.py`, the paper alone: a layer, forward and backward;
+2. `dense.py`, its force with all options (`core.py` is the public call of it);
+3. `oracles/softmax.py`, what a block makes of it with its matrices: the force and the velocity of tokens;
+4. `presymplectic_euler.py`, the step for any force: kick, damp, drift;
+5. `layer/block.py`, a layer: the attention step, a norm of the momentum, the MLP step (`layer/mlp.py`).
 
 Beside these:
 
@@ -33,6 +34,7 @@ from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.sympformer import core as _core
+from refattn.mechanisms.sympformer import definition as _definition
 from refattn.mechanisms.sympformer import dense as _dense
 from refattn.mechanisms.sympformer import presymplectic_euler as _presymplectic_euler
 from refattn.mechanisms.sympformer.baselines import attend as _attend
@@ -48,6 +50,7 @@ from refattn.mechanisms.sympformer.integrators import rotation as _rotation
 from refattn.mechanisms.sympformer.integrators import two_steps as _two_steps
 from refattn.mechanisms.sympformer.judge import loops as _loops
 from refattn.mechanisms.sympformer.judge.cases import CASES as _CASES
+from refattn.mechanisms.sympformer.judge.cases import EXAMPLE as _EXAMPLE
 from refattn.mechanisms.sympformer.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.sympformer.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.sympformer.judge.magnitudes import STORED as _STORED
@@ -121,6 +124,8 @@ _AROUND = (_presymplectic_euler, *(m for m in _MODULES.values() if m is not _pre
 record = Mechanism(
     name="sympformer",
     title=_TITLE,
+    definition=_definition,
+    example=_EXAMPLE,
     source="V. Stein, W. Li, G. Steidl 2026, SympFormer (arXiv:2603.16535)",
     tagged=(_dense, *_AROUND, _block),
     loops=_loops,

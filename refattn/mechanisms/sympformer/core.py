@@ -87,9 +87,9 @@ def forward(
 
     Notes
     -----
-    Equations SYMP.1 to SYMP.10, written out in `refattn.mechanisms.sympformer.dense`. Source: Stein, Li, Steidl 2026
-    (arXiv:2603.16535). At rest the force is exp(log_z) times softmax attention. Adding a number to all scores is no
-    symmetry: it changes log_z.
+    Equations SYMP.5 to SYMP.7 and SYMP.10 to SYMP.12 of the definition, with options in
+    `refattn.mechanisms.sympformer.dense`. Source: Stein, Li, Steidl 2026 (arXiv:2603.16535). At rest the force is
+    exp(log_z) times softmax attention. Adding a number to all scores is no symmetry: it changes log_z.
 
     Examples
     --------

@@ -1,39 +1,33 @@
-"""The force of SympFormer's prefix oracle, the definition: every score at once.
+"""The force of SympFormer with its options, every score at once: the part of `definition` between q, k, v and o.
 
-Particles with positions x and momenta p move under H = 1/2 sum_i <B p_i, p_i> / z_i - 1/(2n) sum_ij e^(s_ij), where n
-is the number of all tokens, s are scores, B is a symmetric positive matrix of the block (m, m), the mobility, and
-z_i = 1/n_i sum_j e^(s_ij) is a mean over the n_i tokens that i attends. B is not on this page: <B p_i, p_i> comes in as
-e_i, the argument `kinetic`. What pushes token i is -dH/dx_i, with v_j in place of the derivative of s_ij, which is a
-matrix of the block times x_j, and only those terms of the sum that token i attends::
+Beyond the definition there are heads, which may share keys and values; q, k and v of any width; any scale of the
+scores; all tokens in place of those up to i; and tokens that come after others of a past. e_i = <B p_i, p_i> comes in,
+as the argument `kinetic`. log z is kept within bounds, so that nothing overflows.
 
-    o_i = 1/(2 n_i) sum_j e^(s_ij) (u_i + u_j + 2) v_j,   u_i = e_i / z_i^2,   e_i = <B p_i, p_i>
+Equations (A(i) is the set of tokens that i attends, and n_i their number; numbers are those of the definition)::
 
-With e^(s_ij) / n_i = z_i w_ij this is SYMP.9 and SYMP.10, in which no power of e^(s) stands that could overflow.
-
-Equations (A(i) is the set of tokens that i attends, and n_i their number)::
-
-    [SYMP.1]  s_ij = scale q_i . k_j
-    [SYMP.2]  m_ij = s_ij if j in A(i), else -inf       without causality: m = s
-    [SYMP.3]  t_i = max_j m_ij
-    [SYMP.4]  p_ij = exp(m_ij - t_i)
-    [SYMP.5]  r_i = sum_j p_ij
+    [SYMP.unmasked]  s_ij = scale q_i . k_j
+    [SYMP.5]  m_ij = s_ij if j in A(i), else -inf       if not causal: m = s
+    [SYMP.largest]  t_i = max_j m_ij
+    [SYMP.exponentials]  p_ij = exp(m_ij - t_i)
+    [SYMP.total]  r_i = sum_j p_ij
     [SYMP.6]  w_ij = p_ij / r_i
-    [SYMP.7]  c_i = clip(t_i + log(r_i / n_i), -20, 20)     which is log z_i
-    [SYMP.8]  u_i = e_i exp(-2 c_i)
-    [SYMP.9]  a_ij = w_ij (1 + (u_i + u_j) / 2)
-    [SYMP.10]  o_i = exp(c_i) sum_j a_ij v_j
+    [SYMP.7]  c_i = clip(t_i + log(r_i / n_i), -20, 20)    which is log z_i
+    [SYMP.10]  u_i = e_i exp(-2 c_i)
+    [SYMP.11]  a_ij = w_ij (1 + (u_i + u_j) / 2)
+    [SYMP.12]  o_i = exp(c_i) sum_j a_ij v_j
 
 Adjoints, for given d_o and a further gradient d_log_z of c (t has none, because neither o nor c changes when t does)::
 
     [dSYMP.v]  dv_j = sum_i a_ij exp(c_i) do_i
-    [dSYMP.9]  da_ij = exp(c_i) do_i . v_j
-    [dSYMP.8]  du_l = 1/2 (sum_j da_lj w_lj + sum_i da_il w_il)
+    [dSYMP.11]  da_ij = exp(c_i) do_i . v_j
+    [dSYMP.10]  du_l = 1/2 (sum_j da_lj w_lj + sum_i da_il w_il)
     [dSYMP.kinetic]  de_i = du_i exp(-2 c_i)
     [dSYMP.7]  dc_i = do_i . o_i - 2 u_i du_i + dlog_z_i
     [dSYMP.6]  dw_ij = da_ij (1 + (u_i + u_j) / 2)
-    [dSYMP.5]  dr_i = (dc_i - sum_j dw_ij w_ij) / r_i   where c is clipped: without dc_i
-    [dSYMP.4]  dp_ij = dw_ij / r_i + dr_i
-    [dSYMP.2]  dm_ij = dp_ij p_ij
+    [dSYMP.total]  dr_i = (dc_i - sum_j dw_ij w_ij) / r_i    where c is clipped: without dc_i
+    [dSYMP.exponentials]  dp_ij = dw_ij / r_i + dr_i
+    [dSYMP.5]  dm_ij = dp_ij p_ij
     [dSYMP.q]  dq_i = scale sum_j dm_ij k_j
     [dSYMP.k]  dk_j = scale sum_i dm_ij q_i
 
@@ -101,23 +95,23 @@ def forward(
     k_heads = repeat_heads(k, heads)  # (b, h, j, d): copies of k
     v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     n = counts(offset, (0, tokens), keys, q)  # (i, 1): n_i
-    scores = q @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [SYMP.1]
+    scores = q @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [SYMP.unmasked]
     allowed = allowed_pairs(None, offset, tokens, keys, q)  # j in A(i)
     if allowed is None:
-        masked = scores  # (b, h, i, j): SYMP.2 without causality
+        masked = scores  # (b, h, i, j): SYMP.5 without causality
     else:
-        masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j) [SYMP.2]
-    maximum = max_last(masked)  # (b, h, i, 1) [SYMP.3]
-    exponentials = xp.exp(masked - maximum)  # (b, h, i, j) [SYMP.4]
-    total = xp.sum(exponentials, axis=-1, keepdims=True)  # (b, h, i, 1) [SYMP.5]
+        masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j) [SYMP.5]
+    maximum = max_last(masked)  # (b, h, i, 1) [SYMP.largest]
+    exponentials = xp.exp(masked - maximum)  # (b, h, i, j) [SYMP.exponentials]
+    total = xp.sum(exponentials, axis=-1, keepdims=True)  # (b, h, i, 1) [SYMP.total]
     weights = exponentials / total  # (b, h, i, j) [SYMP.6]
     mean = maximum + xp.log(total / n)  # (b, h, i, 1): SYMP.7 before it is clipped
     log_z = xp.clip(mean, -BOUND, BOUND)  # (b, h, i, 1) [SYMP.7]
-    push = kinetic * xp.exp(-2.0 * log_z)  # (b, h, i, 1) [SYMP.8]
+    push = kinetic * xp.exp(-2.0 * log_z)  # (b, h, i, 1) [SYMP.10]
     pushes = push if before is None else xp.concat([before, push], axis=2)  # (b, h, j, 1): u of the keys
     factor = (1.0 + 0.5 * push) + 0.5 * xp.matrix_transpose(pushes)  # (b, h, i, j): 1 + (u_i + u_j) / 2
-    pairs = weights * factor  # (b, h, i, j) [SYMP.9]
-    out = xp.exp(log_z) * (pairs @ v_heads)  # (b, h, i, e) [SYMP.10]
+    pairs = weights * factor  # (b, h, i, j) [SYMP.11]
+    out = xp.exp(log_z) * (pairs @ v_heads)  # (b, h, i, e) [SYMP.12]
     free = xp.abs(mean) < BOUND  # (b, h, i, 1): where c is not clipped
     saved = Saved(q, k, v, scale, exponentials, total, weights, log_z, free, push, factor, pairs, out)
     return out, log_z[..., 0], saved
@@ -133,23 +127,23 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
     # forward: out = exp(log_z) * (pairs @ v_heads)
     d_sum = xp.exp(saved.log_z) * d_out  # (b, h, i, e): the gradient of pairs @ v
     d_v = sum_heads(xp.matrix_transpose(saved.pairs) @ d_sum, v.shape[1])  # (b, g, j, e) [dSYMP.v]
-    d_pairs = d_sum @ xp.matrix_transpose(v_heads)  # (b, h, i, j) [dSYMP.9]
+    d_pairs = d_sum @ xp.matrix_transpose(v_heads)  # (b, h, i, j) [dSYMP.11]
     # forward: pairs = weights * (1 + (push_i + push_j) / 2)
-    pulled = d_pairs * weights  # (b, h, i, j): part of dSYMP.8
-    as_query = xp.sum(pulled, axis=-1, keepdims=True)  # (b, h, i, 1): part of dSYMP.8
-    as_key = xp.matrix_transpose(xp.sum(pulled, axis=-2, keepdims=True))  # (b, h, i, 1): part of dSYMP.8
-    d_push = 0.5 * (as_query + as_key)  # (b, h, i, 1) [dSYMP.8]
+    pulled = d_pairs * weights  # (b, h, i, j): part of dSYMP.10
+    as_query = xp.sum(pulled, axis=-1, keepdims=True)  # (b, h, i, 1): part of dSYMP.10
+    as_key = xp.matrix_transpose(xp.sum(pulled, axis=-2, keepdims=True))  # (b, h, i, 1): part of dSYMP.10
+    d_push = 0.5 * (as_query + as_key)  # (b, h, i, 1) [dSYMP.10]
     d_weights = d_pairs * saved.factor  # (b, h, i, j) [dSYMP.6]
     # forward: push = kinetic * exp(-2 log_z)
     d_kinetic = d_push * xp.exp(-2.0 * saved.log_z)  # (b, h, i, 1) [dSYMP.kinetic]
     along = xp.sum(d_out * saved.out, axis=-1, keepdims=True)  # (b, h, i, 1): part of dSYMP.7
     d_mean = along - 2.0 * saved.push * d_push + d_given  # (b, h, i, 1) [dSYMP.7]
     # forward: log_z = clip(maximum + log(total / n)); weights = exponentials / total
-    inner = xp.sum(d_weights * weights, axis=-1, keepdims=True)  # (b, h, i, 1): part of dSYMP.5
-    d_total = (xp.where(saved.free, d_mean, 0.0) - inner) / saved.total  # (b, h, i, 1) [dSYMP.5]
-    d_exponentials = d_weights / saved.total + d_total  # (b, h, i, j) [dSYMP.4]
+    inner = xp.sum(d_weights * weights, axis=-1, keepdims=True)  # (b, h, i, 1): part of dSYMP.total
+    d_total = (xp.where(saved.free, d_mean, 0.0) - inner) / saved.total  # (b, h, i, 1) [dSYMP.total]
+    d_exponentials = d_weights / saved.total + d_total  # (b, h, i, j) [dSYMP.exponentials]
     # forward: exponentials = exp(masked - maximum)
-    d_masked = d_exponentials * saved.exponentials  # (b, h, i, j) [dSYMP.2]
+    d_masked = d_exponentials * saved.exponentials  # (b, h, i, j) [dSYMP.5]
     # forward: scores = q @ k_heads^T * scale
     d_q = d_masked @ k_heads * scale  # (b, h, i, d) [dSYMP.q]
     d_k = sum_heads(xp.matrix_transpose(d_masked) @ q, k.shape[1]) * scale  # (b, g, j, d) [dSYMP.k]

@@ -1,30 +1,30 @@
-"""One step of presymplectic Euler, the definition: kick, damp, drift.
+"""One step of presymplectic Euler, of any oracle: kick, damp, drift.
 
-Tokens are particles at x with momenta p, which move under X' = dH/dP, P' = -dH/dX - alpha(t) P with the damping
-alpha(t) = c_log / t + c_lin. The oracle is asked once, at (x, p): it gives the force g and the normalisers z.
+The step of `definition`, whose numbers the equations have: dx/dt = dH/dp, dp/dt = -dH/dx - alpha p with the friction
+alpha = c_log / t + c_lin. The oracle is asked once, at (x, p): it gives the force g and the normalisers z.
 
-Equations (f is SYMP.18, the velocity B p' / z, with the z that the oracle gave)::
+Equations (f is SYMP.17, the velocity B p' / z, with the z that the oracle gave)::
 
-    [SYMP.20]  p* = p + h_y g                           kick; a stack that starts at rest has p = 0
-    [SYMP.66]  a = clip(c_log log(1 + h_y / t) + c_lin h_y, -clip, clip)    the integral of alpha from t to t + h_y
-    [SYMP.21]  p' = exp(-a) p*                          damp
-    [SYMP.22]  x' = x + h_x f(p')                       drift: by the new momentum, so that tokens at rest move too
+    [SYMP.14]  p* = p + h_y g                           kick; a stack that starts at rest has p = 0
+    [SYMP.15]  a = clip(c_log log(1 + h_y / t) + c_lin h_y, -clip, clip)    the integral of alpha from t to t + h_y
+    [SYMP.16]  p' = exp(-a) p*                          damp
+    [SYMP.18]  x' = x + h_x f(p')                       drift: by the new momentum, so that tokens at rest move too
 
-The block normalises p' (SYMP.40) and puts its clock on by h_x. With c_log = 3 the damping is Nesterov's 3/t.
+The block normalises p' (SYMP.19) and puts its clock on by h_x. With c_log = 3 the damping is Nesterov's 3/t.
 
 Adjoints, for given dx' and later, the gradient of p' where a later layer reads it::
 
-    [dSYMP.18]  df = h_x dx'
+    [dSYMP.17]  df = h_x dx'
     [dSYMP.h_x]  dh_x = sum dx' f
-    [dSYMP.21]  dp' = later + dB w_b^T                  dB = df / z, that of B p'
-    [dSYMP.20]  dp* = exp(-a) dp'
-    [dSYMP.66]  da = -sum dp' p'
+    [dSYMP.16]  dp' = later + dB w_b^T                  dB = df / z, that of B p'
+    [dSYMP.14]  dp* = exp(-a) dp'
+    [dSYMP.15]  da = -sum dp' p'
     [dSYMP.c_log]  dc_log = da log(1 + h_y / t)         where a is at its clip: 0, and so are the next two
     [dSYMP.c_lin]  dc_lin = da h_y
     [dSYMP.t]  dt = -da c_log h_y / (t (t + h_y))
-    [dSYMP.17]  dg = h_y dp*
+    [dSYMP.13]  dg = h_y dp*
     [dSYMP.h_y]  dh_y = sum dp* g + da (c_log / (t + h_y) + c_lin)
-    [dSYMP.x]  dx = dx' + X                             X the adjoint of norm at dSYMP.11, in `oracles.softmax`
+    [dSYMP.x]  dx = dx' + X                             X the adjoint of norm at dSYMP.1, in `oracles.softmax`
     [dSYMP.p]  dp = dp* + dSYMP.momentum                not at rest; the same page
 
 Axes: b batch, i token, m width. Numbers are arrays of one element.
@@ -111,12 +111,12 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
     xp, h_x, h_y = namespace(x), layer.numbers["h_x"], layer.numbers["h_y"]  # -, (1), (1)
     answer, asked = layer.oracle.forward(layer, x, p)
     before = xp.zeros_like(x) if p is None else p  # (b, i, m)
-    kicked = before + h_y * answer.g  # (b, i, m) [SYMP.20]
-    a = damping(layer, t, h_y)  # (1): SYMP.66
-    momentum = xp.exp(-a) * kicked  # (b, i, m) [SYMP.21]
+    kicked = before + h_y * answer.g  # (b, i, m) [SYMP.14]
+    a = damping(layer, t, h_y)  # (1): SYMP.15
+    momentum = xp.exp(-a) * kicked  # (b, i, m) [SYMP.16]
     moved = layer.oracle.mobilised(layer, momentum)  # (b, i, m): B p'
     speed = layer.oracle.velocity(moved, answer.context)  # (b, i, m): B p' / z
-    result = x + h_x * speed  # (b, i, m) [SYMP.22]
+    result = x + h_x * speed  # (b, i, m) [SYMP.18]
     return result, momentum, Saved(p, t, answer.g, a, momentum, moved, speed, answer.context, asked)
 
 
@@ -126,21 +126,21 @@ def backward(
     """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
     xp, h_x, h_y = namespace(d_result), layer.numbers["h_x"], layer.numbers["h_y"]  # -, (1), (1)
     # forward: result = x + h_x * speed
-    d_speed = h_x * d_result  # (b, i, m) [dSYMP.18]
+    d_speed = h_x * d_result  # (b, i, m) [dSYMP.17]
     d_h_x = inner(d_result, saved.speed)  # (1) [dSYMP.h_x]
     # forward: speed = velocity(mobilised(momentum), z)
     d_moved, d_context = layer.oracle.velocity_backward(
         saved.moved, saved.speed, saved.context, d_speed
     )  # (b, i, m): of B p'
-    d_new = layer.oracle.mobilised_backward(layer, saved.momentum, d_moved, add)  # (b, i, m): part of dSYMP.21
-    d_momentum = d_new if d_later is None else d_later + d_new  # (b, i, m) [dSYMP.21]
+    d_new = layer.oracle.mobilised_backward(layer, saved.momentum, d_moved, add)  # (b, i, m): part of dSYMP.16
+    d_momentum = d_new if d_later is None else d_later + d_new  # (b, i, m) [dSYMP.16]
     # forward: momentum = exp(-a) * kicked
-    d_kicked = xp.exp(-saved.a) * d_momentum  # (b, i, m) [dSYMP.20]
-    d_a = -inner(d_momentum, saved.momentum)  # (1) [dSYMP.66]
+    d_kicked = xp.exp(-saved.a) * d_momentum  # (b, i, m) [dSYMP.14]
+    d_a = -inner(d_momentum, saved.momentum)  # (1) [dSYMP.15]
     # forward: a = damping(t, h_y)
     d_t, d_h = damping_backward(layer, saved.t, h_y, d_a, add)  # (1), (1)
     # forward: kicked = before + h_y * answer.g
-    d_force = h_y * d_kicked  # (b, i, m) [dSYMP.17]
+    d_force = h_y * d_kicked  # (b, i, m) [dSYMP.13]
     d_h_y = inner(d_kicked, saved.force) + d_h  # (1) [dSYMP.h_y]
     # forward: answer = oracle(x, p)
     d_ahead, d_asked = layer.oracle.backward(layer, saved.asked, d_force, None, d_context, add)  # (b, i, m), (b, i, m)
@@ -156,7 +156,7 @@ def backward(
 def damping(layer: Layer, t: Array, h: Array) -> Array:
     """Return a, the integral of the damping from t to t + h; a number that is not there is 0."""
     xp, clip = namespace(t), layer.params.config.damping.clip
-    a = xp.clip(_integral(layer, t, h), -clip, clip)  # (1) [SYMP.66]
+    a = xp.clip(_integral(layer, t, h), -clip, clip)  # (1) [SYMP.15]
     return a
 
 

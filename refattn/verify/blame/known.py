@@ -155,12 +155,12 @@ def _fault(fault: Fault, sizes: tuple[int, int], bank: Bank, grad: bool) -> Valu
 BACKWARD = "in the backward alone: "
 """What the name of an error begins with that the forward of a kernel does not have, and its backward has."""
 
-AGAIN = {"v": ("dSM.7",), "k": ("dSM.q",), "q": ("dSM.k",), "d_out": ("dSM.7",), "keep": ("dSM.7",)}
+AGAIN = {"v": ("dSM.4",), "k": ("dSM.q",), "q": ("dSM.k",), "d_out": ("dSM.4",), "keep": ("dSM.4",)}
 """Equations of the backward that read an input, beside those that weights enter which it computes again."""
 
 
 def _again(of: Iterable[str]) -> tuple[str, ...]:
-    return ("dSM.3", "dSM.v", *(id for name in of for id in AGAIN.get(name, ())))
+    return ("dSM.2", "dSM.v", *(id for name in of for id in AGAIN.get(name, ())))
 
 
 def _fault_backward(fault: Fault, sizes: tuple[int, int], bank: Bank, grad: bool) -> Values:

@@ -16,7 +16,7 @@ from refattn.verify.blame.evidence import Evidence, Fit, same_marks
 from refattn.verify.blame.known import shares
 from refattn.verify.blame.mutants import Change
 from refattn.verify.outcome import Line, Suspect
-from refattn.verify.traced import places
+from refattn.verify.traced import places_to_read
 
 Floats = NDArray[np.float64]
 
@@ -44,8 +44,8 @@ def described(best: Fit, fits: Sequence[Fit], seen: Sequence[Evidence]) -> tuple
 
 
 def lines_of(mechanism: Mechanism, ids: Iterable[str]) -> tuple[Line, ...]:
-    """Return where equations stand."""
-    known = places(mechanism)
+    """Return where a reader finds equations: those of the paper in the definition."""
+    known = places_to_read(mechanism)
     found = [(id, known[id]) for id in ids]
     return tuple(Line(id, at.formula, f"{at.file}:{at.line}", " ".join(at.code.split())) for id, at in found)
 

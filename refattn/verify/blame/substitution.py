@@ -41,7 +41,7 @@ def departure(bank: Bank, result: Result, dtype: str) -> Departure | None:
     bank
         The case.
     result
-        What was returned: equations by their ids (a second pass as ``SM.5[1]``) beside outputs and gradients.
+        What was returned: equations by their ids (a second pass as ``SM.3[1]``) beside outputs and gradients.
     dtype
         The storage type of the case.
 

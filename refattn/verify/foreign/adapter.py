@@ -3,7 +3,7 @@
 An implementation is ``f(q, k, v, *, mask=None, causal=False, scale=None, **options)`` or, for gradients, an object with
 ``forward`` of that signature and ``backward(d_out)``. It is given fresh read-only NumPy arrays and returns an array of
 any library, ``(out, lse)``, `Decline`, or a dict: "out", and any further output by its name or equation of the forward
-by its id ("SM.7"), each of which is judged. It may carry attributes: ``framework`` ("torch" or "jax": it is given
+by its id ("SM.4"), each of which is judged. It may carry attributes: ``framework`` ("torch" or "jax": it is given
 tensors of that library, not NumPy arrays), ``device`` (where these lie: "cuda:0"), ``d_lse`` (true where its autograd
 may be asked for the gradient of lse; a ``backward(d_out, d_lse)`` says so by its parameters), ``slack`` ("unwritten"
 where it leaves rows beyond the lengths as they are: these are not judged), ``keep`` (a function of a case's name and a

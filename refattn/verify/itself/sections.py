@@ -15,6 +15,7 @@ import numpy as np
 
 from refattn import backends, equations
 from refattn.golden import vectors
+from refattn.mechanisms.paper import own_call, reading
 from refattn.mechanisms.record import Case, Mechanism, Unsupported
 from refattn.verify.freeze import recompute
 from refattn.verify.itself import gradients, tangents
@@ -153,6 +154,9 @@ def tasks(scope: Scope) -> Iterator[Task]:
     if mechanism.core is not None:
         for dtype, form in itertools.product(scope.dtypes, mechanism.forms):
             yield Task("forms", f"{form}, {dtype}", partial(_form, scope, form, dtype))
+        for dtype in scope.dtypes:
+            if own_cases(scope, dtype):
+                yield Task("definition", dtype, partial(_definition, scope, dtype))
         if scope.owner.name == "jax":
             for form in mechanism.forms:
                 yield Task("forms", f"{form} under jit", partial(_jit, scope, form))
@@ -183,6 +187,24 @@ def _form(scope: Scope, form: str, dtype: str) -> Found:
     """A form against the dense one in float64 on the host, forward and backward."""
     cases = scope.cases_of(dtype)
     return _worst((case.name, partial(_compare, scope, case, form, dtype, evaluate)) for case in cases)
+
+
+def own_cases(scope: Scope, dtype: str) -> list[Case]:
+    """Return the designed cases that the paper itself has."""
+    core = scope.mechanism.core
+    cases = scope.cases_of(dtype)
+    return [case for case in cases if not isinstance(own_call(core, {**case.inputs, **case.options}), str)]
+
+
+def _definition(scope: Scope, dtype: str) -> Found:
+    """The definition against the general code, forward and backward, on the cases that the paper itself has."""
+
+    def run(mechanism: Mechanism, inputs: Any, options: Mapping[str, Any], upstream: Any, form: str) -> Any:
+        with reading():
+            return evaluate(mechanism, inputs, options, upstream, form)
+
+    cases = own_cases(scope, dtype)
+    return _worst((case.name, partial(_compare, scope, case, "auto", dtype, run)) for case in cases)
 
 
 def _jit(scope: Scope, form: str) -> Found:

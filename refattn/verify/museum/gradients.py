@@ -11,10 +11,10 @@ from refattn.verify.museum.emulator import Array, Flash
 from refattn.verify.museum.fault import fault
 from refattn.verify.museum.memory import _layout
 
-DELTA = "dSM.6"
+DELTA = "dSM.total"
 
 
-@fault("dSM.7", "dSM.v", "d_out", link="https://github.com/Dao-AILab/flash-attention/issues/355")
+@fault("dSM.4", "dSM.v", "d_out", link="https://github.com/Dao-AILab/flash-attention/issues/355")
 class UpstreamOfOtherLayout(Flash):
     """The upstream gradient is stored with tokens before heads, and read with heads before tokens."""
 
@@ -22,7 +22,7 @@ class UpstreamOfOtherLayout(Flash):
         return _layout(d_out)
 
 
-@fault(DELTA, "dSM.5", link="https://github.com/flagos-ai/FlagAttention/pull/1")
+@fault(DELTA, "dSM.3", link="https://github.com/flagos-ai/FlagAttention/pull/1")
 class DeltaOfOtherLayout(Flash):
     """delta, the row sums of d_out * out, is computed as if they were stored with heads before tokens."""
 
@@ -30,7 +30,7 @@ class DeltaOfOtherLayout(Flash):
         return _layout(super().delta(out, d_out))
 
 
-@fault(DELTA, "dSM.5", link="https://github.com/triton-lang/triton/pull/2020")
+@fault(DELTA, "dSM.3", link="https://github.com/triton-lang/triton/pull/2020")
 class DeltaOfHalfTheRows(Flash):
     """delta, the row sums of d_out * out, is computed for the first half of all rows alone."""
 
@@ -40,7 +40,7 @@ class DeltaOfHalfTheRows(Flash):
         return np.where(at < (found.size + 1) // 2, found, 0.0)
 
 
-@fault(DELTA, "dSM.5", link="https://github.com/SHI-Labs/NATTEN/issues/347", tiles="rows")
+@fault(DELTA, "dSM.3", link="https://github.com/SHI-Labs/NATTEN/issues/347", tiles="rows")
 class DeltaWraps(Flash):
     """The index of a row in delta, the row sums of d_out * out, wraps around."""
 
@@ -48,7 +48,7 @@ class DeltaWraps(Flash):
         return super().delta(out, d_out)[:, :, np.arange(self.n_q) % self.rows]
 
 
-@fault(DELTA, "dSM.5", link="https://github.com/Dao-AILab/flash-attention/pull/2481")
+@fault(DELTA, "dSM.3", link="https://github.com/Dao-AILab/flash-attention/pull/2481")
 class DeltaOfHalfTheWidth(Flash):
     """delta, the row sums of d_out * out, is computed before all of d_out has come: from half of the width."""
 
@@ -59,7 +59,7 @@ class DeltaOfHalfTheWidth(Flash):
 
 @fault(
     DELTA,
-    "dSM.5",
+    "dSM.3",
     "inner product left out of the backward",
     link="https://github.com/Dao-AILab/flash-attention/pull/2756",
 )
@@ -127,7 +127,7 @@ class GroupGradientInterleaved(Flash):
         return found
 
 
-@fault("dSM.7", link="https://github.com/lucidrains/flash-attention-jax/pull/15")
+@fault("dSM.4", link="https://github.com/lucidrains/flash-attention-jax/pull/15")
 class WeightGradientOfWidthOfKeys(Flash):
     """The gradient of the weights sums over as many columns of v as q and k have."""
 
@@ -149,7 +149,7 @@ class ValueGradientColumns(Flash):
 
 
 @fault(
-    "dSM.3", "dSM.v", "inner product over masked keys", link="https://github.com/ai-bond/flash-attention-v100/pull/13"
+    "dSM.2", "dSM.v", "inner product over masked keys", link="https://github.com/ai-bond/flash-attention-v100/pull/13"
 )
 class BackwardNotCausal(Flash):
     """The backward does not know of the causal mask."""
@@ -164,7 +164,7 @@ class BackwardNotCausal(Flash):
         return True
 
 
-@fault("dSM.3", "dSM.v", link="https://github.com/meta-pytorch/attention-gym/pull/200")
+@fault("dSM.2", "dSM.v", link="https://github.com/meta-pytorch/attention-gym/pull/200")
 class BackwardLseOfOtherBase(Flash):
     """The backward takes the natural lse for one to base 2."""
 

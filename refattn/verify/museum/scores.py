@@ -73,7 +73,7 @@ class ScaleOfModelWidth(Flash):
         return q, k, v, mask
 
 
-@fault("SM.5", "SM.1", link="https://github.com/meta-pytorch/segment-anything-fast/pull/71")
+@fault("SM.3", "SM.1", link="https://github.com/meta-pytorch/segment-anything-fast/pull/71")
 class NoLog2e(Flash):
     """Exponentials are powers of 2, and log2(e) is not in the scores: base 2 in place of e."""
 
@@ -81,7 +81,7 @@ class NoLog2e(Flash):
         return np.exp2(x)
 
 
-@fault("SM.2", "soft-cap left out", "soft-cap", link="https://github.com/sgl-project/sglang/issues/33915")
+@fault("SM.capped", "soft-cap left out", "soft-cap", link="https://github.com/sgl-project/sglang/issues/33915")
 class SoftcapDropped(Flash):
     """The soft-cap is dropped on the way to the kernel."""
 
@@ -92,7 +92,7 @@ class SoftcapDropped(Flash):
         return 1.0
 
 
-@fault("SM.2", "soft-cap", link="https://github.com/Dao-AILab/flash-attention/pull/2402")
+@fault("SM.capped", "soft-cap", link="https://github.com/Dao-AILab/flash-attention/pull/2402")
 class SoftcapTimesScore(Flash):
     """The tanh of the soft-cap is multiplied by the score, not by the soft-cap."""
 
@@ -100,7 +100,7 @@ class SoftcapTimesScore(Flash):
         return s if self.softcap is None else s * np.tanh(s / self.softcap)
 
 
-@fault("SM.2", "soft-cap", link="https://github.com/sgl-project/sgl-kernel-xpu/pull/491")
+@fault("SM.capped", "soft-cap", link="https://github.com/sgl-project/sgl-kernel-xpu/pull/491")
 class SoftcapOfBase2(Flash):
     """The soft-cap is applied to scores that log2(e) is already in."""
 
@@ -108,7 +108,7 @@ class SoftcapOfBase2(Flash):
         return s if self.softcap is None else self.softcap * np.tanh(s * LOG2E / self.softcap) / LOG2E
 
 
-@fault("SM.2", "soft-cap", link="https://github.com/Dao-AILab/flash-attention/issues/1181")
+@fault("SM.capped", "soft-cap", link="https://github.com/Dao-AILab/flash-attention/issues/1181")
 class SoftcapInsideTanh(Flash):
     """The score is multiplied by the soft-cap inside the tanh, and by nothing outside."""
 
@@ -117,7 +117,11 @@ class SoftcapInsideTanh(Flash):
 
 
 @fault(
-    "SM.3", "SM.2", "soft-cap after the mask", "soft-cap", link="https://github.com/Dao-AILab/flash-attention/pull/1025"
+    "SM.2",
+    "SM.capped",
+    "soft-cap after the mask",
+    "soft-cap",
+    link="https://github.com/Dao-AILab/flash-attention/pull/1025",
 )
 class SoftcapAfterMask(Flash):
     """The soft-cap comes after the mask: hidden keys are attended a little."""
@@ -156,7 +160,7 @@ class WidthsOutOfStep(Flash):
         return super().product(q, k[..., np.r_[0:d:2, 1:d:2]])
 
 
-@fault("SM.8", link="https://github.com/triton-lang/triton/pull/623")
+@fault("SM.5", link="https://github.com/triton-lang/triton/pull/623")
 class ColumnsOfPowerOfTwo(Flash):
     """Only a power of two of the columns of the output is written: the others stay 0."""
 
@@ -165,7 +169,7 @@ class ColumnsOfPowerOfTwo(Flash):
         return np.where(np.arange(out.shape[-1]) < e, out, 0.0), lse
 
 
-@fault("SM.8", link="https://github.com/Dao-AILab/flash-attention/pull/2553")
+@fault("SM.5", link="https://github.com/Dao-AILab/flash-attention/pull/2553")
 class ColumnsOutOfOrder(Flash):
     """The columns of the output are stored in another order: pairs of neighbours are taken apart."""
 

@@ -44,7 +44,7 @@ class Split(Flash):
         return np.exp(lses - top)
 
 
-@fault("SM.8", "SM.9", link="https://github.com/sgl-project/sglang/issues/40903", tiles="columns")
+@fault("SM.5", "SM.lse", link="https://github.com/sgl-project/sglang/issues/40903", tiles="columns")
 class MergedInBase2(Split):
     """Parts whose lse is to base 2 are merged as if it were natural."""
 
@@ -58,7 +58,7 @@ class MergedInBase2(Split):
         return top, right, acc / np.where(total > 0.0, total, 1.0) * right
 
 
-@fault("SM.8", "SM.9", link="https://github.com/vllm-project/vllm/pull/28840", tiles="columns")
+@fault("SM.5", "SM.lse", link="https://github.com/vllm-project/vllm/pull/28840", tiles="columns")
 class MergedWithPowersOf2(Split):
     """Parts whose lse is natural are merged as if it were to base 2."""
 
@@ -66,7 +66,7 @@ class MergedWithPowersOf2(Split):
         return np.exp2(lses - top)
 
 
-@fault("SM.6", "SM.8", "SM.9", link="https://github.com/ROCm/aiter/pull/3641", tiles="columns")
+@fault("SM.total", "SM.5", "SM.lse", link="https://github.com/ROCm/aiter/pull/3641", tiles="columns")
 class EmptyPartCounts(Split):
     """A part of which nothing may be attended counts with an lse of 0."""
 
@@ -74,7 +74,7 @@ class EmptyPartCounts(Split):
         return np.where(total > 0.0, super().part_lse(top, total), 0.0)
 
 
-@fault("SM.6", "SM.8", "SM.9", link="https://github.com/ROCm/aiter/pull/4420", tiles="columns")
+@fault("SM.total", "SM.5", "SM.lse", link="https://github.com/ROCm/aiter/pull/4420", tiles="columns")
 class EmptyPartIsNaN(Split):
     """A part of which nothing may be attended is 0 divided by 0, and makes all of the row NaN."""
 
@@ -82,7 +82,7 @@ class EmptyPartIsNaN(Split):
         return acc / total
 
 
-@fault("SM.6", "SM.8", link="https://github.com/ROCm/vllm/pull/22", tiles="columns")
+@fault("SM.total", "SM.5", link="https://github.com/ROCm/vllm/pull/22", tiles="columns")
 class PartsLeftOut(Split):
     """Only the first two parts are merged."""
 
@@ -90,7 +90,7 @@ class PartsLeftOut(Split):
         return super().merged(outs[:2], lses[:2])
 
 
-@fault("SM.8", link="https://github.com/Dao-AILab/flash-attention/pull/2388", tiles="columns")
+@fault("SM.5", link="https://github.com/Dao-AILab/flash-attention/pull/2388", tiles="columns")
 class PartsOfNextRow(Split):
     """The lse of the parts are read at the wrong stride: a row's parts are weighted by those of the next row."""
 
@@ -99,7 +99,7 @@ class PartsOfNextRow(Split):
         return np.exp(other - self.shift(np.max(other, axis=0)))
 
 
-@fault("SM.9", "lse to base 2", "lse", link="https://github.com/flashinfer-ai/flashinfer/issues/4485")
+@fault("SM.lse", "lse to base 2", "lse", link="https://github.com/flashinfer-ai/flashinfer/issues/4485")
 class LseToBase2(Flash):
     """lse is to base 2."""
 
@@ -108,7 +108,7 @@ class LseToBase2(Flash):
         return found | {"lse": found["lse"] / math.log(2.0)}
 
 
-@fault("SM.9", "lse", link="https://github.com/pytorch/pytorch/issues/181645")
+@fault("SM.lse", "lse", link="https://github.com/pytorch/pytorch/issues/181645")
 class LseTimesLn2(Flash):
     """lse is natural, and multiplied by ln 2 once more."""
 
@@ -117,7 +117,7 @@ class LseTimesLn2(Flash):
         return found | {"lse": found["lse"] * math.log(2.0)}
 
 
-@fault("SM.9", "lse without the maximum", "lse", link="https://github.com/Dao-AILab/flash-attention/issues/404")
+@fault("SM.lse", "lse without the maximum", "lse", link="https://github.com/Dao-AILab/flash-attention/issues/404")
 class LseWithoutMaximum(Flash):
     """lse is the logarithm of the sum alone, without the maximum."""
 
@@ -135,7 +135,7 @@ class LseWithoutMaximum(Flash):
         return found | {"lse": self.logs[..., 0]}
 
 
-@fault("SM.9", "lse", link="https://github.com/meta-pytorch/attention-gym/issues/37")
+@fault("SM.lse", "lse", link="https://github.com/meta-pytorch/attention-gym/issues/37")
 class LseOfZeros(Flash):
     """lse is never written: it is 0."""
 
@@ -144,7 +144,7 @@ class LseOfZeros(Flash):
         return found | {"lse": np.zeros_like(found["lse"])}
 
 
-@fault("SM.9", "lse", link="https://github.com/ROCm/aiter/pull/3334")
+@fault("SM.lse", "lse", link="https://github.com/ROCm/aiter/pull/3334")
 class LseOfCentredKeys(Flash):
     """The mean of the keys is subtracted before the scores, and lse is that of what remains."""
 
@@ -155,7 +155,7 @@ class LseOfCentredKeys(Flash):
         return found | {"lse": found["lse"] - shift}
 
 
-@fault("SM.9", "lse", link="https://github.com/Dao-AILab/flash-attention/issues/648")
+@fault("SM.lse", "lse", link="https://github.com/Dao-AILab/flash-attention/issues/648")
 class LseOfOtherHeads(Flash):
     """The heads of lse are in another order: with grouped heads, group by group of positions."""
 
@@ -169,7 +169,7 @@ class LseOfOtherHeads(Flash):
         return self.groups
 
 
-@fault("SM.9", "lse", link="https://github.com/feifeibear/long-context-attention/issues/122")
+@fault("SM.lse", "lse", link="https://github.com/feifeibear/long-context-attention/issues/122")
 class LseWithPaddedStride(Flash):
     """lse is written with rows of a multiple of 32, and read without the padding."""
 

@@ -22,7 +22,7 @@ def low(x: Array, dtype: str) -> Array:
 # The state that comes in, goes on and goes out
 
 
-@fault("DELTA.4", "state in ignored", link="https://github.com/huggingface/transformers/pull/45513")
+@fault("DELTA.1", "state in ignored", link="https://github.com/huggingface/transformers/pull/45513")
 class StateForOneTokenAlone(Recurrence):
     """The state that comes in is read where a single token comes with it, and dropped where several do."""
 
@@ -30,7 +30,7 @@ class StateForOneTokenAlone(Recurrence):
         return state if self.q.shape[3] == 1 else state * 0.0
 
 
-@fault("DELTA.4", "state in ignored", link="https://github.com/vllm-project/vllm/pull/22034")
+@fault("DELTA.1", "state in ignored", link="https://github.com/vllm-project/vllm/pull/22034")
 class StateOfOneSequenceIgnored(Recurrence):
     """The state that comes in is dropped where the batch has one sequence."""
 
@@ -38,7 +38,7 @@ class StateOfOneSequenceIgnored(Recurrence):
         return state * 0.0 if len(state) == 1 else state
 
 
-@fault("DELTA.9", link="https://github.com/ollama/ollama/issues/15865")
+@fault("DELTA.4", link="https://github.com/ollama/ollama/issues/15865")
 class StateInBfloat16(Recurrence):
     """The state is held in bfloat16 from token to token."""
 
@@ -46,7 +46,7 @@ class StateInBfloat16(Recurrence):
         return low(state, "bfloat16")
 
 
-@fault("DELTA.9", link="https://github.com/NVIDIA/TensorRT-Model-Connect/pull/725")
+@fault("DELTA.4", link="https://github.com/NVIDIA/TensorRT-Model-Connect/pull/725")
 class StateInFloat16(Recurrence):
     """The state is held in float16 from token to token."""
 
@@ -54,7 +54,7 @@ class StateInFloat16(Recurrence):
         return low(state, "float16")
 
 
-@fault("DELTA.9", link="", tiles="chunk")
+@fault("DELTA.4", link="", tiles="chunk")
 class ChunkStatesInBfloat16(Recurrence):
     """The state that a chunk gives to the next one is rounded to bfloat16."""
 
@@ -62,7 +62,7 @@ class ChunkStatesInBfloat16(Recurrence):
         return low(state, "bfloat16")
 
 
-@fault("DELTA.9", link="https://github.com/syv-ai/qwen38-27b-rtx3090/pull/43", tiles="chunk")
+@fault("DELTA.4", link="https://github.com/syv-ai/qwen38-27b-rtx3090/pull/43", tiles="chunk")
 class ChunksBeginEmpty(Recurrence):
     """Every chunk but the first begins with a state of 0."""
 
@@ -70,7 +70,7 @@ class ChunksBeginEmpty(Recurrence):
         return state * 0.0
 
 
-@fault("DELTA.9", link="", tiles="chunk")
+@fault("DELTA.4", link="", tiles="chunk")
 class ChunksBeginWithTheFirstState(Recurrence):
     """Every chunk begins with the state that came in, in place of that of the chunk before."""
 
@@ -78,7 +78,7 @@ class ChunksBeginWithTheFirstState(Recurrence):
         return before
 
 
-@fault("DELTA.9", link="https://github.com/vllm-project/vllm-ascend/pull/11508", tiles="chunk")
+@fault("DELTA.4", link="https://github.com/vllm-project/vllm-ascend/pull/11508", tiles="chunk")
 class FirstStateCountedAgain(Recurrence):
     """What is left of the state that came in is added to the state once more at the end of each chunk."""
 
@@ -96,7 +96,7 @@ class FirstStateCountedAgain(Recurrence):
         return state + self.alone
 
 
-@fault("DELTA.9", link="https://github.com/sgl-project/sglang/issues/31833", tiles="chunk")
+@fault("DELTA.4", link="https://github.com/sgl-project/sglang/issues/31833", tiles="chunk")
 class StateOfWholeChunks(Recurrence):
     """The state that goes out is that before the last chunk, where this one is not full."""
 
@@ -108,7 +108,7 @@ class StateOfWholeChunks(Recurrence):
         return self.tokens[whole - 1].state, self.tokens[whole - 1].momentum
 
 
-@fault("DELTA.9", link="", tiles="chunk")
+@fault("DELTA.4", link="", tiles="chunk")
 class LastChunkNotWritten(Recurrence):
     """What the tokens of a last chunk that is not full read is not stored."""
 
@@ -121,7 +121,7 @@ class LastChunkNotWritten(Recurrence):
 # Decays
 
 
-@fault("DELTA.3", "DELTA.4", "DELTA.9", link="https://github.com/openxla/tokamax/pull/1327", tiles="chunk")
+@fault("DELTA.fade", "DELTA.1", "DELTA.4", link="https://github.com/openxla/tokamax/pull/1327", tiles="chunk")
 class DecaysTakenApart(Recurrence):
     """The decay between two tokens is taken apart into factors about the start of a chunk: strong ones overflow."""
 
@@ -146,7 +146,7 @@ class DecaysTakenApart(Recurrence):
         return super().run(*given, **more)
 
 
-@fault("DELTA.3", "DELTA.4", link="", tiles="chunk")
+@fault("DELTA.fade", "DELTA.1", link="", tiles="chunk")
 class FirstTokenOfChunksKept(Recurrence):
     """The decay of the first token of each chunk but the first is left out."""
 
@@ -155,7 +155,7 @@ class FirstTokenOfChunksKept(Recurrence):
         return state if n > first and (n - first) % self.chunk == 0 else super().decayed(state, n)
 
 
-@fault("DELTA.3", "DELTA.4", link="https://github.com/vllm-project/vllm/pull/23279", tiles="chunk")
+@fault("DELTA.fade", "DELTA.1", link="https://github.com/vllm-project/vllm/pull/23279", tiles="chunk")
 class DecaysOfTheSequenceBefore(Recurrence):
     """Where a sequence begins within a chunk its first state decays by what the sequence before has in this chunk."""
 
@@ -170,7 +170,7 @@ class DecaysOfTheSequenceBefore(Recurrence):
 # Packed sequences, padding, heads
 
 
-@fault("DELTA.4", "state in ignored", link="")
+@fault("DELTA.1", "state in ignored", link="")
 class FirstStateForAllSequences(Recurrence):
     """Every sequence begins with the state of the first one."""
 
@@ -178,7 +178,7 @@ class FirstStateForAllSequences(Recurrence):
         return np.broadcast_to(state[:1], state.shape).copy()
 
 
-@fault("DELTA.4", "DELTA.9", link="")
+@fault("DELTA.1", "DELTA.4", link="")
 class SequencesRunOn(Recurrence):
     """A packed sequence begins with the state that the one before it ended with."""
 
@@ -189,7 +189,10 @@ class SequencesRunOn(Recurrence):
 
 
 @fault(
-    "mask of values alone", "DELTA.2", "DELTA.4", link="https://github.com/fla-org/flash-linear-attention/issues/1272"
+    "mask of values alone",
+    "DELTA.unit_k",
+    "DELTA.1",
+    link="https://github.com/fla-org/flash-linear-attention/issues/1272",
 )
 class PaddingDecays(Recurrence):
     """Padding has values of 0, and lets the state decay."""
@@ -198,7 +201,7 @@ class PaddingDecays(Recurrence):
         return x if name.startswith("log") else super().shown(x, mask, name)
 
 
-@fault("DELTA.2", "mask of values alone", link="https://github.com/huggingface/transformers/pull/46773")
+@fault("DELTA.unit_k", "mask of values alone", link="https://github.com/huggingface/transformers/pull/46773")
 class PaddingOfOneSequenceSeen(Recurrence):
     """Padding counts as tokens where the batch has one sequence."""
 
@@ -206,7 +209,7 @@ class PaddingOfOneSequenceSeen(Recurrence):
         return x if len(mask) == 1 else super().shown(x, mask, name)
 
 
-@fault("DELTA.2", "mask of values alone", link="https://github.com/huggingface/transformers/issues/47086")
+@fault("DELTA.unit_k", "mask of values alone", link="https://github.com/huggingface/transformers/issues/47086")
 class PaddingSeenAfterAState(Recurrence):
     """Padding counts as tokens where a state comes in."""
 
@@ -214,7 +217,7 @@ class PaddingSeenAfterAState(Recurrence):
         return {name: x for name, x in inputs.items() if name != "key_mask" or "state" not in inputs}
 
 
-@fault("keys tiled", "DELTA.2", link="")
+@fault("keys tiled", "DELTA.unit_k", link="")
 class KeyHeadsByRemainder(Recurrence):
     """State head g has key head g mod f, in place of floor(g f / g_total): of keys alone, queries are right."""
 
@@ -222,7 +225,7 @@ class KeyHeadsByRemainder(Recurrence):
         return np.arange(heads) % max(groups, 1)
 
 
-@fault("DELTA.10", link="https://github.com/ohdearquant/lattice/issues/262")
+@fault("DELTA.5", link="https://github.com/ohdearquant/lattice/issues/262")
 class HeadsOfKeysAlone(Recurrence):
     """As many heads are computed as there are key heads: the outputs and states of the others are 0."""
 
@@ -233,7 +236,7 @@ class HeadsOfKeysAlone(Recurrence):
         return out, state
 
 
-@fault("DELTA.5", link="https://github.com/NeuraLegion/shainet/pull/170", tiles="chunk")
+@fault("DELTA.predicted", link="https://github.com/NeuraLegion/shainet/pull/170", tiles="chunk")
 class StateOfTheChunkDecaysTwice(Recurrence):
     """What is asked of the state before the chunk decays twice where the error is computed."""
 
@@ -259,7 +262,7 @@ class StateOfTheChunkDecaysTwice(Recurrence):
 # The backward
 
 
-@fault("dDELTA.9", "dDELTA.4", link="https://github.com/NX-AI/mlstm_kernels/pull/10", tiles="chunk")
+@fault("dDELTA.4", "dDELTA.1", link="https://github.com/NX-AI/mlstm_kernels/pull/10", tiles="chunk")
 class GradientOfStateStops(Recurrence):
     """The gradient of the state does not go on to the chunk before."""
 
@@ -267,7 +270,7 @@ class GradientOfStateStops(Recurrence):
         return d_state * 0.0
 
 
-@fault("dDELTA.9", "dDELTA.4", link="https://github.com/fla-org/flash-linear-attention/pull/37", tiles="chunk")
+@fault("dDELTA.4", "dDELTA.1", link="https://github.com/fla-org/flash-linear-attention/pull/37", tiles="chunk")
 class GradientOfStateInBfloat16(Recurrence):
     """The gradient of the state is rounded to bfloat16 from chunk to chunk."""
 
@@ -275,7 +278,7 @@ class GradientOfStateInBfloat16(Recurrence):
         return low(d_state, "bfloat16")
 
 
-@fault("dDELTA.1", "states of the second sweep begin at 0", link="", tiles="chunk")
+@fault("dDELTA.unit_q", "states of the second sweep begin at 0", link="", tiles="chunk")
 class QueriesOfTheirChunkAlone(Recurrence):
     """The gradient of a query is of what its own chunk has written."""
 
@@ -290,7 +293,7 @@ class QueriesOfTheirChunkAlone(Recurrence):
         return super().state_of(n) - left
 
 
-@fault("dDELTA.2", "keys without the gradient of the prediction",
+@fault("dDELTA.unit_k", "keys without the gradient of the prediction",
        link="https://github.com/fla-org/flash-linear-attention/issues/984", tiles="chunk")  # fmt: skip
 class KeysWithoutTheSystem(Recurrence):
     """The gradient of a key has that of its prediction from the first token of its chunk alone."""

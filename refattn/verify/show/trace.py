@@ -26,7 +26,8 @@ def text(found: Traced, only: Sequence[str] = (), *, width: int = 120, colour: b
         return "\n".join(line for step in chosen for line in (*_step(step, width, colour), "")).rstrip("\n")
     where = f"case {found.case}" if found.case else "one step"
     title = registry.mechanism(found.mechanism).title
-    head = f"{title}: the {found.part}, {where}, {found.dtype} on {found.backend}"
+    what = f"the general code, since {found.why}" if found.why else f"the {found.part}"
+    head = f"{title}: {what}, {where}, {found.dtype} on {found.backend}"
     lines = [head, "", *_title("Arguments", colour)]
     for name, option in found.options.items():
         lines.append(f"{name} = {option}")
@@ -59,7 +60,7 @@ def _title(name: str, colour: bool) -> Iterator[str]:
 
 def _step(step: Step, width: int, colour: bool) -> Iterator[str]:
     place = step.place
-    yield f"{_bold(step.id, colour)}  {re.sub(' {2,}', '   ', place.formula)}"
+    yield f"{_bold(step.id, colour)}  {re.sub(' {2,}', '   ', place.formula)}".rstrip()
     first, *more = place.code.splitlines()
     yield f"    {place.file}:{place.line}: {first}{' ...' if more else ''}"
     axes = f" ({', '.join(place.axes)})" if place.axes is not None else ""

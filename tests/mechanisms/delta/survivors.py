@@ -12,7 +12,7 @@ SURVIVORS: dict[str, dict[str, str]] = {
             f"dDELTA.{name} rounded one type lower": "the result is stored in bfloat16 right after"
             for name in ("q", "k", "v", "state", "scale", "beta", "log_momentum", "step", "log_decay", "1", "2")
         },
-        "dDELTA.6 rounded one type lower": "the gradient of v, rounded to bfloat16 as what is predicted",
-        "dDELTA.8 rounded one type lower": "what is read from it is rounded to bfloat16 next",
+        "dDELTA.2 rounded one type lower": "the gradient of v, rounded to bfloat16 as what is predicted",
+        "dDELTA.momentum rounded one type lower": "what is read from it is rounded to bfloat16 next",
     },
 }

@@ -11,14 +11,13 @@ SURVIVORS: dict[str, dict[str, str]] = {
     "bfloat16": {
         **{
             f"{id} rounded one type lower": "the result is stored in bfloat16 right after"
-            for id in ("GE.16", "dGE.q", "dGE.k", "dGE.v", *(f"dGE.{name}" for name in NUMBERS))
+            for id in ("GE.13", "dGE.q", "dGE.k", "dGE.v", *(f"dGE.{name}" for name in NUMBERS))
         },
         **{
             f"{id} rounded one type lower": "its sum with other parts is rounded to bfloat16 right after"
-            for id in ("dGE.5", "dGE.4", "dGE.2")
+            for id in ("dGE.11", "dGE.4", "dGE.3", "dGE.masked")
         },
-        "GE.14 rounded one type lower": "the sum that weights are divided by: they are rounded to bfloat16 right after",
-        "dGE.start scaled by 1.02": "2 % of a sum over all heads is less than the roundings of all weights add up to",
+        "GE.11 rounded one type lower": "the sum that weights are divided by: they are rounded to bfloat16 right after",
         "dGE.scale scaled by 1.02": "one number: 2 % of it is less than the roundings of all weights add up to",
     },
 }

@@ -104,7 +104,7 @@ def test_levels_gather_the_one_below(causal: bool) -> None:
     q, k, v = qkv(LONG)
     options: dict[str, Any] = {"stride": 2, "window": 3, "causal": causal, "step": 0.2, "steps": 4}
     options |= {"threshold": "hard(tau=0.2)", "level_logits": draw("logits", 3)}
-    expected = level_loops.forward(q, k, v, **options)["GE.32"]
+    expected = level_loops.forward(q, k, v, **options)["GE.mixed"]
     for form in ("dense", "banded"):
         out, saved = hierarchy.forward(q, k, v, form=form, **options)
         np.testing.assert_allclose(out, expected, rtol=0, atol=1e-14)
@@ -117,7 +117,7 @@ def test_a_check_has_the_levels() -> None:
     scope = sections.Scope(mechanism("graph_energy"), backends.get("numpy"))
     found = {task.section: task for task in sections.tasks(scope) if task.name.startswith("levels")}
     assert [*found] == ["loops", "gradients"] and found["loops"].run()[0] <= 1.0
-    with equations.apply(lambda id, name, x: 1.01 * x if id == "GE.29" else x):
+    with equations.apply(lambda id, name, x: 1.01 * x if id == "GE.level_weights" else x):
         assert found["loops"].run()[0] > 1.0
 
 
@@ -194,7 +194,7 @@ def test_the_loops_have_a_strength_of_each_head() -> None:
     q, k, v = qkv(H)
     options: dict[str, Any] = {"mu": np.abs(draw("mu", H)), "intrinsic": "double_well", "step": 0.1, "steps": 2}
     out, saved = core.forward(q, k, v, **options)
-    np.testing.assert_allclose(out, loops.forward(q, k, v, **options)["GE.16"], rtol=0, atol=1e-14)
+    np.testing.assert_allclose(out, loops.forward(q, k, v, **options)["GE.13"], rtol=0, atol=1e-14)
     found, expected = core.backward(saved, out)["mu"], loops.backward(q, k, v, out, **options)["dGE.mu"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 

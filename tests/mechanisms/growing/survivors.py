@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from tests.mechanisms.softmax.survivors import SURVIVORS as OF_SOFTMAX
 
-SHIFT = {"SM.4 scaled by 1.02": "softmax does not depend on what is subtracted from all scores of a row"}
+SHIFT = {"SM.top scaled by 1.02": "softmax does not depend on what is subtracted from all scores of a row"}
 
 SURVIVORS: dict[str, dict[str, str]] = {dtype: {**known, **SHIFT} for dtype, known in OF_SOFTMAX.items()}

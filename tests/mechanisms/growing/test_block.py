@@ -38,7 +38,7 @@ def test_the_numbers_by_hand() -> None:
         _, gradients, _ = BLOCK.backward(params, saved, BLOCK.module.State(np.ones((1, 2, 1))))
     np.testing.assert_array_equal(t["SM.1"][0, 0], [[1.0, 2.0], [2.0, 4.0]])
     np.testing.assert_allclose(state.x[0, :, 0], [2.731059, 3.880797], atol=5e-7)
-    np.testing.assert_allclose(t["dSM.3"][0, 0], [[-0.196612, 0.196612], [-0.104994, 0.104994]], atol=5e-7)
+    np.testing.assert_allclose(t["dSM.2"][0, 0], [[-0.196612, 0.196612], [-0.104994, 0.104994]], atol=5e-7)
     np.testing.assert_allclose([gradients.w_q[0, 0, 0], gradients.w_k[0, 0, 0]], [0.406599, 0.406599], atol=5e-7)
 
 
@@ -93,11 +93,11 @@ def test_gradients_are_those_of_autograd(name: str) -> None:
     with ra.trace() as t:
         _, traced = step(params, x, context)
         BLOCK.backward(params, traced, BLOCK.module.State(d_y))
-    scores = torch.tensor(t.get("SM.3", t["SM.1"]), requires_grad=True)
+    scores = torch.tensor(t.get("SM.2", t["SM.1"]), requires_grad=True)
     weights = torch.nan_to_num(torch.softmax(scores, dim=-1))
     d_attended = torch.tensor(t["dGROW.o"])
-    (wanted,) = torch.autograd.grad(torch.sum(weights @ torch.tensor(t["GROW.4"]) * d_attended), [scores])
-    np.testing.assert_allclose(t["dSM.3"], torch.nan_to_num(wanted).numpy(), rtol=0.0, atol=1e-12)
+    (wanted,) = torch.autograd.grad(torch.sum(weights @ torch.tensor(t["GROW.values"]) * d_attended), [scores])
+    np.testing.assert_allclose(t["dSM.2"], torch.nan_to_num(wanted).numpy(), rtol=0.0, atol=1e-12)
 
 
 # --- the functional gradient

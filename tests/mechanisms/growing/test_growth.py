@@ -272,33 +272,35 @@ def test_equal_halves_never_part(split: float, grows: bool, monkeypatch: pytest.
 
 
 def test_a_traced_step_agrees_with_its_second_derivation() -> None:
-    """GROW.7 to GROW.25 of the usual options, id by id, but for the signs of eigenvectors and singular vectors."""
+    """Every equation of a step of the usual options, but for the signs of eigenvectors and singular vectors."""
     params, x, context = block_of("two heads")
     y, saved = step(params, x, context)
     with ra.trace() as t:
         d_state = BLOCK.module.State(draw("d_y", *y.shape))
         made = GROWTH.plan(params, GROWTH.observe(params, saved, d_state), columns=1)
-        before = len(t.passes("GROW.16"))
+        before = len(t.passes("GROW.1"))
         grown = GROWTH.apply(made, 0.3)
-    assert before == 0 and len(t.passes("GROW.18")) == 1
+    assert before == 0 and len(t.passes("GROW.singular_values")) == 1
     values = BLOCK.module.keys_and_values(params, x)[1]
     d_out = BLOCK.module.attended_backward(params, saved, d_state)
     numbers = {"scale": params.config.factor, "damping": 0.01, "rank": params.w_q.shape[2] + 1, "amplitude": 0.3}
     expected = loops.step(saved.tokens, params.w_q, params.w_k, values, d_out, **numbers)
-    assert set(expected) == {f"GROW.{n}" for n in range(7, 26)}
+    assert set(expected) == {id for module in ra.mechanism("growing").beside for id in equations.declared(module)}
     for id, value in expected.items():
-        found = t[id][..., : value.shape[-1]] if id == "GROW.18" else t[id]
-        signs = np.abs if id in {f"GROW.{n}" for n in (13, 14, *range(19, 26))} else np.asarray
+        found = t[id][..., : value.shape[-1]] if id == "GROW.singular_values" else t[id]
+        signs = np.abs if id in beside.SIGNLESS else np.asarray
         np.testing.assert_allclose(signs(found), signs(value), rtol=0.0, atol=1e-9 * np.max(np.abs(value)), err_msg=id)
-    for id, weight in (("GROW.24", grown.w_q), ("GROW.25", grown.w_k)):
+    for id, weight in (("GROW.17", grown.w_q), ("GROW.18", grown.w_k)):
         np.testing.assert_array_equal(t[id], weight)
         np.testing.assert_allclose(weight[..., :-1], expected[id][..., :-1], rtol=0.0, atol=1e-9)
     # Products know no signs: the truncated kernel, the same of balanced factors; and weights are made of these.
-    low, balanced = (t[i] @ np.swapaxes(t[j], 1, 2) for i, j in (("GROW.19", "GROW.20"), ("GROW.21", "GROW.22")))
-    np.testing.assert_allclose(low, expected["GROW.19"] @ np.swapaxes(expected["GROW.20"], 1, 2), rtol=0.0, atol=1e-9)
+    first, second = ("GROW.left_factor", "GROW.right_factor"), ("GROW.14", "GROW.15")
+    low, balanced = (t[left] @ np.swapaxes(t[right], 1, 2) for left, right in (first, second))
+    wanted = expected[first[0]] @ np.swapaxes(expected[first[1]], 1, 2)
+    np.testing.assert_allclose(low, wanted, rtol=0.0, atol=1e-9)
     np.testing.assert_allclose(balanced, low, atol=1e-12)
-    for id, weight in (("GROW.21", grown.w_q), ("GROW.22", grown.w_k)):
-        turned = t[id] @ t["GROW.23"] / math.sqrt(params.config.factor)
+    for id, weight in (("GROW.14", grown.w_q), ("GROW.15", grown.w_k)):
+        turned = t[id] @ t["GROW.16"] / math.sqrt(params.config.factor)
         np.testing.assert_allclose(turned, weight, atol=1e-12)
 
 
@@ -307,7 +309,7 @@ def test_the_check_derives_every_equation_beside_the_core_twice() -> None:
     found, expected = beside.twice()
     modules = (BLOCK.module, *ra.mechanism("growing").beside)
     assert set(found) == {id for module in modules for id in equations.declared(module)}
-    changed = {id: 1.001 * value if id in ("GROW.12", "GROW.17") else value for id, value in found.items()}
+    changed = {id: 1.001 * value if id in ("GROW.8", "GROW.10") else value for id, value in found.items()}
 
     def judged(values: Mapping[str, Any]) -> tuple[float, str]:
         record = replace(ra.mechanism("growing"), beside_twice=lambda: (values, expected))
@@ -316,7 +318,7 @@ def test_the_check_derives_every_equation_beside_the_core_twice() -> None:
 
     assert judged(found)[0] < 1e-3
     share, where = judged(changed)
-    assert share > 1e5 and where == "GROW.12, the first of 2 that differ"
+    assert share > 1e5 and where == "GROW.8, the first of 2 that differ"
 
 
 # --- the search

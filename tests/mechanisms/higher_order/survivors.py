@@ -9,11 +9,11 @@ SURVIVORS: dict[str, dict[str, str]] = {
     "bfloat16": {
         **{
             f"{id} rounded one type lower": "the result is stored in bfloat16 right after"
-            for id in ("HOL.9", "dHOL.1", "dHOL.2", "dHOL.q", "dHOL.k", "dHOL.v")
+            for id in ("HOL.6", "dHOL.1", "dHOL.2", "dHOL.q", "dHOL.k", "dHOL.v")
         },
         **{
             f"{id} rounded one type lower": "the weights, or their adjoint, are rounded to bfloat16 in any case"
-            for id in ("HOL.3", "HOL.4", "dHOL.4", "dHOL.7")
+            for id in ("HOL.3", "HOL.taylor", "dHOL.taylor", "dHOL.5")
         },
     },
 }

@@ -90,9 +90,9 @@ def claims(call: Call, module: Any, form: str, backend: Any = None) -> dict[str,
 @given(calls(smallest=1, longest=4))
 def test_dense_is_loops_id_by_id(call: Call) -> None:
     expected, found = values_of_loops(call), claims(call, dense, "dense")
-    if "SM.3" not in found and "SM.3" in expected:  # a causal mask that hides nothing is none
+    if "SM.2" not in found and "SM.2" in expected:  # a causal mask that hides nothing is none
         assert call.allowed.all()
-        del expected["SM.3"]
+        del expected["SM.2"]
     assert set(found) == set(expected)
     compare(found, expected, call)
 
@@ -108,14 +108,14 @@ def test_tiles_are_loops_id_by_id(call: Call) -> None:
         assert not call.allowed.any()
         return
     # The maximum is another one (or none), and so is what is counted from it.
-    for id in ("SM.4", "SM.5", "SM.6", "SM.8"):
+    for id in ("SM.top", "SM.3", "SM.total", "SM.5"):
         del found[id]
-    columns = found["dSM.3"].shape[-1]
+    columns = found["dSM.2"].shape[-1]
     assert columns == call.k.shape[2] or not call.allowed[..., columns:].any()
-    for id in ("SM.1", "SM.2", "SM.3", "SM.7", "dSM.3", "dSM.1"):
+    for id in ("SM.1", "SM.capped", "SM.2", "SM.4", "dSM.2", "dSM.1"):
         if id in found:
             found[id], expected[id] = found[id].reshape(*plane, columns), expected[id][..., :columns]
-    found["SM.9"], found["dSM.q"] = found["SM.9"].reshape(plane), found["dSM.q"].reshape(call.q.shape)
+    found["SM.lse"], found["dSM.q"] = found["SM.lse"].reshape(plane), found["dSM.q"].reshape(call.q.shape)
     for id, whole in (("dSM.k", call.k), ("dSM.v", call.v)):
         missing = whole.shape[2] - columns
         found[id] = np.pad(found[id], ((0, 0), (0, 0), (0, missing), (0, 0)))
@@ -127,7 +127,7 @@ def compare(found: dict[str, Any], expected: dict[str, Any], call: Call) -> None
     for id, value in expected.items():
         a, b = np.asarray(found[id]), np.asarray(value)
         assert a.shape == b.shape, id
-        if id == "SM.4":
+        if id == "SM.top":
             a, b = (np.where(call.allowed.any(axis=-1, keepdims=True), x, 0.0) for x in (a, b))
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11 * (1.0 + call.q.size), err_msg=id)
 
@@ -258,10 +258,10 @@ def test_memory_is_linear_in_the_length(options: dict[str, Any]) -> None:
 
 
 def rows_are_safe(call: Call, dtype: str) -> Any:
-    """Which rows do without a maximum: those whose first SM.4 is 0."""
+    """Which rows do without a maximum: those whose first SM.top is 0."""
     with ra.trace() as t, cut(1000, 1000, 9, 9):
         run(call, "tiled", dtype=dtype)
-    return np.reshape(t["SM.4"], call.q.shape[:3]) == 0.0
+    return np.reshape(t["SM.top"], call.q.shape[:3]) == 0.0
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -276,7 +276,7 @@ def test_the_future_does_change_the_choice_of_the_maximum() -> None:
     def safe(c: Call) -> Any:
         with ra.trace() as t, cut(9, 9):
             run(c, "tiled")
-        return np.ravel(t["SM.4"]) == 0.0
+        return np.ravel(t["SM.top"]) == 0.0
 
     assert safe(call).all() and safe(loud).tolist() == [True] * 5 + [False] * 4
 

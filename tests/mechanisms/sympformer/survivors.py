@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 _SHIFT = {
-    f"SYMP.3 {kind}": "what is subtracted from the scores of a row cancels"
+    f"SYMP.largest {kind}": "what is subtracted from the scores of a row cancels"
     for kind in ("scaled by 1.02", "sign flipped", "heads swapped", "one row zeroed", "shifted by one")
 }
 
-_SHIFT["SYMP.3 rounded one type lower"] = _SHIFT["SYMP.3 sign flipped"]
+_SHIFT["SYMP.largest rounded one type lower"] = _SHIFT["SYMP.largest sign flipped"]
 
 SURVIVORS: dict[str, dict[str, str]] = {
     "float32": {

@@ -57,28 +57,28 @@ def reached(case: str, *, grad: bool = True) -> dict[str, tuple[str, ...]]:
 
 def test_an_equation_reaches_what_is_computed_from_it() -> None:
     table = reached("softcap")
-    assert table["SM.8"] == ("out",) and table["SM.9"] == ("lse",)
-    assert table["SM.7"] == ("out", "d_q", "d_k", "d_v")  # lse is computed from the sum
-    assert table["SM.1"] == table["SM.2"] == ("out", "lse", "max", "d_q", "d_k", "d_v")
-    assert table["dSM.7"] == table["dSM.3"] == table["dSM.1"] == ("d_q", "d_k")
+    assert table["SM.5"] == ("out",) and table["SM.lse"] == ("lse",)
+    assert table["SM.4"] == ("out", "d_q", "d_k", "d_v")  # lse is computed from the sum
+    assert table["SM.1"] == table["SM.capped"] == ("out", "lse", "max", "d_q", "d_k", "d_v")
+    assert table["dSM.4"] == table["dSM.2"] == table["dSM.1"] == ("d_q", "d_k")
     assert [table[f"dSM.{name}"] for name in "qkv"] == [("d_q",), ("d_k",), ("d_v",)]
-    assert table["SM.3"] == table["dSM.scale"] == ()  # without a mask it does not run; no d_scale is asked for
+    assert table["SM.2"] == table["dSM.scale"] == ()  # without a mask it does not run; no d_scale is asked for
 
 
 def test_without_gradients_the_backward_reaches_nothing() -> None:
     table = reached("tiny", grad=False)
     assert not any(found for id, found in table.items() if id.startswith("d"))
-    assert table["SM.7"] == ("out",)
+    assert table["SM.4"] == ("out",)
 
 
 HANDFUL = (
     ("SM.1", "sign flipped"),
-    ("SM.2", "last key dropped"),
-    ("SM.6", "one row zeroed"),
-    ("SM.7", "rounded one type lower"),
-    ("dSM.7", "shifted by one"),
-    ("dSM.6", "scaled by 1.02"),
-    ("dSM.5", "heads swapped"),
+    ("SM.capped", "last key dropped"),
+    ("SM.total", "one row zeroed"),
+    ("SM.4", "rounded one type lower"),
+    ("dSM.4", "shifted by one"),
+    ("dSM.total", "scaled by 1.02"),
+    ("dSM.3", "heads swapped"),
     ("dSM.k", "one row zeroed"),
 )
 
@@ -91,7 +91,7 @@ def test_the_equation_is_found_with_the_mutant_left_out() -> None:
 
 def test_what_does_the_same_counts_as_the_right_equation() -> None:
     """A factor of the masked scores' adjoint is the same error in two more equations, and in no fourth."""
-    (one,) = found(ONE, "float32", [Mutant("dSM.3", "scaled by 1.02")])
+    (one,) = found(ONE, "float32", [Mutant("dSM.2", "scaled by 1.02")])
     assert (one.class_place, one.same) == (1, 3)
     assert all(any(kind.startswith(begins) for begins in FAMILIES.values()) for kind in KINDS)
 
@@ -99,7 +99,7 @@ def test_what_does_the_same_counts_as_the_right_equation() -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_a_factor_that_is_in_no_bank_is_named(dtype: str) -> None:
     known = truth(ONE, ONE.cases[0], dtype, grad=True)
-    with equations.mutate("SM.6", lambda x: x * 1.37):
+    with equations.mutate("SM.total", lambda x: x * 1.37):
         result = kernel(ONE, ONE.cases[0], known, dtype)
 
     class Stored:
@@ -112,27 +112,27 @@ def test_a_factor_that_is_in_no_bank_is_named(dtype: str) -> None:
     suspects = located(Stored(), dtype=dtype, record=ONE).suspects
     assert suspects is not None and suspects.dtype == dtype
     first = suspects.ranked[0]
-    assert first.ids == ("SM.6",) and first.share <= 1.0
+    assert first.ids == ("SM.total",) and first.share <= 1.0
     name, _, factor = first.kind.rpartition(" ")
     assert name == "scaled by" and float(factor) == pytest.approx(1.37, rel=5e-3 if dtype == "bfloat16" else 1e-3)
 
 
 def test_equations_that_give_the_same_stand_together() -> None:
-    suspects = located(Wrong("dSM.3", lambda x: x * 1.02)).suspects
+    suspects = located(Wrong("dSM.2", lambda x: x * 1.02)).suspects
     assert suspects is not None
     assert (suspects.wrong, suspects.right) == (("d_q", "d_k"), ("out", "lse", "d_v"))
-    assert suspects.narrow == ("dSM.7", "dSM.6", "dSM.5", "dSM.3")  # dSM.1 only runs with a soft-cap
+    assert suspects.narrow == ("dSM.4", "dSM.total", "dSM.3", "dSM.2")  # dSM.1 only runs with a soft-cap
     (first,) = suspects.ranked
-    assert first.ids == ("dSM.7", "dSM.5", "dSM.3") and first.kind == "scaled by 1.02" and first.share < 1.0
+    assert first.ids == ("dSM.4", "dSM.3", "dSM.2") and first.kind == "scaled by 1.02" and first.share < 1.0
     line = first.equations[-1]
-    place = next(tag.line for tag in core_tags(RECORD) if tag.id == "dSM.3")
-    assert line.formula == RECORD.equations["dSM.3"]
+    place = next(tag.line for tag in core_tags(RECORD) if tag.id == "dSM.2")
+    assert line.formula == RECORD.equations["dSM.2"]
     assert line.place == f"refattn/mechanisms/softmax/dense.py:{place}"
     assert line.code == "d_masked = d_exponentials * saved.exponentials"
 
 
 def test_cases_that_agree_tell_apart_what_runs_only_there() -> None:
-    """An error in the adjoint of the scores shows with a soft-cap alone: elsewhere dSM.3 takes its place."""
+    """An error in the adjoint of the scores shows with a soft-cap alone: elsewhere dSM.2 takes its place."""
     suspects = located(Wrong("dSM.1", lambda x: x * 1.02)).suspects
     assert suspects is not None and suspects.ranked[0].ids == ("dSM.1",)
 
@@ -143,9 +143,9 @@ def test_an_error_of_no_known_kind() -> None:
         x[..., -5:] *= 0.7
         return x
 
-    suspects = located(Wrong("dSM.7", last_five_keys), record=ONE).suspects
+    suspects = located(Wrong("dSM.4", last_five_keys), record=ONE).suspects
     assert suspects is not None
-    assert "dSM.7" in suspects.ranked[0].ids
+    assert "dSM.4" in suspects.ranked[0].ids
     assert suspects.ranked[0].share > 1.0 and 0.0 < suspects.ranked[0].explained <= suspects.ranked[0].together < 1.0
 
 
@@ -161,14 +161,18 @@ def test_a_convention_comes_before_equations() -> None:
 def test_of_two_errors_the_one_of_outputs_is_first_and_then_what_remains() -> None:
     class Two(Wrong):
         def forward(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
-            with equations.mutate("SM.9", lambda x: x * 1.1):
+            with equations.mutate("SM.lse", lambda x: x * 1.1):
                 return super().forward(q, k, v, **options)
 
     suspects = located(Two("dSM.v", lambda x: x * 1.1), record=ONE).suspects
     assert suspects is not None and suspects.wrong == ("lse", "d_v")
-    assert {*suspects.possible} == {"SM.1", "SM.5", "SM.6"} and not suspects.narrow  # these reach all of it, and more
+    assert {*suspects.possible} == {
+        "SM.1",
+        "SM.3",
+        "SM.total",
+    } and not suspects.narrow  # these reach all of it, and more
     first, *_, last = suspects.ranked
-    assert (first.ids, first.kind, first.cases, first.whole) == (("SM.9",), "scaled by 1.1", ("unequal",), 0)
+    assert (first.ids, first.kind, first.cases, first.whole) == (("SM.lse",), "scaled by 1.1", ("unequal",), 0)
     assert (last.ids, last.kind) == (("dSM.v",), "scaled by 1.1") and last.share < 1.0
     alone = dataclasses.replace(suspects, possible=())
     assert "none of the 27 equations can disturb all of them: there may be several errors" in shown(alone)
@@ -214,9 +218,9 @@ def test_a_number_that_is_not_finite_is_a_mark_too() -> None:
         x.reshape(-1)[-1] = np.nan
         return x
 
-    found = located(Wrong("SM.8", one_nan), record=ONE)
+    found = located(Wrong("SM.5", one_nan), record=ONE)
     assert found.suspects is not None and found.suspects.wrong == ("out",)
-    assert found.suspects.narrow == ("SM.8",)
+    assert found.suspects.narrow == ("SM.5",)
     assert all(math.isinf(suspect.share) for suspect in found.suspects.ranked)
     assert all(suspect["share"] is None for suspect in found.to_json()["suspects"]["ranked"])
 
@@ -226,7 +230,7 @@ def test_marks_are_zero_for_what_an_equation_spares() -> None:
     bank = Bank(RECORD, case, truth(RECORD, case, "float32", grad=True), changes(RECORD, "float32"))
     assert all(not bank.predicted("dSM.q")[name].any() for name in ("out", "lse", "d_k", "d_v"))
     assert bank.predicted("dSM.q")["d_q"].any(axis=1).all()
-    assert not any(marks.any() for marks in bank.predicted("SM.2").values())  # it does not run
+    assert not any(marks.any() for marks in bank.predicted("SM.capped").values())  # it does not run
     honest = kernel(RECORD, case, bank.truth, "float32")
     assert isinstance(honest, Result)
 
@@ -236,7 +240,7 @@ def test_rows_that_are_exactly_zero_are_marks_like_others() -> None:
     case = RECORD.case("causal-head")
     bank = Bank(RECORD, case, truth(RECORD, case, "float64", grad=True), changes(RECORD, "float64"))
     assert not bank.truth.values["out"][:, :, 0].any() and not bank.truth.variance["out"][:, :, 0].any()
-    assert all(np.isfinite(marks).all() for id in ("SM.7", "dSM.q") for marks in bank.predicted(id).values())
+    assert all(np.isfinite(marks).all() for id in ("SM.4", "dSM.q") for marks in bank.predicted(id).values())
 
 
 def test_rows_of_no_elements_are_no_trouble() -> None:

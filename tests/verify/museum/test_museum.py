@@ -107,7 +107,7 @@ def test_a_fault_is_told_in_words_with_its_tiles_and_its_report() -> None:
     assert told(first) == (
         "the accumulator is not rescaled when the running maximum moves (tiles of 16 keys): explains everything"
     )
-    assert (first.sort, first.link, first.ids) == ("fault", BY_NAME["AccumulatorNotRescaled"].link, ("SM.8",))
+    assert (first.sort, first.link, first.ids) == ("fault", BY_NAME["AccumulatorNotRescaled"].link, ("SM.5",))
     assert (first.cases, first.failing, first.whole) == (("plain", "causal"), 2, 2)
     assert found.which == "the cases that fail are those with more than 16 keys"
     small = named("SumNotRescaled", (64, 8), ("tiny", "plain", "causal"))
@@ -115,10 +115,10 @@ def test_a_fault_is_told_in_words_with_its_tiles_and_its_report() -> None:
 
 
 def test_a_wrong_output_reaches_gradients_through_delta() -> None:
-    """The dense form's error in SM.8 leaves d_q and d_k right, a kernel's does not: it is found all the same."""
+    """The dense form's error in SM.5 leaves d_q and d_k right, a kernel's does not: it is found all the same."""
     found = named("LaterBatchesZero", (64, 64), ("plain", "grouped"), without=("LaterBatchesZero",))
     assert found.wrong == ("out", "d_q", "d_k")
-    assert found.ranked[0].ids == ("SM.8",) and found.ranked[0].whole == 2
+    assert found.ranked[0].ids == ("SM.5",) and found.ranked[0].whole == 2
     assert [place.words[0] for place in found.places[:1]] == ["only batch 1"]
 
 
@@ -126,9 +126,9 @@ def test_a_wrong_output_reaches_gradients_through_delta() -> None:
 def test_what_fits_nothing_is_named_by_what_is_right_and_by_what_failing_cases_have() -> None:
     """Columns out of order, and a mask that is read elsewhere: errors of many equations fit them a little."""
     found = named("ColumnsOutOfOrder", (64, 64), ("plain",), without=("ColumnsOutOfOrder",))
-    assert "SM.8" in found.ranked[0].ids and found.right == ("lse", "d_v")
+    assert "SM.5" in found.ranked[0].ids and found.right == ("lse", "d_v")
     cases = ("mask-keys", "plain", "causal", "softcap")
-    assert named("MaskWraps", (64, 16), cases, without=("MaskWraps",)).ranked[0].ids == ("SM.3",)
+    assert named("MaskWraps", (64, 16), cases, without=("MaskWraps",)).ranked[0].ids == ("SM.2",)
 
 
 def test_an_input_that_is_read_wrongly_is_named() -> None:
@@ -152,8 +152,8 @@ def test_a_fault_of_the_backward_alone_is_named_by_that_of_the_forward() -> None
 @pytest.mark.parametrize(
     ("mechanism", "case", "name", "id"),
     [
-        ("softmax", "causal-tail", "causal", "SM.3"),
-        ("delta", "state-kda", "state", "DELTA.4"),
+        ("softmax", "causal-tail", "causal", "SM.2"),
+        ("delta", "state-kda", "state", "DELTA.1"),
         ("delta", "tiny", "q", None),
     ],
 )
@@ -167,7 +167,7 @@ def test_an_argument_enters_in_the_first_equation_that_it_changes(
 
 def test_what_was_not_written_is_named() -> None:
     found = named("LastRowsNotWritten", (32, 64), ("tiny", "one-query"), without=("LastRowsNotWritten",))
-    assert found.ranked[0].kind == UNWRITTEN and found.ranked[0].ids == ("SM.8",) and found.ranked[0].cases
+    assert found.ranked[0].kind == UNWRITTEN and found.ranked[0].ids == ("SM.5",) and found.ranked[0].cases
 
 
 def test_rows_without_a_key_are_named_whatever_they_hold() -> None:

@@ -3,22 +3,22 @@
 Equations, for a chunk with the state S before it; a row of V, U, U0, W is a token, K_read, Q_read and K_write are the
 keys, queries and writes of `weights`, with B and P::
 
-    [DELTA.14]  L_ij = beta_i B_ij                        with momentum step_i B_ij
-    [DELTA.15]  T = (I + L)^-1                            computed for a trace alone: what follows are solutions
-    [DELTA.16]  U0 = (I + L)^-1 (beta V)                  with momentum step V
-    [DELTA.17]  W = (I + L)^-1 (beta K_read)              with momentum step K_read
-    [DELTA.18]  U = U0 - W S                              the u_n of DELTA.7; without beta U = V
-    [DELTA.22]  S' = s_C S + K_write^T U                  the state of the next chunk; with momentum + c0_C M
+    [DELTA.lower]  L_ij = beta_i B_ij                       with momentum step_i B_ij
+    [DELTA.inverse]  T = (I + L)^-1                         computed for a trace alone: what follows are solutions
+    [DELTA.solved_values]  U0 = (I + L)^-1 (beta V)         with momentum step V
+    [DELTA.solved_keys]  W = (I + L)^-1 (beta K_read)       with momentum step K_read
+    [DELTA.corrections]  U = U0 - W S                       the u_n of DELTA.3; without beta U = V
+    [DELTA.chunk_state]  S' = s_C S + K_write^T U           the state of the next chunk; with momentum + c0_C M
 
     O = scale (Q_read S + P U)
 
 Adjoints, for dO and the gradient dS' with respect to the state after the chunk::
 
-    [dDELTA.22]  dS' = scale Q_read^T dO + s_C dS'' - K_read^T (beta R)    all of the next chunk; after the last d_state
-    [dDELTA.18]  dU = scale P^T dO + K_write dS'
-    [dDELTA.14]  R = (I + L)^-T dU                        which is the du_n of dDELTA.7
-    [dDELTA.19]  dP = scale dO U^T                        for j <= i
-    [dDELTA.13]  dB = -beta R U^T                         for j < i; with momentum -step R U^T
+    [dDELTA.chunk_state]  dS' = scale Q_read^T dO + s_C dS'' - K_read^T (beta R)    of the next chunk; d_state after all
+    [dDELTA.corrections]  dU = scale P^T dO + K_write dS'
+    [dDELTA.lower]  R = (I + L)^-T dU                       which is the du_n of dDELTA.3
+    [dDELTA.query_products]  dP = scale dO U^T              for j <= i
+    [dDELTA.key_products]  dB = -beta R U^T                 for j < i; with momentum -step R U^T
 
     dV = beta R,  dbeta_i = R_i . (V - K_read S - B U)_i,  dK_read = -beta R S^T,  dQ_read = scale dO S^T,
     dK_write = U dS'^T
@@ -164,29 +164,29 @@ def of_piece(
         free, through = values, None  # (b, g, l, i, e): U
     else:
         if rate is None:
-            system = by.before  # (b, g, l, i, j): DELTA.14 without a step
+            system = by.before  # (b, g, l, i, j): DELTA.lower without a step
         else:
-            system = rate * by.before  # (b, g, l, i, j) [DELTA.14]
+            system = rate * by.before  # (b, g, l, i, j) [DELTA.lower]
         if equations.is_active():
             ones = identity(keys.shape[-2], keys) + xp.zeros_like(system)  # (b, g, l, i, j): I
-            inverse = unit_lower(system, ones)  # (b, g, l, i, j) [DELTA.15]
+            inverse = unit_lower(system, ones)  # (b, g, l, i, j) [DELTA.inverse]
             del inverse
         right = xp.concat([values, by.keys], axis=-1)  # (b, g, l, i, ...): V beside K_read
         solved = unit_lower(system, right if rate is None else rate * right)  # (b, g, l, i, ...)
-        free = solved[..., :e]  # (b, g, l, i, e) [DELTA.16]
-        through = solved[..., e:]  # [DELTA.17]: (b, g, l, i, d), with momentum 2*d
+        free = solved[..., :e]  # (b, g, l, i, e) [DELTA.solved_values]
+        through = solved[..., e:]  # [DELTA.solved_keys]: (b, g, l, i, d), with momentum 2*d
     before, written = [], []
     for n in range(keys.shape[2]):
         before.append(flat)
         if through is None:
-            writes = values[:, :, n, ...]  # (b, g, i, e): DELTA.18 without beta
+            writes = values[:, :, n, ...]  # (b, g, i, e): DELTA.corrections without beta
         else:
-            writes = free[:, :, n, ...] - through[:, :, n, ...] @ flat  # (b, g, i, e) [DELTA.18]
+            writes = free[:, :, n, ...] - through[:, :, n, ...] @ flat  # (b, g, i, e) [DELTA.corrections]
         written.append(writes)
         kept = by.kept[:, :, n, ...] * flat  # (b, g, d, e), or 2*d
         if by.crossing is not None:
             kept = kept + crossed(by.crossing[:, :, n, ...], flat)  # (b, g, 2*d, e)
-        flat = kept + xp.matrix_transpose(by.writes[:, :, n, ...]) @ writes  # [DELTA.22]: (b, g, d, e), or 2*d
+        flat = kept + xp.matrix_transpose(by.writes[:, :, n, ...]) @ writes  # [DELTA.chunk_state]: (b, g, d, e), or 2*d
     states, u = xp.stack(before, axis=2), xp.stack(written, axis=2)  # (b, g, l, ..., e), (b, g, l, i, e)
     read = by.queries @ states[:, :, :, None, ...] + by.pairs @ u[:, :, :, None, ...]  # (b, g, l, r, i, e)
     part = Piece(tokens, queries, keys, values, gates, by, system, states, u)
@@ -266,9 +266,9 @@ def of_piece_backward(part: Piece, d_read: Array, d_state: Array) -> tuple[dict[
             d_errors = r if rate is None else rate[:, :, n, ...] * r  # (b, g, i, e)
             d_kept = d_kept - xp.matrix_transpose(by.keys[:, :, n, ...]) @ d_errors  # (b, g, d, e), or 2*d
         flat = d_kept  # of S of the chunk
-    ends = xp.stack(after[::-1], axis=2)  # [dDELTA.22]: (b, g, l, d, e), or 2*d
-    d_u = local + by.writes @ ends  # (b, g, l, i, e) [dDELTA.18]
-    d_pairs = d_read @ xp.matrix_transpose(u)[:, :, :, None, ...]  # (b, g, l, r, i, j) [dDELTA.19]
+    ends = xp.stack(after[::-1], axis=2)  # [dDELTA.chunk_state]: (b, g, l, d, e), or 2*d
+    d_u = local + by.writes @ ends  # (b, g, l, i, e) [dDELTA.corrections]
+    d_pairs = d_read @ xp.matrix_transpose(u)[:, :, :, None, ...]  # (b, g, l, r, i, j) [dDELTA.query_products]
     d_queries = d_read @ xp.matrix_transpose(states)[:, :, :, None, ...]  # (b, g, l, r, i, ...): of Q_read
     d_writes = u @ xp.matrix_transpose(ends)  # (b, g, l, i, ...): of K_write
     d_kept_rows = xp.sum(ends * states, axis=-1, keepdims=True)  # (b, g, l, ..., 1): of s_C
@@ -277,12 +277,12 @@ def of_piece_backward(part: Piece, d_read: Array, d_state: Array) -> tuple[dict[
         d_v, d_keys = d_u, xp.zeros_like(by.keys)  # (b, g, l, i, e), (b, g, l, i, ...)
         d_before = xp.zeros_like(by.before)  # (b, g, l, i, j)
     else:
-        du = solved + through @ ends  # (b, g, l, i, e) [dDELTA.14]
+        du = solved + through @ ends  # (b, g, l, i, e) [dDELTA.lower]
         d_v = du if rate is None else rate * du  # (b, g, l, i, e): of V, and of the errors
-        d_before = -(d_v @ xp.matrix_transpose(u))  # (b, g, l, i, j) [dDELTA.13]
+        d_before = -(d_v @ xp.matrix_transpose(u))  # (b, g, l, i, j) [dDELTA.key_products]
         d_keys = -(d_v @ xp.matrix_transpose(states))  # (b, g, l, i, ...): of K_read
         if rate is not None:
-            errors = part.values - by.keys @ states - by.before @ u  # (b, g, l, i, e): of DELTA.6
+            errors = part.values - by.keys @ states - by.before @ u  # (b, g, l, i, e): of DELTA.2
             gates["step" if "log_momentum" in part.gates else "beta"] = xp.vecdot(du, errors)  # (b, g, l, i)
     crossing = None
     if by.crossing is not None:

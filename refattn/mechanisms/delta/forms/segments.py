@@ -2,8 +2,8 @@
 
 Equations, for the tokens i and j of a chunk of C tokens::
 
-    [DELTA.11]  Gamma_ij = exp(sum_{j<m<=i} log a_m)      0 for j > i
-    [DELTA.12]  s_i = exp(sum_{m<=i} log a_m)             from the start of the chunk; s_C is for the state
+    [DELTA.between]  Gamma_ij = exp(sum_{j<m<=i} log a_m)   0 for j > i
+    [DELTA.since_start]  s_i = exp(sum_{m<=i} log a_m)      from the start of the chunk; s_C is for the state
 
 Exponents are sums of the log decays of one segment, each term once. They are never differences of cumulative sums,
 which lose all digits of a segment behind one strong decay and are NaN behind a decay to 0; and nothing is masked after
@@ -11,7 +11,7 @@ an exponential, whose gradient would be NaN there.
 
 Adjoints, for the gradients w_ij = dGamma_ij Gamma_ij of the exponents, and t_i = ds_i s_i::
 
-    [dDELTA.11]  dlog a_m = sum_{j<m<=i} w_ij + sum_{i>=m} t_i    only terms that depend on a_m are added
+    [dDELTA.between]  dlog a_m = sum_{j<m<=i} w_ij + sum_{i>=m} t_i    only terms that depend on a_m are added
 
 These are of a decay of heads. One of channels has the same s of each channel; its Gamma is never formed, see `halves`.
 
@@ -30,14 +30,14 @@ def segments(log_decay: Array) -> Array:
     xp, after = namespace(log_decay), later(log_decay.shape[-1], log_decay)  # -, (i, j)
     exponents = xp.cumulative_sum(xp.where(after, log_decay[..., :, None], 0.0), axis=-2)  # (b, g, l, i, j)
     past = after | ~xp.matrix_transpose(after)  # (i, j): j <= i
-    gamma = xp.exp(xp.where(past, exponents, -math.inf))  # (b, g, l, i, j) [DELTA.11]
+    gamma = xp.exp(xp.where(past, exponents, -math.inf))  # (b, g, l, i, j) [DELTA.between]
     return gamma
 
 
 def prefixes(log_decay: Array) -> Array:
     """Return s (b, g, l, i) for log a (b, g, l, i)."""
     xp = namespace(log_decay)
-    prefix = xp.exp(xp.cumulative_sum(log_decay, axis=-1))  # (b, g, l, i) [DELTA.12]
+    prefix = xp.exp(xp.cumulative_sum(log_decay, axis=-1))  # (b, g, l, i) [DELTA.since_start]
     return prefix
 
 
@@ -46,7 +46,7 @@ def segments_backward(weights: Array, prefix_weights: Array) -> Array:
     xp, after = namespace(weights), later(weights.shape[-1], weights)  # -, (i, j)
     # forward: exponents = cumulative_sum(where(after, log_decay, 0)), and of all for the prefixes
     spanning = xp.where(after, from_the_end(weights, -2), 0.0)  # (b, g, l, i, j): sum over i >= m, for m > j
-    d_log_decay = xp.sum(spanning, axis=-1) + from_the_end(prefix_weights, -1)  # (b, g, l, i) [dDELTA.11]
+    d_log_decay = xp.sum(spanning, axis=-1) + from_the_end(prefix_weights, -1)  # (b, g, l, i) [dDELTA.between]
     return d_log_decay
 
 

@@ -2,10 +2,10 @@
 
 Equations, for tokens i and j of a chunk of C tokens, Gamma and s of `segments`::
 
-    [DELTA.13]  B_ij = sum_d k'_id k'_jd Gamma_ijd        for j < i, otherwise 0
-    [DELTA.19]  P_ij = sum_d q'_id k'_jd Gamma_ijd        for j <= i, otherwise 0
-    [DELTA.20]  c = Gamma_a diag(beta) Gamma_mu           with momentum; c0 = Gamma_a diag(beta) s_mu
-    [DELTA.21]  c-_i = a_i c_{i-1}                        with momentum, 0 for the first token: before its own write
+    [DELTA.key_products]  B_ij = sum_d k'_id k'_jd Gamma_ijd      for j < i, otherwise 0
+    [DELTA.query_products]  P_ij = sum_d q'_id k'_jd Gamma_ijd    for j <= i, otherwise 0
+    [DELTA.momentum_weights]  c = Gamma_a diag(beta) Gamma_mu     with momentum; c0 = Gamma_a diag(beta) s_mu
+    [DELTA.weights_before]  c-_i = a_i c_{i-1}            with momentum, 0 for the first token: before its own write
 
 and the keys and queries of the state before the chunk, s_i k'_i and s_i q'_i; those with which the chunk writes,
 Gamma_Cj k'_j; and what is kept of the state, s_C. With momentum the state is S above M, of twice as many rows: keys are
@@ -15,7 +15,7 @@ numbers that are not negative where beta is not: no logarithm of beta, and no di
 
 Adjoints, for dP and dB and the gradients of keys, queries and writes (R of `chunked` gives them)::
 
-    [dDELTA.20]  dX_il = sum_j dc_ij Gamma_mu,lj + dc0_i s_mu,l    with momentum, X = Gamma_a diag(beta)
+    [dDELTA.momentum_weights]  dX_il = sum_j dc_ij Gamma_mu,lj + dc0_i s_mu,l    with momentum, X = Gamma_a diag(beta)
 
 With a decay of channels P and B are found by `halves`, without an array Gamma of three axes (i, j, d).
 
@@ -95,12 +95,12 @@ def products(q: Array, k: Array, by: Span | tuple[Array, Array]) -> tuple[Array,
     xp = namespace(k)
     if isinstance(by, Span):
         both = halves.pairs(above(q, k), k, by)  # (b, g, l, r+1, i, j)
-        pairs = both[:, :, :, :-1, ...]  # (b, g, l, r, i, j) [DELTA.19]
-        before = strictly(both[:, :, :, -1, ...])  # (b, g, l, i, j) [DELTA.13]
+        pairs = both[:, :, :, :-1, ...]  # (b, g, l, r, i, j) [DELTA.query_products]
+        before = strictly(both[:, :, :, -1, ...])  # (b, g, l, i, j) [DELTA.key_products]
     else:
         columns, (now, ahead) = xp.matrix_transpose(k), by  # (b, g, l, d, j), -
-        pairs = q @ columns[:, :, :, None, ...] * now[:, :, :, None, ...]  # (b, g, l, r, i, j) [DELTA.19]
-        before = strictly(k @ columns) * ahead  # (b, g, l, i, j) [DELTA.13]
+        pairs = q @ columns[:, :, :, None, ...] * now[:, :, :, None, ...]  # (b, g, l, r, i, j) [DELTA.query_products]
+        before = strictly(k @ columns) * ahead  # (b, g, l, i, j) [DELTA.key_products]
     return pairs, before
 
 
@@ -203,11 +203,11 @@ def moving(log_decay: Array, log_momentum: Array, beta: Array) -> Moving:
     decay, decay_prefix = own.segments(log_decay), own.prefixes(log_decay)  # (b, g, l, i, j), (b, g, l, i)
     mu, mu_prefix = own.segments(log_momentum), own.prefixes(log_momentum)  # (b, g, l, i, j), (b, g, l, i)
     scaled = decay * beta[..., None, :]  # (b, g, l, i, j): X
-    now = scaled @ mu  # (b, g, l, i, j) [DELTA.20]
+    now = scaled @ mu  # (b, g, l, i, j) [DELTA.momentum_weights]
     first = (scaled @ mu_prefix[..., None])[..., 0]  # (b, g, l, i): c0
     kept = xp.exp(log_decay)  # (b, g, l, i): a
     shifted = xp.concat([xp.zeros_like(now[..., :1, :]), now[..., :-1, :]], axis=-2)  # (b, g, l, i, j): c_{i-1}
-    ahead = kept[..., None] * shifted  # (b, g, l, i, j) [DELTA.21]
+    ahead = kept[..., None] * shifted  # (b, g, l, i, j) [DELTA.weights_before]
     first_ahead = kept * xp.concat([xp.zeros_like(first[..., :1]), first[..., :-1]], axis=-1)  # (b, g, l, i): c0-
     return Moving(decay, decay_prefix, mu, mu_prefix, scaled, now, first, ahead, first_ahead)
 
@@ -262,7 +262,7 @@ def of_momentum_backward(
     d_first = d_first + xp.concat([back_first[..., 1:], xp.zeros_like(back_first[..., :1])], axis=-1)  # (b, g, l, i)
     # forward: now = scaled @ mu; first = scaled @ mu_prefix; scaled = decay * beta
     outer = d_first[..., None] * by.mu_prefix[..., None, :]  # (b, g, l, i, j)
-    d_scaled = lower(d_now @ xp.matrix_transpose(by.mu) + outer)  # (b, g, l, i, j) [dDELTA.20]
+    d_scaled = lower(d_now @ xp.matrix_transpose(by.mu) + outer)  # (b, g, l, i, j) [dDELTA.momentum_weights]
     turned = xp.matrix_transpose(by.scaled)  # (b, g, l, j, i)
     mu_weights = lower(turned @ d_now) * by.mu  # (b, g, l, i, j): w of log mu
     mu_weights = on_last_row(mu_weights, last_mu[..., 0] * xp.vecdot(d_moved_writes, k))  # (b, g, l, i, j)

@@ -98,13 +98,13 @@ class _Run:
 
     def _forward(self) -> None:
         value, d, e = self.value, self.d, self.e
-        value["DELTA.1"], value["DELTA.2"] = self.q.copy(), self.k.copy()  # type: ignore[union-attr]
+        value["DELTA.unit_q"], value["DELTA.unit_k"] = self.q.copy(), self.k.copy()  # type: ignore[union-attr]
         if self.norm:
-            for id in ("DELTA.1", "DELTA.2"):
+            for id in ("DELTA.unit_q", "DELTA.unit_k"):
                 for at in np.ndindex(*value[id].shape[:3]):
                     value[id][at] = _unit(value[id][at], self.eps)[0]
         if self.log_decay is not None:
-            value["DELTA.3"] = np.vectorize(math.exp, otypes=[float])(self.log_decay)
+            value["DELTA.fade"] = np.vectorize(math.exp, otypes=[float])(self.log_decay)
         self.S: dict[Any, Any] = {}
         self.D: dict[Any, Any] = {}
         self.M: dict[Any, Any] = {}
@@ -126,34 +126,34 @@ class _Run:
     def _token(self, b: int, g: int, n: int, S: Any, M: Any) -> tuple[Any, Any]:
         d, e, matrix = self.d, self.e, (len(self.q), self.g, self.d, self.e)
         row = (len(self.q), self.g, 1, self.e)
-        key = self.value["DELTA.2"][b, g * self.f // self.g, n]
+        key = self.value["DELTA.unit_k"][b, g * self.f // self.g, n]
         D = [[self.a(b, g, n, x) * S[x][y] for y in range(e)] for x in range(d)]
         v = self.v[b, g, n]  # type: ignore[index]
         if self.log_decay is not None:
-            _put(self.value, "DELTA.4", n, matrix, (b, g), D)
+            _put(self.value, "DELTA.1", n, matrix, (b, g), D)
         if self.beta is None:
             error = [float(v[y]) for y in range(e)]
         else:
             held = [math.fsum(D[x][y] * key[x] for x in range(d)) for y in range(e)]
             error = [v[y] - held[y] for y in range(e)]
-            _put(self.value, "DELTA.5", n, row, (b, g, 0), held)
-            _put(self.value, "DELTA.6", n, row, (b, g, 0), error)
+            _put(self.value, "DELTA.predicted", n, row, (b, g, 0), held)
+            _put(self.value, "DELTA.2", n, row, (b, g, 0), error)
         rate = self.rate(b, g, n)
         write = error if rate is None else [rate * error[y] for y in range(e)]
         if rate is not None:
-            _put(self.value, "DELTA.7", n, row, (b, g, 0), write)
+            _put(self.value, "DELTA.3", n, row, (b, g, 0), write)
         if self.log_mu is None:
             S = [[D[x][y] + key[x] * write[y] for y in range(e)] for x in range(d)]
         else:
             mu, beta = math.exp(self.log_mu[b, g, n]), self.beta[b, g, n]  # type: ignore[index]
             M = [[mu * M[x][y] + key[x] * write[y] for y in range(e)] for x in range(d)]
             S = [[D[x][y] + beta * M[x][y] for y in range(e)] for x in range(d)]
-            _put(self.value, "DELTA.8", n, matrix, (b, g), M)
-        _put(self.value, "DELTA.9", n, matrix, (b, g), S)
+            _put(self.value, "DELTA.momentum", n, matrix, (b, g), M)
+        _put(self.value, "DELTA.4", n, matrix, (b, g), S)
         for r in range(self.shared):
-            query = self.value["DELTA.1"][b, (g * self.shared + r) * self.h // self.heads, n]
+            query = self.value["DELTA.unit_q"][b, (g * self.shared + r) * self.h // self.heads, n]
             out = [self.scale * math.fsum(S[x][y] * query[x] for x in range(d)) for y in range(e)]
-            _put(self.value, "DELTA.10", n, (len(self.q), self.g, self.shared, e), (b, g, r), out)
+            _put(self.value, "DELTA.5", n, (len(self.q), self.g, self.shared, e), (b, g, r), out)
         self.D[b, g, n], self.error[b, g, n], self.write[b, g, n] = D, error, write
         return S, M
 
@@ -191,7 +191,7 @@ def backward(q: Floats, k: Floats, v: Floats, d_out: Floats, d_state: Floats | N
     grad["dDELTA.scale"] = np.asarray(math.fsum(terms))
     for name, x, f in (("q", run.q, run.h), ("k", run.k, run.f)):
         for b, head, n in np.ndindex(batch, f, run.tokens):
-            through = grad[_key(f"dDELTA.{1 if name == 'q' else 2}", run.tokens - 1 - n)][b, head, 0]
+            through = grad[_key(f"dDELTA.unit_{name}", run.tokens - 1 - n)][b, head, 0]
             grad[f"dDELTA.{name}"][b, head, n] = through
             if run.norm:  # the Jacobian of x r: r (1 - x' x'^T)
                 hat, r = _unit(x[b, head, n], run.eps)  # type: ignore[index]
@@ -211,38 +211,38 @@ def _undo(
     """Take token n back: S and M, the adjoints of the state and the momentum after it, become those before it."""
     batch, d, e, at = len(run.q), run.d, run.e, run.tokens - 1 - n
     matrix, row = (batch, run.g, d, e), (batch, run.g, 1, e)
-    f, key = g * run.f // run.g, run.value["DELTA.2"][b, g * run.f // run.g, n]
+    f, key = g * run.f // run.g, run.value["DELTA.unit_k"][b, g * run.f // run.g, n]
     after, before, moved = run.S[b, g, m, n], run.S[b, g, m, n - 1], run.log_mu is not None
     by_key = [0.0] * d
     for r in range(run.shared):
         o = g * run.shared + r
         h = o * run.h // run.heads
-        query, d_o = run.value["DELTA.1"][b, h, n], d_out[b, o, n]
+        query, d_o = run.value["DELTA.unit_q"][b, h, n], d_out[b, o, n]
         by_query = [math.fsum(after[x][y] * d_o[y] for y in range(e)) for x in range(d)]
         terms += [query[x] * by_query[x] for x in range(d)]
-        known = grad.setdefault(_key("dDELTA.1", at), np.zeros((batch, run.h, 1, d)))
+        known = grad.setdefault(_key("dDELTA.unit_q", at), np.zeros((batch, run.h, 1, d)))
         for x in range(d):
             known[b, h, 0, x] += run.scale * by_query[x]
             for y in range(e):
                 S[x, y] += run.scale * query[x] * d_o[y]
-    _put(grad, "dDELTA.9", at, matrix, (b, g), S)
+    _put(grad, "dDELTA.4", at, matrix, (b, g), S)
     target = S  # the adjoint of what k u^T is added to
     if moved:
         beta, mu = run.beta[b, g, n], math.exp(run.log_mu[b, g, n])  # type: ignore[index]
         now, last = run.M[b, g, m, n], run.M[b, g, m, n - 1]
         grad["dDELTA.beta"][b, g, n] = math.fsum(S[x, y] * now[x][y] for x in range(d) for y in range(e))
         M += beta * S
-        _put(grad, "dDELTA.8", at, matrix, (b, g), M)
+        _put(grad, "dDELTA.momentum", at, matrix, (b, g), M)
         grad["dDELTA.log_momentum"][b, g, n] = mu * math.fsum(M[x, y] * last[x][y] for x in range(d) for y in range(e))
         target = M
     write, error, rate = run.write[b, g, n], run.error[b, g, n], run.rate(b, g, n)
     d_write = [math.fsum(target[x, y] * key[x] for x in range(d)) for y in range(e)]
     for x in range(d):
         by_key[x] += math.fsum(target[x, y] * write[y] for y in range(e))
-    _put(grad, "dDELTA.7", at, row, (b, g, 0), d_write)
+    _put(grad, "dDELTA.3", at, row, (b, g, 0), d_write)
     d_error = d_write if rate is None else [rate * z for z in d_write]
     if rate is not None:
-        _put(grad, "dDELTA.6", at, row, (b, g, 0), d_error)
+        _put(grad, "dDELTA.2", at, row, (b, g, 0), d_error)
         grad["dDELTA.step" if moved else "dDELTA.beta"][b, g, n] = math.fsum(
             x * y for x, y in zip(d_write, error, strict=True)
         )
@@ -250,13 +250,13 @@ def _undo(
     if moved:
         M *= mu
     if run.beta is not None:
-        _put(grad, "dDELTA.5", at, row, (b, g, 0), [-z for z in d_error])
+        _put(grad, "dDELTA.predicted", at, row, (b, g, 0), [-z for z in d_error])
         for x in range(d):
             by_key[x] -= math.fsum(run.D[b, g, n][x][y] * d_error[y] for y in range(e))
             for y in range(e):
                 S[x, y] -= key[x] * d_error[y]
-        _put(grad, "dDELTA.4", at, matrix, (b, g), S)
-    grad.setdefault(_key("dDELTA.2", at), np.zeros((batch, run.f, 1, d)))[b, f, 0] += by_key
+        _put(grad, "dDELTA.1", at, matrix, (b, g), S)
+    grad.setdefault(_key("dDELTA.unit_k", at), np.zeros((batch, run.f, 1, d)))[b, f, 0] += by_key
     for x in range(d):
         a = run.a(b, g, n, x)
         if run.log_decay is not None:

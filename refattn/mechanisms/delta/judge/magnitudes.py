@@ -31,22 +31,22 @@ def _transposed(x: Array) -> Array:
 
 def _at(values: Any) -> int:
     """Return the token of a pass."""
-    return int(values["DELTA.1"].shape[2]) - 1 - values.from_last
+    return int(values["DELTA.unit_q"].shape[2]) - 1 - values.from_last
 
 
 def _groups(values: Any) -> int:
-    return int(values["DELTA.9"].shape[1])
+    return int(values["DELTA.4"].shape[1])
 
 
 def _key(values: Any) -> Array:
     """Return k' of the token by state head (b, g, 1, d)."""
     n = _at(values)
-    return repeat_heads(values["DELTA.2"], _groups(values))[:, :, n : n + 1, :]
+    return repeat_heads(values["DELTA.unit_k"], _groups(values))[:, :, n : n + 1, :]
 
 
 def _query(values: Any) -> Array:
     """Return q' of the token by state head (b, g, r, d)."""
-    hat, groups = values["DELTA.1"], _groups(values)
+    hat, groups = values["DELTA.unit_q"], _groups(values)
     return group_heads(repeat_heads(hat, max(hat.shape[1], groups)), groups)[:, :, :, _at(values), :]
 
 
@@ -65,7 +65,7 @@ def _value(inputs: Given, values: Any) -> Array:
 
 def _write(inputs: Given, values: Any) -> Array:
     """Return u (b, g, 1, e)."""
-    for id in ("DELTA.7", "DELTA.6"):
+    for id in ("DELTA.3", "DELTA.2"):
         if id in values:
             return values[id]
     return _value(inputs, values)
@@ -73,12 +73,12 @@ def _write(inputs: Given, values: Any) -> Array:
 
 def _decayed(inputs: Given, values: Any) -> Array:
     """Return D (b, g, d, e)."""
-    if "DELTA.4" in values:
-        return values["DELTA.4"]
-    if "DELTA.8" in values:
+    if "DELTA.1" in values:
+        return values["DELTA.1"]
+    if "DELTA.momentum" in values:
         n = _at(values)
-        return values["DELTA.9"] - _masked(inputs, "beta")[:, :, n, None, None] * values["DELTA.8"]
-    return values["DELTA.9"] - _transposed(_key(values)) * _write(inputs, values)
+        return values["DELTA.4"] - _masked(inputs, "beta")[:, :, n, None, None] * values["DELTA.momentum"]
+    return values["DELTA.4"] - _transposed(_key(values)) * _write(inputs, values)
 
 
 def _d_out(inputs: Given, values: Any) -> Array:
@@ -88,7 +88,7 @@ def _d_out(inputs: Given, values: Any) -> Array:
 
 def _target(values: Any) -> Array:
     """Return the adjoint of what k u^T is added to (b, g, d, e)."""
-    return values["dDELTA.8"] if "dDELTA.8" in values else values["dDELTA.9"]
+    return values["dDELTA.momentum"] if "dDELTA.momentum" in values else values["dDELTA.4"]
 
 
 def _normal(id: str) -> Magnitude:
@@ -107,7 +107,7 @@ def _decay(inputs: Given, values: Any) -> Array:
     total = sizes
     for back in range(1, min(WINDOW, log.shape[2])):
         total = total + xp.concat([xp.zeros_like(sizes[:, :, :back]), sizes[:, :, : log.shape[2] - back]], axis=2)
-    return values["DELTA.3"] * (1.0 + total)
+    return values["DELTA.fade"] * (1.0 + total)
 
 
 def _prediction_terms(inputs: Given, values: Any) -> Array:
@@ -117,17 +117,17 @@ def _prediction_terms(inputs: Given, values: Any) -> Array:
 
 
 def _prediction(inputs: Given, values: Any) -> Array:
-    return of_sum(inputs["q"].shape[-1], values["DELTA.5"], _prediction_terms(inputs, values) ** 2)
+    return of_sum(inputs["q"].shape[-1], values["DELTA.predicted"], _prediction_terms(inputs, values) ** 2)
 
 
 def _read_terms(inputs: Given, values: Any) -> Array:
     """Return the root of the sum of the squared terms of scale S^T q (b, g, r, e)."""
-    query, state = _query(values), values["DELTA.9"]
+    query, state = _query(values), values["DELTA.4"]
     return scale_of(inputs) * namespace(query).sqrt((query * query) @ (state * state))
 
 
 def _read(inputs: Given, values: Any) -> Array:
-    return of_sum(inputs["q"].shape[-1], values["DELTA.10"], _read_terms(inputs, values) ** 2)
+    return of_sum(inputs["q"].shape[-1], values["DELTA.5"], _read_terms(inputs, values) ** 2)
 
 
 def _kept(inputs: Given, first: int, stop: int, *, after: bool) -> Any:
@@ -149,7 +149,7 @@ def _kept(inputs: Given, first: int, stop: int, *, after: bool) -> Any:
 
 def _writes(inputs: Given, values: Any, first: int, stop: int) -> Array:
     """Return u of some tokens (b, g, m, e)."""
-    for id in ("DELTA.7", "DELTA.6"):
+    for id in ("DELTA.3", "DELTA.2"):
         if id in values:
             return namespace(inputs["q"]).concat(values.passes(id)[first:stop], axis=2)
     return _masked(inputs, "v")[:, :, first:stop, :]
@@ -158,11 +158,11 @@ def _writes(inputs: Given, values: Any, first: int, stop: int) -> Array:
 def _state(inputs: Given, values: Any) -> Array:
     """The writes of a chunk are added up, and what they take from each other is not small where a key comes again."""
     xp, n = namespace(inputs["q"]), _at(values)
-    state = xp.abs(values["DELTA.9"])
-    if "DELTA.8" in values:
-        return state + xp.abs(values["DELTA.9"] - _decayed(inputs, values))
+    state = xp.abs(values["DELTA.4"])
+    if "DELTA.momentum" in values:
+        return state + xp.abs(values["DELTA.4"] - _decayed(inputs, values))
     first = max(n + 1 - WINDOW, 0)
-    keys = repeat_heads(values["DELTA.2"], _groups(values))[:, :, first : n + 1, :]
+    keys = repeat_heads(values["DELTA.unit_k"], _groups(values))[:, :, first : n + 1, :]
     keys = keys * _kept(inputs, first, n + 1, after=False)
     return state + xp.sqrt(_transposed(keys * keys) @ _writes(inputs, values, first, n + 1) ** 2)
 
@@ -170,7 +170,7 @@ def _state(inputs: Given, values: Any) -> Array:
 def _later(inputs: Given, values: Any) -> Array:
     """Return the root of the sum of the squares of what tokens to come add to the adjoint of the state."""
     xp, n, groups = namespace(inputs["q"]), _at(values), _groups(values)
-    hat = values["DELTA.1"]
+    hat = values["DELTA.unit_q"]
     tokens = hat.shape[2]
     stop = min(n + WINDOW, tokens)
     kept = _kept(inputs, n, stop, after=True)
@@ -178,29 +178,29 @@ def _later(inputs: Given, values: Any) -> Array:
     d_out = group_heads(inputs["d_out"], groups)[:, :, :, n:stop, :]
     scaled = queries * (kept if isinstance(kept, float) else kept[:, :, None, ...]) * scale_of(inputs)
     squares = xp.sum(_transposed(scaled**2) @ d_out**2, axis=2)
-    if "dDELTA.5" in values:
-        keys = repeat_heads(values["DELTA.2"], groups)[:, :, n:stop, :] * kept
-        d_predictions = xp.concat(values.passes("dDELTA.5")[tokens - stop : tokens - n][::-1], axis=2)
+    if "dDELTA.predicted" in values:
+        keys = repeat_heads(values["DELTA.unit_k"], groups)[:, :, n:stop, :] * kept
+        d_predictions = xp.concat(values.passes("dDELTA.predicted")[tokens - stop : tokens - n][::-1], axis=2)
         squares = squares + _transposed(keys * keys) @ d_predictions**2
     return xp.sqrt(squares)
 
 
 def _d_query(inputs: Given, values: Any) -> Array:
-    state, d_out = values["DELTA.9"], _d_out(inputs, values)
+    state, d_out = values["DELTA.4"], _d_out(inputs, values)
     squares = ungroup_heads(((d_out * d_out) @ _transposed(state * state))[:, :, :, None, :])
     shared = max(_groups(values) // inputs["q"].shape[1], 1)
     squares = sum_heads(squares, inputs["q"].shape[1]) * scale_of(inputs) ** 2
-    return of_sum(inputs["v"].shape[-1] * shared, values["dDELTA.1"], squares)
+    return of_sum(inputs["v"].shape[-1] * shared, values["dDELTA.unit_q"], squares)
 
 
 def _d_key(inputs: Given, values: Any) -> Array:
     write, target = _write(inputs, values), _target(values)
     squares = (write * write) @ _transposed(target * target)
-    if "dDELTA.5" in values:
+    if "dDELTA.predicted" in values:
         decayed = _decayed(inputs, values)
-        squares = squares + values["dDELTA.5"] ** 2 @ _transposed(decayed * decayed)
+        squares = squares + values["dDELTA.predicted"] ** 2 @ _transposed(decayed * decayed)
     terms = 2 * inputs["v"].shape[-1] * (_groups(values) // inputs["k"].shape[1])
-    return of_sum(terms, values["dDELTA.2"], sum_heads(squares, inputs["k"].shape[1]))
+    return of_sum(terms, values["dDELTA.unit_k"], sum_heads(squares, inputs["k"].shape[1]))
 
 
 def _d_write_terms(inputs: Given, values: Any) -> Array:
@@ -209,16 +209,16 @@ def _d_write_terms(inputs: Given, values: Any) -> Array:
 
 
 def _d_write(inputs: Given, values: Any) -> Array:
-    return of_sum(inputs["q"].shape[-1], values["dDELTA.7"], _d_write_terms(inputs, values) ** 2)
+    return of_sum(inputs["q"].shape[-1], values["dDELTA.3"], _d_write_terms(inputs, values) ** 2)
 
 
 def _d_read(inputs: Given, values: Any) -> Array:
-    return of_sum(_query(values).shape[2] + 1, values["dDELTA.9"], _later(inputs, values) ** 2)
+    return of_sum(_query(values).shape[2] + 1, values["dDELTA.4"], _later(inputs, values) ** 2)
 
 
 def _d_decayed(inputs: Given, values: Any) -> Array:
     # Once for the sum, and once for the system that its terms are solutions of.
-    return namespace(inputs["q"]).abs(values["dDELTA.4"]) + 2.0 * _later(inputs, values)
+    return namespace(inputs["q"]).abs(values["dDELTA.1"]) + 2.0 * _later(inputs, values)
 
 
 def _d_normal(name: str, hat: str, d_hat: str) -> Magnitude:
@@ -240,32 +240,32 @@ def _d_normal(name: str, hat: str, d_hat: str) -> Magnitude:
 
 def _errors(inputs: Given, values: Any) -> Array:
     """Return e of all tokens (b, g, n, e)."""
-    if "DELTA.6" not in values:
+    if "DELTA.2" not in values:
         return _masked(inputs, "v")
-    return namespace(inputs["q"]).concat(values.passes("DELTA.6"), axis=2)
+    return namespace(inputs["q"]).concat(values.passes("DELTA.2"), axis=2)
 
 
 def _d_rate(id: str) -> Magnitude:
     def size(inputs: Given, values: Any) -> Array:
         xp = namespace(inputs["q"])
-        terms = xp.concat(values.passes("dDELTA.7")[::-1], axis=2) * _errors(inputs, values)
+        terms = xp.concat(values.passes("dDELTA.3")[::-1], axis=2) * _errors(inputs, values)
         return of_sum(inputs["v"].shape[-1], values[id], xp.sum(terms * terms, axis=-1))
 
     return size
 
 
 def _d_beta(inputs: Given, values: Any) -> Array:
-    if "DELTA.8" not in values:
+    if "DELTA.momentum" not in values:
         return _d_rate("dDELTA.beta")(inputs, values)
     xp = namespace(inputs["q"])
-    terms = xp.stack(values.passes("dDELTA.9")[::-1], axis=2) * xp.stack(values.passes("DELTA.8"), axis=2)
+    terms = xp.stack(values.passes("dDELTA.4")[::-1], axis=2) * xp.stack(values.passes("DELTA.momentum"), axis=2)
     return of_sum(math.prod(terms.shape[-2:]), values["dDELTA.beta"], xp.sum(terms * terms, axis=(-2, -1)))
 
 
 def _d_log_decay(inputs: Given, values: Any) -> Array:
     xp = namespace(inputs["q"])
-    adjoints = values.passes("dDELTA.4" if "dDELTA.4" in values else "dDELTA.9")[::-1]
-    terms = xp.stack(adjoints, axis=2) * xp.stack(values.passes("DELTA.4"), axis=2)
+    adjoints = values.passes("dDELTA.1" if "dDELTA.1" in values else "dDELTA.4")[::-1]
+    terms = xp.stack(adjoints, axis=2) * xp.stack(values.passes("DELTA.1"), axis=2)
     value = values["dDELTA.log_decay"]
     axes = (-1,) if len(value.shape) == 4 else (-2, -1)
     count = math.prod(terms.shape[axis] for axis in axes)
@@ -274,11 +274,11 @@ def _d_log_decay(inputs: Given, values: Any) -> Array:
 
 def _d_log_momentum(inputs: Given, values: Any) -> Array:
     xp = namespace(inputs["q"])
-    moved = xp.stack(values.passes("dDELTA.8")[::-1], axis=2)
-    after = xp.stack(values.passes("DELTA.8"), axis=2)
+    moved = xp.stack(values.passes("dDELTA.momentum")[::-1], axis=2)
+    after = xp.stack(values.passes("DELTA.momentum"), axis=2)
     mu = xp.exp(_masked(inputs, "log_momentum"))[..., None, None]
-    keys = repeat_heads(values["DELTA.2"], after.shape[1])[..., None]
-    writes = xp.concat(values.passes("DELTA.7" if "DELTA.7" in values else "DELTA.6"), axis=2)[:, :, :, None, :]
+    keys = repeat_heads(values["DELTA.unit_k"], after.shape[1])[..., None]
+    writes = xp.concat(values.passes("DELTA.3" if "DELTA.3" in values else "DELTA.2"), axis=2)[:, :, :, None, :]
     before = after - keys * writes  # mu M of the token before
     terms = xp.where(mu == 0.0, 0.0, moved * before)
     return of_sum(math.prod(terms.shape[-2:]), values["dDELTA.log_momentum"], xp.sum(terms * terms, axis=(-2, -1)))
@@ -286,24 +286,24 @@ def _d_log_momentum(inputs: Given, values: Any) -> Array:
 
 def _d_scale(inputs: Given, values: Any) -> Array:
     xp = namespace(inputs["q"])
-    d_q = xp.concat(values.passes("dDELTA.1")[::-1], axis=2) / scale_of(inputs)
-    return of_all(values["dDELTA.scale"], d_q * values["DELTA.1"])
+    d_q = xp.concat(values.passes("dDELTA.unit_q")[::-1], axis=2) / scale_of(inputs)
+    return of_all(values["dDELTA.scale"], d_q * values["DELTA.unit_q"])
 
 
 MAGNITUDES: dict[str, Magnitude] = {
-    "DELTA.1": _normal("DELTA.1"),
-    "DELTA.2": _normal("DELTA.2"),
-    "DELTA.3": _decay,
-    "DELTA.5": _prediction,
-    "DELTA.9": _state,
-    "DELTA.10": _read,
-    "dDELTA.9": _d_read,
-    "dDELTA.1": _d_query,
-    "dDELTA.7": _d_write,
-    "dDELTA.4": _d_decayed,
-    "dDELTA.2": _d_key,
-    "dDELTA.q": _d_normal("q", "DELTA.1", "dDELTA.1"),
-    "dDELTA.k": _d_normal("k", "DELTA.2", "dDELTA.2"),
+    "DELTA.unit_q": _normal("DELTA.unit_q"),
+    "DELTA.unit_k": _normal("DELTA.unit_k"),
+    "DELTA.fade": _decay,
+    "DELTA.predicted": _prediction,
+    "DELTA.4": _state,
+    "DELTA.5": _read,
+    "dDELTA.4": _d_read,
+    "dDELTA.unit_q": _d_query,
+    "dDELTA.3": _d_write,
+    "dDELTA.1": _d_decayed,
+    "dDELTA.unit_k": _d_key,
+    "dDELTA.q": _d_normal("q", "DELTA.unit_q", "dDELTA.unit_q"),
+    "dDELTA.k": _d_normal("k", "DELTA.unit_k", "dDELTA.unit_k"),
     "dDELTA.beta": _d_beta,
     "dDELTA.step": _d_rate("dDELTA.step"),
     "dDELTA.log_decay": _d_log_decay,
@@ -313,18 +313,18 @@ MAGNITUDES: dict[str, Magnitude] = {
 
 
 def _stored_error(inputs: Given, values: Any) -> Array:
-    return namespace(inputs["q"]).hypot(_value(inputs, values), values["DELTA.5"])
+    return namespace(inputs["q"]).hypot(_value(inputs, values), values["DELTA.predicted"])
 
 
 STORED: dict[str, Magnitude] = {
-    "DELTA.1": lambda inputs, values: values["DELTA.1"],
-    "DELTA.2": lambda inputs, values: values["DELTA.2"],
-    "DELTA.5": _prediction_terms,
-    "DELTA.6": _stored_error,
-    "DELTA.7": lambda inputs, values: values["DELTA.7"],
-    "DELTA.10": _read_terms,
-    "dDELTA.7": _d_write_terms,
-    "dDELTA.5": lambda inputs, values: values["dDELTA.5"],
+    "DELTA.unit_q": lambda inputs, values: values["DELTA.unit_q"],
+    "DELTA.unit_k": lambda inputs, values: values["DELTA.unit_k"],
+    "DELTA.predicted": _prediction_terms,
+    "DELTA.2": _stored_error,
+    "DELTA.3": lambda inputs, values: values["DELTA.3"],
+    "DELTA.5": _read_terms,
+    "dDELTA.3": _d_write_terms,
+    "dDELTA.predicted": lambda inputs, values: values["dDELTA.predicted"],
 }
 """What a kernel in float16 or bfloat16 rounds to that type on the way: what enters matrix products, and the parts of
 the prediction and of the read that chunks add up. Not the state: a kernel that keeps it in such a type loses what it

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from refattn.mechanisms.delta import core
+from refattn.mechanisms.entry import defaults_of
 from refattn.ops.heads import group_heads, repeat_heads, ungroup_heads
 from refattn.ops.solve import identity, unit_lower
 from refattn.ops.unit_norm import unit
@@ -41,7 +42,7 @@ NAMES = (
 
 def usual_eps() -> float:
     """Return what is added to squared lengths where nothing is said."""
-    return float((core.forward.__kwdefaults__ or {})["norm_eps"])
+    return float(defaults_of(core.forward)["norm_eps"])
 
 
 def _stage(wrong: str, size: int = CHUNK) -> Callable[..., Outputs]:

@@ -32,7 +32,8 @@ def states_of_zero(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any
         return core.backward(saved, d_out)
     fresh = _run(q, k, v, {name: x for name, x in options.items() if name != "state"})[1]
     tokens = [
-        replace(a, error=b.error, write=b.write) for a, b in zip(fresh.inner.tokens, saved.inner.tokens, strict=True)
+        replace(a, miss=b.miss, correction=b.correction)
+        for a, b in zip(fresh.inner.tokens, saved.inner.tokens, strict=True)
     ]
     return core.backward(replace(saved, inner=replace(saved.inner, tokens=tokens)), d_out)
 
@@ -83,7 +84,7 @@ def _changed(change: Callable[[dense.Token], dense.Token]) -> Backward:
 def keys_without_prediction(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
     """Let a key have the gradient of its write alone."""
     right = _right(q, k, v, d_out, options)
-    wrong = _changed(lambda token: replace(token, decayed=0.0 * token.decayed))(q, k, v, d_out=d_out, **options)
+    wrong = _changed(lambda token: replace(token, faded=0.0 * token.faded))(q, k, v, d_out=d_out, **options)
     return right | {"k": wrong["k"]}
 
 
@@ -98,14 +99,14 @@ def key_of_one_head(q: Array, k: Array, v: Array, *, d_out: Array, **options: An
 def query_of_the_state_before(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
     """Take the state before the token for the gradient of its query."""
     right = _right(q, k, v, d_out, options)
-    wrong = _changed(lambda token: replace(token, state=token.decayed))(q, k, v, d_out=d_out, **options)
+    wrong = _changed(lambda token: replace(token, state=token.faded))(q, k, v, d_out=d_out, **options)
     return right | {"q": wrong["q"]}
 
 
 def beta_of_the_write(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
     """Take the write in place of the error for the gradient of beta."""
     right = _right(q, k, v, d_out, options)
-    wrong = _changed(lambda token: replace(token, error=token.write))(q, k, v, d_out=d_out, **options)
+    wrong = _changed(lambda token: replace(token, miss=token.correction))(q, k, v, d_out=d_out, **options)
     return right | {name: wrong[name] for name in ("beta", "step") if name in right}
 
 

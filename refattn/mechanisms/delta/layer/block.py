@@ -2,23 +2,23 @@
 
 Equations (heads splits a width into heads, act is the activation; y stands for each of queries, keys and values)::
 
-    [DELTA.31]  y = x w + b                               for q, k and v
-    [DELTA.32]  z_n = sum_t omega_t y_{n-w+1+t} + b       w taps, each channel alone; y before the first token is 0
-    [DELTA.33]  beta = beta_max sigmoid(x w_beta)
-    [DELTA.34]  log_decay = -exp(A) softplus(x w_a + b_a)    bounded: lower_bound sigmoid(exp(A) (x w_a + b_a))
-    [DELTA.38]  log_momentum = max(-exp(A_m) softplus(x w_m + b_m), -2)
-    [DELTA.39]  step = 1 + tanh(x w_s / sqrt(m))
-    [DELTA.35]  o = scale S^T q'                          DELTA.10 for heads(act(z)) and these gates
-    [DELTA.40]  hat = o / sqrt(mean o^2 + norm_eps)       without out_norm: hat = o
-    [DELTA.36]  y = merge(hat gain) act(x w_g)            norm first, then gate; without a gate: its first factor
-    [DELTA.37]  x' = x + y w_o + b_o                      without a residual: x' = y w_o + b_o
+    [DELTA.projected]  y = x w + b                          for q, k and v
+    [DELTA.convolved]  z_n = sum_t omega_t y_{n-w+1+t} + b    w taps, each channel alone; y before the first token is 0
+    [DELTA.learned_beta]  beta = beta_max sigmoid(x w_beta)
+    [DELTA.learned_decay]  log_decay = -exp(A) softplus(x w_a + b_a)    or lower_bound sigmoid(exp(A) (x w_a + b_a))
+    [DELTA.learned_momentum]  log_momentum = max(-exp(A_m) softplus(x w_m + b_m), -2)
+    [DELTA.learned_step]  step = 1 + tanh(x w_s / sqrt(m))
+    [DELTA.answer]  o = scale S^T q'                        DELTA.5 for heads(act(z)) and these gates
+    [DELTA.normalised]  hat = o / sqrt(mean o^2 + norm_eps)    without out_norm: hat = o
+    [DELTA.gated]  y = merge(hat gain) act(x w_g)           norm first, then gate; without a gate: its first factor
+    [DELTA.output]  x' = x + y w_o + b_o                    without a residual: x' = y w_o + b_o
 
 Adjoints, for given dx'::
 
-    [dDELTA.37]  dy = dx' w_o^T
-    [dDELTA.40]  dhat = gain heads(dy act(x w_g))
-    [dDELTA.35]  do = r (dhat - hat mean(hat dhat)), r = 1 / sqrt(mean o^2 + norm_eps)    without out_norm: do = dhat
-    [dDELTA.32]  dy_n = sum_t omega_t dz_{n+w-1-t}
+    [dDELTA.gated]  dy = dx' w_o^T
+    [dDELTA.normalised]  dhat = gain heads(dy act(x w_g))
+    [dDELTA.answer]  do = r (dhat - hat mean(hat dhat)), r = 1 / sqrt(mean o^2 + norm_eps)    or dhat, without norm
+    [dDELTA.projected]  dy_n = sum_t omega_t dz_{n+w-1-t}
     [dDELTA.x]  dx = dq w_q^T + dk w_k^T + dv w_v^T + dx' and the parts of the gates that there are
 
 with dq, dk, dv and the gradients of the gates from the core. Those of weights and biases are those of the affine map.
@@ -85,7 +85,7 @@ class Saved:
     inverse: Array | None  # (b, h, n, 1)
     gate: Array | None  # (b, n, h*e): x w_g
     normal: Array  # (b, n, h*e): before the gate
-    merged: Array  # (b, n, h*e): y of DELTA.36
+    merged: Array  # (b, n, h*e): y of DELTA.gated
 
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
@@ -117,37 +117,38 @@ def advance(
     h, g, _, _ = config.sizes
     projected: dict[str, Array] = {}
     for name in PROJECTED:
-        y = linear_forward(x, getattr(params, f"w_{name}"), getattr(params, f"b_{name}"))  # [DELTA.31]: (b, n, ...)
+        weight, bias = getattr(params, f"w_{name}"), getattr(params, f"b_{name}")  # what they are called
+        y = linear_forward(x, weight, bias)  # [DELTA.projected]: (b, n, ...)
         projected[name] = y if key_mask is None else xp.where(key_mask[:, :, None], y, 0.0)  # 0 where it is padding
     mixed, following = projected, {}
     if config.conv:
         mixed = {}
         for name, y in projected.items():
             taps, bias = getattr(params, f"conv_{name}"), getattr(params, f"conv_b_{name}")  # what they are called
-            z = convolved(y, taps, bias, tails[name])  # [DELTA.32]: (b, n, ...)
+            z = convolved(y, taps, bias, tails[name])  # [DELTA.convolved]: (b, n, ...)
             mixed[name], following[name] = z, next_tail(y, tails[name])  # (b, n, ...), (b, taps - 1, ...)
     parts = {"q": h, "k": g, "v": g}
     given = {name: split_heads(activated(z, config.activation), parts[name]) for name, z in mixed.items()}
     gates, logits = gates_of(params, x)
     attended, core_saved = core.forward(
         **given, **gates, qk_norm=config.qk_norm, key_mask=key_mask, state=memory
-    )  # (b, h, n, e) [DELTA.35], -
+    )  # (b, h, n, e) [DELTA.answer], -
     inverse = None
     if config.out_norm:
         squares = xp.vecdot(attended, attended)[..., None] / attended.shape[-1]  # (b, h, n, 1)
         inverse = 1.0 / xp.sqrt(squares + config.norm_eps)  # (b, h, n, 1)
-        hat = attended * inverse  # (b, h, n, e) [DELTA.40]
+        hat = attended * inverse  # (b, h, n, e) [DELTA.normalised]
         normal = merge_heads(hat * params.gain)  # (b, n, h*e)
     else:
         hat, normal = attended, merge_heads(attended)  # (b, h, n, e), (b, n, h*e)
     gate = None
     if config.gate == "none":
-        merged = normal  # (b, n, h*e): DELTA.36 without a gate
+        merged = normal  # (b, n, h*e): DELTA.gated without a gate
     else:
         gate = linear_forward(x, params.w_gate, None)  # (b, n, h*e)
-        merged = normal * activated(gate, config.gate)  # (b, n, h*e) [DELTA.36]
-    out = linear_forward(merged, params.w_o, params.b_o)  # (b, n, m): DELTA.37 without its residual
-    result = x + out if config.residual else out  # (b, n, m) [DELTA.37]
+        merged = normal * activated(gate, config.gate)  # (b, n, h*e) [DELTA.gated]
+    out = linear_forward(merged, params.w_o, params.b_o)  # (b, n, m): DELTA.output without its residual
+    result = x + out if config.residual else out  # (b, n, m) [DELTA.output]
     saved = Saved(x, key_mask, projected, tails, mixed, logits, core_saved, hat, inverse, gate, normal, merged)
     return result, core_saved.state, following, saved
 
@@ -160,24 +161,26 @@ def gates_of(params: Params, x: Array) -> tuple[dict[str, Array], dict[str, Arra
     logits: dict[str, Array] = {}
     if "beta" in config.gates:
         logits["beta"] = linear_forward(x, params.w_beta, None)  # (b, n, g)
-        beta = config.beta_max * by_head(sigmoid(logits["beta"]), g)  # (b, g, n) [DELTA.33]
+        beta = config.beta_max * by_head(sigmoid(logits["beta"]), g)  # (b, g, n) [DELTA.learned_beta]
         gates["beta"] = beta
     if "log_decay" in config.gates:
         logits["log_decay"] = linear_forward(x, params.w_decay, params.b_decay)  # (b, n, ...)
         inner = by_head(logits["log_decay"], g)  # (b, g, n) or (b, g, n, d)
         rate = spread(xp.exp(params.a_decay), inner)  # (g, 1) or (g, 1, 1): exp(A)
         if config.decay_map == "softplus":
-            log_decay = -rate * softplus(inner)  # [DELTA.34]: (b, g, n) or (b, g, n, d)
+            log_decay = -rate * softplus(inner)  # [DELTA.learned_decay]: (b, g, n) or (b, g, n, d)
         else:
-            log_decay = config.lower_bound * sigmoid(rate * inner)  # [DELTA.34]: (b, g, n) or (b, g, n, d)
+            log_decay = config.lower_bound * sigmoid(rate * inner)  # [DELTA.learned_decay]: (b, g, n) or (b, g, n, d)
         gates["log_decay"] = log_decay
     if "log_momentum" in config.gates:
         logits["log_momentum"] = linear_forward(x, params.w_momentum, params.b_momentum)  # (b, n, g)
         inner = by_head(logits["log_momentum"], g)  # (b, g, n)
         free = -spread(xp.exp(params.a_momentum), inner) * softplus(inner)  # (b, g, n): before it is bounded
-        log_momentum = xp.where(free > LEAST_LOG_MOMENTUM, free, LEAST_LOG_MOMENTUM)  # (b, g, n) [DELTA.38]
+        log_momentum = xp.where(
+            free > LEAST_LOG_MOMENTUM, free, LEAST_LOG_MOMENTUM
+        )  # (b, g, n) [DELTA.learned_momentum]
         logits["step"] = linear_forward(x, params.w_step, None) / math.sqrt(config.width)  # (b, n, g)
-        step = 1.0 + by_head(xp.tanh(logits["step"]), g)  # (b, g, n) [DELTA.39]
+        step = 1.0 + by_head(xp.tanh(logits["step"]), g)  # (b, g, n) [DELTA.learned_step]
         gates |= {"log_momentum": log_momentum, "step": step}
     return gates, logits
 
@@ -206,8 +209,8 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     gradients: dict[str, Array | None] = {}
     d_result = d_state.x  # (b, n, m): it came in
     # forward: out = merged @ w_o + b_o
-    d_merged, gradients["w_o"], d_b_o = linear_backward(saved.merged, params.w_o, d_result)  # (b, n, h*e) [dDELTA.37]
-    gradients["b_o"] = d_b_o if config.bias else None  # (m)
+    d_merged, d_w_o, d_b_o = linear_backward(saved.merged, params.w_o, d_result)  # (b, n, h*e) [dDELTA.gated], -, -
+    gradients |= {"w_o": d_w_o, "b_o": d_b_o if config.bias else None}
     d_x = d_result if config.residual else xp.zeros_like(x)  # (b, n, m): part of dDELTA.x
     # forward: merged = normal * activated(x @ w_gate)
     d_normal = d_merged  # (b, n, h*e): without a gate
@@ -220,11 +223,11 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d_scaled = split_heads(d_normal, heads)  # (b, h, n, e)
     if config.out_norm:
         gradients["gain"] = xp.sum(d_scaled * saved.hat, axis=(0, 1, 2))  # (e)
-        d_hat = d_scaled * params.gain  # (b, h, n, e) [dDELTA.40]
+        d_hat = d_scaled * params.gain  # (b, h, n, e) [dDELTA.normalised]
         along = xp.vecdot(d_hat, saved.hat)[..., None] / d_hat.shape[-1]  # (b, h, n, 1)
-        d_attended = saved.inverse * (d_hat - saved.hat * along)  # (b, h, n, e) [dDELTA.35]
+        d_attended = saved.inverse * (d_hat - saved.hat * along)  # (b, h, n, e) [dDELTA.answer]
     else:
-        d_attended = d_scaled  # (b, h, n, e): dDELTA.35 without a norm
+        d_attended = d_scaled  # (b, h, n, e): dDELTA.answer without a norm
     d = core.backward(saved.core, d_attended)
     # forward: mixed = convolved(projected); given = split_heads(activated(mixed))
     for name in PROJECTED:
@@ -232,7 +235,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
         d_y = d_z  # (b, n, ...): without a convolution
         if config.conv:
             taps, tail = getattr(params, f"conv_{name}"), saved.tails[name]  # (t, ...), (b, t, ...)
-            d_y, d_taps, d_bias = convolved_backward(saved.projected[name], taps, tail, d_z)  # [dDELTA.32], -, -
+            d_y, d_taps, d_bias = convolved_backward(saved.projected[name], taps, tail, d_z)  # [dDELTA.projected], -, -
             gradients |= {f"conv_{name}": d_taps, f"conv_b_{name}": d_bias if config.bias else None}
         if saved.key_mask is not None:
             d_y = xp.where(saved.key_mask[:, :, None], d_y, 0.0)  # (b, n, ...)

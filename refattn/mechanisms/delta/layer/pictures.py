@@ -11,12 +11,12 @@ from refattn.xp import Array, namespace
 
 def state(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
     """Return the state of head 0 after the last token."""
-    return values[[name for name in values if name.startswith("DELTA.9")][-1]][0, 0, ...]
+    return values[[name for name in values if name.startswith("DELTA.4")][-1]][0, 0, ...]
 
 
 def outputs(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
     """Return the elements of the output of head 0, token by token."""
-    tokens = [values[name] for name in values if name.startswith("DELTA.10")]
+    tokens = [values[name] for name in values if name.startswith("DELTA.5")]
     return namespace(tokens[0]).stack([x[0, 0, 0, ...] for x in tokens], axis=-1)
 
 

@@ -140,7 +140,7 @@ def fits(options: Options) -> bool:
     """Tell whether the linear form computes calls with these options."""
     how = options.integrator
     explicit = isinstance(how, (Euler, Heun, RK4)) and how.stops is None and how.adjoint == "unroll"
-    return explicit and options.links in ("none", "kernel") and options.bias is None
+    return explicit and options.links.name in ("none", "kernel") and options.bias is None
 
 
 def band_of(level: Level) -> Band:
@@ -172,7 +172,7 @@ def forward(
     scores = blocks_q @ xp.matrix_transpose(near_k) * options.scale  # (b, h*r, i, j)
     attention = softmax_forward(xp.where(allowed, scores, -math.inf))
     itself = band.itself(q)
-    if options.links == "none":
+    if not options.links.of_alike:
         links = _rows(level, band, attention)
     else:
         seen, pair = _rows(level, band, allowed), _rows(level, band, scores)
@@ -182,7 +182,7 @@ def forward(
     mu: Any = options.mu
     if is_array(mu) and len(mu.shape) == 3 and mu.shape[1] > 1:
         options = replace(options, mu=_padded(mu, nodes, 1))
-    kernel = None if options.links == "none" else links
+    kernel = links if options.links.of_alike else None
     graph = Graph(options, own_q, own_k, None, kernel, xp.where(itself, 0.0, links), start, None, None)
     tau = tau_of(options, None, start)
     x, flow = flow_forward(graph, tau, form=band)

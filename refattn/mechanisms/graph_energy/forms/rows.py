@@ -30,7 +30,7 @@ ELEMENTS = 2**18
 
 def fits(options: Options) -> bool:
     """Tell whether a call on a sparse graph needs nothing of n by n elements."""
-    return options.state != "query" and options.bias is None
+    return options.state.name != "query" and options.bias is None
 
 
 def forward(q: Array, k: Array, v: Array, *, allowed: None, options: Options, form: ModuleType) -> tuple[Array, Saved]:
@@ -38,7 +38,7 @@ def forward(q: Array, k: Array, v: Array, *, allowed: None, options: Options, fo
     xp, heads = namespace(q), q.shape[1]
     if options.start is not None:
         start = options.start[..., None] + zeros((q.shape[0], heads, k.shape[2], 1), k)
-    elif options.state == "token":
+    elif options.state.weighs:
         to_itself = options.scale * xp.sum(q * repeat_heads(k, heads), axis=-1, keepdims=True)
         start = 0.5 + 0.5 * xp.tanh(0.5 * to_itself)
     else:
@@ -47,7 +47,7 @@ def forward(q: Array, k: Array, v: Array, *, allowed: None, options: Options, fo
     tau = tau_of(options, None, start)
     x, flow = flow_forward(graph, tau, form=form)
     whole = Readout(options, tau, None, None, v, x, x)
-    if options.state == "feature":
+    if not options.state.weighs:
         out, whole = equations.active(dense).readout_forward(x, None, v, allowed=None, options=options, tau=tau)
         return out, Saved(graph, flow, whole)
     outs, filled = [], []
@@ -65,7 +65,7 @@ def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Arra
     xp, heads = namespace(d_out), q.shape[1]
     d_q, d_k = zeros(q.shape, q), zeros((*q.shape[:2], *k.shape[2:]), k)
     d_x, d_v, tau_terms = read.get("scores"), None, zeros(known.x.shape, q)
-    if options.state == "feature":
+    if not options.state.weighs:
         d_kept, _, _, tau_terms = page.readout_backward(known, d_out, None)
         d_x = plus(d_kept, d_x)
     else:
@@ -83,7 +83,7 @@ def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Arra
     d_start = plus(d_begin, read.get("start"))
     if options.start is not None:
         numbers["start"] = summed_to(d_start[..., 0], options.start.shape)
-    elif options.state == "token":
+    elif options.state.weighs:
         # forward: start = sigmoid(scale q_j . k_j)
         d_own = d_start * graph.start * (1.0 - graph.start)
         d_q, d_k = d_q + d_own * repeat_heads(k, heads), d_k + d_own * q

@@ -145,14 +145,14 @@ class Flow:
                         coupled, rate = self._mean_rate(x, end, c)
                         y = (x + end) / 2.0 if len(way) == 1 else x
                     self.points[at, s, :, c], self.pulls[at, s, :, c], self.rates[at, s, :, c] = y, coupled, rate
-                    for id, z in (("GE.8", y), ("GE.9", coupled), ("GE.10", rate)):
+                    for id, z in (("GE.point", y), ("GE.6", coupled), ("GE.7", rate)):
                         self._put(id, at * len(weights) + s, c, z, self.b.shape)
                 after = x + self.h[c] * sum(weights[r] * self.rates[at, r, :, c] for r in range(len(weights)))
                 if self.o["kind"] == "proximal":
                     after = np.array([self._shrunk(z, self.h[c] * self.tau_of(c)) for z in after])
                     self.after[at, :, c] = after
                 self.x[:, c] = after
-                self._put("GE.11", at, c, after, self.b.shape)
+                self._put("GE.8", at, c, after, self.b.shape)
 
     def _shrunk(self, x: float, least: float) -> float:
         if (abs(x) if self.o["signed"] else x) <= least:
@@ -172,7 +172,7 @@ class Flow:
         for c in range(self.b.shape[1]):
             lam = d_x[:, c].copy()
             for back, at in enumerate(reversed(range(steps))):
-                self._put("dGE.11", back, c, lam, self.b.shape)
+                self._put("dGE.8", back, c, lam, self.b.shape)
                 if self.o["kind"] == "proximal":
                     for j in range(n):
                         if self.after[at, j, c] == 0.0:
@@ -204,13 +204,13 @@ class Flow:
                                 for m in range(len(self.a)):
                                     d_a[m] += edge * self.w[i, j] * (y[j] - y[i]) ** (2 * m + 1)
                                 d_w[i, j] += edge * self.g(y[j] - y[i])
-                    for id, z in (("dGE.10", d_v), ("dGE.9", self.kappa * d_v), ("dGE.8", below[s])):
+                    for id, z in (("dGE.7", d_v), ("dGE.6", self.kappa * d_v), ("dGE.point", below[s])):
                         self._put(id, back * count + order, c, z, self.b.shape)
                 lam = lam + sum(below)
             d_b[:, c] += lam
         grad |= self.value
         self.value = forward
-        grad |= {"dGE.6": d_w, "dGE.7": d_b, "dGE.mu": d_mu, "dGE.kappa": np.asarray(d_kappa)}
+        grad |= {"dGE.links": d_w, "dGE.5": d_b, "dGE.mu": d_mu, "dGE.kappa": np.asarray(d_kappa)}
         grad["dGE.step"] = np.asarray(d_h)
         if self.o["tau"] is not None:
             grad["dGE.tau"] = np.asarray(d_tau)

@@ -52,7 +52,7 @@ def _d_softmax(weights_id: str, given_id: str) -> Magnitude:
 
 
 def _mutual(inputs: Given, values: Given) -> Array:
-    xp, mutual = namespace(inputs["q"]), values["GE.4"]
+    xp, mutual = namespace(inputs["q"]), values["GE.3"]
     finite = xp.where(xp.isfinite(mutual), mutual, 0.0)
     if not is_over_keys(inputs):
         return absolute(finite)
@@ -64,25 +64,26 @@ def _start(inputs: Given, values: Given) -> Array:
     # A sigmoid, as 1/2 plus something, has the rounding of 1/2; other starts are copies.
     xp = namespace(inputs["q"])
     token = inputs.get("state", "token") == "token"
-    return xp.ones_like(values["GE.7"]) if token else xp.zeros_like(values["GE.7"])
+    return xp.ones_like(values["GE.5"]) if token else xp.zeros_like(values["GE.5"])
 
 
 def _d_links(inputs: Given, values: Given) -> Array:
     # A sum of two links of a graph that is made from the kernel; else a copy.
-    d = absolute(values["dGE.5"])
-    return d + absolute(values["dGE.6"]) + absolute(transposed(values["dGE.6"])) if is_over_keys(inputs) else 0.0 * d
+    d = absolute(values["dGE.4"])
+    both = absolute(values["dGE.links"]) + absolute(transposed(values["dGE.links"]))
+    return d + both if is_over_keys(inputs) else 0.0 * d
 
 
 def _d_attention(inputs: Given, values: Given) -> Array:
     if isinstance(graph_of(inputs), Kernel) or is_over_keys(inputs):
-        return absolute(values["dGE.3"])
-    return absolute(values["dGE.3"]) + absolute(values["dGE.6"]) + absolute(transposed(values["dGE.6"]))
+        return absolute(values["dGE.2"])
+    return absolute(values["dGE.2"]) + absolute(values["dGE.links"]) + absolute(transposed(values["dGE.links"]))
 
 
 def _d_scores(inputs: Given, values: Given) -> Array:
-    own = "dGE.4" in values and not is_over_keys(inputs)
-    more = absolute(values["dGE.4"]) + absolute(transposed(values["dGE.4"])) if own else 0.0
-    return absolute(values["dGE.1"]) + absolute(values["dGE.2"]) + more
+    own = "dGE.3" in values and not is_over_keys(inputs)
+    more = absolute(values["dGE.3"]) + absolute(transposed(values["dGE.3"])) if own else 0.0
+    return absolute(values["dGE.1"]) + absolute(values["dGE.masked"]) + more
 
 
 def _d_q(inputs: Given, values: Given) -> Array:
@@ -98,15 +99,15 @@ def per_key(inputs: Given, value: Array, pairs: Array, rows: Array, factor: Any)
 
 def _d_k(inputs: Given, values: Given) -> Array:
     size = per_key(inputs, values["dGE.k"], values["dGE.1"], inputs["q"], scale_of(inputs))
-    if not is_over_keys(inputs) or "dGE.4" not in values:
+    if not is_over_keys(inputs) or "dGE.3" not in values:
         return size
-    both = absolute(values["dGE.4"]) + absolute(transposed(values["dGE.4"]))
+    both = absolute(values["dGE.3"]) + absolute(transposed(values["dGE.3"]))
     return size + per_key(inputs, values["dGE.k"], both, heads_of(inputs, "k"), scale_of(inputs))
 
 
 def _d_scale(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    pairs = [("dGE.1", "GE.1"), *([("dGE.4", "GE.4")] if is_over_keys(inputs) and "dGE.4" in values else [])]
+    pairs = [("dGE.1", "GE.1"), *([("dGE.3", "GE.3")] if is_over_keys(inputs) and "dGE.3" in values else [])]
     terms = [values[d] * xp.where(xp.isfinite(values[s]), values[s], 0.0) / scale_of(inputs) for d, s in pairs]
     of_squares = sum(xp.sum(term * term) for term in terms)
     return size_of_sum(sum(math.prod(term.shape) for term in terms), values["dGE.scale"], of_squares)
@@ -118,20 +119,20 @@ def _d_bias(inputs: Given, values: Given) -> Array:
 
 
 def _d_begin(inputs: Given, values: Given) -> Array:
-    shape, d = start_of(inputs).at.shape, values["dGE.7"][..., 0]
+    shape, d = start_of(inputs).at.shape, values["dGE.5"][..., 0]
     return size_of_sum(math.prod(d.shape) // max(math.prod(shape), 1), values["dGE.start"], summed_to(d * d, shape))
 
 
 GRAPH: dict[str, Magnitude] = {
     "GE.1": _scores,
-    "GE.3": _softmax("GE.3", "GE.2"),
-    "GE.4": _mutual,
-    "GE.5": _softmax("GE.5", "GE.4"),
-    "GE.7": _start,
-    "dGE.5": _d_links,
-    "dGE.4": _d_softmax("GE.5", "dGE.5"),
-    "dGE.3": _d_attention,
-    "dGE.2": _d_softmax("GE.3", "dGE.3"),
+    "GE.2": _softmax("GE.2", "GE.masked"),
+    "GE.3": _mutual,
+    "GE.4": _softmax("GE.4", "GE.3"),
+    "GE.5": _start,
+    "dGE.4": _d_links,
+    "dGE.3": _d_softmax("GE.4", "dGE.4"),
+    "dGE.2": _d_attention,
+    "dGE.masked": _d_softmax("GE.2", "dGE.2"),
     "dGE.1": _d_scores,
     "dGE.q": _d_q,
     "dGE.k": _d_k,

@@ -103,8 +103,8 @@ def _head(
     for level, nodes in enumerate(levels.nodes):
         if len(stages) == level:
             stages.append(levels.stage(q, k, np.eye(len(nodes)), level))
-        values = see("GE.30", level, below[nodes])
-        below = see("GE.31", level, stages[level] @ values)
+        values = see("GE.level_values", level, below[nodes])
+        below = see("GE.level_reads", level, stages[level] @ values)
         out = out + omega[:, level, None] * below
     return out
 
@@ -123,8 +123,8 @@ def _run(q: Any, k: Any, v: Any, d_out: Any, options: dict[str, Any]) -> tuple[V
     own = [_Levels(n, o["key_mask"][b], o) for b in range(batch)]
     omega, count = own[0].omega(logits, n), len(own[0].nodes)
     value, grad = Values(), Values()
-    value["GE.29"], value["GE.32"] = omega, np.zeros((batch, heads, n, v.shape[3]))
-    grad["dGE.29"], grad["dGE.level_logits"] = np.zeros(omega.shape), np.zeros(logits.shape)
+    value["GE.level_weights"], value["GE.mixed"] = omega, np.zeros((batch, heads, n, v.shape[3]))
+    grad["dGE.level_weights"], grad["dGE.level_logits"] = np.zeros(omega.shape), np.zeros(logits.shape)
     for b, h in np.ndindex(batch, heads):
         group, stages, seen = h * groups // heads, list[Any](), dict[tuple[str, int], np.ndarray]()
         arrays = q[b, h], k[b, group], v[b, group]
@@ -137,7 +137,7 @@ def _run(q: Any, k: Any, v: Any, d_out: Any, options: dict[str, Any]) -> tuple[V
             seen[id, level] = x
             return x
 
-        value["GE.32"][b, h] = _head(*arrays, omega, own[b], stages, keep)
+        value["GE.mixed"][b, h] = _head(*arrays, omega, own[b], stages, keep)
         for (id, level), x in seen.items():
             _put(value, _name(id, level), (batch, heads), (b, h), x)
         if d_out is None:
@@ -148,7 +148,7 @@ def _run(q: Any, k: Any, v: Any, d_out: Any, options: dict[str, Any]) -> tuple[V
                 found[place] = slope(omega, _moved(id, level, place))
             _put(grad, _name(f"d{id}", count - 1 - level), (batch, heads), (b, h), found)
         for place in np.ndindex(omega.shape):
-            grad["dGE.29"][place] += slope(omega + 1j * H * _unit(omega.shape, place), _same)
+            grad["dGE.level_weights"][place] += slope(omega + 1j * H * _unit(omega.shape, place), _same)
         for at in range(len(logits)):
             turned = own[b].omega(logits + 1j * H * _unit(logits.shape, (at,)), n)
             grad["dGE.level_logits"][at] += slope(turned, _same)

@@ -90,32 +90,32 @@ class _Head(Graph):
                     y[j, c] = x[j, c] if size >= tau else 0.0
                 elif size > tau:
                     y[j, c] = math.copysign(size - tau, x[j, c]) if self.o["signed"] else size - tau
-        value["GE.12"] = self.y = y
+        value["GE.9"] = self.y = y
         if self.feature:
             self.out = np.where(np.any(self.allowed, axis=1, keepdims=True), y, 0.0)
             return
-        value["GE.13"], value["GE.14"], value["GE.15"] = np.zeros((rows, n)), np.ones((rows, 1)), np.zeros((rows, n))
+        value["GE.10"], value["GE.11"], value["GE.12"] = np.zeros((rows, n)), np.ones((rows, 1)), np.zeros((rows, n))
         self.filled = [False] * rows
         for i in range(rows):
             for j in range(n):
                 score = max(y[j, i if self.query else 0], 0.0)
-                value["GE.13"][i, j] = (
-                    (score if self.allowed[i, j] else 0.0) if self.query else value["GE.3"][i, j] * score
+                value["GE.10"][i, j] = (
+                    (score if self.allowed[i, j] else 0.0) if self.query else value["GE.2"][i, j] * score
                 )
-            total = math.fsum(value["GE.13"][i])
+            total = math.fsum(value["GE.10"][i])
             self.filled[i] = total > 0.0
             if self.filled[i]:
-                value["GE.14"][i, 0] = total
-                value["GE.15"][i] = value["GE.13"][i] / total
+                value["GE.11"][i, 0] = total
+                value["GE.12"][i] = value["GE.10"][i] / total
             elif self.o["empty"] == "dense":
-                value["GE.15"][i] = value["GE.3"][i]
+                value["GE.12"][i] = value["GE.2"][i]
             elif self.o["empty"] == "argmax" and self.allowed[i].any():
-                ranks = [x[j, i] if self.query else value["GE.3"][i, j] * x[j, 0] for j in range(n)]
+                ranks = [x[j, i] if self.query else value["GE.2"][i, j] * x[j, 0] for j in range(n)]
                 if self.o["kind"] == "proximal":
-                    ranks = list(value["GE.3"][i])
+                    ranks = list(value["GE.2"][i])
                 best = max((j for j in range(n) if self.allowed[i, j]), key=lambda j: (ranks[j], -j))
-                value["GE.15"][i, best] = 1.0
-        self.out = value["GE.16"] = value["GE.15"] @ self.v
+                value["GE.12"][i, best] = 1.0
+        self.out = value["GE.13"] = value["GE.12"] @ self.v
 
     def adjoint(self, d_out: np.ndarray) -> Values:
         rows, n, value, grad = self.rows, self.n, self.value, {}
@@ -124,24 +124,24 @@ class _Head(Graph):
         if self.feature:
             d_y += np.where(np.any(self.allowed, axis=1, keepdims=True), d_out, 0.0)
         else:
-            grad["dGE.v"] = value["GE.15"].T @ d_out
-            grad["dGE.15"] = d_out @ self.v.T
-            grad["dGE.14"], grad["dGE.13"] = np.zeros((rows, 1)), np.zeros((rows, n))
+            grad["dGE.v"] = value["GE.12"].T @ d_out
+            grad["dGE.12"] = d_out @ self.v.T
+            grad["dGE.11"], grad["dGE.10"] = np.zeros((rows, 1)), np.zeros((rows, n))
             for i in range(rows):
                 if not self.filled[i]:
-                    d_a[i] += grad["dGE.15"][i] if self.o["empty"] == "dense" else 0.0
+                    d_a[i] += grad["dGE.12"][i] if self.o["empty"] == "dense" else 0.0
                     continue
-                u, z = value["GE.13"][i], value["GE.14"][i, 0]
-                grad["dGE.14"][i, 0] = -math.fsum(grad["dGE.15"][i] * u) / z**2
-                grad["dGE.13"][i] = grad["dGE.15"][i] / z + grad["dGE.14"][i, 0]
+                u, z = value["GE.10"][i], value["GE.11"][i, 0]
+                grad["dGE.11"][i, 0] = -math.fsum(grad["dGE.12"][i] * u) / z**2
+                grad["dGE.10"][i] = grad["dGE.12"][i] / z + grad["dGE.11"][i, 0]
                 for j in range(n):
                     c = i if self.query else 0
                     positive = self.x[j, c] > 0.0 if self.o["straight_through"] else self.y[j, c] > 0.0
-                    slope = 1.0 if self.query else value["GE.3"][i, j]
-                    d_y[j, c] += grad["dGE.13"][i, j] * slope * positive * bool(self.allowed[i, j])
+                    slope = 1.0 if self.query else value["GE.2"][i, j]
+                    d_y[j, c] += grad["dGE.10"][i, j] * slope * positive * bool(self.allowed[i, j])
                     if not self.query:
-                        d_a[i, j] += grad["dGE.13"][i, j] * max(self.y[j, 0], 0.0)
-        grad["dGE.12"] = d_y
+                        d_a[i, j] += grad["dGE.10"][i, j] * max(self.y[j, 0], 0.0)
+        grad["dGE.9"] = d_y
         d_x, d_tau = np.zeros(d_y.shape), 0.0
         for j in range(n):
             for c in range(self.b.shape[1]):

@@ -2,17 +2,17 @@
 
 Equations (y are the tokens of the memory where there is one, otherwise x; heads splits a width into heads)::
 
-    [GE.17]  q = heads(x w_q + b_q)
-    [GE.18]  k = heads(y w_k + b_k)
-    [GE.19]  v = heads(y w_v + b_v)
-    [GE.23]  a = merge(o)                               o of the core for these q, k, v and numbers
-    [GE.24]  x' = x + a w_o + b_o                       without a residual: x' = a w_o + b_o
+    [GE.queries]  q = heads(x w_q + b_q)
+    [GE.keys]  k = heads(y w_k + b_k)
+    [GE.values]  v = heads(y w_v + b_v)
+    [GE.merged]  a = merge(o)                           o of the core for these q, k, v and numbers
+    [GE.output]  x' = x + a w_o + b_o                   without a residual: x' = a w_o + b_o
 
 Adjoints, for given dx'::
 
-    [dGE.23]  da = dx' w_o^T
-    [dGE.16]  do = heads(da)
-    [dGE.18]  dk = dk of the core + dl u
+    [dGE.merged]  da = dx' w_o^T
+    [dGE.13]  do = heads(da)
+    [dGE.keys]  dk = dk of the core + dl u
     [dGE.x]  dx = dq w_q^T + dk w_k^T + dv w_v^T + dx'      the parts for k and v go to the memory where there is one
 
 with dq, dk and dv of the core, and those of numbers there and in `.learned`, which says what u, dl and the numbers are.
@@ -89,9 +89,9 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
     attended, core_saved = way.forward(
         queries, keys, values, causal=context.causal, **masks, **core_options(config, chosen)
     )  # (b, h, i, e)
-    joined = merge_heads(attended)  # (b, i, h*e) [GE.23]
+    joined = merge_heads(attended)  # (b, i, h*e) [GE.merged]
     out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): without its residual
-    result = x + out if config.residual else out  # (b, i, m) [GE.24]
+    result = x + out if config.residual else out  # (b, i, m) [GE.output]
     return State(result), Saved(x, context, keys, joined, chosen, core_saved)
 
 
@@ -100,9 +100,9 @@ def project(params: Params, x: Array, y: Array) -> tuple[Array, Array, Array]:
     h, g, _, _ = params.config.sizes
     check_tokens("state.x", x, params.config.width)
     check_params(params)
-    queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [GE.17]
-    keys = split_heads(linear_forward(y, params.w_k, params.b_k), g)  # (b, g, j, d) [GE.18]
-    values = split_heads(linear_forward(y, params.w_v, params.b_v), g)  # (b, g, j, e) [GE.19]
+    queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [GE.queries]
+    keys = split_heads(linear_forward(y, params.w_k, params.b_k), g)  # (b, g, j, d) [GE.keys]
+    values = split_heads(linear_forward(y, params.w_v, params.b_v), g)  # (b, g, j, e) [GE.values]
     return queries, keys, values
 
 
@@ -113,9 +113,9 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     check_gradient("d_state.x", d_state.x, x.shape, x)
     d_result = d_state.x  # (b, i, m)
     # forward: out = joined @ w_o + b_o
-    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dGE.23]
+    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dGE.merged]
     # forward: joined = merge_heads(attended)
-    d_attended = split_heads(d_joined, config.heads)  # (b, h, i, e) [dGE.16]
+    d_attended = split_heads(d_joined, config.heads)  # (b, h, i, e) [dGE.13]
     d_pushed = d_probe = None  # of parts that there are not
     if isinstance(saved.core, hierarchy.Saved):
         d = equations.active(hierarchy).backward(saved.core, d_attended)
@@ -123,11 +123,11 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
         more = added(config.regulariser if saved.context.training else None, config.strength, saved.core)
         d = core.backward(saved.core, d_attended, **more)
         if params.probe is not None:
-            begin = saved.core.inner.graph.start[..., 0]  # (b, h, j): GE.27
+            begin = saved.core.inner.graph.start[..., 0]  # (b, h, j): GE.learned_start
             d_pushed, d_probe = own.starts_backward(params.probe, saved.keys, begin, d["start"])  # (b, g, j, d)
     d_learned = own.numbers_backward(params, own.classes_of(config, saved.context), saved.numbers, d)
     d_learned["probe"] = d_probe
-    d_keys = sum_of(d["k"], d_pushed)  # (b, g, j, d) [dGE.18]
+    d_keys = sum_of(d["k"], d_pushed)  # (b, g, j, d) [dGE.keys]
     # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y
     memory = saved.context.memory  # (b, j, m)
     d_x_q, d_y, gradients = projected_backward(params, x, memory, {**d, "k": d_keys})  # (b, i, m), (b, j, m)

@@ -29,6 +29,6 @@ def force(saved: Saved) -> tuple[Array, int]:
     squares: list[Array] = []
     for x, rate, tau in ends:
         if isinstance(options.threshold, Proximal):
-            rate = (soft_threshold(x + h * rate, h * tau, signed=options.signed) - x) / h
+            rate = (soft_threshold(x + h * rate, h * tau, signed=bool(options.threshold.signed)) - x) / h
         squares.append(sum_wide(rate * rate))
     return sum_of(*squares), x.shape[0] * x.shape[1]

@@ -2,23 +2,23 @@
 
 The nodes of level l are every s^l-th token, the last of each s^l, without causality also where fewer are left. With
 stage_l(o), graph energy attention in state "token" from all tokens to the nodes of level l, whose values are v_l and
-whose scores flow on the graph of these nodes alone, p_ij is GE.15 of the definition, where A(i) are the nodes that i
+whose scores flow on the graph of these nodes alone, p_ij is GE.12 of the definition, where A(i) are the nodes that i
 reads. Equations, a pass for each level::
 
-    [GE.29]  omega_il = exp(a_l) / sum_k exp(a_k)        over the levels k of which i reads a node, else 0
-    [GE.30]  v_lj = r_{l-1,j} at the nodes j of level l  of the first level: v_j
-    [GE.31]  r_li = sum_j p_ij v_lj                      over the nodes j of level l
-    [GE.32]  o_i = sum_l omega_il r_li
+    [GE.level_weights]  omega_il = exp(a_l) / sum_k exp(a_k)  over the levels k of which i reads a node, else 0
+    [GE.level_values]  v_lj = r_{l-1,j} at the nodes j of level l  of the first level: v_j
+    [GE.level_reads]  r_li = sum_j p_ij v_lj             over the nodes j of level l
+    [GE.mixed]  o_i = sum_l omega_il r_li
 
 Adjoints for given do, from the last level on (q, k and the numbers gather those of all stages)::
 
-    [dGE.31]  dr_li = omega_il do_i + dv_{l+1,i}         the latter where i is a node of level l + 1
-    [dGE.30]  dv_lj = sum_i p_ij dr_li
-    [dGE.29]  domega_il = do_i . r_li                    summed over batch and heads
+    [dGE.level_reads]  dr_li = omega_il do_i + dv_{l+1,i}  the latter where i is a node of level l + 1
+    [dGE.level_values]  dv_lj = sum_i p_ij dr_li
+    [dGE.level_weights]  domega_il = do_i . r_li         summed over batch and heads
     [dGE.level_logits]  da_l = sum_i omega_il (domega_il - sum_k omega_ik domega_ik)
 
-The a_l are the level logits. The flow of a stage is GE.1 to GE.11 of the core on its nodes, once a level, under these
-ids (what nodes read there, GE.12 to GE.16, is not wanted). What tokens read has none: it is the same equations with
+The a_l are the level logits. The flow of a stage is GE.1 to GE.8 of the core on its nodes, once a level, under these
+ids (what nodes read there, GE.9 to GE.13, is not wanted). What tokens read has none: it is the same equations with
 other sizes, and an id has one value a pass. With a window of w a token, and a node in the graph, reads the last w nodes
 that are no later; without causality those fewer than w nodes away: see `.level`. Then time and memory are linear in the
 number of tokens n: a level has n / s^l nodes, and costs n w numbers. All levels share their numbers.
@@ -198,23 +198,24 @@ def forward(
             raise ValueError(f"level_logits: got shape {tuple(level_logits.shape)}, needs ({levels},)")
         numbers["level_logits"] = (levels,)
         logits = namespace(q).astype(level_logits, call.q.dtype)  # a number for each level
-    omega = omega_of(logits, found, arange(0, n, q))  # [GE.29]
+    omega = omega_of(logits, found, arange(0, n, q))  # [GE.level_weights]
     mu: Any = known.mu if _of_nodes(known.mu) else None  # (h, i, 1)
     below = repeat_heads(call.v, q.shape[1])  # (b, h, i, e)
     stages: list[Any] = []
     every: list[Array] = []
     for level in found:
-        values = level.take(below, 2)  # [GE.30]
+        values = level.take(below, 2)  # [GE.level_values]
         stage: Any
         if chosen == "banded":
             own = known if mu is None else replace(known, mu=level.take(mu, 1))
-            read, stage = banded.forward(call.q, call.k, values, level, call.mask, key_mask, own)  # [GE.31], -
+            read, stage = banded.forward(call.q, call.k, values, level, call.mask, key_mask, own)  # [GE.level_reads], -
         else:
-            read, stage = _forward(call.q, call.k, values, level, call.mask, key_mask, given, known)  # [GE.31], -
+            masks = (call.mask, key_mask)
+            read, stage = _forward(call.q, call.k, values, level, *masks, given, known)  # [GE.level_reads], -
         below = read  # (b, h, i, e)
         stages.append(stage)
         every.append(read)
-    out = sum_of(*(omega[:, at, None] * read for at, read in enumerate(every)))  # (b, h, i, e) [GE.32]
+    out = sum_of(*(omega[:, at, None] * read for at, read in enumerate(every)))  # (b, h, i, e) [GE.mixed]
     return call.back(out), Saved(
         chosen, found, omega, tuple(stages), tuple(every), call.q, call.k, call.v, q, known, numbers
     )
@@ -230,9 +231,9 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     way = banded.backward if saved.form == "banded" else _backward
     for at in reversed(range(len(saved.levels))):
         # forward: out = sum of omega[:, at, None] * read; values of the next level = read at its nodes
-        d_read = sum_of(saved.omega[:, at, None] * d_out, d_below)  # (b, h, i, e) [dGE.31]
+        d_read = sum_of(saved.omega[:, at, None] * d_out, d_below)  # (b, h, i, e) [dGE.level_reads]
         # forward: read, stage = those of a level for its values
-        d_values, own = way(saved.stages[at], d_read)  # [dGE.30], -
+        d_values, own = way(saved.stages[at], d_read)  # [dGE.level_values], -
         d_below = saved.levels[at].spread(d_values, 2)  # (b, h, i, e)
         if _of_nodes(saved.options.mu):
             own["mu"] = saved.levels[at].spread(own["mu"], 1)  # (h, i)
@@ -240,7 +241,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     assert d_below is not None
     gradients["v"] = sum_heads(d_below, saved.v.shape[1])  # (b, g, i, e)
     # forward: out = sum of omega[:, at, None] * read
-    d_omega = xp.stack([xp.sum(d_out * read, axis=(0, 1, 3)) for read in saved.read], axis=1)  # [dGE.29]
+    d_omega = xp.stack([xp.sum(d_out * read, axis=(0, 1, 3)) for read in saved.read], axis=1)  # [dGE.level_weights]
     if "level_logits" in saved.numbers:
         # forward: omega = softmax(logits) of the levels that a token reads
         known = xp.sum(softmax_backward(saved.omega, d_omega), axis=0)  # a number for each level that there is

@@ -2,24 +2,24 @@
 
 Equations (the largest slope of the coupling is 1)::
 
-    [GE.20]  mu = log(1 + exp(r_mu))                 with classes one for each, nu
-    [GE.28]  mu_j = nu of the class of node j        with classes alone
-    [GE.21]  kappa = log(1 + exp(r_kappa))
-    [GE.22]  h = 1 / (mu + 2 kappa)                  not with a step that is the configuration's or learned
-    [GE.25]  h = log(1 + exp(r_h))                   a step that is learned
-    [GE.26]  tau = log(1 + exp(r_tau))               a threshold that is learned
-    [GE.27]  b_j = 1 / (1 + exp(-k_j . u))           "kk" in state "token": where scores start
+    [GE.anchor_strength]  mu = log(1 + exp(r_mu))           with classes one for each, nu
+    [GE.node_strength]  mu_j = nu of the class of node j    with classes alone
+    [GE.coupling_strength]  kappa = log(1 + exp(r_kappa))
+    [GE.safe_step]  h = 1 / (mu + 2 kappa)                  not with a step that is the configuration's or learned
+    [GE.learned_step]  h = log(1 + exp(r_h))                a step that is learned
+    [GE.learned_tau]  tau = log(1 + exp(r_tau))             a threshold that is learned
+    [GE.learned_start]  b_j = 1 / (1 + exp(-k_j . u))       "kk" in state "token": where scores start
 
 Adjoints::
 
-    [dGE.21]  dkappa = dkappa of the core - 2 h^2 dh
-    [dGE.28]  dnu = sum of dmu_j over the nodes of the class
-    [dGE.20]  dmu = dmu of the core - h^2 dh         with classes: dnu
+    [dGE.coupling_strength]  dkappa = dkappa of the core - 2 h^2 dh
+    [dGE.node_strength]  dnu = sum of dmu_j over the nodes of the class
+    [dGE.anchor_strength]  dmu = dmu of the core - h^2 dh   with classes: dnu
     [dGE.raw_mu]  dr_mu = dmu sigmoid(r_mu)
     [dGE.raw_kappa]  dr_kappa = dkappa sigmoid(r_kappa)
     [dGE.raw_step]  dr_h = dh sigmoid(r_h)
     [dGE.raw_tau]  dr_tau = dtau sigmoid(r_tau)
-    [dGE.27]  dl = db b (1 - b)                      with l = k_j . u
+    [dGE.learned_start]  dl = db b (1 - b)                  with l = k_j . u
     [dGE.probe]  du = sum_j dl_j k_j
 
 A step that follows mu is none of a block with classes. Coefficients of a polynomial, and how much levels count, go to
@@ -47,16 +47,16 @@ def numbers(params: Params, context: Context) -> dict[str, Array | None]:
     check_bounded(config, context)
     mu = tau = step = None
     if params.raw_mu is not None:
-        mu = _softplus(params.raw_mu)  # [GE.20]
+        mu = _softplus(params.raw_mu)  # [GE.anchor_strength]
     if config.classes is not None:
-        mu = nodes_forward(mu, classes_of(config, context))  # (h, j) [GE.28]
-    kappa = _softplus(params.raw_kappa)  # (h) [GE.21]
+        mu = nodes_forward(mu, classes_of(config, context))  # (h, j) [GE.node_strength]
+    kappa = _softplus(params.raw_kappa)  # (h) [GE.coupling_strength]
     if params.raw_step is not None:
-        step = _softplus(params.raw_step)  # (h) [GE.25]
+        step = _softplus(params.raw_step)  # (h) [GE.learned_step]
     elif config.step is None:
-        step = 1.0 / (2.0 * kappa if mu is None else mu + 2.0 * kappa)  # (h) [GE.22]
+        step = 1.0 / (2.0 * kappa if mu is None else mu + 2.0 * kappa)  # (h) [GE.safe_step]
     if params.raw_tau is not None:
-        tau = _softplus(params.raw_tau)  # (h) [GE.26]
+        tau = _softplus(params.raw_tau)  # (h) [GE.learned_tau]
     as_they_are = {"coefficients": params.coefficients, "level_logits": params.level_logits}
     return {"mu": mu, "kappa": kappa, "step": step, "tau": tau, **as_they_are}
 
@@ -72,7 +72,7 @@ def numbers_backward(
     # forward: step = 1 / (mu + 2 kappa)
     bound = None if params.raw_step is not None else learned["step"]  # (h): that follows mu and kappa
     moved = 0.0 if bound is None else bound * bound * d["step"]  # (h): h^2 dh
-    d_kappa = d["kappa"] - 2.0 * moved  # (h) [dGE.21]
+    d_kappa = d["kappa"] - 2.0 * moved  # (h) [dGE.coupling_strength]
     # forward: kappa = log(1 + exp(raw_kappa)), and so mu
     d_raw_kappa = d_kappa * _sigmoid(params.raw_kappa)  # (h) [dGE.raw_kappa]
     found["raw_kappa"] = d_raw_kappa
@@ -80,8 +80,8 @@ def numbers_backward(
         d_nodes = d["mu"]  # of the core, (h, j) or without classes (h)
         if params.config.classes is not None:
             # forward: mu = nu[classes]
-            d_nodes = nodes_backward(d_nodes, classes, params.config.classes)  # (h, p) [dGE.28]
-        d_mu = d_nodes - moved  # [dGE.20]
+            d_nodes = nodes_backward(d_nodes, classes, params.config.classes)  # (h, p) [dGE.node_strength]
+        d_mu = d_nodes - moved  # [dGE.anchor_strength]
         d_raw_mu = d_mu * _sigmoid(params.raw_mu)  # [dGE.raw_mu]
         found["raw_mu"] = d_raw_mu
     # forward: step = log(1 + exp(raw_step)), and so tau
@@ -100,17 +100,17 @@ def starts(params: Params, keys: Array) -> Array | None:
         return None
     k_heads = repeat_heads(keys, params.config.heads)  # (b, h, j, d): copies of k
     logits = namespace(keys).sum(k_heads * params.probe[:, None, :], axis=-1)  # (b, h, j): l
-    begin = _sigmoid(logits)  # (b, h, j) [GE.27]
+    begin = _sigmoid(logits)  # (b, h, j) [GE.learned_start]
     return begin
 
 
 def starts_backward(probe: Array, keys: Array, b: Array, d_start: Array) -> tuple[Array, Array]:
     """Return the gradients of keys (b, g, j, d) and of the probe, for the start b (b, h, j) and its gradient."""
     # forward: begin = sigmoid(sum(k_heads * probe))
-    d_logits = d_start * b * (1.0 - b)  # (b, h, j) [dGE.27]
+    d_logits = d_start * b * (1.0 - b)  # (b, h, j) [dGE.learned_start]
     k_heads = repeat_heads(keys, probe.shape[0])  # (b, h, j, d): copies of k
     d_probe = namespace(keys).sum(d_logits[..., None] * k_heads, axis=(0, 2))  # (h, d) [dGE.probe]
-    d_pushed = d_logits[..., None] * probe[:, None, :]  # (b, h, j, d): part of dGE.18
+    d_pushed = d_logits[..., None] * probe[:, None, :]  # (b, h, j, d): part of dGE.keys
     return sum_heads(d_pushed, keys.shape[1]), d_probe
 
 

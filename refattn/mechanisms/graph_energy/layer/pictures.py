@@ -13,8 +13,8 @@ from refattn.xp import Array, namespace
 
 def scores(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
     """Return the score of each node of head 0, before the first step and after each."""
-    later = [values[name] for name in values if name.startswith("GE.11")]
-    return namespace(values["GE.7"]).stack([values["GE.7"], *later], axis=-1)[0, 0, :, 0, :]
+    later = [values[name] for name in values if name.startswith("GE.8")]
+    return namespace(values["GE.5"]).stack([values["GE.5"], *later], axis=-1)[0, 0, :, 0, :]
 
 
 def energies(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
@@ -25,7 +25,7 @@ def energies(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
 
 
 PICTURES = (
-    Picture("matrix", "The graph: links w_ij of head 0.", lambda values, options: values["GE.6"][0, 0, ...]),
+    Picture("matrix", "The graph: links w_ij of head 0.", lambda values, options: values["GE.links"][0, 0, ...]),
     Picture("lines", "The flow: the score x_j of each token of head 0, step by step.", scores),
     Picture("lines", "The energy of each head, step by step: it falls.", energies),
 )

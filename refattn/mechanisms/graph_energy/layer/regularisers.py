@@ -81,6 +81,6 @@ def added(name: str | None, strength: float, saved: Saved) -> dict[str, Array]:
     """Return what a backward adds for `strength` times the sum of a name: nothing for None."""
     if name is None:
         return {}
-    if name == "level" and saved.options.links == "none":
+    if name == "level" and saved.options.links.name == "none":
         raise ValueError('regulariser: got "level" on a graph without symmetry, which has no energy; needs another one')
     return {of: strength * gradient for of, gradient in part_of(name, saved)[1].items()}

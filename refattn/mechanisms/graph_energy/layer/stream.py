@@ -16,6 +16,7 @@ Axes: b batch, n new token, j token, h head, g key/value head, d and e widths of
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,8 +29,7 @@ from refattn.mechanisms.graph_energy.forms import pairs
 from refattn.mechanisms.graph_energy.layer import block, hierarchy, learned
 from refattn.mechanisms.graph_energy.layer.config import Params, core_options
 from refattn.mechanisms.graph_energy.layer.level import Level
-from refattn.mechanisms.graph_energy.options import Options, Proximal, tau_of
-from refattn.ops.activations import soft_threshold
+from refattn.mechanisms.graph_energy.options import Options, Stage, tau_of
 from refattn.ops.heads import merge_heads, repeat_heads
 from refattn.ops.linear import linear_forward
 from refattn.ops.masks import where_allowed
@@ -77,7 +77,7 @@ def start(params: Params, batch: int) -> Cache:
     if config.state == "query":
         return Tokens(keys, values, zeros((batch, h, 0, d), like), None)
     channels = e if config.state == "feature" else 1
-    points = zeros((batch, h, 0, len(_tableau(params)[1]) * config.steps + 1, channels), raised(like))
+    points = zeros((batch, h, 0, len(config.chosen("integrator").beta) * config.steps + 1, channels), raised(like))
     if config.levels is not None:
         return Levels(0, (Nodes(raised(keys), zeros((batch, h, 0, e), raised(like)), points),) * config.levels)
     return Tokens(keys, values, None, points)
@@ -128,7 +128,7 @@ def step(params: Params, cache: Cache, state: block.State, context: Context) -> 
     usual = {name: x for name, x in defaults_of(core.forward).items() if name not in ("mask", "causal", "form")}
     rows = dict(zip("qkv", (raised(q), raised(k), raised(v)), strict=True))
     options = core.checked(**rows, masked=False, causal=True, **(usual | chosen))
-    token = _Token(options, _tableau(params), rows["q"])
+    token = _Token(options, rows["q"])
     seen_mask = None
     if context.key_mask is not None:
         block.mask_of(context, (x.shape[0], q.shape[1], seen + 1, seen + 1))
@@ -149,7 +149,6 @@ class _Token:
     """A new token, with its query (b, h, 1, d)."""
 
     options: Options
-    tableau: Any
     q: Array
 
     def read(self, k: Array, v: Array, points: Array, mask: Array | None, *, new: bool) -> tuple[Array, Array]:
@@ -165,10 +164,10 @@ class _Token:
         if new:
             last = xp.concat([zeros((nodes - 1,), scores), xp.ones_like(scores[0, 0, 0, :1])])  # (j), 1 for the token
             begin = 0.5 + 0.5 * xp.tanh(0.5 * scores[:, :, :, nodes - 1 :])  # (b, h, 1, c)
-            if options.state == "feature":
+            if not options.state.weighs:
                 begin = repeat_heads(v[:, :, nodes - 1 :, :], heads)  # (b, h, 1, c)
             points = xp.concat([points, self.way(attention * (1.0 - last), begin, points, tau)], axis=2)
-        ends = points[:, :, nodes - 1 :, -1, :] if options.state == "feature" else points[:, :, :, -1, :]
+        ends = points[:, :, nodes - 1 :, -1, :] if not options.state.weighs else points[:, :, :, -1, :]
         out, _ = dense.readout_forward(ends, attention, v, allowed=allowed, options=options, tau=tau)
         return out, points
 
@@ -176,18 +175,17 @@ class _Token:
         """Return where its score was at each stage, and where it ends, (b, h, 1, p, c); `others` are ways of others."""
         options, xp, h, nodes = self.options, namespace(begin), self.options.step, others.shape[2] + 1
         points: list[Array] = []
-        at, (alphas, beta) = begin, self.tableau
+
+        def rate(x: Array, h: Number, alpha: Sequence[float], rates: Sequence[Array]) -> Stage:
+            point = moved_by(x, h, alpha, rates)  # (b, h, 1, c)
+            every = xp.concat([others[:, :, :, len(points), :], point], axis=2)  # (b, h, j, c)
+            pull = pairs.rows_forward(options.coupling, links, None, slice(nodes - 1, nodes), every)
+            points.append(point)
+            return point, pull, options.intrinsic.force(point, begin, options.mu) + options.kappa * pull
+
+        at, step = begin, options.threshold.around(options.integrator, tau)
         for _ in range(options.steps):
-            rates: list[Array] = []
-            for alpha in alphas:
-                point = moved_by(at, h, alpha, rates)  # (b, h, 1, c)
-                every = xp.concat([others[:, :, :, len(points), :], point], axis=2)  # (b, h, j, c)
-                pull = pairs.rows_forward(options.coupling, links, None, slice(nodes - 1, nodes), every)
-                rates.append(options.intrinsic.force(point, begin, options.mu) + options.kappa * pull)
-                points.append(point)
-            at = moved_by(at, h, beta, rates)  # (b, h, 1, c)
-            if isinstance(options.threshold, Proximal):
-                at = soft_threshold(at, h * tau, signed=options.signed)  # (b, h, 1, c)
+            at, _ = step.forward(rate, at, h)  # (b, h, 1, c)
         return xp.stack([*points, at], axis=3)
 
 
@@ -240,7 +238,7 @@ def _of_levels(cache: Levels, saved: hierarchy.Saved) -> Levels:
 
 def _points(flow: Any, count: int) -> Array:
     """Return the ways of the scores of nodes, (b, h, j, p, c), by what a flow has saved."""
-    ways = [point for taken in flow.steps for point, _, _ in taken.stages]
+    ways = [point for taken in flow.steps for point, *_ in taken.stages]
     return namespace(ways[0] if ways else flow.states[0]).stack([*ways, flow.states[-1]], axis=3)[:, :, :count, :, :]
 
 
@@ -248,12 +246,6 @@ def _seen(cache: Cache) -> int:
     """Return how many tokens there have been."""
     assert isinstance(cache, Tokens | Levels)
     return cache.seen if isinstance(cache, Levels) else cache.k.shape[2]
-
-
-def _tableau(params: Params) -> Any:
-    """Return alpha and beta of the integrator, which is explicit."""
-    integrator = params.config.chosen("integrator")
-    return integrator.alphas, integrator.beta
 
 
 def _options(params: Params, context: Context) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Where v(x*; theta) = 0 and the Jacobian J of v with respect to x has an inverse,
     J^T u = -dx*
     dtheta = (dv / dtheta)^T u
 
-Each channel of a state is a system of its own. dv/dtheta is that of one stage of the flow (equations GE.9 and GE.10),
+Each channel of a state is a system of its own. dv/dtheta is that of one stage of the flow (equations GE.6 and GE.7),
 with u in place of dv; where scores started, and the step, then have no effect. It is what the adjoint of the steps
 tends to as their number grows, and the two differ by what is left of the flow.
 """

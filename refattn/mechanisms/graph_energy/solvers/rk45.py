@@ -16,15 +16,6 @@ from refattn.mechanisms.graph_energy.system import System
 from refattn.ops.sums import moved_by, sum_of
 from refattn.xp import Array, concrete, namespace
 
-ALPHAS = (
-    (),
-    (1.0 / 5.0,),
-    (3.0 / 40.0, 9.0 / 40.0),
-    (44.0 / 45.0, -56.0 / 15.0, 32.0 / 9.0),
-    (19372.0 / 6561.0, -25360.0 / 2187.0, 64448.0 / 6561.0, -212.0 / 729.0),
-    (9017.0 / 3168.0, -355.0 / 33.0, 46732.0 / 5247.0, 49.0 / 176.0, -5103.0 / 18656.0),
-)
-BETA = (35.0 / 384.0, 0.0, 500.0 / 1113.0, 125.0 / 192.0, -2187.0 / 6784.0, 11.0 / 84.0)
 ERRORS = (
     71.0 / 57600.0,
     0.0,
@@ -68,9 +59,9 @@ def plan(method: RK45, system: System, x: Array, step: Number, steps: int) -> li
             )
         factor = xp.where(factor < rest, factor, rest)
         rates: list[Array] = []
-        for alpha in ALPHAS:
+        for alpha in method.alphas:
             rates.append(system.rate(moved_by(x, step * factor, alpha, rates)))
-        after = moved_by(x, step * factor, BETA, rates)
+        after = moved_by(x, step * factor, method.beta, rates)
         rates.append(system.rate(after))
         error = step * factor * sum_of(*(e * rate for e, rate in zip(ERRORS, rates, strict=True) if e != 0.0))
         larger = xp.where(xp.abs(x) > xp.abs(after), xp.abs(x), xp.abs(after))

@@ -1,7 +1,7 @@
-"""The steps of the flow in general: GE.8 to GE.11 and their adjoints for every integrator, form and length of a step.
+"""The steps of the flow in general: GE.point, GE.6 to GE.8 and their adjoints, however a step is taken.
 
-What the definition takes straight, explicit steps of one length with every pair at once, gives the same bits here. Here
-a step may also
+Steps are those of the integrators, as in `.dense`, which takes explicit ones of one length with every pair at once, to
+the same bits. Here a step may also
 
 - sum over pairs in another form;
 - be shorter than h, by a factor (b, h, 1, c) that the backward takes for a constant: 0 for a channel that has stopped
@@ -15,30 +15,31 @@ a step may also
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.graph_energy import dense
-from refattn.mechanisms.graph_energy.dense import Graph, Step
+from refattn.mechanisms.graph_energy.dense import Graph
 from refattn.mechanisms.graph_energy.forces import Number
 from refattn.mechanisms.graph_energy.options import (
     RK45,
     DiscreteGradient,
     ImplicitMidpoint,
     Options,
-    Proximal,
+    Stage,
+    Step,
+    Sums,
     tau_of,
 )
 from refattn.mechanisms.graph_energy.solvers import discrete_gradient, implicit_midpoint, rk45
 from refattn.mechanisms.graph_energy.solvers.newton import end_of_step, pulled_back
 from refattn.mechanisms.graph_energy.solvers.stopping import still_flowing
 from refattn.mechanisms.graph_energy.system import System, system_of, weights_of
-from refattn.ops.activations import soft_threshold
-from refattn.ops.heads import sum_heads
-from refattn.ops.sums import moved_by, sum_of, summed_for
+from refattn.ops.sums import moved_by, plus, sum_of, summed_for
 from refattn.xp import Array, concrete, namespace, sum_wide, zeros
 
 SOLVED: dict[type, Any] = {ImplicitMidpoint: implicit_midpoint, DiscreteGradient: discrete_gradient}
@@ -47,10 +48,9 @@ SOLVED: dict[type, Any] = {ImplicitMidpoint: implicit_midpoint, DiscreteGradient
 
 @dataclass(frozen=True)
 class Taken(Step):
-    """A step, with x and x' of an implicit one, and what the form kept of each stage for its backward."""
+    """A step, with x and x' of an implicit one."""
 
     ends: tuple[Array, Array] | None = None
-    kept: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Flow:
 def forward(
     q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options, form: ModuleType
 ) -> tuple[Array, dense.Saved]:
-    """Return the output and what `backward` reads: as the definition, with these steps; `form` sums over pairs."""
+    """Return the output and what `backward` reads: as in `.dense`, with these steps; `form` sums over pairs."""
     page = equations.active(dense)
     graph = page.graph_forward(q, k, v, allowed=allowed, options=options)
     tau = tau_of(options, allowed, graph.start)
@@ -77,14 +77,14 @@ def forward(
 
 
 def backward(saved: dense.Saved, d_out: Array, *, adjoint: Any = None, **read: Array | None) -> dict[str, Array]:
-    """Return all gradients: as the definition, with `flow_backward` or another adjoint of the flow."""
+    """Return all gradients: as in `.dense`, with `flow_backward` or another adjoint of the flow."""
     page, back = equations.active(dense), flow_backward if adjoint is None else adjoint
     d_x, d_attention, d_v, tau_terms = page.readout_backward(saved.readout, d_out, read.get("weights"))
     d_b, d_w, numbers = back(saved.flow, sum_of(d_x, read.get("scores")), tau_terms)
     d_start = sum_of(d_b, read.get("start"))
-    d_graph = sum_of(d_w, read.get("graph"))  # [dGE.6]
-    d = page.graph_backward(saved.graph, d_attention, d_graph, d_start, read.get("sums"))
-    return {**d, **numbers, "v": sum_heads(d_start, saved.readout.v.shape[1]) if d_v is None else d_v}
+    d_graph = sum_of(d_w, read.get("graph"))  # [dGE.links]
+    d, d_begin = page.graph_backward(saved.graph, d_attention, d_graph, d_start, saved.readout.v, read.get("sums"))
+    return {**d, **numbers, "v": plus(d_v, d_begin)}
 
 
 def flow_forward(graph: Graph, tau: Number, *, form: Any) -> tuple[Array, Flow]:
@@ -106,7 +106,7 @@ def flow_forward(graph: Graph, tau: Number, *, form: Any) -> tuple[Array, Flow]:
             if concrete(namespace(x).any(flows > 0.0)) is False:
                 break
             factor = factor * flows  # (b, h, 1, c): 0 for a channel that has stopped
-        x, taken = _step(known, x, factor)  # (b, h, j, c)
+        x, taken = step_forward(known, x, factor)  # (b, h, j, c)
         steps.append(taken if method.checkpoint is None else Taken((), factor=taken.factor))
         if method.checkpoint is None or len(steps) % method.checkpoint == 0:
             states.append(x)
@@ -115,36 +115,29 @@ def flow_forward(graph: Graph, tau: Number, *, form: Any) -> tuple[Array, Flow]:
     return x, replace(known, steps=tuple(steps), states=tuple(states))
 
 
-def _method(options: Options) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
-    """Return alpha and beta; a step that is an equation has one stage."""
-    how = options.integrator
-    return (rk45.ALPHAS, rk45.BETA) if isinstance(how, RK45) else (how.alphas, how.beta)
-
-
-def _step(flow: Flow, x: Array, factor: Number) -> tuple[Array, Taken]:
-    options, system = flow.graph.options, flow.system
-    alphas, beta = _method(options)
+def step_forward(flow: Flow, x: Array, factor: Number) -> tuple[Array, Taken]:
+    """Return x' of a step whose length is a factor of h, and what its backward reads."""
+    options, system, ends = flow.graph.options, flow.system, None
     solved: Any = SOLVED.get(type(options.integrator))
-    ends = None
+    points: tuple[Array, ...] = ()
     if solved is not None:
-        end, factor = end_of_step(solved, system, x, options.step, factor)  # (b, h, j, c)
-        ends, system = (x, end), solved.forces(system)
-    h = options.step * factor
-    stages: list[tuple[Array, Array, Array]] = []
-    every: list[Any] = []
-    for alpha in alphas:
-        points = (x,) if ends is None else solved.stage(*ends)
-        point = moved_by(points[0], h, alpha, [rate for _, _, rate in stages])  # (b, h, j, c) [GE.8]
-        coupled, kept = system.coupled_keeping(point, *points[1:])  # (b, h, j, c) [GE.9]
-        rate = system.rate(point, *points[1:], coupled=coupled)  # (b, h, j, c) [GE.10]
-        stages.append((point, coupled, rate))
-        every.append(kept)
-    if isinstance(options.threshold, Proximal):
-        there = moved_by(x, h, beta, [rate for _, _, rate in stages])  # (b, h, j, c)
-        x_next = soft_threshold(there, h * flow.tau, signed=options.signed)  # (b, h, j, c) [GE.11]
-        return x_next, Taken(tuple(stages), factor, x_next, kept=tuple(every))
-    x_next = moved_by(x, h, beta, [rate for _, _, rate in stages])  # (b, h, j, c) [GE.11]
-    return x_next, Taken(tuple(stages), factor, None, ends, tuple(every))
+        end, factor = end_of_step(solved, system, x, options.step, factor)  # (b, h, j, c), -
+        ends, system, points = (x, end), solved.forces(system), solved.stage(x, end)
+    step = options.threshold.around(options.integrator, flow.tau)
+    rate = functools.partial(stage_forward, system, points)
+    x_next, stages = step.forward(rate, x, options.step * factor)  # (b, h, j, c) [GE.8], -
+    return x_next, Taken(stages, x_next, factor, ends)
+
+
+def stage_forward(
+    system: System, points: tuple[Array, ...], x: Array, h: Number, alpha: Sequence[float], rates: Sequence[Array]
+) -> Stage:
+    """Return the point of a stage, the pull there, the rate, and what the form keeps; `points` of a solved step."""
+    begin, *others = points or (x,)
+    point = moved_by(begin, h, alpha, rates)  # (b, h, j, c) [GE.point]
+    coupled, kept = system.coupled_keeping(point, *others)  # (b, h, j, c) [GE.6]
+    rate = system.rate(point, *others, coupled=coupled)  # (b, h, j, c) [GE.7]
+    return point, coupled, rate, kept
 
 
 def _last_first(flow: Flow) -> Iterator[Taken]:
@@ -156,71 +149,62 @@ def _last_first(flow: Flow) -> Iterator[Taken]:
     for begin in reversed(range(0, len(flow.steps), every)):
         x, again = flow.states[begin // every], []
         for known in flow.steps[begin : begin + every]:
-            x, taken = _step(flow, x, known.factor)
+            x, taken = step_forward(flow, x, known.factor)
             again.append(taken)
         yield from reversed(again)
 
 
 def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
     """Return the gradients of the start and of the links, and those of the numbers; `tau_terms` are of the readout."""
-    options, tau, start, visible = saved.graph.options, saved.tau, saved.graph.start, saved.system.visible
-    xp, (alphas, beta) = namespace(d_x), _method(options)
-    solved: Any = SOLVED.get(type(options.integrator))
-    system = saved.system if solved is None else solved.forces(saved.system)
-    g, form, mu = system.coupling, system.form, system.mu
-    f: Any = system.intrinsic  # of a point, or between two
-    edges = None
-    d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
-    powers = [zeros((), start)] * len(g.powers)
-    d_points: list[Array] = []  # of the step after, as d_end
-    d_end = d_x  # (b, h, j, c)
-    for step in _last_first(saved):
-        h = options.step * step.factor
-        d_next = sum_of(d_end, *d_points)  # (b, h, j, c) [dGE.11]
-        d_end = d_next
-        if step.shrunk is not None:
-            # forward: x = sign(there) (|there| - h tau) where that is positive
-            d_end = xp.where(step.shrunk == 0.0, 0.0, d_next)
-            pushed = d_end * xp.sign(step.shrunk)
-            tau_terms = tau_terms - h * pushed
-            step_terms = step_terms - tau * step.factor * pushed
-        d_points = []
-        for n in reversed(range(len(beta))):
-            point, coupled, rate = step.stages[n]
-            points = (point,) if step.ends is None else (point, *solved.stage(*step.ends)[1:])
-            # forward: x = x + h sum_n beta_n rate_n; point = x + h sum_l alpha_nl rate_l
-            later = [alphas[m][n] for m in reversed(range(n + 1, len(beta)))]
-            inner = moved_by(beta[n] * d_end, 1.0, later, d_points)
-            if step.ends is not None:
-                inner = pulled_back(solved, saved.system, *step.ends, h, inner)
-            d_rate = h * inner  # (b, h, j, c) [dGE.10]
-            step_terms = step_terms + step.factor * inner * rate
-            # forward: rate = m f(point; start) + kappa coupled
-            d_own = system.seen(d_rate)
-            d_anchor = d_anchor + d_own * f.d_b(*points, start, mu)
-            mu_terms = mu_terms + d_own * f.d_mu(*points, start, mu)
-            kappa_terms = kappa_terms + d_rate * coupled
-            d_coupled = system.kappa * d_rate  # (b, h, j, c) [dGE.9]
-            # forward: coupled = m sum_j w_ij m_jc g(y_jc - y_ic)
-            for m, power in enumerate(g.powers):
-                pulled = form.couple_forward(power, system.links, visible, *points)
-                powers[m] = powers[m] + sum_wide(d_coupled * pulled)
-            kept = {} if step.kept[n] is None else {"kept": step.kept[n]}
-            d_pull, d_edges = form.couple_backward(g, system.links, visible, d_coupled, *points, **kept)
-            edges = form.gathered(edges, d_edges)
-            d_point = d_own * f.d_x(*points, start, mu) + d_pull  # (b, h, j, c) [dGE.8]
-            d_points.append(d_point)
-    d_links = form.links_gradient(edges, system.links)
+    options, tau, start, system = saved.graph.options, saved.tau, saved.graph.start, saved.system
+    step = options.threshold.around(options.integrator, tau)
+    none = zeros(start.shape, start)  # (b, h, j, c)
+    sums = Sums(start=none, mu=none, kappa=none, step=none, tau=tau_terms, edges=None)
+    sums["powers"] = [zeros((), start)] * len(system.coupling.powers)
+    for taken in _last_first(saved):
+        d_next = d_x  # (b, h, j, c) [dGE.8]
+        rate_backward = functools.partial(stage_backward, saved, taken, sums)
+        d_x = step.backward(rate_backward, taken, options.step * taken.factor, d_next, sums)
+    d_links = system.form.links_gradient(sums["edges"], system.links)
     # forward: x = start, and start is b
-    d_start = sum_of(d_end, *d_points, d_anchor)  # (b, h, j, c) [dGE.7]
-    d_mu = summed_for(mu_terms, mu)  # [dGE.mu]
-    d_kappa = summed_for(kappa_terms, system.kappa)  # [dGE.kappa]
-    d_step = summed_for(step_terms, options.step)  # [dGE.step]
+    d_start = d_x + sums["start"]  # (b, h, j, c) [dGE.5]
+    d_mu = summed_for(sums["mu"], system.mu)  # [dGE.mu]
+    d_kappa = summed_for(sums["kappa"], system.kappa)  # [dGE.kappa]
+    d_step = summed_for(sums["step"], options.step)  # [dGE.step]
     numbers = {"mu": d_mu, "kappa": d_kappa, "step": d_step}
     if options.tau is not None:
-        d_tau = summed_for(tau_terms, tau)  # [dGE.tau]
+        d_tau = summed_for(sums["tau"], tau)  # [dGE.tau]
         numbers["tau"] = d_tau
-    if powers:
-        d_coefficients = xp.stack(powers)  # [dGE.coefficients]
+    if system.coupling.powers:
+        d_coefficients = namespace(d_x).stack(sums["powers"])  # [dGE.coefficients]
         numbers["coefficients"] = d_coefficients
     return d_start, d_links, numbers
+
+
+def stage_backward(saved: Flow, taken: Taken, sums: Sums, stage: Stage, inner: Array) -> Array:
+    """Return the gradient of the point of a stage for drate / h; those of all steps are added to `sums`."""
+    point, coupled, rate, kept = stage  # (b, h, j, c) each, -
+    options, start, h = saved.graph.options, saved.graph.start, saved.graph.options.step * taken.factor
+    solved: Any = SOLVED.get(type(options.integrator))
+    system, others = saved.system, tuple[Array, ...]()
+    if taken.ends is not None:
+        inner = pulled_back(solved, system, *taken.ends, h, inner)
+        system, others = solved.forces(system), solved.stage(*taken.ends)[1:]
+    f: Any = system.intrinsic  # of a point, or between two
+    form, mu, visible = system.form, system.mu, system.visible
+    d_rate = h * inner  # (b, h, j, c) [dGE.7]
+    sums.add("step", taken.factor * inner * rate)
+    # forward: rate = m f(point; start) + kappa coupled
+    d_own = system.seen(d_rate)
+    sums.add("start", d_own * f.d_b(point, *others, start, mu))
+    sums.add("mu", d_own * f.d_mu(point, *others, start, mu))
+    sums.add("kappa", d_rate * coupled)
+    d_coupled = system.kappa * d_rate  # (b, h, j, c) [dGE.6]
+    # forward: coupled = m sum_j w_ij m_jc g(y_jc - y_ic)
+    powers = [form.couple_forward(power, system.links, visible, point, *others) for power in system.coupling.powers]
+    sums["powers"] = [a + sum_wide(d_coupled * pulled) for a, pulled in zip(sums["powers"], powers, strict=True)]
+    more = {} if kept is None else {"kept": kept}
+    d_pull, d_edges = form.couple_backward(system.coupling, system.links, visible, d_coupled, point, *others, **more)
+    sums["edges"] = form.gathered(sums["edges"], d_edges)
+    d_point = d_own * f.d_x(point, *others, start, mu) + d_pull  # (b, h, j, c) [dGE.point]
+    return d_point

@@ -37,17 +37,17 @@ def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, 
         keys, values = tile.of(k)[:, :, None, at, :], tile.of(v)[:, :, None, at, :]
         scores = tile.of_rows(q_rows) @ xp.matrix_transpose(keys)  # (b, g, r, i, j) [SM.1]
         tanh = None if softcap is None else xp.tanh(scores / softcap)
-        masked = scores if tanh is None else softcap * tanh  # (b, g, r, i, j) [SM.2]
+        masked = scores if tanh is None else softcap * tanh  # (b, g, r, i, j) [SM.capped]
         if pairs.bias is not None:
-            masked = masked + part_of(pairs.bias, tile.rows, columns)  # (b, g, r, i, j) [SM.15]
+            masked = masked + part_of(pairs.bias, tile.rows, columns)  # (b, g, r, i, j) [SM.biased]
         allowed = band.allowed(pairs.mask, tile.rows, columns, pairs.batch)
         if allowed is not None:
-            masked = xp.where(allowed, masked, -math.inf)  # (b, g, r, i, j) [SM.3]
-        weights = xp.exp(masked - tile.of_rows(lse_rows))  # (b, g, r, i, j) [SM.7]
-        d_weights = tile.of_rows(d_out_rows) @ xp.matrix_transpose(values)  # (b, g, r, i, j) [dSM.7]
+            masked = xp.where(allowed, masked, -math.inf)  # (b, g, r, i, j) [SM.2]
+        weights = xp.exp(masked - tile.of_rows(lse_rows))  # (b, g, r, i, j) [SM.4]
+        d_weights = tile.of_rows(d_out_rows) @ xp.matrix_transpose(values)  # (b, g, r, i, j) [dSM.4]
         if pairs.keep is not None:
             d_weights = d_weights * part_of(pairs.keep, tile.rows, columns)
-        g = weights * (d_weights - tile.of_rows(inner_rows))  # (b, g, r, i, j) [GROW.7]
+        g = weights * (d_weights - tile.of_rows(inner_rows))  # (b, g, r, i, j) [GROW.functional_gradient]
         return g if tanh is None else g * (1.0 - tanh * tanh)
 
     def task(tile: Tile) -> tuple[Array, Array]:

@@ -1,10 +1,10 @@
 """Where the width of queries and keys is in the way: the part of the gradient that no change of the weights can follow.
 
-With W of the metric (GROW.11), and the projectors P_q, P_k on the columns of W w_q and W w_k::
+With W of the metric (GROW.4), and the projectors P_q, P_k on the columns of W w_q and W w_k::
 
-    [GROW.13] G = (W^+)^T N W^+                         the gradient with respect to the whitened kernel W M W^T
-    [GROW.14] H = (1 - P_q) G (1 - P_k)                 what only new columns can follow
-    [GROW.15] diag(sigma) = u^T H v                     by the singular value decomposition, from the largest
+    [GROW.5]  G = (W^+)^T N W^+                         the gradient with respect to the whitened kernel W M W^T
+    [GROW.6]  H = (1 - P_q) G (1 - P_k)                 what only new columns can follow
+    [GROW.7]  diag(sigma) = u^T H v                     by the singular value decomposition, from the largest
 
 The columns that there are can follow the tangent part, G - H; psi = |H|^2 / |G|^2 is the part that they cannot.
 
@@ -81,11 +81,11 @@ def bottleneck(params: block.Params, statistics: Statistics, metric: Metric | No
     """Return the bottleneck of a block; `metric` is the Kronecker metric where there is one already."""
     metric = metric or kronecker(statistics)
     xp = namespace(statistics.gradient)
-    whole = metric.whiten_gradient(statistics.gradient)  # (h, in, in) [GROW.13]
+    whole = metric.whiten_gradient(statistics.gradient)  # (h, in, in) [GROW.5]
     w_q, w_k = (xp.astype(w, xp.float64, copy=False) for w in (params.w_q, params.w_k))
     outside = whole - projector(metric.left, w_q) @ whole  # (h, in, in): (1 - P_q) G
-    normal = outside - outside @ projector(metric.right, w_k)  # (h, in, in) [GROW.14]
-    u, sigma, v = svd(normal)  # (h, in, in), (h, in) [GROW.15]
+    normal = outside - outside @ projector(metric.right, w_k)  # (h, in, in) [GROW.6]
+    u, sigma, v = svd(normal)  # (h, in, in), (h, in) [GROW.7]
     total, hidden = (float(sum_wide(x * x)) for x in (whole, normal))
     tangent = whole - normal
     return Bottleneck(total, float(sum_wide(tangent * tangent)), hidden, sigma, u, v)

@@ -1,24 +1,28 @@
-"""The direction of steepest descent in the metric of the scores: P with T(P) = N.
+"""The direction of steepest descent in the metric of the scores: D with T(D) = N.
 
-A change dM of the kernel changes the loss by <N, dM> and the scores by <dM, T(dM)>. Among all dM of one size the loss
-falls most along -P. Three metrics: the exact one is T itself, by preconditioned conjugate gradients; the Kronecker
-metric has A x A in its place, which is equal where all C_b are; and mean is the mean of the solutions of single
-sequences, the report's first choice, kept to reproduce it (it is biased where a sequence has fewer tokens than widths,
-and may ascend). With N of GROW.8, C of GROW.9, and lambda and U the eigenvalues and eigenvectors of A::
+A change E of the kernel changes the loss by <N, E>, and the squares of all scores' changes sum to <E, T(E)>. Among all
+E of one size the loss falls most along -D. There are three metrics. The exact one is T itself, by preconditioned
+conjugate gradients. The Kronecker metric has A E A in place of T(E), which is equal if all C_b are. And mean is the
+mean of the solutions of single sequences, the report's first choice, kept to reproduce it (it is biased if a sequence
+has fewer tokens than widths, and may ascend). With N (dGROW.1), C (GROW.2), and lambda and U the eigenvalues and
+eigenvectors of A::
 
-    [GROW.10] A = C / sqrt(b)                           b sequences
-    [GROW.11] r_k = sqrt(lambda_k + damping mean(lambda))       W = diag(r) U^T, and below A is W^T W
-    [GROW.12] P = A^+ N A^+                             exact: T(P) = N; mean: P = mean_b C_b^+ N_b C_b^+
+    [GROW.3]  A = C / sqrt(b)                           b sequences
+    [GROW.4]  rho_k = sqrt(lambda_k + damping mean(lambda))     W = diag(rho) U^T, and below A is W^T W
+    [GROW.8]  D = A^+ N A^+                             exact: T(D) = N; mean: D = mean_b C_b^+ N_b C_b^+
 
-The Kronecker metric may be damped: a multiple of the identity is added to A (GROW.11), so that a change costs something
-also where tokens hardly differ. Behind a layer normalisation there is such a direction, the mean over the width, and A
-has a condition of 1e9 there; columns along it would be so long that the next steps of a training ruin it. The theorems
-hold for the damped metric as for any other.
+The Kronecker metric may be damped: a multiple of the identity is added to A (GROW.4), so that a change costs something
+even along directions that tokens hardly take. Behind a layer normalisation there is such a direction, the mean over the
+width, and A has a condition of 1e9 there; columns along it would be so long that the next steps of a training ruin it.
+The theorems hold for the damped metric as for any other.
 
-The amplitude is measured in what it does to the scores: D = P / nu with nu^2 = <P, T(P)> / pairs changes them by a root
-mean square of 1 (exactly so for `exact`, without a mask for `kron` where all C_b are equal).
+The amplitude is measured in what it does to the scores: nu^2 = <D, T(D)> / pairs, and D / nu changes them by a root
+mean square of 1. That is exact for `exact`, and for `kron` if all C_b are equal and nothing is masked. With a mask
+`pairs` counts the scores that are seen, while A, a product over tokens, has the hidden pairs, too. So nu is then only
+about the root mean square (0.7 to 1.1 of it were measured with random causal tokens). It is the unit in which the
+amplitude is searched, and no more depends on it.
 
-Where keys are centred their side has an A, and so a W, of its own.
+If keys are centred, their side has an A, and so a W, of its own.
 
 Axes: h head, in width of the augmented tokens.
 """
@@ -81,7 +85,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Direction:
-    """P (h, in, in), the size nu of the scores' change by it, and the iterations that it took."""
+    """D (h, in, in), the size nu of the scores' change by it, and the iterations that it took."""
 
     p: Array
     size: float
@@ -95,7 +99,7 @@ def factor(gram: Array, sequences: int, singular: str = "ridge", damping: float 
     at the price of a small error elsewhere, "drop" cuts them off, and with them what a kernel has there.
     """
     xp = namespace(gram)
-    a = gram / math.sqrt(sequences)  # (in, in) [GROW.10]
+    a = gram / math.sqrt(sequences)  # (in, in) [GROW.3]
     values, vectors = xp.linalg.eigh(a)  # (in), (in, in)
     width = values.shape[0]
     largest = values[-1]
@@ -106,7 +110,7 @@ def factor(gram: Array, sequences: int, singular: str = "ridge", damping: float 
     if not seen:
         raise ValueError("statistics: got tokens that are all 0, needs some that are not")
     damped = values + damping * xp.mean(values) if damping else values  # (in)
-    roots = xp.sqrt(damped[width - seen :])  # [GROW.11]
+    roots = xp.sqrt(damped[width - seen :])  # [GROW.4]
     return Factor(vectors[:, width - seen :], roots)
 
 
@@ -131,7 +135,7 @@ def direction(
     tolerance: float = 1e-8,
     iterations: int = 200,
 ) -> Direction:
-    """Return P and its size.
+    """Return D and its size.
 
     Parameters
     ----------
@@ -154,19 +158,19 @@ def direction(
     metric = metric or kronecker(statistics, center_keys=center_keys)
     n, count = statistics.gradient, 0
     if how == "kron":
-        p = metric.solve(n)  # (h, in, in) [GROW.12]
+        p = metric.solve(n)  # (h, in, in) [GROW.8]
         whitened = metric.whiten_gradient(n)
-        square = _inner(whitened, whitened)  # <P, A P A>, which would be noise where A is ill-conditioned
+        square = _inner(whitened, whitened)  # <D, A D A>, which would be noise where A is ill-conditioned
     elif how == "exact":
 
         def operator(z: Array) -> Array:
             return apply_metric(statistics, z, center_keys=center_keys)
 
         solved = conjugate_gradients(operator, n, metric.solve, tolerance=tolerance, iterations=iterations)
-        p, count = solved  # (h, in, in) [GROW.12]
+        p, count = solved  # (h, in, in) [GROW.8]
         square = _inner(p, n)
     else:
-        p = _mean_of_sequences(statistics)  # (h, in, in) [GROW.12]
+        p = _mean_of_sequences(statistics)  # (h, in, in) [GROW.8]
         square = _inner(p, apply_metric(statistics, p, center_keys=center_keys))
     return Direction(p, math.sqrt(max(square, 0.0) / max(statistics.pairs, 1.0)), count)
 

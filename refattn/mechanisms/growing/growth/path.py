@@ -1,15 +1,15 @@
 """The path of a growth step: which weights a plan leads to at an amplitude.
 
-With P of GROW.12, the size nu of what P does to the scores, and an amplitude gamma::
+With D of GROW.8, and the size nu of what D does to the scores::
 
-    [GROW.16] M = s w_q w_k^T                           the kernel of a head
-    [GROW.17] F = M - (gamma / nu) P
+    [GROW.1]  M = scale w_q w_k^T                       the kernel of a head
+    [GROW.10]  F = M - amplitude D / nu
 
-The mode "replace" goes along F, truncated to the new rank (GROW.18 to GROW.25): all columns change, the old ones by a
+The mode "replace" goes along F, cut to the new rank (from GROW.11 on): all columns change, the old ones by a
 natural-gradient step. The mode "additive" leaves the old columns alone, and so do those that keep the function.
 
-The block's scale is that of the kernel, so that M / s is what the weights have to make; the option `scale` says which s
-that is after the step. All of it is computed in float64, and the weights are cast back.
+The block's scale is that of the kernel, so that the weights have to make M / scale; the option `scale` says which that
+is after the step. All of it is computed in float64, and the weights are cast back.
 
 Axes: h head, in width of the augmented tokens.
 """
@@ -85,9 +85,9 @@ def slope_of(made: Plan) -> float:
 
 
 def kernel_of(params: block.Params) -> Array:
-    """Return M = s w_q w_k^T (h, in, in) of every head, in float64."""
+    """Return M = scale w_q w_k^T (h, in, in) of every head, in float64."""
     w_q, w_k = _wide(params)
-    kernel = scale_of(params) * w_q @ namespace(w_q).matrix_transpose(w_k)  # (h, in, in) [GROW.16]
+    kernel = scale_of(params) * w_q @ namespace(w_q).matrix_transpose(w_k)  # (h, in, in) [GROW.1]
     return kernel
 
 
@@ -105,7 +105,7 @@ def _factors(made: Plan, kernel: Array, amplitude: float) -> tuple[Array, Array]
     """Return factors of the truncated kernel at an amplitude."""
     assert made.direction is not None and made.metric is not None
     rank = made.params.config.sizes[1] + made.columns
-    moved = kernel - (amplitude / made.direction.size) * made.direction.p  # (h, in, in) [GROW.17]
+    moved = kernel - (amplitude / made.direction.size) * made.direction.p  # (h, in, in) [GROW.10]
     return equations.active(truncate).truncate(moved, rank, made.options.method, made.metric, made.statistics)
 
 
@@ -183,10 +183,10 @@ def _appended(made: Plan, amplitude: float) -> tuple[Array, Array]:
 
 
 def _as_printed(made: Plan) -> tuple[Array, Array]:
-    """Return the weights of the report: the truncated singular value decomposition of w_q w_k^T + P.
+    """Return the weights of the report: the truncated singular value decomposition of w_q w_k^T + D.
 
     It takes the gradient with the sign of ascent, a step of 1 however the loss is normalised, and leaves the scale out
-    of the scores that it models. P is that of the metric that was asked for; for one sequence, as there, all agree.
+    of the scores that it models. D is that of the metric that was asked for; for one sequence, as there, all agree.
     """
     assert made.direction is not None and made.metric is not None
     w_q, w_k = _wide(made.params)

@@ -1,8 +1,8 @@
 """What a growth step has to know of a batch, gathered with fixed weights; in float64, whatever the block computes in.
 
-With y the augmented tokens of a sequence b (GROW.1), N is the gradient of the loss with respect to the kernel of a head
-(GROW.8), and C the sum of all C_b = y_b^T y_b (GROW.9). A change dM of the kernel changes the scores of a sequence by
-y dM y^T, whose square is <dM, C_b dM C_b>; that of all scores is <dM, T(dM)>, the metric of growth, with::
+With y the augmented tokens of a sequence b (GROW.augmented), N is the gradient of the loss with respect to the kernel
+of a head (dGROW.1), and C the sum of all C_b = y_b^T y_b (GROW.2). A change E of the kernel changes the scores of a
+sequence by y E y^T, whose square is <E, C_b E C_b>; that of all scores is <E, T(E)>, the metric of growth, with::
 
     T(Z) = sum_b C_b Z C_b                  with a mask: sum_b y_b^T [mask * (y_b Z y_b^T)] y_b
 

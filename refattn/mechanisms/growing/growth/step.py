@@ -5,10 +5,10 @@ along which path the weights would go; `apply` goes along that path as far as it
 should be. `grow` does all of it for one block. This is the record's `grow`: who trains a stack of blocks calls its
 parts.
 
-A step of the usual options, equation by equation: the gradient N of the kernels and the tokens' C (GROW.7 to GROW.9,
-`dense`); the metric A and the direction P that descends in it (to GROW.12, `metric`); what of N only new columns can
-follow, which says how many there shall be (to GROW.15, `bottleneck`); the kernel M, moved along -P to F (to GROW.17,
-`path`); the kernel of the new rank nearest to F, and its factors, which are the new weights (to GROW.25, `truncate`).
+A step of the usual options is the definition. Here its parts stand in files of their own: the gradient N of the kernels
+and the tokens' C (`dense`); the metric A and the direction D that descends in it (`metric`); what of N only new columns
+can follow, which says how many there shall be (`bottleneck`); the kernel M, moved along -D to F (`path`); the kernel of
+the new rank nearest to F, and its factors, which are the new weights (`truncate`).
 
 Source: L. Burgund, Attention Growing Networks, section 2; what differs from it stands in docs/deviations.md.
 """

@@ -1,27 +1,34 @@
-"""Kernels of low rank: the truncations of F = M - gamma D, and the factors that become weights.
+"""Kernels of low rank: the truncations of F = M - amplitude D / nu, and the factors that become weights.
 
-A head's kernel is M = s w_q w_k^T, of a rank of at most its width. Growth wants the kernel of rank r nearest to F
-(GROW.17) where distance is that of the scores, |dM|^2 = <dM, T(dM)>. Three truncations F' = L R^T: frobenius is nearest
-in the norm of the weights, which is the report's claim; optimal is nearest in the Kronecker metric A x A, by Eckart and
-Young, and so exactly nearest for one sequence, or where all C_b are equal; optimal_als goes on from there with some
-sweeps of alternating least squares on <F' - F, T(F' - F)> itself. With W of the metric (GROW.11)::
+A head's kernel is M = scale w_q w_k^T, of a rank of at most its width. Growth wants the kernel M' of rank r nearest to
+F (GROW.10), and distance is that of the scores, |E|^2 = <E, T(E)>. Three truncations: frobenius is nearest in the norm
+of the weights, which is the report's claim. optimal is nearest in the Kronecker metric A E A, by Eckart and Young, and
+so exactly nearest for one sequence, or if all C_b are equal. optimal_als goes on from there with some sweeps of
+alternating least squares on <M' - F, T(M' - F)> itself. With W of the metric (GROW.4)::
 
-    [GROW.18] S = diag(S_1, S_2, ...) = U^T W F W^T V   by the singular value decomposition; frobenius: of F
-    [GROW.19] L = W^+ [U_1 sqrt(S_1), ..., U_r sqrt(S_r)]
-    [GROW.20] R = W^+ [V_1 sqrt(S_1), ..., V_r sqrt(S_r)]
+    [GROW.11]  K = W F W^T
+    [GROW.singular_values]  kappa = the singular values of K: K = A_L diag(kappa) A_R^T     frobenius: of F
+    [GROW.left_factor]  L_0 = W^+ A_L diag(sqrt(kappa))         the first r columns
+    [GROW.right_factor]  R_0 = W^+ A_R diag(sqrt(kappa))        the first r columns; M' = L_0 R_0^T
 
-Where r reaches the width of the augmented tokens nothing is truncated: L = F and R = 1, the trivial factorisation. It
+If r reaches the width of the augmented tokens, nothing is truncated: L_0 = F and R_0 = 1, the trivial factorisation. It
 also keeps what F has along directions that no token had, and needs no sweep.
 
 Then the factors are balanced, and turned so that their columns lie as near as can be to the columns that there were:
-the state that an optimiser keeps of these goes on to mean something. With L = Q_L K_L and R = Q_R K_R, columns of Q
-orthonormal, and x diag(t) y^T the singular value decomposition of K_L K_R^T::
+the state that an optimiser keeps of these goes on to mean something. With L_0 = Q_L T_L and R_0 = Q_R T_R, columns of Q
+orthonormal, and X diag(tau) Y^T the singular value decomposition of T_L T_R^T::
 
-    [GROW.21] L' = Q_L x diag(sqrt(t))                  L'^T L' = R'^T R' = diag(t), and L' R'^T = L R^T
-    [GROW.22] R' = Q_R y diag(sqrt(t))                  spare columns: random in L', 0 in R'
-    [GROW.23] O = p q^T                                 p diag(z) q^T = L'^T w_q + R'^T w_k, of the old weights
-    [GROW.24] w_q' = L' O                               L' and R' of the kernel F' / s
-    [GROW.25] w_k' = R' O
+    [GROW.14]  L = Q_L X diag(sqrt(tau))                L^T L = R^T R = diag(tau), and L R^T = M'
+    [GROW.15]  R = Q_R Y diag(sqrt(tau))                spare columns: random in L, 0 in R
+    [GROW.16]  O = B_L B_R^T                            for B_L diag(beta) B_R^T = L^T w_q + R^T w_k of the old weights
+    [GROW.17]  w_q' = L O / sqrt(scale)
+    [GROW.18]  w_k' = R O / sqrt(scale)
+
+The old weights have columns of zeros where the new ones will be. So GROW.16 says of the new columns only that they are
+orthogonal to the others before they are stretched: they may be turned among themselves, in L O and R O at once, and a
+single one may change its sign. Which of these one gets follows from the sign rule of `svd`, which fixes the columns of
+L and R, and from how LAPACK completes B_L. Kernels and old columns are the same for all of them: who compares growths
+compares these.
 
 Axes: h head, in width of the augmented tokens, r rank.
 
@@ -47,7 +54,10 @@ NOISE = 1e-13
 
 def svd(x: Array) -> tuple[Array, Array, Array]:
     """Return (u, sigma, v) with x = u diag(sigma) v^T and signs that are always the same: the largest entry of a column
-    of u is positive."""
+    of u is positive.
+
+    Vectors whose singular value is 0 keep what freedom they have: only the signs of the two sides are changed together.
+    """
     xp = namespace(x)
     u, sigma, v = xp.linalg.svd(x, full_matrices=False)
     highest, lowest = xp.max(u, axis=-2, keepdims=True), xp.min(u, axis=-2, keepdims=True)
@@ -58,7 +68,7 @@ def svd(x: Array) -> tuple[Array, Array, Array]:
 def truncate(
     f: Array, rank: int, how: str, metric: Metric, statistics: Statistics | None = None
 ) -> tuple[Array, Array]:
-    """Return factors (L, R), both (h, in, at most `rank`), of a kernel of this rank near F (h, in, in).
+    """Return factors (L_0, R_0), both (h, in, at most `rank`), of a kernel of this rank near F (h, in, in).
 
     Parameters
     ----------
@@ -81,12 +91,13 @@ def truncate(
     if rank >= f.shape[2]:
         xp = namespace(f)
         one = xp.eye(f.shape[2], dtype=f.dtype, device=device(f))  # (in, in)
-        left, right = f, xp.broadcast_to(one, f.shape)  # [GROW.19], [GROW.20]
+        left, right = f, xp.broadcast_to(one, f.shape)  # [GROW.left_factor], [GROW.right_factor]
         return left, right
     if how == "frobenius":
         return _leading(f, rank)
-    u_roots, v_roots = _leading(metric.whiten(f), rank)
-    left, right = metric.left.back @ u_roots, metric.right.back @ v_roots  # [GROW.19], [GROW.20]
+    whitened = metric.whiten(f)  # (h, in, in) [GROW.11]
+    u_roots, v_roots = _leading(whitened, rank)
+    left, right = metric.left.back @ u_roots, metric.right.back @ v_roots  # [GROW.left_factor], [GROW.right_factor]
     if how == "optimal":
         return left, right
     if statistics is None:
@@ -95,13 +106,13 @@ def truncate(
 
 
 def _leading(f: Array, rank: int) -> tuple[Array, Array]:
-    u, sigma, v = svd(f)  # (h, in, in), (h, in) [GROW.18]
+    u, sigma, v = svd(f)  # (h, in, in), (h, in) [GROW.singular_values]
     roots = namespace(f).sqrt(sigma[..., None, :rank])
     return u[..., :rank] * roots, v[..., :rank] * roots
 
 
 def distance(f: Array, left: Array, right: Array, statistics: Statistics) -> float:
-    """Return <F' - F, T(F' - F)>, the square of the distance of all scores."""
+    """Return <M' - F, T(M' - F)> for M' = L_0 R_0^T, the square of the distance of all scores."""
     return change_of_scores(statistics, left @ namespace(f).matrix_transpose(right) - f)
 
 
@@ -170,7 +181,7 @@ def balance(left: Array, right: Array, width: int, seed: int = 0) -> tuple[Array
     u, sigma, v = svd(r_left @ xp.matrix_transpose(r_right))
     inputs, rank = left.shape[1], sigma.shape[-1]
     roots = xp.sqrt(sigma)[..., None, :]
-    left, right = q_left @ u * roots, q_right @ v * roots  # [GROW.21], [GROW.22]
+    left, right = q_left @ u * roots, q_right @ v * roots  # [GROW.14], [GROW.15]
     if width > rank:
         pad = zeros((left.shape[0], inputs, width - rank), left)
         left, right, sigma = (
@@ -190,15 +201,16 @@ def balance(left: Array, right: Array, width: int, seed: int = 0) -> tuple[Array
 def align(left: Array, right: Array, w_q: Array, w_k: Array) -> tuple[Array, Array]:
     """Return L O and R O, the same kernel, with the orthogonal O that brings them nearest to w_q and w_k.
 
-    The latter may have fewer columns; they count as having zeros behind them.
+    The latter may have fewer columns; they count as having zeros behind them, and how the new columns are turned among
+    themselves is then not determined: compare kernels and old columns.
     """
     xp = namespace(left)
     missing = left.shape[2] - w_q.shape[2]
     pad = zeros((*w_q.shape[:2], missing), w_q)
     w_q, w_k = (xp.concat([w, pad], axis=2) for w in (w_q, w_k))
     u, _, v = svd(xp.matrix_transpose(left) @ w_q + xp.matrix_transpose(right) @ w_k)
-    turn = u @ xp.matrix_transpose(v)  # [GROW.23]
-    w_q, w_k = left @ turn, right @ turn  # [GROW.24], [GROW.25]
+    turn = u @ xp.matrix_transpose(v)  # [GROW.16]
+    w_q, w_k = left @ turn, right @ turn  # [GROW.17], [GROW.18]
     return w_q, w_k
 
 

@@ -8,7 +8,9 @@ from refattn.mechanisms.growing.growth import step
 from refattn.mechanisms.growing.judge import loops
 from refattn.mechanisms.growing.layer import block
 
-SIGNLESS = ("GROW.13", "GROW.14", *(f"GROW.{n}" for n in range(19, 26)))
+FACTORS = ("GROW.left_factor", "GROW.right_factor", *(f"GROW.{n}" for n in range(14, 19)))
+
+SIGNLESS = ("GROW.5", "GROW.6", "GROW.11", *FACTORS)
 """Equations whose values are what they are up to signs: those of eigenvectors and of singular vectors."""
 
 DAMPING, AMPLITUDE = 0.01, 0.3
@@ -29,10 +31,10 @@ def twice() -> tuple[loops.Values, loops.Values]:
     w_q, w_k, w_v, w_o, scale = params.w_q, params.w_k, params.w_v, params.w_o, params.config.factor
     expected = loops.block(x, w_q, w_k, w_v, w_o, d_result, scale)
     expected |= loops.step(
-        expected["GROW.1"],
+        expected["GROW.augmented"],
         w_q,
         w_k,
-        expected["GROW.4"],
+        expected["GROW.values"],
         expected["dGROW.o"],
         scale=scale,
         damping=DAMPING,

@@ -1,13 +1,13 @@
 """A block and its growth step a second time: loops from the report and its sources, which share no code with the rest.
 
 The step is that of the usual options: the Kronecker metric, damped, its truncation, a given amplitude; no mask, no
-bias, no soft-cap. Eigenvalues come from Jacobi's rotations and singular values from Hestenes' one-sided ones, P from
-Gaussian elimination on the equations A P A = N, balanced factors from the singular value decomposition of the kernel,
+bias, no soft-cap. Eigenvalues come from Jacobi's rotations and singular values from Hestenes' one-sided ones, D from
+Gaussian elimination on the equations A D A = N, balanced factors from the singular value decomposition of the kernel,
 and the turn from that of a product, where the other derivation factors by Householder's reflections and LAPACK.
 
 Values come back by the ids of the docstrings of `layer.block`, `dense` and `growth`. Directions of eigenvectors and of
-singular vectors are theirs up to a sign, and so are the entries of GROW.13 and GROW.14, the columns of GROW.19 to
-GROW.22, the rows of GROW.23, and in all of GROW.23 to GROW.25 the one new column; all others are what they are.
+singular vectors are theirs up to a sign, and so are the entries of GROW.5, GROW.6 and GROW.11, the columns of all four
+factors, the rows of the rotation GROW.16, and in it and the weights the one new column; all others are what they are.
 
 Source: L. Burgund, Attention Growing Networks, sections 1 and 2; Jacobi 1846; Hestenes 1958; Schoenemann 1966.
 """
@@ -53,7 +53,7 @@ def block(
         d_joined = _product(d_result[s].tolist(), _transposed(w_o.tolist()))
         joined: Matrix = [[] for _ in y]
         d_y: Matrix = [[0.0] * len(row) for row in y]
-        heads: dict[str, list[Matrix]] = {id: [] for id in ("GROW.2", "GROW.3", "GROW.4", "dGROW.o")}
+        heads: dict[str, list[Matrix]] = {id: [] for id in ("GROW.queries", "GROW.keys", "GROW.values", "dGROW.o")}
         for head in range(h):
             of_q, of_k, of_v = (w[head].tolist() for w in (w_q, w_k, w_v))
             q, k, v = (_product(y, w) for w in (of_q, of_k, of_v))
@@ -71,7 +71,8 @@ def block(
         joined = [[*row, 1.0] for row in joined]
         result = _added(x[s].tolist(), _product(joined, w_o.tolist()))
         d_x = _added([row[:m] for row in d_y], d_result[s].tolist())
-        one = {"GROW.1": y, "GROW.5": joined, "GROW.6": result, "dGROW.5": d_joined, "dGROW.1": d_y, "dGROW.x": d_x}
+        one = {"GROW.augmented": y, "GROW.joined": joined, "GROW.next": result}
+        one |= {"dGROW.joined": d_joined, "dGROW.augmented": d_y, "dGROW.x": d_x}
         for id, value in (*one.items(), *heads.items()):
             found.setdefault(id, []).append(np.asarray(value))
     return {id: np.asarray(value) for id, value in found.items()}
@@ -135,24 +136,25 @@ def step(
             ]
             for k in range(width)
         ]
-        put("GROW.8", pulled)
+        put("dGROW.1", pulled)
         p = _between(metric, pulled)
         directions.append(p)
-        put("GROW.12", p)
+        put("GROW.8", p)
         inner += math.fsum(p[k][l] * pulled[k][l] for k in range(width) for l in range(width))
         whole = _product(_transposed(back), _product(pulled, back))
         left, right = (_outside(_product(w, weights[head].tolist())) for weights in (w_q, w_k))
         hidden = _product(left, _product(whole, right))
-        put("GROW.13", whole)
-        put("GROW.14", hidden)
-        put("GROW.15", _singular(hidden)[1])
+        put("GROW.5", whole)
+        put("GROW.6", hidden)
+        put("GROW.7", _singular(hidden)[1])
     nu = math.sqrt(inner / (b * h * n * n))
     for head in range(h):
         old_q, old_k = w_q[head].tolist(), w_k[head].tolist()
         kernel = [[scale * x for x in row] for row in _product(old_q, _transposed(old_k))]
         p = directions[head]
         f = [[kernel[k][l] - amplitude / nu * p[k][l] for l in range(width)] for k in range(width)]
-        u, s, t = _singular(_product(w, _product(f, _transposed(w))))
+        whitened = _product(w, _product(f, _transposed(w)))
+        u, s, t = _singular(whitened)
         factors = [
             _product(back, [[x[i][j] * math.sqrt(s[j]) for j in range(rank)] for i in range(width)]) for x in (u, t)
         ]
@@ -166,19 +168,22 @@ def step(
         ]
         one, _, other = _singular(wanted)
         turn = _product(one, _transposed(other))
-        put("GROW.16", kernel)
-        put("GROW.17", f)
-        put("GROW.18", s)
-        for id, value in zip(("GROW.19", "GROW.20", "GROW.21", "GROW.22"), (*factors, *even), strict=True):
+        put("GROW.1", kernel)
+        put("GROW.10", f)
+        put("GROW.11", whitened)
+        put("GROW.singular_values", s)
+        for id, value in zip(("GROW.left_factor", "GROW.right_factor"), factors, strict=True):
             put(id, value)
-        put("GROW.23", turn)
-        put("GROW.24", _product(ends[0], turn))
-        put("GROW.25", _product(ends[1], turn))
+        for id, value in zip(("GROW.14", "GROW.15"), even, strict=True):
+            put(id, value)
+        put("GROW.16", turn)
+        put("GROW.17", _product(ends[0], turn))
+        put("GROW.18", _product(ends[1], turn))
     return {
-        "GROW.7": g,
-        "GROW.9": np.asarray(c),
-        "GROW.10": np.asarray(a),
-        "GROW.11": np.asarray(r),
+        "GROW.functional_gradient": g,
+        "GROW.2": np.asarray(c),
+        "GROW.3": np.asarray(a),
+        "GROW.4": np.asarray(r),
         **{id: np.asarray(heads) for id, heads in found.items()},
     }
 
@@ -290,7 +295,7 @@ def _outside(a: Matrix) -> Matrix:
 
 
 def _between(a: Matrix, n: Matrix) -> Matrix:
-    """Return P with A P A = N: two systems of equations, A X = N and A P^T = X^T."""
+    """Return D with A D A = N: two systems of equations, A X = N and A D^T = X^T."""
     return _transposed(_solved(a, _transposed(_solved(a, n))))
 
 

@@ -2,23 +2,23 @@
 
 Equations (y are the tokens with a 1 behind them where there are biases, otherwise x)::
 
-    [GROW.1]  y_n = [x_n, 1]                            without bias: y = x
-    [GROW.2]  q = y w_q                                 for each head
-    [GROW.3]  k = y w_k
-    [GROW.4]  v = y w_v
-    [GROW.5]  c_n = [o_1n, ..., o_hn, 1]                o of SM.8 for these q, k, v; without bias: no 1
-    [GROW.6]  x' = x + c w_o                            without a residual: x' = c w_o
+    [GROW.augmented]  y_n = [x_n, 1]                    without bias: y = x
+    [GROW.queries]  q = y w_q                           for each head
+    [GROW.keys]  k = y w_k
+    [GROW.values]  v = y w_v
+    [GROW.joined]  c_n = [o_1n, ..., o_hn, 1]           o of SM.5 for these q, k, v; without bias: no 1
+    [GROW.next]  x' = x + c w_o                         without a residual: x' = c w_o
 
 Adjoints, for given dx'::
 
-    [dGROW.5]  dc = dx' w_o^T
+    [dGROW.joined]  dc = dx' w_o^T
     [dGROW.o]  do = heads(dc)                           without its 1
-    [dGROW.1]  dy = sum over heads of dq w_q^T + dk w_k^T + dv w_v^T
+    [dGROW.augmented]  dy = sum over heads of dq w_q^T + dk w_k^T + dv w_v^T
     [dGROW.x]  dx = dy + dx'                            without its 1; without a residual: dx = dy
 
 with dq, dk, dv of the core (dSM.q, dSM.k, dSM.v). The gradient of a weight is that of the linear map, and its last row
-is its bias, so that whatever holds for weights holds for biases. With one kernel M = s w_q w_k^T a head's scores are
-y M y^T: a wider w_q and w_k allow an M of a higher rank, and the scale s is stored, for M must not change where zeros
+is its bias, so that whatever holds for weights holds for biases. With one kernel M = scale w_q w_k^T a head's scores
+are y M y^T: a wider w_q and w_k allow an M of a higher rank, and the scale is stored, for M must not change if zeros
 are added.
 
 Axes: b batch, n token, m width of the model, in width of y, h head, d and e widths of a head.
@@ -168,15 +168,15 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
 def keys_and_values(params: Params, x: Array) -> tuple[Array, Array]:
     """Return the keys (b, h, n, d) and values (b, h, n, e) of tokens x (b, n, m)."""
     y, h = augmented(params, x), params.config.heads  # (b, n, in)
-    keys = split_heads(linear_forward(y, join(params.w_k), None), h)  # (b, h, n, d) [GROW.3]
-    values = split_heads(linear_forward(y, join(params.w_v), None), h)  # (b, h, n, e) [GROW.4]
+    keys = split_heads(linear_forward(y, join(params.w_k), None), h)  # (b, h, n, d) [GROW.keys]
+    values = split_heads(linear_forward(y, join(params.w_v), None), h)  # (b, h, n, e) [GROW.values]
     return keys, values
 
 
 def attend(params: Params, x: Array, keys: Array, values: Array, context: Context) -> tuple[Array, Saved]:
     """Return the next x of tokens x (b, n, m) that attend the keys and values, and what `backward` reads."""
     y, config, h = augmented(params, x), params.config, params.config.heads  # (b, n, in)
-    queries = split_heads(linear_forward(y, join(params.w_q), None), h)  # (b, h, n, d) [GROW.2]
+    queries = split_heads(linear_forward(y, join(params.w_q), None), h)  # (b, h, n, d) [GROW.queries]
     mask = mask_of(context, (x.shape[0], h, x.shape[1], keys.shape[2]))  # of all masks
     attended, core_saved = core.forward(
         queries,
@@ -186,10 +186,10 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
         causal=context.causal,
         scale=config.factor if params.scale is None else params.scale,
         softcap=config.softcap,
-    )  # o of SM.8, tagged in the core
-    joined = with_one(merge_heads(attended), config.bias)  # [GROW.5]
-    out = linear_forward(joined, params.w_o, None)  # (b, n, m): GROW.6 without its residual
-    result = x + out if config.residual else out  # (b, n, m) [GROW.6]
+    )  # o of SM.5, tagged in the core
+    joined = with_one(merge_heads(attended), config.bias)  # [GROW.joined]
+    out = linear_forward(joined, params.w_o, None)  # (b, n, m): GROW.next without its residual
+    result = x + out if config.residual else out  # (b, n, m) [GROW.next]
     return result, Saved(x, y, joined, (mask, context.causal), core_saved)
 
 
@@ -202,10 +202,10 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     _, d_w_o, _ = linear_backward(saved.joined, params.w_o, d_result)  # the gradient of a weight
     d = core.backward(saved.core, d_attended)
     # forward: queries = split_heads(y @ join(w_q)), and so for keys and values
-    d_y_q, d_w_q, _ = linear_backward(saved.tokens, join(params.w_q), merge_heads(d["q"]))  # part of dGROW.1
-    d_y_k, d_w_k, _ = linear_backward(saved.tokens, join(params.w_k), merge_heads(d["k"]))  # part of dGROW.1
-    d_y_v, d_w_v, _ = linear_backward(saved.tokens, join(params.w_v), merge_heads(d["v"]))  # part of dGROW.1
-    d_y = d_y_q + d_y_k + d_y_v  # (b, n, in) [dGROW.1]
+    d_y_q, d_w_q, _ = linear_backward(saved.tokens, join(params.w_q), merge_heads(d["q"]))  # part of dGROW.augmented
+    d_y_k, d_w_k, _ = linear_backward(saved.tokens, join(params.w_k), merge_heads(d["k"]))  # part of dGROW.augmented
+    d_y_v, d_w_v, _ = linear_backward(saved.tokens, join(params.w_v), merge_heads(d["v"]))  # part of dGROW.augmented
+    d_y = d_y_q + d_y_k + d_y_v  # (b, n, in) [dGROW.augmented]
     # forward: y = with_one(x)
     own = d_y[..., : config.width]  # (b, n, m): without the gradient of its 1
     d_x = own + d_result if config.residual else own  # (b, n, m) [dGROW.x]
@@ -219,7 +219,7 @@ def attended_backward(params: Params, saved: Saved, d_state: State) -> Array:
     check_gradient("d_state.x", d_state.x, saved.x.shape, saved.x)
     h, _, e = params.config.sizes
     # forward: out = joined @ w_o
-    d_joined = d_state.x @ xp.matrix_transpose(params.w_o)  # [dGROW.5]
+    d_joined = d_state.x @ xp.matrix_transpose(params.w_o)  # [dGROW.joined]
     # forward: joined = with_one(merge_heads(attended))
     d_attended = split_heads(d_joined[..., : h * e], h)  # (b, h, n, e) [dGROW.o]
     return d_attended
@@ -227,7 +227,7 @@ def attended_backward(params: Params, saved: Saved, d_state: State) -> Array:
 
 def augmented(params: Params, x: Array) -> Array:
     """Return the tokens y (b, n, in): x (b, n, m), with a 1 behind every token where there are biases."""
-    y = with_one(x, params.config.bias)  # (b, n, in) [GROW.1]
+    y = with_one(x, params.config.bias)  # (b, n, in) [GROW.augmented]
     return y
 
 

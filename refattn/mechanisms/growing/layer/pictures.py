@@ -11,8 +11,8 @@ from refattn.xp import Array, namespace
 
 def asked(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
     """Return, for each head, the gradient y^T ds y of the map by which scores come from pairs of tokens."""
-    xp, y = namespace(values["GROW.1"]), values["GROW.1"][0, ...]
-    return xp.matrix_transpose(y) @ values["dSM.3"][0, ...] @ y
+    xp, y = namespace(values["GROW.augmented"]), values["GROW.augmented"][0, ...]
+    return xp.matrix_transpose(y) @ values["dSM.2"][0, ...] @ y
 
 
 def present(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
@@ -22,7 +22,7 @@ def present(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
 
 
 PICTURES = (
-    Picture("matrix", "The weights w_ij of head 0, token i a row.", lambda values, options: values["SM.7"][0, 0, ...]),
+    Picture("matrix", "The weights w_ij of head 0, token i a row.", lambda values, options: values["SM.4"][0, 0, ...]),
     Picture("singular", "Singular values of w_q w_k^T, by head: as many as heads are wide.", present),
     Picture("singular", "Those of the gradient with respect to that map: what a wider head could use.", asked),
 )

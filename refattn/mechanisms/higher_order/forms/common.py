@@ -24,12 +24,12 @@ def forward(sums: Array, attended: Array | None, options: Options) -> tuple[Arra
     normaliser does not ask for them.
     """
     normaliser = options.normaliser
-    numerator = sums[..., :-1]  # (b, g, r, i, e) [HOL.6]
+    numerator = sums[..., :-1]  # (b, g, r, i, e) [HOL.summed]
     counted = sums[..., -1:]
     left = normaliser.delta * attended if normaliser.plain and attended is not None else 0.0
-    total = counted + left  # (b, g, r, i, 1) [HOL.7]
-    divisor = divisor_of(total, normaliser, attended)  # (b, g, r, i, 1) [HOL.8]
-    out = numerator / divisor  # (b, g, r, i, e) [HOL.9]
+    total = counted + left  # (b, g, r, i, 1) [HOL.5]
+    divisor = divisor_of(total, normaliser, attended)  # (b, g, r, i, 1) [HOL.divisor]
+    out = numerator / divisor  # (b, g, r, i, e) [HOL.6]
     return out, total
 
 
@@ -38,10 +38,10 @@ def backward(out: Array, total: Array, attended: Array | None, options: Options,
     xp = namespace(out)
     divisor = divisor_of(total, options.normaliser, attended)
     # forward: out = numerator / divisor
-    d_numerator = d_out / divisor  # (b, g, r, i, e) [dHOL.6]
-    d_divisor = -xp.sum(d_out * out, axis=-1, keepdims=True) / divisor  # (b, g, r, i, 1) [dHOL.8]
+    d_numerator = d_out / divisor  # (b, g, r, i, e) [dHOL.summed]
+    d_divisor = -xp.sum(d_out * out, axis=-1, keepdims=True) / divisor  # (b, g, r, i, 1) [dHOL.divisor]
     # forward: divisor = divisor_of(total); total = counted + delta * attended
-    d_total = through_divisor(d_divisor, total, options.normaliser)  # (b, g, r, i, 1) [dHOL.7]
+    d_total = through_divisor(d_divisor, total, options.normaliser)  # (b, g, r, i, 1) [dHOL.5]
     return xp.concat([d_numerator, d_total], axis=-1)
 
 

@@ -101,27 +101,27 @@ def forward(
             for at in np.ndindex(*value[id].shape[:3]):
                 value[id][at] = _layer_norm(value[id][at], o.norm_eps)[0]
     plane = (batch, heads, queries, keys)
-    value |= {id: np.zeros(plane) for id in ("HOL.3", "HOL.4", "HOL.5")}
-    value |= {id: np.zeros((*plane[:3], 1)) for id in ("HOL.7", "HOL.8")}
-    value |= {id: np.zeros((*plane[:3], e)) for id in ("HOL.6", "HOL.9")}
+    value |= {id: np.zeros(plane) for id in ("HOL.3", "HOL.taylor", "HOL.4")}
+    value |= {id: np.zeros((*plane[:3], 1)) for id in ("HOL.5", "HOL.divisor")}
+    value |= {id: np.zeros((*plane[:3], e)) for id in ("HOL.summed", "HOL.6")}
     for b, h, i in np.ndindex(batch, heads, queries):
         g = h * groups // heads
         total, seen = 0.0, 0
         for j in range(keys):
             product = math.fsum(value["HOL.1"][b, h, i, c] * value["HOL.2"][b, g, j, c] for c in range(d))
             score = product / (o.alpha * math.sqrt(d))
-            value["HOL.3"][b, h, i, j], value["HOL.4"][b, h, i, j] = score, _polynomial(score, o.order)
+            value["HOL.3"][b, h, i, j], value["HOL.taylor"][b, h, i, j] = score, _polynomial(score, o.order)
             if not _allowed((mask, key_mask), causal, (b, h, i, j), queries, keys):
                 continue
             weight, seen = _polynomial(score, o.order) - normaliser.delta, seen + 1
-            value["HOL.5"][b, h, i, j] = weight
+            value["HOL.4"][b, h, i, j] = weight
             total += _polynomial(score, o.order) if normaliser.plain else weight
             for c in range(e):
-                value["HOL.6"][b, h, i, c] += weight * v[b, g, j, c]
+                value["HOL.summed"][b, h, i, c] += weight * v[b, g, j, c]
         divisor = _divide_by(total, seen, normaliser)[0]
-        value["HOL.7"][b, h, i, 0], value["HOL.8"][b, h, i, 0] = total, divisor
+        value["HOL.5"][b, h, i, 0], value["HOL.divisor"][b, h, i, 0] = total, divisor
         for c in range(e):
-            value["HOL.9"][b, h, i, c] = value["HOL.6"][b, h, i, c] / divisor
+            value["HOL.6"][b, h, i, c] = value["HOL.summed"][b, h, i, c] / divisor
     return value
 
 
@@ -143,22 +143,28 @@ def backward(
     batch, heads, queries, d = q.shape
     _, groups, keys, e = v.shape
     factor = 1.0 / (o.alpha * math.sqrt(d))
-    like = {"dHOL.6": "HOL.6", "dHOL.8": "HOL.8", "dHOL.7": "HOL.7", "dHOL.4": "HOL.4", "dHOL.3": "HOL.3"}
+    like = {
+        "dHOL.summed": "HOL.summed",
+        "dHOL.divisor": "HOL.divisor",
+        "dHOL.5": "HOL.5",
+        "dHOL.taylor": "HOL.taylor",
+        "dHOL.3": "HOL.3",
+    }
     like |= {"dHOL.1": "HOL.1", "dHOL.2": "HOL.2"}
     grad = {id: np.zeros(value[of].shape) for id, of in like.items()}
     grad |= {"dHOL.v": np.zeros(v.shape), "dHOL.q": np.zeros(q.shape), "dHOL.k": np.zeros(k.shape)}
     d_alpha, d_delta = [], []
     for b, h, i in np.ndindex(batch, heads, queries):
         g = h * groups // heads
-        total = value["HOL.7"][b, h, i, 0]
+        total = value["HOL.5"][b, h, i, 0]
         seen = [j for j in range(keys) if _allowed((mask, key_mask), causal, (b, h, i, j), queries, keys)]
         divisor, slope = _divide_by(total, len(seen), o.normaliser)
         # o_c = a_c / D: d o_c / d a_c = 1 / D, d o_c / d D = -a_c / D^2
-        d_divisor = -math.fsum(d_out[b, h, i, c] * value["HOL.6"][b, h, i, c] / divisor**2 for c in range(e))
+        d_divisor = -math.fsum(d_out[b, h, i, c] * value["HOL.summed"][b, h, i, c] / divisor**2 for c in range(e))
         d_total = d_divisor * slope
-        grad["dHOL.8"][b, h, i, 0], grad["dHOL.7"][b, h, i, 0] = d_divisor, d_total
+        grad["dHOL.divisor"][b, h, i, 0], grad["dHOL.5"][b, h, i, 0] = d_divisor, d_total
         for c in range(e):
-            grad["dHOL.6"][b, h, i, c] = d_out[b, h, i, c] / divisor
+            grad["dHOL.summed"][b, h, i, c] = d_out[b, h, i, c] / divisor
         for j in seen:
             score = value["HOL.3"][b, h, i, j]
             d_weight = math.fsum(d_out[b, h, i, c] / divisor * v[b, g, j, c] for c in range(e))
@@ -168,9 +174,9 @@ def backward(
             # The derivative of s^r / r! is r s^(r-1) / r!.
             d_score = d_value * math.fsum(r * score ** (r - 1) / math.factorial(r) for r in range(1, o.order + 1))
             d_alpha.append(-d_score * score / float(o.alpha))  # the score is a product over alpha
-            grad["dHOL.4"][b, h, i, j], grad["dHOL.3"][b, h, i, j] = d_value, d_score
+            grad["dHOL.taylor"][b, h, i, j], grad["dHOL.3"][b, h, i, j] = d_value, d_score
             for c in range(e):
-                grad["dHOL.v"][b, g, j, c] += value["HOL.5"][b, h, i, j] * d_out[b, h, i, c] / divisor
+                grad["dHOL.v"][b, g, j, c] += value["HOL.4"][b, h, i, j] * d_out[b, h, i, c] / divisor
             for c in range(d):
                 grad["dHOL.1"][b, h, i, c] += factor * d_score * value["HOL.2"][b, g, j, c]
                 grad["dHOL.2"][b, g, j, c] += factor * d_score * value["HOL.1"][b, h, i, c]

@@ -83,41 +83,41 @@ def _values(inputs: Given, values: Given) -> Array:
 
 
 def _numerator(inputs: Given, values: Given) -> Array:
-    squares = squares_of(values["HOL.5"], _transposed(_masked_v(inputs)))
-    return of_sum(inputs["k"].shape[2] + _features(inputs), values["HOL.6"], squares)
+    squares = squares_of(values["HOL.4"], _transposed(_masked_v(inputs)))
+    return of_sum(inputs["k"].shape[2] + _features(inputs), values["HOL.summed"], squares)
 
 
 def _total(inputs: Given, values: Given) -> Array:
-    terms, normaliser = values["HOL.5"], Options.of(inputs).normaliser
+    terms, normaliser = values["HOL.4"], Options.of(inputs).normaliser
     if normaliser.plain:
         terms = namespace(terms).where(terms == 0.0, 0.0, terms + normaliser.delta)
     squares = namespace(terms).sum(terms * terms, axis=-1, keepdims=True)
-    return of_sum(inputs["k"].shape[2] + _features(inputs), values["HOL.7"], squares)
+    return of_sum(inputs["k"].shape[2] + _features(inputs), values["HOL.5"], squares)
 
 
 def _d_divisor(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    terms = inputs["d_out"] * values["HOL.9"]
+    terms = inputs["d_out"] * values["HOL.6"]
     # Kernels take o with the errors that it has by then.
-    inherited = inputs["d_out"] * _numerator(inputs, values) / values["HOL.8"]
+    inherited = inputs["d_out"] * _numerator(inputs, values) / values["HOL.divisor"]
     squares = xp.sum(terms * terms, axis=-1, keepdims=True)
     inner = of_sum(inputs["v"].shape[-1], xp.sum(terms, axis=-1, keepdims=True), squares)
     over_width = xp.sqrt(xp.sum(inherited * inherited, axis=-1, keepdims=True))
-    return (inner + over_width) / xp.abs(values["HOL.8"])
+    return (inner + over_width) / xp.abs(values["HOL.divisor"])
 
 
 def _d_values(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
     v = _masked_v(inputs)
-    squares = squares_of(values["dHOL.6"], v) + values["dHOL.7"] ** 2
-    size = of_sum(inputs["v"].shape[-1] + 1, values["dHOL.4"], squares)
-    return xp.where(values["dHOL.4"] == 0.0, 0.0, size)
+    squares = squares_of(values["dHOL.summed"], v) + values["dHOL.5"] ** 2
+    size = of_sum(inputs["v"].shape[-1] + 1, values["dHOL.taylor"], squares)
+    return xp.where(values["dHOL.taylor"] == 0.0, 0.0, size)
 
 
 def _d_scores(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
     slope = taylor(xp.abs(values["HOL.3"]), _order(inputs) - 1)
-    return math.sqrt(inputs["q"].shape[-1]) * xp.abs(values["dHOL.4"]) * slope
+    return math.sqrt(inputs["q"].shape[-1]) * xp.abs(values["dHOL.taylor"]) * slope
 
 
 def _d_q_hat(inputs: Given, values: Given) -> Array:
@@ -130,7 +130,7 @@ def _d_k_hat(inputs: Given, values: Given) -> Array:
 
 
 def _d_v(inputs: Given, values: Given) -> Array:
-    return _per_key(inputs, values["dHOL.v"], values["HOL.5"], values["dHOL.6"], 1.0, _features(inputs))
+    return _per_key(inputs, values["dHOL.v"], values["HOL.4"], values["dHOL.summed"], 1.0, _features(inputs))
 
 
 def _per_key(inputs: Given, value: Array, pairs: Array, rows: Array, factor: float, more: int = 0) -> Array:
@@ -166,18 +166,18 @@ def _d_alpha(inputs: Given, values: Given) -> Array:
 
 
 def _d_delta(inputs: Given, values: Given) -> Array:
-    return of_all(values["dHOL.delta"], values["dHOL.4"])
+    return of_all(values["dHOL.delta"], values["dHOL.taylor"])
 
 
 MAGNITUDES: dict[str, Magnitude] = {
     "HOL.1": _normal("q", "HOL.1"),
     "HOL.2": _normal("k", "HOL.2"),
     "HOL.3": _scores,
-    "HOL.4": _values,
-    "HOL.6": _numerator,
-    "HOL.7": _total,
-    "dHOL.8": _d_divisor,
-    "dHOL.4": _d_values,
+    "HOL.taylor": _values,
+    "HOL.summed": _numerator,
+    "HOL.5": _total,
+    "dHOL.divisor": _d_divisor,
+    "dHOL.taylor": _d_values,
     "dHOL.3": _d_scores,
     "dHOL.1": _d_q_hat,
     "dHOL.2": _d_k_hat,
@@ -191,18 +191,18 @@ MAGNITUDES: dict[str, Magnitude] = {
 
 def _d_divisor_from_out(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    inner = xp.sum(xp.abs(inputs["d_out"] * values["HOL.9"]), axis=-1, keepdims=True)
-    return inner / xp.abs(values["HOL.8"])
+    inner = xp.sum(xp.abs(inputs["d_out"] * values["HOL.6"]), axis=-1, keepdims=True)
+    return inner / xp.abs(values["HOL.divisor"])
 
 
 STORED: dict[str, Magnitude] = {
     "HOL.1": lambda inputs, values: values["HOL.1"],
     "HOL.2": lambda inputs, values: values["HOL.2"],
-    "HOL.5": lambda inputs, values: values["HOL.5"],
-    "dHOL.6": lambda inputs, values: values["dHOL.6"],
-    "dHOL.8": _d_divisor_from_out,
+    "HOL.4": lambda inputs, values: values["HOL.4"],
+    "dHOL.summed": lambda inputs, values: values["dHOL.summed"],
+    "dHOL.divisor": _d_divisor_from_out,
     "dHOL.3": lambda inputs, values: values["dHOL.3"],
 }
 """What a kernel in float16 or bfloat16 rounds to that type on the way: what enters matrix products (the normalised
 queries and keys, the weights, the adjoints of the numerator and of the scores), and the output whose inner product
-dHOL.8 is."""
+dHOL.divisor is."""

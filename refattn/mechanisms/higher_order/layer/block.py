@@ -2,16 +2,16 @@
 
 Equations (y are the tokens of the memory where there is one, otherwise x; heads splits a width into heads)::
 
-    [HOL.10]  q = heads(x w_q + b_q)
-    [HOL.11]  k = heads(y w_k + b_k)
-    [HOL.12]  v = heads(y w_v + b_v)
-    [HOL.13]  a = merge(o)                              o of HOL.9 for these q, k, v
-    [HOL.14]  x' = x + a w_o + b_o                      without a residual: x' = a w_o + b_o
+    [HOL.queries]  q = heads(x w_q + b_q)
+    [HOL.keys]  k = heads(y w_k + b_k)
+    [HOL.values]  v = heads(y w_v + b_v)
+    [HOL.merged]  a = merge(o)                              o of HOL.6 for these q, k, v
+    [HOL.output]  x' = x + a w_o + b_o                      without a residual: x' = a w_o + b_o
 
 Adjoints, for given dx'::
 
-    [dHOL.13]  da = dx' w_o^T
-    [dHOL.9]  do = heads(da)
+    [dHOL.merged]  da = dx' w_o^T
+    [dHOL.6]  do = heads(da)
     [dHOL.x]  dx = dq w_q^T + dk w_k^T + dv w_v^T + dx' the parts for k and v go to the memory where there is one
 
 with dq, dk, dv of the core, and dalpha and ddelta where these are parameters. The gradients of weights and biases are
@@ -142,30 +142,30 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
         mask=check_mask(context.mask, (*x.shape[:1], params.config.heads, x.shape[1], y.shape[1]), "context.mask"),
         key_mask=padding(context, *y.shape[:2]),
         causal=context.causal,
-    )  # o of HOL.9, tagged in the core
+    )  # o of HOL.6, tagged in the core
     result, joined = output(params, x, attended)  # tagged in the function
     return State(result), Saved(x, context.memory, joined, core_saved)
 
 
 def queries_of(params: Params, x: Array) -> Array:
     """Return the queries (b, h, i, d) of tokens x (b, i, m)."""
-    queries = split_heads(linear_forward(x, params.w_q, params.b_q), params.config.heads)  # (b, h, i, d) [HOL.10]
+    queries = split_heads(linear_forward(x, params.w_q, params.b_q), params.config.heads)  # (b, h, i, d) [HOL.queries]
     return queries
 
 
 def keys_and_values(params: Params, y: Array) -> tuple[Array, Array]:
     """Return the keys (b, g, j, d) and values (b, g, j, e) of tokens y (b, j, m)."""
     _, g, _, _ = params.config.sizes
-    keys = split_heads(linear_forward(y, params.w_k, params.b_k), g)  # (b, g, j, d) [HOL.11]
-    values = split_heads(linear_forward(y, params.w_v, params.b_v), g)  # (b, g, j, e) [HOL.12]
+    keys = split_heads(linear_forward(y, params.w_k, params.b_k), g)  # (b, g, j, d) [HOL.keys]
+    values = split_heads(linear_forward(y, params.w_v, params.b_v), g)  # (b, g, j, e) [HOL.values]
     return keys, values
 
 
 def output(params: Params, x: Array, attended: Array) -> tuple[Array, Array]:
     """Return (result, joined) of tokens x (b, i, m) and what their heads attended to (b, h, i, e)."""
-    joined = merge_heads(attended)  # (b, i, h*e) [HOL.13]
-    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): HOL.14 without its residual
-    result = x + out if params.config.residual else out  # (b, i, m) [HOL.14]
+    joined = merge_heads(attended)  # (b, i, h*e) [HOL.merged]
+    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): HOL.output without its residual
+    result = x + out if params.config.residual else out  # (b, i, m) [HOL.output]
     return result, joined
 
 
@@ -176,9 +176,9 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     check_gradient("d_state.x", d_state.x, x.shape, x)
     d_result = d_state.x  # (b, i, m): it came in
     # forward: out = joined @ w_o + b_o
-    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dHOL.13], -, -
+    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dHOL.merged], -, -
     # forward: joined = merge_heads(attended)
-    d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dHOL.9]
+    d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dHOL.6]
     d = core.backward(saved.core, d_attended)
     # forward: queries = split_heads(x @ w_q + b_q), and so for keys and values
     d_x_q, d_y, gradients = projected_backward(params, x, saved.memory, d)  # parts of dHOL.x, the weights'

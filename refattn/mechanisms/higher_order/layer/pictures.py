@@ -12,7 +12,7 @@ from refattn.xp import Array
 
 def taylor(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
     """Return the weights w_ij / D_i of head 0."""
-    return (values["HOL.5"] / values["HOL.8"])[0, 0, ...]
+    return (values["HOL.4"] / values["HOL.divisor"])[0, 0, ...]
 
 
 def softmax(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:

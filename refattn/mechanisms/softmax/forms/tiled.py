@@ -1,8 +1,8 @@
 """Softmax attention in tiles: the same equations without an array of size queries x keys.
 
 A task owns some heads and a block of rows, walks over blocks of keys, and keeps for each row the running maximum
-[SM.4], the running total [SM.6] and the unnormalised output [SM.8]. Lines that compute a part of an equation carry its
-tag; their values are tiles. The backward computes the exponentials again from lse:
+[SM.top], the running total [SM.total] and the unnormalised output [SM.5]. Lines that compute a part of an equation
+carry its tag; their values are tiles. The backward computes the exponentials again from lse:
 
     exp(m_ij - lse_i) = p_ij / z_i = w_ij
 
@@ -152,9 +152,9 @@ def _forward_rows(
     `safe` is None where all rows are, and False where none is.
     """
     xp = namespace(q)
-    total = zeros((*q.shape[:-1], 1), q)  # (b, g, r, i, 1) [SM.6]
-    out = zeros((*q.shape[:-1], v.shape[-1]), q)  # (b, g, r, i, e) [SM.8]
-    maximum = 0.0 * total if safe is None else _where(safe, 0.0, total - math.inf)  # (b, g, r, i, 1) [SM.4]
+    total = zeros((*q.shape[:-1], 1), q)  # (b, g, r, i, 1) [SM.total]
+    out = zeros((*q.shape[:-1], v.shape[-1]), q)  # (b, g, r, i, e) [SM.5]
+    maximum = 0.0 * total if safe is None else _where(safe, 0.0, total - math.inf)  # (b, g, r, i, 1) [SM.top]
     ones = xp.ones_like(k[0, 0, 0, :, :1])
     q_scaled = q * pairs.scale
     for columns in pairs.band.blocks(k.shape[-2], rows, width):
@@ -162,32 +162,32 @@ def _forward_rows(
         scores, _ = _scores(q_scaled, k[..., at, :], pairs, rows, columns)
         allowed = pairs.band.allowed(pairs.mask, rows, columns, pairs.batch)
         if safe is None:
-            exponentials = _only(allowed, xp.exp(scores))  # (b, g, r, i, j) [SM.5]
+            exponentials = _only(allowed, xp.exp(scores))  # (b, g, r, i, j) [SM.3]
         else:
-            masked = where_allowed(allowed, scores, -math.inf)  # (b, g, r, i, j) [SM.3]
-            highest = _where(safe, 0.0, xp.maximum(maximum, max_last(masked)))  # (b, g, r, i, 1) [SM.4]
+            masked = where_allowed(allowed, scores, -math.inf)  # (b, g, r, i, j) [SM.2]
+            highest = _where(safe, 0.0, xp.maximum(maximum, max_last(masked)))  # (b, g, r, i, 1) [SM.top]
             # A row that has met no key yet has -inf here; 0 in its place keeps -inf - -inf out.
             shift = xp.where(highest == -math.inf, 0.0, highest)
             decay = xp.exp(maximum - shift)
-            exponentials = xp.exp(masked - shift)  # (b, g, r, i, j) [SM.5]
+            exponentials = xp.exp(masked - shift)  # (b, g, r, i, j) [SM.3]
             total, out, maximum = total * decay, out * decay, highest
             del masked
         del scores  # the next tile takes its memory, which is in the cache, as it takes that of all that goes here
         # A product with ones is a sum, and quicker.
-        total += exponentials @ ones[at, :]  # (b, g, r, i, 1) [SM.6]
+        total += exponentials @ ones[at, :]  # (b, g, r, i, 1) [SM.total]
         if pairs.keep is not None:
             exponentials = exponentials * part_of(pairs.keep, rows, columns)
-        out += exponentials @ v[..., at, :]  # (b, g, r, i, e) [SM.8]
+        out += exponentials @ v[..., at, :]  # (b, g, r, i, e) [SM.5]
         del exponentials
     if sinks is not None:
-        highest = xp.maximum(maximum, max_last(sinks))  # (b, g, r, i, 1) [SM.4]
+        highest = xp.maximum(maximum, max_last(sinks))  # (b, g, r, i, 1) [SM.top]
         shift = xp.where(highest == -math.inf, 0.0, highest)
         decay = xp.exp(maximum - shift)
-        of_sinks = xp.exp(sinks - shift)  # (b, g, r, i, s) [SM.16]
+        of_sinks = xp.exp(sinks - shift)  # (b, g, r, i, s) [SM.sunk]
         total, out, maximum = total * decay + xp.sum(of_sinks, axis=-1, keepdims=True), out * decay, highest
     alive = total != 0.0
-    total = xp.where(alive, total, 1.0)  # (b, g, r, i, 1) [SM.6]
-    lse = xp.where(alive, maximum + xp.log(total), -math.inf)[..., 0]  # (b, g, r, i) [SM.9]
+    total = xp.where(alive, total, 1.0)  # (b, g, r, i, 1) [SM.total]
+    lse = xp.where(alive, maximum + xp.log(total), -math.inf)[..., 0]  # (b, g, r, i) [SM.lse]
     return out / total, lse
 
 
@@ -271,18 +271,18 @@ def _backward_heads(
             n, at = columns[0] // width, slice(*columns)
             ratio = None
             if softcap is None and safe is None and not none_safe:
-                shifted = q_lse @ xp.matrix_transpose(k_ones[..., at, :])  # (b, g, r, i, j) [SM.1-SM.3]
+                shifted = q_lse @ xp.matrix_transpose(k_ones[..., at, :])  # (b, g, r, i, j) [SM.1-SM.2]
             else:
                 scores, ratio = _scores(q_scaled, k[..., at, :], pairs, rows, columns)
-                shifted = scores - lse  # (b, g, r, i, j) [SM.1-SM.3]
+                shifted = scores - lse  # (b, g, r, i, j) [SM.1-SM.2]
                 if softcap is None and not none_safe:
-                    carried = q_lse @ xp.matrix_transpose(k_ones[..., at, :])  # (b, g, r, i, j) [SM.1-SM.3]
-                    shifted = xp.where(safe, carried, shifted)  # (b, g, r, i, j) [SM.1-SM.3]
+                    carried = q_lse @ xp.matrix_transpose(k_ones[..., at, :])  # (b, g, r, i, j) [SM.1-SM.2]
+                    shifted = xp.where(safe, carried, shifted)  # (b, g, r, i, j) [SM.1-SM.2]
             allowed = pairs.band.allowed(pairs.mask, rows, columns, pairs.batch)
             if safe is None and not none_safe:
-                weights = _weights(allowed, shifted)  # (b, g, r, i, j) [SM.7]
+                weights = _weights(allowed, shifted)  # (b, g, r, i, j) [SM.4]
             else:
-                weights = xp.exp(where_allowed(allowed, shifted, -math.inf))  # (b, g, r, i, j) [SM.7]
+                weights = xp.exp(where_allowed(allowed, shifted, -math.inf))  # (b, g, r, i, j) [SM.4]
             del shifted  # its memory, which is in the cache, serves again
             size = columns[1] - columns[0]
             # forward: out = kept @ v
@@ -291,16 +291,16 @@ def _backward_heads(
                 d_v[n] = _add_rows(d_v[n], d_v_tile, size)
                 del d_v_tile  # so that the next product fits where the scores were
                 # forward: weights = exp(masked - lse)
-                d_scores = weights * (d_out_inner @ xp.matrix_transpose(v_ones[..., at, :]))  # (b, g, r, i, j) [dSM.3]
+                d_scores = weights * (d_out_inner @ xp.matrix_transpose(v_ones[..., at, :]))  # (b, g, r, i, j) [dSM.2]
             else:
                 factor = part_of(keep, rows, columns)
-                kept = factor * weights  # (b, g, r, i, j) [SM.17]
+                kept = factor * weights  # (b, g, r, i, j) [SM.kept]
                 d_v_tile = sum_group(xp.matrix_transpose(kept) @ d_out)  # (b, g, j, e) [dSM.v]
                 d_v[n] = _add_rows(d_v[n], d_v_tile, size)
-                d_kept = d_out @ xp.matrix_transpose(v[..., at, :])  # (b, g, r, i, j) [dSM.17]
+                d_kept = d_out @ xp.matrix_transpose(v[..., at, :])  # (b, g, r, i, j) [dSM.kept]
                 assert d_keep is not None
                 d_keep.add(rows, columns, d_kept * weights)
-                d_scores = weights * (factor * d_kept - inner)  # (b, g, r, i, j) [dSM.3]
+                d_scores = weights * (factor * d_kept - inner)  # (b, g, r, i, j) [dSM.2]
             if d_bias is not None:
                 d_bias.add(rows, columns, d_scores)
             if ratio is not None:
@@ -347,9 +347,9 @@ def _scores(q_scaled: Array, k: Array, pairs: Pairs, rows: Span, columns: Span) 
     scores = q_scaled @ xp.matrix_transpose(k)  # (b, g, r, i, j) [SM.1]
     if softcap is not None:
         ratio = scores / softcap
-        scores = softcap * xp.tanh(ratio)  # (b, g, r, i, j) [SM.2]
+        scores = softcap * xp.tanh(ratio)  # (b, g, r, i, j) [SM.capped]
     if pairs.bias is not None:
-        scores = scores + part_of(pairs.bias, rows, columns)  # (b, g, r, i, j) [SM.15]
+        scores = scores + part_of(pairs.bias, rows, columns)  # (b, g, r, i, j) [SM.biased]
     return scores, ratio
 
 

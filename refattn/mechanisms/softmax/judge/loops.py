@@ -71,11 +71,11 @@ def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> Valu
     factor = 1.0 / math.sqrt(d) if scale is None else scale
     plane = (batch, heads, queries, keys)
     pairs = _Keys(plane, options)
-    value = {id: np.zeros(plane) for id in ("SM.1", "SM.2", "SM.3", "SM.5", "SM.7", "SM.15", "SM.17")}
-    value["SM.4"], value["SM.6"] = np.zeros((*plane[:3], 1)), np.ones((*plane[:3], 1))
-    value["SM.8"], value["SM.9"] = np.zeros((*plane[:3], e)), np.full(plane[:3], -math.inf)
-    value["SM.18"] = np.full(plane[:3], -math.inf)
-    value["SM.16"] = np.zeros((*plane[:3], len(_sinks(sink, 0)) if heads else 0))
+    value = {id: np.zeros(plane) for id in ("SM.1", "SM.capped", "SM.2", "SM.3", "SM.4", "SM.biased", "SM.kept")}
+    value["SM.top"], value["SM.total"] = np.zeros((*plane[:3], 1)), np.ones((*plane[:3], 1))
+    value["SM.5"], value["SM.lse"] = np.zeros((*plane[:3], e)), np.full(plane[:3], -math.inf)
+    value["SM.largest"] = np.full(plane[:3], -math.inf)
+    value["SM.sunk"] = np.zeros((*plane[:3], len(_sinks(sink, 0)) if heads else 0))
     for b in range(batch):
         q_length, k_length = pairs.lengths(b)
         for h in range(heads):
@@ -87,38 +87,40 @@ def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> Valu
                     if i < q_length and j < k_length:
                         score = factor * sum(float(q[b, h, i, c]) * float(k[b, g, j, c]) for c in range(d))
                     capped = score if softcap is None else softcap * math.tanh(score / softcap)
-                    value["SM.1"][b, h, i, j], value["SM.2"][b, h, i, j] = score, capped
+                    value["SM.1"][b, h, i, j], value["SM.capped"][b, h, i, j] = score, capped
                     biased = capped if bias is None else capped + float(_at(bias, b, h, i, j))
-                    value["SM.15"][b, h, i, j] = biased
-                    value["SM.3"][b, h, i, j] = biased if pairs.allowed(b, h, i, j) else -math.inf
-                attended = [j for j in range(keys) if value["SM.3"][b, h, i, j] > -math.inf]
+                    value["SM.biased"][b, h, i, j] = biased
+                    value["SM.2"][b, h, i, j] = biased if pairs.allowed(b, h, i, j) else -math.inf
+                attended = [j for j in range(keys) if value["SM.2"][b, h, i, j] > -math.inf]
                 own = _sinks(sink, h) if i < q_length else []
-                value["SM.18"][row] = max((value["SM.3"][b, h, i, j] for j in attended), default=-math.inf)
-                top = max([float(value["SM.18"][row]), *own])
+                value["SM.largest"][row] = max((value["SM.2"][b, h, i, j] for j in attended), default=-math.inf)
+                top = max([float(value["SM.largest"][row]), *own])
                 if top == -math.inf:
                     continue
-                value["SM.4"][b, h, i, 0] = top
+                value["SM.top"][b, h, i, 0] = top
                 for j in attended:
-                    value["SM.5"][b, h, i, j] = math.exp(value["SM.3"][b, h, i, j] - top)
+                    value["SM.3"][b, h, i, j] = math.exp(value["SM.2"][b, h, i, j] - top)
                 for n, logit in enumerate(own):
-                    value["SM.16"][b, h, i, n] = math.exp(logit - top)
-                total = math.fsum([*value["SM.5"][row], *value["SM.16"][row]])
-                value["SM.6"][b, h, i, 0] = total
+                    value["SM.sunk"][b, h, i, n] = math.exp(logit - top)
+                total = math.fsum([*value["SM.3"][row], *value["SM.sunk"][row]])
+                value["SM.total"][b, h, i, 0] = total
                 for j in attended:
-                    value["SM.7"][b, h, i, j] = value["SM.5"][b, h, i, j] / total
+                    value["SM.4"][b, h, i, j] = value["SM.3"][b, h, i, j] / total
                     kept = 1.0 if keep is None else float(_at(keep, b, h, i, j))
-                    value["SM.17"][b, h, i, j] = kept * value["SM.7"][b, h, i, j]
+                    value["SM.kept"][b, h, i, j] = kept * value["SM.4"][b, h, i, j]
                 for c in range(e):
-                    value["SM.8"][b, h, i, c] = math.fsum(value["SM.17"][b, h, i, j] * v[b, g, j, c] for j in attended)
-                value["SM.9"][b, h, i] = top + math.log(total)
+                    value["SM.5"][b, h, i, c] = math.fsum(
+                        value["SM.kept"][b, h, i, j] * v[b, g, j, c] for j in attended
+                    )
+                value["SM.lse"][b, h, i] = top + math.log(total)
     # Where an option is not given its equation is not computed; a causal mask or a window that hides nothing is none.
-    given = {"SM.2": softcap, "SM.15": bias, "SM.16": sink, "SM.17": keep}
+    given = {"SM.capped": softcap, "SM.biased": bias, "SM.sunk": sink, "SM.kept": keep}
     hidden = any(not pairs.allowed(*at) for at in np.ndindex(*plane))
     masks = any(options.get(name) is not None for name in ("mask", "q_lengths", "k_lengths"))
     bounded = options.get("causal", False) is not False or any(n is not None for n in options.get("window") or ())
     batched = bounded and isinstance(options.get("offset"), np.ndarray)
     if not (hidden or masks or batched):
-        given["SM.3"] = None
+        given["SM.2"] = None
     return {id: x for id, x in value.items() if id not in given or given[id] is not None}
 
 
@@ -137,12 +139,12 @@ def backward(
     bias, keep = options.get("bias"), options.get("keep")
     factor = 1.0 / math.sqrt(d) if scale is None else scale
     value = forward(q, k, v, **options)
-    weights, pairs = value["SM.7"], _Keys(value["SM.7"].shape, options)
+    weights, pairs = value["SM.4"], _Keys(value["SM.4"].shape, options)
     grad: Values = {"dSM.q": np.zeros(q.shape), "dSM.k": np.zeros(k.shape), "dSM.v": np.zeros(v.shape)}
-    grad |= {id: np.zeros(weights.shape) for id in ("dSM.7", "dSM.5", "dSM.3", "dSM.17")}
+    grad |= {id: np.zeros(weights.shape) for id in ("dSM.4", "dSM.3", "dSM.2", "dSM.kept")}
     grad |= {id: np.zeros(weights.shape) for id in ("dSM.bias", "dSM.keep")}
     grad["dSM.sink"] = np.zeros((heads, len(_sinks(sink, 0)) if heads else 0))
-    grad["dSM.6"] = np.zeros(value["SM.6"].shape)
+    grad["dSM.total"] = np.zeros(value["SM.total"].shape)
     d_scale = d_softcap = 0.0
     for b in range(batch):
         q_length, k_length = pairs.lengths(b)
@@ -150,36 +152,36 @@ def backward(
             g = h * groups // heads
             for i in range(queries):
                 w = weights[b, h, i]
-                alive = value["SM.9"][b, h, i] > -math.inf
+                alive = value["SM.lse"][b, h, i] > -math.inf
                 pull = float(d_lse[b, h, i]) if d_lse is not None and alive else 0.0
                 for j in range(keys):
                     exists = i < q_length and j < k_length
                     dot = sum(float(d_out[b, h, i, c] * v[b, g, j, c]) for c in range(e)) if exists else 0.0
                     kept = 1.0 if keep is None else float(_at(keep, b, h, i, j))
-                    grad["dSM.17"][b, h, i, j], grad["dSM.7"][b, h, i, j] = dot, kept * dot
+                    grad["dSM.kept"][b, h, i, j], grad["dSM.4"][b, h, i, j] = dot, kept * dot
                     grad["dSM.keep"][b, h, i, j] = dot * w[j]
                     for c in range(e) if exists else ():
                         grad["dSM.v"][b, g, j, c] += kept * w[j] * d_out[b, h, i, c]
                 # z alone, then one p alone, with everything that is computed from them
-                z = value["SM.6"][b, h, i, 0]
+                z = value["SM.total"][b, h, i, 0]
                 d_total = pull / z
                 for j in range(keys):
-                    d_total -= grad["dSM.7"][b, h, i, j] * value["SM.5"][b, h, i, j] / z**2
-                grad["dSM.6"][b, h, i, 0] = d_total
+                    d_total -= grad["dSM.4"][b, h, i, j] * value["SM.3"][b, h, i, j] / z**2
+                grad["dSM.total"][b, h, i, 0] = d_total
                 for n, logit in enumerate(_sinks(sink, h) if alive else ()):
                     # d lse / d sink = its share of the sum, and d w_j / d sink = -w_j times that share
-                    share = math.exp(logit - value["SM.9"][b, h, i])
+                    share = math.exp(logit - value["SM.lse"][b, h, i])
                     grad["dSM.sink"][h, n] += pull * share
                     for j in range(keys):
-                        grad["dSM.sink"][h, n] -= grad["dSM.7"][b, h, i, j] * w[j] * share
+                        grad["dSM.sink"][h, n] -= grad["dSM.4"][b, h, i, j] * w[j] * share
                 for j in range(keys):
-                    grad["dSM.5"][b, h, i, j] = grad["dSM.7"][b, h, i, j] / z + d_total
+                    grad["dSM.3"][b, h, i, j] = grad["dSM.4"][b, h, i, j] / z + d_total
                 for m in range(keys):
                     # d lse / d s_m = w_m, and d w_j / d s_m = w_j (delta_jm - w_m)
                     d_capped = pull * w[m]
                     for j in range(keys):
-                        d_capped += grad["dSM.7"][b, h, i, j] * w[j] * ((1.0 if j == m else 0.0) - w[m])
-                    grad["dSM.3"][b, h, i, m] = d_capped
+                        d_capped += grad["dSM.4"][b, h, i, j] * w[j] * ((1.0 if j == m else 0.0) - w[m])
+                    grad["dSM.2"][b, h, i, m] = d_capped
                     grad["dSM.bias"][b, h, i, m] = d_capped
                     if i >= q_length or m >= k_length:
                         continue
@@ -200,7 +202,7 @@ def backward(
         grad.setdefault("dSM.1", np.zeros(weights.shape))
     for id, x in (("dSM.bias", bias), ("dSM.keep", keep)):
         grad[id] = _summed(grad[id], x)
-    absent = {"dSM.bias": bias, "dSM.keep": keep, "dSM.17": keep, "dSM.sink": sink}
+    absent = {"dSM.bias": bias, "dSM.keep": keep, "dSM.kept": keep, "dSM.sink": sink}
     return {id: x for id, x in grad.items() if id not in absent or absent[id] is not None}
 
 

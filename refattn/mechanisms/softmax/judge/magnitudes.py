@@ -34,36 +34,36 @@ def _existing(inputs: Given) -> Given:
 
 def _kept(values: Given) -> Array:
     """Return what the values are weighed by."""
-    return values["SM.17"] if "SM.17" in values else values["SM.7"]
+    return values["SM.kept"] if "SM.kept" in values else values["SM.4"]
 
 
 def _lse(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    lse = values["SM.9"]
+    lse = values["SM.lse"]
     return xp.where(xp.isfinite(lse), xp.abs(xp.where(xp.isfinite(lse), lse, 0.0)) + 1.0, 0.0)
 
 
 def _total(inputs: Given, values: Given) -> Array:
-    terms = inputs["k"].shape[2] + (values["SM.16"].shape[3] if "SM.16" in values else 0)
-    return math.sqrt(max(terms, 1)) * values["SM.6"]
+    terms = inputs["k"].shape[2] + (values["SM.sunk"].shape[3] if "SM.sunk" in values else 0)
+    return math.sqrt(max(terms, 1)) * values["SM.total"]
 
 
 def _d_weights(inputs: Given, values: Given) -> Array:
-    if "dSM.17" in values:  # then it is a product of two numbers
-        return namespace(inputs["q"]).abs(values["dSM.7"])
-    return sizes.d_weights(inputs, values["dSM.7"])
+    if "dSM.kept" in values:  # then it is a product of two numbers
+        return namespace(inputs["q"]).abs(values["dSM.4"])
+    return sizes.d_weights(inputs, values["dSM.4"])
 
 
 def _d_total(inputs: Given, values: Given) -> Array:
     # With dropout the inner product is that of the output all the same: do . o = sum of dw w = sum of dy y.
-    if "SM.17" not in values:
-        return sizes.d_total(inputs, values["dSM.7"], values["SM.7"], values["SM.8"], values["SM.6"])
-    return sizes.d_total(inputs, values["dSM.17"], values["SM.17"], values["SM.8"], values["SM.6"])
+    if "SM.kept" not in values:
+        return sizes.d_total(inputs, values["dSM.4"], values["SM.4"], values["SM.5"], values["SM.total"])
+    return sizes.d_total(inputs, values["dSM.kept"], values["SM.kept"], values["SM.5"], values["SM.total"])
 
 
 def _d_exponentials(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    return xp.abs(values["dSM.7"]) / values["SM.6"] + xp.abs(values["dSM.6"])
+    return xp.abs(values["dSM.4"]) / values["SM.total"] + xp.abs(values["dSM.total"])
 
 
 def _recomputed(inputs: Given, values: Given) -> Array:
@@ -73,11 +73,11 @@ def _recomputed(inputs: Given, values: Given) -> Array:
     another one of the forward change a weight w by w (e' - sum w e); the definition's, with e' = e, has 2 w e^2 less in
     the square: nearly all where a key has nearly all of the weight.
     """
-    return sizes.scores(inputs, values["SM.1"]) * namespace(inputs["q"]).sqrt(2.0 * values["SM.7"])
+    return sizes.scores(inputs, values["SM.1"]) * namespace(inputs["q"]).sqrt(2.0 * values["SM.4"])
 
 
 def _d_masked(inputs: Given, values: Given) -> Array:
-    return namespace(inputs["q"]).abs(values["dSM.3"]) * (1.0 + _recomputed(inputs, values))
+    return namespace(inputs["q"]).abs(values["dSM.2"]) * (1.0 + _recomputed(inputs, values))
 
 
 def _d_v(inputs: Given, values: Given) -> Array:
@@ -89,12 +89,12 @@ def _d_v(inputs: Given, values: Given) -> Array:
 
 
 def _d_scores(values: Given) -> Array:
-    return values["dSM.1"] if "dSM.1" in values else values["dSM.3"]
+    return values["dSM.1"] if "dSM.1" in values else values["dSM.2"]
 
 
 def _d_capped_scores(inputs: Given, values: Given) -> Array:
     # The slope 1 - tanh^2 is a difference of numbers near 1 where the cap bites.
-    return 2.0 * namespace(inputs["q"]).abs(values["dSM.3"])
+    return 2.0 * namespace(inputs["q"]).abs(values["dSM.2"])
 
 
 def _d_scale(inputs: Given, values: Given) -> Array:
@@ -125,34 +125,34 @@ def _of(function: Magnitude) -> Magnitude:
 
 _SIZES: dict[str, Magnitude] = {
     "SM.1": lambda inputs, values: sizes.scores(inputs, values["SM.1"]),
-    "SM.6": _total,
-    "SM.7": lambda inputs, values: sizes.weights(values["SM.7"], values["SM.9"][..., None]),
-    "SM.8": lambda inputs, values: sizes.out(inputs, values["SM.8"], _kept(values)),
-    "SM.9": _lse,
-    "dSM.17": lambda inputs, values: sizes.d_weights(inputs, values["dSM.17"]),
-    "dSM.keep": lambda inputs, values: _summed(values["dSM.keep"], values["dSM.17"] * values["SM.7"]),
-    "dSM.7": _d_weights,
-    "dSM.6": _d_total,
-    "dSM.sink": lambda inputs, values: _summed(values["dSM.sink"], values["dSM.6"] * values["SM.16"]),
-    "dSM.5": _d_exponentials,
-    "dSM.3": _d_masked,
-    "dSM.bias": lambda inputs, values: _summed(values["dSM.bias"], values["dSM.3"]),
+    "SM.total": _total,
+    "SM.4": lambda inputs, values: sizes.weights(values["SM.4"], values["SM.lse"][..., None]),
+    "SM.5": lambda inputs, values: sizes.out(inputs, values["SM.5"], _kept(values)),
+    "SM.lse": _lse,
+    "dSM.kept": lambda inputs, values: sizes.d_weights(inputs, values["dSM.kept"]),
+    "dSM.keep": lambda inputs, values: _summed(values["dSM.keep"], values["dSM.kept"] * values["SM.4"]),
+    "dSM.4": _d_weights,
+    "dSM.total": _d_total,
+    "dSM.sink": lambda inputs, values: _summed(values["dSM.sink"], values["dSM.total"] * values["SM.sunk"]),
+    "dSM.3": _d_exponentials,
+    "dSM.2": _d_masked,
+    "dSM.bias": lambda inputs, values: _summed(values["dSM.bias"], values["dSM.2"]),
     "dSM.1": _d_capped_scores,
     "dSM.q": lambda inputs, values: sizes.d_q(inputs, values["dSM.q"], _d_scores(values)),
     "dSM.k": lambda inputs, values: sizes.d_k(inputs, values["dSM.k"], _d_scores(values)),
     "dSM.v": _d_v,
     "dSM.scale": _d_scale,
-    "dSM.softcap": lambda inputs, values: sizes.of_all(values["dSM.softcap"], values["dSM.3"]),
+    "dSM.softcap": lambda inputs, values: sizes.of_all(values["dSM.softcap"], values["dSM.2"]),
 }
 
 MAGNITUDES: dict[str, Magnitude] = {id: _of(size) for id, size in _SIZES.items()}
 
 STORED: dict[str, Magnitude] = {
-    "SM.7": lambda inputs, values: values["SM.7"],
-    "SM.17": lambda inputs, values: values["SM.17"],
-    "dSM.6": _of(lambda inputs, values: sizes.d_total_from_out(inputs, values["SM.8"], values["SM.6"])),
-    "dSM.3": lambda inputs, values: values["dSM.3"],
+    "SM.4": lambda inputs, values: values["SM.4"],
+    "SM.kept": lambda inputs, values: values["SM.kept"],
+    "dSM.total": _of(lambda inputs, values: sizes.d_total_from_out(inputs, values["SM.5"], values["SM.total"])),
+    "dSM.2": lambda inputs, values: values["dSM.2"],
     "dSM.1": lambda inputs, values: values["dSM.1"],
 }
 """What a kernel in float16 or bfloat16 rounds to that type on the way: the weights and the adjoint of the scores before
-their matrix products, and the output from which it takes the inner product of dSM.6."""
+their matrix products, and the output from which it takes the inner product of dSM.total."""

@@ -115,7 +115,7 @@ def of_keys(
         kept = xp.astype(xp.broadcast_to(keep, (*plane, k.shape[2])), q.dtype)
         found["keep"] = xp.concat([kept, zeros((*plane, 1), q) + 1.0], axis=3)
     more = math.sqrt(max(1.0, inputs["k"].shape[2] / (k.shape[2] + 1)))
-    grown = dict.fromkeys(("SM.6", "SM.8", "dSM.6"), more)
+    grown = dict.fromkeys(("SM.total", "SM.5", "dSM.total"), more)
     pulled["d_out"] = xp.concat([d_out, pull], axis=3)
     return Part(found, _numbers(options), pulled, grown)
 

@@ -2,16 +2,16 @@
 
 Equations (y are the tokens of the memory where there is one, otherwise x; heads splits a width into heads)::
 
-    [SM.10]  q = heads(x w_q + b_q)
-    [SM.11]  k = heads(y w_k + b_k)
-    [SM.12]  v = heads(y w_v + b_v)
-    [SM.13]  a = merge(o)                               o of SM.8 for these q, k, v
-    [SM.14]  x' = x + a w_o + b_o                       without a residual: x' = a w_o + b_o
+    [SM.queries]  q = heads(x w_q + b_q)
+    [SM.keys]  k = heads(y w_k + b_k)
+    [SM.values]  v = heads(y w_v + b_v)
+    [SM.merged]  a = merge(o)                               o of SM.5 for these q, k, v
+    [SM.output]  x' = x + a w_o + b_o                       without a residual: x' = a w_o + b_o
 
 Adjoints, for given dx'::
 
-    [dSM.13]  da = dx' w_o^T
-    [dSM.8]  do = heads(da)
+    [dSM.merged]  da = dx' w_o^T
+    [dSM.5]  do = heads(da)
     [dSM.x]  dx = dq w_q^T + dk w_k^T + dv w_v^T + dx'  the parts for k and v go to the memory where there is one
 
 with dq, dk, dv of the core. The gradients of weights and biases are those of the affine map; that of the sinks is the
@@ -119,15 +119,15 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
 def keys_and_values(params: Params, y: Array) -> tuple[Array, Array]:
     """Return the keys (b, g, j, d) and values (b, g, j, e) of tokens y (b, j, m)."""
     _, g, _, _ = params.config.sizes
-    keys = split_heads(linear_forward(y, params.w_k, params.b_k), g)  # (b, g, j, d) [SM.11]
-    values = split_heads(linear_forward(y, params.w_v, params.b_v), g)  # (b, g, j, e) [SM.12]
+    keys = split_heads(linear_forward(y, params.w_k, params.b_k), g)  # (b, g, j, d) [SM.keys]
+    values = split_heads(linear_forward(y, params.w_v, params.b_v), g)  # (b, g, j, e) [SM.values]
     return keys, values
 
 
 def attend(params: Params, x: Array, keys: Array, values: Array, context: Context) -> tuple[Array, Saved]:
     """Return the next x of tokens x (b, i, m) that attend the keys and values, and what `backward` reads."""
     config, h = params.config, params.config.heads
-    queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [SM.10]
+    queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [SM.queries]
     attended, core_saved = core.forward(
         queries,
         keys,
@@ -138,10 +138,10 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
         sink=params.sink,
         scale=config.scale,
         softcap=config.softcap,
-    )  # o of SM.8, tagged in the core
-    joined = merge_heads(attended)  # (b, i, h*e) [SM.13]
-    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): SM.14 without its residual
-    result = x + out if config.residual else out  # (b, i, m) [SM.14]
+    )  # o of SM.5, tagged in the core
+    joined = merge_heads(attended)  # (b, i, h*e) [SM.merged]
+    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): SM.output without its residual
+    result = x + out if config.residual else out  # (b, i, m) [SM.output]
     return result, Saved(x, context.memory, joined, core_saved)
 
 
@@ -152,9 +152,9 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     check_gradient("d_state.x", d_state.x, x.shape, x)
     d_result = d_state.x  # (b, i, m)
     # forward: out = joined @ w_o + b_o
-    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dSM.13]
+    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dSM.merged]
     # forward: joined = merge_heads(attended)
-    d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dSM.8]
+    d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dSM.5]
     d = core.backward(saved.core, d_attended)
     # forward: queries = split_heads(x @ w_q + b_q), and so for keys and values
     d_x_q, d_y, gradients = projected_backward(params, x, saved.memory, d)  # parts of dSM.x, the weights'

@@ -8,6 +8,6 @@ PICTURES = (
     Picture(
         "matrix",
         "The weights w_ij of head 0: how much token i, a row, takes of token j.",
-        lambda values, options: values["SM.7"][0, 0, ...],
+        lambda values, options: values["SM.4"][0, 0, ...],
     ),
 )

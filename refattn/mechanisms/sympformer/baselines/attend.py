@@ -2,13 +2,15 @@
 
 Equations (o, z of the core for heads(y w_q + b_q), heads(y w_k), heads(y w_v + b_v), y the normalised tokens)::
 
-    [SYMP.46]  a = merge(o / z)
-    [SYMP.47]  f = a w_o + b_o
+    [SYMP.attended]  a = merge(o / z)
+    [SYMP.attended_force]  f = a w_o + b_o
 
 Adjoints, for a given df::
 
-    [dSYMP.46]  da = df w_o^T
-    [dSYMP.45]  dy = dq w_q^T + dk w_k^T + dv w_v^T     dq, dk, dv: the core's adjoint at do = da / z, dlog_z = -da . a
+    [dSYMP.attended]  da = df w_o^T
+    [dSYMP.trotter_normed]  dy = dq w_q^T + dk w_k^T + dv w_v^T
+
+where dq, dk and dv are the core's adjoint at do = da / z and dlog_z = -da . a.
 
 Without biases b_q, b_v and b_o are 0. Keys have none: it would add one number to all scores of a query, which changes
 no weight.
@@ -60,15 +62,15 @@ def forward(layer: Layer, y: Array) -> tuple[Array, Saved]:
     maps = ((p.w_q, p.b_q), (p.w_k, None), (p.w_v, p.b_v))
     q, k, v = (split_heads(linear_forward(y, *each), heads) for each in maps)  # (b, h, i, d), (b, h, i, d)
     by_head, attended = attention(q, k, v, layer.causal, layer.keep.get("weights"))  # (b, h, i, d)
-    joined = merge_heads(by_head)  # (b, i, m) [SYMP.46]
-    force = linear_forward(joined, p.w_o, p.b_o)  # (b, i, m) [SYMP.47]
+    joined = merge_heads(by_head)  # (b, i, m) [SYMP.attended]
+    force = linear_forward(joined, p.w_o, p.b_o)  # (b, i, m) [SYMP.attended_force]
     return force, Saved(y, (q, k, v), attended, joined)
 
 
 def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None, add: Add) -> Array:
     """Return the gradient of y, and add those of the weights; `d_further` is what else asks of q, k and v."""
     # forward: force = joined @ w_o
-    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, layer.params.w_o, d_force)  # (b, i, m) [dSYMP.46]
+    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, layer.params.w_o, d_force)  # (b, i, m) [dSYMP.attended]
     add("w_o", d_w_o)
     add("b_o", d_b_o)
     # forward: joined = merge(attention(q, k, v))
@@ -83,14 +85,14 @@ def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None
         add(f"w_{name}", d_w)
         add(f"b_{name}", d_b)
         parts.append(d_part)
-    d_y = parts[0] + parts[1] + parts[2]  # (b, i, m) [dSYMP.45]
+    d_y = parts[0] + parts[1] + parts[2]  # (b, i, m) [dSYMP.trotter_normed]
     return d_y
 
 
 def attention(q: Array, k: Array, v: Array, causal: bool | Prefix, keep: Array | None = None) -> tuple[Array, Attended]:
     """Return o / z (b, h, i, e) of queries and keys (b, h, i, d), values (b, h, i, e); and what is saved.
 
-    With a mask (b, h, i, j) of the weights it is that of softmax attention with dropout, SM.17.
+    With a mask (b, h, i, j) of the weights it is that of softmax attention with dropout, SM.kept.
     """
     xp, inner = namespace(q), None
     if isinstance(causal, Prefix):

@@ -2,15 +2,15 @@
 
 Equations (y the normalised tokens, n_i the number of tokens that i attends, h a number of the block)::
 
-    [SYMP.92]  a = y w_a
-    [SYMP.93]  w = y w_v
-    [SYMP.94]  f_i = h/n_i sum_j <a_i, y_j> w_j
+    [SYMP.linear_attention_turned]  a = y w_a
+    [SYMP.linear_attention_values]  w = y w_v
+    [SYMP.linear_attention_force]  f_i = h/n_i sum_j <a_i, y_j> w_j
 
 Adjoints, for a given df::
 
-    [dSYMP.94]  dm = h df / n                           of the sum
-    [dSYMP.93]  dw_j = sum_{i>=j} <a_i, y_j> dm_i
-    [dSYMP.92]  da_i = sum_j <dm_i, w_j> y_j
+    [dSYMP.linear_attention_force]  dm = h df / n       of the sum
+    [dSYMP.linear_attention_values]  dw_j = sum_{i>=j} <a_i, y_j> dm_i
+    [dSYMP.linear_attention_turned]  da_i = sum_j <dm_i, w_j> y_j
 
 and dy = da w_a^T + dw w_v^T + sum_{i>=j} <dm_i, w_j> a_i, dh = sum df f / h.
 
@@ -37,16 +37,16 @@ class Saved:
 
     kernel: Kernel
     w: Array
-    sum: Array  # of SYMP.94, over n
+    sum: Array  # of SYMP.linear_attention_force, over n
 
 
 def forward(layer: Layer, y: Array) -> tuple[Array, Saved]:
     """Return f of normalised tokens y, and what `backward` reads."""
-    a = linear_forward(y, layer.params.w_a, None)  # (b, i, m) [SYMP.92]
-    w = linear_forward(y, layer.params.w_v, None)  # (b, i, m) [SYMP.93]
+    a = linear_forward(y, layer.params.w_a, None)  # (b, i, m) [SYMP.linear_attention_turned]
+    w = linear_forward(y, layer.params.w_v, None)  # (b, i, m) [SYMP.linear_attention_values]
     kernel = linear.kernel_of(layer, y, a)
     mean = linear.mixed(kernel, "force", a, y, w) / kernel.n  # (b, i, m)
-    force = layer.numbers["attention_step"] * mean  # (b, i, m) [SYMP.94]
+    force = layer.numbers["attention_step"] * mean  # (b, i, m) [SYMP.linear_attention_force]
     return force, Saved(kernel, w, mean)
 
 
@@ -55,13 +55,13 @@ def backward(layer: Layer, saved: Saved, d_force: Array, d_further: None, add: A
     kernel = saved.kernel
     # forward: force = attention_step * mix(a, y, w) / n
     add("attention_step", inner(d_force, saved.sum))
-    d_sum = layer.numbers["attention_step"] * d_force / kernel.n  # (b, i, m) [dSYMP.94]
+    d_sum = layer.numbers["attention_step"] * d_force / kernel.n  # (b, i, m) [dSYMP.linear_attention_force]
     d_a, d_y, d_w = mix_backward(
         kernel.a, kernel.y, saved.w, kernel.side, kernel.form, d_sum
-    )  # (b, i, m) [dSYMP.92], (b, i, m), (b, i, m) [dSYMP.93]
+    )  # (b, i, m) [dSYMP.linear_attention_turned], (b, i, m), (b, i, m) [dSYMP.linear_attention_values]
     # forward: a = y @ w_a, w = y @ w_v
     for name, value in (("w_a", d_a), ("w_v", d_w)):
         d_from, d_weight, _ = linear_backward(kernel.y, getattr(layer.params, name), value)  # (b, i, m), (m, m)
         add(name, d_weight)
-        d_y = d_y + d_from  # (b, i, m): dSYMP.45
+        d_y = d_y + d_from  # (b, i, m): dSYMP.trotter_normed
     return d_y

@@ -2,18 +2,18 @@
 
 Equations (y the normalised tokens, d the width of a head, n_i the number of tokens that i attends)::
 
-    [SYMP.98]  q = heads(y w_q + b_q) d^(-1/4)
-    [SYMP.99]  k = heads(y w_k + b_k) d^(-1/4)
-    [SYMP.100]  w = heads(y w_v + b_v)
-    [SYMP.101]  a_i = 1/n_i sum_j <q_i, k_j> w_j
-    [SYMP.102]  f = merge(a) w_o + b_o                   without biases the b_ are 0
+    [SYMP.signed_queries]  q = heads(y w_q + b_q) d^(-1/4)
+    [SYMP.signed_keys]  k = heads(y w_k + b_k) d^(-1/4)
+    [SYMP.signed_values]  w = heads(y w_v + b_v)
+    [SYMP.signed_attended]  a_i = 1/n_i sum_j <q_i, k_j> w_j
+    [SYMP.signed_force]  f = merge(a) w_o + b_o         without biases the b_ are 0
 
 Adjoints, for a given df::
 
-    [dSYMP.101]  da = heads(df w_o^T)
-    [dSYMP.100]  dw_j = sum_{i>=j} <q_i, k_j> da_i / n_i
-    [dSYMP.99]  dk_j = sum_{i>=j} <da_i, w_j> q_i / n_i
-    [dSYMP.98]  dq_i = 1/n_i sum_j <da_i, w_j> k_j
+    [dSYMP.signed_attended]  da = heads(df w_o^T)
+    [dSYMP.signed_values]  dw_j = sum_{i>=j} <q_i, k_j> da_i / n_i
+    [dSYMP.signed_keys]  dk_j = sum_{i>=j} <da_i, w_j> q_i / n_i
+    [dSYMP.signed_queries]  dq_i = 1/n_i sum_j <da_i, w_j> k_j
 
 and dy = merge(dq) w_q^T d^(-1/4) + merge(dk) w_k^T d^(-1/4) + merge(dw) w_v^T. A connection asks of q and k besides.
 
@@ -89,14 +89,14 @@ def heads_of_backward(layer: Layer, y: Array, name: str, d_part: Array, add: Add
 
 def forward(layer: Layer, y: Array) -> tuple[Array, Saved]:
     """Return f of normalised tokens y, and what `backward` reads."""
-    q = heads_of(layer, y, "q")  # (b, h, i, d) [SYMP.98]
-    k = heads_of(layer, y, "k")  # (b, h, i, d) [SYMP.99]
-    values = linear_forward(y, layer.params.w_v, layer.params.b_v)  # (b, i, m): SYMP.100 before the heads
-    w = split_heads(values, layer.params.config.heads)  # (b, h, i, d) [SYMP.100]
+    q = heads_of(layer, y, "q")  # (b, h, i, d) [SYMP.signed_queries]
+    k = heads_of(layer, y, "k")  # (b, h, i, d) [SYMP.signed_keys]
+    values = linear_forward(y, layer.params.w_v, layer.params.b_v)  # (b, i, m): SYMP.signed_values before the heads
+    w = split_heads(values, layer.params.config.heads)  # (b, h, i, d) [SYMP.signed_values]
     kernel = linear.kernel_of(layer, y, None)
-    mean = linear.mixed(kernel, "force", q, k, w) / kernel.n  # (b, h, i, d) [SYMP.101]
+    mean = linear.mixed(kernel, "force", q, k, w) / kernel.n  # (b, h, i, d) [SYMP.signed_attended]
     joined = merge_heads(mean)  # (b, i, m)
-    force = linear_forward(joined, layer.params.w_o, layer.params.b_o)  # (b, i, m) [SYMP.102]
+    force = linear_forward(joined, layer.params.w_o, layer.params.b_o)  # (b, i, m) [SYMP.signed_force]
     return force, Saved(kernel, (q, k, w), joined)
 
 
@@ -107,11 +107,11 @@ def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None
     d_joined, d_w_o, d_b_o = linear_backward(saved.joined, layer.params.w_o, d_force)  # (b, i, m), (m, m), (m)
     add("w_o", d_w_o)
     add("b_o", d_b_o)
-    d_mean = split_heads(d_joined, heads)  # (b, h, i, d) [dSYMP.101]
+    d_mean = split_heads(d_joined, heads)  # (b, h, i, d) [dSYMP.signed_attended]
     # forward: mean = mix(q, k, w) / n
     d_q, d_k, d_w = mix_backward(
         q, k, w, kernel.side, kernel.form, d_mean / kernel.n
-    )  # (b, h, i, d) [dSYMP.98], (b, h, i, d) [dSYMP.99], (b, h, i, d) [dSYMP.100]
+    )  # (b, h, i, d) [dSYMP.signed_queries], (b, h, i, d) [dSYMP.signed_keys], (b, h, i, d) [dSYMP.signed_values]
     if d_further is not None:
         d_q, d_k, d_w = d_q + d_further[0], d_k + d_further[1], d_w + d_further[2]  # (b, h, i, d), (b, h, i, d)
     # forward: w = split(y @ w_v)
@@ -120,5 +120,5 @@ def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None
     add("b_v", d_b_v)
     # forward: q, k = heads(y @ w_q), heads(y @ w_k)
     d_y = d_y + heads_of_backward(layer, kernel.y, "q", d_q, add)  # (b, i, m)
-    d_y = d_y + heads_of_backward(layer, kernel.y, "k", d_k, add)  # (b, i, m): dSYMP.45
+    d_y = d_y + heads_of_backward(layer, kernel.y, "k", d_k, add)  # (b, i, m): dSYMP.trotter_normed
     return d_y

@@ -1,13 +1,14 @@
 """The classical block: attention and an MLP, each behind a norm, without a momentum.
 
-Equations (f is SYMP.47 for y; with oracle="linear" SYMP.94, with "signed" SYMP.102)::
+Equations (f is SYMP.attended_force for y; with oracle="linear" SYMP.linear_attention_force, with "signed"
+SYMP.signed_force)::
 
-    [SYMP.90]  y = gain norm(x) + shift                 without biases shift = 0
-    [SYMP.91]  x' = x + f
+    [SYMP.classical_normed]  y = gain norm(x) + shift    without biases shift = 0
+    [SYMP.classical_moved]  x' = x + f
 
 Adjoints, for a given dx'::
 
-    [dSYMP.90]  dy = dSYMP.45 at df = dx'               otherwise the dy of the attention's own file
+    [dSYMP.classical_normed]  dy = Y                    Y: the dy of the attention's own file at df = dx'
 
 and dx = dx' + the adjoint of norm at dy, dshift = sum_i dy.
 
@@ -50,9 +51,10 @@ class Saved:
 
 def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, None, Saved]:
     """Return the next tokens, no momenta, and what `backward` reads."""
-    y, norm = layer_norm.layer_norm_forward(x, layer.params.gain, layer.params.shift)  # (b, i, m) [SYMP.90]
-    force, attended = layer.oracle.forward(layer, y)  # (b, i, m): SYMP.47
-    result = x + force  # (b, i, m) [SYMP.91]
+    gain, shift = layer.params.gain, layer.params.shift  # (m), (m)
+    y, norm = layer_norm.layer_norm_forward(x, gain, shift)  # (b, i, m) [SYMP.classical_normed]
+    force, attended = layer.oracle.forward(layer, y)  # (b, i, m): SYMP.attended_force
+    result = x + force  # (b, i, m) [SYMP.classical_moved]
     return result, None, Saved(norm, attended)
 
 
@@ -61,7 +63,7 @@ def backward(
 ) -> tuple[Array, None, None]:
     """Return the gradient of x, and none of a momentum and the time; add those of the parameters."""
     # forward: result = x + attend(norm(x))
-    d_y = layer.oracle.backward(layer, saved.attended, d_result, None, add)  # (b, i, m) [dSYMP.90]
+    d_y = layer.oracle.backward(layer, saved.attended, d_result, None, add)  # (b, i, m) [dSYMP.classical_normed]
     d_x, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
     add("gain", d_gain)
     add("shift", d_shift)

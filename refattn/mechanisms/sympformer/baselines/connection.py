@@ -5,23 +5,23 @@ q_i . uk_j) / sqrt(d), has under the weights of attention a mean for each token,
 
 Equations (q, k, v, f as in `attend`, d the width of a head)::
 
-    [SYMP.50]  s_i = <u_i, u_i>
-    [SYMP.51]  uq = heads(u w_q)
-    [SYMP.52]  uk = heads(u w_k)
-    [SYMP.53]  (a, b, c) = attention with the values (s v, k, uk)
-    [SYMP.54]  r_i = 1/(h sqrt(d)) sum_heads (<uq_i, b_i> + <q_i, c_i>)
-    [SYMP.55]  g = merge(a) w_o
-    [SYMP.56]  c_i = r_i u_i - (s_i f_i + g_i) / 2
+    [SYMP.connection_squares]  s_i = <u_i, u_i>
+    [SYMP.connection_queries]  uq = heads(u w_q)
+    [SYMP.connection_keys]  uk = heads(u w_k)
+    [SYMP.connection_attended]  (a, b, c) = attention with the values (s v, k, uk)
+    [SYMP.connection_rate]  r_i = 1/(h sqrt(d)) sum_heads (<uq_i, b_i> + <q_i, c_i>)
+    [SYMP.connection_pull]  g = merge(a) w_o
+    [SYMP.connection_force]  c_i = r_i u_i - (s_i f_i + g_i) / 2
 
 Adjoints, for a given dc::
 
-    [dSYMP.56]  df = -s dc / 2
-    [dSYMP.55]  dg = -dc / 2
-    [dSYMP.54]  dr = sum_m dc u
-    [dSYMP.53]  (da, db, dc) = (heads(dg w_o^T), dr uq / (h sqrt(d)), dr q / (h sqrt(d)))
-    [dSYMP.52]  duk = V3                                (V1, V2, V3) the adjoint of attention by its three values
-    [dSYMP.51]  duq = dr b / (h sqrt(d))
-    [dSYMP.50]  ds = sum_h,e v V1 - sum_m dc f / 2
+    [dSYMP.connection_force]  df = -s dc / 2
+    [dSYMP.connection_pull]  dg = -dc / 2
+    [dSYMP.connection_rate]  dr = sum_m dc u
+    [dSYMP.connection_attended]  (da, db, dc) = (heads(dg w_o^T), dr uq / (h sqrt(d)), dr q / (h sqrt(d)))
+    [dSYMP.connection_keys]  duk = V3                   (V1, V2, V3) the adjoint of attention by its three values
+    [dSYMP.connection_queries]  duq = dr b / (h sqrt(d))
+    [dSYMP.connection_squares]  ds = sum_h,e v V1 - sum_m dc f / 2
 
 and du = r dc + 2 ds u + merge(duq) w_q^T + merge(duk) w_k^T.
 
@@ -64,16 +64,16 @@ def forward(layer: Layer, u: Array, q: Array, k: Array, v: Array, f: Array) -> t
     """Return c along u (b, i, m), for queries, keys and values by head and the force f, and what `backward` reads."""
     xp, heads, d = namespace(u), layer.params.config.heads, q.shape[-1]
     factor = 1.0 / (heads * math.sqrt(d))
-    square = xp.sum(u * u, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.50]
-    uq = split_heads(linear_forward(u, layer.params.w_q, None), heads)  # (b, h, i, d) [SYMP.51]
-    uk = split_heads(linear_forward(u, layer.params.w_k, None), heads)  # (b, h, i, d) [SYMP.52]
+    square = xp.sum(u * u, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.connection_squares]
+    uq = split_heads(linear_forward(u, layer.params.w_q, None), heads)  # (b, h, i, d) [SYMP.connection_queries]
+    uk = split_heads(linear_forward(u, layer.params.w_k, None), heads)  # (b, h, i, d) [SYMP.connection_keys]
     values = xp.concat([square[:, None, ...] * v, k, uk], axis=-1)  # three values in one
-    found, attended = attend.attention(q, k, values, layer.causal)  # (b, h, i, 3*d) [SYMP.53]
-    a, b, c = found[..., :d], found[..., d : 2 * d], found[..., 2 * d :]  # parts of SYMP.53
-    rate = factor * xp.sum(uq * b + q * c, axis=(1, 3))[..., None]  # (b, i, 1) [SYMP.54]
-    joined = merge_heads(a)  # (b, i, m): part of SYMP.55
-    pull = linear_forward(joined, layer.params.w_o, None)  # (b, i, m) [SYMP.55]
-    turn = rate * u - 0.5 * (square * f + pull)  # (b, i, m) [SYMP.56]
+    found, attended = attend.attention(q, k, values, layer.causal)  # (b, h, i, 3*d) [SYMP.connection_attended]
+    a, b, c = found[..., :d], found[..., d : 2 * d], found[..., 2 * d :]  # parts of SYMP.connection_attended
+    rate = factor * xp.sum(uq * b + q * c, axis=(1, 3))[..., None]  # (b, i, 1) [SYMP.connection_rate]
+    joined = merge_heads(a)  # (b, i, m): part of SYMP.connection_pull
+    pull = linear_forward(joined, layer.params.w_o, None)  # (b, i, m) [SYMP.connection_pull]
+    turn = rate * u - 0.5 * (square * f + pull)  # (b, i, m) [SYMP.connection_force]
     return turn, Saved(u, square, q, v, uq, b, c, rate, f, joined, attended)
 
 
@@ -82,25 +82,25 @@ def backward(layer: Layer, saved: Saved, d_turn: Array, add: Add) -> tuple[Array
     xp, heads, u, d = namespace(d_turn), layer.params.config.heads, saved.u, saved.q.shape[-1]  # (b, i, m)
     factor = 1.0 / (heads * math.sqrt(d))
     # forward: turn = rate * u - (square * f + pull) / 2
-    d_f = -0.5 * saved.s * d_turn  # (b, i, m) [dSYMP.56]
-    d_pull = -0.5 * d_turn  # (b, i, m) [dSYMP.55]
-    d_rate = xp.sum(d_turn * u, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.54]
+    d_f = -0.5 * saved.s * d_turn  # (b, i, m) [dSYMP.connection_force]
+    d_pull = -0.5 * d_turn  # (b, i, m) [dSYMP.connection_pull]
+    d_rate = xp.sum(d_turn * u, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.connection_rate]
     # forward: pull = merge(a) @ w_o
     d_joined, d_w_o, _ = linear_backward(saved.joined, layer.params.w_o, d_pull)  # (b, i, m), (m, m)
     add("w_o", d_w_o)
     # forward: rate = factor * sum(uq * b + q * c)
     shared = factor * d_rate[:, None, ...]  # of every head
     parts = [split_heads(d_joined, heads), shared * saved.uq, shared * saved.q]
-    d_together = xp.concat(parts, axis=-1)  # (b, h, i, 3*d) [dSYMP.53]
+    d_together = xp.concat(parts, axis=-1)  # (b, h, i, 3*d) [dSYMP.connection_attended]
     d_q, d_k, d_values = attend.attention_backward(saved.attended, d_together)  # of q, k and the three values
     d_q = d_q + shared * saved.c  # (b, h, i, d): the gradient of q
     d_scaled, d_key = d_values[..., :d], d_values[..., d : 2 * d]  # of the first two values
-    d_uk = d_values[..., 2 * d :]  # (b, h, i, d) [dSYMP.52]
-    d_uq = shared * saved.b  # (b, h, i, d) [dSYMP.51]
+    d_uk = d_values[..., 2 * d :]  # (b, h, i, d) [dSYMP.connection_keys]
+    d_uq = shared * saved.b  # (b, h, i, d) [dSYMP.connection_queries]
     # forward: values = (square * v, k, uk)
     d_v = saved.s[:, None, ...] * d_scaled  # (b, h, i, e): the gradient of v
     own = xp.sum(d_scaled * saved.v, axis=(1, 3))[..., None]  # (b, i, 1)
-    d_square = own - 0.5 * xp.sum(d_turn * saved.f, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.50]
+    d_square = own - 0.5 * xp.sum(d_turn * saved.f, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.connection_squares]
     d_u = saved.r * d_turn + 2.0 * d_square * u  # (b, i, m)
     # forward: uq = split(u @ w_q), uk = split(u @ w_k)
     for name, value in (("w_q", d_uq), ("w_k", d_uk)):

@@ -5,26 +5,26 @@ E takes queries to directions, J, T and s take keys to what the scores are made 
 
 Equations (q, k as in `attend_signed`, d the width of a head, u the direction, I the identity)::
 
-    [SYMP.103]  uq = heads(u w_q) d^(-1/4)
-    [SYMP.104]  uk = heads(u w_k) d^(-1/4)
-    [SYMP.105]  S_i = sum_j q_j (q_j, u_j)^T            two matrices side by side
-    [SYMP.106]  R_i = sum_j k_j (k_j, uk_j, q_j)^T      three
-    [SYMP.107]  E = (S_q + ridge I)^-1 S_u              S_q, S_u the parts of S, and so for R
-    [SYMP.108]  (J, T, s) = (R_k + ridge I)^-1 (R_uk, R_q, uq)
-    [SYMP.109]  r = uq - ridge s + J q
-    [SYMP.110]  t = T^T E u
-    [SYMP.111]  c = (d^(-1/4) merge(t) w_k^T - sum_heads E^T r) / h
+    [SYMP.signed_moved_queries]  uq = heads(u w_q) d^(-1/4)
+    [SYMP.signed_moved_keys]  uk = heads(u w_k) d^(-1/4)
+    [SYMP.signed_query_moments]  S_i = sum_j q_j (q_j, u_j)^T    two matrices side by side
+    [SYMP.signed_key_moments]  R_i = sum_j k_j (k_j, uk_j, q_j)^T    three
+    [SYMP.signed_query_solution]  E = (S_q + ridge I)^-1 S_u    S_q, S_u the parts of S, and so for R
+    [SYMP.signed_key_solution]  (J, T, s) = (R_k + ridge I)^-1 (R_uk, R_q, uq)
+    [SYMP.signed_rest]  r = uq - ridge s + J q
+    [SYMP.signed_turn]  t = T^T E u
+    [SYMP.signed_connection]  c = (d^(-1/4) merge(t) w_k^T - sum_heads E^T r) / h
 
 Adjoints, for a given dc::
 
-    [dSYMP.110]  dt = d^(-1/4)/h heads(dc w_k)
-    [dSYMP.109]  dr = -E dc / h
-    [dSYMP.108]  d(J, T, s) = (dr q^T, E u dt^T, -ridge dr)
-    [dSYMP.107]  dE = T dt u^T - r dc^T / h
-    [dSYMP.106]  dR = (-A (J, T, s)^T, A)               A = (R_k + ridge I)^-T d(J, T, s), in dR without its last column
-    [dSYMP.105]  dS = (-B E^T, B)                       B = (S_q + ridge I)^-T dE
-    [dSYMP.104]  duk_j = D_uk^T k_j                     D, C: dR and dS summed over the tokens i that attend j
-    [dSYMP.103]  duq = dr + the last column of A
+    [dSYMP.signed_turn]  dt = d^(-1/4)/h heads(dc w_k)
+    [dSYMP.signed_rest]  dr = -E dc / h
+    [dSYMP.signed_key_solution]  d(J, T, s) = (dr q^T, E u dt^T, -ridge dr)
+    [dSYMP.signed_query_solution]  dE = T dt u^T - r dc^T / h
+    [dSYMP.signed_key_moments]  dR = (-A (J, T, s)^T, A)    A = (R_k + ridge I)^-T d(J, T, s), there without s
+    [dSYMP.signed_query_moments]  dS = (-B E^T, B)      B = (S_q + ridge I)^-T dE
+    [dSYMP.signed_moved_keys]  duk_j = D_uk^T k_j       D, C: dR and dS summed over the tokens i that attend j
+    [dSYMP.signed_moved_queries]  duq = dr + the last column of A
 
 and dq = J^T dr + (C_q + C_q^T) q + C_u u + D_q^T k, dk = (D_k + D_k^T) k + D_uk uk + D_q q, du = sum_heads (E^T T dt +
 C_u^T q) + merge(duq) w_q^T d^(-1/4) + merge(duk) w_k^T d^(-1/4).
@@ -68,20 +68,20 @@ class Saved:
 def forward(layer: Layer, u: Array, q: Array, k: Array, v: Array, f: Array) -> tuple[Array, Saved]:
     """Return c along u (b, i, m) for queries and keys by head, and what `backward` reads; v and f are not asked for."""
     xp, heads, d, ridge = namespace(u), q.shape[1], q.shape[-1], layer.params.config.oracle.ridge
-    uq = heads_of(layer, u, "q")  # (b, h, i, d) [SYMP.103]
-    uk = heads_of(layer, u, "k")  # (b, h, i, d) [SYMP.104]
+    uq = heads_of(layer, u, "q")  # (b, h, i, d) [SYMP.signed_moved_queries]
+    uk = heads_of(layer, u, "k")  # (b, h, i, d) [SYMP.signed_moved_keys]
     along = xp.broadcast_to(u[:, None, ...], (u.shape[0], heads, *u.shape[1:]))  # (b, h, i, m): of every head
-    of_q = _summed(layer, q, xp.concat([q, along], axis=-1))  # [SYMP.105]
-    of_k = _summed(layer, k, xp.concat([k, uk, q], axis=-1))  # [SYMP.106]
+    of_q = _summed(layer, q, xp.concat([q, along], axis=-1))  # [SYMP.signed_query_moments]
+    of_k = _summed(layer, k, xp.concat([k, uk, q], axis=-1))  # [SYMP.signed_key_moments]
     s_matrix = of_q[..., :d] + ridge * identity(d, q)  # (b, h, i, d, d)
     r_matrix = of_k[..., :d] + ridge * identity(d, q)  # (b, h, i, d, d)
-    e = solve(s_matrix, of_q[..., d:])  # (b, h, i, d, m) [SYMP.107]
-    solved = solve(r_matrix, xp.concat([of_k[..., d:], uq[..., None]], axis=-1))  # [SYMP.108]
-    r = uq - ridge * solved[..., 2 * d] + _times(solved[..., :d], q)  # (b, h, i, d) [SYMP.109]
+    e = solve(s_matrix, of_q[..., d:])  # (b, h, i, d, m) [SYMP.signed_query_solution]
+    solved = solve(r_matrix, xp.concat([of_k[..., d:], uq[..., None]], axis=-1))  # [SYMP.signed_key_solution]
+    r = uq - ridge * solved[..., 2 * d] + _times(solved[..., :d], q)  # (b, h, i, d) [SYMP.signed_rest]
     ahead = _times(e, along)  # (b, h, i, d): E u
-    t = _times(xp.matrix_transpose(solved[..., d : 2 * d]), ahead)  # (b, h, i, d) [SYMP.110]
+    t = _times(xp.matrix_transpose(solved[..., d : 2 * d]), ahead)  # (b, h, i, d) [SYMP.signed_turn]
     pulled = merge_heads(t) @ xp.matrix_transpose(layer.params.w_k) * d**-0.25  # (b, i, m)
-    turn = (pulled - xp.sum(_times(xp.matrix_transpose(e), r), axis=1)) / heads  # (b, i, m) [SYMP.111]
+    turn = (pulled - xp.sum(_times(xp.matrix_transpose(e), r), axis=1)) / heads  # (b, i, m) [SYMP.signed_connection]
     return turn, Saved(u, q, k, uk, s_matrix, r_matrix, e, solved, r, t, ahead, layer.causal is not False)
 
 
@@ -97,26 +97,26 @@ def backward(layer: Layer, saved: Saved, d_turn: Array, add: Add) -> tuple[Array
         merge_heads(saved.t), xp.matrix_transpose(layer.params.w_k), shared * d**-0.25
     )  # (b, i, m), (m, m)
     add("w_k", xp.matrix_transpose(d_back))
-    d_t = split_heads(d_merged, heads)  # (b, h, i, d) [dSYMP.110]
+    d_t = split_heads(d_merged, heads)  # (b, h, i, d) [dSYMP.signed_turn]
     asked = xp.broadcast_to(shared[:, None, ...], along.shape)  # (b, h, i, m)
-    d_r = -_times(e, asked)  # (b, h, i, d) [dSYMP.109]
+    d_r = -_times(e, asked)  # (b, h, i, d) [dSYMP.signed_rest]
     # forward: t = T^T (E u); r = uq - ridge * s + J q
     d_ahead = _times(t_matrix, d_t)  # (b, h, i, d): of E u
     parts = [_outer(d_r, q), _outer(saved.ahead, d_t), -ridge * d_r[..., None]]
-    d_solved = xp.concat(parts, axis=-1)  # [dSYMP.108]
-    d_e = _outer(d_ahead, along) - _outer(saved.r, asked)  # (b, h, i, d, m) [dSYMP.107]
+    d_solved = xp.concat(parts, axis=-1)  # [dSYMP.signed_key_solution]
+    d_e = _outer(d_ahead, along) - _outer(saved.r, asked)  # (b, h, i, d, m) [dSYMP.signed_query_solution]
     # forward: (J, T, s) = solve(R_k + ridge, (R_uk, R_q, uq)); E = solve(S_q + ridge, S_u)
     d_r_matrix, d_right = solve_backward(saved.r_matrix, saved.solved, d_solved)  # (b, h, i, d, d)
-    d_of_k = xp.concat([d_r_matrix, d_right[..., : 2 * d]], axis=-1)  # [dSYMP.106]
+    d_of_k = xp.concat([d_r_matrix, d_right[..., : 2 * d]], axis=-1)  # [dSYMP.signed_key_moments]
     d_s_matrix, d_right_q = solve_backward(saved.s_matrix, e, d_e)  # (b, h, i, d, d), (b, h, i, d, m)
-    d_of_q = xp.concat([d_s_matrix, d_right_q], axis=-1)  # [dSYMP.105]
-    d_uq = d_r + d_right[..., 2 * d]  # (b, h, i, d) [dSYMP.103]
+    d_of_q = xp.concat([d_s_matrix, d_right_q], axis=-1)  # [dSYMP.signed_query_moments]
+    d_uq = d_r + d_right[..., 2 * d]  # (b, h, i, d) [dSYMP.signed_moved_queries]
     # forward: S = sum(q (q, u)^T); R = sum(k (k, uk, q)^T)
     d_left, d_pair = _summed_backward(q, xp.concat([q, along], axis=-1), d_of_q, saved.causal)  # of q, of q and u
     d_left_k, d_three = _summed_backward(k, xp.concat([k, saved.uk, q], axis=-1), d_of_k, saved.causal)  # three
     d_q = d_left + d_pair[..., :d] + d_three[..., 2 * d :] + _times(xp.matrix_transpose(j_matrix), d_r)  # (b, h, i, d)
     d_k = d_left_k + d_three[..., :d]  # (b, h, i, d)
-    d_uk = d_three[..., d : 2 * d]  # (b, h, i, d) [dSYMP.104]
+    d_uk = d_three[..., d : 2 * d]  # (b, h, i, d) [dSYMP.signed_moved_keys]
     d_u = xp.sum(d_pair[..., d:] + _times(xp.matrix_transpose(e), d_ahead), axis=1)  # (b, i, m)
     # forward: uq, uk = heads(u @ w_q), heads(u @ w_k)
     d_u = d_u + heads_of_backward(layer, u, "q", d_uq, add)  # (b, i, m)

@@ -4,23 +4,24 @@ With a connection (see there) it is what the authors' later manuscript calls H1 
 connection along the old momentum. R2 takes it along the new one, and moves the tokens by a momentum that is turned by
 half of it. A learned strength may multiply the connection.
 
-Equations (f is SYMP.47 for y and C is SYMP.56, or 0; with oracle="linear" f is SYMP.94, with "signed" SYMP.102, and C
-SYMP.111; eta is a learned number of the block)::
+Equations (f is SYMP.attended_force for y and C is SYMP.connection_force, or 0; with oracle="linear" f is
+SYMP.linear_attention_force; with "signed" f is SYMP.signed_force and C SYMP.signed_connection; eta is a learned number
+of the block)::
 
-    [SYMP.45]  y = gain norm(x + mu p) + shift          without looking ahead, or at rest: of x
-    [SYMP.57]  w = beta p + gamma f                     at rest: f
-    [SYMP.97]  c = eta C                                without a strength: C
-    [SYMP.48]  p' = gain_p norm(w - c) + shift_p        without biases the shifts are 0
-    [SYMP.49]  x' = x + p'                              R2: x + gain_p norm(w - c/2)
+    [SYMP.trotter_normed]  y = gain norm(x + mu p) + shift    without looking ahead, or at rest: of x
+    [SYMP.trotter_blend]  w = beta p + gamma f      at rest: f
+    [SYMP.trotter_connection]  c = eta C            without a strength: C
+    [SYMP.trotter_momentum]  p' = gain_p norm(w - c) + shift_p    without biases the shifts are 0
+    [SYMP.trotter_moved]  x' = x + p'               R2: x + gain_p norm(w - c/2)
 
 Adjoints, for given dx' and, where p' is read later, dp'::
 
-    [dSYMP.48]  dp' = dx' + later                       R2: later
-    [dSYMP.57]  dw = adjoint of norm at dp'             R2: with that of the other norm at dx', and what c asks of w
-    [dSYMP.47]  df = gamma dw + what c asks of f        at rest: gamma = 1
+    [dSYMP.trotter_momentum]  dp' = dx' + later     R2: later
+    [dSYMP.trotter_blend]  dw = adjoint of norm at dp'    R2: with that of the other norm at dx', and what c asks of w
+    [dSYMP.attended_force]  df = gamma dw + what c asks of f    at rest: gamma = 1
 
-and dy = dSYMP.45 at df (otherwise that of f's own file), dp = beta dw + mu dn + what c asks of p (H1), dn the
-adjoint of the norm at dy, dx = dx' + dn, dbeta = sum dw p, dgamma = sum dw f, dmu = sum dn p, dC = eta dc,
+and dy = dSYMP.trotter_normed at df (otherwise that of f's own file), dp = beta dw + mu dn + what c asks of p (H1), dn
+the adjoint of the norm at dy, dx = dx' + dn, dbeta = sum dw p, dgamma = sum dw f, dmu = sum dn p, dC = eta dc,
 deta = sum dc C, dshift = sum_i dy, dshift_p = sum_i dp'.
 
 Axes: b batch, i token, m width.
@@ -107,31 +108,33 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
     """Return the next tokens and momenta, and what `backward` reads."""
     kind, mu = layer.params.config.integrator.connection, layer.numbers.get("attention_mu")  # -, (1)
     ahead = x if mu is None or p is None else x + mu * p  # (b, i, m): what is normalised
-    ahead = equations.active(noise).noisy(layer.keep, "noise_ahead", ahead)  # (b, i, m): SYMP.119
-    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain, layer.params.shift)  # (b, i, m) [SYMP.45]
-    force, attended = layer.oracle.forward(layer, y)  # (b, i, m): SYMP.47
-    force = equations.active(noise).noisy(layer.keep, "noise_force", force)  # (b, i, m): SYMP.119
-    whole = force  # (b, i, m): SYMP.57 at rest
+    ahead = equations.active(noise).noisy(layer.keep, "noise_ahead", ahead)  # (b, i, m): SYMP.noisy
+    gain, shift = layer.params.gain, layer.params.shift  # (m), (m)
+    y, norm = layer_norm.layer_norm_forward(ahead, gain, shift)  # (b, i, m) [SYMP.trotter_normed]
+    force, attended = layer.oracle.forward(layer, y)  # (b, i, m): SYMP.attended_force
+    force = equations.active(noise).noisy(layer.keep, "noise_force", force)  # (b, i, m): SYMP.noisy
+    whole = force  # (b, i, m): SYMP.trotter_blend at rest
     if p is not None:
-        whole = layer.numbers["attention_beta"] * p + layer.numbers["attention_gamma"] * force  # (b, i, m) [SYMP.57]
-    whole = equations.active(noise).noisy(layer.keep, "noise_momentum", whole)  # (b, i, m): SYMP.119
+        beta, gamma = layer.numbers["attention_beta"], layer.numbers["attention_gamma"]  # (1), (1)
+        whole = beta * p + gamma * force  # (b, i, m) [SYMP.trotter_blend]
+    whole = equations.active(noise).noisy(layer.keep, "noise_momentum", whole)  # (b, i, m): SYMP.noisy
     turned, bent, bend, norm_half = whole, None, None, None  # (b, i, m): without a connection
     along = {"h1": p, "r2": whole}.get(kind)  # (b, i, m): what the connection is taken along
     if along is not None:
         bend, bent = equations.active(layer.params.config.turning).forward(
             layer, along, *attended.qkv, force
         )  # (b, i, m)
-        turn = bend  # (b, i, m): SYMP.97 without a strength
+        turn = bend  # (b, i, m): SYMP.trotter_connection without a strength
         if "attention_eta" in layer.numbers:
-            turn = layer.numbers["attention_eta"] * bend  # (b, i, m) [SYMP.97]
+            turn = layer.numbers["attention_eta"] * bend  # (b, i, m) [SYMP.trotter_connection]
         turned = whole - turn  # (b, i, m): what is normalised
     own = (layer.params.gain_p, layer.params.shift_p)  # (m), (m)
-    momentum, norm_p = layer_norm.layer_norm_forward(turned, *own)  # (b, i, m) [SYMP.48]
+    momentum, norm_p = layer_norm.layer_norm_forward(turned, *own)  # (b, i, m) [SYMP.trotter_momentum]
     push = momentum  # (b, i, m)
     if kind == "r2":
         half = 0.5 * (whole + turned)  # (b, i, m): w - c/2
-        push, norm_half = layer_norm.layer_norm_forward(half, *own)  # (b, i, m): part of SYMP.49
-    result = x + push  # (b, i, m) [SYMP.49]
+        push, norm_half = layer_norm.layer_norm_forward(half, *own)  # (b, i, m): part of SYMP.trotter_moved
+    result = x + push  # (b, i, m) [SYMP.trotter_moved]
     return result, momentum, Saved(p, norm, attended, force, norm_p, bent, bend, norm_half)
 
 
@@ -142,7 +145,7 @@ def backward(
     p, kind = saved.p, layer.params.config.integrator.connection  # (b, i, m)
     # forward: result = x + push
     d_moved = d_result if saved.norm_half is None else 0.0 * d_result  # (b, i, m): where tokens move by p'
-    d_momentum = d_moved if d_later is None else d_moved + d_later  # (b, i, m) [dSYMP.48]
+    d_momentum = d_moved if d_later is None else d_moved + d_later  # (b, i, m) [dSYMP.trotter_momentum]
     # forward: momentum = norm(whole - turn)
     d_turned, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm_p, d_momentum)  # (b, i, m), (m), (m)
     add("gain_p", d_gain)
@@ -152,7 +155,7 @@ def backward(
         # forward: push = norm(whole - turn / 2)
         d_half, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_half, d_result)  # (b, i, m), (m)
         add("gain_p", d_gain)
-        d_turn = d_turn - 0.5 * d_half  # (b, i, m): of c, with that of SYMP.48
+        d_turn = d_turn - 0.5 * d_half  # (b, i, m): of c, with that of SYMP.trotter_momentum
         parts.append(d_half)
     d_bent, d_own = None, 0.0 * d_result  # -, (b, i, m): what the connection asks of f
     if saved.connection is not None:
@@ -169,7 +172,7 @@ def backward(
             d_p = d_along  # (b, i, m)
         else:
             parts.append(d_along)
-    d_whole = sum(parts[1:], parts[0])  # (b, i, m) [dSYMP.57]
+    d_whole = sum(parts[1:], parts[0])  # (b, i, m) [dSYMP.trotter_blend]
     # forward: whole = beta * p + gamma * force
     gamma = 1.0  # at rest
     if p is not None:
@@ -178,8 +181,8 @@ def backward(
         d_old = layer.numbers["attention_beta"] * d_whole  # (b, i, m)
         d_p = d_old if d_p is None else d_p + d_old  # (b, i, m): without looking ahead
         gamma = layer.numbers["attention_gamma"]  # (1)
-    d_force = gamma * d_whole + d_own  # (b, i, m) [dSYMP.47]
-    d_y = layer.oracle.backward(layer, saved.attended, d_force, d_bent, add)  # (b, i, m): dSYMP.45
+    d_force = gamma * d_whole + d_own  # (b, i, m) [dSYMP.attended_force]
+    d_y = layer.oracle.backward(layer, saved.attended, d_force, d_bent, add)  # (b, i, m): dSYMP.trotter_normed
     # forward: y = norm(x + mu * p)
     d_ahead, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
     add("gain", d_gain)

@@ -69,7 +69,7 @@ def forward(
         for wave in waves:
             found = _longest_first(q, scored, wave)
             for strip, (_, _, lse, log_z) in zip(wave, found, strict=True):
-                push = strip.part.of_rows(energies) * xp.exp(-2.0 * log_z)  # (b, g, r, i, 1) [SYMP.8]
+                push = strip.part.of_rows(energies) * xp.exp(-2.0 * log_z)  # (b, g, r, i, 1) [SYMP.10]
                 lses.append(lse)
                 bounded.append(log_z)
                 pushes.append(push)
@@ -119,9 +119,9 @@ def _scored(q: Array, k: Array, strip: _Strip, offset: int | None, scale: float)
     """Return (exponentials, total, lse, log_z) of a strip."""
     xp = namespace(q)
     masked = _scores(q, k, strip, offset, scale)
-    maximum = max_last(masked)  # (b, g, r, i, 1) [SYMP.3]
-    exponentials = xp.exp(masked - maximum)  # (b, g, r, i, j) [SYMP.4]
-    total = xp.sum(exponentials, axis=-1, keepdims=True)  # (b, g, r, i, 1) [SYMP.5]
+    maximum = max_last(masked)  # (b, g, r, i, 1) [SYMP.largest]
+    exponentials = xp.exp(masked - maximum)  # (b, g, r, i, j) [SYMP.exponentials]
+    total = xp.sum(exponentials, axis=-1, keepdims=True)  # (b, g, r, i, 1) [SYMP.total]
     n = counts(offset, strip.rows, strip.columns, q)
     log_z = xp.clip(maximum + xp.log(total / n), -BOUND, BOUND)  # (b, g, r, i, 1) [SYMP.7]
     return exponentials, total, maximum + xp.log(total), log_z
@@ -129,11 +129,11 @@ def _scored(q: Array, k: Array, strip: _Strip, offset: int | None, scale: float)
 
 def _scores(q: Array, k: Array, strip: _Strip, offset: int | None, scale: float) -> Array:
     xp = namespace(q)
-    scores = (q * scale) @ xp.matrix_transpose(k[..., : strip.columns, :])  # (b, g, r, i, j) [SYMP.1]
+    scores = (q * scale) @ xp.matrix_transpose(k[..., : strip.columns, :])  # (b, g, r, i, j) [SYMP.unmasked]
     allowed = allowed_in_tile(None, offset, strip.rows, (0, strip.columns), q)
     if allowed is None:
         return scores
-    masked = xp.where(allowed, scores, -math.inf)  # (b, g, r, i, j) [SYMP.2]
+    masked = xp.where(allowed, scores, -math.inf)  # (b, g, r, i, j) [SYMP.5]
     return masked
 
 
@@ -147,7 +147,7 @@ def _pushed(exponentials: Array, total: Array, log_z: Array, push: Array, v: Arr
     """Return the output of a strip."""
     factor = _factor(push, strip)
     factor *= exponentials
-    out = namespace(v).exp(log_z) / total * (factor @ v[..., : strip.columns, :])  # (b, g, r, i, e) [SYMP.10]
+    out = namespace(v).exp(log_z) / total * (factor @ v[..., : strip.columns, :])  # (b, g, r, i, e) [SYMP.12]
     return out
 
 
@@ -171,7 +171,7 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
 
         def tell(parts: Iterable[Array]) -> None:
             for part in parts:
-                d_push = asked[0] + part  # (b, g, r, i, 1) [dSYMP.8]
+                d_push = asked[0] + part  # (b, g, r, i, 1) [dSYMP.10]
                 asked[0] = d_push
 
         def pulled_of(strip: _Strip) -> tuple[Array, ...]:
@@ -181,7 +181,7 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
             # forward: out = exp(log_z) * sum
             d_sum = xp.exp(strip.part.of_rows(saved.log_z)) * strip.part.of_rows(d_outs)
             # forward: sum = pairs @ v
-            d_pairs = d_sum @ xp.matrix_transpose(values[..., : strip.columns, :])  # (b, g, r, i, j) [dSYMP.9]
+            d_pairs = d_sum @ xp.matrix_transpose(values[..., : strip.columns, :])  # (b, g, r, i, j) [dSYMP.11]
             d_pairs *= weights
             # forward: pairs = weights * (1 + (push_i + push_j) / 2)
             as_key = _placed(xp.matrix_transpose(xp.sum(d_pairs, axis=-2, keepdims=True)), 0, push)
@@ -202,7 +202,7 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
             factor *= weights
             weights *= bound
             weights += pulled
-            d_masked = weights  # (b, g, r, i, j) [dSYMP.6-dSYMP.2]
+            d_masked = weights  # (b, g, r, i, j) [dSYMP.6-dSYMP.5]
             # forward: scores = q @ k^T * scale
             d_q_rows = d_masked @ keys[..., : strip.columns, :] * saved.scale  # (b, g, r, i, d) [dSYMP.q]
             return d_masked, factor, d_q_rows

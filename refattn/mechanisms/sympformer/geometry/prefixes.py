@@ -5,11 +5,11 @@ one. The ensembles are independent from the first layer to the last: as many run
 
 Equations (F any map of tokens, whatever their number)::
 
-    [SYMP.137]  o_i = F(x_1, ..., x_i)_i
+    [SYMP.prefix_outputs]  o_i = F(x_1, ..., x_i)_i
 
 Adjoints, for a given do::
 
-    [dSYMP.137]  dx_j = sum_{i>=j} of what the adjoint of F, for the prefix i and do_i at its last token, gives to x_j
+    [dSYMP.prefix_outputs]  dx_j = sum_{i>=j} of what the adjoint of F for do_i at the last token of prefix i gives x_j
 
 Axes: b batch, i token, m width.
 
@@ -31,7 +31,7 @@ def forward(evolve: Callable[[Array], tuple[Array, Any]], x: Array) -> tuple[Arr
         result, saved = evolve(x[:, :count, :])  # of one prefix
         last.append(result[:, -1:, :])
         saves.append(saved)
-    out = namespace(x).concat(last, axis=1)  # (b, i, m) [SYMP.137]
+    out = namespace(x).concat(last, axis=1)  # (b, i, m) [SYMP.prefix_outputs]
     return out, saves
 
 
@@ -43,5 +43,5 @@ def backward(evolve: Callable[[Any, Array], Array], saves: list[Any], d_out: Arr
         above = zeros((d_out.shape[0], count - 1, d_out.shape[2]), d_out)  # of one prefix
         d_prefix = evolve(saved, xp.concat([above, d_out[:, count - 1 : count, :]], axis=1))  # of one prefix
         after = zeros((d_out.shape[0], n - count, d_out.shape[2]), d_out)  # of what comes after it
-        d_x = d_x + xp.concat([d_prefix, after], axis=1)  # (b, i, m) [dSYMP.137]
+        d_x = d_x + xp.concat([d_prefix, after], axis=1)  # (b, i, m) [dSYMP.prefix_outputs]
     return d_x

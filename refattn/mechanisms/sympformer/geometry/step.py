@@ -5,35 +5,35 @@ connection is what a velocity turns by on a straight line there. All tokens see 
 
 Equations (A and B are symmetric positive, t is the temperature; no y = norm(x) with normed=False: then y = x)::
 
-    [SYMP.123]  L = lower(w), with log(1 + e^w) + 1e-4 on the diagonal
-    [SYMP.124]  A = t/m L L^T                           with the L of w_a
-    [SYMP.125]  B = m/t L L^T                           with that of w_b
-    [SYMP.126]  y = norm(x)
-    [SYMP.127]  a = y A
-    [SYMP.128]  c = a B
-    [SYMP.129]  P_ij = softmax_j <a_i, y_j>
-    [SYMP.130]  g = P c
-    [SYMP.131]  w = beta v + gamma g
-    [SYMP.132]  s_i = <u_i, B^-1 u_i>                   u = v with connection="old", w with "new"
-    [SYMP.133]  r_i = sum_j P_ij (<u_i A, y_j> + <a_i, u_j>)
-    [SYMP.134]  k_i = r_i u_i - (s_i g_i + sum_j P_ij s_j c_j) / 2   connection="none": k = 0
-    [SYMP.135]  v' = w - k
-    [SYMP.136]  x' = x + v'                             connection="new": x + w - k/2
+    [SYMP.geometry_factor]  L = lower(w), with log(1 + e^w) + 1e-4 on the diagonal
+    [SYMP.geometry_a]  A = t/m L L^T                    with the L of w_a
+    [SYMP.geometry_b]  B = m/t L L^T                    with that of w_b
+    [SYMP.geometry_normed]  y = norm(x)
+    [SYMP.geometry_queries]  a = y A
+    [SYMP.geometry_pushes]  c = a B
+    [SYMP.geometry_weights]  P_ij = softmax_j <a_i, y_j>
+    [SYMP.geometry_force]  g = P c
+    [SYMP.geometry_blend]  w = beta v + gamma g
+    [SYMP.geometry_squares]  s_i = <u_i, B^-1 u_i>      u = v with connection="old", w with "new"
+    [SYMP.geometry_rate]  r_i = sum_j P_ij (<u_i A, y_j> + <a_i, u_j>)
+    [SYMP.geometry_connection]  k_i = r_i u_i - (s_i g_i + sum_j P_ij s_j c_j) / 2    connection="none": k = 0
+    [SYMP.geometry_velocity]  v' = w - k
+    [SYMP.geometry_moved]  x' = x + v'                  connection="new": x + w - k/2
 
 Adjoints, for given dx' and dv'::
 
-    [dSYMP.135]  dk = -dx' - dv'                        "new": -dx'/2 - dv'
-    [dSYMP.134]  dr_i = sum_m dk u
-    [dSYMP.133]  dPr_ij = dr_i (<u_i A, y_j> + <a_i, u_j>)   part of dP
-    [dSYMP.132]  ds_j = -sum_i P_ij <dk_i, c_j> / 2 - <dk_j, g_j> / 2
-    [dSYMP.131]  dw = dx' + dv'                         "new": and du
-    [dSYMP.130]  dg = gamma dw - s dk / 2
-    [dSYMP.129]  dS = adjoint of softmax at dP          dP = dg c^T + dPr - dk (s c)^T / 2
-    [dSYMP.128]  dc = P^T dg - s P^T dk / 2
-    [dSYMP.127]  da = dS y + dc B + (dr P) u
-    [dSYMP.126]  dy = dS^T a + da A + (dr P)^T u A      norm: its adjoint; dx = dx' + dy
-    [dSYMP.125]  dL = m/t (dB + dB^T) L                 dB = sum a^T dc - sum ds b b^T, b = B^-1 u
-    [dSYMP.124]  dL = t/m (dA + dA^T) L                 dA = sum y^T da + sum (dr u)^T P y
+    [dSYMP.geometry_velocity]  dk = -dx' - dv'          "new": -dx'/2 - dv'
+    [dSYMP.geometry_connection]  dr_i = sum_m dk u
+    [dSYMP.geometry_rate]  dPr_ij = dr_i (<u_i A, y_j> + <a_i, u_j>)    part of dP
+    [dSYMP.geometry_squares]  ds_j = -sum_i P_ij <dk_i, c_j> / 2 - <dk_j, g_j> / 2
+    [dSYMP.geometry_blend]  dw = dx' + dv'              "new": and du
+    [dSYMP.geometry_force]  dg = gamma dw - s dk / 2
+    [dSYMP.geometry_weights]  dS = adjoint of softmax at dP    dP = dg c^T + dPr - dk (s c)^T / 2
+    [dSYMP.geometry_pushes]  dc = P^T dg - s P^T dk / 2
+    [dSYMP.geometry_queries]  da = dS y + dc B + (dr P) u
+    [dSYMP.geometry_normed]  dy = dS^T a + da A + (dr P)^T u A    norm: its adjoint; dx = dx' + dy
+    [dSYMP.geometry_b]  dL = m/t (dB + dB^T) L          dB = sum a^T dc - sum ds b b^T, b = B^-1 u
+    [dSYMP.geometry_a]  dL = t/m (dA + dA^T) L          dA = sum y^T da + sum (dr u)^T P y
 
 and du = r dk + 2 ds b + dr (P y) A + (dr P)^T a, dv = beta dw ("old": and du), dbeta = sum dw v, dgamma = sum dw g;
 on the diagonal dw = dL / (1 + e^-w).
@@ -125,27 +125,27 @@ def forward(
     xp, m = namespace(x), x.shape[-1]
     of_a = factor(params.w_a, m)  # (m, m)
     of_b = factor(params.w_b, m)  # (m, m)
-    A = of_a @ xp.matrix_transpose(of_a) * (temperature / m)  # (m, m) [SYMP.124]
-    B = of_b @ xp.matrix_transpose(of_b) * (m / temperature)  # (m, m) [SYMP.125]
+    A = of_a @ xp.matrix_transpose(of_a) * (temperature / m)  # (m, m) [SYMP.geometry_a]
+    B = of_b @ xp.matrix_transpose(of_b) * (m / temperature)  # (m, m) [SYMP.geometry_b]
     y, norm = x, None  # (b, i, m)
     if normed:
-        y, norm = layer_norm.layer_norm_forward(x)  # (b, i, m) [SYMP.126]
-    a = y @ A  # (b, i, m) [SYMP.127]
-    c = a @ B  # (b, i, m) [SYMP.128]
-    P = softmax_forward(a @ xp.matrix_transpose(y))  # (b, i, j) [SYMP.129]
-    g = P @ c  # (b, i, m) [SYMP.130]
-    w = params.beta * v + params.gamma * g  # (b, i, m) [SYMP.131]
+        y, norm = layer_norm.layer_norm_forward(x)  # (b, i, m) [SYMP.geometry_normed]
+    a = y @ A  # (b, i, m) [SYMP.geometry_queries]
+    c = a @ B  # (b, i, m) [SYMP.geometry_pushes]
+    P = softmax_forward(a @ xp.matrix_transpose(y))  # (b, i, j) [SYMP.geometry_weights]
+    g = P @ c  # (b, i, m) [SYMP.geometry_force]
+    w = params.beta * v + params.gamma * g  # (b, i, m) [SYMP.geometry_blend]
     if connection == "none":
         saved = Saved((connection, temperature), v, norm, (of_a, of_b), A, B, y, a, c, P, g, None, v, v, P, v)
         return x + w, w, saved
     u = v if connection == "old" else w  # (b, i, m)
     b = xp.matrix_transpose(solve(B, xp.matrix_transpose(u)))  # (b, i, m): B^-1 u
-    s = xp.sum(u * b, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.132]
+    s = xp.sum(u * b, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.geometry_squares]
     rates = u @ A @ xp.matrix_transpose(y) + a @ xp.matrix_transpose(u)  # (b, i, j): of the scores along u
-    r = xp.sum(P * rates, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.133]
-    k = r * u - 0.5 * (s * g + P @ (s * c))  # (b, i, m) [SYMP.134]
-    later = w - k  # (b, i, m) [SYMP.135]
-    moved = x + (later if connection == "old" else w - 0.5 * k)  # (b, i, m) [SYMP.136]
+    r = xp.sum(P * rates, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.geometry_rate]
+    k = r * u - 0.5 * (s * g + P @ (s * c))  # (b, i, m) [SYMP.geometry_connection]
+    later = w - k  # (b, i, m) [SYMP.geometry_velocity]
+    moved = x + (later if connection == "old" else w - 0.5 * k)  # (b, i, m) [SYMP.geometry_moved]
     return moved, later, Saved((connection, temperature), v, norm, (of_a, of_b), A, B, y, a, c, P, g, u, b, s, rates, r)
 
 
@@ -154,54 +154,54 @@ def backward(params: Params, saved: Saved, d_moved: Array, d_later: Array) -> tu
     xp, (connection, temperature), m = namespace(d_moved), saved.options, d_moved.shape[-1]
     A, B, P, y, a, c, g = saved.A, saved.B, saved.P, saved.y, saved.a, saved.c, saved.g
     turn = xp.matrix_transpose
-    d_w = d_moved + d_later  # (b, i, m) [dSYMP.131]
+    d_w = d_moved + d_later  # (b, i, m) [dSYMP.geometry_blend]
     d_u, d_g, d_c, d_a, d_y = (0.0 * d_w for _ in range(5))  # (b, i, m), (b, i, m), (b, i, m), (b, i, m), (b, i, m)
     d_P, d_A, d_B = 0.0 * P, 0.0 * A, 0.0 * B  # (b, i, j), (m, m), (m, m)
     if saved.u is not None:
         u, b, s = saved.u, saved.b, saved.s  # (b, i, m), (b, i, m), (b, i, 1)
         # forward: moved = x + later; later = w - k
-        d_k = -(d_moved if connection == "old" else 0.5 * d_moved) - d_later  # (b, i, m) [dSYMP.135]
+        d_k = -(d_moved if connection == "old" else 0.5 * d_moved) - d_later  # (b, i, m) [dSYMP.geometry_velocity]
         # forward: k = r u - (s g + P (s c)) / 2
-        d_r = xp.sum(d_k * u, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.134]
+        d_r = xp.sum(d_k * u, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.geometry_connection]
         back = turn(P) @ d_k  # (b, i, m): P^T dk
-        d_s = -0.5 * xp.sum(back * c + d_k * g, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.132]
-        d_g = -0.5 * s * d_k  # (b, i, m): part of dSYMP.130
-        d_c = -0.5 * s * back  # (b, i, m): part of dSYMP.128
+        d_s = -0.5 * xp.sum(back * c + d_k * g, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.geometry_squares]
+        d_g = -0.5 * s * d_k  # (b, i, m): part of dSYMP.geometry_force
+        d_c = -0.5 * s * back  # (b, i, m): part of dSYMP.geometry_pushes
         # forward: r = sum_j P (u A y^T + a u^T)
-        d_P = d_r * saved.rates  # (b, i, j) [dSYMP.133]
-        d_P = d_P - 0.5 * d_k @ turn(s * c)  # (b, i, j): with that of SYMP.134
+        d_P = d_r * saved.rates  # (b, i, j) [dSYMP.geometry_rate]
+        d_P = d_P - 0.5 * d_k @ turn(s * c)  # (b, i, j): with that of SYMP.geometry_connection
         d_rates = d_r * P  # (b, i, j)
         d_u = saved.r * d_k + 2.0 * d_s * b + d_rates @ y @ A + turn(d_rates) @ a  # (b, i, m): du
-        d_a = d_rates @ u  # (b, i, m): part of dSYMP.127
-        d_y = turn(d_rates) @ (u @ A)  # (b, i, m): part of dSYMP.126
+        d_a = d_rates @ u  # (b, i, m): part of dSYMP.geometry_queries
+        d_y = turn(d_rates) @ (u @ A)  # (b, i, m): part of dSYMP.geometry_normed
         d_A = xp.sum(turn(u) @ (d_rates @ y), axis=0)  # (m, m): part of dA
         # forward: s = <u, B^-1 u>
         d_B = -xp.sum(turn(d_s * b) @ b, axis=0)  # (m, m): part of dB
         if connection == "new":
-            d_w = d_w + d_u  # (b, i, m): dSYMP.131 with what asks of u
+            d_w = d_w + d_u  # (b, i, m): dSYMP.geometry_blend with what asks of u
     # forward: w = beta v + gamma g
     d_beta = xp.reshape(xp.sum(d_w * saved.v), (1,))  # (1)
     d_gamma = xp.reshape(xp.sum(d_w * g), (1,))  # (1)
     d_v = params.beta * d_w + (d_u if connection == "old" else 0.0)  # (b, i, m): dv
-    d_g = d_g + params.gamma * d_w  # (b, i, m) [dSYMP.130]
+    d_g = d_g + params.gamma * d_w  # (b, i, m) [dSYMP.geometry_force]
     # forward: g = P c
     d_P = d_P + d_g @ turn(c)  # (b, i, j): all of dP
-    d_c = d_c + turn(P) @ d_g  # (b, i, m) [dSYMP.128]
+    d_c = d_c + turn(P) @ d_g  # (b, i, m) [dSYMP.geometry_pushes]
     # forward: P = softmax(a y^T)
-    d_scores = softmax_backward(P, d_P)  # (b, i, j) [dSYMP.129]
+    d_scores = softmax_backward(P, d_P)  # (b, i, j) [dSYMP.geometry_weights]
     # forward: c = a B
-    d_a = d_a + d_scores @ y + d_c @ B  # (b, i, m) [dSYMP.127]
+    d_a = d_a + d_scores @ y + d_c @ B  # (b, i, m) [dSYMP.geometry_queries]
     d_B = d_B + xp.sum(turn(a) @ d_c, axis=0)  # (m, m): all of dB
     # forward: a = y A
-    d_y = d_y + turn(d_scores) @ a + d_a @ A  # (b, i, m) [dSYMP.126]
+    d_y = d_y + turn(d_scores) @ a + d_a @ A  # (b, i, m) [dSYMP.geometry_normed]
     d_A = d_A + xp.sum(turn(y) @ d_a, axis=0)  # (m, m): all of dA
     d_x = d_y  # (b, i, m)
     if saved.norm is not None:
         # forward: y = norm(x)
         d_x, _, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m)
     # forward: A = t/m L L^T, B = m/t L L^T
-    d_of_b = (d_B + turn(d_B)) @ saved.factors[1] * (m / temperature)  # (m, m) [dSYMP.125]
-    d_of_a = (d_A + turn(d_A)) @ saved.factors[0] * (temperature / m)  # (m, m) [dSYMP.124]
+    d_of_b = (d_B + turn(d_B)) @ saved.factors[1] * (m / temperature)  # (m, m) [dSYMP.geometry_b]
+    d_of_a = (d_A + turn(d_A)) @ saved.factors[0] * (temperature / m)  # (m, m) [dSYMP.geometry_a]
     d_params = Params(factor_backward(params.w_a, d_of_a), factor_backward(params.w_b, d_of_b), d_beta, d_gamma)
     return d_moved + d_x, d_v, d_params
 
@@ -215,7 +215,7 @@ def factor(w: Array, m: int) -> Array:
     place = xp.where(column <= row, row * (row + 1) // 2 + column, 0)  # (m, m)
     square = xp.reshape(xp.take(w, xp.reshape(place, (-1,)), axis=0), (m, m))  # (m, m)
     diagonal = xp.logaddexp(square, xp.zeros_like(square)) + FLOOR  # (m, m)
-    lower = xp.where(row == column, diagonal, xp.where(column < row, square, 0.0))  # (m, m) [SYMP.123]
+    lower = xp.where(row == column, diagonal, xp.where(column < row, square, 0.0))  # (m, m) [SYMP.geometry_factor]
     return lower
 
 

@@ -9,17 +9,17 @@ h_y in the last map A; in the first it is 0. `presymplectic` gives them, `strang
 
 Equations (`at` the copies that the oracle is asked at, `move` those that move; without times a_s = 0)::
 
-    [SYMP.24]  p = exp(-a_s) P_at
-    [SYMP.25]  P_move = P_move + h_y/2 exp(a_s) g       g, f of the oracle at (x_at, p)
-    [SYMP.26]  x_move = x_move + h_x/2 f
-    [SYMP.27]  P_move = exp(a_s) (gain_p norm(exp(-a_s) P_move) + shift_p)      where substeps are normalised
+    [SYMP.copy_momentum]  p = exp(-a_s) P_at
+    [SYMP.copy_kicked]  P_move = P_move + h_y/2 exp(a_s) g    g, f of the oracle at (x_at, p)
+    [SYMP.copy_drifted]  x_move = x_move + h_x/2 f
+    [SYMP.copy_normed]  P_move = exp(a_s) (gain_p norm(exp(-a_s) P_move) + shift_p)    where substeps are normalised
 
 Adjoints, for given gradients of what a map makes, in reverse order of the maps::
 
-    [dSYMP.27]  dP_move = exp(-a_s) times the adjoint of norm at exp(a_s) dP_move
-    [dSYMP.25]  dg = h_y/2 exp(a_s) dP_move
-    [dSYMP.26]  df = h_x/2 dx_move
-    [dSYMP.24]  dp = dSYMP.momentum                     what the oracle asks for dg and df; dP_at = exp(-a_s) dp
+    [dSYMP.copy_normed]  dP_move = exp(-a_s) times the adjoint of norm at exp(a_s) dP_move
+    [dSYMP.copy_kicked]  dg = h_y/2 exp(a_s) dP_move
+    [dSYMP.copy_drifted]  df = h_x/2 dx_move
+    [dSYMP.copy_momentum]  dp = dSYMP.momentum          what the oracle asks for dg and df; dP_at = exp(-a_s) dp
 
 and da_s = sum dP_move (exp(a_s) h_y/2 g) - sum dp p, with a norm of the momentum its own part of the same kind.
 
@@ -134,7 +134,7 @@ def forward(layer: Layer, x: Array, p: Array, times: Times) -> tuple[Array, Arra
     first, two, shear_1 = _shear(layer, one, second, first, two, None)  # (b, i, m), (b, i, m)
     second, one, shear_2 = _shear(layer, two, first, second, one, half)  # (b, i, m), (b, i, m)
     before = (one, two, first, second)
-    angle = equations.active(rotation).angle_of(layer)  # (1): SYMP.96
+    angle = equations.active(rotation).angle_of(layer)  # (1): SYMP.rotation_angle
     one, two, first, second = equations.active(rotation).forward(*before, angle)  # (b, i, m), (b, i, m), (b, i, m)
     normed = None
     if layer.params.config.normalise == "each_substep":
@@ -180,12 +180,12 @@ def _shear(
     xp = namespace(x_at)
     p = p_at  # (b, i, m): without damping
     if a is not None:
-        p = xp.exp(-a) * p_at  # (b, i, m) [SYMP.24]
+        p = xp.exp(-a) * p_at  # (b, i, m) [SYMP.copy_momentum]
     answer, saved = layer.oracle.forward(layer, x_at, p)
     speed = layer.oracle.velocity(answer.b, answer.context)  # (b, i, m)
     kick = 0.5 * layer.numbers["h_y"] if a is None else 0.5 * layer.numbers["h_y"] * xp.exp(a)  # (1)
-    kicked = p_move + kick * answer.g  # (b, i, m) [SYMP.25]
-    drifted = x_move + 0.5 * layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.26]
+    kicked = p_move + kick * answer.g  # (b, i, m) [SYMP.copy_kicked]
+    drifted = x_move + 0.5 * layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.copy_drifted]
     norm = None
     if layer.params.config.normalise == "each_substep":
         kicked, norm = _normalise(layer, kicked, a)  # (b, i, m)
@@ -201,18 +201,18 @@ def _shear_backward(
     if saved.norm is not None:
         d_p_move, d_a = _normalise_backward(saved.norm, d_p_move, add)  # (b, i, m), (1)
     # forward: drifted = x_move + h_x / 2 * speed
-    d_speed = 0.5 * layer.numbers["h_x"] * d_x_move  # (b, i, m) [dSYMP.26]
+    d_speed = 0.5 * layer.numbers["h_x"] * d_x_move  # (b, i, m) [dSYMP.copy_drifted]
     add("h_x", 0.5 * inner(d_x_move, saved.speed))
     # forward: kicked = p_move + h_y / 2 exp(a) * force
     grown = 0.0 * layer.numbers["h_y"] + 1.0 if a is None else xp.exp(a)  # (1): exp(a_s)
-    d_force = 0.5 * layer.numbers["h_y"] * grown * d_p_move  # (b, i, m) [dSYMP.25]
+    d_force = 0.5 * layer.numbers["h_y"] * grown * d_p_move  # (b, i, m) [dSYMP.copy_kicked]
     work = 0.5 * grown * inner(d_p_move, saved.force)  # (1)
     add("h_y", work)
     d_a = d_a + layer.numbers["h_y"] * work  # (1)
     d_moved, d_context = layer.oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)  # (b, i, m)
     d_x, d_p = layer.oracle.backward(
         layer, saved.asked, d_force, d_moved, d_context, add
-    )  # (b, i, m), (b, i, m) [dSYMP.24]
+    )  # (b, i, m), (b, i, m) [dSYMP.copy_momentum]
     if a is not None:
         # forward: p = exp(-a) * p_at
         d_a = d_a - inner(d_p, saved.p)  # (1)
@@ -222,11 +222,11 @@ def _shear_backward(
 
 def _normalise(layer: Layer, momentum: Array, a: Array | None) -> tuple[Array, Normed]:
     xp = namespace(momentum)
-    physical = momentum if a is None else xp.exp(-a) * momentum  # (b, i, m): part of SYMP.27
+    physical = momentum if a is None else xp.exp(-a) * momentum  # (b, i, m): part of SYMP.copy_normed
     unit, norm = layer_norm.layer_norm_forward(
         physical, layer.params.gain_p, layer.params.shift_p
-    )  # (b, i, m): part of SYMP.27
-    result = unit if a is None else xp.exp(a) * unit  # (b, i, m) [SYMP.27]
+    )  # (b, i, m): part of SYMP.copy_normed
+    result = unit if a is None else xp.exp(a) * unit  # (b, i, m) [SYMP.copy_normed]
     return result, Normed(norm, a, physical, result)
 
 
@@ -238,5 +238,5 @@ def _normalise_backward(saved: Normed, d_result: Array, add: Add) -> tuple[Array
     d_physical, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_unit)  # (b, i, m), (m), (m)
     add("gain_p", d_gain)
     add("shift_p", d_shift)
-    d_momentum = d_physical if a is None else xp.exp(-a) * d_physical  # (b, i, m) [dSYMP.27]
+    d_momentum = d_physical if a is None else xp.exp(-a) * d_physical  # (b, i, m) [dSYMP.copy_normed]
     return d_momentum, inner(d_result, saved.result) - inner(d_physical, saved.given)

@@ -1,4 +1,4 @@
-"""The kinds of damping alpha(t) of a momentum; what a step loses by it is SYMP.66."""
+"""The kinds of damping alpha(t) of a momentum; what a step loses by it is SYMP.15."""
 
 from __future__ import annotations
 

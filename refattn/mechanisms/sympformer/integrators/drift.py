@@ -1,8 +1,8 @@
 """What integrators share that drift with the old momentum: they ask the oracle, and move the tokens by its velocity.
 
-Equations (g, f are SYMP.17 and SYMP.18 for the momentum that came in)::
+Equations (g, f are SYMP.13 and SYMP.17 for the momentum that came in)::
 
-    [SYMP.67]  x' = x + h_x f                           at rest: x
+    [SYMP.drifted]  x' = x + h_x f                      at rest: x
 
 A layer whose tokens are at rest moves nothing, and one whose new momentum nobody reads has no force.
 
@@ -60,7 +60,7 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Array, Saved]:
     saved = ask(layer, x, p)
     if saved.speed is None:
         return x, saved
-    result = x + layer.numbers["h_x"] * saved.speed  # (b, i, m) [SYMP.67]
+    result = x + layer.numbers["h_x"] * saved.speed  # (b, i, m) [SYMP.drifted]
     return result, saved
 
 
@@ -71,7 +71,7 @@ def backward(
     d_speed = None
     if saved.speed is not None:
         # forward: result = x + h_x * speed
-        d_speed = layer.numbers["h_x"] * d_result  # (b, i, m): dSYMP.18
+        d_speed = layer.numbers["h_x"] * d_result  # (b, i, m): dSYMP.17
         add("h_x", inner(d_result, saved.speed))
     d_x, d_p = ask_backward(layer, saved, d_speed, d_force, add)  # (b, i, m), (b, i, m)
     return d_result + d_x, d_p

@@ -1,18 +1,18 @@
 """Exponential differences of two steps: the damping is exact, and the damped force follows Adams and Bashforth.
 
-Equations (a is SYMP.66, b the same from t_0, the time of the layer before, to t + h_y; g the force at (x, p); x'
-SYMP.83; G is SYMP.82 for y and y_0; a first layer is its own past)::
+Equations (a is SYMP.15, b the same from t_0, the time of the layer before, to t + h_y; g the force at (x, p); x'
+SYMP.extrapolated_moved; G is SYMP.extrapolated for y and y_0; a first layer is its own past)::
 
-    [SYMP.85]  y = exp(-a) g
-    [SYMP.86]  y_0 = exp(-b) g_0
-    [SYMP.87]  p' = exp(-a) p + h_y G
+    [SYMP.etd_force]  y = exp(-a) g
+    [SYMP.etd_earlier_force]  y_0 = exp(-b) g_0
+    [SYMP.etd_momentum]  p' = exp(-a) p + h_y G
 
 A layer hands g, f, its time and its steps to the next one.
 
 Adjoints, for given dp' and later, the gradient of g where the next layer reads it; those of x' are in `two_steps`::
 
-    [dSYMP.85]  dy = (1 + h_y/2h_0) dG                  h_0 the h_y of the layer before
-    [dSYMP.86]  dy_0 = -h_y/2h_0 dG
+    [dSYMP.etd_force]  dy = (1 + h_y/2h_0) dG           h_0 the h_y of the layer before
+    [dSYMP.etd_earlier_force]  dy_0 = -h_y/2h_0 dG
 
 and dG = h_y dp', dh_y = sum dp' G, dg = exp(-a) dy + later, dg_0 = exp(-b) dy_0, dp = exp(-a) dp', da = -sum dy y -
 exp(-a) sum dp' p, db = -sum dy_0 y_0; b depends on t and h_y through its length, t + h_y - t_0.
@@ -72,19 +72,19 @@ def forward(
 ) -> tuple[Array, Array | None, History | None, Saved]:
     """Return the next tokens, momenta (None where nobody reads them) and history, and what `backward` reads."""
     xp, own, h_y = namespace(x), equations.active(two_steps), layer.numbers["h_y"]  # -, -, (1)
-    result, drifted = own.forward(layer, x, p, history)  # (b, i, m): SYMP.83
+    result, drifted = own.forward(layer, x, p, history)  # (b, i, m): SYMP.extrapolated_moved
     force = drifted.asked.force  # (b, i, m)
     if force is None:
         return result, None, None, Saved(p, t, history, drifted)
     clock = equations.active(presymplectic_euler)
-    a = clock.damping(layer, t, h_y)  # (1): SYMP.66
-    damped = xp.exp(-a) * force  # (b, i, m) [SYMP.85]
+    a = clock.damping(layer, t, h_y)  # (1): SYMP.15
+    damped = xp.exp(-a) * force  # (b, i, m) [SYMP.etd_force]
     following = History(drifted.asked.speed, force, t, layer.numbers["h_x"], h_y)
     past = following if history is None else history  # a first layer is its own
-    b = clock.damping(layer, past.t, (t - past.t) + h_y)  # (1): SYMP.66 over both steps
-    before = xp.exp(-b) * past.g  # (b, i, m) [SYMP.86]
-    ahead = own.ahead(damped, before, h_y, past.h_y)  # (b, i, m): SYMP.82
-    momentum = xp.exp(-a) * at_rest(p, x) + h_y * ahead  # (b, i, m) [SYMP.87]
+    b = clock.damping(layer, past.t, (t - past.t) + h_y)  # (1): SYMP.15 over both steps
+    before = xp.exp(-b) * past.g  # (b, i, m) [SYMP.etd_earlier_force]
+    ahead = own.ahead(damped, before, h_y, past.h_y)  # (b, i, m): SYMP.extrapolated
+    momentum = xp.exp(-a) * at_rest(p, x) + h_y * ahead  # (b, i, m) [SYMP.etd_momentum]
     return result, momentum, following, Saved(p, t, history, drifted, past, a, b, damped, before, ahead)
 
 
@@ -105,16 +105,16 @@ def backward(
         # forward: momentum = exp(-a) * p + h_y * ahead
         decayed = xp.exp(-saved.a)  # (1)
         d_before = decayed * d_momentum  # (b, i, m)
-        d_ahead = h_y * d_momentum  # (b, i, m): dSYMP.82
+        d_ahead = h_y * d_momentum  # (b, i, m): dSYMP.extrapolated
         add("h_y", inner(d_momentum, saved.ahead))
         # forward: ahead = damped + h_y / 2 h_0 * (damped - before)
         d_damped, d_late, d_h, d_h_before = own.ahead_backward(
             saved.damped, saved.before, h_y, past.h_y, d_ahead
-        )  # (b, i, m) [dSYMP.85], (b, i, m) [dSYMP.86], (1), (1)
+        )  # (b, i, m) [dSYMP.etd_force], (b, i, m) [dSYMP.etd_earlier_force], (1), (1)
         add("h_y", d_h)
         # forward: before = exp(-b) * g_0
         d_g_before = xp.exp(-saved.b) * d_late  # (b, i, m)
-        d_b = -inner(d_late, saved.before)  # (1): dSYMP.66
+        d_b = -inner(d_late, saved.before)  # (1): dSYMP.15
         d_start, d_length = clock.damping_backward(layer, past.t, (saved.t - past.t) + h_y, d_b, add)  # (1), (1)
         d_t_before, d_t = d_start - d_length, d_length  # (1), (1)
         add("h_y", d_length)
@@ -125,7 +125,7 @@ def backward(
         if history is None:
             d_force, d_t = d_force + d_g_before, d_t + d_t_before  # (b, i, m), (1): its own past
             add("h_y", d_h_before)
-        d_a = -inner(d_damped, saved.damped) - inner(d_before, at_rest(saved.p, d_result))  # (1): dSYMP.66
+        d_a = -inner(d_damped, saved.damped) - inner(d_before, at_rest(saved.p, d_result))  # (1): dSYMP.15
         d_now, d_h = clock.damping_backward(layer, saved.t, h_y, d_a, add)  # (1), (1)
         d_t = d_t + d_now  # (1)
         add("h_y", d_h)

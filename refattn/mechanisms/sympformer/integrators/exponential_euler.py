@@ -1,13 +1,13 @@
 """Exponential Euler: exact for a force that stays the same in the step, and a drift with the old momentum.
 
-Equations (a is SYMP.66, phi that of `exponential_presymplectic`, g the force at (x, p), and x' SYMP.67)::
+Equations (a is SYMP.15, phi that of `exponential_presymplectic`, g the force at (x, p), and x' SYMP.drifted)::
 
-    [SYMP.70]  w = h_y phi(a)
-    [SYMP.71]  p' = exp(-a) p + w g
+    [SYMP.exponential_weight]  w = h_y phi(a)
+    [SYMP.exponential_momentum]  p' = exp(-a) p + w g
 
-Adjoints, for given dp'; those of x' and g are in `drift`, those of a with SYMP.66::
+Adjoints, for given dp'; those of x' and g are in `drift`, those of a with SYMP.15::
 
-    [dSYMP.70]  dw = sum dp' g
+    [dSYMP.exponential_weight]  dw = sum dp' g
 
 and dg = w dp', dp = exp(-a) dp', da = h_y phi'(a) dw - exp(-a) sum dp' p, and dh_y = phi(a) dw beside that of a.
 
@@ -47,12 +47,13 @@ class Saved:
 
 def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array | None, Saved]:
     """Return the next tokens and momenta (None where nobody reads them), and what `backward` reads."""
-    result, drifted = equations.active(drift).forward(layer, x, p)  # (b, i, m): SYMP.67
+    result, drifted = equations.active(drift).forward(layer, x, p)  # (b, i, m): SYMP.drifted
     if drifted.force is None:
         return result, None, Saved(p, t, drifted)
-    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.66
-    weight = layer.numbers["h_y"] * phi(a)[0]  # (1) [SYMP.70]
-    momentum = namespace(x).exp(-a) * drift.at_rest(p, x) + weight * drifted.force  # (b, i, m) [SYMP.71]
+    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.15
+    weight = layer.numbers["h_y"] * phi(a)[0]  # (1) [SYMP.exponential_weight]
+    left = namespace(x).exp(-a) * drift.at_rest(p, x)  # (b, i, m): of the momentum before
+    momentum = left + weight * drifted.force  # (b, i, m) [SYMP.exponential_momentum]
     return result, momentum, Saved(p, t, drifted, a, weight)
 
 
@@ -64,11 +65,11 @@ def backward(
     if d_momentum is not None and saved.a is not None:
         # forward: momentum = exp(-a) * p + weight * force
         decayed, before = namespace(d_result).exp(-saved.a), drift.at_rest(saved.p, d_result)  # (1), (b, i, m)
-        d_weight = inner(d_momentum, saved.drifted.force)  # (1) [dSYMP.70]
+        d_weight = inner(d_momentum, saved.drifted.force)  # (1) [dSYMP.exponential_weight]
         d_before, d_force = decayed * d_momentum, saved.weight * d_momentum  # (b, i, m), (b, i, m)
         # forward: weight = h_y * phi(a)
         value, slope = phi(saved.a)  # (1), (1)
-        d_a = layer.numbers["h_y"] * slope * d_weight - decayed * inner(d_momentum, before)  # (1): dSYMP.66
+        d_a = layer.numbers["h_y"] * slope * d_weight - decayed * inner(d_momentum, before)  # (1): dSYMP.15
         own = equations.active(presymplectic_euler)
         d_t, d_h = own.damping_backward(layer, saved.t, layer.numbers["h_y"], d_a, add)  # (1), (1)
         add("h_y", value * d_weight + d_h)

@@ -1,18 +1,18 @@
 """The exponential midpoint: exact damping for a force that stays the same, and a drift with the mean of both momenta.
 
-Equations (a is SYMP.66, g the force at (x, p), f the velocity with what the oracle gave, eta' = alpha)::
+Equations (a is SYMP.15, g the force at (x, p), f the velocity with what the oracle gave, eta' = alpha)::
 
-    [SYMP.116]  I = int_t^(t + h_y) exp(-(eta(t + h_y) - eta(s))) ds
-    [SYMP.117]  p' = exp(-a) p + I g
-    [SYMP.118]  x' = x + h_x f((p + p') / 2)
+    [SYMP.midpoint_weight]  I = int_t^(t + h_y) exp(-(eta(t + h_y) - eta(s))) ds
+    [SYMP.midpoint_momentum]  p' = exp(-a) p + I g
+    [SYMP.midpoint_moved]  x' = x + h_x f((p + p') / 2)
 
 The integral is taken with 16 nodes of Gauss and Legendre.
 
 Adjoints, for given dx' and later, the gradient of p' where a later layer reads it (dq that of the mean momentum)::
 
-    [dSYMP.118]  df = h_x dx'
-    [dSYMP.117]  dp' = later + dq / 2
-    [dSYMP.116]  dI = sum dp' g
+    [dSYMP.midpoint_moved]  df = h_x dx'
+    [dSYMP.midpoint_momentum]  dp' = later + dq / 2
+    [dSYMP.midpoint_weight]  dI = sum dp' g
 
 and dg = I dp', dp = exp(-a) dp' + dq / 2, da = -exp(-a) sum dp' p, dh_x = sum dx' f; of I, with T = t + h_y, E(s) =
 exp(-(eta(T) - eta(s))) and alpha at T: dh_y = dI (1 - alpha I), dt = dI (1 - E(t) - alpha I), dc_log = -dI int E(s)
@@ -75,14 +75,14 @@ class Saved:
 def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
     """Return the next tokens and momenta, and what `backward` reads."""
     answer, asked = layer.oracle.forward(layer, x, p)
-    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.66
-    weight = integral(layer, t)[0]  # (1) [SYMP.116]
+    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.15
+    weight = integral(layer, t)[0]  # (1) [SYMP.midpoint_weight]
     before = at_rest(p, answer.g)  # (b, i, m)
-    momentum = namespace(x).exp(-a) * before + weight * answer.g  # (b, i, m) [SYMP.117]
+    momentum = namespace(x).exp(-a) * before + weight * answer.g  # (b, i, m) [SYMP.midpoint_momentum]
     mean = 0.5 * (before + momentum)  # (b, i, m)
     moved = layer.oracle.mobilised(layer, mean)  # (b, i, m): B times it
     speed = layer.oracle.velocity(moved, answer.context)  # (b, i, m)
-    result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.118]
+    result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.midpoint_moved]
     return result, momentum, Saved(p, t, answer.g, a, weight, mean, moved, speed, answer.context, asked)
 
 
@@ -91,16 +91,16 @@ def backward(
 ) -> tuple[Array, Array | None, Array]:
     """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
     # forward: result = x + h_x * speed
-    d_speed = layer.numbers["h_x"] * d_result  # (b, i, m) [dSYMP.118]
+    d_speed = layer.numbers["h_x"] * d_result  # (b, i, m) [dSYMP.midpoint_moved]
     add("h_x", inner(d_result, saved.speed))
     # forward: speed = velocity(mobilised((p + momentum) / 2), context)
     d_moved, d_context = layer.oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)  # (b, i, m)
     d_half = 0.5 * layer.oracle.mobilised_backward(layer, saved.mean, d_moved, add)  # (b, i, m): of p and p'
-    d_momentum = d_half if d_later is None else d_later + d_half  # (b, i, m) [dSYMP.117]
+    d_momentum = d_half if d_later is None else d_later + d_half  # (b, i, m) [dSYMP.midpoint_momentum]
     # forward: momentum = exp(-a) * p + weight * force
     decayed = namespace(d_result).exp(-saved.a)  # (1)
-    d_weight = inner(d_momentum, saved.force)  # (1) [dSYMP.116]
-    d_a = -decayed * inner(d_momentum, at_rest(saved.p, d_momentum))  # (1): dSYMP.66
+    d_weight = inner(d_momentum, saved.force)  # (1) [dSYMP.midpoint_weight]
+    d_a = -decayed * inner(d_momentum, at_rest(saved.p, d_momentum))  # (1): dSYMP.15
     own = equations.active(presymplectic_euler)
     d_t, d_h = own.damping_backward(layer, saved.t, layer.numbers["h_y"], d_a, add)  # (1), (1)
     # forward: weight = integral(t, h_y)

@@ -1,18 +1,18 @@
 """Exponential presymplectic Euler: exact for a force that stays the same, and a drift with the new momentum.
 
-Equations (a is SYMP.66, g the force at (x, p), f SYMP.18 with the z that the oracle gave)::
+Equations (a is SYMP.15, g the force at (x, p), f SYMP.17 with the z that the oracle gave)::
 
-    [SYMP.76]  w = h_y phi(a)                           phi(a) = (1 - e^-a) / a
-    [SYMP.77]  p' = exp(-a) p + w g
-    [SYMP.78]  x' = x + h_x f(p')
+    [SYMP.exact_weight]  w = h_y phi(a)                 phi(a) = (1 - e^-a) / a
+    [SYMP.exact_momentum]  p' = exp(-a) p + w g
+    [SYMP.exact_moved]  x' = x + h_x f(p')
 
 Adjoints, for given dx' and later, the gradient of p' where a later layer reads it::
 
-    [dSYMP.77]  dp' = later + dB w_b^T                  dB = df / z, that of B p'
-    [dSYMP.76]  dw = sum dp' g
+    [dSYMP.exact_momentum]  dp' = later + dB w_b^T      dB = df / z, that of B p'
+    [dSYMP.exact_weight]  dw = sum dp' g
 
 and df = h_x dx', dh_x = sum dx' f, dg = w dp', dp = exp(-a) dp', da = h_y phi'(a) dw - exp(-a) sum dp' p with phi'(a) =
-(e^-a - phi(a)) / a, and dh_y = phi(a) dw beside that of a, whose adjoint stands with SYMP.66.
+(e^-a - phi(a)) / a, and dh_y = phi(a) dw beside that of a, whose adjoint stands with SYMP.15.
 
 Axes: b batch, i token, m width.
 
@@ -59,12 +59,12 @@ class Saved:
 def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
     """Return the next tokens and momenta, and what `backward` reads."""
     answer, asked = layer.oracle.forward(layer, x, p)
-    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.66
-    weight = layer.numbers["h_y"] * phi(a)[0]  # (1) [SYMP.76]
-    momentum = namespace(x).exp(-a) * at_rest(p, x) + weight * answer.g  # (b, i, m) [SYMP.77]
+    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.15
+    weight = layer.numbers["h_y"] * phi(a)[0]  # (1) [SYMP.exact_weight]
+    momentum = namespace(x).exp(-a) * at_rest(p, x) + weight * answer.g  # (b, i, m) [SYMP.exact_momentum]
     moved = layer.oracle.mobilised(layer, momentum)  # (b, i, m): B p'
     speed = layer.oracle.velocity(moved, answer.context)  # (b, i, m): B p' / z
-    result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.78]
+    result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.exact_moved]
     return result, momentum, Saved(p, t, answer.g, a, weight, momentum, moved, speed, answer.context, asked)
 
 
@@ -73,20 +73,20 @@ def backward(
 ) -> tuple[Array, Array | None, Array]:
     """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
     # forward: result = x + h_x * speed
-    d_speed = layer.numbers["h_x"] * d_result  # (b, i, m): dSYMP.18
+    d_speed = layer.numbers["h_x"] * d_result  # (b, i, m): dSYMP.17
     add("h_x", inner(d_result, saved.speed))
     # forward: speed = velocity(mobilised(momentum), z)
     d_moved, d_context = layer.oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)  # (b, i, m)
     d_new = layer.oracle.mobilised_backward(layer, saved.momentum, d_moved, add)  # (b, i, m)
-    d_momentum = d_new if d_later is None else d_later + d_new  # (b, i, m) [dSYMP.77]
+    d_momentum = d_new if d_later is None else d_later + d_new  # (b, i, m) [dSYMP.exact_momentum]
     # forward: momentum = exp(-a) * p + weight * force
     decayed = namespace(d_result).exp(-saved.a)  # (1)
-    d_weight = inner(d_momentum, saved.force)  # (1) [dSYMP.76]
+    d_weight = inner(d_momentum, saved.force)  # (1) [dSYMP.exact_weight]
     d_force = saved.weight * d_momentum  # (b, i, m)
     # forward: weight = h_y * phi(a)
     value, slope = phi(saved.a)  # (1), (1)
     before = at_rest(saved.p, d_result)  # (b, i, m)
-    d_a = layer.numbers["h_y"] * slope * d_weight - decayed * inner(d_momentum, before)  # (1): dSYMP.66
+    d_a = layer.numbers["h_y"] * slope * d_weight - decayed * inner(d_momentum, before)  # (1): dSYMP.15
     own = equations.active(presymplectic_euler)
     d_t, d_h = own.damping_backward(layer, saved.t, layer.numbers["h_y"], d_a, add)  # (1), (1)
     add("h_y", value * d_weight + d_h)

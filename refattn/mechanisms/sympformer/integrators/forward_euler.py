@@ -1,13 +1,13 @@
 """Forward Euler: the momentum of presymplectic Euler, and a drift with the old one.
 
-Equations (a is SYMP.66, g the force at (x, p), and x' SYMP.67)::
+Equations (a is SYMP.15, g the force at (x, p), and x' SYMP.drifted)::
 
-    [SYMP.68]  p* = p + h_y g
-    [SYMP.69]  p' = exp(-a) p*
+    [SYMP.forward_kicked]  p* = p + h_y g
+    [SYMP.forward_momentum]  p' = exp(-a) p*
 
-Adjoints, for given dp'; those of x' and g are in `drift`, those of a with SYMP.66::
+Adjoints, for given dp'; those of x' and g are in `drift`, those of a with SYMP.15::
 
-    [dSYMP.68]  dp* = exp(-a) dp'
+    [dSYMP.forward_kicked]  dp* = exp(-a) dp'
 
 and da = -sum dp' p', dg = h_y dp*, dp = dp*, and dh_y = sum dp* g beside that of a.
 
@@ -46,12 +46,12 @@ class Saved:
 
 def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array | None, Saved]:
     """Return the next tokens and momenta (None where nobody reads them), and what `backward` reads."""
-    result, drifted = equations.active(drift).forward(layer, x, p)  # (b, i, m): SYMP.67
+    result, drifted = equations.active(drift).forward(layer, x, p)  # (b, i, m): SYMP.drifted
     if drifted.force is None:
         return result, None, Saved(p, t, drifted)
-    kicked = drift.at_rest(p, x) + layer.numbers["h_y"] * drifted.force  # (b, i, m) [SYMP.68]
-    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.66
-    momentum = namespace(x).exp(-a) * kicked  # (b, i, m) [SYMP.69]
+    kicked = drift.at_rest(p, x) + layer.numbers["h_y"] * drifted.force  # (b, i, m) [SYMP.forward_kicked]
+    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.15
+    momentum = namespace(x).exp(-a) * kicked  # (b, i, m) [SYMP.forward_momentum]
     return result, momentum, Saved(p, t, drifted, a, momentum)
 
 
@@ -62,8 +62,8 @@ def backward(
     d_force, d_before, d_t = None, None, 0.0 * saved.t  # -, -, (1)
     if d_momentum is not None and saved.a is not None:
         # forward: momentum = exp(-a) * kicked
-        d_kicked = namespace(d_result).exp(-saved.a) * d_momentum  # (b, i, m) [dSYMP.68]
-        d_a = -inner(d_momentum, saved.momentum)  # (1): dSYMP.66
+        d_kicked = namespace(d_result).exp(-saved.a) * d_momentum  # (b, i, m) [dSYMP.forward_kicked]
+        d_a = -inner(d_momentum, saved.momentum)  # (1): dSYMP.15
         own = equations.active(presymplectic_euler)
         d_t, d_h = own.damping_backward(layer, saved.t, layer.numbers["h_y"], d_a, add)  # (1), (1)
         # forward: kicked = p + h_y * force

@@ -1,19 +1,19 @@
 """Half-damped presymplectic Euler: half of the damping before the kick, half after it.
 
-Equations (a is SYMP.66; the oracle is asked at (x, p_in) for g, and for the z of f, SYMP.18)::
+Equations (a is SYMP.15; the oracle is asked at (x, p_in) for g, and for the z of f, SYMP.17)::
 
-    [SYMP.19]  p_in = exp(-a/2) p                       at rest: 0
-    [SYMP.79]  p* = p_in + h_y g
-    [SYMP.80]  p' = exp(-a/2) p*
-    [SYMP.81]  x' = x + h_x f(p*)
+    [SYMP.halved_entering]  p_in = exp(-a/2) p     at rest: 0
+    [SYMP.halved_kicked]  p* = p_in + h_y g
+    [SYMP.halved_momentum]  p' = exp(-a/2) p*
+    [SYMP.halved_moved]  x' = x + h_x f(p*)
 
 Adjoints, for given dx' and later, the gradient of p' where a later layer reads it::
 
-    [dSYMP.79]  dp* = exp(-a/2) later + dB w_b^T        dB = df / z, that of B p*
-    [dSYMP.19]  dp_in = dp* + dSYMP.momentum            the latter: what the oracle asks for dg = h_y dp* and dz
+    [dSYMP.halved_kicked]  dp* = exp(-a/2) later + dB w_b^T    dB = df / z, that of B p*
+    [dSYMP.halved_entering]  dp_in = dp* + dSYMP.momentum    the latter: what the oracle asks for dg = h_y dp* and dz
 
 and df = h_x dx', dh_x = sum dx' f, dp = exp(-a/2) dp_in, da = -(sum later p' + sum dp_in p_in) / 2, dh_y = sum dp* g
-beside that of a, whose adjoint stands with SYMP.66.
+beside that of a, whose adjoint stands with SYMP.15.
 
 Axes: b batch, i token, m width.
 
@@ -62,17 +62,17 @@ class Saved:
 
 def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
     """Return the next tokens and momenta, and what `backward` reads."""
-    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.66
+    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.15
     half = namespace(x).exp(-0.5 * a)  # (1)
     p_in = None
     if p is not None:
-        p_in = half * p  # (b, i, m) [SYMP.19]
+        p_in = half * p  # (b, i, m) [SYMP.halved_entering]
     answer, asked = layer.oracle.forward(layer, x, p_in)
-    kicked = at_rest(p_in, x) + layer.numbers["h_y"] * answer.g  # (b, i, m) [SYMP.79]
-    momentum = half * kicked  # (b, i, m) [SYMP.80]
+    kicked = at_rest(p_in, x) + layer.numbers["h_y"] * answer.g  # (b, i, m) [SYMP.halved_kicked]
+    momentum = half * kicked  # (b, i, m) [SYMP.halved_momentum]
     moved = layer.oracle.mobilised(layer, kicked)  # (b, i, m): B p*
     speed = layer.oracle.velocity(moved, answer.context)  # (b, i, m): B p* / z
-    result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.81]
+    result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.halved_moved]
     return result, momentum, Saved(p, t, half, p_in, answer.g, kicked, moved, speed, answer.context, asked)
 
 
@@ -82,13 +82,13 @@ def backward(
     """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
     half = saved.half  # (1)
     # forward: result = x + h_x * speed
-    d_speed = layer.numbers["h_x"] * d_result  # (b, i, m): dSYMP.18
+    d_speed = layer.numbers["h_x"] * d_result  # (b, i, m): dSYMP.17
     add("h_x", inner(d_result, saved.speed))
     # forward: speed = velocity(mobilised(kicked), z)
     d_moved, d_context = layer.oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)  # (b, i, m)
     d_new = layer.oracle.mobilised_backward(layer, saved.kicked, d_moved, add)  # (b, i, m)
     # forward: momentum = half * kicked
-    d_kicked = d_new if d_later is None else half * d_later + d_new  # (b, i, m) [dSYMP.79]
+    d_kicked = d_new if d_later is None else half * d_later + d_new  # (b, i, m) [dSYMP.halved_kicked]
     d_half = 0.0 * half if d_later is None else inner(d_later, saved.kicked)  # (1)
     # forward: kicked = p_in + h_y * force; answer = oracle(x, p_in)
     d_h_y = inner(d_kicked, saved.force)  # (1)
@@ -97,7 +97,7 @@ def backward(
     )  # (b, i, m)
     d_p = None
     if saved.p is not None:
-        d_in = d_kicked + d_asked  # (b, i, m) [dSYMP.19]
+        d_in = d_kicked + d_asked  # (b, i, m) [dSYMP.halved_entering]
         # forward: p_in = half * p
         d_p = half * d_in  # (b, i, m)
         d_half = d_half + inner(d_in, saved.p)  # (1)

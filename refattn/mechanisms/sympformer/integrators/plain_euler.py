@@ -1,8 +1,8 @@
 """Plain Euler: of a momentum a learned share is kept, whatever the time and the steps, and the drift is the old one.
 
-Equations (g is the force at (x, p), and x' SYMP.67)::
+Equations (g is the force at (x, p), and x' SYMP.drifted)::
 
-    [SYMP.75]  p' = retention p + h_y g                 at rest: h_y g
+    [SYMP.plain_momentum]  p' = retention p + h_y g     at rest: h_y g
 
 Adjoints, for given dp'; those of x' and g are in `drift`::
 
@@ -64,12 +64,12 @@ class Saved:
 
 def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array | None, Saved]:
     """Return the next tokens and momenta (None where nobody reads them), and what `backward` reads."""
-    result, drifted = equations.active(drift).forward(layer, x, p)  # (b, i, m): SYMP.67
+    result, drifted = equations.active(drift).forward(layer, x, p)  # (b, i, m): SYMP.drifted
     if drifted.force is None:
         return result, None, Saved(p, t, drifted)
-    momentum = layer.numbers["h_y"] * drifted.force  # (b, i, m): SYMP.75 at rest
+    momentum = layer.numbers["h_y"] * drifted.force  # (b, i, m): SYMP.plain_momentum at rest
     if p is not None:
-        momentum = layer.numbers["retention"] * p + momentum  # (b, i, m) [SYMP.75]
+        momentum = layer.numbers["retention"] * p + momentum  # (b, i, m) [SYMP.plain_momentum]
     return result, momentum, Saved(p, t, drifted)
 
 

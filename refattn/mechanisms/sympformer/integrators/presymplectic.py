@@ -8,9 +8,9 @@ w_v w_o = scale w_q w_k^T symmetric (softmax attention), with A and V symmetric 
 (the oracle "hamiltonian"); and then in the normalised tokens, whose norm is left out of H. A causal layer, or one with
 free matrices, is no Hamiltonian system: there the step is of second order, and no more is said of it.
 
-Equations (a is SYMP.66; P that of `copies`, which begins with P = p, and with 0 at rest)::
+Equations (a is SYMP.15; P that of `copies`, which begins with P = p, and with 0 at rest)::
 
-    [SYMP.32]  p' = exp(-a) P
+    [SYMP.unscaled_momentum]  p' = exp(-a) P
 
 Adjoints, for a given dp': dP = exp(-a) dp', and da = -sum dp' p' beside that of the maps; the rest is in `copies`.
 
@@ -56,7 +56,7 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
     times = tuple(clock.damping(layer, t, share * h_y) for share in (0.5, 1.0))
     own = equations.active(copies)
     result, scaled, inside = own.forward(layer, x, at_rest(p, x), times)  # (b, i, m), (b, i, m)
-    momentum = namespace(x).exp(-times[1]) * scaled  # (b, i, m) [SYMP.32]
+    momentum = namespace(x).exp(-times[1]) * scaled  # (b, i, m) [SYMP.unscaled_momentum]
     return result, momentum, Saved(t, times[1], momentum, inside)
 
 
@@ -67,7 +67,7 @@ def backward(
     d_later = namespace(d_result).zeros_like(d_result) if d_momentum is None else d_momentum  # (b, i, m)
     # forward: momentum = exp(-a) * scaled
     d_scaled = namespace(d_result).exp(-saved.a) * d_later  # (b, i, m)
-    d_end = -inner(d_later, saved.momentum)  # (1): dSYMP.66
+    d_end = -inner(d_later, saved.momentum)  # (1): dSYMP.15
     # forward: result, scaled = copies(x, p)
     own = equations.active(copies)
     turned = own.backward(layer, saved.copies, d_result, d_scaled, add)

@@ -1,13 +1,13 @@
 """Strang's splitting: half of the damping, two copies that are moved without any, the other half.
 
-Equations (a is SYMP.66, P that of `copies`, which begins with SYMP.88)::
+Equations (a is SYMP.15, P that of `copies`, which begins with SYMP.strang_entering)::
 
-    [SYMP.88]  p_in = exp(-a/2) p                       at rest: 0
-    [SYMP.89]  p' = exp(-a/2) P
+    [SYMP.strang_entering]  p_in = exp(-a/2) p          at rest: 0
+    [SYMP.strang_momentum]  p' = exp(-a/2) P
 
 Adjoints, for a given dp'::
 
-    [dSYMP.88]  dp_in = the sum of the gradients of both copies of the momentum, which begin there
+    [dSYMP.strang_entering]  dp_in = the sum of the gradients of both copies of the momentum, which begin there
 
 and dP = exp(-a/2) dp', dp = exp(-a/2) dp_in, da = -(sum dp' p' + sum dp_in p_in) / 2.
 
@@ -52,12 +52,12 @@ class Saved:
 
 def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
     """Return the next tokens and momenta, and what `backward` reads."""
-    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.66
+    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.15
     half = namespace(x).exp(-0.5 * a)  # (1)
-    p_in = half * at_rest(p, x)  # (b, i, m) [SYMP.88]
+    p_in = half * at_rest(p, x)  # (b, i, m) [SYMP.strang_entering]
     own = equations.active(copies)
     result, undamped, inside = own.forward(layer, x, p_in, None)  # (b, i, m), (b, i, m)
-    momentum = half * undamped  # (b, i, m) [SYMP.89]
+    momentum = half * undamped  # (b, i, m) [SYMP.strang_momentum]
     return result, momentum, Saved(t, half, p_in, momentum, inside)
 
 
@@ -71,9 +71,9 @@ def backward(
     # forward: result, undamped = copies(x, p_in)
     own = equations.active(copies)
     turned = own.backward(layer, saved.copies, d_result, d_undamped, add)
-    d_x, d_in = turned[:2]  # (b, i, m), (b, i, m) [dSYMP.88]
+    d_x, d_in = turned[:2]  # (b, i, m), (b, i, m) [dSYMP.strang_entering]
     # forward: half = exp(-a / 2)
-    d_a = -0.5 * (inner(d_later, saved.momentum) + inner(d_in, saved.inner))  # (1): dSYMP.66
+    d_a = -0.5 * (inner(d_later, saved.momentum) + inner(d_in, saved.inner))  # (1): dSYMP.15
     own = equations.active(presymplectic_euler)
     d_t, d_h = own.damping_backward(layer, saved.t, layer.numbers["h_y"], d_a, add)  # (1), (1)
     add("h_y", d_h)

@@ -1,10 +1,10 @@
 """What the integrators of two steps share: the drift, and the line through this layer and the one before it.
 
-A value y that was y_0 a step ago is carried half a step ahead. Equations (f is SYMP.18 for the momentum that came in,
+A value y that was y_0 a step ago is carried half a step ahead. Equations (f is SYMP.17 for the momentum that came in,
 r the ratio of a step to the one before it, in the drift that of h_x)::
 
-    [SYMP.82]  Y = y + r/2 (y - y_0)                    r = h / h_0
-    [SYMP.83]  x' = x + h_x F                           F is Y of f; at rest: x
+    [SYMP.extrapolated]  Y = y + r/2 (y - y_0)          r = h / h_0
+    [SYMP.extrapolated_moved]  x' = x + h_x F           F is Y of f; at rest: x
 
 With a step that stays the same these are the weights 3/2 and -1/2 of Adams and Bashforth. A first layer is its own
 past, y_0 = y, and takes a step of Euler's.
@@ -52,7 +52,7 @@ class Drifted:
 
 def ahead(y: Array, before: Array, h: Array, h_before: Array) -> Array:
     """Return Y."""
-    line = y + (0.5 * h / h_before) * (y - before)  # (b, i, m) [SYMP.82]
+    line = y + (0.5 * h / h_before) * (y - before)  # (b, i, m) [SYMP.extrapolated]
     return line
 
 
@@ -71,7 +71,7 @@ def forward(layer: Layer, x: Array, p: Array | None, history: History | None) ->
         return x, Drifted(asked, None, None)
     before = asked.speed if history is None else at_rest(history.f, x)  # (b, i, m): f_0
     speed = ahead(asked.speed, before, h_x, h_x if history is None else history.h_x)  # (b, i, m): F
-    result = x + h_x * speed  # (b, i, m) [SYMP.83]
+    result = x + h_x * speed  # (b, i, m) [SYMP.extrapolated_moved]
     return result, Drifted(asked, speed, before)
 
 
@@ -89,7 +89,7 @@ def backward(
     d_speed, d_before, d_h_before = None, None, 0.0 * h_x  # -, -, (1)
     if saved.ahead is not None:
         # forward: result = x + h_x * ahead
-        d_ahead = h_x * d_result  # (b, i, m): dSYMP.82
+        d_ahead = h_x * d_result  # (b, i, m): dSYMP.extrapolated
         add("h_x", inner(d_result, saved.ahead))
         h_before = h_x if history is None else history.h_x  # (1)
         turned = ahead_backward(saved.asked.speed, saved.before, h_x, h_before, d_ahead)

@@ -32,15 +32,15 @@ def _z(values: Given) -> Array:
 
 
 def _scores(inputs: Given, values: Given) -> Array:
-    return scores(inputs, values["SYMP.1"])
+    return scores(inputs, values["SYMP.unmasked"])
 
 
 def _total(inputs: Given, values: Given) -> Array:
-    return math.sqrt(_tokens(inputs)) * values["SYMP.5"]
+    return math.sqrt(_tokens(inputs)) * values["SYMP.total"]
 
 
 def _lse(values: Given) -> Array:
-    return values["SYMP.3"] + namespace(values["SYMP.5"]).log(values["SYMP.5"])
+    return values["SYMP.largest"] + namespace(values["SYMP.total"]).log(values["SYMP.total"])
 
 
 def _weights(inputs: Given, values: Given) -> Array:
@@ -57,12 +57,12 @@ def _log_z(inputs: Given, values: Given) -> Array:
 
 def _push(inputs: Given, values: Given) -> Array:
     # A square and a quotient, or an exponential of a doubled number.
-    return namespace(inputs["q"]).abs(values["SYMP.8"]) * (2.0 + 2.0 * namespace(inputs["q"]).abs(values["SYMP.7"]))
+    return namespace(inputs["q"]).abs(values["SYMP.10"]) * (2.0 + 2.0 * namespace(inputs["q"]).abs(values["SYMP.7"]))
 
 
 def _factor(values: Given) -> Array:
     """Return the size of 1 + (u_i + u_j) / 2, whose terms may cancel."""
-    size = namespace(values["SYMP.8"]).abs(values["SYMP.8"])
+    size = namespace(values["SYMP.10"]).abs(values["SYMP.10"])
     return 1.0 + 0.5 * size + 0.5 * _transposed(size)
 
 
@@ -72,20 +72,20 @@ def _pairs(inputs: Given, values: Given) -> Array:
 
 def _out(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["v"])
-    squares = squares_of(values["SYMP.9"], _transposed(heads_of(inputs, "v"))) * _z(values) ** 2
-    return of_sum(_tokens(inputs), values["SYMP.10"], squares) + xp.abs(values["SYMP.7"] * values["SYMP.10"])
+    squares = squares_of(values["SYMP.11"], _transposed(heads_of(inputs, "v"))) * _z(values) ** 2
+    return of_sum(_tokens(inputs), values["SYMP.12"], squares) + xp.abs(values["SYMP.7"] * values["SYMP.12"])
 
 
 def _d_pairs(inputs: Given, values: Given) -> Array:
     squares = squares_of(inputs["d_out"], heads_of(inputs, "v")) * _z(values) ** 2
-    return of_sum(inputs["v"].shape[-1], values["dSYMP.9"], squares)
+    return of_sum(inputs["v"].shape[-1], values["dSYMP.11"], squares)
 
 
 def _d_push(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    terms = 0.5 * values["dSYMP.9"] * values["SYMP.6"]
+    terms = 0.5 * values["dSYMP.11"] * values["SYMP.6"]
     rows, columns = (xp.sum(terms * terms, axis=axis, keepdims=True) for axis in (-1, -2))
-    return of_sum(2 * _tokens(inputs), values["dSYMP.8"], rows + _transposed(columns))
+    return of_sum(2 * _tokens(inputs), values["dSYMP.10"], rows + _transposed(columns))
 
 
 def _d_kinetic(inputs: Given, values: Given) -> Array:
@@ -96,7 +96,7 @@ def _d_kinetic(inputs: Given, values: Given) -> Array:
 def _along(inputs: Given, values: Given) -> Array:
     """Return the size of do . o, with the errors that o has by then."""
     xp = namespace(inputs["q"])
-    terms = inputs["d_out"] * values["SYMP.10"]
+    terms = inputs["d_out"] * values["SYMP.12"]
     inherited = inputs["d_out"] * _out(inputs, values)
     squares = xp.sum(terms * terms, axis=-1, keepdims=True)
     over_width = of_sum(inputs["v"].shape[-1], xp.sum(terms, axis=-1, keepdims=True), squares)
@@ -105,11 +105,11 @@ def _along(inputs: Given, values: Given) -> Array:
 
 def _d_log_z(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    return _along(inputs, values) + 4.0 * xp.abs(values["SYMP.8"] * values["dSYMP.8"]) + xp.abs(values["dSYMP.7"])
+    return _along(inputs, values) + 4.0 * xp.abs(values["SYMP.10"] * values["dSYMP.10"]) + xp.abs(values["dSYMP.7"])
 
 
 def _d_weights(inputs: Given, values: Given) -> Array:
-    return 2.0 * namespace(inputs["q"]).abs(values["dSYMP.9"]) * _factor(values)
+    return 2.0 * namespace(inputs["q"]).abs(values["dSYMP.11"]) * _factor(values)
 
 
 def _d_total(inputs: Given, values: Given) -> Array:
@@ -118,25 +118,25 @@ def _d_total(inputs: Given, values: Given) -> Array:
     inner = xp.sum(terms, axis=-1, keepdims=True)
     over_keys = of_sum(_tokens(inputs), inner, xp.sum(terms * terms, axis=-1, keepdims=True))
     # Kernels take the inner product from the output.
-    return (over_keys + _along(inputs, values) + xp.abs(values["dSYMP.7"])) / values["SYMP.5"]
+    return (over_keys + _along(inputs, values) + xp.abs(values["dSYMP.7"])) / values["SYMP.total"]
 
 
 def _d_exponentials(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    return xp.abs(values["dSYMP.6"]) / values["SYMP.5"] + xp.abs(values["dSYMP.5"])
+    return xp.abs(values["dSYMP.6"]) / values["SYMP.total"] + xp.abs(values["dSYMP.total"])
 
 
 def _d_q(inputs: Given, values: Given) -> Array:
-    squares = squares_of(values["dSYMP.2"], _transposed(heads_of(inputs, "k"))) * scale_of(inputs) ** 2
+    squares = squares_of(values["dSYMP.5"], _transposed(heads_of(inputs, "k"))) * scale_of(inputs) ** 2
     return of_sum(_tokens(inputs), values["dSYMP.q"], squares)
 
 
 def _d_k(inputs: Given, values: Given) -> Array:
-    return _per_key(inputs, values["dSYMP.k"], values["dSYMP.2"], scale_of(inputs) * inputs["q"])
+    return _per_key(inputs, values["dSYMP.k"], values["dSYMP.5"], scale_of(inputs) * inputs["q"])
 
 
 def _d_v(inputs: Given, values: Given) -> Array:
-    return _per_key(inputs, values["dSYMP.v"], values["SYMP.9"], _z(values) * inputs["d_out"])
+    return _per_key(inputs, values["dSYMP.v"], values["SYMP.11"], _z(values) * inputs["d_out"])
 
 
 def _per_key(inputs: Given, value: Array, pairs: Array, rows: Array) -> Array:
@@ -146,20 +146,20 @@ def _per_key(inputs: Given, value: Array, pairs: Array, rows: Array) -> Array:
 
 
 MAGNITUDES: dict[str, Magnitude] = {
-    "SYMP.1": _scores,
-    "SYMP.5": _total,
+    "SYMP.unmasked": _scores,
+    "SYMP.total": _total,
     "SYMP.6": _weights,
     "SYMP.7": _log_z,
-    "SYMP.8": _push,
-    "SYMP.9": _pairs,
-    "SYMP.10": _out,
-    "dSYMP.9": _d_pairs,
-    "dSYMP.8": _d_push,
+    "SYMP.10": _push,
+    "SYMP.11": _pairs,
+    "SYMP.12": _out,
+    "dSYMP.11": _d_pairs,
+    "dSYMP.10": _d_push,
     "dSYMP.kinetic": _d_kinetic,
     "dSYMP.7": _d_log_z,
     "dSYMP.6": _d_weights,
-    "dSYMP.5": _d_total,
-    "dSYMP.4": _d_exponentials,
+    "dSYMP.total": _d_total,
+    "dSYMP.exponentials": _d_exponentials,
     "dSYMP.q": _d_q,
     "dSYMP.k": _d_k,
     "dSYMP.v": _d_v,
@@ -170,6 +170,6 @@ def _rounded(id: str) -> Magnitude:
     return lambda inputs, values: values[id]
 
 
-STORED: dict[str, Magnitude] = {id: _rounded(id) for id in ("SYMP.9", "dSYMP.8", "dSYMP.2")}
+STORED: dict[str, Magnitude] = {id: _rounded(id) for id in ("SYMP.11", "dSYMP.10", "dSYMP.5")}
 """What a kernel in float16 or bfloat16 rounds to that type on the way: the weights of the values and the adjoint of the
 scores, before their matrix products, and the gradient of u, which one pass over the pairs hands to the next."""

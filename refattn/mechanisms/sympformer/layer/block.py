@@ -2,19 +2,19 @@
 
 Equations (the attention step is that of the integrator, the MLP step that of `mlp`)::
 
-    [SYMP.39]  p0 = x w_start                           the first momentum with start="linear"
-    [SYMP.40]  p = gain_p norm(p') + shift_p            p' of the attention step; without biases shift_p = 0
+    [SYMP.first_momentum]  p0 = x w_start               the first momentum with start="linear"
+    [SYMP.19]  p = gain_p norm(p') + shift_p            p' of the attention step; without biases shift_p = 0
 
 and the time of the next layer is t + h_x.
 
 Adjoints, for given dp and dp0::
 
-    [dSYMP.40]  dp' = adjoint of norm at dp             and dshift_p = sum_i dp
-    [dSYMP.39]  dx = dp0 w_start^T + what else comes
+    [dSYMP.19]  dp' = adjoint of norm at dp             and dshift_p = sum_i dp
+    [dSYMP.first_momentum]  dx = dp0 w_start^T + what else comes
 
 Axes: b batch, i token, m width; momenta that are matrices (oracle="reduced") have one axis m more.
 
-With `restart` tokens may begin a layer again: SYMP.120 to SYMP.122 of `restart`.
+With `restart` tokens may begin a layer again: SYMP.prefix_speed to SYMP.restarted of `restart`.
 
 The state is (x, t, p, v, history, speed): tokens, the time, momenta, the velocity of the MLP step, what a multistep
 integrator remembers, and how much tokens moved. All but x and t are None before the first layer and after the last: see
@@ -142,7 +142,7 @@ def advance(
     numbers = {name: number.value(params.numbers.get(name), x) for name, number in config.numbers().items()}
     keep = dropout.masks_of(config, draws, like) if draws else {}
     if params.w_start is not None:
-        p = linear_forward(x, params.w_start, None)  # (b, i, m) [SYMP.39]
+        p = linear_forward(x, params.w_start, None)  # (b, i, m) [SYMP.first_momentum]
     looked_up, velocity = None, state.v  # -, (b, i, m)
     if tokens is not None and "table" not in (config.start, getattr(config.mlp, "start", "")):
         raise ValueError(f'context.tokens was given with start="{config.start}", which reads none; needs "table"')
@@ -150,11 +150,11 @@ def advance(
         first = causal.tokens() if isinstance(causal, Prefix) else 0
         looked_up = tables.check_tokens(params, tokens, x, first)  # (b, i): they came in
         if config.tables:
-            p = equations.active(tables).forward(params, looked_up, first)  # (b, i, m): SYMP.65
+            p = equations.active(tables).forward(params, looked_up, first)  # (b, i, m): SYMP.looked_up
         if config.velocity_tables and params.mlp is not None:
-            velocity = equations.active(tables).forward(params.mlp, looked_up, first)  # (b, i, m): SYMP.65
+            velocity = equations.active(tables).forward(params.mlp, looked_up, first)  # (b, i, m): SYMP.looked_up
     if p is not None and keep:
-        p = equations.active(noise).noisy(keep, "noise_start", p)  # (b, i, m): SYMP.119
+        p = equations.active(noise).noisy(keep, "noise_start", p)  # (b, i, m): SYMP.noisy
     own = equations.active(MODULES[type(config.integrator)])
     layer, history = Layer(_oracle(config, keep), params, numbers, causal, keep), None
     if config.integrator.remembers:
@@ -163,15 +163,15 @@ def advance(
         moved, raw, attention = own.forward(layer, x, p, t)  # (b, i, m), (b, i, m)
     momentum, norm_p = raw if config.keeps else None, None  # (b, i, m)
     if momentum is not None and params.gain_p is not None and not config.integrator.baseline:
-        momentum, norm_p = layer_norm.layer_norm_forward(raw, params.gain_p, params.shift_p)  # (b, i, m) [SYMP.40]
+        momentum, norm_p = layer_norm.layer_norm_forward(raw, params.gain_p, params.shift_p)  # (b, i, m) [SYMP.19]
     result, v, mlp = moved, None, None  # (b, i, m)
     if params.mlp is not None:
         carried = momentum if isinstance(config.mlp, substep.Momentum) else velocity  # (b, i, m): what it carries on
         result, push, mlp = equations.active(substep).forward(layer, x, moved, carried)  # (b, i, m), (b, i, m)
         if isinstance(config.mlp, substep.Momentum):
-            momentum = push  # (b, i, m): SYMP.37
+            momentum = push  # (b, i, m): SYMP.mlp_push
         elif isinstance(config.mlp, substep.Velocity):
-            v = push  # (b, i, m): SYMP.37
+            v = push  # (b, i, m): SYMP.mlp_push
     later = t + numbers.get("h_x", 0.0)  # (1): the time of the next layer
     following = State(result, later, *((None, None, None) if config.last else (momentum, v, history)))
     return _cast(following, like), Saved(state, looked_up, keep, numbers, attention, norm_p, mlp, like)
@@ -203,15 +203,15 @@ def _backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Para
         turned = own.backward(layer, saved.mlp, d_state.x, d_later, add)
         d_before, d_moved, d_carried = turned  # (b, i, m), (b, i, m), (b, i, m)
         if carries:
-            d_momentum = d_carried  # (b, i, m): dSYMP.33
+            d_momentum = d_carried  # (b, i, m): dSYMP.mlp_carried
         elif isinstance(config.mlp, substep.Velocity):
-            d_v = d_carried  # (b, i, m): dSYMP.33, or nothing
-    d_raw = d_momentum  # (b, i, m): dSYMP.40 without a norm
+            d_v = d_carried  # (b, i, m): dSYMP.mlp_carried, or nothing
+    d_raw = d_momentum  # (b, i, m): dSYMP.19 without a norm
     if saved.norm_p is not None and d_momentum is not None:
         # forward: momentum = norm(raw)
         d_raw, d_gain, d_shift = layer_norm.layer_norm_backward(
             saved.norm_p, d_momentum
-        )  # (b, i, m) [dSYMP.40], (m), (m)
+        )  # (b, i, m) [dSYMP.19], (m), (m)
         add("gain_p", d_gain)
         add("shift_p", d_shift)
     own, d_history = equations.active(MODULES[type(config.integrator)]), None
@@ -235,7 +235,7 @@ def _backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Para
         # forward: p = x @ w_start
         d_from, d_w_start, _ = linear_backward(x, params.w_start, d_p)  # (b, i, m), (m, m)
         add("w_start", d_w_start)
-        d_x = d_x + d_from  # (b, i, m) [dSYMP.39]
+        d_x = d_x + d_from  # (b, i, m) [dSYMP.first_momentum]
     if saved.tokens is not None and config.tables:
         # forward: p = tables.forward(params, tokens)
         equations.active(tables).backward(params, saved.tokens, d_p, add)

@@ -2,19 +2,19 @@
 
 Equations (u is what it looks ahead along: the velocity of the attention step, the momentum or a velocity of its own)::
 
-    [SYMP.33]  u = (x' - x) / h_x                       "attention_velocity"; otherwise the momentum or the velocity
-    [SYMP.34]  y = gain norm(x' + mu u) + shift         where u is 0: of x'
-    [SYMP.35]  d = gelu(y w_in + b_in) w_out + b_out
-    [SYMP.36]  r = gamma d                              "attention_velocity"; "plain": r = d
-    [SYMP.37]  r = gain_v norm(beta u + gamma d) + shift_v  otherwise: the next momentum or velocity; u was 0: of d
-    [SYMP.38]  x'' = x' + r
+    [SYMP.mlp_carried]  u = (x' - x) / h_x              "attention_velocity"; otherwise the momentum or the velocity
+    [SYMP.mlp_normed]  y = gain norm(x' + mu u) + shift    where u is 0: of x'
+    [SYMP.mlp_out]  d = gelu(y w_in + b_in) w_out + b_out
+    [SYMP.mlp_scaled]  r = gamma d                      "attention_velocity"; "plain": r = d
+    [SYMP.mlp_push]  r = gain_v norm(beta u + gamma d) + shift_v    otherwise: the next u; at u = 0: of d
+    [SYMP.mlp_moved]  x'' = x' + r
 
 Adjoints, for given dx'' and, where r is read later, dr::
 
-    [dSYMP.38]  dr = dx'' + later
-    [dSYMP.35]  dd = gamma dw                           dw = dr, with SYMP.37 the adjoint of its norm at dr
-    [dSYMP.34]  dn = adjoint of norm at dy              dy = (gelu' (dd w_out^T)) w_in^T; n is what is normalised
-    [dSYMP.33]  du = mu dn + beta dw                    "attention_velocity": mu dn
+    [dSYMP.mlp_moved]  dr = dx'' + later
+    [dSYMP.mlp_out]  dd = gamma dw                      dw = dr, with SYMP.mlp_push the adjoint of its norm at dr
+    [dSYMP.mlp_normed]  dn = adjoint of norm at dy      dy = (gelu' (dd w_out^T)) w_in^T; n is what is normalised
+    [dSYMP.mlp_carried]  du = mu dn + beta dw           "attention_velocity": mu dn
 
 The shifts, b_in and b_out are there with bias=True, and 0 otherwise; their gradients are those of y, r, y w_in + b_in
 and d, summed over all tokens.
@@ -147,31 +147,31 @@ def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> t
     assert mlp is not None
     ahead = carried  # (b, i, m)
     if isinstance(kind, AttentionVelocity) and "mu" in layer.numbers:
-        ahead = (x - x_before) / layer.numbers["h_x"]  # (b, i, m) [SYMP.33]
+        ahead = (x - x_before) / layer.numbers["h_x"]  # (b, i, m) [SYMP.mlp_carried]
     point = x if ahead is None else x + layer.numbers["mu"] * ahead  # (b, i, m)
     if layer.keep:
-        point = equations.active(noise).noisy(layer.keep, "noise_mlp_ahead", point)  # (b, i, m): SYMP.119
-    seen, norm = layer_norm.layer_norm_forward(point, mlp.gain, mlp.shift)  # (b, i, m) [SYMP.34]
+        point = equations.active(noise).noisy(layer.keep, "noise_mlp_ahead", point)  # (b, i, m): SYMP.noisy
+    seen, norm = layer_norm.layer_norm_forward(point, mlp.gain, mlp.shift)  # (b, i, m) [SYMP.mlp_normed]
     hidden = linear_forward(seen, mlp.w_in, mlp.b_in)  # as wide as the MLP
     active, gate = GELU[kind.gelu][0](hidden)  # as wide as the MLP
-    added = linear_forward(active, mlp.w_out, mlp.b_out)  # (b, i, m) [SYMP.35]
+    added = linear_forward(active, mlp.w_out, mlp.b_out)  # (b, i, m) [SYMP.mlp_out]
     if "mlp" in layer.keep:
         added = layer.keep["mlp"] * added  # (b, i, m): what is left of it
     if layer.keep:
-        added = equations.active(noise).noisy(layer.keep, "noise_mlp_force", added)  # (b, i, m): SYMP.119
+        added = equations.active(noise).noisy(layer.keep, "noise_mlp_force", added)  # (b, i, m): SYMP.noisy
     norm_v = None
     if isinstance(kind, Plain):
-        push = added  # (b, i, m): SYMP.36 with gamma = 1
+        push = added  # (b, i, m): SYMP.mlp_scaled with gamma = 1
     elif isinstance(kind, AttentionVelocity):
-        push = layer.numbers["gamma"] * added  # (b, i, m) [SYMP.36]
+        push = layer.numbers["gamma"] * added  # (b, i, m) [SYMP.mlp_scaled]
     else:
         total = added  # (b, i, m)
         if ahead is not None:
             total = layer.numbers["beta"] * ahead + layer.numbers["gamma"] * added  # (b, i, m)
         if layer.keep:
-            total = equations.active(noise).noisy(layer.keep, "noise_mlp_momentum", total)  # (b, i, m): SYMP.119
-        push, norm_v = layer_norm.layer_norm_forward(total, mlp.gain_v, mlp.shift_v)  # (b, i, m) [SYMP.37]
-    result = x + push  # (b, i, m) [SYMP.38]
+            total = equations.active(noise).noisy(layer.keep, "noise_mlp_momentum", total)  # (b, i, m): SYMP.noisy
+        push, norm_v = layer_norm.layer_norm_forward(total, mlp.gain_v, mlp.shift_v)  # (b, i, m) [SYMP.mlp_push]
+    result = x + push  # (b, i, m) [SYMP.mlp_moved]
     return result, push, Saved(ahead, norm, seen, hidden, gate, active, added, norm_v)
 
 
@@ -182,7 +182,7 @@ def backward(
     kind, mlp, ahead = layer.params.config.mlp, layer.params.mlp, saved.ahead
     assert mlp is not None
     # forward: result = x + push
-    d_push = d_result if d_later is None else d_result + d_later  # (b, i, m) [dSYMP.38]
+    d_push = d_result if d_later is None else d_result + d_later  # (b, i, m) [dSYMP.mlp_moved]
     d_total = d_push  # (b, i, m): the gradient of what is multiplied by gamma
     if saved.norm_v is not None:
         # forward: push = norm(beta * ahead + gamma * added)
@@ -191,7 +191,7 @@ def backward(
         add("mlp.shift_v", d_shift)
     d_added = d_total  # (b, i, m): where gamma is 1
     if "gamma" in layer.numbers:
-        d_added = layer.numbers["gamma"] * d_total  # (b, i, m) [dSYMP.35]
+        d_added = layer.numbers["gamma"] * d_total  # (b, i, m) [dSYMP.mlp_out]
         add("gamma", inner(d_total, saved.added))
     if "mlp" in layer.keep:
         # forward: added = keep * added
@@ -201,7 +201,8 @@ def backward(
     d_hidden = GELU[kind.gelu][1](saved.hidden, saved.gate, d_active)  # as wide as the MLP
     d_seen, d_w_in, d_b_in = linear_backward(saved.y, mlp.w_in, d_hidden)  # (b, i, m)
     # forward: seen = norm(x + mu * ahead)
-    d_point, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_seen)  # (b, i, m) [dSYMP.34], (m), (m)
+    back = layer_norm.layer_norm_backward(saved.norm, d_seen)
+    d_point, d_gain, d_shift = back  # (b, i, m) [dSYMP.mlp_normed], (m), (m)
     found = {"w_out": d_w_out, "b_out": d_b_out, "w_in": d_w_in, "b_in": d_b_in, "gain": d_gain, "shift": d_shift}
     for name, value in found.items():
         add(f"mlp.{name}", value)
@@ -209,10 +210,10 @@ def backward(
     if ahead is None:
         return None, d_x, None
     add("mu", inner(d_point, ahead))
-    d_ahead = layer.numbers["mu"] * d_point  # (b, i, m): dSYMP.33 but for beta
+    d_ahead = layer.numbers["mu"] * d_point  # (b, i, m): dSYMP.mlp_carried but for beta
     if not isinstance(kind, AttentionVelocity):
         add("beta", inner(d_total, ahead))
-        d_carried = d_ahead + layer.numbers["beta"] * d_total  # (b, i, m) [dSYMP.33]
+        d_carried = d_ahead + layer.numbers["beta"] * d_total  # (b, i, m) [dSYMP.mlp_carried]
         return None, d_x, d_carried
     # forward: speed = (x - x_before) / h_x
     d_before = d_ahead / layer.numbers["h_x"]  # (b, i, m): what moves x one way and x before the other

@@ -11,19 +11,19 @@ from refattn.xp import Array, namespace
 
 def weights(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
     """Return the weights a_ij of the first oracle."""
-    return values["SYMP.9"][0, 0, ...]
+    return values["SYMP.11"][0, 0, ...]
 
 
 def positions(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
     """Return, for each token, the way from x to x' and on by the MLP, in the first two coordinates."""
-    points = (values["x"], values["SYMP.22"], values["SYMP.38"])
+    points = (values["x"], values["SYMP.18"], values["SYMP.mlp_moved"])
     return namespace(points[0]).stack(points, axis=2)[0, :, :, :2]
 
 
 def momenta(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
     """Return, for each token, the way of the momentum: the kick, and what damping leaves of it."""
-    kicked = values["SYMP.20"]
-    return namespace(kicked).stack((0.0 * kicked, kicked, values["SYMP.21"]), axis=2)[0, :, :, :2]
+    kicked = values["SYMP.14"]
+    return namespace(kicked).stack((0.0 * kicked, kicked, values["SYMP.16"]), axis=2)[0, :, :, :2]
 
 
 PICTURES = (

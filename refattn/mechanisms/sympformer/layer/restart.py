@@ -4,13 +4,13 @@ The rule of a prefix is that of the whole sequence that ends there, so that no t
 
 Equations (x -> a is the layer as it is, x -> b the same layer with momenta and velocities of 0)::
 
-    [SYMP.120]  s_i = 1/(i m) sum_{j<=i} |x'_j - x_j|^2  without causality all j, over n m; x' is a, or the result
-    [SYMP.121]  r_i = (s_i < S_i)                       for x' = a; S_i is SYMP.120 of the result of the layer before
-    [SYMP.122]  x'_i = (1 - r_i) a_i + r_i b_i          momenta and velocities so, too
+    [SYMP.prefix_speed]  s_i = 1/(i m) sum_{j<=i} |x'_j - x_j|^2    not causal: all j, over n m; x' is a, or the result
+    [SYMP.slower]  r_i = (s_i < S_i)    for x' = a; S_i is SYMP.prefix_speed of the result of the layer before
+    [SYMP.restarted]  x'_i = (1 - r_i) a_i + r_i b_i    momenta and velocities so, too
 
 Adjoints, for a given dx'; the choice r has none::
 
-    [dSYMP.122]  da_i = (1 - r_i) dx'_i                 db_i = r_i dx'_i
+    [dSYMP.restarted]  da_i = (1 - r_i) dx'_i           db_i = r_i dx'_i
 
 and each goes its way back through the layer.
 
@@ -46,10 +46,10 @@ def forward(state: Any, step: Callable[[Any], tuple[Any, Any]], causal: bool, be
     xp = namespace(state.x)
     result, saved = step(state)
     if begins:
-        slow = speed(state.x, result.x, causal)  # (b, i, 1): SYMP.120
-        chosen = xp.astype(slow < state.speed, slow.dtype)  # (b, i, 1) [SYMP.121]
+        slow = speed(state.x, result.x, causal)  # (b, i, 1): SYMP.prefix_speed
+        chosen = xp.astype(slow < state.speed, slow.dtype)  # (b, i, 1) [SYMP.slower]
         fresh, again = step(replace(state, **weighted(state, 0.0)))
-        mixed = (1.0 - chosen) * result.x + chosen * fresh.x  # (b, i, m) [SYMP.122]
+        mixed = (1.0 - chosen) * result.x + chosen * fresh.x  # (b, i, m) [SYMP.restarted]
         kept, other = weighted(result, 1.0 - chosen), weighted(fresh, chosen)
         result = replace(result, x=mixed, **{name: kept[name] + other[name] for name in kept})
         saved = replace(saved, restart=Saved(chosen, again))
@@ -62,7 +62,7 @@ def backward(
     """Return the gradients of the state and of the parameters through both ways."""
     chosen = saved.restart.chosen  # (b, i, 1)
     # forward: mixed = (1 - chosen) * result.x + chosen * fresh.x
-    d_kept = (1.0 - chosen) * d_state.x  # (b, i, m) [dSYMP.122]
+    d_kept = (1.0 - chosen) * d_state.x  # (b, i, m) [dSYMP.restarted]
     d_fresh = chosen * d_state.x  # (b, i, m): db
     d_first, d_params, d_context = step(saved, replace(d_state, x=d_kept, **weighted(d_state, 1.0 - chosen)))
     d_still = replace(d_state, x=d_fresh, t=0.0 * d_state.t, **weighted(d_state, chosen))
@@ -84,5 +84,5 @@ def speed(before: Array, after: Array, causal: bool) -> Array:
     if not causal:
         return xp.mean(squares, axis=1, keepdims=True) + 0.0 * squares
     count = arange(1, n + 1, before)[:, None]  # (i, 1)
-    mean = xp.cumulative_sum(squares, axis=1) / xp.astype(count, squares.dtype)  # (b, i, 1) [SYMP.120]
+    mean = xp.cumulative_sum(squares, axis=1) / xp.astype(count, squares.dtype)  # (b, i, 1) [SYMP.prefix_speed]
     return mean

@@ -4,7 +4,7 @@ The first velocities of the MLP step may come from two tables of their own, by t
 
 Equations, for the token at position n::
 
-    [SYMP.65]  p0_n = E[token_n] + P[n]
+    [SYMP.looked_up]  p0_n = E[token_n] + P[n]
 
 Adjoints, for given dp0::
 
@@ -29,7 +29,7 @@ def forward(owner: Params | Mlp, tokens: Array, first: int | Array) -> Array:
     assert table is not None and places is not None
     at = first + arange(0, tokens.shape[1], tokens)  # (i): positions
     rows = namespace(places).take(places, at, axis=0)  # (i, m): part of P
-    p = embedding.embedding_forward(table, tokens) + rows  # (b, i, m) [SYMP.65]
+    p = embedding.embedding_forward(table, tokens) + rows  # (b, i, m) [SYMP.looked_up]
     return p
 
 

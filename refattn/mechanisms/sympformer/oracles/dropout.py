@@ -1,13 +1,14 @@
 """Dropout with given masks: some elements of what an oracle says are left out, the others made larger.
 
-In place of y, the force (SYMP.17 and its like), the velocity (SYMP.18 and its like) or what the MLP adds (SYMP.35),
+In place of y, the force (SYMP.13 and its like), the velocity (SYMP.17 and its like) or what the MLP adds
+(SYMP.mlp_out),
 stands keep y, and its gradient is keep times that of keep y. An element of keep is 0 or 1 / (1 - rate).
 
 Axes: b batch, h head, i token as a query, j token as a key, m width.
 
 Source: the authors' first program: the force of softmax attention, the velocity of linear attention, what the MLP adds,
-and the weights of attention of the baselines (SM.17). It draws a mask for each call of the oracle; here all calls of a
-step have one.
+and the weights of attention of the baselines (SM.kept). It draws a mask for each call of the oracle; here all calls
+of a step have one.
 
 The weights of the oracle are kept whole, as there: their sum z divides velocities and energies besides, and a force of
 fewer weights would be that of no z.

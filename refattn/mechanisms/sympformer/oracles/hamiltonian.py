@@ -8,27 +8,27 @@ norm is left out of H.
 A token is a query, and a key of the others: through its key it is pushed by what attends it. With causal scores these
 would be the tokens that come later, and so there is no causal form of this force; `softmax` is what there is instead.
 
-Equations (o(q, k, v) and c are SYMP.10 and SYMP.7 at rest, without causality: o_i = 1/n sum_j E_ij v_j)::
+Equations (o(q, k, v) and c are SYMP.12 and SYMP.7 at rest, without causality: o_i = 1/n sum_j E_ij v_j)::
 
-    [SYMP.58]  y = gain norm(x + look p) + shift        without looking ahead, or at rest: of x
-    [SYMP.59]  q = y w_q + b_q                          without biases b_q, b_k and the shift are 0
-    [SYMP.60]  k = y w_k + b_k
-    [SYMP.61]  s = <p, B p> exp(-2 c) + 1               at rest: 1
-    [SYMP.62]  r = s o(q, k, k)                         as a query
-    [SYMP.63]  t = o(k, q, s q)                         as a key: the same E, transposed
-    [SYMP.64]  g = scale/2 (r w_q^T + t w_k^T)          -dH/dy, for a symmetric B
+    [SYMP.hamiltonian_normed]  y = gain norm(x + look p) + shift    without looking ahead, or at rest: of x
+    [SYMP.hamiltonian_queries]  q = y w_q + b_q         without biases b_q, b_k and the shift are 0
+    [SYMP.hamiltonian_keys]  k = y w_k + b_k
+    [SYMP.hamiltonian_share]  s = <p, B p> exp(-2 c) + 1    at rest: 1
+    [SYMP.hamiltonian_as_query]  r = s o(q, k, k)       as a query
+    [SYMP.hamiltonian_as_key]  t = o(k, q, s q)         as a key: the same E, transposed
+    [SYMP.hamiltonian_force]  g = scale/2 (r w_q^T + t w_k^T)    -dH/dy, for a symmetric B
 
 Adjoints, for given dg and what else asks for a gradient of B p and c::
 
-    [dSYMP.62]  dr = scale/2 dg w_q
-    [dSYMP.63]  dt = scale/2 dg w_k
-    [dSYMP.61]  ds = sum_m dr o(q, k, k) + sum_m q V2
-    [dSYMP.60]  dk = K1 + V1 + Q2
-    [dSYMP.59]  dq = Q1 + K2 + s V2
-    [dSYMP.58]  dy = dq w_q^T + dk w_k^T
+    [dSYMP.hamiltonian_as_query]  dr = scale/2 dg w_q
+    [dSYMP.hamiltonian_as_key]  dt = scale/2 dg w_k
+    [dSYMP.hamiltonian_share]  ds = sum_m dr o(q, k, k) + sum_m q V2
+    [dSYMP.hamiltonian_keys]  dk = K1 + V1 + Q2
+    [dSYMP.hamiltonian_queries]  dq = Q1 + K2 + s V2
+    [dSYMP.hamiltonian_normed]  dy = dq w_q^T + dk w_k^T
 
 where (Q1, K1, V1) is the core's adjoint of o(q, k, k) at do = s dr and dlog_z = dc, (Q2, K2, V2) that of o(k, q, s q)
-at do = dt; dc = further - 2 (s - 1) ds, de = exp(-2 c) ds, and e = <p, B p> asks of p as SYMP.16 does.
+at do = dt; dc = further - 2 (s - 1) ds, de = exp(-2 c) ds, and e = <p, B p> asks of p as SYMP.9 does.
 
 Axes: b batch, i token, m width.
 
@@ -105,28 +105,29 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     xp, kicks, scale = namespace(x), layer.params.config.kicks, layer.params.config.scale
     look = layer.numbers.get("look") if p is not None else None  # (1)
     ahead = x if look is None or p is None else x + look * p  # (b, i, m)
-    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain, layer.params.shift)  # (b, i, m) [SYMP.58]
-    q = linear_forward(y, layer.params.w_q, layer.params.b_q)  # (b, i, m) [SYMP.59]
-    k = linear_forward(y, layer.params.w_k, layer.params.b_k)  # (b, i, m) [SYMP.60]
-    moved = None if p is None else mobilised(layer, p)  # (b, i, m): SYMP.15
+    gain, shift = layer.params.gain, layer.params.shift  # (m), (m)
+    y, norm = layer_norm.layer_norm_forward(ahead, gain, shift)  # (b, i, m) [SYMP.hamiltonian_normed]
+    q = linear_forward(y, layer.params.w_q, layer.params.b_q)  # (b, i, m) [SYMP.hamiltonian_queries]
+    k = linear_forward(y, layer.params.w_k, layer.params.b_k)  # (b, i, m) [SYMP.hamiltonian_keys]
+    moved = None if p is None else mobilised(layer, p)  # (b, i, m): SYMP.8
     values = k if kicks else k[..., :0]  # no value where only z is asked for
     three = (each[:, None, ...] for each in (q, k, values))
     out, as_query = core.forward(*three, scale=scale)  # (b, 1, i, e)
-    attended = out[:, 0, ...]  # (b, i, e): SYMP.10 without the head
+    attended = out[:, 0, ...]  # (b, i, e): SYMP.12 without the head
     log_z = as_query.log_z[:, 0, :, None]  # (b, i, 1): SYMP.7 without the head
-    inverse = xp.exp(-2.0 * log_z)  # (b, i, 1): part of SYMP.61
+    inverse = xp.exp(-2.0 * log_z)  # (b, i, 1): part of SYMP.hamiltonian_share
     share = query = key = as_key = force = None
     if kicks:
-        share = xp.ones_like(log_z)  # (b, i, 1): SYMP.61 at rest
+        share = xp.ones_like(log_z)  # (b, i, 1): SYMP.hamiltonian_share at rest
         if p is not None:
-            share = xp.sum(moved * p, axis=-1, keepdims=True) * inverse + 1.0  # (b, i, 1) [SYMP.61]
-        query = share * attended  # (b, i, m) [SYMP.62]
-        shared = share * q  # (b, i, m): the values of SYMP.63
+            share = xp.sum(moved * p, axis=-1, keepdims=True) * inverse + 1.0  # (b, i, 1) [SYMP.hamiltonian_share]
+        query = share * attended  # (b, i, m) [SYMP.hamiltonian_as_query]
+        shared = share * q  # (b, i, m): the values of SYMP.hamiltonian_as_key
         three = (each[:, None, ...] for each in (k, q, shared))
         turned, as_key = core.forward(*three, scale=scale)  # (b, 1, i, m)
-        key = turned[:, 0, ...]  # (b, i, m) [SYMP.63]
+        key = turned[:, 0, ...]  # (b, i, m) [SYMP.hamiltonian_as_key]
         back_q, back_k = xp.matrix_transpose(layer.params.w_q), xp.matrix_transpose(layer.params.w_k)  # (m, m), (m, m)
-        force = 0.5 * scale * (query @ back_q + key @ back_k)  # (b, i, m) [SYMP.64]
+        force = 0.5 * scale * (query @ back_q + key @ back_k)  # (b, i, m) [SYMP.hamiltonian_force]
     saved = Saved(p, moved, y, norm, look, q, share, inverse, attended, query, key, as_query, as_key)
     return Answer(force, moved, log_z), saved
 
@@ -165,8 +166,8 @@ def backward(
     if d_force is not None and saved.as_key is not None and saved.s is not None:
         # forward: force = scale / 2 * (query @ w_q^T + key @ w_k^T)
         asked = 0.5 * scale * d_force  # (b, i, m): without the matrices
-        d_query = asked @ layer.params.w_q  # (b, i, m) [dSYMP.62]
-        d_key = asked @ layer.params.w_k  # (b, i, m) [dSYMP.63]
+        d_query = asked @ layer.params.w_q  # (b, i, m) [dSYMP.hamiltonian_as_query]
+        d_key = asked @ layer.params.w_k  # (b, i, m) [dSYMP.hamiltonian_as_key]
         for name, value in (("w_q", saved.r), ("w_k", saved.t)):
             add(name, linear_backward(asked, layer.params.w_q, value)[1])
         # forward: key = core(k, q, share * q); query = share * core(q, k, k)
@@ -174,8 +175,9 @@ def backward(
         d_k = d["q"][:, 0, ...]  # (b, i, m)
         d_value = d["v"][:, 0, ...]  # (b, i, m): of s q
         d_q = d["k"][:, 0, ...] + saved.s * d_value  # (b, i, m)
-        d_attended = saved.s * d_query  # (b, i, m): of SYMP.10
-        d_share = xp.sum(d_query * saved.attended + d_value * saved.q, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.61]
+        d_attended = saved.s * d_query  # (b, i, m): of SYMP.12
+        d_shared = d_query * saved.attended + d_value * saved.q  # (b, i, m)
+        d_share = xp.sum(d_shared, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.hamiltonian_share]
         if p is not None:
             # forward: share = sum(moved * p) * exp(-2 log_z) + 1
             d_kinetic = d_share * saved.inverse  # (b, i, 1): of <p, B p>
@@ -188,16 +190,16 @@ def backward(
         d_p = d_p if d_pull is None else d_p + d_pull  # (b, i, m)
     # forward: attended, log_z = core(q, k, k)
     d = core.backward(saved.as_query, d_attended[:, None, ...], xp.permute_dims(d_bounded, (0, 2, 1)))
-    d_queries = d_q + d["q"][:, 0, ...]  # (b, i, m) [dSYMP.59]
+    d_queries = d_q + d["q"][:, 0, ...]  # (b, i, m) [dSYMP.hamiltonian_queries]
     d_own = d["k"][:, 0, ...]  # (b, i, m)
     if saved.as_key is not None:
         d_own = d_own + d["v"][:, 0, ...]  # (b, i, m)
-    d_keys = d_k + d_own  # (b, i, m) [dSYMP.60]
+    d_keys = d_k + d_own  # (b, i, m) [dSYMP.hamiltonian_keys]
     d_y_q, d_w_q, d_b_q = linear_backward(saved.y, layer.params.w_q, d_queries)  # (b, i, m), (m, m), (m)
     d_y_k, d_w_k, d_b_k = linear_backward(saved.y, layer.params.w_k, d_keys)  # (b, i, m), (m, m), (m)
     for name, value in (("w_q", d_w_q), ("b_q", d_b_q), ("w_k", d_w_k), ("b_k", d_b_k)):
         add(name, value)
-    d_y = d_y_q + d_y_k  # (b, i, m) [dSYMP.58]
+    d_y = d_y_q + d_y_k  # (b, i, m) [dSYMP.hamiltonian_normed]
     # forward: seen = norm(x + look * p)
     d_ahead, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
     add("gain", d_gain)

@@ -6,17 +6,17 @@ token is not pushed by those that see it, and there is no H.
 
 Equations (n_i is the number of tokens that i attends, itself among them)::
 
-    [SYMP.41]  y = gain norm(x + look p) + shift        without looking ahead, or at rest: of x
-    [SYMP.42]  a = y w_a
-    [SYMP.43]  f_i = 1/n_i sum_j <a_i, y_j> p_j         the velocity, for the old momentum or the new one
-    [SYMP.44]  g_i = y_i w_v - 1/n_i sum_j <p_i, p_j> a_j   at rest: y_i w_v
+    [SYMP.linear_normed]  y = gain norm(x + look p) + shift    without looking ahead, or at rest: of x
+    [SYMP.linear_turned]  a = y w_a
+    [SYMP.linear_velocity]  f_i = 1/n_i sum_j <a_i, y_j> p_j    the velocity, for the old momentum or the new one
+    [SYMP.linear_force]  g_i = y_i w_v - 1/n_i sum_j <p_i, p_j> a_j    at rest: y_i w_v
 
 Adjoints, for given dg and df; those of the sums are sums of the same kind, see `mixing`::
 
-    [dSYMP.43]  dm = df / n                             of the sum in SYMP.43
-    [dSYMP.44]  dm = -dg / n                            of the sum in SYMP.44
-    [dSYMP.42]  da = sum_j <dm_i, p_j> y_j + sum_{i>=j} <p_i, p_j> dm_i    dm of SYMP.43, and of SYMP.44
-    [dSYMP.41]  dy = da w_a^T + dg w_v^T + sum_{i>=j} <dm_i, p_j> a_i      dm of SYMP.43
+    [dSYMP.linear_velocity]  dm = df / n                of the sum in SYMP.linear_velocity
+    [dSYMP.linear_force]  dm = -dg / n                  of the sum in SYMP.linear_force
+    [dSYMP.linear_turned]  da = sum_j <dm_i, p_j> y_j + sum_{i>=j} <p_i, p_j> dm_i    dm of f, and of g
+    [dSYMP.linear_normed]  dy = da w_a^T + dg w_v^T + sum_{i>=j} <dm_i, p_j> a_i    dm of SYMP.linear_velocity
 
 The shift is there with bias=True, and 0 otherwise; its gradient is sum_i dy. The matrices have no biases.
 
@@ -96,17 +96,18 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
     look = layer.numbers.get("look") if p is not None else None  # (1)
     ahead = x if look is None or p is None else x + look * p  # (b, i, m)
-    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain, layer.params.shift)  # (b, i, m) [SYMP.41]
+    gain, shift = layer.params.gain, layer.params.shift  # (m), (m)
+    y, norm = layer_norm.layer_norm_forward(ahead, gain, shift)  # (b, i, m) [SYMP.linear_normed]
     a = None
     if layer.params.w_a is not None:
-        a = linear_forward(y, layer.params.w_a, None)  # (b, i, m) [SYMP.42]
+        a = linear_forward(y, layer.params.w_a, None)  # (b, i, m) [SYMP.linear_turned]
     kernel = kernel_of(layer, y, a)
     n = kernel.n  # (i, 1)
     force = None
     if layer.params.w_v is not None:
-        force = linear_forward(y, layer.params.w_v, None)  # (b, i, m): SYMP.44 at rest
+        force = linear_forward(y, layer.params.w_v, None)  # (b, i, m): SYMP.linear_force at rest
         if p is not None:
-            force = force - mixed(kernel, "force", p, p, a) / n  # (b, i, m) [SYMP.44]
+            force = force - mixed(kernel, "force", p, p, a) / n  # (b, i, m) [SYMP.linear_force]
     return Answer(force, p, kernel), Saved(p, norm, look, kernel)
 
 
@@ -122,7 +123,7 @@ def mobilised_backward(layer: Layer, p: Array, d_p: Array, add: Add) -> Array:
 
 def velocity(p: Array, kernel: Kernel) -> Array:
     """Return the velocity of tokens with momenta p."""
-    speed = mixed(kernel, "velocity", kernel.a, kernel.y, p) / kernel.n  # (b, i, m) [SYMP.43]
+    speed = mixed(kernel, "velocity", kernel.a, kernel.y, p) / kernel.n  # (b, i, m) [SYMP.linear_velocity]
     return speed
 
 
@@ -154,7 +155,7 @@ def mixed(kernel: Kernel, what: str, a: Array, b: Array, c: Array) -> Array:
 def velocity_backward(p: Array, speed: Array, kernel: Kernel, d_speed: Array) -> tuple[Array, tuple[Array, Array]]:
     """Return the gradients of p, and of y and a."""
     # forward: speed = mix(a, y, p) / n
-    d_sum = d_speed / kernel.n  # (b, i, m) [dSYMP.43]
+    d_sum = d_speed / kernel.n  # (b, i, m) [dSYMP.linear_velocity]
     d_a, d_y, d_p = mix_backward(kernel.a, kernel.y, p, kernel.side, kernel.form, d_sum)  # (b, i, m), (b, i, m)
     return d_p, (d_y, d_a)
 
@@ -167,7 +168,7 @@ def backward(
     d_kernel: tuple[Array, Array] | None,
     add: Add,
 ) -> tuple[Array, Array | None]:
-    """Return the gradients of x and p, and add those of the parameters; `d_kernel` are those of SYMP.43 by y and a."""
+    """Return the gradients of x and p, and add those of the parameters; `d_kernel` are those of y and a from f."""
     kernel, p, params = saved.kernel, saved.p, layer.params
     none = namespace(kernel.y).zeros_like(kernel.y)  # (b, i, m)
     d_y_speed, d_a_speed = (none, none) if d_kernel is None else d_kernel  # (b, i, m), (b, i, m)
@@ -178,16 +179,16 @@ def backward(
         d_y_v, d_w_v, _ = linear_backward(kernel.y, params.w_v, d_force)  # (b, i, m), (m, m)
         add("w_v", d_w_v)
         if p is not None and d_p is not None:
-            d_sum = -d_force / kernel.n  # (b, i, m) [dSYMP.44]
+            d_sum = -d_force / kernel.n  # (b, i, m) [dSYMP.linear_force]
             turned = mix_backward(p, p, kernel.a, kernel.side, kernel.form, d_sum)
             d_left, d_right, d_a_force = turned  # (b, i, m), (b, i, m), (b, i, m)
             d_p = d_p + d_left + d_right  # (b, i, m)
     if kernel.a is not None:
-        d_a = d_a_speed + d_a_force  # (b, i, m) [dSYMP.42]
+        d_a = d_a_speed + d_a_force  # (b, i, m) [dSYMP.linear_turned]
         # forward: a = y @ w_a
         d_y_a, d_w_a, _ = linear_backward(kernel.y, params.w_a, d_a)  # (b, i, m), (m, m)
         add("w_a", d_w_a)
-    d_y = d_y_speed + d_y_v + d_y_a  # (b, i, m) [dSYMP.41]
+    d_y = d_y_speed + d_y_v + d_y_a  # (b, i, m) [dSYMP.linear_normed]
     # forward: y = norm(x + look * p)
     d_ahead, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
     add("gain", d_gain)

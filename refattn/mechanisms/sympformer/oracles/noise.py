@@ -2,13 +2,13 @@
 
 Equations (n is a draw of the context, the rest of a step goes on with y')::
 
-    [SYMP.119]  y' = y + n
+    [SYMP.noisy]  y' = y + n
 
 where y is, by the name of the draw
 
-* "noise_ahead": x + mu p of SYMP.45, and "noise_mlp_ahead": x' + mu u of SYMP.34;
-* "noise_force": f of SYMP.47 and its like, and "noise_mlp_force": d of SYMP.35;
-* "noise_momentum": w of SYMP.57, and "noise_mlp_momentum": beta u + gamma d of SYMP.37;
+* "noise_ahead": x + mu p of SYMP.trotter_normed, and "noise_mlp_ahead": x' + mu u of SYMP.mlp_normed;
+* "noise_force": f of SYMP.attended_force and its like, and "noise_mlp_force": d of SYMP.mlp_out;
+* "noise_momentum": w of SYMP.trotter_blend, and "noise_mlp_momentum": beta u + gamma d of SYMP.mlp_push;
 * "noise_start": the momentum as it comes into a block, of any integrator that has one.
 
 The adjoint hands the gradient on: dy = dy'.
@@ -31,5 +31,5 @@ def noisy(draws: Mapping[str, Array], name: str, y: Array) -> Array:
     """Return y with the noise of this name: y itself where none is given."""
     if name not in draws:
         return y
-    moved = y + draws[name]  # (b, i, m) [SYMP.119]
+    moved = y + draws[name]  # (b, i, m) [SYMP.noisy]
     return moved

@@ -5,17 +5,17 @@ causal mask each token has a matrix of its own, of the tokens up to itself: m ti
 
 Equations (n_i is the number of tokens that i attends, A = (w_a + w_a^T) / 2, V = (w_v + w_v^T) / 2)::
 
-    [SYMP.112]  y = gain norm(x) + shift                without biases shift = 0
-    [SYMP.113]  S_i = 1/n_i sum_j y_j y_j^T
-    [SYMP.114]  g_i = V - A S_i P_i^2 - (A S_i P_i^2)^T     the force on P; at rest: V
-    [SYMP.115]  f_i = P_i S_i A y_i                     the velocity, for the old matrix or another one
+    [SYMP.reduced_normed]  y = gain norm(x) + shift     without biases shift = 0
+    [SYMP.moments]  S_i = 1/n_i sum_j y_j y_j^T
+    [SYMP.reduced_force]  g_i = V - A S_i P_i^2 - (A S_i P_i^2)^T    the force on P; at rest: V
+    [SYMP.reduced_velocity]  f_i = P_i S_i A y_i        the velocity, for the old matrix or another one
 
 Adjoints, for given dg and df, with c = A y, e = S c and N = P^2::
 
-    [dSYMP.115]  de = P df                              dP = df e^T, beside what g asks
-    [dSYMP.114]  dN = -S A (dg + dg^T)                  dP = dN P + P dN
-    [dSYMP.113]  dS = -A (dg + dg^T) N + de c^T
-    [dSYMP.112]  dy_j = A S de_j + (U_j + U_j^T) y_j    U_j = sum_{i>=j} dS_i / n_i
+    [dSYMP.reduced_velocity]  de = P df                 dP = df e^T, beside what g asks
+    [dSYMP.reduced_force]  dN = -S A (dg + dg^T)        dP = dN P + P dN
+    [dSYMP.moments]  dS = -A (dg + dg^T) N + de c^T
+    [dSYMP.reduced_normed]  dy_j = A S de_j + (U_j + U_j^T) y_j    U_j = sum_{i>=j} dS_i / n_i
 
 and dA = -sum (dg + dg^T) N S + sum y (S de)^T, dw_a = (dA + dA^T) / 2, dw_v = (dV + dV^T) / 2 with dV = sum dg.
 
@@ -97,12 +97,12 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     n, past = counted(layer, x)  # (i, 1), -
     force = None
     if params.w_v is not None:
-        force = symmetric(params.w_v) + 0.0 * x[..., None]  # (b, i, m, m): SYMP.114 at rest
+        force = symmetric(params.w_v) + 0.0 * x[..., None]  # (b, i, m, m): SYMP.reduced_force at rest
     if params.w_a is None or params.gain is None:
         if past is not None:
             past.add_up(0.0 * (x[:, None, :, :, None] * x[:, None, :, None, :]))
         return Answer(force, p, None), Saved(p, tuple(x.shape))
-    y, norm = layer_norm.layer_norm_forward(x, params.gain, params.shift)  # (b, i, m) [SYMP.112]
+    y, norm = layer_norm.layer_norm_forward(x, params.gain, params.shift)  # (b, i, m) [SYMP.reduced_normed]
     pairs = y[..., :, None] * y[..., None, :]  # (b, i, m, m)
     if past is not None:
         sums = past.add_up(pairs[:, None, ...])[:, 0, ...]  # (b, i, m, m): with the past
@@ -110,12 +110,12 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
         sums = xp.cumulative_sum(pairs, axis=1)  # (b, i, m, m)
     else:
         sums = xp.sum(pairs, axis=1, keepdims=True) + 0.0 * pairs  # (b, i, m, m)
-    s = sums / n[..., None]  # (b, i, m, m) [SYMP.113]
+    s = sums / n[..., None]  # (b, i, m, m) [SYMP.moments]
     a, square = symmetric(params.w_a), None  # (m, m)
     if force is not None and p is not None:
         square = p @ p  # (b, i, m, m)
         pushed = a @ s @ square  # (b, i, m, m)
-        force = force - pushed - xp.matrix_transpose(pushed)  # (b, i, m, m) [SYMP.114]
+        force = force - pushed - xp.matrix_transpose(pushed)  # (b, i, m, m) [SYMP.reduced_force]
     moments = Moments(y @ a, s)
     return Answer(force, p, moments), Saved(p, tuple(x.shape), y, norm, n, bool(layer.causal), a, moments, square)
 
@@ -132,7 +132,7 @@ def mobilised_backward(layer: Layer, p: Array, d_p: Array, add: Add) -> Array:
 
 def velocity(p: Array, moments: Moments) -> Array:
     """Return the velocity (b, i, m) of tokens with matrices p."""
-    speed = (p @ (moments.s @ moments.turned[..., None]))[..., 0]  # (b, i, m) [SYMP.115]
+    speed = (p @ (moments.s @ moments.turned[..., None]))[..., 0]  # (b, i, m) [SYMP.reduced_velocity]
     return speed
 
 
@@ -142,8 +142,8 @@ def velocity_backward(p: Array, speed: Array, moments: Moments, d_speed: Array) 
     # forward: speed = p @ s @ turned
     seen = moments.s @ moments.turned[..., None]  # (b, i, m, 1): e
     d_p = d_speed[..., None] @ xp.matrix_transpose(seen)  # (b, i, m, m)
-    d_seen = (xp.matrix_transpose(p) @ d_speed[..., None])[..., 0]  # (b, i, m) [dSYMP.115]
-    d_s = d_seen[..., None] * moments.turned[..., None, :]  # (b, i, m, m): part of dSYMP.113
+    d_seen = (xp.matrix_transpose(p) @ d_speed[..., None])[..., 0]  # (b, i, m) [dSYMP.reduced_velocity]
+    d_s = d_seen[..., None] * moments.turned[..., None, :]  # (b, i, m, m): part of dSYMP.moments
     d_turned = (moments.s @ d_seen[..., None])[..., 0]  # (b, i, m)
     return d_p, (d_turned, d_s)
 
@@ -177,8 +177,8 @@ def backward(
         # forward: force = v - a @ s @ square - (a @ s @ square)^T
         both = -(d_force + xp.matrix_transpose(d_force))  # (b, i, m, m): of a @ s @ square
         back = xp.matrix_transpose(saved.square)  # (b, i, m, m)
-        d_square = xp.matrix_transpose(s) @ a @ both  # (b, i, m, m) [dSYMP.114]
-        d_s = d_s + a @ both @ back  # (b, i, m, m) [dSYMP.113]
+        d_square = xp.matrix_transpose(s) @ a @ both  # (b, i, m, m) [dSYMP.reduced_force]
+        d_s = d_s + a @ both @ back  # (b, i, m, m) [dSYMP.moments]
         d_a = d_a + xp.sum(both @ back @ xp.matrix_transpose(s), axis=(0, 1))  # (m, m)
         # forward: square = p @ p
         turned = xp.matrix_transpose(p)  # (b, i, m, m)
@@ -191,7 +191,7 @@ def backward(
         later = xp.flip(xp.cumulative_sum(xp.flip(mean, axis=1), axis=1), axis=1)  # (b, i, m, m): U
     else:
         later = xp.sum(mean, axis=1, keepdims=True)  # of all tokens
-    d_y = d_y + ((later + xp.matrix_transpose(later)) @ y[..., None])[..., 0]  # (b, i, m) [dSYMP.112]
+    d_y = d_y + ((later + xp.matrix_transpose(later)) @ y[..., None])[..., 0]  # (b, i, m) [dSYMP.reduced_normed]
     # forward: y = norm(x)
     d_x, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
     add("gain", d_gain)

@@ -1,24 +1,24 @@
 """The oracle of a block: what tokens at x with momenta p are pushed by, and how fast they move.
 
-Equations (norm is layer normalisation; o and c are those of SYMP.10 and SYMP.7 for these q, k, v, e, with one head as
+Equations (norm is layer normalisation; o and c are those of SYMP.12 and SYMP.7 for these q, k, v, e, with one head as
 wide as the tokens; the product of the queries and keys of all heads is averaged by the scale)::
 
-    [SYMP.11]  y = gain norm(x + look p) + shift        without looking ahead, or at rest: of x
-    [SYMP.12]  q = y w_q + b_q
-    [SYMP.13]  k = y w_k + b_k
-    [SYMP.14]  v = y w_v + b_v
-    [SYMP.15]  b = p w_b                                B p; with the identity for B: p
-    [SYMP.16]  e = sum_m b_m p_m                        not at rest
-    [SYMP.17]  g = o w_o + b_o
-    [SYMP.18]  f = b exp(-c)                            B p / z, the velocity
+    [SYMP.1]  y = gain norm(x + look p) + shift         without looking ahead, or at rest: of x
+    [SYMP.2]  q = y w_q + b_q
+    [SYMP.3]  k = y w_k + b_k
+    [SYMP.4]  v = y w_v + b_v
+    [SYMP.8]  b = p w_b                                 B p; with the identity for B: p
+    [SYMP.9]  e = sum_m b_m p_m                         not at rest
+    [SYMP.13]  g = o w_o + b_o
+    [SYMP.17]  f = b exp(-c)                            B p / z, the velocity
 
 Adjoints, for given dg, df and what else asks for a gradient of b and c::
 
-    [dSYMP.10]  do = dg w_o^T
-    [dSYMP.15]  db = df exp(-c) + de p + further
+    [dSYMP.12]  do = dg w_o^T
+    [dSYMP.8]  db = df exp(-c) + de p + further
     [dSYMP.log_z]  dc = -sum_m df_m f_m + further
     [dSYMP.momentum]  dp = de b + db w_b^T + look dn    dn the gradient of what is normalised
-    [dSYMP.11]  dy = dq w_q^T + dk w_k^T + dv w_v^T
+    [dSYMP.1]  dy = dq w_q^T + dk w_k^T + dv w_v^T
 
 The shift and b_q to b_o are there with bias=True, and 0 otherwise; their gradients are those of y, q, k, v and g,
 summed over all tokens.
@@ -104,20 +104,20 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     xp, params, causal = namespace(x), layer.params, layer.causal
     look = layer.numbers.get("look") if p is not None else None  # (1)
     ahead = x if look is None or p is None else x + look * p  # (b, i, m)
-    y, norm = layer_norm.layer_norm_forward(ahead, params.gain, params.shift)  # (b, i, m) [SYMP.11]
-    q = linear_forward(y, params.w_q, params.b_q)  # (b, i, m) [SYMP.12]
-    k = linear_forward(y, params.w_k, params.b_k)  # (b, i, m) [SYMP.13]
+    y, norm = layer_norm.layer_norm_forward(ahead, params.gain, params.shift)  # (b, i, m) [SYMP.1]
+    q = linear_forward(y, params.w_q, params.b_q)  # (b, i, m) [SYMP.2]
+    k = linear_forward(y, params.w_k, params.b_k)  # (b, i, m) [SYMP.3]
     kicks = params.w_o is not None
     if kicks:
-        v = linear_forward(y, params.w_v, params.b_v)  # (b, i, m) [SYMP.14]
+        v = linear_forward(y, params.w_v, params.b_v)  # (b, i, m) [SYMP.4]
     else:
         v = y[..., :0]  # (b, i, 0): no value, only z is asked for
     share = share_of(layer, x)  # (i, 1): n_i over the number of all tokens
     moved = energy = force = saved = None
     if p is not None:
-        moved = mobilised(layer, p)  # (b, i, m): SYMP.15
+        moved = mobilised(layer, p)  # (b, i, m): SYMP.8
     if moved is not None and kicks:
-        kinetic = xp.vecdot(moved, p)[..., None]  # (b, i, 1) [SYMP.16]
+        kinetic = xp.vecdot(moved, p)[..., None]  # (b, i, 1) [SYMP.9]
         other = kinetic if share is None else kinetic / (share * share)  # (b, i, 1): so that u has the other z
         energy = other[:, None, ...]  # (b, 1, i, 1): with one head, as q, k and v
     one = (q[:, None, ...], k[:, None, ...], v[:, None, ...])
@@ -126,13 +126,13 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     else:
         out, saved = core.forward(*one, kinetic=energy, causal=causal, scale=params.config.scale)  # (b, 1, i, e)
         bounded = saved.log_z  # (b, 1, i)
-    attended = out[:, 0, ...]  # (b, i, e): SYMP.10 without the head
+    attended = out[:, 0, ...]  # (b, i, e): SYMP.12 without the head
     log_z = bounded[:, 0, :, None]  # (b, i, 1): SYMP.7 without the head
     if share is not None:
-        attended = share * attended  # (b, i, e): SYMP.10 divided by all tokens
+        attended = share * attended  # (b, i, e): SYMP.12 divided by all tokens
         log_z = log_z + xp.log(share)  # (b, i, 1): SYMP.7 divided by all tokens
     if kicks:
-        force = linear_forward(attended, params.w_o, params.b_o)  # (b, i, m) [SYMP.17]
+        force = linear_forward(attended, params.w_o, params.b_o)  # (b, i, m) [SYMP.13]
     return Answer(force, moved, log_z), Saved(p, moved, y, norm, look, saved, attended, share)
 
 
@@ -145,7 +145,7 @@ def backward(
     d_attended = xp.zeros_like(saved.attended)  # (b, i, e): where nobody asks for the force
     if d_force is not None and params.w_o is not None:
         # forward: force = attended @ w_o
-        d_attended, d_w_o, d_b_o = linear_backward(saved.attended, params.w_o, d_force)  # (b, i, m) [dSYMP.10]
+        d_attended, d_w_o, d_b_o = linear_backward(saved.attended, params.w_o, d_force)  # (b, i, m) [dSYMP.12]
         add("w_o", d_w_o)
         add("b_o", d_b_o)
     # forward: attended = share * out
@@ -161,7 +161,7 @@ def backward(
             d_other = d["kinetic"][:, 0, ...]  # (b, i, 1): dSYMP.kinetic without the head
             d_kinetic = d_other if share is None else d_other / (share * share)  # (b, i, 1)
             d_pull = d_kinetic * saved.b  # (b, i, m)
-            d_ask = d_ask + d_kinetic * p  # (b, i, m) [dSYMP.15]
+            d_ask = d_ask + d_kinetic * p  # (b, i, m) [dSYMP.8]
         d_p = d_pull + mobilised_backward(layer, p, d_ask, add)  # (b, i, m): dSYMP.momentum without looking ahead
     # forward: q = y @ w_q, and so for k and v
     d_y_q, d_w_q, d_b_q = linear_backward(saved.y, params.w_q, d["q"][:, 0, ...])  # (b, i, m), (m, m), (m)
@@ -173,7 +173,7 @@ def backward(
         d_y_v, d_w_v, d_b_v = linear_backward(saved.y, params.w_v, d["v"][:, 0, ...])  # (b, i, m), (m, m), (m)
         add("w_v", d_w_v)
         add("b_v", d_b_v)
-    d_y = d_y_q + d_y_k + d_y_v  # (b, i, m) [dSYMP.11]
+    d_y = d_y_q + d_y_k + d_y_v  # (b, i, m) [dSYMP.1]
     # forward: y = norm(x + look * p)
     d_ahead, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
     add("gain", d_gain)
@@ -199,7 +199,7 @@ def mobilised(layer: Layer, p: Array) -> Array:
     """Return B p."""
     if layer.params.w_b is None:
         return p
-    moved = linear_forward(p, layer.params.w_b, None)  # (b, i, m) [SYMP.15]
+    moved = linear_forward(p, layer.params.w_b, None)  # (b, i, m) [SYMP.8]
     return moved
 
 
@@ -215,7 +215,7 @@ def mobilised_backward(layer: Layer, p: Array, d_moved: Array, add: Add) -> Arra
 
 def velocity(moved: Array, log_z: Array) -> Array:
     """Return B p / z, the velocity."""
-    speed = moved * namespace(moved).exp(-log_z)  # (b, i, m) [SYMP.18]
+    speed = moved * namespace(moved).exp(-log_z)  # (b, i, m) [SYMP.17]
     return speed
 
 
@@ -223,6 +223,6 @@ def velocity_backward(moved: Array, speed: Array, log_z: Array, d_speed: Array) 
     """Return the gradients of B p and of log z."""
     xp = namespace(speed)
     # forward: speed = moved * exp(-log_z)
-    d_moved = d_speed * xp.exp(-log_z)  # (b, i, m): part of dSYMP.15
+    d_moved = d_speed * xp.exp(-log_z)  # (b, i, m): part of dSYMP.8
     d_log_z = -xp.vecdot(d_speed, speed)[..., None]  # (b, i, 1) [dSYMP.log_z]
     return d_moved, d_log_z

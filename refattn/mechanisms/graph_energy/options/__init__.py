@@ -1,0 +1,138 @@
+"""The options of the core, as objects: each has its equations, its forward and its backward.
+
+A call has one of each family: `links` of the graph, a `start` of scores, an `integrator`, a `threshold` and what a row
+gets that it has left `empty`. Its `state` says what flows. The core takes an object, its name, or text such as
+``soft(tau=0.1)``, and makes the `Options` of a `call`. Forces are objects of their own kind: see
+`refattn.mechanisms.graph_energy.forces`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from refattn.mechanisms.families import choose, imported
+from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial
+from refattn.mechanisms.graph_energy.options.call import Options, any_of, check_step, largest_degree, longest_of, tau_of
+from refattn.mechanisms.graph_energy.options.choice import choice
+from refattn.mechanisms.graph_energy.options.empty import EMPTIED
+from refattn.mechanisms.graph_energy.options.integrator import (
+    INTEGRATORS,
+    RK4,
+    RK45,
+    STOPS,
+    DiscreteGradient,
+    Euler,
+    Heun,
+    ImplicitMidpoint,
+    Integrator,
+    Stage,
+    Step,
+    Sums,
+)
+from refattn.mechanisms.graph_energy.options.links import (
+    LINKS,
+    CausalMirror,
+    Directed,
+    Given,
+    Kernel,
+    Links,
+    Mean,
+    Min,
+)
+from refattn.mechanisms.graph_energy.options.start import AtGiven, Start
+from refattn.mechanisms.graph_energy.options.state import STATES, State
+from refattn.mechanisms.graph_energy.options.threshold import THRESHOLDS, Hard, Proximal, Soft, Threshold
+
+__all__ = [
+    "EMPTIED",
+    "FAMILIES",
+    "INTEGRATORS",
+    "LINKS",
+    "RENAMED",
+    "RK4",
+    "RK45",
+    "STATES",
+    "STOPS",
+    "THRESHOLDS",
+    "AtGiven",
+    "CausalMirror",
+    "Directed",
+    "DiscreteGradient",
+    "Euler",
+    "Given",
+    "Hard",
+    "Heun",
+    "ImplicitMidpoint",
+    "Integrator",
+    "Kernel",
+    "Links",
+    "Mean",
+    "Min",
+    "Options",
+    "Proximal",
+    "Soft",
+    "Stage",
+    "Start",
+    "State",
+    "Step",
+    "Sums",
+    "Threshold",
+    "any_of",
+    "check_step",
+    "choice",
+    "largest_degree",
+    "longest_of",
+    "tau_of",
+]
+
+
+def _chosen(option: str, kinds: Mapping[str, type[Any]]) -> Callable[[Any], Any]:
+    """Return what makes an object of an option; the same text is read once."""
+    of_text = functools.lru_cache(maxsize=64)(lambda text: choose(option, text, kinds))
+    return lambda given: of_text(given) if type(given) is str else choose(option, given, kinds)
+
+
+def _intrinsic(given: Any) -> str | Intrinsic:
+    """Return a name of `INTRINSICS`, or functions of the user's own."""
+    given = imported("intrinsic", given, Intrinsic)
+    return given if isinstance(given, Intrinsic) else choice("intrinsic", given, tuple(INTRINSICS))
+
+
+def _coupling(given: Any) -> str | Coupling | Polynomial:
+    """Return a name of `COUPLINGS`, a polynomial or functions of the user's own."""
+    given = imported("coupling", given, Coupling)
+    if isinstance(given, (Coupling, Polynomial)) or (isinstance(given, str) and given in COUPLINGS):
+        return given
+    if isinstance(given, str) and given.partition("(")[0].strip() not in ("polynomial", *COUPLINGS):
+        names = ", ".join(COUPLINGS)
+        raise ValueError(f"coupling: got {given!r}, needs one of {names}, polynomial(coefficients=...) or a Coupling")
+    return choose("coupling", given, {"polynomial": Polynomial})
+
+
+_links = _chosen("graph", LINKS)
+
+FAMILIES: dict[str, Callable[[Any], Any]] = {
+    "coupling": lambda given: _coupling(given),
+    "intrinsic": lambda given: _intrinsic(given),
+    "integrator": _chosen("integrator", INTEGRATORS),
+    "threshold": _chosen("threshold", THRESHOLDS),
+    "graph": lambda given: _links(given) if isinstance(given, str) else given,
+    "start": lambda given: given if isinstance(given, Start) else Start(at=given),
+}
+"""What makes an object of an option that is given as a name or as text."""
+
+_HARD, _RK45, _EULER = 'threshold="hard(%s=...)"', 'integrator="rk45(%s=...)"', 'integrator="euler(%s=...)"'
+RENAMED = {
+    **{name: _HARD % name for name in ("tau", "signed", "empty")},
+    "kind": 'threshold="hard", "soft" or "proximal"',
+    "straight_through": 'threshold="hard(straight_through=True)"',
+    **{name: _RK45 % name for name in ("accuracy", "max_nfe")},
+    **{name: _EULER % name for name in ("adjoint", "checkpoint", *STOPS)},
+    "coefficients": 'coupling="polynomial(coefficients=...)" or coupling=Polynomial(...)',
+    "symmetrise": 'graph="kernel", "mean", "min", "none" or "causal_mirror"',
+    "graph_scores": "graph=\"kernel(over='keys')\"",
+    "jitter": "start=Start(jitter=...)",
+}
+"""Options of before, and what stands in their place."""

@@ -1,0 +1,197 @@
+"""A layer of SympFormer: attention is a force between tokens, and tokens have momenta.
+
+In a usual residual block attention moves a token along the force, as if in honey. Here the force changes a momentum,
+the momentum moves the token, and friction takes energy off. With the right friction such a motion comes to low energies
+sooner than one along the force, as Nesterov's method is faster than plain gradient descent.
+
+Tokens are rows x_i with momenta p_i. Let s_ij = s_ji say how well tokens i and j match. The energy of n tokens is
+
+    H = 1/2 sum_i (e_i / z_i - z_i),    e_i = p_i B . p_i,    z_i = 1/n sum_j exp(s_ij)
+
+e_i / (2 z_i) is kinetic energy. B is a symmetric positive matrix, and z_i the mass of a token: one that matches others
+well is heavy. -z_i / 2 makes the energy low if tokens match. With the friction alpha, strong at first, the motion is
+
+    dx_i/dt = dH/dp_i = p_i B / z_i,    dp_i/dt = -dH/dx_i - alpha p_i,    alpha = c_log / t + c_lin
+
+Only friction changes H, and lowers it. The derivative of H by z_i is -(u_i + 1) / 2 with u_i = e_i / z_i^2: for B = 1
+the squared speed of token i. Let D_ij be the derivative of s_ij by its first token, x_i. As s is symmetric, that of
+s_ji by its second is the same. x_i is in z_i by all s_ij, and in each z_j by s_ji. So the force is
+
+    -dH/dx_i = 1/(2n) sum_j exp(s_ij) ((u_i + 1) + (u_j + 1)) D_ij
+
+Why the mass is z_i: among tokens at rest all u are 0, and the force is z_i times the mean of D_ij by softmax weights.
+The velocity divides by z_i. So tokens at rest move as usual attention moves them, by h_x h_y exp(-damping) as much.
+
+A layer learns what this is made of: s comes from queries and keys, B is any matrix w_b (neither is symmetric then), and
+v_j w_o replaces D_ij. Token i may not know later ones: it sums over j <= i only, n_i = i + 1 tokens (the first is 0),
+in z_i as well. No z_j of an earlier token has x_i in it then, but its u_j is kept. The force is no gradient any more.
+
+    [SYMP.1]  y_i = gain norm(x_i)                      norm, over m: minus the mean, over the standard deviation
+    [SYMP.2]  q_i = y_i w_q                             what token i looks for
+    [SYMP.3]  k_j = y_j w_k                             what token j is found by
+    [SYMP.4]  v_j = y_j w_v                             where token j pushes
+    [SYMP.5]  s_ij = q_i . k_j / sqrt(m)                -inf if j > i
+    [SYMP.6]  w_ij = exp(s_ij) / sum_l exp(s_il)        softmax attention
+    [SYMP.7]  log z_i = log(sum_j exp(s_ij) / n_i)      the logarithm, for its derivative by s_ij is w_ij
+    [SYMP.8]  b_i = p_i w_b                             where the momentum heads: mass times velocity
+    [SYMP.9]  e_i = b_i . p_i
+    [SYMP.10]  u_i = e_i / z_i^2                        a fast token pushes more, and is pushed more
+    [SYMP.11]  a_ij = w_ij (1 + (u_i + u_j) / 2)        how strongly j pushes i
+    [SYMP.12]  o_i = z_i sum_j a_ij v_j                 the sum above, since exp(s_ij) / n_i = z_i w_ij
+    [SYMP.13]  force_i = o_i w_o
+    [SYMP.14]  kicked_i = p_i + h_y force_i             kick: the force acts for a time h_y
+    [SYMP.15]  damping = c_log log(1 + h_y / t) + c_lin h_y      the integral of alpha from t to t + h_y
+    [SYMP.16]  p'_i = exp(-damping) kicked_i            damp: what dp/dt = -alpha p leaves
+    [SYMP.17]  velocity_i = p'_i w_b / z_i
+    [SYMP.18]  x'_i = x_i + h_x velocity_i              drift: the token moves for a time h_x
+    [SYMP.19]  P_i = gain_p norm(p'_i)                  the momentum that the next layer gets
+
+Kick, damp, drift is the presymplectic Euler method. Symplectic, as tokens drift by the new momentum: with equal steps,
+constant masses and no friction the energy would stay nearly constant. "Pre" is for a friction that depends on time.
+The first layer gets p = 0 and t = 1, each later one P and t + h_x of the layer before it, though friction lasts h_y.
+Learned as log(1 + exp(r)), above 0, are h_x and h_y from 0.3, c_lin from 0.0001, and c_log from 3: Nesterov's friction.
+
+Why P is normalised: u and so the force grow with the square of the momentum, and from layer to layer momenta would feed
+on themselves. norm(p') is norm(kicked), up to its epsilon: friction shortens the drift of its own layer, no more.
+
+dSYMP.n is the gradient with respect to the value of SYMP.n, dSYMP.name that of an input, below a quote of its line.
+
+Axes: b batch, i token that is pushed, j token that pushes, m width; t and other numbers are arrays of one element.
+
+Source: V. Stein, W. Li, G. Steidl 2026, SympFormer: Accelerated attention blocks via Inertial Dynamics on Density
+Manifolds, arXiv:2603.16535: softmax attention, presymplectic Euler, one head, no MLP; see docs/deviations.md.
+"""
+
+import math
+
+from refattn.ops.plain import normalise, normalise_backward, paper_alone, softmax, softmax_backward
+from refattn.xp import Array, arange, namespace, transpose, zeros
+
+
+@paper_alone
+def forward(
+    x: Array,
+    p: Array,
+    t: Array,
+    *,
+    gain: Array,
+    w_q: Array,
+    w_k: Array,
+    w_v: Array,
+    w_o: Array,
+    w_b: Array,
+    gain_p: Array,
+    h_x: Array,
+    h_y: Array,
+    c_log: Array,
+    c_lin: Array,
+) -> tuple[tuple[Array, Array], tuple[tuple[Array, ...], ...]]:
+    """Return x' and P, both (b, i, m), for x and p (b, i, m) at the time t (1), and what `backward` reads."""
+    xp, n, root = namespace(x), x.shape[1], math.sqrt(x.shape[2])
+    normed_x, rate_x = normalise(x)  # (b, i, m), (b, i, 1): 1 / standard deviation
+    y = gain * normed_x  # (b, i, m) [SYMP.1]
+    q = y @ w_q  # (b, i, m) [SYMP.2]
+    k = y @ w_k  # (b, j, m) [SYMP.3]
+    v = y @ w_v  # (b, j, m) [SYMP.4]
+    seen = xp.tril(zeros((n, n), x) == 0.0)  # (i, j): of all true, those with j <= i
+    scores = xp.where(seen, q @ transpose(k) / root, -math.inf)  # (b, i, j) [SYMP.5]
+    weights = softmax(scores)  # (b, i, j) [SYMP.6]
+    count = xp.astype(arange(1, n + 1, x), x.dtype)[:, None]  # (i, 1): n_i
+    top = xp.max(scores, axis=-1, keepdims=True)  # (b, i, 1): as in softmax, and no log of 0
+    log_mass = top + xp.log(xp.sum(xp.exp(scores - top), axis=-1, keepdims=True) / count)  # (b, i, 1) [SYMP.7]
+    mass = xp.exp(log_mass)  # (b, i, 1): z_i, has no bound; the library keeps log_mass within 20
+    heading = p @ w_b  # (b, i, m) [SYMP.8]
+    square = xp.vecdot(heading, p)[..., None]  # (b, i, 1) [SYMP.9]
+    motion = square / (mass * mass)  # (b, i, 1) [SYMP.10]
+    factor = 1.0 + (motion + transpose(motion)) / 2.0  # (b, i, j)
+    pairs = weights * factor  # (b, i, j) [SYMP.11]
+    out = mass * (pairs @ v)  # (b, i, m) [SYMP.12]
+    force = out @ w_o  # (b, i, m) [SYMP.13]
+    kicked = p + h_y * force  # (b, i, m) [SYMP.14]
+    damping = c_log * xp.log1p(h_y / t) + c_lin * h_y  # (1) [SYMP.15]
+    damped = xp.exp(-damping) * kicked  # (b, i, m) [SYMP.16]
+    velocity = damped @ w_b / mass  # (b, i, m) [SYMP.17]
+    moved = x + h_x * velocity  # (b, i, m) [SYMP.18]
+    normed_p, rate_p = normalise(damped)  # (b, i, m), (b, i, 1)
+    momentum = gain_p * normed_p  # (b, i, m) [SYMP.19]
+    tokens = (p, normed_x, rate_x, y, q, k, v)
+    forces = (weights, mass, heading, motion, factor, pairs, out, force)
+    steps = (damping, damped, velocity, normed_p, rate_p)
+    matrices = (gain, w_q, w_k, w_v, w_o, w_b, gain_p)
+    numbers = (t, h_x, h_y, c_log, c_lin)
+    return (moved, momentum), (tokens, forces, steps, matrices, numbers)
+
+
+def backward(saved: tuple[tuple[Array, ...], ...], d_moved: Array, d_momentum: Array) -> dict[str, Array]:
+    """Return the gradients of all inputs, given those of x' and P."""
+    tokens, forces, steps, matrices, numbers = saved
+    p, normed_x, rate_x, y, q, k, v = tokens
+    weights, mass, heading, motion, factor, pairs, out, force = forces
+    damping, damped, velocity, normed_p, rate_p = steps
+    gain, w_q, w_k, w_v, w_o, w_b, gain_p = matrices
+    t, h_x, h_y, c_log, c_lin = numbers
+    xp, root = namespace(p), math.sqrt(p.shape[2])
+    # forward: momentum = gain_p * norm(damped)
+    d_gain_p = xp.sum(d_momentum * normed_p, axis=(0, 1))  # (m) [dSYMP.gain_p]
+    d_normed = normalise_backward(normed_p, rate_p, d_momentum * gain_p)  # (b, i, m): of damped
+    # forward: moved = x + h_x * velocity
+    d_velocity = h_x * d_moved  # (b, i, m) [dSYMP.17]
+    d_h_x = inner(d_moved, velocity)  # (1) [dSYMP.h_x]
+    # forward: velocity = damped @ w_b / mass
+    d_drift = d_velocity / mass  # (b, i, m): of damped @ w_b
+    d_damped = d_normed + d_drift @ transpose(w_b)  # (b, i, m) [dSYMP.16]
+    # forward: damped = exp(-damping) * kicked
+    d_kicked = xp.exp(-damping) * d_damped  # (b, i, m) [dSYMP.14]
+    d_damping = -inner(d_damped, damped)  # (1) [dSYMP.15]
+    # forward: damping = c_log * log(1 + h_y / t) + c_lin * h_y
+    d_c_log = d_damping * xp.log1p(h_y / t)  # (1) [dSYMP.c_log]
+    d_c_lin = d_damping * h_y  # (1) [dSYMP.c_lin]
+    d_t = -d_damping * c_log * h_y / (t * (t + h_y))  # (1) [dSYMP.t]
+    # forward: kicked = p + h_y * force
+    d_force = h_y * d_kicked  # (b, i, m) [dSYMP.13]
+    d_h_y = inner(d_kicked, force) + d_damping * (c_log / (t + h_y) + c_lin)  # (1) [dSYMP.h_y]: also of damping
+    # forward: force = out @ w_o
+    d_out = d_force @ transpose(w_o)  # (b, i, m) [dSYMP.12]
+    d_w_o = over_tokens(out, d_force)  # (m, m) [dSYMP.w_o]
+    # forward: out = mass * (pairs @ v)
+    d_sum = mass * d_out  # (b, i, m): of pairs @ v
+    d_v = transpose(pairs) @ d_sum  # (b, j, m) [dSYMP.4]
+    d_pairs = d_sum @ transpose(v)  # (b, i, j) [dSYMP.11]
+    # forward: pairs = weights * factor; factor = 1 + (motion_i + motion_j) / 2
+    d_weights = d_pairs * factor  # (b, i, j) [dSYMP.6]
+    d_factor = d_pairs * weights  # (b, i, j)
+    d_motion = xp.sum(d_factor + transpose(d_factor), axis=-1, keepdims=True) / 2.0  # (b, i, 1) [dSYMP.10]
+    # forward: motion = square / (mass * mass); square = heading . p; heading = p @ w_b
+    d_square = d_motion / (mass * mass)  # (b, i, 1) [dSYMP.9]
+    d_heading = d_square * p  # (b, i, m) [dSYMP.8]
+    d_p = d_kicked + d_square * heading + d_heading @ transpose(w_b)  # (b, i, m) [dSYMP.p]
+    d_w_b = over_tokens(p, d_heading) + over_tokens(damped, d_drift)  # (m, m) [dSYMP.w_b]: also of the velocity
+    # forward: mass = exp(log_mass), a factor of out, of motion as mass^-2, of velocity as mass^-1
+    of_out, of_velocity = xp.vecdot(d_out, out), xp.vecdot(d_velocity, velocity)  # (b, i), (b, i)
+    d_log_mass = (of_out - of_velocity)[..., None] - 2.0 * d_motion * motion  # (b, i, 1) [dSYMP.7]
+    # forward: weights = softmax(scores); log_mass = log(sum(exp(scores)) / count), whose derivative is weights
+    d_scores = softmax_backward(weights, d_weights) + weights * d_log_mass  # (b, i, j) [dSYMP.5]
+    # forward: scores = q @ k^T / root, and -inf where weights are 0 and so is d_scores
+    d_q = d_scores @ k / root  # (b, i, m) [dSYMP.2]
+    d_k = transpose(d_scores) @ q / root  # (b, j, m) [dSYMP.3]
+    # forward: q = y @ w_q; k = y @ w_k; v = y @ w_v
+    d_w_q = over_tokens(y, d_q)  # (m, m) [dSYMP.w_q]
+    d_w_k = over_tokens(y, d_k)  # (m, m) [dSYMP.w_k]
+    d_w_v = over_tokens(y, d_v)  # (m, m) [dSYMP.w_v]
+    d_y = d_q @ transpose(w_q) + d_k @ transpose(w_k) + d_v @ transpose(w_v)  # (b, i, m) [dSYMP.1]
+    # forward: y = gain * norm(x); moved = x + h_x * velocity
+    d_gain = xp.sum(d_y * normed_x, axis=(0, 1))  # (m) [dSYMP.gain]
+    d_x = d_moved + normalise_backward(normed_x, rate_x, d_y * gain)  # (b, i, m) [dSYMP.x]
+    d_matrices = {"w_q": d_w_q, "w_k": d_w_k, "w_v": d_w_v, "w_o": d_w_o, "w_b": d_w_b}
+    d_numbers = {"t": d_t, "h_x": d_h_x, "h_y": d_h_y, "c_log": d_c_log, "c_lin": d_c_lin}
+    return {"x": d_x, "p": d_p, "gain": d_gain, "gain_p": d_gain_p, **d_matrices, **d_numbers}
+
+
+def over_tokens(x: Array, d_y: Array) -> Array:
+    """Return the gradient of w (m, m) in y = x @ w for x and d_y (b, i, m)."""
+    return namespace(x).sum(transpose(x) @ d_y, axis=0)
+
+
+def inner(a: Array, b: Array) -> Array:
+    """Return the sum of all a * b (1): the gradient of a number that multiplies b, if a is that of the product."""
+    return namespace(a).reshape(namespace(a).sum(a * b), (1,))
