@@ -53,7 +53,7 @@ def each(n: int, run: str, causal: bool) -> Callable[[], Any]:
     import numpy as np
 
     from refattn.analysis.operators import spectral
-    from refattn.mechanisms.koopman.kernel import Rbf
+    from refattn.mechanisms.koopman.options.kernel import Rbf
 
     if run != "forward":
         raise NotImplementedError("a fit for each query is timed forward alone")

@@ -17,7 +17,7 @@ import numpy as np
 
 from refattn.checked import One, Real, Whole, checked
 from refattn.mechanisms.arguments import check_number
-from refattn.mechanisms.koopman.kernel import Kernel
+from refattn.mechanisms.koopman.options.kernel import Kernel
 
 Numbers = Any
 """A NumPy array."""
@@ -56,7 +56,7 @@ class Koopman:
     --------
     >>> import numpy as np
     >>> from refattn.analysis.operators import Koopman
-    >>> from refattn.mechanisms.koopman.kernel import Linear
+    >>> from refattn.mechanisms.koopman.options.kernel import Linear
     >>> starts = np.asarray([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     >>> ends = 0.5 * starts
     >>> fitted = Koopman(Linear(), starts, ends, starts[:2], ridge=1e-9, jitter=1e-9)
@@ -141,7 +141,7 @@ class EDMD:
 
     >>> import numpy as np
     >>> from refattn.analysis.operators import EDMD
-    >>> from refattn.mechanisms.koopman.kernel import Linear
+    >>> from refattn.mechanisms.koopman.options.kernel import Linear
     >>> starts = np.asarray([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     >>> fitted = EDMD(Linear(), starts, 0.5 * starts, starts[:2])
     >>> fitted.predict(np.asarray([[2.0, 4.0]]), steps=2).round(3).tolist()
@@ -179,7 +179,7 @@ class KernelEDMD:
 
     >>> import numpy as np
     >>> from refattn.analysis.operators import KernelEDMD
-    >>> from refattn.mechanisms.koopman.kernel import Linear
+    >>> from refattn.mechanisms.koopman.options.kernel import Linear
     >>> starts = np.asarray([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     >>> fitted = KernelEDMD(Linear(), starts, 0.5 * starts)
     >>> fitted.predict(np.asarray([[2.0, 4.0]]), steps=2).round(3).tolist()

@@ -17,7 +17,7 @@ from refattn.analysis.operators import EDMD, KernelEDMD, Koopman, Operator
 from refattn.analysis.spectrum import COLOURS, TEXT, draw_eigenvalues, draw_unit_circle, pair
 from refattn.analysis.text import aligned
 from refattn.checked import Whole, checked
-from refattn.mechanisms.koopman.kernel import Kernel, Linear, Rbf
+from refattn.mechanisms.koopman.options.kernel import Kernel, Linear, Rbf
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from refattn.analysis.known_systems import STEP, SYSTEMS
 from refattn.analysis.operators import EDMD, KernelEDMD, Koopman, Operator
 from refattn.analysis.prediction import operators, predict
 from refattn.cli import cli
-from refattn.mechanisms.koopman.kernel import Linear, Rbf
+from refattn.mechanisms.koopman.options.kernel import Linear, Rbf
 
 OURS = ("Koopman", "Koopman, separable", "Koopman, full space")
 OSCILLATORS = ("van der Pol", "Duffing")

@@ -33,7 +33,8 @@ def test_an_eigenfunction_grows_by_its_eigenvalue(tau: float) -> None:
     for step, values in zip(saved.inner.updates, found.eigenvalues, strict=True):
         known, vectors = np.linalg.eig(step.koopman)
         at_keys = np.swapaxes(step.starts, -1, -2)  # kappa(keys) = B^T, to the jitter
-        unseen = kernel.values(q, k) @ np.swapaxes(step.dual[:, :, 0], -1, -2)  # kappa of other states, for query 0
+        dual = step.kappa.dual[:, :, 0]  # of query 0
+        unseen = kernel.values(q, k) @ np.swapaxes(dual, -1, -2)  # kappa of other states
         before = unseen @ vectors[:, :, 0]
         after = tau * before + unseen @ (step.found[:, :, 0] @ at_keys[:, :, 0] @ vectors[:, :, 0])
         np.testing.assert_allclose(after, before * (tau + known[:, :, 0])[..., None, :], atol=1e-8)

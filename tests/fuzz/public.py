@@ -27,7 +27,7 @@ from refattn.analysis import (
 )
 from refattn.golden import vectors
 from refattn.mechanisms import entry, growing, registry
-from refattn.mechanisms.koopman.kernel import Rbf
+from refattn.mechanisms.koopman.options.kernel import Rbf
 from refattn.model import decode
 from refattn.ops import activations, embedding, heads, layer_norm, linear, losses, mlp
 from refattn.train import checkpoint, data, metrics, optimiser, sample, schedule, settings, step

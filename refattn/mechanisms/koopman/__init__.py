@@ -4,10 +4,8 @@ What to read, in this order:
 
 - `definition`: the paper's own case, KOOP.1 to KOOP.15 and their adjoints.
 - `dense`: the same with all options; a system of equations for every query.
-- `kernel`: the kernels, and the observables that are made of their sections.
-- `perturbation`: the operator's one-step map phi, psi = a pi + b phi, and its inverse by Newton's method.
+- `options`: a family of options in each file: kernels, spaces, fits, ridges, similarities, perturbations.
 - `core`: the public map of q, k and v: its options, their defaults and checks.
-- `limited`: fits of an operator whose norm or rank is limited; `own`: whether a kernel of a user's is one.
 - `layer.block`: projections around the core, the mechanism as a layer; `layer.draws`: random ridges and epsilons;
   `layer.pointer`: a block whose last queries point at tokens, KOOP.pointed and KOOP.log_weights; `layer.decode`: what a
   last query says about the next token.
@@ -23,7 +21,7 @@ from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.koopman import core as _core
 from refattn.mechanisms.koopman import definition as _definition
 from refattn.mechanisms.koopman import dense as _dense
-from refattn.mechanisms.koopman.core import Saved, Separable, Stein, backward, forward
+from refattn.mechanisms.koopman.core import Saved, backward, forward
 from refattn.mechanisms.koopman.judge import loops as _loops
 from refattn.mechanisms.koopman.judge.adjoint_magnitudes import ADJOINTS as _ADJOINTS
 from refattn.mechanisms.koopman.judge.cases import CASES as _CASES
@@ -31,12 +29,13 @@ from refattn.mechanisms.koopman.judge.cases import LIMITED as _LIMITED
 from refattn.mechanisms.koopman.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.koopman.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.koopman.judge.magnitudes import STORED as _STORED
-from refattn.mechanisms.koopman.kernel import Linear, Matern32, Matern52, Own, Polynomial, Rbf
 from refattn.mechanisms.koopman.layer import block as _block
 from refattn.mechanisms.koopman.layer import pointer as _pointer
 from refattn.mechanisms.koopman.layer import stream as _stream
 from refattn.mechanisms.koopman.layer.pictures import PICTURES as _PICTURES
-from refattn.mechanisms.koopman.perturbation import Identity, KoopmanInverseError, Pencil, Shift
+from refattn.mechanisms.koopman.options.fits import Separable, Stein
+from refattn.mechanisms.koopman.options.kernel import Linear, Matern32, Matern52, Own, Polynomial, Rbf
+from refattn.mechanisms.koopman.options.perturbation import Identity, KoopmanInverseError, Pencil, Shift
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 

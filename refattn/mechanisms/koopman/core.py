@@ -15,10 +15,10 @@ from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, retur
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.koopman import definition, dense
 from refattn.mechanisms.koopman.forms import shared
-from refattn.mechanisms.koopman.kernel import KERNELS, Kernel, kernel_of
-from refattn.mechanisms.koopman.limited import Limited
-from refattn.mechanisms.koopman.own import check_own
-from refattn.mechanisms.koopman.perturbation import (
+from refattn.mechanisms.koopman.options.fits import FITS, Fit, Stein
+from refattn.mechanisms.koopman.options.kernel import KERNELS, Kernel, kernel_of
+from refattn.mechanisms.koopman.options.own import check_own
+from refattn.mechanisms.koopman.options.perturbation import (
     PERTURBATIONS,
     STALLED,
     KoopmanInverseError,
@@ -28,6 +28,9 @@ from refattn.mechanisms.koopman.perturbation import (
     picked,
     picked_backward,
 )
+from refattn.mechanisms.koopman.options.ridges import SCALES, OneRidge, RidgeByCoordinate
+from refattn.mechanisms.koopman.options.similarity import SIMILARITIES
+from refattn.mechanisms.koopman.options.spaces import SPACES
 from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.heads import repeat_heads
@@ -51,9 +54,6 @@ CANDIDATES = 8
 JITTER = {"float64": 1e-8, "float32": 1e-4}
 """What is added to the diagonal of the Gram matrix, in units of the kernel's weight + 1."""
 
-SPACES = ("keys", "augmented", "full")
-SIMILARITIES = ("dot", "kernel")
-
 RENAMED = {
     "bandwidth": "kernel=Rbf(bandwidth=...), or another kernel",
     "weight": "kernel=Rbf(weight=...), or another kernel",
@@ -69,84 +69,6 @@ RENAMED = {
     "certify": "perturbation=Identity(certify=...), or another perturbation",
 }
 """Options that were, and what they are now."""
-
-
-LIMITS = ("norm", "rank", "nuclear")
-
-
-@dataclass(frozen=True)
-class Fit:
-    """How the operator is fitted to the transitions of a trajectory.
-
-    Attributes
-    ----------
-    ridge
-        Above 0, the weight of the operator's norm; an array () for all, (updates - 1,) for each update after the first,
-        or (candidates, updates - 1), of which at most 8 are tried in order; with a third axis of size d a ridge for
-        each coordinate, and an operator for each. None means 0.1.
-    scale
-        "sum": the ridge is as given; "mean": it is multiplied by the number of transitions times that of seen keys.
-    tau
-        0: the ridge draws the operator to 0; 1: to the identity.
-    window
-        The operator is fitted to so many of the last transitions; None: to all.
-    """
-
-    ridge: float | Array | None = None
-    scale: str = "sum"
-    tau: float = 0.0
-    window: int | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("scale", self.scale, ("sum", "mean"))
-        if isinstance(self.tau, bool) or not isinstance(self.tau, int | float) or self.tau not in (0, 1):
-            needs = "needs 0 (the ridge draws the operator to 0) or 1 (to the identity)"
-            raise ValueError(f"tau: got {self.tau!r}, {needs}")
-        if self.window is not None:
-            check_whole("window", self.window, 1)
-
-
-@dataclass(frozen=True)
-class Stein(Fit):
-    """Least squares over all observables."""
-
-
-@dataclass(frozen=True)
-class Separable(Fit):
-    """Least squares in the norm of the kernel's space; cheaper where causal. At most one of these may be given.
-
-    Attributes
-    ----------
-    norm
-        Above 0: the operator is no longer, so that its eigenvalues lie in a circle of this radius; with tau = 0.
-    rank
-        At least 1: the operator, less tau, has no higher rank.
-    nuclear
-        Above 0: the weight of the sum of the singular values of the operator, less tau.
-    """
-
-    norm: float | None = None
-    rank: int | None = None
-    nuclear: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        given = [name for name in LIMITS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{given[1]}: got a value beside {given[0]}, needs one of norm, rank and nuclear")
-        for name in {"norm", "nuclear"} & set(given):
-            number = getattr(self, name)
-            if not isinstance(check_number(name, number, positive=True), float):
-                raise TypeError(f"{name}: got an array, needs a number: it has no gradient")
-        if self.rank is not None:
-            check_whole("rank", self.rank, 1)
-        if self.norm is not None and self.tau:
-            raise ValueError(
-                f"norm: got {self.norm} with tau=1, needs tau=0: beyond the data the operator is the identity"
-            )
-
-
-FITS: dict[str, type[Fit]] = {"stein": Stein, "separable": Separable}
 
 KINDS: dict[str, Mapping[str, type[Any]]] = {"kernel": KERNELS, "fit": FITS, "perturbation": PERTURBATIONS}
 """The options that are families, with their kinds by name."""
@@ -355,8 +277,8 @@ def _lost(q: Array, k: Array, v: Array) -> Array:
 def check_choices(*, updates: Any, space: Any, similarity: Any, jitter: Any) -> None:
     """Raise where an option that is no family is of a wrong type or value."""
     check_whole("updates", updates, 1, rounds=True)
-    check_choice("space", space, SPACES)
-    check_choice("similarity", similarity, SIMILARITIES)
+    check_choice("space", space, tuple(SPACES))
+    check_choice("similarity", similarity, tuple(SIMILARITIES))
     if jitter is not None:
         number = check_number("jitter", jitter)
         if not isinstance(number, float) or number < 0.0:
@@ -404,31 +326,25 @@ def placed(
         check_own(kernel, like, space)
     if jitter is None:
         jitter = JITTER["float64" if xp.finfo(like.dtype).bits == 64 else "float32"]
+    if "mix" in asked:
+        perturbation = replace(perturbation, mix=numbers["mix"])  # type: ignore[call-arg]
     options = dense.Options(
         updates=updates,
-        similarity=similarity,
+        similarity=SIMILARITIES[similarity](kernel),
         kernel=kernel,
-        space=space,
+        space=SPACES[space],
         jitter=float(jitter),
-        fit=next(name for name, kind in FITS.items() if type(fit) is kind),
+        fit=fit.solver(),
         ridge=picked(tables["ridge"], (0,) * (updates - 1)),
-        scale=fit.scale,
+        ridges=RidgeByCoordinate() if len(tables["ridge"].shape) == 3 else OneRidge(),
+        scale=SCALES[fit.scale],
         tau=float(fit.tau),
         window=fit.window,
-        limit=limit_of(fit),
-        perturbation=next(name for name, kind in PERTURBATIONS.items() if type(perturbation) is kind),
+        perturbation=perturbation,
         epsilon=picked(tables["epsilon"], (0,) * (updates - 1)),
-        mix=numbers["mix"],
         certify=perturbation.certify,
-        by_coordinate=len(tables["ridge"].shape) == 3,
     )
     return options, given, tables
-
-
-def limit_of(fit: Fit) -> Limited | None:
-    """Return the fit of an operator that is limited in one of these numbers."""
-    limits = [getattr(fit, name, None) for name in LIMITS]
-    return Limited(*limits) if any(limit is not None for limit in limits) else None
 
 
 def table(name: str, value: Any, like: Array, later: int) -> Array:
@@ -472,7 +388,7 @@ def _not_shared(options: dense.Options, mask: Array | None, offset: int | None, 
     """Return what keeps the shared form from running, and what it needs instead; None where it can run."""
     if options.updates > 1 and mask is not None and mask.shape[2] != 1:
         return "a mask that differs between queries, needs one of shape (..., 1, keys)"
-    if options.updates > 1 and offset is not None and offset < plane[3] - 1 and options.fit == "stein":
+    if options.updates > 1 and offset is not None and offset < plane[3] - 1 and isinstance(options.fit, Stein):
         return 'fit="stein" where the future is hidden, needs fit="separable"'
     return None
 
@@ -483,8 +399,8 @@ def _elements(options: dense.Options, plane: tuple[int, ...], width: int) -> int
     if options.updates == 1:
         return 0
     transitions = options.updates - 1 if options.window is None else min(options.window, options.updates - 1)
-    observables = keys + (width if options.space == "augmented" else 0)
-    return b * h * queries * (observables * (transitions if options.fit == "stein" else 1)) ** 2
+    rows = transitions if isinstance(options.fit, Stein) else 1
+    return b * h * queries * (options.space.size(keys, width) * rows) ** 2
 
 
 def _like(name: str, value: Any, like: Array) -> Array:

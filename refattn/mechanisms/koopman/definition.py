@@ -123,11 +123,8 @@ def predict(
     both = once + epsilon * again @ once  # (b, h, i, l, d) [KOOP.12]
     place = kappa(attended, keys, dual)  # (b, h, i, l) [KOOP.13]
     target = combined(place, both)  # (b, h, i, d) [KOOP.14]
-    x = combined(place, once)  # (b, h, i, d): (K id)(q')
-    for _ in range(20):  # Newton's method, from a point that is near: each step doubles the digits
-        missing = target - x - epsilon * combined(kappa(x, keys, dual), once)  # (b, h, i, d): target - psi(x)
-        x = x + xp.linalg.solve(jacobian(x, keys, dual, once, epsilon), missing[..., None])[..., 0]  # (b, h, i, d)
-    following = x  # (b, h, i, d) [KOOP.15]
+    guess = combined(place, once)  # (b, h, i, d): (K id)(q')
+    following = invert(target, guess, keys, dual, once, epsilon)  # (b, h, i, d) [KOOP.15]
     return following, (attended, start, dual, inner, fitted, once, again, both, place)
 
 
@@ -140,7 +137,6 @@ def backward(saved: tuple[Any, ...], d_out: Array) -> dict[str, Array]:
     for update in range(len(tape) - 1, -1, -1):
         weights, kept = tape[update]  # (b, h, i, j), -
         d_following = d_path[update + 1]  # (b, h, i, d) [dKOOP.15]
-        d_read = d_following  # (b, h, i, d): in the first update
         if kept is not None:
             # forward: following, kept = predict(path, attended, k, gram, ridge, epsilon)
             so_far = path[: update + 2]
@@ -148,7 +144,7 @@ def backward(saved: tuple[Any, ...], d_out: Array) -> dict[str, Array]:
             total |= {name: total[name] + part for name, part in parts.items()}
             d_path[: update + 1] = [d_path[n] + d_points[..., n, :] for n in range(update + 1)]
         # forward: attended = weights @ v
-        d_attended = d_read  # (b, h, i, d) [dKOOP.4]
+        d_attended = d_following if kept is None else d_read  # (b, h, i, d) [dKOOP.4]
         d_weights = d_attended @ transpose(v)  # (b, h, i, j) [dKOOP.3]
         # forward: weights = softmax(scores); scores = x @ k^T / root
         d_scores = softmax_backward(weights, d_weights)  # (b, h, i, j) [dKOOP.2]
@@ -228,6 +224,15 @@ def kappa(x: Array, keys: Array, dual: Array) -> Array:
 def combined(weights: Array, rows: Array) -> Array:
     """Return the sums of rows (b, h, i, l, d) with weights (b, h, i, l): (b, h, i, d)."""
     return (weights[..., None, :] @ rows)[..., 0, :]
+
+
+def invert(target: Array, x: Array, keys: Array, dual: Array, once: Array, epsilon: float) -> Array:
+    """Return the x with psi(x) = target, by Newton's method: from an x that is near each step doubles the digits."""
+    for _ in range(20):
+        missing = target - x - epsilon * combined(kappa(x, keys, dual), once)  # (b, h, i, d): target - psi(x)
+        slopes = jacobian(x, keys, dual, once, epsilon)  # (b, h, i, d, d)
+        x = x + namespace(x).linalg.solve(slopes, missing[..., None])[..., 0]  # (b, h, i, d)
+    return x
 
 
 def jacobian(x: Array, keys: Array, dual: Array, once: Array, epsilon: float) -> Array:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 import refattn as ra
-from refattn.mechanisms.koopman.kernel import Observables, centres_of, look
-from refattn.mechanisms.koopman.perturbation import steepness
+from refattn.mechanisms.koopman.options.spaces import Observables
 
 RECORD = ra.mechanism("koopman")
 
@@ -38,14 +37,13 @@ class OneStep:
 
     def at(self, x: Any) -> Any:
         """Its values at any x, the sizes of its terms, and its Jacobian."""
-        return look(self.centres, x, self.factors)
+        return self.centres.look(x, self.factors)
 
     def steepness(self) -> Any:
-        return steepness(self.centres, self.factors)
+        return self.centres.steepness(self.factors)
 
 
 def one_step_of(inner: Any) -> OneStep:
     """The one-step map of the last update of the dense form."""
     step = inner.updates[-1]
-    centres = centres_of(step.points[..., :-1, :], inner.g, inner.options.space)
-    return OneStep(centres, np.swapaxes(step.modes, -1, -2) @ step.dual)
+    return OneStep(step.kappa.centres, np.swapaxes(step.modes, -1, -2) @ step.kappa.dual)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,10 @@ from refattn import counter
 from refattn.analysis.known_systems import ROTATION, SYSTEMS
 from refattn.analysis.operators import Koopman, spectral
 from refattn.analysis.prediction import operators, predict
-from refattn.mechanisms.koopman.dense import coefficients
-from refattn.mechanisms.koopman.kernel import KERNELS, Rbf
 from refattn.mechanisms.koopman.layer import decode
 from refattn.mechanisms.koopman.layer.draws import draw as draw_numbers
-from refattn.mechanisms.koopman.perturbation import invert
+from refattn.mechanisms.koopman.options.kernel import KERNELS, Rbf
+from refattn.mechanisms.koopman.options.perturbation import invert
 from refattn.verify.itself.gradients import STENCIL
 from tests.mechanisms.koopman.calls import forward, one_step_of
 
@@ -38,6 +38,10 @@ def run_saved(q: Any, k: Any, v: Any, **options: Any) -> Any:
     return forward(q, k, v, **{"perturbation": "identity", **options})
 
 
+def coefficients(z: Any, g: Any, ridge: float, y: Any) -> Any:
+    return ra.koopman.Stein().forward(z, g, ridge, y)
+
+
 def gram_matrices(transitions: int = 3, observables: int = 8) -> tuple[Any, Any, Any]:
     g, z = draw("g", observables, observables), draw("z", transitions, transitions)
     return z @ z.T, g @ g.T + 0.1 * np.eye(observables), draw("y", transitions, observables)
@@ -48,16 +52,16 @@ def test_t1_one_update_is_attention() -> None:
     np.testing.assert_allclose(run(q, k, v, updates=1), ra.softmax.forward(q, k, v)[0], rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("solve", [coefficients, spectral])
+@pytest.mark.parametrize("solve", [coefficients, partial(spectral, "stein")])
 def test_t2_the_fit_solves_the_kronecker_system(solve: Callable[..., Any]) -> None:
     z, g, y = gram_matrices()
     expected = np.linalg.solve(np.kron(z, g) + 0.2 * np.eye(24), y.reshape(-1)).reshape(3, 8)
-    np.testing.assert_allclose(solve("stein", z, g, 0.2, y), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(solve(z, g, 0.2, y), expected, rtol=0, atol=1e-12)
 
 
 def test_t3_stationarity() -> None:
     z, g, y = gram_matrices()
-    a = coefficients("stein", z, g, 0.2, y)
+    a = coefficients(z, g, 0.2, y)
     assert np.max(np.abs(z @ a @ g + 0.2 * a - y)) < 1e-12 * max(1.0, np.max(np.abs(y)))
 
 
@@ -69,7 +73,7 @@ def test_t4_no_other_operator_is_better() -> None:
     right = np.concatenate([keys, extra])  # sections that it may be applied to
     z, g, y = kernel.values(left, left), kernel.values(right, right), kernel.values(ends, keys)
     best = np.zeros((8, 11))
-    best[:3, :6] = coefficients("stein", z[:3, :3], g[:6, :6], 0.3, y)
+    best[:3, :6] = coefficients(z[:3, :3], g[:6, :6], 0.3, y)
 
     def loss(a: Any) -> float:
         image = z[:3] @ a @ g[:, :6]

@@ -51,7 +51,7 @@ def test_the_core_takes_the_function() -> None:
     phi = np.sum(step.modes * step.section[..., None], axis=-2)
     twice = np.sum((step.koopman @ step.modes) * step.section[..., None], axis=-2)
     kernel, options = saved.inner.options.kernel, {"perturbation": "identity", "epsilon": 0.5}
-    at_out = np.swapaxes(step.dual @ np.swapaxes(kernel.values(out[..., None, :], k[:, :, None]), -1, -2), -1, -2)
+    at_out = np.swapaxes(step.kappa.dual @ np.swapaxes(kernel.values(out[..., None, :], k[:, :, None]), -1, -2), -1, -2)
     np.testing.assert_allclose(out + 0.5 * (at_out @ step.modes)[..., 0, :], phi + 0.5 * twice, atol=1e-11)
     other = forward(q, k, v, updates=3, **{**options, "epsilon": 0.0})[0]
     assert np.max(np.abs(out - other)) > 1e-3

@@ -11,8 +11,8 @@ import pytest
 import refattn as ra
 from refattn import counter
 from refattn.mechanisms.koopman.forms import shared
-from refattn.mechanisms.koopman.kernel import KERNELS
-from refattn.mechanisms.koopman.perturbation import KoopmanInverseError, certify
+from refattn.mechanisms.koopman.options.kernel import KERNELS
+from refattn.mechanisms.koopman.options.perturbation import KoopmanInverseError, certify
 from tests.mechanisms.koopman.calls import forward, one_step_of
 
 
@@ -152,7 +152,7 @@ def test_psi_of_several_operators() -> None:
         step, kernel = inner.updates[0], inner.options.kernel
 
         def kappa(x: Any, step: Any = step, kernel: Any = kernel) -> Any:
-            return np.squeeze(kernel.values(x[..., None, :], k[:, :, None]) @ np.swapaxes(step.dual, -1, -2), -2)
+            return np.squeeze(kernel.values(x[..., None, :], k[:, :, None]) @ np.swapaxes(step.kappa.dual, -1, -2), -2)
 
         twice = np.sum(kappa(step.attended) * (step.koopman @ step.modes)[..., p], axis=-1)
         image = np.sum(kappa(step.attended) * step.modes[..., p], axis=-1) + 0.4 * twice

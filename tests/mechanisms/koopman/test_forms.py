@@ -14,8 +14,8 @@ import refattn as ra
 from refattn import counter
 from refattn.mechanisms.koopman import core
 from refattn.mechanisms.koopman.forms import shared
-from refattn.mechanisms.koopman.kernel import KERNELS
-from refattn.mechanisms.koopman.perturbation import KoopmanInverseError, first_that_inverts, invert
+from refattn.mechanisms.koopman.options.kernel import KERNELS
+from refattn.mechanisms.koopman.options.perturbation import KoopmanInverseError, first_that_inverts, invert
 from refattn.mechanisms.record import Unsupported
 from tests.mechanisms.koopman.calls import forward
 

@@ -12,7 +12,7 @@ import pytest
 
 import refattn as ra
 from refattn import Context, counter, tree
-from refattn.mechanisms.koopman.kernel import KERNELS
+from refattn.mechanisms.koopman.options.kernel import KERNELS
 from refattn.verify.itself.gradients import STENCIL
 from tests.mechanisms.koopman.calls import forward
 from tests.thinned import thinned

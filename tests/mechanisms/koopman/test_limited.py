@@ -9,7 +9,6 @@ import pytest
 
 import refattn as ra
 from refattn import counter
-from refattn.mechanisms.koopman.core import limit_of
 from refattn.mechanisms.koopman.judge import loops
 from refattn.verify.blame.bank import Bank, changes
 from refattn.verify.judge.budget import truth
@@ -24,7 +23,7 @@ def draw(name: str, *shape: int, seed: int = 5) -> Any:
 
 
 def limited(**limit: Any) -> Any:
-    return limit_of(ra.koopman.Separable(**limit))
+    return ra.koopman.Separable(**limit).solver()
 
 
 def transitions() -> tuple[Any, Any]:
@@ -91,8 +90,9 @@ def test_gradients_are_those_of_autograd(limit: dict[str, Any]) -> None:
     fit, g, d_found = limited(**limit), draw("g", 5, 5), draw("d", 3, 5)
     inputs = {"inner": w @ w.T, "gram": g @ g.T + np.eye(5), "ridge": np.full((1, 1), RIDGE), "targets": y}
     leaves = {name: torch.tensor(x, requires_grad=True) for name, x in inputs.items()}
-    torch.sum(fit.coefficients(**leaves) * torch.tensor(d_found)).backward()
-    d_targets, d_inner, d_gram, d_ridge = fit.adjoint(**inputs, d_found=d_found)
+    torch.sum(fit.forward(**leaves) * torch.tensor(d_found)).backward()
+    d_targets, rest = fit.backward(**inputs, found=fit.forward(**inputs), d_found=d_found)
+    d_inner, d_gram, d_ridge = rest(d_targets)
     found = {"inner": d_inner, "gram": d_gram, "ridge": d_ridge, "targets": d_targets}
     for name, x in found.items():
         expected = leaves[name].grad.numpy()
@@ -188,7 +188,7 @@ def test_what_has_no_gradient_or_does_not_settle_says_so(monkeypatch: pytest.Mon
         fit.within_backward(z, RIDGE, found, before, np.ones((2, 2)))
     w, y = transitions()
     w[1] = w[0]
-    monkeypatch.setattr("refattn.mechanisms.koopman.limited.STEPS", 100)
+    monkeypatch.setattr("refattn.mechanisms.koopman.options.limited.STEPS", 100)
     with pytest.raises(ValueError, match=r"ridge: got one so small that a limited fit does not settle"):
         limited(norm=0.3).within(w @ w.T, 1e-12, y)
 

@@ -9,7 +9,7 @@ import pytest
 
 import refattn as ra
 from refattn import counter
-from refattn.mechanisms.koopman.kernel import Own
+from refattn.mechanisms.koopman.options.kernel import Own
 
 AXES = np.asarray([0.5, 1.0, 2.0])
 BLOCK = ra.mechanism("koopman").block

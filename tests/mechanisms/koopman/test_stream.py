@@ -14,8 +14,8 @@ import refattn as ra
 from refattn import Context, counter, tree
 from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.forms import features
-from refattn.mechanisms.koopman.kernel import Linear, Polynomial
 from refattn.mechanisms.koopman.layer.stream import Cache
+from refattn.mechanisms.koopman.options.kernel import Linear, Polynomial
 
 RECORD = ra.mechanism("koopman")
 BLOCK, CAUSAL = RECORD.block, Context(causal=True)

@@ -33,8 +33,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from refattn.mechanisms.koopman import dense
-from refattn.mechanisms.koopman.kernel import Kernel, Linear, Polynomial
-from refattn.mechanisms.koopman.perturbation import a_and_b, invert, left_of
+from refattn.mechanisms.koopman.options.kernel import Kernel, Linear, Polynomial
+from refattn.mechanisms.koopman.options.perturbation import invert, left_of
+from refattn.mechanisms.koopman.options.ridges import SCALES
+from refattn.mechanisms.koopman.options.spaces import OnAll
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, device, namespace, transpose, zeros
 
@@ -129,13 +131,13 @@ def update(
 ) -> tuple[Array, Array]:
     """Return the next query, for points (b, h, i, l + 1, d), and how far psi is from having been inverted."""
     xp, kernel, tau, width = namespace(points), options.kernel, options.tau, points.shape[-1]
-    a, b = a_and_b(options.perturbation, options.epsilon[number, ...], options.mix)
+    a, b = options.perturbation.shares(options.epsilon[number, ...])
     at_points, span = features_of(kernel, points), span[:, :, None, :, :]
     starts = at_points[..., :-1, :]  # (b, h, i, l, f): X
     targets = at_points[..., 1:, :] - tau * starts  # (b, h, i, l, f)
-    dual = starts if options.space == "full" else starts @ span  # (b, h, i, l, f): N'
+    dual = starts if isinstance(options.space, OnAll) else starts @ span  # (b, h, i, l, f): N'
     inner = dual @ transpose(starts)  # (b, h, i, l, l): Z
-    lam = options.ridge[number, ...] * (1.0 if options.scale == "sum" else float(starts.shape[-2] * keys))
+    lam = options.ridge[number, ...] * (1.0 if options.scale == SCALES["sum"] else float(starts.shape[-2] * keys))
     found = solve(inner + lam * identity(inner.shape[-1], inner), targets @ span)  # (b, h, i, l, f): A'
     modes = found[..., :width]  # (b, h, i, l, d): D
     koopman = found @ transpose(starts)  # (b, h, i, l, l): R

@@ -30,10 +30,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.mechanisms.koopman import dense
-from refattn.mechanisms.koopman.dense import apart, joined, summed
 from refattn.mechanisms.koopman.forms.whitening import Whitening, fit, whiten
-from refattn.mechanisms.koopman.kernel import Observables, coordinates, observables
-from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert, is_regular
+from refattn.mechanisms.koopman.options.fits import Stein
+from refattn.mechanisms.koopman.options.limited import Limited
+from refattn.mechanisms.koopman.options.perturbation import certify, invert, is_regular
+from refattn.mechanisms.koopman.options.spaces import Observables, OnAll
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_in_tile
 from refattn.ops.solve import identity, solve
@@ -68,7 +69,7 @@ def forward(
     if options.updates > 1:
         g = of_all(keys, mask, options)
         gram = dense.gram_of(g, keys, options.jitter)[:, :, 0, :, :]
-        whitening = whiten(gram, options.fit == "stein", q.shape[3] if g.augmented else 0)
+        whitening = whiten(gram, isinstance(options.fit, Stein), options.space.size(0, q.shape[3]))
     saved = Saved(options, offset, k.shape[1], mask, keys, values, whitening, (q,), ())
     chunks = [advance(saved, q, start, stop) for start, stop in chunks_of(saved, q.shape[2])]
     points, left = zip(*chunks, strict=True)
@@ -88,16 +89,14 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         d_q.append(chunk_backward(saved, d_out[:, :, start:stop, :], start, stop, total, numbers))
     nothing = xp.sum(d_out) * 0.0
     if options.updates > 1:
-        g, whitening, j = of_all(saved.k, saved.mask, options), saved.whitening, saved.k.shape[2]
+        g, whitening = of_all(saved.k, saved.mask, options), saved.whitening
         # forward: F^T F = G^-1; projected = F @ coordinates
         d_gram = -whitening.back(xp.matrix_transpose(whitening.back(xp.matrix_transpose(total["gram"]))))
         d_coordinates = xp.matrix_transpose(whitening.factor) @ total["coordinates"]
-        add(total, {"k": xp.where(xp.matrix_transpose(g.seen), d_coordinates[..., :j, :], 0.0)})
-        d_norm = xp.sum(d_coordinates[..., j:, :] * identity(d_out.shape[3], d_out)) if g.augmented else nothing
-        add(
-            total,
-            dense.gram_backward(g, saved.k, options.jitter, d_gram[:, :, None, :, :], d_norm),
-        )
+        of = g.coordinates_backward(d_coordinates)
+        add(total, {"k": xp.where(xp.matrix_transpose(g.seen), of["k"], 0.0)})
+        d_visible = d_gram[:, :, None, :, :]
+        add(total, dense.gram_backward(g, saved.k, options.jitter, d_visible, of.get("norm", nothing)))
     found = {name: total.get(name, nothing) for name in ("bandwidth", "weight")}
     found |= {"q": xp.concat(d_q, axis=2), **{name: sum_heads(total[name], saved.groups) for name in ("k", "v")}}
     for name in ("ridge", "epsilon") if numbers else ():
@@ -110,18 +109,13 @@ def of_all(keys: Array, mask: Array | None, options: dense.Options) -> Observabl
     """Return the observables of all queries together, as those of a single one."""
     seen = zeros((*keys.shape[:2], 1, keys.shape[2]), keys) == 0.0
     seen = seen if mask is None else namespace(keys).logical_and(seen, mask)
-    return observed(keys, seen, options)
-
-
-def observed(keys: Array, seen: Array, options: dense.Options) -> Observables:
-    """Return the observables at keys (b, h, j, d)."""
-    return observables(options.kernel, keys, seen, options.space == "augmented")
+    return options.space.observables(options.kernel, keys, seen)
 
 
 def chunks_of(saved: Saved, queries: int) -> Iterator[tuple[int, int]]:
     """Yield the first and last-plus-one query of every chunk."""
     b, h, keys, width = saved.k.shape
-    observables = keys + (width if saved.options.space == "augmented" else 0)
+    observables = saved.options.space.size(keys, width)
     size = max(8, CHUNK // max(b * h * observables, 1))
     for start in range(0, queries, size):
         yield start, min(start + size, queries)
@@ -152,17 +146,15 @@ class Chunk:
     def sections_of(self, x: Array, values: Array) -> Array:
         """Return g(x) for values (b, h, i, j) of the kernel between x and the keys."""
         xp = namespace(x)
-        at_keys = xp.where(self.g.seen, values, 0.0)
-        return xp.concat([at_keys, x], axis=-1) if self.g.augmented else at_keys
+        return self.g.beside(xp.where(self.g.seen, values, 0.0), x)
 
     def sections_backward(self, x: Array, d_sections: Array) -> tuple[Array, dict[str, Array]]:
         """Return the gradient of x, and those of the keys and the kernel's numbers."""
-        xp, j = namespace(x), self.keys.shape[2]
+        at_keys, beyond = self.g.parts(d_sections)
         # forward: sections = concat(k(x, keys) where seen, x)
-        d_values = xp.where(self.g.seen, d_sections[..., :j], 0.0)
+        d_values = namespace(x).where(self.g.seen, at_keys, 0.0)
         d_x, d_keys, d_bandwidth, d_weight = self.g.kernel.backward(x, self.keys, d_values)
-        passed = {"k": d_keys, "bandwidth": d_bandwidth, "weight": d_weight}
-        return (d_x + d_sections[..., j:] if self.g.augmented else d_x), passed
+        return d_x + beyond, {"k": d_keys, "bandwidth": d_bandwidth, "weight": d_weight}
 
     def features(self, x: Array) -> Array:
         """(b, h, i, d) -> (b, h, i, o): w(x)."""
@@ -176,20 +168,20 @@ class Chunk:
 def chunk_of(saved: Saved, start: int, stop: int) -> Chunk:
     """Return what a chunk of queries sees."""
     k, options, whitening = saved.k, saved.options, saved.whitening
-    xp, augmented = namespace(k), options.space == "augmented"
+    xp = namespace(k)
     seen = zeros((*k.shape[:2], stop - start, k.shape[2]), k) == 0.0
     allowed = allowed_in_tile(saved.mask, saved.offset, (start, stop), (0, k.shape[2]), k)
     seen = seen if allowed is None else xp.logical_and(seen, allowed)
-    g = observed(k, seen, options)
+    g = options.space.observables(options.kernel, k, seen)
     if options.updates == 1:
         return Chunk(options, g, whitening, None, k)
-    past, width = None, k.shape[3] if augmented else 0
+    past, width = None, options.space.size(0, k.shape[3])
     if saved.offset is not None:
         # Features have the coordinates first, see `whiten`.
         i, o = arange(start, stop, k)[:, None], arange(0, width + k.shape[2], k)[None, :]
         past = (o <= i + (saved.offset + width)) | (o < width)
     keys = k if saved.mask is None else xp.where(xp.matrix_transpose(saved.mask), k, 0.0)
-    at_coordinates = coordinates(observed(keys, seen, options))[:, :, 0, :, :]
+    at_coordinates = options.space.observables(options.kernel, keys, seen).coordinates()[:, :, 0, :, :]
     return Chunk(options, g, whitening, past, whitening.factor @ at_coordinates)
 
 
@@ -205,7 +197,7 @@ class Way:
         """Compute the features of so many points, and the duals of all of these but the last."""
         while len(self.features) < number:
             self.features.append(self.chunk.features(self.points[len(self.features)]))
-        while len(self.duals) < number - 1 and self.chunk.options.space != "full":
+        while len(self.duals) < number - 1 and not isinstance(self.chunk.options.space, OnAll):
             self.duals.append(self.chunk.whitening.back(self.features[len(self.duals)]))
 
 
@@ -305,13 +297,14 @@ class Step:
         xp, transpose = namespace(attended), namespace(attended).matrix_transpose
         chunk, options, at = way.chunk, way.chunk.options, start_of(way.chunk.options, number)
         way.to(number)
-        tau, full = options.tau, options.space == "full"
+        tau, full, ridges = options.tau, isinstance(options.space, OnAll), options.ridges
         self.chunk, self.attended, self.tau = chunk, attended, tau
         self.first = xp.stack(way.points[at : number - 1], axis=-2)  # (b, h, i, l, d)
-        self.a, self.b = a_and_b(options.perturbation, options.epsilon[number - 2, ...], options.mix)
+        self.a, self.b = options.perturbation.shares(options.epsilon[number - 2, ...])
         self.own_part = self.a + self.b * tau
         self.solved = identity(number - 1 - at, attended)  # of the last step that each query took
-        self.ridge = dense.ridge_of(options.ridge[number - 2, ...], options, chunk.g, self.first)
+        factor = options.scale.factor(self.first.shape[-2], chunk.g.count)
+        self.ridge = ridges.spread(options.ridge[number - 2, ...]) * factor
         self.starts = xp.stack(way.features[at : number - 1], axis=-2)  # (b, h, i, l, o): W
         self.targets = xp.stack(way.features[at + 1 : number], axis=-2) - tau * self.starts  # (b, h, i, l, o): Y'
         self.dual = None if full else xp.stack(way.duals[at : number - 1], axis=-2)  # (b, h, i, l, o): N
@@ -319,13 +312,13 @@ class Step:
             chunk.g.kernel.values(self.first, self.first) if full else self.starts @ transpose(self.starts)
         )  # (b, h, i, l, l): Z
         self.before = self.targets  # (b, h, i, l, o): B of a fit that is limited
-        if options.limit is None:
-            self.found = fit(self.inner, chunk.whitening.gains, self.ridge, self.targets)  # (b, h, i, l, o): A'
+        if isinstance(options.fit, Limited):
+            self.found, self.before = options.fit.within(self.inner, self.ridge, self.targets)
         else:
-            self.found, self.before = options.limit.within(self.inner, self.ridge, self.targets)
-        self.modes = joined(flat_product(self.found, chunk.coordinates), options)  # (b, h, i, l, d): D
+            self.found = fit(self.inner, chunk.whitening.gains, self.ridge, self.targets)  # (b, h, i, l, o): A'
+        self.modes = ridges.joined(flat_product(self.found, chunk.coordinates))  # (b, h, i, l, d): D
         self.koopman = self.found @ transpose(self.starts)  # (b, h, i, l, l): R
-        self.turned = joined(self.koopman @ self.modes, options)  # (b, h, i, l, d): R D
+        self.turned = ridges.joined(self.koopman @ self.modes)  # (b, h, i, l, d): R D
         self.lifted = (self.a + 2.0 * tau * self.b) * self.modes + self.b * self.turned  # (b, h, i, l, d): H
         self.section = self.kappa(attended)  # (b, h, i, l): c
         self.image = (self.a + self.b) * tau * attended + combined(self.section, self.lifted)  # (b, h, i, d): t
@@ -350,12 +343,12 @@ class Step:
         values, cross, own, *_ = g.kernel.look(x, keys)  # (b, h, i, j)
         sections = self.chunk.sections_of(x, values)[..., None]
         value, size = (self.dual @ sections)[..., 0], (xp.abs(self.dual) @ xp.abs(sections))[..., 0]
-        at_keys, beyond = self.dual[..., : keys.shape[2]], self.dual[..., keys.shape[2] :]
+        at_keys, beyond = g.parts(self.dual)
         jacobian = flat_product(at_keys * cross[..., None, :], keys)
         jacobian = jacobian + xp.sum(at_keys * own[..., None, :], axis=-1)[..., None] * row
         if g.kernel.foreign:
             jacobian = jacobian + g.kernel.more(row, g.keys, at_keys)
-        return value, size, jacobian + beyond if g.augmented else jacobian
+        return value, size, jacobian + beyond
 
     def steepness(self) -> Array:
         """Return a bound on |D^T kappa(x) - D^T kappa(y)| / |x - y|, (b, h, i)."""
@@ -365,9 +358,8 @@ class Step:
             linear, columns = back @ self.first, xp.sum(squares * identity(squares.shape[-1], squares), axis=-1)
         else:
             keys = self.chunk.keys
-            at_keys, beyond = self.dual[..., : keys.shape[2]], self.dual[..., keys.shape[2] :]
-            linear = back @ flat_product(at_keys, keys)
-            linear = linear + back @ beyond if g.augmented else linear
+            at_keys, beyond = g.parts(self.dual)
+            linear = back @ (flat_product(at_keys, keys) + beyond)
             columns = xp.sum(at_keys * (squares @ at_keys), axis=-2)  # |D^T N_j|^2
         lengths = xp.sum(xp.sqrt(xp.where(columns > 0.0, columns, 0.0)), axis=-1)
         return xp.linalg.matrix_norm(linear, ord=2) + g.kernel.slope_bound() * lengths
@@ -412,7 +404,7 @@ class Step:
         """Return the adjoints of the update by name, those of `dense.update_backward`."""
         xp, transpose, chunk = namespace(root), namespace(root).matrix_transpose, self.chunk
         tau, a, b, attended, gains = self.tau, self.a, self.b, self.attended, chunk.whitening.gains
-        options = chunk.options
+        options, ridges = chunk.options, chunk.options.ridges
         # forward: psi(root) = image
         at_root, _, jacobian = self.look(root)
         d_image = self.step_adjoint(jacobian, d_root, alive)  # (b, h, i, d)
@@ -421,31 +413,30 @@ class Step:
         d_section = (self.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l)
         d_lifted = self.section[..., None] * d_image[..., None, :]  # (b, h, i, l, d)
         # forward: lifted = (a + 2 tau b) modes + b koopman @ modes
-        d_turned = summed(transpose(self.koopman) @ apart(d_lifted, options), options)  # (b, h, i, l, d)
+        d_turned = ridges.summed(transpose(self.koopman) @ ridges.apart(d_lifted))  # (b, h, i, l, d)
         of_psi = at_root[..., None] * d_image[..., None, :]  # (b, h, i, l, d)
         d_modes = (a + 2.0 * tau * b) * d_lifted + b * (d_turned - of_psi)  # (b, h, i, l, d)
-        d_koopman = b * apart(d_lifted, options) @ transpose(self.modes)  # (b, h, i, l, l)
+        d_koopman = b * ridges.apart(d_lifted) @ transpose(self.modes)  # (b, h, i, l, l)
         # forward: modes = found @ P'; koopman = found @ starts^T
-        d_all = flat_product(apart(d_modes, options), transpose(chunk.coordinates)) + d_koopman @ self.starts
-        d_coordinates = summed(flat_outer(self.found, apart(d_modes, options)), options)  # (b, h, o, d)
+        d_all = flat_product(ridges.apart(d_modes), transpose(chunk.coordinates)) + d_koopman @ self.starts
+        d_coordinates = ridges.summed(flat_outer(self.found, ridges.apart(d_modes)))  # (b, h, o, d)
         # forward: found = fit(inner, gains, ridge, targets)
         d_found = chunk.visible(d_all)
-        if options.limit is None:
+        if not isinstance(options.fit, Limited):
             d_targets = fit(self.inner, gains, self.ridge, d_found)  # (b, h, i, l, o)
-            d_inner = -summed(d_targets @ transpose(self.found), options)  # (b, h, i, l, l)
+            d_inner = -ridges.summed(d_targets @ transpose(self.found))  # (b, h, i, l, l)
             left = self.targets if gains is None else self.inner @ self.found  # (b, h, i, l, o)
-            d_gram = summed(flat_outer(left, d_targets), options)  # (b, h, o, o)
+            d_gram = ridges.summed(flat_outer(left, d_targets))  # (b, h, o, o)
             of_ridge = -d_targets * (self.found if gains is None else self.found / gains)  # (b, h, i, l, o)
         else:
-            fitted = options.limit.within_backward(self.inner, self.ridge, self.found, self.before, d_found)
-            d_targets, d_inner, of_ridge = fitted[0], summed(fitted[1], options), fitted[2]
+            fitted = options.fit.within_backward(self.inner, self.ridge, self.found, self.before, d_found)
+            d_targets, d_inner, of_ridge = fitted[0], ridges.summed(fitted[1]), fitted[2]
             targets = self.targets + 0.0 * d_targets  # with the axis in front that ridges by coordinate have
-            d_gram = 0.5 * summed(flat_outer(d_targets, targets) + flat_outer(self.found, d_found), options)
-        if options.scale == "mean":
-            of_ridge = of_ridge * (float(self.first.shape[-2]) * chunk.g.count[..., None])
+            d_gram = 0.5 * ridges.summed(flat_outer(d_targets, targets) + flat_outer(self.found, d_found))
+        of_ridge = of_ridge * options.scale.factor(self.first.shape[-2], chunk.g.count)
         # forward: inner = starts @ starts^T; kappa(x) = starts @ features(x), with a root that is given
-        d_last = summed(d_targets, options)  # (b, h, i, l, o)
-        d_starts = summed(transpose(d_koopman) @ self.found, options) - tau * d_last
+        d_last = ridges.summed(d_targets)  # (b, h, i, l, o)
+        d_starts = ridges.summed(transpose(d_koopman) @ self.found) - tau * d_last
         if self.dual is not None:
             d_dual = d_inner @ self.starts + d_at_root[..., None] * chunk.features(root)[..., None, :]
             d_dual = d_dual + d_section[..., None] * chunk.features(attended)[..., None, :]
@@ -463,8 +454,7 @@ class Step:
         }
         found |= {"inner": d_inner, "section": d_section, "at_root": d_at_root}
         found |= {"ridge": xp.sum(of_ridge, axis=(-5, -4, -3, -2, -1))}
-        found |= {"epsilon": d_a if options.perturbation == "shift" else d_b}
-        found |= {"mix": d_a} if options.perturbation == "pencil" else {}
+        found |= options.perturbation.shares_backward(d_a, d_b)
         return found | {"attended": (a + b) * tau * d_image}
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.families import numbers_of
 from refattn.mechanisms.koopman import core
-from refattn.mechanisms.koopman.kernel import Linear, Own
+from refattn.mechanisms.koopman.options.fits import LIMITS, Fit, Separable, Stein
+from refattn.mechanisms.koopman.options.kernel import Linear, Own
 from refattn.ops.masks import allowed_pairs, causal_offset
 from refattn.xp import Array, namespace
 
@@ -67,14 +68,14 @@ def bandwidth_doubled(q: Array, k: Array, v: Array, **options: Any) -> tuple[Arr
 def other_fit(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
     """Measure the error in the other norm."""
     fit = core.FAMILIES["fit"](options.get("fit", "stein"))
-    other = core.Stein if isinstance(fit, core.Separable) else core.Separable
-    numbers = {field.name: getattr(fit, field.name) for field in fields(core.Fit)}
+    other = Stein if isinstance(fit, Separable) else Separable
+    numbers = {field.name: getattr(fit, field.name) for field in fields(Fit)}
     return _core(q, k, v, **{**options, "fit": other(**numbers)})
 
 
 def no_limit(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
     """Leave the limit of the operator out."""
-    given = [name for name in core.LIMITS if name in numbers_of(options, core.FAMILIES)]
+    given = [name for name in LIMITS if name in numbers_of(options, core.FAMILIES)]
     return _core(q, k, v, **_family(options, "fit", **dict.fromkeys(given)))
 
 

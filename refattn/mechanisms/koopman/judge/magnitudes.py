@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from refattn.mechanisms.families import numbers_of
-from refattn.mechanisms.koopman.core import FAMILIES, FITS, LIMITS, MEAN
-from refattn.mechanisms.koopman.perturbation import PERTURBATIONS, a_and_b
+from refattn.mechanisms.koopman.core import FAMILIES, MEAN
+from refattn.mechanisms.koopman.options.fits import LIMITS, Separable
+from refattn.mechanisms.koopman.options.perturbation import Pencil
 from refattn.ops.heads import repeat_heads
 from refattn.ops.solve import identity
 from refattn.xp import Array, is_array, max_last, namespace
@@ -132,7 +134,7 @@ def fit(found: str, right: str) -> Magnitude:
     def size(inputs: Given, values: Given) -> Array:
         xp = namespace(inputs["q"])
         z, g, a, y = values["KOOP.8"], values["KOOP.visible"], values[found], values[right]
-        separable, given = _chosen(inputs, "fit", "stein", FITS) == "separable", _options(inputs)
+        separable, given = isinstance(FAMILIES["fit"](inputs.get("fit", "stein")), Separable), _options(inputs)
         if limited(inputs):
             # It solves the same system for another right-hand side: what it errs by is cut, or made smaller, with it.
             ridge = _smallest(given.get("ridge", MEAN))
@@ -199,14 +201,9 @@ def _image(inputs: Given, values: Given) -> Array:
 def _shares(inputs: Given) -> tuple[float, float]:
     """Return how much of x and of phi(x) - tau x psi(x) holds, at most."""
     epsilon, mix = _largest(inputs, "epsilon", MEAN), _largest(inputs, "mix", 1.0)
-    a, b = a_and_b(_chosen(inputs, "perturbation", "identity", PERTURBATIONS), epsilon, mix)
+    kind = FAMILIES["perturbation"](inputs.get("perturbation", "identity"))
+    a, b = (replace(kind, mix=mix) if isinstance(kind, Pencil) else kind).shares(epsilon)
     return a + b * _tau(inputs), b
-
-
-def _chosen(inputs: Given, name: str, usual: str, kinds: Mapping[str, type]) -> str:
-    """Return the name of the kind of a family."""
-    kind = FAMILIES[name](inputs.get(name, usual))
-    return next(name for name, each in kinds.items() if type(kind) is each)
 
 
 def _tau(inputs: Given) -> float:

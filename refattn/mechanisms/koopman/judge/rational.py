@@ -7,7 +7,7 @@ Source: Rasmussen, Williams 2006 (Gaussian Processes for Machine Learning), equa
 
 from __future__ import annotations
 
-from refattn.mechanisms.koopman.kernel import Own
+from refattn.mechanisms.koopman.options.kernel import Own
 from refattn.xp import Array, namespace
 
 

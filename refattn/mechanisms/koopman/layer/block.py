@@ -38,8 +38,8 @@ from refattn.mechanisms.context import Context
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.families import text_of
 from refattn.mechanisms.koopman import core
-from refattn.mechanisms.koopman.kernel import Own
 from refattn.mechanisms.koopman.layer.draws import LAWS, Beta, Law, draw, law_of
+from refattn.mechanisms.koopman.options.kernel import Own
 from refattn.mechanisms.projections import (
     State,
     check_memory,

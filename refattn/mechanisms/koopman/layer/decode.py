@@ -16,8 +16,8 @@ from collections.abc import Callable
 from refattn.mechanisms.arguments import check_arrays, check_whole
 from refattn.mechanisms.entry import defaults_of, enter
 from refattn.mechanisms.koopman.core import KINDS, check_choices, chosen_families, forward, placed
-from refattn.mechanisms.koopman.kernel import Kernel
 from refattn.mechanisms.koopman.layer.pointer import log_weights_of
+from refattn.mechanisms.koopman.options.kernel import Kernel
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.xp import Array, namespace, zeros
 
@@ -121,7 +121,7 @@ def _weights(
     seen = seen if allowed is None else seen & allowed
     if k.shape[2] == 0:
         return zeros(call.plane, call.q), zeros(call.plane[:3], call.q) > 0.0
-    weights = xp.exp(log_weights_of(call.q, call.k, seen, options.kernel if similarity == "kernel" else None))
+    weights = xp.exp(log_weights_of(call.q, call.k, seen, options.similarity))
     return call.back(weights), xp.any(seen, axis=-1)
 
 

@@ -37,12 +37,12 @@ from refattn.mechanisms import projections
 from refattn.mechanisms.cache import KeysAndValues
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.koopman import core
-from refattn.mechanisms.koopman.kernel import Kernel
 from refattn.mechanisms.koopman.layer import block
+from refattn.mechanisms.koopman.options.similarity import Similarity
 from refattn.ops.heads import repeat_heads, split_heads, sum_heads
 from refattn.ops.linear import linear_backward
 from refattn.ops.weights import fresh_weight
-from refattn.xp import Array, arange, max_last, namespace, transpose, zeros
+from refattn.xp import Array, arange, max_last, namespace, zeros
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,7 @@ def extend(params: Params, cache: KeysAndValues, x: Array, context: Context) -> 
 
 def point(params: Params, x: Array, y: Array, among: KeysAndValues, context: Context) -> tuple[Array, Array, Saved]:
     """Return what `forward` does, of tokens x (b, i, m), the last of those whose keys and values are given."""
-    following, saved = equations.active(block).attend(
-        params.block, x, among.k, among.v, context
-    )  # (b, i, m): KOOP.output
+    following, saved = equations.active(block).attend(params.block, x, among.k, among.v, context)  # (b, i, m)
     last, keys = saved.core.trajectory[-1], among.k  # (b, h, i, d), (b, g, j, d)
     rows, columns = last.shape[2], keys.shape[2]
     seen = arange(0, columns, x)[None, :] <= arange(0, rows, x)[:, None] + (columns - rows)  # (i, j)
@@ -128,16 +126,13 @@ def backward(params: Params, saved: Saved, d_log_weights: Array, d_following: Ar
     return d_x, Params(d_block, d_empty)
 
 
-def log_weights_of(q: Array, k: Array, seen: Array, kernel: Kernel | None) -> Array:
+def log_weights_of(q: Array, k: Array, seen: Array, similarity: Similarity) -> Array:
     """Return the logarithms (b, h, i, j) of the weights of last queries q (b, h, i, d) over keys k (b, g, j, d).
 
-    `seen` broadcasts to (b, h, i, j); a query that sees no key has -inf for all. With a kernel it is the similarity.
+    `seen` broadcasts to (b, h, i, j); a query that sees no key has -inf for all.
     """
     xp, keys = namespace(q), repeat_heads(k, q.shape[1])  # -, (b, h, j, d)
-    if kernel is None:
-        scores = q @ transpose(keys) / math.sqrt(q.shape[-1])  # (b, h, i, j) [KOOP.pointed]
-    else:
-        scores = kernel.values(q, keys)  # (b, h, i, j) [KOOP.pointed]
+    scores = similarity.forward(q, keys)  # (b, h, i, j) [KOOP.pointed]
     masked = xp.where(seen, scores, -math.inf)  # (b, h, i, j)
     top = max_last(masked)  # (b, h, i, 1)
     shifted = masked - xp.where(top == -math.inf, 0.0, top)  # (b, h, i, j)
@@ -147,27 +142,22 @@ def log_weights_of(q: Array, k: Array, seen: Array, kernel: Kernel | None) -> Ar
 
 
 def log_weights_backward(
-    q: Array, k: Array, log_weights: Array, kernel: Kernel | None, d_log_weights: Array
+    q: Array, k: Array, log_weights: Array, similarity: Similarity, d_log_weights: Array
 ) -> dict[str, Array]:
-    """Return the gradients of q and k, and of the kernel's numbers where it is the similarity."""
+    """Return the gradients of q and k, and of the numbers of the similarity."""
     xp, keys = namespace(q), repeat_heads(k, q.shape[1])  # -, (b, h, j, d)
     # forward: log_weights = scores - log(sum(exp(scores)))
     d_seen = xp.where(log_weights == -math.inf, 0.0, d_log_weights)  # (b, h, i, j)
     d_scores = d_seen - xp.exp(log_weights) * xp.sum(d_seen, axis=-1, keepdims=True)  # (b, h, i, j) [dKOOP.pointed]
-    if kernel is None:
-        # forward: scores = q @ keys^T / sqrt(d)
-        d_dot = d_scores / math.sqrt(q.shape[-1])  # (b, h, i, j)
-        return {"q": d_dot @ keys, "k": sum_heads(transpose(d_dot) @ q, k.shape[1])}
-    # forward: scores = kernel(q, keys)
-    d_q, d_keys, d_bandwidth, d_weight = kernel.backward(q, keys, d_scores)  # (b, h, i, d), (b, h, j, d), (), ()
-    return {"q": d_q, "k": sum_heads(d_keys, k.shape[1]), "bandwidth": d_bandwidth, "weight": d_weight}
+    # forward: scores = similarity(q, keys)
+    d_q, passed = similarity.backward(q, keys, d_scores)  # (b, h, i, d), -
+    return passed | {"q": d_q, "k": sum_heads(passed["k"], k.shape[1])}
 
 
-def similarity_of(saved: block.Saved) -> Kernel | None:
-    """Return the kernel that a block compares queries and keys by, with its numbers; None where by their products."""
-    options = saved.core.inner.options
-    kernel: Kernel | None = options.kernel if options.similarity == "kernel" else None
-    return kernel
+def similarity_of(saved: block.Saved) -> Similarity:
+    """Return what a block compares queries and keys by."""
+    similarity: Similarity = saved.core.inner.options.similarity
+    return similarity
 
 
 def _first(params: Params, batch: int) -> Array:

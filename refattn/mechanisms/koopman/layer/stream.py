@@ -23,7 +23,8 @@ from refattn.mechanisms.context import Context
 from refattn.mechanisms.koopman import core, dense
 from refattn.mechanisms.koopman.forms import features
 from refattn.mechanisms.koopman.layer import block
-from refattn.mechanisms.koopman.perturbation import STALLED, failure_of
+from refattn.mechanisms.koopman.options.fits import Separable
+from refattn.mechanisms.koopman.options.perturbation import STALLED, failure_of
 from refattn.ops.heads import merge_heads, repeat_heads, split_heads
 from refattn.ops.linear import linear_forward
 from refattn.xp import Array, namespace, zeros
@@ -69,8 +70,8 @@ def count_of(config: block.Config) -> int | None:
     """Return how many features a block's kernel has; None where its operator cannot live in them."""
     families = config.families
     fit, perturbation = families["fit"], families["perturbation"]
-    fits = config.updates > 1 and config.space in ("keys", "full") and type(fit) is core.Separable
-    fits = fits and core.limit_of(fit) is None and config.draws is None
+    fits = config.updates > 1 and config.space in ("keys", "full") and type(fit) is Separable
+    fits = fits and fit.limits() is None and config.draws is None
     if not fits or perturbation.certify or config.jitter == 0.0:
         return None
     return features.count_of(families["kernel"], config.sizes[2])

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.mechanisms.arguments import check_is
-from refattn.mechanisms.koopman.kernel import Observables
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, backend, concrete, namespace, zeros
 
@@ -56,22 +55,54 @@ class Perturbation:
     def __post_init__(self) -> None:
         check_is("certify", self.certify, bool)
 
+    def shares(self, epsilon: Any) -> tuple[Any, Any]:
+        """Return a and b, of psi = a pi + b phi."""
+        raise NotImplementedError
+
+    def shares_backward(self, d_a: Array, d_b: Array) -> dict[str, Array]:
+        """Return the gradients of the numbers, by name, for those of a and b."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Shift(Perturbation):
-    """psi = phi + epsilon pi."""
+    """psi = phi + epsilon pi: near the one-step map itself, which need not have an inverse."""
+
+    def shares(self, epsilon: Any) -> tuple[Any, Any]:
+        """Return a = epsilon and b = 1."""
+        return epsilon, 1.0
+
+    def shares_backward(self, d_a: Array, d_b: Array) -> dict[str, Array]:
+        """Return the gradients of the numbers, by name, for those of a and b."""
+        return {"epsilon": d_a}
 
 
 @dataclass(frozen=True)
 class Identity(Perturbation):
-    """psi = pi + epsilon phi."""
+    """psi = pi + epsilon phi: near the identity, and so one to one if epsilon is small."""
+
+    def shares(self, epsilon: Any) -> tuple[Any, Any]:
+        """Return a = 1 and b = epsilon."""
+        return 1.0, epsilon
+
+    def shares_backward(self, d_a: Array, d_b: Array) -> dict[str, Array]:
+        """Return the gradients of the numbers, by name, for those of a and b."""
+        return {"epsilon": d_b}
 
 
 @dataclass(frozen=True)
 class Pencil(Perturbation):
-    """psi = mix pi + epsilon phi, with a mix above 0; None means 1."""
+    """psi = mix pi + epsilon phi, with a mix above 0; None means 1. Any of the others, for only a / b matters."""
 
     mix: float | Array | None = None
+
+    def shares(self, epsilon: Any) -> tuple[Any, Any]:
+        """Return a = mix and b = epsilon."""
+        return self.mix, epsilon
+
+    def shares_backward(self, d_a: Array, d_b: Array) -> dict[str, Array]:
+        """Return the gradients of the numbers, by name, for those of a and b."""
+        return {"epsilon": d_b, "mix": d_a}
 
 
 PERTURBATIONS: dict[str, type[Perturbation]] = {"identity": Identity, "shift": Shift, "pencil": Pencil}
@@ -132,23 +163,6 @@ def left_of(left: Array, jacobian: Array) -> Array:
     xp, eye = namespace(left), identity(jacobian.shape[-1], jacobian)
     known = xp.where((left <= STALLED)[..., None, None], jacobian, eye)
     return xp.where(is_regular(known), left, math.inf)
-
-
-def a_and_b(perturbation: str, epsilon: Any, mix: Any) -> tuple[Any, Any]:
-    """Return a and b."""
-    if perturbation == "identity":
-        return 1.0, epsilon
-    return (epsilon, 1.0) if perturbation == "shift" else (mix, epsilon)
-
-
-def steepness(centres: Observables, factors: Array) -> Array:
-    """Return a bound on |C g(x) - C g(y)| / |x - y|, (b, h, i), for C = `factors` (b, h, i, d, o)."""
-    xp, j = namespace(factors), centres.keys.shape[3]
-    at_keys, beyond = factors[..., :j], factors[..., j:]
-    linear = at_keys @ centres.keys
-    linear = linear + beyond if centres.augmented else linear
-    lengths = xp.sum(xp.sqrt(xp.sum(at_keys * at_keys, axis=-2)), axis=-1)
-    return xp.linalg.matrix_norm(linear, ord=2) + centres.kernel.slope_bound() * lengths
 
 
 def certify(steepness: Array, own: Any, share: Any, alive: Array) -> None:

@@ -53,21 +53,24 @@ class Limited:
     rank: int | None
     nuclear: float | None
 
-    def coefficients(self, inner: Array, gram: Array, ridge: Any, targets: Array) -> Array:
+    def forward(self, inner: Array, gram: Array, ridge: Any, targets: Array) -> Array:
         """Return A (..., l, o) for Z, G and Y."""
         factor = _factor(gram)
         return self.within(inner, ridge, targets @ transpose(factor))[0] @ factor
 
-    def adjoint(
-        self, inner: Array, gram: Array, ridge: Any, targets: Array, d_found: Array
-    ) -> tuple[Array, Array, Array, Array]:
-        """Return the gradients of Y, Z, G and, (..., 1, 1), of the ridge, for that of A (..., l, o)."""
+    def backward(
+        self, inner: Array, gram: Array, ridge: Any, targets: Array, found: Array, d_found: Array
+    ) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
+        """Return the gradient of Y for that of A (..., l, o), and what tells those of Z, G and, (..., 1, 1), the ridge.
+
+        They come out together: what is asked for the others is not read.
+        """
         factor = _factor(gram)
         own, d_own = targets @ transpose(factor), d_found @ transpose(factor)
-        found, before = self.within(inner, ridge, own)
-        d_targets, d_inner, d_ridge = self.within_backward(inner, ridge, found, before, d_own)
-        d_gram = transpose(factor) @ (transpose(d_targets) @ own + transpose(found) @ d_own) @ factor / -2.0
-        return d_targets @ factor, d_inner, d_gram, d_ridge
+        within, before = self.within(inner, ridge, own)
+        d_targets, d_inner, d_ridge = self.within_backward(inner, ridge, within, before, d_own)
+        d_gram = transpose(factor) @ (transpose(d_targets) @ own + transpose(within) @ d_own) @ factor / -2.0
+        return d_targets @ factor, lambda _: (d_inner, d_gram, d_ridge)
 
     def within(self, inner: Array, ridge: Any, targets: Array) -> tuple[Array, Array]:
         """Return A' and B (..., l, o) for Z and Y'."""

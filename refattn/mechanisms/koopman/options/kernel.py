@@ -1,4 +1,4 @@
-"""Reproducing kernels, and the observables that are made of their sections.
+"""Reproducing kernels: how alike two points are; their sections are the functions that the operator acts on.
 
 k(x, y) = x . y + c k2(x, y) is the dot product, so that coordinates are observables, and a second kernel.
 
@@ -13,8 +13,7 @@ With rho = |x - y|^2, the bandwidth l, and s = sqrt(3 rho) / l or sqrt(5 rho) / 
 All are differentiable at x = y. The derivative is dk/dx = cross y + own x, with own = 2 c dk2/d rho, cross = 1 - own;
 for a polynomial own = 0 and cross = 1 + c dk2/d(x . y).
 
-Letters: p and q points, d coordinates; all other axes in front broadcast. Of observables: b batch, h head, i query,
-j key, l point, o observable: keys, then coordinates if augmented.
+Letters: p and q points, d coordinates; all other axes in front broadcast.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn.mechanisms.families import choose, imported
-from refattn.ops.solve import identity
-from refattn.xp import Array, namespace, sum_wide, transpose, zeros
+from refattn.xp import Array, namespace, sum_wide, transpose
 
 
 class Kernel:
@@ -269,82 +267,6 @@ def kernel_of(given: Any) -> Kernel:
     """Return the kernel that is meant: an object, its name or text, or the text MODULE:NAME of an `Own`."""
     found = imported("kernel", given, Own)
     return found if isinstance(found, Own) else choose("kernel", found, KERNELS)
-
-
-@dataclass(frozen=True)
-class Observables:
-    """The observables g of every query: sections k(k_o, .) at the keys that it sees, and, augmented, the coordinates.
-
-    Their span is the space that the operator acts on. What is not seen has the value 0 everywhere.
-    """
-
-    kernel: Kernel
-    keys: Array  # (b, h, 1 or i, j, d)
-    seen: Array  # (b, h, i, j): whether the query sees the key
-    count: Array  # (b, h, i, 1): how many it sees, 1 where it sees none
-    augmented: bool
-
-
-def observed(g: Observables, x: Array) -> Array:
-    """Return g(x): (b, h, i, l, d) -> (b, h, i, l, o)."""
-    at_keys = g.kernel.look(x, g.keys)[0]
-    return visible(g, namespace(x).concat([at_keys, x], axis=-1) if g.augmented else at_keys)
-
-
-def observed_backward(g: Observables, x: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
-    """Return the gradients of x, of the keys (b, h, i, j, d), the bandwidth and the weight."""
-    # forward: values = k(x, keys) where seen; augmented: x beside them
-    if not g.augmented:
-        return g.kernel.backward(x, g.keys, visible(g, d_values))
-    d_seen = visible(g, d_values)
-    at_keys, beyond = d_seen[..., : g.keys.shape[3]], d_seen[..., g.keys.shape[3] :]
-    d_x, d_keys, d_bandwidth, d_weight = g.kernel.backward(x, g.keys, at_keys)
-    return d_x + beyond, d_keys, d_bandwidth, d_weight
-
-
-def look(g: Observables, x: Array, factors: Array) -> tuple[Array, Array, Array]:
-    """Return C g(x) (b, h, i, d) for C (b, h, i, d, o), the size of its terms, and its Jacobian (b, h, i, d, d)."""
-    xp, row = namespace(x), x[..., None, :]
-    values, cross, own, *_ = g.kernel.look(row, g.keys)  # (b, h, i, 1, j)
-    at_keys = factors[..., : g.keys.shape[3]] if g.augmented else factors
-    jacobian = (at_keys * cross) @ g.keys + xp.sum(at_keys * own, axis=-1, keepdims=True) * row
-    if g.kernel.foreign:
-        jacobian = jacobian + g.kernel.more(row, g.keys, at_keys)
-    jacobian = jacobian + factors[..., g.keys.shape[3] :] if g.augmented else jacobian
-    at_x = visible(g, xp.concat([values, row], axis=-1) if g.augmented else values)  # (b, h, i, 1, o)
-    return (factors @ transpose(at_x))[..., 0], (xp.abs(factors) @ transpose(xp.abs(at_x)))[..., 0], jacobian
-
-
-def observables(kernel: Kernel, keys: Array, seen: Array, augmented: bool) -> Observables:
-    """Return the observables at keys (b, h, j, d)."""
-    xp = namespace(keys)
-    found = xp.sum(xp.astype(seen, keys.dtype), axis=-1, keepdims=True)  # (b, h, i, 1)
-    count = xp.where(found == 0.0, 1.0, found)  # (b, h, i, 1)
-    return Observables(kernel, keys[:, :, None, :, :], seen, count, augmented)
-
-
-def visible(g: Observables, x: Array) -> Array:
-    """Return x (b, h, i, l, o) with 0 at keys that are not seen."""
-    xp, j = namespace(x), g.keys.shape[3]
-    if g.augmented:
-        return xp.concat([xp.where(g.seen[..., None, :], x[..., :j], 0.0), x[..., j:]], axis=-1)
-    return xp.where(g.seen[..., None, :], x, 0.0)
-
-
-def coordinates(g: Observables) -> Array:
-    """Return P (b, h, 1, o, d), the inner products of the observables with the coordinate functions."""
-    if not g.augmented:
-        return g.keys
-    own = identity(g.keys.shape[-1], g.keys) / g.kernel.linear_part()
-    return namespace(own).concat([g.keys, own + zeros((*g.keys.shape[:2], 1, 1, 1), g.keys)], axis=-2)
-
-
-def centres_of(first: Array, g: Observables, space: str) -> Observables:
-    """Return the functions that phi is made of: g, or in the full space the sections at the starts of transitions."""
-    if space != "full":
-        return g
-    everywhere = namespace(first).zeros_like(first[..., 0]) == 0.0  # (b, h, i, l): True
-    return Observables(g.kernel, first, everywhere, g.count, augmented=False)
 
 
 def distance(rho: Array, factor: float) -> Array:
