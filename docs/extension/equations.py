@@ -255,13 +255,13 @@ def _term(directive: SphinxDirective, id: str, formula: list[str], *, label: str
     term = nodes.term("", "", classes=["equation"], ids=[anchor(id)], names=[label])
     directive.state.document.note_explicit_target(term)
     term += nodes.reference("", "", nodes.literal("", id), refuri=f"#{anchor(id)}", internal=True)
-    first, _, note = re.sub(r" {2,}", "\0", formula[0]).partition("\0")
+    first, *notes = re.split(r" {2,}", formula[0], maxsplit=1)
     if first.startswith(QUOTED):
         return term
     for n, line in enumerate((first, *formula[1:])):
         term += nodes.Text("\n" if n else " ")
         term += nodes.raw("", f'<span class="formula">{mathml(line)}</span>', format="html")
-    if note:
+    for note in notes:
         remark, _ = directive.parse_inline(markdown(note))
         term += [nodes.Text(" "), nodes.inline("", "", *remark, classes=["note"])]
     return term
