@@ -322,7 +322,7 @@ def test_numbers_that_are_not_finite_end_with_1() -> None:
     result = run(*words)
     assert (result.exit_code, result.stdout) == (1, "")
     assert re.match(
-        r"refattn: error: step 2: .* first: [A-Z]+\.\d+.*the state after step 1 is saved$",
+        r"refattn: error: step 2: .* first: [A-Z]+\.\w+.*the state after step 1 is saved$",
         result.stderr.splitlines()[-1],
     )
 

@@ -26,7 +26,7 @@ from refattn.analysis import (
     spectrum,
 )
 from refattn.golden import vectors
-from refattn.mechanisms import entry, growing, registry
+from refattn.mechanisms import growing, paper, registry
 from refattn.mechanisms.koopman.options.kernel import Rbf
 from refattn.model import decode
 from refattn.ops import activations, embedding, heads, layer_norm, linear, losses, mlp
@@ -170,7 +170,7 @@ def targets(folder: Path) -> list[Target]:
     (folder / "metrics.jsonl").write_text("")
 
     add("mechanism", registry.mechanism, name="softmax")
-    add("reading", entry.reading)
+    add("reading", paper.reading)
     add("trace", equations.trace)
     add("substitute", equations.substitute, values={"SM.1": normal(1, 2, 3, 3)})
     add("mutate", equations.mutate, id="SM.1", change=lambda x: x)

@@ -51,7 +51,7 @@ small, so that epsilon (K id)(x) changes by less than x does. Then psi is one to
 Backwards, J is the Jacobian of psi at the next point x, u = N g(x), du = -epsilon D dt, slope(x, y) is the gradient of
 kernel(x, y) with respect to x, and <X, Y> the sum of all X_lo Y_lo. Sums are over queries and updates.
 
-    [dKOOP.15]  dx = do for the last point, for others all that they are used in, as in dq
+    [dKOOP.15]  dx = do for the last point, for an earlier one what all later updates give it, see dKOOP.q
     [dKOOP.14]  dt = J^-T dx
     [dKOOP.13]  dc = H dt
     [dKOOP.12]  dH = c dt^T

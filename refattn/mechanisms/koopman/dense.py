@@ -262,7 +262,7 @@ def attend_backward(
 
 def gram_of(g: Observables, keys: Array, jitter: float) -> Array:
     """Return G of what each query sees (b, h, i, o, o)."""
-    delta = jitter * (g.kernel.weight + 1.0)  # ()
+    delta = jitter * g.kernel.unit()  # ()
     gram = g.gram(keys, delta)  # (b, h, o, o) [KOOP.1]
     seen = g.observed()  # (b, h, i, o)
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, o, o)
@@ -277,10 +277,10 @@ def gram_backward(g: Observables, keys: Array, jitter: float, d_visible: Array, 
     # forward: visible = gram where both are seen, else what does not move but with the jitter
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, o, o)
     d_gram = xp.sum(xp.where(pairs, d_visible, 0.0), axis=2)  # (b, h, o, o) [dKOOP.1]
-    # forward: gram = g.gram(keys, delta), with delta = jitter * (weight + 1) on the diagonal
+    # forward: gram = g.gram(keys, delta), with delta = jitter * unit on the diagonal
     passed = g.gram_backward(keys, d_gram, d_norm)
     trace = xp.sum(d_gram * identity(d_gram.shape[-1], d_gram))  # ()
-    return passed | {"weight": passed["weight"] + jitter * trace}
+    return passed | {"weight": passed["weight"] + g.kernel.unit_backward(jitter * trace)}
 
 
 def dual_of(starts: Array, visible: Array) -> Array:

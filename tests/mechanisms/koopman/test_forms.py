@@ -69,8 +69,8 @@ def test_t19_forms_agree(kernel: str, fit: str, space: str) -> None:
     given = {"kernel": kernel, "fit": fit, **space_of(space), **varied}
     found, expected = both(*qkv(), "shared", **given), both(*qkv(), "dense", **given)
     if kernel == "linear":
-        # K psi is psi of a linear map then, and psi drops out: but for the jitter terms of size 1 cancel to 0.
-        assert max(abs(found.pop("epsilon")), abs(expected.pop("epsilon"))) < 1e-7
+        # K psi is psi of a linear map then, and psi drops out, but for the jitter, 1e-8: 100 times as much may be left.
+        assert max(abs(found.pop("epsilon")), abs(expected.pop("epsilon"))) < 1e-6
     assert_same(found, expected)
 
 

@@ -13,9 +13,11 @@ import pytest
 
 import refattn as ra
 from refattn import equations
+from refattn.equations import declared, tags
+from refattn.mechanisms.softmax import definition
 from refattn.verify.blame.bank import Bank, changes, reach
 from refattn.verify.blame.left_out import FAMILIES, found
-from refattn.verify.blame.mutants import KINDS, Mutant, core_tags, kernel
+from refattn.verify.blame.mutants import KINDS, Mutant, kernel
 from refattn.verify.blame.suspects import locate
 from refattn.verify.judge.budget import truth, wide
 from refattn.verify.outcome import Report, Result
@@ -125,10 +127,10 @@ def test_equations_that_give_the_same_stand_together() -> None:
     (first,) = suspects.ranked
     assert first.ids == ("dSM.4", "dSM.3", "dSM.2") and first.kind == "scaled by 1.02" and first.share < 1.0
     line = first.equations[-1]
-    place = next(tag.line for tag in core_tags(RECORD) if tag.id == "dSM.2")
-    assert line.formula == RECORD.equations["dSM.2"]
-    assert line.place == f"refattn/mechanisms/softmax/dense.py:{place}"
-    assert line.code == "d_masked = d_exponentials * saved.exponentials"
+    place = next(tag.line for tag in tags(definition) if tag.id == "dSM.2")
+    assert line.formula == declared(definition)["dSM.2"]
+    assert line.place == f"refattn/mechanisms/softmax/definition.py:{place}"
+    assert line.code == "d_masked = weights * (d_weights - mean)"
 
 
 def test_cases_that_agree_tell_apart_what_runs_only_there() -> None:
@@ -206,7 +208,7 @@ def test_the_report_says_it_and_json_holds_it() -> None:
     text = report.verified(found, ONE)
     for part in ("Suspects (from float32, cases ", "d_q disagrees; out, lse, d_k, d_v agree", "1. dSM.q: sign flipped"):
         assert part in text
-    assert "\n      dSM.q  dq_i = scale sum_j ds_ij k_j\n" in text
+    assert "\n      dSM.q  dq_i = sum_j dm_ij k_j / sqrt(d)  " in text
     data = json.loads(json.dumps(found.to_json(), allow_nan=False))["suspects"]
     assert data["wrong"] == ["d_q"] and data["ranked"][0]["equations"][0]["id"] == "dSM.q"
     assert 0.0 < data["ranked"][0]["share"] < 1.0 and data["departure"] is None

@@ -55,7 +55,7 @@ class Stream(KeyValueStream):
             return following, Cache(longer.k, longer.v, None)
         longer = self.longer(params, cache, state, context)
         options = options_of(params, longer.k)
-        delta = options.jitter * (options.kernel.weight + 1.0)
+        delta = options.jitter * options.kernel.unit()
         new = features.features_of(options.kernel, longer.k[:, :, cache.k.shape[2] :, :])  # (b, g, n, f)
         span = features.with_keys(cache.span, new, delta)  # (b, g, f, f)
         given = (context.mask, context.key_mask, context.draws)

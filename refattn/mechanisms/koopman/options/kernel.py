@@ -86,6 +86,14 @@ class Kernel:
         assert self.steepest is not None
         return self.weight * self.steepest / self.bandwidth
 
+    def unit(self) -> float | Array:
+        """Return what a jitter is in units of: weight + 1."""
+        return self.weight + 1.0
+
+    def unit_backward(self, d_unit: Array) -> Array:
+        """Return the gradient of the weight for that of `unit`."""
+        return d_unit
+
     def linear_part(self) -> float | Array:
         """Return the factor of x . y in the expansion of k: 1 over the squared norm of a coordinate function."""
         return 1.0
@@ -102,6 +110,10 @@ class Linear(Kernel):
     bandwidth = 1.0
     weight = 0.0
     steepest: ClassVar[float | None] = 0.0
+
+    def unit_backward(self, d_unit: Array) -> Array:
+        """Return 0: there is no weight."""
+        return d_unit * 0.0
 
     def values(self, x: Array, y: Array) -> Array:
         """Return x . y."""
