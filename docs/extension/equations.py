@@ -243,9 +243,10 @@ class Equations(SphinxDirective):
                 home = next(each for each in defining(mechanism) if file_of(each) == ran.place.file)
                 shown = _shown(id, ran, f"code.html#{anchor_of_line(home, ran.place.line)}", notes)
             else:  # of an option, whose object computes it
-                line = 1 + next(n for n, each in enumerate(inspect.getsource(module).splitlines()) if f"[{id}]" in each)
-                code = f"code.html#{anchor_of_line(module, line)}"
-                shown = nodes.definition("", nodes.paragraph("", "", _link(file_of(module), line, code), *notes))
+                text = inspect.getsource(module).splitlines()
+                number = 1 + next(n for n, each in enumerate(text) if f"[{id}]" in each)
+                code = f"code.html#{anchor_of_line(module, number)}"
+                shown = nodes.definition("", nodes.paragraph("", "", _link(file_of(module), number, code), *notes))
             listed += nodes.definition_list_item("", term, shown)
         return listed
 

@@ -171,7 +171,9 @@ def test_an_equation_of_the_general_code_stands_beside_its_line(pages: dict[str,
             assert {f"../{home_of(place)}.html#{anchor(id)}" for id, place in places_in(module).items()} <= {
                 link.replace("/equations", "") for link in linked
             }
-    lines = {}  # all that compute an equation: of exclusive branches each may be the one that ran
+    lines: dict[
+        str, list[tuple[str, int]]
+    ] = {}  # all that compute an equation: of exclusive branches each may be the one that ran
     for module in computing:
         for tag in equations.tags(module):
             lines.setdefault(tag.id, []).append((file_of(module), tag.line))
