@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from refattn import equations
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.delta.layer import block
-from refattn.mechanisms.delta.layer.config import check_params
+from refattn.mechanisms.projections import check_params
 from refattn.xp import Array, raised, zeros
 
 
