@@ -45,7 +45,7 @@ class Config(projections.Config):
     Attributes
     ----------
     core
-        The module with the map of q, k and v; it takes a mask and causality, if the block's context has any.
+        The module with the map of q, k and v, which takes `mask` and `causal`.
     """
 
     core: ClassVar[ModuleType]
@@ -79,8 +79,7 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
     config, h = params.config, params.config.heads
     queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [MHA.queries]
     mask = mask_of(context, (x.shape[0], h, x.shape[1], keys.shape[2]))  # of pairs and of padding
-    given = {"mask": mask, "causal": context.causal}
-    attended, saved = config.core.forward(queries, keys, values, **{n: x for n, x in given.items() if x is not None})
+    attended, saved = config.core.forward(queries, keys, values, mask=mask, causal=context.causal)
     joined = merge_heads(attended)  # (b, i, h*e) [MHA.merged]
     out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): MHA.output without its residual
     result = x + out if config.residual else out  # (b, i, m) [MHA.output]

@@ -101,10 +101,10 @@ def mechanism(
         Further fields of the record, and those that shall be others: its `core`, `block` or `reads`, for instance.
     """
     home = definition.__name__.rpartition(".")[0]
-    core = others.get("core") or core_of(definition)
+    core: Any = others.get("core") or core_of(definition)
     reads = others.get("reads", READS)
     config = type("Config", (multihead.Config,), {"core": core, "__module__": core.__name__})
-    core.Config = config  # type: ignore[attr-defined]
+    core.Config = config
     usual: Mapping[str, Any] = {
         "name": home.rpartition(".")[2],
         "tagged": (definition, multihead),
