@@ -159,6 +159,17 @@ class Block:
         return leaves
 
 
+def new_tokens(context: Context, x: Array) -> Array | None:
+    """Return the key mask (b, n) of new tokens x (b, n, m), if there is one: it covers them, or the past and them."""
+    mask, (batch, tokens, _) = context.key_mask, x.shape
+    if mask is None:
+        return None
+    if len(mask.shape) != 2 or mask.shape[0] != batch or mask.shape[1] < tokens:
+        needs = f"({batch}, past and new tokens), at least {tokens} of them"
+        raise ValueError(f"context.key_mask: got shape {tuple(mask.shape)}, needs {needs}")
+    return mask[:, mask.shape[1] - tokens :]
+
+
 class Stream:
     """A block that is given a few tokens at a time.
 
@@ -226,8 +237,14 @@ class Stream:
         if context.causal is not True:
             raise ValueError(f"context.causal: got {context.causal!r}, needs True: a stream cannot see the future")
         self.block.check_step(context, params, state)
+        for name in ("memory", "memory_mask"):
+            if getattr(context, name) is not None:
+                raise ValueError(f"context.{name} was given to a stream, whose tokens attend themselves")
         if self._made.get(id(cache)) is not cache:  # one that came from elsewhere, and is looked at once
             self._check_cache(params, cache)
+        batch = next(iter(tree.flatten(cache).values())).shape[0]
+        if state.x.shape[0] != batch:
+            raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {batch}")
 
     def _remembered(self, cache: Any) -> Any:
         """Return a cache that was made here, and so need not be looked at when it comes back."""
