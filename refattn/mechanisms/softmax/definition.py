@@ -8,9 +8,9 @@ sum makes the weights of a query add up to 1, so that the result is a mean. exp 
 the largest score of each query is subtracted first. That multiplies numerator and denominator of SM.4 by the same
 number and changes nothing.
 
-If the attention is not causal, every query sees every key. But a model that predicts the next token must not see it.
-If it is causal, query i sees the keys up to key i + (keys - queries). So the last query stands at the last key, as when
-earlier keys were kept from previous steps. There must be as many keys as queries, or more: else a query sees no key.
+A model that predicts the next token must not see that token: its attention is causal. If not causal, every query sees
+every key. If causal, query i sees the keys up to key i + (keys - queries). So the last query stands at the last key, as
+if earlier keys were kept from previous steps. There must be as many keys as queries, or more: else one sees no key.
 
     [SM.1]  s_ij = q_i . k_j / sqrt(d)                      the score: how well key j matches query i
     [SM.2]  m_ij = s_ij if query i sees key j, else -inf    exp(-inf) = 0: what is not seen gets no weight
