@@ -13,18 +13,20 @@ import pytest
 import refattn as ra
 from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Case
+from refattn.mechanisms.wrong import Call, WrongKernel
 from refattn.verify.blame.bank import Bank
+from refattn.verify.blame.mutants import kernel
 from refattn.verify.blame.seen import UNWRITTEN
 from refattn.verify.blame.suspects import locate, suspects
 from refattn.verify.judge.budget import truth
 from refattn.verify.judge.compare import judge
 from refattn.verify.museum.emulator import Flash
-from refattn.verify.museum.fault import Fault, faults
+from refattn.verify.museum.fault import faults
 from refattn.verify.outcome import Report, Result, Truth
 from refattn.verify.run import verify
 from refattn.verify.show import report
 from refattn.verify.show.suspects import told
-from tools.measure_names import measured, stored
+from tools.measure_names import measured
 
 RECORD = ra.mechanism("softmax")
 NAMES = """
@@ -41,11 +43,13 @@ def known(name: str) -> Truth:
     return truth(RECORD, RECORD.case(name), "float32", grad=True)
 
 
-def failing(fault: Fault, sizes: tuple[int, int], case: Case) -> list[str]:
+def failing(fault: WrongKernel, size: str, case: Case) -> list[str]:
     """The results of a case that a fault makes wrong."""
     given = known(case.name)
     return [
-        verdict.tensor for verdict in judge(stored(fault, sizes, case, given, "float32"), given) if not verdict.agrees
+        verdict.tensor
+        for verdict in judge(kernel(RECORD, case, given, "float32", fault, size=size), given)
+        if not verdict.agrees
     ]
 
 
@@ -70,7 +74,7 @@ def test_there_are_enough_and_each_says_what_is_wrong_and_where_it_was_reported(
     for mechanism in ("softmax", "delta", "higher_order"):
         record, found = ra.mechanism(mechanism), faults(mechanism)
         assert len({one.wrong for one in found}) == len(found) > 15
-        names = {*record.equations, *record.conventions, *record.wrong_gradients}
+        names = {*record.equations, *record.wrong}
         for one in found:
             reported = one.link.startswith("https://github.com/") and ("/issues/" in one.link or "/pull/" in one.link)
             assert reported or one.link == ""
@@ -79,21 +83,21 @@ def test_there_are_enough_and_each_says_what_is_wrong_and_where_it_was_reported(
 
 
 @pytest.mark.parametrize("fault", faults(), ids=lambda one: one.name)
-def test_each_fault_is_caught_and_leaves_right_what_it_says(fault: Fault) -> None:
+def test_each_fault_is_caught_and_leaves_right_what_it_says(fault: WrongKernel) -> None:
     """A fault of the backward leaves outputs right; where tiles matter, some size of them shows."""
-    for case in SMALL[:: -1 if fault.kernel.__module__.endswith("options") else 1]:
-        for sizes in fault.sizes():
-            wrong = failing(fault, sizes, case)
+    for case in SMALL[:: 1 if fault in faults(without=("options",)) else -1]:
+        for size in fault.sizes:
+            wrong = failing(fault, size, case)
             if wrong:
                 assert not fault.backward or not {"out", "lse"} & {*wrong}
                 return
     pytest.fail("no small case catches it")
 
 
-def named(name: str, sizes: tuple[int, int], cases: tuple[str, ...], **options: Any) -> Any:
+def named(name: str, size: str, cases: tuple[str, ...], **options: Any) -> Any:
     given = [
-        (RECORD.case(case), known(case), stored(BY_NAME[name], sizes, RECORD.case(case), known(case), "float32"))
-        for case in cases
+        (one, known(one.name), kernel(RECORD, one, known(one.name), "float32", BY_NAME[name], size=size))
+        for one in map(RECORD.case, cases)
     ]
     judged = [(*one, not all(verdict.agrees for verdict in judge(one[2], one[1]))) for one in given]
     found = suspects(RECORD, "float32", judged, **options)
@@ -102,7 +106,7 @@ def named(name: str, sizes: tuple[int, int], cases: tuple[str, ...], **options: 
 
 
 def test_a_fault_is_told_in_words_with_its_tiles_and_its_report() -> None:
-    found = named("AccumulatorNotRescaled", (64, 16), ("tiny", "one-key", "plain", "causal"))
+    found = named("AccumulatorNotRescaled", " (tiles of 16 keys)", ("tiny", "one-key", "plain", "causal"))
     first = found.ranked[0]
     assert told(first) == (
         "the accumulator is not rescaled when the running maximum moves (tiles of 16 keys): explains everything"
@@ -110,13 +114,13 @@ def test_a_fault_is_told_in_words_with_its_tiles_and_its_report() -> None:
     assert (first.sort, first.link, first.ids) == ("fault", BY_NAME["AccumulatorNotRescaled"].link, ("SM.5",))
     assert (first.cases, first.failing, first.whole) == (("plain", "causal"), 2, 2)
     assert found.which == "the cases that fail are those with more than 16 keys"
-    small = named("SumNotRescaled", (64, 8), ("tiny", "plain", "causal"))
+    small = named("SumNotRescaled", " (tiles of 8 keys)", ("tiny", "plain", "causal"))
     assert told(small.ranked[0]).endswith("(tiles of 8 keys): explains everything")
 
 
 def test_a_wrong_output_reaches_gradients_through_delta() -> None:
     """The dense form's error in SM.5 leaves d_q and d_k right, a kernel's does not: it is found all the same."""
-    found = named("LaterBatchesZero", (64, 64), ("plain", "grouped"), without=("LaterBatchesZero",))
+    found = named("LaterBatchesZero", "", ("plain", "grouped"), without=("LaterBatchesZero",))
     assert found.wrong == ("out", "d_q", "d_k")
     assert found.ranked[0].ids == ("SM.5",) and found.ranked[0].whole == 2
     assert [place.words[0] for place in found.places[:1]] == ["only batch 1"]
@@ -125,22 +129,21 @@ def test_a_wrong_output_reaches_gradients_through_delta() -> None:
 @pytest.mark.slow
 def test_what_fits_nothing_is_named_by_what_is_right_and_by_what_failing_cases_have() -> None:
     """Columns out of order, and a mask that is read elsewhere: errors of many equations fit them a little."""
-    found = named("ColumnsOutOfOrder", (64, 64), ("plain",), without=("ColumnsOutOfOrder",))
+    found = named("ColumnsOutOfOrder", "", ("plain",), without=("ColumnsOutOfOrder",))
     assert "SM.5" in found.ranked[0].ids and found.right == ("lse", "d_v")
     cases = ("mask-keys", "plain", "causal", "softcap")
-    assert named("MaskWraps", (64, 16), cases, without=("MaskWraps",)).ranked[0].ids == ("SM.2",)
+    assert named("MaskWraps", " (tiles of 16 keys)", cases, without=("MaskWraps",)).ranked[0].ids == ("SM.2",)
 
 
 def test_an_input_that_is_read_wrongly_is_named() -> None:
-    found = named("ValuesOfNextBatch", (64, 64), ("plain",), without=("ValuesOfNextBatch",))
+    found = named("ValuesOfNextBatch", "", ("plain",), without=("ValuesOfNextBatch",))
     assert told(found.ranked[0]) == "v of the next batch: explains everything"
 
 
 def test_a_fault_of_the_backward_alone_is_named_by_that_of_the_forward() -> None:
     case, given = RECORD.case("window-causal"), known("window-causal")
-    outputs = given.values["out"], given.values["lse"]
-    assert given.upstream is not None
-    wrong = BY_NAME["WindowOneMoreLeft"].gradients(given.inputs, case.options, given.upstream, (64, 64), outputs)
+    again = next(one for one in faults(again=True) if one.name == "WindowOneMoreLeft")
+    wrong = again.results(Call(given.inputs, case.options, given.upstream, outputs=given.values))
     right = {name: given.values[name] for name in ("out", "lse")}
     result = Result({name: x.astype(np.float32) for name, x in {**wrong, **right}.items()}, given.stored)
     found = suspects(RECORD, "float32", [(case, given, result, True)])
@@ -166,7 +169,9 @@ def test_an_argument_enters_in_the_first_equation_that_it_changes(
 
 
 def test_what_was_not_written_is_named() -> None:
-    found = named("LastRowsNotWritten", (32, 64), ("tiny", "one-query"), without=("LastRowsNotWritten",))
+    found = named(
+        "LastRowsNotWritten", " (tiles of 32 queries)", ("tiny", "one-query"), without=("LastRowsNotWritten",)
+    )
     assert found.ranked[0].kind == UNWRITTEN and found.ranked[0].ids == ("SM.5",) and found.ranked[0].cases
 
 
@@ -184,7 +189,7 @@ def test_two_faults_explain_their_cases_each() -> None:
     given = []
     for name, fault in (("causal", one), ("causal-tail", one), ("softcap", two), ("plain", one)):
         case = RECORD.case(name)
-        result = stored(fault, (64, 64), case, known(name), "float32")
+        result = kernel(RECORD, case, known(name), "float32", fault)
         given.append((case, known(name), result, name != "plain"))
     found = suspects(RECORD, "float32", given)
     assert found is not None
@@ -206,7 +211,7 @@ def test_the_report_begins_with_the_diagnosis() -> None:
             "v": v,
             **{name: given.pop(name) for name in [*given] if hasattr(given[name], "shape")},
         }
-        found = BY_NAME["MaskOfFirstBatch"].results(arrays, given, None, (64, 64), "float32")
+        found = BY_NAME["MaskOfFirstBatch"].results(Call(arrays, given, dtype="float32", exact=False))
         return found["out"], found["lse"]
 
     found = locate(few, verify(few, attend, label="mine.py:attend", dtypes=["float32"]))

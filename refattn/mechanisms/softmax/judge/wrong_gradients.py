@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from refattn.mechanisms import readings
 from refattn.mechanisms.softmax import core
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_pairs, causal_offset
@@ -188,7 +187,6 @@ WRONG_GRADIENTS: dict[str, Backward] = {
     "gradient of v without dropout": _without("keep", ("v",)),
     "gradient of the scores without dropout": _without("keep", ("q", "k")),
     "gradients without the sink": _without("sink", ("q", "k")),
-    **readings.of_group_gradients(core),
     "gradients without the scale": no_scale,
     "gradient of k scaled twice": scale_twice,
     "inner product left out of the backward": no_inner_product,

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.mechanisms.delta import core
-from refattn.mechanisms.delta.judge.stages import STAGES, usual_eps
+from refattn.mechanisms.delta.judge.stages import SIZES, STAGES, usual_eps
+from refattn.mechanisms.delta.judge.wrong_gradients import WRONG_GRADIENTS
+from refattn.mechanisms.wrong import conventions, gradients
 from refattn.ops.heads import group_heads, repeat_heads, ungroup_heads
 from refattn.ops.unit_norm import unit
 from refattn.xp import Array, namespace, zeros
@@ -395,7 +397,7 @@ def mask_that_decays(q: Array, k: Array, v: Array, *, key_mask: Array | None = N
     return _core(q, k, v, **options)
 
 
-CONVENTIONS: dict[str, Reading] = {
+READINGS: dict[str, Reading] = {
     "write, then decay": _stepwise(write_then_decay),
     "prediction before the decay": _stepwise(predict_before_decay),
     "beta on the prediction alone": _stepwise(beta_on_prediction),
@@ -432,5 +434,10 @@ CONVENTIONS: dict[str, Reading] = {
     "keys tiled": keys_tiled,
     "mask of values alone": mask_of_values,
     "masked tokens decay": mask_that_decays,
-    **STAGES,
+}
+
+WRONG = {
+    **conventions(READINGS, ("state",)),
+    **conventions(STAGES, ("state",), SIZES),
+    **gradients(WRONG_GRADIENTS),
 }

@@ -13,6 +13,7 @@ from typing import Any
 from refattn.mechanisms.higher_order import core
 from refattn.mechanisms.higher_order.dense import divisor_of
 from refattn.mechanisms.higher_order.options import Exact, Options
+from refattn.mechanisms.wrong import conventions, of_group_gradients
 from refattn.ops.heads import repeat_heads
 from refattn.ops.layer_norm import normalise
 from refattn.ops.masks import allowed_pairs, both, causal_offset
@@ -246,7 +247,7 @@ def query_contraction(q: Array, k: Array, v: Array, **given: Any) -> Out:
     return (out + 0.5 * (wrong - right) / divisor,)
 
 
-CONVENTIONS: dict[str, Wrong] = {
+READINGS: dict[str, Wrong] = {
     "the exponential itself": exponential,
     "a sum of exponentials divides": exponential_normaliser,
     "factorials left out": missing_factorials,
@@ -270,4 +271,9 @@ CONVENTIONS: dict[str, Wrong] = {
     "interleaved groups": interleaved_groups,
     "normaliser ignored": no_normaliser,
     "order 2 summed over queries": query_contraction,
+}
+
+WRONG = {
+    **conventions(READINGS),
+    **of_group_gradients(core),
 }

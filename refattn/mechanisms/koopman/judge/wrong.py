@@ -14,6 +14,7 @@ from refattn.mechanisms.families import numbers_of
 from refattn.mechanisms.koopman import core
 from refattn.mechanisms.koopman.options.fits import LIMITS, Fit, Separable, Stein
 from refattn.mechanisms.koopman.options.kernel import Linear, Own
+from refattn.mechanisms.wrong import conventions, of_group_gradients
 from refattn.ops.masks import allowed_pairs, causal_offset
 from refattn.xp import Array, namespace
 
@@ -113,7 +114,7 @@ def interleaved_groups(q: Array, k: Array, v: Array, **options: Any) -> tuple[Ar
     return _core(q, xp.concat([k] * times, axis=1), xp.concat([v] * times, axis=1), **options)
 
 
-CONVENTIONS: dict[str, Wrong] = {
+READINGS: dict[str, Wrong] = {
     "the operator applied to the vector": operator_on_the_vector,
     "every update is plain attention": plain_attention,
     "one update more": one_update_more,
@@ -132,4 +133,9 @@ CONVENTIONS: dict[str, Wrong] = {
     "mask ignored": lambda q, k, v, mask=None, **options: _core(q, k, v, **options),
     "mask inverted": inverted_mask,
     "interleaved groups": interleaved_groups,
+}
+
+WRONG = {
+    **conventions(READINGS),
+    **of_group_gradients(core),
 }

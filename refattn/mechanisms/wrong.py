@@ -1,13 +1,17 @@
-"""Wrong readings that any attention with masks and groups allows: what a room's conventions begin with.
+"""Wrong kernels: the one record that all of them have, and those that any attention with masks and groups allows.
 
-Each is made from a core, as a call ``core(q, k, v, **options)`` that returns the outputs, and has its signature; wrong
-gradients are made from the module of a core, and take ``d_out`` as well.
+Verification is worth what it catches of these, and it names the one that explains what an implementation returned. A
+room writes its own as *readings*, which have the signature of its core and return the outputs, and as wrong backward
+passes of a right forward, which take `d_out` as well and return gradients by name. Those below are made of a core, as a
+call ``core(q, k, v, **options)`` that returns the outputs, or of its module.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +22,133 @@ from refattn.xp import Array, namespace
 Outputs = tuple[Array, ...]
 Core = Callable[..., Outputs]
 Backward = Callable[..., dict[str, Array]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a wrong kernel is given.
+
+    Attributes
+    ----------
+    inputs, options, d_out
+        The arrays and the other arguments of a call, and the upstream gradient; None where no gradient is asked.
+    dtype
+        The type that results are stored in.
+    exact
+        Whether it computes in float64, and rounds nothing that an honest kernel rounds.
+    outputs
+        The right outputs, for what is wrong in the backward alone; {} where they are not known.
+    size
+        One of the sizes of the kernel, such as that of its tiles.
+    """
+
+    inputs: Mapping[str, Any]
+    options: Mapping[str, Any]
+    d_out: Any = None
+    dtype: str = "float64"
+    exact: bool = True
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    size: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class WrongKernel:
+    """One way to be wrong.
+
+    Attributes
+    ----------
+    name
+        Unique among those of a mechanism.
+    kind
+        "equation": an equation disturbed; "convention": another reading of the paper or of an option; "gradient": a
+        wrong backward pass; "fault": a mistake of a kernel, most of them reported; "input": an input that is read
+        wrongly; "storing": results that are written wrongly.
+    run
+        Gives its results by name: with gradients where they are asked and it has some, and those alone where outputs
+        are right.
+    wrong
+        What is wrong, in words.
+    of
+        What it is an error of: ids of equations, and names of conventions or inputs.
+    link
+        The report that it is modelled on; "" where none is known.
+    backward
+        Whether outputs are right, and gradients alone are wrong.
+    sizes
+        The sizes that make a difference, by the words that are added to what is wrong.
+
+    Examples
+    --------
+    >>> import numpy as np, refattn as ra
+    >>> wrong = ra.mechanism("softmax").wrong["scale left out"]
+    >>> wrong.kind, wrong.wrong
+    ('convention', 'Leave the scale out.')
+    >>> x = np.ones((1, 1, 2, 4))
+    >>> wrong(x, x, x)[1]  # lse
+    array([[[4.69314718, 4.69314718]]])
+    """
+
+    name: str
+    kind: str
+    run: Callable[[Call], Mapping[str, Any]]
+    wrong: str = ""
+    of: tuple[str, ...] = ()
+    link: str = ""
+    backward: bool = False
+    sizes: Mapping[str, Any] = field(default_factory=lambda: {"": None})
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, q: Array, k: Array, v: Array, **given: Any) -> Any:
+        """Return its outputs for arguments of the core."""
+        return (*self.run(Call({"q": q, "k": k, "v": v}, given)).values(),)
+
+    @property
+    def usual(self) -> str:
+        """The words of the size that it is served in: the second, where there are several."""
+        return [*self.sizes][min(1, len(self.sizes) - 1)]
+
+    def told(self, size: str = "") -> str:
+        """Return what is wrong in words, with those of a size; its name where that says it."""
+        return (self.name if self.kind in ("convention", "gradient") else self.wrong) + size
+
+    def results(self, call: Call, size: str = "") -> Mapping[str, Any]:
+        """Return what it gives in a size."""
+        return self.run(replace(call, size=self.sizes[size] if size else next(iter(self.sizes.values()))))
+
+
+def conventions(
+    readings: Mapping[str, Core], outputs: tuple[str, ...] = (), sizes: Mapping[str, Any] | None = None
+) -> dict[str, WrongKernel]:
+    """Return wrong readings, which return out and these outputs; with `sizes` they take a keyword ``size``."""
+
+    def run(reading: Core, call: Call) -> dict[str, Any]:
+        more = {"size": call.size} if sizes else {}
+        return dict(zip(("out", *outputs), reading(**call.inputs, **call.options, **more), strict=False))
+
+    return {
+        name: WrongKernel(name, "convention", partial(run, one), _words(one), (name,), sizes=sizes or {"": None})
+        for name, one in readings.items()
+    }
+
+
+def gradients(backwards: Mapping[str, Backward]) -> dict[str, WrongKernel]:
+    """Return wrong backward passes of a right forward."""
+
+    def run(backward: Backward, call: Call) -> dict[str, Any]:
+        if call.d_out is None:
+            return {}
+        return {f"d_{name}": x for name, x in backward(**call.inputs, **call.options, d_out=call.d_out).items()}
+
+    return {
+        name: WrongKernel(name, "gradient", partial(run, one), _words(one), (name,), backward=True)
+        for name, one in backwards.items()
+    }
+
+
+def _words(function: Callable[..., Any]) -> str:
+    return " ".join((function.__doc__ or "").partition("\n\n")[0].split())
 
 
 def of_masks(core: Core) -> dict[str, Core]:
@@ -113,7 +244,7 @@ def of_scales(core: Core) -> dict[str, Core]:
     }
 
 
-def of_group_gradients(core: ModuleType) -> dict[str, Backward]:
+def of_group_gradients(core: ModuleType) -> dict[str, WrongKernel]:
     """Return wrong sums over the query heads that share a key/value head, by name."""
 
     def mean_of_group(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
@@ -130,10 +261,12 @@ def of_group_gradients(core: ModuleType) -> dict[str, Backward]:
         gradients: dict[str, Array] = core.backward(saved, d_out)
         return gradients | {name: gradients[name][:, times - 1 :: times, ...] for name in ("k", "v")}
 
-    return {
-        "gradients averaged over a group": mean_of_group,
-        "gradients of the last head of a group": one_of_group,
-    }
+    return gradients(
+        {
+            "gradients averaged over a group": mean_of_group,
+            "gradients of the last head of a group": one_of_group,
+        }
+    )
 
 
 def scale_of_all_heads(core: Core) -> Core:

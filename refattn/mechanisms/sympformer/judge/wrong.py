@@ -12,6 +12,7 @@ from typing import Any
 
 from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.dense import BOUND, counts
+from refattn.mechanisms.wrong import conventions, of_group_gradients
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import allowed_pairs
 from refattn.xp import Array, max_last, namespace
@@ -106,7 +107,7 @@ def interleaved_groups(
     return _core(q, xp.concat([k] * times, axis=1), xp.concat([v] * times, axis=1), kinetic, **options)
 
 
-CONVENTIONS: dict[str, Wrong] = {
+READINGS: dict[str, Wrong] = {
     "the future pushes": future,
     "kinetic terms left out": at_rest,
     "scores without a scale": scale_of_one,
@@ -120,4 +121,9 @@ CONVENTIONS: dict[str, Wrong] = {
     "z is a sum": _Reading(counted="one"),
     "the largest score is lost": _Reading(shifted=True),
     "the output of an attention": _Reading(normalised=True),
+}
+
+WRONG = {
+    **conventions(READINGS, ("log_z",)),
+    **of_group_gradients(core),
 }

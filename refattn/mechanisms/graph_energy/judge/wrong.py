@@ -12,6 +12,7 @@ from typing import Any
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.judge.given import graph_of, threshold_of
 from refattn.mechanisms.graph_energy.options import Directed, Soft
+from refattn.mechanisms.wrong import conventions, of_group_gradients
 from refattn.xp import Array, namespace
 
 Wrong = Callable[..., tuple[Array]]
@@ -73,7 +74,7 @@ def interleaved_groups(q: Array, k: Array, v: Array, **options: Any) -> tuple[Ar
     return (core.forward(q, xp.concat([k] * times, axis=1), xp.concat([v] * times, axis=1), **options)[0],)
 
 
-CONVENTIONS: dict[str, Wrong] = {
+READINGS: dict[str, Wrong] = {
     "no flow": no_flow,
     "one step less": one_step_less,
     "soft for hard": soft_threshold,
@@ -83,4 +84,9 @@ CONVENTIONS: dict[str, Wrong] = {
     "emptied rows get 0": dropped_rows,
     "mask ignored": ignored_mask,
     "interleaved groups": interleaved_groups,
+}
+
+WRONG = {
+    **conventions(READINGS),
+    **of_group_gradients(core),
 }
