@@ -9,9 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from refattn.golden.storage import round_to
 from refattn.mechanisms.wrong import Call, WrongKernel
-from refattn.verify.museum.emulator import Array, Flash, Kernel, Unknown
+from refattn.verify.museum.emulator import Array, Flash, Kernel, Unknown, low
 
 MECHANISM = "softmax"
 """The mechanism whose kernels are flash kernels."""
@@ -58,24 +57,21 @@ _FOUND: list[tuple[str, WrongKernel]] = []
 def fault(*of: str, link: str, tiles: str = "") -> Callable[[Kind], Kind]:
     """Register a kernel as a fault; the first sentence of its docstring says what is wrong.
 
-    A fault of a step that the backward goes through again may as well be one of the backward alone.
+    The link is that of a report on GitHub, OWNER/NAME/issues/NUMBER, or "" where none is known. A fault of a step that
+    the backward goes through again may as well be one of the backward alone.
     """
+    report = link and f"https://github.com/{link}"
 
     def register(kernel: Kind) -> Kind:
         words = " ".join((kernel.__doc__ or "").split()).rstrip(".")
         wrong = words[:1].lower() + words[1:]
         own = {name for kind in kernel.__mro__ if kind not in (Flash, object) for name in vars(kind)}
-        again = issubclass(kernel, Flash) and own & RECOMPUTED and "run" not in own and not of[0].startswith("d")
-        _FOUND.append((kernel.__module__, served(kernel, wrong, of, link, tiles)))
-        if again:
-            ids = (*of, *read_again(of))
-            back = functools.partial(in_the_backward, kernel)
-            _FOUND.append(
-                (
-                    f"{kernel.__module__} again",
-                    WrongKernel(kernel.__name__, "fault", back, BACKWARD + wrong, ids, link, True, SIZES[tiles]),
-                )
-            )
+        room = kernel.__module__
+        _FOUND.append((room, served(kernel, wrong, of, report, tiles)))
+        if issubclass(kernel, Flash) and own & RECOMPUTED and "lse_given" not in own and not of[0].startswith("d"):
+            run, ids = functools.partial(in_the_backward, kernel), (*of, *read_again(of))
+            again = WrongKernel(kernel.__name__, "fault", run, BACKWARD + wrong, ids, report, True, SIZES[tiles])
+            _FOUND.append((f"{room} again", again))
         return kernel
 
     return register
@@ -96,12 +92,9 @@ def read_again(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _run(kind: type[Kernel], call: Call) -> dict[str, Array]:
     """Return what a kernel computes; for a short type as kernels do, before it is stored."""
-
-    def store(x: Array) -> Array:
-        return round_to(x.astype(np.float64), call.dtype).astype(x.dtype)
-
-    low = call.dtype in ("float16", "bfloat16") and not call.exact
-    kernel = kind(*call.size, store) if low else kind(*call.size)
+    short = call.dtype in ("float16", "bfloat16") and not call.exact
+    rows, columns = call.size
+    kernel = kind(rows, columns, functools.partial(low, dtype=call.dtype)) if short else kind(rows, columns)
     return kernel.run(call.inputs, call.options, call.d_out, np.float64 if call.exact else call.inputs["q"].dtype)
 
 
