@@ -23,6 +23,9 @@ Outputs = tuple[Array, ...]
 Core = Callable[..., Outputs]
 Backward = Callable[..., dict[str, Array]]
 
+MASKS = ("mask", "key_mask")
+"""Options in which True means that something may be attended."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -151,16 +154,27 @@ def _words(function: Callable[..., Any]) -> str:
     return " ".join((function.__doc__ or "").partition("\n\n")[0].split())
 
 
-def of_masks(core: Core) -> dict[str, Core]:
-    """Return wrong readings of masks, causality and groups by name."""
+def changed(core: Core, words: str, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Core:
+    """Return the core with other arguments: those that a function of all that are given returns; in words."""
 
-    def ignored_mask(q: Array, k: Array, v: Array, *, mask: Array | None = None, **options: Any) -> Outputs:
+    def reading(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
+        given = {"q": q, "k": k, "v": v, **options}
+        return core(**{**given, **change(given)})
+
+    reading.__doc__ = words
+    return reading
+
+
+def of_masks(core: Core, *names: str) -> dict[str, Core]:
+    """Return wrong readings of masks, causality and groups by name: some, or all."""
+
+    def ignored_mask(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
         """Let every query attend masked keys."""
-        return core(q, k, v, **options)
+        return core(q, k, v, **{name: x for name, x in options.items() if name not in MASKS})
 
-    def inverted_mask(q: Array, k: Array, v: Array, *, mask: Array | None = None, **options: Any) -> Outputs:
+    def inverted_mask(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
         """Take True for "may not attend"."""
-        return core(q, k, v, mask=None if mask is None else ~mask, **options)
+        return core(q, k, v, **options | {name: ~options[name] for name in MASKS if options.get(name) is not None})
 
     def top_left_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> Outputs:
         """Align the causal mask at the first key, whatever was asked."""
@@ -193,7 +207,7 @@ def of_masks(core: Core) -> dict[str, Core]:
         times = q.shape[1] // max(k.shape[1], 1)
         return core(q, xp.concat([k] * times, axis=1), xp.concat([v] * times, axis=1), **options)
 
-    return {
+    found: dict[str, Core] = {
         "mask ignored": ignored_mask,
         "mask inverted": inverted_mask,
         "top-left causality": top_left_causality,
@@ -201,6 +215,7 @@ def of_masks(core: Core) -> dict[str, Core]:
         "a token does not see itself": strict_causality,
         "interleaved groups": interleaved_groups,
     }
+    return {name: found[name] for name in names or found}
 
 
 def attend_over_queries(

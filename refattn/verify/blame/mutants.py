@@ -259,8 +259,9 @@ def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mu
             return Fate(mutant, dtype, "caught", *worst)
     status = "equivalent"
     for case, truth in truths:
-        computed = _computed(mechanism, case, truth, dtype, mutant, exact=True)
-        result = _store(computed, truth)
+        stored = mutant.kind == "storing"  # where what is computed is right
+        computed = _computed(mechanism, case, truth, dtype, None if stored else mutant, exact=True)
+        result = kernel(mechanism, case, truth, dtype, mutant, exact=True) if stored else _store(computed, truth)
         if not all(verdict.agrees for verdict in judge(result, truth)):
             # Such as a truncation of what was rounded before: nothing of a kernel changes.
             same = all(

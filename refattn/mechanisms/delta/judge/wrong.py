@@ -14,7 +14,7 @@ from typing import Any
 from refattn.mechanisms.delta import core
 from refattn.mechanisms.delta.judge.stages import SIZES, STAGES, usual_eps
 from refattn.mechanisms.delta.judge.wrong_gradients import WRONG_GRADIENTS
-from refattn.mechanisms.wrong import conventions, gradients
+from refattn.mechanisms.wrong import changed, conventions, gradients, of_scales
 from refattn.ops.heads import group_heads, repeat_heads, ungroup_heads
 from refattn.ops.unit_norm import unit
 from refattn.xp import Array, namespace, zeros
@@ -259,26 +259,11 @@ def _scale(q: Array, scale: Any) -> Any:
     return 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
 
 
-def no_scale(q: Array, k: Array, v: Array, *, scale: Any = None, **options: Any) -> Outputs:
-    """Leave the scale out."""
-    return _core(q, k, v, scale=1.0, **options)
-
-
-def scale_twice(q: Array, k: Array, v: Array, *, scale: Any = None, **options: Any) -> Outputs:
-    """Scale the query and what is read."""
-    return _core(q, k, v, scale=_scale(q, scale) ** 2, **options)
-
-
 def scale_on_keys(q: Array, k: Array, v: Array, *, scale: Any = None, qk_norm: bool = False, **options: Any) -> Outputs:
     """Scale keys as well, those that are normalised too."""
     eps = options.pop("norm_eps", usual_eps())
     q, k = (unit(q, eps)[0], unit(k, eps)[0]) if qk_norm else (q, k)
     return _core(q, k * _scale(q, scale), v, scale=scale, **options)
-
-
-def scale_of_values(q: Array, k: Array, v: Array, *, scale: Any = None, **options: Any) -> Outputs:
-    """Take 1 / sqrt(width of v) where no scale is given."""
-    return _core(q, k, v, scale=1.0 / math.sqrt(v.shape[3]) if scale is None else scale, **options)
 
 
 def _normalised(which: str, by: Callable[[Array, float], Array]) -> Reading:
@@ -306,56 +291,37 @@ def _of_the_mean(x: Array, eps: float) -> Array:
     return x / xp.sqrt(xp.vecdot(x, x)[..., None] + eps * x.shape[-1])
 
 
-def _gates(change: Callable[[str, Array], Array], *, head: int = 0) -> Reading:
-    def reading(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
-        names = ("beta", "log_decay", "log_momentum", "step")
-        changed = {n: change(n, options[n]) for n in names if options.get(n) is not None}
-        return _core(q, k, v, **{**options, **changed})
-
-    return reading
+def _changed(words: str, name: str, change: Callable[[Array], Array | None]) -> Reading:
+    """Return the core with another array, where it is given."""
+    return changed(_core, words, lambda given: {} if given.get(name) is None else {name: change(given[name])})
 
 
-def _base_two(name: str, x: Array) -> Array:
-    return x * math.log(2.0) if name == "log_decay" else x
+def _transposed(state: Array) -> Array:
+    return namespace(state).matrix_transpose(state) if state.shape[-1] == state.shape[-2] else state
 
 
-def _one_late(name: str, x: Array) -> Array:
-    if name != "log_decay":
-        return x
-    return namespace(x).concat([0.0 * x[:, :, :1], x[:, :, :-1]], axis=2)
+def _late(log: Array, kept: int) -> Array:
+    """Return the gate with zeros for the first token, and from there on that of the token before, or its own."""
+    return namespace(log).concat([0.0 * log[:, :, :1], log[:, :, kept : kept + log.shape[2] - 1]], axis=2)
 
 
-def _first_without(name: str, x: Array) -> Array:
-    if name != "log_decay":
-        return x
-    xp = namespace(x)
-    return xp.concat([xp.zeros_like(x[:, :, :1]), x[:, :, 1:]], axis=2)
+def _unseen(*names: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return inputs with zeros for padding, and no mask."""
 
+    def change(given: dict[str, Any]) -> dict[str, Any]:
+        mask = given.get("key_mask")
+        if mask is None:
+            return {}
+        zeroed = {name: namespace(mask).where(mask[:, None, :, None], given[name], 0.0) for name in names}
+        return {**zeroed, "key_mask": None}
 
-def _sigmoid_again(name: str, x: Array) -> Array:
-    return 1.0 / (1.0 + namespace(x).exp(-x)) if name == "beta" else x
-
-
-def _half(name: str, x: Array) -> Array:
-    return 0.5 * x if name == "beta" else x
-
-
-def state_ignored(q: Array, k: Array, v: Array, *, state: Array | None = None, **options: Any) -> Outputs:
-    """Begin with 0."""
-    return _core(q, k, v, **options)
-
-
-def state_turned_in(q: Array, k: Array, v: Array, *, state: Array | None = None, **options: Any) -> Outputs:
-    """Take the state that comes in as (value, key), where that fits."""
-    if state is not None and state.shape[-1] == state.shape[-2]:
-        state = namespace(state).matrix_transpose(state)
-    return _core(q, k, v, state=state, **options)
+    return change
 
 
 def state_turned_out(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
     """Give the state as (value, key), where that fits."""
     out, last = _core(q, k, v, **options)
-    return out, namespace(last).matrix_transpose(last) if last.shape[-1] == last.shape[-2] else last
+    return out, _transposed(last)
 
 
 def _tiled(x: Array, heads: int) -> Array:
@@ -377,26 +343,6 @@ def queries_tiled(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
     return xp.concat([out[:, a : a + 1, ...] for a in back], axis=1), last
 
 
-def keys_tiled(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
-    """Give state head x key head x mod f."""
-    return _core(q, _tiled(k, v.shape[1]), v, **options)
-
-
-def mask_of_values(q: Array, k: Array, v: Array, *, key_mask: Array | None = None, **options: Any) -> Outputs:
-    """Let padding have values of 0, and do all else."""
-    if key_mask is not None:
-        v = namespace(v).where(key_mask[:, None, :, None], v, 0.0)
-    return _core(q, k, v, **options)
-
-
-def mask_that_decays(q: Array, k: Array, v: Array, *, key_mask: Array | None = None, **options: Any) -> Outputs:
-    """Write nothing for padding, and let the state decay there."""
-    if key_mask is not None:
-        xp = namespace(v)
-        v, k = (xp.where(key_mask[:, None, :, None], x, 0.0) for x in (v, k))
-    return _core(q, k, v, **options)
-
-
 READINGS: dict[str, Reading] = {
     "write, then decay": _stepwise(write_then_decay),
     "prediction before the decay": _stepwise(predict_before_decay),
@@ -414,26 +360,32 @@ READINGS: dict[str, Reading] = {
     "momentum as an average": _stepwise(averaged_momentum),
     "step on the state": _stepwise(step_of_the_state),
     "momentum of the other sign": _stepwise(momentum_of_other_sign),
-    "scale left out": no_scale,
-    "scale applied twice": scale_twice,
+    **of_scales(_core),
     "scale on keys too": scale_on_keys,
-    "scale of the values' width": scale_of_values,
     "norm_eps as the least norm": _normalised("qk", _at_least),
     "norm_eps on the mean": _normalised("qk", _of_the_mean),
     "queries alone normalised": _normalised("q", lambda x, eps: unit(x, eps)[0]),
     "keys alone normalised": _normalised("k", lambda x, eps: unit(x, eps)[0]),
-    "gate to base 2": _gates(_base_two),
-    "gate one token late": _gates(_one_late),
-    "first token does not decay": _gates(_first_without),
-    "beta through a sigmoid again": _gates(_sigmoid_again),
-    "half of beta": _gates(_half),
-    "state in ignored": state_ignored,
-    "state in transposed": state_turned_in,
+    "gate to base 2": _changed("Take the gate for a power of 2.", "log_decay", lambda x: x * math.log(2.0)),
+    "gate one token late": _changed("Decay by the gate of the token before.", "log_decay", lambda x: _late(x, 0)),
+    "first token does not decay": _changed("Keep the first state whole.", "log_decay", lambda x: _late(x, 1)),
+    "beta through a sigmoid again": _changed(
+        "Take beta for what a sigmoid is still to be taken of.", "beta", lambda x: 1.0 / (1.0 + namespace(x).exp(-x))
+    ),
+    "half of beta": _changed("Write half.", "beta", lambda x: 0.5 * x),
+    "state in ignored": _changed("Begin with 0.", "state", lambda x: None),
+    "state in transposed": _changed(
+        "Take the state that comes in as (value, key), where that fits.", "state", _transposed
+    ),
     "state out transposed": state_turned_out,
     "queries tiled": queries_tiled,
-    "keys tiled": keys_tiled,
-    "mask of values alone": mask_of_values,
-    "masked tokens decay": mask_that_decays,
+    "keys tiled": changed(
+        _core, "Give state head x key head x mod f.", lambda given: {"k": _tiled(given["k"], given["v"].shape[1])}
+    ),
+    "mask of values alone": changed(_core, "Let padding have values of 0, and do all else.", _unseen("v")),
+    "masked tokens decay": changed(
+        _core, "Write nothing for padding, and let the state decay there.", _unseen("v", "k")
+    ),
 }
 
 WRONG = {
