@@ -13,7 +13,8 @@ import pytest
 import refattn as ra
 from refattn import backends, equations
 from refattn.golden.storage import chop_to, round_to
-from refattn.verify.blame.mutants import KINDS, applies, census, changed_by, kernel, kill_rate, mutants, storing
+from refattn.verify.blame.changes import KINDS, applies, changed_by
+from refattn.verify.blame.mutants import census, kernel, kill_rate, mutants, storing
 from refattn.verify.itself import gradients
 from refattn.verify.judge.budget import truth
 from refattn.verify.judge.compare import compare, judge

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.wrong import Call, WrongKernel
 from refattn.verify.blame.bank import Bank
+from refattn.verify.blame.changes import LAST, SECOND_HALF, first_alone, flipped, part_scaled, rolled, scaled
 from refattn.verify.blame.evidence import Evidence
 from refattn.verify.blame.mutants import storing
 from refattn.verify.judge.budget import evaluate
@@ -104,40 +105,26 @@ def right_outputs(bank: Bank) -> dict[str, Any]:
     return {name: bank.truth.values[name] for name in outputs_of(bank.mechanism) if name in bank.truth.values}
 
 
-Change = Callable[[NDArray[Any], int], NDArray[Any] | None]
-
-READ: dict[str, tuple[str, Change]] = {
-    "ignored": ("", lambda x, axis: None),
-    "of the next batch": ("b", lambda x, axis: np.roll(x, -1, axis=axis)),
-    "of the batch before": ("b", lambda x, axis: np.roll(x, 1, axis=axis)),
-    "of the first batch in all": ("b", lambda x, axis: _first(x, axis)),
-    "of the next head": ("h", lambda x, axis: np.roll(x, -1, axis=axis)),
-    "of the head before": ("h", lambda x, axis: np.roll(x, 1, axis=axis)),
-    "of the first head in all": ("h", lambda x, axis: _first(x, axis)),
-    "of the next token": ("i", lambda x, axis: np.roll(x, -1, axis=axis)),
-    "of the token before": ("i", lambda x, axis: np.roll(x, 1, axis=axis)),
-    "of the first token in all": ("i", lambda x, axis: _first(x, axis)),
-    "without the last token": ("i", lambda x, axis: _times(x, axis, np.arange(x.shape[axis]) < x.shape[axis] - 1)),
-    "with tokens in the opposite order": ("i", lambda x, axis: np.flip(x, axis)),
-    "with the width in the opposite order": ("d", lambda x, axis: np.flip(x, axis)),
-    "without the second half of the width": (
-        "d",
-        lambda x, axis: _times(x, axis, np.arange(x.shape[axis]) < (x.shape[axis] + 1) // 2),
-    ),
+READ: dict[str, tuple[str, Callable[..., NDArray[Any]]]] = {
+    "ignored": ("", scaled(0.0)),
+    **{
+        words.format(one): (letter, change)
+        for letter, one in (("b", "batch"), ("h", "head"), ("i", "token"))
+        for words, change in (
+            ("of the next {}", rolled(-1)),
+            ("of the {} before", rolled(1)),
+            ("of the first {} in all", first_alone),
+        )
+    },
+    "without the last token": ("i", part_scaled(LAST)),
+    "with tokens in the opposite order": ("i", flipped),
+    "with the width in the opposite order": ("d", flipped),
+    "without the second half of the width": ("d", part_scaled(SECOND_HALF)),
 }
-"""What an input may be in place of itself: the axis that it needs, and the change."""
+"""What an input may be in place of itself: the axis that it needs, and the change; none where it is left out."""
 
 UPSTREAM = "d_out"
 """The upstream gradient, which the backward alone reads."""
-
-
-def _first(x: NDArray[Any], axis: int) -> NDArray[Any]:
-    return np.broadcast_to(np.take(x, [0], axis=axis), x.shape)
-
-
-def _times(x: NDArray[Any], axis: int, kept: NDArray[Any]) -> NDArray[Any]:
-    """Return x with zeros where it is not kept along an axis."""
-    return np.where(np.expand_dims(kept, tuple(range(1, -axis))), x, x.dtype.type(0))
 
 
 def _axis(x: NDArray[Any], letter: str) -> int | None:
@@ -154,15 +141,10 @@ def _axis(x: NDArray[Any], letter: str) -> int | None:
 def _changed(inputs: Mapping[str, NDArray[Any]], names: tuple[str, ...], told: str) -> dict[str, NDArray[Any]] | None:
     """Return inputs of which some are read as `READ` tells; None where that changes none."""
     letter, change = READ[told]
-    changed = dict(inputs)
-    for name in names:
-        if name in inputs:
-            axis = _axis(inputs[name], letter) if letter else 0
-            instead = inputs[name] if axis is None else change(inputs[name], axis)
-            if instead is None:
-                del changed[name]
-            else:
-                changed[name] = instead
+    changed = {name: x for name, x in inputs.items() if letter or name not in names}
+    for name in {*names} & {*changed}:
+        axis = _axis(inputs[name], letter)
+        changed[name] = inputs[name] if axis is None else change(inputs[name], axis)
     same = all(name in changed and np.array_equal(changed[name], x, equal_nan=True) for name, x in inputs.items())
     return None if same else changed
 

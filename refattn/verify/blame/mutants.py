@@ -23,23 +23,13 @@ from refattn import equations
 from refattn.golden.storage import LOWER, chop_to, has_gradient, round_to
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.mechanisms.wrong import Call, WrongKernel
+from refattn.verify.blame.changes import KINDS, applies, changed_by
 from refattn.verify.judge.budget import evaluate, rounded
 from refattn.verify.judge.budget import truth as make_truth
 from refattn.verify.judge.compare import judge
 from refattn.verify.outcome import Result, Truth
 
-Change = Callable[[NDArray[Any]], NDArray[Any]]
 Tensors = dict[str, NDArray[Any]]
-
-KINDS = (
-    "scaled by 1.02",
-    "sign flipped",
-    "heads swapped",
-    "last key dropped",
-    "one row zeroed",
-    "shifted by one",
-    "rounded one type lower",
-)
 
 SHORT = ("float16", "bfloat16")
 
@@ -92,41 +82,6 @@ def core_tags(mechanism: Mechanism) -> Iterator[equations.Tag]:
             if tag.claims:
                 found.setdefault(tag.id, tag)
     return iter(found.values())
-
-
-def applies(kind: str, axes: tuple[str, ...]) -> bool:
-    """Tell whether a value with these axes can be wrong in this way."""
-    needed = {
-        "heads swapped": {"h", "g"},
-        "last key dropped": {"j"},
-        "one row zeroed": {"i", "j"},
-        "shifted by one": {"i", "j"},
-    }
-    return kind not in needed or bool(needed[kind] & set(axes))
-
-
-def changed_by(kind: str, axes: tuple[str, ...], lower: str) -> Change:
-    """Return what a kind of mutation does to a value with these axes."""
-
-    def axis(letters: str) -> int:
-        return next(n for letter in letters for n, a in enumerate(axes) if a == letter)
-
-    def zero(x: NDArray[Any], along: int, at: int) -> NDArray[Any]:
-        if x.shape[along] == 0:
-            return x
-        x = x.copy()
-        x[(slice(None),) * along + (at,)] = 0.0
-        return x
-
-    return {
-        "scaled by 1.02": lambda x: x * 1.02,
-        "sign flipped": lambda x: -x,
-        "heads swapped": lambda x: np.flip(x, axis=axis("hg")),
-        "last key dropped": lambda x: zero(x, axis("j"), -1),
-        "one row zeroed": lambda x: zero(x, axis("ij"), x.shape[axis("ij")] // 2),
-        "shifted by one": lambda x: np.roll(x, 1, axis=axis("ij")),
-        "rounded one type lower": lambda x: round_to(x.astype(np.float64), lower).astype(x.dtype),
-    }[kind]
 
 
 def kernel(

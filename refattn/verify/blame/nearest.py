@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.mechanisms.record import Mechanism
+from refattn.verify.blame.changes import Change
 from refattn.verify.blame.evidence import Evidence, Fit, same_marks
 from refattn.verify.blame.known import shares
-from refattn.verify.blame.mutants import Change
 from refattn.verify.outcome import Line, Suspect
 from refattn.verify.traced import places_to_read
 

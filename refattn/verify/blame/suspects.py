@@ -17,6 +17,7 @@ import numpy as np
 from refattn.golden.storage import DTYPES
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.blame.bank import Bank, changes
+from refattn.verify.blame.changes import Change
 from refattn.verify.blame.evidence import (
     Evidence,
     Fit,
@@ -37,7 +38,6 @@ from refattn.verify.blame.known import (
     nearest_gradients,
     outputs_of,
 )
-from refattn.verify.blame.mutants import Change
 from refattn.verify.blame.nearest import described, judged, lines_of
 from refattn.verify.blame.seen import seen_in
 from refattn.verify.blame.substitution import departure, earliest

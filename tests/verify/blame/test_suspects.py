@@ -16,8 +16,9 @@ from refattn import equations
 from refattn.equations import declared, tags
 from refattn.mechanisms.softmax import definition
 from refattn.verify.blame.bank import Bank, changes, reach
+from refattn.verify.blame.changes import KINDS
 from refattn.verify.blame.left_out import FAMILIES, found
-from refattn.verify.blame.mutants import KINDS, kernel, mutants
+from refattn.verify.blame.mutants import kernel, mutants
 from refattn.verify.blame.suspects import locate
 from refattn.verify.judge.budget import truth, wide
 from refattn.verify.outcome import Report, Result
