@@ -56,18 +56,46 @@ class _Token:
         return decayed + self.beta * momentum, momentum
 
 
-Step = Callable[[_Token, Array, Any], tuple[Array, Any, Array]]
-"""Of a token, a state and a momentum: the next ones, and the state that is read."""
-
-
 def _along(x: Array | None, n: int) -> Any:
     if x is None:
         return 1.0
     return x[:, :, n, None, None] if len(x.shape) == 3 else x[:, :, n, :, None]
 
 
-def _stepwise(step: Step) -> Reading:
-    """Return the recurrence with another step."""
+Write = Callable[["_Token", Array, Any, Any], tuple[Array, Any]]
+"""Of a token, a decayed state, a momentum and an error: the next state and momentum."""
+
+
+def _step(
+    words: str,
+    *,
+    decay: Callable[[_Token, Array], Array] = lambda t, state: t.a * state,
+    asked: Callable[[Array, Array], Array] = lambda state, decayed: decayed,
+    error: Callable[[_Token, Any], Any] = lambda t, held: t.v - held,
+    write: Write = lambda t, *given: t.written(*given),
+    moving: Write | None = None,
+    read: Callable[[Array, Array, Array], Array] = lambda state, decayed, new: new,
+) -> Reading:
+    """Return the recurrence with another step, in words.
+
+    Of the decay of a state; which state is asked, of that before and after the decay; the error of a token, of what is
+    held for its key; how it is written, or written with a momentum alone; and which state is read: that before, the
+    decayed one or the new one.
+    """
+
+    def step(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+        decayed = decay(t, state)
+        wrote = write if t.mu is None or moving is None else moving
+        new, momentum = wrote(t, decayed, momentum, error(t, t.held(asked(state, decayed))))
+        return new, momentum, read(state, decayed, new)
+
+    reading = _stepwise(step)
+    reading.__doc__ = words
+    return reading
+
+
+def _stepwise(step: Callable[[_Token, Array, Any], tuple[Array, Any, Array]]) -> Reading:
+    """Return the recurrence with another step: of a token, a state and a momentum, the next ones, and what is read."""
 
     def reading(
         q: Array,
@@ -126,130 +154,84 @@ def _stepwise(step: Step) -> Reading:
     return reading
 
 
-def write_then_decay(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Predict, write, and let all of it decay."""
-    state, momentum = t.written(state, momentum, t.v - t.held(state))
-    return t.a * state, momentum, t.a * state
+def _then_decay(t: _Token, state: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
+    state, momentum = t.written(state, momentum, error)
+    return t.a * state, momentum
 
 
-def predict_before_decay(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Ask the state that has not decayed yet."""
-    state, momentum = t.written(t.a * state, momentum, t.v - t.held(state))
-    return state, momentum, state
+def _without_beta(t: _Token, decayed: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
+    return replace(t, beta=1.0).written(decayed, momentum, error)
 
 
-def beta_on_prediction(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Write v - beta p."""
-    decayed = t.a * state
-    state, momentum = replace(t, beta=1.0).written(decayed, momentum, t.v - t.beta * t.held(decayed))
-    return state, momentum, state
+def _logarithm(t: _Token, state: Array) -> Array:
+    return state if t.log_a is None else namespace(t.k).where(t.log_a == -math.inf, 0.0, t.log_a) * state
 
 
-def beta_on_value(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Write beta v - p."""
-    decayed = t.a * state
-    state, momentum = replace(t, beta=1.0).written(decayed, momentum, t.beta * t.v - t.held(decayed))
-    return state, momentum, state
-
-
-def beta_in_the_keys(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Predict with beta k, and write with beta k."""
-    decayed = t.a * state
-    state, momentum = t.written(decayed, momentum, t.v - t.beta * t.held(decayed))
-    return state, momentum, state
-
-
-def read_before(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Read the state of the token before."""
-    following, momentum = t.written(t.a * state, momentum, t.v - t.held(t.a * state))
-    return following, momentum, state
-
-
-def read_decayed(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Read after the decay, before the write."""
-    following, momentum = t.written(t.a * state, momentum, t.v - t.held(t.a * state))
-    return following, momentum, t.a * state
-
-
-def gate_as_it_is(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Multiply by the logarithm of the decay."""
-    decayed = state if t.log_a is None else namespace(t.k).where(t.log_a == -math.inf, 0.0, t.log_a) * state
-    state, momentum = t.written(decayed, momentum, t.v - t.held(decayed))
-    return state, momentum, state
-
-
-def decay_of_values(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Let columns of the state decay, where it has as many as rows."""
-    xp = namespace(t.k)
+def _columns(t: _Token, state: Array) -> Array:
     turns = state.shape[-2] == state.shape[-1] and not isinstance(t.a, float)
-    decayed = (xp.matrix_transpose(t.a) if turns else t.a) * state
-    state, momentum = t.written(decayed, momentum, t.v - t.held(decayed))
-    return state, momentum, state
+    return (namespace(t.k).matrix_transpose(t.a) if turns else t.a) * state
 
 
-def other_sign(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Write p - v."""
-    decayed = t.a * state
-    error = t.held(decayed) - t.v if t.predicts else t.v
-    state, momentum = t.written(decayed, momentum, error)
-    return state, momentum, state
+def _nesterov(t: _Token, decayed: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
+    _, momentum = t.written(decayed, momentum, error)
+    return decayed + t.beta * (t.mu * momentum + t.k * (t.step * error)), momentum
 
 
-def nesterov(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Write mu M_n + k u^T."""
-    decayed = t.a * state
-    error = t.v - t.held(decayed)
-    state, momentum = t.written(decayed, momentum, error)
-    if t.mu is not None:
-        state = decayed + t.beta * (t.mu * momentum + t.k * (t.step * error))
-    return state, momentum, state
+def _damped(t: _Token, decayed: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
+    momentum = t.mu * (momentum + t.k * (t.step * error))
+    return decayed + t.beta * momentum, momentum
 
 
-def momentum_of_the_sum(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Let the write of the token itself be damped, too: M = mu (M + k u^T)."""
-    decayed = t.a * state
-    error = t.v - t.held(decayed)
-    if t.mu is None:
-        state, momentum = t.written(decayed, momentum, error)
-    else:
-        momentum = t.mu * (momentum + t.k * (t.step * error))
-        state = decayed + t.beta * momentum
-    return state, momentum, state
+def _before(t: _Token, decayed: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
+    return decayed + t.beta * momentum, t.written(decayed, momentum, error)[1]
 
 
-def momentum_before(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Write the momentum of the token before."""
-    decayed = t.a * state
-    following, after = t.written(decayed, momentum, t.v - t.held(decayed))
-    following = following if t.mu is None else decayed + t.beta * momentum
-    return following, after, following
+def _step_on_state(t: _Token, decayed: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
+    momentum = t.mu * momentum + t.k * error
+    return decayed + t.beta * t.step * momentum, momentum
 
 
-def averaged_momentum(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Weigh what is new by 1 - mu."""
-    decayed = t.a * state
-    factor = 1.0 if t.mu is None else 1.0 - t.mu
-    state, momentum = t.written(decayed, momentum, factor * (t.v - t.held(decayed)))
-    return state, momentum, state
+def _negated(t: _Token, decayed: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
+    state, momentum = t.written(decayed, -momentum, error)
+    return state, -momentum
 
 
-def step_of_the_state(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Let the step scale the write to the state, not the error that enters the momentum."""
-    decayed = t.a * state
-    error = t.v - t.held(decayed)
-    if t.mu is None:
-        state, momentum = t.written(decayed, momentum, error)
-    else:
-        momentum = t.mu * momentum + t.k * error
-        state = decayed + t.beta * t.step * momentum
-    return state, momentum, state
-
-
-def momentum_of_other_sign(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-    """Take the momentum that comes in for that of the gradient, and give that: -M."""
-    decayed = t.a * state
-    state, after = t.written(decayed, None if momentum is None else -momentum, t.v - t.held(decayed))
-    return state, None if after is None else -after, state
+STEPS: dict[str, Reading] = {
+    "write, then decay": _step(
+        "Predict, write, and let all of it decay.", decay=lambda t, state: state, write=_then_decay
+    ),
+    "prediction before the decay": _step("Ask the state that has not decayed yet.", asked=lambda state, decayed: state),
+    "beta on the prediction alone": _step(
+        "Write v - beta p.", error=lambda t, held: t.v - t.beta * held, write=_without_beta
+    ),
+    "beta on the value alone": _step(
+        "Write beta v - p.", error=lambda t, held: t.beta * t.v - held, write=_without_beta
+    ),
+    "beta in the keys, read and written": _step(
+        "Predict with beta k, and write with beta k.", error=lambda t, held: t.v - t.beta * held
+    ),
+    "read before the token": _step("Read the state of the token before.", read=lambda state, decayed, new: state),
+    "read before the write": _step("Read after the decay, before the write.", read=lambda state, decayed, new: decayed),
+    "error of the other sign": _step("Write p - v.", error=lambda t, held: held - t.v if t.predicts else t.v),
+    "gate not exponentiated": _step("Multiply by the logarithm of the decay.", decay=_logarithm),
+    "decay on the axis of values": _step(
+        "Let columns of the state decay, where it has as many as rows.", decay=_columns
+    ),
+    "momentum of Nesterov": _step("Write mu M_n + k u^T.", moving=_nesterov),
+    "momentum damps the new write": _step(
+        "Let the write of the token itself be damped, too: M = mu (M + k u^T).", moving=_damped
+    ),
+    "momentum of the token before": _step("Write the momentum of the token before.", moving=_before),
+    "momentum as an average": _step(
+        "Weigh what is new by 1 - mu.", moving=lambda t, decayed, m, error: t.written(decayed, m, (1.0 - t.mu) * error)
+    ),
+    "step on the state": _step(
+        "Let the step scale the write to the state, not the error that enters the momentum.", moving=_step_on_state
+    ),
+    "momentum of the other sign": _step(
+        "Take the momentum that comes in for that of the gradient, and give that: -M.", moving=_negated
+    ),
+}
 
 
 # --- readings that change an argument
@@ -344,22 +326,7 @@ def queries_tiled(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
 
 
 READINGS: dict[str, Reading] = {
-    "write, then decay": _stepwise(write_then_decay),
-    "prediction before the decay": _stepwise(predict_before_decay),
-    "beta on the prediction alone": _stepwise(beta_on_prediction),
-    "beta on the value alone": _stepwise(beta_on_value),
-    "beta in the keys, read and written": _stepwise(beta_in_the_keys),
-    "read before the token": _stepwise(read_before),
-    "read before the write": _stepwise(read_decayed),
-    "error of the other sign": _stepwise(other_sign),
-    "gate not exponentiated": _stepwise(gate_as_it_is),
-    "decay on the axis of values": _stepwise(decay_of_values),
-    "momentum of Nesterov": _stepwise(nesterov),
-    "momentum damps the new write": _stepwise(momentum_of_the_sum),
-    "momentum of the token before": _stepwise(momentum_before),
-    "momentum as an average": _stepwise(averaged_momentum),
-    "step on the state": _stepwise(step_of_the_state),
-    "momentum of the other sign": _stepwise(momentum_of_other_sign),
+    **STEPS,
     **of_scales(_core),
     "scale on keys too": scale_on_keys,
     "norm_eps as the least norm": _normalised("qk", _at_least),
