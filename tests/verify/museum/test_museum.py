@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.golden.storage import round_to
-from refattn.mechanisms.record import Case
 from refattn.mechanisms.wrong import Call, WrongKernel
 from refattn.verify.blame.bank import Bank
 from refattn.verify.blame.mutants import kernel
@@ -21,7 +19,9 @@ from refattn.verify.blame.suspects import locate, suspects
 from refattn.verify.judge.budget import truth
 from refattn.verify.judge.compare import judge
 from refattn.verify.museum.emulator import Flash
-from refattn.verify.museum.fault import faults
+from refattn.verify.museum.fault import faults, served
+from refattn.verify.museum.features import Sums
+from refattn.verify.museum.recurrence import Recurrence
 from refattn.verify.outcome import Report, Result, Truth
 from refattn.verify.run import verify
 from refattn.verify.show import report
@@ -34,38 +34,46 @@ tiny plain scale causal causal-tail causal-top-left causal-head mask-full mask-k
 grouped-one unequal narrow empty-rows one-query softcap softcap-mask huge-scores window-causal window-decode offset
 bias-heads bias-keys bias-scale alibi sink sink-grouped lengths-both dropout-half window-both lengths-keys tile-65
 """
-SMALL = tuple(RECORD.case(name) for name in NAMES.split())
+CASES = {
+    "softmax": NAMES.split(),
+    "delta": """
+state-gated-channel mask-most grouped-values lengths state-linear norm-zero mask-all burst one-token no-token
+state-momentum
+    """.split(),
+    "higher_order": "mask-causal exact grouped-one narrow add clamp one-signed half causal-head no-key".split(),
+}
+"""Small cases that show every fault."""
+
+RIGHT = {
+    "softmax": served(Flash, "nothing", tiles="both"),
+    "delta": served(Recurrence, "nothing", tiles="chunk"),
+    "higher_order": served(Sums, "nothing", tiles="chunk"),
+}
+"""The kernels without a fault."""
+
 BY_NAME = {one.name: one for one in faults()}
 
 
 @functools.cache
-def known(name: str) -> Truth:
-    return truth(RECORD, RECORD.case(name), "float32", grad=True)
+def known(name: str, mechanism: str = "softmax", dtype: str = "float32") -> Truth:
+    record = ra.mechanism(mechanism)
+    return truth(record, record.case(name), dtype, grad=True)
 
 
-def failing(fault: WrongKernel, size: str, case: Case) -> list[str]:
-    """The results of a case that a fault makes wrong."""
-    given = known(case.name)
-    return [
-        verdict.tensor
-        for verdict in judge(kernel(RECORD, case, given, "float32", fault, size=size), given)
-        if not verdict.agrees
-    ]
+def failing(mechanism: str, wrong: WrongKernel, size: str, name: str, dtype: str = "float32") -> set[str]:
+    """The results of a case that a kernel makes wrong."""
+    record, given = ra.mechanism(mechanism), known(name, mechanism, dtype)
+    result = kernel(record, record.case(name), given, dtype, wrong, size=size)
+    return {verdict.tensor for verdict in judge(result, given) if not verdict.agrees}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_kernel_without_a_fault_is_right(dtype: str) -> None:
-    def store(x: Any) -> Any:
-        return round_to(x.astype(np.float64), dtype).astype(x.dtype)
-
-    for case in SMALL[:: 1 if dtype == "float32" else 4]:
-        given = known(case.name) if dtype == "float32" else truth(RECORD, case, dtype, grad=True)
-        for sizes in ((16, 32), (64, 16)):
-            found = Flash(*sizes, store).run(given.inputs, case.options, given.upstream, np.float32)
-            held = {name: round_to(x.astype(np.float64), given.stored[name]) for name, x in found.items()}
-            types = {name: "float32" if given.stored[name] == "bfloat16" else given.stored[name] for name in held}
-            result = Result({name: x.astype(types[name]) for name, x in held.items()}, given.stored)
-            assert all(verdict.agrees for verdict in judge(result, given)), (case.name, sizes)
+@pytest.mark.parametrize("mechanism", CASES)
+def test_the_kernel_without_a_fault_is_right(mechanism: str, dtype: str) -> None:
+    right = RIGHT[mechanism]
+    for name in CASES[mechanism][:: 1 if dtype == "float32" else 4]:
+        for size in [*right.sizes][-2:]:
+            assert not failing(mechanism, right, size, name, dtype), (name, size)
 
 
 def test_there_are_enough_and_each_says_what_is_wrong_and_where_it_was_reported() -> None:
@@ -82,14 +90,19 @@ def test_there_are_enough_and_each_says_what_is_wrong_and_where_it_was_reported(
             assert len(one.wrong) > 10 and one.wrong[0] == one.wrong[0].lower()
 
 
-@pytest.mark.parametrize("fault", faults(), ids=lambda one: one.name)
-def test_each_fault_is_caught_and_leaves_right_what_it_says(fault: WrongKernel) -> None:
+@pytest.mark.parametrize(
+    ("mechanism", "fault"),
+    [(mechanism, one) for mechanism in CASES for one in faults(mechanism)],
+    ids=lambda one: getattr(one, "name", ""),
+)
+def test_each_fault_is_caught_and_leaves_right_what_it_says(mechanism: str, fault: WrongKernel) -> None:
     """A fault of the backward leaves outputs right; where tiles matter, some size of them shows."""
-    for case in SMALL[:: 1 if fault in faults(without=("options",)) else -1]:
+    of_options = fault in set(faults()) - set(faults(without=("options",)))
+    for name in CASES[mechanism][:: -1 if of_options else 1]:
         for size in fault.sizes:
-            wrong = failing(fault, size, case)
+            wrong = failing(mechanism, fault, size, name)
             if wrong:
-                assert not fault.backward or not {"out", "lse"} & {*wrong}
+                assert not fault.backward or not {"out", *ra.mechanism(mechanism).outputs} & wrong
                 return
     pytest.fail("no small case catches it")
 
@@ -116,6 +129,28 @@ def test_a_fault_is_told_in_words_with_its_tiles_and_its_report() -> None:
     assert found.which == "the cases that fail are those with more than 16 keys"
     small = named("SumNotRescaled", " (tiles of 8 keys)", ("tiny", "plain", "causal"))
     assert told(small.ranked[0]).endswith("(tiles of 8 keys): explains everything")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "name", "words"),
+    [
+        (
+            "delta",
+            "FirstStateCountedAgain",
+            "is added to the state once more at the end of each chunk (chunks of 8 tokens)",
+        ),
+        ("higher_order", "KeysWithoutNormaliser", "not through the row sum that divides"),
+    ],
+)
+def test_a_fault_of_a_kernel_with_a_state_is_told_in_words(mechanism: str, name: str, words: str) -> None:
+    record, one = ra.mechanism(mechanism), next(one for one in faults(mechanism) if one.name == name)
+    size, given = [*one.sizes][-1], []
+    for case in map(record.case, CASES[mechanism][:3]):
+        right = known(case.name, mechanism)
+        wrong = bool(failing(mechanism, one, size, case.name))
+        given.append((case, right, kernel(record, case, right, "float32", one, size=size), wrong))
+    found = suspects(record, "float32", given)
+    assert found is not None and words in told(found.ranked[0]) and found.ranked[0].link == one.link
 
 
 def test_a_wrong_output_reaches_gradients_through_delta() -> None:
