@@ -105,7 +105,7 @@ class WrongKernel:
 
     def __call__(self, q: Array, k: Array, v: Array, **given: Any) -> Any:
         """Return its outputs for arguments of the core."""
-        return (*self.run(Call({"q": q, "k": k, "v": v}, given)).values(),)
+        return (*self.results(Call({"q": q, "k": k, "v": v}, given)).values(),)
 
     @property
     def usual(self) -> str:

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import counter, equations
-from refattn.golden.storage import LOWER, TYPES, has_gradient, spacing
+from refattn.golden.storage import TYPES, has_gradient, spacing
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.blame.changes import Change, kinds
-from refattn.verify.blame.mutants import core_tags
+from refattn.verify.blame.mutants import core_tags, lower_type
 from refattn.verify.judge.budget import SMALLEST, evaluate, rounded, rows, wide
 from refattn.verify.outcome import Truth
 
@@ -45,11 +45,7 @@ CHANGED = 1e-9
 
 def changes(mechanism: Mechanism, dtype: str) -> dict[str, dict[str, Change]]:
     """Return by equation of the core and by name what may be wrong with it in a kernel for this storage type."""
-    found = {}
-    for tag in core_tags(mechanism):
-        low = dtype in ("float16", "bfloat16") and tag.id not in mechanism.stored
-        found[tag.id] = kinds(tag.axes or (), dtype if low else LOWER[dtype])
-    return found
+    return {tag.id: kinds(tag.axes or (), lower_type(mechanism, tag.id, dtype)) for tag in core_tags(mechanism)}
 
 
 class Bank:

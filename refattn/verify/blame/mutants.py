@@ -46,13 +46,18 @@ def mutant(mechanism: Mechanism, tag: equations.Tag, kind: str) -> WrongKernel:
     """Return the kernel in which an equation is disturbed."""
 
     def run(call: Call) -> Tensors:
-        # Declared is the storage type where a kernel rounds to it, otherwise the type that it computes in.
-        low = call.dtype in SHORT and tag.id not in mechanism.stored
-        change = changed_by(kind, tag.axes or (), call.dtype if low else LOWER[call.dtype])
-        with equations.mutate(tag.id, change):
+        with equations.mutate(tag.id, changed_by(kind, tag.axes or (), lower_type(mechanism, tag.id, call.dtype))):
             return right(mechanism, call)
 
     return WrongKernel(f"{tag.id} {kind}", "equation", run, kind, (tag.id,))
+
+
+def lower_type(mechanism: Mechanism, id: str, dtype: str) -> str:
+    """Return the type that the value of an equation may be rounded to: the one below that which a kernel declares.
+
+    Declared is the storage type where a kernel rounds to it, otherwise the type that it computes in.
+    """
+    return dtype if dtype in SHORT and id not in mechanism.stored else LOWER[dtype]
 
 
 def storing(mechanism: Mechanism) -> tuple[WrongKernel, ...]:
@@ -98,7 +103,7 @@ def kernel(
 
     With `exact` it computes in float64 and rounds nothing but its results: what remains is what is wrong.
     """
-    return _store(_computed(mechanism, case, truth, dtype, wrong, exact, size), truth)
+    return stored(_computed(mechanism, case, truth, dtype, wrong, exact, size), truth)
 
 
 def right(mechanism: Mechanism, call: Call) -> Tensors:
@@ -123,18 +128,16 @@ def _computed(
     working = np.float64 if exact or dtype == "float64" else np.float32
     inputs = {name: x.astype(working) if has_gradient(x) else x for name, x in truth.inputs.items()}
     upstream = None if truth.upstream is None else truth.upstream.astype(working)
-    call = Call(inputs, case.options, upstream, dtype, exact)
-    if wrong is None:
-        return right(mechanism, call)
-    outputs = evaluate(mechanism, inputs, case.options, None) if wrong.kind == "gradient" else {}
-    return {**outputs, **wrong.results(call, size)}
+    outputs = evaluate(mechanism, inputs, case.options, None) if wrong and wrong.backward else {}
+    call = Call(inputs, case.options, upstream, dtype, exact, outputs)
+    return {**outputs, **wrong.results(call, size)} if wrong else right(mechanism, call)
 
 
 def _round_here(x: NDArray[Any], dtype: str) -> NDArray[Any]:
     return round_to(x.astype(np.float64), dtype).astype(x.dtype)
 
 
-def _store(tensors: Tensors, truth: Truth) -> Result:
+def stored(tensors: Tensors, truth: Truth) -> Result:
     """Round results to their storage types."""
     types = {name: truth.stored[name] for name in tensors}
     held = {name: round_to(x.astype(np.float64), types[name]) for name, x in tensors.items()}
@@ -214,9 +217,9 @@ def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mu
             return Fate(mutant, dtype, "caught", *worst)
     status = "equivalent"
     for case, truth in truths:
-        stored = mutant.kind == "storing"  # where what is computed is right
-        computed = _computed(mechanism, case, truth, dtype, None if stored else mutant, exact=True)
-        result = kernel(mechanism, case, truth, dtype, mutant, exact=True) if stored else _store(computed, truth)
+        of_storing = mutant.kind == "storing"  # where what is computed is right
+        computed = _computed(mechanism, case, truth, dtype, None if of_storing else mutant, exact=True)
+        result = kernel(mechanism, case, truth, dtype, mutant, exact=True) if of_storing else stored(computed, truth)
         if not all(verdict.agrees for verdict in judge(result, truth)):
             # Such as a truncation of what was rounded before: nothing of a kernel changes.
             same = all(
@@ -227,8 +230,8 @@ def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mu
         # one may be what cancels of that), or at least as they are stored.
         rounding = 1e-12 * max(_largest(x) for x in truth.values.values())
         if not all(
-            _same(computed[name], truth.values[name], rounding) or _same(stored, rounded(truth, name), 0.0)
-            for name, stored in result.tensors.items()
+            _same(computed[name], truth.values[name], rounding) or _same(x, rounded(truth, name), 0.0)
+            for name, x in result.tensors.items()
         ):
             status = "below rounding"
     return Fate(mutant, dtype, status, *worst)

@@ -11,6 +11,14 @@ from refattn.verify.museum.emulator import Array, Flash, Place
 from refattn.verify.museum.fault import fault
 
 
+def offset_by_heads(x: Array, shape: tuple[int, ...]) -> Array:
+    """Return an array of pairs, that of head h in batch b from where it would be if no axis were shared."""
+    full = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    flat = full.reshape(-1, *full.shape[2:])
+    at = np.arange(shape[0] * shape[1]) % max(len(flat), 1)
+    return np.broadcast_to(flat[at].reshape(*shape[:2], *flat.shape[1:]), shape)
+
+
 @fault("SM.2", "causal mask", link="jax-ml/jax/issues/19237")
 class CausalIgnored(Flash):
     """The causal mask is ignored."""
@@ -222,10 +230,7 @@ class MaskOffsetByHeads(Flash):
     """The mask of head h in batch b is read at b heads + h, as if none of its axes were shared."""
 
     def mask_of(self, mask: Array, shape: tuple[int, ...]) -> Array:
-        full = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-        flat = full.reshape(-1, *full.shape[2:])
-        at = np.arange(shape[0] * shape[1]) % max(len(flat), 1)
-        return np.broadcast_to(flat[at].reshape(*shape[:2], *flat.shape[1:]), shape)
+        return offset_by_heads(mask, shape)
 
 
 @fault("SM.2", "mask", link="vllm-project/vllm-ascend/issues/15503", tiles="columns")

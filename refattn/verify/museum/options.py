@@ -9,6 +9,7 @@ import numpy as np
 
 from refattn.verify.museum.emulator import Array, Flash, Place
 from refattn.verify.museum.fault import fault
+from refattn.verify.museum.masks import offset_by_heads
 from refattn.verify.museum.splits import Split
 
 PAGE = 16
@@ -140,10 +141,7 @@ class BiasOffsetByHeads(Flash):
     """The bias of head h in batch b is read at b heads + h, as if none of its axes were shared."""
 
     def bias_of(self, bias: Array, shape: tuple[int, ...]) -> Array:
-        full = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
-        flat = full.reshape(-1, *full.shape[2:])
-        at = np.arange(shape[0] * shape[1]) % max(len(flat), 1)
-        return np.broadcast_to(flat[at].reshape(*shape[:2], *flat.shape[1:]), shape)
+        return offset_by_heads(bias, shape)
 
 
 @fault("SM.biased", "bias", "bias ignored", link="HKUSTDial/flash-sparse-attention/pull/190")
