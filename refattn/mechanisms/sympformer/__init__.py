@@ -31,7 +31,6 @@ from typing import Any
 
 from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.entry import defaults_of as _defaults_of
-from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.sympformer import core as _core
 from refattn.mechanisms.sympformer import definition as _definition
@@ -51,9 +50,9 @@ from refattn.mechanisms.sympformer.integrators import two_steps as _two_steps
 from refattn.mechanisms.sympformer.judge import loops as _loops
 from refattn.mechanisms.sympformer.judge.cases import CASES as _CASES
 from refattn.mechanisms.sympformer.judge.cases import EXAMPLE as _EXAMPLE
-from refattn.mechanisms.sympformer.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.sympformer.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.sympformer.judge.magnitudes import STORED as _STORED
+from refattn.mechanisms.sympformer.judge.wrong import WRONG as _WRONG
 from refattn.mechanisms.sympformer.layer import block as _block
 from refattn.mechanisms.sympformer.layer import mlp as _mlp
 from refattn.mechanisms.sympformer.layer import restart as _restart
@@ -138,8 +137,7 @@ record = Mechanism(
     laws=("token_permutation", "linear_in_v", "causal", "truncation", "independent", "workers", "repeatable"),
     magnitudes=_MAGNITUDES,
     stored=_STORED,
-    conventions=_CONVENTIONS,
-    wrong_gradients=_of_group_gradients(_core),
+    wrong=_WRONG,
     outputs={"log_z": "SYMP.7"},
     around=_AROUND,
     further=(_noise, _step, _prefixes),

@@ -22,7 +22,7 @@ from refattn.mechanisms.sympformer.layer.config import INTEGRATORS as INTEGRATOR
 from refattn.mechanisms.sympformer.layer.config import RENAMED
 from refattn.mechanisms.sympformer.params import Layer
 from refattn.mechanisms.sympformer.presymplectic_euler import damping
-from refattn.verify.blame.mutants import KINDS, applies, changed_by
+from refattn.verify.blame.changes import KINDS, applies, changed_by
 from refattn.verify.itself import gradients
 from tests.mechanisms.sympformer.calls import (
     BASELINES,
