@@ -28,10 +28,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refattn import equations
-from refattn.mechanisms.sympformer import presymplectic_euler
-from refattn.mechanisms.sympformer.integrators import copies
-from refattn.mechanisms.sympformer.integrators.drift import at_rest
-from refattn.mechanisms.sympformer.params import Add, Layer, inner
+from refattn.mechanisms.sympformer.integrators import copies, damping
+from refattn.mechanisms.sympformer.params import Add, Layer, at_rest, inner
 from refattn.xp import Array, namespace
 
 
@@ -52,7 +50,7 @@ class Saved:
 
 def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
     """Return the next tokens and momenta, and what `backward` reads."""
-    clock, h_y = equations.active(presymplectic_euler), layer.numbers["h_y"]  # -, (1)
+    clock, h_y = equations.active(damping), layer.numbers["h_y"]  # -, (1)
     times = tuple(clock.damping(layer, t, share * h_y) for share in (0.5, 1.0))
     own = equations.active(copies)
     result, scaled, inside = own.forward(layer, x, at_rest(p, x), times)  # (b, i, m), (b, i, m)
@@ -67,15 +65,15 @@ def backward(
     d_later = namespace(d_result).zeros_like(d_result) if d_momentum is None else d_momentum  # (b, i, m)
     # forward: momentum = exp(-a) * scaled
     d_scaled = namespace(d_result).exp(-saved.a) * d_later  # (b, i, m)
-    d_end = -inner(d_later, saved.momentum)  # (1): dSYMP.15
+    d_end = inner(d_later, saved.momentum)  # (1): of -a
     # forward: result, scaled = copies(x, p)
     own = equations.active(copies)
     turned = own.backward(layer, saved.copies, d_result, d_scaled, add)
     d_x, d_p, d_half, d_whole = turned  # (b, i, m), (b, i, m), (1), (1)
-    d_t, clock = 0.0 * saved.t, equations.active(presymplectic_euler)  # (1), -
-    for share, d_a in ((0.5, d_half), (1.0, d_whole + d_end)):
+    d_t, clock = 0.0 * saved.t, equations.active(damping)  # (1), -
+    for share, d_minus_a in ((0.5, -d_half), (1.0, d_end - d_whole)):
         h = share * layer.numbers["h_y"]  # (1)
-        d_now, d_h = clock.damping_backward(layer, saved.t, h, d_a, add)  # (1), (1)
+        d_now, d_h = clock.damping_backward(layer, saved.t, h, d_minus_a, add)  # (1), (1)
         d_t = d_t + d_now  # (1)
         add("h_y", share * d_h)
     return d_x, d_p, d_t

@@ -23,10 +23,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refattn import equations
-from refattn.mechanisms.sympformer import presymplectic_euler
-from refattn.mechanisms.sympformer.integrators import copies
-from refattn.mechanisms.sympformer.integrators.drift import at_rest
-from refattn.mechanisms.sympformer.params import Add, Layer, inner
+from refattn.mechanisms.sympformer.integrators import copies, damping
+from refattn.mechanisms.sympformer.params import Add, Layer, at_rest, inner
 from refattn.xp import Array, namespace
 
 
@@ -52,7 +50,7 @@ class Saved:
 
 def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
     """Return the next tokens and momenta, and what `backward` reads."""
-    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.15
+    a = equations.active(damping).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.15
     half = namespace(x).exp(-0.5 * a)  # (1)
     p_in = half * at_rest(p, x)  # (b, i, m) [SYMP.strang_entering]
     own = equations.active(copies)
@@ -73,8 +71,8 @@ def backward(
     turned = own.backward(layer, saved.copies, d_result, d_undamped, add)
     d_x, d_in = turned[:2]  # (b, i, m), (b, i, m) [dSYMP.strang_entering]
     # forward: half = exp(-a / 2)
-    d_a = -0.5 * (inner(d_later, saved.momentum) + inner(d_in, saved.inner))  # (1): dSYMP.15
-    own = equations.active(presymplectic_euler)
-    d_t, d_h = own.damping_backward(layer, saved.t, layer.numbers["h_y"], d_a, add)  # (1), (1)
+    d_minus_a = 0.5 * (inner(d_later, saved.momentum) + inner(d_in, saved.inner))  # (1)
+    own = equations.active(damping)
+    d_t, d_h = own.damping_backward(layer, saved.t, layer.numbers["h_y"], d_minus_a, add)  # (1), (1)
     add("h_y", d_h)
     return d_x, saved.half * d_in, d_t
