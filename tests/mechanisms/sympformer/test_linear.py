@@ -71,11 +71,11 @@ def test_a_block_has_these_forces() -> None:
     x = draw("x", 1, 5, 6)
     _, saves = run((params,), x, Context(causal=True))
     saved = saves[0].attention
-    y, p = saved.asked.kernel.y[0], saved.p[0]
+    y, p = saved.asked.kernel.y[0], saved.entering[0]
     for i in range(5):
         seen = range(i + 1)
         force = y[i] @ params.w_v - sum((p[i] @ p[j]) * (y[j] @ params.w_a) for j in seen) / (i + 1.0)
-        speed = sum((y[i] @ params.w_a @ y[j]) * saved.y[0, j] for j in seen) / (i + 1.0)
+        speed = sum((y[i] @ params.w_a @ y[j]) * saved.momentum[0, j] for j in seen) / (i + 1.0)
         np.testing.assert_allclose(saved.force[0, i], force, rtol=1e-12, atol=1e-13)
         np.testing.assert_allclose(saved.speed[0, i], speed, rtol=1e-12, atol=1e-13)
 

@@ -32,7 +32,7 @@ from refattn.xp import Array, namespace
 
 
 class Coefficients(NamedTuple):
-    """Coefficients of a step, or their gradients: (1) each."""
+    """Coefficients of a step, or their gradients, of `before` and `after` those of the logarithms: (1) each."""
 
     before: Array
     kept: Array
@@ -65,7 +65,7 @@ class Euler(Rule):
 
     def backward(self, layer: Layer, t: Array, c: Coefficients, d: Coefficients, add: Add) -> tuple[Array, Array]:
         """Return the gradients of t and h_y, and add those of other numbers."""
-        d_t, d_h = _damping_backward(layer, t, c.after * d.after, add)
+        d_t, d_h = _damping_backward(layer, t, d.after, add)
         return d_t, d.weight + d_h
 
 
@@ -83,7 +83,7 @@ class Half(Rule):
 
     def backward(self, layer: Layer, t: Array, c: Coefficients, d: Coefficients, add: Add) -> tuple[Array, Array]:
         """Return the gradients of t and h_y, and add those of other numbers."""
-        d_t, d_h = _damping_backward(layer, t, 0.5 * c.after * (d.after + d.before), add)
+        d_t, d_h = _damping_backward(layer, t, 0.5 * (d.before + d.after), add)
         return d_t, d.weight + d_h
 
 

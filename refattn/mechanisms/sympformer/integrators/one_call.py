@@ -37,7 +37,7 @@ Adjoints, for given dx' and later, the gradient of p' if a later layer reads it;
     [dSYMP.x]  dx = dx' + X                             X the adjoint of norm at dSYMP.1, in `oracles.softmax`
     [dSYMP.h_y]  dh_y = sum dp* g + da (c_log / (t + h_y) + c_lin)    with Euler and Half
 
-and dbefore = sum dp_in p, dafter = sum dp' p*; da is dSYMP.15.
+and of the logarithms dlog before = sum dp_in p_in, dlog after = sum dp' p'; da is dSYMP.15.
 
 Axes: b batch, i token, m width. Numbers are arrays of one element. Momenta that are matrices have one axis m more.
 
@@ -179,12 +179,11 @@ class PlainEuler(Lagging):
 class Saved:
     """What the backward reads; None: of a momentum that nobody reads, and of tokens that do not move."""
 
-    p: Array | None
     t: Array
     coefficients: Coefficients
     entering: Array | None  # p_in
     force: Array | None  # g
-    kicked: Array | None  # p*
+    momentum: Array | None  # p'
     y: Array | None
     moved: Array | None  # B y
     speed: Array | None  # f
@@ -203,7 +202,7 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
     if answer.g is not None:
         kicked = kept * at_rest(entering, answer.g) + weight * answer.g  # (b, i, m) [SYMP.14]
         momentum = after * kicked  # (b, i, m) [SYMP.16]
-    y, moved = p, answer.b  # (b, i, m), (b, i, m): B p is known
+    y, moved = entering, answer.b  # (b, i, m), (b, i, m): B p is known
     if kind.moves:
         y = kind.drift.forward(at_rest(entering, kicked), kicked, momentum)  # (b, i, m)
         moved = layer.oracle.mobilised(layer, y)  # (b, i, m): B y
@@ -212,7 +211,7 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
         speed = layer.oracle.velocity(moved, answer.context)  # (b, i, m): B y / z
         result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.18]
     c = Coefficients(before, kept, weight, after)
-    return result, momentum, Saved(p, t, c, entering, answer.g, kicked, y, moved, speed, answer.context, asked)
+    return result, momentum, Saved(t, c, entering, answer.g, momentum, y, moved, speed, answer.context, asked)
 
 
 def backward(
@@ -235,9 +234,9 @@ def backward(
             d_own, d_kicked, d_new = kind.drift.backward(d_y)  # (b, i, m), (b, i, m), (b, i, m)
             d_moved = None
     d_t = 0.0 * saved.t  # (1)
-    if saved.kicked is not None:
+    if saved.momentum is not None:
         # forward: momentum = after * kicked
-        d_later = namespace(d_result).zeros_like(saved.kicked) if d_later is None else d_later  # (b, i, m)
+        d_later = namespace(d_result).zeros_like(saved.momentum) if d_later is None else d_later  # (b, i, m)
         d_momentum = plus(d_later, d_new)  # (b, i, m) [dSYMP.16]
         d_kicked = plus(c.after * d_momentum, d_kicked)  # (b, i, m) [dSYMP.14]
         # forward: kicked = kept * entering + weight * force
@@ -249,15 +248,15 @@ def backward(
     )  # (b, i, m), (b, i, m)
     d_x = d_result + d_ahead  # (b, i, m) [dSYMP.x]
     d_before, d_p = 0.0 * saved.t, None  # (1)
-    if saved.p is not None:
+    if saved.entering is not None:
         # forward: entering = before * p
         d_entering = plus(d_asked, d_own)  # (b, i, m) [dSYMP.entering]
         d_p = c.before * d_entering  # (b, i, m) [dSYMP.p]
-        d_before = inner(d_entering, saved.p)  # (1)
-    if saved.kicked is not None:
+        d_before = inner(d_entering, saved.entering)  # (1): of its logarithm, as the last one below
+    if saved.momentum is not None:
         d_kept = inner(d_kicked, at_rest(saved.entering, d_kicked))  # (1) [dSYMP.kept]
         d_weight = inner(d_kicked, saved.force)  # (1) [dSYMP.weight]
-        d_c = Coefficients(d_before, d_kept, d_weight, inner(d_momentum, saved.kicked))
+        d_c = Coefficients(d_before, d_kept, d_weight, inner(d_momentum, saved.momentum))
         # forward: before, kept, weight, after = rule(t)
         d_t, d_h_y = kind.rule.backward(layer, saved.t, c, d_c, add)  # (1), (1) [dSYMP.h_y]
         add("h_y", d_h_y)
