@@ -44,7 +44,6 @@ from refattn.mechanisms.sympformer.baselines import connection_signed as _connec
 from refattn.mechanisms.sympformer.core import Saved, backward, forward
 from refattn.mechanisms.sympformer.geometry import prefixes as _prefixes
 from refattn.mechanisms.sympformer.geometry import step as _step
-from refattn.mechanisms.sympformer.integrators import copies as _copies
 from refattn.mechanisms.sympformer.integrators import damping as _damping
 from refattn.mechanisms.sympformer.integrators import rotation as _rotation
 from refattn.mechanisms.sympformer.judge import loops as _loops
@@ -109,7 +108,6 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
 
 _SHARED = (
     _damping,
-    _copies,
     _rotation,
     _attend,
     _attend_linear,

@@ -14,7 +14,7 @@ import pytest
 from refattn import Context, backends, equations, tree
 from refattn.mechanisms import families
 from refattn.mechanisms.sympformer import core
-from refattn.mechanisms.sympformer.integrators import strang
+from refattn.mechanisms.sympformer.integrators import four_calls
 from refattn.mechanisms.sympformer.integrators.coefficients import phi
 from refattn.mechanisms.sympformer.integrators.damping import damping
 from refattn.mechanisms.sympformer.layer import block
@@ -471,7 +471,7 @@ def test_an_old_name_is_told_the_new_one(name: str) -> None:
 
 
 def test_kinds_are_taken_as_objects_names_and_text() -> None:
-    kinds = ("strang(xi=0.5)", strang.Strang(xi=0.5))
+    kinds = ("strang(xi=0.5)", four_calls.Strang(xi=0.5))
     one, other = (BLOCK.Config(width=6, heads=2, integrator=kind) for kind in kinds)
     assert one == other and one.integrator.step == Integrator().step
     assert dataclasses.replace(one, layers=2).integrator == one.integrator

@@ -23,11 +23,12 @@ Source: Stein, Li, Steidl 2026 (arXiv:2603.16535); the midpoint is that of the a
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from refattn import equations
 from refattn.mechanisms.sympformer.integrators import damping
-from refattn.mechanisms.sympformer.params import Add, Layer
+from refattn.mechanisms.sympformer.params import Add, Integrator, Layer
 from refattn.xp import Array, namespace
 
 
@@ -153,6 +154,17 @@ class Plain(Rule):
         """Return the gradients of t and h_y, and add those of other numbers."""
         add("retention", d.kept)
         return 0.0 * t, d.weight
+
+
+@dataclass(frozen=True)
+class Ruled(Integrator):
+    """An integrator with such coefficients."""
+
+    rule: ClassVar[Rule] = Euler()
+
+    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
+        """Return whether the damping of a layer changes anything that is read."""
+        return self.rule.damps(rests, kicks, keeps)
 
 
 def one(t: Array) -> Array:

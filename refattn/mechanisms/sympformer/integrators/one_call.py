@@ -51,15 +51,15 @@ from typing import Any, ClassVar, NamedTuple
 
 from refattn.mechanisms.sympformer.integrators.coefficients import (
     Coefficients,
-    Euler,
     Explicit,
     Exponential,
     Half,
     Midpoint,
     Plain,
     Rule,
+    Ruled,
 )
-from refattn.mechanisms.sympformer.params import Add, Integrator, Layer, at_rest, inner, plus
+from refattn.mechanisms.sympformer.params import Add, Layer, at_rest, inner, plus
 from refattn.xp import Array, namespace
 
 
@@ -84,16 +84,11 @@ OLD, KICKED, NEW, MEAN = Drift(1.0, 0.0, 0.0), Drift(0.0, 1.0, 0.0), Drift(0.0, 
 
 
 @dataclass(frozen=True)
-class OneCall(Integrator):
+class OneCall(Ruled):
     """A row of the table."""
 
-    rule: ClassVar[Rule] = Euler()
     drift: ClassVar[Drift] = NEW
     moves: ClassVar[bool] = True
-
-    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
-        """Return whether the damping of a layer changes anything that is read."""
-        return self.rule.damps(rests, kicks, keeps)
 
 
 @dataclass(frozen=True)

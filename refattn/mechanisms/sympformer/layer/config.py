@@ -30,7 +30,7 @@ from refattn.mechanisms.sympformer.baselines import (
     connection_signed,
     lie_trotter,
 )
-from refattn.mechanisms.sympformer.integrators import damping, one_call, presymplectic, strang, two_steps
+from refattn.mechanisms.sympformer.integrators import damping, four_calls, one_call, two_steps
 from refattn.mechanisms.sympformer.layer import mlp
 from refattn.mechanisms.sympformer.oracles import hamiltonian, linear, reduced, softmax
 from refattn.mechanisms.sympformer.params import Integrator
@@ -46,8 +46,8 @@ INTEGRATORS: dict[str, type[Integrator]] = {
     "plain_euler": one_call.PlainEuler,
     "ab2": two_steps.AB2,
     "etd_ab2": two_steps.EtdAB2,
-    "presymplectic": presymplectic.Presymplectic,
-    "strang": strang.Strang,
+    "presymplectic": four_calls.Presymplectic,
+    "strang": four_calls.Strang,
     "classical": classical.Classical,
     "exponential_midpoint": one_call.ExponentialMidpoint,
     "lie_trotter": lie_trotter.LieTrotter,
