@@ -95,7 +95,8 @@ def table(now: Mapping[str, int], before: Mapping[str, int] | None) -> list[str]
         change = "" if had is None or had == count else f"  {count - had:+7,}"
         return f"{name:34}{count:8,}{change}"
 
-    rows = [row(n, now.get(n, 0), before and before.get(n, 0)) for n in sorted({*now, *(before or {})})]
+    every = sorted({*now, *(before or {})})
+    rows = [row(n, now.get(n, 0), None if before is None else before.get(n, 0)) for n in every]
     for title, tops in (("refattn with backends", LIBRARY), ("tests", ("tests",)), ("the rest", TOPS[3:])):
         total, had = _total(now, tops), None if before is None else _total(before, tops)
         rows.append(row(title, total, had))
