@@ -39,6 +39,7 @@ class Coefficients(NamedTuple):
     kept: Array
     weight: Array
     after: Array
+    damping: Array | None = None  # a, or alpha, for the backward
 
 
 class Rule:
@@ -94,11 +95,11 @@ class Exponential(Rule):
     def forward(self, layer: Layer, t: Array) -> Coefficients:
         """Return the coefficients."""
         a = _damping(layer, t)
-        return Coefficients(one(t), namespace(t).exp(-a), layer.numbers["h_y"] * phi(a)[0], one(t))
+        return Coefficients(one(t), namespace(t).exp(-a), layer.numbers["h_y"] * phi(a)[0], one(t), a)
 
     def backward(self, layer: Layer, t: Array, c: Coefficients, d: Coefficients, add: Add) -> tuple[Array, Array]:
         """Return the gradients of t and h_y, and add those of other numbers."""
-        value, slope = phi(_damping(layer, t))
+        value, slope = phi(c.damping)
         d_minus_a = c.kept * d.kept - layer.numbers["h_y"] * slope * d.weight
         d_t, d_h = _damping_backward(layer, t, d_minus_a, add)
         return d_t, value * d.weight + d_h
@@ -129,14 +130,14 @@ class Explicit(Rule):
 
     def forward(self, layer: Layer, t: Array) -> Coefficients:
         """Return the coefficients."""
-        h_y = layer.numbers["h_y"]
-        return Coefficients(one(t), 1.0 - h_y * equations.active(damping).friction(layer, t), h_y, one(t))
+        alpha, h_y = equations.active(damping).friction(layer, t), layer.numbers["h_y"]
+        return Coefficients(one(t), 1.0 - h_y * alpha, h_y, one(t), alpha)
 
     def backward(self, layer: Layer, t: Array, c: Coefficients, d: Coefficients, add: Add) -> tuple[Array, Array]:
         """Return the gradients of t and h_y, and add those of other numbers."""
         own = equations.active(damping)
         d_t = own.friction_backward(layer, t, layer.numbers["h_y"] * d.kept, add)
-        return d_t, d.weight - damping.friction(layer, t) * d.kept
+        return d_t, d.weight - c.damping * d.kept
 
 
 class Plain(Rule):

@@ -189,7 +189,7 @@ class Saved:
 def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array | None, Saved]:
     """Return the next tokens and momenta (None where nobody reads them), and what `backward` reads."""
     kind = layer.params.config.integrator
-    before, kept, weight, after = kind.rule.forward(layer, t)  # (1), (1) [SYMP.kept], (1) [SYMP.weight], (1)
+    before, kept, weight, after, rate = kind.rule.forward(layer, t)  # (1), (1) [SYMP.kept], (1) [SYMP.weight], (1)
     entering = kicked = momentum = speed = None
     if p is not None:
         entering = before * p  # (b, i, m) [SYMP.entering]
@@ -205,7 +205,7 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
     if moved is not None:
         speed = layer.oracle.velocity(moved, answer.context)  # (b, i, m): B y / z
         result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.18]
-    c = Coefficients(before, kept, weight, after)
+    c = Coefficients(before, kept, weight, after, rate)
     return result, momentum, Saved(t, c, entering, answer.g, momentum, y, moved, speed, answer.context, asked)
 
 

@@ -64,18 +64,19 @@ class AB2(Integrator):
         """A momentum of 0 is not damped."""
         return kicks and not rests
 
-    def handed(self, layer: Layer, t: Array, g: Array, p: Array) -> Array:
-        """Return s."""
-        return g - equations.active(damping).friction(layer, t) * p
+    def handed(self, layer: Layer, t: Array, g: Array, p: Array) -> tuple[Array, Array]:
+        """Return s and alpha."""
+        alpha = equations.active(damping).friction(layer, t)
+        return g - alpha * p, alpha
 
-    def handed_backward(self, layer: Layer, t: Array, p: Array, d: Array, add: Add) -> tuple[Array, Array]:
+    def handed_backward(self, layer: Layer, saved: Saved, p: Array, d: Array, add: Add) -> tuple[Array, Array]:
         """Return the gradients of p and t."""
-        d_t = equations.active(damping).friction_backward(layer, t, inner(d, p), add)
-        return -damping.friction(layer, t) * d, d_t
+        return -saved.alpha * d, equations.active(damping).friction_backward(layer, saved.t, inner(d, p), add)
 
-    def rates(self, layer: Layer, t: Array, handed: Array, past: History) -> tuple[Array, Array, Array]:
-        """Return y, y_0 and which share of the momentum is kept."""
-        return handed, past.g, namespace(t).ones_like(t)
+    def rates(self, layer: Layer, t: Array, handed: Array, past: History) -> tuple[Array, Array, Array, Array]:
+        """Return y, y_0, and the shares that are kept of the momentum and of s_0."""
+        one = namespace(t).ones_like(t)
+        return handed, past.g, one, one
 
     def rates_backward(
         self, layer: Layer, saved: Saved, d_rate: Array, d_earlier: Array, d_log_kept: Array, add: Add
@@ -91,19 +92,20 @@ class EtdAB2(Integrator):
 
     remembers: ClassVar[bool] = True
 
-    def handed(self, layer: Layer, t: Array, g: Array, p: Array) -> Array:
-        """Return s."""
-        return g
+    def handed(self, layer: Layer, t: Array, g: Array, p: Array) -> tuple[Array, None]:
+        """Return s; it has no alpha."""
+        return g, None
 
-    def handed_backward(self, layer: Layer, t: Array, p: Array, d: Array, add: Add) -> tuple[None, Array]:
+    def handed_backward(self, layer: Layer, saved: Saved, p: Array, d: Array, add: Add) -> tuple[None, Array]:
         """Return the gradients of p and t."""
-        return None, 0.0 * t
+        return None, 0.0 * saved.t
 
-    def rates(self, layer: Layer, t: Array, handed: Array, past: History) -> tuple[Array, Array, Array]:
-        """Return y, y_0 and which share of the momentum is kept."""
+    def rates(self, layer: Layer, t: Array, handed: Array, past: History) -> tuple[Array, Array, Array, Array]:
+        """Return y, y_0, and the shares that are kept of the momentum and of s_0."""
         xp, own, h_y = namespace(t), equations.active(damping), layer.numbers["h_y"]
         kept = xp.exp(-own.damping(layer, t, h_y))
-        return kept * handed, xp.exp(-own.damping(layer, past.t, (t - past.t) + h_y)) * past.g, kept
+        left = xp.exp(-own.damping(layer, past.t, (t - past.t) + h_y))
+        return kept * handed, left * past.g, kept, left
 
     def rates_backward(
         self, layer: Layer, saved: Saved, d_rate: Array, d_earlier: Array, d_log_kept: Array, add: Add
@@ -114,8 +116,7 @@ class EtdAB2(Integrator):
         d_start, d_length = own.damping_backward(layer, past.t, length, d_minus_b, add)
         d_minus_a = inner(d_rate, saved.rate) + d_log_kept
         d_now, d_h = own.damping_backward(layer, t, h_y, d_minus_a, add)
-        left = namespace(t).exp(-damping.damping(layer, past.t, length))
-        return kept * d_rate, left * d_earlier, d_now + d_length, d_start - d_length, d_h + d_length
+        return kept * d_rate, saved.left * d_earlier, d_now + d_length, d_start - d_length, d_h + d_length
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,9 @@ class Saved:
     rate: Array | None = None  # y
     earlier: Array | None = None  # y_0
     kept: Array | None = None
+    left: Array | None = None
     rate_ahead: Array | None = None  # Y
+    alpha: Any = None
 
 
 def forward(
@@ -154,15 +157,15 @@ def forward(
     if answer.g is None:
         return result, None, None, Saved(*drifted)
     old = at_rest(p, answer.g)  # (b, i, m)
-    handed = kind.handed(layer, t, answer.g, old)  # (b, i, m) [SYMP.handed_rate]
+    handed, alpha = kind.handed(layer, t, answer.g, old)  # (b, i, m) [SYMP.handed_rate], (1)
     following = History(speed, handed, t, h_x, h_y)
     past = following if history is None else history  # a first layer is its own
-    rate, earlier, kept = kind.rates(
+    rate, earlier, kept, left = kind.rates(
         layer, t, handed, past
-    )  # (b, i, m) [SYMP.rate], (b, i, m) [SYMP.earlier_rate], (1)
+    )  # (b, i, m) [SYMP.rate], (b, i, m) [SYMP.earlier_rate], (1), (1)
     rate_ahead = ahead(rate, earlier, h_y, past.h_y)  # (b, i, m): SYMP.extrapolated
     momentum = kept * old + h_y * rate_ahead  # (b, i, m) [SYMP.multistep_momentum]
-    return result, momentum, following, Saved(*drifted, past, rate, earlier, kept, rate_ahead)
+    return result, momentum, following, Saved(*drifted, past, rate, earlier, kept, left, rate_ahead, alpha)
 
 
 def backward(
@@ -183,7 +186,7 @@ def backward(
             saved.rate, saved.earlier, h_y, saved.past.h_y, h_y * d_momentum
         )  # (b, i, m) [dSYMP.rate], (b, i, m) [dSYMP.earlier_rate], (1), (1)
         add("h_y", d_h)
-        # forward: rate, earlier, kept = rates(t, handed, past)
+        # forward: rate, earlier, kept, left = rates(t, handed, past)
         d_handed, d_past, d_t, d_t_before, d_h = kind.rates_backward(
             layer, saved, d_rate, d_earlier, inner(d_own, old), add
         )  # (b, i, m), (b, i, m), (1), (1), (1)
@@ -193,8 +196,8 @@ def backward(
             add("h_y", d_h_y)
         later = None if d_following is None else d_following.g  # (b, i, m)
         d_handed = plus(d_handed, later)  # (b, i, m) [dSYMP.handed_rate]
-        # forward: handed = handed(t, force, old)
-        d_more, d_late = kind.handed_backward(layer, saved.t, old, d_handed, add)  # (b, i, m), (1)
+        # forward: handed, alpha = handed(t, force, old)
+        d_more, d_late = kind.handed_backward(layer, saved, old, d_handed, add)  # (b, i, m), (1)
         d_own, d_t = plus(d_own, d_more), d_t + d_late  # (b, i, m), (1)
     if saved.speed_ahead is not None:
         # forward: result = x + h_x * speed_ahead
