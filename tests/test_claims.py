@@ -48,14 +48,6 @@ def test_every_row_is_whole_and_its_tests_exist(name: str) -> None:
     assert len({claim.claim for claim in CLAIMS[name]}) == len(CLAIMS[name])
 
 
-def test_a_row_that_is_not_whole_is_found() -> None:
-    here = f"tests/test_claims.py::{test_a_row_that_is_not_whole_is_found.__name__}"
-    assert problems(Claim("x", "y", "as said", "q", (here,))) == []
-    assert problems(Claim("x", " ", "as said", "q", ())) == ["claim: ' '", "no test"]
-    for test in (f"{here}_not", "tests/test_claims.py", "tests/no_file.py::test_x", "tests/test_claims.py::problems"):
-        assert problems(Claim("x", "y", "as said", "q", (test,))) == [f"no test {test}"]
-
-
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_calls_run(name: str) -> None:
     for claim in CLAIMS[name]:

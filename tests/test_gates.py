@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tools.gates import OURS, RULES, Seen, bound, page
+from tools.gates import RULES, Seen
 
 TRUE = np.linspace(1.0, 2.0, 40).reshape(2, 20)
 
@@ -44,16 +44,3 @@ def test_numbers_that_are_not_finite(rule: str) -> None:
     right = Seen(np.asarray([-np.inf, 1.0]), np.asarray([-np.inf, 1.0]), np.asarray([-np.inf, 1.0]), "float32")
     wrong = Seen(np.asarray([np.nan, 1.0]), np.asarray([1.0, 1.0]), np.asarray([1.0, 1.0]), "float32")
     assert RULES[rule](right) and not RULES[rule](wrong)
-
-
-def test_the_page() -> None:
-    assert bound(0, 42) == "0 (below 7.1)" and bound(21, 42) == "50"
-    from tools.gates import Count
-
-    counts = {part: {name: Count(3, 1) for name in (*RULES, OURS)} for part in ("outputs", "gradients")}
-    text = page({"float32": (counts, {"outputs": (4, 10), "gradients": (6, 10)})})
-    assert (
-        "4 wrong ones" in text
-        and "| refattn verify | 75 % | 10 % |" in text
-        and "| cosine 0.95 | 50 % | 10 % |" in text
-    )
