@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -92,6 +93,21 @@ class Listener:
 
     def step(self, row: Mapping[str, Any], steps: int) -> None:
         self.rows.append(row)
+
+
+class Stopping(Listener):
+    """Stops a run when a step is told: by a signal to this process, or by an error."""
+
+    def __init__(self, at: int, how: signal.Signals | type[Exception] = signal.SIGINT) -> None:
+        super().__init__()
+        self.at, self.how = at, how
+
+    def step(self, row: Mapping[str, Any], steps: int) -> None:
+        super().step(row, steps)
+        if row["step"] == self.at:
+            if isinstance(self.how, type):
+                raise self.how
+            signal.raise_signal(self.how)
 
 
 def train(

@@ -11,17 +11,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from refattn import files
 from refattn.files import write_atomically
 from refattn.train.checkpoint import CheckpointError, newest
 from tests.train.checkpoints import fail, fill, is_of, names, pairs
+from tests.train.disk import watch
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLED = Path(__file__).with_name("killed.py")
 
 
 # --- faults
@@ -34,55 +32,13 @@ class Faults:
         self.calls: list[str] = []
         self.failing: int | None = None
         self.number = number
-        faults = self
+        watch(monkeypatch, self.count)
 
-        class File:
-            """Fails in the middle: half of the bytes are written."""
-
-            def __init__(self, path: Any, mode: str) -> None:
-                self.file = open(path, mode)
-
-            def write(self, data: bytes) -> None:
-                self.file.write(data[: len(data) // 2])
-                self.file.flush()
-                faults.count("write")
-                self.file.write(data[len(data) // 2 :])
-
-            def read(self, size: int) -> bytes:
-                return bytes(self.file.read(size))
-
-            def flush(self) -> None:
-                faults.count("flush")
-                self.file.flush()
-
-            def fileno(self) -> int:
-                return self.file.fileno()
-
-            def __enter__(self) -> File:
-                return self
-
-            def __exit__(self, *error: object) -> None:
-                self.file.close()
-
-        monkeypatch.setattr(files, "open", self.before("open", File), raising=False)
-        for name in ("open", "fsync", "replace", "listdir"):
-            monkeypatch.setattr(os, name, self.before(f"os.{name}", getattr(os, name)))
-        for name in ("unlink", "mkdir"):
-            monkeypatch.setattr(Path, name, self.before(name, getattr(Path, name)))
-
-    def before(self, name: str, function: Any) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            self.count(name)
-            return function(*arguments, **options)
-
-        return call
-
-    def count(self, name: str) -> None:
+    def count(self, name: str, *arguments: object) -> None:
         if self.failing is None:
             return
-        self.failing -= 1
         self.calls.append(name)
-        if self.failing == -1:
+        if len(self.calls) == self.failing + 1:
             raise OSError(self.number, os.strerror(self.number))
 
     @contextmanager
@@ -221,25 +177,6 @@ def test_a_folder_that_may_not_be_written() -> None:
         assert f"{folder}/step-00000002.safetensors: Permission denied; the earlier" in str(caught.value)
         assert isinstance(caught.value.__cause__, PermissionError)
         assert names(folder) == pairs(1)
-
-
-# --- processes that are killed
-
-
-@pytest.mark.parametrize(("mode", "count"), [("points", 80), pytest.param("random", 100, marks=pytest.mark.slow)])
-def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path: Path, mode: str, count: int) -> None:
-    """Killed at each call that changes the disk in turn, or at any moment: nothing that was saved is lost."""
-    result = subprocess.run(
-        [sys.executable, str(KILLED), str(tmp_path), mode, str(count)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(f"{count} deaths, ")
-    steps = int(result.stdout.split()[-2])
-    assert steps > (80 if mode == "points" else 0)
 
 
 # --- single files

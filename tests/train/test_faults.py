@@ -16,18 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import equations, files, model
+from refattn import equations, model
 from refattn.mechanisms.record import Unsupported
 from refattn.train import checkpoint, data, loop, metrics, optimiser
 from refattn.train.checkpoint import CheckpointError, newest
 from refattn.train.diagnose import DivergedError, first_not_finite
 from refattn.train.settings import Settings
 from refattn.train.step import loss_and_gradients
-from tests.train.runs import ENVIRONMENT, Listener, arguments, remains, small, train, write_text
-
-
-def no_warning(line: str) -> None:
-    raise AssertionError(line)
+from tests.train.checkpoints import fail
+from tests.train.disk import watch
+from tests.train.runs import ENVIRONMENT, Listener, Stopping, arguments, remains, small, train, write_text
 
 
 @pytest.fixture
@@ -41,44 +39,15 @@ def chosen(tmp_path: Path) -> Settings:
 class FullDisk:
     """Fails from one of the calls that need room on."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, point: int, number: int) -> None:
+    def __init__(self, patches: pytest.MonkeyPatch, point: int, number: int) -> None:
         self.calls, self.point, self.number = 0, point, number
-        disk = self
+        watch(patches, self.need_room)
 
-        class File:
-            """Writes a half of what it is given before there is no more room."""
-
-            def __init__(self, *arguments: Any, **options: Any) -> None:
-                self.file = open(*arguments, **options)
-                self.name = self.file.name
-
-            def write(self, content: bytes) -> int:
-                self.file.write(content[: len(content) // 2])
-                disk.need_room(None)
-                self.file.write(content[len(content) // 2 :])
-                return len(content)
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(self.file, name)
-
-            def __enter__(self) -> File:
-                return self
-
-            def __exit__(self, *error: object) -> None:
-                self.file.close()
-
-        def replace(source: Any, target: Any) -> None:
-            disk.need_room(str(target))
-            original(source, target)
-
-        original = os.replace
-        monkeypatch.setattr(files, "open", File, raising=False)
-        monkeypatch.setattr(os, "replace", replace)
-
-    def need_room(self, name: str | None) -> None:
-        self.calls += 1
-        if self.calls > self.point:
-            raise OSError(self.number, os.strerror(self.number), name)
+    def need_room(self, name: str, *arguments: Any) -> None:
+        if name in ("write", "os.replace"):
+            self.calls += 1
+            if self.calls > self.point:
+                raise OSError(self.number, os.strerror(self.number), *map(str, arguments[1:]))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.slow)])
@@ -97,7 +66,7 @@ def test_a_run_whose_disk_is_full_goes_on_when_it_is_not(tmp_path: Path, chosen:
         assert disk.calls == point + 1  # nothing is tried after the first failure
         assert str(out) in told and os.strerror(number) in told
         rows = metrics.read(out / "metrics.jsonl") if (out / "metrics.jsonl").exists() else []
-        found = newest(out / "checkpoints", no_warning)
+        found = newest(out / "checkpoints", fail)
         assert len(rows) >= (found.step if found else 0) >= len(rows) - 4
         train(chosen, out, resume=True)
         assert remains(out) == whole, point
@@ -192,7 +161,7 @@ def test_a_rate_that_is_far_too_large(tmp_path: Path, chosen: Settings) -> None:
         r"s_ij = scale q_i \. k_j; the state after step 1 is saved",
         str(caught.value),
     )
-    found = newest(out / "checkpoints", no_warning)
+    found = newest(out / "checkpoints", fail)
     assert found is not None and found.step == 1
     assert all(np.all(np.isfinite(x)) for x in found.arrays.values())
     assert [row["step"] for row in metrics.read(out / "metrics.jsonl")] == [1]
@@ -215,7 +184,7 @@ def test_what_a_block_cannot_compute_is_told_as_such(chosen: Settings, monkeypat
 
 def poison(folder: Path, name: str, value: float) -> int:
     """Write a number into an array of the newest checkpoint, with all sums right."""
-    found = newest(folder / "checkpoints", no_warning)
+    found = newest(folder / "checkpoints", fail)
     assert found is not None
     arrays = {key: x.copy() for key, x in found.arrays.items()}
     arrays[name].reshape(-1)[0] = value
@@ -238,13 +207,8 @@ def test_a_poisoned_parameter_is_found(tmp_path: Path, chosen: Settings, name: s
     settings = small(chosen.data, layers=2, steps=6, checkpoint_every=2)
     out = tmp_path / "run"
 
-    class StopAtFour(Listener):
-        def step(self, row: Any, steps: int) -> None:
-            if row["step"] == 4:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(settings, out, StopAtFour())
+    with pytest.raises(InterruptedError):
+        train(settings, out, Stopping(4, InterruptedError))
     assert poison(out, f"params.{name}", value) == 4
     before = remains(out)
     with pytest.raises(DivergedError, match=rf"^step 5: .* is not finite; .*; {name} was not finite before this step$"):
@@ -261,7 +225,7 @@ def test_a_poisoned_moment_is_found_in_the_update(tmp_path: Path, chosen: Settin
     settings = small(chosen.data, steps=6)
     out = tmp_path / "run"
     train(settings, out)
-    found = newest(out / "checkpoints", no_warning)
+    found = newest(out / "checkpoints", fail)
     assert found is not None
     arrays = {key: x.copy() for key, x in found.arrays.items()}
     arrays["optimiser.first.norm.gain"][0] = np.nan
@@ -282,7 +246,7 @@ def test_a_loss_of_numbers_too_large_for_their_gradients(
     monkeypatch.setattr(optimiser, "_squares", lambda x: x.sum() * np.inf)
     with pytest.raises(DivergedError, match="^step 1: the norm of the gradients is not finite; every equation is"):
         train(chosen, tmp_path / "run")
-    found = newest(tmp_path / "run" / "checkpoints", no_warning)
+    found = newest(tmp_path / "run" / "checkpoints", fail)
     assert found is not None and found.step == 0
 
 
@@ -314,7 +278,7 @@ def test_a_score_that_is_not_finite_is_no_result(tmp_path: Path, chosen: Setting
     with pytest.raises(DivergedError, match="^step 1: (the held-out score after it|what a block is given) is not fin"):
         train(small(chosen.data, steps=1, warmup=0, learning_rate=1e30), out)
     assert not (out / "result.json").exists()
-    found = newest(out / "checkpoints", no_warning)
+    found = newest(out / "checkpoints", fail)
     assert found is not None and found.step == 0
 
 

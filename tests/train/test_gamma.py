@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from refattn.cli import cli
 from refattn.train import metrics, settings, step
 from refattn.train.folder import RunError
 from refattn.train.optimiser import adaptive_rate
-from tests.train.runs import SMALL, Listener, arguments, remains, train, write_text
+from tests.train.runs import SMALL, Stopping, arguments, remains, train, write_text
 
 GAMMA = 1.2e-4  # forces are about 0.06 here, and rates up to 3e-3
 
@@ -28,15 +26,6 @@ GAMMA = 1.2e-4  # forces are about 0.06 here, and rates up to 3e-3
 def chosen(data: str, **changes: Any) -> settings.Settings:
     block = {"steps": 3, "threshold": "soft", "learn_step": True, "learn_tau": True}
     return settings.build("graph_energy", SMALL | {"data": data, "gamma": GAMMA, "block": block} | changes)
-
-
-class Stopping(Listener):
-    """Interrupts a run after step 5."""
-
-    def step(self, row: Mapping[str, Any], steps: int) -> None:
-        super().step(row, steps)
-        if row["step"] == 5:
-            signal.raise_signal(signal.SIGINT)
 
 
 def test_the_rate_is_bounded_by_the_schedule_and_by_the_force(tmp_path: Path) -> None:
@@ -63,7 +52,7 @@ ONLY_MAIN = pytest.mark.skipif(
 def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     plan = chosen(write_text(tmp_path))
     whole = remains(train(plan, tmp_path / "whole").folder)
-    assert not train(plan, tmp_path / "run", Stopping()).finished
+    assert not train(plan, tmp_path / "run", Stopping(5)).finished
     train(plan, tmp_path / "run", resume=True)
     left = remains(tmp_path / "run")
     assert {n: x for n, x in left.items() if "step-00000005" not in n} == {
@@ -80,7 +69,7 @@ def test_a_run_that_began_before_there_was_a_gamma_goes_on(tmp_path: Path, monke
         earlier.setattr(
             settings.Settings, "to_json", lambda self: {n: x for n, x in known(self).items() if n != "gamma"}
         )
-        assert not train(plan, tmp_path / "run", Stopping()).finished
+        assert not train(plan, tmp_path / "run", Stopping(5)).finished
     assert "gamma" not in json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
     with pytest.raises(RunError, match=f"gamma: got {GAMMA}, the run in .* has None"):
         train(chosen(plan.data), tmp_path / "run", resume=True)

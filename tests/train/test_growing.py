@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from refattn.train.folder import RunError
 from refattn.train.growing import History, Schedule, due, widened
 from refattn.train.optimiser import AdamW, Group
 from refattn.train.settings import Settings, build, differences, parse
-from tests.train.runs import SMALL, write_text
+from tests.train.runs import SMALL, Listener, Stopping, write_text
 
 GROWS = [name for name in ra.list_mechanisms() if ra.mechanism(name).grow is not None]
 GROWTH = {"most": 2, "sequences": 16}
@@ -34,19 +33,6 @@ def settings_of(text: str, name: str = "growing", **changes: Any) -> Settings:
         "block": {"head_width": 2, "value_width": 8},
     }
     return build(name, given | changes)
-
-
-class Quiet:
-    """Takes what it is told."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def step(self, row: Mapping[str, Any], steps: int) -> None:
-        pass
 
 
 @pytest.fixture
@@ -196,7 +182,7 @@ def test_a_run_grows_and_goes_on_to_the_bit(
     tmp_path: Path, text: str, name: str, growth: dict[str, Any], stops: tuple[int, ...]
 ) -> None:
     chosen = settings_of(text, name, growth=GROWTH | growth, checkpoint_every=2)
-    whole = loop.run(chosen, tmp_path / "whole", Quiet())
+    whole = loop.run(chosen, tmp_path / "whole", Listener())
     assert whole.finished and whole.facts["widths"] == [6, 6]
     rows = metrics.read(tmp_path / "whole" / "metrics.jsonl")
     looks = [row for row in rows if "growth" in row]
@@ -206,7 +192,7 @@ def test_a_run_grows_and_goes_on_to_the_bit(
     for stop in stops:
         path = tmp_path / f"stopped{stop}"
         _stop_after(chosen, path, stop)
-        found = loop.run(chosen, path, Quiet(), resume=True)
+        found = loop.run(chosen, path, Listener(), resume=True)
         assert found.facts["heldout_bits"] == whole.facts["heldout_bits"]
         files = [checkpoint.newest(folder / "checkpoints", print) for folder in (path, tmp_path / "whole")]
         assert files[0] is not None and files[1] is not None
@@ -223,9 +209,9 @@ def test_a_run_grows_and_goes_on_to_the_bit(
 def test_heads_of_unequal_widths_go_on_to_the_bit(tmp_path: Path, text: str) -> None:
     growth = {**GROWTH, "uneven": True, "most": 1}
     chosen = settings_of(text, growth=growth, checkpoint_every=2)
-    whole = loop.run(chosen, tmp_path / "whole", Quiet())
+    whole = loop.run(chosen, tmp_path / "whole", Listener())
     _stop_after(chosen, tmp_path / "stopped", 4)
-    found = loop.run(chosen, tmp_path / "stopped", Quiet(), resume=True)
+    found = loop.run(chosen, tmp_path / "stopped", Listener(), resume=True)
     assert found.facts["heldout_bits"] == whole.facts["heldout_bits"]
     rows = [row["growth"] for row in metrics.read(tmp_path / "whole" / "metrics.jsonl") if "growth" in row]
     each = [layer["each"] for row in rows for layer in row["layers"].values()]
@@ -235,7 +221,7 @@ def test_heads_of_unequal_widths_go_on_to_the_bit(tmp_path: Path, text: str) -> 
 def test_a_folder_from_before_there_was_growth_goes_on(tmp_path: Path, text: str) -> None:
     """Its settings say nothing of growth: it has none, goes on to the bit, and refuses to grow with a reason."""
     chosen = settings_of(text, grow=None, growth={}, checkpoint_every=2)
-    whole = loop.run(chosen, tmp_path / "whole", Quiet())
+    whole = loop.run(chosen, tmp_path / "whole", Listener())
     path = tmp_path / "old"
     _stop_after(chosen, path, 4)
     found = checkpoint.newest(path / "checkpoints", print)
@@ -247,32 +233,23 @@ def test_a_folder_from_before_there_was_growth_goes_on(tmp_path: Path, text: str
     checkpoint.save(path / "checkpoints", found.step, found.arrays, found.facts)
     wanted = r"grow: got \[3, 7\], the run in .* has None; .* give another folder for a new one"
     with pytest.raises(RunError, match=wanted):
-        loop.run(settings_of(text, checkpoint_every=2), path, Quiet(), resume=True)
-    assert loop.run(chosen, path, Quiet(), resume=True).facts["heldout_bits"] == whole.facts["heldout_bits"]
+        loop.run(settings_of(text, checkpoint_every=2), path, Listener(), resume=True)
+    assert loop.run(chosen, path, Listener(), resume=True).facts["heldout_bits"] == whole.facts["heldout_bits"]
 
 
 def _stop_after(chosen: Settings, path: Path, stop: int) -> None:
     """Run until a step and leave what a process that is killed there leaves."""
-
-    class KilledError(Exception):
-        pass
-
-    class Report(Quiet):
-        def step(self, row: Mapping[str, Any], steps: int) -> None:
-            if row["step"] == stop:
-                raise KilledError
-
-    with pytest.raises(KilledError):
-        loop.run(chosen, path, Report())
+    with pytest.raises(InterruptedError):
+        loop.run(chosen, path, Stopping(stop, InterruptedError))
 
 
 @pytest.mark.parametrize("name", GROWS)
 def test_growth_is_told(tmp_path: Path, text: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
     monkeypatch.setattr(plot, "draw_loss", lambda rows, facts, path: drawn.extend(marked(rows)))
-    report = Quiet()
+    report = Listener()
     loop.run(settings_of(text, name), tmp_path / "run", report)
-    told = [line for line in report.said if "widths" in line]
+    told = [line for line in report.lines if "widths" in line]
     assert len(told) == 2 and told[0].startswith("step 3: widths [4, 4], loss ") and " at amplitude " in told[0]
     assert drawn == [3, 7]
 
@@ -294,17 +271,17 @@ def test_the_picture_marks_growth(tmp_path: Path) -> None:
 def test_where_nothing_is_gained_nothing_grows(tmp_path: Path, text: str) -> None:
     growth = {"every": 2, "window": 2, "plateau": 1.0, "cooldown": 0, "sequences": 8, "gain": 1e9}
     chosen = settings_of(text, grow="auto", growth=growth)
-    report = Quiet()
+    report = Listener()
     found = loop.run(chosen, tmp_path / "run", report)
     assert found.facts["widths"] == [2, 2]
-    assert "step 2: nothing to gain by growing, widths [2, 2]" in report.said
-    plain = loop.run(settings_of(text, grow=None, growth={}), tmp_path / "plain", Quiet())
+    assert "step 2: nothing to gain by growing, widths [2, 2]" in report.lines
+    plain = loop.run(settings_of(text, grow=None, growth={}), tmp_path / "plain", Listener())
     assert plain.facts["heldout_bits"] == found.facts["heldout_bits"] and "widths" not in plain.facts
 
 
 def test_columns_of_an_automatic_growth_are_confirmed(tmp_path: Path, text: str) -> None:
     growth = {"every": 4, "window": 4, "plateau": 1.0, "cooldown": 8, "sequences": 64, "gain": 0.0, "trust": 0.0}
-    found = loop.run(settings_of(text, grow="auto", growth=growth), tmp_path / "run", Quiet())
+    found = loop.run(settings_of(text, grow="auto", growth=growth), tmp_path / "run", Listener())
     assert all(width > 2 for width in found.facts["widths"])
     rows = [row["growth"] for row in metrics.read(tmp_path / "run" / "metrics.jsonl") if "growth" in row]
     assert [row["grown"] for row in rows] == [True, True]  # after 4 and 12 steps: 8 is too soon after 4
@@ -328,7 +305,7 @@ def test_statistics_are_of_a_batch_that_no_step_trains_on(
         return batch(part, size=size, step=step, **given)
 
     monkeypatch.setattr(data, "batch", watched)
-    loop.run(settings_of(text), tmp_path / "run", Quiet())
+    loop.run(settings_of(text), tmp_path / "run", Listener())
     assert sorted(drawn) == [(4, step) for step in range(1, 13)] + [(16, 12 + 3), (16, 12 + 7)]
 
 
@@ -336,7 +313,7 @@ def test_an_option_that_does_not_fit_is_named(tmp_path: Path, text: str) -> None
     """A model is causal, and hidden keys have no mean: nothing to do with numbers that are not finite."""
     chosen = settings_of(text, growth={**GROWTH, "center_keys": True})
     with pytest.raises(ValueError, match="center_keys: got True with a mask, needs False"):
-        loop.run(chosen, tmp_path / "run", Quiet())
+        loop.run(chosen, tmp_path / "run", Listener())
 
 
 def test_numbers_that_are_not_finite_are_told_as_such(text: str) -> None:

@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +17,11 @@ from refattn.train import checkpoint, data, loop, metrics
 from refattn.train.checkpoint import CheckpointError
 from refattn.train.folder import RunError
 from refattn.train.settings import Settings, build
-from tests.train.runs import SMALL, Listener, Trained, remains, small, train, write_text
+from tests.train.runs import SMALL, Listener, Stopping, Trained, remains, small, train, write_text
 
 pytestmark = pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread alone"
 )
-
-
-class Interrupting(Listener):
-    """Sends this process signals when a step is told."""
-
-    def __init__(self, step: int, number: signal.Signals = signal.SIGINT, times: int = 1) -> None:
-        super().__init__()
-        self.at, self.number, self.times = step, number, times
-
-    def step(self, row: Mapping[str, Any], steps: int) -> None:
-        super().step(row, steps)
-        if row["step"] == self.at:
-            for _ in range(self.times):
-                signal.raise_signal(self.number)
 
 
 def stopped_within(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 1) -> None:
@@ -86,7 +72,7 @@ def test_runs_of_other_blocks_go_on_to_the_same_bytes(
     few = build(mechanism, SMALL | {"data": chosen.data, "layers": 2, "steps": 5} | options)
     expected = remains(train(few, tmp_path / "whole").folder)
     out = tmp_path / "stopped"
-    assert not train(few, out, Interrupting(3)).finished
+    assert not train(few, out, Stopping(3)).finished
     assert remains(train(few, out, resume=True).folder) == expected
 
 
@@ -97,7 +83,7 @@ def test_a_run_that_is_stopped_after_any_step_goes_on_to_the_same_bytes(
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     for step in range(1, 13, 1 if number == signal.SIGINT else 5):
         out = tmp_path / f"stopped-{step}"
-        stopping = Interrupting(step, number)
+        stopping = Stopping(step, number)
         result = train(chosen, out, stopping)
         assert (result.finished, result.step, result.facts) == (False, step, {})
         assert stopping.lines[-1] == "interrupted: the step is finished and saved; once more stops at once"
@@ -150,7 +136,7 @@ def test_nobody_who_hears_of_an_interrupt_changes_nothing(tmp_path: Path, chosen
     """The line may come into the middle of another one, which Python refuses, or the terminal may be gone."""
     for error in (RuntimeError("reentrant call"), BrokenPipeError()):
 
-        class Deaf(Interrupting):
+        class Deaf(Stopping):
             def say(self, text: str, error: Exception = error) -> None:
                 raise error
 
@@ -161,7 +147,7 @@ def test_nobody_who_hears_of_an_interrupt_changes_nothing(tmp_path: Path, chosen
 def test_a_signal_that_is_ignored_stays_so(tmp_path: Path, chosen: Settings) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        assert train(chosen, tmp_path / "run", Interrupting(3)).finished
+        assert train(chosen, tmp_path / "run", Stopping(3)).finished
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -177,7 +163,7 @@ def test_outside_of_the_main_thread_a_run_works(tmp_path: Path, chosen: Settings
 
 
 def stop_after(chosen: Settings, out: Path, step: int) -> None:
-    assert train(chosen, out, Interrupting(step)).step == step
+    assert train(chosen, out, Stopping(step)).step == step
 
 
 def test_without_a_checkpoint_a_run_starts_at_step_0(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:

@@ -15,11 +15,8 @@ import pytest
 from refattn import backends, tree
 from refattn.train import baselines, checkpoint, data, loop, metrics, step
 from refattn.train.folder import RunError
+from tests.train.checkpoints import fail
 from tests.train.runs import ENVIRONMENT, Listener, arguments, remains, small, train, write_text
-
-
-def no_warning(line: str) -> None:
-    raise AssertionError(line)
 
 
 def test_what_a_run_leaves(tmp_path: Path) -> None:
@@ -57,7 +54,7 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
 def test_the_last_checkpoint_is_the_model_of_the_result(tmp_path: Path) -> None:
     chosen = small(write_text(tmp_path))
     result = train(chosen, tmp_path / "run")
-    found = checkpoint.newest(result.folder / "checkpoints", no_warning)
+    found = checkpoint.newest(result.folder / "checkpoints", fail)
     assert found is not None and found.step == 12
     fresh = loop.fresh(chosen)
     state: Any = tree.unflatten({"params": fresh.params, "optimiser": fresh.moments}, found.arrays)
@@ -130,7 +127,7 @@ def test_every_library_trains_alike(tmp_path: Path, library: str) -> None:
         result = train(small(path, steps=20, layers=2, dtype="float64", backend=name), tmp_path / name)
         rows = metrics.read(result.folder / "metrics.jsonl")
         kept.append([[row["loss"] for row in rows], [row["heldout_bits"] for row in rows if "heldout_bits" in row]])
-        assert checkpoint.newest(result.folder / "checkpoints", no_warning) is not None
+        assert checkpoint.newest(result.folder / "checkpoints", fail) is not None
     for one, other in zip(*kept, strict=True):
         np.testing.assert_allclose(other, one, rtol=0.0, atol=1e-9)
 
