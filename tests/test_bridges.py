@@ -225,10 +225,3 @@ def test_jax_finds_second_derivatives_and_refuses_forward_mode() -> None:
         np.testing.assert_allclose(np.asarray(got), wanted[each], rtol=1e-9, atol=1e-12)
     with pytest.raises(TypeError, match="custom_vjp"):
         jax.jvp(lambda *x: attend(*x, **options), arrays, along)
-
-
-@pytest.mark.parametrize("library", ["torch", "jax"])
-def test_an_unknown_mechanism_is_told(library: str) -> None:
-    pytest.importorskip(library, reason=f'needs {library}: pip install "refattn[{library}]"')
-    with pytest.raises(ValueError, match="got 'hardmax', needs one of softmax"):
-        getattr(ra.bridges, library)("hardmax")

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import refattn as ra
 from refattn.cli import cli
 from refattn.verify.outcome import CheckReport, Row
-from tests.cli.command import ROOT, facts, refused, run
+from tests.cli.command import ROOT, facts, run
 
 # Help, version, tables
 
@@ -153,9 +153,3 @@ def test_check_prints_its_rows_and_their_json(monkeypatch: pytest.MonkeyPatch, t
         assert any(row["name"] in line and row["status"] in line for line in result.stdout.splitlines())
     assert "1 checks agree, 1 disagree, 1 not run" in result.stdout.splitlines()[-1]
     assert "check: 3 of 3 parts" in result.stderr
-
-
-def test_bad_input_of_check(tmp_path: Path) -> None:
-    assert "'relu'" in (line := refused("check", "relu")) and "softmax" in line
-    assert "'fortran'" in (line := refused("check", "--backend", "fortran")) and "numpy" in line
-    assert "missing" in refused("check", "--json", tmp_path / "missing" / "check.json")

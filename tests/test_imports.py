@@ -71,17 +71,3 @@ def test_names_load_nothing() -> None:
 def test_attention_on_numpy_loads_no_other_library(form: str) -> None:
     # The tiled form asks threadpoolctl to hold BLAS to one thread for each worker.
     assert loaded(ATTEND.format(form=form)) <= {"numpy", "array_api_compat", "threadpoolctl"}
-
-
-def test_a_block_on_numpy_loads_no_other_library() -> None:
-    code = """
-import numpy as np
-import refattn as ra
-block = ra.mechanism("softmax").block
-x = np.ones((1, 3, 4))
-params = block.init(block.Config(width=4, heads=2), like=x)
-block.forward(params, block.start(params, x, ra.Context()), ra.Context())
-import sys
-assert not [name for name in sys.modules if name.startswith("refattn.instruments")]
-"""
-    assert loaded(code) <= {"numpy", "array_api_compat", "threadpoolctl"}

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import refattn as ra
 from refattn import counter
 from refattn.analysis.flow_steps import STEPS, State, Step
 from refattn.analysis.lyapunov import Spectrum, spectrum
@@ -87,19 +86,6 @@ def test_a_conformally_symplectic_step_of_sympformer_pairs_the_exponents() -> No
     wanted = -made.damping.between(1.0, 1.0 + 5 * 0.1) / 5.0  # log of the contraction, a layer
     np.testing.assert_allclose(found.pairs, wanted, rtol=1e-11)
     assert np.max(np.abs(stack("presymplectic_euler").pairs - wanted)) > 1e-3
-
-
-def test_euler_on_the_flow_of_graph_energy_only_forgets_near_a_minimum() -> None:
-    q, k = (counter.normal((1, 1, 5, 3), seed=3, purpose=f"lyapunov.{n}") for n in "qk")
-    options: dict[str, Any] = {"state": "feature", "coupling": "sin", "intrinsic": "none", "graph": "mean"}
-
-    def flow(x: Any) -> Any:  # values flow on the graph of the tokens, here by symmetric links
-        return ra.graph_energy.forward(of(x, q), of(x, k), x, **options, steps=1, step=0.2)[0]
-
-    near = 0.1 * counter.normal((1, 1, 5, 2), seed=3, purpose="lyapunov.v")
-    found = spectrum([flow] * 10, near).exponents
-    assert np.all(np.abs(found[:2]) < 1e-12), "a number added to all values of a channel has no effect"
-    assert -0.5 < found[2] < -0.01
 
 
 def test_what_is_refused() -> None:

@@ -46,12 +46,6 @@ def test_equilibria_of_a_triangle() -> None:
     assert result.stdout.endswith("analysis/equilibria/equilibria.png\nanalysis/equilibria/equilibria.json\n")
 
 
-def test_equilibria_that_are_not_alone_are_told() -> None:
-    assert run("equilibria", "--graph", "cycle:4", "--starts", "60", "--out", "there").exit_code == 0
-    data = facts("equilibria", "there")
-    assert data["degenerate"] and all(one["zero"] for one in data["degenerate"])
-
-
 def test_a_graph_of_a_file_with_wells_of_its_own(here: Path) -> None:
     (here / "links").write_text("0 1 0.02\n1 2 0.02\n")
     words = (
@@ -84,13 +78,6 @@ def test_bifurcations_of_two_wells() -> None:
     data = facts("bifurcation")
     assert (data["parameter"], data["range"]) == ("kappa", [0.0, 0.7])
     assert [one["article"] for one in data["bifurcations"]] == [False] * 3
-
-
-def test_bifurcations_over_mu() -> None:
-    words = ("--graph", "path:1", "--mu=-0.5:1", "--b", "0.1", "--starts", "20")
-    assert run("bifurcation", *words).exit_code == 0
-    (found,) = facts("bifurcation")["bifurcations"]
-    assert found["kind"] == "fold" and found["article"] and abs(found["at"] - 3.0 * 0.05 ** (2.0 / 3.0)) < 1e-9
 
 
 @pytest.mark.parametrize(

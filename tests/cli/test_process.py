@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from refattn.cli import output, streams
-from tests.cli.command import ROOT, SMALL, process, run
+from tests.cli.command import ROOT, SMALL, process
 
 
 def test_a_reader_that_stops_reading_is_no_error() -> None:
@@ -49,16 +49,6 @@ def test_streams_that_are_full_or_closed(words: str, streams: str, code: int) ->
     assert (result.returncode, result.stdout) == (code, "")
 
 
-def test_progress_that_cannot_be_shown_stops_nothing(kernels: Callable[[str], str]) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        result = process("verify", "softmax", "--impl", kernels("attend"), *SMALL, stderr=writing)
-    finally:
-        os.close(writing)
-    assert result.returncode == 0 and ", 0 failed" in result.stdout
-
-
 def test_a_pipe_that_is_full_and_does_not_block_is_waited_for() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -75,13 +65,6 @@ def test_a_pipe_that_is_full_and_does_not_block_is_waited_for() -> None:
     reader.join()
     os.close(reading)
     assert got == text and stream.raw.failure is None
-
-
-def test_help_without_docstrings() -> None:
-    """`python -OO` leaves them out."""
-    command = [sys.executable, "-OO", "-m", "refattn", "golden", "write", "--help"]
-    found = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert found.stdout == run("golden", "write", "--help").stdout
 
 
 def test_text_that_the_encoding_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import refattn as ra
 from refattn.cli import cli
 from refattn.cli.train import _folder
 from refattn.train import data, loop, plot
-from tests.train.runs import ENVIRONMENT, Listener, arguments, remains, small, train, write_text
+from tests.train.runs import ENVIRONMENT, arguments, remains, small, train, write_text
 
 
 @pytest.fixture(autouse=True)
@@ -160,15 +159,6 @@ def test_progress_is_a_bar_on_a_terminal() -> None:
     assert "scoring the held-out text" in plain
 
 
-def test_a_bar_is_interrupted_like_lines() -> None:
-    code, written = on_a_terminal(short("run", steps=10**6, checkpoint_every=10**6, score_every=10**6), interrupt=True)
-    assert code == 130
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
-    assert "interrupted: the step is finished and saved; once more stops at once" in plain
-    assert re.search(r"stopped after step \d+ of 1000000; go on with --resume --out run", plain)
-    assert list(Path("run/checkpoints").glob("*.json"))
-
-
 # --- folders
 
 
@@ -196,37 +186,6 @@ def test_which_folder(here: Path, there: list[str], new: str, last: str) -> None
         (here / "runs" / name).mkdir(parents=True)
     assert _folder("softmax", False) == Path("runs", new)
     assert _folder("softmax", True) == Path("runs", last)
-
-
-def test_resume_goes_on_with_the_settings_of_the_run(here: Path) -> None:
-    """Neither the text nor any setting has to be said again."""
-    whole = remains(train(small("text.txt"), here / "whole").folder)
-
-    class Killed(Listener):
-        def step(self, row: Any, steps: int) -> None:
-            if row["step"] == 6:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(small("text.txt"), here / "runs" / "softmax", Killed())
-    result = run("train", "softmax", "--resume")
-    assert result.exit_code == 0 and result.stderr.startswith("going on after step 4 of 12\n")
-    assert remains(here / "runs" / "softmax") == whole
-
-
-def test_resume_without_a_run_begins_one_and_says_so() -> None:
-    result = run(*short("run", "--resume"))
-    assert result.exit_code == 0 and result.stderr.startswith("there is no run in run: starting at step 0\n")
-
-
-def test_a_run_is_not_made_longer() -> None:
-    """The schedule of the rate depends on the number of steps, so it would be another run from the first step on."""
-    assert run(*short("run")).exit_code == 0
-    before = remains(Path("run"))
-    assert refused("train", "softmax", "--out", "run", "--resume", "--steps", 24) == (
-        "steps: got 24, the run in run has 12. A run goes on as it began; give another folder for a new one"
-    )
-    assert remains(Path("run")) == before
 
 
 # --- what is wrong
@@ -312,11 +271,6 @@ def test_a_file_that_holds_no_settings(here: Path, text: str, problem: str) -> N
     assert refused("train", "softmax", "--config", "none.toml") == "none.toml: No such file or directory"
 
 
-def test_a_mechanism_that_is_none() -> None:
-    listed = ", ".join(ra.list_mechanisms())
-    assert refused("train", "telepathy") == f"mechanism: got 'telepathy', needs one of {listed}"
-
-
 def test_numbers_that_are_not_finite_end_with_1() -> None:
     words = short("run", learning_rate=1e30, warmup=0)
     result = run(*words)
@@ -325,19 +279,6 @@ def test_numbers_that_are_not_finite_end_with_1() -> None:
         r"refattn: error: step 2: .* first: [A-Z]+\.\w+.*the state after step 1 is saved$",
         result.stderr.splitlines()[-1],
     )
-
-
-def test_a_full_disk_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from refattn.train import metrics
-
-    def full(self: metrics.Metrics, row: Any) -> None:
-        raise OSError(28, "No space left on device", "run/metrics.jsonl")
-
-    monkeypatch.setattr(metrics.Metrics, "append", full)
-    assert refused(*short("run")) == (
-        "run/metrics.jsonl: No space left on device; --resume --out run goes on from what is saved"
-    )
-    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -364,13 +305,6 @@ def test_ctrl_c(here: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None
     result = run("train", "softmax", "--out", "run", "--resume")
     assert result.stderr.startswith(f"going on after step {6 if times == 1 else 4} of 12\n")
     assert remains(here / "run") == remains(train(small("text.txt"), here / "whole").folder)
-
-
-def test_help_names_what_there_is() -> None:
-    result = run("train", "--help")
-    assert result.exit_code == 0
-    for option in ("--data", "--steps", "--out", "--resume", "--backend", "--set"):
-        assert option in result.stdout
 
 
 def test_grow(here: Path) -> None:

@@ -45,11 +45,6 @@ def test_every_dtype_is_run_by_default(few: tuple[str, ...], kernels: Callable[[
         assert dtype in result.stdout
 
 
-def test_bfloat16_values_come_in_float32_and_are_told(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
-    arguments = ("--impl", kernels("told"), "--dtype", "bfloat16", "--in-process")
-    assert run("verify", "softmax", *arguments).exit_code == 0
-
-
 def test_a_wrong_implementation_disagrees(few: tuple[str, ...], kernels: Callable[[str], str], tmp_path: Path) -> None:
     result = verify(kernels("top_left"), "--json", tmp_path / "found.json")
     assert result.exit_code == 1

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import refattn as ra
-from docs.experiments import koopman, repeated_attention
+from docs.experiments import repeated_attention
 from docs.experiments.baselines import REPEATED_ATTENTION
 from docs.experiments.koopman import MODELS, PAGE, RESULTS, SEEDS, TASKS, grid
 from docs.experiments.page import put
-from docs.experiments.runs import found, read
+from docs.experiments.runs import found
 from docs.experiments.training import fresh
 from refattn import Context, counter, tree
 
@@ -50,16 +49,6 @@ def test_attention_that_is_repeated() -> None:
     wrong = block.init(block.Config(width=8, heads=1), seed=0, like=x)
     with pytest.raises(ValueError, match=r"tau: got 0.0, needs 1"):
         repeated_attention.forward(wrong, block.start(wrong, x, context), context)
-
-
-def test_the_script(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    words = ["--steps", "2", "--jobs", "1", "--seeds", "1", "--task", "one layer", "--model", "Koopman"]
-    done = CliRunner().invoke(koopman.main, ["run", "--results", str(path), *words])
-    assert done.exit_code == 0, done.output
-    (line,) = read(path)
-    assert line["run"]["options"] == {"updates": 2, "fit": "separable(tau=1.0)"}
-    assert line["result"]["diverged"] is None
 
 
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:

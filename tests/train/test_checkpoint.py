@@ -98,12 +98,6 @@ def test_equal_arrays_and_facts_give_equal_bytes(tmp_path: Path) -> None:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_facts_come_back_as_json_has_them(tmp_path: Path) -> None:
-    save(tmp_path, 1, {}, {"sizes": (3, 4), "by step": {10: "x", 9: "y"}})
-    found = newest(tmp_path, fail)
-    assert found is not None and found.facts == {"sizes": [3, 4], "by step": {"10": "x", "9": "y"}}
-
-
 def test_other_tools_read_the_files(tmp_path: Path) -> None:
     from safetensors import safe_open
 
@@ -153,13 +147,6 @@ def test_checkpoints_of_later_steps_are_not_touched(tmp_path: Path) -> None:
     fill(tmp_path, 300, 400, keep=2)
     assert names(tmp_path) == pairs(300, 400)
     assert is_of(newest(tmp_path, fail), 400)
-
-
-def test_a_step_is_replaced(tmp_path: Path) -> None:
-    fill(tmp_path, 1, 2)
-    save(tmp_path, 2, {"other": np.ones(3)}, {})
-    found = newest(tmp_path, fail)
-    assert found is not None and found.step == 2 and list(found.arrays) == ["other"]
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:

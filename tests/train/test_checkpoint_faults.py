@@ -94,18 +94,6 @@ def test_after_a_fault_at_any_point_a_whole_checkpoint_is_found(
     assert written == (7 if earlier == 3 else 3)  # faults while two old ones, or none, are looked for and removed
 
 
-def test_an_interrupt_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(tmp_path, 1)
-
-    def interrupt(handle: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        fill(tmp_path, 2)
-    assert names(tmp_path) == pairs(1)
-
-
 def test_everything_is_on_the_disk_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of calls: content, then name, arrays before JSON; what is old goes last."""
     fill(tmp_path, 1)
@@ -151,13 +139,6 @@ for arrays, facts in (({"w": np.ones(1000)}, {}), ({"w": np.ones(10)}, {"long": 
     assert names(tmp_path) == sorted([*pairs(1), "step-00000002.safetensors"])
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError) as caught:
-        fill(tmp_path / "file" / "run", 1)
-    assert str(caught.value).startswith(f"{tmp_path}/file/run: Not a directory; the earlier")
-
-
 def test_a_folder_that_may_not_be_written() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -180,13 +161,6 @@ def test_a_folder_that_may_not_be_written() -> None:
 
 
 # --- single files
-
-
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    write_atomically(path, b"one")
-    write_atomically(str(path), b"two")
-    assert path.read_bytes() == b"two" and names(tmp_path) == ["config.json"]
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,18 +49,6 @@ ONLY_MAIN = pytest.mark.skipif(
 
 
 @ONLY_MAIN
-def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    plan = chosen(write_text(tmp_path))
-    whole = remains(train(plan, tmp_path / "whole").folder)
-    assert not train(plan, tmp_path / "run", Stopping(5)).finished
-    train(plan, tmp_path / "run", resume=True)
-    left = remains(tmp_path / "run")
-    assert {n: x for n, x in left.items() if "step-00000005" not in n} == {
-        n: x for n, x in whole.items() if n in left
-    } and len(left["metrics.jsonl"]) == 12
-
-
-@ONLY_MAIN
 def test_a_run_that_began_before_there_was_a_gamma_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither its configuration nor its checkpoint names the setting; it counts as its default."""
     plan = chosen(write_text(tmp_path), gamma=None)

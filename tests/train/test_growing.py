@@ -12,9 +12,7 @@ import pytest
 
 import refattn as ra
 from refattn import model, tree
-from refattn.train import checkpoint, data, growing, loop, metrics, plot
-from refattn.train.diagnose import DivergedError
-from refattn.train.folder import RunError
+from refattn.train import checkpoint, data, loop, metrics, plot
 from refattn.train.growing import History, Schedule, due, widened
 from refattn.train.optimiser import AdamW, Group
 from refattn.train.settings import Settings, build, differences, parse
@@ -58,18 +56,6 @@ def test_growth_is_due_at_a_plateau() -> None:
     assert due(schedule, replace(still, grown=4), 12)
     rising = losses_of(2.0, 2.0, 2.1, 2.1)
     assert due(schedule, rising, 8)
-
-
-def test_growth_is_due_at_its_steps() -> None:
-    schedule = Schedule(steps=(5, 7))
-    assert [step for step in range(10) if due(schedule, losses_of(), step)] == [5, 7]
-
-
-def test_the_history_is_a_window() -> None:
-    history = History()
-    for n in range(5):
-        history = history.after(float(n), 3)
-    assert history.losses == (2.0, 3.0, 4.0)
 
 
 # --- settings
@@ -218,25 +204,6 @@ def test_heads_of_unequal_widths_go_on_to_the_bit(tmp_path: Path, text: str) -> 
     assert all(sum(columns) == 2 for columns in each) and any(columns != [1, 1] for columns in each)
 
 
-def test_a_folder_from_before_there_was_growth_goes_on(tmp_path: Path, text: str) -> None:
-    """Its settings say nothing of growth: it has none, goes on to the bit, and refuses to grow with a reason."""
-    chosen = settings_of(text, grow=None, growth={}, checkpoint_every=2)
-    whole = loop.run(chosen, tmp_path / "whole", Listener())
-    path = tmp_path / "old"
-    _stop_after(chosen, path, 4)
-    found = checkpoint.newest(path / "checkpoints", print)
-    assert found is not None
-    config = json.loads((path / "config.json").read_text())
-    for settings in (config["settings"], found.facts["settings"]):
-        del settings["grow"], settings["growth"]
-    (path / "config.json").write_text(json.dumps(config))
-    checkpoint.save(path / "checkpoints", found.step, found.arrays, found.facts)
-    wanted = r"grow: got \[3, 7\], the run in .* has None; .* give another folder for a new one"
-    with pytest.raises(RunError, match=wanted):
-        loop.run(settings_of(text, checkpoint_every=2), path, Listener(), resume=True)
-    assert loop.run(chosen, path, Listener(), resume=True).facts["heldout_bits"] == whole.facts["heldout_bits"]
-
-
 def _stop_after(chosen: Settings, path: Path, stop: int) -> None:
     """Run until a step and leave what a process that is killed there leaves."""
     with pytest.raises(InterruptedError):
@@ -288,12 +255,6 @@ def test_columns_of_an_automatic_growth_are_confirmed(tmp_path: Path, text: str)
     assert all(row["actual"] < 0.0 and row["predicted"] < 0.0 for row in rows)
 
 
-def test_statistics_have_tokens_for_every_entry_of_a_kernel() -> None:
-    assert Schedule().size(width=64, context=64) == 512
-    assert Schedule().size(width=16, context=64) == 128
-    assert Schedule(sequences=7).size(width=64, context=64) == 7
-
-
 def test_statistics_are_of_a_batch_that_no_step_trains_on(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,14 +275,6 @@ def test_an_option_that_does_not_fit_is_named(tmp_path: Path, text: str) -> None
     chosen = settings_of(text, growth={**GROWTH, "center_keys": True})
     with pytest.raises(ValueError, match="center_keys: got True with a mask, needs False"):
         loop.run(chosen, tmp_path / "run", Listener())
-
-
-def test_numbers_that_are_not_finite_are_told_as_such(text: str) -> None:
-    chosen, loaded = settings_of(text), data.load(text)
-    state = replace(loop.fresh(chosen), step=3)
-    huge = tree.map_leaves(lambda w: w * np.float32(1e30), state.params)
-    with pytest.raises(DivergedError, match="not finite; first: "):
-        loop.grow(replace(state, params=huge), chosen, loaded)
 
 
 def test_statistics_do_not_depend_on_workers_or_parts(text: str) -> None:
@@ -346,10 +299,3 @@ def test_the_model_tells_what_each_block_is_given() -> None:
         assert block is params.layers[index].block
         _, again, _ = config.record.block.backward(block, block_saved, d_state)
         np.testing.assert_array_equal(again.w_q, found.layers[index].block.w_q)
-
-
-def test_nothing_but_the_record_is_asked() -> None:
-    """The trainer knows no mechanism by name."""
-    for module in (growing, loop):
-        source = Path(str(module.__file__)).read_text(encoding="utf-8")
-        assert "mechanisms.growing" not in source

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.runs import ENVIRONMENT, ROOT, arguments, command, remains, write_text
+from tests.train.runs import ENVIRONMENT, ROOT, arguments, remains, write_text
 
 
 @pytest.mark.parametrize(("what", "deaths"), [("checkpoints", 80), pytest.param("runs", 25, marks=pytest.mark.slow)])
@@ -46,21 +46,3 @@ def test_a_process_that_is_interrupted_saves_and_goes_on(tmp_path: Path, number:
     assert stopped == f"stopped after step {step} of 1000000; go on with --resume --out {tmp_path / 'run'}"
     assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("*.json")] == [f"step-{step:08d}.json"]
     assert len(remains(tmp_path / "run")["metrics.jsonl"]) == step
-
-
-def test_a_process_that_is_interrupted_while_it_begins_says_so(tmp_path: Path) -> None:
-    """Before the steps there is nothing to save, and nothing to wait for."""
-    code = """
-import signal
-from refattn.cli import main
-from refattn.train import data
-data.load = lambda source: signal.raise_signal(signal.SIGINT)
-main()
-"""
-    words = arguments(write_text(tmp_path), tmp_path / "run")
-    result = subprocess.run(
-        [sys.executable, "-c", code, *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
-    )
-    assert (result.returncode, result.stdout, result.stderr) == (130, "", "refattn: interrupted\n")
-    assert not (tmp_path / "run").exists()
-    assert command(*words).returncode == 0

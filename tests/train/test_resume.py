@@ -14,7 +14,6 @@ import pytest
 
 from refattn import files
 from refattn.train import checkpoint, data, loop, metrics
-from refattn.train.checkpoint import CheckpointError
 from refattn.train.folder import RunError
 from refattn.train.settings import Settings, build
 from tests.train.runs import SMALL, Listener, Stopping, Trained, remains, small, train, write_text
@@ -105,17 +104,6 @@ def test_a_run_that_is_stopped_after_any_step_goes_on_to_the_same_bytes(
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def test_an_interrupt_within_a_step_waits_for_its_end(
-    tmp_path: Path, chosen: Settings, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped_within(monkeypatch, 6)
-    assert train(chosen, tmp_path / "run").step == 6
-    monkeypatch.undo()
-    assert metrics.read(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 6
-    train(chosen, tmp_path / "run", resume=True)
-    assert remains(tmp_path / "run") == whole
-
-
 def test_a_second_interrupt_stops_at_once(
     tmp_path: Path, chosen: Settings, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,14 +130,6 @@ def test_nobody_who_hears_of_an_interrupt_changes_nothing(tmp_path: Path, chosen
 
         result = train(chosen, tmp_path / type(error).__name__, Deaf(3))
         assert (result.finished, result.step) == (False, 3)
-
-
-def test_a_signal_that_is_ignored_stays_so(tmp_path: Path, chosen: Settings) -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        assert train(chosen, tmp_path / "run", Stopping(3)).finished
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_outside_of_the_main_thread_a_run_works(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
@@ -199,18 +179,6 @@ def test_what_a_death_in_the_first_moment_leaves_is_no_hindrance(
         assert remains(out) == whole
 
 
-def test_a_finished_run_makes_its_result_again(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
-    out = tmp_path / "whole"
-    facts = json.loads((out / "result.json").read_text())
-    for name in ("result.json", "sample.txt"):
-        (out / name).unlink()
-    report = Listener()
-    result = train(chosen, out, report, resume=True)
-    assert report.lines[0] == "going on after step 12 of 12" and not report.rows
-    assert result.finished and remains(out) == whole
-    assert result.facts["seconds"] == pytest.approx(facts["seconds"], abs=2e-3)
-
-
 def test_metrics_beyond_the_checkpoint_are_cut(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
     out = tmp_path / "run"
     stop_after(chosen, out, 4)
@@ -238,16 +206,6 @@ def test_metrics_that_are_broken_elsewhere_are_told(
     (out / "metrics.jsonl").write_text(kept)
     train(chosen, out, resume=True)
     assert remains(out) == whole
-
-
-def test_without_metrics_a_run_goes_on(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
-    out = tmp_path / "run"
-    stop_after(chosen, out, 4)
-    (out / "metrics.jsonl").unlink()
-    train(chosen, out, resume=True)
-    left = remains(out)
-    assert left.pop("metrics.jsonl") == whole.pop("metrics.jsonl")[4:]
-    assert left == whole
 
 
 # --- damage
@@ -278,18 +236,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     else:
         assert report.lines[0].startswith(f"{path}: ") and report.lines[1] == "going on after step 8 of 12"
     assert remains(out) == whole
-
-
-def test_where_no_checkpoint_is_whole_nothing_is_touched(
-    tmp_path: Path, chosen: Settings, whole: dict[str, Any]
-) -> None:
-    out = tmp_path / "whole"
-    for step in (8, 12):
-        cut_in_half(out / "checkpoints" / f"step-{step:08d}.safetensors")
-    before = remains(out)
-    with pytest.raises(CheckpointError, match="none of the checkpoints is whole"):
-        train(chosen, out, resume=True)
-    assert remains(out) == before
 
 
 # --- another run
