@@ -23,8 +23,9 @@ import refattn as ra
 from refattn import model
 
 ROOT = Path(__file__).resolve().parents[1]
-# The pages of mechanisms are written from records when the documentation is built: see tests/docs/.
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {*(ROOT / "docs" / "mechanisms").glob("*")})
+# Pages below those of mechanisms are written from records when the documentation is built: see tests/docs/.
+WRITTEN = {f"docs/mechanisms/{name}/{page}.md" for name in ra.list_mechanisms() for page in ("calls", "judged", "code")}
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / page for page in WRITTEN})
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -63,8 +64,7 @@ def on_pages(pattern: str) -> list[Found]:
 def test_relative_links_lead_somewhere() -> None:
     links = [found for found in on_pages(r"\]\(([^)\s]+)\)") if not re.match(r"[a-z]+:|#", found.text)]
     assert links
-    # The pages of mechanisms are written where the documentation is built.
-    written = {ROOT / "docs" / "mechanisms" / f"{name}.md" for name in ("index", *ra.list_mechanisms())}
+    written = {ROOT / page for page in WRITTEN}
     scripts = (ROOT / "docs" / "tutorials").glob("*.py")
     written |= {ROOT / "docs" / "learn" / f"{name}.rst" for name in ("index", *(path.stem for path in scripts))}
     leads = {found: (ROOT / found.page).parent.joinpath(found.text.partition("#")[0]).resolve() for found in links}

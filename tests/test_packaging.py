@@ -81,7 +81,9 @@ def clones(tmp_path_factory: pytest.TempPathFactory) -> Clones:
         for name in FOLDERS:
             if (ROOT / name).is_dir():
                 shutil.copytree(ROOT / name, clone / name, symlinks=True, ignore=ignore)
-        shutil.rmtree(clone / "docs" / "mechanisms", ignore_errors=True)  # written by `make docs`
+        for page in ("calls", "judged", "code"):  # written by `make docs`
+            for path in (clone / "docs" / "mechanisms").glob(f"*/{page}.md"):
+                path.unlink()
         for name in FILES:
             shutil.copy(ROOT / name, clone / name)
         link = clone / "refattn" / "backends"
