@@ -12,12 +12,12 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import refattn as ra
 from refattn.cli import cli
 from refattn.mechanisms.record import Claim
 from refattn.train import settings
+from tests.cli.command import run
 
 ROOT = Path(__file__).resolve().parents[1]
 CLAIMS = {name: ra.mechanism(name).claims for name in ra.list_mechanisms()}
@@ -105,5 +105,5 @@ def test_commands_run(line: str, here: Path) -> None:
         sizes += ["growth.sequences=16"] if "--grow" in words else []
         small = [word for size in sizes for word in ("--set", size)]
         words = [*words[:2], *small, *words[2:], "--data", "text.txt", "--steps", "2"]
-    result = CliRunner().invoke(cli, words)
+    result = run(*words)
     assert result.exit_code == 0, result.output

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import refattn as ra
 from refattn import counter
 from refattn.analysis import clusters, sphere
-from refattn.cli import cli
+from tests.cli.command import run
 
 
 def test_what_is_told_of_tokens() -> None:
@@ -98,7 +97,7 @@ def test_tokens_stay_in_several_clusters_for_a_while() -> None:
 )
 def test_the_command(mechanism: str, tmp_path: Path) -> None:
     small = ["--particles", "6", "--end", "0.4", "--out", str(tmp_path)]
-    result = CliRunner().invoke(cli, ["analyse", "clusters", mechanism, *small])
+    result = run("analyse", "clusters", mechanism, *small)
     assert result.exit_code == 0, result.output
     facts = json.loads((tmp_path / "clusters.json").read_text())
     assert facts["mechanism"] == mechanism and len(facts["clusters"]) == 101
@@ -127,6 +126,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (["softmax", "--end", "1e300", "--step", "1e300"], "tokens[1]: got an element that is not finite"),
         (["softmax", "--damping", "nan"], "--damping: got nan, needs a number above 0"),
     ):
-        result = CliRunner().invoke(cli, ["analyse", "clusters", *given, "--particles", "4", "--out", str(tmp_path)])
+        result = run("analyse", "clusters", *given, "--particles", "4", "--out", str(tmp_path))
         assert result.exit_code == 2 and words in result.output, result.output
         assert len(result.output.strip().splitlines()) == 1, "one line"

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from refattn.analysis import particles
 from refattn.analysis.flow import SHARES, Flow, study
-from refattn.cli import cli
+from tests.cli.command import run
 
 PAGE = Path(__file__).parents[2] / "docs" / "analysis.md"
 
@@ -54,7 +53,7 @@ def test_an_energy_that_is_not_reached() -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     words = ["analyse", "flow", "--system", "exponential", "--particles", "12", "--end", "4", "--out", str(tmp_path)]
-    done = CliRunner().invoke(cli, words)
+    done = run(*words)
     assert done.exit_code == 0, done.output
     assert "accelerated, time" in done.output
     facts = json.loads((tmp_path / "flow.json").read_text())
@@ -76,7 +75,7 @@ def test_the_command(tmp_path: Path) -> None:
     ],
 )
 def test_flows_that_would_not_end_are_refused(option: str, value: str, message: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["analyse", "flow", option, value, "--out", str(tmp_path)])
+    done = run("analyse", "flow", option, value, "--out", str(tmp_path))
     assert done.exit_code == 2
     assert f"{option}: {message}" in done.output
 

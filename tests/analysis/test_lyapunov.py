@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from refattn import counter
 from refattn.analysis.flow_steps import STEPS, State, Step
 from refattn.analysis.lyapunov import Spectrum, spectrum
 from refattn.analysis.particles import Damping, Exponential
-from refattn.cli import cli
 from refattn.instruments.dual import mapped
 from refattn.xp import namespace
+from tests.cli.command import run
 
 
 def of(x: Any, matrix: Any) -> Any:
@@ -96,7 +95,7 @@ def test_what_is_refused() -> None:
     for state in (np.ones(1), np.ones(4097)):
         with pytest.raises(ValueError, match="state: got [0-9]+ numbers that move, needs from 1 to 4,096"):
             spectrum([lambda x: x], state)
-    result = CliRunner().invoke(cli, ["analyse", "lyapunov", "softmax", "--tokens", "4096", "--width", "4096"])
+    result = run("analyse", "lyapunov", "softmax", "--tokens", "4096", "--width", "4096")
     assert result.exit_code == 2 and "--tokens, --width: got 4096 times 4096" in result.output, result.output
     wider: Any = lambda x: namespace(x).concat([x, x])  # noqa: E731
     with pytest.raises(ValueError, match="state: its width goes 2, 4, 8, 16 from layer to layer, needs one"):
@@ -106,10 +105,10 @@ def test_what_is_refused() -> None:
 @pytest.mark.parametrize("mechanism", ["softmax", pytest.param("sympformer", marks=pytest.mark.slow)])
 def test_the_command(mechanism: str, tmp_path: Path) -> None:
     small = ["--tokens", "3", "--width", "4", "--layers", "3", "--out", str(tmp_path)]
-    result = CliRunner().invoke(cli, ["analyse", "lyapunov", mechanism, *small])
+    result = run("analyse", "lyapunov", mechanism, *small)
     assert result.exit_code == 0, result.output
     facts = json.loads((tmp_path / "lyapunov.json").read_text())
     assert len(facts["exponents"]) == {"softmax": 12, "sympformer": 24}[mechanism] and facts["mechanism"] == mechanism
     assert (tmp_path / "lyapunov.png").read_bytes().startswith(b"\x89PNG")
-    result = CliRunner().invoke(cli, ["analyse", "lyapunov", mechanism, "--run", str(tmp_path)])
+    result = run("analyse", "lyapunov", mechanism, "--run", str(tmp_path))
     assert result.exit_code == 2 and "--run: got" in result.output and "\n\n" not in result.output

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import refattn as ra
 from refattn.analysis.spectrum import designed, spectrum, table
-from refattn.cli import cli
+from tests.cli.command import run
 
 GIVEN: dict[str, Any] = {"perturbation": "identity", "updates": 4}
 
 
-def command(*words: str) -> Result:
-    return CliRunner().invoke(cli, ["analyse", *words])
+command = partial(run, "analyse")
 
 
 @pytest.mark.parametrize("tau", [0.0, 1.0])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -164,6 +166,22 @@ def process(*arguments: object, **extra: Any) -> subprocess.CompletedProcess[str
     command = [sys.executable, "-m", "refattn", *map(str, arguments)]
     extra = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 120} | extra
     return subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, **extra)
+
+
+def terminal(*arguments: object, **environment: str) -> tuple[int, str]:
+    """Run a command whose output and errors go to a terminal; return its exit code and what is shown there."""
+    ours, theirs = pty.openpty()
+    env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    env |= {"PYTHONPATH": str(ROOT), "TERM": "xterm"} | environment
+    command = [sys.executable, "-m", "refattn", *map(str, arguments)]
+    with subprocess.Popen(command, env=env, stdout=theirs, stderr=theirs) as child:
+        os.close(theirs)
+        seen = b""
+        with contextlib.suppress(OSError):  # Linux says the end like this
+            while part := os.read(ours, 65536):
+                seen += part
+    os.close(ours)
+    return child.returncode, seen.decode("utf-8", "replace").replace("\r\n", "\n")
 
 
 def facts(text: str) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from refattn.cli import cli
+from tests.cli import command
 
 
 @pytest.fixture(autouse=True)
@@ -18,10 +18,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*words: str) -> Result:
-    result = CliRunner().invoke(cli, ["analyse", *words], prog_name="refattn")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
-    return result
+run = partial(command.run, "analyse")
 
 
 def facts(study: str, folder: str | None = None) -> Any:
@@ -106,7 +103,7 @@ def test_bifurcations_of_a_block_that_was_trained(tmp_path: Path) -> None:
     """From one text to another."""
     small = {"width": 8, "heads": 2, "layers": 2, "context": 8, "steps": 2, "warmup": 1, "batch": 1, "score_bytes": 64}
     words = [word for name, value in {**small, "sample_bytes": 0}.items() for word in ("--set", f"{name}={value}")]
-    trained = CliRunner().invoke(cli, ["train", "graph_energy", "--out", str(tmp_path / "run"), *words])
+    trained = command.run("train", "graph_energy", "--out", tmp_path / "run", *words)
     assert trained.exit_code == 0, trained.output
     own = ["--run", str(tmp_path / "run"), "--starts", "4", "--text", "abc"]
     assert run("bifurcation", *own, "--towards", "bcd", "--layer", "1").exit_code == 0

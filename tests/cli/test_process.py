@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from refattn.cli import output, streams
-from tests.cli.command import ROOT, SMALL, process
+from tests.cli.command import ROOT, SMALL, process, terminal
 
 
 def test_a_reader_that_stops_reading_is_no_error() -> None:
@@ -83,36 +83,11 @@ def test_text_that_the_encoding_does_not_hold(tmp_path: Path, monkeypatch: pytes
     assert r"cannot import k\udcc3\udca4se" in process("verify", "softmax", "--impl", "käse:attend.py").stderr
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize("plain", [False, True])
-def test_on_a_terminal(plain: bool, monkeypatch: pytest.MonkeyPatch, kernels: Callable[[str], str]) -> None:
-    import pty
-
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    if plain:
-        monkeypatch.setenv("NO_COLOR", "1")
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "refattn", "verify", "softmax", "--impl", kernels("attend"), *SMALL],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=theirs,
-        stderr=theirs,
-    ) as child:
-        os.close(theirs)
-        seen = b""
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # Linux says the end like this
-                break
-            if not part:
-                break
-            seen += part
-    os.close(ours)
-    assert child.returncode == 0
-    text = seen.decode().replace("\r\n", "\n")
+def test_on_a_terminal(plain: bool, kernels: Callable[[str], str]) -> None:
+    words = ("verify", "softmax", "--impl", kernels("attend"), *SMALL)
+    code, text = terminal(*words, COLUMNS="100", **({"NO_COLOR": "1"} if plain else {}))
+    assert code == 0
     assert ("\x1b" in text) is not plain
     assert bool(re.search(r"verify softmax: (\d+) of \1 cases", text)) is plain
     report = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", text[text.rindex("against") :])

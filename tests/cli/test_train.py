@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import pty
 import re
-import select
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from refattn.cli import cli
 from refattn.cli.train import _folder
 from refattn.train import data, loop, plot
-from tests.train.runs import ENVIRONMENT, arguments, remains, small, train, write_text
+from tests.cli.command import refused, run, terminal
+from tests.train.runs import arguments, remains, small, train, write_text
 
 
 @pytest.fixture(autouse=True)
@@ -32,24 +26,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*words: object) -> Result:
-    """Run the command in this process; nothing but its exit may come out of it."""
-    result = CliRunner().invoke(cli, [str(word) for word in words], prog_name="refattn")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
-    return result
-
-
 def short(out: str, *more: str, **changes: Any) -> list[str]:
     return arguments("text.txt", Path(out), *more, **changes)
-
-
-def refused(*words: object) -> str:
-    """The message of a command that refuses its input: the only line, and exit code 2."""
-    result = run(*words)
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("refattn: error: ")
-    return line.removeprefix("refattn: error: ")
 
 
 # --- what it prints
@@ -120,36 +98,8 @@ def test_a_run_goes_on_from_a_prompt_and_stands_beside_another(here: Path) -> No
     assert refused("plot", "one", "three", "--out", "x.png").startswith("run: got 'three', needs the folder of a run")
 
 
-def on_a_terminal(words: list[str], interrupt: bool = False) -> tuple[int, str]:
-    """Run a process whose standard error is a terminal; return its exit code and what it wrote there."""
-    terminal, other = pty.openpty()
-    environment = {k: v for k, v in ENVIRONMENT.items() if k != "NO_COLOR"} | {"TERM": "xterm", "COLUMNS": "120"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "refattn", *words], env=environment, stdout=subprocess.PIPE, stderr=other
-    )
-    os.close(other)
-    written = b""
-    try:
-        while select.select([terminal], [], [], 60.0)[0]:
-            try:
-                piece = os.read(terminal, 65536)
-            except OSError:  # Linux says so that nobody writes any more
-                break
-            if not piece:
-                break
-            written += piece
-            if interrupt and b"tokens/s" in written:
-                process.send_signal(signal.SIGINT)
-                interrupt = False
-        process.communicate(timeout=60)
-    finally:
-        process.kill()
-        os.close(terminal)
-    return process.returncode, written.decode("utf-8", "replace")
-
-
 def test_progress_is_a_bar_on_a_terminal() -> None:
-    code, written = on_a_terminal(short("run", steps=80, checkpoint_every=40, score_every=40))
+    code, written = terminal(*short("run", steps=80, checkpoint_every=40, score_every=40), COLUMNS="120")
     assert code == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
     assert "\x1b[" in written and "━" in plain  # it draws over itself

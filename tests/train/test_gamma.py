@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import refattn as ra
 from refattn import backends, counter
-from refattn.cli import cli
 from refattn.train import metrics, settings, step
 from refattn.train.folder import RunError
 from refattn.train.optimiser import adaptive_rate
+from tests.cli.command import run
 from tests.train.runs import SMALL, Stopping, arguments, remains, train, write_text
 
 GAMMA = 1.2e-4  # forces are about 0.06 here, and rates up to 3e-3
@@ -70,9 +69,9 @@ def test_the_command_takes_it_and_names_what_has_none(tmp_path: Path) -> None:
     data = write_text(tmp_path)
     words = arguments(data, tmp_path / "run", gamma=GAMMA, steps=2)
     words[1] = "graph_energy"
-    assert CliRunner().invoke(cli, words).exit_code == 0
+    assert run(*words).exit_code == 0
     assert json.loads((tmp_path / "run" / "config.json").read_text())["settings"]["gamma"] == GAMMA
-    refused = CliRunner().invoke(cli, arguments(data, tmp_path / "other", gamma=GAMMA))
+    refused = run(*arguments(data, tmp_path / "other", gamma=GAMMA))
     assert refused.exit_code == 2 and "gamma: got 0.00012 with softmax, needs one of graph_energy" in refused.output
     with pytest.raises(ValueError, match=r"gamma: got 0.0, needs a finite number above 0"):
         chosen(data, gamma=0.0)
