@@ -8,7 +8,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -23,6 +22,7 @@ from asv_benchmarks.suite import PROFILES, Benchmark, benchmarks, prepare
 from refattn import backends
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
+from tests.processes import python
 
 ALL = benchmarks()
 NUMPY = [
@@ -222,10 +222,7 @@ from asv_runner.discovery import disc_benchmarks
 update_sys_path({str(FOLDER / "benchmarks")!r})
 print(json.dumps([[b.name, b.params, b.version] for b in disc_benchmarks({str(FOLDER / "benchmarks")!r})]))
 """
-    env = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    seen = {name: (params, version) for name, params, version in json.loads(done.stdout.splitlines()[-1])}
+    seen = {name: (params, version) for name, params, version in json.loads(python("-c", code).splitlines()[-1])}
     assert set(seen) == {b.name for b in ALL}
     for name, (params, version) in seen.items():
         ours = [b.params for b in ALL if b.name == name]

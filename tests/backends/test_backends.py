@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,25 +15,11 @@ import pytest
 
 from refattn import backends
 from refattn.backends.numpy import kernel_note
+from tests.processes import python
 
-ROOT = Path(__file__).resolve().parents[2]
 USABLE = [name for name in backends.BUILT_IN if backends.get(name).why_unavailable() is None]
 OPTIONAL = [name for name in backends.BUILT_IN if name != "numpy"]
 DTYPES = ["float32", "float64", "int64", "bool", "complex64"]
-
-
-def python(code: str, *path: Path, **environment: str) -> str:
-    """Run `code` in a fresh interpreter that imports this refattn, and return what it prints."""
-    paths = os.pathsep.join(map(str, (*path, ROOT)))
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": paths} | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
 
 
 def members() -> list[str]:
@@ -172,7 +156,7 @@ def test_jax_is_not_cut_to_float32_in_silence() -> None:
         assert jax.float64() and jax.note() == ""
         print(jax.from_numpy(np.ones(2)).dtype)
     """
-    assert python(code, JAX_ENABLE_X64="0").splitlines() == [
+    assert python("-c", code, JAX_ENABLE_X64="0").splitlines() == [
         "x: got float64, which JAX would cut to half; call enable_float64() first or cast it",
         "float64",
     ]

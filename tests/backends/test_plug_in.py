@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from refattn import backends
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import python
 
 PROJECT = """
 [build-system]
@@ -74,25 +71,14 @@ print([row for row in backends.describe() if row["name"] == "tiny"])
 """
 
 
-def run(*command: str | Path, path: Path | None = None) -> str:
-    environment = dict(os.environ)
-    if path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join((str(path), str(ROOT)))
-    result = subprocess.run(
-        [sys.executable, *command], env=environment, cwd=path, capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout.strip()
-
-
 def test_an_installed_package_adds_a_backend(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     (source / "pyproject.toml").write_text(PROJECT)
     (source / "refattn_tiny.py").write_text(MODULE)
     options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation"]
-    run("-m", "pip", "install", *options, "--target", target, source)
-    row = run("-c", USE, path=target)
+    python("-m", "pip", "install", *options, "--target", target, source)
+    row = python("-c", USE, path=target)
     assert "'available': True" in row
     assert "'version': '1.2'" in row
 

@@ -6,13 +6,11 @@ import contextvars
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,8 @@ from refattn.backends import blas as blas_of_the_backends
 from refattn.backends import use_workers, workers
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.registry import mechanism
+from tests.processes import python
 
-ROOT = Path(__file__).resolve().parents[2]
 USABLE = [name for name in backends.BUILT_IN if backends.get(name).why_unavailable() is None]
 BLAS = threadpoolctl.ThreadpoolController().select(user_api="blas")
 pool_map = backends.get("numpy").map
@@ -236,15 +234,7 @@ def test_a_bad_environment_is_named(text: str, monkeypatch: pytest.MonkeyPatch) 
 def script(body: str) -> str:
     """Run a script that has `m = NumPy's map` and return what it prints; it must end by itself."""
     head = "import os, sys, warnings\nfrom refattn import backends\nfrom refattn.backends import use_workers\n"
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", head + "m = backends.get('numpy').map\n" + body],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
+    return python("-W", "ignore", "-c", f"{head}m = backends.get('numpy').map\n{body}")
 
 
 def test_map_works_while_the_interpreter_exits() -> None:
@@ -397,9 +387,5 @@ with use_workers(3):
 assert [lib["num_threads"] for lib in blas.info()] == before, "held"
 print(came)
 """
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
     for seed in "12":
-        result = subprocess.run(
-            [sys.executable, "-c", code, seed], env=environment, capture_output=True, text=True, timeout=120
-        )
-        assert result.returncode == 0 and int(result.stdout) > 20, result.stderr
+        assert int(python("-c", code, seed, OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2")) > 20

@@ -8,14 +8,13 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
 
 from refattn.cli import cli
+from tests.processes import ROOT
 
-ROOT = Path(__file__).parents[2]
 SMALL = ("--shape", "b=1,h=2,nq=3,nk=4,d=4", "--dtype", "float32")
 
 # Softmax attention in plain NumPy, right and wrong in many ways: a user's file.

@@ -8,8 +8,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,18 +65,6 @@ def arguments(data: str, out: Path, *more: str, **changes: Any) -> list[str]:
         *sum([["--set", f"{n}={v}"] for n, v in values.items()], []),
         *more,
     ]
-
-
-def command(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "refattn", *words],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **options,
-    )
 
 
 class Listener:

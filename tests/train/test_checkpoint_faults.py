@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +14,9 @@ import pytest
 
 from refattn.files import write_atomically
 from refattn.train.checkpoint import CheckpointError, newest
+from tests.processes import python
 from tests.train.checkpoints import fail, fill, is_of, names, pairs
 from tests.train.disk import watch
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 # --- faults
 
@@ -121,16 +117,9 @@ for arrays, facts in (({"w": np.ones(1000)}, {}), ({"w": np.ones(10)}, {"long": 
     found = newest(folder, print)
     print(found.step, found.arrays["w"].size)
 """
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},  # not cut off, too
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
+    printed = python("-c", code, tmp_path, PYTHONDONTWRITEBYTECODE="1")  # what is compiled would be cut off, too
     untouched = "File too large; the earlier checkpoints are untouched"
-    assert result.stdout.splitlines() == [
+    assert printed.splitlines() == [
         f"{tmp_path}/step-00000002.safetensors: {untouched}",
         "1 10",
         f"{tmp_path}/step-00000002.json: {untouched}",

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.runs import ENVIRONMENT, ROOT, arguments, remains, write_text
+from tests.processes import python
+from tests.train.runs import ENVIRONMENT, arguments, remains, write_text
 
 
 @pytest.mark.parametrize(("what", "deaths"), [("checkpoints", 80), pytest.param("runs", 25, marks=pytest.mark.slow)])
 def test_nothing_is_lost_by_a_death_at_any_call_that_changes_the_disk(tmp_path: Path, what: str, deaths: int) -> None:
     """tests/fuzz/kills.py kills at random moments."""
-    command = [sys.executable, "-m", "tests.train.killed", what, str(tmp_path)]
-    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout) >= deaths
+    assert int(python("-m", "tests.train.killed", what, tmp_path, REFATTN_WORKERS="1")) >= deaths
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
