@@ -184,14 +184,6 @@ def test_what_is_built_holds_the_sources_and_nothing_else(
         assert names - {"PKG-INFO", "setup.cfg"} == files_under(clones["symlink"])
 
 
-def test_all_means_every_extra_but_cupy() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert extras["dev"][0] == "refattn[test]"
-    (everything,) = extras["all"]
-    named = set(everything.removeprefix("refattn[").removesuffix("]").split(","))
-    assert named | {"test"} == set(extras) - {"all", "cupy"}
-
-
 def test_the_oldest_dependencies_are_the_lower_bounds() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]

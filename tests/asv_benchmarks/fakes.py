@@ -49,18 +49,6 @@ def needs_a_library(**params: Any) -> Callable[[], Any]:
     raise ModuleNotFoundError("No module named 'faster.kernels'", name="faster")
 
 
-def fails_later(calls: int = 4, **params: Any) -> Callable[[], Any]:
-    """A side that raises after some calls."""
-    left = [calls]
-
-    def work() -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise RuntimeError("worn out")
-
-    return work
-
-
 def dies(**params: Any) -> Callable[[], Any]:
     """A side that takes its process with it."""
     print("a last word", flush=True)

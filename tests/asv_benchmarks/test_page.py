@@ -8,7 +8,6 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -109,19 +108,3 @@ def test_what_fails_and_commits_that_are_gone(monkeypatch: pytest.MonkeyPatch) -
     text = pages.page({("m", "p"): made})
     assert f"<h1>refattn <a href='#{COMMITS[2][:8]}'>" in text and "1970" not in text
     assert "<h2>1 fail, 1 worse, 0 better, of 1 compared</h2><ul><li class='worse'>fails: " in text
-
-
-def test_the_pace_of_the_machine_is_divided_out_of_the_pages_of_asv(tmp_path: Path) -> None:
-    (tmp_path / "from" / "m").mkdir(parents=True)
-    (tmp_path / "from" / "m" / "machine.json").write_text('{"machine": "m", "version": 1}')
-    names = (TIME.name, RATE.name, WORK.name)
-    known = {name: {"params": [["1"]], "version": "1", "unit": "seconds"} for name in names}
-    (tmp_path / "from" / "benchmarks.json").write_text(json.dumps(known))
-    for commit in "ab":
-        found: dict[str, Any] = {name: [[4.0], [["1"]]] for name in names}
-        stored = {"commit_hash": commit, "params": {}, "python": "3.11", "result_columns": ["result", "params"]}
-        (tmp_path / "from" / "m" / f"{commit}-p.json").write_text(json.dumps(stored | {"results": found}))
-    site.gather([tmp_path / "from"], tmp_path / "to", {("m", "b"): 2.0})
-    a, b = (json.loads((tmp_path / "to" / "m" / f"{commit}-p.json").read_text())["results"] for commit in "ab")
-    assert [a[name][0] for name in names] == [[4.0], [0.25], [4.0]]
-    assert [b[name][0] for name in names] == [[2.0], [0.125], [4.0]], "a rate is shown as its cost"

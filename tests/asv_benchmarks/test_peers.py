@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import sys
-import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from asv_benchmarks import comparison as declarations
-from asv_benchmarks import machine, peers, report
+from asv_benchmarks import peers, report
 from asv_benchmarks.comparison import Comparison, Side
 from asv_benchmarks.measured import Result, ratio
 from asv_benchmarks.sides import ROOT, THREADS, Plan, SideError, Worker, alternate, closing, held_to
@@ -109,15 +108,6 @@ def test_rounds_alternate_and_turns_change(tmp_path: Path) -> None:
     assert sorted(zip(turns[::3], turns[1::3], turns[2::3], strict=True)) == list(itertools.permutations("123"))
 
 
-def test_a_side_that_fails_in_between_leaves_the_others_alone() -> None:
-    with closing(workers := {name: Worker(ENV) for name in ("steady", "worn")}):
-        workers["steady"].ask("make", target="fakes:clocked", params={"milliseconds": 1.0})
-        workers["worn"].ask("make", target="fakes:fails_later", params={"calls": 4})
-        rounds, errors = alternate(workers, Plan(rounds=5, round_seconds=0.0, warm_seconds=0.0))
-    assert errors == {"worn": "RuntimeError: worn out"}
-    assert list(rounds) == ["steady"] and len(rounds["steady"].wall) == 5
-
-
 # --- a comparison
 
 
@@ -192,20 +182,6 @@ def test_a_row_that_others_disturbed_is_marked(
     page = report.markdown(dataclasses.replace(result, rows=[row]), None)
     assert ("| milliseconds=1.0, all threads (disturbed: others took 9.0 CPUs) |" in page) is disturbed
     report.draw(dataclasses.replace(result, rows=[row]), tmp_path / "x.svg")
-
-
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system does not tell what its CPUs do")
-def test_what_others_take_is_what_this_process_and_its_children_did_not() -> None:
-    now = {"busy": 10.0, "own": 2.0}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "_busy", lambda: now["busy"])
-        patch.setattr(machine, "_own", lambda: now["own"])
-        patch.setattr(time, "perf_counter", lambda: 2.0 * now["own"])
-        others = machine.Others()
-        now.update(busy=25.0, own=7.0)  # 15 s of CPU in 10 s, 5 s of them our own
-        assert others.used() == pytest.approx(1.0)
-    busy, own = machine._busy(), machine._own()
-    assert busy is not None and busy >= 0.5 * own > 0.0
 
 
 def test_sides_that_compute_different_things_are_found() -> None:

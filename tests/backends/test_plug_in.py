@@ -10,22 +10,6 @@ import pytest
 from refattn import backends
 from tests.processes import python
 
-PROJECT = """
-[build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
-
-[project]
-name = "refattn-tiny"
-version = "1.2"
-
-[project.entry-points."refattn.backends"]
-tiny = "refattn_tiny:backend"
-
-[tool.setuptools]
-py-modules = ["refattn_tiny"]
-"""
-
 MODULE = '''
 """NumPy arrays of a class of their own."""
 import numpy as np
@@ -71,18 +55,6 @@ print([row for row in backends.describe() if row["name"] == "tiny"])
 """
 
 
-def test_an_installed_package_adds_a_backend(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.mkdir()
-    (source / "pyproject.toml").write_text(PROJECT)
-    (source / "refattn_tiny.py").write_text(MODULE)
-    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation"]
-    python("-m", "pip", "install", *options, "--target", target, source)
-    row = python("-c", USE, path=target)
-    assert "'available': True" in row
-    assert "'version': '1.2'" in row
-
-
 def pretend(folder: Path, distribution: str, name: str, value: str, module: str = "") -> None:
     """Put on disk what an installed package with one entry point looks like."""
     info = folder / f"{distribution}-0.1.dist-info"
@@ -91,6 +63,12 @@ def pretend(folder: Path, distribution: str, name: str, value: str, module: str 
     (info / "entry_points.txt").write_text(f"[refattn.backends]\n{name} = {value}\n")
     if module:
         (folder / f"{value.partition(':')[0]}.py").write_text(module)
+
+
+def test_an_installed_package_adds_a_backend(tmp_path: Path) -> None:
+    pretend(tmp_path, "refattn_tiny", "tiny", "refattn_tiny:backend", MODULE)
+    row = python("-c", USE, path=tmp_path)
+    assert "'available': True" in row and "'version': '1.2'" in row
 
 
 @pytest.mark.parametrize(

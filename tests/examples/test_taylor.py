@@ -55,23 +55,3 @@ def test_symmetric_features_agree_up_to_order_8(order: int, symmetric: ModuleTyp
         assert found.status == "agrees", found
     x = torch.ones((1, 1, 1, 4))
     assert symmetric.features(x, order).shape[-1] == math.comb(4 + order, order)
-
-
-@pytest.mark.parametrize("part", ["a factor of order 2", "no layer norm", "top-left causality"])
-def test_a_wrong_line_is_found(part: str, adapter: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    right, running = adapter.features, adapter.running
-
-    def features(x: Any, alpha: float) -> Any:
-        phi = right(x, alpha)
-        d = x.shape[-1]
-        return torch.cat([phi[..., : 1 + d], phi[..., 1 + d :] * math.sqrt(2.0)], dim=-1)
-
-    if part == "a factor of order 2":
-        monkeypatch.setattr(adapter, "features", features)
-    elif part == "no layer norm":
-        monkeypatch.setattr(torch.nn.functional, "layer_norm", lambda x, shape: x)
-    else:
-        monkeypatch.setattr(adapter, "running", lambda q, k, v, causal: running(q, k, v, "top_left"))
-    case = RECORD.case("causal-tail")
-    for dtype in ("float32", "bfloat16"):
-        assert verify_case(RECORD, adapter.attend, case, dtype, grad=True).status == "disagrees"

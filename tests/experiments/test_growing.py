@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from click.testing import CliRunner, Result
 
 import refattn as ra
 from docs.experiments import flops, growing, teacher
 from docs.experiments.growing import PAGE, RESULTS, SEEDS, TASKS, grid
-from docs.experiments.growing_training import FREE, WAYS, Plan, Teacher, train
 from docs.experiments.page import put
 from docs.experiments.runs import found, read
 
 WHOLE = grid(tuple(TASKS), SEEDS)
-PLAN = Plan(2, 1, (12, 24), 16, 40, 4, 3e-3, 1, 0.999, 0.0, None, 2)
 
 
 def script(*words: str) -> Result:
@@ -35,31 +31,6 @@ def test_the_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert first in path.read_bytes().splitlines()
     assert [line["run"]["way"] for line in read(path)] == ["scratch", "optimal"]
     assert "teacher 10 optimal seed 0: " in done.output and " at equal operations" in done.output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_a_training_is_read_twice_and_ends_with_the_same_numbers(way: str) -> None:
-    task = Teacher(10.0, sequences=16)
-    first, again = (train(task.learner(PLAN, 1), way, PLAN) for _ in range(2))
-    assert {**first, "seconds": 0} == {**again, "seconds": 0} and json.loads(json.dumps(first)) == first
-    budget = 40 * 3 * 4 * flops.block(teacher.fresh(PLAN.last, 0).config, teacher.TOKENS)
-    assert first["steps"]["step"] == 40 and first["operations"]["operations"] <= budget
-    grows = way not in ("narrow", "scratch", "auto")  # the last one does not look within so few steps
-    assert [growth["step"] for growth in first["growths"]] == ([12, 24] if grows else [])
-    if way == "scratch":
-        assert first["steps"] == first["operations"] and first["steps"]["operations"] == budget
-    elif way in FREE or not grows:
-        assert first["operations"]["step"] > 40  # narrower steps, and growth that costs nothing
-    else:
-        assert first["operations"]["step"] < 40  # so short a training does not pay for the statistics
-    for growth in first["growths"]:
-        kept = growth["after"] / growth["before"]
-        assert kept == pytest.approx(1.0, abs=1e-5) if way in ("net2wider", "zero", "gradmax") else kept != 1.0
-    spent = first["steps"]["operations"] - sum(growth["operations"] for growth in first["growths"])
-    widths = [PLAN.last] * 40 if way == "scratch" else [2] * 40 if not grows else [2] * 12 + [3] * 12 + [4] * 16
-    steps = [12 * flops.block(teacher.fresh(width, 0).config, teacher.TOKENS) for width in widths]
-    assert spent == sum(steps)
 
 
 def test_operations_are_those_of_the_matrix_products() -> None:

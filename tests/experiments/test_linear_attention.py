@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from docs.experiments import baselines, linear_attention
-from refattn import model, tree
-from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
+from docs.experiments import linear_attention
 
 KIND = pytest.mark.parametrize("kind", linear_attention.KINDS)
 
@@ -87,32 +85,3 @@ def test_the_gradients_are_those_of_the_output(kind: str, n: int, d: int, seed: 
 
             slope = (8.0 * (loss(h) - loss(-h)) - (loss(2 * h) - loss(-2 * h))) / (12.0 * h)
             assert found[name][tuple(index)] == pytest.approx(slope, rel=1e-8, abs=1e-9)
-
-
-@KIND
-def test_the_gradients_of_a_model_are_those_of_its_loss(kind: str) -> None:
-    place = "docs.experiments.baselines:LINEAR_ATTENTION"
-    config = model.Config(place, vocabulary=7, context=6, width=8, heads=2, layers=2, options={"kind": kind})
-    assert config.record is baselines.LINEAR_ATTENTION
-    start = model.init(config, seed=3, like=np.zeros(1))
-    random = np.random.default_rng(0)
-    params = tree.map_leaves(lambda leaf: leaf + 0.3 * random.normal(size=leaf.shape), start)
-    tokens, targets = random.integers(0, 7, (2, 3, 6))
-
-    def loss(given: Any) -> tuple[Any, Any, Any]:
-        logits, saved = model.forward(given, tokens)
-        losses, loss_saved = cross_entropy_forward(logits, targets)
-        return np.sum(losses), saved, loss_saved
-
-    _, saved, loss_saved = loss(params)
-    gradients = tree.flatten(model.backward(params, saved, cross_entropy_backward(loss_saved, np.ones(targets.shape))))
-    leaves = tree.flatten(params)
-    h = 1e-5
-    for name, leaf in leaves.items():
-        direction = random.normal(size=leaf.shape)
-
-        def along(step: float, name: str = name, direction: Any = direction) -> float:
-            return float(loss(tree.unflatten(params, leaves | {name: leaves[name] + step * direction}))[0])
-
-        slope = (8.0 * (along(h) - along(-h)) - (along(2 * h) - along(-2 * h))) / (12.0 * h)
-        assert float(np.sum(gradients[name] * direction)) == pytest.approx(slope, rel=1e-8, abs=1e-8), name

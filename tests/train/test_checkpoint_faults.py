@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 from refattn.files import write_atomically
 from refattn.train.checkpoint import CheckpointError, newest
-from tests.processes import python
 from tests.train.checkpoints import fail, fill, is_of, names, pairs
 from tests.train.disk import watch
 
@@ -98,55 +96,6 @@ def test_everything_is_on_the_disk_before_it_is_renamed(tmp_path: Path, monkeypa
         fill(tmp_path, 2, keep=1)
     written = ["os.open", "open", "write", "flush", "os.fsync", "os.replace", "os.open", "os.fsync"]
     assert faults.calls == ["mkdir", *written, *written, "os.listdir", "unlink", "os.listdir", "unlink", "os.listdir"]
-
-
-def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
-    """A real limit of the operating system on the size of files."""
-    code = """
-import resource, sys
-import numpy as np
-from refattn.train.checkpoint import CheckpointError, newest, save
-folder = sys.argv[1]
-save(folder, 1, {"w": np.ones(10)}, {})
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-for arrays, facts in (({"w": np.ones(1000)}, {}), ({"w": np.ones(10)}, {"long": "x" * 5000})):
-    try:
-        save(folder, 2, arrays, facts)
-    except CheckpointError as error:
-        print(error)
-    found = newest(folder, print)
-    print(found.step, found.arrays["w"].size)
-"""
-    printed = python("-c", code, tmp_path, PYTHONDONTWRITEBYTECODE="1")  # what is compiled would be cut off, too
-    untouched = "File too large; the earlier checkpoints are untouched"
-    assert printed.splitlines() == [
-        f"{tmp_path}/step-00000002.safetensors: {untouched}",
-        "1 10",
-        f"{tmp_path}/step-00000002.json: {untouched}",
-        "1 10",
-    ]
-    assert names(tmp_path) == sorted([*pairs(1), "step-00000002.safetensors"])
-
-
-def test_a_folder_that_may_not_be_written() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        fill(folder, 1)
-        folder.chmod(0o555)
-        user = os.geteuid()
-        try:
-            if user == 0:
-                os.seteuid(65534)
-            with pytest.raises(CheckpointError) as caught:
-                fill(folder, 2)
-        except PermissionError as error:
-            pytest.skip(f"this root may not become another user: {error}")
-        finally:
-            os.seteuid(user)
-            folder.chmod(0o755)
-        assert f"{folder}/step-00000002.safetensors: Permission denied; the earlier" in str(caught.value)
-        assert isinstance(caught.value.__cause__, PermissionError)
-        assert names(folder) == pairs(1)
 
 
 # --- single files

@@ -126,17 +126,6 @@ def test_a_folder_is_split_by_the_names_of_its_files(tmp_path: Path) -> None:
     assert text.source == str(tmp_path)
 
 
-def test_a_file_stays_on_its_side(tmp_path: Path) -> None:
-    make(tmp_path)
-    before = data.load(tmp_path)
-    for n in range(100, 130):
-        (tmp_path / f"{n}.md").write_text(f"new {n}\n")
-    after = data.load(tmp_path)
-    for part in ("train", "heldout"):
-        lines = {name: getattr(text, part).tobytes().splitlines() for name, text in (("b", before), ("a", after))}
-        assert [line for line in lines["a"] if not line.startswith(b"new")] == lines["b"]
-
-
 def test_a_file_is_cut_at_its_last_tenth(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(bytes(range(256)) * 4)
@@ -171,15 +160,6 @@ def test_what_is_no_text_is_passed_over(tmp_path: Path) -> None:
     assert text.fingerprint == plain.fingerprint
     assert text.files == dataclasses.replace(plain.files, binary=2, unreadable=2)
     assert text.files.train + text.files.heldout == len(contents)
-
-
-def test_names_that_are_no_unicode(tmp_path: Path) -> None:
-    name = os.fsencode(tmp_path) + b"/caf\xe9.txt"
-    try:
-        Path(os.fsdecode(name)).write_text("text\n" * 10, encoding="utf-8")
-    except OSError:
-        pytest.skip("this file system takes no such name")
-    assert data.load(tmp_path).files.train == 1
 
 
 def test_what_may_not_be_read_is_counted(open_folder: Path) -> None:
@@ -230,18 +210,6 @@ def test_the_fingerprint_tells_texts_and_places_of_the_cut_apart() -> None:
     seen = {data._text("x", *parts, Counts()).fingerprint for parts in [(b"ab", b"c"), (b"a", b"bc"), (b"ab", b"d")]}
     assert len(seen) == 3 and all(len(digest) == 64 for digest in seen)
     assert data._text("y", b"ab", b"c", Counts(binary=1)).fingerprint in seen
-
-
-def test_texts_that_are_too_short() -> None:
-    text = data._text("a/path", b"x" * 9, b"y" * 5, Counts())
-    data.check_length(text, 4)
-    with pytest.raises(ValueError) as caught:
-        data.check_length(text, 5)
-    assert str(caught.value) == "data: got 5 bytes in the heldout part of 'a/path', needs at least 6 for a context of 5"
-    with pytest.raises(ValueError, match="^data: got 9 bytes in the train part of 'a/path', needs at least 10 for"):
-        data.check_length(text, 9)
-    with pytest.raises(ValueError, match="^context: got 0, needs a whole number of at least 1"):
-        data.check_length(text, 0)
 
 
 # --- batches

@@ -18,7 +18,7 @@ import pytest
 
 from refattn import equations, model
 from refattn.mechanisms.record import Unsupported
-from refattn.train import checkpoint, data, loop, metrics, optimiser
+from refattn.train import checkpoint, data, metrics, optimiser
 from refattn.train.checkpoint import CheckpointError, newest
 from refattn.train.diagnose import DivergedError, first_not_finite
 from refattn.train.settings import Settings
@@ -171,17 +171,6 @@ def test_a_rate_that_is_far_too_large(tmp_path: Path, chosen: Settings) -> None:
     assert str(repeated.value) == str(caught.value) and again.lines[0] == "going on after step 1 of 12"
 
 
-def test_what_a_block_cannot_compute_is_told_as_such(chosen: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A form that refuses what it is asked for says nothing of numbers that are not finite."""
-
-    def refuses(*given: Any, **options: Any) -> Any:
-        raise Unsupported("form: got 'auto', needs fewer tokens")
-
-    monkeypatch.setattr(model, "forward", refuses)
-    with pytest.raises(Unsupported, match="^form: got 'auto', needs fewer tokens$"):
-        loop.step(loop.fresh(chosen), chosen, data.load(chosen.data))
-
-
 def poison(folder: Path, name: str, value: float) -> int:
     """Write a number into an array of the newest checkpoint, with all sums right."""
     found = newest(folder / "checkpoints", fail)
@@ -231,25 +220,24 @@ def test_a_loss_of_numbers_too_large_for_their_gradients(
     assert found is not None and found.step == 0
 
 
-def test_a_block_that_finds_no_result_is_told_with_its_step(
-    tmp_path: Path, chosen: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "kind", "told"),
+    [
+        (ArithmeticError("update 2: not inverted"), DivergedError, "step 1: update 2: not inverted; .*saved"),
+        (ValueError("context.draws: got none"), ValueError, "context.draws: got none$"),
+        (Unsupported("form: got 'auto', needs fewer tokens"), Unsupported, "form: got 'auto', needs fewer tokens$"),
+    ],
+)
+def test_what_a_block_cannot_compute_is_told_as_such(
+    tmp_path: Path, chosen: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: Any, told: str
 ) -> None:
+    """A result that is not found ends a run at its step; what a block refuses is no divergence."""
+
     def fails(*given: Any, **options: Any) -> Any:
-        raise ArithmeticError("update 2: the perturbation was not inverted")
+        raise error
 
-    monkeypatch.setattr(loop, "measured", fails)
-    with pytest.raises(DivergedError, match="^step 1: update 2: the perturbation was not inverted; .*saved"):
-        train(chosen, tmp_path / "run")
-
-
-def test_an_argument_that_a_block_refuses_is_no_divergence(
-    tmp_path: Path, chosen: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*given: Any, **options: Any) -> Any:
-        raise ValueError("context.draws: got none, needs ridge")
-
-    monkeypatch.setattr(loop, "measured", fails)
-    with pytest.raises(ValueError, match="^context.draws: got none, needs ridge$"):
+    monkeypatch.setattr(model, "forward", fails)
+    with pytest.raises(kind, match=f"^{told}"):
         train(chosen, tmp_path / "run")
 
 

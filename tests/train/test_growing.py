@@ -210,21 +210,6 @@ def _stop_after(chosen: Settings, path: Path, stop: int) -> None:
         loop.run(chosen, path, Stopping(stop, InterruptedError))
 
 
-@pytest.mark.parametrize("name", GROWS)
-def test_growth_is_told(tmp_path: Path, text: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[int] = []
-    monkeypatch.setattr(plot, "draw_loss", lambda rows, facts, path: drawn.extend(marked(rows)))
-    report = Listener()
-    loop.run(settings_of(text, name), tmp_path / "run", report)
-    told = [line for line in report.lines if "widths" in line]
-    assert len(told) == 2 and told[0].startswith("step 3: widths [4, 4], loss ") and " at amplitude " in told[0]
-    assert drawn == [3, 7]
-
-
-def marked(rows: Any) -> list[int]:
-    return [row["step"] for row in rows if row.get("growth", {}).get("grown")]
-
-
 def test_the_picture_marks_growth(tmp_path: Path) -> None:
     rows = [{"step": n, "loss": 2.0, **({"growth": {"grown": n == 2}} if n in (1, 2) else {})} for n in range(1, 5)]
     facts = {"bigram_bits": 3.0, "gzip_bits": 2.0, "heldout_bits": 2.5}
@@ -253,21 +238,6 @@ def test_columns_of_an_automatic_growth_are_confirmed(tmp_path: Path, text: str)
     rows = [row["growth"] for row in metrics.read(tmp_path / "run" / "metrics.jsonl") if "growth" in row]
     assert [row["grown"] for row in rows] == [True, True]  # after 4 and 12 steps: 8 is too soon after 4
     assert all(row["actual"] < 0.0 and row["predicted"] < 0.0 for row in rows)
-
-
-def test_statistics_are_of_a_batch_that_no_step_trains_on(
-    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[tuple[int, int]] = []
-    batch = data.batch
-
-    def watched(part: Any, *, size: int, step: int, **given: Any) -> Any:
-        drawn.append((size, step))
-        return batch(part, size=size, step=step, **given)
-
-    monkeypatch.setattr(data, "batch", watched)
-    loop.run(settings_of(text), tmp_path / "run", Listener())
-    assert sorted(drawn) == [(4, step) for step in range(1, 13)] + [(16, 12 + 3), (16, 12 + 7)]
 
 
 def test_an_option_that_does_not_fit_is_named(tmp_path: Path, text: str) -> None:

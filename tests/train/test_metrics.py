@@ -72,16 +72,6 @@ def test_each_line_is_there_at_once_and_by_one_write(tmp_path: Path) -> None:
     assert written == [b'{"step": 3, "text": "two\\nlines"}\n']
 
 
-def test_a_run_that_goes_on_has_each_step_once(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    write(path, *range(1, 8))
-    cut(path, 5)
-    write(path, *range(6, 11))
-    assert steps(path) == list(range(1, 11))
-    cut(path, 0)
-    assert path.read_bytes() == b""
-
-
 @given(step=st.integers(0, 6), lost=st.integers(0, 200))
 def test_a_file_that_was_cut_off_anywhere(tmp_path_factory: pytest.TempPathFactory, step: int, lost: int) -> None:
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"

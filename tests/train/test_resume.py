@@ -23,19 +23,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def stopped_within(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 1) -> None:
-    """Have the signals come in the middle of a step, when its batch is drawn."""
-
-    def batch(*arguments: Any, **options: Any) -> Any:
-        if options["step"] == step:
-            for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
-        return original(*arguments, **options)
-
-    original = data.batch
-    monkeypatch.setattr(data, "batch", batch)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(tmp_path_factory.mktemp("trained"))
@@ -102,22 +89,6 @@ def test_a_run_that_is_stopped_after_any_step_goes_on_to_the_same_bytes(
                 left[regular] = whole[regular]
         assert left == whole, step
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
-
-
-def test_a_second_interrupt_stops_at_once(
-    tmp_path: Path, chosen: Settings, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped_within(monkeypatch, 6, times=2)
-    handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        train(chosen, tmp_path / "run")
-    assert signal.getsignal(signal.SIGINT) is handler
-    monkeypatch.undo()
-    assert metrics.read(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 5
-    report = Listener()
-    train(chosen, tmp_path / "run", report, resume=True)
-    assert report.lines[0] == "going on after step 4 of 12"
-    assert remains(tmp_path / "run") == whole
 
 
 def test_nobody_who_hears_of_an_interrupt_changes_nothing(tmp_path: Path, chosen: Settings) -> None:

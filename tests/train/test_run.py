@@ -121,35 +121,6 @@ def test_a_folder_with_a_run_is_left_alone(tmp_path: Path) -> None:
     assert remains(tmp_path / "run") == before
 
 
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "notes").write_text("mine")
-    for resume in (False, True):
-        with pytest.raises(RunError, match="out holds files that are no run; needs a new or an empty folder"):
-            train(small(write_text(tmp_path)), tmp_path / "out", resume=resume)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["notes"]
-
-
-def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("mine")
-    for out in (file, file / "run"):
-        with pytest.raises(RunError, match=f"out: got {out}, but .* is a file; needs a folder"):
-            train(small(write_text(tmp_path)), out)
-    assert file.read_text() == "mine"
-
-
-def test_a_folder_within_the_text_is_refused(tmp_path: Path) -> None:
-    """The run would be a part of the text, which would be another one when it goes on."""
-    (tmp_path / "texts").mkdir()
-    write_text(tmp_path / "texts")
-    for out in (tmp_path / "texts" / "runs" / "one", tmp_path / "texts"):
-        with pytest.raises(RunError, match="lies in the folder of the text, .* give a folder elsewhere"):
-            train(small(str(tmp_path / "texts")), out)
-    assert [path.name for path in (tmp_path / "texts").iterdir()] == ["text.txt"]
-    assert train(small(str(tmp_path / "texts")), tmp_path / "texts-run").finished
-
-
 def test_what_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
     path = write_text(tmp_path)
     cases: list[tuple[dict[str, Any], str]] = [

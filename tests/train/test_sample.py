@@ -57,28 +57,6 @@ def test_with_and_without_a_stream_the_text_is_the_same(
     assert generate(params, prompt, length, seed=5) == expected
 
 
-def test_without_a_stream_nothing_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The law above would hold of two runs of the stream as well."""
-    stream: Any = ra.mechanism("softmax").stream
-    calls: Counter[str] = Counter()
-
-    def counted(name: str, function: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            calls[name] += 1
-            return function(*arguments)
-
-        return call
-
-    for name in ("start", "prefill", "step"):
-        monkeypatch.setattr(stream, name, counted(name, getattr(stream, name)))
-    generate(made(), b"abc", 4)
-    assert calls == {"start": 2, "prefill": 2, "step": 6}  # two layers, four bytes
-    calls.clear()
-    without_stream(monkeypatch)
-    generate(made(), b"abc", 4)
-    assert not calls
-
-
 def test_at_temperature_0_the_most_likely_byte_comes() -> None:
     params = made()
     text = b"the"
