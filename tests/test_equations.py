@@ -500,3 +500,11 @@ def test_a_trace_of_a_training_step_does_not_depend_on_the_workers(mechanism: st
         np.testing.assert_allclose(plain, loss, rtol=rtol)
         difference = np.linalg.norm(gradients.token_embedding - expected.token_embedding)
         assert difference <= rtol * np.linalg.norm(expected.token_embedding)
+
+
+def test_passes_of_an_equation_that_there_is_not() -> None:
+    with ra.trace() as t:
+        attend("dense", "none")
+    assert t.passes("SM.capped") == () and len(t.passes("SM.1")) == 1
+    with pytest.raises(KeyError, match="id: got 'SM.99': no such equation; these ran: SM.1, "):
+        t.passes("SM.99")

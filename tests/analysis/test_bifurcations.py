@@ -276,3 +276,11 @@ def test_the_flow_of_a_call(state: str) -> None:
     _, saved = ra.graph_energy.forward(q, k, v, mu=np.ones((2, 4)) * np.arange(1.0, 5.0), step=0.1)
     with pytest.raises(ValueError, match="mu: got one for each node"):
         flow_of_call(saved)
+
+
+def test_a_branch_is_not_left_for_one_nearby() -> None:
+    """x^2 = lambda^2 + 1e-4: two branches that come as near as a step, and turn there."""
+    family = scalar(lambda x, at: x**2 - at**2 - 1e-4, lambda x, at: 2.0 * x, lambda x, at: -2.0 * at)
+    for sign in (1.0, -1.0):
+        branch = follow(family, np.asarray([sign * math.sqrt(0.64 + 1e-4)]), -0.8, -1.0, 1.0)
+        assert np.all(sign * branch.x > 0.0) and {branch.at[0], branch.at[-1]} == {-1.0, 1.0}

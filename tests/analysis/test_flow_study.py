@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from refattn.analysis import particles
 from refattn.analysis.flow import SHARES, Flow, study
+from refattn.analysis.particles import Damping
 from tests.cli.command import run
 
 PAGE = Path(__file__).parents[2] / "docs" / "analysis.md"
@@ -99,3 +101,19 @@ def test_the_page_says_when_the_flows_reach_an_energy() -> None:
             wanted[f"{attention}, {kinds[name]}"] = ["later than 40" if t is None else f"{t:.2g}" for t in times]
     rounded = {name: [x if "later" in x else f"{float(x):.2g}" for x in cells] for name, cells in said.items()}
     assert rounded == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"system": "cubic"}, "system: got 'cubic', needs one of linear, exponential"),
+        ({"particles": 2}, "particles: got 2, needs more than 2"),
+        ({"end": 0.0}, "end: got 0.0, needs more than 0"),
+        ({"step": float("nan")}, "step: got nan, needs more than 0"),
+    ],
+)
+def test_wrong_calls(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        study(**given)
+    with pytest.raises(ValueError, match="c_log: got -1.0, needs a number of at least 0"):
+        Damping(-1.0)

@@ -140,3 +140,16 @@ def test_a_system_that_does_not_fit_is_refused() -> None:
     for message, call in refused.items():
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_a_file_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "links").write_bytes("0 1  # Köln\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"graph: got .*links, needs UTF-8"):
+        graph_of(str(tmp_path / "links"))
+
+
+def test_a_file_of_links_without_bound_is_refused_at_once(tmp_path: Path) -> None:
+    with open(tmp_path / "links", "wb") as file:
+        file.truncate(8 << 30)
+    with pytest.raises(ValueError, match=r"^graph: got .*links, needs a file .*got 8589934592 bytes"):
+        graph_of(str(tmp_path / "links"))

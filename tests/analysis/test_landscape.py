@@ -38,3 +38,9 @@ def test_three_stable_equilibria_span_the_plane() -> None:
     """On a ring of nine nodes: consensus, and both ways of going round once and twice."""
     shape = landscape_of(find_equilibria(GraphFlow(cycle_graph(9)), 800), points=3)
     assert shape is not None and sum(negative == 0 for _, _, negative in shape.marks) == 5
+
+
+def test_one_direction_is_a_line_and_a_directed_graph_has_none() -> None:
+    shape = landscape_of(find_equilibria(GraphFlow(path_graph(2)), 20))
+    assert shape is not None and len(shape.axes) == len(shape.coordinates) == 1 and shape.energy.ndim == 1
+    assert landscape_of(find_equilibria(GraphFlow(np.tril(np.ones((3, 3)), -1), "tanh", "anchor"), 4)) is None

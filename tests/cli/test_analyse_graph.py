@@ -115,3 +115,9 @@ def test_bifurcations_of_a_block_that_was_trained(tmp_path: Path) -> None:
         "--head 2": "head: ",
     }.items():
         assert problem in run("bifurcation", *own, *wrong.split()).stderr
+
+
+def test_equilibria_that_are_not_alone_are_told() -> None:
+    assert run("equilibria", "--graph", "cycle:4", "--starts", "60", "--out", "there").exit_code == 0
+    data = facts("equilibria", "there")
+    assert data["degenerate"] and all(one["zero"] for one in data["degenerate"])
