@@ -39,16 +39,6 @@ def test_a_shell_completes_commands_and_mechanisms() -> None:
         assert completed(f"refattn {command} koo") == ["koopman"], command
 
 
-def test_list() -> None:
-    result = run("list")
-    assert result.exit_code == 0
-    assert result.stdout.split()[:4] == ["name", "title", "forms", "source"]
-    for name in ra.list_mechanisms():
-        record = ra.mechanism(name)
-        for word in (name, record.title, record.source, *record.forms):
-            assert word in result.stdout
-
-
 def test_list_as_json(tmp_path: Path) -> None:
     result = run("list", "--json", "-")
     rows = facts(result.stdout)

@@ -285,41 +285,6 @@ def test_threads_trace_at_the_same_time(form: str) -> None:
         assert_same_bits(found[factor], expected)
 
 
-def test_a_hook_stays_in_its_thread() -> None:
-    results: list[Any] = []
-
-    def work() -> None:
-        results.append((equations.is_active(), attend("dense")))
-
-    plain = attend("dense")
-    with ra.trace() as t, equations.mutate("SM.1", lambda s: s + 1.0):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    assert len(t) == 0
-    active, found = results[0]
-    assert not active
-    assert_same_bits(found, plain)
-
-
-@pytest.mark.usefixtures("many_tiles")
-def test_tiles_run_one_after_the_other_under_a_trace() -> None:
-    threads, order = set(), []
-
-    def note(id: str, name: str, value: Any) -> Any:
-        threads.add(threading.get_ident())
-        order.append((id, value.shape))
-        return value
-
-    with equations.apply(note):
-        attend("tiled")
-    first, order = order, []
-    with equations.apply(note):
-        attend("tiled")
-    assert threads == {threading.get_ident()}
-    assert len(first) > 100 and first != [] and order == first
-
-
 # --- the trace
 
 

@@ -12,10 +12,7 @@ import numpy as np
 import pytest
 
 from refattn import counter
-from refattn.analysis.flow_steps import STEPS, State, Step
-from refattn.analysis.lyapunov import Spectrum, spectrum
-from refattn.analysis.particles import Damping, Exponential
-from refattn.instruments.dual import mapped
+from refattn.analysis.lyapunov import spectrum
 from refattn.xp import namespace
 from tests.cli.command import run
 
@@ -65,26 +62,6 @@ def test_damping_pairs_the_exponents() -> None:
         assert found.size == 20, "a clock is no direction"
         np.testing.assert_allclose(found + found[::-1], np.log(1.0 - 0.1 * damping), atol=1e-9)
         assert (found[0] > 0.0) == (damping == 0.0)
-
-
-def test_a_conformally_symplectic_step_of_sympformer_pairs_the_exponents() -> None:
-    """Its Hamiltonian is no sum of parts for positions and momenta: presymplectic Euler is not conformal there."""
-    a, b, u = (np.diag(x) for x in ([1.0, 0.5], [1.0, 0.8], [0.6, 0.3]))
-    x, y = (0.5 * counter.normal((3, 2), seed=1, purpose=f"lyapunov.{n}") for n in "xp")
-    made, start = Step(Exponential(a, b, u), Damping(3.0, 0.2), 0.1), State(x, y, 1.0)
-
-    def stack(integrator: str) -> Spectrum:
-        def step(s: State) -> State:
-            placed = made if isinstance(s.x, np.ndarray) else mapped(lambda _, m: of(s.x, m), made)
-            return STEPS[integrator](placed, s)
-
-        return spectrum([step] * 5, start)
-
-    found = stack("conformal")
-    assert found.momenta and found.exponents.size == 12
-    wanted = -made.damping.between(1.0, 1.0 + 5 * 0.1) / 5.0  # log of the contraction, a layer
-    np.testing.assert_allclose(found.pairs, wanted, rtol=1e-11)
-    assert np.max(np.abs(stack("presymplectic_euler").pairs - wanted)) > 1e-3
 
 
 def test_what_is_refused() -> None:

@@ -157,36 +157,6 @@ def test_results_of_several_commits_come_with_the_repository() -> None:
 
 
 @pytest.mark.slow
-def test_recorded_results_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("asv")
-    if not git("rev-parse", "HEAD"):
-        pytest.skip("no git repository")
-    conf = history._conf
-
-    def elsewhere(place: Path, results: Path, suite: Path) -> Path:
-        file = conf(place, results, suite)
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"html_dir": str(tmp_path / "html")}))
-        return file
-
-    monkeypatch.setattr(history, "_conf", elsewhere)
-    monkeypatch.setattr(archive, "RESULTS", tmp_path / "none")
-    history.publish(lambda line: None)
-    graphs = list((tmp_path / "html" / "graphs").rglob("core.Core.time_forward.json"))
-    points = [len(json.loads(graph.read_text())) for graph in graphs]
-    assert len(points) == 2 and min(points) >= 5, "one curve over the commits, and its summary"
-    index = json.loads((tmp_path / "html" / "index.json").read_text())
-    assert len(index["graph_param_list"]) == 1
-    (summary,) = (tmp_path / "html" / "graphs").rglob("summary.json")
-    rows = json.loads(summary.read_text())
-    assert sum(row["last_value"] is not None for row in rows) > 0.7 * len(rows), "few rows without a number"
-    worse = json.loads((tmp_path / "html" / "regressions.json").read_text())["regressions"]
-    assert all(last > best for *_, last, best, _ in worse) and not any("Machine" in name for name, *_ in worse)
-    text = (tmp_path / "html" / "index.html").read_text()
-    wanted = re.findall(r'(?:src|href)="([^"]+\.(?:js|css))"', text)
-    assert len(wanted) > 15 and all((tmp_path / "html" / name).is_file() for name in wanted), "no server of others"
-
-
-@pytest.mark.slow
 def test_a_commit_is_recorded_twice_and_keeps_both(elsewhere: Path) -> None:
     for chosen in ("Machine.*exp", "Machine.*product"):
         (file,) = history.record(["HEAD"], chosen, "a-machine", lambda line: None, rounds=2)

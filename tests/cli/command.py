@@ -49,11 +49,6 @@ def with_lse(q, k, v, **options):
     return out, lse.astype(np.float64 if q.dtype == np.float64 else np.float32)
 
 
-def told(q, k, v, *, dtype, **options):
-    assert dtype == "bfloat16" and q.dtype == np.float32 and np.all(q.view(np.uint32) % 2**16 == 0)
-    return attend(q, k, v, **options)
-
-
 def top_left(q, k, v, *, causal=False, **options):
     return attend(q, k, v, causal="top_left" if causal else False, **options)
 

@@ -121,3 +121,10 @@ def test_equilibria_that_are_not_alone_are_told() -> None:
     assert run("equilibria", "--graph", "cycle:4", "--starts", "60", "--out", "there").exit_code == 0
     data = facts("equilibria", "there")
     assert data["degenerate"] and all(one["zero"] for one in data["degenerate"])
+
+
+def test_bifurcations_over_mu() -> None:
+    words = ("--graph", "path:1", "--mu=-0.5:1", "--b", "0.1", "--starts", "20")
+    assert run("bifurcation", *words).exit_code == 0
+    (found,) = facts("bifurcation")["bifurcations"]
+    assert found["kind"] == "fold" and found["article"] and abs(found["at"] - 3.0 * 0.05 ** (2.0 / 3.0)) < 1e-9

@@ -179,26 +179,3 @@ def test_kernels_agree_where_they_have_an_option(kernel: str, cases: str) -> Non
             kernel.split("_")[-1]
         )
         assert beside == ({equation} if equation else {"d_q", "d_k", "d_v", "d_bias"} if gradients else set())
-
-
-@pytest.mark.parametrize(
-    ("kernel", "right", "wrong", "case"),
-    [
-        (GQA, "window[0] + 1", "window[0]", "sink-window"),
-        (GQA, 'feed["sink"] = sink', 'feed["sink"] = sink * np.float32(0.25)', "sink-window"),
-        (GQA, "n_k - 1, np.int32", "n_k - 2, np.int32", "one-query"),
-        (ORT, '"SM.1", "SM.capped", "SM.2", "SM.4")', '"SM.capped", "SM.1", "SM.2", "SM.4")', "softcap"),
-        pytest.param(FLEX, "else other - own", "else other * 0", "lengths-causal", marks=pytest.mark.slow),
-        pytest.param(
-            FLEX, "added is None else value + ", "added is None else value - ", "bias", marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_a_wrong_line_of_an_adapter_is_seen(kernel: str, right: str, wrong: str, case: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch" if kernel.startswith("torch") else "onnxruntime")
-    source = (EXAMPLES / kernel).read_text()
-    assert source.count(right) == 1
-    (tmp_path / kernel).write_text(source.replace(right, wrong))
-    implementation = load(f"{tmp_path / kernel}:{'attend_raw' if kernel == ORT else 'attend'}")
-    record = ra.mechanism("softmax")
-    assert verify_case(record, implementation, record.case(case), "float32").status == "disagrees"

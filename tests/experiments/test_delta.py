@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from docs.experiments.delta import LONGER, LONGER_SEEDS, MODELS, PAGE, RESULTS, SEEDS, TASKS, grid, whole
-from docs.experiments.page import put
 from docs.experiments.runs import found
+from tests.experiments.pages import says
 
 
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
@@ -16,10 +16,6 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     for (task, name), results in delta_page.grouped(lines, TASKS, MODELS).items():
         wanted = [*grid([name], [task], SEEDS), *grid([name], [task], LONGER_SEEDS, longer=LONGER)]
         assert [line["result"] for line in found(wanted, RESULTS)] == results
-    text = PAGE.read_text(encoding="utf-8")
-    copy = tmp_path / "page.md"
-    copy.write_text(text, encoding="utf-8")
-    put(copy, delta_page.tables(lines, TASKS, MODELS, len(SEEDS)))
-    assert copy.read_text(encoding="utf-8") == text
+    assert says(PAGE, delta_page.tables(lines, TASKS, MODELS, len(SEEDS)), tmp_path)
     delta_page.draw(lines, TASKS, MODELS, len(SEEDS), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"

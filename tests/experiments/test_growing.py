@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 import refattn as ra
 from docs.experiments import flops, growing, teacher
 from docs.experiments.growing import PAGE, RESULTS, SEEDS, TASKS, grid
-from docs.experiments.page import put
 from docs.experiments.runs import found, read
+from tests.experiments.pages import says
 
 WHOLE = grid(tuple(TASKS), SEEDS)
 
@@ -83,10 +83,6 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     from docs.experiments import growing_page
 
     lines = found(WHOLE, RESULTS)
-    text = PAGE.read_text(encoding="utf-8")
-    copy = tmp_path / "page.md"
-    copy.write_text(text, encoding="utf-8")
-    put(copy, growing_page.tables(lines))
-    assert copy.read_text(encoding="utf-8") == text
+    assert says(PAGE, growing_page.tables(lines), tmp_path)
     growing_page.draw(lines, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"

@@ -12,6 +12,7 @@ from docs.experiments import higher_order, normalisers
 from docs.experiments.higher_order import MECHANISMS, PAGE, RESULTS, SEEDS, TASKS, divided, grid
 from docs.experiments.page import put, ranged, table
 from docs.experiments.runs import found, read
+from tests.experiments.pages import says
 
 WHOLE = grid(tuple(MECHANISMS), tuple(TASKS), SEEDS)
 QUICK = ["--steps", "3", "--jobs", "1", "--seeds", "1", "--task", "recall"]
@@ -45,12 +46,8 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     from docs.experiments import higher_order_page
 
     lines = found(WHOLE, RESULTS)
-    text = PAGE.read_text(encoding="utf-8")
-    copy = tmp_path / "page.md"
-    copy.write_text(text, encoding="utf-8")
     more = {"divisors": normalisers.divisors_table(found(divided(), RESULTS), higher_order_page.SCORES)}
-    put(copy, higher_order_page.tables(lines) | more)
-    assert copy.read_text(encoding="utf-8") == text
+    assert says(PAGE, higher_order_page.tables(lines) | more, tmp_path)
     higher_order_page.draw(lines, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"
 

@@ -12,10 +12,10 @@ import refattn as ra
 from docs.experiments import repeated_attention
 from docs.experiments.baselines import REPEATED_ATTENTION
 from docs.experiments.koopman import MODELS, PAGE, RESULTS, SEEDS, TASKS, grid
-from docs.experiments.page import put
 from docs.experiments.runs import found
 from docs.experiments.training import fresh
 from refattn import Context, counter, tree
+from tests.experiments.pages import says
 
 WHOLE = grid(tuple(MODELS), tuple(TASKS), SEEDS)
 
@@ -61,10 +61,6 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
             line["result"] for line in lines if line["run"] in [run.to_json() for run in grid([name], [task], SEEDS)]
         ]
         assert own == results
-    text = PAGE.read_text(encoding="utf-8")
-    copy = tmp_path / "page.md"
-    copy.write_text(text, encoding="utf-8")
-    put(copy, koopman_page.tables(lines, TASKS, MODELS))
-    assert copy.read_text(encoding="utf-8") == text
+    assert says(PAGE, koopman_page.tables(lines, TASKS, MODELS), tmp_path)
     koopman_page.draw(lines, TASKS, MODELS, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"

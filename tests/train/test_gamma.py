@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ import pytest
 import refattn as ra
 from refattn import backends, counter
 from refattn.train import metrics, settings, step
-from refattn.train.folder import RunError
 from refattn.train.optimiser import adaptive_rate
 from tests.cli.command import run
-from tests.train.runs import SMALL, Stopping, arguments, remains, train, write_text
+from tests.train.runs import SMALL, arguments, train, write_text
 
 GAMMA = 1.2e-4  # forces are about 0.06 here, and rates up to 3e-3
 
@@ -40,29 +38,6 @@ def test_the_rate_is_bounded_by_the_schedule_and_by_the_force(tmp_path: Path) ->
     assert "force" not in plain[0] and [row["rate"] for row in plain] == [plan.schedule(n) for n in range(1, 13)]
     # The first step of both has the same parameters and batch, and the warm-up's rate is the smaller one.
     assert plain[0] == {**{n: x for n, x in rows[0].items() if n != "force"}, "seconds": plain[0]["seconds"]}
-
-
-ONLY_MAIN = pytest.mark.skipif(
-    threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread"
-)
-
-
-@ONLY_MAIN
-def test_a_run_that_began_before_there_was_a_gamma_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its configuration nor its checkpoint names the setting; it counts as its default."""
-    plan = chosen(write_text(tmp_path), gamma=None)
-    known = settings.Settings.to_json
-    with monkeypatch.context() as earlier:
-        earlier.setattr(
-            settings.Settings, "to_json", lambda self: {n: x for n, x in known(self).items() if n != "gamma"}
-        )
-        assert not train(plan, tmp_path / "run", Stopping(5)).finished
-    assert "gamma" not in json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
-    with pytest.raises(RunError, match=f"gamma: got {GAMMA}, the run in .* has None"):
-        train(chosen(plan.data), tmp_path / "run", resume=True)
-    assert train(plan, tmp_path / "run", resume=True).finished
-    whole = remains(train(plan, tmp_path / "whole").folder)
-    assert remains(tmp_path / "run")["metrics.jsonl"] == whole["metrics.jsonl"]
 
 
 def test_the_command_takes_it_and_names_what_has_none(tmp_path: Path) -> None:
