@@ -86,6 +86,7 @@ weights.
 import math
 from typing import NamedTuple
 
+# namespace(x): the library of x; arange(0, n, x): like x; transpose: last two axes; paper_alone: refuses other options
 from refattn.ops.plain import paper_alone, softmax, softmax_backward
 from refattn.xp import Array, arange, eye_like, namespace, transpose, zeros
 

@@ -85,6 +85,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+# namespace(x): the library of x; zeros(shape, x): like x; transpose: last two axes
 from refattn.xp import Array, namespace, transpose, zeros
 
 

@@ -64,6 +64,7 @@ Manifolds, arXiv:2603.16535: softmax attention, presymplectic Euler, one head, n
 
 import math
 
+# namespace(x): the library of x; arange(0, n, x): like x; transpose: last two axes; paper_alone: refuses other options
 from refattn.ops.plain import normalise, normalise_backward, paper_alone, softmax, softmax_backward
 from refattn.xp import Array, arange, namespace, transpose, zeros
 
