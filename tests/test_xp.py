@@ -133,3 +133,9 @@ def test_conditions_under_jit_are_not_known() -> None:
 
     jax.jit(function)(jax.numpy.ones(2))
     assert seen == [(None, None, True)]
+
+
+def test_several_libraries_have_no_namespace(backend: Any) -> None:
+    other = backends.get("strict" if backend.owner.name != "strict" else "numpy").from_numpy(np.ones(2))
+    with pytest.raises(TypeError):
+        xp.namespace(backend.array([1.0]), other)
