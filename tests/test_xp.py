@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import counter, tree, xp
+from refattn import backends, counter, tree, xp
 
 # --- namespaces, dtypes, devices
 
