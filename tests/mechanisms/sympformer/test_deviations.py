@@ -83,8 +83,8 @@ def test_dividing_by_all_tokens_is_there_to_compare_with(attention: str) -> None
     x = draw("x", 1, N, 6)
     state, saves = run((params,), x)
     saved = saves[0].attention
-    asked = saved.drifted.asked
-    y, p, lower = asked.kernel.y if attention == "linear" else asked.y, saved.p, np.tri(N)
+    asked = saved.asked
+    y, p, lower = asked.kernel.y if attention == "linear" else asked.y, saved.entering, np.tri(N)
     if attention == "linear":
         speed = lower * ((y @ params.w_a) @ np.swapaxes(y, 1, 2)) @ p / N
     else:
