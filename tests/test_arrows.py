@@ -14,7 +14,7 @@ import refattn as ra
 ROOT = Path(__file__).parents[1]
 
 BASE = {"xp", "tree", "equations", "counter", "backends", "checked"}
-RECORDS = {"mechanisms.registry", "mechanisms.record", "mechanisms.context", "mechanisms.paper"}
+RECORDS = {"mechanisms.registry", "mechanisms.record", "mechanisms.context", "mechanisms.paper", "mechanisms.wrong"}
 
 # Part of refattn -> the parts that it may import, beside itself.
 ARROWS: dict[str, set[str]] = {

@@ -239,11 +239,11 @@ def _call(case: Case) -> str:
 
 
 def _conventions(mechanism: Mechanism) -> Iterator[str]:
-    rows = [(markdown(name), summary(_doc(wrong))) for name, wrong in mechanism.conventions.items()]
+    rows = [(markdown(name), summary(one.wrong)) for name, one in mechanism.wrong.items() if not one.backward]
     if rows:
         yield from ("Plausible ways to get it wrong; verification has to notice each of them.", "")
         yield from _table(("reading", "what it does"), rows)
-    rows = [(markdown(name), summary(_doc(wrong))) for name, wrong in mechanism.wrong_gradients.items()]
+    rows = [(markdown(name), summary(one.wrong)) for name, one in mechanism.wrong.items() if one.backward]
     if rows:
         yield from ("", "And of a right output, wrong gradients.", "")
         yield from _table(("gradients", "what they are"), rows)

@@ -205,8 +205,7 @@ def test_a_page_has_what_the_record_has(pages: dict[str, Any], name: str) -> Non
         record.source,
         *record.forms,
         *record.laws,
-        *record.conventions,
-        *record.wrong_gradients,
+        *record.wrong,
     ):
         assert word in text
     for case in record.cases:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from refattn.mechanisms.growing import core
-from refattn.mechanisms.softmax.judge.conventions import CONVENTIONS as OF_SOFTMAX
-from refattn.mechanisms.softmax.judge.conventions import Wrong
+from refattn.mechanisms.softmax.judge.wrong import WRONG as OF_SOFTMAX
+from refattn.mechanisms.wrong import conventions
 from refattn.xp import Array
 
 
@@ -21,4 +21,7 @@ def scale_of_the_width(
     return out, saved.lse
 
 
-CONVENTIONS: dict[str, Wrong] = {**OF_SOFTMAX, "the scale follows the width": scale_of_the_width}
+WRONG = {
+    **OF_SOFTMAX,
+    **conventions({"the scale follows the width": scale_of_the_width}, ("lse",)),
+}

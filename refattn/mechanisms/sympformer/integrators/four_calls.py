@@ -1,18 +1,27 @@
-"""Two copies of tokens and momenta, (X, P) and (Y, Q), each moved by the other: four calls of the layer.oracle.
+"""The methods of four calls: two copies of tokens and momenta, (X, P) and (Y, Q), each moved by the other.
 
 The map A asks the oracle at (X, Q) and moves P and Y, the map B asks at (Y, P) and moves X and Q, both by half a step,
 and `rotation` holds the copies together. A, B, rotation, B, A is the same backwards, and hence of second order, where
 the angle is 2 xi h with xi fixed. A learned angle that does not vanish with h makes it first order.
 
-Momenta may be measured in units of exp(-a_s): `times` has a_s for s = h_y/2 in the maps B and the rotation, and for s =
-h_y in the last map A; in the first it is 0. `presymplectic` gives them, `strang` does not.
+"presymplectic": the system depends on time through its damping. In P = exp(a_s) p, a_s the damping of the time s
+since the step began, nothing is lost. The maps B and the rotation have the a_s of s = h_y/2, the last map A that of s
+= h_y; in the first it is 0. The system of P is Hamiltonian, by exp(a_s) H, if velocity and force are derivatives of
+one H: without causality, and with B and w_v w_o = scale w_q w_k^T symmetric (softmax attention), with A and V
+symmetric (linear attention), or with B symmetric (the oracle "hamiltonian"); and then in the normalised tokens, whose
+norm is left out of H. A causal layer, or one with free matrices, is no Hamiltonian system: there the step is of
+second order, and no more is said of it.
 
-Equations (`at` the copies that the oracle is asked at, `move` those that move; without times a_s = 0)::
+"strang" splits instead: half of the damping, the maps without any (a_s = 0), the other half.
 
+Equations (a is SYMP.15; `at` the copies that the oracle is asked at, `move` those that move)::
+
+    [SYMP.doubled_entering]  p_in = before p            both copies begin there; "strang": before = exp(-a/2), else 1
     [SYMP.copy_momentum]  p = exp(-a_s) P_at
     [SYMP.copy_kicked]  P_move = P_move + h_y/2 exp(a_s) g    g, f of the oracle at (x_at, p)
     [SYMP.copy_drifted]  x_move = x_move + h_x/2 f
     [SYMP.copy_normed]  P_move = exp(a_s) (gain_p norm(exp(-a_s) P_move) + shift_p)    where substeps are normalised
+    [SYMP.doubled_momentum]  p' = after P               "strang": after = exp(-a/2), "presymplectic": exp(-a)
 
 Adjoints, for given gradients of what a map makes, in reverse order of the maps::
 
@@ -20,12 +29,19 @@ Adjoints, for given gradients of what a map makes, in reverse order of the maps:
     [dSYMP.copy_kicked]  dg = h_y/2 exp(a_s) dP_move
     [dSYMP.copy_drifted]  df = h_x/2 dx_move
     [dSYMP.copy_momentum]  dp = dSYMP.momentum          what the oracle asks for dg and df; dP_at = exp(-a_s) dp
+    [dSYMP.doubled_entering]  dp_in = dP + dQ           of the copies as they begin
 
-and da_s = sum dP_move (exp(a_s) h_y/2 g) - sum dp p, with a norm of the momentum its own part of the same kind.
+and da_s = sum dP_move (exp(a_s) h_y/2 g) - sum dp p, with a norm of the momentum its own part of the same kind; dP =
+after dp', dp = before dp_in, and of the logarithms dlog before = sum dp_in p_in, dlog after = sum dp' p'.
 
 Axes: b batch, i token, m width.
 
-Source: Tao 2016 (arXiv:1609.02212), equations 1 to 3; derived again here.
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), its presymplectic integrator, after Tao 2016 (arXiv:1609.02212),
+equations 1 to 3, and Strang 1968 (doi:10.1137/0705041) for the splitting; derived again here.
+
+How the authors' code differs: the momenta of "presymplectic" are scaled by all damping since the time 1, and not since
+the step began, so that the rotation turns other pairs the later a layer is; and the damping of a step is that of h_x,
+not of h_y. In "strang" both halves are damped as the first one, from t to t + h/2, so that it is of first order.
 """
 
 from __future__ import annotations
@@ -35,9 +51,9 @@ from typing import Any, ClassVar
 
 from refattn import equations
 from refattn.mechanisms.arguments import check_is, check_number
-from refattn.mechanisms.sympformer.integrators import rotation
-from refattn.mechanisms.sympformer.params import Add, Layer, inner
-from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
+from refattn.mechanisms.sympformer.integrators import damping, rotation
+from refattn.mechanisms.sympformer.integrators.coefficients import Coefficients, Half, Rule, Ruled
+from refattn.mechanisms.sympformer.params import Add, Layer, at_rest, inner
 from refattn.ops import layer_norm
 from refattn.xp import Array, namespace
 
@@ -49,7 +65,7 @@ Times = tuple[Array, Array] | None
 
 
 @dataclass(frozen=True)
-class Doubled(Integrator):
+class Doubled(Ruled):
     """An integrator with two copies.
 
     Attributes
@@ -72,6 +88,8 @@ class Doubled(Integrator):
 
     moves: ClassVar[bool] = True
     calls: ClassVar[int] = 4
+    scaled: ClassVar[bool] = False
+    """Whether momenta are measured in units of exp(-a_s)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,6 +109,20 @@ class Doubled(Integrator):
             share = 2.0 * self.xi * self.step / self.angle
             return {"xi": ("unit", min(max(share, EDGE), 1.0 - EDGE))}
         return {"xi": ("positive", self.xi)} if self.free else {}
+
+
+@dataclass(frozen=True)
+class Presymplectic(Doubled):
+    """The presymplectic integrator: momenta that carry their damping."""
+
+    scaled: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Strang(Doubled):
+    """Strang's splitting: half of the damping, the copies, the other half."""
+
+    rule: ClassVar[Rule] = Half()
 
 
 @dataclass(frozen=True)
@@ -118,8 +150,8 @@ class Shear:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """What the backward reads: the maps in order, the copies before the rotation, and its angle."""
+class Copied:
+    """What the backward of the maps reads: the maps in order, the copies before the rotation, and its angle."""
 
     shears: tuple[Shear, Shear, Shear, Shear]
     before: rotation.Copies
@@ -127,7 +159,53 @@ class Saved:
     angle: Array
 
 
-def forward(layer: Layer, x: Array, p: Array, times: Times) -> tuple[Array, Array, Saved]:
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads."""
+
+    t: Array
+    coefficients: Coefficients
+    entering: Array
+    momentum: Array
+    copies: Copied
+
+
+def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
+    """Return the next tokens and momenta, and what `backward` reads."""
+    kind, own, h_y = layer.params.config.integrator, equations.active(damping), layer.numbers["h_y"]  # -, -, (1)
+    c = kind.rule.forward(layer, t)
+    entering = c.before * at_rest(p, x)  # (b, i, m) [SYMP.doubled_entering]
+    times = (own.damping(layer, t, 0.5 * h_y), own.damping(layer, t, h_y)) if kind.scaled else None
+    result, last, copies = copied(layer, x, entering, times)  # (b, i, m), (b, i, m)
+    momentum = c.after * last  # (b, i, m) [SYMP.doubled_momentum]
+    return result, momentum, Saved(t, c, entering, momentum, copies)
+
+
+def backward(
+    layer: Layer, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
+) -> tuple[Array, Array, Array]:
+    """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
+    kind, c, h_y = layer.params.config.integrator, saved.coefficients, layer.numbers["h_y"]  # -, -, (1)
+    d_later = namespace(d_result).zeros_like(d_result) if d_momentum is None else d_momentum  # (b, i, m)
+    # forward: momentum = after * last
+    d_last = c.after * d_later  # (b, i, m)
+    # forward: result, last = copied(x, entering, times)
+    turned = copied_backward(layer, saved.copies, d_result, d_last, add)
+    d_x, d_entering, d_half, d_whole = turned  # (b, i, m), (b, i, m) [dSYMP.doubled_entering], (1), (1)
+    # forward: entering = before * p; before, after = rule(t)
+    d_c = Coefficients(inner(d_entering, saved.entering), 0.0 * h_y, 0.0 * h_y, inner(d_later, saved.momentum))
+    d_t, d_h = kind.rule.backward(layer, saved.t, c, d_c, add)  # (1), (1)
+    add("h_y", d_h)
+    for share, d_a in ((0.5, d_half), (1.0, d_whole)) if kind.scaled else ():
+        # forward: times = (damping(t, h_y / 2), damping(t, h_y))
+        own = equations.active(damping)
+        d_now, d_h = own.damping_backward(layer, saved.t, share * h_y, -d_a, add)  # (1), (1)
+        d_t = d_t + d_now  # (1)
+        add("h_y", share * d_h)
+    return d_x, c.before * d_entering, d_t
+
+
+def copied(layer: Layer, x: Array, p: Array, times: Times) -> tuple[Array, Array, Copied]:
     """Return X and P after the four maps that begin with both copies at (x, p), and what `backward` reads."""
     half, whole = (None, None) if times is None else times  # (1), (1)
     one, two, first, second = x, x, p, p
@@ -143,10 +221,12 @@ def forward(layer: Layer, x: Array, p: Array, times: Times) -> tuple[Array, Arra
         normed = (normed_1, normed_2)
     second, one, shear_3 = _shear(layer, two, first, second, one, half)  # (b, i, m), (b, i, m)
     first, two, shear_4 = _shear(layer, one, second, first, two, whole)  # (b, i, m), (b, i, m)
-    return one, first, Saved((shear_1, shear_2, shear_3, shear_4), before, normed, angle)
+    return one, first, Copied((shear_1, shear_2, shear_3, shear_4), before, normed, angle)
 
 
-def backward(layer: Layer, saved: Saved, d_one: Array, d_first: Array, add: Add) -> tuple[Array, Array, Array, Array]:
+def copied_backward(
+    layer: Layer, saved: Copied, d_one: Array, d_first: Array, add: Add
+) -> tuple[Array, Array, Array, Array]:
     """Return the gradients of x, p and of a_s for half of the step and for all of it; add those of the others."""
     none = namespace(d_one).zeros_like(d_one)  # (b, i, m)
     shear_1, shear_2, shear_3, shear_4 = saved.shears

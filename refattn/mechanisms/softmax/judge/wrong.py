@@ -9,9 +9,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from refattn.mechanisms import readings
+from refattn.mechanisms import wrong as readings
 from refattn.mechanisms.softmax import core
 from refattn.mechanisms.softmax.judge.placed import PLACED
+from refattn.mechanisms.softmax.judge.wrong_gradients import WRONG_GRADIENTS
+from refattn.mechanisms.wrong import conventions, gradients
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import allowed_pairs, causal_offset
 from refattn.xp import Array, namespace
@@ -144,7 +146,7 @@ def lse_to_base_2(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, 
     return out, lse / math.log(2.0)
 
 
-CONVENTIONS: dict[str, Wrong] = {
+READINGS: dict[str, Wrong] = {
     **readings.of_masks(_core),
     **readings.of_scales(_core),
     "soft-cap after the mask": softcap_after_mask,
@@ -159,4 +161,10 @@ CONVENTIONS: dict[str, Wrong] = {
     "lse to base 2": lse_to_base_2,
     "lse without the maximum": lse_without_maximum,
     **PLACED,
+}
+
+WRONG = {
+    **conventions(READINGS, ("lse",)),
+    **readings.of_group_gradients(core),
+    **gradients(WRONG_GRADIENTS),
 }

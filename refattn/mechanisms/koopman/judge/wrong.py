@@ -14,8 +14,8 @@ from refattn.mechanisms.families import numbers_of
 from refattn.mechanisms.koopman import core
 from refattn.mechanisms.koopman.options.fits import LIMITS, Fit, Separable, Stein
 from refattn.mechanisms.koopman.options.kernel import Linear, Own
-from refattn.ops.masks import allowed_pairs, causal_offset
-from refattn.xp import Array, namespace
+from refattn.mechanisms.wrong import conventions, of_group_gradients, of_masks
+from refattn.xp import Array
 
 Wrong = Callable[..., tuple[Array]]
 
@@ -90,46 +90,23 @@ def ignored_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **op
     return _core(q, k, v, **options)
 
 
-def strict_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> tuple[Array]:
-    """Hide a token from itself."""
-    if causal is False:
-        return _core(q, k, v, **options)
-    mask = options.pop("mask", None)
-    offset = causal_offset(causal, q.shape[2], k.shape[2])
-    assert offset is not None
-    past = allowed_pairs(mask, offset - 1, q.shape[2], k.shape[2], q)
-    return _core(q, k, v, mask=past, causal=causal, **options)
-
-
-def inverted_mask(q: Array, k: Array, v: Array, *, mask: Array | None = None, **options: Any) -> tuple[Array]:
-    """Take True for "may not attend"."""
-    return _core(q, k, v, mask=None if mask is None else ~mask, **options)
-
-
-def interleaved_groups(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
-    """Give query head h the key/value head h mod g, not floor(h g / h_total)."""
-    xp = namespace(q, k, v)
-    times = q.shape[1] // max(k.shape[1], 1)
-    return _core(q, xp.concat([k] * times, axis=1), xp.concat([v] * times, axis=1), **options)
-
-
-CONVENTIONS: dict[str, Wrong] = {
+READINGS: dict[str, Wrong] = {
     "the operator applied to the vector": operator_on_the_vector,
     "every update is plain attention": plain_attention,
     "one update more": one_update_more,
     "the ridge halved": ridge_halved,
     "the bandwidth doubled in the exponent": bandwidth_doubled,
-    "top-left causality": lambda q, k, v, causal=False, **options: _core(
-        q, k, v, causal="top_left" if causal else False, **options
-    ),
     "the other fit": other_fit,
     "no limit": no_limit,
     "the limit halved": limit_halved,
     "drawn to the identity": lambda q, k, v, **options: _core(q, k, v, **_family(options, "fit", tau=1.0)),
     "the full space": lambda q, k, v, **options: _core(q, k, v, **{**options, "space": "full"}),
     "causality ignored": ignored_causality,
-    "a token does not see itself": strict_causality,
-    "mask ignored": lambda q, k, v, mask=None, **options: _core(q, k, v, **options),
-    "mask inverted": inverted_mask,
-    "interleaved groups": interleaved_groups,
+    **of_masks(_core, "top-left causality", "a token does not see itself"),
+    **of_masks(_core, "mask ignored", "mask inverted", "interleaved groups"),
+}
+
+WRONG = {
+    **conventions(READINGS),
+    **of_group_gradients(core),
 }

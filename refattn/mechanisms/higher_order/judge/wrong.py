@@ -13,6 +13,7 @@ from typing import Any
 from refattn.mechanisms.higher_order import core
 from refattn.mechanisms.higher_order.dense import divisor_of
 from refattn.mechanisms.higher_order.options import Exact, Options
+from refattn.mechanisms.wrong import changed, conventions, of_group_gradients, of_masks
 from refattn.ops.heads import repeat_heads
 from refattn.ops.layer_norm import normalise
 from refattn.ops.masks import allowed_pairs, both, causal_offset
@@ -127,12 +128,6 @@ def other_denominator(q: Array, k: Array, v: Array, **given: Any) -> Out:
     )
 
 
-def no_layer_norm(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Leave the layer normalisation out, or put it in where it was left out."""
-    given = {**given, "layer_norm": not Options.of(given).layer_norm}
-    return _core(q, k, v, **given)
-
-
 def unbiased_variance(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Divide by d - 1 in the variance."""
     options = Options.of(given)
@@ -160,64 +155,20 @@ def root_mean_square(q: Array, k: Array, v: Array, **given: Any) -> Out:
     return _attend(q, k, v, _polynomial(options.order, options.normaliser.delta), given, normal)
 
 
-def no_norm_eps(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Add nothing to the variance."""
-    return _core(q, k, v, **{**given, "norm_eps": 0.0})
+def _with(words: str, change: Callable[[dict[str, Any], Options], dict[str, Any]]) -> Wrong:
+    """Return the core with other arguments."""
+
+    def changes(given: dict[str, Any]) -> dict[str, Any]:
+        return change(given, Options.of({name: x for name, x in given.items() if name not in "qkv"}))
+
+    return changed(_core, words, changes)
 
 
-def alpha_of_one(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Leave alpha out of the scale."""
-    return _core(q, k, v, **{**given, "alpha": 1.0 if Options.of(given).alpha != 1.0 else Options.alpha})
-
-
-def scale_on_both(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Scale queries and keys each by the whole factor."""
-    options = Options.of(given)
-    return _core(q, k, v, **{**given, "alpha": options.alpha**2 * math.sqrt(q.shape[3])})
-
-
-def no_width_in_scale(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Take 1 / alpha for the scale."""
-    return _core(q, k, v, **{**given, "alpha": Options.of(given).alpha / math.sqrt(q.shape[3])})
-
-
-def zeroed_keys(q: Array, k: Array, v: Array, *, key_mask: Array | None = None, **given: Any) -> Out:
-    """Mask by zeroing the keys alone: a zeroed key has a score of 0, and a weight of 1."""
-    if key_mask is None:
-        return _core(q, k, v, **given)
-    return _core(q, namespace(k).where(key_mask[:, None, :, None], k, 0.0), v, **given)
-
-
-def ignored_mask(
-    q: Array, k: Array, v: Array, *, mask: Array | None = None, key_mask: Array | None = None, **given: Any
-) -> Out:
-    """Let every query attend what is hidden, and padding."""
-    return _core(q, k, v, **given)
-
-
-def inverted_mask(
-    q: Array, k: Array, v: Array, *, mask: Array | None = None, key_mask: Array | None = None, **given: Any
-) -> Out:
-    """Take True for "hidden"."""
-    other = {name: ~x for name, x in (("mask", mask), ("key_mask", key_mask)) if x is not None}
-    return _core(q, k, v, **given, **other)
-
-
-def top_left_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **given: Any) -> Out:
-    """Align the causal mask at the first key, whatever was asked."""
-    return _core(q, k, v, causal="top_left" if causal else False, **given)
-
-
-def bottom_right_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **given: Any) -> Out:
-    """Align the causal mask at the last key, whatever was asked."""
-    return _core(q, k, v, causal="bottom_right" if causal else False, **given)
-
-
-def interleaved_groups(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Give query head h the key/value head h mod g, not floor(h g / h_total)."""
-    xp = namespace(q, k, v)
-    times = q.shape[1] // max(k.shape[1], 1)
-    return _core(q, xp.concat([k] * times, axis=1), xp.concat([v] * times, axis=1), **given)
+def _zeroed_keys(given: dict[str, Any], options: Options) -> dict[str, Any]:
+    mask = given.get("key_mask")
+    return (
+        {} if mask is None else {"k": namespace(mask).where(mask[:, None, :, None], given["k"], 0.0), "key_mask": None}
+    )
 
 
 def no_normaliser(q: Array, k: Array, v: Array, **given: Any) -> Out:
@@ -246,7 +197,7 @@ def query_contraction(q: Array, k: Array, v: Array, **given: Any) -> Out:
     return (out + 0.5 * (wrong - right) / divisor,)
 
 
-CONVENTIONS: dict[str, Wrong] = {
+READINGS: dict[str, Wrong] = {
     "the exponential itself": exponential,
     "a sum of exponentials divides": exponential_normaliser,
     "factorials left out": missing_factorials,
@@ -255,19 +206,35 @@ CONVENTIONS: dict[str, Wrong] = {
     "1 always subtracted": subtracted,
     "nothing subtracted": never_subtracted,
     "subtracted in one sum alone": other_denominator,
-    "layer normalisation left out": no_layer_norm,
+    "layer normalisation left out": _with(
+        "Leave the layer normalisation out, or put it in where it was left out.",
+        lambda given, options: {"layer_norm": not options.layer_norm},
+    ),
     "unbiased variance": unbiased_variance,
     "mean not subtracted": root_mean_square,
-    "nothing added to the variance": no_norm_eps,
-    "alpha left out": alpha_of_one,
-    "scale on queries and keys": scale_on_both,
-    "scale without the width": no_width_in_scale,
-    "padding by zeroed keys": zeroed_keys,
-    "mask ignored": ignored_mask,
-    "mask inverted": inverted_mask,
-    "top-left causality": top_left_causality,
-    "bottom-right causality": bottom_right_causality,
-    "interleaved groups": interleaved_groups,
+    "nothing added to the variance": _with("Add nothing to the variance.", lambda given, options: {"norm_eps": 0.0}),
+    "alpha left out": _with(
+        "Leave alpha out of the scale.",
+        lambda given, options: {"alpha": 1.0 if options.alpha != 1.0 else Options.alpha},
+    ),
+    "scale on queries and keys": _with(
+        "Scale queries and keys each by the whole factor.",
+        lambda given, options: {"alpha": options.alpha**2 * math.sqrt(given["q"].shape[3])},
+    ),
+    "scale without the width": _with(
+        "Take 1 / alpha for the scale.",
+        lambda given, options: {"alpha": options.alpha / math.sqrt(given["q"].shape[3])},
+    ),
+    "padding by zeroed keys": _with(
+        "Mask by zeroing the keys alone: a zeroed key has a score of 0, and a weight of 1.", _zeroed_keys
+    ),
+    **of_masks(_core, "mask ignored", "mask inverted"),
+    **of_masks(_core, "top-left causality", "bottom-right causality", "interleaved groups"),
     "normaliser ignored": no_normaliser,
     "order 2 summed over queries": query_contraction,
+}
+
+WRONG = {
+    **conventions(READINGS),
+    **of_group_gradients(core),
 }

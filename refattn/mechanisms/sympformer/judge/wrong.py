@@ -12,6 +12,7 @@ from typing import Any
 
 from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.dense import BOUND, counts
+from refattn.mechanisms.wrong import conventions, of_group_gradients, of_masks
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import allowed_pairs
 from refattn.xp import Array, max_last, namespace
@@ -98,19 +99,11 @@ def scale_of_one(
     return _core(q, k, v, kinetic, scale=1.0 if scale is None else scale, **options)
 
 
-def interleaved_groups(
-    q: Array, k: Array, v: Array, kinetic: Array | None = None, **options: Any
-) -> tuple[Array, Array]:
-    """Give query head h the key/value head h mod g, not floor(h g / h_total)."""
-    xp, times = namespace(q), q.shape[1] // max(k.shape[1], 1)
-    return _core(q, xp.concat([k] * times, axis=1), xp.concat([v] * times, axis=1), kinetic, **options)
-
-
-CONVENTIONS: dict[str, Wrong] = {
+READINGS: dict[str, Wrong] = {
     "the future pushes": future,
     "kinetic terms left out": at_rest,
     "scores without a scale": scale_of_one,
-    "interleaved groups": interleaved_groups,
+    **of_masks(_core, "interleaved groups"),
     "a potential that repels": _Reading(potential=-2.0),
     "a potential of half the size": _Reading(potential=1.0),
     "only the token's own kinetic term": _Reading(other=0.0),
@@ -120,4 +113,9 @@ CONVENTIONS: dict[str, Wrong] = {
     "z is a sum": _Reading(counted="one"),
     "the largest score is lost": _Reading(shifted=True),
     "the output of an attention": _Reading(normalised=True),
+}
+
+WRONG = {
+    **conventions(READINGS, ("log_z",)),
+    **of_group_gradients(core),
 }
