@@ -74,6 +74,7 @@ Representer theorem for learning Koopman operators, arXiv:2208.01681 (the fit). 
 import math
 from typing import Any
 
+# namespace(x): the library of x; eye_like(n, x): like x; transpose: last two axes; paper_alone: refuses other options
 from refattn.ops.plain import paper_alone, softmax, softmax_backward
 from refattn.xp import Array, eye_like, namespace, transpose
 
