@@ -9,32 +9,33 @@ not say; at x_m, only update 0 would read values. With one update this is softma
 Why one would want it: the paper puts it in the place of a layer's MLP, whose learned weights all queries share. Here
 each query has a map of its own, made of how it moved among these keys and values. The paper has no experiment.
 
-A map of points need not be linear. What it does to functions is: it turns f(x) into f(map(x)), and sums into sums. That
-is the map's Koopman operator. So a linear operator K on functions is fitted, by least squares. It is wanted for the
-function id(x) = x: if K is the operator of a map, (K id)(x) = map(x).
+A map of points need not be linear, but what it does to functions is linear: f(x) becomes f(map(x)), so that a sum
+becomes a sum. That is the map's Koopman operator. So a linear operator K on functions is fitted, by least squares. It
+is wanted for the function id(x) = x: if K is the operator of a map, (K id)(x) = map(x).
 
 q, k and v are points of one space with d coordinates, and id is d functions, one for each coordinate. All formulas are
 of one query. l and r count its moves, j the keys, and o functions, of which each key has one:
 
     kernel(x, y) = x . y + exp(-|x - y|^2 / (2 d)),        g_o(x) = kernel(k_o, x).
 
-The kernel says how alike two points are; 2 d is there because squared distances grow with d. Its first term makes
-linear functions, as id is, the second makes others. K reads the values of a function f at the keys, and answers with
-a sum of functions kappa_l, one for each move, which are sums of the g_o themselves:
+The kernel says how alike two points are: x . y how far they point the same way, exp(...) how near they are; 2 d is
+there because squared distances grow with d. The first term makes linear functions, as id is, the second makes others.
+K reads the values of a function f at the keys, and answers with a sum of functions kappa_l, one for each move:
 
     (K f)(x) = sum_lj kappa_l(x) A_lj f(k_j),        kappa(x) = N g(x).
 
-kappa_l(x) says how alike x and x_l are: moves that began at points like x count most. Below, psi = id + epsilon K id
-is what K acts on at last, for a reason that follows. The first word on the right is the name in the code.
+kappa_l(x) says how alike x and x_l are, as kernel(x_l, x) does. But it is a sum of the g_o, so that what K answers is
+of the kind that K is fitted on, and K can act on it again. KOOP.11 to KOOP.15 apply K to psi = id + epsilon K id; why,
+is said below. The first word on the right is the name in the code.
 
-    [KOOP.1]  G_jo = kernel(k_j, k_o) + 2 jitter I_jo       gram: the functions at the keys; kernel(x, x) = 2 at |x| = 1
+    [KOOP.1]  G_jo = kernel(k_j, k_o) + 2 jitter I_jo       gram: the functions at the keys; kernel(x, x) = 2 if |x| = 1
     [KOOP.2]  s_j = x_m . k_j / sqrt(d)                     scores
     [KOOP.3]  w_j = exp(s_j) / sum exp(s)                   weights; the sum is over all keys
     [KOOP.4]  q' = sum_j w_j v_j                            attended; update 0 ends here
     [KOOP.5]  B_lo = g_o(x_l)                               start: the functions before each move
     [KOOP.6]  Y_lo = g_o(x_(l+1))                           end: the functions after each move
     [KOOP.7]  N = B G^-1                                    dual: kappa(x) = N g(x)
-    [KOOP.8]  Z = N B^T                                     inner: Z_lr = kappa_l(x_r)
+    [KOOP.8]  Z = N B^T                                     inner: Z_lr = kappa_l(x_r), the same as Z_rl
     [KOOP.9]  A with Z A G + ridge A = Y                    fitted: the coefficients of K
     [KOOP.10]  D = A k                                      once: (K id)(x) = D^T kappa(x), since id(k_j) = k_j
     [KOOP.11]  R = A B^T                                    again: (K K id)(x) = (R D)^T kappa(x)
@@ -44,22 +45,27 @@ is what K acts on at last, for a reason that follows. The first word on the righ
     [KOOP.15]  x_(m+1) = x with x + epsilon D^T N g(x) = t    following: where psi(x) = t
 
 N, R: up to the jitter, kappa_l is the sum of the g_o that is kernel(x_l, x) at every key x, as N G = B. So kappa(k_j)
-is column j of B, and K id is D^T B there. The jitter is for keys that repeat; float32 needs a larger one, such as 1e-4.
+is column j of B. Reading K id there, K answers kappa^T A (D^T B)^T = kappa^T R D. The jitter is for keys that repeat;
+float32 needs a larger one, such as 1e-4.
 
 A: at x_r, the start of move r, K g_o is (Z A G)_ro, since g_o(k_j) = G_jo. It should be Y_ro. Few moves leave much of
 K open. The ridge, in units of kernel squared, prefers a small K: A makes |Z A G - Y|^2 + ridge |K|^2 the least, as its
-slope 2 Z (Z A G + ridge A - Y) G is 0. If G_jo is the inner product of g_j and g_o, |K|^2 = sum_lo A_lo (Z A G)_lo is
-the sum of squares of K's matrix in an orthonormal basis. No operator on sums of the g_o does better (Khosravi).
+slope 2 Z (Z A G + ridge A - Y) G is 0. If G_jo is the inner product of g_j and g_o, Z_lr is that of kappa_l and
+kappa_r, and |K|^2 = sum_lo A_lo (Z A G)_lo is the sum of squares of K's matrix in an orthonormal basis. No operator on
+sums of the g_o does better (Khosravi). K sees id only at the keys, as the sum of the g_o that is id there. So
+(K id)(x_r) is that sum at x_(r+1), about x_(r+1) itself; the linear term of the kernel is there for this.
 
 psi: K answers with functions, but the query needs a point. (K id)(q') is one, and epsilon = 0 takes it. The paper puts
 some psi that has an inverse in the place of id, and takes the x with psi(x) = (K psi)(q'). If K is the operator of a
 map, that is psi(map(q')), and x = map(q') for every psi. Which psi, the paper leaves open. With id + epsilon K id it is
 x + epsilon (K id)(x) = (K id)(q') + epsilon (K K id)(q'): x should be one move from q', and one move from x should be
 two moves from q'. A fitted K may not allow both, and epsilon is the weight of the second. If it is small, epsilon K id
-changes by less than x does, and there is one such x. That is not checked; if it is large, Newton's method may fail.
+changes by less than x does, and there is one such x. That is not checked: if it is large, Newton's method may fail, and
+x and its gradients are wrong.
 
 The next point is a sum of keys, along at most as many directions as there are moves: D has a row for each. Values
-decide it only through the path and q'. A large ridge draws it to 0. The paper draws ridge and epsilon, mostly near 0.
+decide it only through the path and q'. A large ridge pulls it to 0. The paper takes ridge and epsilon at random, most
+of them near 0.
 
 Backwards, dKOOP.n is the gradient with respect to the value of KOOP.n, and dKOOP.q that of q. Each line differentiates
 the forward line that is quoted above it. With the Jacobian J of psi at x_(m+1),
