@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import backends
-from refattn import tree
+from refattn import backends, tree
 from refattn.mechanisms.cache import KeyValueStream
 from refattn.mechanisms.projections import State
 from refattn.mechanisms.record import Mechanism
