@@ -205,6 +205,7 @@ def test_instructions_are_counted_to_the_last_one(monkeypatch: pytest.MonkeyPatc
         pytest.skip("valgrind is not installed: apt-get install valgrind")
     monkeypatch.setenv("REFATTN_WORKERS", "3")  # which would share them out as it happens
     run = prepare("instructions.Instructions.track_both", ["softmax"])
+    run()  # a first run may compile modules, and then holds other things in memory
     found = run()
     assert 1e6 < found < 1e8
     assert [run(), run()] == [found, found]

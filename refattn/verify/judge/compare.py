@@ -24,6 +24,9 @@ ELEMENT = 8.0
 ROW = 4.0
 """Allowed root mean square error of one row, in units of the granted one; a row of one number counts as an element."""
 
+ALONE = 0.99
+"""A row counts as one number if one of its numbers is granted this part of the row's variance, or more."""
+
 SINGLE = 6.0
 """Allowed error of a result of one number, in units of what it is granted, which is known from as many numbers as there
 were draws: honest errors follow Student's distribution, and one in 55,000 is larger."""
@@ -120,7 +123,7 @@ def _judge(tensor: str, error: Any, variance: Any, truth: Truth, values: Any, ta
     bias = abs(bias_of(tensor, error, variance, target))
     shares = {
         "element": float(np.max(elements)) / ELEMENT,
-        "row": float(np.max(row_errors)) / row_limit(tensor, error),
+        "row": float(np.max(row_errors / row_limits(tensor, error, granted))),
         "whole": whole / min(ROW, WHOLE * math.sqrt(1.0 + 8.0 / math.sqrt(count))),
         "bias": bias / max(BIAS, 5.0 / math.sqrt(count), 5.0 * truth.bias[tensor]),
     }
@@ -143,6 +146,13 @@ def row_limit(tensor: str, x: NDArray[Any]) -> float:
         return SINGLE
     # Of many single numbers one in 16,000 honest ones is off by more than 4 times what is granted.
     return ELEMENT if has_rows(tensor, x) and x.shape[-1] == 1 else ROW
+
+
+def row_limits(tensor: str, x: NDArray[Any], granted: Floats) -> Floats:
+    """Return the same for each row: a row in which one number is granted all is a row of one number."""
+    limit = row_limit(tensor, x)
+    alone = np.max(granted, axis=-1) >= ALONE * np.sum(granted, axis=-1)
+    return np.where(alone, max(limit, ELEMENT), limit)
 
 
 def _pattern(x: Any) -> Any:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.judge.budget import finite, ratio, rounded, rows
-from refattn.verify.judge.compare import row_limit
+from refattn.verify.judge.compare import row_limits
 from refattn.verify.outcome import Outcome, Report, Result, Truth, Verdict
 from refattn.verify.show import diagnosis, example
 from refattn.verify.show.report import call_of, closing, decline_rows
@@ -256,7 +256,7 @@ def _shares(name: str, got: NDArray[Any], truth: Truth) -> NDArray[Any]:
     values = round_to(got.astype(np.float64), truth.stored[name])
     error, granted = rows(name, finite(values) - finite(target)), rows(name, truth.variance[name])
     shares = ratio(np.sqrt(np.mean(error**2, axis=-1)), np.sqrt(np.mean(granted, axis=-1)))
-    shares = shares / row_limit(name, target)
+    shares = shares / row_limits(name, target, granted)
     odd = np.any(rows(name, np.isfinite(values) != np.isfinite(target)), axis=-1)
     per_row = name == "out" or name.startswith("d_")
     lengths = target.shape[:-1] if per_row else target.shape

@@ -75,7 +75,7 @@ CASES = (
         g=2,
         kernel="rbf(bandwidth=1.2, weight=2.0)",
     ),
-    _case("few-keys", "size", "more transitions than keys", n_k=2, updates=4, jitter=0.1),
+    _case("few-keys", "size", "more transitions than keys", n_k=2, updates=4, jitter=3.0),
     _case("one-key", "size", "the space has one dimension", n_q=5, n_k=1, updates=3),
     _case("one-query", "size", "decoding: one query", n_q=1, n_k=9, causal=True),
     _case("no-key", "size", "nothing to attend", n_q=5, n_k=0),
