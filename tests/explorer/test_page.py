@@ -149,7 +149,7 @@ const after = document.querySelector("#SM\\\\.1 td").textContent;
 turn(3, data.knobs[3].here);
 const back = document.querySelector("#SM\\\\.1 td").textContent === before;
 setToken(1);
-const bold = document.querySelectorAll("#SM\\\\.7 td.token").length;
+const bold = document.querySelectorAll("#SM\\\\.4 td.token").length;
 document.body.dataset.seen = JSON.stringify({ inOrder, told, from, to, before, after, back, bold,
   hash: location.hash, math: document.querySelectorAll("math").length,
   wide: document.documentElement.scrollWidth <= window.innerWidth });
