@@ -187,7 +187,7 @@ def _holds_arrays(need: Any) -> bool:
 def _hands_on_what_was_read(module: str) -> bool:
     """Tell whether a module is a definition or a form, whose core has read the arguments."""
     parts = module.split(".")
-    return parts[:2] == ["refattn", "mechanisms"] and (parts[-1] == "dense" or "forms" in parts)
+    return parts[:2] == ["refattn", "mechanisms"] and (parts[-1] == "dense" or "implementations" in parts)
 
 
 def _alike(args: tuple[Any, ...], given: dict[str, Any]) -> tuple[type | None, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 import refattn as ra
 from refattn.golden.inputs import make, make_upstream
-from refattn.verify.itself.samples import shrunk
+from refattn.verify.selfcheck.samples import shrunk
 
 NAMES = [name for name in ra.list_mechanisms() if ra.mechanism(name).core is not None]
 

@@ -96,7 +96,7 @@ class Weights:
     w: Any
 
 
-class OwnError(ValueError):
+class UserCaseError(ValueError):
     pass
 
 
@@ -110,7 +110,7 @@ class OwnError(ValueError):
         (AttributeError("no shape"), TypeError, "weights: AttributeError: no shape"),
         (KeyError("a"), ValueError, "weights: KeyError: 'a'"),
         (ZeroDivisionError("by 0"), ValueError, "weights: ZeroDivisionError: by 0"),
-        (OwnError("of its own"), OwnError, "of its own"),
+        (UserCaseError("of its own"), UserCaseError, "of its own"),
         (np.linalg.LinAlgError("singular"), np.linalg.LinAlgError, "singular"),
         (OSError("w: gone"), OSError, "w: gone"),
     ],
@@ -172,7 +172,7 @@ def test_what_a_core_has_read_is_not_read_again() -> None:
     def f(x: Any) -> None:
         seen.append(x)
 
-    for module in ("refattn.mechanisms.softmax.dense", "refattn.mechanisms.softmax.forms.tiled"):
+    for module in ("refattn.mechanisms.softmax.dense", "refattn.mechanisms.softmax.implementations.tiled"):
         exec("f('no array')", {"f": f, "__name__": module})
     assert len(seen) == 2
     for module in ("refattn.mechanisms.softmax.core", "refattn.mechanisms.softmax.layer.block", "dense", "__main__"):

@@ -80,7 +80,7 @@ def checking(monkeypatch: pytest.MonkeyPatch, *statuses: str) -> list[Any]:
         rows = tuple(Row("laws", f"law {n}", status, share[status], "why") for n, status in enumerate(statuses))
         return CheckReport(mechanism.name, backend.name, require_all, tuple(progress(rows)))
 
-    monkeypatch.setattr("refattn.verify.itself.check.check", check)
+    monkeypatch.setattr("refattn.verify.selfcheck.check.check", check)
     return calls
 
 

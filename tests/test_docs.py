@@ -208,7 +208,7 @@ def test_examples_are_found() -> None:
 def test_the_trace_is_shown_as_it_is_printed() -> None:
     from refattn.backends import get
     from refattn.verify import traced
-    from refattn.verify.show import trace as traced_text
+    from refattn.verify.report import trace as traced_text
 
     page = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8")
     (block,) = (match[2] for match in FENCE.finditer(page) if match[1] == "text")

@@ -22,7 +22,7 @@ import refattn as ra
 from refattn import counter, equations
 from refattn.mechanisms.koopman import dense as _koopman  # noqa: F401  its equations are declared
 from refattn.mechanisms.softmax import dense
-from refattn.mechanisms.softmax.forms import tiled
+from refattn.mechanisms.softmax.implementations import tiled
 from refattn.model import network as _network  # noqa: F401
 from refattn.ops import tiles
 

@@ -5,7 +5,7 @@
 Each dot is one kernel of softmax attention, judged on all designed cases, forward and backward, and stands at the
 largest share of the allowed error that it used. Honest kernels are those of tests/verify/kernels.py, each with several
 seeds of the inputs (and without the cases of size 0, where there is nothing to compute); the others are the mutants of
-`refattn.verify.blame.mutants`, conventions and faults of storing included.
+`refattn.verify.diagnose.mutants`, conventions and faults of storing included.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from matplotlib.lines import Line2D
 import refattn as ra
 from refattn.backends.blas import one_thread
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.blame.mutants import census, kernel, mutants
-from refattn.verify.judge.budget import truth
-from refattn.verify.judge.compare import judge
+from refattn.verify.diagnose.mutants import census, kernel, mutants
 from refattn.verify.outcome import Result
+from refattn.verify.tolerance.budget import truth
+from refattn.verify.tolerance.compare import judge
 from tests.verify.kernels import KERNELS, run
 
 TARGET = Path(__file__).parents[1] / "docs" / "figures" / "budget.png"

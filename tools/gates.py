@@ -4,7 +4,7 @@
     python -m tools.gates --dtype bfloat16 --step 4
     python -m tools.gates --page docs/gates.md --figure docs/figures/gates.png
 
-Wrong kernels are the faults of the museum (`refattn/verify/museum`), modelled on real bug reports; honest ones those of
+Wrong kernels are the faults of the museum (`refattn/verify/bugs`), modelled on real bug reports; honest ones those of
 tests/verify/kernels.py. Each is run on the same designed cases with the same numbers, and a rule catches a kernel that
 it rejects on any of them. The rules are those that repositories publish; the truth is in float64 for all, and *eager*
 is the definition in float32, or with every value rounded to the shorter type. Cases that the others were not made for
@@ -27,11 +27,11 @@ from refattn import equations
 from refattn.backends.blas import one_thread
 from refattn.golden.storage import TYPES, round_to
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.blame.mutants import kernel
-from refattn.verify.judge.budget import evaluate, truth, wide
-from refattn.verify.judge.compare import judge
-from refattn.verify.museum.fault import faults
+from refattn.verify.bugs.fault import faults
+from refattn.verify.diagnose.mutants import kernel
 from refattn.verify.outcome import Floats, Result, Truth
+from refattn.verify.tolerance.budget import evaluate, truth, wide
+from refattn.verify.tolerance.compare import judge
 from tests.verify.kernels import KERNELS, run
 
 KINDS = ("plain", "causal", "masked", "grouped", "unequal", "empty-row", "softcap", "ties", "tail")

@@ -33,7 +33,7 @@ from refattn.cli.arguments import campaign_options
 from refattn.cli.output import progress
 from refattn.mechanisms.record import Case
 from refattn.verify import Isolated, verify_case
-from refattn.verify.foreign.adapter import LoadError
+from refattn.verify.adapters.adapter import LoadError
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -6,7 +6,7 @@
     python -m tools.measure_names --known            # the fault itself is not left out
     python -m tools.measure_names --step 7 --first 3 # every seventh, from the fourth on
 
-Each fault of `refattn/verify/museum` is run as a kernel on all designed cases, once without gradients and once with
+Each fault of `refattn/verify/bugs` is run as a kernel on all designed cases, once without gradients and once with
 them. *Right* is an equation or convention that the fault is an error of, a fault that is an error of the same, or a
 convention that the probe told. What no designed case catches is not counted.
 """
@@ -21,12 +21,12 @@ import click
 import refattn as ra
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.wrong import WrongKernel
-from refattn.verify.blame.mutants import kernel
-from refattn.verify.blame.suspects import suspects
-from refattn.verify.judge.budget import truth
-from refattn.verify.judge.compare import judge
-from refattn.verify.museum.fault import BACKWARD, faults
+from refattn.verify.bugs.fault import BACKWARD, faults
+from refattn.verify.diagnose.mutants import kernel
+from refattn.verify.diagnose.suspects import suspects
 from refattn.verify.outcome import Suspects
+from refattn.verify.tolerance.budget import truth
+from refattn.verify.tolerance.compare import judge
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from refattn.cli.arguments import campaign_options
 from refattn.cli.output import progress
 from refattn.mechanisms.record import Case
 from refattn.mechanisms.wrong import WrongKernel
-from refattn.verify.blame.mutants import Fate, census, kill_rate, mutants, truths_of
+from refattn.verify.diagnose.mutants import Fate, census, kill_rate, mutants, truths_of
 from refattn.verify.outcome import Truth
 from tests.verify.honest import runs_with
 

@@ -18,7 +18,7 @@ import click
 
 from docs.experiments.page import put, table
 from refattn.campaign import Where
-from refattn.verify.itself.check import check_all
+from refattn.verify.selfcheck.check import check_all
 
 WORKERS = (1, 2, 4)
 

@@ -5,6 +5,7 @@ The same inputs give the same share on the same machine, so any change has a cau
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 from collections.abc import Iterator
@@ -17,8 +18,8 @@ from refattn.xp import dtype_name
 from .common import BACKENDS, FORMS, array, split, usable
 
 if TYPE_CHECKING:
-    from refattn.verify.itself.sections import Scope
     from refattn.verify.outcome import Truth
+    from refattn.verify.selfcheck.sections import Scope
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -26,17 +27,18 @@ LARGEST = 1e6
 """Stands for an infinite share: a wrong shape or dtype, or NaN where a number should be."""
 
 
-def _module(room: str, name: str) -> Any:
-    """Return a module of verification; in versions from before its rooms it stands beside the others."""
-    try:
-        return importlib.import_module(f"refattn.verify.{room}.{name}")
-    except ModuleNotFoundError:
-        return importlib.import_module(f"refattn.verify.{name}")
+def _module(name: str, *rooms: str) -> Any:
+    """Return a module of verification; earlier versions have it in another room, or beside the others."""
+    for room in rooms:
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(f"refattn.verify.{room}.{name}")
+    return importlib.import_module(f"refattn.verify.{name}")
 
 
-truth, evaluate = _module("judge", "budget").truth, _module("judge", "budget").evaluate
-compare = _module("judge", "compare").compare
-sections = _module("itself", "sections")
+truth = _module("budget", "tolerance", "judge").truth
+evaluate = _module("budget", "tolerance", "judge").evaluate
+compare = _module("compare", "tolerance", "judge").compare
+sections = _module("sections", "selfcheck", "itself")
 
 
 def cases(scope: Scope) -> list[Case]:

@@ -25,14 +25,14 @@ def graph_of(n: int) -> Any:
 def sparse(n: int, coupling: str, channels: int) -> Callable[[], Any]:
     """The sparse form."""
     from refattn.mechanisms.graph_energy import sparse_graph
-    from refattn.mechanisms.graph_energy.forms import sparse
+    from refattn.mechanisms.graph_energy.implementations import sparse
 
     return evaluation(sparse, sparse_graph(graph_of(n)), n, coupling, channels)
 
 
 def dense(n: int, coupling: str, channels: int) -> Callable[[], Any]:
     """Tiles of every difference of two scores."""
-    from refattn.mechanisms.graph_energy.forms import tiled
+    from refattn.mechanisms.graph_energy.implementations import tiled
 
     return evaluation(tiled, graph_of(n)[None, None], n, coupling, channels)
 

@@ -19,7 +19,7 @@ class Lists(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         for name in registry.list_mechanisms():
-            self.env.note_dependency(str(files(registry.room(name)) / "judge" / "claims.toml"))
+            self.env.note_dependency(str(files(registry.room(name)) / "testing" / "claims.toml"))
         made = self.parse_text_to_nodes("\n".join(sections()), allow_section_headings=True)
         for listed in (each for node in made for each in node.findall(nodes.bullet_list)):
             listed["classes"].append("claims")

@@ -24,7 +24,7 @@ from docs.extension.equations import defining, owner
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify import traced
-from refattn.verify.itself import laws
+from refattn.verify.selfcheck import properties
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -220,7 +220,7 @@ def _deviations(mechanism: Mechanism) -> Iterator[str]:
 
 
 def _laws(mechanism: Mechanism) -> Iterator[str]:
-    rows = [(f"`{name}`", summary(_doc(laws.LAWS.get(name)))) for name in mechanism.laws]
+    rows = [(f"`{name}`", summary(_doc(properties.LAWS.get(name)))) for name in mechanism.laws]
     if rows:
         yield from ("What holds whatever the numbers are, checked by `refattn check`.", "")
         yield from _table(("law", "what it says"), rows)

@@ -19,7 +19,7 @@ from refattn.checked import Real, Whole, checked, read
 from refattn.mechanisms.graph_energy.core import Saved
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic
-from refattn.mechanisms.graph_energy.forms import pairs, sparse
+from refattn.mechanisms.graph_energy.implementations import pairs, sparse
 from refattn.mechanisms.graph_energy.solvers.newton import jacobian_of
 from refattn.mechanisms.graph_energy.system import System
 

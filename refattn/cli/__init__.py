@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 import refattn
-from refattn.cli import streams
+from refattn.cli import stdio
 from refattn.cli.analyse import analyse
 from refattn.cli.arguments import BAD_INPUT, INTERRUPTED, Group, read_help
 from refattn.cli.certify import check, verify
@@ -94,7 +94,7 @@ if cli.help is None:  # python -OO
 
 def main() -> None:
     """Run the command line: the console entry point."""
-    output = streams.hold()
+    output = stdio.hold()
     try:
         cli(prog_name="refattn")
     except SystemExit as ended:

@@ -20,7 +20,7 @@ def begin(kind: str, mechanism: str) -> None:
     path = Path("attend.c" if kind == "c" else f"attend_{kind}.py")
     if path.exists():
         raise Problem(f"--init: got {kind}, and there is {path}, needs a folder without it")
-    template = resources.files("refattn.verify.foreign").joinpath("templates", f"{kind}.txt").read_text("utf-8")
+    template = resources.files("refattn.verify.adapters").joinpath("templates", f"{kind}.txt").read_text("utf-8")
     try:
         write_output(path, template.replace("MECHANISM", mechanism).replace("ADAPTER", path.name).encode())
     except OSError as error:

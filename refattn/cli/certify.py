@@ -28,13 +28,13 @@ from refattn.cli.arguments import (
 from refattn.cli.begin import INITS, begin
 from refattn.cli.golden import read_set
 from refattn.cli.output import deliver, progress, say, write_text
-from refattn.cli.own import own_cases, own_given, seed_of, sizes_of_large, supported, without_float64
+from refattn.cli.user_cases import own_cases, own_given, seed_of, sizes_of_large, supported, without_float64
 from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
     from refattn.campaign import Where
     from refattn.mechanisms.record import Mechanism
-    from refattn.verify.foreign.isolate import Isolated
+    from refattn.verify.adapters.isolate import Isolated
     from refattn.verify.outcome import CheckReport, Report
 
 
@@ -70,15 +70,15 @@ def check(
     library = backend_of(backend)
     check_writable(file)
     sizes = _mesh(library.name, devices, mesh)
-    from refattn.verify.itself import check
-    from refattn.verify.show import report
+    from refattn.verify.report import tables
+    from refattn.verify.selfcheck import check
 
     found: list[CheckReport] = []
     names = [record.name for record in records]
     asked: dict[str, Any] = {"full": full, "require_all": require_all, "where": where, "mesh": sizes}
     with progress("check", "parts") as wrap:
         for one in check.check_all(names, library.name, progress=wrap, **asked):
-            say(partial(report.checked, one, table=verbose or sizes is not None or one.exit_code == 1), file)
+            say(partial(tables.checked, one, table=verbose or sizes is not None or one.exit_code == 1), file)
             found.append(one)
     codes = {one.exit_code for one in found}
     code = 1 if 1 in codes else NOTHING_RUN if codes == {NOTHING_RUN} or require_all and NOTHING_RUN in codes else 0
@@ -246,9 +246,9 @@ def verify(
         record, stored = own_cases(record, shapes, listed, inputs)
         dtypes = dtypes or stored
     from refattn.golden.storage import DTYPES, SCALED
-    from refattn.verify import large, many, run, shrink, verify_bitwise, verify_memory
-    from refattn.verify.foreign import adapter, dumped
-    from refattn.verify.judge import derivatives, sampled
+    from refattn.verify import large, parallel, run, shrink, verify_bitwise, verify_memory
+    from refattn.verify.adapters import adapter, dumped
+    from refattn.verify.tolerance import derivatives, sampled
 
     for name in dtypes:
         if name not in (*DTYPES, *SCALED):
@@ -298,8 +298,8 @@ def verify(
                 else:
                     asked |= {"derivatives": asked_for, "rounding": rounded, "seed": number}
                     if not where.plain:
-                        start = many.Given(_absolute(impl or ""), program or "", ("out", *record.outputs), timeout)
-                        asked["outcomes"] = partial(many.outcomes, record, implementation, start, where)
+                        start = parallel.Given(_absolute(impl or ""), program or "", ("out", *record.outputs), timeout)
+                        asked["outcomes"] = partial(parallel.outcomes, record, implementation, start, where)
                     found = replace(run.verify(record, implementation, dtypes=dtypes, **asked), left_out=left_out)
                     if not asked_for and mesh is None:  # a shorter sequence would not fit the mesh
                         least = shrink.least(record, implementation, found, rounding=rounded)
@@ -308,17 +308,17 @@ def verify(
                         stand_in = shrink.in_place_of_long(record, implementation, found, rounding=rounded)
         except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
-    from refattn.verify.blame import suspects
-    from refattn.verify.foreign.declared import read_roundings, roundings
-    from refattn.verify.judge.precision import explained
-    from refattn.verify.show import page, report
-    from refattn.verify.show import suspects as suspects_text
-    from refattn.verify.show.junit import junit as as_junit
+    from refattn.verify.adapters.declared import read_roundings, roundings
+    from refattn.verify.diagnose import suspects
+    from refattn.verify.report import page, tables
+    from refattn.verify.report import suspects as suspects_text
+    from refattn.verify.report.junit import junit as as_junit
+    from refattn.verify.tolerance.precision import explained
 
     if junit is not None:
         write_text(junit, as_junit(laws if others else found), "--junit")
     if others:
-        deliver(lambda **form: report.checked(laws, **form), laws.to_json(), file)
+        deliver(lambda **form: tables.checked(laws, **form), laws.to_json(), file)
         ctx.exit(laws.exit_code)
     if not asked_for and any(outcome.status == "disagrees" for outcome in found.outcomes):
         told = {} if outputs is not None else roundings(implementation, record.equations)
@@ -331,14 +331,14 @@ def verify(
         lines = suspects_text.lines(found.suspects) if found.suspects else ()
         instead = stand_in[1].outcomes if stand_in else ()
         write_text(html, page.page(found, record, refattn.__version__, lines, instead), "--html")
-    deliver(lambda **form: report.verified(found, record, details=verbose, **form), found.to_json(), file)
+    deliver(lambda **form: tables.verified(found, record, details=verbose, **form), found.to_json(), file)
     ctx.exit(found.exit_code)
 
 
 def _over_mesh(record: Mechanism, text: str) -> Mechanism:
     """Return the record with cases whose axes are multiples of the sizes of a mesh."""
     from refattn.shards.mesh import sizes_of
-    from refattn.verify.itself.samples import fitted
+    from refattn.verify.selfcheck.samples import fitted
 
     try:
         sizes = sizes_of(text)
@@ -357,9 +357,9 @@ def _implementation(
     in_process: bool,
 ) -> tuple[Any, str]:
     """Return the implementation and how Python names it."""
-    from refattn.verify.foreign.isolate import Isolated
-    from refattn.verify.foreign.meshed import load
-    from refattn.verify.foreign.program import Program
+    from refattn.verify.adapters.isolate import Isolated
+    from refattn.verify.adapters.meshed import load
+    from refattn.verify.adapters.program import Program
 
     if program is not None:
         named = ("out", *record.outputs)
@@ -388,7 +388,7 @@ def _roundings(record: Mechanism, given: str | None, stored: bool) -> tuple[str,
     ids = tuple(id.strip() for id in (given or "").split(",") if id.strip())
     if given is not None and stored:
         raise Problem("--rounding: the budgets of golden vectors are stored in them; needs --impl or --exec")
-    from refattn.verify.foreign.declared import read_roundings
+    from refattn.verify.adapters.declared import read_roundings
 
     try:
         if given is not None and not ids:

@@ -140,7 +140,7 @@ def check(ctx: click.Context, folder: str | None, file: str | None, where: Where
     found = read_set(ctx, folder)
     from refattn import campaign
     from refattn.verify import freeze
-    from refattn.verify.show import golden as golden_text
+    from refattn.verify.report import golden as golden_text
 
     _check_about(found, freeze.about([record_of(name) for name in found.manifest["mechanisms"]], "small", ""))
     cases, path, vouched = found.cases, str(found.folder.resolve()), found.manifest["sha256"]
@@ -188,7 +188,7 @@ def _recomputed(found: GoldenSet, entry: dict[str, Any]) -> tuple[float, str]:
     """Return the largest used share of an allowed error of a stored case, and where; infinity where facts differ."""
     from refattn.golden import agreement, tensors
     from refattn.verify import freeze
-    from refattn.verify.itself.samples import shrunk
+    from refattn.verify.selfcheck.samples import shrunk
 
     record = record_of(entry["mechanism"])
     if entry["case"] not in [case.name for case in record.cases]:
@@ -208,7 +208,7 @@ def show(ctx: click.Context, folder: str | None, case: str | None, file: str | N
     """Show the cases of the set in DIR, or the arrays of one of them."""
     check_writable(file)
     found = read_set(ctx, folder)
-    from refattn.verify.show import golden as golden_text
+    from refattn.verify.report import golden as golden_text
 
     if case is None:
         deliver(lambda **form: golden_text.cases(found.manifest, **form), found.manifest, file)

@@ -19,21 +19,21 @@ def list_(mechanisms: tuple[str, ...], claims: bool, file: str | None) -> None:
     """Show the mechanisms of the library, or those that are named."""
     check_writable(file)
     records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
-    from refattn.verify.show import report
+    from refattn.verify.report import tables
 
     if claims:
         rows = [{"mechanism": record.name, **asdict(claim)} for record in records for claim in record.claims]
-        deliver(lambda **form: report.claims(records, **form), rows, file)
+        deliver(lambda **form: tables.claims(records, **form), rows, file)
     else:
         data = [{"name": m.name, "title": m.title, "forms": list(m.forms), "source": m.source} for m in records]
-        deliver(lambda **form: report.mechanisms(records, **form), data, file)
+        deliver(lambda **form: tables.mechanisms(records, **form), data, file)
 
 
 @click.command("backends", short_help="Show the array libraries.")
 def backends() -> None:
     """Show the array libraries: which can be used here, and why others cannot."""
     from refattn.backends import describe
-    from refattn.verify.show import report
+    from refattn.verify.report import tables
 
     rows = describe()
-    deliver(lambda **form: report.backends(rows, **form))
+    deliver(lambda **form: tables.backends(rows, **form))

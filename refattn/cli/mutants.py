@@ -30,7 +30,7 @@ def mutants(
     check_writable(file)
     record = record_of(mechanism)
     from refattn.verify import mutated
-    from refattn.verify.show import mutation
+    from refattn.verify.report import mutation
 
     kernels = mutated.chosen(record.name, only, every)
     if not kernels:

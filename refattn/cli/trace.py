@@ -65,7 +65,7 @@ def trace(
     record = record_of(mechanism)
     from refattn.golden.storage import DTYPES
     from refattn.verify import traced
-    from refattn.verify.show import trace as traced_text
+    from refattn.verify.report import trace as traced_text
 
     if dtype not in DTYPES:
         raise Problem(f"--dtype: got {dtype!r}, needs one of {', '.join(DTYPES)}")

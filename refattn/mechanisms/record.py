@@ -232,7 +232,7 @@ class Mechanism:
     kernel_sizes
         Further ones in the sizes that kernels have, of which there are no golden vectors; `refattn verify` runs both.
     laws
-        Names of the laws of `refattn.verify.itself.laws` that hold.
+        Names of the laws of `refattn.verify.selfcheck.properties` that hold.
     magnitudes
         By equation id, where its rounding error is not relative to its own value: the size of the terms that it sums,
         as a function of the inputs and the traced values.
@@ -242,7 +242,7 @@ class Mechanism:
     wrong
         Plausible wrong readings, and wrong backward passes, by name.
     questions
-        What implementations are asked beside what any attention is, see `refattn.verify.foreign.conventions`.
+        What implementations are asked beside what any attention is, see `refattn.verify.adapters.conventions`.
     outputs
         Fields of the core's `saved` that are outputs beside `out`, each with the equation that computes it.
     before
@@ -382,10 +382,10 @@ class Mechanism:
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """What its sources claim, read from `judge/claims.toml` of its room; none where there is no such file."""
+        """What its sources claim, read from `testing/claims.toml` of its room; none where there is no such file."""
         import tomllib
 
-        file = resources.files("refattn.mechanisms") / self.name / "judge" / "claims.toml"
+        file = resources.files("refattn.mechanisms") / self.name / "testing" / "claims.toml"
         rows = tomllib.loads(file.read_text(encoding="utf-8"))["claims"] if file.is_file() else []
         return tuple(Claim(**{**row, "tests": tuple(row["tests"])}) for row in rows)
 

@@ -29,17 +29,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from refattn.verify.adapters.conventions import probe_conventions as probe_conventions
+    from refattn.verify.adapters.isolate import Isolated as Isolated
+    from refattn.verify.adapters.meshed import load as load
+    from refattn.verify.adapters.program import Program as Program
     from refattn.verify.bitwise import verify_bitwise as verify_bitwise
-    from refattn.verify.blame.suspects import locate as locate
-    from refattn.verify.foreign.conventions import probe_conventions as probe_conventions
-    from refattn.verify.foreign.isolate import Isolated as Isolated
-    from refattn.verify.foreign.meshed import load as load
-    from refattn.verify.foreign.program import Program as Program
-    from refattn.verify.itself.check import check as check
+    from refattn.verify.diagnose.suspects import locate as locate
     from refattn.verify.large import verify_large as verify_large
     from refattn.verify.memory import verify_memory as verify_memory
     from refattn.verify.run import verify as verify
     from refattn.verify.run import verify_case as verify_case
+    from refattn.verify.selfcheck.check import check as check
 
 # Where a public name lives.
 _HOMES = {

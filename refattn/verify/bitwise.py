@@ -18,11 +18,11 @@ from refattn.checked import checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import spacing
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.foreign import manners
-from refattn.verify.foreign.adapter import CallError, call
-from refattn.verify.itself.sections import NotRun
+from refattn.verify.adapters import manners
+from refattn.verify.adapters.adapter import CallError, call
 from refattn.verify.outcome import CheckReport, Decline, Row
-from refattn.verify.own import qkv
+from refattn.verify.selfcheck.sections import NotRun
+from refattn.verify.user_cases import qkv
 
 SIZES = {"b": 3, "h": 4, "g": 2, "n_q": 70, "n_k": 133, "d": 64}
 

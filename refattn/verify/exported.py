@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from refattn.golden import tensors
 from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.judge.budget import truth
-from refattn.verify.judge.compare import ELEMENT, judge
-from refattn.verify.museum.fault import MECHANISM
+from refattn.verify.bugs.fault import MECHANISM
 from refattn.verify.outcome import Result, Truth
+from refattn.verify.tolerance.budget import truth
+from refattn.verify.tolerance.compare import ELEMENT, judge
 
 FORMATS = ("safetensors", "npz", "onnx")
 """The first is that of `refattn.golden.vectors`."""

@@ -18,11 +18,11 @@ from refattn.golden import tensors, vectors
 from refattn.golden.inputs import make, upstream_input
 from refattn.golden.storage import DTYPES, has_gradient, round_to
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.itself.probe import first_beyond, host, used_share
-from refattn.verify.itself.samples import shrunk
-from refattn.verify.judge.budget import finite, truth
-from refattn.verify.judge.compare import BIAS, ELEMENT, ROW, WHOLE, compare
 from refattn.verify.outcome import Truth
+from refattn.verify.selfcheck.probe import first_beyond, host, used_share
+from refattn.verify.selfcheck.samples import shrunk
+from refattn.verify.tolerance.budget import finite, truth
+from refattn.verify.tolerance.compare import BIAS, ELEMENT, ROW, WHOLE, compare
 from refattn.verify.traced import places
 
 SIZES = ("small", "full")
@@ -157,7 +157,7 @@ def _equations(
 
 
 def thaw(entry: Mapping[str, Any], arrays: Stored, dtype: str) -> Truth:
-    """Return the truth of a stored case for one of its types, as `refattn.verify.judge.compare` judges by it."""
+    """Return the truth of a stored case for one of its types, as `refattn.verify.tolerance.compare` judges by it."""
     types = {name: [f"{kind}/{name}" for kind in (dtype, "bool", "int64")] for name in entry["inputs"]}
     inputs = {
         name: next(arrays[place][1] for place in places if place in arrays)

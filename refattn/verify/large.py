@@ -20,13 +20,13 @@ from refattn.checked import Whole, checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import TYPES, has_gradient, stored
 from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify.foreign.adapter import CallError, call
-from refattn.verify.itself import laws
-from refattn.verify.itself.probe import Core, Values, used_share
-from refattn.verify.itself.samples import Sample
-from refattn.verify.itself.sections import NotRun, one_line
-from refattn.verify.judge.budget import disturbances, evaluate, finite, wide
+from refattn.verify.adapters.adapter import CallError, call
 from refattn.verify.outcome import CheckReport, Decline, Row
+from refattn.verify.selfcheck import properties
+from refattn.verify.selfcheck.probe import Core, Values, used_share
+from refattn.verify.selfcheck.samples import Sample
+from refattn.verify.selfcheck.sections import NotRun, one_line
+from refattn.verify.tolerance.budget import disturbances, evaluate, finite, wide
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -144,7 +144,7 @@ _MORE = ("split_and_merge", "padding", "truncation")
 
 def laws_of(mechanism: Mechanism) -> dict[str, Law]:
     """Return what is checked: laws that the record claims, and `rows` where queries do not see each other."""
-    known: dict[str, Law] = {name: laws.LAWS[name] for name in (*_SHARED, *_MORE)} | {
+    known: dict[str, Law] = {name: properties.LAWS[name] for name in (*_SHARED, *_MORE)} | {
         "causal": causal,
         "independent": independent,
     }

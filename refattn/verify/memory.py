@@ -1,7 +1,7 @@
 """Layouts and memory: whether an implementation gives the same wherever its arrays lie and whatever is called around.
 
-Each row calls it on a few designed cases in one manner (`refattn.verify.foreign.manners`) and judges what comes back by
-the error budget, as it is in C order by itself.
+Each row calls it on a few designed cases in one manner (`refattn.verify.adapters.manners`) and judges what comes back
+by the error budget, as it is in C order by itself.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 
 from refattn.checked import checked
 from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify.foreign.adapter import CallError, call
-from refattn.verify.foreign.manners import TIMES
-from refattn.verify.judge.budget import truth
-from refattn.verify.judge.compare import judge
+from refattn.verify.adapters.adapter import CallError, call
+from refattn.verify.adapters.manners import TIMES
 from refattn.verify.outcome import CheckReport, Decline, Result, Row, Truth
-from refattn.verify.own import qkv
+from refattn.verify.tolerance.budget import truth
+from refattn.verify.tolerance.compare import judge
+from refattn.verify.user_cases import qkv
 
 LARGE = 1e4
 """What stands in masked keys and values, where it must not matter."""

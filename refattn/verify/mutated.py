@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from refattn.golden.storage import TYPES
 from refattn.mechanisms.wrong import Call, WrongKernel
-from refattn.verify.museum.emulator import Flash
-from refattn.verify.museum.fault import faults
+from refattn.verify.bugs.emulator import Flash
+from refattn.verify.bugs.fault import faults
 
 FAULT, SIZES, LOG = "REFATTN_SHIM_FAULT", "REFATTN_SHIM_SIZES", "REFATTN_SHIM_LOG"
 """What the processes of a suite are told: the name of a fault, its tiles, and the file that they note in."""

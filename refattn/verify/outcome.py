@@ -324,7 +324,7 @@ class Suspects:
 class Precision:
     """What would explain the failures in a dtype.
 
-    With `roundings` declared (see `refattn.verify.judge.budget.Roundings`) those cases agree that were judged once
+    With `roundings` declared (see `refattn.verify.tolerance.budget.Roundings`) those cases agree that were judged once
     more, `cases` of those `failing`.
     """
 
@@ -341,17 +341,17 @@ class Report:
     Attributes
     ----------
     suspects
-        Where the error is (`refattn.verify.blame.suspects.locate`); None where nobody asked, or no number disagrees.
+        Where the error is (`refattn.verify.diagnose.suspects.locate`); None where nobody asked, or no number disagrees.
     smallest, least
         The smallest case that fails, as lines of Python (`refattn.verify.shrink`), and with what was found.
     conventions
-        Where something fails, those that are not the conventions of refattn: see `refattn.verify.foreign.conventions`.
+        Where something fails, those that are not the conventions of refattn: see `refattn.verify.adapters.conventions`.
     seed
         Of the random numbers of the inputs.
     reference
         Whether the implementation, in a process of its own, has loaded a definition that others are judged by.
     precision
-        Where something fails, what it may have rounded that would explain it: see `refattn.verify.judge.precision`.
+        Where something fails, what it may have rounded that would explain it: see `refattn.verify.tolerance.precision`.
     left_out
         Why float64, which nobody asked for by name, was not run; "" where it was.
 
@@ -398,7 +398,7 @@ class Report:
         return 3 if not total["run"] else 1 if total["failed"] else 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data for JSON, as `refattn/verify/show/report.schema.json` describes it."""
+        """Return the report as plain data for JSON, as `refattn/verify/report/tables.schema.json` describes it."""
         plain = tuple(replace(one, seen=None) for one in self.outcomes)
         data = dataclasses.asdict(replace(self, outcomes=plain, least=None))
         del data["least"]

@@ -21,7 +21,7 @@ import pytest
 
 if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism
-    from refattn.verify.foreign.isolate import Isolated
+    from refattn.verify.adapters.isolate import Isolated
     from refattn.verify.outcome import Outcome
 
 
@@ -106,8 +106,8 @@ _PROCESSES: dict[str, Isolated] = {}
 
 def _loaded(implementation: Any, seconds: float, in_process: bool) -> Any:
     """Return an implementation in a process of its own, where it can be found there."""
-    from refattn.verify.foreign.adapter import LoadError, load
-    from refattn.verify.foreign.isolate import Isolated
+    from refattn.verify.adapters.adapter import LoadError, load
+    from refattn.verify.adapters.isolate import Isolated
 
     if in_process:
         return load(implementation) if isinstance(implementation, str) else implementation
@@ -186,9 +186,9 @@ class _Watch:
 
 def _suspect(record: Mechanism, outcome: Outcome, grad: bool) -> str:
     """Return, in a few words, the first suspect from this case alone; "" where there is none."""
-    from refattn.verify.blame.suspects import locate
+    from refattn.verify.diagnose.suspects import locate
     from refattn.verify.outcome import Report
-    from refattn.verify.show.suspects import told
+    from refattn.verify.report.suspects import told
 
     found = locate(record, Report(record.name, "", grad, (outcome,))).suspects
     return f"; suspect: {told(found.ranked[0])}" if found and found.ranked else ""

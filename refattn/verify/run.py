@@ -11,7 +11,7 @@ import numpy as np
 from refattn.checked import One, Whole, checked
 from refattn.golden.storage import DTYPES, SCALED
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.foreign.adapter import (
+from refattn.verify.adapters.adapter import (
     CallError,
     attribute,
     call,
@@ -19,14 +19,14 @@ from refattn.verify.foreign.adapter import (
     own_keep,
     pulls,
 )
-from refattn.verify.foreign.conventions import differing
-from refattn.verify.foreign.declared import of_float8, read_roundings, roundings
-from refattn.verify.judge import sampled
-from refattn.verify.judge.budget import rounded, truth, with_equations
-from refattn.verify.judge.compare import judge
-from refattn.verify.judge.derivatives import DTYPES as DERIVED
-from refattn.verify.judge.derivatives import with_derivatives
+from refattn.verify.adapters.conventions import differing
+from refattn.verify.adapters.declared import of_float8, read_roundings, roundings
 from refattn.verify.outcome import Decline, Outcome, Report, Result, Truth
+from refattn.verify.tolerance import sampled
+from refattn.verify.tolerance.budget import rounded, truth, with_equations
+from refattn.verify.tolerance.compare import judge
+from refattn.verify.tolerance.derivatives import DTYPES as DERIVED
+from refattn.verify.tolerance.derivatives import with_derivatives
 
 
 @checked(mechanism=Mechanism, case=Case, dtype=One((*DTYPES, *SCALED)), grad=bool, seed=Whole())
@@ -173,7 +173,7 @@ def verify(
     mechanism
         The record to verify against.
     implementation
-        See `refattn.verify.foreign.adapter`.
+        See `refattn.verify.adapters.adapter`.
     label
         The name that the report gives it.
     dtypes
@@ -190,7 +190,7 @@ def verify(
     progress
         Wraps the sequence of cases, for a progress bar.
     outcomes
-        Runs the cases in place of `verify_case`, one after the other: `refattn.verify.many.outcomes` with its first
+        Runs the cases in place of `verify_case`, one after the other: `refattn.verify.parallel.outcomes` with its first
         arguments.
 
     Returns

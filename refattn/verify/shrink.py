@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify.itself.samples import resized, resized_by, sizes_of
-from refattn.verify.judge.sampled import is_long
 from refattn.verify.outcome import Outcome, Report
 from refattn.verify.run import verify_case
+from refattn.verify.selfcheck.samples import resized, resized_by, sizes_of
+from refattn.verify.tolerance.sampled import is_long
 
 SECONDS = 10.0
 """No further case is tried after so long."""

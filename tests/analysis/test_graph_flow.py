@@ -20,7 +20,7 @@ from refattn.analysis.graphs import (
     graph_of,
 )
 from refattn.mechanisms.graph_energy.forces import COUPLINGS
-from refattn.mechanisms.graph_energy.forms.sparse import sparse_graph
+from refattn.mechanisms.graph_energy.implementations.sparse import sparse_graph
 
 
 def draw(name: str, *shape: int) -> Floats:

@@ -30,7 +30,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> versions.Homes:
     """The files as they are, and the same with the exponentials of the tiled form in float16."""
     folder = tmp_path_factory.mktemp("versions")
     base, head = check_out(WORKING_TREE, folder / "base"), check_out(WORKING_TREE, folder / "head")
-    tiled = head / "refattn" / "mechanisms" / "softmax" / "forms" / "tiled.py"
+    tiled = head / "refattn" / "mechanisms" / "softmax" / "implementations" / "tiled.py"
     text = tiled.read_text()
     assert EXPONENTIAL in text
     tiled.write_text(text.replace(EXPONENTIAL, ROUNDED))

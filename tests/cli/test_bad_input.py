@@ -113,7 +113,7 @@ def test_an_unforeseen_error_is_one_line_too(monkeypatch: pytest.MonkeyPatch) ->
     def fail(*arguments: Any, **options: Any) -> None:
         raise ZeroDivisionError("division\nby zero")
 
-    monkeypatch.setattr("refattn.verify.itself.check.check", fail)
+    monkeypatch.setattr("refattn.verify.selfcheck.check.check", fail)
     assert refused("check", "--jobs", "1") == "ZeroDivisionError: division by zero (refattn --debug shows where)"
     assert "Traceback" in run("--debug", "check", "--jobs", "1").stderr
 

@@ -16,7 +16,7 @@ import refattn as ra
 from refattn import equations
 from refattn.golden import tensors, vectors
 from refattn.verify import exported, freeze
-from refattn.verify.itself.samples import shrunk
+from refattn.verify.selfcheck.samples import shrunk
 from tests.cli.command import run
 from tests.thinned import thinned
 from tests.verify.test_freeze import written

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from refattn.cli import output, streams
+from refattn.cli import output, stdio
 from tests.cli.command import ROOT, SMALL, process, terminal
 
 
@@ -60,7 +60,7 @@ def test_a_pipe_that_is_full_and_does_not_block_is_waited_for() -> None:
 
     reader = threading.Timer(0.05, read)
     reader.start()
-    with io.BufferedWriter(streams.Stream(writing, "wb")) as stream:
+    with io.BufferedWriter(stdio.Stream(writing, "wb")) as stream:
         stream.write(text)
     reader.join()
     os.close(reading)

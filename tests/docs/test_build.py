@@ -71,7 +71,7 @@ def general(name: str) -> list[tuple[str, ModuleType]]:
     room = registry.room(name)
     found = [importlib.import_module(each.name) for each in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
     modules = [
-        module for module in found if module is not ra.mechanism(name).definition and ".judge" not in module.__name__
+        module for module in found if module is not ra.mechanism(name).definition and ".testing" not in module.__name__
     ]
     return [(id, module) for module in modules for id in equations.declared(module)]
 

@@ -13,7 +13,7 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms.record import Case
-from refattn.verify.foreign.adapter import load
+from refattn.verify.adapters.adapter import load
 from refattn.verify.outcome import Outcome
 from refattn.verify.run import verify_case
 

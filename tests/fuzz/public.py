@@ -32,8 +32,8 @@ from refattn.model import decode
 from refattn.ops import activations, embedding, heads, layer_norm, linear, losses, mlp
 from refattn.train import checkpoint, data, metrics, optimiser, sample, schedule, settings, step
 from refattn.verify import large, run, traced
-from refattn.verify.foreign import adapter
-from refattn.verify.foreign.program import Program
+from refattn.verify.adapters import adapter
+from refattn.verify.adapters.program import Program
 
 # Words that messages have for arguments which are called otherwise here: those of the command line, or what they name.
 KNOWN_AS = {

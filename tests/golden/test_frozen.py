@@ -10,7 +10,7 @@ import refattn as ra
 from refattn import equations
 from refattn.golden import vectors
 from refattn.verify import freeze
-from refattn.verify.judge.compare import ELEMENT
+from refattn.verify.tolerance.compare import ELEMENT
 
 LIMIT = 8 * 2**20
 NAMES = [name for name in ra.list_mechanisms() if ra.mechanism(name).core is not None]

@@ -12,7 +12,7 @@ import refattn as ra
 from refattn.golden import vectors
 from refattn.golden.inputs import DESIGNS
 from refattn.verify import freeze
-from refattn.verify.itself.samples import shrunk
+from refattn.verify.selfcheck.samples import shrunk
 from tests.golden.test_vectors import header
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

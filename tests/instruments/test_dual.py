@@ -14,8 +14,8 @@ import refattn as ra
 from refattn import counter
 from refattn.instruments.dual import Dual, tangents
 from refattn.mechanisms.record import Unsupported
-from refattn.verify.itself import gradients
-from refattn.verify.itself.tangents import TOLERANCE, WAYS
+from refattn.verify.selfcheck import gradients
+from refattn.verify.selfcheck.tangents import TOLERANCE, WAYS
 from refattn.xp import backend, namespace
 from tests.test_equation_ids import SIZES
 

@@ -17,7 +17,7 @@ import refattn as ra
 from refattn import backends, counter, model, tree
 from refattn.model import decode, network, pointer
 from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
-from refattn.verify.itself import gradients
+from refattn.verify.selfcheck import gradients
 from tests.test_equation_ids import id_problems, line_problems, trace_of
 
 CAUSAL = [name for name in ra.list_mechanisms() if "causal" in ra.mechanism(name).reads]

@@ -15,7 +15,7 @@ from refattn import backends, counter, model, tree
 from refattn.model import decode, pointer
 from refattn.train.loop import continued
 from refattn.train.settings import build, parse
-from refattn.verify.itself import gradients
+from refattn.verify.selfcheck import gradients
 from tests.train.runs import train
 
 

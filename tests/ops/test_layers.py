@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from refattn import backends, counter
 from refattn.ops import activations, embedding, layer_norm, losses, mlp
-from refattn.verify.itself import gradients
+from refattn.verify.selfcheck import gradients
 
 Leaves = Mapping[str, Any]
 

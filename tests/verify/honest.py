@@ -9,10 +9,10 @@ import numpy as np
 
 from refattn.golden.storage import has_gradient
 from refattn.mechanisms.record import Case, Mechanism, Unsupported
-from refattn.verify.blame.mutants import kernel, stored
-from refattn.verify.judge.budget import evaluate, truth
-from refattn.verify.judge.compare import judge
+from refattn.verify.diagnose.mutants import kernel, stored
 from refattn.verify.outcome import Result, Truth, Verdict
+from refattn.verify.tolerance.budget import evaluate, truth
+from refattn.verify.tolerance.compare import judge
 
 
 def results(record: Mechanism, case: Case, known: Truth, dtype: str) -> Iterator[tuple[str, Result]]:

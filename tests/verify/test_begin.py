@@ -18,7 +18,7 @@ from refattn.cli import cli
 from refattn.cli.begin import INITS
 from refattn.verify import Program, load, verify
 from refattn.verify.outcome import CheckReport, Row
-from refattn.verify.show.junit import junit
+from refattn.verify.report.junit import junit
 
 RECORD = ra.mechanism("softmax")
 RECORD = replace(RECORD, cases=tuple(RECORD.case(name) for name in ("tiny", "grouped", "causal-tail", "empty-rows")))

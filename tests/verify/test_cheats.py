@@ -8,7 +8,7 @@ from typing import Any
 
 import refattn as ra
 from refattn.verify import Isolated, verify
-from refattn.verify.show import report
+from refattn.verify.report import tables
 
 RECORD = ra.mechanism("softmax")
 FEW = replace(RECORD, cases=tuple(RECORD.case(name) for name in ("plain", "peaked", "scale", "causal")))
@@ -82,4 +82,4 @@ def test_a_call_of_the_reference_is_told(tmp_path: Path) -> None:
         with Isolated(f"{file}:{name}") as implementation:
             found = verify(one, implementation, dtypes=["float32"])
         assert found.reference is told
-        assert ("loaded a definition of refattn" in report.verified(found, one)) is told
+        assert ("loaded a definition of refattn" in tables.verified(found, one)) is told

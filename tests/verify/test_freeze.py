@@ -14,9 +14,9 @@ from refattn import equations
 from refattn.golden import vectors
 from refattn.golden.inputs import make
 from refattn.verify import freeze
-from refattn.verify.itself.samples import shrunk
-from refattn.verify.judge.budget import truth
-from refattn.verify.judge.compare import compare
+from refattn.verify.selfcheck.samples import shrunk
+from refattn.verify.tolerance.budget import truth
+from refattn.verify.tolerance.compare import compare
 
 RECORD = ra.mechanism("softmax")
 SOFTMAX_CASES = ("tiny", "mask-full", "softcap")

@@ -10,11 +10,11 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms.record import Case, Input
-from refattn.verify.blame import mutants
-from refattn.verify.judge.budget import truth
-from refattn.verify.judge.compare import judge
+from refattn.verify.diagnose import mutants
 from refattn.verify.outcome import Result
-from refattn.verify.show.page import row_shares
+from refattn.verify.report.page import row_shares
+from refattn.verify.tolerance.budget import truth
+from refattn.verify.tolerance.compare import judge
 from tests.verify.honest import runs
 from tests.verify.kernels import KERNELS, run
 

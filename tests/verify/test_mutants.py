@@ -13,12 +13,12 @@ import pytest
 import refattn as ra
 from refattn import backends, equations
 from refattn.golden.storage import chop_to, round_to
-from refattn.verify.blame.changes import KINDS, applies, changed_by
-from refattn.verify.blame.mutants import census, kernel, kill_rate, mutants, storing
-from refattn.verify.itself import gradients
-from refattn.verify.judge.budget import truth
-from refattn.verify.judge.compare import compare, judge
+from refattn.verify.diagnose.changes import KINDS, applies, changed_by
+from refattn.verify.diagnose.mutants import census, kernel, kill_rate, mutants, storing
 from refattn.verify.outcome import Truth
+from refattn.verify.selfcheck import gradients
+from refattn.verify.tolerance.budget import truth
+from refattn.verify.tolerance.compare import compare, judge
 
 RECORD = ra.mechanism("softmax")
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from refattn.cli import cli
 from refattn.verify import mutated
-from refattn.verify.museum.fault import faults
+from refattn.verify.bugs.fault import faults
 
 SHELL = 'echo "called wrong" >> "$REFATTN_SHIM_LOG"; test "$REFATTN_SHIM_FAULT" != MaskIgnored'
 

@@ -12,12 +12,12 @@ import refattn as ra
 from refattn.golden.storage import round_to
 from refattn.instruments.products import products
 from refattn.verify import verify
-from refattn.verify.foreign.adapter import LoadError
-from refattn.verify.judge.budget import truth
-from refattn.verify.judge.compare import judge
-from refattn.verify.judge.precision import explained
+from refattn.verify.adapters.adapter import LoadError
 from refattn.verify.outcome import Result
-from refattn.verify.show import diagnosis
+from refattn.verify.report import diagnosis
+from refattn.verify.tolerance.budget import truth
+from refattn.verify.tolerance.compare import judge
+from refattn.verify.tolerance.precision import explained
 from tests.verify import kernels
 
 RECORD = ra.mechanism("softmax")

@@ -9,9 +9,9 @@ import refattn as ra
 from refattn.golden.storage import round_to
 from refattn.mechanisms.calls import qkv
 from refattn.mechanisms.record import Case
-from refattn.verify.judge.budget import truth
-from refattn.verify.judge.compare import judge
 from refattn.verify.outcome import Result, Truth
+from refattn.verify.tolerance.budget import truth
+from refattn.verify.tolerance.compare import judge
 
 RECORD = ra.mechanism("softmax")
 F = np.float32

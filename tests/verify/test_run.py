@@ -13,7 +13,7 @@ import pytest
 
 import refattn as ra
 from refattn.golden.storage import DTYPES, round_to
-from refattn.verify.foreign.adapter import LoadError
+from refattn.verify.adapters.adapter import LoadError
 from refattn.verify.outcome import Outcome, Report, Verdict
 from refattn.verify.run import verify, verify_case
 

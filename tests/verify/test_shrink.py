@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 import refattn as ra
 from refattn.cli import cli
-from refattn.verify.itself.samples import resized
 from refattn.verify.run import verify
+from refattn.verify.selfcheck.samples import resized
 from refattn.verify.shrink import smallest
 
 RECORD = ra.mechanism("softmax")

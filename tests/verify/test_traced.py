@@ -16,7 +16,7 @@ from refattn import backends, equations
 from refattn.golden.inputs import make, make_upstream
 from refattn.mechanisms.record import Mechanism
 from refattn.verify import traced
-from refattn.verify.show.trace import WHOLE, text
+from refattn.verify.report.trace import WHOLE, text
 
 ROOT = Path(__file__).parents[2]
 NUMPY = backends.get("numpy")

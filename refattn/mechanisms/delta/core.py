@@ -10,7 +10,7 @@ from refattn import equations
 from refattn.checked import naming
 from refattn.mechanisms.arguments import check_is
 from refattn.mechanisms.delta import definition, dense
-from refattn.mechanisms.delta.forms import chunked
+from refattn.mechanisms.delta.implementations import chunked
 from refattn.mechanisms.delta.options import GATES, check_chunk, check_eps, check_given, check_scale, hidden
 from refattn.mechanisms.entry import check_saved, form_of, upstream
 from refattn.mechanisms.paper import backward_of_definition, defined_by

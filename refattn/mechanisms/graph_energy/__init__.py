@@ -27,17 +27,11 @@ from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import core as _core
 from refattn.mechanisms.graph_energy import definition as _definition
 from refattn.mechanisms.graph_energy import dense as _dense
+from refattn.mechanisms.graph_energy import loops as _loops
 from refattn.mechanisms.graph_energy.core import Saved, backward, forward
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Polynomial
-from refattn.mechanisms.graph_energy.forms.sparse import nearest_graph, sparse_graph, window_graph
-from refattn.mechanisms.graph_energy.judge import level_loops as _level_loops
-from refattn.mechanisms.graph_energy.judge import levels as _levels
-from refattn.mechanisms.graph_energy.judge import loops as _loops
-from refattn.mechanisms.graph_energy.judge.cases import CASES as _CASES
-from refattn.mechanisms.graph_energy.judge.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.graph_energy.judge.magnitudes import STORED as _STORED
-from refattn.mechanisms.graph_energy.judge.wrong import WRONG as _WRONG
+from refattn.mechanisms.graph_energy.implementations.sparse import nearest_graph, sparse_graph, window_graph
 from refattn.mechanisms.graph_energy.layer import block as _block
 from refattn.mechanisms.graph_energy.layer import diagnostics as _diagnostics
 from refattn.mechanisms.graph_energy.layer import hierarchy as _hierarchy
@@ -64,6 +58,12 @@ from refattn.mechanisms.graph_energy.options import (
     Start,
 )
 from refattn.mechanisms.graph_energy.system import energy, longest_step, residual, steps_taken
+from refattn.mechanisms.graph_energy.testing import level_loops as _level_loops
+from refattn.mechanisms.graph_energy.testing import levels as _levels
+from refattn.mechanisms.graph_energy.testing.cases import CASES as _CASES
+from refattn.mechanisms.graph_energy.testing.magnitudes import MAGNITUDES as _MAGNITUDES
+from refattn.mechanisms.graph_energy.testing.magnitudes import STORED as _STORED
+from refattn.mechanisms.graph_energy.testing.wrong import WRONG as _WRONG
 from refattn.mechanisms.record import Mechanism
 
 __all__ = [

@@ -22,7 +22,7 @@ from refattn.mechanisms.graph_energy import options as kinds
 from refattn.mechanisms.graph_energy.analytic import check_coupling, check_intrinsic
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial, polynomial
-from refattn.mechanisms.graph_energy.forms import pairs, products, rows, sparse, tiled
+from refattn.mechanisms.graph_energy.implementations import pairs, products, rows, sparse, tiled
 from refattn.mechanisms.graph_energy.options import Integrator, Links, Options, Start, Threshold
 from refattn.mechanisms.graph_energy.solvers import equilibrium
 from refattn.mechanisms.graph_energy.solvers import steps as general_steps

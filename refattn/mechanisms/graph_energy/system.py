@@ -53,7 +53,7 @@ class System:
     visible
         m (b, h, j, c): 1 where a node exists in a channel, else 0; None where all do.
     form
-        The module that sums over pairs, of `refattn.mechanisms.graph_energy.forms`.
+        The module that sums over pairs, of `refattn.mechanisms.graph_energy.implementations`.
     """
 
     coupling: Coupling

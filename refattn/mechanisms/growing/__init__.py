@@ -27,11 +27,11 @@ from refattn.mechanisms.growing import definition as _definition
 from refattn.mechanisms.growing import example as _example
 from refattn.mechanisms.growing.core import Saved, backward, contract, forward, functional_gradient
 from refattn.mechanisms.growing.growth import step as _step
-from refattn.mechanisms.growing.judge.beside import twice as _twice
-from refattn.mechanisms.growing.judge.cases import CASES as _CASES
-from refattn.mechanisms.growing.judge.wrong import WRONG as _WRONG
 from refattn.mechanisms.growing.layer import block as _block
 from refattn.mechanisms.growing.layer.pictures import PICTURES as _PICTURES
+from refattn.mechanisms.growing.testing.beside import twice as _twice
+from refattn.mechanisms.growing.testing.cases import CASES as _CASES
+from refattn.mechanisms.growing.testing.wrong import WRONG as _WRONG
 from refattn.mechanisms.record import Example as _Example
 from refattn.mechanisms.softmax import record as _softmax
 

@@ -14,7 +14,7 @@ from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
 from refattn.mechanisms.entry import check_saved, upstream
 from refattn.mechanisms.growing import dense
-from refattn.mechanisms.growing.forms import tiled
+from refattn.mechanisms.growing.implementations import tiled
 from refattn.mechanisms.record import Unsupported
 from refattn.mechanisms.softmax import core as softmax
 from refattn.mechanisms.softmax.core import FORMS, Saved, forward

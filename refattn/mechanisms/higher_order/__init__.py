@@ -19,20 +19,20 @@ from refattn.mechanisms.families import choose as _choose
 from refattn.mechanisms.higher_order import core as _core
 from refattn.mechanisms.higher_order import definition as _definition
 from refattn.mechanisms.higher_order import dense as _dense
+from refattn.mechanisms.higher_order import loops as _loops
 from refattn.mechanisms.higher_order.core import FORMS as _FORMS
 from refattn.mechanisms.higher_order.core import Saved, backward, empty_state, forward
-from refattn.mechanisms.higher_order.forms.state import State
-from refattn.mechanisms.higher_order.forms.state import merge as merge_states
-from refattn.mechanisms.higher_order.forms.state import merge_backward as merge_states_backward
-from refattn.mechanisms.higher_order.judge import loops as _loops
-from refattn.mechanisms.higher_order.judge.cases import CASES as _CASES
-from refattn.mechanisms.higher_order.judge.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.higher_order.judge.magnitudes import STORED as _STORED
-from refattn.mechanisms.higher_order.judge.wrong import WRONG as _WRONG
+from refattn.mechanisms.higher_order.implementations.state import State
+from refattn.mechanisms.higher_order.implementations.state import merge as merge_states
+from refattn.mechanisms.higher_order.implementations.state import merge_backward as merge_states_backward
 from refattn.mechanisms.higher_order.layer import block as _block
 from refattn.mechanisms.higher_order.layer import stream as _stream
 from refattn.mechanisms.higher_order.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.higher_order.options import NORMALISERS as _NORMALISERS
+from refattn.mechanisms.higher_order.testing.cases import CASES as _CASES
+from refattn.mechanisms.higher_order.testing.magnitudes import MAGNITUDES as _MAGNITUDES
+from refattn.mechanisms.higher_order.testing.magnitudes import STORED as _STORED
+from refattn.mechanisms.higher_order.testing.wrong import WRONG as _WRONG
 from refattn.mechanisms.record import Mechanism
 
 __all__ = ["Saved", "State", "backward", "empty_state", "forward", "merge_states", "merge_states_backward", "record"]

@@ -11,9 +11,9 @@ from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is,
 from refattn.mechanisms.entry import Call, check_saved, enter, form_of, returned, upstream
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.higher_order import definition, dense
-from refattn.mechanisms.higher_order.forms import chunked, linear, recurrent, tiled
-from refattn.mechanisms.higher_order.forms.kernel import Kernel
-from refattn.mechanisms.higher_order.forms.state import State, check_state, empty
+from refattn.mechanisms.higher_order.implementations import chunked, linear, recurrent, tiled
+from refattn.mechanisms.higher_order.implementations.kernel import Kernel
+from refattn.mechanisms.higher_order.implementations.state import State, check_state, empty
 from refattn.mechanisms.higher_order.options import NORMALISERS, Normaliser, Options, check_sign, refuse_old
 from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported

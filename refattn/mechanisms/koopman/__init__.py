@@ -21,14 +21,8 @@ from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.koopman import core as _core
 from refattn.mechanisms.koopman import definition as _definition
 from refattn.mechanisms.koopman import dense as _dense
+from refattn.mechanisms.koopman import loops as _loops
 from refattn.mechanisms.koopman.core import Saved, backward, forward
-from refattn.mechanisms.koopman.judge import loops as _loops
-from refattn.mechanisms.koopman.judge.adjoint_magnitudes import ADJOINTS as _ADJOINTS
-from refattn.mechanisms.koopman.judge.cases import CASES as _CASES
-from refattn.mechanisms.koopman.judge.cases import LIMITED as _LIMITED
-from refattn.mechanisms.koopman.judge.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.koopman.judge.magnitudes import STORED as _STORED
-from refattn.mechanisms.koopman.judge.wrong import WRONG as _WRONG
 from refattn.mechanisms.koopman.layer import block as _block
 from refattn.mechanisms.koopman.layer import pointer as _pointer
 from refattn.mechanisms.koopman.layer import stream as _stream
@@ -36,6 +30,12 @@ from refattn.mechanisms.koopman.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.koopman.options.fits import Separable, Stein
 from refattn.mechanisms.koopman.options.kernel import Linear, Matern32, Matern52, Own, Polynomial, Rbf
 from refattn.mechanisms.koopman.options.perturbation import Identity, KoopmanInverseError, Pencil, Shift
+from refattn.mechanisms.koopman.testing.adjoint_magnitudes import ADJOINTS as _ADJOINTS
+from refattn.mechanisms.koopman.testing.cases import CASES as _CASES
+from refattn.mechanisms.koopman.testing.cases import LIMITED as _LIMITED
+from refattn.mechanisms.koopman.testing.magnitudes import MAGNITUDES as _MAGNITUDES
+from refattn.mechanisms.koopman.testing.magnitudes import STORED as _STORED
+from refattn.mechanisms.koopman.testing.wrong import WRONG as _WRONG
 from refattn.mechanisms.record import Mechanism
 
 __all__ = [

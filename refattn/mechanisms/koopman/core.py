@@ -14,7 +14,7 @@ from refattn.mechanisms.arguments import check_arrays, check_choice, check_float
 from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.koopman import definition, dense
-from refattn.mechanisms.koopman.forms import shared
+from refattn.mechanisms.koopman.implementations import shared
 from refattn.mechanisms.koopman.options.fits import FITS, Fit, Stein
 from refattn.mechanisms.koopman.options.kernel import KERNELS, Kernel, kernel_of
 from refattn.mechanisms.koopman.options.own import check_own

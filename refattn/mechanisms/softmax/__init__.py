@@ -19,16 +19,16 @@ from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax import core as _core
 from refattn.mechanisms.softmax import definition as _definition
 from refattn.mechanisms.softmax import dense as _dense
+from refattn.mechanisms.softmax import loops as _loops
 from refattn.mechanisms.softmax.core import Saved, backward, forward
-from refattn.mechanisms.softmax.judge import loops as _loops
-from refattn.mechanisms.softmax.judge import parts as _parts
-from refattn.mechanisms.softmax.judge.cases import CASES as _CASES
-from refattn.mechanisms.softmax.judge.kernel_sizes import KERNEL_SIZES as _KERNEL_SIZES
-from refattn.mechanisms.softmax.judge.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.softmax.judge.magnitudes import STORED as _STORED
-from refattn.mechanisms.softmax.judge.wrong import WRONG as _WRONG
 from refattn.mechanisms.softmax.layer import block as _block
 from refattn.mechanisms.softmax.layer.pictures import PICTURES as _PICTURES
+from refattn.mechanisms.softmax.testing import parts as _parts
+from refattn.mechanisms.softmax.testing.cases import CASES as _CASES
+from refattn.mechanisms.softmax.testing.kernel_sizes import KERNEL_SIZES as _KERNEL_SIZES
+from refattn.mechanisms.softmax.testing.magnitudes import MAGNITUDES as _MAGNITUDES
+from refattn.mechanisms.softmax.testing.magnitudes import STORED as _STORED
+from refattn.mechanisms.softmax.testing.wrong import WRONG as _WRONG
 
 __all__ = ["Saved", "backward", "forward", "record"]
 

@@ -10,7 +10,7 @@ from refattn.checked import naming
 from refattn.mechanisms.entry import check_saved, enter, form_of, returned, upstream
 from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.softmax import definition, dense
-from refattn.mechanisms.softmax.forms import tiled
+from refattn.mechanisms.softmax.implementations import tiled
 from refattn.mechanisms.softmax.options import Options, Window, check_no_bias, check_options
 from refattn.ops.masks import Causal, where_allowed
 from refattn.xp import Array, namespace

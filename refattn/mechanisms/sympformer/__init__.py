@@ -36,6 +36,7 @@ from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.sympformer import core as _core
 from refattn.mechanisms.sympformer import definition as _definition
 from refattn.mechanisms.sympformer import dense as _dense
+from refattn.mechanisms.sympformer import loops as _loops
 from refattn.mechanisms.sympformer.baselines import attend as _attend
 from refattn.mechanisms.sympformer.baselines import attend_linear as _attend_linear
 from refattn.mechanisms.sympformer.baselines import connection as _connection
@@ -45,12 +46,6 @@ from refattn.mechanisms.sympformer.geometry import prefixes as _prefixes
 from refattn.mechanisms.sympformer.geometry import step as _step
 from refattn.mechanisms.sympformer.integrators import damping as _damping
 from refattn.mechanisms.sympformer.integrators import rotation as _rotation
-from refattn.mechanisms.sympformer.judge import loops as _loops
-from refattn.mechanisms.sympformer.judge.cases import CASES as _CASES
-from refattn.mechanisms.sympformer.judge.cases import EXAMPLE as _EXAMPLE
-from refattn.mechanisms.sympformer.judge.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.sympformer.judge.magnitudes import STORED as _STORED
-from refattn.mechanisms.sympformer.judge.wrong import WRONG as _WRONG
 from refattn.mechanisms.sympformer.layer import block as _block
 from refattn.mechanisms.sympformer.layer import mlp as _mlp
 from refattn.mechanisms.sympformer.layer import restart as _restart
@@ -63,6 +58,11 @@ from refattn.mechanisms.sympformer.layer.learned import learned as _learned
 from refattn.mechanisms.sympformer.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.sympformer.layer.presets import PRESETS as _PRESETS
 from refattn.mechanisms.sympformer.oracles import noise as _noise
+from refattn.mechanisms.sympformer.testing.cases import CASES as _CASES
+from refattn.mechanisms.sympformer.testing.cases import EXAMPLE as _EXAMPLE
+from refattn.mechanisms.sympformer.testing.magnitudes import MAGNITUDES as _MAGNITUDES
+from refattn.mechanisms.sympformer.testing.magnitudes import STORED as _STORED
+from refattn.mechanisms.sympformer.testing.wrong import WRONG as _WRONG
 
 __all__ = ["Saved", "backward", "forward", "record"]
 

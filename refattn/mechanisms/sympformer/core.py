@@ -10,7 +10,7 @@ from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_floating, check_number
 from refattn.mechanisms.entry import check_saved, enter, form_of, returned, upstream
 from refattn.mechanisms.sympformer import dense
-from refattn.mechanisms.sympformer.forms import tiled
+from refattn.mechanisms.sympformer.implementations import tiled
 from refattn.ops.masks import Causal
 from refattn.xp import Array, is_array, raised, zeros
 

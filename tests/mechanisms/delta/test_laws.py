@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 import refattn as ra
 from refattn import backends, counter
 from refattn.mechanisms.delta import options
-from refattn.mechanisms.delta.forms import chunked
-from refattn.mechanisms.delta.judge.cases import RULES
-from refattn.verify.itself.laws import LAWS
-from refattn.verify.itself.probe import Core
-from refattn.verify.itself.samples import law_samples
+from refattn.mechanisms.delta.implementations import chunked
+from refattn.mechanisms.delta.testing.cases import RULES
+from refattn.verify.selfcheck.probe import Core
+from refattn.verify.selfcheck.properties import LAWS
+from refattn.verify.selfcheck.samples import law_samples
 
 FORMS = ("recurrent", "chunked")
 Arrays = dict[str, Any]

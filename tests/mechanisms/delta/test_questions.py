@@ -11,12 +11,12 @@ import pytest
 
 import refattn as ra
 from refattn.golden import inputs
-from refattn.mechanisms.delta.judge.stages import STAGES
+from refattn.mechanisms.delta.testing.stages import STAGES
 from refattn.mechanisms.record import Question
-from refattn.verify.blame.suspects import locate
-from refattn.verify.foreign.conventions import differing, probe_conventions
+from refattn.verify.adapters.conventions import differing, probe_conventions
+from refattn.verify.diagnose.suspects import locate
+from refattn.verify.report import tables
 from refattn.verify.run import verify
-from refattn.verify.show import report
 
 DELTA = ra.mechanism("delta")
 RIGHT = {question.name: question.answer for question in DELTA.questions}
@@ -59,7 +59,7 @@ def test_the_answers_to_a_question_are_far_apart(question: Question) -> None:
 def test_a_report_names_the_convention_and_the_stage_of_any_chunk() -> None:
     few = replace(DELTA, cases=tuple(DELTA.case(name) for name in ("tiny", "gated-delta")))
     found = verify(few, following("prediction before the decay"), dtypes=["float32"])
-    assert "order: predict, decay, write, read; needs decay, predict, write, read" in report.verified(found, few)
+    assert "order: predict, decay, write, read; needs decay, predict, write, read" in tables.verified(found, few)
     wrong = functools.partial(STAGES["stage: W without decays"], size=16)
     staged = locate(few, verify(few, lambda q, k, v, **options: wrong(q, k, v, **options), dtypes=["float32"]))
     assert staged.conventions == {} and staged.suspects is not None

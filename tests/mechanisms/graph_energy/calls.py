@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from refattn import counter
 from refattn.mechanisms.entry import defaults_of
-from refattn.mechanisms.graph_energy import Given, Polynomial, Start, core, dense
-from refattn.mechanisms.graph_energy.forms import pairs
-from refattn.mechanisms.graph_energy.judge import loops
+from refattn.mechanisms.graph_energy import Given, Polynomial, Start, core, dense, loops
+from refattn.mechanisms.graph_energy.implementations import pairs
 from refattn.mechanisms.graph_energy.options import INTEGRATORS, LINKS, THRESHOLDS
 from refattn.mechanisms.graph_energy.solvers import steps
 

@@ -84,7 +84,7 @@ def test_8_dense_links_products_and_edges_are_one(coupling: str, state: str) -> 
 def test_9_products_and_tiles_are_pairs(
     coupling: str, state: str, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from refattn.mechanisms.graph_energy.forms import tiled
+    from refattn.mechanisms.graph_energy.implementations import tiled
 
     monkeypatch.setattr(tiled, "ELEMENTS", 2 * N)  # tiles of one or two rows
     options: dict[str, Any] = {"state": state, "coupling": coupling, "kappa": 0.7, "step": 0.1}

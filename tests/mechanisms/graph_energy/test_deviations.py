@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS
-from refattn.mechanisms.graph_energy.forms import pairs
+from refattn.mechanisms.graph_energy.implementations import pairs
 from refattn.mechanisms.graph_energy.solvers.newton import jacobian_of
 from refattn.mechanisms.graph_energy.system import System
 from tests.mechanisms.graph_energy.calls import COUPLINGS as NAMES

@@ -11,10 +11,10 @@ import pytest
 
 from refattn import Context, backends, equations, mechanism
 from refattn.analysis.graph_flow import flow_of_call
-from refattn.mechanisms.graph_energy import core, longest_step
-from refattn.mechanisms.graph_energy.judge import level_loops, loops
+from refattn.mechanisms.graph_energy import core, longest_step, loops
 from refattn.mechanisms.graph_energy.layer import hierarchy, sharing
-from refattn.verify.itself import sections
+from refattn.mechanisms.graph_energy.testing import level_loops
+from refattn.verify.selfcheck import sections
 from tests.mechanisms.graph_energy.calls import STATES, B, H, draw, flat, forward, kept, qkv
 
 LONG = 11

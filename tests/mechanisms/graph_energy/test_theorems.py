@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import refattn as ra
 from refattn.mechanisms.graph_energy.forces import COUPLINGS as REGISTRY
 from refattn.mechanisms.graph_energy.forces import INTRINSICS
-from refattn.mechanisms.graph_energy.forms import pairs
+from refattn.mechanisms.graph_energy.implementations import pairs
 from refattn.mechanisms.graph_energy.system import weights_of
 from tests.mechanisms.graph_energy.calls import (
     COUPLINGS,

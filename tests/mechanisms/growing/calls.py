@@ -11,8 +11,8 @@ import numpy as np
 
 import refattn as ra
 from refattn import counter, tree
-from refattn.mechanisms.growing.forms import tiled
-from refattn.mechanisms.softmax.forms import tiled as softmax_tiled
+from refattn.mechanisms.growing.implementations import tiled
+from refattn.mechanisms.softmax.implementations import tiled as softmax_tiled
 from refattn.ops.tiles import Plan, Tile
 
 BLOCK = ra.mechanism("growing").block

@@ -14,14 +14,15 @@ import refattn as ra
 from docs.experiments import teacher
 from refattn import equations, tree
 from refattn.backends import get
+from refattn.mechanisms.growing import loops
 from refattn.mechanisms.growing.growth import path
 from refattn.mechanisms.growing.growth.bottleneck import bottleneck, select_columns
 from refattn.mechanisms.growing.growth.metric import direction, kronecker
 from refattn.mechanisms.growing.growth.search import search
 from refattn.mechanisms.growing.growth.statistics import apply_metric
 from refattn.mechanisms.growing.growth.truncate import truncate
-from refattn.mechanisms.growing.judge import beside, loops
-from refattn.verify.itself import sections
+from refattn.mechanisms.growing.testing import beside
+from refattn.verify.selfcheck import sections
 from tests.mechanisms.growing.calls import BLOCK, block_of, draw, step
 from tests.mechanisms.growing.test_metric import observed, problem
 from tests.mechanisms.growing.test_truncate import one_sequence

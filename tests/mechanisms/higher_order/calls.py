@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import counter
-from refattn.mechanisms.higher_order.forms import schedule, tiled
+from refattn.mechanisms.higher_order.implementations import schedule, tiled
 from refattn.mechanisms.higher_order.options import Add, Clamp, Exact, Signed
 from refattn.ops.tiles import Plan, Tile
 

@@ -13,7 +13,7 @@ import refattn as ra
 from refattn import backends, counter
 from refattn.mechanisms.higher_order.dense import divisor_of, taylor, through_divisor
 from refattn.mechanisms.higher_order.options import Add, Clamp, Exact, Signed
-from refattn.verify.itself import gradients
+from refattn.verify.selfcheck import gradients
 from tests.mechanisms.higher_order.calls import FORMS, WELL, assert_close, cut, make, rows, run
 
 RECORD = ra.mechanism("higher_order")

@@ -11,7 +11,7 @@ import pytest
 import refattn as ra
 from refattn import counter
 from refattn.mechanisms.higher_order.dense import taylor
-from refattn.mechanisms.higher_order.judge.wrong import READINGS
+from refattn.mechanisms.higher_order.testing.wrong import READINGS
 
 
 def draw(name: str, *shape: int) -> Any:

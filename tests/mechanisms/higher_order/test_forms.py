@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import equations
-from refattn.mechanisms.higher_order.forms.schedule import causal_schedule
-from refattn.mechanisms.higher_order.judge import loops
+from refattn.mechanisms.higher_order import loops
+from refattn.mechanisms.higher_order.implementations.schedule import causal_schedule
 from refattn.mechanisms.higher_order.options import Signed
 from tests.mechanisms.higher_order.calls import FIXED, Call, assert_close, assert_same_bits, calls, cut, make, run
 

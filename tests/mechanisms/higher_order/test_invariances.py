@@ -11,7 +11,7 @@ import pytest
 
 import refattn as ra
 from refattn import counter
-from refattn.mechanisms.higher_order.judge import loops
+from refattn.mechanisms.higher_order import loops
 from refattn.mechanisms.higher_order.options import NORMALISERS
 from tests.mechanisms.higher_order.calls import FORMS, WELL, assert_close, assert_same_bits, cut, make, run
 

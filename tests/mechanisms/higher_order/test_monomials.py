@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refattn import counter
-from refattn.mechanisms.higher_order.forms.kernel import Kernel
-from refattn.mechanisms.higher_order.forms.monomials import count, monomials, monomials_backward, pieces
+from refattn.mechanisms.higher_order.implementations.kernel import Kernel
+from refattn.mechanisms.higher_order.implementations.monomials import count, monomials, monomials_backward, pieces
 from refattn.mechanisms.higher_order.options import Options
 
 widths, degrees = st.integers(1, 9) | st.just(24), st.integers(0, 5)

@@ -18,7 +18,7 @@ from refattn.mechanisms.koopman.layer import decode
 from refattn.mechanisms.koopman.layer.draws import draw as draw_numbers
 from refattn.mechanisms.koopman.options.kernel import KERNELS, Rbf
 from refattn.mechanisms.koopman.options.perturbation import invert
-from refattn.verify.itself.gradients import STENCIL
+from refattn.verify.selfcheck.gradients import STENCIL
 from tests.mechanisms.koopman.calls import forward, one_step_of
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import refattn as ra
 from refattn import counter
-from refattn.mechanisms.koopman.forms import shared
+from refattn.mechanisms.koopman.implementations import shared
 from refattn.mechanisms.koopman.options.kernel import KERNELS
 from refattn.mechanisms.koopman.options.perturbation import KoopmanInverseError, certify
 from tests.mechanisms.koopman.calls import forward, one_step_of

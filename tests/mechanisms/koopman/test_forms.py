@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import refattn as ra
 from refattn import counter
 from refattn.mechanisms.koopman import core
-from refattn.mechanisms.koopman.forms import shared
+from refattn.mechanisms.koopman.implementations import shared
 from refattn.mechanisms.koopman.options.kernel import KERNELS
 from refattn.mechanisms.koopman.options.perturbation import KoopmanInverseError, first_that_inverts, invert
 from refattn.mechanisms.record import Unsupported

@@ -13,7 +13,7 @@ import pytest
 import refattn as ra
 from refattn import Context, counter, tree
 from refattn.mechanisms.koopman.options.kernel import KERNELS
-from refattn.verify.itself.gradients import STENCIL
+from refattn.verify.selfcheck.gradients import STENCIL
 from tests.mechanisms.koopman.calls import forward
 from tests.thinned import thinned
 

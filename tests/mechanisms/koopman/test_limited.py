@@ -9,9 +9,9 @@ import pytest
 
 import refattn as ra
 from refattn import counter
-from refattn.mechanisms.koopman.judge import loops
-from refattn.verify.blame.bank import Bank, changes
-from refattn.verify.judge.budget import truth
+from refattn.mechanisms.koopman import loops
+from refattn.verify.diagnose.error_templates import Bank, changes
+from refattn.verify.tolerance.budget import truth
 from tests.mechanisms.koopman.calls import forward, options_of
 
 LIMITS: tuple[dict[str, Any], ...] = ({"norm": 0.3}, {"rank": 1}, {"nuclear": 3.0})

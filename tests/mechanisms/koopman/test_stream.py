@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 import refattn as ra
 from refattn import Context, counter, tree
 from refattn.mechanisms.koopman import dense
-from refattn.mechanisms.koopman.forms import features
+from refattn.mechanisms.koopman.implementations import features
 from refattn.mechanisms.koopman.layer.stream import Cache
 from refattn.mechanisms.koopman.options.kernel import Linear, Polynomial
 

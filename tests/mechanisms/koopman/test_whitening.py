@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from refattn import counter
-from refattn.mechanisms.koopman.forms import whitening
+from refattn.mechanisms.koopman.implementations import whitening
 
 
 def draw(name: str, *shape: int) -> Any:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import refattn as ra
 from refattn import counter
 from refattn.golden.storage import round_to
-from refattn.mechanisms.softmax.forms import tiled
+from refattn.mechanisms.softmax.implementations import tiled
 from refattn.ops.tiles import Plan, Tile
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import counter
-from refattn.mechanisms.softmax import dense
-from refattn.mechanisms.softmax.forms import tiled
-from refattn.mechanisms.softmax.forms.bound import safe_rows
-from refattn.mechanisms.softmax.judge import loops
+from refattn.mechanisms.softmax import dense, loops
+from refattn.mechanisms.softmax.implementations import tiled
+from refattn.mechanisms.softmax.implementations.bound import safe_rows
 from tests.mechanisms.softmax.calls import (
     CAUSAL,
     FIXED,

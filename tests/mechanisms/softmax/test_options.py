@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.mechanisms.softmax.judge import loops
+from refattn.mechanisms.softmax import loops
 from refattn.mechanisms.softmax.options import check_window
 from tests.mechanisms.softmax.calls import cut
 

@@ -22,8 +22,8 @@ from refattn.mechanisms.sympformer.layer import mlp as substep
 from refattn.mechanisms.sympformer.layer.config import INTEGRATORS as INTEGRATORS_BY_NAME
 from refattn.mechanisms.sympformer.layer.config import RENAMED
 from refattn.mechanisms.sympformer.params import Integrator, Layer
-from refattn.verify.blame.changes import KINDS, applies, changed_by
-from refattn.verify.itself import gradients
+from refattn.verify.diagnose.changes import KINDS, applies, changed_by
+from refattn.verify.selfcheck import gradients
 from tests.mechanisms.sympformer.calls import (
     BASELINES,
     BLOCK,

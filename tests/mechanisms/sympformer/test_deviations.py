@@ -10,7 +10,7 @@ import pytest
 
 import refattn as ra
 from refattn import Context, model
-from refattn.mechanisms.sympformer.judge.wrong import READINGS
+from refattn.mechanisms.sympformer.testing.wrong import READINGS
 from tests.mechanisms.sympformer.calls import BLOCK, RECORD, draw, run, stack
 
 N, D = 7, 4

@@ -10,7 +10,7 @@ import pytest
 from refattn import Context, tree
 from refattn.mechanisms import softmax
 from refattn.ops.heads import merge_heads
-from refattn.verify.itself import gradients
+from refattn.verify.selfcheck import gradients
 from tests.mechanisms.sympformer.calls import RECORD, back, draw, run, stack
 
 SHAPES = {"force": (2, 5, 6), "velocity": (2, 1, 6), "mlp": (2, 5, 1), "weights": (2, 2, 5, 5)}

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import backends
-from refattn.verify.itself.laws import LAWS
-from refattn.verify.itself.probe import Core
-from refattn.verify.itself.samples import Sample
+from refattn.verify.selfcheck.probe import Core
+from refattn.verify.selfcheck.properties import LAWS
+from refattn.verify.selfcheck.samples import Sample
 from tests.mechanisms.sympformer.calls import RECORD, draw, published
 
 FORMS = RECORD.forms

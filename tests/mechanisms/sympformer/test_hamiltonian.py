@@ -16,7 +16,7 @@ from refattn.mechanisms.sympformer.layer.config import module_of
 from refattn.mechanisms.sympformer.oracles import hamiltonian
 from refattn.mechanisms.sympformer.params import Layer
 from refattn.ops import layer_norm
-from refattn.verify.itself.gradients import block_subjects
+from refattn.verify.selfcheck.gradients import block_subjects
 from tests.mechanisms.sympformer.calls import BLOCK, INTEGRATORS, RECORD, back, draw, run, stack
 
 ALL = Context(causal=False)

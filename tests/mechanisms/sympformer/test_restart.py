@@ -10,7 +10,7 @@ import pytest
 import refattn as ra
 from refattn import Context, model, tree
 from refattn.model import decode
-from refattn.verify.itself import gradients
+from refattn.verify.selfcheck import gradients
 from tests.mechanisms.sympformer.calls import BLOCK, back, draw, run, stack
 
 YURII: dict[str, Any] = {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True, "start": "linear"}

@@ -24,8 +24,9 @@ that are no later; without causality those fewer than w nodes away: see `.level`
 number of tokens n: a level has n / s^l nodes, and costs n w numbers. All levels share their numbers.
 
 A stage has two forms. "dense" takes all pairs: the core on the nodes of a level gives their scores, with which all
-tokens read them as in the readout of the definition. "banded", of `refattn.mechanisms.graph_energy.forms.banded`, is
-linear; it takes no bias, explicit steps, and the links of "none" and "kernel".
+tokens read them as in the readout of the definition. "banded", of
+`refattn.mechanisms.graph_energy.implementations.banded`, is linear; it takes no bias, explicit steps, and the links of
+"none" and "kernel".
 
 Axes: b batch, h query head, g key/value head, i tokens, j nodes of a level, d and e widths of a head.
 
@@ -43,7 +44,7 @@ from typing import Any
 from refattn.mechanisms.arguments import check_arrays, check_mask, check_whole
 from refattn.mechanisms.entry import check_saved, defaults_of, enter, form_of, returned, upstream
 from refattn.mechanisms.graph_energy import core, dense
-from refattn.mechanisms.graph_energy.forms import banded
+from refattn.mechanisms.graph_energy.implementations import banded
 from refattn.mechanisms.graph_energy.layer.level import Level, levels_of
 from refattn.mechanisms.graph_energy.options import Options, tau_of
 from refattn.mechanisms.record import Unsupported

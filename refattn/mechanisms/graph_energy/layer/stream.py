@@ -25,7 +25,7 @@ from refattn.mechanisms.context import Context
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import core, dense
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.forms import pairs
+from refattn.mechanisms.graph_energy.implementations import pairs
 from refattn.mechanisms.graph_energy.layer import block, hierarchy, learned
 from refattn.mechanisms.graph_energy.layer.config import Params, core_options
 from refattn.mechanisms.graph_energy.layer.level import Level

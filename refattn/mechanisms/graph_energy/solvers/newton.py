@@ -15,7 +15,7 @@ import math
 from typing import Any
 
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.forms.pairs import between
+from refattn.mechanisms.graph_energy.implementations.pairs import between
 from refattn.mechanisms.graph_energy.system import System
 from refattn.ops.masks import own_pairs
 from refattn.ops.solve import identity, solve

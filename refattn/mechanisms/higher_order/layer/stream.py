@@ -20,10 +20,10 @@ from refattn import equations
 from refattn.mechanisms.block import new_tokens
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.higher_order import core
-from refattn.mechanisms.higher_order.forms import common, pairs
-from refattn.mechanisms.higher_order.forms.common import merge_rows, split_rows, whole, with_ones
-from refattn.mechanisms.higher_order.forms.kernel import Kernel
-from refattn.mechanisms.higher_order.forms.state import State, check_state, empty, fold, mean, read, settled
+from refattn.mechanisms.higher_order.implementations import common, pairs
+from refattn.mechanisms.higher_order.implementations.common import merge_rows, split_rows, whole, with_ones
+from refattn.mechanisms.higher_order.implementations.kernel import Kernel
+from refattn.mechanisms.higher_order.implementations.state import State, check_state, empty, fold, mean, read, settled
 from refattn.mechanisms.higher_order.layer import block
 from refattn.mechanisms.higher_order.options import check_sign
 from refattn.ops.heads import group_heads, ungroup_heads

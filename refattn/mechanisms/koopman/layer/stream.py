@@ -21,7 +21,7 @@ from refattn import equations
 from refattn.mechanisms.cache import KeysAndValues, KeyValueStream
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.koopman import core, dense
-from refattn.mechanisms.koopman.forms import features
+from refattn.mechanisms.koopman.implementations import features
 from refattn.mechanisms.koopman.layer import block
 from refattn.mechanisms.koopman.options.fits import Separable
 from refattn.mechanisms.koopman.options.perturbation import STALLED, failure_of

@@ -1,0 +1,290 @@
+"""Koopman attention a second time, written from the sources and sharing nothing with the other forms.
+
+One query after the other, each by `trajectory_loops`. Every adjoint is a derivative by its definition: a value of an
+equation gets the increment ih with h = 1e-60, everything after it is computed again in complex numbers, and the
+imaginary part of the loss over h is the derivative, without cancellation. All increments of one query run side by side,
+as the first axis of the arrays.
+
+Values come back by the ids of the docstring of `dense`. Slow on purpose; for small sizes.
+
+Source: Tie 2024; Khosravi 2023 (arXiv:2208.01681); complex steps: Squire, Trapp 1998 (SIAM Review 40, 110).
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from refattn.mechanisms.koopman.testing.trajectory_loops import delta_of, gram_of, kernel, trajectory, transposed
+
+Values = dict[str, np.ndarray]
+
+H = 1e-60
+"""Increment of a value."""
+
+
+def _seen(mask: np.ndarray | None, causal: Any, place: tuple[int, int, int], queries: int, keys: int) -> list[int]:
+    """Return the keys that a query (batch, head, query) sees."""
+    b, h, i = place
+    found = []
+    for j in range(keys):
+        if causal == "top_left" and j > i:
+            continue
+        if (causal is True or causal == "bottom_right") and queries - i > keys - j:
+            continue
+        if mask is not None:
+            full = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+            at = tuple(0 if size == 1 else n for size, n in zip(full.shape, (b, h, i, j), strict=True))
+            if not full[at]:
+                continue
+        found.append(j)
+    return found
+
+
+def _options(given: dict[str, Any], d: int) -> dict[str, Any]:
+    o: dict[str, Any] = {"updates": 2, "kernel": "rbf", "degree": 2, "constant": 1.0, "fit": "stein", "jitter": 1e-8}
+    o |= {"space": "keys", "scale": "sum", "tau": 0.0, "perturbation": "identity", "window": None}
+    o |= {"similarity": "dot", "mask": None, "causal": False, "norm": None, "rank": None, "nuclear": None}
+    for option, value in given.items():
+        if option in ("kernel", "fit", "perturbation"):
+            o[option], numbers = _read(value)
+            o |= {name: x for name, x in numbers.items() if x is not None}
+        elif value is not None:
+            o[option] = value
+    o["given"] = {name: o[name] for name in ("ridge", "epsilon") if name in o}
+    for name, value in (("bandwidth", math.sqrt(d)), ("weight", 1.0), ("mix", 1.0)):
+        o[name] = np.reshape(o.get(name, value), (1, 1, 1)).astype(float)
+    for name in ("ridge", "epsilon"):
+        if np.ndim(o.get(name, 0.1)) > 2:
+            raise NotImplementedError(f"{name}: one for each coordinate")
+        o[name] = np.ones((1, max(o["updates"] - 1, 1))) * np.reshape(o.get(name, 0.1), (1, -1))
+    return o
+
+
+def _read(value: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name and the numbers of a family of options, an object or text such as "rbf(bandwidth=2.0)".
+
+    Of a kernel of one's own, MODULE:NAME, it is the name, in lower case.
+    """
+    if isinstance(value, str) and ":" in value:
+        return value.partition(":")[2].lower(), {}
+    if not isinstance(value, str):
+        return type(value).__name__.lower(), dict(vars(value))
+    call = ast.parse(value, mode="eval").body
+    if isinstance(call, ast.Name):
+        return call.id, {}
+    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    return call.func.id, {str(x.arg): ast.literal_eval(x.value) for x in call.keywords}
+
+
+NUMBERS: tuple[str, ...] = ("ridge", "epsilon", "bandwidth", "weight", "mix")
+OBSERVED = {"KOOP.5", "KOOP.6", "KOOP.7", "KOOP.9"}
+"""Equations with an axis of observables, of which those of unseen keys come from elsewhere: they are 0."""
+
+
+def _scatter(id: str, value: np.ndarray, seen: list[int], keys: int) -> np.ndarray:
+    """Return a value (p, q) of the seen keys with 0 in the place of the others."""
+    beyond = list(range(keys, keys + max(value.shape[-1] - len(seen), 0)))  # augmented: the coordinates
+    if id in {"KOOP.2", "KOOP.masked", "KOOP.3"}:
+        full = np.zeros((1, keys))
+        full[:, seen] = value
+        return full[0]
+    if id in OBSERVED:
+        full = np.zeros((value.shape[0], keys + len(beyond)))
+        full[:, seen + beyond] = value
+        return full
+    if id in {"KOOP.1", "KOOP.visible"}:
+        full = np.zeros((keys + len(beyond),) * 2)
+        full[np.ix_(seen + beyond, seen + beyond)] = value
+        return full
+    if id == "KOOP.13":
+        return value[:, 0]
+    return value[0] if id in {"KOOP.4", "KOOP.14", "KOOP.15"} else value
+
+
+def _name(id: str, number: int) -> str:
+    return f"{id}[{number}]" if number else id
+
+
+def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, **given: Any) -> Values:
+    """Return the value of every equation of the forward, by id."""
+    return _run(q, k, v, None, given)[0]
+
+
+def backward(q: np.ndarray, k: np.ndarray, v: np.ndarray, d_out: np.ndarray, **given: Any) -> Values:
+    """Return the value of every adjoint, by id."""
+    return _run(q, k, v, d_out, given)[1]
+
+
+def _run(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, d_out: np.ndarray | None, given: dict[str, Any]
+) -> tuple[Values, Values]:
+    batch, heads, queries, d = q.shape
+    groups, keys = k.shape[1:3]
+    o = _options(given, d)
+    value: Values = {}
+    grad: Values = {}
+    if 0 in (batch, heads, queries, keys):
+        return value, grad
+    grad = {f"dKOOP.{name}": np.zeros(x.shape) for name, x in (("q", q), ("k", k), ("v", v))}
+    names: tuple[str, ...] = ("bandwidth", "weight") if o["updates"] == 1 else NUMBERS
+    names = tuple(name for name in names if name != "mix" or o["perturbation"] == "pencil")
+    grad |= {f"dKOOP.{name}": np.zeros(o[name].shape) for name in names}
+
+    def put(into: Values, key: str, at: tuple[int, ...], x: np.ndarray, *, add: bool = False) -> None:
+        place = at[:2] if key in ("KOOP.1", "dKOOP.1") else at
+        full = into.setdefault(key, np.zeros((batch, heads, queries)[: len(place)] + x.shape))
+        full[place] = full[place] + x if add else x
+
+    # Queries that see a key come first: they tell the shapes that the others have.
+    places = list(np.ndindex(batch, heads, queries))
+    seen_of = {at: _seen(o["mask"], o["causal"], at, queries, keys) for at in places}
+    for at in sorted(places, key=lambda at: not seen_of[at]):
+        b, h, i = at
+        group, seen = h * groups // heads, seen_of[at]
+        own_q, all_k, all_v = q[b, h, i][None, None], k[b, group][None], v[b, group][None]
+        whole = all_k if seen else all_k[:, :0]
+        one = _One(own_q, whole[:, seen], all_v[:, seen], o)
+        if seen:
+            for (id, number), found in one.values.items():
+                if number >= 0 and id != "first":
+                    put(value, _name(id, number), at, _scatter(id, found[0], seen, keys))
+        else:
+            _unseen(value, at, o["updates"], put, d, keys)
+        _whole(value, at, one, (own_q, all_k), o, seen, put)
+        if d_out is None:
+            continue
+        if not seen:
+            _unseen_backward(grad, at, o, put, d_out[at], all_v[0])
+            continue
+        for (id, number), found in one.gradients(d_out[at]).items():
+            if id in "qkv" or id in NUMBERS:
+                target = grad.get(f"dKOOP.{id}")
+                if target is not None:
+                    _add_input(target, id, found, (b, h, i, group), seen)
+                continue
+            if id == "KOOP.masked":
+                continue
+            passes = 1 if id in ("KOOP.1", "KOOP.visible") else one.passes(id)
+            key = "KOOP.15" if id == "first" else id
+            turned = o["updates"] - 1 if id == "first" else passes - 1 - number
+            put(grad, _name(f"d{key}", turned), at, _scatter(key, found, seen, keys), add=id == "KOOP.1")
+            if id == "KOOP.4":
+                # A weight that is 0, because its key is not seen, would still have acted through its value.
+                beside = all_v[0] @ found[0]
+                beside[seen] = 0.0
+                put(grad, _name("dKOOP.3", turned), at, beside, add=True)
+    for name in names:
+        x = grad[f"dKOOP.{name}"]
+        grad[f"dKOOP.{name}"] = x[0] if name in ("ridge", "epsilon") else np.sum(x)
+    return value, grad
+
+
+class _One:
+    """One trajectory: its values, and its derivatives by complex steps."""
+
+    def __init__(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, o: dict[str, Any]) -> None:
+        self.inputs = {"q": q, "k": k, "v": v, **{name: o[name] for name in NUMBERS}}
+        self.o = o
+        self.values: dict[tuple[str, int], np.ndarray] = {}
+        if k.shape[-2]:
+            self._go(lambda key, x: self.values.setdefault(key, x))
+
+    def passes(self, id: str) -> int:
+        return sum(name == id for name, _ in self.values)
+
+    def _go(self, visit: Callable[[tuple[str, int], np.ndarray], np.ndarray]) -> np.ndarray:
+        counts: dict[str, int] = {}
+
+        def see(id: str, x: np.ndarray) -> np.ndarray:
+            number = counts.get(id, 0)
+            counts[id] = number + 1
+            return visit((id, number), x)
+
+        given = {
+            name: visit((name, -1), x) if name in NUMBERS or name in "qkv" else x for name, x in self.inputs.items()
+        }
+        numbers = {name: given[name] for name in NUMBERS}
+        return trajectory(given["q"], given["k"], given["v"], self.o | numbers, see)
+
+    def gradients(self, d_out: np.ndarray) -> dict[tuple[str, int], np.ndarray]:
+        """Return the derivative of the inner product of the last query with d_out with respect to every value."""
+        first: dict[tuple[str, int], int] = {}
+        total = 0
+        shapes: dict[tuple[str, int], tuple[int, ...]] = {}
+        for key, x in self.values.items():
+            first[key], shapes[key] = total, x.shape[1:]
+            total += x[0].size
+
+        def visit(key: tuple[str, int], x: np.ndarray) -> np.ndarray:
+            moved = np.array(np.broadcast_to(x, (total, *x.shape[1:])), dtype=complex, order="C")
+            size = math.prod(x.shape[1:])
+            flat = moved.reshape(total, size)
+            rows = np.arange(size)
+            flat[first[key] + rows, rows] += 1j * H
+            return moved
+
+        slopes = np.sum(self._go(visit)[:, 0] * d_out, axis=-1).imag / H
+        return {key: slopes[at : at + math.prod(shapes[key])].reshape(shapes[key]) for key, at in first.items()}
+
+
+def _whole(
+    value: Values,
+    at: tuple[int, ...],
+    one: _One,
+    inputs: tuple[np.ndarray, np.ndarray],
+    o: dict[str, Any],
+    seen: list[int],
+    put: Callable[..., None],
+) -> None:
+    """Put what does not depend on which keys are seen, and what stands for those that are not."""
+    q, k = inputs
+    keys = k.shape[-2]
+    unseen = [j for j in range(keys) if j not in seen]
+    for number in range(o["updates"]):
+        x = q
+        if number:
+            x = one.values[("first", 0) if number == 1 else ("KOOP.15", number - 2)] if seen else 0.0 * q
+        raw = x @ transposed(k) / math.sqrt(q.shape[-1]) if o["similarity"] == "dot" else kernel(x, k, o)
+        put(value, _name("KOOP.2", number), at, raw[0, 0])
+        value[_name("KOOP.masked", number)][at][unseen] = -math.inf
+    if o["updates"] > 1:
+        put(value, "KOOP.1", at, gram_of(k, o)[0])
+        delta = float(np.max(delta_of(o)))
+        value["KOOP.visible"][at][unseen, unseen] = 1.0 + delta
+        if not seen and o["space"] == "augmented":
+            raise NotImplementedError("an empty row with augmented observables")
+
+
+def _unseen(value: Values, at: tuple[int, ...], updates: int, put: Callable[..., None], d: int, keys: int) -> None:
+    """Make sure that the equations of a query without keys exist: they are 0."""
+    for number in range(updates):
+        put(value, _name("KOOP.masked", number), at, np.zeros(keys))
+        put(value, _name("KOOP.3", number), at, np.zeros(keys))
+        put(value, _name("KOOP.4", number), at, np.zeros(d))
+    if updates > 1:
+        put(value, "KOOP.visible", at, np.zeros((keys, keys)))
+
+
+def _unseen_backward(
+    grad: Values, at: tuple[int, ...], o: dict[str, Any], put: Callable[..., None], d_out: np.ndarray, v: np.ndarray
+) -> None:
+    """A query without keys: only the last query's own value moves the loss."""
+    put(grad, "dKOOP.15", at, d_out)
+    if o["updates"] == 1:
+        put(grad, "dKOOP.4", at, d_out)
+        put(grad, "dKOOP.3", at, v @ d_out)
+
+
+def _add_input(target: np.ndarray, id: str, found: np.ndarray, at: tuple[int, int, int, int], seen: list[int]) -> None:
+    b, h, i, group = at
+    if id == "q":
+        target[b, h, i] += found[0]
+    elif id in "kv":
+        target[b, group, seen] += found
+    else:
+        target += found.reshape(target.shape)

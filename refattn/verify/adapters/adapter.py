@@ -1,0 +1,456 @@
+"""Foreign implementations: loading one, calling it, and bringing what it returns to the host.
+
+An implementation is ``f(q, k, v, *, mask=None, causal=False, scale=None, **options)`` or, for gradients, an object with
+``forward`` of that signature and ``backward(d_out)``. It is given fresh read-only NumPy arrays and returns an array of
+any library, ``(out, lse)``, `Decline`, or a dict: "out", and any further output by its name or equation of the forward
+by its id ("SM.4"), each of which is judged. It may carry attributes: ``framework`` ("torch" or "jax": it is given
+tensors of that library, not NumPy arrays), ``device`` (where these lie: "cuda:0"), ``d_lse`` (true where its autograd
+may be asked for the gradient of lse; a ``backward(d_out, d_lse)`` says so by its parameters), ``slack`` ("unwritten"
+where it leaves rows beyond the lengths as they are: these are not judged), ``keep`` (a function of a case's name and a
+shape that returns the factors of a kernel that draws its own dropout, asked before the truth is computed) and
+``roundings`` (what it rounds beside what every kernel does: see `refattn.verify.tolerance.budget.Roundings`). In
+formats with factors it is given numbers and ``descale``, these factors: in float8 ``descale = "tensor"`` asks for one
+of each tensor, and ``descale = 64`` for one for each 64 tokens of a head; ``result`` names the type of its output.
+Where it has, after a call, an attribute ``intermediates``, that is a dict of its own values of equations, by id:
+`refattn.verify.diagnose.substitution` finds with them where it goes wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn import backends
+from refattn.checked import checked
+from refattn.golden.storage import SCALED, has_gradient
+from refattn.verify.adapters import devices, manners
+from refattn.verify.adapters.pushed import derivatives
+from refattn.verify.outcome import Decline, Result
+
+
+class LoadError(Exception):
+    """An implementation cannot be loaded; the message names what was asked and what went wrong."""
+
+
+class CallError(Exception):
+    """An implementation raised, changed its inputs or returned what is no result."""
+
+
+@checked(spec=str)
+def load(spec: str, *, interrupts: bool = True) -> Any:
+    """Return the implementation that ``MODULE:NAME`` or ``FILE.py:NAME`` names; a class is instantiated.
+
+    With ``interrupts=False`` a KeyboardInterrupt is the implementation's own, and one more error.
+
+    Raises
+    ------
+    LoadError
+        Where the spec has no colon, the module or file is missing or fails, or the name is missing or not callable.
+
+    Examples
+    --------
+    >>> from refattn.verify import load
+    >>> attend = load("refattn.mechanisms.softmax:forward")
+    >>> callable(attend)
+    True
+    """
+    place, colon, name = spec.rpartition(":")
+    if not (colon and place and name):
+        raise LoadError(f"--impl: got {spec!r}, needs MODULE_OR_FILE:FUNCTION")
+    try:
+        module = _import_file(Path(place)) if place.endswith(".py") or "/" in place else importlib.import_module(place)
+    except LoadError:
+        raise
+    except ModuleNotFoundError as error:
+        raise LoadError(f"--impl {spec}: cannot import {place}: {error}") from error
+    except BaseException as error:  # the file may do anything
+        if interrupts and isinstance(error, KeyboardInterrupt):
+            raise
+        raise LoadError(f"--impl {spec}: importing {place} {words(error)}") from error
+    if not hasattr(module, name):
+        raise LoadError(f"--impl {spec}: {place} has no {name!r}")
+    found = getattr(module, name)
+    try:
+        implementation = found() if inspect.isclass(found) else found
+    except BaseException as error:
+        if interrupts and isinstance(error, KeyboardInterrupt):
+            raise
+        raise LoadError(f"--impl {spec}: making {name} {words(error)}") from error
+    if not callable(implementation) and not hasattr(implementation, "forward"):
+        raise LoadError(f"--impl {spec}: {name} is {type(found).__name__}, needs a function or an object with forward")
+    return implementation
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise LoadError(f"--impl: there is no file {path}")
+    name = f"refattn_implementation_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise LoadError(f"--impl: {path} is no Python file, whose name ends in .py")
+    # Its neighbours can be imported, as when Python runs the file; also later, from inside a function.
+    sys.path.insert(0, str(path.resolve().parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def call(
+    implementation: Any,
+    inputs: Mapping[str, NDArray[Any]],
+    options: Mapping[str, Any],
+    dtype: str,
+    upstream: NDArray[Any] | None = None,
+    outputs: tuple[str, ...] = ("out", "lse"),
+    *,
+    along: Mapping[str, NDArray[Any]] | None = None,
+    asked: tuple[str, ...] = (),
+    interrupts: bool = True,
+    further: Mapping[str, NDArray[Any]] | None = None,
+    manner: str = "",
+) -> Result | Decline:
+    """Run an implementation on one case, with gradients where `upstream` is given, and `further` ones ("d_lse").
+
+    Of "tangent" and "hessian" those that are `asked` are taken `along` a direction of its arrays.
+
+    In a `manner` of `refattn.verify.adapters.manners` arrays lie elsewhere, or other calls are around this one.
+
+    `outputs` are the names of what it may return: the first alone, a tuple of as many as it has, or a dict. With
+    ``interrupts=False`` a KeyboardInterrupt is the implementation's own, and one more error.
+
+    Raises
+    ------
+    CallError
+        Where it raises, changes its inputs, or returns anything but arrays, (out, lse) or `Decline`.
+    """
+    elsewhere = getattr(implementation, "call_case", None)  # in another process: `refattn.verify.adapters.isolate`
+    if elsewhere is not None:
+        more: dict[str, Any] = {"along": along, "asked": asked} if asked else {}
+        more |= {"manner": manner} if manner else {}
+        found: Result | Decline = elsewhere(inputs, options, dtype, upstream, outputs, further, **more)
+        return found
+    # Otherwise JAX turns float64 into float32 as it comes in; afterwards it is as it was.
+    wide = backends.get("jax").with_float64() if dtype == "float64" and "jax" in sys.modules else nullcontext()
+    with wide, manners.using(manner):
+        try:
+            return _call(implementation, inputs, options, dtype, upstream, outputs, further or {}, along or {}, asked)
+        except CallError:
+            raise
+        except BaseException as error:  # foreign code may raise anything, even where it is only looked at
+            if interrupts and isinstance(error, KeyboardInterrupt):
+                raise
+            raise CallError(words(error)) from error
+
+
+def _call(
+    implementation: Any,
+    inputs: Mapping[str, NDArray[Any]],
+    options: Mapping[str, Any],
+    dtype: str,
+    upstream: NDArray[Any] | None,
+    outputs: tuple[str, ...],
+    further: Mapping[str, NDArray[Any]],
+    along: Mapping[str, NDArray[Any]],
+    asked: tuple[str, ...],
+) -> Result | Decline:
+    forward = getattr(implementation, "forward", implementation)
+    framework = attribute(implementation, "framework")
+    if manners.current() == "interleaved" and hasattr(implementation, "backward"):
+        return Decline("an object with a backward of its own has one forward at a time")
+    device = devices.checked(framework, attribute(implementation, "device"))
+    told = _takes_dtype(forward)
+    if not told and (dtype in SCALED or (dtype == "bfloat16" and not framework)):
+        return Decline(f"it takes no dtype=, and so cannot be told that its float32 arrays stand for {dtype}")
+    extra = dict(options) | ({"dtype": dtype} if told else {})
+    if dtype in SCALED:
+        for name in ("descale", "descale_whole"):
+            if name in options:
+                factors = (np.asarray(x, np.float32).reshape(shape) for shape, x in options[name])
+                extra[name] = tuple(_given(x, framework, "float32", device) for x in factors)
+        dtype = "float32"
+    arguments = {name: _given(x, framework, dtype, device) for name, x in inputs.items()}
+    if lacking := _lacking(forward, (*arguments, *extra)):
+        return Decline(f"it takes no {', '.join(lacking)}")
+    devices.wait()
+    before = {name: to_host(name, x).tobytes() for name, x in arguments.items()}
+    returned = manners.around(forward, arguments, extra)
+    devices.wait()
+    if isinstance(returned, Decline):
+        return Decline(str(returned.reason))
+    result = _named(returned, outputs)
+    judged = tuple(name for name in result if name not in outputs)
+    declined = ""
+    if upstream is not None:
+        pulls = {**{f"d_{outputs[0]}": upstream}, **further}
+        asked_of = implementation, forward, inputs, extra, dtype, result[outputs[0]], pulls, outputs
+        gradients = _gradients(*asked_of, device)
+        devices.wait()
+        if isinstance(gradients, Decline):
+            declined = str(gradients.reason)
+        else:
+            result |= {f"d_{name}": x for name, x in gradients.items()}
+    if asked:
+        place = partial(_given, framework=_library(result[outputs[0]]) or framework, dtype=dtype, device=device)
+        pushed, refused = derivatives(
+            implementation, forward, place, inputs, extra, result[outputs[0]], outputs, along, upstream, asked
+        )
+        result, declined = result | pushed, "; ".join(filter(None, (declined, refused)))
+    result |= {id: x for id, x in _intermediates(forward, implementation).items() if id not in result}
+    changed = [name for name, x in arguments.items() if to_host(name, x).tobytes() != before[name]]
+    if changed:
+        raise CallError(f"changed its inputs: {', '.join(changed)}")
+    dtypes = {name: _dtype(name, x) for name, x in result.items()}
+    return Result({name: to_host(name, x) for name, x in result.items()}, dtypes, declined, judged)
+
+
+def _named(returned: Any, outputs: tuple[str, ...]) -> dict[str, Any]:
+    """Return what was returned by name: outputs, and equations by their ids."""
+    needs = f"needs {outputs[0]}, ({', '.join(outputs)}), or a dict of these and of equations by their ids"
+    if isinstance(returned, dict):
+        odd = [repr(name) for name in returned if name not in outputs and "." not in str(name)]
+        if odd:
+            raise CallError(f"returned a dict with {', '.join(odd)}, {needs}")
+        found = {str(name): x for name, x in returned.items() if x is not None}
+    else:
+        given = returned if isinstance(returned, tuple) else (returned,)
+        if len(given) > len(outputs):
+            raise CallError(f"returned a tuple of {len(given)}, {needs}")
+        found = {name: x for name, x in zip(outputs, given, strict=False) if x is not None}
+    if outputs[0] not in found:
+        raise CallError(f"returned no output, {needs}")
+    return found
+
+
+def attribute(implementation: Any, name: str) -> Any:
+    """Return an attribute of an implementation, or of its forward; None where there is none."""
+    found = getattr(implementation, name, None)
+    return getattr(getattr(implementation, "forward", None), name, None) if found is None else found
+
+
+def own_keep(implementation: Any, case: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the factors of weights that an implementation draws itself for a case.
+
+    Raises
+    ------
+    CallError
+        Where it raises, or they are not of the shape that was asked.
+    """
+    try:
+        keep = to_host("keep", attribute(implementation, "keep")(case, shape))
+    except CallError:
+        raise
+    except BaseException as error:  # foreign code may raise anything
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise CallError(f"keep {words(error)}") from error
+    if keep.shape != shape or keep.dtype.kind not in "bf":
+        raise CallError(f"keep returned {keep.dtype} of shape {keep.shape}, needs bool or floating numbers of {shape}")
+    return keep
+
+
+def pulls(implementation: Any, outputs: Iterable[str]) -> tuple[str, ...]:
+    """Return the outputs beside `out` that an implementation may be asked the gradient of.
+
+    Its backward has a parameter for that, ``d_lse``, or it has a true attribute of this name.
+    """
+    told = getattr(implementation, "pulls", None)  # of an implementation in another process
+    if isinstance(told, tuple):
+        return tuple(name for name in outputs if name in told)
+    forward = getattr(implementation, "forward", implementation)
+    return tuple(
+        name
+        for name in outputs
+        if _takes(getattr(implementation, "backward", None), f"d_{name}")
+        or getattr(forward, f"d_{name}", None) is True
+        or getattr(implementation, f"d_{name}", None) is True
+    )
+
+
+def _library(x: Any) -> str | None:
+    """Return the library of what came out, whose derivatives are of its own arrays."""
+    return {"torch": "torch", "jax": "jax", "jaxlib": "jax"}.get(type(x).__module__.partition(".")[0])
+
+
+def _intermediates(forward: Any, implementation: Any) -> dict[str, Any]:
+    """Return its own values of equations by their ids, none where it has no such attribute."""
+    own = getattr(forward, "intermediates", None)
+    own = getattr(implementation, "intermediates", None) if own is None else own
+    if own is not None and (not isinstance(own, dict) or not all(isinstance(id, str) for id in own)):
+        got = type(own).__name__ if not isinstance(own, dict) else "a dict with names that are no text"
+        raise CallError(f"intermediates: got {got}, needs a dict of arrays by the ids of equations")
+    return own or {}
+
+
+def _given(x: NDArray[Any], framework: str | None, dtype: str, device: str | None = None) -> Any:
+    """Return a fresh copy of an input: a read-only NumPy array, or a tensor of the library that was named."""
+    if framework in devices.FRAMEWORKS:
+        return manners.laid_out(devices.placed(x, framework, dtype, device))
+    return _read_only(x)
+
+
+def _gradients(
+    implementation: Any,
+    forward: Callable[..., Any],
+    inputs: Mapping[str, NDArray[Any]],
+    extra: Mapping[str, Any],
+    dtype: str,
+    out: Any,
+    pulls: Mapping[str, NDArray[Any]],
+    outputs: tuple[str, ...],
+    device: str | None,
+) -> dict[str, Any] | Decline:
+    """Return the gradients of its arrays: by its own backward, or by the library that its output is of."""
+    if hasattr(implementation, "backward"):
+        upstream, *others = pulls
+        library = None if device is None else attribute(implementation, "framework")
+        place = {name: _given(pull, library, dtype, device) for name, pull in pulls.items()}
+        devices.wait()
+        found = implementation.backward(place[upstream], **{name: place[name] for name in others})
+        if isinstance(found, Decline):
+            return found
+        if isinstance(found, dict):
+            return {str(name).removeprefix("d_"): x for name, x in found.items()}
+        names = learned(inputs)
+        if isinstance(found, tuple) and len(found) in (3, len(names)):
+            return dict(zip(names, found, strict=False))
+        listed = ", ".join(f"d_{name}" for name in names)
+        raise CallError(f"backward returned {type(found).__name__}, needs a dict or ({listed})")
+    library = type(out).__module__.partition(".")[0]
+    if library == "torch":
+        return _torch_gradients(forward, inputs, extra, dtype, pulls, outputs, device)
+    if library in ("jax", "jaxlib"):
+        return _jax_gradients(forward, inputs, extra, dtype, pulls, outputs, device)
+    return Decline("no gradients: it has no backward, and is no function of torch or jax")
+
+
+def _torch_gradients(
+    forward: Any,
+    inputs: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    dtype: str,
+    pulls: Mapping[str, Any],
+    outputs: tuple[str, ...],
+    device: str | None,
+) -> dict[str, Any] | Decline:
+    import torch
+
+    names = learned(inputs)
+    tensors = {name: _given(x, "torch", dtype, device).requires_grad_(name in names) for name, x in inputs.items()}
+    out = forward(**tensors, **extra)
+    if isinstance(out, Decline):
+        return out
+    manners.interleaved(forward, tensors, extra)
+    results = _named(out, outputs)
+    asked = [results[name.removeprefix("d_")] for name in pulls]
+    if not asked[0].requires_grad:
+        return Decline("no gradients: torch says that the output depends on no input")
+    upstream = [
+        manners.laid_out(torch.tensor(pull, dtype=x.dtype).to(x.device))
+        for pull, x in zip(pulls.values(), asked, strict=True)
+    ]
+    leaves = [tensors[name] for name in names]
+    # What comes without a gradient of q, k or v is an error; of other arrays few kernels have one.
+    found = torch.autograd.grad(asked, leaves, upstream, allow_unused=len(names) > 3)
+    return {name: x for name, x in zip(names, found, strict=True) if x is not None}
+
+
+def _jax_gradients(
+    forward: Any,
+    inputs: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    dtype: str,
+    pulls: Mapping[str, Any],
+    outputs: tuple[str, ...],
+    device: str | None,
+) -> dict[str, Any] | Decline:
+    import jax
+    import jax.numpy as jnp
+
+    names = learned(inputs)
+    arrays = {name: _given(x, "jax", dtype, device) for name, x in inputs.items()}
+
+    def run(*values: Any) -> Any:
+        out = forward(**{**arrays, **dict(zip(names, values, strict=True))}, **extra)
+        results = _named(out, outputs)
+        return tuple(results[name.removeprefix("d_")] for name in pulls)
+
+    results, pull = jax.vjp(run, *(arrays[name] for name in names))
+    upstream = tuple(jnp.asarray(x, dtype=y.dtype) for x, y in zip(pulls.values(), results, strict=True))
+    return dict(zip(names, pull(upstream), strict=True))
+
+
+def learned(inputs: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+    """Return the names of the inputs that have a gradient: all but masks."""
+    return tuple(name for name, x in inputs.items() if has_gradient(x))
+
+
+def to_host(name: str, x: Any) -> NDArray[Any]:
+    """Return an array of any library as a NumPy array; bfloat16 becomes float32."""
+    try:
+        try:
+            return _numbers(backends.of(x).to_numpy(x))
+        except TypeError:
+            return _numbers(devices.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x))
+    except Exception as error:
+        why = words(error).removeprefix("raised ")
+        raise CallError(f"{name}: got {type(x).__name__}, needs an array ({why})") from error
+
+
+def _numbers(x: NDArray[Any]) -> NDArray[Any]:
+    if x.dtype.name == "bfloat16":  # of ml_dtypes
+        return x.astype(np.float32)
+    if x.dtype.kind not in "fiub":
+        raise TypeError(f"dtype {x.dtype}")
+    return x
+
+
+def _dtype(name: str, x: Any) -> str:
+    return str(x.dtype).rpartition(".")[2] if hasattr(x, "dtype") else str(to_host(name, x).dtype)
+
+
+def _read_only(x: NDArray[Any]) -> NDArray[Any]:
+    fresh = manners.laid_out(x.copy())
+    fresh.setflags(write=False)
+    return fresh
+
+
+def _takes_dtype(function: Any) -> bool:
+    return _takes(function, "dtype")
+
+
+def _takes(function: Any, name: str) -> bool:
+    try:
+        return function is not None and name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _lacking(function: Any, names: Iterable[str]) -> list[str]:
+    """Return the arguments of a case that a function has no parameter for; none where its parameters are not known."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return []
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return []
+    return [name for name in names if name not in parameters]
+
+
+def words(error: BaseException) -> str:
+    """Return what foreign code raised in one line; even its text may raise."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = "an error without a text"
+    return f"raised {type(error).__name__}: {text[:300]}"

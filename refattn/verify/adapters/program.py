@@ -1,0 +1,143 @@
+"""An implementation in any language: a program that reads a case from a file and writes its results to another."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn.checked import Real, read
+from refattn.files import read_regular
+from refattn.golden.storage import has_gradient
+from refattn.golden.tensors import decode, encode
+from refattn.verify.adapters.adapter import CallError, LoadError
+from refattn.verify.adapters.processes import LARGEST, Process, Tail
+from refattn.verify.outcome import Decline
+
+DECLINED = 77
+"""The exit code of a program that does not do what it was asked, as test suites have it for a test that is skipped."""
+
+SAID = 4000
+"""Bytes that are kept of what a program prints: the last ones."""
+
+
+class Program:
+    """A command as an implementation: it is run as ``COMMAND IN OUT`` for each case, and once more for gradients.
+
+    IN is a safetensors file with the arguments by name in the type of the case, with ``d_out`` where gradients are
+    asked. Its metadata has ``dtype``, and ``options`` as JSON. OUT has ``out`` and may have the further outputs, or has
+    ``d_q``, ``d_k``, ... It may have values of equations by their ids beside them; `intermediates` holds those.
+
+    When it has ended, what it has started ends too. Of what it prints the last `SAID` bytes are kept, and an OUT of
+    more than `refattn.verify.adapters.processes.LARGEST` and 64 times the size of IN is refused.
+
+    Raises
+    ------
+    LoadError
+        Where the command is no command line.
+
+    Examples
+    --------
+    >>> import sys, refattn as ra
+    >>> from refattn.verify import Program, verify_case
+    >>> silent = Program(f'{sys.executable} -c "print(1)"', ("out",), seconds=30.0)
+    >>> record = ra.mechanism("softmax")
+    >>> outcome = verify_case(record, silent, record.case("tiny"), "float32")
+    >>> outcome.status
+    'raises'
+    """
+
+    def __init__(self, command: str, outputs: tuple[str, ...], seconds: float) -> None:
+        read("command", command, str)
+        read("outputs", outputs, [str])
+        read("seconds", seconds, Real(0.0))
+        try:
+            self.command = shlex.split(command)
+        except ValueError as error:
+            raise LoadError(f"--exec: got {command!r}, needs a command line ({error})") from error
+        if not self.command:
+            raise LoadError("--exec: got '', needs a command line")
+        if shutil.which(self.command[0]) is None:
+            raise LoadError(f"--exec: got {self.command[0]!r}, needs a program that is there and can be run")
+        self.outputs, self.seconds = outputs, seconds
+        self.intermediates: dict[str, NDArray[Any]] = {}
+        self._last: tuple[dict[str, Any], str, dict[str, Any]] = {}, "", {}
+
+    def forward(self, *, dtype: str, **given: Any) -> tuple[Any, ...] | Decline:
+        """Run the program on the arguments of a case."""
+        arrays = {name: x for name, x in given.items() if isinstance(x, np.ndarray)}
+        self._last = arrays, dtype, {name: x for name, x in given.items() if name not in arrays}
+        found = self._run(*self._last)
+        if isinstance(found, Decline):
+            return found
+        self.intermediates = {name: x for name, x in found.items() if "." in name}
+        return tuple(found.get(name) for name in self.outputs)
+
+    def backward(self, d_out: NDArray[Any]) -> dict[str, Any] | Decline:
+        """Run it again, now for gradients."""
+        arrays, dtype, options = self._last
+        found = self._run({**arrays, "d_out": d_out}, dtype, options)
+        if isinstance(found, Decline):
+            return found
+        self.intermediates |= {name: x for name, x in found.items() if "." in name}
+        gradients = {name[2:]: x for name, x in found.items() if name.startswith("d_")}
+        return gradients or Decline("no gradients: OUT has no d_q, d_k, ...")
+
+    def _run(
+        self, arrays: Mapping[str, NDArray[Any]], dtype: str, options: Mapping[str, Any]
+    ) -> dict[str, NDArray[Any]] | Decline:
+        stored = {name: (dtype if has_gradient(x) else x.dtype.name, x) for name, x in arrays.items()}
+        about = {"dtype": dtype, "options": json.dumps(dict(options))}
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            given, wanted = Path(folder, "in.safetensors"), Path(folder, "out.safetensors")
+            given.write_bytes(encode(stored, about))
+            limit = LARGEST + 64 * given.stat().st_size
+            code, said, complained = _ended([*self.command, given, wanted], self.seconds, wanted, limit)
+            if code == DECLINED:
+                return Decline(_last_line(said) or f"exit code {DECLINED}")
+            if code:
+                raise CallError(f"exit code {code}: {_last_line(complained) or 'it said nothing'}")
+            try:
+                return {name: x for name, (_, x) in decode(read_regular(wanted, limit)).items()}
+            except FileNotFoundError:
+                raise CallError("wrote no OUT") from None
+            except OSError as error:
+                raise CallError(f"OUT: {error.strerror}") from error
+            except ValueError as error:
+                raise CallError(f"OUT: {error}") from error
+
+
+def _ended(command: Sequence[str | Path], seconds: float, wanted: Path, limit: int) -> tuple[int, str, str]:
+    """Run a command to its end; return its exit code and the ends of what it printed to its output and its error."""
+    said, complained = Tail(SAID), Tail(SAID)
+    try:
+        process = Process(command, said, complained)
+    except (OSError, ValueError) as error:  # ValueError: a NUL
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        raise CallError(f"cannot be run: {text}: {command[0]}") from error
+    left = seconds
+    try:
+        process.end_input()
+        while (code := process.code()) is None:
+            if left <= 0.0:
+                raise CallError(f"did not end within {seconds:g} s")
+            left = process.slice(left)
+            with contextlib.suppress(OSError):  # there is none yet
+                if (size := wanted.stat().st_size) > limit:
+                    raise CallError(f"OUT: got {size} bytes, needs at most {limit}")
+    finally:
+        process.close()
+    return code, said.text(), complained.text()
+
+
+def _last_line(text: str) -> str:
+    lines = text.split("\n")
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,348 @@
+"""Faults of kernels of the linear recurrences: state, chunks, packed sequences, padding, heads, the backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from refattn.verify.bugs.emulator import Array, low
+from refattn.verify.bugs.fault import fault
+from refattn.verify.bugs.recurrence import Recurrence, Token
+
+OVERFLOWS = 88.7
+"""exp of more is no number of float32."""
+
+
+# The state that comes in, goes on and goes out
+
+
+@fault("DELTA.1", "state in ignored", link="huggingface/transformers/pull/45513")
+class StateForOneTokenAlone(Recurrence):
+    """The state that comes in is read where a single token comes with it, and dropped where several do."""
+
+    def first_state(self, state: Array) -> Array:
+        return state if self.q.shape[3] == 1 else state * 0.0
+
+
+@fault("DELTA.1", "state in ignored", link="vllm-project/vllm/pull/22034")
+class StateOfOneSequenceIgnored(Recurrence):
+    """The state that comes in is dropped where the batch has one sequence."""
+
+    def first_state(self, state: Array) -> Array:
+        return state * 0.0 if len(state) == 1 else state
+
+
+@fault("DELTA.4", link="ollama/ollama/issues/15865")
+class StateInBfloat16(Recurrence):
+    """The state is held in bfloat16 from token to token."""
+
+    def kept(self, state: Array) -> Array:
+        return low(state, "bfloat16")
+
+
+@fault("DELTA.4", link="NVIDIA/TensorRT-Model-Connect/pull/725")
+class StateInFloat16(Recurrence):
+    """The state is held in float16 from token to token."""
+
+    def kept(self, state: Array) -> Array:
+        return low(state, "float16")
+
+
+@fault("DELTA.4", link="", tiles="chunk")
+class ChunkStatesInBfloat16(Recurrence):
+    """The state that a chunk gives to the next one is rounded to bfloat16."""
+
+    def carried(self, state: Array, before: Array) -> Array:
+        return low(state, "bfloat16")
+
+
+@fault("DELTA.4", link="syv-ai/qwen38-27b-rtx3090/pull/43", tiles="chunk")
+class ChunksBeginEmpty(Recurrence):
+    """Every chunk but the first begins with a state of 0."""
+
+    def carried(self, state: Array, before: Array) -> Array:
+        return state * 0.0
+
+
+@fault("DELTA.4", link="", tiles="chunk")
+class ChunksBeginWithTheFirstState(Recurrence):
+    """Every chunk begins with the state that came in, in place of that of the chunk before."""
+
+    def carried(self, state: Array, before: Array) -> Array:
+        return before
+
+
+@fault("DELTA.4", link="vllm-project/vllm-ascend/pull/11508", tiles="chunk")
+class FirstStateCountedAgain(Recurrence):
+    """What is left of the state that came in is added to the state once more at the end of each chunk."""
+
+    def sequence(self, first: int, last: int, state: Array, momentum: Array) -> tuple[Array, Array]:
+        self.alone = state
+        return super().sequence(first, last, state, momentum)
+
+    def token(self, n: int, state: Array, momentum: Array) -> Token:
+        key, decayed = self.k[:, :, n, :, None], self.decayed(self.alone, n)
+        answer = self.predicted(decayed, key) if "beta" in self.x and not self.moving else 0.0 * decayed[:, :, :1]
+        self.alone = decayed - key * self.gate("beta", n) * answer
+        return super().token(n, state, momentum)
+
+    def carried(self, state: Array, before: Array) -> Array:
+        return state + self.alone
+
+
+@fault("DELTA.4", link="sgl-project/sglang/issues/31833", tiles="chunk")
+class StateOfWholeChunks(Recurrence):
+    """The state that goes out is that before the last chunk, where this one is not full."""
+
+    def sequence(self, first: int, last: int, state: Array, momentum: Array) -> tuple[Array, Array]:
+        end = super().sequence(first, last, state, momentum)
+        whole = first + (last - first) // self.chunk * self.chunk
+        if whole in (first, last):
+            return end
+        return self.tokens[whole - 1].state, self.tokens[whole - 1].momentum
+
+
+@fault("DELTA.4", link="", tiles="chunk")
+class LastChunkNotWritten(Recurrence):
+    """What the tokens of a last chunk that is not full read is not stored."""
+
+    def sequence(self, first: int, last: int, state: Array, momentum: Array) -> tuple[Array, Array]:
+        end = super().sequence(first, last, state, momentum)
+        self.out[:, :, :, first + (last - first) // self.chunk * self.chunk : last] = 0.0
+        return end
+
+
+# Decays
+
+
+@fault("DELTA.fade", "DELTA.1", "DELTA.4", link="openxla/tokamax/pull/1327", tiles="chunk")
+class DecaysTakenApart(Recurrence):
+    """The decay between two tokens is taken apart into factors about the start of a chunk: strong ones overflow."""
+
+    def sequence(self, first: int, last: int, state: Array, momentum: Array) -> tuple[Array, Array]:
+        if "log_decay" in self.x:
+            log = self.x["log_decay"]
+            for start in self.starts(first, last):
+                sums = np.cumsum(log[:, :, start : min(start + self.chunk, last)], axis=2)
+                for n in range(sums.shape[2]):
+                    self.lost[start + n] = sums[:, :, n] < -OVERFLOWS
+        return super().sequence(first, last, state, momentum)
+
+    def token(self, n: int, state: Array, momentum: Array) -> Token:
+        token = super().token(n, state, momentum)
+        if n in self.lost:
+            lost = self.lost[n]
+            token.state = np.where(lost[..., None, None] if lost.ndim == 2 else lost[..., None], np.nan, token.state)
+        return token
+
+    def run(self, *given: Any, **more: Any) -> dict[str, Array]:
+        self.lost: dict[int, Array] = {}
+        return super().run(*given, **more)
+
+
+@fault("DELTA.fade", "DELTA.1", link="", tiles="chunk")
+class FirstTokenOfChunksKept(Recurrence):
+    """The decay of the first token of each chunk but the first is left out."""
+
+    def decayed(self, state: Array, n: int) -> Array:
+        first = max(a for a, _ in self.bounds if a <= n)
+        return state if n > first and (n - first) % self.chunk == 0 else super().decayed(state, n)
+
+
+@fault("DELTA.fade", "DELTA.1", link="vllm-project/vllm/pull/23279", tiles="chunk")
+class DecaysOfTheSequenceBefore(Recurrence):
+    """Where a sequence begins within a chunk its first state decays by what the sequence before has in this chunk."""
+
+    def begin(self, first: int) -> Any:
+        log = self.x.get("log_decay")
+        if log is None or not first % self.chunk:
+            return 1.0
+        total = np.sum(log[:, :, first - first % self.chunk : first], axis=2)
+        return self.exp(total[..., None, None] if total.ndim == 2 else total[..., None])
+
+
+# Packed sequences, padding, heads
+
+
+@fault("DELTA.1", "state in ignored", link="")
+class FirstStateForAllSequences(Recurrence):
+    """Every sequence begins with the state of the first one."""
+
+    def first_state(self, state: Array) -> Array:
+        return np.broadcast_to(state[:1], state.shape).copy()
+
+
+@fault("DELTA.1", "DELTA.4", link="")
+class SequencesRunOn(Recurrence):
+    """A packed sequence begins with the state that the one before it ended with."""
+
+    def sequence(self, first: int, last: int, state: Array, momentum: Array) -> tuple[Array, Array]:
+        state, momentum = (state, momentum) if first == 0 else self.end
+        self.end: tuple[Array, Array] = super().sequence(first, last, state, momentum)
+        return self.end
+
+
+@fault("mask of values alone", "DELTA.unit_k", "DELTA.1", link="fla-org/flash-linear-attention/issues/1272")
+class PaddingDecays(Recurrence):
+    """Padding has values of 0, and lets the state decay."""
+
+    def shown(self, x: Array, mask: Array, name: str) -> Array:
+        return x if name.startswith("log") else super().shown(x, mask, name)
+
+
+@fault("DELTA.unit_k", "mask of values alone", link="huggingface/transformers/pull/46773")
+class PaddingOfOneSequenceSeen(Recurrence):
+    """Padding counts as tokens where the batch has one sequence."""
+
+    def shown(self, x: Array, mask: Array, name: str) -> Array:
+        return x if len(mask) == 1 else super().shown(x, mask, name)
+
+
+@fault("DELTA.unit_k", "mask of values alone", link="huggingface/transformers/issues/47086")
+class PaddingSeenAfterAState(Recurrence):
+    """Padding counts as tokens where a state comes in."""
+
+    def given(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        return {name: x for name, x in inputs.items() if name != "key_mask" or "state" not in inputs}
+
+
+@fault("keys tiled", "DELTA.unit_k", link="")
+class KeyHeadsByRemainder(Recurrence):
+    """State head g has key head g mod f, in place of floor(g f / g_total): of keys alone, queries are right."""
+
+    def head_of(self, heads: int, groups: int) -> Array:
+        return np.arange(heads) % max(groups, 1)
+
+
+@fault("DELTA.5", link="ohdearquant/lattice/issues/262")
+class HeadsOfKeysAlone(Recurrence):
+    """As many heads are computed as there are key heads: the outputs and states of the others are 0."""
+
+    def written_out(self, out: Array, state: Array) -> tuple[Array, Array]:
+        keys, states = self.raw["k"].shape[1], state.shape[1]
+        heads = keys * out.shape[1] // states
+        out[:, heads:], state[:, keys:] = 0.0, 0.0
+        return out, state
+
+
+@fault("DELTA.predicted", link="NeuraLegion/shainet/pull/170", tiles="chunk")
+class StateOfTheChunkDecaysTwice(Recurrence):
+    """What is asked of the state before the chunk decays twice where the error is computed."""
+
+    def sequence(self, first: int, last: int, state: Array, momentum: Array) -> tuple[Array, Array]:
+        self.first = first
+        return super().sequence(first, last, state, momentum)
+
+    def token(self, n: int, state: Array, momentum: Array) -> Token:
+        if (n - self.first) % self.chunk == 0:
+            self.old, self.through = state, 1.0
+        self.old, self.through = self.decayed(self.old, n), self.gate("log_decay", n) * self.through
+        token = super().token(n, state, momentum)
+        if "beta" in self.x:
+            self.old = self.old - self.k[:, :, n, :, None] * self.gate("beta", n) * super().predicted(
+                self.old, self.k[:, :, n, :, None]
+            )
+        return token
+
+    def predicted(self, decayed: Array, key: Array) -> Array:
+        return super().predicted(decayed - self.old + self.through * self.old, key)
+
+
+# The backward
+
+
+@fault("dDELTA.4", "dDELTA.1", link="NX-AI/mlstm_kernels/pull/10", tiles="chunk")
+class GradientOfStateStops(Recurrence):
+    """The gradient of the state does not go on to the chunk before."""
+
+    def carried_back(self, d_state: Array) -> Array:
+        return d_state * 0.0
+
+
+@fault("dDELTA.4", "dDELTA.1", link="fla-org/flash-linear-attention/pull/37", tiles="chunk")
+class GradientOfStateInBfloat16(Recurrence):
+    """The gradient of the state is rounded to bfloat16 from chunk to chunk."""
+
+    def carried_back(self, d_state: Array) -> Array:
+        return low(d_state, "bfloat16")
+
+
+@fault("dDELTA.unit_q", "states of the second sweep begin at 0", link="", tiles="chunk")
+class QueriesOfTheirChunkAlone(Recurrence):
+    """The gradient of a query is of what its own chunk has written."""
+
+    def state_of(self, n: int) -> Array:
+        start = max(a for a, _ in self.bounds if a <= n)
+        first = start + (n - start) // self.chunk * self.chunk
+        if first == start:
+            return super().state_of(n)
+        left = self.tokens[first - 1].state
+        for at in range(first, n + 1):
+            left = self.gate("log_decay", at) * left
+        return super().state_of(n) - left
+
+
+@fault(
+    "dDELTA.unit_k",
+    "keys without the gradient of the prediction",
+    link="fla-org/flash-linear-attention/issues/984",
+    tiles="chunk",
+)
+class KeysWithoutTheSystem(Recurrence):
+    """The gradient of a key has that of its prediction from the first token of its chunk alone."""
+
+    def d_key_of(self, token: Token, d_write: Array, d_error: Array, target: Array) -> Array:
+        n = next(n for n, one in self.tokens.items() if one is token)
+        start = max(a for a, _ in self.bounds if a <= n)
+        if (n - start) % self.chunk:
+            return token.write @ np.swapaxes(target, -1, -2)
+        return super().d_key_of(token, d_write, d_error, target)
+
+
+@fault("dDELTA.beta", "gradient of beta with the write", link="fla-org/flash-linear-attention/pull/43")
+class BetaOfValues(Recurrence):
+    """The gradient of beta is that of the value, without what was predicted."""
+
+    def d_rate(self, token: Token, d_write: Array) -> Array:
+        if self.moving:
+            return super().d_rate(token, d_write)
+        n = next(n for n, one in self.tokens.items() if one is token)
+        return np.sum(d_write * self.x["v"][:, :, n, None, :], axis=(-2, -1))
+
+
+@fault("dDELTA.v", link="fla-org/flash-linear-attention/pull/6")
+class ValuesWithoutDecay(Recurrence):
+    """Without a decay the gradient of v has what the token itself reads alone."""
+
+    def back(self, n: int, d_out: Array, d_state: Array, d_momentum: Array) -> tuple[Array, Array]:
+        found = super().back(n, d_out, d_state, d_momentum)
+        if "log_decay" not in self.x and "beta" not in self.x:
+            own = self.scale * (np.swapaxes(self.q[:, :, :, n], -1, -2) @ d_out[:, :, :, n])
+            self.d["v"][:, :, n] = (np.swapaxes(self.k[:, :, n, :, None], -1, -2) @ own)[:, :, 0]
+        return found
+
+
+@fault("dDELTA.log_decay", link="", tiles="chunk")
+class GradientOfDecayStops(Recurrence):
+    """The gradient of a decay has what its own chunk reads alone."""
+
+    stops = False
+
+    def carried_back(self, d_state: Array) -> Array:
+        return d_state * 0.0 if self.stops else d_state
+
+    def backward(self, d_out: Array, shape: tuple[int, ...], heads: tuple[int, int]) -> dict[str, Array]:
+        found = super().backward(d_out, shape, heads)
+        if "d_log_decay" not in found:
+            return found
+        self.stops = True
+        return found | {"d_log_decay": super().backward(d_out, shape, heads)["d_log_decay"]}
+
+
+@fault("dDELTA.q", "normalisation without its projection", link="")
+class NormHeldFast(Recurrence):
+    """The norm that queries and keys are divided by is held fast in the backward, for queries alone."""
+
+    def d_unit(self, x: Array, d_y: Array, eps: float) -> Array:
+        return d_y * self.inverse_norm(x, eps) if x is self.raw["q"] else super().d_unit(x, d_y, eps)

@@ -1,0 +1,49 @@
+"""Errors that are read off what was got: they have no numbers of their own, and explain what only looks like them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from refattn import equations
+from refattn.mechanisms.wrong import Call, WrongKernel
+from refattn.verify.diagnose.error_templates import Bank
+from refattn.verify.diagnose.known import Values
+from refattn.verify.diagnose.residuals import Evidence
+from refattn.verify.tolerance.budget import evaluate
+
+EMPTY_ROWS = "empty rows"
+"""The question of conventions that an error of rows without a key is an answer to."""
+
+UNWRITTEN = "parts of the outputs are 0 where they should not be, and all that is not 0 is right"
+
+
+def seen_in(failing: Sequence[Evidence]) -> Iterator[WrongKernel]:
+    """Yield what the failing cases show by themselves, with what was got where they show it."""
+    got = {id(one.bank.inputs): one.result.tensors for one in failing}
+
+    def empty_rows(call: Call) -> Values:
+        values, found = dict(call.outputs), got.get(id(call.inputs), {})
+        empty = np.isneginf(values["lse"])[..., None]
+        return values | {"out": np.where(empty, found["out"], values["out"])} if "out" in found else values
+
+    def unwritten(call: Call) -> Values:
+        found = got.get(id(call.inputs), {})
+        same = {name: x for name, x in call.outputs.items() if name in found and found[name].shape == x.shape}
+        return {**call.outputs} | {name: np.where(found[name] == 0.0, 0.0, x) for name, x in same.items()}
+
+    if all("lse" in one.bank.truth.values for one in failing):
+        told = "rows that may attend nothing hold something else than 0, and all other rows are right"
+        yield WrongKernel(EMPTY_ROWS, "storing", empty_rows, told, (EMPTY_ROWS,))
+    if any("out" in one.wrong for one in failing):
+        id_ = _written(min(failing, key=lambda one: one.bank.size).bank)
+        yield WrongKernel(UNWRITTEN, "storing", unwritten, UNWRITTEN, (id_,))
+
+
+def _written(bank: Bank) -> str:
+    """Return the equation whose value the output is; the last one, where it is put together of several."""
+    with equations.trace() as traced:
+        out = evaluate(bank.mechanism, bank.inputs, bank.case.options, None)["out"]
+    same = [key for key, x in traced.items() if np.array_equal(x, out, equal_nan=True)]
+    return (same or list(traced))[-1].partition("[")[0]

@@ -1,0 +1,61 @@
+"""A report as JUnit's XML, which servers that build and test show: a test for each case, type and law."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from refattn.verify.outcome import CheckReport, Outcome, Report
+from refattn.verify.report.texts import share_text
+
+FAILED = ("disagrees", "raises")
+
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit(report: Report | CheckReport) -> str:
+    """Return a report as XML: what fails is a failure, what is declined or not run is skipped.
+
+    Where nothing was run there is a failure that says so.
+    """
+    suite = ElementTree.Element("testsuite", name=f"refattn verify {report.mechanism}")
+    if isinstance(report, Report):
+        for one in report.outcomes:
+            skipped = one.detail if one.status == "declined" else None
+            _test(suite, f"{report.mechanism}.{one.dtype}", one.case, _wrong(one), skipped)
+    else:
+        for row in report.rows:
+            skipped = row.detail if row.status == "not run" else None
+            failed = row.detail if row.status == "disagrees" else None
+            _test(suite, f"{report.mechanism}.{row.section}", row.name, failed, skipped)
+    if report.exit_code == 3:
+        _test(suite, report.mechanism, "something was run", "nothing was run", None)
+    for name, kind in (("tests", "testcase"), ("failures", "testcase/failure"), ("skipped", "testcase/skipped")):
+        suite.set(name, str(len(suite.findall(kind))))
+    suite.set("errors", "0")
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(suites, encoding="unicode")}\n'
+
+
+def _wrong(outcome: Outcome) -> str | None:
+    """Return what is wrong, a line for each result; None where nothing is."""
+    if outcome.status not in FAILED:
+        return None
+    lines = [
+        f"{v.tensor}{list(v.index) if v.index else ''} is {v.got}, needs {v.expected}: "
+        f"{share_text(v.share)} of the allowed error ({v.statistic})"
+        for v in outcome.verdicts
+        if not v.agrees
+    ]
+    return "\n".join([*([outcome.detail] if outcome.detail else []), *lines])
+
+
+def _test(suite: ElementTree.Element, group: str, name: str, failed: str | None, skipped: str | None) -> None:
+    test = ElementTree.SubElement(suite, "testcase", classname=f"refattn.{group}", name=_FORBIDDEN.sub("?", name))
+    for kind, text in (("failure", failed), ("skipped", skipped)):
+        if text is not None:
+            text = _FORBIDDEN.sub("?", text)
+            found = ElementTree.SubElement(test, kind, message=text.partition("\n")[0])
+            found.text = text

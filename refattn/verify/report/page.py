@@ -1,0 +1,318 @@
+"""The report of a verification as one page for a browser: it holds everything itself and asks nobody for anything."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn.golden.storage import round_to
+from refattn.mechanisms.record import Mechanism
+from refattn.verify.outcome import Outcome, Report, Result, Truth, Verdict
+from refattn.verify.report import diagnosis, example
+from refattn.verify.report.tables import call_of, closing, decline_rows
+from refattn.verify.report.texts import cases_text, share_text
+from refattn.verify.tolerance.budget import finite, ratio, rounded, rows
+from refattn.verify.tolerance.compare import row_limits
+
+MAPS = 12
+"""Heat maps are drawn of the tensors that used most of the allowed error."""
+
+EACH = 2
+"""Heat maps of one tensor in one type, where it disagrees in many cases."""
+
+COLUMNS = 256
+"""Longer rows are drawn in as many parts, each by its largest share."""
+
+MOST = 1e9
+"""Larger shares tell nothing more."""
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">
+<style>
+body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #222 }}
+h1 {{ font-size: 1.5rem }} h2 {{ font-size: 1.15rem; margin-top: 2rem }}
+table {{ border-collapse: collapse }} td, th {{ padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top }}
+th {{ border-bottom: 1px solid #999 }} code, pre, .n {{ font: 13px/1.4 ui-monospace, monospace }}
+pre {{ background: #f4f4f4; padding: .7rem; overflow-x: auto }}
+figure {{ display: inline-block; margin: .5rem 1.5rem .5rem 0 }} figcaption {{ font-size: 13px }}
+.agrees {{ color: #17692f }} .disagrees {{ color: #b3140c }} .declined {{ color: #7a5b00 }}
+.verdict {{ font-size: 1.05rem; font-weight: 600 }}
+.box {{ display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; border: 2px solid #b3140c;
+  border-radius: 6px; padding: .7rem 1rem }}
+.box dt {{ font-weight: 600 }} .box dd {{ margin: 0; overflow-wrap: anywhere }}
+svg, table {{ max-width: 100% }}
+@media (max-width: 30rem) {{ .box {{ grid-template-columns: 1fr }} body {{ margin: .5rem auto; padding: 0 .5rem }}
+  td, th {{ padding-right: .4rem; overflow-wrap: anywhere }}
+  figure {{ margin-right: 0; max-width: 100%; overflow-x: auto }} }}
+@media (prefers-color-scheme: dark) {{ body {{ background: #16181c; color: #ddd }} pre {{ background: #22252b }}
+  svg {{ background: #f4f4f4 }} a {{ color: #8ab4f8 }} .agrees {{ color: #6fce8c }} .disagrees {{ color: #ff8a80 }}
+  .declined {{ color: #e0c060 }} }}
+</style></head><body>
+{body}
+</body></html>
+"""
+
+
+def page(
+    report: Report,
+    mechanism: Mechanism,
+    producer: str,
+    suspects: Iterable[tuple[int, str]] = (),
+    instead: Sequence[Outcome] = (),
+) -> str:
+    """Return the page: the verdict, what fails as numbers, budget bars, heat maps, all cases, and versions.
+
+    `producer` is the version of refattn; `suspects` are the lines on where the error is, each with its columns of
+    indentation, where there are any; `instead` are outcomes of smaller cases in place of long ones, whose results are
+    not kept.
+    """
+    what = "outputs and gradients" if report.grad else "outputs"
+    title = f"{report.implementation} against {mechanism.title.lower()}"
+    failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
+    status = {0: "agrees", 1: "disagrees", 3: "declined"}[report.exit_code]
+    parts = [f"<h1>{escape(title)}: {what}</h1>", f'<p class="verdict {status}">{escape(closing(report))}</p>']
+    parts += _box(report, mechanism)
+    parts += _section("Suspects", _verbatim(" " * columns + text for columns, text in suspects))
+    parts += _smallest(report)
+    parts += _section("Used share of the allowed error", _bars(report))
+    parts += _section("Where the errors are", _maps(replace(report, outcomes=(*report.outcomes, *instead))))
+    parts += _section("Cases and types", _grid(report))
+    parts += _section(
+        f"Failed: {len(failed)} of {cases_text(report.counts()['all']['run'])} run", _failures(failed, mechanism)
+    )
+    declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
+    parts += _section("Declined", _table(("cases", "reason", "where"), decline_rows(declined)) if declined else "")
+    counts = [(kind, *row.values()) for kind, row in report.counts().items()]
+    parts += _section("Cases", _table(("class", "run", "agreed", "failed", "declined"), counts))
+    parts += _section("Versions", _table(("program", "version"), _versions(producer)))
+    return _PAGE.format(title=escape(title), body="\n".join(parts))
+
+
+def _smallest(report: Report) -> list[str]:
+    """Return the smallest case that fails: as numbers, as a program of NumPy, and as one that judges it."""
+    parts: list[str] = []
+    if report.least:
+        case, outcome = report.least
+        about = f"{outcome.dtype}: {call_of(case)}"
+        if numbers := example.rows(outcome):
+            verdict = example.wrong(outcome)
+            header = (verdict.tensor if verdict else "", "got", "expected", "difference")
+            parts += [f"<p>{escape(about)}</p>", _table(header, numbers)]
+        if lines := example.program(case, outcome, report.implementation):
+            parts += ["<p>In NumPy alone:</p>", _verbatim(lines)]
+    if report.smallest:
+        parts += ["<p>With the verdict:</p>" if parts else "", _verbatim(report.smallest)]
+    return _section("The smallest case found that fails", "".join(parts))
+
+
+def _grid(report: Report) -> str:
+    """Return a table of all cases by type: the largest used share, or what became of a case."""
+    dtypes = list(dict.fromkeys(outcome.dtype for outcome in report.outcomes))
+    cells: dict[str, dict[str, Outcome]] = {}
+    for outcome in report.outcomes:
+        cells.setdefault(outcome.case, {})[outcome.dtype] = outcome
+
+    def cell(outcome: Outcome | None) -> str:
+        if outcome is None:
+            return "<td></td>"
+        shares = [math.inf if math.isnan(one.share) else one.share for one in outcome.verdicts]
+        told = share_text(max(shares)) if shares and outcome.status != "declined" else outcome.status
+        word = "disagrees" if outcome.status == "raises" else outcome.status
+        return f'<td class="{word}">{escape(told)}</td>'
+
+    rows = "".join(
+        f"<tr><td>{escape(case)}</td>{''.join(cell(found.get(dtype)) for dtype in dtypes)}</tr>"
+        for case, found in cells.items()
+    )
+    header = "".join(f"<th>{escape(text)}</th>" for text in ("case", *dtypes))
+    table = f'<table class="n"><tr>{header}</tr>{rows}</table>'
+    told = f"{len(cells)} cases in {', '.join(dtypes)}: the largest used share of the allowed error"
+    return f"<details><summary>{escape(told)}</summary>{table}</details>" if cells else ""
+
+
+def _box(report: Report, mechanism: Mechanism) -> list[str]:
+    """Return the diagnosis in a box; nothing where nothing fails."""
+    rows = [f"<dt>{escape(word)}</dt><dd>{_linked(text)}</dd>" for word, text in diagnosis.lines(report, mechanism)]
+    return [f'<dl class="box">{"".join(rows)}</dl>'] if rows else []
+
+
+def _linked(text: str) -> str:
+    """Return a line as HTML; an address becomes a link that nothing is fetched from until it is followed."""
+    plain = escape(text)
+    return f'<a href="{plain}" rel="noreferrer">{plain}</a>' if text.startswith("https://") else plain
+
+
+def _section(title: str, body: str) -> list[str]:
+    return [f"<h2>{escape(title)}</h2>", body] if body else []
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    def line(cells: Sequence[Any], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+
+    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+
+
+def _verbatim(lines: Iterable[str]) -> str:
+    text = escape("\n".join(lines))
+    return f"<pre>{text}</pre>" if text else ""
+
+
+def _judged(report: Report) -> list[tuple[Outcome, Verdict]]:
+    """Return all verdicts, the worst first."""
+    pairs = [(outcome, verdict) for outcome in report.outcomes for verdict in outcome.verdicts]
+    return sorted(pairs, key=lambda pair: -math.inf if math.isnan(pair[1].share) else -pair[1].share)
+
+
+def _bars(report: Report) -> str:
+    """Return a bar for each dtype and tensor, of the case that used most."""
+    worst: dict[tuple[str, str], tuple[Outcome, Verdict]] = {}
+    for outcome, verdict in _judged(report):
+        worst.setdefault((outcome.dtype, verdict.tensor), (outcome, verdict))
+    order = {dtype: n for n, dtype in enumerate(dict.fromkeys(outcome.dtype for outcome in report.outcomes))}
+    tensors = {name: n for n, name in enumerate(dict.fromkeys(v.tensor for o in report.outcomes for v in o.verdicts))}
+    lines, height = [], 22
+    listed = sorted(worst.items(), key=lambda item: (order[item[0][0]], tensors[item[0][1]]))
+    for n, ((dtype, tensor), (outcome, verdict)) in enumerate(listed):
+        y, colour = n * height, "#3b7dbd" if verdict.agrees else "#c8321f"
+        length = 200.0 * min(verdict.share, 2.0) if math.isfinite(verdict.share) else 400.0
+        told = f"{share_text(verdict.share)}  {verdict.statistic}, case {outcome.case}"
+        lines.append(
+            f'<text x="0" y="{y + 15}">{escape(dtype)}</text><text x="80" y="{y + 15}">{escape(tensor)}</text>'
+            f'<rect x="180" y="{y + 3}" width="{max(length, 1):.1f}" height="15" fill="{colour}"/>'
+            f'<text x="592" y="{y + 15}">{escape(told)}</text>'
+        )
+    if not lines:
+        return ""
+    high = len(lines) * height
+    limit = f'<line x1="380" x2="380" y1="0" y2="{high}" stroke="#222" stroke-dasharray="3 3"/>'
+    limit += f'<text x="380" y="{high + 15}" text-anchor="middle">1, the limit</text>'
+    return f'<svg class="n" width="960" height="{high + 20}" role="img">{"".join(lines)}{limit}</svg>'
+
+
+def _maps(report: Report) -> str:
+    """Return heat maps of the worst tensors, heads downwards and rows to the right."""
+    figures: list[str] = []
+    drawn: Counter[tuple[str, str]] = Counter()
+    for outcome, verdict in _judged(report):
+        key = (outcome.dtype, verdict.tensor)
+        if outcome.seen is None or drawn[key] >= (1 if verdict.agrees else EACH) or len(figures) == MAPS:
+            continue
+        heat = row_shares(*outcome.seen)
+        if verdict.tensor in heat:
+            drawn[key] += 1
+            about = f"{outcome.dtype} {verdict.tensor}, case {outcome.case}: {share_text(verdict.share)}"
+            word = "agrees" if verdict.agrees else "disagrees"
+            caption = f'<figcaption class="{word}">{escape(about)}</figcaption>'
+            figures.append(f"<figure>{caption}{_map(heat[verdict.tensor])}</figure>")
+    if not figures:
+        return ""
+    scale = [
+        ("0", 0.0),
+        ("0.25", 0.25),
+        ("0.5", 0.5),
+        ("1", 1.0),
+        ("10", 10.0),
+        ("1000", 1000.0),
+        ("not finite", math.inf),
+    ]
+    legend = "".join(
+        f'<rect x="{90 * n}" y="2" width="14" height="14" stroke="#999" fill="{_colour(share)}"/>'
+        f'<text x="{90 * n + 20}" y="14">{text}</text>'
+        for n, (text, share) in enumerate(scale)
+    )
+    scaled = f'<svg class="n" width="660" height="20" role="img">{legend}</svg>'
+    text = "Used share of what a row is allowed; batch and heads downwards, rows to the right."
+    return f"<p>{text}</p>{scaled}<div>{''.join(figures)}</div>"
+
+
+def row_shares(truth: Truth, result: Result) -> dict[str, NDArray[Any]]:
+    """Return for each tensor of the right shape the used share of what its rows are allowed: (batch and heads, rows).
+
+    It is infinite where one of two numbers is finite and the other is not, otherwise `MOST` at most: where no error at
+    all is allowed.
+    """
+    return {
+        name: _shares(name, got, truth)
+        for name, got in result.tensors.items()
+        if name in truth.values and got.shape == truth.values[name].shape and got.size and got.ndim > 1
+    }
+
+
+@np.errstate(over="ignore", invalid="ignore")  # squares of a very wrong result
+def _shares(name: str, got: NDArray[Any], truth: Truth) -> NDArray[Any]:
+    target = rounded(truth, name)
+    values = round_to(got.astype(np.float64), truth.stored[name])
+    error, granted = rows(name, finite(values) - finite(target)), rows(name, truth.variance[name])
+    shares = ratio(np.sqrt(np.mean(error**2, axis=-1)), np.sqrt(np.mean(granted, axis=-1)))
+    shares = shares / row_limits(name, target, granted)
+    odd = np.any(rows(name, np.isfinite(values) != np.isfinite(target)), axis=-1)
+    per_row = name == "out" or name.startswith("d_")
+    lengths = target.shape[:-1] if per_row else target.shape
+    return np.asarray(np.where(odd, np.inf, np.minimum(shares, MOST)), np.float32).reshape(-1, lengths[-1])
+
+
+def _map(shares: NDArray[Any]) -> str:
+    """Return a heat map as a drawing, with the share of a cell where the mouse points at it."""
+    heads, count = shares.shape
+    if count > COLUMNS:
+        edges = np.linspace(0, count, COLUMNS, endpoint=False).astype(int)
+        shares, step = np.maximum.reduceat(shares, edges, axis=1), count / COLUMNS
+    else:
+        step = 1.0
+    wide, high = max(2.0, min(14.0, 420.0 / shares.shape[1])), max(4.0, min(14.0, 160.0 / heads))
+    cells = "".join(
+        f'<rect x="{j * wide:.2f}" y="{i * high:.2f}" width="{wide:.2f}" height="{high:.2f}" '
+        f'fill="{_colour(float(share))}"><title>[{i}, {int(j * step)}] {share_text(float(share))}</title></rect>'
+        for (i, j), share in np.ndenumerate(shares)
+    )
+    width, height = shares.shape[1] * wide, heads * high
+    frame = f'<rect width="{width:.2f}" height="{height:.2f}" fill="none" stroke="#999"/>'
+    return f'<svg width="{width + 1:.0f}" height="{height + 1:.0f}" role="img">{cells}{frame}</svg>'
+
+
+def _colour(share: float) -> str:
+    """White to blue within what is allowed, orange to dark red above it, black where no number helps."""
+    if not math.isfinite(share):
+        return "#000"
+    if share <= 1.0:
+        return f"hsl(210 60% {100.0 - 45.0 * share:.0f}%)"
+    return f"hsl({max(0.0, 30.0 - 10.0 * math.log10(share)):.0f} 85% {max(25.0, 55.0 - 8.0 * math.log10(share)):.0f}%)"
+
+
+def _failures(failed: Sequence[Outcome], mechanism: Mechanism) -> str:
+    cases = {case.name: case for case in mechanism.cases}
+    rows = []
+    for outcome in failed:
+        case = cases.get(outcome.case)
+        told = [outcome.detail] if outcome.detail else []
+        told += [
+            f"{v.tensor}{list(v.index) or ''}: {v.got}, not {v.expected} ({share_text(v.share)}, {v.statistic})"
+            for v in outcome.verdicts
+            if not v.agrees
+        ]
+        about = f"{outcome.case} ({outcome.kind}{': ' + case.purpose if case and case.purpose else ''})"
+        rows.append((outcome.dtype, about, call_of(case) if case else "", "; ".join(told)))
+    return _table(("dtype", "case", "arguments", "what is wrong"), rows) if rows else ""
+
+
+def _versions(producer: str) -> list[tuple[str, str]]:
+    found = [("refattn", producer), ("python", platform.python_version())]
+    found.append(("machine", f"{platform.system()} {platform.machine()}"))
+    for name in ("numpy", "torch", "jax", "cupy", "onnxruntime"):
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            continue
+    return found

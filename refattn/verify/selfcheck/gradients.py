@@ -1,0 +1,316 @@
+"""Gradients three ways: by the hand-written backward, by differences, and by the autograd of torch.
+
+A `Subject` is a differentiable map of named arrays, its leaves, with its backward: a core on a designed case, or a
+block with its parameters, tokens and memory. The loss is the inner product of all its outputs with fixed upstream
+gradients. Differences are central, of eighth order, along every element of every leaf, on NumPy in float64::
+
+    f'(x) = sum_n c_n (f(x + n h) - f(x - n h)) / h + O(h^8 f^(9) / 630),  c = 4/5, -1/5, 4/105, -1/280
+
+With h = 2^-12 the first error is 2e-32 f^(9). In two layers with an operator that is fitted f^(9) reached 10^19 f',
+elsewhere it is far below. The rounding of f costs about 2^-53 f / h = 5e-13 f, which is why h must not be much smaller:
+a leaf of several elements that are small has half the step. Where a sample is enough, differences are taken along a few
+random directions of each leaf, of length 1, so that the same holds. Autograd has the rounding of float64 alone, as the
+hand-written backward has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn import backends, counter, tree
+from refattn.golden.inputs import make
+from refattn.golden.storage import has_gradient
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.selfcheck.probe import on_backend
+from refattn.verify.selfcheck.samples import shrunk
+from refattn.xp import Array, backend, namespace
+
+Floats = NDArray[np.float64]
+Arrays = Mapping[str, Array]
+
+TOLERANCES = {"differences": 1e-9, "autograd": 1e-12}
+"""Allowed difference from the hand-written backward, relative to the largest element of the gradient of a leaf.
+
+2^-53 times some 10 roundings and a conditioning of some 100 is 1e-13; that of differences is derived above."""
+
+FLOOR = 1e-2
+"""A leaf whose gradient is below this share of the largest of all leaves is judged relative to that share."""
+
+STEP = 2.0**-12
+STENCIL = (4.0 / 5.0, -1.0 / 5.0, 4.0 / 105.0, -1.0 / 280.0)
+
+CONFIGS: tuple[dict[str, Any], ...] = (
+    {"width": 4, "heads": 2},
+    {"width": 4, "heads": 2, "kv_heads": 1, "head_width": 2, "value_width": 3}
+    | {"bias": True, "residual": False, "scale": 0.5, "softcap": 2.0},
+)
+"""Configurations of blocks; of each, the fields that a block has."""
+
+CONTEXTS = (("tokens",), ("tokens", "mask", "key_mask", "causal"), ("tokens", "memory", "memory_mask", "mask"))
+"""Contexts of blocks by the fields that are given; of each, the fields that a mechanism reads."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A differentiable map with its hand-written backward.
+
+    Attributes
+    ----------
+    name
+        What it is, in words.
+    leaves
+        Where it is evaluated: float64 on the host, by name.
+    forward
+        Outputs by name, for leaves of any array library and a form; without one in that which is the definition.
+    backward
+        Gradients by leaf, for leaves, upstream gradients by output, and a form.
+    forms
+        The forms that `backward` takes.
+    """
+
+    name: str
+    leaves: dict[str, Floats]
+    forward: Callable[..., dict[str, Array]]
+    backward: Callable[[Arrays, Arrays, str], dict[str, Array]]
+    forms: tuple[str, ...]
+
+    def upstream(self) -> dict[str, Floats]:
+        """Return the upstream gradient of each output."""
+        outputs = self.forward(self.leaves)
+        return {n: counter.normal(x.shape, seed=0, purpose=f"gradients.{n}") for n, x in outputs.items()}
+
+
+def by_hand(subject: Subject, where: backends.Backend, form: str) -> dict[str, Floats]:
+    """Return the gradients that the backward of a form gives on a backend."""
+    leaves = {n: on_backend(where, x) for n, x in subject.leaves.items()}
+    upstream = {n: on_backend(where, x) for n, x in subject.upstream().items()}
+    return {n: where.to_numpy(x) for n, x in subject.backward(leaves, upstream, form).items()}
+
+
+def directions_of(subject: Subject, count: int | None) -> dict[str, Floats]:
+    """Return the directions, rows of length 1, along which each leaf is moved: `count` random ones, or all axes.
+
+    A direction that weighs all elements alike shows an error of any of them, as the part 1/sqrt(size) of it.
+    """
+    found = {}
+    for name, leaf in subject.leaves.items():
+        if count is None or leaf.size <= count:
+            found[name] = np.eye(leaf.size)
+        else:
+            signs = counter.uniform((count, leaf.size), seed=0, purpose=f"gradients.directions.{name}") < 0.5
+            found[name] = np.where(signs, 1.0, -1.0) / math.sqrt(leaf.size)
+    return found
+
+
+def by_differences(subject: Subject, step: float = STEP, directions: Arrays | None = None) -> dict[str, Floats]:
+    """Return the slopes along directions, without them the gradients, by central differences.
+
+    `step` is that of leaves of the size of 1.
+    """
+    upstream = subject.upstream()
+    rows = directions_of(subject, None) if directions is None else directions
+
+    def outputs(name: str, by: Floats) -> dict[str, Array]:
+        return subject.forward({**subject.leaves, name: subject.leaves[name] + by.reshape(subject.leaves[name].shape)})
+
+    found = {}
+    for name, leaf in subject.leaves.items():
+        slopes = np.zeros(len(rows[name]))
+        # How large a single number is says nothing.
+        small = leaf.size > 1 and math.hypot(*leaf.reshape(-1)) < math.sqrt(leaf.size)
+        width = 0.5 * step if small else step
+        for at, direction in enumerate(rows[name]):
+            for n, weight in enumerate(STENCIL, start=1):
+                above, below = outputs(name, n * width * direction), outputs(name, -n * width * direction)
+                change = sum(float(np.sum(d * (_finite(above[o]) - _finite(below[o])))) for o, d in upstream.items())
+                slopes[at] += weight * change / width
+        found[name] = slopes.reshape(leaf.shape) if directions is None else slopes
+    return found
+
+
+def by_autograd(subject: Subject) -> dict[str, Floats]:
+    """Return the gradients by the autograd of torch."""
+    import torch
+
+    leaves = {n: torch.tensor(x, requires_grad=True) for n, x in subject.leaves.items()}
+    outputs = subject.forward(leaves)
+    loss = sum(torch.sum(torch.tensor(d) * _finite(outputs[n])) for n, d in subject.upstream().items())
+    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return {n: x.numpy() for n, x in zip(leaves, found, strict=True)}
+
+
+def _finite(x: Array) -> Array:
+    """An lse of -inf is a constant: 0 stands for it in the loss."""
+    xp = namespace(x)
+    return xp.where(xp.isfinite(x), x, 0.0)
+
+
+def largest_error(got: Mapping[str, Floats], expected: Mapping[str, Floats]) -> tuple[float, str]:
+    """Return the largest relative error and its leaf; infinite where one is missing, misshapen or not finite."""
+    overall = max((float(np.max(np.abs(x), initial=0.0)) for x in expected.values()), default=0.0)
+    worst = (0.0, "")
+    for name, wanted in expected.items():
+        if name not in got or got[name].shape != wanted.shape or not np.all(np.isfinite(got[name])):
+            return math.inf, name
+        error = float(np.max(np.abs(got[name] - wanted), initial=0.0))
+        size = max(float(np.max(np.abs(wanted), initial=0.0)), FLOOR * overall)
+        worst = max(worst, (0.0 if error == 0.0 else error / size if size else math.inf, name))
+    return worst
+
+
+def largest_slope_error(got: Mapping[str, Floats], slopes: Mapping[str, Floats], rows: Arrays) -> tuple[float, str]:
+    """Return the same of slopes along directions; errors are relative to the largest element of a leaf's gradient."""
+    for name in slopes:
+        if name not in got or got[name].size != rows[name].shape[1] or not np.all(np.isfinite(got[name])):
+            return math.inf, name
+    sizes = {n: max(float(np.max(np.abs(x), initial=0.0)) for x in (got[n], along)) for n, along in slopes.items()}
+    overall, worst = max(sizes.values(), default=0.0), (0.0, "")
+    for name, along in slopes.items():
+        error = float(np.max(np.abs(rows[name] @ got[name].reshape(-1) - along), initial=0.0))
+        size = max(sizes[name], FLOOR * overall)
+        worst = max(worst, (0.0 if error == 0.0 else error / size if size else math.inf, name))
+    return worst
+
+
+def beside(
+    subject: Subject, way: str, directions: int | None = None
+) -> Callable[[Mapping[str, Floats]], tuple[float, str]]:
+    """Return what tells the largest relative error of gradients and its leaf, beside "differences" or "autograd".
+
+    With a number of `directions` differences are taken along so many of each leaf, in place of every element.
+
+    Differences that disagree are taken again with a longer step, which rounds less and truncates more, and with shorter
+    ones, which do not reach a kink that is near, such as a threshold, and truncate less where a number multiplies large
+    ones, as a scale does. A wrong gradient is wrong beside all.
+    """
+    rows = None if directions is None else directions_of(subject, directions)
+    differences = functools.cache(lambda step: by_differences(subject, step, rows))
+    expected = by_autograd(subject) if way == "autograd" else differences(STEP)
+
+    def error_of(found: Mapping[str, Floats], wanted: Mapping[str, Floats]) -> tuple[float, str]:
+        if rows is None or way == "autograd":
+            return largest_error(found, wanted)
+        return largest_slope_error(found, wanted, rows)
+
+    def judge(found: Mapping[str, Floats]) -> tuple[float, str]:
+        error = error_of(found, expected)
+        for step in () if way == "autograd" else (4.0 * STEP, STEP / 4.0, STEP / 16.0):
+            if error[0] > TOLERANCES[way]:
+                error = min(error, error_of(found, differences(step)))
+        return error
+
+    return judge
+
+
+def core_subjects(mechanism: Mechanism, cases: Iterable[Case], *, full: bool = True) -> Iterator[Subject]:
+    """Yield the core on cases, shrunk: as they are, and with every differentiable number that some case gives.
+
+    Without `full` after the first case one or the other, in turn.
+    """
+    # 0 would take away what is to be seen: no score depends on q and k where the scale is 0.
+    numbers = {n: x for case in mechanism.cases for n, x in mechanism.numbers(case.options).items() if np.any(x)}
+    for n, case in enumerate(map(shrunk, cases)):
+        given = mechanism.numbers(case.options)
+        complete = set(numbers) <= set(given)
+        if full or not n or n % 2 or complete:
+            yield _core_subject(mechanism, case, case.name)
+        if not complete and (full or n % 2 == 0):
+            every = replace(case, options=mechanism.with_numbers(case.options, {**numbers, **given}))
+            yield _core_subject(mechanism, every, f"{case.name} with {', '.join(numbers)}")
+
+
+def _core_subject(mechanism: Mechanism, case: Case, name: str) -> Subject:
+    core = mechanism.core
+    assert core is not None
+    inputs = make(mechanism.name, case, "float64")
+    masks = {n: x for n, x in inputs.items() if not has_gradient(x)}
+    numbers = {n: np.asarray(x) for n, x in mechanism.numbers(case.options).items()}
+    options = {n: x for n, x in case.options.items() if n not in numbers}
+
+    def call(leaves: Arrays, form: str) -> tuple[Array, Any]:
+        given = {n: backend(leaves["q"]).from_numpy(x) for n, x in masks.items()}
+        arrays = {n: x for n, x in leaves.items() if n not in numbers}
+        moved = mechanism.with_numbers(options, {n: leaves[n] for n in numbers})
+        return core.forward(**arrays, **given, **moved, form=form)
+
+    def forward(leaves: Arrays, form: str = mechanism.forms[0]) -> dict[str, Array]:
+        out, saved = call(leaves, form)
+        return {"out": out, **{n: getattr(saved, n) for n in mechanism.pulled}}
+
+    def backward(leaves: Arrays, upstream: Arrays, form: str) -> dict[str, Array]:
+        return core.backward(call(leaves, form)[1], **{f"d_{n}": x for n, x in upstream.items()})
+
+    leaves = {n: x for n, x in inputs.items() if n not in masks} | numbers
+    return Subject(name, leaves, forward, backward, mechanism.forms)
+
+
+def block_subjects(mechanism: Mechanism) -> Iterator[Subject]:
+    """Yield one step of the block for each configuration and context."""
+    known = {field.name for field in dataclasses.fields(mechanism.block.Config)}
+    seen: list[Any] = []
+    for n, given in enumerate((*CONFIGS, *({**CONFIGS[0], **more} for more in mechanism.configs))):
+        config = mechanism.block.Config(**{name: x for name, x in given.items() if name in known})
+        # A mechanism that reads little has few different contexts, and one without these fields few configurations.
+        if config in seen:
+            continue
+        seen.append(config)
+        reads = getattr(config, "reads", mechanism.reads)
+        read = [tuple(name for name in fields if name in reads) for fields in CONTEXTS]
+        if n >= len(CONFIGS):
+            read = read[1:3] if "memory" in reads else read[1:2]
+        for context in dict.fromkeys(read):
+            yield _block_subject(mechanism, config, [*context], f"block {n} with {', '.join(context) or 'no context'}")
+
+
+def _block_subject(mechanism: Mechanism, config: Any, context: list[str], name: str) -> Subject:
+    block = mechanism.block
+    b, n, keys = 2, 3, 2 if "memory" in context else 3
+    normal = {"x": (b, n, config.width), "memory": (b, keys, config.width)}
+    x, memory = (counter.normal(shape, seed=0, purpose=f"gradients.{what}") for what, shape in normal.items())
+    shapes = {"mask": (n, keys), "key_mask": (b, n), "memory_mask": (b, keys)}
+    fixed: dict[str, NDArray[Any]] = {
+        what: counter.uniform(shape, seed=0, purpose=f"gradients.{what}") < 0.7
+        for what, shape in shapes.items()
+        if what in context
+    }
+    if "tokens" in context:
+        fixed["tokens"] = counter.integers((b, n), 0, config.vocabulary, seed=0, purpose="gradients.tokens")
+    if "positions" in getattr(config, "reads", ()):
+        fixed["positions"] = np.arange(keys) % 2
+    params = block.init(config, seed=0, like=x)
+    # Biases start at 0, where an error could hide.
+    params = tree.map_leaves(lambda w: w + 0.25 * counter.normal(w.shape, seed=0, purpose="gradients.params"), params)
+    whole = {"x": x, "params": params, "context": {"memory": memory} if "memory" in context else {}}
+
+    def step(leaves: Arrays) -> tuple[Any, Any, Any]:
+        given = tree.unflatten(whole, leaves)
+        placed = {what: backend(given["x"]).from_numpy(value) for what, value in fixed.items()}
+        at = Context(**placed, **given["context"], causal="causal" in context)
+        state, saved = block.forward(given["params"], block.start(given["params"], given["x"], at), at)
+        return given["params"], state, saved
+
+    def forward(leaves: Arrays, form: str = "auto") -> dict[str, Array]:
+        params, state, _ = step(leaves)
+        return {"x": block.read(params, state)}
+
+    def backward(leaves: Arrays, upstream: Arrays, form: str) -> dict[str, Array]:
+        params, state, saved = step(leaves)
+        d_state, d_read = block.read_backward(params, state, upstream["x"])
+        d_state, d_params, d_context = block.backward(params, saved, d_state)
+        d_x, d_start = block.start_backward(params, d_state)
+        gradients = tree.flatten({"x": d_x, "context": d_context, "params": d_params})
+        for extra in (d_read, d_start):
+            for leaf, value in tree.flatten({"params": extra}).items():
+                gradients[leaf] = gradients[leaf] + value
+        return gradients
+
+    return Subject(name, tree.flatten(whole), forward, backward, ("auto",))

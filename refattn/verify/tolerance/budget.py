@@ -1,0 +1,488 @@
+"""Error budgets: how far an honest implementation in a given dtype may be from the truth, element by element.
+
+The truth is the dense form in float64. A budget is not a number that somebody chose: every equation of the dense form
+is disturbed, many times, by random errors of the size of its rounding (unit roundoff times the size of the terms that
+it sums, as the record tells), forward and backward, and the root mean square of what this does to an output is the
+noise that any implementation with such roundings has to be granted. A last rounding to the storage type comes on top.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn import counter, equations
+from refattn.golden.inputs import make, make_upstream
+from refattn.golden.storage import FLOAT8, SCALED, TYPES, has_gradient, round_to, spacing, stored
+from refattn.instruments.products import products
+from refattn.instruments.wrapper import plain
+from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.outcome import Truth
+from refattn.verify.tolerance import scaled
+
+Floats = NDArray[np.float64]
+
+UNTAGGED = ("products", "q", "k", "v")
+"""What may be declared to be rounded and is no equation."""
+
+DRAWS = 16
+"""Disturbed runs per case: the noise is known to about 1/sqrt(2 * 16), that is 18 %."""
+
+MORE = 1.5
+"""Times that what declared roundings of factors do is granted: these errors are no upper bounds as those of sums are,
+and of each element only as much is known as `DRAWS` tell."""
+
+SMALLEST = 2.0**-500
+"""An error that is always granted: the squares of smaller ones underflow."""
+
+SIGMA = 3**-0.5
+"""Root mean square of a rounding error in units of the unit roundoff. A disturbance has this size and a random sign, so
+that where one rounding dominates its effect is known exactly."""
+
+
+def evaluate(
+    mechanism: Mechanism,
+    inputs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    upstream: Any,
+    form: str = "",
+    further: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Run a core; return its outputs and, where an upstream gradient is given, its gradients, by name.
+
+    Without a form it is the definition. `further` are gradients of outputs beside `out`, by the names that the backward
+    gives them.
+    """
+    assert mechanism.core is not None
+    out, saved = mechanism.core.forward(**inputs, **options, form=form or mechanism.forms[0])
+    values = {"out": out, **{name: getattr(saved, name) for name in mechanism.outputs}}
+    if upstream is not None:
+        values |= {f"d_{name}": g for name, g in mechanism.core.backward(saved, upstream, **(further or {})).items()}
+    return values
+
+
+Roundings = Mapping[str, str] | tuple[str, ...]
+"""What an implementation rounds beside what every kernel rounds: ids of equations, "q", "k" and "v" (a q that is
+multiplied by the scale first), and "products", what it multiplies in matrix products. Or these with the type that it
+rounds to, "" for the storage type."""
+
+
+def wide(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays in float64; masks as they are."""
+    return {name: x.astype(np.float64) if has_gradient(x) else x for name, x in arrays.items()}
+
+
+def truth(
+    mechanism: Mechanism,
+    case: Case,
+    dtype: str,
+    *,
+    grad: bool,
+    seed: int = 0,
+    roundings: Roundings = (),
+    given: str = "",
+    further: Iterable[str] = (),
+    replaced: Mapping[str, NDArray[Any]] | None = None,
+    result: str = "bfloat16",
+    per: int | None = None,
+) -> Truth:
+    """Return inputs, true results and error budget of a case in a storage type.
+
+    `roundings` are equations that the implementation declares to round to the storage type, beside the record's. The
+    inputs are rounded to `given` where that is another type, one that `dtype` holds. `further` are outputs beside `out`
+    on which the loss of the gradients depends, too; `replaced` are inputs that are not those of the case.
+
+    In formats with factors these are of so many tokens, `per` (see `refattn.verify.tolerance.scaled`), and there are no
+    gradients; the result is of the type `result`, and what kernels round on the way is rounded to that.
+    """
+    factors: dict[str, NDArray[Any]] = {}
+    times: dict[str, NDArray[Any]] = {}
+    if dtype in SCALED:
+        inputs, factors, times = scaled.scaled(mechanism, case, dtype, per=per, seed=seed)
+        inputs, dtype = inputs | dict(replaced or {}), result
+    else:
+        inputs = make(mechanism.name, case, given or dtype, seed=seed) | dict(replaced or {})
+    kept = "float32" if factors else dtype
+    inputs = {name: stored(x.astype(np.float64), kept) if has_gradient(x) else x for name, x in inputs.items()}
+    exact = scaled.products(inputs, times)
+    outputs = evaluate(mechanism, exact, case.options, None)
+    pulls: dict[str, Any] = {}
+    for name in ("out", *further) if grad else ():
+        pull = make_upstream(mechanism.name, case, name, outputs[name].shape, given or dtype, seed=seed)
+        pulls[f"d_{name}"] = pull.astype(np.float64)
+    exact_upstream = pulls.pop("d_out", None)
+    upstream = None if exact_upstream is None else stored(exact_upstream, dtype)
+    exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes and not factors)
+    stored_pulls = {name: stored(x, dtype) for name, x in pulls.items()}
+    types = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in outputs}
+    known = Truth(inputs, upstream, {}, {}, {}, {"out": dtype, **types}, exact_names, stored_pulls, factors, times)
+    return granting(mechanism, case, dtype, known, roundings, seed)
+
+
+def granting(
+    mechanism: Mechanism, case: Case, dtype: str, known: Truth, roundings: Roundings = (), seed: int = 0
+) -> Truth:
+    """Return a truth with the values of its inputs, and the error that is granted with such roundings."""
+    exact = scaled.products(known.inputs, known.times)
+    upstream = None if known.upstream is None else known.upstream.astype(np.float64)
+    pulls = wide(known.further)
+    with equations.trace() as traced:
+        values = evaluate(mechanism, exact, case.options, upstream, further=pulls)
+    errors = disturbances(mechanism, case, dtype, exact, upstream, pulls, traced, values, roundings, seed)
+    types = {name: known.stored.get(name, dtype) for name in values}
+    variance, bias = granted(values, errors, types, dtype)
+    return replace(known, values=values, variance=variance, bias=bias, stored=types)
+
+
+def granted(
+    values: Mapping[str, Floats], errors: Mapping[str, Floats], types: Mapping[str, str], dtype: str
+) -> tuple[dict[str, Floats], dict[str, float]]:
+    """Return the variance and the bias that are granted where disturbed runs, the first axis, had such errors."""
+    variance, bias = {}, {}
+    for name, value in values.items():
+        variance[name], bias[name] = _granted(name, value, errors[name], dtype, types[name])
+    return variance, bias
+
+
+def _granted(name: str, value: Floats, errors: Floats, dtype: str, stored: str) -> tuple[Floats, float]:
+    """Return the variance that is granted to a value, and the bias of honest results, from its errors in all draws."""
+    noise = np.sqrt(np.mean(errors**2, axis=0))
+    # Against the rounded truth an honest result is off by one spacing where the noise, of mean size 0.8 sigma,
+    # carries it over a rounding boundary, and by the noise itself where that is larger.
+    variance = noise**2 + 0.8 * noise * spacing(value, stored)
+    # In float64 the truth has errors of the same size as the result that is judged.
+    variance *= 2.0 if dtype == "float64" else 1.0
+    granted = np.maximum(variance, SMALLEST**2)
+    biases = [bias_of(name, error, granted, value) for error in errors]
+    return variance, float(np.sqrt(np.mean(np.square(biases))))
+
+
+def with_equations(
+    mechanism: Mechanism,
+    case: Case,
+    dtype: str,
+    known: Truth,
+    types: Mapping[str, str],
+    roundings: Roundings = (),
+    seed: int = 0,
+) -> Truth:
+    """Return a truth that has the values of some equations of the forward, too, each with the type it came in.
+
+    An equation that did not run, for an option was not given, stands for the one whose value goes on in its place.
+
+    Raises
+    ------
+    KeyError
+        Where an equation is none of the forward.
+    """
+    exact = scaled.products(known.inputs, known.times)
+    dtype = known.stored["out"] if known.factors else dtype
+    with equations.trace() as traced:
+        evaluate(mechanism, exact, case.options, None)
+    ran = {}
+    for id in types:
+        ran[id] = id
+        while ran[id] not in traced:
+            ran[id] = mechanism.before[ran[id]]
+    held = held_in(mechanism, dtype, roundings)
+    sizes = kernel_sizes(mechanism, {**exact, **case.options}, traced, dtype, roundings)
+    erring = _Erring(dtype, roundings, seed)
+    errors: dict[str, list[Floats]] = {id: [] for id in types}
+    for draw in range(DRAWS):
+        disturbing = equations.apply(disturbance(sizes, unit_of(dtype), draw, seed, held))
+        with equations.trace() as disturbed, disturbing:
+            erring.evaluate(mechanism, exact, case.options, None, {}, draw)
+        for id in types:
+            value = traced[ran[id]]
+            errors[id].append(np.where(np.isfinite(value), finite(plain(disturbed[ran[id]])) - finite(value), 0.0))
+    values, variance, bias = dict(known.values), dict(known.variance), dict(known.bias)
+    for id, type_ in types.items():
+        values[id] = traced[ran[id]]
+        variance[id], bias[id] = _granted(id, values[id], np.stack(errors[id]), dtype, type_)
+    return replace(known, values=values, variance=variance, bias=bias, stored={**known.stored, **types})
+
+
+def disturbances(
+    mechanism: Mechanism,
+    case: Case,
+    dtype: str,
+    inputs: Mapping[str, Any],
+    upstream: Any,
+    pulls: Mapping[str, Any],
+    traced: equations.Trace,
+    values: Mapping[str, Floats],
+    roundings: Roundings,
+    seed: int,
+    grown: Mapping[str, float] | None = None,
+) -> dict[str, Floats]:
+    """Return what rounding errors in every equation do to each result: one more axis in front, for the draws.
+
+    `grown` says of some equations how many times larger their errors are than this call tells.
+    """
+    if unknown := [id for id in roundings if id not in mechanism.equations and id not in UNTAGGED]:
+        raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}, {', '.join(UNTAGGED)}")
+    given = {**inputs, **case.options, "d_out": upstream, **pulls}
+    held = held_in(mechanism, dtype, roundings)
+    sizes = kernel_sizes(mechanism, given, traced, dtype, roundings)
+    computed = unit_of(dtype)
+    sizes |= {id: sizes[id] * times for id, times in (grown or {}).items()}
+    erring = _Erring(dtype, roundings, seed)
+    errors: dict[str, list[Floats]] = {name: [] for name in values}
+    for draw in range(DRAWS):
+        with equations.apply(disturbance(sizes, computed, draw, seed, held)):
+            disturbed = erring.evaluate(mechanism, inputs, case.options, upstream, pulls, draw)
+        for name, value in values.items():
+            # An output that is not finite has no noise.
+            errors[name].append(np.where(np.isfinite(value), finite(disturbed[name]) - finite(value), 0.0))
+    return {name: np.stack(draws) for name, draws in errors.items()}
+
+
+@dataclass(frozen=True)
+class _Erring:
+    """Runs in which what is declared to be rounded, and is no equation, errs, too."""
+
+    dtype: str
+    roundings: Roundings
+    seed: int
+
+    def evaluate(
+        self,
+        mechanism: Mechanism,
+        inputs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        upstream: Any,
+        pulls: Mapping[str, Any],
+        draw: int,
+    ) -> dict[str, Any]:
+        """Do what `evaluate` does with one draw of these errors."""
+        low = untagged(self.roundings, self.dtype)
+        product = low.pop("products", "")
+        inputs = {n: self._near(x, low[n], n, draw) if n in low else x for n, x in inputs.items()}
+        if not product:
+            return evaluate(mechanism, inputs, options, upstream, further=pulls)
+        count = 0
+
+        def change(x: Floats) -> Floats:
+            nonlocal count
+            count += 1
+            # What the type holds is multiplied as it is: inputs in a type that is as short.
+            held = np.array_equal(round_to(x, product), x, equal_nan=True)
+            return x if held else self._near(x, product, f"factor {count}", draw)
+
+        with products(change) as unit:
+            given = {n: unit.array(x) for n, x in inputs.items()}
+            pulled = {n: unit.array(x) for n, x in pulls.items()}
+            d_out = None if upstream is None else unit.array(upstream)
+            return {n: plain(x) for n, x in evaluate(mechanism, given, options, d_out, further=pulled).items()}
+
+    def _near(self, x: Floats, type_: str, name: str, draw: int) -> Floats:
+        signs = SIGMA * _signs(x.size, f"budget.{name}", draw, self.seed).reshape(x.shape)
+        kind = TYPES[type_]
+        size = MORE * np.maximum(kind.unit * np.abs(finite(x)), 2.0 ** (kind.lowest - kind.bits))
+        return np.asarray(np.where(np.isfinite(x) & (x != 0.0), x + signs * size, x))
+
+
+def untagged(roundings: Roundings, dtype: str) -> dict[str, str]:
+    """Return what is no equation and rounded to a type with fewer digits than there are: in float64 nothing is."""
+    named = roundings if isinstance(roundings, Mapping) else dict.fromkeys(roundings, "")
+    low = {n: named[n] or dtype for n in UNTAGGED if n in named and dtype != "float64"}
+    # A q that was scaled is rounded to the storage type again.
+    return {n: t for n, t in low.items() if TYPES[t].bits < TYPES[dtype].bits + (n != "products")}
+
+
+def held_in(mechanism: Mechanism, dtype: str, roundings: Roundings) -> dict[str, str]:
+    """Return the type by equation that a kernel declares to hold values in, beside those that every kernel rounds."""
+    if dtype not in ("float16", "bfloat16"):
+        return {}
+    named = roundings if isinstance(roundings, Mapping) else dict.fromkeys(roundings, "")
+    return {id: dtype for id, type_ in named.items() if id not in mechanism.stored and type_ in ("", dtype)}
+
+
+def unit_of(dtype: str) -> float:
+    """Return the unit roundoff of the type that a kernel for this storage type computes in."""
+    return TYPES["float64" if dtype == "float64" else "float32"].unit
+
+
+def kernel_sizes(
+    mechanism: Mechanism,
+    given: Mapping[str, Any],
+    traced: Mapping[str, Any],
+    dtype: str,
+    roundings: Roundings = (),
+) -> dict[str, Floats]:
+    """Return by equation id the size of its rounding error in a kernel for a storage type.
+
+    `roundings` are equations that it rounds beside the record's; `given` and `traced` are those of `rounding_sizes`.
+    """
+    sizes = rounding_sizes(mechanism, given, traced, unit_of(dtype))
+    # What is below the smallest normal number may be flushed to 0, as most accelerators do; 0 is exact.
+    flushed = 2.0 ** TYPES["float64" if dtype == "float64" else "float32"].lowest
+    sizes = {key: np.hypot(size, np.where(size == 0.0, 0.0, flushed)) for key, size in sizes.items()}
+    named = roundings if isinstance(roundings, Mapping) else dict.fromkeys(roundings, "")
+    short = dtype in ("float16", "bfloat16")
+    low = dict.fromkeys(mechanism.stored, dtype) if short else {}
+    if product := untagged(roundings, dtype).get("products"):
+        # The adjoint of a sum is taken from the output, with the errors that it has by then.
+        low |= {id: product for id in mechanism.stored if id.startswith("d")}
+    for id, type_ in named.items():
+        if id not in UNTAGGED and (type_ or short):
+            low[_felt_in(mechanism, id, type_, traced)] = type_ or dtype
+    counts = passes_of(traced)
+    for key in [key for key in sizes if key.partition("[")[0] in low]:
+        id = key.partition("[")[0]
+        size = np.abs(mechanism.stored[id](given, Pass(traced, key, counts)) if id in mechanism.stored else traced[key])
+        kind, size = TYPES[low[id]], finite(size)
+        # Below the smallest normal number the spacing no longer shrinks with the value; 0 is exact. Numbers of float8
+        # are scaled, so that the largest of a row is about 1.
+        most = np.max(size, axis=-1, keepdims=True, initial=0.0) if low[id] in FLOAT8 else 1.0
+        subnormal = np.where(size == 0.0, 0.0, most * 2.0 ** (kind.lowest - kind.bits))
+        sizes[key] = np.hypot(sizes[key], np.maximum(kind.unit * size, subnormal))
+    return sizes
+
+
+def _felt_in(mechanism: Mechanism, id: str, dtype: str, traced: Mapping[str, Any]) -> str:
+    """Return the equation that a rounding is felt in: the next one, where a kernel sums before it rounds."""
+    later = mechanism.summed_first.get(id, ()) if dtype in FLOAT8 else ()
+    return next((name for name in later if name in traced), id)
+
+
+def rounding_sizes(
+    mechanism: Mechanism, given: Mapping[str, Any], traced: Mapping[str, Any], unit: float
+) -> dict[str, Floats]:
+    """Return by equation id the size of its rounding error: `unit` times what the record says that it is relative to.
+
+    `given` holds the arguments of the call and upstream gradients, `traced` the value of every equation.
+    """
+    sizes, counts = {}, passes_of(traced)
+    for key, value in traced.items():
+        id = key.partition("[")[0]
+        known = mechanism.magnitudes.get(id)
+        terms = np.abs(value) if known is None else known(given, Pass(traced, key, counts))
+        sizes[key] = unit * finite(terms)
+    return sizes
+
+
+class Pass(Mapping[str, Any]):
+    """What was traced, as the pass `key` of an equation sees it: other equations by their pass that belongs to it.
+
+    Passes of the forward belong together counted from the last, which all equations of a repetition take part in; those
+    of the backward from the first, which is the last of the forward.
+    """
+
+    def __init__(self, traced: Mapping[str, Any], key: str, counts: Mapping[str, int] | None = None) -> None:
+        self.traced = traced
+        self.counts = passes_of(traced) if counts is None else counts
+        id, _, number = key.partition("[")
+        at = int(number.rstrip("]") or 0)
+        self.from_last = at if id.startswith("d") else self._count(id) - 1 - at
+
+    def _count(self, id: str) -> int:
+        return self.counts.get(id, 0)
+
+    def __getitem__(self, id: str) -> Any:
+        number = self.from_last if id.startswith("d") else self._count(id) - 1 - self.from_last
+        single = self._count(id) == 1
+        return self.traced[id if single or number <= 0 else f"{id}[{number}]"]
+
+    def passes(self, id: str) -> list[Any]:
+        """Return the values of all passes of an equation, in the order of the call."""
+        return [self.traced[f"{id}[{n}]" if n else id] for n in range(self._count(id))]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.traced)
+
+    def __len__(self) -> int:
+        return len(self.traced)
+
+
+def passes_of(traced: Mapping[str, Any]) -> Mapping[str, int]:
+    """Return how many passes each equation has."""
+    return Counter(key.partition("[")[0] for key in traced)
+
+
+def disturbance(
+    sizes: Mapping[str, Floats], unit: float, draw: int, seed: int = 0, held: Mapping[str, str] | None = None
+) -> equations.Hook:
+    """Return a hook for one run that adds to each equation a random error of its size: a draw of what rounding does.
+
+    Some equations are `held` in a type: their values, errors included, are rounded to it, up or down by chance, so that
+    those which are near come to be equal, as they do in a kernel. The error before that is one more rounding, such as
+    that of a product which is scaled afterwards.
+    """
+    passes: dict[str, int] = {}
+
+    def hook(id: str, name: str, value: Floats) -> Floats:
+        number = passes.get(id, 0)
+        passes[id] = number + 1
+        key = f"{id}[{number}]" if number else id
+        signs = SIGMA * _signs(value.size + 1, f"budget.{key}", draw, seed)
+        shared = 1.0 + unit * signs[-1]  # a constant of the equation, rounded once
+        disturbed = value * shared + signs[:-1].reshape(value.shape) * sizes[key]
+        if held and id in held:
+            chance = counter.uniform(value.shape, seed=seed, purpose=f"budget.{key}.{draw}") - 0.5
+            return round_to(
+                disturbed + np.where(np.isfinite(value), chance * spacing(disturbed, held[id]), 0.0), held[id]
+            )
+        return disturbed
+
+    return hook
+
+
+def finite(x: Any) -> Floats:
+    """Return x with 0 in place of what is not finite."""
+    return np.where(np.isfinite(x), x, 0.0)
+
+
+def _signs(count: int, purpose: str, draw: int, seed: int) -> Floats:
+    """Return +1 or -1, a bit of the counter each."""
+    block, number = divmod(draw, DRAWS)
+    packed = _bits(1 << (count // 32).bit_length(), purpose, block, seed)[number]
+    return 2.0 * np.unpackbits(packed, bitorder="little", count=count).astype(np.float64) - 1.0
+
+
+@lru_cache(maxsize=1 << 13)  # the cases of a mechanism have the same equations, and the streams are named by these
+def _bits(words: int, purpose: str, block: int, seed: int) -> NDArray[np.uint8]:
+    """Return the bits of `DRAWS` draws at once: for few words a call takes as long as for many."""
+    steps = range(block * DRAWS, (block + 1) * DRAWS)
+    return counter.words_of_steps(words, steps, seed=seed, purpose=purpose).astype("<u4").view(np.uint8)
+
+
+def rows(tensor: str, x: NDArray[Any]) -> NDArray[Any]:
+    """Return x as (rows, elements): a tensor that has no rows is one of single elements."""
+    shape = x.shape if has_rows(tensor, x) else (*x.shape, 1)
+    return x.reshape(math.prod(shape[:-1]), shape[-1])  # -1 would not do where there are rows of no elements
+
+
+def has_rows(tensor: str, x: NDArray[Any]) -> bool:
+    """Tell whether a tensor is of rows, along its last axis: `out`, gradients and equations that have axes."""
+    return x.ndim > 0 and (tensor in ("out", "t_out") or tensor.startswith(("d_", "h_")) or "." in tensor)
+
+
+def ratio(error: NDArray[Any], granted: NDArray[Any]) -> Any:
+    """error / granted, with 0 / 0 = 0."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where(error == 0.0, 0.0, error / granted)
+
+
+def bias_of(tensor: str, error: Floats, variance: Floats, target: Floats) -> float:
+    """Return the mean over rows of their mean error in the direction of the target, in units of what they are granted.
+
+    Truncation makes it negative, a factor that is too large positive; honest roundings nearly cancel.
+    """
+    if not error.size:
+        return 0.0
+    drift = np.mean(rows(tensor, np.sign(np.where(np.isfinite(target), target, 0.0)) * error), axis=-1)
+    granted = np.sqrt(np.mean(rows(tensor, variance), axis=-1))
+    return float(np.mean(np.sign(drift) * ratio(np.abs(drift), granted)))
+
+
+def rounded(truth: Truth, name: str) -> Floats:
+    """Return the true result as the storage type holds it."""
+    return round_to(truth.values[name], truth.stored[name])

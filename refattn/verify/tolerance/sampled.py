@@ -1,0 +1,288 @@
+"""Calls whose scores the definition cannot hold all at once: the truth by tiles, the budget from samples.
+
+Every element is compared with the truth in float64 that a form of linear memory gives. What may be off by how much is
+known exactly where the definition is run on a part of the call: some queries with all keys, and some keys with all
+queries (`refattn.mechanisms.softmax.testing.parts`), with disturbances as for any other case. These parts are chosen at
+random, where all four statistics are judged, and once more where the errors are largest, in units of what the sample is
+granted and relative to the truth, where elements and rows are. So an error anywhere is seen if it is among the largest,
+or if it is everywhere; how closely the two truths agree is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn import counter, equations
+from refattn.golden.inputs import make, make_upstream
+from refattn.golden.storage import stored
+from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.outcome import Floats, Result, Truth, Verdict
+from refattn.verify.tolerance.budget import Roundings, disturbances, evaluate, finite, granted, ratio, wide
+from refattn.verify.tolerance.compare import compare, wrong_at_once
+
+FULL = 1 << 20
+"""Scores up to which the definition is run on the whole call."""
+
+WHOLE_AT_MOST = 1 << 24
+"""The same for a mechanism whose calls cannot be cut."""
+
+PAIRS = 1 << 20
+"""Scores of all parts that are chosen at random, queries and keys each."""
+
+COMBINATIONS = 8
+"""Key/value heads of sequences that parts are chosen from."""
+
+CHOSEN = 8
+"""Rows that are looked at for their errors, by each of two measures."""
+
+Index = tuple[int, ...]
+
+
+class TooLargeError(Exception):
+    """A call is too large for what can judge it; the message says what would fit."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A tensor of one part: where it stands, its truth, its variance, its bias, and the root mean square of that."""
+
+    at: tuple[Any, ...]
+    value: Floats
+    variance: Floats
+    bias: float
+
+
+def is_long(mechanism: Mechanism, case: Case) -> bool:
+    """Tell whether a case is judged by samples.
+
+    Raises
+    ------
+    TooLargeError
+        Where it would have to be, and the mechanism cannot be cut.
+    """
+    if "q" not in case.inputs or case.inputs["q"].axes:
+        return False
+    pairs = math.prod(case.inputs["q"].shape[:3]) * case.inputs["k"].shape[2]
+    if pairs <= FULL or mechanism.parts is not None:
+        return pairs > FULL
+    if pairs > WHOLE_AT_MOST:
+        raise TooLargeError(
+            f"{case.name}: got {pairs} scores, needs at most {WHOLE_AT_MOST}: the definition of {mechanism.name} holds "
+            "all at once"
+        )
+    return False
+
+
+def long_truth(
+    mechanism: Mechanism, case: Case, dtype: str, *, grad: bool, seed: int = 0, further: Iterable[str] = ()
+) -> Truth:
+    """Return inputs and true results of a long case; their variance is not known yet."""
+    inputs = make(mechanism.name, case, dtype, seed=seed)
+    exact = wide(inputs)
+    rows = case.inputs["q"].shape[:3]
+    shapes = {"out": (*rows, case.inputs["v"].shape[3])}
+    pulls: dict[str, Any] = {}
+    for name in ("out", *further) if grad else ():
+        shape = shapes.get(name, rows)
+        pull = make_upstream(mechanism.name, case, name, shape, dtype, seed=seed)
+        pulls[f"d_{name}"] = pull.astype(np.float64)
+    d_out = pulls.pop("d_out", None)
+    lean = replace(mechanism, outputs={n: id for n, id in mechanism.outputs.items() if n in mechanism.pulled})
+    values = evaluate(lean, exact, case.options, d_out, "auto", pulls)
+    values = {name: x for name, x in values.items() if name in ("out", "d_q", "d_k", "d_v") or name in lean.outputs}
+    types = {name: "float32" if name in lean.outputs and dtype != "float64" else dtype for name in values}
+    upstream = None if d_out is None else stored(d_out, dtype)
+    return Truth(inputs, upstream, values, {}, {}, types, further={name: stored(x, dtype) for name, x in pulls.items()})
+
+
+def judge_long(
+    mechanism: Mechanism,
+    case: Case,
+    dtype: str,
+    known: Truth,
+    result: Result,
+    roundings: Roundings = (),
+    seed: int = 0,
+) -> tuple[tuple[Verdict, ...], str]:
+    """Return the verdicts on a long case, and in words what they stand on."""
+    found: dict[str, Verdict] = {}
+    errors: dict[str, Floats] = {}
+    targets: dict[str, Floats] = {}
+    for name, x in result.tensors.items():
+        if name in known.values:
+            at_once = wrong_at_once(name, x, result.dtypes[name], known)
+            if isinstance(at_once, Verdict):
+                found[name] = at_once
+            else:
+                errors[name], targets[name] = finite(at_once[0]) - finite(at_once[1]), at_once[1]
+    if not errors:
+        return tuple(found.values()), "truth by tiles"
+    cut = _Cut(mechanism, case, dtype, known, roundings, seed)
+    pieces, told = _at_random(cut, case, seed, any(name in ("d_k", "d_v") for name in errors))
+    sampled = {name: _verdict(name, pieces[name], result, known, False) for name in errors}
+    extreme, largest = _at_worst(cut, pieces, errors, targets)
+    for name in errors:
+        verdicts = [sampled[name], *([_verdict(name, extreme[name], result, known, True)] if extreme[name] else [])]
+        found[name] = max(verdicts, key=lambda verdict: verdict.share)
+    apart = max(
+        (
+            float(
+                np.max(ratio(np.abs(finite(p.value) - finite(known.values[n][p.at])), np.sqrt(p.variance)), initial=0.0)
+            )
+            for n in errors
+            for p in pieces[n]
+        ),
+        default=0.0,
+    )
+    note = f"truth by tiles; budget from {told}, and {largest} with the largest errors"
+    note += f"; there the truth by tiles is off the definition by {apart:.2g} of the noise that is granted"
+    return tuple(found[name] for name in result.tensors if name in found), note
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """The parts of one call, judged by the definition."""
+
+    mechanism: Mechanism
+    case: Case
+    dtype: str
+    known: Truth
+    roundings: Roundings
+    seed: int
+
+    def __post_init__(self) -> None:
+        pulled = {} if self.known.upstream is None else {"d_out": self.known.upstream, **self.known.further}
+        object.__setattr__(self, "inputs", wide(self.known.inputs))
+        object.__setattr__(self, "upstream", wide(pulled))
+
+    inputs: Any = None
+    upstream: Any = None
+
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """Sequences, key/value heads, and the query heads that share one."""
+        b, h = self.inputs["q"].shape[:2]
+        g = self.inputs["k"].shape[1]
+        return b, g, h // g
+
+    def queries(self, batch: int, group: int, at: NDArray[np.int64]) -> dict[str, _Piece]:
+        """Return `out`, `lse` and `d_q` of some queries."""
+        assert self.mechanism.parts is not None
+        part = self.mechanism.parts.of_queries(self.inputs, self.case.options, self.upstream, batch, group, at)
+        shared = self.heads[2]
+        where = np.ix_(np.asarray([batch]), np.arange(group * shared, (group + 1) * shared), at)
+        known = self._known(part)
+        return {name: _Piece(where, *known[name]) for name in ("out", *self.mechanism.outputs, "d_q") if name in known}
+
+    def keys(self, batch: int, group: int, at: NDArray[np.int64]) -> dict[str, _Piece]:
+        """Return `d_k` and `d_v` of some keys."""
+        assert self.mechanism.parts is not None
+        given = self.inputs, self.case.options, self.upstream, self.known.values
+        part = self.mechanism.parts.of_keys(*given, batch, group, at)
+        where, known = np.ix_(np.asarray([batch]), np.asarray([group]), at), self._known(part)
+        width = {"d_k": self.inputs["k"].shape[3], "d_v": self.inputs["v"].shape[3]}
+        found = {}
+        for name, columns in width.items():
+            value, variance, bias = known[name]
+            part = np.s_[:, :, : len(at), :columns]
+            found[name] = _Piece(where, value[part], variance[part], bias)
+        return found
+
+    def _known(self, part: Any) -> dict[str, tuple[Floats, Floats, float]]:
+        """Return value, variance and bias of each result of a part."""
+        upstream = dict(part.upstream)
+        d_out = upstream.pop("d_out", None)
+        record, case = self.mechanism, replace(self.case, options=part.options)
+        with equations.trace() as traced:
+            values = evaluate(record, part.inputs, part.options, d_out, further=upstream)
+        given = case, self.dtype, part.inputs, d_out, upstream, traced, values, self.roundings, self.seed
+        errors = disturbances(record, *given, part.grown)
+        types = {name: self.known.stored.get(name, self.dtype) for name in values}
+        variance, bias = granted(values, errors, types, self.dtype)
+        return {name: (x, variance[name], bias[name]) for name, x in values.items()}
+
+
+def _at_random(cut: _Cut, case: Case, seed: int, keys: bool) -> tuple[dict[str, list[_Piece]], str]:
+    """Return pieces of random parts by tensor, and how many rows they have, in words."""
+    (b, g, shared), n_q, n_k = cut.heads, cut.inputs["q"].shape[2], cut.inputs["k"].shape[2]
+    purpose = f"sampled.{case.name}"
+    order = np.argsort(counter.uniform((b * g,), seed=seed, purpose=purpose))[:COMBINATIONS]
+    pieces: dict[str, list[_Piece]] = {}
+    counts = []
+    for side, rows, others in (("queries", n_q, n_k), ("keys", n_k, n_q)):
+        if side == "keys" and not keys:
+            continue
+        size = int(min(rows, max(4, PAIRS // (len(order) * shared * others))))
+        for number in order:
+            chance = counter.uniform((rows,), seed=seed, purpose=f"{purpose}.{side}.{number}")
+            at = np.sort(np.argsort(chance)[:size]).astype(np.int64)
+            for name, piece in getattr(cut, side)(*divmod(int(number), g), at).items():
+                pieces.setdefault(name, []).append(piece)
+        heads = shared if side == "queries" else 1
+        counts.append(f"{size * len(order) * heads} of {b * g * heads * rows} {side}")
+    return pieces, " and ".join(counts)
+
+
+def _at_worst(
+    cut: _Cut, pieces: Mapping[str, list[_Piece]], errors: Mapping[str, Floats], targets: Mapping[str, Floats]
+) -> tuple[dict[str, list[_Piece]], str]:
+    """Return pieces of the parts with the largest errors by tensor, and how many rows they have, in words."""
+    shared = cut.heads[2]
+    chosen: dict[str, dict[tuple[int, int], set[int]]] = {"queries": {}, "keys": {}}
+    for name, error in errors.items():
+        side = "keys" if name in ("d_k", "d_v") else "queries"
+        size = _row_sizes(error)
+        noise = math.sqrt(max(float(np.mean([np.mean(p.variance) for p in pieces[name]])), 1e-300))
+        for measure in (size / noise, ratio(size, _row_sizes(finite(targets[name])))):
+            largest = np.argsort(measure, axis=None)[::-1][:CHOSEN]
+            for flat in largest[measure.reshape(-1)[largest] > 0.0]:
+                batch, head, row = (int(n) for n in np.unravel_index(int(flat), measure.shape))
+                group = head if side == "keys" else head // shared
+                chosen[side].setdefault((batch, group), set()).add(row)
+    found: dict[str, list[_Piece]] = {name: [] for name in errors}
+    for side, of_heads in chosen.items():
+        for place, rows in of_heads.items():
+            for name, piece in getattr(cut, side)(*place, np.asarray(sorted(rows), dtype=np.int64)).items():
+                if name in found:
+                    found[name].append(piece)
+    counts = {side: sum(map(len, of_heads.values())) for side, of_heads in chosen.items()}
+    return found, " and ".join(f"{count} {side}" for side, count in counts.items() if count) or "none"
+
+
+def _row_sizes(x: Floats) -> Floats:
+    """Return the root mean square of each row; a tensor (b, h, i) has rows of one number."""
+    return np.abs(x) if x.ndim == 3 else np.sqrt(np.mean(x * x, axis=-1))
+
+
+def _verdict(name: str, pieces: list[_Piece], result: Result, known: Truth, extremes: bool) -> Verdict:
+    """Judge a tensor on some of its parts, as one tensor of rows; the index is that in the whole tensor."""
+
+    def joined(parts: Iterable[NDArray[Any]]) -> NDArray[Any]:
+        flat = [x.reshape(-1) if known.values[name].ndim == 3 else x.reshape(-1, x.shape[-1]) for x in parts]
+        return np.concatenate(flat)
+
+    values = joined(piece.value for piece in pieces)
+    bias = math.sqrt(float(np.mean([piece.bias**2 for piece in pieces])))
+    part = replace(
+        known,
+        values={name: values},
+        variance={name: joined(piece.variance for piece in pieces)},
+        bias={name: bias},
+    )
+    got = joined(result.tensors[name][piece.at] for piece in pieces)
+    verdict = compare(name, got, result.dtypes[name], part, extremes=extremes)
+    places = np.concatenate([_places(piece, known.values[name].shape[:3]) for piece in pieces])
+    row = np.unravel_index(int(places[verdict.index[0]]), known.values[name].shape[:3]) if verdict.index else ()
+    return replace(verdict, index=(*(int(n) for n in row), *verdict.index[1:]))
+
+
+def _places(piece: _Piece, shape: Index) -> NDArray[np.int64]:
+    """Return where the rows of a piece stand in the whole tensor, counted through."""
+    b, h, i = piece.at
+    return np.broadcast_to((b * shape[1] + h) * shape[2] + i, (b.size, h.size, i.size)).reshape(-1)

@@ -1,0 +1,285 @@
+"""The museum: its kernel is right, each fault of it is wrong, and is told by its words."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn.mechanisms.wrong import Call, WrongKernel
+from refattn.verify.bugs.emulator import Flash
+from refattn.verify.bugs.fault import faults, served
+from refattn.verify.bugs.features import Sums
+from refattn.verify.bugs.recurrence import Recurrence
+from refattn.verify.diagnose.error_templates import Bank
+from refattn.verify.diagnose.mutants import kernel
+from refattn.verify.diagnose.suspects import locate, suspects
+from refattn.verify.diagnose.symptoms import UNWRITTEN
+from refattn.verify.outcome import Report, Result, Truth
+from refattn.verify.report import tables
+from refattn.verify.report.suspects import told
+from refattn.verify.run import verify
+from refattn.verify.tolerance.budget import truth
+from refattn.verify.tolerance.compare import judge
+from tools.measure_names import measured
+
+RECORD = ra.mechanism("softmax")
+NAMES = """
+tiny plain scale causal causal-tail causal-top-left causal-head mask-full mask-keys mask-heads mask-causal grouped
+grouped-one unequal narrow empty-rows one-query softcap softcap-mask huge-scores window-causal window-decode offset
+bias-heads bias-keys bias-scale alibi sink sink-grouped lengths-both dropout-half window-both lengths-keys tile-65
+"""
+CASES = {
+    "softmax": NAMES.split(),
+    "delta": """
+state-gated-channel mask-most grouped-values lengths state-linear norm-zero mask-all burst one-token no-token
+state-momentum
+    """.split(),
+    "higher_order": "mask-causal exact grouped-one narrow add clamp one-signed half causal-head no-key".split(),
+}
+"""Small cases that show every fault."""
+
+RIGHT = {
+    "softmax": served(Flash, "nothing", tiles="both"),
+    "delta": served(Recurrence, "nothing", tiles="chunk"),
+    "higher_order": served(Sums, "nothing", tiles="chunk"),
+}
+"""The kernels without a fault."""
+
+BY_NAME = {one.name: one for one in faults()}
+
+
+@functools.cache
+def known(name: str, mechanism: str = "softmax", dtype: str = "float32") -> Truth:
+    record = ra.mechanism(mechanism)
+    return truth(record, record.case(name), dtype, grad=True)
+
+
+def failing(mechanism: str, wrong: WrongKernel, size: str, name: str, dtype: str = "float32") -> set[str]:
+    """The results of a case that a kernel makes wrong."""
+    record, given = ra.mechanism(mechanism), known(name, mechanism, dtype)
+    result = kernel(record, record.case(name), given, dtype, wrong, size=size)
+    return {verdict.tensor for verdict in judge(result, given) if not verdict.agrees}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mechanism", CASES)
+def test_the_kernel_without_a_fault_is_right(mechanism: str, dtype: str) -> None:
+    right = RIGHT[mechanism]
+    for name in CASES[mechanism][:: 1 if dtype == "float32" else 4]:
+        for size in [*right.sizes][-2:]:
+            assert not failing(mechanism, right, size, name, dtype), (name, size)
+
+
+def test_there_are_enough_and_each_says_what_is_wrong_and_where_it_was_reported() -> None:
+    assert len(faults()) >= 140 and len(BY_NAME) == len(faults()) and faults("koopman") == ()
+    assert faults("growing") == faults()
+    for mechanism in ("softmax", "delta", "higher_order"):
+        record, found = ra.mechanism(mechanism), faults(mechanism)
+        assert len({one.wrong for one in found}) == len(found) > 15
+        names = {*record.equations, *record.wrong}
+        for one in found:
+            reported = one.link.startswith("https://github.com/") and ("/issues/" in one.link or "/pull/" in one.link)
+            assert reported or one.link == ""
+            assert one.of[0] in names and (mechanism == "softmax" or {*one.of} <= names)
+            assert len(one.wrong) > 10 and one.wrong[0] == one.wrong[0].lower()
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "fault"),
+    [(mechanism, one) for mechanism in CASES for one in faults(mechanism)],
+    ids=lambda one: getattr(one, "name", ""),
+)
+def test_each_fault_is_caught_and_leaves_right_what_it_says(mechanism: str, fault: WrongKernel) -> None:
+    """A fault of the backward leaves outputs right; where tiles matter, some size of them shows."""
+    of_options = fault in set(faults()) - set(faults(without=("options",)))
+    for name in CASES[mechanism][:: -1 if of_options else 1]:
+        for size in fault.sizes:
+            wrong = failing(mechanism, fault, size, name)
+            if wrong:
+                assert not fault.backward or not {"out", *ra.mechanism(mechanism).outputs} & wrong
+                return
+    pytest.fail("no small case catches it")
+
+
+def named(name: str, size: str, cases: tuple[str, ...], **options: Any) -> Any:
+    given = [
+        (one, known(one.name), kernel(RECORD, one, known(one.name), "float32", BY_NAME[name], size=size))
+        for one in map(RECORD.case, cases)
+    ]
+    judged = [(*one, not all(verdict.agrees for verdict in judge(one[2], one[1]))) for one in given]
+    found = suspects(RECORD, "float32", judged, **options)
+    assert found is not None
+    return found
+
+
+def test_a_fault_is_told_in_words_with_its_tiles_and_its_report() -> None:
+    found = named("AccumulatorNotRescaled", " (tiles of 16 keys)", ("tiny", "one-key", "plain", "causal"))
+    first = found.ranked[0]
+    assert told(first) == (
+        "the accumulator is not rescaled when the running maximum moves (tiles of 16 keys): explains everything"
+    )
+    assert (first.sort, first.link, first.ids) == ("fault", BY_NAME["AccumulatorNotRescaled"].link, ("SM.5",))
+    assert (first.cases, first.failing, first.whole) == (("plain", "causal"), 2, 2)
+    assert found.which == "the cases that fail are those with more than 16 keys"
+    small = named("SumNotRescaled", " (tiles of 8 keys)", ("tiny", "plain", "causal"))
+    assert told(small.ranked[0]).endswith("(tiles of 8 keys): explains everything")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "name", "words"),
+    [
+        (
+            "delta",
+            "FirstStateCountedAgain",
+            "is added to the state once more at the end of each chunk (chunks of 8 tokens)",
+        ),
+        ("higher_order", "KeysWithoutNormaliser", "not through the row sum that divides"),
+    ],
+)
+def test_a_fault_of_a_kernel_with_a_state_is_told_in_words(mechanism: str, name: str, words: str) -> None:
+    record, one = ra.mechanism(mechanism), next(one for one in faults(mechanism) if one.name == name)
+    size, given = [*one.sizes][-1], []
+    for case in map(record.case, CASES[mechanism][:3]):
+        right = known(case.name, mechanism)
+        wrong = bool(failing(mechanism, one, size, case.name))
+        given.append((case, right, kernel(record, case, right, "float32", one, size=size), wrong))
+    found = suspects(record, "float32", given)
+    assert found is not None and words in told(found.ranked[0]) and found.ranked[0].link == one.link
+
+
+def test_a_wrong_output_reaches_gradients_through_delta() -> None:
+    """The dense form's error in SM.5 leaves d_q and d_k right, a kernel's does not: it is found all the same."""
+    found = named("LaterBatchesZero", "", ("plain", "grouped"), without=("LaterBatchesZero",))
+    assert found.wrong == ("out", "d_q", "d_k")
+    assert found.ranked[0].ids == ("SM.5",) and found.ranked[0].whole == 2
+    assert [place.words[0] for place in found.places[:1]] == ["only batch 1"]
+
+
+@pytest.mark.slow
+def test_what_fits_nothing_is_named_by_what_is_right_and_by_what_failing_cases_have() -> None:
+    """Columns out of order, and a mask that is read elsewhere: errors of many equations fit them a little."""
+    found = named("ColumnsOutOfOrder", "", ("plain",), without=("ColumnsOutOfOrder",))
+    assert "SM.5" in found.ranked[0].ids and found.right == ("lse", "d_v")
+    cases = ("mask-keys", "plain", "causal", "softcap")
+    assert named("MaskWraps", " (tiles of 16 keys)", cases, without=("MaskWraps",)).ranked[0].ids == ("SM.2",)
+
+
+def test_an_input_that_is_read_wrongly_is_named() -> None:
+    found = named("ValuesOfNextBatch", "", ("plain",), without=("ValuesOfNextBatch",))
+    assert told(found.ranked[0]) == "v of the next batch: explains everything"
+
+
+def test_a_fault_of_the_backward_alone_is_named_by_that_of_the_forward() -> None:
+    case, given = RECORD.case("window-causal"), known("window-causal")
+    again = next(one for one in faults(again=True) if one.name == "WindowOneMoreLeft")
+    wrong = again.results(Call(given.inputs, case.options, given.upstream, outputs=given.values))
+    right = {name: given.values[name] for name in ("out", "lse")}
+    result = Result({name: x.astype(np.float32) for name, x in {**wrong, **right}.items()}, given.stored)
+    found = suspects(RECORD, "float32", [(case, given, result, True)])
+    assert found is not None and told(found.ranked[0]) == (
+        "in the backward alone: the window has one key too many on its left side: explains everything"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "case", "name", "id"),
+    [
+        ("softmax", "causal-tail", "causal", "SM.2"),
+        ("delta", "state-kda", "state", "DELTA.1"),
+        ("delta", "tiny", "q", None),
+    ],
+)
+def test_an_argument_enters_in_the_first_equation_that_it_changes(
+    mechanism: str, case: str, name: str, id: str | None
+) -> None:
+    record = ra.mechanism(mechanism)
+    given = known(case) if mechanism == "softmax" else truth(record, record.case(case), "float32", grad=True)
+    assert Bank(record, record.case(case), given, {}).entry(name) == id
+
+
+def test_what_was_not_written_is_named() -> None:
+    found = named(
+        "LastRowsNotWritten", " (tiles of 32 queries)", ("tiny", "one-query"), without=("LastRowsNotWritten",)
+    )
+    assert found.ranked[0].kind == UNWRITTEN and found.ranked[0].ids == ("SM.5",) and found.ranked[0].cases
+
+
+def test_rows_without_a_key_are_named_whatever_they_hold() -> None:
+    case, given = RECORD.case("empty-rows"), known("empty-rows")
+    empty = np.isneginf(given.values["lse"])[..., None]
+    out = np.where(empty, given.inputs["v"][:, :, -1:], given.values["out"]).astype(np.float32)
+    found = suspects(RECORD, "float32", [(case, given, Result({"out": out}, given.stored), True)])
+    assert found is not None and found.ranked[0].kind.startswith("rows that may attend nothing hold something else")
+
+
+def test_two_faults_explain_their_cases_each() -> None:
+    """A kernel that ignores the causal mask, and drops the soft-cap: the cases of one say nothing against the other."""
+    one, two = BY_NAME["CausalIgnored"], BY_NAME["SoftcapTimesScore"]
+    given = []
+    for name, fault in (("causal", one), ("causal-tail", one), ("softcap", two), ("plain", one)):
+        case = RECORD.case(name)
+        result = kernel(RECORD, case, known(name), "float32", fault)
+        given.append((case, known(name), result, name != "plain"))
+    found = suspects(RECORD, "float32", given)
+    assert found is not None
+    assert [told(suspect) for suspect in found.ranked[:2]] == [
+        "the causal mask is ignored: explains 2 of 3 failing cases",
+        "the tanh of the soft-cap is multiplied by the score, not by the soft-cap: explains 1 of 3 failing cases",
+    ]
+
+
+def test_the_report_begins_with_the_diagnosis() -> None:
+    few = dataclasses.replace(
+        RECORD, cases=tuple(RECORD.case(name) for name in ("mask-heads", "mask-full", "mask-keys"))
+    )
+
+    def attend(q: Any, k: Any, v: Any, **given: Any) -> Any:
+        arrays = {
+            "q": q,
+            "k": k,
+            "v": v,
+            **{name: given.pop(name) for name in [*given] if hasattr(given[name], "shape")},
+        }
+        found = BY_NAME["MaskOfFirstBatch"].results(Call(arrays, given, dtype="float32", exact=False))
+        return found["out"], found["lse"]
+
+    found = locate(few, verify(few, attend, label="mine.py:attend", dtypes=["float32"]))
+    lines = tables.verified(found, few, details=False).splitlines()
+    assert lines[2] == "what       2 of 3 cases fail (float32): out, lse wrong"
+    assert lines[3] == (
+        "where      out, lse: only batch 1; the cases that fail are those with a mask that differs between batches"
+    )
+    assert lines[4].startswith("how much   >1000 of the allowed error: ")
+    assert lines[5] == "which      all batches take the mask of the first one: explains everything"
+    assert lines[6] == "report     https://github.com/kohya-ss/musubi-tuner/pull/413"
+    assert "  float32, 2 cases: out, lse disagree: mask-full, mask-keys" in lines
+    assert not any(line.startswith("Suspects") for line in lines)
+    data = found.to_json()["suspects"]
+    assert data["places"][0]["words"][0] == "only batch 1" and data["places"][0]["batches"] == (1,)
+    assert data["ranked"][0]["link"].startswith("https://") and data["which"].startswith("the cases that fail")
+    assert isinstance(found, Report)
+
+
+def test_faults_that_are_left_out_are_named_by_their_equation() -> None:
+    """A sample of `python -m tools.measure_names`, which the documentation has the rates of."""
+    few = dataclasses.replace(RECORD, cases=tuple(RECORD.case(name) for name in ("plain", "mask-full", "mask-heads")))
+    rows = [one for one in measured(few, "float32", grad=False, only="MaskOfFirst") if one.caught]
+    assert len(rows) == 2 and all(1 <= one.place <= 2 for one in rows)
+
+
+@pytest.mark.slow
+def test_real_bugs_are_named(record_property: Any) -> None:
+    sampled = "REFATTN_SLOW_SAMPLE" in os.environ
+    rows = [one for one in measured(RECORD, "float32", grad=False, step=12 if sampled else 6) if one.caught]
+    right = sum(1 <= one.place <= 2 for one in rows)
+    record_property("rate", f"softmax, float32: {right} of {len(rows)} faults, left out, are named by the first two")
+    assert len(rows) > (5 if sampled else 10) and right >= 0.75 * len(rows), [
+        one.fault.name for one in rows if not 1 <= one.place <= 2
+    ]
+    assert sum(one.count == 0 for one in rows) <= 0.05 * len(rows)

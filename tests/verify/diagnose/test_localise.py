@@ -1,0 +1,71 @@
+"""Where results are wrong, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn.verify.diagnose.localise import told, told_all, which_cases, words
+from refattn.verify.outcome import Place
+
+CASES = {case.name: case for case in ra.mechanism("softmax").cases}
+
+
+@pytest.mark.parametrize(
+    ("axis", "at", "expected"),
+    [
+        (0, [1], ["only batch 1"]),
+        (0, [0, 1], []),
+        (1, [0], ["only head 0"]),
+        (1, [1, 2, 3, 4, 5], ["all heads but the first"]),
+        (1, [0, 2, 4], ["every second of the heads, from 0 on"]),
+        (1, [1, 4], ["only heads 1, 4"]),
+        (2, [36], ["only row 36", "only the last row"]),
+        (2, range(32, 37), ["only the rows of the last tile of 16, which is not full"]),
+        (2, range(24), ["only rows before 24"]),
+        (2, range(36), ["all rows but the last"]),
+        (3, range(8, 16), ["only the second half of the columns", "only columns from 8 on"]),
+    ],
+)
+def test_a_pattern_along_an_axis(axis: int, at: Any, expected: list[str]) -> None:
+    mark = np.zeros((2, 6, 37, 16), bool)
+    mark[(slice(None),) * axis + (list(at),)] = True
+    assert words(mark)[: len(expected)] == expected and bool(words(mark)) == bool(expected)
+
+
+def test_rows_of_gradients_of_keys_are_keys() -> None:
+    mark = np.zeros((1, 1, 37, 4), bool)
+    mark[:, :, 32:] = True
+    assert words(mark, "keys")[0] == "only the keys of the last tile of 16, which is not full"
+
+
+@pytest.mark.parametrize(
+    ("failing", "agreeing", "expected"),
+    [
+        (("causal", "mask-causal"), ("plain", "mask-full"), "the cases that fail are those with causal"),
+        (("grouped",), ("plain", "causal"), "the cases that fail are those with grouped heads"),
+        (("causal-tail", "causal-head"), ("causal", "unequal"), None),
+        (("plain",), (), ""),
+        (("plain", "causal"), ("tiny",), "the cases that fail are those with more than one batch"),
+    ],
+)
+def test_what_the_cases_that_fail_have_in_common(
+    failing: tuple[str, ...], agreeing: tuple[str, ...], expected: str | None
+) -> None:
+    found = which_cases([CASES[name] for name in failing], [CASES[name] for name in agreeing])
+    assert found == (
+        expected
+        if expected is not None
+        else "the cases that fail are those with causal with other lengths of queries and keys"
+    )
+
+
+def test_results_with_the_same_words_share_a_line() -> None:
+    one = Place("out", ("only batch 1",), "plain", (1,), (0,), (0,), (0,), 0.5)
+    other = Place("lse", ("only batch 1",), "plain", (1,), (0,), (0,), (), 0.5)
+    third = Place("d_q", (), "plain", (0, 1), (0,), (0,), (0,), 0.25)
+    assert told_all((one, other, third)) == "out, lse: only batch 1; d_q: in 25 % of its elements (case plain)"
+    assert told(Place("d_v", (), "plain", (0,), (0,), (0,), (0,), 1.0)) == "d_v: everywhere"

@@ -1,0 +1,224 @@
+"""The page for a browser: what it shows, that it asks nobody for anything, and that a real browser shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import refattn as ra
+from refattn.cli import cli
+from refattn.verify.diagnose.suspects import locate
+from refattn.verify.outcome import Outcome, Report
+from refattn.verify.report import example
+from refattn.verify.report.page import COLUMNS, page, row_shares
+from refattn.verify.run import verify
+from refattn.verify.shrink import least
+
+RECORD = ra.mechanism("softmax")
+FEW_NAMES = ("tiny", "causal-tail", "mask-keys", "softcap")
+FEW = replace(RECORD, cases=tuple(RECORD.case(name) for name in FEW_NAMES), kernel_sizes=())
+
+
+class Kernel:
+    """Wrong in d_k throughout, in two rows of one head of `out`, and not finite in another."""
+
+    def forward(self, q: Any, k: Any, v: Any, *, mask: Any = None, **options: Any) -> Any:
+        if mask is not None:
+            return ra.Decline("no <masks> & such")
+        out, self.saved = ra.softmax.forward(q, k, v, **options)
+        out = np.array(out)
+        if "softcap" in options:
+            out[0, 1, 5:7] *= np.float32(1.001)
+            out[1, 2, 9, 0] = np.nan
+        return out
+
+    def backward(self, d_out: Any) -> Any:
+        found = ra.softmax.backward(self.saved, d_out)
+        return found | {"k": found["k"] * np.float32(1.01)}
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return replace(verify(FEW, Kernel(), label="a<b>.py:it", dtypes=["float32"], grad=True), smallest=("x = 1 < 2",))
+
+
+@pytest.fixture(scope="module")
+def file(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    file.write_text(page(report, FEW, "1.2.3", [(0, "Suspects"), (2, "dSM.3 scaled twice")]), encoding="utf-8")
+    return file
+
+
+class Tags(HTMLParser):
+    """The tags of a page, which have to match, and their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_it_says_what_the_report_says(file: Path, report: Report) -> None:
+    text = file.read_text(encoding="utf-8")
+    tags = Tags()
+    tags.feed(text)
+    assert not tags.open
+    assert "a&lt;b&gt;.py:it" in text and "no &lt;masks&gt; &amp; such" in text and "<b>" not in text
+    for words in ("d_k", "float32 d_k, case", "x = 1 &lt; 2", "dSM.3 scaled twice", "softmax: disagrees: 3 cases run"):
+        assert words in text
+    for outcome in report.outcomes:
+        for verdict in outcome.verdicts:
+            if not verdict.agrees:
+                assert f"{verdict.got}, not {verdict.expected}" in text
+    assert "<td>refattn</td><td>1.2.3</td>" in text and "<td>numpy</td>" in text
+
+
+def test_cases_and_types_are_a_grid_and_declines_stand_together(report: Report) -> None:
+    text = page(replace(report, outcomes=report.outcomes * 2), FEW, "1")
+    assert "4 cases in float32: the largest used share" in text
+    assert '<tr><td>mask-keys</td><td class="declined">declined</td></tr>' in text
+    assert re.search(r'<tr><td>softcap</td><td class="disagrees">(inf|&gt;1000)</td></tr>', text)
+    assert "<tr><td>2</td><td>no &lt;masks&gt; &amp; such</td><td>float32: mask-keys</td></tr>" in text
+
+
+def test_the_smallest_case_is_shown_as_numbers_and_as_a_program_of_numpy() -> None:
+    def attend(q: Any, k: Any, v: Any, *, causal: Any = False) -> Any:
+        return np.asarray(ra.softmax.forward(q, k, v)[0])
+
+    one = replace(RECORD, cases=(RECORD.case("causal"),), kernel_sizes=())
+    found = verify(one, attend, label="no such file.py:attend", dtypes=["float32"])
+    pair = least(one, attend, found)
+    assert pair is not None
+    numbers, lines = example.rows(pair[1]), example.program(*pair, found.implementation)
+    assert len(lines) <= 10 and not any("refattn" in line for line in lines)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec("\n".join(lines), {"attend": attend})
+    apart = [float(row[3]) for row in numbers]
+    assert any(abs(float(said.getvalue()) - one) <= 1e-6 for one in apart if one != 0.0)
+    text = page(replace(found, least=pair, smallest=("x",)), one, "1")
+    assert "In NumPy alone" in text and f"<td>{numbers[0][1]}</td>" in text
+    assert "least" not in found.to_json()
+
+
+def test_it_asks_nobody_for_anything(file: Path) -> None:
+    text, tags = file.read_text(encoding="utf-8"), Tags()
+    tags.feed(text)
+    assert "script" not in {tag for tag, _ in tags.seen} and "http:" not in text and "https:" not in text
+    assert not re.search(r"url\(|@import", text)
+    linked = [a.get(name) for _, a in tags.seen for name in ("src", "href") if name in a]
+    assert linked == ["data:,"]
+
+
+def test_heat_maps_show_where(report: Report) -> None:
+    outcome = next(outcome for outcome in report.outcomes if outcome.case == "softcap")
+    assert outcome.seen is not None
+    heat = row_shares(*outcome.seen)
+    assert set(heat) == {"out", "d_q", "d_k", "d_v"} and heat["out"].shape == (8, 37)
+    wrong = np.argwhere(~(heat["out"] <= 1.0)).tolist()
+    assert wrong == [[1, 5], [1, 6], [6, 9]] and np.isinf(heat["out"][6, 9])
+    assert (heat["d_k"] > 1.0).mean() > 0.9 and (heat["d_v"] <= 1.0).all()
+
+
+def test_long_rows_are_drawn_in_parts_and_nothing_is_lost() -> None:
+    case = replace(
+        RECORD.case("plain"),
+        inputs={n: replace(x, shape=(1, 1, 700, 2)) for n, x in RECORD.case("plain").inputs.items()},
+    )
+    one = replace(RECORD, cases=(case,))
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        out = np.array(ra.softmax.forward(q, k, v)[0])
+        out[:, :, 691] *= np.float32(1.01)
+        return out
+
+    text = page(verify(one, attend, dtypes=["float32"]), one, "")
+    assert text.count("<title>[0, ") == COLUMNS
+    (wrong,) = re.findall(r'fill="hsl\((?:\d+) 85%[^>]*><title>\[0, (\d+)\]', text)
+    assert 688 <= int(wrong) <= 691
+
+
+def test_the_diagnosis_is_the_first_thing_with_the_conventions_that_differ() -> None:
+    top_left = RECORD.wrong["top-left causality"]
+    found = verify(FEW, lambda q, k, v, **options: top_left(q, k, v, **options), label="mine", dtypes=["float32"])
+    text = page(locate(FEW, found), FEW, "", [(0, "Suspects")])
+    box = text[text.index('<dl class="box">') : text.index("</dl>")]
+    for words in (
+        "1 of 4 cases fail",
+        "causal mask: top-left; needs bottom-right",
+        "top-left causality: explains everything",
+    ):
+        assert words in box
+    assert text.index("<dl") < text.index("<h2>")
+    right = verify(FEW, lambda q, k, v, **options: ra.softmax.forward(q, k, v, **options)[0], dtypes=["float32"])
+    assert "<dl" not in page(right, FEW, "")
+
+
+def test_a_report_without_numbers_is_a_page_too() -> None:
+    nothing = Report("softmax", "it", False, ())
+    assert "nothing was run" in page(nothing, FEW, "")
+    odd = Outcome("gone", "plain", "float32", "raises", "raised <b>")
+    assert "raised &lt;b&gt;" in page(Report("softmax", "it", False, (odd,)), FEW, "")
+    report = verify(FEW, lambda q, k, v, **options: q[..., :-1], dtypes=["float32"])
+    assert "shape" in page(report, FEW, "")
+
+
+def test_the_command_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refattn.mechanisms.softmax.record", FEW)
+    (tmp_path / "kernel.py").write_text("def attend(q, k, v, **options):\n    return q * 2\n")
+    arguments = [
+        "verify",
+        "softmax",
+        "--impl",
+        f"{tmp_path / 'kernel.py'}:attend",
+        "--in-process",
+        "--dtype",
+        "float32",
+        "--html",
+    ]
+    found = CliRunner().invoke(cli, [*arguments, str(tmp_path / "out.html")])
+    assert found.exit_code == 1 and "verify_case" in (tmp_path / "out.html").read_text()
+    found = CliRunner().invoke(cli, [*arguments, str(tmp_path / "missing" / "out.html")])
+    assert found.exit_code == 2 and "--html: got" in found.stderr
+
+
+@pytest.mark.slow
+def test_a_browser_shows_it(file: Path, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("there is no browser: apt-get install chromium")
+    picture = tmp_path / "page.png"
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    options += ["--enable-logging=stderr", "--window-size=1150,1400"]
+    seen = subprocess.run(
+        [browser, *options, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "CONSOLE" not in seen.stderr
+    assert "float32 d_k, case" in seen.stdout and "<svg" in seen.stdout and "rect" in seen.stdout
+    subprocess.run(
+        [browser, *options, f"--screenshot={picture}", file.as_uri()], capture_output=True, timeout=120, check=True
+    )
+    data = picture.read_bytes()
+    assert data.startswith(b"\x89PNG") and len(data) > 20_000

@@ -1,0 +1,485 @@
+"""The reference's check of itself: it agrees on every library, and each section is seen to disagree."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn import backends, equations
+from refattn.backends.base import BaseBackend
+from refattn.campaign import Where
+from refattn.mechanisms import projections
+from refattn.mechanisms.record import Mechanism
+from refattn.mechanisms.softmax import core, dense, loops
+from refattn.mechanisms.softmax.implementations import tiled
+from refattn.ops.masks import Band
+from refattn.verify.outcome import CheckReport, Row
+from refattn.verify.selfcheck import check as check_module
+from refattn.verify.selfcheck import gradients
+from refattn.verify.selfcheck.check import check, check_all
+from refattn.verify.selfcheck.sections import MOST, NotRun, Scope, Task, small_tiles, tasks
+from tests.conftest import Library
+
+RECORD = ra.mechanism("softmax")
+NUMPY = backends.get("numpy")
+FEW = replace(RECORD, cases=tuple(RECORD.case(name) for name in ("tiny", "causal", "softcap")))
+WITH_ALL = replace(FEW, cases=(*FEW.cases, RECORD.case("all")))  # which computes every equation
+
+SAMPLED = (Library.STRICTEST, Library.TORCH)
+
+
+@pytest.fixture(scope="module")
+def report() -> CheckReport:
+    """A sample of few cases: `refattn check` and, as a step of .ci/run, `refattn check --full` run all."""
+    return check(WITH_ALL)
+
+
+def row(section: str, name: str, record: Mechanism = RECORD, backend: str = "numpy", *, full: bool = True) -> Row:
+    """Run one task."""
+    scope = Scope(record, backends.get(backend), full=full)
+    found = [task for task in tasks(scope) if (task.section, task.name) == (section, name)]
+    assert len(found) == 1, (section, name)
+    return check_module._row(found[0])
+
+
+def test_numpy_agrees_with_itself(report: CheckReport) -> None:
+    assert [r for r in report.rows if r.status != "agrees" and "torch" not in r.detail] == []
+    assert report.exit_code == 0
+    sections = {r.section for r in report.rows}
+    assert sections == {"forms", "definition", "loops", "equations", "laws", "vectors", "gradients", "tangents"}
+    assert {r.name for r in report.rows if r.section == "laws"} == set(RECORD.laws)
+    assert {r.name for r in report.rows if r.section == "forms"} == {
+        f"{form}, {dtype}" for form in RECORD.forms for dtype in ("float64", "float32")
+    }
+
+
+def test_rows_say_where_most_of_the_allowed_error_was_used(report: CheckReport) -> None:
+    rows = {(r.section, r.name): r for r in report.rows}
+    tiled_row = rows["forms", "tiled, float32"]
+    assert tiled_row.share is not None and 0.0 < tiled_row.share < 1.0
+    assert tiled_row.detail.partition(":")[0] in {case.name for case in WITH_ALL.cases}
+    assert not report.full
+    assert rows["equations", "hooked copies"].detail == f"{len(WITH_ALL.cases) * len(WITH_ALL.forms)} times"
+    assert rows["equations", "docstrings, tags and trace"].detail == f"{len(RECORD.equations)} equations"
+
+
+def test_the_report_as_json(report: CheckReport) -> None:
+    broken = replace(report, rows=(*report.rows, Row("laws", "some", "disagrees", math.inf, "")))
+    data = json.loads(json.dumps(broken.to_json(), allow_nan=False))
+    assert data["mechanism"] == "softmax" and data["backend"] == "numpy"
+    assert data["rows"][-1] == {"section": "laws", "name": "some", "status": "disagrees", "share": None, "detail": ""}
+    assert data["counts"] == broken.counts()
+    assert data["counts"]["disagrees"] == 1
+    assert data["exit_code"] == 1
+
+
+@pytest.mark.parametrize(
+    "statuses, require_all, code",
+    [
+        (["agrees"], True, 0),
+        (["agrees", "not run"], False, 0),
+        (["agrees", "not run"], True, 3),
+        (["not run"], False, 3),
+        ([], False, 3),
+        (["agrees", "disagrees", "not run"], False, 1),
+        (["disagrees", "not run"], True, 1),
+    ],
+)
+def test_exit_codes(statuses: list[str], require_all: bool, code: int) -> None:
+    rows = tuple(Row("laws", str(n), status, None, "") for n, status in enumerate(statuses))
+    assert CheckReport("softmax", "numpy", require_all, rows).exit_code == code
+
+
+@pytest.mark.slow
+@pytest.mark.skip_xp_backend("numpy-readonly", reason="the check makes its own arrays")
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_every_library_agrees(name: str, backend: Any) -> None:
+    record, sampled = ra.mechanism(name), bool(os.environ.get("REFATTN_SLOW_SAMPLE"))
+    if sampled:
+        # `refattn check` has run on NumPy by then, what holds on the strictest holds on strict, and JAX is slow.
+        number = ra.list_mechanisms().index(name)
+        if backend.library is not (SAMPLED[number % len(SAMPLED)] if number else Library.JAX):
+            pytest.skip("not of the sample: each mechanism on one library")
+        step = len(record.cases) if backend.library is Library.JAX else 24
+        record = replace(record, cases=record.cases[::step], laws=record.laws[number % 4 :: step])
+    found = check(record, backend.owner)
+    bad = [row for row in found.rows if row.status == "disagrees"]
+    if sampled:  # few cases need not reach every equation
+        bad = [row for row in bad if row.name != "docstrings, tags and trace"]
+    assert bad == [] and (sampled or found.exit_code == 0)
+    assert any(r.name.endswith("under jit") for r in found.rows) == (backend.owner.name == "jax")
+
+
+@pytest.mark.parametrize("section, name", [("loops", "every equation"), ("forms", "tiled, float32")])
+@pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape: see the slow test")
+def test_some_sections_agree_on_every_library(section: str, name: str, backend: Any) -> None:
+    found = row(section, name, FEW, backend.owner.name)
+    assert found.status == "agrees", found
+
+
+def test_a_form_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Band.allowed
+
+    def wrong(self: Band, mask: Any, rows: tuple[int, int], columns: tuple[int, int], batch: slice) -> Any:
+        return right(self, mask, (rows[0] + 1, rows[1] + 1), columns, batch)  # each row sees what the next one may
+
+    monkeypatch.setattr(Band, "allowed", wrong)
+    found = row("forms", "tiled, float64", FEW)
+    assert found.status == "disagrees" and found.detail.startswith("causal")
+    assert row("forms", "dense, float64", FEW).status == "agrees"
+    assert row("laws", "causal_mask", replace(FEW, laws=("causal_mask",))).status == "disagrees"
+
+
+def test_a_form_that_is_right_in_float64_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = tiled.forward
+
+    def wrong(q: Any, k: Any, v: Any, **given: Any) -> Any:
+        out, lse, saved = right(q, k, v, **given)
+        return (out * (1.0 + 2e-6) if q.dtype == np.float32 else out), lse, saved
+
+    monkeypatch.setattr(tiled, "forward", wrong)
+    assert row("forms", "tiled, float64", FEW).status == "agrees"
+    found = row("forms", "tiled, float32", FEW)
+    assert found.status == "disagrees" and "out" in found.detail
+
+
+def test_a_form_without_one_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = core.backward
+
+    def wrong(saved: Any, d_out: Any, d_lse: Any = None) -> Any:
+        gradients = right(saved, d_out, d_lse)
+        return gradients if saved.form == "dense" else {name: x for name, x in gradients.items() if name != "v"}
+
+    monkeypatch.setattr(core, "backward", wrong)
+    found = row("forms", "tiled, float64", FEW)
+    assert found.status == "disagrees" and "no d_v" in found.detail
+
+
+@pytest.mark.parametrize("id", ["SM.3", "SM.lse", "dSM.total", "dSM.softcap"])
+def test_loops_that_differ_are_found_by_their_equation(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = "backward" if id.startswith("d") else "forward"
+    right = getattr(loops, part)
+
+    def wrong(*args: Any, **given: Any) -> Any:
+        values = right(*args, **given)
+        return {n: x * (1.0 + 1e-9) if n == id else x for n, x in values.items()}
+
+    monkeypatch.setattr(loops, part, wrong)
+    found = row("loops", "every equation", FEW)
+    assert found.status == "disagrees" and re.search(
+        rf": {re.escape(id)}(, the first of \d+ that differ)?$", found.detail
+    )
+
+
+@pytest.mark.parametrize("section, name", [("loops", "every equation"), ("vectors", "every stored case")])
+def test_the_first_equation_that_differs_is_named(section: str, name: str) -> None:
+    with equations.apply(lambda id, _, value: value * 1.001 if id == "SM.2" else value):
+        found = row(section, name, FEW)
+    # A trace has what SM.2 gave, before the hook changes it for the equations that follow.
+    assert found.status == "disagrees" and ": SM.largest, the first of " in found.detail
+
+
+def test_an_equation_that_only_loops_have_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = loops.forward
+    monkeypatch.setattr(loops, "forward", lambda *args, **given: {**right(*args, **given), "SM.99": np.zeros(())})
+    found = row("loops", "every equation", FEW)
+    assert found.status == "disagrees" and "not in both derivations: SM.99" in found.detail
+
+
+def test_an_equation_that_is_declared_and_not_computed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "__doc__", f"{dense.__doc__}\n    [SM.99]  x = y\n")
+    found = row("equations", "docstrings, tags and trace")
+    assert found.status == "disagrees"
+    assert "SM.99 is not both declared and computed" in found.detail
+    assert f"SM.99 is not both declared and tagged in {dense.__name__}" in found.detail
+
+
+def test_an_equation_that_is_computed_and_not_declared_is_found() -> None:
+    found = row("equations", "docstrings, tags and trace", replace(RECORD, tagged=(dense,)))
+    assert found.status == "disagrees" and "SM.queries is not both declared and computed" in found.detail
+
+
+def test_a_sample_of_cases_need_not_reach_every_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ra.mechanism("graph_energy")
+    few = replace(whole, cases=(whole.case("tiny"),))
+    found = row("equations", "docstrings, tags and trace", few)
+    assert found.status == "disagrees" and "dGE.bias is not both declared and computed" in found.detail
+    monkeypatch.setattr(Scope, "compiles", True)
+    assert row("equations", "docstrings, tags and trace", few).status == "agrees"
+    # What is computed has to be declared all the same.
+    undeclared = row("equations", "docstrings, tags and trace", replace(RECORD, tagged=(dense,)))
+    assert undeclared.status == "disagrees" and "SM.queries is not both declared and computed" in undeclared.detail
+
+
+def test_a_hooked_copy_with_other_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = equations.active
+
+    def wrong(module: Any) -> Any:
+        if module is not tiled or not equations.is_active():
+            return right(module)
+
+        def forward(*args: Any, **given: Any) -> Any:
+            out, lse, saved = tiled.forward(*args, **given)
+            return np.nextafter(out, np.inf), lse, saved
+
+        return SimpleNamespace(forward=forward, backward=tiled.backward)
+
+    monkeypatch.setattr(equations, "active", wrong)
+    found = row("equations", "hooked copies", FEW)
+    assert found.status == "disagrees" and found.detail == "tiny: tiled"
+
+
+def test_a_law_that_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = vars(tiled)["plan"]
+    monkeypatch.setattr(tiled, "plan", lambda q, k, most: replace(right(q, k, most), columns=64 * backends.workers()))
+    found = row("laws", "workers", replace(RECORD, laws=("workers",)))
+    assert found.status == "disagrees" and found.detail.startswith("sample long: tiled")
+
+
+def test_a_law_that_nobody_wrote_is_found() -> None:
+    found = row("laws", "gravity", replace(RECORD, laws=("gravity",)))
+    assert (found.status, found.detail) == ("disagrees", "no law is called gravity")
+
+
+@pytest.mark.parametrize("way", ["differences", "autograd"])
+def test_a_wrong_gradient_is_found(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "autograd":
+        pytest.importorskip("torch", reason="torch is not installed")
+    right = vars(projections)["linear_backward"]
+
+    def wrong(x: Any, w: Any, d_y: Any) -> Any:
+        d_x, d_w, d_b = right(x, w, d_y)
+        return d_x, d_w * (1.0 + 1e-7), d_b
+
+    monkeypatch.setattr(projections, "linear_backward", wrong)
+    found = row("gradients", f"block, {way}", full=False)
+    assert found.status == "disagrees" and "gradient of params.w_" in found.detail
+    if way == "differences":
+        assert row("tangents", "block, duality").status == "disagrees"
+
+
+def test_a_wrong_gradient_of_one_form_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = tiled.backward
+
+    def wrong(saved: Any, d_out: Any, d_lse: Any) -> Any:
+        return right(saved, d_out, None)  # lse has a gradient too
+
+    monkeypatch.setattr(tiled, "backward", wrong)
+    for section, name in (("gradients", "differences"), ("tangents", "duality")):
+        found = row(section, f"core, {name}", FEW)
+        assert found.status == "disagrees" and found.detail.endswith("form tiled")
+
+
+def test_without_torch_autograd_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    why = 'torch is not installed: pip install "refattn[torch]"'
+    monkeypatch.setattr(backends.get("torch"), "why_unavailable", lambda: why)
+    for what in ("core", "block"):
+        found = row("gradients", f"{what}, autograd")
+        assert (found.status, found.share, found.detail) == ("not run", None, why)
+
+
+class Away(BaseBackend):
+    name = "away"
+    package = "refattn_no_such_package"
+    array_type = "Array"
+    install = "pip install away"
+
+    def from_numpy(self, x: Any, device: Any = None) -> Any:
+        raise NotImplementedError
+
+    def to_numpy(self, x: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_backend_that_cannot_be_used_is_not_run() -> None:
+    found = check(RECORD, Away())
+    assert [(r.status, r.share) for r in found.rows] == [("not run", None)]
+    assert "pip install away" in found.rows[0].detail
+    assert found.exit_code == 3
+
+
+def test_an_unknown_backend_raises() -> None:
+    with pytest.raises(ValueError, match="nowhere"):
+        check(RECORD, "nowhere")
+
+
+def test_what_raises_disagrees_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **given: Any) -> Any:
+        raise FloatingPointError("two\nlines")
+
+    monkeypatch.setattr(tiled, "forward", broken)
+    found = row("forms", "tiled, float64", FEW)
+    assert (found.status, found.share) == ("disagrees", math.inf)
+    assert found.detail.endswith("raised FloatingPointError: two lines")
+    task = Task("laws", "some", broken)
+    assert check_module._row(task).detail == "raised FloatingPointError: two lines"
+
+
+def test_nan_never_agrees() -> None:
+    assert check_module._row(Task("laws", "some", lambda: (math.nan, ""))).status == "disagrees"
+
+
+def test_what_cannot_run_says_why() -> None:
+    def absent() -> Any:
+        raise NotRun("there is no such thing")
+
+    assert check_module._row(Task("laws", "some", absent)) == Row(
+        "laws", "some", "not run", None, "there is no such thing"
+    )
+
+
+def test_a_mechanism_without_a_core_has_a_block_and_equations(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list(tasks(Scope(replace(RECORD, core=None), NUMPY)))
+    assert [(task.section, task.name) for task in found] == [
+        ("equations", "docstrings, tags and trace"),
+        ("gradients", "block, differences"),
+        ("gradients", "block, autograd"),
+        ("tangents", "block, duality"),
+        ("tangents", "block, symmetry"),
+    ]
+
+
+def test_progress_sees_every_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def progress(given: Any) -> Iterator[Task]:
+        assert len(given) == 5  # of equations, gradients and tangents
+        for task in given[:1]:
+            seen.append(task.section)
+            yield task
+
+    found = check(replace(RECORD, core=None), progress=progress)
+    assert seen == [r.section for r in found.rows]
+
+
+def test_strict_runs_under_its_strictest_flags() -> None:
+    strict: Any = pytest.importorskip("array_api_strict", reason="array-api-strict is not installed")
+    before = strict.get_array_api_strict_flags()
+    inside = []
+
+    def progress(given: Any) -> Iterator[Task]:
+        inside.append(strict.get_array_api_strict_flags())
+        yield from ()
+
+    check(RECORD, "strict", progress=progress)
+    assert inside[0]["boolean_indexing"] is False
+    assert inside[0]["data_dependent_shapes"] is False
+    assert strict.get_array_api_strict_flags() == before
+
+
+def test_tiles_are_small_inside_alone() -> None:
+    owner = Away()
+    usual = owner.tile_bytes
+    with pytest.raises(KeyError), small_tiles(owner):
+        assert owner.tile_bytes == 1
+        raise KeyError
+    assert owner.tile_bytes == usual
+    with small_tiles(NUMPY):
+        assert NUMPY.tile_bytes == type(NUMPY).tile_bytes
+
+
+def test_small_arrays_have_several_tiles_where_tiles_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("array_api_strict", reason="array-api-strict is not installed")
+    counts: list[int] = []
+    right = vars(tiled)["plan"]
+
+    def plan(q: Any, k: Any, most: int) -> Any:
+        cut = right(q, k, most)
+        counts.append(len(cut.rows) * -(-k.shape[2] // cut.columns))
+        return cut
+
+    monkeypatch.setattr(tiled, "plan", plan)
+    with small_tiles(backends.get("strict")):
+        assert row("laws", "repeatable", backend="strict").status == "agrees"
+    assert max(counts) >= 6
+
+
+# --- a sample, and processes side by side
+
+
+@pytest.mark.slow
+def test_processes_find_what_one_process_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over two mechanisms, in the order that was asked for; what wraps the tasks sees each as it ends, and a mechanism
+    comes once its own have ended."""
+    monkeypatch.setattr(check_module, "tasks", lambda scope: list(tasks(scope))[:5])  # the processes still know all
+    names, ended = ("sympformer", "growing"), []
+
+    def progress(items: Any) -> Any:
+        assert len(items) >= 4
+        for n, item in enumerate(items):
+            ended.append(n)
+            yield item
+
+    reports = check_all(names, where=Where(jobs=2), progress=progress)
+    found = [next(reports)]
+    seen = len(ended)
+    found += reports
+    assert seen < len(ended)
+    assert [one.mechanism for one in found] == list(names) and not any(one.full for one in found)
+    assert found == [check(ra.mechanism(name)) for name in names] and len(found[0].rows) == 5
+
+
+def test_a_process_that_ends_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_module, "_run", ends)
+    (found,) = check_all(["softmax"], where=Where(jobs=2))
+    assert found.exit_code == 1 and all("ended" in row.detail for row in found.rows)
+
+
+def ends(*arguments: object) -> None:
+    os._exit(3)
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_a_sample_reaches_every_kind_of_case_and_law(name: str) -> None:
+    scope = Scope(ra.mechanism(name), NUMPY)
+    cases = [case for dtype in scope.dtypes for case in scope.cases_of(dtype)]
+    names = {case.name for case in cases}
+    assert len(names) == len(cases) and {case.name for case in scope.kinds} <= names
+    assert names <= {case.name for case in scope.cases} and len(cases) >= min(len(scope.cases), 27)
+    assert len(scope.cases) > MOST or len(cases) == len(scope.cases)
+    whole = Scope(ra.mechanism(name), NUMPY, full=True)
+    assert all(whole.cases_of(dtype) == whole.cases for dtype in whole.dtypes)
+    full = [(task.section, task.name) for task in tasks(Scope(ra.mechanism(name), NUMPY, full=True))]
+    assert [(task.section, task.name) for task in tasks(scope)] == full
+
+
+def test_a_wrong_gradient_shows_along_a_direction() -> None:
+    """An error of one element of one leaf, as large as the gradient's elements, in a sample of directions."""
+    subject = next(gradients.core_subjects(FEW, FEW.cases, full=False))
+    right = gradients.by_hand(subject, NUMPY, "dense")
+    judge = gradients.beside(subject, "differences", 2)
+    assert judge(right)[0] < gradients.TOLERANCES["differences"]
+    for name, x in right.items():
+        for at in range(x.size):
+            wrong = x.copy()
+            wrong.reshape(-1)[at] += 1e-6 * np.max(np.abs(x))
+            assert judge({**right, name: wrong})[0] > gradients.TOLERANCES["differences"]
+    assert judge({**right, "q": right["q"][..., :1]})[0] == math.inf
+
+
+def test_jax_computes_as_before_when_a_check_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    before = jax.config.jax_enable_x64
+    seen: list[bool] = []
+
+    def none(scope: Scope) -> list[Task]:
+        seen.append(jax.config.jax_enable_x64)
+        return []
+
+    monkeypatch.setattr(check_module, "tasks", none)
+    jax.config.update("jax_enable_x64", False)
+    try:
+        check(RECORD, "jax")
+        assert seen == [True] and not jax.config.jax_enable_x64
+    finally:
+        jax.config.update("jax_enable_x64", before)
