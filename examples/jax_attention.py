@@ -1,4 +1,4 @@
-"""JAX's `jax.nn.dot_product_attention` on the CPU (XLA), as an implementation for `refattn verify`.
+"""JAX's `jax.nn.dot_product_attention` on the CPU (XLA), as a kernel for `refattn verify`.
 
     refattn verify softmax --impl examples/jax_attention.py:attend --grad
     refattn verify softmax --impl examples/jax_attention.py:attend_alone --tangent --hessian --dtype float32

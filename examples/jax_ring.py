@@ -1,4 +1,4 @@
-"""Ring attention in JAX, written plainly, as an implementation for `refattn verify --mesh`.
+"""Ring attention in JAX, written plainly, as a kernel for `refattn verify --mesh`.
 
     refattn verify softmax --impl examples/jax_ring.py:ring --mesh tokens=4 --grad
     refattn verify softmax --impl examples/jax_ring.py:ring --mesh heads=2,tokens=4 --dtype float32

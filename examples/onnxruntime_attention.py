@@ -1,4 +1,4 @@
-"""ONNX Runtime's `Attention` operator on the CPU, as an implementation for `refattn verify`.
+"""ONNX Runtime's `Attention` operator on the CPU, as a kernel for `refattn verify`.
 
     refattn verify softmax --impl examples/onnxruntime_attention.py:attend
     refattn verify softmax --impl examples/onnxruntime_attention.py:attend_25 --dtype float32

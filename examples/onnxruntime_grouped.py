@@ -1,4 +1,4 @@
-"""ONNX Runtime's `GroupQueryAttention` (com.microsoft) on the CPU, as an implementation for `refattn verify`.
+"""ONNX Runtime's `GroupQueryAttention` (com.microsoft) on the CPU, as a kernel for `refattn verify`.
 
     refattn verify softmax --impl examples/onnxruntime_grouped.py:attend
 

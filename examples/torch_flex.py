@@ -1,4 +1,4 @@
-"""PyTorch's FlexAttention on the CPU, as an implementation for `refattn verify`.
+"""PyTorch's FlexAttention on the CPU, as a kernel for `refattn verify`.
 
     refattn verify softmax --impl examples/torch_flex.py:attend --grad
 

@@ -1,4 +1,4 @@
-"""Four mechanisms as their equations stand, in plain PyTorch, as implementations for `refattn verify`.
+"""Four mechanisms as their equations stand, in plain PyTorch, as kernels for `refattn verify`.
 
     refattn verify sympformer --impl examples/torch_mechanisms.py:sympformer --grad
     refattn verify graph_energy --impl examples/torch_mechanisms.py:graph_energy --grad

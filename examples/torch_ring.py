@@ -1,4 +1,4 @@
-"""Ring attention on `torch.distributed`, written plainly, as an implementation for `refattn verify --mesh`.
+"""Ring attention on `torch.distributed`, written plainly, as a kernel for `refattn verify --mesh`.
 
     refattn verify softmax --impl examples/torch_ring.py:ring --mesh tokens=4 --grad
     refattn verify softmax --impl examples/torch_ring.py:zigzag --mesh tokens=4 --grad

@@ -1,4 +1,4 @@
-"""PyTorch's `scaled_dot_product_attention` on the CPU, as an implementation for `refattn verify`.
+"""PyTorch's `scaled_dot_product_attention` on the CPU, as a kernel for `refattn verify`.
 
     refattn verify softmax --impl examples/torch_sdpa.py:attend --grad
     refattn verify softmax --impl examples/torch_sdpa.py:attend_math --tangent --hessian

@@ -1,4 +1,4 @@
-"""Taylor attention of any order by symmetric features in plain PyTorch, as an implementation for `refattn verify`.
+"""Taylor attention of any order by symmetric features in plain PyTorch, as a kernel for `refattn verify`.
 
     refattn verify higher_order --impl examples/torch_symmetric_taylor.py:attend --grad
 

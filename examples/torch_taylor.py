@@ -1,4 +1,4 @@
-"""Order-2 Taylor attention by feature maps in plain PyTorch, as an implementation for `refattn verify`.
+"""Order-2 Taylor attention by feature maps in plain PyTorch, as a kernel for `refattn verify`.
 
     refattn verify higher_order --impl examples/torch_taylor.py:attend --grad
 

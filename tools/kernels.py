@@ -140,11 +140,11 @@ def statuses(spec: str, dtype: str, seconds: float, names: list[str]) -> list[st
     record, found, until = ra.mechanism("softmax"), [], time.monotonic() + seconds
     cases = {case.name: case for case in (*record.cases, *record.kernel_sizes)}
     try:
-        with Isolated(spec, seconds, seconds) as implementation:
+        with Isolated(spec, seconds, seconds) as kernel:
             for name in names:
                 if time.monotonic() > until:
                     break
-                found.append(verify_case(record, implementation, cases[name], dtype).status)
+                found.append(verify_case(record, kernel, cases[name], dtype).status)
     except LoadError as error:  # its library is not installed
         click.echo(str(error), err=True)
     return found

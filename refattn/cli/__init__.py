@@ -75,7 +75,7 @@ def _explain(error: BaseException, command: str | None = None) -> int:
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
 def cli(ctx: click.Context, debug: bool) -> None:
-    """The golden reference for attention: step through it, let it check itself, verify other implementations against
+    """The golden reference for attention: step through it, let it check itself, verify other kernels against
     it, and train a model with it.
 
     Exit codes: 0 all that ran agree; 1 something disagrees, raises or has the wrong shape; 2 bad usage or input; 3

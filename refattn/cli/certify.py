@@ -107,9 +107,9 @@ def _mesh(library: str, devices: int | None, text: str | None) -> dict[str, int]
     return sizes
 
 
-@click.command("verify", short_help="Verify an implementation against the reference.")
+@click.command("verify", short_help="Verify a kernel against the reference.")
 @click.argument("mechanism", type=Name())
-@click.option("--impl", metavar="MODULE_OR_FILE:FUNCTION", help="The implementation, such as kernel.py:attend.")
+@click.option("--impl", metavar="MODULE_OR_FILE:FUNCTION", help="The kernel, such as kernel.py:attend.")
 @click.option("--exec", "program", metavar="CMD", help="A program of any language, run as CMD IN OUT for each case.")
 @click.option(
     "--outputs", type=Place(), metavar="DIR", help="A folder of results, CASE.DTYPE.safetensors, of golden vectors."
@@ -189,9 +189,9 @@ def verify(
     verbose: bool,
     file: str | None,
 ) -> None:
-    """Verify an implementation of MECHANISM against the reference, on its designed cases.
+    """Verify a kernel of MECHANISM against the reference, on its designed cases.
 
-    The implementation is f(q, k, v, *, mask=None, causal=False, scale=None, **options) with NumPy arrays (batch, heads,
+    The kernel is f(q, k, v, *, mask=None, causal=False, scale=None, **options) with NumPy arrays (batch, heads,
     tokens, dim); it returns an array of any library, or refattn.Decline("why") for what it does not do.
 
     In place of the designed cases it is run on shapes and arrays of your own where these are given: --shape
@@ -205,7 +205,7 @@ def verify(
         return
     given = [name for name, x in (("--impl", impl), ("--exec", program), ("--outputs", outputs)) if x is not None]
     if len(given) != 1:
-        raise Problem(f"got {' and '.join(given) or 'no implementation'}, needs one of --impl, --exec and --outputs")
+        raise Problem(f"got {' and '.join(given) or 'no kernel'}, needs one of --impl, --exec and --outputs")
     if vectors is not None and outputs is None:
         raise Problem("--vectors: got a folder, needs --outputs beside it")
     if not timeout > 0.0:
@@ -280,32 +280,32 @@ def verify(
                 record = dumped.as_stored(record, golden)
                 found = dumped.verify_files(record, _folder(outputs), golden, dtypes=dtypes, grad=grad, progress=wrap)
             else:
-                implementation, text = _implementation(stack, record, impl, program, timeout, in_process)
+                kernel, text = _implementation(stack, record, impl, program, timeout, in_process)
                 if not own and not others:
                     more = () if asked_for else record.kernel_sizes
                     record = replace(record, cases=(*record.cases, *more), kernel_sizes=())
-                    record, dtypes = supported(record, implementation, dtypes, given=bool(chosen))
+                    record, dtypes = supported(record, kernel, dtypes, given=bool(chosen))
                 if dtypes == DTYPES and not (chosen or others or own) and impl is not None:
-                    left_out = without_float64(record, implementation)
+                    left_out = without_float64(record, kernel)
                     dtypes = DTYPES[1:] if left_out else DTYPES
                 asked: dict[str, Any] = {"label": program or impl or "", "grad": grad or hessian, "progress": wrap}
                 if memory or bitwise:
                     kind = verify_memory if memory else verify_bitwise
-                    laws = kind(record, implementation, dtype=dtypes[0], seed=number, **asked)
+                    laws = kind(record, kernel, dtype=dtypes[0], seed=number, **asked)
                 elif tokens is not None:
                     asked |= wide or {}
-                    laws = large.verify_large(record, implementation, tokens, dtype=dtypes[0], **asked)
+                    laws = large.verify_large(record, kernel, tokens, dtype=dtypes[0], **asked)
                 else:
                     asked |= {"derivatives": asked_for, "rounding": rounded, "seed": number}
                     if not where.plain:
                         start = parallel.Given(_absolute(impl or ""), program or "", ("out", *record.outputs), timeout)
-                        asked["outcomes"] = partial(parallel.outcomes, record, implementation, start, where)
-                    found = replace(run.verify(record, implementation, dtypes=dtypes, **asked), left_out=left_out)
+                        asked["outcomes"] = partial(parallel.outcomes, record, kernel, start, where)
+                    found = replace(run.verify(record, kernel, dtypes=dtypes, **asked), left_out=left_out)
                     if not asked_for and mesh is None:  # a shorter sequence would not fit the mesh
-                        least = shrink.least(record, implementation, found, rounding=rounded)
+                        least = shrink.least(record, kernel, found, rounding=rounded)
                         six = shrink.lines(record.name, *least, text, found.grad, rounded, number) if least else ()
                         found = replace(found, smallest=six, least=least)
-                        stand_in = shrink.in_place_of_long(record, implementation, found, rounding=rounded)
+                        stand_in = shrink.in_place_of_long(record, kernel, found, rounding=rounded)
         except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
     from refattn.verify.adapters.declared import read_roundings, roundings
@@ -321,7 +321,7 @@ def verify(
         deliver(lambda **form: tables.checked(laws, **form), laws.to_json(), file)
         ctx.exit(laws.exit_code)
     if not asked_for and any(outcome.status == "disagrees" for outcome in found.outcomes):
-        told = {} if outputs is not None else roundings(implementation, record.equations)
+        told = {} if outputs is not None else roundings(kernel, record.equations)
         found = explained(record, found, read_roundings(rounded, record.equations) | told)
         with progress(f"suspects of {record.name}", "equations") as wrap:
             found = suspects.locate(record, found, progress=wrap)
@@ -356,7 +356,7 @@ def _implementation(
     timeout: float,
     in_process: bool,
 ) -> tuple[Any, str]:
-    """Return the implementation and how Python names it."""
+    """Return the kernel and how Python names it."""
     from refattn.verify.adapters.isolate import Isolated
     from refattn.verify.adapters.meshed import load
     from refattn.verify.adapters.program import Program
@@ -366,20 +366,20 @@ def _implementation(
         return Program(program, named, timeout), f"Program({program!r}, {named}, {timeout:g})"
     if in_process:
         return load(impl or ""), f"load({impl!r})"
-    implementation = stack.enter_context(Isolated(impl or "", timeout))
-    stack.callback(_told, implementation)
-    return implementation, f"load({impl!r})"
+    kernel = stack.enter_context(Isolated(impl or "", timeout))
+    stack.callback(_told, kernel)
+    return kernel, f"load({impl!r})"
 
 
-def _told(implementation: Isolated) -> None:
-    """Show what an implementation has printed, before the report."""
-    if said := implementation.said.rstrip():
+def _told(kernel: Isolated) -> None:
+    """Show what a kernel has printed, before the report."""
+    if said := kernel.said.rstrip():
         plain = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in said)
         click.echo(f"what it printed (the end of it):\n{plain}", file=sys.stderr)
 
 
 def _absolute(impl: str) -> str:
-    """Return what names an implementation as any folder has it."""
+    """Return what names a kernel as any folder has it."""
     place, colon, name = impl.rpartition(":")
     return f"{Path(place).resolve()}:{name}" if colon and Path(place).is_file() else impl
 

@@ -38,7 +38,7 @@ PART = 16
 
 @click.group(cls=Group, short_help="Write, check and show golden vectors.")
 def golden() -> None:
-    """Golden vectors: inputs, every equation's value, results, gradients, and what an implementation may differ by.
+    """Golden vectors: inputs, every equation's value, results, gradients, and what a kernel may differ by.
 
     Without DIR, the set that comes with the package is meant.
     """

@@ -65,14 +65,14 @@ def own_cases(
 
 
 def supported(
-    record: Mechanism, implementation: Any, dtypes: tuple[str, ...], *, given: bool
+    record: Mechanism, kernel: Any, dtypes: tuple[str, ...], *, given: bool
 ) -> tuple[Mechanism, tuple[str, ...]]:
     """Return the record with its cases in sizes that an adapter states it can run, and the types that it states."""
     from refattn.golden.storage import DTYPES
     from refattn.verify import user_cases
     from refattn.verify.adapters.adapter import attribute
 
-    stated = attribute(implementation, "supports")
+    stated = attribute(kernel, "supports")
     if stated is None:
         return record, dtypes
     if not isinstance(stated, dict):
@@ -90,20 +90,20 @@ def supported(
     return replace(record, cases=tuple(cases)), dtypes if given else types or dtypes
 
 
-def without_float64(record: Mechanism, implementation: Any) -> str:
-    """Return why an implementation that has float32 has no float64, from the first case that it runs; "" where it has.
+def without_float64(record: Mechanism, kernel: Any) -> str:
+    """Return why a kernel that has float32 has no float64, from the first case that it runs; "" where it has.
 
     It raises there, or returns another type.
     """
     from refattn.verify.run import verify_case
 
     for case in record.cases[:TRIED]:
-        usual = verify_case(record, implementation, case, "float32")
+        usual = verify_case(record, kernel, case, "float32")
         if usual.status == "declined":
             continue
         if usual.status == "raises" or any(one.statistic == "dtype" for one in usual.verdicts):
             return ""
-        wide = verify_case(record, implementation, case, "float64")
+        wide = verify_case(record, kernel, case, "float64")
         of_dtype = [f"{one.tensor} is {one.got}" for one in wide.verdicts if one.statistic == "dtype"]
         return wide.detail if wide.status == "raises" else "; ".join(of_dtype)
     return ""

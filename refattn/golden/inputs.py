@@ -160,7 +160,7 @@ def make(mechanism: str, case: Case, dtype: str, *, seed: int = 0) -> dict[str, 
 
 
 def _captured(given: Any, dtype: str) -> NDArray[Any]:
-    """Return a captured array, or nested lists of numbers, as an implementation is given them."""
+    """Return a captured array, or nested lists of numbers, as a kernel is given them."""
     x = np.asarray(given)
     return stored(x.astype(np.float64), dtype) if has_gradient(x) else x
 

@@ -48,7 +48,7 @@ TYPES = {
 }
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-"""The types that implementations are verified in unless they ask for others."""
+"""The types that kernels are verified in unless they ask for others."""
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 

@@ -1,11 +1,11 @@
-"""Verification: of the reference by itself (`check`), and of foreign implementations against it (`verify`).
+"""Verification: of the reference by itself (`check`), and of foreign kernels against it (`verify`).
 
 Host side. Everything here knows mechanisms through their records alone. What to read, in this order:
 
 1. `outcome.py`, the data: a truth, a result, the verdict on a tensor, outcomes and reports.
 2. `judge/`: `budget.py` measures what rounding may do to a result, `compare.py` judges a result by it; `sampled.py`
    does both for calls whose scores cannot be held at once.
-3. `run.py`: an implementation on the designed cases, judged one by one. `foreign/` loads it, calls it, in a process of
+3. `run.py`: a kernel on the designed cases, judged one by one. `foreign/` loads it, calls it, in a process of
    its own or as a program, reads results from files, and asks which conventions it follows.
 4. `itself/`: `check.py` and its `sections.py`, with `laws.py`, `gradients.py`, and what they call a core by, `probe.py`
    and `samples.py`.

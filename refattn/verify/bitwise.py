@@ -1,4 +1,4 @@
-"""The same bits: whether an implementation gives them whatever else is in the batch, and however a call is cut.
+"""The same bits: whether a kernel gives them whatever else is in the batch, and however a call is cut.
 
 Both sides of each row are computed by it. No budget is asked: where bits differ the row tells the first element that
 does, by how many units in the last place, and how many do.
@@ -103,7 +103,7 @@ def _padding(run: Run, given: Arrays, by: str) -> Iterator[Pair]:
 @checked(mechanism=Mechanism)
 def verify_bitwise(
     mechanism: Mechanism,
-    implementation: Any,
+    kernel: Any,
     *,
     label: str = "",
     dtype: str = "float32",
@@ -111,7 +111,7 @@ def verify_bitwise(
     seed: int = 0,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> CheckReport:
-    """Compare the bits of an implementation's results; arguments as those of `refattn.verify.verify`.
+    """Compare the bits of a kernel's results; arguments as those of `refattn.verify.verify`.
 
     >>> import refattn as ra
     >>> from refattn.verify import verify_bitwise
@@ -131,7 +131,7 @@ def verify_bitwise(
     def run(arrays: Arrays, options: Mapping[str, Any], manner: str = "") -> Arrays:
         arrays = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
         d_out = arrays.pop("d_out", None)
-        found = call(implementation, arrays, options, dtype, d_out, ("out", *mechanism.outputs), manner=manner)
+        found = call(kernel, arrays, options, dtype, d_out, ("out", *mechanism.outputs), manner=manner)
         if isinstance(found, Decline):
             raise NotRun(f"declined: {found.reason}")
         if found.declined:
@@ -153,7 +153,7 @@ def verify_bitwise(
         (f"padding by {by}", partial(_padding, by=by)) for by in ("mask", "k_lengths") if by in mechanism.defaults
     ]
     rows = [_row(name, law(run, given), dtype) for name, law in progress(tasks)]
-    return CheckReport(mechanism.name, label or repr(implementation), False, tuple(rows), full=True)
+    return CheckReport(mechanism.name, label or repr(kernel), False, tuple(rows), full=True)
 
 
 def _row(name: str, pairs: Iterator[Pair], dtype: str) -> Row:

@@ -1,6 +1,6 @@
-"""Laws of a foreign implementation on one large case, where no truth can be afforded.
+"""Laws of a foreign kernel on one large case, where no truth can be afforded.
 
-The laws are those that the record of the mechanism claims and that need nothing but the implementation itself: both
+The laws are those that the record of the mechanism claims and that need nothing but the kernel itself: both
 sides of each equality are computed by it. What rounding may do is measured on the definition, on a window of the first
 tokens, and grows with the root of the number of tokens, as the sums that it comes from do.
 """
@@ -41,9 +41,9 @@ Law = Callable[[Core, Sample], float]
 
 @dataclass(frozen=True)
 class Foreign(Core):
-    """A foreign implementation in place of a form of a core."""
+    """A foreign kernel in place of a form of a core."""
 
-    implementation: Any = None
+    kernel: Any = None
     grad: bool = False
 
     def __call__(self, inputs: Values, options: Mapping[str, Any], upstream: Values) -> Values:
@@ -52,7 +52,7 @@ class Foreign(Core):
         arrays = {n: stored(x.astype(np.float64), self.dtype) if has_gradient(x) else x for n, x in wide.items()}
         d_out = arrays.pop("d_out", None)
         named = ("out", *self.mechanism.outputs)
-        found = call(self.implementation, arrays, options, self.dtype, d_out, named)
+        found = call(self.kernel, arrays, options, self.dtype, d_out, named)
         if isinstance(found, Decline):
             raise NotRun(f"declined: {found.reason}")
         if found.declined:
@@ -155,7 +155,7 @@ def laws_of(mechanism: Mechanism) -> dict[str, Law]:
 @checked(mechanism=Mechanism, tokens=Whole(8))
 def verify_large(
     mechanism: Mechanism,
-    implementation: Any,
+    kernel: Any,
     tokens: int,
     *,
     label: str = "",
@@ -165,11 +165,11 @@ def verify_large(
     width: int = 16,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> CheckReport:
-    """Check the laws of a mechanism on an implementation, with as many queries and keys as are asked.
+    """Check the laws of a mechanism on a kernel, with as many queries and keys as are asked.
 
     Parameters
     ----------
-    mechanism, implementation, label, grad, progress
+    mechanism, kernel, label, grad, progress
         As for `refattn.verify.run.verify`.
     tokens, heads, width
         Sizes of the one case: q, k and v are (1, heads, tokens, width).
@@ -179,7 +179,7 @@ def verify_large(
     Returns
     -------
     CheckReport
-        One row for each law; what the implementation declines is "not run".
+        One row for each law; what the kernel declines is "not run".
 
     Examples
     --------
@@ -193,7 +193,7 @@ def verify_large(
     """
     # Beyond some size what must not matter would be lost to rounding where a kernel masks after it has looked.
     record = replace(mechanism, huge=min(mechanism.huge, NUDGE))
-    core = Foreign(record, "", backends.get("numpy"), dtype, {}, implementation, grad)
+    core = Foreign(record, "", backends.get("numpy"), dtype, {}, kernel, grad)
     given = {name: Input((1, heads, tokens, width)) for name in "qkv"}
     case = Case("large", "law", given, mechanism.sampled)
     held = dtype if dtype in ("float16", "bfloat16") else "float64"
@@ -202,7 +202,7 @@ def verify_large(
     subject = Sample(case.name, inputs, case.options, upstream, long=True)
     tasks = [(name, partial(law, core, subject)) for name, law in laws_of(mechanism).items()]
     found = tuple(_row(name, run, tokens) for name, run in progress(tasks))
-    return CheckReport(mechanism.name, label or repr(implementation), False, found, full=True)
+    return CheckReport(mechanism.name, label or repr(kernel), False, found, full=True)
 
 
 def _row(name: str, run: Callable[[], float], tokens: int) -> Row:

@@ -1,4 +1,4 @@
-"""Layouts and memory: whether an implementation gives the same wherever its arrays lie and whatever is called around.
+"""Layouts and memory: whether a kernel gives the same wherever its arrays lie and whatever is called around.
 
 Each row calls it on a few designed cases in one manner (`refattn.verify.adapters.manners`) and judges what comes back
 by the error budget, as it is in C order by itself.
@@ -54,7 +54,7 @@ def memory_cases(mechanism: Mechanism) -> list[Case]:
 @checked(mechanism=Mechanism)
 def verify_memory(
     mechanism: Mechanism,
-    implementation: Any,
+    kernel: Any,
     *,
     label: str = "",
     dtype: str = "float32",
@@ -62,7 +62,7 @@ def verify_memory(
     seed: int = 0,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> CheckReport:
-    """Call an implementation in every manner; arguments as those of `refattn.verify.verify`.
+    """Call a kernel in every manner; arguments as those of `refattn.verify.verify`.
 
     Returns
     -------
@@ -82,12 +82,12 @@ def verify_memory(
     """
     known = [(case, truth(mechanism, case, dtype, grad=grad, seed=seed)) for case in memory_cases(mechanism)]
     tasks: list[tuple[str, Callable[[], Iterator[Row]]]] = [
-        (manner, partial(_manner, mechanism, implementation, known, manner, dtype, grad)) for manner in MEANING
+        (manner, partial(_manner, mechanism, kernel, known, manner, dtype, grad)) for manner in MEANING
     ]
     if "mask" in mechanism.defaults or "k_lengths" in mechanism.defaults:
-        tasks.append(("masked", partial(_masked, mechanism, implementation, dtype, grad, seed)))
+        tasks.append(("masked", partial(_masked, mechanism, kernel, dtype, grad, seed)))
     rows = [row for _, run in progress(tasks) for row in run()]
-    return CheckReport(mechanism.name, label or repr(implementation), False, tuple(rows), full=True)
+    return CheckReport(mechanism.name, label or repr(kernel), False, tuple(rows), full=True)
 
 
 def _expanded(mechanism: Mechanism, case: Case, known: Truth, dtype: str, grad: bool) -> Truth:
@@ -102,7 +102,7 @@ def _expanded(mechanism: Mechanism, case: Case, known: Truth, dtype: str, grad: 
 
 def _manner(
     mechanism: Mechanism,
-    implementation: Any,
+    kernel: Any,
     known: Sequence[tuple[Case, Truth]],
     manner: str,
     dtype: str,
@@ -116,7 +116,7 @@ def _manner(
         one = _expanded(mechanism, case, each, dtype, grad) if manner == "expanded" else each
         pull = None if manner in ("held", "repeated") else one.upstream
         try:
-            share, said = _share(mechanism, implementation, case, one, dtype, pull, manner)
+            share, said = _share(mechanism, kernel, case, one, dtype, pull, manner)
         except CallError as error:
             yield Row("memory", manner, "disagrees", math.inf, f"{told}: case {case.name}: {error}")
             return
@@ -131,11 +131,11 @@ def _manner(
 
 
 def _share(
-    mechanism: Mechanism, implementation: Any, case: Case, known: Truth, dtype: str, pull: Any, manner: str
+    mechanism: Mechanism, kernel: Any, case: Case, known: Truth, dtype: str, pull: Any, manner: str
 ) -> tuple[float | None, str]:
     """Return the largest used share of a call in a manner, and what that was; None and why where it was declined."""
     outputs = ("out", *mechanism.outputs)
-    given = implementation, known.inputs, case.options, dtype, pull, outputs
+    given = kernel, known.inputs, case.options, dtype, pull, outputs
     found = call(*given, further={} if pull is None else known.further, manner=manner)
     if isinstance(found, Decline):
         return None, f"declined: {found.reason}"
@@ -151,7 +151,7 @@ def _share(
     return worst.share, f"case {case.name}: {worst.tensor}{at} is {worst.got}, needs {worst.expected}"
 
 
-def _masked(mechanism: Mechanism, implementation: Any, dtype: str, grad: bool, seed: int) -> Iterator[Row]:
+def _masked(mechanism: Mechanism, kernel: Any, dtype: str, grad: bool, seed: int) -> Iterator[Row]:
     """Put large numbers, and NaN, where nothing may attend."""
     sizes = {"b": 2, "h": 4, "g": 2, "n_q": 19, "n_k": 70, "d": 16}
     case = qkv("masked", "memory", "keys that nothing attends", sizes)
@@ -167,7 +167,7 @@ def _masked(mechanism: Mechanism, implementation: Any, dtype: str, grad: bool, s
         changed = replace(known, inputs=inputs)
         words = f"{number:g} in keys and values that nothing attends"
         try:
-            share, said = _share(mechanism, implementation, case, changed, dtype, known.upstream, "")
+            share, said = _share(mechanism, kernel, case, changed, dtype, known.upstream, "")
         except CallError as error:
             share, said = math.inf, str(error)
         if share is None:

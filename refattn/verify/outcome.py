@@ -1,6 +1,6 @@
 """What goes through a verification, as data: a truth and a result, the verdict on each tensor, outcomes and reports.
 
-A report is of a foreign implementation (`Report`, with its `Suspects` where it failed), or of laws and checks, a `Row`
+A report is of a foreign kernel (`Report`, with its `Suspects` where it failed), or of laws and checks, a `Row`
 each (`CheckReport`).
 """
 
@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1  # of reports as JSON: it grows where a field goes or changes
 
 @dataclass(frozen=True)
 class Decline:
-    """Returned by an implementation that does not do what it was asked; the case counts as declined, not as failed.
+    """Returned by a kernel that does not do what it was asked; the case counts as declined, not as failed.
 
     >>> import refattn as ra
     >>> from refattn.verify import verify_case
@@ -55,7 +55,7 @@ class Truth:
     Attributes
     ----------
     inputs
-        The arrays that an implementation is given.
+        The arrays that a kernel is given.
     upstream
         Gradient with respect to `out`; None where no gradients are asked.
     values
@@ -336,7 +336,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class Report:
-    """All outcomes of one implementation.
+    """All outcomes of one kernel.
 
     Attributes
     ----------
@@ -349,7 +349,7 @@ class Report:
     seed
         Of the random numbers of the inputs.
     reference
-        Whether the implementation, in a process of its own, has loaded a definition that others are judged by.
+        Whether the kernel, in a process of its own, has loaded a definition that others are judged by.
     precision
         Where something fails, what it may have rounded that would explain it: see `refattn.verify.tolerance.precision`.
     left_out
@@ -367,7 +367,7 @@ class Report:
     """
 
     mechanism: str
-    implementation: str
+    kernel: str
     grad: bool
     outcomes: tuple[Outcome, ...]
     suspects: Suspects | None = None

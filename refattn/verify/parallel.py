@@ -1,4 +1,4 @@
-"""Verification in parts: some cases each, in processes or on a cluster, which start the implementation for them."""
+"""Verification in parts: some cases each, in processes or on a cluster, which start the kernel for them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from refattn.verify.run import verify_case
 from refattn.verify.tolerance.sampled import is_long
 
 PART = 32
-"""Cases for which an implementation is started once."""
+"""Cases for which a kernel is started once."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """An implementation as any process can start it: `impl` or, with its `outputs`, the command `program`."""
+    """A kernel as any process can start it: `impl` or, with its `outputs`, the command `program`."""
 
     impl: str
     program: str
@@ -46,13 +46,13 @@ class Given:
         if self.program:
             yield Program(self.program, self.outputs, self.seconds)
             return
-        with Isolated(self.impl, self.seconds) as implementation:
-            yield implementation
+        with Isolated(self.impl, self.seconds) as kernel:
+            yield kernel
 
 
 def outcomes(
     mechanism: Mechanism,
-    implementation: Any,
+    kernel: Any,
     given: Given,
     where: Where,
     plan: Sequence[tuple[Case, str]],
@@ -62,7 +62,7 @@ def outcomes(
 ) -> list[Outcome]:
     """Return the outcomes of cases, each with its dtype; `asked` is what `verify_case` takes by keyword.
 
-    What an outcome has `seen` stays where it was. In a type in which something disagrees `implementation`, which is
+    What an outcome has `seen` stays where it was. In a type in which something disagrees `kernel`, which is
     `given` in this process, runs the cases again: suspects are found from the arrays.
     """
     units = [
@@ -75,23 +75,23 @@ def outcomes(
     ]
     found: dict[Unit, Any] = dict(campaign.run(units, where, progress=progress, lost=_lost))
     if any(part["reference"] for part in found.values()):
-        implementation.reference = True
+        kernel.reference = True
     listed = [_outcome(**facts) for unit in units for facts in found[unit]["outcomes"]]
     wrong = {one.dtype for one in listed if one.status == "disagrees"}
     for n, (case, dtype) in enumerate(plan):
         if dtype in wrong and listed[n].verdicts and not is_long(mechanism, case):
-            again = verify_case(mechanism, implementation, case, dtype, **asked)
+            again = verify_case(mechanism, kernel, case, dtype, **asked)
             listed[n] = replace(listed[n], seen=again.seen)
     return listed
 
 
 def run_part(name: str, given: Given, plan: Sequence[tuple[Case, str]], asked: dict[str, Any]) -> dict[str, Any]:
-    """Run some cases by an implementation that is started for them; return the facts of `outcomes` for JSON."""
+    """Run some cases by a kernel that is started for them; return the facts of `outcomes` for JSON."""
     record = registry.mechanism(name)
-    with given.started() as implementation:
-        found = [verify_case(record, implementation, case, dtype, **asked) for case, dtype in plan]
+    with given.started() as kernel:
+        found = [verify_case(record, kernel, case, dtype, **asked) for case, dtype in plan]
         listed = [asdict(replace(one, seen=None)) for one in found]
-        return {"outcomes": listed, "reference": getattr(implementation, "reference", False) is True}
+        return {"outcomes": listed, "reference": getattr(kernel, "reference", False) is True}
 
 
 def _lost(unit: Unit) -> dict[str, Any]:

@@ -6,7 +6,7 @@
     def test_my_kernel(golden_case):
         golden_case.check(my_attention, grad=True, rounding=["products=tf32"])
 
-An implementation that a module has by its name, or that is named, ``"mine.py:attend"``, runs in a process of its own. A
+A kernel that a module has by its name, or that is named, ``"mine.py:attend"``, runs in a process of its own. A
 test of which every case is declined has run nothing: it fails the session.
 """
 
@@ -44,7 +44,7 @@ class GoldenCase:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """The arrays that an implementation is given, by name: NumPy's, bfloat16 in float32."""
+        """The arrays that a kernel is given, by name: NumPy's, bfloat16 in float32."""
         from refattn.golden.inputs import make
         from refattn.mechanisms import registry
 
@@ -59,18 +59,18 @@ class GoldenCase:
 
     def check(
         self,
-        implementation: Any,
+        kernel: Any,
         *,
         grad: bool = False,
         rounding: Iterable[str] = (),
         timeout: float = 60.0,
         in_process: bool = False,
     ) -> Outcome:
-        """Fail, in one line, where an implementation disagrees with the reference; skip where it declines.
+        """Fail, in one line, where a kernel disagrees with the reference; skip where it declines.
 
         Parameters
         ----------
-        implementation
+        kernel
             A function ``f(q, k, v, **options)``, or an object with ``forward`` and ``backward``, as for ``refattn
             verify``, or a text that names one: ``"MODULE:NAME"``, ``"FILE.py:NAME"``. A text, and a function or class
             that its module has under its name, runs in another process, which is started once: one that hangs or
@@ -88,7 +88,7 @@ class GoldenCase:
         from refattn.verify.run import verify_case
 
         record = registry.mechanism(self.mechanism)
-        found = _loaded(implementation, timeout, in_process)
+        found = _loaded(kernel, timeout, in_process)
         case = record.case(self.case)
         outcome = verify_case(record, found, case, self.dtype, grad=grad, rounding=rounding)
         if outcome.status == "declined":
@@ -101,37 +101,37 @@ class GoldenCase:
 DECLINED = "declined: "
 
 _PROCESSES: dict[str, Isolated] = {}
-"""Implementations in processes of their own, by what names them."""
+"""Kernels in processes of their own, by what names them."""
 
 
-def _loaded(implementation: Any, seconds: float, in_process: bool) -> Any:
-    """Return an implementation in a process of its own, where it can be found there."""
+def _loaded(kernel: Any, seconds: float, in_process: bool) -> Any:
+    """Return a kernel in a process of its own, where it can be found there."""
     from refattn.verify.adapters.adapter import LoadError, load
     from refattn.verify.adapters.isolate import Isolated
 
     if in_process:
-        return load(implementation) if isinstance(implementation, str) else implementation
-    places = [implementation] if isinstance(implementation, str) else list(_places(implementation))
+        return load(kernel) if isinstance(kernel, str) else kernel
+    places = [kernel] if isinstance(kernel, str) else list(_places(kernel))
     for place in places:
         try:
             if place not in _PROCESSES:
                 _PROCESSES[place] = Isolated(place, seconds)
         except LoadError as error:
-            if isinstance(implementation, str):
+            if isinstance(kernel, str):
                 raise pytest.UsageError(str(error)) from error
             continue
         _PROCESSES[place].seconds = seconds
         return _PROCESSES[place]
-    return implementation
+    return kernel
 
 
-def _places(implementation: Any) -> Iterator[str]:
+def _places(kernel: Any) -> Iterator[str]:
     """Yield what names a function or class in another process: by its module, or by the module's file."""
-    name, module = getattr(implementation, "__qualname__", ""), sys.modules.get(implementation.__module__)
+    name, module = getattr(kernel, "__qualname__", ""), sys.modules.get(kernel.__module__)
     if (
         module is not None
         and name.isidentifier()
-        and getattr(module, name, None) is implementation
+        and getattr(module, name, None) is kernel
         and module.__name__ != "__main__"
     ):
         yield f"{module.__name__}:{name}"
@@ -140,7 +140,7 @@ def _places(implementation: Any) -> Iterator[str]:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the processes of implementations."""
+    """End the processes of kernels."""
     while _PROCESSES:
         _PROCESSES.popitem()[1].close()
 

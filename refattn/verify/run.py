@@ -1,4 +1,4 @@
-"""Verification of an implementation: its results on the designed cases of a mechanism, judged one by one."""
+"""Verification of a kernel: its results on the designed cases of a mechanism, judged one by one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from refattn.verify.tolerance.derivatives import with_derivatives
 @checked(mechanism=Mechanism, case=Case, dtype=One((*DTYPES, *SCALED)), grad=bool, seed=Whole())
 def verify_case(
     mechanism: Mechanism,
-    implementation: Any,
+    kernel: Any,
     case: Case,
     dtype: str,
     *,
@@ -53,18 +53,18 @@ def verify_case(
     ('agrees', True)
     """
     declared = read_roundings(rounding if isinstance(rounding, Mapping) else tuple(rounding), mechanism.equations)
-    declared |= roundings(implementation, mechanism.equations)
+    declared |= roundings(kernel, mechanism.equations)
     small = dtype in SCALED
-    further = pulls(implementation, mechanism.pulled) if grad and not small else ()
+    further = pulls(kernel, mechanism.pulled) if grad and not small else ()
     more: dict[str, Any] = {"roundings": declared, "further": further}
-    more |= of_float8(implementation) if small else {}
+    more |= of_float8(kernel) if small else {}
     asked = tuple(derivatives)
     long = sampled.is_long(mechanism, case)
     if asked and long:
         raise ValueError(f"{case.name}: its derivatives are judged where the definition can hold all scores alone")
     try:
-        if "keep" in case.inputs and attribute(implementation, "keep") is not None:
-            more["replaced"] = {"keep": own_keep(implementation, case.name, case.inputs["keep"].shape)}
+        if "keep" in case.inputs and attribute(kernel, "keep") is not None:
+            more["replaced"] = {"keep": own_keep(kernel, case.name, case.inputs["keep"].shape)}
         if long:
             case_truth = sampled.long_truth(mechanism, case, dtype, grad=grad, seed=seed, further=further)
         else:
@@ -78,7 +78,7 @@ def verify_case(
             {"descale_whole": [((), x) for x in case_truth.factors["whole"].tolist()]} if dtype == "nvfp4" else {}
         )
         result = call(
-            implementation,
+            kernel,
             case_truth.inputs,
             {**case.options, **descale},
             dtype,
@@ -95,7 +95,7 @@ def verify_case(
             case_truth = with_equations(mechanism, case, dtype, case_truth, types, declared, seed)
         if small and grad:
             result = replace(result, declined="no gradients in float8")
-        if attribute(implementation, "slack") == "unwritten":
+        if attribute(kernel, "slack") == "unwritten":
             result = with_slack_of(result, case_truth)
         note = ""
         if long:
@@ -155,7 +155,7 @@ def _type_of(id: str, result: Result, dtype: str, mechanism: Mechanism) -> str:
 
 def verify(
     mechanism: Mechanism,
-    implementation: Any,
+    kernel: Any,
     *,
     label: str = "",
     dtypes: Iterable[str] = DTYPES,
@@ -166,13 +166,13 @@ def verify(
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
     outcomes: Callable[..., Iterable[Outcome]] | None = None,
 ) -> Report:
-    """Verify an implementation on all cases of a mechanism, which are the designed ones unless the record has others.
+    """Verify a kernel on all cases of a mechanism, which are the designed ones unless the record has others.
 
     Parameters
     ----------
     mechanism
         The record to verify against.
-    implementation
+    kernel
         See `refattn.verify.adapters.adapter`.
     label
         The name that the report gives it.
@@ -219,13 +219,13 @@ def verify(
         raise ValueError("grad: got False, needs True where the derivatives of gradients are asked")
     known: dict[str, Any] = {"grad": grad, "rounding": tuple(rounding), "derivatives": asked, "seed": seed}
     if outcomes is None:
-        found = [verify_case(mechanism, implementation, case, dtype, **known) for case, dtype in progress(plan)]
+        found = [verify_case(mechanism, kernel, case, dtype, **known) for case, dtype in progress(plan)]
     else:
         found = [*outcomes(plan, progress=progress, **known)]
-    report = Report(mechanism.name, label or repr(implementation), grad, tuple(found), seed=seed)
-    report = replace(report, reference=getattr(implementation, "reference", False) is True)
+    report = Report(mechanism.name, label or repr(kernel), grad, tuple(found), seed=seed)
+    report = replace(report, reference=getattr(kernel, "reference", False) is True)
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in found):
         return report
     plain = tuple(dtype for dtype in dtypes if dtype not in SCALED)  # nine calls without factors
-    return replace(report, conventions=differing(implementation, mechanism, dtypes=plain)) if plain else report
+    return replace(report, conventions=differing(kernel, mechanism, dtypes=plain)) if plain else report

@@ -22,9 +22,9 @@ AFFORDED = 1 << 19
 
 def smallest(
     mechanism: Mechanism,
-    implementation: Any,
+    kernel: Any,
     report: Report,
-    text: str = "implementation",
+    text: str = "kernel",
     *,
     rounding: tuple[str, ...] = (),
     seconds: float = SECONDS,
@@ -33,10 +33,10 @@ def smallest(
 
     Parameters
     ----------
-    mechanism, implementation, report, rounding
+    mechanism, kernel, report, rounding
         What was verified, and what was found.
     text
-        The implementation as an expression of Python: ``load("mine.py:attend")``, ``Program(...)``, or a name.
+        The kernel as an expression of Python: ``load("mine.py:attend")``, ``Program(...)``, or a name.
     seconds
         How long to search.
 
@@ -46,13 +46,13 @@ def smallest(
         Empty where nothing fails. Of a case that hangs, which takes the whole time limit each time, those of the case
         as it is.
     """
-    found = least(mechanism, implementation, report, rounding=rounding, seconds=seconds)
+    found = least(mechanism, kernel, report, rounding=rounding, seconds=seconds)
     return () if found is None else lines(mechanism.name, *found, text, report.grad, rounding, report.seed)
 
 
 def least(
     mechanism: Mechanism,
-    implementation: Any,
+    kernel: Any,
     report: Report,
     *,
     rounding: tuple[str, ...] = (),
@@ -70,7 +70,7 @@ def least(
         if time.monotonic() > end:
             return None
         try:
-            found = verify_case(mechanism, implementation, case, wanted.dtype, seed=report.seed, **asked)
+            found = verify_case(mechanism, kernel, case, wanted.dtype, seed=report.seed, **asked)
         except Exception:  # the mechanism has no such case, widths that must be equal for instance
             return None
         return found if _fault(found) == _fault(wanted) else None
@@ -88,7 +88,7 @@ def least(
 
 
 def in_place_of_long(
-    mechanism: Mechanism, implementation: Any, report: Report, *, rounding: tuple[str, ...] = ()
+    mechanism: Mechanism, kernel: Any, report: Report, *, rounding: tuple[str, ...] = ()
 ) -> tuple[Mechanism, Report] | None:
     """Return the first long case that disagrees in a size that suspects can be looked for in; None where it agrees."""
     failed = (one for one in report.outcomes if one.status == "disagrees" and not one.seen)
@@ -97,7 +97,7 @@ def in_place_of_long(
         return None
     case = affordable(mechanism.case(wanted.case))
     asked: dict[str, Any] = {"grad": report.grad, "rounding": rounding, "seed": report.seed}
-    found = verify_case(mechanism, implementation, case, wanted.dtype, **asked)
+    found = verify_case(mechanism, kernel, case, wanted.dtype, **asked)
     return replace(mechanism, cases=(case,)), replace(report, outcomes=(found,))
 
 

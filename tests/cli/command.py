@@ -1,4 +1,4 @@
-"""Commands as tests run them, and an implementation that they are given."""
+"""Commands as tests run them, and a kernel that they are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implementations that others wrote, and plain PyTorch, on the designed cases: which agree, and what differs by a
+"""Kernels that others wrote, and plain PyTorch, on the designed cases: which agree, and what differs by a
 convention."""
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ PLAIN = {"sympformer": 13, "graph_energy": 10, "growing": 19, "koopman": 26}
 
 def found(mechanism: str, spec: str, cases: Any, dtypes: Any, grad: bool = True) -> Iterator[tuple[Case, Outcome]]:
     pytest.importorskip({"jax": "jax", "onn": "onnxruntime"}.get(spec[:3], "torch"))
-    implementation = load(f"{EXAMPLES / spec}")
+    kernel = load(f"{EXAMPLES / spec}")
     for dtype in dtypes:
         for case in cases:
-            yield case, verify_case(ra.mechanism(mechanism), implementation, case, dtype, grad=grad)
+            yield case, verify_case(ra.mechanism(mechanism), kernel, case, dtype, grad=grad)
 
 
 def _usual(case: Case) -> bool:
@@ -168,11 +168,11 @@ ORT, GQA, FLEX = "onnxruntime_attention.py", "onnxruntime_grouped.py", "torch_fl
 def test_kernels_agree_where_they_have_an_option(kernel: str, cases: str) -> None:
     """Windows, places, biases, lengths and sinks, and the scores or weights that come beside an output."""
     pytest.importorskip("torch" if kernel.startswith("torch") else "onnxruntime")
-    implementation = load(f"{EXAMPLES / kernel}")
+    kernel = load(f"{EXAMPLES / kernel}")
     gradients = "sdpa" in kernel
     for name in cases.split():
         case = ra.mechanism("softmax").case(name)
-        outcome = verify_case(ra.mechanism("softmax"), implementation, case, "float32", grad=gradients)
+        outcome = verify_case(ra.mechanism("softmax"), kernel, case, "float32", grad=gradients)
         assert outcome.status == "agrees", (name, outcome)
         beside = {verdict.tensor for verdict in outcome.verdicts} - {"out", "lse"}
         equation = {"raw": "SM.1", "capped": "SM.capped", "masked": "SM.2", "weights": "SM.4"}.get(

@@ -16,7 +16,7 @@ from refattn.verify.tolerance.compare import judge
 
 
 def results(record: Mechanism, case: Case, known: Truth, dtype: str) -> Iterator[tuple[str, Result]]:
-    """Yield what honest implementations store, by name."""
+    """Yield what honest kernels store, by name."""
     yield "kernel", kernel(record, case, known, dtype)
     inputs = {name: x.astype(np.float32) if has_gradient(x) else x for name, x in known.inputs.items()}
     assert known.upstream is not None

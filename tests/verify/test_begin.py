@@ -36,12 +36,12 @@ def test_a_template_runs_and_agrees(kind: str, tmp_path: Path, monkeypatch: pyte
         if not (compiler := shutil.which("cc")):
             pytest.skip("there is no compiler")
         subprocess.run([compiler, "-Wall", "-Werror", "-o", "attend", path, "-lm"], check=True)
-        implementation: Any = Program("./attend", ("out", "lse"), 10.0)
+        kernel: Any = Program("./attend", ("out", "lse"), 10.0)
         declined = 1  # a mask
     else:
         pytest.importorskip(kind)
-        implementation, declined = load(f"{path}:{'Attend' if kind == 'numpy' else 'attend'}"), 0
-    report = verify(RECORD, implementation, dtypes=["float32"], grad=kind != "c")
+        kernel, declined = load(f"{path}:{'Attend' if kind == 'numpy' else 'attend'}"), 0
+    report = verify(RECORD, kernel, dtypes=["float32"], grad=kind != "c")
     expected = {"run": 4 - declined, "agreed": 4 - declined, "failed": 0, "declined": declined}
     assert report.counts()["all"] == expected
 

@@ -79,7 +79,7 @@ def test_a_call_of_the_reference_is_told(tmp_path: Path) -> None:
     )
     one = replace(RECORD, cases=(RECORD.case("tiny"),))
     for name, told in (("honest", False), ("cheats", True)):
-        with Isolated(f"{file}:{name}") as implementation:
-            found = verify(one, implementation, dtypes=["float32"])
+        with Isolated(f"{file}:{name}") as kernel:
+            found = verify(one, kernel, dtypes=["float32"])
         assert found.reference is told
         assert ("loaded a definition of refattn" in tables.verified(found, one)) is told

@@ -36,9 +36,9 @@ class Plain:
         return w * (moved - np.sum(w * moved, axis=-1, keepdims=True)) @ v + w @ t["v"]
 
 
-def run(implementation: Any, case: str = "tiny", dtype: str = "float32", *asked: str) -> Outcome:
+def run(kernel: Any, case: str = "tiny", dtype: str = "float32", *asked: str) -> Outcome:
     wanted = asked or ("tangent",)
-    return verify_case(RECORD, implementation, RECORD.case(case), dtype, grad="hessian" in wanted, derivatives=wanted)
+    return verify_case(RECORD, kernel, RECORD.case(case), dtype, grad="hessian" in wanted, derivatives=wanted)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -60,8 +60,8 @@ WRONG: dict[str, Callable[[Plain, Any], Any]] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_tangent_is_seen(wrong: str) -> None:
-    implementation: Any = type("Wrong", (Plain,), {"tangent": lambda self, t: WRONG[wrong](self, t)})()
-    found = run(implementation)
+    kernel: Any = type("Wrong", (Plain,), {"tangent": lambda self, t: WRONG[wrong](self, t)})()
+    found = run(kernel)
     assert found.status == "disagrees"
     assert [v.tensor for v in found.verdicts if not v.agrees] == ["t_out"]
 

@@ -148,7 +148,7 @@ BLOCK_MUTANTS = [
 
 @pytest.mark.parametrize(("tag", "kind"), BLOCK_MUTANTS)
 def test_mutants_of_the_block_break_its_gradients(tag: equations.Tag, kind: str) -> None:
-    """The block's equations are not in the core that implementations are compared with; its gradients guard them."""
+    """The block's equations are not in the core that kernels are compared with; its gradients guard them."""
     subject = next(gradients.block_subjects(RECORD))
     with equations.mutate(tag.id, changed_by(kind, tag.axes or (), "float32")):
         judge = gradients.beside(subject, "differences", 2)  # of the mutant, where the forward is mutated

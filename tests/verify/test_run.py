@@ -48,7 +48,7 @@ def test_the_reference_agrees_with_itself_in_every_dtype() -> None:
 
     seen: set[tuple[str, str]] = set()
     report = verify(RECORD, attend, label="reference")
-    assert (report.mechanism, report.implementation, report.grad) == ("softmax", "reference", False)
+    assert (report.mechanism, report.kernel, report.grad) == ("softmax", "reference", False)
     assert seen == {(dtype, "float32" if dtype == "bfloat16" else dtype) for dtype in DTYPES}
     assert statuses(report) == ["agrees"] * len(DTYPES) * len(CASES)
     assert report.counts()["all"] == {"run": 16, "agreed": 16, "failed": 0, "declined": 0}

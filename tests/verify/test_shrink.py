@@ -42,10 +42,10 @@ def small(*names: str) -> Any:
     return dataclasses.replace(RECORD, cases=smaller, kernel_sizes=())
 
 
-def found(implementation: Any, *names: str, text: str = "implementation", **extra: Any) -> tuple[str, ...]:
+def found(kernel: Any, *names: str, text: str = "kernel", **extra: Any) -> tuple[str, ...]:
     record = small(*names)
-    report = verify(record, implementation, dtypes=["float32"], grad=extra.pop("grad", False))
-    return smallest(record, implementation, report, text, **extra)
+    report = verify(record, kernel, dtypes=["float32"], grad=extra.pop("grad", False))
+    return smallest(record, kernel, report, text, **extra)
 
 
 def executed(lines: tuple[str, ...], **names: Any) -> str:
@@ -109,10 +109,10 @@ def test_gradients_errors_and_roundings_are_kept() -> None:
 
     lines = found(Wrong(), "tiny", grad=True, rounding=("SM.1",))
     assert "grad=True" in lines[4] and "rounding=('SM.1',)" in lines[4] and "# d_k[" in lines[5]
-    assert "tensor='d_k'" in executed(lines, implementation=Wrong())
+    assert "tensor='d_k'" in executed(lines, kernel=Wrong())
     lines = found(raises, "plain")
     assert "# raised MemoryError: (1, 1, 4, 1)" in lines[5]
-    assert "raises\nraised MemoryError: (1, 1, 4, 1)" in executed(lines, implementation=raises)
+    assert "raises\nraised MemoryError: (1, 1, 4, 1)" in executed(lines, kernel=raises)
 
 
 def test_it_is_bounded_in_time_and_silent_where_nothing_fails() -> None:
@@ -132,4 +132,4 @@ def test_widths_that_belong_together_are_halved_together() -> None:
     report = verify(record, wrong := lambda q, k, v, **options: v * 0, dtypes=["float32"])
     lines = smallest(record, wrong, report)
     assert lines[3].count("Input((1, 1, 1, 1)") >= 3
-    assert "disagrees" in executed(lines, implementation=wrong)
+    assert "disagrees" in executed(lines, kernel=wrong)

@@ -1,6 +1,6 @@
-"""Foreign implementations: loading one, calling it, and bringing what it returns to the host.
+"""Foreign kernels: loading one, calling it, and bringing what it returns to the host.
 
-An implementation is ``f(q, k, v, *, mask=None, causal=False, scale=None, **options)`` or, for gradients, an object with
+A kernel is ``f(q, k, v, *, mask=None, causal=False, scale=None, **options)`` or, for gradients, an object with
 ``forward`` of that signature and ``backward(d_out)``. It is given fresh read-only NumPy arrays and returns an array of
 any library, ``(out, lse)``, `Decline`, or a dict: "out", and any further output by its name or equation of the forward
 by its id ("SM.4"), each of which is judged. It may carry attributes: ``framework`` ("torch" or "jax": it is given
@@ -39,18 +39,18 @@ from refattn.verify.outcome import Decline, Result
 
 
 class LoadError(Exception):
-    """An implementation cannot be loaded; the message names what was asked and what went wrong."""
+    """A kernel cannot be loaded; the message names what was asked and what went wrong."""
 
 
 class CallError(Exception):
-    """An implementation raised, changed its inputs or returned what is no result."""
+    """A kernel raised, changed its inputs or returned what is no result."""
 
 
 @checked(spec=str)
 def load(spec: str, *, interrupts: bool = True) -> Any:
-    """Return the implementation that ``MODULE:NAME`` or ``FILE.py:NAME`` names; a class is instantiated.
+    """Return the kernel that ``MODULE:NAME`` or ``FILE.py:NAME`` names; a class is instantiated.
 
-    With ``interrupts=False`` a KeyboardInterrupt is the implementation's own, and one more error.
+    With ``interrupts=False`` a KeyboardInterrupt is the kernel's own, and one more error.
 
     Raises
     ------
@@ -81,14 +81,14 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
         raise LoadError(f"--impl {spec}: {place} has no {name!r}")
     found = getattr(module, name)
     try:
-        implementation = found() if inspect.isclass(found) else found
+        kernel = found() if inspect.isclass(found) else found
     except BaseException as error:
         if interrupts and isinstance(error, KeyboardInterrupt):
             raise
         raise LoadError(f"--impl {spec}: making {name} {words(error)}") from error
-    if not callable(implementation) and not hasattr(implementation, "forward"):
+    if not callable(kernel) and not hasattr(kernel, "forward"):
         raise LoadError(f"--impl {spec}: {name} is {type(found).__name__}, needs a function or an object with forward")
-    return implementation
+    return kernel
 
 
 def _import_file(path: Path) -> Any:
@@ -107,7 +107,7 @@ def _import_file(path: Path) -> Any:
 
 
 def call(
-    implementation: Any,
+    kernel: Any,
     inputs: Mapping[str, NDArray[Any]],
     options: Mapping[str, Any],
     dtype: str,
@@ -120,21 +120,21 @@ def call(
     further: Mapping[str, NDArray[Any]] | None = None,
     manner: str = "",
 ) -> Result | Decline:
-    """Run an implementation on one case, with gradients where `upstream` is given, and `further` ones ("d_lse").
+    """Run a kernel on one case, with gradients where `upstream` is given, and `further` ones ("d_lse").
 
     Of "tangent" and "hessian" those that are `asked` are taken `along` a direction of its arrays.
 
     In a `manner` of `refattn.verify.adapters.manners` arrays lie elsewhere, or other calls are around this one.
 
     `outputs` are the names of what it may return: the first alone, a tuple of as many as it has, or a dict. With
-    ``interrupts=False`` a KeyboardInterrupt is the implementation's own, and one more error.
+    ``interrupts=False`` a KeyboardInterrupt is the kernel's own, and one more error.
 
     Raises
     ------
     CallError
         Where it raises, changes its inputs, or returns anything but arrays, (out, lse) or `Decline`.
     """
-    elsewhere = getattr(implementation, "call_case", None)  # in another process: `refattn.verify.adapters.isolate`
+    elsewhere = getattr(kernel, "call_case", None)  # in another process: `refattn.verify.adapters.isolate`
     if elsewhere is not None:
         more: dict[str, Any] = {"along": along, "asked": asked} if asked else {}
         more |= {"manner": manner} if manner else {}
@@ -144,7 +144,7 @@ def call(
     wide = backends.get("jax").with_float64() if dtype == "float64" and "jax" in sys.modules else nullcontext()
     with wide, manners.using(manner):
         try:
-            return _call(implementation, inputs, options, dtype, upstream, outputs, further or {}, along or {}, asked)
+            return _call(kernel, inputs, options, dtype, upstream, outputs, further or {}, along or {}, asked)
         except CallError:
             raise
         except BaseException as error:  # foreign code may raise anything, even where it is only looked at
@@ -154,7 +154,7 @@ def call(
 
 
 def _call(
-    implementation: Any,
+    kernel: Any,
     inputs: Mapping[str, NDArray[Any]],
     options: Mapping[str, Any],
     dtype: str,
@@ -164,11 +164,11 @@ def _call(
     along: Mapping[str, NDArray[Any]],
     asked: tuple[str, ...],
 ) -> Result | Decline:
-    forward = getattr(implementation, "forward", implementation)
-    framework = attribute(implementation, "framework")
-    if manners.current() == "interleaved" and hasattr(implementation, "backward"):
+    forward = getattr(kernel, "forward", kernel)
+    framework = attribute(kernel, "framework")
+    if manners.current() == "interleaved" and hasattr(kernel, "backward"):
         return Decline("an object with a backward of its own has one forward at a time")
-    device = devices.checked(framework, attribute(implementation, "device"))
+    device = devices.checked(framework, attribute(kernel, "device"))
     told = _takes_dtype(forward)
     if not told and (dtype in SCALED or (dtype == "bfloat16" and not framework)):
         return Decline(f"it takes no dtype=, and so cannot be told that its float32 arrays stand for {dtype}")
@@ -193,7 +193,7 @@ def _call(
     declined = ""
     if upstream is not None:
         pulls = {**{f"d_{outputs[0]}": upstream}, **further}
-        asked_of = implementation, forward, inputs, extra, dtype, result[outputs[0]], pulls, outputs
+        asked_of = kernel, forward, inputs, extra, dtype, result[outputs[0]], pulls, outputs
         gradients = _gradients(*asked_of, device)
         devices.wait()
         if isinstance(gradients, Decline):
@@ -203,10 +203,10 @@ def _call(
     if asked:
         place = partial(_given, framework=_library(result[outputs[0]]) or framework, dtype=dtype, device=device)
         pushed, refused = derivatives(
-            implementation, forward, place, inputs, extra, result[outputs[0]], outputs, along, upstream, asked
+            kernel, forward, place, inputs, extra, result[outputs[0]], outputs, along, upstream, asked
         )
         result, declined = result | pushed, "; ".join(filter(None, (declined, refused)))
-    result |= {id: x for id, x in _intermediates(forward, implementation).items() if id not in result}
+    result |= {id: x for id, x in _intermediates(forward, kernel).items() if id not in result}
     changed = [name for name, x in arguments.items() if to_host(name, x).tobytes() != before[name]]
     if changed:
         raise CallError(f"changed its inputs: {', '.join(changed)}")
@@ -232,14 +232,14 @@ def _named(returned: Any, outputs: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def attribute(implementation: Any, name: str) -> Any:
-    """Return an attribute of an implementation, or of its forward; None where there is none."""
-    found = getattr(implementation, name, None)
-    return getattr(getattr(implementation, "forward", None), name, None) if found is None else found
+def attribute(kernel: Any, name: str) -> Any:
+    """Return an attribute of a kernel, or of its forward; None where there is none."""
+    found = getattr(kernel, name, None)
+    return getattr(getattr(kernel, "forward", None), name, None) if found is None else found
 
 
-def own_keep(implementation: Any, case: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the factors of weights that an implementation draws itself for a case.
+def own_keep(kernel: Any, case: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the factors of weights that a kernel draws itself for a case.
 
     Raises
     ------
@@ -247,7 +247,7 @@ def own_keep(implementation: Any, case: str, shape: tuple[int, ...]) -> NDArray[
         Where it raises, or they are not of the shape that was asked.
     """
     try:
-        keep = to_host("keep", attribute(implementation, "keep")(case, shape))
+        keep = to_host("keep", attribute(kernel, "keep")(case, shape))
     except CallError:
         raise
     except BaseException as error:  # foreign code may raise anything
@@ -259,21 +259,21 @@ def own_keep(implementation: Any, case: str, shape: tuple[int, ...]) -> NDArray[
     return keep
 
 
-def pulls(implementation: Any, outputs: Iterable[str]) -> tuple[str, ...]:
-    """Return the outputs beside `out` that an implementation may be asked the gradient of.
+def pulls(kernel: Any, outputs: Iterable[str]) -> tuple[str, ...]:
+    """Return the outputs beside `out` that a kernel may be asked the gradient of.
 
     Its backward has a parameter for that, ``d_lse``, or it has a true attribute of this name.
     """
-    told = getattr(implementation, "pulls", None)  # of an implementation in another process
+    told = getattr(kernel, "pulls", None)  # of a kernel in another process
     if isinstance(told, tuple):
         return tuple(name for name in outputs if name in told)
-    forward = getattr(implementation, "forward", implementation)
+    forward = getattr(kernel, "forward", kernel)
     return tuple(
         name
         for name in outputs
-        if _takes(getattr(implementation, "backward", None), f"d_{name}")
+        if _takes(getattr(kernel, "backward", None), f"d_{name}")
         or getattr(forward, f"d_{name}", None) is True
-        or getattr(implementation, f"d_{name}", None) is True
+        or getattr(kernel, f"d_{name}", None) is True
     )
 
 
@@ -282,10 +282,10 @@ def _library(x: Any) -> str | None:
     return {"torch": "torch", "jax": "jax", "jaxlib": "jax"}.get(type(x).__module__.partition(".")[0])
 
 
-def _intermediates(forward: Any, implementation: Any) -> dict[str, Any]:
+def _intermediates(forward: Any, kernel: Any) -> dict[str, Any]:
     """Return its own values of equations by their ids, none where it has no such attribute."""
     own = getattr(forward, "intermediates", None)
-    own = getattr(implementation, "intermediates", None) if own is None else own
+    own = getattr(kernel, "intermediates", None) if own is None else own
     if own is not None and (not isinstance(own, dict) or not all(isinstance(id, str) for id in own)):
         got = type(own).__name__ if not isinstance(own, dict) else "a dict with names that are no text"
         raise CallError(f"intermediates: got {got}, needs a dict of arrays by the ids of equations")
@@ -300,7 +300,7 @@ def _given(x: NDArray[Any], framework: str | None, dtype: str, device: str | Non
 
 
 def _gradients(
-    implementation: Any,
+    kernel: Any,
     forward: Callable[..., Any],
     inputs: Mapping[str, NDArray[Any]],
     extra: Mapping[str, Any],
@@ -311,12 +311,12 @@ def _gradients(
     device: str | None,
 ) -> dict[str, Any] | Decline:
     """Return the gradients of its arrays: by its own backward, or by the library that its output is of."""
-    if hasattr(implementation, "backward"):
+    if hasattr(kernel, "backward"):
         upstream, *others = pulls
-        library = None if device is None else attribute(implementation, "framework")
+        library = None if device is None else attribute(kernel, "framework")
         place = {name: _given(pull, library, dtype, device) for name, pull in pulls.items()}
         devices.wait()
-        found = implementation.backward(place[upstream], **{name: place[name] for name in others})
+        found = kernel.backward(place[upstream], **{name: place[name] for name in others})
         if isinstance(found, Decline):
             return found
         if isinstance(found, dict):

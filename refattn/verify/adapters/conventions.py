@@ -1,4 +1,4 @@
-"""Which conventions an implementation follows, told from a few tiny calls.
+"""Which conventions a kernel follows, told from a few tiny calls.
 
 Any attention is asked the questions of `EXPECTED`, by nine calls. Values are the rows of an identity, so that an output
 is the weights themselves, and scores are few and far apart: a convention shows in the weights whatever else is wrong.
@@ -50,13 +50,13 @@ class _Unanswered(Exception):  # noqa: N818
 
 
 def probe_conventions(
-    implementation: Any, mechanism: Mechanism | str, *, dtypes: Iterable[str] = ("float32",)
+    kernel: Any, mechanism: Mechanism | str, *, dtypes: Iterable[str] = ("float32",)
 ) -> Answers:
-    """Return for each question to a mechanism which convention an implementation follows.
+    """Return for each question to a mechanism which convention a kernel follows.
 
     Parameters
     ----------
-    implementation
+    kernel
         See `refattn.verify.adapters.adapter`.
     mechanism
         The mechanism that it implements, or its name. Questions of `EXPECTED` that make no sense for it are left out;
@@ -88,20 +88,20 @@ def probe_conventions(
 
     own = _ask(reference, record, ("float64",), EXPECTED)
     makes_sense = {question for question, answer in own.items() if answer == EXPECTED[question]}
-    found = _ask(implementation, record, tuple(dtypes), makes_sense)
+    found = _ask(kernel, record, tuple(dtypes), makes_sense)
     found = {question: answer for question, answer in found.items() if question in makes_sense}
-    return found | {one.name: _of_record(implementation, record, one, tuple(dtypes)) for one in record.questions}
+    return found | {one.name: _of_record(kernel, record, one, tuple(dtypes)) for one in record.questions}
 
 
 def expected(mechanism: Mechanism) -> Answers:
-    """Return the answers of refattn to all that implementations of a mechanism may be asked."""
+    """Return the answers of refattn to all that kernels of a mechanism may be asked."""
     return {**EXPECTED, **{question.name: question.answer for question in mechanism.questions}}
 
 
-def differing(implementation: Any, mechanism: Mechanism | str, *, dtypes: Iterable[str] = ("float32",)) -> Answers:
+def differing(kernel: Any, mechanism: Mechanism | str, *, dtypes: Iterable[str] = ("float32",)) -> Answers:
     """Return of `probe_conventions` what is known, and is not the convention of refattn."""
     record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
-    answers, right = probe_conventions(implementation, record, dtypes=dtypes), expected(record)
+    answers, right = probe_conventions(kernel, record, dtypes=dtypes), expected(record)
     return {
         question: answer
         for question, answer in answers.items()
@@ -109,26 +109,26 @@ def differing(implementation: Any, mechanism: Mechanism | str, *, dtypes: Iterab
     }
 
 
-def _ask(implementation: Any, record: Mechanism, dtypes: tuple[str, ...], asked: Container[str]) -> Answers:
+def _ask(kernel: Any, record: Mechanism, dtypes: tuple[str, ...], asked: Container[str]) -> Answers:
     """Ask the probes of these questions, in the first type that is not declined."""
     answers: Answers = {}
     probes = [(questions, probe) for questions, probe in PROBES if any(question in asked for question in questions)]
     for dtype in dtypes:
-        run = _runner(implementation, record, dtype)
+        run = _runner(kernel, record, dtype)
         for questions, probe in probes:
             if any(answers.get(question, "declined").startswith("declined") for question in questions):
                 answers |= _answered(probe, run, questions)
     return answers
 
 
-def _of_record(implementation: Any, record: Mechanism, question: Question, dtypes: tuple[str, ...]) -> str:
+def _of_record(kernel: Any, record: Mechanism, question: Question, dtypes: tuple[str, ...]) -> str:
     """Return the answer to a question of the record, in the first type that is not declined."""
     answer = "declined"
     for dtype in dtypes:
         if answer.startswith("declined"):
             given = designed.make(record.name, question.case, dtype)
             try:
-                found = _runner(implementation, record, dtype)(**given, **question.case.options)
+                found = _runner(kernel, record, dtype)(**given, **question.case.options)
             except _Unanswered as error:
                 answer = str(error)
                 continue
@@ -162,8 +162,8 @@ def _answered(probe: Callable[[Run], Answers], run: Run, questions: tuple[str, .
         return dict.fromkeys(questions, str(error))
 
 
-def _runner(implementation: Any, record: Mechanism, dtype: str) -> Run:
-    """Return the implementation as a function of float64 arrays that returns tensors by name."""
+def _runner(kernel: Any, record: Mechanism, dtype: str) -> Run:
+    """Return the kernel as a function of float64 arrays that returns tensors by name."""
 
     def run(**arguments: Any) -> Mapping[str, Floats]:
         options = {name: x for name, x in arguments.items() if not isinstance(x, np.ndarray)}
@@ -172,7 +172,7 @@ def _runner(implementation: Any, record: Mechanism, dtype: str) -> Run:
         inputs = {name: x for name, x in arguments.items() if isinstance(x, np.ndarray)}
         given = {name: stored(x, dtype) if has_gradient(x) else x for name, x in inputs.items()}
         try:
-            result = call(implementation, given, options, dtype, None, ("out", *record.outputs))
+            result = call(kernel, given, options, dtype, None, ("out", *record.outputs))
         except CallError as error:
             raise _Unanswered(f"unknown: {error}") from error
         if isinstance(result, Decline):

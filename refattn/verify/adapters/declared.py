@@ -1,4 +1,4 @@
-"""What an implementation declares: what it rounds, and the type of its output in formats with factors."""
+"""What a kernel declares: what it rounds, and the type of its output in formats with factors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from refattn.verify.adapters.adapter import LoadError, attribute
 from refattn.verify.tolerance.budget import UNTAGGED
 
 
-def roundings(implementation: Any, equations: Iterable[str]) -> dict[str, str]:
-    """Return what an implementation declares to round, as `refattn.verify.tolerance.budget.Roundings` has it.
+def roundings(kernel: Any, equations: Iterable[str]) -> dict[str, str]:
+    """Return what a kernel declares to round, as `refattn.verify.tolerance.budget.Roundings` has it.
 
     Raises
     ------
     LoadError
         Where its attribute `roundings` is no tuple, list or dict of such names, or a type is none.
     """
-    declared = attribute(implementation, "roundings")
+    declared = attribute(kernel, "roundings")
     try:
         return read_roundings(() if declared is None else declared, equations)
     except ValueError as error:
@@ -43,15 +43,15 @@ def read_roundings(declared: Any, equations: Iterable[str]) -> dict[str, str]:
     return listed
 
 
-def of_float8(implementation: Any) -> dict[str, Any]:
-    """Return what an implementation says of its results in float8, as `refattn.verify.tolerance.budget.truth` takes it.
+def of_float8(kernel: Any) -> dict[str, Any]:
+    """Return what a kernel says of its results in float8, as `refattn.verify.tolerance.budget.truth` takes it.
 
     Raises
     ------
     LoadError
         Where its attribute `result` or `descale` is none.
     """
-    result, descale = (attribute(implementation, name) or "" for name in ("result", "descale"))
+    result, descale = (attribute(kernel, name) or "" for name in ("result", "descale"))
     if result not in ("", "float32", "float16", "bfloat16"):
         raise LoadError(f"--impl: its result is {result!r}, needs one of float32, float16, bfloat16")
     per = {"": None, "head": None, "tensor": 0}

@@ -1,4 +1,4 @@
-"""Arrays where an implementation wants them: its attributes ``framework`` and ``device`` ("cuda:0").
+"""Arrays where a kernel wants them: its attributes ``framework`` and ``device`` ("cuda:0").
 
 What is given is copied to the device once, and all that runs there is waited for before a call and after it: a kernel
 may use streams of its own. What comes back of a library that nobody knows is taken by DLPack where it lies.

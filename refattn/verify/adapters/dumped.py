@@ -1,4 +1,4 @@
-"""Results that an implementation has written to files, beside the golden vectors that they were computed from."""
+"""Results that a kernel has written to files, beside the golden vectors that they were computed from."""
 
 from __future__ import annotations
 

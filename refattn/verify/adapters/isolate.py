@@ -1,4 +1,4 @@
-"""An implementation in a process of its own: one that hangs or crashes fails its case, and the rest still runs.
+"""A kernel in a process of its own: one that hangs or crashes fails its case, and the rest still runs.
 
 The two processes exchange messages over pipes: a JSON header and plain arrays, of which nothing is ever unpickled. A
 message begins with a mark and the number of the question, has bounded sizes, and goes over descriptors that are high,
@@ -35,7 +35,7 @@ from refattn.verify.adapters.pushed import joined, split
 from refattn.verify.outcome import Decline, Result
 
 SAID = 4000
-"""Characters that are kept of what an implementation prints: the last ones."""
+"""Characters that are kept of what a kernel prints: the last ones."""
 
 _SERVE = "from refattn.verify.adapters import isolate; isolate.serve()"
 _HEAD = struct.Struct("<8s16sQQ")  # the mark, the number of the question, sizes of header and arrays
@@ -50,7 +50,7 @@ class _GarbledError(Exception):
 
 
 class Isolated:
-    """An implementation, given as ``MODULE:NAME`` or ``FILE.py:NAME``, in a process of its own.
+    """A kernel, given as ``MODULE:NAME`` or ``FILE.py:NAME``, in a process of its own.
 
     The process is started at once, and again for the case after one that ended it. Close it, or use it as a context.
 
@@ -76,8 +76,8 @@ class Isolated:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = pathlib.Path(folder) / "kernel.py"
     ...     _ = file.write_text("attend = lambda q, k, v: exit('gone')")
-    ...     with Isolated(f"{file}:attend") as implementation:
-    ...         verify_case(record, implementation, record.case("tiny"), "float32").status
+    ...     with Isolated(f"{file}:attend") as kernel:
+    ...         verify_case(record, kernel, record.case("tiny"), "float32").status
     'raises'
     """
 
@@ -311,7 +311,7 @@ class _Private:
 
 
 def serve() -> None:
-    """Load an implementation and answer for it until nobody asks any more: the other process."""
+    """Load a kernel and answer for it until nobody asks any more: the other process."""
     asked, answered, own = _Private(0), _Private(1), os.getpid()
     questions = os.fdopen(asked.number, "rb", closefd=False)
     os.dup2(2, 1)  # what is printed, in C too, must not come among the answers
@@ -320,7 +320,7 @@ def serve() -> None:
     for stream in (sys.stdout, sys.stderr):  # whatever the locale is, what is printed is no error
         cast(io.TextIOWrapper, stream).reconfigure(encoding="utf-8", errors="backslashreplace")
     faulthandler.enable()
-    implementation = None
+    kernel = None
     while True:
         try:
             about, arrays = _read(questions)
@@ -331,11 +331,11 @@ def serve() -> None:
         try:
             found: Arrays = {}
             if "load" in about:
-                implementation, answer = _loaded(about["load"])
+                kernel, answer = _loaded(about["load"])
             elif "keep" in about:
-                answer, found = _kept(implementation, about)
+                answer, found = _kept(kernel, about)
             else:
-                answer, found = _answer(implementation, about, arrays)
+                answer, found = _answer(kernel, about, arrays)
             message = memoryview(_message(about["number"], answer, found))
         finally:
             if os.getpid() != own:  # foreign code has forked, and this process has come back from it, too
@@ -356,27 +356,27 @@ def _end(why: str) -> Any:
 
 def _loaded(spec: str) -> tuple[Any, dict[str, Any]]:
     try:
-        implementation = load(spec, interrupts=False)
+        kernel = load(spec, interrupts=False)
     except LoadError as error:
         return None, {"error": str(error), "trace": _trace(error)}
-    declared = attribute(implementation, "roundings")
+    declared = attribute(kernel, "roundings")
     declared = () if declared is None else declared
     plain = isinstance(declared, (tuple, list, dict)) and all(isinstance(id, str) for id in declared)
     told: Any = repr(declared)[:300]
     if plain:
         told = {id: str(type_) for id, type_ in declared.items()} if isinstance(declared, dict) else list(declared)
-    return implementation, {
+    return kernel, {
         "roundings": told,
-        "pulls": _pulls(implementation),
-        "keep": callable(attribute(implementation, "keep")),
-        "supports": _plain(attribute(implementation, "supports")),
-        **{name: str(attribute(implementation, name) or "") for name in ("slack", "descale", "result")},
+        "pulls": _pulls(kernel),
+        "keep": callable(attribute(kernel, "keep")),
+        "supports": _plain(attribute(kernel, "supports")),
+        **{name: str(attribute(kernel, name) or "") for name in ("slack", "descale", "result")},
     }
 
 
-def _kept(implementation: Any, about: dict[str, Any]) -> tuple[dict[str, Any], Arrays]:
+def _kept(kernel: Any, about: dict[str, Any]) -> tuple[dict[str, Any], Arrays]:
     try:
-        return {}, {"keep": own_keep(implementation, about["keep"], tuple(about["shape"]))}
+        return {}, {"keep": own_keep(kernel, about["keep"], tuple(about["shape"]))}
     except CallError as error:
         return {"error": str(error), "trace": _trace(error)}, {}
 
@@ -389,22 +389,22 @@ def _plain(x: Any) -> Any:
         return repr(x)[:300]
 
 
-def _pulls(implementation: Any) -> list[str]:
+def _pulls(kernel: Any) -> list[str]:
     """Return the outputs whose gradients it takes: those that parameters of its backward and its attributes name."""
-    owner = getattr(implementation, "forward", implementation)
-    backward = getattr(implementation, "backward", None)
+    owner = getattr(kernel, "forward", kernel)
+    backward = getattr(kernel, "backward", None)
     try:
         named = list(inspect.signature(backward).parameters) if backward is not None else []
     except (TypeError, ValueError):
         named = []
     named += [*vars(owner)] if hasattr(owner, "__dict__") else []
-    named += [*dir(implementation)]
+    named += [*dir(kernel)]
     names = dict.fromkeys(name.removeprefix("d_") for name in named if name.startswith("d_"))
-    return list(pulls(implementation, names))
+    return list(pulls(kernel, names))
 
 
 def _answer(
-    implementation: Any, about: dict[str, Any], arrays: dict[str, NDArray[Any]]
+    kernel: Any, about: dict[str, Any], arrays: dict[str, NDArray[Any]]
 ) -> tuple[dict[str, Any], Arrays]:
     upstream = arrays.pop("d_out") if about["grad"] else None
     further = {name: arrays.pop(name) for name in about["further"] if name in arrays}
@@ -413,7 +413,7 @@ def _answer(
     inputs, along = split(arrays)
     more: dict[str, Any] = {"along": along, "asked": tuple(about["asked"]), "manner": about["manner"]}
     try:
-        found = call(implementation, inputs, *asked, interrupts=False, further=further, **more)
+        found = call(kernel, inputs, *asked, interrupts=False, further=further, **more)
     except CallError as error:
         return {"error": str(error), "trace": _trace(error)}, {}
     if isinstance(found, Decline):

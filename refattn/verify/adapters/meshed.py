@@ -1,4 +1,4 @@
-"""Implementations for many devices: each is given its shards, and what comes back is put together and judged as ever.
+"""Kernels for many devices: each is given its shards, and what comes back is put together and judged as ever.
 
 ``FILE.py:NAME@heads=2,tokens=4`` names one that runs on a mesh. A function of JAX (``framework = "jax"``) is called
 once, with sharded arrays, and with ``mesh=`` where it has such a parameter; on a CPU the devices are virtual ones.
@@ -37,7 +37,7 @@ PLANE = ("mask", "bias", "keep")
 
 
 def load(spec: str, *, interrupts: bool = True) -> Any:
-    """Return the implementation that a text names, as `adapter.load` does, on a mesh where it ends in ``@tokens=4``."""
+    """Return the kernel that a text names, as `adapter.load` does, on a mesh where it ends in ``@tokens=4``."""
     place, _, text = spec.partition("@")
     if not text:
         return adapter.load(spec, interrupts=interrupts)
@@ -56,25 +56,25 @@ def _prepare(count: int) -> None:
         os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 
 
-def over(implementation: Any, sizes: Mapping[str, int], spec: str) -> Any:
-    """Return an implementation that runs on a mesh of these sizes; `spec` names it for other processes."""
-    framework = getattr(getattr(implementation, "forward", implementation), "framework", None)
+def over(kernel: Any, sizes: Mapping[str, int], spec: str) -> Any:
+    """Return a kernel that runs on a mesh of these sizes; `spec` names it for other processes."""
+    framework = getattr(getattr(kernel, "forward", kernel), "framework", None)
     if framework == "jax":
-        return OnDevices(implementation, sizes)
+        return OnDevices(kernel, sizes)
     if framework != "torch":
         raise ValueError(f'--mesh: got framework = {framework!r}, needs "jax" or "torch"')
     if set(sizes) != {"tokens"}:
         raise ValueError(f"--mesh: got {', '.join(sizes)}, needs tokens alone for processes of torch.distributed")
-    return Ranks(implementation, sizes["tokens"], spec)
+    return Ranks(kernel, sizes["tokens"], spec)
 
 
 class OnDevices:
     """A function of JAX that is given arrays on a mesh of devices."""
 
-    def __init__(self, implementation: Any, sizes: Mapping[str, int]) -> None:
+    def __init__(self, kernel: Any, sizes: Mapping[str, int]) -> None:
         mesh.use_devices(math.prod(sizes.values()))
-        self._implementation, self._mesh = implementation, mesh.make(sizes)
-        forward = getattr(implementation, "forward", implementation)
+        self._implementation, self._mesh = kernel, mesh.make(sizes)
+        forward = getattr(kernel, "forward", kernel)
         more = {"mesh": self._mesh} if "mesh" in inspect.signature(forward).parameters else {}
 
         @functools.wraps(forward)
@@ -83,8 +83,8 @@ class OnDevices:
             return forward(**arrays, **more)
 
         self.forward = placed
-        if hasattr(implementation, "backward"):
-            self.backward = implementation.backward
+        if hasattr(kernel, "backward"):
+            self.backward = kernel.backward
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._implementation, name)
@@ -93,15 +93,15 @@ class OnDevices:
 class Ranks:
     """A function of PyTorch in as many local processes, a group of `torch.distributed`."""
 
-    def __init__(self, implementation: Any, size: int, spec: str) -> None:
-        self._implementation, self._size, self._spec = implementation, size, spec
-        self._layout = getattr(implementation, "layout", "contiguous")
+    def __init__(self, kernel: Any, size: int, spec: str) -> None:
+        self._implementation, self._size, self._spec = kernel, size, spec
+        self._layout = getattr(kernel, "layout", "contiguous")
         if self._layout not in LAYOUTS:
             raise ValueError(f"layout: got {self._layout!r}, needs {' or '.join(LAYOUTS)}")
         self._ranks: list[tuple[Any, Connection]] = []
         self._given: dict[str, Any] = {}
 
-        @functools.wraps(implementation)
+        @functools.wraps(kernel)
         def forward(**arguments: Any) -> Any:
             self._given = arguments
             parts = self._ask(None)

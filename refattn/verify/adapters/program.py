@@ -1,4 +1,4 @@
-"""An implementation in any language: a program that reads a case from a file and writes its results to another."""
+"""A kernel in any language: a program that reads a case from a file and writes its results to another."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAID = 4000
 
 
 class Program:
-    """A command as an implementation: it is run as ``COMMAND IN OUT`` for each case, and once more for gradients.
+    """A command as a kernel: it is run as ``COMMAND IN OUT`` for each case, and once more for gradients.
 
     IN is a safetensors file with the arguments by name in the type of the case, with ``d_out`` where gradients are
     asked. Its metadata has ``dtype``, and ``options`` as JSON. OUT has ``out`` and may have the further outputs, or has

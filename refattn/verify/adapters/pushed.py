@@ -1,4 +1,4 @@
-"""Derivatives of a foreign implementation along a direction: its own, or those of the library that it is written in.
+"""Derivatives of a foreign kernel along a direction: its own, or those of the library that it is written in.
 
 For "tangent" it has a method ``tangent(t)``, called after ``forward`` with a dict of the directions of its arrays,
 which returns the tangent of `out`, or a tuple of those of what forward returned; or it is a function of torch
@@ -26,7 +26,7 @@ REFUSALS = (NotImplementedError, RuntimeError, TypeError)
 
 
 def derivatives(
-    implementation: Any,
+    kernel: Any,
     forward: Callable[..., Any],
     place: Place,
     inputs: Arrays,
@@ -42,7 +42,7 @@ def derivatives(
     refused = []
     library = type(out).__module__.partition(".")[0]
     for what in asked:
-        own = getattr(implementation, what, None)
+        own = getattr(kernel, what, None)
         directions = {name: place(t) for name, t in along.items()}
         if own is None and library not in ("torch", "jax", "jaxlib"):
             refused.append(f"no {what}: it has no method of this name, and is no function of torch or jax")

@@ -1,6 +1,6 @@
 """How often the right equation is found: every mutant that is caught, with the bank that knows all but this mutant.
 
-A mutant is judged on the outputs and gradients that implementations are asked for. Left out of the bank is what is done
+A mutant is judged on the outputs and gradients that kernels are asked for. Left out of the bank is what is done
 to the equation, and whatever else does the same to its results; with `family`, also its relatives: all factors, all
 roundings, all shifts, ...
 """

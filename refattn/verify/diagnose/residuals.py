@@ -1,4 +1,4 @@
-"""What an implementation returned, as vectors of errors, and how well the errors that an equation may have explain it.
+"""What a kernel returned, as vectors of errors, and how well the errors that an equation may have explain it.
 
 An error in one equation leaves its mark on all results that it reaches. `refattn.verify.diagnose.error_templates` knows
 the marks of many kinds of error in every equation; the equation whose marks explain best what was got stands first. The
@@ -53,7 +53,7 @@ SAME = 1e-5
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an implementation returned for one case: the errors of its results that can be compared.
+    """What a kernel returned for one case: the errors of its results that can be compared.
 
     Attributes
     ----------

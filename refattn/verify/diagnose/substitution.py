@@ -1,7 +1,7 @@
-"""Where an implementation leaves the reference, from values of its own: what it gives for some of the equations.
+"""Where a kernel leaves the reference, from values of its own: what it gives for some of the equations.
 
 Its values are put into the reference, each in place of the equation that it is named after, forward and backward. What
-the reference then computes for an equation follows from the values that the implementation gave before, and is compared
+the reference then computes for an equation follows from the values that the kernel gave before, and is compared
 with what it gave for this one. The first that differs by more than rounding is wrong, or something between it and
 those before; which equations these are is found by disturbing all of them.
 """
@@ -35,7 +35,7 @@ what all steps together do to a result."""
 
 
 def departure(bank: Bank, result: Result, dtype: str) -> Departure | None:
-    """Return the first of the values of an implementation that does not follow from those before it.
+    """Return the first of the values of a kernel that does not follow from those before it.
 
     Parameters
     ----------

@@ -70,7 +70,7 @@ def suspects(
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
     without: Iterable[str] = (),
 ) -> Suspects | None:
-    """Rank the errors that explain what an implementation returned.
+    """Rank the errors that explain what a kernel returned.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ def rows(outcome: Outcome) -> list[tuple[str, str, str, str]]:
     return found  # type: ignore[return-value]
 
 
-def program(case: Case, outcome: Outcome, implementation: str) -> list[str]:
+def program(case: Case, outcome: Outcome, kernel: str) -> list[str]:
     """Return lines of plain NumPy that show the failure, with nothing of refattn; [] where the numbers are too many."""
     verdict = wrong(outcome)
     if verdict is None or outcome.seen is None:
@@ -63,7 +63,7 @@ def program(case: Case, outcome: Outcome, implementation: str) -> list[str]:
         arrays["d_out"] = truth.upstream
     if sum(x.size for x in arrays.values()) + truth.values[name].size > LITERAL:
         return []
-    file, _, function = implementation.rpartition(":")
+    file, _, function = kernel.rpartition(":")
     called = function if function.isidentifier() else "attend"
     module = re.sub(r"\.py$", "", file.rpartition("/")[2])
     lines = ["import numpy as np"]

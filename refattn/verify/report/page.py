@@ -78,7 +78,7 @@ def page(
     not kept.
     """
     what = "outputs and gradients" if report.grad else "outputs"
-    title = f"{report.implementation} against {mechanism.title.lower()}"
+    title = f"{report.kernel} against {mechanism.title.lower()}"
     failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
     status = {0: "agrees", 1: "disagrees", 3: "declined"}[report.exit_code]
     parts = [f"<h1>{escape(title)}: {what}</h1>", f'<p class="verdict {status}">{escape(closing(report))}</p>']
@@ -109,7 +109,7 @@ def _smallest(report: Report) -> list[str]:
             verdict = example.wrong(outcome)
             header = (verdict.tensor if verdict else "", "got", "expected", "difference")
             parts += [f"<p>{escape(about)}</p>", _table(header, numbers)]
-        if lines := example.program(case, outcome, report.implementation):
+        if lines := example.program(case, outcome, report.kernel):
             parts += ["<p>In NumPy alone:</p>", _verbatim(lines)]
     if report.smallest:
         parts += ["<p>With the verdict:</p>" if parts else "", _verbatim(report.smallest)]

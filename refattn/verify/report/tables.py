@@ -104,7 +104,7 @@ def verified(
     says the verdict.
     """
     what = "outputs and gradients" if report.grad else "outputs"
-    parts: list[RenderableType] = [f"{report.implementation} against {mechanism.title.lower()}: {what}", ""]
+    parts: list[RenderableType] = [f"{report.kernel} against {mechanism.title.lower()}: {what}", ""]
     if told := list(diagnosis.lines(report, mechanism)):
         parts += [*(_answer(word, text) for word, text in told), ""]
     parts += [_table(*_worst(report, mechanism, width), width), ""]

@@ -2,7 +2,7 @@
 
 Allowed errors are derived. What rounding does to a result is measured on the dense form in float64: the value of every
 equation is disturbed by random errors of the size of its rounding, forward and backward, as for the budgets of foreign
-implementations (`refattn.verify.tolerance.budget`). The largest root mean square of the effect on an element of a
+kernels (`refattn.verify.tolerance.budget`). The largest root mean square of the effect on an element of a
 result is its noise. Two sides of an equality have this noise each, and `ELEMENT` times the root of the sum of their
 squares is allowed. The noise is linear in the unit roundoff, hence measured once in units of it.
 """

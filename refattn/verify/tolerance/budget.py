@@ -1,9 +1,9 @@
-"""Error budgets: how far an honest implementation in a given dtype may be from the truth, element by element.
+"""Error budgets: how far an honest kernel in a given dtype may be from the truth, element by element.
 
 The truth is the dense form in float64. A budget is not a number that somebody chose: every equation of the dense form
 is disturbed, many times, by random errors of the size of its rounding (unit roundoff times the size of the terms that
 it sums, as the record tells), forward and backward, and the root mean square of what this does to an output is the
-noise that any implementation with such roundings has to be granted. A last rounding to the storage type comes on top.
+noise that any kernel with such roundings has to be granted. A last rounding to the storage type comes on top.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def evaluate(
 
 
 Roundings = Mapping[str, str] | tuple[str, ...]
-"""What an implementation rounds beside what every kernel rounds: ids of equations, "q", "k" and "v" (a q that is
+"""What a kernel rounds beside what every kernel rounds: ids of equations, "q", "k" and "v" (a q that is
 multiplied by the scale first), and "products", what it multiplies in matrix products. Or these with the type that it
 rounds to, "" for the storage type."""
 
@@ -95,7 +95,7 @@ def truth(
 ) -> Truth:
     """Return inputs, true results and error budget of a case in a storage type.
 
-    `roundings` are equations that the implementation declares to round to the storage type, beside the record's. The
+    `roundings` are equations that the kernel declares to round to the storage type, beside the record's. The
     inputs are rounded to `given` where that is another type, one that `dtype` holds. `further` are outputs beside `out`
     on which the loss of the gradients depends, too; `replaced` are inputs that are not those of the case.
 

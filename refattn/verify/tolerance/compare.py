@@ -40,7 +40,7 @@ constants that are rounded once do."""
 
 
 def compare(tensor: str, got: NDArray[Any], dtype: str, truth: Truth, *, extremes: bool = False) -> Verdict:
-    """Judge one tensor; `dtype` is the name of the dtype that the implementation returned it in.
+    """Judge one tensor; `dtype` is the name of the dtype that the kernel returned it in.
 
     With `extremes` its rows were chosen for their errors: elements and rows are judged alone.
     """
@@ -96,7 +96,7 @@ def wrong_at_once(tensor: str, got: NDArray[Any], dtype: str, truth: Truth) -> V
     if tuple(got.shape) != expected.shape:
         return Verdict(tensor, math.inf, "shape", (), str(tuple(got.shape)), str(expected.shape))
     stored = truth.stored[tensor]
-    # NumPy has no bfloat16: its implementations answer in float32.
+    # NumPy has no bfloat16: its kernels answer in float32.
     if dtype != stored and not (stored == "bfloat16" and dtype == "float32"):
         return Verdict(tensor, math.inf, "dtype", (), dtype, stored)
     values = round_to(got.astype(np.float64), stored)
@@ -166,7 +166,7 @@ def _number(x: Any, stored: str) -> str:
 
 
 def judge(result: Result, case_truth: Truth) -> tuple[Verdict, ...]:
-    """Return the verdicts on the tensors that an implementation returned; unknown names are ignored."""
+    """Return the verdicts on the tensors that a kernel returned; unknown names are ignored."""
     return tuple(
         compare(name, tensor, result.dtypes[name], case_truth)
         for name, tensor in result.tensors.items()

@@ -1,4 +1,4 @@
-"""What would explain a failure: a precision that an implementation may compute in and has not declared.
+"""What would explain a failure: a precision that a kernel may compute in and has not declared.
 
 Results that disagree are judged once more, with what declared roundings would be granted. The first declaration, from
 fine to coarse, with which all of them agree is told; whether it is meant to compute so is for its author to say.
@@ -45,7 +45,7 @@ def explained(mechanism: Mechanism, report: Report, declared: Mapping[str, str])
 
 
 def _candidates(mechanism: Mechanism, dtype: str) -> Iterator[dict[str, str]]:
-    """Yield what an implementation may have rounded in a dtype, from fine to coarse."""
+    """Yield what a kernel may have rounded in a dtype, from fine to coarse."""
     forward = [id for id in mechanism.equations if not id.startswith("d")]
     before_products = [id for id in mechanism.stored if not id.startswith("d")]
     if dtype == "float32":

@@ -1,4 +1,4 @@
-"""Foreign implementations: what can be loaded, what a call gives it, and what is accepted from it."""
+"""Foreign kernels: what can be loaded, what a call gives it, and what is accepted from it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ OUT = RNG.normal(size=(1, 2, 3, 4)).astype(np.float32)
 MASK = np.eye(3, dtype=bool)
 
 
-def called(implementation: Any, dtype: str = "float32", upstream: Any = None, **options: Any) -> Result:
+def called(kernel: Any, dtype: str = "float32", upstream: Any = None, **options: Any) -> Result:
     """Call with INPUTS; it must not decline."""
-    result = call(implementation, INPUTS, options, dtype, upstream)
+    result = call(kernel, INPUTS, options, dtype, upstream)
     assert isinstance(result, Result)
     return result
 

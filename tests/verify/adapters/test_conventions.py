@@ -1,4 +1,4 @@
-"""The probe tells which conventions an implementation follows, from nine tiny calls, and the report says so."""
+"""The probe tells which conventions a kernel follows, from nine tiny calls, and the report says so."""
 
 from __future__ import annotations
 

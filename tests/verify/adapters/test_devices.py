@@ -1,4 +1,4 @@
-"""Arrays where an implementation wants them, and what runs there is waited for."""
+"""Arrays where a kernel wants them, and what runs there is waited for."""
 
 from __future__ import annotations
 

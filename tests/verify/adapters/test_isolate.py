@@ -1,4 +1,4 @@
-"""Implementations in a process of their own: each way to misbehave is a line of its case, and the rest still runs."""
+"""Kernels in a process of their own: each way to misbehave is a line of its case, and the rest still runs."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ def test_hanging_crashing_raising_and_printing_are_a_line_each(few: None, file: 
 def test_outputs_gradients_and_declared_roundings_come_back(file: Path) -> None:
     record = ra.mechanism("softmax")
     small = dataclasses.replace(record, cases=(record.case("grouped"),))
-    with Isolated(f"{file}:Pair") as implementation:
-        assert implementation.roundings == ("SM.1",)
-        report = verify(small, implementation, dtypes=["float64", "float32"], grad=True)
+    with Isolated(f"{file}:Pair") as kernel:
+        assert kernel.roundings == ("SM.1",)
+        report = verify(small, kernel, dtypes=["float64", "float32"], grad=True)
     assert [outcome.status for outcome in report.outcomes] == ["agrees", "agrees"]
     assert [v.tensor for v in report.outcomes[0].verdicts] == ["out", "lse", "d_q", "d_k", "d_v"]
 
@@ -120,30 +120,30 @@ def test_outputs_gradients_and_declared_roundings_come_back(file: Path) -> None:
 def test_what_it_says_of_itself_comes_over_and_so_does_its_dropout(file: Path) -> None:
     record = ra.mechanism("softmax")
     small = dataclasses.replace(record, cases=(record.case("dropout-half"), record.case("dropout-much")))
-    with Isolated(f"{file}:Drawing") as implementation:
-        assert implementation.roundings == {"SM.3": "bfloat16"}
-        assert (implementation.slack, implementation.descale, implementation.result) == (
+    with Isolated(f"{file}:Drawing") as kernel:
+        assert kernel.roundings == {"SM.3": "bfloat16"}
+        assert (kernel.slack, kernel.descale, kernel.result) == (
             "unwritten",
             "tensor",
             "float16",
         )
-        report = verify(small, implementation, dtypes=["float32"])
-        assert "no generator" in implementation.said
+        report = verify(small, kernel, dtypes=["float32"])
+        assert "no generator" in kernel.said
     assert [outcome.status for outcome in report.outcomes] == ["agrees", "raises"]
     assert report.outcomes[1].detail == "keep raised OSError: no generator"
 
 
 def test_what_it_is_given_and_what_is_no_result(file: Path) -> None:
-    with Isolated(f"{file}:given") as implementation:
-        found = call(implementation, INPUTS, {"number": 0.1, "word": "x"}, "bfloat16")
+    with Isolated(f"{file}:given") as kernel:
+        found = call(kernel, INPUTS, {"number": 0.1, "word": "x"}, "bfloat16")
         assert isinstance(found, Result) and found.dtypes == {"out": "float32"}
         np.testing.assert_array_equal(found.tensors["out"], INPUTS["q"])
         with pytest.raises(CallError, match="raised AssertionError"):
-            call(implementation, INPUTS, {"number": 0.2, "word": "x"}, "bfloat16")
-    with Isolated(f"{file}:odd") as implementation:
+            call(kernel, INPUTS, {"number": 0.2, "word": "x"}, "bfloat16")
+    with Isolated(f"{file}:odd") as kernel:
         for what in ("dict", "none", "generator", "text", "complex", "objects", "uneven", "many", "nothing"):
             with pytest.raises(CallError, match="needs an array|returned"):
-                call(implementation, INPUTS, {"what": what}, "float32")
+                call(kernel, INPUTS, {"what": what}, "float32")
 
 
 @pytest.mark.parametrize(
@@ -165,12 +165,12 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path, source: str, words: str) 
 def test_what_cannot_be_started_again_fails_its_cases(tmp_path: Path) -> None:
     source = "import pathlib, sys\npathlib.Path(__file__).with_suffix('.mark').mkdir()\n"
     (tmp_path / "once.py").write_text(source + "\ndef attend(q, k, v):\n    import os; os._exit(5)\n")
-    with Isolated(f"{tmp_path / 'once.py'}:attend") as implementation:
+    with Isolated(f"{tmp_path / 'once.py'}:attend") as kernel:
         with pytest.raises(CallError, match="exit code 5; it said nothing"):
-            call(implementation, INPUTS, {}, "float32")
+            call(kernel, INPUTS, {}, "float32")
         for _ in range(2):
             with pytest.raises(CallError, match="cannot be started again: .*FileExistsError"):
-                call(implementation, INPUTS, {}, "float32")
+                call(kernel, INPUTS, {}, "float32")
 
 
 # What each does, and the line of its case; "" where it does its work all the same.
@@ -248,17 +248,17 @@ def sleepers() -> list[str]:
 def test_trouble_is_a_line_of_its_case_and_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "trouble.py").write_text(TROUBLE)
     found = {}
-    with Isolated(f"{tmp_path / 'trouble.py'}:attend", seconds=5.0) as implementation:
+    with Isolated(f"{tmp_path / 'trouble.py'}:attend", seconds=5.0) as kernel:
         for name, (code, _) in TROUBLES.items():
-            implementation.seconds = 0.5 if name == "print" else 30.0
+            kernel.seconds = 0.5 if name == "print" else 30.0
             try:
-                result = call(implementation, INPUTS, {"code": code}, "float32")
+                result = call(kernel, INPUTS, {"code": code}, "float32")
                 assert isinstance(result, Result)
                 np.testing.assert_array_equal(result.tensors["out"], INPUTS["q"])
                 found[name] = ""
             except CallError as error:
                 found[name] = str(error)
-        assert len(implementation.said) <= 4000
+        assert len(kernel.said) <= 4000
     assert not {name: got for name, got in found.items() if bool(got) != bool(TROUBLES[name][1])}
     assert not {name: got for name, got in found.items() if TROUBLES[name][1] not in got}
     assert not sleepers()

@@ -1,4 +1,4 @@
-"""Implementations over devices of JAX and ranks of torch.distributed: what they are given, and that they are judged."""
+"""Kernels over devices of JAX and ranks of torch.distributed: what they are given, and that they are judged."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def test_cases_that_fit_a_mesh() -> None:
 def judged(spec: str, *names: str) -> dict[str, str]:
     cases = [fitted(SOFTMAX.case(name), {"tokens": 2}, 2) for name in names]
     record = replace(SOFTMAX, cases=tuple(case for case in cases if case is not None))
-    implementation = load(f"{spec}@tokens=2")
+    kernel = load(f"{spec}@tokens=2")
     try:
-        found = verify(record, implementation, dtypes=["float32"], grad=True)
+        found = verify(record, kernel, dtypes=["float32"], grad=True)
     finally:
-        getattr(implementation, "close", lambda: None)()
+        getattr(kernel, "close", lambda: None)()
     return {outcome.case: outcome.status for outcome in found.outcomes}
 
 

@@ -1,4 +1,4 @@
-"""Implementations in any language: a program per case, or files of results; each way to fail is one clear line."""
+"""Kernels in any language: a program per case, or files of results; each way to fail is one clear line."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> vectors.GoldenSet:
 
 @pytest.fixture
 def results(golden: vectors.GoldenSet, tmp_path: Path) -> Path:
-    """What an honest implementation writes: the true results, rounded."""
+    """What an honest kernel writes: the true results, rounded."""
     folder = tmp_path / "results"
     folder.mkdir()
     for entry in golden.cases:

@@ -1,4 +1,4 @@
-"""Where an implementation leaves the reference, from values of its own for some of the equations."""
+"""Where a kernel leaves the reference, from values of its own for some of the equations."""
 
 from __future__ import annotations
 

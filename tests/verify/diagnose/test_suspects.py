@@ -50,8 +50,8 @@ class Wrong:
         return {name: found[name] for name in "qkv"}
 
 
-def located(implementation: Any, *, grad: bool = True, dtype: str = "float32", record: Any = FEW) -> Report:
-    return locate(record, verify(record, implementation, label="mine", dtypes=[dtype], grad=grad))
+def located(kernel: Any, *, grad: bool = True, dtype: str = "float32", record: Any = FEW) -> Report:
+    return locate(record, verify(record, kernel, label="mine", dtypes=[dtype], grad=grad))
 
 
 def reached(case: str, *, grad: bool = True) -> dict[str, tuple[str, ...]]:

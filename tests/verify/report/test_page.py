@@ -111,7 +111,7 @@ def test_the_smallest_case_is_shown_as_numbers_and_as_a_program_of_numpy() -> No
     found = verify(one, attend, label="no such file.py:attend", dtypes=["float32"])
     pair = least(one, attend, found)
     assert pair is not None
-    numbers, lines = example.rows(pair[1]), example.program(*pair, found.implementation)
+    numbers, lines = example.rows(pair[1]), example.program(*pair, found.kernel)
     assert len(lines) <= 10 and not any("refattn" in line for line in lines)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
