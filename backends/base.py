@@ -28,7 +28,7 @@ class Backend(Protocol):
     pools: bool
     """Whether `map` runs tasks at the same time, so that many small ones are better than a few large ones."""
     tile_bytes: int
-    """The size of the largest temporary that a tiled form should make."""
+    """The size of the largest temporary that a tiled implementation should make."""
 
     def why_unavailable(self) -> str | None:
         """Return None where the library can be used, otherwise why not and what to do about it."""

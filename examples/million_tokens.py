@@ -1,7 +1,7 @@
 """A million tokens of causal higher-order attention, made piece by piece, in a state of constant size.
 
     python examples/million_tokens.py
-    python examples/million_tokens.py --check       the recurrent form too, token by token: some minutes more
+    python examples/million_tokens.py --check       the recurrent implementation too, token by token: some minutes more
     python examples/million_tokens.py --tokens 8388608 --heads 1 --dtype float32 --devices 8
 
 The third line has the whole sequence at once, on 1 and on 8 devices of JAX, each with its part; those of a CPU are
@@ -43,13 +43,13 @@ def made(n: int, shape: tuple[int, ...], dtype: str) -> Piece:
     return q, k, v
 
 
-def last_output(sequence: Iterator[Piece], form: str) -> tuple[Any, Any]:
+def last_output(sequence: Iterator[Piece], implementation: str) -> tuple[Any, Any]:
     """Return the output of the last token, (1, heads, 1, width), and the state after it."""
     state, out = None, None
     for q, k, v in sequence:
         if state is None:
             state = ra.higher_order.empty_state(k, v)
-        out, saved = ra.higher_order.forward(q, k, v, causal=True, state=state, form=form)
+        out, saved = ra.higher_order.forward(q, k, v, causal=True, state=state, implementation=implementation)
         state = saved.state
     assert out is not None
     return out[:, :, -1:], state
@@ -100,7 +100,7 @@ def over_devices(
 @click.option("--width", type=click.IntRange(1), default=16, show_default=True, help="Width of queries and values.")
 @click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float64", show_default=True)
 @click.option("--devices", type=click.IntRange(1), metavar="N", help="The whole sequence on 1 and on N devices of JAX.")
-@click.option("--check", is_flag=True, help="Compare with the recurrent form.")
+@click.option("--check", is_flag=True, help="Compare with the recurrent implementation.")
 def main(tokens: int, piece: int, heads: int, width: int, dtype: str, devices: int | None, check: bool) -> None:
     """Run the sequence, in chunks and, if asked, as a recurrence."""
     console = Console(highlight=False)
@@ -118,16 +118,16 @@ def main(tokens: int, piece: int, heads: int, width: int, dtype: str, devices: i
         error = np.max(np.abs(outputs[0] - outputs[-1])) / np.max(np.abs(outputs[0]))
         console.print(f"last outputs differ by {error:.1e} of the largest")
         return
-    for form in ("chunked", "recurrent") if check else ("chunked",):
+    for implementation in ("chunked", "recurrent") if check else ("chunked",):
         start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         sequence = pieces(tokens, piece, heads, width, dtype)
-        shown = track(sequence, form, total=-(-tokens // piece), console=console, transient=True)
-        last[form], state = last_output(iter(shown), form)
+        shown = track(sequence, implementation, total=-(-tokens // piece), console=console, transient=True)
+        last[implementation], state = last_output(iter(shown), implementation)
         seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         size = sum(x.nbytes for x in tree.flatten(state).values())
         console.print(
-            f"{form}: {tokens} tokens in {seconds:.1f} s ({tokens / seconds:.0f} tokens/s), a state of {size} bytes, "
-            f"peak memory {(after - before) / 1024:.1f} MiB above the start"
+            f"{implementation}: {tokens} tokens in {seconds:.1f} s ({tokens / seconds:.0f} tokens/s), a state of "
+            f"{size} bytes, peak memory {(after - before) / 1024:.1f} MiB above the start"
         )
     if check:
         whole, steps = last["chunked"], last["recurrent"]

@@ -116,7 +116,7 @@ def attention(inputs: Mapping[str, Array], given: Mapping[str, Any], wanted: Seq
         out, _ = ra.softmax.forward(q, k, v, scale=given.get("scale"), **options)
     asked = MODES[given.get("qk_matmul_output_mode", 0)]
     while asked not in traced:  # of an option that was not given: what stood before it
-        asked = ra.mechanism("softmax").before[asked]
+        asked = ra.mechanism("softmax").fallback_equation[asked]
     found = {"Y": from_heads(out) if flat else out, "present_key": k, "present_value": v}
     found["qk_matmul_output"] = traced[asked]
     return {name: found[name] for name in wanted}

@@ -50,20 +50,25 @@ def main(text: str, processes: int, rank: int | None, at: str | None) -> None:
         mesh.use_devices(math.prod(sizes.values()))
     on = mesh.make(sizes)
     print(f"process {jax.process_index()} of {jax.process_count()}: {len(jax.local_devices())} of {on.size} devices")
-    for name, form in (("softmax", "dense"), ("softmax", None), ("higher_order", None)):
-        print(f"{name} {form or 'over shards'}: differs by {difference(name, form, on):.1e} of the largest", flush=True)
+    for name, implementation in (("softmax", "dense"), ("softmax", None), ("higher_order", None)):
+        print(
+            f"{name} {implementation or 'over shards'}: differs by {difference(name, implementation, on):.1e} of it",
+            flush=True,
+        )
 
 
-def difference(name: str, form: str | None, on: Any) -> float:
+def difference(name: str, implementation: str | None, on: Any) -> float:
     """Return how far shards of outputs and gradients are from one device's, relative to the largest number.
 
-    With a form the mechanism runs as it is: XLA says what devices send to each other. Without one it is the form that
-    is written for shards.
+    With an implementation the mechanism runs as it is: XLA says what devices send to each other. Without one it is the
+    implementation that is written for shards.
     """
     import jax
 
     q, k, v, d_out = (counter.normal(SHAPE, seed=0, purpose=f"sharded.{name}") for name in ("q", "k", "v", "d_out"))
-    core, options = (ra.mechanism(name).core, {"form": form}) if form else (parallel(name, on), {})
+    core, options = (
+        (ra.mechanism(name).core, {"implementation": implementation}) if implementation else (parallel(name, on), {})
+    )
     lie = mesh.sharding(on, ("batch", "heads", "tokens", None))
 
     @jax.jit

@@ -185,7 +185,7 @@ def _holds_arrays(need: Any) -> bool:
 
 @functools.cache
 def _hands_on_what_was_read(module: str) -> bool:
-    """Tell whether a module is a definition or a form, whose core has read the arguments."""
+    """Tell whether a module is a definition or an implementation, whose core has read the arguments."""
     parts = module.split(".")
     return parts[:2] == ["refattn", "mechanisms"] and (parts[-1] == "dense" or "implementations" in parts)
 

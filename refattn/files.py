@@ -156,7 +156,7 @@ class Real:
 
 @dataclass(frozen=True)
 class Matching:
-    """A text of some form, described by `what`."""
+    """A text of some implementation, described by `what`."""
 
     pattern: str
     what: str

@@ -55,7 +55,8 @@ ARROWS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 
-# Room -> the room whose definition and forms it uses: growing attention is softmax attention whose weights can grow.
+# Room -> the room whose definition and implementations it uses: growing attention is softmax attention whose weights
+# can grow.
 ROOMS = {"growing": "softmax", "sympformer": "softmax"}
 
 # Library -> the files that may import it, as paths under refattn/ (a folder stands for all in it), and whether at the
@@ -198,7 +199,7 @@ def test_only_the_registry_names_a_mechanism() -> None:
     allowed: dict[str, Sequence[str]] = {"mechanisms/registry.py": ra.list_mechanisms()}
     allowed["mechanisms/sympformer/layer/config.py"] = ("softmax",)  # a function, of which an oracle is made
     allowed["verify/bugs/fault.py"] = ("softmax", "growing", "delta", "higher_order")  # whose kernels are emulated
-    an_option = ("__init__", "options", "dense", "forms/common", "forms/state", "layer/block")
+    an_option = ("__init__", "options", "dense", "implementations/common", "implementations/state", "layer/block")
     allowed |= {f"mechanisms/higher_order/{name}.py": ("delta",) for name in an_option}
     allowed["verify/bugs/features.py"] = ("delta",)  # the same option
     allowed["explorer/mathml.py"] = ("delta",)  # a letter

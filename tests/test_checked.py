@@ -165,7 +165,7 @@ def test_an_error_of_a_hook_stays_as_it_is() -> None:
 
 
 def test_what_a_core_has_read_is_not_read_again() -> None:
-    """Definitions and forms hand on their core's arguments; all others are read."""
+    """Definitions and implementations hand on their core's arguments; all others are read."""
     seen: list[Any] = []
 
     @checked(x="a")

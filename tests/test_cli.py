@@ -43,7 +43,7 @@ def test_list_as_json(tmp_path: Path) -> None:
     result = run("list", "--json", "-")
     rows = facts(result.stdout)
     assert [row["name"] for row in rows] == list(ra.list_mechanisms())
-    assert set(rows[0]) == {"name", "title", "forms", "source"}
+    assert set(rows[0]) == {"name", "title", "implementations", "source"}
     assert result.stderr == run("list", "--json", tmp_path / "list.json").stdout == run("list").stdout
     assert facts((tmp_path / "list.json").read_text()) == rows
 
@@ -77,7 +77,7 @@ def checking(monkeypatch: pytest.MonkeyPatch, *statuses: str) -> list[Any]:
     def check(mechanism: Any, backend: Any, *, progress: Any, require_all: bool, **more: Any) -> CheckReport:
         calls.append((mechanism.name, backend.name))
         share = {"agrees": 0.25, "disagrees": float("inf"), "not run": None}
-        rows = tuple(Row("laws", f"law {n}", status, share[status], "why") for n, status in enumerate(statuses))
+        rows = tuple(Row("properties", f"law {n}", status, share[status], "why") for n, status in enumerate(statuses))
         return CheckReport(mechanism.name, backend.name, require_all, tuple(progress(rows)))
 
     monkeypatch.setattr("refattn.verify.selfcheck.check.check", check)

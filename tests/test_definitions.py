@@ -141,8 +141,8 @@ def calls(draw: st.DrawFn, name: str) -> tuple[list[Any], dict[str, Any]]:
 @given(data=st.data())
 def test_the_definition_is_the_general_code_at_the_paper_s_values(name: str, data: st.DataObject) -> None:
     arrays, options = data.draw(calls(name))
-    core, form = getattr(ra, name), ra.mechanism(name).forms[0]
-    expected, saved = core.forward(*arrays, **options, form=form)
+    core, implementation = getattr(ra, name), ra.mechanism(name).implementations[0]
+    expected, saved = core.forward(*arrays, **options, implementation=implementation)
     d_out = np.cos(np.arange(expected.size, dtype=np.float64)).reshape(expected.shape)
     wanted = core.backward(saved, d_out)
 
@@ -303,7 +303,7 @@ def test_with_it_the_general_code_runs_for_a_reader_too(name: str) -> None:
     inputs = make(name, case, "float64")
     options = {**case.options, **GENERAL[name](inputs["q"].shape[2])}
     core = getattr(ra, name)
-    expected, _ = core.forward(**inputs, **options, form=ra.mechanism(name).forms[0])
+    expected, _ = core.forward(**inputs, **options, implementation=ra.mechanism(name).implementations[0])
     with ra.reading():
         out, saved = core.forward(**inputs, **options)
     assert not hasattr(saved, "definition") and out.tobytes() == expected.tobytes()

@@ -216,8 +216,8 @@ def _commented(module: ModuleType) -> Iterator[int]:
 # --- all mechanisms
 
 
-def exercise(name: str, form: str, make: Callable[[Any], Any] = np.asarray) -> list[Run]:
-    runs: list[Run] = importlib.import_module(f"tests.mechanisms.{name}.exercise").runs(SIZES, make, form)
+def exercise(name: str, implementation: str, make: Callable[[Any], Any] = np.asarray) -> list[Run]:
+    runs: list[Run] = importlib.import_module(f"tests.mechanisms.{name}.exercise").runs(SIZES, make, implementation)
     return runs
 
 
@@ -229,12 +229,12 @@ def trace_of(runs: Iterable[Run]) -> equations.Trace:
 
 
 def other_tagged(mechanism: str) -> list[ModuleType]:
-    """The modules of a room with tags that are not the definition: its other forms."""
+    """The modules of a room with tags that are not the definition: its other implementations."""
     room = registry.room(mechanism)
     found = pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
     modules = [importlib.import_module(module.name) for module in found]
     record = ra.mechanism(mechanism)
-    defining = (record.definition, *record.tagged, *record.beside)
+    defining = (record.definition, *record.equation_modules, *record.extra_modules)
     return [m for m in modules if any(tag.id for tag in equations.tags(m)) and m not in defining]
 
 
@@ -249,16 +249,16 @@ def test_sizes_can_be_told_apart() -> None:
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_ids_are_the_same_everywhere(name: str) -> None:
     record = ra.mechanism(name)
-    traced = trace_of(exercise(name, record.forms[0]))
-    assert id_problems((*record.tagged, *record.beside), traced.variables) == []
-    assert list(record.equations) == [id for module in record.tagged for id in equations.declared(module)]
+    traced = trace_of(exercise(name, record.implementations[0]))
+    assert id_problems((*record.equation_modules, *record.extra_modules), traced.variables) == []
+    assert list(record.equations) == [id for module in record.equation_modules for id in equations.declared(module)]
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_every_array_has_its_axes_and_they_hold(name: str) -> None:
     record = ra.mechanism(name)
-    assert line_problems(record.tagged, exercise(name, record.forms[0])) == []
-    assert line_problems(record.beside, exercise(name, record.forms[0]), only_axes=True) == []
+    assert line_problems(record.equation_modules, exercise(name, record.implementations[0])) == []
+    assert line_problems(record.extra_modules, exercise(name, record.implementations[0]), only_axes=True) == []
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
@@ -268,11 +268,14 @@ def test_other_forms_use_declared_ids_and_their_axes_hold(name: str) -> None:
     named = {id for module in modules for tag in equations.tags(module) for id in (tag.id, tag.last) if id}
     assert named <= {
         *record.equations,
-        *(id for module in ra.mechanism(name).beside for id in equations.declared(module)),
+        *(id for module in ra.mechanism(name).extra_modules for id in equations.declared(module)),
     }
     # A library without a pool of threads has all heads in one tile.
     make = backends.get("strict").from_numpy
-    problems = [line_problems(modules, exercise(name, form, make), only_axes=True) for form in record.forms[1:]]
+    problems = [
+        line_problems(modules, exercise(name, implementation, make), only_axes=True)
+        for implementation in record.implementations[1:]
+    ]
     missed = [{p for p in found if p.endswith("not reached")} for found in problems]
     assert [p for found in problems for p in found if not p.endswith("not reached")] == []
     assert not missed or set.intersection(*missed) == set()
@@ -281,8 +284,8 @@ def test_other_forms_use_declared_ids_and_their_axes_hold(name: str) -> None:
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_the_trace_holds_what_ran(name: str) -> None:
     record = ra.mechanism(name)
-    for form in record.forms:
-        traced = trace_of(exercise(name, form)[:1])
+    for implementation in record.implementations:
+        traced = trace_of(exercise(name, implementation)[:1])
         assert set(traced.variables) <= set(record.equations)
         for id in traced.variables:
             assert all(is_array(value) for value in traced.passes(id))
@@ -417,9 +420,16 @@ def test_an_id_is_declared_once(tmp_path: Path) -> None:
 
 def test_an_id_is_that_of_one_module() -> None:
     """Mechanisms share an id where they share the module that declares it: growing attention the core of softmax."""
-    modules = {m for name in ra.list_mechanisms() for m in (*ra.mechanism(name).tagged, *ra.mechanism(name).beside)}
+    modules = {
+        m
+        for name in ra.list_mechanisms()
+        for m in (*ra.mechanism(name).equation_modules, *ra.mechanism(name).extra_modules)
+    }
     ids = [id for module in modules for id in equations.declared(module)]
     assert len(ids) == len(set(ids))
-    shared = {m for m in modules if sum(m in ra.mechanism(name).tagged for name in ra.list_mechanisms()) > 1}
-    assert shared == {ra.mechanism("softmax").tagged[0]}
-    assert {name for name in ra.list_mechanisms() if shared & {*ra.mechanism(name).tagged}} == {"softmax", "growing"}
+    shared = {m for m in modules if sum(m in ra.mechanism(name).equation_modules for name in ra.list_mechanisms()) > 1}
+    assert shared == {ra.mechanism("softmax").equation_modules[0]}
+    assert {name for name in ra.list_mechanisms() if shared & {*ra.mechanism(name).equation_modules}} == {
+        "softmax",
+        "growing",
+    }

@@ -41,13 +41,13 @@ def draw(name: str, dtype: str = "float64", scale: float = 1.0) -> Any:
     return (counter.normal(SHAPES[name], seed=3, purpose=name) * scale).astype(dtype)
 
 
-def attend(form: str, options: str = "all", dtype: str = "float64", scale: float = 1.0) -> dict[str, Any]:
+def attend(implementation: str, options: str = "all", dtype: str = "float64", scale: float = 1.0) -> dict[str, Any]:
     """One forward and backward; results by name."""
     inputs = draw("q", dtype, scale), draw("k", dtype), draw("v", dtype)
     given = dict(OPTIONS[options])
     given |= {n: x.reshape(1, 1, 1, 14) for n, x in given.items() if n in ("mask", "bias", "keep")}
     given |= {n: x.astype(dtype) for n, x in given.items() if n in ("bias", "sink", "keep")}
-    out, saved = ra.softmax.forward(*inputs, **given, form=form)
+    out, saved = ra.softmax.forward(*inputs, **given, implementation=implementation)
     return {
         "out": out,
         "lse": saved.lse,
@@ -105,15 +105,15 @@ def many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("many_tiles")
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-def test_an_identity_hook_changes_no_bit(form: str, options: str, dtype: str) -> None:
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_an_identity_hook_changes_no_bit(implementation: str, options: str, dtype: str) -> None:
     for scale in (1.0, LARGE):  # with and without rows that need their maximum
-        plain = attend(form, options, dtype, scale)
+        plain = attend(implementation, options, dtype, scale)
         with equations.apply(same):
-            assert_same_bits(attend(form, options, dtype, scale), plain)
+            assert_same_bits(attend(implementation, options, dtype, scale), plain)
         with equations.trace() as t:
-            assert_same_bits(attend(form, options, dtype, scale), plain)
-        assert t["SM.1"].shape[-1] == (14 if form == "dense" else 5)
+            assert_same_bits(attend(implementation, options, dtype, scale), plain)
+        assert t["SM.1"].shape[-1] == (14 if implementation == "dense" else 5)
 
 
 def test_an_identity_hook_changes_no_bit_of_large_products() -> None:
@@ -121,11 +121,11 @@ def test_an_identity_hook_changes_no_bit_of_large_products() -> None:
     lengths = {"q": 300, "k": 600, "v": 600}
     q, k, v = (counter.normal((1, 2, n, 64), seed=0, purpose=p).astype("float32") for p, n in lengths.items())
     with threadpoolctl.threadpool_limits(4, user_api="blas"):
-        for form in ("dense", "tiled"):
+        for implementation in ("dense", "tiled"):
             results = []
             for hook in (None, same):
                 with contextlib.nullcontext() if hook is None else equations.apply(hook):
-                    out, saved = ra.softmax.forward(q, k, v, form=form)
+                    out, saved = ra.softmax.forward(q, k, v, implementation=implementation)
                     results.append({"out": out, **ra.softmax.backward(saved, out)})
             assert_same_bits(*results)
 
@@ -154,10 +154,10 @@ def test_equations_are_read_without_docstrings(monkeypatch: pytest.MonkeyPatch) 
     assert equations.declared(dense) == declared and declared["SM.1"].startswith("s_ij")
 
 
-@pytest.mark.parametrize("form", [dense, tiled])
-def test_tracebacks_show_the_line_that_failed(form: ModuleType) -> None:
-    name = form.__name__.rpartition(".")[2]
-    for tag in [tag for tag in equations.tags(form) if tag.claims]:
+@pytest.mark.parametrize("implementation", [dense, tiled])
+def test_tracebacks_show_the_line_that_failed(implementation: ModuleType) -> None:
+    name = implementation.__name__.rpartition(".")[2]
+    for tag in [tag for tag in equations.tags(implementation) if tag.claims]:
 
         def fail(id: str, variable: str, value: Any, tag: equations.Tag = tag) -> Any:
             if (id, variable) == (tag.id, tag.name):
@@ -167,10 +167,10 @@ def test_tracebacks_show_the_line_that_failed(form: ModuleType) -> None:
         with pytest.raises(ZeroDivisionError) as caught, equations.apply(fail):
             attend(name)
             attend(name, "masks", scale=LARGE)
-        frames = [frame for frame in traceback.extract_tb(caught.tb) if frame.filename == form.__file__]
-        twins = {t.line for t in equations.tags(form) if (t.id, t.name) == (tag.id, tag.name)}
+        frames = [frame for frame in traceback.extract_tb(caught.tb) if frame.filename == implementation.__file__]
+        twins = {t.line for t in equations.tags(implementation) if (t.id, t.name) == (tag.id, tag.name)}
         assert frames[-1].lineno is not None
-        first = linecache.getline(str(form.__file__), frames[-1].lineno)
+        first = linecache.getline(str(implementation.__file__), frames[-1].lineno)
         assert frames[-1].lineno in twins
         assert first.strip().startswith(f"{tag.name} = ") and tag.id in first
         assert frames[-1].line == first.strip()
@@ -256,12 +256,12 @@ def test_leaving_a_block_puts_the_outer_hook_back() -> None:
 
 
 @pytest.mark.usefixtures("many_tiles")
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-def test_threads_trace_at_the_same_time(form: str) -> None:
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_threads_trace_at_the_same_time(implementation: str) -> None:
     alone = {}
     for factor in range(1, 5):
         with ra.trace() as t:
-            attend(form, scale=float(factor))
+            attend(implementation, scale=float(factor))
         alone[factor] = {key: value.copy() for key, value in t.items()}
     start, found, errors = threading.Barrier(4), {}, []
 
@@ -270,7 +270,7 @@ def test_threads_trace_at_the_same_time(form: str) -> None:
             start.wait(timeout=30)
             for _ in range(3):
                 with ra.trace() as t:
-                    attend(form, scale=float(factor))
+                    attend(implementation, scale=float(factor))
                 found[factor] = dict(t)
         except BaseException as error:  # shown below, in the thread of the test
             errors.append(error)
@@ -306,7 +306,7 @@ def test_a_trace_numbers_the_passes() -> None:
 def test_a_trace_is_told_as_a_table() -> None:
     x = np.eye(4).reshape(1, 1, 4, 4)
     with equations.trace() as t:
-        _, saved = ra.softmax.forward(x, x, x, form="dense")
+        _, saved = ra.softmax.forward(x, x, x, implementation="dense")
         ra.softmax.backward(saved, x)
     lines = repr(t).splitlines()
     assert lines[0] == f"Trace of {len(t)} values" and len(lines) == 1 + len(t)
@@ -338,7 +338,7 @@ def test_a_trace_is_a_mapping() -> None:
 def test_a_trace_holds_copies() -> None:
     saved: Any
     with ra.trace() as t:
-        out, saved = ra.softmax.forward(draw("q"), draw("k"), draw("v"), form="dense")
+        out, saved = ra.softmax.forward(draw("q"), draw("k"), draw("v"), implementation="dense")
     kept = t["SM.5"].copy()
     assert not np.shares_memory(t["SM.5"], out)
     assert not np.shares_memory(t["SM.4"], saved.inner.weights)
@@ -351,7 +351,7 @@ def test_a_trace_holds_copies() -> None:
 def test_a_trace_works_over_libraries(backend: Any) -> None:
     arrays = [backend.array(draw(name)) for name in ("q", "k", "v")]
     with ra.trace() as t:
-        out, saved = ra.softmax.forward(*arrays, form="dense")
+        out, saved = ra.softmax.forward(*arrays, implementation="dense")
         ra.softmax.backward(saved, backend.array(draw("d_out")))
     assert backend.owner.owns(t["SM.1"])
     assert np.array_equal(backend.host(t["SM.5"]), backend.host(out))
@@ -459,8 +459,9 @@ def test_a_trace_of_a_training_step_does_not_depend_on_the_workers(mechanism: st
     if mechanism == "softmax":
         assert plain == loss and gradients.token_embedding.tobytes() == expected.token_embedding.tobytes()
     else:
-        # Without a hook another form, with other roundings. Eigenvalues of the kernel matrices of 8 tokens are at most
-        # 8, so that with the default ridge of 0.1 the systems have a condition of at most (8 * 8 + 0.1) / 0.1 = 641.
+        # Without a hook another implementation, with other roundings. Eigenvalues of the kernel matrices of 8 tokens
+        # are at most 8, so that with the default ridge of 0.1 the systems have a condition of at most (8 * 8 + 0.1) /
+        # 0.1 = 641.
         rtol = 641 * 8 * np.finfo(np.float64).eps
         np.testing.assert_allclose(plain, loss, rtol=rtol)
         difference = np.linalg.norm(gradients.token_embedding - expected.token_embedding)

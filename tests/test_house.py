@@ -56,7 +56,7 @@ def options_stand_once(mechanism: Mechanism) -> Iterator[str]:
     if dict(mechanism.defaults) != options:
         yield "the record's defaults are not those of the core's signature"
     for option, default in options.items():
-        if default is None or option == "form":
+        if default is None or option == "implementation":
             continue
         places = [path for path, tree in room_files(mechanism.name).items() for _ in _defaults(tree, option)]
         own = [path for path in places if not path.startswith("judge/") and path != "definition.py"]
@@ -84,7 +84,7 @@ def _defaults(tree: ast.Module, name: str) -> Iterator[ast.expr]:
 def defines(mechanism: Mechanism) -> Iterator[str]:
     name, files = mechanism.name, room_files(mechanism.name)
     owner = BORROWS.get(name, name)
-    core = [m for m in mechanism.tagged if m not in (mechanism.block.module, *mechanism.around)]
+    core = [m for m in mechanism.equation_modules if m not in (mechanism.block.module, *mechanism.block_modules)]
     expected = f"refattn.mechanisms.{owner}.dense"
     if [module.__name__ for module in core] != [expected]:
         yield f"the equations of the core stand in {', '.join(module.__name__ for module in core)}, not in {expected}"

@@ -35,7 +35,7 @@ ATTEND = """
 import numpy as np
 import refattn as ra
 x = np.ones((1, 1, 4, 2))
-out, saved = ra.softmax.forward(x, x, x, form={form!r})
+out, saved = ra.softmax.forward(x, x, x, implementation={implementation!r})
 ra.softmax.backward(saved, out)
 """
 
@@ -54,10 +54,10 @@ def test_names_load_nothing() -> None:
     assert loaded("import refattn\nassert refattn.list_mechanisms() and dir(refattn)") <= {"numpy"}
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-def test_attention_on_numpy_loads_no_other_library(form: str) -> None:
-    # The tiled form asks threadpoolctl to hold BLAS to one thread for each worker.
-    assert loaded(ATTEND.format(form=form)) <= {"numpy", "array_api_compat", "threadpoolctl"}
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_attention_on_numpy_loads_no_other_library(implementation: str) -> None:
+    # The tiled implementation asks threadpoolctl to hold BLAS to one thread for each worker.
+    assert loaded(ATTEND.format(implementation=implementation)) <= {"numpy", "array_api_compat", "threadpoolctl"}
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", "verify --help", "check --help", "trace --help"])

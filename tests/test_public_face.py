@@ -30,7 +30,7 @@ def test_the_mechanisms() -> None:
         assert getattr(ra, name).record is record
         assert repr(record) == f"<Mechanism {name}: {record.title}>"
         assert record.case("tiny").name == "tiny"
-        assert record.title and record.source and record.equations and record.reads
+        assert record.title and record.source and record.equations and record.context_fields
         assert len({case.name for case in record.cases}) == len(record.cases)
 
 
@@ -83,11 +83,11 @@ def test_softmax_returns_what_the_design_says() -> None:
     out, saved = result
     assert out.shape == (1, 2, 3, 6)
     assert isinstance(saved, Saved) and isinstance(saved, ra.softmax.Saved)
-    assert saved.lse.shape == (1, 2, 3) and saved.form == "dense"
+    assert saved.lse.shape == (1, 2, 3) and saved.implementation == "dense"
     with pytest.raises(AttributeError):
-        saved.form = "tiled"  # type: ignore[misc]
+        saved.implementation = "tiled"  # type: ignore[misc]
     assert list(ra.softmax.backward(saved, out)) == ["q", "k", "v"]
-    _, saved = ra.softmax.forward(*small(), scale=0.5, softcap=3.0, form="tiled")
+    _, saved = ra.softmax.forward(*small(), scale=0.5, softcap=3.0, implementation="tiled")
     gradients = ra.softmax.backward(saved, out)
     assert list(gradients) == ["q", "k", "v", "scale", "softcap"]
     assert [np.shape(x) for x in gradients.values()] == [(1, 2, 3, 4), (1, 1, 5, 4), (1, 1, 5, 6), (), ()]

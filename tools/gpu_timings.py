@@ -35,10 +35,10 @@ def cupy_times(arrays: list[Any]) -> tuple[float, float]:
     q, k, v, d_out = (backend.from_numpy(x) for x in arrays)
 
     def both() -> None:
-        _, saved = ra.softmax.forward(q, k, v, form="tiled")
+        _, saved = ra.softmax.forward(q, k, v, implementation="tiled")
         ra.softmax.backward(saved, d_out)
 
-    forward = median_ms(lambda: ra.softmax.forward(q, k, v, form="tiled"), backend.synchronize)
+    forward = median_ms(lambda: ra.softmax.forward(q, k, v, implementation="tiled"), backend.synchronize)
     return forward, median_ms(both, backend.synchronize)
 
 

@@ -75,7 +75,7 @@ def _mutants(name: str, dtype: str) -> Iterator[Unit]:
 def _honest(name: str, dtype: str, known: dict[int, list[bool]], least: int) -> Iterator[Unit]:
     """Yield the seeds that are needed beside those that are known, for so many honest runs; none more."""
     record = ra.mechanism(name)
-    missing, most = least - sum(map(len, known.values())), len(record.cases) * len(record.forms)
+    missing, most = least - sum(map(len, known.values())), len(record.cases) * len(record.implementations)
     for seed in range(len(known), len(known) - (-missing // most)):
         yield Unit(f"rates {name} {dtype} honest runs of seed {seed}", judged_of, (name, dtype, seed))
 

@@ -70,7 +70,7 @@ def shares(form: str, what: str, dtype: str, backend: str) -> Iterator[float]:
             inputs = {name: array(owner, x, dtype) for name, x in wanted.inputs.items()}
             upstream = None if wanted.upstream is None else array(owner, wanted.upstream, dtype)
             try:
-                found = evaluate(record, inputs, case.options, upstream, form=chosen)
+                found = evaluate(record, inputs, case.options, upstream, chosen)
             except NotImplementedError:  # a form that is never causal, or always
                 continue
             for name, x in found.items():

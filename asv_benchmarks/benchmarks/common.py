@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from refattn.instruments.counting import Tally
 
 MECHANISMS = list(list_mechanisms())
-FORMS = [f"{name}.{form}" for name in MECHANISMS for form in mechanism(name).forms if mechanism(name).core is not None]
+
+
+def _implementations(record: Mechanism) -> Iterable[str]:
+    """Return the names of a core's implementations; earlier versions call them forms."""
+    return record.implementations if hasattr(record, "implementations") else vars(record)["forms"]
+
+
+FORMS = [f"{name}.{x}" for name in MECHANISMS for x in _implementations(mechanism(name)) if mechanism(name).core]
 """Each form of each core, as "mechanism.form"."""
 
 BACKENDS = [name for name in backends.names() if name != "strict"]
@@ -112,17 +119,18 @@ def core_call(form: str, n: int, d: int, dtype: str, backend: str, causal: bool 
     case = scaled(record.case("tiny"), n, d)
     inputs = {name: array(owner, x, dtype) for name, x in make(record.name, case, dtype).items()}
     options = {**case.options, **({"causal": True} if causal else {})}
+    options["implementation" if "implementation" in record.defaults else "form"] = chosen  # "form": in earlier versions
     try:
-        out, saved = core.forward(**inputs, **options, form=chosen)
+        out, saved = core.forward(**inputs, **options)
     except NotImplementedError:
         if causal:
             raise
         options["causal"] = True  # a form that is nothing else
-        out, saved = core.forward(**inputs, **options, form=chosen)
+        out, saved = core.forward(**inputs, **options)
     upstream = array(owner, make_upstream(record.name, case, "out", tuple(out.shape), dtype), dtype)
 
     def forward() -> Any:
-        result = core.forward(**inputs, **options, form=chosen)
+        result = core.forward(**inputs, **options)
         owner.synchronize()
         return result
 
@@ -132,7 +140,7 @@ def core_call(form: str, n: int, d: int, dtype: str, backend: str, causal: bool 
         return result
 
     def both() -> Any:
-        result = core.backward(core.forward(**inputs, **options, form=chosen)[1], upstream)
+        result = core.backward(core.forward(**inputs, **options)[1], upstream)
         owner.synchronize()
         return result
 
@@ -142,7 +150,7 @@ def core_call(form: str, n: int, d: int, dtype: str, backend: str, causal: bool 
         with counting() as count:
             given = {name: count.array(x) for name, x in inputs.items()}
             first = count.start()
-            saved = core.forward(**given, **options, form=chosen)[1]
+            saved = core.forward(**given, **options)[1]
             second = count.start()
             core.backward(saved, count.array(upstream))
         return first, second
@@ -155,7 +163,7 @@ def block_of(record: Mechanism, width: int, like: Any) -> tuple[Any, Context]:
     known = {field.name for field in dataclasses.fields(record.block.Config)}
     given = {"width": width, "heads": HEADS, "layer": 0, "layers": 1}
     config = record.block.Config(**{field: value for field, value in given.items() if field in known})
-    return record.block.init(config, seed=0, like=like), Context(causal="causal" in record.reads)
+    return record.block.init(config, seed=0, like=like), Context(causal="causal" in record.context_fields)
 
 
 def tokens(name: str, owner: backends.Backend, n: int, width: int, dtype: str) -> Any:

@@ -35,10 +35,10 @@ def ours(n: int, run: str, rule: str, form: str = "auto") -> Callable[[], Any]:
     d_out = given.pop("d_out")
 
     def forward() -> Any:
-        return ra.delta.forward(**given, form=form)[0]
+        return ra.delta.forward(**given, implementation=form)[0]
 
     def both() -> Any:
-        out, saved = ra.delta.forward(**given, form=form)
+        out, saved = ra.delta.forward(**given, implementation=form)
         return out, ra.delta.backward(saved, d_out)
 
     return forward if run == "forward" else both

@@ -14,7 +14,8 @@ is quicker for short sequences. They differ in p and f alone, with z_i = sum_{j<
   keys over the positions, each feature by itself. Source: Shen et al. 2018 (arXiv:1812.01243), equations 5 and 6.
 
 Shen et al. have images and no causal form: their softmax over the positions sees all of them. Here query i has the
-softmax over the positions up to i, so that its output is what the form without causality gives for the keys up to i::
+softmax over the positions up to i, so that its output is what the implementation without causality gives for the keys
+up to i::
 
     o_i = sum_d softmax(q_i)_d sum_{j<=i} (exp(k_jd) / z_id) v_j
 

@@ -62,7 +62,7 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
     if context.causal is not True:
-        raise ValueError(f"context.causal: got {context.causal!r}, needs True: there is no other form here")
+        raise ValueError(f"context.causal: got {context.causal!r}, needs True: there is no other implementation here")
     x, h = state.x, params.config.heads
     heads = (split_heads(linear_forward(x, w, None), h) for w in (params.w_q, params.w_k, params.w_v))
     attended, saved = core.forward(*heads, kind=params.config.kind)

@@ -51,7 +51,7 @@ def defining(mechanism: Mechanism) -> tuple[ModuleType, ...]:
 
     First those whose lines compute them; then those of options, whose equations stand in their docstrings alone.
     """
-    computing = (*mechanism.tagged, *mechanism.beside)
+    computing = (*mechanism.equation_modules, *mechanism.extra_modules)
     others = (
         module
         for module in _modules(mechanism.name)
@@ -340,7 +340,7 @@ def _modules(name: str) -> Iterator[ModuleType]:
 
 @functools.cache
 def _parts_elsewhere(mechanism: Mechanism) -> Mapping[str, list[str]]:
-    """Return, by equation, the lines of the room's other forms that compute a part of it."""
+    """Return, by equation, the lines of the room's other implementations that compute a part of it."""
     found: dict[str, list[str]] = {}
     for module in _modules(mechanism.name):
         if module in defining(mechanism) or module is mechanism.definition:

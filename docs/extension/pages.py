@@ -135,7 +135,7 @@ def further(mechanism: Mechanism) -> Iterator[str]:
     listed = {part: ", ".join(section.lower() for section, _ in sections) for part, (_, sections) in BELOW.items()}
     below = {part: f"- [{title.capitalize()}]({name}/{part}.md): {listed[part]}" for part, (title, _) in BELOW.items()}
     yield below["calls"]
-    yield f"- [Equations of the general code]({name}/equations.md): options, other forms and the layer"
+    yield f"- [Equations of the general code]({name}/equations.md): options, other implementations and the layer"
     yield below["judged"]
     yield below["code"]
     yield f"- [Deviations]({name}/judged.md#deviations): where this is something else than in papers and libraries"
@@ -159,9 +159,9 @@ def _short(mechanism: Mechanism) -> Iterator[str]:
     rows = [("in Python", f"`ra.{mechanism.name}`, `ra.mechanism({mechanism.name!r})`")]
     if mechanism.core is not None:
         options = ", ".join(f"`{name}={value!r}`" for name, value in mechanism.defaults.items())
-        rows += [("forms", _listed(mechanism.forms)), ("options of the core", options)]
+        rows += [("implementations", _listed(mechanism.implementations)), ("options of the core", options)]
         rows += [("outputs", _listed(("out", *mechanism.outputs)))]
-    rows += [("the block reads", ", ".join(f"`context.{name}`" for name in mechanism.reads))]
+    rows += [("the block reads", ", ".join(f"`context.{name}`" for name in mechanism.context_fields))]
     abilities = [name for name in ("stream", "grow", "diagnostics", "pointer") if getattr(mechanism, name) is not None]
     if abilities:
         rows += [("also has", _listed(abilities))]
@@ -180,12 +180,12 @@ def captioned(name: str) -> list[list[str]]:
     ]
 
 
-def _forms(mechanism: Mechanism) -> Iterator[str]:
-    """Each further form by the docstring of its module, where the core says which that is."""
-    modules: Mapping[str, Any] = getattr(mechanism.core, "FORMS", {})
-    for n, name in enumerate(mechanism.forms):
+def _implementations(mechanism: Mechanism) -> Iterator[str]:
+    """Each further implementation by the docstring of its module, where the core says which that is."""
+    modules: Mapping[str, Any] = getattr(mechanism.core, "IMPLEMENTATIONS", {})
+    for n, name in enumerate(mechanism.implementations):
         module = modules.get(name) or _module(f"refattn.mechanisms.{mechanism.name}.{name}")
-        if n == 0 or not isinstance(module, ModuleType) or module in mechanism.tagged:
+        if n == 0 or not isinstance(module, ModuleType) or module in mechanism.equation_modules:
             definition = " The definition, with which the others are compared." if n == 0 else ""
             yield from (f"### `{name}`", "", definition.strip() or summary(_doc(module)), "")
         else:
@@ -220,7 +220,7 @@ def _deviations(mechanism: Mechanism) -> Iterator[str]:
 
 
 def _laws(mechanism: Mechanism) -> Iterator[str]:
-    rows = [(f"`{name}`", summary(_doc(properties.LAWS.get(name)))) for name in mechanism.laws]
+    rows = [(f"`{name}`", summary(_doc(properties.LAWS.get(name)))) for name in mechanism.properties]
     if rows:
         yield from ("What holds whatever the numbers are, checked by `refattn check`.", "")
         yield from _table(("law", "what it says"), rows)
@@ -314,7 +314,7 @@ Sections = list[tuple[str, Callable[[Mechanism], Iterator[str]]]]
 BELOW: dict[str, tuple[str, Sections]] = {
     "calls": (
         "how it is called",
-        [("In short", _short), ("Presets", _presets), ("Functions", _functions), ("Forms", _forms)],
+        [("In short", _short), ("Presets", _presets), ("Functions", _functions), ("Implementations", _implementations)],
     ),
     "judged": (
         "how it is judged",

@@ -60,7 +60,7 @@ def read_of(name: str) -> dict[str, Ran]:
 def values_of(name: str) -> dict[str, Ran]:
     """Return by equation of the general code where it runs first, rather with other numbers than 0."""
     mechanism = registry.mechanism(name)
-    modules = (*mechanism.tagged, *mechanism.beside)
+    modules = (*mechanism.equation_modules, *mechanism.extra_modules)
     wanted = {id: traced.file_of(module) for module in reversed(modules) for id in equations.declared(module)}
     found: dict[str, Ran] = {}
 
@@ -87,7 +87,7 @@ def _runs(mechanism: Mechanism) -> Iterator[tuple[str, Callable[[], Steps]]]:
     backend = get("numpy")
 
     def steps(of: Callable[..., traced.Run], *given: Any, **more: Any) -> Steps:
-        with suppress(Unsupported):  # a form that does not do this case
+        with suppress(Unsupported):  # an implementation that does not do this case
             return traced.record(mechanism, of(*given, **more), backend).steps
         return ()
 
@@ -106,11 +106,14 @@ def _runs(mechanism: Mechanism) -> Iterator[tuple[str, Callable[[], Steps]]]:
     for choices in mechanism.configs:
         yield f"a step of the block, {_listed(choices)}", functools.partial(block, **choices)
     yield from ((f"the case {case.name}", functools.partial(core, case_name=case.name)) for case in cases)
-    for form, case in itertools.product(mechanism.forms[1:], cases):
-        yield f"the case {case.name}, form={form}", functools.partial(core, case_name=case.name, form=form)
-    if mechanism.further:
+    for implementation, case in itertools.product(mechanism.implementations[1:], cases):
+        yield (
+            f"the case {case.name}, implementation={implementation}",
+            functools.partial(core, case_name=case.name, implementation=implementation),
+        )
+    if mechanism.further_modules:
         exercise = importlib.import_module(f"tests.mechanisms.{mechanism.name}.exercise")
-        for _, call in exercise.runs(SIZES, np.asarray, mechanism.forms[0]):
+        for _, call in exercise.runs(SIZES, np.asarray, mechanism.implementations[0]):
             yield f"a call of tests/mechanisms/{mechanism.name}/exercise.py", functools.partial(called, call)
 
 

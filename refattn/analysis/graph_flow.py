@@ -87,8 +87,8 @@ class GraphFlow:
         g = COUPLINGS[self.coupling] if isinstance(self.coupling, str) else self.coupling
         f = INTRINSICS[self.intrinsic] if isinstance(self.intrinsic, str) else self.intrinsic
         links: Any = self.graph if isinstance(self.graph, CSR) else self.graph[None, None]
-        form, start = sparse if isinstance(self.graph, CSR) else pairs, self.anchors[None, None, :, None]
-        return System(g, f, float(self.mu), float(self.kappa), links, start, None, form)
+        implementation, start = sparse if isinstance(self.graph, CSR) else pairs, self.anchors[None, None, :, None]
+        return System(g, f, float(self.mu), float(self.kappa), links, start, None, implementation)
 
     @cached_property
     def matrix(self) -> Any:

@@ -116,7 +116,7 @@ def spectrum(q: Any, k: Any, v: Any, **options: Any) -> Spectrum:
         read(name, x, "b h n d")
         if not np.all(np.isfinite(x)):
             raise ValueError(f"{name}: got numbers that are not finite, which have no spectrum; needs finite ones")
-    _, saved = koopman.forward(q, k, v, **{**options, "form": "dense"})
+    _, saved = koopman.forward(q, k, v, **{**options, "implementation": "dense"})
     if not saved.inner.updates:
         raise ValueError(f"updates: got {options.get('updates')}, needs at least 2: the first one fits no operator")
     found = []

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 @json_option
 @click.option("--require-all", is_flag=True, help="Exit with 3 where something could not be run.")
 @click.option("--full", is_flag=True, help="Run every case, dtype and sample of a law, and more directions.")
-@click.option("--devices", type=click.IntRange(1), metavar="N", help="Of JAX: check forms on arrays over N devices.")
+@click.option(
+    "--devices", type=click.IntRange(1), metavar="N", help="Of JAX: check implementations on arrays over N devices."
+)
 @click.option("--mesh", metavar="SIZES", help="How they share the work: heads=2,tokens=4; tokens=N by default.")
 @campaign_options()
 @click.option("-v", "--verbose", is_flag=True, help="Show every check, not only those of a mechanism that disagrees.")
@@ -61,7 +63,8 @@ def check(
     where: Where,
     verbose: bool,
 ) -> None:
-    """Let the reference certify itself: forms, equations, laws and gradients of all mechanisms, or of those named.
+    """Let the reference certify itself: implementations, equations, laws and gradients of all mechanisms, or of those
+    named.
 
     A line for each mechanism, and a table of its checks where something disagrees. A sample is run unless --full asks
     for everything: each case in one dtype, laws in half of their combinations, differences along one direction.
@@ -318,7 +321,7 @@ def verify(
     if junit is not None:
         write_text(junit, as_junit(laws if others else found), "--junit")
     if others:
-        deliver(lambda **form: tables.checked(laws, **form), laws.to_json(), file)
+        deliver(lambda **implementation: tables.checked(laws, **implementation), laws.to_json(), file)
         ctx.exit(laws.exit_code)
     if not asked_for and any(outcome.status == "disagrees" for outcome in found.outcomes):
         told = {} if outputs is not None else roundings(kernel, record.equations)
@@ -331,7 +334,11 @@ def verify(
         lines = suspects_text.lines(found.suspects) if found.suspects else ()
         instead = stand_in[1].outcomes if stand_in else ()
         write_text(html, page.page(found, record, refattn.__version__, lines, instead), "--html")
-    deliver(lambda **form: tables.verified(found, record, details=verbose, **form), found.to_json(), file)
+    deliver(
+        lambda **implementation: tables.verified(found, record, details=verbose, **implementation),
+        found.to_json(),
+        file,
+    )
     ctx.exit(found.exit_code)
 
 

@@ -159,7 +159,7 @@ def check(ctx: click.Context, folder: str | None, file: str | None, where: Where
     failed = [row for row in rows if not row["share"] <= 1.0]
     told = [row | {"share": row["share"] if math.isfinite(row["share"]) else None} for row in failed]
     data = {"folder": str(found.folder), "sha256": found.manifest["sha256"], "cases": len(rows), "failed": told}
-    deliver(lambda **form: golden_text.agreement(rows, **form), data, file)
+    deliver(lambda **implementation: golden_text.agreement(rows, **implementation), data, file)
     ctx.exit(1 if failed else 0)
 
 
@@ -211,13 +211,13 @@ def show(ctx: click.Context, folder: str | None, case: str | None, file: str | N
     from refattn.verify.report import golden as golden_text
 
     if case is None:
-        deliver(lambda **form: golden_text.cases(found.manifest, **form), found.manifest, file)
+        deliver(lambda **implementation: golden_text.cases(found.manifest, **implementation), found.manifest, file)
         return
     entries = {f"{entry['mechanism']}/{entry['case']}": entry for entry in found.cases}
     if case not in entries:
         raise Problem(f"--case: got {case!r}, needs one of {', '.join(entries)}")
     arrays = found.arrays(entries[case])
-    deliver(lambda **form: golden_text.arrays(entries[case], arrays, **form), entries[case], file)
+    deliver(lambda **implementation: golden_text.arrays(entries[case], arrays, **implementation), entries[case], file)
 
 
 def read_set(ctx: click.Context, folder: str | None) -> GoldenSet:

@@ -23,10 +23,13 @@ def list_(mechanisms: tuple[str, ...], claims: bool, file: str | None) -> None:
 
     if claims:
         rows = [{"mechanism": record.name, **asdict(claim)} for record in records for claim in record.claims]
-        deliver(lambda **form: tables.claims(records, **form), rows, file)
+        deliver(lambda **implementation: tables.claims(records, **implementation), rows, file)
     else:
-        data = [{"name": m.name, "title": m.title, "forms": list(m.forms), "source": m.source} for m in records]
-        deliver(lambda **form: tables.mechanisms(records, **form), data, file)
+        data = [
+            {"name": m.name, "title": m.title, "implementations": list(m.implementations), "source": m.source}
+            for m in records
+        ]
+        deliver(lambda **implementation: tables.mechanisms(records, **implementation), data, file)
 
 
 @click.command("backends", short_help="Show the array libraries.")
@@ -36,4 +39,4 @@ def backends() -> None:
     from refattn.verify.report import tables
 
     rows = describe()
-    deliver(lambda **form: tables.backends(rows, **form))
+    deliver(lambda **implementation: tables.backends(rows, **implementation))

@@ -49,5 +49,5 @@ def mutants(
         for one in fates
     ]
     data = {"mechanism": record.name, "suite": suite, "killed": killed, "wrong": count, "kernels": rows}
-    deliver(lambda **form: mutation.lines(rows, killed, count, **form), data, file)
+    deliver(lambda **implementation: mutation.lines(rows, killed, count, **implementation), data, file)
     ctx.exit(0 if killed == count and count else 1 if count else NOTHING_RUN)

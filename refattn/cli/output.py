@@ -34,10 +34,10 @@ def deliver(text: Callable[..., str] | None, data: Any = None, file: str | None 
 def say(text: Callable[..., str], file: str | None = None) -> None:
     """Print a text: to standard error if facts go to standard output."""
     stream = sys.stderr if file == "-" else sys.stdout
-    form: dict[str, Any] = {"colour": is_terminal(stream)}
+    implementation: dict[str, Any] = {"colour": is_terminal(stream)}
     if stream.isatty():
-        form["width"] = shutil.get_terminal_size().columns
-    click.echo(text(**form), file=stream)
+        implementation["width"] = shutil.get_terminal_size().columns
+    click.echo(text(**implementation), file=stream)
 
 
 def write_text(file: str, text: str, option: str) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     "assignments",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Any option of the core, or with --block of the block. With form=dense the general code runs.",
+    help="Any option of the core, or with --block of the block. With implementation=dense the general code runs.",
 )
 @click.option("--dtype", default="float64", metavar="NAME", help="float64 (default), float32, float16 or bfloat16.")
 @backend_option
@@ -116,7 +116,9 @@ def trace(
     if safetensors is not None:
         _write(found, safetensors)
     deliver(
-        lambda **form: traced_text.text(found, only, **form), {**found.to_json(), "version": refattn.__version__}, file
+        lambda **implementation: traced_text.text(found, only, **implementation),
+        {**found.to_json(), "version": refattn.__version__},
+        file,
     )
 
 

@@ -41,10 +41,12 @@ class Block:
     ((1, 3, 4), (4, 4))
     """
 
-    def __init__(self, module: ModuleType, title: str, reads: tuple[str, ...], config: type | None = None) -> None:
+    def __init__(
+        self, module: ModuleType, title: str, context_fields: tuple[str, ...], config: type | None = None
+    ) -> None:
         self.module = module
         self.title = title
-        self.reads = reads
+        self.context_fields = context_fields
         self.Config = config or module.Config
 
     def _own(self, name: str) -> Any:
@@ -128,7 +130,7 @@ class Block:
 
     def _check_context(self, context: Context, params: Any, **given: Any) -> None:
         check_is("context", context, Context)
-        context.check_reads(self.title, self.reads)
+        context.check_reads(self.title, self.context_fields)
         memory = {} if context.memory is None else {"context.memory": context.memory}
         leaf = next(iter(self._check(params, **given, **memory).values()))
         for name in ("mask", "key_mask", "memory_mask"):

@@ -3,9 +3,9 @@
 A core reads::
 
     call = enter(q, k, v, mask=mask, causal=causal)
-    chosen = form_of(form, FORMS, usual="dense", plane=call.plane)
-    out, ... = equations.active(FORMS[chosen]).forward(call.q, call.k, call.v, mask=call.mask, offset=call.offset, ...)
-    return call.back(out), Saved(...)
+    chosen = implementation_of(implementation, IMPLEMENTATIONS, usual="dense", plane=call.plane)
+    out, ... = equations.active(IMPLEMENTATIONS[chosen]).forward(call.q, call.k, call.v, mask=call.mask,
+    offset=call.offset, ...) return call.back(out), Saved(...)
 
 and its backward::
 
@@ -99,23 +99,26 @@ def enter(q: Array, k: Array, v: Array, *, mask: Array | None = None, causal: Ca
     return Call(raised(q), raised(k), raised(v), mask, offset, plane, q)
 
 
-def form_of(form: str, forms: Iterable[str], *, usual: str, plane: tuple[int, ...] = ()) -> str:
-    """Return the form that runs; "auto" means `usual`, and the definition, the first, for a trace and a reader.
+def implementation_of(
+    implementation: str, implementations: Iterable[str], *, usual: str, plane: tuple[int, ...] = ()
+) -> str:
+    """Return the implementation that runs; "auto" means `usual`, and the definition, the first, for a trace and a
+    reader.
 
     Scores of a shape `plane` without an element cannot be cut, so that for them it is the definition, too.
 
     Raises
     ------
     ValueError
-        Where the form is none of them.
+        Where the implementation is none of them.
     """
-    names = tuple(forms)
-    if not isinstance(form, str) or form not in ("auto", *names):
-        raise ValueError(f"form: got {form!r}, needs one of auto, {', '.join(names)}")
+    names = tuple(implementations)
+    if not isinstance(implementation, str) or implementation not in ("auto", *names):
+        raise ValueError(f"implementation: got {implementation!r}, needs one of auto, {', '.join(names)}")
     if 0 in plane:
         return names[0]
-    if form != "auto":
-        return form
+    if implementation != "auto":
+        return implementation
     return names[0] if equations.is_active() or is_reading() else usual
 
 

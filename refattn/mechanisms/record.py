@@ -22,9 +22,9 @@ Magnitude = Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
 
 
 class Unsupported(ValueError, NotImplementedError):  # noqa: N818 (to its caller it is a ValueError like others)
-    """Raised by a form that does not compute what it was asked for, such as one that is never causal.
+    """Raised by an implementation that does not compute what it was asked for, such as one that is never causal.
 
-    Tools that run all forms pass over it; a benchmark that raises NotImplementedError is shown as n/a.
+    Tools that run all implementations pass over it; a benchmark that raises NotImplementedError is shown as n/a.
     """
 
 
@@ -205,23 +205,23 @@ class Mechanism:
         The paper alone: the module that a reader opens first.
     example
         A small run of the definition, if it is no map of q, k and v; otherwise its run is the case "tiny".
-    tagged
-        The modules whose lines carry the equations: the dense form first, then the block.
-    around
-        Those modules of `tagged` that stand around the core, beside the module of the block.
-    further
+    equation_modules
+        The modules whose lines carry the equations: the dense implementation first, then the block.
+    block_modules
+        Those modules of `equation_modules` that stand around the core, beside the module of the block.
+    further_modules
         Modules with equations of their own that no call of the core and no configuration of the block computes: what a
         context may bring, and functions beside the block.
     loops
         The second derivation: ``forward`` and ``backward`` in scalar loops, returning equation values by id.
-    beside_twice
-        What the equations around the core and `beside` it are in a small run, by id in the order that they ran: as
-        traced, and by a second derivation; None where they are derived once.
-    forms
+    block_derived_twice
+        What the equations around the core and `extra_modules` it are in a small run, by id in the order that they ran:
+        as traced, and by a second derivation; None where they are derived once.
+    implementations
         The evaluations of the core, the dense one first.
     defaults
         The options of the core with their defaults.
-    reads
+    context_fields
         The fields of the context that the block reads.
     core
         ``forward`` and ``backward`` of the map of q, k, v; None where the mechanism is no such map.
@@ -231,9 +231,9 @@ class Mechanism:
         Designed calls of the core.
     kernel_sizes
         Further ones in the sizes that kernels have, of which there are no golden vectors; `refattn verify` runs both.
-    laws
+    properties
         Names of the laws of `refattn.verify.selfcheck.properties` that hold.
-    magnitudes
+    rounding_scales
         By equation id, where its rounding error is not relative to its own value: the size of the terms that it sums,
         as a function of the inputs and the traced values.
     stored
@@ -245,9 +245,9 @@ class Mechanism:
         What implementations are asked beside what any attention is, see `refattn.verify.adapters.conventions`.
     outputs
         Fields of the core's `saved` that are outputs beside `out`, each with the equation that computes it.
-    before
+    fallback_equation
         Equations that are not computed where an option is not given, each with the one whose value goes on then.
-    summed_first
+    accumulates_before_rounding
         Equations whose values a kernel sums before it rounds them to a type of few digits, each with the equations,
         the first that ran, that such a rounding is felt in.
     differentiable
@@ -258,17 +258,17 @@ class Mechanism:
         Whether queries and keys are those of the same tokens, and so have to be as many.
     configs
         Further configurations of the block whose gradients are checked, beside width and heads. A ``Config`` that reads
-        fewer fields of the context than the mechanism tells them as ``reads``.
+        fewer fields of the context than the mechanism tells them as ``context_fields``.
     sampled
         Options that the samples of laws are given, where the defaults are not what laws should be tried on. An `Input`
         has its axes, and in place of a shape ().
     tokenless
         Inputs and outputs beside q, k, v that have no axis of tokens, such as the state of a recurrence.
-    huge
+    perturbation
         What laws add to numbers that must not matter: less where the mechanism raises for such numbers.
     tiled
-        Whether a form cuts queries and keys into tiles, so that laws have to be tried on lengths of several.
-    brings
+        Whether an implementation cuts queries and keys into tiles, so that laws have to be tried on lengths of several.
+    provides
         What the block brings to a layer itself: "norm" (its own norms and residual; otherwise a model gives it
         normalised tokens and adds the result), "mlp" (it contains or replaces the MLP sublayer).
     stream
@@ -310,7 +310,7 @@ class Mechanism:
     --------
     >>> import refattn as ra
     >>> record = ra.mechanism("softmax")
-    >>> record.reads
+    >>> record.context_fields
     ('mask', 'key_mask', 'causal', 'memory', 'memory_mask')
     >>> record.equations["SM.1"]
     's_ij = scale q_i . k_j'
@@ -323,32 +323,32 @@ class Mechanism:
     name: str
     title: str
     source: str
-    tagged: tuple[ModuleType, ...]
+    equation_modules: tuple[ModuleType, ...]
     loops: ModuleType
-    forms: tuple[str, ...]
+    implementations: tuple[str, ...]
     defaults: Mapping[str, Any]
-    reads: tuple[str, ...]
+    context_fields: tuple[str, ...]
     core: ModuleType | None
     block: Block
     cases: tuple[Case, ...]
-    laws: tuple[str, ...]
-    magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
+    properties: tuple[str, ...]
+    rounding_scales: Mapping[str, Magnitude] = field(default_factory=dict)
     stored: Mapping[str, Magnitude] = field(default_factory=dict)
     wrong: Mapping[str, WrongKernel] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
-    before: Mapping[str, str] = field(default_factory=dict)
-    summed_first: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fallback_equation: Mapping[str, str] = field(default_factory=dict)
+    accumulates_before_rounding: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
     families: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    around: tuple[ModuleType, ...] = ()
-    further: tuple[ModuleType, ...] = ()
+    block_modules: tuple[ModuleType, ...] = ()
+    further_modules: tuple[ModuleType, ...] = ()
     one_sequence: bool = False
     configs: tuple[Mapping[str, Any], ...] = ()
     sampled: Mapping[str, Any] = field(default_factory=dict)
     tokenless: tuple[str, ...] = ()
-    huge: float = 1e6
+    perturbation: float = 1e6
     tiled: bool = True
-    brings: tuple[str, ...] = ()
+    provides: tuple[str, ...] = ()
     stream: Stream | None = None
     grow: ModuleType | None = None
     diagnostics: Any = None
@@ -360,19 +360,23 @@ class Mechanism:
     parts: ModuleType | None = None
     kernel_sizes: tuple[Case, ...] = ()
     questions: tuple[Question, ...] = ()
-    beside_twice: Callable[[], tuple[Mapping[str, Array], Mapping[str, Array]]] | None = None
+    block_derived_twice: Callable[[], tuple[Mapping[str, Array], Mapping[str, Array]]] | None = None
     definition: ModuleType | None = None
     example: Example | None = None
 
     @property
     def equations(self) -> dict[str, str]:
         """All equations of the mechanism, id to formula, in the order of the docstrings."""
-        return {id: formula for module in self.tagged for id, formula in equations.declared(module).items()}
+        return {id: formula for module in self.equation_modules for id, formula in equations.declared(module).items()}
 
     @property
-    def beside(self) -> tuple[ModuleType, ...]:
-        """The modules whose lines carry equations of what a block is used for, how it grows and points; `further`."""
-        return (*getattr(self.grow, "TAGGED", ()), *(() if self.pointer is None else (self.pointer,)), *self.further)
+    def extra_modules(self) -> tuple[ModuleType, ...]:
+        """The modules whose lines carry equations of what a block is used for, how it grows and points."""
+        return (
+            *getattr(self.grow, "TAGGED", ()),
+            *(() if self.pointer is None else (self.pointer,)),
+            *self.further_modules,
+        )
 
     @property
     def pulled(self) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def mechanism(name: str) -> Mechanism:
     --------
     >>> import refattn as ra
     >>> record = ra.mechanism("softmax")
-    >>> record.title, record.forms
+    >>> record.title, record.implementations
     ('Softmax attention', ('dense', 'tiled'))
     """
     record: Mechanism = room(name).record

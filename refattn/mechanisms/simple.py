@@ -22,7 +22,7 @@ from typing import Any
 from refattn import equations
 from refattn.mechanisms import multihead
 from refattn.mechanisms.block import Block
-from refattn.mechanisms.entry import check_saved, defaults_of, enter, form_of, returned, upstream
+from refattn.mechanisms.entry import check_saved, defaults_of, enter, implementation_of, returned, upstream
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.xp import Array
@@ -52,14 +52,14 @@ def core_of(definition: ModuleType) -> ModuleType:
         *,
         mask: Array | None = None,
         causal: Causal = False,
-        form: str = "auto",
+        implementation: str = "auto",
         **given: Any,
     ) -> tuple[Array, Saved]:
         """Return out (b, h, i, e) of q (b, h, i, d), k (b, g, j, d), v (b, g, j, e), and what `backward` reads."""
         if unknown := given.keys() - known:
             raise TypeError(f"{min(unknown)}: got an option that {definition.__name__} does not have")
         call = enter(q, k, v, mask=mask, causal=causal)
-        form_of(form, ("dense",), usual="dense")
+        implementation_of(implementation, ("dense",), usual="dense")
         allowed = allowed_pairs(call.mask, call.offset, *call.plane[2:], call.q)
         out, inner = equations.active(definition).forward(call.q, call.k, call.v, allowed, **given)
         return call.back(out), Saved(q, inner, tuple(out.shape))
@@ -86,34 +86,35 @@ def mechanism(
     loops: ModuleType,
     *,
     cases: tuple[Case, ...],
-    laws: tuple[str, ...] = ("causal", "padding", "independent", "repeatable"),
+    properties: tuple[str, ...] = ("causal", "padding", "independent", "repeatable"),
     **others: Any,
 ) -> Mechanism:
     """Return the record of a mechanism, which is called after the folder of its definition.
 
     Parameters
     ----------
-    title, source, loops, cases, laws
+    title, source, loops, cases, properties
         As in the record.
     definition
         The equations with their ids, forward and backward: see above.
     others
-        Further fields of the record, and those that shall be others: its `core`, `block` or `reads`, for instance.
+        Further fields of the record, and those that shall be others: its `core`, `block` or `context_fields`, for
+        instance.
     """
     home = definition.__name__.rpartition(".")[0]
     core: Any = others.get("core") or core_of(definition)
-    reads = others.get("reads", READS)
+    context_fields = others.get("context_fields", READS)
     config = type("Config", (multihead.Config,), {"core": core, "__module__": core.__name__})
     core.Config = config
     usual: Mapping[str, Any] = {
         "name": home.rpartition(".")[2],
-        "tagged": (definition, multihead),
-        "forms": ("dense",),
+        "equation_modules": (definition, multihead),
+        "implementations": ("dense",),
         "defaults": defaults_of(core.forward),
-        "reads": reads,
+        "context_fields": context_fields,
         "core": core,
-        "block": Block(multihead, title, reads, config),
+        "block": Block(multihead, title, context_fields, config),
         "tiled": False,
     }
-    given = {"title": title, "source": source, "loops": loops, "cases": cases, "laws": laws}
+    given = {"title": title, "source": source, "loops": loops, "cases": cases, "properties": properties}
     return Mechanism(**{**usual, **given, **others})

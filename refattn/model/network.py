@@ -107,9 +107,9 @@ def context_of(
     # Behind the last layer stands a head that points.
     config = (params.at(layer) if layer < params.config.depth else params.pointer).block.config
     count = first + tokens.shape[1]
-    reads = getattr(config, "reads", params.config.record.reads)
-    own: dict[str, Any] = {"tokens": tokens} if "tokens" in reads else {}
-    if hasattr(config, "reads") and "positions" in reads:
+    context_fields = getattr(config, "context_fields", params.config.record.context_fields)
+    own: dict[str, Any] = {"tokens": tokens} if "tokens" in context_fields else {}
+    if hasattr(config, "context_fields") and "positions" in context_fields:
         own["positions"] = arange(0, count, tokens)
     if reads_draws(config):
         shapes, like = config.drawn(params.config.context), params.token_embedding
@@ -123,7 +123,7 @@ def context_of(
 
 def reads_draws(config: Any) -> bool:
     """Tell whether a block of this configuration reads draws."""
-    return "draws" in getattr(config, "reads", ())
+    return "draws" in getattr(config, "context_fields", ())
 
 
 def run(

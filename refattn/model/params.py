@@ -91,7 +91,7 @@ class Config:
         if self.decode == "pointer" and self.record.pointer is None:
             able = [n for n in registry.list_mechanisms() if registry.mechanism(n).pointer is not None]
             raise ValueError(f"decode: got 'pointer' with {self.mechanism}, needs one of {', '.join(able)}")
-        if "causal" not in self.record.reads:
+        if "causal" not in self.record.context_fields:
             raise ValueError(f"mechanism: got {self.mechanism!r}, which cannot be causal, needs one that can")
         check_is("options", self.options, Mapping)
         known = [f.name for f in dataclasses.fields(self.record.block.Config) if f.name not in OWN]
@@ -123,12 +123,12 @@ class Config:
     @property
     def has_mlp(self) -> bool:
         """Whether layers have an MLP sublayer."""
-        return "mlp" not in self.record.brings if self.mlp is None else self.mlp
+        return "mlp" not in self.record.provides if self.mlp is None else self.mlp
 
     @property
     def has_norm(self) -> bool:
         """Whether layers normalise what their block receives, and add what it gives."""
-        return "norm" not in self.record.brings
+        return "norm" not in self.record.provides
 
     def block(self, layer: int) -> Any:
         """Return the configuration of the block at a place, of 0 to `depth` - 1."""

@@ -43,7 +43,8 @@ def parallel(mechanism: str | Mechanism, mesh: Any, **options: Any) -> Keys | St
     mesh
         A `jax.sharding.Mesh` with axes among "batch", "heads" and "tokens".
     **options
-        Of `refattn.shards.keys.Keys` or `refattn.shards.states.States`, such as the form that runs on a shard.
+        Of `refattn.shards.keys.Keys` or `refattn.shards.states.States`, such as the implementation that runs on a
+        shard.
 
     Raises
     ------

@@ -52,17 +52,17 @@ class Keys:
     mesh
         Of axes among `refattn.shards.mesh.AXES`. Heads of queries and of keys have to be multiples of its `heads`;
         tokens that are no multiple of its `tokens` are padded.
-    form
-        The form that attends one block.
+    implementation
+        The implementation that attends one block.
     """
 
-    def __init__(self, record: Mechanism, mesh: Any, form: str = "auto") -> None:
+    def __init__(self, record: Mechanism, mesh: Any, implementation: str = "auto") -> None:
         assert record.core is not None
-        self.core, self.mesh, self.form = record.core, mesh, form
+        self.core, self.mesh, self.implementation = record.core, mesh, implementation
         self.size = mesh.shape.get("tokens", 1)
 
     def forward(self, q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Saved]:
-        """Return what the core's forward returns, out and a `Saved` with lse; it takes the same options but `form`."""
+        """Return what the core's forward returns, out and a `Saved` with lse; same options but `implementation`."""
         like = {"q": q, "k": k, "v": v, **{name: x for name, x in options.items() if is_array(x)}}
         given, static = self._enter(q, k, v, options)
         rows = spec(self.mesh, "batch", "heads", "tokens")
@@ -200,7 +200,7 @@ class Keys:
                 options[name] = jnp.clip(x - first, 0, size)
             elif name not in "qkv":
                 options[name] = x
-        return self.core.forward(given["q"], k, v, **options, form=self.form)
+        return self.core.forward(given["q"], k, v, **options, implementation=self.implementation)
 
     def _index(self) -> Any:
         import jax

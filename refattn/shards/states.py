@@ -56,20 +56,26 @@ class States:
     mesh
         Of axes among `refattn.shards.mesh.AXES`. All heads have to be multiples of its `heads`; tokens that are no
         multiple of what it cuts them into are padded.
-    form
-        The form that runs a piece of tokens.
+    implementation
+        The implementation that runs a piece of tokens.
     piece
         How many tokens of a shard run at once; all if None. It has to divide them.
     """
 
-    def __init__(self, record: Mechanism, mesh: Any, form: str = "auto", piece: int | None = None) -> None:
+    def __init__(self, record: Mechanism, mesh: Any, implementation: str = "auto", piece: int | None = None) -> None:
         assert record.core is not None
-        self.record, self.core, self.mesh, self.form, self.piece = record, record.core, mesh, form, piece
+        self.record, self.core, self.mesh, self.implementation, self.piece = (
+            record,
+            record.core,
+            mesh,
+            implementation,
+            piece,
+        )
         self.size = mesh.shape.get("tokens", 1)
         self.effects: Sums | Maps = Sums(record) if hasattr(registry.room(record.name), "merge_states") else Maps()
 
     def forward(self, q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Saved]:
-        """Return what the core's forward returns, out and a `Saved` with state, for the same options but `form`."""
+        """Return what the core's forward returns, out and a `Saved` with state, same options but `implementation`."""
         given, static = self._enter(q, k, v, options)
 
         def local(given: dict[str, Any]) -> tuple[Array, Tree]:
@@ -183,7 +189,7 @@ class States:
         return effects, self.effects.chain(first, effects)
 
     def _run(self, given: Mapping[str, Any], static: Mapping[str, Any]) -> tuple[Array, Any]:
-        return self.core.forward(**given, **static, form=self.form)
+        return self.core.forward(**given, **static, implementation=self.implementation)
 
     def _pieces(self, given: Mapping[str, Any], static: Mapping[str, Any], state: Tree) -> tuple[Array, Tree, Tree]:
         """Run this device's tokens from a state, in pieces; return out, the last state, and all before pieces."""

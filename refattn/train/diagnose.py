@@ -53,7 +53,7 @@ def first_not_finite(params: Params, compute: Callable[[], object]) -> str:
 
     An equation whose formula speaks of -inf, such as a mask, may have it.
     """
-    modules = (*params.config.record.tagged, *params.config.record.beside, network, pointer)
+    modules = (*params.config.record.equation_modules, *params.config.record.extra_modules, network, pointer)
     # A remark stands beside a formula, some spaces away.
     formulas = {id: text.split("  ")[0] for module in modules for id, text in equations.declared(module).items()}
     passes: dict[str, int] = {}

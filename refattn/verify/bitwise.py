@@ -144,9 +144,9 @@ def verify_bitwise(
         ("batch size", _batch),
         ("position in the batch", _position),
     ]
-    if "independent" in mechanism.laws:
+    if "independent" in mechanism.properties:
         tasks.append(("heads", _heads))
-    if "query_permutation" in mechanism.laws:
+    if "query_permutation" in mechanism.properties:
         tasks.append(("chunk of queries", _chunk))
         tasks += [("prefill and decode", _decode)] if "causal" in mechanism.defaults else []
     tasks += [

@@ -51,7 +51,7 @@ def about(mechanisms: Iterable[Mechanism], size: str, version: str) -> dict[str,
         "producer": {"refattn": version, "numpy": np.__version__, "python": platform.python_version()},
         "generator": "Philox4x32-10; docs/vectors.md",
         "inputs": "rounded to bfloat16, ties to even",
-        "truth": "float64, the dense form",
+        "truth": "float64, the dense implementation",
         "limits": {"element": ELEMENT, "row": ROW, "whole": WHOLE, "bias": BIAS},
         "conventions": CONVENTIONS,
         "mechanisms": {

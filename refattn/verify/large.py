@@ -41,7 +41,7 @@ Law = Callable[[Core, Sample], float]
 
 @dataclass(frozen=True)
 class Foreign(Core):
-    """A foreign kernel in place of a form of a core."""
+    """A foreign kernel in place of an implementation of a core."""
 
     kernel: Any = None
     grad: bool = False
@@ -148,8 +148,8 @@ def laws_of(mechanism: Mechanism) -> dict[str, Law]:
         "causal": causal,
         "independent": independent,
     }
-    found = {name: known[name] for name in mechanism.laws if name in known}
-    return found | ({"rows": rows} if "query_permutation" in mechanism.laws else {})
+    found = {name: known[name] for name in mechanism.properties if name in known}
+    return found | ({"rows": rows} if "query_permutation" in mechanism.properties else {})
 
 
 @checked(mechanism=Mechanism, tokens=Whole(8))
@@ -192,7 +192,7 @@ def verify_large(
     (0, 0)
     """
     # Beyond some size what must not matter would be lost to rounding where a kernel masks after it has looked.
-    record = replace(mechanism, huge=min(mechanism.huge, NUDGE))
+    record = replace(mechanism, perturbation=min(mechanism.perturbation, NUDGE))
     core = Foreign(record, "", backends.get("numpy"), dtype, {}, kernel, grad)
     given = {name: Input((1, heads, tokens, width)) for name in "qkv"}
     case = Case("large", "law", given, mechanism.sampled)
@@ -209,9 +209,9 @@ def _row(name: str, run: Callable[[], float], tokens: int) -> Row:
     try:
         share = run()
     except NotRun as reason:
-        return Row("laws", name, "not run", None, str(reason))
+        return Row("properties", name, "not run", None, str(reason))
     except CallError as error:
-        return Row("laws", name, "disagrees", math.inf, str(error))
+        return Row("properties", name, "disagrees", math.inf, str(error))
     except Exception as error:  # what it returned cannot be compared
-        return Row("laws", name, "disagrees", math.inf, one_line(error))
-    return Row("laws", name, "agrees" if share <= 1.0 else "disagrees", share, f"{tokens} tokens")
+        return Row("properties", name, "disagrees", math.inf, one_line(error))
+    return Row("properties", name, "agrees" if share <= 1.0 else "disagrees", share, f"{tokens} tokens")

@@ -436,7 +436,7 @@ class Row:
     Attributes
     ----------
     section
-        "forms", "loops", "equations", "laws" or "gradients".
+        "implementations", "loops", "equations", "laws" or "gradients".
     name
         What was checked.
     status

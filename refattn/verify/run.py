@@ -46,7 +46,7 @@ def verify_case(
     >>> import refattn as ra
     >>> from refattn.verify import verify_case
     >>> def attend(q, k, v):
-    ...     return ra.softmax.forward(q, k, v, form="tiled")[0]
+    ...     return ra.softmax.forward(q, k, v, implementation="tiled")[0]
     >>> record = ra.mechanism("softmax")
     >>> outcome = verify_case(record, attend, record.case("tiny"), "float32")
     >>> outcome.status, outcome.verdicts[0].share < 1

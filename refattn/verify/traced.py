@@ -162,7 +162,7 @@ def file_of(module: ModuleType) -> str:
 
 def places(mechanism: Mechanism) -> dict[str, Place]:
     """Return where the general code computes each equation, by id; the first of several branches."""
-    return {id: place for module in mechanism.tagged for id, place in places_in(module).items()}
+    return {id: place for module in mechanism.equation_modules for id, place in places_in(module).items()}
 
 
 def places_to_read(mechanism: Mechanism) -> dict[str, Place]:
@@ -231,7 +231,7 @@ class Run:
 
 @checked(mechanism=Mechanism, case_name=str, dtype=One(tuple(DTYPES)), backend=backends.BaseBackend)
 def trace_core(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend) -> Traced:
-    """Run the dense form of a core, forward and backward, on a designed case.
+    """Run the dense implementation of a core, forward and backward, on a designed case.
 
     >>> import refattn as ra
     >>> from refattn.backends import get
@@ -321,10 +321,13 @@ def example_run(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> 
 
 
 def core_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend, **more: Any) -> Run:
-    """Return the general code of a core on a designed case, with `more` options; without a form in the dense one."""
+    """Return the general code of a core on a designed case, with `more` options, dense by default."""
     core, case = mechanism.core, mechanism.case(case_name)
     assert core is not None
-    inputs, options = make(mechanism.name, case, dtype), {"form": mechanism.forms[0], **case.options, **more}
+    inputs, options = (
+        make(mechanism.name, case, dtype),
+        {"implementation": mechanism.implementations[0], **case.options, **more},
+    )
     shapes = _shapes(mechanism, inputs, options)
     upstream = {f"d_{name}": make_upstream(mechanism.name, case, name, shape, dtype) for name, shape in shapes.items()}
 
@@ -360,11 +363,11 @@ def block_run(mechanism: Mechanism, dtype: str, backend: backends.Backend, **cho
     x, d_out = (_normal(f"{mechanism.name}.trace.{name}", shape, dtype) for name in ("x", "d_out"))
     template = {"params": block.init(config, seed=0, like=_placed(backend, x, dtype))}
     # A recurrence is causal, and its core has no option for that.
-    context = Context(causal="causal" in mechanism.reads and "causal" not in mechanism.defaults)
-    reads, numbers = getattr(config, "reads", ()), np.arange(BLOCK["tokens"])[None]
-    if "tokens" in reads:
+    context = Context(causal="causal" in mechanism.context_fields and "causal" not in mechanism.defaults)
+    context_fields, numbers = getattr(config, "context_fields", ()), np.arange(BLOCK["tokens"])[None]
+    if "tokens" in context_fields:
         context = replace(context, tokens=_placed(backend, numbers % config.vocabulary, dtype))
-    if "positions" in reads:
+    if "positions" in context_fields:
         context = replace(context, positions=_placed(backend, numbers[0] % config.classes, dtype))
     names = tuple(tree.flatten(template))
 

@@ -116,7 +116,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (["softmax", "--beta", "0"], "--beta: got 0, needs a number above 0"),
         (["softmax", "--run", str(tmp_path)], "--run: got"),
         (["softmax", "--run", str(tmp_path), "--set", "scale=1"], "--set: got one beside --run, needs one of them"),
-        (["softmax", "--set", "form=fast"], "form: got"),
+        (["softmax", "--set", "implementation=fast"], "implementation: got"),
         (["softmax", "--set", "colour=1"], "unexpected keyword argument 'colour'"),
         (
             ["softmax", "--run", str(Path(__file__))],

@@ -98,9 +98,9 @@ def residual(system: Any, integrator: str, h: float = 0.05) -> float:
     x, y = X[:4], Y[:4]
     j = jacobian(system, integrator, DAMPED, h, x, y)
     zero, one = np.zeros((x.size, x.size)), np.eye(x.size)
-    form = np.block([[zero, one], [-one, zero]])
+    implementation = np.block([[zero, one], [-one, zero]])
     kept = np.exp(-DAMPED.between(1.0, 1.0 + h))
-    return float(np.max(np.abs(j.T @ form @ j - kept * form)))
+    return float(np.max(np.abs(j.T @ implementation @ j - kept * implementation)))
 
 
 SEPARABLE = Exponential(np.zeros((D, D)), positive("b"), positive("u"), attraction=0.0)

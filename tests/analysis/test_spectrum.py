@@ -26,7 +26,7 @@ def test_an_eigenfunction_grows_by_its_eigenvalue(tau: float) -> None:
     q, k, v = designed(3, 6, 2, seed=1)
     given = {**GIVEN, "fit": ra.koopman.Stein(ridge=0.3, tau=tau), "jitter": 1e-12}
     found = spectrum(q, k, v, **given)
-    _, saved = ra.koopman.forward(q, k, v, form="dense", **given)
+    _, saved = ra.koopman.forward(q, k, v, implementation="dense", **given)
     kernel = saved.inner.options.kernel
     for step, values in zip(saved.inner.updates, found.eigenvalues, strict=True):
         known, vectors = np.linalg.eig(step.koopman)

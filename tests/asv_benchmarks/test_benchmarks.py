@@ -47,13 +47,13 @@ def smallest(chosen: list[Benchmark]) -> list[Benchmark]:
 
 
 def assert_is_missing(benchmark: Benchmark, reason: str) -> None:
-    """On NumPy nothing is n/a but bfloat16, the memory of a device, and what a mechanism or a form has not."""
+    """On NumPy nothing is n/a but bfloat16, the memory of a device, and what is not offered."""
     assert reason
     name = benchmark.params[0]
     stream = benchmark.name.startswith("stream.") and ra.mechanism(str(name)).stream is None
     causal = benchmark.name.startswith("core.Causal.") and "causal" not in common.split(str(name))[0].defaults
-    causal |= benchmark.name.startswith("core.Causal.") and reason.startswith("form: got")
-    large = "matrices of at most" in reason  # a form that is for small arrays
+    causal |= benchmark.name.startswith("core.Causal.") and reason.startswith("implementation: got")
+    large = "matrices of at most" in reason  # an implementation that is for small arrays
     assert stream or causal or large or "bfloat16" in benchmark.params or benchmark.name.startswith("memory.Device.")
 
 
@@ -69,7 +69,7 @@ def chosen() -> list[Any]:
 
 
 def few(scope: Any) -> list[Any]:
-    """The smallest case, and for forms that are always causal the first of those."""
+    """The smallest case, and for implementations that are always causal the first of those."""
     cases = scope.mechanism.cases
     return [scope.mechanism.case("tiny"), *[case for case in cases if case.options.get("causal") is True][:1]]
 
@@ -95,7 +95,8 @@ def test_every_benchmark_runs(benchmark: Benchmark, monkeypatch: pytest.MonkeyPa
     if benchmark.name.startswith(TIMED):
         assert waited  # for its work
     if benchmark.kind == "share":
-        # The dense form in float64 is the truth itself, and another one may give its bits where it has one tile.
+        # The dense implementation in float64 is the truth itself, and another one may give its bits where it has one
+        # tile.
         truth = "float64" in benchmark.params
         assert 0.0 <= result <= 1.0 and (result > 0.0 or truth)
     elif benchmark.kind in ("rate", "work"):
@@ -106,24 +107,28 @@ def test_every_benchmark_runs(benchmark: Benchmark, monkeypatch: pytest.MonkeyPa
 
 def test_every_mechanism_and_every_form_is_there() -> None:
     cores = {name for name in ra.list_mechanisms() if ra.mechanism(name).core is not None}
-    forms = {f"{name}.{form}" for name in cores for form in ra.mechanism(name).forms}
+    implementations = {
+        f"{name}.{implementation}" for name in cores for implementation in ra.mechanism(name).implementations
+    }
     for method in (
         "core.Core.time_forward",
         "core.Core.time_backward",
         "core.Core.time_both",
         "memory.Core.peakmem_both",
     ):
-        assert {b.params[0] for b in ALL if b.name == method} == forms
+        assert {b.params[0] for b in ALL if b.name == method} == implementations
     for method in ("accuracy.Share.track_largest", "accuracy.Share.track_mean"):
-        assert {b.params[0] for b in ALL if b.name == method} == forms
-    assert {b.params[0] for b in ALL if b.name == "peak.Peak.track_forward"} == forms
+        assert {b.params[0] for b in ALL if b.name == method} == implementations
+    assert {b.params[0] for b in ALL if b.name == "peak.Peak.track_forward"} == implementations
     for method in ("block.Block.time_both", "stream.Stream.time_step", "language.Train.track_tokens"):
         assert {b.params[0] for b in ALL if b.name == method} == set(ra.list_mechanisms())
     imported = {b.params[0] for b in ALL if b.name == "start.Import.track_import"}
     assert {f"refattn.mechanisms.{name}" for name in ra.list_mechanisms()} <= imported
 
 
-@pytest.fixture(params=[{"forms": ("dense",)}, {"core": None, "stream": None}], ids=["one form", "no core"])
+@pytest.fixture(
+    params=[{"implementations": ("dense",)}, {"core": None, "stream": None}], ids=["one implementation", "no core"]
+)
 def later(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mechanism]:
     """A mechanism that joins the registry: softmax by another name, without some of what it has."""
     record = dataclasses.replace(ra.mechanism("softmax"), name="later", **request.param)
@@ -167,9 +172,9 @@ def test_a_library_that_cannot_be_used_is_not_available(monkeypatch: pytest.Monk
 
 def test_bfloat16_is_measured_where_there_is_one() -> None:
     pytest.importorskip("torch")
-    form = common.FORMS[0]
+    implementation = common.FORMS[0]
     shares = [
-        prepare(f"accuracy.Share.{m}", [form, "outputs", "bfloat16", "torch"])()
+        prepare(f"accuracy.Share.{m}", [implementation, "outputs", "bfloat16", "torch"])()
         for m in ("track_largest", "track_mean")
     ]
     assert 0.0 < shares[1] < shares[0] <= 1.0

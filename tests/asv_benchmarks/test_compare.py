@@ -27,7 +27,7 @@ needs_git = pytest.mark.skipif(not git("rev-parse", "HEAD"), reason="no git repo
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> versions.Homes:
-    """The files as they are, and the same with the exponentials of the tiled form in float16."""
+    """The files as they are, and the same with the exponentials of the tiled implementation in float16."""
     folder = tmp_path_factory.mktemp("versions")
     base, head = check_out(WORKING_TREE, folder / "base"), check_out(WORKING_TREE, folder / "head")
     tiled = head / "refattn" / "mechanisms" / "softmax" / "implementations" / "tiled.py"
@@ -47,7 +47,7 @@ def test_a_loss_of_accuracy_is_found_where_it_is(homes: versions.Homes) -> None:
 
     verdicts = {verdict.benchmark.params[0]: verdict for verdict in compare(homes, SHARES, progress)}
     assert len(seen) == 2
-    assert {form: verdict.word for form, verdict in verdicts.items()} == {
+    assert {implementation: verdict.word for implementation, verdict in verdicts.items()} == {
         "softmax.dense": "",
         "softmax.tiled": "less exact",
     }
@@ -59,7 +59,11 @@ def test_a_loss_of_accuracy_is_found_where_it_is(homes: versions.Homes) -> None:
 def test_what_does_not_exist_in_both_is_told(homes: versions.Homes, tmp_path: Path) -> None:
     newer = check_out(WORKING_TREE, tmp_path / "newer")
     core = newer / "refattn" / "mechanisms" / "softmax" / "core.py"
-    core.write_text(core.read_text().replace('FORMS = {"dense": dense, ', 'FORMS = {"dense": dense, "third": dense, '))
+    core.write_text(
+        core.read_text().replace(
+            'IMPLEMENTATIONS = {"dense": dense, ', 'IMPLEMENTATIONS = {"dense": dense, "third": dense, '
+        )
+    )
     for pair, word in (((homes[0], newer), "new"), ((newer, homes[0]), "gone")):
         found = compare(pair, SHARES.replace(r"\w+", "third"), iter)
         assert [(verdict.benchmark.params[0], verdict.word) for verdict in found] == [("softmax.third", word)]

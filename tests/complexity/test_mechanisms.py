@@ -31,7 +31,7 @@ CHUNK, STEPS = 256, 2
 
 @dataclass(frozen=True)
 class Stated:
-    """What the page says of a form: leading terms in n tokens of width d, in float64, one head.
+    """What the page says of an implementation: leading terms in n tokens of width d, in float64, one head.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Stated:
         Elements of the largest array, as an expression in n, d: at most.
     """
 
-    form: str
+    implementation: str
     n: int
     forward: tuple[str, int]
     backward: tuple[str, int]
@@ -58,7 +58,9 @@ class Stated:
 
     @property
     def name(self) -> str:
-        return self.form + "".join(f", {value}" if value is not True else f", {key}" for key, value in self.shown)
+        return self.implementation + "".join(
+            f", {value}" if value is not True else f", {key}" for key, value in self.shown
+        )
 
     @property
     def shown(self) -> list[tuple[str, Any]]:
@@ -80,7 +82,7 @@ def term(factor: str, degree: int) -> str:
 
 CAUSAL = {"causal": True}
 FLOW: dict[str, Any] = {"state": "feature", "steps": STEPS}
-FORMS = [
+IMPLEMENTATIONS = [
     Stated("softmax.dense", 32, ("4*d", 2), ("8*d", 2), 2, 2, "n*n"),
     Stated("softmax.tiled", 512, ("4*d+2", 2), ("10*d+4", 2), 2, 1, "512*128"),
     Stated("softmax.tiled", 256, ("2*d+1", 2), ("5*d+2", 2), 2, 1, "256*256", CAUSAL),
@@ -118,22 +120,22 @@ STREAMS = {
 
 @functools.cache
 def tallies(stated: str, width: int) -> tuple[list[Tally], list[Tally]]:
-    """Return what a form counts forward and backward, at the multiples of its smallest number of tokens."""
-    this = next(one for one in FORMS if one.name == stated)
+    """Return what an implementation counts forward and backward, at the multiples of its smallest number of tokens."""
+    this = next(one for one in IMPLEMENTATIONS if one.name == stated)
     points = max(this.forward[1] + 2, 4) if width == WIDTHS[0] else this.forward[1] + 1
-    found = [counted(this.form, this.n * m, width, this.options) for m in range(2, points + 2)]
+    found = [counted(this.implementation, this.n * m, width, this.options) for m in range(2, points + 2)]
     return [forward for forward, _ in found], [backward for _, backward in found]
 
 
-def counted(form: str, n: int, width: int, options: dict[str, Any]) -> tuple[Tally, Tally]:
+def counted(implementation: str, n: int, width: int, options: dict[str, Any]) -> tuple[Tally, Tally]:
     """Return what one call of a core counts, forward and backward."""
-    name, _, chosen = form.partition(".")
+    name, _, chosen = implementation.partition(".")
     core = ra.mechanism(name).core
     assert core is not None
     with counting() as count:
         q, k, v, d_out = (draw(count, purpose, n, width) for purpose in ("q", "k", "v", "d_out"))
         forward = count.start()
-        _, saved = core.forward(q, k, v, form=chosen, **options)
+        _, saved = core.forward(q, k, v, implementation=chosen, **options)
         backward = count.start()
         core.backward(saved, d_out)
     return forward, backward
@@ -156,7 +158,7 @@ def evaluated(expression: str, n: int, width: int) -> Fraction:
     return Fraction(eval(expression.replace("^", "**").replace("/", "*F(1)/"), letters))
 
 
-ALL = pytest.mark.parametrize("stated", [pytest.param(one, id=one.name) for one in FORMS])
+ALL = pytest.mark.parametrize("stated", [pytest.param(one, id=one.name) for one in IMPLEMENTATIONS])
 
 
 @ALL
@@ -194,14 +196,18 @@ def test_memory_grows_as_stated(stated: Stated) -> None:
 
 def test_the_page_states_it() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert [stated.row() for stated in FORMS if stated.row() not in page] == []
+    assert [stated.row() for stated in IMPLEMENTATIONS if stated.row() not in page] == []
     for name, (products, cache) in STREAMS.items():
         assert f"| {name} | {products} | {cache} |" in page
 
 
 def test_every_form_is_stated() -> None:
-    forms = {f"{name}.{form}" for name in ra.list_mechanisms() for form in ra.mechanism(name).forms}
-    assert {stated.form for stated in FORMS} == forms
+    implementations = {
+        f"{name}.{implementation}"
+        for name in ra.list_mechanisms()
+        for implementation in ra.mechanism(name).implementations
+    }
+    assert {stated.implementation for stated in IMPLEMENTATIONS} == implementations
     assert set(STREAMS) == {name for name in ra.list_mechanisms() if ra.mechanism(name).stream is not None}
 
 
@@ -218,7 +224,7 @@ def decoded(name: str, n: int) -> Tally:
     with counting() as count:
         x, new = (count.array(0.1 * counter.normal((1, m, 16), seed=0, purpose=f"complexity.{m}")) for m in (n, 1))
         config = record.block.Config(**{key: value for key, value in given.items() if key in known})
-        params, context = record.block.init(config, seed=0, like=x), Context(causal="causal" in record.reads)
+        params, context = record.block.init(config, seed=0, like=x), Context(causal="causal" in record.context_fields)
         before, after = (record.block.start(params, some, context) for some in (x, new))
         _, cache = stream.prefill(params, stream.start(params, 1), before, context)
         tally = count.start()

@@ -94,13 +94,13 @@ def test_every_equation_has_an_anchor_and_no_anchor_is_left_over(pages: dict[str
     assert sorted(listed) == sorted(anchor(id) for id, _ in general(name))
     assert len(set(shown)) == len(shown) and len(set(listed)) == len(listed)
     record = ra.mechanism(name)
-    ids = [id for module in (*record.tagged, *record.beside) for id in equations.declared(module)]
+    ids = [id for module in (*record.equation_modules, *record.extra_modules) for id in equations.declared(module)]
     assert {anchor(id) for id in ids if f".{name}." in home(record, id)} <= {*listed}
 
 
 def home(record: Any, id: str) -> str:
     """The name of the module that declares an equation of the general code."""
-    return next(m.__name__ for m in (*record.tagged, *record.beside) if id in equations.declared(m))
+    return next(m.__name__ for m in (*record.equation_modules, *record.extra_modules) if id in equations.declared(m))
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
@@ -164,7 +164,7 @@ def lines_of(function: Any) -> Iterator[int]:
 def test_an_equation_of_the_general_code_stands_beside_its_line(pages: dict[str, Any], name: str) -> None:
     page, code = pages[f"mechanisms/{name}/equations.html"], pages[f"mechanisms/{name}/code.html"]
     record = ra.mechanism(name)
-    computing = (*record.tagged, *record.beside)
+    computing = (*record.equation_modules, *record.extra_modules)
     linked = {tag["href"] for tag in page.find_all("a", href=True)}
     for module in computing:
         if f".{name}." not in module.__name__:
@@ -203,8 +203,8 @@ def test_a_page_has_what_the_record_has(pages: dict[str, Any], name: str) -> Non
     for word in (
         record.title,
         record.source,
-        *record.forms,
-        *record.laws,
+        *record.implementations,
+        *record.properties,
         *record.wrong,
     ):
         assert word in text

@@ -162,7 +162,7 @@ def test_an_equation_is_shown_by_the_line_that_ran() -> None:
         assert {id: ran.place for id, ran in values.read_of(name).items()} == places
     ran = values.values_of("graph_energy")
     assert ran["GE.8"].place.file.endswith("graph_energy/dense.py")
-    tags = [tag.line for tag in tags_of(ra.mechanism("graph_energy").tagged[0]) if tag.id == "GE.8"]
+    tags = [tag.line for tag in tags_of(ra.mechanism("graph_energy").equation_modules[0]) if tag.id == "GE.8"]
     assert ran["GE.8"].place.line in tags
 
 

@@ -27,15 +27,15 @@ def example() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("form", ["chunked", "recurrent"])
-def test_pieces_give_what_the_whole_gives(form: str, example: ModuleType) -> None:
+@pytest.mark.parametrize("implementation", ["chunked", "recurrent"])
+def test_pieces_give_what_the_whole_gives(implementation: str, example: ModuleType) -> None:
     sequence = list(example.pieces(300, 128, 2, 8, "float64"))
     assert [q.shape[2] for q, _, _ in sequence] == [128, 128, 44]
-    last, state = example.last_output(iter(sequence), form)
+    last, state = example.last_output(iter(sequence), implementation)
     whole = [np.concatenate(arrays, axis=2) for arrays in zip(*sequence, strict=True)]
-    expected = ra.higher_order.forward(*whole, causal=True, form="dense")[0][:, :, -1:]
+    expected = ra.higher_order.forward(*whole, causal=True, implementation="dense")[0][:, :, -1:]
     np.testing.assert_allclose(last, expected, rtol=0.0, atol=1e-13 * np.max(np.abs(expected)))
-    first = example.last_output(iter(sequence[:1]), form)[1]
+    first = example.last_output(iter(sequence[:1]), implementation)[1]
     sizes = [{name: x.shape for name, x in tree.flatten(s).items()} for s in (first, state)]
     assert sizes[0] == sizes[1]
 

@@ -38,7 +38,7 @@ def letters(text: str) -> str:
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_no_letter_is_lost(name: str) -> None:
     record = ra.mechanism(name)
-    grown = {id: formula for module in record.beside for id, formula in declared(module).items()}
+    grown = {id: formula for module in record.extra_modules for id, formula in declared(module).items()}
     for id, formula in (record.equations | grown).items():
         made = tree(formula)
         first = re.split(r" {2,}", formula)[0]  # what follows are remarks

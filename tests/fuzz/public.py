@@ -113,13 +113,13 @@ def targets(folder: Path) -> list[Target]:
     }
     for name, options in extra.items():
         room: Any = getattr(ra, name)
-        given = {**qkv, **options, "causal": False, "form": "auto"}
+        given = {**qkv, **options, "causal": False, "implementation": "auto"}
         add(f"{name}.forward", room.forward, **given)
         saved = room.forward(**given)[1]
         add(f"{name}.backward", room.backward, saved=saved, d_out=normal(1, 2, 3, 4))
     graph = np.ones((3, 3)) - np.eye(3)
     ge: Any = ra.graph_energy
-    add("graph_energy.forward", ge.forward, **qkv, mask=mask, causal=False, form="auto")
+    add("graph_energy.forward", ge.forward, **qkv, mask=mask, causal=False, implementation="auto")
     add("graph_energy.backward", ge.backward, saved=ge.forward(**qkv)[1], d_out=normal(1, 2, 3, 4))
     add("growing.backward", growing.backward, saved=growing.forward(**qkv)[1], d_out=normal(1, 2, 3, 4))
     add("growing.forward", growing.forward, **qkv, mask=mask)
@@ -335,9 +335,9 @@ def of_delta(rng: np.random.Generator) -> list[Target]:
     found = of_rooms(q)
     calls: list[tuple[str, dict[str, Any]]] = [
         ("delta", {**gates, **state}),
-        ("delta", {"beta": gate, "log_decay": rng.normal(size=(1, 2, 3, 4)), **packed, "form": "chunked"}),
-        ("softmax", {**softmax, "form": "dense"}),
-        ("softmax", {**softmax, "form": "tiled"}),
+        ("delta", {"beta": gate, "log_decay": rng.normal(size=(1, 2, 3, 4)), **packed, "implementation": "chunked"}),
+        ("softmax", {**softmax, "implementation": "dense"}),
+        ("softmax", {**softmax, "implementation": "tiled"}),
     ]
     for name, options in calls:
         room: Any = getattr(ra, name)

@@ -33,7 +33,7 @@ def test_every_equation_of_the_dense_form_is_in_some_case(name: str, shipped: ve
     record = ra.mechanism(name)
     entries = [entry for entry in shipped.cases if entry["mechanism"] == name]
     stored = {id.partition("[")[0] for entry in entries for id in entry["equations"]}
-    wanted = {id for id in equations.declared(record.tagged[0]) if not id.startswith("d")}
+    wanted = {id for id in equations.declared(record.equation_modules[0]) if not id.startswith("d")}
     assert wanted and wanted <= stored <= set(record.equations)
     told = shipped.manifest["mechanisms"][name]["equations"]
     assert {id: facts["formula"] for id, facts in told.items()} == record.equations

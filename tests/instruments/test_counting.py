@@ -50,20 +50,25 @@ def test_memory_that_is_freed_counts_no_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [f"{name}.{form}" for name in ra.list_mechanisms() for form in ra.mechanism(name).forms]
+    "implementation",
+    [
+        f"{name}.{implementation}"
+        for name in ra.list_mechanisms()
+        for implementation in ra.mechanism(name).implementations
+    ],
 )
-def test_counted_arrays_give_the_bits_of_numpy(form: str) -> None:
-    name, _, chosen = form.partition(".")
+def test_counted_arrays_give_the_bits_of_numpy(implementation: str) -> None:
+    name, _, chosen = implementation.partition(".")
     core = ra.mechanism(name).core
     assert core is not None
     causal = chosen in ("chunked", "recurrent") and "causal" in ra.mechanism(name).defaults
     options: dict[str, Any] = {"causal": True} if causal else {}
     options |= {"coupling": "sin"} if name == "graph_energy" else {}
     q, k, v, d_out = (0.3 * counter.normal((1, 2, 20, 4), seed=1, purpose=p) for p in ("q", "k", "v", "d_out"))
-    out, saved = core.forward(q, k, v, form=chosen, **options)
+    out, saved = core.forward(q, k, v, implementation=chosen, **options)
     gradients = core.backward(saved, d_out)
     with counting() as count:
-        counted_out, saved = core.forward(*map(count.array, (q, k, v)), form=chosen, **options)
+        counted_out, saved = core.forward(*map(count.array, (q, k, v)), implementation=chosen, **options)
         counted = core.backward(saved, count.array(d_out))
     assert isinstance(counted_out, Counted) and np.array_equal(counted_out.value, out)
     for key in ("q", "k", "v"):

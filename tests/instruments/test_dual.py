@@ -211,7 +211,7 @@ def test_trees_constants_and_dtypes() -> None:
     y, dy = ra.tangent(
         lambda q: ra.softmax.forward(q, q, q), {"q": np.ones((1, 1, 0, 4))}, {"q": np.ones((1, 1, 0, 4))}
     )
-    assert dy[0].shape == (1, 1, 0, 4) and y[1].form == "dense"
+    assert dy[0].shape == (1, 1, 0, 4) and y[1].implementation == "dense"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_a_tangent_that_is_dropped_is_said() -> None:
 def test_results_and_arguments_are_objects_of_any_class() -> None:
     x = {name: draw(name, 1, 2, 3, 4) for name in ("q", "k", "v")}
     t, d_out = draw("t", 1, 2, 3, 4), draw("d_out", 1, 2, 3, 4)
-    for core, options in ((ra.softmax, {"form": "tiled", "causal": True}), (ra.graph_energy, {"steps": 2})):
+    for core, options in ((ra.softmax, {"implementation": "tiled", "causal": True}), (ra.graph_energy, {"steps": 2})):
         # Their `saved` hold masks that are made on the way, and functions.
         (out, saved), (d, _) = ra.tangent(core.forward, x | options, {"q": t})
         gradients = core.backward(saved, d_out)
@@ -308,17 +308,19 @@ def test_nothing_is_left_behind() -> None:
 # --- every mechanism
 
 
-FORMS = [(name, form) for name in ra.list_mechanisms() for form in ra.mechanism(name).forms]
+IMPLEMENTATIONS = [
+    (name, implementation) for name in ra.list_mechanisms() for implementation in ra.mechanism(name).implementations
+]
 LONG = ("sympformer", "graph_energy")  # calls that take more than a second
 
 
-def at_once(name: str, form: str) -> Any:
-    quick = form == ra.mechanism(name).forms[-1] and name not in LONG
-    return pytest.param(name, form, marks=[] if quick else pytest.mark.slow)
+def at_once(name: str, implementation: str) -> Any:
+    quick = implementation == ra.mechanism(name).implementations[-1] and name not in LONG
+    return pytest.param(name, implementation, marks=[] if quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("name", "form"), [at_once(*pair) for pair in FORMS])
-def test_everything_that_a_mechanism_does_has_tangents(name: str, form: str) -> None:
+@pytest.mark.parametrize(("name", "implementation"), [at_once(*pair) for pair in IMPLEMENTATIONS])
+def test_everything_that_a_mechanism_does_has_tangents(name: str, implementation: str) -> None:
     """Cores, blocks, growth and flows, forward and backward: no operation is without a rule, nothing is not finite."""
     exercise = importlib.import_module(f"tests.mechanisms.{name}.exercise")
     with tangents() as instrument:
@@ -326,7 +328,7 @@ def test_everything_that_a_mechanism_does_has_tangents(name: str, form: str) -> 
         def make(x: Any) -> Any:
             return instrument.array(x, np.ones(x.shape) if x.dtype.kind == "f" else None)
 
-        for _, call in exercise.runs(SIZES, make, form):
+        for _, call in exercise.runs(SIZES, make, implementation):
             try:
                 call()
             except Unsupported:
@@ -343,23 +345,23 @@ def subjects(name: str) -> list[gradients.Subject]:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_forward_and_backward_agree(name: str, way: str, whole: bool) -> None:
-    """Each form, block and designed case; the quick test has the first and the last of them, a block; `refattn
-    check --full` all."""
+    """Each implementation, block and designed case; the quick test has the first and the last of them, a block;
+    `refattn check --full` all."""
     found = subjects(name)
     for subject in found if whole else (found[0], found[-1]):
-        for form in subject.forms:
+        for implementation in subject.implementations:
             try:
-                share = WAYS[way](subject, form) / TOLERANCE
+                share = WAYS[way](subject, implementation) / TOLERANCE
             except Unsupported:
                 continue
-            assert share <= 1.0, (subject.name, form, share)
+            assert share <= 1.0, (subject.name, implementation, share)
 
 
 def test_wrong_backwards_are_seen() -> None:
     right = next(s for s in subjects("softmax") if s.name == "plain with scale, softcap")
 
     def wrong(change: Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Any]]) -> gradients.Subject:
-        return replace(right, backward=lambda x, d, form: change(right.backward(x, d, form), x))
+        return replace(right, backward=lambda x, d, implementation: change(right.backward(x, d, implementation), x))
 
     for leaf in right.leaves:
         scaled = wrong(lambda g, x, leaf=leaf: {**g, leaf: g[leaf] * (1.0 + 1e-9)})  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What all cores share: the entry, the choice of a form, reading, and options that are objects with numbers."""
+"""What all cores share: the entry, the choice, reading, and options that are objects with numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import backends, counter
-from refattn.mechanisms.entry import defaults_of, form_of
+from refattn.mechanisms.entry import defaults_of, implementation_of
 from refattn.mechanisms.families import choose, text_of
 
 # --- reading
@@ -26,52 +26,52 @@ LONG = 300
 def test_a_reader_meets_the_definition_whatever_the_length(name: str) -> None:
     core = ra.mechanism(name).core
     assert core is not None
-    definition = ra.mechanism(name).forms[0]
+    definition = ra.mechanism(name).implementations[0]
     n = 40 if name == "koopman" else LONG  # its definition solves a system for every query
     x = counter.normal((1, 1, n, 2), seed=0, purpose="x")
     with ra.reading():
         assert backends.workers() == 1
         _, saved = core.forward(x, x, x)
-    assert saved.form == definition
-    other = ra.mechanism(name).forms[1]
+    assert saved.implementation == definition
+    other = ra.mechanism(name).implementations[1]
     if name in ("softmax", "sympformer", "growing"):
         with ra.reading():
-            _, saved = core.forward(x, x, x, form=other)  # a form that is named stays
-        assert saved.form == other
+            _, saved = core.forward(x, x, x, implementation=other)  # an implementation that is named stays
+        assert saved.implementation == other
 
 
 def test_reading_ends_and_holds_in_its_own_thread() -> None:
     x = counter.normal((1, 1, LONG, 2), seed=0, purpose="x")
     found = []
     with pytest.raises(ZeroDivisionError), ra.reading():
-        thread = threading.Thread(target=lambda: found.append(ra.softmax.forward(x, x, x)[1].form))
+        thread = threading.Thread(target=lambda: found.append(ra.softmax.forward(x, x, x)[1].implementation))
         thread.start()
         thread.join()
         raise ZeroDivisionError
-    found.append(ra.softmax.forward(x, x, x)[1].form)
+    found.append(ra.softmax.forward(x, x, x)[1].implementation)
     assert found == ["tiled", "tiled"]
 
 
-# --- forms and defaults
+# --- implementations and defaults
 
 
-def test_the_choice_of_a_form() -> None:
-    forms = ("dense", "tiled")
-    assert form_of("auto", forms, usual="tiled") == "tiled"
-    assert form_of("tiled", forms, usual="dense") == "tiled"
-    assert form_of("tiled", forms, usual="tiled", plane=(2, 0, 3, 3)) == "dense"
+def test_the_choice_of_an_implementation() -> None:
+    implementations = ("dense", "tiled")
+    assert implementation_of("auto", implementations, usual="tiled") == "tiled"
+    assert implementation_of("tiled", implementations, usual="dense") == "tiled"
+    assert implementation_of("tiled", implementations, usual="tiled", plane=(2, 0, 3, 3)) == "dense"
     with ra.trace():
-        assert form_of("auto", forms, usual="tiled") == "dense"
-        assert form_of("tiled", forms, usual="dense") == "tiled"
+        assert implementation_of("auto", implementations, usual="tiled") == "dense"
+        assert implementation_of("tiled", implementations, usual="dense") == "tiled"
     for wrong in ("Dense", None, 3, ["dense"]):
-        with pytest.raises(ValueError, match=r"form: got .*, needs one of auto, dense, tiled"):
-            form_of(wrong, forms, usual="dense")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"implementation: got .*, needs one of auto, dense, tiled"):
+            implementation_of(wrong, implementations, usual="dense")  # type: ignore[arg-type]
 
 
 def test_defaults_are_those_of_the_signature() -> None:
-    def forward(q: Any, *, causal: bool = False, form: str = "auto", **old: Any) -> None: ...
+    def forward(q: Any, *, causal: bool = False, implementation: str = "auto", **old: Any) -> None: ...
 
-    assert defaults_of(forward) == {"causal": False, "form": "auto"}
+    assert defaults_of(forward) == {"causal": False, "implementation": "auto"}
 
 
 # --- families

@@ -52,7 +52,7 @@ def test_three_files_pass_every_check(record: Mechanism, sigmoid: Any) -> None:
 
 
 def test_options_are_those_of_the_definition(record: Mechanism) -> None:
-    assert record.defaults == {"mask": None, "causal": False, "form": "auto", "scale": None}
+    assert record.defaults == {"mask": None, "causal": False, "implementation": "auto", "scale": None}
     assert record.core is not None
     with pytest.raises(TypeError, match=r"window: got an option that sigmoid.definition does not have"):
         record.core.forward(*[X[:, None]] * 3, window=3)

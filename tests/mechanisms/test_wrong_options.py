@@ -117,7 +117,7 @@ def test_settings_that_do_not_fit_are_named() -> None:
         ("graph_energy", "coupling", []),
         ("graph_energy", "coupling", {}),
         ("graph_energy", "threshold", None),
-        ("higher_order", "form", np.array([1, 2])),
+        ("higher_order", "implementation", np.array([1, 2])),
         ("higher_order", "norm_eps", np.array([1, 2])),
         ("higher_order", "order", 10**400),
         ("koopman", "updates", 10**400),

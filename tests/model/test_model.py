@@ -20,7 +20,7 @@ from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
 from refattn.verify.selfcheck import gradients
 from tests.test_equation_ids import id_problems, line_problems, trace_of
 
-CAUSAL = [name for name in ra.list_mechanisms() if "causal" in ra.mechanism(name).reads]
+CAUSAL = [name for name in ra.list_mechanisms() if "causal" in ra.mechanism(name).context_fields]
 SIZES = {"b": 5, "n": 13, "m": 8, "t": 11}
 
 
@@ -78,7 +78,7 @@ def test_every_array_has_its_axes_and_they_hold() -> None:
     # Only blocks with a norm of their own reach this line.
     text = inspect.getsource(network).splitlines()
     bare = 1 + next(n for n, line in enumerate(text) if "LM.3 of a block with a norm of its own" in line)
-    own_norm = any("norm" in ra.mechanism(name).brings for name in CAUSAL)
+    own_norm = any("norm" in ra.mechanism(name).provides for name in CAUSAL)
     assert found == ([] if own_norm else [f"refattn.model.network:{bare}: the tag was not reached"])
 
 
@@ -137,7 +137,7 @@ def test_gradients_in_three_ways(name: str, changes: dict[str, Any]) -> None:
         logits, _ = model.forward(at, placed[0])
         return {"loss": cross_entropy_forward(logits, placed[1])[0]}
 
-    def by_hand(leaves: Any, upstream: Any, form: str) -> dict[str, Any]:
+    def by_hand(leaves: Any, upstream: Any, implementation: str) -> dict[str, Any]:
         at = tree.unflatten(params, leaves)
         placed = [backends.of(at.token_embedding).from_numpy(x) for x in (given, targets)]
         logits, saved = model.forward(at, placed[0])

@@ -57,7 +57,7 @@ def test_gradients_in_four_ways() -> None:
         weights = at["scores"] + here.from_numpy(np.where(seen, 0.0, -math.inf))
         return pointer.mixed(weights, at["following"], None, at["table"], here.from_numpy(TOKENS))
 
-    def by_hand(at: Any, upstream: Any, form: str) -> dict[str, Any]:
+    def by_hand(at: Any, upstream: Any, implementation: str) -> dict[str, Any]:
         found = pointer.mixed_backward(at["table"], run(at)[1], upstream["z"])
         return dict(zip(leaves, found, strict=True))
 

@@ -109,7 +109,7 @@ def test_a_ring_of_keys(name: str) -> None:
     """Also of lengths that no device divides, and with more heads than key heads."""
     arrays, options = RINGS[name]
     on = mesh.make({"heads": 2, "tokens": 2})
-    over_devices("softmax", on, qkv(2, 4, 2, 5, 7, 3, 2) | arrays, options, form="dense")
+    over_devices("softmax", on, qkv(2, 4, 2, 5, 7, 3, 2) | arrays, options, implementation="dense")
 
 
 def test_a_block_of_keys_without_keys_changes_nothing() -> None:
@@ -124,7 +124,7 @@ MOMENTUM = {"log_momentum": -np.abs(normal(2, 2, 7)), "step": np.abs(normal(2, 2
 SCANS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "sums": ("higher_order", {"key_mask": normal(2, 7) < 1.0}, {"causal": True}, {}),
     "sums in pieces": ("higher_order", {}, {"causal": True, "order": 1, "normaliser": "add"}, {"piece": 2}),
-    "maps": ("delta", GATES, {"qk_norm": True}, {"form": "chunked"}),
+    "maps": ("delta", GATES, {"qk_norm": True}, {"implementation": "chunked"}),
     "maps in pieces": ("delta", {**GATES, **MOMENTUM}, {"qk_norm": True, "scale": 0.3}, {"piece": 2}),
 }
 

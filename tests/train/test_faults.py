@@ -225,7 +225,11 @@ def test_a_loss_of_numbers_too_large_for_their_gradients(
     [
         (ArithmeticError("update 2: not inverted"), DivergedError, "step 1: update 2: not inverted; .*saved"),
         (ValueError("context.draws: got none"), ValueError, "context.draws: got none$"),
-        (Unsupported("form: got 'auto', needs fewer tokens"), Unsupported, "form: got 'auto', needs fewer tokens$"),
+        (
+            Unsupported("implementation: got 'auto', needs fewer tokens"),
+            Unsupported,
+            "implementation: got 'auto', needs fewer tokens$",
+        ),
     ],
 )
 def test_what_a_block_cannot_compute_is_told_as_such(

@@ -1,4 +1,4 @@
-"""Honest runs of any mechanism: the dense form with the roundings of its kernels, and every other form, in float32."""
+"""Honest runs of any mechanism: dense.py with the roundings of its kernels, and all others, in float32."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def results(record: Mechanism, case: Case, known: Truth, dtype: str) -> Iterator
     yield "kernel", kernel(record, case, known, dtype)
     inputs = {name: x.astype(np.float32) if has_gradient(x) else x for name, x in known.inputs.items()}
     assert known.upstream is not None
-    for form in record.forms[1:]:
+    for implementation in record.implementations[1:]:
         try:
-            found = evaluate(record, inputs, case.options, known.upstream.astype(np.float32), form)
+            found = evaluate(record, inputs, case.options, known.upstream.astype(np.float32), implementation)
         except Unsupported:
             continue
-        yield form, stored(found, known)
+        yield implementation, stored(found, known)
 
 
 def runs(record: Mechanism, dtype: str, least: int, step: int = 1) -> Iterator[tuple[str, tuple[Verdict, ...]]]:

@@ -82,7 +82,10 @@ def test_junit_has_a_test_for_each_case() -> None:
     assert tests["refattn.softmax.float32", "causal-tail"] == ["failure"]
     assert tests["refattn.softmax.float32", "empty-rows"] == ["skipped"]
     assert "of the allowed error" in str(suite.find("testcase/failure").get("message"))  # type: ignore[union-attr]
-    rows = Row("laws", "causal", "not run", None, "declined: \x1b[31m"), Row("laws", "rows", "disagrees", 2.0, "no")
+    rows = (
+        Row("properties", "causal", "not run", None, "declined: \x1b[31m"),
+        Row("properties", "rows", "disagrees", 2.0, "no"),
+    )
     suite = ElementTree.fromstring(junit(CheckReport("softmax", "mine", False, rows)))[0]
     assert (suite.get("failures"), suite.get("skipped")) == ("1", "1")
     suite = ElementTree.fromstring(junit(CheckReport("softmax", "mine", False, rows[:1])))[0]

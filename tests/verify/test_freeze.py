@@ -82,7 +82,7 @@ def test_every_equation_that_runs_is_in_the_set(golden: vectors.GoldenSet) -> No
         name: x.astype(np.float64) for name, x in make("softmax", shrunk(RECORD.case("softcap")), "bfloat16").items()
     }
     with equations.trace() as traced:
-        out, saved = ra.softmax.forward(**inputs, softcap=5.0, form="dense")
+        out, saved = ra.softmax.forward(**inputs, softcap=5.0, implementation="dense")
         ra.softmax.backward(saved, arrays["float64/d_out"][1])
     assert {f"equations/{id}" for id in traced} == {name for name in arrays if name.startswith("equations/")}
     assert np.array_equal(arrays["results/out"][1], out)

@@ -128,7 +128,7 @@ def test_no_false_alarm_of_any_mechanism(dtype: str, name: str, record_property:
     for run_name, verdicts in runs(ra.mechanism(name), dtype, 1 if sampled else 1000, step=step):
         number += 1
         alarms |= {f"{run_name}: {v.tensor}": (v.share, v.statistic) for v in verdicts if not v.agrees}
-    record_property("rate", f"{name}, {dtype}: {len(alarms)} alarms in {number} honest runs of all forms")
+    record_property("rate", f"{name}, {dtype}: {len(alarms)} alarms in {number} honest runs of all implementations")
     assert (number >= 1000 or sampled) and not alarms
 
 

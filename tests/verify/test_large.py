@@ -80,7 +80,7 @@ FAULTS: dict[str, Callable[..., Any]] = {
 
 
 class Ours:
-    """The tiled form of a mechanism."""
+    """The tiled implementation of a mechanism."""
 
     def __init__(self, name: str) -> None:
         self.core, self.record = ra.mechanism(name).core, ra.mechanism(name)

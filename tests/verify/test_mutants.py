@@ -81,7 +81,7 @@ def test_mutants_are_caught_of_all(dtype: str, name: str, record_property: Calla
 def test_every_equation_and_kind_has_mutants() -> None:
     found = mutants(RECORD)
     assert len(set(found)) == len(found)
-    dense = equations.declared(RECORD.tagged[0])
+    dense = equations.declared(RECORD.equation_modules[0])
     equation = [mutant for mutant in found if mutant.kind == "equation"]
     assert {mutant.of[0] for mutant in equation} == set(dense)
     assert {str(mutant) for mutant in found if mutant not in equation} == {*map(str, storing(RECORD)), *RECORD.wrong}

@@ -27,10 +27,10 @@ def reference(q: Any, k: Any, v: Any, **options: Any) -> Any:
 
 
 class Reference:
-    """The tiled form, forward and backward."""
+    """The tiled implementation, forward and backward."""
 
     def forward(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
-        out, self.saved = ra.softmax.forward(q, k, v, form="tiled", **options)
+        out, self.saved = ra.softmax.forward(q, k, v, implementation="tiled", **options)
         return out, self.saved.lse
 
     def backward(self, d_out: Any) -> Any:
@@ -223,7 +223,7 @@ def one(name: str) -> Any:
 def test_equations_are_judged_by_their_ids(case: str) -> None:
     """Each against the trace, or against what stands in its place; a wrong one fails by its name."""
     ids = ("SM.1", "SM.capped", "SM.2", "SM.biased", "SM.4", "SM.kept", "SM.largest", "SM.top", "SM.total")
-    before = RECORD.before
+    before = RECORD.fallback_equation
 
     def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
         with ra.trace() as traced:

@@ -65,7 +65,7 @@ def test_values_are_those_of_a_run_by_hand() -> None:
     found = core(case="softcap-mask")
     inputs = make("softmax", case, "float64")
     with equations.trace() as t:
-        out, saved = ra.softmax.forward(**inputs, **case.options, form="dense")
+        out, saved = ra.softmax.forward(**inputs, **case.options, implementation="dense")
         d_out = make_upstream("softmax", case, "out", out.shape, "float64")
         d_lse = make_upstream("softmax", case, "lse", saved.lse.shape, "float64")
         gradients = ra.softmax.backward(saved, d_out, d_lse)
@@ -185,6 +185,6 @@ def test_json_has_the_same_values() -> None:
 def test_a_mechanism_may_run_the_equations_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record with the block alone: the equations of its core belong to somebody else."""
     record = ra.mechanism("softmax")
-    alone: Mechanism = dataclasses.replace(record, tagged=record.tagged[1:], core=None)
+    alone: Mechanism = dataclasses.replace(record, equation_modules=record.equation_modules[1:], core=None)
     found = traced.trace_block(alone, "float64", NUMPY)
     assert {"SM.1", "SM.output", "dSM.q"} <= {step.id for step in found.steps}

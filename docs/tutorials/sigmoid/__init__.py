@@ -20,6 +20,6 @@ record = mechanism(
         qkv("grouped", "grouped", "two query heads share one key/value head", h=6, g=3),
         qkv("unequal", "unequal", "lengths and widths differ", n_q=19, n_k=53, d=12, e=20),
     ),
-    laws=("permutation", "query_permutation", "linear_in_v", "padding", "causal", "independent", "repeatable"),
-    magnitudes={"SIG.1": lambda inputs, values: sizes.scores(inputs, values["SIG.1"])},
+    properties=("permutation", "query_permutation", "linear_in_v", "padding", "causal", "independent", "repeatable"),
+    rounding_scales={"SIG.1": lambda inputs, values: sizes.scores(inputs, values["SIG.1"])},
 )

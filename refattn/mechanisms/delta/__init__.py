@@ -5,8 +5,9 @@ What to read, in this order:
 - `definition`: the gated delta rule alone, DELTA.1 to DELTA.5 and their adjoints, token by token.
 - `dense`: the same for all rules and options, whose equations have names.
 - `core`: the public map of q, k and v and the gates; `options`: how arguments are checked.
-- `forms.chunked`: the same in chunks of tokens, one triangular system each; `forms.weights`, `forms.segments` and
-  `forms.halves` have what a chunk reads and writes with, and how decays are summed.
+- `implementations.chunked`: the same in chunks of tokens, one triangular system each; `implementations.weights`,
+  `implementations.segments` and
+  `implementations.halves` have what a chunk reads and writes with, and how decays are summed.
 - `layer.block`: projections, convolutions and gates around the core: the mechanism as a layer; `layer.config`, its
   choices and parameters; `layer.stream`, decoding token by token.
 - `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, wrong readings, and questions
@@ -47,17 +48,17 @@ record = Mechanism(
     title=_TITLE,
     definition=_definition,
     source="Yang, Kautz, Hatamizadeh 2024, Gated delta networks (arXiv:2412.06464), with its relatives",
-    tagged=(_dense, _segments, _weights, _chunked, _block),
-    around=(_segments, _weights, _chunked),
+    equation_modules=(_dense, _segments, _weights, _chunked, _block),
+    block_modules=(_segments, _weights, _chunked),
     loops=_loops,
-    forms=tuple(_core.FORMS),
+    implementations=tuple(_core.IMPLEMENTATIONS),
     defaults=_defaults_of(forward),
-    reads=_READS,
+    context_fields=_READS,
     core=_core,
     block=_BLOCK,
     cases=_CASES,
-    laws=("linear_in_v", "sequence_padding", "causal", "truncation", "independent", "workers", "repeatable"),
-    magnitudes=_MAGNITUDES,
+    properties=("linear_in_v", "sequence_padding", "causal", "truncation", "independent", "workers", "repeatable"),
+    rounding_scales=_MAGNITUDES,
     stored=_STORED,
     wrong=_WRONG,
     outputs={"state": "X"},
@@ -78,7 +79,7 @@ record = Mechanism(
         "chunk": 5,
     },
     # Later keys that are larger overflow in a chunk, and 0 times infinity reaches the tokens before them.
-    huge=8.0,
+    perturbation=8.0,
     tokenless=("state",),
     tiled=False,
     stream=ModuleStream(_stream, _BLOCK),

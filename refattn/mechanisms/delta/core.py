@@ -1,4 +1,4 @@
-"""The public core of the linear recurrences: arguments are checked once, cast once, and handed to one of the forms."""
+"""The public core of the linear recurrences: arguments are checked once, cast once, and handed to an implementation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from refattn.mechanisms.arguments import check_is
 from refattn.mechanisms.delta import definition, dense
 from refattn.mechanisms.delta.implementations import chunked
 from refattn.mechanisms.delta.options import GATES, check_chunk, check_eps, check_given, check_scale, hidden
-from refattn.mechanisms.entry import check_saved, form_of, upstream
+from refattn.mechanisms.entry import check_saved, implementation_of, upstream
 from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.xp import Array, namespace, zeros
 
-FORMS = {"recurrent": dense, "chunked": chunked}
+IMPLEMENTATIONS = {"recurrent": dense, "chunked": chunked}
 
 RECURRENT_UP_TO = 16
-"""Tokens up to which `form="auto"` takes the recurrence."""
+"""Tokens up to which `implementation="auto"` takes the recurrence."""
 
 SMALL_UP_TO, SMALL = 64, 16384
 """The same for a decay of channels where the states (b, g, d, e) have fewer numbers than the second one: calls of small
@@ -32,14 +32,14 @@ class Saved:
 
     Attributes
     ----------
-    form
-        The form that ran: "recurrent" or "chunked".
+    implementation
+        The implementation that ran: "recurrent" or "chunked".
     state
         (b, g, d, e): the state after the last token; with momentum (b, g, 2, d, e), the state and its momentum; with
         lengths one for each sequence in place of b. For float16 and bfloat16 inputs it is float32.
     """
 
-    form: str
+    implementation: str
     state: Array
     shape: tuple[int, ...]  # of the output
     like: dict[str, Array]  # the inputs by name
@@ -69,7 +69,7 @@ def forward(
     key_mask: Array | None = None,
     lengths: tuple[int, ...] | None = None,
     chunk: int = 32,
-    form: str = "auto",
+    implementation: str = "auto",
 ) -> tuple[Array, Saved]:
     """Read a state with queries q, after it has decayed and been written to with keys k and values v, token by token.
 
@@ -107,8 +107,8 @@ def forward(
     lengths
         For a batch of 1, the lengths of sequences that are packed along n; `state` then has one for each in place of b.
     chunk
-        How many tokens a chunk of the chunked form has. It changes nothing but rounding.
-    form
+        How many tokens a chunk of the chunked implementation has. It changes nothing but rounding.
+    implementation
         "recurrent" (token by token), "chunked" (a few products for each chunk) or "auto": what is quicker, which is the
         first for 16 tokens or fewer, and for 64 or fewer with a decay of channels and small states.
 
@@ -118,14 +118,15 @@ def forward(
         (b, max(h, g), n, e) in the dtype of the inputs. Output head o is of query head floor(o h / max(h, g)) and of
         state head floor(o g / max(h, g)).
     saved : Saved
-        What `backward` reads, with `saved.form` and `saved.state`, the state after the last token.
+        What `backward` reads, with `saved.implementation` and `saved.state`, the state after the last token.
 
     Raises
     ------
     TypeError
         Where an argument is of a wrong type or dtype, or the arrays are of several libraries.
     ValueError
-        Where a shape, a number, the form or a device does not fit, heads do not divide, or arrays exclude each other.
+        Where a shape, a number, the implementation or a device does not fit, heads do not divide, or arrays exclude
+        each other.
 
     Notes
     -----
@@ -149,7 +150,7 @@ def forward(
     eps, size, tokens = check_eps(norm_eps), check_chunk(chunk), q.shape[2]
     by_calls = log_decay is not None and len(log_decay.shape) == 4 and math.prod(given.state_shape) < SMALL
     limit = SMALL_UP_TO if by_calls else RECURRENT_UP_TO
-    chosen = form_of(form, FORMS, usual="recurrent" if tokens <= limit else "chunked")
+    chosen = implementation_of(implementation, IMPLEMENTATIONS, usual="recurrent" if tokens <= limit else "chunked")
     factor = check_scale(scale, q)
     xp = namespace(q, k, v)
     arrays = {"q": q, "k": k, "v": v, **gates, "state": state, "scale": factor}
@@ -160,7 +161,7 @@ def forward(
         out, inner = zeros(shape, given.q), None  # (b, h, 0, e)
     else:
         more = {"chunk": size} if chosen == "chunked" else {"moving": log_momentum is not None}
-        out, last, inner = equations.active(FORMS[chosen]).forward(
+        out, last, inner = equations.active(IMPLEMENTATIONS[chosen]).forward(
             given.q,
             given.k,
             given.v,
@@ -212,7 +213,7 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None = None) -> dict[s
         found = {name: zeros(saved.like[name].shape, d_out) for name in names if name in ("q", "k", "v", *GATES)}
         found |= {"state": zeros(saved.state.shape, d_out) if d_last is None else d_last, "scale": zeros((), d_out)}
     else:
-        found = equations.active(FORMS[saved.form]).backward(saved.inner, d_out, d_last)
+        found = equations.active(IMPLEMENTATIONS[saved.implementation]).backward(saved.inner, d_out, d_last)
     if saved.key_mask is not None:
         found |= {name: hidden(found[name], saved.key_mask) for name in names if name in ("k", "v", *GATES)}
     xp = namespace(q)

@@ -7,13 +7,14 @@ What to read, in this order:
   start, the state that flows, integrators, thresholds, and what an emptied row gets.
 - `forces`: what moves a score: the couplings g of an edge and the intrinsic forces f, with potentials and derivatives.
 - `dense`: the definition with all options, put together from these objects, with every pair at once.
-- `core`: the public map of q, k and v: checks, and which form and solver runs; `csr` and `analytic` hold sparse graphs
+- `core`: the public map of q, k and v: checks, and which implementation and solver runs; `csr` and `analytic` hold
+  sparse graphs
   and the check of couplings of your own.
 - `system`: the flow as a system of its own, x' = v(x), with its energy.
 - `layer.block`: projections around the core; `layer.learned`: the numbers of a block; `layer.hierarchy`: levels of
   tokens; `layer.stream`: token by token; `layer.sharing`, `layer.regularisers`: parameters that tokens share, sums that
   are added to a loss.
-- `forms`: the same sums over pairs in tiles, as matrix products, on sparse graphs, and of what is near.
+- `implementations`: the same sums over pairs in tiles, as matrix products, on sparse graphs, and of what is near.
 - `solvers`: steps whose length is chosen or that are equations, flows that stop, the gradient at an equilibrium.
 - `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
 """
@@ -110,17 +111,17 @@ record = Mechanism(
     title=_TITLE,
     definition=_definition,
     source="F. Preetham 2023, Graph Dynamical Systems and Odd Analytic Coupling (Medium, 21 August 2023)",
-    tagged=(_dense, _block, _learned, _hierarchy),
-    around=(_learned, _hierarchy),
+    equation_modules=(_dense, _block, _learned, _hierarchy),
+    block_modules=(_learned, _hierarchy),
     loops=_loops,
-    forms=tuple(_core.FORMS),
+    implementations=tuple(_core.IMPLEMENTATIONS),
     defaults=defaults_of(forward),
     families=FAMILIES,
-    reads=_READS,
+    context_fields=_READS,
     core=_core,
     block=_BLOCK,
     cases=_CASES,
-    laws=(
+    properties=(
         "token_permutation",
         "linear_in_v",
         "constant_value",
@@ -131,7 +132,7 @@ record = Mechanism(
         "workers",
         "repeatable",
     ),
-    magnitudes=_MAGNITUDES,
+    rounding_scales=_MAGNITUDES,
     stored=_STORED,
     wrong=_WRONG,
     differentiable=("mu", "kappa", "scale", "step", "tau", "coefficients"),
@@ -155,14 +156,14 @@ record = replace(
         replace(
             record,
             title="levels",
-            tagged=(_hierarchy,),
-            around=(),
+            equation_modules=(_hierarchy,),
+            block_modules=(),
             loops=_level_loops,
-            forms=_hierarchy.FORMS,
+            implementations=_hierarchy.IMPLEMENTATIONS,
             defaults=_levels.DEFAULTS,
             core=_levels,
             cases=_levels.CASES,
-            magnitudes={},
+            rounding_scales={},
         ),
     ),
 )

@@ -1,6 +1,6 @@
 """The public core of graph energy attention: arguments are checked once, cast once, and handed to the definition.
 
-The definition takes explicit steps with every pair at once. Other forms sum over pairs another way, and other
+The definition takes explicit steps with every pair at once. Other implementations sum over pairs another way, and other
 integrators take the steps another way: `way_of` says which files these are.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from refattn import equations
 from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_broadcasts, check_number, check_per_head, check_whole, fits
-from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
+from refattn.mechanisms.entry import check_saved, enter, implementation_of, renamed, returned, upstream
 from refattn.mechanisms.graph_energy import definition, dense
 from refattn.mechanisms.graph_energy import options as kinds
 from refattn.mechanisms.graph_energy.analytic import check_coupling, check_intrinsic
@@ -32,10 +32,10 @@ from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.xp import Array, all_finite, concrete, dtype_name, is_array, is_bool, is_floating, namespace, raised
 
-FORMS = {"dense": pairs, "products": products, "tiled": tiled}
+IMPLEMENTATIONS = {"dense": pairs, "products": products, "tiled": tiled}
 
 DENSE_UP_TO = 64 * 64
-"""Differences of scores of one head up to which `form="auto"` takes the dense form."""
+"""Differences of scores of one head up to which `implementation="auto"` takes the dense implementation."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,18 @@ class Saved:
 
     Attributes
     ----------
-    form
-        The form that ran.
+    implementation
+        The implementation that ran.
     weights
-        (b, h, i, j): the attention weights p; None in state "feature", and in the form "rows" of a sparse graph.
+        (b, h, i, j): the attention weights p; None in state "feature", and in the implementation "rows" of a sparse
+        graph.
     graph
         (b, h, j, j): the links w on which scores flowed.
     scores
         (b, h, j, c): the scores after the last step, before the threshold.
     """
 
-    form: str
+    implementation: str
     weights: Array | None
     graph: Array | CSR
     scores: Array
@@ -66,7 +67,7 @@ class Saved:
     @property
     def system(self) -> System:
         """The flow as a system of its own, x' = v(x)."""
-        return system_of(self.inner.graph, _sums(self.form))
+        return system_of(self.inner.graph, _sums(self.implementation))
 
 
 def _as_printed(options: dict[str, Any], *arrays: Array) -> str | None:
@@ -100,7 +101,7 @@ def forward(
     causal: Causal = False,
     scale: float | Array | None = None,
     bias: Array | None = None,
-    form: str = "auto",
+    implementation: str = "auto",
     **old: Any,
 ) -> tuple[Array, Saved]:
     """Attention whose scores first flow on the graph of the tokens, down the gradient of an energy.
@@ -154,7 +155,7 @@ def forward(
         Factor of the scores; None means 1/sqrt(d).
     bias
         Broadcastable to (b, h, n, n): what is added to the scores.
-    form
+    implementation
         "dense" (every difference of scores at once), "products" (matrix products: the couplings "sin", "identity" and
         "cubic", and polynomials), "tiled" (a few rows of differences at a time) or "auto".
 
@@ -196,14 +197,14 @@ def forward(
     call = enter(q, k, v, mask=mask, causal=causal)
     is_causal, masked = call.offset is not None, mask is not None
     options = checked(call.q, call.k, call.v, masked=masked, causal=is_causal, **given, scale=scale, bias=bias)
-    chosen = _form(form, options, call.plane, v.shape[3])
+    chosen = _implementation(implementation, options, call.plane, v.shape[3])
     past = None if chosen == "rows" else call.offset
     allowed = allowed_pairs(call.mask, past, *call.plane[2:], q)
     if allowed is not None:
         allowed = namespace(q).broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *call.plane[2:]))
     options = replace(options, attends=chosen == "dense")
     way = way_of(options, chosen)
-    more = {} if way is dense else {"form": _sums(chosen)}
+    more = {} if way is dense else {"implementation": _sums(chosen)}
     out, inner = equations.active(way).forward(call.q, call.k, call.v, allowed=allowed, options=options, **more)
     kinds.check_step(options, inner.graph.links, inner.graph.visible)
     if options.threshold.empty == "error" and (filled := inner.readout.filled) is not None:
@@ -278,7 +279,7 @@ def backward(
     if d_energy is not None:
         by_energy, more = energy_backward(saved, d_energy)
         read |= {n: x if read.get(n) is None else read[n] + x for n, x in by_energy.items()}
-    way = equations.active(way_of(saved.options, saved.form))
+    way = equations.active(way_of(saved.options, saved.implementation))
     gradients = way.backward(saved.inner, d_out, **read)
     gradients |= {name: gradients[name] + x for name, x in more.items()}
     xp, numbers = namespace(d_out), saved.options.numbers
@@ -289,35 +290,41 @@ def backward(
 # --- dispatch
 
 
-def _form(form: str, options: Options, plane: tuple[int, ...], width: int) -> str:
-    """Return the form to run: for a sparse graph "rows", or "sparse" where all pairs are there at once."""
+def _implementation(implementation: str, options: Options, plane: tuple[int, ...], width: int) -> str:
+    """Return the implementation to run: for a sparse graph "rows", or "sparse" where all pairs are there at once."""
     if isinstance(options.graph, CSR):
-        if form != "auto":
-            raise ValueError(f'form: got "{form}" with a sparse graph, needs "auto"')
-        return form_of(form, ("sparse", "rows"), usual="rows" if rows.fits(options) else "sparse", plane=plane)
+        if implementation != "auto":
+            raise ValueError(f'implementation: got "{implementation}" with a sparse graph, needs "auto"')
+        return implementation_of(
+            implementation, ("sparse", "rows"), usual="rows" if rows.fits(options) else "sparse", plane=plane
+        )
     n, channels = plane[3], options.state.channels(plane[2], width)
     solves = isinstance(options.integrator, kinds.DiscreteGradient)
     usual = "tiled" if options.coupling.terms is None or solves else "products"
-    chosen = form_of(form, FORMS, usual="dense" if n * n * channels <= DENSE_UP_TO else usual)
+    chosen = implementation_of(
+        implementation, IMPLEMENTATIONS, usual="dense" if n * n * channels <= DENSE_UP_TO else usual
+    )
     if chosen == "products" and solves:
-        raise Unsupported('form: got "products" with integrator="discrete_gradient", needs "tiled" or "dense"')
+        raise Unsupported(
+            'implementation: got "products" with integrator="discrete_gradient", needs "tiled" or "dense"'
+        )
     return chosen
 
 
-def way_of(options: Options, form: str) -> ModuleType:
+def way_of(options: Options, implementation: str) -> ModuleType:
     """Return the module that computes a call: the definition, where it can, or one that takes the steps another way."""
     how = options.integrator
     plain = isinstance(how, (kinds.Euler, kinds.Heun, kinds.RK4)) and how.checkpoint is None and how.stops is None
     if how.adjoint == "implicit":
         return equilibrium
-    if form == "rows":
+    if implementation == "rows":
         return rows
-    return dense if form == "dense" and plain else general_steps
+    return dense if implementation == "dense" and plain else general_steps
 
 
-def _sums(form: str) -> ModuleType:
+def _sums(implementation: str) -> ModuleType:
     """Return the module that sums over pairs."""
-    return FORMS.get(form, sparse)
+    return IMPLEMENTATIONS.get(implementation, sparse)
 
 
 def _check_scores(inner: dense.Saved) -> None:

@@ -52,7 +52,7 @@ class System:
         b (b, h, j, c).
     visible
         m (b, h, j, c): 1 where a node exists in a channel, else 0; None where all do.
-    form
+    implementation
         The module that sums over pairs, of `refattn.mechanisms.graph_energy.implementations`.
     """
 
@@ -63,16 +63,16 @@ class System:
     links: Any
     start: Array
     visible: Array | None
-    form: ModuleType
+    implementation: ModuleType
 
     def coupled(self, *states: Array) -> Array:
         """Return c at x; at two states that of a coupling of both."""
-        found: Array = self.form.couple_forward(self.coupling, self.links, self.visible, *states)
+        found: Array = self.implementation.couple_forward(self.coupling, self.links, self.visible, *states)
         return found
 
     def coupled_keeping(self, *states: Array) -> tuple[Array, Any]:
-        """Return c, and what the form keeps for its backward; None where it keeps nothing."""
-        keeping = getattr(self.form, "couple_keeping", None)
+        """Return c, and what the implementation keeps for its backward; None where it keeps nothing."""
+        keeping = getattr(self.implementation, "couple_keeping", None)
         if keeping is None:
             return self.coupled(*states), None
         found: tuple[Array, Any] = keeping(self.coupling, self.links, self.visible, *states)
@@ -127,7 +127,7 @@ class System:
         if not isinstance(self.links, CSR):
             return namespace(x).sum(self.links[..., None] * self._potentials(coupling, x), axis=3)
         known: Any = replace(coupling, force=coupling.potential, terms=None)
-        pulls: Array = self.form.couple_forward(known, self.links, self.visible, x)
+        pulls: Array = self.implementation.couple_forward(known, self.links, self.visible, x)
         return pulls
 
     def _potentials(self, coupling: Coupling, x: Array) -> Array:
@@ -138,11 +138,11 @@ class System:
         return found * self.visible[:, :, None, :, :] * self.visible[:, :, :, None, :]
 
 
-def system_of(graph: Graph, form: ModuleType) -> System:
+def system_of(graph: Graph, implementation: ModuleType) -> System:
     """Return the system of a call, with the module that sums over pairs."""
     known = graph.options
     numbers = (known.mu, known.kappa)
-    return System(known.coupling, known.intrinsic, *numbers, graph.links, graph.start, graph.visible, form)
+    return System(known.coupling, known.intrinsic, *numbers, graph.links, graph.start, graph.visible, implementation)
 
 
 def balance_of(graph: Graph) -> Array | None:

@@ -1,7 +1,7 @@
 """Attention whose queries and keys grow wider where the gradient needs it.
 
-The core is softmax attention with a scale that is stored: its definition and its forms are those of the room of softmax
-attention. What to read, in this order:
+The core is softmax attention with a scale that is stored: its definition and its implementations are those of the room
+of softmax attention. What to read, in this order:
 
 - `definition`: growth itself, GROW.1 to GROW.19, from the gradient of the scores to wider weights; `example`: a small
   step of it.
@@ -11,7 +11,7 @@ attention. What to read, in this order:
   that descends in it; the `bottleneck`, which says what new columns are worth; kernels of low rank (`truncate`), or
   `columns` beside the old ones; the `path` from an amplitude to weights, and the `search` for the amplitude; all of it
   together (`step`), by its `options`; heads that get unequal numbers of columns (`uneven`).
-- `core`: the public functions; `forms.tiled`: the contraction in memory linear in the lengths.
+- `core`: the public functions; `implementations.tiled`: the contraction in memory linear in the lengths.
 - `judge`: designed calls, wrong readings, block and growth a second time (`loops`, `beside`); in all else the core is
   judged as softmax attention is.
 """
@@ -48,8 +48,8 @@ record = _replace(
     definition=_definition,
     example=_Example(_example.INPUTS, _example.run),
     source="L. Burgund, Attention Growing Networks (internship report, LISN), section 1",
-    tagged=(_softmax.tagged[0], _block),
-    reads=_READS,
+    equation_modules=(_softmax.equation_modules[0], _block),
+    context_fields=_READS,
     core=_core,
     block=_BLOCK,
     cases=_CASES,
@@ -58,5 +58,5 @@ record = _replace(
     stream=KeyValueStream(_BLOCK),
     grow=_step,
     pictures=_PICTURES,
-    beside_twice=_twice,
+    block_derived_twice=_twice,
 )

@@ -17,10 +17,10 @@ from refattn.mechanisms.growing import dense
 from refattn.mechanisms.growing.implementations import tiled
 from refattn.mechanisms.record import Unsupported
 from refattn.mechanisms.softmax import core as softmax
-from refattn.mechanisms.softmax.core import FORMS, Saved, forward
+from refattn.mechanisms.softmax.core import IMPLEMENTATIONS, Saved, forward
 from refattn.xp import Array, namespace
 
-__all__ = ["FORMS", "Saved", "backward", "contract", "contract_and_square", "forward", "functional_gradient"]
+__all__ = ["IMPLEMENTATIONS", "Saved", "backward", "contract", "contract_and_square", "forward", "functional_gradient"]
 
 CONTRACTIONS = {"dense": dense, "tiled": tiled}
 
@@ -45,7 +45,7 @@ def functional_gradient(saved: Saved, d_out: Array) -> Array:
     Parameters
     ----------
     saved
-        What `forward` returned, of the dense form: the tiled one never holds the scores.
+        What `forward` returned, of the dense implementation: the tiled one never holds the scores.
     d_out
         (b, h, i, e): gradient of the loss with respect to `out`.
 
@@ -59,7 +59,7 @@ def functional_gradient(saved: Saved, d_out: Array) -> Array:
     TypeError, ValueError
         Where an argument is of a wrong type, dtype, shape, library or device.
     Unsupported
-        Where the form is not the dense one.
+        Where the implementation is not the dense one.
 
     Notes
     -----
@@ -75,8 +75,8 @@ def functional_gradient(saved: Saved, d_out: Array) -> Array:
            [ 0.  ,  0.  ]])
     """
     d_out = _upstream(saved, d_out)
-    if saved.form != "dense":
-        raise Unsupported(f'saved: got one of the form "{saved.form}", which holds no scores; needs form="dense"')
+    if saved.implementation != "dense":
+        raise Unsupported(f'saved: got "{saved.implementation}", which holds no scores; needs implementation="dense"')
     g = equations.active(dense).functional_gradient(saved.inner, d_out)
     return namespace(g).astype(g, saved.like.dtype, copy=False)
 
@@ -88,7 +88,7 @@ def contract(saved: Saved, d_out: Array, x: Array, *, total: bool = False) -> Ar
     Parameters
     ----------
     saved
-        What `forward` returned, in any form.
+        What `forward` returned, in any implementation.
     d_out
         (b, h, n, e): gradient of the loss with respect to `out`.
     x
@@ -122,7 +122,7 @@ def contract_and_square(saved: Saved, d_out: Array, x: Array, *, total: bool = F
     if len(x.shape) != 3 or x.shape[:2] != (b, queries) or keys != queries:
         needs = f"({b}, {queries}, width)" if keys == queries else f"as many queries ({queries}) as keys ({keys})"
         raise ValueError(f"x: got shape {tuple(x.shape)}, needs {needs}")
-    return equations.active(CONTRACTIONS[saved.form]).contract(saved.inner, d_out, x, total)
+    return equations.active(CONTRACTIONS[saved.implementation]).contract(saved.inner, d_out, x, total)
 
 
 def _upstream(saved: Saved, d_out: Array) -> Array:

@@ -3,7 +3,8 @@
 What to read: `definition`, the paper alone; `dense`, the same with all options; then `core`, the function that is
 called, and `options`, what it may be asked for. After these, in any order:
 
-- `forms`: the same by other ways. `kernel` is why a weight is an inner product of features, `state` what sums of
+- `implementations`: the same by other ways. `kernel` is why a weight is an inner product of features, `state` what sums
+  of
   features make of it; then `linear`, `chunked` and `recurrent`; and `tiled`, which does without;
 - `layer`: the block of a model, and decoding token by token;
 - `judge`: a second derivation, designed calls, wrong readings, and the sizes of rounding errors.
@@ -20,7 +21,7 @@ from refattn.mechanisms.higher_order import core as _core
 from refattn.mechanisms.higher_order import definition as _definition
 from refattn.mechanisms.higher_order import dense as _dense
 from refattn.mechanisms.higher_order import loops as _loops
-from refattn.mechanisms.higher_order.core import FORMS as _FORMS
+from refattn.mechanisms.higher_order.core import IMPLEMENTATIONS as _FORMS
 from refattn.mechanisms.higher_order.core import Saved, backward, empty_state, forward
 from refattn.mechanisms.higher_order.implementations.state import State
 from refattn.mechanisms.higher_order.implementations.state import merge as merge_states
@@ -46,18 +47,18 @@ record = Mechanism(
     title=_TITLE,
     definition=_definition,
     source="J. Mercat 2020, Higher Order Linear Transformer (arXiv:2010.14816), equations 1 to 3",
-    tagged=(_dense, _block),
+    equation_modules=(_dense, _block),
     loops=_loops,
-    forms=tuple(_FORMS),
+    implementations=tuple(_FORMS),
     defaults=_defaults_of(forward),
     differentiable=("alpha", "delta"),
     families={"normaliser": _partial(_choose, "normaliser", kinds=_NORMALISERS)},
     configs=({"train_alpha": True, "train_delta": True, "normaliser": "signed(eps=0.1)"},),
-    reads=_READS,
+    context_fields=_READS,
     core=_core,
     block=_BLOCK,
     cases=_CASES,
-    laws=(
+    properties=(
         "permutation",
         "query_permutation",
         "linear_in_v",
@@ -69,7 +70,7 @@ record = Mechanism(
         "workers",
         "repeatable",
     ),
-    magnitudes=_MAGNITUDES,
+    rounding_scales=_MAGNITUDES,
     stored=_STORED,
     wrong=_WRONG,
     stream=ModuleStream(_stream, _BLOCK),

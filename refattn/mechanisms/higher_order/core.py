@@ -1,4 +1,4 @@
-"""The public core of higher-order attention: arguments are checked once, cast once, and handed to one of the forms."""
+"""The public core of higher-order attention: arguments are checked once, cast once, and handed to an implementation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from refattn import equations
 from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is, check_qkv
-from refattn.mechanisms.entry import Call, check_saved, enter, form_of, returned, upstream
+from refattn.mechanisms.entry import Call, check_saved, enter, implementation_of, returned, upstream
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.higher_order import definition, dense
 from refattn.mechanisms.higher_order.implementations import chunked, linear, recurrent, tiled
@@ -20,10 +20,10 @@ from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal
 from refattn.xp import Array, dtype_name, is_bool, namespace, raised
 
-FORMS = {"dense": dense, "tiled": tiled, "linear": linear, "chunked": chunked, "recurrent": recurrent}
+IMPLEMENTATIONS = {"dense": dense, "tiled": tiled, "linear": linear, "chunked": chunked, "recurrent": recurrent}
 
 DENSE_UP_TO = 128 * 128
-"""Scores of one head up to which `form="auto"` takes the dense form."""
+"""Scores of one head up to which `implementation="auto"` takes the dense implementation."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Saved:
 
     Attributes
     ----------
-    form
-        The form that ran.
+    implementation
+        The implementation that ran.
     normaliser
         (b, h, i): the row sums z of HOL.5, before the normaliser: where they are near 0, or below, the output is ill
         conditioned. For float16 and bfloat16 inputs they are float32.
@@ -41,7 +41,7 @@ class Saved:
         The state after the last key, where one came in.
     """
 
-    form: str
+    implementation: str
     normaliser: Array
     state: State | None
     shape: tuple[int, ...]  # of the output
@@ -70,7 +70,7 @@ def forward(
     key_mask: Array | None = None,
     causal: Causal = False,
     state: State | None = None,
-    form: str = "auto",
+    implementation: str = "auto",
     **old: Any,
 ) -> tuple[Array, Saved]:
     """Higher-order attention of queries q over keys k and values v.
@@ -96,7 +96,8 @@ def forward(
     norm_eps
         What is added to the variance by the layer normalisation.
     mask
-        Boolean, broadcastable to (b, h, i, j); True = may attend. Any mask takes a form with pairs: dense or tiled.
+        Boolean, broadcastable to (b, h, i, j); True = may attend. Any mask takes an implementation with pairs: dense or
+        tiled.
     key_mask
         Boolean (b, j), beside a mask or alone; False = padding, which no query may attend, whatever it holds.
     causal
@@ -104,7 +105,7 @@ def forward(
     state
         What earlier keys have left, which every query may attend: `saved.state` of an earlier call, or `empty_state`.
         Then `causal` is asked for, and `saved.state` is the state after the last key.
-    form
+    implementation
         "dense" (every score at once), "tiled" (memory linear in the lengths), "linear" (work too; not causal),
         "chunked" (the same, causal), "recurrent" (token by token, causal) or "auto": the quickest for these sizes. The
         last three have a sum over keys that all queries share, and so no mask.
@@ -114,15 +115,15 @@ def forward(
     out : Array
         (b, h, i, e) in the dtype of the inputs; 0 for a query that may attend nothing.
     saved : Saved
-        What `backward` reads, with `saved.form`, `saved.normaliser` and `saved.state`.
+        What `backward` reads, with `saved.implementation`, `saved.normaliser` and `saved.state`.
 
     Raises
     ------
     TypeError
         Where an argument is of a wrong type or dtype, the arrays are of several libraries, or a keyword is an old one.
     ValueError
-        Where a shape, a number, an alignment, the form or a device does not fit, options exclude each other, a state
-        is of other options, or delta = 1 is to be causal without the normaliser "signed".
+        Where a shape, a number, an alignment, the implementation or a device does not fit, options exclude each other,
+        a state is of other options, or delta = 1 is to be causal without the normaliser "signed".
 
     Notes
     -----
@@ -148,7 +149,17 @@ def forward(
     """
     refuse_old(old)
     options = Options(order, alpha, choose("normaliser", normaliser, NORMALISERS), layer_norm, norm_eps)
-    return attend(q, k, v, options=options, mask=mask, key_mask=key_mask, causal=causal, state=state, form=form)
+    return attend(
+        q,
+        k,
+        v,
+        options=options,
+        mask=mask,
+        key_mask=key_mask,
+        causal=causal,
+        state=state,
+        implementation=implementation,
+    )
 
 
 def attend(
@@ -161,14 +172,14 @@ def attend(
     key_mask: Array | None,
     causal: Causal,
     state: State | None = None,
-    form: str = "auto",
+    implementation: str = "auto",
 ) -> tuple[Array, Saved]:
     """Return (out, saved) of `forward` for options that were checked before."""
     call = enter(q, k, v, mask=mask, causal=causal)
     check_sign(options, causal)
     options = options.like(call.q)
     keys, values = call.k, call.v
-    form_of(form, FORMS, usual="dense")  # which checks it
+    implementation_of(implementation, IMPLEMENTATIONS, usual="dense")  # which checks it
     if key_mask is not None:
         xp = check_arrays(q=q, key_mask=key_mask)
         _check_key_mask(key_mask, (k.shape[0], k.shape[2]))
@@ -176,18 +187,26 @@ def attend(
         keys, values = xp.where(rows, keys, 0.0), xp.where(rows, values, 0.0)
     more: dict[str, Any] = {}
     if call.mask is not None:
-        chosen = form_of(_with_mask(form, state), FORMS, usual=_of_pairs(call), plane=call.plane)
+        chosen = implementation_of(
+            _with_mask(implementation, state), IMPLEMENTATIONS, usual=_of_pairs(call), plane=call.plane
+        )
         more = {"mask": call.mask}
     elif state is None:
-        usual = _quickest(options, call) if form == "auto" else "dense"
-        chosen = form_of(_fitting(form, call.offset), FORMS, usual=usual, plane=call.plane)
+        usual = _quickest(options, call) if implementation == "auto" else "dense"
+        chosen = implementation_of(
+            _fitting(implementation, call.offset), IMPLEMENTATIONS, usual=usual, plane=call.plane
+        )
     else:
         _check_state(state, options, call)
-        chosen = "chunked" if form == "auto" else form_of(_fitting(form, call.offset), FORMS, usual="chunked")
+        chosen = (
+            "chunked"
+            if implementation == "auto"
+            else implementation_of(_fitting(implementation, call.offset), IMPLEMENTATIONS, usual="chunked")
+        )
         if chosen not in ("chunked", "recurrent"):
-            raise Unsupported(f'form: got "{form}" with a state, needs "chunked" or "recurrent"')
+            raise Unsupported(f'implementation: got "{implementation}" with a state, needs "chunked" or "recurrent"')
         more = {"state": state}
-    out, normaliser, inner = equations.active(FORMS[chosen]).forward(
+    out, normaliser, inner = equations.active(IMPLEMENTATIONS[chosen]).forward(
         call.q, keys, values, key_mask=key_mask, offset=call.offset, options=options, **more
     )
     last = None if state is None else inner.state
@@ -234,7 +253,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
             needed = getattr(saved.state, name)
             check_gradient(f"d_state.{name}", getattr(d_state, name), needed.shape, needed)
         more = {"d_state": d_state}
-    gradients = equations.active(FORMS[saved.form]).backward(saved.inner, d_out, **more)
+    gradients = equations.active(IMPLEMENTATIONS[saved.implementation]).backward(saved.inner, d_out, **more)
     if saved.key_mask is not None:
         xp, rows = namespace(saved.like), saved.key_mask[:, None, :, None]
         gradients |= {name: xp.where(rows, gradients[name], 0.0) for name in ("k", "v")}
@@ -268,30 +287,36 @@ def empty_state(
     return empty(Kernel(options, k.shape[3]), (*k.shape[:2], v.shape[3]), raised(k))
 
 
-def _with_mask(form: str, state: State | None) -> str:
-    """Return the form; raise where it knows no pair of a query and a key, or some keys stand in a state."""
-    if form in ("linear", "chunked", "recurrent"):
-        raise Unsupported(f'form: got "{form}" with a mask, needs "dense" or "tiled": its queries share sums')
+def _with_mask(implementation: str, state: State | None) -> str:
+    """Return the implementation; raise where it knows no pair of a query and a key, or some keys stand in a state."""
+    if implementation in ("linear", "chunked", "recurrent"):
+        raise Unsupported(
+            f'implementation: got "{implementation}" with a mask, needs "dense" or "tiled": its queries share sums'
+        )
     if state is not None:
         raise Unsupported("mask was given with a state, whose keys every query attends, needs the one or the other")
-    return form
+    return implementation
 
 
 def _of_pairs(call: Call) -> str:
     return "dense" if call.plane[2] * call.plane[3] <= DENSE_UP_TO else "tiled"
 
 
-def _fitting(form: str, offset: int | None) -> str:
-    """Return the form; raise where it is not for a causal call, or only for one."""
-    if form == "linear" and offset is not None:
-        raise Unsupported('form: got "linear" with a causal mask, needs "chunked" or "recurrent", or another form')
-    if form in ("chunked", "recurrent") and offset is None:
-        raise Unsupported(f'form: got "{form}" without a causal mask, needs "linear" or another form')
-    return form
+def _fitting(implementation: str, offset: int | None) -> str:
+    """Return the implementation; raise where it is not for a causal call, or only for one."""
+    if implementation == "linear" and offset is not None:
+        raise Unsupported(
+            'implementation: got "linear" with a causal mask, needs "chunked" or "recurrent", or another implementation'
+        )
+    if implementation in ("chunked", "recurrent") and offset is None:
+        raise Unsupported(
+            f'implementation: got "{implementation}" without a causal mask, needs "linear" or another implementation'
+        )
+    return implementation
 
 
 def _quickest(options: Options, call: Call) -> str:
-    """Return the form that takes the least time, as measured on one core of a CPU for widths of 16 to 64.
+    """Return the implementation that takes the least time, as measured on one core of a CPU for widths of 16 to 64.
 
     A pair of a query and a key costs about as much as a feature of a token.
     """

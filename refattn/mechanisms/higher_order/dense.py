@@ -63,7 +63,7 @@ from refattn.xp import Array, namespace, sum_wide
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward of the dense form reads."""
+    """What the backward of the dense implementation reads."""
 
     options: Options
     v: Array  # (b, g, j, e)

@@ -2,7 +2,7 @@
 
 The polynomial is summed term by term with its factorials, its derivative likewise; the adjoint of the layer
 normalisation is taken from its full Jacobian dx'_a / dx_b = r (delta_ab - 1/d - x'_a x'_b / d). Values come back by the
-ids of the dense form's docstring. Slow on purpose; for small sizes.
+ids of the dense implementation's docstring. Slow on purpose; for small sizes.
 
 Source: Mercat 2020 (arXiv:2010.14816), equations 1 to 3, corrected as docs/deviations.md tells.
 """

@@ -9,8 +9,10 @@ What to read, in this order:
 - `layer.block`: projections around the core, the mechanism as a layer; `layer.draws`: random ridges and epsilons;
   `layer.pointer`: a block whose last queries point at tokens, KOOP.pointed and KOOP.log_weights; `layer.decode`: what a
   last query says about the next token.
-- `forms.shared`: the same numbers by one factorisation of the Gram matrix for all queries, `forms.whitening`;
-  `forms.features`: by a matrix of constant size where the kernel has finitely many features, for `layer.stream`.
+- `implementations.shared`: the same numbers by one factorisation of the Gram matrix for all queries,
+  `implementations.whitening`;
+  `implementations.features`: by a matrix of constant size where the kernel has finitely many features, for
+  `layer.stream`.
 - `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
 """
 
@@ -66,16 +68,16 @@ record = Mechanism(
     title=_TITLE,
     definition=_definition,
     source="N. Tie 2024, Koopman attention; M. Khosravi 2023 (arXiv:2208.01681), sections IV and V",
-    tagged=(_dense, _block),
+    equation_modules=(_dense, _block),
     loops=_loops,
-    forms=tuple(_core.FORMS),
+    implementations=tuple(_core.IMPLEMENTATIONS),
     defaults=defaults_of(forward),
-    reads=_READS,
+    context_fields=_READS,
     core=_core,
     block=_BLOCK,
     cases=_CASES,
     kernel_sizes=_LIMITED,
-    laws=(
+    properties=(
         "permutation",
         "query_permutation",
         "padding",
@@ -85,7 +87,7 @@ record = Mechanism(
         "workers",
         "repeatable",
     ),
-    magnitudes=_MAGNITUDES | _ADJOINTS,
+    rounding_scales=_MAGNITUDES | _ADJOINTS,
     stored=_STORED,
     wrong=_WRONG,
     differentiable=_core.DIFFERENTIABLE,
@@ -93,7 +95,7 @@ record = Mechanism(
     # A strong perturbation that inverts, two transitions, and a jitter that means the same in every dtype.
     sampled={"updates": 3, "perturbation": "identity(epsilon=0.3)", "jitter": 1e-2},
     # Beyond some 10^3 a Gram matrix of products loses its small eigenvalues to rounding, and psi its inverse.
-    huge=10.0,
+    perturbation=10.0,
     tiled=False,
     stream=_stream.Stream(_BLOCK),
     pointer=_pointer,

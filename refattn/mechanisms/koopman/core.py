@@ -1,4 +1,4 @@
-"""The public core of Koopman attention: arguments are checked once, cast once, and handed to one of the forms."""
+"""The public core of Koopman attention: arguments are checked once, cast once, and handed to an implementation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from refattn import equations
 from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_choice, check_floating, check_number, check_whole
-from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
+from refattn.mechanisms.entry import check_saved, enter, implementation_of, renamed, returned, upstream
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.koopman import definition, dense
 from refattn.mechanisms.koopman.implementations import shared
@@ -37,13 +37,13 @@ from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import Causal
 from refattn.xp import Array, concrete, device, is_array, namespace, raised, zeros
 
-FORMS: dict[str, Any] = {"dense": dense, "shared": shared}
+IMPLEMENTATIONS: dict[str, Any] = {"dense": dense, "shared": shared}
 
 LARGEST = 2**25
-"""Elements of all matrices that the dense form may hold at once; it takes a few times as much memory."""
+"""Elements of all matrices that the dense implementation may hold at once; it takes a few times as much memory."""
 
 DENSE_UP_TO = 2**12
-"""Such elements up to which `form="auto"` takes the dense form."""
+"""Such elements up to which `implementation="auto"` takes the dense implementation."""
 
 MEAN = 0.1
 """Ridge and epsilon where none is given: the mean 1 / (1 + b) of their distribution Beta(1, b) with b = 9."""
@@ -86,13 +86,13 @@ class Saved:
 
     Attributes
     ----------
-    form
-        The form that ran.
+    implementation
+        The implementation that ran.
     trajectory
         The queries q^0, q^1, ..., the last of them the output, (b, h, i, d) each; float32 for float16 and bfloat16.
     """
 
-    form: str
+    implementation: str
     trajectory: tuple[Array, ...]
     shape: tuple[int, ...]  # of the output
     inputs: tuple[Array, Array, Array]  # q, k, v: for their shapes and dtype
@@ -123,7 +123,7 @@ def forward(
     jitter: float | None = None,
     mask: Array | None = None,
     causal: Causal = False,
-    form: str = "auto",
+    implementation: str = "auto",
     **old: Any,
 ) -> tuple[Array, Saved]:
     """Queries q, updated by a Koopman operator that is fitted to the trajectory of each.
@@ -159,7 +159,7 @@ def forward(
         Boolean, broadcastable to (b, h, i, j); True = may attend, and is an observable of the query.
     causal
         False; True or "bottom_right": the last query sees every key; "top_left": query i sees keys 0 to i.
-    form
+    implementation
         "dense", "shared" (one factorisation for all queries, in chunks: where all see the same keys, or the fit is
         separable), or "auto".
 
@@ -178,7 +178,8 @@ def forward(
     TypeError
         Where an argument is of a wrong type or dtype, or the arrays are of several libraries.
     ValueError
-        Where a shape, a number, a choice, an alignment, the form or a device does not fit, or psi is not certified.
+        Where a shape, a number, a choice, an alignment, the implementation or a device does not fit, or psi is not
+        certified.
 
     Notes
     -----
@@ -204,7 +205,7 @@ def forward(
     options, given, tables = placed(
         call.q, updates=updates, space=space, similarity=similarity, jitter=jitter, **families
     )
-    chosen = dispatch(form, options, call.mask, call.offset, call.plane, q.shape[3])
+    chosen = dispatch(implementation, options, call.mask, call.offset, call.plane, q.shape[3])
     trajectory: tuple[Array, ...]
     if 0 in call.plane:
         nothing = 0.0 * call.q
@@ -214,7 +215,7 @@ def forward(
     def run(candidates: tuple[int, ...]) -> tuple[Array, Any, KoopmanInverseError | None]:
         taken = replace(options, **{name: picked(table, candidates) for name, table in tables.items()})
         arrays, more = (call.q, call.k, call.v), {"mask": call.mask, "offset": call.offset}
-        out, inner = equations.active(FORMS[chosen]).forward(*arrays, **more, options=taken)
+        out, inner = equations.active(IMPLEMENTATIONS[chosen]).forward(*arrays, **more, options=taken)
         lefts = inner.left
         for left in lefts:  # under jax.jit nothing is raised
             out = namespace(out).where((left <= STALLED)[..., None], out, float("nan"))
@@ -259,7 +260,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     if saved.inner is None:
         gradients = {name: raised(0.0 * x) for name, x in zip("qkv", saved.inputs, strict=True)}
     else:
-        gradients = equations.active(FORMS[saved.form]).backward(saved.inner, d_wide)
+        gradients = equations.active(IMPLEMENTATIONS[saved.implementation]).backward(saved.inner, d_wide)
         for name, table in saved.tables.items():
             gradients |= {name: picked_backward(table, saved.chosen, gradients[name])} if saved.chosen else {}
     for name, shape in saved.given.items():
@@ -304,7 +305,8 @@ def placed(
     similarity: str,
     jitter: float | None,
 ) -> tuple[dense.Options, dict[str, tuple[int, ...]], dict[str, Array]]:
-    """Return what the forms are given, numbers as arrays like `like`, and the shapes of the numbers that were given.
+    """Return what the implementations are given, numbers as arrays like `like`, and the shapes of the numbers that were
+    given.
 
     Last come ridge and epsilon for all candidates; the options have those of the first.
     """
@@ -368,24 +370,31 @@ def table(name: str, value: Any, like: Array, later: int) -> Array:
 
 
 def dispatch(
-    form: str, options: dense.Options, mask: Array | None, offset: int | None, plane: tuple[int, ...], width: int
+    implementation: str,
+    options: dense.Options,
+    mask: Array | None,
+    offset: int | None,
+    plane: tuple[int, ...],
+    width: int,
 ) -> str:
-    """Return the form to run for scores of a shape (b, h, i, j) and points of a width."""
+    """Return the implementation to run for scores of a shape (b, h, i, j) and points of a width."""
     size, why = _elements(options, plane, width), _not_shared(options, mask, offset, plane)
-    chosen = form_of(form, FORMS, usual="shared" if why is None and size > DENSE_UP_TO else "dense", plane=plane)
+    chosen = implementation_of(
+        implementation, IMPLEMENTATIONS, usual="shared" if why is None and size > DENSE_UP_TO else "dense", plane=plane
+    )
     if chosen == "shared" and why is not None:
-        raise Unsupported(f'form: got "shared" with {why}, or form="dense"')
+        raise Unsupported(f'implementation: got "shared" with {why}, or implementation="dense"')
     if chosen == "dense" and size > LARGEST:
-        instead = 'needs form="shared"' if why is None else f"{why};"
+        instead = 'needs implementation="shared"' if why is None else f"{why};"
         raise Unsupported(
-            f"form: got {form!r} for a system for each query, with {size} elements in all, {instead} or matrices of at "
-            f"most {LARGEST} elements"
+            f"implementation: got {implementation!r} for a system for each query, with {size} elements, {instead} "
+            f"or matrices of at most {LARGEST} elements"
         )
     return chosen
 
 
 def _not_shared(options: dense.Options, mask: Array | None, offset: int | None, plane: tuple[int, ...]) -> str | None:
-    """Return what keeps the shared form from running, and what it needs instead; None where it can run."""
+    """Return what keeps the shared implementation from running, and what it needs instead; None where it can run."""
     if options.updates > 1 and mask is not None and mask.shape[2] != 1:
         return "a mask that differs between queries, needs one of shape (..., 1, keys)"
     if options.updates > 1 and offset is not None and offset < plane[3] - 1 and isinstance(options.fit, Stein):
@@ -394,7 +403,7 @@ def _not_shared(options: dense.Options, mask: Array | None, offset: int | None, 
 
 
 def _elements(options: dense.Options, plane: tuple[int, ...], width: int) -> int:
-    """Return how many elements the matrices of the dense form have together."""
+    """Return how many elements the matrices of the dense implementation have together."""
     b, h, queries, keys = plane
     if options.updates == 1:
         return 0

@@ -141,7 +141,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward of the dense form reads."""
+    """What the backward of the dense implementation reads."""
 
     options: Options
     groups: int

@@ -1,4 +1,4 @@
-"""Koopman attention a second time, written from the sources and sharing nothing with the other forms.
+"""Koopman attention a second time, written from the sources and sharing nothing with the other implementations.
 
 One query after the other, each by `trajectory_loops`. Every adjoint is a derivative by its definition: a value of an
 equation gets the increment ih with h = 1e-60, everything after it is computed again in complex numbers, and the

@@ -4,9 +4,10 @@ What to read, in this order:
 
 - `definition`: the paper alone, SM.1 to SM.5 and their adjoints.
 - `dense`: the same with all options, whose equations have names; every score at once.
-- `core`: the public map of q, k and v: its options; `options`: their checks, and what a form is given.
+- `core`: the public map of q, k and v: its options; `options`: their checks, and what an implementation is given.
 - `layer.block`: projections around the core, from SM.queries to SM.output: the mechanism as a layer.
-- `forms.tiled`: the same numbers in memory linear in the lengths; `forms.bound`: where it needs no running maximum.
+- `implementations.tiled`: the same numbers in memory linear in the lengths; `implementations.bound`: where it needs no
+  running maximum.
 - `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
 """
 
@@ -41,15 +42,15 @@ record = Mechanism(
     title=_TITLE,
     definition=_definition,
     source="Vaswani et al. 2017, Attention is all you need (arXiv:1706.03762), equation 1",
-    tagged=(_dense, _block),
+    equation_modules=(_dense, _block),
     loops=_loops,
-    forms=tuple(_core.FORMS),
+    implementations=tuple(_core.IMPLEMENTATIONS),
     defaults=defaults_of(forward),
-    reads=_READS,
+    context_fields=_READS,
     core=_core,
     block=_BLOCK,
     cases=_CASES,
-    laws=(
+    properties=(
         "permutation",
         "query_permutation",
         "linear_in_v",
@@ -72,12 +73,12 @@ record = Mechanism(
         "lengths",
         "dropout_in_two",
     ),
-    magnitudes=_MAGNITUDES,
+    rounding_scales=_MAGNITUDES,
     stored=_STORED,
     wrong=_WRONG,
     outputs={"lse": "SM.lse", "max": "SM.largest"},
-    before={"SM.kept": "SM.4", "SM.2": "SM.biased", "SM.biased": "SM.capped", "SM.capped": "SM.1"},
-    summed_first={"SM.3": ("SM.kept", "SM.4")},
+    fallback_equation={"SM.kept": "SM.4", "SM.2": "SM.biased", "SM.biased": "SM.capped", "SM.capped": "SM.1"},
+    accumulates_before_rounding={"SM.3": ("SM.kept", "SM.4")},
     differentiable=("scale", "softcap"),
     configs=({"window": (1, None), "sink": True},),
     stream=KeyValueStream(_BLOCK),

@@ -1,4 +1,4 @@
-"""The public core of softmax attention: arguments are checked once, cast once, and handed to one of the forms."""
+"""The public core of softmax attention: arguments are checked once, cast once, and handed to an implementation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from refattn import equations
 from refattn.checked import naming
-from refattn.mechanisms.entry import check_saved, enter, form_of, returned, upstream
+from refattn.mechanisms.entry import check_saved, enter, implementation_of, returned, upstream
 from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.softmax import definition, dense
 from refattn.mechanisms.softmax.implementations import tiled
@@ -15,10 +15,10 @@ from refattn.mechanisms.softmax.options import Options, Window, check_no_bias, c
 from refattn.ops.masks import Causal, where_allowed
 from refattn.xp import Array, namespace
 
-FORMS = {"dense": dense, "tiled": tiled}
+IMPLEMENTATIONS = {"dense": dense, "tiled": tiled}
 
 DENSE_UP_TO = 128 * 128
-"""Scores of one head up to which `form="auto"` takes the dense form."""
+"""Scores of one head up to which `implementation="auto"` takes the dense implementation."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class Saved:
 
     Attributes
     ----------
-    form
-        The form that ran: "dense" or "tiled".
+    implementation
+        The implementation that ran: "dense" or "tiled".
     lse
         (b, h, i): natural logarithm of the sum of exponentials, those of the sinks included; -inf for a query that may
         attend nothing and has no sink, or does not exist. For float16 and bfloat16 inputs it is float32.
     max
         (b, h, i): the largest score that a query attends, sinks apart, -inf where there is none; in the dtype of lse.
-        It has no gradient. The tiled form computes it when it is asked for.
+        It has no gradient. The tiled implementation computes it when it is asked for.
     """
 
-    form: str
+    implementation: str
     lse: Array
     shape: tuple[int, ...]  # of the output
     like: Array  # an input, for its dtype
@@ -67,7 +67,7 @@ def forward(
     keep: Array | None = None,
     scale: float | Array | None = None,
     softcap: float | Array | None = None,
-    form: str = "auto",
+    implementation: str = "auto",
 ) -> tuple[Array, Saved]:
     """Softmax attention of queries q over keys k and values v.
 
@@ -104,7 +104,7 @@ def forward(
         Factor of the scores; None means 1/sqrt(d).
     softcap
         Above 0: scores become ``softcap * tanh(scores / softcap)`` before the bias and the mask.
-    form
+    implementation
         "dense" (every score at once), "tiled" (memory linear in the lengths) or "auto".
 
     Returns
@@ -112,14 +112,14 @@ def forward(
     out : Array
         (b, h, i, e) in the dtype of the inputs; 0 for a query that may attend nothing.
     saved : Saved
-        What `backward` reads, with `saved.lse`, `saved.max` and `saved.form`.
+        What `backward` reads, with `saved.lse`, `saved.max` and `saved.implementation`.
 
     Raises
     ------
     TypeError
         Where an argument is of a wrong type or dtype, or the arrays are of several libraries.
     ValueError
-        Where a shape, a number, an alignment, the form or a device does not fit.
+        Where a shape, a number, an alignment, the implementation or a device does not fit.
 
     Notes
     -----
@@ -150,12 +150,12 @@ def forward(
         keep=keep,
     )
     usual = "dense" if q.shape[2] * k.shape[2] <= DENSE_UP_TO else "tiled"
-    chosen = form_of(form, FORMS, usual=usual, plane=call.plane)
-    out, lse, inner = equations.active(FORMS[chosen]).forward(
+    chosen = implementation_of(implementation, IMPLEMENTATIONS, usual=usual, plane=call.plane)
+    out, lse, inner = equations.active(IMPLEMENTATIONS[chosen]).forward(
         where_allowed(given.rows, call.q, 0.0),
         where_allowed(given.columns, call.k, 0.0),
         where_allowed(given.columns, call.v, 0.0),
-        **given.forms,
+        **given.implementations,
         scale=call.number("scale", scale, 1.0 / math.sqrt(q.shape[3])),
         softcap=call.number("softcap", softcap, None, positive=True),
     )
@@ -197,7 +197,7 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str
     given, rows = saved.given, saved.given.rows
     d_out = where_allowed(rows, d_out, 0.0)
     d_lse = d_lse if d_lse is None or rows is None else where_allowed(rows[..., 0], d_lse, 0.0)
-    gradients = equations.active(FORMS[saved.form]).backward(saved.inner, d_out, d_lse)
+    gradients = equations.active(IMPLEMENTATIONS[saved.implementation]).backward(saved.inner, d_out, d_lse)
     # -0.0 + 0.0 is 0.0: of what is hidden not even a sign is left.
     shaped = {name: namespace(d_out).reshape(gradients[name] + 0.0, shape) for name, shape in given.shapes.items()}
     return returned({**gradients, **shaped}, ("q", "k", "v", *saved.options, *given.shapes), saved.like)

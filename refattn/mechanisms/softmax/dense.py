@@ -65,7 +65,7 @@ from refattn.xp import Array, max_last, namespace, sum_wide, sum_wide_to, zeros
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward of the dense form reads."""
+    """What the backward of the dense implementation reads."""
 
     q: Array  # (b, h, i, d)
     k: Array  # (b, g, j, d)

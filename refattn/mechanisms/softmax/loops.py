@@ -1,10 +1,11 @@
-"""Softmax attention a second time: scalar loops written from the papers, sharing nothing with the other forms.
+"""Softmax attention a second time: scalar loops written from the papers, sharing nothing with the other
+implementations.
 
 The adjoint of the softmax is taken from its full Jacobian dw_j / ds_l = w_j (delta_jl - w_l), not from the steps of the
-dense form; the adjoints of p and z are given beside it. Values come back by the ids of the dense form's docstring. Slow
-on purpose; for small sizes.
+dense implementation; the adjoints of p and z are given beside it. Values come back by the ids of the dense
+implementation's docstring. Slow on purpose; for small sizes.
 
-Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1, and the sources that the dense form names.
+Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1, and the sources that the dense implementation names.
 """
 
 from __future__ import annotations

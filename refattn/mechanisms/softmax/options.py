@@ -1,4 +1,5 @@
-"""Who attends whom, and what takes part beside the scores: options of the core, checked, and as its forms take them.
+"""Who attends whom, and what takes part beside the scores: options of the core, checked, and as its implementations
+take them.
 
 Everything that is integer or boolean (a mask, lengths, an offset) has no gradient; everything that is floating has one.
 """
@@ -24,15 +25,15 @@ class Options:
 
     Attributes
     ----------
-    forms
-        What a form is given beside q, k, v, scale and softcap.
+    implementations
+        What an implementation is given beside q, k, v, scale and softcap.
     rows, columns
         Which queries and which keys exist, (b, 1, i, 1) and (b, 1, j, 1); None where all do.
     shapes
         Of the floating arrays that were given, by name: those of their gradients.
     """
 
-    forms: Mapping[str, Any]
+    implementations: Mapping[str, Any]
     rows: Array | None
     columns: Array | None
     shapes: Mapping[str, tuple[int, ...]]
@@ -65,7 +66,7 @@ def check_options(
     first, last = _band(causal, window, offset, q, queries, keys, q_lengths, k_lengths)
     given = {"bias": bias, "sink": sink, "keep": keep}
     shapes = {name: tuple(x.shape) for name, x in given.items() if x is not None and is_array(x) and is_floating(x)}
-    forms = {
+    implementations = {
         "mask": call.mask,
         "first": first,
         "last": last,
@@ -75,7 +76,7 @@ def check_options(
         "sink": None if sink is None else _check_sink(sink, q, heads),
         "keep": None if keep is None else _check_keep(keep, q, call.plane),
     }
-    return Options(forms, existing(q_lengths, queries, q), existing(k_lengths, keys, q), shapes)
+    return Options(implementations, existing(q_lengths, queries, q), existing(k_lengths, keys, q), shapes)
 
 
 def check_no_bias(mask: Array | None) -> Array | None:

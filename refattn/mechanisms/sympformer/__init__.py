@@ -21,7 +21,7 @@ Beside these:
   the authors' variants by name (`presets.py`), and what learned numbers come to;
 - `geometry/`, a step in the geometry of the scores, and an ensemble for each prefix;
 - `baselines/`, the blocks that SympFormer is compared with;
-- `forms/`, the force in linear memory;
+- `implementations/`, the force in linear memory;
 - `judge/`, the second derivation, designed calls, sizes of rounding errors, wrong readings.
 """
 
@@ -124,24 +124,24 @@ record = Mechanism(
     definition=_definition,
     example=_EXAMPLE,
     source="V. Stein, W. Li, G. Steidl 2026, SympFormer (arXiv:2603.16535)",
-    tagged=(_dense, *_AROUND, _block),
+    equation_modules=(_dense, *_AROUND, _block),
     loops=_loops,
-    forms=tuple(_core.FORMS),
+    implementations=tuple(_core.IMPLEMENTATIONS),
     defaults=_defaults_of(forward),
-    reads=_READS,
+    context_fields=_READS,
     core=_core,
     block=_BLOCK,
     cases=_CASES,
-    laws=("token_permutation", "linear_in_v", "causal", "truncation", "independent", "workers", "repeatable"),
-    magnitudes=_MAGNITUDES,
+    properties=("token_permutation", "linear_in_v", "causal", "truncation", "independent", "workers", "repeatable"),
+    rounding_scales=_MAGNITUDES,
     stored=_STORED,
     wrong=_WRONG,
     outputs={"log_z": "SYMP.7"},
-    around=_AROUND,
-    further=(_noise, _step, _prefixes),
+    block_modules=_AROUND,
+    further_modules=(_noise, _step, _prefixes),
     one_sequence=True,
     configs=_CONFIGS,
-    brings=("norm", "mlp"),
+    provides=("norm", "mlp"),
     stream=ModuleStream(_stream, _BLOCK),
     pictures=_PICTURES,
     presets=_PRESETS,

@@ -1,4 +1,4 @@
-"""The public core, the force of the prefix oracle: arguments are checked and cast once and handed to a form."""
+"""The public core, the force of the prefix oracle: arguments are checked, cast once and given to an implementation."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from refattn import equations
 from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_floating, check_number
-from refattn.mechanisms.entry import check_saved, enter, form_of, returned, upstream
+from refattn.mechanisms.entry import check_saved, enter, implementation_of, returned, upstream
 from refattn.mechanisms.sympformer import dense
 from refattn.mechanisms.sympformer.implementations import tiled
 from refattn.ops.masks import Causal
 from refattn.xp import Array, is_array, raised, zeros
 
-FORMS = {"dense": dense, "tiled": tiled}
+IMPLEMENTATIONS = {"dense": dense, "tiled": tiled}
 
 DENSE_UP_TO = 64 * 64
-"""Scores of one head up to which `form="auto"` takes the dense form."""
+"""Scores of one head up to which `implementation="auto"` takes the dense implementation."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Saved:
 
     Attributes
     ----------
-    form
-        The form that ran: "dense" or "tiled".
+    implementation
+        The implementation that ran: "dense" or "tiled".
     log_z
         (b, h, n): logarithm of the mean over the attended tokens of e to the power of the scores, at most 20 in size.
         For float16 and bfloat16 inputs it is float32.
     """
 
-    form: str
+    implementation: str
     log_z: Array
     shape: tuple[int, ...]  # of the output
     like: Array  # an input, for its dtype
@@ -49,7 +49,7 @@ def forward(
     kinetic: Array | None = None,
     causal: Causal = False,
     scale: float | None = None,
-    form: str = "auto",
+    implementation: str = "auto",
 ) -> tuple[Array, Saved]:
     """Force of the prefix oracle on tokens with queries q, keys k, values v and kinetic terms.
 
@@ -68,7 +68,7 @@ def forward(
         all.
     scale
         Factor of the scores; None means 1/sqrt(d).
-    form
+    implementation
         "dense" (every score at once), "tiled" (memory linear in n) or "auto".
 
     Returns
@@ -76,14 +76,15 @@ def forward(
     out : Array
         (b, h, n, e) in the dtype of the inputs: the force, in the space of the values.
     saved : Saved
-        What `backward` reads, with `saved.log_z` and `saved.form`; the velocity of a token is B p / exp(log_z).
+        What `backward` reads, with `saved.log_z` and `saved.implementation`; the velocity of a token is B p /
+        exp(log_z).
 
     Raises
     ------
     TypeError
         Where an argument is of a wrong type or dtype, or the arrays are of several libraries.
     ValueError
-        Where a shape, a number, the form or a device does not fit.
+        Where a shape, a number, the implementation or a device does not fit.
 
     Notes
     -----
@@ -114,8 +115,8 @@ def forward(
     if scale is not None and is_array(scale):
         raise TypeError("scale: got an array, needs a finite number")
     usual = "dense" if n * n <= DENSE_UP_TO else "tiled"
-    chosen = form_of(form, FORMS, usual=usual, plane=q.shape)
-    out, log_z, inner = equations.active(FORMS[chosen]).forward(
+    chosen = implementation_of(implementation, IMPLEMENTATIONS, usual=usual, plane=q.shape)
+    out, log_z, inner = equations.active(IMPLEMENTATIONS[chosen]).forward(
         call.q,
         call.k,
         call.v,
@@ -155,5 +156,5 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None = None) -> dict[s
     """
     check_saved(saved, Saved)
     d_out, d_log_z = upstream(saved.like, d_out=(d_out, saved.shape), d_log_z=(d_log_z, saved.shape[:3]))
-    gradients = equations.active(FORMS[saved.form]).backward(saved.inner, d_out, d_log_z)
+    gradients = equations.active(IMPLEMENTATIONS[saved.implementation]).backward(saved.inner, d_out, d_log_z)
     return returned(gradients, ("q", "k", "v", "kinetic") if saved.moving else ("q", "k", "v"), saved.like)

@@ -57,7 +57,7 @@ BOUND = 20.0
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward of the dense form reads."""
+    """What the backward of the dense implementation reads."""
 
     q: Array  # (b, h, i, d)
     k: Array  # (b, g, j, d)

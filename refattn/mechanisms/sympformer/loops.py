@@ -1,4 +1,5 @@
-"""The force of the prefix oracle a second time: scalar loops from the Hamiltonian, independent of other forms.
+"""The force of the prefix oracle a second time: scalar loops from the Hamiltonian, independent of other
+implementations.
 
 With E_ij = e^(s_ij) as it stands, without the largest score taken out, S_i = sum_j E_ij, z_i = S_i / n_i and
 u_i = e_i / z_i^2 the force is
@@ -6,8 +7,8 @@ u_i = e_i / z_i^2 the force is
     o_i = 1/n_i sum_j E_ij (1 + (u_i + u_j) / 2) v_j
 
 and where log z_i would leave its bounds, z_i / S_i stands for 1/n_i. Adjoints are taken with respect to E_ij, which the
-output of row i has as a factor and z_i as a summand. Values come back by the ids of the dense form's docstring. Slow on
-purpose; for small sizes, and scores below some 700.
+output of row i has as a factor and z_i as a summand. Values come back by the ids of the dense implementation's
+docstring. Slow on purpose; for small sizes, and scores below some 700.
 
 Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), the kinetic and potential terms of its Hamiltonian for softmax
 attention, summed over the prefix.

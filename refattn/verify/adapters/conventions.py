@@ -49,9 +49,7 @@ class _Unanswered(Exception):  # noqa: N818
     """An answer that is none, and says why."""
 
 
-def probe_conventions(
-    kernel: Any, mechanism: Mechanism | str, *, dtypes: Iterable[str] = ("float32",)
-) -> Answers:
+def probe_conventions(kernel: Any, mechanism: Mechanism | str, *, dtypes: Iterable[str] = ("float32",)) -> Answers:
     """Return for each question to a mechanism which convention a kernel follows.
 
     Parameters

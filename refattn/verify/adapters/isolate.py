@@ -403,9 +403,7 @@ def _pulls(kernel: Any) -> list[str]:
     return list(pulls(kernel, names))
 
 
-def _answer(
-    kernel: Any, about: dict[str, Any], arrays: dict[str, NDArray[Any]]
-) -> tuple[dict[str, Any], Arrays]:
+def _answer(kernel: Any, about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> tuple[dict[str, Any], Arrays]:
     upstream = arrays.pop("d_out") if about["grad"] else None
     further = {name: arrays.pop(name) for name in about["further"] if name in arrays}
     options = {name: tuple(x) if isinstance(x, list) else x for name, x in about["options"].items()}

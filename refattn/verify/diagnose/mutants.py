@@ -1,9 +1,9 @@
 """Wrong kernels on purpose: verification is worth what it catches of these.
 
-A mutant is the dense form with one equation disturbed, forward or backward, run as a kernel in a storage type would run
-it (float32 inside, the record's roundings on the way, a last rounding at the end). They come from the equation engine:
-no mechanism has to write one. Conventions, which are wrong in more than one line, come from the record, as wrong
-backward passes do, and a few faults of storing a result (truncation, a NaN) belong to every kernel.
+A mutant is the dense implementation with one equation disturbed, forward or backward, run as a kernel in a storage type
+would run it (float32 inside, the record's roundings on the way, a last rounding at the end). They come from the
+equation engine: no mechanism has to write one. Conventions, which are wrong in more than one line, come from the
+record, as wrong backward passes do, and a few faults of storing a result (truncation, a NaN) belong to every kernel.
 
 A mutant that changes nothing (a scaled maximum of a softmax, say) is equivalent: no test can catch it, and none should.
 """
@@ -79,8 +79,8 @@ def storing(mechanism: Mechanism) -> tuple[WrongKernel, ...]:
 
 def core_tags(mechanism: Mechanism) -> Iterator[equations.Tag]:
     """Yield the tags of the core, one for each equation, though exclusive branches may have several."""
-    around = (mechanism.block.module, *mechanism.around)
-    core = (module for module in mechanism.tagged if module not in around)
+    around = (mechanism.block.module, *mechanism.block_modules)
+    core = (module for module in mechanism.equation_modules if module not in around)
     found: dict[str, equations.Tag] = {}
     for module in core:
         for tag in equations.tags(module):

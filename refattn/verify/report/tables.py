@@ -34,8 +34,8 @@ _LEGEND = (
 
 def mechanisms(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool = False) -> str:
     """Return the table of mechanisms."""
-    rows = [(m.name, m.title, ", ".join(m.forms), m.source) for m in records]
-    return render([_table(("name", "title", "forms", "source"), rows, width)], width, colour)
+    rows = [(m.name, m.title, ", ".join(m.implementations), m.source) for m in records]
+    return render([_table(("name", "title", "implementations", "source"), rows, width)], width, colour)
 
 
 def claims(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool = False) -> str:

@@ -1,7 +1,7 @@
-"""The reference certifies itself: forms, loops, equations, laws and gradients of a mechanism on a backend.
+"""The reference certifies itself: implementations, loops, equations, laws and gradients of a mechanism on a backend.
 
-Nothing here knows a mechanism by name: cases, forms, loops, laws and blocks come from its record. What each section
-runs stands in `refattn.verify.selfcheck.sections`.
+Nothing here knows a mechanism by name: cases, implementations, loops, laws and blocks come from its record. What each
+section runs stands in `refattn.verify.selfcheck.sections`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check(
     require_all
         Whether something that could not run makes `exit_code` 3.
     mesh
-        Of JAX alone: what is checked is each form on devices of a mesh of these sizes by axis, see
+        Of JAX alone: what is checked is each implementation on devices of a mesh of these sizes by axis, see
         `refattn.verify.selfcheck.sharded`.
     progress
         Wraps the sequence of tasks, for a progress bar.
@@ -140,7 +140,7 @@ def _parts(listed: Sequence[Task]) -> list[tuple[int, ...]]:
     """Return which tasks go together: those that share what is slow to compute, truths of cases; others alone."""
     together: dict[str, list[int]] = {}
     for n, task in enumerate(listed):
-        together.setdefault(task.section if task.section in ("forms", "equations") else str(n), []).append(n)
+        together.setdefault(task.section if task.section in ("implementations", "equations") else str(n), []).append(n)
     return [tuple(part) for part in together.values()]
 
 

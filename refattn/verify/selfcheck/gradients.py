@@ -70,18 +70,19 @@ class Subject:
     leaves
         Where it is evaluated: float64 on the host, by name.
     forward
-        Outputs by name, for leaves of any array library and a form; without one in that which is the definition.
+        Outputs by name, for leaves of any array library and an implementation; without one in that which is the
+        definition.
     backward
-        Gradients by leaf, for leaves, upstream gradients by output, and a form.
-    forms
-        The forms that `backward` takes.
+        Gradients by leaf, for leaves, upstream gradients by output, and an implementation.
+    implementations
+        The implementations that `backward` takes.
     """
 
     name: str
     leaves: dict[str, Floats]
     forward: Callable[..., dict[str, Array]]
     backward: Callable[[Arrays, Arrays, str], dict[str, Array]]
-    forms: tuple[str, ...]
+    implementations: tuple[str, ...]
 
     def upstream(self) -> dict[str, Floats]:
         """Return the upstream gradient of each output."""
@@ -89,11 +90,11 @@ class Subject:
         return {n: counter.normal(x.shape, seed=0, purpose=f"gradients.{n}") for n, x in outputs.items()}
 
 
-def by_hand(subject: Subject, where: backends.Backend, form: str) -> dict[str, Floats]:
-    """Return the gradients that the backward of a form gives on a backend."""
+def by_hand(subject: Subject, where: backends.Backend, implementation: str) -> dict[str, Floats]:
+    """Return the gradients that the backward of an implementation gives on a backend."""
     leaves = {n: on_backend(where, x) for n, x in subject.leaves.items()}
     upstream = {n: on_backend(where, x) for n, x in subject.upstream().items()}
-    return {n: where.to_numpy(x) for n, x in subject.backward(leaves, upstream, form).items()}
+    return {n: where.to_numpy(x) for n, x in subject.backward(leaves, upstream, implementation).items()}
 
 
 def directions_of(subject: Subject, count: int | None) -> dict[str, Floats]:
@@ -236,21 +237,21 @@ def _core_subject(mechanism: Mechanism, case: Case, name: str) -> Subject:
     numbers = {n: np.asarray(x) for n, x in mechanism.numbers(case.options).items()}
     options = {n: x for n, x in case.options.items() if n not in numbers}
 
-    def call(leaves: Arrays, form: str) -> tuple[Array, Any]:
+    def call(leaves: Arrays, implementation: str) -> tuple[Array, Any]:
         given = {n: backend(leaves["q"]).from_numpy(x) for n, x in masks.items()}
         arrays = {n: x for n, x in leaves.items() if n not in numbers}
         moved = mechanism.with_numbers(options, {n: leaves[n] for n in numbers})
-        return core.forward(**arrays, **given, **moved, form=form)
+        return core.forward(**arrays, **given, **moved, implementation=implementation)
 
-    def forward(leaves: Arrays, form: str = mechanism.forms[0]) -> dict[str, Array]:
-        out, saved = call(leaves, form)
+    def forward(leaves: Arrays, implementation: str = mechanism.implementations[0]) -> dict[str, Array]:
+        out, saved = call(leaves, implementation)
         return {"out": out, **{n: getattr(saved, n) for n in mechanism.pulled}}
 
-    def backward(leaves: Arrays, upstream: Arrays, form: str) -> dict[str, Array]:
-        return core.backward(call(leaves, form)[1], **{f"d_{n}": x for n, x in upstream.items()})
+    def backward(leaves: Arrays, upstream: Arrays, implementation: str) -> dict[str, Array]:
+        return core.backward(call(leaves, implementation)[1], **{f"d_{n}": x for n, x in upstream.items()})
 
     leaves = {n: x for n, x in inputs.items() if n not in masks} | numbers
-    return Subject(name, leaves, forward, backward, mechanism.forms)
+    return Subject(name, leaves, forward, backward, mechanism.implementations)
 
 
 def block_subjects(mechanism: Mechanism) -> Iterator[Subject]:
@@ -263,10 +264,10 @@ def block_subjects(mechanism: Mechanism) -> Iterator[Subject]:
         if config in seen:
             continue
         seen.append(config)
-        reads = getattr(config, "reads", mechanism.reads)
-        read = [tuple(name for name in fields if name in reads) for fields in CONTEXTS]
+        context_fields = getattr(config, "context_fields", mechanism.context_fields)
+        read = [tuple(name for name in fields if name in context_fields) for fields in CONTEXTS]
         if n >= len(CONFIGS):
-            read = read[1:3] if "memory" in reads else read[1:2]
+            read = read[1:3] if "memory" in context_fields else read[1:2]
         for context in dict.fromkeys(read):
             yield _block_subject(mechanism, config, [*context], f"block {n} with {', '.join(context) or 'no context'}")
 
@@ -284,7 +285,7 @@ def _block_subject(mechanism: Mechanism, config: Any, context: list[str], name: 
     }
     if "tokens" in context:
         fixed["tokens"] = counter.integers((b, n), 0, config.vocabulary, seed=0, purpose="gradients.tokens")
-    if "positions" in getattr(config, "reads", ()):
+    if "positions" in getattr(config, "context_fields", ()):
         fixed["positions"] = np.arange(keys) % 2
     params = block.init(config, seed=0, like=x)
     # Biases start at 0, where an error could hide.
@@ -298,11 +299,11 @@ def _block_subject(mechanism: Mechanism, config: Any, context: list[str], name: 
         state, saved = block.forward(given["params"], block.start(given["params"], given["x"], at), at)
         return given["params"], state, saved
 
-    def forward(leaves: Arrays, form: str = "auto") -> dict[str, Array]:
+    def forward(leaves: Arrays, implementation: str = "auto") -> dict[str, Array]:
         params, state, _ = step(leaves)
         return {"x": block.read(params, state)}
 
-    def backward(leaves: Arrays, upstream: Arrays, form: str) -> dict[str, Array]:
+    def backward(leaves: Arrays, upstream: Arrays, implementation: str) -> dict[str, Array]:
         params, state, saved = step(leaves)
         d_state, d_read = block.read_backward(params, state, upstream["x"])
         d_state, d_params, d_context = block.backward(params, saved, d_state)

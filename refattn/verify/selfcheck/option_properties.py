@@ -46,7 +46,7 @@ def far(core: Core, s: Sample) -> float:
         changed = dict(s.inputs)
         for name in "kv":
             changed[name] = s.inputs[name].copy()
-            changed[name][:, :, unseen] += core.mechanism.huge
+            changed[name][:, :, unseen] += core.mechanism.perturbation
         options = {**s.options, **given}
         worst = max(worst, same_bits(*(core(x, options, s.upstream) for x in (s.inputs, changed))))
     return worst

@@ -1,8 +1,8 @@
 """A core as a function of host arrays, and the error that rounding may cause there.
 
-Allowed errors are derived. What rounding does to a result is measured on the dense form in float64: the value of every
-equation is disturbed by random errors of the size of its rounding, forward and backward, as for the budgets of foreign
-kernels (`refattn.verify.tolerance.budget`). The largest root mean square of the effect on an element of a
+Allowed errors are derived. What rounding does to a result is measured on the dense implementation in float64: the value
+of every equation is disturbed by random errors of the size of its rounding, forward and backward, as for the budgets of
+foreign kernels (`refattn.verify.tolerance.budget`). The largest root mean square of the effect on an element of a
 result is its noise. Two sides of an equality have this noise each, and `ELEMENT` times the root of the sum of their
 squares is allowed. The noise is linear in the unit roundoff, hence measured once in units of it.
 """
@@ -32,13 +32,14 @@ DRAWS = 4
 
 @dataclass(frozen=True)
 class Core:
-    """One form of a core on a backend in a dtype, as a function of host arrays; NumPy is given read-only ones.
+    """One implementation of a core on a backend in a dtype, as a function of host arrays; NumPy is given read-only
+    ones.
 
     `known` holds the noises that were measured; cores of one mechanism may share it.
     """
 
     mechanism: Mechanism
-    form: str
+    implementation: str
     backend: backends.Backend
     dtype: str
     known: dict[bytes, dict[str, float]] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class Core:
     def forward(self, inputs: Values, options: Mapping[str, Any]) -> tuple[Values, Any]:
         """Return the outputs and what the backward reads."""
         assert self.mechanism.core is not None
-        out, saved = self.mechanism.core.forward(**self._given(inputs), **options, form=self.form)
+        out, saved = self.mechanism.core.forward(**self._given(inputs), **options, implementation=self.implementation)
         outputs = {"out": out, **{name: getattr(saved, name) for name in self.mechanism.outputs}}
         return {name: self.backend.to_numpy(x) for name, x in outputs.items()}, saved
 
@@ -86,7 +87,7 @@ def on_backend(backend: backends.Backend, x: NDArray[Any]) -> Any:
 
 
 def _measure(mechanism: Mechanism, inputs: Values, options: Mapping[str, Any], upstream: Values) -> dict[str, float]:
-    """Return the noise of the dense form in units of the unit roundoff."""
+    """Return the noise of the dense implementation in units of the unit roundoff."""
     dense = host(mechanism)
     unit = TYPES["float32"].unit  # large against the rounding of the measurement itself, small enough to be linear
     with equations.trace() as traced:
@@ -103,8 +104,8 @@ def _measure(mechanism: Mechanism, inputs: Values, options: Mapping[str, Any], u
 
 
 def host(mechanism: Mechanism) -> Core:
-    """Return the definition: the dense form on NumPy in float64."""
-    return Core(mechanism, mechanism.forms[0], backends.get("numpy"), "float64")
+    """Return the definition: the dense implementation on NumPy in float64."""
+    return Core(mechanism, mechanism.implementations[0], backends.get("numpy"), "float64")
 
 
 def used_share(got: Values, expected: Values, *noises: Mapping[str, float]) -> float:

@@ -1,8 +1,8 @@
 """Laws of a core that maps q, k, v: what holds whatever the numbers are, forward and backward.
 
-A law calls one form of a core on a sample, and on the same sample changed in a way whose effect is known exactly. It
-returns the largest used share of the allowed error, at most 1 where it holds; a law "to the bit" returns 0 or infinity.
-How allowed errors are derived stands in `refattn.verify.selfcheck.probe`.
+A law calls one implementation of a core on a sample, and on the same sample changed in a way whose effect is known
+exactly. It returns the largest used share of the allowed error, at most 1 where it holds; a law "to the bit" returns 0
+or infinity. How allowed errors are derived stands in `refattn.verify.selfcheck.probe`.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ def _raised(core: Core, arrays: Values, **at: Any) -> Values:
     """Add what must not matter to parts of the named arrays."""
     changed = {name: arrays[name].copy() for name in at}
     for name, part in at.items():
-        changed[name][part] += core.mechanism.huge
+        changed[name][part] += core.mechanism.perturbation
     return {**arrays, **changed}
 
 

@@ -37,7 +37,7 @@ def law_samples(mechanism: Mechanism, long: tuple[int, int] | None) -> tuple[Sam
     """Return samples without and with mask and numbers: two small ones, and two of `long` numbers of queries and keys.
 
     The first of those has one head, in the other a group has two query heads, which share the rows of a tile. Values
-    are as wide as keys where they are in every designed case, and nothing is long where no form has tiles.
+    are as wide as keys where they are in every designed case, and nothing is long where no implementation has tiles.
     """
     given: dict[str, Any] = {"keep": 0.6, "scale": 0.5, "softcap": 2.0}
     small = (2, 4, 2, 11, 17, 8, 6)

@@ -64,8 +64,8 @@ class Scope:
     """What is checked where, and what several tasks need and is slow to compute.
 
     Without `full` it is a sample: up to `MOST` cases, each kind among them, in one of the dtypes, in turn; of each law
-    every sample in every form, in one of the dtypes, where it is long in float64; differences along one direction. In
-    the definition, which has no tiles, no sample is long.
+    every sample in every implementation, in one of the dtypes, where it is long in float64; differences along one
+    direction. In the definition, which has no tiles, no sample is long.
     """
 
     mechanism: Mechanism
@@ -101,7 +101,7 @@ class Scope:
         return DIRECTIONS[self.full]
 
     def cases_of(self, dtype: str) -> tuple[Case, ...]:
-        """The designed cases that forms are compared on in a dtype."""
+        """The designed cases that implementations are compared on in a dtype."""
         if self.full:
             return self.cases
         every = -(-len(self.cases) // MOST)
@@ -125,9 +125,9 @@ class Scope:
             return (300, 530) if self.full else (260, 290)
         return None if self.compiles else (40, 70)
 
-    def core(self, form: str, dtype: str = "float64") -> Core:
-        """Return a form as a function of host arrays."""
-        return Core(self.mechanism, form, self.owner, dtype, self.noises)
+    def core(self, implementation: str, dtype: str = "float64") -> Core:
+        """Return an implementation as a function of host arrays."""
+        return Core(self.mechanism, implementation, self.owner, dtype, self.noises)
 
     def truth(self, case: Case, dtype: str) -> Truth:
         """Return the true results of a case and their error budget."""
@@ -152,24 +152,26 @@ def tasks(scope: Scope) -> Iterator[Task]:
     """Yield all tasks of a check; a mechanism without a core has those of its block and its equations."""
     mechanism = scope.mechanism
     if mechanism.core is not None:
-        for dtype, form in itertools.product(scope.dtypes, mechanism.forms):
-            yield Task("forms", f"{form}, {dtype}", partial(_form, scope, form, dtype))
+        for dtype, implementation in itertools.product(scope.dtypes, mechanism.implementations):
+            yield Task(
+                "implementations", f"{implementation}, {dtype}", partial(_implementation, scope, implementation, dtype)
+            )
         for dtype in scope.dtypes:
             if own_cases(scope, dtype):
                 yield Task("definition", dtype, partial(_definition, scope, dtype))
         if scope.owner.name == "jax":
-            for form in mechanism.forms:
-                yield Task("forms", f"{form} under jit", partial(_jit, scope, form))
+            for implementation in mechanism.implementations:
+                yield Task("implementations", f"{implementation} under jit", partial(_jit, scope, implementation))
         yield Task("loops", "every equation", partial(_loops, scope))
         for layer in mechanism.layers:
             yield Task("loops", layer.title, partial(_loops, replace(scope, mechanism=layer, truths={}, noises={})))
         yield Task("equations", "hooked copies", partial(_hooked, scope))
-    if mechanism.beside_twice is not None and scope.owner.name == "numpy":
+    if mechanism.block_derived_twice is not None and scope.owner.name == "numpy":
         yield Task("loops", "block and growth", partial(_beside, scope))
     yield Task("equations", "docstrings, tags and trace", partial(_ids, scope))
     if mechanism.core is not None:
-        for law in mechanism.laws:
-            yield Task("laws", law, partial(_law, scope, law))
+        for law in mechanism.properties:
+            yield Task("properties", law, partial(_law, scope, law))
     if mechanism.core is not None and scope.owner.name == "numpy":
         yield Task("vectors", "every stored case", partial(_vectors, scope))
     for what, way in itertools.product(("core", "block"), gradients.TOLERANCES):
@@ -183,10 +185,10 @@ def tasks(scope: Scope) -> Iterator[Task]:
             yield Task("tangents", f"{what}, {way}", partial(_tangents, scope, what, way))
 
 
-def _form(scope: Scope, form: str, dtype: str) -> Found:
-    """A form against the dense one in float64 on the host, forward and backward."""
+def _implementation(scope: Scope, implementation: str, dtype: str) -> Found:
+    """An implementation against the dense one in float64 on the host, forward and backward."""
     cases = scope.cases_of(dtype)
-    return _worst((case.name, partial(_compare, scope, case, form, dtype, evaluate)) for case in cases)
+    return _worst((case.name, partial(_compare, scope, case, implementation, dtype, evaluate)) for case in cases)
 
 
 def own_cases(scope: Scope, dtype: str) -> list[Case]:
@@ -199,30 +201,32 @@ def own_cases(scope: Scope, dtype: str) -> list[Case]:
 def _definition(scope: Scope, dtype: str) -> Found:
     """The definition against the general code, forward and backward, on the cases that the paper itself has."""
 
-    def run(mechanism: Mechanism, inputs: Any, options: Mapping[str, Any], upstream: Any, form: str) -> Any:
+    def run(mechanism: Mechanism, inputs: Any, options: Mapping[str, Any], upstream: Any, implementation: str) -> Any:
         with reading():
-            return evaluate(mechanism, inputs, options, upstream, form)
+            return evaluate(mechanism, inputs, options, upstream, implementation)
 
     cases = own_cases(scope, dtype)
     return _worst((case.name, partial(_compare, scope, case, "auto", dtype, run)) for case in cases)
 
 
-def _jit(scope: Scope, form: str) -> Found:
+def _jit(scope: Scope, implementation: str) -> Found:
     """The same under jax.jit, forward and backward in one function, over a case of each kind in its full size."""
     import jax
 
-    def run(mechanism: Mechanism, inputs: Any, options: Mapping[str, Any], upstream: Any, form: str) -> Any:
-        return jax.jit(lambda x, d: evaluate(mechanism, x, options, d, form))(inputs, upstream)
+    def run(mechanism: Mechanism, inputs: Any, options: Mapping[str, Any], upstream: Any, implementation: str) -> Any:
+        return jax.jit(lambda x, d: evaluate(mechanism, x, options, d, implementation))(inputs, upstream)
 
     parts = itertools.product(scope.kinds, DTYPES)
-    return _worst((f"{case.name}, {dtype}", partial(_compare, scope, case, form, dtype, run)) for case, dtype in parts)
+    return _worst(
+        (f"{case.name}, {dtype}", partial(_compare, scope, case, implementation, dtype, run)) for case, dtype in parts
+    )
 
 
-def _compare(scope: Scope, case: Case, form: str, dtype: str, run: Callable[..., Mapping[str, Any]]) -> Found:
+def _compare(scope: Scope, case: Case, implementation: str, dtype: str, run: Callable[..., Mapping[str, Any]]) -> Found:
     wanted = scope.truth(case, dtype)
     inputs = {name: on_backend(scope.owner, x) for name, x in wanted.inputs.items()}
     assert wanted.upstream is not None
-    found = run(scope.mechanism, inputs, case.options, on_backend(scope.owner, wanted.upstream), form)
+    found = run(scope.mechanism, inputs, case.options, on_backend(scope.owner, wanted.upstream), implementation)
     if missing := set(wanted.values) - set(found):
         return math.inf, f"no {', '.join(sorted(missing))}"
     verdicts = [compare(name, scope.owner.to_numpy(x), dtype_name(x), wanted) for name, x in found.items()]
@@ -231,9 +235,9 @@ def _compare(scope: Scope, case: Case, form: str, dtype: str, run: Callable[...,
 
 
 def _loops(scope: Scope) -> Found:
-    """The second derivation against the trace of the dense form, id by id of the record, on shrunk cases."""
+    """The second derivation against the trace of the dense implementation, id by id of the record, on shrunk cases."""
     mechanism = scope.mechanism
-    core, known = scope.core(mechanism.forms[0]), mechanism.equations
+    core, known = scope.core(mechanism.implementations[0]), mechanism.equations
 
     def compare_ids(case: Case) -> Found:
         s = sample(mechanism, case)
@@ -254,8 +258,8 @@ def _loops(scope: Scope) -> Found:
 
 def _beside(scope: Scope) -> Found:
     """The second derivation of what stands beside the core, in units of `BESIDE` of the largest element."""
-    assert scope.mechanism.beside_twice is not None
-    found, expected = scope.mechanism.beside_twice()
+    assert scope.mechanism.block_derived_twice is not None
+    found, expected = scope.mechanism.block_derived_twice()
     if differ := set(found) ^ set(expected):
         return math.inf, f"not in both derivations: {', '.join(sorted(differ))}"
     return first_beyond({id: _distance(x, expected[id]) / BESIDE for id, x in found.items()})
@@ -267,16 +271,16 @@ def _distance(x: Any, y: Any) -> float:
 
 
 def _hooked(scope: Scope) -> Found:
-    """Every form gives the same bits with a hook that changes nothing."""
+    """Every implementation gives the same bits with a hook that changes nothing."""
 
-    def compare_bits(case: Case, form: str) -> Found:
+    def compare_bits(case: Case, implementation: str) -> Found:
         s = sample(scope.mechanism, case)
-        plain = scope.core(form)(s.inputs, s.options, s.upstream)
+        plain = scope.core(implementation)(s.inputs, s.options, s.upstream)
         with equations.apply(lambda id, name, value: value):
-            return same_bits(plain, scope.core(form)(s.inputs, s.options, s.upstream)), form
+            return same_bits(plain, scope.core(implementation)(s.inputs, s.options, s.upstream)), implementation
 
-    parts = itertools.product(scope.cases, scope.mechanism.forms)
-    return _worst((case.name, partial(compare_bits, case, form)) for case, form in parts)
+    parts = itertools.product(scope.cases, scope.mechanism.implementations)
+    return _worst((case.name, partial(compare_bits, case, implementation)) for case, implementation in parts)
 
 
 def _ids(scope: Scope) -> Found:
@@ -288,13 +292,13 @@ def _ids(scope: Scope) -> Found:
     with equations.trace() as traced:
         for what in ("core", "block") if mechanism.core is not None else ("block",):
             for subject in scope.subjects(what):
-                for form in subject.forms:  # some have equations of their own
+                for implementation in subject.implementations:  # some have equations of their own
                     with suppress(Unsupported):
-                        gradients.by_hand(subject, scope.owner, form)
+                        gradients.by_hand(subject, scope.owner, implementation)
     computed, named = set(traced.variables), set(mechanism.equations)
     odd = computed - named if scope.compiles else computed ^ named
     problems = [f"{id} is not both declared and computed" for id in odd]
-    for module in mechanism.tagged:
+    for module in mechanism.equation_modules:
         differ = {tag.id for tag in equations.tags(module) if tag.id} ^ set(equations.declared(module))
         problems += [f"{id} is not both declared and tagged in {module.__name__}" for id in differ]
     return (math.inf, "; ".join(sorted(problems))) if problems else (0.0, f"{len(computed)} equations")
@@ -317,24 +321,24 @@ def _vectors(scope: Scope) -> Found:
 
 
 def _law(scope: Scope, name: str) -> Found:
-    """A law for every form, dtype and sample."""
+    """A law for every implementation, dtype and sample."""
     if name not in LAWS:
         return math.inf, f"no law is called {name}"
 
-    def hold(form: str, dtype: str, s: Sample) -> Found:
-        return LAWS[name](scope.core(form, dtype), s), f"{form}, {dtype}"
+    def hold(implementation: str, dtype: str, s: Sample) -> Found:
+        return LAWS[name](scope.core(implementation, dtype), s), f"{implementation}, {dtype}"
 
-    samples, forms = law_samples(scope.mechanism, scope.long), scope.mechanism.forms
+    samples, implementations = law_samples(scope.mechanism, scope.long), scope.mechanism.implementations
     parts = []
-    for (n, s), (m, form) in itertools.product(enumerate(samples), enumerate(forms)):
-        if not (s.long and form == forms[0]):
+    for (n, s), (m, implementation) in itertools.product(enumerate(samples), enumerate(implementations)):
+        if not (s.long and implementation == implementations[0]):
             one = scope.dtypes[0 if s.long else (n + m) % len(scope.dtypes)]
-            parts += [(s, form, dtype) for dtype in (scope.dtypes if scope.full else (one,))]
-    return _worst((f"sample {s.name}", partial(hold, form, dtype, s)) for s, form, dtype in parts)
+            parts += [(s, implementation, dtype) for dtype in (scope.dtypes if scope.full else (one,))]
+    return _worst((f"sample {s.name}", partial(hold, implementation, dtype, s)) for s, implementation, dtype in parts)
 
 
 def _gradients(scope: Scope, what: str, way: str) -> Found:
-    """The hand-written backward of every form against another way."""
+    """The hand-written backward of every implementation against another way."""
     if way == "autograd" and (reason := backends.get("torch").why_unavailable()) is not None:
         raise NotRun(reason)
 
@@ -343,11 +347,11 @@ def _gradients(scope: Scope, what: str, way: str) -> Found:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of numbers that were drawn: their gradients are no worse
             judge = gradients.beside(subject, way, scope.directions)
-            for form in subject.forms:
+            for implementation in subject.implementations:
                 with suppress(Unsupported):
-                    errors.append((*judge(gradients.by_hand(subject, scope.owner, form)), form))
-        error, leaf, form = max(errors)
-        return error / gradients.TOLERANCES[way], f"gradient of {leaf}, form {form}"
+                    errors.append((*judge(gradients.by_hand(subject, scope.owner, implementation)), implementation))
+        error, leaf, implementation = max(errors)
+        return error / gradients.TOLERANCES[way], f"gradient of {leaf}, implementation {implementation}"
 
     subjects = list(scope.subjects(what))
     if way == "differences" and scope.owner.name == "numpy" and not scope.full:
@@ -356,22 +360,24 @@ def _gradients(scope: Scope, what: str, way: str) -> Found:
 
 
 def _tangents(scope: Scope, what: str, way: str) -> Found:
-    """Forward and backward on arrays that carry a derivative; in a sample each subject in one of the forms, in turn."""
+    """Forward and backward on arrays that carry a derivative; in a sample one implementation each, in turn."""
 
-    def compare(subject: gradients.Subject, form: str) -> Found:
-        return tangents.WAYS[way](subject, form) / tangents.TOLERANCE, f"form {form}"
+    def compare(subject: gradients.Subject, implementation: str) -> Found:
+        return tangents.WAYS[way](subject, implementation) / tangents.TOLERANCE, f"implementation {implementation}"
 
     parts = []
     for n, subject in enumerate(scope.subjects(what)):
-        forms = subject.forms if scope.full else subject.forms[n % len(subject.forms) :][:1]
-        parts += [(subject.name, partial(compare, subject, form)) for form in forms]
+        implementations = (
+            subject.implementations if scope.full else subject.implementations[n % len(subject.implementations) :][:1]
+        )
+        parts += [(subject.name, partial(compare, subject, implementation)) for implementation in implementations]
     return _worst(parts)
 
 
 def _worst(parts: Iterable[tuple[str, Callable[[], Found]]]) -> Found:
     """Run all parts; return the largest share and where it was. A part that raises has an infinite share.
 
-    Parts that ask a form for what it does not compute are passed over.
+    Parts that ask an implementation for what it does not compute are passed over.
     """
     worst, where, count = 0.0, "", 0
     for name, run in parts:

@@ -1,12 +1,12 @@
-"""The forms of a mechanism on arrays that lie on a mesh of devices of JAX, and what each device then holds.
+"""The implementations of a mechanism on arrays that lie on a mesh of devices of JAX, and what each device then holds.
 
-Every form is compiled for sharded arrays as it is, forward and backward, and its results are compared with those of the
-definition on one device, within the errors that `refattn.verify.selfcheck.probe` allows. So are the forms that are
-written for devices, `refattn.shards`: a ring of keys, or a scan of states.
+Every implementation is compiled for sharded arrays as it is, forward and backward, and its results are compared with
+those of the definition on one device, within the errors that `refattn.verify.selfcheck.probe` allows. So are the
+implementations that are written for devices, `refattn.shards`: a ring of keys, or a scan of states.
 
 Memory is counted by XLA, of a longer sequence, on 2 devices that share its tokens and on all of them. What falls as
-1/devices is shared out; what does not was gathered, or belongs to every device. Of the forms that are written for
-devices this is judged.
+1/devices is shared out; what does not was gathered, or belongs to every device. Of the implementations that are written
+for devices this is judged.
 """
 
 from __future__ import annotations
@@ -27,42 +27,44 @@ KINDS = 3
 """Of how many kinds of designed cases a sample has the first: plain, causal and masked ones for most mechanisms."""
 
 LONG, SHORT = 256, 32
-"""Tokens of the sequence whose memory is counted: of forms as they are, of those that run token by token, which takes
-XLA long to compile."""
+"""Tokens of the sequence whose memory is counted: of implementations as they are, of those that run token by token,
+which takes XLA long to compile."""
 
 WRITTEN: dict[Any, tuple[str, int, dict[str, Any]]] = {
     shards.Keys: ("ring", 4096, {}),
     shards.States: ("scan", 16384, {"piece": 64}),
 }
-"""The forms that are written for devices: what each is called, and with how many tokens and how it is counted."""
+"""The implementations that are written for devices: what each is called, its tokens and how it is counted."""
 
 WITHIN = 1.25
 """How much more memory than its part a device may hold."""
 
 
 CoreOn = Callable[[Any], tuple[Any, dict[str, Any]]]
-"""What gives the forward and the backward of a form on a mesh, with the options that choose it."""
+"""What gives the forward and the backward of an implementation on a mesh, with the options that choose it."""
 
 
 def tasks(mechanism: Mechanism, sizes: Mapping[str, int], full: bool = False) -> Iterator[Task]:
     """Yield what is run on a mesh of these sizes by axis."""
     count = math.prod(sizes.values())
-    forms: dict[str, CoreOn] = {form: partial(_as_it_is, mechanism, form) for form in mechanism.forms}
+    implementations: dict[str, CoreOn] = {
+        implementation: partial(_as_it_is, mechanism, implementation) for implementation in mechanism.implementations
+    }
     written = shards.kind_of(mechanism)
     if written:
-        forms[WRITTEN[written][0]] = partial(_written, mechanism, {})
-    for form, core_on in forms.items():
-        yield Task("sharded", form, partial(_agrees, mechanism, core_on, sizes, full))
+        implementations[WRITTEN[written][0]] = partial(_written, mechanism, {})
+    for implementation, core_on in implementations.items():
+        yield Task("sharded", implementation, partial(_agrees, mechanism, core_on, sizes, full))
     if count > 2:
-        for form in mechanism.forms:
-            yield Task("memory", form, partial(_held, mechanism, forms[form], count))
+        for implementation in mechanism.implementations:
+            yield Task("memory", implementation, partial(_held, mechanism, implementations[implementation], count))
     if written and count > 2:
         name, tokens, how = WRITTEN[written]
         yield Task("memory", name, partial(_falls, mechanism, partial(_written, mechanism, how), count, tokens))
 
 
-def _as_it_is(mechanism: Mechanism, form: str, on: Any) -> tuple[Any, dict[str, Any]]:
-    return mechanism.core, {"form": form}
+def _as_it_is(mechanism: Mechanism, implementation: str, on: Any) -> tuple[Any, dict[str, Any]]:
+    return mechanism.core, {"implementation": implementation}
 
 
 def _written(mechanism: Mechanism, how: Mapping[str, Any], on: Any) -> tuple[Any, dict[str, Any]]:
@@ -70,7 +72,7 @@ def _written(mechanism: Mechanism, how: Mapping[str, Any], on: Any) -> tuple[Any
 
 
 def _agrees(mechanism: Mechanism, core_on: CoreOn, sizes: Mapping[str, int], full: bool) -> Found:
-    """Compare a form on the mesh with the definition on one device."""
+    """Compare an implementation on the mesh with the definition on one device."""
     owner = backends.get("jax")
     scope, on = Scope(mechanism, owner), mesh.make(sizes)
     core, options = core_on(on)
@@ -86,7 +88,7 @@ def _agrees(mechanism: Mechanism, core_on: CoreOn, sizes: Mapping[str, int], ful
             continue
         count += 1
         expected = host(mechanism)(s.inputs, s.options, s.upstream)
-        noise = scope.core(mechanism.forms[0]).noise(s.inputs, s.options, s.upstream)
+        noise = scope.core(mechanism.implementations[0]).noise(s.inputs, s.options, s.upstream)
         for name, x in expected.items():
             share = used_share(got, {name: x}, noise) if name in got else 0.0
             if not share <= worst:
@@ -117,7 +119,7 @@ def _run(mechanism: Mechanism, core: Any, options: Mapping[str, Any], s: Sample,
 
 
 def _held(mechanism: Mechanism, core_on: CoreOn, count: int) -> Found:
-    """Tell what a device holds of a form as it is."""
+    """Tell what a device holds of an implementation as it is."""
     reason: Exception = NotRun("the record has nothing to run")
     for case in _long_cases(mechanism):
         try:
@@ -131,7 +133,7 @@ def _held(mechanism: Mechanism, core_on: CoreOn, count: int) -> Found:
 
 
 def _falls(mechanism: Mechanism, core_on: CoreOn, count: int, tokens: int) -> Found:
-    """Judge what a device holds of a form that is written for devices."""
+    """Judge what a device holds of an implementation that is written for devices."""
     few, many = (_compiled(core_on, _long_cases(mechanism)[0], n, tokens) for n in (2, count))
     share = many.bytes / few.bytes * count / 2.0 / WITHIN
     return math.inf if many.pairs else share, _told(few, many, count)
@@ -152,7 +154,7 @@ def _long_cases(mechanism: Mechanism) -> list[Case]:
 
 
 def _tokens(core_on: CoreOn, case: Case) -> int:
-    """Return a length at which a form is compiled in seconds: short for one that runs token by token."""
+    """Return a length at which an implementation is compiled in seconds: short for one that runs token by token."""
     import jax
 
     calls = (_call(core_on, case, 1, tokens) for tokens in (8, 16))

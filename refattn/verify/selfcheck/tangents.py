@@ -40,21 +40,21 @@ def push(function: Callable[[Any, Tangents], Mapping[str, Any]], subject: Subjec
     return {n: x.value for n, x in found.items()}, {n: x.tangent for n, x in found.items()}
 
 
-def duality(subject: Subject, form: str) -> float:
+def duality(subject: Subject, implementation: str) -> float:
     """Return how far a backward is from the derivative of its forward, as a share of what is compared."""
     upstream, along = subject.upstream(), direction(subject, 0)
-    values, moved = push(lambda leaves, _: subject.forward(leaves, form), subject, along)
-    gradients = subject.backward(subject.leaves, upstream, form)
+    values, moved = push(lambda leaves, _: subject.forward(leaves, implementation), subject, along)
+    gradients = subject.backward(subject.leaves, upstream, implementation)
     left = [d * np.where(np.isfinite(values[n]), moved[n], 0.0) for n, d in upstream.items()]
     return _apart(left, [gradients[n] * t for n, t in along.items()])
 
 
-def symmetry(subject: Subject, form: str) -> float:
+def symmetry(subject: Subject, implementation: str) -> float:
     """Return how far the derivative of a backward is from symmetric."""
     upstream = subject.upstream()
 
     def gradients(leaves: Any, instrument: Tangents) -> Mapping[str, Any]:
-        return subject.backward(leaves, {n: instrument.array(d) for n, d in upstream.items()}, form)
+        return subject.backward(leaves, {n: instrument.array(d) for n, d in upstream.items()}, implementation)
 
     t, u = direction(subject, 0), direction(subject, 1)
     values, by_t = push(gradients, subject, t)

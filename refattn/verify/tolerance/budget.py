@@ -1,9 +1,10 @@
 """Error budgets: how far an honest kernel in a given dtype may be from the truth, element by element.
 
-The truth is the dense form in float64. A budget is not a number that somebody chose: every equation of the dense form
-is disturbed, many times, by random errors of the size of its rounding (unit roundoff times the size of the terms that
-it sums, as the record tells), forward and backward, and the root mean square of what this does to an output is the
-noise that any kernel with such roundings has to be granted. A last rounding to the storage type comes on top.
+The truth is the dense implementation in float64. A budget is not a number that somebody chose: every equation of the
+dense implementation is disturbed, many times, by random errors of the size of its rounding (unit roundoff times the
+size of the terms that it sums, as the record tells), forward and backward, and the root mean square of what this does
+to an output is the noise that any kernel with such roundings has to be granted. A last rounding to the storage type
+comes on top.
 """
 
 from __future__ import annotations
@@ -52,16 +53,18 @@ def evaluate(
     inputs: Mapping[str, Any],
     options: Mapping[str, Any],
     upstream: Any,
-    form: str = "",
+    implementation: str = "",
     further: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run a core; return its outputs and, where an upstream gradient is given, its gradients, by name.
 
-    Without a form it is the definition. `further` are gradients of outputs beside `out`, by the names that the backward
-    gives them.
+    Without an implementation it is the definition. `further` are gradients of outputs beside `out`, by the names that
+    the backward gives them.
     """
     assert mechanism.core is not None
-    out, saved = mechanism.core.forward(**inputs, **options, form=form or mechanism.forms[0])
+    out, saved = mechanism.core.forward(
+        **inputs, **options, implementation=implementation or mechanism.implementations[0]
+    )
     values = {"out": out, **{name: getattr(saved, name) for name in mechanism.outputs}}
     if upstream is not None:
         values |= {f"d_{name}": g for name, g in mechanism.core.backward(saved, upstream, **(further or {})).items()}
@@ -190,7 +193,7 @@ def with_equations(
     for id in types:
         ran[id] = id
         while ran[id] not in traced:
-            ran[id] = mechanism.before[ran[id]]
+            ran[id] = mechanism.fallback_equation[ran[id]]
     held = held_in(mechanism, dtype, roundings)
     sizes = kernel_sizes(mechanism, {**exact, **case.options}, traced, dtype, roundings)
     erring = _Erring(dtype, roundings, seed)
@@ -349,7 +352,7 @@ def kernel_sizes(
 
 def _felt_in(mechanism: Mechanism, id: str, dtype: str, traced: Mapping[str, Any]) -> str:
     """Return the equation that a rounding is felt in: the next one, where a kernel sums before it rounds."""
-    later = mechanism.summed_first.get(id, ()) if dtype in FLOAT8 else ()
+    later = mechanism.accumulates_before_rounding.get(id, ()) if dtype in FLOAT8 else ()
     return next((name for name in later if name in traced), id)
 
 
@@ -363,7 +366,7 @@ def rounding_sizes(
     sizes, counts = {}, passes_of(traced)
     for key, value in traced.items():
         id = key.partition("[")[0]
-        known = mechanism.magnitudes.get(id)
+        known = mechanism.rounding_scales.get(id)
         terms = np.abs(value) if known is None else known(given, Pass(traced, key, counts))
         sizes[key] = unit * finite(terms)
     return sizes

@@ -58,7 +58,7 @@ def _candidates(mechanism: Mechanism, dtype: str) -> Iterator[dict[str, str]]:
         if dtype == "float16":
             yield {"products": "bfloat16"}
     elif dtype in SCALED:
-        yield from ({id: type_} for type_ in FLOAT8 for id in mechanism.summed_first)
+        yield from ({id: type_} for type_ in FLOAT8 for id in mechanism.accumulates_before_rounding)
 
 
 def _agrees(mechanism: Mechanism, outcome: Outcome, roundings: Roundings, seed: int) -> bool:

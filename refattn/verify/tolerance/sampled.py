@@ -1,11 +1,11 @@
 """Calls whose scores the definition cannot hold all at once: the truth by tiles, the budget from samples.
 
-Every element is compared with the truth in float64 that a form of linear memory gives. What may be off by how much is
-known exactly where the definition is run on a part of the call: some queries with all keys, and some keys with all
-queries (`refattn.mechanisms.softmax.testing.parts`), with disturbances as for any other case. These parts are chosen at
-random, where all four statistics are judged, and once more where the errors are largest, in units of what the sample is
-granted and relative to the truth, where elements and rows are. So an error anywhere is seen if it is among the largest,
-or if it is everywhere; how closely the two truths agree is told.
+Every element is compared with the truth in float64 that an implementation of linear memory gives. What may be off by
+how much is known exactly where the definition is run on a part of the call: some queries with all keys, and some keys
+with all queries (`refattn.mechanisms.softmax.testing.parts`), with disturbances as for any other case. These parts are
+chosen at random, where all four statistics are judged, and once more where the errors are largest, in units of what the
+sample is granted and relative to the truth, where elements and rows are. So an error anywhere is seen if it is among
+the largest, or if it is everywhere; how closely the two truths agree is told.
 """
 
 from __future__ import annotations

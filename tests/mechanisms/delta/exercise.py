@@ -15,8 +15,9 @@ Make = Callable[[Any], Any]
 Run = tuple[Mapping[str, int], Callable[[], None]]
 
 
-def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
-    """Return (size by axis letter, call) for calls of the core in `form` and of the block, forward and backward.
+def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]:
+    """Return (size by axis letter, call) for calls of the core in `implementation` and of the block, forward and
+    backward.
 
     `sizes` are all different; `make` turns a NumPy array into one of the library that the calls shall use. Key heads
     divide state heads, and chunks of i tokens, which are j too, are l times as long as n.
@@ -25,11 +26,13 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
     chunks = {**heads, "i": 3, "j": 3, "l": 5, "n": 15}
     found: list[Run] = [
         (axes, partial(_core, axes, kind, rule=rule, make=make))
-        for axes, kind in ((heads, form), (chunks, "chunked"))
+        for axes, kind in ((heads, implementation), (chunks, "chunked"))
         for rule in GATES
     ]
     single = {**heads, "b": 1}
-    found.append((single, partial(_core, single, form, rule="momentum", lengths=[4, 0, single["n"] - 4], make=make)))
+    found.append(
+        (single, partial(_core, single, implementation, rule="momentum", lengths=[4, 0, single["n"] - 4], make=make))
+    )
     block, own = partial(_block, make=make), {**sizes, "f": sizes["g"]}
     found += [(own, partial(block, own, options=options)) for options in BLOCKS]
     return found
@@ -54,7 +57,9 @@ def _draw(name: str, *shape: int) -> Any:
     return counter.normal(shape, seed=7, purpose=name)
 
 
-def _core(sizes: Mapping[str, int], form: str, *, make: Make, rule: str, lengths: list[int] | None = None) -> None:
+def _core(
+    sizes: Mapping[str, int], implementation: str, *, make: Make, rule: str, lengths: list[int] | None = None
+) -> None:
     b, h, f, g, n, d, e = (sizes[letter] for letter in "bhfgnde")
     record = mechanism("delta")
     assert record.core is not None
@@ -63,11 +68,16 @@ def _core(sizes: Mapping[str, int], form: str, *, make: Make, rule: str, lengths
     if "channels" in given:
         given["log_decay"] = make(-0.5 * counter.uniform((b, g, n, d), seed=7, purpose="channels"))
         del given["channels"]
-    options: dict[str, Any] = {"qk_norm": rule in ("kda", "momentum"), "lengths": lengths, "form": form}
+    options: dict[str, Any] = {
+        "qk_norm": rule in ("kda", "momentum"),
+        "lengths": lengths,
+        "implementation": implementation,
+    }
     options["chunk"] = sizes["i"]
     options["key_mask"] = make(counter.uniform((b, n), seed=7, purpose="mask") < 0.8)
-    # Under a hook, even one that changes nothing, the chunked form takes all heads at once, and computes an inverse.
-    with equations.apply(lambda id, name, value: value) if form == "chunked" else nullcontext():
+    # Under a hook, even one that changes nothing, the chunked implementation takes all heads at once, and computes an
+    # inverse.
+    with equations.apply(lambda id, name, value: value) if implementation == "chunked" else nullcontext():
         _, saved = record.core.forward(q, k, v, **given, **options)
         record.core.backward(saved, make(_draw("d_out", b, h, n, e)))
 

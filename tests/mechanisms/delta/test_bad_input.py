@@ -53,7 +53,7 @@ def call(**other: Any) -> tuple[Any, Any]:
         ({"norm_eps": -1.0}, ValueError, "norm_eps: got -1.0"),
         ({"chunk": 0}, ValueError, "chunk: got 0"),
         ({"chunk": 2.0}, TypeError, "chunk: got float"),
-        ({"form": "dense"}, ValueError, "form: got 'dense', needs one of auto, recurrent, chunked"),
+        ({"implementation": "dense"}, ValueError, "implementation: got 'dense', needs one of auto, recurrent, chunked"),
     ],
 )
 def test_the_core_refuses(given: dict[str, Any], error: type[Exception], message: str) -> None:

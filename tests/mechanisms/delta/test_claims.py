@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import refattn as ra
-from tests.mechanisms.delta.test_laws import call, close, draw, run, tokens
+from tests.mechanisms.delta.test_properties import call, close, draw, run, tokens
 
 
 def test_the_delta_rule_is_a_step_down_the_error() -> None:

@@ -16,16 +16,17 @@ Make = Callable[[Any], Any]
 Run = tuple[Mapping[str, int], Callable[[], None]]
 
 
-def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
-    """Return (size by axis letter, call) for calls of the core in `form` and of the block, forward and backward.
+def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]:
+    """Return (size by axis letter, call) for calls of the core in `implementation` and of the block, forward and
+    backward.
 
     `sizes` are all different, but for queries and keys, which are the same tokens; `make` turns a NumPy array into one
     of the library that the calls shall use.
     """
     token, cross = {**sizes, "j": sizes["i"], "c": 1}, {**sizes, "c": 1}
     query, feature = {**token, "c": sizes["i"]}, {**token, "c": sizes["e"]}
-    core = partial(_core, make=make, form=form)
-    solved = "implicit_midpoint" if form == "products" else "discrete_gradient"
+    core = partial(_core, make=make, implementation=implementation)
+    solved = "implicit_midpoint" if implementation == "products" else "discrete_gradient"
     block = partial(_block, make=make)
     return [
         (token, partial(core, token, state="token", full=True)),
@@ -73,19 +74,26 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
             ),
         ),
         *(
-            ({**token, "e": sizes["d"]}, partial(_levels, {**token, "e": sizes["d"]}, make=make, form=form))
-            for form in hierarchy.FORMS
+            (
+                {**token, "e": sizes["d"]},
+                partial(_levels, {**token, "e": sizes["d"]}, make=make, implementation=implementation),
+            )
+            for implementation in hierarchy.IMPLEMENTATIONS
         ),
     ]
 
 
-def _levels(sizes: Mapping[str, int], *, make: Make, form: str) -> None:
+def _levels(sizes: Mapping[str, int], *, make: Make, implementation: str) -> None:
     """One level: what its stage runs in the core has sizes of its own where there are more."""
     b, h, g, n, d = (sizes[letter] for letter in "bhgid")
     q, k, v = make(_draw("q", b, h, n, d)), make(_draw("k", b, g, n, d)), make(_draw("v", b, g, n, d))
     options = {"level_logits": make(_draw("logits", 1)), "key_mask": make(_mask("padding", b, n)), "levels": 1}
-    options |= {"mask": make(_mask("mask", b, h, n, n)), "mu": make(abs(_draw("mu", h, n))), "form": form}
-    if form == "dense":
+    options |= {
+        "mask": make(_mask("mask", b, h, n, n)),
+        "mu": make(abs(_draw("mu", h, n))),
+        "implementation": implementation,
+    }
+    if implementation == "dense":
         options["bias"] = make(_draw("bias", h, 1, n))
     _, saved = equations.active(hierarchy).forward(q, k, v, **options)
     equations.active(hierarchy).backward(saved, make(_draw("d_out", b, h, n, d)))
@@ -99,7 +107,7 @@ def _mask(name: str, *shape: int) -> Any:
     return counter.uniform(shape, seed=7, purpose=name) < 0.8
 
 
-def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool, **options: Any) -> None:
+def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool, **options: Any) -> None:
     b, h, g, n, keys, d, e = (sizes[letter] for letter in "bhgijde")
     record = mechanism("graph_energy")
     assert record.core is not None
@@ -111,13 +119,13 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool, **opti
         more |= {"start": Start(at=at, jitter=make(0.01 * _draw("jitter", h, n, 1))), "intrinsic": "double_well"}
         more |= {"threshold": "hard(tau=0.2, straight_through=True, signed=True, empty='zero')"}
         options = more | options
-        assert set(record.defaults) == {*options, "form"}
-    elif form == "products":
+        assert set(record.defaults) == {*options, "implementation"}
+    elif implementation == "products":
         options = {**options, "coupling": "sin"}  # which products can compute
     if keys != n:
         options = {**options, "start": make(_draw("start", h, keys))}
     q, k, v = make(_draw("q", b, h, n, d)), make(_draw("k", b, g, keys, d)), make(_draw("v", b, g, keys, e))
-    _, saved = record.core.forward(q, k, v, form=form, **options)
+    _, saved = record.core.forward(q, k, v, implementation=implementation, **options)
     record.core.backward(saved, make(_draw("d_out", b, h, n, e)))
 
 

@@ -65,12 +65,12 @@ def test_4_masked_is_as_good_as_deleted(state: str) -> None:
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_8_dense_links_products_and_edges_are_one(coupling: str, state: str) -> None:
-    """One graph as a matrix, in the forms that take one, and as a list of edges."""
+    """One graph as a matrix, in the implementations that take one, and as a list of edges."""
     links = np.where(kept("links", N, N, keep=0.5), np.abs(draw("weights", N, N)), 0.0)
     np.fill_diagonal(links, 0.0)
     options: dict[str, Any] = {"state": state, "coupling": coupling, "step": 0.02, "kappa": 0.7}
-    forms = ("dense", "tiled", *(["products"] if coupling in SEPARABLE else []))
-    calls = [run(**options, graph=links, form=form) for form in forms]
+    implementations = ("dense", "tiled", *(["products"] if coupling in SEPARABLE else []))
+    calls = [run(**options, graph=links, implementation=implementation) for implementation in implementations]
     calls.append(run(**options, graph=ra.graph_energy.sparse_graph(links)))
     results = [{"out": out, **core.backward(saved, draw("d_out", *out.shape))} for out, saved in calls]
     for found in results[1:]:
@@ -91,12 +91,14 @@ def test_9_products_and_tiles_are_pairs(
     if masked:
         options["mask"] = kept("mask", B, H, N, N)
     found = {}
-    for form in ("dense", "tiled", *(["products"] if coupling in SEPARABLE else [])):
-        out, saved = run(**options, form=form)
-        found[form] = {"out": out, **core.backward(saved, draw("d_out", *out.shape))}
-    for form in found:
+    for implementation in ("dense", "tiled", *(["products"] if coupling in SEPARABLE else [])):
+        out, saved = run(**options, implementation=implementation)
+        found[implementation] = {"out": out, **core.backward(saved, draw("d_out", *out.shape))}
+    for implementation in found:
         for name, x in found["dense"].items():
-            np.testing.assert_allclose(found[form][name], x, rtol=0, atol=1e-12 * max(1.0, float(np.max(np.abs(x)))))
+            np.testing.assert_allclose(
+                found[implementation][name], x, rtol=0, atol=1e-12 * max(1.0, float(np.max(np.abs(x))))
+            )
 
 
 @pytest.mark.parametrize("empty", ["argmax", "dense", "zero"])

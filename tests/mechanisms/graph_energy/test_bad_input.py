@@ -25,7 +25,11 @@ from tests.mechanisms.graph_energy.calls import H, draw, forward, qkv, run
         ({"threshold": "firm"}, ValueError, "threshold: got 'firm', needs one of hard, soft"),
         ({"empty": "nan"}, ValueError, "empty: got 'nan', needs one of argmax, dense, zero, error"),
         ({"adjoint": "exact"}, ValueError, "adjoint: got 'exact', needs one of unroll, implicit"),
-        ({"form": "sparse"}, ValueError, "form: got 'sparse', needs one of auto, dense, products, tiled"),
+        (
+            {"implementation": "sparse"},
+            ValueError,
+            "implementation: got 'sparse', needs one of auto, dense, products, tiled",
+        ),
         ({"steps": -1}, ValueError, "steps: got -1, needs a whole number of at least 0"),
         ({"steps": 2.0}, ValueError, "steps: got 2.0, needs a whole number of at least 0"),
         ({"steps": 10**9}, ValueError, "steps: got 1000000000, needs at most 1000000"),
@@ -48,7 +52,11 @@ from tests.mechanisms.graph_energy.calls import H, draw, forward, qkv, run
         ({"mask": np.ones((3, 7), bool)}, ValueError, r"mask: got shape \(3, 7\)"),
         ({"causal": "left"}, ValueError, "causal: got 'left', needs True, False"),
         ({"step": None}, TypeError, r"step: got None, needs a number, or an array \(4,\)"),
-        ({"coupling": "tanh", "form": "products"}, ValueError, 'form: got "products" with the coupling tanh'),
+        (
+            {"coupling": "tanh", "implementation": "products"},
+            ValueError,
+            'implementation: got "products" with the coupling tanh',
+        ),
         (
             {"state": "query", "causal": True, "symmetrise": "min"},
             ValueError,

@@ -37,19 +37,21 @@ def test_a_polynomial_is_odd_and_its_derivatives_and_terms_fit(coefficients: lis
 
 
 def test_a_polynomial_of_the_cubic_is_the_cubic() -> None:
-    for form in ("dense", "products", "tiled"):
-        out, _ = run(coupling="polynomial", coefficients=(1.0, -1.0 / 6.0), step=0.1, form=form)
+    for implementation in ("dense", "products", "tiled"):
+        out, _ = run(coupling="polynomial", coefficients=(1.0, -1.0 / 6.0), step=0.1, implementation=implementation)
         np.testing.assert_allclose(out, run(coupling="cubic", step=0.1)[0], rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("form", ["dense", "products", "tiled"])
+@pytest.mark.parametrize("implementation", ["dense", "products", "tiled"])
 @pytest.mark.parametrize("state", ["token", "query", "feature"])
-def test_coefficients_have_a_gradient(state: str, form: str) -> None:
+def test_coefficients_have_a_gradient(state: str, implementation: str) -> None:
     torch: Any = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
     a = np.array([0.8, -0.3, 0.05])
     mask = np.tri(7, dtype=np.bool_)
     options: dict[str, Any] = {"state": state, "coupling": "polynomial", "step": 0.05, "steps": 4, "tau": 0.01}
-    out, saved = run(**options, coefficients=a, mask=mask, symmetrise="none", integrator="heun", form=form)
+    out, saved = run(
+        **options, coefficients=a, mask=mask, symmetrise="none", integrator="heun", implementation=implementation
+    )
     d_out = draw("d_out", *out.shape)
     found = core.backward(saved, d_out)["coefficients"]
     leaf = torch.tensor(a, requires_grad=True)

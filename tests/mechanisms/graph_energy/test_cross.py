@@ -56,13 +56,13 @@ def test_gradients_are_those_of_autograd(state: str, symmetrise: str) -> None:
     mask = kept("mask", B, H, ROWS, KEYS)
     mask[..., 3] = False
 
-    def call(form: str = "dense", **leaves: Any) -> Any:
+    def call(implementation: str = "dense", **leaves: Any) -> Any:
         like = mask if isinstance(leaves["q"], np.ndarray) else leaves["q"].new_tensor(mask).bool()
         more: dict[str, Any] = {"state": state, "symmetrise": symmetrise, "steps": 2, "integrator": "rk4"}
-        return forward(**leaves, **more, kind="soft", mask=like, over="keys", form=form)
+        return forward(**leaves, **more, kind="soft", mask=like, over="keys", implementation=implementation)
 
-    for form in ("dense", "products", "tiled"):
-        out, saved = call(form, **given)
+    for implementation in ("dense", "products", "tiled"):
+        out, saved = call(implementation, **given)
         d_out = draw("d_out", *out.shape)
         found = core.backward(saved, d_out)
         assert {name: x.shape for name, x in found.items()} == {name: np.shape(x) for name, x in given.items()}

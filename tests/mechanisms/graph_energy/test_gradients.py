@@ -58,7 +58,7 @@ def numbers_of(state: str) -> dict[str, Any]:
     return {**per_head, "step": np.asarray(0.07), "tau": np.full((H,), tau), "scale": np.asarray(0.6)}
 
 
-def errors(combination: Any, form: str = "dense") -> dict[str, float]:
+def errors(combination: Any, implementation: str = "dense") -> dict[str, float]:
     """The error of every gradient, relative to its largest element, or a hundredth of the largest of all."""
     torch: Any = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
     options, numbers = options_of(combination), numbers_of(combination[0])
@@ -69,13 +69,13 @@ def errors(combination: Any, form: str = "dense") -> dict[str, float]:
         arrays["q"] = arrays["q"][:, :, :rows]
         arrays |= {"start": draw("start", H, N)} if options["state"] == "token" else {}
     mask = kept("mask", B, 1, rows, N, keep=0.8)
-    out, saved = forward(**arrays, **options, mask=mask, form=form)
+    out, saved = forward(**arrays, **options, mask=mask, implementation=implementation)
     upstream = {"d_out": draw("d_out", *out.shape)}
     if saved.weights is not None:
         upstream["d_weights"] = draw("d_weights", *saved.weights.shape)
     by_hand = core.backward(saved, **upstream)
     leaves = {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
-    other, other_saved = forward(**leaves, **options, mask=torch.tensor(mask), form="dense")
+    other, other_saved = forward(**leaves, **options, mask=torch.tensor(mask), implementation="dense")
     loss = (other * torch.tensor(upstream["d_out"])).sum()
     if saved.weights is not None:
         loss = loss + (other_saved.weights * torch.tensor(upstream["d_weights"])).sum()
@@ -102,10 +102,10 @@ def test_gradients_of_every_combination_are_those_of_autograd() -> None:
     assert {str(each): found for each in chosen if max((found := errors(each)).values()) >= 1e-12} == {}
 
 
-@pytest.mark.parametrize("form", ["products", "tiled"])
+@pytest.mark.parametrize("implementation", ["products", "tiled"])
 @pytest.mark.parametrize("combination", [c for c in FEW if c[1] in ("sin", "identity", "cubic")], ids=str)
-def test_gradients_of_other_forms(combination: Any, form: str) -> None:
-    assert max(errors(combination, form).values()) < 1e-12
+def test_gradients_of_other_implementations(combination: Any, implementation: str) -> None:
+    assert max(errors(combination, implementation).values()) < 1e-12
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])

@@ -46,7 +46,7 @@ def numbers(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("form", "options"),
+    ("implementation", "options"),
     [
         ("dense", {"causal": True}),
         ("dense", {"symmetrise": "min", "coupling": "tanh", "intrinsic": "double_well", "window": 3}),
@@ -55,10 +55,10 @@ def numbers(**more: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_gradients_of_levels_are_those_of_autograd(form: str, options: dict[str, Any]) -> None:
-    bias = {"bias": draw("bias", H, 1, LONG)} if form == "dense" else {}
+def test_gradients_of_levels_are_those_of_autograd(implementation: str, options: dict[str, Any]) -> None:
+    bias = {"bias": draw("bias", H, 1, LONG)} if implementation == "dense" else {}
     arrays = dict(zip("qkv", qkv(LONG), strict=True)) | numbers(**bias)
-    options = {"stride": 2, "levels": 5, "kind": "soft", "steps": 3, "form": form, **options}
+    options = {"stride": 2, "levels": 5, "kind": "soft", "steps": 3, "implementation": implementation, **options}
 
     def call(**leaves: Any) -> Any:
         return hierarchy.forward(**flat(**leaves, **options))
@@ -79,7 +79,9 @@ def test_the_linear_form_is_the_dense_one(n: int, causal: bool, window: int | No
     more = {"mu": np.abs(draw("mu", H, n)), "level_logits": draw("logits", 3), "key_mask": kept("padding", B, n)}
     more["mask"] = kept("mask", H, n, n, keep=0.9)
     options = flat(stride=3, levels=3, window=window, causal=causal, integrator="rk4", steps=2, step=0.1, **more)
-    (out, saved), (expected, other) = (hierarchy.forward(*qkv(n), form=form, **options) for form in ("banded", "dense"))
+    (out, saved), (expected, other) = (
+        hierarchy.forward(*qkv(n), implementation=implementation, **options) for implementation in ("banded", "dense")
+    )
     np.testing.assert_allclose(out, expected, rtol=0, atol=1e-14)
     d_out = draw("d_out", *out.shape)
     agree(hierarchy.backward(saved, d_out), hierarchy.backward(other, d_out))
@@ -100,13 +102,13 @@ def test_one_level_is_the_core() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_levels_gather_the_one_below(causal: bool) -> None:
-    """As the second derivation in loops says, in both forms."""
+    """As the second derivation in loops says, in both implementations."""
     q, k, v = qkv(LONG)
     options: dict[str, Any] = {"stride": 2, "window": 3, "causal": causal, "step": 0.2, "steps": 4}
     options |= {"threshold": "hard(tau=0.2)", "level_logits": draw("logits", 3)}
     expected = level_loops.forward(q, k, v, **options)["GE.mixed"]
-    for form in ("dense", "banded"):
-        out, saved = hierarchy.forward(q, k, v, form=form, **options)
+    for implementation in ("dense", "banded"):
+        out, saved = hierarchy.forward(q, k, v, implementation=implementation, **options)
         np.testing.assert_allclose(out, expected, rtol=0, atol=1e-14)
         places = [stage.level.positions(q).tolist() for stage in saved.stages]
         assert places == [[*range(LONG)], [1, 3, 5, 7, 9, *([] if causal else [10])], [3, 7, *([] if causal else [10])]]
@@ -157,7 +159,7 @@ def test_nothing_of_levels_is_as_large_as_all_pairs() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_levels_run_on_every_library(causal: bool) -> None:
-    options: dict[str, Any] = {"stride": 2, "causal": causal, "window": 1, "form": "banded"}
+    options: dict[str, Any] = {"stride": 2, "causal": causal, "window": 1, "implementation": "banded"}
     q, k, v = qkv(5)
     expected, _ = hierarchy.forward(q, k, v, **options)
     strict = backends.get("strict")
@@ -177,7 +179,7 @@ def test_levels_run_on_every_library(causal: bool) -> None:
         ({"key_mask": np.ones((B, 3), bool)}, ValueError, r"key_mask: got shape \(2, 3\), needs \(2, 7\)"),
         ({"key_mask": np.ones((B, 7))}, TypeError, "key_mask: got dtype float64, needs bool"),
         ({"threshold": "hard(empty='error')"}, ValueError, 'threshold: got empty="error" with levels'),
-        ({"graph": "mean", "form": "banded"}, NotImplementedError, 'form: got "banded" with'),
+        ({"graph": "mean", "implementation": "banded"}, NotImplementedError, 'implementation: got "banded" with'),
         ({"causal": True, "graph": "kernel"}, ValueError, 'graph: got "kernel" with causal scores'),
     ],
 )
@@ -283,7 +285,7 @@ def test_a_block_with_levels() -> None:
     expected, _ = hierarchy.forward(q, k, v, causal=True, key_mask=context.key_mask, **options)
     np.testing.assert_allclose(state.x, np.moveaxis(expected, 1, 2).reshape(2, 40, 4) @ params.w_o, rtol=0, atol=1e-14)
     force = mechanism("graph_energy").diagnostics.force
-    _, other = hierarchy.forward(q, k, v, causal=True, key_mask=context.key_mask, form="dense", **options)
+    _, other = hierarchy.forward(q, k, v, causal=True, key_mask=context.key_mask, implementation="dense", **options)
     whole, count = force(saved)
     assert count == 4
     np.testing.assert_allclose(whole, force(replace(saved, core=other))[0], rtol=1e-12)
@@ -299,12 +301,12 @@ def test_a_flow_of_levels_is_no_single_one() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow|invalid value")
-@pytest.mark.parametrize("form", hierarchy.FORMS)
-def test_steps_of_levels_that_are_too_long(form: str) -> None:
+@pytest.mark.parametrize("implementation", hierarchy.IMPLEMENTATIONS)
+def test_steps_of_levels_that_are_too_long(implementation: str) -> None:
     with pytest.warns(UserWarning, match=r"step: got more than 2/L = 0\.667"):
-        hierarchy.forward(*qkv(), form=form, step=0.7)
+        hierarchy.forward(*qkv(), implementation=implementation, step=0.7)
     with pytest.raises(FloatingPointError, match="the scores diverged"), pytest.warns(UserWarning):
-        hierarchy.forward(*qkv(), form=form, step=9.0, steps=60, coupling="cubic")
+        hierarchy.forward(*qkv(), implementation=implementation, step=9.0, steps=60, coupling="cubic")
 
 
 def test_a_polynomial_of_a_block_starts_as_the_identity() -> None:

@@ -181,7 +181,7 @@ def test_gradients_are_those_of_autograd(call: dict[str, Any], monkeypatch: pyte
     if call.get("integrator") == "rk45":
         monkeypatch.setattr(rk45, "plan", lambda *given: planned)
     leaves = {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
-    other, _ = forward(**leaves, **options, mask=torch.tensor(mask), form="dense")
+    other, _ = forward(**leaves, **options, mask=torch.tensor(mask), implementation="dense")
     found = torch.autograd.grad((other * torch.tensor(d_out)).sum(), list(leaves.values()), materialize_grads=True)
     floor = 1e-2 * max(float(np.max(np.abs(x.numpy()))) for x in found)
     for name, expected in zip(leaves, found, strict=True):
@@ -277,7 +277,10 @@ def test_a_batch_stops_element_by_element() -> None:
         ),
         ({"checkpoint": 0}, "checkpoint: got 0, needs a whole number of at least 1"),
         ({"integrator": "rk45", "accuracy": 0.0}, "accuracy: got 0.0, needs a finite number above 0"),
-        ({"integrator": "discrete_gradient", "form": "products"}, 'form: got "products" with integrator='),
+        (
+            {"integrator": "discrete_gradient", "implementation": "products"},
+            'implementation: got "products" with integrator=',
+        ),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Every library gives what NumPy gives, in every form, also compiled."""
+"""Every library gives what NumPy gives, in every implementation, also compiled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from refattn.mechanisms.graph_energy import core
-from refattn.mechanisms.graph_energy.core import FORMS
+from refattn.mechanisms.graph_energy.core import IMPLEMENTATIONS
 from tests.conftest import Library
 from tests.mechanisms.graph_energy.calls import B, H, N, draw, forward, kept, qkv
 
@@ -32,10 +32,18 @@ DEAR = ("token", "query", "implicit", "rk45", "midpoint")
 """Calls that JAX compiles for seconds; what they reach is compiled in other calls, too."""
 
 
-def forms_of(call: str, library: Library) -> list[str]:
-    """The forms that a library is tried with: one of them on JAX, which compiles every operation for every shape."""
-    forms = [form for form in FORMS if form != "products" or CALLS[call].get("integrator") != "discrete_gradient"]
-    return forms if library is not Library.JAX else [forms[list(CALLS).index(call) % len(forms)]]
+def implementations_of(call: str, library: Library) -> list[str]:
+    """The implementations that a library is tried with: one on JAX, which compiles for every shape."""
+    implementations = [
+        implementation
+        for implementation in IMPLEMENTATIONS
+        if implementation != "products" or CALLS[call].get("integrator") != "discrete_gradient"
+    ]
+    return (
+        implementations
+        if library is not Library.JAX
+        else [implementations[list(CALLS).index(call) % len(implementations)]]
+    )
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -45,16 +53,18 @@ def test_every_library_gives_what_numpy_gives(call: str, backend: Any) -> None:
     options = {"steps": 4, **CALLS[call]}
     numbers = {"mu": np.abs(draw("mu", H)) + 0.5, "kappa": np.abs(draw("kappa", H))}
     arrays = dict(zip("qkv", qkv(), strict=True)) | numbers | {"mask": kept("mask", B, 1, N, N)}
-    expected, saved = forward(**arrays, **options, form="dense")
+    expected, saved = forward(**arrays, **options, implementation="dense")
     d_out = draw("d_out", *expected.shape)
     wanted = {"out": expected, **core.backward(saved, d_out)}
-    for form in forms_of(call, backend.library):
-        out, saved = forward(**{n: backend.array(x) for n, x in arrays.items()}, **options, form=form)
+    for implementation in implementations_of(call, backend.library):
+        out, saved = forward(
+            **{n: backend.array(x) for n, x in arrays.items()}, **options, implementation=implementation
+        )
         found = {"out": out, **core.backward(saved, backend.array(d_out))}
         for name, x in wanted.items():
             size = max(1.0, float(np.max(np.abs(x))))
             np.testing.assert_allclose(
-                backend.host(found[name]), x, rtol=0, atol=1e-12 * size, err_msg=f"{form} {name}"
+                backend.host(found[name]), x, rtol=0, atol=1e-12 * size, err_msg=f"{implementation} {name}"
             )
 
 

@@ -53,17 +53,17 @@ def test_without_a_flow_it_is_a_soft_threshold() -> None:
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_gradients_are_those_of_autograd(coupling: str, state: str) -> None:
-    forms = ("dense", "products", "tiled") if coupling in ("sin", "identity", "cubic") else ("dense", "tiled")
+    implementations = ("dense", "products", "tiled") if coupling in ("sin", "identity", "cubic") else ("dense", "tiled")
     arrays = dict(zip("qkv", qkv(5), strict=True)) | numbers_of(state)
     mask = kept("mask", B, 1, 5, 5, keep=0.8)
 
-    def call(form: str = "dense", **leaves: Any) -> Any:
+    def call(implementation: str = "dense", **leaves: Any) -> Any:
         like = mask if isinstance(leaves["q"], np.ndarray) else leaves["q"].new_tensor(mask).bool()
         more: dict[str, Any] = {"state": state, "coupling": coupling, "symmetrise": "mean", "steps": 3}
-        return forward(**leaves, **more, kind="proximal", mask=like, form=form)
+        return forward(**leaves, **more, kind="proximal", mask=like, implementation=implementation)
 
-    for form in forms:
-        out, saved = call(form, **arrays)
+    for implementation in implementations:
+        out, saved = call(implementation, **arrays)
         d_out = draw("d_out", *out.shape)
         agree(core.backward(saved, d_out), gradients_of(call, arrays, d_out))
 

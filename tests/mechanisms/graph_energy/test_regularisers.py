@@ -48,7 +48,7 @@ def test_what_is_read_has_to_be_there() -> None:
     "options",
     [
         {"symmetrise": "kernel"},
-        {"symmetrise": "kernel", "intrinsic": "double_well", "form": "tiled"},
+        {"symmetrise": "kernel", "intrinsic": "double_well", "implementation": "tiled"},
         {"symmetrise": "min", "state": "query", "intrinsic": "none", "integrator": "heun"},
         {"symmetrise": "kernel", "coupling": "polynomial", "coefficients": True, "kind": "proximal"},
         {"symmetrise": "kernel", "over": "keys", "start": True},
@@ -69,7 +69,7 @@ def test_the_gradient_of_the_energy_is_that_of_autograd(options: dict[str, Any])
         plain = isinstance(leaves["q"], np.ndarray)
         more = {**options, "mask": mask if plain else leaves["q"].new_tensor(mask).bool()}
         if not plain:
-            more |= {"form": "dense", "adjoint": "unroll"}
+            more |= {"implementation": "dense", "adjoint": "unroll"}
         return forward(**leaves, **more)[1]
 
     saved = total(**arrays)

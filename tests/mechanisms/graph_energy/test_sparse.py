@@ -13,7 +13,7 @@ import refattn as ra
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.implementations import rows
-from refattn.mechanisms.graph_energy.implementations import sparse as sparse_form
+from refattn.mechanisms.graph_energy.implementations import sparse as sparse_implementation
 from refattn.mechanisms.graph_energy.implementations.sparse import dense_graph
 from refattn.mechanisms.graph_energy.system import balanced
 from tests.conftest import Library
@@ -90,7 +90,7 @@ def test_options_of_the_readout_go_row_by_row(more: dict[str, Any], monkeypatch:
 @pytest.mark.parametrize("state", ["token", "feature"])
 def test_nothing_on_a_sparse_graph_is_as_large_as_all_pairs(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward, and the making of graphs, in less than half of what one number for each pair takes."""
-    for module in (rows, sparse_form):
+    for module in (rows, sparse_implementation):
         monkeypatch.setattr(module, "ELEMENTS", 2**12)
 
     def call(n: int) -> Any:
@@ -121,7 +121,7 @@ def test_a_sparse_graph_is_its_matrix() -> None:
 
 
 def test_windows_and_nearest_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse_form, "ELEMENTS", 20)  # two rows at a time
+    monkeypatch.setattr(sparse_implementation, "ELEMENTS", 20)  # two rows at a time
     n, like = 9, np.zeros(1)
     apart = np.abs(np.arange(n)[:, None] - np.arange(n))
     window = dense_graph(ra.graph_energy.window_graph(n, 2, like))
@@ -256,7 +256,7 @@ GOOD = ra.graph_energy.sparse_graph(weights())
         ({"graph": "kernel(over='rows')"}, ValueError, "over: got 'rows', needs one of tokens, keys"),
         ({"graph": weights(), "integrator": "discrete_gradient"}, ValueError, "only for graphs with detailed bal"),
         ({"graph": GOOD, "integrator": "implicit_midpoint"}, ValueError, "graph: got a sparse one with an integrator"),
-        ({"graph": GOOD, "form": "dense"}, ValueError, 'form: got "dense" with a sparse graph'),
+        ({"graph": GOOD, "implementation": "dense"}, ValueError, 'implementation: got "dense" with a sparse graph'),
         ({"graph": GOOD, "mask": np.ones((N, N), bool)}, ValueError, "mask: got one with a sparse graph"),
         ({"graph": GOOD, "causal": True, "step": 0.1}, ValueError, "graph.indices: got a later token"),
         ({"graph": dataclasses.replace(GOOD, shape=(3, 3))}, ValueError, r"graph.shape: got \(3, 3\), needs \(7, 7\)"),

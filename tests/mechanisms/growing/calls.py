@@ -60,7 +60,7 @@ def step(params: Any, x: Any, context: ra.Context) -> tuple[Any, Any]:
 
 @contextmanager
 def cut(rows: int, columns: int) -> Iterator[None]:
-    """Make the tiled form cut the plane of queries and keys in tiles of this size, each of one head."""
+    """Make the tiled implementation cut the plane of queries and keys in tiles of this size, each of one head."""
 
     def plan(q: Any, k: Any, most: int = 0) -> Plan:
         whole = tuple(

@@ -14,14 +14,15 @@ Make = Callable[[Any], Any]
 Run = tuple[Mapping[str, int], Callable[[], None]]
 
 
-def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
-    """Return (size by axis letter, call) for calls of the core in `form` and of the block, forward and backward.
+def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]:
+    """Return (size by axis letter, call) for calls of the core in `implementation` and of the block, forward and
+    backward.
 
     `sizes` are all different; `make` turns a NumPy array into one of the library that the calls shall use.
     """
     # Tokens of the block are queries and keys at once, and each has as many heads.
     alone = {**sizes, "i": sizes["n"], "j": sizes["n"], "g": sizes["h"], "r": 1, "in": sizes["m"]}
-    core = partial(_core, make=make, form=form)
+    core = partial(_core, make=make, implementation=implementation)
     block = partial(_block, make=make)
     return [
         (sizes, partial(core, sizes, full=True)),
@@ -42,7 +43,7 @@ def _mask(name: str, *shape: int) -> Any:
     return counter.uniform(shape, seed=7, purpose=name) < 0.8
 
 
-def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool) -> None:
+def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool) -> None:
     b, h, g, i, j, d, e = (sizes[letter] for letter in "bhgijde")
     room = mechanism("growing").core
     assert room is not None
@@ -53,7 +54,7 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool) -> Non
         options |= {"sink": make(_draw("sink", h, sizes["s"]))}
         assert set(options) < set(mechanism("growing").defaults)
     q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
-    _, saved = room.forward(q, k, v, form=form, **options)
+    _, saved = room.forward(q, k, v, implementation=implementation, **options)
     d_out = make(_draw("d_out", b, h, i, e))
     room.backward(saved, d_out, make(_draw("d_lse", b, h, i)) if full else None)
     if i == j:

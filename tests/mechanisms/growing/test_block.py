@@ -1,4 +1,4 @@
-"""The report's block: its numbers by hand, its laws, its functional gradient, and its forms."""
+"""The report's block: its numbers by hand, its laws, its functional gradient, and its implementations."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_row_that_may_attend_nothing_passes_its_token_through() -> None:
     assert not np.any(g[:, :, 2])
 
 
-# --- forms
+# --- implementations
 
 
 @settings(max_examples=60)
@@ -162,7 +162,7 @@ def test_a_row_that_may_attend_nothing_passes_its_token_through() -> None:
     st.integers(1, 4),
     st.integers(1, 2),
 )
-def test_tiles_of_any_size_give_the_dense_form(
+def test_tiles_of_any_size_give_the_dense_implementation(
     sizes: tuple[int, ...], causal: Any, masked: bool, softcap: float | None, rows: int, columns: int, shared: int
 ) -> None:
     b, g, i, j, d = sizes
@@ -172,10 +172,10 @@ def test_tiles_of_any_size_give_the_dense_form(
     if masked:
         options["mask"] = uniform("mask", b, 1, i, j) < 0.5
     d_out = draw("d_out", b, h, i, 3)
-    out, saved = ra.growing.forward(q, k, v, form="dense", **options)
+    out, saved = ra.growing.forward(q, k, v, implementation="dense", **options)
     expected = ra.growing.backward(saved, d_out)
     with cut(rows, columns):
-        other, tiled_saved = ra.growing.forward(q, k, v, form="tiled", **options)
+        other, tiled_saved = ra.growing.forward(q, k, v, implementation="tiled", **options)
         found = ra.growing.backward(tiled_saved, d_out)
         np.testing.assert_allclose(other, out, rtol=1e-12, atol=1e-13)
         for name, gradient in expected.items():
@@ -195,9 +195,9 @@ def test_n_in_tiles_is_n(tile: int) -> None:
     q, k, v, d_out = (draw(name, 2, 3, 9, 4) for name in ("q", "k", "v", "d_out"))
     x = draw("tokens", 2, 9, 6)
     found = []
-    for form in ("dense", "tiled"):
+    for implementation in ("dense", "tiled"):
         with cut(tile, tile):
-            _, saved = ra.growing.forward(q, k, v, causal=True, form=form)
+            _, saved = ra.growing.forward(q, k, v, causal=True, implementation=implementation)
             found.append(ra.growing.contract(saved, d_out, x))
     assert np.max(np.abs(found[0] - found[1])) < 1e-12 * np.max(np.abs(found[0]))
 
@@ -205,12 +205,12 @@ def test_n_in_tiles_is_n(tile: int) -> None:
 def test_statistics_may_be_summed_in_float64_where_the_block_runs_in_float32(backend: Any) -> None:
     q, k, v, d_out = (draw(name, 1, 2, 6, 3) for name in ("q", "k", "v", "d_out"))
     x = draw("tokens", 1, 6, 4)
-    for form in ("dense",) if str(backend) == "jax" else ("dense", "tiled"):
+    for implementation in ("dense",) if str(backend) == "jax" else ("dense", "tiled"):
         given = [backend.array(z, "float32") for z in (q, k, v, d_out)]
-        _, saved = ra.growing.forward(*given[:3], form=form)
+        _, saved = ra.growing.forward(*given[:3], implementation=implementation)
         n = ra.growing.contract(saved, given[3], backend.array(x))
         assert str(n.dtype).endswith("float64")
-        _, exact = ra.growing.forward(q, k, v, form="dense")
+        _, exact = ra.growing.forward(q, k, v, implementation="dense")
         np.testing.assert_allclose(backend.host(n), ra.growing.contract(exact, d_out, x), rtol=0.0, atol=1e-4)
 
 
@@ -270,9 +270,10 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match=r"context.key_mask: got shape \(3, 5\), needs \(3, 6\)"):
         BLOCK.forward(params, BLOCK.module.State(x), ra.Context(key_mask=np.ones((3, 5), bool)))
     q = draw("q", 1, 2, 4, 3)
-    _, saved = ra.growing.forward(q, q, q, form="tiled")
+    _, saved = ra.growing.forward(q, q, q, implementation="tiled")
     with pytest.raises(
-        Unsupported, match=r'saved: got one of the form "tiled", which holds no scores; needs form="dense"'
+        Unsupported,
+        match=r'saved: got one of the implementation "tiled", which holds no scores; needs implementation="dense"',
     ):
         ra.growing.functional_gradient(saved, q)
     with pytest.raises(TypeError, match=r"'scores'; functional_gradient\(saved, d_out\) returns what scores=True gave"):
@@ -284,8 +285,8 @@ def test_wrong_arguments() -> None:
         ra.growing.contract(saved, q, draw("x", 1, 4, 2))
     with pytest.raises(TypeError, match="saved: got NoneType, needs what forward returned"):
         ra.growing.contract(None, q, q)
-    with pytest.raises(ValueError, match="form: got 'fast', needs one of auto, dense, tiled"):
-        ra.growing.forward(q, q, q, form="fast")
+    with pytest.raises(ValueError, match="implementation: got 'fast', needs one of auto, dense, tiled"):
+        ra.growing.forward(q, q, q, implementation="fast")
     with pytest.raises(ValueError, match="scale: got nan, needs a finite number"):
         ra.growing.forward(q, q, q, scale=math.nan)
 

@@ -286,7 +286,9 @@ def test_a_traced_step_agrees_with_its_second_derivation() -> None:
     d_out = BLOCK.module.attended_backward(params, saved, d_state)
     numbers = {"scale": params.config.factor, "damping": 0.01, "rank": params.w_q.shape[2] + 1, "amplitude": 0.3}
     expected = loops.step(saved.tokens, params.w_q, params.w_k, values, d_out, **numbers)
-    assert set(expected) == {id for module in ra.mechanism("growing").beside for id in equations.declared(module)}
+    assert set(expected) == {
+        id for module in ra.mechanism("growing").extra_modules for id in equations.declared(module)
+    }
     for id, value in expected.items():
         found = t[id][..., : value.shape[-1]] if id == "GROW.singular_values" else t[id]
         signs = np.abs if id in beside.SIGNLESS else np.asarray
@@ -308,12 +310,12 @@ def test_a_traced_step_agrees_with_its_second_derivation() -> None:
 def test_the_check_derives_every_equation_beside_the_core_twice() -> None:
     """And names the first that differs."""
     found, expected = beside.twice()
-    modules = (BLOCK.module, *ra.mechanism("growing").beside)
+    modules = (BLOCK.module, *ra.mechanism("growing").extra_modules)
     assert set(found) == {id for module in modules for id in equations.declared(module)}
     changed = {id: 1.001 * value if id in ("GROW.8", "GROW.10") else value for id, value in found.items()}
 
     def judged(values: Mapping[str, Any]) -> tuple[float, str]:
-        record = replace(ra.mechanism("growing"), beside_twice=lambda: (values, expected))
+        record = replace(ra.mechanism("growing"), block_derived_twice=lambda: (values, expected))
         (task,) = (task for task in sections.tasks(sections.Scope(record, get("numpy"))) if "growth" in task.name)
         return task.run()
 

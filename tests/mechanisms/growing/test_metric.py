@@ -94,7 +94,7 @@ def test_statistics_add_up_over_batches(name: str) -> None:
         GROWTH.merge(whole, part(slice(None), False))
 
 
-def test_statistics_do_not_depend_on_the_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_do_not_depend_on_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     _, expected = observed("causal")
     monkeypatch.setattr("refattn.mechanisms.softmax.core.DENSE_UP_TO", 0)
     with cut(4, 3):

@@ -1,4 +1,4 @@
-"""Calls of the higher-order core for the tests: drawn by Hypothesis or fixed, run in any form, library and dtype."""
+"""Calls of the higher-order core for the tests: drawn by Hypothesis or fixed, run in any library and dtype."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from refattn.ops.tiles import Plan, Tile
 
 NAMES = ("q", "k", "v", "d_out")
 CAUSAL = (False, True, "top_left", "bottom_right")
-FORMS = {False: ("dense", "tiled", "linear"), True: ("dense", "tiled", "chunked", "recurrent")}
-"""The forms that there are without and with a causal mask."""
+IMPLEMENTATIONS = {False: ("dense", "tiled", "linear"), True: ("dense", "tiled", "chunked", "recurrent")}
+"""The implementations that there are without and with a causal mask."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Call:
         return replace(self, options={**self.options, **options})
 
     @property
-    def forms(self) -> tuple[str, ...]:
-        """The forms that compute it; the dense one first."""
-        return FORMS[self.options.get("causal", False) is not False]
+    def implementations(self) -> tuple[str, ...]:
+        """The implementations that compute it; the dense one first."""
+        return IMPLEMENTATIONS[self.options.get("causal", False) is not False]
 
     @property
     def allowed(self) -> Any:
@@ -110,7 +110,7 @@ FIXED = {
 """A few calls for the libraries on which a call takes long."""
 
 
-def run(call: Call, form: str = "dense", backend: Any = None, dtype: str = "float64") -> dict[str, Any]:
+def run(call: Call, implementation: str = "dense", backend: Any = None, dtype: str = "float64") -> dict[str, Any]:
     """Forward and backward; results by name on the host. JAX is given both as one compiled function."""
 
     def send(x: Any, dtype: str | None = None) -> Any:
@@ -120,7 +120,9 @@ def run(call: Call, form: str = "dense", backend: Any = None, dtype: str = "floa
 
     def evaluate(arrays: dict[str, Any], mask: Any) -> dict[str, Any]:
         options = {**call.options, "key_mask": mask}
-        out, saved = ra.higher_order.forward(arrays["q"], arrays["k"], arrays["v"], **options, form=form)
+        out, saved = ra.higher_order.forward(
+            arrays["q"], arrays["k"], arrays["v"], **options, implementation=implementation
+        )
         return {"out": out, "normaliser": saved.normaliser, **ra.higher_order.backward(saved, arrays["d_out"])}
 
     arrays = {name: send(getattr(call, name), dtype) for name in NAMES}
@@ -156,7 +158,7 @@ def assert_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @contextmanager
 def cut(chunk: int, heads: int = 1) -> Iterator[None]:
-    """Make the forms take chunks, or tiles, of this many tokens, and tasks of this many key/value heads."""
+    """Make the implementations take chunks, or tiles, of this many tokens, and tasks of this many key/value heads."""
 
     def tiles(q: Any, k: Any, rows: int) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
         n = q.shape[2]

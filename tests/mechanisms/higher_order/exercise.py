@@ -15,13 +15,14 @@ Make = Callable[[Any], Any]
 Run = tuple[Mapping[str, int], Callable[[], None]]
 
 
-def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
-    """Return (size by axis letter, call) for calls of the core in `form` and of the block, forward and backward.
+def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]:
+    """Return (size by axis letter, call) for calls of the core in `implementation` and of the block, forward and
+    backward.
 
     `sizes` are all different; `make` turns a NumPy array into one of the library that the calls shall use.
     """
     alone = {**sizes, "j": sizes["i"]}
-    core = partial(_core, make=make, form=form)
+    core = partial(_core, make=make, implementation=implementation)
     block = partial(_block, make=make)
     return [
         (sizes, partial(core, sizes, full=True)),
@@ -39,20 +40,20 @@ def _mask(name: str, *shape: int) -> Any:
     return counter.uniform(shape, seed=7, purpose=name) < 0.8
 
 
-def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool) -> None:
+def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool) -> None:
     b, h, g, i, j, d, e = (sizes[letter] for letter in "bhgijde")
     record = mechanism("higher_order")
     assert record.core is not None
-    options: dict[str, Any] = {"causal": form in ("chunked", "recurrent")}
+    options: dict[str, Any] = {"causal": implementation in ("chunked", "recurrent")}
     if full:
         delta = make(np.asarray(0.5))
         options |= {"order": 3, "alpha": make(np.asarray(2.0)), "normaliser": Add(delta, plain=True, eps=0.1)}
         options |= {"layer_norm": False}
         options |= {"norm_eps": 0.0, "key_mask": make(_mask("mask", b, j))}
-        assert set(record.defaults) == {*options, "mask", "state", "form"}
-        options |= {"mask": make(_mask("pairs", b, h, i, j))} if form in ("dense", "tiled") else {}
+        assert set(record.defaults) == {*options, "mask", "state", "implementation"}
+        options |= {"mask": make(_mask("pairs", b, h, i, j))} if implementation in ("dense", "tiled") else {}
     q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
-    _, saved = record.core.forward(q, k, v, form=form, **options)
+    _, saved = record.core.forward(q, k, v, implementation=implementation, **options)
     record.core.backward(saved, make(_draw("d_out", b, h, i, e)))
 
 

@@ -1,4 +1,4 @@
-"""The numbers that higher-order attention has to meet: how its forms agree, how near the exponential is, and signs."""
+"""The numbers that higher-order attention has to meet: agreement, the exponential, signs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from refattn import backends, counter
 from refattn.mechanisms.higher_order.dense import divisor_of, taylor, through_divisor
 from refattn.mechanisms.higher_order.options import Add, Clamp, Exact, Signed
 from refattn.verify.selfcheck import gradients
-from tests.mechanisms.higher_order.calls import FORMS, WELL, assert_close, cut, make, rows, run
+from tests.mechanisms.higher_order.calls import IMPLEMENTATIONS, WELL, assert_close, cut, make, rows, run
 
 RECORD = ra.mechanism("higher_order")
 
@@ -30,7 +30,7 @@ def softmax(scores: Any, v: Any) -> Any:
     return weights @ v / weights.sum(axis=-1, keepdims=True)
 
 
-# --- forms and gradients
+# --- implementations and gradients
 
 
 @pytest.mark.parametrize("chunk", [4, 13, 64])
@@ -38,8 +38,8 @@ def softmax(scores: Any, v: Any) -> Any:
 def test_float64_forms_agree_to_1e_12(name: str, chunk: int) -> None:
     expected = run(WELL[name])
     with cut(chunk):
-        for form in WELL[name].forms[1:]:
-            found = run(WELL[name], form)
+        for implementation in WELL[name].implementations[1:]:
+            found = run(WELL[name], implementation)
             assert_close({"out": found["out"]}, {"out": expected["out"]}, 1e-12)
             assert_close(found, expected, 1e-11)
 
@@ -50,8 +50,8 @@ def test_float32_forms_agree_to_2e_6(name: str) -> None:
     call = replace(call, **{n: getattr(call, n).astype("float32").astype("float64") for n in ("q", "k", "v", "d_out")})
     expected = run(call)
     with cut(13):
-        for form in call.forms:
-            found = run(call, form, dtype="float32")
+        for implementation in call.implementations:
+            found = run(call, implementation, dtype="float32")
             assert found["out"].dtype == np.float32
             assert_close({"out": found["out"]}, {"out": expected["out"]}, 2e-6)
 
@@ -62,13 +62,13 @@ def test_delta_1_agrees_as_far_as_its_sums_are_conditioned() -> None:
         call = make(1, 2, 1, 24, 40, 8, 6, normaliser=Exact(delta=1.0), seed=seed)
         expected = run(call)
         condition = 40 * 0.5 * 2.7 / np.abs(expected["normaliser"]).min()
-        for form in call.forms[1:]:
-            error = np.abs(run(call, form)["out"] - expected["out"]).max()
+        for implementation in call.implementations[1:]:
+            error = np.abs(run(call, implementation)["out"] - expected["out"]).max()
             assert error <= 1e-13 * condition * max(1.0, np.abs(expected["out"]).max())
 
 
 def test_gradients_agree_three_ways_to_1e_9() -> None:
-    """By hand in every form, by differences, and by the autograd of torch."""
+    """By hand in every implementation, by differences, and by the autograd of torch."""
     names = (
         "plain",
         "mask-causal",
@@ -86,9 +86,11 @@ def test_gradients_agree_three_ways_to_1e_9() -> None:
     for subject in gradients.core_subjects(RECORD, cases, full=False):
         differences = gradients.by_differences(subject)
         case = RECORD.case(subject.name.partition(" with ")[0])
-        for form in ("dense", "tiled") if "mask" in case.inputs else FORMS[case.options.get("causal", False)]:
-            hand = gradients.by_hand(subject, backends.get("numpy"), form)
-            assert gradients.largest_error(hand, differences)[0] < 1e-9, (subject.name, form)
+        for implementation in (
+            ("dense", "tiled") if "mask" in case.inputs else IMPLEMENTATIONS[case.options.get("causal", False)]
+        ):
+            hand = gradients.by_hand(subject, backends.get("numpy"), implementation)
+            assert gradients.largest_error(hand, differences)[0] < 1e-9, (subject.name, implementation)
     pytest.importorskip("torch")
     for subject in gradients.core_subjects(RECORD, cases, full=False):
         expected = gradients.by_autograd(subject)
@@ -96,12 +98,12 @@ def test_gradients_agree_three_ways_to_1e_9() -> None:
         assert gradients.largest_error(hand, expected)[0] < 1e-12, subject.name
 
 
-@pytest.mark.parametrize("form", ["tiled", "chunked"])
-def test_float32_is_as_good_over_many_tokens(form: str) -> None:
+@pytest.mark.parametrize("implementation", ["tiled", "chunked"])
+def test_float32_is_as_good_over_many_tokens(implementation: str) -> None:
     q, k, v = (counter.normal((1, 1, 4096, 16), seed=2, purpose=n).astype("float32") for n in "qkv")
     wide = [x.astype("float64") for x in (q, k, v)]
-    truth = ra.higher_order.forward(*wide, causal=True, form="tiled")[0]
-    found = ra.higher_order.forward(q, k, v, causal=True, form=form)[0]
+    truth = ra.higher_order.forward(*wide, causal=True, implementation="tiled")[0]
+    found = ra.higher_order.forward(q, k, v, causal=True, implementation=implementation)[0]
     assert np.abs(found - truth).max() < 1e-6 * np.abs(truth).max()
 
 
@@ -118,7 +120,7 @@ def test_the_distance_to_softmax_is_bounded(d: int, alpha: float, order: int) ->
     b = np.abs(scores).max()
     rho = b ** (order + 1) * math.exp(b) / math.factorial(order + 1)
     normaliser = Signed(eps=1e-9) if order % 2 else Exact()
-    out = ra.higher_order.forward(q, k, v, order=order, alpha=alpha, normaliser=normaliser, form="dense")[0]
+    out = ra.higher_order.forward(q, k, v, order=order, alpha=alpha, normaliser=normaliser, implementation="dense")[0]
     if rho < 1.0:
         assert np.abs(out - softmax(scores, v)).max() <= 2.0 * rho / (1.0 - rho) * np.abs(v).max() + 1e-14
 
@@ -128,7 +130,7 @@ def test_order_20_is_softmax_to_1e_14() -> None:
     k[:, :, :4], k[:, :, 4:8] = q[:, :, :4], -q[:, :, 4:8]
     scores = scores_of(q, k, 3.0)
     assert 1.3 < np.abs(scores).max() <= 1.4
-    out = ra.higher_order.forward(q, k, v, order=20, form="dense")[0]
+    out = ra.higher_order.forward(q, k, v, order=20, implementation="dense")[0]
     assert np.abs(out - softmax(scores, v)).max() < 1e-14
 
 
@@ -189,7 +191,7 @@ def test_even_orders_are_positive(order: int, least: float, at: float) -> None:
     assert s[values.argmin()] == pytest.approx(at, abs=2e-5)
     assert abs(at) ** order / math.factorial(order) == pytest.approx(least, abs=2e-6)
     q, k = rows(30, 6, "q"), rows(50, 6, "k")
-    _, saved = ra.higher_order.forward(q, k, k, order=order, alpha=0.3, form="dense")
+    _, saved = ra.higher_order.forward(q, k, k, order=order, alpha=0.3, implementation="dense")
     assert saved.normaliser.min() >= 50 * least
 
 

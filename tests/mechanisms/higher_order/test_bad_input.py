@@ -25,7 +25,10 @@ BLOCK = ra.mechanism("higher_order").block
         ({"alpha": np.asarray(-3.0)}, r"alpha: got -3.0, needs a finite number above 0"),
         ({"causal": True, "normaliser": Exact(delta=np.asarray(0.8))}, r"got 'exact' with delta=0.8 and causal=True"),
         ({"mask": np.ones((3, 4), bool)}, r"mask: got shape \(3, 4\), needs one that broadcasts to"),
-        ({"mask": np.ones((3, 3), bool), "form": "linear"}, r"form: got \"linear\" with a mask, needs \"dense\""),
+        (
+            {"mask": np.ones((3, 3), bool), "implementation": "linear"},
+            r"implementation: got \"linear\" with a mask, needs \"dense\"",
+        ),
         ({"normaliser": "exact(delta=1)", "order": 0}, r"normaliser: got delta=1 with order=0, needs delta 0 or 1/2"),
         ({"alpha": 0.0}, r"alpha: got 0.0, needs a finite number above 0"),
         ({"alpha": np.inf}, r"alpha: got inf, needs a finite number above 0"),
@@ -46,7 +49,7 @@ BLOCK = ra.mechanism("higher_order").block
             r"normaliser: got 'add' with delta=1 and causal='top_left'",
         ),
         ({"key_mask": np.ones((1, 4), bool)}, r"key_mask: got shape \(1, 4\), needs \(batch, keys\) = \(1, 3\)"),
-        ({"form": 3}, r"form: got 3, needs one of auto"),
+        ({"implementation": 3}, r"implementation: got 3, needs one of auto"),
     ],
 )
 def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:
@@ -132,8 +135,8 @@ def test_a_state_needs_what_comes_later() -> None:
     state = ra.higher_order.empty_state(X, X)
     with pytest.raises(ValueError, match=r"state was given with causal=False, needs causal"):
         ra.higher_order.forward(X, X, X, state=state)
-    with pytest.raises(ValueError, match=r'form: got "tiled" with a state, needs "chunked" or "recurrent"'):
-        ra.higher_order.forward(X, X, X, causal=True, state=state, form="tiled")
+    with pytest.raises(ValueError, match=r'implementation: got "tiled" with a state, needs "chunked" or "recurrent"'):
+        ra.higher_order.forward(X, X, X, causal=True, state=state, implementation="tiled")
     with pytest.raises(ValueError, match=r"mask was given with a state, whose keys every query attends"):
         ra.higher_order.forward(X, X, X, causal=True, state=state, mask=np.ones((3, 3), bool))
     with pytest.raises(ValueError, match=r"state was given with q .* needs no size of 0"):

@@ -71,17 +71,17 @@ def test_features_pay_from_d_squared_half_tokens_on() -> None:
     they are equal at n = d (d + 1) / 2. A CPU adds what it takes to make the features.
     """
     for d in (16, 32, 64):
-        forms = {}
+        implementations = {}
         for n in (d, d * (d + 1) // 2, 2 * d * (d + 1)):
             x = np.zeros((1, 1, n, d), "float32")
-            forms[n] = ra.higher_order.forward(x, x, x)[1].form
-        assert forms[d] in ("dense", "tiled") and forms[d * (d + 1) // 2] in ("tiled", "dense")
-        assert forms[2 * d * (d + 1)] == "linear"
+            implementations[n] = ra.higher_order.forward(x, x, x)[1].implementation
+        assert implementations[d] in ("dense", "tiled") and implementations[d * (d + 1) // 2] in ("tiled", "dense")
+        assert implementations[2 * d * (d + 1)] == "linear"
 
 
 def contracted_over_queries(q: Any, k: Any, v: Any, normaliser: str) -> Any:
     """Order 2 as the author's code sums it: over the queries, with the position of the key left over."""
-    out, saved = ra.higher_order.forward(q, k, v, normaliser=normaliser, form="dense")
+    out, saved = ra.higher_order.forward(q, k, v, normaliser=normaliser, implementation="dense")
     with ra.trace() as t:
         ra.higher_order.forward(q, k, v, normaliser=normaliser)
     scores, total = t["HOL.3"], saved.normaliser[..., None]
@@ -139,8 +139,8 @@ def test_queries_and_keys_may_be_of_different_number() -> None:
     with pytest.raises(ValueError, match="broadcast"):
         theirs(5, 24)
     np.testing.assert_allclose(
-        ra.higher_order.forward(q[:, :, :5], k, v, form="linear")[0],
-        ra.higher_order.forward(q, k, v, form="linear")[0][:, :, :5],
+        ra.higher_order.forward(q[:, :, :5], k, v, implementation="linear")[0],
+        ra.higher_order.forward(q, k, v, implementation="linear")[0][:, :, :5],
         rtol=1e-12,
         atol=1e-13,
     )
@@ -155,7 +155,9 @@ def test_decoding_computes_what_training_did() -> None:
 
     weights = np.tril(elu(q) @ np.swapaxes(elu(k), 2, 3))
     other = weights @ v / weights.sum(axis=-1, keepdims=True)
-    dense, recurrent = (ra.higher_order.forward(q, k, v, causal=True, form=f)[0] for f in ("dense", "recurrent"))
+    dense, recurrent = (
+        ra.higher_order.forward(q, k, v, causal=True, implementation=f)[0] for f in ("dense", "recurrent")
+    )
     np.testing.assert_allclose(recurrent, dense, rtol=0.0, atol=1e-13)
     assert np.abs(other - dense).max() > 0.1
 

@@ -13,47 +13,49 @@ import refattn as ra
 from refattn import counter
 from refattn.mechanisms.higher_order import loops
 from refattn.mechanisms.higher_order.options import NORMALISERS
-from tests.mechanisms.higher_order.calls import FORMS, WELL, assert_close, assert_same_bits, cut, make, run
+from tests.mechanisms.higher_order.calls import IMPLEMENTATIONS, WELL, assert_close, assert_same_bits, cut, make, run
 
 # --- causality
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("form", FORMS[True])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[True])
 @pytest.mark.parametrize("causal", [True, "top_left"])
 @pytest.mark.parametrize("lengths", [(13, 13), (9, 13), (13, 9)])
 def test_the_past_does_not_see_the_future_to_the_bit(
-    lengths: tuple[int, int], causal: Any, form: str, dtype: str
+    lengths: tuple[int, int], causal: Any, implementation: str, dtype: str
 ) -> None:
     i, j = lengths
     call = make(1, 4, 2, i, j, 5, 3, causal=causal)
     offset = 0 if causal == "top_left" else j - i
     with cut(4):
-        plain = run(call, form, dtype=dtype)
+        plain = run(call, implementation, dtype=dtype)
         for t in range(1, i):
             first = min(max(t + offset, 0), j)  # the first key that rows before t may not see
             arrays: dict[str, Any] = {name: np.array(getattr(call, name)) for name in ("q", "k", "v", "d_out")}
             for name, x in arrays.items():
                 x[:, :, (first if name in ("k", "v") else t) :] += 1e6
-            found = run(replace(call, **arrays), form, dtype=dtype)
+            found = run(replace(call, **arrays), implementation, dtype=dtype)
             for name in ("out", "normaliser", "q"):
                 assert_same_bits({name: found[name][:, :, :t]}, {name: plain[name][:, :, :t]})
 
 
-@pytest.mark.parametrize("form", FORMS[True])
-def test_the_past_is_what_a_shorter_call_gives_to_1e_12(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[True])
+def test_the_past_is_what_a_shorter_call_gives_to_1e_12(implementation: str) -> None:
     call = make(1, 4, 2, 21, 21, 5, 3, causal=True)
     with cut(4):
-        whole = run(call, form)["out"]
+        whole = run(call, implementation)["out"]
         for t in (1, 3, 8, 20):
-            short = run(replace(call, **{n: getattr(call, n)[:, :, :t] for n in ("q", "k", "v", "d_out")}), form)["out"]
+            short = run(
+                replace(call, **{n: getattr(call, n)[:, :, :t] for n in ("q", "k", "v", "d_out")}), implementation
+            )["out"]
             np.testing.assert_allclose(whole[:, :, :t], short, rtol=0.0, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", FORMS[True])
-def test_the_first_causal_row_is_the_first_value(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[True])
+def test_the_first_causal_row_is_the_first_value(implementation: str) -> None:
     call = make(1, 2, 2, 5, 5, 6, 4, causal=True)
-    np.testing.assert_allclose(run(call, form)["out"][:, :, 0], call.v[:, :, 0], rtol=1e-14)
+    np.testing.assert_allclose(run(call, implementation)["out"][:, :, 0], call.v[:, :, 0], rtol=1e-14)
 
 
 # --- means, permutations, invariances
@@ -63,23 +65,25 @@ def test_the_first_causal_row_is_the_first_value(form: str) -> None:
 def test_equal_values_come_out(name: str) -> None:
     call = replace(WELL[name], v=np.ones(WELL[name].v.shape))
     alive = np.broadcast_to(call.allowed.any(axis=-1)[..., None], run(call)["out"].shape)
-    for form in call.forms:
-        np.testing.assert_allclose(run(call, form)["out"], np.where(alive, 1.0, 0.0), rtol=0.0, atol=1e-14)
+    for implementation in call.implementations:
+        np.testing.assert_allclose(run(call, implementation)["out"], np.where(alive, 1.0, 0.0), rtol=0.0, atol=1e-14)
 
 
-@pytest.mark.parametrize("form", FORMS[False])
-def test_outputs_of_even_orders_are_means_of_values(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[False])
+def test_outputs_of_even_orders_are_means_of_values(implementation: str) -> None:
     call = make(1, 2, 2, 30, 40, 5, 3, order=2, alpha=0.5)
-    out = run(call, form)["out"]
+    out = run(call, implementation)["out"]
     assert np.all(out <= call.v.max(axis=2, keepdims=True)) and np.all(out >= call.v.min(axis=2, keepdims=True))
 
 
-@pytest.mark.parametrize("form", FORMS[False])
-def test_keys_in_another_order_change_nothing(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[False])
+def test_keys_in_another_order_change_nothing(implementation: str) -> None:
     call = make(1, 2, 2, 17, 23, 6, 4, keep=0.7)
     order = counter.permutation(23, seed=0, purpose="order")
     moved = replace(call, k=call.k[:, :, order], v=call.v[:, :, order]).but(key_mask=call.options["key_mask"][:, order])
-    np.testing.assert_allclose(run(moved, form)["out"], run(call, form)["out"], rtol=0.0, atol=2e-15)
+    np.testing.assert_allclose(
+        run(moved, implementation)["out"], run(call, implementation)["out"], rtol=0.0, atol=2e-15
+    )
 
 
 def test_layer_normalisation_takes_size_and_mean_away() -> None:
@@ -88,10 +92,10 @@ def test_layer_normalisation_takes_size_and_mean_away() -> None:
     np.testing.assert_allclose(run(moved)["out"], run(call)["out"], rtol=0.0, atol=1e-14)
 
 
-@pytest.mark.parametrize("form", FORMS[True])
-def test_gradients_have_no_part_along_what_is_taken_away(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[True])
+def test_gradients_have_no_part_along_what_is_taken_away(implementation: str) -> None:
     call = make(1, 2, 2, 9, 9, 6, 4, causal=True)
-    found = run(call, form)
+    found = run(call, implementation)
     for name in ("q", "k"):
         x = getattr(call, name)
         hat = (x - x.mean(axis=-1, keepdims=True)) / x.std(axis=-1, keepdims=True)
@@ -110,15 +114,15 @@ def test_a_constant_query_takes_the_mean() -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("keep", [None, 0.6])
-@pytest.mark.parametrize("form", FORMS[False])
-def test_a_constant_query_attends_nothing_with_delta_1(form: str, keep: float | None, dtype: str) -> None:
-    """All its weights are T_2(0) - 1 = 0: what rounding leaves of them, in any form, divides nothing."""
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[False])
+def test_a_constant_query_attends_nothing_with_delta_1(implementation: str, keep: float | None, dtype: str) -> None:
+    """All its weights are T_2(0) - 1 = 0: what rounding leaves of them, in any implementation, divides nothing."""
     call = make(2, 4, 2, 7, 700, 8, 4, keep=keep, normaliser="exact(delta=1.0)")
     q = np.array(call.q)
     q[:, :, 1], q[:, :, 3], q[:, :, 4] = 2.5, 0.1, 1000.1  # the mean of the last two is rounded
     rest = [0, 2, 5, 6]
     found, other = (
-        run(replace(call, q=q), form, dtype=dtype),
+        run(replace(call, q=q), implementation, dtype=dtype),
         run(replace(call, q=q[:, :, rest], d_out=call.d_out[:, :, rest])),
     )
     for name in ("out", "q"):
@@ -126,7 +130,7 @@ def test_a_constant_query_attends_nothing_with_delta_1(form: str, keep: float | 
     if dtype == "float64":
         found |= {name: found[name][:, :, rest] for name in ("out", "normaliser", "q")}
         assert_close(found, other, 1e-9)  # z is small: weights of both signs
-    if form == "dense" and dtype == "float64":
+    if implementation == "dense" and dtype == "float64":
         small = make(1, 1, 1, 3, 5, 4, 2, normaliser="exact(delta=1.0)")
         small = replace(small, q=np.full(small.q.shape, 0.1))
         with ra.trace() as t:
@@ -146,25 +150,27 @@ def test_narrow_heads_lose_what_they_hold() -> None:
     np.testing.assert_allclose(np.abs(t["HOL.1"]), 1.0)
 
 
-@pytest.mark.parametrize("form", FORMS[True])
-def test_a_large_mean_costs_float32_no_digits_of_the_square(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[True])
+def test_a_large_mean_costs_float32_no_digits_of_the_square(implementation: str) -> None:
     """The elements of a normalised vector add up to 0 only as far as float32 holds a mean of 1000."""
     call = make(1, 2, 2, 40, 40, 16, 4, causal=True)
     arrays = {n: (getattr(call, n) + (1000.0 if n in ("q", "k") else 0.0)).astype("float32") for n in ("q", "k", "v")}
     moved = replace(call, **{n: x.astype("float64") for n, x in arrays.items()})
     with cut(8):
-        np.testing.assert_allclose(run(moved, form, dtype="float32")["out"], run(moved)["out"], rtol=0.0, atol=2e-4)
+        np.testing.assert_allclose(
+            run(moved, implementation, dtype="float32")["out"], run(moved)["out"], rtol=0.0, atol=2e-4
+        )
         dense = run(moved, "dense", dtype="float32")["out"]
-        np.testing.assert_allclose(run(moved, form, dtype="float32")["out"], dense, rtol=0.0, atol=2e-6)
+        np.testing.assert_allclose(run(moved, implementation, dtype="float32")["out"], dense, rtol=0.0, atol=2e-6)
 
 
 # --- padding
 
 
-@pytest.mark.parametrize("form", [*FORMS[False], "chunked", "recurrent"])
-def test_masked_is_deleted(form: str) -> None:
+@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS[False], "chunked", "recurrent"])
+def test_masked_is_deleted(implementation: str) -> None:
     """To 1e-14, whatever padding holds; its gradients are exactly 0. Causal: the rows of the kept tokens."""
-    causal = form in ("chunked", "recurrent")
+    causal = implementation in ("chunked", "recurrent")
     n = 19
     call = make(1, 4, 2, n, n, 6, 4, causal=causal)
     keep = counter.uniform((n,), seed=5, purpose="keep") < 0.6
@@ -177,7 +183,7 @@ def test_masked_is_deleted(form: str) -> None:
     d_out = np.where(keep[:, None], call.d_out, 0.0) if causal else call.d_out
     short = replace(call, **{name: getattr(call, name)[:, :, at] for name, at in names.items()})
     with cut(4):
-        found, expected = run(replace(masked, d_out=d_out), form), run(short)
+        found, expected = run(replace(masked, d_out=d_out), implementation), run(short)
     assert not np.any(found["k"][:, :, ~keep]) and not np.any(found["v"][:, :, ~keep])
     for name, at in (("out", short_rows), ("q", short_rows), ("k", keep), ("v", keep)):
         np.testing.assert_allclose(found[name][:, :, at], expected[name], rtol=0.0, atol=1e-14, err_msg=name)
@@ -186,7 +192,7 @@ def test_masked_is_deleted(form: str) -> None:
 @pytest.mark.parametrize("shape", [(2, 4, 9, 13), (4, 1, 13), (9, 13), (2, 1, 1, 13)])
 @pytest.mark.parametrize("normaliser", ["exact(delta=0.5)", "add(delta=1.0, plain=True)"])
 def test_any_mask_beside_a_key_mask(normaliser: str, shape: tuple[int, ...]) -> None:
-    """With causality, in both forms with pairs; written out here."""
+    """With causality, in both implementations with pairs; written out here."""
     call = make(2, 4, 2, 9, 13, 6, 4, keep=0.7, causal=True, normaliser=normaliser)
     mask = counter.uniform(shape, seed=3, purpose="any") < 0.8
     with ra.trace() as t:
@@ -202,13 +208,13 @@ def test_any_mask_beside_a_key_mask(normaliser: str, shape: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("kind", NORMALISERS)
-@pytest.mark.parametrize("form", [*FORMS[False], "chunked", "recurrent"])
-def test_nothing_to_attend_gives_0(form: str, kind: str) -> None:
+@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS[False], "chunked", "recurrent"])
+def test_nothing_to_attend_gives_0(implementation: str, kind: str) -> None:
     """Output and gradients, exactly; warnings are errors here."""
-    call = make(2, 2, 2, 5, 5, 4, 3, causal=form in ("chunked", "recurrent"), normaliser=f"{kind}(delta=0.5)")
+    call = make(2, 2, 2, 5, 5, 4, 3, causal=implementation in ("chunked", "recurrent"), normaliser=f"{kind}(delta=0.5)")
     mask = np.ones((2, 5), bool)
     mask[0] = False
-    found = run(call.but(key_mask=mask), form)
+    found = run(call.but(key_mask=mask), implementation)
     assert all(not np.any(x[0]) for x in found.values())
     assert all(np.any(x[1]) for x in found.values())
 
@@ -216,8 +222,8 @@ def test_nothing_to_attend_gives_0(form: str, kind: str) -> None:
 # --- a rotation
 
 
-@pytest.mark.parametrize("form", FORMS[True])
-def test_rotated_queries_and_keys(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[True])
+def test_rotated_queries_and_keys(implementation: str) -> None:
     """Normalise, rotate, and leave the normalisation of the core out: the sum of a rotated vector is no longer 0."""
     call = make(1, 2, 2, 21, 21, 6, 4, causal=True)
     angles = np.arange(21)[:, None] * 10.0 ** -np.arange(3)
@@ -234,4 +240,4 @@ def test_rotated_queries_and_keys(form: str) -> None:
     weights = np.tril(1.0 + s + 0.5 * s * s)
     expected = weights @ call.v / weights.sum(axis=-1, keepdims=True)
     with cut(4):
-        np.testing.assert_allclose(run(given, form)["out"], expected, rtol=0.0, atol=1e-13)
+        np.testing.assert_allclose(run(given, implementation)["out"], expected, rtol=0.0, atol=1e-13)

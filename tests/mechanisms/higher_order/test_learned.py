@@ -1,4 +1,4 @@
-"""Alpha and delta as numbers with gradients: in every form, over parts of a sequence, as parameters of a block."""
+"""Alpha and delta as numbers with gradients: over parts of a sequence, as parameters of a block."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms.higher_order.options import NORMALISERS
-from tests.mechanisms.higher_order.calls import FORMS, Call, cut, make
+from tests.mechanisms.higher_order.calls import IMPLEMENTATIONS, Call, cut, make
 
 BLOCK = ra.mechanism("higher_order").block
 
 
-def run(call: Call, form: str, alpha: float, delta: float, kind: str, **numbers: Any) -> tuple[float, dict[str, Any]]:
+def run(
+    call: Call, implementation: str, alpha: float, delta: float, kind: str, **numbers: Any
+) -> tuple[float, dict[str, Any]]:
     """The loss sum(out * d_out), and gradients."""
     normaliser = NORMALISERS[kind](delta=np.asarray(delta), **numbers)
-    given = {"alpha": np.asarray(alpha), "normaliser": normaliser, "form": form}
+    given = {"alpha": np.asarray(alpha), "normaliser": normaliser, "implementation": implementation}
     out, saved = ra.higher_order.forward(call.q, call.k, call.v, **{**call.options, **given})
     return float(np.sum(out * call.d_out)), ra.higher_order.backward(saved, call.d_out)
 
@@ -44,22 +46,24 @@ def test_every_form_has_the_gradients_of_differences(
                 run(call, "dense", 2.5, 0.3 - h, kind, **numbers)[0],
             ),
         }
-        for form in FORMS[causal]:
-            found = run(call, form, 2.5, 0.3, kind, **numbers)[1]
+        for implementation in IMPLEMENTATIONS[causal]:
+            found = run(call, implementation, 2.5, 0.3, kind, **numbers)[1]
             for name, (above, below) in expected.items():
                 assert found[name].shape == ()
                 assert float(found[name]) == pytest.approx((above - below) / (2.0 * h), rel=1e-6, abs=1e-7), (
-                    form,
+                    implementation,
                     name,
                 )
         masked = call.but(mask=np.tri(9, 13, 5, dtype=bool))
-        dense, tiled = (run(masked, form, 2.5, 0.3, kind, **numbers)[1] for form in ("dense", "tiled"))
+        dense, tiled = (
+            run(masked, implementation, 2.5, 0.3, kind, **numbers)[1] for implementation in ("dense", "tiled")
+        )
         for name in expected:
             assert float(tiled[name]) == pytest.approx(float(dense[name]), rel=1e-11)
 
 
-@pytest.mark.parametrize("form", ["chunked", "recurrent"])
-def test_gradients_of_parts_add_up(form: str) -> None:
+@pytest.mark.parametrize("implementation", ["chunked", "recurrent"])
+def test_gradients_of_parts_add_up(implementation: str) -> None:
     """What comes back through the state is that of its keys, which the earlier part knows."""
     call = make(1, 2, 1, 11, 11, 5, 3, causal=True)
     normaliser = NORMALISERS["exact"](delta=np.asarray(0.25))
@@ -70,7 +74,7 @@ def test_gradients_of_parts_add_up(form: str) -> None:
     parts: list[Any] = []
     for at in (slice(0, 4), slice(4, 11)):
         q, k, v, d_out = (x[:, :, at] for x in (call.q, call.k, call.v, call.d_out))
-        _, saved = ra.higher_order.forward(q, k, v, causal=True, form=form, state=state, **options)
+        _, saved = ra.higher_order.forward(q, k, v, causal=True, implementation=implementation, state=state, **options)
         state = saved.state
         parts.append((saved, d_out))
     second = ra.higher_order.backward(*parts[1])

@@ -25,14 +25,14 @@ def empty(call: Call) -> Any:
     return ra.higher_order.empty_state(call.k, call.v, **{n: x for n, x in call.options.items() if n in known})
 
 
-@pytest.mark.parametrize("form", ["chunked", "recurrent"])
+@pytest.mark.parametrize("implementation", ["chunked", "recurrent"])
 @pytest.mark.parametrize("name", ["causal", "half", "order 3", "given", "plain denominator"])
 @pytest.mark.parametrize("t", [1, 8, 20, 32])
-def test_two_parts_are_the_whole(t: int, name: str, form: str) -> None:
+def test_two_parts_are_the_whole(t: int, name: str, implementation: str) -> None:
     """To 1e-12 forward, backward and through the state that is carried over."""
     call = WELL[name]
     whole = run(call, "chunked")
-    (a, b), options = pieces(call, t), {**call.options, "form": form}
+    (a, b), options = pieces(call, t), {**call.options, "implementation": implementation}
     with cut(4):
         first, saved_a = ra.higher_order.forward(a["q"], a["k"], a["v"], **options, state=empty(call))
         second, saved_b = ra.higher_order.forward(b["q"], b["k"], b["v"], **options, state=saved_a.state)
@@ -121,27 +121,27 @@ def test_a_million_tokens() -> None:
 
 
 @pytest.mark.parametrize("parts", [1, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("form", ["linear", "chunked", "recurrent"])
-def test_a_mean_of_the_values_costs_float32_no_digits_of_the_gradients(form: str, parts: int) -> None:
+@pytest.mark.parametrize("implementation", ["linear", "chunked", "recurrent"])
+def test_a_mean_of_the_values_costs_float32_no_digits_of_the_gradients(implementation: str, parts: int) -> None:
     """That of a weight is da . (v_j - o_i): values have a mean of 30 here, and sums over keys of 30 n would be rounded.
 
     Where it comes in parts, the state carries the values about their mean.
     """
-    n, causal = 2048 if form == "recurrent" else 8192, form != "linear"
+    n, causal = 2048 if implementation == "recurrent" else 8192, implementation != "linear"
     if parts > 1 and not causal:
         return
     arrays = [counter.normal((1, 1, n, 16), seed=2, purpose=name) for name in ("q", "k", "v", "d_out")]
     arrays[2] = arrays[2] + 30.0
     small = [x.astype("float32") for x in arrays]
     q, k, v, d_out = (x.astype("float64") for x in small)
-    _, saved = ra.higher_order.forward(q, k, v, causal=causal, form="tiled")
+    _, saved = ra.higher_order.forward(q, k, v, causal=causal, implementation="tiled")
     truth = ra.higher_order.backward(saved, d_out)
     state = ra.higher_order.empty_state(*small[1:3]) if parts > 1 else None
     found: dict[str, list[Any]] = {"q": [], "k": []}
     pieces, step = [], n // parts
     for first in range(0, n, step):
         q, k, v, d_out = (x[:, :, first : first + step] for x in small)
-        _, saved = ra.higher_order.forward(q, k, v, causal=causal, form=form, state=state)
+        _, saved = ra.higher_order.forward(q, k, v, causal=causal, implementation=implementation, state=state)
         state = saved.state
         pieces.append((saved, d_out))
     d_state = None
@@ -158,11 +158,11 @@ def test_a_mean_of_the_values_costs_float32_no_digits_of_the_gradients(form: str
         assert np.abs(late - expected).max() < 4e-5 * np.abs(expected).max(), name
 
 
-@pytest.mark.parametrize("form", ["chunked", "recurrent"])
-def test_the_gradient_of_a_state_is_that_of_differences(form: str) -> None:
+@pytest.mark.parametrize("implementation", ["chunked", "recurrent"])
+def test_the_gradient_of_a_state_is_that_of_differences(implementation: str) -> None:
     """Of all its numbers, and of the values through the mean that is subtracted from them."""
     call = make(1, 2, 1, 9, 9, 4, 3, keep=0.8, normaliser="exact(delta=0.5)")
-    options = {**call.options, "causal": True, "form": form}
+    options = {**call.options, "causal": True, "implementation": implementation}
     start = ra.higher_order.forward(call.q, call.k, call.v + 2.0, **options, state=empty(call))[1].state
     assert start is not None
     weigh = {n: counter.normal(x.shape, seed=3, purpose=n) for n, x in tree.flatten(start).items() if n != "settings"}

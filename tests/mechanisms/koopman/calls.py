@@ -44,6 +44,6 @@ class OneStep:
 
 
 def one_step_of(inner: Any) -> OneStep:
-    """The one-step map of the last update of the dense form."""
+    """The one-step map of the last update of the dense implementation."""
     step = inner.updates[-1]
     return OneStep(step.kappa.centres, np.swapaxes(step.modes, -1, -2) @ step.kappa.dual)

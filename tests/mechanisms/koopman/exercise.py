@@ -16,8 +16,9 @@ Make = Callable[[Any], Any]
 Run = tuple[Mapping[str, int], Callable[[], None]]
 
 
-def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
-    """Return (size by axis letter, call) for calls of the core in `form` and of the block, forward and backward.
+def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]:
+    """Return (size by axis letter, call) for calls of the core in `implementation` and of the block, forward and
+    backward.
 
     `sizes` are all different, but that one Koopman update has a single transition and that the observables are the
     keys, with the coordinates where they are augmented; `make` turns a NumPy array into one of the library that the
@@ -26,7 +27,7 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
     one = {**sizes, "l": 1, "o": sizes["j"]}
     augmented = {**one, "o": sizes["j"] + sizes["d"]}
     alone = {**one, "j": sizes["i"], "o": sizes["i"]}
-    core = partial(_core, make=make, form=form)
+    core = partial(_core, make=make, implementation=implementation)
     behind = {**one, "j": sizes["i"] + 1, "o": sizes["i"] + 1}
     return [
         (one, partial(core, sizes, full=True)),
@@ -51,18 +52,18 @@ def _mask(name: str, *shape: int) -> Any:
     return counter.uniform(shape, seed=7, purpose=name) < 0.8
 
 
-def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool = False, **options: Any) -> None:
+def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool = False, **options: Any) -> None:
     b, h, g, i, j, d = (sizes[letter] for letter in "bhgijd")
     record = mechanism("koopman")
     assert record.core is not None
     options = {"perturbation": "identity"} | options
     if full:
         options = {"perturbation": "pencil(mix=0.9)", "causal": True}
-        # The shared form is for masks of keys, and where the future is hidden for one fit.
-        rows, fit = (1, "separable") if form == "shared" else (i, "stein")
+        # The shared implementation is for masks of keys, and where the future is hidden for one fit.
+        rows, fit = (1, "separable") if implementation == "shared" else (i, "stein")
         options |= {"mask": make(_mask("mask", b, h, rows, j)), "fit": fit}
     q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, d))
-    _, saved = record.core.forward(q, k, v, form=form, **options)
+    _, saved = record.core.forward(q, k, v, implementation=implementation, **options)
     record.core.backward(saved, make(_draw("d_out", b, h, i, d)))
 
 

@@ -126,13 +126,13 @@ def test_t8_nonlinear_oscillators(system: str) -> None:
     assert found["Koopman"][0] < min(3e-4, 10.0 * found["kernel EDMD"][0])
 
 
-@pytest.mark.parametrize("form", ["dense", "shared"])
+@pytest.mark.parametrize("implementation", ["dense", "shared"])
 @pytest.mark.parametrize("options", [{}, {"space": "augmented"}, {"space": "full"}, {"tau": 1.0, "epsilon": 0.05}])
-def test_t9_the_inverse_of_psi(options: dict[str, Any], form: str) -> None:
+def test_t9_the_inverse_of_psi(options: dict[str, Any], implementation: str) -> None:
     """psi^-1(psi(x)) = x where psi is certain to be one to one, from a start that is not x."""
     q, k, v = qkv()
     options, tau = {"epsilon": 0.1, "updates": 3, "certify": True} | options, options.get("tau", 0.0)
-    _, saved = run_saved(q, k, v, form="dense", **options)
+    _, saved = run_saved(q, k, v, implementation="dense", **options)
     one_step, step, x = one_step_of(saved.inner), saved.inner.updates[-1], draw("x", 1, 2, 5, 4)
     a, b = 1.0, options["epsilon"]
     own = a + b * tau
@@ -146,7 +146,7 @@ def test_t9_the_inverse_of_psi(options: dict[str, Any], form: str) -> None:
     found, _ = invert(evaluate, [x + 0.05 * draw("noise", *x.shape)], np.ones((1, 2, 5), bool))
     np.testing.assert_allclose(found, x, rtol=0, atol=1e-10)
     # psi(psi^-1(z)) = z for the z of the core, in either form
-    out = run(q, k, v, form=form, **options)
+    out = run(q, k, v, implementation=implementation, **options)
     wanted = (a + b) * tau * step.attended
     wanted = wanted + np.sum(step.lifted * step.section[..., None], axis=-2)
     np.testing.assert_allclose(own * out + b * one_step.at(out)[0], wanted, rtol=0, atol=1e-10)
@@ -192,7 +192,7 @@ def test_t14_permutations(options: dict[str, Any]) -> None:
     out = run(q, k, v, updates=3, **options)
     order = [3, 0, 6, 1, 5, 2, 4]
     np.testing.assert_allclose(run(q, k[:, :, order], v[:, :, order], updates=3, **options), out, rtol=0, atol=1e-11)
-    turned, straight = (run(x, k, v, updates=3, form="dense", **options) for x in (q[:, :, ::-1], q))
+    turned, straight = (run(x, k, v, updates=3, implementation="dense", **options) for x in (q[:, :, ::-1], q))
     assert np.array_equal(turned[:, :, ::-1], straight)
 
 
@@ -252,9 +252,11 @@ def test_t18_gradients_are_differences(kernel: str, fit: str, causal: bool) -> N
 
 @pytest.mark.parametrize("options", [{"fit": "stein"}, {"fit": "separable"}, {"fit": "separable", "causal": True}])
 def test_t19_the_fast_form_is_the_same(options: dict[str, Any]) -> None:
-    """A sample; all kernels, spaces, masks and lengths, and the gradients, stand in test_forms.py."""
+    """A sample; all kernels, spaces, masks and lengths, and the gradients, stand in test_implementations.py."""
     q, k, v = qkv(7, 7)
-    dense, fast = (run(q, k, v, updates=4, form=form, **options) for form in ("dense", "shared"))
+    dense, fast = (
+        run(q, k, v, updates=4, implementation=implementation, **options) for implementation in ("dense", "shared")
+    )
     assert np.max(np.abs(fast - dense)) < 1e-10
 
 
@@ -263,7 +265,9 @@ def test_t19_the_fast_form_is_the_same(options: dict[str, Any]) -> None:
 def test_t20_the_certificate_bounds_the_slope(kernel: str, space: dict[str, Any]) -> None:
     x, y = 3.0 * draw("x", 1, 2, 5, 4), 3.0 * draw("y", 1, 2, 5, 4)
     for fit in ("stein", "separable"):
-        one_step = one_step_of(run_saved(*qkv(), kernel=kernel, updates=3, fit=fit, form="dense", **space)[1].inner)
+        one_step = one_step_of(
+            run_saved(*qkv(), kernel=kernel, updates=3, fit=fit, implementation="dense", **space)[1].inner
+        )
         change = np.linalg.norm(one_step.at(x)[0] - one_step.at(y)[0], axis=-1)
         assert np.all(change <= one_step.steepness() * np.linalg.norm(x - y, axis=-1))
 

@@ -46,8 +46,8 @@ BLOCK = ra.mechanism("koopman").block
         ({"certify": True, "kernel": "polynomial"}, r"certify: got True for a kernel whose slope has no bound"),
         ({"causal": "left"}, r"causal: got 'left', needs True, False"),
         ({"mask": np.ones((4, 4), bool)}, r"mask: got shape \(4, 4\)"),
-        ({"form": "tiled"}, r"form: got 'tiled', needs one of auto, dense, shared"),
-        ({"form": 3}, r"form: got 3, needs one of auto, dense, shared"),
+        ({"implementation": "tiled"}, r"implementation: got 'tiled', needs one of auto, dense, shared"),
+        ({"implementation": 3}, r"implementation: got 3, needs one of auto, dense, shared"),
     ],
 )
 def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:

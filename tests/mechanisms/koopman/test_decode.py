@@ -107,7 +107,7 @@ def test_a_sequence_is_answered_by_a_sequence() -> None:
 def test_the_last_update_may_point() -> None:
     """The readout "last": the weights that the last update attended with, before it moved the query."""
     q, k = normal("q", 1, 2, 5, 4), normal("k", 1, 2, 7, 4)
-    _, saved = ra.koopman.forward(q, k, k, perturbation="identity", updates=3, form="dense")
+    _, saved = ra.koopman.forward(q, k, k, perturbation="identity", updates=3, implementation="dense")
     used = saved.inner.weights[-1]
     indices, probabilities = decode.point(saved.trajectory[-2], k)
     assert np.array_equal(indices, np.argmax(used, axis=-1))

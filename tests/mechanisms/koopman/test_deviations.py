@@ -46,7 +46,7 @@ def test_the_operator_acts_on_the_function(a: float, b: float) -> None:
 def test_the_core_takes_the_function() -> None:
     """What it returns is where psi takes a phi(q') + b (K phi)(q'), from the numbers that the fit has."""
     q, k, v = draw("q", 1, 1, 4, 3), draw("k", 1, 1, 6, 3), draw("v", 1, 1, 6, 3)
-    out, saved = forward(q, k, v, perturbation="identity", epsilon=0.5, updates=3, form="dense")
+    out, saved = forward(q, k, v, perturbation="identity", epsilon=0.5, updates=3, implementation="dense")
     step = saved.inner.updates[-1]
     phi = np.sum(step.modes * step.section[..., None], axis=-2)
     twice = np.sum((step.koopman @ step.modes) * step.section[..., None], axis=-2)
@@ -62,7 +62,7 @@ def test_shift_and_identity_have_other_limits() -> None:
     k, q = draw("k", 1, 1, 5, 1), draw("q", 1, 1, 3, 1)
     given: dict[str, Any] = {"updates": 2, "kernel": "linear", "ridge": 0.5}
     small = {p: forward(q, k, k, perturbation=p, epsilon=1e-6, **given)[0] for p in ("identity", "shift")}
-    _, saved = forward(q, k, k, perturbation="identity", epsilon=0.0, form="dense", **given)
+    _, saved = forward(q, k, k, perturbation="identity", epsilon=0.0, implementation="dense", **given)
     step = saved.inner.updates[0]
     phi = np.sum(step.modes * step.section[..., None], axis=-2)
     assert np.max(np.abs(small["identity"] - phi)) < 1e-5
@@ -121,7 +121,7 @@ def test_all_sections_would_know_the_keys_to_come() -> None:
     def first_row(keys: Any) -> Any:
         # The update of the first query, its path and what it attends given, with all keys as observables.
         x = np.concatenate([q[:, :, :1], attended[:, :, :1]], axis=2)
-        kernel = forward(q, k, v, form="dense", **given)[1].inner
+        kernel = forward(q, k, v, implementation="dense", **given)[1].inner
         kernel = kernel.options.kernel
         gram = kernel.values(keys, keys)[0, 0] + 1e-2 * np.eye(5)
         b = kernel.values(x, keys)[0, 0]

@@ -28,12 +28,12 @@ def run(q: Any, k: Any, v: Any, **options: Any) -> Any:
     return forward(q, k, v, **{"perturbation": "identity", **options})[0]
 
 
-@pytest.mark.parametrize("form", ["dense", "shared"])
-def test_certify_raises(form: str) -> None:
+@pytest.mark.parametrize("implementation", ["dense", "shared"])
+def test_certify_raises(implementation: str) -> None:
     q, k, v = qkv()
-    forward(q, k, v, perturbation="identity", epsilon=0.01, certify=True, form=form)
+    forward(q, k, v, perturbation="identity", epsilon=0.01, certify=True, implementation=implementation)
     with pytest.raises(ValueError, match="certify: got a perturbation whose share of the one-step map is"):
-        forward(q, k, v, perturbation="identity", epsilon=50.0, certify=True, form=form)
+        forward(q, k, v, perturbation="identity", epsilon=50.0, certify=True, implementation=implementation)
 
 
 def test_what_is_certified_is_what_the_map_adds_to_tau_x() -> None:
@@ -47,14 +47,14 @@ def test_what_is_certified_is_what_the_map_adds_to_tau_x() -> None:
 
 @pytest.mark.parametrize("space", [{}, {"space": "full"}, {"space": "augmented"}])
 @pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "polynomial"])
-def test_the_certificate_is_that_of_the_dense_form(kernel: str, space: dict[str, Any]) -> None:
-    """Without the matrix that the dense form has for every query."""
+def test_the_certificate_is_that_of_the_dense_implementation(kernel: str, space: dict[str, Any]) -> None:
+    """Without the matrix that the dense implementation has for every query."""
     q, k, v = qkv()
     for fit in ("stein", "separable"):
         given = {"perturbation": "identity", "kernel": kernel, "updates": 3, "fit": fit, "jitter": 1e-3, **space}
-        inner = forward(q, k, v, form="dense", **given)[1].inner
+        inner = forward(q, k, v, implementation="dense", **given)[1].inner
         expected = one_step_of(inner).steepness()
-        chunk = shared.chunk_of(forward(q, k, v, form="shared", **given)[1].inner, 0, 5)
+        chunk = shared.chunk_of(forward(q, k, v, implementation="shared", **given)[1].inner, 0, 5)
         way = shared.Way(chunk, list(inner.trajectory))
         found = shared.Step(way, inner.updates[-1].attended, 3).steepness()
         np.testing.assert_allclose(found, expected, rtol=1e-7)
@@ -65,7 +65,7 @@ def test_the_bound_of_the_certificate_is_reached(kernel: str) -> None:
     """By one key in one dimension: somewhere the map is as steep as it may be."""
     q, k = np.full((1, 1, 2001, 1), 0.4), np.full((1, 1, 1, 1), 0.7)
     width = {} if kernel == "linear" else {"bandwidth": 0.8}
-    inner = forward(q, k, k, perturbation="identity", kernel=kernel, **width, form="dense")[1].inner
+    inner = forward(q, k, k, perturbation="identity", kernel=kernel, **width, implementation="dense")[1].inner
     one_step = one_step_of(inner)
     steepest = np.max(np.abs(one_step.at(np.linspace(-4.0, 4.0, 2001).reshape(q.shape))[2]))
     np.testing.assert_allclose(steepest, one_step.steepness()[0, 0, 0], rtol=1e-5)
@@ -130,11 +130,11 @@ def by_coordinate(ridges: Any, **options: Any) -> Any:
     return np.stack(columns, axis=-1)
 
 
-@pytest.mark.parametrize("form", ["dense", "shared"])
+@pytest.mark.parametrize("implementation", ["dense", "shared"])
 @pytest.mark.parametrize("fit", ["stein", "separable"])
-def test_each_coordinate_has_the_operator_of_its_ridge(fit: str, form: str) -> None:
+def test_each_coordinate_has_the_operator_of_its_ridge(fit: str, implementation: str) -> None:
     ridges = np.asarray([0.1, 2.0, 0.1, 0.7])
-    given: dict[str, Any] = {"fit": fit, "form": form, "jitter": 1e-3}
+    given: dict[str, Any] = {"fit": fit, "implementation": implementation, "jitter": 1e-3}
     found = run(*qkv(), ridge=ridges[None, None], epsilon=0.0, **given)
     np.testing.assert_allclose(found, by_coordinate(ridges, **given), rtol=0, atol=1e-12)
     alike = run(*qkv(), ridge=np.full((1, 1, 4), 0.3), updates=4, **given)
@@ -145,7 +145,7 @@ def test_psi_of_several_operators() -> None:
     """(K psi)_p = a phi_p(q') + b (K_p phi_p)(q'), and psi takes that at the root: from fits of one ridge each."""
     q, k, v = qkv()
     ridges = (0.1, 2.0, 0.5, 0.7)
-    given: dict[str, Any] = {"perturbation": "identity", "epsilon": 0.4, "form": "dense"}
+    given: dict[str, Any] = {"perturbation": "identity", "epsilon": 0.4, "implementation": "dense"}
     out = forward(q, k, v, ridge=np.asarray(ridges)[None, None], **given)[0]
     for p, ridge in enumerate(ridges):
         inner = forward(q, k, v, ridge=ridge, **given)[1].inner
@@ -160,7 +160,7 @@ def test_psi_of_several_operators() -> None:
         np.testing.assert_allclose(reached, image, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", ["dense", "shared"])
+@pytest.mark.parametrize("implementation", ["dense", "shared"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -170,11 +170,17 @@ def test_psi_of_several_operators() -> None:
         {"space": "full"},
     ],
 )
-def test_gradients_of_ridges_by_coordinate(options: dict[str, Any], form: str) -> None:
+def test_gradients_of_ridges_by_coordinate(options: dict[str, Any], implementation: str) -> None:
     """Two coordinates share a ridge, and have gradients of their own; two candidates and two updates."""
     q, k, v = qkv(4, 4, 3)
     ridges = np.asarray([[[0.2, 0.5, 0.2], [0.4, 0.4, 0.1]], [[0.3, 0.3, 0.9], [1.0, 0.2, 0.2]]])
-    given: dict[str, Any] = {"perturbation": "identity", "updates": 3, "jitter": 1e-2, "form": form, "epsilon": 0.3}
+    given: dict[str, Any] = {
+        "perturbation": "identity",
+        "updates": 3,
+        "jitter": 1e-2,
+        "implementation": implementation,
+        "epsilon": 0.3,
+    }
     leaves = {"q": q, "k": k, "v": v, "ridge": ridges}
     out, saved = forward(**leaves, **given, **options)
     upstream = draw("d", *out.shape)
@@ -203,10 +209,10 @@ def test_gradients_of_ridges_by_coordinate(options: dict[str, Any], form: str) -
 @pytest.mark.parametrize(
     "options",
     [
-        {"form": "dense"},
-        {"form": "dense", "fit": "separable", "causal": True},
-        {"form": "shared"},
-        {"form": "shared", "fit": "separable", "causal": True},
+        {"implementation": "dense"},
+        {"implementation": "dense", "fit": "separable", "causal": True},
+        {"implementation": "shared"},
+        {"implementation": "shared", "fit": "separable", "causal": True},
     ],
 )
 @pytest.mark.parametrize("name", ["q", "k", "v"])

@@ -19,8 +19,8 @@ from tests.thinned import thinned
 
 BLOCK = ra.mechanism("koopman").block
 STEP = 2.0**-10
-FORMS = ["dense", pytest.param("shared", marks=pytest.mark.slow)]
-"""That the shared form has the gradients of the dense one stands in test_forms.py."""
+IMPLEMENTATIONS = ["dense", pytest.param("shared", marks=pytest.mark.slow)]
+"""That the shared implementation has the gradients of the dense one stands in test_implementations.py."""
 
 
 def draw(name: str, *shape: int) -> Any:
@@ -43,7 +43,7 @@ def assert_differences(loss: Callable[[dict[str, Any]], float], leaves: dict[str
         ), name
 
 
-def assert_core(form: str, **options: Any) -> None:
+def assert_core(implementation: str, **options: Any) -> None:
     q, k, v = draw("q", 1, 2, 4, 3), draw("k", 1, 1, 5, 3), draw("v", 1, 1, 5, 3)
     usual: dict[str, Any] = {"perturbation": "identity", "updates": 3}
     options = usual | options
@@ -59,23 +59,23 @@ def assert_core(form: str, **options: Any) -> None:
     d_out = draw("d", 1, 2, 4, 3)
 
     def loss(moved: dict[str, Any]) -> float:
-        return float(np.sum(forward(**moved, **options, form=form)[0] * d_out))
+        return float(np.sum(forward(**moved, **options, implementation=implementation)[0] * d_out))
 
-    _, saved = forward(**leaves, **options, form=form)
+    _, saved = forward(**leaves, **options, implementation=implementation)
     assert_differences(loss, leaves, ra.koopman.backward(saved, d_out))
 
 
 SPACES: tuple[dict[str, Any], ...] = ({}, {"space": "full"}, {"space": "augmented"})
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize(("kernel", "fit"), [*itertools.product(KERNELS, ("stein", "separable"))])
-def test_t18_kernels_fits_and_spaces(kernel: str, fit: str, space: dict[str, Any], form: str) -> None:
-    assert_core(form, kernel=kernel, fit=fit, **space)
+def test_t18_kernels_fits_and_spaces(kernel: str, fit: str, space: dict[str, Any], implementation: str) -> None:
+    assert_core(implementation, kernel=kernel, fit=fit, **space)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     "options",
     thinned(
@@ -98,24 +98,24 @@ def test_t18_kernels_fits_and_spaces(kernel: str, fit: str, space: dict[str, Any
         2,
     ),
 )
-def test_t18_options(options: dict[str, Any], form: str) -> None:
-    assert_core(form, **options)
+def test_t18_options(options: dict[str, Any], implementation: str) -> None:
+    assert_core(implementation, **options)
 
 
 @pytest.mark.parametrize("space", SPACES)
 def test_t18_masks_of_pairs(space: dict[str, Any]) -> None:
-    """Of the dense form alone; the first row sees one key, with more transitions than observables."""
+    """Of the dense implementation alone; the first row sees one key, with more transitions than observables."""
     mask = counter.uniform((4, 5), seed=2, purpose="mask") < 0.7
     mask[0] = [False, True, False, False, False]
     assert_core("dense", mask=mask, **space)
     assert_core("dense", causal="top_left", updates=4, **space)
 
 
-@pytest.mark.parametrize("form", ["dense", "shared"])
-def test_a_number_without_use_has_gradient_0(form: str) -> None:
+@pytest.mark.parametrize("implementation", ["dense", "shared"])
+def test_a_number_without_use_has_gradient_0(implementation: str) -> None:
     q, k, v = draw("q", 1, 1, 3, 2), draw("k", 1, 1, 3, 2), draw("v", 1, 1, 3, 2)
     numbers = {name: np.asarray(0.5) for name in ("ridge", "epsilon", "bandwidth", "weight", "mix")}
-    out, saved = forward(q, k, v, updates=1, perturbation="pencil", form=form, **numbers)
+    out, saved = forward(q, k, v, updates=1, perturbation="pencil", implementation=implementation, **numbers)
     found = ra.koopman.backward(saved, np.ones_like(out))
     assert set(found) == {"q", "k", "v", *numbers}
     assert all(float(found[name]) == 0.0 for name in numbers)

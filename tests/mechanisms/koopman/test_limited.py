@@ -76,7 +76,9 @@ def test_spectra_stay_within_the_circle() -> None:
     arrays = [2.0 * draw(name, 1, 2, 8, 3) for name in "qkv"]
     largest = {}
     for norm in (None, 0.9, 0.5):
-        _, saved = ra.koopman.forward(*arrays, fit=ra.koopman.Separable(ridge=1e-3, norm=norm), updates=4, form="dense")
+        _, saved = ra.koopman.forward(
+            *arrays, fit=ra.koopman.Separable(ridge=1e-3, norm=norm), updates=4, implementation="dense"
+        )
         found = np.linalg.eigvals(saved.inner.updates[-1].koopman)
         largest[norm] = np.max(np.abs(found))
     assert largest[None] > 0.9 >= largest[0.9] > 0.5 >= largest[0.5]
@@ -84,7 +86,7 @@ def test_spectra_stay_within_the_circle() -> None:
 
 @pytest.mark.parametrize("limit", [pytest.param(LIMITS[0], marks=pytest.mark.slow), *LIMITS[1:]], ids=str)
 def test_gradients_are_those_of_autograd(limit: dict[str, Any]) -> None:
-    """Of the steps that are taken to the solution, by PyTorch; the dense form's matrix G, too."""
+    """Of the steps that are taken to the solution, by PyTorch; the dense implementation's matrix G, too."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     w, y = transitions()
     fit, g, d_found = limited(**limit), draw("g", 5, 5), draw("d", 3, 5)
@@ -120,16 +122,16 @@ def test_forms_agree_and_gradients_are_differences(options: dict[str, Any]) -> N
     leaves = {"q": q, "k": k, "v": v, "bandwidth": np.asarray(1.4), "weight": np.asarray(0.7), "ridge": ridge}
     given, upstream = {"fit": "separable", "updates": 3, "jitter": 1e-3, **options}, draw("up", 1, 2, 3, 3)
     given = {name: x for name, x in given.items() if name != "ridge"}
-    out, saved = forward(**leaves, **given, form="dense")
+    out, saved = forward(**leaves, **given, implementation="dense")
     found = ra.koopman.backward(saved, upstream)
-    other, saved = forward(**leaves, **given, form="shared")
+    other, saved = forward(**leaves, **given, implementation="shared")
     np.testing.assert_allclose(other, out, rtol=1e-9, atol=1e-11)
     for name, x in ra.koopman.backward(saved, upstream).items():
         np.testing.assert_allclose(x, found[name], rtol=1e-7, atol=1e-9, err_msg=name)
     for name, x in leaves.items():
         way, loss = draw(f"way {name}", *x.shape), []
         for step in (2e-4, 1e-4, -1e-4, -2e-4):
-            moved = forward(**{**leaves, name: x + step * way}, **given, form="shared")[0]
+            moved = forward(**{**leaves, name: x + step * way}, **given, implementation="shared")[0]
             loss.append(float(np.sum(moved * upstream)))
         change = (8.0 * (loss[1] - loss[2]) - (loss[0] - loss[3])) / 12e-4
         assert np.sum(found[name] * way) == pytest.approx(change, rel=1e-6, abs=1e-8), name

@@ -41,17 +41,17 @@ KERNEL = Own(gaussian, gaussian_gradient)
 HERE = f"{__name__}:KERNEL"
 
 
-def run(form: str, arrays: Any, **options: Any) -> Any:
-    out, saved = ra.koopman.forward(*arrays, form=form, updates=3, **options)
+def run(implementation: str, arrays: Any, **options: Any) -> Any:
+    out, saved = ra.koopman.forward(*arrays, implementation=implementation, updates=3, **options)
     return {"out": out} | ra.koopman.backward(saved, draw("d", *out.shape))
 
 
-@pytest.mark.parametrize("form", ["dense", "shared"])
+@pytest.mark.parametrize("implementation", ["dense", "shared"])
 @pytest.mark.parametrize("options", [{}, {"space": "full", "fit": "separable"}, {"similarity": "kernel"}], ids=str)
-def test_the_same_function_is_the_same_kernel(form: str, options: dict[str, Any]) -> None:
+def test_the_same_function_is_the_same_kernel(implementation: str, options: dict[str, Any]) -> None:
     arrays, weight = [draw(name, 1, 2, 5, 3) for name in "qkv"], np.asarray(0.7)
-    own = run(form, arrays, kernel=Own(isotropic, isotropic_gradient, weight), jitter=1e-3, **options)
-    expected = run(form, arrays, kernel=ra.koopman.Rbf(1.0, weight), jitter=1e-3, **options)
+    own = run(implementation, arrays, kernel=Own(isotropic, isotropic_gradient, weight), jitter=1e-3, **options)
+    expected = run(implementation, arrays, kernel=ra.koopman.Rbf(1.0, weight), jitter=1e-3, **options)
     for name, x in own.items():
         np.testing.assert_allclose(x, expected[name], rtol=1e-8, atol=1e-10, err_msg=name)
 

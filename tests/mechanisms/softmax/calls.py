@@ -1,4 +1,4 @@
-"""Calls of the softmax core for the tests: drawn by Hypothesis or fixed, run in any form, library and dtype.
+"""Calls of the softmax core for the tests: drawn by Hypothesis or fixed, run in any implementation, library and dtype.
 
 `bounds` derives how far two honest evaluations of a call may be apart.
 """
@@ -100,7 +100,7 @@ FIXED = {
 
 def run(
     call: Call,
-    form: str = "dense",
+    implementation: str = "dense",
     backend: Any = None,
     dtype: str = "float64",
     *,
@@ -120,7 +120,7 @@ def run(
     def evaluate(arrays: dict[str, Any], mask: Any) -> dict[str, Any]:
         q, k, v, d_out, d_lse = (arrays[name] for name in NAMES)
         options = {**call.options, "mask": mask}
-        out, saved = ra.softmax.forward(q, k, v, **options, form=form)
+        out, saved = ra.softmax.forward(q, k, v, **options, implementation=implementation)
         return {"out": out, "lse": saved.lse, **ra.softmax.backward(saved, d_out, d_lse)}
 
     arrays = {name: send(getattr(call, name), dtype) for name in NAMES}
@@ -218,7 +218,7 @@ def assert_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @contextmanager
 def cut(rows: int, columns: int, batches: int = 1, heads: int = 1) -> Iterator[None]:
-    """Make the tiled form cut the plane of queries and keys in tiles of this size."""
+    """Make the tiled implementation cut the plane of queries and keys in tiles of this size."""
 
     def plan(q: Any, k: Any, most: int) -> Plan:
         whole = tuple(

@@ -14,18 +14,22 @@ Make = Callable[[Any], Any]
 Run = tuple[Mapping[str, int], Callable[[], None]]
 
 
-def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
-    """Return (size by axis letter, call) for calls of the core in `form` and of the block, forward and backward.
+def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]:
+    """Return (size by axis letter, call) for calls of the core in `implementation` and of the block, forward and
+    backward.
 
     `sizes` are all different; `make` turns a NumPy array into one of the library that the calls shall use.
     """
     alone, one = {**sizes, "j": sizes["i"]}, {**sizes, "s": 1}  # a block has one sink for each head
-    core = partial(_core, make=make, form=form)
+    core = partial(_core, make=make, implementation=implementation)
     block = partial(_block, make=make)
     return [
         (sizes, partial(core, sizes, full=True)),
         (sizes, partial(core, sizes, full=False)),
-        (sizes, partial(core, sizes, full=False, logits=1e3)),  # so large that the tiled form needs the maximum
+        (
+            sizes,
+            partial(core, sizes, full=False, logits=1e3),
+        ),  # so large that the tiled implementation needs the maximum
         (sizes, partial(core, sizes, full=False, softcap=2.0)),
         (one, partial(block, one, full=True)),
         (alone, partial(block, alone, full=False)),
@@ -40,7 +44,9 @@ def _mask(name: str, *shape: int) -> Any:
     return counter.uniform(shape, seed=7, purpose=name) < 0.8
 
 
-def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool, logits: float = 1.0, **options: Any) -> None:
+def _core(
+    sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool, logits: float = 1.0, **options: Any
+) -> None:
     b, h, g, i, j, d, e = (sizes[letter] for letter in "bhgijde")
     record = mechanism("softmax")
     assert record.core is not None
@@ -50,9 +56,9 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool, logits
         options |= {"sink": make(_draw("sink", h, sizes["s"])), "keep": make(2.0 * _mask("keep", b, h, i, j))}
         lengths = {"q_lengths": np.arange(i, i - b, -1), "k_lengths": np.arange(j, j - b, -1)}
         options |= {name: make(x) for name, x in lengths.items()}
-        assert set(record.defaults) == {*options, "form"}
+        assert set(record.defaults) == {*options, "implementation"}
     q, k, v = make(_draw("q", b, h, i, d) * logits), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
-    _, saved = record.core.forward(q, k, v, form=form, **options)
+    _, saved = record.core.forward(q, k, v, implementation=implementation, **options)
     record.core.backward(saved, make(_draw("d_out", b, h, i, e)), make(_draw("d_lse", b, h, i)) if full else None)
 
 

@@ -84,13 +84,13 @@ FORWARD: list[tuple[dict[str, Any], type[Exception], str]] = [
         )
         for shape in ((7, 5), (6,), (2, 7), (2, 2, 5, 7), (3, 1, 1, 1), (1, 2, 4, 5, 7), (0, 7))
     ),
-    # causal, form
+    # causal, implementation
     *(
         ({"causal": value}, E, f'causal: got {re.escape(repr(value))}, needs True, False, "top_left" or "bottom_right"')
         for value in ("left", "True", 1, 0, None, 1.0, [True], np.asarray([True, False]), np.True_)
     ),
     *(
-        ({"form": value}, E, rf"form: got {re.escape(repr(value))}, needs one of auto, dense, tiled")
+        ({"implementation": value}, E, rf"implementation: got {re.escape(repr(value))}, needs one of auto, dense")
         for value in ("flash", "", "Dense", None, 1, ["dense"], np.asarray(["dense", "tiled"]))
     ),
     # numbers
@@ -121,12 +121,12 @@ FORWARD: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["auto", "dense", "tiled"])
-def test_forward(form: str) -> None:
+@pytest.mark.parametrize("implementation", ["auto", "dense", "tiled"])
+def test_forward(implementation: str) -> None:
     for changed, kind, text in FORWARD:
-        arguments = {**good(), "form": form, **changed}
+        arguments = {**good(), "implementation": implementation, **changed}
         raises(kind, text, partial(ra.softmax.forward, **arguments))
-    out, _ = ra.softmax.forward(**good(), form=form)
+    out, _ = ra.softmax.forward(**good(), implementation=implementation)
     assert out.shape == (2, 4, 5, 6)
 
 
@@ -185,9 +185,9 @@ def test_arrays_on_several_devices() -> None:
     )
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-def test_backward(form: str) -> None:
-    _, saved = ra.softmax.forward(**good(), form=form)
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_backward(implementation: str) -> None:
+    _, saved = ra.softmax.forward(**good(), implementation=implementation)
     d_out, d_lse = zeros(2, 4, 5, 6), zeros(2, 4, 5)
     cases: list[tuple[tuple[Any, ...], type[Exception], str]] = [
         ((None, d_out), T, "saved: got NoneType, needs what forward returned"),
@@ -209,17 +209,17 @@ def test_backward(form: str) -> None:
     assert set(ra.softmax.backward(saved, d_out, d_lse)) == {"q", "k", "v"}
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_propagates_in_the_core(value: float, form: str) -> None:
+def test_what_is_not_finite_propagates_in_the_core(value: float, implementation: str) -> None:
     """It reaches the rows that it belongs to, and no others."""
     call = make(1, 2, 2, 4, 5, 3, 2)
-    plain = run(call, form)
+    plain = run(call, implementation)
     with np.errstate(all="ignore"):
         for name, rows in (("q", [2]), ("k", range(4)), ("v", range(4))):
             array: Any = np.array(getattr(call, name))
             array[0, 1, 2, 0] = value
-            out = run(replace(call, **{name: array}), form)["out"]
+            out = run(replace(call, **{name: array}), implementation)["out"]
             assert np.array_equal(out[0, 0], plain["out"][0, 0])
             kept = [row for row in range(4) if row not in rows]
             assert np.array_equal(out[0, 1, kept], plain["out"][0, 1, kept])
@@ -227,7 +227,7 @@ def test_what_is_not_finite_propagates_in_the_core(value: float, form: str) -> N
                 assert not np.any(np.isfinite(out[0, 1, list(rows), 0]))
         d_out = np.array(call.d_out)
         d_out[0, 1, 2, 0] = value
-        found = run(replace(call, d_out=d_out), form)
+        found = run(replace(call, d_out=d_out), implementation)
         assert not np.any(np.isfinite(found["q"][0, 1, 2])) and np.array_equal(found["q"][0, 0], plain["q"][0, 0])
 
 

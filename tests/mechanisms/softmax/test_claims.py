@@ -18,7 +18,7 @@ def test_the_scale_keeps_scores_at_variance_1() -> None:
     for width in (4, 64):
         q, k = (counter.normal((1, 1, 300, width), seed=2, purpose=name) for name in "qk")
         with ra.trace() as trace:
-            ra.softmax.forward(q, k, k, form="dense")
+            ra.softmax.forward(q, k, k, implementation="dense")
         assert np.var(trace["SM.1"]) == pytest.approx(1.0, abs=0.1)
         assert np.var(q @ np.swapaxes(k, 2, 3)) == pytest.approx(width, rel=0.1)
 
@@ -41,6 +41,6 @@ def test_several_heads_cost_what_one_of_the_whole_width_does() -> None:
         with counting() as count:
             x = count.array(np.ones((1, heads, 12, 16 // heads)))
             tally = count.start()
-            ra.softmax.forward(x, x, x, form="dense")
+            ra.softmax.forward(x, x, x, implementation="dense")
         products.add(tally.products)
     assert len(products) == 1 and products.pop() == 4 * 12 * 12 * 16

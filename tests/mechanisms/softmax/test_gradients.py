@@ -30,58 +30,58 @@ from tests.mechanisms.softmax.calls import (
 STENCIL = {1: 3.0 / 4.0, 2: -3.0 / 20.0, 3: 1.0 / 60.0}
 
 
-def loss(call: Call, form: str) -> float:
+def loss(call: Call, implementation: str) -> float:
     """<out, d_out> + <lse, d_lse>, with -inf of empty rows left out: the function whose gradient backward returns."""
-    out, saved = ra.softmax.forward(call.q, call.k, call.v, **call.options, form=form)
+    out, saved = ra.softmax.forward(call.q, call.k, call.v, **call.options, implementation=implementation)
     total = float(np.sum(out * call.d_out))
     if call.d_lse is not None:
         total += float(np.sum(np.where(np.isfinite(saved.lse), saved.lse, 0.0) * call.d_lse))
     return total
 
 
-def slope(call: Call, form: str, direction: dict[str, Any], step: float) -> float:
+def slope(call: Call, implementation: str, direction: dict[str, Any], step: float) -> float:
     def at(t: float) -> float:
         moved = {name: getattr(call, name) + t * direction[name] for name in "qkv"}
         options = {name: call.options[name] + t * direction[name] for name in ("scale", "softcap") if name in direction}
-        return loss(replace(call, **moved).but(**options), form)
+        return loss(replace(call, **moved).but(**options), implementation)
 
     return sum(weight * (at(n * step) - at(-n * step)) for n, weight in STENCIL.items()) / step
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
 @settings(max_examples=120)
 @given(call=calls(longest=6), seed=st.integers(0, 99))
-def test_directional_derivatives(form: str, call: Call, seed: int) -> None:
+def test_directional_derivatives(implementation: str, call: Call, seed: int) -> None:
     assume(call.options.get("softcap", 1.0) > 0.5)  # sharper bends need smaller steps than rounding allows
     call = replace(call, q=call.q / max(1.0, np.abs(call.q).max(initial=0.0) / 3.0))
     direction: Any = {name: counter.normal(getattr(call, name).shape, seed=seed, purpose=name) for name in "qkv"}
     direction |= {name: 0.5 for name in ("scale", "softcap") if name in call.options}
     with cut(3, 2):
-        gradients = run(call, form)
-        expected = slope(call, form, direction, 2.0**-9)
+        gradients = run(call, implementation)
+        expected = slope(call, implementation, direction, 2.0**-9)
     found = sum(float(np.sum(gradients[name] * direction[name])) for name in direction)
     size = sum(float(np.sum(np.abs(gradients[name] * direction[name]))) for name in direction)
     assert math.isclose(found, expected, rel_tol=1e-7, abs_tol=1e-7 * (1.0 + size))
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
 @pytest.mark.parametrize("name", ["q", "k", "v", "scale", "softcap"])
-def test_every_partial_derivative(name: str, form: str) -> None:
+def test_every_partial_derivative(name: str, implementation: str) -> None:
     call = make(1, 2, 1, 3, 4, 2, 3, mask=(3, 4), scale=0.7, softcap=2.0)
     with cut(2, 3):
-        gradient = run(call, form)[name]
+        gradient = run(call, implementation)[name]
         zero: Any = {n: np.zeros(getattr(call, n).shape) for n in "qkv"} | {"scale": 0.0, "softcap": 0.0}
         for index in np.ndindex(np.shape(gradient)):
             direction = {n: np.array(x) for n, x in zero.items()}
             direction[name][index] = 1.0
-            expected = slope(call, form, direction, 2.0**-6)
+            expected = slope(call, implementation, direction, 2.0**-6)
             assert math.isclose(gradient[index], expected, rel_tol=1e-8, abs_tol=1e-9)
 
 
 # --- autograd
 
 
-def with_autograd(call: Call, form: str) -> dict[str, Any]:
+def with_autograd(call: Call, implementation: str) -> dict[str, Any]:
     import torch
 
     leaves: Any = {name: torch.tensor(getattr(call, name), requires_grad=True) for name in "qkv"}
@@ -91,7 +91,7 @@ def with_autograd(call: Call, form: str) -> dict[str, Any]:
     for name in ("scale", "softcap"):
         if name in options:
             leaves[name] = options[name] = torch.tensor(float(options[name]), dtype=torch.float64, requires_grad=True)
-    out, saved = ra.softmax.forward(leaves["q"], leaves["k"], leaves["v"], **options, form=form)
+    out, saved = ra.softmax.forward(leaves["q"], leaves["k"], leaves["v"], **options, implementation=implementation)
     total = (out * torch.tensor(call.d_out)).sum()
     if call.d_lse is not None:
         total = total + (torch.where(torch.isfinite(saved.lse), saved.lse, 0.0) * torch.tensor(call.d_lse)).sum()
@@ -101,7 +101,7 @@ def with_autograd(call: Call, form: str) -> dict[str, Any]:
 
 @settings(max_examples=100)
 @given(call=calls(smallest=1, longest=6))
-def test_autograd_of_the_dense_form(call: Call) -> None:
+def test_autograd_of_the_dense_implementation(call: Call) -> None:
     pytest.importorskip("torch")
     truth, expected = run(call), with_autograd(call, "dense")
     assert all(np.all(np.isfinite(x)) for x in expected.values())
@@ -110,7 +110,7 @@ def test_autograd_of_the_dense_form(call: Call) -> None:
     assert_close(found, expected, {name: limits[name] for name in expected})
 
 
-def test_autograd_of_the_tiled_form() -> None:
+def test_autograd_of_the_tiled_implementation() -> None:
     pytest.importorskip("torch")
     call = FIXED["everything"]
     with cut(3, 4):
@@ -120,14 +120,14 @@ def test_autograd_of_the_tiled_form() -> None:
     assert_close({n: found[n] for n in expected}, expected, {n: limits[n] for n in expected})
 
 
-def test_jax_differentiates_the_dense_form() -> None:
+def test_jax_differentiates_the_dense_implementation() -> None:
     jax = pytest.importorskip("jax")
     call = FIXED["everything"]
     mask = call.options["mask"]
 
     def total(q: Any, k: Any, v: Any, scale: Any, softcap: Any) -> Any:
         options = {"mask": jax.numpy.asarray(mask), "causal": True, "scale": scale, "softcap": softcap}
-        out, saved = ra.softmax.forward(q, k, v, **options, form="dense")
+        out, saved = ra.softmax.forward(q, k, v, **options, implementation="dense")
         lse = jax.numpy.where(jax.numpy.isfinite(saved.lse), saved.lse, 0.0)
         return (out * call.d_out).sum() + (lse * call.d_lse).sum()
 
@@ -141,15 +141,15 @@ def test_jax_differentiates_the_dense_form() -> None:
 # --- what the gradient is asked for
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-def test_numbers_and_arrays_have_the_same_gradients(form: str, backend: Any) -> None:
-    if str(backend) == "jax" and form == "tiled":
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_numbers_and_arrays_have_the_same_gradients(implementation: str, backend: Any) -> None:
+    if str(backend) == "jax" and implementation == "tiled":
         pytest.skip("JAX compiles every operation of every tile")
     call = make(1, 2, 1, 4, 5, 3, 2, scale=-0.6, softcap=1.7)
     q, k, v, d_out, d_lse = (backend.array(getattr(call, name)) for name in NAMES)
     results = []
     for scale, softcap in ((-0.6, 1.7), (backend.array(-0.6), backend.array(1.7)), (np.float64(-0.6), np.float64(1.7))):
-        out, saved = ra.softmax.forward(q, k, v, scale=scale, softcap=softcap, form=form)
+        out, saved = ra.softmax.forward(q, k, v, scale=scale, softcap=softcap, implementation=implementation)
         gradients = ra.softmax.backward(saved, d_out, d_lse)
         assert list(gradients) == ["q", "k", "v", "scale", "softcap"]
         assert tuple(gradients["scale"].shape) == tuple(gradients["softcap"].shape) == ()
@@ -166,44 +166,44 @@ def test_an_array_of_another_width_is_cast(backend: Any) -> None:
     assert gradients["scale"].dtype == q.dtype and saved.lse.dtype == q.dtype
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
 @pytest.mark.parametrize(
     "options", [{}, {"scale": 1}, {"scale": 0.3}, {"softcap": 2}, {"scale": -1.0, "softcap": 2.0}], ids=str
 )
-def test_gradients_are_those_of_what_was_given(options: dict[str, Any], form: str) -> None:
-    assert list(run(make(1, 2, 1, 3, 4, 2, 2, **options), form)) == ["out", "lse", "q", "k", "v", *options]
+def test_gradients_are_those_of_what_was_given(options: dict[str, Any], implementation: str) -> None:
+    assert list(run(make(1, 2, 1, 3, 4, 2, 2, **options), implementation)) == ["out", "lse", "q", "k", "v", *options]
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-def test_upstream_gradients_add_up(form: str) -> None:
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_upstream_gradients_add_up(implementation: str) -> None:
     call = make(1, 2, 1, 5, 4, 3, 2, causal=True, softcap=2.0, scale=0.4)
     zero = replace(call, d_out=0.0 * call.d_out)
     no_lse = replace(call, d_lse=None)
-    whole, parts = run(call, form), (run(no_lse, form), run(zero, form))
-    zero_lse = run(replace(call, d_lse=0.0 * call.d_lse), form)
+    whole, parts = run(call, implementation), (run(no_lse, implementation), run(zero, implementation))
+    zero_lse = run(replace(call, d_lse=0.0 * call.d_lse), implementation)
     for name in ("q", "k", "v", "scale", "softcap"):
         np.testing.assert_allclose(whole[name], parts[0][name] + parts[1][name], rtol=1e-12, atol=1e-13)
         np.testing.assert_array_equal(parts[0][name], zero_lse[name])
     assert not np.any(parts[1]["v"]) and np.any(parts[1]["q"])
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-def test_backward_is_linear_in_the_upstream_gradient(form: str) -> None:
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_backward_is_linear_in_the_upstream_gradient(implementation: str) -> None:
     call = make(1, 2, 1, 5, 4, 3, 2, causal=True, softcap=2.0, scale=0.4)
     double = replace(call, d_out=2.0 * call.d_out, d_lse=2.0 * call.d_lse)
-    one, two = run(call, form), run(double, form)
+    one, two = run(call, implementation), run(double, implementation)
     assert_same_bits({n: two[n] for n in ("q", "k", "v")}, {n: 2.0 * one[n] for n in ("q", "k", "v")})
 
 
 @pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape")
-@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_low_precision_upstream_gradients(dtype: str, form: str, backend: Any) -> None:
+def test_low_precision_upstream_gradients(dtype: str, implementation: str, backend: Any) -> None:
     if not backend.has(dtype):
         pytest.skip(f"no {dtype} here")
     call = make(1, 1, 1, 3, 4, 2, 2)
     q, k, v, d_out = (backend.array(getattr(call, name), dtype) for name in NAMES[:4])
-    _, saved = ra.softmax.forward(q, k, v, form=form)
+    _, saved = ra.softmax.forward(q, k, v, implementation=implementation)
     narrow = ra.softmax.backward(saved, d_out)
     wide = ra.softmax.backward(saved, backend.xp.astype(d_out, backend.xp.float32))
     for name in "qkv":
@@ -211,15 +211,15 @@ def test_low_precision_upstream_gradients(dtype: str, form: str, backend: Any) -
         np.testing.assert_array_equal(backend.host(narrow[name]), backend.host(wide[name]))
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-def test_backward_reads_only_what_was_saved(form: str, backend: Any) -> None:
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_backward_reads_only_what_was_saved(implementation: str, backend: Any) -> None:
     """Twice the same bits, in any order, and nothing that came in is written to."""
-    if str(backend) == "jax" and form == "tiled":
+    if str(backend) == "jax" and implementation == "tiled":
         pytest.skip("JAX compiles every operation of every tile")
     call = make(1, 2, 1, 5, 4, 3, 2, mask=(5, 4), softcap=2.0)
     q, k, v, d_out, d_lse = (backend.array(getattr(call, name)) for name in NAMES)
     mask = backend.array(call.options["mask"])
-    _, saved = ra.softmax.forward(q, k, v, mask=mask, softcap=2.0, form=form)
+    _, saved = ra.softmax.forward(q, k, v, mask=mask, softcap=2.0, implementation=implementation)
     results = [ra.softmax.backward(saved, d_out, lse) for lse in (d_lse, None, d_lse)]
     for name, value in results[0].items():
         np.testing.assert_array_equal(backend.host(value), backend.host(results[2][name]))

@@ -36,17 +36,19 @@ def limits(call: Call) -> dict[str, Any]:
     return {name: 8.0 * x for name, x in bounds(call).items()}
 
 
-@pytest.mark.parametrize(("name", "form"), [*zip(CALLS, ["dense", "tiled", "dense", "tiled", "tiled"], strict=True)])
-def test_compiled(name: str, form: str, arrays: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "implementation"), [*zip(CALLS, ["dense", "tiled", "dense", "tiled", "tiled"], strict=True)]
+)
+def test_compiled(name: str, implementation: str, arrays: Any) -> None:
     call = CALLS[name]
     with cut(4, 3, 2, 2):
-        assert_close(run(call, form, arrays), run(call), limits(call))
+        assert_close(run(call, implementation, arrays), run(call), limits(call))
 
 
-@pytest.mark.parametrize("form", ["dense", pytest.param("tiled", marks=pytest.mark.slow)])
-def test_eager(form: str, arrays: Any) -> None:
+@pytest.mark.parametrize("implementation", ["dense", pytest.param("tiled", marks=pytest.mark.slow)])
+def test_eager(implementation: str, arrays: Any) -> None:
     call = CALLS["keys"]
-    assert_close(run(call, form, arrays, eager=True), run(call), limits(call))
+    assert_close(run(call, implementation, arrays, eager=True), run(call), limits(call))
 
 
 def test_numbers_may_be_traced(arrays: Any) -> None:
@@ -57,7 +59,7 @@ def test_numbers_may_be_traced(arrays: Any) -> None:
     @jax.jit
     def attend(q: Any, k: Any, v: Any, d_out: Any, scale: Any, softcap: Any) -> Any:
         compiled.append(1)
-        out, saved = ra.softmax.forward(q, k, v, scale=scale, softcap=softcap, form="tiled")
+        out, saved = ra.softmax.forward(q, k, v, scale=scale, softcap=softcap, implementation="tiled")
         return out, ra.softmax.backward(saved, d_out)
 
     given = [arrays.array(x) for x in (call.q, call.k, call.v, call.d_out)]
@@ -77,7 +79,7 @@ def test_a_shape_is_compiled_once(arrays: Any) -> None:
     @jax.jit
     def attend(q: Any, k: Any, v: Any) -> Any:
         compiled.append(1)
-        return ra.softmax.forward(q, k, v, causal=True, form="tiled")[0]
+        return ra.softmax.forward(q, k, v, causal=True, implementation="tiled")[0]
 
     for seed in range(3):
         call = make(1, 1, 1, 4, 4, 2, 2, seed=seed, logits=10.0**seed, causal=True)
@@ -128,8 +130,8 @@ def test_without_float64_nothing_warns() -> None:
 import warnings; warnings.simplefilter("error")
 import jax, jax.numpy as jnp, refattn as ra
 q = jnp.ones((1, 2, 5, 4))
-for form in ("dense", "tiled"):
-    out = jax.jit(lambda q: ra.softmax.forward(q, q, q, causal=True, form=form)[0])(q)
+for implementation in ("dense", "tiled"):
+    out = jax.jit(lambda q: ra.softmax.forward(q, q, q, causal=True, implementation=implementation)[0])(q)
     assert out.dtype == jnp.float32
 """
     environment = {name: x for name, x in os.environ.items() if name != "JAX_ENABLE_X64"}

@@ -1,4 +1,4 @@
-"""Windows, offsets, biases, sinks, lengths and dropout: all forms, on every library, and what they refuse."""
+"""Windows, offsets, biases, sinks, lengths and dropout: all implementations, on every library, and what they refuse."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def random_call(seed: int) -> tuple[Arrays, Arrays, Any, Any]:
     return inputs, o, r.normal(size=(b, h, i, e)), r.normal(size=(b, h, i)) if coin() else None
 
 
-def run(inputs: Arrays, options: Arrays, d_out: Any, d_lse: Any, form: str = "dense") -> Arrays:
-    out, saved = ra.softmax.forward(**inputs, **options, form=form)
+def run(inputs: Arrays, options: Arrays, d_out: Any, d_lse: Any, implementation: str = "dense") -> Arrays:
+    out, saved = ra.softmax.forward(**inputs, **options, implementation=implementation)
     return {"out": out, "lse": saved.lse, "max": saved.max, **ra.softmax.backward(saved, d_out, d_lse)}
 
 
@@ -84,42 +84,42 @@ INPUTS = {"q": RNG.normal(size=(2, 4, 5, 3)), "k": RNG.normal(size=(2, 2, 7, 3))
 D_OUT, D_LSE = RNG.normal(size=(2, 4, 5, 4)), RNG.normal(size=(2, 4, 5))
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-def test_every_library_gives_the_same(form: str, backend: Any) -> None:
-    if str(backend) == "jax" and form == "tiled":
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_every_library_gives_the_same(implementation: str, backend: Any) -> None:
+    if str(backend) == "jax" and implementation == "tiled":
         pytest.skip("JAX compiles every operation of every tile")
 
     def placed(arrays: Arrays) -> Arrays:
         return {name: backend.array(x) if isinstance(x, np.ndarray) else x for name, x in arrays.items()}
 
-    found = run(placed(INPUTS), placed(EVERY), backend.array(D_OUT), backend.array(D_LSE), form)
+    found = run(placed(INPUTS), placed(EVERY), backend.array(D_OUT), backend.array(D_LSE), implementation)
     close({name: backend.host(x) for name, x in found.items()}, run(INPUTS, EVERY, D_OUT, D_LSE))
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-def test_what_does_not_exist_may_hold_anything(form: str) -> None:
-    expected = run(INPUTS, EVERY, D_OUT, D_LSE, form)
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_what_does_not_exist_may_hold_anything(implementation: str) -> None:
+    expected = run(INPUTS, EVERY, D_OUT, D_LSE, implementation)
     rows = (np.arange(5) >= EVERY["q_lengths"][:, None])[:, None, :, None]
     columns = (np.arange(7) >= EVERY["k_lengths"][:, None])[:, None, :, None]
     poisoned = {name: np.where(rows if name == "q" else columns, math.nan, x) for name, x in INPUTS.items()}
     d_out, d_lse = np.where(rows, math.inf, D_OUT), np.where(rows[..., 0], math.nan, D_LSE)
-    found = run(poisoned, EVERY, d_out, d_lse, form)
+    found = run(poisoned, EVERY, d_out, d_lse, implementation)
     assert all(found[name].tobytes() == x.tobytes() for name, x in expected.items())
     assert not found["out"][1, :, 3:].any() and (found["lse"][1, :, 3:] == -math.inf).all()
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-def test_lengths_of_others_change_no_bit(form: str) -> None:
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_lengths_of_others_change_no_bit(implementation: str) -> None:
     """A sequence gives the bits that it gives alone, however long the others of its batch are."""
     r = np.random.default_rng(2)
     q, k, v, d_out = (r.normal(size=(3, h, n, 3)) for h, n in ((2, 9), (1, 23), (1, 23), (2, 9)))
     options: Arrays = {"causal": True, "q_lengths": np.asarray([9, 4, 7]), "k_lengths": np.asarray([23, 6, 15])}
     with cut(4, 8):
-        whole = run({"q": q, "k": k, "v": v}, options, d_out, None, form)
+        whole = run({"q": q, "k": k, "v": v}, options, d_out, None, implementation)
         for n in range(3):
             at = slice(n, n + 1)
             own = {name: x if name == "causal" else x[at] for name, x in options.items()}
-            alone = run({"q": q[at], "k": k[at], "v": v[at]}, own, d_out[at], None, form)
+            alone = run({"q": q[at], "k": k[at], "v": v[at]}, own, d_out[at], None, implementation)
             assert all(alone[name].tobytes() == whole[name][at].tobytes() for name in alone)
 
 
@@ -141,15 +141,15 @@ def test_a_row_of_sinks_alone() -> None:
     assert (ra.softmax.backward(saved, out, np.ones((1, 2, 3)))["sink"] == 3.0).all()
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-def test_whole_numbers_come_out_as_they_are(form: str) -> None:
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_whole_numbers_come_out_as_they_are(implementation: str) -> None:
     """Of falling scores the oldest key in a window, the mean of those that a bias does not hide, and parts of sinks."""
     values = np.arange(1.0, 17.0).reshape(1, 1, 16, 1) * [4.0, -64.0]
     ones, falling = np.ones((1, 2, 16, 1)), -128.0 * np.arange(16.0).reshape(1, 1, 16, 1)
     i = np.arange(16)
 
     def attended(k: Any, **options: Any) -> Any:
-        return ra.softmax.forward(ones, k, values, form=form, **options)[0]
+        return ra.softmax.forward(ones, k, values, implementation=implementation, **options)[0]
 
     oldest = attended(falling, scale=1.0, causal=True, window=(2, None))
     assert (oldest == values[:, :, np.maximum(i - 2, 0)]).all()
@@ -162,10 +162,10 @@ def test_whole_numbers_come_out_as_they_are(form: str) -> None:
 
 
 def test_no_batch_element_with_every_option() -> None:
-    for form in ("dense", "tiled"):
+    for implementation in ("dense", "tiled"):
         none = {name: x[:0] for name, x in INPUTS.items()}
         options = {**EVERY, **{name: EVERY[name][:0] for name in ("offset", "q_lengths", "k_lengths")}}
-        found = run(none, options, D_OUT[:0], D_LSE[:0], form)
+        found = run(none, options, D_OUT[:0], D_LSE[:0], implementation)
         assert found["out"].shape == (0, 4, 5, 4) and found["max"].shape == (0, 4, 5)
         assert not any(found[name].any() for name in ("bias", "sink", "keep"))
 
@@ -174,25 +174,31 @@ def test_a_window_reads_no_tile_far_away() -> None:
     """The keys of tiles before and after the window are not even multiplied: what they hold does not come in."""
     x = np.random.default_rng(1).normal(size=(1, 1, 40, 2))
     k = np.where(np.arange(40)[:, None] < 24, math.nan, x)
-    out, _ = ra.softmax.forward(x, x, x, causal=True, window=(3, None), form="dense")
+    out, _ = ra.softmax.forward(x, x, x, causal=True, window=(3, None), implementation="dense")
     with cut(4, 4):
         found, _ = ra.softmax.forward(
-            x[:, :, 32:], k, np.where(np.isnan(k), k, x), causal=True, window=(3, None), form="tiled"
+            x[:, :, 32:], k, np.where(np.isnan(k), k, x), causal=True, window=(3, None), implementation="tiled"
         )
     np.testing.assert_allclose(found, out[:, :, 32:], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-def test_bounds_beyond_all_numbers_are_none(form: str) -> None:
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_bounds_beyond_all_numbers_are_none(implementation: str) -> None:
     """Sums with lengths and offsets that differ stay in 64 bits."""
-    lengths: Arrays = {"q_lengths": np.asarray([3, 2]), "k_lengths": np.asarray([2, 3]), "form": form}
+    lengths: Arrays = {
+        "q_lengths": np.asarray([3, 2]),
+        "k_lengths": np.asarray([2, 3]),
+        "implementation": implementation,
+    }
     x = np.random.default_rng(3).normal(size=(2, 1, 3, 2))
     out, _ = ra.softmax.forward(x, x, x, **lengths)
     for far in (2**63 - 1, 2**70):
         np.testing.assert_array_equal(ra.softmax.forward(x, x, x, window=(far, far), **lengths)[0], out)
-    plain, _ = ra.softmax.forward(x, x, x, form=form)
+    plain, _ = ra.softmax.forward(x, x, x, implementation=implementation)
     for far, found in ((2**70, plain), (-(2**70), 0.0 * plain)):
-        np.testing.assert_array_equal(ra.softmax.forward(x, x, x, offset=far, causal=True, form=form)[0], found)
+        np.testing.assert_array_equal(
+            ra.softmax.forward(x, x, x, offset=far, causal=True, implementation=implementation)[0], found
+        )
 
 
 F, I = np.zeros, np.asarray

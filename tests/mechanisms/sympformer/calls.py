@@ -52,7 +52,7 @@ def stack(layers: int, moved: float = 0.2, **options: Any) -> tuple[Any, ...]:
 
 def told(params: tuple[Any, ...], x: Any, causal: bool = True, first: int = 0) -> Context:
     """What blocks are told for x, with numbers of its tokens where they read them; `first` are before them."""
-    if "tokens" not in params[0].config.reads:
+    if "tokens" not in params[0].config.context_fields:
         return Context(causal=causal)
     b, n = x.shape[:2]
     tokens = counter.integers((b, 12), 0, VOCABULARY, seed=11, purpose="tokens")[:, first : first + n]

@@ -33,7 +33,7 @@ STACKS: tuple[dict[str, Any], ...] = (
     {"oracle": "hamiltonian", "causal": False},
     {"oracle": "softmax(normaliser='length')"},
     {"oracle": "linear(normaliser='length')", "look_ahead": True},
-    {"oracle": "linear(form='state')", "integrator": "etd_ab2", "start": "linear"},
+    {"oracle": "linear(implementation='state')", "integrator": "etd_ab2", "start": "linear"},
     {"integrator": "strang(angle=1.0)", "look_ahead": True},
     {"integrator": "lie_trotter", "mlp": "none", "start": "table"},
     {"integrator": "exponential_midpoint"},
@@ -42,14 +42,16 @@ STACKS: tuple[dict[str, Any], ...] = (
 )
 
 
-def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
-    """Return (size by axis letter, call) for calls of the core in `form` and of blocks, forward and backward.
+def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]:
+    """Return (size by axis letter, call) for calls of the core in `implementation` and of blocks, forward and backward.
 
     `sizes` are all different; `make` turns a NumPy array into one of the library that the calls shall use.
     """
     tokens = {**sizes, "j": sizes["i"]}
     stacks = (run for options in STACKS for run in _stack(tokens, make, **options))
-    cores = ((tokens, partial(_core, tokens, make=make, form=form, full=full)) for full in (True, False))
+    cores = (
+        (tokens, partial(_core, tokens, make=make, implementation=implementation, full=full)) for full in (True, False)
+    )
     connected = [
         (sizes, partial(_with_one_width, run))
         for name in ("h1", "r2")
@@ -92,16 +94,16 @@ def _draw(name: str, *shape: int) -> Any:
     return counter.normal(shape, seed=7, purpose=name)
 
 
-def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool) -> None:
+def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool) -> None:
     b, h, g, i, d, e = (sizes[letter] for letter in "bhgide")
     record = mechanism("sympformer")
     assert record.core is not None
     options: dict[str, Any] = (
         {"causal": True, "scale": 0.7, "kinetic": make(_draw("kinetic", b, h, i, 1))} if full else {}
     )
-    assert not full or set(record.defaults) == {*options, "form"}
+    assert not full or set(record.defaults) == {*options, "implementation"}
     q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, i, d)), make(_draw("v", b, g, i, e))
-    _, saved = record.core.forward(q, k, v, form=form, **options)
+    _, saved = record.core.forward(q, k, v, implementation=implementation, **options)
     d_log_z = make(_draw("d_log_z", b, h, i)) if full else None
     record.core.backward(saved, make(_draw("d_out", b, h, i, e)), d_log_z)
 

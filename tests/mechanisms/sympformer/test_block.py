@@ -45,7 +45,7 @@ EXTRAS: tuple[dict[str, Any], ...] = (
     {"look_ahead": True, "start": "linear"},
     {"look_ahead": True, "damping": "log", "normalise": "none", "gelu": "tanh"},
     {"damping": "linear", "oracle": "softmax(mobility='identity')", "angle": 1.0},
-    {"oracle": "linear(form='state')", "look_ahead": True, "start": "linear"},
+    {"oracle": "linear(implementation='state')", "look_ahead": True, "start": "linear"},
     {"oracle": "linear"},
     {"normalise": "each_substep", "detach": True},
 )
@@ -99,7 +99,7 @@ BY_LENGTH = [
 ]
 
 FREE: list[tuple[int, dict[str, Any]]] = [
-    (2, {"integrator": "classical", "mlp": "plain", "oracle": "signed(form='state')"}),
+    (2, {"integrator": "classical", "mlp": "plain", "oracle": "signed(implementation='state')"}),
     (2, {"integrator": "lie_trotter(connection='r2', strength=0.7)", "mlp": "none", "oracle": "signed(ridge=0.3)"}),
     (3, {"integrator": "lie_trotter(connection='h1')", "mlp": "momentum", "oracle": "signed(ridge=0.3)"}),
     (2, {"integrator": "strang(free=True, xi=0.4)", "mlp": "none"}),
@@ -108,7 +108,7 @@ FREE: list[tuple[int, dict[str, Any]]] = [
 ]
 
 OF_LINEAR: list[tuple[int, dict[str, Any]]] = [
-    (2, {"integrator": "classical", "mlp": "plain", "oracle": "linear(form='state')"}),
+    (2, {"integrator": "classical", "mlp": "plain", "oracle": "linear(implementation='state')"}),
     (3, {"integrator": "lie_trotter", "mlp": "momentum", "oracle": "linear", "look_ahead": True, "start": "table"}),
 ]
 
@@ -192,7 +192,7 @@ def test_gradients_agree_with_differences(integrator: str) -> None:
         placed = tree.unflatten(whole, {**tree.flatten(whole), **leaves})
         return {"x": run(placed["params"], placed["x"])[0].x}
 
-    def backward(leaves: Any, upstream: Any, form: str) -> dict[str, Any]:
+    def backward(leaves: Any, upstream: Any, implementation: str) -> dict[str, Any]:
         state, saves = run(params, x)
         found = back(params, state, saves, upstream["x"])
         return {name: found[name] for name in names}
@@ -229,8 +229,8 @@ def test_what_is_left_out_would_have_changed_nothing(variant: Any) -> None:
 OTHERS: tuple[dict[str, Any], ...] = (
     {},
     {"mlp": "momentum"},
-    {"oracle": "linear(form='gram')"},
-    {"oracle": "linear(form='state')"},
+    {"oracle": "linear(implementation='gram')"},
+    {"oracle": "linear(implementation='state')"},
 )
 CAUSAL = [
     *itertools.product(INTEGRATORS, OTHERS),
@@ -386,7 +386,7 @@ def test_damping_is_the_difference_of_eta() -> None:
 
 
 def _mutants() -> list[tuple[equations.Tag, str]]:
-    tags = [tag for module in (*RECORD.around, block) for tag in equations.tags(module) if tag.claims]
+    tags = [tag for module in (*RECORD.block_modules, block) for tag in equations.tags(module) if tag.claims]
     return [(tag, kind) for tag in tags for kind in KINDS if applies(kind, tag.axes or ())]
 
 

@@ -193,7 +193,7 @@ def test_a_token_knows_its_future() -> None:
 def test_the_gradients_of_a_check_are_without_causality() -> None:
     """A configuration of the record says so, and a check runs it with the rest."""
     (given,) = [each for each in RECORD.configs if each.get("oracle") == "hamiltonian"]
-    assert BLOCK.Config(**given).reads == ()
+    assert BLOCK.Config(**given).context_fields == ()
     names = [subject.name for subject in block_subjects(RECORD)]
     assert sum(name.endswith("no context") for name in names) == 3  # two of all mechanisms, with biases and without
 

@@ -1,4 +1,4 @@
-"""Linear attention: its two forms, its equations from the Hamiltonian, and the normaliser of the prefix."""
+"""Linear attention: its two implementations, its equations from the Hamiltonian, and the normaliser of the prefix."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def test_stacks_of_both_forms_agree(causal: bool) -> None:
     x, d_x, context = draw("x", 1, 150, 6), draw("d_x", 1, 150, 6), Context(causal=causal)
     found = [
         back(params, *run(params, x, context), d_x)
-        for params in (stack(2, oracle=f"linear(form={form!r})") for form in ("gram", "state"))
+        for params in (
+            stack(2, oracle=f"linear(implementation={implementation!r})") for implementation in ("gram", "state")
+        )
     ]
     for name, value in found[0].items():
         np.testing.assert_allclose(found[1][name], value, rtol=0.0, atol=1e-11 * np.max(np.abs(value)), err_msg=name)

@@ -154,7 +154,7 @@ def test_a_fault_of_a_kernel_with_a_state_is_told_in_words(mechanism: str, name:
 
 
 def test_a_wrong_output_reaches_gradients_through_delta() -> None:
-    """The dense form's error in SM.5 leaves d_q and d_k right, a kernel's does not: it is found all the same."""
+    """An error of dense.py in SM.5 leaves d_q and d_k right, a kernel's does not: it is found all the same."""
     found = named("LaterBatchesZero", "", ("plain", "grouped"), without=("LaterBatchesZero",))
     assert found.wrong == ("out", "d_q", "d_k")
     assert found.ranked[0].ids == ("SM.5",) and found.ranked[0].whole == 2

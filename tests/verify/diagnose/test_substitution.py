@@ -138,7 +138,7 @@ class Giving:
 
     def forward(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         with ra.trace() as traced, equations.mutate("SM.total", lambda x: x * 1.01):
-            out, self.saved = ra.softmax.forward(q, k, v, form="dense", **options)
+            out, self.saved = ra.softmax.forward(q, k, v, implementation="dense", **options)
         self.intermediates = {"SM.3": traced["SM.3"], "SM.4": traced["SM.4"]}
         return out, self.saved.lse
 

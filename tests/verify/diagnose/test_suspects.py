@@ -34,14 +34,14 @@ MUTANTS = {one.name: one for one in mutants(RECORD)}
 
 
 class Wrong:
-    """The dense form with one equation changed, forward and backward."""
+    """The dense implementation with one equation changed, forward and backward."""
 
     def __init__(self, id: str, change: Callable[[Any], Any]) -> None:
         self.id, self.change = id, change
 
     def forward(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         with equations.mutate(self.id, self.change):
-            out, self.saved = ra.softmax.forward(q, k, v, form="dense", **options)
+            out, self.saved = ra.softmax.forward(q, k, v, implementation="dense", **options)
         return out, self.saved.lse
 
     def backward(self, d_out: Any) -> Any:

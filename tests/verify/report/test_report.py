@@ -25,8 +25,10 @@ def outcome(
     return Outcome(case, kind or SOFTMAX.case(case).kind, dtype, status, detail, verdicts)
 
 
-def shown(*outcomes: Outcome, grad: bool = False, **form: Any) -> list[str]:
-    return tables.verified(Report("softmax", "kernel.py:attend", grad, outcomes), SOFTMAX, **form).splitlines()
+def shown(*outcomes: Outcome, grad: bool = False, **implementation: Any) -> list[str]:
+    return tables.verified(
+        Report("softmax", "kernel.py:attend", grad, outcomes), SOFTMAX, **implementation
+    ).splitlines()
 
 
 MIXED = (
@@ -198,12 +200,12 @@ def test_a_reason_need_not_be_text() -> None:
 
 def test_checks() -> None:
     rows = (
-        Row("forms", "dense, float64", "agrees", 0.25, "tiny: out (row)"),
-        Row("laws", "causal", "disagrees", math.inf, "raised ValueError: no"),
+        Row("implementations", "dense, float64", "agrees", 0.25, "tiny: out (row)"),
+        Row("properties", "causal", "disagrees", math.inf, "raised ValueError: no"),
         Row("gradients", "core, autograd", "not run", None, "torch is not installed: pip install refattn[torch]"),
     )
     lines = tables.checked(CheckReport("softmax", "numpy", False, rows)).splitlines()
-    assert [line.split("  ")[0] for line in lines[2:5]] == ["forms", "laws", "gradients"]
+    assert [line.split("  ")[0] for line in lines[2:5]] == ["implementations", "properties", "gradients"]
     assert "0.25" in lines[2] and "inf" in lines[3] and "pip install refattn[torch]" in lines[4]
     assert lines[-1] == (
         "softmax on numpy: disagrees: 1 checks agree, 1 disagree, 1 not run; "
@@ -229,5 +231,5 @@ def test_backends() -> None:
 
 def test_mechanisms() -> None:
     lines = tables.mechanisms([SOFTMAX]).splitlines()
-    assert lines[0].split() == ["name", "title", "forms", "source"]
+    assert lines[0].split() == ["name", "title", "implementations", "source"]
     assert lines[2].startswith("softmax") and SOFTMAX.source in lines[2]

@@ -56,28 +56,43 @@ def test_numpy_agrees_with_itself(report: CheckReport) -> None:
     assert [r for r in report.rows if r.status != "agrees" and "torch" not in r.detail] == []
     assert report.exit_code == 0
     sections = {r.section for r in report.rows}
-    assert sections == {"forms", "definition", "loops", "equations", "laws", "vectors", "gradients", "tangents"}
-    assert {r.name for r in report.rows if r.section == "laws"} == set(RECORD.laws)
-    assert {r.name for r in report.rows if r.section == "forms"} == {
-        f"{form}, {dtype}" for form in RECORD.forms for dtype in ("float64", "float32")
+    assert sections == {
+        "implementations",
+        "definition",
+        "loops",
+        "equations",
+        "properties",
+        "vectors",
+        "gradients",
+        "tangents",
+    }
+    assert {r.name for r in report.rows if r.section == "properties"} == set(RECORD.properties)
+    assert {r.name for r in report.rows if r.section == "implementations"} == {
+        f"{implementation}, {dtype}" for implementation in RECORD.implementations for dtype in ("float64", "float32")
     }
 
 
 def test_rows_say_where_most_of_the_allowed_error_was_used(report: CheckReport) -> None:
     rows = {(r.section, r.name): r for r in report.rows}
-    tiled_row = rows["forms", "tiled, float32"]
+    tiled_row = rows["implementations", "tiled, float32"]
     assert tiled_row.share is not None and 0.0 < tiled_row.share < 1.0
     assert tiled_row.detail.partition(":")[0] in {case.name for case in WITH_ALL.cases}
     assert not report.full
-    assert rows["equations", "hooked copies"].detail == f"{len(WITH_ALL.cases) * len(WITH_ALL.forms)} times"
+    assert rows["equations", "hooked copies"].detail == f"{len(WITH_ALL.cases) * len(WITH_ALL.implementations)} times"
     assert rows["equations", "docstrings, tags and trace"].detail == f"{len(RECORD.equations)} equations"
 
 
 def test_the_report_as_json(report: CheckReport) -> None:
-    broken = replace(report, rows=(*report.rows, Row("laws", "some", "disagrees", math.inf, "")))
+    broken = replace(report, rows=(*report.rows, Row("properties", "some", "disagrees", math.inf, "")))
     data = json.loads(json.dumps(broken.to_json(), allow_nan=False))
     assert data["mechanism"] == "softmax" and data["backend"] == "numpy"
-    assert data["rows"][-1] == {"section": "laws", "name": "some", "status": "disagrees", "share": None, "detail": ""}
+    assert data["rows"][-1] == {
+        "section": "properties",
+        "name": "some",
+        "status": "disagrees",
+        "share": None,
+        "detail": "",
+    }
     assert data["counts"] == broken.counts()
     assert data["counts"]["disagrees"] == 1
     assert data["exit_code"] == 1
@@ -96,7 +111,7 @@ def test_the_report_as_json(report: CheckReport) -> None:
     ],
 )
 def test_exit_codes(statuses: list[str], require_all: bool, code: int) -> None:
-    rows = tuple(Row("laws", str(n), status, None, "") for n, status in enumerate(statuses))
+    rows = tuple(Row("properties", str(n), status, None, "") for n, status in enumerate(statuses))
     assert CheckReport("softmax", "numpy", require_all, rows).exit_code == code
 
 
@@ -111,7 +126,7 @@ def test_every_library_agrees(name: str, backend: Any) -> None:
         if backend.library is not (SAMPLED[number % len(SAMPLED)] if number else Library.JAX):
             pytest.skip("not of the sample: each mechanism on one library")
         step = len(record.cases) if backend.library is Library.JAX else 24
-        record = replace(record, cases=record.cases[::step], laws=record.laws[number % 4 :: step])
+        record = replace(record, cases=record.cases[::step], properties=record.properties[number % 4 :: step])
     found = check(record, backend.owner)
     bad = [row for row in found.rows if row.status == "disagrees"]
     if sampled:  # few cases need not reach every equation
@@ -120,7 +135,7 @@ def test_every_library_agrees(name: str, backend: Any) -> None:
     assert any(r.name.endswith("under jit") for r in found.rows) == (backend.owner.name == "jax")
 
 
-@pytest.mark.parametrize("section, name", [("loops", "every equation"), ("forms", "tiled, float32")])
+@pytest.mark.parametrize("section, name", [("loops", "every equation"), ("implementations", "tiled, float32")])
 @pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape: see the slow test")
 def test_some_sections_agree_on_every_library(section: str, name: str, backend: Any) -> None:
     found = row(section, name, FEW, backend.owner.name)
@@ -134,10 +149,10 @@ def test_a_form_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return right(self, mask, (rows[0] + 1, rows[1] + 1), columns, batch)  # each row sees what the next one may
 
     monkeypatch.setattr(Band, "allowed", wrong)
-    found = row("forms", "tiled, float64", FEW)
+    found = row("implementations", "tiled, float64", FEW)
     assert found.status == "disagrees" and found.detail.startswith("causal")
-    assert row("forms", "dense, float64", FEW).status == "agrees"
-    assert row("laws", "causal_mask", replace(FEW, laws=("causal_mask",))).status == "disagrees"
+    assert row("implementations", "dense, float64", FEW).status == "agrees"
+    assert row("properties", "causal_mask", replace(FEW, properties=("causal_mask",))).status == "disagrees"
 
 
 def test_a_form_that_is_right_in_float64_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,8 +163,8 @@ def test_a_form_that_is_right_in_float64_alone_is_found(monkeypatch: pytest.Monk
         return (out * (1.0 + 2e-6) if q.dtype == np.float32 else out), lse, saved
 
     monkeypatch.setattr(tiled, "forward", wrong)
-    assert row("forms", "tiled, float64", FEW).status == "agrees"
-    found = row("forms", "tiled, float32", FEW)
+    assert row("implementations", "tiled, float64", FEW).status == "agrees"
+    found = row("implementations", "tiled, float32", FEW)
     assert found.status == "disagrees" and "out" in found.detail
 
 
@@ -158,10 +173,12 @@ def test_a_form_without_one_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -
 
     def wrong(saved: Any, d_out: Any, d_lse: Any = None) -> Any:
         gradients = right(saved, d_out, d_lse)
-        return gradients if saved.form == "dense" else {name: x for name, x in gradients.items() if name != "v"}
+        return (
+            gradients if saved.implementation == "dense" else {name: x for name, x in gradients.items() if name != "v"}
+        )
 
     monkeypatch.setattr(core, "backward", wrong)
-    found = row("forms", "tiled, float64", FEW)
+    found = row("implementations", "tiled, float64", FEW)
     assert found.status == "disagrees" and "no d_v" in found.detail
 
 
@@ -205,7 +222,7 @@ def test_an_equation_that_is_declared_and_not_computed_is_found(monkeypatch: pyt
 
 
 def test_an_equation_that_is_computed_and_not_declared_is_found() -> None:
-    found = row("equations", "docstrings, tags and trace", replace(RECORD, tagged=(dense,)))
+    found = row("equations", "docstrings, tags and trace", replace(RECORD, equation_modules=(dense,)))
     assert found.status == "disagrees" and "SM.queries is not both declared and computed" in found.detail
 
 
@@ -217,7 +234,7 @@ def test_a_sample_of_cases_need_not_reach_every_equation(monkeypatch: pytest.Mon
     monkeypatch.setattr(Scope, "compiles", True)
     assert row("equations", "docstrings, tags and trace", few).status == "agrees"
     # What is computed has to be declared all the same.
-    undeclared = row("equations", "docstrings, tags and trace", replace(RECORD, tagged=(dense,)))
+    undeclared = row("equations", "docstrings, tags and trace", replace(RECORD, equation_modules=(dense,)))
     assert undeclared.status == "disagrees" and "SM.queries is not both declared and computed" in undeclared.detail
 
 
@@ -242,12 +259,12 @@ def test_a_hooked_copy_with_other_bits_is_found(monkeypatch: pytest.MonkeyPatch)
 def test_a_law_that_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = vars(tiled)["plan"]
     monkeypatch.setattr(tiled, "plan", lambda q, k, most: replace(right(q, k, most), columns=64 * backends.workers()))
-    found = row("laws", "workers", replace(RECORD, laws=("workers",)))
+    found = row("properties", "workers", replace(RECORD, properties=("workers",)))
     assert found.status == "disagrees" and found.detail.startswith("sample long: tiled")
 
 
 def test_a_law_that_nobody_wrote_is_found() -> None:
-    found = row("laws", "gravity", replace(RECORD, laws=("gravity",)))
+    found = row("properties", "gravity", replace(RECORD, properties=("gravity",)))
     assert (found.status, found.detail) == ("disagrees", "no law is called gravity")
 
 
@@ -277,7 +294,7 @@ def test_a_wrong_gradient_of_one_form_is_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tiled, "backward", wrong)
     for section, name in (("gradients", "differences"), ("tangents", "duality")):
         found = row(section, f"core, {name}", FEW)
-        assert found.status == "disagrees" and found.detail.endswith("form tiled")
+        assert found.status == "disagrees" and found.detail.endswith("implementation tiled")
 
 
 def test_without_torch_autograd_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,23 +335,23 @@ def test_what_raises_disagrees_and_ends_nothing(monkeypatch: pytest.MonkeyPatch)
         raise FloatingPointError("two\nlines")
 
     monkeypatch.setattr(tiled, "forward", broken)
-    found = row("forms", "tiled, float64", FEW)
+    found = row("implementations", "tiled, float64", FEW)
     assert (found.status, found.share) == ("disagrees", math.inf)
     assert found.detail.endswith("raised FloatingPointError: two lines")
-    task = Task("laws", "some", broken)
+    task = Task("properties", "some", broken)
     assert check_module._row(task).detail == "raised FloatingPointError: two lines"
 
 
 def test_nan_never_agrees() -> None:
-    assert check_module._row(Task("laws", "some", lambda: (math.nan, ""))).status == "disagrees"
+    assert check_module._row(Task("properties", "some", lambda: (math.nan, ""))).status == "disagrees"
 
 
 def test_what_cannot_run_says_why() -> None:
     def absent() -> Any:
         raise NotRun("there is no such thing")
 
-    assert check_module._row(Task("laws", "some", absent)) == Row(
-        "laws", "some", "not run", None, "there is no such thing"
+    assert check_module._row(Task("properties", "some", absent)) == Row(
+        "properties", "some", "not run", None, "there is no such thing"
     )
 
 
@@ -400,7 +417,7 @@ def test_small_arrays_have_several_tiles_where_tiles_are_large(monkeypatch: pyte
 
     monkeypatch.setattr(tiled, "plan", plan)
     with small_tiles(backends.get("strict")):
-        assert row("laws", "repeatable", backend="strict").status == "agrees"
+        assert row("properties", "repeatable", backend="strict").status == "agrees"
     assert max(counts) >= 6
 
 

@@ -50,15 +50,15 @@ def differences(subject: Subject) -> dict[str, Any]:
     return _known[subject.name]
 
 
-def error(subject: Subject, form: str) -> float:
-    return largest_error(by_hand(subject, NUMPY, form), differences(subject))[0]
+def error(subject: Subject, implementation: str) -> float:
+    return largest_error(by_hand(subject, NUMPY, implementation), differences(subject))[0]
 
 
 @pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape")
 def test_differences_agree_on_every_library(backend: Any) -> None:
-    for form in RECORD.forms:
-        found, leaf = largest_error(by_hand(CORES[FULL], backend.owner, form), differences(CORES[FULL]))
-        assert found <= TOLERANCES["differences"], (form, leaf)
+    for implementation in RECORD.implementations:
+        found, leaf = largest_error(by_hand(CORES[FULL], backend.owner, implementation), differences(CORES[FULL]))
+        assert found <= TOLERANCES["differences"], (implementation, leaf)
 
 
 @pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape")
@@ -73,8 +73,10 @@ def test_autograd_agrees(name: str) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     subject = (CORES | BLOCKS)[name]
     expected = by_autograd(subject)
-    for form in subject.forms:
-        assert largest_error(by_hand(subject, NUMPY, form), expected)[0] <= TOLERANCES["autograd"], form
+    for implementation in subject.implementations:
+        assert largest_error(by_hand(subject, NUMPY, implementation), expected)[0] <= TOLERANCES["autograd"], (
+            implementation
+        )
 
 
 def test_the_cases_that_matter_are_among_the_subjects() -> None:
@@ -111,15 +113,15 @@ def test_every_adjoint_of_the_block_is_seen(id: str) -> None:
 def test_a_forward_that_its_backward_does_not_know_is_seen(id: str) -> None:
     # Only the row maximum and what it is made from may be anything: it cancels.
     subject = BLOCKS[BLOCK] if id in equations.declared(block) else CORES[FULL]
-    expected = by_hand(subject, NUMPY, subject.forms[0])
+    expected = by_hand(subject, NUMPY, subject.implementations[0])
     along = directions_of(subject, 2)
     with equations.mutate(id, lambda x: x + 1e-4 * x * abs(x)):
         found, _ = largest_slope_error(expected, by_differences(subject, directions=along), along)
     assert (found > TOLERANCES["differences"]) == (id not in ("SM.top", "SM.largest"))
 
 
-@pytest.mark.parametrize("form", RECORD.forms)
-def test_a_softcap_without_its_slope_is_seen(form: str) -> None:
+@pytest.mark.parametrize("implementation", RECORD.implementations)
+def test_a_softcap_without_its_slope_is_seen(implementation: str) -> None:
     softcap = float(CORES[FULL].leaves["softcap"])
     capped: list[Any] = []
 
@@ -129,22 +131,22 @@ def test_a_softcap_without_its_slope_is_seen(form: str) -> None:
         return value / (1.0 - (capped[-1] / softcap) ** 2) if id == "dSM.1" else value
 
     with equations.apply(forget):
-        assert error(CORES[FULL], form) > 1e3 * TOLERANCES["differences"]
+        assert error(CORES[FULL], implementation) > 1e3 * TOLERANCES["differences"]
 
 
-@pytest.mark.parametrize("form", RECORD.forms)
+@pytest.mark.parametrize("implementation", RECORD.implementations)
 @pytest.mark.parametrize("id", ["dSM.k", "dSM.q", "dSM.scale"])
-def test_a_missing_scale_is_seen(form: str, id: str) -> None:
+def test_a_missing_scale_is_seen(implementation: str, id: str) -> None:
     with equations.mutate(id, lambda x: x / 0.3):
-        assert error(CORES["scale"], form) > 1e6 * TOLERANCES["differences"]
+        assert error(CORES["scale"], implementation) > 1e6 * TOLERANCES["differences"]
 
 
-@pytest.mark.parametrize("form", RECORD.forms)
-def test_a_forgotten_gradient_of_lse_is_seen(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("implementation", RECORD.implementations)
+def test_a_forgotten_gradient_of_lse_is_seen(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (dense, tiled):
         right = module.backward
         monkeypatch.setattr(module, "backward", lambda saved, d_out, d_lse, right=right: right(saved, d_out, None))
-    assert error(CORES["plain"], form) > TOLERANCES["differences"]
+    assert error(CORES["plain"], implementation) > TOLERANCES["differences"]
 
 
 def test_the_wrong_order_of_grouped_heads_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +185,7 @@ def polynomial(power: int) -> Subject:
         f"x^{power}",
         {"x": x},
         lambda leaves: {"y": leaves["x"] ** power},
-        lambda leaves, upstream, form: {"x": power * leaves["x"] ** (power - 1) * upstream["y"]},
+        lambda leaves, upstream, implementation: {"x": power * leaves["x"] ** (power - 1) * upstream["y"]},
         ("",),
     )
 
@@ -201,7 +203,7 @@ def bent(slope: float, at: float) -> Subject:
         "bent",
         {"x": np.asarray([1.0])},
         lambda leaves: {"y": leaves["x"] + 2.0 * np.maximum(leaves["x"] - at, 0.0)},
-        lambda leaves, upstream, form: {"x": slope * upstream["y"]},
+        lambda leaves, upstream, implementation: {"x": slope * upstream["y"]},
         ("",),
     )
 
@@ -224,7 +226,7 @@ def test_an_lse_of_minus_infinity_is_a_constant() -> None:
         "some rows are empty",
         {"x": np.asarray([1.0, 2.0])},
         lambda leaves: {"lse": np.where(np.asarray([True, False]), 3.0 * leaves["x"], -math.inf)},
-        lambda leaves, upstream, form: {"x": np.asarray([3.0, 0.0]) * upstream["lse"]},
+        lambda leaves, upstream, implementation: {"x": np.asarray([3.0, 0.0]) * upstream["lse"]},
         ("",),
     )
     assert largest_error(by_differences(subject), by_hand(subject, NUMPY, ""))[0] < 1e-11

@@ -32,30 +32,30 @@ OF_ATTENTION = [law for law in LAWS if law != "sequence_padding"]
 """That one is of sequences, whose queries are as many as their keys: see tests/mechanisms/delta."""
 
 
-def core(form: str = "dense", dtype: str = "float64", backend: str = "numpy") -> Core:
-    return Core(RECORD, form, backends.get(backend), dtype)
+def core(implementation: str = "dense", dtype: str = "float64", backend: str = "numpy") -> Core:
+    return Core(RECORD, implementation, backends.get(backend), dtype)
 
 
 def test_the_record_lists_only_laws_that_there_are() -> None:
-    assert set(RECORD.laws) <= set(LAWS)
+    assert set(RECORD.properties) <= set(LAWS)
 
 
 @pytest.mark.parametrize("law", OF_ATTENTION)
 @pytest.mark.parametrize("name", SMALL)
 def test_law_holds_and_leaves_little_room(law: str, name: str) -> None:
     known: dict[bytes, dict[str, float]] = {}
-    for form, dtype in itertools.product(RECORD.forms, ("float64", "float32")):
-        share = LAWS[law](Core(RECORD, form, backends.get("numpy"), dtype, known), SMALL[name])
-        assert share <= 1.0, (form, dtype)
+    for implementation, dtype in itertools.product(RECORD.implementations, ("float64", "float32")):
+        share = LAWS[law](Core(RECORD, implementation, backends.get("numpy"), dtype, known), SMALL[name])
+        assert share <= 1.0, (implementation, dtype)
         # An allowed error that is far too large would hide mistakes.
-        assert share == 0.0 or share > 1e-3, (form, dtype)
+        assert share == 0.0 or share > 1e-3, (implementation, dtype)
 
 
 @pytest.mark.parametrize("law", OF_ATTENTION)
 @pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape: see the slow test")
 def test_law_holds_on_every_library(law: str, backend: Any) -> None:
-    for form in RECORD.forms:
-        assert LAWS[law](Core(RECORD, form, backend.owner, "float32"), SMALL["masked"]) <= 1.0, form
+    for implementation in RECORD.implementations:
+        assert LAWS[law](Core(RECORD, implementation, backend.owner, "float32"), SMALL["masked"]) <= 1.0, implementation
 
 
 @pytest.mark.slow
@@ -69,8 +69,10 @@ def test_law_holds_on_jax(law: str, name: str) -> None:
     if sampled and (name != "masked" or law == "lengths" or [*LAWS].index(law) % 8 != 2):
         pytest.skip("not of the sample: the check on JAX has others, and each length is compiled")
     owner.enable_float64()
-    for form, dtype in itertools.product(RECORD.forms, ("float32",) if sampled else ("float64", "float32")):
-        assert LAWS[law](Core(RECORD, form, owner, dtype), SMALL[name]) <= 1.0, (form, dtype)
+    for implementation, dtype in itertools.product(
+        RECORD.implementations, ("float32",) if sampled else ("float64", "float32")
+    ):
+        assert LAWS[law](Core(RECORD, implementation, owner, dtype), SMALL[name]) <= 1.0, (implementation, dtype)
 
 
 Change = Callable[[Any], Any]
@@ -178,10 +180,10 @@ def test_every_law_is_seen_to_fail_forward_and_backward() -> None:
     assert seen | by_convention == set(itertools.product(OF_ATTENTION, (False, True)))
 
 
-@pytest.mark.parametrize("form", RECORD.forms)
+@pytest.mark.parametrize("implementation", RECORD.implementations)
 @pytest.mark.parametrize("by, caught", [(1, {"causal", "causal_mask"}), (-1, {"causal_mask"})])
 def test_a_causal_offset_that_is_off_by_one(
-    form: str, by: int, caught: set[str], monkeypatch: pytest.MonkeyPatch
+    implementation: str, by: int, caught: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = vars(options)["_band"]
 
@@ -191,11 +193,11 @@ def test_a_causal_offset_that_is_off_by_one(
 
     monkeypatch.setattr(options, "_band", wrong)
     laws = ("causal", "causal_mask", "permutation")
-    assert {law for law in laws if LAWS[law](core(form), SMALL["plain"]) > 1.0} == caught
+    assert {law for law in laws if LAWS[law](core(implementation), SMALL["plain"]) > 1.0} == caught
 
 
-@pytest.mark.parametrize("form", RECORD.forms)
-def test_a_window_that_is_one_wider(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("implementation", RECORD.implementations)
+def test_a_window_that_is_one_wider(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = vars(options)["_band"]
 
     def wrong(*given: Any) -> tuple[Any, Any]:
@@ -203,7 +205,7 @@ def test_a_window_that_is_one_wider(form: str, monkeypatch: pytest.MonkeyPatch) 
         return None if first is None else first - 1, last
 
     monkeypatch.setattr(options, "_band", wrong)
-    assert LAWS["band"](core(form), SMALL["plain"]) > 1.0
+    assert LAWS["band"](core(implementation), SMALL["plain"]) > 1.0
 
 
 def test_causality_is_judged_in_the_gradients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,12 +236,12 @@ def test_interleaved_groups_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"independent", "constant_value", "key_shift"} <= caught
 
 
-@pytest.mark.parametrize("form", RECORD.forms)
-def test_an_ignored_mask_is_caught(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("implementation", RECORD.implementations)
+def test_an_ignored_mask_is_caught(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (dense, masks):
         monkeypatch.setattr(module, "band_pairs", lambda *given: None)
     for law in ("padding", "empty"):
-        assert LAWS[law](core(form), SMALL["plain"]) == math.inf
+        assert LAWS[law](core(implementation), SMALL["plain"]) == math.inf
 
 
 def test_a_cut_that_depends_on_the_workers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

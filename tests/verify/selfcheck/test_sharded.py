@@ -1,4 +1,4 @@
-"""The check of forms over devices: what it runs, what it finds, and that memory falls."""
+"""The check of implementations over devices: what it runs, what it finds, and that memory falls."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def test_what_is_run() -> None:
     def named(name: str, **sizes: int) -> list[str]:
         return [f"{task.section} {task.name}" for task in sharded.tasks(ra.mechanism(name), sizes)]
 
-    forms = ["sharded dense", "sharded tiled", "sharded ring", "memory dense", "memory tiled", "memory ring"]
-    assert named("softmax", heads=2, tokens=4) == forms
+    implementations = ["sharded dense", "sharded tiled", "sharded ring", "memory dense", "memory tiled", "memory ring"]
+    assert named("softmax", heads=2, tokens=4) == implementations
     assert named("delta", tokens=2) == ["sharded recurrent", "sharded chunked", "sharded scan"]
     assert named("koopman", tokens=2) == ["sharded dense", "sharded shared"]
 
@@ -37,7 +37,7 @@ def test_forms_agree_and_a_wrong_one_does_not() -> None:
         return ra.softmax.forward(q, k, v[:, :, ::-1, :], **options)
 
     core: Any = SimpleNamespace(forward=wrong, backward=ra.softmax.backward)
-    found = sharded._agrees(softmax, lambda on: (core, {"form": "dense"}), {"tokens": 2}, False)
+    found = sharded._agrees(softmax, lambda on: (core, {"implementation": "dense"}), {"tokens": 2}, False)
     assert found[0] > 1.0
 
 

@@ -30,13 +30,13 @@ def longdouble(value: Any) -> Any:
 def test_longdouble_agrees_with_the_truth_within_the_float64_budget(case: Case) -> None:
     known = truth(RECORD, case, "float64", grad=True)
     assert known.upstream is not None
-    # Checked in float64: what does not exist is 0 there, and the options are as the form takes them.
-    _, checked = ra.softmax.forward(**known.inputs, **case.options, form="dense")
+    # Checked in float64: what does not exist is 0 there, and the options are as the implementation takes them.
+    _, checked = ra.softmax.forward(**known.inputs, **case.options, implementation="dense")
     given, rows = checked.given, checked.given.rows
     upstream = known.upstream if rows is None else np.where(rows, known.upstream, 0.0)
     out, lse, saved = dense.forward(
         *(longdouble(getattr(checked.inner, name)) for name in "qkv"),
-        **{name: longdouble(value) for name, value in given.forms.items()},
+        **{name: longdouble(value) for name, value in given.implementations.items()},
         scale=checked.inner.scale,
         softcap=checked.inner.softcap,
     )

@@ -72,7 +72,7 @@ Share = tuple[slice, tuple[tuple[Piece, ...], ...]]
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward of the chunked form reads."""
+    """What the backward of the chunked implementation reads."""
 
     q_hat: Array  # (b, h, n, d)
     k_hat: Array  # (b, f, n, d)

@@ -79,7 +79,10 @@ def pairs_backward(
         return d_pairs * keys[:, :, :, None, ...], xp.sum(d_pairs * rows, axis=3), d_start
     first, second = span.halves
     decay, fade = xp.exp(second.start)[:, :, :, None, ...], xp.exp(first.end)  # (b, g, l, 1, i, d), (b, g, l, j, d)
-    reads, writes = decay * rows[..., half:, :], fade * keys[..., :half, :]  # (b, g, l, r, i, d), (b, g, l, j, d)
+    reads, writes = (
+        decay * rows[..., half:, :],
+        fade * keys[..., :half, :],
+    )  # (b, g, l, r, i, d), (b, g, l, j, d)
     d_across = d_pairs[..., half:, :half]  # (b, g, l, r, i, j)
     # forward: across = reads @ writes^T
     d_reads = d_across @ writes[:, :, :, None, ...]  # (b, g, l, r, i, d)

@@ -1,7 +1,7 @@
 """Decoding in a state of constant size: that of the core, and the last rows before the convolutions.
 
-One token is one step of the recurrence; several go through the chunked form. Time and memory of a token do not grow
-with the number of tokens before it. A cache belongs to the rule that made it.
+One token is one step of the recurrence; several go through the chunked implementation. Time and memory of a token do
+not grow with the number of tokens before it. A cache belongs to the rule that made it.
 
 A key mask covers the new tokens, or the past and the new ones; what it says of the past is not read again.
 """

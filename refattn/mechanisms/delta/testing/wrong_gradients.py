@@ -1,6 +1,6 @@
 """Plausible wrong backward passes of the recurrences: the output is right, and some gradient is not.
 
-Each has the signature of the core without `form`, with `d_out`, and returns gradients by name.
+Each has the signature of the core without `implementation`, with `d_out`, and returns gradients by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Backward = Callable[..., dict[str, Array]]
 
 
 def _run(q: Array, k: Array, v: Array, options: dict[str, Any]) -> tuple[Array, core.Saved]:
-    return core.forward(q, k, v, **options, form="recurrent")
+    return core.forward(q, k, v, **options, implementation="recurrent")
 
 
 def _right(q: Array, k: Array, v: Array, d_out: Array, options: dict[str, Any]) -> dict[str, Array]:

@@ -32,7 +32,8 @@ LEAST = 16
 
 @dataclass(frozen=True)
 class Band:
-    """How nodes are cut into blocks, and, as a form, the sums over the links of each node with those near it.
+    """How nodes are cut into blocks, and, as an implementation, the sums over the links of each node with those near
+    it.
 
     Attributes
     ----------
@@ -137,7 +138,7 @@ class Saved:
 
 
 def fits(options: Options) -> bool:
-    """Tell whether the linear form computes calls with these options."""
+    """Tell whether the linear implementation computes calls with these options."""
     how = options.integrator
     explicit = isinstance(how, (Euler, Heun, RK4)) and how.stops is None and how.adjoint == "unroll"
     return explicit and options.links.name in ("none", "kernel") and options.bias is None
@@ -185,7 +186,7 @@ def forward(
     kernel = links if options.links.of_alike else None
     graph = Graph(options, own_q, own_k, None, kernel, xp.where(itself, 0.0, links), start, None, None)
     tau = tau_of(options, None, start)
-    x, flow = flow_forward(graph, tau, form=band)
+    x, flow = flow_forward(graph, tau, implementation=band)
     check_step(options, graph.links, None)
     if all_finite(x) is False and all_finite(start) is not False:
         raise FloatingPointError(f"the scores diverged: reduce step, which is {options.step}")

@@ -83,7 +83,7 @@ def links_gradient(edges: Factors | None, links: Array) -> Array:
 def terms_of(coupling: Coupling, x: Array) -> Terms:
     """Return the terms of a coupling; raise where it has none."""
     if coupling.terms is None:
-        raise Unsupported(f'form: got "products" with the coupling {coupling.name}, needs "tiled" or "dense"')
+        raise Unsupported(f'implementation: got "products" with the coupling {coupling.name}, needs "tiled" or "dense"')
     return coupling.terms(x)
 
 

@@ -33,8 +33,10 @@ def fits(options: Options) -> bool:
     return options.state.name != "query" and options.bias is None
 
 
-def forward(q: Array, k: Array, v: Array, *, allowed: None, options: Options, form: ModuleType) -> tuple[Array, Saved]:
-    """Return the output and what `backward` reads; `form` sums over the edges."""
+def forward(
+    q: Array, k: Array, v: Array, *, allowed: None, options: Options, implementation: ModuleType
+) -> tuple[Array, Saved]:
+    """Return the output and what `backward` reads; `implementation` sums over the edges."""
     xp, heads = namespace(q), q.shape[1]
     if options.start is not None:
         start = options.start[..., None] + zeros((q.shape[0], heads, k.shape[2], 1), k)
@@ -45,7 +47,7 @@ def forward(q: Array, k: Array, v: Array, *, allowed: None, options: Options, fo
         start = repeat_heads(v, heads)
     graph = Graph(options, q, k, None, None, options.graph, start, None, None)
     tau = tau_of(options, None, start)
-    x, flow = flow_forward(graph, tau, form=form)
+    x, flow = flow_forward(graph, tau, implementation=implementation)
     whole = Readout(options, tau, None, None, v, x, x)
     if not options.state.weighs:
         out, whole = equations.active(dense).readout_forward(x, None, v, allowed=None, options=options, tau=tau)

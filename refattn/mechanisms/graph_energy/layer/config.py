@@ -173,7 +173,7 @@ class Config(projections.Config):
         return self.links is not None and self.links.over == "keys"
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def context_fields(self) -> tuple[str, ...]:
         """The fields of the context that a block of this configuration reads."""
         others = ("memory", "memory_mask") if self.over_keys else ("causal",)
         own = {"positions": self.classes is not None, "draws": self.jitter != 0.0}

@@ -23,8 +23,8 @@ other sizes, and an id has one value a pass. With a window of w a token, and a n
 that are no later; without causality those fewer than w nodes away: see `.level`. Then time and memory are linear in the
 number of tokens n: a level has n / s^l nodes, and costs n w numbers. All levels share their numbers.
 
-A stage has two forms. "dense" takes all pairs: the core on the nodes of a level gives their scores, with which all
-tokens read them as in the readout of the definition. "banded", of
+A stage has two implementations. "dense" takes all pairs: the core on the nodes of a level gives their scores, with
+which all tokens read them as in the readout of the definition. "banded", of
 `refattn.mechanisms.graph_energy.implementations.banded`, is linear; it takes no bias, explicit steps, and the links of
 "none" and "kernel".
 
@@ -42,7 +42,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.mechanisms.arguments import check_arrays, check_mask, check_whole
-from refattn.mechanisms.entry import check_saved, defaults_of, enter, form_of, returned, upstream
+from refattn.mechanisms.entry import check_saved, defaults_of, enter, implementation_of, returned, upstream
 from refattn.mechanisms.graph_energy import core, dense
 from refattn.mechanisms.graph_energy.implementations import banded
 from refattn.mechanisms.graph_energy.layer.level import Level, levels_of
@@ -56,15 +56,15 @@ from refattn.xp import Array, arange, device, is_array, namespace, sum_wide, zer
 
 USUAL = defaults_of(core.forward)
 
-TAKEN = tuple(name for name in USUAL if name not in ("state", "start", "mask", "causal", "form"))
+TAKEN = tuple(name for name in USUAL if name not in ("state", "start", "mask", "causal", "implementation"))
 """Options of the core that a hierarchy takes."""
 
-FORMS = ("dense", "banded")
+IMPLEMENTATIONS = ("dense", "banded")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What the backward of a stage in the dense form reads."""
+    """What the backward of a stage in the dense implementation reads."""
 
     level: Level
     q: Array  # (b, h, i, d)
@@ -95,8 +95,8 @@ class Saved:
 
     Attributes
     ----------
-    form
-        The form that ran.
+    implementation
+        The implementation that ran.
     levels
         The levels that there are, from the first on.
     omega
@@ -105,7 +105,7 @@ class Saved:
         Of each level what its backward reads, and what tokens read of it, (b, h, i, e).
     """
 
-    form: str
+    implementation: str
     levels: tuple[Level, ...]
     omega: Array
     stages: tuple[Any, ...]
@@ -130,7 +130,7 @@ def forward(
     key_mask: Array | None = None,
     causal: Causal = USUAL["causal"],
     level_logits: Array | None = None,
-    form: str = "auto",
+    implementation: str = "auto",
     **options: Any,
 ) -> tuple[Array, Saved]:
     """Return the output (b, h, n, e) and what `backward` reads.
@@ -152,7 +152,7 @@ def forward(
         As of the core.
     level_logits
         (levels,): None means that all levels count alike. Those of levels that are not there count for nothing.
-    form
+    implementation
         "dense", all pairs; "banded", linear for a window; or "auto": that, where it can.
     options
         Others of the core in state "token", with a bias (b, h, n, n) and a mu of each node, too.
@@ -185,10 +185,10 @@ def forward(
     if known.threshold.empty == "error":
         raise ValueError('threshold: got empty="error" with levels, of which a token may read nothing; needs another')
     linear = banded.fits(known)
-    chosen = form_of(form, FORMS, usual="banded" if linear else "dense", plane=call.plane)
+    chosen = implementation_of(implementation, IMPLEMENTATIONS, usual="banded" if linear else "dense", plane=call.plane)
     if chosen == "banded" and not linear:
         raise Unsupported(
-            'form: got "banded" with a bias, implicit steps or other links than "none" and "kernel", needs "dense"'
+            'implementation: got "banded" with a bias, implicit steps or links other than kernel, needs "dense"'
         )
     found = levels_of(n, stride, levels, window, is_causal)
     numbers = dict(known.numbers)
@@ -229,7 +229,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     xp = namespace(d_out)
     gradients: dict[str, Array] = {}
     d_below = None  # of what the level above takes
-    way = banded.backward if saved.form == "banded" else _backward
+    way = banded.backward if saved.implementation == "banded" else _backward
     for at in reversed(range(len(saved.levels))):
         # forward: out = sum of omega[:, at, None] * read; values of the next level = read at its nodes
         d_read = sum_of(saved.omega[:, at, None] * d_out, d_below)  # (b, h, i, e) [dGE.level_reads]

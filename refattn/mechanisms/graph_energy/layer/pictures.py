@@ -20,7 +20,7 @@ def scores(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
 def energies(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
     """Return the energy of each head, before the first step and after each; ValueError where there is none."""
     given = {name: values[name] for name in ("q", "k", "v")}
-    _, saved = core.forward(**given, **options, form="dense")
+    _, saved = core.forward(**given, **options, implementation="dense")
     return energy(saved)[0, ...]
 
 

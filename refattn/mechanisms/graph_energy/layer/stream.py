@@ -125,7 +125,9 @@ def step(params: Params, cache: Cache, state: block.State, context: Context) -> 
     if params.config.classes is not None:
         chosen["mu"] = chosen["mu"][:, -1:]  # of the new token
     levels = {name: chosen.pop(name) for name in ("levels", "window", "stride", "level_logits") if name in chosen}
-    usual = {name: x for name, x in defaults_of(core.forward).items() if name not in ("mask", "causal", "form")}
+    usual = {
+        name: x for name, x in defaults_of(core.forward).items() if name not in ("mask", "causal", "implementation")
+    }
     rows = dict(zip("qkv", (raised(q), raised(k), raised(v)), strict=True))
     options = core.checked(**rows, masked=False, causal=True, **(usual | chosen))
     token = _Token(options, rows["q"])

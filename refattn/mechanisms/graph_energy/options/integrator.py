@@ -29,7 +29,7 @@ from refattn.xp import Array
 STOPS = ("stop_force", "stop_plateau", "stop_level")
 
 Stage = tuple[Any, ...]
-"""What the backward of a rate reads: the point y, the pull c and the rate, (b, h, j, c) each, and what a form keeps."""
+"""What the backward of a rate reads: the point y, the pull c and the rate, (b, h, j, c) each, and what is kept."""
 
 Rate = Callable[[Array, Number, Sequence[float], Sequence[Array]], Stage]
 """Returns the stage at x + h sum_l alpha_l rate_l, for x, h, alpha and the rates of stages before."""

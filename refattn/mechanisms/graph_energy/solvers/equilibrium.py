@@ -55,7 +55,7 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     if 0 in d_x.shape:
         return steps.flow_backward(saved, d_x, tau_terms)
     xp, system, options = namespace(d_x), saved.system, saved.graph.options
-    x, f, start, mu, form = saved.states[-1], system.intrinsic, system.start, system.mu, system.form
+    x, f, start, mu, implementation = saved.states[-1], system.intrinsic, system.start, system.mu, system.implementation
     coupled, right = system.coupled(x), -xp.permute_dims(d_x, (0, 1, 3, 2))[..., None]
     transposed, right = told(xp.matrix_transpose(_jacobian(system, x)), right)
     rates = xp.abs(system.rate(x, coupled=coupled))
@@ -70,8 +70,8 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
         )
     u = xp.permute_dims(xp.linalg.solve(transposed, right)[..., 0], (0, 1, 3, 2))
     inside = system.seen(u)
-    _, edges = form.couple_backward(system.coupling, system.links, system.visible, system.kappa * u, x)
-    d_links = form.links_gradient(form.gathered(None, edges), system.links)
+    _, edges = implementation.couple_backward(system.coupling, system.links, system.visible, system.kappa * u, x)
+    d_links = implementation.links_gradient(implementation.gathered(None, edges), system.links)
     # A node that does not exist stays where it is.
     d_start = inside * f.d_b(x, start, mu) + (0.0 if system.visible is None else (1.0 - system.visible) * d_x)
     numbers = {
@@ -82,7 +82,9 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     if options.tau is not None:
         numbers["tau"] = summed_for(tau_terms, saved.tau)
     if system.coupling.powers:
-        pulls = (form.couple_forward(power, system.links, system.visible, x) for power in system.coupling.powers)
+        pulls = (
+            implementation.couple_forward(power, system.links, system.visible, x) for power in system.coupling.powers
+        )
         numbers["coefficients"] = xp.stack([sum_wide(system.kappa * u * pull) for pull in pulls])
     return d_start, d_links, numbers
 

@@ -3,7 +3,7 @@
 Steps are those of the integrators, as in `.dense`, which takes explicit ones of one length with every pair at once, to
 the same bits. Here a step may also
 
-- sum over pairs in another form;
+- sum over pairs in another implementation;
 - be shorter than h, by a factor (b, h, 1, c) that the backward takes for a constant: 0 for a channel that has stopped
   (`.stopping`), for "rk45" what its errors allow (`.rk45`), less than 1 where an equation had no solution. Such choices
   are made for each channel from all its nodes, later tokens too, and so never where scores are causal and nodes are in
@@ -65,13 +65,13 @@ class Flow:
 
 
 def forward(
-    q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options, form: ModuleType
+    q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options, implementation: ModuleType
 ) -> tuple[Array, dense.Saved]:
-    """Return the output and what `backward` reads: as in `.dense`, with these steps; `form` sums over pairs."""
+    """Return the output and what `backward` reads: as in `.dense`, with these steps; `implementation` sums pairs."""
     page = equations.active(dense)
     graph = page.graph_forward(q, k, v, allowed=allowed, options=options)
     tau = tau_of(options, allowed, graph.start)
-    x, flow = flow_forward(graph, tau, form=form)
+    x, flow = flow_forward(graph, tau, implementation=implementation)
     out, readout = page.readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)
     return out, dense.Saved(graph, flow, readout)
 
@@ -87,10 +87,10 @@ def backward(saved: dense.Saved, d_out: Array, *, adjoint: Any = None, **read: A
     return {**d, **numbers, "v": plus(d_v, d_begin)}
 
 
-def flow_forward(graph: Graph, tau: Number, *, form: Any) -> tuple[Array, Flow]:
-    """Return the scores after the last step, and what `flow_backward` reads; `form` sums over pairs."""
+def flow_forward(graph: Graph, tau: Number, *, implementation: Any) -> tuple[Array, Flow]:
+    """Return the scores after the last step, and what `flow_backward` reads; `implementation` sums over pairs."""
     options = graph.options
-    system, method = system_of(graph, form), options.integrator
+    system, method = system_of(graph, implementation), options.integrator
     x = graph.start if options.jitter is None else graph.start + system.seen(options.jitter)  # (b, h, j, c)
     known = Flow(graph, system, tau, (), ())
     states, flows = [x], None
@@ -132,7 +132,7 @@ def step_forward(flow: Flow, x: Array, factor: Number) -> tuple[Array, Taken]:
 def stage_forward(
     system: System, points: tuple[Array, ...], x: Array, h: Number, alpha: Sequence[float], rates: Sequence[Array]
 ) -> Stage:
-    """Return the point of a stage, the pull there, the rate, and what the form keeps; `points` of a solved step."""
+    """Return the point of a stage, the pull there, the rate, and what is kept; `points` of a solved step."""
     begin, *others = points or (x,)
     point = moved_by(begin, h, alpha, rates)  # (b, h, j, c) [GE.point]
     coupled, kept = system.coupled_keeping(point, *others)  # (b, h, j, c) [GE.6]
@@ -165,7 +165,7 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
         d_next = d_x  # (b, h, j, c) [dGE.8]
         rate_backward = functools.partial(stage_backward, saved, taken, sums)
         d_x = step.backward(rate_backward, taken, options.step * taken.factor, d_next, sums)
-    d_links = system.form.links_gradient(sums["edges"], system.links)
+    d_links = system.implementation.links_gradient(sums["edges"], system.links)
     # forward: x = start, and start is b
     d_start = d_x + sums["start"]  # (b, h, j, c) [dGE.5]
     d_mu = summed_for(sums["mu"], system.mu)  # [dGE.mu]
@@ -191,7 +191,7 @@ def stage_backward(saved: Flow, taken: Taken, sums: Sums, stage: Stage, inner: A
         inner = pulled_back(solved, system, *taken.ends, h, inner)
         system, others = solved.forces(system), solved.stage(*taken.ends)[1:]
     f: Any = system.intrinsic  # of a point, or between two
-    form, mu, visible = system.form, system.mu, system.visible
+    implementation, mu, visible = system.implementation, system.mu, system.visible
     d_rate = h * inner  # (b, h, j, c) [dGE.7]
     sums.add("step", taken.factor * inner * rate)
     # forward: rate = m f(point; start) + kappa coupled
@@ -201,10 +201,14 @@ def stage_backward(saved: Flow, taken: Taken, sums: Sums, stage: Stage, inner: A
     sums.add("kappa", d_rate * coupled)
     d_coupled = system.kappa * d_rate  # (b, h, j, c) [dGE.6]
     # forward: coupled = m sum_j w_ij m_jc g(y_jc - y_ic)
-    powers = [form.couple_forward(power, system.links, visible, point, *others) for power in system.coupling.powers]
+    powers = [
+        implementation.couple_forward(power, system.links, visible, point, *others) for power in system.coupling.powers
+    ]
     sums["powers"] = [a + sum_wide(d_coupled * pulled) for a, pulled in zip(sums["powers"], powers, strict=True)]
     more = {} if kept is None else {"kept": kept}
-    d_pull, d_edges = form.couple_backward(system.coupling, system.links, visible, d_coupled, point, *others, **more)
-    sums["edges"] = form.gathered(sums["edges"], d_edges)
+    d_pull, d_edges = implementation.couple_backward(
+        system.coupling, system.links, visible, d_coupled, point, *others, **more
+    )
+    sums["edges"] = implementation.gathered(sums["edges"], d_edges)
     d_point = d_own * f.d_x(point, *others, start, mu) + d_pull  # (b, h, j, c) [dGE.point]
     return d_point

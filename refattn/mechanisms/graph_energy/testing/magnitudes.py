@@ -39,7 +39,8 @@ def _stage(inputs: Given, values: Given) -> Array:
 def _pairs(inputs: Given, values: Given) -> tuple[Array, Array]:
     """Return w g(x_j - x_i) and its error, (b, h, i, j, c), of the first stage.
 
-    Differences are rounded relative to the scores, and forms that never take them subtract products of that size.
+    Differences are rounded relative to the scores, and implementations that never take them subtract products of that
+    size.
     """
     xp, coupling = namespace(inputs["q"]), coupling_of(inputs)
     x, graph = values.get("GE.point", values["GE.5"]), values["GE.links"][..., None]

@@ -1,8 +1,8 @@
 """The contraction of the functional gradient in tiles: no array of size queries x keys.
 
 A task owns some heads and walks over blocks of rows and blocks of keys. For each tile it computes the weights again
-from the lse of the tiled form of softmax attention, w_ij = exp(m_ij - lse_i), and takes the inner product of g from the
-output: sum_l w_il do_i . v_l = do_i . o_i. Lines that compute a tile of an equation carry its tag.
+from the lse of the tiled implementation of softmax attention, w_ij = exp(m_ij - lse_i), and takes the inner product of
+g from the output: sum_l w_il do_i . v_l = do_i . o_i. Lines that compute a tile of an equation carry its tag.
 
 Axes as in the definition, with the query heads as two axes: g key/value head, r query head within its group.
 """

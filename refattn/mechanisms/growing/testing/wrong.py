@@ -1,6 +1,7 @@
 """Plausible wrong readings: those of softmax attention, and one of the scale.
 
-Each has the signature of the core without `form` and returns (out, lse). Verification has to tell them from the core.
+Each has the signature of the core without `implementation` and returns (out, lse). Verification has to tell them from
+the core.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ pair (see `pairs`)::
 
     [a_i, z_i] = read(state, q_i) + sum over j <= i of the chunk of w_ij [v_j, 1],    then state = fold(state, chunk)
 
-Everything heavy is a matrix product, as in the tiled form, and work and memory are linear in the length, as in the
-recurrent one. The backward goes over the chunks twice: forward in time, where the states are made once more and give
-the gradients of the queries that read them, then back in time, where R, the gradient with respect to the state, is
+Everything heavy is a matrix product, as in the tiled implementation, and work and memory are linear in the length, as
+in the recurrent one. The backward goes over the chunks twice: forward in time, where the states are made once more and
+give the gradients of the queries that read them, then back in time, where R, the gradient with respect to the state, is
 summed up and gives those of the keys and values. States are not kept, and not recovered by subtraction either, which
 would lose digits.
 
@@ -50,7 +50,7 @@ from refattn.xp import Array, namespace, zeros
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward of the chunked form reads."""
+    """What the backward of the chunked implementation reads."""
 
     q: Array  # (b, h, i, d)
     k: Array  # (b, g, j, d)

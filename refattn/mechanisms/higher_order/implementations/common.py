@@ -1,7 +1,7 @@
-"""What the forms without an array of all scores have in common: their rows, and the way from sums to outputs.
+"""What the implementations without an array of all scores have in common: their rows, and the way from sums to outputs.
 
-Such a form gives for each query the sums of its weights times the values and times 1, side by side: [a_i, z_i]. A sum
-that divides with delta still in it ("plain") is that z_i and delta times the number of keys in A(i).
+Such an implementation gives for each query the sums of its weights times the values and times 1, side by side: [a_i,
+z_i]. A sum that divides with delta still in it ("plain") is that z_i and delta times the number of keys in A(i).
 
 Axes: b batch, h query head, g key/value head, r query head within its group, i query, j key, e width of values.
 """

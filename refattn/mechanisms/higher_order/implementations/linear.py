@@ -4,7 +4,7 @@
 
 where `state` has the values about their mean.
 Work and memory are linear in the lengths: no array is of size queries x keys, and none of size tokens x features, for
-features live a chunk long. Adjoints, with da, dz of the dense form side by side in d_sums::
+features live a chunk long. Adjoints, with da, dz of the dense implementation side by side in d_sums::
 
     R = dS = sum_i phi(q+_i) d_sums_i,    dphi_i = S d_sums_i,    dpsi_j = R [v_j, 1],    d[v_j, 1] = psi_j^T R + ...
 
@@ -42,7 +42,7 @@ from refattn.xp import Array, namespace
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward of the linear form reads."""
+    """What the backward of the linear implementation reads."""
 
     q: Array  # (b, h, i, d)
     k: Array  # (b, g, j, d)

@@ -1,4 +1,5 @@
-"""Weights of one tile of pairs, computed from inner products: what the tiled and the chunked form have in common.
+"""Weights of one tile of pairs, computed from inner products: what the tiled and the chunked implementation have in
+common.
 
     w_ij = K(q+_i . k+_j) + constant if j in A(i), else 0;   [a_i, z_i] = sum_j w_ij [v_j, 1]
 

@@ -3,8 +3,8 @@
     S_t = S_{t-1} + psi(k+_t) [v_t, 1]^T,    [a_t, z_t] = phi(q+_t)^T S_t + constant u_t
 
 where `state` has the values about their mean so far. This is what decoding does, without chunks and without pairs; it
-is the plainest of the forms with a state, and slow. The backward goes once forward in time, with S_t for the gradient
-of q_t, and once back, where::
+is the plainest of the implementations with a state, and slow. The backward goes once forward in time, with S_t for the
+gradient of q_t, and once back, where::
 
     R_t = R_{t+1} + phi(q+_t) d_sums_t^T,    dpsi_t = R_t [v_t, 1],    d[v_t, 1] = R_t^T psi_t + ...
 
@@ -44,7 +44,7 @@ from refattn.xp import Array, namespace, zeros
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward of the recurrent form reads."""
+    """What the backward of the recurrent implementation reads."""
 
     q: Array  # (b, h, i, d)
     k: Array  # (b, g, j, d)

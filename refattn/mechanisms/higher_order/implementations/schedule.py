@@ -1,4 +1,5 @@
-"""Who does what in the forms with a state: heads that a task owns, and chunks of tokens that it takes at once.
+"""Who does what in the implementations with a state: heads that a task owns, and chunks of tokens that it takes at
+once.
 
 Both depend on the sizes and the backend alone, never on the number of workers, so any number gives the same bits.
 """

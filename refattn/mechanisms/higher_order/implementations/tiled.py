@@ -4,7 +4,7 @@ A task owns some heads and a block of rows and adds up, over blocks of keys, the
 subtracted or rescaled on the way, for no weight is an exponential. The backward computes the weights again, so that
 memory is linear in the lengths; the work is not.
 
-Axes as in the dense form, with the query heads as two axes: g key/value head, r query head within its group.
+Axes as in the dense implementation, with the query heads as two axes: g key/value head, r query head within its group.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from refattn.xp import Array, namespace, zeros
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward of the tiled form reads."""
+    """What the backward of the tiled implementation reads."""
 
     q: Array  # (b, h, i, d)
     k: Array  # (b, g, j, d)

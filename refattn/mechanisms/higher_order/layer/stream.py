@@ -5,7 +5,7 @@ the state and attends the buffer pair by pair. Once `BUFFER` tokens wait, they a
 where token by token the whole state would be read and written again each time. Time and memory of a token do not grow
 with the number of tokens before it.
 
-Several tokens at once go through the chunked form, which takes the state in and gives the next one.
+Several tokens at once go through the chunked implementation, which takes the state in and gives the next one.
 
 A key mask covers the new tokens, or the past and the new ones; what it says of the past is not read again.
 

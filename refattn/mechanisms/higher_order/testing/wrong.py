@@ -1,6 +1,6 @@
 """Plausible wrong readings of higher-order attention: what an implementation computes that follows another convention.
 
-Each has the signature of the core without `form` and returns (out,). Verification has to tell them from the
+Each has the signature of the core without `implementation` and returns (out,). Verification has to tell them from the
 core. Several are errors that published implementations have, or had.
 """
 
@@ -24,7 +24,7 @@ Wrong = Callable[..., Out]
 
 
 def _core(q: Array, k: Array, v: Array, **options: Any) -> Out:
-    return (core.forward(q, k, v, form="dense", **options)[0],)
+    return (core.forward(q, k, v, implementation="dense", **options)[0],)
 
 
 def _attend(
@@ -189,7 +189,7 @@ def query_contraction(q: Array, k: Array, v: Array, **given: Any) -> Out:
     heads = q.shape[1]
     q_hat, k_hat = _normal(options)(q), repeat_heads(_normal(options)(k), heads)
     scores = q_hat @ xp.matrix_transpose(k_hat) * options.scale(q.shape[3])
-    out, saved = core.forward(q, k, v, form="dense", **given)
+    out, saved = core.forward(q, k, v, implementation="dense", **given)
     divisor = divisor_of(saved.normaliser[..., None], options.normaliser, None)
     values = repeat_heads(v, heads)
     right = (scores * scores) @ values

@@ -1,9 +1,9 @@
 """All queries by one factorisation of the Gram matrix of the keys, in chunks of queries.
 
-The dense form solves a system for every query. Here the Gram matrix of a head is factored once (see `whitening`), and
-an update of a query solves systems of as many unknowns as it has transitions. A chunk of queries goes through all
-updates before the next one starts; the backward goes through them once more, from the trajectory alone. So memory is
-that of the keys' Gram matrix, of one chunk, and of the trajectories.
+The dense implementation solves a system for every query. Here the Gram matrix of a head is factored once (see
+`whitening`), and an update of a query solves systems of as many unknowns as it has transitions. A chunk of queries goes
+through all updates before the next one starts; the backward goes through them once more, from the trajectory alone. So
+memory is that of the keys' Gram matrix, of one chunk, and of the trajectories.
 
 Queries may see different keys where the future is hidden and the fit is "separable"; otherwise all see the same.
 
@@ -378,7 +378,9 @@ class Step:
         xp = namespace(residual)
         known, small = xp.where(taking[..., None], residual, 0.0), self._small(jacobian, taking)
         inner = solve(small, jacobian @ known[..., None])
-        inverse = xp.astype(abs(self.own_part + 0.0 * small) > 0.0, small.dtype)  # 0 where there is none in this form
+        inverse = xp.astype(
+            abs(self.own_part + 0.0 * small) > 0.0, small.dtype
+        )  # 0 where there is none in this implementation
         self.solved = xp.where(taking[..., None, None], small * inverse, self.solved)
         return self._divided(known - self.b * combined(inner[..., 0], self.modes))
 
@@ -396,7 +398,7 @@ class Step:
         return xp.where(taking[..., None, None], small, eye)
 
     def _divided(self, x: Array) -> Array:
-        """Return x / own, finite where own is 0 and psi has no inverse in this form."""
+        """Return x / own, finite where own is 0 and psi has no inverse in this implementation."""
         own = self.own_part + 0.0 * x
         return x / namespace(x).where(own == 0.0, 1.0, own)
 

@@ -86,7 +86,7 @@ def _cholesky(gram: Array) -> Array:
     except (ValueError, RuntimeError) as error:  # of these classes are the errors of NumPy and PyTorch
         failed = error
     raise ValueError(
-        "jitter: the Gram matrix of the keys is not positive to rounding, needs a larger jitter, or form='dense'"
+        'jitter: the Gram matrix of the keys is not positive to rounding, needs a larger jitter, or "dense"'
     ) from failed
 
 

@@ -13,7 +13,7 @@ from refattn.xp import Array, namespace
 def operators(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
     """Return the matrices tau + R of the fitted operators of head 0, one for each query."""
     given = {name: values[name] for name in ("q", "k", "v")}
-    _, saved = core.forward(**given, **options, form="dense")
+    _, saved = core.forward(**given, **options, implementation="dense")
     matrices = [x for name, x in values.items() if name.startswith("KOOP.11")]
     if not matrices:
         raise KeyError("KOOP.11")

@@ -1,9 +1,9 @@
 """Decoding with a cache of keys and values, and of an operator's state of constant size where the kernel allows it.
 
 With the kernel "linear" or "polynomial", the space "keys" or "full" and the fit "separable" all keys so far come into
-the operator through one matrix, to which each further key adds a product of two vectors (`forms.features`). A token
-then costs its weights over the keys and values, as in softmax attention, and an update of one cost for any length;
-otherwise the operator of each token is fitted to all keys again.
+the operator through one matrix, to which each further key adds a product of two vectors (`implementations.features`). A
+token then costs its weights over the keys and values, as in softmax attention, and an update of one cost for any
+length; otherwise the operator of each token is fitted to all keys again.
 
 Several tokens at once, masks and draws go the way of all keys, and so does what is traced; the matrix is of all tokens
 that came.
@@ -32,7 +32,7 @@ from refattn.xp import Array, namespace, zeros
 
 @dataclass(frozen=True)
 class Cache(KeysAndValues):
-    """Keys and values of the tokens so far, and S of `forms.features` for them; None where it cannot serve."""
+    """Keys and values of the tokens so far, and S of `features` for them; None where it cannot serve."""
 
     span: Array | None  # (b, g, f, f)
 

@@ -8,8 +8,8 @@ In orthonormal coordinates of the observables, F with F G F^T = 1, the fit "sepa
     nuclear  + 2 nuclear sum_n sigma_n(M)          few singular values, and small ones
 
 Each of these depends on M by its part in the span of the transitions alone, or falls when the rest is left out, so that
-the least is of this form: Khosravi's representer theorem. For the rank it is the ridge's own operator, cut in the norm
-of what is minimised; the other two solve, with a step rho that they do not depend on,
+the least is of this implementation: Khosravi's representer theorem. For the rank it is the ridge's own operator, cut in
+the norm of what is minimised; the other two solve, with a step rho that they do not depend on,
 
     (Z + ridge) A' + rho (B - A') = Y',  A' = P(B)      P shrinks the singular values of W^T B: to norm, or by
                                                         nuclear / rho

@@ -7,7 +7,8 @@ carry its tag; their values are tiles. The backward computes the exponentials ag
     exp(m_ij - lse_i) = p_ij / z_i = w_ij
 
 so that forward and backward hold tiles and outputs alone. Memory is linear in the lengths. Because the division comes
-last, values beyond the largest float divided by the number of keys may overflow here, and not in the dense form.
+last, values beyond the largest float divided by the number of keys may overflow here, and not in the dense
+implementation.
 
 Rows whose scores are provably small (see `bound`) take 0 for their maximum, and where all rows of a block are such rows
 no maximum is computed. A row gives the same bits whether or not its neighbours need theirs. Calls with a window, a
@@ -16,7 +17,7 @@ bias, sinks, lengths or dropout compute the maximum of every row.
 Of the sums of the backward two come from the output: sum_j dw_ij w_ij = do_i . o_i, with dropout and sinks as well, and
 dsink_s = sum_i exp(sink_s - lse_i) (dlse_i - do_i . o_i).
 
-Axes as in the dense form, with the query heads as two axes: g key/value head, r query head within its group.
+Axes as in the dense implementation, with the query heads as two axes: g key/value head, r query head within its group.
 Source: Rabe and Staats 2021 (arXiv:2112.05682); Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 4.
 """
 
@@ -69,7 +70,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward of the tiled form reads."""
+    """What the backward of the tiled implementation reads."""
 
     q: Array  # (b, h, i, d)
     k: Array  # (b, g, j, d)

@@ -1,6 +1,7 @@
 """Plausible wrong readings of windows, offsets, biases, sinks, lengths and dropout: other conventions, frequent slips.
 
-Each has the signature of the core without `form` and returns (out, lse). Where an option is not given it is the core.
+Each has the signature of the core without `implementation` and returns (out, lse). Where an option is not given it is
+the core.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plausible wrong backward passes of softmax attention: the output is right, and some gradient is not.
 
-Each has the signature of the core without `form`, with `d_out`, and returns gradients by name.
+Each has the signature of the core without `implementation`, with `d_out`, and returns gradients by name.
 """
 
 from __future__ import annotations

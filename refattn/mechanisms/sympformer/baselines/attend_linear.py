@@ -57,7 +57,7 @@ def backward(layer: Layer, saved: Saved, d_force: Array, d_further: None, add: A
     add("attention_step", inner(d_force, saved.sum))
     d_sum = layer.numbers["attention_step"] * d_force / kernel.n  # (b, i, m) [dSYMP.linear_attention_force]
     d_a, d_y, d_w = mix_backward(
-        kernel.a, kernel.y, saved.w, kernel.side, kernel.form, d_sum
+        kernel.a, kernel.y, saved.w, kernel.side, kernel.implementation, d_sum
     )  # (b, i, m) [dSYMP.linear_attention_turned], (b, i, m), (b, i, m) [dSYMP.linear_attention_values]
     # forward: a = y @ w_a, w = y @ w_v
     for name, value in (("w_a", d_a), ("w_v", d_w)):

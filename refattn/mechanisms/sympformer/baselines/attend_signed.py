@@ -110,7 +110,7 @@ def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None
     d_mean = split_heads(d_joined, heads)  # (b, h, i, d) [dSYMP.signed_attended]
     # forward: mean = mix(q, k, w) / n
     d_q, d_k, d_w = mix_backward(
-        q, k, w, kernel.side, kernel.form, d_mean / kernel.n
+        q, k, w, kernel.side, kernel.implementation, d_mean / kernel.n
     )  # (b, h, i, d) [dSYMP.signed_queries], (b, h, i, d) [dSYMP.signed_keys], (b, h, i, d) [dSYMP.signed_values]
     if d_further is not None:
         d_q, d_k, d_w = d_q + d_further[0], d_k + d_further[1], d_w + d_further[2]  # (b, h, i, d), (b, h, i, d)

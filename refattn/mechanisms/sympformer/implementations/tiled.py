@@ -11,8 +11,8 @@ and with lse_i = t_i + log r_i
 A walk goes in waves of a few strips, which are tasks themselves where there is only one of the heads: each tells its u
 and waits, with its scores, for those of the others.
 
-Lines that compute a part of an equation carry its tag. Axes as in the dense form, with the query heads as two axes: g
-key/value head, r query head within its group; i and j are the rows and columns of a strip.
+Lines that compute a part of an equation carry its tag. Axes as in the dense implementation, with the query heads as two
+axes: g key/value head, r query head within its group; i and j are the rows and columns of a strip.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WAVE = 2
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward of the tiled form reads."""
+    """What the backward of the tiled implementation reads."""
 
     q: Array  # (b, h, i, d)
     k: Array  # (b, g, j, d)

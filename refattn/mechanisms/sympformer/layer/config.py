@@ -119,7 +119,7 @@ T = TypeVar("T", bound=type)
 RENAMED = {
     **dict.fromkeys(("attention", "force"), 'oracle="softmax", "linear" or "hamiltonian"'),
     **{name: f'oracle="softmax({name}=...)"' for name in ("normaliser", "mobility")},
-    "form": 'oracle="linear(form=...)"',
+    "implementation": 'oracle="linear(implementation=...)"',
     **{name: f'damping="loglin({name}=...)"' for name in ("c_log", "c_lin", "clip")},
     "learn_damping": 'damping="loglin(learned=...)"',
     "step": 'integrator="presymplectic_euler(step=...)", and so for the others',
@@ -278,7 +278,7 @@ class Config:
             )
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def context_fields(self) -> tuple[str, ...]:
         """The fields of the context that a block of this configuration reads."""
         causal = ("causal",) if self.oracle.may_be_causal else ()
         return (*causal, "tokens") if self.tables or self.velocity_tables else causal

@@ -35,7 +35,7 @@ from typing import ClassVar
 
 from refattn.mechanisms.arguments import check_choice
 from refattn.mechanisms.sympformer.dense import counts
-from refattn.mechanisms.sympformer.oracles.mixing import FORMS, mix, mix_backward
+from refattn.mechanisms.sympformer.oracles.mixing import IMPLEMENTATIONS, mix, mix_backward
 from refattn.mechanisms.sympformer.oracles.past import Prefix
 from refattn.mechanisms.sympformer.oracles.softmax import NORMALISERS, Answer, share_of
 from refattn.mechanisms.sympformer.params import Add, Layer, inner
@@ -52,18 +52,18 @@ class Linear:
     ----------
     normaliser
         What sums over tokens are divided by: see `Softmax`.
-    form
+    implementation
         "gram" (all pairs), "state" (time linear in the tokens) or "auto".
     """
 
     normaliser: str = "prefix"
-    form: str = "auto"
+    implementation: str = "auto"
 
     may_be_causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("normaliser", self.normaliser, NORMALISERS)
-        check_choice("form", self.form, ("auto", *FORMS))
+        check_choice("implementation", self.implementation, ("auto", *IMPLEMENTATIONS))
 
     def weights(self, kicks: bool, drifts: bool) -> set[str]:
         """Return the matrices of a block, where the force is read, and where positions change."""
@@ -78,7 +78,7 @@ class Kernel:
     a: Array | None  # (b, i, m)
     n: Array  # (i, 1)
     side: int
-    form: str
+    implementation: str
     past: Prefix | None
 
 
@@ -130,7 +130,7 @@ def velocity(p: Array, kernel: Kernel) -> Array:
 def kernel_of(layer: Layer, y: Array, a: Array | None) -> Kernel:
     """Return the kernel of normalised tokens y, and begin a call where tokens come one after the other."""
     n, past = counted(layer, y)  # (i, 1), -
-    return Kernel(y, a, n, 1 if layer.causal else 0, layer.params.config.oracle.form, past)
+    return Kernel(y, a, n, 1 if layer.causal else 0, layer.params.config.oracle.implementation, past)
 
 
 def counted(layer: Layer, y: Array) -> tuple[Array, Prefix | None]:
@@ -149,14 +149,16 @@ def mixed(kernel: Kernel, what: str, a: Array, b: Array, c: Array) -> Array:
     """Return sum_j <a_i, b_j> c_j, with the past where tokens come one after the other."""
     if kernel.past is not None:
         return kernel.past.mix(what, a, b, c)
-    return mix(a, b, c, kernel.side, kernel.form)
+    return mix(a, b, c, kernel.side, kernel.implementation)
 
 
 def velocity_backward(p: Array, speed: Array, kernel: Kernel, d_speed: Array) -> tuple[Array, tuple[Array, Array]]:
     """Return the gradients of p, and of y and a."""
     # forward: speed = mix(a, y, p) / n
     d_sum = d_speed / kernel.n  # (b, i, m) [dSYMP.linear_velocity]
-    d_a, d_y, d_p = mix_backward(kernel.a, kernel.y, p, kernel.side, kernel.form, d_sum)  # (b, i, m), (b, i, m)
+    d_a, d_y, d_p = mix_backward(
+        kernel.a, kernel.y, p, kernel.side, kernel.implementation, d_sum
+    )  # (b, i, m), (b, i, m)
     return d_p, (d_y, d_a)
 
 
@@ -180,7 +182,7 @@ def backward(
         add("w_v", d_w_v)
         if p is not None and d_p is not None:
             d_sum = -d_force / kernel.n  # (b, i, m) [dSYMP.linear_force]
-            turned = mix_backward(p, p, kernel.a, kernel.side, kernel.form, d_sum)
+            turned = mix_backward(p, p, kernel.a, kernel.side, kernel.implementation, d_sum)
             d_left, d_right, d_a_force = turned  # (b, i, m), (b, i, m), (b, i, m)
             d_p = d_p + d_left + d_right  # (b, i, m)
     if kernel.a is not None:

@@ -40,20 +40,22 @@ def mix_state(a: Array, b: Array, c: Array, side: int, before: Array | None = No
     return xp.concat(found if side > 0 else found[::-1], axis=-2)
 
 
-FORMS = {"gram": mix_gram, "state": mix_state}
+IMPLEMENTATIONS = {"gram": mix_gram, "state": mix_state}
 
 
-def mix(a: Array, b: Array, c: Array, side: int, form: str) -> Array:
-    """Return o in a form; "auto" takes the one with fewer products."""
-    if form == "auto":
-        form = "gram" if a.shape[-2] <= 2 * a.shape[-1] else "state"
-    return FORMS[form](a, b, c, side)
+def mix(a: Array, b: Array, c: Array, side: int, implementation: str) -> Array:
+    """Return o in an implementation; "auto" takes the one with fewer products."""
+    if implementation == "auto":
+        implementation = "gram" if a.shape[-2] <= 2 * a.shape[-1] else "state"
+    return IMPLEMENTATIONS[implementation](a, b, c, side)
 
 
-def mix_backward(a: Array, b: Array, c: Array, side: int, form: str, d_o: Array) -> tuple[Array, Array, Array]:
+def mix_backward(
+    a: Array, b: Array, c: Array, side: int, implementation: str, d_o: Array
+) -> tuple[Array, Array, Array]:
     """Return the gradients of a, b and c."""
     # forward: o_i = sum_j <a_i, b_j> c_j
-    d_a = mix(d_o, c, b, side, form)
-    d_b = mix(c, d_o, a, -side, form)
-    d_c = mix(b, a, d_o, -side, form)
+    d_a = mix(d_o, c, b, side, implementation)
+    d_b = mix(c, d_o, a, -side, implementation)
+    d_c = mix(b, a, d_o, -side, implementation)
     return d_a, d_b, d_c

@@ -1,6 +1,7 @@
 """Plausible wrong readings of the force: what an implementation computes that follows another convention.
 
-Each has the signature of the core without `form` and returns (out, log_z). Verification has to tell them from the core.
+Each has the signature of the core without `implementation` and returns (out, log_z). Verification has to tell them from
+the core.
 """
 
 from __future__ import annotations

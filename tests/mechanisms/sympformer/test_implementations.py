@@ -1,4 +1,4 @@
-"""The force: as it is published, at its bounds, in both forms, on every library, and in linear memory."""
+"""The force: as it is published, at its bounds, in both implementations, on every library, and in linear memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from refattn.verify.selfcheck.properties import LAWS
 from refattn.verify.selfcheck.samples import Sample
 from tests.mechanisms.sympformer.calls import RECORD, draw, published
 
-FORMS = RECORD.forms
+IMPLEMENTATIONS = RECORD.implementations
 
 
 def inputs(b: int, h: int, g: int, n: int, d: int, e: int, logits: float = 1.0) -> dict[str, Any]:
@@ -27,16 +27,16 @@ def inputs(b: int, h: int, g: int, n: int, d: int, e: int, logits: float = 1.0) 
     return {**found, "q": logits * found["q"]}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @settings(max_examples=25)
 @given(
     st.integers(1, 2), st.sampled_from([(1, 1), (4, 2), (3, 3)]), st.integers(1, 70), st.integers(1, 9), st.booleans()
 )
 def test_it_is_the_published_prefix_oracle(
-    form: str, b: int, heads: tuple[int, int], n: int, d: int, causal: bool
+    implementation: str, b: int, heads: tuple[int, int], n: int, d: int, causal: bool
 ) -> None:
     x = inputs(b, *heads, n, d, d + 1)
-    out, saved = ra.sympformer.forward(**x, causal=causal, form=form)
+    out, saved = ra.sympformer.forward(**x, causal=causal, implementation=implementation)
     expected, z = published(**x, causal=causal)
     np.testing.assert_allclose(out, expected, rtol=0.0, atol=1e-12 * np.max(np.abs(expected)))
     np.testing.assert_allclose(saved.log_z, np.log(z[..., 0]), rtol=0.0, atol=1e-12)
@@ -55,23 +55,25 @@ def test_forms_agree_over_several_strips(causal: bool) -> None:
     x = inputs(1, 2, 1, 300, 8, 5)
     d_out, d_log_z = draw("d_out", 1, 2, 300, 5), draw("d_log_z", 1, 2, 300)
     found = []
-    for form in FORMS:
-        out, saved = ra.sympformer.forward(**x, causal=causal, form=form)
+    for implementation in IMPLEMENTATIONS:
+        out, saved = ra.sympformer.forward(**x, causal=causal, implementation=implementation)
         found.append({"out": out, "log_z": saved.log_z} | ra.sympformer.backward(saved, d_out, d_log_z))
     for name, value in found[0].items():
         np.testing.assert_allclose(found[1][name], value, rtol=0.0, atol=1e-12 * np.max(np.abs(value)), err_msg=name)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("size", [50.0, 1e3, 1e4])
 @pytest.mark.parametrize("sign", [1.0, -1.0, 0.0])
-def test_no_number_overflows_in_float32(form: str, size: float, sign: float) -> None:
+def test_no_number_overflows_in_float32(implementation: str, size: float, sign: float) -> None:
     """Scores up to +-size: all of one sign, or of both."""
     x = {name: value.astype(np.float32) for name, value in inputs(1, 2, 2, 37, 4, 4).items()}
     if sign:
         x["q"], x["k"] = sign * np.abs(x["q"]), np.abs(x["k"])
     scores = x["q"] @ np.swapaxes(x["k"], -1, -2)
-    out, saved = ra.sympformer.forward(**x, causal=True, scale=size / float(np.max(np.abs(scores))), form=form)
+    out, saved = ra.sympformer.forward(
+        **x, causal=True, scale=size / float(np.max(np.abs(scores))), implementation=implementation
+    )
     gradients = ra.sympformer.backward(saved, draw("d", *out.shape).astype(np.float32), saved.log_z)
     assert all(np.all(np.isfinite(value)) for value in (out, saved.log_z, *gradients.values()))
     assert np.max(np.abs(saved.log_z)) <= 20.0
@@ -83,19 +85,19 @@ def test_forms_and_loops_agree_at_the_bounds(causal: bool) -> None:
     x, upstream = inputs(1, 1, 1, 7, 3, 2, 30.0), {"d_out": draw("d", 1, 1, 7, 2), "d_log_z": draw("d_log_z", 1, 1, 7)}
     expected = RECORD.loops.forward(**x, causal=causal) | RECORD.loops.backward(**x, **upstream, causal=causal)
     assert {20.0} < set(np.abs(expected["SYMP.7"]).flat)
-    for form in FORMS:
-        out, saved = ra.sympformer.forward(**x, causal=causal, form=form)
+    for implementation in IMPLEMENTATIONS:
+        out, saved = ra.sympformer.forward(**x, causal=causal, implementation=implementation)
         found = {"SYMP.12": out, "SYMP.7": saved.log_z[..., None]}
         found |= {f"dSYMP.{name}": value for name, value in ra.sympformer.backward(saved, **upstream).items()}
         for id, value in found.items():
             np.testing.assert_allclose(value, expected[id], rtol=1e-9, atol=1e-12 * np.max(np.abs(expected[id])))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_at_its_bound_log_z_has_no_gradient(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_at_its_bound_log_z_has_no_gradient(implementation: str) -> None:
     x = inputs(1, 1, 1, 9, 4, 4)
     x["q"], x["k"] = 1e3 * np.ones_like(x["q"]), np.ones_like(x["k"])
-    out, saved = ra.sympformer.forward(**x, causal=True, form=form)
+    out, saved = ra.sympformer.forward(**x, causal=True, implementation=implementation)
     assert np.all(saved.log_z == 20.0)
     gradients = ra.sympformer.backward(saved, 0.0 * out, np.ones_like(saved.log_z))
     assert not np.any(gradients["q"]) and not np.any(gradients["k"])
@@ -111,15 +113,15 @@ def test_at_rest_the_force_is_z_times_softmax_attention(causal: bool) -> None:
     assert np.array_equal(out, still)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_number_added_to_all_scores_is_no_symmetry(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_number_added_to_all_scores_is_no_symmetry(implementation: str) -> None:
     """F gets e^-c, the kinetic part of the force e^-c, the potential part e^c."""
     x = inputs(1, 1, 1, 12, 3, 3)
     moved = {**x, "q": np.concatenate([x["q"], np.ones((1, 1, 12, 1))], axis=-1)}
     moved["k"] = np.concatenate([x["k"], np.full((1, 1, 12, 1), 0.7)], axis=-1)
-    rest = {"kinetic": None, "causal": True, "scale": 1.0, "form": form}
-    before, saved = ra.sympformer.forward(**x, causal=True, scale=1.0, form=form)
-    after, later = ra.sympformer.forward(**moved, causal=True, scale=1.0, form=form)
+    rest = {"kinetic": None, "causal": True, "scale": 1.0, "implementation": implementation}
+    before, saved = ra.sympformer.forward(**x, causal=True, scale=1.0, implementation=implementation)
+    after, later = ra.sympformer.forward(**moved, causal=True, scale=1.0, implementation=implementation)
     potential, _ = ra.sympformer.forward(**{**x, **rest})
     potential_after, _ = ra.sympformer.forward(**{**moved, **rest})
     np.testing.assert_allclose(later.log_z, saved.log_z + 0.7, rtol=1e-12)
@@ -127,14 +129,17 @@ def test_a_number_added_to_all_scores_is_no_symmetry(form: str) -> None:
     np.testing.assert_allclose(after - potential_after, np.exp(-0.7) * (before - potential), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("law", RECORD.laws)
+@pytest.mark.parametrize("law", RECORD.properties)
 def test_laws_hold_with_momenta(law: str) -> None:
     """The samples of the check are at rest."""
     x = inputs(2, 4, 2, 17, 8, 6)
     sample = Sample("moving", x, {}, {"d_out": draw("d_out", 2, 4, 17, 6), "d_log_z": draw("d_log_z", 2, 4, 17)})
     known: dict[bytes, dict[str, float]] = {}
-    for form, dtype in itertools.product(FORMS, ("float64", "float32")):
-        assert LAWS[law](Core(RECORD, form, backends.get("numpy"), dtype, known), sample) <= 1.0, (form, dtype)
+    for implementation, dtype in itertools.product(IMPLEMENTATIONS, ("float64", "float32")):
+        assert LAWS[law](Core(RECORD, implementation, backends.get("numpy"), dtype, known), sample) <= 1.0, (
+            implementation,
+            dtype,
+        )
 
 
 def test_tokens_in_another_order() -> None:
@@ -150,20 +155,22 @@ def test_memory_is_linear_in_the_number_of_tokens() -> None:
         x = {name: value.astype(np.float32) for name, value in inputs(1, 1, 1, n, 4, 4).items()}
         tracemalloc.start()
         with backends.use_workers(1):  # with several, the peak depends on which tasks coincide
-            out, saved = ra.sympformer.forward(**x, causal=True, form="tiled")
+            out, saved = ra.sympformer.forward(**x, causal=True, implementation="tiled")
             ra.sympformer.backward(saved, out)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[3] < 2.3 * peaks[2] and peaks[2] < 2.3 * peaks[1], peaks
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_library_gives_what_numpy_gives(form: str, backend: Any) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_every_library_gives_what_numpy_gives(implementation: str, backend: Any) -> None:
     x = inputs(1, 2, 1, 11, 4, 3)
     d_out, d_log_z = draw("d_out", 1, 2, 11, 3), draw("d_log_z", 1, 2, 11)
 
     def results(make: Any) -> dict[str, Any]:
-        out, saved = ra.sympformer.forward(**{n: make(value) for n, value in x.items()}, causal=True, form=form)
+        out, saved = ra.sympformer.forward(
+            **{n: make(value) for n, value in x.items()}, causal=True, implementation=implementation
+        )
         gradients = ra.sympformer.backward(saved, make(d_out), make(d_log_z))
         return {"out": out, "log_z": saved.log_z, **gradients}
 
@@ -194,7 +201,7 @@ def test_storage_types_are_computed_in_float32(backend: Any) -> None:
         ({"kinetic": np.ones((1, 2, 5))}, ValueError, r"kinetic: got shape \(1, 2, 5\), needs \(1, 2, 5, 1\)"),
         ({"kinetic": np.ones((1, 2, 5, 1), "float32")}, TypeError, "got arrays of several dtypes"),
         ({"causal": "left"}, ValueError, "causal: got 'left', needs True, False"),
-        ({"form": "fast"}, ValueError, "form: got 'fast', needs one of auto, dense, tiled"),
+        ({"implementation": "fast"}, ValueError, "implementation: got 'fast', needs one of auto, dense, tiled"),
         ({"scale": np.ones(())}, TypeError, "scale: got an array, needs a finite number"),
         ({"scale": np.inf}, ValueError, "scale: got inf, needs a finite number"),
     ],
@@ -229,7 +236,7 @@ def test_strips_of_one_head_are_the_same_for_any_number_of_workers(causal: bool)
     x, found = inputs(1, 1, 1, 700, 4, 4), []
     for number in (1, 3):
         with backends.use_workers(number):
-            out, saved = ra.sympformer.forward(**x, causal=causal, form="tiled")
+            out, saved = ra.sympformer.forward(**x, causal=causal, implementation="tiled")
             found.append([out, *ra.sympformer.backward(saved, out).values()])
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)

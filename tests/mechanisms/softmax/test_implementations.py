@@ -35,7 +35,7 @@ cuts = st.tuples(*(st.integers(1, 5) for _ in range(2)), *(st.integers(1, 2) for
 LONG = make(1, 2, 1, 300, 520, 8, 6, mask=(300, 520), causal=True, logits=4.0)
 
 
-# --- the forms agree
+# --- the implementations agree
 
 
 @settings(max_examples=300)
@@ -54,12 +54,12 @@ def test_tiled_is_dense(call: Call, sizes: tuple[int, ...], dtype: str) -> None:
 @settings(max_examples=60)
 @given(calls(smallest=1, longest=5), cuts)
 def test_a_cut_is_covered_by_its_tiles(call: Call, sizes: tuple[int, ...]) -> None:
-    """The values that the tiled form claims for SM.1 are those of the dense form, each exactly once."""
+    """The values that the tiled implementation claims for SM.1 are those of dense.py, each once."""
     plain = call.but(causal=False)
     with ra.trace() as whole:
         run(plain, "dense")
     with cut(*sizes), ra.trace() as t:
-        ra.softmax.forward(plain.q, plain.k, plain.v, **plain.options, form="tiled")
+        ra.softmax.forward(plain.q, plain.k, plain.v, **plain.options, implementation="tiled")
     parts = np.concatenate([np.ravel(part) for part in t.passes("SM.1")])
     assert parts.size == whole["SM.1"].size
     np.testing.assert_allclose(np.sort(parts), np.sort(np.ravel(whole["SM.1"])), rtol=1e-12, atol=1e-12)
@@ -77,10 +77,10 @@ def values_of_loops(call: Call) -> dict[str, Any]:
     return {**forward, **loops.backward(call.q, call.k, call.v, call.d_out, call.d_lse, **call.options)}
 
 
-def claims(call: Call, module: Any, form: str, backend: Any = None) -> dict[str, Any]:
+def claims(call: Call, module: Any, implementation: str, backend: Any = None) -> dict[str, Any]:
     """The traced values of the core by id: of the last pass, which in tiles of everything is the whole."""
     with ra.trace() as t:
-        run(call, form, backend)
+        run(call, implementation, backend)
     fetch = np.asarray if backend is None else backend.host
     return {id: fetch(t.passes(id)[-1]) for id in t.variables}
 
@@ -132,26 +132,26 @@ def compare(found: dict[str, Any], expected: dict[str, Any], call: Call) -> None
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
 @pytest.mark.parametrize("name", FIXED)
-def test_every_library_gives_the_same(name: str, form: str, dtype: str, backend: Any) -> None:
+def test_every_library_gives_the_same(name: str, implementation: str, dtype: str, backend: Any) -> None:
     if not backend.has(dtype):
         pytest.skip(f"no {dtype} here")
     call = as_stored(FIXED[name], dtype)
-    found = run(call, form, backend, dtype)
+    found = run(call, implementation, backend, dtype)
     assert_close(found, run(call), bounds(call, dtype))
     for key, value in found.items():
         assert value.dtype == ("float32" if dtype == "bfloat16" or (dtype, key) == ("float16", "lse") else dtype)
 
 
-@pytest.mark.skip_xp_backend("jax", reason="JAX compiles every form for every shape: see test_jit.py")
+@pytest.mark.skip_xp_backend("jax", reason="JAX compiles every implementation for every shape: see test_jit.py")
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-def test_results_are_of_the_kind_that_came_in(form: str, dtype: str, backend: Any) -> None:
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_results_are_of_the_kind_that_came_in(implementation: str, dtype: str, backend: Any) -> None:
     if not backend.has(dtype):
         pytest.skip(f"no {dtype} here")
     call = make(1, 2, 1, 3, 4, 2, 5, scale=0.5)
-    found = run(call, form, backend, dtype, fetch=False)
+    found = run(call, implementation, backend, dtype, fetch=False)
     lse, given = found.pop("lse"), {"out": call.d_out, "q": call.q, "k": call.k, "v": call.v, "scale": np.zeros(())}
     for name, value in found.items():
         assert backend.owner.owns(value) and value.dtype == backend.array(0.0, dtype).dtype
@@ -160,14 +160,14 @@ def test_results_are_of_the_kind_that_came_in(form: str, dtype: str, backend: An
     assert backend.owner.owns(lse) and lse.dtype == backend.array(0.0, wide).dtype
 
 
-@pytest.mark.parametrize("form", ["auto", "dense", "tiled"])
+@pytest.mark.parametrize("implementation", ["auto", "dense", "tiled"])
 @pytest.mark.parametrize("sizes", [
     (0, 2, 1, 3, 4, 2, 5), (2, 0, 0, 3, 4, 2, 5), (2, 0, 2, 3, 4, 2, 5), (2, 2, 1, 0, 4, 2, 5), (2, 2, 1, 3, 0, 2, 5),
     (2, 2, 1, 3, 4, 2, 0), (1, 1, 1, 1, 1, 1, 1),
 ])  # fmt: skip
-def test_sizes_of_zero_and_one(sizes: tuple[int, ...], form: str, backend: Any) -> None:
+def test_sizes_of_zero_and_one(sizes: tuple[int, ...], implementation: str, backend: Any) -> None:
     call = make(*sizes, causal=True, softcap=2.0, scale=0.3)
-    found, expected = run(call, form, backend), run(call)
+    found, expected = run(call, implementation, backend), run(call)
     assert {name: x.shape for name, x in found.items()} == {name: x.shape for name, x in expected.items()}
     assert_close(found, expected, bounds(call))
     if sizes[4] == 0:
@@ -176,49 +176,56 @@ def test_sizes_of_zero_and_one(sizes: tuple[int, ...], form: str, backend: Any) 
         np.testing.assert_array_equal(found["out"], call.v)
 
 
-def test_the_choice_of_a_form() -> None:
-    def form(i: int, j: int, **options: Any) -> str:
+def test_the_choice_of_an_implementation() -> None:
+    def implementation(i: int, j: int, **options: Any) -> str:
         x = np.zeros((1, 1, max(i, j), 1))
-        return str(ra.softmax.forward(x[:, :, :i], x[:, :, :j], x[:, :, :j], **options)[1].form)
+        return str(ra.softmax.forward(x[:, :, :i], x[:, :, :j], x[:, :, :j], **options)[1].implementation)
 
-    assert form(128, 128) == "dense" and form(128, 129) == "tiled" and form(1, 128 * 128 + 1) == "tiled"
-    assert form(2, 2, form="tiled") == "tiled" and form(300, 300, form="dense") == "dense"
-    assert form(0, 5, form="tiled") == "dense"
+    assert (
+        implementation(128, 128) == "dense"
+        and implementation(128, 129) == "tiled"
+        and implementation(1, 128 * 128 + 1) == "tiled"
+    )
+    assert (
+        implementation(2, 2, implementation="tiled") == "tiled"
+        and implementation(300, 300, implementation="dense") == "dense"
+    )
+    assert implementation(0, 5, implementation="tiled") == "dense"
     with ra.trace() as t:
-        assert form(128, 129) == "dense"
+        assert implementation(128, 129) == "dense"
     assert t["SM.1"].shape == (1, 1, 128, 129)
 
 
 # --- queries that may attend nothing
 
 
-@pytest.mark.skip_xp_backend("jax", reason="JAX compiles every form for every shape: see test_jit.py")
-@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.skip_xp_backend("jax", reason="JAX compiles every implementation for every shape: see test_jit.py")
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_an_empty_row_is_zero_and_pulls_on_nothing(form: str, dtype: str, backend: Any) -> None:
+def test_an_empty_row_is_zero_and_pulls_on_nothing(implementation: str, dtype: str, backend: Any) -> None:
     mask = np.ones((5, 4), dtype=bool)
     mask[1], mask[3, :3] = False, False
     call = make(1, 2, 1, 5, 4, 3, 2, scale=0.4, softcap=2.0).but(mask=mask)
     call.d_lse[:, :, 1] = math.nan
     call.d_out[:, :, 1] = 1e30
     with cut(2, 3):
-        found = run(call, form, backend, dtype)
+        found = run(call, implementation, backend, dtype)
     assert not np.any(found["out"][:, :, 1]) and not np.any(found["q"][:, :, 1])
     assert np.all(found["lse"][:, :, 1] == -math.inf)
     assert all(np.all(np.isfinite(value)) for name, value in found.items() if name != "lse")
     rest = [0, 2, 3, 4]
     kept = Call(call.q[:, :, rest], call.k, call.v, call.d_out[:, :, rest], call.d_lse[:, :, rest], call.options)
-    without = run(kept.but(mask=mask[rest]), form, backend, dtype)
+    without = run(kept.but(mask=mask[rest]), implementation, backend, dtype)
     for name in ("k", "v", "scale", "softcap"):
         np.testing.assert_allclose(found[name], without[name], rtol=0, atol=1e-5 if dtype == "float32" else 1e-13)
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
 @pytest.mark.parametrize("causal", CAUSAL)
-def test_more_queries_than_keys(form: str, causal: Any) -> None:
+def test_more_queries_than_keys(implementation: str, causal: Any) -> None:
     call = make(1, 2, 2, 11, 3, 2, 2, causal=causal)
     with cut(4, 2):
-        found = run(call, form)
+        found = run(call, implementation)
     empty = 8 if causal in (True, "bottom_right") else 0
     assert np.all(found["lse"][:, :, :empty] == -math.inf) and np.all(np.isfinite(found["lse"][:, :, empty:]))
     assert not np.any(found["out"][:, :, :empty]) and not np.any(found["q"][:, :, :empty])
@@ -233,14 +240,14 @@ def test_blocks_of_empty_rows_are_silent(queries: int) -> None:
     assert_close(run(call, "tiled"), run(call), bounds(call))
 
 
-# --- the tiled form: memory, and the choice to do without a maximum
+# --- the tiled implementation: memory, and the choice to do without a maximum
 
 
 def peak(n: int, **options: Any) -> int:
     q, k, v, d_out = (counter.normal((1, 1, n, 8), seed=0, purpose=name).astype("float32") for name in "qkvo")
     tracemalloc.start()
     try:
-        out, saved = ra.softmax.forward(q, k, v, **options, form="tiled")
+        out, saved = ra.softmax.forward(q, k, v, **options, implementation="tiled")
         ra.softmax.backward(saved, d_out)
         return tracemalloc.get_traced_memory()[1]
     finally:
@@ -253,7 +260,7 @@ def test_memory_is_linear_in_the_length(options: dict[str, Any]) -> None:
     assert large < 4096 * 4096 * 4 / 8
     # A few tiles for each worker do not grow; what does grow are some tens of arrays (n, 8).
     assert large - small < 2048 * (8 * 4) * 60
-    assert ra.softmax.forward(*(np.zeros((1, 1, 4096, 8), "float32"),) * 3)[1].form == "tiled"
+    assert ra.softmax.forward(*(np.zeros((1, 1, 4096, 8), "float32"),) * 3)[1].implementation == "tiled"
 
 
 def rows_are_safe(call: Call, dtype: str) -> Any:
@@ -354,17 +361,19 @@ def test_masked_or_mixed_values_do_not_hide_small_ones() -> None:
         np.testing.assert_allclose(run(call, "tiled", dtype="float32")["out"], run(call)["out"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"softcap": 3.0}, {"scale": 0.0}], ids=str)
 @pytest.mark.parametrize(
     ("q", "k"), [(1e30, 1e-30), (1e30, 1e-25), (1e30, 0.0), (0.0, 1e38), (1e-30, 1e30), (3e38, 1e-38), (1e-45, 1e38)]
 )
-def test_huge_numbers_with_a_finite_result(q: float, k: float, options: dict[str, Any], form: str) -> None:
+def test_huge_numbers_with_a_finite_result(q: float, k: float, options: dict[str, Any], implementation: str) -> None:
     call = make(1, 1, 1, 5, 5, 2, 2, **options)
     signs = Call(np.sign(call.q) * q, np.sign(call.k) * k, call.v * 1e30, call.d_out * 1e-6, None, options)
     call = as_stored(signs, "float32")
     q32, k32, v32 = (x.astype("float32") for x in (call.q, call.k, call.v))
-    out, saved = ra.softmax.forward(q32, k32, v32, **options, form=form)  # a warning is an error here
+    out, saved = ra.softmax.forward(
+        q32, k32, v32, **options, implementation=implementation
+    )  # a warning is an error here
     truth = run(call)
     assert_close({"out": out, "lse": saved.lse}, {n: truth[n] for n in ("out", "lse")}, bounds(call, "float32"))
 

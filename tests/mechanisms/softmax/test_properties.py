@@ -1,4 +1,4 @@
-"""What holds for softmax attention whatever the numbers are; in float64 on NumPy, for both forms."""
+"""What holds for softmax attention whatever the numbers are; in float64 on NumPy, for both implementations."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.mechanisms.softmax.calls import (
     run,
 )
 
-FORMS = ("dense", "tiled")
+IMPLEMENTATIONS = ("dense", "tiled")
 some = calls(smallest=1, longest=7)
-each_form = pytest.mark.parametrize("form", FORMS)
+each_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 laws = settings(max_examples=50)
 
 
@@ -49,16 +49,16 @@ def spread(call: Call) -> Call:
 # --- symmetries
 
 
-@each_form
+@each_implementation
 @laws
 @given(call=some, seed=st.integers(0, 9))
-def test_keys_in_another_order(form: str, call: Call, seed: int) -> None:
+def test_keys_in_another_order(implementation: str, call: Call, seed: int) -> None:
     """Keys, values and the columns of the mask together: d_k and d_v follow, nothing else changes."""
     call = spread(call.but(mask=call.allowed, causal=False))
     order = counter.permutation(call.k.shape[2], seed=seed, purpose="order")
     moved = replace(call, k=call.k[:, :, order], v=call.v[:, :, order]).but(mask=call.options["mask"][..., order])
     with tiles():
-        plain, found = run(call, form), run(moved, form)
+        plain, found = run(call, implementation), run(moved, implementation)
     for name in ("k", "v"):
         plain[name] = plain[name][:, :, order]
     assert_close(
@@ -66,10 +66,10 @@ def test_keys_in_another_order(form: str, call: Call, seed: int) -> None:
     )
 
 
-@each_form
+@each_implementation
 @laws
 @given(call=some, seed=st.integers(0, 9))
-def test_queries_in_another_order(form: str, call: Call, seed: int) -> None:
+def test_queries_in_another_order(implementation: str, call: Call, seed: int) -> None:
     call = spread(call.but(mask=call.allowed, causal=False))
     order = counter.permutation(call.q.shape[2], seed=seed, purpose="order")
     moved = replace(
@@ -79,19 +79,19 @@ def test_queries_in_another_order(form: str, call: Call, seed: int) -> None:
         d_lse=None if call.d_lse is None else call.d_lse[:, :, order],
     ).but(mask=call.options["mask"][:, :, order])
     with tiles():
-        plain, found = run(call, form), run(moved, form)
+        plain, found = run(call, implementation), run(moved, implementation)
     for name in ("out", "lse", "q"):
         plain[name] = plain[name][:, :, order]
     assert_close(found, plain, {n: 2.0 * np.max(x, initial=0.0) for n, x in bounds(call).items()})
 
 
-@each_form
+@each_implementation
 @laws
 @given(call=some, factor=st.floats(-4.0, 4.0))
-def test_the_output_is_linear_in_the_values(form: str, call: Call, factor: float) -> None:
+def test_the_output_is_linear_in_the_values(implementation: str, call: Call, factor: float) -> None:
     other = counter.normal(call.v.shape, seed=77, purpose="other")
     with tiles():
-        parts = [run(replace(call, v=v, d_lse=None), form) for v in (call.v, other, call.v + factor * other)]
+        parts = [run(replace(call, v=v, d_lse=None), implementation) for v in (call.v, other, call.v + factor * other)]
     a, b, both = parts
     assert_same_bits({"lse": both["lse"]}, {"lse": a["lse"]})
     close(both["out"], a["out"] + factor * b["out"], 10.0)
@@ -101,15 +101,15 @@ def test_the_output_is_linear_in_the_values(form: str, call: Call, factor: float
     close(both["v"], a["v"], 10.0)
 
 
-@each_form
+@each_implementation
 @laws
 @given(call=calls(smallest=1, longest=7, softcaps=False), seed=st.integers(0, 9))
-def test_a_shift_of_all_keys_changes_lse_alone(form: str, call: Call, seed: int) -> None:
+def test_a_shift_of_all_keys_changes_lse_alone(implementation: str, call: Call, seed: int) -> None:
     """Keys k + c: all scores of a query grow by scale q . c."""
     shift = counter.normal((*call.k.shape[:2], 1, call.k.shape[3]), seed=seed, purpose="shift")
     moved = replace(call, k=call.k + shift)
     with tiles():
-        plain, found = run(call, form), run(moved, form)
+        plain, found = run(call, implementation), run(moved, implementation)
     per_head = np.repeat(shift, call.q.shape[1] // call.k.shape[1], axis=1)
     added = call.options.get("scale", 1.0 / math.sqrt(call.q.shape[3])) * np.sum(call.q * per_head, axis=-1)
     alive = np.isfinite(plain["lse"])
@@ -119,26 +119,28 @@ def test_a_shift_of_all_keys_changes_lse_alone(form: str, call: Call, seed: int)
         close(found[name], plain[name], 1e4)
 
 
-@each_form
+@each_implementation
 @laws
 @given(call=calls(smallest=1, longest=7, softcaps=False))
-def test_gradients_of_the_keys_add_up_to_nothing(form: str, call: Call) -> None:
+def test_gradients_of_the_keys_add_up_to_nothing(implementation: str, call: Call) -> None:
     """For out alone, since a shift of all keys does not change it; with lse they add up to its part."""
     with tiles():
-        found = run(replace(call, d_lse=None), form)["k"]
+        found = run(replace(call, d_lse=None), implementation)["k"]
     limit = bounds(call)["k"].max(initial=0.0) * call.k.shape[2] * 4.0
     assert np.all(np.abs(found.sum(axis=2)) <= limit)
 
 
-@each_form
+@each_implementation
 @laws
 @given(call=some)
-def test_scores_are_homogeneous(form: str, call: Call) -> None:
+def test_scores_are_homogeneous(implementation: str, call: Call) -> None:
     """Only scale q . k matters: <d_q, q> = <d_k, k> = scale d_scale, and powers of two move freely between them."""
     call = call.but(scale=call.options.get("scale", 0.5))
     with tiles():
-        found = run(call, form)
-        moved = run(replace(call, q=call.q * 4.0, k=call.k * 0.5).but(scale=call.options["scale"] * 0.5), form)
+        found = run(call, implementation)
+        moved = run(
+            replace(call, q=call.q * 4.0, k=call.k * 0.5).but(scale=call.options["scale"] * 0.5), implementation
+        )
     products = [float(np.sum(found["q"] * call.q)), float(np.sum(found["k"] * call.k))]
     products.append(float(call.options["scale"] * found["scale"]))
     limit = 1e-10 * (1.0 + sum(float(np.sum(np.abs(found[n] * getattr(call, n)))) for n in ("q", "k")))
@@ -147,14 +149,14 @@ def test_scores_are_homogeneous(form: str, call: Call) -> None:
     assert_close(moved, expected, {name: 8.0 * x for name, x in bounds(call).items()})
 
 
-@each_form
+@each_implementation
 @laws
 @given(call=some)
-def test_outputs_are_means_of_values(form: str, call: Call) -> None:
+def test_outputs_are_means_of_values(implementation: str, call: Call) -> None:
     """Each lies between the smallest and the largest value that the query may attend; equal values come out."""
     with tiles():
-        out = run(call, form)["out"]
-        ones = run(replace(call, v=np.ones(call.v.shape)), form)["out"]
+        out = run(call, implementation)["out"]
+        ones = run(replace(call, v=np.ones(call.v.shape)), implementation)["out"]
     v = np.repeat(call.v, call.q.shape[1] // call.k.shape[1], axis=1)[:, :, None]
     allowed = call.allowed[..., None]
     alive = call.allowed.any(axis=-1)[..., None]
@@ -167,17 +169,20 @@ def test_outputs_are_means_of_values(form: str, call: Call) -> None:
 # --- what lse is
 
 
-@each_form
+@each_implementation
 @laws
 @given(call=some)
-def test_parts_of_the_keys_merge_by_their_lse(form: str, call: Call) -> None:
+def test_parts_of_the_keys_merge_by_their_lse(implementation: str, call: Call) -> None:
     """Attention over all keys is the mean of attention over two parts, weighted by exp(lse)."""
     call = call.but(mask=call.allowed, causal=False)
     half = (call.k.shape[2] + 1) // 2
     with tiles():
-        whole = run(call, form)
+        whole = run(call, implementation)
         parts = [
-            run(replace(call, k=call.k[:, :, s], v=call.v[:, :, s]).but(mask=call.options["mask"][..., s]), form)
+            run(
+                replace(call, k=call.k[:, :, s], v=call.v[:, :, s]).but(mask=call.options["mask"][..., s]),
+                implementation,
+            )
             for s in (slice(0, half), slice(half, None))
         ]
     a, b = parts
@@ -190,22 +195,22 @@ def test_parts_of_the_keys_merge_by_their_lse(form: str, call: Call) -> None:
     close(whole["out"], shares[0] * a["out"] + shares[1] * b["out"], 10.0)
 
 
-@each_form
+@each_implementation
 @laws
 @given(call=calls(smallest=1, longest=7, softcaps=False))
-def test_the_gradient_of_lse_is_attention_over_the_keys(form: str, call: Call) -> None:
+def test_the_gradient_of_lse_is_attention_over_the_keys(implementation: str, call: Call) -> None:
     """d lse_i / d q_i = scale sum_j w_ij k_j: attention with the keys as values."""
     ones = replace(call, d_out=np.zeros(call.d_out.shape), d_lse=np.ones(call.q.shape[:3]))
     keys = replace(call, v=call.k, d_out=np.zeros(call.q.shape))
     with tiles():
-        found, attended = run(ones, form)["q"], run(keys, form)["out"]
+        found, attended = run(ones, implementation)["q"], run(keys, implementation)["out"]
     close(found, call.options.get("scale", 1.0 / math.sqrt(call.q.shape[3])) * attended, 100.0)
 
 
-@each_form
-def test_a_large_cap_is_no_cap(form: str) -> None:
+@each_implementation
+def test_a_large_cap_is_no_cap(implementation: str) -> None:
     call = make(1, 2, 1, 5, 6, 3, 2)
-    found, plain = run(call.but(softcap=1e8), form), run(call, form)
+    found, plain = run(call.but(softcap=1e8), implementation), run(call, implementation)
     for name in plain:
         close(found[name], plain[name], 10.0)
     assert abs(found["softcap"]) < 1e-15
@@ -214,19 +219,21 @@ def test_a_large_cap_is_no_cap(form: str) -> None:
 # --- masks
 
 
-@each_form
+@each_implementation
 @laws
 @given(call=some)
-def test_causal_is_a_mask(form: str, call: Call) -> None:
+def test_causal_is_a_mask(implementation: str, call: Call) -> None:
     explicit = call.but(mask=call.allowed, causal=False)
     with tiles():
-        assert_close(run(explicit, form), run(call, form), {n: 2.0 * x for n, x in bounds(call).items()})
+        assert_close(
+            run(explicit, implementation), run(call, implementation), {n: 2.0 * x for n, x in bounds(call).items()}
+        )
 
 
-@each_form
+@each_implementation
 @laws
 @given(call=some)
-def test_padding_is_deletion(form: str, call: Call) -> None:
+def test_padding_is_deletion(implementation: str, call: Call) -> None:
     """Keys that nobody may attend, with any numbers in them, are no keys."""
     call = spread(call.but(mask=call.allowed, causal=False))
 
@@ -238,32 +245,32 @@ def test_padding_is_deletion(form: str, call: Call) -> None:
     padded = replace(call, k=pad(call.k, 1e6, 2), v=pad(call.v, -1e6, 2))
     padded = padded.but(mask=pad(call.options["mask"], False, 3).astype(bool))
     with tiles():
-        plain, found = run(call, form), run(padded, form)
+        plain, found = run(call, implementation), run(padded, implementation)
     for name in ("k", "v"):
         assert not np.any(found[name][:, :, -3:])
         found[name] = found[name][:, :, :-3]
     assert_close(found, plain, {n: 4.0 * x for n, x in bounds(call).items()})
 
 
-@each_form
+@each_implementation
 @pytest.mark.parametrize("causal", [True, "top_left"])
 @pytest.mark.parametrize("lengths", [(9, 9), (6, 9), (9, 6)])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_the_past_does_not_see_the_future_to_the_bit(
-    dtype: str, lengths: tuple[int, int], causal: Any, form: str
+    dtype: str, lengths: tuple[int, int], causal: Any, implementation: str
 ) -> None:
     """Changes of 1e6, so that some rows of a block need their maximum and others do not."""
     i, j = lengths
     call = as_stored(make(2, 4, 2, i, j, 3, 2, causal=causal), dtype)
     offset = 0 if causal == "top_left" else j - i
     with cut(4, 3):
-        plain = run(call, form, dtype=dtype)
+        plain = run(call, implementation, dtype=dtype)
         for t in range(i + 1):
             first_key = min(max(t + offset, 0), j)  # what rows before t may not see
             q, k, v, d_out, d_lse = (np.array(x) for x in (call.q, call.k, call.v, call.d_out, call.d_lse))
             for x, start in ((q, t), (k, first_key), (v, first_key), (d_out, t), (d_lse, t)):
                 x[:, :, start:] += 1e6
-            found = run(Call(q, k, v, d_out, d_lse, call.options), form, dtype=dtype)
+            found = run(Call(q, k, v, d_out, d_lse, call.options), implementation, dtype=dtype)
             for name in ("out", "lse", "q"):
                 assert_same_bits({name: found[name][:, :, :t]}, {name: plain[name][:, :, :t]})
 
@@ -294,16 +301,16 @@ def test_the_past_does_not_see_the_future_in_real_tiles() -> None:
         assert_same_bits({name: found[name][:, :, :t]}, {name: plain[name][:, :, :t]})
 
 
-@each_form
+@each_implementation
 @pytest.mark.parametrize("causal", [True, "top_left"])
-def test_the_past_is_what_a_shorter_call_gives(causal: Any, form: str) -> None:
+def test_the_past_is_what_a_shorter_call_gives(causal: Any, implementation: str) -> None:
     """Under truncation shapes change, and so may the last bits."""
     call = make(1, 2, 1, 8, 8, 3, 2, causal=causal, softcap=3.0)
     with tiles():
-        whole = run(call, form)
+        whole = run(call, implementation)
         for t in (1, 3, 7):
             arrays: Any = {n: getattr(call, n)[:, :, :t] for n in ("q", "k", "v", "d_out", "d_lse")}
-            short = run(replace(call, **arrays), form)
+            short = run(replace(call, **arrays), implementation)
             limit = bounds(call)
             assert_close(
                 {n: whole[n][:, :, :t] for n in ("out", "lse", "q")},
@@ -328,51 +335,53 @@ def test_the_last_query_sees_all_keys() -> None:
 # --- batch, heads, workers
 
 
-@each_form
-def test_batches_and_heads_do_not_meet(form: str) -> None:
+@each_implementation
+def test_batches_and_heads_do_not_meet(implementation: str) -> None:
     """Changing everything of one batch element, or of one key/value head, leaves the others as they are."""
     call = make(3, 4, 2, 5, 6, 3, 2, mask=(3, 4, 5, 6), causal=True, softcap=2.0)
     with tiles():
-        plain = run(call, form)
+        plain = run(call, implementation)
         for axis, own in ((0, {"q": 1, "k": 1}), (1, {"q": 2, "k": 1})):  # how many of the axis are changed
             arrays: dict[str, Any] = {}
             for name in ("q", "k", "v", "d_out", "d_lse"):
                 x = np.array(getattr(call, name))
                 x[(slice(None),) * axis + (slice(own["k" if name in ("k", "v") else "q"]),)] += 1e3
                 arrays[name] = x
-            found = run(replace(call, **arrays), form)
+            found = run(replace(call, **arrays), implementation)
             for name in ("out", "lse", "q", "k", "v"):
                 start = own["k" if name in ("k", "v") else "q"]
                 rest = (slice(None),) * axis + (slice(start, None),)
                 assert_same_bits({name: found[name][rest]}, {name: plain[name][rest]})
 
 
-@each_form
+@each_implementation
 @laws
 @given(call=some)
-def test_one_head_alone(form: str, call: Call) -> None:
+def test_one_head_alone(implementation: str, call: Call) -> None:
     call = spread(call)
     with tiles():
-        whole = run(call, form)
+        whole = run(call, implementation)
         share = call.q.shape[1] // call.k.shape[1]
         b, h = call.q.shape[0] - 1, call.q.shape[1] - 1
         at, group = (slice(b, b + 1), slice(h, h + 1)), (slice(b, b + 1), slice(h // share, h // share + 1))
         arrays: Any = {n: None if (x := getattr(call, n)) is None else x[at] for n in ("q", "d_out", "d_lse")}
-        alone = run(replace(call, **arrays, k=call.k[group], v=call.v[group]).but(mask=call.options["mask"][at]), form)
+        alone = run(
+            replace(call, **arrays, k=call.k[group], v=call.v[group]).but(mask=call.options["mask"][at]), implementation
+        )
     limit = bounds(call)
     names = ("out", "lse", "q")
     assert_close({n: alone[n] for n in names}, {n: whole[n][at] for n in names}, {n: 2.0 * limit[n][at] for n in names})
 
 
-@each_form
+@each_implementation
 @laws
 @given(call=some)
-def test_grouped_heads_are_repeated_heads(form: str, call: Call) -> None:
+def test_grouped_heads_are_repeated_heads(implementation: str, call: Call) -> None:
     """Each key/value head serves consecutive query heads; its gradient is the sum over them."""
     (b, g, j, _), h = call.k.shape, call.q.shape[1]
     repeated = replace(call, k=np.repeat(call.k, h // g, axis=1), v=np.repeat(call.v, h // g, axis=1))
     with tiles():
-        found, expected = run(call, form), run(repeated, form)
+        found, expected = run(call, implementation), run(repeated, implementation)
     for name in ("k", "v"):
         expected[name] = expected[name].reshape(b, g, h // g, j, -1).sum(axis=2) if expected[name].size else found[name]
     assert_close(found, expected, {n: 2.0 * x for n, x in bounds(call).items()})
@@ -391,17 +400,20 @@ def test_any_number_of_workers_gives_the_same_bits(dtype: str) -> None:
         assert_same_bits(other, results[0])
 
 
-@each_form
-def test_calls_do_not_depend_on_what_ran_before(form: str) -> None:
+@each_implementation
+def test_calls_do_not_depend_on_what_ran_before(implementation: str) -> None:
     call, other = make(1, 2, 1, 5, 6, 3, 2, softcap=2.0), make(2, 2, 2, 7, 3, 1, 4, seed=9, causal=True)
-    first = run(call, form)
-    run(other, form)
-    assert_same_bits(run(call, form), first)
+    first = run(call, implementation)
+    run(other, implementation)
+    assert_same_bits(run(call, implementation), first)
 
 
 def test_what_was_saved_serves_any_number_of_backwards() -> None:
     call = make(1, 2, 1, 5, 6, 3, 2)
-    saves = [ra.softmax.forward(call.q, call.k, call.v, form=form)[1] for form in FORMS]
+    saves = [
+        ra.softmax.forward(call.q, call.k, call.v, implementation=implementation)[1]
+        for implementation in IMPLEMENTATIONS
+    ]
     for saved in saves:
         first = ra.softmax.backward(saved, call.d_out, call.d_lse)
         ra.softmax.backward(saves[0], 2.0 * call.d_out)

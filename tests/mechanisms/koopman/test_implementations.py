@@ -1,4 +1,4 @@
-"""The shared form computes what the dense form does, forward and backward (T19), and says what it is not for."""
+"""The shared implementation computes what dense.py does (T19), and says what it is not for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def qkv(queries: int = 6, keys: int = 7, d: int = 4, b: int = 2, h: int = 2, g: 
     return draw("q", b, h, queries, d), draw("k", b, g, keys, d), draw("v", b, g, keys, d)
 
 
-def both(q: Any, k: Any, v: Any, form: str, **options: Any) -> dict[str, Any]:
+def both(q: Any, k: Any, v: Any, implementation: str, **options: Any) -> dict[str, Any]:
     """The output and all gradients."""
     names = ("ridge", "epsilon", "bandwidth", "weight")
     numbers = {name: np.asarray(x) for name, x in zip(names, (0.15, 0.2, 1.3, 0.8), strict=True)}
@@ -38,8 +38,8 @@ def both(q: Any, k: Any, v: Any, form: str, **options: Any) -> dict[str, Any]:
         del numbers["bandwidth"], numbers["weight"]
     numbers |= {"mix": np.asarray(0.9)} if options.get("perturbation") == "pencil" else {}
     options = {"perturbation": "identity", "updates": 4} | numbers | options
-    out, saved = forward(q, k, v, form=form, **options)
-    assert saved.form == form
+    out, saved = forward(q, k, v, implementation=implementation, **options)
+    assert saved.implementation == implementation
     return {"out": out, **ra.koopman.backward(saved, draw("d", *out.shape))}
 
 
@@ -118,19 +118,19 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, options: dict[st
 
 
 def saved_of(q: Any, k: Any, v: Any) -> Any:
-    return forward(q, k, v, perturbation="identity", form="shared")[1].inner
+    return forward(q, k, v, perturbation="identity", implementation="shared")[1].inner
 
 
 @pytest.mark.parametrize("options", [{}, {"space": "augmented"}, {"space": "full"}])
 def test_no_bit_of_the_future(options: dict[str, Any]) -> None:
-    """T15 for the shared form: tokens from j on become others, and huge ones."""
+    """T15 for the shared implementation: tokens from j on become others, and huge ones."""
     q, k, v = qkv(21, 21, b=1)
     given: dict[str, Any] = {
         "perturbation": "identity",
         "fit": "separable",
         "causal": True,
         "updates": 3,
-        "form": "shared",
+        "implementation": "shared",
     }
     out = forward(q, k, v, **given, **options)[0]
     for j, size in itertools.product((1, 9, 17), (1.0, 1e3)):
@@ -144,7 +144,7 @@ def test_no_bit_of_the_future(options: dict[str, Any]) -> None:
 
 def test_a_prefix() -> None:
     q, k, v = qkv(21, 21)
-    given = {"perturbation": "identity", "fit": "separable", "causal": True, "updates": 3, "form": "shared"}
+    given = {"perturbation": "identity", "fit": "separable", "causal": True, "updates": 3, "implementation": "shared"}
     out, short = (forward(*(x[:, :, :n] for x in (q, k, v)), **given)[0] for n in (21, 13))
     assert np.max(np.abs(short - out[:, :, :13])) < 1e-8
 
@@ -153,7 +153,7 @@ def test_a_prefix() -> None:
 
 
 def test_a_candidate_is_one_for_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second candidate is taken by all queries, as in the dense form, although the first failed for some alone."""
+    """The second candidate is taken by all queries, as in dense.py, although the first failed for some alone."""
     monkeypatch.setattr(shared, "CHUNK", 1)
     arrays = qkv(33, 7, b=1)
     given = {"perturbation": "shift", "updates": 3, "epsilon": np.asarray([[0.0, 0.0], [3.0, 2.5]])}
@@ -181,7 +181,7 @@ def test_the_position_of_an_error_is_that_of_the_query(monkeypatch: pytest.Monke
     monkeypatch.setattr(shared, "CHUNK", 1)
     q, k, v = qkv(20, 7, b=1)
     with pytest.raises(KoopmanInverseError, match=r"update 2: the perturbation was not inverted") as first:
-        forward(q, 0.0 * k, v, perturbation="shift", epsilon=0.0, form="shared")
+        forward(q, 0.0 * k, v, perturbation="shift", epsilon=0.0, implementation="shared")
     assert first.value.positions[:2] == ((0, 0, 0), (0, 0, 1))
     calls: list[Any] = []
 
@@ -194,7 +194,7 @@ def test_the_position_of_an_error_is_that_of_the_query(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(shared, "invert", failing)
     with pytest.raises(KoopmanInverseError, match=r"at 1 positions \(batch, head, query\) \(0, 1, 18\)"):
-        forward(q, k, v, perturbation="identity", form="shared")
+        forward(q, k, v, perturbation="identity", implementation="shared")
 
 
 # --- what is chosen
@@ -202,10 +202,10 @@ def test_the_position_of_an_error_is_that_of_the_query(monkeypatch: pytest.Monke
 
 def test_auto_takes_the_quicker_one() -> None:
     small, large = qkv(4, 4, b=1), qkv(40, 40)
-    assert forward(*small, perturbation="identity")[1].form == "dense"
-    assert forward(*large, perturbation="identity")[1].form == "shared"
-    assert forward(*large, perturbation="identity", causal=True)[1].form == "dense"
-    assert forward(*large, perturbation="identity", causal=True, fit="separable")[1].form == "shared"
+    assert forward(*small, perturbation="identity")[1].implementation == "dense"
+    assert forward(*large, perturbation="identity")[1].implementation == "shared"
+    assert forward(*large, perturbation="identity", causal=True)[1].implementation == "dense"
+    assert forward(*large, perturbation="identity", causal=True, fit="separable")[1].implementation == "shared"
     with ra.trace() as traced:
         forward(*large, perturbation="identity")
     assert "KOOP.9" in traced.variables
@@ -214,13 +214,16 @@ def test_auto_takes_the_quicker_one() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"causal": True}, r'form: got "shared" with fit="stein" where the future is hidden, needs fit="separable"'),
+        (
+            {"causal": True},
+            r'implementation: got "shared" with fit="stein" where the future is hidden, needs fit="separable"',
+        ),
         ({"mask": np.ones((6, 7), bool)}, r"a mask that differs between queries, needs one of shape \(..., 1, keys\)"),
     ],
 )
 def test_what_the_shared_form_is_not_for(options: dict[str, Any], message: str) -> None:
     with pytest.raises(Unsupported, match=message):
-        forward(*qkv(), form="shared", perturbation="identity", **options)
+        forward(*qkv(), implementation="shared", perturbation="identity", **options)
 
 
 def test_causal_stein_beyond_its_limit_names_the_alternative() -> None:
@@ -228,8 +231,10 @@ def test_causal_stein_beyond_its_limit_names_the_alternative() -> None:
     message = r'fit="stein" where the future is hidden, needs fit="separable"; or matrices of at most 33554432 elements'
     with pytest.raises(ValueError, match=message):
         forward(q, k, v, causal=True)
-    with pytest.raises(ValueError, match=r'with 64000000 elements in all, needs form="shared" or matrices of at most'):
-        forward(q, k, v, form="dense")
+    with pytest.raises(
+        ValueError, match=r'with 64000000 elements in all, needs implementation="shared" or matrices of at most'
+    ):
+        forward(q, k, v, implementation="dense")
     assert core.LARGEST == 2**25
 
 
@@ -242,7 +247,7 @@ def test_one_query_that_sees_all_keys_may_be_of_either_fit() -> None:
 def test_a_gram_matrix_without_jitter_is_refused() -> None:
     q, k, v = qkv(5, 7, 2)
     with pytest.raises(ValueError, match=r"jitter: the Gram matrix of the keys is not positive to rounding"):
-        forward(q, k, v, kernel="linear", fit="separable", jitter=0.0, form="shared")
+        forward(q, k, v, kernel="linear", fit="separable", jitter=0.0, implementation="shared")
 
 
 @pytest.mark.slow
@@ -253,7 +258,7 @@ def test_memory_is_that_of_a_chunk() -> None:
     def peak(queries: int) -> int:
         arrays = qkv(queries, 256, 8, b=1, h=1)
         tracemalloc.start()
-        _, saved = forward(*arrays, perturbation="identity", updates=3, form="shared")
+        _, saved = forward(*arrays, perturbation="identity", updates=3, implementation="shared")
         ra.koopman.backward(saved, arrays[0])
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -269,7 +274,7 @@ def test_every_library_gives_the_same(backend: Any) -> None:
     for options in ({"fit": "stein"}, {"fit": "separable", "causal": True, "space": "augmented"}):
         expected = both(*qkv(9, 9), "shared", jitter=1e-3, **options)
         arrays = [backend.array(x) for x in qkv(9, 9)]
-        given = {"perturbation": "identity", "jitter": 1e-3, "updates": 4, "form": "shared", **options}
+        given = {"perturbation": "identity", "jitter": 1e-3, "updates": 4, "implementation": "shared", **options}
         given |= {"ridge": 0.15, "epsilon": 0.2, "bandwidth": 1.3, "weight": 0.8}
         out, saved = forward(*arrays, **given)
         gradients = ra.koopman.backward(saved, backend.array(draw("d", *out.shape)))
@@ -285,7 +290,7 @@ def test_every_library_gives_the_same(backend: Any) -> None:
 def test_under_jit(options: dict[str, Any]) -> None:
     jax = pytest.importorskip("jax", reason="jax is not installed")
     jax.config.update("jax_enable_x64", True)
-    given = {"perturbation": "identity", "jitter": 1e-3, "updates": 3, "form": "shared", **options}
+    given = {"perturbation": "identity", "jitter": 1e-3, "updates": 3, "implementation": "shared", **options}
     upstream = draw("d", 2, 2, 6, 4)
 
     def run(*arrays: Any) -> dict[str, Any]:

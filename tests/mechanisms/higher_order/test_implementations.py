@@ -27,8 +27,8 @@ from tests.mechanisms.higher_order.calls import FIXED, Call, assert_close, asser
 def test_every_form_is_the_dense_one(call: Call, chunk: int, heads: int) -> None:
     expected = run(call)
     with cut(chunk, heads):
-        for form in call.forms[1:]:
-            assert_close(run(call, form), expected, 2e-11)
+        for implementation in call.implementations[1:]:
+            assert_close(run(call, implementation), expected, 2e-11)
 
 
 @settings(max_examples=60)
@@ -51,8 +51,8 @@ def test_every_order_and_delta(causal: bool, order: int, delta: float) -> None:
     call = make(2, 2, 1, 13, 13, 5, 3, order=order, causal=causal, normaliser=Signed(delta=delta, eps=2.0))
     expected = run(call)
     with cut(4):
-        for form in call.forms[1:]:
-            assert_close(run(call, form), expected, 1e-11)
+        for implementation in call.implementations[1:]:
+            assert_close(run(call, implementation), expected, 1e-11)
 
 
 @settings(max_examples=200)
@@ -73,12 +73,15 @@ def test_a_schedule_covers_what_may_be_attended(queries: int, keys: int, offset:
     np.testing.assert_array_equal(seen, np.tri(queries, keys, offset, dtype=int))
 
 
-@pytest.mark.parametrize(("name", "form"), [(name, form) for name, call in FIXED.items() for form in call.forms])
-def test_every_library_gives_the_same(name: str, form: str, backend: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [(name, implementation) for name, call in FIXED.items() for implementation in call.implementations],
+)
+def test_every_library_gives_the_same(name: str, implementation: str, backend: Any) -> None:
     """JAX compiled, where no value is known while the code runs."""
     call = FIXED[name]
     with cut(3, 2):
-        assert_close(run(call, form, backend), run(call), 1e-11)
+        assert_close(run(call, implementation, backend), run(call), 1e-11)
 
 
 @pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape")
@@ -97,45 +100,51 @@ def test_storage_types_are_computed_in_float32(dtype: str, backend: Any) -> None
 
 
 def test_auto_takes_the_quickest() -> None:
-    def form_of(n: int, m: int, d: int, **options: Any) -> str:
+    def implementation_of(n: int, m: int, d: int, **options: Any) -> str:
         arrays = (np.zeros((1, 1, rows, d), "float32") for rows in (n, m, m))
-        return str(ra.higher_order.forward(*arrays, **options)[1].form)
+        return str(ra.higher_order.forward(*arrays, **options)[1].implementation)
 
-    assert form_of(16, 16, 16) == "dense"
-    assert form_of(200, 200, 16) == form_of(200, 200, 16, causal=True) == "tiled"
-    assert form_of(2048, 2048, 16) == "linear"
-    assert form_of(2048, 2048, 16, causal=True) == "chunked"
-    assert form_of(1024, 1024, 64) == form_of(1024, 1024, 64, causal=True) == "tiled"
-    assert form_of(1, 30000, 4, causal=True) == "tiled"
+    assert implementation_of(16, 16, 16) == "dense"
+    assert implementation_of(200, 200, 16) == implementation_of(200, 200, 16, causal=True) == "tiled"
+    assert implementation_of(2048, 2048, 16) == "linear"
+    assert implementation_of(2048, 2048, 16, causal=True) == "chunked"
+    assert implementation_of(1024, 1024, 64) == implementation_of(1024, 1024, 64, causal=True) == "tiled"
+    assert implementation_of(1, 30000, 4, causal=True) == "tiled"
     with equations.trace():
-        assert form_of(300, 300, 4) == "dense"
-    assert form_of(0, 9, 4, form="tiled") == "dense"
+        assert implementation_of(300, 300, 4) == "dense"
+    assert implementation_of(0, 9, 4, implementation="tiled") == "dense"
 
 
 @pytest.mark.parametrize(
-    ("form", "options", "message"),
+    ("implementation", "options", "message"),
     [
-        ("linear", {"causal": True}, r'form: got "linear" with a causal mask, needs "chunked" or "recurrent"'),
-        ("chunked", {}, r'form: got "chunked" without a causal mask, needs "linear"'),
-        ("recurrent", {}, r'form: got "recurrent" without a causal mask, needs "linear"'),
-        ("fast", {}, r"form: got 'fast', needs one of auto, dense, tiled, linear, chunked, recurrent"),
+        (
+            "linear",
+            {"causal": True},
+            r'implementation: got "linear" with a causal mask, needs "chunked" or "recurrent"',
+        ),
+        ("chunked", {}, r'implementation: got "chunked" without a causal mask, needs "linear"'),
+        ("recurrent", {}, r'implementation: got "recurrent" without a causal mask, needs "linear"'),
+        ("fast", {}, r"implementation: got 'fast', needs one of auto, dense, tiled, linear, chunked, recurrent"),
     ],
 )
-def test_a_form_that_does_not_fit_is_refused(form: str, options: dict[str, Any], message: str) -> None:
+def test_a_form_that_does_not_fit_is_refused(implementation: str, options: dict[str, Any], message: str) -> None:
     x = np.ones((1, 1, 3, 4))
     with pytest.raises(ValueError, match=message):
-        ra.higher_order.forward(x, x, x, form=form, **options)
+        ra.higher_order.forward(x, x, x, implementation=implementation, **options)
 
 
-@pytest.mark.parametrize("form", ["tiled", "linear", "chunked"])
-def test_memory_is_linear_in_the_length(form: str) -> None:
+@pytest.mark.parametrize("implementation", ["tiled", "linear", "chunked"])
+def test_memory_is_linear_in_the_length(implementation: str) -> None:
     """No array of size n x n, nor one of all features of all tokens."""
 
     def peak(n: int) -> float:
         x = np.random.default_rng(0).standard_normal((1, 1, n, 64), dtype="float32")
         tracemalloc.start()
         try:
-            out, saved = ra.higher_order.forward(x, x, x, form=form, causal=form == "chunked")
+            out, saved = ra.higher_order.forward(
+                x, x, x, implementation=implementation, causal=implementation == "chunked"
+            )
             ra.higher_order.backward(saved, out)
             return float(tracemalloc.get_traced_memory()[1])
         finally:
@@ -147,10 +156,10 @@ def test_memory_is_linear_in_the_length(form: str) -> None:
     assert large < 4096 * 4096 * 4 / 2
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled", "linear", "chunked", "recurrent"])
-def test_inputs_are_not_written_to_and_bits_repeat(form: str) -> None:
-    call = make(1, 4, 2, 9, 9, 4, 3, keep=0.7, causal=form in ("chunked", "recurrent"))
+@pytest.mark.parametrize("implementation", ["dense", "tiled", "linear", "chunked", "recurrent"])
+def test_inputs_are_not_written_to_and_bits_repeat(implementation: str) -> None:
+    call = make(1, 4, 2, 9, 9, 4, 3, keep=0.7, causal=implementation in ("chunked", "recurrent"))
     for x in (call.q, call.k, call.v, call.d_out, call.options["key_mask"]):
         x.flags.writeable = False
     with cut(2):
-        assert_same_bits(run(call, form), run(call, form))
+        assert_same_bits(run(call, implementation), run(call, implementation))

@@ -1,4 +1,4 @@
-"""What holds of the recurrences whatever the numbers are, to the bit where it does; both forms."""
+"""What holds of the recurrences whatever the numbers are, to the bit where it does; both implementations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from refattn.verify.selfcheck.probe import Core
 from refattn.verify.selfcheck.properties import LAWS
 from refattn.verify.selfcheck.samples import law_samples
 
-FORMS = ("recurrent", "chunked")
+IMPLEMENTATIONS = ("recurrent", "chunked")
 Arrays = dict[str, Any]
 
 
@@ -43,8 +43,8 @@ def call(rule: str, n: int = 13, *, b: int = 2, h: int = 2, f: int = 2, g: int =
     return x
 
 
-def run(x: Arrays, form: str = "recurrent", **more: Any) -> tuple[Any, Any]:
-    return ra.delta.forward(**x, form=form, **more)
+def run(x: Arrays, implementation: str = "recurrent", **more: Any) -> tuple[Any, Any]:
+    return ra.delta.forward(**x, implementation=implementation, **more)
 
 
 def tokens(x: Arrays, at: slice) -> Arrays:
@@ -56,13 +56,13 @@ def close(a: Any, b: Any, error: float = 1e-12) -> None:
 
 
 @settings(max_examples=15)
-@given(st.sampled_from(list(RULES)), st.sampled_from(FORMS), st.integers(0, 13), st.integers(1, 6))
-def test_a_sequence_in_two_parts_is_the_whole(rule: str, form: str, cut: int, chunk: int) -> None:
+@given(st.sampled_from(list(RULES)), st.sampled_from(IMPLEMENTATIONS), st.integers(0, 13), st.integers(1, 6))
+def test_a_sequence_in_two_parts_is_the_whole(rule: str, implementation: str, cut: int, chunk: int) -> None:
     x, d_out = call(rule), draw("d_out", 2, 2, 13, 3)
-    whole, saved = run(x, form, chunk=chunk)
+    whole, saved = run(x, implementation, chunk=chunk)
     left, right = tokens(x, slice(cut)), tokens(x, slice(cut, None))
-    first, saved_left = run(left, form, chunk=chunk)
-    second, saved_right = run({**right, "state": saved_left.state}, form, chunk=chunk)
+    first, saved_left = run(left, implementation, chunk=chunk)
+    second, saved_right = run({**right, "state": saved_left.state}, implementation, chunk=chunk)
     close(np.concatenate([first, second], axis=2), whole)
     close(saved_right.state, saved.state)
     d_last = draw("d_state", *saved.state.shape)
@@ -85,7 +85,7 @@ def test_a_sequence_in_two_parts_is_the_whole(rule: str, form: str, cut: int, ch
 def test_any_chunk_gives_the_recurrence(rule: str, heads: tuple[int, int, int], chunk: int, norm: bool) -> None:
     h, f, g = heads
     x = call(rule, 37, b=1, h=h, f=f, g=g)
-    a, b = (run(x, form, qk_norm=norm, chunk=chunk) for form in FORMS)
+    a, b = (run(x, implementation, qk_norm=norm, chunk=chunk) for implementation in IMPLEMENTATIONS)
     close(b[0], a[0])
     close(b[1].state, a[1].state)
     d_out, d_state = draw("d_out", *a[0].shape), draw("d_state", *a[1].state.shape)
@@ -101,7 +101,7 @@ def test_long_sequences_in_pieces_are_the_recurrence(rule: str, monkeypatch: pyt
     monkeypatch.setattr(chunked, "AT_ONCE", 13)  # three chunks of 4 and not a fourth
     x = call(rule, 29, b=1)
     x["state"] = np.concatenate([x["state"]] * 3)
-    runs = [run(x, form, chunk=4, lengths=(25, 0, 4)) for form in FORMS]
+    runs = [run(x, implementation, chunk=4, lengths=(25, 0, 4)) for implementation in IMPLEMENTATIONS]
     d_out, d_state = draw("d_out", *runs[0][0].shape), draw("d_state", *runs[0][1].state.shape)
     wanted, found = (ra.delta.backward(saved, d_out, d_state) for _, saved in runs)
     close(runs[1][0], runs[0][0])
@@ -111,7 +111,7 @@ def test_long_sequences_in_pieces_are_the_recurrence(rule: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("channels", "width", "n", "form"),
+    ("channels", "width", "n", "implementation"),
     [
         (False, 4, 16, "recurrent"),
         (False, 4, 17, "chunked"),
@@ -121,27 +121,27 @@ def test_long_sequences_in_pieces_are_the_recurrence(rule: str, monkeypatch: pyt
         (True, 128, 17, "chunked"),
     ],
 )
-def test_the_form_that_is_taken(channels: bool, width: int, n: int, form: str) -> None:
+def test_the_form_that_is_taken(channels: bool, width: int, n: int, implementation: str) -> None:
     x = call("kda" if channels else "gated-delta", n, b=1, d=width, e=width)
-    assert run(x, "auto")[1].form == form
+    assert run(x, "auto")[1].implementation == implementation
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("rule", RULES)
-def test_packed_sequences_are_separate_ones_to_the_bit(rule: str, form: str) -> None:
+def test_packed_sequences_are_separate_ones_to_the_bit(rule: str, implementation: str) -> None:
     x, lengths = call(rule, 14, b=1), (5, 0, 9)
     x["state"] = draw("states", 3, *x["state"].shape[1:])
-    out, saved = run(x, form, lengths=lengths, chunk=4)
+    out, saved = run(x, implementation, lengths=lengths, chunk=4)
     d_out, d_state = draw("d_out", *out.shape), draw("d_state", *saved.state.shape)
     gradients = ra.delta.backward(saved, d_out, d_state)
     for m, (first, stop) in enumerate([(0, 5), (5, 5), (5, 14)]):
         part = tokens(x, slice(first, stop)) | {"state": x["state"][m : m + 1]}
-        alone, kept = run(part, form, chunk=4)
+        alone, kept = run(part, implementation, chunk=4)
         assert np.array_equal(alone, out[:, :, first:stop])
         assert np.array_equal(kept.state, saved.state[m : m + 1])
         wanted = ra.delta.backward(kept, d_out[:, :, first:stop], d_state[m : m + 1])
         assert np.array_equal(wanted["state"], gradients["state"][m : m + 1])
-        if form == "recurrent":
+        if implementation == "recurrent":
             assert all(np.array_equal(wanted[name], gradients[name][:, :, first:stop]) for name in set(x) - {"state"})
     assert np.array_equal(saved.state[1], x["state"][1]) and np.array_equal(gradients["state"][1], d_state[1])
 
@@ -156,33 +156,33 @@ def test_no_token_passes_the_state() -> None:
     assert gradients["log_decay"].shape == (2, 2, 0, 4) and gradients["scale"] == 0.0
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_neutral_gates_are_absent_ones(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_neutral_gates_are_absent_ones(implementation: str) -> None:
     x = call("delta")
-    out, saved = run(x, form)
-    same, also = run({**x, "log_decay": np.zeros((2, 2, 13))}, form)
+    out, saved = run(x, implementation)
+    same, also = run({**x, "log_decay": np.zeros((2, 2, 13))}, implementation)
     assert np.array_equal(out, same) and np.array_equal(saved.state, also.state)
-    kept = run({**x, "beta": 0.0 * x["beta"], "log_decay": np.zeros((2, 2, 13))}, form)[1]
+    kept = run({**x, "beta": 0.0 * x["beta"], "log_decay": np.zeros((2, 2, 13))}, implementation)[1]
     assert np.array_equal(kept.state, x["state"])
     y = call("gated-delta")
     channels = np.repeat(y["log_decay"][..., None], 4, axis=-1)
-    close(run({**y, "log_decay": channels}, form)[0], run(y, form)[0])
+    close(run({**y, "log_decay": channels}, implementation)[0], run(y, implementation)[0])
     both = np.stack([y["state"], draw("M", *y["state"].shape)], axis=2)
     forgotten = {**y, "state": both, "log_momentum": np.full((2, 2, 13), -np.inf)}
-    close(run(forgotten, form)[0], run(y, form)[0])
+    close(run(forgotten, implementation)[0], run(y, implementation)[0])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_masked_tokens_are_removed_ones(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_masked_tokens_are_removed_ones(implementation: str) -> None:
     x, keep = call("kda", b=1), np.arange(13) % 3 != 1
     dirty = {n: a.copy() for n, a in x.items()}
     for name in ("k", "v", "beta", "log_decay"):
         dirty[name][:, :, ~keep] = np.nan
-    out, saved = run(dirty, form, key_mask=keep[None], chunk=4)
-    short, kept = run({n: a if n == "state" else a[:, :, keep] for n, a in x.items()}, form, chunk=4)
+    out, saved = run(dirty, implementation, key_mask=keep[None], chunk=4)
+    short, kept = run({n: a if n == "state" else a[:, :, keep] for n, a in x.items()}, implementation, chunk=4)
     d_out = draw("d_out", *out.shape)
     gradients = ra.delta.backward(saved, d_out)
-    if form == "recurrent":
+    if implementation == "recurrent":
         assert np.array_equal(out[:, :, keep], short) and np.array_equal(saved.state, kept.state)
     close(out[:, :, keep], short)
     close(saved.state, kept.state)
@@ -190,43 +190,45 @@ def test_masked_tokens_are_removed_ones(form: str) -> None:
         assert not np.any(gradients[name][:, :, ~keep]) and np.all(np.isfinite(gradients[name]))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_decay_to_0_begins_a_sequence(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_decay_to_0_begins_a_sequence(implementation: str) -> None:
     x = call("kda", 12)
     x["log_decay"][:, :, 5] = -np.inf
-    out, saved = run(x, form, chunk=8)
+    out, saved = run(x, implementation, chunk=8)
     fresh = tokens(x, slice(5, None))
     fresh["state"] = 0.0 * x["state"]
     fresh["log_decay"] = np.where(np.isinf(fresh["log_decay"]), 0.0, fresh["log_decay"])
-    close(run(fresh, form)[0], out[:, :, 5:])
+    close(run(fresh, implementation)[0], out[:, :, 5:])
     gradients = ra.delta.backward(saved, draw("d_out", *out.shape))
     assert all(np.all(np.isfinite(gradient)) for gradient in gradients.values())
     assert not np.any(gradients["log_decay"][:, :, 5])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_it_is_an_associative_memory(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_it_is_an_associative_memory(implementation: str) -> None:
     k, v = np.eye(6)[None, None], draw("v", 1, 1, 6, 3)
     ones = np.ones((1, 1, 6))
-    assert np.array_equal(run({"q": k, "k": k, "v": v, "beta": ones}, form)[1].state[0, 0], v[0, 0])
+    assert np.array_equal(run({"q": k, "k": k, "v": v, "beta": ones}, implementation)[1].state[0, 0], v[0, 0])
     one = np.broadcast_to(k[:, :, :1], (1, 1, 6, 6))
     for beta, last in ((1.0, v[0, 0, -1]), (0.0, 0.0 * v[0, 0, 0])):
-        assert np.array_equal(run({"q": k, "k": one, "v": v, "beta": beta * ones}, form)[1].state[0, 0, 0], last)
+        assert np.array_equal(
+            run({"q": k, "k": one, "v": v, "beta": beta * ones}, implementation)[1].state[0, 0, 0], last
+        )
     signs = (-1.0) ** np.arange(5, -1, -1)
-    close(run({"q": k, "k": one, "v": v, "beta": 2.0 * ones}, form)[1].state[0, 0, 0], 2.0 * signs @ v[0, 0])
+    close(run({"q": k, "k": one, "v": v, "beta": 2.0 * ones}, implementation)[1].state[0, 0, 0], 2.0 * signs @ v[0, 0])
     same = np.broadcast_to(v[:, :, :1], v.shape)
-    missing = same[0, 0, 0] - run({"q": k, "k": one, "v": same, "beta": 0.25 * ones}, form)[1].state[0, 0, 0]
+    missing = same[0, 0, 0] - run({"q": k, "k": one, "v": same, "beta": 0.25 * ones}, implementation)[1].state[0, 0, 0]
     close(missing, 0.75**6 * same[0, 0, 0])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_signs_and_sizes_of_keys_and_values(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_signs_and_sizes_of_keys_and_values(implementation: str) -> None:
     x = call("kda")
-    out, _ = run(x, form)
+    out, _ = run(x, implementation)
     signs = np.where(counter.uniform((13,), seed=1, purpose="signs") < 0.5, -1.0, 1.0)[:, None]
-    assert np.array_equal(run({**x, "k": signs * x["k"], "v": signs * x["v"]}, form)[0], out)
+    assert np.array_equal(run({**x, "k": signs * x["k"], "v": signs * x["v"]}, implementation)[0], out)
     scaled = {**x, "k": 4.0 * x["k"], "v": 4.0 * x["v"], "beta": x["beta"] / 16.0}
-    assert np.array_equal(run(scaled, form)[0], out)
+    assert np.array_equal(run(scaled, implementation)[0], out)
 
 
 def test_a_rotation_of_keys_and_queries() -> None:
@@ -244,11 +246,11 @@ def test_reflections_keep_the_size_of_the_state() -> None:
     close(np.linalg.norm(run(x)[1].state), np.linalg.norm(x["state"]))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_gradient_of_the_decay_from_those_of_queries_and_keys(form: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_gradient_of_the_decay_from_those_of_queries_and_keys(implementation: str) -> None:
     """Sums from the end on of q dq - k dk, and the last state with its gradient."""
     x = call("gated-channel")
-    out, saved = run(x, form)
+    out, saved = run(x, implementation)
     d_out, d_last = draw("d_out", *out.shape), draw("d_last", *saved.state.shape)
     d = ra.delta.backward(saved, d_out, d_last)
     terms = x["q"] * d["q"] - x["k"] * d["k"]  # without beta nothing is predicted
@@ -283,11 +285,11 @@ def test_strong_decays_lose_no_digits_in_float32() -> None:
     d_out = draw("d_out", 1, 2, 64, 3)
     exact, kept = run(wide)
     wanted = ra.delta.backward(kept, d_out)
-    for form in FORMS:
-        out, saved = run(x, form)
+    for implementation in IMPLEMENTATIONS:
+        out, saved = run(x, implementation)
         found = ra.delta.backward(saved, d_out.astype(np.float32)) | {"out": out}
         for name, truth in {**wanted, "out": exact}.items():
-            assert np.max(np.abs(found[name] - truth)) <= 2e-6 * np.max(np.abs(truth)), (form, name)
+            assert np.max(np.abs(found[name] - truth)) <= 2e-6 * np.max(np.abs(truth)), (implementation, name)
 
 
 def test_equal_keys_and_momenta_lose_no_digits_in_float32() -> None:
