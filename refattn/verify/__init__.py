@@ -3,22 +3,25 @@
 Host side. Everything here knows mechanisms through their records alone. What to read, in this order:
 
 1. `outcome.py`, the data: a truth, a result, the verdict on a tensor, outcomes and reports.
-2. `judge/`: `budget.py` measures what rounding may do to a result, `compare.py` judges a result by it; `sampled.py`
+2. `tolerance/`: `budget.py` measures what rounding may do to a result, `compare.py` judges a result by it; `sampled.py`
    does both for calls whose scores cannot be held at once.
-3. `run.py`: a kernel on the designed cases, judged one by one. `foreign/` loads it, calls it, in a process of
+3. `run.py`: a kernel on the designed cases, judged one by one. `adapters/` loads it, calls it, in a process of
    its own or as a program, reads results from files, and asks which conventions it follows.
-4. `itself/`: `check.py` and its `sections.py`, with `laws.py`, `gradients.py`, and what they call a core by, `probe.py`
+4. `selfcheck/`: `check.py` and its `sections.py`, with `properties.py`, `gradients.py`, and what they call a core by,
+  `probe.py`
    and `samples.py`.
-5. `museum/`, real bugs of flash kernels on an emulator.
-6. `blame/`, which error it is: `known.py` tries all that have a name, the museum's among them; `mutants.py` are wrong
-   kernels on purpose; `bank.py` knows what an error in each equation does; `evidence.py` and `nearest.py` find the one
-   that explains best what was got, `substitution.py` the first value that does not follow from those before; `where.py`
-   says where; `suspects.py` joins them; `left_out.py` measures how often that is right.
-7. `show/`: the diagnosis, reports, suspects, golden vectors and traces as text (`texts.py` has what they share), a
+5. `bugs/`, real bugs of flash kernels on an emulator.
+6. `diagnose/`, which error it is: `known.py` tries all that have a name, the known bugs among them; `mutants.py` are
+  wrong
+   kernels on purpose; `error_templates.py` knows what an error in each equation does; `residuals.py` and `nearest.py`
+   find the one that explains best what was got, `substitution.py` the first value that does not follow from those
+   before; `localise.py` says where; `suspects.py` joins them; `left_out.py` measures how often that is right.
+7. `report/`: the diagnosis, reports, suspects, golden vectors and traces as text (`texts.py` has what they share), a
    report as a page.
-8. Tools on top: `own.py`, shapes and arrays of the user's; `traced.py`, a run with every equation; `freeze.py`, golden
-   vectors; `shrink.py`, the smallest case that fails; `large.py`, laws where no truth can be afforded; `memory.py`,
-   layouts and calls around a call; `bitwise.py`, the same bits; `plugin.py`, for pytest.
+8. Tools on top: `user_cases.py`, shapes and arrays of the user's; `traced.py`, a run with every equation; `freeze.py`,
+  golden
+   vectors; `shrink.py`, the smallest case that fails; `large.py`, properties where no truth can be afforded;
+   `memory.py`, layouts and calls around a call; `bitwise.py`, the same bits; `plugin.py`, for pytest.
 
 What users call is imported from here; nothing is loaded before it is asked for.
 """
@@ -43,12 +46,12 @@ if TYPE_CHECKING:
 
 # Where a public name lives.
 _HOMES = {
-    "Isolated": "foreign.isolate",
-    "Program": "foreign.program",
-    "check": "itself.check",
-    "load": "foreign.meshed",
-    "locate": "blame.suspects",
-    "probe_conventions": "foreign.conventions",
+    "Isolated": "adapters.isolate",
+    "Program": "adapters.program",
+    "check": "selfcheck.check",
+    "load": "adapters.meshed",
+    "locate": "diagnose.suspects",
+    "probe_conventions": "adapters.conventions",
     "verify": "run",
     "verify_bitwise": "bitwise",
     "verify_case": "run",

@@ -152,7 +152,7 @@ ORT, GQA, FLEX = "onnxruntime_attention.py", "onnxruntime_grouped.py", "torch_fl
 
 
 @pytest.mark.parametrize(
-    ("kernel", "cases"),
+    ("place", "cases"),
     [
         (f"{ORT}:attend", "window-head window-far bias-softcap lengths-causal causal-head"),
         pytest.param(f"{ORT}:attend_25", "window-mask bias-grouped", marks=pytest.mark.slow),
@@ -165,17 +165,17 @@ ORT, GQA, FLEX = "onnxruntime_attention.py", "onnxruntime_grouped.py", "torch_fl
         ("torch_sdpa.py:attend_math", "bias bias-row alibi-tail"),
     ],
 )
-def test_kernels_agree_where_they_have_an_option(kernel: str, cases: str) -> None:
+def test_kernels_agree_where_they_have_an_option(place: str, cases: str) -> None:
     """Windows, places, biases, lengths and sinks, and the scores or weights that come beside an output."""
-    pytest.importorskip("torch" if kernel.startswith("torch") else "onnxruntime")
-    kernel = load(f"{EXAMPLES / kernel}")
-    gradients = "sdpa" in kernel
+    pytest.importorskip("torch" if place.startswith("torch") else "onnxruntime")
+    kernel = load(f"{EXAMPLES / place}")
+    gradients = "sdpa" in place
     for name in cases.split():
         case = ra.mechanism("softmax").case(name)
         outcome = verify_case(ra.mechanism("softmax"), kernel, case, "float32", grad=gradients)
         assert outcome.status == "agrees", (name, outcome)
         beside = {verdict.tensor for verdict in outcome.verdicts} - {"out", "lse"}
         equation = {"raw": "SM.1", "capped": "SM.capped", "masked": "SM.2", "weights": "SM.4"}.get(
-            kernel.split("_")[-1]
+            place.split("_")[-1]
         )
         assert beside == ({equation} if equation else {"d_q", "d_k", "d_v", "d_bias"} if gradients else set())

@@ -232,7 +232,7 @@ def test_causal_stein_beyond_its_limit_names_the_alternative() -> None:
     with pytest.raises(ValueError, match=message):
         forward(q, k, v, causal=True)
     with pytest.raises(
-        ValueError, match=r'with 64000000 elements in all, needs implementation="shared" or matrices of at most'
+        ValueError, match=r'with 64000000 elements, needs implementation="shared" or matrices of at most'
     ):
         forward(q, k, v, implementation="dense")
     assert core.LARGEST == 2**25

@@ -38,6 +38,7 @@ def raises(kind: type[Exception], text: str, call: Callable[[], object]) -> None
     assert "\n" not in message
 
 
+CHOICES = "auto, dense, tiled"
 KINDS = "needs float64, float32, float16 or bfloat16"
 ARRAY = re.escape("needs an array of NumPy, CuPy, PyTorch, JAX, ...")
 
@@ -90,7 +91,7 @@ FORWARD: list[tuple[dict[str, Any], type[Exception], str]] = [
         for value in ("left", "True", 1, 0, None, 1.0, [True], np.asarray([True, False]), np.True_)
     ),
     *(
-        ({"implementation": value}, E, rf"implementation: got {re.escape(repr(value))}, needs one of auto, dense")
+        ({"implementation": value}, E, f"implementation: got {re.escape(repr(value))}, needs one of {CHOICES}")
         for value in ("flash", "", "Dense", None, 1, ["dense"], np.asarray(["dense", "tiled"]))
     ),
     # numbers
