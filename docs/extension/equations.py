@@ -109,7 +109,7 @@ class Derived(SphinxDirective):
                 term, about = _term(self, id, [ran[id].place.formula], label=anchor(id)), nodes.paragraph()
                 about += nodes.reference("", f"line {ran[id].place.line}", refuri=code, internal=True)
                 if not id.startswith("d") and id in general(mechanism):
-                    link = f'<a href="{name}/equations.html#{anchor(id)}">options</a>'
+                    link = f'<a href="{name}/reference.html#{anchor(id)}">options</a>'
                     about += [nodes.Text(", "), nodes.raw("", link, format="html")]
                 listed += nodes.definition_list_item("", term, nodes.definition("", about, _fold(id, ran[id], "value")))
             made.append(listed)
