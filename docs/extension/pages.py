@@ -1,7 +1,7 @@
 """The pages of mechanisms: one to read, and one to look things up in, which ends with what the record has.
 
-Both, `docs/mechanisms/NAME.md` and `docs/mechanisms/NAME/reference.md`, are written by hand. If one is missing, it is made
-here from the record, for somebody to go on from there.
+Both, `docs/mechanisms/NAME.md` and `docs/mechanisms/NAME/reference.md`, are written by hand. If one is missing, it is
+made here from the record, for somebody to go on from there.
 """
 
 from __future__ import annotations
