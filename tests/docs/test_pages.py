@@ -9,7 +9,6 @@ import pytest
 
 import refattn as ra
 from refattn.equations import tags as tags_of
-from refattn.mechanisms import registry
 from refattn.verify import traced
 
 pytest.importorskip("sphinx", reason='the pages are built with pip install -e ".[docs]"')
