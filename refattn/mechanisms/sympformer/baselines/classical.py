@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.params import Add, Integrator, Layer
 from refattn.ops import layer_norm
 from refattn.xp import Array
@@ -50,8 +51,7 @@ class Saved:
 
 def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, None, Saved]:
     """Return the next tokens, no momenta, and what `backward` reads."""
-    gain, shift = layer.params.gain, layer.params.shift  # (m), (m)
-    y, norm = layer_norm.layer_norm_forward(x, gain, shift)  # (b, i, m) [SYMP.classical_normed]
+    y, norm = maps.normed(layer.params, x)  # (b, i, m) [SYMP.classical_normed]
     force, attended = layer.oracle.forward(layer, y)  # (b, i, m): SYMP.attended_force
     result = x + force  # (b, i, m) [SYMP.classical_moved]
     return result, None, Saved(norm, attended)
@@ -63,7 +63,4 @@ def backward(
     """Return the gradient of x, and none of a momentum and the time; add those of the parameters."""
     # forward: result = x + attend(norm(x))
     d_y = layer.oracle.backward(layer, saved.attended, d_result, None, add)  # (b, i, m) [dSYMP.classical_normed]
-    d_x, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
-    add("gain", d_gain)
-    add("shift", d_shift)
-    return d_result + d_x, None, None
+    return d_result + maps.normed_backward(layer.params, saved.norm, d_y, add), None, None

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.mechanisms.sympformer.baselines.attend_signed import heads_of, heads_of_backward
+from refattn.mechanisms.sympformer.baselines.attend_signed import scaled, scaled_backward
 from refattn.mechanisms.sympformer.oracles.past import Prefix
 from refattn.mechanisms.sympformer.params import Add, Layer
 from refattn.ops.heads import merge_heads, split_heads
@@ -68,8 +68,8 @@ class Saved:
 def forward(layer: Layer, u: Array, q: Array, k: Array, v: Array, f: Array) -> tuple[Array, Saved]:
     """Return c along u (b, i, m) for queries and keys by head, and what `backward` reads; v and f are not asked for."""
     xp, heads, d, ridge = namespace(u), q.shape[1], q.shape[-1], layer.params.config.oracle.ridge
-    uq = heads_of(layer, u, "q")  # (b, h, i, d) [SYMP.signed_moved_queries]
-    uk = heads_of(layer, u, "k")  # (b, h, i, d) [SYMP.signed_moved_keys]
+    uq = scaled(layer, u, "q")  # (b, h, i, d) [SYMP.signed_moved_queries]
+    uk = scaled(layer, u, "k")  # (b, h, i, d) [SYMP.signed_moved_keys]
     along = xp.broadcast_to(u[:, None, ...], (u.shape[0], heads, *u.shape[1:]))  # (b, h, i, m): of every head
     of_q = _summed(layer, q, xp.concat([q, along], axis=-1))  # [SYMP.signed_query_moments]
     of_k = _summed(layer, k, xp.concat([k, uk, q], axis=-1))  # [SYMP.signed_key_moments]
@@ -119,8 +119,8 @@ def backward(layer: Layer, saved: Saved, d_turn: Array, add: Add) -> tuple[Array
     d_uk = d_three[..., d : 2 * d]  # (b, h, i, d) [dSYMP.signed_moved_keys]
     d_u = xp.sum(d_pair[..., d:] + _times(xp.matrix_transpose(e), d_ahead), axis=1)  # (b, i, m)
     # forward: uq, uk = heads(u @ w_q), heads(u @ w_k)
-    d_u = d_u + heads_of_backward(layer, u, "q", d_uq, add)  # (b, i, m)
-    d_u = d_u + heads_of_backward(layer, u, "k", d_uk, add)  # (b, i, m)
+    d_u = d_u + scaled_backward(layer, u, "q", d_uq, add)  # (b, i, m)
+    d_u = d_u + scaled_backward(layer, u, "k", d_uk, add)  # (b, i, m)
     return d_u, d_q, d_k, xp.zeros_like(q), xp.zeros_like(u)
 
 

@@ -49,6 +49,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from refattn import equations
 from refattn.mechanisms.sympformer.integrators.coefficients import (
     Coefficients,
     Explicit,
@@ -59,6 +60,7 @@ from refattn.mechanisms.sympformer.integrators.coefficients import (
     Rule,
     Ruled,
 )
+from refattn.mechanisms.sympformer.oracles import softmax
 from refattn.mechanisms.sympformer.params import Add, Layer, at_rest, inner, plus
 from refattn.xp import Array, namespace
 
@@ -200,7 +202,7 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
     y, moved = entering, answer.b  # (b, i, m), (b, i, m): B p is known
     if kind.moves:
         y = kind.drift.forward(at_rest(entering, kicked), kicked, momentum)  # (b, i, m)
-        moved = layer.oracle.mobilised(layer, y)  # (b, i, m): B y
+        moved = equations.active(softmax).mobilised(layer, y)  # (b, i, m): B y
     result = x  # (b, i, m): at rest
     if moved is not None:
         speed = layer.oracle.velocity(moved, answer.context)  # (b, i, m): B y / z
@@ -225,7 +227,7 @@ def backward(
             saved.moved, saved.speed, saved.context, d_speed
         )  # (b, i, m)
         if kind.moves:
-            d_y = layer.oracle.mobilised_backward(layer, saved.y, d_moved, add)  # (b, i, m)
+            d_y = equations.active(softmax).mobilised_backward(layer, saved.y, d_moved, add)  # (b, i, m)
             d_own, d_kicked, d_new = kind.drift.backward(d_y)  # (b, i, m), (b, i, m), (b, i, m)
             d_moved = None
     d_t = 0.0 * saved.t  # (1)

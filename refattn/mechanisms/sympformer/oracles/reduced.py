@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from refattn.mechanisms.arguments import check_choice
+from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.oracles.linear import counted
 from refattn.mechanisms.sympformer.oracles.softmax import NORMALISERS, Answer
 from refattn.mechanisms.sympformer.params import Add, Layer
@@ -102,7 +103,7 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
         if past is not None:
             past.add_up(0.0 * (x[:, None, :, :, None] * x[:, None, :, None, :]))
         return Answer(force, p, None), Saved(p, tuple(x.shape))
-    y, norm = layer_norm.layer_norm_forward(x, params.gain, params.shift)  # (b, i, m) [SYMP.reduced_normed]
+    y, norm = maps.normed(params, x)  # (b, i, m) [SYMP.reduced_normed]
     pairs = y[..., :, None] * y[..., None, :]  # (b, i, m, m)
     if past is not None:
         sums = past.add_up(pairs[:, None, ...])[:, 0, ...]  # (b, i, m, m): with the past
@@ -118,16 +119,6 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
         force = force - pushed - xp.matrix_transpose(pushed)  # (b, i, m, m) [SYMP.reduced_force]
     moments = Moments(y @ a, s)
     return Answer(force, p, moments), Saved(p, tuple(x.shape), y, norm, n, bool(layer.causal), a, moments, square)
-
-
-def mobilised(layer: Layer, p: Array) -> Array:
-    """Return p: there is no mobility."""
-    return p
-
-
-def mobilised_backward(layer: Layer, p: Array, d_p: Array, add: Add) -> Array:
-    """Return the gradient of p."""
-    return d_p
 
 
 def velocity(p: Array, moments: Moments) -> Array:
@@ -193,7 +184,5 @@ def backward(
         later = xp.sum(mean, axis=1, keepdims=True)  # of all tokens
     d_y = d_y + ((later + xp.matrix_transpose(later)) @ y[..., None])[..., 0]  # (b, i, m) [dSYMP.reduced_normed]
     # forward: y = norm(x)
-    d_x, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
-    add("gain", d_gain)
-    add("shift", d_shift)
+    d_x = maps.normed_backward(layer.params, saved.norm, d_y, add)  # (b, i, m)
     return d_x, xp.zeros_like(p) if p is not None and d_p is None else d_p
