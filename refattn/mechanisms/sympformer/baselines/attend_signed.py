@@ -69,7 +69,7 @@ class Saved:
 
 def scaled(layer: Layer, x: Array, name: str) -> Array:
     """Return heads(x w + b) d^(-1/4) for the matrix and the bias of a name, "q" or "k"."""
-    part = attend.heads_of(layer, x, name)
+    part = attend.heads_of(layer, x, name)  # (b, h, i, d)
     return part * part.shape[-1] ** -0.25
 
 

@@ -34,11 +34,8 @@ class Classical(Integrator):
 
     moves: ClassVar[bool] = True
     baseline: ClassVar[bool] = True
+    damped: ClassVar[str] = "nothing"
     carries: ClassVar[bool] = False
-
-    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
-        """There is no damping."""
-        return False
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class LieTrotter(Integrator):
 
     moves: ClassVar[bool] = True
     baseline: ClassVar[bool] = True
+    damped: ClassVar[str] = "nothing"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,10 +75,6 @@ class LieTrotter(Integrator):
                 raise ValueError(
                     f"strength: got {self.strength!r}, but connection='none' has nothing that it multiplies"
                 )
-
-    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
-        """There is no damping."""
-        return False
 
     def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
         """Return mu, where it looks ahead, beta and gamma: none at rest; and the strength of a connection."""

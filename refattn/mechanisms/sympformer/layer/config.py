@@ -357,7 +357,7 @@ class Config:
         if not kind.baseline:
             found["h_x"] = Number("positive", kind.step, kind.learned and self.drifts)
             found["h_y"] = Number("positive", kind.step, kind.learned and self.kicks)
-            damps = self.damping.learned and kind.damps(self.rests, self.kicks, self.keeps)
+            damps = self.damping.learned and kind.damps(self)
             has = [name for name in ("c_log", "c_lin") if hasattr(self.damping, name)]
             found |= {name: Number("positive", getattr(self.damping, name), damps) for name in has}
             if self.look_ahead and (not self.rests or kind.calls > 1):
