@@ -354,7 +354,7 @@ def test_detached_gradients_are_those_of_a_fixed_time() -> None:
 def test_xi_starts_where_it_is_told_within_its_bounds(numbers: str, xi: float) -> None:
     params, x = stack(1, moved=0.0, integrator=f"presymplectic(step=0.1, {numbers})", mlp="none"), draw("x", 1, 4, 6)
     state, saves = run(params, x)
-    np.testing.assert_allclose(saves[0].attention.copies.angle, 2.0 * xi * 0.1, rtol=2e-4)
+    np.testing.assert_allclose(saves[0].attention.angle, 2.0 * xi * 0.1, rtol=2e-4)
     found = back(params, state, saves, draw("d_x", 1, 4, 6))
     clipped = "least" in numbers or "most" in numbers
     assert np.any(found.get("params.0.numbers.xi", 1.0)) != clipped

@@ -205,7 +205,7 @@ def backward(
     d, d_angle = own.backward(saved.before, saved.angle, (d_one, d_two, d_first, d_second))  # -, (1)
     own.angle_backward(layer, d_angle, add)
     d, d_a = _shear_backward(layer, shear_2, swapped(d), add)  # -, (1)
-    d, _ = _shear_backward(layer, shear_1, swapped(d), add)
+    d, _ = _shear_backward(layer, shear_1, swapped(d), add)  # -, (1)
     d_entering = d[2] + d[3]  # (b, i, m) [dSYMP.doubled_entering]
     # forward: entering = before * p; before, after = rule(t)
     d_c = Coefficients(inner(d_entering, saved.entering), 0.0 * h_y, 0.0 * h_y, inner(d_later, saved.momentum))
