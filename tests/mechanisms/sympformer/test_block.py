@@ -20,7 +20,6 @@ from refattn.mechanisms.sympformer.integrators.damping import damping
 from refattn.mechanisms.sympformer.layer import block
 from refattn.mechanisms.sympformer.layer import mlp as substep
 from refattn.mechanisms.sympformer.layer.config import INTEGRATORS as INTEGRATORS_BY_NAME
-from refattn.mechanisms.sympformer.layer.config import RENAMED
 from refattn.mechanisms.sympformer.params import Integrator, Layer
 from refattn.verify.diagnose.changes import KINDS, applies, changed_by
 from refattn.verify.selfcheck import gradients
@@ -33,8 +32,10 @@ from tests.mechanisms.sympformer.calls import (
     RECORD,
     SUBSTEPS,
     back,
+    check_gradients,
     draw,
     run,
+    second_layer,
     stack,
     told,
 )
@@ -143,41 +144,19 @@ def said(variant: Any) -> str:
     return " ".join([str(layers), *(f"{name}={value}" for name, value in options.items())])
 
 
-def by_autograd(params: tuple[Any, ...], x: Any, d_x: Any) -> dict[str, Any]:
-    torch = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
-    whole = {"x": x, "params": params}
-    leaves = {name: torch.tensor(value, requires_grad=True) for name, value in tree.flatten(whole).items()}
-    placed = tree.unflatten(whole, leaves)
-    loss = (run(placed["params"], placed["x"])[0].x * torch.tensor(d_x)).sum()
-    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return {name: value.numpy() for name, value in zip(leaves, found, strict=True)}
-
-
-def check_gradients(layers: int, options: dict[str, Any]) -> None:
-    params, x, d_x = stack(layers, **options), draw("x", 2, 5, 6), draw("d_x", 2, 5, 6)
-    state, saves = run(params, x)
-    found = back(params, state, saves, d_x)
-    assert list(found) == list(tree.flatten({"x": x, "params": params}))
-    largest = max(float(np.max(np.abs(value))) for value in found.values())
-    assert [name for name, value in found.items() if not np.max(np.abs(value)) > 1e-13 * largest] == []
-    if options.get("detach"):  # then they are no gradients of the loss: see below
-        return
-    error, leaf = gradients.largest_error(found, by_autograd(params, x, d_x))
-    assert error < gradients.TOLERANCES["autograd"], leaf
-
-
 @pytest.mark.parametrize(
     "variant", [*ALL[: -len(TABLES) : 13], *FREE, *OF_LINEAR, *BIASED, *REDUCED, *TABLES], ids=said
 )
 def test_gradients_agree_and_no_parameter_is_dead(variant: Any) -> None:
-    check_gradients(*variant)
+    layers, options = variant
+    check_gradients(stack(layers, **options))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(10))
 def test_gradients_of_all_variants(part: int) -> None:
-    for variant in SLOW[part::10]:
-        check_gradients(*variant)
+    for layers, options in SLOW[part::10]:
+        check_gradients(stack(layers, **options))
 
 
 @pytest.mark.parametrize("integrator", thinned([*INTEGRATORS], 2))
@@ -294,17 +273,13 @@ def test_with_the_old_momentum_a_first_layer_moves_nothing(integrator: str) -> N
 
 
 def test_forward_euler_and_presymplectic_euler_share_their_momentum() -> None:
-    x = draw("x", 1, 5, 6)
-    states = [
-        BLOCK.forward(each[0], BLOCK.start(each[0], x, Context()), Context())[0]
-        for each in (stack(2, integrator=name, moved=0.0) for name in ("presymplectic_euler", "forward_euler"))
-    ]
-    assert np.array_equal(states[0].p, states[1].p)
+    stacks = (stack(2, integrator=name, moved=0.0) for name in ("presymplectic_euler", "forward_euler"))
+    one, other = (second_layer(params, draw("x", 1, 5, 6))[0] for params in stacks)
+    assert np.array_equal(one.p, other.p)
 
 
 def test_momenta_are_normalised() -> None:
-    params, x = stack(2, moved=0.0, normalise="end"), draw("x", 1, 5, 6)
-    state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, Context()), Context())
+    state, _, _ = second_layer(stack(2, moved=0.0, normalise="end"), draw("x", 1, 5, 6))
     np.testing.assert_allclose(np.mean(state.p, axis=-1), 0.0, atol=1e-12)
     assert np.all(np.mean(state.p**2, axis=-1) <= 1.0)
 
@@ -462,12 +437,6 @@ def _caught(tag: equations.Tag, kind: str) -> bool:
 def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BLOCK.Config(**{"width": 6, "heads": 2, **changes})
-
-
-@pytest.mark.parametrize("name", RENAMED)
-def test_an_old_name_is_told_the_new_one(name: str) -> None:
-    with pytest.raises(TypeError, match=f"{name}: got an option of before, needs (oracle|integrator|damping|mlp)="):
-        BLOCK.Config(width=6, heads=2, **{name: 1})
 
 
 def test_kinds_are_taken_as_objects_names_and_text() -> None:

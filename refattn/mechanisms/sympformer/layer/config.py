@@ -10,13 +10,12 @@ starts at rest has no momentum before its first layer, and what nothing reads af
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from refattn.mechanisms.arguments import check_choice, check_is, check_number, check_plain, check_whole
 from refattn.mechanisms.families import choose
@@ -114,42 +113,6 @@ def one_element(value: float, like: Array) -> Array:
     return namespace(like).full((1,), value, dtype=like.dtype, device=device(like))
 
 
-T = TypeVar("T", bound=type)
-
-RENAMED = {
-    **dict.fromkeys(("attention", "force"), 'oracle="softmax", "linear" or "hamiltonian"'),
-    **{name: f'oracle="softmax({name}=...)"' for name in ("normaliser", "mobility")},
-    "implementation": 'oracle="linear(implementation=...)"',
-    **{name: f'damping="loglin({name}=...)"' for name in ("c_log", "c_lin", "clip")},
-    "learn_damping": 'damping="loglin(learned=...)"',
-    "step": 'integrator="presymplectic_euler(step=...)", and so for the others',
-    "learn_steps": 'integrator="presymplectic_euler(learned=...)", and so for the others',
-    "retention": 'integrator="plain_euler(retention=...)"',
-    "connection": 'integrator="lie_trotter(connection=...)"',
-    "xi": 'integrator="presymplectic(xi=...)", and so for strang',
-    **dict.fromkeys(("rotation", "angle"), 'integrator="presymplectic(angle=...)", and so for strang'),
-    "mlp_ratio": 'mlp="attention_velocity(ratio=...)", and so for the others',
-    "gelu": 'mlp="attention_velocity(gelu=...)", and so for the others',
-}
-"""What the choices of earlier versions are called now."""
-
-
-def _tells_new_names(kind: T) -> T:
-    """Return the class with an error that names the new choice where an old one is given."""
-    init = kind.__init__  # type: ignore[misc]
-
-    @functools.wraps(init)
-    def told(self: Any, *args: Any, **given: Any) -> None:
-        for name in given:
-            if name in RENAMED:
-                raise TypeError(f"{name}: got an option of before, needs {RENAMED[name]}")
-        init(self, *args, **given)
-
-    kind.__init__ = told  # type: ignore[misc]
-    return kind
-
-
-@_tells_new_names
 @dataclass(frozen=True)
 class Config:
     """Static choices of a block. Kinds are taken as objects, names or text: "strang(xi=0.5)".
