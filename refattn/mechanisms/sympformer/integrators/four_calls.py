@@ -55,7 +55,6 @@ from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.integrators import coefficients, damping, rotation
 from refattn.mechanisms.sympformer.integrators.coefficients import Coefficients, Rule, Ruled
 from refattn.mechanisms.sympformer.params import Add, Layer, at_rest, inner
-from refattn.ops import layer_norm
 from refattn.xp import Array, namespace
 
 EDGE = 1e-4
@@ -123,30 +122,6 @@ class Strang(Doubled):
 
 
 @dataclass(frozen=True)
-class Normed:
-    """What the backward of a normalised momentum reads."""
-
-    norm: layer_norm.Saved
-    a: Array
-    given: Array
-    result: Array
-
-
-@dataclass(frozen=True)
-class Shear:
-    """What the backward of a map A or B reads."""
-
-    p: Array
-    force: Array
-    speed: Array
-    moved: Array
-    context: Any
-    asked: Any
-    a: Array
-    norm: Normed | None
-
-
-@dataclass(frozen=True)
 class Saved:
     """What the backward reads: the maps in order, the copies before the rotation, and its angle."""
 
@@ -155,9 +130,9 @@ class Saved:
     slopes: Any
     entering: Array
     momentum: Array
-    shears: tuple[Shear, ...]
+    shears: tuple[Any, ...]
     before: rotation.Copies
-    normed: tuple[Normed, Normed] | None
+    normed: tuple[Any, Any] | None
     angle: Array
 
 
@@ -225,7 +200,7 @@ def swapped(copies: rotation.Copies) -> rotation.Copies:
     return two, one, second, first
 
 
-def _shear(layer: Layer, copies: rotation.Copies, a: Array) -> tuple[rotation.Copies, Shear]:
+def _shear(layer: Layer, copies: rotation.Copies, a: Array) -> tuple[rotation.Copies, tuple[Any, ...]]:
     """Return the copies after the map A, with a_s, and what its backward reads."""
     x_at, x_move, p_move, p_at = copies
     grown = namespace(x_at).exp(a)  # (1)
@@ -237,44 +212,47 @@ def _shear(layer: Layer, copies: rotation.Copies, a: Array) -> tuple[rotation.Co
     norm = None
     if layer.params.config.normalise == "each_substep":
         kicked, norm = _normalise(layer, kicked, a)  # (b, i, m)
-    return (x_at, drifted, kicked, p_at), Shear(p, answer.g, speed, answer.b, answer.context, asked, a, norm)
+    return (x_at, drifted, kicked, p_at), (p, answer, speed, asked, a, norm)
 
 
-def _shear_backward(layer: Layer, saved: Shear, d: rotation.Copies, add: Add) -> tuple[rotation.Copies, Array]:
+def _shear_backward(
+    layer: Layer, saved: tuple[Any, ...], d: rotation.Copies, add: Add
+) -> tuple[rotation.Copies, Array]:
     """Return the gradients of the copies before the map A for those after it, and that of a_s."""
+    p, answer, speed, asked, a, norm = saved  # (b, i, m), -, (b, i, m), -, (1), -
     d_x_at, d_x_move, d_p_move, d_p_at = d
-    xp, a, d_a = namespace(d_x_at), saved.a, 0.0 * saved.a  # -, (1), (1)
-    if saved.norm is not None:
-        d_p_move, d_a = _normalise_backward(layer, saved.norm, d_p_move, add)  # (b, i, m), (1)
+    xp, d_a = namespace(d_x_at), 0.0 * a  # -, (1)
+    if norm is not None:
+        d_p_move, d_a = _normalise_backward(layer, norm, d_p_move, add)  # (b, i, m), (1)
     # forward: drifted = x_move + h_x / 2 * speed
     d_speed = 0.5 * layer.numbers["h_x"] * d_x_move  # (b, i, m) [dSYMP.copy_drifted]
-    add("h_x", 0.5 * inner(d_x_move, saved.speed))
+    add("h_x", 0.5 * inner(d_x_move, speed))
     # forward: kicked = p_move + h_y / 2 exp(a) * force
     d_force = 0.5 * layer.numbers["h_y"] * xp.exp(a) * d_p_move  # (b, i, m) [dSYMP.copy_kicked]
-    work = 0.5 * xp.exp(a) * inner(d_p_move, saved.force)  # (1)
+    work = 0.5 * xp.exp(a) * inner(d_p_move, answer.g)  # (1)
     add("h_y", work)
-    back = layer.oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)
+    back = layer.oracle.velocity_backward(answer.b, speed, answer.context, d_speed)
     d_moved, d_context = back  # (b, i, m)
-    back = layer.oracle.backward(layer, saved.asked, d_force, d_moved, d_context, add)
+    back = layer.oracle.backward(layer, asked, d_force, d_moved, d_context, add)
     d_x, d_p = back  # (b, i, m), (b, i, m) [dSYMP.copy_momentum]
     # forward: p = exp(-a) * p_at
-    d_a = d_a + layer.numbers["h_y"] * work - inner(d_p, saved.p)  # (1)
+    d_a = d_a + layer.numbers["h_y"] * work - inner(d_p, p)  # (1)
     return (d_x_at + d_x, d_x_move, d_p_move, d_p_at + xp.exp(-a) * d_p), d_a
 
 
-def _normalise(layer: Layer, momentum: Array, a: Array) -> tuple[Array, Normed]:
+def _normalise(layer: Layer, momentum: Array, a: Array) -> tuple[Array, tuple[Any, ...]]:
     """Return the momentum of which exp(-a_s) is normalised, and what its backward reads."""
     xp = namespace(momentum)
     physical = xp.exp(-a) * momentum  # (b, i, m): part of SYMP.copy_normed
     unit, norm = maps.normed(layer.params, physical, "_p")  # (b, i, m): part of SYMP.copy_normed
     result = xp.exp(a) * unit  # (b, i, m) [SYMP.copy_normed]
-    return result, Normed(norm, a, physical, result)
+    return result, (norm, a, physical, result)
 
 
-def _normalise_backward(layer: Layer, saved: Normed, d_result: Array, add: Add) -> tuple[Array, Array]:
+def _normalise_backward(layer: Layer, saved: tuple[Any, ...], d_result: Array, add: Add) -> tuple[Array, Array]:
     """Return the gradients of the momentum and of a_s, and add those of the norm."""
-    xp, a = namespace(d_result), saved.a  # -, (1)
+    xp, (norm, a, physical, result) = namespace(d_result), saved  # -, (1), (b, i, m), (b, i, m)
     # forward: result = exp(a) * norm(physical); physical = exp(-a) * momentum
-    d_physical = maps.normed_backward(layer.params, saved.norm, xp.exp(a) * d_result, add, "_p")  # (b, i, m)
+    d_physical = maps.normed_backward(layer.params, norm, xp.exp(a) * d_result, add, "_p")  # (b, i, m)
     d_momentum = xp.exp(-a) * d_physical  # (b, i, m) [dSYMP.copy_normed]
-    return d_momentum, inner(d_result, saved.result) - inner(d_physical, saved.given)
+    return d_momentum, inner(d_result, result) - inner(d_physical, physical)

@@ -94,28 +94,6 @@ class EtdAB2(Integrator):
 
 
 @dataclass(frozen=True)
-class Drift:
-    """What the backward of the tokens reads."""
-
-    moved: Array  # B p
-    speed: Array  # f
-    context: Any
-    before: Array  # f_0
-    ahead: Array  # F
-
-
-@dataclass(frozen=True)
-class Kick:
-    """What the backward of the momentum reads."""
-
-    past: History
-    shares: tuple[Array, Array, Array]  # alpha, kept and left
-    rate: Array  # y
-    earlier: Array  # y_0
-    ahead: Array  # Y
-
-
-@dataclass(frozen=True)
 class Saved:
     """What the backward reads; no drift of tokens at rest, no kick of a momentum that nobody reads."""
 
@@ -123,8 +101,8 @@ class Saved:
     t: Array
     history: History | None
     asked: Any
-    drift: Drift | None
-    kick: Kick | None
+    drift: tuple[Any, ...] | None
+    kick: tuple[Any, ...] | None
 
 
 def forward(
@@ -139,7 +117,7 @@ def forward(
         before = speed if history is None else at_rest(history.f, x)  # (b, i, m): f_0
         speed_ahead = ahead(speed, before, h_x, h_x if history is None else history.h_x)  # (b, i, m): F
         result = x + h_x * speed_ahead  # (b, i, m) [SYMP.extrapolated_moved]
-        drift = Drift(answer.b, speed, answer.context, before, speed_ahead)
+        drift = (answer, speed, before, speed_ahead)
     if answer.g is None:
         return result, None, None, Saved(p, t, history, asked, drift, None)
     old = at_rest(p, answer.g)  # (b, i, m)
@@ -151,7 +129,7 @@ def forward(
     earlier = left * past.g  # (b, i, m) [SYMP.earlier_rate]
     rate_ahead = ahead(rate, earlier, h_y, past.h_y)  # (b, i, m): SYMP.extrapolated
     momentum = kept * old + h_y * rate_ahead  # (b, i, m) [SYMP.multistep_momentum]
-    kick = Kick(past, (alpha, kept, left), rate, earlier, rate_ahead)
+    kick = (past, alpha, kept, left, rate, earlier, rate_ahead)
     return result, momentum, following, Saved(p, t, history, asked, drift, kick)
 
 
@@ -160,21 +138,22 @@ def backward(
 ) -> tuple[Array, Array | None, History | None, Array]:
     """Return the gradients of x, p, the history and t, and add those of the parameters and the numbers."""
     kind, h_x, h_y = layer.params.config.integrator, layer.numbers["h_x"], layer.numbers["h_y"]  # -, (1), (1)
-    history, drift, kick, none = saved.history, saved.drift, saved.kick, 0.0 * saved.t  # -, -, -, (1)
+    history, none = saved.history, 0.0 * saved.t  # -, (1)
     d_handed = d_own = d_before = d_past = d_moved = d_context = None
     d_t, d_t_before, d_h_x, d_h_y = none, none, none, none  # (1), (1), (1), (1): the last two of the layer before
-    if d_momentum is not None and kick is not None:
+    if d_momentum is not None and saved.kick is not None:
+        past, alpha, kept, left, rate, earlier, rate_ahead = saved.kick  # as they were given to it
         # forward: momentum = kept * old + h_y * rate_ahead
-        old, (alpha, kept, left) = at_rest(saved.p, d_momentum), kick.shares  # (b, i, m), (1), (1), (1)
+        old = at_rest(saved.p, d_momentum)  # (b, i, m)
         d_own = kept * d_momentum  # (b, i, m)
-        add("h_y", inner(d_momentum, kick.ahead))
+        add("h_y", inner(d_momentum, rate_ahead))
         # forward: rate_ahead = rate + h_y / 2 h_0 * (rate - earlier)
         d_rate, d_earlier, d_h, d_h_y = ahead_backward(
-            kick.rate, kick.earlier, h_y, kick.past.h_y, h_y * d_momentum
+            rate, earlier, h_y, past.h_y, h_y * d_momentum
         )  # (b, i, m) [dSYMP.rate], (b, i, m) [dSYMP.earlier_rate], (1), (1)
         add("h_y", d_h)
         # forward: rate = kept * handed; earlier = left * past
-        d_minus_a, d_minus_b = inner(d_rate, kick.rate) + inner(d_own, old), inner(d_earlier, kick.earlier)  # (1), (1)
+        d_minus_a, d_minus_b = inner(d_rate, rate) + inner(d_own, old), inner(d_earlier, earlier)  # (1), (1)
         d_past = left * d_earlier  # (b, i, m)
         d_handed = kept * d_rate  # (b, i, m): where nobody reads it later
         if history is None:
@@ -185,16 +164,17 @@ def backward(
         d_own = d_own - alpha * d_handed  # (b, i, m)
         # forward: alpha, kept, left = shares(t, t_before)
         d_minus = (inner(d_handed, old), d_minus_a, d_minus_b)  # (1) each
-        d_t, d_t_before, d_h = kind.shares_backward(layer, saved.t, kick.past.t, d_minus, add)  # (1), (1), (1)
+        d_t, d_t_before, d_h = kind.shares_backward(layer, saved.t, past.t, d_minus, add)  # (1), (1), (1)
         add("h_y", d_h)
         if history is None:
             d_t = d_t + d_t_before  # (1): its own past
-    if drift is not None:
+    if saved.drift is not None:
+        answer, speed, before, speed_ahead = saved.drift  # as they were given to it
         # forward: result = x + h_x * speed_ahead
-        add("h_x", inner(d_result, drift.ahead))
+        add("h_x", inner(d_result, speed_ahead))
         # forward: speed_ahead = speed + h_x / 2 h_0 * (speed - before)
         h_before = h_x if history is None else history.h_x  # (1)
-        turned = ahead_backward(drift.speed, drift.before, h_x, h_before, h_x * d_result)
+        turned = ahead_backward(speed, before, h_x, h_before, h_x * d_result)
         d_speed, d_before, d_h, d_h_x = turned  # (b, i, m), (b, i, m), (1), (1)
         add("h_x", d_h)
         if history is None:
@@ -202,7 +182,7 @@ def backward(
             add("h_x", d_h_x)
         d_speed = plus(d_speed, None if d_following is None else d_following.f)  # (b, i, m)
         # forward: speed = velocity(mobilised(p), z)
-        turned = layer.oracle.velocity_backward(drift.moved, drift.speed, drift.context, d_speed)
+        turned = layer.oracle.velocity_backward(answer.b, speed, answer.context, d_speed)
         d_moved, d_context = turned  # (b, i, m)
     # forward: answer = oracle(x, p); the force has the gradient of what is handed on
     turned = layer.oracle.backward(layer, saved.asked, d_handed, d_moved, d_context, add)

@@ -327,7 +327,7 @@ class Config:
                 found["look"] = Number("unit", 1e-3)
         elif type(self.oracle) is linear.Linear:
             found["attention_step"] = Number("positive", kind.step, kind.learned)
-        more = {**kind.numbers(self), **self.mlp.numbers(self)}
+        more = {**kind.numbers(self), **{name: mlp.NUMBERS[name] for name in self.mlp.names(self)}}
         return found | {name: Number(*given) for name, given in more.items()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -59,27 +59,25 @@ class Substep:
         check_sizes(self, "ratio")
         check_choice("gelu", self.gelu, GELU)
 
-    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
-        """Return mu, beta and gamma, as far as they change anything."""
-        return {}
+    def names(self, config: Any) -> tuple[str, ...]:
+        """Return which of the numbers mu, beta and gamma change anything."""
+        return ()
 
 
-@dataclass(frozen=True)
 class AttentionVelocity(Substep):
     """It looks ahead along the velocity of the attention step, which it does not change."""
 
-    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+    def names(self, config: Any) -> tuple[str, ...]:
         """Return gamma, and mu where the attention step moves anything."""
-        return {**({"mu": ("unit", 0.9)} if config.drifts else {}), "gamma": ("positive", 1.0)}
+        return ("mu", "gamma") if config.drifts else ("gamma",)
 
 
-@dataclass(frozen=True)
 class Momentum(Substep):
     """It looks ahead along the momentum, and changes it."""
 
-    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+    def names(self, config: Any) -> tuple[str, ...]:
         """Return all three."""
-        return dict(CARRIED)
+        return tuple(NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -98,12 +96,11 @@ class Velocity(Substep):
         super().__post_init__()
         check_choice("start", self.start, ("rest", "table"))
 
-    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+    def names(self, config: Any) -> tuple[str, ...]:
         """Return all three, but in a first layer that starts at rest."""
-        return dict(CARRIED) if config.layer or self.start == "table" else {}
+        return tuple(NUMBERS) if config.layer or self.start == "table" else ()
 
 
-@dataclass(frozen=True)
 class Plain(Substep):
     """x + MLP(norm x)."""
 
@@ -112,12 +109,13 @@ class Plain(Substep):
 class NoMlp:
     """There is none."""
 
-    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+    def names(self, config: Any) -> tuple[str, ...]:
         """Return nothing."""
-        return {}
+        return ()
 
 
-CARRIED = {"mu": ("unit", 0.9), "beta": ("unit", 0.9), "gamma": ("positive", 1.0)}
+NUMBERS = {"mu": ("unit", 0.9), "beta": ("unit", 0.9), "gamma": ("positive", 1.0)}
+"""The numbers of a substep: what keeps each where it has to be, and where it starts."""
 KINDS: dict[str, type[Substep] | type[NoMlp]] = {
     "attention_velocity": AttentionVelocity,
     "momentum": Momentum,

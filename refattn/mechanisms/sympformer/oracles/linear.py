@@ -81,10 +81,10 @@ class Kernel:
     implementation: str
     past: Prefix | None
 
-    def mix(self, what: str, a: Array, b: Array, c: Array) -> Array:
+    def mix(self, name: str, a: Array, b: Array, c: Array) -> Array:
         """Return sum_j <a_i, b_j> c_j, with the past where tokens come one after the other."""
         if self.past is not None:
-            return self.past.mix(what, a, b, c)
+            return self.past.mix(name, a, b, c)
         return mix(a, b, c, self.side, self.implementation)
 
     def mix_backward(self, a: Array, b: Array, c: Array, d_o: Array) -> tuple[Array, Array, Array]:
@@ -134,7 +134,7 @@ def counted(layer: Layer, y: Array) -> tuple[Array, Prefix | None]:
     past = causal if isinstance(causal, Prefix) else None
     n = counts(0 if causal else None, (0, tokens), tokens, y)  # (i, 1): n_i
     if past is not None:
-        n = n + past.begin(tokens)  # (i, 1): n_i, with the tokens that came before
+        n = n + past.begin(tokens, y)  # (i, 1): n_i, with the tokens that came before
     share = share_of(layer, y)  # (i, 1): n_i over the number of all tokens
     n = n if share is None else n / share  # (i, 1): n_i, or the number of all tokens
     return n, past

@@ -101,12 +101,12 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
         force = symmetric(params.w_v) + 0.0 * x[..., None]  # (b, i, m, m): SYMP.reduced_force at rest
     if params.w_a is None or params.gain is None:
         if past is not None:
-            past.add_up(0.0 * (x[:, None, :, :, None] * x[:, None, :, None, :]))
+            past.add_up("moments", 0.0 * (x[:, None, :, :, None] * x[:, None, :, None, :]))
         return Answer(force, p, None), Saved(p, tuple(x.shape))
     y, norm = maps.normed(params, x)  # (b, i, m) [SYMP.reduced_normed]
     pairs = y[..., :, None] * y[..., None, :]  # (b, i, m, m)
     if past is not None:
-        sums = past.add_up(pairs[:, None, ...])[:, 0, ...]  # (b, i, m, m): with the past
+        sums = past.add_up("moments", pairs[:, None, ...])[:, 0, ...]  # (b, i, m, m): with the past
     elif layer.causal:
         sums = xp.cumulative_sum(pairs, axis=1)  # (b, i, m, m)
     else:
