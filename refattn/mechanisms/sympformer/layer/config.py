@@ -183,9 +183,8 @@ class Config:
     def __post_init__(self) -> None:
         check_plain(self)
         check_sizes(self, "width", "heads", "vocabulary", "context")
-        object.__setattr__(self, "layers", check_whole("layers", self.layers, 1))
-        if isinstance(self.layer, bool) or not isinstance(self.layer, int) or self.layer < 0:
-            raise ValueError(f"layer: got {self.layer!r}, needs a whole number of at least 0")
+        for name, least in (("layers", 1), ("layer", 0)):
+            object.__setattr__(self, name, check_whole(name, getattr(self, name), least))
         if self.width % self.heads:
             raise ValueError(f"heads: got {self.heads}, needs a divisor of the width {self.width}")
         if self.layer >= self.layers:
