@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,8 +45,10 @@ def _total(a: Floats, b: Floats) -> float:
 
 def _hidden(x: Floats | None, key_mask: Floats | None) -> Floats | None:
     """Return a copy in float64, 0 where a token is padding."""
-    copy = None if x is None else np.array(x, dtype=np.float64)
-    for b, n in () if copy is None or key_mask is None else np.argwhere(~key_mask):
+    if x is None:
+        return None
+    copy = np.array(x, dtype=np.float64)
+    for b, n in () if key_mask is None else np.argwhere(~key_mask):
         copy[b, :, n] = 0.0
     return copy
 
@@ -76,10 +79,11 @@ class _Token(SimpleNamespace):
         self.said["DELTA.5"] = np.array([self.scale * _asked(self.S, query) for query in self.q])
         return self.S, self.M
 
-    def undo(self, d_out: Sequence[Floats], S: Floats, M: Floats) -> tuple[Floats, Floats]:
+    def undo(self, d_out: Floats, S: Floats, M: Floats) -> tuple[Floats, Floats]:
         """Take it back: return the adjoints of the state and the momentum before it for those after it."""
         read = [_turned(self.S, row) for row in d_out]
-        self.said, d = {}, {"scale": math.fsum(_total(x, y) for x, y in zip(self.q, read, strict=True))}
+        self.said = {}
+        d: dict[str, Any] = {"scale": math.fsum(_total(x, y) for x, y in zip(self.q, read, strict=True))}
         self.d_q = [self.scale * x for x in read]
         for query, row in zip(self.q, d_out, strict=True):
             S = S + np.array([self.scale * x * row for x in query])
@@ -141,7 +145,8 @@ class _Run:
         self.states = np.zeros(shape)
         if state is not None:
             self.states[:, :, : 2 if self.moving else 1] = state if self.moving else state[:, :, None]
-        self.heads = {at: [self.token(*at, n) for n in range(self.tokens)] for at in np.ndindex(self.batch, self.g)}
+        places = product(range(self.batch), range(self.g))
+        self.heads = {(b, g): [self.token(b, g, n) for n in range(self.tokens)] for b, g in places}
         self.value: Values = {}
         for (b, g), tokens in self.heads.items():
             for m, (first, stop) in self.spans:

@@ -101,8 +101,8 @@ class Saved:
     norm_half: layer_norm.Saved | None
 
 
-def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
-    """Return the next tokens and momenta, and what `backward` reads."""
+def forward(layer: Layer, x: Array, p: Array | None, t: Array, history: None) -> tuple[Array, Array, None, Saved]:
+    """Return the next tokens and momenta, no history, and what `backward` reads."""
     kind, own = layer.params.config.integrator.connection, equations.active(noise)
     point = own.noisy(layer.keep, "noise_ahead", maps.ahead(layer, x, p, "attention_mu"))  # (b, i, m): SYMP.noisy
     y, norm = maps.normed(layer.params, point)  # (b, i, m) [SYMP.trotter_normed]
@@ -128,13 +128,13 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
         half = 0.5 * (whole + turned)  # (b, i, m): w - c/2
         push, norm_half = maps.normed(layer.params, half, "_p")  # (b, i, m): part of SYMP.trotter_moved
     result = x + push  # (b, i, m) [SYMP.trotter_moved]
-    return result, momentum, Saved(p, norm, attended, force, norm_p, bent, bend, norm_half)
+    return result, momentum, None, Saved(p, norm, attended, force, norm_p, bent, bend, norm_half)
 
 
 def backward(
-    layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, add: Add
-) -> tuple[Array, Array | None, None]:
-    """Return the gradients of x and p, none of the time, and add those of the parameters and the numbers."""
+    layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, d_following: None, add: Add
+) -> tuple[Array, Array | None, None, None]:
+    """Return the gradients of x and p, none of a history and the time, and add those of parameters and numbers."""
     p, kind = saved.p, layer.params.config.integrator.connection  # (b, i, m)
     # forward: result = x + push
     d_moved = d_result if saved.norm_half is None else 0.0 * d_result  # (b, i, m): where tokens move by p'
@@ -158,7 +158,7 @@ def backward(
         turning = equations.active(layer.params.config.turning)
         d_along, *d_qkv, d_own = turning.backward(layer, saved.connection, d_bend, add)  # (b, i, m)
         d_bent = tuple(d_qkv)
-    d_whole = plus(d_normed, d_along if kind == "r2" else None)  # (b, i, m) [dSYMP.trotter_blend]
+    d_whole = d_normed + d_along if kind == "r2" else d_normed  # (b, i, m) [dSYMP.trotter_blend]
     # forward: whole = beta * p + gamma * force
     gamma = 1.0  # at rest
     if p is not None:
@@ -171,4 +171,4 @@ def backward(
     d_y = layer.oracle.backward(layer, saved.attended, d_force, d_bent, add)  # (b, i, m): dSYMP.trotter_normed
     # forward: y = norm(x + mu * p)
     d_ahead = maps.normed_backward(layer.params, saved.norm, d_y, add)  # (b, i, m)
-    return d_result + d_ahead, maps.ahead_backward(layer, p, d_ahead, d_p, add, "attention_mu"), None
+    return d_result + d_ahead, maps.ahead_backward(layer, p, d_ahead, d_p, add, "attention_mu"), None, None

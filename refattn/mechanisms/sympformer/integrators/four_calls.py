@@ -136,8 +136,8 @@ class Saved:
     angle: Array
 
 
-def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
-    """Return the next tokens and momenta, and what `backward` reads."""
+def forward(layer: Layer, x: Array, p: Array | None, t: Array, history: None) -> tuple[Array, Array, None, Saved]:
+    """Return the next tokens and momenta, no history, and what `backward` reads."""
     kind, own, h_y = layer.params.config.integrator, equations.active(damping), layer.numbers["h_y"]  # -, -, (1)
     c, slopes = kind.rule(layer, t)
     entering = c.before * at_rest(p, x)  # (b, i, m) [SYMP.doubled_entering]
@@ -157,13 +157,13 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
     copies, shear_4 = _shear(layer, swapped(copies), whole)
     momentum = c.after * copies[2]  # (b, i, m) [SYMP.doubled_momentum]
     shears = (shear_1, shear_2, shear_3, shear_4)
-    return copies[0], momentum, Saved(t, c, slopes, entering, momentum, shears, before, normed, angle)
+    return copies[0], momentum, None, Saved(t, c, slopes, entering, momentum, shears, before, normed, angle)
 
 
 def backward(
-    layer: Layer, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
-) -> tuple[Array, Array, Array]:
-    """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
+    layer: Layer, saved: Saved, d_result: Array, d_momentum: Array | None, d_following: None, add: Add
+) -> tuple[Array, Array, None, Array]:
+    """Return the gradients of x, p, no history and t, and add those of the parameters and the numbers."""
     kind, c, h_y = layer.params.config.integrator, saved.coefficients, layer.numbers["h_y"]  # -, -, (1)
     none, (shear_1, shear_2, shear_3, shear_4) = namespace(d_result).zeros_like(d_result), saved.shears  # (b, i, m)
     d_later = none if d_momentum is None else d_momentum  # (b, i, m)
@@ -191,7 +191,7 @@ def backward(
         d_now, d_h = equations.active(damping).damping_backward(layer, saved.t, share * h_y, -d_s, add)  # (1), (1)
         d_t = d_t + d_now  # (1)
         add("h_y", share * d_h)
-    return d[0] + d[1], c.before * d_entering, d_t
+    return d[0] + d[1], c.before * d_entering, None, d_t
 
 
 def swapped(copies: rotation.Copies) -> rotation.Copies:

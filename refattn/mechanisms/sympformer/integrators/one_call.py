@@ -155,8 +155,10 @@ class Saved:
     asked: Any
 
 
-def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array | None, Saved]:
-    """Return the next tokens and momenta (None where nobody reads them), and what `backward` reads."""
+def forward(
+    layer: Layer, x: Array, p: Array | None, t: Array, history: None
+) -> tuple[Array, Array | None, None, Saved]:
+    """Return the next tokens and momenta (None where nobody reads them), no history, and what `backward` reads."""
     kind = layer.params.config.integrator
     found, slopes = kind.rule(layer, t)
     before, kept, weight, after = found  # (1), (1) [SYMP.kept], (1) [SYMP.weight], (1)
@@ -177,13 +179,18 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
         speed = layer.oracle.velocity(moved, answer.context)  # (b, i, m): B y / z
         result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.18]
     c = Coefficients(before, kept, weight, after)
-    return result, momentum, Saved(t, c, slopes, entering, answer.g, momentum, y, moved, speed, answer.context, asked)
+    return (
+        result,
+        momentum,
+        None,
+        Saved(t, c, slopes, entering, answer.g, momentum, y, moved, speed, answer.context, asked),
+    )
 
 
 def backward(
-    layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, add: Add
-) -> tuple[Array, Array | None, Array]:
-    """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
+    layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, d_following: None, add: Add
+) -> tuple[Array, Array | None, None, Array]:
+    """Return the gradients of x, p, no history and t, and add those of the parameters and the numbers."""
     kind, c = layer.params.config.integrator, saved.coefficients
     d_moved = d_context = d_force = d_y = d_own = None
     if saved.speed is not None:
@@ -224,4 +231,4 @@ def backward(
         # forward: before, kept, weight, after = rule(t)
         d_t, d_h_y = coefficients.backward(layer, saved.t, saved.slopes, d_c, add)  # (1), (1) [dSYMP.h_y]
         add("h_y", d_h_y)
-    return d_x, d_p, d_t
+    return d_x, d_p, None, d_t

@@ -257,6 +257,11 @@ class Config:
         return ATTENTIONS[kind] if self.integrator.baseline else module_of(kind)
 
     @property
+    def steps(self) -> ModuleType:
+        """The module of the integrator."""
+        return module_of(type(self.integrator))
+
+    @property
     def turning(self) -> ModuleType:
         """The module of the connection."""
         return CONNECTIONS[type(self.oracle)]
