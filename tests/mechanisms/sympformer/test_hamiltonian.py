@@ -37,7 +37,7 @@ def asked(params: Any, x: Any, p: Any) -> tuple[Any, Any, Any]:
     )
     speed = None if p is None else hamiltonian.velocity(answer.b, answer.context)[0]
     assert answer.g is not None
-    return answer.g[0], speed, saved.y[0]
+    return answer.g[0], speed, saved[0][2][0]
 
 
 @pytest.mark.parametrize("at_rest", [True, False])

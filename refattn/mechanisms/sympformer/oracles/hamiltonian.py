@@ -40,7 +40,7 @@ How their code differs: its potential lacks the 1/n, and B comes from an inverse
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from refattn import equations
 from refattn.mechanisms.arguments import check_choice
@@ -48,7 +48,6 @@ from refattn.mechanisms.sympformer import core, maps
 from refattn.mechanisms.sympformer.oracles import softmax
 from refattn.mechanisms.sympformer.oracles.softmax import MOBILITIES, Answer
 from refattn.mechanisms.sympformer.params import Add, Layer, plus
-from refattn.ops import layer_norm
 from refattn.ops.linear import linear_backward
 from refattn.xp import Array, namespace
 
@@ -75,22 +74,8 @@ class Hamiltonian:
         return {"w_q", "w_k"} | ({"w_b"} if drifts and self.mobility == "learned" else set())
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What the backward reads; the names are those of the equations."""
-
-    p: Array | None
-    b: Array | None
-    y: Array
-    norm: layer_norm.Saved
-    q: Array
-    s: Array | None  # (b, i, 1)
-    inverse: Array  # (b, i, 1): exp(-2 c)
-    attended: Array  # (b, i, m)
-    r: Array | None
-    t: Array | None
-    as_query: core.Saved
-    as_key: core.Saved | None
+Saved = tuple[tuple[Any, ...], ...]
+"""What the backward reads: of the tokens, of them as queries, and of the force; the names there are those above."""
 
 
 def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
@@ -123,7 +108,7 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
         key = turned[:, 0, ...]  # (b, i, m) [SYMP.hamiltonian_as_key]
         back_q, back_k = xp.matrix_transpose(layer.params.w_q), xp.matrix_transpose(layer.params.w_k)  # (m, m), (m, m)
         force = 0.5 * scale * (query @ back_q + key @ back_k)  # (b, i, m) [SYMP.hamiltonian_force]
-    saved = Saved(p, moved, y, norm, q, share, inverse, attended, query, key, as_query, as_key)
+    saved = ((p, moved, y, norm, q), (inverse, attended, as_query), (share, query, key, as_key))
     return Answer(force, moved, log_z), saved
 
 
@@ -141,44 +126,46 @@ def backward(
     layer: Layer, saved: Saved, d_force: Array | None, d_moved: Array | None, d_log_z: Array | None, add: Add
 ) -> tuple[Array, Array | None]:
     """Return the gradients of x and p, and add those of the parameters."""
-    p, params, scale = saved.p, layer.params, layer.params.config.scale  # (b, i, m), -, -
-    xp = namespace(saved.y)
-    d_bounded = xp.zeros_like(saved.inverse) if d_log_z is None else d_log_z  # (b, i, 1): of SYMP.7
-    d_attended = xp.zeros_like(saved.attended)  # (b, i, e): where nobody asks for the force
+    (p, moved, y, norm, q), (inverse, attended, as_query), (share, query, key, as_key) = (
+        saved  # as they were given to it
+    )
+    xp, params, scale = namespace(y), layer.params, layer.params.config.scale
+    d_bounded = xp.zeros_like(inverse) if d_log_z is None else d_log_z  # (b, i, 1): of SYMP.7
+    d_attended = xp.zeros_like(attended)  # (b, i, e): where nobody asks for the force
     d_ask, d_pull = d_moved, None  # (b, i, m): of B p, and of p beside it
-    d_q, d_k = xp.zeros_like(saved.q), xp.zeros_like(saved.q)  # (b, i, m), (b, i, m)
-    if d_force is not None and saved.as_key is not None and saved.s is not None:
+    d_q, d_k = xp.zeros_like(q), xp.zeros_like(q)  # (b, i, m), (b, i, m)
+    if d_force is not None and share is not None:
         # forward: force = scale / 2 * (query @ w_q^T + key @ w_k^T)
         asked = 0.5 * scale * d_force  # (b, i, m): without the matrices
         d_query = asked @ params.w_q  # (b, i, m) [dSYMP.hamiltonian_as_query]
         d_key = asked @ params.w_k  # (b, i, m) [dSYMP.hamiltonian_as_key]
-        for name, value in (("w_q", saved.r), ("w_k", saved.t)):
+        for name, value in (("w_q", query), ("w_k", key)):
             add(name, linear_backward(asked, params.w_q, value)[1])
         # forward: key = core(k, q, share * q); query = share * core(q, k, k)
-        d = core.backward(saved.as_key, d_key[:, None, ...])
+        d = core.backward(as_key, d_key[:, None, ...])
         d_k = d["q"][:, 0, ...]  # (b, i, m)
         d_value = d["v"][:, 0, ...]  # (b, i, m): of s q
-        d_q = d["k"][:, 0, ...] + saved.s * d_value  # (b, i, m)
-        d_attended = saved.s * d_query  # (b, i, m): of SYMP.12
-        d_shared = d_query * saved.attended + d_value * saved.q  # (b, i, m)
+        d_q = d["k"][:, 0, ...] + share * d_value  # (b, i, m)
+        d_attended = share * d_query  # (b, i, m): of SYMP.12
+        d_shared = d_query * attended + d_value * q  # (b, i, m)
         d_share = xp.sum(d_shared, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.hamiltonian_share]
         if p is not None:
             # forward: share = sum(moved * p) * exp(-2 log_z) + 1
-            d_kinetic = d_share * saved.inverse  # (b, i, 1): of <p, B p>
-            d_bounded = d_bounded - 2.0 * (saved.s - 1.0) * d_share  # (b, i, 1): of SYMP.7
-            d_ask, d_pull = plus(d_ask, d_kinetic * p), d_kinetic * saved.b  # (b, i, m), (b, i, m)
+            d_kinetic = d_share * inverse  # (b, i, 1): of <p, B p>
+            d_bounded = d_bounded - 2.0 * (share - 1.0) * d_share  # (b, i, 1): of SYMP.7
+            d_ask, d_pull = plus(d_ask, d_kinetic * p), d_kinetic * moved  # (b, i, m), (b, i, m)
     d_p = None
     if p is not None and d_ask is not None:
         d_p = plus(equations.active(softmax).mobilised_backward(layer, p, d_ask, add), d_pull)  # (b, i, m)
     # forward: attended, log_z = core(q, k, k)
-    d = core.backward(saved.as_query, d_attended[:, None, ...], xp.permute_dims(d_bounded, (0, 2, 1)))
+    d = core.backward(as_query, d_attended[:, None, ...], xp.permute_dims(d_bounded, (0, 2, 1)))
     d_queries = d_q + d["q"][:, 0, ...]  # (b, i, m) [dSYMP.hamiltonian_queries]
     d_own = d["k"][:, 0, ...]  # (b, i, m)
-    if saved.as_key is not None:
+    if as_key is not None:
         d_own = d_own + d["v"][:, 0, ...]  # (b, i, m)
     d_keys = d_k + d_own  # (b, i, m) [dSYMP.hamiltonian_keys]
-    d_y_q = maps.affine_backward(params, saved.y, "q", d_queries, add)  # (b, i, m)
-    d_y = d_y_q + maps.affine_backward(params, saved.y, "k", d_keys, add)  # (b, i, m) [dSYMP.hamiltonian_normed]
+    d_y_q = maps.affine_backward(params, y, "q", d_queries, add)  # (b, i, m)
+    d_y = d_y_q + maps.affine_backward(params, y, "k", d_keys, add)  # (b, i, m) [dSYMP.hamiltonian_normed]
     # forward: y = norm(x + look * p)
-    d_ahead = maps.normed_backward(params, saved.norm, d_y, add)  # (b, i, m)
+    d_ahead = maps.normed_backward(params, norm, d_y, add)  # (b, i, m)
     return d_ahead, maps.ahead_backward(layer, p, d_ahead, d_p, add)

@@ -45,29 +45,42 @@ from refattn.xp import Array, namespace
 
 
 @dataclass(frozen=True)
-class Linear:
-    """Linear attention, with the matrices A and V alone: this file.
+class Bilinear:
+    """What linear attention and its reduction have: the matrices A and V alone.
 
     Attributes
     ----------
     normaliser
         What sums over tokens are divided by: see `Softmax`.
-    implementation
-        "gram" (all pairs), "state" (time linear in the tokens) or "auto".
     """
 
     normaliser: str = "prefix"
-    implementation: str = "auto"
 
     may_be_causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("normaliser", self.normaliser, NORMALISERS)
-        check_choice("implementation", self.implementation, ("auto", *IMPLEMENTATIONS))
 
     def weights(self, kicks: bool, drifts: bool) -> set[str]:
         """Return the matrices of a block, where the force is read, and where positions change."""
         return {name for name, there in (("w_a", drifts), ("w_v", kicks)) if there}
+
+
+@dataclass(frozen=True)
+class Linear(Bilinear):
+    """Linear attention, with the matrices A and V alone: this file.
+
+    Attributes
+    ----------
+    implementation
+        "gram" (all pairs), "state" (time linear in the tokens) or "auto".
+    """
+
+    implementation: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("implementation", self.implementation, ("auto", *IMPLEMENTATIONS))
 
 
 @dataclass(frozen=True)
