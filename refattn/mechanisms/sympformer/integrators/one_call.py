@@ -35,7 +35,7 @@ Adjoints, for given dx' and later, the gradient of p' if a later layer reads it;
     [dSYMP.entering]  dp_in = kept dp* + dSYMP.momentum    and dy; the latter: what the oracle asks for dg and dz
     [dSYMP.p]  dp = before dp_in                        not at rest
     [dSYMP.x]  dx = dx' + X                             X the adjoint of norm at dSYMP.1, in `oracles.softmax`
-    [dSYMP.h_y]  dh_y = sum dp* g + da (c_log / (t + h_y) + c_lin)    with euler and half
+    [dSYMP.h_y]  dh_y = sum dp* g + da (c_log / (t + h_y) + c_lin)    with Euler and Half
 
 and of the logarithms dlog before = sum dp_in p_in, dlog after = sum dp' p'; da is dSYMP.15.
 
@@ -171,8 +171,9 @@ def forward(
         momentum = after * kicked  # (b, i, m) [SYMP.16]
     y, moved = entering, answer.b  # (b, i, m), (b, i, m): B p is known
     if kind.moves:
-        old, middle, new = kind.drift
-        y = old * at_rest(entering, kicked) + middle * kicked + new * momentum  # (b, i, m)
+        shares = zip(kind.drift, (at_rest(entering, kicked), kicked, momentum), strict=True)
+        parts = [p if share == 1.0 else share * p for share, p in shares if share]
+        y = sum(parts[1:], parts[0])  # (b, i, m)
         moved = equations.active(softmax).mobilised(layer, y)  # (b, i, m): B y
     result = x  # (b, i, m): at rest
     if moved is not None:
