@@ -9,7 +9,7 @@ import pytest
 
 import refattn as ra
 from refattn.ops.activations import gelu_exact_forward
-from tests.mechanisms.sympformer.calls import BLOCK, draw, run, second_layer, stack
+from tests.mechanisms.sympformer.calls import draw, run, second_layer, stack
 
 
 def norm(x: Any, gain: Any) -> Any:
@@ -165,33 +165,3 @@ def test_the_rate_of_the_scores_is_their_derivative() -> None:
     pulled = weights @ (s * (z @ params.w_v)) @ params.w_o
     slope = (level(h) - level(-h)) / (2.0 * h)
     np.testing.assert_allclose(c + 0.5 * pulled, slope * u, rtol=0.0, atol=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"oracle": "signed"}, "oracle: got 'signed', which baselines alone have"),
-        ({"integrator": "lie_trotter(strength=1.0)"}, "; strength: got 1.0, but connection='none' has nothing"),
-        ({"integrator": "classical", "mlp": "momentum"}, "mlp: got 'momentum', classical has none"),
-        ({"integrator": "classical"}, "mlp: got 'attention_velocity', classical has no steps"),
-        (
-            {"integrator": "classical", "mlp": "plain", "start": "linear"},
-            "start: got 'linear', classical has no momentum",
-        ),
-        (
-            {"integrator": "lie_trotter", "oracle": "hamiltonian"},
-            "got Hamiltonian.*, but the attention of lie_trotter is",
-        ),
-        (
-            {"integrator": "lie_trotter(connection='r2')", "oracle": "linear"},
-            "lie_trotter is one of softmax, signed$",
-        ),
-        (
-            {"integrator": "strang(connection='h1')"},
-            "got 'connection' in .*, but strang has step, learned, xi, angle, free",
-        ),
-    ],
-)
-def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        BLOCK.Config(**{"width": 6, "heads": 2, **changes})

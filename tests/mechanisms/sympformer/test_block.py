@@ -351,6 +351,27 @@ def test_damping_is_the_difference_of_eta() -> None:
             "bias: got True, the connection of lie_trotter is defined without biases: it needs False",
         ),
         ({"oracle": "cubic"}, "oracle: got 'cubic', needs one of softmax, hamiltonian, linear"),
+        ({"oracle": "signed"}, "oracle: got 'signed', which baselines alone have"),
+        ({"integrator": "lie_trotter(strength=1.0)"}, "; strength: got 1.0, but connection='none' has nothing"),
+        ({"integrator": "classical", "mlp": "momentum"}, "mlp: got 'momentum', classical has none"),
+        ({"integrator": "classical"}, "mlp: got 'attention_velocity', classical has no steps"),
+        (
+            {"integrator": "classical", "mlp": "plain", "start": "linear"},
+            "start: got 'linear', classical has no momentum",
+        ),
+        (
+            {"integrator": "lie_trotter", "oracle": "hamiltonian"},
+            "got Hamiltonian.*, but the attention of lie_trotter is",
+        ),
+        (
+            {"integrator": "lie_trotter(connection='r2')", "oracle": "linear"},
+            "lie_trotter is one of softmax, signed$",
+        ),
+        (
+            {"integrator": "strang(connection='h1')"},
+            "got 'connection' in .*, but strang has step, learned, xi, angle, free",
+        ),
+        ({"oracle": "reduced"}, "oracle: got 'reduced', whose momenta are matrices: it needs integrator='ab2'"),
     ],
 )
 def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:

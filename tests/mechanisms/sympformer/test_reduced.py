@@ -83,10 +83,3 @@ def test_decoding_and_what_comes_later(integrator: str) -> None:
     whole = run(params, x)[0].x
     np.testing.assert_allclose(run(params, x[:, :4])[0].x, whole[:, :4], rtol=0.0, atol=1e-13)
     np.testing.assert_allclose(np.concatenate(decoded(params, x, (3, 4))[0], axis=1), whole, rtol=0.0, atol=1e-12)
-
-
-def test_matrices_need_an_integrator_that_knows_them() -> None:
-    with pytest.raises(
-        ValueError, match="oracle: got 'reduced', whose momenta are matrices: it needs integrator='ab2'"
-    ):
-        BLOCK.Config(width=M, heads=2, oracle="reduced")
