@@ -1,7 +1,6 @@
 """The public core of graph energy attention: arguments are checked once, cast once, and handed to the definition.
 
-The definition takes explicit steps with every pair at once. Other implementations sum over pairs another way, and other
-integrators take the steps another way: `way_of` says which files these are.
+Implementations differ in how they sum over pairs; a sparse graph may also have its readout a few rows at a time.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial, polynomial
 from refattn.mechanisms.graph_energy.implementations import pairs, products, rows, sparse, tiled
 from refattn.mechanisms.graph_energy.options import Integrator, Links, Options, Start, Threshold
-from refattn.mechanisms.graph_energy.solvers import equilibrium
-from refattn.mechanisms.graph_energy.solvers import steps as general_steps
 from refattn.mechanisms.graph_energy.system import System, balanced, energy_backward, system_of
 from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
@@ -203,9 +200,9 @@ def forward(
     if allowed is not None:
         allowed = namespace(q).broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *call.plane[2:]))
     options = replace(options, attends=chosen == "dense")
-    way = way_of(options, chosen)
-    more = {} if way is dense else {"implementation": _sums(chosen)}
-    out, inner = equations.active(way).forward(call.q, call.k, call.v, allowed=allowed, options=options, **more)
+    out, inner = equations.active(rows if chosen == "rows" else dense).forward(
+        call.q, call.k, call.v, allowed=allowed, options=options, implementation=_sums(chosen)
+    )
     kinds.check_step(options, inner.graph.links, inner.graph.visible)
     if options.threshold.empty == "error" and (filled := inner.readout.filled) is not None:
         dead = False if allowed is None else ~namespace(q).any(allowed, axis=-1, keepdims=True)
@@ -279,7 +276,7 @@ def backward(
     if d_energy is not None:
         by_energy, more = energy_backward(saved, d_energy)
         read |= {n: x if read.get(n) is None else read[n] + x for n, x in by_energy.items()}
-    way = equations.active(way_of(saved.options, saved.implementation))
+    way = equations.active(rows if saved.implementation == "rows" else dense)
     gradients = way.backward(saved.inner, d_out, **read)
     gradients |= {name: gradients[name] + x for name, x in more.items()}
     xp, numbers = namespace(d_out), saved.options.numbers
@@ -309,17 +306,6 @@ def _implementation(implementation: str, options: Options, plane: tuple[int, ...
             'implementation: got "products" with integrator="discrete_gradient", needs "tiled" or "dense"'
         )
     return chosen
-
-
-def way_of(options: Options, implementation: str) -> ModuleType:
-    """Return the module that computes a call: the definition, where it can, or one that takes the steps another way."""
-    how = options.integrator
-    plain = isinstance(how, (kinds.Euler, kinds.Heun, kinds.RK4)) and how.checkpoint is None and how.stops is None
-    if how.adjoint == "implicit":
-        return equilibrium
-    if implementation == "rows":
-        return rows
-    return dense if implementation == "dense" and plain else general_steps
 
 
 def _sums(implementation: str) -> ModuleType:

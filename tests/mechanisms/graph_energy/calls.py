@@ -12,7 +12,7 @@ from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import Given, Polynomial, Start, core, dense, loops
 from refattn.mechanisms.graph_energy.implementations import pairs
 from refattn.mechanisms.graph_energy.options import INTEGRATORS, LINKS, THRESHOLDS
-from refattn.mechanisms.graph_energy.solvers import steps
+from refattn.mechanisms.graph_energy.system import Graph
 
 Floats = NDArray[np.float64]
 
@@ -75,16 +75,14 @@ def forward(q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
 
 
 def flow_of(links: Any, start: Any, **options: Any) -> tuple[Any, Any]:
-    """The end of a flow on given links from a start (b, h, j, c), and what it saves, of the definition if that can."""
+    """The end of a flow on given links from a start (b, h, j, c), and what it saves."""
     q = np.zeros((*start.shape[:3], 1))
     given = {
         name: x for name, x in defaults_of(core.forward).items() if name not in ("mask", "causal", "implementation")
     }
     known = core.checked(q, q, q, masked=False, causal=False, **(given | flat(**options)))
-    graph = dense.Graph(known, q, q, None, None, links, start, None, None)
-    if core.way_of(known, "dense") is dense:
-        return dense.flow_forward(graph, known.tau or 0.0)
-    return steps.flow_forward(graph, known.tau or 0.0, implementation=pairs)
+    graph = Graph(known, q, q, None, None, links, start, None, None)
+    return dense.flow_forward(graph, known.tau or 0.0, pairs)
 
 
 def loops_of(q: Any, k: Any, v: Any, d_out: Any, **options: Any) -> dict[str, Any]:
