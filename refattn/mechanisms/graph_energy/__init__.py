@@ -39,25 +39,18 @@ from refattn.mechanisms.graph_energy.layer import hierarchy as _hierarchy
 from refattn.mechanisms.graph_energy.layer import learned as _learned
 from refattn.mechanisms.graph_energy.layer import stream as _stream
 from refattn.mechanisms.graph_energy.layer.pictures import PICTURES as _PICTURES
-from refattn.mechanisms.graph_energy.options import (
-    FAMILIES,
+from refattn.mechanisms.graph_energy.options import FAMILIES
+from refattn.mechanisms.graph_energy.options.integrator import (
     RK4,
     RK45,
-    CausalMirror,
-    Directed,
     DiscreteGradient,
     Euler,
-    Given,
-    Hard,
     Heun,
     ImplicitMidpoint,
-    Kernel,
-    Mean,
-    Min,
-    Proximal,
-    Soft,
-    Start,
 )
+from refattn.mechanisms.graph_energy.options.links import CausalMirror, Directed, Given, Kernel, Mean, Min
+from refattn.mechanisms.graph_energy.options.start import Start
+from refattn.mechanisms.graph_energy.options.threshold import Hard, Proximal, Soft
 from refattn.mechanisms.graph_energy.system import energy, longest_step, residual, steps_taken
 from refattn.mechanisms.graph_energy.testing import level_loops as _level_loops
 from refattn.mechanisms.graph_energy.testing import levels as _levels

@@ -71,15 +71,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.options import (
+from refattn.mechanisms.graph_energy.options.call import Options, tau_of
+from refattn.mechanisms.graph_energy.options.integrator import (
     RK45,
     DiscreteGradient,
     ImplicitMidpoint,
-    Options,
     Stage,
     Step,
     Sums,
-    tau_of,
 )
 from refattn.mechanisms.graph_energy.solvers import discrete_gradient, implicit_midpoint, rk45
 from refattn.mechanisms.graph_energy.solvers.equilibrium import rate_at_rest

@@ -11,7 +11,9 @@ from refattn import counter
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import Given, Polynomial, Start, core, dense, loops
 from refattn.mechanisms.graph_energy.implementations import pairs
-from refattn.mechanisms.graph_energy.options import INTEGRATORS, LINKS, THRESHOLDS
+from refattn.mechanisms.graph_energy.options.integrator import INTEGRATORS
+from refattn.mechanisms.graph_energy.options.links import LINKS
+from refattn.mechanisms.graph_energy.options.threshold import THRESHOLDS
 from refattn.mechanisms.graph_energy.system import Graph
 
 Floats = NDArray[np.float64]

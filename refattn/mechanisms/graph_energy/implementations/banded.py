@@ -19,7 +19,8 @@ from refattn.mechanisms.graph_energy import dense
 from refattn.mechanisms.graph_energy.dense import Flow, Readout, flow_backward, flow_forward
 from refattn.mechanisms.graph_energy.implementations import pairs
 from refattn.mechanisms.graph_energy.layer.level import Level
-from refattn.mechanisms.graph_energy.options import RK4, Euler, Heun, Options, check_step, tau_of
+from refattn.mechanisms.graph_energy.options.call import Options, check_step, tau_of
+from refattn.mechanisms.graph_energy.options.integrator import RK4, Euler, Heun
 from refattn.mechanisms.graph_energy.system import Graph
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import where_allowed

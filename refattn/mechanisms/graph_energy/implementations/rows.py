@@ -16,7 +16,7 @@ from types import ModuleType
 from refattn import equations
 from refattn.mechanisms.graph_energy import dense
 from refattn.mechanisms.graph_energy.dense import Readout, Saved, flow_backward, flow_forward
-from refattn.mechanisms.graph_energy.options import Options, tau_of
+from refattn.mechanisms.graph_energy.options.call import Options, tau_of
 from refattn.mechanisms.graph_energy.system import Graph
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_in_tile

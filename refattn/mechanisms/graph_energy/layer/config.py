@@ -15,18 +15,12 @@ from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Polynomial
 from refattn.mechanisms.graph_energy.layer import hierarchy
 from refattn.mechanisms.graph_energy.layer.regularisers import NAMES
-from refattn.mechanisms.graph_energy.options import (
-    FAMILIES,
-    STATES,
-    CausalMirror,
-    Given,
-    Hard,
-    Integrator,
-    Links,
-    Mean,
-    Threshold,
-    choice,
-)
+from refattn.mechanisms.graph_energy.options import FAMILIES
+from refattn.mechanisms.graph_energy.options.choice import choice
+from refattn.mechanisms.graph_energy.options.integrator import Integrator
+from refattn.mechanisms.graph_energy.options.links import CausalMirror, Given, Links, Mean
+from refattn.mechanisms.graph_energy.options.state import STATES
+from refattn.mechanisms.graph_energy.options.threshold import Hard, Threshold
 from refattn.mechanisms.projections import check_sizes, fresh
 from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, device, namespace, zeros

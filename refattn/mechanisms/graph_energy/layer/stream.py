@@ -29,7 +29,8 @@ from refattn.mechanisms.graph_energy.implementations import pairs
 from refattn.mechanisms.graph_energy.layer import block, hierarchy, learned
 from refattn.mechanisms.graph_energy.layer.config import Params, core_options
 from refattn.mechanisms.graph_energy.layer.level import Level
-from refattn.mechanisms.graph_energy.options import Options, Stage, tau_of
+from refattn.mechanisms.graph_energy.options.call import Options, tau_of
+from refattn.mechanisms.graph_energy.options.integrator import Stage
 from refattn.ops.heads import merge_heads, repeat_heads
 from refattn.ops.linear import linear_forward
 from refattn.ops.masks import where_allowed
