@@ -67,10 +67,10 @@ class _Head:
     def link(self) -> None:
         rows, n, value, leaves = self.rows, self.n, self.value, self.leaves
         q, k, scale, causal = leaves["q"], leaves["k"], leaves["scale"][()], self.o.get("causal", False) is not False
-        scores = self.matrix(rows, n, lambda i, j: scale * dot(q[i], k[j]))
+        scores = self.matrix((rows, n), lambda i, j: scale * dot(q[i], k[j]))
         if "bias" in leaves:
-            scores = self.matrix(rows, n, lambda i, j: scores[i, j] + leaves["bias"][i, j])
-        masked = self.matrix(rows, n, lambda i, j: copy(scores[i, j]) if self.allowed[i, j] else Scalar(-math.inf))
+            scores = self.matrix((rows, n), lambda i, j: scores[i, j] + leaves["bias"][i, j])
+        masked = self.matrix((rows, n), lambda i, j: copy(scores[i, j]) if self.allowed[i, j] else Scalar(-math.inf))
         a = self.by_row(masked)
         value |= {"GE.1": scores, "GE.masked": masked, "GE.2": a}
         kind = "CausalMirror" if causal else "Min"
@@ -85,7 +85,7 @@ class _Head:
                     return Scalar(-math.inf)
                 return scale * dot(k[i], k[j]) if over_keys else 0.5 * (scores[i, j] + scores[j, i])
 
-            value["GE.3"] = self.matrix(n, n, alike)
+            value["GE.3"] = self.matrix((n, n), alike)
             value["GE.4"] = links = self.by_row(value["GE.3"])
         made: dict[str, Callable[[int, int], Scalar]] = {
             "Mean": lambda i, j: 0.5 * (links[i, j] + links[j, i]),
@@ -93,7 +93,7 @@ class _Head:
             "CausalMirror": lambda i, j: copy(links[max(i, j), min(i, j)]),
         }
         of = made.get(kind, lambda i, j: copy(links[i, j]))
-        value["GE.links"] = self.matrix(n, n, lambda i, j: Scalar(0.0) if i == j else of(i, j))
+        value["GE.links"] = self.matrix((n, n), lambda i, j: Scalar(0.0) if i == j else of(i, j))
         if self.feature:
             begin = copies(leaves["v"])
         elif self.query:
@@ -101,19 +101,19 @@ class _Head:
         elif "start" in leaves:
             begin = copies(leaves["start"])[:, None]
         else:
-            begin = self.matrix(n, 1, lambda j, c: _sigmoid(scores[j, j]))
+            begin = self.matrix((n, 1), lambda j, c: _sigmoid(scores[j, j]))
         value["GE.5"] = begin
 
     def by_row(self, scores: Any) -> Any:
         """Return the softmax of each row."""
         rows = [softmax(row) for row in scores]
-        return self.matrix(*scores.shape, lambda i, j: rows[i][j])
+        return self.matrix(scores.shape, lambda i, j: rows[i][j])
 
     @staticmethod
-    def matrix(rows: int, columns: int, of: Callable[[int, int], Any]) -> Any:
+    def matrix(shape: tuple[int, int], of: Callable[[int, int], Any]) -> Any:
         """Return an array of scalars by row and column."""
-        found = np.empty((rows, columns), dtype=object)
-        for i, j in np.ndindex(rows, columns):
+        found = np.empty(shape, dtype=object)
+        for i, j in np.ndindex(shape):
             found[i, j] = of(i, j)
         return found
 
@@ -254,25 +254,25 @@ class _Head:
     def read(self) -> None:
         rows, n, x, value, a = self.rows, self.n, self.x, self.value, self.value["GE.2"]
         through, seen = getattr(self.threshold, "straight_through", False), np.any(self.allowed, axis=1)
-        y = value["GE.9"] = self.matrix(*x.shape, lambda j, c: self.kept(x[j, c], self.tau(c)))
+        y = value["GE.9"] = self.matrix(x.shape, lambda j, c: self.kept(x[j, c], self.tau(c)))
         if self.feature:
-            self.out = self.matrix(*y.shape, lambda i, c: copy(y[i, c]) if seen[i] else Scalar(0.0))
+            self.out = self.matrix(y.shape, lambda i, c: copy(y[i, c]) if seen[i] else Scalar(0.0))
             return
 
         def positive(j: int, c: int) -> Scalar:
             passes = (x if through else y)[j, c].value > 0.0
             return Scalar(max(y[j, c].value, 0.0), ((y[j, c], 1.0),) if passes else ())
 
-        phi = self.matrix(*y.shape, positive)
+        phi = self.matrix(y.shape, positive)
 
         def part(i: int, j: int) -> Scalar:
             if self.query:
                 return copy(phi[j, i]) if self.allowed[i, j] else Scalar(0.0)
             return a[i, j] * phi[j, 0]
 
-        u = value["GE.10"] = self.matrix(rows, n, part)
+        u = value["GE.10"] = self.matrix((rows, n), part)
         filled = np.any(values(u) > 0.0, axis=1)
-        z = value["GE.11"] = self.matrix(rows, 1, lambda i, _: total(u[i]) if filled[i] else Scalar(1.0))
+        z = value["GE.11"] = self.matrix((rows, 1), lambda i, _: total(u[i]) if filled[i] else Scalar(1.0))
 
         def weight(i: int, j: int) -> Scalar:
             if filled[i]:
@@ -281,9 +281,9 @@ class _Head:
                 return copy(a[i, j])
             return Scalar(self.threshold.empty == "argmax" and seen[i] and j == self.best(i))
 
-        p = value["GE.12"] = self.matrix(rows, n, weight)
+        p = value["GE.12"] = self.matrix((rows, n), weight)
         v = self.leaves["v"]
-        self.out = value["GE.13"] = self.matrix(rows, v.shape[1], lambda i, e: dot(p[i], v[:, e]))
+        self.out = value["GE.13"] = self.matrix((rows, v.shape[1]), lambda i, e: dot(p[i], v[:, e]))
 
     def best(self, i: int) -> int:
         """Return the first of the tokens that a row without scores goes to."""
