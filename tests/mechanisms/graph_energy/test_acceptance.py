@@ -13,69 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import refattn as ra
 from refattn.mechanisms.graph_energy import core
-from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, B, H, N, draw, forward, kept, qkv, run, step_of
-from tests.mechanisms.graph_energy.test_gradients import FEW, errors
+from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, B, H, N, draw, forward, kept, qkv, run
 
 SEPARABLE = ("sin", "identity", "cubic")
-
-
-def softmax_out() -> Any:
-    return ra.softmax.forward(*qkv())[0]
-
-
-def test_1_three_limits_are_softmax_attention() -> None:
-    diffusion: dict[str, Any] = {"coupling": "identity", "mu": 0.0, "step": 1.0, "steps": 1, "symmetrise": "none"}
-    limits = (
-        run(state="query", kappa=0.0, tau=0.0),
-        run(state="feature", **diffusion),
-        run(state="token", mu=0.0, steps=600, tau=0.0),
-    )
-    for out, _ in limits:
-        np.testing.assert_allclose(out, softmax_out(), rtol=0, atol=1e-12)
-
-
-def test_2_gradients_agree_with_autograd() -> None:
-    for combination in FEW[:6]:
-        assert max(errors(combination).values()) < 1e-9
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_3_nothing_leaks_from_the_future(state: str) -> None:
-    q, k, v = qkv()
-    options: dict[str, Any] = {"state": state, "causal": True, "step": 0.1}
-    base = forward(q, k, v, **options)[0]
-    for now in range(1, N):
-        changed = [x.copy() for x in (q, k, v)]
-        for x in changed:
-            x[:, :, now:] = -x[:, :, now:] + 1.0
-        assert np.array_equal(forward(*changed, **options)[0][:, :, :now], base[:, :, :now])
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_4_masked_is_as_good_as_deleted(state: str) -> None:
-    keep = np.array([True, False, True, True, False, True, True])
-    q, k, v = qkv()
-    out, _ = forward(q, k, v, state=state, mask=keep[:, None] & keep)
-    short, _ = forward(q[:, :, keep], k[:, :, keep], v[:, :, keep], state=state)
-    np.testing.assert_allclose(out[:, :, keep], short, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_8_dense_links_products_and_edges_are_one(coupling: str, state: str) -> None:
-    """One graph as a matrix, in the implementations that take one, and as a list of edges."""
-    links = np.where(kept("links", N, N, keep=0.5), np.abs(draw("weights", N, N)), 0.0)
-    np.fill_diagonal(links, 0.0)
-    options: dict[str, Any] = {"state": state, "coupling": coupling, "step": 0.02, "kappa": 0.7}
-    implementations = ("dense", "tiled", *(["products"] if coupling in SEPARABLE else []))
-    calls = [run(**options, graph=links, implementation=implementation) for implementation in implementations]
-    calls.append(run(**options, graph=ra.graph_energy.sparse_graph(links)))
-    results = [{"out": out, **core.backward(saved, draw("d_out", *out.shape))} for out, saved in calls]
-    for found in results[1:]:
-        for name, x in results[0].items():
-            np.testing.assert_allclose(found[name], x, rtol=0, atol=1e-12 * max(1.0, float(np.max(np.abs(x)))))
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -101,19 +42,6 @@ def test_9_products_and_tiles_are_pairs(
             )
 
 
-@pytest.mark.parametrize("empty", ["argmax", "dense", "zero"])
-def test_10_emptied_rows_are_finite(empty: str) -> None:
-    for state in ("token", "query"):
-        out, saved = run(state=state, tau=0.99, empty=empty, mask=kept("mask", N, N))
-        gradients = core.backward(saved, draw("d_out", *out.shape))
-        assert all(np.all(np.isfinite(x)) for x in (out, *gradients.values()))
-
-
-def test_10_emptied_rows_may_be_an_error() -> None:
-    with pytest.raises(FloatingPointError, match="batch 0, head 0, token 0: no score is above tau"):
-        run(tau=0.99, empty="error")
-
-
 def test_11_attention_that_flows_stays_attention() -> None:
     for causal in (False, True):
         _, saved = run(state="query", causal=causal, empty="error")  # no row is emptied
@@ -137,15 +65,6 @@ def test_14_the_implicit_gradient_is_that_of_many_steps(symmetrise: str, state: 
         np.testing.assert_allclose(found[1][name], x, rtol=0, atol=1e-8 * max(1.0, float(np.max(np.abs(x)))))
 
 
-def test_14_the_implicit_gradient_of_a_polynomial() -> None:
-    options: dict[str, Any] = {"coupling": "polynomial", "coefficients": (1.0, 0.5), "step": 0.2, "steps": 400}
-    found = [
-        core.backward(run(**options, adjoint=each)[1], draw("d_out", B, H, N, 5)) for each in ("unroll", "implicit")
-    ]
-    for name, x in found[0].items():
-        np.testing.assert_allclose(found[1][name], x, rtol=0, atol=1e-8 * max(1.0, float(np.max(np.abs(x)))))
-
-
 def test_14_the_implicit_gradient_is_refused_where_there_is_none() -> None:
     refused: dict[str, dict[str, Any]] = {
         "the scores are not at rest: take more steps": {"steps": 3},
@@ -155,25 +74,6 @@ def test_14_the_implicit_gradient_is_refused_where_there_is_none() -> None:
         out, saved = run(**options, adjoint="implicit")
         with pytest.raises(ArithmeticError, match=message):
             core.backward(saved, out)
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_15_float32_in_float32_out(state: str) -> None:
-    q, k, v = (x.astype(np.float32) for x in qkv())
-    out, _ = forward(q, k, v, state=state)
-    assert out.dtype == np.float32
-    np.testing.assert_allclose(out, run(state=state)[0], rtol=0, atol=2e-4)
-
-
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_17_tokens_in_another_order(coupling: str, state: str) -> None:
-    order = np.array([3, 0, 6, 2, 5, 1, 4])
-    q, k, v = qkv()
-    options: dict[str, Any] = {"state": state, "coupling": coupling, **step_of(state)}
-    moved, _ = forward(q[:, :, order], k[:, :, order], v[:, :, order], **options)
-    expected = run(**options)[0][:, :, order]  # values of the cubic grow: its energy has no lower bound
-    np.testing.assert_allclose(moved, expected, rtol=0, atol=1e-12 * max(1.0, float(np.max(np.abs(expected)))))
 
 
 def test_13_a_table_of_biases_is_shared_by_tokens_of_a_class() -> None:
@@ -197,20 +97,6 @@ def test_13_a_table_of_biases_is_shared_by_tokens_of_a_class() -> None:
         run(bias=np.zeros(3))
     with pytest.raises(TypeError, match="bias: got float, needs an array"):
         run(bias=1.0)
-
-
-def test_16_what_cannot_be_computed_says_what_to_do() -> None:
-    with pytest.warns(UserWarning, match="step: got more than 2/L"):
-        run(step=1.0)
-    with pytest.warns(UserWarning, match="kappa: got -1.0, below 0: scores repel each other"):
-        run(kappa=-1.0, step=0.1)
-    for options in ({"causal": True}, {"symmetrise": "none"}):
-        with pytest.raises(ValueError, match="an energy exists only for graphs with detailed balance"):
-            ra.graph_energy.energy(run(**options)[1])
-    with pytest.raises(ValueError, match="tau: got -0.1, needs a number at least 0"):
-        run(tau=-0.1)
-    with pytest.raises(ValueError, match="k: got 7 tokens and 5 in q"):
-        forward(qkv()[0][:, :, :5], *qkv()[1:])
 
 
 @pytest.mark.parametrize("symmetrise", ["kernel", "mean", "min", "none"])

@@ -174,24 +174,3 @@ def test_known_couplings_pass_the_check() -> None:
         run(coupling=dataclasses.replace(known, name="mine"), step=0.1)
     for force in INTRINSICS.values():
         run(intrinsic=dataclasses.replace(force, name="mine"), step=0.1)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"coupling": "polynomial"}, TypeError, "coupling: got 'polynomial'; .*coefficients"),
-        ({"coupling": "polynomial(coefficients=1.0)"}, TypeError, "coefficients: got 1.0, needs an array"),
-        ({"coupling": "polynomial", "coefficients": "1"}, TypeError, "coefficients: got '1', needs an array"),
-        ({"coupling": "polynomial", "coefficients": np.ones((1, 2))}, ValueError, r"coefficients: got shape \(1, 2\)"),
-        ({"coupling": "polynomial", "coefficients": np.ones(0)}, ValueError, r"coefficients: got shape \(0,\)"),
-        ({"coupling": "polynomial", "coefficients": np.ones(2, int)}, TypeError, "coefficients: got dtype int64"),
-        (
-            {"coupling": "polynomial", "coefficients": (1.0, np.inf)},
-            ValueError,
-            "coefficients: got a number that is not",
-        ),
-    ],
-)
-def test_wrong_coefficients(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        run(**options)

@@ -118,11 +118,3 @@ def test_a_block_adds_it_to_the_gradients_in_training(name: str) -> None:
     # Central differences of fourth order: the error is of the order 1e-4^4 beside roundings of 1e-16 / 1e-4.
     differences = (8.0 * (value(1e-4) - value(-1e-4)) - (value(2e-4) - value(-2e-4))) / 12e-4
     assert abs(slope) > 1e-3 and differences == pytest.approx(slope, rel=1e-8, abs=1e-9)
-
-
-def test_what_a_block_can_not_add() -> None:
-    config = mechanism("graph_energy").block.Config
-    with pytest.raises(ValueError, match="regulariser: got 'sharpness', needs one of entropy, gini, size"):
-        config(width=4, heads=2, regulariser="sharpness")
-    with pytest.raises(ValueError, match='regulariser: got "gini" with state="feature"'):
-        config(width=4, heads=2, regulariser="gini", state="feature")

@@ -244,42 +244,6 @@ def test_the_future_is_hidden_from_a_given_graph() -> None:
         assert np.array_equal(first[:, :, :4], second[:, :, :4])
 
 
-GOOD = ra.graph_energy.sparse_graph(weights())
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"graph": [[0.0]]}, TypeError, "graph: got list, needs an array"),
-        ({"graph": np.zeros((N, N), int)}, TypeError, "graph: got dtype int64, needs bool or a floating one"),
-        ({"graph": np.zeros((3, N))}, ValueError, r"graph: got shape \(3, 7\), needs \(2, 4, 7, 7\)"),
-        ({"graph": "kernel(over='rows')"}, ValueError, "over: got 'rows', needs one of tokens, keys"),
-        ({"graph": weights(), "integrator": "discrete_gradient"}, ValueError, "only for graphs with detailed bal"),
-        ({"graph": GOOD, "integrator": "implicit_midpoint"}, ValueError, "graph: got a sparse one with an integrator"),
-        ({"graph": GOOD, "implementation": "dense"}, ValueError, 'implementation: got "dense" with a sparse graph'),
-        ({"graph": GOOD, "mask": np.ones((N, N), bool)}, ValueError, "mask: got one with a sparse graph"),
-        ({"graph": GOOD, "causal": True, "step": 0.1}, ValueError, "graph.indices: got a later token"),
-        ({"graph": dataclasses.replace(GOOD, shape=(3, 3))}, ValueError, r"graph.shape: got \(3, 3\), needs \(7, 7\)"),
-        (
-            {"graph": dataclasses.replace(GOOD, indptr=GOOD.indptr[::-1])},
-            ValueError,
-            "graph.indptr: needs numbers that",
-        ),
-        (
-            {"graph": dataclasses.replace(GOOD, indices=GOOD.indices + 7)},
-            ValueError,
-            "graph.indices: got one that is no",
-        ),
-        ({"graph": dataclasses.replace(GOOD, indices=GOOD.data)}, TypeError, "graph.indices: got dtype float64"),
-        ({"graph": dataclasses.replace(GOOD, data=GOOD.data[1:])}, ValueError, "graph.indices: got shape"),
-        ({"graph": dataclasses.replace(GOOD, data=None)}, TypeError, "graph.data: got NoneType"),
-    ],
-)
-def test_wrong_graphs(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        run(**options)
-
-
 def test_shapes_of_graphs() -> None:
     _, saved = run(graph=np.abs(weights())[None, None] * np.ones((B, 1, 1, 1)), step=0.1)
     assert saved.graph.shape == (B, H, N, N)
