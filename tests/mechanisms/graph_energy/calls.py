@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from refattn import counter
+from refattn import counter, equations
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import Given, Polynomial, Start, core, dense, loops
 from refattn.mechanisms.graph_energy.implementations import pairs
@@ -91,3 +94,47 @@ def loops_of(q: Any, k: Any, v: Any, d_out: Any, **options: Any) -> dict[str, An
     """Every equation by the second derivation."""
     known = flat(**options)
     return loops.forward(q, k, v, **known) | loops.backward(q, k, v, d_out, **known)
+
+
+def gradients_of(call: Any, arrays: dict[str, Any], d_out: Any) -> dict[str, Any]:
+    """The gradients of a call's first result by the autograd of torch."""
+    torch: Any = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
+    leaves = {name: torch.tensor(np.asarray(x), requires_grad=True) for name, x in arrays.items()}
+    loss = (call(**leaves)[0] * torch.tensor(d_out)).sum()
+    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return {name: x.numpy() for name, x in zip(leaves, found, strict=True)}
+
+
+def agree(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Gradients are the same, relative to the largest element of each, or a hundredth of the largest of all."""
+    floor = 1e-2 * max(float(np.max(np.abs(x))) for x in expected.values())
+    for name, x in expected.items():
+        size = max(float(np.max(np.abs(x))), floor)
+        np.testing.assert_allclose(found[name], x, rtol=0, atol=1e-12 * size, err_msg=name)
+
+
+def check_gradients(arrays: dict[str, Any], implementations: Sequence[str] = ("dense",), **options: Any) -> None:
+    """Gradients of some arrays by hand are those of autograd; arrays among the options are constants."""
+    torch: Any = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
+    constants = {name: torch.tensor(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    for implementation in implementations:
+        out, saved = forward(**arrays, **options, implementation=implementation)
+        d_out = draw("d_out", *out.shape)
+        found = {name: x for name, x in core.backward(saved, d_out).items() if name in arrays}
+        assert {name: x.shape for name, x in found.items()} == {name: np.shape(x) for name, x in arrays.items()}
+        call = functools.partial(forward, **constants, implementation="dense")
+        agree(found, gradients_of(call, arrays, d_out))
+
+
+def check_loops(options: dict[str, Any], n: int = N) -> None:
+    """Every equation of a call, forward and backward, is that of the second derivation."""
+    q, k, v = qkv(n)
+    with equations.trace() as traced:
+        out, saved = forward(q, k, v, **options)
+        core.backward(saved, draw("d_out", *out.shape))
+    expected = loops_of(q, k, v, draw("d_out", *out.shape), **options)
+    assert set(traced) == set(expected)
+    for id, value in expected.items():
+        # A few dozen roundings, relative to the largest number.
+        finite = np.where(np.isfinite(value), np.abs(value), 0.0)
+        np.testing.assert_allclose(traced[id], value, rtol=0, atol=1e-13 * max(1.0, np.max(finite)), err_msg=id)

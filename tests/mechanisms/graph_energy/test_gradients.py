@@ -9,9 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import counter, equations
+from refattn import counter
 from refattn.mechanisms.graph_energy import core
-from tests.mechanisms.graph_energy.calls import COUPLINGS, B, H, draw, forward, kept, loops_of, qkv
+from tests.mechanisms.graph_energy.calls import (
+    COUPLINGS,
+    STATES,
+    B,
+    D,
+    E,
+    G,
+    H,
+    check_gradients,
+    check_loops,
+    draw,
+    forward,
+    kept,
+    qkv,
+)
 
 GRAPHS = (
     (False, "kernel"),
@@ -113,48 +127,59 @@ def test_gradients_of_other_implementations(combination: Any, implementation: st
 @pytest.mark.parametrize("empty", ["argmax", "dense", "zero"])
 def test_loops_agree_where_the_threshold_empties_rows(empty: str, state: str, kind: str) -> None:
     """Also with the gradient that passes the threshold by, which is no derivative and has no third way."""
-    q, k, v = qkv(N)
     tau = {"token": 0.6, "query": 0.3, "feature": 1.0}[state]
     options: dict[str, Any] = {"state": state, "empty": empty, "kind": kind, "tau": tau, "steps": 3, "step": 0.1}
     options |= {"straight_through": True} if kind == "hard" else {}
     options |= {"mask": kept("mask", B, H, N, N, keep=0.6)}
-    with equations.trace() as traced:
-        out, saved = forward(q, k, v, **options)
-        core.backward(saved, draw("d_out", *out.shape))
-    if state != "feature":
-        assert not np.all(saved.inner.readout.filled)
-    expected = loops_of(q, k, v, draw("d_out", *out.shape), **options)
-    assert set(traced) == set(expected)
-    for id, value in expected.items():
-        # A few dozen roundings, relative to the largest number.
-        finite = np.where(np.isfinite(value), np.abs(value), 0.0)
-        np.testing.assert_allclose(traced[id], value, rtol=0, atol=1e-13 * max(1.0, np.max(finite)), err_msg=id)
+    assert state == "feature" or not np.all(forward(*qkv(N), **options)[1].inner.readout.filled)
+    check_loops(options, N)
+
+
+OF_NODES = {"steps": 2, "mu": np.abs(draw("mu", H, N)), "mask": kept("mask", B, H, N, N, keep=0.6)}
+JITTER: dict[str, Any] = {"steps": 3, "step": 0.1, "kind": "soft", "tau": 0.05, "mu": 0.8, "kappa": 0.6}
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"intrinsic": "anchor"},
-        {"intrinsic": "double_well", "integrator": "heun", "coupling": "tanh"},
-        {"state": "query", "symmetrise": "min", "integrator": "discrete_gradient", "mask": True},
-        {"state": "feature", "kind": "proximal", "tau": 0.1},
-        {"over": "keys", "start": True, "intrinsic": "none"},
+        OF_NODES,
+        {**OF_NODES, "intrinsic": "double_well", "integrator": "heun", "coupling": "tanh"},
+        {**OF_NODES, "state": "query", "symmetrise": "min", "integrator": "discrete_gradient"},
+        {**OF_NODES, "state": "feature", "kind": "proximal", "tau": 0.1},
+        {**OF_NODES, "over": "keys", "start": draw("start", N), "intrinsic": "none"},
+        {**JITTER, "jitter": draw("jitter", H, N, N), "state": "query", "symmetrise": "min", "integrator": "heun"},
+        {**JITTER, "jitter": draw("jitter", H, N, E), "state": "feature", "kind": "proximal"},
+        {**JITTER, "jitter": draw("jitter", H, N, 1), "integrator": "rk4", "coupling": "tanh"},
     ],
-    ids=str,
 )
-def test_loops_agree_where_every_node_has_its_own_mu(options: dict[str, Any]) -> None:
-    q, k, v = qkv(N)
-    given = {"mask": kept("mask", B, H, N, N, keep=0.6), "start": draw("start", N)}
-    options = {"steps": 2, "mu": np.abs(draw("mu", H, N)), **{n: given.get(n, x) for n, x in options.items()}}
-    with equations.trace() as traced:
-        out, saved = forward(q, k, v, **options)
-        core.backward(saved, draw("d_out", *out.shape))
-    expected = loops_of(q, k, v, draw("d_out", *out.shape), **options)
-    assert set(traced) == set(expected) and traced["dGE.mu"].shape == (H, N)
-    for id, value in expected.items():
-        # As above.
-        finite = np.where(np.isfinite(value), np.abs(value), 0.0)
-        np.testing.assert_allclose(traced[id], value, rtol=0, atol=1e-13 * max(1.0, np.max(finite)), err_msg=id)
+def test_loops_agree_where_nodes_differ_in_mu_or_jitter(options: dict[str, Any]) -> None:
+    check_loops(options, N)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"state": state, "kind": kind} for state in STATES for kind in ("soft", "proximal")),
+        {"jitter": 0.3 * draw("jitter", H, N, 1), "checkpoint": 2},
+        {"jitter": 0.3 * draw("jitter", H, N, N), "state": "query", "symmetrise": "min", "integrator": "heun"},
+    ],
+)
+def test_gradients_where_nodes_differ_in_mu_or_jitter(options: dict[str, Any]) -> None:
+    arrays = dict(zip("qkv", qkv(N), strict=True)) | {"mu": np.abs(draw("mu", H, N)), "tau": np.full((H,), 0.05)}
+    check_gradients(arrays, **{"kind": "soft", "steps": 3, "step": 0.2, **options})
+
+
+@pytest.mark.parametrize("symmetrise", ["kernel", "mean", "min", "none"])
+@pytest.mark.parametrize("state", ["token", "query"])
+def test_gradients_over_keys(state: str, symmetrise: str) -> None:
+    keys = 8
+    arrays = {"q": draw("q", B, H, N, D), "k": draw("k", B, G, keys, D), "v": draw("v", B, G, keys, E)}
+    arrays |= numbers_of(state) | {"bias": draw("bias", H, 1, keys), "tau": np.full((H,), 0.1)}
+    arrays |= {"start": np.abs(draw("start", H, keys))} if state == "token" else {}
+    mask = kept("mask", B, H, N, keys)
+    mask[..., 3] = False
+    options: dict[str, Any] = {"state": state, "symmetrise": symmetrise, "steps": 2, "integrator": "rk4"}
+    check_gradients(arrays, ("dense", "products", "tiled"), **options, kind="soft", mask=mask, over="keys")
 
 
 def test_the_gradient_passes_a_hard_threshold_by() -> None:

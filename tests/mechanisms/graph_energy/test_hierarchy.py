@@ -11,29 +11,13 @@ import pytest
 
 from refattn import Context, backends, equations, mechanism
 from refattn.analysis.graph_flow import flow_of_call
-from refattn.mechanisms.graph_energy import core, longest_step
+from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.layer import hierarchy, sharing
 from refattn.mechanisms.graph_energy.testing import level_loops
 from refattn.verify.selfcheck import sections
-from tests.mechanisms.graph_energy.calls import STATES, B, H, draw, flat, forward, kept, qkv
+from tests.mechanisms.graph_energy.calls import B, H, agree, draw, flat, forward, gradients_of, kept, qkv
 
 LONG = 11
-
-
-def gradients_of(call: Any, arrays: dict[str, Any], d_out: Any) -> dict[str, Any]:
-    """The gradients of a call's first result by the autograd of torch."""
-    torch: Any = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
-    leaves = {name: torch.tensor(np.asarray(x), requires_grad=True) for name, x in arrays.items()}
-    loss = (call(**leaves)[0] * torch.tensor(d_out)).sum()
-    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return {name: x.numpy() for name, x in zip(leaves, found, strict=True)}
-
-
-def agree(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    floor = 1e-2 * max(float(np.max(np.abs(x))) for x in expected.values())
-    for name, x in expected.items():
-        size = max(float(np.max(np.abs(x))), floor)
-        np.testing.assert_allclose(found[name], x, rtol=0, atol=1e-12 * size, err_msg=name)
 
 
 # --- levels
@@ -176,24 +160,6 @@ def test_nodes_of_a_class_share_a_strength_and_a_start() -> None:
     d = core.backward(saved, d_out)
     found = {name: sharing.nodes_backward(d[name], classes, 3) for name in tables}
     agree(found, gradients_of(call, tables, d_out))
-
-
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("kind", ["soft", "proximal"])
-def test_a_strength_of_each_node(kind: str, state: str) -> None:
-    arrays = dict(zip("qkv", qkv(5), strict=True)) | {"mu": np.abs(draw("mu", H, 5)), "tau": np.full((H,), 0.05)}
-
-    def call(**leaves: Any) -> Any:
-        return forward(**leaves, state=state, kind=kind, steps=3, step=0.2)
-
-    out, saved = call(**arrays)
-    d_out = draw("d_out", *out.shape)
-    agree(core.backward(saved, d_out), gradients_of(call, arrays, d_out))
-    with pytest.raises(ValueError, match=r"mu: got shape \(4, 6\), needs a number or an array \(4,\) or \(4, 5\)"):
-        forward(**arrays | {"mu": np.ones((H, 6))})
-    # One bound for all nodes, from the strongest.
-    strongest = np.max(arrays["mu"], axis=1)
-    np.testing.assert_allclose(longest_step(forward(**arrays)[1]), 2.0 / (strongest + 2.0), rtol=1e-15)
 
 
 def test_pairs_of_classes_share_a_bias() -> None:

@@ -10,49 +10,13 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms.graph_energy import core
-from refattn.mechanisms.graph_energy.forces import COUPLINGS as REGISTRY
-from refattn.mechanisms.graph_energy.forces import INTRINSICS
-from refattn.mechanisms.graph_energy.solvers import discrete_gradient, rk45
+from refattn.mechanisms.graph_energy.solvers import rk45
 from refattn.mechanisms.graph_energy.system import weights_of
 from tests.mechanisms.graph_energy.calls import STATES, SYMMETRIC, B, H, N, draw, flow_of, forward, kept, qkv, run
 from tests.mechanisms.graph_energy.test_gradients import numbers_of
 
 BOUNDED = ("sin", "tanh", "identity", "arctan", "sinh")
 """Couplings whose energy has a lower bound."""
-
-
-# --- means
-
-
-@pytest.mark.parametrize("name", REGISTRY)
-def test_means_are_integrals(name: str) -> None:
-    """Against Gauss's rule with 60 nodes, near and far, also across the place where the formula changes."""
-    known, nodes = REGISTRY[name], np.polynomial.legendre.leggauss(60)
-    u, gaps = np.linspace(-2.0, 2.0, 21)[:, None], np.array([0.0, 1e-9, 1e-3, 0.3, 0.499, 0.501, -0.7, 1.5])
-    after = u + gaps
-    t, weights = 0.5 + 0.5 * nodes[0], 0.5 * nodes[1]
-    way = u[..., None] + t * (after - u)[..., None]
-    expected = {
-        "force": np.sum(weights * known.force(way), axis=-1),
-        "slope": np.sum(weights * known.slope(way), axis=-1),
-        "slope_toward": np.sum(weights * t * known.slope(way), axis=-1),
-    }
-    for mean, values in expected.items():
-        # Rounding of differences of G and g, divided by 1/2 at least, twice for the derivative.
-        found = getattr(discrete_gradient.Means(known), mean)(u + 0.0 * after, after)
-        np.testing.assert_allclose(found, values, rtol=0, atol=2e-14)
-
-
-@pytest.mark.parametrize("name", INTRINSICS)
-def test_means_of_intrinsic_forces_are_differences_of_their_potential(name: str) -> None:
-    f, x, after, b = INTRINSICS[name], np.linspace(-2.0, 2.0, 11), np.linspace(1.0, -3.0, 11), 0.3 * np.ones(11)
-    found = discrete_gradient.along(f.force, x, after, b, 0.7) * (after - x)
-    np.testing.assert_allclose(found, f.potential(x, b, 0.7) - f.potential(after, b, 0.7), rtol=0, atol=2e-14)
-    h = 1e-5
-    slope = (
-        discrete_gradient.along(f.force, x, after + h, b, 0.7) - discrete_gradient.along(f.force, x, after - h, b, 0.7)
-    ) / (2.0 * h)
-    np.testing.assert_allclose(discrete_gradient.toward(f.d_x, x, after, b, 0.7), slope, rtol=0, atol=1e-9)
 
 
 # --- orders, energies, conservation

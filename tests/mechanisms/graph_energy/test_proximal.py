@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.system import weights_of
-from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, SYMMETRIC, B, draw, forward, kept, qkv, run
-from tests.mechanisms.graph_energy.test_gradients import numbers_of
-from tests.mechanisms.graph_energy.test_hierarchy import agree, gradients_of
+from tests.mechanisms.graph_energy.calls import STATES, SYMMETRIC, qkv, run
 
 TAU = {"token": 0.1, "query": 0.1, "feature": 0.3}
 BOUNDED = ("sin", "tanh", "identity", "arctan")
@@ -48,24 +45,6 @@ def test_without_a_flow_it_is_a_soft_threshold() -> None:
         other, _ = run(**options, kind="soft", steps=2, tau=0.05)
         np.testing.assert_allclose(out, other, rtol=0, atol=1e-13)
         assert np.array_equal(saved.inner.readout.kept, saved.scores)
-
-
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_gradients_are_those_of_autograd(coupling: str, state: str) -> None:
-    implementations = ("dense", "products", "tiled") if coupling in ("sin", "identity", "cubic") else ("dense", "tiled")
-    arrays = dict(zip("qkv", qkv(5), strict=True)) | numbers_of(state)
-    mask = kept("mask", B, 1, 5, 5, keep=0.8)
-
-    def call(implementation: str = "dense", **leaves: Any) -> Any:
-        like = mask if isinstance(leaves["q"], np.ndarray) else leaves["q"].new_tensor(mask).bool()
-        more: dict[str, Any] = {"state": state, "coupling": coupling, "symmetrise": "mean", "steps": 3}
-        return forward(**leaves, **more, kind="proximal", mask=like, implementation=implementation)
-
-    for implementation in implementations:
-        out, saved = call(implementation, **arrays)
-        d_out = draw("d_out", *out.shape)
-        agree(core.backward(saved, d_out), gradients_of(call, arrays, d_out))
 
 
 def test_a_row_of_zeros_goes_to_the_largest_attention() -> None:

@@ -10,8 +10,7 @@ import pytest
 from refattn import Context, mechanism, tree
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.layer import regularisers
-from tests.mechanisms.graph_energy.calls import STATES, B, H, N, draw, forward, kept, qkv, run
-from tests.mechanisms.graph_energy.test_hierarchy import agree, gradients_of
+from tests.mechanisms.graph_energy.calls import STATES, B, H, N, agree, draw, forward, gradients_of, kept, qkv, run
 
 
 @pytest.mark.parametrize(

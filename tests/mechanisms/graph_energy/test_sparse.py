@@ -165,15 +165,6 @@ def test_the_longest_step_follows_the_degrees() -> None:
         np.testing.assert_allclose(ra.graph_energy.longest_step(saved), 2.0 / (1.0 + 2.0 * degree), rtol=1e-15)
 
 
-def test_energy_falls_on_a_symmetric_graph() -> None:
-    window = dense_graph(ra.graph_energy.window_graph(N, 2, np.zeros(1)))
-    for integrator in ("euler", "discrete_gradient"):
-        levels = ra.graph_energy.energy(run(graph=window, integrator=integrator, steps=20)[1])
-        assert np.all(np.diff(levels, axis=-1) <= 1e-15)
-    with pytest.raises(ValueError, match="detailed balance"):
-        ra.graph_energy.energy(run(graph=weights(), step=0.1)[1])
-
-
 def balanced_links(n: int) -> Any:
     """Links (2, 4, n, n) with detailed balance and without symmetry, in two components, with loops."""
     symmetric = np.where(kept("links", n, n, keep=0.6), np.abs(draw("links", B, H, n, n)), 0.0)
@@ -224,14 +215,6 @@ def test_what_has_no_detailed_balance(links: Any, message: str) -> None:
             balanced(graph)
 
 
-def test_no_edge_no_flow() -> None:
-    """Without edges a score stays at its anchor, sparse or dense."""
-    nothing = np.zeros((N, N))
-    for graph in (nothing, ra.graph_energy.sparse_graph(nothing), np.zeros((N, N), bool)):
-        _, saved = run(graph=graph)
-        np.testing.assert_allclose(saved.scores, saved.inner.graph.start, rtol=0, atol=1e-15)
-
-
 def test_the_future_is_hidden_from_a_given_graph() -> None:
     q, k, v = qkv()
     changed = [x.copy() for x in (q, k, v)]
@@ -242,8 +225,3 @@ def test_the_future_is_hidden_from_a_given_graph() -> None:
         options: dict[str, Any] = {"graph": graph, "causal": True, "step": 0.1}
         first, second = (forward(*x, **options)[0] for x in ((q, k, v), changed))
         assert np.array_equal(first[:, :, :4], second[:, :, :4])
-
-
-def test_shapes_of_graphs() -> None:
-    _, saved = run(graph=np.abs(weights())[None, None] * np.ones((B, 1, 1, 1)), step=0.1)
-    assert saved.graph.shape == (B, H, N, N)

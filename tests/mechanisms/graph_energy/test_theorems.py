@@ -55,19 +55,6 @@ def test_couplings_are_odd_and_their_derivatives_fit(name: str) -> None:
     assert np.min(known.slope(below)) > 0.0
 
 
-@pytest.mark.parametrize("name", [name for name, known in REGISTRY.items() if known.terms is not None])
-def test_terms_of_a_coupling_sum_to_it(name: str) -> None:
-    known, x = REGISTRY[name], np.linspace(-2.0, 2.0, 41)
-    assert known.terms is not None
-    terms = known.terms(x)
-    total = sum(alpha[:, None] * beta[None, :] for alpha, beta, _, _ in terms)
-    np.testing.assert_allclose(total, known.force(x[None, :] - x[:, None]), rtol=0, atol=1e-14)
-    for at, (alpha, beta, d_alpha, d_beta) in enumerate(terms):
-        above, below = known.terms(x + 1e-5)[at], known.terms(x - 1e-5)[at]
-        np.testing.assert_allclose((above[0] - below[0]) / 2e-5, d_alpha + 0.0 * alpha, rtol=0, atol=1e-9)
-        np.testing.assert_allclose((above[1] - below[1]) / 2e-5, d_beta + 0.0 * beta, rtol=0, atol=1e-9)
-
-
 # --- limits: where it is softmax attention
 
 
