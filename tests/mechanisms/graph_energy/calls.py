@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,11 +95,11 @@ def loops_of(q: Any, k: Any, v: Any, d_out: Any, **options: Any) -> dict[str, An
     return loops.forward(q, k, v, **known) | loops.backward(q, k, v, d_out, **known)
 
 
-def gradients_of(call: Any, arrays: dict[str, Any], d_out: Any) -> dict[str, Any]:
-    """The gradients of a call's first result by the autograd of torch."""
+def gradients_of(call: Any, arrays: dict[str, Any], *d_results: Any) -> dict[str, Any]:
+    """The gradients of a call by the autograd of torch, for those of its first results."""
     torch: Any = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
     leaves = {name: torch.tensor(np.asarray(x), requires_grad=True) for name, x in arrays.items()}
-    loss = (call(**leaves)[0] * torch.tensor(d_out)).sum()
+    loss = sum((x * torch.tensor(d)).sum() for x, d in zip(call(**leaves), d_results, strict=False))
     found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return {name: x.numpy() for name, x in zip(leaves, found, strict=True)}
 
@@ -114,16 +113,25 @@ def agree(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def check_gradients(arrays: dict[str, Any], implementations: Sequence[str] = ("dense",), **options: Any) -> None:
-    """Gradients of some arrays by hand are those of autograd; arrays among the options are constants."""
+    """Gradients of some arrays by hand are those of autograd; arrays among the options are constants.
+
+    The loss reads the output and the weights. Both are float64 evaluations of one derivative: docs/tolerances.md.
+    """
     torch: Any = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
     constants = {name: torch.tensor(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
     for implementation in implementations:
         out, saved = forward(**arrays, **options, implementation=implementation)
-        d_out = draw("d_out", *out.shape)
-        found = {name: x for name, x in core.backward(saved, d_out).items() if name in arrays}
+        upstream = {"d_out": draw("d_out", *out.shape)}
+        if saved.weights is not None:
+            upstream["d_weights"] = draw("d_weights", *saved.weights.shape)
+        found = {name: x for name, x in core.backward(saved, **upstream).items() if name in arrays}
         assert {name: x.shape for name, x in found.items()} == {name: np.shape(x) for name, x in arrays.items()}
-        call = functools.partial(forward, **constants, implementation="dense")
-        agree(found, gradients_of(call, arrays, d_out))
+
+        def call(**leaves: Any) -> tuple[Any, Any]:
+            out, saved = forward(**leaves, **constants, implementation="dense")
+            return out, saved.weights
+
+        agree(found, gradients_of(call, arrays, *upstream.values()))
 
 
 def check_loops(options: dict[str, Any], n: int = N) -> None:

@@ -36,13 +36,6 @@ def test_emptied_rows_keep_their_attention() -> None:
     assert np.array_equal(saved.weights[rows], saved.inner.graph.attention[rows])
 
 
-def test_emptied_rows_are_0() -> None:
-    out, saved, rows = emptied(empty="zero")
-    assert not np.any(out[rows]) and not np.any(saved.weights[rows])
-    d = core.backward(saved, np.where(rows[..., None], draw("d_out", *out.shape), 0.0))
-    assert all(not np.any(d[name]) for name in ("q", "k", "v"))
-
-
 def test_emptied_rows_are_an_error() -> None:
     _, _, rows = emptied()
     first = tuple(int(n) for n in np.argwhere(rows)[0])

@@ -10,7 +10,7 @@ import pytest
 from refattn import Context, mechanism, tree
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.layer import regularisers
-from tests.mechanisms.graph_energy.calls import STATES, B, H, N, agree, draw, forward, gradients_of, kept, qkv, run
+from tests.mechanisms.graph_energy.calls import STATES, B, H, agree, draw, forward, gradients_of, kept, qkv, run
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,6 @@ def test_the_gradient_of_a_loss_with_a_sum_in_it(state: str, name: str) -> None:
         return (out * out.new_tensor(d_out) + 0.3 * value / out.numel(),)
 
     agree(found, gradients_of(loss, arrays, np.ones(out.shape)))
-
-
-def test_what_is_read_has_to_be_there() -> None:
-    out, saved = run(state="feature")
-    with pytest.raises(ValueError, match="d_scores: got shape"):
-        core.backward(saved, out, d_scores=np.zeros(3))
-    assert N == saved.graph.shape[-1]
 
 
 @pytest.mark.parametrize(

@@ -42,17 +42,26 @@ def both(
     return found
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_8_dense_and_sparse_graphs_are_one(
-    coupling: str, state: str, causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(
+            {"coupling": coupling, "state": state, "causal": causal, "step": 0.02, "integrator": "heun"}
+            for coupling in COUPLINGS
+            for state in STATES
+            for causal in (False, True)
+        ),
+        {"step": 0.05, "start": draw("start", H, N)},
+        {"step": 0.05, "tau": 0.6, "empty": "dense", "scale": 0.3},
+        {"step": 0.05, "kind": "soft", "tau": 0.45},
+    ],
+)
+def test_8_dense_and_sparse_graphs_are_one(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of products for sin, identity and cubic, edge by edge for the others, three rows of attention at a time."""
     monkeypatch.setattr(rows, "ELEMENTS", 3 * N)
-    dense = weights(lower=causal)
-    options: dict[str, Any] = {"state": state, "coupling": coupling, "step": 0.02, "steps": 3, "causal": causal}
-    found = both({**options, "integrator": "heun"}, dense, ra.graph_energy.sparse_graph(dense), qkv())
+    dense = weights(lower=bool(options.get("causal")))
+    found = both({**options, "steps": 3}, dense, ra.graph_energy.sparse_graph(dense), qkv())
+    assert found[0].keys() == found[1].keys()
     for name, x in found[0].items():
         np.testing.assert_allclose(found[1][name], x, rtol=0, atol=1e-12 * max(1.0, np.max(np.abs(x))), err_msg=name)
 
@@ -71,20 +80,6 @@ def test_every_library_multiplies_sparse_graphs(coupling: str, backend: Any) -> 
         for name, x in wanted.items():
             size = max(1.0, float(np.max(np.abs(x))))
             np.testing.assert_allclose(backend.host(each[name]), x, rtol=0, atol=1e-12 * size, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [{"start": draw("start", H, N)}, {"tau": 0.6, "empty": "dense", "scale": 0.3}, {"kind": "soft", "tau": 0.45}],
-    ids=["start", "dense", "soft"],
-)
-def test_options_of_the_readout_go_row_by_row(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "ELEMENTS", 3 * N)
-    dense = weights()
-    found = both({"step": 0.05, **more}, dense, ra.graph_energy.sparse_graph(dense), qkv())
-    assert found[0].keys() == found[1].keys()
-    for name, x in found[0].items():
-        np.testing.assert_allclose(found[1][name], x, rtol=0, atol=1e-12 * max(1.0, np.max(np.abs(x))), err_msg=name)
 
 
 @pytest.mark.parametrize("state", ["token", "feature"])

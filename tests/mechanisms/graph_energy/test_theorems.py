@@ -11,7 +11,6 @@ import pytest
 import refattn as ra
 from refattn.mechanisms.graph_energy.forces import COUPLINGS as REGISTRY
 from refattn.mechanisms.graph_energy.forces import INTRINSICS
-from refattn.mechanisms.graph_energy.implementations import pairs
 from refattn.mechanisms.graph_energy.options.integrator import INTEGRATORS
 from refattn.mechanisms.graph_energy.system import weights_of
 from tests.mechanisms.graph_energy.calls import (
@@ -185,23 +184,6 @@ def test_attention_stays_a_distribution(causal: bool) -> None:
     for x in saved.inner.flow.states:
         np.testing.assert_allclose(np.sum(x, axis=2), np.ones((B, H, N)), rtol=0, atol=1e-14)
         assert np.all(x >= 0.0) and np.all(x * (1.0 - visible) == 0.0)
-
-
-@pytest.mark.parametrize("coupling", ["tanh", "identity", "arctan", "sinh"])
-@pytest.mark.parametrize("symmetrise", ["mean", "min"])
-def test_flows_approach_each_other(symmetrise: str, coupling: str) -> None:
-    """Two starts with one anchor: their distance falls at least as (1 - mu h) to the steps."""
-    graph = run(symmetrise=symmetrise)[1].graph
-    anchor, other = draw("anchor", B, H, N, 1), draw("other", B, H, N, 1)
-    ends, h, mu = [], 0.02, 0.5
-    for begin in (anchor, other):
-        x = begin
-        for _ in range(100):
-            pull = pairs.couple_forward(REGISTRY[coupling], graph, None, x)
-            x = x + h * (INTRINSICS["anchor"].force(x, anchor, mu) + pull)
-        ends.append(x)
-    norms = [np.sqrt(np.sum((a - b) ** 2, axis=2)) for a, b in ((anchor, other), ends)]
-    assert np.all(norms[1] <= (1.0 - mu * h) ** 100 * norms[0] * (1.0 + 1e-12))
 
 
 def test_an_equilibrium_is_reached_and_is_the_only_one() -> None:
