@@ -71,6 +71,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.mechanisms.graph_energy.forces import Number
+from refattn.mechanisms.graph_energy.implementations.products import Factors
 from refattn.mechanisms.graph_energy.options.call import Options, tau_of
 from refattn.mechanisms.graph_energy.options.integrator import (
     RK45,
@@ -320,7 +321,9 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
             d_next = d_x  # (b, h, j, c) [dGE.8]
             back = functools.partial(stage_backward, saved, taken, sums)
             d_x = step.backward(back, taken, options.step * taken.factor, d_next, sums)  # (b, h, j, c)
-    d_links = system.implementation.links_gradient(sums["edges"], system.links)  # (b, h, j, j)
+    shape = graph.links.shape if is_array(graph.links) else ()
+    none, edges = zeros(shape, graph.start), sums["edges"]  # (b, h, j, j), as the implementation has them
+    d_links = none if edges is None else edges.whole() if isinstance(edges, Factors) else edges  # (b, h, j, j)
     # forward: x = start, and start is b
     d_start = d_x + sums["start"]  # (b, h, j, c) [dGE.5]
     d_mu = summed_for(sums["mu"], options.mu)  # [dGE.mu]
@@ -383,7 +386,7 @@ def rate_backward(
     d_pull, d_edges = implementation.couple_backward(
         system.coupling, links, m, d_coupled, *points, **more
     )  # (b, h, j, c), -
-    sums["edges"] = implementation.gathered(sums["edges"], d_edges)  # as the implementation keeps them
+    sums["edges"] = plus(sums["edges"], d_edges)  # as the implementation has them
     d_point = d_own * f.d_x(*points, start, mu) + d_pull  # (b, h, j, c) [dGE.point]
     return d_point
 

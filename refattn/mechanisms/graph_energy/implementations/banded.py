@@ -110,9 +110,6 @@ class Band:
         toward, own, d_links = pairs.rows_backward(coupling, links, None, self.own, d_blocks, self.near(x))
         return self.far(toward) - self.joined(own), d_links
 
-    gathered = staticmethod(pairs.gathered)
-    links_gradient = staticmethod(pairs.links_gradient)
-
 
 @dataclass(frozen=True)
 class Saved:

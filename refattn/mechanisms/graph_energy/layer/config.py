@@ -116,9 +116,7 @@ class Config(projections.Config):
                 and self.chosen("coupling") not in SLOPES_BELOW_1,
                 f"intrinsic={self.intrinsic!r}": self.intrinsic not in ("anchor", "none"),
             }
-            for name, there in own.items():
-                if there:
-                    raise ValueError(f"step: got None with {name}, needs a number, or learn_step")
+            _refuse("step: got None with {}, needs a number, or learn_step", own)
         if self.step is None and isinstance(self.links, (Mean, CausalMirror)):
             raise ValueError(f"step: got None with graph={self.graph!r}, whose degrees have no bound; {_NEEDS}")
         for name in ("strength", "jitter"):
@@ -147,9 +145,7 @@ class Config(projections.Config):
             f"jitter={self.jitter}": self.jitter != 0.0,
             f'regulariser="{self.regulariser}"': self.regulariser is not None,
         }
-        for name, there in others.items():
-            if there:
-                raise ValueError(f"levels: got {self.levels} with {name}, which levels do not have; needs None")
+        _refuse(f"levels: got {self.levels} with {{}}, which levels do not have; needs None", others)
 
     def chosen(self, option: str) -> Any:
         """Return the object of an option that is one of several kinds, or None."""
@@ -218,6 +214,13 @@ class Config(projections.Config):
         if self.levels is not None:
             found["level_logits"] = (self.levels,)
         return found
+
+
+def _refuse(message: str, reasons: Mapping[str, bool]) -> None:
+    """Raise for the first reason that there is."""
+    for name, there in reasons.items():
+        if there:
+            raise ValueError(message.format(name))
 
 
 @dataclass(frozen=True, kw_only=True)
