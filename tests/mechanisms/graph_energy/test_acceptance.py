@@ -1,9 +1,8 @@
-"""The numbers that graph energy attention was accepted by, 1 to 18.
+"""Some of the numbers that graph energy attention was accepted by, 1 to 18.
 
-Some stand elsewhere, by name: 5 (what is proved of the flow) in test_theorems.py and test_integrators.py; more of 8 in
-test_sparse.py; 12 (decoding) in test_stream.py; more of 13 (levels and shared tables) in test_hierarchy.py; more of 16
-in test_bad_input.py. Bifurcations and counts of equilibria, 6 and 7, are no matter of the flow; what of them it alone
-tells stands in test_deviations.py.
+The others stand by name elsewhere: 1, 3 and 5 in test_theorems.py, 2 and 9 in test_gradients.py, 8 in test_sparse.py,
+10 in test_readout.py, 12 in test_stream.py, more of 13 in test_hierarchy.py, 16 in test_bad_input.py. Padding and other
+orders of the tokens, 4 and 17, are properties that `refattn check` holds.
 """
 
 from __future__ import annotations
@@ -28,31 +27,6 @@ from tests.mechanisms.graph_energy.calls import (
     qkv,
     run,
 )
-
-SEPARABLE = ("sin", "identity", "cubic")
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_9_products_and_tiles_are_pairs(
-    coupling: str, state: str, masked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from refattn.mechanisms.graph_energy.implementations import tiled
-
-    monkeypatch.setattr(tiled, "ELEMENTS", 2 * N)  # tiles of one or two rows
-    options: dict[str, Any] = {"state": state, "coupling": coupling, "kappa": 0.7, "step": 0.1}
-    if masked:
-        options["mask"] = kept("mask", B, H, N, N)
-    found = {}
-    for implementation in ("dense", "tiled", *(["products"] if coupling in SEPARABLE else [])):
-        out, saved = run(**options, implementation=implementation)
-        found[implementation] = {"out": out, **core.backward(saved, draw("d_out", *out.shape))}
-    for implementation in found:
-        for name, x in found["dense"].items():
-            np.testing.assert_allclose(
-                found[implementation][name], x, rtol=0, atol=1e-12 * max(1.0, float(np.max(np.abs(x))))
-            )
 
 
 def test_11_attention_that_flows_stays_attention() -> None:

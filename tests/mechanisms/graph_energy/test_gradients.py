@@ -11,6 +11,7 @@ import pytest
 
 from refattn import counter
 from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy.implementations import tiled
 from tests.mechanisms.graph_energy.calls import (
     COUPLINGS,
     STATES,
@@ -94,9 +95,14 @@ def test_gradients_of_every_combination_are_those_of_autograd() -> None:
         check(each)
 
 
-@pytest.mark.parametrize("implementation", ["products", "tiled"])
-@pytest.mark.parametrize("combination", [c for c in FEW if c[1] in ("sin", "identity", "cubic")], ids=str)
-def test_gradients_of_other_implementations(combination: Any, implementation: str) -> None:
+OTHERS = [(c, "products") for c in FEW if c[1] in ("sin", "identity", "cubic")] + [(c, "tiled") for c in FEW]
+
+
+@pytest.mark.parametrize(("combination", "implementation"), OTHERS, ids=str)
+def test_gradients_of_other_implementations(
+    combination: Any, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiled, "ELEMENTS", 2 * N)  # tiles of one or two rows
     check(combination, implementation)
 
 
