@@ -64,3 +64,8 @@ def test_attention_on_numpy_loads_no_other_library(implementation: str) -> None:
 def test_help_loads_nothing_heavy(words: str) -> None:
     code = f"from refattn.cli import cli\ntry:\n    cli({words.split()})\nexcept SystemExit:\n    pass"
     assert loaded(code) == {"click"}
+
+
+def test_a_room_loads_nothing_that_only_tools_read() -> None:
+    ours = "[n for n in sys.modules if '.testing' in n or n.endswith(('loops', 'pictures'))]"
+    assert python("-c", f"import sys\nimport refattn as ra\nra.softmax, ra.delta, ra.koopman\nprint({ours})") == "[]"

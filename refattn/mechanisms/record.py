@@ -5,9 +5,11 @@ Trainer, checks, verification, vectors, benchmarks and docs are written against 
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from types import ModuleType
 from typing import Any
@@ -193,9 +195,57 @@ class Example:
     run: Callable[[Any, Mapping[str, Array]], Mapping[str, Array]] | None = None
 
 
+@cache
+def _found(home: str, path: str, name: str) -> Any:
+    """Return what a module of a room has under this name (all of it without one); KeyError if there is no module."""
+    try:
+        module = importlib.import_module(f"{home}.{path}")
+    except ModuleNotFoundError as problem:
+        if problem.name in (f"{home}.{path}", f"{home}.{path.partition('.')[0]}"):
+            raise KeyError(path) from None
+        raise
+    return getattr(module, name) if name else module
+
+
+class _Later:
+    """A field that is read from the room of the definition when it is first asked for, unless it is given."""
+
+    def __init__(self, path: str, name: str, empty: Any) -> None:
+        self.path, self.name, self.empty = path, name, empty
+
+    def __set_name__(self, owner: type, field: str) -> None:
+        self.field = field
+
+    def __get__(self, record: Mechanism | None, owner: type | None = None) -> Any:
+        if record is None:
+            return self  # the default of the dataclass
+        if self.field in vars(record):
+            return vars(record)[self.field]
+        home = record.definition.__name__.rpartition(".")[0] if record.definition else ""
+        try:
+            return _found(home, self.path, self.name) if home else self.empty
+        except KeyError:
+            return self.empty
+
+    def __set__(self, record: Mechanism, value: Any) -> None:
+        if value is not self:
+            vars(record)[self.field] = value
+
+
+def _later(path: str, name: str = "", empty: Any = ()) -> Any:
+    return _Later(path, name, empty)
+
+
 @dataclass(frozen=True, eq=False)
 class Mechanism:
     """The record of a mechanism.
+
+    What only tools ask for is no argument of a room's record: it is read when it is first asked for, from files of the
+    room whose names say which field they are. ``testing/cases.py`` has ``CASES``, and so ``kernel_sizes``, ``wrong``,
+    ``questions`` and ``layers``; ``testing/rounding_scales.py`` has ``ROUNDING_SCALES`` and ``STORED``;
+    ``testing/block_derived_twice.py`` the function of that name; ``layer/pictures.py`` has ``PICTURES``, ``example.py``
+    ``EXAMPLE``; ``loops.py`` and ``testing/parts.py`` are such fields themselves. If a file is missing, the field is
+    empty.
 
     Attributes
     ----------
@@ -324,17 +374,12 @@ class Mechanism:
     title: str
     source: str
     equation_modules: tuple[ModuleType, ...]
-    loops: ModuleType
     implementations: tuple[str, ...]
     defaults: Mapping[str, Any]
     context_fields: tuple[str, ...]
     core: ModuleType | None
     block: Block
-    cases: tuple[Case, ...]
     properties: tuple[str, ...]
-    rounding_scales: Mapping[str, Magnitude] = field(default_factory=dict)
-    stored: Mapping[str, Magnitude] = field(default_factory=dict)
-    wrong: Mapping[str, WrongKernel] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     fallback_equation: Mapping[str, str] = field(default_factory=dict)
     accumulates_before_rounding: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -353,16 +398,23 @@ class Mechanism:
     grow: ModuleType | None = None
     diagnostics: Any = None
     pointer: Any = None
-    pictures: tuple[Picture, ...] = ()
     learned: Callable[[Any], Mapping[str, Array]] | None = None
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    layers: tuple[Mechanism, ...] = ()
-    parts: ModuleType | None = None
-    kernel_sizes: tuple[Case, ...] = ()
-    questions: tuple[Question, ...] = ()
-    block_derived_twice: Callable[[], tuple[Mapping[str, Array], Mapping[str, Array]]] | None = None
     definition: ModuleType | None = None
-    example: Example | None = None
+    example: Example | None = _later("example", "EXAMPLE", None)
+    loops: ModuleType = _later("loops", empty=None)
+    pictures: tuple[Picture, ...] = _later("layer.pictures", "PICTURES")
+    cases: tuple[Case, ...] = _later("testing.cases", "CASES")
+    kernel_sizes: tuple[Case, ...] = _later("testing.kernel_sizes", "KERNEL_SIZES")
+    rounding_scales: Mapping[str, Magnitude] = _later("testing.rounding_scales", "ROUNDING_SCALES", {})
+    stored: Mapping[str, Magnitude] = _later("testing.rounding_scales", "STORED", {})
+    wrong: Mapping[str, WrongKernel] = _later("testing.wrong", "WRONG", {})
+    questions: tuple[Question, ...] = _later("testing.questions", "QUESTIONS")
+    layers: tuple[Mechanism, ...] = _later("testing.layers", "LAYERS")
+    parts: ModuleType | None = _later("testing.parts", empty=None)
+    block_derived_twice: Callable[[], tuple[Mapping[str, Array], Mapping[str, Array]]] | None = _later(
+        "testing.block_derived_twice", "block_derived_twice", None
+    )
 
     @property
     def equations(self) -> dict[str, str]:

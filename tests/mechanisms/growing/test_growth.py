@@ -21,7 +21,7 @@ from refattn.mechanisms.growing.growth.metric import direction, kronecker
 from refattn.mechanisms.growing.growth.search import search
 from refattn.mechanisms.growing.growth.statistics import apply_metric
 from refattn.mechanisms.growing.growth.truncate import truncate
-from refattn.mechanisms.growing.testing import beside
+from refattn.mechanisms.growing.testing import block_derived_twice
 from refattn.verify.selfcheck import sections
 from tests.mechanisms.growing.calls import BLOCK, block_of, draw, step
 from tests.mechanisms.growing.test_metric import observed, problem
@@ -291,7 +291,7 @@ def test_a_traced_step_agrees_with_its_second_derivation() -> None:
     }
     for id, value in expected.items():
         found = t[id][..., : value.shape[-1]] if id == "GROW.singular_values" else t[id]
-        signs = np.abs if id in beside.SIGNLESS else np.asarray
+        signs = np.abs if id in block_derived_twice.SIGNLESS else np.asarray
         np.testing.assert_allclose(signs(found), signs(value), rtol=0.0, atol=1e-9 * np.max(np.abs(value)), err_msg=id)
     for id, weight in (("GROW.17", grown.w_q), ("GROW.18", grown.w_k)):
         np.testing.assert_array_equal(t[id], weight)
@@ -309,7 +309,7 @@ def test_a_traced_step_agrees_with_its_second_derivation() -> None:
 
 def test_the_check_derives_every_equation_beside_the_core_twice() -> None:
     """And names the first that differs."""
-    found, expected = beside.twice()
+    found, expected = block_derived_twice.block_derived_twice()
     modules = (BLOCK.module, *ra.mechanism("growing").extra_modules)
     assert set(found) == {id for module in modules for id in equations.declared(module)}
     changed = {id: 1.001 * value if id in ("GROW.8", "GROW.10") else value for id, value in found.items()}

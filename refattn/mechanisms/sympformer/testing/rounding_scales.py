@@ -145,7 +145,7 @@ def _per_key(inputs: Given, value: Array, pairs: Array, rows: Array) -> Array:
     return of_sum(_tokens(inputs) * rows.shape[1] // max(inputs["k"].shape[1], 1), value, squares)
 
 
-MAGNITUDES: dict[str, Magnitude] = {
+ROUNDING_SCALES: dict[str, Magnitude] = {
     "SYMP.unmasked": _scores,
     "SYMP.total": _total,
     "SYMP.6": _weights,

@@ -290,7 +290,7 @@ def _d_scale(inputs: Given, values: Any) -> Array:
     return of_all(values["dDELTA.scale"], d_q * values["DELTA.unit_q"])
 
 
-MAGNITUDES: dict[str, Magnitude] = {
+ROUNDING_SCALES: dict[str, Magnitude] = {
     "DELTA.unit_q": _normal("DELTA.unit_q"),
     "DELTA.unit_k": _normal("DELTA.unit_k"),
     "DELTA.fade": _decay,

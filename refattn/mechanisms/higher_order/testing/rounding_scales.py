@@ -169,7 +169,7 @@ def _d_delta(inputs: Given, values: Given) -> Array:
     return of_all(values["dHOL.delta"], values["dHOL.taylor"])
 
 
-MAGNITUDES: dict[str, Magnitude] = {
+ROUNDING_SCALES: dict[str, Magnitude] = {
     "HOL.1": _normal("q", "HOL.1"),
     "HOL.2": _normal("k", "HOL.2"),
     "HOL.3": _scores,

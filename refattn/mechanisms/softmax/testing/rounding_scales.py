@@ -145,7 +145,7 @@ _SIZES: dict[str, Magnitude] = {
     "dSM.softcap": lambda inputs, values: sizes.of_all(values["dSM.softcap"], values["dSM.2"]),
 }
 
-MAGNITUDES: dict[str, Magnitude] = {id: _of(size) for id, size in _SIZES.items()}
+ROUNDING_SCALES: dict[str, Magnitude] = {id: _of(size) for id, size in _SIZES.items()}
 
 STORED: dict[str, Magnitude] = {
     "SM.4": lambda inputs, values: values["SM.4"],

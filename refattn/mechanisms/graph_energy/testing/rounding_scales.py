@@ -164,7 +164,7 @@ def _single(id: str, terms_of: Any) -> Magnitude:
     return size
 
 
-MAGNITUDES: dict[str, Magnitude] = {
+ROUNDING_SCALES: dict[str, Magnitude] = {
     **GRAPH,
     "GE.point": _stage,
     "GE.6": _coupled,
