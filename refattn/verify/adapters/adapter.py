@@ -37,6 +37,9 @@ from refattn.verify.adapters import devices, manners
 from refattn.verify.adapters.pushed import derivatives
 from refattn.verify.outcome import Decline, Result
 
+LARGEST = 256 << 20
+"""Bytes of results that are taken beside 64 times those of the inputs."""
+
 
 class LoadError(Exception):
     """A kernel cannot be loaded; the message names what was asked and what went wrong."""
