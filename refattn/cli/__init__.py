@@ -20,7 +20,7 @@ import refattn
 from refattn.cli import stdio
 from refattn.cli.analyse import analyse
 from refattn.cli.arguments import BAD_INPUT, INTERRUPTED, TERMINATED, Group, read_help
-from refattn.cli.certify import check, verify
+from refattn.cli.check import check
 from refattn.cli.golden import golden
 from refattn.cli.inspect import backends, list_
 from refattn.cli.mutants import mutants
@@ -28,6 +28,7 @@ from refattn.cli.runs import plot, sample
 from refattn.cli.show import show
 from refattn.cli.trace import trace
 from refattn.cli.train import train
+from refattn.cli.verify import verify
 
 
 class Commands(Group):

@@ -26,20 +26,17 @@ def seed_of(text: str) -> int:
     return int(text)
 
 
-def sizes_of_large(shapes: Sequence[str]) -> dict[str, int]:
+def sizes_of_large(shapes: Sequence[str]) -> dict[str, Any]:
     """Return the heads and the width that a shape beside --large has."""
-    found = {}
-    for part in shapes[0].split(","):
+    found: dict[str, Any] = {}
+    if len(shapes) > 1:
+        raise Problem(f"--large: got --shape {len(shapes)} times, needs it once at most")
+    for part in ",".join(shapes).split(",") if shapes else ():
         name, _, value = (x.strip() for x in part.partition("="))
         if name not in ("h", "d") or not value.isdecimal() or int(value) < 1:
             raise Problem(f"--large: got --shape {shapes[0]!r}, needs the number of heads and the width, h=2,d=16")
         found[{"h": "heads", "d": "width"}[name]] = int(value)
     return found
-
-
-def own_given(shapes: Sequence[str], file: str | None, arrays: str | None) -> bool:
-    """Tell whether there are cases of the user's own."""
-    return bool(shapes or file is not None or arrays is not None)
 
 
 def own_cases(

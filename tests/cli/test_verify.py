@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import facts, run, verify
+from refattn.cli.verify import KERNEL, NEEDS, WITHOUT
+from tests.cli.command import facts, refused, run, verify
 
 
 def test_a_right_implementation_agrees(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
@@ -100,3 +101,26 @@ def test_what_an_implementation_prints_is_kept_out_of_the_report(
     result = verify(kernels("prints"), "--json", "-")
     assert result.exit_code == 0 and "noise" in result.stderr
     assert facts(result.stdout)["exit_code"] == 0
+
+
+VALUES = {"--large": ["64"], "--shape": ["n=4"], "--jobs": ["2"], "--timeout": ["1"], "--seed": ["1"]}
+FLAGS = ("--in-process", "--memory", "--bitwise", "--tangent", "--hessian")
+
+
+def words(*options: str) -> list[str]:
+    return [word for name in options for word in (name, *([] if name in FLAGS else VALUES.get(name, ["x"])))]
+
+
+def test_options_that_need_or_exclude_others() -> None:
+    assert refused("verify", "softmax") == "got no kernel, needs one of --impl, --exec and --outputs"
+    assert refused("verify", "softmax", *words("--impl", "--exec")).startswith("got --impl and --exec, needs one of")
+    for name, needed in NEEDS.items():
+        for other in set(KERNEL) - set(needed):
+            told = f"{name}: needs {' or '.join(needed)} beside it, got {other}"
+            assert refused("verify", "softmax", *words(other, name)) == told
+    for name, others in WITHOUT.items():
+        for other in set(others) - {name}:
+            line = refused("verify", "softmax", *words("--impl", name, other))
+            assert line in (f"{name}: cannot be combined with {other}", f"{other}: cannot be combined with {name}")
+    line = refused("verify", "softmax", *words("--impl", "--memory", "--shape", "--cases", "--inputs"))
+    assert line == "--memory: cannot be combined with --shape, --cases or --inputs"

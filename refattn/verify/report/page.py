@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.outcome import Outcome, Report, Result, Truth, Verdict
-from refattn.verify.report import diagnosis, example
+from refattn.verify.report import diagnosis, example, suspects
 from refattn.verify.report.tables import call_of, closing, decline_rows
 from refattn.verify.report.texts import cases_text, share_text
 from refattn.verify.tolerance.budget import finite, ratio, rounded, rows
@@ -68,14 +68,12 @@ def page(
     report: Report,
     mechanism: Mechanism,
     producer: str,
-    suspects: Iterable[tuple[int, str]] = (),
     instead: Sequence[Outcome] = (),
 ) -> str:
     """Return the page: the verdict, what fails as numbers, budget bars, heat maps, all cases, and versions.
 
-    `producer` is the version of refattn; `suspects` are the lines on where the error is, each with its columns of
-    indentation, where there are any; `instead` are outcomes of smaller cases in place of long ones, whose results are
-    not kept.
+    `producer` is the version of refattn; `instead` are outcomes of smaller cases in place of long ones, whose results
+    are not kept.
     """
     what = "outputs and gradients" if report.grad else "outputs"
     title = f"{report.kernel} against {mechanism.title.lower()}"
@@ -83,7 +81,8 @@ def page(
     status = {0: "agrees", 1: "disagrees", 3: "declined"}[report.exit_code]
     parts = [f"<h1>{escape(title)}: {what}</h1>", f'<p class="verdict {status}">{escape(closing(report))}</p>']
     parts += _box(report, mechanism)
-    parts += _section("Suspects", _verbatim(" " * columns + text for columns, text in suspects))
+    suspect_lines = suspects.lines(report.suspects) if report.suspects else ()
+    parts += _section("Suspects", _verbatim(" " * columns + text for columns, text in suspect_lines))
     parts += _smallest(report)
     parts += _section("Used share of the allowed error", _bars(report))
     parts += _section("Where the errors are", _maps(replace(report, outcomes=(*report.outcomes, *instead))))

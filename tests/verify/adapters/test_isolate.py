@@ -266,4 +266,3 @@ def test_bad_usage() -> None:
     assert "got 'SM.1,SM.77', needs some of products, q, k, v and ids such as SM.1" in refused(
         "--impl", "a:b", "--rounding", "SM.1,SM.77"
     )
-    assert "needs --impl or --exec" in refused("--outputs", ".", "--rounding", "SM.1")
