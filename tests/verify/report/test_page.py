@@ -91,7 +91,7 @@ def test_it_says_what_the_report_says(file: Path, report: Report) -> None:
     for outcome in report.outcomes:
         for verdict in outcome.verdicts:
             if not verdict.agrees:
-                assert f"{verdict.got}, not {verdict.expected}" in text
+                assert f"is {verdict.got}, needs {verdict.expected}" in text
     assert "<td>refattn</td><td>1.2.3</td>" in text and "<td>numpy</td>" in text
 
 
