@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -65,29 +66,8 @@ def _listed(names: list[str]) -> str:
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the options of a verification say; see their help."""
-
-    impl: str | None
-    program: str | None
-    outputs: str | None
-    vectors: str | None
-    timeout: float
-    in_process: bool
-    rounding: tuple[str, ...]
-    grad: bool
-    derivatives: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    tokens: int | None
-    shapes: tuple[str, ...]
-    listed: str | None
-    inputs: str | None
-    seed: int
-    memory: bool
-    bitwise: bool
-    mesh: str | None
-    where: Where
+class Asked(SimpleNamespace):
+    """What the options of a verification say, each by its name."""
 
     @property
     def own(self) -> bool:
@@ -191,10 +171,10 @@ def verify(
         raise Problem(f"--timeout: got {asked.timeout:g}, needs seconds above 0")
     if asked.mesh is not None:
         record = _over_mesh(record, asked.mesh)
-        asked = replace(asked, impl=f"{asked.impl}@{asked.mesh}")
+        asked.impl = f"{asked.impl}@{asked.mesh}"
     if asked.own:
         record, stored = own_cases(record, asked.shapes, asked.listed, asked.inputs)
-        asked = replace(asked, dtypes=asked.dtypes or stored)
+        asked.dtypes = asked.dtypes or stored
     _check_sizes(asked)
     for place, option in ((file, "--json"), (html, "--html"), (junit, "--junit")):
         check_writable(place, option)

@@ -9,7 +9,6 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import resources
 from types import ModuleType
 from typing import Any
@@ -195,23 +194,11 @@ class Example:
     run: Callable[[Any, Mapping[str, Array]], Mapping[str, Array]] | None = None
 
 
-@cache
-def _found(home: str, path: str, name: str) -> Any:
-    """Return what a module of a room has under this name (all of it without one); KeyError if there is no module."""
-    try:
-        module = importlib.import_module(f"{home}.{path}")
-    except ModuleNotFoundError as problem:
-        if problem.name in (f"{home}.{path}", f"{home}.{path.partition('.')[0]}"):
-            raise KeyError(path) from None
-        raise
-    return getattr(module, name) if name else module
-
-
 class _Later:
-    """A field that is read from the room of the definition when it is first asked for, unless it is given."""
+    """A field that is read when it is first asked for, unless it is given."""
 
-    def __init__(self, path: str, name: str, empty: Any) -> None:
-        self.path, self.name, self.empty = path, name, empty
+    def __init__(self, read: Callable[[Mechanism], Any]) -> None:
+        self.read = read
 
     def __set_name__(self, owner: type, field: str) -> None:
         self.field = field
@@ -219,21 +206,40 @@ class _Later:
     def __get__(self, record: Mechanism | None, owner: type | None = None) -> Any:
         if record is None:
             return self  # the default of the dataclass
-        if self.field in vars(record):
-            return vars(record)[self.field]
-        home = record.definition.__name__.rpartition(".")[0] if record.definition else ""
-        try:
-            return _found(home, self.path, self.name) if home else self.empty
-        except KeyError:
-            return self.empty
+        if self.field not in vars(record):
+            vars(record)[self.field] = self.read(record)
+        return vars(record)[self.field]
 
     def __set__(self, record: Mechanism, value: Any) -> None:
         if value is not self:
             vars(record)[self.field] = value
 
 
-def _later(path: str, name: str = "", empty: Any = ()) -> Any:
-    return _Later(path, name, empty)
+def _later(read: Callable[[Mechanism], Any]) -> Any:
+    return _Later(read)
+
+
+def _in_room(path: str, name: str = "", empty: Any = ()) -> Any:
+    """Read what a module of the room of the definition has under this name: all of it without one."""
+
+    def read(record: Mechanism) -> Any:
+        home = record.definition.__name__.rpartition(".")[0] if record.definition else ""
+        if not home:
+            return empty
+        try:
+            module = importlib.import_module(f"{home}.{path}")
+        except ModuleNotFoundError as problem:
+            if problem.name in (f"{home}.{path}", f"{home}.{path.partition('.')[0]}"):
+                return empty
+            raise
+        return getattr(module, name) if name else module
+
+    return _Later(read)
+
+
+def _options(record: Mechanism) -> dict[str, Any]:
+    options = inspect.signature(record.core.forward).parameters.values() if record.core else ()
+    return {option.name: option.default for option in options if option.kind is option.KEYWORD_ONLY}
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,7 +274,7 @@ class Mechanism:
         What the equations around the core and `extra_modules` it are in a small run, by id in the order that they ran:
         as traced, and by a second derivation; None where they are derived once.
     implementations
-        The evaluations of the core, the dense one first.
+        The evaluations of the core, the dense one first: its ``IMPLEMENTATIONS``.
     defaults
         The options of the core with their defaults.
     context_fields
@@ -374,8 +380,6 @@ class Mechanism:
     title: str
     source: str
     equation_modules: tuple[ModuleType, ...]
-    implementations: tuple[str, ...]
-    defaults: Mapping[str, Any]
     context_fields: tuple[str, ...]
     core: ModuleType | None
     block: Block
@@ -400,19 +404,21 @@ class Mechanism:
     pointer: Any = None
     learned: Callable[[Any], Mapping[str, Array]] | None = None
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    implementations: tuple[str, ...] = _later(lambda record: tuple(getattr(record.core, "IMPLEMENTATIONS", ())))
+    defaults: Mapping[str, Any] = _later(_options)
     definition: ModuleType | None = None
-    example: Example | None = _later("example", "EXAMPLE", None)
-    loops: ModuleType = _later("loops", empty=None)
-    pictures: tuple[Picture, ...] = _later("layer.pictures", "PICTURES")
-    cases: tuple[Case, ...] = _later("testing.cases", "CASES")
-    kernel_sizes: tuple[Case, ...] = _later("testing.kernel_sizes", "KERNEL_SIZES")
-    rounding_scales: Mapping[str, Magnitude] = _later("testing.rounding_scales", "ROUNDING_SCALES", {})
-    stored: Mapping[str, Magnitude] = _later("testing.rounding_scales", "STORED", {})
-    wrong: Mapping[str, WrongKernel] = _later("testing.wrong", "WRONG", {})
-    questions: tuple[Question, ...] = _later("testing.questions", "QUESTIONS")
-    layers: tuple[Mechanism, ...] = _later("testing.layers", "LAYERS")
-    parts: ModuleType | None = _later("testing.parts", empty=None)
-    block_derived_twice: Callable[[], tuple[Mapping[str, Array], Mapping[str, Array]]] | None = _later(
+    example: Example | None = _in_room("example", "EXAMPLE", None)
+    loops: ModuleType = _in_room("loops", empty=None)
+    pictures: tuple[Picture, ...] = _in_room("layer.pictures", "PICTURES")
+    cases: tuple[Case, ...] = _in_room("testing.cases", "CASES")
+    kernel_sizes: tuple[Case, ...] = _in_room("testing.kernel_sizes", "KERNEL_SIZES")
+    rounding_scales: Mapping[str, Magnitude] = _in_room("testing.rounding_scales", "ROUNDING_SCALES", {})
+    stored: Mapping[str, Magnitude] = _in_room("testing.rounding_scales", "STORED", {})
+    wrong: Mapping[str, WrongKernel] = _in_room("testing.wrong", "WRONG", {})
+    questions: tuple[Question, ...] = _in_room("testing.questions", "QUESTIONS")
+    layers: tuple[Mechanism, ...] = _in_room("testing.layers", "LAYERS")
+    parts: ModuleType | None = _in_room("testing.parts", empty=None)
+    block_derived_twice: Callable[[], tuple[Mapping[str, Array], Mapping[str, Array]]] | None = _in_room(
         "testing.block_derived_twice", "block_derived_twice", None
     )
 

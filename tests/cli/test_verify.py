@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from refattn.cli.verify import KERNEL, NEEDS, WITHOUT
-from tests.cli.command import facts, refused, run, verify
+from tests.cli.command import facts, refused, verify
 
 
 def test_a_right_implementation_agrees(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
@@ -17,15 +17,6 @@ def test_a_right_implementation_agrees(few: tuple[str, ...], kernels: Callable[[
     assert result.stdout.splitlines()[-1].startswith("softmax: agrees: 5 cases run, 0 declined, 0 failed")
     assert "not given" in next(line for line in result.stdout.splitlines() if " lse " in line)
     assert "verify softmax: 5 of 5 cases" in result.stderr
-
-
-def test_every_dtype_is_run_by_default(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
-    result = run("verify", "softmax", "--in-process", "--impl", kernels("with_lse"))
-    assert result.exit_code == 0
-    assert "15 cases run, 5 declined" in result.stdout and "not given" not in result.stdout
-    assert "it takes no dtype=" in result.stdout
-    for dtype in ("float64", "float32", "float16", "bfloat16"):
-        assert dtype in result.stdout
 
 
 def test_a_wrong_implementation_disagrees(few: tuple[str, ...], kernels: Callable[[str], str], tmp_path: Path) -> None:
@@ -76,31 +67,6 @@ def test_declining_everything_is_no_success(few: tuple[str, ...], kernels: Calla
     assert result.exit_code == 3
     assert result.stdout.splitlines()[-1] == "softmax: nothing was run: all 5 cases were declined"
     assert "not today" in result.stdout
-
-
-def test_declining_some_is_counted(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
-    result = verify(kernels("declines_masks"))
-    assert result.exit_code == 0
-    assert "3 cases run, 2 declined, 0 failed" in result.stdout.splitlines()[-1]
-    rows = [line.split() for line in result.stdout.splitlines()]
-    assert ["masked", "0", "0", "0", "1"] in rows and ["all", "3", "3", "0", "2"] in rows
-    assert ["2", "no", "masks", "float32:", "mask-keys,", "empty-rows"] in rows
-
-
-def test_gradients(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
-    assert verify(kernels("Pair"), "--grad").exit_code == 0
-    for tensor in ("d_q", "d_k", "d_v"):
-        assert f" {tensor} " in verify(kernels("Pair"), "--grad").stdout
-    result = verify(kernels("attend"), "--grad")
-    assert result.exit_code == 3 and "no gradients" in result.stdout
-
-
-def test_what_an_implementation_prints_is_kept_out_of_the_report(
-    few: tuple[str, ...], kernels: Callable[[str], str]
-) -> None:
-    result = verify(kernels("prints"), "--json", "-")
-    assert result.exit_code == 0 and "noise" in result.stderr
-    assert facts(result.stdout)["exit_code"] == 0
 
 
 VALUES = {"--large": ["64"], "--shape": ["n=4"], "--jobs": ["2"], "--timeout": ["1"], "--seed": ["1"]}

@@ -26,7 +26,6 @@ from refattn.mechanisms.delta.implementations import segments as _segments
 from refattn.mechanisms.delta.implementations import weights as _weights
 from refattn.mechanisms.delta.layer import block as _block
 from refattn.mechanisms.delta.layer import stream as _stream
-from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.record import Input as _Input
 from refattn.mechanisms.record import Mechanism
 
@@ -43,8 +42,6 @@ record = Mechanism(
     source="Yang, Kautz, Hatamizadeh 2024, Gated delta networks (arXiv:2412.06464), with its relatives",
     equation_modules=(_dense, _segments, _weights, _chunked, _block),
     block_modules=(_segments, _weights, _chunked),
-    implementations=tuple(_core.IMPLEMENTATIONS),
-    defaults=_defaults_of(forward),
     context_fields=_READS,
     core=_core,
     block=_BLOCK,

@@ -22,7 +22,6 @@ What to read, in this order:
 from __future__ import annotations
 
 from refattn.mechanisms.block import Block, ModuleStream
-from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import core as _core
 from refattn.mechanisms.graph_energy import definition as _definition
 from refattn.mechanisms.graph_energy import dense as _dense
@@ -103,8 +102,6 @@ record = Mechanism(
     source="F. Preetham 2023, Graph Dynamical Systems and Odd Analytic Coupling (Medium, 21 August 2023)",
     equation_modules=(_dense, _block, _learned, _hierarchy),
     block_modules=(_learned, _hierarchy),
-    implementations=tuple(_core.IMPLEMENTATIONS),
-    defaults=defaults_of(forward),
     families=FAMILIES,
     context_fields=_READS,
     core=_core,

@@ -15,12 +15,10 @@ from __future__ import annotations
 from functools import partial as _partial
 
 from refattn.mechanisms.block import Block, ModuleStream
-from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.families import choose as _choose
 from refattn.mechanisms.higher_order import core as _core
 from refattn.mechanisms.higher_order import definition as _definition
 from refattn.mechanisms.higher_order import dense as _dense
-from refattn.mechanisms.higher_order.core import IMPLEMENTATIONS as _FORMS
 from refattn.mechanisms.higher_order.core import Saved, backward, empty_state, forward
 from refattn.mechanisms.higher_order.implementations.state import State
 from refattn.mechanisms.higher_order.implementations.state import merge as merge_states
@@ -42,8 +40,6 @@ record = Mechanism(
     definition=_definition,
     source="J. Mercat 2020, Higher Order Linear Transformer (arXiv:2010.14816), equations 1 to 3",
     equation_modules=(_dense, _block),
-    implementations=tuple(_FORMS),
-    defaults=_defaults_of(forward),
     differentiable=("alpha", "delta"),
     families={"normaliser": _partial(_choose, "normaliser", kinds=_NORMALISERS)},
     configs=({"train_alpha": True, "train_delta": True, "normaliser": "signed(eps=0.1)"},),

@@ -19,7 +19,6 @@ What to read, in this order:
 from __future__ import annotations
 
 from refattn.mechanisms.block import Block
-from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.koopman import core as _core
 from refattn.mechanisms.koopman import definition as _definition
 from refattn.mechanisms.koopman import dense as _dense
@@ -61,8 +60,6 @@ record = Mechanism(
     definition=_definition,
     source="N. Tie 2024, Koopman attention; M. Khosravi 2023 (arXiv:2208.01681), sections IV and V",
     equation_modules=(_dense, _block),
-    implementations=tuple(_core.IMPLEMENTATIONS),
-    defaults=defaults_of(forward),
     context_fields=_READS,
     core=_core,
     block=_BLOCK,

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from refattn.mechanisms.block import Block
 from refattn.mechanisms.cache import KeyValueStream
-from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax import core as _core
 from refattn.mechanisms.softmax import definition as _definition
@@ -35,8 +34,6 @@ record = Mechanism(
     definition=_definition,
     source="Vaswani et al. 2017, Attention is all you need (arXiv:1706.03762), equation 1",
     equation_modules=(_dense, _block),
-    implementations=tuple(_core.IMPLEMENTATIONS),
-    defaults=defaults_of(forward),
     context_fields=_READS,
     core=_core,
     block=_BLOCK,

@@ -31,7 +31,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from refattn.mechanisms.block import Block, ModuleStream
-from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.sympformer import core as _core
 from refattn.mechanisms.sympformer import definition as _definition
@@ -117,8 +116,6 @@ record = Mechanism(
     definition=_definition,
     source="V. Stein, W. Li, G. Steidl 2026, SympFormer (arXiv:2603.16535)",
     equation_modules=(_dense, *_AROUND, _block),
-    implementations=tuple(_core.IMPLEMENTATIONS),
-    defaults=_defaults_of(forward),
     context_fields=_READS,
     core=_core,
     block=_BLOCK,
