@@ -80,6 +80,8 @@ class Process:
         The program and its arguments.
     keeps
         Descriptors that it inherits.
+    environment
+        What its environment has beside that of this process.
 
     Raises
     ------
@@ -87,7 +89,9 @@ class Process:
         If it cannot be run.
     """
 
-    def __init__(self, command: Sequence[str | os.PathLike[str]], keeps: Sequence[int] = ()) -> None:
+    def __init__(
+        self, command: Sequence[str | os.PathLike[str]], keeps: Sequence[int] = (), **environment: str
+    ) -> None:
         self._mark = f"{os.environ.get(_MARK, '')}/{secrets.token_hex(16)}"
         self._process = subprocess.Popen(
             [*command],
@@ -95,7 +99,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, _MARK: self._mark},
+            env={**os.environ, **environment, _MARK: self._mark},
             start_new_session=True,
             pass_fds=keeps,
         )
