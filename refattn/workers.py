@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -90,7 +90,10 @@ class Process:
     """
 
     def __init__(
-        self, command: Sequence[str | os.PathLike[str]], keeps: Sequence[int] = (), **environment: str
+        self,
+        command: Sequence[str | os.PathLike[str]],
+        keeps: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._mark = f"{os.environ.get(_MARK, '')}/{secrets.token_hex(16)}"
         self._process = subprocess.Popen(
@@ -99,7 +102,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, **environment, _MARK: self._mark},
+            env={**os.environ, **(environment or {}), _MARK: self._mark},
             start_new_session=True,
             pass_fds=keeps,
         )

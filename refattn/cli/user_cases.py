@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +57,7 @@ def own_cases(
     except user_cases.UserCaseError as error:
         raise Problem(f"{option}: {error}") from error
     named = {case.name: case for case in cases}
-    return replace(record, cases=tuple(named.values())), dtypes
+    return record.changed(cases=tuple(named.values())), dtypes
 
 
 def supported(
@@ -84,7 +83,7 @@ def supported(
         raise Problem(f"supports: {str(error).removeprefix('supports: ')}") from error
     if not cases:
         raise Problem(f"supports: got {stated!r}, which no case can be made to fit")
-    return replace(record, cases=tuple(cases)), dtypes if given else types or dtypes
+    return record.changed(cases=tuple(cases)), dtypes if given else types or dtypes
 
 
 def without_float64(record: Mechanism, kernel: Any) -> str:

@@ -181,7 +181,6 @@ def verify(
     if "" not in sys.path:
         sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
     from refattn.verify.adapters import adapter
-    from refattn.verify.report import junit as as_junit
     from refattn.verify.report import tables
     from refattn.verify.tolerance import sampled
 
@@ -203,30 +202,31 @@ def verify(
         except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
     if asked.other:
-        _write(junit, as_junit.junit(checked), "--junit")
+        _write_junit(junit, checked)
         deliver(partial(tables.checked, checked), checked.to_json(), file)
         ctx.exit(checked.exit_code)
-    _write(junit, as_junit.junit(found), "--junit")
+    _write_junit(junit, found)
     if not derivatives and any(outcome.status == "disagrees" for outcome in found.outcomes):
         found = _explained(record, found, known, stand_in)
     if html is not None:
         from refattn.verify.report import page
 
         instead = stand_in[1].outcomes if stand_in else ()
-        _write(html, page.page(found, record, refattn.__version__, instead), "--html")
+        write_text(html, page.page(found, record, refattn.__version__, instead), "--html")
     deliver(partial(tables.verified, found, record, details=verbose), found.to_json(), file)
     ctx.exit(found.exit_code)
 
 
-def _write(file: str | None, text: str, option: str) -> None:
+def _write_junit(file: str | None, report: Report | CheckReport) -> None:
     if file is not None:
-        write_text(file, text, option)
+        from refattn.verify.report.junit import junit
+
+        write_text(file, junit(report), "--junit")
 
 
 def _check_sizes(asked: Asked) -> None:
     """Raise Problem if what is asked for does not run in the types, or with the shape, that are asked for."""
     from refattn.golden.storage import DTYPES, SCALED
-    from refattn.verify import large
     from refattn.verify.tolerance import derivatives
 
     if asked.tokens is not None:
@@ -237,7 +237,7 @@ def _check_sizes(asked: Asked) -> None:
     if (scaled := [name for name in names if name in SCALED]) and (asked.impl is None or asked.own or asked.other):
         raise Problem(f"--dtype: got {scaled[0]}, whose numbers have factors, needs --impl on the designed cases")
     if asked.other and len(names) > 1:
-        raise Problem(f"{asked.other}: got --dtype {', '.join(names)}, needs one of {', '.join(large.DTYPES)}")
+        raise Problem(f"{asked.other}: got --dtype {', '.join(names)}, needs one of {', '.join(DTYPES)}")
     if asked.derivatives and (wrong := [name for name in names if name not in derivatives.DTYPES]):
         needs = " or ".join(derivatives.DTYPES)
         raise Problem(f"--{asked.derivatives[0]}: got --dtype {wrong[0]}, needs {needs}")
@@ -277,7 +277,7 @@ def _cases(
     and what the kernel rounds.
     """
     from refattn.golden.storage import DTYPES
-    from refattn.verify import parallel, run, shrink
+    from refattn.verify import run
     from refattn.verify.adapters.declared import read_roundings, roundings
     from refattn.verify.tolerance import derivatives
 
@@ -285,7 +285,7 @@ def _cases(
     left_out = ""
     if not asked.own:
         more = () if asked.derivatives else record.kernel_sizes
-        record = replace(record, cases=(*record.cases, *more), kernel_sizes=())
+        record = record.changed(cases=(*record.cases, *more), kernel_sizes=())
         record, dtypes = supported(record, kernel, dtypes, given=bool(asked.dtypes))
         if dtypes == DTYPES and not asked.dtypes and asked.impl is not None:
             left_out = without_float64(record, kernel)
@@ -293,12 +293,16 @@ def _cases(
     known: dict[str, Any] = {"grad": asked.grad or "hessian" in asked.derivatives, "seed": asked.seed}
     known |= {"rounding": asked.rounding, "derivatives": asked.derivatives, "label": asked.program or asked.impl or ""}
     if not asked.where.plain:
+        from refattn.verify import parallel
+
         outputs = ("out", *record.outputs)
         start = parallel.Given(_absolute(asked.impl or ""), asked.program or "", outputs, asked.timeout)
         known["outcomes"] = partial(parallel.outcomes, record, kernel, start, asked.where)
     found = replace(run.verify(record, kernel, dtypes=dtypes, progress=wrap, **known), left_out=left_out)
     stand_in = None
-    if not asked.derivatives and asked.mesh is None:  # a shorter sequence would not fit the mesh
+    if found.failed and not asked.derivatives and asked.mesh is None:  # a shorter sequence would not fit the mesh
+        from refattn.verify import shrink
+
         least = shrink.least(record, kernel, found, rounding=asked.rounding)
         six = shrink.lines(record.name, *least, text, found.grad, asked.rounding, asked.seed) if least else ()
         found = replace(found, smallest=six, least=least)
@@ -332,7 +336,7 @@ def _over_mesh(record: Mechanism, text: str) -> Mechanism:
     except ValueError as error:
         raise Problem(str(error)) from error
     found = (fitted(case, sizes, 2) for case in record.cases)
-    return replace(record, cases=tuple(case for case in found if case is not None), kernel_sizes=())
+    return record.changed(cases=tuple(case for case in found if case is not None), kernel_sizes=())
 
 
 def _kernel(stack: contextlib.ExitStack, record: Mechanism, asked: Asked) -> tuple[Any, str]:

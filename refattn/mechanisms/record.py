@@ -422,6 +422,10 @@ class Mechanism:
         "testing.block_derived_twice", "block_derived_twice", None
     )
 
+    def changed(self, **fields: Any) -> Mechanism:
+        """Return the record with other fields, as `dataclasses.replace` does, but without reading those that wait."""
+        return Mechanism(**{**vars(self), **fields})
+
     @property
     def equations(self) -> dict[str, str]:
         """All equations of the mechanism, id to formula, in the order of the docstrings."""

@@ -89,7 +89,7 @@ def score(command: str, kernels: Iterable[WrongKernel], *, timeout: float = 600.
             paths = [folder, root, *filter(None, [os.environ.get("PYTHONPATH")])]
             told = {FAULT: fault, SIZES: f"{sizes[0]},{sizes[1]}", LOG: str(log), "PYTHONPATH": os.pathsep.join(paths)}
             try:
-                with Process(["sh", "-c", command], **told) as process:
+                with Process(["sh", "-c", command], environment=told) as process:
                     return process.wait(timeout) == 0, {*log.read_text().split()}
             except EndedError:
                 return False, {"called", "wrong"}

@@ -17,8 +17,6 @@ from rich.text import Text
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.adapters.conventions import expected
 from refattn.verify.outcome import Outcome, Report, Verdict, share_text
-from refattn.verify.report import diagnosis
-from refattn.verify.report import suspects as suspects_text
 from refattn.verify.report.texts import WIDE, cases_text, indented, natural, printable, render, size
 from refattn.verify.report.texts import table as _table
 
@@ -105,7 +103,10 @@ def verified(
     """
     what = "outputs and gradients" if report.grad else "outputs"
     parts: list[RenderableType] = [f"{report.kernel} against {mechanism.title.lower()}: {what}", ""]
-    if told := list(diagnosis.lines(report, mechanism)):
+    if report.failed:
+        from refattn.verify.report import diagnosis
+
+        told = diagnosis.lines(report, mechanism)
         parts += [*(_answer(word, text) for word, text in told), ""]
     parts += [_table(*_worst(report, mechanism, width), width), ""]
     if details and any(outcome.verdicts for outcome in report.outcomes):
@@ -120,6 +121,8 @@ def verified(
         parts += [f"Failed ({len(failed)} of {cases_text(report.counts()['all']['run'])} run)", *every]
         parts.append("")
     if report.suspects and details:
+        from refattn.verify.report import suspects as suspects_text
+
         parts += [*(indented(columns, text) for columns, text in suspects_text.lines(report.suspects)), ""]
     if report.smallest:
         parts += ["The smallest case found that fails", *(Text(line, no_wrap=True) for line in report.smallest), ""]
