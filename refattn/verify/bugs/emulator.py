@@ -203,8 +203,12 @@ class Flash(Kernel):
 
     # Scores
 
+    def matmul(self, a: Array, b: Array) -> Array:
+        """Return a product of matrices."""
+        return a @ b
+
     def product(self, q: Array, k: Array) -> Array:
-        return q @ np.swapaxes(k, -1, -2)
+        return self.matmul(q, np.swapaxes(k, -1, -2))
 
     def scaled(self, product: Array) -> Array:
         return product * self.scale
@@ -258,7 +262,11 @@ class Flash(Kernel):
         return total * decay + np.sum(p, axis=-1, keepdims=True)
 
     def accumulated(self, acc: Array, decay: Array, p: Array, v: Array) -> Array:
-        return acc * decay + self.store(p) @ v
+        return acc * decay + self.matmul(self.stored_weights(p), v)
+
+    def stored_weights(self, p: Array) -> Array:
+        """Return weights, or their gradients, as they go into a product."""
+        return self.store(p)
 
     def dropped(self, p: Array, rows: Array, start: int) -> Array:
         """Return the exponentials, or weights, after dropout."""
@@ -343,7 +351,7 @@ class Flash(Kernel):
         return np.where(np.isneginf(lse), 0.0, self.exp(s - self.shift(lse))).astype(s.dtype)
 
     def d_weights(self, d_out: Array, v: Array) -> Array:
-        return d_out @ np.swapaxes(v, -1, -2)
+        return self.matmul(d_out, np.swapaxes(v, -1, -2))
 
     def d_scores(self, p: Array, d_p: Array, delta: Array) -> Array:
         return p * (d_p - delta)
@@ -387,15 +395,17 @@ class Flash(Kernel):
                     continue
                 p = self.recomputed(rows, start, lse[:, :, rows])
                 y, columns = self.dropped(p, rows, start), np.arange(start, min(start + self.columns, self.n_k))
-                self.add_key(d_v, rows, start, np.swapaxes(self.store(y), -1, -2) @ d_out[:, :, rows])
+                weights = np.swapaxes(self.stored_weights(y), -1, -2)
+                self.add_key(d_v, rows, start, self.matmul(weights, d_out[:, :, rows]))
                 d_y = self.d_weights(d_out[:, :, rows], self.values(start))
                 d_c = self.d_scores(p, self.dropped(d_y, rows, start), delta[:, :, rows])
                 for name, pair in (("d_bias", d_c), ("d_keep", d_y * p)):
                     if name in found:
                         found[name][:, :, rows[:, None], columns] = pair[..., : len(columns)]
-                d_s = self.store(d_c * self.slope(rows, start))
-                self.add_query(d_q, rows, start, d_s @ self.keys(start) * self.scale_of_query())
-                self.add_key(d_k, rows, start, np.swapaxes(d_s, -1, -2) @ self.q[:, :, rows] * self.scale_of_key())
+                d_s = self.stored_weights(d_c * self.slope(rows, start))
+                self.add_query(d_q, rows, start, self.matmul(d_s, self.keys(start)) * self.scale_of_query())
+                of_keys = self.matmul(np.swapaxes(d_s, -1, -2), self.q[:, :, rows])
+                self.add_key(d_k, rows, start, of_keys * self.scale_of_key())
         found = {name: self.as_given(x, self.pairs[name]) for name, x in found.items()}
         if self.sink is not None:
             found["d_sink"] = self.d_sinks(lse, delta).reshape(self.sink_shape)

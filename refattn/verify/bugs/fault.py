@@ -39,7 +39,7 @@ SIZES: dict[str, dict[str, tuple[int, int]]] = {
 RECOMPUTED = {
     "given", "head_of", "scale_of", "offset_of", "place_of", "window_of", "lengths_of", "mask_of", "bias_of", "keep_of",
     "starts", "tile", "keys", "values", "inside", "visible", "near", "exist", "allowed", "masked", "product",
-    "masked_score", "scaled", "capped", "biased", "hidden", "scores", "exp", "dropped"
+    "masked_score", "sinks_of", "scaled", "capped", "biased", "hidden", "scores", "exp", "dropped"
 }  # fmt: skip
 """Steps of the forward that the backward goes through again."""
 

@@ -183,7 +183,7 @@ def padding_of_one_sequence_seen(self: Recurrence, x: Array, mask: Array, name: 
 
 
 @wrong(Recurrence.given, "DELTA.unit_k", "mask of values alone", link="huggingface/transformers/issues/47086")
-def padding_seen_after_astate(self: Recurrence, inputs: dict[str, Array]) -> dict[str, Array]:
+def padding_seen_after_a_state(self: Recurrence, inputs: dict[str, Array]) -> dict[str, Array]:
     """Padding counts as tokens where a state comes in."""
     return {name: x for name, x in inputs.items() if name != "key_mask" or "state" not in inputs}
 

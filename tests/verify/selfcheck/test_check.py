@@ -265,7 +265,7 @@ def test_a_law_that_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_law_that_nobody_wrote_is_found() -> None:
     found = row("properties", "gravity", replace(RECORD, properties=("gravity",)))
-    assert (found.status, found.detail) == ("disagrees", "no law is called gravity")
+    assert (found.status, found.detail) == ("disagrees", "no property is called gravity")
 
 
 @pytest.mark.parametrize("way", ["differences", "autograd"])

@@ -14,7 +14,7 @@ from typing import Any
 from refattn import equations
 from refattn.mechanisms.higher_order import core
 from refattn.mechanisms.higher_order.dense import masked, taylor
-from refattn.mechanisms.higher_order.options import Exact, Options
+from refattn.mechanisms.higher_order.options import Options
 from refattn.mechanisms.wrong import changed, conventions, of_group_gradients, of_masks, recomputed
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import allowed_pairs, both, causal_offset
@@ -64,14 +64,14 @@ def _root_mean_square(x: Array, eps: float) -> Array:
     return x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + eps)
 
 
-def _sum_of_exponentials(seen: Given, given: Given, options: Options) -> Array:
-    q, queries, keys = given["q"], given["q"].shape[2], given["k"].shape[2]
-    mask = given.get("mask")
+def _summed(given: Given, values: Array) -> Array:
+    """Return the sum over the keys that each query may attend."""
+    queries, keys, mask = given["q"].shape[2], given["k"].shape[2], given.get("mask")
     if given.get("key_mask") is not None:
         mask = both(mask, given["key_mask"][:, None, None, :])
-    allowed = allowed_pairs(mask, causal_offset(given.get("causal", False), queries, keys), queries, keys, q)
-    xp = namespace(q)
-    return xp.sum(masked(xp.exp(seen["HOL.3"]), allowed), axis=-1, keepdims=True)
+    offset = causal_offset(given.get("causal", False), queries, keys)
+    allowed = allowed_pairs(mask, offset, queries, keys, given["q"])
+    return namespace(values).sum(masked(values, allowed), axis=-1, keepdims=True)
 
 
 def _powers(seen: Given, given: Given, options: Options) -> Array:
@@ -95,11 +95,6 @@ def _with(words: str, change: Callable[[dict[str, Any], Options], dict[str, Any]
         return change(given, _options(given))
 
     return changed(_core, words, changes)
-
-
-def _subtracting(options: Options, **changes: Any) -> dict[str, Any]:
-    """Return the normaliser with other choices of what is subtracted."""
-    return {"normaliser": replace(options.normaliser, **changes)}
 
 
 def _zeroed_keys(given: dict[str, Any], options: Options) -> dict[str, Any]:
@@ -130,7 +125,7 @@ READINGS: dict[str, Wrong] = {
     "a sum of exponentials divides": _recomputed(
         "Divide by the sum of exponentials, as the paper's formula for the normaliser reads.",
         "HOL.5",
-        _sum_of_exponentials,
+        lambda seen, given, options: _summed(given, namespace(seen["HOL.3"]).exp(seen["HOL.3"])),
     ),
     "factorials left out": _recomputed(
         "Sum the powers without their factorials, as who takes equation 3 of the paper, the square alone, for a term.",
@@ -147,16 +142,22 @@ READINGS: dict[str, Wrong] = {
         "HOL.taylor",
         _element_squares,
     ),
-    "1 always subtracted": _with(
+    "1 always subtracted": recomputed(
+        _core,
         "Subtract the 1 always, as the author's code does.",
-        lambda given, options: _subtracting(options, delta=1.0, plain=False) if options.order else {},
+        {
+            "HOL.taylor": lambda seen, given: seen["HOL.taylor"] + (_options(given).normaliser.delta - 1.0),
+            "HOL.5": lambda seen, given: _summed(given, seen["HOL.4"]),
+        },
     ),
     "nothing subtracted": _with(
-        "Subtract nothing, whatever was asked.", lambda given, options: _subtracting(options, delta=0.0)
+        "Subtract nothing, whatever was asked.",
+        lambda given, options: {"normaliser": replace(options.normaliser, delta=0.0)},
     ),
-    "subtracted in one sum alone": _with(
+    "subtracted in one sum alone": _recomputed(
         "Subtract in the numerator alone where both were asked, and the other way round.",
-        lambda given, options: _subtracting(options, plain=not options.normaliser.plain),
+        "HOL.5",
+        lambda seen, given, options: _summed(given, seen["HOL.4" if options.normaliser.plain else "HOL.taylor"]),
     ),
     "layer normalisation left out": _with(
         "Leave the layer normalisation out, or put it in where it was left out.",
@@ -184,9 +185,10 @@ READINGS: dict[str, Wrong] = {
     ),
     **of_masks(_core, "mask ignored", "mask inverted"),
     **of_masks(_core, "top-left causality", "bottom-right causality", "interleaved groups"),
-    "normaliser ignored": _with(
+    "normaliser ignored": _recomputed(
         "Divide by the sum as it is, whatever normaliser was asked.",
-        lambda given, options: {"normaliser": Exact(options.normaliser.delta, options.normaliser.plain)},
+        "HOL.divisor",
+        lambda seen, given, options: namespace(seen["HOL.5"]).where(seen["HOL.5"] == 0.0, 1.0, seen["HOL.5"]),
     ),
     "order 2 summed over queries": query_contraction,
 }
