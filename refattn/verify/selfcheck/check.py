@@ -1,4 +1,4 @@
-"""The reference certifies itself: a mechanism's implementations, loops, equations, properties and gradients on a backend.
+"""The reference certifies itself: implementations, loops, equations, properties and gradients on a backend.
 
 Nothing here knows a mechanism by name: cases, implementations, loops, properties and blocks come from its record. What
 each section runs stands in `refattn.verify.selfcheck.sections`.
