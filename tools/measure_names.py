@@ -1,4 +1,4 @@
-"""How often `refattn verify` names what is wrong in kernels with real bugs: every known bug, left out of the known ones.
+"""How often `refattn verify` names what is wrong in kernels with real bugs: each is left out of the known ones.
 
     python -m tools.measure_names                    # softmax in float32, about two minutes
     python -m tools.measure_names delta              # or higher_order
