@@ -189,7 +189,7 @@ class Suspect:
     together
         How much all errors of the first equation that are known explain, each times a number.
     sort
-        "equation"; "convention", "fault" (of the museum), "input" or "storing" where the error has a name.
+        "equation"; "convention", "fault" (a known bug), "input" or "storing" where the error has a name.
     link
         The report that a fault is modelled on.
     cases, failing

@@ -1,4 +1,4 @@
-"""The museum: its kernel is right, each fault of it is wrong, and is told by its words."""
+"""Known bugs: the emulated kernel is right, each fault of it is wrong, and is named by its words."""
 
 from __future__ import annotations
 
