@@ -1,7 +1,8 @@
 """A flash kernel of softmax attention in plain NumPy: keys in tiles with an online maximum, and a recomputing backward.
 
-It is right for any sizes of its tiles. Each step is a method, so that a fault is a few lines: another step. Arrays are (b, h, ...) with keys and values repeated for each query head, and tiles of keys are padded with zeros
-to their full size, as they are in a kernel's memory. A place is where query 0 stands among the keys: a whole number, or
+It is right for any sizes of its tiles. Each step is a method, so that a fault is a few lines: another step. Arrays are
+(b, h, ...) with keys and values repeated for each query head, and tiles of keys are padded with zeros to their full
+size, as they are in a kernel's memory. A place is where query 0 stands among the keys: a whole number, or
 (b, 1, 1, 1) where sequences differ.
 """
 

@@ -1,4 +1,4 @@
-"""Errors that have a name: conventions, faults of known bugs, inputs that are read wrongly, and faults of storing.
+"""Errors that have a name: conventions, known bugs, inputs that are read wrongly, and faults of storing.
 
 Each is run on the cases that fail. Where what it computes agrees with what was got, it explains the case: outputs
 first, and gradients where it has some. A case in which an error cannot show says nothing against it, so that cases
