@@ -42,7 +42,7 @@ class Named:
         Of the first right suspect, from 1; 0 where there is none.
     count
         How many suspects there were.
-    first
+    best
         The first two.
     """
 
@@ -50,7 +50,7 @@ class Named:
     caught: bool
     place: int
     count: int
-    first: str
+    best: str
 
 
 def right(fault: WrongKernel, found: Suspects, by_words: dict[str, WrongKernel]) -> int:
@@ -86,8 +86,8 @@ def measured(
         if found is None:
             yield Named(fault, False, 0, 0, "")
             continue
-        first = "; ".join(f"{'/'.join(one.ids)} {one.kind}".strip() for one in found.ranked[:2]) or "nothing"
-        yield Named(fault, True, right(fault, found, by_words), len(found.ranked), first)
+        best = "; ".join(f"{'/'.join(one.ids)} {one.kind}".strip() for one in found.ranked[:2]) or "nothing"
+        yield Named(fault, True, right(fault, found, by_words), len(found.ranked), best)
 
 
 @click.command()
@@ -121,7 +121,7 @@ def main(
             if not one.caught:
                 click.echo(f"    {one.fault.name}: not caught")
             elif not 1 <= one.place <= 2:
-                click.echo(f"    {one.fault.name} ({'/'.join(one.fault.of)}): place {one.place}: {one.first}")
+                click.echo(f"    {one.fault.name} ({'/'.join(one.fault.of)}): place {one.place}: {one.best}")
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ print((here / "sigmoid" / "definition.py").read_text())
 # ----------
 # ``loops.py`` says everything a second time, in loops over numbers, derived from the paper again. ``__init__.py`` joins
 # the two, with designed calls and the properties that hold: a permutation of the keys changes nothing, masked keys do
-# not matter. The rest is there by default, and may be replaced: a core that checks and casts its arguments, with masks and
-# causality, and a multi-head block around it.
+# not matter. The rest is there by default, and may be replaced: a core that checks and casts its arguments, with masks
+# and causality, and a multi-head block around it.
 
 print((here / "sigmoid" / "__init__.py").read_text())
 
