@@ -59,8 +59,10 @@ def _fewer_in_total(seen: Given, given: Given) -> Array:
 
 
 def _without_maximum(seen: Given, given: Given) -> Array:
-    xp, lse = namespace(seen["SM.lse"]), seen["SM.lse"]
-    return xp.where(xp.isfinite(lse), xp.log(seen["SM.total"])[..., 0], lse)
+    """Return lse without the largest score of a key; 0 if there are sinks alone."""
+    xp, lse, largest = namespace(seen["SM.lse"]), seen["SM.lse"], seen["SM.largest"]
+    known = xp.isfinite(largest)
+    return xp.where(xp.isfinite(lse), xp.where(known, lse - xp.where(known, largest, 0.0), 0.0), lse)
 
 
 def _softcap_before_scale(given: Given) -> Given:
