@@ -93,8 +93,8 @@ def attend(params: block.Params, x: Array, among: KeysAndValues, span: Array, op
     xp, h = namespace(x), params.config.heads
     queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, 1, d)
     keys, values, own = (repeat_heads(part, h) for part in (among.k, among.v, span))  # (b, h, j, d), -, (b, h, f, f)
-    last, lefts = features.forward(queries, keys, values, own, options)
-    for number, left in enumerate(lefts, start=2):
+    last, saved = features.forward(queries, keys, values, own, options)
+    for number, left in enumerate(saved.left, start=2):
         if failure := failure_of(left, partial(xp.isnan, 0.0 * left), number):
             raise failure
         last = xp.where((left <= STALLED)[..., None], last, float("nan"))  # (b, h, 1, d)
