@@ -107,14 +107,7 @@ CASES = (
     _case("linear", "kernel", "x . y alone", kernel="linear", n_k=11, jitter=0.1),
     _case("polynomial", "kernel", "a cube", kernel="polynomial(weight=0.3, degree=3, constant=0.5)", space="augmented"),
     _case("matern32", "kernel", "once differentiable", kernel="matern32"),
-    _case(
-        "matern52",
-        "kernel",
-        "twice differentiable; its softmax",
-        kernel="matern52",
-        similarity="kernel",
-        updates=3,
-    ),
+    _case("matern52", "kernel", "twice differentiable; its softmax", kernel="matern52", similarity="kernel", updates=3),
     _case(
         "own",
         "kernel",
