@@ -165,7 +165,7 @@ def _unseen(inputs: Values, o: dict[str, Any]) -> Values:
     """Return what a query without keys has that is not 0: scores that it does not use, and the jitter."""
     if o["updates"] > 1 and o["space"] == "augmented":
         raise NotImplementedError("an empty row with augmented observables")
-    q, k, found = inputs["q"], inputs["k"], {}
+    q, k, found = inputs["q"], inputs["k"], Values()
     for number in range(o["updates"]):
         x = q if number == 0 else 0.0 * q
         raw = x @ transposed(k) / math.sqrt(q.shape[-1]) if o["similarity"] == "dot" else kernel(x, k, o)

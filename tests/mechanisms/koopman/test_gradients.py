@@ -51,7 +51,7 @@ def assert_core(implementation: str, **options: Any) -> None:
     leaves = {"q": q, "k": k, "v": v}
     if options.get("kernel") != "linear":
         leaves |= {"bandwidth": np.asarray(1.4), "weight": np.asarray(0.7)}
-    leaves |= {"ridge": 0.2 + 0.1 * np.arange(later), "epsilon": np.full((1, later), 0.3)}
+    leaves |= {"ridge": options.pop("ridge", 0.2 + 0.1 * np.arange(later)), "epsilon": np.full((1, later), 0.3)}
     if options["perturbation"] == "pencil":
         leaves["mix"] = np.asarray(0.8)
     if options["perturbation"] == "shift":
@@ -100,6 +100,32 @@ def test_t18_kernels_fits_and_spaces(kernel: str, fit: str, space: dict[str, Any
 )
 def test_t18_options(options: dict[str, Any], implementation: str) -> None:
     assert_core(implementation, **options)
+
+
+RIDGES = np.asarray([[[0.2, 0.5, 0.2], [0.4, 0.4, 0.1]], [[0.3, 0.3, 0.9], [1.0, 0.2, 0.2]]])
+"""Two candidates and two updates; two coordinates share a ridge, and have gradients of their own."""
+
+
+@pytest.mark.parametrize("implementation", ["dense", "shared"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ridge": RIDGES},
+        {"ridge": RIDGES, "fit": "separable", "causal": True},
+        {"ridge": RIDGES, "space": "augmented", "tau": 1.0, "scale": "mean"},
+        {"ridge": RIDGES, "space": "full"},
+        {"fit": "separable", "rank": 1, "scale": "mean", "tau": 1.0},
+        pytest.param({"fit": "separable", "norm": 0.3}, marks=pytest.mark.slow),
+        pytest.param({"fit": "separable", "nuclear": 0.2, "space": "full", "tau": 1.0}, marks=pytest.mark.slow),
+        pytest.param(
+            {"fit": "separable", "norm": 0.35, "causal": "top_left", "space": "augmented", "ridge": RIDGES},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=str,
+)
+def test_t18_ridges_by_coordinate_and_limits(options: dict[str, Any], implementation: str) -> None:
+    assert_core(implementation, jitter=1e-2, **options)
 
 
 @pytest.mark.parametrize("space", SPACES)
