@@ -1,4 +1,4 @@
-"""A block and its growth step a second time: one sequence and one head after the other, from the report and its sources.
+"""A block and its growth step a second time: one sequence and one head after the other, from the report.
 
 The step is that of the usual options: the Kronecker metric, damped, its truncation, a given amplitude; no mask, no
 bias, no soft-cap. It shares no code with the other implementations, and goes other ways where there are others: g by
