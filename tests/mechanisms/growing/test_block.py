@@ -259,8 +259,6 @@ def test_wrong_arguments() -> None:
     _, saved = ra.growing.forward(q, q, q, implementation="tiled")
     with pytest.raises(Unsupported, match=r'saved: got "tiled", which holds no scores; needs implementation="dense"'):
         ra.growing.functional_gradient(saved, q)
-    with pytest.raises(TypeError, match=r"'scores'; functional_gradient\(saved, d_out\) returns what scores=True gave"):
-        ra.growing.backward(saved, q, scores=True)
     with pytest.raises(ValueError, match=r"x: got shape \(1, 3, 2\), needs \(1, 4, width\)"):
         ra.growing.contract(saved, q, draw("x", 1, 3, 2))
     _, saved = ra.growing.forward(q, q[:, :, :3], q[:, :, :3])
