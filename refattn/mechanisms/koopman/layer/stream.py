@@ -79,13 +79,8 @@ def count_of(config: block.Config) -> int | None:
 
 def options_of(params: block.Params, like: Array) -> dense.Options:
     """Return what the core would be given, with its numbers."""
-    config, families = params.config, params.config.families
-    if params.log_bandwidth is not None and params.log_weight is not None:
-        exp = namespace(like).exp
-        numbers = {"bandwidth": exp(params.log_bandwidth)[0], "weight": exp(params.log_weight)[0]}
-        families["kernel"] = replace(families["kernel"], **numbers)
-    plain = {name: getattr(config, name) for name in ("updates", "space", "similarity", "jitter")}
-    return core.placed(like, **plain, **families)[0]
+    plain = {name: getattr(params.config, name) for name in ("updates", "space", "similarity", "jitter")}
+    return core.placed(like, **plain, **block.families_of(params))[0]
 
 
 def attend(params: block.Params, x: Array, among: KeysAndValues, span: Array, options: dense.Options) -> Array:
