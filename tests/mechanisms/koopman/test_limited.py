@@ -103,20 +103,6 @@ def test_gradients_are_those_of_autograd(limit: dict[str, Any]) -> None:
         np.testing.assert_allclose(x, expected, rtol=1e-7, atol=1e-9, err_msg=name)
 
 
-def test_a_stream_has_the_same_limit() -> None:
-    """With a kernel whose operator could live in features, too, which know of no limit."""
-    block, stream = ra.mechanism("koopman").block, ra.mechanism("koopman").stream
-    x, context = draw("x", 1, 4, 6), ra.Context(causal=True)
-    config = block.Config(width=6, heads=2, kernel="linear", fit="separable(norm=0.2)", updates=3)
-    params = block.init(config, like=x)
-    whole = block.read(params, block.forward(params, block.start(params, x, context), context)[0])
-    assert stream is not None
-    cache = stream.start(params, 1)
-    for n in range(4):
-        state, cache = stream.step(params, cache, block.start(params, x[:, n : n + 1], context), context)
-        np.testing.assert_allclose(block.read(params, state), whole[:, n : n + 1], rtol=1e-9, atol=1e-11)
-
-
 @pytest.mark.parametrize(
     ("fit", "message"),
     [

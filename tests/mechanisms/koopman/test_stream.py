@@ -120,6 +120,7 @@ def test_a_cache_goes_through_a_file(tmp_path: Path) -> None:
     [
         {"kernel": "rbf"},
         {"kernel": "linear", "fit": "stein"},
+        {"kernel": "linear", "fit": "separable(norm=0.2)"},
         {"kernel": "linear", "space": "augmented"},
         {"kernel": "linear", "perturbation": "identity(certify=True)"},
         {"kernel": "linear", "jitter": 0.0},
