@@ -93,7 +93,7 @@ from refattn.mechanisms.koopman.options.kernel import Kernel
 from refattn.mechanisms.koopman.options.perturbation import Perturbation, certify, invert, left_of
 from refattn.mechanisms.koopman.options.ridges import OneRidge, factor_of
 from refattn.mechanisms.koopman.options.similarity import Similarity
-from refattn.mechanisms.koopman.options.spaces import AtPoints, Observables, OnKeys, Projected
+from refattn.mechanisms.koopman.options.spaces import AtPoints, Observables, Projected, Space
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, arange, max_last, namespace, transpose, zeros
 
@@ -105,7 +105,7 @@ class Options:
     updates: int
     similarity: Similarity
     kernel: Kernel
-    space: OnKeys
+    space: Space
     jitter: float
     fit: Solver
     ridge: Array  # (updates - 1), for each update after the first; a second axis is that of the coordinates

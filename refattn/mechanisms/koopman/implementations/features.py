@@ -36,7 +36,7 @@ from typing import Any
 
 from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.options.kernel import Kernel, Linear, Polynomial
-from refattn.mechanisms.koopman.options.spaces import Observables, OnAll, Projected, counted
+from refattn.mechanisms.koopman.options.spaces import Observables, Projected, counted
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, device, namespace, transpose, zeros
 
@@ -150,5 +150,5 @@ def forward(q: Array, k: Array, v: Array, span: Array, options: dense.Options) -
     """Return what `dense.forward` does, for queries that see all keys; `span` is the S (b, h, f, f) of these keys."""
     seen = zeros((*q.shape[:3], k.shape[2]), q) == 0.0
     g = Features(options.kernel, k[:, :, None, :, :], seen, counted(k, seen))
-    place: Any = InFeatures(isinstance(options.space, OnAll))
+    place: Any = InFeatures(options.space.full)
     return dense.moved(q, k, v, g, span[:, :, None, :, :], q.shape[1], replace(options, space=place, fit=place))

@@ -35,7 +35,7 @@ from refattn.mechanisms.koopman.options.fits import Stein
 from refattn.mechanisms.koopman.options.limited import Limited
 from refattn.mechanisms.koopman.options.perturbation import certify, invert, is_regular
 from refattn.mechanisms.koopman.options.ridges import factor_of
-from refattn.mechanisms.koopman.options.spaces import AtPoints, Observables, OnAll
+from refattn.mechanisms.koopman.options.spaces import AtPoints, Observables
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_in_tile
 from refattn.ops.solve import identity, solve
@@ -198,7 +198,7 @@ class Way:
         """Compute the features of so many points, and the duals of all of these but the last."""
         while len(self.features) < number:
             self.features.append(self.chunk.features(self.points[len(self.features)]))
-        while len(self.duals) < number - 1 and not isinstance(self.chunk.options.space, OnAll):
+        while len(self.duals) < number - 1 and not self.chunk.options.space.full:
             self.duals.append(self.chunk.whitening.back(self.features[len(self.duals)]))
 
 
@@ -303,7 +303,7 @@ class Step:
         starts = xp.stack(way.features[at : number - 1], axis=-2)  # (b, h, i, l, o): W
         self.targets = xp.stack(way.features[at + 1 : number], axis=-2) - options.tau * starts  # (b, h, i, l, o): Y'
         self.kappa: AtPoints | None = None
-        if isinstance(options.space, OnAll):
+        if options.space.full:
             self.kappa = options.space.kappa(chunk.g, self.first, starts, starts, dense.dual_of)
             self.inner = self.kappa.inner()  # (b, h, i, l, l): Z
         else:

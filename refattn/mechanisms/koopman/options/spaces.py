@@ -230,46 +230,29 @@ class AtPoints(Kappa):
 
 
 @dataclass(frozen=True)
-class OnKeys:
-    """The operator leads from the span of the sections at the keys to itself, and can be applied again and again."""
+class Space:
+    """The functions that the operator reads, and whether it answers with any function or in the span of these."""
+
+    kind: type[Observables] = Observables
+    full: bool = False
 
     def size(self, keys: int, width: int) -> int:
         """Return how many observables there are."""
-        return keys
+        return keys if self.kind is Observables else keys + width
 
     def observables(self, kernel: Kernel, keys: Array, seen: Array) -> Observables:
         """Return the observables at keys (b, h, j, d)."""
-        return Observables(kernel, keys[:, :, None, :, :], seen, counted(keys, seen))
+        return self.kind(kernel, keys[:, :, None, :, :], seen, counted(keys, seen))
 
     def kappa(self, g: Observables, first: Array, starts: Array, gram: Array, dual_of: Solved) -> Any:
         """Return kappa for transitions that start at points (b, h, i, l, d)."""
-        return Projected(g, dual_of(starts, gram), starts, gram)
-
-
-@dataclass(frozen=True)
-class OnCoordinatesToo(OnKeys):
-    """The same with the coordinates beside the sections: a linear map is met by any keys."""
-
-    def size(self, keys: int, width: int) -> int:
-        """Return how many observables there are."""
-        return keys + width
-
-    def observables(self, kernel: Kernel, keys: Array, seen: Array) -> Observables:
-        """Return the observables at keys (b, h, j, d)."""
-        return WithCoordinates(kernel, keys[:, :, None, :, :], seen, counted(keys, seen))
-
-
-@dataclass(frozen=True)
-class OnAll(OnKeys):
-    """The operator answers with any function: what it fits is read at the keys, and nothing is lost by projecting."""
-
-    def kappa(self, g: Observables, first: Array, starts: Array, gram: Array, dual_of: Solved) -> Any:
-        """Return kappa for transitions that start at points (b, h, i, l, d)."""
+        if not self.full:
+            return Projected(g, dual_of(starts, gram), starts, gram)
         everywhere = namespace(first).zeros_like(first[..., 0]) == 0.0  # (b, h, i, l): True
         return AtPoints(Observables(g.kernel, first, everywhere, g.count), identity(first.shape[3], first), first)
 
 
-SPACES: dict[str, OnKeys] = {"keys": OnKeys(), "augmented": OnCoordinatesToo(), "full": OnAll()}
+SPACES = {"keys": Space(), "augmented": Space(WithCoordinates), "full": Space(full=True)}
 
 
 def counted(keys: Array, seen: Array) -> Array:
