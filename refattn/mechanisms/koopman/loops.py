@@ -12,13 +12,13 @@ Source: Tie 2024; Khosravi 2023 (arXiv:2208.01681); complex steps: Squire, Trapp
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from refattn.mechanisms.families import read
 from refattn.mechanisms.koopman.testing.trajectory_loops import gram_of, kernel, trajectory, transposed, visible_of
 
 Values = dict[str, np.ndarray]
@@ -51,7 +51,7 @@ def _options(given: dict[str, Any], d: int) -> dict[str, Any]:
     o |= {"similarity": "dot", "mask": None, "causal": False, "norm": None, "rank": None, "nuclear": None}
     for option, value in given.items():
         if option in ("kernel", "fit", "perturbation"):
-            o[option], numbers = _read(value)
+            o[option], numbers = _read(option, value)
             o |= {name: x for name, x in numbers.items() if x is not None}
         elif value is not None:
             o[option] = value
@@ -65,20 +65,14 @@ def _options(given: dict[str, Any], d: int) -> dict[str, Any]:
     return o
 
 
-def _read(value: Any) -> tuple[str, dict[str, Any]]:
+def _read(option: str, value: Any) -> tuple[str, dict[str, Any]]:
     """Return the name and the numbers of a family of options, an object or text such as "rbf(bandwidth=2.0)".
 
     Of a kernel of one's own, MODULE:NAME, it is the name, in lower case.
     """
-    if isinstance(value, str) and ":" in value:
-        return value.partition(":")[2].lower(), {}
     if not isinstance(value, str):
         return type(value).__name__.lower(), dict(vars(value))
-    call = ast.parse(value, mode="eval").body
-    if isinstance(call, ast.Name):
-        return call.id, {}
-    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-    return call.func.id, {str(x.arg): ast.literal_eval(x.value) for x in call.keywords}
+    return (value.partition(":")[2].lower(), {}) if ":" in value else read(option, value)
 
 
 NUMBERS: tuple[str, ...] = ("ridge", "epsilon", "bandwidth", "weight", "mix")

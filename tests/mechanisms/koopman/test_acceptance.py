@@ -1,6 +1,6 @@
 """The numbers that the mechanism has to reach, one test each, T1 to T22 and T7b, in float64.
 
-T18, of gradients, stands in test_gradients.py, and T22, of decoding, in test_decode.py.
+T18, T19 and T22 stand in test_gradients.py, test_implementations.py and test_decode.py.
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
 from refattn.analysis.known_systems import ROTATION, SYSTEMS
 from refattn.analysis.operators import Koopman, spectral
 from refattn.analysis.prediction import operators, predict
 from refattn.mechanisms.koopman.layer.draws import draw as draw_numbers
 from refattn.mechanisms.koopman.options.kernel import KERNELS, Rbf
 from refattn.mechanisms.koopman.options.perturbation import invert
-from tests.mechanisms.koopman.calls import forward, one_step_of
+from tests.mechanisms.koopman.calls import drawn, forward, one_step_of
 
-
-def draw(name: str, *shape: int, seed: int = 11) -> Any:
-    return counter.normal(shape, seed=seed, purpose=name)
+draw = drawn(11)
 
 
 def qkv(queries: int = 5, keys: int = 7, d: int = 4, *, h: int = 2) -> tuple[Any, Any, Any]:

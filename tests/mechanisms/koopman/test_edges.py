@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
 from refattn.mechanisms.koopman.implementations import shared
 from refattn.mechanisms.koopman.options.kernel import KERNELS
 from refattn.mechanisms.koopman.options.perturbation import KoopmanInverseError, certify
-from tests.mechanisms.koopman.calls import forward, one_step_of
+from tests.mechanisms.koopman.calls import drawn, forward, one_step_of
 
-
-def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=11, purpose=name)
+draw = drawn(11)
 
 
 def qkv(queries: int = 5, keys: int = 7, d: int = 4) -> tuple[Any, Any, Any]:

@@ -14,7 +14,7 @@ import refattn as ra
 from refattn import Context, counter, tree
 from refattn.mechanisms.koopman.options.kernel import KERNELS
 from refattn.verify.selfcheck.gradients import STENCIL
-from tests.mechanisms.koopman.calls import forward
+from tests.mechanisms.koopman.calls import drawn, forward
 from tests.thinned import thinned
 
 BLOCK = ra.mechanism("koopman").block
@@ -23,8 +23,7 @@ IMPLEMENTATIONS = ["dense", pytest.param("shared", marks=pytest.mark.slow)]
 """That the shared implementation has the gradients of the dense one stands in test_implementations.py."""
 
 
-def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=23, purpose=name)
+draw = drawn(23)
 
 
 def assert_differences(loss: Callable[[dict[str, Any]], float], leaves: dict[str, Any], found: dict[str, Any]) -> None:

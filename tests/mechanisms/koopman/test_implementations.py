@@ -11,19 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refattn as ra
-from refattn import counter
 from refattn.mechanisms.koopman import core
 from refattn.mechanisms.koopman.implementations import shared
 from refattn.mechanisms.koopman.options.kernel import KERNELS
 from refattn.mechanisms.koopman.options.perturbation import KoopmanInverseError, first_that_inverts
 from refattn.mechanisms.record import Unsupported
-from tests.mechanisms.koopman.calls import forward
+from tests.mechanisms.koopman.calls import drawn, forward
 
 KERNELS_FITS = list(itertools.product(KERNELS, ("stein", "separable"), ("keys", "full", "augmented")))
 
 
-def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=31, purpose=name)
+draw = drawn(31)
 
 
 def qkv(queries: int = 6, keys: int = 7, d: int = 4, b: int = 2, h: int = 2, g: int = 1) -> tuple[Any, Any, Any]:

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
 from refattn.mechanisms.koopman import loops
 from refattn.verify.diagnose.error_templates import Bank, changes
 from refattn.verify.tolerance.budget import truth
-from tests.mechanisms.koopman.calls import options_of
+from tests.mechanisms.koopman.calls import drawn, options_of
 
 LIMITS: tuple[dict[str, Any], ...] = ({"norm": 0.3}, {"rank": 1}, {"nuclear": 3.0})
 RIDGE = 0.2
 
 
-def draw(name: str, *shape: int, seed: int = 5) -> Any:
-    return counter.normal(shape, seed=seed, purpose=name)
+draw = drawn(5)
 
 
 def limited(**limit: Any) -> Any:

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
 from refattn.mechanisms.koopman.options.kernel import Own
+from tests.mechanisms.koopman.calls import drawn
 
 AXES = np.asarray([0.5, 1.0, 2.0])
 BLOCK = ra.mechanism("koopman").block
 
 
-def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=9, purpose=name)
+draw = drawn(9)
 
 
 def gaussian(x: Any, y: Any) -> Any:

@@ -11,11 +11,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import refattn as ra
-from refattn import Context, counter, tree
+from refattn import Context, tree
 from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.implementations import features
 from refattn.mechanisms.koopman.layer.stream import Cache
 from refattn.mechanisms.koopman.options.kernel import Linear, Polynomial
+from tests.mechanisms.koopman.calls import drawn
 
 RECORD = ra.mechanism("koopman")
 BLOCK, CAUSAL = RECORD.block, Context(causal=True)
@@ -30,8 +31,7 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
-def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=29, purpose=name)
+draw = drawn(29)
 
 
 def fresh(**options: Any) -> Any:
