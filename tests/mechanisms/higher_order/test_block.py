@@ -114,18 +114,6 @@ def gradients(params: Any, x: Any, given: ra.Context, d_y: Any) -> dict[str, Any
     return {"x": d_x, **tree.flatten(d_params), **d_context}
 
 
-def test_every_library_gives_the_same(backend: Any) -> None:
-    params, x, given, d_y = fresh(CONFIGS["full"]), draw("x", 2, 5, 6), context("memory", 6), draw("d_y", 2, 5, 6)
-    expected = {"y": step(params, x, given)[0], **gradients(params, x, given, d_y)}
-    sent = tree.map_leaves(backend.array, params)
-    where = replace(given, **{n: backend.array(getattr(given, n)) for n in ("memory", "memory_mask")})
-    found = {"y": step(sent, backend.array(x), where)[0]}
-    found |= gradients(sent, backend.array(x), where, backend.array(d_y))
-    for name, value in found.items():
-        assert backend.owner.owns(value)
-        np.testing.assert_allclose(backend.host(value), expected[name], rtol=1e-10, atol=1e-12, err_msg=name)
-
-
 def test_the_loss_is_flat_along_the_size_of_a_head() -> None:
     """Layer normalisation stands between the projections and the scores."""
     params = fresh(Config(width=8, heads=2, norm_eps=0.0))
