@@ -8,13 +8,13 @@ from typing import Any
 from refattn import equations
 from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is, check_qkv
-from refattn.mechanisms.entry import Call, check_saved, enter, implementation_of, returned, upstream
+from refattn.mechanisms.entry import Call, check_saved, enter, implementation_of, renamed, returned, upstream
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.higher_order import definition, dense
 from refattn.mechanisms.higher_order.implementations import chunked, linear, recurrent, tiled
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
 from refattn.mechanisms.higher_order.implementations.state import State, check_state, empty
-from refattn.mechanisms.higher_order.options import NORMALISERS, Normaliser, Options, check_sign, refuse_old
+from refattn.mechanisms.higher_order.options import NORMALISERS, OLD, Normaliser, Options, check_sign
 from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal
@@ -147,7 +147,7 @@ def forward(
     array([[1.   , 0.   , 0.   , 0.   ],
            [0.298, 0.702, 0.   , 0.   ]])
     """
-    refuse_old(old)
+    renamed("higher_order", old, OLD)
     options = Options(order, alpha, choose("normaliser", normaliser, NORMALISERS), layer_norm, norm_eps)
     return attend(
         q,
@@ -266,7 +266,7 @@ def empty_state(
 
     The options are those of `forward`; a call refuses a state of others. Of the normaliser only its delta counts.
     """
-    refuse_old(old)
+    renamed("higher_order", old, OLD)
     check_arrays(k=k, v=v)
     check_qkv(k, k, v, first="k")
     options = Options(order, alpha, choose("normaliser", normaliser, NORMALISERS), layer_norm, norm_eps).like(raised(k))
