@@ -78,7 +78,7 @@ def step(params: Any, x: Any, given: ra.Context) -> tuple[Any, Any]:
 
 def weigh(config: Any, q: Any, k: Any) -> Any:
     """What a query q (d,) takes of the values of some keys k (j, d)."""
-    if isinstance(config, SOFTMAX):
+    if hasattr(config, "softcap"):
         scores = k @ q * (len(q) ** -0.5 if config.scale is None else config.scale)
         scores = scores if config.softcap is None else config.softcap * np.tanh(scores / config.softcap)
         weights = np.exp(scores - scores.max())

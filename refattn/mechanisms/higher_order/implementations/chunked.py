@@ -124,6 +124,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     `d_state` is the gradient with respect to the state that went out.
     """
     q, k, v, options = saved.q, saved.k, saved.v, saved.options
+    assert saved.offset is not None
     kernel = Kernel(options, q.shape[3])
     grid, size = plan(kernel, q, k)
     schedule = causal_schedule(q.shape[2], k.shape[2], saved.offset, None if saved.by_token else size)
@@ -155,7 +156,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     joined = grid.from_heads(task, q)
     gradients: dict[str, Any] = equations.active(common).gradients_of(joined, options)
     if saved.start is not None:
-        gradients["state"] = State(*joined[-2:], saved.start.settings)
+        gradients["state"] = State(joined[-2], joined[-1], saved.start.settings)
     return gradients
 
 

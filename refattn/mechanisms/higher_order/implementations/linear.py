@@ -81,10 +81,12 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     kernel = Kernel(options, q.shape[3])
     grid, size = plan(kernel, q, k)
     queries, d_out_rows = group_heads(q, k.shape[1]), group_heads(d_out, k.shape[1])
+    assert saved.state is not None
+    of_all = saved.state
 
     def task(tile: Tile) -> tuple[Array, ...]:
         (rows, q_normal), (keys, k_normal) = kernel.lift(tile.of(queries)), kernel.lift(tile.of(k))
-        values, state = with_ones(v, saved.key_mask, tile), of_heads(saved.state, tile)
+        values, state = with_ones(v, saved.key_mask, tile), of_heads(of_all, tile)
         out, total, d_tile_out = (tile.of(x) for x in (saved.out, saved.total, d_out_rows))
         counts = None if saved.attended is None else tile.of(saved.attended)
         d_sums = equations.active(common).backward(out, total, counts, options, d_tile_out)
