@@ -96,7 +96,8 @@ def forward(
     assert offset is not None
     kernel = Kernel(options, q.shape[3])
     grid, size = plan(kernel, q, k)
-    schedule = causal_schedule(q.shape[2], k.shape[2], offset, None if by_token else size)
+    size = 1 if by_token else size
+    schedule = causal_schedule(q.shape[2], k.shape[2], offset, size, by_token)
     queries, allowed = group_heads(q, k.shape[1]), past(size, q)
     attended = None
     if options.normaliser.counts:
@@ -127,7 +128,8 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     assert saved.offset is not None
     kernel = Kernel(options, q.shape[3])
     grid, size = plan(kernel, q, k)
-    schedule = causal_schedule(q.shape[2], k.shape[2], saved.offset, None if saved.by_token else size)
+    size = 1 if saved.by_token else size
+    schedule = causal_schedule(q.shape[2], k.shape[2], saved.offset, size, saved.by_token)
     queries, d_out_rows, allowed = group_heads(q, k.shape[1]), group_heads(d_out, k.shape[1]), past(size, q)
 
     def task(tile: Tile) -> tuple[Array, ...]:
@@ -169,8 +171,9 @@ def _sums(heads: _Heads, start: State | None) -> tuple[Array, State | None]:
         queries, (keys, values) = heads.of_queries(rows), heads.of_keys(columns)
         if keys.shape[2] and by_token:
             running.fold(keys, values)
-        sums = zeros((*queries.shape[:-1], values.shape[-1]), queries)
-        if running.state is not None:
+        if running.state is None:
+            sums = zeros((*queries.shape[:-1], values.shape[-1]), queries)
+        else:
             found = read(heads.kernel, running.state, merge_rows(queries), running.centre)
             sums = split_rows(found, queries.shape[2])
         if keys.shape[2] and not by_token:
@@ -235,7 +238,7 @@ def _back_in_time(
                 d_key_part, d_value_part = d_key_part + d_folded[0], d_value_part + d_folded[1]
         d_state = recentred(d_state, centre, own)
         if d_part is not None:
-            d_query_part = d_query_part + d_part
+            d_query_part = d_part if by_token else d_query_part + d_part
             d_state = read_adjoint(kernel, d_state, merge_rows(queries), about_adjoint(merge_rows(d_some), -own))
         if by_token and d_state is not None and keys.shape[2]:
             # forward: state = fold(state, keys, values), before its query reads the state

@@ -74,9 +74,8 @@ class Schedule:
     by_token: bool = False
 
 
-def causal_schedule(queries: int, keys: int, offset: int, size: int | None) -> Schedule:
-    """Return the chunks where query i may attend key j for j <= i + offset; a size of None means token by token."""
-    by_token, size = size is None, size or 1
+def causal_schedule(queries: int, keys: int, offset: int, size: int, by_token: bool = False) -> Schedule:
+    """Return the chunks where query i may attend key j for j <= i + offset."""
 
     def place(query: int) -> int:
         return min(max(query + offset, 0), keys)
