@@ -74,7 +74,9 @@ def _run(q: np.ndarray, k: np.ndarray, v: np.ndarray, options: dict[str, Any]) -
     wide = {name: np.broadcast_to(leaves[name], plane) for name in ("bias", "keep") if name in leaves}
     scale, softcap, pairs = leaves["scale"][()], leaves.get("softcap"), _Keys(plane, options)
     sinks = leaves["sink"].shape[1] if "sink" in leaves else 0
-    axes: dict[str, tuple[int, ...]] = {id: plane for id in ("SM.1", "SM.capped", "SM.biased", "SM.2", "SM.3", "SM.4", "SM.kept")}
+    axes: dict[str, tuple[int, ...]] = {
+        id: plane for id in ("SM.1", "SM.capped", "SM.biased", "SM.2", "SM.3", "SM.4", "SM.kept")
+    }
     axes |= {"SM.largest": plane[:3], "SM.top": (*plane[:3], 1), "SM.sunk": (*plane[:3], sinks)}
     axes |= {"SM.total": (*plane[:3], 1), "SM.5": (*plane[:3], e), "SM.lse": plane[:3]}
     value: dict[str, Any] = {id: np.empty(shape, dtype=object) for id, shape in axes.items()}
