@@ -108,7 +108,7 @@ def slopes(x: Any) -> Any:
 
 
 def _each(function: Callable[[Any], Any], x: Any) -> Any:
-    return np.asarray(np.frompyfunc(function, 1, 1)(x), dtype=object)
+    return np.asarray(np.frompyfunc(function, 1, 1)(np.asarray(x, dtype=object)), dtype=object)
 
 
 def sweep(outputs: Any, d_outputs: Any) -> None:
