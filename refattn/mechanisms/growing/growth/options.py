@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.mechanisms.arguments import check_is, check_number
+from refattn.mechanisms.arguments import check_choice, check_is, check_number, check_whole
 
 PRESERVING = ("gradmax", "zero", "net2wider")
 MODES = ("replace", "additive", *PRESERVING)
@@ -82,18 +82,14 @@ class Options:
     def __post_init__(self) -> None:
         known = {"mode": MODES, "method": METHODS, "metric": METRICS, "singular": SINGULAR, "scale": SCALES}
         for name, values in known.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, needs one of {', '.join(values)}")
+            check_choice(name, getattr(self, name), values)
         for name in ("center_keys", "align", "uneven", "keep_ties"):
             check_is(name, getattr(self, name), bool)
         if self.uneven and self.scale == "rescale":
             raise ValueError("scale: got 'rescale' with uneven heads, needs frozen: one scale is that of all heads")
         for name, least in (("largest", 1), ("most", 0), ("evaluations", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if value is None and name == "largest":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")
+            if name != "largest" or self.largest is not None:
+                check_whole(name, getattr(self, name), least)
         for name in ("share", "trust", "gain", "decrease", "damping"):
             if not float(check_number(name, getattr(self, name))) >= 0.0:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, needs a number of at least 0")
