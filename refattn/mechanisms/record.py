@@ -17,7 +17,7 @@ from refattn.mechanisms.block import Block, Stream
 from refattn.mechanisms.families import numbers_of, with_numbers
 from refattn.xp import Array
 
-Magnitude = Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
+Magnitude = Callable[[Mapping[str, Any], Any], Array]
 
 
 class Unsupported(ValueError, NotImplementedError):  # noqa: N818 (to its caller it is a ValueError like others)
@@ -233,11 +233,11 @@ class Mechanism:
     laws
         Names of the laws of `refattn.verify.itself.laws` that hold.
     magnitudes
-        By equation id, where its rounding error is not relative to its own value: the size of the terms that it sums,
-        as a function of the inputs and the traced values.
+        By equation id, where kernels round more than the dense form does: the size of the rounding error as a function
+        of the inputs and the traced values. Those of all other equations are measured: `refattn.instruments.sized`.
     stored
         By id, the equations that kernels in float16 or bfloat16 round to the storage type on the way, with the size
-        that this rounding is relative to; all others they compute in float32.
+        that this rounding is relative to, None if that is the value; all others they compute in float32.
     conventions
         Plausible wrong readings by name: functions with the core's signature that return (out, *outputs).
     variants
@@ -338,7 +338,7 @@ class Mechanism:
     cases: tuple[Case, ...]
     laws: tuple[str, ...]
     magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
-    stored: Mapping[str, Magnitude] = field(default_factory=dict)
+    stored: Mapping[str, Magnitude | None] = field(default_factory=dict)
     conventions: Mapping[str, Callable[..., tuple[Array, ...]]] = field(default_factory=dict)
     wrong_gradients: Mapping[str, Callable[..., dict[str, Array]]] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from refattn.mechanisms import sizes
 from refattn.mechanisms.block import Block
 from refattn.mechanisms.calls import mask, qkv
 from refattn.mechanisms.entry import defaults_of
@@ -31,6 +30,5 @@ record = Mechanism(
         qkv("unequal", "unequal", "lengths and widths differ", n_q=19, n_k=53, d=12, e=20),
     ),
     laws=("permutation", "query_permutation", "linear_in_v", "padding", "causal", "independent", "repeatable"),
-    magnitudes={"SIG.1": lambda inputs, values: sizes.scores(inputs, values["SIG.1"])},
     tiled=False,
 )

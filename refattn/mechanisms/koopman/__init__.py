@@ -23,7 +23,6 @@ from refattn.mechanisms.koopman import definition as _definition
 from refattn.mechanisms.koopman import dense as _dense
 from refattn.mechanisms.koopman.core import Saved, backward, forward
 from refattn.mechanisms.koopman.judge import loops as _loops
-from refattn.mechanisms.koopman.judge.adjoint_magnitudes import ADJOINTS as _ADJOINTS
 from refattn.mechanisms.koopman.judge.cases import CASES as _CASES
 from refattn.mechanisms.koopman.judge.cases import LIMITED as _LIMITED
 from refattn.mechanisms.koopman.judge.conventions import CONVENTIONS as _CONVENTIONS
@@ -86,7 +85,7 @@ record = Mechanism(
         "workers",
         "repeatable",
     ),
-    magnitudes=_MAGNITUDES | _ADJOINTS,
+    magnitudes=_MAGNITUDES,
     stored=_STORED,
     conventions=_CONVENTIONS,
     wrong_gradients=_of_group_gradients(_core),

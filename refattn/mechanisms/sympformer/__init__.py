@@ -52,8 +52,6 @@ from refattn.mechanisms.sympformer.judge import loops as _loops
 from refattn.mechanisms.sympformer.judge.cases import CASES as _CASES
 from refattn.mechanisms.sympformer.judge.cases import EXAMPLE as _EXAMPLE
 from refattn.mechanisms.sympformer.judge.conventions import CONVENTIONS as _CONVENTIONS
-from refattn.mechanisms.sympformer.judge.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.sympformer.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.sympformer.layer import block as _block
 from refattn.mechanisms.sympformer.layer import mlp as _mlp
 from refattn.mechanisms.sympformer.layer import restart as _restart
@@ -136,8 +134,9 @@ record = Mechanism(
     block=_BLOCK,
     cases=_CASES,
     laws=("token_permutation", "linear_in_v", "causal", "truncation", "independent", "workers", "repeatable"),
-    magnitudes=_MAGNITUDES,
-    stored=_STORED,
+    # The weights of the values and the adjoint of the scores, before their products, and the gradient of u, which one
+    # pass over the pairs hands to the next.
+    stored=dict.fromkeys(("SYMP.11", "dSYMP.10", "dSYMP.5")),
     conventions=_CONVENTIONS,
     wrong_gradients=_of_group_gradients(_core),
     outputs={"log_z": "SYMP.7"},

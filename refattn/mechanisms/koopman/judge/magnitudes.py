@@ -1,18 +1,19 @@
-"""How large a rounding error each equation makes, in units of the unit roundoff: what error budgets are made from.
+"""Where kernels round more than the dense form does: the sizes of rounding errors, in units of the unit roundoff.
 
-As everywhere, a sum of n terms t errs by sqrt(n) (|sum t| + sqrt(sum t^2)), and what is absent here errs relative to
-its own value. Three things are particular:
+Those of all other equations are measured, see `refattn.instruments.sized`; `values.size` has them. `inputs` holds the
+arguments of the call and d_out; `values` the traced equations. Three things are particular:
 
-- A kernel section k(x, k_j) sums products as large as |x| |k_j|, however small it is; x are the queries before.
 - A root of psi(x) = t errs as if t had been rounded, with what psi sums there too: the Jacobian makes of that what it
-  makes of the error itself.
-- A solution of M x = y errs as if M had been rounded: by |M^-1| |M| |x|, element by element.
+  makes of the error itself. The errors of the iterations that find it do not add up.
+- A solution of M x = y errs as if M had been rounded: by |M^-1| |M| |x|, element by element. A fit whose operator is
+  limited in its norm or rank errs as the one without limits, however it is found.
+- The share b of the perturbation multiplies what others compute first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,60 +21,17 @@ from refattn.mechanisms.families import numbers_of
 from refattn.mechanisms.koopman.core import FAMILIES, MEAN
 from refattn.mechanisms.koopman.options.fits import LIMITS, Separable
 from refattn.mechanisms.koopman.options.perturbation import Pencil
-from refattn.ops.heads import repeat_heads
+from refattn.mechanisms.record import Magnitude
 from refattn.ops.solve import identity
-from refattn.xp import Array, is_array, max_last, namespace
+from refattn.xp import Array, is_array, max_last, namespace, transpose
 
 Given = Mapping[str, Any]
-Magnitude = Callable[[Given, Given], Array]
-
-
-def transposed(x: Array) -> Array:
-    return namespace(x).matrix_transpose(x)
 
 
 def of_product(a: Array, b: Array) -> Array:
     """Return the size of the error of a @ b."""
     xp = namespace(a, b)
     return math.sqrt(max(a.shape[-1], 1)) * (xp.abs(a @ b) + xp.sqrt((a * a) @ (b * b)))
-
-
-def _rows(value: Array, norms: Array) -> Array:
-    """Return the size of the error of inner products (..., j) of a vector with vectors of these norms (..., j)."""
-    xp = namespace(value)
-    safe = xp.where(norms > 0.0, norms, 1.0)
-    finite = xp.where(xp.isfinite(value), xp.abs(value), 0.0)
-    return finite + 2.0 * max_last(finite / safe) * norms
-
-
-def _key_norms(inputs: Given) -> Array:
-    keys = repeat_heads(inputs["k"], inputs["q"].shape[1])
-    return namespace(keys).sqrt(namespace(keys).sum(keys * keys, axis=-1))  # (b, h, j)
-
-
-def _points(inputs: Given, values: Any) -> list[Array]:
-    """Return the queries q^0 ... q^{r-1} (b, h, i, d) that the update r of this pass starts from."""
-    every = [inputs["q"], values.passes("KOOP.4")[0], *values.passes("KOOP.15")]
-    return every[: len(every) - 1 - values.from_last]
-
-
-def _section_at(inputs: Given, x: Array, keys: Array, value: Array) -> Array:
-    """Return the size of the error of k(x, k_j) = `value` (..., p, j) for x (..., p, d), keys (..., j, d).
-
-    Beside the product there is a function of |x - k_j|^2, which sums |x|^2 and |k_j|^2.
-    """
-    xp = namespace(x)
-    squares = xp.sum(x * x, axis=-1)[..., :, None] + xp.sum(keys * keys, axis=-1)[..., None, :]
-    bandwidth = _largest(inputs, "bandwidth", math.sqrt(x.shape[-1]))
-    second = xp.abs(value - x @ transposed(keys)) * squares / (2.0 * bandwidth**2)
-    return xp.abs(value) + of_product(x, transposed(keys)) + second
-
-
-def _scores(inputs: Given, values: Given) -> Array:
-    x, keys = _points(inputs, values)[-1], repeat_heads(inputs["k"], inputs["q"].shape[1])
-    if inputs.get("similarity", "dot") == "dot":
-        return of_product(x, transposed(keys)) / math.sqrt(x.shape[-1])
-    return _section_at(inputs, x, keys, values["KOOP.2"])
 
 
 def _weights(inputs: Given, values: Given) -> Array:
@@ -84,48 +42,10 @@ def _weights(inputs: Given, values: Given) -> Array:
     return values["KOOP.3"] * (2.0 + 2.0 * largest)
 
 
-def _attended(inputs: Given, values: Given) -> Array:
-    return of_product(values["KOOP.3"], repeat_heads(inputs["v"], inputs["q"].shape[1]))
-
-
-def _gram(inputs: Given, values: Given) -> Array:
-    xp, value, norms = namespace(inputs["q"]), values["KOOP.1"], _key_norms(inputs)[:, :, None, :]
-    count = norms.shape[-1]
-    at_keys = xp.concat([_rows(value[..., :count, :count], norms), xp.abs(value[..., :count, count:])], axis=-1)
-    return xp.concat([at_keys, xp.abs(value[..., count:, :])], axis=-2)
-
-
-def _starts_and_ends(inputs: Given, values: Given) -> tuple[Array, Array, int]:
-    """Return x_0 ... x_L (b, h, i, L + 1, d) of an update's transitions, its keys (b, h, 1, j, d), and their number."""
-    keys = keys_of(inputs)
-    points = namespace(keys).stack(_points(inputs, values), axis=3)
-    return points[..., points.shape[3] - values["KOOP.5"].shape[-2] - 1 :, :], keys, keys.shape[-2]
-
-
-def _starts(inputs: Given, values: Given) -> Array:
-    xp, value = namespace(inputs["q"]), values["KOOP.5"]
-    points, keys, count = _starts_and_ends(inputs, values)
-    at_keys = _section_at(inputs, points[..., :-1, :], keys, value[..., :count])
-    return xp.where(value == 0.0, 0.0, xp.concat([at_keys, xp.abs(value[..., count:])], axis=-1))
-
-
-def _targets(inputs: Given, values: Given) -> Array:
-    xp, value, tau = namespace(inputs["q"]), values["KOOP.6"], _tau(inputs)
-    points, keys, count = _starts_and_ends(inputs, values)
-    starts = values["KOOP.5"]
-    at_keys = _section_at(inputs, points[..., 1:, :], keys, (value + tau * starts)[..., :count])
-    whole = xp.concat([at_keys, xp.abs(value[..., count:])], axis=-1)
-    return xp.where(value == 0.0, 0.0, whole + tau * _starts(inputs, values))
-
-
 def solved(value: Array, matrix: Array) -> Array:
     """Return |M^-1| |M| |x| for x = `value` (..., n, k), and what its own rounding is relative to."""
     xp = namespace(value)
     return xp.abs(xp.linalg.inv(matrix)) @ (xp.abs(matrix) @ xp.abs(value)) + xp.abs(value)
-
-
-def _dual(inputs: Given, values: Given) -> Array:
-    return transposed(solved(transposed(values["KOOP.7"]), values["KOOP.visible"]))
 
 
 def fit(found: str, right: str) -> Magnitude:
@@ -156,32 +76,9 @@ def fit(found: str, right: str) -> Magnitude:
     return size
 
 
-def keys_of(inputs: Given) -> Array:
-    return repeat_heads(inputs["k"], inputs["q"].shape[1])[:, :, None, :, :]
-
-
-def _modes(inputs: Given, values: Given) -> Array:
-    keys = keys_of(inputs)
-    return of_product(values["KOOP.9"][..., : keys.shape[-2]], keys) + namespace(keys).abs(values["KOOP.10"])
-
-
 def _lifted(inputs: Given, values: Given) -> Array:
     own = namespace(inputs["q"]).abs(values["KOOP.10"]) + namespace(inputs["q"]).abs(values["KOOP.12"])
     return own + of_product(values["KOOP.11"], values["KOOP.10"])
-
-
-def _section(inputs: Given, values: Given) -> Array:
-    xp, attended = namespace(inputs["q"]), values["KOOP.4"]
-    if "KOOP.7" not in values:  # kappa_l(x) = k(x_l, x)
-        points = _starts_and_ends(inputs, values)[0][..., :-1, :]
-        return _section_at(inputs, points, attended[..., None, :], values["KOOP.13"][..., None])[..., 0]
-    dual, keys = values["KOOP.7"][..., : inputs["k"].shape[2]], keys_of(inputs)
-    # kappa(q') = N g(q'), where g(q') has errors of its own.
-    row = attended[..., None, :]
-    at_keys = row @ transposed(keys)
-    errors = _section_at(inputs, row, keys, at_keys + _largest(inputs, "weight", 1.0))
-    own = xp.sqrt((dual * dual) @ transposed(at_keys * at_keys + errors * errors))[..., 0]
-    return xp.abs(values["KOOP.13"]) + own
 
 
 def _image(inputs: Given, values: Given) -> Array:
@@ -189,12 +86,12 @@ def _image(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
     attended, root, section = values["KOOP.4"], values["KOOP.15"], values["KOOP.13"][..., None]
     own = xp.abs(values["KOOP.14"]) + xp.abs(attended) * _tau(inputs)
-    own = own + of_product(transposed(values["KOOP.12"]), section)[..., 0]
+    own = own + of_product(transpose(values["KOOP.12"]), section)[..., 0]
     # kappa(x) is about as much larger than kappa(q') as x is than q'.
     squares = [xp.sum(x * x, axis=-1, keepdims=True) for x in (root, attended)]
     larger = xp.sqrt(squares[0] / xp.where(squares[1] > 0.0, squares[1], 1.0))
     linear, share = _shares(inputs)
-    moved = of_product(transposed(values["KOOP.10"]), section)[..., 0] * xp.where(larger > 1.0, larger, 1.0)
+    moved = of_product(transpose(values["KOOP.10"]), section)[..., 0] * xp.where(larger > 1.0, larger, 1.0)
     return own + linear * xp.abs(root) + share * moved
 
 
@@ -228,25 +125,84 @@ def _largest(inputs: Given, name: str, usual: float) -> float:
     return usual if value is None else float(namespace(value).max(value)) if is_array(value) else float(value)
 
 
+def _d_modes(inputs: Given, values: Given) -> Array:
+    xp = namespace(inputs["q"])
+    turned = of_product(transpose(values["KOOP.11"]), values["dKOOP.12"])
+    fixed = xp.abs(values["KOOP.13"][..., None] * values["dKOOP.14"][..., None, :])
+    return xp.abs(values["dKOOP.10"]) + xp.abs(values["dKOOP.12"]) + turned + fixed
+
+
+def _d_koopman(inputs: Given, values: Given) -> Array:
+    return of_product(values["dKOOP.12"], transpose(values["KOOP.10"]))
+
+
+def _d_inner(inputs: Given, values: Given) -> Array:
+    return of_product(values["dKOOP.6"] @ values["KOOP.visible"], transpose(values["KOOP.9"])) + of_product(
+        values["dKOOP.6"], values["KOOP.visible"] @ transpose(values["KOOP.9"])
+    )
+
+
+def _d_dual(inputs: Given, values: Given) -> Array:
+    return namespace(inputs["q"]).abs(values["dKOOP.7"]) + of_product(values["dKOOP.8"], values["KOOP.5"])
+
+
+def _d_gram(inputs: Given, values: Given) -> Array:
+    xp = namespace(inputs["q"])
+    largest = xp.max(xp.abs(values["dKOOP.visible"]), axis=(-2, -1), keepdims=True)
+    return xp.abs(values["dKOOP.visible"]) + 0.25 * xp.where(values["dKOOP.visible"] == 0.0, 0.0, largest)
+
+
+def _d_attended(inputs: Given, values: Given) -> Array:
+    xp = namespace(inputs["q"])
+    return xp.abs(values["dKOOP.4"]) + 0.5 * max_last(xp.abs(values["dKOOP.4"]))
+
+
+def _of_row(id: str) -> Magnitude:
+    """Sums of many parts: the size of a part is about that of the largest of the row."""
+
+    def size(inputs: Given, values: Given) -> Array:
+        value = namespace(inputs["q"]).abs(values[id])
+        return value + max_last(value)
+
+    return size
+
+
+def _single(id: str, times: float) -> Magnitude:
+    """As often its own value: a number that is summed over everything has a factor of 4 for its terms of both signs."""
+    return lambda inputs, values: times * abs(values[id])
+
+
+def _d_ridge(inputs: Given, values: Any) -> Array:
+    """Where the norm alone decides the operator, nothing depends on the ridge: terms of both signs add up to 0."""
+    xp, value = namespace(inputs["q"]), values["dKOOP.ridge"]
+    size = 4.0 * xp.abs(value)
+    if not limited(inputs):
+        return size
+    adjoints, found = reversed(values.passes("dKOOP.6")), values.passes("KOOP.9")
+    terms = [d * (a @ values["KOOP.visible"]) for d, a in zip(adjoints, found, strict=True)]
+    whole = xp.stack([xp.sqrt(xp.sum(x * x)) for x in terms])
+    return size + xp.reshape(whole, (-1, *(1,) * (len(value.shape) - 1)))
+
+
 MAGNITUDES: dict[str, Magnitude] = {
-    "KOOP.2": _scores,
     "KOOP.3": _weights,
-    "KOOP.4": _attended,
-    "KOOP.1": _gram,
-    "KOOP.5": _starts,
-    "KOOP.6": _targets,
-    "KOOP.7": _dual,
     "KOOP.9": fit("KOOP.9", "KOOP.6"),
-    "KOOP.10": _modes,
-    "KOOP.11": lambda inputs, values: of_product(values["KOOP.9"], transposed(values["KOOP.5"])),
     "KOOP.12": _lifted,
-    "KOOP.13": _section,
     "KOOP.14": _image,
+    "KOOP.15": _single("KOOP.15", 1.0),
+    "dKOOP.15": _single("dKOOP.15", 1.0),
+    "dKOOP.10": _d_modes,
+    "dKOOP.11": _d_koopman,
+    "dKOOP.6": fit("dKOOP.6", "dKOOP.9"),
+    "dKOOP.8": _d_inner,
+    "dKOOP.7": _d_dual,
+    "dKOOP.visible": _d_gram,
+    "dKOOP.4": _d_attended,
+    **{id: _of_row(id) for id in ("dKOOP.1", "dKOOP.q", "dKOOP.k")},
+    "dKOOP.ridge": _d_ridge,
+    **{id: _single(id, 4.0) for id in ("dKOOP.epsilon", "dKOOP.mix", "dKOOP.bandwidth", "dKOOP.weight")},
 }
 
-STORED: dict[str, Magnitude] = {
-    "KOOP.3": lambda inputs, values: values["KOOP.3"],
-    "KOOP.4": lambda inputs, values: values["KOOP.4"],
-}
+STORED = dict.fromkeys(("KOOP.3", "KOOP.4"))
 """What a kernel in float16 or bfloat16 rounds to that type on the way: the weights, before their product with v, and
 what is attended. The fit is computed in float32: in less an operator loses its transitions."""
