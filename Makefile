@@ -46,7 +46,8 @@ facts: $(VENV)/.with-onnx $(VENV)/.with-test $(VENV)/.with-docs
 	$(BIN)/python -m tools.facts $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache docs/_build docs/mechanisms docs/learn
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache docs/_build docs/learn
+	rm -f docs/mechanisms/*/calls.md docs/mechanisms/*/code.md docs/mechanisms/*/judged.md
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(VENV)/.with-EXTRA says that refattn (editable) and that extra are installed. What is imported is compiled then: to

@@ -161,10 +161,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # In the background of a script Ctrl-C is ignored, and refattn leaves it so; tests of Ctrl-C mean the usual case.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    for kind in ("skip", "xfail"):
-        config.addinivalue_line(
-            "markers", f"{kind}_xp_backend(library, reason=...): {kind} the test on the library of this name"
-        )
+    config.addinivalue_line("markers", "skip_xp_backend(library, reason=...): skip the test on this library")
     _chosen()
     if missing := [name for name in _required() if not _installed(name)]:
         raise pytest.UsageError(f"REFATTN_REQUIRE asks for {', '.join(missing)}, which cannot be imported here")
@@ -288,12 +285,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         names = set(file.read_text().splitlines())
         items[:] = [item for item in items if not _passed(item, names)]
     for item in items:
-        callspec = getattr(item, "callspec", None)
-        library = callspec.params.get("backend") if callspec is not None else None
-        for kind in ("skip", "xfail"):
-            for marker in item.iter_markers(f"{kind}_xp_backend"):
-                if isinstance(library, Library) and library.value in marker.args:
-                    item.add_marker(getattr(pytest.mark, kind)(reason=marker.kwargs["reason"]))
+        library = _parameters(item).get("backend")
+        for marker in item.iter_markers("skip_xp_backend"):
+            if isinstance(library, Library) and library.value in marker.args:
+                item.add_marker(pytest.mark.skip(reason=marker.kwargs["reason"]))
 
 
 @pytest.fixture(scope="module")

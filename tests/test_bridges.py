@@ -199,36 +199,3 @@ def test_a_third_derivative_is_refused() -> None:
     (second,) = torch.autograd.grad(gradient.sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match=r"bridges.torch\('softmax'\): has no third derivative"):
         second.sum().backward()
-
-
-@pytest.mark.slow(sampled=False)
-def test_jax_finds_second_derivatives_and_refuses_forward_mode() -> None:
-    jax = pytest.importorskip("jax", reason='needs jax: pip install "refattn[jax]"')
-    from jax.test_util import check_grads
-
-    inputs, options, d_out = arguments("softmax")
-    arrays = tuple(jax.numpy.asarray(inputs[each]) for each in "qkv")
-    attend = ra.bridges.jax("softmax")
-    check_grads(lambda *x: attend(*map(jax.numpy.asarray, x), **options), arrays, order=2, modes=["rev"])
-    whole = jax.grad(lambda *x: jax.numpy.sum(attend(*map(jax.numpy.asarray, x), **options) * d_out), argnums=(0, 1, 2))
-    check_grads(whole, arrays, order=1, modes=["fwd"])
-    along = tuple(jax.numpy.cos(x) for x in arrays)
-    gradient = jax.grad(lambda *x: jax.numpy.sum(attend(*x, **options) * d_out), argnums=(0, 1, 2))
-    found = jax.jvp(gradient, arrays, along)[1]
-
-    def by_hand(q: Any, k: Any, v: Any, d_out: Any) -> Any:
-        return ra.softmax.backward(ra.softmax.forward(q, k, v, **options)[1], d_out)
-
-    x = {each: inputs[each] for each in "qkv"} | {"d_out": d_out}
-    _, wanted = ra.tangent(by_hand, x, {each: np.cos(inputs[each]) for each in "qkv"})
-    for got, each in zip(found, "qkv", strict=True):
-        np.testing.assert_allclose(np.asarray(got), wanted[each], rtol=1e-9, atol=1e-12)
-    with pytest.raises(TypeError, match="custom_vjp"):
-        jax.jvp(lambda *x: attend(*x, **options), arrays, along)
-
-
-@pytest.mark.parametrize("library", ["torch", "jax"])
-def test_an_unknown_mechanism_is_told(library: str) -> None:
-    pytest.importorskip(library, reason=f'needs {library}: pip install "refattn[{library}]"')
-    with pytest.raises(ValueError, match="got 'hardmax', needs one of softmax"):
-        getattr(ra.bridges, library)("hardmax")

@@ -57,13 +57,6 @@ def test_nothing_is_appended_to_what_is_no_regular_file(kind: str, tmp_path: Pat
     assert (tmp_path / "mine").read_text() == "mine"
 
 
-def test_a_file_as_large_as_it_may_be_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"12345")
-    assert files.read_regular(tmp_path / "a", 5) == b"12345"
-    with pytest.raises(OSError, match="got 5 bytes, needs at most 4"):
-        files.read_regular(tmp_path / "a", 4)
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.processes import python
+
 HEAVY = (
     "array_api_compat",
     "array_api_strict",
@@ -30,18 +26,9 @@ HEAVY = (
 
 def loaded(code: str) -> set[str]:
     """The heavy packages that are loaded after `code` ran in a fresh interpreter."""
-    script = (
-        f"{code}\nimport sys\nprint('loaded', *sorted({{n.partition('.')[0] for n in sys.modules}} & set({HEAVY})))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    return set(result.stdout.splitlines()[-1].split()[1:])
+    names = f"{{n.partition('.')[0] for n in sys.modules}} & set({HEAVY})"
+    lines = python("-c", f"{code}\nimport sys\nprint('loaded', *({names}))").splitlines()
+    return set(next(line for line in lines if line.startswith("loaded")).split()[1:])
 
 
 ATTEND = """
@@ -67,25 +54,13 @@ def test_names_load_nothing() -> None:
     assert loaded("import refattn\nassert refattn.list_mechanisms() and dir(refattn)") <= {"numpy"}
 
 
-def test_the_list_has_names_that_tell() -> None:
-    assert loaded("import numpy, scipy, click") >= {"numpy", "scipy", "click"}
-
-
 @pytest.mark.parametrize("form", ["dense", "tiled"])
 def test_attention_on_numpy_loads_no_other_library(form: str) -> None:
     # The tiled form asks threadpoolctl to hold BLAS to one thread for each worker.
     assert loaded(ATTEND.format(form=form)) <= {"numpy", "array_api_compat", "threadpoolctl"}
 
 
-def test_a_block_on_numpy_loads_no_other_library() -> None:
-    code = """
-import numpy as np
-import refattn as ra
-block = ra.mechanism("softmax").block
-x = np.ones((1, 3, 4))
-params = block.init(block.Config(width=4, heads=2), like=x)
-block.forward(params, block.start(params, x, ra.Context()), ra.Context())
-import sys
-assert not [name for name in sys.modules if name.startswith("refattn.instruments")]
-"""
-    assert loaded(code) <= {"numpy", "array_api_compat", "threadpoolctl"}
+@pytest.mark.parametrize("words", ["--help", "--version", "verify --help", "check --help", "trace --help"])
+def test_help_loads_nothing_heavy(words: str) -> None:
+    code = f"from refattn.cli import cli\ntry:\n    cli({words.split()})\nexcept SystemExit:\n    pass"
+    assert loaded(code) == {"click"}

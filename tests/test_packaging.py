@@ -4,7 +4,6 @@
 `refattn/backends`, in a wheel because setup.py maps it. Every build here is made from a copy, without a network.
 """
 
-import email
 import functools
 import json
 import os
@@ -82,7 +81,9 @@ def clones(tmp_path_factory: pytest.TempPathFactory) -> Clones:
         for name in FOLDERS:
             if (ROOT / name).is_dir():
                 shutil.copytree(ROOT / name, clone / name, symlinks=True, ignore=ignore)
-        shutil.rmtree(clone / "docs" / "mechanisms", ignore_errors=True)  # written by `make docs`
+        for page in ("calls", "judged", "code"):  # written by `make docs`
+            for path in (clone / "docs" / "mechanisms").glob(f"*/{page}.md"):
+                path.unlink()
         for name in FILES:
             shutil.copy(ROOT / name, clone / name)
         link = clone / "refattn" / "backends"
@@ -162,13 +163,6 @@ def pip_install(target: Path, *what: str | Path) -> None:
     run(sys.executable, "-m", "pip", "install", *options, *what, cwd=target.parent)
 
 
-def test_the_link_is_committed_as_a_link() -> None:
-    link = ROOT / "refattn" / "backends"
-    if not link.is_symlink():
-        pytest.skip("a clone without symlinks, or an unpacked sdist")
-    assert os.readlink(link) == "../backends"
-
-
 def test_every_folder_with_python_files_is_a_package() -> None:
     folders = {p.parent for top in ("refattn", "backends") for p in (ROOT / top).rglob("*.py")}
     assert [str(f.relative_to(ROOT)) for f in sorted(folders) if not (f / "__init__.py").is_file()] == []
@@ -188,28 +182,6 @@ def test_what_is_built_holds_the_sources_and_nothing_else(
     if ".gz" in built:
         names = {name for name in sdist_names(built[".gz"]) if not name.startswith("refattn.egg-info/")}
         assert names - {"PKG-INFO", "setup.cfg"} == files_under(clones["symlink"])
-
-
-@pytest.mark.slow
-def test_the_metadata_is_the_same_whatever_is_built(build: Callable[[str, str], Built]) -> None:
-    found = set()
-    for built in (build("symlink", "wheel of sdist"), build("no symlink", "wheel")):
-        with zipfile.ZipFile(built[".whl"]) as archive:
-            name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-            found.add(archive.read(name).decode())
-    assert len(found) == 1
-    metadata = email.message_from_string(found.pop())
-    assert metadata["Name"] == "refattn"
-    assert metadata["License-Expression"] == "BSD-3-Clause"
-    assert metadata["Requires-Python"] == ">=3.11"
-
-
-def test_all_means_every_extra_but_cupy() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert extras["dev"][0] == "refattn[test]"
-    (everything,) = extras["all"]
-    named = set(everything.removeprefix("refattn[").removesuffix("]").split(","))
-    assert named | {"test"} == set(extras) - {"all", "cupy"}
 
 
 def test_the_oldest_dependencies_are_the_lower_bounds() -> None:
@@ -245,9 +217,3 @@ def test_an_editable_install_is_the_tree(
     assert seen["refattn"] == str(clone / "refattn" / "__init__.py")
     assert Path(seen["backends"]).resolve() == clone / "backends" / "__init__.py"
     assert_complete(seen)
-
-
-def test_a_checkout_is_imported_without_an_install(clones: Clones, look: Callable[[Path], dict[str, Any]]) -> None:
-    seen = look(clones["symlink"])
-    assert seen["refattn"] == str(clones["symlink"] / "refattn" / "__init__.py")
-    assert seen["backends"] == str(clones["symlink"] / "refattn" / "backends" / "__init__.py")

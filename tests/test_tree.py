@@ -189,15 +189,6 @@ def test_what_is_no_tree_is_named(bad: Any, error: type[Exception], text: str) -
         assert text in str(caught.value)
 
 
-def test_inputs_are_left_alone() -> None:
-    model = example()
-    before = replace(model)
-    tree.unflatten(model, {name: array(7) for name in NAMES})
-    assert model == before
-    entries = model.heads["out"]
-    assert tree.map_leaves(lambda x: x, model).heads["out"] is not entries
-
-
 @dataclass(frozen=True)
 class Held:
     """Fields of every kind that is looked at, and one that is not."""

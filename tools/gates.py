@@ -27,12 +27,12 @@ from refattn import equations
 from refattn.backends.blas import one_thread
 from refattn.golden.storage import TYPES, round_to
 from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.blame.mutants import kernel
 from refattn.verify.judge.budget import evaluate, truth, wide
 from refattn.verify.judge.compare import judge
 from refattn.verify.museum.fault import faults
 from refattn.verify.outcome import Floats, Result, Truth
 from tests.verify.kernels import KERNELS, run
-from tools.measure_names import stored
 
 KINDS = ("plain", "causal", "masked", "grouped", "unequal", "empty-row", "softcap", "ties", "tail")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -162,8 +162,8 @@ def accepts(result: Result, known: Truth, usual: Mapping[str, Floats], dtype: st
 def honest(case: Case, known: Truth, dtype: str) -> Iterator[Result]:
     """Yield what honest kernels store for a case."""
     assert known.upstream is not None
-    for kernel in KERNELS:
-        found = run(kernel, dtype, known.inputs, known.upstream, **case.options)
+    for each in KERNELS:
+        found = run(each, dtype, known.inputs, known.upstream, **case.options)
         yield Result(found, {name: known.stored[name] for name in found})
 
 
@@ -176,13 +176,12 @@ def measure(dtype: str, step: int, seeds: int) -> tuple[dict[str, dict[str, Coun
     known = [(case, truth(record, case, dtype, grad=True)) for case in cases]
     usual = [eager(record, case, one, dtype) for case, one in known]
     # Faults of windows, biases, sinks, lengths and dropout show in none of these cases.
-    wrong = [one for one in faults(record.name) if not one.kernel.__module__.endswith(".options")][::step]
+    wrong = faults(record.name, without=("options",))[::step]
     totals = {"outputs": (sum(not one.backward for one in wrong), 0), "gradients": (len(wrong), 0)}
     for fault in wrong:
-        sizes = fault.sizes()[min(1, len(fault.sizes()) - 1)]
         caught: dict[str, set[str]] = {part: set() for part in counts}
         for (case, one), other in zip(known, usual, strict=True):
-            result = stored(fault, sizes, case, one, dtype)
+            result = kernel(record, case, one, dtype, fault, size=fault.usual)
             for part in counts:
                 caught[part] |= {name for name, fine in accepts(result, one, other, dtype, part).items() if not fine}
         caught["gradients"] |= caught["outputs"]  # who judges gradients judges outputs, too

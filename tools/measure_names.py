@@ -17,17 +17,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import click
-import numpy as np
 
 import refattn as ra
-from refattn.golden.storage import round_to
-from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.blame.known import BACKWARD
+from refattn.mechanisms.record import Mechanism
+from refattn.mechanisms.wrong import WrongKernel
+from refattn.verify.blame.mutants import kernel
 from refattn.verify.blame.suspects import suspects
 from refattn.verify.judge.budget import truth
 from refattn.verify.judge.compare import judge
-from refattn.verify.museum.fault import Fault, faults
-from refattn.verify.outcome import Result, Suspects, Truth
+from refattn.verify.museum.fault import BACKWARD, faults
+from refattn.verify.outcome import Suspects
 
 
 @dataclass(frozen=True)
@@ -46,23 +45,14 @@ class Named:
         The first two.
     """
 
-    fault: Fault
-    sizes: tuple[int, int]
+    fault: WrongKernel
     caught: bool
     place: int
     count: int
     told: str
 
 
-def stored(fault: Fault, sizes: tuple[int, int], case: Case, known: Truth, dtype: str) -> Result:
-    """Return what a kernel with the fault stores for a case."""
-    found = fault.results(known.inputs, case.options, known.upstream, sizes, dtype)
-    held = {name: round_to(x.astype(np.float64), known.stored[name]) for name, x in found.items()}
-    types = {name: "float32" if known.stored[name] == "bfloat16" else known.stored[name] for name in held}
-    return Result({name: x.astype(types[name]) for name, x in held.items()}, known.stored)
-
-
-def right(fault: Fault, found: Suspects, by_words: dict[str, Fault]) -> int:
+def right(fault: WrongKernel, found: Suspects, by_words: dict[str, WrongKernel]) -> int:
     """Return the place of the first right suspect."""
     for place, one in enumerate(found.ranked, start=1):
         names = {*one.ids, one.kind}
@@ -84,17 +74,16 @@ def measured(
     for fault in faults(record.name)[first::step]:
         if (fault.backward and not grad) or only not in fault.name:
             continue
-        sizes = fault.sizes()[min(1, len(fault.sizes()) - 1)]
         given = []
         for case, one in truths:
-            result = stored(fault, sizes, case, one, dtype)
+            result = kernel(record, case, one, dtype, fault, size=fault.usual)
             given.append((case, one, result, not all(verdict.agrees for verdict in judge(result, one))))
         found = suspects(record, dtype, given, without=() if known else (fault.name,))
         if found is None:
-            yield Named(fault, sizes, False, 0, 0, "")
+            yield Named(fault, False, 0, 0, "")
             continue
         told = "; ".join(f"{'/'.join(one.ids)} {one.kind}".strip() for one in found.ranked[:2]) or "nothing"
-        yield Named(fault, sizes, True, right(fault, found, by_words), len(found.ranked), told)
+        yield Named(fault, True, right(fault, found, by_words), len(found.ranked), told)
 
 
 @click.command()

@@ -30,7 +30,8 @@ from refattn.campaign import HERE, Unit, Where
 from refattn.cli.arguments import campaign_options
 from refattn.cli.output import progress
 from refattn.mechanisms.record import Case
-from refattn.verify.blame.mutants import Fate, Mutant, census, kill_rate, mutants, truths_of
+from refattn.mechanisms.wrong import WrongKernel
+from refattn.verify.blame.mutants import Fate, census, kill_rate, mutants, truths_of
 from refattn.verify.outcome import Truth
 from tests.verify.honest import runs_with
 
@@ -60,15 +61,15 @@ def rates(names: Iterable[str], least: int, where: Where = HERE) -> Iterator[tup
         yield told(*each, [fates[each][n] for n in sorted(fates[each])], judged)
 
 
-def _mutant(name: str, n: int) -> Mutant:
+def _mutant(name: str, n: int) -> WrongKernel:
     return mutants(ra.mechanism(name))[n]
 
 
 def _mutants(name: str, dtype: str) -> Iterator[Unit]:
     """Yield the mutants of each equation, and the others one by one."""
     found = mutants(ra.mechanism(name))
-    for id, together in itertools.groupby(range(len(found)), lambda n: found[n].id or found[n].kind):
-        yield Unit(f"rates {name} {dtype} mutants of {id}", fates_of, (name, dtype, [*together]))
+    for id, together in itertools.groupby(range(len(found)), lambda n: found[n].of):
+        yield Unit(f"rates {name} {dtype} mutants of {id[0]}", fates_of, (name, dtype, [*together]))
 
 
 def _honest(name: str, dtype: str, known: dict[int, list[bool]], least: int) -> Iterator[Unit]:

@@ -58,6 +58,12 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("claims", claims.Lists)
     app.add_directive("facts", facts.Table)
     app.add_directive("derived", equations.Derived)
+    app.add_directive("general", equations.General)
+    app.add_directive("mechanisms", pages.Index)
+    app.add_directive("idea", pages.Idea)
+    app.add_directive("further", pages.Further)
     app.add_role("m", equations.Formula())
+    app.add_role("id", equations.Id())
+    app.add_role("general", equations.Id(equations.GENERAL))
     app.add_role("fact", facts.Role())
     return {"parallel_read_safe": True, "parallel_write_safe": True}

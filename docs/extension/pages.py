@@ -1,6 +1,7 @@
-"""The pages of mechanisms, written from their records when the documentation is built.
+"""The pages of mechanisms. Below each page that is read there are pages to look things up, written from its record.
 
-A mechanism has a page to read, from its idea to its equations, and below it pages to look things up.
+The page that is read, `docs/mechanisms/NAME.md`, and that of the general code's equations, `NAME/equations.md`, are
+written by hand. If one is missing, it is made here from what the record has, for somebody to go on from there.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
 from docs.extension.docstrings import markdown, parts, summary
-from docs.extension.equations import anchor, defining
-from docs.extension.explorers import part_of
-from refattn.equations import declared
+from docs.extension.equations import defining, owner
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify import traced
@@ -28,57 +30,59 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def write(folder: Path) -> None:
-    """Write the pages of every mechanism and their index, and remove pages of mechanisms that are gone."""
-    names = registry.list_mechanisms()
-    texts = {"index.md": index(names)}
-    for mechanism in map(registry.mechanism, names):
-        texts[f"{mechanism.name}.md"] = page(mechanism)
-        for name in BELOW:
-            texts[f"{mechanism.name}/{name}.md"] = page_below(mechanism, name)
+    """Write the pages below those of every mechanism, and pages to go on from that are missing."""
+    texts: dict[str, str] = {}
+    for mechanism in map(registry.mechanism, registry.list_mechanisms()):
+        begun = {f"{mechanism.name}.md": page, f"{mechanism.name}/equations.md": page_of_equations}
+        texts |= {name: begin(mechanism) for name, begin in begun.items() if not (folder / name).exists()}
+        texts |= {f"{mechanism.name}/{name}.md": page_below(mechanism, name) for name in BELOW}
     for name, text in texts.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:  # what is the same is not built again
             path.write_text(text, encoding="utf-8")
-    for path in folder.rglob("*.md"):
+    for path in (path for name in BELOW for path in folder.glob(f"*/{name}.md")):
         if path.relative_to(folder).as_posix() not in texts:
             path.unlink()
 
 
-def index(names: tuple[str, ...]) -> str:
-    """Return the page that lists the mechanisms."""
-    rows = [(f"[{m.title}]({m.name}.md)", f"`ra.{m.name}`", m.source) for m in map(registry.mechanism, names)]
-    lines = ["# Mechanisms", "", "Each page is made from the mechanism's record and the docstrings of its files.", ""]
-    lines += [*_table(("mechanism", "name", "source"), rows), ""]
-    lines += ["```{toctree}", ":hidden:", "", *names, "```", "", "## Equations", ""]
-    lines += ["Every equation by its id; `d` in front marks an adjoint.", ""]
-    for name in names:
-        lines += [f"### {registry.mechanism(name).title}", "", f"```{{equation-map}} {name}", "```", ""]
-    return "\n".join(lines)
+class Index(SphinxDirective):
+    """``mechanisms``: the table of all."""
+
+    def run(self) -> list[nodes.Node]:
+        all_of_them = [registry.mechanism(name) for name in registry.list_mechanisms()]
+        rows = ((f"[{m.title}]({m.name}.md)", f"`ra.{m.name}`", m.source) for m in all_of_them)
+        contents = ("", "```{toctree}", ":hidden:", "", *(m.name for m in all_of_them), "```")
+        return self.parse_text_to_nodes("\n".join((*_table(("mechanism", "name", "source"), rows), *contents)))
 
 
 def page(mechanism: Mechanism) -> str:
-    """Return the page of a mechanism that is read."""
-    sections: Sections = [
-        ("The idea", _idea),
-        ("Symbols", _symbols),
-        ("Step by step", _explorer),
-        ("Equations", _equations),
-        ("More pictures", _figures),
-        ("To look up", _contents),
-    ]
-    return _joined(mechanism, mechanism.title, [summary(registry.room(mechanism.name).__doc__), ""], sections)
+    """Return what the page of a mechanism begins as: what its record has, for somebody to write the text between."""
+    name, about = mechanism.name, summary(registry.room(mechanism.name).__doc__)
+    lines = [f"# {mechanism.title}", "", about, "", f"```{{idea}} {name}", "```", ""]
+    if mechanism.definition is not None:
+        lines += ["## The definition", "", f"```{{derived}} {name}", "```", ""]
+    lines += ["## Step by step", "", f"```{{explorer}} {name}", "```", "", "## Options", "", *options(mechanism), ""]
+    lines += [f"```{{further}} {name}", "```", ""]
+    return "\n".join(lines)
+
+
+def options(mechanism: Mechanism) -> Iterator[str]:
+    """Yield the table of the options of a core, with nothing said of them yet."""
+    rows = ((f"`{name}`", f"`{value!r}`", "") for name, value in mechanism.defaults.items())
+    yield from _table(("option", "default", "what and why"), rows)
+
+
+def page_of_equations(mechanism: Mechanism) -> str:
+    """Return what the page of a mechanism's general code begins as: its equations."""
+    lines = [f"# {mechanism.title}: equations of the general code", "", *_of(mechanism)]
+    return "\n".join([*lines, f"```{{general}} {mechanism.name}", "```", ""])
 
 
 def page_below(mechanism: Mechanism, name: str) -> str:
     """Return one of the pages of a mechanism to look things up in."""
     title, sections = BELOW[name]
-    head = [f"Of [{mechanism.title}](../{mechanism.name}.md).", ""]
-    return _joined(mechanism, f"{mechanism.title}: {title}", head, sections)
-
-
-def _joined(mechanism: Mechanism, title: str, head: list[str], sections: Sections) -> str:
-    lines = [f"# {title}", "", *head]
+    lines = [f"# {mechanism.title}: {title}", "", *_of(mechanism)]
     for section, write_it in sections:
         body = list(write_it(mechanism))
         if body:
@@ -86,39 +90,69 @@ def _joined(mechanism: Mechanism, title: str, head: list[str], sections: Section
     return "\n".join(lines)
 
 
-def _idea(mechanism: Mechanism) -> Iterator[str]:
-    """Yield how the derivation begins, the first picture, and where the mechanism comes from."""
-    name = mechanism.name
-    derived, pictures = _derivation(name), _captioned(name)
-    if derived:
-        yield from (derived.partition("\n## ")[0].strip(), "")
+def _of(mechanism: Mechanism) -> list[str]:
+    return [f"Of [{mechanism.title}](../{mechanism.name}.md).", ""]
+
+
+class Idea(SphinxDirective):
+    """``idea MECHANISM``: the picture of its idea, where it comes from, and the commands that show and check it."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(str(ROOT / "docs" / "figures" / "captions.toml"))
+        return self.parse_text_to_nodes("\n".join(idea(registry.mechanism(self.arguments[0]))))
+
+
+def idea(mechanism: Mechanism) -> Iterator[str]:
+    """Yield what a page has below its first words."""
+    name, pictures = mechanism.name, captioned(mechanism.name)
     yield from pictures[0] if pictures else ()
-    if derived:
-        yield f"[Derived](../derivations/{name}.md) equation by equation, from nothing but linear algebra. "
     yield f"Source: {markdown(mechanism.source)}."
-    yield f"Check it with `refattn check {name}`, step through it with `refattn trace {name}`, and take its definition"
-    yield f"along as one file with `refattn show {name}`."
+    if (module := mechanism.definition) is not None:
+        lines = len(inspect.getsource(module).splitlines())
+        file = f"one file of {lines} lines, [definition.py]({name}/code.md#definition-py)"
+        yield f"All of it is {file}, and this page goes through it. `refattn show {name}` prints it as a file that runs"
+        yield f"alone, `refattn trace {name}` shows every value, `refattn check {name}` checks the library."
 
 
-def _symbols(mechanism: Mechanism) -> Iterator[str]:
-    """Yield the section of the derivation that says what the symbols mean."""
-    _, found, rest = _derivation(mechanism.name).partition("\n## Symbols\n")
-    if found:
-        yield rest.partition("\n## ")[0].strip()
+class Further(SphinxDirective):
+    """``further MECHANISM``: its other pictures, and its pages to look things up in."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        text = "\n".join(further(registry.mechanism(self.arguments[0])))
+        return self.parse_text_to_nodes(text, allow_section_headings=True)
 
 
-def _derivation(name: str) -> str:
-    """Return the page that derives a mechanism, without its title; "" where there is none."""
-    path = ROOT / "docs" / "derivations" / f"{name}.md"
-    return path.read_text(encoding="utf-8").partition("\n")[2] if path.exists() else ""
-
-
-def _contents(mechanism: Mechanism) -> Iterator[str]:
-    for name, (title, sections) in BELOW.items():
-        yield f"- [{title.capitalize()}]({mechanism.name}/{name}.md): {', '.join(part.lower() for part, _ in sections)}"
+def further(mechanism: Mechanism) -> Iterator[str]:
+    """Yield the sections that a page ends with."""
+    name = mechanism.name
+    if pictures := captioned(name)[1:]:
+        yield from ("## More pictures", "", *(line for lines in pictures for line in lines))
+    yield from ("## To look up", "")
+    listed = {part: ", ".join(section.lower() for section, _ in sections) for part, (_, sections) in BELOW.items()}
+    below = {part: f"- [{title.capitalize()}]({name}/{part}.md): {listed[part]}" for part, (title, _) in BELOW.items()}
+    yield below["calls"]
+    yield f"- [Equations of the general code]({name}/equations.md): options, other forms and the layer"
+    yield below["judged"]
+    yield below["code"]
+    yield f"- [Deviations]({name}/judged.md#deviations): where this is something else than in papers and libraries"
     yield "- [Change a line](../trace.md#change-a-line) and see which checks and which stored numbers notice"
-    yield f"- Its tests stand in `tests/mechanisms/{mechanism.name}/`"
-    yield from ("", "```{toctree}", ":hidden:", "", *_entries(mechanism), "```")
+    yield f"- Its tests stand in `tests/mechanisms/{name}/`"
+    entries = {
+        "equations": "Equations of the general code",
+        **{part: title.capitalize() for part, (title, _) in BELOW.items()},
+    }
+    yield from (
+        "",
+        "```{toctree}",
+        ":hidden:",
+        "",
+        *(f"{title} <{name}/{part}>" for part, title in entries.items()),
+        "```",
+    )
 
 
 def _short(mechanism: Mechanism) -> Iterator[str]:
@@ -134,24 +168,7 @@ def _short(mechanism: Mechanism) -> Iterator[str]:
     yield from _table(("", ""), rows)
 
 
-def _entries(mechanism: Mechanism) -> Iterator[str]:
-    for name, (title, _) in BELOW.items():
-        yield f"{title.capitalize()} <{mechanism.name}/{name}>"
-
-
-def _explorer(mechanism: Mechanism) -> Iterator[str]:
-    what, part = {"core": ("The case named tiny", ""), "block": ("A step of the block", " --block")}[part_of(mechanism)]
-    command = f"refattn trace {mechanism.name}{part} --html FILE"
-    yield f"{what}, each equation beside its adjoint; `{command}` makes such a page."
-    yield from ("", f"```{{explorer}} {mechanism.name}", "```", "")
-
-
-def _figures(mechanism: Mechanism) -> Iterator[str]:
-    for lines in _captioned(mechanism.name)[1:]:
-        yield from lines
-
-
-def _captioned(name: str) -> list[list[str]]:
+def captioned(name: str) -> list[list[str]]:
     """Return the figures of a mechanism with what is to be seen in them, the one of its idea first."""
     folder = ROOT / "docs" / "figures"
     captions = tomllib.loads((folder / "captions.toml").read_text(encoding="utf-8")).get(name, {})
@@ -161,20 +178,6 @@ def _captioned(name: str) -> list[list[str]]:
     return [
         [f"```{{figure}} ../figures/{file}", f":alt: {words}", "", words, "```", ""] for file, words in captions.items()
     ]
-
-
-def _equations(mechanism: Mechanism) -> Iterator[str]:
-    yield "How formulas and axes are read: [](../notation.md)."
-    yield ""
-    for module in defining(mechanism):
-        owner = _owner(module)
-        if owner == mechanism.name:
-            yield from (f"### {_file_name(module)}", "", f"```{{equations}} {owner} {module.__name__}", "```", "")
-        else:
-            ids = " ".join(f"{{ref}}`{id} <{anchor(id)}>`" for id in declared(module))
-            yield from (f"### {_file_name(module)} of {owner}", "")
-            yield f"The core is that of [{registry.mechanism(owner).title}]({owner}.md): {ids}."
-            yield ""
 
 
 def _forms(mechanism: Mechanism) -> Iterator[str]:
@@ -236,11 +239,11 @@ def _call(case: Case) -> str:
 
 
 def _conventions(mechanism: Mechanism) -> Iterator[str]:
-    rows = [(markdown(name), summary(_doc(wrong))) for name, wrong in mechanism.conventions.items()]
+    rows = [(markdown(name), summary(one.wrong)) for name, one in mechanism.wrong.items() if not one.backward]
     if rows:
         yield from ("Plausible ways to get it wrong; verification has to notice each of them.", "")
         yield from _table(("reading", "what it does"), rows)
-    rows = [(markdown(name), summary(_doc(wrong))) for name, wrong in mechanism.wrong_gradients.items()]
+    rows = [(markdown(name), summary(one.wrong)) for name, one in mechanism.wrong.items() if one.backward]
     if rows:
         yield from ("", "And of a right output, wrong gradients.", "")
         yield from _table(("gradients", "what they are"), rows)
@@ -250,8 +253,8 @@ def _functions(mechanism: Mechanism) -> Iterator[str]:
     room = registry.room(mechanism.name)
     public = _in_order(name for name in getattr(room, "__all__", ()) if name != "record")
     yield from _documented(room, public, mechanism)
-    for title, owner in (("block", mechanism.block), ("stream", mechanism.stream)):
-        module = getattr(owner, "module", None)
+    for title, given in (("block", mechanism.block), ("stream", mechanism.stream)):
+        module = getattr(given, "module", None)
         if module is not None:
             names = _in_order(name for name, thing in vars(module).items() if _own(module, name, thing))
             yield from (f"### The {title}", "")
@@ -292,8 +295,10 @@ def _files(mechanism: Mechanism) -> Iterator[str]:
 
 
 def _code(mechanism: Mechanism) -> Iterator[str]:
+    if mechanism.definition is not None:
+        yield from ("### definition.py", "", f"```{{source}} {mechanism.definition.__name__}", "```", "")
     for module in defining(mechanism):
-        if _owner(module) != mechanism.name:
+        if owner(module) != mechanism.name:
             continue  # it stands on the page of its own mechanism, with its anchors
         yield from (f"### `{traced.file_of(module)}`", "", f"```{{source}} {module.__name__}", "```", "")
 
@@ -328,15 +333,6 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator
 
 def _listed(names: tuple[str, ...] | list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def _owner(module: ModuleType) -> str:
-    """Return the mechanism in whose room a module is."""
-    return module.__name__.removeprefix("refattn.mechanisms.").partition(".")[0]
-
-
-def _file_name(module: ModuleType) -> str:
-    return f"`{Path(module.__file__ or '').name}`"
 
 
 def _module(name: str) -> ModuleType | None:

@@ -1,4 +1,4 @@
-"""A value of every equation, from small runs: a case, a step of the block, and what a block does beside."""
+"""A value of every equation, and the line that computed it, from small runs: what a reader sees, and general code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,42 +25,84 @@ from refattn.verify import traced
 SIZES = {"b": 1, "h": 2, "g": 1, "r": 2, "i": 3, "j": 5, "d": 2, "e": 4, "p": 4, "m": 6, "n": 5, "t": 7}
 """Of the calls of what neither the core nor a configuration of the block computes."""
 
-Values = Mapping[str, NDArray[Any]]
+
+class Ran(NamedTuple):
+    """An equation as it ran: in which run, by which line, and its value."""
+
+    where: str
+    place: traced.Place
+    value: NDArray[Any]
+
+
+def reader_run(mechanism: Mechanism) -> traced.Run:
+    """Return what a reader sees first of a mechanism: its definition, or a step of its block if it has none."""
+    if mechanism.example is not None:
+        return traced.example_run(mechanism, "float64", get("numpy"))
+    if mechanism.core is not None:
+        return traced.read_run(mechanism, traced.first_case(mechanism), "float64", get("numpy"))
+    return traced.block_run(mechanism, "float64", get("numpy"))
 
 
 @functools.cache
-def values_of(name: str) -> dict[str, tuple[str, NDArray[Any]]]:
-    """Return by equation where it runs first, rather with other numbers than 0, and its value there."""
+def read_of(name: str) -> dict[str, Ran]:
+    """Return by equation what a reader sees first of a mechanism: the first pass of each, in their order."""
     mechanism = registry.mechanism(name)
-    wanted = {id for module in (*mechanism.tagged, *mechanism.beside) for id in equations.declared(module)}
-    found: dict[str, tuple[str, NDArray[Any]]] = {}
+    run = reader_run(mechanism)
+    case = run.about[2]
+    where = "the example" if case == "example" else f"the case {case}" if case else "a step of the block"
+    steps = [step for step in traced.record(mechanism, run, get("numpy")).steps if "[" not in step.id]
+    own = traced.places_in(mechanism.definition) if mechanism.definition is not None else {}
+    formulas = {step.id: own.get(step.id, step.place).formula for step in steps}  # not those of the general code
+    return {step.id: Ran(where, replace(step.place, formula=formulas[step.id]), step.value) for step in steps}
+
+
+@functools.cache
+def values_of(name: str) -> dict[str, Ran]:
+    """Return by equation of the general code where it runs first, rather with other numbers than 0."""
+    mechanism = registry.mechanism(name)
+    modules = (*mechanism.tagged, *mechanism.beside)
+    wanted = {id: traced.file_of(module) for module in reversed(modules) for id in equations.declared(module)}
+    found: dict[str, Ran] = {}
+
+    def worth(id: str, ran: Ran) -> tuple[bool, bool]:
+        return ran.place.file == wanted[id], bool(np.any(ran.value))
+
     for where, run in _runs(mechanism):
-        lacking = {id for id in wanted if id not in found or not np.any(found[id][1])}
+        lacking = {id for id in wanted if id not in found or worth(id, found[id]) != (True, True)}
         if lacking:
-            new = {id: (where, x) for id, x in run().items() if id in lacking and (id not in found or np.any(x))}
-            found |= new
+            for step in run():
+                ran = Ran(where, step.place, step.value)
+                if step.id in lacking and (
+                    step.id not in found or worth(step.id, ran) > worth(step.id, found[step.id])
+                ):
+                    found[step.id] = ran
     return found
 
 
-def _runs(mechanism: Mechanism) -> Iterator[tuple[str, Callable[[], Values]]]:
-    """Yield small runs, those first that say most: each in words, with what gives its values."""
+Steps = tuple[traced.Step, ...]
+
+
+def _runs(mechanism: Mechanism) -> Iterator[tuple[str, Callable[[], Steps]]]:
+    """Yield small runs, those first that say most: each in words, with what gives its equations."""
     backend = get("numpy")
 
-    def steps(of: Callable[..., traced.Run], *given: Any, **more: Any) -> Values:
+    def steps(of: Callable[..., traced.Run], *given: Any, **more: Any) -> Steps:
         with suppress(Unsupported):  # a form that does not do this case
-            return {step.id: step.value for step in traced.record(mechanism, of(*given, **more), backend).steps}
-        return {}
+            return traced.record(mechanism, of(*given, **more), backend).steps
+        return ()
 
     core = functools.partial(steps, traced.core_run, mechanism, dtype="float64", backend=backend)
     block = functools.partial(steps, traced.block_run, mechanism, dtype="float64", backend=backend)
+    called = functools.partial(steps, _run_of, mechanism)
     cases = sorted(mechanism.cases, key=_size) if mechanism.core else []
     if mechanism.core is not None:
         yield "the case tiny", functools.partial(core, case_name="tiny")
     yield "a step of the block", block
     if mechanism.grow is not None:
-        yield "a step of growth", functools.partial(_grown, mechanism)
+        for words, keep in (("", False), (", sequences kept", True)):
+            yield f"a step of growth{words}", functools.partial(called, functools.partial(_grow, mechanism, keep=keep))
     if mechanism.pointer is not None:
-        yield "a pointer", functools.partial(_pointed, mechanism)
+        yield "a pointer", functools.partial(called, functools.partial(_point, mechanism))
     for choices in mechanism.configs:
         yield f"a step of the block, {_listed(choices)}", functools.partial(block, **choices)
     yield from ((f"the case {case.name}", functools.partial(core, case_name=case.name)) for case in cases)
@@ -68,41 +111,38 @@ def _runs(mechanism: Mechanism) -> Iterator[tuple[str, Callable[[], Values]]]:
     if mechanism.further:
         exercise = importlib.import_module(f"tests.mechanisms.{mechanism.name}.exercise")
         for _, call in exercise.runs(SIZES, np.asarray, mechanism.forms[0]):
-            yield f"a call of tests/mechanisms/{mechanism.name}/exercise.py", functools.partial(_called, call)
+            yield f"a call of tests/mechanisms/{mechanism.name}/exercise.py", functools.partial(called, call)
 
 
 def _listed(choices: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={x if isinstance(x, str) else json.dumps(x)}" for name, x in choices.items())
 
 
-def _grown(mechanism: Mechanism) -> Values:
-    """Return the values of a small step of growth: one column more for each of two heads."""
+def _run_of(mechanism: Mechanism, call: Callable[[], None]) -> traced.Run:
+    def run(arguments: Mapping[str, NDArray[Any]], between: Callable[[], None]) -> dict[str, Any]:
+        between()
+        call()
+        return {}
+
+    return traced.Run((mechanism.name, "call", "", "float64", "numpy"), {}, {}, run)
+
+
+def _grow(mechanism: Mechanism, keep: bool) -> None:
+    """Take a small step of growth: one column more for each of two heads."""
     block, growth, x = mechanism.block, mechanism.grow, counter.normal((2, 3, 4), seed=0, purpose="docs.growth")
     assert growth is not None
-    with equations.trace() as found:
-        params = block.init(block.Config(width=4, heads=2, head_width=1), like=x)
-        state, saved = block.forward(params, block.start(params, x, Context()), Context())
-        growth.apply(growth.plan(params, growth.observe(params, saved, state, keep=True), columns=1), 0.5)
-    return {id: np.asarray(value) for id, value in found.items()}
+    params = block.init(block.Config(width=4, heads=2, head_width=1), like=x)
+    state, saved = block.forward(params, block.start(params, x, Context()), Context())
+    growth.apply(growth.plan(params, growth.observe(params, saved, state, keep=keep), columns=1), 0.5)
 
 
-def _pointed(mechanism: Mechanism) -> Values:
-    """Return the values of a small block whose queries point at tokens, forward and backward."""
+def _point(mechanism: Mechanism) -> None:
+    """Let the queries of a small block point at tokens, forward and backward."""
     x, d_x = (counter.normal((1, 3, 4), seed=0, purpose=f"docs.pointer.{name}") for name in ("x", "d_x"))
     params = mechanism.pointer.init(mechanism.block.Config(width=4, heads=2), seed=0, like=x, layer=0)
-    with equations.trace() as found:
-        pointer = equations.active(mechanism.pointer)
-        weights, _, saved = pointer.forward(params, x, Context(causal=True))
-        pointer.backward(
-            params, saved, counter.normal(weights.shape, seed=0, purpose="docs.pointer.d_log_weights"), d_x
-        )
-    return {id: np.asarray(value) for id, value in found.items()}
-
-
-def _called(call: Callable[[], None]) -> Values:
-    with equations.trace() as found:
-        call()
-    return {id: np.asarray(value) for id, value in found.items()}
+    pointer = equations.active(mechanism.pointer)
+    weights, _, saved = pointer.forward(params, x, Context(causal=True))
+    pointer.backward(params, saved, counter.normal(weights.shape, seed=0, purpose="docs.pointer.d_log_weights"), d_x)
 
 
 def _size(case: Case) -> int:

@@ -57,6 +57,8 @@ def standalone(definition: ModuleType) -> str:
     for node in imports:
         if _is_own(node):
             lines[node.lineno - 1 : node.end_lineno] = [None] * ((node.end_lineno or node.lineno) - node.lineno + 1)
+            if (lines[node.lineno - 2] or "").startswith("#"):  # it says what is imported, which stands below
+                lines[node.lineno - 2] = None
     last = max(n for n, line in enumerate(lines) if line is not None and line.startswith(("import ", "from ")))
     lines[last] = f"{lines[last]}\n\nimport numpy as np"
     while lines[last + 1] in ("", None):

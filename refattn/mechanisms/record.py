@@ -15,6 +15,7 @@ from typing import Any
 from refattn import equations
 from refattn.mechanisms.block import Block, Stream
 from refattn.mechanisms.families import numbers_of, with_numbers
+from refattn.mechanisms.wrong import WrongKernel
 from refattn.xp import Array
 
 Magnitude = Callable[[Mapping[str, Any], Any], Array]
@@ -238,16 +239,10 @@ class Mechanism:
     stored
         By id, the equations that kernels in float16 or bfloat16 round to the storage type on the way, with the size
         that this rounding is relative to, None if that is the value; all others they compute in float32.
-    conventions
-        Plausible wrong readings by name: functions with the core's signature that return (out, *outputs).
-    variants
-        Of conventions that depend on a size, such as one of a chunk's stages, those of other sizes: by the name of the
-        convention, each with words that are added to it. They are looked for in a wrong implementation, and no mutants.
+    wrong
+        Plausible wrong readings, and wrong backward passes, by name.
     questions
         What implementations are asked beside what any attention is, see `refattn.verify.foreign.conventions`.
-    wrong_gradients
-        Plausible wrong backward passes by name, of a right forward: functions of the core's arguments and ``d_out``
-        that return gradients by name.
     outputs
         Fields of the core's `saved` that are outputs beside `out`, each with the equation that computes it.
     before
@@ -339,8 +334,7 @@ class Mechanism:
     laws: tuple[str, ...]
     magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
     stored: Mapping[str, Magnitude | None] = field(default_factory=dict)
-    conventions: Mapping[str, Callable[..., tuple[Array, ...]]] = field(default_factory=dict)
-    wrong_gradients: Mapping[str, Callable[..., dict[str, Array]]] = field(default_factory=dict)
+    wrong: Mapping[str, WrongKernel] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     before: Mapping[str, str] = field(default_factory=dict)
     summed_first: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -365,7 +359,6 @@ class Mechanism:
     layers: tuple[Mechanism, ...] = ()
     parts: ModuleType | None = None
     kernel_sizes: tuple[Case, ...] = ()
-    variants: Mapping[str, Mapping[str, Callable[..., tuple[Array, ...]]]] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
     beside_twice: Callable[[], tuple[Mapping[str, Array], Mapping[str, Array]]] | None = None
     definition: ModuleType | None = None

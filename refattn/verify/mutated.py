@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.golden.storage import TYPES
+from refattn.mechanisms.wrong import Call, WrongKernel
 from refattn.verify.museum.emulator import Flash
-from refattn.verify.museum.fault import Fault, faults
+from refattn.verify.museum.fault import faults
 
 FAULT, SIZES, LOG = "REFATTN_SHIM_FAULT", "REFATTN_SHIM_SIZES", "REFATTN_SHIM_LOG"
 """What the processes of a suite are told: the name of a fault, its tiles, and the file that they note in."""
@@ -53,8 +54,8 @@ class Fate:
         "killed"; "survived"; "never wrong": what it gave was right in every call; or "not called".
     """
 
-    fault: Fault
-    sizes: tuple[int, int]
+    fault: WrongKernel
+    size: str
     status: str
 
 
@@ -62,14 +63,14 @@ class SuiteError(Exception):
     """A suite that fails with a kernel that is right, or that never calls it."""
 
 
-def chosen(mechanism: str, only: str = "", every: int = 1) -> list[Fault]:
+def chosen(mechanism: str, only: str = "", every: int = 1) -> list[WrongKernel]:
     """Return the faults that the function can have: none of options that it has not, and none of lse."""
     lacking = ("window", "sink", "k_lengths", "offset", "dropout", "lse", "soft-cap")
     found = [one for one in faults(mechanism) if not {*lacking} & {*one.of} and only.lower() in one.name.lower()]
     return found[::every]
 
 
-def score(command: str, kernels: Iterable[Fault], *, timeout: float = 600.0) -> Iterator[Fate]:
+def score(command: str, kernels: Iterable[WrongKernel], *, timeout: float = 600.0) -> Iterator[Fate]:
     """Yield what a suite, a command of the shell, makes of each wrong kernel; it passes where its exit code is 0.
 
     Raises
@@ -101,10 +102,9 @@ def score(command: str, kernels: Iterable[Fault], *, timeout: float = 600.0) -> 
         if "called" not in said:
             raise SuiteError(f"the suite never calls {PATCHED}.{FUNCTION}")
         for fault in kernels:
-            sizes = fault.sizes()[min(1, len(fault.sizes()) - 1)]
-            passes, said = run(fault.name, sizes)
+            passes, said = run(fault.name, fault.sizes[fault.usual])
             status = "survived" if "wrong" in said else "never wrong" if "called" in said else "not called"
-            yield Fate(fault, sizes, status if passes else "killed")
+            yield Fate(fault, fault.usual, status if passes else "killed")
 
 
 def worth(fates: Iterable[Fate]) -> tuple[int, int]:
@@ -141,17 +141,17 @@ class _Finder(importlib.abc.MetaPathFinder):
 def served(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return the wrong kernel with the arguments of torch's function; with dropout it is the original."""
     name = os.environ[FAULT]
-    rows, columns = (int(size) for size in os.environ[SIZES].split(","))
-    kind = Flash if name == NONE else next(one.kernel for one in faults() if one.name == name)
+    size = tuple(int(size) for size in os.environ[SIZES].split(","))
+    wrong = next((one for one in faults() if one.name == name), None)
 
     def computed(
         inputs: dict[str, Array], options: dict[str, Any], d_out: Array | None, unit: float
-    ) -> dict[str, Array]:
-        found = kind(rows, columns).run(inputs, options, d_out, np.float64)
+    ) -> Mapping[str, Array]:
         right = Flash(64, 64).run(inputs, options, d_out, np.float64)
-        wrong = any(_apart(found[one], right[one], unit) for one in ("out", "d_q", "d_k", "d_v") if one in found)
+        found = right if wrong is None else wrong.run(Call(inputs, options, d_out, size=size))
+        apart = any(_apart(found[one], right[one], unit) for one in ("out", "d_q", "d_k", "d_v") if one in found)
         with open(os.environ[LOG], "a", encoding="utf-8") as log:
-            log.write("called wrong\n" if wrong else "called\n")
+            log.write("called wrong\n" if apart else "called\n")
         return found
 
     def attention(

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.analysis import bifurcations
-from refattn.analysis.bifurcations import APART, Bifurcation, bifurcations_on, classified
+from refattn.analysis.bifurcations import APART, Bifurcation, bifurcations_on
 from refattn.analysis.continuation import Family, at_parameter, family_of, follow
 from refattn.analysis.diagram import check_range, diagram_of
 from refattn.analysis.graph_flow import GraphFlow, flow_of_call, with_number
@@ -104,23 +103,6 @@ def test_folds() -> None:
         assert one.article_condition
 
 
-@pytest.mark.parametrize("b", [0.01, 0.1])
-def test_a_pitchfork_that_is_not_even_is_a_fold(b: float) -> None:
-    """One node of two wells that are not alike, over mu."""
-    flow = GraphFlow(np.zeros((1, 1)), "identity", "double_well", b)
-    (found,) = on(family_of(flow, "mu"), [-1.0], 1.0)
-    assert found.kind == "fold" and abs(found.at - 3.0 * (b / 2.0) ** (2.0 / 3.0)) < PLACE
-    assert found.article_condition
-
-
-def test_a_cusp_is_neither() -> None:
-    """lambda + x^3 at 0: a first derivative with respect to lambda, and no second one along x."""
-    family = scalar(lambda x, at: at + x**3, lambda x, at: 3.0 * x**2, lambda x, at: 1.0)
-    found = classified(family, np.zeros(1), 0.0)
-    assert found.kind == "degenerate" and found.numbers is not None
-    assert (found.numbers["a"], found.numbers["b2"]) == pytest.approx((1.0, 0.0), abs=1e-12)
-
-
 def test_a_pair_of_complex_eigenvalues_is_told_apart() -> None:
     turn = np.asarray([[0.0, -1.0], [1.0, 0.0]])
     family = Family(
@@ -157,29 +139,6 @@ def test_consensus_loses_its_stability_at_eigenvalues_of_the_graph(graph: Floats
             # tanh x = x - x^3 / 3 + ...; the next term, 2 x^5 / 15, gives the error of the differences.
             assert one.numbers["c3"] == pytest.approx(-6.0 * np.sum(v**4) + 2.0 * kappa * bends, abs=50 * APART**2)
             assert one.numbers["cross"] == pytest.approx(1.0, abs=1e-9)
-
-
-def test_a_side_branch_knows_where_it_comes_from() -> None:
-    """Along it no eigenvalue changes its sign at the pitchfork: it touches 0, and mu turns back."""
-    flow = GraphFlow(path_graph(3), "tanh", "double_well", kappa=0.7)
-    start = 0.9 * np.sqrt(4.0 / 3.0) * np.asarray([1.0, 0.0, -1.0])
-    (found,) = (one for one in on(family_of(flow, "mu"), start, 1.6, 0.5, 1.65) if one.kind == "pitchfork")
-    assert abs(found.at - 0.7) < PLACE and np.max(np.abs(found.x)) < PLACE
-
-
-def test_a_point_that_is_not_located_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flow with an energy has no complex eigenvalues: where none is 0, there is no bifurcation."""
-    monkeypatch.setattr(bifurcations, "_crossings", lambda family, branch: iter([np.asarray([0.0, 0.5])]))
-    even = scalar(lambda x, at: at * x - x**3, lambda x, at: at - 3.0 * x**2, lambda x, at: x)
-    assert on(even, [0.0], -0.9) == []
-
-
-def test_a_branch_is_not_left_for_one_nearby() -> None:
-    """x^2 = lambda^2 + 1e-4: two branches that come as near as a step, and turn there."""
-    family = scalar(lambda x, at: x**2 - at**2 - 1e-4, lambda x, at: 2.0 * x, lambda x, at: -2.0 * at)
-    for sign in (1.0, -1.0):
-        branch = follow(family, np.asarray([sign * math.sqrt(0.64 + 1e-4)]), -0.8, -1.0, 1.0)
-        assert np.all(sign * branch.x > 0.0) and {branch.at[0], branch.at[-1]} == {-1.0, 1.0}
 
 
 def test_a_softening_coupling_makes_high_modes_jump() -> None:
@@ -238,17 +197,6 @@ def test_unlike_wells_have_folds_that_the_article_sees() -> None:
         at = GraphFlow(flow.graph, "identity", "double_well", flow.b, 1.0, one.at)
         assert np.max(np.abs(at.rate(one.x))) < 1e-13
         assert abs(np.linalg.det(at.jacobian(one.x))) < 1e-12
-
-
-def test_stability_changes_at_bifurcations_alone() -> None:
-    flow = GraphFlow(path_graph(3), "tanh", "double_well", np.asarray([0.02, 0.0, -0.01]))
-    found = diagram_of(flow, "kappa", 0.0, 1.0, starts=100)
-    places = [np.append(one.x, one.at) for one in found.bifurcations]
-    for branch in found.branches:
-        z = np.column_stack([branch.x, branch.at])
-        for m in np.flatnonzero(np.diff(branch.unstable)):
-            length = float(np.linalg.norm(z[m + 1] - z[m]))
-            assert min(float(np.linalg.norm(place - z[m])) for place in places) < 1.1 * length
 
 
 @pytest.mark.parametrize(
@@ -328,3 +276,11 @@ def test_the_flow_of_a_call(state: str) -> None:
     _, saved = ra.graph_energy.forward(q, k, v, mu=np.ones((2, 4)) * np.arange(1.0, 5.0), step=0.1)
     with pytest.raises(ValueError, match="mu: got one for each node"):
         flow_of_call(saved)
+
+
+def test_a_branch_is_not_left_for_one_nearby() -> None:
+    """x^2 = lambda^2 + 1e-4: two branches that come as near as a step, and turn there."""
+    family = scalar(lambda x, at: x**2 - at**2 - 1e-4, lambda x, at: 2.0 * x, lambda x, at: -2.0 * at)
+    for sign in (1.0, -1.0):
+        branch = follow(family, np.asarray([sign * math.sqrt(0.64 + 1e-4)]), -0.8, -1.0, 1.0)
+        assert np.all(sign * branch.x > 0.0) and {branch.at[0], branch.at[-1]} == {-1.0, 1.0}

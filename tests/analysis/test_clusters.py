@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import refattn as ra
 from refattn import counter
 from refattn.analysis import clusters, sphere
-from refattn.analysis.lyapunov import spectrum
-from refattn.cli import cli
-from refattn.cli.analyse.stack import stacks
+from tests.cli.command import run
 
 
 def test_what_is_told_of_tokens() -> None:
@@ -100,7 +97,7 @@ def test_tokens_stay_in_several_clusters_for_a_while() -> None:
 )
 def test_the_command(mechanism: str, tmp_path: Path) -> None:
     small = ["--particles", "6", "--end", "0.4", "--out", str(tmp_path)]
-    result = CliRunner().invoke(cli, ["analyse", "clusters", mechanism, *small])
+    result = run("analyse", "clusters", mechanism, *small)
     assert result.exit_code == 0, result.output
     facts = json.loads((tmp_path / "clusters.json").read_text())
     assert facts["mechanism"] == mechanism and len(facts["clusters"]) == 101
@@ -111,28 +108,6 @@ def test_the_command(mechanism: str, tmp_path: Path) -> None:
     assert (tmp_path / "clusters.png").read_bytes().startswith(b"\x89PNG")
     drawn = (tmp_path / "clusters.svg").read_text()
     assert "prefers-color-scheme: dark" in drawn and "#000000" not in drawn and "currentColor" in drawn
-
-
-@pytest.mark.slow
-def test_a_trained_model_stands_beside_a_fresh_one(tmp_path: Path) -> None:
-    text = tmp_path / "text"
-    text.write_bytes(bytes(range(32, 127)) * 200)
-    sizes = "width=4 layers=2 heads=2 context=8 batch=2 score_bytes=64 sample_bytes=1".split()
-    given = [word for size in sizes for word in ("--set", size)]
-    run, out = str(tmp_path / "run"), ["--out", str(tmp_path)]
-    result = CliRunner().invoke(cli, ["train", "softmax", "--steps", "1", "--data", str(text), "--out", run, *given])
-    assert result.exit_code == 0, result.output
-    out = ["--run", run, "--particles", "4", "--out", str(tmp_path)]
-    result = CliRunner().invoke(cli, ["analyse", "clusters", "softmax", *out])
-    assert result.exit_code == 0 and "trained" in result.output and "fresh" in result.output, result.output
-    facts = json.loads((tmp_path / "clusters.json").read_text())
-    assert facts["model"] == "trained" and len(facts["clusters"]) == len(facts["fresh"]["clusters"]) == 3
-    result = CliRunner().invoke(cli, ["analyse", "clusters", "growing", *out])
-    assert result.exit_code == 2 and "a run of softmax, needs one of growing" in result.output
-    looked_at = stacks("softmax", run, 1, 4, 1, 1, 0)
-    trained, fresh = (spectrum(each.maps, each.state).exponents for each in looked_at.values())
-    assert len(trained) == 16 and not np.array_equal(trained, fresh)
-    np.testing.assert_allclose(trained, fresh, atol=0.3)  # after one step
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -151,6 +126,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (["softmax", "--end", "1e300", "--step", "1e300"], "tokens[1]: got an element that is not finite"),
         (["softmax", "--damping", "nan"], "--damping: got nan, needs a number above 0"),
     ):
-        result = CliRunner().invoke(cli, ["analyse", "clusters", *given, "--particles", "4", "--out", str(tmp_path)])
+        result = run("analyse", "clusters", *given, "--particles", "4", "--out", str(tmp_path))
         assert result.exit_code == 2 and words in result.output, result.output
         assert len(result.output.strip().splitlines()) == 1, "one line"

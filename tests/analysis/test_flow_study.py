@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from refattn.analysis import particles
 from refattn.analysis.flow import SHARES, Flow, study
 from refattn.analysis.particles import Damping
-from refattn.cli import cli
+from tests.cli.command import run
 
 PAGE = Path(__file__).parents[2] / "docs" / "analysis.md"
 
@@ -42,14 +41,6 @@ def test_momentum_reaches_low_energies_of_linear_attention_first(linear: Flow) -
                 assert calls == pytest.approx(time / linear.step, rel=0.1, abs=3.0)
 
 
-def test_what_is_reached_is_the_energy(linear: Flow) -> None:
-    for course in linear.courses.values():
-        for share, time in course.reached.items():
-            if time is not None:
-                at = np.interp(time, linear.times, course.energy)
-                assert at == pytest.approx(share * course.energy[0], rel=1e-9)
-
-
 def test_only_linear_attention_keeps_an_elliptical_law(linear: Flow) -> None:
     assert all(course.turned < 1e-9 for course in linear.courses.values())
     bent = study("exponential", particles=30, end=10.0)
@@ -62,25 +53,9 @@ def test_an_energy_that_is_not_reached() -> None:
     assert "not yet" in found.text()
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"system": "cubic"}, "system: got 'cubic', needs one of linear, exponential"),
-        ({"particles": 2}, "particles: got 2, needs more than 2"),
-        ({"end": 0.0}, "end: got 0.0, needs more than 0"),
-        ({"step": float("nan")}, "step: got nan, needs more than 0"),
-    ],
-)
-def test_wrong_calls(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        study(**given)
-    with pytest.raises(ValueError, match="c_log: got -1.0, needs a number of at least 0"):
-        Damping(-1.0)
-
-
 def test_the_command(tmp_path: Path) -> None:
     words = ["analyse", "flow", "--system", "exponential", "--particles", "12", "--end", "4", "--out", str(tmp_path)]
-    done = CliRunner().invoke(cli, words)
+    done = run(*words)
     assert done.exit_code == 0, done.output
     assert "accelerated, time" in done.output
     facts = json.loads((tmp_path / "flow.json").read_text())
@@ -102,7 +77,7 @@ def test_the_command(tmp_path: Path) -> None:
     ],
 )
 def test_flows_that_would_not_end_are_refused(option: str, value: str, message: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["analyse", "flow", option, value, "--out", str(tmp_path)])
+    done = run("analyse", "flow", option, value, "--out", str(tmp_path))
     assert done.exit_code == 2
     assert f"{option}: {message}" in done.output
 
@@ -126,3 +101,19 @@ def test_the_page_says_when_the_flows_reach_an_energy() -> None:
             wanted[f"{attention}, {kinds[name]}"] = ["later than 40" if t is None else f"{t:.2g}" for t in times]
     rounded = {name: [x if "later" in x else f"{float(x):.2g}" for x in cells] for name, cells in said.items()}
     assert rounded == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"system": "cubic"}, "system: got 'cubic', needs one of linear, exponential"),
+        ({"particles": 2}, "particles: got 2, needs more than 2"),
+        ({"end": 0.0}, "end: got 0.0, needs more than 0"),
+        ({"step": float("nan")}, "step: got nan, needs more than 0"),
+    ],
+)
+def test_wrong_calls(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        study(**given)
+    with pytest.raises(ValueError, match="c_log: got -1.0, needs a number of at least 0"):
+        Damping(-1.0)

@@ -19,7 +19,6 @@ from refattn.analysis.graphs import (
     from_links,
     graph_of,
 )
-from refattn.analysis.stability import stability
 from refattn.mechanisms.graph_energy.forces import COUPLINGS
 from refattn.mechanisms.graph_energy.forms.sparse import sparse_graph
 
@@ -102,15 +101,6 @@ def test_a_sparse_graph_is_as_good_as_a_dense_one(intrinsic: str) -> None:
     np.testing.assert_allclose(sparse.stability.eigenvalues[:few], dense.stability.eigenvalues[:few], rtol=1e-9)
 
 
-def test_a_sparse_saddle_has_its_unstable_directions() -> None:
-    n, q = 90, 30
-    both = [GraphFlow(each) for each in (cycle_graph(n), sparse_graph(cycle_graph(n)))]
-    x = 2.0 * np.pi * q * np.arange(n) / n
-    dense, sparse = (stability(flow, x) for flow in both)
-    assert dense.negative == n - 1 and sparse.label == "unstable"
-    np.testing.assert_allclose(sparse.eigenvalues[:6], dense.eigenvalues[:6], rtol=1e-9)
-
-
 # --- graphs by name and from files
 
 
@@ -134,19 +124,6 @@ def test_a_line_that_is_no_link_is_refused(tmp_path: Path, line: str) -> None:
         graph_of(str(tmp_path / "links"))
 
 
-def test_a_file_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
-    (tmp_path / "links").write_bytes("0 1  # Köln\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"graph: got .*links, needs UTF-8"):
-        graph_of(str(tmp_path / "links"))
-
-
-def test_a_file_of_links_without_bound_is_refused_at_once(tmp_path: Path) -> None:
-    with open(tmp_path / "links", "wb") as file:
-        file.truncate(8 << 30)
-    with pytest.raises(ValueError, match=r"^graph: got .*links, needs a file .*got 8589934592 bytes"):
-        graph_of(str(tmp_path / "links"))
-
-
 # --- what is refused
 
 
@@ -163,3 +140,16 @@ def test_a_system_that_does_not_fit_is_refused() -> None:
     for message, call in refused.items():
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_a_file_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "links").write_bytes("0 1  # Köln\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"graph: got .*links, needs UTF-8"):
+        graph_of(str(tmp_path / "links"))
+
+
+def test_a_file_of_links_without_bound_is_refused_at_once(tmp_path: Path) -> None:
+    with open(tmp_path / "links", "wb") as file:
+        file.truncate(8 << 30)
+    with pytest.raises(ValueError, match=r"^graph: got .*links, needs a file .*got 8589934592 bytes"):
+        graph_of(str(tmp_path / "links"))

@@ -10,16 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-import refattn as ra
 from refattn import counter
-from refattn.analysis.flow_steps import STEPS, State, Step
-from refattn.analysis.lyapunov import Spectrum, spectrum
-from refattn.analysis.particles import Damping, Exponential
-from refattn.cli import cli
-from refattn.instruments.dual import mapped
+from refattn.analysis.lyapunov import spectrum
 from refattn.xp import namespace
+from tests.cli.command import run
 
 
 def of(x: Any, matrix: Any) -> Any:
@@ -69,39 +64,6 @@ def test_damping_pairs_the_exponents() -> None:
         assert (found[0] > 0.0) == (damping == 0.0)
 
 
-def test_a_conformally_symplectic_step_of_sympformer_pairs_the_exponents() -> None:
-    """Its Hamiltonian is no sum of parts for positions and momenta: presymplectic Euler is not conformal there."""
-    a, b, u = (np.diag(x) for x in ([1.0, 0.5], [1.0, 0.8], [0.6, 0.3]))
-    x, y = (0.5 * counter.normal((3, 2), seed=1, purpose=f"lyapunov.{n}") for n in "xp")
-    made, start = Step(Exponential(a, b, u), Damping(3.0, 0.2), 0.1), State(x, y, 1.0)
-
-    def stack(integrator: str) -> Spectrum:
-        def step(s: State) -> State:
-            placed = made if isinstance(s.x, np.ndarray) else mapped(lambda _, m: of(s.x, m), made)
-            return STEPS[integrator](placed, s)
-
-        return spectrum([step] * 5, start)
-
-    found = stack("conformal")
-    assert found.momenta and found.exponents.size == 12
-    wanted = -made.damping.between(1.0, 1.0 + 5 * 0.1) / 5.0  # log of the contraction, a layer
-    np.testing.assert_allclose(found.pairs, wanted, rtol=1e-11)
-    assert np.max(np.abs(stack("presymplectic_euler").pairs - wanted)) > 1e-3
-
-
-def test_euler_on_the_flow_of_graph_energy_only_forgets_near_a_minimum() -> None:
-    q, k = (counter.normal((1, 1, 5, 3), seed=3, purpose=f"lyapunov.{n}") for n in "qk")
-    options: dict[str, Any] = {"state": "feature", "coupling": "sin", "intrinsic": "none", "graph": "mean"}
-
-    def flow(x: Any) -> Any:  # values flow on the graph of the tokens, here by symmetric links
-        return ra.graph_energy.forward(of(x, q), of(x, k), x, **options, steps=1, step=0.2)[0]
-
-    near = 0.1 * counter.normal((1, 1, 5, 2), seed=3, purpose="lyapunov.v")
-    found = spectrum([flow] * 10, near).exponents
-    assert np.all(np.abs(found[:2]) < 1e-12), "a number added to all values of a channel has no effect"
-    assert -0.5 < found[2] < -0.01
-
-
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="maps: got none, needs at least one layer"):
         spectrum([], np.ones(2))
@@ -110,7 +72,7 @@ def test_what_is_refused() -> None:
     for state in (np.ones(1), np.ones(4097)):
         with pytest.raises(ValueError, match="state: got [0-9]+ numbers that move, needs from 1 to 4,096"):
             spectrum([lambda x: x], state)
-    result = CliRunner().invoke(cli, ["analyse", "lyapunov", "softmax", "--tokens", "4096", "--width", "4096"])
+    result = run("analyse", "lyapunov", "softmax", "--tokens", "4096", "--width", "4096")
     assert result.exit_code == 2 and "--tokens, --width: got 4096 times 4096" in result.output, result.output
     wider: Any = lambda x: namespace(x).concat([x, x])  # noqa: E731
     with pytest.raises(ValueError, match="state: its width goes 2, 4, 8, 16 from layer to layer, needs one"):
@@ -120,10 +82,10 @@ def test_what_is_refused() -> None:
 @pytest.mark.parametrize("mechanism", ["softmax", pytest.param("sympformer", marks=pytest.mark.slow)])
 def test_the_command(mechanism: str, tmp_path: Path) -> None:
     small = ["--tokens", "3", "--width", "4", "--layers", "3", "--out", str(tmp_path)]
-    result = CliRunner().invoke(cli, ["analyse", "lyapunov", mechanism, *small])
+    result = run("analyse", "lyapunov", mechanism, *small)
     assert result.exit_code == 0, result.output
     facts = json.loads((tmp_path / "lyapunov.json").read_text())
     assert len(facts["exponents"]) == {"softmax": 12, "sympformer": 24}[mechanism] and facts["mechanism"] == mechanism
     assert (tmp_path / "lyapunov.png").read_bytes().startswith(b"\x89PNG")
-    result = CliRunner().invoke(cli, ["analyse", "lyapunov", mechanism, "--run", str(tmp_path)])
+    result = run("analyse", "lyapunov", mechanism, "--run", str(tmp_path))
     assert result.exit_code == 2 and "--run: got" in result.output and "\n\n" not in result.output

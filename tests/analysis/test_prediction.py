@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from refattn.analysis.known_systems import STEP, SYSTEMS
 from refattn.analysis.operators import EDMD, KernelEDMD, Koopman, Operator
 from refattn.analysis.prediction import operators, predict
-from refattn.cli import cli
 from refattn.mechanisms.koopman.options.kernel import Linear, Rbf
+from tests.cli.command import run
 
 OURS = ("Koopman", "Koopman, separable", "Koopman, full space")
 OSCILLATORS = ("van der Pol", "Duffing")
@@ -100,13 +99,13 @@ def test_a_kernel_of_no_number_is_refused(weight: Any) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     words = ["analyse", "prediction", "--steps", "2", "--out", str(tmp_path), "--system"]
-    done = CliRunner().invoke(cli, [*words, "linear"])
+    done = run(*words, "linear")
     assert done.exit_code == 0, done.output
     assert "linear: one step, repeated" in done.output
     assert (tmp_path / "prediction.png").read_bytes().startswith(b"\x89PNG")
     (data,) = json.loads((tmp_path / "prediction.json").read_text())
     assert len(data["exact"]) == 4
     assert np.shape(data["path"]) == np.shape(data["predicted"]["EDMD"]) == (3, 4)
-    refused = CliRunner().invoke(cli, [*words, "Lorenz"])
+    refused = run(*words, "Lorenz")
     assert refused.exit_code == 2
     assert "system: got 'Lorenz', needs one of" in refused.output

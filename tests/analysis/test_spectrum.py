@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import refattn as ra
-from refattn.analysis.figure import new_figure
-from refattn.analysis.spectrum import FAR, designed, draw, draw_eigenvalues, spectrum, table
-from refattn.cli import cli
+from refattn.analysis.spectrum import designed, spectrum, table
+from tests.cli.command import run
 
 GIVEN: dict[str, Any] = {"perturbation": "identity", "updates": 4}
 
 
-def command(*words: str) -> Result:
-    return CliRunner().invoke(cli, ["analyse", *words])
+command = partial(run, "analyse")
 
 
 @pytest.mark.parametrize("tau", [0.0, 1.0])
@@ -68,16 +66,6 @@ def test_a_query_that_sees_nothing_has_no_spectrum() -> None:
     queries = found.to_json()["updates"][0]["queries"]
     assert [len(query["eigenvalues"]) for query in queries] == [1, 0, 1, 1]
     assert "of 3" in table(found)
-
-
-def test_what_lies_far_out_is_counted() -> None:
-    axes = new_figure(2.0, 2.0).subplots()
-    assert draw_eigenvalues(axes, np.asarray([1.0, 2.0 * FAR, np.nan, -3.0j]), "#000000") == 2
-
-
-@pytest.mark.parametrize("width", [1, 3])
-def test_every_width_can_be_drawn(width: int) -> None:
-    draw(spectrum(*designed(3, 5, width, seed=1), **GIVEN), new_figure(8.0, 4.0))
 
 
 def test_a_single_update_fits_no_operator() -> None:

@@ -49,39 +49,15 @@ def needs_a_library(**params: Any) -> Callable[[], Any]:
     raise ModuleNotFoundError("No module named 'faster.kernels'", name="faster")
 
 
-def fails_later(calls: int = 4, **params: Any) -> Callable[[], Any]:
-    """A side that raises after some calls."""
-    left = [calls]
-
-    def work() -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise RuntimeError("worn out")
-
-    return work
-
-
 def dies(**params: Any) -> Callable[[], Any]:
     """A side that takes its process with it."""
     print("a last word", flush=True)
     os._exit(7)
 
 
-def prints(**params: Any) -> Callable[[], Any]:
-    """A side that writes to standard output, where answers go."""
-    return lambda: print("{}")
-
-
 def threads(**params: Any) -> Callable[[], float]:
     """The number of threads that the process is held to."""
     return lambda: float(os.environ["OMP_NUM_THREADS"]) + float(os.environ["REFATTN_WORKERS"])
-
-
-def keeps_memory() -> Callable[[], Any]:
-    """A side that cannot run where its process gives freed memory back."""
-    if int(os.environ.get("MALLOC_TRIM_THRESHOLD_", "0")) < 2**30:
-        raise ValueError("freed memory goes back to the system")
-    return clocked(1.0)
 
 
 def allocates(mebibytes: int) -> Callable[[], Any]:

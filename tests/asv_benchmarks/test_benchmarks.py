@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib
 import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -18,13 +16,13 @@ from typing import Any
 import pytest
 
 import refattn as ra
-from asv_benchmarks import suite
 from asv_benchmarks.benchmarks import common
 from asv_benchmarks.history import FOLDER
 from asv_benchmarks.suite import PROFILES, Benchmark, benchmarks, prepare
 from refattn import backends
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
+from tests.processes import python
 
 ALL = benchmarks()
 NUMPY = [
@@ -125,18 +123,6 @@ def test_every_mechanism_and_every_form_is_there() -> None:
     assert {f"refattn.mechanisms.{name}" for name in ra.list_mechanisms()} <= imported
 
 
-def test_no_benchmark_names_a_mechanism() -> None:
-    found = []
-    for path in [*(FOLDER / "benchmarks").glob("*.py"), *FOLDER.glob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and node.value in ra.list_mechanisms():
-                found.append(f"{path.name}:{node.lineno}")
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("refattn.mechanisms."):
-                if node.module not in {f"refattn.mechanisms.{name}" for name in ("context", "record", "registry")}:
-                    found.append(f"{path.name}:{node.lineno}")
-    assert found == []
-
-
 @pytest.fixture(params=[{"forms": ("dense",)}, {"core": None, "stream": None}], ids=["one form", "no core"])
 def later(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mechanism]:
     """A mechanism that joins the registry: softmax by another name, without some of what it has."""
@@ -179,20 +165,6 @@ def test_a_library_that_cannot_be_used_is_not_available(monkeypatch: pytest.Monk
             prepare(benchmark.name, list(benchmark.params))
 
 
-def test_a_dtype_that_a_library_has_not_is_not_available() -> None:
-    for benchmark in NUMPY:
-        if "bfloat16" in benchmark.params:
-            with pytest.raises(NotImplementedError, match="numpy has no bfloat16"):
-                prepare(benchmark.name, list(benchmark.params))
-
-
-def test_a_core_without_the_option_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = dataclasses.replace(ra.mechanism("softmax"), defaults={})
-    monkeypatch.setattr(common, "mechanism", lambda name: record)
-    with pytest.raises(NotImplementedError, match="softmax has no option causal"):
-        prepare("core.Causal.time_both", ["softmax.dense", 64, "float32", "numpy"])
-
-
 def test_bfloat16_is_measured_where_there_is_one() -> None:
     pytest.importorskip("torch")
     form = common.FORMS[0]
@@ -211,23 +183,6 @@ def test_an_infinite_share_becomes_a_number(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # --- how it is measured
-
-
-def test_versions_are_set_by_hand_and_timeouts_are_set() -> None:
-    for module in suite.modules():
-        for kind in vars(module).values():
-            if isinstance(kind, type) and kind.__module__ == module.__name__ and hasattr(kind, "params"):
-                described: Any = kind
-                assert isinstance(described.version, str), kind
-                assert described.timeout >= 120.0
-                assert len(described.params) == len(described.param_names)
-
-
-def test_a_form_gets_the_sizes_that_are_asked() -> None:
-    case = common.scaled(ra.mechanism("softmax").case("tiny"), 48, 24)
-    assert {given.shape for given in case.inputs.values()} == {(1, 2, 48, 24)}
-    masked = common.scaled(ra.mechanism("softmax").case("mask-keys"), 48, 24)
-    assert masked.inputs["mask"].shape == (2, 1, 1, 48)
 
 
 def test_the_short_profile_is_numpy_alone() -> None:
@@ -258,19 +213,6 @@ def test_instructions_are_counted_to_the_last_one(monkeypatch: pytest.MonkeyPatc
 # --- asv
 
 
-def run_asv(*arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "ASV_PYTHONPATH": str(FOLDER.parent)}
-    command = [sys.executable, "-m", "asv", *arguments, "--config", str(FOLDER / "asv.conf.json")]
-    return subprocess.run(command, cwd=FOLDER, env=env, capture_output=True, text=True, check=False)
-
-
-def test_asv_finds_nothing_wrong() -> None:
-    pytest.importorskip("asv")
-    done = run_asv("check", "-E", f"existing:{sys.executable}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "No problems found" in done.stdout
-
-
 def test_asv_sees_the_same_benchmarks() -> None:
     pytest.importorskip("asv_runner")
     code = f"""
@@ -280,10 +222,7 @@ from asv_runner.discovery import disc_benchmarks
 update_sys_path({str(FOLDER / "benchmarks")!r})
 print(json.dumps([[b.name, b.params, b.version] for b in disc_benchmarks({str(FOLDER / "benchmarks")!r})]))
 """
-    env = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    seen = {name: (params, version) for name, params, version in json.loads(done.stdout.splitlines()[-1])}
+    seen = {name: (params, version) for name, params, version in json.loads(python("-c", code).splitlines()[-1])}
     assert set(seen) == {b.name for b in ALL}
     for name, (params, version) in seen.items():
         ours = [b.params for b in ALL if b.name == name]

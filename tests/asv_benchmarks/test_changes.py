@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from asv_benchmarks import __main__ as command
 from asv_benchmarks import archive, history
 from asv_benchmarks import changes as steps
-from asv_benchmarks.changes import Change, Series, calibrated, changes, divisive, potts, sparkline, worst_first
+from asv_benchmarks.changes import Change, Series, calibrated, changes, divisive, potts
 from asv_benchmarks.suite import Benchmark
 
 TIME = Benchmark("core.Core.time_both", ("a.dense", 64), "time")
@@ -79,19 +79,6 @@ def test_the_machine_is_divided_out() -> None:
     assert calibrated(still)[1].values == (1.0, 1.0, 1.0)
 
 
-def test_what_got_worse_and_is_sure_comes_first() -> None:
-    def step(factor: float, found: str) -> Change:
-        return Change(TIME, "a", "b", factor, found, 1.0)
-
-    order = [step(1.2, "both"), step(1.9, "potts"), step(0.5, "both"), step(0.4, "potts")]
-    assert worst_first(reversed(order)) == order
-
-
-def test_curves_of_text() -> None:
-    assert sparkline([1.0, 1.0, 8.0, 4.5], [2]) == "▁▁|█▅"
-    assert sparkline([2.0, 2.0]) == "▁▁"
-
-
 def test_the_recorded_history_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In the order of the commits' dates, not of their names; only what a file has."""
     pytest.importorskip("asv")
@@ -118,8 +105,3 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(text in done.output for text in ("slower", "00000003..00000004", "1.300", "both", "0.990", "|"))
     monkeypatch.setattr(history, "steps", lambda pattern, least: {("m", "python3.11.json"): {slow: []}})
     assert CliRunner().invoke(command.cli, ["changes"]).exit_code == 0
-
-
-def test_numpy_alone_is_the_machine_and_no_regression() -> None:
-    step = Change(MACHINE, "a", "b", 1.5, "both", 1.0)
-    assert step.word == "slower" and not step.worse and Change(TIME, "a", "b", 1.5, "both", 1.0).worse

@@ -66,14 +66,6 @@ def test_what_does_not_exist_in_both_is_told(homes: versions.Homes, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_version_that_lacks_what_a_benchmark_needs_has_the_others(homes: versions.Homes, tmp_path: Path) -> None:
-    older = check_out(WORKING_TREE, tmp_path / "older")
-    (older / "refattn" / "verify" / "judge" / "budget.py").unlink()
-    names = {benchmark.name.partition(".")[0] for benchmark in listed(older, "")}
-    assert names == {benchmark.name.partition(".")[0] for benchmark in listed(homes[0], "")} - {"accuracy"}
-
-
-@pytest.mark.slow
 def test_what_fails_is_told_with_its_error(homes: versions.Homes, tmp_path: Path) -> None:
     broken = check_out(WORKING_TREE, tmp_path / "broken")
     core = broken / "refattn" / "mechanisms" / "softmax" / "core.py"
@@ -82,13 +74,6 @@ def test_what_fails_is_told_with_its_error(homes: versions.Homes, tmp_path: Path
     found = [measure(both, pair, 1) for pair in ((homes[0], broken), (broken, homes[0]), (broken, broken))]
     assert [verdict.word for verdict in found] == ["fails", "works", "fails"]
     assert found[0].detail == "head: OSError: no more"
-
-
-@pytest.mark.slow
-def test_what_is_not_available_here_is_n_a(homes: versions.Homes) -> None:
-    device = Benchmark("memory.Device.track_peak_both", ("softmax.dense", 2048, "float32", "numpy"), "memory")
-    verdict = measure(device, homes, 1)
-    assert verdict.word == "n/a" and "numpy does not count" in verdict.detail
 
 
 @pytest.mark.slow
@@ -121,13 +106,6 @@ def test_a_version_that_does_not_exist(tmp_path: Path) -> None:
         check_out("no-such-thing", tmp_path / "x")
 
 
-def test_a_version_without_refattn_is_told(tmp_path: Path) -> None:
-    home = check_out(WORKING_TREE, tmp_path / "x")
-    (home / "refattn" / "counter.py").write_text("raise RuntimeError('not today')")
-    with pytest.raises(VersionError, match="the benchmarks cannot be listed: RuntimeError: not today"):
-        listed(home, "")
-
-
 # --- the command
 
 TIME = Benchmark("core.Core.time_both", ("softmax.dense", 64), "time")
@@ -150,11 +128,6 @@ def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, word: str, code: int) ->
         assert word in done.output and "2 [1.9, 2.1]" in done.output and "2 ms" in done.output
     else:
         assert "no difference" in done.output
-
-
-def test_the_command_refuses_what_is_no_version() -> None:
-    done = CliRunner().invoke(command.cli, ["compare", "no-such-thing"])
-    assert done.exit_code == 2 and "got 'no-such-thing'" in done.output
 
 
 def test_the_table_in_markdown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -193,17 +166,6 @@ def test_a_rate_is_asked_of_both_in_turn(monkeypatch: pytest.MonkeyPatch, homes:
     rate = Benchmark("language.Train.track_tokens", ("softmax", "numpy"), "rate")
     assert measure(rate, homes, 1).word == "lower rate"
     assert asked == ["base", "head", "head", "base"] * 2
-
-
-def test_errors_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Brackets in them are no markup, and a bar is no cell."""
-    broken = Verdict(Benchmark("core.Core.time_both", ("a",), "time"), "fails", detail="got [/x] | [n, d]")
-    monkeypatch.setattr(versions, "compare", lambda *arguments: [broken])
-    monkeypatch.setattr(versions, "check_out", lambda version, folder: folder)
-    file = tmp_path / "table.md"
-    done = CliRunner().invoke(command.cli, ["compare", "HEAD^{/[/x]}", "HEAD", "--markdown", str(file)])
-    assert done.exit_code == 1 and "got [/x] | [n, d]" in done.output and "HEAD^{/[/x]}" in done.output
-    assert "got [/x] \\| [n, d] |" in file.read_text()
 
 
 def test_what_looks_like_an_option_is_no_version(tmp_path: Path) -> None:

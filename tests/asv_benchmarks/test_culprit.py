@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -96,24 +95,9 @@ def test_a_small_exact_difference_is_enough_and_noise_is_not(planted: Planted, t
     assert culprit._differs(paired(share, [([0.3], [0.3001])]))
 
 
-def test_what_is_no_benchmark_and_no_ancestor_is_told(planted: Planted, tmp_path: Path) -> None:
-    planted({str(n): 1e-3 for n in range(8)})
-    with pytest.raises(VersionError, match="needs a name or expression of one, not of 0"):
-        culprit.search("0", "7", "nothing", tmp_path, lambda line: None)
-    with pytest.raises(VersionError, match="good: got '7', needs an ancestor of '0'"):
-        culprit.search("7", "0", "Core", tmp_path, lambda line: None)
-
-
 def test_the_command(planted: Planted) -> None:
     planted({str(n): 2e-3 if n == 7 else 1e-3 for n in range(8)})
     done = CliRunner().invoke(command.cli, ["bisect", "0", "7", "Core"])
     assert done.exit_code == 0, done.output
     assert "first with the difference" in done.output and done.output.count("slower") >= 1
     assert CliRunner().invoke(command.cli, ["bisect", "0", "7", "nothing"]).exit_code == 2
-
-
-def test_a_step_from_nothing_has_a_middle() -> None:
-    work = Benchmark("work.Work.track_held", ("a",), "work")
-    for end in (math.inf, 0.0):
-        whole, none = (Verdict(work, "", ratio=(x, x, x)) for x in (end, 1.0))
-        assert culprit._word(whole, whole) == "bad" and culprit._word(none, whole) == "good"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
 import shutil
-import subprocess
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,7 @@ from asv_benchmarks import __main__ as command
 from asv_benchmarks import archive, history
 from asv_benchmarks.changes import Change, Series
 from asv_benchmarks.compare import VersionError
-from asv_benchmarks.history import Found, RunError, judged, moved
+from asv_benchmarks.history import Found, RunError, judged
 from asv_benchmarks.judge import Verdict
 from asv_benchmarks.machine import git
 from asv_benchmarks.sides import ROOT
@@ -45,14 +41,6 @@ def test_what_is_told_about_two_runs() -> None:
     assert [v.word for v in judged({}, before, [TIME, SHARE, MACHINE])] == ["new", "new", "n/a"]
     assert [v.word for v in judged({str(TIME): []}, before, [TIME])] == ["works"]
     assert [v.word for v in judged(before, {**before, str(SHARE): [40.0]}, [SHARE])] == ["less exact"]
-
-
-def test_a_machine_that_changed_is_told() -> None:
-    slower = Verdict(MACHINE, "slower", 1e-3, 1.5e-3, (1.5, 1.5, 1.5))
-    assert moved([slower, Verdict(TIME, "slower", 1e-3, 2e-3, (2.0, 2.0, 2.0))]) == (
-        "the machine itself took another time than before (exp 1.50)"
-    )
-    assert moved([Verdict(MACHINE, "", 1e-3, 1e-3, (1.0, 1.0, 1.0))]) == ""
 
 
 @pytest.fixture
@@ -102,13 +90,6 @@ def test_a_run_is_stored_and_compared_with_the_last_one(elsewhere: Path) -> None
     newest, every = history.publish(told.append)
     assert every == elsewhere / "html" / "index.html" and every.is_file()
     assert "Machine" not in newest.read_text() and "accuracy.Share.track_mean" in newest.read_text()
-
-
-def test_a_failure_of_asv_is_told(elsewhere: Path) -> None:
-    with pytest.raises(RunError, match="asv failed:\n(.*\n)*.*No benchmarks selected"):
-        history.run("no such benchmark", lambda line: None)
-    with pytest.raises(archive.ArchiveError, match="there are no results yet: make bench"):
-        history.publish(lambda line: None)
 
 
 def test_files_that_are_not_committed_have_a_commit_of_their_own(
@@ -175,71 +156,6 @@ def test_results_of_several_commits_come_with_the_repository() -> None:
     assert any("'softmax'" in key for key in archive.samples(archive.results(newest)))
 
 
-@pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.name)
-def test_recorded_results_tell_of_no_folder_and_belong_to_a_commit(file: Path) -> None:
-    text = file.read_text(encoding="utf-8")
-    stored = json.loads(text)
-    assert not re.search(r'"/|home|_tmp_', text)
-    assert file.name == f"{stored['commit_hash'][:8]}-{stored['env_name']}.json"
-    about = json.loads((file.parent / "machine.json").read_text())
-    assert {**stored["params"], "version": 1} == {**about, "python": stored["python"]}, "or curves are cut in two"
-    if git("rev-parse", "HEAD") and not git("rev-parse", "--is-shallow-repository") == "true":
-        assert git("cat-file", "-t", stored["commit_hash"]) == "commit"
-
-
-@pytest.mark.slow
-def test_recorded_results_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("asv")
-    if not git("rev-parse", "HEAD"):
-        pytest.skip("no git repository")
-    conf = history._conf
-
-    def elsewhere(place: Path, results: Path, suite: Path) -> Path:
-        file = conf(place, results, suite)
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"html_dir": str(tmp_path / "html")}))
-        return file
-
-    monkeypatch.setattr(history, "_conf", elsewhere)
-    monkeypatch.setattr(archive, "RESULTS", tmp_path / "none")
-    history.publish(lambda line: None)
-    graphs = list((tmp_path / "html" / "graphs").rglob("core.Core.time_forward.json"))
-    points = [len(json.loads(graph.read_text())) for graph in graphs]
-    assert len(points) == 2 and min(points) >= 5, "one curve over the commits, and its summary"
-    index = json.loads((tmp_path / "html" / "index.json").read_text())
-    assert len(index["graph_param_list"]) == 1
-    (summary,) = (tmp_path / "html" / "graphs").rglob("summary.json")
-    rows = json.loads(summary.read_text())
-    assert sum(row["last_value"] is not None for row in rows) > 0.7 * len(rows), "few rows without a number"
-    worse = json.loads((tmp_path / "html" / "regressions.json").read_text())["regressions"]
-    assert all(last > best for *_, last, best, _ in worse) and not any("Machine" in name for name, *_ in worse)
-    text = (tmp_path / "html" / "index.html").read_text()
-    wanted = re.findall(r'(?:src|href)="([^"]+\.(?:js|css))"', text)
-    assert len(wanted) > 15 and all((tmp_path / "html" / name).is_file() for name in wanted), "no server of others"
-
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("there is no browser: apt-get install chromium")
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    options += ["--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
-    options += ["--window-size=1300,1600"]
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "html"))
-    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *arguments: None)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/index.html"
-        for page, shown in ((tmp_path / "html" / "newest.html").as_uri(), "<polyline"), (address, "Core.time_forward"):
-            seen = subprocess.run(
-                [browser, *options, "--virtual-time-budget=8000", "--dump-dom", page],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=True,
-            )
-            assert "CONSOLE" not in seen.stderr and shown in seen.stdout
-        assert seen.stdout.count("<canvas") > 5, "curves are drawn"
-        server.shutdown()
-
-
 @pytest.mark.slow
 def test_a_commit_is_recorded_twice_and_keeps_both(elsewhere: Path) -> None:
     for chosen in ("Machine.*exp", "Machine.*product"):
@@ -249,25 +165,6 @@ def test_a_commit_is_recorded_twice_and_keeps_both(elsewhere: Path) -> None:
     assert str(elsewhere) not in file.read_text()
     with pytest.raises(VersionError, match="got 'nothing', needs a commit"):
         history.record(["nothing"], "Machine", "a-machine", lambda line: None)
-
-
-@pytest.mark.parametrize(
-    ("commit", "name", "text"),
-    [
-        ("nothing", "m", "commit: got 'nothing', needs a commit"),
-        (".", "m", "commit: got '.', needs a commit"),
-        ("HEAD", "../m", "machine: got '../m', needs letters, digits"),
-        ("HEAD", "", "machine: got '', needs letters, digits"),
-    ],
-)
-def test_what_cannot_be_recorded_is_told_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: str, name: str, text: str
-) -> None:
-    if not git("rev-parse", "HEAD"):
-        pytest.skip("no git repository")
-    monkeypatch.setattr(archive, "RECORDED", tmp_path / "recorded")
-    done = CliRunner().invoke(command.cli, ["record", commit, "--machine", name])
-    assert done.exit_code == 2 and text in done.output and not list(tmp_path.iterdir()), done.output
 
 
 @pytest.mark.parametrize(
@@ -283,33 +180,11 @@ def test_what_a_command_cannot_use_is_told_before_it_measures(arguments: list[st
     assert done.exit_code == 2 and text in done.output, done.output
 
 
-def test_a_machine_of_this_name_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a-machine").mkdir()
-    (tmp_path / "a-machine" / "machine.json").write_text('{"machine": "a-machine", "cpu": "another", "version": 1}')
-    monkeypatch.setattr(archive, "RECORDED", tmp_path)
-    with pytest.raises(RunError, match="a-machine is .*'another'.* this is .*needs another name"):
-        history.record(["HEAD"], "Machine", "a-machine", lambda line: None)
-
-
 def test_a_machine_that_is_slower_makes_nothing_slower() -> None:
     before = {str(TIME): [1e-3], str(MACHINE): [1e-3]}
     now = {str(TIME): [1.5e-3], str(MACHINE): [1.5e-3]}
     assert [verdict.word for verdict in judged(before, now, [TIME, MACHINE])] == ["", "slower"]
     assert [verdict.word for verdict in judged(before, {**now, str(MACHINE): [1e-3]}, [TIME])] == ["slower"]
-
-
-def test_how_long_it_takes_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("asv")
-    monkeypatch.setattr(archive, "RECORDED", tmp_path)
-    monkeypatch.setattr(archive, "RESULTS", tmp_path / "none")
-    (tmp_path / "m").mkdir()
-    row = [[0.1, None, 0.2, math.nan], [["1", "2", "3", "4"]], 90.0]
-    stored = {"result_columns": ["result", "params", "duration"], "results": {TIME.name: row}, "version": 2}
-    stored |= {"date": 0, "params": {"machine": "m"}, "requirements": {}}
-    stored |= dict.fromkeys(("commit_hash", "python", "env_name"), "a")
-    (tmp_path / "m" / "abc-python.json").write_text(json.dumps(stored))
-    assert history.expected([TIME] * 4) == "about 3 min, if all exist here"  # 45 s for a number
-    assert history.expected([SHARE] * 80) == "about 60 min, if all exist here"  # as long as is usual
 
 
 def test_lines_of_asv_with_its_tables_become_numbers() -> None:
@@ -354,19 +229,3 @@ def test_of_several_rounds_times_and_rates_are_those_of_the_best() -> None:
     assert best["time"][3] == [10.0, 30.0, 60.0, 50.0] and best["time"][4] == [[1.0], [3.0], [6.0], [5.0]]
     assert best["rate"][0] == [7.0]
     assert best["held"][0] == [2.0]  # what is counted is that of the last round
-
-
-def test_a_round_over_other_parameters_is_kept_as_it_is() -> None:
-    known = [Benchmark("time", ("a",), "time")]
-    before = {"result_columns": ["result", "params"], "results": {"time": [[1.0], [["a"]]], "gone": [[1.0], [["a"]]]}}
-    now = {"result_columns": ["result", "params"], "results": {"time": [[2.0, 3.0], [["a", "b"]]]}}
-    assert history.best_of(before, now, known)["results"] == {"time": [[2.0, 3.0], [["a", "b"]]]}
-
-
-def test_descriptions_of_benchmarks_are_added_to(tmp_path: Path) -> None:
-    """Those of an old commit, which has fewer forms, take none away."""
-    file = tmp_path / "benchmarks.json"
-    for forms, more in ((["a", "b"], {"other": {"params": [], "version": "1"}}), (["a"], {})):
-        history._describe({"core": {"params": [forms], "version": "1"}, "version": 2, **more}, file)
-    found = json.loads(file.read_text())
-    assert found["core"]["params"] == [["a", "b"]] and "other" in found and found["version"] == 2

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asv_benchmarks.judge import LIMITS, WORDS, WORSE, Verdict, apart, limit, number, paired, summary, suspect, times
+from asv_benchmarks.judge import LIMITS, WORDS, WORSE, apart, number, paired
 from asv_benchmarks.suite import Benchmark
 
 TIME = Benchmark("core.Core.time_both", ("a.dense", 64), "time")
@@ -40,17 +40,6 @@ def test_a_planted_difference_is_found_in_drift_and_noise(seed: int) -> None:
     assert slower.ratio[1] == pytest.approx(1.2, rel=0.05)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_first_look_makes_a_difference_suspect(seed: int) -> None:
-    assert suspect(paired(TIME, busy(1.2, seed, starts=1)))
-
-
-def test_the_medians_alone_would_not_do() -> None:
-    """The drift is much larger than what is found: base and head taken one after the other differ by more."""
-    (base, head), *_ = busy(1.0, 0, rounds=16)
-    assert max(base[8:]) / min(base[:8]) > 1.3
-
-
 @given(st.floats(0.5, 2.0), st.lists(st.floats(1e-4, 1.0), min_size=4, max_size=8))
 def test_the_word_follows_the_ratio(factor: float, base: list[float]) -> None:
     verdict = paired(TIME, [(base, [factor * x for x in base])] * 2)
@@ -59,12 +48,6 @@ def test_the_word_follows_the_ratio(factor: float, base: list[float]) -> None:
         assert verdict.word == WORDS["time"][factor < 1.0]
     elif abs(math.log(factor)) < 0.99 * size:
         assert verdict.word == ""
-
-
-def test_one_process_with_bad_luck_is_no_difference() -> None:
-    same, slow = ([1e-3] * 8, [1e-3] * 8), ([1e-3] * 8, [1.5e-3] * 8)
-    assert paired(TIME, [same, slow, slow]).word == ""
-    assert paired(TIME, [slow, slow, slow]).word == "slower"
 
 
 def test_a_difference_too_small_to_matter_is_none() -> None:
@@ -92,13 +75,6 @@ def test_a_rate_is_worse_where_it_is_less() -> None:
     assert number("rate", 15854.2) == "1.59e+04" and number("rate", 0.53) == "0.53"
 
 
-def test_a_benchmark_may_ask_for_more() -> None:
-    patient = Benchmark("core.Parallel.time_both", (), "time", 1.5)
-    assert limit(patient).factor == 1.5 and limit(TIME) == LIMITS["time"]
-    starts = [([1e-3] * 4, [1.4e-3] * 4)]
-    assert (paired(TIME, starts).word, paired(patient, starts).word) == ("slower", "")
-
-
 def test_runs_at_different_times_have_to_differ_by_more_and_in_their_least_values_too() -> None:
     base = [1.0e-3, 1.1e-3, 1.2e-3, 1.3e-3, 5.0e-3]
     assert apart(TIME, base, [1.5 * x for x in base]).word == "slower"
@@ -120,21 +96,3 @@ def test_numbers_have_units() -> None:
     assert [number("memory", x) for x in (3 << 30, 5 << 20, 1 << 19)] == ["3 GiB", "5 MiB", "0.5 MiB"]
     assert number("share", 0.1234) == "0.123"
     assert number("work", 7538331.0) == number("instructions", 7538331) == "7,538,331"
-
-
-def test_ratios_of_what_is_counted_are_told_from_one() -> None:
-    assert [times("time", x) for x in (1.0004, 1.3, 0.96, 250.0, 0.0123)] == ["1.00", "1.30", "0.96", "250", "0.0123"]
-    assert [times("work", x, 3) for x in (1.0, 1.0000002, 0.99996, 1.00049)] == [
-        "1.000",
-        "1+2e-07",
-        "1-4e-05",
-        "1+0.0005",
-    ]
-    assert [times("share", x) for x in (3e11, math.inf, 0.0, 1e-12)] == ["from 0", "from 0", "to 0", "to 0"]
-
-
-def test_the_summary_counts() -> None:
-    words = ["slower", "", "", "n/a", "slower", "less exact"]
-    assert summary(Verdict(TIME, word) for word in words) == (
-        "5 benchmarks: 1 less exact, 2 slower, 2 without a difference, 1 n/a"
-    )

@@ -8,7 +8,6 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -64,13 +63,6 @@ def test_each_mechanism_has_its_curves(shown: str) -> None:
     assert "<td class='n '>0.3</td>" in next(row for row in table.split("<tr>") if row.startswith("<th>koopman"))
 
 
-def test_steps_are_listed_with_their_commits(shown: str) -> None:
-    steps = shown[shown.index("steps in the history") : shown.index("<h2>Every number")]
-    assert re.findall(r"class='(?:worse|better)'>([^<]+)<", steps) == ["slower", "more work", "higher rate"]
-    there = "index.html#core.Core.time_forward?p-form=%27softmax.tiled%27&amp;p-n=64&amp;p-d=64&amp;"
-    assert there in steps and f"commits={COMMITS[4][:8]}" in steps
-
-
 def test_results_are_mended_for_asv(tmp_path: Path) -> None:
     """Two commits told of their machine in two ways; one benchmark has no number, another one a single one."""
     about = {"machine": "m", "cpu": "c", "version": 1}
@@ -116,32 +108,3 @@ def test_what_fails_and_commits_that_are_gone(monkeypatch: pytest.MonkeyPatch) -
     text = pages.page({("m", "p"): made})
     assert f"<h1>refattn <a href='#{COMMITS[2][:8]}'>" in text and "1970" not in text
     assert "<h2>1 fail, 1 worse, 0 better, of 1 compared</h2><ul><li class='worse'>fails: " in text
-
-
-def test_the_pace_of_the_machine_is_divided_out_of_the_pages_of_asv(tmp_path: Path) -> None:
-    (tmp_path / "from" / "m").mkdir(parents=True)
-    (tmp_path / "from" / "m" / "machine.json").write_text('{"machine": "m", "version": 1}')
-    names = (TIME.name, RATE.name, WORK.name)
-    known = {name: {"params": [["1"]], "version": "1", "unit": "seconds"} for name in names}
-    (tmp_path / "from" / "benchmarks.json").write_text(json.dumps(known))
-    for commit in "ab":
-        found: dict[str, Any] = {name: [[4.0], [["1"]]] for name in names}
-        stored = {"commit_hash": commit, "params": {}, "python": "3.11", "result_columns": ["result", "params"]}
-        (tmp_path / "from" / "m" / f"{commit}-p.json").write_text(json.dumps(stored | {"results": found}))
-    site.gather([tmp_path / "from"], tmp_path / "to", {("m", "b"): 2.0})
-    a, b = (json.loads((tmp_path / "to" / "m" / f"{commit}-p.json").read_text())["results"] for commit in "ab")
-    assert [a[name][0] for name in names] == [[4.0], [0.25], [4.0]]
-    assert [b[name][0] for name in names] == [[2.0], [0.125], [4.0]], "a rate is shown as its cost"
-
-
-def test_benchmarks_of_one_commit_are_no_panels(tmp_path: Path) -> None:
-    (tmp_path / "from" / "m").mkdir(parents=True)
-    (tmp_path / "from" / "m" / "machine.json").write_text('{"machine": "m", "version": 1}')
-    known = {name: {"params": [["1"]], "version": "1", "unit": "seconds"} for name in (TIME.name, WORK.name)}
-    (tmp_path / "from" / "benchmarks.json").write_text(json.dumps(known))
-    for n, names in enumerate((list(known), [TIME.name])):
-        found = {name: [[1.0], [["1"]]] for name in names}
-        stored = {"params": {}, "python": "3.11", "result_columns": ["result", "params"], "results": found}
-        (tmp_path / "from" / "m" / f"{n}-p.json").write_text(json.dumps(stored))
-    site.gather([tmp_path / "from"], tmp_path / "to")
-    assert list(json.loads((tmp_path / "to" / "benchmarks.json").read_text())) == [TIME.name]

@@ -40,32 +40,6 @@ def test_what_is_planted_takes_so_much_longer(tmp_path: Path, monkeypatch: pytes
     assert known["work"]() == "done" and now[0] == pytest.approx(12.0, abs=0.02)  # type: ignore[operator]
 
 
-def test_what_is_found_is_counted() -> None:
-    rows = [row(0.0, "", False), row(0.0, "faster", True, 1), row(0.2, "slower", True), row(0.2, "faster", False, 1)]
-    text = "\n".join(power.table(rows))
-    assert "| `t(1)` | make bench-compare | 1 of 2 | 0 of 0 | 0 of 0 | 0 of 0 | 1 of 2 |" in text
-    assert "| `t(1)` | changes | 1 of 2 | 0 of 0 | 0 of 0 | 0 of 0 | 1 of 2 |" in text
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ('{"rows": [', "power.json, which is no file of results"),
-        ("{}", "power.json, needs rows with"),
-        ('{"rows": 3}', "power.json, needs rows with"),
-        ('{"rows": [{"round": 0}]}', "needs rows with changes, compare, round, size, target: take it away"),
-    ],
-)
-def test_a_damaged_file_of_rounds_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
-) -> None:
-    (tmp_path / "power.json").write_text(text)
-    monkeypatch.setattr(power, "FILE", tmp_path / "power.json")
-    done = CliRunner().invoke(power.main, ["--rounds", "1"])
-    assert done.exit_code == 2 and told in done.output
-    assert (tmp_path / "power.json").read_text() == text
-
-
 def test_a_run_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"core.Core.time_both('softmax.tiled', 1024, 64, {n})" for n in range(2)]
     monkeypatch.setattr(power, "TARGETS", {r"64, 0": ("f",), r"64, 1": ("g",)})

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from refattn import backends
-
-ROOT = Path(__file__).resolve().parents[2]
-
-PROJECT = """
-[build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
-
-[project]
-name = "refattn-tiny"
-version = "1.2"
-
-[project.entry-points."refattn.backends"]
-tiny = "refattn_tiny:backend"
-
-[tool.setuptools]
-py-modules = ["refattn_tiny"]
-"""
+from tests.processes import python
 
 MODULE = '''
 """NumPy arrays of a class of their own."""
@@ -74,29 +55,6 @@ print([row for row in backends.describe() if row["name"] == "tiny"])
 """
 
 
-def run(*command: str | Path, path: Path | None = None) -> str:
-    environment = dict(os.environ)
-    if path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join((str(path), str(ROOT)))
-    result = subprocess.run(
-        [sys.executable, *command], env=environment, cwd=path, capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout.strip()
-
-
-def test_an_installed_package_adds_a_backend(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.mkdir()
-    (source / "pyproject.toml").write_text(PROJECT)
-    (source / "refattn_tiny.py").write_text(MODULE)
-    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation"]
-    run("-m", "pip", "install", *options, "--target", target, source)
-    row = run("-c", USE, path=target)
-    assert "'available': True" in row
-    assert "'version': '1.2'" in row
-
-
 def pretend(folder: Path, distribution: str, name: str, value: str, module: str = "") -> None:
     """Put on disk what an installed package with one entry point looks like."""
     info = folder / f"{distribution}-0.1.dist-info"
@@ -105,6 +63,12 @@ def pretend(folder: Path, distribution: str, name: str, value: str, module: str 
     (info / "entry_points.txt").write_text(f"[refattn.backends]\n{name} = {value}\n")
     if module:
         (folder / f"{value.partition(':')[0]}.py").write_text(module)
+
+
+def test_an_installed_package_adds_a_backend(tmp_path: Path) -> None:
+    pretend(tmp_path, "refattn_tiny", "tiny", "refattn_tiny:backend", MODULE)
+    row = python("-c", USE, path=tmp_path)
+    assert "'available': True" in row and "'version': '1.2'" in row
 
 
 @pytest.mark.parametrize(

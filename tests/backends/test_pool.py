@@ -6,13 +6,11 @@ import contextvars
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,8 @@ from refattn.backends import blas as blas_of_the_backends
 from refattn.backends import use_workers, workers
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.registry import mechanism
+from tests.processes import python
 
-ROOT = Path(__file__).resolve().parents[2]
 USABLE = [name for name in backends.BUILT_IN if backends.get(name).why_unavailable() is None]
 BLAS = threadpoolctl.ThreadpoolController().select(user_api="blas")
 pool_map = backends.get("numpy").map
@@ -56,13 +54,6 @@ def test_results_are_in_order(name: str, n: int) -> None:
         assert backends.get(name).map(task, iter(range(20))) == [i * i for i in range(20)]
         assert backends.get(name).map(task, []) == []
         assert backends.get(name).map(task, [3]) == [9]
-
-
-def test_workers_work_at_the_same_time() -> None:
-    together = threading.Barrier(3, timeout=30)
-    with use_workers(3):
-        names = pool_map(lambda i: together.wait() and threading.current_thread().name, range(3))
-    assert len(names) == 3
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
@@ -162,14 +153,6 @@ def test_blas_has_one_thread_inside_and_is_restored(n: int, tasks: int, two_blas
     assert blas_threads() == before
 
 
-def test_a_hold_within_another_one_ends_with_the_outer_one(two_blas_threads: None) -> None:
-    before = blas_threads()
-    with blas_of_the_backends.one_thread():
-        assert pool_map(lambda i: set(blas_threads()), range(3)) == [{1}] * 3
-        assert set(blas_threads()) == {1}
-    assert blas_threads() == before
-
-
 def test_a_block_holds_blas_once_and_not_for_each_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hold costs what a product of 64 tokens takes."""
     block, x = mechanism("softmax").block, counter.normal((1, 128, 64), seed=0, purpose="test.x")
@@ -218,49 +201,6 @@ def test_maps_of_several_threads_at_once(two_blas_threads: None) -> None:
     assert blas_threads() == before
 
 
-def test_a_thread_that_outlives_the_first_one_restores(two_blas_threads: None) -> None:
-    before = blas_threads()
-    first_in, second_in, first_out = threading.Event(), threading.Event(), threading.Event()
-
-    seen: list[int] = []
-
-    def stay_until_second_is_in(_: int) -> None:
-        first_in.set()
-        second_in.wait(30)
-
-    def stay_until_first_is_out(_: int) -> None:
-        second_in.set()
-        first_out.wait(30)
-        seen.extend(blas_threads())
-
-    def first() -> None:
-        pool_map(stay_until_second_is_in, [0])
-        first_out.set()
-
-    def second() -> None:
-        first_in.wait(30)
-        pool_map(stay_until_first_is_out, [0])
-
-    threads = [threading.Thread(target=f) for f in (first, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(seen) == {1}
-    assert blas_threads() == before
-
-
-def test_any_number_of_workers_gives_the_same_bits() -> None:
-    rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((6, 130, 70)), rng.standard_normal((6, 70, 190))
-
-    def run(n: int) -> bytes:
-        with use_workers(n):
-            return b"".join(x.tobytes() for x in pool_map(lambda i: a[i] @ b[i], range(6)))
-
-    assert len({run(n) for n in (1, 2, 3, 6, 20)}) == 1
-
-
 def test_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REFATTN_WORKERS", raising=False)
     assert workers() == (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
@@ -291,28 +231,10 @@ def test_a_bad_environment_is_named(text: str, monkeypatch: pytest.MonkeyPatch) 
         pool_map(abs, [1, 2])
 
 
-@pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-2, ValueError), (True, TypeError), (2.0, TypeError)])
-def test_a_bad_number_of_workers_is_named(n: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=f"workers: got {n}"), use_workers(n):
-        pass
-
-
 def script(body: str) -> str:
     """Run a script that has `m = NumPy's map` and return what it prints; it must end by itself."""
     head = "import os, sys, warnings\nfrom refattn import backends\nfrom refattn.backends import use_workers\n"
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", head + "m = backends.get('numpy').map\n" + body],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
-
-
-def test_the_pool_does_not_keep_the_interpreter_alive() -> None:
-    assert script("with use_workers(4): print(m(abs, [-1, -2, -3]))") == "[1, 2, 3]"
+    return python("-W", "ignore", "-c", f"{head}m = backends.get('numpy').map\n{body}")
 
 
 def test_map_works_while_the_interpreter_exits() -> None:
@@ -465,9 +387,5 @@ with use_workers(3):
 assert [lib["num_threads"] for lib in blas.info()] == before, "held"
 print(came)
 """
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
     for seed in "12":
-        result = subprocess.run(
-            [sys.executable, "-c", code, seed], env=environment, capture_output=True, text=True, timeout=120
-        )
-        assert result.returncode == 0 and int(result.stdout) > 20, result.stderr
+        assert int(python("-c", code, seed, OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2")) > 20

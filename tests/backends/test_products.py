@@ -67,15 +67,6 @@ def test_large_ones_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts[4:] == [3], "their pieces are handed out at once"
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_several_are_each_their_product(number: int) -> None:
-    with backends.use_workers(number):
-        found = products(*(arrays(name) for name in CALLS))
-        alone = [product(*arrays(name)) for name in CALLS]
-    for own, other in zip(found, alone, strict=True):
-        np.testing.assert_array_equal(own, other)
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_a_task_does_its_own_products(name: str) -> None:
     a, b = arrays(name)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
 
 from refattn.cli import cli
+from tests.processes import ROOT
 
-ROOT = Path(__file__).parents[2]
 SMALL = ("--shape", "b=1,h=2,nq=3,nk=4,d=4", "--dtype", "float32")
 
 # Softmax attention in plain NumPy, right and wrong in many ways: a user's file.
@@ -46,11 +47,6 @@ def with_lse(q, k, v, **options):
     total = attend.total
     lse = np.where(total == 0.0, -np.inf, attend.top + np.log(np.where(total == 0.0, 1.0, total)))
     return out, lse.astype(np.float64 if q.dtype == np.float64 else np.float32)
-
-
-def told(q, k, v, *, dtype, **options):
-    assert dtype == "bfloat16" and q.dtype == np.float32 and np.all(q.view(np.uint32) % 2**16 == 0)
-    return attend(q, k, v, **options)
 
 
 def top_left(q, k, v, *, causal=False, **options):
@@ -164,6 +160,22 @@ def process(*arguments: object, **extra: Any) -> subprocess.CompletedProcess[str
     command = [sys.executable, "-m", "refattn", *map(str, arguments)]
     extra = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 120} | extra
     return subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, **extra)
+
+
+def terminal(*arguments: object, **environment: str) -> tuple[int, str]:
+    """Run a command whose output and errors go to a terminal; return its exit code and what is shown there."""
+    ours, theirs = pty.openpty()
+    env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    env |= {"PYTHONPATH": str(ROOT), "TERM": "xterm"} | environment
+    command = [sys.executable, "-m", "refattn", *map(str, arguments)]
+    with subprocess.Popen(command, env=env, stdout=theirs, stderr=theirs) as child:
+        os.close(theirs)
+        seen = b""
+        with contextlib.suppress(OSError):  # Linux says the end like this
+            while part := os.read(ours, 65536):
+                seen += part
+    os.close(ours)
+    return child.returncode, seen.decode("utf-8", "replace").replace("\r\n", "\n")
 
 
 def facts(text: str) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from refattn.cli import cli
+from tests.cli import command
 
 
 @pytest.fixture(autouse=True)
@@ -18,10 +18,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*words: str) -> Result:
-    result = CliRunner().invoke(cli, ["analyse", *words], prog_name="refattn")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
-    return result
+run = partial(command.run, "analyse")
 
 
 def facts(study: str, folder: str | None = None) -> Any:
@@ -44,12 +41,6 @@ def test_equilibria_of_a_triangle() -> None:
     assert [one["label"] for one in data["isolated"]] == ["stable", *["unstable"] * 5]
     assert data["coupling"] == "sin" and data["graph"] == [[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
     assert result.stdout.endswith("analysis/equilibria/equilibria.png\nanalysis/equilibria/equilibria.json\n")
-
-
-def test_equilibria_that_are_not_alone_are_told() -> None:
-    assert run("equilibria", "--graph", "cycle:4", "--starts", "60", "--out", "there").exit_code == 0
-    data = facts("equilibria", "there")
-    assert data["degenerate"] and all(one["zero"] for one in data["degenerate"])
 
 
 def test_a_graph_of_a_file_with_wells_of_its_own(here: Path) -> None:
@@ -86,13 +77,6 @@ def test_bifurcations_of_two_wells() -> None:
     assert [one["article"] for one in data["bifurcations"]] == [False] * 3
 
 
-def test_bifurcations_over_mu() -> None:
-    words = ("--graph", "path:1", "--mu=-0.5:1", "--b", "0.1", "--starts", "20")
-    assert run("bifurcation", *words).exit_code == 0
-    (found,) = facts("bifurcation")["bifurcations"]
-    assert found["kind"] == "fold" and found["article"] and abs(found["at"] - 3.0 * 0.05 ** (2.0 / 3.0)) < 1e-9
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -119,7 +103,7 @@ def test_bifurcations_of_a_block_that_was_trained(tmp_path: Path) -> None:
     """From one text to another."""
     small = {"width": 8, "heads": 2, "layers": 2, "context": 8, "steps": 2, "warmup": 1, "batch": 1, "score_bytes": 64}
     words = [word for name, value in {**small, "sample_bytes": 0}.items() for word in ("--set", f"{name}={value}")]
-    trained = CliRunner().invoke(cli, ["train", "graph_energy", "--out", str(tmp_path / "run"), *words])
+    trained = command.run("train", "graph_energy", "--out", tmp_path / "run", *words)
     assert trained.exit_code == 0, trained.output
     own = ["--run", str(tmp_path / "run"), "--starts", "4", "--text", "abc"]
     assert run("bifurcation", *own, "--towards", "bcd", "--layer", "1").exit_code == 0
@@ -131,3 +115,16 @@ def test_bifurcations_of_a_block_that_was_trained(tmp_path: Path) -> None:
         "--head 2": "head: ",
     }.items():
         assert problem in run("bifurcation", *own, *wrong.split()).stderr
+
+
+def test_equilibria_that_are_not_alone_are_told() -> None:
+    assert run("equilibria", "--graph", "cycle:4", "--starts", "60", "--out", "there").exit_code == 0
+    data = facts("equilibria", "there")
+    assert data["degenerate"] and all(one["zero"] for one in data["degenerate"])
+
+
+def test_bifurcations_over_mu() -> None:
+    words = ("--graph", "path:1", "--mu=-0.5:1", "--b", "0.1", "--starts", "20")
+    assert run("bifurcation", *words).exit_code == 0
+    (found,) = facts("bifurcation")["bifurcations"]
+    assert found["kind"] == "fold" and found["article"] and abs(found["at"] - 3.0 * 0.05 ** (2.0 / 3.0)) < 1e-9

@@ -24,13 +24,6 @@ def test_unknown_names() -> None:
     assert "extra" in refused("list", "extra")
 
 
-def test_what_is_missing_is_named() -> None:
-    assert "--impl" in refused("verify", "softmax")
-    assert "MECHANISM" in refused("verify", "--impl", "a:b")
-    assert "--json" in refused("list", "--json")
-    assert "see refattn mutants --help" in refused("mutants", "softmax", "--suite")
-
-
 def test_an_implementation_that_cannot_be_loaded(
     kernels: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,14 +97,6 @@ def test_a_name_that_is_too_long_is_no_place(tmp_path: Path) -> None:
     place = tmp_path / ("x" * 300)
     assert refused("golden", "write", place, "growing").endswith(f"cannot be written: File name too long ({place})")
     assert "File name too long" in refused("golden", "check", place)
-
-
-def test_a_file_is_left_alone_until_there_is_something_to_write(tmp_path: Path) -> None:
-    old, new = tmp_path / "old.json", tmp_path / "new.json"
-    old.write_text("{}")
-    for file in (old, new):
-        refused("verify", "softmax", "--impl", "nowhere.py:attend", "--json", file)
-    assert old.read_text() == "{}" and not new.exists()
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

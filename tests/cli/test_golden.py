@@ -11,20 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import refattn as ra
 from refattn import equations
-from refattn.cli import cli
 from refattn.golden import tensors, vectors
 from refattn.verify import exported, freeze
 from refattn.verify.itself.samples import shrunk
+from tests.cli.command import run
 from tests.thinned import thinned
 from tests.verify.test_freeze import written
-
-
-def run(*args: str) -> Result:
-    return CliRunner().invoke(cli, list(args))
 
 
 @pytest.fixture(scope="module")

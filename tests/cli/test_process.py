@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from refattn.cli import output, streams
-from tests.cli.command import ROOT, SMALL, process, run
+from tests.cli.command import ROOT, SMALL, process, terminal
 
 
 def test_a_reader_that_stops_reading_is_no_error() -> None:
@@ -49,16 +49,6 @@ def test_streams_that_are_full_or_closed(words: str, streams: str, code: int) ->
     assert (result.returncode, result.stdout) == (code, "")
 
 
-def test_progress_that_cannot_be_shown_stops_nothing(kernels: Callable[[str], str]) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        result = process("verify", "softmax", "--impl", kernels("attend"), *SMALL, stderr=writing)
-    finally:
-        os.close(writing)
-    assert result.returncode == 0 and ", 0 failed" in result.stdout
-
-
 def test_a_pipe_that_is_full_and_does_not_block_is_waited_for() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -77,13 +67,6 @@ def test_a_pipe_that_is_full_and_does_not_block_is_waited_for() -> None:
     assert got == text and stream.raw.failure is None
 
 
-def test_help_without_docstrings() -> None:
-    """`python -OO` leaves them out."""
-    command = [sys.executable, "-OO", "-m", "refattn", "golden", "write", "--help"]
-    found = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert found.stdout == run("golden", "write", "--help").stdout
-
-
 def test_text_that_the_encoding_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}.items():
         monkeypatch.setenv(name, value)
@@ -100,36 +83,11 @@ def test_text_that_the_encoding_does_not_hold(tmp_path: Path, monkeypatch: pytes
     assert r"cannot import k\udcc3\udca4se" in process("verify", "softmax", "--impl", "käse:attend.py").stderr
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize("plain", [False, True])
-def test_on_a_terminal(plain: bool, monkeypatch: pytest.MonkeyPatch, kernels: Callable[[str], str]) -> None:
-    import pty
-
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    if plain:
-        monkeypatch.setenv("NO_COLOR", "1")
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "refattn", "verify", "softmax", "--impl", kernels("attend"), *SMALL],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=theirs,
-        stderr=theirs,
-    ) as child:
-        os.close(theirs)
-        seen = b""
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # Linux says the end like this
-                break
-            if not part:
-                break
-            seen += part
-    os.close(ours)
-    assert child.returncode == 0
-    text = seen.decode().replace("\r\n", "\n")
+def test_on_a_terminal(plain: bool, kernels: Callable[[str], str]) -> None:
+    words = ("verify", "softmax", "--impl", kernels("attend"), *SMALL)
+    code, text = terminal(*words, COLUMNS="100", **({"NO_COLOR": "1"} if plain else {}))
+    assert code == 0
     assert ("\x1b" in text) is not plain
     assert bool(re.search(r"verify softmax: (\d+) of \1 cases", text)) is plain
     report = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", text[text.rindex("against") :])

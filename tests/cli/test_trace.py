@@ -27,12 +27,6 @@ def test_trace_shows_every_equation(tmp_path: Path) -> None:
     assert facts(piped.stdout) == data and piped.stderr == result.stdout
 
 
-def test_trace_takes_a_case_a_dtype_and_a_backend() -> None:
-    result = run("trace", "softmax", "--case", "causal-tail", "--dtype", "float32", "--backend", "strict")
-    assert result.stdout.startswith("Softmax attention: the definition, case causal-tail, float32 on strict")
-    assert "causal = True" in result.stdout.splitlines()
-
-
 def test_trace_of_one_equation() -> None:
     result = run("trace", "graph_energy", "--only", "GE.6", "--only", "dGE.q")
     assert result.exit_code == 0

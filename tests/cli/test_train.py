@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import pty
 import re
-import select
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-import refattn as ra
-from refattn.cli import cli
 from refattn.cli.train import _folder
 from refattn.train import data, loop, plot
-from tests.train.runs import ENVIRONMENT, Listener, arguments, remains, small, train, write_text
+from tests.cli.command import refused, run, terminal
+from tests.train.runs import arguments, remains, small, train, write_text
 
 
 @pytest.fixture(autouse=True)
@@ -33,24 +26,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*words: object) -> Result:
-    """Run the command in this process; nothing but its exit may come out of it."""
-    result = CliRunner().invoke(cli, [str(word) for word in words], prog_name="refattn")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
-    return result
-
-
 def short(out: str, *more: str, **changes: Any) -> list[str]:
     return arguments("text.txt", Path(out), *more, **changes)
-
-
-def refused(*words: object) -> str:
-    """The message of a command that refuses its input: the only line, and exit code 2."""
-    result = run(*words)
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("refattn: error: ")
-    return line.removeprefix("refattn: error: ")
 
 
 # --- what it prints
@@ -121,36 +98,8 @@ def test_a_run_goes_on_from_a_prompt_and_stands_beside_another(here: Path) -> No
     assert refused("plot", "one", "three", "--out", "x.png").startswith("run: got 'three', needs the folder of a run")
 
 
-def on_a_terminal(words: list[str], interrupt: bool = False) -> tuple[int, str]:
-    """Run a process whose standard error is a terminal; return its exit code and what it wrote there."""
-    terminal, other = pty.openpty()
-    environment = {k: v for k, v in ENVIRONMENT.items() if k != "NO_COLOR"} | {"TERM": "xterm", "COLUMNS": "120"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "refattn", *words], env=environment, stdout=subprocess.PIPE, stderr=other
-    )
-    os.close(other)
-    written = b""
-    try:
-        while select.select([terminal], [], [], 60.0)[0]:
-            try:
-                piece = os.read(terminal, 65536)
-            except OSError:  # Linux says so that nobody writes any more
-                break
-            if not piece:
-                break
-            written += piece
-            if interrupt and b"tokens/s" in written:
-                process.send_signal(signal.SIGINT)
-                interrupt = False
-        process.communicate(timeout=60)
-    finally:
-        process.kill()
-        os.close(terminal)
-    return process.returncode, written.decode("utf-8", "replace")
-
-
 def test_progress_is_a_bar_on_a_terminal() -> None:
-    code, written = on_a_terminal(short("run", steps=80, checkpoint_every=40, score_every=40))
+    code, written = terminal(*short("run", steps=80, checkpoint_every=40, score_every=40), COLUMNS="120")
     assert code == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
     assert "\x1b[" in written and "━" in plain  # it draws over itself
@@ -158,15 +107,6 @@ def test_progress_is_a_bar_on_a_terminal() -> None:
     assert re.search(left, plain)
     assert re.search(r"80/80 loss \d\.\d{3} bits/byte  held out \d\.\d{3} bits/byte  \d+ tokens/s 0:00:00", plain)
     assert "scoring the held-out text" in plain
-
-
-def test_a_bar_is_interrupted_like_lines() -> None:
-    code, written = on_a_terminal(short("run", steps=10**6, checkpoint_every=10**6, score_every=10**6), interrupt=True)
-    assert code == 130
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
-    assert "interrupted: the step is finished and saved; once more stops at once" in plain
-    assert re.search(r"stopped after step \d+ of 1000000; go on with --resume --out run", plain)
-    assert list(Path("run/checkpoints").glob("*.json"))
 
 
 # --- folders
@@ -198,37 +138,6 @@ def test_which_folder(here: Path, there: list[str], new: str, last: str) -> None
     assert _folder("softmax", True) == Path("runs", last)
 
 
-def test_resume_goes_on_with_the_settings_of_the_run(here: Path) -> None:
-    """Neither the text nor any setting has to be said again."""
-    whole = remains(train(small("text.txt"), here / "whole").folder)
-
-    class Killed(Listener):
-        def step(self, row: Any, steps: int) -> None:
-            if row["step"] == 6:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(small("text.txt"), here / "runs" / "softmax", Killed())
-    result = run("train", "softmax", "--resume")
-    assert result.exit_code == 0 and result.stderr.startswith("going on after step 4 of 12\n")
-    assert remains(here / "runs" / "softmax") == whole
-
-
-def test_resume_without_a_run_begins_one_and_says_so() -> None:
-    result = run(*short("run", "--resume"))
-    assert result.exit_code == 0 and result.stderr.startswith("there is no run in run: starting at step 0\n")
-
-
-def test_a_run_is_not_made_longer() -> None:
-    """The schedule of the rate depends on the number of steps, so it would be another run from the first step on."""
-    assert run(*short("run")).exit_code == 0
-    before = remains(Path("run"))
-    assert refused("train", "softmax", "--out", "run", "--resume", "--steps", 24) == (
-        "steps: got 24, the run in run has 12. A run goes on as it began; give another folder for a new one"
-    )
-    assert remains(Path("run")) == before
-
-
 # --- what is wrong
 
 
@@ -236,12 +145,7 @@ def test_a_run_is_not_made_longer() -> None:
     ("words", "problem"),
     [
         (["--set", "widht=3"], "setting: got 'widht' (did you mean width?), needs one of context, width, heads"),
-        (["--set", "mechanism=softmax"], "setting: got 'mechanism', needs one of context"),
         (["--set", "steps"], "--set: got 'steps', needs NAME=VALUE"),
-        (["--set", "block=3"], "block: got 3, needs block.NAME=VALUE"),
-        (["--set", "block.windows=3"], "options: got 'windows'"),
-        (["--set", "width=wide"], "width: got 'wide', needs a whole number of at least 1"),
-        (["--set", "warmup=long"], "warmup: got 'long' of type str, needs a whole number"),
         (["--steps", "0"], "steps: got 0, needs a whole number of at least 1"),
         (["--set", f"steps={10**30}"], "steps: got more, needs at most 2147483648"),
         (["--steps", "many"], "invalid value for '--steps': 'many' is not a valid integer; see refattn train --help"),
@@ -250,7 +154,6 @@ def test_a_run_is_not_made_longer() -> None:
             ["--data", "none.txt"],
             "data: got 'none.txt': No such file or directory; needs 'stdlib', 'repeats', a file or a folder",
         ),
-        (["--data", "empty.txt"], "data: got 'empty.txt', which is empty; needs a file with text in it"),
         (["--data", "tiny.txt"], "data: got 9 bytes in the train part of 'tiny.txt', needs at least 129 for a context"),
         (["--backend", "abacus"], "backend: got 'abacus', needs one of numpy"),
         (["--set", "device=abacus"], "device: got abacus, numpy has cpu"),
@@ -271,7 +174,6 @@ def test_a_run_is_not_made_longer() -> None:
     ],
 )
 def test_every_problem_is_one_line(here: Path, words: list[str], problem: str) -> None:
-    (here / "empty.txt").touch()
     (here / "tiny.txt").write_text("ten bytes!")
     (here / "broken").mkdir()
     (here / "broken" / "config.json").write_text("no")
@@ -312,11 +214,6 @@ def test_a_file_that_holds_no_settings(here: Path, text: str, problem: str) -> N
     assert refused("train", "softmax", "--config", "none.toml") == "none.toml: No such file or directory"
 
 
-def test_a_mechanism_that_is_none() -> None:
-    listed = ", ".join(ra.list_mechanisms())
-    assert refused("train", "telepathy") == f"mechanism: got 'telepathy', needs one of {listed}"
-
-
 def test_numbers_that_are_not_finite_end_with_1() -> None:
     words = short("run", learning_rate=1e30, warmup=0)
     result = run(*words)
@@ -325,19 +222,6 @@ def test_numbers_that_are_not_finite_end_with_1() -> None:
         r"refattn: error: step 2: .* first: [A-Z]+\.\w+.*the state after step 1 is saved$",
         result.stderr.splitlines()[-1],
     )
-
-
-def test_a_full_disk_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from refattn.train import metrics
-
-    def full(self: metrics.Metrics, row: Any) -> None:
-        raise OSError(28, "No space left on device", "run/metrics.jsonl")
-
-    monkeypatch.setattr(metrics.Metrics, "append", full)
-    assert refused(*short("run")) == (
-        "run/metrics.jsonl: No space left on device; --resume --out run goes on from what is saved"
-    )
-    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -364,13 +248,6 @@ def test_ctrl_c(here: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None
     result = run("train", "softmax", "--out", "run", "--resume")
     assert result.stderr.startswith(f"going on after step {6 if times == 1 else 4} of 12\n")
     assert remains(here / "run") == remains(train(small("text.txt"), here / "whole").folder)
-
-
-def test_help_names_what_there_is() -> None:
-    result = run("train", "--help")
-    assert result.exit_code == 0
-    for option in ("--data", "--steps", "--out", "--resume", "--backend", "--set"):
-        assert option in result.stdout
 
 
 def test_grow(here: Path) -> None:

@@ -191,12 +191,6 @@ def test_memory_grows_as_stated(stated: Stated) -> None:
             assert not [shape for shape in found[-1].shapes if sum(size >= n for size in shape) > 1]
 
 
-def test_an_array_of_all_pairs_is_noticed() -> None:
-    tally, _ = counted("softmax.dense", 64, 8, {})
-    assert tally.largest() == 64 * 64
-    assert [shape for shape in tally.shapes if sum(size >= 64 for size in shape) > 1]
-
-
 def test_the_page_states_it() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert [stated.row() for stated in FORMS if stated.row() not in page] == []

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
+import importlib
+import inspect
 import os
+import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urldefrag
 
@@ -15,7 +20,8 @@ import pytest
 
 import refattn as ra
 from refattn import equations
-from refattn.verify.traced import Place, places
+from refattn.mechanisms import registry
+from refattn.verify.traced import Place, file_of, places_in
 
 for _package in ("sphinx", "myst_parser", "furo", "bs4"):
     pytest.importorskip(_package, reason='the pages are built with pip install -e ".[docs]"')
@@ -53,76 +59,191 @@ def home_of(place: Place) -> str:
     return place.file.split("/")[2]
 
 
+def defined(name: str) -> dict[str, Place]:
+    """The equations of a definition, in the order of its docstring and its lines."""
+    module = ra.mechanism(name).definition
+    assert module is not None
+    return places_in(module)
+
+
+def general(name: str) -> list[tuple[str, ModuleType]]:
+    """The equations that a room's general code declares, and where: of all modules but the definition and the judge."""
+    room = registry.room(name)
+    found = [importlib.import_module(each.name) for each in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
+    modules = [
+        module for module in found if module is not ra.mechanism(name).definition and ".judge" not in module.__name__
+    ]
+    return [(id, module) for module in modules for id in equations.declared(module)]
+
+
+def line_of(page: Any, href: str) -> str:
+    """The line of a listed file that an address leads to: its anchor stands before the line's number."""
+    text = ""
+    for part in page.find(id=href.partition("#")[2]).next_siblings:
+        text += part.get_text()
+        if "\n" in text:
+            break
+    return text.split("\n")[0]
+
+
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_every_equation_has_an_anchor_and_no_anchor_is_left_over(pages: dict[str, Any], name: str) -> None:
+    page, below = pages[f"mechanisms/{name}.html"], pages[f"mechanisms/{name}/equations.html"]
+    shown, listed = ([term["id"] for term in each.select("dt.equation")] for each in (page, below))
+    assert sorted(shown) == sorted(anchor(id) for id in defined(name))
+    assert sorted(listed) == sorted(anchor(id) for id, _ in general(name))
+    assert len(set(shown)) == len(shown) and len(set(listed)) == len(listed)
     record = ra.mechanism(name)
-    page = pages[f"mechanisms/{name}.html"]
-    shown = [term["id"] for term in page.select("dt.equation")]
-    own = {id for id, place in places(record).items() if home_of(place) == name}
-    grown = [id for module in record.beside for id in equations.declared(module)]
-    assert shown == [anchor(id) for id in (*record.equations, *grown) if id in own or id in grown]
-    assert len(set(shown)) == len(shown)
+    ids = [id for module in (*record.tagged, *record.beside) for id in equations.declared(module)]
+    assert {anchor(id) for id in ids if f".{name}." in home(record, id)} <= {*listed}
+
+
+def home(record: Any, id: str) -> str:
+    """The name of the module that declares an equation of the general code."""
+    return next(m.__name__ for m in (*record.tagged, *record.beside) if id in equations.declared(m))
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
-def test_an_equation_stands_beside_its_code(pages: dict[str, Any], name: str) -> None:
-    page = pages[f"mechanisms/{name}.html"]
-    by_id = {tag["id"]: tag for each in (page, pages[f"mechanisms/{name}/code.html"]) for tag in each.find_all(id=True)}
-    linked = {tag["href"] for tag in page.find_all("a", href=True)}
+def test_an_equation_of_the_definition_stands_above_its_lines(pages: dict[str, Any], name: str) -> None:
+    page, code = pages[f"mechanisms/{name}.html"], pages[f"mechanisms/{name}/code.html"]
+    for id, place in defined(name).items():
+        term = page.find(id=anchor(id))
+        assert term.get_text().split()[0] == id
+        if not place.formula.startswith("forward: "):  # the quote stands in the listing
+            formula, note = noted(place.formula)
+            assert term.find("math")["alttext"] == formula
+            assert " ".join(note.replace("`", "").split()) in " ".join(term.get_text().split())
+        about = term.find_next("dd")
+        assert f"{id} in " in about.select("details > pre")[0].get_text()
+        link = about.find("a", string=f"line {place.line}")
+        number, line = line_of(code, link["href"]).split(maxsplit=1)
+        assert int(number) == place.line and line.startswith(place.code.splitlines()[0])
+        listings = takewhile(lambda each: each.name == "div", term.find_parent("dl").find_next_siblings())
+        shown = {number: text for each in listings for number, text in numbered(each)}
+        assert shown[place.line].startswith(place.code.splitlines()[0])
+
+
+def noted(formula: str) -> tuple[str, str]:
+    """A formula, and the remark that follows two or more spaces."""
+    return tuple((*re.split(r" {2,}", formula, maxsplit=1), ""))[:2]  # type: ignore[return-value]
+
+
+def numbered(listing: Any) -> Iterator[tuple[int, str]]:
+    """The lines of a listing, each with its number."""
+    for number in listing.select("span.linenos"):
+        text = "".join(takewhile(lambda part: "\n" not in part, (each.get_text() for each in number.next_siblings)))
+        yield int(number.get_text()), text.strip()
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_the_lines_of_a_page_are_those_of_the_definition(pages: dict[str, Any], name: str) -> None:
+    module = ra.mechanism(name).definition
+    assert module is not None
+    source = inspect.getsource(module).splitlines()
+    shown = set()
+    for listing in pages[f"mechanisms/{name}.html"].select("div.highlight-python"):
+        for number, text in numbered(listing):
+            assert text == source[number - 1].strip()
+            assert number not in shown, "no line is shown twice"
+            shown.add(number)
+    functions = [
+        each for _, each in inspect.getmembers(module, inspect.isfunction) if each.__module__ == module.__name__
+    ]
+    wanted = {n for each in functions for n in lines_of(inspect.unwrap(each))}
+    assert wanted <= shown
+
+
+def lines_of(function: Any) -> Iterator[int]:
+    """The numbers of a function's lines that say something, without its decorators."""
+    lines, first = inspect.getsourcelines(function)
+    start = next(n for n, line in enumerate(lines) if line.startswith("def "))
+    yield from (first + n for n, line in enumerate(lines) if n >= start and line.strip())
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_an_equation_of_the_general_code_stands_beside_its_line(pages: dict[str, Any], name: str) -> None:
+    page, code = pages[f"mechanisms/{name}/equations.html"], pages[f"mechanisms/{name}/code.html"]
     record = ra.mechanism(name)
-    for id, place in places(dataclasses.replace(record, tagged=(*record.tagged, *record.beside))).items():
-        if home_of(place) != name:
-            assert f"{home_of(place)}.html#{anchor(id)}" in linked
-            continue
-        term = by_id[anchor(id)]
-        formula, _, note = re.sub(r" {2,}", "\0", place.formula).partition("\0")
+    computing = (*record.tagged, *record.beside)
+    linked = {tag["href"] for tag in page.find_all("a", href=True)}
+    for module in computing:
+        if f".{name}." not in module.__name__:
+            assert {f"../{home_of(place)}.html#{anchor(id)}" for id, place in places_in(module).items()} <= {
+                link.replace("/equations", "") for link in linked
+            }
+    lines: dict[
+        str, list[tuple[str, int]]
+    ] = {}  # all that compute an equation: of exclusive branches each may be the one that ran
+    for module in computing:
+        for tag in equations.tags(module):
+            lines.setdefault(tag.id, []).append((file_of(module), tag.line))
+    for id, module in general(name):
+        term = page.find(id=anchor(id))
+        formula, note = noted(equations.declared(module)[id])
         assert term.get_text().split()[0] == id and term.find("math")["alttext"] == formula
         assert " ".join(note.replace("`", "").split()) in " ".join(term.get_text().split())
         about = term.find_next("dd")
-        assert about.find("pre").get_text().strip() == place.code.strip()
-        assert place.axes is None or f"({', '.join(place.axes)})" in about.get_text()
+        link = about.find("a", string=re.compile(r"\w+\.py:\d+"))
+        number, line = line_of(code, link["href"]).split(maxsplit=1)
+        assert link.get_text().endswith(f":{number}")
+        if module not in computing:  # an option, whose object computes it: the link leads to its docstring
+            assert line.startswith(f"[{id}]")
+            continue
+        assert (int(number), link.get_text().partition(":")[0]) in [(n, Path(file).name) for file, n in lines[id]]
+        shown = about.find("pre").get_text().strip()
+        assert line.startswith(shown.splitlines()[0])
         assert f"{id} in " in about.find("summary").get_text() and about.select("details > pre")[0].get_text()
-        link = about.find("a", string=f"{Path(place.file).name}:{place.line}")
-        # The anchor stands at the beginning of its line of the file, before the line's number.
-        text = ""
-        for part in by_id[link["href"].removeprefix(f"{name}/code.html#")].next_siblings:
-            text += part.get_text()
-            if "\n" in text:
-                break
-        number, *line = text.split("\n")[0].split(maxsplit=1)
-        assert int(number) == place.line and line[0].startswith(place.code.splitlines()[0])
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_a_page_has_what_the_record_has(pages: dict[str, Any], name: str) -> None:
     record = ra.mechanism(name)
-    text = "".join(pages[f"mechanisms/{name}{part}.html"].get_text() for part in ("", "/calls", "/judged", "/code"))
+    parts = ("", "/calls", "/equations", "/judged", "/code")
+    text = "".join(pages[f"mechanisms/{name}{part}.html"].get_text() for part in parts)
     for word in (
         record.title,
         record.source,
         *record.forms,
         *record.laws,
-        *record.conventions,
-        *record.wrong_gradients,
+        *record.wrong,
     ):
         assert word in text
     for case in record.cases:
         assert case.name in text
     assert pages["mechanisms/index.html"].find("a", string=record.title)
     linked = {a["href"] for a in pages["mechanisms/index.html"].find_all("a")}
-    assert {f"{home_of(place)}.html#{anchor(id)}" for id, place in places(record).items()} <= linked
+    assert {f"{name}.html#{anchor(id)}" for id in defined(name)} <= linked
+    others = {anchor(id) for id, _ in general(name)} - {anchor(id) for id in defined(name)}
+    assert {f"{name}/equations.html#{each}" for each in others} <= linked
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_a_page_is_read_from_the_idea_on(pages: dict[str, Any], name: str) -> None:
-    page = pages[f"mechanisms/{name}.html"]
+    page, definition = pages[f"mechanisms/{name}.html"], ra.mechanism(name).definition
     titles = [title.find(string=True) for title in page.select("h2")]
-    first = ["The idea", "Symbols", "Step by step", "Equations"]
-    assert titles[:4] == first and titles[-1] == "To look up" and {*titles[4:-1]} <= {"More pictures"}
-    assert len(page.select("article p")[0].get_text()) > 40
+    backward = ["Backward"] if hasattr(definition, "backward") else []
+    assert [title for title in titles if title != "More pictures"] == [
+        "The definition",
+        *backward,
+        "Step by step",
+        "Options",
+        "To look up",
+    ]
+    idea = page.select("article p")[0].get_text().split()
+    assert 40 < len(idea) < 130
     assert [len(figure.select("figcaption")) for figure in page.select("figure")][:1] == [1]
+    assert page.find("iframe")["src"].endswith(f"explorer/{name}.html")
     calls = [tag.get_text() for tag in pages[f"mechanisms/{name}/calls.html"].select("dt.sig > .descname")]
     assert calls[:2] == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_every_option_of_the_core_is_told(pages: dict[str, Any], name: str) -> None:
+    section = pages[f"mechanisms/{name}.html"].find(id="options")
+    told = {code.get_text() for code in section.select("td:first-child code, p code")}
+    assert {*ra.mechanism(name).defaults} <= told
+    for row in section.select("tbody tr"):
+        assert len(row.select("td")[-1].get_text().split()) >= 5
 
 
 def test_links_lead_somewhere(pages: dict[str, Any], site: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 
 import refattn as ra
+from refattn.equations import tags as tags_of
 from refattn.mechanisms import registry
+from refattn.verify import traced
 
 pytest.importorskip("sphinx", reason='the pages are built with pip install -e ".[docs]"')
 
-from docs.extension import claims, docstrings, notebooks, pages  # noqa: E402
+from docs.extension import claims, docstrings, equations, notebooks, pages, values  # noqa: E402
 
 TEXT = """Small: |s_ij| is h*d.
 
@@ -74,24 +77,35 @@ def test_notebooks_show_formulas_and_pages_as_code() -> None:
 
 def test_pages_follow_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "mechanisms"
+    names = ra.list_mechanisms()
+    first, other = names[:2]
+    (folder / first).mkdir(parents=True)
+    (folder / f"{first}.md").write_text("by hand")
     pages.write(folder)
 
-    def written() -> set[str]:
-        return {path.relative_to(folder).as_posix() for path in folder.rglob("*.md")}
+    def written(*parts: str) -> set[str]:
+        return {path.relative_to(folder).as_posix() for part in parts for path in folder.glob(part)}
 
-    def expected(*names: str) -> set[str]:
-        below = {f"{name}/{part}.md" for name in names for part in ("calls", "judged", "code")}
-        return {f"{name}.md" for name in names} | {"index.md"} | below
-
-    assert written() == expected(*ra.list_mechanisms())
-    first = ra.list_mechanisms()[0]
-    before = (folder / f"{first}.md").stat().st_mtime_ns
+    made = ("*/calls.md", "*/judged.md", "*/code.md")
+    assert written(*made) == {f"{name}/{part}.md" for name in names for part in ("calls", "judged", "code")}
+    assert written("*.md", "*/equations.md") == {f"{name}{part}.md" for name in names for part in ("", "/equations")}
+    assert (folder / f"{first}.md").read_text() == "by hand"
+    begun = (folder / f"{other}.md").read_text()
+    for what in (
+        f"{{idea}} {other}",
+        f"{{derived}} {other}",
+        f"{{explorer}} {other}",
+        "| `causal` |",
+        f"{{further}} {other}",
+    ):
+        assert what in begun
+    assert f"{{general}} {other}" in (folder / other / "equations.md").read_text()
+    before = (folder / first / "calls.md").stat().st_mtime_ns
     monkeypatch.setattr(registry, "_NAMES", (first,))
-    (folder / "gone.md").write_text("a mechanism that is no more")
     pages.write(folder)
-    assert written() == expected(first)
-    assert (folder / f"{first}.md").stat().st_mtime_ns == before  # what is the same is left alone
-    assert f"\n{first}\n" in (folder / "index.md").read_text()
+    assert written(*made) == {f"{first}/{part}.md" for part in ("calls", "judged", "code")}
+    assert (folder / first / "calls.md").stat().st_mtime_ns == before  # what is the same is left alone
+    assert (folder / f"{other}.md").exists()  # somebody may have written it
 
 
 def test_a_page_shows_figures_and_deviations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,15 +119,51 @@ def test_a_page_shows_figures_and_deviations(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     captions = figures / "captions.toml"
     captions.write_text('[softmax]\n"softmax_flow.svg" = "It flows."\n"softmax-speed.png" = "It is quick."\n')
-    text = pages.page(ra.mechanism("softmax"))
-    assert text.index("../figures/softmax_flow.svg") < text.index("## Equations")
-    assert text.index("## More pictures") < text.index("../figures/softmax-speed.png") < text.rindex("It is quick.")
-    assert "softmax.txt" not in text and "budget.png" not in text
+    idea, further = ("\n".join(say(ra.mechanism("softmax"))) for say in (pages.idea, pages.further))
+    assert "../figures/softmax_flow.svg" in idea and "It flows." in idea and "It is quick." not in idea
+    assert (
+        further.index("## More pictures")
+        < further.index("../figures/softmax-speed.png")
+        < further.rindex("It is quick.")
+    )
+    assert "softmax.txt" not in idea + further and "budget.png" not in idea + further
     text = pages.page_below(ra.mechanism("softmax"), "judged")
     assert "\nours\n" in text and "not-mine" not in text
     captions.write_text('[softmax]\n"softmax_flow.svg" = "It flows."\n')
     with pytest.raises(ValueError, match="softmax-speed.png"):
-        pages.page(ra.mechanism("softmax"))
+        list(pages.idea(ra.mechanism("softmax")))
+
+
+def test_pieces_of_a_definition_leave_nothing_out() -> None:
+    module = ra.mechanism("softmax").definition
+    assert module is not None
+    lines = inspect.getsource(module).splitlines()
+    (first, scores), (second, rest) = (
+        equations.pieces_of(module, ids)[0] for ids in (["SM.1", "SM.2"], ["SM.3", "SM.4", "SM.5"])
+    )
+    assert scores.startswith("def forward(q: Array") and scores.endswith("[SM.2]")
+    assert rest.startswith("powers = ") and rest.splitlines()[-1].startswith("return out")
+    assert second == first + len(scores.splitlines())
+    assert [line.strip() for line in rest.splitlines()] == [line.strip() for line in lines[second - 1 :]][
+        : rest.count("\n") + 1
+    ]
+    assert len(equations.pieces_of(module, ["SM.5", "dSM.v"])) == 2  # of two functions
+    with pytest.raises(ValueError, match=r"SM\.2: stands between"):
+        equations.pieces_of(module, ["SM.1", "SM.3"])
+    with pytest.raises(ValueError, match=r"SM\.99: no equation"):
+        equations.pieces_of(module, ["SM.99"])
+
+
+def test_an_equation_is_shown_by_the_line_that_ran() -> None:
+    for name in ra.list_mechanisms():
+        module = ra.mechanism(name).definition
+        assert module is not None
+        places = traced.places_in(module)
+        assert {id: ran.place for id, ran in values.read_of(name).items()} == places
+    ran = values.values_of("graph_energy")
+    assert ran["GE.8"].place.file.endswith("graph_energy/dense.py")
+    tags = [tag.line for tag in tags_of(ra.mechanism("graph_energy").tagged[0]) if tag.id == "GE.8"]
+    assert ran["GE.8"].place.line in tags
 
 
 def test_a_claim_says_where_it_stands_what_holds_and_what_shows_it() -> None:

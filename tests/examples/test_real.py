@@ -30,12 +30,12 @@ PLAIN = {"sympformer": 13, "graph_energy": 10, "growing": 19, "koopman": 26}
 """Mechanisms in plain PyTorch, and how many cases each does."""
 
 
-def found(mechanism: str, spec: str, cases: Any, dtypes: Any) -> Iterator[tuple[Case, Outcome]]:
-    pytest.importorskip("jax" if spec.startswith("jax") else "torch")
+def found(mechanism: str, spec: str, cases: Any, dtypes: Any, grad: bool = True) -> Iterator[tuple[Case, Outcome]]:
+    pytest.importorskip({"jax": "jax", "onn": "onnxruntime"}.get(spec[:3], "torch"))
     implementation = load(f"{EXAMPLES / spec}")
     for dtype in dtypes:
         for case in cases:
-            yield case, verify_case(ra.mechanism(mechanism), implementation, case, dtype, grad=True)
+            yield case, verify_case(ra.mechanism(mechanism), implementation, case, dtype, grad=grad)
 
 
 def _usual(case: Case) -> bool:
@@ -43,16 +43,22 @@ def _usual(case: Case) -> bool:
     return {*case.options} <= {"causal", "scale", "softcap"} and {*case.inputs} <= {"q", "k", "v", "mask"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["math", "flash"])
-def test_both_kernels_of_torch_agree_in_every_type(kernel: str) -> None:
-    for case, outcome in found("softmax", f"torch_sdpa.py:attend_{kernel}", CASES[:: 8 if SAMPLED else 1], TYPES):
-        unequal = case.inputs["q"].shape[3] != case.inputs["v"].shape[3]
-        if not _usual(case):  # what it has of them agrees, what it has not is declined
-            assert outcome.status in ("agrees", "declined"), outcome
-            continue
-        declined = "softcap" in case.options or (kernel == "flash" and unequal)
-        assert outcome.status == ("declined" if declined else "agrees"), outcome
+@pytest.mark.parametrize(
+    "dtype", ["float32", *(pytest.param(d, marks=pytest.mark.slow) for d in DTYPES if d != "float32")]
+)
+@pytest.mark.parametrize(
+    ("kernel", "agree"),
+    [
+        ("onnxruntime_attention.py:attend", {"float64": 33, "float32": 61, "float16": 61, "bfloat16": 0}),
+        ("torch_sdpa.py:attend", dict.fromkeys(DTYPES, 45)),
+        ("torch_sdpa.py:attend_math", dict.fromkeys(DTYPES, 45)),
+        ("torch_sdpa.py:attend_flash", dict.fromkeys(DTYPES, 31)),
+    ],
+)
+def test_kernels_agree_or_decline(kernel: str, agree: dict[str, int], dtype: str) -> None:
+    outcomes = [outcome for _, outcome in found("softmax", kernel, CASES, [dtype], grad="torch" in kernel)]
+    assert [outcome for outcome in outcomes if outcome.status not in ("agrees", "declined")] == []
+    assert sum(outcome.status == "agrees" for outcome in outcomes) >= agree[dtype]
 
 
 @pytest.mark.slow
@@ -173,26 +179,3 @@ def test_kernels_agree_where_they_have_an_option(kernel: str, cases: str) -> Non
             kernel.split("_")[-1]
         )
         assert beside == ({equation} if equation else {"d_q", "d_k", "d_v", "d_bias"} if gradients else set())
-
-
-@pytest.mark.parametrize(
-    ("kernel", "right", "wrong", "case"),
-    [
-        (GQA, "window[0] + 1", "window[0]", "sink-window"),
-        (GQA, 'feed["sink"] = sink', 'feed["sink"] = sink * np.float32(0.25)', "sink-window"),
-        (GQA, "n_k - 1, np.int32", "n_k - 2, np.int32", "one-query"),
-        (ORT, '"SM.1", "SM.capped", "SM.2", "SM.4")', '"SM.capped", "SM.1", "SM.2", "SM.4")', "softcap"),
-        pytest.param(FLEX, "else other - own", "else other * 0", "lengths-causal", marks=pytest.mark.slow),
-        pytest.param(
-            FLEX, "added is None else value + ", "added is None else value - ", "bias", marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_a_wrong_line_of_an_adapter_is_seen(kernel: str, right: str, wrong: str, case: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch" if kernel.startswith("torch") else "onnxruntime")
-    source = (EXAMPLES / kernel).read_text()
-    assert source.count(right) == 1
-    (tmp_path / kernel).write_text(source.replace(right, wrong))
-    implementation = load(f"{tmp_path / kernel}:{'attend_raw' if kernel == ORT else 'attend'}")
-    record = ra.mechanism("softmax")
-    assert verify_case(record, implementation, record.case(case), "float32").status == "disagrees"

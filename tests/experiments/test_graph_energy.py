@@ -19,9 +19,9 @@ from docs.experiments.graph_energy import (
     known_from,
     scores_of,
 )
-from docs.experiments.page import put
 from docs.experiments.runs import read
 from docs.experiments.tasks import Recall
+from tests.experiments.pages import says
 
 
 def test_what_a_model_is_asked_after_its_training() -> None:
@@ -43,8 +43,4 @@ def test_a_share_of_the_tokens_is_replaced_and_no_target() -> None:
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     known = known_from(RESULTS)
     assert len(read(RESULTS)) == len(every())
-    text = PAGE.read_text(encoding="utf-8")
-    copy = tmp_path / "page.md"
-    copy.write_text(text, encoding="utf-8")
-    put(copy, {"scores": scores_of(known), "flows": flows_of(known)})
-    assert copy.read_text(encoding="utf-8") == text
+    assert says(PAGE, {"scores": scores_of(known), "flows": flows_of(known)}, tmp_path)

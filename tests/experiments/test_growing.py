@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from click.testing import CliRunner, Result
 
 import refattn as ra
-from docs.experiments import flops, growing, growing_training, teacher
+from docs.experiments import flops, growing, teacher
 from docs.experiments.growing import PAGE, RESULTS, SEEDS, TASKS, grid
-from docs.experiments.growing_training import FREE, WAYS, Plan, Teacher, Written, growth_operations, train
-from docs.experiments.page import put
 from docs.experiments.runs import found, read
-from refattn import model
-from refattn.train.growing import Schedule
+from tests.experiments.pages import says
 
 WHOLE = grid(tuple(TASKS), SEEDS)
-PLAN = Plan(2, 1, (12, 24), 16, 40, 4, 3e-3, 1, 0.999, 0.0, None, 2)
 
 
 def script(*words: str) -> Result:
@@ -40,52 +33,6 @@ def test_the_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert "teacher 10 optimal seed 0: " in done.output and " at equal operations" in done.output
 
 
-def test_all_runs_differ_and_say_how_they_grow() -> None:
-    keys = {json.dumps(run.to_json(), sort_keys=True) for run in WHOLE}
-    assert len(keys) == len(WHOLE)
-    for run in WHOLE:
-        assert run.to_json()["options"] == WAYS[run.way]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_a_training_is_read_twice_and_ends_with_the_same_numbers(way: str) -> None:
-    task = Teacher(10.0, sequences=16)
-    first, again = (train(task.learner(PLAN, 1), way, PLAN) for _ in range(2))
-    assert {**first, "seconds": 0} == {**again, "seconds": 0} and json.loads(json.dumps(first)) == first
-    budget = 40 * 3 * 4 * flops.block(teacher.fresh(PLAN.last, 0).config, teacher.TOKENS)
-    assert first["steps"]["step"] == 40 and first["operations"]["operations"] <= budget
-    grows = way not in ("narrow", "scratch", "auto")  # the last one does not look within so few steps
-    assert [growth["step"] for growth in first["growths"]] == ([12, 24] if grows else [])
-    if way == "scratch":
-        assert first["steps"] == first["operations"] and first["steps"]["operations"] == budget
-    elif way in FREE or not grows:
-        assert first["operations"]["step"] > 40  # narrower steps, and growth that costs nothing
-    else:
-        assert first["operations"]["step"] < 40  # so short a training does not pay for the statistics
-    for growth in first["growths"]:
-        kept = growth["after"] / growth["before"]
-        assert kept == pytest.approx(1.0, abs=1e-5) if way in ("net2wider", "zero", "gradmax") else kept != 1.0
-    spent = first["steps"]["operations"] - sum(growth["operations"] for growth in first["growths"])
-    widths = [PLAN.last] * 40 if way == "scratch" else [2] * 40 if not grows else [2] * 12 + [3] * 12 + [4] * 16
-    steps = [12 * flops.block(teacher.fresh(width, 0).config, teacher.TOKENS) for width in widths]
-    assert spent == sum(steps)
-
-
-def test_the_automatic_way_grows_where_it_is_worth_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a rule that is always due: the widths, and the operations, those of looks in vain among them."""
-    task, plan = Teacher(10.0, sequences=64), replace(PLAN, steps=24, sequences=64)
-    monkeypatch.setattr(growing_training, "AUTO", Schedule(every=8, window=8, cooldown=8, plateau=2.0))
-    found = train(task.learner(plan, 1), "auto", plan)
-    assert [look["step"] for look in found["growths"]] == [8, 16, 24]
-    grown = [look for look in found["growths"] if look["after"] < look["before"]]
-    assert 0 < len(grown) < 3 and all(look["operations"] > 0 for look in found["growths"])
-    assert [look["widths"][0] for look in grown] == sorted({look["widths"][0] for look in grown})
-    spent = found["steps"]["operations"] - sum(look["operations"] for look in found["growths"])
-    widths = [2] * 8 + [w for look in found["growths"][:2] for w in look["widths"] * 8]
-    assert spent == sum(12 * flops.block(teacher.fresh(width, 0).config, teacher.TOKENS) for width in widths)
-
-
 def test_operations_are_those_of_the_matrix_products() -> None:
     """Twice the size of what a product gives, as a trace has it, times the length of its sums."""
     block = teacher.BLOCK
@@ -97,47 +44,6 @@ def test_operations_are_those_of_the_matrix_products() -> None:
         sums = {"GROW.queries": 6 + bias, "GROW.keys": 6 + bias, "GROW.values": 6 + bias, "SM.1": 2, "SM.5": 7}
         sums |= {"GROW.next": 2 * 5 + bias}
         assert flops.block(config, 7) == sum(2 * t[id].size * length for id, length in sums.items())
-
-
-def test_the_operations_of_a_network() -> None:
-    options = {"head_width": 3, "value_width": 4}
-    config = model.Config("growing", vocabulary=11, context=5, width=8, heads=2, layers=3, options=options)
-    params = model.init(config, seed=0, like=np.zeros(1))
-    expected = 2 * 5 * 8 * 11 + 3 * (flops.block(config.block(0), 5) + 2 * 2 * 5 * 8 * 32)
-    assert flops.network(params, 5) == expected
-
-
-def test_the_operations_of_growth() -> None:
-    config = teacher.fresh(2, 0).config
-    plan = replace(PLAN, sequences=10)
-
-    def cost(way: str, points: int = 0) -> int:
-        return growth_operations(way, [config], 1000, plan, 16, points)
-
-    assert cost("random") == cost("zero") == cost("net2wider") == 0
-    assert cost("gradmax") == 10 * (3000 + 2 * 16 * 16 * 32 + 4 * 16**3) + 64 * 16**3
-    assert cost("optimal", 3) - cost("gradmax") == 3 * (10 * 1000 + 40 * 16**3)
-    assert cost("report", 1) > cost("gradmax")
-
-
-def test_the_text_is_learnt_by_a_model_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the text itself: what is drawn from it is made up."""
-    from docs.experiments import tasks
-
-    rng = np.random.default_rng(0)
-
-    def batch(self: Any, size: int, *, seed: int, step: int) -> Any:
-        tokens = rng.integers(0, 4, (size, 9))
-        return tasks.Batch(tokens[:, :-1], tokens[:, 1:], np.ones((size, 8), np.float32))
-
-    monkeypatch.setattr(tasks.Text, "batch", batch)
-    monkeypatch.setattr(tasks.Text, "held_out", lambda self: iter([batch(self, 4, seed=0, step=0)]))
-    plan = Plan(2, 2, (2, 4), 8, 5, 4, 3e-3, 1, 0.95, 0.1, 1.0, 2)
-    for way in ("random", "damped"):
-        learner = Written(context=8, width=8, heads=2, layers=2).learner(plan, 0)
-        result = train(learner, way, plan)
-        assert result["steps"]["step"] == 5 and len(result["growths"]) == 2
-        assert result["steps"]["score"] > 0.0
 
 
 def results(task: str) -> dict[str, Any]:
@@ -156,18 +62,6 @@ def test_what_growth_is_worth_on_the_teacher_task() -> None:
     for way in ("random", "net2wider"):
         assert mean(scores(known, way, "steps")) >= 3.0 * least
     assert mean(ratios(known, "report", 0)) > 1.0 > max(ratios(known, "frobenius", 0))
-
-
-def test_the_automatic_schedule_finds_the_width_of_the_teacher() -> None:
-    """Of the committed results: without being told; on the text it never grows."""
-    from docs.experiments.growing_page import mean, scores
-
-    last = [[*result["growths"][-1]["widths"]] for n in (1, 10, 30) for result in results(f"condition {n}")["auto"]]
-    assert sorted(last) == [[7], *[[8]] * 11]
-    assert not any(result["growths"] for result in results("text")["auto"])
-    for condition, most in ((10, 0.02), (30, 0.3)):
-        known = results(f"condition {condition}")
-        assert mean(scores(known, "auto", "steps")) < most * mean(scores(known, "scratch", "steps"))
 
 
 def test_where_growth_is_worth_nothing() -> None:
@@ -189,10 +83,6 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     from docs.experiments import growing_page
 
     lines = found(WHOLE, RESULTS)
-    text = PAGE.read_text(encoding="utf-8")
-    copy = tmp_path / "page.md"
-    copy.write_text(text, encoding="utf-8")
-    put(copy, growing_page.tables(lines))
-    assert copy.read_text(encoding="utf-8") == text
+    assert says(PAGE, growing_page.tables(lines), tmp_path)
     growing_page.draw(lines, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import refattn as ra
-from docs.experiments import koopman, repeated_attention
+from docs.experiments import repeated_attention
 from docs.experiments.baselines import REPEATED_ATTENTION
 from docs.experiments.koopman import MODELS, PAGE, RESULTS, SEEDS, TASKS, grid
-from docs.experiments.page import put
-from docs.experiments.runs import found, read
+from docs.experiments.runs import found
 from docs.experiments.training import fresh
 from refattn import Context, counter, tree
+from tests.experiments.pages import says
 
 WHOLE = grid(tuple(MODELS), tuple(TASKS), SEEDS)
 
@@ -52,16 +51,6 @@ def test_attention_that_is_repeated() -> None:
         repeated_attention.forward(wrong, block.start(wrong, x, context), context)
 
 
-def test_the_script(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    words = ["--steps", "2", "--jobs", "1", "--seeds", "1", "--task", "one layer", "--model", "Koopman"]
-    done = CliRunner().invoke(koopman.main, ["run", "--results", str(path), *words])
-    assert done.exit_code == 0, done.output
-    (line,) = read(path)
-    assert line["run"]["options"] == {"updates": 2, "fit": "separable(tau=1.0)"}
-    assert line["result"]["diverged"] is None
-
-
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     from docs.experiments import koopman_page
 
@@ -72,10 +61,6 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
             line["result"] for line in lines if line["run"] in [run.to_json() for run in grid([name], [task], SEEDS)]
         ]
         assert own == results
-    text = PAGE.read_text(encoding="utf-8")
-    copy = tmp_path / "page.md"
-    copy.write_text(text, encoding="utf-8")
-    put(copy, koopman_page.tables(lines, TASKS, MODELS))
-    assert copy.read_text(encoding="utf-8") == text
+    assert says(PAGE, koopman_page.tables(lines, TASKS, MODELS), tmp_path)
     koopman_page.draw(lines, TASKS, MODELS, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"

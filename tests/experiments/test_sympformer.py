@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from docs.experiments import sympformer
-from docs.experiments.page import put
 from docs.experiments.runs import read
 from docs.experiments.sympformer import PAGE, PLAN, RESULTS, TEXT, VARIANTS, by_part
 from docs.experiments.tasks import TokenFiles
 from docs.experiments.training import fresh
-from refattn import counter, model, tree
+from refattn import tree
+from tests.experiments.pages import says
 
 
 def script(*words: str) -> Result:
@@ -80,23 +80,6 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
 
     lines = by_part(RESULTS)
     assert len(read(RESULTS)) == sum(len(of_it) for part in lines.values() for of_it in part.values())
-    text = PAGE.read_text(encoding="utf-8")
-    copy = tmp_path / "page.md"
-    copy.write_text(text, encoding="utf-8")
-    put(copy, sympformer_page.tables(lines, TEXT, PLAN))
-    assert copy.read_text(encoding="utf-8") == text
+    assert says(PAGE, sympformer_page.tables(lines, TEXT, PLAN), tmp_path)
     sympformer_page.draw(lines, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_no_model_knows_the_future(name: str) -> None:
-    layers, options = VARIANTS[name]
-    fresh_params = fresh("sympformer", options, TEXT, replace(PLAN, layers=layers), 0)
-    params = tree.map_leaves(
-        lambda w: (w + 0.05 * counter.normal(w.shape, seed=1, purpose="moved")).astype(np.float32), fresh_params
-    )
-    tokens = counter.integers((2, 24), 0, 256, purpose="tokens", seed=0)
-    other = tokens.copy()
-    other[:, 11:] = (other[:, 11:] + 7) % 256
-    assert np.array_equal(model.forward(params, other)[0][:, :11], model.forward(params, tokens)[0][:, :11])

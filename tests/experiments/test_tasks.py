@@ -26,17 +26,6 @@ def test_every_key_is_asked_for_once_and_its_value_is_the_answer(pairs: int, key
         assert list(weights) == [0.0] * (2 * pairs) + [1.0] * pairs
 
 
-def test_keys_values_and_their_order_are_drawn_independently() -> None:
-    """Over many sequences each key has each value equally often, and each place of the questions each pair."""
-    task = Recall(pairs=3, keys=4, values=4)
-    inputs, targets, _ = task.batch(20000, seed=0, step=1)
-    together = np.zeros((4, 4))
-    np.add.at(together, (inputs[:, 0], inputs[:, 1] - 4), 1)
-    np.testing.assert_allclose(together / 20000, 1 / 16, atol=0.006)
-    for place in range(3):
-        assert np.mean(inputs[:, 6] == inputs[:, 2 * place]) == pytest.approx(1 / 3, abs=0.012)
-
-
 @given(pairs=st.integers(1, 4), rounds=st.integers(1, 3), seed=st.integers(0, 99))
 def test_what_is_asked_for_is_the_value_that_a_key_was_given_last(pairs: int, rounds: int, seed: int) -> None:
     task = Overwriting(pairs=pairs, rounds=rounds, keys=6, values=5)
@@ -76,15 +65,3 @@ def test_what_is_held_out_of_the_text_is_not_learnt_from() -> None:
     assert batch.inputs.shape == (25, 16)
     assert np.array_equal(batch.inputs[1], held_out[64:80]) and np.array_equal(batch.targets[1], held_out[65:81])
     assert np.all(batch.weights == 1.0)
-
-
-def test_sequences_to_recall_from_that_are_held_out_are_drawn_for_no_seed() -> None:
-    task = Recall(judged=8)
-    (batch,) = task.held_out()
-    assert batch.inputs.shape == (8, task.context)
-    assert not np.array_equal(batch.inputs, task.batch(8, seed=0, step=0).inputs)
-
-
-def test_more_pairs_than_keys_are_refused() -> None:
-    with pytest.raises(ValueError, match="pairs: got 5, needs 1 to the number of keys, 4"):
-        Recall(pairs=5, keys=4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 
 from docs.experiments import training
 from docs.experiments.tasks import Recall
-from docs.experiments.training import Plan, fresh, loss_and_gradients, score, train
+from docs.experiments.training import Plan, fresh, loss_and_gradients, train
 from refattn import model, tree
 from refattn.ops.losses import cross_entropy_forward
 
@@ -70,18 +69,6 @@ def test_the_gradients_are_those_of_the_loss() -> None:
         assert float(np.sum(gradients[name] * direction)) == pytest.approx(slope, rel=1e-7, abs=1e-9), name
 
 
-def test_the_score_of_a_model_that_knows_nothing() -> None:
-    """With embeddings of 0 all logits are 0: log2 of the vocabulary, and the first token, a key, is no answer."""
-    params = fresh("softmax", {}, TASK, replace(PLAN, embedding=0.0), 0)
-    assert score(params, TASK) == {"bits": 3.0, "accuracy": 0.0}
-
-
-def test_embeddings_start_at_the_size_that_was_asked_for() -> None:
-    params = fresh("softmax", {}, TASK, PLAN, 0)
-    assert float(np.std(params.token_embedding)) == pytest.approx(0.16, rel=0.1)
-    assert float(np.std(params.position_embedding)) == pytest.approx(0.16, rel=0.1)
-
-
 @pytest.mark.parametrize(("mechanism", "options"), KINDS)
 def test_a_training_ends_with_the_same_numbers(mechanism: str, options: dict[str, Any]) -> None:
     first, again = (train(mechanism, options, TASK, PLAN, 1) for _ in range(2))
@@ -89,22 +76,6 @@ def test_a_training_ends_with_the_same_numbers(mechanism: str, options: dict[str
     assert first["diverged"] is None and json.loads(json.dumps(first)) == first
     assert len(first["losses"]) == len(first["norms"]) == training.PIECES
     assert train(mechanism, options, TASK, PLAN, 2)["losses"] != first["losses"]
-
-
-@pytest.mark.slow
-def test_softmax_attention_learns_to_recall() -> None:
-    result = train("softmax", {}, TASK, replace(PLAN, steps=300, batch=64, width=32), 0)
-    assert result["accuracy"] > 0.95
-    assert result["losses"][0] > 20.0 * result["losses"][-1]
-
-
-def test_what_is_kept_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms of 1 to 20, two in each piece, with a limit that four of them are above."""
-    norms = iter(range(1, 21))
-    monkeypatch.setattr(training, "clip", lambda gradients, limit: (gradients, float(next(norms))))
-    result = train("softmax", {}, TASK, replace(PLAN, steps=20, clip=16.0), 0)
-    assert result["clipped"] == 0.2
-    assert result["norms"][3] == [7.1, 7.5, 7.9, 8.0]
 
 
 def test_numbers_that_are_not_finite_end_a_training(monkeypatch: pytest.MonkeyPatch) -> None:

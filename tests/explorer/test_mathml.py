@@ -54,6 +54,8 @@ def test_no_letter_is_lost(name: str) -> None:
         ("a / b", "mfrac(mrow(mi:a) mrow(mi:b))"),
         ("a b / c", "mi:a mspace mfrac(mrow(mi:b) mrow(mi:c))"),
         ("x^r / r!", "mfrac(mrow(msup(mi:x mrow(mi:r))) mrow(mrow(mi:r mo:!)))"),
+        ("x^2 / 2!", "mfrac(mrow(msup(mi:x mrow(mn:2))) mrow(mn:2!))"),
+        ("p*_i", "msub(mrow(mi:p mo:∗) mrow(mi:i))"),
         ("(a + b) / 2", "mfrac(mrow(mrow(mi:a mo:+ mi:b)) mrow(mn:2))"),
         ("a / sum_l exp(b)", "mfrac(mrow(mi:a) mrow(munder(mo:∑ mrow(mi:l)) mi:exp mrow(mo:( mrow(mi:b) mo:))))"),
         ("dq_i", "mrow(mi:d msub(mi:q mrow(mi:i)))"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +18,6 @@ from refattn import backends, counter, model, tree
 from refattn.model import decode, network, pointer
 from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
 from refattn.verify.itself import gradients
-from tests.conftest import Arrays, Library
 from tests.test_equation_ids import id_problems, line_problems, trace_of
 
 CAUSAL = [name for name in ra.list_mechanisms() if "causal" in ra.mechanism(name).reads]
@@ -84,12 +82,6 @@ def test_every_array_has_its_axes_and_they_hold() -> None:
     assert found == ([] if own_norm else [f"refattn.model.network:{bare}: the tag was not reached"])
 
 
-def test_a_layer_is_a_pass() -> None:
-    traced = trace_of(runs("softmax"))
-    assert len(traced.passes("LM.3")) == len(traced.passes("dLM.3")) == 2
-    assert traced["LM.7"].shape == (5, 13, 11)
-
-
 # --- laws
 
 
@@ -102,22 +94,6 @@ def test_the_future_changes_no_bit_of_the_past(name: str, place: int, token: int
     other[:, place:] = token
     before, after = model.forward(params, given)[0], model.forward(params, other)[0]
     assert np.array_equal(before[:, :place], after[:, :place])
-
-
-@pytest.mark.parametrize("name", CAUSAL)
-@pytest.mark.parametrize("n", [1, 6, 13])
-def test_truncation(name: str, n: int) -> None:
-    params, given = params_of(name), tokens(2, 13)
-    whole, part = model.forward(params, given)[0], model.forward(params, given[:, :n])[0]
-    np.testing.assert_allclose(part, whole[:, :n], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", CAUSAL)
-def test_sequences_do_not_touch_each_other(name: str) -> None:
-    params, given = params_of(name), tokens(3, 7)
-    whole = model.forward(params, given)[0]
-    for n in range(3):
-        np.testing.assert_allclose(model.forward(params, given[n : n + 1])[0][0], whole[n], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -183,16 +159,6 @@ def test_on_every_library(name: str, backend: Any) -> None:
     on_library(name, backend)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CAUSAL)
-def test_on_jax(name: str) -> None:
-    if os.environ.get("REFATTN_SLOW_SAMPLE") and name not in CAUSAL[:2]:
-        pytest.skip("not of the sample: the first two mechanisms alone")
-    pytest.importorskip("jax", reason='needs jax: pip install "refattn[jax]"')
-    Library.JAX.backend.enable_float64()
-    on_library(name, Arrays(Library.JAX))
-
-
 def on_library(name: str, backend: Any) -> None:
     params, given, targets = params_of(name), tokens(2, 7), tokens(2, 7, "targets")
     losses, found = loss_and_gradients(params, given, targets)
@@ -221,14 +187,6 @@ def test_a_fresh_model_knows_nothing() -> None:
     params = model.init(config("softmax", width=64), seed=0, like=np.zeros(1))
     losses, _ = cross_entropy_forward(model.forward(params, tokens(4, 13))[0], tokens(4, 13, "targets"))
     assert abs(float(np.mean(losses)) - np.log(11.0)) < 0.1
-
-
-def test_parameters_are_called_by_their_place() -> None:
-    names = list(tree.flatten(params_of("softmax")))
-    assert {"token_embedding", "position_embedding", "layers.0.block.w_q", "layers.1.mlp.w_out", "norm.gain"} <= set(
-        names
-    )
-    assert not any("mlp" in name or "norm_2" in name for name in tree.flatten(params_of("softmax", mlp=False)))
 
 
 # --- token by token
@@ -304,25 +262,6 @@ def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:
         config(**{"name": "softmax"} | changes) if "mechanism" not in changes else config(changes["mechanism"])
 
 
-def test_a_record_is_found_by_its_place() -> None:
-    place = "refattn.mechanisms.softmax:record"
-    assert config(place).record is ra.mechanism("softmax")
-    assert tree.flatten(model.init(config(place), like=np.zeros(1))).keys() == tree.flatten(params_of("softmax")).keys()
-
-
-def test_wrong_types() -> None:
-    with pytest.raises(TypeError, match="mechanism: got int, needs a str"):
-        config(3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="mechanism math:pi: got float, needs a Mechanism"):
-        config("math:pi")
-    with pytest.raises(TypeError, match="mlp: got str, needs a bool"):
-        config("softmax", mlp="yes")
-    with pytest.raises(TypeError, match="config: got dict, needs a Config"):
-        model.init({}, like=np.zeros(1))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="like: got dtype int64"):
-        model.init(config("softmax"), like=np.zeros(1, int))
-
-
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
@@ -340,12 +279,3 @@ def test_wrong_tokens(given: Any, error: type[Exception], message: str) -> None:
         model.forward(params, given)
     with pytest.raises(error, match=message):
         decode.extend(params, decode.extend(params, decode.start(params, 1), tokens(1, 3))[1], given)
-
-
-def test_a_wrong_gradient() -> None:
-    params = params_of("softmax")
-    _, saved = model.forward(params, tokens(2, 3))
-    with pytest.raises(ValueError, match=r"d_logits: got shape \(2, 3\), needs \(2, 3, 11\)"):
-        model.backward(params, saved, np.zeros((2, 3)))
-    with pytest.raises(TypeError, match="saved: got NoneType, needs a Saved"):
-        model.backward(params, None, np.zeros((2, 3, 11)))  # type: ignore[arg-type]

@@ -68,16 +68,6 @@ def test_numbers_of_heads_that_do_not_fit_are_named() -> None:
     assert heads.repeat_heads(none, 0) is none and heads.sum_heads(none, 0) is none
 
 
-def test_heads_over_libraries(backend: Any) -> None:
-    x = draw("x", 2, 3, 8)
-    split = heads.split_heads(backend.array(x), 4)
-    assert np.array_equal(backend.host(split), heads.split_heads(x, 4))
-    assert np.array_equal(backend.host(heads.merge_heads(split)), x)
-    repeated = heads.repeat_heads(split, 8)
-    assert np.array_equal(backend.host(repeated), np.repeat(backend.host(split), 2, axis=1))
-    assert np.array_equal(backend.host(heads.sum_heads(repeated, 4)), 2.0 * backend.host(split))
-
-
 # --- the affine map
 
 
@@ -97,15 +87,6 @@ def test_the_affine_map_and_its_backward(b: int, n: int, m: int, o: int, biased:
     ):
         direction = draw("direction", *argument.shape)
         assert math.isclose(inner(gradient, direction), inner(d_y, change(direction)), rel_tol=1e-9, abs_tol=1e-10)
-
-
-def test_the_affine_map_over_libraries(backend: Any) -> None:
-    x, w, bias, d_y = draw("x", 2, 3, 4), draw("w", 4, 5), draw("bias", 5), draw("d_y", 2, 3, 5)
-    sent = [backend.array(a) for a in (x, w, bias, d_y)]
-    found = [linear.linear_forward(*sent[:3]), *linear.linear_backward(sent[0], sent[1], sent[3])]
-    expected = [linear.linear_forward(x, w, bias), *linear.linear_backward(x, w, d_y)]
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(backend.host(a), b, rtol=1e-12, atol=1e-13)
 
 
 # --- masks
@@ -139,20 +120,6 @@ def test_the_mask_of_a_tile_is_cut_from_the_whole(i: int, j: int, offset: Any, k
     found = np.ones((1, 1, 1, 1), dtype=bool) if tile is None else tile
     assert found.dtype == bool
     assert np.array_equal(np.broadcast_to(found, expected.shape), expected)
-
-
-def test_no_mask_is_made_where_all_is_past() -> None:
-    x = np.zeros(1)
-    assert masks.allowed_in_tile(None, None, (0, 4), (0, 4), x) is None
-    assert masks.allowed_in_tile(None, 0, (4, 8), (0, 5), x) is None
-    assert masks.allowed_in_tile(None, 0, (4, 8), (0, 6), x) is not None
-
-
-def test_masks_over_libraries(backend: Any) -> None:
-    mask = draw("mask", 2, 1, 4, 5) > 0.0
-    tile = masks.allowed_in_tile(backend.array(mask), 1, (1, 3), (2, 5), backend.array(0.0))
-    expected = mask[..., 1:3, 2:5] & (np.arange(2, 5) <= np.arange(1, 3)[:, None] + 1)
-    assert np.array_equal(backend.host(tile), expected)
 
 
 # --- tiles
@@ -205,15 +172,6 @@ def test_a_plan_covers_the_plane_once(cut: Any, dtype: str) -> None:
         assert np.array_equal(found[0], x) and np.array_equal(found[1], x[..., 0])
     one = draw("one", 1, 1, 1, i, 2)
     assert all(np.array_equal(tile.of_rows(one), one[:, :, :, slice(*tile.rows)]) for tile in plan.rows)
-
-
-def test_a_plan_does_not_depend_on_the_workers() -> None:
-    q, k = np.zeros((2, 4, 600, 8)), np.zeros((2, 2, 900, 8))
-    plans = []
-    for workers in (1, 2, 7):
-        with backends.use_workers(workers):
-            plans.append(tiles.plan(q, k))
-    assert plans[0] == plans[1] == plans[2]
 
 
 def test_tiles_run_in_order_also_under_a_hook() -> None:

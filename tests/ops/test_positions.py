@@ -74,18 +74,3 @@ def test_scores_of_turned_rows_depend_on_the_difference_of_their_places(interlea
     )
     other = places[0] + 1  # positions that begin at 1 change the op, and no score
     assert np.abs(rotary_forward(q, *angles(other, 8, q)) - rotary_forward(q, *angles(places[0], 8, q))).max() > 0.1
-
-
-def test_both_layouts_of_pairs_are_a_permutation_apart() -> None:
-    """And each wrong reading of the op is far off: the other layout, direction, base, and numbers that turn."""
-    order = [0, 2, 4, 1, 3, 5, 6, 7]  # evens, then odds, of those that turn
-    right = rotary_forward(X, COS, SIN)
-    assert (rotary_forward(X, COS, SIN, interleaved=True)[..., order] == rotary_forward(X[..., order], COS, SIN)).all()
-    for wrong in (
-        rotary_forward(X, COS, SIN, interleaved=True),
-        rotary_forward(X, COS, -SIN),
-        rotary_forward(X, *(x[:, :3] for x in angles(np.arange(5) + 3, 8, X))),
-        np.roll(rotary_forward(np.roll(X, -2, axis=3), COS, SIN), 2, axis=3),
-        rotary_forward(X, *angles(np.arange(5) + 4, 6, X)),
-    ):
-        assert np.abs(wrong - right).max() > 0.1

@@ -7,8 +7,7 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,18 +67,6 @@ def arguments(data: str, out: Path, *more: str, **changes: Any) -> list[str]:
     ]
 
 
-def command(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "refattn", *words],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **options,
-    )
-
-
 class Listener:
     """A report that keeps what it is told."""
 
@@ -92,6 +79,21 @@ class Listener:
 
     def step(self, row: Mapping[str, Any], steps: int) -> None:
         self.rows.append(row)
+
+
+class Stopping(Listener):
+    """Stops a run when a step is told: by a signal to this process, or by an error."""
+
+    def __init__(self, at: int, how: signal.Signals | type[Exception] = signal.SIGINT) -> None:
+        super().__init__()
+        self.at, self.how = at, how
+
+    def step(self, row: Mapping[str, Any], steps: int) -> None:
+        super().step(row, steps)
+        if row["step"] == self.at:
+            if isinstance(self.how, type):
+                raise self.how
+            signal.raise_signal(self.how)
 
 
 def train(

@@ -5,24 +5,16 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from refattn import files
 from refattn.files import write_atomically
 from refattn.train.checkpoint import CheckpointError, newest
 from tests.train.checkpoints import fail, fill, is_of, names, pairs
-
-ROOT = Path(__file__).resolve().parents[2]
-KILLED = Path(__file__).with_name("killed.py")
-
+from tests.train.disk import watch
 
 # --- faults
 
@@ -34,55 +26,13 @@ class Faults:
         self.calls: list[str] = []
         self.failing: int | None = None
         self.number = number
-        faults = self
+        watch(monkeypatch, self.count)
 
-        class File:
-            """Fails in the middle: half of the bytes are written."""
-
-            def __init__(self, path: Any, mode: str) -> None:
-                self.file = open(path, mode)
-
-            def write(self, data: bytes) -> None:
-                self.file.write(data[: len(data) // 2])
-                self.file.flush()
-                faults.count("write")
-                self.file.write(data[len(data) // 2 :])
-
-            def read(self, size: int) -> bytes:
-                return bytes(self.file.read(size))
-
-            def flush(self) -> None:
-                faults.count("flush")
-                self.file.flush()
-
-            def fileno(self) -> int:
-                return self.file.fileno()
-
-            def __enter__(self) -> File:
-                return self
-
-            def __exit__(self, *error: object) -> None:
-                self.file.close()
-
-        monkeypatch.setattr(files, "open", self.before("open", File), raising=False)
-        for name in ("open", "fsync", "replace", "listdir"):
-            monkeypatch.setattr(os, name, self.before(f"os.{name}", getattr(os, name)))
-        for name in ("unlink", "mkdir"):
-            monkeypatch.setattr(Path, name, self.before(name, getattr(Path, name)))
-
-    def before(self, name: str, function: Any) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            self.count(name)
-            return function(*arguments, **options)
-
-        return call
-
-    def count(self, name: str) -> None:
+    def count(self, name: str, *arguments: object) -> None:
         if self.failing is None:
             return
-        self.failing -= 1
         self.calls.append(name)
-        if self.failing == -1:
+        if len(self.calls) == self.failing + 1:
             raise OSError(self.number, os.strerror(self.number))
 
     @contextmanager
@@ -138,18 +88,6 @@ def test_after_a_fault_at_any_point_a_whole_checkpoint_is_found(
     assert written == (7 if earlier == 3 else 3)  # faults while two old ones, or none, are looked for and removed
 
 
-def test_an_interrupt_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(tmp_path, 1)
-
-    def interrupt(handle: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        fill(tmp_path, 2)
-    assert names(tmp_path) == pairs(1)
-
-
 def test_everything_is_on_the_disk_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of calls: content, then name, arrays before JSON; what is old goes last."""
     fill(tmp_path, 1)
@@ -160,96 +98,7 @@ def test_everything_is_on_the_disk_before_it_is_renamed(tmp_path: Path, monkeypa
     assert faults.calls == ["mkdir", *written, *written, "os.listdir", "unlink", "os.listdir", "unlink", "os.listdir"]
 
 
-def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
-    """A real limit of the operating system on the size of files."""
-    code = """
-import resource, sys
-import numpy as np
-from refattn.train.checkpoint import CheckpointError, newest, save
-folder = sys.argv[1]
-save(folder, 1, {"w": np.ones(10)}, {})
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-for arrays, facts in (({"w": np.ones(1000)}, {}), ({"w": np.ones(10)}, {"long": "x" * 5000})):
-    try:
-        save(folder, 2, arrays, facts)
-    except CheckpointError as error:
-        print(error)
-    found = newest(folder, print)
-    print(found.step, found.arrays["w"].size)
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},  # not cut off, too
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    untouched = "File too large; the earlier checkpoints are untouched"
-    assert result.stdout.splitlines() == [
-        f"{tmp_path}/step-00000002.safetensors: {untouched}",
-        "1 10",
-        f"{tmp_path}/step-00000002.json: {untouched}",
-        "1 10",
-    ]
-    assert names(tmp_path) == sorted([*pairs(1), "step-00000002.safetensors"])
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError) as caught:
-        fill(tmp_path / "file" / "run", 1)
-    assert str(caught.value).startswith(f"{tmp_path}/file/run: Not a directory; the earlier")
-
-
-def test_a_folder_that_may_not_be_written() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        fill(folder, 1)
-        folder.chmod(0o555)
-        user = os.geteuid()
-        try:
-            if user == 0:
-                os.seteuid(65534)
-            with pytest.raises(CheckpointError) as caught:
-                fill(folder, 2)
-        except PermissionError as error:
-            pytest.skip(f"this root may not become another user: {error}")
-        finally:
-            os.seteuid(user)
-            folder.chmod(0o755)
-        assert f"{folder}/step-00000002.safetensors: Permission denied; the earlier" in str(caught.value)
-        assert isinstance(caught.value.__cause__, PermissionError)
-        assert names(folder) == pairs(1)
-
-
-# --- processes that are killed
-
-
-@pytest.mark.parametrize(("mode", "count"), [("points", 80), pytest.param("random", 100, marks=pytest.mark.slow)])
-def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path: Path, mode: str, count: int) -> None:
-    """Killed at each call that changes the disk in turn, or at any moment: nothing that was saved is lost."""
-    result = subprocess.run(
-        [sys.executable, str(KILLED), str(tmp_path), mode, str(count)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(f"{count} deaths, ")
-    steps = int(result.stdout.split()[-2])
-    assert steps > (80 if mode == "points" else 0)
-
-
 # --- single files
-
-
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    write_atomically(path, b"one")
-    write_atomically(str(path), b"two")
-    assert path.read_bytes() == b"two" and names(tmp_path) == ["config.json"]
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,13 +72,6 @@ def test_the_standard_library_is_source_text(stdlib: Text) -> None:
     assert 0 not in stdlib.train and 0 not in stdlib.heldout
 
 
-def test_loading_again_gives_the_same(stdlib: Text) -> None:
-    again = data.load("stdlib")
-    assert again.fingerprint == stdlib.fingerprint
-    assert np.array_equal(again.train, stdlib.train) and np.array_equal(again.heldout, stdlib.heldout)
-    assert again.files == stdlib.files
-
-
 def test_the_standard_library_of_every_installation_is_the_same(
     stdlib: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,23 +126,6 @@ def test_a_folder_is_split_by_the_names_of_its_files(tmp_path: Path) -> None:
     assert text.source == str(tmp_path)
 
 
-def test_a_file_stays_on_its_side(tmp_path: Path) -> None:
-    make(tmp_path)
-    before = data.load(tmp_path)
-    for n in range(100, 130):
-        (tmp_path / f"{n}.md").write_text(f"new {n}\n")
-    after = data.load(tmp_path)
-    for part in ("train", "heldout"):
-        lines = {name: getattr(text, part).tobytes().splitlines() for name, text in (("b", before), ("a", after))}
-        assert [line for line in lines["a"] if not line.startswith(b"new")] == lines["b"]
-
-
-def test_the_split_is_about_one_in_ten() -> None:
-    names = [f"folder/{n}.py" for n in range(5000)]
-    assert 0.085 < sum(map(data._is_held_out, names)) / 5000 < 0.115
-    assert [data._is_held_out(name) for name in names] == [is_held_out(name) for name in names]
-
-
 def test_a_file_is_cut_at_its_last_tenth(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(bytes(range(256)) * 4)
@@ -171,15 +147,6 @@ def test_a_folder_with_one_side_is_cut_at_its_last_tenth(tmp_path: Path, chosen:
     assert text.files == Counts(train=3)
 
 
-def test_a_side_with_nothing_but_empty_files_counts_as_empty(tmp_path: Path) -> None:
-    heldout = next(name for name in (f"{n}.txt" for n in range(100)) if is_held_out(name))
-    (tmp_path / heldout).touch()
-    (tmp_path / "1.txt").write_text("x" * 50)
-    assert not is_held_out("1.txt")
-    text = data.load(tmp_path)
-    assert (len(text.train), len(text.heldout)) == (45, 5)
-
-
 def test_what_is_no_text_is_passed_over(tmp_path: Path) -> None:
     contents = make(tmp_path)
     plain = data.load(tmp_path)
@@ -193,22 +160,6 @@ def test_what_is_no_text_is_passed_over(tmp_path: Path) -> None:
     assert text.fingerprint == plain.fingerprint
     assert text.files == dataclasses.replace(plain.files, binary=2, unreadable=2)
     assert text.files.train + text.files.heldout == len(contents)
-
-
-def test_links_to_files_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").write_text("linked text\n" * 10)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "link").symlink_to(tmp_path / "elsewhere")
-    assert data.load(tmp_path / "folder").train.tobytes().startswith(b"linked text")
-
-
-def test_names_that_are_no_unicode(tmp_path: Path) -> None:
-    name = os.fsencode(tmp_path) + b"/caf\xe9.txt"
-    try:
-        Path(os.fsdecode(name)).write_text("text\n" * 10, encoding="utf-8")
-    except OSError:
-        pytest.skip("this file system takes no such name")
-    assert data.load(tmp_path).files.train == 1
 
 
 def test_what_may_not_be_read_is_counted(open_folder: Path) -> None:
@@ -261,25 +212,6 @@ def test_the_fingerprint_tells_texts_and_places_of_the_cut_apart() -> None:
     assert data._text("y", b"ab", b"c", Counts(binary=1)).fingerprint in seen
 
 
-def test_texts_cannot_be_written_to(stdlib: Text) -> None:
-    for part in (stdlib.train, stdlib.heldout):
-        assert part.dtype == np.uint8 and part.ndim == 1
-        with pytest.raises(ValueError):
-            part[0] = 1
-
-
-def test_texts_that_are_too_short() -> None:
-    text = data._text("a/path", b"x" * 9, b"y" * 5, Counts())
-    data.check_length(text, 4)
-    with pytest.raises(ValueError) as caught:
-        data.check_length(text, 5)
-    assert str(caught.value) == "data: got 5 bytes in the heldout part of 'a/path', needs at least 6 for a context of 5"
-    with pytest.raises(ValueError, match="^data: got 9 bytes in the train part of 'a/path', needs at least 10 for"):
-        data.check_length(text, 9)
-    with pytest.raises(ValueError, match="^context: got 0, needs a whole number of at least 1"):
-        data.check_length(text, 0)
-
-
 # --- batches
 
 
@@ -302,12 +234,6 @@ def test_a_batch_is_cut_from_the_text(length: int, size: int, seed: int, step: i
         assert bytes([*row, last]) in text
     again = data.batch(part, size=size, context=context, seed=seed, step=step)
     assert np.array_equal(inputs, again[0]) and np.array_equal(targets, again[1])
-
-
-def test_batches_differ_by_step_and_seed() -> None:
-    part = array(bytes(range(256)) * 8)
-    draws = [data.batch(part, size=8, context=4, seed=seed, step=step)[0] for seed in range(3) for step in range(3)]
-    assert len({draw.tobytes() for draw in draws}) == 9
 
 
 def test_every_start_is_equally_likely() -> None:
@@ -348,11 +274,6 @@ def test_each_byte_after_the_first_is_scored_once(length: int, context: int, siz
     starts = range(0, last, context)[::every]
     assert before == list(starts)
     assert scored == [n + 1 for start in starts for n in range(start, min(start + context, last))]
-
-
-def test_windows_come_in_full_batches() -> None:
-    shapes = [inputs.shape for inputs, _ in data.windows(np.zeros(108, dtype=np.uint8), context=10, size=4)]
-    assert shapes == [(4, 10), (4, 10), (2, 10), (1, 7)]
 
 
 def test_wrong_sizes_are_refused_at_once() -> None:

@@ -16,18 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import equations, files, model
+from refattn import equations, model
 from refattn.mechanisms.record import Unsupported
-from refattn.train import checkpoint, data, loop, metrics, optimiser
+from refattn.train import checkpoint, data, metrics, optimiser
 from refattn.train.checkpoint import CheckpointError, newest
 from refattn.train.diagnose import DivergedError, first_not_finite
 from refattn.train.settings import Settings
 from refattn.train.step import loss_and_gradients
-from tests.train.runs import ENVIRONMENT, Listener, arguments, remains, small, train, write_text
-
-
-def no_warning(line: str) -> None:
-    raise AssertionError(line)
+from tests.train.checkpoints import fail
+from tests.train.disk import watch
+from tests.train.runs import ENVIRONMENT, Listener, Stopping, arguments, remains, small, train, write_text
 
 
 @pytest.fixture
@@ -41,44 +39,15 @@ def chosen(tmp_path: Path) -> Settings:
 class FullDisk:
     """Fails from one of the calls that need room on."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, point: int, number: int) -> None:
+    def __init__(self, patches: pytest.MonkeyPatch, point: int, number: int) -> None:
         self.calls, self.point, self.number = 0, point, number
-        disk = self
+        watch(patches, self.need_room)
 
-        class File:
-            """Writes a half of what it is given before there is no more room."""
-
-            def __init__(self, *arguments: Any, **options: Any) -> None:
-                self.file = open(*arguments, **options)
-                self.name = self.file.name
-
-            def write(self, content: bytes) -> int:
-                self.file.write(content[: len(content) // 2])
-                disk.need_room(None)
-                self.file.write(content[len(content) // 2 :])
-                return len(content)
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(self.file, name)
-
-            def __enter__(self) -> File:
-                return self
-
-            def __exit__(self, *error: object) -> None:
-                self.file.close()
-
-        def replace(source: Any, target: Any) -> None:
-            disk.need_room(str(target))
-            original(source, target)
-
-        original = os.replace
-        monkeypatch.setattr(files, "open", File, raising=False)
-        monkeypatch.setattr(os, "replace", replace)
-
-    def need_room(self, name: str | None) -> None:
-        self.calls += 1
-        if self.calls > self.point:
-            raise OSError(self.number, os.strerror(self.number), name)
+    def need_room(self, name: str, *arguments: Any) -> None:
+        if name in ("write", "os.replace"):
+            self.calls += 1
+            if self.calls > self.point:
+                raise OSError(self.number, os.strerror(self.number), *map(str, arguments[1:]))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.slow)])
@@ -97,7 +66,7 @@ def test_a_run_whose_disk_is_full_goes_on_when_it_is_not(tmp_path: Path, chosen:
         assert disk.calls == point + 1  # nothing is tried after the first failure
         assert str(out) in told and os.strerror(number) in told
         rows = metrics.read(out / "metrics.jsonl") if (out / "metrics.jsonl").exists() else []
-        found = newest(out / "checkpoints", no_warning)
+        found = newest(out / "checkpoints", fail)
         assert len(rows) >= (found.step if found else 0) >= len(rows) - 4
         train(chosen, out, resume=True)
         assert remains(out) == whole, point
@@ -192,7 +161,7 @@ def test_a_rate_that_is_far_too_large(tmp_path: Path, chosen: Settings) -> None:
         r"s_ij = scale q_i \. k_j; the state after step 1 is saved",
         str(caught.value),
     )
-    found = newest(out / "checkpoints", no_warning)
+    found = newest(out / "checkpoints", fail)
     assert found is not None and found.step == 1
     assert all(np.all(np.isfinite(x)) for x in found.arrays.values())
     assert [row["step"] for row in metrics.read(out / "metrics.jsonl")] == [1]
@@ -202,20 +171,9 @@ def test_a_rate_that_is_far_too_large(tmp_path: Path, chosen: Settings) -> None:
     assert str(repeated.value) == str(caught.value) and again.lines[0] == "going on after step 1 of 12"
 
 
-def test_what_a_block_cannot_compute_is_told_as_such(chosen: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A form that refuses what it is asked for says nothing of numbers that are not finite."""
-
-    def refuses(*given: Any, **options: Any) -> Any:
-        raise Unsupported("form: got 'auto', needs fewer tokens")
-
-    monkeypatch.setattr(model, "forward", refuses)
-    with pytest.raises(Unsupported, match="^form: got 'auto', needs fewer tokens$"):
-        loop.step(loop.fresh(chosen), chosen, data.load(chosen.data))
-
-
 def poison(folder: Path, name: str, value: float) -> int:
     """Write a number into an array of the newest checkpoint, with all sums right."""
-    found = newest(folder / "checkpoints", no_warning)
+    found = newest(folder / "checkpoints", fail)
     assert found is not None
     arrays = {key: x.copy() for key, x in found.arrays.items()}
     arrays[name].reshape(-1)[0] = value
@@ -238,13 +196,8 @@ def test_a_poisoned_parameter_is_found(tmp_path: Path, chosen: Settings, name: s
     settings = small(chosen.data, layers=2, steps=6, checkpoint_every=2)
     out = tmp_path / "run"
 
-    class StopAtFour(Listener):
-        def step(self, row: Any, steps: int) -> None:
-            if row["step"] == 4:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(settings, out, StopAtFour())
+    with pytest.raises(InterruptedError):
+        train(settings, out, Stopping(4, InterruptedError))
     assert poison(out, f"params.{name}", value) == 4
     before = remains(out)
     with pytest.raises(DivergedError, match=rf"^step 5: .* is not finite; .*; {name} was not finite before this step$"):
@@ -257,65 +210,35 @@ def test_a_poisoned_parameter_is_found(tmp_path: Path, chosen: Settings, name: s
     assert train(settings, out, resume=True).finished
 
 
-def test_a_poisoned_moment_is_found_in_the_update(tmp_path: Path, chosen: Settings) -> None:
-    settings = small(chosen.data, steps=6)
-    out = tmp_path / "run"
-    train(settings, out)
-    found = newest(out / "checkpoints", no_warning)
-    assert found is not None
-    arrays = {key: x.copy() for key, x in found.arrays.items()}
-    arrays["optimiser.first.norm.gain"][0] = np.nan
-    checkpoint.save(out / "checkpoints", 4, arrays, found.facts)
-    for path in (out / "checkpoints").glob("step-00000006.*"):
-        path.unlink()
-    with pytest.raises(DivergedError) as caught:
-        train(settings, out, resume=True)
-    assert str(caught.value) == (
-        "step 5: norm.gain is not finite; every equation is, so a sum of them or the update is not; "
-        "the state after step 4 is saved"
-    )
-
-
 def test_a_loss_of_numbers_too_large_for_their_gradients(
     tmp_path: Path, chosen: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optimiser, "_squares", lambda x: x.sum() * np.inf)
     with pytest.raises(DivergedError, match="^step 1: the norm of the gradients is not finite; every equation is"):
         train(chosen, tmp_path / "run")
-    found = newest(tmp_path / "run" / "checkpoints", no_warning)
+    found = newest(tmp_path / "run" / "checkpoints", fail)
     assert found is not None and found.step == 0
 
 
-def test_a_block_that_finds_no_result_is_told_with_its_step(
-    tmp_path: Path, chosen: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "kind", "told"),
+    [
+        (ArithmeticError("update 2: not inverted"), DivergedError, "step 1: update 2: not inverted; .*saved"),
+        (ValueError("context.draws: got none"), ValueError, "context.draws: got none$"),
+        (Unsupported("form: got 'auto', needs fewer tokens"), Unsupported, "form: got 'auto', needs fewer tokens$"),
+    ],
+)
+def test_what_a_block_cannot_compute_is_told_as_such(
+    tmp_path: Path, chosen: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: Any, told: str
 ) -> None:
+    """A result that is not found ends a run at its step; what a block refuses is no divergence."""
+
     def fails(*given: Any, **options: Any) -> Any:
-        raise ArithmeticError("update 2: the perturbation was not inverted")
+        raise error
 
-    monkeypatch.setattr(loop, "measured", fails)
-    with pytest.raises(DivergedError, match="^step 1: update 2: the perturbation was not inverted; .*saved"):
+    monkeypatch.setattr(model, "forward", fails)
+    with pytest.raises(kind, match=f"^{told}"):
         train(chosen, tmp_path / "run")
-
-
-def test_an_argument_that_a_block_refuses_is_no_divergence(
-    tmp_path: Path, chosen: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*given: Any, **options: Any) -> Any:
-        raise ValueError("context.draws: got none, needs ridge")
-
-    monkeypatch.setattr(loop, "measured", fails)
-    with pytest.raises(ValueError, match="^context.draws: got none, needs ridge$"):
-        train(chosen, tmp_path / "run")
-
-
-def test_a_score_that_is_not_finite_is_no_result(tmp_path: Path, chosen: Settings) -> None:
-    """The last update may be the one too many: no step follows that would notice."""
-    out = tmp_path / "run"
-    with pytest.raises(DivergedError, match="^step 1: (the held-out score after it|what a block is given) is not fin"):
-        train(small(chosen.data, steps=1, warmup=0, learning_rate=1e30), out)
-    assert not (out / "result.json").exists()
-    found = newest(out / "checkpoints", no_warning)
-    assert found is not None and found.step == 0
 
 
 @pytest.mark.parametrize(

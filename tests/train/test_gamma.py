@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import signal
-import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import refattn as ra
 from refattn import backends, counter
-from refattn.cli import cli
 from refattn.train import metrics, settings, step
-from refattn.train.folder import RunError
 from refattn.train.optimiser import adaptive_rate
-from tests.train.runs import SMALL, Listener, arguments, remains, train, write_text
+from tests.cli.command import run
+from tests.train.runs import SMALL, arguments, train, write_text
 
 GAMMA = 1.2e-4  # forces are about 0.06 here, and rates up to 3e-3
 
@@ -28,15 +23,6 @@ GAMMA = 1.2e-4  # forces are about 0.06 here, and rates up to 3e-3
 def chosen(data: str, **changes: Any) -> settings.Settings:
     block = {"steps": 3, "threshold": "soft", "learn_step": True, "learn_tau": True}
     return settings.build("graph_energy", SMALL | {"data": data, "gamma": GAMMA, "block": block} | changes)
-
-
-class Stopping(Listener):
-    """Interrupts a run after step 5."""
-
-    def step(self, row: Mapping[str, Any], steps: int) -> None:
-        super().step(row, steps)
-        if row["step"] == 5:
-            signal.raise_signal(signal.SIGINT)
 
 
 def test_the_rate_is_bounded_by_the_schedule_and_by_the_force(tmp_path: Path) -> None:
@@ -54,48 +40,13 @@ def test_the_rate_is_bounded_by_the_schedule_and_by_the_force(tmp_path: Path) ->
     assert plain[0] == {**{n: x for n, x in rows[0].items() if n != "force"}, "seconds": plain[0]["seconds"]}
 
 
-ONLY_MAIN = pytest.mark.skipif(
-    threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread"
-)
-
-
-@ONLY_MAIN
-def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    plan = chosen(write_text(tmp_path))
-    whole = remains(train(plan, tmp_path / "whole").folder)
-    assert not train(plan, tmp_path / "run", Stopping()).finished
-    train(plan, tmp_path / "run", resume=True)
-    left = remains(tmp_path / "run")
-    assert {n: x for n, x in left.items() if "step-00000005" not in n} == {
-        n: x for n, x in whole.items() if n in left
-    } and len(left["metrics.jsonl"]) == 12
-
-
-@ONLY_MAIN
-def test_a_run_that_began_before_there_was_a_gamma_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its configuration nor its checkpoint names the setting; it counts as its default."""
-    plan = chosen(write_text(tmp_path), gamma=None)
-    known = settings.Settings.to_json
-    with monkeypatch.context() as earlier:
-        earlier.setattr(
-            settings.Settings, "to_json", lambda self: {n: x for n, x in known(self).items() if n != "gamma"}
-        )
-        assert not train(plan, tmp_path / "run", Stopping()).finished
-    assert "gamma" not in json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
-    with pytest.raises(RunError, match=f"gamma: got {GAMMA}, the run in .* has None"):
-        train(chosen(plan.data), tmp_path / "run", resume=True)
-    assert train(plan, tmp_path / "run", resume=True).finished
-    whole = remains(train(plan, tmp_path / "whole").folder)
-    assert remains(tmp_path / "run")["metrics.jsonl"] == whole["metrics.jsonl"]
-
-
 def test_the_command_takes_it_and_names_what_has_none(tmp_path: Path) -> None:
     data = write_text(tmp_path)
     words = arguments(data, tmp_path / "run", gamma=GAMMA, steps=2)
     words[1] = "graph_energy"
-    assert CliRunner().invoke(cli, words).exit_code == 0
+    assert run(*words).exit_code == 0
     assert json.loads((tmp_path / "run" / "config.json").read_text())["settings"]["gamma"] == GAMMA
-    refused = CliRunner().invoke(cli, arguments(data, tmp_path / "other", gamma=GAMMA))
+    refused = run(*arguments(data, tmp_path / "other", gamma=GAMMA))
     assert refused.exit_code == 2 and "gamma: got 0.00012 with softmax, needs one of graph_energy" in refused.output
     with pytest.raises(ValueError, match=r"gamma: got 0.0, needs a finite number above 0"):
         chosen(data, gamma=0.0)

@@ -72,16 +72,6 @@ def test_each_line_is_there_at_once_and_by_one_write(tmp_path: Path) -> None:
     assert written == [b'{"step": 3, "text": "two\\nlines"}\n']
 
 
-def test_a_run_that_goes_on_has_each_step_once(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    write(path, *range(1, 8))
-    cut(path, 5)
-    write(path, *range(6, 11))
-    assert steps(path) == list(range(1, 11))
-    cut(path, 0)
-    assert path.read_bytes() == b""
-
-
 @given(step=st.integers(0, 6), lost=st.integers(0, 200))
 def test_a_file_that_was_cut_off_anywhere(tmp_path_factory: pytest.TempPathFactory, step: int, lost: int) -> None:
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
@@ -113,13 +103,6 @@ def test_cutting_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["metrics.jsonl"]
 
 
-def test_without_a_file(tmp_path: Path) -> None:
-    cut(tmp_path / "absent", 3)
-    assert os.listdir(tmp_path) == []
-    with pytest.raises(FileNotFoundError):
-        read(tmp_path / "absent")
-
-
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for broken in ('{"step": 2, "lo', "[]", '{"loss": 1.0}', '{"step": "2"}', "", "\udcff"):
@@ -130,14 +113,6 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match=r"metrics.jsonl: line 2 is no JSON object with a step: "):
                 function(path)
         assert path.read_bytes() == before
-
-
-def test_a_last_line_that_is_whole_is_no_broken_write(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    for wrong in ('{"loss": 1.0}', '{"step": 2, "loss": "low"}'):
-        path.write_text(f'{{"step": 1}}\n{wrong}\n')
-        with pytest.raises(ValueError, match="line 2 is no JSON object with a step: "):
-            read(path)
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,47 +114,8 @@ def test_one_step_by_hand() -> None:
     assert state.count["w"] == state.count["b"] == 1.0
 
 
-def test_no_gradient_is_decay_alone() -> None:
-    adam = AdamW(0.1, groups=(Group("*", 0.5),))
-    params = {"w": np.asarray([2.0, -3.0])}
-    moved, _ = adam.update(adam.start(params), params, {"w": np.zeros(2)})
-    assert np.array_equal(moved["w"], params["w"] * 0.95)
-
-
-def test_without_moments_it_is_the_sign_of_the_gradient() -> None:
-    adam = AdamW(0.1, beta1=0.0, beta2=0.0, epsilon=1e-12, groups=(Group("*"),))
-    params, gradients = {"w": np.zeros(3)}, {"w": np.asarray([1.0, -2.0, 5.0])}
-    moved, state = adam.update(adam.start(params), params, gradients)
-    np.testing.assert_allclose(moved["w"], [-0.1, 0.1, -0.1], rtol=1e-9)
-    moved, _ = adam.update(state, moved, gradients)
-    np.testing.assert_allclose(moved["w"], [-0.2, 0.2, -0.2], rtol=1e-9)
-
-
-def test_a_rate_of_zero_changes_moments_alone() -> None:
-    adam = AdamW(0.1)
-    params = nested(numbers(0))
-    moved, state = adam.update(adam.start(params), params, nested(numbers(1)), 0.0)
-    assert all(np.array_equal(x, y) for x, y in zip(*map(_leaves, (moved, params)), strict=True))
-    assert np.any(state.first["token_embedding"] != 0.0)
-
-
 def _leaves(params: Any) -> list[Any]:
     return list(tree.flatten(params).values())
-
-
-@given(scale=st.integers(-20, 20), seed=st.integers(0, 100))
-def test_the_scale_of_the_gradients_does_not_matter(scale: int, seed: int) -> None:
-    adam = AdamW(0.01, epsilon=1e-300)
-    results = []
-    for factor in (1.0, 2.0**scale):
-        params: Any = nested(numbers(seed))
-        state = adam.start(params)
-        for step in range(3):
-            gradients = {name: factor * x for name, x in numbers(seed + 1, step).items()}
-            params, state = adam.update(state, params, nested(gradients))
-        results.append(params)
-    for x, y in zip(*map(_leaves, results), strict=True):
-        assert np.array_equal(x, y)
 
 
 def test_columns_may_have_counts_of_their_own() -> None:
@@ -256,16 +218,6 @@ def test_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert norms[0] == pytest.approx(norms[1], rel=1e-14)
 
 
-def test_nothing_is_written_to() -> None:
-    adam = AdamW(0.1)
-    params, gradients = frozen(numbers(0)), frozen(numbers(1))
-    _, state = adam.update(adam.start(params), params, gradients)
-    before = {name: np.array(x) for name, x in tree.flatten(state).items()}
-    adam.update(state, params, clip(gradients, 1e-3)[0])
-    for name, x in tree.flatten(state).items():
-        assert np.array_equal(x, before[name])
-
-
 @dataclass(frozen=True)
 class Params:
     config: str
@@ -311,12 +263,6 @@ def test_decay_of_embeddings_and_the_rate_of_numbers() -> None:
     assert AdamW(0.1).group_of("w", np.ones((2, 2))).weight_decay == 0.1
 
 
-def test_the_first_group_counts() -> None:
-    adam = AdamW(0.1, groups=(Group("a*", 0.1), Group("ab", 0.2), Group("*", 0.3)))
-    leaf = np.ones(2)
-    assert [adam.group_of(name, leaf).weight_decay for name in ("a", "ab", "b")] == [0.1, 0.1, 0.3]
-
-
 def test_a_leaf_without_a_group_is_named() -> None:
     adam = AdamW(0.1, groups=(Group("w"), Group("*", axes=2)))
     params = {"w": np.ones(2), "layers": ({"b_q": np.ones(3)},)}
@@ -344,14 +290,6 @@ def test_clipping_bounds_the_norm_and_keeps_the_direction(seed: int, limit: floa
     np.testing.assert_allclose(scaled_flat * float(norm), flat * np.linalg.norm(scaled_flat), rtol=1e-12)
 
 
-@pytest.mark.parametrize("limit", [None, 100.0])
-def test_small_gradients_are_left_alone(limit: float | None) -> None:
-    gradients = nested(numbers(0))
-    same, norm = clip(gradients, limit)
-    assert all(x is y for x, y in zip(_leaves(same), _leaves(gradients), strict=True))
-    assert 0.0 < float(norm) < 100.0
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_norm_that_is_not_finite_scales_nothing(backend: Any, bad: float) -> None:
     gradients = {"a": backend.array([1.0, 2.0], "float32"), "b": backend.array([[bad], [1.0]], "float32")}
@@ -368,90 +306,43 @@ def test_the_norm_is_accumulated_in_float64(backend: Any) -> None:
         assert float(norm) == pytest.approx(5.0 * value, rel=1e-6)
 
 
-def test_zero_gradients_and_empty_leaves(backend: Any) -> None:
-    params = {"none": backend.array(np.zeros((0, 3))), "some": backend.array(np.ones(2))}
-    gradients = tree.zeros_like(params)
-    same, norm = clip(gradients, 1.0)
-    assert float(norm) == 0.0
-    adam = AdamW(0.1, groups=(Group("*"),))
-    moved, _ = adam.update(adam.start(params), params, same)
-    assert tuple(moved["none"].shape) == (0, 3)
-    assert backend.host(moved["some"]).tolist() == [1.0, 1.0]
-
-
-def test_under_jit_it_is_the_same() -> None:
-    jax = pytest.importorskip("jax")
-    adam = AdamW(0.05, groups=GROUPS)
-    params = nested({name: jax.numpy.asarray(x) for name, x in numbers(0).items()})
-    gradients = nested({name: jax.numpy.asarray(x) for name, x in numbers(1).items()})
-    template = adam.start(params)
-
-    def step(leaves: Any, params: Any, gradients: Any, limit: float) -> Any:
-        scaled, norm = clip(gradients, limit)
-        moved, state = adam.update(tree.unflatten(template, leaves), params, scaled)
-        return moved, tree.flatten(state), norm
-
-    for limit in (1.0, 1e3):
-        arguments = tree.flatten(template), params, gradients
-        jitted = jax.jit(step, static_argnums=3)(*arguments, limit)
-        for x, y in zip(jax.tree.leaves(jitted), jax.tree.leaves(step(*arguments, limit)), strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-13, atol=1e-14)
-
-
 # --- what is refused
+
+PARAMS = {"a": np.ones((2, 3)), "b": np.ones(2)}
+
+
+def updated(gradients: Any = PARAMS, rate: float = 1.0, **state: Any) -> Any:
+    """Update these parameters, with a part of the state exchanged."""
+    adam = AdamW(0.1)
+    start = adam.start(PARAMS)
+    return adam.update(replace(start, **{n: getattr(start, n) | x for n, x in state.items()}), PARAMS, gradients, rate)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "text"),
+    ("call", "error", "text"),
     [
-        ({"learning_rate": -1.0}, ValueError, "learning_rate: got -1.0, needs a finite number from 0"),
-        ({"learning_rate": "fast"}, TypeError, "learning_rate: got 'fast' of type str, needs a finite number"),
-        ({"beta1": 1.0}, ValueError, "beta1: got 1.0, needs a number below 1"),
-        ({"beta2": 1.5}, ValueError, "beta2: got 1.5, needs a finite number from 0 to 1"),
-        ({"epsilon": 0.0}, ValueError, "epsilon: got 0.0, needs a finite number above 0"),
+        (lambda: AdamW(-1.0), ValueError, "learning_rate: got -1.0, needs a finite number from 0"),
+        (lambda: AdamW("fast"), TypeError, "learning_rate: got 'fast' of type str, needs a finite number"),  # type: ignore[arg-type]
+        (lambda: AdamW(0.1, beta1=1.0), ValueError, "beta1: got 1.0, needs a number below 1"),
+        (lambda: AdamW(0.1, beta2=1.5), ValueError, "beta2: got 1.5, needs a finite number from 0 to 1"),
+        (lambda: AdamW(0.1, epsilon=0.0), ValueError, "epsilon: got 0.0, needs a finite number above 0"),
+        (lambda: Group("*", -0.1), ValueError, "weight_decay: got -0.1, needs a finite number from 0"),
+        (lambda: Group("*", rate=math.nan), ValueError, "rate: got nan, needs a finite number from 0"),
+        (lambda: Group(3), TypeError, "pattern: got int, needs a text"),  # type: ignore[arg-type]
+        (lambda: Group("*", axes=-1), ValueError, "axes: got -1, needs a whole number"),
+        (lambda: updated({"a": PARAMS["a"]}), ValueError, "gradients: lacks 'b'; needs exactly the 2 names of params"),
+        (lambda: updated(PARAMS | {"c": np.ones(2)}), ValueError, "gradients: has the unknown 'c'; needs exactly"),
+        (lambda: updated(PARAMS | {"b": np.ones(1)}), ValueError, "gradients: got 'b' of shape (1,), needs (2,) as in"),
+        (lambda: updated(PARAMS | {"b": np.ones(2, "f4")}), TypeError, "gradients: got 'b' of dtype float32, needs fl"),
+        (lambda: updated(count={"a": np.ones(3)}), ValueError, "state.count: got 'a' of shape (3,), needs (2, 3) as"),
+        (lambda: updated(first={"a": np.ones((2, 2))}), ValueError, "state.first: got 'a' of shape (2, 2), needs (2,"),
+        (lambda: updated(rate=math.inf), ValueError, "rate: got inf, needs a finite number from 0"),
+        (lambda: AdamW(0.1).start({"a": np.ones(2, "f2")}), TypeError, "params: got 'a' of dtype float16, needs floa"),
+        (lambda: clip({"a": np.ones(2)}, 0.0), ValueError, "limit: got 0.0, needs a finite number above 0"),
+        (lambda: clip({}, 1.0), ValueError, "gradients: got a tree without arrays"),
     ],
 )
-def test_wrong_settings(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_what_is_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error) as caught:
-        AdamW(**{"learning_rate": 0.1} | arguments)
-    assert text in str(caught.value)
-
-
-def test_wrong_groups() -> None:
-    with pytest.raises(ValueError, match="^weight_decay: got -0.1, needs a finite number from 0"):
-        Group("*", -0.1)
-    with pytest.raises(ValueError, match="^rate: got nan, needs a finite number from 0"):
-        Group("*", rate=math.nan)
-    with pytest.raises(TypeError, match="^pattern: got int, needs a text"):
-        Group(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="^axes: got -1, needs a whole number"):
-        Group("*", axes=-1)
-
-
-def test_trees_that_do_not_fit() -> None:
-    adam = AdamW(0.1)
-    params = {"a": np.ones((2, 3)), "b": np.ones(2)}
-    state = adam.start(params)
-    with pytest.raises(ValueError, match="^gradients: lacks 'b'; needs exactly the 2 names of params"):
-        adam.update(state, params, {"a": params["a"]})
-    with pytest.raises(ValueError, match="^gradients: has the unknown 'c'; needs exactly the 2 names"):
-        adam.update(state, params, params | {"c": params["a"]})
-    with pytest.raises(ValueError, match=r"^gradients: got 'b' of shape \(1,\), needs \(2,\) as in params"):
-        adam.update(state, params, params | {"b": np.ones(1)})
-    with pytest.raises(TypeError, match="^gradients: got 'b' of dtype float32, needs float64 as in params"):
-        adam.update(state, params, params | {"b": np.ones(2, dtype=np.float32)})
-    with pytest.raises(ValueError, match=r"^state.count: got 'a' of shape \(3,\), needs \(2, 3\) as in params"):
-        adam.update(replace(state, count=state.count | {"a": np.ones(3)}), params, params)
-    with pytest.raises(ValueError, match=r"^state.first: got 'a' of shape \(2, 2\), needs \(2, 3\) as in params"):
-        adam.update(replace(state, first=state.first | {"a": np.ones((2, 2))}), params, params)
-    with pytest.raises(ValueError, match="^rate: got inf, needs a finite number from 0"):
-        adam.update(state, params, params, math.inf)
-    with pytest.raises(TypeError, match="^params: got 'a' of dtype float16, needs float32 or float64"):
-        adam.start({"a": np.ones(2, dtype=np.float16)})
-
-
-def test_wrong_limits() -> None:
-    with pytest.raises(ValueError, match="^limit: got 0.0, needs a finite number above 0"):
-        clip({"a": np.ones(2)}, 0.0)
-    with pytest.raises(ValueError, match="^gradients: got a tree without arrays"):
-        clip({}, 1.0)
+        call()
+    assert str(caught.value).startswith(text)

@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +14,13 @@ import pytest
 
 from refattn import files
 from refattn.train import checkpoint, data, loop, metrics
-from refattn.train.checkpoint import CheckpointError
 from refattn.train.folder import RunError
 from refattn.train.settings import Settings, build
-from tests.train.runs import SMALL, Listener, Trained, remains, small, train, write_text
+from tests.train.runs import SMALL, Listener, Stopping, Trained, remains, small, train, write_text
 
 pytestmark = pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread alone"
 )
-
-
-class Interrupting(Listener):
-    """Sends this process signals when a step is told."""
-
-    def __init__(self, step: int, number: signal.Signals = signal.SIGINT, times: int = 1) -> None:
-        super().__init__()
-        self.at, self.number, self.times = step, number, times
-
-    def step(self, row: Mapping[str, Any], steps: int) -> None:
-        super().step(row, steps)
-        if row["step"] == self.at:
-            for _ in range(self.times):
-                signal.raise_signal(self.number)
-
-
-def stopped_within(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 1) -> None:
-    """Have the signals come in the middle of a step, when its batch is drawn."""
-
-    def batch(*arguments: Any, **options: Any) -> Any:
-        if options["step"] == step:
-            for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
-        return original(*arguments, **options)
-
-    original = data.batch
-    monkeypatch.setattr(data, "batch", batch)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +58,7 @@ def test_runs_of_other_blocks_go_on_to_the_same_bytes(
     few = build(mechanism, SMALL | {"data": chosen.data, "layers": 2, "steps": 5} | options)
     expected = remains(train(few, tmp_path / "whole").folder)
     out = tmp_path / "stopped"
-    assert not train(few, out, Interrupting(3)).finished
+    assert not train(few, out, Stopping(3)).finished
     assert remains(train(few, out, resume=True).folder) == expected
 
 
@@ -97,7 +69,7 @@ def test_a_run_that_is_stopped_after_any_step_goes_on_to_the_same_bytes(
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     for step in range(1, 13, 1 if number == signal.SIGINT else 5):
         out = tmp_path / f"stopped-{step}"
-        stopping = Interrupting(step, number)
+        stopping = Stopping(step, number)
         result = train(chosen, out, stopping)
         assert (result.finished, result.step, result.facts) == (False, step, {})
         assert stopping.lines[-1] == "interrupted: the step is finished and saved; once more stops at once"
@@ -119,51 +91,16 @@ def test_a_run_that_is_stopped_after_any_step_goes_on_to_the_same_bytes(
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def test_an_interrupt_within_a_step_waits_for_its_end(
-    tmp_path: Path, chosen: Settings, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped_within(monkeypatch, 6)
-    assert train(chosen, tmp_path / "run").step == 6
-    monkeypatch.undo()
-    assert metrics.read(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 6
-    train(chosen, tmp_path / "run", resume=True)
-    assert remains(tmp_path / "run") == whole
-
-
-def test_a_second_interrupt_stops_at_once(
-    tmp_path: Path, chosen: Settings, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped_within(monkeypatch, 6, times=2)
-    handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        train(chosen, tmp_path / "run")
-    assert signal.getsignal(signal.SIGINT) is handler
-    monkeypatch.undo()
-    assert metrics.read(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 5
-    report = Listener()
-    train(chosen, tmp_path / "run", report, resume=True)
-    assert report.lines[0] == "going on after step 4 of 12"
-    assert remains(tmp_path / "run") == whole
-
-
 def test_nobody_who_hears_of_an_interrupt_changes_nothing(tmp_path: Path, chosen: Settings) -> None:
     """The line may come into the middle of another one, which Python refuses, or the terminal may be gone."""
     for error in (RuntimeError("reentrant call"), BrokenPipeError()):
 
-        class Deaf(Interrupting):
+        class Deaf(Stopping):
             def say(self, text: str, error: Exception = error) -> None:
                 raise error
 
         result = train(chosen, tmp_path / type(error).__name__, Deaf(3))
         assert (result.finished, result.step) == (False, 3)
-
-
-def test_a_signal_that_is_ignored_stays_so(tmp_path: Path, chosen: Settings) -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        assert train(chosen, tmp_path / "run", Interrupting(3)).finished
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_outside_of_the_main_thread_a_run_works(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
@@ -177,7 +114,7 @@ def test_outside_of_the_main_thread_a_run_works(tmp_path: Path, chosen: Settings
 
 
 def stop_after(chosen: Settings, out: Path, step: int) -> None:
-    assert train(chosen, out, Interrupting(step)).step == step
+    assert train(chosen, out, Stopping(step)).step == step
 
 
 def test_without_a_checkpoint_a_run_starts_at_step_0(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
@@ -213,18 +150,6 @@ def test_what_a_death_in_the_first_moment_leaves_is_no_hindrance(
         assert remains(out) == whole
 
 
-def test_a_finished_run_makes_its_result_again(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
-    out = tmp_path / "whole"
-    facts = json.loads((out / "result.json").read_text())
-    for name in ("result.json", "sample.txt"):
-        (out / name).unlink()
-    report = Listener()
-    result = train(chosen, out, report, resume=True)
-    assert report.lines[0] == "going on after step 12 of 12" and not report.rows
-    assert result.finished and remains(out) == whole
-    assert result.facts["seconds"] == pytest.approx(facts["seconds"], abs=2e-3)
-
-
 def test_metrics_beyond_the_checkpoint_are_cut(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
     out = tmp_path / "run"
     stop_after(chosen, out, 4)
@@ -252,16 +177,6 @@ def test_metrics_that_are_broken_elsewhere_are_told(
     (out / "metrics.jsonl").write_text(kept)
     train(chosen, out, resume=True)
     assert remains(out) == whole
-
-
-def test_without_metrics_a_run_goes_on(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
-    out = tmp_path / "run"
-    stop_after(chosen, out, 4)
-    (out / "metrics.jsonl").unlink()
-    train(chosen, out, resume=True)
-    left = remains(out)
-    assert left.pop("metrics.jsonl") == whole.pop("metrics.jsonl")[4:]
-    assert left == whole
 
 
 # --- damage
@@ -292,18 +207,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     else:
         assert report.lines[0].startswith(f"{path}: ") and report.lines[1] == "going on after step 8 of 12"
     assert remains(out) == whole
-
-
-def test_where_no_checkpoint_is_whole_nothing_is_touched(
-    tmp_path: Path, chosen: Settings, whole: dict[str, Any]
-) -> None:
-    out = tmp_path / "whole"
-    for step in (8, 12):
-        cut_in_half(out / "checkpoints" / f"step-{step:08d}.safetensors")
-    before = remains(out)
-    with pytest.raises(CheckpointError, match="none of the checkpoints is whole"):
-        train(chosen, out, resume=True)
-    assert remains(out) == before
 
 
 # --- another run

@@ -129,11 +129,6 @@ def test_a_block_that_no_model_can_have_is_refused_at_once(mechanism: str, block
     assert str(caught.value).startswith(problem) and "needs" in str(caught.value)
 
 
-def test_a_mechanism_that_is_none() -> None:
-    with pytest.raises(ValueError, match="mechanism: got 'telepathy', needs one of softmax"):
-        build("telepathy", {})
-
-
 numbers = st.fixed_dictionaries(
     {},
     optional={
@@ -177,11 +172,6 @@ def test_options_of_the_block_are_merged_and_compared_one_by_one() -> None:
         "block.bias",
     ]
     assert differences({"old": 1, "same": 2}, {"new": 1, "same": 2}) == ["old", "new"]
-
-
-def test_a_run_that_is_shorter_than_the_warm_up_only_warms_up() -> None:
-    schedule = build("softmax", {"steps": 5, "warmup": 50, "learning_rate": 1.0}).schedule
-    assert [schedule(step) for step in range(1, 6)] == [0.25, 0.5, 0.75, 1.0, 0.05]
 
 
 def test_the_parts_take_their_numbers_from_the_settings() -> None:

@@ -151,15 +151,3 @@ def test_an_estimate_is_of_some_windows_and_the_same_ones_for_every_library(back
     assert score(params, part, 16) == pytest.approx(expected, rel=1e-13)
     assert score(tree.map_leaves(backend.array, params), part, 16) == pytest.approx(expected, rel=1e-12)
     assert score(params, part, 10**6) == score(params, part[:9])
-
-
-def test_a_model_that_knows_nothing_scores_eight_bits() -> None:
-    zeros: Any = tree.zeros_like(made())
-    for length in (2, 9, 100):
-        assert score(zeros, np.zeros(length, np.uint8)) == pytest.approx(8.0, rel=1e-14)
-
-
-def test_tokens_keep_their_values(backend: Arrays) -> None:
-    theirs = tree.map_leaves(backend.array, made())
-    tokens = to_tokens(theirs, np.arange(256).reshape(2, 128))
-    assert np.array_equal(backend.host(tokens), np.arange(256).reshape(2, 128))

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from refattn.golden.storage import has_gradient, round_to
+from refattn.golden.storage import has_gradient
 from refattn.mechanisms.record import Case, Mechanism, Unsupported
-from refattn.verify.blame.mutants import kernel
+from refattn.verify.blame.mutants import kernel, stored
 from refattn.verify.judge.budget import evaluate, truth
 from refattn.verify.judge.compare import judge
 from refattn.verify.outcome import Result, Truth, Verdict
@@ -25,12 +25,7 @@ def results(record: Mechanism, case: Case, known: Truth, dtype: str) -> Iterator
             found = evaluate(record, inputs, case.options, known.upstream.astype(np.float32), form)
         except Unsupported:
             continue
-        held = {name: round_to(x.astype(np.float64), known.stored[name]) for name, x in found.items()}
-        kept = {
-            name: x.astype("float32" if known.stored[name] == "bfloat16" else known.stored[name])
-            for name, x in held.items()
-        }
-        yield form, Result(kept, known.stored)
+        yield form, stored(found, known)
 
 
 def runs(record: Mechanism, dtype: str, least: int, step: int = 1) -> Iterator[tuple[str, tuple[Verdict, ...]]]:

@@ -13,7 +13,8 @@ import pytest
 import refattn as ra
 from refattn import backends, equations
 from refattn.golden.storage import chop_to, round_to
-from refattn.verify.blame.mutants import FAULTS, KINDS, Mutant, applies, census, changed_by, kernel, kill_rate, mutants
+from refattn.verify.blame.changes import KINDS, applies, changed_by
+from refattn.verify.blame.mutants import census, kernel, kill_rate, mutants, storing
 from refattn.verify.itself import gradients
 from refattn.verify.judge.budget import truth
 from refattn.verify.judge.compare import compare, judge
@@ -81,13 +82,10 @@ def test_every_equation_and_kind_has_mutants() -> None:
     found = mutants(RECORD)
     assert len(set(found)) == len(found)
     dense = equations.declared(RECORD.tagged[0])
-    assert {mutant.id for mutant in found if mutant.id} == set(dense)
-    assert {mutant.kind for mutant in found if not mutant.id} == {
-        *FAULTS,
-        *RECORD.conventions,
-        *RECORD.wrong_gradients,
-    }
-    assert {mutant.kind for mutant in found if mutant.id == "SM.1"} == set(KINDS)
+    equation = [mutant for mutant in found if mutant.kind == "equation"]
+    assert {mutant.of[0] for mutant in equation} == set(dense)
+    assert {str(mutant) for mutant in found if mutant not in equation} == {*map(str, storing(RECORD)), *RECORD.wrong}
+    assert {mutant.wrong for mutant in equation if mutant.of == ("SM.1",)} == set(KINDS)
 
 
 DTYPES = ("float32", "bfloat16", "float64", "float16")
@@ -110,8 +108,7 @@ def test_the_honest_kernel_passes_every_case(name: str, turn: int) -> None:
 
 
 def test_a_mutant_is_named_by_equation_and_kind() -> None:
-    assert str(Mutant("SM.1", "sign flipped")) == "SM.1 sign flipped"
-    assert str(Mutant("", "one NaN")) == "one NaN"
+    assert {"SM.1 sign flipped", "one NaN", "scale left out"} <= {str(mutant) for mutant in mutants(RECORD)}
 
 
 def test_truncation_is_told_from_rounding_by_its_bias() -> None:
@@ -162,9 +159,10 @@ def test_mutants_of_the_block_break_its_gradients(tag: equations.Tag, kind: str)
 @pytest.mark.slow
 def test_a_scale_that_is_2_percent_too_large_shows_in_bfloat16_in_the_output_alone() -> None:
     hidden = set()
+    mutant = next(one for one in mutants(RECORD) if one.name == "SM.1 scaled by 1.02")
     for case in RECORD.cases:
         known = truth(RECORD, case, "bfloat16", grad=False)
-        result = kernel(RECORD, case, known, "bfloat16", Mutant("SM.1", "scaled by 1.02"))
+        result = kernel(RECORD, case, known, "bfloat16", mutant)
         if all(verdict.agrees for verdict in judge(result, known) if verdict.tensor == "out"):
             hidden.add(case.name)
     # Where one key has all the weight, or all have the same, or there is none, the scale does not matter.

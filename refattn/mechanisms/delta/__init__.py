@@ -25,12 +25,10 @@ from refattn.mechanisms.delta.forms import segments as _segments
 from refattn.mechanisms.delta.forms import weights as _weights
 from refattn.mechanisms.delta.judge import loops as _loops
 from refattn.mechanisms.delta.judge.cases import CASES as _CASES
-from refattn.mechanisms.delta.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.delta.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.delta.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.delta.judge.questions import QUESTIONS as _QUESTIONS
-from refattn.mechanisms.delta.judge.stages import STAGES_IN_CHUNKS as _STAGES_IN_CHUNKS
-from refattn.mechanisms.delta.judge.wrong_gradients import WRONG_GRADIENTS as _WRONG_GRADIENTS
+from refattn.mechanisms.delta.judge.wrong import WRONG as _WRONG
 from refattn.mechanisms.delta.layer import block as _block
 from refattn.mechanisms.delta.layer import stream as _stream
 from refattn.mechanisms.delta.layer.pictures import PICTURES as _PICTURES
@@ -61,8 +59,7 @@ record = Mechanism(
     laws=("linear_in_v", "sequence_padding", "causal", "truncation", "independent", "workers", "repeatable"),
     magnitudes=_MAGNITUDES,
     stored=_STORED,
-    conventions=_CONVENTIONS,
-    wrong_gradients=_WRONG_GRADIENTS,
+    wrong=_WRONG,
     outputs={"state": "X"},
     differentiable=("scale",),
     one_sequence=True,
@@ -86,6 +83,5 @@ record = Mechanism(
     tiled=False,
     stream=ModuleStream(_stream, _BLOCK),
     pictures=_PICTURES,
-    variants=_STAGES_IN_CHUNKS,
     questions=_QUESTIONS,
 )

@@ -35,9 +35,9 @@ from refattn.mechanisms.graph_energy.judge import level_loops as _level_loops
 from refattn.mechanisms.graph_energy.judge import levels as _levels
 from refattn.mechanisms.graph_energy.judge import loops as _loops
 from refattn.mechanisms.graph_energy.judge.cases import CASES as _CASES
-from refattn.mechanisms.graph_energy.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.graph_energy.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.graph_energy.judge.magnitudes import STORED as _STORED
+from refattn.mechanisms.graph_energy.judge.wrong import WRONG as _WRONG
 from refattn.mechanisms.graph_energy.layer import block as _block
 from refattn.mechanisms.graph_energy.layer import diagnostics as _diagnostics
 from refattn.mechanisms.graph_energy.layer import hierarchy as _hierarchy
@@ -64,7 +64,6 @@ from refattn.mechanisms.graph_energy.options import (
     Start,
 )
 from refattn.mechanisms.graph_energy.system import energy, longest_step, residual, steps_taken
-from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
 __all__ = [
@@ -134,8 +133,7 @@ record = Mechanism(
     ),
     magnitudes=_MAGNITUDES,
     stored=_STORED,
-    conventions=_CONVENTIONS,
-    wrong_gradients=_of_group_gradients(_core),
+    wrong=_WRONG,
     differentiable=("mu", "kappa", "scale", "step", "tau", "coefficients"),
     one_sequence=True,
     configs=(

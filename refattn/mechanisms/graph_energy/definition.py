@@ -1,12 +1,12 @@
 """Graph energy attention: how much each token counts is settled between the tokens, by a flow on their graph.
 
-In softmax attention only the query decides how two tokens compare. Here every token also has a score x_i between 0 and
-1, the same for all queries: how much it counts. The score starts from how well the token matches itself. The tokens are
-the nodes of a graph, whose links say how alike two tokens are. Along the links the scores pull at one another, while
-each is also held where it started. So a token that stands out alone, among tokens that do not count, comes to count
-less. A threshold then drops the tokens whose scores are small: they get exactly no attention. The others keep their
-softmax weights, each multiplied by its score, and the weights of a query are divided by their sum. If all scores are
-equal and none is dropped, this is softmax attention.
+The purpose: tokens that no similar token supports get no attention at all, for any query. So every token has a score
+x_i between 0 and 1, the same for all queries: how much it counts. It starts from s_ii, the one score that belongs to
+the token alone. As q and k are learned, training decides which tokens have a large one. The tokens are the nodes of a
+graph, whose links say how alike two tokens are. Along the links the scores pull at one another, while each is also held
+where it started. So a token that stands out alone comes to count less. A threshold drops the tokens whose scores are
+small. The others keep their softmax weights, each multiplied by its score, and the weights of a query are divided by
+their sum. If all scores are equal and none is dropped, this is softmax attention.
 
     [GE.1]  s_ij = q_i . k_j / sqrt(d)                  how well token j matches query i
     [GE.2]  a_ij = exp(s_ij) / sum_l exp(s_il)          softmax attention
@@ -18,8 +18,8 @@ equal and none is dropped, this is softmax attention.
     [GE.8]  x'_i = x_i + h rate_i                       x after a step of length h; there are `steps` of them
     [GE.9]  y_j = x_j if x_j >= tau, else 0             of the last x: the score of a token that is kept, 0 if dropped
     [GE.10]  u_ij = a_ij y_j                            the part of token j in what query i reads
-    [GE.11]  z_i = sum_j u_ij, or 1 if that is 0        it is 0 if no token is kept
-    [GE.12]  p_ij = u_ij / z_i                          if no token is kept: 1 for the j of the largest a_ij x_j, else 0
+    [GE.11]  z_i = sum_j u_ij, or 1 if that is 0        it is 0 if no token is kept; 1 avoids 0 / 0
+    [GE.12]  p_ij = u_ij / z_i                          if no token is kept, i reads only the j of the largest a_ij x_j
     [GE.13]  o_i = sum_j p_ij v_j
 
 The links of a token, that to itself included, sum to 1: so the pull, and with it the step that is allowed, does not
@@ -34,24 +34,24 @@ n is not symmetric, because each row is divided by its own sum. But pi_i n_ij = 
 the terms in which x_i comes first equal those in which it comes second, and that cancels the 1/2. The derivative of
 1 - cos is the sine, and dE/dx_i = -pi_i rate_i. The rate is thus the steepest descent of E, if a move by m is measured
 by sum_i pi_i m_i^2. While x flows, E changes by sum_i dE/dx_i rate_i = -sum_i pi_i rate_i^2 per unit of time, which is
-never positive. This is why links are made from r: a is not symmetric and has in general no such pi, and a flow along it
-need not go down any energy of this form.
+never positive. This is why links are made from r: exp(s_ij) is not symmetric, so a has in general no such pi, and a
+flow along it need not go down any energy of this form.
 
 Why a sine: the energy asks for an odd function, so that pi_i n_ij sin(x_j - x_i) is opposite for i and j. Any odd
-function that rises would do. The sine is the source's, and for differences below 1 it is nearly the difference itself.
+function that rises would do. The sine is the source's. For differences up to 1 it is the difference within 16 %.
 
-The numbers: mu says how strongly a score is held where it started, kappa how strongly its neighbours pull. Their ratio
-decides where the flow ends; both are 1, so that neither is preferred. E curves by at most mu + 2 kappa in the measure
-above, so a step lowers E if h is at most 2 / (mu + 2 kappa); the default 1/3 is half of that. If h (mu + kappa) <= 1,
-no score leaves the range from 0 to 1. There the sine rises with the difference, so E is convex, and if mu > 0 it has
-one lowest point. The largest distance of a score from it shrinks by 1 - h mu in each step, so that 10 steps leave at
-most (2/3)^10, 2 percent. tau, above 0, is how much a token must count to be kept: a token with s_ii = 0 starts at 1/2,
-and the default 0.4 drops those that end clearly below that.
+The ratio of mu and kappa decides where the flow ends; both are 1, so that neither is preferred. Along a move of length
+1 in the measure above, the second derivative of E is at most mu + 2 kappa. So a step cannot raise E if h is at most
+2 / (mu + 2 kappa); the default 1/3 is half of that. If h (mu + kappa) <= 1, no score leaves the range from 0 to 1.
+There the sine rises with the difference, so E is convex, and if mu > 0 it has one lowest point. The largest distance of
+a score from it is multiplied by at most 1 - h mu in each step: 10 steps leave at most (2/3)^10, 2 percent. tau is above
+0. A token with s_ii = 0 starts at 1/2, and the default 0.4 drops those that end clearly below that.
 
-Backwards, for the gradient do of o: dGE.n is the gradient with respect to the value of GE.n. The choices, which tokens
-are dropped and which is the largest, are taken as fixed. So nothing flows back through what they make constant: y_j of
-a token that is dropped, u and z if no token is kept; and tau gets no gradient. The steps are gone through from the last
-to the first. x', rate and c are those of the step, x is what it began with.
+Backwards, for the gradient do of o: dGE.n is the gradient with respect to the value of GE.n. Which tokens are dropped,
+and which is the largest, is taken as fixed. So tau gets no gradient. If no token is kept, q and k get none, only v. A
+token that is dropped still gets one through its pull on others. The steps are gone through from the last to the first.
+x', rate and c are those of the step, x is what it began with; GE.before is that x. One mu, kappa and h serve all
+batches and heads: their gradients sum over these, too.
 
     [dGE.v]  dv_j = sum_i p_ij do_i
     [dGE.12]  dp_ij = do_i . v_j
@@ -74,18 +74,19 @@ to the first. x', rate and c are those of the step, x is what it began with.
     [dGE.k]  dk_j = sum_i ds_ij q_i / sqrt(d)
 
 Axes: b batch, h head, i token that attends and is pulled, j token that is attended and pulls, d width of q and k, e of
-v; in formulas h is the length of a step. q, k and v are of the same tokens. It is not causal: all queries share one
-score, and the flow mixes those of all tokens.
+v; in formulas h is the length of a step, and b_i a start. q, k and v are of the same tokens. It is not causal: all
+queries share one score, and the flow mixes those of all tokens.
 
 Source: F. Preetham 2023, Graph Dynamical Systems and Odd Analytic Coupling, Medium: graph, rate, energy, threshold. Its
-formulas are lost, and it does not say how links become symmetric or how scores weigh attention. D. Sclosa 2023, From
-Combinatorics to Geometry: The Dynamics of Graph Gradient Diffusion, arXiv:2308.08311: GE.6 is its equation 1 with
+formulas are lost; GE.3 to GE.5, what holds a score in GE.7, and GE.10 to GE.12 are choices made here. D. Sclosa 2023,
+From Combinatorics to Geometry: The Dynamics of Graph Gradient Diffusion, arXiv:2308.08311: GE.6 is its equation 1 with
 weights.
 """
 
 import math
 from typing import NamedTuple
 
+# namespace(x): the library of x; arange(0, n, x): like x; transpose: last two axes; paper_alone: refuses other options
 from refattn.ops.plain import paper_alone, softmax, softmax_backward
 from refattn.xp import Array, arange, eye_like, namespace, transpose, zeros
 
@@ -139,7 +140,7 @@ def forward(
     kept = xp.where(dropped, 0.0, x)  # (b, h, j, 1) [GE.9]
     parts = attention * transpose(kept)  # (b, h, i, j) [GE.10]
     sums = xp.sum(parts, axis=-1, keepdims=True)  # (b, h, i, 1)
-    filled = sums != 0.0  # (b, h, i, 1): whether query i reads a token that is kept
+    filled = sums != 0.0  # (b, h, i, 1): per query, as a_ij of all kept tokens may round to 0
     total = xp.where(filled, sums, 1.0)  # (b, h, i, 1) [GE.11]
     best = xp.argmax(attention * transpose(x), axis=-1, keepdims=True)  # (b, h, i, 1): which a_ij x_j is the largest
     alone = xp.astype(arange(0, q.shape[2], like=q) == best, q.dtype)  # (b, h, i, j): 1 there, else 0

@@ -29,7 +29,7 @@ from refattn.mechanisms.growing.core import Saved, backward, contract, forward, 
 from refattn.mechanisms.growing.growth import step as _step
 from refattn.mechanisms.growing.judge.beside import twice as _twice
 from refattn.mechanisms.growing.judge.cases import CASES as _CASES
-from refattn.mechanisms.growing.judge.conventions import CONVENTIONS as _CONVENTIONS
+from refattn.mechanisms.growing.judge.wrong import WRONG as _WRONG
 from refattn.mechanisms.growing.layer import block as _block
 from refattn.mechanisms.growing.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.record import Example as _Example
@@ -53,7 +53,7 @@ record = _replace(
     core=_core,
     block=_BLOCK,
     cases=_CASES,
-    conventions=_CONVENTIONS,
+    wrong=_WRONG,
     configs=(),
     stream=KeyValueStream(_BLOCK),
     grow=_step,

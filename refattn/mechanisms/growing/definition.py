@@ -1,26 +1,27 @@
 """Growing attention: a head that is too narrow for the scores that the loss asks for gets new columns.
 
-A head makes queries y w_q and keys y w_k of the tokens y. Its scores are y M y^T with a kernel M = scale w_q w_k^T. The
-rank of M is at most d, the width of the head. If the loss asks for scores that no kernel of this rank has, training the
-d columns cannot reach them: the head needs more columns. How many, and which?
+A head makes queries y w_q and keys y w_k of the tokens y, with no biases and no rotation by position. Its scores are
+y M y^T with a kernel M = scale w_q w_k^T, whose rank is at most d, the width of the head. If the loss asks for scores
+that no kernel of this rank has, training cannot reach them: the head needs more columns. How many, and which?
 
 The backward of attention knows. On its way it has g, the gradient of the loss with respect to each score before the
 softmax (0 if the score is masked). Scores are linear in M, so g gives the gradient N with respect to M, which may have
 any rank. A growth step moves M against N, as far as the loss says. Then it takes the nearest kernel of rank d + c, and
-the two factors of that are the new weights, wider by c columns. The scale, such as 1 / sqrt(d) of the first d, is
-stored and stays, so that old columns go on to mean the same. With the tokens and the loss that g comes from, a step is
+the two factors of that are the new weights, wider by c columns. Nothing else grows. The scale, such as 1 / sqrt(d) of
+the first d, stays, so that old columns go on to mean the same. With the tokens and the loss of g, a step is
 
     heads = heads_of(w_q, w_k, scale=scale)
     planned = plan(heads, observe(y, g))
     c = columns_of(planned)
     amplitude = search(lambda a: loss(*grow(heads, planned, columns=c, amplitude=a)), slope_of(planned, c))
-    w_q, w_k = grow(heads, planned, columns=c, amplitude=amplitude)
+    if amplitude > 0.0:  # at 0, new columns would be 0 in both factors and never learn
+        w_q, w_k = grow(heads, planned, columns=c, amplitude=amplitude)
 
     [GROW.1]  M = scale w_q w_k^T                       the kernel of a head
     [dGROW.1]  N = sum over sequences of y^T g y        a change E of M changes the loss by <g, y E y^T> = <N, E>
     [GROW.2]  C = sum over sequences of y^T y           which directions tokens take
 
-Here <X, Y> is the sum of all X_ij Y_ij, and |X|^2 = <X, X>. The heads share C, A, W, V, nu, the amplitude and c.
+Here <X, Y> is the sum of all X_ij Y_ij, and |X|^2 = <X, X>. V and K below are no values and keys.
 
 What a change costs. N is right while the scores change little, for these are what the loss reads. So the cost of E is
 the sum over sequences of |y E y^T|^2 = <E, C_1 E C_1>, where C_1 = y^T y. Let each C_1 be replaced by their mean, C / b
@@ -32,23 +33,23 @@ is |W E W^T|^2: Z = W E W^T is the change in units of what it costs.
 
 So W^T W = A + damping mean(lambda) 1. Undamped, columns along directions that hardly any token takes could be huge.
 
-Where to go. E = V Z V^T, so the loss changes by <N, V Z V^T> = <V^T N V, Z> = <G, Z>. Of all Z with |Z| = |G| the best
-is -G, which as a change of M is -D. Its cost |G|^2 is about the sum of the squares of what it does to scores.
+Where to go. E = V Z V^T, so the loss changes by <N, V Z V^T> = <V^T N V, Z> = <G, Z>. Of all Z of one length, the best
+is along -G, which as a change of M is -D. It costs |G|^2, so nu is about the root mean square change of a score by it.
 
     [GROW.5]  G = V^T N V                               the gradient with respect to Z
     [GROW.6]  H = (1 - P_q) G (1 - P_k)                 P_q and P_k project on the columns of W w_q and W w_k
-    [GROW.7]  sigma = the singular values of H          the largest first: what each new column is worth
-    [GROW.8]  D = V G V^T
-    [GROW.9]  nu = |G| / sqrt(number of scores)         of all heads: about what D does to a score, in root mean square
+    [GROW.7]  sigma = the singular values of H          the largest first: sigma_r^2 is what the r-th column is worth
+    [GROW.8]  D = V G V^T                               which is (W^T W)^-1 N (W^T W)^-1
+    [GROW.9]  nu = |G| / sqrt(number of scores)         of all heads
 
 What columns are worth. To first order, changes dw_q and dw_k of the old columns change Z by scale times
 W dw_q (W w_k)^T + W w_q (W dw_k)^T. X is at right angles to all of these if X W w_k = 0 and (W w_q)^T X = 0. H is the
 part of G for which that holds: it is out of reach for old columns. A new column of w_q and one of w_k add to Z a matrix
 of rank 1. Of all such out of reach and of length 1, minus the first singular pair of H lowers the loss most: sigma_1.
 
-How many. All heads get the same c. The r-th new column is worth while if, summed over heads, sigma_r^2 is more than 2 %
-of |H|^2; less may be noise of the batch. One growth adds at most 4, and no more than m - d: then M has any rank.
-Whether to grow at all is for the caller to say.
+How many. The heads share C, A, W, V, nu, the amplitude and c. The r-th new column is worth while if, summed over heads,
+sigma_r^2 is more than 2 % of |H|^2; less may be noise of the batch. One growth adds at most 4, and no more than m - d.
+2 %, 4, damping 0.01 and the first amplitude 0.5 are chosen by hand. Whether to grow at all is for the caller to say.
 
     [GROW.10]  F = M - amplitude D / nu                 of any rank; scores change by about the amplitude
     [GROW.11]  K = W F W^T                              in units of cost
@@ -61,18 +62,19 @@ Whether to grow at all is for the caller to say.
     [GROW.18]  w_k' = R O / sqrt(scale)
 
 Why these factors. M' = (L T) (R T^-T)^T for any T that has an inverse. L and R are equally large: the gradient of one
-is N times the other, so a large one and a small one would learn at different speeds. An optimiser keeps a state for
-each column, such as a momentum, so columns stay near where they were: of all rotations, O brings L O and R O nearest to
-(w_q, 0) and (w_k, 0), the old weights with c columns of zeros behind. O may turn new ones among themselves.
+is N times the other, so unequal ones would learn unequally fast. An optimiser keeps a state for each column, such as
+a momentum (zeros for new ones). So after balancing, one O for both, which leaves M' as it is, brings L O and R O as
+near as a rotation can to (w_q, 0) and (w_k, 0): the old weights, then c columns of zeros. O may mix the new ones.
 
-How far. If w_q and w_k have rank d and the amplitude is small, K' keeps of G what old columns can do, G - H, and of H
-the c largest singular values. The loss falls by the square of what is kept (all summed over heads):
+How far. To first order, a matrix of rank d can follow any change but H without gaining rank. So if w_q and w_k have
+rank d, the cut to d + c keeps of -G all but H, and of -H the best matrix of rank c. A small step is amplitude / nu
+times what is kept, so the loss falls by amplitude / nu times the square of its length (all summed over heads):
 
     [GROW.19]  slope = -(|G|^2 - sum_(r > c) sigma_r^2) / nu    the derivative of the loss by the amplitude, at 0
 
 If causal, g is 0 where scores are masked, so N needs nothing, and the number of scores counts the others. C has the
-masked pairs, too, or the cost would not be <E, A E A>. So nu may be too large: by about sqrt(2) if D changes all
-scores alike. The mean C_1 and damping make it inexact, too. It is only the unit of the amplitude, which is searched.
+masked pairs, too, or the cost would not be <E, A E A>. So D is not quite the best direction, and nu may be too large,
+by about sqrt(2) if D changes all scores alike. The search makes up for nu: it is only the unit of the amplitude.
 
 Axes: b sequence, h head, i and j token (n of them), m width of tokens, d width of a head, u that of a grown one, d + c.
 
@@ -85,6 +87,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+# namespace(x): the library of x; zeros(shape, x): like x; transpose: last two axes
 from refattn.xp import Array, namespace, transpose, zeros
 
 
@@ -113,6 +116,7 @@ class Plan(NamedTuple):
     back: Array  # V
     whole: Array  # G
     worth: Array  # sigma
+    room: int  # m - d
     way: Array  # D
     size: Array  # nu
 
@@ -149,14 +153,15 @@ def plan(heads: Heads, statistics: Statistics, *, damping: float = 0.01) -> Plan
     worth = xp.linalg.svdvals(beyond)  # (h, m) [GROW.7]
     way = back @ whole @ transpose(back)  # (h, m, m) [GROW.8]
     size = xp.sqrt(xp.sum(whole * whole) / statistics.scores)  # () [GROW.9]
-    return Plan(whiten, back, whole, worth, way, size)
+    room = max(0, heads.w_q.shape[1] - heads.w_q.shape[2])
+    return Plan(whiten, back, whole, worth, room, way, size)
 
 
 def columns_of(planned: Plan, *, share: float = 0.02, most: int = 4) -> int:
     """Return how many new columns are worth while: c. The loss falls along one as sigma^2 / nu, hence the squares."""
     xp = namespace(planned.worth)
     squares = xp.sum(planned.worth * planned.worth, axis=0)  # (m): of all heads
-    return min(most, int(xp.sum(xp.astype(squares > share * xp.sum(squares), xp.int64))))
+    return min(most, planned.room, int(xp.sum(xp.astype(squares > share * xp.sum(squares), xp.int64))))
 
 
 def grow(heads: Heads, planned: Plan, *, columns: int, amplitude: float) -> tuple[Array, Array]:

@@ -26,14 +26,13 @@ from refattn.mechanisms.higher_order.forms.state import merge as merge_states
 from refattn.mechanisms.higher_order.forms.state import merge_backward as merge_states_backward
 from refattn.mechanisms.higher_order.judge import loops as _loops
 from refattn.mechanisms.higher_order.judge.cases import CASES as _CASES
-from refattn.mechanisms.higher_order.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.higher_order.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.higher_order.judge.magnitudes import STORED as _STORED
+from refattn.mechanisms.higher_order.judge.wrong import WRONG as _WRONG
 from refattn.mechanisms.higher_order.layer import block as _block
 from refattn.mechanisms.higher_order.layer import stream as _stream
 from refattn.mechanisms.higher_order.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.higher_order.options import NORMALISERS as _NORMALISERS
-from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
 __all__ = ["Saved", "State", "backward", "empty_state", "forward", "merge_states", "merge_states_backward", "record"]
@@ -72,8 +71,7 @@ record = Mechanism(
     ),
     magnitudes=_MAGNITUDES,
     stored=_STORED,
-    conventions=_CONVENTIONS,
-    wrong_gradients=_of_group_gradients(_core),
+    wrong=_WRONG,
     stream=ModuleStream(_stream, _BLOCK),
     pictures=_PICTURES,
 )

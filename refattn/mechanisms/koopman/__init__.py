@@ -25,9 +25,9 @@ from refattn.mechanisms.koopman.core import Saved, backward, forward
 from refattn.mechanisms.koopman.judge import loops as _loops
 from refattn.mechanisms.koopman.judge.cases import CASES as _CASES
 from refattn.mechanisms.koopman.judge.cases import LIMITED as _LIMITED
-from refattn.mechanisms.koopman.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.koopman.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.koopman.judge.magnitudes import STORED as _STORED
+from refattn.mechanisms.koopman.judge.wrong import WRONG as _WRONG
 from refattn.mechanisms.koopman.layer import block as _block
 from refattn.mechanisms.koopman.layer import pointer as _pointer
 from refattn.mechanisms.koopman.layer import stream as _stream
@@ -35,7 +35,6 @@ from refattn.mechanisms.koopman.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.koopman.options.fits import Separable, Stein
 from refattn.mechanisms.koopman.options.kernel import Linear, Matern32, Matern52, Own, Polynomial, Rbf
 from refattn.mechanisms.koopman.options.perturbation import Identity, KoopmanInverseError, Pencil, Shift
-from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
 __all__ = [
@@ -87,8 +86,7 @@ record = Mechanism(
     ),
     magnitudes=_MAGNITUDES,
     stored=_STORED,
-    conventions=_CONVENTIONS,
-    wrong_gradients=_of_group_gradients(_core),
+    wrong=_WRONG,
     differentiable=_core.DIFFERENTIABLE,
     families=_core.FAMILIES,
     # A strong perturbation that inverts, two transitions, and a jitter that means the same in every dtype.

@@ -12,7 +12,7 @@ Every update repeats KOOP.2 to KOOP.4 with the newest query x = q^{r-1}, and fro
 are the keys that query i sees, and P_op = <g_o, pi_p> is (k_o)_p::
 
     [KOOP.1]  G_oo' = k(k_o, k_o') + delta I_oo'
-    [KOOP.visible]  G^i_oo' = G_oo' if o, o' in J(i), else (1 + delta) I_oo'       what is called G from here on
+    [KOOP.visible]  G_oo'^i = G_oo' if o, o' in J(i), else (1 + delta) I_oo'       what is called G from here on
     [KOOP.2]  s_ij = x_i . k_j / sqrt(d)                   similarity "kernel": k(x_i, k_j)
     [KOOP.masked]  m_ij = s_ij if j in J(i), else -inf
     [KOOP.3]  w_ij = exp(m_ij) / sum_j exp(m_ij)           0 where J(i) is empty

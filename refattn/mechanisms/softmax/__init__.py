@@ -23,11 +23,10 @@ from refattn.mechanisms.softmax.core import Saved, backward, forward
 from refattn.mechanisms.softmax.judge import loops as _loops
 from refattn.mechanisms.softmax.judge import parts as _parts
 from refattn.mechanisms.softmax.judge.cases import CASES as _CASES
-from refattn.mechanisms.softmax.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.softmax.judge.kernel_sizes import KERNEL_SIZES as _KERNEL_SIZES
 from refattn.mechanisms.softmax.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.softmax.judge.magnitudes import STORED as _STORED
-from refattn.mechanisms.softmax.judge.wrong_gradients import WRONG_GRADIENTS as _WRONG_GRADIENTS
+from refattn.mechanisms.softmax.judge.wrong import WRONG as _WRONG
 from refattn.mechanisms.softmax.layer import block as _block
 from refattn.mechanisms.softmax.layer.pictures import PICTURES as _PICTURES
 
@@ -75,8 +74,7 @@ record = Mechanism(
     ),
     magnitudes=_MAGNITUDES,
     stored=_STORED,
-    conventions=_CONVENTIONS,
-    wrong_gradients=_WRONG_GRADIENTS,
+    wrong=_WRONG,
     outputs={"lse": "SM.lse", "max": "SM.largest"},
     before={"SM.kept": "SM.4", "SM.2": "SM.biased", "SM.biased": "SM.capped", "SM.capped": "SM.1"},
     summed_first={"SM.3": ("SM.kept", "SM.4")},

@@ -7,13 +7,14 @@ What to read, in this order:
 1. `definition.py`, the paper alone: a layer, forward and backward;
 2. `dense.py`, its force with all options (`core.py` is the public call of it);
 3. `oracles/softmax.py`, what a block makes of it with its matrices: the force and the velocity of tokens;
-4. `presymplectic_euler.py`, the step for any force: kick, damp, drift;
+4. `integrators/one_call.py`, the step for any force: kick, damp, drift;
 5. `layer/block.py`, a layer: the attention step, a norm of the momentum, the MLP step (`layer/mlp.py`).
 
 Beside these:
 
 - `params.py`, the parameters of a block;
-- `integrators/`, a file for every other integrator, and the kinds of damping;
+- `integrators/`, what the step makes of the momentum (`coefficients.py`, `damping.py`), and the methods of two steps
+  and of four calls;
 - `oracles/`, linear attention, the same with matrices for momenta, the Hamiltonian of all tokens, dropout, noise, and
   what decoding keeps of the past;
 - `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, restarts, decoding,
@@ -31,12 +32,10 @@ from typing import Any
 
 from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.entry import defaults_of as _defaults_of
-from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.sympformer import core as _core
 from refattn.mechanisms.sympformer import definition as _definition
 from refattn.mechanisms.sympformer import dense as _dense
-from refattn.mechanisms.sympformer import presymplectic_euler as _presymplectic_euler
 from refattn.mechanisms.sympformer.baselines import attend as _attend
 from refattn.mechanisms.sympformer.baselines import attend_linear as _attend_linear
 from refattn.mechanisms.sympformer.baselines import connection as _connection
@@ -44,20 +43,20 @@ from refattn.mechanisms.sympformer.baselines import connection_signed as _connec
 from refattn.mechanisms.sympformer.core import Saved, backward, forward
 from refattn.mechanisms.sympformer.geometry import prefixes as _prefixes
 from refattn.mechanisms.sympformer.geometry import step as _step
-from refattn.mechanisms.sympformer.integrators import copies as _copies
-from refattn.mechanisms.sympformer.integrators import drift as _drift
+from refattn.mechanisms.sympformer.integrators import damping as _damping
 from refattn.mechanisms.sympformer.integrators import rotation as _rotation
-from refattn.mechanisms.sympformer.integrators import two_steps as _two_steps
 from refattn.mechanisms.sympformer.judge import loops as _loops
 from refattn.mechanisms.sympformer.judge.cases import CASES as _CASES
 from refattn.mechanisms.sympformer.judge.cases import EXAMPLE as _EXAMPLE
-from refattn.mechanisms.sympformer.judge.conventions import CONVENTIONS as _CONVENTIONS
+from refattn.mechanisms.sympformer.judge.wrong import WRONG as _WRONG
 from refattn.mechanisms.sympformer.layer import block as _block
 from refattn.mechanisms.sympformer.layer import mlp as _mlp
 from refattn.mechanisms.sympformer.layer import restart as _restart
 from refattn.mechanisms.sympformer.layer import stream as _stream
 from refattn.mechanisms.sympformer.layer import tables as _tables
-from refattn.mechanisms.sympformer.layer.config import MODULES as _MODULES
+from refattn.mechanisms.sympformer.layer.config import INTEGRATORS as _INTEGRATORS
+from refattn.mechanisms.sympformer.layer.config import ORACLES as _ORACLES
+from refattn.mechanisms.sympformer.layer.config import module_of as _module_of
 from refattn.mechanisms.sympformer.layer.learned import learned as _learned
 from refattn.mechanisms.sympformer.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.sympformer.layer.presets import PRESETS as _PRESETS
@@ -105,9 +104,7 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
 """Every integrator, and with them every other choice; those of several steps go on in the tests of the block."""
 
 _SHARED = (
-    _drift,
-    _two_steps,
-    _copies,
+    _damping,
     _rotation,
     _attend,
     _attend_linear,
@@ -117,7 +114,7 @@ _SHARED = (
     _tables,
     _restart,
 )
-_AROUND = (_presymplectic_euler, *(m for m in _MODULES.values() if m is not _presymplectic_euler), *_SHARED)
+_AROUND = (*dict.fromkeys(map(_module_of, (*_INTEGRATORS.values(), *_ORACLES.values()))), *_SHARED)
 
 record = Mechanism(
     name="sympformer",
@@ -137,8 +134,7 @@ record = Mechanism(
     # The weights of the values and the adjoint of the scores, before their products, and the gradient of u, which one
     # pass over the pairs hands to the next.
     stored=dict.fromkeys(("SYMP.11", "dSYMP.10", "dSYMP.5")),
-    conventions=_CONVENTIONS,
-    wrong_gradients=_of_group_gradients(_core),
+    wrong=_WRONG,
     outputs={"log_z": "SYMP.7"},
     around=_AROUND,
     further=(_noise, _step, _prefixes),

@@ -20,11 +20,12 @@ s_ji by its second is the same. x_i is in z_i by all s_ij, and in each z_j by s_
     -dH/dx_i = 1/(2n) sum_j exp(s_ij) ((u_i + 1) + (u_j + 1)) D_ij
 
 Why the mass is z_i: among tokens at rest all u are 0, and the force is z_i times the mean of D_ij by softmax weights.
-The velocity divides by z_i. So tokens at rest move as usual attention moves them, by h_x h_y exp(-damping) as much.
+The velocity divides by z_i. So the first layer (p = 0) moves tokens as usual attention does, if w_b = 1.
 
-A layer learns what this is made of: s comes from queries and keys, B is any matrix w_b (neither is symmetric then), and
-v_j w_o replaces D_ij. Token i may not know later ones: it sums over j <= i only, n_i = i + 1 tokens (the first is 0),
-in z_i as well. No z_j of an earlier token has x_i in it then, but its u_j is kept. The force is no gradient any more.
+A layer learns what this is made of: s from queries and keys. For s_ij = x_i S . x_j with S symmetric, D_ij is x_j S, a
+linear map of token j alone, learned as v_j w_o. B is any w_b: nothing prevents that e_i, u_i and 1 + (u_i + u_j) / 2
+are negative. Token i may not know later ones: it sums over j <= i, n_i tokens, in z_i as well. No earlier z_j has x_i
+in it then. So its term u_j + 1 should vanish from the force on i, but is kept. H need not fall: it motivates the form.
 
     [SYMP.1]  y_i = gain norm(x_i)                      norm, over m: minus the mean, over the standard deviation
     [SYMP.2]  q_i = y_i w_q                             what token i looks for
@@ -32,7 +33,7 @@ in z_i as well. No z_j of an earlier token has x_i in it then, but its u_j is ke
     [SYMP.4]  v_j = y_j w_v                             where token j pushes
     [SYMP.5]  s_ij = q_i . k_j / sqrt(m)                -inf if j > i
     [SYMP.6]  w_ij = exp(s_ij) / sum_l exp(s_il)        softmax attention
-    [SYMP.7]  log z_i = log(sum_j exp(s_ij) / n_i)      the logarithm, for its derivative by s_ij is w_ij
+    [SYMP.7]  log z_i = log(sum_j exp(s_ij) / n_i)      the logarithm: its derivative by s_ij is w_ij; n_0 = 1
     [SYMP.8]  b_i = p_i w_b                             where the momentum heads: mass times velocity
     [SYMP.9]  e_i = b_i . p_i
     [SYMP.10]  u_i = e_i / z_i^2                        a fast token pushes more, and is pushed more
@@ -46,17 +47,17 @@ in z_i as well. No z_j of an earlier token has x_i in it then, but its u_j is ke
     [SYMP.18]  x'_i = x_i + h_x velocity_i              drift: the token moves for a time h_x
     [SYMP.19]  P_i = gain_p norm(p'_i)                  the momentum that the next layer gets
 
-Kick, damp, drift is the presymplectic Euler method. Symplectic, as tokens drift by the new momentum: with equal steps,
-constant masses and no friction the energy would stay nearly constant. "Pre" is for a friction that depends on time.
-The first layer gets p = 0 and t = 1, each later one P and t + h_x of the layer before it, though friction lasts h_y.
-Learned as log(1 + exp(r)), above 0, are h_x and h_y from 0.3, c_lin from 0.0001, and c_log from 3: Nesterov's friction.
+Kick, damp, drift is the paper's presymplectic Euler method: the drift uses the new momentum, which with constant masses
+and without friction keeps an energy nearly constant. The first layer gets p = 0 and t = 1, each later one P and t + h_x
+of the layer before it (as in the source, though friction lasts h_y): the caller adds that, and its gradient. h_x, h_y,
+c_log and c_lin are learned as log(1 + exp(r)) to stay above 0. They begin at 0.3, 0.3, 3 (Nesterov's friction 3 / t)
+and 0.0001. w_b begins as the identity, gain and gain_p as 1: then |P_i|^2 = m, and the next layer has u_i = m / z_i^2.
 
-Why P is normalised: u and so the force grow with the square of the momentum, and from layer to layer momenta would feed
-on themselves. norm(p') is norm(kicked), up to its epsilon: friction shortens the drift of its own layer, no more.
+Why P is normalised: the force grows with the square of the momentum, so momenta would feed on themselves. norm(p') is
+norm(kicked), up to its epsilon: between layers friction takes off nothing, exp(-damping) is a second factor on h_x.
 
-dSYMP.n is the gradient with respect to the value of SYMP.n, dSYMP.name that of an input, below a quote of its line.
-
-Axes: b batch, i token that is pushed, j token that pushes, m width; t and other numbers are arrays of one element.
+Axes: b batch (b_i is a vector of m), i token that is pushed, j token that pushes, m width. dSYMP.n is the gradient with
+respect to the value of SYMP.n, dSYMP.name that of an input. Above each group of them the forward line is quoted.
 
 Source: V. Stein, W. Li, G. Steidl 2026, SympFormer: Accelerated attention blocks via Inertial Dynamics on Density
 Manifolds, arXiv:2603.16535: softmax attention, presymplectic Euler, one head, no MLP; see docs/deviations.md.
@@ -64,6 +65,7 @@ Manifolds, arXiv:2603.16535: softmax attention, presymplectic Euler, one head, n
 
 import math
 
+# namespace(x): the library of x; arange(0, n, x): like x; transpose: last two axes; paper_alone: refuses other options
 from refattn.ops.plain import normalise, normalise_backward, paper_alone, softmax, softmax_backward
 from refattn.xp import Array, arange, namespace, transpose, zeros
 
@@ -86,7 +88,7 @@ def forward(
     c_log: Array,
     c_lin: Array,
 ) -> tuple[tuple[Array, Array], tuple[tuple[Array, ...], ...]]:
-    """Return x' and P, both (b, i, m), for x and p (b, i, m) at the time t (1), and what `backward` reads."""
+    """Return x' and P, as x and p (b, i, m), and what `backward` reads; gains (m), each w (m, m), numbers and t (1)."""
     xp, n, root = namespace(x), x.shape[1], math.sqrt(x.shape[2])
     normed_x, rate_x = normalise(x)  # (b, i, m), (b, i, 1): 1 / standard deviation
     y = gain * normed_x  # (b, i, m) [SYMP.1]
@@ -99,7 +101,7 @@ def forward(
     count = xp.astype(arange(1, n + 1, x), x.dtype)[:, None]  # (i, 1): n_i
     top = xp.max(scores, axis=-1, keepdims=True)  # (b, i, 1): as in softmax, and no log of 0
     log_mass = top + xp.log(xp.sum(xp.exp(scores - top), axis=-1, keepdims=True) / count)  # (b, i, 1) [SYMP.7]
-    mass = xp.exp(log_mass)  # (b, i, 1): z_i, has no bound; the library keeps log_mass within 20
+    mass = xp.exp(log_mass)  # (b, i, 1): z_i; the library clips log_mass to 20, with gradient 0 there
     heading = p @ w_b  # (b, i, m) [SYMP.8]
     square = xp.vecdot(heading, p)[..., None]  # (b, i, 1) [SYMP.9]
     motion = square / (mass * mass)  # (b, i, 1) [SYMP.10]

@@ -1,4 +1,4 @@
-"""The parameters of a block, and the words that integrators and oracles share.
+"""The parameters of a block, what every integrator has, and the words that integrators and oracles share.
 
 A parameter that can have no gradient is None: which these are, and how the others start, stands in `layer`.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from refattn.mechanisms.arguments import check_is, check_number
 from refattn.xp import Array, namespace, sum_wide
 
 Numbers = Mapping[str, Array]
@@ -16,6 +17,45 @@ Numbers = Mapping[str, Array]
 
 Add = Callable[[str, Array], None]
 """Adds to the gradient of a parameter or of a number."""
+
+
+@dataclass(frozen=True)
+class Integrator:
+    """What every integrator has: its steps. Its kind says what else.
+
+    Attributes
+    ----------
+    step
+        Where the steps h_x and h_y of a layer start.
+    learned
+        Whether they are parameters.
+    """
+
+    step: float = 0.3
+    learned: bool = True
+
+    moves: ClassVar[bool] = False
+    """Whether tokens at rest move: positions drift with the new momentum."""
+    calls: ClassVar[int] = 1
+    """How often a step asks the oracle."""
+    remembers: ClassVar[bool] = False
+    """Whether the layer before is remembered."""
+    baseline: ClassVar[bool] = False
+    """Whether there is no Hamiltonian."""
+    carries: ClassVar[bool] = True
+    """Whether layers hand a momentum on."""
+
+    def __post_init__(self) -> None:
+        check_number("step", self.step, positive=True)
+        check_is("learned", self.learned, bool)
+
+    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
+        """Return whether the damping of a layer changes anything that is read."""
+        return kicks
+
+    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+        """Return the learned numbers that the integrator has beside its steps: "positive" or "unit", and a start."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -90,3 +130,15 @@ def inner(a: Array, b: Array) -> Array:
     """Return the sum of a * b as an array of one element: what a number that multiplies b has for a gradient."""
     xp = namespace(a, b)
     return xp.reshape(sum_wide(xp.vecdot(a, b)), (1,))
+
+
+def at_rest(p: Array | None, like: Array) -> Array:
+    """Return the momentum: 0 at rest."""
+    return namespace(like).zeros_like(like) if p is None else p
+
+
+def plus(a: Array | None, b: Array | None) -> Array | None:
+    """Return the sum of two gradients; None is none."""
+    if a is None or b is None:
+        return a if b is None else b
+    return a + b

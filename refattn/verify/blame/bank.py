@@ -1,8 +1,8 @@
 """The bank: ways in which each equation of a core may be wrong, with what each does to the results of a case.
 
-It holds the kinds of `refattn.verify.blame.mutants` and relatives of them: other factors, other roundings, the other
-end of an axis. An error that is none of these is in general nearly a sum of some of them, times numbers, as long as it
-is an error of the same equation; that is what `refattn.verify.blame.suspects` ranks by.
+It holds the changes of `refattn.verify.blame.changes`. An error that is none of these is in general nearly a sum of
+some of them, times numbers, as long as it is an error of the same equation; that is what
+`refattn.verify.blame.suspects` ranks by.
 
 `reach` tells which results an equation can disturb at all: one that cannot change a result is not to blame for an error
 in it, and one whose error would show in a result is not to blame where that result agrees.
@@ -10,8 +10,6 @@ in it, and one whose error would show in a result is not to blame where that res
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -20,16 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import counter, equations
-from refattn.golden.storage import LOWER, TYPES, chop_to, has_gradient, spacing
+from refattn.golden.storage import TYPES, has_gradient, spacing
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.blame.mutants import KINDS, Change, applies, changed_by, core_tags
+from refattn.verify.blame.changes import Change, kinds
+from refattn.verify.blame.mutants import core_tags, lower_type
 from refattn.verify.judge.budget import SMALLEST, evaluate, rounded, rows, wide
 from refattn.verify.outcome import Truth
 
 Floats = NDArray[np.float64]
-
-FACTORS = (0.9, 2.0, -0.5, 0.0)
-"""Factors beside those of the mutants."""
 
 LARGE = 1e3
 """What stands for a NaN or an infinity that is not expected, in granted errors; a NaN is thrice that."""
@@ -47,69 +43,9 @@ CHANGED = 1e-9
 """A result is disturbed where it changes by this much of its largest element; rounding alone changes it by 1e-13."""
 
 
-def kinds(axes: tuple[str, ...], lower: str) -> dict[str, Change]:
-    """Return what may be wrong with a value with these axes, by name; `lower` is the type that it may be rounded to."""
-    found = {kind: changed_by(kind, axes, lower) for kind in KINDS if applies(kind, axes)}
-    found |= {f"scaled by {factor:g}": functools.partial(operator.mul, factor) for factor in FACTORS}
-    bits = TYPES[lower].bits
-    found |= {
-        "rounded to a bit less": lambda x: _rounded(x, bits - 1),
-        "rounded to a bit more": lambda x: _rounded(x, bits + 1),
-        "truncated to one type lower": lambda x: chop_to(x.astype(np.float64), lower).astype(x.dtype),
-    }
-    heads, tokens, keys = (next((n for n, a in enumerate(axes) if a in some), None) for some in ("hg", "ij", "j"))
-    if heads is not None:
-        first = (slice(None),) * heads + (slice(0, 1),)
-        found |= {
-            "heads shifted by one": lambda x: np.roll(x, 1, axis=heads),
-            "heads shifted back by one": lambda x: np.roll(x, -1, axis=heads),
-            "first head everywhere": lambda x: np.broadcast_to(x[first], x.shape).copy(),
-        }
-    if tokens is not None:
-        found |= {
-            "one row doubled": lambda x: _times(x, tokens, x.shape[tokens] // 2, 2.0),
-            "last row zeroed": lambda x: _times(x, tokens, -1, 0.0),
-            "last quarter of the rows zeroed": lambda x: _times(x, tokens, _last_quarter(x, tokens), 0.0),
-            "shifted back by one": lambda x: np.roll(x, -1, axis=tokens),
-            "shifted by one, the first zeroed": lambda x: _times(np.roll(x, 1, axis=tokens), tokens, 0, 0.0),
-        }
-    if keys is not None:
-        found |= {
-            "last key doubled": lambda x: _times(x, keys, -1, 2.0),
-            "first key dropped": lambda x: _times(x, keys, 0, 0.0),
-            "last quarter of the keys dropped": lambda x: _times(x, keys, _last_quarter(x, keys), 0.0),
-        }
-    if keys is not None and keys != tokens:
-        found["shifted by one key"] = lambda x: np.roll(x, 1, axis=keys)
-    return found
-
-
-def _last_quarter(x: NDArray[Any], axis: int) -> slice:
-    return slice(-max(x.shape[axis] // 4, 1), None)
-
-
-def _times(x: NDArray[Any], axis: int, at: int | slice, factor: float) -> NDArray[Any]:
-    """Return x with one slice, or some, multiplied; an axis without elements stays as it is."""
-    if x.shape[axis] == 0:
-        return x
-    x = x.copy()
-    x[(slice(None),) * axis + (at,)] *= factor
-    return x
-
-
-def _rounded(x: NDArray[Any], bits: int) -> NDArray[Any]:
-    """Round to so many significant bits, with exponents of any size."""
-    fraction, exponent = np.frexp(x)
-    return np.where(np.isfinite(x), np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits), x)
-
-
 def changes(mechanism: Mechanism, dtype: str) -> dict[str, dict[str, Change]]:
     """Return by equation of the core and by name what may be wrong with it in a kernel for this storage type."""
-    found = {}
-    for tag in core_tags(mechanism):
-        low = dtype in ("float16", "bfloat16") and tag.id not in mechanism.stored
-        found[tag.id] = kinds(tag.axes or (), dtype if low else LOWER[dtype])
-    return found
+    return {tag.id: kinds(tag.axes or (), lower_type(mechanism, tag.id, dtype)) for tag in core_tags(mechanism)}
 
 
 class Bank:

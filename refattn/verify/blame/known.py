@@ -16,13 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.mechanisms.record import Mechanism
+from refattn.mechanisms.wrong import Call, WrongKernel
 from refattn.verify.blame.bank import Bank
+from refattn.verify.blame.changes import LAST, SECOND_HALF, first_alone, flipped, part_scaled, rolled, scaled
 from refattn.verify.blame.evidence import Evidence
-from refattn.verify.blame.mutants import FAULTS, Mutant, kernel
+from refattn.verify.blame.mutants import storing
 from refattn.verify.judge.budget import evaluate
 from refattn.verify.judge.compare import judge
 from refattn.verify.museum.emulator import Flash, Unknown
-from refattn.verify.museum.fault import Fault, backward_of, faults, flash
+from refattn.verify.museum.fault import BACKWARD, faults, flash, in_the_backward, read_again
 from refattn.verify.outcome import Result, Truth
 
 Floats = NDArray[np.float64]
@@ -43,39 +45,12 @@ FAR = 0.1
 PLAIN = ("ignored", "left out")
 """Of errors of a sort that explain as much, what comes first: nothing is done where something should be."""
 
-ORDER = ("convention", "fault", "input", "storing")
+ORDER = ("convention", "gradient", "fault", "input", "storing")
 """Of errors that explain as much, what comes first."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """An error with a name.
-
-    Attributes
-    ----------
-    kind
-        In words.
-    sort
-        One of `ORDER`.
-    of
-        What it is an error of: ids of equations and names of conventions.
-    name
-        What is the same error with other numbers, such as tile sizes.
-    link
-        The report that it is modelled on, or "".
-    backward
-        Whether it leaves outputs right.
-    run
-        Gives its results for a case, with gradients where asked and where it has some.
-    """
-
-    kind: str
-    sort: str
-    of: tuple[str, ...]
-    name: str
-    link: str
-    backward: bool
-    run: Callable[[Bank, bool], Values]
+Named = tuple[WrongKernel, str]
+"""A wrong kernel, and the words of one of its sizes."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +59,8 @@ class Explained:
 
     Attributes
     ----------
+    wrong, size
+        The error.
     cases
         The failing cases that it explains: everything that it has results for agrees, or else outputs alone.
     whole
@@ -94,127 +71,60 @@ class Explained:
         How many cases that agree it would make fail.
     """
 
-    known: Known
+    wrong: WrongKernel
+    size: str
     cases: tuple[str, ...]
     whole: tuple[str, ...]
     share: float
     against: int = 0
 
 
-def errors_with_names(mechanism: Mechanism, dtype: str, without: Iterable[str] = ()) -> tuple[Known, ...]:
+def errors_with_names(mechanism: Mechanism, without: Iterable[str] = ()) -> tuple[Named, ...]:
     """Return all errors with a name; `without` names those that are left out."""
-    out = {*without}
-    found = [
-        Known(
-            name,
-            "convention",
-            (name,),
-            name,
-            "",
-            name in mechanism.wrong_gradients,
-            functools.partial(_mutant, name, dtype),
-        )
-        for name in (*mechanism.conventions, *mechanism.wrong_gradients)
-    ]
-    for name, others in mechanism.variants.items():
-        for words, reading in others.items():
-            run = functools.partial(_variant, name, reading, dtype)
-            found.append(Known(f"{name}, {words}", "convention", (name,), name, "", False, run))
-    for fault in faults(mechanism.name):
-        for sizes in fault.sizes():
-            run = functools.partial(_fault, fault, sizes)
-            found.append(Known(fault.told(sizes), "fault", fault.of, fault.name, fault.link, fault.backward, run))
-            if fault.recomputed:
-                told, of = BACKWARD + fault.told(sizes), (*fault.of, *_again(fault.of))
-                again = functools.partial(_fault_backward, fault, sizes)
-                found.append(Known(told, "fault", of, fault.name, fault.link, True, again))
-    found += _inputs(mechanism)
-    found += [
-        Known(name, "storing", (name,), name, "", False, functools.partial(_mutant, name, dtype)) for name in FAULTS
-    ]
-    return tuple(one for one in found if one.name not in out)
+    out, name = {*without}, mechanism.name
+    found = (
+        *mechanism.wrong.values(),
+        *faults(name),
+        *faults(name, again=True),
+        *_inputs(mechanism),
+        *storing(mechanism),
+    )
+    return tuple((one, size) for one in found if one.name not in out for size in one.sizes)
 
 
-def _mutant(name: str, dtype: str, bank: Bank, grad: bool) -> Values:
-    given = bank.truth if grad else replace(bank.truth, upstream=None)
-    found = kernel(bank.mechanism, bank.case, given, dtype, Mutant("", name), exact=True).tensors
-    return {name: x.astype(np.float64) for name, x in found.items()}
-
-
-def _variant(name: str, reading: Callable[..., Any], dtype: str, bank: Bank, grad: bool) -> Values:
-    mechanism = replace(bank.mechanism, conventions={name: reading})
-    given = replace(bank.truth, upstream=None)
-    found = kernel(mechanism, bank.case, given, dtype, Mutant("", name), exact=True).tensors
-    return {name: x.astype(np.float64) for name, x in found.items()}
-
-
-def _fault(fault: Fault, sizes: tuple[int, int], bank: Bank, grad: bool) -> Values:
-    return fault.results(bank.inputs, bank.case.options, bank.upstream if grad else None, sizes)
-
-
-BACKWARD = "in the backward alone: "
-"""What the name of an error begins with that the forward of a kernel does not have, and its backward has."""
-
-AGAIN = {"v": ("dSM.4",), "k": ("dSM.q",), "q": ("dSM.k",), "d_out": ("dSM.4",), "keep": ("dSM.4",)}
-"""Equations of the backward that read an input, beside those that weights enter which it computes again."""
-
-
-def _again(of: Iterable[str]) -> tuple[str, ...]:
-    return ("dSM.2", "dSM.v", *(id for name in of for id in AGAIN.get(name, ())))
-
-
-def _fault_backward(fault: Fault, sizes: tuple[int, int], bank: Bank, grad: bool) -> Values:
-    return right_outputs(bank) | fault.gradients(bank.inputs, bank.case.options, _upstream(bank), sizes, _outputs(bank))
-
-
-def _outputs(bank: Bank) -> tuple[NDArray[Any], NDArray[Any]]:
-    return bank.truth.values["out"], bank.truth.values["lse"]
+def results_of(named: Named, bank: Bank, grad: bool) -> Values:
+    """Return what a wrong kernel gives for a case, with gradients where asked and where it has some."""
+    wrong, size = named
+    outputs = right_outputs(bank)
+    upstream = bank.upstream if grad else None
+    call = Call(bank.inputs, bank.case.options, upstream, bank.truth.stored["out"], outputs=outputs)
+    return (outputs if wrong.backward else {}) | {**wrong.results(call, size)}
 
 
 def right_outputs(bank: Bank) -> dict[str, Any]:
     return {name: bank.truth.values[name] for name in outputs_of(bank.mechanism) if name in bank.truth.values}
 
 
-def _upstream(bank: Bank) -> NDArray[Any]:
-    if bank.upstream is None:
-        raise Unknown("no gradient was asked")
-    return bank.upstream
-
-
-Change = Callable[[NDArray[Any], int], NDArray[Any] | None]
-
-READ: dict[str, tuple[str, Change]] = {
-    "ignored": ("", lambda x, axis: None),
-    "of the next batch": ("b", lambda x, axis: np.roll(x, -1, axis=axis)),
-    "of the batch before": ("b", lambda x, axis: np.roll(x, 1, axis=axis)),
-    "of the first batch in all": ("b", lambda x, axis: _first(x, axis)),
-    "of the next head": ("h", lambda x, axis: np.roll(x, -1, axis=axis)),
-    "of the head before": ("h", lambda x, axis: np.roll(x, 1, axis=axis)),
-    "of the first head in all": ("h", lambda x, axis: _first(x, axis)),
-    "of the next token": ("i", lambda x, axis: np.roll(x, -1, axis=axis)),
-    "of the token before": ("i", lambda x, axis: np.roll(x, 1, axis=axis)),
-    "of the first token in all": ("i", lambda x, axis: _first(x, axis)),
-    "without the last token": ("i", lambda x, axis: _times(x, axis, np.arange(x.shape[axis]) < x.shape[axis] - 1)),
-    "with tokens in the opposite order": ("i", lambda x, axis: np.flip(x, axis)),
-    "with the width in the opposite order": ("d", lambda x, axis: np.flip(x, axis)),
-    "without the second half of the width": (
-        "d",
-        lambda x, axis: _times(x, axis, np.arange(x.shape[axis]) < (x.shape[axis] + 1) // 2),
-    ),
+READ: dict[str, tuple[str, Callable[..., NDArray[Any]]]] = {
+    "ignored": ("", scaled(0.0)),
+    **{
+        words.format(one): (letter, change)
+        for letter, one in (("b", "batch"), ("h", "head"), ("i", "token"))
+        for words, change in (
+            ("of the next {}", rolled(-1)),
+            ("of the {} before", rolled(1)),
+            ("of the first {} in all", first_alone),
+        )
+    },
+    "without the last token": ("i", part_scaled(LAST)),
+    "with tokens in the opposite order": ("i", flipped),
+    "with the width in the opposite order": ("d", flipped),
+    "without the second half of the width": ("d", part_scaled(SECOND_HALF)),
 }
-"""What an input may be in place of itself: the axis that it needs, and the change."""
+"""What an input may be in place of itself: the axis that it needs, and the change; none where it is left out."""
 
 UPSTREAM = "d_out"
 """The upstream gradient, which the backward alone reads."""
-
-
-def _first(x: NDArray[Any], axis: int) -> NDArray[Any]:
-    return np.broadcast_to(np.take(x, [0], axis=axis), x.shape)
-
-
-def _times(x: NDArray[Any], axis: int, kept: NDArray[Any]) -> NDArray[Any]:
-    """Return x with zeros where it is not kept along an axis."""
-    return np.where(np.expand_dims(kept, tuple(range(1, -axis))), x, x.dtype.type(0))
 
 
 def _axis(x: NDArray[Any], letter: str) -> int | None:
@@ -231,49 +141,41 @@ def _axis(x: NDArray[Any], letter: str) -> int | None:
 def _changed(inputs: Mapping[str, NDArray[Any]], names: tuple[str, ...], told: str) -> dict[str, NDArray[Any]] | None:
     """Return inputs of which some are read as `READ` tells; None where that changes none."""
     letter, change = READ[told]
-    changed = dict(inputs)
-    for name in names:
-        if name in inputs:
-            axis = _axis(inputs[name], letter) if letter else 0
-            instead = inputs[name] if axis is None else change(inputs[name], axis)
-            if instead is None:
-                del changed[name]
-            else:
-                changed[name] = instead
+    changed = {name: x for name, x in inputs.items() if letter or name not in names}
+    for name in {*names} & {*changed}:
+        axis = _axis(inputs[name], letter)
+        changed[name] = inputs[name] if axis is None else change(inputs[name], axis)
     same = all(name in changed and np.array_equal(changed[name], x, equal_nan=True) for name, x in inputs.items())
     return None if same else changed
 
 
-def _read(names: tuple[str, ...], told: str, bank: Bank, grad: bool) -> Values:
-    inputs = _changed(bank.inputs, names, told)
+@np.errstate(all="ignore")
+def _read(mechanism: Mechanism, names: tuple[str, ...], told: str, call: Call) -> Values:
+    inputs = _changed(call.inputs, names, told)
+    return {} if inputs is None else evaluate(mechanism, inputs, call.options, call.d_out)
+
+
+def _read_backward(names: tuple[str, ...], told: str, call: Call) -> Values:
+    if call.d_out is None:
+        raise Unknown("no gradient was asked")
+    inputs = _changed({**call.inputs, UPSTREAM: call.d_out}, names, told)
     if inputs is None:
         return {}
-    with np.errstate(all="ignore"):
-        return evaluate(bank.mechanism, inputs, bank.case.options, bank.upstream if grad else None)
+    return in_the_backward(Flash, replace(call, d_out=inputs.pop(UPSTREAM), inputs=inputs, size=(128, 128)))
 
 
-def _read_backward(names: tuple[str, ...], told: str, bank: Bank, grad: bool) -> Values:
-    inputs = _changed({**bank.inputs, UPSTREAM: _upstream(bank)}, names, told)
-    if inputs is None:
-        return {}
-    upstream = inputs.pop(UPSTREAM)
-    kernel = Flash(128, 128)
-    return right_outputs(bank) | backward_of(kernel, inputs, bank.case.options, upstream, _outputs(bank))
-
-
-def _inputs(mechanism: Mechanism) -> Iterator[Known]:
+def _inputs(mechanism: Mechanism) -> Iterator[WrongKernel]:
     single = dict.fromkeys(name for case in mechanism.cases for name in case.inputs)
-    again = flash(mechanism.name)
     for names in (*((name,) for name in single), ("k", "v"), (UPSTREAM,)):
         for told, (letter, _) in READ.items():
             if not letter and {*names} & {*"qkv", UPSTREAM}:
                 continue
             kind = f"{' and '.join(names)} {told}"
             if names != (UPSTREAM,):
-                yield Known(kind, "input", names, kind, "", False, functools.partial(_read, names, told))
-            if again:
-                run = functools.partial(_read_backward, names, told)
-                yield Known(BACKWARD + kind, "input", (*names, *_again(names)), BACKWARD + kind, "", True, run)
+                yield WrongKernel(kind, "input", functools.partial(_read, mechanism, names, told), kind, names)
+            if flash(mechanism.name):
+                run, of = functools.partial(_read_backward, names, told), (*names, *read_again(names))
+                yield WrongKernel(BACKWARD + kind, "input", run, BACKWARD + kind, of, backward=True)
 
 
 def outputs_of(mechanism: Mechanism) -> tuple[str, ...]:
@@ -308,16 +210,17 @@ def shares(one: Evidence, values: Values) -> dict[str, float]:
 
 
 @np.errstate(all="ignore")  # a wrong kernel may overflow or divide by zero
-def level(one: Evidence, known: Known) -> tuple[int, float]:
+def level(one: Evidence, named: Named) -> tuple[int, float]:
     """Return 2 where an error explains all that is wrong in a case, 1 where outputs, 0 where nothing; and the share."""
     outputs = {*outputs_of(one.bank.mechanism)}
-    if known.sort == "fault" and not one.bank.targets["out"].size:
+    known = named[0]
+    if known.kind == "fault" and not one.bank.targets["out"].size:
         return 0, np.inf
     wrong, gradients = {*one.wrong}, {*one.errors} - outputs
     if known.backward == bool(wrong & outputs):
         return 0, np.inf
     try:
-        values = known.run(one.bank, bool(gradients) and known.backward)
+        values = results_of(named, one.bank, bool(gradients) and known.backward)
     except (ArithmeticError, ValueError):
         return 0, np.inf
     if _far(one, values, wrong & outputs or wrong):
@@ -329,7 +232,7 @@ def level(one: Evidence, known: Known) -> tuple[int, float]:
     if not gradients:
         return 2, told
     if not known.backward:
-        values = known.run(one.bank, True)
+        values = results_of(named, one.bank, True)
     rest = shares(one, {name: x for name, x in values.items() if name in gradients})
     if known.backward and not wrong <= {*rest}:
         return 0, np.inf
@@ -363,12 +266,11 @@ def recomputed(one: Evidence) -> list[Values]:
     if flash(one.bank.mechanism.name) and one.bank.upstream is not None and {"out", *names} <= {*one.errors}:
         out = one.result.tensors["out"].astype(np.float64)
         lses = [one.bank.truth.values["lse"]]
+        call = Call(one.bank.inputs, one.bank.case.options, one.bank.upstream, size=(128, 128))
         lses += [one.result.tensors["lse"].astype(np.float64)] if "lse" in one.wrong else []
         for lse in lses:
             try:
-                values = backward_of(
-                    Flash(128, 128), one.bank.inputs, one.bank.case.options, one.bank.upstream, (out, lse)
-                )
+                values = in_the_backward(Flash, replace(call, outputs={"out": out, "lse": lse}))
             except Unknown:
                 break
             found.append({name: values[name] for name in names if name in values})
@@ -388,7 +290,7 @@ def follows(one: Evidence) -> bool:
 
 
 def explained(
-    known: Sequence[Known], failing: Sequence[Evidence], agreeing: Sequence[Evidence] = ()
+    known: Sequence[Named], failing: Sequence[Evidence], agreeing: Sequence[Evidence] = ()
 ) -> list[Explained]:
     """Return what errors with names explain of failing cases, the most first, without those that explain nothing."""
     kinds: dict[tuple[str, str], Evidence] = {}
@@ -403,11 +305,11 @@ def explained(
             tried += [(one, *level(one, error)) for one in rest]
             cases = tuple(one.bank.case.name for one, at, _ in tried if at)
             whole = tuple(one.bank.case.name for one, at, _ in tried if at == 2)
-            found.append(Explained(error, cases, whole, max(share for _, at, share in tried if at)))
+            found.append(Explained(*error, cases, whole, max(share for _, at, share in tried if at)))
     found.sort(key=_rank)
     best: dict[str, Explained] = {}
     for doubted in _doubted(found, failing, agreeing):
-        best.setdefault(doubted.known.name, doubted)
+        best.setdefault(doubted.wrong.name, doubted)
     return _without_twins(list(best.values()))
 
 
@@ -422,12 +324,12 @@ def _given(one: Evidence) -> set[str]:
 
 
 def _rank(one: Explained) -> tuple[Any, ...]:
-    plain = any(word in one.known.kind for word in PLAIN)
+    plain = any(word in one.wrong.told(one.size) for word in PLAIN)
     return (
         -len(one.whole),
         -len(one.cases),
         one.against,
-        ORDER.index(one.known.sort),
+        ORDER.index(one.wrong.kind),
         not plain,
         round(one.share, 1),
     )
@@ -445,7 +347,7 @@ def _doubted(found: list[Explained], failing: Sequence[Evidence], agreeing: Sequ
     most = len(found[0].whole), len(found[0].cases)
     return sorted(
         (
-            replace(one, against=sum(_spoils(case, one.known) for case in few))
+            replace(one, against=sum(_spoils(case, (one.wrong, one.size)) for case in few))
             if (len(one.whole), len(one.cases)) == most
             else one
             for one in found
@@ -455,10 +357,10 @@ def _doubted(found: list[Explained], failing: Sequence[Evidence], agreeing: Sequ
 
 
 @np.errstate(all="ignore")
-def _spoils(one: Evidence, known: Known) -> bool:
+def _spoils(one: Evidence, named: Named) -> bool:
     """Tell whether an error would show in a case that agrees."""
     try:
-        values = known.run(one.bank, known.backward)
+        values = results_of(named, one.bank, named[0].backward)
     except Unknown:
         return False
     except (ArithmeticError, ValueError):
@@ -468,11 +370,12 @@ def _spoils(one: Evidence, known: Known) -> bool:
 
 def _without_twins(found: list[Explained]) -> list[Explained]:
     """Leave out a fault that is a convention which explains as much, and that no more cases speak against."""
-    conventions = {one.known.name: (len(one.cases), -one.against) for one in found if one.known.sort == "convention"}
+    own = ("convention", "gradient")
+    conventions = {one.wrong.name: (len(one.cases), -one.against) for one in found if one.wrong.kind in own}
     none = (-1, 0)
     return [
         one
         for one in found
-        if one.known.sort != "fault"
-        or not any(conventions.get(name, none) >= (len(one.cases), -one.against) for name in one.known.of)
+        if one.wrong.kind != "fault"
+        or not any(conventions.get(name, none) >= (len(one.cases), -one.against) for name in one.wrong.of)
     ]

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from refattn.mechanisms.record import Mechanism
+from refattn.mechanisms.wrong import WrongKernel
 from refattn.verify.blame.bank import Bank, changes
 from refattn.verify.blame.evidence import Evidence, chosen, evidence, same_marks
-from refattn.verify.blame.mutants import Mutant, kernel, mutants
+from refattn.verify.blame.mutants import kernel, mutants
 from refattn.verify.blame.suspects import ranked_fits
 from refattn.verify.judge.budget import truth
 from refattn.verify.judge.compare import judge
@@ -45,14 +46,14 @@ class Found:
         How many equations these are.
     """
 
-    mutant: Mutant
+    mutant: WrongKernel
     place: int
     class_place: int
     same: int
 
 
 def found(
-    mechanism: Mechanism, dtype: str, subjects: Iterable[Mutant] | None = None, *, family: bool = False
+    mechanism: Mechanism, dtype: str, subjects: Iterable[WrongKernel] | None = None, *, family: bool = False
 ) -> Iterator[Found]:
     """Yield, for each mutant of an equation that is caught, where its equation stands among the suspects."""
     known = changes(mechanism, dtype)
@@ -62,11 +63,11 @@ def found(
         if all(0 not in given.shape for given in case.inputs.values())
     ]
     for mutant in subjects or mutants(mechanism):
-        if mutant.id and (seen := _seen(mechanism, dtype, banks, mutant)):
+        if mutant.kind == "equation" and (seen := _seen(mechanism, dtype, banks, mutant)):
             yield _found(mutant, seen, family)
 
 
-def _seen(mechanism: Mechanism, dtype: str, banks: list[Bank], mutant: Mutant) -> list[Evidence]:
+def _seen(mechanism: Mechanism, dtype: str, banks: list[Bank], mutant: WrongKernel) -> list[Evidence]:
     """Return the evidence of a mutant; none where it is not caught."""
     results, failed = {}, {}
     for bank in banks:
@@ -85,15 +86,16 @@ def _seen(mechanism: Mechanism, dtype: str, banks: list[Bank], mutant: Mutant) -
     return seen if any(one.wrong for one in seen) else []
 
 
-def _found(mutant: Mutant, seen: list[Evidence], family: bool) -> Found:
-    kinds = list(seen[0].bank.known[mutant.id])
-    at = kinds.index(mutant.kind)
-    left_out = {n for n, same in enumerate(same_marks(mutant.id, at, mutant.id, seen)) if same} | {at}
+def _found(mutant: WrongKernel, seen: list[Evidence], family: bool) -> Found:
+    (id,) = mutant.of
+    kinds = list(seen[0].bank.known[id])
+    at = kinds.index(mutant.wrong)
+    left_out = {n for n, same in enumerate(same_marks(id, at, id, seen)) if same} | {at}
     if family:
-        begins = next((names for names in FAMILIES.values() if mutant.kind.startswith(names)), (mutant.kind,))
+        begins = next((names for names in FAMILIES.values() if mutant.wrong.startswith(names)), (mutant.wrong,))
         left_out |= {n for n, kind in enumerate(kinds) if kind.startswith(begins)}
-    order = [one.id for one in ranked_fits(seen, left_out=(mutant.id, frozenset(left_out)))]
-    same = [id for id in order if id == mutant.id or np.any(same_marks(mutant.id, at, id, seen))]
+    order = [one.id for one in ranked_fits(seen, left_out=(id, frozenset(left_out)))]
+    same = [one for one in order if one == id or np.any(same_marks(id, at, one, seen))]
     places = [order.index(id) + 1 for id in same] or [len(order) + 1]
-    own = order.index(mutant.id) + 1 if mutant.id in order else len(order) + 1
+    own = order.index(id) + 1 if id in order else len(order) + 1
     return Found(mutant, own, min(places), len(same))

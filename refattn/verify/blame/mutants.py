@@ -11,8 +11,9 @@ A mutant that changes nothing (a scaled maximum of a softmax, say) is equivalent
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,43 +22,59 @@ from numpy.typing import NDArray
 from refattn import equations
 from refattn.golden.storage import LOWER, chop_to, has_gradient, round_to
 from refattn.mechanisms.record import Case, Mechanism
+from refattn.mechanisms.wrong import Call, WrongKernel
+from refattn.verify.blame.changes import KINDS, applies, changed_by
 from refattn.verify.judge.budget import evaluate, rounded
 from refattn.verify.judge.budget import truth as make_truth
 from refattn.verify.judge.compare import judge
 from refattn.verify.outcome import Result, Truth
 
-Change = Callable[[NDArray[Any]], NDArray[Any]]
+Tensors = dict[str, NDArray[Any]]
+
+SHORT = ("float16", "bfloat16")
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One way to be wrong: an equation and what is done to its value, or a convention or a fault by its name alone."""
-
-    id: str
-    kind: str
-
-    def __str__(self) -> str:
-        return f"{self.id} {self.kind}" if self.id else self.kind
+def mutants(mechanism: Mechanism) -> tuple[WrongKernel, ...]:
+    """Return all mutants of a mechanism's core: equations times kinds, faults of storing, and the record's own."""
+    engine = (
+        mutant(mechanism, tag, kind) for tag in core_tags(mechanism) for kind in KINDS if applies(kind, tag.axes or ())
+    )
+    return (*engine, *storing(mechanism), *mechanism.wrong.values())
 
 
-KINDS = (
-    "scaled by 1.02",
-    "sign flipped",
-    "heads swapped",
-    "last key dropped",
-    "one row zeroed",
-    "shifted by one",
-    "rounded one type lower",
-)
+def mutant(mechanism: Mechanism, tag: equations.Tag, kind: str) -> WrongKernel:
+    """Return the kernel in which an equation is disturbed."""
 
-FAULTS = ("output truncated", "one NaN")
+    def run(call: Call) -> Tensors:
+        with equations.mutate(tag.id, changed_by(kind, tag.axes or (), lower_type(mechanism, tag.id, call.dtype))):
+            return right(mechanism, call)
+
+    return WrongKernel(f"{tag.id} {kind}", "equation", run, kind, (tag.id,))
 
 
-def mutants(mechanism: Mechanism) -> tuple[Mutant, ...]:
-    """Return all mutants of a mechanism's core: equations times kinds, faults, and the record's conventions."""
-    engine = (Mutant(tag.id, kind) for tag in core_tags(mechanism) for kind in KINDS if applies(kind, tag.axes or ()))
-    named = (*FAULTS, *mechanism.conventions, *mechanism.wrong_gradients)
-    return (*engine, *(Mutant("", name) for name in named))
+def lower_type(mechanism: Mechanism, id: str, dtype: str) -> str:
+    """Return the type that the value of an equation may be rounded to: the one below that which a kernel declares.
+
+    Declared is the storage type where a kernel rounds to it, otherwise the type that it computes in.
+    """
+    return dtype if dtype in SHORT and id not in mechanism.stored else LOWER[dtype]
+
+
+def storing(mechanism: Mechanism) -> tuple[WrongKernel, ...]:
+    """Return the faults of storing a result."""
+
+    def run(change: Callable[[Call, NDArray[np.float64]], NDArray[Any]], call: Call) -> Tensors:
+        found = right(mechanism, call)
+        return found | {"out": change(call, found["out"].astype(np.float64))}
+
+    def truncated(call: Call, out: NDArray[np.float64]) -> NDArray[Any]:
+        return chop_to(out, call.dtype)
+
+    def one_nan(call: Call, out: NDArray[np.float64]) -> NDArray[Any]:
+        return np.where(np.arange(out.size).reshape(out.shape) == out.size // 2, np.nan, out)
+
+    kinds = {"output truncated": truncated, "one NaN": one_nan}
+    return tuple(WrongKernel(n, "storing", partial(run, change), n, (n,)) for n, change in kinds.items())
 
 
 def core_tags(mechanism: Mechanism) -> Iterator[equations.Tag]:
@@ -72,100 +89,60 @@ def core_tags(mechanism: Mechanism) -> Iterator[equations.Tag]:
     return iter(found.values())
 
 
-def applies(kind: str, axes: tuple[str, ...]) -> bool:
-    """Tell whether a value with these axes can be wrong in this way."""
-    needed = {
-        "heads swapped": {"h", "g"},
-        "last key dropped": {"j"},
-        "one row zeroed": {"i", "j"},
-        "shifted by one": {"i", "j"},
-    }
-    return kind not in needed or bool(needed[kind] & set(axes))
-
-
-def changed_by(kind: str, axes: tuple[str, ...], lower: str) -> Change:
-    """Return what a kind of mutation does to a value with these axes."""
-
-    def axis(letters: str) -> int:
-        return next(n for letter in letters for n, a in enumerate(axes) if a == letter)
-
-    def zero(x: NDArray[Any], along: int, at: int) -> NDArray[Any]:
-        if x.shape[along] == 0:
-            return x
-        x = x.copy()
-        x[(slice(None),) * along + (at,)] = 0.0
-        return x
-
-    return {
-        "scaled by 1.02": lambda x: x * 1.02,
-        "sign flipped": lambda x: -x,
-        "heads swapped": lambda x: np.flip(x, axis=axis("hg")),
-        "last key dropped": lambda x: zero(x, axis("j"), -1),
-        "one row zeroed": lambda x: zero(x, axis("ij"), x.shape[axis("ij")] // 2),
-        "shifted by one": lambda x: np.roll(x, 1, axis=axis("ij")),
-        "rounded one type lower": lambda x: round_to(x.astype(np.float64), lower).astype(x.dtype),
-    }[kind]
-
-
 def kernel(
-    mechanism: Mechanism, case: Case, truth: Truth, dtype: str, mutant: Mutant | None = None, *, exact: bool = False
+    mechanism: Mechanism,
+    case: Case,
+    truth: Truth,
+    dtype: str,
+    wrong: WrongKernel | None = None,
+    *,
+    size: str = "",
+    exact: bool = False,
 ) -> Result:
-    """Return what an honest kernel, or a mutant of it, gives for a case in a storage type.
+    """Return what an honest kernel, or a wrong one, gives for a case in a storage type.
 
-    With `exact` it computes in float64 and rounds nothing but its results: what remains is the mutant alone.
+    With `exact` it computes in float64 and rounds nothing but its results: what remains is what is wrong.
     """
-    return _store(_computed(mechanism, case, truth, dtype, mutant, exact), truth, mutant)
+    return stored(_computed(mechanism, case, truth, dtype, wrong, exact, size), truth)
 
 
+def right(mechanism: Mechanism, call: Call) -> Tensors:
+    """Return what an honest kernel computes."""
+    with ExitStack() as stack:
+        if call.dtype in SHORT and not call.exact:
+            stack.enter_context(equations.rounding(dict.fromkeys(mechanism.stored, call.dtype), _round_here))
+        return evaluate(mechanism, call.inputs, call.options, call.d_out)
+
+
+@np.errstate(all="ignore")  # a wrong kernel may overflow or divide by zero
 def _computed(
-    mechanism: Mechanism, case: Case, truth: Truth, dtype: str, mutant: Mutant | None, exact: bool
-) -> dict[str, NDArray[Any]]:
+    mechanism: Mechanism,
+    case: Case,
+    truth: Truth,
+    dtype: str,
+    wrong: WrongKernel | None,
+    exact: bool,
+    size: str = "",
+) -> Tensors:
     """Return the results of a kernel before they are stored."""
     working = np.float64 if exact or dtype == "float64" else np.float32
     inputs = {name: x.astype(working) if has_gradient(x) else x for name, x in truth.inputs.items()}
     upstream = None if truth.upstream is None else truth.upstream.astype(working)
-    if mutant is not None and mutant.kind in mechanism.conventions:
-        # A convention is judged by its outputs, which are wrong already.
-        with np.errstate(all="ignore"):
-            outputs = mechanism.conventions[mutant.kind](**inputs, **case.options)
-        return dict(zip(("out", *mechanism.outputs), outputs, strict=False))
-    if mutant is not None and mutant.kind in mechanism.wrong_gradients and upstream is not None:
-        gradients = mechanism.wrong_gradients[mutant.kind](**inputs, **case.options, d_out=upstream)
-        right = evaluate(mechanism, inputs, case.options, None)
-        return right | {f"d_{name}": x for name, x in gradients.items()}
-    with ExitStack() as stack, np.errstate(all="ignore"):  # a mutant may overflow or divide by zero
-        if dtype in ("float16", "bfloat16") and not exact:
-            stack.enter_context(equations.rounding(dict.fromkeys(mechanism.stored, dtype), _round_here))
-        if mutant is not None and mutant.id:
-            stack.enter_context(_mutation(mechanism, dtype, mutant))
-        return evaluate(mechanism, inputs, case.options, upstream)
+    outputs = evaluate(mechanism, inputs, case.options, None) if wrong and wrong.backward else {}
+    call = Call(inputs, case.options, upstream, dtype, exact, outputs)
+    return {**outputs, **wrong.results(call, size)} if wrong else right(mechanism, call)
 
 
 def _round_here(x: NDArray[Any], dtype: str) -> NDArray[Any]:
     return round_to(x.astype(np.float64), dtype).astype(x.dtype)
 
 
-def _mutation(mechanism: Mechanism, dtype: str, mutant: Mutant) -> AbstractContextManager[None]:
-    tag = next(tag for tag in core_tags(mechanism) if tag.id == mutant.id)
-    # Declared is the storage type where a kernel rounds to it, otherwise the type that it computes in.
-    low = dtype in ("float16", "bfloat16") and mutant.id not in mechanism.stored
-    return equations.mutate(mutant.id, changed_by(mutant.kind, tag.axes or (), dtype if low else LOWER[dtype]))
-
-
-def _store(tensors: dict[str, Any], truth: Truth, mutant: Mutant | None) -> Result:
-    """Round results to their storage types, or do one of the faults of storing."""
-    stored, dtypes = {}, {}
-    for name, value in tensors.items():
-        wanted = truth.stored[name]
-        truncated = mutant is not None and mutant.kind == "output truncated" and name == "out"
-        exact = value.astype(np.float64)
-        kept = chop_to(exact, wanted) if truncated else round_to(exact, wanted)
-        if mutant is not None and mutant.kind == "one NaN" and name == "out" and kept.size:
-            kept = kept.copy()
-            kept.reshape(-1)[kept.size // 2] = np.nan
-        stored[name] = kept.astype(np.float32 if wanted == "bfloat16" else wanted)
-        dtypes[name] = wanted
-    return Result(stored, dtypes)
+def stored(tensors: Tensors, truth: Truth) -> Result:
+    """Round results to their storage types."""
+    types = {name: truth.stored[name] for name in tensors}
+    held = {name: round_to(x.astype(np.float64), types[name]) for name, x in tensors.items()}
+    kept = {name: x.astype(np.float32 if types[name] == "bfloat16" else types[name]) for name, x in held.items()}
+    return Result(kept, types)
 
 
 @dataclass(frozen=True)
@@ -183,7 +160,7 @@ class Fate:
         Where.
     """
 
-    mutant: Mutant
+    mutant: WrongKernel
     dtype: str
     status: str
     share: float
@@ -207,7 +184,7 @@ def truths_of(mechanism: Mechanism, dtype: str, seed: int = 0) -> list[tuple[Cas
 def census(
     mechanism: Mechanism,
     dtype: str,
-    suspects: Iterable[Mutant] | None = None,
+    suspects: Iterable[WrongKernel] | None = None,
     *,
     seed: int = 0,
     truths: list[tuple[Case, Truth]] | None = None,
@@ -217,7 +194,7 @@ def census(
     fates: list[Fate] = []
     for mutant in suspects or mutants(mechanism):
         # Mutants of one equation follow each other, and the case that caught the last one will catch the next.
-        first = fates[-1].case if fates and fates[-1].mutant.id == mutant.id != "" else ""
+        first = fates[-1].case if fates and fates[-1].mutant.of == mutant.of and mutant.kind == "equation" else ""
         fates.append(_fate(mechanism, sorted(truths, key=lambda known: known[0].name != first), dtype, mutant))
     return tuple(fates)
 
@@ -228,7 +205,7 @@ def kill_rate(fates: Iterable[Fate]) -> float:
     return sum(real) / len(real)
 
 
-def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mutant: Mutant) -> Fate:
+def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mutant: WrongKernel) -> Fate:
     worst: tuple[float, str, str] = (-1.0, "", "")
     for case, truth in truths:
         try:
@@ -240,8 +217,9 @@ def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mu
             return Fate(mutant, dtype, "caught", *worst)
     status = "equivalent"
     for case, truth in truths:
-        computed = _computed(mechanism, case, truth, dtype, mutant, exact=True)
-        result = _store(computed, truth, mutant)
+        of_storing = mutant.kind == "storing"  # where what is computed is right
+        computed = _computed(mechanism, case, truth, dtype, None if of_storing else mutant, exact=True)
+        result = kernel(mechanism, case, truth, dtype, mutant, exact=True) if of_storing else stored(computed, truth)
         if not all(verdict.agrees for verdict in judge(result, truth)):
             # Such as a truncation of what was rounded before: nothing of a kernel changes.
             same = all(
@@ -252,8 +230,8 @@ def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mu
         # one may be what cancels of that), or at least as they are stored.
         rounding = 1e-12 * max(_largest(x) for x in truth.values.values())
         if not all(
-            _same(computed[name], truth.values[name], rounding) or _same(stored, rounded(truth, name), 0.0)
-            for name, stored in result.tensors.items()
+            _same(computed[name], truth.values[name], rounding) or _same(x, rounded(truth, name), 0.0)
+            for name, x in result.tensors.items()
         ):
             status = "below rounding"
     return Fate(mutant, dtype, status, *worst)

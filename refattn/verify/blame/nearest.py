@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.mechanisms.record import Mechanism
+from refattn.verify.blame.changes import Change
 from refattn.verify.blame.evidence import Evidence, Fit, same_marks
 from refattn.verify.blame.known import shares
-from refattn.verify.blame.mutants import Change
 from refattn.verify.outcome import Line, Suspect
 from refattn.verify.traced import places_to_read
 
@@ -46,7 +46,7 @@ def described(best: Fit, fits: Sequence[Fit], seen: Sequence[Evidence]) -> tuple
 def lines_of(mechanism: Mechanism, ids: Iterable[str]) -> tuple[Line, ...]:
     """Return where a reader finds equations: those of the paper in the definition."""
     known = places_to_read(mechanism)
-    found = [(id, known[id]) for id in ids]
+    found = [(id, known[id]) for id in ids if id in known]
     return tuple(Line(id, at.formula, f"{at.file}:{at.line}", " ".join(at.code.split())) for id, at in found)
 
 

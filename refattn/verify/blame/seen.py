@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from refattn import equations
+from refattn.mechanisms.wrong import Call, WrongKernel
 from refattn.verify.blame.bank import Bank
 from refattn.verify.blame.evidence import Evidence
-from refattn.verify.blame.known import Known, Values, right_outputs
+from refattn.verify.blame.known import Values
 from refattn.verify.judge.budget import evaluate
 
 EMPTY_ROWS = "empty rows"
@@ -18,33 +19,26 @@ EMPTY_ROWS = "empty rows"
 UNWRITTEN = "parts of the outputs are 0 where they should not be, and all that is not 0 is right"
 
 
-def seen_in(failing: Sequence[Evidence]) -> Iterator[Known]:
+def seen_in(failing: Sequence[Evidence]) -> Iterator[WrongKernel]:
     """Yield what the failing cases show by themselves, with what was got where they show it."""
-    got = {one.bank.case.name: one.result.tensors for one in failing}
+    got = {id(one.bank.inputs): one.result.tensors for one in failing}
 
-    def empty_rows(bank: Bank, grad: bool) -> Values:
-        values, found = right_outputs(bank), got.get(bank.case.name, {})
-        empty = np.isneginf(bank.truth.values["lse"])[..., None]
+    def empty_rows(call: Call) -> Values:
+        values, found = dict(call.outputs), got.get(id(call.inputs), {})
+        empty = np.isneginf(values["lse"])[..., None]
         return values | {"out": np.where(empty, found["out"], values["out"])} if "out" in found else values
 
-    def unwritten(bank: Bank, grad: bool) -> Values:
-        found = got.get(bank.case.name, {})
-        same = {name: x for name, x in right_outputs(bank).items() if name in found and found[name].shape == x.shape}
-        return right_outputs(bank) | {name: np.where(found[name] == 0.0, 0.0, x) for name, x in same.items()}
+    def unwritten(call: Call) -> Values:
+        found = got.get(id(call.inputs), {})
+        same = {name: x for name, x in call.outputs.items() if name in found and found[name].shape == x.shape}
+        return {**call.outputs} | {name: np.where(found[name] == 0.0, 0.0, x) for name, x in same.items()}
 
     if all("lse" in one.bank.truth.values for one in failing):
         told = "rows that may attend nothing hold something else than 0, and all other rows are right"
-        yield Known(told, "storing", (EMPTY_ROWS,), EMPTY_ROWS, "", False, empty_rows)
+        yield WrongKernel(EMPTY_ROWS, "storing", empty_rows, told, (EMPTY_ROWS,))
     if any("out" in one.wrong for one in failing):
-        yield Known(
-            UNWRITTEN,
-            "storing",
-            (_written(min(failing, key=lambda one: one.bank.size).bank),),
-            UNWRITTEN,
-            "",
-            False,
-            unwritten,
-        )
+        id_ = _written(min(failing, key=lambda one: one.bank.size).bank)
+        yield WrongKernel(UNWRITTEN, "storing", unwritten, UNWRITTEN, (id_,))
 
 
 def _written(bank: Bank) -> str:

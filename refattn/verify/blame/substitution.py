@@ -20,7 +20,8 @@ from refattn import counter, equations
 from refattn.golden.storage import TYPES, round_to, spacing
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.blame.bank import Bank, differ, disturbances
-from refattn.verify.blame.mutants import Change, core_tags
+from refattn.verify.blame.changes import Change
+from refattn.verify.blame.mutants import core_tags
 from refattn.verify.judge.budget import DRAWS, SIGMA, disturbance, evaluate, finite, kernel_sizes, unit_of
 from refattn.verify.judge.compare import compare
 from refattn.verify.outcome import Departure, Result, Truth

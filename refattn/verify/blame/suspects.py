@@ -17,6 +17,7 @@ import numpy as np
 from refattn.golden.storage import DTYPES
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.blame.bank import Bank, changes
+from refattn.verify.blame.changes import Change
 from refattn.verify.blame.evidence import (
     Evidence,
     Fit,
@@ -37,7 +38,6 @@ from refattn.verify.blame.known import (
     nearest_gradients,
     outputs_of,
 )
-from refattn.verify.blame.mutants import Change
 from refattn.verify.blame.nearest import described, judged, lines_of
 from refattn.verify.blame.seen import seen_in
 from refattn.verify.blame.substitution import departure, earliest
@@ -98,7 +98,7 @@ def suspects(
     agreeing = [one for one, failed in all_seen if not failed and one.errors]
     if not failing:
         return None
-    with_names = (*errors_with_names(mechanism, dtype, without), *seen_in(failing))
+    with_names = (*errors_with_names(mechanism, without), *((one, "") for one in seen_in(failing)))
     names = explained(with_names, failing, agreeing)
     named, left = _cover(names, failing)
     at_hand = {one.bank.case.name: one for one in (*failing, *agreeing)}
@@ -150,22 +150,11 @@ def _cover(found: Sequence[Explained], failing: Sequence[Evidence]) -> tuple[lis
 
 
 def _named(mechanism: Mechanism, one: Explained, failing: int) -> Suspect:
-    told = one.known.sort in ("fault", "storing")
-    ids = [id for id in one.known.of if id in mechanism.equations] if told else []
-    part = len(one.cases) / failing
-    known = one.known
-    return Suspect(
-        lines_of(mechanism, ids),
-        known.kind,
-        one.share,
-        part,
-        part,
-        known.sort,
-        known.link,
-        one.cases,
-        failing,
-        len(one.whole),
-    )
+    wrong, part = one.wrong, len(one.cases) / failing
+    lines = lines_of(mechanism, wrong.of if wrong.kind in ("fault", "storing") else ())
+    sort = "convention" if wrong.kind == "gradient" else wrong.kind
+    told = wrong.told(one.size)
+    return Suspect(lines, told, one.share, part, part, sort, wrong.link, one.cases, failing, len(one.whole))
 
 
 def _equations(

@@ -19,6 +19,7 @@ from refattn.golden import inputs as designed
 from refattn.golden.storage import TYPES, has_gradient, stored
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism, Question
+from refattn.mechanisms.wrong import Call
 from refattn.verify.foreign.adapter import CallError, call
 from refattn.verify.outcome import Decline
 
@@ -147,8 +148,7 @@ def _readings(
     out, saved = record.core.forward(**given, **question.case.options)
     yield question.answer, {"out": out} | {name: getattr(saved, name) for name in record.outputs}
     for answer, convention in question.readings.items():
-        values = record.conventions[convention](**given, **question.case.options)
-        yield answer, dict(zip(("out", *record.outputs), values, strict=True))
+        yield answer, record.wrong[convention].results(Call(given, question.case.options))
 
 
 def _joined(values: Mapping[str, Floats], names: Iterable[str]) -> Floats:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.golden.storage import round_to
+
 Array = NDArray[Any]
 Place = Any
 Round = Callable[[Array], Array]
@@ -23,6 +25,11 @@ Round = Callable[[Array], Array]
 
 def _as_is(x: Array) -> Array:
     return x
+
+
+def low(x: Array, dtype: str) -> Array:
+    """Return an array whose values are rounded to a shorter type."""
+    return np.asarray(round_to(x.astype(np.float64), dtype), x.dtype)
 
 
 class Unknown(ValueError):  # noqa: N818
@@ -50,6 +57,12 @@ class Kernel:
 
     def __init__(self, rows: int = 64, columns: int = 64, store: Round = _as_is) -> None:
         self.rows, self.chunk, self.columns, self.store = rows, rows, columns, store
+
+    def run(
+        self, inputs: Mapping[str, Array], options: Mapping[str, Any], d_out: Array | None, working: Any = np.float64
+    ) -> dict[str, Array]:
+        """Return outputs and, where there is an upstream gradient, the gradients, by name."""
+        raise NotImplementedError
 
     def known(self, *given: Iterable[str]) -> None:
         """Raise `Unknown` where a call has something else than the options."""
@@ -300,6 +313,10 @@ class Flash(Kernel):
         """Return the results as the kernel stores them."""
         return out, lse
 
+    def lse_given(self, lse: Array) -> Array:
+        """Return lse as its caller gets it; the backward has its own."""
+        return lse
+
     # The backward, from out and lse
 
     def upstream(self, d_out: Array) -> Array:
@@ -440,7 +457,7 @@ class Flash(Kernel):
         with np.errstate(all="ignore"):
             out, lse = self.forward()
             out, lse = self.written(self.store(out), lse)
-            found = {"out": out, "lse": lse[..., 0]}
+            found = {"out": out, "lse": self.lse_given(lse[..., 0])}
             if d_out is not None:
                 found |= self.backward(out, lse, d_out.astype(working), groups)
         return found

@@ -1,17 +1,16 @@
-"""What a fault is, and how it is run on a case."""
+"""How a kernel becomes a fault: a wrong kernel with a report, which may be served in several sizes of its tiles."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
-from refattn.golden.storage import round_to
-from refattn.verify.museum.emulator import Array, Flash
+from refattn.mechanisms.wrong import Call, WrongKernel
+from refattn.verify.museum.emulator import Array, Flash, Kernel, Unknown, low
 
 MECHANISM = "softmax"
 """The mechanism whose kernels are flash kernels."""
@@ -22,14 +21,20 @@ FLASH = ("online", "scores", "masks", "memory", "splits", "options", "gradients"
 ROOMS = {MECHANISM: FLASH, "growing": FLASH, "delta": ("states",), "higher_order": ("sums",)}
 """The modules that hold faults, by mechanism; where the core of one is that of another the faults are the same."""
 
-SIZES = (16, 32, 64, 128, 8)
+TILES = (16, 32, 64, 128, 8)
 """Sizes of tiles that are tried, those of kernels first."""
-
-CHUNKS = (64, 32, 16, 128, 8)
-"""The same for tokens of a chunk."""
 
 UNEQUAL = ((64, 32), (128, 64), (128, 32), (64, 128), (32, 64), (16, 32), (32, 16))
 """Unequal tiles that are tried where both sizes matter."""
+
+SIZES: dict[str, dict[str, tuple[int, int]]] = {
+    "": {"": (64, 64)},
+    "rows": {f" (tiles of {n} queries)": (n, 64) for n in TILES},
+    "columns": {f" (tiles of {n} keys)": (64, n) for n in TILES},
+    "chunk": {f" (chunks of {n} tokens)": (n, 64) for n in (64, 32, 16, 128, 8)},
+    "both": {f" (tiles of {n} x {m})": (n, m) for n, m in (*((n, n) for n in TILES), *UNEQUAL)},
+}
+"""The sizes, of queries and of keys, that give different results, by what of tiles matters and by what is said."""
 
 RECOMPUTED = {
     "given", "head_of", "scale_of", "offset_of", "place_of", "window_of", "lengths_of", "mask_of", "bias_of", "keep_of",
@@ -38,141 +43,80 @@ RECOMPUTED = {
 }  # fmt: skip
 """Steps of the forward that the backward goes through again."""
 
-_FOUND: list[Fault] = []
+BACKWARD = "in the backward alone: "
+"""What the words of an error begin with that the forward of a kernel does not have, and its backward has."""
 
-
-class Kernel(Protocol):
-    """An emulator of a mechanism's kernels: made with two sizes, and a rounding to the storage type."""
-
-    def __init__(self, rows: int = 64, columns: int = 64, store: Callable[[Array], Array] = ..., /) -> None: ...
-
-    def run(
-        self, inputs: Mapping[str, Array], options: Mapping[str, Any], d_out: Array | None, working: Any = ..., /
-    ) -> dict[str, Array]: ...
-
+AGAIN = {"v": ("dSM.4",), "k": ("dSM.q",), "q": ("dSM.k",), "d_out": ("dSM.4",), "keep": ("dSM.4",)}
+"""Equations of the backward that read an input, beside those that weights enter which it computes again."""
 
 Kind = TypeVar("Kind", bound=type[Kernel])
 
-
-@dataclass(frozen=True)
-class Fault:
-    """A wrong kernel.
-
-    Attributes
-    ----------
-    name
-        Of its class.
-    wrong
-        What is wrong, in words.
-    link
-        The report that it is modelled on; "" where none is known.
-    of
-        What it is an error of: ids of equations, and names of conventions or wrong gradients that do the same.
-    tiles
-        The sizes of tiles that matter: "", "rows", "columns" or "both"; or "chunk".
-    kernel
-        The emulator that has it.
-    """
-
-    name: str
-    wrong: str
-    link: str
-    of: tuple[str, ...]
-    tiles: str
-    kernel: type[Any]
-
-    def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Return the tile sizes, of queries and of keys, that give different results."""
-        return {
-            "": ((64, 64),),
-            "rows": tuple((size, 64) for size in SIZES),
-            "columns": tuple((64, size) for size in SIZES),
-            "chunk": tuple((size, 64) for size in CHUNKS),
-            "both": (*((size, size) for size in SIZES), *UNEQUAL),
-        }[self.tiles]
-
-    def told(self, sizes: tuple[int, int]) -> str:
-        """Return what is wrong in words, with the tile size where it matters."""
-        rows, columns = sizes
-        tiles = {
-            "": "",
-            "rows": f" (tiles of {rows} queries)",
-            "columns": f" (tiles of {columns} keys)",
-            "both": f" (tiles of {rows} x {columns})",
-            "chunk": f" (chunks of {rows} tokens)",
-        }[self.tiles]
-        return self.wrong + tiles
-
-    @property
-    def backward(self) -> bool:
-        """Whether outputs are right, and gradients alone are wrong."""
-        return self.of[0].startswith("d")
-
-    @property
-    def recomputed(self) -> bool:
-        """Whether it may as well be a fault of the backward alone, which computes the weights again."""
-        own = {name for kind in self.kernel.__mro__ if kind not in (Flash, object) for name in vars(kind)}
-        return issubclass(self.kernel, Flash) and not self.backward and bool(own & RECOMPUTED) and "run" not in own
-
-    def gradients(
-        self,
-        inputs: Mapping[str, Array],
-        options: Mapping[str, Any],
-        d_out: Array,
-        sizes: tuple[int, int],
-        outputs: tuple[Array, Array],
-    ) -> dict[str, Array]:
-        """Return what a kernel gives whose forward is right, and gave these (out, lse): the backward alone is wrong."""
-        return backward_of(self.kernel(*sizes), inputs, options, d_out, outputs)
-
-    def results(
-        self,
-        inputs: Mapping[str, Array],
-        options: Mapping[str, Any],
-        d_out: Array | None,
-        sizes: tuple[int, int],
-        dtype: str = "float64",
-    ) -> dict[str, Array]:
-        """Return what the wrong kernel computes; in a short dtype as kernels for it do, before it is stored."""
-        low = dtype in ("float16", "bfloat16")
-
-        def store(x: Array) -> Array:
-            return round_to(x.astype(np.float64), dtype).astype(x.dtype)
-
-        kernel = self.kernel(*sizes, store) if low else self.kernel(*sizes)
-        return kernel.run(inputs, options, d_out, np.float64 if dtype == "float64" else np.float32)
-
-
-def backward_of(
-    kernel: Flash,
-    inputs: Mapping[str, Array],
-    options: Mapping[str, Any],
-    d_out: Array,
-    outputs: tuple[Array, Array],
-) -> dict[str, Array]:
-    """Return what a kernel gives whose backward begins with these (out, lse), whatever its forward is."""
-    out, lse = outputs
-    kernel.forward = lambda: (out, lse[..., None])  # type: ignore[method-assign]
-    kernel.written = lambda out, lse: (out, lse)  # type: ignore[method-assign]
-    return kernel.run(inputs, options, d_out)
+_FOUND: list[tuple[str, WrongKernel]] = []
 
 
 def fault(*of: str, link: str, tiles: str = "") -> Callable[[Kind], Kind]:
-    """Register a kernel as a fault; the first sentence of its docstring says what is wrong."""
+    """Register a kernel as a fault; the first sentence of its docstring says what is wrong.
+
+    The link is that of a report on GitHub, OWNER/NAME/issues/NUMBER, or "" where none is known. A fault of a step that
+    the backward goes through again may as well be one of the backward alone.
+    """
+    report = link and f"https://github.com/{link}"
 
     def register(kernel: Kind) -> Kind:
-        wrong = " ".join((kernel.__doc__ or "").split()).rstrip(".")
-        _FOUND.append(Fault(kernel.__name__, wrong[:1].lower() + wrong[1:], link, of, tiles, kernel))
+        words = " ".join((kernel.__doc__ or "").split()).rstrip(".")
+        wrong = words[:1].lower() + words[1:]
+        own = {name for kind in kernel.__mro__ if kind not in (Flash, object) for name in vars(kind)}
+        room = kernel.__module__
+        _FOUND.append((room, served(kernel, wrong, of, report, tiles)))
+        if issubclass(kernel, Flash) and own & RECOMPUTED and "lse_given" not in own and not of[0].startswith("d"):
+            run, ids = functools.partial(in_the_backward, kernel), (*of, *read_again(of))
+            again = WrongKernel(kernel.__name__, "fault", run, BACKWARD + wrong, ids, report, True, SIZES[tiles])
+            _FOUND.append((f"{room} again", again))
         return kernel
 
     return register
 
 
+def served(
+    kernel: type[Kernel], wrong: str, of: tuple[str, ...] = ("",), link: str = "", tiles: str = ""
+) -> WrongKernel:
+    """Return the record of a kernel."""
+    run = functools.partial(_run, kernel)
+    return WrongKernel(kernel.__name__, "fault", run, wrong, of, link, of[0].startswith("d"), SIZES[tiles])
+
+
+def read_again(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the equations of the backward that weights, or inputs of these names, enter."""
+    return ("dSM.2", "dSM.v", *(id for name in names for id in AGAIN.get(name, ())))
+
+
+def _run(kind: type[Kernel], call: Call) -> dict[str, Array]:
+    """Return what a kernel computes; for a short type as kernels do, before it is stored."""
+    short = call.dtype in ("float16", "bfloat16") and not call.exact
+    rows, columns = call.size
+    kernel = kind(rows, columns, functools.partial(low, dtype=call.dtype)) if short else kind(rows, columns)
+    return kernel.run(call.inputs, call.options, call.d_out, np.float64 if call.exact else call.inputs["q"].dtype)
+
+
+def in_the_backward(kind: type[Flash], call: Call) -> dict[str, Array]:
+    """Return the gradients of a kernel whose backward begins with the right outputs, whatever its forward is."""
+    if call.d_out is None:
+        raise Unknown("no gradient was asked")
+    kernel, out, lse = kind(*call.size), call.outputs["out"], call.outputs["lse"]
+    kernel.forward = lambda: (out, lse[..., None])  # type: ignore[method-assign]
+    kernel.written = lambda out, lse: (out, lse)  # type: ignore[method-assign]
+    found = kernel.run(call.inputs, call.options, call.d_out)
+    return {name: x for name, x in found.items() if name.startswith("d_")}
+
+
 @functools.cache
-def faults(mechanism: str = MECHANISM) -> tuple[Fault, ...]:
-    """Return the faults of a mechanism's kernels; () where there are none."""
-    rooms = [importlib.import_module(f"refattn.verify.museum.{room}") for room in ROOMS.get(mechanism, ())]
-    return tuple(one for room in rooms for one in _FOUND if one.kernel.__module__ == room.__name__)
+def faults(
+    mechanism: str = MECHANISM, *, again: bool = False, without: tuple[str, ...] = ()
+) -> tuple[WrongKernel, ...]:
+    """Return the faults of a mechanism's kernels, or those of the backward alone, but for those of some modules."""
+    names = [room for room in ROOMS.get(mechanism, ()) if room not in without]
+    rooms = [importlib.import_module(f"refattn.verify.museum.{name}").__name__ for name in names]
+    return tuple(one for room in rooms for where, one in _FOUND if where == room + (" again" if again else ""))
 
 
 def flash(mechanism: str) -> bool:

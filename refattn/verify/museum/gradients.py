@@ -14,7 +14,7 @@ from refattn.verify.museum.memory import _layout
 DELTA = "dSM.total"
 
 
-@fault("dSM.4", "dSM.v", "d_out", link="https://github.com/Dao-AILab/flash-attention/issues/355")
+@fault("dSM.4", "dSM.v", "d_out", link="Dao-AILab/flash-attention/issues/355")
 class UpstreamOfOtherLayout(Flash):
     """The upstream gradient is stored with tokens before heads, and read with heads before tokens."""
 
@@ -22,7 +22,7 @@ class UpstreamOfOtherLayout(Flash):
         return _layout(d_out)
 
 
-@fault(DELTA, "dSM.3", link="https://github.com/flagos-ai/FlagAttention/pull/1")
+@fault(DELTA, "dSM.3", link="flagos-ai/FlagAttention/pull/1")
 class DeltaOfOtherLayout(Flash):
     """delta, the row sums of d_out * out, is computed as if they were stored with heads before tokens."""
 
@@ -30,7 +30,7 @@ class DeltaOfOtherLayout(Flash):
         return _layout(super().delta(out, d_out))
 
 
-@fault(DELTA, "dSM.3", link="https://github.com/triton-lang/triton/pull/2020")
+@fault(DELTA, "dSM.3", link="triton-lang/triton/pull/2020")
 class DeltaOfHalfTheRows(Flash):
     """delta, the row sums of d_out * out, is computed for the first half of all rows alone."""
 
@@ -40,7 +40,7 @@ class DeltaOfHalfTheRows(Flash):
         return np.where(at < (found.size + 1) // 2, found, 0.0)
 
 
-@fault(DELTA, "dSM.3", link="https://github.com/SHI-Labs/NATTEN/issues/347", tiles="rows")
+@fault(DELTA, "dSM.3", link="SHI-Labs/NATTEN/issues/347", tiles="rows")
 class DeltaWraps(Flash):
     """The index of a row in delta, the row sums of d_out * out, wraps around."""
 
@@ -48,7 +48,7 @@ class DeltaWraps(Flash):
         return super().delta(out, d_out)[:, :, np.arange(self.n_q) % self.rows]
 
 
-@fault(DELTA, "dSM.3", link="https://github.com/Dao-AILab/flash-attention/pull/2481")
+@fault(DELTA, "dSM.3", link="Dao-AILab/flash-attention/pull/2481")
 class DeltaOfHalfTheWidth(Flash):
     """delta, the row sums of d_out * out, is computed before all of d_out has come: from half of the width."""
 
@@ -57,12 +57,7 @@ class DeltaOfHalfTheWidth(Flash):
         return super().delta(out[..., :half], d_out[..., :half])
 
 
-@fault(
-    DELTA,
-    "dSM.3",
-    "inner product left out of the backward",
-    link="https://github.com/Dao-AILab/flash-attention/pull/2756",
-)
+@fault(DELTA, "dSM.3", "inner product left out of the backward", link="Dao-AILab/flash-attention/pull/2756")
 class DeltaNotThere(Flash):
     """delta, the row sums of d_out * out, is read before it is written: it is 0."""
 
@@ -70,7 +65,7 @@ class DeltaNotThere(Flash):
         return 0.0 * super().delta(out, d_out)
 
 
-@fault("dSM.q", link="https://github.com/Dao-AILab/flash-attention/issues/359", tiles="columns")
+@fault("dSM.q", link="Dao-AILab/flash-attention/issues/359", tiles="columns")
 class QueryGradientOverwritten(Flash):
     """The gradient of q is that of the last tile of keys alone: tiles overwrite each other's."""
 
@@ -78,7 +73,7 @@ class QueryGradientOverwritten(Flash):
         d_q[:, :, rows] = part
 
 
-@fault("dSM.q", "gradients without the scale", link="https://github.com/fla-org/flash-linear-attention/issues/47")
+@fault("dSM.q", "gradients without the scale", link="fla-org/flash-linear-attention/issues/47")
 class QueryGradientWithoutScale(Flash):
     """The gradient of q is not scaled."""
 
@@ -86,7 +81,7 @@ class QueryGradientWithoutScale(Flash):
         return 1.0
 
 
-@fault("dSM.k", "gradients without the scale", link="https://github.com/Dao-AILab/flash-attention/issues/2651")
+@fault("dSM.k", "gradients without the scale", link="Dao-AILab/flash-attention/issues/2651")
 class KeyGradientWithoutScale(Flash):
     """The gradient of k is not scaled."""
 
@@ -94,12 +89,7 @@ class KeyGradientWithoutScale(Flash):
         return 1.0
 
 
-@fault(
-    "dSM.k",
-    "dSM.v",
-    "gradients of the last head of a group",
-    link="https://github.com/marin-community/levanter/pull/449",
-)
+@fault("dSM.k", "dSM.v", "gradients of the last head of a group", link="marin-community/levanter/pull/449")
 class GroupGradientOverwritten(Flash):
     """The gradients of k and v are those of the last query head of a group: they are not summed."""
 
@@ -108,7 +98,7 @@ class GroupGradientOverwritten(Flash):
         return d_x[:, times - 1 :: times] if times else d_x
 
 
-@fault("dSM.k", "dSM.v", link="https://github.com/fla-org/flash-linear-attention/pull/384")
+@fault("dSM.k", "dSM.v", link="fla-org/flash-linear-attention/pull/384")
 class GroupGradientOfQueryHead(Flash):
     """The gradients of k and v of head g are those of query head g alone."""
 
@@ -116,7 +106,7 @@ class GroupGradientOfQueryHead(Flash):
         return d_x[:, :groups]
 
 
-@fault("dSM.k", "dSM.v", link="https://github.com/XunhaoLai/native-sparse-attention-triton/issues/27")
+@fault("dSM.k", "dSM.v", link="XunhaoLai/native-sparse-attention-triton/issues/27")
 class GroupGradientInterleaved(Flash):
     """The gradients of k and v are summed over other query heads than those that share them: h mod g."""
 
@@ -127,7 +117,7 @@ class GroupGradientInterleaved(Flash):
         return found
 
 
-@fault("dSM.4", link="https://github.com/lucidrains/flash-attention-jax/pull/15")
+@fault("dSM.4", link="lucidrains/flash-attention-jax/pull/15")
 class WeightGradientOfWidthOfKeys(Flash):
     """The gradient of the weights sums over as many columns of v as q and k have."""
 
@@ -136,7 +126,7 @@ class WeightGradientOfWidthOfKeys(Flash):
         return super().d_weights(d_out[..., :d], v[..., :d])
 
 
-@fault("dSM.v", link="https://github.com/Dao-AILab/flash-attention/issues/2552")
+@fault("dSM.v", link="Dao-AILab/flash-attention/issues/2552")
 class ValueGradientColumns(Flash):
     """The second half of the columns of v's gradient is stored in the wrong place."""
 
@@ -148,9 +138,7 @@ class ValueGradientColumns(Flash):
         return found | {"d_v": d_v}
 
 
-@fault(
-    "dSM.2", "dSM.v", "inner product over masked keys", link="https://github.com/ai-bond/flash-attention-v100/pull/13"
-)
+@fault("dSM.2", "dSM.v", "inner product over masked keys", link="ai-bond/flash-attention-v100/pull/13")
 class BackwardNotCausal(Flash):
     """The backward does not know of the causal mask."""
 
@@ -164,7 +152,7 @@ class BackwardNotCausal(Flash):
         return True
 
 
-@fault("dSM.2", "dSM.v", link="https://github.com/meta-pytorch/attention-gym/pull/200")
+@fault("dSM.2", "dSM.v", link="meta-pytorch/attention-gym/pull/200")
 class BackwardLseOfOtherBase(Flash):
     """The backward takes the natural lse for one to base 2."""
 
@@ -172,7 +160,7 @@ class BackwardLseOfOtherBase(Flash):
         return lse * math.log(2.0)
 
 
-@fault("dSM.k", "dSM.v", link="https://github.com/pytorch/pytorch/issues/153799", tiles="rows")
+@fault("dSM.k", "dSM.v", link="pytorch/pytorch/issues/153799", tiles="rows")
 class PaddedRowsNaN(Flash):
     """The queries that pad the last tile have an lse of -inf, and make the gradients of k and v NaN."""
 
@@ -183,7 +171,7 @@ class PaddedRowsNaN(Flash):
         return found | {name: np.full_like(found[name], np.nan) for name in ("d_k", "d_v")}
 
 
-@fault("dSM.1", "soft-cap left out of the backward", link="https://github.com/MinghuasLab/flash-attention-npu/pull/73")
+@fault("dSM.1", "soft-cap left out of the backward", link="MinghuasLab/flash-attention-npu/pull/73")
 class SoftcapWithoutSlope(Flash):
     """The slope of the soft-cap is left out of the backward."""
 
@@ -191,7 +179,7 @@ class SoftcapWithoutSlope(Flash):
         return 1.0
 
 
-@fault("dSM.1", "slope at the capped score", link="https://github.com/Dao-AILab/flash-attention/pull/1033")
+@fault("dSM.1", "slope at the capped score", link="Dao-AILab/flash-attention/pull/1033")
 class SlopeOfCappedScore(Flash):
     """The slope of the soft-cap is 1 - c^2 with the capped score, which is not divided by the soft-cap."""
 
@@ -202,7 +190,7 @@ class SlopeOfCappedScore(Flash):
         return 1.0 - c * c
 
 
-@fault("dSM.1", link="https://github.com/openxla/tokamax/pull/1121")
+@fault("dSM.1", link="openxla/tokamax/pull/1121")
 class SlopeOfMaskedScore(Flash):
     """The slope of the soft-cap is taken of masked scores: 0 times infinity is NaN."""
 

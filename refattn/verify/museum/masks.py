@@ -11,7 +11,15 @@ from refattn.verify.museum.emulator import Array, Flash, Place
 from refattn.verify.museum.fault import fault
 
 
-@fault("SM.2", "causal mask", link="https://github.com/jax-ml/jax/issues/19237")
+def offset_by_heads(x: Array, shape: tuple[int, ...]) -> Array:
+    """Return an array of pairs, that of head h in batch b from where it would be if no axis were shared."""
+    full = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    flat = full.reshape(-1, *full.shape[2:])
+    at = np.arange(shape[0] * shape[1]) % max(len(flat), 1)
+    return np.broadcast_to(flat[at].reshape(*shape[:2], *flat.shape[1:]), shape)
+
+
+@fault("SM.2", "causal mask", link="jax-ml/jax/issues/19237")
 class CausalIgnored(Flash):
     """The causal mask is ignored."""
 
@@ -19,7 +27,7 @@ class CausalIgnored(Flash):
         return None
 
 
-@fault("SM.2", "causal mask", link="https://github.com/google/torchax/issues/39")
+@fault("SM.2", "causal mask", link="google/torchax/issues/39")
 class CausalAlways(Flash):
     """The kernel is causal whether it is asked for or not."""
 
@@ -27,7 +35,7 @@ class CausalAlways(Flash):
         return super().offset_of(True if causal is False else causal, queries, keys, mask)
 
 
-@fault("SM.2", "top-left causality", "causal mask", link="https://github.com/tinygrad/tinygrad/pull/15949")
+@fault("SM.2", "top-left causality", "causal mask", link="tinygrad/tinygrad/pull/15949")
 class CausalTopLeft(Flash):
     """The causal mask is aligned at the first key: the keys of the past are not seen."""
 
@@ -35,7 +43,7 @@ class CausalTopLeft(Flash):
         return None if causal is False else self.place if self.placed else 0
 
 
-@fault("SM.2", "bottom-right causality", "causal mask", link="https://github.com/ml-explore/mlx/issues/2835")
+@fault("SM.2", "bottom-right causality", "causal mask", link="ml-explore/mlx/issues/2835")
 class CausalBottomRight(Flash):
     """The causal mask is aligned at the last key where the first one was asked for."""
 
@@ -43,7 +51,7 @@ class CausalBottomRight(Flash):
         return None if causal is False else self.place if self.placed else self.place_of(None, True, queries, keys)
 
 
-@fault("SM.2", "causal mask", link="https://github.com/RVC-Boss/GPT-SoVITS/issues/965")
+@fault("SM.2", "causal mask", link="RVC-Boss/GPT-SoVITS/issues/965")
 class CausalOneTooMany(Flash):
     """A query sees one key too many: the next token."""
 
@@ -52,7 +60,7 @@ class CausalOneTooMany(Flash):
         return None if offset is None else offset + 1
 
 
-@fault("SM.2", "a token does not see itself", "causal mask", link="https://github.com/pytorch/tutorials/issues/2250")
+@fault("SM.2", "a token does not see itself", "causal mask", link="pytorch/tutorials/issues/2250")
 class CausalStrict(Flash):
     """A query does not see the key of its own token."""
 
@@ -61,7 +69,7 @@ class CausalStrict(Flash):
         return None if offset is None else offset - 1
 
 
-@fault("SM.2", "causal mask", "mask", link="https://github.com/huggingface/transformers/pull/48769")
+@fault("SM.2", "causal mask", "mask", link="huggingface/transformers/pull/48769")
 class CausalIgnoredWithMask(Flash):
     """Where a mask is given the causal one is ignored."""
 
@@ -69,7 +77,7 @@ class CausalIgnoredWithMask(Flash):
         return super().offset_of(causal, queries, keys, mask) if mask is None else None
 
 
-@fault("SM.2", "causal mask", "mask", "mask ignored", link="https://github.com/huggingface/transformers/issues/37807")
+@fault("SM.2", "causal mask", "mask", "mask ignored", link="huggingface/transformers/issues/37807")
 class MaskIgnoredWithCausal(Flash):
     """In a causal call the mask is ignored."""
 
@@ -78,7 +86,7 @@ class MaskIgnoredWithCausal(Flash):
         return found if self.offset is None else np.ones_like(found)
 
 
-@fault("SM.2", "top-left causality", "causal mask", link="https://github.com/huggingface/transformers/pull/30311")
+@fault("SM.2", "top-left causality", "causal mask", link="huggingface/transformers/pull/30311")
 class CausalForOneQueryTopLeft(Flash):
     """A single query is taken for the first one: it sees the first key alone."""
 
@@ -87,7 +95,7 @@ class CausalForOneQueryTopLeft(Flash):
         return offset if queries != 1 or offset is None else 0
 
 
-@fault("SM.2", "causal mask", link="https://github.com/triton-lang/triton/pull/8853", tiles="both")
+@fault("SM.2", "causal mask", link="triton-lang/triton/pull/8853", tiles="both")
 class CausalFirstStage(Flash):
     """The tiles before the diagonal are not masked, and their number is rounded up: keys of the future are seen."""
 
@@ -99,7 +107,7 @@ class CausalFirstStage(Flash):
         return super().visible(rows, columns) | before
 
 
-@fault("SM.2", "causal mask", link="https://github.com/Dao-AILab/flash-attention/pull/436", tiles="both")
+@fault("SM.2", "causal mask", link="Dao-AILab/flash-attention/pull/436", tiles="both")
 class CausalInLastTileAlone(Flash):
     """The causal mask is applied in the last tile of keys that is visited, where the diagonal crosses two."""
 
@@ -110,7 +118,7 @@ class CausalInLastTileAlone(Flash):
         return super().visible(rows, columns) | (columns < last)[None, :]
 
 
-@fault("SM.2", "SM.total", "SM.5", "causal mask", link="https://github.com/triton-lang/triton/pull/2033", tiles="both")
+@fault("SM.2", "SM.total", "SM.5", "causal mask", link="triton-lang/triton/pull/2033", tiles="both")
 class CausalLoopWithoutOffset(Flash):
     """The loop over keys ends at the last query of the tile, as if there were as many keys as queries."""
 
@@ -119,7 +127,7 @@ class CausalLoopWithoutOffset(Flash):
         return range(0, max(end, 0), self.columns)
 
 
-@fault("SM.2", "mask ignored", "mask", link="https://github.com/pacman100/LLM-Workshop/issues/1")
+@fault("SM.2", "mask ignored", "mask", link="pacman100/LLM-Workshop/issues/1")
 class MaskIgnored(Flash):
     """The mask is ignored."""
 
@@ -127,7 +135,7 @@ class MaskIgnored(Flash):
         return np.ones_like(super().masked(rows, columns))
 
 
-@fault("SM.2", "mask inverted", "mask", link="https://github.com/rasbt/LLMs-from-scratch/issues/1061")
+@fault("SM.2", "mask inverted", "mask", link="rasbt/LLMs-from-scratch/issues/1061")
 class MaskInverted(Flash):
     """True in a mask is taken for "may not attend"."""
 
@@ -151,7 +159,7 @@ class _Soft(Flash):
         raise NotImplementedError
 
 
-@fault("SM.2", "mask", link="https://github.com/ml-explore/mlx/issues/2626")
+@fault("SM.2", "mask", link="ml-explore/mlx/issues/2626")
 class MaskAdded(_Soft):
     """The mask is added to the scores as 1 and 0: hidden keys have a score that is 1 lower."""
 
@@ -159,7 +167,7 @@ class MaskAdded(_Soft):
         return c - 1.0
 
 
-@fault("SM.2", "mask", "empty rows", link="https://github.com/huggingface/transformers/issues/10484")
+@fault("SM.2", "mask", "empty rows", link="huggingface/transformers/issues/10484")
 class MaskOfTenThousand(_Soft):
     """The mask adds -10000, not -inf: a query that may attend nothing attends everything."""
 
@@ -167,7 +175,7 @@ class MaskOfTenThousand(_Soft):
         return c - 10000.0
 
 
-@fault("SM.2", "masked keys have a score of 0", "mask", link="https://github.com/Shujun-He/RibonanzaNet/issues/5")
+@fault("SM.2", "masked keys have a score of 0", "mask", link="Shujun-He/RibonanzaNet/issues/5")
 class MaskOfTinyNumber(_Soft):
     """Hidden scores become -1e-9, which is as good as 0."""
 
@@ -175,13 +183,7 @@ class MaskOfTinyNumber(_Soft):
         return np.full_like(c, -1e-9)
 
 
-@fault(
-    "SM.2",
-    "SM.top",
-    "empty rows get the mean",
-    "empty rows",
-    link="https://github.com/microsoft/onnxruntime/pull/28958",
-)
+@fault("SM.2", "SM.top", "empty rows get the mean", "empty rows", link="microsoft/onnxruntime/pull/28958")
 class EmptyRowsMean(_Soft):
     """A query that may attend nothing gets the mean of all values: hidden scores are a large finite number."""
 
@@ -199,7 +201,7 @@ class EmptyRowsMean(_Soft):
         return super().hidden(np.where(self.causal_here, c, -1e30), allowed)
 
 
-@fault("SM.total", "SM.4", "empty rows are NaN", "empty rows", link="https://github.com/robertknight/rten/pull/1321")
+@fault("SM.total", "SM.4", "empty rows are NaN", "empty rows", link="robertknight/rten/pull/1321")
 class EmptyRowsNaN(Flash):
     """A query that may attend nothing gets 0 divided by 0."""
 
@@ -207,7 +209,7 @@ class EmptyRowsNaN(Flash):
         return acc / total
 
 
-@fault("SM.2", "mask", link="https://github.com/kohya-ss/musubi-tuner/pull/413")
+@fault("SM.2", "mask", link="kohya-ss/musubi-tuner/pull/413")
 class MaskOfFirstBatch(Flash):
     """All batches take the mask of the first one."""
 
@@ -215,7 +217,7 @@ class MaskOfFirstBatch(Flash):
         return np.broadcast_to(super().mask_of(mask, shape)[:1], shape)
 
 
-@fault("SM.2", "mask", link="https://github.com/HKUSTDial/flash-sparse-attention/pull/167")
+@fault("SM.2", "mask", link="HKUSTDial/flash-sparse-attention/pull/167")
 class MaskOfFirstHead(Flash):
     """All heads take the mask of the first one."""
 
@@ -223,18 +225,15 @@ class MaskOfFirstHead(Flash):
         return np.broadcast_to(super().mask_of(mask, shape)[:, :1], shape)
 
 
-@fault("SM.2", "mask", link="https://github.com/pytorch/pytorch/pull/184180")
+@fault("SM.2", "mask", link="pytorch/pytorch/pull/184180")
 class MaskOffsetByHeads(Flash):
     """The mask of head h in batch b is read at b heads + h, as if none of its axes were shared."""
 
     def mask_of(self, mask: Array, shape: tuple[int, ...]) -> Array:
-        full = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-        flat = full.reshape(-1, *full.shape[2:])
-        at = np.arange(shape[0] * shape[1]) % max(len(flat), 1)
-        return np.broadcast_to(flat[at].reshape(*shape[:2], *flat.shape[1:]), shape)
+        return offset_by_heads(mask, shape)
 
 
-@fault("SM.2", "mask", link="https://github.com/vllm-project/vllm-ascend/issues/15503", tiles="columns")
+@fault("SM.2", "mask", link="vllm-project/vllm-ascend/issues/15503", tiles="columns")
 class MaskEndsEarly(Flash):
     """The mask is read for the first keys alone, and ignored for the others."""
 
@@ -242,7 +241,7 @@ class MaskEndsEarly(Flash):
         return super().masked(rows, columns) | (columns >= self.columns)
 
 
-@fault("SM.2", "mask", link="https://github.com/pytorch/pytorch/issues/162588", tiles="columns")
+@fault("SM.2", "mask", link="pytorch/pytorch/issues/162588", tiles="columns")
 class MaskWraps(Flash):
     """The index of a key in the mask wraps around: the mask of an earlier tile is read again."""
 
@@ -250,7 +249,7 @@ class MaskWraps(Flash):
         return super().masked(rows, columns % self.columns)
 
 
-@fault("SM.2", "mask", link="https://github.com/microsoft/onnxruntime-genai/pull/1639")
+@fault("SM.2", "mask", link="microsoft/onnxruntime-genai/pull/1639")
 class MaskRowStride(Flash):
     """The rows of the mask are read as if they were padded to a multiple of 8 keys."""
 
@@ -262,7 +261,7 @@ class MaskRowStride(Flash):
         return full.reshape(*shape[:2], -1)[:, :, at % size]
 
 
-@fault("SM.2", "mask", link="https://github.com/OpenNMT/OpenNMT-py/pull/2589")
+@fault("SM.2", "mask", link="OpenNMT/OpenNMT-py/pull/2589")
 class MaskAsLength(Flash):
     """A mask of keys is read as a length: as many keys as it leaves are taken from the first one on."""
 
@@ -271,7 +270,7 @@ class MaskAsLength(Flash):
         return np.arange(shape[3]) < counts
 
 
-@fault("SM.2", "mask", link="https://github.com/dotnet/TorchSharp/issues/1227")
+@fault("SM.2", "mask", link="dotnet/TorchSharp/issues/1227")
 class MaskTransposed(Flash):
     """The mask is read with queries and keys exchanged."""
 
@@ -280,7 +279,7 @@ class MaskTransposed(Flash):
         return np.swapaxes(full, -1, -2) if shape[2] == shape[3] else full
 
 
-@fault("SM.5", "mask", link="https://github.com/vllm-project/vllm-omni/issues/5865")
+@fault("SM.5", "mask", link="vllm-project/vllm-omni/issues/5865")
 class RowsOfMaskedKeys(Flash):
     """A mask of keys is applied to the queries, too: the rows of their indices stay 0."""
 

@@ -13,7 +13,7 @@ def _layout(x: Array) -> Array:
     return np.ascontiguousarray(np.swapaxes(x, 1, 2)).reshape(x.shape)
 
 
-@fault("SM.1", "SM.5", "q", "k", "v", link="https://github.com/pytorch/pytorch/issues/181133")
+@fault("SM.1", "SM.5", "q", "k", "v", link="pytorch/pytorch/issues/181133")
 class InputsOfOtherLayout(Flash):
     """q, k and v are stored with tokens before heads, and read with heads before tokens."""
 
@@ -21,7 +21,7 @@ class InputsOfOtherLayout(Flash):
         return _layout(q), _layout(k), _layout(v), mask
 
 
-@fault("SM.1", "q", link="https://github.com/pytorch/pytorch/issues/163597")
+@fault("SM.1", "q", link="pytorch/pytorch/issues/163597")
 class QueriesOfOtherLayout(Flash):
     """q is stored with tokens before heads, and read with heads before tokens."""
 
@@ -29,7 +29,7 @@ class QueriesOfOtherLayout(Flash):
         return _layout(q), k, v, mask
 
 
-@fault("SM.5", "out", link="https://github.com/flagos-ai/FlagGems/issues/5235")
+@fault("SM.5", "out", link="flagos-ai/FlagGems/issues/5235")
 class OutputOfOtherLayout(Flash):
     """The output is written with tokens before heads, and read with heads before tokens."""
 
@@ -37,7 +37,7 @@ class OutputOfOtherLayout(Flash):
         return _layout(out), lse
 
 
-@fault("SM.5", "v", link="https://github.com/flagos-ai/FlagAttention/issues/45")
+@fault("SM.5", "v", link="flagos-ai/FlagAttention/issues/45")
 class ValuesWithStrideOfKeys(Flash):
     """The rows of v are read with the stride of those of k."""
 
@@ -47,7 +47,7 @@ class ValuesWithStrideOfKeys(Flash):
         return q, k, v.reshape(b, g, -1)[:, :, at % max(n * e, 1)], mask
 
 
-@fault("SM.1", "SM.5", "k", "v", link="https://github.com/Dao-AILab/flash-attention/issues/772")
+@fault("SM.1", "SM.5", "k", "v", link="Dao-AILab/flash-attention/issues/772")
 class KeysOfFirstBatch(Flash):
     """The stride between batches overflows to 0: all take the keys and values of the first one."""
 
@@ -55,7 +55,7 @@ class KeysOfFirstBatch(Flash):
         return q, np.broadcast_to(k[:1], k.shape), np.broadcast_to(v[:1], v.shape), mask
 
 
-@fault("SM.5", "v", link="https://github.com/Dao-AILab/flash-attention/issues/47")
+@fault("SM.5", "v", link="Dao-AILab/flash-attention/issues/47")
 class ValuesOfNextBatch(Flash):
     """The values are those of another batch."""
 
@@ -63,7 +63,7 @@ class ValuesOfNextBatch(Flash):
         return q, k, np.roll(v, -1, axis=0), mask
 
 
-@fault("SM.5", "out", link="https://github.com/pytorch/pytorch/issues/139462")
+@fault("SM.5", "out", link="pytorch/pytorch/issues/139462")
 class LaterBatchesZero(Flash):
     """The output of all batches but the first is 0."""
 
@@ -72,7 +72,7 @@ class LaterBatchesZero(Flash):
         return np.where(first, out, 0.0), lse
 
 
-@fault("SM.1", "SM.5", "interleaved groups", "grouped heads", link="https://github.com/onnx/onnx/pull/7274")
+@fault("SM.1", "SM.5", "interleaved groups", "grouped heads", link="onnx/onnx/pull/7274")
 class GroupsTiled(Flash):
     """Key/value heads are repeated one after the other: query head h takes head h mod g, not floor(h g / heads)."""
 
@@ -80,7 +80,7 @@ class GroupsTiled(Flash):
         return np.arange(heads) % max(groups, 1)
 
 
-@fault("SM.1", "SM.5", "grouped heads", link="https://github.com/EricLBuehler/candle-vllm/pull/52")
+@fault("SM.1", "SM.5", "grouped heads", link="EricLBuehler/candle-vllm/pull/52")
 class GroupsOfFirst(Flash):
     """All query heads take the first key/value head."""
 
@@ -88,7 +88,7 @@ class GroupsOfFirst(Flash):
         return np.zeros(heads, int) if groups != heads else np.arange(heads)
 
 
-@fault("SM.2", "SM.total", "SM.5", link="https://github.com/hw-native-sys/simpler/pull/72", tiles="columns")
+@fault("SM.2", "SM.total", "SM.5", link="hw-native-sys/simpler/pull/72", tiles="columns")
 class LastTileReadsOn(Flash):
     """The last tile reads on into the next head: its first keys and values are attended, too."""
 
@@ -106,7 +106,7 @@ class LastTileReadsOn(Flash):
         return part.reshape(b, h, self.columns, width)
 
 
-@fault("SM.5", "v", link="https://github.com/ggml-org/llama.cpp/pull/26434", tiles="columns")
+@fault("SM.5", "v", link="ggml-org/llama.cpp/pull/26434", tiles="columns")
 class StaleValues(Flash):
     """The tile of values is that of the step before: it is read before the new one has come."""
 
@@ -114,7 +114,7 @@ class StaleValues(Flash):
         return super().values(max(start - self.columns, 0))
 
 
-@fault("SM.5", "v", link="https://github.com/ggml-org/llama.cpp/pull/13438", tiles="columns")
+@fault("SM.5", "v", link="ggml-org/llama.cpp/pull/13438", tiles="columns")
 class ValuesOverwritten(Flash):
     """The tile of values is overwritten by the next one before it is read."""
 
@@ -122,7 +122,7 @@ class ValuesOverwritten(Flash):
         return super().values(start + self.columns if start + self.columns < self.n_k else start)
 
 
-@fault("SM.1", "k", link="https://github.com/ggml-org/llama.cpp/pull/28358", tiles="columns")
+@fault("SM.1", "k", link="ggml-org/llama.cpp/pull/28358", tiles="columns")
 class StaleKeys(Flash):
     """The tile of keys is that of the step before: it is read before the new one has come."""
 

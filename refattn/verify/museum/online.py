@@ -6,17 +6,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from refattn.golden.storage import round_to
-from refattn.verify.museum.emulator import Array, Flash
+from refattn.verify.museum.emulator import Array, Flash, low
 from refattn.verify.museum.fault import fault
 
 
-def half(x: Array) -> Array:
-    """Round to float16."""
-    return round_to(x.astype(np.float64), "float16").astype(x.dtype)
-
-
-@fault("SM.5", link="https://github.com/microsoft/TileFusion/pull/31", tiles="columns")
+@fault("SM.5", link="microsoft/TileFusion/pull/31", tiles="columns")
 class AccumulatorNotRescaled(Flash):
     """The accumulator is not rescaled when the running maximum moves."""
 
@@ -24,7 +18,7 @@ class AccumulatorNotRescaled(Flash):
         return acc + self.store(p) @ v
 
 
-@fault("SM.5", link="https://github.com/Dao-AILab/flash-attention/issues/991", tiles="columns")
+@fault("SM.5", link="Dao-AILab/flash-attention/issues/991", tiles="columns")
 class AccumulatorRescaledInversely(Flash):
     """The accumulator is divided by the factor that it has to be multiplied by when the running maximum moves."""
 
@@ -32,7 +26,7 @@ class AccumulatorRescaledInversely(Flash):
         return np.where(decay > 0.0, acc / np.where(decay > 0.0, decay, 1.0), 0.0) + self.store(p) @ v
 
 
-@fault("SM.total", link="https://github.com/microsoft/TileFusion/pull/31", tiles="columns")
+@fault("SM.total", link="microsoft/TileFusion/pull/31", tiles="columns")
 class SumNotRescaled(Flash):
     """The sum of the exponentials is not rescaled when the running maximum moves."""
 
@@ -40,9 +34,7 @@ class SumNotRescaled(Flash):
         return total + np.sum(p, axis=-1, keepdims=True)
 
 
-@fault(
-    "SM.top", "SM.3", "SM.total", "SM.5", link="https://github.com/Dao-AILab/flash-attention/pull/2174", tiles="columns"
-)
+@fault("SM.top", "SM.3", "SM.total", "SM.5", link="Dao-AILab/flash-attention/pull/2174", tiles="columns")
 class MaximumOverwrittenFirst(Flash):
     """The running maximum is overwritten before the old one is used: neither sum nor accumulator is rescaled."""
 
@@ -50,7 +42,7 @@ class MaximumOverwrittenFirst(Flash):
         return np.ones_like(old)
 
 
-@fault("SM.top", "SM.3", "SM.total", "SM.5", link="https://github.com/meta-pytorch/MSLK/pull/242", tiles="columns")
+@fault("SM.top", "SM.3", "SM.total", "SM.5", link="meta-pytorch/MSLK/pull/242", tiles="columns")
 class SkippedRescale(Flash):
     """Where the maximum moves by little the rescaling is skipped, but the exponentials are relative to the new one."""
 
@@ -62,7 +54,7 @@ class SkippedRescale(Flash):
         return self.exp(s - self.shift(super().maximum(old, s)))
 
 
-@fault("SM.top", "SM.3", "SM.total", link="https://github.com/kaist-ina/Trinity-AE/issues/2")
+@fault("SM.top", "SM.3", "SM.total", link="kaist-ina/Trinity-AE/issues/2")
 class NoMaximum(Flash):
     """No maximum is subtracted: large scores overflow."""
 
@@ -76,7 +68,7 @@ class NoMaximum(Flash):
         return np.where(x > 88.7, np.inf, np.exp(np.minimum(x, 88.7))).astype(x.dtype)
 
 
-@fault("SM.top", "SM.3", "SM.total", link="https://github.com/HabanaAI/vllm-fork/issues/275")
+@fault("SM.top", "SM.3", "SM.total", link="HabanaAI/vllm-fork/issues/275")
 class ConstantMaximum(NoMaximum):
     """A constant, 10, is subtracted in place of the maximum: large scores overflow."""
 
@@ -84,7 +76,7 @@ class ConstantMaximum(NoMaximum):
         return 10.0
 
 
-@fault("SM.2", "SM.total", "SM.5", link="https://github.com/zml/zml/pull/563", tiles="columns")
+@fault("SM.2", "SM.total", "SM.5", link="zml/zml/pull/563", tiles="columns")
 class PaddingOfLastTile(Flash):
     """The keys that pad the last tile are not hidden: they count with a score of 0."""
 
@@ -95,7 +87,7 @@ class PaddingOfLastTile(Flash):
         return super().masked(rows, columns) | ~super().inside(columns)
 
 
-@fault("SM.total", link="https://github.com/pytorch/pytorch/issues/159247", tiles="columns")
+@fault("SM.total", link="pytorch/pytorch/issues/159247", tiles="columns")
 class PaddingInTheSum(Flash):
     """The keys that pad the last tile are in the sum of the exponentials, with an exponential of 1."""
 
@@ -104,7 +96,7 @@ class PaddingInTheSum(Flash):
         return top, total + float(-self.n_k % self.columns) * np.exp(-self.shift(top)), acc
 
 
-@fault("SM.total", "SM.5", "SM.2", link="https://github.com/jax-ml/jax/issues/27224", tiles="columns")
+@fault("SM.total", "SM.5", "SM.2", link="jax-ml/jax/issues/27224", tiles="columns")
 class LastTileDropped(Flash):
     """The number of tiles of keys is rounded down: a last tile that is not full is left out."""
 
@@ -112,7 +104,7 @@ class LastTileDropped(Flash):
         return (start for start in super().starts(first, last) if start + self.columns <= self.n_k)
 
 
-@fault("SM.5", "SM.lse", link="https://github.com/OpenNLPLab/lightning-attention/pull/28", tiles="rows")
+@fault("SM.5", "SM.lse", link="OpenNLPLab/lightning-attention/pull/28", tiles="rows")
 class LastRowsNotWritten(Flash):
     """The number of tiles of queries is rounded down: the rows of a last tile that is not full stay 0."""
 
@@ -122,7 +114,7 @@ class LastRowsNotWritten(Flash):
         return np.where(kept, out, 0.0), np.where(kept, lse, 0.0)
 
 
-@fault("SM.5", link="https://github.com/flashinfer-ai/flashinfer/pull/5029", tiles="rows")
+@fault("SM.5", link="flashinfer-ai/flashinfer/pull/5029", tiles="rows")
 class AccumulatorNotReset(Flash):
     """The accumulator is not set to 0 between two tiles of queries."""
 
@@ -138,35 +130,35 @@ class AccumulatorNotReset(Flash):
         return top, total, acc
 
 
-@fault("SM.total", "SM.4", link="https://github.com/sonos/tract/pull/2586")
+@fault("SM.total", "SM.4", link="sonos/tract/pull/2586")
 class SumInHalf(Flash):
     """The sum of the exponentials is kept in float16."""
 
     def summed(self, total: Array, decay: Array, p: Array) -> Array:
-        return half(super().summed(total, decay, p))
+        return low(super().summed(total, decay, p), "float16")
 
 
-@fault("SM.5", link="https://github.com/ggml-org/llama.cpp/pull/24389")
+@fault("SM.5", link="ggml-org/llama.cpp/pull/24389")
 class AccumulatorInHalf(Flash):
     """The accumulator is kept in float16."""
 
     def accumulated(self, acc: Array, decay: Array, p: Array, v: Array) -> Array:
-        return half(super().accumulated(acc, decay, p, v))
+        return low(super().accumulated(acc, decay, p, v), "float16")
 
 
-@fault("SM.1", link="https://github.com/philipturner/metal-flash-attention/issues/8")
+@fault("SM.1", link="philipturner/metal-flash-attention/issues/8")
 class ScoresInHalf(Flash):
     """The inner products of queries and keys are kept in float16."""
 
     def product(self, q: Array, k: Array) -> Array:
-        return half(super().product(q, k))
+        return low(super().product(q, k), "float16")
 
 
 @fault(
     "SM.4",
     "SM.3",
     "softmax over the queries",
-    link="https://github.com/labmlai/annotated_deep_learning_paper_implementations/issues/146",
+    link="labmlai/annotated_deep_learning_paper_implementations/issues/146",
 )
 class SoftmaxOverQueries(Flash):
     """The softmax is over the queries of a key, not over the keys of a query."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from refattn.verify.museum.emulator import Array, Flash, Place
 from refattn.verify.museum.fault import fault
+from refattn.verify.museum.masks import offset_by_heads
 from refattn.verify.museum.splits import Split
 
 PAGE = 16
@@ -19,7 +20,7 @@ def _moved(window: Any, left: int, right: int) -> Any:
     return tuple(None if bound is None else max(bound + by, 0) for bound, by in zip(window, (left, right), strict=True))
 
 
-@fault("SM.2", "window", "window one wider", link="https://github.com/huggingface/transformers/issues/39408")
+@fault("SM.2", "window", "window one wider", link="huggingface/transformers/issues/39408")
 class WindowOneMoreLeft(Flash):
     """The window has one key too many on its left side."""
 
@@ -27,7 +28,7 @@ class WindowOneMoreLeft(Flash):
         return _moved(window, 1, 0)
 
 
-@fault("SM.2", "window", "left bound of the window excluded", link="https://github.com/sgl-project/sglang/pull/32087")
+@fault("SM.2", "window", "left bound of the window excluded", link="sgl-project/sglang/pull/32087")
 class WindowOneLessLeft(Flash):
     """The window has one key too few on its left side."""
 
@@ -38,7 +39,7 @@ class WindowOneLessLeft(Flash):
         return found if left is None else found & (columns > at - left)
 
 
-@fault("SM.2", "window", "window one wider", link="https://github.com/ModelTC/LightLLM/pull/1311")
+@fault("SM.2", "window", "window one wider", link="ModelTC/LightLLM/pull/1311")
 class WindowOneMoreRight(Flash):
     """The window has one key too many on its right side."""
 
@@ -46,7 +47,7 @@ class WindowOneMoreRight(Flash):
         return _moved(window, 0, 1)
 
 
-@fault("SM.2", "window", "window left out", link="https://github.com/proger/hippogriff/issues/7")
+@fault("SM.2", "window", "window left out", link="proger/hippogriff/issues/7")
 class WindowIgnored(Flash):
     """The window is ignored."""
 
@@ -54,7 +55,7 @@ class WindowIgnored(Flash):
         return None
 
 
-@fault("SM.2", "window", "window left out", link="https://github.com/EricLBuehler/mistral.rs/issues/2094")
+@fault("SM.2", "window", "window left out", link="EricLBuehler/mistral.rs/issues/2094")
 class WindowIgnoredForOneQuery(Flash):
     """The window is ignored where there is one query, in decoding."""
 
@@ -62,7 +63,7 @@ class WindowIgnoredForOneQuery(Flash):
         return None if queries == 1 else window
 
 
-@fault("SM.2", "window", "window aligned top left", link="https://github.com/Dao-AILab/flash-attention/issues/2199")
+@fault("SM.2", "window", "window aligned top left", link="Dao-AILab/flash-attention/issues/2199")
 class WindowTopLeft(Flash):
     """The window is aligned at the first key."""
 
@@ -73,7 +74,7 @@ class WindowTopLeft(Flash):
         return found
 
 
-@fault("SM.2", "SM.total", "SM.5", "window", link="https://github.com/vllm-project/vllm/pull/49588", tiles="columns")
+@fault("SM.2", "SM.total", "SM.5", "window", link="vllm-project/vllm/pull/49588", tiles="columns")
 class WindowStartsAtTile(Flash):
     """The loop over keys begins at the first whole tile of the window: the part of a tile before it is left out."""
 
@@ -85,7 +86,7 @@ class WindowStartsAtTile(Flash):
         return (start for start in found if start >= begin or begin <= 0)
 
 
-@fault("SM.2", "causal mask", "offset", link="https://github.com/triton-lang/triton/pull/2033")
+@fault("SM.2", "causal mask", "offset", link="triton-lang/triton/pull/2033")
 class CausalOffsetNegated(Flash):
     """The offset of the causal mask has the wrong sign: queries minus keys, not keys minus queries."""
 
@@ -94,7 +95,7 @@ class CausalOffsetNegated(Flash):
         return found if offset is not None else -found
 
 
-@fault("SM.2", "offset", "offset ignored", "causal mask", link="https://github.com/vllm-project/vllm/pull/945")
+@fault("SM.2", "offset", "offset ignored", "causal mask", link="vllm-project/vllm/pull/945")
 class OffsetIgnored(Flash):
     """An offset that is given is ignored: the last query stands at the last key."""
 
@@ -102,7 +103,7 @@ class OffsetIgnored(Flash):
         return super().place_of(None, causal, queries, keys)
 
 
-@fault("SM.2", "causal mask", "grouped heads", link="https://github.com/Dao-AILab/flash-attention/pull/2528")
+@fault("SM.2", "causal mask", "grouped heads", link="Dao-AILab/flash-attention/pull/2528")
 class CausalOfPackedRows(Flash):
     """Query heads of a group are packed as rows, and a packed row's index is taken for that of its query."""
 
@@ -114,7 +115,7 @@ class CausalOfPackedRows(Flash):
         return found + (np.arange(heads) % (heads // groups) * queries)[None, :, None, None]
 
 
-@fault("SM.2", "causal mask", "grouped heads", link="https://github.com/flashinfer-ai/flashinfer/pull/1148")
+@fault("SM.2", "causal mask", "grouped heads", link="flashinfer-ai/flashinfer/pull/1148")
 class CausalRowsDivided(Flash):
     """Rows are taken for packed query heads of a group, and their index is divided by the size of the group."""
 
@@ -123,9 +124,7 @@ class CausalRowsDivided(Flash):
         return super().visible(rows // max(heads // max(groups, 1), 1), columns)
 
 
-@fault(
-    "SM.2", "SM.total", "SM.5", "causal mask", link="https://github.com/flagos-ai/FlagAttention/issues/25", tiles="both"
-)
+@fault("SM.2", "SM.total", "SM.5", "causal mask", link="flagos-ai/FlagAttention/issues/25", tiles="both")
 class LastDiagonalTileSkipped(Flash):
     """The loop over keys ends one key early: a tile that begins on the last row's diagonal is left out."""
 
@@ -137,18 +136,15 @@ class LastDiagonalTileSkipped(Flash):
         return (start for start in found if start < end)
 
 
-@fault("SM.biased", "bias", link="https://github.com/microsoft/onnxruntime/pull/28963")
+@fault("SM.biased", "bias", link="microsoft/onnxruntime/pull/28963")
 class BiasOffsetByHeads(Flash):
     """The bias of head h in batch b is read at b heads + h, as if none of its axes were shared."""
 
     def bias_of(self, bias: Array, shape: tuple[int, ...]) -> Array:
-        full = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
-        flat = full.reshape(-1, *full.shape[2:])
-        at = np.arange(shape[0] * shape[1]) % max(len(flat), 1)
-        return np.broadcast_to(flat[at].reshape(*shape[:2], *flat.shape[1:]), shape)
+        return offset_by_heads(bias, shape)
 
 
-@fault("SM.biased", "bias", "bias ignored", link="https://github.com/HKUSTDial/flash-sparse-attention/pull/190")
+@fault("SM.biased", "bias", "bias ignored", link="HKUSTDial/flash-sparse-attention/pull/190")
 class BiasOfFirstQuery(Flash):
     """All queries take the bias of the first one: its row stride is 0."""
 
@@ -156,12 +152,7 @@ class BiasOfFirstQuery(Flash):
         return np.broadcast_to(super().bias_of(bias, shape)[:, :, :1], shape)
 
 
-@fault(
-    "SM.biased",
-    "bias",
-    "bias scaled with the scores",
-    link="https://github.com/HKUSTDial/flash-sparse-attention/pull/199",
-)
+@fault("SM.biased", "bias", "bias scaled with the scores", link="HKUSTDial/flash-sparse-attention/pull/199")
 class BiasScaled(Flash):
     """The bias is added before the scale, and is scaled with the scores."""
 
@@ -169,7 +160,7 @@ class BiasScaled(Flash):
         return c if self.bias is None else c + self.scale * self.of_tile(self.bias, rows, columns)
 
 
-@fault("SM.biased", "bias", "bias ignored", link="https://github.com/Dao-AILab/flash-attention/issues/907")
+@fault("SM.biased", "bias", "bias ignored", link="Dao-AILab/flash-attention/issues/907")
 class BiasIgnored(Flash):
     """The bias is ignored."""
 
@@ -177,7 +168,7 @@ class BiasIgnored(Flash):
         return c
 
 
-@fault("SM.biased", "bias", link="https://github.com/flagos-ai/FlagAttention/pull/5", tiles="columns")
+@fault("SM.biased", "bias", link="flagos-ai/FlagAttention/pull/5", tiles="columns")
 class BiasWraps(Flash):
     """The index of a key in the bias wraps around: that of an earlier tile is read again."""
 
@@ -185,7 +176,7 @@ class BiasWraps(Flash):
         return super().biased(c, rows, columns % self.columns)
 
 
-@fault("SM.sunk", "SM.total", "sink", "sink counted twice", link="https://github.com/ROCm/rocm-libraries/issues/12227")
+@fault("SM.sunk", "SM.total", "sink", "sink counted twice", link="ROCm/rocm-libraries/issues/12227")
 class SinkTwice(Flash):
     """The sinks are counted twice."""
 
@@ -193,14 +184,7 @@ class SinkTwice(Flash):
         return np.asarray(super().sinks_of(sink, heads) + np.log(2.0), sink.dtype)
 
 
-@fault(
-    "SM.sunk",
-    "SM.total",
-    "sink",
-    "sink counted twice",
-    link="https://github.com/ROCm/rocm-libraries/issues/12227",
-    tiles="columns",
-)
+@fault("SM.sunk", "SM.total", "sink", "sink counted twice", link="ROCm/rocm-libraries/issues/12227", tiles="columns")
 class SinkInEachPart(Split):
     """Each part of the keys counts the sinks, and so they are counted as often as there are parts."""
 
@@ -214,7 +198,7 @@ class SinkInEachPart(Split):
         return found
 
 
-@fault("SM.sunk", "SM.total", "sink", "sink ignored", link="https://github.com/kekzl/imp/pull/1346")
+@fault("SM.sunk", "SM.total", "sink", "sink ignored", link="kekzl/imp/pull/1346")
 class SinkIgnored(Flash):
     """The sinks are ignored."""
 
@@ -222,7 +206,7 @@ class SinkIgnored(Flash):
         return top, total, acc
 
 
-@fault("SM.sunk", "sink", "sink scaled", link="https://github.com/ROCm/rocm-libraries/issues/12227")
+@fault("SM.sunk", "sink", "sink scaled", link="ROCm/rocm-libraries/issues/12227")
 class SinkScaled(Flash):
     """The sinks are scaled as the scores are."""
 
@@ -234,7 +218,7 @@ class SinkScaled(Flash):
         return found
 
 
-@fault("SM.2", "k_lengths", "beyond the lengths", link="https://github.com/Dao-AILab/flash-attention/pull/2333")
+@fault("SM.2", "k_lengths", "beyond the lengths", link="Dao-AILab/flash-attention/pull/2333")
 class LengthOfNextSequence(Flash):
     """The length of a sequence is that of the next one."""
 
@@ -242,7 +226,7 @@ class LengthOfNextSequence(Flash):
         return np.roll(lengths, -1)
 
 
-@fault("SM.2", "k_lengths", "key lengths ignored", link="https://github.com/Tencent-Hunyuan/HunyuanVideo/pull/310")
+@fault("SM.2", "k_lengths", "key lengths ignored", link="Tencent-Hunyuan/HunyuanVideo/pull/310")
 class LengthsIgnored(Flash):
     """The lengths are ignored: zeros are attended where there is nothing."""
 
@@ -250,7 +234,7 @@ class LengthsIgnored(Flash):
         return np.ones((1, 1, len(rows), len(columns)), bool)
 
 
-@fault("SM.2", "k_lengths", "a length is the last index", link="https://github.com/vllm-project/vllm/pull/945")
+@fault("SM.2", "k_lengths", "a length is the last index", link="vllm-project/vllm/pull/945")
 class LengthOneMore(Flash):
     """A sequence has one key more than its length says."""
 
@@ -258,7 +242,7 @@ class LengthOneMore(Flash):
         return super().exist(rows, np.maximum(columns - 1, 0))
 
 
-@fault("SM.kept", "dropout", "dropout not scaled", link="https://github.com/intel/torch-xpu-ops/pull/3766")
+@fault("SM.kept", "dropout", "dropout not scaled", link="intel/torch-xpu-ops/pull/3766")
 class DropoutNotScaled(Flash):
     """What dropout keeps is not divided by the part that it keeps."""
 
@@ -266,7 +250,7 @@ class DropoutNotScaled(Flash):
         return np.broadcast_to((keep != 0).astype(keep.dtype), shape)
 
 
-@fault("SM.kept", "dropout", link="https://github.com/intel/torch-xpu-ops/pull/3766")
+@fault("SM.kept", "dropout", link="intel/torch-xpu-ops/pull/3766")
 class DropoutMultiplied(Flash):
     """What dropout keeps is multiplied by the part that it keeps, not divided."""
 
@@ -274,7 +258,7 @@ class DropoutMultiplied(Flash):
         return np.broadcast_to(np.where(keep != 0, 1.0 / np.where(keep != 0, keep, 1.0), 0.0), shape)
 
 
-@fault("SM.kept", "dropout", "dropout left out", link="https://github.com/Dao-AILab/flash-attention/issues/1251")
+@fault("SM.kept", "dropout", "dropout left out", link="Dao-AILab/flash-attention/issues/1251")
 class DropoutIgnored(Flash):
     """Dropout is left out."""
 
@@ -282,7 +266,7 @@ class DropoutIgnored(Flash):
         return p
 
 
-@fault("SM.kept", "dropout", link="https://github.com/pytorch/pytorch/pull/197563", tiles="columns")
+@fault("SM.kept", "dropout", link="pytorch/pytorch/pull/197563", tiles="columns")
 class DropoutOfFirstTile(Flash):
     """Every tile of keys draws the dropout of the first one."""
 
@@ -304,7 +288,7 @@ class _Pages(Flash):
         return q, k[:, :, at], v[:, :, at], mask
 
 
-@fault("SM.1", "SM.5", "k", "v", link="https://github.com/hw-native-sys/pypto/pull/470")
+@fault("SM.1", "SM.5", "k", "v", link="hw-native-sys/pypto/pull/470")
 class SecondPageIsFirst(_Pages):
     """The second of two pages of 16 keys and values is read where the first one is."""
 
@@ -313,7 +297,7 @@ class SecondPageIsFirst(_Pages):
         return np.where(at == 1, 0, at)
 
 
-@fault("SM.1", "SM.5", "k", "v", link="https://github.com/microsoft/onnxruntime/pull/32391")
+@fault("SM.1", "SM.5", "k", "v", link="microsoft/onnxruntime/pull/32391")
 class AllPagesFirst(_Pages):
     """All pages of 16 keys and values are the first one."""
 
@@ -321,7 +305,7 @@ class AllPagesFirst(_Pages):
         return np.zeros(count, int)
 
 
-@fault("SM.1", "SM.5", "k", "v", link="https://github.com/hw-native-sys/pypto/pull/470")
+@fault("SM.1", "SM.5", "k", "v", link="hw-native-sys/pypto/pull/470")
 class PagesExchanged(_Pages):
     """Pages of 16 keys and values are read in pairs, in the wrong order."""
 
@@ -330,7 +314,7 @@ class PagesExchanged(_Pages):
         return np.minimum(at, count - 1)
 
 
-@fault("SM.5", "v", link="https://github.com/triton-lang/triton/pull/5800")
+@fault("SM.5", "v", link="triton-lang/triton/pull/5800")
 class ValuesTransposedInBlocks(Flash):
     """The values are transposed in blocks of 8 x 8."""
 
@@ -342,7 +326,7 @@ class ValuesTransposedInBlocks(Flash):
         return q, k, changed, mask
 
 
-@fault("dSM.bias", "bias", link="https://github.com/HKUSTDial/flash-sparse-attention/pull/193")
+@fault("dSM.bias", "bias", link="HKUSTDial/flash-sparse-attention/pull/193")
 class BiasGradientNotSummed(Flash):
     """The gradient of a bias that is shared is that of the last head or query that shares it: it is not summed."""
 
@@ -351,7 +335,7 @@ class BiasGradientNotSummed(Flash):
         return x[tuple(slice(-1, None) if size == 1 else slice(None) for size in wide)].reshape(shape)
 
 
-@fault("dSM.sink", "sink", link="https://github.com/NVIDIA/cudnn-frontend/issues/676")
+@fault("dSM.sink", "sink", link="NVIDIA/cudnn-frontend/issues/676")
 class SinkGradientNegated(Flash):
     """The gradient of the sinks has the wrong sign."""
 
@@ -359,7 +343,7 @@ class SinkGradientNegated(Flash):
         return -super().d_sinks(lse, delta)
 
 
-@fault("dSM.sink", "sink", link="https://github.com/ISEEKYAN/Megatron-LM/pull/205")
+@fault("dSM.sink", "sink", link="ISEEKYAN/Megatron-LM/pull/205")
 class SinkGradientLost(Flash):
     """The gradient of the sinks is 0."""
 
@@ -367,7 +351,7 @@ class SinkGradientLost(Flash):
         return 0.0 * super().d_sinks(lse, delta)
 
 
-@fault("dSM.k", "dSM.v", link="https://github.com/flagos-ai/FlagGems/pull/3607", tiles="both")
+@fault("dSM.k", "dSM.v", link="flagos-ai/FlagGems/pull/3607", tiles="both")
 class BackwardStartsLate(Flash):
     """The loop of the backward over queries begins at the tile of its keys, whatever the two lengths are."""
 
@@ -380,7 +364,7 @@ class BackwardStartsLate(Flash):
         return super().recomputed(rows, start, lse)
 
 
-@fault("dSM.k", "scale", "gradients without the scale", link="https://github.com/Dao-AILab/flash-attention/issues/2651")
+@fault("dSM.k", "scale", "gradients without the scale", link="Dao-AILab/flash-attention/issues/2651")
 class KeyGradientOfOtherScale(Flash):
     """The gradient of k has the factor 1/sqrt(d), whatever scale is given."""
 
@@ -388,7 +372,7 @@ class KeyGradientOfOtherScale(Flash):
         return self.scale_of(None, self.q.shape[-1])
 
 
-@fault("dSM.q", link="https://github.com/Dao-AILab/flash-attention/pull/2333", tiles="columns")
+@fault("dSM.q", link="Dao-AILab/flash-attention/pull/2333", tiles="columns")
 class QueryGradientOfOddTilesLost(Flash):
     """The gradient of q loses what every second tile of keys adds."""
 

@@ -13,7 +13,7 @@ from refattn.verify.museum.fault import fault
 LOG2E = math.log2(math.e)
 
 
-@fault("SM.1", "scale left out", "scale", link="https://github.com/google/torchax/issues/39")
+@fault("SM.1", "scale left out", "scale", link="google/torchax/issues/39")
 class ScaleLeftOut(Flash):
     """The scores are not scaled at all."""
 
@@ -21,7 +21,7 @@ class ScaleLeftOut(Flash):
         return 1.0
 
 
-@fault("SM.1", "scale", link="https://github.com/bo-ke/llm-internal-medicine/pull/47")
+@fault("SM.1", "scale", link="bo-ke/llm-internal-medicine/pull/47")
 class ScaleIgnored(Flash):
     """A scale that is given is ignored: 1/sqrt(d) is taken."""
 
@@ -29,7 +29,7 @@ class ScaleIgnored(Flash):
         return 1.0 / math.sqrt(d)
 
 
-@fault("SM.1", "scale", link="https://github.com/SKaiNET-developers/SKaiNET/issues/860")
+@fault("SM.1", "scale", link="SKaiNET-developers/SKaiNET/issues/860")
 class ScaleOfZero(Flash):
     """Where no scale is given it is 0: all keys weigh the same."""
 
@@ -37,7 +37,7 @@ class ScaleOfZero(Flash):
         return 0.0 if scale is None else scale
 
 
-@fault("SM.1", "scale", link="https://github.com/NVIDIA/cudnn-frontend/pull/493")
+@fault("SM.1", "scale", link="NVIDIA/cudnn-frontend/pull/493")
 class ScaleOfPaddedWidth(Flash):
     """The scale is that of the padded width, the next power of two."""
 
@@ -45,7 +45,7 @@ class ScaleOfPaddedWidth(Flash):
         return 1.0 / math.sqrt(1 << (d - 1).bit_length()) if scale is None else scale
 
 
-@fault("SM.1", "scale", link="https://github.com/bytedance-iaas/sglang/pull/485")
+@fault("SM.1", "scale", link="bytedance-iaas/sglang/pull/485")
 class ScaleOfAlignedWidth(Flash):
     """The scale is that of the padded width, a multiple of 32."""
 
@@ -53,7 +53,7 @@ class ScaleOfAlignedWidth(Flash):
         return 1.0 / math.sqrt(-(-d // 32) * 32) if scale is None else scale
 
 
-@fault("SM.1", "scale", link="https://github.com/vllm-project/vllm-ascend/pull/1958")
+@fault("SM.1", "scale", link="vllm-project/vllm-ascend/pull/1958")
 class ScaleOfWideWidth(Flash):
     """The scale is that of the padded width, 128."""
 
@@ -61,7 +61,7 @@ class ScaleOfWideWidth(Flash):
         return 1.0 / math.sqrt(max(d, 128)) if scale is None else scale
 
 
-@fault("SM.1", "scale of the model's width", "scale", link="https://github.com/karpathy/ng-video-lecture/pull/6")
+@fault("SM.1", "scale of the model's width", "scale", link="karpathy/ng-video-lecture/pull/6")
 class ScaleOfModelWidth(Flash):
     """The scale is that of all heads together, 1/sqrt(heads d)."""
 
@@ -73,7 +73,7 @@ class ScaleOfModelWidth(Flash):
         return q, k, v, mask
 
 
-@fault("SM.3", "SM.1", link="https://github.com/meta-pytorch/segment-anything-fast/pull/71")
+@fault("SM.3", "SM.1", link="meta-pytorch/segment-anything-fast/pull/71")
 class NoLog2e(Flash):
     """Exponentials are powers of 2, and log2(e) is not in the scores: base 2 in place of e."""
 
@@ -81,7 +81,7 @@ class NoLog2e(Flash):
         return np.exp2(x)
 
 
-@fault("SM.capped", "soft-cap left out", "soft-cap", link="https://github.com/sgl-project/sglang/issues/33915")
+@fault("SM.capped", "soft-cap left out", "soft-cap", link="sgl-project/sglang/issues/33915")
 class SoftcapDropped(Flash):
     """The soft-cap is dropped on the way to the kernel."""
 
@@ -92,7 +92,7 @@ class SoftcapDropped(Flash):
         return 1.0
 
 
-@fault("SM.capped", "soft-cap", link="https://github.com/Dao-AILab/flash-attention/pull/2402")
+@fault("SM.capped", "soft-cap", link="Dao-AILab/flash-attention/pull/2402")
 class SoftcapTimesScore(Flash):
     """The tanh of the soft-cap is multiplied by the score, not by the soft-cap."""
 
@@ -100,7 +100,7 @@ class SoftcapTimesScore(Flash):
         return s if self.softcap is None else s * np.tanh(s / self.softcap)
 
 
-@fault("SM.capped", "soft-cap", link="https://github.com/sgl-project/sgl-kernel-xpu/pull/491")
+@fault("SM.capped", "soft-cap", link="sgl-project/sgl-kernel-xpu/pull/491")
 class SoftcapOfBase2(Flash):
     """The soft-cap is applied to scores that log2(e) is already in."""
 
@@ -108,7 +108,7 @@ class SoftcapOfBase2(Flash):
         return s if self.softcap is None else self.softcap * np.tanh(s * LOG2E / self.softcap) / LOG2E
 
 
-@fault("SM.capped", "soft-cap", link="https://github.com/Dao-AILab/flash-attention/issues/1181")
+@fault("SM.capped", "soft-cap", link="Dao-AILab/flash-attention/issues/1181")
 class SoftcapInsideTanh(Flash):
     """The score is multiplied by the soft-cap inside the tanh, and by nothing outside."""
 
@@ -116,13 +116,7 @@ class SoftcapInsideTanh(Flash):
         return s if self.softcap is None else np.tanh(s * self.softcap)
 
 
-@fault(
-    "SM.2",
-    "SM.capped",
-    "soft-cap after the mask",
-    "soft-cap",
-    link="https://github.com/Dao-AILab/flash-attention/pull/1025",
-)
+@fault("SM.2", "SM.capped", "soft-cap after the mask", "soft-cap", link="Dao-AILab/flash-attention/pull/1025")
 class SoftcapAfterMask(Flash):
     """The soft-cap comes after the mask: hidden keys are attended a little."""
 
@@ -142,7 +136,7 @@ class SoftcapAfterMask(Flash):
         return super().starts(first, last) if self.softcap is None else range(0, self.n_k, self.columns)
 
 
-@fault("SM.1", link="https://github.com/triton-lang/triton/issues/621")
+@fault("SM.1", link="triton-lang/triton/issues/621")
 class WidthOfPowerOfTwo(Flash):
     """Only a power of two of the width is read: the rest of q and k is left out of the scores."""
 
@@ -151,7 +145,7 @@ class WidthOfPowerOfTwo(Flash):
         return super().product(q[..., :d], k[..., :d])
 
 
-@fault("SM.1", link="https://github.com/TheTom/llama-cpp-turboquant/pull/3")
+@fault("SM.1", link="TheTom/llama-cpp-turboquant/pull/3")
 class WidthsOutOfStep(Flash):
     """The width of k is read in another order than that of q."""
 
@@ -160,7 +154,7 @@ class WidthsOutOfStep(Flash):
         return super().product(q, k[..., np.r_[0:d:2, 1:d:2]])
 
 
-@fault("SM.5", link="https://github.com/triton-lang/triton/pull/623")
+@fault("SM.5", link="triton-lang/triton/pull/623")
 class ColumnsOfPowerOfTwo(Flash):
     """Only a power of two of the columns of the output is written: the others stay 0."""
 
@@ -169,7 +163,7 @@ class ColumnsOfPowerOfTwo(Flash):
         return np.where(np.arange(out.shape[-1]) < e, out, 0.0), lse
 
 
-@fault("SM.5", link="https://github.com/Dao-AILab/flash-attention/pull/2553")
+@fault("SM.5", link="Dao-AILab/flash-attention/pull/2553")
 class ColumnsOutOfOrder(Flash):
     """The columns of the output are stored in another order: pairs of neighbours are taken apart."""
 

@@ -44,7 +44,7 @@ class Split(Flash):
         return np.exp(lses - top)
 
 
-@fault("SM.5", "SM.lse", link="https://github.com/sgl-project/sglang/issues/40903", tiles="columns")
+@fault("SM.5", "SM.lse", link="sgl-project/sglang/issues/40903", tiles="columns")
 class MergedInBase2(Split):
     """Parts whose lse is to base 2 are merged as if it were natural."""
 
@@ -58,7 +58,7 @@ class MergedInBase2(Split):
         return top, right, acc / np.where(total > 0.0, total, 1.0) * right
 
 
-@fault("SM.5", "SM.lse", link="https://github.com/vllm-project/vllm/pull/28840", tiles="columns")
+@fault("SM.5", "SM.lse", link="vllm-project/vllm/pull/28840", tiles="columns")
 class MergedWithPowersOf2(Split):
     """Parts whose lse is natural are merged as if it were to base 2."""
 
@@ -66,7 +66,7 @@ class MergedWithPowersOf2(Split):
         return np.exp2(lses - top)
 
 
-@fault("SM.total", "SM.5", "SM.lse", link="https://github.com/ROCm/aiter/pull/3641", tiles="columns")
+@fault("SM.total", "SM.5", "SM.lse", link="ROCm/aiter/pull/3641", tiles="columns")
 class EmptyPartCounts(Split):
     """A part of which nothing may be attended counts with an lse of 0."""
 
@@ -74,7 +74,7 @@ class EmptyPartCounts(Split):
         return np.where(total > 0.0, super().part_lse(top, total), 0.0)
 
 
-@fault("SM.total", "SM.5", "SM.lse", link="https://github.com/ROCm/aiter/pull/4420", tiles="columns")
+@fault("SM.total", "SM.5", "SM.lse", link="ROCm/aiter/pull/4420", tiles="columns")
 class EmptyPartIsNaN(Split):
     """A part of which nothing may be attended is 0 divided by 0, and makes all of the row NaN."""
 
@@ -82,7 +82,7 @@ class EmptyPartIsNaN(Split):
         return acc / total
 
 
-@fault("SM.total", "SM.5", link="https://github.com/ROCm/vllm/pull/22", tiles="columns")
+@fault("SM.total", "SM.5", link="ROCm/vllm/pull/22", tiles="columns")
 class PartsLeftOut(Split):
     """Only the first two parts are merged."""
 
@@ -90,7 +90,7 @@ class PartsLeftOut(Split):
         return super().merged(outs[:2], lses[:2])
 
 
-@fault("SM.5", link="https://github.com/Dao-AILab/flash-attention/pull/2388", tiles="columns")
+@fault("SM.5", link="Dao-AILab/flash-attention/pull/2388", tiles="columns")
 class PartsOfNextRow(Split):
     """The lse of the parts are read at the wrong stride: a row's parts are weighted by those of the next row."""
 
@@ -99,25 +99,23 @@ class PartsOfNextRow(Split):
         return np.exp(other - self.shift(np.max(other, axis=0)))
 
 
-@fault("SM.lse", "lse to base 2", "lse", link="https://github.com/flashinfer-ai/flashinfer/issues/4485")
+@fault("SM.lse", "lse to base 2", "lse", link="flashinfer-ai/flashinfer/issues/4485")
 class LseToBase2(Flash):
     """lse is to base 2."""
 
-    def run(self, *given: object, **more: object) -> dict[str, Array]:  # the backward has its own
-        found = super().run(*given, **more)  # type: ignore[arg-type]
-        return found | {"lse": found["lse"] / math.log(2.0)}
+    def lse_given(self, lse: Array) -> Array:
+        return lse / math.log(2.0)
 
 
-@fault("SM.lse", "lse", link="https://github.com/pytorch/pytorch/issues/181645")
+@fault("SM.lse", "lse", link="pytorch/pytorch/issues/181645")
 class LseTimesLn2(Flash):
     """lse is natural, and multiplied by ln 2 once more."""
 
-    def run(self, *given: object, **more: object) -> dict[str, Array]:
-        found = super().run(*given, **more)  # type: ignore[arg-type]
-        return found | {"lse": found["lse"] * math.log(2.0)}
+    def lse_given(self, lse: Array) -> Array:
+        return lse * math.log(2.0)
 
 
-@fault("SM.lse", "lse without the maximum", "lse", link="https://github.com/Dao-AILab/flash-attention/issues/404")
+@fault("SM.lse", "lse without the maximum", "lse", link="Dao-AILab/flash-attention/issues/404")
 class LseWithoutMaximum(Flash):
     """lse is the logarithm of the sum alone, without the maximum."""
 
@@ -130,51 +128,45 @@ class LseWithoutMaximum(Flash):
         self.logs[:, :, rows] = np.where(total > 0.0, np.log(np.where(total > 0.0, total, 1.0)), -np.inf)
         return top, total, acc
 
-    def run(self, *given: object, **more: object) -> dict[str, Array]:
-        found = super().run(*given, **more)  # type: ignore[arg-type]
-        return found | {"lse": self.logs[..., 0]}
+    def lse_given(self, lse: Array) -> Array:
+        return self.logs[..., 0]
 
 
-@fault("SM.lse", "lse", link="https://github.com/meta-pytorch/attention-gym/issues/37")
+@fault("SM.lse", "lse", link="meta-pytorch/attention-gym/issues/37")
 class LseOfZeros(Flash):
     """lse is never written: it is 0."""
 
-    def run(self, *given: object, **more: object) -> dict[str, Array]:
-        found = super().run(*given, **more)  # type: ignore[arg-type]
-        return found | {"lse": np.zeros_like(found["lse"])}
+    def lse_given(self, lse: Array) -> Array:
+        return np.zeros_like(lse)
 
 
-@fault("SM.lse", "lse", link="https://github.com/ROCm/aiter/pull/3334")
+@fault("SM.lse", "lse", link="ROCm/aiter/pull/3334")
 class LseOfCentredKeys(Flash):
     """The mean of the keys is subtracted before the scores, and lse is that of what remains."""
 
-    def run(self, *given: object, **more: object) -> dict[str, Array]:
-        found = super().run(*given, **more)  # type: ignore[arg-type]
+    def lse_given(self, lse: Array) -> Array:
         mean = np.mean(self.k, axis=2, keepdims=True) if self.n_k else np.zeros_like(self.k[:, :, :1])
         shift = self.scaled(self.q @ np.swapaxes(mean, -1, -2))[..., 0] if self.n_k else 0.0
-        return found | {"lse": found["lse"] - shift}
+        return lse - shift
 
 
-@fault("SM.lse", "lse", link="https://github.com/Dao-AILab/flash-attention/issues/648")
+@fault("SM.lse", "lse", link="Dao-AILab/flash-attention/issues/648")
 class LseOfOtherHeads(Flash):
     """The heads of lse are in another order: with grouped heads, group by group of positions."""
 
-    def run(self, *given: object, **more: object) -> dict[str, Array]:
-        found = super().run(*given, **more)  # type: ignore[arg-type]
+    def lse_given(self, lse: Array) -> Array:
         head = np.argsort(np.arange(self.q.shape[1]) % max(len(set(self.groups)), 1), kind="stable")
-        return found | {"lse": found["lse"][:, head]}
+        return lse[:, head]
 
     def head_of(self, heads: int, groups: int) -> Array:
         self.groups = super().head_of(heads, groups)
         return self.groups
 
 
-@fault("SM.lse", "lse", link="https://github.com/feifeibear/long-context-attention/issues/122")
+@fault("SM.lse", "lse", link="feifeibear/long-context-attention/issues/122")
 class LseWithPaddedStride(Flash):
     """lse is written with rows of a multiple of 32, and read without the padding."""
 
-    def run(self, *given: object, **more: object) -> dict[str, Array]:
-        found = super().run(*given, **more)  # type: ignore[arg-type]
-        lse = found["lse"]
+    def lse_given(self, lse: Array) -> Array:
         padded = np.pad(lse, ((0, 0), (0, 0), (0, -self.n_q % 32)))
-        return found | {"lse": padded.reshape(-1)[: lse.size].reshape(lse.shape)}
+        return padded.reshape(-1)[: lse.size].reshape(lse.shape)

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.golden.storage import round_to
-from refattn.verify.museum.emulator import Array
+from refattn.verify.museum.emulator import Array, low
 from refattn.verify.museum.fault import fault
 from refattn.verify.museum.recurrence import Recurrence, Token
 
@@ -15,14 +14,10 @@ OVERFLOWS = 88.7
 """exp of more is no number of float32."""
 
 
-def low(x: Array, dtype: str) -> Array:
-    return round_to(x.astype(np.float64), dtype).astype(x.dtype)
-
-
 # The state that comes in, goes on and goes out
 
 
-@fault("DELTA.1", "state in ignored", link="https://github.com/huggingface/transformers/pull/45513")
+@fault("DELTA.1", "state in ignored", link="huggingface/transformers/pull/45513")
 class StateForOneTokenAlone(Recurrence):
     """The state that comes in is read where a single token comes with it, and dropped where several do."""
 
@@ -30,7 +25,7 @@ class StateForOneTokenAlone(Recurrence):
         return state if self.q.shape[3] == 1 else state * 0.0
 
 
-@fault("DELTA.1", "state in ignored", link="https://github.com/vllm-project/vllm/pull/22034")
+@fault("DELTA.1", "state in ignored", link="vllm-project/vllm/pull/22034")
 class StateOfOneSequenceIgnored(Recurrence):
     """The state that comes in is dropped where the batch has one sequence."""
 
@@ -38,7 +33,7 @@ class StateOfOneSequenceIgnored(Recurrence):
         return state * 0.0 if len(state) == 1 else state
 
 
-@fault("DELTA.4", link="https://github.com/ollama/ollama/issues/15865")
+@fault("DELTA.4", link="ollama/ollama/issues/15865")
 class StateInBfloat16(Recurrence):
     """The state is held in bfloat16 from token to token."""
 
@@ -46,7 +41,7 @@ class StateInBfloat16(Recurrence):
         return low(state, "bfloat16")
 
 
-@fault("DELTA.4", link="https://github.com/NVIDIA/TensorRT-Model-Connect/pull/725")
+@fault("DELTA.4", link="NVIDIA/TensorRT-Model-Connect/pull/725")
 class StateInFloat16(Recurrence):
     """The state is held in float16 from token to token."""
 
@@ -62,7 +57,7 @@ class ChunkStatesInBfloat16(Recurrence):
         return low(state, "bfloat16")
 
 
-@fault("DELTA.4", link="https://github.com/syv-ai/qwen38-27b-rtx3090/pull/43", tiles="chunk")
+@fault("DELTA.4", link="syv-ai/qwen38-27b-rtx3090/pull/43", tiles="chunk")
 class ChunksBeginEmpty(Recurrence):
     """Every chunk but the first begins with a state of 0."""
 
@@ -78,7 +73,7 @@ class ChunksBeginWithTheFirstState(Recurrence):
         return before
 
 
-@fault("DELTA.4", link="https://github.com/vllm-project/vllm-ascend/pull/11508", tiles="chunk")
+@fault("DELTA.4", link="vllm-project/vllm-ascend/pull/11508", tiles="chunk")
 class FirstStateCountedAgain(Recurrence):
     """What is left of the state that came in is added to the state once more at the end of each chunk."""
 
@@ -96,7 +91,7 @@ class FirstStateCountedAgain(Recurrence):
         return state + self.alone
 
 
-@fault("DELTA.4", link="https://github.com/sgl-project/sglang/issues/31833", tiles="chunk")
+@fault("DELTA.4", link="sgl-project/sglang/issues/31833", tiles="chunk")
 class StateOfWholeChunks(Recurrence):
     """The state that goes out is that before the last chunk, where this one is not full."""
 
@@ -121,7 +116,7 @@ class LastChunkNotWritten(Recurrence):
 # Decays
 
 
-@fault("DELTA.fade", "DELTA.1", "DELTA.4", link="https://github.com/openxla/tokamax/pull/1327", tiles="chunk")
+@fault("DELTA.fade", "DELTA.1", "DELTA.4", link="openxla/tokamax/pull/1327", tiles="chunk")
 class DecaysTakenApart(Recurrence):
     """The decay between two tokens is taken apart into factors about the start of a chunk: strong ones overflow."""
 
@@ -155,7 +150,7 @@ class FirstTokenOfChunksKept(Recurrence):
         return state if n > first and (n - first) % self.chunk == 0 else super().decayed(state, n)
 
 
-@fault("DELTA.fade", "DELTA.1", link="https://github.com/vllm-project/vllm/pull/23279", tiles="chunk")
+@fault("DELTA.fade", "DELTA.1", link="vllm-project/vllm/pull/23279", tiles="chunk")
 class DecaysOfTheSequenceBefore(Recurrence):
     """Where a sequence begins within a chunk its first state decays by what the sequence before has in this chunk."""
 
@@ -188,12 +183,7 @@ class SequencesRunOn(Recurrence):
         return self.end
 
 
-@fault(
-    "mask of values alone",
-    "DELTA.unit_k",
-    "DELTA.1",
-    link="https://github.com/fla-org/flash-linear-attention/issues/1272",
-)
+@fault("mask of values alone", "DELTA.unit_k", "DELTA.1", link="fla-org/flash-linear-attention/issues/1272")
 class PaddingDecays(Recurrence):
     """Padding has values of 0, and lets the state decay."""
 
@@ -201,7 +191,7 @@ class PaddingDecays(Recurrence):
         return x if name.startswith("log") else super().shown(x, mask, name)
 
 
-@fault("DELTA.unit_k", "mask of values alone", link="https://github.com/huggingface/transformers/pull/46773")
+@fault("DELTA.unit_k", "mask of values alone", link="huggingface/transformers/pull/46773")
 class PaddingOfOneSequenceSeen(Recurrence):
     """Padding counts as tokens where the batch has one sequence."""
 
@@ -209,7 +199,7 @@ class PaddingOfOneSequenceSeen(Recurrence):
         return x if len(mask) == 1 else super().shown(x, mask, name)
 
 
-@fault("DELTA.unit_k", "mask of values alone", link="https://github.com/huggingface/transformers/issues/47086")
+@fault("DELTA.unit_k", "mask of values alone", link="huggingface/transformers/issues/47086")
 class PaddingSeenAfterAState(Recurrence):
     """Padding counts as tokens where a state comes in."""
 
@@ -225,7 +215,7 @@ class KeyHeadsByRemainder(Recurrence):
         return np.arange(heads) % max(groups, 1)
 
 
-@fault("DELTA.5", link="https://github.com/ohdearquant/lattice/issues/262")
+@fault("DELTA.5", link="ohdearquant/lattice/issues/262")
 class HeadsOfKeysAlone(Recurrence):
     """As many heads are computed as there are key heads: the outputs and states of the others are 0."""
 
@@ -236,7 +226,7 @@ class HeadsOfKeysAlone(Recurrence):
         return out, state
 
 
-@fault("DELTA.predicted", link="https://github.com/NeuraLegion/shainet/pull/170", tiles="chunk")
+@fault("DELTA.predicted", link="NeuraLegion/shainet/pull/170", tiles="chunk")
 class StateOfTheChunkDecaysTwice(Recurrence):
     """What is asked of the state before the chunk decays twice where the error is computed."""
 
@@ -262,7 +252,7 @@ class StateOfTheChunkDecaysTwice(Recurrence):
 # The backward
 
 
-@fault("dDELTA.4", "dDELTA.1", link="https://github.com/NX-AI/mlstm_kernels/pull/10", tiles="chunk")
+@fault("dDELTA.4", "dDELTA.1", link="NX-AI/mlstm_kernels/pull/10", tiles="chunk")
 class GradientOfStateStops(Recurrence):
     """The gradient of the state does not go on to the chunk before."""
 
@@ -270,7 +260,7 @@ class GradientOfStateStops(Recurrence):
         return d_state * 0.0
 
 
-@fault("dDELTA.4", "dDELTA.1", link="https://github.com/fla-org/flash-linear-attention/pull/37", tiles="chunk")
+@fault("dDELTA.4", "dDELTA.1", link="fla-org/flash-linear-attention/pull/37", tiles="chunk")
 class GradientOfStateInBfloat16(Recurrence):
     """The gradient of the state is rounded to bfloat16 from chunk to chunk."""
 
@@ -293,8 +283,12 @@ class QueriesOfTheirChunkAlone(Recurrence):
         return super().state_of(n) - left
 
 
-@fault("dDELTA.unit_k", "keys without the gradient of the prediction",
-       link="https://github.com/fla-org/flash-linear-attention/issues/984", tiles="chunk")  # fmt: skip
+@fault(
+    "dDELTA.unit_k",
+    "keys without the gradient of the prediction",
+    link="fla-org/flash-linear-attention/issues/984",
+    tiles="chunk",
+)
 class KeysWithoutTheSystem(Recurrence):
     """The gradient of a key has that of its prediction from the first token of its chunk alone."""
 
@@ -306,9 +300,7 @@ class KeysWithoutTheSystem(Recurrence):
         return super().d_key_of(token, d_write, d_error, target)
 
 
-@fault(
-    "dDELTA.beta", "gradient of beta with the write", link="https://github.com/fla-org/flash-linear-attention/pull/43"
-)
+@fault("dDELTA.beta", "gradient of beta with the write", link="fla-org/flash-linear-attention/pull/43")
 class BetaOfValues(Recurrence):
     """The gradient of beta is that of the value, without what was predicted."""
 
@@ -319,7 +311,7 @@ class BetaOfValues(Recurrence):
         return np.sum(d_write * self.x["v"][:, :, n, None, :], axis=(-2, -1))
 
 
-@fault("dDELTA.v", link="https://github.com/fla-org/flash-linear-attention/pull/6")
+@fault("dDELTA.v", link="fla-org/flash-linear-attention/pull/6")
 class ValuesWithoutDecay(Recurrence):
     """Without a decay the gradient of v has what the token itself reads alone."""
 

@@ -6,14 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from refattn.golden.storage import round_to
-from refattn.verify.museum.emulator import Array
+from refattn.verify.museum.emulator import Array, low
 from refattn.verify.museum.fault import fault
 from refattn.verify.museum.features import Sums
-
-
-def low(x: Array) -> Array:
-    return round_to(x.astype(np.float64), "bfloat16").astype(x.dtype)
 
 
 @fault("HOL.taylor", "HOL.summed", "HOL.5", link="", tiles="chunk")
@@ -24,7 +19,7 @@ class ChunksBeginEmpty(Sums):
         return state * 0.0, counts * 0.0
 
 
-@fault("HOL.5", link="https://github.com/fla-org/flash-linear-attention/issues/850", tiles="chunk")
+@fault("HOL.5", link="fla-org/flash-linear-attention/issues/850", tiles="chunk")
 class NormaliserOfChunks(Sums):
     """The row sum is over the keys of the query's own chunk alone, what it divides over all."""
 
@@ -34,7 +29,7 @@ class NormaliserOfChunks(Sums):
         return state, counts
 
 
-@fault("HOL.5", link="https://github.com/fla-org/flash-linear-attention/pull/594")
+@fault("HOL.5", link="fla-org/flash-linear-attention/pull/594")
 class NormaliserOverHeads(Sums):
     """The row sum adds up over the heads in place of the keys before: that of a head has those of the heads before it,
     for its own token alone."""
@@ -47,7 +42,7 @@ class NormaliserOverHeads(Sums):
         return super().divisor(z if self.offset is None else own, attended)
 
 
-@fault("HOL.6", "normaliser ignored", link="https://github.com/lucidrains/performer-pytorch/issues/40")
+@fault("HOL.6", "normaliser ignored", link="lucidrains/performer-pytorch/issues/40")
 class MultipliedByNormaliser(Sums):
     """The sums are multiplied by the row sum in place of divided."""
 
@@ -77,7 +72,7 @@ class FactorialOfTheSquareTwice(Sums):
         return np.concatenate(parts, axis=-1)
 
 
-@fault("HOL.taylor", "HOL.3", link="https://github.com/fla-org/flash-linear-attention/pull/1238", tiles="chunk")
+@fault("HOL.taylor", "HOL.3", link="fla-org/flash-linear-attention/pull/1238", tiles="chunk")
 class ScaleWithinChunksAlone(Sums):
     """Pairs of a chunk are scaled, and features of the keys before it are not."""
 
@@ -107,7 +102,7 @@ class SumsInBfloat16(Sums):
     """The sums that a chunk gives to the next one are rounded to bfloat16."""
 
     def carried(self, state: Array, counts: Array) -> tuple[Array, Array]:
-        return low(state), counts
+        return low(state, "bfloat16"), counts
 
 
 @fault("HOL.5", "padding by zeroed keys", link="")
@@ -118,7 +113,7 @@ class PaddingCounted(Sums):
         return super().ones(None, like)
 
 
-@fault("HOL.summed", "interleaved groups", link="https://github.com/ekzhang/jax-js/pull/180")
+@fault("HOL.summed", "interleaved groups", link="ekzhang/jax-js/pull/180")
 class HeadsByRemainder(Sums):
     """Query head h has key/value head h mod g."""
 
@@ -126,7 +121,7 @@ class HeadsByRemainder(Sums):
         return np.arange(heads) % max(groups, 1)
 
 
-@fault("dHOL.k", "dHOL.2", "dHOL.3", link="https://github.com/fla-org/flash-linear-attention/pull/875")
+@fault("dHOL.k", "dHOL.2", "dHOL.3", link="fla-org/flash-linear-attention/pull/875")
 class KeysWithoutNormaliser(Sums):
     """The gradient of k goes through what is divided alone, not through the row sum that divides."""
 
@@ -134,7 +129,7 @@ class KeysWithoutNormaliser(Sums):
         return without_total
 
 
-@fault("dHOL.1", "dHOL.2", link="https://github.com/fla-org/flash-linear-attention/issues/47")
+@fault("dHOL.1", "dHOL.2", link="fla-org/flash-linear-attention/issues/47")
 class GradientsScaledTwice(Sums):
     """The gradients of q and k are scaled once more."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import refattn as ra
 from refattn.golden import inputs
+from refattn.mechanisms.delta.judge.stages import STAGES
 from refattn.mechanisms.record import Question
 from refattn.verify.blame.suspects import locate
 from refattn.verify.foreign.conventions import differing, probe_conventions
@@ -18,7 +20,7 @@ from refattn.verify.show import report
 
 DELTA = ra.mechanism("delta")
 RIGHT = {question.name: question.answer for question in DELTA.questions}
-STEPS = [name for name in DELTA.conventions if not name.startswith("stage: ")]
+STEPS = [name for name, one in DELTA.wrong.items() if not one.backward and not name.startswith("stage: ")]
 
 
 def own(q: Any, k: Any, v: Any, *, dtype: str = "", **options: Any) -> Any:
@@ -27,7 +29,7 @@ def own(q: Any, k: Any, v: Any, *, dtype: str = "", **options: Any) -> Any:
 
 
 def following(name: str) -> Any:
-    reading = DELTA.conventions[name]
+    reading = DELTA.wrong[name]
     return lambda q, k, v, **options: reading(q, k, v, **options)
 
 
@@ -48,7 +50,7 @@ def test_the_answers_to_a_question_are_far_apart(question: Question) -> None:
     """So far that none of them is taken for another where results are stored in bfloat16."""
     given = {**inputs.make("delta", question.case, "float64"), **question.case.options}
     at = [("out", "state").index(name) for name in question.outputs]
-    outputs = [own(**given), *(DELTA.conventions[name](**given) for name in question.readings.values())]
+    outputs = [own(**given), *(DELTA.wrong[name](**given) for name in question.readings.values())]
     found = [np.concatenate([np.ravel(values[n]) for n in at]) for values in outputs]
     apart = [np.max(np.abs(a - b)) for n, a in enumerate(found) for b in found[:n]]
     assert min(apart) > 0.08
@@ -58,7 +60,7 @@ def test_a_report_names_the_convention_and_the_stage_of_any_chunk() -> None:
     few = replace(DELTA, cases=tuple(DELTA.case(name) for name in ("tiny", "gated-delta")))
     found = verify(few, following("prediction before the decay"), dtypes=["float32"])
     assert "order: predict, decay, write, read; needs decay, predict, write, read" in report.verified(found, few)
-    wrong = DELTA.variants["stage: W without decays"]["in chunks of 16"]
+    wrong = functools.partial(STAGES["stage: W without decays"], size=16)
     staged = locate(few, verify(few, lambda q, k, v, **options: wrong(q, k, v, **options), dtypes=["float32"]))
     assert staged.conventions == {} and staged.suspects is not None
     assert staged.suspects.ranked[0].kind == "stage: W without decays, in chunks of 16"

@@ -169,3 +169,28 @@ def test_a_search_is_the_library_s(best: float) -> None:
 
     expected = searching.search(loss_at, 1.0, -2.0 / best, GROWTH.Options())
     assert definition.search(loss_at, -2.0 / best) == expected.amplitude > 0.0
+
+
+@pytest.mark.parametrize("head_width", [3, 4, 5])
+def test_a_head_gets_no_more_columns_than_its_tokens_have_room_for(head_width: int) -> None:
+    """With d = m or more there is nothing out of reach: what H has is rounding, and no column is worth while."""
+    random = np.random.default_rng(0)
+    w_q, w_k = random.standard_normal((2, 2, 4, head_width))
+    heads = definition.heads_of(w_q, w_k, scale=SCALE)
+    planned = definition.plan(
+        heads, definition.observe(*(random.standard_normal(n) for n in ((3, 6, 4), (3, 2, 6, 6))))
+    )
+    room = max(0, 4 - head_width)
+    assert definition.columns_of(planned) == planned.room == room
+    if head_width <= 4:
+        wider, _ = definition.grow(heads, planned, columns=room, amplitude=0.1)
+        assert wider.shape == (2, 4, 4)
+
+
+def test_columns_that_are_grown_at_0_never_learn() -> None:
+    """They are 0 in both factors, but for rounding: so a search that gives 0 grows nothing."""
+    given = task(2, causal=False)
+    heads, _, planned = own(given)
+    w_q, w_k = definition.grow(heads, planned, columns=1, amplitude=0.0)
+    for new in (w_q, w_k):
+        assert np.sort(np.max(np.abs(new), axis=1), axis=1)[:, 0].max() < 1e-6

@@ -11,7 +11,7 @@ import pytest
 import refattn as ra
 from refattn import counter
 from refattn.mechanisms.higher_order.dense import taylor
-from refattn.mechanisms.higher_order.judge.conventions import CONVENTIONS
+from refattn.mechanisms.higher_order.judge.wrong import READINGS
 
 
 def draw(name: str, *shape: int) -> Any:
@@ -36,7 +36,7 @@ def test_equation_3_is_the_square_alone() -> None:
     np.testing.assert_allclose(products, (q @ np.swapaxes(k, 2, 3)) ** 2, rtol=1e-9)
     exact = softmax_of_the_scores(q, k, v)
     ours = np.abs(ra.higher_order.forward(q, k, v)[0] - exact).max()
-    printed = np.abs(CONVENTIONS["factorials left out"](q, k, v)[0] - exact).max()
+    printed = np.abs(READINGS["factorials left out"](q, k, v)[0] - exact).max()
     assert printed > 4.0 * ours
 
 
@@ -45,7 +45,7 @@ def test_the_normaliser_is_the_sum_of_the_same_weights() -> None:
     q, k, _ = arrays()
     ones = np.ones((1, 2, 24, 1))
     np.testing.assert_allclose(ra.higher_order.forward(q, k, ones)[0], 1.0, rtol=1e-14)
-    assert np.abs(CONVENTIONS["a sum of exponentials divides"](q, k, ones)[0] - 1.0).max() > 1e-3
+    assert np.abs(READINGS["a sum of exponentials divides"](q, k, ones)[0] - 1.0).max() > 1e-3
 
 
 def test_orders_err_to_one_side_for_negative_scores_alone() -> None:
@@ -101,7 +101,7 @@ def test_the_second_order_of_the_authors_code_is_no_attention() -> None:
         )
         assert np.abs(ours[0] - ours[1]).max() < 1e-12 * max(1.0, np.abs(ours[0]).max())
         assert np.abs(theirs[0] - theirs[1]).max() > 0.1
-    expected = CONVENTIONS["order 2 summed over queries"](q, k, v)[0]
+    expected = READINGS["order 2 summed over queries"](q, k, v)[0]
     np.testing.assert_allclose(contracted_over_queries(q, k, v, "exact"), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -120,7 +120,7 @@ def test_a_mask_on_the_keys_alone_is_enough_with_delta_1_only() -> None:
     mask = counter.uniform((1, 24), seed=1, purpose="mask") < 0.7
     for normaliser, same in (("exact(delta=1)", True), ("exact", False)):
         right = ra.higher_order.forward(q, k, v, key_mask=mask, normaliser=normaliser)[0]
-        zeroed = CONVENTIONS["padding by zeroed keys"](q, k, v, key_mask=mask, normaliser=normaliser)[0]
+        zeroed = READINGS["padding by zeroed keys"](q, k, v, key_mask=mask, normaliser=normaliser)[0]
         assert (np.abs(right - zeroed).max() < 1e-10 * np.abs(right).max()) == same
 
 

@@ -13,16 +13,16 @@ import pytest
 
 from refattn import Context, backends, equations, tree
 from refattn.mechanisms import families
-from refattn.mechanisms.sympformer import core, presymplectic_euler
-from refattn.mechanisms.sympformer.integrators import strang
-from refattn.mechanisms.sympformer.integrators.exponential_presymplectic import phi
+from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer.integrators import four_calls
+from refattn.mechanisms.sympformer.integrators.coefficients import phi
+from refattn.mechanisms.sympformer.integrators.damping import damping
 from refattn.mechanisms.sympformer.layer import block
 from refattn.mechanisms.sympformer.layer import mlp as substep
 from refattn.mechanisms.sympformer.layer.config import INTEGRATORS as INTEGRATORS_BY_NAME
 from refattn.mechanisms.sympformer.layer.config import RENAMED
-from refattn.mechanisms.sympformer.params import Layer
-from refattn.mechanisms.sympformer.presymplectic_euler import damping
-from refattn.verify.blame.mutants import KINDS, applies, changed_by
+from refattn.mechanisms.sympformer.params import Integrator, Layer
+from refattn.verify.blame.changes import KINDS, applies, changed_by
 from refattn.verify.itself import gradients
 from tests.mechanisms.sympformer.calls import (
     BASELINES,
@@ -471,9 +471,9 @@ def test_an_old_name_is_told_the_new_one(name: str) -> None:
 
 
 def test_kinds_are_taken_as_objects_names_and_text() -> None:
-    kinds = ("strang(xi=0.5)", strang.Strang(xi=0.5))
+    kinds = ("strang(xi=0.5)", four_calls.Strang(xi=0.5))
     one, other = (BLOCK.Config(width=6, heads=2, integrator=kind) for kind in kinds)
-    assert one == other and one.integrator.step == presymplectic_euler.Integrator().step
+    assert one == other and one.integrator.step == Integrator().step
     assert dataclasses.replace(one, layers=2).integrator == one.integrator
     assert families.text_of(one.integrator, INTEGRATORS_BY_NAME) == "strang(xi=0.5)"
 

@@ -10,7 +10,7 @@ import pytest
 
 import refattn as ra
 from refattn import Context, model
-from refattn.mechanisms.sympformer.judge.conventions import CONVENTIONS
+from refattn.mechanisms.sympformer.judge.wrong import READINGS
 from tests.mechanisms.sympformer.calls import BLOCK, RECORD, draw, run, stack
 
 N, D = 7, 4
@@ -67,7 +67,7 @@ def test_the_first_strang_knows_no_future() -> None:
 
 
 def test_dividing_by_all_tokens_makes_the_past_depend_on_how_many_follow() -> None:
-    wrong, x = CONVENTIONS["z is a mean over all tokens"], inputs()
+    wrong, x = READINGS["z is a mean over all tokens"], inputs()
     short = {name: value[:, :, :3] for name, value in x.items()}
     assert np.max(np.abs(wrong(**short, causal=True)[0] - wrong(**x, causal=True)[0][:, :, :3])) > 1e-2
     out, _ = ra.sympformer.forward(**x, causal=True)
@@ -83,8 +83,8 @@ def test_dividing_by_all_tokens_is_there_to_compare_with(attention: str) -> None
     x = draw("x", 1, N, 6)
     state, saves = run((params,), x)
     saved = saves[0].attention
-    asked = saved.drifted.asked
-    y, p, lower = asked.kernel.y if attention == "linear" else asked.y, saved.p, np.tri(N)
+    asked = saved.asked
+    y, p, lower = asked.kernel.y if attention == "linear" else asked.y, saved.entering, np.tri(N)
     if attention == "linear":
         speed = lower * ((y @ params.w_a) @ np.swapaxes(y, 1, 2)) @ p / N
     else:
@@ -120,7 +120,7 @@ def test_the_sign_of_the_potential() -> None:
     x = {**inputs(), "kinetic": None}
     attention, _ = ra.softmax.forward(x["q"], x["k"], x["v"], causal=True)
     ours, _ = ra.sympformer.forward(**x, causal=True)
-    theirs, _ = CONVENTIONS["a potential that repels"](**x, causal=True)
+    theirs, _ = READINGS["a potential that repels"](**x, causal=True)
     assert np.all(np.sum(ours * attention, axis=-1) > 0.0)
     np.testing.assert_allclose(theirs, -ours, rtol=1e-12)
 

@@ -12,7 +12,7 @@ import pytest
 from refattn import Context, tree
 from refattn.analysis.particles import Exponential
 from refattn.mechanisms.sympformer import core
-from refattn.mechanisms.sympformer.layer.config import MODULES
+from refattn.mechanisms.sympformer.layer.config import module_of
 from refattn.mechanisms.sympformer.oracles import hamiltonian
 from refattn.mechanisms.sympformer.params import Layer
 from refattn.ops import layer_norm
@@ -64,7 +64,7 @@ def asymmetry(params: Any, causal: bool, normed: bool = False) -> float:
     numbers = {
         name: each.value(params.numbers.get(name), params.gain) for name, each in params.config.numbers().items()
     }
-    oracle = MODULES[type(params.config.oracle)]
+    oracle = module_of(type(params.config.oracle))
     layer = Layer(oracle, params, numbers, causal)
 
     def field(at: Any) -> Any:

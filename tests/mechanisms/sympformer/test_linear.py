@@ -71,7 +71,7 @@ def test_a_block_has_these_forces() -> None:
     x = draw("x", 1, 5, 6)
     _, saves = run((params,), x, Context(causal=True))
     saved = saves[0].attention
-    y, p = saved.asked.kernel.y[0], saved.p[0]
+    y, p = saved.asked.kernel.y[0], saved.entering[0]
     for i in range(5):
         seen = range(i + 1)
         force = y[i] @ params.w_v - sum((p[i] @ p[j]) * (y[j] @ params.w_a) for j in seen) / (i + 1.0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from refattn import Context
-from refattn.mechanisms.sympformer.integrators import exponential_midpoint
+from refattn.mechanisms.sympformer.integrators import coefficients
 from refattn.mechanisms.sympformer.oracles import linear, reduced
 from refattn.mechanisms.sympformer.params import Layer
 from tests.mechanisms.sympformer.calls import BLOCK, RECORD, draw, run, stack
@@ -71,7 +71,7 @@ def test_a_step_spelled_out() -> None:
 def test_the_integral_of_a_damping_has_its_closed_form(c_log: float, c_lin: float, h: float) -> None:
     t = np.asarray([1.3])
     numbers = {"h_y": np.asarray([h]), "c_log": np.asarray([c_log]), "c_lin": np.asarray([c_lin])}
-    value = exponential_midpoint.integral(Layer(None, stack(1)[0], numbers, True), t)[0]
+    value = coefficients.integral(Layer(None, stack(1)[0], numbers, True), t)[0]
     end = t + h
     exact = end / (c_log + 1.0) * (1.0 - (t / end) ** (c_log + 1.0)) if c_log else -np.expm1(-c_lin * h) / c_lin
     np.testing.assert_allclose(value, exact, rtol=1e-13)

@@ -16,8 +16,9 @@ from refattn import equations
 from refattn.equations import declared, tags
 from refattn.mechanisms.softmax import definition
 from refattn.verify.blame.bank import Bank, changes, reach
+from refattn.verify.blame.changes import KINDS
 from refattn.verify.blame.left_out import FAMILIES, found
-from refattn.verify.blame.mutants import KINDS, Mutant, kernel
+from refattn.verify.blame.mutants import kernel, mutants
 from refattn.verify.blame.suspects import locate
 from refattn.verify.judge.budget import truth, wide
 from refattn.verify.outcome import Report, Result
@@ -29,6 +30,7 @@ RECORD = ra.mechanism("softmax")
 CASES = ("unequal", "causal-tail", "softcap")
 FEW = dataclasses.replace(RECORD, cases=tuple(RECORD.case(name) for name in CASES))
 ONE = dataclasses.replace(RECORD, cases=FEW.cases[:1])
+MUTANTS = {one.name: one for one in mutants(RECORD)}
 
 
 class Wrong:
@@ -86,14 +88,16 @@ HANDFUL = (
 
 
 def test_the_equation_is_found_with_the_mutant_left_out() -> None:
-    places = {str(one.mutant): one.place for one in found(FEW, "float32", [Mutant(*each) for each in HANDFUL])}
+    places = {
+        str(one.mutant): one.place for one in found(FEW, "float32", [MUTANTS[" ".join(each)] for each in HANDFUL])
+    }
     assert len(places) == len(HANDFUL)
     assert max(places.values()) <= 2, places
 
 
 def test_what_does_the_same_counts_as_the_right_equation() -> None:
     """A factor of the masked scores' adjoint is the same error in two more equations, and in no fourth."""
-    (one,) = found(ONE, "float32", [Mutant("dSM.2", "scaled by 1.02")])
+    (one,) = found(ONE, "float32", [MUTANTS["dSM.2 scaled by 1.02"]])
     assert (one.class_place, one.same) == (1, 3)
     assert all(any(kind.startswith(begins) for begins in FAMILIES.values()) for kind in KINDS)
 
@@ -152,7 +156,7 @@ def test_an_error_of_no_known_kind() -> None:
 
 
 def test_a_convention_comes_before_equations() -> None:
-    attend = RECORD.conventions["top-left causality"]
+    attend = RECORD.wrong["top-left causality"]
     causal = dataclasses.replace(RECORD, cases=FEW.cases[1:2])
     suspects = located(lambda q, k, v, **options: attend(q, k, v, **options)[0], grad=False, record=causal).suspects
     assert suspects is not None

@@ -11,20 +11,22 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.golden.storage import round_to
-from refattn.mechanisms.record import Case
+from refattn.mechanisms.wrong import Call, WrongKernel
 from refattn.verify.blame.bank import Bank
+from refattn.verify.blame.mutants import kernel
 from refattn.verify.blame.seen import UNWRITTEN
 from refattn.verify.blame.suspects import locate, suspects
 from refattn.verify.judge.budget import truth
 from refattn.verify.judge.compare import judge
 from refattn.verify.museum.emulator import Flash
-from refattn.verify.museum.fault import Fault, faults
+from refattn.verify.museum.fault import faults, served
+from refattn.verify.museum.features import Sums
+from refattn.verify.museum.recurrence import Recurrence
 from refattn.verify.outcome import Report, Result, Truth
 from refattn.verify.run import verify
 from refattn.verify.show import report
 from refattn.verify.show.suspects import told
-from tools.measure_names import measured, stored
+from tools.measure_names import measured
 
 RECORD = ra.mechanism("softmax")
 NAMES = """
@@ -32,36 +34,46 @@ tiny plain scale causal causal-tail causal-top-left causal-head mask-full mask-k
 grouped-one unequal narrow empty-rows one-query softcap softcap-mask huge-scores window-causal window-decode offset
 bias-heads bias-keys bias-scale alibi sink sink-grouped lengths-both dropout-half window-both lengths-keys tile-65
 """
-SMALL = tuple(RECORD.case(name) for name in NAMES.split())
+CASES = {
+    "softmax": NAMES.split(),
+    "delta": """
+state-gated-channel mask-most grouped-values lengths state-linear norm-zero mask-all burst one-token no-token
+state-momentum
+    """.split(),
+    "higher_order": "mask-causal exact grouped-one narrow add clamp one-signed half causal-head no-key".split(),
+}
+"""Small cases that show every fault."""
+
+RIGHT = {
+    "softmax": served(Flash, "nothing", tiles="both"),
+    "delta": served(Recurrence, "nothing", tiles="chunk"),
+    "higher_order": served(Sums, "nothing", tiles="chunk"),
+}
+"""The kernels without a fault."""
+
 BY_NAME = {one.name: one for one in faults()}
 
 
 @functools.cache
-def known(name: str) -> Truth:
-    return truth(RECORD, RECORD.case(name), "float32", grad=True)
+def known(name: str, mechanism: str = "softmax", dtype: str = "float32") -> Truth:
+    record = ra.mechanism(mechanism)
+    return truth(record, record.case(name), dtype, grad=True)
 
 
-def failing(fault: Fault, sizes: tuple[int, int], case: Case) -> list[str]:
-    """The results of a case that a fault makes wrong."""
-    given = known(case.name)
-    return [
-        verdict.tensor for verdict in judge(stored(fault, sizes, case, given, "float32"), given) if not verdict.agrees
-    ]
+def failing(mechanism: str, wrong: WrongKernel, size: str, name: str, dtype: str = "float32") -> set[str]:
+    """The results of a case that a kernel makes wrong."""
+    record, given = ra.mechanism(mechanism), known(name, mechanism, dtype)
+    result = kernel(record, record.case(name), given, dtype, wrong, size=size)
+    return {verdict.tensor for verdict in judge(result, given) if not verdict.agrees}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_kernel_without_a_fault_is_right(dtype: str) -> None:
-    def store(x: Any) -> Any:
-        return round_to(x.astype(np.float64), dtype).astype(x.dtype)
-
-    for case in SMALL[:: 1 if dtype == "float32" else 4]:
-        given = known(case.name) if dtype == "float32" else truth(RECORD, case, dtype, grad=True)
-        for sizes in ((16, 32), (64, 16)):
-            found = Flash(*sizes, store).run(given.inputs, case.options, given.upstream, np.float32)
-            held = {name: round_to(x.astype(np.float64), given.stored[name]) for name, x in found.items()}
-            types = {name: "float32" if given.stored[name] == "bfloat16" else given.stored[name] for name in held}
-            result = Result({name: x.astype(types[name]) for name, x in held.items()}, given.stored)
-            assert all(verdict.agrees for verdict in judge(result, given)), (case.name, sizes)
+@pytest.mark.parametrize("mechanism", CASES)
+def test_the_kernel_without_a_fault_is_right(mechanism: str, dtype: str) -> None:
+    right = RIGHT[mechanism]
+    for name in CASES[mechanism][:: 1 if dtype == "float32" else 4]:
+        for size in [*right.sizes][-2:]:
+            assert not failing(mechanism, right, size, name, dtype), (name, size)
 
 
 def test_there_are_enough_and_each_says_what_is_wrong_and_where_it_was_reported() -> None:
@@ -70,7 +82,7 @@ def test_there_are_enough_and_each_says_what_is_wrong_and_where_it_was_reported(
     for mechanism in ("softmax", "delta", "higher_order"):
         record, found = ra.mechanism(mechanism), faults(mechanism)
         assert len({one.wrong for one in found}) == len(found) > 15
-        names = {*record.equations, *record.conventions, *record.wrong_gradients}
+        names = {*record.equations, *record.wrong}
         for one in found:
             reported = one.link.startswith("https://github.com/") and ("/issues/" in one.link or "/pull/" in one.link)
             assert reported or one.link == ""
@@ -78,22 +90,27 @@ def test_there_are_enough_and_each_says_what_is_wrong_and_where_it_was_reported(
             assert len(one.wrong) > 10 and one.wrong[0] == one.wrong[0].lower()
 
 
-@pytest.mark.parametrize("fault", faults(), ids=lambda one: one.name)
-def test_each_fault_is_caught_and_leaves_right_what_it_says(fault: Fault) -> None:
+@pytest.mark.parametrize(
+    ("mechanism", "fault"),
+    [(mechanism, one) for mechanism in CASES for one in faults(mechanism)],
+    ids=lambda one: getattr(one, "name", ""),
+)
+def test_each_fault_is_caught_and_leaves_right_what_it_says(mechanism: str, fault: WrongKernel) -> None:
     """A fault of the backward leaves outputs right; where tiles matter, some size of them shows."""
-    for case in SMALL[:: -1 if fault.kernel.__module__.endswith("options") else 1]:
-        for sizes in fault.sizes():
-            wrong = failing(fault, sizes, case)
+    of_options = fault in set(faults()) - set(faults(without=("options",)))
+    for name in CASES[mechanism][:: -1 if of_options else 1]:
+        for size in fault.sizes:
+            wrong = failing(mechanism, fault, size, name)
             if wrong:
-                assert not fault.backward or not {"out", "lse"} & {*wrong}
+                assert not fault.backward or not {"out", *ra.mechanism(mechanism).outputs} & wrong
                 return
     pytest.fail("no small case catches it")
 
 
-def named(name: str, sizes: tuple[int, int], cases: tuple[str, ...], **options: Any) -> Any:
+def named(name: str, size: str, cases: tuple[str, ...], **options: Any) -> Any:
     given = [
-        (RECORD.case(case), known(case), stored(BY_NAME[name], sizes, RECORD.case(case), known(case), "float32"))
-        for case in cases
+        (one, known(one.name), kernel(RECORD, one, known(one.name), "float32", BY_NAME[name], size=size))
+        for one in map(RECORD.case, cases)
     ]
     judged = [(*one, not all(verdict.agrees for verdict in judge(one[2], one[1]))) for one in given]
     found = suspects(RECORD, "float32", judged, **options)
@@ -102,7 +119,7 @@ def named(name: str, sizes: tuple[int, int], cases: tuple[str, ...], **options: 
 
 
 def test_a_fault_is_told_in_words_with_its_tiles_and_its_report() -> None:
-    found = named("AccumulatorNotRescaled", (64, 16), ("tiny", "one-key", "plain", "causal"))
+    found = named("AccumulatorNotRescaled", " (tiles of 16 keys)", ("tiny", "one-key", "plain", "causal"))
     first = found.ranked[0]
     assert told(first) == (
         "the accumulator is not rescaled when the running maximum moves (tiles of 16 keys): explains everything"
@@ -110,13 +127,35 @@ def test_a_fault_is_told_in_words_with_its_tiles_and_its_report() -> None:
     assert (first.sort, first.link, first.ids) == ("fault", BY_NAME["AccumulatorNotRescaled"].link, ("SM.5",))
     assert (first.cases, first.failing, first.whole) == (("plain", "causal"), 2, 2)
     assert found.which == "the cases that fail are those with more than 16 keys"
-    small = named("SumNotRescaled", (64, 8), ("tiny", "plain", "causal"))
+    small = named("SumNotRescaled", " (tiles of 8 keys)", ("tiny", "plain", "causal"))
     assert told(small.ranked[0]).endswith("(tiles of 8 keys): explains everything")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "name", "words"),
+    [
+        (
+            "delta",
+            "FirstStateCountedAgain",
+            "is added to the state once more at the end of each chunk (chunks of 8 tokens)",
+        ),
+        ("higher_order", "KeysWithoutNormaliser", "not through the row sum that divides"),
+    ],
+)
+def test_a_fault_of_a_kernel_with_a_state_is_told_in_words(mechanism: str, name: str, words: str) -> None:
+    record, one = ra.mechanism(mechanism), next(one for one in faults(mechanism) if one.name == name)
+    size, given = [*one.sizes][-1], []
+    for case in map(record.case, CASES[mechanism][:3]):
+        right = known(case.name, mechanism)
+        wrong = bool(failing(mechanism, one, size, case.name))
+        given.append((case, right, kernel(record, case, right, "float32", one, size=size), wrong))
+    found = suspects(record, "float32", given)
+    assert found is not None and words in told(found.ranked[0]) and found.ranked[0].link == one.link
 
 
 def test_a_wrong_output_reaches_gradients_through_delta() -> None:
     """The dense form's error in SM.5 leaves d_q and d_k right, a kernel's does not: it is found all the same."""
-    found = named("LaterBatchesZero", (64, 64), ("plain", "grouped"), without=("LaterBatchesZero",))
+    found = named("LaterBatchesZero", "", ("plain", "grouped"), without=("LaterBatchesZero",))
     assert found.wrong == ("out", "d_q", "d_k")
     assert found.ranked[0].ids == ("SM.5",) and found.ranked[0].whole == 2
     assert [place.words[0] for place in found.places[:1]] == ["only batch 1"]
@@ -125,22 +164,21 @@ def test_a_wrong_output_reaches_gradients_through_delta() -> None:
 @pytest.mark.slow
 def test_what_fits_nothing_is_named_by_what_is_right_and_by_what_failing_cases_have() -> None:
     """Columns out of order, and a mask that is read elsewhere: errors of many equations fit them a little."""
-    found = named("ColumnsOutOfOrder", (64, 64), ("plain",), without=("ColumnsOutOfOrder",))
+    found = named("ColumnsOutOfOrder", "", ("plain",), without=("ColumnsOutOfOrder",))
     assert "SM.5" in found.ranked[0].ids and found.right == ("lse", "d_v")
     cases = ("mask-keys", "plain", "causal", "softcap")
-    assert named("MaskWraps", (64, 16), cases, without=("MaskWraps",)).ranked[0].ids == ("SM.2",)
+    assert named("MaskWraps", " (tiles of 16 keys)", cases, without=("MaskWraps",)).ranked[0].ids == ("SM.2",)
 
 
 def test_an_input_that_is_read_wrongly_is_named() -> None:
-    found = named("ValuesOfNextBatch", (64, 64), ("plain",), without=("ValuesOfNextBatch",))
+    found = named("ValuesOfNextBatch", "", ("plain",), without=("ValuesOfNextBatch",))
     assert told(found.ranked[0]) == "v of the next batch: explains everything"
 
 
 def test_a_fault_of_the_backward_alone_is_named_by_that_of_the_forward() -> None:
     case, given = RECORD.case("window-causal"), known("window-causal")
-    outputs = given.values["out"], given.values["lse"]
-    assert given.upstream is not None
-    wrong = BY_NAME["WindowOneMoreLeft"].gradients(given.inputs, case.options, given.upstream, (64, 64), outputs)
+    again = next(one for one in faults(again=True) if one.name == "WindowOneMoreLeft")
+    wrong = again.results(Call(given.inputs, case.options, given.upstream, outputs=given.values))
     right = {name: given.values[name] for name in ("out", "lse")}
     result = Result({name: x.astype(np.float32) for name, x in {**wrong, **right}.items()}, given.stored)
     found = suspects(RECORD, "float32", [(case, given, result, True)])
@@ -166,7 +204,9 @@ def test_an_argument_enters_in_the_first_equation_that_it_changes(
 
 
 def test_what_was_not_written_is_named() -> None:
-    found = named("LastRowsNotWritten", (32, 64), ("tiny", "one-query"), without=("LastRowsNotWritten",))
+    found = named(
+        "LastRowsNotWritten", " (tiles of 32 queries)", ("tiny", "one-query"), without=("LastRowsNotWritten",)
+    )
     assert found.ranked[0].kind == UNWRITTEN and found.ranked[0].ids == ("SM.5",) and found.ranked[0].cases
 
 
@@ -184,7 +224,7 @@ def test_two_faults_explain_their_cases_each() -> None:
     given = []
     for name, fault in (("causal", one), ("causal-tail", one), ("softcap", two), ("plain", one)):
         case = RECORD.case(name)
-        result = stored(fault, (64, 64), case, known(name), "float32")
+        result = kernel(RECORD, case, known(name), "float32", fault)
         given.append((case, known(name), result, name != "plain"))
     found = suspects(RECORD, "float32", given)
     assert found is not None
@@ -206,7 +246,7 @@ def test_the_report_begins_with_the_diagnosis() -> None:
             "v": v,
             **{name: given.pop(name) for name in [*given] if hasattr(given[name], "shape")},
         }
-        found = BY_NAME["MaskOfFirstBatch"].results(arrays, given, None, (64, 64), "float32")
+        found = BY_NAME["MaskOfFirstBatch"].results(Call(arrays, given, dtype="float32", exact=False))
         return found["out"], found["lse"]
 
     found = locate(few, verify(few, attend, label="mine.py:attend", dtypes=["float32"]))

@@ -161,7 +161,7 @@ def test_long_rows_are_drawn_in_parts_and_nothing_is_lost() -> None:
 
 
 def test_the_diagnosis_is_the_first_thing_with_the_conventions_that_differ() -> None:
-    top_left = RECORD.conventions["top-left causality"]
+    top_left = RECORD.wrong["top-left causality"]
     found = verify(FEW, lambda q, k, v, **options: top_left(q, k, v, **options), label="mine", dtypes=["float32"])
     text = page(locate(FEW, found), FEW, "", [(0, "Suspects")])
     box = text[text.index('<dl class="box">') : text.index("</dl>")]

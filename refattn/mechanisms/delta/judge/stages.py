@@ -45,10 +45,10 @@ def usual_eps() -> float:
     return float(defaults_of(core.forward)["norm_eps"])
 
 
-def _stage(wrong: str, size: int = CHUNK) -> Callable[..., Outputs]:
+def _stage(wrong: str) -> Callable[..., Outputs]:
     """Return the recurrence in chunks of a size with one stage wrong."""
 
-    def reading(q: Array, k: Array, v: Array, *, key_mask: Array | None = None, **options: Any) -> Outputs:
+    def reading(q: Array, k: Array, v: Array, *, size: int, key_mask: Array | None = None, **options: Any) -> Outputs:
         options.pop("chunk", None)
         if options.get("log_momentum") is not None or options.get("lengths") is not None or v.shape[2] == 0:
             out, saved = core.forward(q, k, v, key_mask=key_mask, **options)
@@ -151,7 +151,5 @@ def _one_chunk(
 
 STAGES: dict[str, Callable[..., Outputs]] = {f"stage: {wrong}": _stage(wrong) for wrong in NAMES}
 
-STAGES_IN_CHUNKS: dict[str, dict[str, Callable[..., Outputs]]] = {
-    f"stage: {wrong}": {f"in chunks of {size}": _stage(wrong, size) for size in CHUNKS} for wrong in NAMES
-}
-"""The same with other sizes of chunks, by what is said of them."""
+SIZES = {"": CHUNK} | {f", in chunks of {size}": size for size in CHUNKS}
+"""Sizes of chunks, by what is said of them."""

@@ -27,5 +27,5 @@ def energies(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
 PICTURES = (
     Picture("matrix", "The graph: links w_ij of head 0.", lambda values, options: values["GE.links"][0, 0, ...]),
     Picture("lines", "The flow: the score x_j of each token of head 0, step by step.", scores),
-    Picture("lines", "The energy of each head, step by step: it falls.", energies),
+    Picture("lines", "The energy of each head, step by step.", energies),
 )

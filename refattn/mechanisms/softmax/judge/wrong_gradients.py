@@ -9,10 +9,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from refattn.mechanisms import readings
+from refattn import equations
 from refattn.mechanisms.softmax import core
-from refattn.ops.heads import repeat_heads, sum_heads
-from refattn.ops.masks import allowed_pairs, causal_offset
+from refattn.ops.heads import repeat_heads
 from refattn.xp import Array, namespace
 
 Backward = Callable[..., dict[str, Array]]
@@ -38,61 +37,37 @@ def scale_twice(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -
     return gradients | {"k": gradients["k"] * scale}
 
 
-def _by_hand(
-    q: Array,
-    k: Array,
-    v: Array,
-    d_out: Array,
-    options: dict[str, Any],
-    inner_of: Callable[[Array, Array, Array], Array],
-    slope_of: Callable[[Array, float], Array],
-) -> dict[str, Array]:
-    """Return the gradients, with other inner products (of weights, unmasked weights and d_weights) or another slope."""
-    xp, heads, softcap = namespace(q, k, v), q.shape[1], options.get("softcap")
-    queries, keys = q.shape[2], k.shape[2]
-    gradients, scale = _right(q, k, v, d_out, options)
-    if keys == 0 or set(options) - {"mask", "causal", "scale", "softcap"}:
-        return gradients
-    k_heads, v_heads = repeat_heads(k, heads), repeat_heads(v, heads)
-    scores = q @ xp.matrix_transpose(k_heads) * scale
-    slope = scores * 0.0 + 1.0 if softcap is None else slope_of(xp.tanh(scores / softcap), softcap)
-    capped = scores if softcap is None else softcap * xp.tanh(scores / softcap)
-    offset = causal_offset(options.get("causal", False), queries, keys)
-    allowed = allowed_pairs(options.get("mask"), offset, queries, keys, q)
-    powers = xp.exp(capped - xp.max(capped, axis=-1, keepdims=True))
-    seen = powers if allowed is None else xp.where(allowed, powers, 0.0)
-    total = xp.sum(seen, axis=-1, keepdims=True)
-    weights, unmasked = (x / xp.where(total == 0.0, 1.0, total) for x in (seen, powers))
-    d_weights = d_out @ xp.matrix_transpose(v_heads)
-    d_scores = weights * (d_weights - inner_of(weights, unmasked, d_weights)) * slope
-    d_k = xp.matrix_transpose(d_scores) @ q * scale
-    return gradients | {"q": d_scores @ k_heads * scale, "k": sum_heads(d_k, k.shape[1])}
+Seen = dict[str, Array]
 
 
-def _inner(weights: Array, unmasked: Array, d_weights: Array) -> Array:
-    return namespace(weights).sum(weights * d_weights, axis=-1, keepdims=True)
+def _equation(words: str, id: str, change: Callable[[Seen, Any], Array]) -> Backward:
+    """Return gradients of q and k with another value of an equation: of those before it, and the soft-cap."""
+
+    def wrong(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
+        right, seen = _right(q, k, v, d_out, options)[0], Seen()
+
+        def hook(ran: str, name: str, value: Array) -> Array:
+            seen[ran] = value
+            return change(seen, options.get("softcap")) if ran == id else value
+
+        with equations.apply(hook):
+            found = _right(q, k, v, d_out, options)[0]
+        return right | {name: found[name] for name in "qk"}
+
+    wrong.__doc__ = words
+    return wrong
 
 
-def no_inner_product(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
-    """Take the softmax for a function of each score alone."""
-    return _by_hand(q, k, v, d_out, options, lambda weights, _, d: 0.0 * d, lambda tanh, _: 1.0 - tanh * tanh)
+def _over_masked(seen: Seen, softcap: Any) -> Array:
+    """Return dz_i with the weights that masked keys would have in the sum."""
+    scores = next(seen[id] for id in ("SM.biased", "SM.capped", "SM.1") if id in seen)
+    xp = namespace(scores)
+    weights = xp.exp(scores - seen["SM.top"]) / seen["SM.total"]
+    return -xp.sum(weights * seen["dSM.4"], axis=-1, keepdims=True) / seen["SM.total"]
 
 
-def unmasked_inner_product(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
-    """Sum the inner product over masked keys, too."""
-    return _by_hand(
-        q, k, v, d_out, options, lambda _, unmasked, d: _inner(unmasked, unmasked, d), lambda tanh, _: 1.0 - tanh * tanh
-    )
-
-
-def no_softcap(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
-    """Leave the slope of the soft-cap out."""
-    return _by_hand(q, k, v, d_out, options, _inner, lambda tanh, _: 0.0 * tanh + 1.0)
-
-
-def softcap_of_capped(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
-    """Take the slope of the soft-cap at the score that was capped already."""
-    return _by_hand(q, k, v, d_out, options, _inner, lambda tanh, _: 1.0 - namespace(tanh).tanh(tanh) ** 2)
+def _slope_of_capped(seen: Seen, softcap: Any) -> Array:
+    return seen["dSM.2"] * (1.0 - namespace(seen["dSM.2"]).tanh(seen["SM.capped"] / softcap) ** 2)
 
 
 def _of(name: str, change: Callable[[Array, Array, dict[str, Any]], Array]) -> Backward:
@@ -188,11 +163,18 @@ WRONG_GRADIENTS: dict[str, Backward] = {
     "gradient of v without dropout": _without("keep", ("v",)),
     "gradient of the scores without dropout": _without("keep", ("q", "k")),
     "gradients without the sink": _without("sink", ("q", "k")),
-    **readings.of_group_gradients(core),
     "gradients without the scale": no_scale,
     "gradient of k scaled twice": scale_twice,
-    "inner product left out of the backward": no_inner_product,
-    "inner product over masked keys": unmasked_inner_product,
-    "soft-cap left out of the backward": no_softcap,
-    "slope at the capped score": softcap_of_capped,
+    "inner product left out of the backward": _equation(
+        "Take the softmax for a function of each score alone.", "dSM.total", lambda seen, _: 0.0 * seen["dSM.total"]
+    ),
+    "inner product over masked keys": _equation(
+        "Sum the inner product over masked keys, too.", "dSM.total", _over_masked
+    ),
+    "soft-cap left out of the backward": _equation(
+        "Leave the slope of the soft-cap out.", "dSM.1", lambda seen, _: seen["dSM.2"]
+    ),
+    "slope at the capped score": _equation(
+        "Take the slope of the soft-cap at the score that was capped already.", "dSM.1", _slope_of_capped
+    ),
 }

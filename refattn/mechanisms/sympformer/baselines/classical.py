@@ -22,8 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from refattn.mechanisms.sympformer.params import Add, Layer
-from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
+from refattn.mechanisms.sympformer.params import Add, Integrator, Layer
 from refattn.ops import layer_norm
 from refattn.xp import Array
 

@@ -40,8 +40,7 @@ from typing import Any, ClassVar
 from refattn import equations
 from refattn.mechanisms.arguments import check_choice, check_number
 from refattn.mechanisms.sympformer.oracles import noise
-from refattn.mechanisms.sympformer.params import Add, Layer, inner
-from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
+from refattn.mechanisms.sympformer.params import Add, Integrator, Layer, inner
 from refattn.ops import layer_norm
 from refattn.xp import Array
 

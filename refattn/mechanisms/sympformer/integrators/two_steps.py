@@ -1,33 +1,46 @@
-"""What the integrators of two steps share: the drift, and the line through this layer and the one before it.
+"""The methods of two steps: of second order, with one call of the oracle, by the line through the layer before.
 
-A value y that was y_0 a step ago is carried half a step ahead. Equations (f is SYMP.17 for the momentum that came in,
-r the ratio of a step to the one before it, in the drift that of h_x)::
+A value y that was y_0 a step ago is carried half a step ahead. Equations (g and f are SYMP.13 and SYMP.17 for the
+momentum that came in, r the ratio of a step to the one before it; a is SYMP.15, b the same from t_0, the time of the
+layer before, to t + h_y, alpha SYMP.friction)::
 
     [SYMP.extrapolated]  Y = y + r/2 (y - y_0)          r = h / h_0
     [SYMP.extrapolated_moved]  x' = x + h_x F           F is Y of f; at rest: x
+    [SYMP.handed_rate]  s = g - alpha p                 "ab2"; "etd_ab2": s = g
+    [SYMP.rate]  y = s                                  "ab2"; "etd_ab2": y = exp(-a) s
+    [SYMP.earlier_rate]  y_0 = s_0                      "ab2"; "etd_ab2": y_0 = exp(-b) s_0
+    [SYMP.multistep_momentum]  p' = kept p + h_y Y      "ab2": kept = 1; "etd_ab2": kept = exp(-a)
 
-With a step that stays the same these are the weights 3/2 and -1/2 of Adams and Bashforth. A first layer is its own
-past, y_0 = y, and takes a step of Euler's.
+With a step that stays the same the weights of y and y_0 are 3/2 and -1/2, those of Adams and Bashforth. A layer hands
+s, f, its time and its steps to the next one. A first layer is its own past, y_0 = y, and takes a step of Euler's.
 
-Adjoints, for given dx' and dY: dF = h_x dx' and dh_x = sum dx' F; dy = (1 + r/2) dY, dy_0 = -r/2 dY, and with dr = sum
-dY (y - y_0) / 2 also dh = dr / h_0 and dh_0 = -dr r / h_0.
+Adjoints, for given dx', dp' and later, the gradient of s if the next layer reads it::
 
-Axes: b batch, i token, m width.
+    [dSYMP.rate]  dy = (1 + r/2) dY                     dY = h_y dp'
+    [dSYMP.earlier_rate]  dy_0 = -r/2 dY
+    [dSYMP.handed_rate]  ds = dy + later                "etd_ab2": exp(-a) dy + later; in a first layer ds_0, too
 
-Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), its AB2 methods.
+and dF = h_x dx', dh_x = sum dx' F, dh_y = sum dp' Y; with dr = sum dY (y - y_0) / 2 also dh = dr / h_0 and dh_0 = -dr
+r / h_0. "ab2": dg = ds, dp = dp' - alpha ds, dalpha = -sum ds p. "etd_ab2": dg = ds, dp = exp(-a) dp', ds_0 = exp(-b)
+dy_0, da = -sum dy y - exp(-a) sum dp' p, db = -sum dy_0 y_0; b depends on t and h_y through its length, t + h_y - t_0.
 
-How the authors' code differs: it takes 3/2 and -1/2, though the steps of layers differ.
+Axes: b batch, i token, m width; momenta that are matrices (oracle="reduced") have one axis m more.
+
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), its AB2 and ETD-AB2 methods.
+
+How the authors' code differs: it takes 3/2 and -1/2, though the steps of layers differ, and the damping of h_x for that
+of h_y. In its ETD-AB2 tokens move by h_x B p' / z, as those of presymplectic Euler, which is of first order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from refattn.mechanisms.sympformer.integrators import drift
-from refattn.mechanisms.sympformer.integrators.drift import at_rest
-from refattn.mechanisms.sympformer.params import Add, Layer, inner
-from refattn.xp import Array
+from refattn import equations
+from refattn.mechanisms.sympformer.integrators import damping
+from refattn.mechanisms.sympformer.params import Add, Integrator, Layer, at_rest, inner, plus
+from refattn.xp import Array, namespace
 
 
 @dataclass(frozen=True)
@@ -35,19 +48,187 @@ class History:
     """What an integrator remembers of the layer before."""
 
     f: Array | None  # (b, i, m): the velocity; None: the tokens were at rest
-    g: Array  # (b, i, m): the force, or the rate of the momentum
+    g: Array  # (b, i, m): the rate s
     t: Array  # (1,), as the steps
     h_x: Array
     h_y: Array
 
 
 @dataclass(frozen=True)
-class Drifted:
-    """What the backward of the drift reads."""
+class AB2(Integrator):
+    """Adams and Bashforth's method for the whole rate of the momentum."""
 
-    asked: drift.Saved
-    ahead: Array | None  # F
-    before: Array | None  # f_0
+    remembers: ClassVar[bool] = True
+
+    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
+        """A momentum of 0 is not damped."""
+        return kicks and not rests
+
+    def handed(self, layer: Layer, t: Array, g: Array, p: Array) -> tuple[Array, Array]:
+        """Return s and alpha."""
+        alpha = equations.active(damping).friction(layer, t)
+        return g - alpha * p, alpha
+
+    def handed_backward(self, layer: Layer, saved: Saved, p: Array, d: Array, add: Add) -> tuple[Array, Array]:
+        """Return the gradients of p and t."""
+        return -saved.alpha * d, equations.active(damping).friction_backward(layer, saved.t, inner(d, p), add)
+
+    def rates(self, layer: Layer, t: Array, handed: Array, past: History) -> tuple[Array, Array, Array, Array]:
+        """Return y, y_0, and the shares that are kept of the momentum and of s_0."""
+        one = namespace(t).ones_like(t)
+        return handed, past.g, one, one
+
+    def rates_backward(
+        self, layer: Layer, saved: Saved, d_rate: Array, d_earlier: Array, d_log_kept: Array, add: Add
+    ) -> tuple[Array, Array, Array, Array, Array]:
+        """Return the gradients of s, s_0, t, t_0 and h_y."""
+        none = 0.0 * saved.t
+        return d_rate, d_earlier, none, none, none
+
+
+@dataclass(frozen=True)
+class EtdAB2(Integrator):
+    """Exponential differences: the damping is exact, and the damped force follows Adams and Bashforth."""
+
+    remembers: ClassVar[bool] = True
+
+    def handed(self, layer: Layer, t: Array, g: Array, p: Array) -> tuple[Array, None]:
+        """Return s; it has no alpha."""
+        return g, None
+
+    def handed_backward(self, layer: Layer, saved: Saved, p: Array, d: Array, add: Add) -> tuple[None, Array]:
+        """Return the gradients of p and t."""
+        return None, 0.0 * saved.t
+
+    def rates(self, layer: Layer, t: Array, handed: Array, past: History) -> tuple[Array, Array, Array, Array]:
+        """Return y, y_0, and the shares that are kept of the momentum and of s_0."""
+        xp, own, h_y = namespace(t), equations.active(damping), layer.numbers["h_y"]
+        kept = xp.exp(-own.damping(layer, t, h_y))
+        left = xp.exp(-own.damping(layer, past.t, (t - past.t) + h_y))
+        return kept * handed, left * past.g, kept, left
+
+    def rates_backward(
+        self, layer: Layer, saved: Saved, d_rate: Array, d_earlier: Array, d_log_kept: Array, add: Add
+    ) -> tuple[Array, Array, Array, Array, Array]:
+        """Return the gradients of s, s_0, t, t_0 and h_y."""
+        own, past, kept, t, h_y = equations.active(damping), saved.past, saved.kept, saved.t, layer.numbers["h_y"]
+        d_minus_b, length = inner(d_earlier, saved.earlier), (t - past.t) + h_y
+        d_start, d_length = own.damping_backward(layer, past.t, length, d_minus_b, add)
+        d_minus_a = inner(d_rate, saved.rate) + d_log_kept
+        d_now, d_h = own.damping_backward(layer, t, h_y, d_minus_a, add)
+        return kept * d_rate, saved.left * d_earlier, d_now + d_length, d_start - d_length, d_h + d_length
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads; what has a default is None where tokens rest, or nobody reads the momentum."""
+
+    p: Array | None
+    t: Array
+    history: History | None
+    moved: Array | None  # B p
+    speed: Array | None  # f
+    context: Any
+    asked: Any
+    before: Array | None = None  # f_0
+    speed_ahead: Array | None = None  # F
+    past: Any = None
+    rate: Array | None = None  # y
+    earlier: Array | None = None  # y_0
+    kept: Array | None = None
+    left: Array | None = None
+    rate_ahead: Array | None = None  # Y
+    alpha: Any = None
+
+
+def forward(
+    layer: Layer, x: Array, p: Array | None, t: Array, history: History | None
+) -> tuple[Array, Array | None, History | None, Saved]:
+    """Return the next tokens, momenta (None where nobody reads them) and history, and what `backward` reads."""
+    kind, h_x, h_y = layer.params.config.integrator, layer.numbers["h_x"], layer.numbers["h_y"]  # -, (1), (1)
+    answer, asked = layer.oracle.forward(layer, x, p)
+    result, speed, before, speed_ahead = x, None, None, None  # (b, i, m): at rest
+    if answer.b is not None:
+        speed = layer.oracle.velocity(answer.b, answer.context)  # (b, i, m): B p / z
+        before = speed if history is None else at_rest(history.f, x)  # (b, i, m): f_0
+        speed_ahead = ahead(speed, before, h_x, h_x if history is None else history.h_x)  # (b, i, m): F
+        result = x + h_x * speed_ahead  # (b, i, m) [SYMP.extrapolated_moved]
+    drifted = (p, t, history, answer.b, speed, answer.context, asked, before, speed_ahead)
+    if answer.g is None:
+        return result, None, None, Saved(*drifted)
+    old = at_rest(p, answer.g)  # (b, i, m)
+    handed, alpha = kind.handed(layer, t, answer.g, old)  # (b, i, m) [SYMP.handed_rate], (1)
+    following = History(speed, handed, t, h_x, h_y)
+    past = following if history is None else history  # a first layer is its own
+    rate, earlier, kept, left = kind.rates(
+        layer, t, handed, past
+    )  # (b, i, m) [SYMP.rate], (b, i, m) [SYMP.earlier_rate], (1), (1)
+    rate_ahead = ahead(rate, earlier, h_y, past.h_y)  # (b, i, m): SYMP.extrapolated
+    momentum = kept * old + h_y * rate_ahead  # (b, i, m) [SYMP.multistep_momentum]
+    return result, momentum, following, Saved(*drifted, past, rate, earlier, kept, left, rate_ahead, alpha)
+
+
+def backward(
+    layer: Layer, saved: Saved, d_result: Array, d_momentum: Array | None, d_following: History | None, add: Add
+) -> tuple[Array, Array | None, History | None, Array]:
+    """Return the gradients of x, p, the history and t, and add those of the parameters and the numbers."""
+    kind, h_x, h_y = layer.params.config.integrator, layer.numbers["h_x"], layer.numbers["h_y"]  # -, (1), (1)
+    history, none = saved.history, 0.0 * saved.t  # -, (1)
+    d_handed = d_own = d_speed = d_before = d_past = d_moved = d_context = None
+    d_t, d_t_before, d_h_x, d_h_y = none, none, none, none  # (1), (1), (1), (1): the last two of the layer before
+    if d_momentum is not None and saved.rate is not None:
+        # forward: momentum = kept * old + h_y * rate_ahead
+        old = at_rest(saved.p, d_momentum)  # (b, i, m)
+        d_own = saved.kept * d_momentum  # (b, i, m)
+        add("h_y", inner(d_momentum, saved.rate_ahead))
+        # forward: rate_ahead = rate + h_y / 2 h_0 * (rate - earlier)
+        d_rate, d_earlier, d_h, d_h_y = ahead_backward(
+            saved.rate, saved.earlier, h_y, saved.past.h_y, h_y * d_momentum
+        )  # (b, i, m) [dSYMP.rate], (b, i, m) [dSYMP.earlier_rate], (1), (1)
+        add("h_y", d_h)
+        # forward: rate, earlier, kept, left = rates(t, handed, past)
+        d_handed, d_past, d_t, d_t_before, d_h = kind.rates_backward(
+            layer, saved, d_rate, d_earlier, inner(d_own, old), add
+        )  # (b, i, m), (b, i, m), (1), (1), (1)
+        add("h_y", d_h)
+        if history is None:
+            d_handed, d_t = d_handed + d_past, d_t + d_t_before  # (b, i, m), (1): its own past
+            add("h_y", d_h_y)
+        later = None if d_following is None else d_following.g  # (b, i, m)
+        d_handed = plus(d_handed, later)  # (b, i, m) [dSYMP.handed_rate]
+        # forward: handed, alpha = handed(t, force, old)
+        d_more, d_late = kind.handed_backward(layer, saved, old, d_handed, add)  # (b, i, m), (1)
+        d_own, d_t = plus(d_own, d_more), d_t + d_late  # (b, i, m), (1)
+    if saved.speed_ahead is not None:
+        # forward: result = x + h_x * speed_ahead
+        add("h_x", inner(d_result, saved.speed_ahead))
+        # forward: speed_ahead = speed + h_x / 2 h_0 * (speed - before)
+        h_before = h_x if history is None else history.h_x  # (1)
+        turned = ahead_backward(saved.speed, saved.before, h_x, h_before, h_x * d_result)
+        d_speed, d_before, d_h, d_h_x = turned  # (b, i, m), (b, i, m), (1), (1)
+        add("h_x", d_h)
+        if history is None:
+            d_speed = d_speed + d_before  # (b, i, m): its own past
+            add("h_x", d_h_x)
+        d_speed = plus(d_speed, None if d_following is None else d_following.f)  # (b, i, m)
+        # forward: speed = velocity(mobilised(p), z)
+        d_moved, d_context = layer.oracle.velocity_backward(
+            saved.moved, saved.speed, saved.context, d_speed
+        )  # (b, i, m)
+    # forward: answer = oracle(x, p)
+    d_x, d_p = layer.oracle.backward(
+        layer, saved.asked, d_handed, d_moved, d_context, add
+    )  # (b, i, m), (b, i, m): the force has the gradient of what is handed on
+    if d_following is not None:
+        # forward: following = History(..., t, h_x, h_y)
+        d_t = d_t + d_following.t  # (1)
+        add("h_x", d_following.h_x)
+        add("h_y", d_following.h_y)
+    d_history = None
+    if history is not None:
+        d_past = 0.0 * history.g if d_past is None else d_past  # (b, i, m)
+        d_history = History(None if history.f is None else d_before, d_past, d_t_before, d_h_x, d_h_y)
+    return d_result + d_x, plus(d_p, d_own), d_history, d_t
 
 
 def ahead(y: Array, before: Array, h: Array, h_before: Array) -> Array:
@@ -62,62 +243,3 @@ def ahead_backward(y: Array, before: Array, h: Array, h_before: Array, d: Array)
     # forward: line = y + ratio / 2 * (y - before)
     d_ratio = 0.5 * inner(d, y - before)  # (1)
     return (1.0 + 0.5 * ratio) * d, -0.5 * ratio * d, d_ratio / h_before, -d_ratio * ratio / h_before
-
-
-def forward(layer: Layer, x: Array, p: Array | None, history: History | None) -> tuple[Array, Drifted]:
-    """Return the next tokens, and what was saved: the force among it."""
-    asked, h_x = drift.ask(layer, x, p), layer.numbers["h_x"]  # -, (1)
-    if asked.speed is None:
-        return x, Drifted(asked, None, None)
-    before = asked.speed if history is None else at_rest(history.f, x)  # (b, i, m): f_0
-    speed = ahead(asked.speed, before, h_x, h_x if history is None else history.h_x)  # (b, i, m): F
-    result = x + h_x * speed  # (b, i, m) [SYMP.extrapolated_moved]
-    return result, Drifted(asked, speed, before)
-
-
-def backward(
-    layer: Layer,
-    saved: Drifted,
-    history: History | None,
-    d_result: Array,
-    d_force: Array | None,
-    d_following: History | None,
-    add: Add,
-) -> tuple[Array, Array | None, Array | None, Array]:
-    """Return the gradients of x, p, and of f_0 and h_x of the layer before."""
-    h_x = layer.numbers["h_x"]  # (1)
-    d_speed, d_before, d_h_before = None, None, 0.0 * h_x  # -, -, (1)
-    if saved.ahead is not None:
-        # forward: result = x + h_x * ahead
-        d_ahead = h_x * d_result  # (b, i, m): dSYMP.extrapolated
-        add("h_x", inner(d_result, saved.ahead))
-        h_before = h_x if history is None else history.h_x  # (1)
-        turned = ahead_backward(saved.asked.speed, saved.before, h_x, h_before, d_ahead)
-        d_speed, d_before, d_h, d_h_before = turned  # (b, i, m), (b, i, m), (1), (1)
-        add("h_x", d_h)
-        if history is None:
-            d_speed = d_speed + d_before  # (b, i, m): its own past
-            add("h_x", d_h_before)
-        if d_following is not None and d_following.f is not None:
-            # forward: following = History(speed, ...)
-            d_speed = d_speed + d_following.f  # (b, i, m)
-    d_x, d_p = drift.ask_backward(layer, saved.asked, d_speed, d_force, add)  # (b, i, m), (b, i, m)
-    return d_result + d_x, d_p, d_before, d_h_before
-
-
-def finish(
-    layer: Layer, history: History | None, d: tuple[Any, ...], d_t: Array, d_following: History | None, add: Add
-) -> tuple[History | None, Array]:
-    """Return the gradients of the history and of t; `d` are those of f_0, g_0, t, h_x and h_y of the layer before."""
-    if d_following is not None:
-        # forward: following = History(..., t, h_x, h_y)
-        d_t = d_t + d_following.t  # (1)
-        add("h_x", d_following.h_x)
-        add("h_y", d_following.h_y)
-    if history is None:
-        return None, d_t
-    d_f, d_g, d_t_before, d_h_x, d_h_y = d
-    none = 0.0 * history.t  # (1)
-    d_g = 0.0 * history.g if d_g is None else d_g  # (b, i, m)
-    d_t_before, d_h_y = (none if each is None else each for each in (d_t_before, d_h_y))
-    return History(None if history.f is None else d_f, d_g, d_t_before, d_h_x, d_h_y), d_t

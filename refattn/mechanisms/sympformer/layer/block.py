@@ -41,7 +41,7 @@ from refattn.mechanisms.sympformer.integrators.two_steps import History
 from refattn.mechanisms.sympformer.layer import mlp as substep
 from refattn.mechanisms.sympformer.layer import restart as restarts
 from refattn.mechanisms.sympformer.layer import tables
-from refattn.mechanisms.sympformer.layer.config import MODULES, Config, one_element
+from refattn.mechanisms.sympformer.layer.config import Config, module_of, one_element
 from refattn.mechanisms.sympformer.layer.init import init
 from refattn.mechanisms.sympformer.oracles import dropout, noise
 from refattn.mechanisms.sympformer.oracles.past import Prefix
@@ -155,7 +155,7 @@ def advance(
             velocity = equations.active(tables).forward(params.mlp, looked_up, first)  # (b, i, m): SYMP.looked_up
     if p is not None and keep:
         p = equations.active(noise).noisy(keep, "noise_start", p)  # (b, i, m): SYMP.noisy
-    own = equations.active(MODULES[type(config.integrator)])
+    own = equations.active(module_of(type(config.integrator)))
     layer, history = Layer(_oracle(config, keep), params, numbers, causal, keep), None
     if config.integrator.remembers:
         moved, raw, history, attention = own.forward(layer, x, p, t, state.history)  # (b, i, m), (b, i, m)
@@ -214,7 +214,7 @@ def _backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Para
         )  # (b, i, m) [dSYMP.19], (m), (m)
         add("gain_p", d_gain)
         add("shift_p", d_shift)
-    own, d_history = equations.active(MODULES[type(config.integrator)]), None
+    own, d_history = equations.active(module_of(type(config.integrator))), None
     if config.integrator.remembers:
         step = own.backward(layer, saved.attention, d_moved, d_raw, d_state.history, add)
         d_x, d_p, d_history, d_t = step  # (b, i, m), (b, i, m), -, (1)

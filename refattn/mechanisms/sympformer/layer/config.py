@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -20,7 +21,6 @@ from typing import Any, TypeVar
 from refattn.mechanisms.arguments import check_choice, check_is, check_number, check_plain, check_whole
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.projections import check_sizes
-from refattn.mechanisms.sympformer import presymplectic_euler
 from refattn.mechanisms.sympformer.baselines import (
     attend,
     attend_linear,
@@ -30,49 +30,35 @@ from refattn.mechanisms.sympformer.baselines import (
     connection_signed,
     lie_trotter,
 )
-from refattn.mechanisms.sympformer.integrators import (
-    ab2,
-    damping,
-    etd_ab2,
-    explicit_euler,
-    exponential_euler,
-    exponential_midpoint,
-    exponential_presymplectic,
-    forward_euler,
-    half_damped,
-    plain_euler,
-    presymplectic,
-    strang,
-)
+from refattn.mechanisms.sympformer.integrators import damping, four_calls, one_call, two_steps
 from refattn.mechanisms.sympformer.layer import mlp
 from refattn.mechanisms.sympformer.oracles import hamiltonian, linear, reduced, softmax
-from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
+from refattn.mechanisms.sympformer.params import Integrator
 from refattn.xp import Array, device, namespace
 
-MODULES: dict[type, ModuleType] = {
-    presymplectic_euler.PresymplecticEuler: presymplectic_euler,
-    forward_euler.ForwardEuler: forward_euler,
-    exponential_presymplectic.ExponentialPresymplectic: exponential_presymplectic,
-    exponential_euler.ExponentialEuler: exponential_euler,
-    half_damped.HalfDamped: half_damped,
-    explicit_euler.ExplicitEuler: explicit_euler,
-    plain_euler.PlainEuler: plain_euler,
-    ab2.AB2: ab2,
-    etd_ab2.EtdAB2: etd_ab2,
-    presymplectic.Presymplectic: presymplectic,
-    strang.Strang: strang,
-    classical.Classical: classical,
-    exponential_midpoint.ExponentialMidpoint: exponential_midpoint,
-    lie_trotter.LieTrotter: lie_trotter,
-    softmax.Softmax: softmax,
-    hamiltonian.Hamiltonian: hamiltonian,
-    linear.Linear: linear,
-    reduced.Reduced: reduced,
-    attend_signed.Signed: attend_signed,
+INTEGRATORS: dict[str, type[Integrator]] = {
+    "presymplectic_euler": one_call.PresymplecticEuler,
+    "forward_euler": one_call.ForwardEuler,
+    "exponential_presymplectic": one_call.ExponentialPresymplectic,
+    "exponential_euler": one_call.ExponentialEuler,
+    "half_damped": one_call.HalfDamped,
+    "explicit_euler": one_call.ExplicitEuler,
+    "plain_euler": one_call.PlainEuler,
+    "ab2": two_steps.AB2,
+    "etd_ab2": two_steps.EtdAB2,
+    "presymplectic": four_calls.Presymplectic,
+    "strang": four_calls.Strang,
+    "classical": classical.Classical,
+    "exponential_midpoint": one_call.ExponentialMidpoint,
+    "lie_trotter": lie_trotter.LieTrotter,
 }
-"""Where a kind of integrator or oracle is computed: in the file of its name."""
-
-
+ORACLES: dict[str, type[Any]] = {
+    "softmax": softmax.Softmax,
+    "hamiltonian": hamiltonian.Hamiltonian,
+    "linear": linear.Linear,
+    "reduced": reduced.Reduced,
+    "signed": attend_signed.Signed,
+}
 ATTENTIONS: dict[type, ModuleType] = {
     softmax.Softmax: attend,
     linear.Linear: attend_linear,
@@ -82,13 +68,14 @@ CONNECTIONS: dict[type, ModuleType] = {softmax.Softmax: connection, attend_signe
 """Where the attention of a baseline is computed, and its connection, by its oracle."""
 
 
-def name_of(kind: Any) -> str:
+def name_of(kind: type) -> str:
     """Return the name of a kind of integrator or oracle."""
-    return MODULES[kind].__name__.rpartition(".")[2].removeprefix("attend_")
+    return next(name for name, known in {**INTEGRATORS, **ORACLES}.items() if known is kind)
 
 
-INTEGRATORS = {name_of(kind): kind for kind in MODULES if issubclass(kind, Integrator)}
-ORACLES = {name_of(kind): kind for kind in MODULES if not issubclass(kind, Integrator)}
+def module_of(kind: type) -> ModuleType:
+    """Return the module of a kind of integrator or oracle, which computes it."""
+    return sys.modules[kind.__module__]
 
 
 @dataclass(frozen=True)
@@ -216,7 +203,7 @@ class Config:
     layer: int = 0
     layers: int = 1
     oracle: Any = softmax.Softmax()
-    integrator: Any = presymplectic_euler.PresymplecticEuler()
+    integrator: Any = one_call.PresymplecticEuler()
     damping: Any = damping.LogLin()
     mlp: Any = mlp.AttentionVelocity()
     normalise: str = "end"
@@ -270,7 +257,7 @@ class Config:
             raise ValueError("oracle: got 'signed', which baselines alone have")
         if self.matrices:
             plain = isinstance(self.mlp, mlp.Momentum) or self.look_ahead or self.normalise != "none"
-            able = (ab2.AB2, exponential_midpoint.ExponentialMidpoint)
+            able = (two_steps.AB2, one_call.ExponentialMidpoint)
             if plain or self.start != "rest" or not isinstance(kind, able):
                 raise ValueError(
                     "oracle: got 'reduced', whose momenta are matrices: it needs integrator='ab2' or "
@@ -304,7 +291,8 @@ class Config:
     @property
     def asks(self) -> ModuleType:
         """The module that a step asks for forces: its oracle, or the attention of a baseline."""
-        return (ATTENTIONS if self.integrator.baseline else MODULES)[type(self.oracle)]
+        kind = type(self.oracle)
+        return ATTENTIONS[kind] if self.integrator.baseline else module_of(kind)
 
     @property
     def turning(self) -> ModuleType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from refattn.mechanisms.sympformer.integrators import rotation
-from refattn.mechanisms.sympformer.integrators.copies import Doubled
+from refattn.mechanisms.sympformer.integrators.four_calls import Doubled
 from refattn.mechanisms.sympformer.params import Layer, Params
 from refattn.xp import Array
 

@@ -1,0 +1,58 @@
+"""Plausible wrong readings of graph energy attention: what an implementation computes that follows another convention.
+
+Each has the signature of the core without `form` and returns (out,). Verification has to tell them from the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy.judge.given import graph_of, threshold_of
+from refattn.mechanisms.graph_energy.options import Directed, Soft
+from refattn.mechanisms.wrong import changed, conventions, of_group_gradients, of_masks
+from refattn.xp import Array
+
+Wrong = Callable[..., tuple[Array]]
+
+
+def _core(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
+    return (core.forward(q, k, v, **options)[0],)
+
+
+_with = partial(changed, _core)
+
+
+def _soft(given: dict[str, Any]) -> dict[str, Any]:
+    known = threshold_of(given)
+    return {"threshold": Soft(tau=known.tau, signed=known.signed, empty=known.empty)}
+
+
+def _directed(given: dict[str, Any]) -> dict[str, Any]:
+    over = graph_of(given)
+    return {"graph": Directed() if over is None else Directed(over=over.over)}
+
+
+READINGS: dict[str, Wrong] = {
+    "no flow": _with("Leave scores where they start.", lambda given: {"steps": 0}),
+    "one step less": _with("Take one step less.", lambda given: {"steps": max(given.get("steps", 10) - 1, 0)}),
+    "soft for hard": _with("Subtract tau where scores below it should be dropped.", _soft),
+    "directed graph": _with("Take attention itself for the graph.", _directed),
+    "edges counted twice": _with(
+        "Count every edge of the energy from both ends.", lambda given: {"kappa": 2.0 * given.get("kappa", 1.0)}
+    ),
+    "no anchor": _with("Leave the intrinsic force out.", lambda given: {"intrinsic": "none"}),
+    "emptied rows get 0": _with(
+        "Give 0 for a row that the threshold has emptied.",
+        lambda given: {"threshold": replace(threshold_of(given), empty="zero")},
+    ),
+    **of_masks(_core, "mask ignored", "interleaved groups"),
+}
+
+WRONG = {
+    **conventions(READINGS),
+    **of_group_gradients(core),
+}

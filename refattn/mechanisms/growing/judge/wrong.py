@@ -1,0 +1,27 @@
+"""Plausible wrong readings: those of softmax attention, and one of the scale.
+
+Each has the signature of the core without `form` and returns (out, lse). Verification has to tell them from the core.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from refattn.mechanisms.growing import core
+from refattn.mechanisms.softmax.judge.wrong import WRONG as OF_SOFTMAX
+from refattn.mechanisms.wrong import conventions
+from refattn.xp import Array
+
+
+def scale_of_the_width(
+    q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any
+) -> tuple[Array, Array]:
+    """Take 1/sqrt(d) of the width that there is, whatever scale is stored: so a growth would change all scores."""
+    out, saved = core.forward(q, k, v, **options)
+    return out, saved.lse
+
+
+WRONG = {
+    **OF_SOFTMAX,
+    **conventions({"the scale follows the width": scale_of_the_width}, ("lse",)),
+}
