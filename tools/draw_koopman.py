@@ -56,7 +56,7 @@ def draw_idea(path: Path) -> None:
     def attend(x: Any) -> Any:
         return softmax(x @ np.swapaxes(k, -1, -2) / np.sqrt(2.0)) @ v
 
-    gram = definition.kernel(k, k)[0] + 2e-8 * np.eye(k.shape[2])
+    gram = definition.kernel(k, k) + 2e-8 * np.eye(k.shape[2])
     across = np.linspace(-3.6, 3.6, 15)
     grid = np.stack(np.meshgrid(across, across), axis=-1).reshape(1, 1, -1, 2)
     _field(everywhere, k, grid, attend(grid), "#777777")
@@ -72,9 +72,9 @@ def draw_idea(path: Path) -> None:
     )
     for axes, points, title in ways:
         attended = attend(points[-1])
-        following, kept = definition.predict(points, attended, k, gram, 0.1, 0.1)
-        dual, once = kept[2], kept[5]
-        sections = definition.kernel(grid, k)[0]  # g of every point of the grid
+        following, kept = definition.predict(np.stack([*points, attended], axis=3), k, gram, 0.1, 0.1)
+        _, _, _, _, dual, _, _, once, *_ = kept
+        sections = definition.kernel(grid, k)  # g of every point of the grid
         _field(axes, k, grid, sections @ np.swapaxes(dual[:, :, 0], -1, -2) @ once[:, :, 0], COLOURS[1])
         way = np.concatenate(points, axis=2)[0, 0]
         axes.plot(*way.T, "-o", color=COLOURS[0], markersize=7, linewidth=1.8, label="path so far")

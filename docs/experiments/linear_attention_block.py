@@ -7,6 +7,7 @@ from typing import Any
 
 from docs.experiments import linear_attention as core
 from refattn.mechanisms.context import Context
+from refattn.mechanisms.projections import State
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.ops.weights import fresh_weight
@@ -40,13 +41,6 @@ class Params:
 
 
 @dataclass(frozen=True)
-class State:
-    """What flows through the layers: the tokens x (b, n, m)."""
-
-    x: Array
-
-
-@dataclass(frozen=True)
 class Saved:
     """What the backward of the block reads."""
 
@@ -63,26 +57,6 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
         return fresh_weight(config.width, config.width, bound=bound, seed=seed, purpose=purpose, layer=layer, like=like)
 
     return Params(config, *(weight(name) for name in ("w_q", "w_k", "w_v", "w_o")))
-
-
-def start(params: Params, x: Array, context: Context) -> State:
-    """Return the state of tokens x (b, n, m)."""
-    return State(x)
-
-
-def start_backward(params: Params, d_state: State) -> tuple[Array, None]:
-    """Return (d_x, d_params); start uses no parameter."""
-    return d_state.x, None
-
-
-def read(params: Params, state: State) -> Array:
-    """Return the tokens of a state."""
-    return state.x
-
-
-def read_backward(params: Params, state: State, d_x: Array) -> tuple[State, None]:
-    """Return (d_state, d_params); read uses no parameter."""
-    return State(d_x), None
 
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:

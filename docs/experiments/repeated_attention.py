@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from refattn.mechanisms import projections
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.koopman.layer import block
 from refattn.mechanisms.koopman.layer.block import (  # noqa: F401  (what a block's module has)
@@ -20,10 +21,6 @@ from refattn.mechanisms.koopman.layer.block import (  # noqa: F401  (what a bloc
     State,
     backward,
     init,
-    read,
-    read_backward,
-    start,
-    start_backward,
 )
 
 RIDGE = 1e6
@@ -36,4 +33,4 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
     if fit.tau != 1.0:
         raise ValueError(f"tau: got {fit.tau}, needs 1, the ridge that draws the operator to the identity")
     ridge = np.asarray(RIDGE, dtype=state.x.dtype)
-    return block.forward(params, state, replace(context, draws={"ridge": ridge}))
+    return projections.forward(block, params, state, replace(context, draws={"ridge": ridge}))

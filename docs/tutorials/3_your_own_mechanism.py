@@ -4,13 +4,13 @@ Your own mechanism in an hour
 
 Sigmoid attention decides each weight for itself, :m:`w_ij = sigma(s_ij)`, and normalises nothing. It is not
 in the library. Here it becomes a mechanism like those that are: checked, verified against and trained, by a folder of
-five short files that the library never hears of.
+three short files that the library never hears of.
 """
 
 # %%
 # The definition
 # --------------
-# ``docs/tutorials/sigmoid/dense.py``: the equations with their ids, each on one line, forward and backward side by
+# ``docs/tutorials/sigmoid/definition.py``: the equations with their ids, each on one line, forward and backward side by
 # side. Whatever refattn does with a mechanism it does by these ids.
 
 import sys
@@ -23,15 +23,15 @@ sys.path.insert(0, str(here))
 
 import sigmoid  # noqa: E402
 
-print((here / "sigmoid" / "dense.py").read_text())
+print((here / "sigmoid" / "definition.py").read_text())
 
 # %%
 # The record
 # ----------
-# ``core.py`` puts the checks of arguments before the definition, ``block.py`` the projections of a layer around it,
-# and ``loops.py`` says everything a second time, in loops over numbers, derived from the paper again. ``__init__.py``
-# joins them, with designed calls and the laws that hold: a permutation of the keys changes nothing, masked keys do
-# not matter.
+# ``loops.py`` says everything a second time, in loops over numbers, derived from the paper again. ``__init__.py`` joins
+# the two, with designed calls and the laws that hold: a permutation of the keys changes nothing, masked keys do not
+# matter. The rest is there by default, and may be replaced: a core that checks and casts its arguments, with masks and
+# causality, and a multi-head block around it.
 
 print((here / "sigmoid" / "__init__.py").read_text())
 
@@ -56,10 +56,12 @@ assert report.exit_code == 0
 from refattn.equations import mutate  # noqa: E402
 
 q, k, v, d_out = np.random.default_rng(0).standard_normal((4, 1, 2, 5, 4))
-out, saved = sigmoid.core.forward(q, k, v)
-right = sigmoid.core.backward(saved, d_out)
-with mutate("dSIG.1", lambda d_scores: d_scores / (1.0 - saved.inner.weights)):
-    wrong = sigmoid.core.backward(saved, d_out)
+core = sigmoid.record.core
+out, saved = core.forward(q, k, v)
+*_, weights, scale = saved.inner
+right = core.backward(saved, d_out)
+with mutate("dSIG.1", lambda d_scores: d_scores / (1.0 - weights)):
+    wrong = core.backward(saved, d_out)
 print({name: float(np.abs(wrong[name] - right[name]).max()) for name in "qkv"})
 assert np.array_equal(wrong["v"], right["v"]) and not np.allclose(wrong["q"], right["q"])
 
@@ -68,12 +70,13 @@ class Forgetful:
     """An implementation with that error."""
 
     def forward(self, q, k, v, *, scale=None):
-        out, self.saved = sigmoid.core.forward(q, k, v, scale=scale)
+        out, self.saved = core.forward(q, k, v, scale=scale)
         return out
 
     def backward(self, d_out):
-        with mutate("dSIG.1", lambda d_scores: d_scores / (1.0 - self.saved.inner.weights)):
-            return sigmoid.core.backward(self.saved, d_out)
+        *_, weights, scale = self.saved.inner
+        with mutate("dSIG.1", lambda d_scores: d_scores / (1.0 - weights)):
+            return core.backward(self.saved, d_out)
 
 
 found = verify(sigmoid.record, Forgetful(), dtypes=["float32"], grad=True)

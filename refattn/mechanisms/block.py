@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from refattn import backends, equations, tree
 from refattn.checked import naming
+from refattn.mechanisms import projections
 from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
 from refattn.mechanisms.context import Context
 from refattn.xp import FLOATING, Array, all_finite, dtype_name, is_bool
@@ -16,10 +18,13 @@ from refattn.xp import FLOATING, Array, all_finite, dtype_name, is_bool
 class Block:
     """A mechanism as one step of a dynamical system, made from the module that computes it.
 
-    The module has `Config`, `Params`, `State`, `Saved` and the functions ``init``, ``start``, ``start_backward``,
-    ``read``, ``read_backward``, ``forward`` and ``backward``. What holds for every block is checked here, once: the
-    context's fields are ones that the mechanism reads, and all arrays that come in are finite and of one library,
-    device and dtype. Shapes are for the module to check.
+    The module has `Config`, `Params`, `State`, `Saved` and the functions ``init``, ``forward`` and ``backward``. It may
+    have ``start``, ``start_backward``, ``read`` and ``read_backward``; otherwise the state is the tokens alone. In
+    place of ``forward`` it may have ``keys_and_values`` and ``attend``: see `refattn.mechanisms.projections.forward`.
+
+    What holds for every block is checked here, once: the context's fields are ones that the mechanism reads, and all
+    arrays that come in are finite and of one library, device and dtype. Shapes are for the module to check. `config` is
+    the class of configurations, if it is not that of the module.
 
     >>> import numpy as np, refattn as ra
     >>> block, x, context = ra.mechanism("softmax").block, np.ones((1, 3, 4)), ra.Context(causal=True)
@@ -36,11 +41,19 @@ class Block:
     ((1, 3, 4), (4, 4))
     """
 
-    def __init__(self, module: ModuleType, title: str, reads: tuple[str, ...]) -> None:
+    def __init__(self, module: ModuleType, title: str, reads: tuple[str, ...], config: type | None = None) -> None:
         self.module = module
         self.title = title
         self.reads = reads
-        self.Config = module.Config
+        self.Config = config or module.Config
+
+    def _own(self, name: str) -> Any:
+        """Return a function of the module, or what stands for it where the module has none."""
+        own = equations.active(self.module)
+        if hasattr(own, name):
+            return getattr(own, name)
+        usual = getattr(projections, name)
+        return partial(usual, own) if name == "forward" else usual
 
     def init(self, config: Any, *, seed: int = 0, like: Array, layer: int = 0) -> Any:
         """Return fresh parameters: a pure function of the configuration, the seed and the layer.
@@ -56,19 +69,19 @@ class Block:
     def start(self, params: Any, x: Array, context: Context) -> Any:
         """Return the state that the first block of a stack receives for tokens x (b, n, width)."""
         self._check_context(context, params, x=x)
-        return equations.active(self.module).start(params, x, context)
+        return self._own("start")(params, x, context)
 
     @naming("params", "d_state")
     def start_backward(self, params: Any, d_state: Any) -> tuple[Array, Any]:
         """Return (d_x, d_params) of `start`."""
         self._check(params, d_state=d_state)
-        return equations.active(self.module).start_backward(params, d_state)
+        return self._own("start_backward")(params, d_state)
 
     @naming("params", "state")
     def read(self, params: Any, state: Any) -> Array:
         """Return the tokens (b, n, width) that a state stands for."""
         self._check(params, state=state)
-        return equations.active(self.module).read(params, state)
+        return self._own("read")(params, state)
 
     @naming("params", "state")
     def read_backward(self, params: Any, state: Any, d_x: Array) -> tuple[Any, Any]:
@@ -76,7 +89,7 @@ class Block:
         self._check(params, state=state, d_x=d_x)
         if tuple(d_x.shape) != tuple(state.x.shape):
             raise ValueError(f"d_x: got shape {tuple(d_x.shape)}, needs {tuple(state.x.shape)}, that of the tokens")
-        return equations.active(self.module).read_backward(params, state, d_x)
+        return self._own("read_backward")(params, state, d_x)
 
     @naming("params", "state", "context")
     def forward(self, params: Any, state: Any, context: Context) -> tuple[Any, Any]:
@@ -99,7 +112,7 @@ class Block:
         """
         self.check_step(context, params, state)
         with backends.of(state.x).products():
-            return equations.active(self.module).forward(params, state, context)
+            return self._own("forward")(params, state, context)
 
     @naming("params", "saved", "d_state")
     def backward(self, params: Any, saved: Any, d_state: Any) -> tuple[Any, Any, dict[str, Array]]:
@@ -132,7 +145,7 @@ class Block:
         """Return all arrays, those of `params` first; raise where one is not finite or of another kind than the rest,
         or `params` or a state of another class."""
         check_is("params", params, self.module.Params)
-        check_is("params.config", params.config, self.module.Config)
+        check_is("params.config", params.config, self.Config)
         leaves = tree.flatten({"params": params})
         for name, value in given.items():
             if name.endswith("state"):
@@ -144,6 +157,17 @@ class Block:
             if all_finite(leaf) is False:
                 raise ValueError(f"{name}: got an element that is not finite, needs finite numbers")
         return leaves
+
+
+def new_tokens(context: Context, x: Array) -> Array | None:
+    """Return the key mask (b, n) of new tokens x (b, n, m), if there is one: it covers them, or the past and them."""
+    mask, (batch, tokens, _) = context.key_mask, x.shape
+    if mask is None:
+        return None
+    if len(mask.shape) != 2 or mask.shape[0] != batch or mask.shape[1] < tokens:
+        needs = f"({batch}, past and new tokens), at least {tokens} of them"
+        raise ValueError(f"context.key_mask: got shape {tuple(mask.shape)}, needs {needs}")
+    return mask[:, mask.shape[1] - tokens :]
 
 
 class Stream:
@@ -183,7 +207,7 @@ class Stream:
     def start(self, params: Any, batch: int) -> Any:
         """Return the cache before the first token, for `batch` sequences."""
         check_is("params", params, self.block.module.Params)
-        check_is("params.config", params.config, self.block.module.Config)
+        check_is("params.config", params.config, self.block.Config)
         if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 2**31:
             raise ValueError(f"batch: got {batch!r}, needs a whole number from 1 to 2^31")
         return self._remembered(self.start_cache(params, batch))
@@ -213,8 +237,14 @@ class Stream:
         if context.causal is not True:
             raise ValueError(f"context.causal: got {context.causal!r}, needs True: a stream cannot see the future")
         self.block.check_step(context, params, state)
+        for name in ("memory", "memory_mask"):
+            if getattr(context, name) is not None:
+                raise ValueError(f"context.{name} was given to a stream, whose tokens attend themselves")
         if self._made.get(id(cache)) is not cache:  # one that came from elsewhere, and is looked at once
             self._check_cache(params, cache)
+        batch = next(iter(tree.flatten(cache).values())).shape[0]
+        if state.x.shape[0] != batch:
+            raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {batch}")
 
     def _remembered(self, cache: Any) -> Any:
         """Return a cache that was made here, and so need not be looked at when it comes back."""

@@ -49,11 +49,6 @@ class KeyValueStream(Stream):
 
     def longer(self, params: Any, cache: KeysAndValues, state: Any, context: Context) -> KeysAndValues:
         """Return the keys and values of the tokens so far and of new ones (b, n, m)."""
-        for name in ("memory", "memory_mask"):
-            if getattr(context, name) is not None:
-                raise ValueError(f"context.{name} was given to a stream, whose tokens attend themselves")
-        if state.x.shape[0] != cache.k.shape[0]:
-            raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {cache.k.shape[0]}")
         block = equations.active(self.block.module)
         k_new, v_new = block.keys_and_values(params, state.x)  # (b, g, n, d), (b, g, n, e)
         for name, past, new in (("k", cache.k, k_new), ("v", cache.v, v_new)):

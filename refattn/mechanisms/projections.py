@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from refattn import tree
-from refattn.mechanisms.arguments import check_arrays, check_is, check_mask, check_plain, check_whole
+from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is, check_mask, check_plain, check_whole
 from refattn.mechanisms.context import Context
 from refattn.ops.heads import merge_heads
 from refattn.ops.linear import linear_backward
@@ -62,6 +62,12 @@ class Sizes:
         head_width = self.head_width or self.width // self.heads
         return self.heads, self.kv_heads or self.heads, head_width, head_width
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the parameters, by name."""
+        (h, g, d, e), m = self.sizes, self.width
+        found: dict[str, tuple[int, ...]] = {"w_q": (m, h * d), "w_k": (m, g * d), "w_v": (m, g * e), "w_o": (h * e, m)}
+        return found | {f"b_{name[-1]}": shape[1:] for name, shape in found.items() if self.bias}
+
 
 @dataclass(frozen=True)
 class Config(Sizes):
@@ -102,6 +108,16 @@ class Params(Generic[C]):
 
 
 @dataclass(frozen=True)
+class Saved:
+    """What the backward of a block reads whose heads attend keys and values."""
+
+    x: Array
+    memory: Array | None
+    joined: Array  # (b, i, h*e): its heads side by side
+    core: Any
+
+
+@dataclass(frozen=True)
 class State:
     """What flows through the layers: the tokens x (b, i, m)."""
 
@@ -127,6 +143,21 @@ def read(params: Any, state: State) -> Array:
 def read_backward(params: Any, state: State, d_x: Array) -> tuple[State, None]:
     """Return (d_state, d_params); read uses no parameter."""
     return State(d_x), None
+
+
+def forward(own: Any, params: Any, state: State, context: Context) -> tuple[State, Any]:
+    """Return the next state and what the backward reads, of a block that attends keys and values.
+
+    `own` is its module. It has ``keys_and_values(params, y)``, which returns the keys (b, g, j, d) and values
+    (b, g, j, e) of tokens y (b, j, m), and ``attend(params, x, keys, values, context)``, which returns the next x of
+    tokens x (b, i, m) that attend them, and what it saved.
+    """
+    x = state.x
+    check_tokens("state.x", x, params.config.width)
+    check_params(params)
+    keys, values = own.keys_and_values(params, x if context.memory is None else check_memory(context.memory, x))
+    following, saved = own.attend(params, x, keys, values, context)
+    return State(following), saved
 
 
 def fresh(config: Sizes, purpose: str, *, seed: int, like: Array, layer: int) -> tuple[Array | None, ...]:
@@ -167,6 +198,31 @@ def projected_backward(
     if params.config.bias:
         gradients |= {"b_q": d_b_q, "b_k": d_b_k, "b_v": d_b_v}
     return d_x, d_y_k + d_y_v, gradients
+
+
+def output_backward(params: Params[C], saved: Any, d_state: State) -> tuple[Array, dict[str, Array | None]]:
+    """Return the gradient of the heads side by side (b, i, h*e), and those of w_o and b_o.
+
+    What a block saved has the tokens `x` and `joined`, its heads side by side.
+    """
+    check_gradient("d_state.x", d_state.x, saved.x.shape, saved.x)
+    # forward: out = joined @ w_o + b_o
+    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_state.x)
+    return d_joined, {"w_o": d_w_o, "b_o": d_b_o if params.config.bias else None}
+
+
+def tokens_backward(
+    params: Params[C], saved: Any, d_state: State, d: Mapping[str, Array]
+) -> tuple[Array, dict[str, Array], dict[str, Array | None]]:
+    """Return the gradient of x (b, i, m), that of a memory by its name, and those of the weights of q, k and v.
+
+    What a block saved has the tokens `x`, and the `memory` or None; `d` has the gradients "q", "k" and "v", by head.
+    """
+    # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y; result = x + out
+    d_x_q, d_y, gradients = projected_backward(params, saved.x, saved.memory, d)
+    d_own = d_x_q + d_y if saved.memory is None else d_x_q
+    d_x = d_own + d_state.x if params.config.residual else d_own
+    return d_x, {} if saved.memory is None else {"memory": d_y}, gradients
 
 
 def padding(context: Context, batch: int, keys: int) -> Array | None:
@@ -215,16 +271,9 @@ def check_memory(memory: Array, x: Array) -> Array:
     return memory
 
 
-def check_params(params: Params[C]) -> None:
+def check_params(params: Any) -> None:
     """Raise where the parameters do not fit their configuration."""
-    check_shapes(params, shapes_of(params.config))
-
-
-def shapes_of(config: Sizes) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights and biases."""
-    (h, g, d, e), m = config.sizes, config.width
-    found: dict[str, tuple[int, ...]] = {"w_q": (m, h * d), "w_k": (m, g * d), "w_v": (m, g * e), "w_o": (h * e, m)}
-    return found | {f"b_{name[-1]}": shape[1:] for name, shape in found.items() if config.bias}
+    check_shapes(params, params.config.shapes())
 
 
 def check_shapes(params: Any, needs: Mapping[str, tuple[int, ...]]) -> None:

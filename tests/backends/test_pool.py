@@ -389,3 +389,16 @@ print(came)
 """
     for seed in "12":
         assert int(python("-c", code, seed, OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2")) > 20
+
+
+def test_workers_work_at_the_same_time() -> None:
+    together = threading.Barrier(3, timeout=30)
+    with use_workers(3):
+        names = pool_map(lambda i: together.wait() and threading.current_thread().name, range(3))
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-2, ValueError), (True, TypeError), (2.0, TypeError)])
+def test_a_bad_number_of_workers_is_named(n: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"workers: got {n}"), use_workers(n):
+        pass

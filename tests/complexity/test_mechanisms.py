@@ -6,6 +6,7 @@ ones 0. So growth of degree k is read off exactly, with its leading coefficient,
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -213,7 +214,7 @@ def decoded(name: str, n: int) -> Tally:
     stream = record.stream
     assert stream is not None
     given = {"width": 16, "heads": 2, "layer": 0, "layers": 1}
-    known = record.block.Config.__dataclass_fields__
+    known = {field.name for field in dataclasses.fields(record.block.Config)}
     with counting() as count:
         x, new = (count.array(0.1 * counter.normal((1, m, 16), seed=0, purpose=f"complexity.{m}")) for m in (n, 1))
         config = record.block.Config(**{key: value for key, value in given.items() if key in known})

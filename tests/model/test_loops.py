@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 
 from refattn import model, tree
 from refattn.model import decode
-from refattn.train import loop
+from refattn.train import data, loop
+from refattn.train.settings import build
 
 TABLES = {"start": "table", "integrator": "lie_trotter", "mlp": "momentum(ratio=1)", "look_ahead": True}
 CASES = [
@@ -96,3 +98,18 @@ def test_what_a_layer_learns_is_told_once() -> None:
     learned = loop._learned(params)["learned"]
     assert {"h_x", "h_y", "mu", "gamma", "c_log", "c_lin"} == set(learned)
     assert all(len(values) == 1 and values[0] is not None for values in learned.values())
+
+
+SMALL = {"context": 8, "width": 4, "heads": 2, "layers": 1, "loops": 2, "batch": 2, "warmup": 1, "mlp_ratio": 1}
+
+
+def test_growth_takes_all_passes_of_a_layer_together(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("to be or not to be, " * 40)
+    given = SMALL | {"steps": 2, "grow": [1], "growth": {"most": 1, "sequences": 4}, "data": str(tmp_path / "text")}
+    chosen, text = build("growing", given), data.load(tmp_path / "text")
+    state, _ = loop.step(loop.fresh(chosen), chosen, text)
+    grown, facts = loop.grow(state, chosen, text)
+    assert len(facts["widths"]) == 1
+    assert facts["after"] <= facts["before"]
+    assert grown.params.passes[1] is grown.params.layers[0]
+    assert loop.step(grown, chosen, text)[0].step == 2

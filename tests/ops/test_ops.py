@@ -183,3 +183,10 @@ def test_tiles_run_in_order_also_under_a_hook() -> None:
     with equations.apply(lambda id, name, value: value), backends.use_workers(4):
         assert tiles.run(like, lambda tile: order.append(tile) or tile.rows, plan.rows) == expected  # type: ignore[func-returns-value]
     assert order == list(plan.rows)
+
+
+def test_masks_over_libraries(backend: Any) -> None:
+    mask = draw("mask", 2, 1, 4, 5) > 0.0
+    tile = masks.allowed_in_tile(backend.array(mask), 1, (1, 3), (2, 5), backend.array(0.0))
+    expected = mask[..., 1:3, 2:5] & (np.arange(2, 5) <= np.arange(1, 3)[:, None] + 1)
+    assert np.array_equal(backend.host(tile), expected)

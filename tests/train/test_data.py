@@ -319,3 +319,8 @@ def test_words_that_are_said_four_times() -> None:
             words.add(first)
     assert len(words) > 0.99 * 2**15 and set("".join(words)) == set("abcdefghijklmnopqrstuvwxyz")
     assert len(text.heldout) == 32 * (2**15 // 10)
+
+
+def test_windows_come_in_full_batches() -> None:
+    shapes = [inputs.shape for inputs, _ in data.windows(np.zeros(108, dtype=np.uint8), context=10, size=4)]
+    assert shapes == [(4, 10), (4, 10), (2, 10), (1, 7)]

@@ -1,25 +1,15 @@
-"""Sigmoid attention, a mechanism that the library does not list. Read `dense`, then `core`, `block` and `loops`."""
+"""Sigmoid attention, a mechanism that the library does not list: `definition` is the paper, `loops` says it again."""
 
-from __future__ import annotations
-
-from refattn.mechanisms.block import Block
 from refattn.mechanisms.calls import mask, qkv
-from refattn.mechanisms.entry import defaults_of
-from refattn.mechanisms.record import Mechanism
+from refattn.mechanisms.simple import mechanism
 
-from . import block, core, dense, loops
+from . import definition, loops
 
-record = Mechanism(
-    name="sigmoid",
-    title="Sigmoid attention",
-    source="Ramapuram et al. 2024 (arXiv:2409.04431)",
-    tagged=(dense, block),
-    loops=loops,
-    forms=tuple(core.FORMS),
-    defaults=defaults_of(core.forward),
-    reads=("mask", "key_mask", "causal"),
-    core=core,
-    block=Block(block, "Sigmoid attention", ("mask", "key_mask", "causal")),
+record = mechanism(
+    "Sigmoid attention",
+    "Ramapuram et al. 2024 (arXiv:2409.04431)",
+    definition,
+    loops,
     cases=(
         qkv("tiny", "plain", "small enough to read", b=1, h=2, n_q=4, d=2),
         qkv("plain", "plain", "moderate scores"),
@@ -30,5 +20,4 @@ record = Mechanism(
         qkv("unequal", "unequal", "lengths and widths differ", n_q=19, n_k=53, d=12, e=20),
     ),
     laws=("permutation", "query_permutation", "linear_in_v", "padding", "causal", "independent", "repeatable"),
-    tiled=False,
 )

@@ -22,14 +22,12 @@ def growth(saved: tuple[Any, ...], epsilon: float) -> float:
     Solving with G grows them by its condition number; psi(x) and its target are sums, whose terms may be larger than
     they are.
     """
-    k, _, gram, _, _, path, tape = saved
+    _, _, gram, _, _, _, tape = saved
     most = 1.0
-    for x, (_, fit) in zip(path[1:], tape, strict=True):
-        if fit is None:
-            continue
-        attended, _, dual, _, _, once, _, both, _ = fit
-        functions = np.abs(definition.kernel(np.stack([attended, x], axis=3), k[:, :, None])[0])
-        rows = np.swapaxes(np.abs(dual) @ np.swapaxes(functions, -1, -2), -1, -2)  # (b, h, i, 2, l)
+    for _, fit in tape[1:]:
+        keys, _, points, _, dual, _, _, once, _, both, *_ = fit
+        functions = np.abs(definition.kernel(points[..., -2:, :], keys))  # (b, h, i, 2, o): at q' and at x
+        rows = functions @ np.swapaxes(np.abs(dual), -1, -2)  # (b, h, i, 2, l)
         most = max(most, float(np.max(rows @ (np.abs(both) + epsilon * np.abs(once)))))
     return most * float(np.max(np.linalg.cond(gram)))
 

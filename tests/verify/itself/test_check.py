@@ -18,11 +18,11 @@ import refattn as ra
 from refattn import backends, equations
 from refattn.backends.base import BaseBackend
 from refattn.campaign import Where
+from refattn.mechanisms import projections
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax import core, dense
 from refattn.mechanisms.softmax.forms import tiled
 from refattn.mechanisms.softmax.judge import loops
-from refattn.mechanisms.softmax.layer import block
 from refattn.ops.masks import Band
 from refattn.verify.itself import check as check_module
 from refattn.verify.itself import gradients
@@ -256,13 +256,13 @@ def test_a_law_that_nobody_wrote_is_found() -> None:
 def test_a_wrong_gradient_is_found(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "autograd":
         pytest.importorskip("torch", reason="torch is not installed")
-    right = vars(block)["linear_backward"]
+    right = vars(projections)["linear_backward"]
 
     def wrong(x: Any, w: Any, d_y: Any) -> Any:
         d_x, d_w, d_b = right(x, w, d_y)
         return d_x, d_w * (1.0 + 1e-7), d_b
 
-    monkeypatch.setattr(block, "linear_backward", wrong)
+    monkeypatch.setattr(projections, "linear_backward", wrong)
     found = row("gradients", f"block, {way}", full=False)
     assert found.status == "disagrees" and "gradient of params.w_" in found.detail
     if way == "differences":

@@ -37,10 +37,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.arguments import check_causal, check_gradient
+from refattn.mechanisms.arguments import check_causal
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.delta import core
-from refattn.mechanisms.delta.layer.config import Config, Params, check_params, init
+from refattn.mechanisms.delta.layer.config import Config, Params, init
 from refattn.mechanisms.delta.layer.pieces import (
     activated,
     activated_backward,
@@ -50,21 +50,13 @@ from refattn.mechanisms.delta.layer.pieces import (
     sigmoid,
     softplus,
 )
-from refattn.mechanisms.projections import (
-    State,
-    check_tokens,
-    padding,
-    read,
-    read_backward,
-    start,
-    start_backward,
-)
+from refattn.mechanisms.projections import State, check_params, check_tokens, output_backward, padding
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace, zeros
 
-__all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
+__all__ = ["Config", "Params", "Saved", "State", "init"]
 
 LEAST_LOG_MOMENTUM = -2.0
 PROJECTED = ("q", "k", "v")
@@ -85,7 +77,7 @@ class Saved:
     inverse: Array | None  # (b, h, n, 1)
     gate: Array | None  # (b, n, h*e): x w_g
     normal: Array  # (b, n, h*e): before the gate
-    merged: Array  # (b, n, h*e): y of DELTA.gated
+    joined: Array  # (b, n, h*e): y of DELTA.gated
 
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
@@ -205,13 +197,9 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     """Return (d_state, d_params, d_context); the context has no gradient."""
     config, x = params.config, saved.x
     xp, heads = namespace(x), config.heads
-    check_gradient("d_state.x", d_state.x, x.shape, x)
-    gradients: dict[str, Array | None] = {}
-    d_result = d_state.x  # (b, n, m): it came in
-    # forward: out = merged @ w_o + b_o
-    d_merged, d_w_o, d_b_o = linear_backward(saved.merged, params.w_o, d_result)  # (b, n, h*e) [dDELTA.gated], -, -
-    gradients |= {"w_o": d_w_o, "b_o": d_b_o if config.bias else None}
-    d_x = d_result if config.residual else xp.zeros_like(x)  # (b, n, m): part of dDELTA.x
+    # forward: out = joined @ w_o + b_o
+    d_merged, gradients = output_backward(params, saved, d_state)  # (b, n, h*e) [dDELTA.gated]
+    d_x = d_state.x if config.residual else xp.zeros_like(x)  # (b, n, m): part of dDELTA.x
     # forward: merged = normal * activated(x @ w_gate)
     d_normal = d_merged  # (b, n, h*e): without a gate
     if saved.gate is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from refattn import counter, tree
 from refattn.mechanisms import projections
 from refattn.mechanisms.arguments import check_choice, check_is, check_number, check_whole
-from refattn.mechanisms.projections import check_shapes, fresh, shapes_of
+from refattn.mechanisms.projections import fresh
 from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, backend, device, namespace
 
@@ -97,6 +97,27 @@ class Config(projections.Config):
         known = {"linear": (), "gated": ("log_decay",), "delta": ("beta",), "gated_delta": ("beta", "log_decay")}
         return known.get(self.rule, ("beta", "log_decay", "log_momentum", "step"))
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the parameters, by name."""
+        (h, g, d, e), m = self.sizes, self.width
+        found = super().shapes()
+        widths = {"q": h * d, "k": g * d, "v": g * e}
+        if self.conv:
+            found |= {f"conv_{name}": (self.conv, width) for name, width in widths.items()}
+            found |= {f"conv_b_{name}": (width,) for name, width in widths.items() if self.bias}
+        if "beta" in self.gates:
+            found["w_beta"] = (m, g)
+        if "log_decay" in self.gates:
+            outs = g if self.decay == "head" else g * d
+            found |= {"w_decay": (m, outs), "b_decay": (outs,), "a_decay": (g,)}
+        if "log_momentum" in self.gates:
+            found |= {"w_momentum": (m, g), "b_momentum": (g,), "a_momentum": (g,), "w_step": (m, g)}
+        if self.gate != "none":
+            found["w_gate"] = (m, h * e)
+        if self.out_norm:
+            found["gain"] = (e,)
+        return found
+
 
 @dataclass(frozen=True)
 class Params(projections.Params[Config]):
@@ -120,33 +141,6 @@ class Params(projections.Params[Config]):
     gain: Array | None = None  # (e)
 
 
-def shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all parameters that a configuration has."""
-    (h, g, d, e), m = config.sizes, config.width
-    found = shapes_of(config)
-    widths = {"q": h * d, "k": g * d, "v": g * e}
-    if config.conv:
-        found |= {f"conv_{name}": (config.conv, width) for name, width in widths.items()}
-        found |= {f"conv_b_{name}": (width,) for name, width in widths.items() if config.bias}
-    if "beta" in config.gates:
-        found["w_beta"] = (m, g)
-    if "log_decay" in config.gates:
-        outs = g if config.decay == "head" else g * d
-        found |= {"w_decay": (m, outs), "b_decay": (outs,), "a_decay": (g,)}
-    if "log_momentum" in config.gates:
-        found |= {"w_momentum": (m, g), "b_momentum": (g,), "a_momentum": (g,), "w_step": (m, g)}
-    if config.gate != "none":
-        found["w_gate"] = (m, h * e)
-    if config.out_norm:
-        found["gain"] = (e,)
-    return found
-
-
-def check_params(params: Params) -> None:
-    """Raise where the parameters do not fit their configuration."""
-    check_shapes(params, shapes(params.config))
-
-
 def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, biases of 0 and gains of 1.
 
@@ -155,7 +149,7 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     """
     projected = fresh(config, "delta", seed=seed, like=like, layer=layer)
     xp, own = namespace(like), {}
-    for name, shape in shapes(config).items():
+    for name, shape in config.shapes().items():
         if name in tree.flatten(Params(config, *projected)):
             continue
         if name.startswith(("w_", "conv_")) and len(shape) == 2:

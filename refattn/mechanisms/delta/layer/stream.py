@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from refattn import equations
+from refattn.mechanisms.block import new_tokens
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.delta.layer import block
-from refattn.mechanisms.delta.layer.config import check_params
+from refattn.mechanisms.projections import check_params
 from refattn.xp import Array, raised, zeros
 
 
@@ -38,15 +39,8 @@ def prefill(params: block.Params, cache: Cache, state: block.State, context: Con
     """Return the next state of new tokens (b, n, m), and the cache with them."""
     x, config = state.x, params.config
     check_params(params)
-    if x.shape[0] != cache.state.shape[0]:
-        raise ValueError(f"state.x: got a batch of {x.shape[0]}, the cache is of {cache.state.shape[0]}")
     if cache.gates != config.gates:
         raise ValueError(f"cache: got one with the gates {cache.gates}, needs {config.gates} of the rule {config.rule}")
-    mask = context.key_mask
-    if mask is not None:
-        if len(mask.shape) != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] < x.shape[1]:
-            needs = f"({x.shape[0]}, past and new tokens), at least {x.shape[1]} of them"
-            raise ValueError(f"context.key_mask: got shape {tuple(mask.shape)}, needs {needs}")
-        mask = mask[:, mask.shape[1] - x.shape[1] :]
+    mask = new_tokens(context, x)
     following, memory, tails, _ = equations.active(block).advance(params, x, mask, cache.tails, cache.state)
     return replace(state, x=following), Cache(memory, tails, cache.gates)

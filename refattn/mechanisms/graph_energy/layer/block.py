@@ -29,42 +29,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refattn import equations
-from refattn.mechanisms.arguments import check_gradient, check_mask
+from refattn.mechanisms import projections
+from refattn.mechanisms.arguments import check_mask
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.layer import hierarchy, learned
-from refattn.mechanisms.graph_energy.layer.config import Config, Params, check_params, core_options, init
+from refattn.mechanisms.graph_energy.layer.config import Config, Params, core_options, init
 from refattn.mechanisms.graph_energy.layer.regularisers import added
 from refattn.mechanisms.graph_energy.options import Start
 from refattn.mechanisms.projections import (
     State,
     check_memory,
+    check_params,
     check_tokens,
+    output_backward,
     padding,
-    projected_backward,
-    read,
-    read_backward,
-    start,
-    start_backward,
+    tokens_backward,
 )
 from refattn.ops.heads import merge_heads, split_heads
-from refattn.ops.linear import linear_backward, linear_forward
+from refattn.ops.linear import linear_forward
 from refattn.ops.sums import sum_of
 from refattn.xp import Array
 
-__all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
+__all__ = ["Config", "Params", "Saved", "State", "init"]
 
 
 @dataclass(frozen=True)
-class Saved:
+class Saved(projections.Saved):
     """What the backward of the block reads."""
 
-    x: Array
     context: Context
     keys: Array
-    joined: Array
     numbers: dict[str, Array | None]
-    core: core.Saved | hierarchy.Saved
 
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
@@ -92,7 +88,7 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
     joined = merge_heads(attended)  # (b, i, h*e) [GE.merged]
     out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): without its residual
     result = x + out if config.residual else out  # (b, i, m) [GE.output]
-    return State(result), Saved(x, context, keys, joined, chosen, core_saved)
+    return State(result), Saved(x, context.memory, joined, core_saved, context, keys, chosen)
 
 
 def project(params: Params, x: Array, y: Array) -> tuple[Array, Array, Array]:
@@ -108,12 +104,9 @@ def project(params: Params, x: Array, y: Array) -> tuple[Array, Array, Array]:
 
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     """Return (d_state, d_params, d_context); the context's gradient has "memory" where there is one."""
-    config, x = params.config, saved.x  # -, (b, i, m)
-    own = equations.active(learned)
-    check_gradient("d_state.x", d_state.x, x.shape, x)
-    d_result = d_state.x  # (b, i, m)
+    config, own = params.config, equations.active(learned)
     # forward: out = joined @ w_o + b_o
-    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dGE.merged]
+    d_joined, of_output = output_backward(params, saved, d_state)  # (b, i, h*e) [dGE.merged]
     # forward: joined = merge_heads(attended)
     d_attended = split_heads(d_joined, config.heads)  # (b, h, i, e) [dGE.13]
     d_pushed = d_probe = None  # of parts that there are not
@@ -128,13 +121,9 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d_learned = own.numbers_backward(params, own.classes_of(config, saved.context), saved.numbers, d)
     d_learned["probe"] = d_probe
     d_keys = sum_of(d["k"], d_pushed)  # (b, g, j, d) [dGE.keys]
-    # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y
-    memory = saved.context.memory  # (b, j, m)
-    d_x_q, d_y, gradients = projected_backward(params, x, memory, {**d, "k": d_keys})  # (b, i, m), (b, j, m)
-    d_tokens = d_x_q if memory is not None else d_x_q + d_y  # (b, i, m)
-    d_x = sum_of(d_tokens, d_result if config.residual else None)  # (b, i, m) [dGE.x]
-    gradients |= {"w_o": d_w_o, "b_o": d_b_o if config.bias else None}
-    return State(d_x), Params(config, **gradients, **d_learned), {} if memory is None else {"memory": d_y}
+    # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y; result = x + out
+    d_x, d_context, gradients = tokens_backward(params, saved, d_state, {**d, "k": d_keys})  # (b, i, m) [dGE.x]
+    return State(d_x), Params(config, **gradients, **of_output, **d_learned), d_context
 
 
 def mask_of(context: Context, shape: tuple[int, int, int, int]) -> Array | None:

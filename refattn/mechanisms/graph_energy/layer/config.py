@@ -27,7 +27,7 @@ from refattn.mechanisms.graph_energy.options import (
     Threshold,
     choice,
 )
-from refattn.mechanisms.projections import check_shapes, check_sizes, fresh
+from refattn.mechanisms.projections import check_sizes, fresh
 from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, device, namespace, zeros
 
@@ -209,6 +209,22 @@ class Config(projections.Config):
         """Whether it is learned where scores of keys start."""
         return self.over_keys and self.state == "token"
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the parameters, by name."""
+        h, _, d, _ = self.sizes
+        found = super().shapes() | {"raw_kappa": (h,)}
+        own = {"raw_mu": self.has_mu, "raw_step": self.learn_step, "raw_tau": self.learn_tau}
+        found |= {name: (h,) for name, there in own.items() if there}
+        if self.probes:
+            found["probe"] = (h, d)
+        if self.is_polynomial:
+            found["coefficients"] = (len(self.chosen("coupling").coefficients),)
+        if self.classes is not None:
+            found["raw_mu"] = (h, self.classes)
+        if self.levels is not None:
+            found["level_logits"] = (self.levels,)
+        return found
+
 
 @dataclass(frozen=True, kw_only=True)
 class Params(projections.Params[Config]):
@@ -254,27 +270,6 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
         coefficients=config.chosen("coupling").array(like) + 0.0 if config.is_polynomial else None,
         level_logits=None if config.levels is None else zeros((config.levels,), like),
     )
-
-
-def check_params(params: Params) -> None:
-    """Raise where the parameters do not fit their configuration."""
-    config = params.config
-    (h, g, d, e), m = config.sizes, config.width
-    needs: dict[str, tuple[int, ...]] = {"w_q": (m, h * d), "w_k": (m, g * d), "w_v": (m, g * e), "w_o": (h * e, m)}
-    if config.bias:
-        needs |= {f"b_{name[-1]}": shape[1:] for name, shape in needs.items()}
-    needs["raw_kappa"] = (h,)
-    own = {"raw_mu": config.has_mu, "raw_step": config.learn_step, "raw_tau": config.learn_tau}
-    needs |= {name: (h,) for name, there in own.items() if there}
-    if config.probes:
-        needs["probe"] = (h, d)
-    if config.is_polynomial:
-        needs["coefficients"] = (len(config.chosen("coupling").coefficients),)
-    if config.classes is not None:
-        needs["raw_mu"] = (h, config.classes)
-    if config.levels is not None:
-        needs["level_logits"] = (config.levels,)
-    check_shapes(params, needs)
 
 
 def check_bounded(config: Config, context: Context) -> None:

@@ -85,7 +85,7 @@ def start(params: Params, batch: int) -> Cache:
 
 def prefill(params: Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
     """Return the next state of new tokens (b, n, m), and the cache with them."""
-    _check(params, cache, state, context)
+    _check(params, context)
     own, xp, x = equations.active(block), namespace(state.x), state.x
     seen = _seen(cache)
     if seen and not (isinstance(cache, Tokens) and cache.points is None):
@@ -118,7 +118,7 @@ def step(params: Params, cache: Cache, state: block.State, context: Context) -> 
     seen = _seen(cache)
     if not seen or (isinstance(cache, Tokens) and cache.points is None):
         return prefill(params, cache, state, context)
-    _check(params, cache, state, context)
+    _check(params, context)
     own, xp, x = equations.active(block), namespace(state.x), state.x
     q, k, v = own.project(params, x, x)
     chosen = _options(params, context)
@@ -257,7 +257,7 @@ def _result(params: Params, x: Array, attended: Array) -> Array:
     return x + out if params.config.residual else out
 
 
-def _check(params: Params, cache: Cache, state: block.State, context: Context) -> None:
+def _check(params: Params, context: Context) -> None:
     if params.config.jitter or context.draws is not None:
         raise ValueError(
             "jitter: got a block with one, or draws, with a stream, whose scores start where they are; needs 0"
@@ -266,12 +266,3 @@ def _check(params: Params, cache: Cache, state: block.State, context: Context) -
         raise ValueError(
             "context.mask was given to a stream, whose past has been computed without it; needs a key_mask"
         )
-    for name in ("memory", "memory_mask"):
-        if getattr(context, name) is not None:
-            raise ValueError(
-                f"context.{name} was given to a stream, whose keys are those of its own tokens; needs None"
-            )
-    assert isinstance(cache, Tokens | Levels)
-    batch = (cache.levels[0] if isinstance(cache, Levels) else cache).k.shape[0]
-    if state.x.shape[0] != batch:
-        raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {batch}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from refattn import counter, equations, tree
+from refattn.mechanisms import projections
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.growing.growth import step
 from refattn.mechanisms.growing.judge import loops
@@ -24,7 +25,7 @@ def twice() -> tuple[loops.Values, loops.Values]:
     params = tree.map_leaves(lambda w: w + 0.3 * counter.normal(w.shape, seed=0, purpose="growing.beside"), params)
     with equations.trace() as traced:
         own = equations.active(block)
-        _, saved = own.forward(params, block.State(x), Context())
+        _, saved = projections.forward(own, params, block.State(x), Context())
         statistics = step.observe(params, saved, block.State(d_result))
         own.backward(params, saved, block.State(d_result))
         step.apply(step.plan(params, statistics, step.Options(damping=DAMPING), columns=1), AMPLITUDE)

@@ -34,24 +34,14 @@ from dataclasses import dataclass
 from refattn.mechanisms.arguments import check_gradient, check_is, check_number, check_plain
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.growing import core
-from refattn.mechanisms.projections import (
-    State,
-    check_shapes,
-    check_sizes,
-    check_tokens,
-    mask_of,
-    read,
-    read_backward,
-    start,
-    start_backward,
-)
+from refattn.mechanisms.projections import State, check_sizes, mask_of
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.ops.masks import Causal
 from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, device, namespace, zeros
 
-__all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
+__all__ = ["Config", "Params", "Saved", "State", "init"]
 
 
 @dataclass(frozen=True)
@@ -115,6 +105,13 @@ class Config:
         """Width of the augmented tokens y."""
         return self.width + int(self.bias)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the parameters, by name."""
+        h, d, e = self.sizes
+        inputs, outputs = self.inputs, h * e + int(self.bias)
+        found: dict[str, tuple[int, ...]] = {"w_q": (h, inputs, d), "w_k": (h, inputs, d), "w_v": (h, inputs, e)}
+        return found | {"w_o": (outputs, self.width), **({"scale": ()} if self.train_scale else {})}
+
 
 @dataclass(frozen=True)
 class Params:
@@ -153,16 +150,6 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     w_q, w_k, w_v = (split(weight(name, m, h * size), h) for name, size in (("w_q", d), ("w_k", d), ("w_v", e)))
     scale = xp.full((), config.factor, dtype=like.dtype, device=device(like)) if config.train_scale else None
     return Params(config, w_q, w_k, w_v, weight("w_o", h * e, m), scale)
-
-
-def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
-    """Return the next state and what `backward` reads."""
-    x = state.x  # (b, n, m)
-    check_tokens("state.x", x, params.config.width)
-    check_params(params)
-    keys, values = keys_and_values(params, x)  # (b, h, n, d), (b, h, n, e)
-    result, saved = attend(params, x, keys, values, context)  # (b, n, m)
-    return State(result), saved
 
 
 def keys_and_values(params: Params, x: Array) -> tuple[Array, Array]:
@@ -251,12 +238,3 @@ def split(w: Array, heads: int) -> Array:
     inputs, width = w.shape
     xp = namespace(w)
     return xp.permute_dims(xp.reshape(w, (inputs, heads, width // heads)), (1, 0, 2))
-
-
-def check_params(params: Params) -> None:
-    """Raise where the parameters do not fit their configuration."""
-    (h, d, e), config = params.config.sizes, params.config
-    inputs = config.inputs
-    needs: dict[str, tuple[int, ...]] = {"w_q": (h, inputs, d), "w_k": (h, inputs, d), "w_v": (h, inputs, e)}
-    needs |= {"w_o": (h * e + int(config.bias), config.width), **({"scale": ()} if config.train_scale else {})}
-    check_shapes(params, needs)

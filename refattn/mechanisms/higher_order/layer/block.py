@@ -30,29 +30,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_gradient, check_is, check_mask
+from refattn.mechanisms.arguments import check_is, check_mask
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.higher_order import core
 from refattn.mechanisms.higher_order.options import Options, refusing_old
-from refattn.mechanisms.projections import (
-    State,
-    check_memory,
-    check_shapes,
-    check_tokens,
-    fresh,
-    padding,
-    projected_backward,
-    read,
-    read_backward,
-    shapes_of,
-    start,
-    start_backward,
-)
+from refattn.mechanisms.projections import State, fresh, output_backward, padding, tokens_backward
 from refattn.ops.heads import merge_heads, split_heads
-from refattn.ops.linear import linear_backward, linear_forward
+from refattn.ops.linear import linear_forward
 from refattn.xp import Array, namespace, zeros
 
-__all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
+__all__ = ["Config", "Params", "Saved", "State", "init"]
 
 
 @refusing_old
@@ -85,6 +72,10 @@ class Config(Options, projections.Config):
         numbers = {"alpha": self.alpha, "delta": self.normaliser.delta}
         return {name: number for name, number in numbers.items() if getattr(self, f"train_{name}")}
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the parameters, by name."""
+        return super().shapes() | dict.fromkeys(self.starts, ())
+
 
 @dataclass(frozen=True)
 class Params(projections.Params[Config]):
@@ -95,13 +86,8 @@ class Params(projections.Params[Config]):
 
 
 @dataclass(frozen=True)
-class Saved:
+class Saved(projections.Saved):
     """What the backward of the block reads."""
-
-    x: Array
-    memory: Array | None
-    joined: Array
-    core: core.Saved
 
 
 def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
@@ -122,29 +108,20 @@ def options_of(params: Params) -> Options:
     )
 
 
-def check_own(params: Params) -> None:
-    """Raise where the parameters do not fit their configuration."""
-    check_shapes(params, shapes_of(params.config) | dict.fromkeys(params.config.starts, ()))
-
-
-def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
-    """Return the next state and what `backward` reads."""
-    x = state.x  # (b, i, m): it came in
-    check_tokens("state.x", x, params.config.width)
-    check_own(params)
-    y = x if context.memory is None else check_memory(context.memory, x)  # (b, j, m): whose keys are attended
-    keys, values = keys_and_values(params, y)  # tagged in the function
+def attend(params: Params, x: Array, keys: Array, values: Array, context: Context) -> tuple[Array, Saved]:
+    """Return the next x of tokens x (b, i, m) that attend the keys and values, and what `backward` reads."""
+    plane = (x.shape[0], params.config.heads, x.shape[1], keys.shape[2])
     attended, core_saved = core.attend(
         queries_of(params, x),
         keys,
         values,
         options=options_of(params),
-        mask=check_mask(context.mask, (*x.shape[:1], params.config.heads, x.shape[1], y.shape[1]), "context.mask"),
-        key_mask=padding(context, *y.shape[:2]),
+        mask=check_mask(context.mask, plane, "context.mask"),
+        key_mask=padding(context, plane[0], plane[3]),
         causal=context.causal,
     )  # o of HOL.6, tagged in the core
     result, joined = output(params, x, attended)  # tagged in the function
-    return State(result), Saved(x, context.memory, joined, core_saved)
+    return result, Saved(x, context.memory, joined, core_saved)
 
 
 def queries_of(params: Params, x: Array) -> Array:
@@ -171,19 +148,13 @@ def output(params: Params, x: Array, attended: Array) -> tuple[Array, Array]:
 
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     """Return (d_state, d_params, d_context); the context's gradient has "memory" where there is one."""
-    config, x = params.config, saved.x
-    h = config.heads
-    check_gradient("d_state.x", d_state.x, x.shape, x)
-    d_result = d_state.x  # (b, i, m): it came in
+    config = params.config
     # forward: out = joined @ w_o + b_o
-    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dHOL.merged], -, -
+    d_joined, of_output = output_backward(params, saved, d_state)  # (b, i, h*e) [dHOL.merged]
     # forward: joined = merge_heads(attended)
-    d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dHOL.6]
+    d_attended = split_heads(d_joined, config.heads)  # (b, h, i, e) [dHOL.6]
     d = core.backward(saved.core, d_attended)
-    # forward: queries = split_heads(x @ w_q + b_q), and so for keys and values
-    d_x_q, d_y, gradients = projected_backward(params, x, saved.memory, d)  # parts of dHOL.x, the weights'
-    own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m): part of dHOL.x
-    d_x = own + d_result if config.residual else own  # (b, i, m) [dHOL.x]
+    # forward: queries = split_heads(x @ w_q + b_q), and so for keys and values; result = x + out
+    d_x, d_context, gradients = tokens_backward(params, saved, d_state, d)  # (b, i, m) [dHOL.x]
     numbers = {name: d[name] for name in config.starts}  # (): dHOL.alpha, dHOL.delta
-    d_params = Params(config, **gradients, w_o=d_w_o, b_o=d_b_o if config.bias else None, **numbers)
-    return State(d_x), d_params, {} if saved.memory is None else {"memory": d_y}
+    return State(d_x), Params(config, **gradients, **of_output, **numbers), d_context

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from refattn import equations
+from refattn.mechanisms.block import new_tokens
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.higher_order import core
 from refattn.mechanisms.higher_order.forms import common, pairs
@@ -97,20 +98,9 @@ def _emptied(cache: Cache, state: State) -> Cache:
 
 def _check(params: block.Params, cache: Cache, x: Array, context: Context) -> tuple[Kernel, Array | None]:
     """Return the kernel and the mask (b, n) of the new tokens; raise where something does not fit."""
-    for name in ("mask", "memory", "memory_mask"):
-        if getattr(context, name) is not None:
-            raise ValueError(f"context.{name} was given to a stream, whose tokens attend themselves")
-    batch = cache.keys.shape[0]
-    if x.shape[0] != batch:
-        raise ValueError(f"state.x: got a batch of {x.shape[0]}, the cache is of {batch}")
+    if context.mask is not None:
+        raise ValueError("context.mask was given to a stream, whose tokens attend themselves")
     _, g, d, e = params.config.sizes
     kernel = Kernel(block.options_of(params).like(raised(x)), d)
-    check_state(cache.state, kernel, (batch, g, e), raised(x))
-    mask = context.key_mask
-    if mask is None:
-        return kernel, None
-    tokens = x.shape[1]
-    if len(mask.shape) != 2 or mask.shape[0] != batch or mask.shape[1] < tokens:
-        needs = f"({batch}, past and new tokens), at least {tokens} of them"
-        raise ValueError(f"context.key_mask: got shape {tuple(mask.shape)}, needs {needs}")
-    return kernel, mask[:, mask.shape[1] - tokens :]
+    check_state(cache.state, kernel, (x.shape[0], g, e), raised(x))
+    return kernel, new_tokens(context, x)

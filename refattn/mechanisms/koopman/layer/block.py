@@ -33,30 +33,19 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_gradient, check_is
+from refattn.mechanisms.arguments import check_is
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.families import text_of
 from refattn.mechanisms.koopman import core
 from refattn.mechanisms.koopman.layer.draws import LAWS, Beta, Law, draw, law_of
 from refattn.mechanisms.koopman.options.kernel import Own
-from refattn.mechanisms.projections import (
-    State,
-    check_memory,
-    check_tokens,
-    fresh,
-    mask_of,
-    projected_backward,
-    read,
-    read_backward,
-    start,
-    start_backward,
-)
+from refattn.mechanisms.projections import State, fresh, mask_of, output_backward, tokens_backward
 from refattn.ops.heads import merge_heads, split_heads
-from refattn.ops.linear import linear_backward, linear_forward
+from refattn.ops.linear import linear_forward
 from refattn.xp import Array, device, namespace
 
-__all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
+__all__ = ["Config", "Params", "Saved", "State", "init"]
 
 _USUAL = defaults_of(core.forward)
 _FIT, _JITTER = "separable", 1e-2  # why they are others: above
@@ -128,6 +117,10 @@ class Config(projections.Sizes):
         second = any(field.name == "bandwidth" for field in fields(self.families["kernel"]))
         return self.learn_kernel and second and self.updates > 1
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the parameters, by name."""
+        return super().shapes() | ({"log_bandwidth": (1,), "log_weight": (1,)} if self.learns else {})
+
 
 @dataclass(frozen=True)
 class Params(projections.Params[Config]):
@@ -138,13 +131,8 @@ class Params(projections.Params[Config]):
 
 
 @dataclass(frozen=True)
-class Saved:
+class Saved(projections.Saved):
     """What the backward of the block reads."""
-
-    x: Array
-    memory: Array | None
-    joined: Array
-    core: core.Saved
 
 
 def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
@@ -156,25 +144,6 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     bandwidth = math.sqrt(config.sizes[2]) if kernel.bandwidth is None else kernel.bandwidth
     starts = (math.log(bandwidth), math.log(1.0 if kernel.weight is None else kernel.weight))
     return Params(config, *weights, *(xp.full((1,), x, dtype=like.dtype, device=device(like)) for x in starts))
-
-
-def _check_params(params: Params) -> None:
-    """Raise where the parameters do not fit their configuration."""
-    needs = projections.shapes_of(params.config)
-    if params.config.learns:
-        needs |= {"log_bandwidth": (1,), "log_weight": (1,)}
-    projections.check_shapes(params, needs)
-
-
-def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
-    """Return the next state and what `backward` reads."""
-    x = state.x  # (b, i, m)
-    check_tokens("state.x", x, params.config.width)
-    _check_params(params)
-    y = x if context.memory is None else check_memory(context.memory, x)  # (b, j, m): whose keys are attended
-    keys, values = keys_and_values(params, y)  # (b, g, j, d), (b, g, j, d)
-    result, saved = attend(params, x, keys, values, context)  # (b, i, m)
-    return State(result), saved
 
 
 def keys_and_values(params: Params, y: Array) -> tuple[Array, Array]:
@@ -218,21 +187,16 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
 
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     """Return (d_state, d_params, d_context); the context's gradient has "memory" where there is one."""
-    config, x = params.config, saved.x
-    check_gradient("d_state.x", d_state.x, x.shape, x)
-    d_result = d_state.x  # (b, i, m)
+    config = params.config
     # forward: out = joined @ w_o + b_o
-    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*d) [dKOOP.merged]
+    d_joined, of_output = output_backward(params, saved, d_state)  # (b, i, h*d) [dKOOP.merged]
     # forward: joined = merge_heads(last)
     d = core.backward(saved.core, split_heads(d_joined, config.heads))
-    # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y
-    d_x_q, d_y, gradients = projected_backward(params, x, saved.memory, d)  # parts of dKOOP.x, the weights'
-    own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m): part of dKOOP.x
-    d_x = own + d_result if config.residual else own  # (b, i, m) [dKOOP.x]
+    # forward: queries = split_heads(x @ w_q + b_q), and so for keys and values; result = x + out
+    d_x, d_context, gradients = tokens_backward(params, saved, d_state, d)  # (b, i, m) [dKOOP.x]
     # forward: bandwidth = exp(log_bandwidth), and so for the weight
     if params.log_bandwidth is not None and params.log_weight is not None:
-        exp = namespace(x).exp
+        exp = namespace(d_x).exp
         gradients["log_bandwidth"] = d["bandwidth"] * exp(params.log_bandwidth)  # (1)
         gradients["log_weight"] = d["weight"] * exp(params.log_weight)  # (1)
-    d_params = Params(config, **gradients, w_o=d_w_o, b_o=d_b_o if config.bias else None)
-    return State(d_x), d_params, {} if saved.memory is None else {"memory": d_y}
+    return State(d_x), Params(config, **gradients, **of_output), d_context

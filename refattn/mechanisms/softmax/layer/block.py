@@ -28,29 +28,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_gradient, check_is, check_number
+from refattn.mechanisms.arguments import check_is, check_number
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.projections import (
-    State,
-    check_memory,
-    check_shapes,
-    check_tokens,
-    fresh,
-    mask_of,
-    projected_backward,
-    read,
-    read_backward,
-    shapes_of,
-    start,
-    start_backward,
-)
+from refattn.mechanisms.projections import State, fresh, mask_of, output_backward, tokens_backward
 from refattn.mechanisms.softmax import core
 from refattn.mechanisms.softmax.options import Window, check_window
 from refattn.ops.heads import merge_heads, split_heads
-from refattn.ops.linear import linear_backward, linear_forward
+from refattn.ops.linear import linear_forward
 from refattn.xp import Array, zeros
 
-__all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
+__all__ = ["Config", "Params", "Saved", "State", "init"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +67,10 @@ class Config(projections.Config):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), positive=name == "softcap")
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the parameters, by name."""
+        return super().shapes() | ({"sink": (self.heads,)} if self.sink else {})
+
 
 @dataclass(frozen=True)
 class Params(projections.Params[Config]):
@@ -89,13 +80,8 @@ class Params(projections.Params[Config]):
 
 
 @dataclass(frozen=True)
-class Saved:
+class Saved(projections.Saved):
     """What the backward of the block reads."""
-
-    x: Array
-    memory: Array | None
-    joined: Array
-    core: core.Saved
 
 
 def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
@@ -103,17 +89,6 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     sink = zeros((config.heads,), like) if config.sink else None  # (h)
     params = Params(config, *fresh(config, "softmax", seed=seed, like=like, layer=layer))
     return replace(params, sink=sink)
-
-
-def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
-    """Return the next state and what `backward` reads."""
-    x = state.x  # (b, i, m)
-    check_tokens("state.x", x, params.config.width)
-    check_shapes(params, shapes_of(params.config) | ({"sink": (params.config.heads,)} if params.config.sink else {}))
-    y = x if context.memory is None else check_memory(context.memory, x)  # (b, j, m): whose keys are attended
-    keys, values = keys_and_values(params, y)  # (b, g, j, d), (b, g, j, e)
-    result, saved = attend(params, x, keys, values, context)  # (b, i, m)
-    return State(result), saved
 
 
 def keys_and_values(params: Params, y: Array) -> tuple[Array, Array]:
@@ -147,18 +122,12 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
 
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     """Return (d_state, d_params, d_context); the context's gradient has "memory" where there is one."""
-    config, x = params.config, saved.x
-    h = config.heads
-    check_gradient("d_state.x", d_state.x, x.shape, x)
-    d_result = d_state.x  # (b, i, m)
+    config = params.config
     # forward: out = joined @ w_o + b_o
-    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dSM.merged]
+    d_joined, of_output = output_backward(params, saved, d_state)  # (b, i, h*e) [dSM.merged]
     # forward: joined = merge_heads(attended)
-    d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dSM.5]
+    d_attended = split_heads(d_joined, config.heads)  # (b, h, i, e) [dSM.5]
     d = core.backward(saved.core, d_attended)
-    # forward: queries = split_heads(x @ w_q + b_q), and so for keys and values
-    d_x_q, d_y, gradients = projected_backward(params, x, saved.memory, d)  # parts of dSM.x, the weights'
-    own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m): part of dSM.x
-    d_x = own + d_result if config.residual else own  # (b, i, m) [dSM.x]
-    d_params = Params(config, **gradients, w_o=d_w_o, b_o=d_b_o if config.bias else None, sink=d.get("sink"))
-    return State(d_x), d_params, {} if saved.memory is None else {"memory": d_y}
+    # forward: queries = split_heads(x @ w_q + b_q), and so for keys and values; result = x + out
+    d_x, d_context, gradients = tokens_backward(params, saved, d_state, d)  # (b, i, m) [dSM.x]
+    return State(d_x), Params(config, **gradients, **of_output, sink=d.get("sink")), d_context

@@ -56,9 +56,6 @@ def start(params: block.Params, batch: int) -> Cache:
 
 def prefill(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
     """Return the next state of new tokens (b, n, m), and the cache with them."""
-    batch = next(iter(tree.flatten(cache).values())).shape[0]
-    if state.x.shape[0] != batch:
-        raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {batch}")
     if params.config.restart is not None:
         raise Unsupported(f"restart: got {params.config.restart!r}, but a stream begins no layer again: it needs None")
     if context.draws:

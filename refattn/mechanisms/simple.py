@@ -1,0 +1,119 @@
+"""A mechanism from its definition, its loops and a few words: what every map of q, k and v has is here by default.
+
+A definition has ``forward(q, k, v, allowed, ...)``, which returns out and what its backward reads, and
+``backward(saved, d_out)``, which returns the gradients of q, k and v by name. `allowed` says which query may attend
+which key, broadcastable to (b, h, i, j), and is None if every query may attend every key. Whatever else `forward` takes
+is an option of the core, a number or a word with its default. The definition is the general code, too: keys and values
+may have fewer heads than queries.
+
+From this `mechanism` makes the core, which checks its arguments, takes masks and causality, and casts; the block of
+`multihead` around it; and the record. A block decodes by computing everything again, unless a stream is given.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from refattn import equations
+from refattn.mechanisms import multihead
+from refattn.mechanisms.block import Block
+from refattn.mechanisms.entry import check_saved, defaults_of, enter, form_of, returned, upstream
+from refattn.mechanisms.record import Case, Mechanism
+from refattn.ops.masks import Causal, allowed_pairs
+from refattn.xp import Array
+
+READS = ("mask", "key_mask", "causal", "memory", "memory_mask")
+"""What the block reads of its context."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward of a core reads."""
+
+    like: Array
+    inner: Any  # of the definition
+    shape: tuple[int, ...]
+
+
+def core_of(definition: ModuleType) -> ModuleType:
+    """Return the core of a definition: the module NAME.core, which is made and has no file."""
+    options = list(inspect.signature(definition.forward).parameters.values())[4:]
+    known = {option.name for option in options}
+
+    def forward(
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        mask: Array | None = None,
+        causal: Causal = False,
+        form: str = "auto",
+        **given: Any,
+    ) -> tuple[Array, Saved]:
+        """Return out (b, h, i, e) of q (b, h, i, d), k (b, g, j, d), v (b, g, j, e), and what `backward` reads."""
+        if unknown := given.keys() - known:
+            raise TypeError(f"{min(unknown)}: got an option that {definition.__name__} does not have")
+        call = enter(q, k, v, mask=mask, causal=causal)
+        form_of(form, ("dense",), usual="dense")
+        allowed = allowed_pairs(call.mask, call.offset, *call.plane[2:], call.q)
+        out, inner = equations.active(definition).forward(call.q, call.k, call.v, allowed, **given)
+        return call.back(out), Saved(q, inner, tuple(out.shape))
+
+    def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
+        """Return the gradients of q, k and v."""
+        check_saved(saved, Saved)
+        (d_out,) = upstream(saved.like, d_out=(d_out, saved.shape))
+        return returned(equations.active(definition).backward(saved.inner, d_out), "qkv", saved.like)
+
+    shared = [p for p in inspect.signature(forward).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    own = [option.replace(kind=option.KEYWORD_ONLY) for option in options]
+    forward.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+    core = ModuleType(f"{definition.__name__.rpartition('.')[0]}.core", definition.__doc__)
+    vars(core).update(forward=forward, backward=backward, Saved=Saved)
+    sys.modules[core.__name__] = core  # its classes can be pickled
+    return core
+
+
+def mechanism(
+    title: str,
+    source: str,
+    definition: ModuleType,
+    loops: ModuleType,
+    *,
+    cases: tuple[Case, ...],
+    laws: tuple[str, ...] = ("causal", "padding", "independent", "repeatable"),
+    **others: Any,
+) -> Mechanism:
+    """Return the record of a mechanism, which is called after the folder of its definition.
+
+    Parameters
+    ----------
+    title, source, loops, cases, laws
+        As in the record.
+    definition
+        The equations with their ids, forward and backward: see above.
+    others
+        Further fields of the record, and those that shall be others: its `core`, `block` or `reads`, for instance.
+    """
+    home = definition.__name__.rpartition(".")[0]
+    core: Any = others.get("core") or core_of(definition)
+    reads = others.get("reads", READS)
+    config = type("Config", (multihead.Config,), {"core": core, "__module__": core.__name__})
+    core.Config = config
+    usual: Mapping[str, Any] = {
+        "name": home.rpartition(".")[2],
+        "tagged": (definition, multihead),
+        "forms": ("dense",),
+        "defaults": defaults_of(core.forward),
+        "reads": reads,
+        "core": core,
+        "block": Block(multihead, title, reads, config),
+        "tiled": False,
+    }
+    given = {"title": title, "source": source, "loops": loops, "cases": cases, "laws": laws}
+    return Mechanism(**{**usual, **given, **others})
