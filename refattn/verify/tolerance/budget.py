@@ -23,6 +23,7 @@ from refattn import counter, equations
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import FLOAT8, SCALED, TYPES, has_gradient, round_to, spacing, stored
 from refattn.instruments.products import products
+from refattn.instruments.sized import Sized, sizes
 from refattn.instruments.wrapper import plain
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.outcome import Truth
@@ -324,7 +325,8 @@ def kernel_sizes(
 
     `roundings` are equations that it rounds beside the record's; `given` and `traced` are those of `rounding_sizes`.
     """
-    sizes = rounding_sizes(mechanism, given, traced, unit_of(dtype))
+    measured = operations(mechanism, given, traced)
+    sizes = rounding_sizes(mechanism, given, traced, unit_of(dtype), measured)
     # What is below the smallest normal number may be flushed to 0, as most accelerators do; 0 is exact.
     flushed = 2.0 ** TYPES["float64" if dtype == "float64" else "float32"].lowest
     sizes = {key: np.hypot(size, np.where(size == 0.0, 0.0, flushed)) for key, size in sizes.items()}
@@ -340,7 +342,8 @@ def kernel_sizes(
     counts = passes_of(traced)
     for key in [key for key in sizes if key.partition("[")[0] in low]:
         id = key.partition("[")[0]
-        size = np.abs(mechanism.stored[id](given, Pass(traced, key, counts)) if id in mechanism.stored else traced[key])
+        relative_to = mechanism.stored.get(id)
+        size = np.abs(relative_to(given, Pass(traced, key, counts, measured)) if relative_to else traced[key])
         kind, size = TYPES[low[id]], finite(size)
         # Below the smallest normal number the spacing no longer shrinks with the value; 0 is exact. Numbers of float8
         # are scaled, so that the largest of a row is about 1.
@@ -357,19 +360,49 @@ def _felt_in(mechanism: Mechanism, id: str, dtype: str, traced: Mapping[str, Any
 
 
 def rounding_sizes(
-    mechanism: Mechanism, given: Mapping[str, Any], traced: Mapping[str, Any], unit: float
+    mechanism: Mechanism,
+    given: Mapping[str, Any],
+    traced: Mapping[str, Any],
+    unit: float,
+    measured: Mapping[str, Floats] | None = None,
 ) -> dict[str, Floats]:
-    """Return by equation id the size of its rounding error: `unit` times what the record says that it is relative to.
+    """Return by equation id the size of its rounding error, in units of 1 / `unit`.
 
-    `given` holds the arguments of the call and upstream gradients, `traced` the value of every equation.
+    It is what the operations round that compute an equation from those before it, or what the record tells where
+    kernels do something else. `given` holds the arguments of the call and upstream gradients, `traced` the value of
+    every equation, `measured` the `operations`.
     """
-    sizes, counts = {}, passes_of(traced)
-    for key, value in traced.items():
-        id = key.partition("[")[0]
-        known = mechanism.rounding_scales.get(id)
-        terms = np.abs(value) if known is None else known(given, Pass(traced, key, counts))
+    counts = passes_of(traced)
+    measured = operations(mechanism, given, traced) if measured is None else measured
+    sizes = {}
+    for key in traced:
+        known = mechanism.rounding_scales.get(key.partition("[")[0])
+        terms = measured[key] if known is None else known(given, Pass(traced, key, counts, measured))
         sizes[key] = unit * finite(terms)
     return sizes
+
+
+def operations(mechanism: Mechanism, given: Mapping[str, Any], traced: Mapping[str, Any]) -> dict[str, Floats]:
+    """Return by equation id what the dense implementation rounds on the way to it, in units of the unit roundoff."""
+    assert mechanism.core is not None
+    found: dict[str, Floats] = {}
+    passes: Counter[str] = Counter()
+
+    def hook(id: str, name: str, value: Any) -> Any:
+        key = f"{id}[{passes[id]}]" if passes[id] else id
+        passes[id] += 1
+        if key not in traced:
+            return value
+        found[key] = np.broadcast_to(np.sqrt(value.square) if isinstance(value, Sized) else 0.0, value.shape)
+        return unit.array(traced[key])
+
+    with sizes() as unit, equations.apply(hook):
+        arrays = {name: unit.array(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
+        pulls = {name: arrays.pop(name) for name in given if name.startswith("d_")}
+        _, saved = mechanism.core.forward(**arrays, implementation=mechanism.implementations[0])
+        if pulls.get("d_out") is not None:
+            mechanism.core.backward(saved, **pulls)
+    return found
 
 
 class Pass(Mapping[str, Any]):
@@ -379,8 +412,14 @@ class Pass(Mapping[str, Any]):
     of the backward from the first, which is the last of the forward.
     """
 
-    def __init__(self, traced: Mapping[str, Any], key: str, counts: Mapping[str, int] | None = None) -> None:
-        self.traced = traced
+    def __init__(
+        self,
+        traced: Mapping[str, Any],
+        key: str,
+        counts: Mapping[str, int] | None = None,
+        measured: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.traced, self.key, self.measured = traced, key, measured or {}
         self.counts = passes_of(traced) if counts is None else counts
         id, _, number = key.partition("[")
         at = int(number.rstrip("]") or 0)
@@ -393,6 +432,10 @@ class Pass(Mapping[str, Any]):
         number = self.from_last if id.startswith("d") else self._count(id) - 1 - self.from_last
         single = self._count(id) == 1
         return self.traced[id if single or number <= 0 else f"{id}[{number}]"]
+
+    def size(self, id: str) -> Any:
+        """Return the size of what the operations round that compute an equation."""
+        return Pass(self.measured, self.key, self.counts)[id]
 
     def passes(self, id: str) -> list[Any]:
         """Return the values of all passes of an equation, in the order of the call."""
