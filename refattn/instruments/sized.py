@@ -39,35 +39,40 @@ class Sized(Wrapped):
 
 
 class Sizes(Instrument):
-    """Takes the sizes of rounding errors along."""
+    """Takes the sizes of rounding errors along.
+
+    Attributes
+    ----------
+    resting
+        Whether operations are done as if they were exact, which takes less time.
+    """
 
     name: ClassVar[str] = "sizes"
     arrays: ClassVar[type[Wrapped]] = Sized
+    resting = False
 
     def call(self, name: str, function: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Do an operation; give its result the size of its error."""
         self.check_active()
         values, named = tuple(map(plain, given)), {key: plain(value) for key, value in options.items()}
-        with np.errstate(all="ignore"):
-            result = function(*values, **named)
-            if name in CONSTANT or not _is_rounded(result):
-                return self.wrap(result)
-            brought = (
-                _brought(name, result, values, named, list(map(_square, given))) if any(map(_errs, given)) else 0.0
-            )
-            own = 0.0 if name in EXACT else _own(name, function, result, values, named)
-            return self._sized(result, brought, own)
+        result = function(*values, **named)
+        if self.resting or name in CONSTANT or not _is_rounded(result):
+            return self.wrap(result)
+        squares = list(map(_square, given))
+        brought = _brought(name, result, values, named, squares) if any(map(_errs, squares)) else 0.0
+        return self._sized(result, brought, 0.0 if name in EXACT else _own(name, function, result, values, named))
 
     def _sized(self, result: Any, brought: Any, own: Any) -> Any:
         if isinstance(result, tuple | list):
             parts = [self._sized(x, _part(brought, n), _part(own, n)) for n, x in enumerate(result)]
             return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
-        value, square = np.asarray(result), np.asarray(brought + own)
-        if not np.isfinite(np.sum(square)):
+        value, square = np.asarray(result), brought + own
+        if isinstance(square, float) and square == 0.0:
+            return Sized(value, self)
+        square = np.asarray(square)
+        if not math.isfinite(square.sum()):
             square = np.where(np.isfinite(square), square, 0.0)
-        if square.shape == value.shape:
-            return Sized(value, self, square)
-        return Sized(value, self, np.broadcast_to(square, value.shape) if square.ndim or square else 0.0)
+        return Sized(value, self, square if square.shape == value.shape else np.broadcast_to(square, value.shape))
 
 
 def _part(squares: Any, n: int) -> Any:
@@ -80,16 +85,14 @@ def _is_rounded(x: Any) -> bool:
     return isinstance(x, np.ndarray | np.generic) and x.dtype.kind == "f"
 
 
-def _errs(x: Any) -> bool:
-    if isinstance(x, tuple | list):
-        return any(map(_errs, x))
-    return isinstance(x, Sized) and isinstance(x.square, np.ndarray)
+def _errs(square: Any) -> bool:
+    return any(map(_errs, square)) if isinstance(square, list) else isinstance(square, np.ndarray)
 
 
 def _square(x: Any) -> Any:
-    """Return the squares of an argument, 0.0 of one that is exact; in a list they have the shapes of its arrays."""
+    """Return the squares of an argument, 0.0 if it is exact; of a list the squares of each."""
     if isinstance(x, tuple | list):
-        return [np.broadcast_to(_square(part), np.shape(plain(part))) for part in x]
+        return list(map(_square, x))
     return x.square if isinstance(x, Sized) else 0.0
 
 
@@ -99,8 +102,15 @@ def _brought(name: str, r: Any, given: tuple[Any, ...], options: dict[str, Any],
         return times(SLOPES[name](given[0], r) ** 2, t[0])
     if name in BROUGHT:
         return BROUGHT[name](r, given, t)
+    if isinstance(t[0], list):  # the rules of what is joined need arrays
+        t = [[np.broadcast_to(square, np.shape(x)) for square, x in zip(t[0], given[0], strict=True)], *t[1:]]
     known = name in EXACT or name in ("add", "sum", "cumulative_sum", "trace")
     return RULES[name](r, given, options, t) if known else 0.0
+
+
+def _scaled(factor: Any, square: Any) -> Any:
+    """Return factor^2 square, 0.0 of what is exact."""
+    return factor * factor * square if isinstance(square, np.ndarray) else 0.0
 
 
 def _of_product(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,8 +125,8 @@ def _of_product(function: Callable[..., Any]) -> Callable[..., Any]:
 BROUGHT: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("abs", "negative", "neg", "copysign"), lambda r, given, t: t[0]),
     "subtract": lambda r, given, t: t[0] + t[1],
-    "multiply": lambda r, given, t: times(np.square(given[1]), t[0]) + times(np.square(given[0]), t[1]),
-    "divide": lambda r, given, t: (t[0] + times(r * r, t[1])) / np.square(given[1]),
+    "multiply": lambda r, given, t: _scaled(given[1], t[0]) + _scaled(given[0], t[1]),
+    "divide": lambda r, given, t: (t[0] + _scaled(r, t[1])) / np.square(given[1]),
     "pow": lambda r, given, t: times((given[1] * given[0] ** (given[1] - 1)) ** 2, t[0]),
     "max": lambda r, given, t: 0.0,
     "matmul": _of_product(np.matmul),
@@ -167,5 +177,5 @@ def sizes() -> Iterator[Sizes]:
     >>> np.sqrt(product.square).tolist(), round(float(np.sqrt(total.square)), 3)
     ([9.0, 12.0, 21.0], 14.9)
     """
-    with Sizes().active() as found:
+    with Sizes().active() as found, np.errstate(all="ignore"):
         yield found

@@ -234,8 +234,11 @@ class Mechanism:
     properties
         Names of the laws of `refattn.verify.selfcheck.properties` that hold.
     rounding_scales
-        By equation id, if kernels round more than the dense implementation does: the size of the rounding error, as a
-        function of the inputs and the traced values. All others are measured: `refattn.instruments.sized`.
+        By equation id, where they are not measured from the operations (`refattn.instruments.sized`) because kernels do
+        others: the size of the rounding error, as a function of the inputs and the traced values. None means the size
+        of the value itself, as for what iterations find.
+    further_rounding_scales
+        By equation id, what kernels round beside that.
     stored
         By id, the equations that kernels in float16 or bfloat16 round to the storage type on the way, with the size
         that this rounding is relative to, None if that is the value; all others they compute in float32.
@@ -332,7 +335,8 @@ class Mechanism:
     block: Block
     cases: tuple[Case, ...]
     properties: tuple[str, ...]
-    rounding_scales: Mapping[str, RoundingScale] = field(default_factory=dict)
+    rounding_scales: Mapping[str, RoundingScale | None] = field(default_factory=dict)
+    further_rounding_scales: Mapping[str, RoundingScale] = field(default_factory=dict)
     stored: Mapping[str, RoundingScale | None] = field(default_factory=dict)
     wrong: Mapping[str, WrongKernel] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)

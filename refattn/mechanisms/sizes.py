@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from refattn.ops.heads import repeat_heads
-from refattn.xp import Array, namespace
+from refattn.xp import Array, max_last, namespace
 
 Given = Mapping[str, Any]
 
@@ -24,6 +24,13 @@ def of_sum(terms: int, value: Array, squares: Array) -> Array:
 def of_all(value: Array, terms: Array) -> Array:
     """Return the size of the sum of all terms."""
     return of_sum(max(math.prod(terms.shape), 1), value, namespace(terms).sum(terms * terms))
+
+
+def of_exponents(weights: Array, scores: Array) -> Array:
+    """Return the size of weights: what is rounded are exponents, of the size of scores, and a sum over the row."""
+    xp = namespace(weights)
+    sizes = xp.where(xp.isfinite(scores), xp.abs(scores), 0.0)
+    return weights * (2.0 + sizes + max_last(sizes) + math.sqrt(max(weights.shape[-1], 1)))
 
 
 def heads_of(inputs: Given, name: str) -> Array:

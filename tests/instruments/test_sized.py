@@ -12,7 +12,7 @@ import refattn as ra
 from refattn import counter, equations
 from refattn.golden.inputs import make
 from refattn.instruments.sized import sizes
-from refattn.verify.tolerance.budget import evaluate, operations, wide
+from refattn.verify.tolerance.budget import evaluate, rounding_sizes, wide
 
 UNIT = 2.0**-24
 
@@ -76,7 +76,7 @@ def test_every_equation_of_a_call_has_a_size(name: str) -> None:
     out = evaluate(record, inputs, case.options, None)["out"]
     with equations.trace() as traced:
         evaluate(record, inputs, case.options, np.ones(out.shape))
-    found = operations(record, {**inputs, **case.options, "d_out": np.ones(out.shape)}, traced)
+    found = rounding_sizes(record, {**inputs, **case.options, "d_out": np.ones(out.shape)}, traced, 1.0)
     assert found.keys() == traced.keys()
     for key, value in traced.items():
         assert found[key].shape == value.shape

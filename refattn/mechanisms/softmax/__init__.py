@@ -27,6 +27,7 @@ from refattn.mechanisms.softmax.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.softmax.testing import parts as _parts
 from refattn.mechanisms.softmax.testing.cases import CASES as _CASES
 from refattn.mechanisms.softmax.testing.kernel_sizes import KERNEL_SIZES as _KERNEL_SIZES
+from refattn.mechanisms.softmax.testing.rounding_scales import FURTHER as _FURTHER_SCALES
 from refattn.mechanisms.softmax.testing.rounding_scales import ROUNDING_SCALES as _ROUNDING_SCALES
 from refattn.mechanisms.softmax.testing.rounding_scales import STORED as _STORED
 from refattn.mechanisms.softmax.testing.wrong import WRONG as _WRONG
@@ -74,6 +75,7 @@ record = Mechanism(
         "dropout_in_two",
     ),
     rounding_scales=_ROUNDING_SCALES,
+    further_rounding_scales=_FURTHER_SCALES,
     stored=_STORED,
     wrong=_WRONG,
     outputs={"lse": "SM.lse", "max": "SM.largest"},

@@ -84,11 +84,11 @@ def _state(inputs: Given, values: Any) -> Array:
     """The writes of a chunk are added up, and what they take from each other is not small where a key comes again."""
     xp, n = namespace(inputs["q"]), _at(values)
     if "DELTA.momentum" in values:
-        return values.size("DELTA.4")
+        return xp.zeros_like(values["DELTA.4"])
     first = max(n + 1 - WINDOW, 0)
     keys = repeat_heads(values["DELTA.unit_k"], _groups(values))[:, :, first : n + 1, :]
     keys = keys * _kept(inputs, first, n + 1, after=False)
-    return values.size("DELTA.4") + xp.sqrt(_transposed(keys * keys) @ _writes(inputs, values, first, n + 1) ** 2)
+    return xp.sqrt(_transposed(keys * keys) @ _writes(inputs, values, first, n + 1) ** 2)
 
 
 def _later(inputs: Given, values: Any) -> Array:
@@ -109,17 +109,14 @@ def _later(inputs: Given, values: Any) -> Array:
     return xp.sqrt(squares)
 
 
-def _d_state(id: str) -> RoundingScale:
+def _d_state(inputs: Given, values: Any) -> Array:
     # Once for the sum, and once for the system that its terms are solutions of.
-    return lambda inputs, values: values.size(id) + 2.0 * _later(inputs, values)
+    return 2.0 * _later(inputs, values)
 
 
-ROUNDING_SCALES: dict[str, RoundingScale] = {
-    "DELTA.fade": _decay,
-    "DELTA.4": _state,
-    "dDELTA.4": _d_state("dDELTA.4"),
-    "dDELTA.1": _d_state("dDELTA.1"),
-}
+ROUNDING_SCALES: dict[str, RoundingScale | None] = {"DELTA.fade": _decay}
+
+FURTHER: dict[str, RoundingScale] = {"DELTA.4": _state, "dDELTA.4": _d_state, "dDELTA.1": _d_state}
 
 
 def _terms(id: str) -> RoundingScale:

@@ -35,11 +35,11 @@ def _values(inputs: Given, values: Any) -> Array:
 
 
 def _over_features(id: str, terms: str) -> RoundingScale:
-    """Return the size of a sum of so many terms, the length of an axis of q or k, and of one over features."""
+    """Return what a sum over an axis of q or k, `terms`, errs by if it is one over features, too."""
 
     def size(inputs: Given, values: Any) -> Array:
         count = max(inputs[terms].shape[2], 1)
-        return values.size(id) * math.sqrt((count + _features(inputs)) / count)
+        return values.size(id) * (math.sqrt((count + _features(inputs)) / count) - 1.0)
 
     return size
 
@@ -49,11 +49,12 @@ def _d_divisor(inputs: Given, values: Any) -> Array:
     # Kernels take o with the errors that it has by then.
     inherited = inputs["d_out"] * values.size("HOL.summed") / values["HOL.divisor"]
     over_width = xp.sqrt(xp.sum(inherited * inherited, axis=-1, keepdims=True))
-    return values.size("dHOL.divisor") + over_width / xp.abs(values["HOL.divisor"])
+    return over_width / xp.abs(values["HOL.divisor"])
 
 
-ROUNDING_SCALES: dict[str, RoundingScale] = {
-    "HOL.taylor": _values,
+ROUNDING_SCALES: dict[str, RoundingScale | None] = {"HOL.taylor": _values}
+
+FURTHER: dict[str, RoundingScale] = {
     "HOL.summed": _over_features("HOL.summed", "k"),
     "HOL.5": _over_features("HOL.5", "k"),
     "dHOL.divisor": _d_divisor,

@@ -33,7 +33,7 @@ def _d_total(inputs: Given, values: Any) -> Array:
     # Kernels take the inner product from the output, with the errors that it has by then: do_i . o_i.
     inherited = _d_out(inputs, values) * values.size("SM.5")
     over_width = namespace(inherited).sum(inherited**2, axis=-1, keepdims=True) ** 0.5
-    return values.size("dSM.total") + over_width / values["SM.total"] + _d_total_from_out(inputs, values)
+    return over_width / values["SM.total"] + _d_total_from_out(inputs, values)
 
 
 def _d_total_from_out(inputs: Given, values: Any) -> Array:
@@ -53,13 +53,13 @@ def _recomputed(inputs: Given, values: Any) -> Array:
 
 
 def _d_masked(inputs: Given, values: Any) -> Array:
-    return values.size("dSM.2") + namespace(inputs["q"]).abs(values["dSM.2"]) * _recomputed(inputs, values)
+    return namespace(inputs["q"]).abs(values["dSM.2"]) * _recomputed(inputs, values)
 
 
 def _d_v(inputs: Given, values: Any) -> Array:
     errors = values.get("SM.kept", values["SM.4"]) * _recomputed(inputs, values)
     squares = transpose(errors**2) @ _d_out(inputs, values) ** 2
-    return values.size("dSM.v") + sum_heads(squares, inputs["v"].shape[1]) ** 0.5
+    return sum_heads(squares, inputs["v"].shape[1]) ** 0.5
 
 
 def _d_scale(inputs: Given, values: Any) -> Array:
@@ -69,14 +69,13 @@ def _d_scale(inputs: Given, values: Any) -> Array:
     return of_all(values["dSM.scale"], values.get("dSM.1", values["dSM.2"]) * products)
 
 
-ROUNDING_SCALES: dict[str, RoundingScale] = {
+ROUNDING_SCALES: dict[str, RoundingScale | None] = {
     "SM.4": _weights,
-    "dSM.total": _d_total,
-    "dSM.2": _d_masked,
-    "dSM.v": _d_v,
     "dSM.scale": _d_scale,
     "dSM.softcap": lambda inputs, values: of_all(values["dSM.softcap"], values["dSM.2"]),
 }
+
+FURTHER: dict[str, RoundingScale] = {"dSM.total": _d_total, "dSM.2": _d_masked, "dSM.v": _d_v}
 
 STORED: dict[str, RoundingScale | None] = {
     **dict.fromkeys(("SM.4", "SM.kept", "dSM.2", "dSM.1")),
