@@ -419,14 +419,9 @@ class Pass(Mapping[str, Any]):
     """
 
     def __init__(
-        self,
-        traced: Mapping[str, Any],
-        key: str,
-        counts: Mapping[str, int] | None = None,
-        measured: Mapping[str, Any] | None = None,
+        self, traced: Mapping[str, Any], key: str, counts: Mapping[str, int], measured: Mapping[str, Any]
     ) -> None:
-        self.traced, self.key, self.measured = traced, key, measured or {}
-        self.counts = passes_of(traced) if counts is None else counts
+        self.traced, self.key, self.counts, self.measured = traced, key, counts, measured
         id, _, number = key.partition("[")
         at = int(number.rstrip("]") or 0)
         self.from_last = at if id.startswith("d") else self._count(id) - 1 - at
@@ -441,7 +436,7 @@ class Pass(Mapping[str, Any]):
 
     def size(self, id: str) -> Any:
         """Return the size of what the operations round that compute an equation."""
-        return Pass(self.measured, self.key, self.counts)[id]
+        return Pass(self.measured, self.key, self.counts, {})[id]
 
     def passes(self, id: str) -> list[Any]:
         """Return the values of all passes of an equation, in the order of the call."""
