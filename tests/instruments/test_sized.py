@@ -81,3 +81,19 @@ def test_every_equation_of_a_call_has_a_size(name: str) -> None:
     for key, value in traced.items():
         assert found[key].shape == value.shape
         assert np.all(np.isfinite(found[key])) and np.all(found[key] >= 0.0)
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_a_record_replaces_what_is_measured_or_adds_to_it(name: str) -> None:
+    record = ra.mechanism(name)
+    assert record.rounding_scales.keys() | record.further_rounding_scales.keys() <= record.equations.keys()
+    assert not record.rounding_scales.keys() & record.further_rounding_scales.keys()
+
+
+def test_nothing_is_measured_at_rest() -> None:
+    with sizes() as unit:
+        x = unit.array(np.ones(3))
+        unit.resting = True
+        lost = np.sum(x)
+        unit.resting = False
+        assert lost.square == 0.0 and np.sum(x).square > 0.0
