@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from refattn.mechanisms.graph_energy.options import Proximal
+from refattn.mechanisms.graph_energy.options.threshold import Proximal
 from refattn.mechanisms.graph_energy.testing import given
 from refattn.mechanisms.record import RoundingScale
 from refattn.mechanisms.sizes import of_exponents, of_sum
