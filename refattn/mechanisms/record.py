@@ -18,7 +18,7 @@ from refattn.mechanisms.families import numbers_of, with_numbers
 from refattn.mechanisms.wrong import WrongKernel
 from refattn.xp import Array
 
-Magnitude = Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
+RoundingScale = Callable[[Mapping[str, Any], Any], Array]
 
 
 class Unsupported(ValueError, NotImplementedError):  # noqa: N818 (to its caller it is a ValueError like others)
@@ -234,11 +234,14 @@ class Mechanism:
     properties
         Names of the properties of `refattn.verify.selfcheck.properties` that hold.
     rounding_scales
-        By equation id, where its rounding error is not relative to its own value: the size of the terms that it sums,
-        as a function of the inputs and the traced values.
+        By equation id, where they are not measured from the operations (`refattn.instruments.sized`) because kernels do
+        others: the size of the rounding error, as a function of the inputs and the traced values. None means the size
+        of the value itself, as for what iterations find.
+    further_rounding_scales
+        By equation id, what kernels round beside that.
     stored
         By id, the equations that kernels in float16 or bfloat16 round to the storage type on the way, with the size
-        that this rounding is relative to; all others they compute in float32.
+        that this rounding is relative to, None if that is the value; all others they compute in float32.
     wrong
         Plausible wrong readings, and wrong backward passes, by name.
     questions
@@ -332,8 +335,9 @@ class Mechanism:
     block: Block
     cases: tuple[Case, ...]
     properties: tuple[str, ...]
-    rounding_scales: Mapping[str, Magnitude] = field(default_factory=dict)
-    stored: Mapping[str, Magnitude] = field(default_factory=dict)
+    rounding_scales: Mapping[str, RoundingScale | None] = field(default_factory=dict)
+    further_rounding_scales: Mapping[str, RoundingScale] = field(default_factory=dict)
+    stored: Mapping[str, RoundingScale | None] = field(default_factory=dict)
     wrong: Mapping[str, WrongKernel] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     fallback_equation: Mapping[str, str] = field(default_factory=dict)

@@ -29,9 +29,10 @@ from refattn.mechanisms.delta.layer import block as _block
 from refattn.mechanisms.delta.layer import stream as _stream
 from refattn.mechanisms.delta.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.delta.testing.cases import CASES as _CASES
-from refattn.mechanisms.delta.testing.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.delta.testing.magnitudes import STORED as _STORED
 from refattn.mechanisms.delta.testing.questions import QUESTIONS as _QUESTIONS
+from refattn.mechanisms.delta.testing.rounding_scales import FURTHER as _FURTHER_SCALES
+from refattn.mechanisms.delta.testing.rounding_scales import ROUNDING_SCALES as _ROUNDING_SCALES
+from refattn.mechanisms.delta.testing.rounding_scales import STORED as _STORED
 from refattn.mechanisms.delta.testing.wrong import WRONG as _WRONG
 from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.record import Input as _Input
@@ -58,7 +59,8 @@ record = Mechanism(
     block=_BLOCK,
     cases=_CASES,
     properties=("linear_in_v", "sequence_padding", "causal", "truncation", "independent", "workers", "repeatable"),
-    rounding_scales=_MAGNITUDES,
+    rounding_scales=_ROUNDING_SCALES,
+    further_rounding_scales=_FURTHER_SCALES,
     stored=_STORED,
     wrong=_WRONG,
     outputs={"state": "X"},

@@ -55,8 +55,8 @@ from refattn.mechanisms.graph_energy.system import energy, longest_step, residua
 from refattn.mechanisms.graph_energy.testing import level_loops as _level_loops
 from refattn.mechanisms.graph_energy.testing import levels as _levels
 from refattn.mechanisms.graph_energy.testing.cases import CASES as _CASES
-from refattn.mechanisms.graph_energy.testing.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.graph_energy.testing.magnitudes import STORED as _STORED
+from refattn.mechanisms.graph_energy.testing.rounding_scales import ROUNDING_SCALES as _ROUNDING_SCALES
+from refattn.mechanisms.graph_energy.testing.rounding_scales import STORED as _STORED
 from refattn.mechanisms.graph_energy.testing.wrong import WRONG as _WRONG
 from refattn.mechanisms.record import Mechanism
 
@@ -125,7 +125,7 @@ record = Mechanism(
         "workers",
         "repeatable",
     ),
-    rounding_scales=_MAGNITUDES,
+    rounding_scales=_ROUNDING_SCALES,
     stored=_STORED,
     wrong=_WRONG,
     differentiable=("mu", "kappa", "scale", "step", "tau", "coefficients"),

@@ -31,8 +31,9 @@ from refattn.mechanisms.higher_order.layer import stream as _stream
 from refattn.mechanisms.higher_order.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.higher_order.options import NORMALISERS as _NORMALISERS
 from refattn.mechanisms.higher_order.testing.cases import CASES as _CASES
-from refattn.mechanisms.higher_order.testing.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.higher_order.testing.magnitudes import STORED as _STORED
+from refattn.mechanisms.higher_order.testing.rounding_scales import FURTHER as _FURTHER_SCALES
+from refattn.mechanisms.higher_order.testing.rounding_scales import ROUNDING_SCALES as _ROUNDING_SCALES
+from refattn.mechanisms.higher_order.testing.rounding_scales import STORED as _STORED
 from refattn.mechanisms.higher_order.testing.wrong import WRONG as _WRONG
 from refattn.mechanisms.record import Mechanism
 
@@ -70,7 +71,8 @@ record = Mechanism(
         "workers",
         "repeatable",
     ),
-    rounding_scales=_MAGNITUDES,
+    rounding_scales=_ROUNDING_SCALES,
+    further_rounding_scales=_FURTHER_SCALES,
     stored=_STORED,
     wrong=_WRONG,
     stream=ModuleStream(_stream, _BLOCK),

@@ -31,11 +31,10 @@ from refattn.mechanisms.koopman.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.koopman.options.fits import Separable, Stein
 from refattn.mechanisms.koopman.options.kernel import Linear, Matern32, Matern52, Own, Polynomial, Rbf
 from refattn.mechanisms.koopman.options.perturbation import Identity, KoopmanInverseError, Pencil, Shift
-from refattn.mechanisms.koopman.testing.adjoint_magnitudes import ADJOINTS as _ADJOINTS
 from refattn.mechanisms.koopman.testing.cases import CASES as _CASES
 from refattn.mechanisms.koopman.testing.cases import LIMITED as _LIMITED
-from refattn.mechanisms.koopman.testing.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.koopman.testing.magnitudes import STORED as _STORED
+from refattn.mechanisms.koopman.testing.rounding_scales import ROUNDING_SCALES as _ROUNDING_SCALES
+from refattn.mechanisms.koopman.testing.rounding_scales import STORED as _STORED
 from refattn.mechanisms.koopman.testing.wrong import WRONG as _WRONG
 from refattn.mechanisms.record import Mechanism
 
@@ -86,7 +85,7 @@ record = Mechanism(
         "workers",
         "repeatable",
     ),
-    rounding_scales=_MAGNITUDES | _ADJOINTS,
+    rounding_scales=_ROUNDING_SCALES,
     stored=_STORED,
     wrong=_WRONG,
     differentiable=_core.DIFFERENTIABLE,

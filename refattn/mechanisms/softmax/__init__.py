@@ -27,8 +27,9 @@ from refattn.mechanisms.softmax.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.softmax.testing import parts as _parts
 from refattn.mechanisms.softmax.testing.cases import CASES as _CASES
 from refattn.mechanisms.softmax.testing.kernel_sizes import KERNEL_SIZES as _KERNEL_SIZES
-from refattn.mechanisms.softmax.testing.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.softmax.testing.magnitudes import STORED as _STORED
+from refattn.mechanisms.softmax.testing.rounding_scales import FURTHER as _FURTHER_SCALES
+from refattn.mechanisms.softmax.testing.rounding_scales import ROUNDING_SCALES as _ROUNDING_SCALES
+from refattn.mechanisms.softmax.testing.rounding_scales import STORED as _STORED
 from refattn.mechanisms.softmax.testing.wrong import WRONG as _WRONG
 
 __all__ = ["Saved", "backward", "forward", "record"]
@@ -73,7 +74,8 @@ record = Mechanism(
         "lengths",
         "dropout_in_two",
     ),
-    rounding_scales=_MAGNITUDES,
+    rounding_scales=_ROUNDING_SCALES,
+    further_rounding_scales=_FURTHER_SCALES,
     stored=_STORED,
     wrong=_WRONG,
     outputs={"lse": "SM.lse", "max": "SM.largest"},

@@ -60,8 +60,6 @@ from refattn.mechanisms.sympformer.layer.presets import PRESETS as _PRESETS
 from refattn.mechanisms.sympformer.oracles import noise as _noise
 from refattn.mechanisms.sympformer.testing.cases import CASES as _CASES
 from refattn.mechanisms.sympformer.testing.cases import EXAMPLE as _EXAMPLE
-from refattn.mechanisms.sympformer.testing.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.sympformer.testing.magnitudes import STORED as _STORED
 from refattn.mechanisms.sympformer.testing.wrong import WRONG as _WRONG
 
 __all__ = ["Saved", "backward", "forward", "record"]
@@ -133,8 +131,9 @@ record = Mechanism(
     block=_BLOCK,
     cases=_CASES,
     properties=("token_permutation", "linear_in_v", "causal", "truncation", "independent", "workers", "repeatable"),
-    rounding_scales=_MAGNITUDES,
-    stored=_STORED,
+    # The weights of the values and the adjoint of the scores, before their products, and the gradient of u, which one
+    # pass over the pairs hands to the next.
+    stored=dict.fromkeys(("SYMP.11", "dSYMP.10", "dSYMP.5")),
     wrong=_WRONG,
     outputs={"log_z": "SYMP.7"},
     block_modules=_AROUND,
