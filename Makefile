@@ -47,7 +47,6 @@ facts: $(VENV)/.with-onnx $(VENV)/.with-test $(VENV)/.with-docs
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache docs/_build docs/learn
-	rm -f docs/mechanisms/*/calls.md docs/mechanisms/*/code.md docs/mechanisms/*/judged.md
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(VENV)/.with-EXTRA says that refattn (editable) and that extra are installed. What is imported is compiled then: to

@@ -38,9 +38,9 @@ devices are virtual: they share these cores, so that times say that nothing is l
 
 ## Forward and backward
 
-Causal, 2 heads of width 8, float64, by the implementations for devices ([Many devices](../devices.md)): a ring of keys
-for `softmax`, a scan of states for the others. Memory is that of arguments, results and all on the way, as XLA counts
-it.
+Causal, 2 heads of width 8, float64, by the implementations for [many devices](../backends.md#many-devices): a ring of
+keys for `softmax`, a scan of states for the others. Memory is that of arguments, results and all on the way, as XLA
+counts it.
 
 {both}
 

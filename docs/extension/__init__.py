@@ -62,6 +62,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("mechanisms", pages.Index)
     app.add_directive("idea", pages.Idea)
     app.add_directive("further", pages.Further)
+    app.add_directive("lookup", pages.Lookup)
     app.add_role("m", equations.Formula())
     app.add_role("id", equations.Id())
     app.add_role("general", equations.Id(equations.GENERAL))

@@ -105,11 +105,11 @@ class Derived(SphinxDirective):
             quoted = all(ran[id].place.formula.startswith(QUOTED) for id in ids)
             listed = nodes.definition_list(classes=["equations", "quoted" if quoted else "piece"])
             for id in ids:
-                code = f"{name}/code.html#{anchor_of_line(definition, ran[id].place.line)}"
+                code = f"{name}/reference.html#{anchor_of_line(definition, ran[id].place.line)}"
                 term, about = _term(self, id, [ran[id].place.formula], label=anchor(id)), nodes.paragraph()
                 about += nodes.reference("", f"line {ran[id].place.line}", refuri=code, internal=True)
                 if not id.startswith("d") and id in general(mechanism):
-                    link = f'<a href="{name}/equations.html#{anchor(id)}">options</a>'
+                    link = f'<a href="{name}/reference.html#{anchor(id)}">options</a>'
                     about += [nodes.Text(", "), nodes.raw("", link, format="html")]
                 listed += nodes.definition_list_item("", term, nodes.definition("", about, _fold(id, ran[id], "value")))
             made.append(listed)
@@ -241,11 +241,11 @@ class Equations(SphinxDirective):
                 notes += [nodes.Text(f"; in parts: {', '.join(elsewhere)}")]
             if (ran := values_of(mechanism.name).get(id)) is not None:
                 home = next(each for each in defining(mechanism) if file_of(each) == ran.place.file)
-                shown = _shown(id, ran, f"code.html#{anchor_of_line(home, ran.place.line)}", notes)
+                shown = _shown(id, ran, f"reference.html#{anchor_of_line(home, ran.place.line)}", notes)
             else:  # of an option, whose object computes it
                 text = inspect.getsource(module).splitlines()
                 number = 1 + next(n for n, each in enumerate(text) if f"[{id}]" in each)
-                code = f"code.html#{anchor_of_line(module, number)}"
+                code = f"reference.html#{anchor_of_line(module, number)}"
                 shown = nodes.definition("", nodes.paragraph("", "", _link(file_of(module), number, code), *notes))
             listed += nodes.definition_list_item("", term, shown)
         return listed

@@ -1,7 +1,7 @@
-"""The pages of mechanisms. Below each page that is read there are pages to look things up, written from its record.
+"""The pages of mechanisms: one to read, and one to look things up in, which ends with what the record has.
 
-The page that is read, `docs/mechanisms/NAME.md`, and that of the general code's equations, `NAME/equations.md`, are
-written by hand. If one is missing, it is made here from what the record has, for somebody to go on from there.
+Both, `docs/mechanisms/NAME.md` and `docs/mechanisms/NAME/reference.md`, are written by hand. If one is missing, it is
+made here from the record, for somebody to go on from there.
 """
 
 from __future__ import annotations
@@ -30,20 +30,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def write(folder: Path) -> None:
-    """Write the pages below those of every mechanism, and pages to go on from that are missing."""
-    texts: dict[str, str] = {}
+    """Begin the pages of mechanisms that are missing."""
     for mechanism in map(registry.mechanism, registry.list_mechanisms()):
-        begun = {f"{mechanism.name}.md": page, f"{mechanism.name}/equations.md": page_of_equations}
-        texts |= {name: begin(mechanism) for name, begin in begun.items() if not (folder / name).exists()}
-        texts |= {f"{mechanism.name}/{name}.md": page_below(mechanism, name) for name in BELOW}
-    for name, text in texts.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:  # what is the same is not built again
-            path.write_text(text, encoding="utf-8")
-    for path in (path for name in BELOW for path in folder.glob(f"*/{name}.md")):
-        if path.relative_to(folder).as_posix() not in texts:
-            path.unlink()
+        for name, begin in (("", page), ("/reference", reference)):
+            path = folder / f"{mechanism.name}{name}.md"
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(begin(mechanism), encoding="utf-8")
 
 
 class Index(SphinxDirective):
@@ -73,25 +66,29 @@ def options(mechanism: Mechanism) -> Iterator[str]:
     yield from _table(("option", "default", "what and why"), rows)
 
 
-def page_of_equations(mechanism: Mechanism) -> str:
-    """Return what the page of a mechanism's general code begins as: its equations."""
-    lines = [f"# {mechanism.title}: equations of the general code", "", *_of(mechanism)]
-    return "\n".join([*lines, f"```{{general}} {mechanism.name}", "```", ""])
+def reference(mechanism: Mechanism) -> str:
+    """Return what the page to look things up in begins as: the equations of the general code, and the record."""
+    name, title = mechanism.name, mechanism.title
+    lines = [f"# {title}: reference", "", f"Of [{title}](../{name}.md).", ""]
+    return "\n".join([*lines, f"```{{general}} {name}", "```", "", f"```{{lookup}} {name}", "```", ""])
 
 
-def page_below(mechanism: Mechanism, name: str) -> str:
-    """Return one of the pages of a mechanism to look things up in."""
-    title, sections = BELOW[name]
-    lines = [f"# {mechanism.title}: {title}", "", *_of(mechanism)]
-    for section, write_it in sections:
+class Lookup(SphinxDirective):
+    """``lookup MECHANISM``: what its record and its code say, section by section."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        text = "\n".join(lookup(registry.mechanism(self.arguments[0])))
+        return self.parse_text_to_nodes(text, allow_section_headings=True)
+
+
+def lookup(mechanism: Mechanism) -> Iterator[str]:
+    """Yield the sections that have something to say."""
+    for section, write_it in SECTIONS.items():
         body = list(write_it(mechanism))
         if body:
-            lines += [f"## {section}", "", *body, ""]
-    return "\n".join(lines)
-
-
-def _of(mechanism: Mechanism) -> list[str]:
-    return [f"Of [{mechanism.title}](../{mechanism.name}.md).", ""]
+            yield from (f"## {section}", "", *body, "")
 
 
 class Idea(SphinxDirective):
@@ -111,7 +108,7 @@ def idea(mechanism: Mechanism) -> Iterator[str]:
     yield f"Source: {markdown(mechanism.source)}."
     if (module := mechanism.definition) is not None:
         lines = len(inspect.getsource(module).splitlines())
-        file = f"one file of {lines} lines, [definition.py]({name}/code.md#definition-py)"
+        file = f"one file of {lines} lines, [definition.py]({name}/reference.md#definition-py)"
         yield f"All of it is {file}, and this page goes through it. `refattn show {name}` prints it as a file that runs"
         yield f"alone, `refattn trace {name}` shows every value, `refattn check {name}` checks the library."
 
@@ -132,27 +129,12 @@ def further(mechanism: Mechanism) -> Iterator[str]:
     if pictures := captioned(name)[1:]:
         yield from ("## More pictures", "", *(line for lines in pictures for line in lines))
     yield from ("## To look up", "")
-    listed = {part: ", ".join(section.lower() for section, _ in sections) for part, (_, sections) in BELOW.items()}
-    below = {part: f"- [{title.capitalize()}]({name}/{part}.md): {listed[part]}" for part, (title, _) in BELOW.items()}
-    yield below["calls"]
-    yield f"- [Equations of the general code]({name}/equations.md): options, other implementations and the layer"
-    yield below["judged"]
-    yield below["code"]
-    yield f"- [Deviations]({name}/judged.md#deviations): where this is something else than in papers and libraries"
+    said = ", ".join(map(str.lower, SECTIONS))
+    yield f"- [Reference]({name}/reference.md): equations of the general code, {said}"
+    yield f"- [Deviations]({name}/reference.md#deviations): where this is something else than in papers and libraries"
     yield "- [Change a line](../trace.md#change-a-line) and see which checks and which stored numbers notice"
     yield f"- Its tests stand in `tests/mechanisms/{name}/`"
-    entries = {
-        "equations": "Equations of the general code",
-        **{part: title.capitalize() for part, (title, _) in BELOW.items()},
-    }
-    yield from (
-        "",
-        "```{toctree}",
-        ":hidden:",
-        "",
-        *(f"{title} <{name}/{part}>" for part, title in entries.items()),
-        "```",
-    )
+    yield from ("", "```{toctree}", ":hidden:", "", f"Reference <{name}/reference>", "```")
 
 
 def _short(mechanism: Mechanism) -> Iterator[str]:
@@ -309,20 +291,19 @@ def _prose(module: ModuleType) -> Iterator[str]:
         yield ""
 
 
-Sections = list[tuple[str, Callable[[Mechanism], Iterator[str]]]]
-
-BELOW: dict[str, tuple[str, Sections]] = {
-    "calls": (
-        "how it is called",
-        [("In short", _short), ("Presets", _presets), ("Functions", _functions), ("Implementations", _implementations)],
-    ),
-    "judged": (
-        "how it is judged",
-        [("Deviations", _deviations), ("Properties", _properties), ("Cases", _cases), ("Wrong readings", _conventions)],
-    ),
-    "code": ("its code", [("Files", _files), ("Code", _code)]),
+SECTIONS: dict[str, Callable[[Mechanism], Iterator[str]]] = {
+    "In short": _short,
+    "Functions": _functions,
+    "Implementations": _implementations,
+    "Presets": _presets,
+    "Deviations": _deviations,
+    "Properties": _properties,
+    "Cases": _cases,
+    "Wrong readings": _conventions,
+    "Files": _files,
+    "Code": _code,
 }
-"""The pages below that of a mechanism: their titles and sections."""
+"""What a page to look things up in ends with."""
 
 
 def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from refattn.mechanisms.families import numbers_of, with_numbers
 from refattn.mechanisms.wrong import WrongKernel
 from refattn.xp import Array
 
-Magnitude = Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
+RoundingScale = Callable[[Mapping[str, Any], Any], Array]
 
 
 class Unsupported(ValueError, NotImplementedError):  # noqa: N818 (to its caller it is a ValueError like others)
@@ -232,7 +232,7 @@ def _in_room(path: str, name: str = "", empty: Any = ()) -> Any:
             if problem.name in (f"{home}.{path}", f"{home}.{path.partition('.')[0]}"):
                 return empty
             raise
-        return getattr(module, name) if name else module
+        return getattr(module, name, empty) if name else module
 
     return _Later(read)
 
@@ -248,7 +248,7 @@ class Mechanism:
 
     What only tools ask for is no argument of a room's record: it is read when it is first asked for, from files of the
     room whose names say which field they are. ``testing/cases.py`` has ``CASES``, and so ``kernel_sizes``, ``wrong``,
-    ``questions`` and ``layers``; ``testing/rounding_scales.py`` has ``ROUNDING_SCALES`` and ``STORED``;
+    ``questions`` and ``layers``; ``testing/rounding_scales.py`` has ``ROUNDING_SCALES``, ``FURTHER`` and ``STORED``;
     ``testing/block_derived_twice.py`` the function of that name; ``layer/pictures.py`` has ``PICTURES``, ``example.py``
     ``EXAMPLE``; ``loops.py`` and ``testing/parts.py`` are such fields themselves. If a file is missing, the field is
     empty.
@@ -290,11 +290,14 @@ class Mechanism:
     properties
         Names of the properties of `refattn.verify.selfcheck.properties` that hold.
     rounding_scales
-        By equation id, where its rounding error is not relative to its own value: the size of the terms that it sums,
-        as a function of the inputs and the traced values.
+        By equation id, where they are not measured from the operations (`refattn.instruments.sized`) because kernels do
+        others: the size of the rounding error, as a function of the inputs and the traced values. None means the size
+        of the value itself, as for what iterations find.
+    further_rounding_scales
+        By equation id, what kernels round beside that.
     stored
         By id, the equations that kernels in float16 or bfloat16 round to the storage type on the way, with the size
-        that this rounding is relative to; all others they compute in float32.
+        that this rounding is relative to, None if that is the value; all others they compute in float32.
     wrong
         Plausible wrong readings, and wrong backward passes, by name.
     questions
@@ -412,8 +415,9 @@ class Mechanism:
     pictures: tuple[Picture, ...] = _in_room("layer.pictures", "PICTURES")
     cases: tuple[Case, ...] = _in_room("testing.cases", "CASES")
     kernel_sizes: tuple[Case, ...] = _in_room("testing.kernel_sizes", "KERNEL_SIZES")
-    rounding_scales: Mapping[str, Magnitude] = _in_room("testing.rounding_scales", "ROUNDING_SCALES", {})
-    stored: Mapping[str, Magnitude] = _in_room("testing.rounding_scales", "STORED", {})
+    rounding_scales: Mapping[str, RoundingScale | None] = _in_room("testing.rounding_scales", "ROUNDING_SCALES", {})
+    further_rounding_scales: Mapping[str, RoundingScale] = _in_room("testing.rounding_scales", "FURTHER", {})
+    stored: Mapping[str, RoundingScale | None] = _in_room("testing.rounding_scales", "STORED", {})
     wrong: Mapping[str, WrongKernel] = _in_room("testing.wrong", "WRONG", {})
     questions: tuple[Question, ...] = _in_room("testing.questions", "QUESTIONS")
     layers: tuple[Mechanism, ...] = _in_room("testing.layers", "LAYERS")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn import backends, equations
+from refattn import backends
 from refattn.checked import Whole, checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import TYPES, has_gradient, stored
@@ -26,7 +26,7 @@ from refattn.verify.selfcheck import properties
 from refattn.verify.selfcheck.probe import Core, Values, used_share
 from refattn.verify.selfcheck.samples import Sample
 from refattn.verify.selfcheck.sections import NotRun
-from refattn.verify.tolerance.budget import disturbances, evaluate, finite, wide
+from refattn.verify.tolerance.budget import disturbances, finite, wide
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -82,12 +82,9 @@ class Foreign(Core):
     def _low(self, inputs: Values, options: Mapping[str, Any], d_out: Any, growth: float) -> dict[str, float]:
         """Return the noise in a type of few digits, to which laws round what they change of q, k and v, too."""
         record, case = self.mechanism, Case("large", "law", {}, options)
-        arrays = wide(inputs)
-        with equations.trace() as traced:
-            values = evaluate(record, arrays, options, d_out)
-        given: Any = case, self.dtype, arrays, d_out, {}, traced, values, dict.fromkeys("qkv", ""), 0
-        found = {}
-        for name, errors in disturbances(record, *given).items():
+        given = case, self.dtype, wide(inputs), {"d_out": d_out}, dict.fromkeys("qkv", "")
+        found, (values, noises) = {}, disturbances(record, *given)
+        for name, errors in noises.items():
             size = 0.0 if name in record.outputs else float(np.max(np.abs(finite(values[name])), initial=0.0))
             noise = math.sqrt(float(np.max(np.mean(errors**2, axis=0), initial=0.0)))
             found[name] = math.hypot(growth * noise, TYPES[self.dtype].unit * size)

@@ -71,7 +71,9 @@ def general(name: str) -> list[tuple[str, ModuleType]]:
     room = registry.room(name)
     found = [importlib.import_module(each.name) for each in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
     modules = [
-        module for module in found if module is not ra.mechanism(name).definition and ".testing" not in module.__name__
+        module
+        for module in found
+        if module is not ra.mechanism(name).definition and not {"testing", "loops"} & {*module.__name__.split(".")}
     ]
     return [(id, module) for module in modules for id in equations.declared(module)]
 
@@ -88,7 +90,7 @@ def line_of(page: Any, href: str) -> str:
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_every_equation_has_an_anchor_and_no_anchor_is_left_over(pages: dict[str, Any], name: str) -> None:
-    page, below = pages[f"mechanisms/{name}.html"], pages[f"mechanisms/{name}/equations.html"]
+    page, below = pages[f"mechanisms/{name}.html"], pages[f"mechanisms/{name}/reference.html"]
     shown, listed = ([term["id"] for term in each.select("dt.equation")] for each in (page, below))
     assert sorted(shown) == sorted(anchor(id) for id in defined(name))
     assert sorted(listed) == sorted(anchor(id) for id, _ in general(name))
@@ -105,7 +107,7 @@ def home(record: Any, id: str) -> str:
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_an_equation_of_the_definition_stands_above_its_lines(pages: dict[str, Any], name: str) -> None:
-    page, code = pages[f"mechanisms/{name}.html"], pages[f"mechanisms/{name}/code.html"]
+    page, code = pages[f"mechanisms/{name}.html"], pages[f"mechanisms/{name}/reference.html"]
     for id, place in defined(name).items():
         term = page.find(id=anchor(id))
         assert term.get_text().split()[0] == id
@@ -162,14 +164,14 @@ def lines_of(function: Any) -> Iterator[int]:
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_an_equation_of_the_general_code_stands_beside_its_line(pages: dict[str, Any], name: str) -> None:
-    page, code = pages[f"mechanisms/{name}/equations.html"], pages[f"mechanisms/{name}/code.html"]
+    page, code = (pages[f"mechanisms/{name}/reference.html"],) * 2
     record = ra.mechanism(name)
     computing = (*record.equation_modules, *record.extra_modules)
     linked = {tag["href"] for tag in page.find_all("a", href=True)}
     for module in computing:
         if f".{name}." not in module.__name__:
             assert {f"../{home_of(place)}.html#{anchor(id)}" for id, place in places_in(module).items()} <= {
-                link.replace("/equations", "") for link in linked
+                link.replace("/reference", "") for link in linked
             }
     lines: dict[
         str, list[tuple[str, int]]
@@ -198,7 +200,7 @@ def test_an_equation_of_the_general_code_stands_beside_its_line(pages: dict[str,
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_a_page_has_what_the_record_has(pages: dict[str, Any], name: str) -> None:
     record = ra.mechanism(name)
-    parts = ("", "/calls", "/equations", "/judged", "/code")
+    parts = ("", "/reference")
     text = "".join(pages[f"mechanisms/{name}{part}.html"].get_text() for part in parts)
     for word in (
         record.title,
@@ -214,7 +216,7 @@ def test_a_page_has_what_the_record_has(pages: dict[str, Any], name: str) -> Non
     linked = {a["href"] for a in pages["mechanisms/index.html"].find_all("a")}
     assert {f"{name}.html#{anchor(id)}" for id in defined(name)} <= linked
     others = {anchor(id) for id, _ in general(name)} - {anchor(id) for id in defined(name)}
-    assert {f"{name}/equations.html#{each}" for each in others} <= linked
+    assert {f"{name}/reference.html#{each}" for each in others} <= linked
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
@@ -233,7 +235,7 @@ def test_a_page_is_read_from_the_idea_on(pages: dict[str, Any], name: str) -> No
     assert 40 < len(idea) < 130
     assert [len(figure.select("figcaption")) for figure in page.select("figure")][:1] == [1]
     assert page.find("iframe")["src"].endswith(f"explorer/{name}.html")
-    calls = [tag.get_text() for tag in pages[f"mechanisms/{name}/calls.html"].select("dt.sig > .descname")]
+    calls = [tag.get_text() for tag in pages[f"mechanisms/{name}/reference.html"].select("dt.sig > .descname")]
     assert calls[:2] == ["forward", "backward"]
 
 
@@ -283,6 +285,6 @@ def test_figures_are_filled_in(pages: dict[str, Any]) -> None:
     facts = load()
     text = " ".join(pages["verifying.html"].get_text().split())
     assert f"of {facts['mutants'].value} wrong kernels of softmax attention" in text
-    table = pages["facts.html"].get_text()
+    table = pages["checking.html"].get_text()
     for id, fact in facts.items():
         assert id in table and fact.command in table

@@ -14,7 +14,7 @@ from refattn.verify.traced import places_in
 
 FOLDER = Path(__file__).parents[2] / "docs" / "mechanisms"
 
-PAGES = ["index", *(page for name in ra.list_mechanisms() for page in (name, f"{name}/equations"))]
+PAGES = ["index", *(page for name in ra.list_mechanisms() for page in (name, f"{name}/reference"))]
 
 
 def text_of(page: str) -> str:
@@ -28,7 +28,7 @@ def test_each_equation_of_the_definition_is_derived_once(name: str) -> None:
     assert definition is not None
     assert len(shown) == len(set(shown)) and {*shown} == {*places_in(definition)}
     assert {*re.findall(r"```{(?:derived|idea|explorer|further)} (\w+)", text_of(name))} == {name}
-    assert re.findall(r"```{general} (\w+)", text_of(f"{name}/equations")) == [name]
+    assert re.findall(r"```{general} (\w+)", text_of(f"{name}/reference")) == [name]
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
@@ -42,7 +42,7 @@ def test_a_definition_is_shown_in_pieces(name: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_formulas_are_well_formed(page: str) -> None:
     formulas = re.findall(r"{m}`([^`]*)`", text_of(page))
-    assert formulas or page == "sympformer/equations"
+    assert formulas or page == "sympformer/reference"
     for formula in formulas:
         made = ElementTree.fromstring(mathml(" ".join(formula.split()), inline=True))
         assert "^" not in "".join(made.itertext()) and "_" not in "".join(made.itertext()), formula

@@ -120,6 +120,7 @@ record = Mechanism(
     core=_core,
     block=_BLOCK,
     properties=("token_permutation", "linear_in_v", "causal", "truncation", "independent", "workers", "repeatable"),
+    stored=dict.fromkeys(("SYMP.11", "dSYMP.10", "dSYMP.5")),
     outputs={"log_z": "SYMP.7"},
     block_modules=_AROUND,
     further_modules=(_noise, _step, _prefixes),
