@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 
-from refattn.checked import Having, Real, checked, read
+from refattn.args import Having, Real, check, checked
 
 Matrix = NDArray[Any]
 
@@ -70,8 +70,8 @@ class Linear:
     v: Matrix  # (d, d)
 
     def __post_init__(self) -> None:
-        read("a", self.a, "d d")
-        read("v", self.v, "d d")
+        check("a", self.a, "d d")
+        check("v", self.v, "d d")
         _check_symmetric(a=self.a, v=self.v)
 
     def velocity(self, x: Matrix, y: Matrix) -> Matrix:
@@ -157,7 +157,7 @@ class Damping:
 
     def __post_init__(self) -> None:
         for name in ("c_log", "c_lin"):
-            read(name, getattr(self, name), Real(infinite=True))
+            check(name, getattr(self, name), Real(infinite=True))
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, needs a number of at least 0")
 

@@ -16,7 +16,7 @@ from refattn.analysis.known_systems import SYSTEMS, System
 from refattn.analysis.operators import EDMD, KernelEDMD, Koopman, Operator
 from refattn.analysis.spectrum import COLOURS, TEXT, draw_eigenvalues, draw_unit_circle, pair
 from refattn.analysis.text import aligned
-from refattn.checked import Whole, checked
+from refattn.args import Whole, checked
 from refattn.mechanisms.koopman.options.kernel import Kernel, Linear, Rbf
 
 if TYPE_CHECKING:

@@ -23,14 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.arguments import (
-    check_arrays,
-    check_causal,
-    check_gradient,
-    check_inputs,
-    check_mask,
-    check_number,
-)
+from refattn.args import check_arrays, check_causal, check_gradient, check_inputs, check_mask, check_number
 from refattn.mechanisms.paper import is_reading
 from refattn.ops.masks import Causal, causal_offset
 from refattn.tree import check_fields

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn.checked import checked
+from refattn.args import checked
 from refattn.ops.embedding import one_hot
 from refattn.xp import Array, any_outside, dtype_name, is_array, max_last, namespace, sum_wide
 

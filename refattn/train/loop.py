@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from refattn import backends, model, tree
-from refattn.files import Maybe, Real, Whole, check
+from refattn.args import Maybe, Real, Whole, check_json
 from refattn.train import baselines, checkpoint, data, diagnose, growing, metrics, plot
 from refattn.train.diagnose import DivergedError
 from refattn.train.folder import Folder, RunError, begin, check_place, compare_with_checkpoint, hold, stored_config
@@ -174,7 +174,6 @@ def _train(
     with interruptible(report.say) as stop, metrics.Metrics(folder.metrics) as record:
         while state.step < settings.steps and not stop.requested:
             state, row = _advance(state, settings, text, folder)
-            folder.check_place()
             record.append(row)
             if "growth" in row:
                 report.say(_growth_told(row))
@@ -368,7 +367,6 @@ def _keep(state: Progress, settings: Settings, folder: Folder) -> str:
 
 
 def _save(folder: Folder, settings: Settings, state: Progress) -> None:
-    folder.check_place()
     leaves = tree.flatten({"params": state.params, "optimiser": state.moments})
     owner = backends.get(settings.backend)
     facts: dict[str, Any] = {"settings": settings.to_json(), "tokens": state.tokens}
@@ -403,7 +401,7 @@ _FACTS = {
 
 def _restored(found: checkpoint.Checkpoint, settings: Settings, first: Progress) -> Progress:
     """Return the state that a checkpoint holds; ValueError where it is none of this run, whatever its sums say."""
-    check(found.facts, _FACTS, "facts")
+    check_json(found.facts, _FACTS, "facts")
     compare_with_checkpoint(found, settings)
     history = growing.History()
     if settings.growing is not None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import backends, counter, equations, tree
-from refattn.checked import One, checked
+from refattn.args import One, checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import DTYPES, has_gradient, stored
 from refattn.mechanisms.context import Context

@@ -175,7 +175,5 @@ def test_kernels_agree_where_they_have_an_option(place: str, cases: str) -> None
         outcome = verify_case(ra.mechanism("softmax"), kernel, case, "float32", grad=gradients)
         assert outcome.status == "agrees", (name, outcome)
         beside = {verdict.tensor for verdict in outcome.verdicts} - {"out", "lse"}
-        equation = {"raw": "SM.1", "capped": "SM.capped", "masked": "SM.2", "weights": "SM.4"}.get(
-            place.split("_")[-1]
-        )
+        equation = {"raw": "SM.1", "capped": "SM.capped", "masked": "SM.2", "weights": "SM.4"}.get(place.split("_")[-1])
         assert beside == ({equation} if equation else {"d_q", "d_k", "d_v", "d_bias"} if gradients else set())

@@ -68,13 +68,13 @@ def test_growth_is_due_at_a_plateau() -> None:
         ({"grow": [0]}, ValueError, "grow: got 0, needs a whole number of at least 1"),
         ({"grow": [3, 9], "steps": 8}, ValueError, "grow: got step 9, needs steps of at most 8, which is the last one"),
         ({"grow": [3, 3]}, ValueError, "grow: got [3, 3], needs each step once"),
-        ({"grow": ["a"]}, TypeError, "grow: got 'a' of type str, needs a whole number"),
+        ({"grow": ["a"]}, TypeError, "grow: got 'a', needs a whole number"),
         ({"growth": {"most": 1}}, ValueError, "growth: got most, needs grow as well"),
         ({"grow": "auto", "growth": {"width": 1}}, ValueError, "growth: got 'width', needs some of every, window"),
         ({"grow": "auto", "growth": {"most": -1}}, ValueError, "growth.most: got -1, needs a whole number"),
         ({"grow": "auto", "growth": {"window": 1}}, ValueError, "growth.window: got 1, needs a whole number of at"),
         ({"grow": "auto", "growth": {"moments": "lose"}}, ValueError, "growth.moments: got 'lose', needs one of keep"),
-        ({"grow": "auto", "growth": 3}, TypeError, "growth: got int, needs a Mapping"),
+        ({"grow": "auto", "growth": 3}, TypeError, "growth: got 3, needs a Mapping"),
     ],
 )
 def test_wrong_settings_are_named(values: dict[str, Any], error: type[Exception], problem: str) -> None:

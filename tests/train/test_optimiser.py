@@ -322,13 +322,13 @@ def updated(gradients: Any = PARAMS, rate: float = 1.0, **state: Any) -> Any:
     ("call", "error", "text"),
     [
         (lambda: AdamW(-1.0), ValueError, "learning_rate: got -1.0, needs a finite number from 0"),
-        (lambda: AdamW("fast"), TypeError, "learning_rate: got 'fast' of type str, needs a finite number"),  # type: ignore[arg-type]
-        (lambda: AdamW(0.1, beta1=1.0), ValueError, "beta1: got 1.0, needs a number below 1"),
-        (lambda: AdamW(0.1, beta2=1.5), ValueError, "beta2: got 1.5, needs a finite number from 0 to 1"),
+        (lambda: AdamW("fast"), TypeError, "learning_rate: got 'fast', needs a finite number"),  # type: ignore[arg-type]
+        (lambda: AdamW(0.1, beta1=1.0), ValueError, "beta1: got 1.0, needs a finite number from 0 to below 1"),
+        (lambda: AdamW(0.1, beta2=1.5), ValueError, "beta2: got 1.5, needs a finite number from 0 to below 1"),
         (lambda: AdamW(0.1, epsilon=0.0), ValueError, "epsilon: got 0.0, needs a finite number above 0"),
         (lambda: Group("*", -0.1), ValueError, "weight_decay: got -0.1, needs a finite number from 0"),
         (lambda: Group("*", rate=math.nan), ValueError, "rate: got nan, needs a finite number from 0"),
-        (lambda: Group(3), TypeError, "pattern: got int, needs a text"),  # type: ignore[arg-type]
+        (lambda: Group(3), TypeError, "pattern: got 3, needs a text"),  # type: ignore[arg-type]
         (lambda: Group("*", axes=-1), ValueError, "axes: got -1, needs a whole number"),
         (lambda: updated({"a": PARAMS["a"]}), ValueError, "gradients: lacks 'b'; needs exactly the 2 names of params"),
         (lambda: updated(PARAMS | {"c": np.ones(2)}), ValueError, "gradients: has the unknown 'c'; needs exactly"),

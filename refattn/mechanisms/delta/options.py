@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.arguments import check_arrays, check_floating, check_number, check_whole
+from refattn.args import check_arrays, check_floating, check_number, check_whole
 from refattn.xp import Array, dtype_name, is_bool, namespace, raised
 
 GATES = ("beta", "log_decay", "log_momentum", "step")

@@ -14,8 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from refattn import equations
-from refattn.checked import naming
-from refattn.mechanisms.arguments import check_arrays, check_broadcasts, check_number, check_per_head, check_whole, fits
+from refattn.args import ROUNDS, check_arrays, check_broadcasts, check_number, check_per_head, check_whole, fits, naming
 from refattn.mechanisms.entry import check_saved, enter, implementation_of, renamed, returned, upstream
 from refattn.mechanisms.graph_energy import definition, dense
 from refattn.mechanisms.graph_energy import options as kinds
@@ -411,7 +410,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
     shown = {**{name: given[name] for name in ("mu", "kappa", "step", "scale", "bias")}, "tau": threshold.tau}
     shown["start"] = start.at
     numbers |= {name: tuple(getattr(x, "shape", ())) for name, x in shown.items() if x is not None}
-    count = check_whole("steps", given["steps"], 0, rounds=True)
+    count = check_whole("steps", given["steps"], 0, ROUNDS)
     return Options(
         state=state,
         coupling=coupling,

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from refattn import counter, tree
+from refattn.args import check, check_choice, check_number, check_whole
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_choice, check_is, check_number, check_whole
 from refattn.mechanisms.projections import fresh
 from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, backend, device, namespace
@@ -72,7 +72,7 @@ class Config(projections.Config):
         for name, known in choices.items():
             check_choice(name, getattr(self, name), known)
         for name in ("qk_norm", "out_norm"):
-            check_is(name, getattr(self, name), bool)
+            check(name, getattr(self, name), bool)
         if check_whole("conv", self.conv) == 1:
             raise ValueError("conv: got 1, needs 0, or a number of taps of at least 2")
         if self.conv > 1024:

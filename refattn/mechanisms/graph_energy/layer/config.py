@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from refattn.args import check, check_number, check_whole
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_is, check_number, check_whole
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import core
@@ -96,7 +96,7 @@ class Config(projections.Config):
         check_sizes(self, "steps", "classes", "levels", "window")
         check_whole("stride", self.stride, 2)
         for name in ("learn_step", "learn_tau"):
-            check_is(name, getattr(self, name), bool)
+            check(name, getattr(self, name), bool)
         choice("state", self.state, STATES)
         for name in ("coupling", "intrinsic"):
             if isinstance(given := getattr(self, name), (Coupling, Intrinsic)):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from refattn.mechanisms.arguments import check_number, check_whole
+from refattn.args import check_number, check_whole
 from refattn.mechanisms.graph_energy.forces import Number
 from refattn.mechanisms.graph_energy.options.choice import choice
 from refattn.ops.sums import moved_by

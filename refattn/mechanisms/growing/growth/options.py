@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.mechanisms.arguments import check_is, check_number
+from refattn.args import check, check_number
 
 PRESERVING = ("gradmax", "zero", "net2wider")
 MODES = ("replace", "additive", *PRESERVING)
@@ -85,7 +85,7 @@ class Options:
             if getattr(self, name) not in values:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, needs one of {', '.join(values)}")
         for name in ("center_keys", "align", "uneven", "keep_ties"):
-            check_is(name, getattr(self, name), bool)
+            check(name, getattr(self, name), bool)
         if self.uneven and self.scale == "rescale":
             raise ValueError("scale: got 'rescale' with uneven heads, needs frozen: one scale is that of all heads")
         for name, least in (("largest", 1), ("most", 0), ("evaluations", 1), ("seed", 0)):

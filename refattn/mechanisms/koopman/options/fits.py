@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from refattn.mechanisms.arguments import check_choice, check_number, check_whole
+from refattn.args import check_choice, check_number, check_whole
 from refattn.mechanisms.koopman.options.limited import Limited
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, namespace, transpose

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.mechanisms.arguments import check_number
+from refattn.args import check_number
 from refattn.mechanisms.sympformer.oracles import linear
 from refattn.mechanisms.sympformer.oracles.linear import Kernel, Linear
 from refattn.mechanisms.sympformer.oracles.mixing import mix_backward

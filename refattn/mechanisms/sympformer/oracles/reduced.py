@@ -33,7 +33,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from refattn.mechanisms.arguments import check_choice
+from refattn.args import check_choice
 from refattn.mechanisms.sympformer.oracles.linear import counted
 from refattn.mechanisms.sympformer.oracles.softmax import NORMALISERS, Answer
 from refattn.mechanisms.sympformer.params import Add, Layer

@@ -12,7 +12,7 @@ import pytest
 
 import refattn as ra
 from refattn import equations
-from refattn.checked import Axes, Maybe, Real, Tree, Whole, checked, naming
+from refattn.args import Axes, Maybe, Real, Tree, Whole, checked, naming
 from refattn.ops import mlp
 
 
