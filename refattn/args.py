@@ -241,7 +241,7 @@ def refused(name: str, value: Any, needs: str, kind: type[Exception] = TypeError
     if isinstance(value, int) and abs(value) >= 2**63:
         got = f"a whole number of {value.bit_length()} bits"
     else:
-        got = repr(value)[:80] if isinstance(value, str | int | float) else type(value).__name__
+        got = repr(value)[:80] if isinstance(value, str | int | float | None) else type(value).__name__
     return kind(f"{name or 'the file'}: got {got}, needs {needs}")
 
 

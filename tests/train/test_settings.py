@@ -93,7 +93,7 @@ def test_what_is_unknown_gets_the_whole_list() -> None:
         ({"seed": -1}, ValueError, "seed: got -1, needs a whole number of at least 0"),
         ({"data": 3}, TypeError, "data: got 3, needs a text"),
         ({"device": 0}, TypeError, "device: got 0, needs a text"),
-        ({"backend": None}, TypeError, "backend: got NoneType, needs a text"),
+        ({"backend": None}, TypeError, "backend: got None, needs a text"),
         ({"dtype": "float16"}, ValueError, "dtype: got 'float16', needs one of float32, float64"),
         ({"accumulate": 3}, ValueError, "accumulate: got 3, needs a divisor of the batch of 16"),
         ({"width": 16.0}, TypeError, "width: got 16.0, needs a whole number of at least 1"),

@@ -143,7 +143,7 @@ def test_windows_and_nearest_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     ("make", "given", "kind", "message"),
     [
         ("window_graph", (-3, 1, np.zeros(1)), ValueError, "n: got -3, needs a whole number of at least 0"),
-        ("window_graph", (2.5, 1, np.zeros(1)), ValueError, "n: got 2.5, needs a whole number"),
+        ("window_graph", (2.5, 1, np.zeros(1)), TypeError, "n: got 2.5, needs a whole number"),
         ("window_graph", (3, 1, np.zeros(1, int)), TypeError, "like: got dtype int64"),
         ("nearest_graph", (np.array([[0.0], [np.nan], [1.0]]), 1), ValueError, "points: got some without finite"),
         ("nearest_graph", (np.array([[200], [10], [1]], np.uint8), 1), TypeError, "points: got dtype uint8"),

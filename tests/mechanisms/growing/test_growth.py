@@ -425,7 +425,7 @@ def test_bad_input() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             Options(**given)
-    with pytest.raises(TypeError, match="align: got int, needs a bool"):
+    with pytest.raises(TypeError, match="align: got 1, needs true or false"):
         Options(align=1)
     with pytest.raises(ValueError, match="columns: got -1, needs None or a whole number"):
         GROWTH.plan(params, statistics, columns=-1)

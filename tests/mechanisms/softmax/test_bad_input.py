@@ -244,17 +244,17 @@ SEVERAL = r"got arrays of several {} \(params.w_q, .*: {}; .*{}: {}\), needs one
     ("options", "kind", "text"),
     [
         *(
-            ({name: value}, E, rf"{name}: got {re.escape(repr(value))}, needs a whole number of at least 1")
+            ({name: value}, kind, rf"{name}: got {re.escape(repr(value))}, needs a whole number of at least 1")
             for name in ("width", "heads", "kv_heads", "head_width", "value_width")
-            for value in (0, -1, 2.0, "2", True)
+            for value, kind in ((0, E), (-1, E), (2.0, T), ("2", T), (True, T))
         ),
-        ({"width": None}, E, "width: got None, needs a whole number of at least 1"),
+        ({"width": None}, T, "width: got None, needs a whole number of at least 1"),
         ({"heads": 4}, E, "heads: got 4, needs a divisor of the width 6, or a head_width"),
         ({"kv_heads": 3}, E, "kv_heads: got 3, needs a divisor of the 2 heads"),
         ({"kv_heads": 4}, E, "kv_heads: got 4, needs a divisor of the 2 heads"),
-        ({"bias": None}, T, "bias: got NoneType, needs a bool"),
-        ({"residual": 1}, T, "residual: got int, needs a bool"),
-        ({"scale": "1"}, T, "scale: got str, needs a finite number"),
+        ({"bias": None}, T, "bias: got None, needs true or false"),
+        ({"residual": 1}, T, "residual: got 1, needs true or false"),
+        ({"scale": "1"}, T, "scale: got '1', needs a finite number"),
         ({"scale": math.nan}, E, "scale: got nan, needs a finite number"),
         ({"softcap": -1.0}, E, "softcap: got -1.0, needs a finite number above 0"),
     ],
