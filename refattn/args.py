@@ -238,7 +238,7 @@ def check_json(value: Any, schema: Any, at: str = "") -> None:
 
 def refused(name: str, value: Any, needs: str, kind: type[Exception] = TypeError) -> Exception:
     """Return the error that says what was got and what is needed."""
-    if isinstance(value, int) and abs(value) >= 2**63:
+    if isinstance(value, int) and value.bit_length() > 128:
         got = f"a whole number of {value.bit_length()} bits"
     else:
         got = repr(value)[:80] if isinstance(value, str | int | float | None) else type(value).__name__

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refattn import tree
-from refattn.args import Maybe, One, Whole, check, check_all, check_arrays, check_floating
+from refattn.args import Axes, Maybe, One, Whole, check, check_all, check_arrays, check_floating
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.ops import mlp
 from refattn.ops.weights import fresh_weight
-from refattn.xp import Array, any_outside, device, dtype_name, namespace
+from refattn.xp import Array, any_outside, device, namespace
 
 OWN = ("width", "heads", "residual", "layer", "layers", "vocabulary", "context")
 """Fields of a block's configuration that the model fills in, where the block has them."""
@@ -258,8 +258,7 @@ def check_tokens(params: Params, tokens: Array, name: str = "tokens") -> None:
     """Raise where tokens are none that the model can read."""
     check("params", params, Params)
     check_arrays(params=params.token_embedding, **{name: tokens})
-    if not dtype_name(tokens).startswith(("int", "uint")):
-        raise TypeError(f"{name}: got dtype {dtype_name(tokens)}, needs an integer type")
+    check(name, tokens, Axes("*", "whole"))
     config, width = params.config, params.config.width
     for table_name, rows in (("token_embedding", config.vocabulary), ("position_embedding", config.context)):
         table = getattr(params, table_name)

@@ -18,8 +18,8 @@ from typing import Any
 from refattn import model, tree
 from refattn.args import Maybe, One, Real, Whole, check, check_all
 from refattn.mechanisms import registry
-from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
-from refattn.train.step import parts_of
+from refattn.ops.losses import cross_entropy_forward
+from refattn.train.step import parts_of, there_and_back
 from refattn.xp import Array, backend, device, namespace, sum_wide
 
 Facts = dict[str, Any]
@@ -206,7 +206,6 @@ def observe(
 
 
 def _shard(params: model.Params, inputs: Array, targets: Array, weight: float, keep: bool) -> tuple[float, list[Any]]:
-    xp = namespace(params.token_embedding, inputs)
     ability: Any = params.config.record.grow
     statistics: dict[int, Any] = {}
 
@@ -214,12 +213,8 @@ def _shard(params: model.Params, inputs: Array, targets: Array, weight: float, k
         found, layer = ability.observe(block, saved, d_state, keep=keep), index % len(params.layers)
         statistics[layer] = ability.merge(statistics[layer], found) if layer in statistics else found
 
-    logits, saved = model.forward(params, inputs, training=True)
-    losses, loss_saved = cross_entropy_forward(logits, targets)
-    # forward: loss = weight * sum(losses)
-    d_losses = xp.full(losses.shape, weight, dtype=losses.dtype, device=device(losses))
-    model.backward(params, saved, cross_entropy_backward(loss_saved, d_losses), watch=watch)
-    return float(sum_wide(losses)), [statistics[index] for index in range(len(params.layers))]
+    loss, _ = there_and_back(params, inputs, targets, weight, watch)
+    return float(loss), [statistics[index] for index in range(len(params.layers))]
 
 
 def mean_loss(params: model.Params, inputs: Array, targets: Array) -> float:

@@ -153,12 +153,12 @@ def edit(path: Path, sign: bool = True, **changes: Any) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-NO_JSON = "is no JSON of a checkpoint"
+NO_JSON = "is no JSON, or cut off"
 OTHER_BYTES = "its bytes do not match the digest"
 DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "empty json": ("json", lambda path: path.write_bytes(b""), NO_JSON),
-    "list": ("json", lambda path: path.write_text("[1, 2]"), NO_JSON),
-    "not finite": ("json", lambda path: edit(path, sign=False, bytes=math.nan), NO_JSON),
+    "list": ("json", lambda path: path.write_text("[1, 2]"), "the file: got list, needs an object"),
+    "not finite": ("json", lambda path: edit(path, sign=False, bytes=math.nan), "bytes: got nan, needs a whole number"),
     "other fact": ("json", lambda path: edit(path, sign=False, facts={"step": 9}), OTHER_BYTES),
     "other step": ("json", lambda path: edit(path, step=200), "is of step 200"),
     "other format": ("json", lambda path: edit(path, format=2), "has format 2, this version reads 1"),

@@ -401,8 +401,8 @@ def test_fresh_parameters() -> None:
     )
     raises(T, f"like: got float, {ARRAY}", lambda: BLOCK.init(CONFIG, like=1.0))
     raises(T, f"like: got dtype int64, {KINDS}", lambda: BLOCK.init(CONFIG, like=zeros(1, dtype="int64")))
-    raises(E, "seed: got -1, needs a number from 0 to .*", lambda: BLOCK.init(CONFIG, like=X, seed=-1))
-    raises(T, "layer: got 0.5 of type float, needs a whole number", lambda: BLOCK.init(CONFIG, like=X, layer=0.5))  # type: ignore[arg-type]
+    raises(E, "seed: got -1, needs a whole number of at least 0", lambda: BLOCK.init(CONFIG, like=X, seed=-1))
+    raises(T, "layer: got 0.5, needs a whole number of at least 0", lambda: BLOCK.init(CONFIG, like=X, layer=0.5))  # type: ignore[arg-type]
 
 
 def test_wrong_input_leaves_arrays_alone() -> None:
