@@ -59,7 +59,7 @@ def options_stand_once(mechanism: Mechanism) -> Iterator[str]:
         if default is None or option == "implementation":
             continue
         places = [path for path, tree in room_files(mechanism.name).items() for _ in _defaults(tree, option)]
-        own = [path for path in places if not path.startswith("judge/") and path != "definition.py"]
+        own = [path for path in places if not path.startswith("testing/") and path not in ("definition.py", "loops.py")]
         if len(own) > 1:
             yield f"{option} has a default of its own in {', '.join(own)}"
 

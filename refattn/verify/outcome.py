@@ -398,7 +398,7 @@ class Report:
         return 3 if not total["run"] else 1 if total["failed"] else 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data for JSON, as `refattn/verify/report/tables.schema.json` describes it."""
+        """Return the report as plain data for JSON, as `refattn/verify/report/report.schema.json` describes it."""
         plain = tuple(replace(one, seen=None) for one in self.outcomes)
         data = dataclasses.asdict(replace(self, outcomes=plain, least=None))
         del data["least"]
