@@ -65,19 +65,6 @@ def test_numbers_of_numpy_are_read_each_time() -> None:
         g(np.asarray(3), 1.0)
 
 
-class Strange:
-    """An object with a shape and a dtype, and no array."""
-
-    def __init__(self, shape: Any, dtype: Any) -> None:
-        self.shape, self.dtype = shape, dtype
-
-
-@pytest.mark.parametrize("x", [Strange(None, "float64"), Strange((2, 3), []), Strange(([],), "x"), Strange((), {})])
-def test_what_only_looks_like_an_array_is_refused_by_name(x: Any) -> None:
-    with pytest.raises(TypeError, match="^x: got"):
-        f(x, RIGHT["w"])
-
-
 def test_torch_tensors_of_another_layout_are_refused() -> None:
     torch = pytest.importorskip("torch")
     warnings.simplefilter("ignore")  # "in beta state"

@@ -189,28 +189,6 @@ def test_a_broken_library_is_told_from_a_missing_one(
     assert Broken().why_unavailable() == f"refattn_broken_library cannot be imported: {reason}"
 
 
-def test_cupy_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Runtime:
-        count: Any = 0
-
-        def getDeviceCount(self) -> int:
-            return int(self.count)
-
-    class Library:
-        class cuda:  # noqa: N801
-            runtime = Runtime()
-
-    backend: Any = backends.get("cupy")
-    monkeypatch.setattr(backend, "library", lambda: Library)
-    monkeypatch.setattr(backend, "namespace", lambda: Library)
-    assert backend.why_unavailable() == "cupy finds no CUDA device"
-    Library.cuda.runtime.count = "cudaErrorNoDevice"
-    assert backend.why_unavailable().startswith("cupy finds no CUDA device: ")
-    Library.cuda.runtime.count = 2
-    assert backend.why_unavailable() is None
-    assert backend.devices() == ("cuda:0", "cuda:1")
-
-
 def test_the_owner_follows_the_type() -> None:
     assert backends.of(np.ones(2)) is backends.get("numpy")
     assert backends.of(np.float32(1)) is backends.get("numpy")

@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 import threadpoolctl
 
-from refattn import backends, counter
+from refattn import backends
 from refattn.backends import blas as blas_of_the_backends
 from refattn.backends import use_workers, workers
-from refattn.mechanisms.context import Context
-from refattn.mechanisms.registry import mechanism
 from tests.processes import python
 
 USABLE = [name for name in backends.BUILT_IN if backends.get(name).why_unavailable() is None]
@@ -121,25 +119,6 @@ def test_blas_has_one_thread_inside_and_is_restored(n: int, tasks: int, two_blas
     with use_workers(n):
         assert pool_map(lambda i: set(blas_threads()), range(tasks)) == [{1}] * tasks
     assert blas_threads() == before
-
-
-def test_a_block_holds_blas_once_and_not_for_each_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hold costs what a product of 64 tokens takes."""
-    block, x = mechanism("softmax").block, counter.normal((1, 128, 64), seed=0, purpose="test.x")
-    params = block.init(block.Config(width=64, heads=2), seed=0, like=x)
-    state, entered = block.start(params, x, Context()), []
-    enter = blas_of_the_backends._Hold.enter
-
-    def count(*given: Any) -> None:
-        entered.append(1)
-        enter(*given)
-
-    monkeypatch.setattr(blas_of_the_backends._Hold, "enter", count)
-    with use_workers(1):
-        after, saved = block.forward(params, state, Context())
-        assert len(entered) == 1
-        block.backward(params, saved, after)
-    assert len(entered) == 2
 
 
 def test_maps_of_several_threads_at_once(two_blas_threads: None) -> None:

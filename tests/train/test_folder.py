@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,26 +36,6 @@ def run(tmp_path: Path, trained: Trained) -> Path:
 
 
 # --- nothing outside of the folder
-
-
-def test_a_new_run_writes_through_no_link(tmp_path: Path, chosen: Settings) -> None:
-    outside = tmp_path / "outside"
-    outside.write_text("mine")
-    out = tmp_path / "run"
-    out.mkdir()
-    (out / "config.json.part").symlink_to("../outside")
-    with pytest.raises(RunError, match="holds files that are no run"):
-        train(chosen, out)
-    assert outside.read_text() == "mine" and os.listdir(out) == ["config.json.part"]
-
-
-def test_metrics_are_not_appended_to_a_link(tmp_path: Path, run: Path, chosen: Settings) -> None:
-    outside = tmp_path / "outside.jsonl"
-    shutil.move(run / "metrics.jsonl", outside)
-    before = outside.read_bytes()
-    (run / "metrics.jsonl").symlink_to("../outside.jsonl")
-    train(chosen, run, resume=True)  # the link itself is replaced
-    assert outside.read_bytes() == before and not (run / "metrics.jsonl").is_symlink()
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "checkpoints/step-00000004.json"])

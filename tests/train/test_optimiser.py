@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -216,25 +216,6 @@ def test_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pieces, "PIECE", size)
         norms.append(float(clip(gradients, None)[1]))
     assert norms[0] == pytest.approx(norms[1], rel=1e-14)
-
-
-@dataclass(frozen=True)
-class Params:
-    config: str
-    w: Any
-    b: Any | None = None
-
-
-def test_trees_of_dataclasses_and_states_that_go_through_names() -> None:
-    adam = AdamW(0.1)
-    params = (Params("first", np.ones((2, 2))), Params("second", np.ones((2, 2)), np.ones(2)))
-    moved, state = adam.update(adam.start(params), params, params)
-    assert isinstance(moved[1], Params) and moved[1].config == "second" and moved[0].b is None
-    names = list(tree.flatten(state))
-    assert names[:3] == ["first.0.w", "first.1.w", "first.1.b"] and names[-1] == "count.1.b" and len(names) == 9
-    restored = tree.unflatten(adam.start(params), tree.flatten(state))
-    for x, y in zip(*(map(_leaves, (adam.update(s, moved, params) for s in (state, restored)))), strict=True):
-        assert np.array_equal(x, y)
 
 
 # --- groups
