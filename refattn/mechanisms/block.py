@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from refattn import backends, equations, tree
-from refattn.args import check, check_arrays, check_floating, naming
+from refattn.args import Whole, check, check_arrays, check_floating, naming
 from refattn.mechanisms import projections
 from refattn.mechanisms.context import Context
 from refattn.xp import FLOATING, Array, all_finite, dtype_name, is_bool
@@ -209,8 +209,7 @@ class Stream:
         """Return the cache before the first token, for `batch` sequences."""
         check("params", params, self.block.module.Params)
         check("params.config", params.config, self.block.Config)
-        if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 2**31:
-            raise ValueError(f"batch: got {batch!r}, needs a whole number from 1 to 2^31")
+        check("batch", batch, Whole(1, 2**31))
         return self._remembered(self.start_cache(params, batch))
 
     @naming("params", "cache", "state", "context")

@@ -23,7 +23,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
-from refattn.args import check_arrays, check_causal, check_gradient, check_inputs, check_mask, check_number
+from refattn.args import (
+    check_arrays,
+    check_causal,
+    check_choice,
+    check_gradient,
+    check_inputs,
+    check_mask,
+    check_number,
+)
 from refattn.mechanisms.paper import is_reading
 from refattn.ops.masks import Causal, causal_offset
 from refattn.tree import check_fields
@@ -106,8 +114,7 @@ def implementation_of(
         Where the implementation is none of them.
     """
     names = tuple(implementations)
-    if not isinstance(implementation, str) or implementation not in ("auto", *names):
-        raise ValueError(f"implementation: got {implementation!r}, needs one of auto, {', '.join(names)}")
+    check_choice("implementation", implementation, ("auto", *names))
     if 0 in plane:
         return names[0]
     if implementation != "auto":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 from refattn import tree
 from refattn.args import Axes, Maybe, One, Whole, check, check_all, check_arrays, check_floating
 from refattn.mechanisms import registry
+from refattn.mechanisms.families import imported
 from refattn.mechanisms.record import Mechanism
 from refattn.ops import mlp
 from refattn.ops.weights import fresh_weight
@@ -100,15 +100,9 @@ class Config:
     def record(self) -> Mechanism:
         """The record of the mechanism."""
         check("mechanism", self.mechanism, str)
-        module, sign, name = self.mechanism.partition(":")
-        if not sign:
+        if ":" not in self.mechanism:
             return registry.mechanism(self.mechanism)
-        try:
-            found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"mechanism: got {self.mechanism!r}, needs MODULE:NAME of a record: {error}") from error
-        check(f"mechanism {self.mechanism}", found, Mechanism)
-        record: Mechanism = found
+        record: Mechanism = imported("mechanism", self.mechanism, Mechanism)
         return record
 
     @property

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from refattn import equations
-from refattn.args import check
+from refattn.args import Real, check
 from refattn.mechanisms.growing import dense
 from refattn.mechanisms.growing.growth import bottleneck, metric, path, truncate, uneven
 from refattn.mechanisms.growing.growth.bottleneck import Bottleneck, embedding_bottleneck, select_columns, with_ties
@@ -193,8 +193,7 @@ def apply(made: Plan, amplitude: float = 0.0) -> block.Params:
         Where the amplitude is negative or not finite.
     """
     check("made", made, Plan)
-    if not (math.isfinite(amplitude) and amplitude >= 0.0):
-        raise ValueError(f"amplitude: got {amplitude!r}, needs a finite number of at least 0")
+    check("amplitude", amplitude, Real(0.0))
     grown: block.Params = equations.active(path).weights_at(made, amplitude)
     return grown
 

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from refattn.args import Real, Whole, check_all
 from refattn.mechanisms.families import choose, imported
 from refattn.xp import Array, namespace, sum_wide, transpose
 
@@ -186,11 +187,7 @@ class Polynomial(Kernel):
     steepest: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.degree, bool) or not isinstance(self.degree, int) or self.degree < 1:
-            raise ValueError(f"degree: got {self.degree!r}, needs a whole number of at least 1")
-        number = isinstance(self.constant, int | float) and not isinstance(self.constant, bool)
-        if not number or not 0.0 <= self.constant < math.inf:
-            raise ValueError(f"constant: got {self.constant!r}, needs a finite number of at least 0")
+        check_all(self, degree=Whole(1), constant=Real(0.0))
 
     def values(self, x: Array, y: Array) -> Array:
         """(..., p, d), (..., q, d) -> (..., p, q)."""

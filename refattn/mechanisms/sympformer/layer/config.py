@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
 
-from refattn.args import check, check_choice, check_number, check_plain, check_whole
+from refattn.args import Whole, check, check_choice, check_number, check_plain, check_whole
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.projections import check_sizes
 from refattn.mechanisms.sympformer.baselines import (
@@ -221,8 +221,7 @@ class Config:
         check_plain(self)
         check_sizes(self, "width", "heads", "vocabulary", "context")
         object.__setattr__(self, "layers", check_whole("layers", self.layers, 1))
-        if isinstance(self.layer, bool) or not isinstance(self.layer, int) or self.layer < 0:
-            raise ValueError(f"layer: got {self.layer!r}, needs a whole number of at least 0")
+        check("layer", self.layer, Whole())
         if self.width % self.heads:
             raise ValueError(f"heads: got {self.heads}, needs a divisor of the width {self.width}")
         if self.layer >= self.layers:
