@@ -79,7 +79,7 @@ def unflatten(template: T, leaves: Mapping[str, Array]) -> T:
     """
     if not isinstance(leaves, Mapping):
         raise TypeError(f"leaves: got {type(leaves).__name__}, needs a mapping from names to arrays")
-    _compare_names("leaves", flatten(template), leaves)
+    compare_names("leaves", flatten(template), leaves)
     for name, leaf in leaves.items():
         if not is_array(leaf):
             raise TypeError(f"leaves[{name!r}]: got {type(leaf).__name__}, needs an array")
@@ -104,7 +104,7 @@ def map_leaves(function: Callable[..., Any], tree: T, *others: Any) -> T:
     leaves = flatten(tree)
     rest = [flatten(other) for other in others]
     for i, other in enumerate(rest):
-        _compare_names(f"others[{i}]", leaves, other)
+        compare_names(f"others[{i}]", leaves, other)
     mapped = {name: function(x, *(other[name] for other in rest)) for name, x in leaves.items()}
     return _rebuild(tree, mapped, "")[0]
 
@@ -280,7 +280,8 @@ def _like(node: Any, new: dict[str, Any]) -> Any:
     return dataclasses.replace(node, **changed) if changed else node
 
 
-def _compare_names(argument: str, needed: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def compare_names(argument: str, needed: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise ValueError if the names of two flat trees differ."""
     missing = [name for name in needed if name not in given]
     unknown = [name for name in given if name not in needed]
     if missing or unknown:

@@ -140,21 +140,17 @@ def load(source: str | os.PathLike[str]) -> Text:
         return _of_folder(name, folder, stdlib=True)
     if name == "repeats":
         return _text(name, *_repeats(), Counts())
+    needs, path = "needs 'stdlib', 'repeats', a file or a folder", Path(name)
     if not name:  # which would be the working directory
-        raise ValueError("data: got '', needs 'stdlib', 'repeats', a file or a folder")
-    path = Path(name)
+        raise ValueError(f"data: got '', {needs}")
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise type(error)(
-            f"data: got {name!r}: {error.strerror}; needs 'stdlib', 'repeats', a file or a folder"
-        ) from error
+        raise type(error)(f"data: got {name!r}: {error.strerror}; {needs}") from error
     if stat.S_ISDIR(mode):
         return _of_folder(name, path, stdlib=False)
     if not stat.S_ISREG(mode):
-        raise ValueError(
-            f"data: got {name!r}, which is neither a file nor a folder; needs 'stdlib', 'repeats', a file or a folder"
-        )
+        raise ValueError(f"data: got {name!r}, which is neither a file nor a folder; {needs}")
     return _text(name, *_cut(_read(name, path)), Counts(train=1))
 
 

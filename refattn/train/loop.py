@@ -170,7 +170,7 @@ def _train(
     """Make the steps that are left and save on the way; return the state, and whether the user wants an end."""
     saved = state.step
     with interruptible(report.say) as stop, metrics.Metrics(folder.metrics) as record:
-        while state.step < settings.steps and not stop.requested:
+        while state.step < settings.steps and not stop.is_set():
             state, row = _advance(state, settings, text, folder)
             record.append(row)
             if "growth" in row:
@@ -183,7 +183,7 @@ def _train(
         if state.step != saved:
             record.sync()
             _save(folder, settings, state)
-    return state, stop.requested
+    return state, stop.is_set()
 
 
 def _advance(state: Progress, settings: Settings, text: data.Text, folder: Folder) -> tuple[Progress, dict[str, Any]]:

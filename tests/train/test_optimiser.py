@@ -311,7 +311,11 @@ def updated(gradients: Any = PARAMS, rate: float = 1.0, **state: Any) -> Any:
         (lambda: Group("*", rate=math.nan), ValueError, "rate: got nan, needs a finite number from 0"),
         (lambda: Group(3), TypeError, "pattern: got 3, needs a text"),  # type: ignore[arg-type]
         (lambda: Group("*", axes=-1), ValueError, "axes: got -1, needs a whole number"),
-        (lambda: updated({"a": PARAMS["a"]}), ValueError, "gradients: lacks 'b'; needs exactly the 2 names of params"),
+        (
+            lambda: updated({"a": PARAMS["a"]}),
+            ValueError,
+            "gradients: lacks 'b'; needs exactly the 2 names of the tree",
+        ),
         (lambda: updated(PARAMS | {"c": np.ones(2)}), ValueError, "gradients: has the unknown 'c'; needs exactly"),
         (lambda: updated(PARAMS | {"b": np.ones(1)}), ValueError, "gradients: got 'b' of shape (1,), needs (2,) as in"),
         (lambda: updated(PARAMS | {"b": np.ones(2, "f4")}), TypeError, "gradients: got 'b' of dtype float32, needs fl"),
