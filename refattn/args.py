@@ -485,9 +485,10 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> float | Ar
     return value
 
 
-def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raise ValueError where a word is none of the choices."""
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> Any:
+    """Return a word that is one of the choices; raise ValueError if it is none."""
     check(name, value, One(tuple(choices)))
+    return value
 
 
 def check_causal(causal: Any) -> bool | Literal["top_left", "bottom_right"]:

@@ -14,7 +14,17 @@ from types import ModuleType
 from typing import Any
 
 from refattn import equations
-from refattn.args import ROUNDS, check_arrays, check_broadcasts, check_number, check_per_head, check_whole, fits, naming
+from refattn.args import (
+    ROUNDS,
+    check_arrays,
+    check_broadcasts,
+    check_choice,
+    check_number,
+    check_per_head,
+    check_whole,
+    fits,
+    naming,
+)
 from refattn.mechanisms.entry import check_saved, enter, implementation_of, renamed, returned, upstream
 from refattn.mechanisms.graph_energy import definition, dense
 from refattn.mechanisms.graph_energy import options as kinds
@@ -346,7 +356,7 @@ def _check_scores(inner: dense.Saved) -> None:
 
 def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given: Any) -> Options:
     """Return the options of a call; raise where one does not fit."""
-    nodes, state = k.shape[2], kinds.STATES[kinds.choice("state", given["state"], kinds.STATES)]
+    nodes, state = k.shape[2], kinds.STATES[check_choice("state", given["state"], kinds.STATES)]
     integrator, threshold, start = (kinds.FAMILIES[name](given[name]) for name in ("integrator", "threshold", "start"))
     graph: Any = given["graph"]
     if graph is None:

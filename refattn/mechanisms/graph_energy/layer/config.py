@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from refattn.args import check, check_number, check_whole
+from refattn.args import check, check_choice, check_number, check_whole
 from refattn.mechanisms import projections
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.entry import defaults_of
@@ -25,7 +25,6 @@ from refattn.mechanisms.graph_energy.options import (
     Links,
     Mean,
     Threshold,
-    choice,
 )
 from refattn.mechanisms.projections import check_sizes, fresh
 from refattn.ops.weights import fresh_weight
@@ -97,7 +96,7 @@ class Config(projections.Config):
         check_whole("stride", self.stride, 2)
         for name in ("learn_step", "learn_tau"):
             check(name, getattr(self, name), bool)
-        choice("state", self.state, STATES)
+        check_choice("state", self.state, STATES)
         for name in ("coupling", "intrinsic"):
             if isinstance(given := getattr(self, name), (Coupling, Intrinsic)):
                 raise TypeError(f"{name}: got a {type(given).__name__}, needs the text MODULE:NAME of it in a block")
@@ -130,7 +129,7 @@ class Config(projections.Config):
         for name in ("strength", "jitter"):
             check_number(name, getattr(self, name))
         if self.regulariser is not None:
-            choice("regulariser", self.regulariser, NAMES)
+            check_choice("regulariser", self.regulariser, NAMES)
             if self.regulariser in ("entropy", "gini") and self.state == "feature":
                 raise ValueError(f'regulariser: got "{self.regulariser}" with state="feature", which has no weights')
         if self.learn_tau and isinstance(self.chosen("threshold"), Hard):

@@ -12,10 +12,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from refattn.args import check_choice
 from refattn.mechanisms.families import choose, imported
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial
 from refattn.mechanisms.graph_energy.options.call import Options, any_of, check_step, largest_degree, longest_of, tau_of
-from refattn.mechanisms.graph_energy.options.choice import choice
 from refattn.mechanisms.graph_energy.options.empty import EMPTIED
 from refattn.mechanisms.graph_energy.options.integrator import (
     INTEGRATORS,
@@ -81,7 +81,6 @@ __all__ = [
     "Threshold",
     "any_of",
     "check_step",
-    "choice",
     "largest_degree",
     "longest_of",
     "tau_of",
@@ -97,7 +96,7 @@ def _chosen(option: str, kinds: Mapping[str, type[Any]]) -> Callable[[Any], Any]
 def _intrinsic(given: Any) -> str | Intrinsic:
     """Return a name of `INTRINSICS`, or functions of the user's own."""
     given = imported("intrinsic", given, Intrinsic)
-    return given if isinstance(given, Intrinsic) else choice("intrinsic", given, tuple(INTRINSICS))
+    return given if isinstance(given, Intrinsic) else check_choice("intrinsic", given, tuple(INTRINSICS))
 
 
 def _coupling(given: Any) -> str | Coupling | Polynomial:

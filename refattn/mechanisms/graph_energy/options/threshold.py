@@ -20,9 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.args import check
+from refattn.args import check, check_choice
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.options.choice import choice
 from refattn.mechanisms.graph_energy.options.empty import EMPTIED, Emptied
 from refattn.mechanisms.graph_energy.options.integrator import Integrator, Rate, RateBackward, Stage, Step, Sums
 from refattn.mechanisms.graph_energy.options.state import State
@@ -54,7 +53,7 @@ class Threshold:
     def __post_init__(self) -> None:
         if self.signed is not None:
             check("signed", self.signed, bool)
-        choice("empty", self.empty, EMPTIED)
+        check_choice("empty", self.empty, EMPTIED)
 
     def forward(self, x: Array, tau: Number) -> Array:
         """Return y."""
