@@ -52,7 +52,7 @@ def call(**other: Any) -> tuple[Any, Any]:
         ({"qk_norm": 1}, TypeError, "qk_norm: got 1"),
         ({"norm_eps": -1.0}, ValueError, "norm_eps: got -1.0"),
         ({"chunk": 0}, ValueError, "chunk: got 0"),
-        ({"chunk": 2.0}, TypeError, "chunk: got float"),
+        ({"chunk": 2.0}, TypeError, "chunk: got 2.0"),
         ({"implementation": "dense"}, ValueError, "implementation: got 'dense', needs one of auto, recurrent, chunked"),
     ],
 )
