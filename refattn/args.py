@@ -238,6 +238,8 @@ def check_json(value: Any, schema: Any, at: str = "") -> None:
 
 def refused(name: str, value: Any, needs: str, kind: type[Exception] = TypeError) -> Exception:
     """Return the error that says what was got and what is needed."""
+    if isinstance(value, float):  # NumPy's is one, with a text of its own
+        value = float(value)
     if isinstance(value, int) and value.bit_length() > 128:
         got = f"a whole number of {value.bit_length()} bits"
     else:

@@ -59,7 +59,7 @@ def test_numbers_of_numpy_are_read_each_time() -> None:
     g(np.int64(3), np.float64(1.0))
     with pytest.raises(ValueError, match="^count: got -3"):
         g(np.int64(-3), np.float64(1.0))
-    with pytest.raises(ValueError, match=r"^rate: got np.float64\(-1.0\)"):
+    with pytest.raises(ValueError, match="^rate: got -1.0"):
         g(1, np.float64(-1.0))
     with pytest.raises(TypeError, match="^count: got ndarray"):
         g(np.asarray(3), 1.0)
