@@ -219,11 +219,11 @@ def _deviations(mechanism: Mechanism) -> Iterator[str]:
         yield rest.partition("\n## ")[0].strip()
 
 
-def _laws(mechanism: Mechanism) -> Iterator[str]:
-    rows = [(f"`{name}`", summary(_doc(properties.LAWS.get(name)))) for name in mechanism.properties]
+def _properties(mechanism: Mechanism) -> Iterator[str]:
+    rows = [(f"`{name}`", summary(_doc(properties.PROPERTIES.get(name)))) for name in mechanism.properties]
     if rows:
         yield from ("What holds whatever the numbers are, checked by `refattn check`.", "")
-        yield from _table(("law", "what it says"), rows)
+        yield from _table(("property", "what it says"), rows)
 
 
 def _cases(mechanism: Mechanism) -> Iterator[str]:
@@ -318,7 +318,7 @@ BELOW: dict[str, tuple[str, Sections]] = {
     ),
     "judged": (
         "how it is judged",
-        [("Deviations", _deviations), ("Laws", _laws), ("Cases", _cases), ("Wrong readings", _conventions)],
+        [("Deviations", _deviations), ("Properties", _properties), ("Cases", _cases), ("Wrong readings", _conventions)],
     ),
     "code": ("its code", [("Files", _files), ("Code", _code)]),
 }

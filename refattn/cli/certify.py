@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @backend_option
 @json_option
 @click.option("--require-all", is_flag=True, help="Exit with 3 where something could not be run.")
-@click.option("--full", is_flag=True, help="Run every case, dtype and sample of a law, and more directions.")
+@click.option("--full", is_flag=True, help="Run every case, dtype and sample of a property, and more directions.")
 @click.option(
     "--devices", type=click.IntRange(1), metavar="N", help="Of JAX: check implementations on arrays over N devices."
 )
@@ -63,11 +63,11 @@ def check(
     where: Where,
     verbose: bool,
 ) -> None:
-    """Let the reference certify itself: implementations, equations, laws and gradients of all mechanisms, or of those
-    named.
+    """Let the reference certify itself: implementations, equations, properties and gradients of all mechanisms, or of
+    those named.
 
     A line for each mechanism, and a table of its checks where something disagrees. A sample is run unless --full asks
-    for everything: each case in one dtype, laws in half of their combinations, differences along one direction.
+    for everything: each case in one dtype, properties in half of their combinations, differences along one direction.
     """
     records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
     library = backend_of(backend)

@@ -232,7 +232,7 @@ class Mechanism:
     kernel_sizes
         Further ones in the sizes that kernels have, of which there are no golden vectors; `refattn verify` runs both.
     properties
-        Names of the laws of `refattn.verify.selfcheck.properties` that hold.
+        Names of the properties of `refattn.verify.selfcheck.properties` that hold.
     rounding_scales
         By equation id, where its rounding error is not relative to its own value: the size of the terms that it sums,
         as a function of the inputs and the traced values.
@@ -260,14 +260,14 @@ class Mechanism:
         Further configurations of the block whose gradients are checked, beside width and heads. A ``Config`` that reads
         fewer fields of the context than the mechanism tells them as ``context_fields``.
     sampled
-        Options that the samples of laws are given, where the defaults are not what laws should be tried on. An `Input`
-        has its axes, and in place of a shape ().
+        Options that the samples of properties are given, if the defaults are not what they should be tried on. An
+        `Input` has its axes, and in place of a shape ().
     tokenless
         Inputs and outputs beside q, k, v that have no axis of tokens, such as the state of a recurrence.
     perturbation
-        What laws add to numbers that must not matter: less where the mechanism raises for such numbers.
+        What the check of properties adds to numbers that must not matter: less if the mechanism raises for them.
     tiled
-        Whether an implementation cuts queries and keys into tiles, so that laws have to be tried on lengths of several.
+        Whether an implementation cuts queries and keys into tiles, so that properties are tried on lengths of several.
     provides
         What the block brings to a layer itself: "norm" (its own norms and residual; otherwise a model gives it
         normalised tokens and adds the result), "mlp" (it contains or replaces the MLP sublayer).

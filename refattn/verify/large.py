@@ -144,7 +144,7 @@ _MORE = ("split_and_merge", "padding", "truncation")
 
 def laws_of(mechanism: Mechanism) -> dict[str, Law]:
     """Return what is checked: laws that the record claims, and `rows` where queries do not see each other."""
-    known: dict[str, Law] = {name: properties.LAWS[name] for name in (*_SHARED, *_MORE)} | {
+    known: dict[str, Law] = {name: properties.PROPERTIES[name] for name in (*_SHARED, *_MORE)} | {
         "causal": causal,
         "independent": independent,
     }

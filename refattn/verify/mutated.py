@@ -1,6 +1,6 @@
 """What a test suite is worth: wrong kernels served to it in place of torch's ``scaled_dot_product_attention``.
 
-`score` runs the command of a suite once as it is and once for each fault of the museum. In every Python that the suite
+`score` runs the command of a suite once as it is and once for each known bug. In every Python that the suite
 starts, `install` puts the kernel with the fault in the place of ``torch.nn.functional.scaled_dot_product_attention``,
 forward and backward, and notes whether it was called, and whether what it gave was wrong: a fault that never shows in
 what a suite calls says nothing of its checks, but something of its shapes.

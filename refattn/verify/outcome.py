@@ -187,9 +187,9 @@ class Suspect:
     explained
         How much of the squared error this error explains, times a number.
     together
-        How much all errors of the first equation that the bank knows explain, each times a number.
+        How much all errors of the first equation that are known explain, each times a number.
     sort
-        "equation"; "convention", "fault" (of the museum), "input" or "storing" where the error has a name.
+        "equation"; "convention", "fault" (a known bug), "input" or "storing" where the error has a name.
     link
         The report that a fault is modelled on.
     cases, failing

@@ -7,8 +7,7 @@ What to read, in this order:
   start, the state that flows, integrators, thresholds, and what an emptied row gets.
 - `forces`: what moves a score: the couplings g of an edge and the intrinsic forces f, with potentials and derivatives.
 - `dense`: the definition with all options, put together from these objects, with every pair at once.
-- `core`: the public map of q, k and v: checks, and which implementation and solver runs; `csr` and `analytic` hold
-  sparse graphs
+- `core`: the public map of q, k and v: checks, and which implementation runs; `csr` and `analytic` hold sparse graphs
   and the check of couplings of your own.
 - `system`: the flow as a system of its own, x' = v(x), with its energy.
 - `layer.block`: projections around the core; `layer.learned`: the numbers of a block; `layer.hierarchy`: levels of
@@ -16,7 +15,8 @@ What to read, in this order:
   are added to a loss.
 - `implementations`: the same sums over pairs in tiles, as matrix products, on sparse graphs, and of what is near.
 - `solvers`: steps whose length is chosen or that are equations, flows that stop, the gradient at an equilibrium.
-- `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
+- `loops`: a second derivation, one number after the other; `testing`: designed calls, sizes of rounding errors, and
+  wrong readings.
 """
 
 from __future__ import annotations
@@ -39,25 +39,18 @@ from refattn.mechanisms.graph_energy.layer import hierarchy as _hierarchy
 from refattn.mechanisms.graph_energy.layer import learned as _learned
 from refattn.mechanisms.graph_energy.layer import stream as _stream
 from refattn.mechanisms.graph_energy.layer.pictures import PICTURES as _PICTURES
-from refattn.mechanisms.graph_energy.options import (
-    FAMILIES,
+from refattn.mechanisms.graph_energy.options import FAMILIES
+from refattn.mechanisms.graph_energy.options.integrator import (
     RK4,
     RK45,
-    CausalMirror,
-    Directed,
     DiscreteGradient,
     Euler,
-    Given,
-    Hard,
     Heun,
     ImplicitMidpoint,
-    Kernel,
-    Mean,
-    Min,
-    Proximal,
-    Soft,
-    Start,
 )
+from refattn.mechanisms.graph_energy.options.links import CausalMirror, Directed, Given, Kernel, Mean, Min
+from refattn.mechanisms.graph_energy.options.start import Start
+from refattn.mechanisms.graph_energy.options.threshold import Hard, Proximal, Soft
 from refattn.mechanisms.graph_energy.system import energy, longest_step, residual, steps_taken
 from refattn.mechanisms.graph_energy.testing import level_loops as _level_loops
 from refattn.mechanisms.graph_energy.testing import levels as _levels

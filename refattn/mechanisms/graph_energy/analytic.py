@@ -13,7 +13,7 @@ import math
 from weakref import WeakSet
 
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic
-from refattn.xp import Array, arange, concrete, namespace
+from refattn.xp import Array, arange, concrete, dtype_name, namespace
 
 POINTS = 400
 NODES = 65
@@ -28,24 +28,16 @@ _CHECKED: WeakSet[Coupling | Intrinsic] = WeakSet()
 
 
 def check_coupling(coupling: Coupling, like: Array) -> None:
-    """Raise ValueError where a coupling is not odd and analytic with these derivatives, once for each.
+    """Raise ValueError if a coupling is not odd and analytic with these derivatives, once for each.
 
     `like` is an array of the library to compute with; a library that has float64 uses it.
     """
-    if coupling in _CHECKED or COUPLINGS.get(coupling.name) is coupling:
+    if coupling in _CHECKED or COUPLINGS.get(coupling.name) is coupling or (x := _points(like)) is None:
         return
-    xp = namespace(like)
-    count = xp.astype(arange(0, POINTS, like), xp.float64)
-    if str(count.dtype).rpartition(".")[2] != "float64":
-        return  # a library that was not told to compute in float64 cannot tell
-    x = -2.0 + 4.0 * (count + 0.5) / POINTS
     g = coupling.force(x)
     _check(coupling, "force: it is not odd", g + coupling.force(-x), g, 1e-12)
-    claims = (("potential", "force"), ("force", "slope"), ("slope", "curvature"))
-    for name, derivative in claims:
-        function, claimed = getattr(coupling, name), getattr(coupling, derivative)(x)
-        found = (function(x + STEP) - function(x - STEP)) / (2.0 * STEP)
-        _check(coupling, f"{derivative}: it is not the derivative of {name}", found - claimed, claimed, SLOPES)
+    for function, derivative in (("potential", "force"), ("force", "slope"), ("slope", "curvature")):
+        _check_derivative(coupling, function, derivative, (x,), 0)
     _check(coupling, "potential: it is not 0 at 0", coupling.potential(0.0 * x), g, 1e-12)
     for zero in coupling.zeros or ():
         _check(coupling, f"zeros: it is not 0 at {zero:.6g}", coupling.force(0.0 * x + zero), g, 1e-12)
@@ -55,30 +47,34 @@ def check_coupling(coupling: Coupling, like: Array) -> None:
 
 
 def check_intrinsic(intrinsic: Intrinsic, like: Array) -> None:
-    """Raise ValueError where an intrinsic force has not the derivatives and the potential that it claims, once each."""
-    if intrinsic in _CHECKED or INTRINSICS.get(intrinsic.name) is intrinsic:
+    """Raise ValueError if an intrinsic force has not the derivatives and the potential that it claims, once each."""
+    if intrinsic in _CHECKED or INTRINSICS.get(intrinsic.name) is intrinsic or (x := _points(like)) is None:
         return
+    at = (x, namespace(x).sin(3.0 * x), 0.7 + 0.0 * x)
+    for argument, derivative in enumerate(("d_x", "d_b", "d_mu")):
+        _check_derivative(intrinsic, "force", derivative, at, argument)
+    for argument, derivative in enumerate(("force", "potential_b", "potential_mu")):
+        _check_derivative(intrinsic, "potential", derivative, at, argument, -1.0 if argument == 0 else 1.0)
+    _CHECKED.add(intrinsic)
+
+
+def _points(like: Array) -> Array | None:
+    """Return points of [-2, 2] in float64; None if the library was not told to compute in it, and so cannot tell."""
     xp = namespace(like)
     count = xp.astype(arange(0, POINTS, like), xp.float64)
-    if str(count.dtype).rpartition(".")[2] != "float64":
-        return  # as above
-    x = -2.0 + 4.0 * (count + 0.5) / POINTS
-    at = (x, xp.sin(3.0 * x), 0.7 + 0.0 * x)
-    claims = (("d_x", "force", 0, 1.0), ("d_b", "force", 1, 1.0), ("d_mu", "force", 2, 1.0))
-    energies = (
-        ("force", "potential", 0, -1.0),
-        ("potential_b", "potential", 1, 1.0),
-        ("potential_mu", "potential", 2, 1.0),
+    return -2.0 + 4.0 * (count + 0.5) / POINTS if dtype_name(count) == "float64" else None
+
+
+def _check_derivative(
+    of: Coupling | Intrinsic, function: str, derivative: str, at: tuple[Array, ...], argument: int, sign: float = 1.0
+) -> None:
+    """Compare what is claimed of a function of some arguments with central differences in one of them."""
+    above, below = (
+        getattr(of, function)(*(x + step if n == argument else x for n, x in enumerate(at))) for step in (STEP, -STEP)
     )
-    for name, function, argument, sign in (*claims, *energies):
-        sides = []
-        for step in (STEP, -STEP):
-            moved = [each + step if n == argument else each for n, each in enumerate(at)]
-            sides.append(getattr(intrinsic, function)(*moved))
-        found, claimed = sign * (sides[0] - sides[1]) / (2.0 * STEP), getattr(intrinsic, name)(*at)
-        what = "minus the" if sign < 0.0 else "the"
-        _check(intrinsic, f"{name}: it is not {what} derivative of {function}", found - claimed, claimed, SLOPES)
-    _CHECKED.add(intrinsic)
+    found, claimed = sign * (above - below) / (2.0 * STEP), getattr(of, derivative)(*at)
+    what = "minus the" if sign < 0.0 else "the"
+    _check(of, f"{derivative}: it is not {what} derivative of {function}", found - claimed, claimed, SLOPES)
 
 
 def _check(coupling: Coupling | Intrinsic, problem: str, error: Array, size: Array, allowed: float) -> None:

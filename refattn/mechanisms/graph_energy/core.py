@@ -1,7 +1,6 @@
 """The public core of graph energy attention: arguments are checked once, cast once, and handed to the definition.
 
-The definition takes explicit steps with every pair at once. Other implementations sum over pairs another way, and other
-integrators take the steps another way: `way_of` says which files these are.
+Implementations differ in how they sum over pairs; a sparse graph may also have its readout a few rows at a time.
 """
 
 from __future__ import annotations
@@ -27,14 +26,23 @@ from refattn.args import (
 )
 from refattn.mechanisms.entry import check_saved, enter, implementation_of, renamed, returned, upstream
 from refattn.mechanisms.graph_energy import definition, dense
-from refattn.mechanisms.graph_energy import options as kinds
 from refattn.mechanisms.graph_energy.analytic import check_coupling, check_intrinsic
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial, polynomial
 from refattn.mechanisms.graph_energy.implementations import pairs, products, rows, sparse, tiled
-from refattn.mechanisms.graph_energy.options import Integrator, Links, Options, Start, Threshold
-from refattn.mechanisms.graph_energy.solvers import equilibrium
-from refattn.mechanisms.graph_energy.solvers import steps as general_steps
+from refattn.mechanisms.graph_energy.options import FAMILIES, RENAMED
+from refattn.mechanisms.graph_energy.options.call import Options, any_of, check_step
+from refattn.mechanisms.graph_energy.options.integrator import (
+    RK45,
+    DiscreteGradient,
+    Euler,
+    ImplicitMidpoint,
+    Integrator,
+)
+from refattn.mechanisms.graph_energy.options.links import CausalMirror, Directed, Given, Kernel, Links, Min
+from refattn.mechanisms.graph_energy.options.start import Start
+from refattn.mechanisms.graph_energy.options.state import STATES
+from refattn.mechanisms.graph_energy.options.threshold import Hard, Proximal, Threshold
 from refattn.mechanisms.graph_energy.system import System, balanced, energy_backward, system_of
 from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
@@ -82,8 +90,8 @@ class Saved:
 def _as_printed(options: dict[str, Any], *arrays: Array) -> str | None:
     """Make the tau of a threshold an option of its own, as the definition has it."""
     if "threshold" in options:
-        given = kinds.FAMILIES["threshold"](options.pop("threshold"))
-        if is_array(given.tau) or given != kinds.Hard(tau=given.tau):
+        given = FAMILIES["threshold"](options.pop("threshold"))
+        if is_array(given.tau) or given != Hard(tau=given.tau):
             return f"the paper has no threshold {given}"
         options["tau"] = given.tau
     return None
@@ -200,7 +208,7 @@ def forward(
     array([[0.67, 0.33],
            [0.33, 0.67]])
     """
-    renamed("graph_energy", old, kinds.RENAMED)
+    renamed("graph_energy", old, RENAMED)
     given = {"state": state, "coupling": coupling, "intrinsic": intrinsic, "mu": mu, "kappa": kappa, "step": step}
     given |= {"steps": steps, "integrator": integrator, "threshold": threshold, "graph": graph, "start": start}
     call = enter(q, k, v, mask=mask, causal=causal)
@@ -212,10 +220,10 @@ def forward(
     if allowed is not None:
         allowed = namespace(q).broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *call.plane[2:]))
     options = replace(options, attends=chosen == "dense")
-    way = way_of(options, chosen)
-    more = {} if way is dense else {"implementation": _sums(chosen)}
-    out, inner = equations.active(way).forward(call.q, call.k, call.v, allowed=allowed, options=options, **more)
-    kinds.check_step(options, inner.graph.links, inner.graph.visible)
+    out, inner = equations.active(rows if chosen == "rows" else dense).forward(
+        call.q, call.k, call.v, allowed=allowed, options=options, implementation=_sums(chosen)
+    )
+    check_step(options, inner.graph.links, inner.graph.visible)
     if options.threshold.empty == "error" and (filled := inner.readout.filled) is not None:
         dead = False if allowed is None else ~namespace(q).any(allowed, axis=-1, keepdims=True)
         options.threshold.check_filled(filled | dead)
@@ -288,7 +296,7 @@ def backward(
     if d_energy is not None:
         by_energy, more = energy_backward(saved, d_energy)
         read |= {n: x if read.get(n) is None else read[n] + x for n, x in by_energy.items()}
-    way = equations.active(way_of(saved.options, saved.implementation))
+    way = equations.active(rows if saved.implementation == "rows" else dense)
     gradients = way.backward(saved.inner, d_out, **read)
     gradients |= {name: gradients[name] + x for name, x in more.items()}
     xp, numbers = namespace(d_out), saved.options.numbers
@@ -308,7 +316,7 @@ def _implementation(implementation: str, options: Options, plane: tuple[int, ...
             implementation, ("sparse", "rows"), usual="rows" if rows.fits(options) else "sparse", plane=plane
         )
     n, channels = plane[3], options.state.channels(plane[2], width)
-    solves = isinstance(options.integrator, kinds.DiscreteGradient)
+    solves = isinstance(options.integrator, DiscreteGradient)
     usual = "tiled" if options.coupling.terms is None or solves else "products"
     chosen = implementation_of(
         implementation, IMPLEMENTATIONS, usual="dense" if n * n * channels <= DENSE_UP_TO else usual
@@ -318,17 +326,6 @@ def _implementation(implementation: str, options: Options, plane: tuple[int, ...
             'implementation: got "products" with integrator="discrete_gradient", needs "tiled" or "dense"'
         )
     return chosen
-
-
-def way_of(options: Options, implementation: str) -> ModuleType:
-    """Return the module that computes a call: the definition, where it can, or one that takes the steps another way."""
-    how = options.integrator
-    plain = isinstance(how, (kinds.Euler, kinds.Heun, kinds.RK4)) and how.checkpoint is None and how.stops is None
-    if how.adjoint == "implicit":
-        return equilibrium
-    if implementation == "rows":
-        return rows
-    return dense if implementation == "dense" and plain else general_steps
 
 
 def _sums(implementation: str) -> ModuleType:
@@ -356,23 +353,23 @@ def _check_scores(inner: dense.Saved) -> None:
 
 def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given: Any) -> Options:
     """Return the options of a call; raise where one does not fit."""
-    nodes, state = k.shape[2], kinds.STATES[check_choice("state", given["state"], kinds.STATES)]
-    integrator, threshold, start = (kinds.FAMILIES[name](given[name]) for name in ("integrator", "threshold", "start"))
+    nodes, state = k.shape[2], STATES[check_choice("state", given["state"], STATES)]
+    integrator, threshold, start = (FAMILIES[name](given[name]) for name in ("integrator", "threshold", "start"))
     graph: Any = given["graph"]
     if graph is None:
         usual: dict[bool, tuple[Links, Links]] = {
-            True: (kinds.Directed(), kinds.CausalMirror()),
-            False: (kinds.Kernel(), kinds.Min()),
+            True: (Directed(), CausalMirror()),
+            False: (Kernel(), Min()),
         }
         graph = usual[causal][state.name == "query"]
-    elif not isinstance(graph := kinds.FAMILIES["graph"](graph), Links):
-        graph = kinds.Given(links=graph)
+    elif not isinstance(graph := FAMILIES["graph"](graph), Links):
+        graph = Given(links=graph)
     if graph.over == "tokens" and q.shape[2] != nodes:
         raise ValueError(
             f"k: got {nodes} tokens and {q.shape[2]} in q, needs as many: they are nodes of one graph, unless its "
             "links are over keys: graph=\"kernel(over='keys')\""
         )
-    if isinstance(graph, kinds.Given):
+    if isinstance(graph, Given):
         _check_given(graph.links, q, nodes, causal, integrator)
         if masked and isinstance(graph.links, CSR):
             raise ValueError("mask: got one with a sparse graph; needs None, and a graph without the edges it hides")
@@ -385,10 +382,10 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
             'graph: got "none", which has no energy, with an integrator that needs one, or a stop by energy; needs '
             "another graph"
         )
-    if isinstance(threshold, kinds.Proximal):
+    if isinstance(threshold, Proximal):
         _check_proximal(integrator)
     numbers: dict[str, tuple[int, ...]] = {}
-    coupling = kinds.FAMILIES["coupling"](state.coupling if given["coupling"] is None else given["coupling"])
+    coupling = FAMILIES["coupling"](state.coupling if given["coupling"] is None else given["coupling"])
     if isinstance(coupling, Polynomial):
         a = coupling.array(q)
         numbers["coefficients"] = tuple(a.shape)
@@ -397,7 +394,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         check_coupling(coupling, q)
     else:
         coupling = COUPLINGS[coupling]
-    intrinsic = kinds.FAMILIES["intrinsic"](given["intrinsic"])
+    intrinsic = FAMILIES["intrinsic"](given["intrinsic"])
     if isinstance(intrinsic, Intrinsic):
         check_intrinsic(intrinsic, q)
     found = {name: check_per_head(name, given[name], q) for name in ("kappa", "step")}
@@ -446,10 +443,10 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
 def _check_signs(numbers: Mapping[str, Any]) -> None:
     for name, needs in (("tau", "at least 0"), ("step", "above 0")):
         value = numbers[name]
-        if value is not None and concrete(kinds.any_of(value < 0.0 if name == "tau" else value <= 0.0)):
+        if value is not None and concrete(any_of(value < 0.0 if name == "tau" else value <= 0.0)):
             raise ValueError(f"{name}: got {value}, needs a number {needs}")
     for name, effect in (("mu", "scores are driven away from where they start"), ("kappa", "scores repel each other")):
-        if concrete(kinds.any_of(numbers[name] < 0.0)):
+        if concrete(any_of(numbers[name] < 0.0)):
             warnings.warn(f"{name}: got {numbers[name]}, below 0: {effect}, and may diverge", stacklevel=4)
 
 
@@ -468,9 +465,7 @@ def _check_causal(state: str, links: str, over: str, integrator: Integrator) -> 
             f'graph: got "{links}" with causal scores, where no two tokens may attend each other; needs '
             '"causal_mirror", "mean" or "none"'
         )
-    if state != "query" and (
-        integrator.stops or isinstance(integrator, (kinds.RK45, kinds.ImplicitMidpoint, kinds.DiscreteGradient))
-    ):
+    if state != "query" and (integrator.stops or isinstance(integrator, (RK45, ImplicitMidpoint, DiscreteGradient))):
         name = integrator.stops or "integrator"
         got = "a number" if integrator.stops else f'"{integrator.name}"'
         raise ValueError(
@@ -489,7 +484,7 @@ def _check_over_keys(state: str, links: str, start: Start) -> None:
 
 
 def _check_proximal(integrator: Integrator) -> None:
-    if not isinstance(integrator, kinds.Euler):
+    if not isinstance(integrator, Euler):
         raise ValueError(f'integrator: got "{integrator.name}" with threshold="proximal", needs "euler"')
     if integrator.adjoint == "implicit":
         raise ValueError(
@@ -501,9 +496,7 @@ def _check_proximal(integrator: Integrator) -> None:
 
 def _check_given(graph: Any, q: Array, nodes: int, causal: bool, integrator: Integrator) -> None:
     """Raise where a graph is neither an array of links nor a sparse one, or does not fit the integrator."""
-    solves = (
-        isinstance(integrator, (kinds.ImplicitMidpoint, kinds.DiscreteGradient)) or integrator.adjoint == "implicit"
-    )
+    solves = isinstance(integrator, (ImplicitMidpoint, DiscreteGradient)) or integrator.adjoint == "implicit"
     if isinstance(graph, CSR):
         graph.check(q, nodes, causal)
         if solves:

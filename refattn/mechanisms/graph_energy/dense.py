@@ -66,42 +66,48 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.options import Options, Stage, Step, Sums, tau_of
+from refattn.mechanisms.graph_energy.implementations.products import Factors
+from refattn.mechanisms.graph_energy.options.call import Options, tau_of
+from refattn.mechanisms.graph_energy.options.integrator import (
+    RK45,
+    DiscreteGradient,
+    ImplicitMidpoint,
+    Stage,
+    Step,
+    Sums,
+)
+from refattn.mechanisms.graph_energy.solvers import discrete_gradient, implicit_midpoint, rk45
+from refattn.mechanisms.graph_energy.solvers.equilibrium import rate_at_rest
+from refattn.mechanisms.graph_energy.solvers.newton import end_of_step, pulled_back
+from refattn.mechanisms.graph_energy.solvers.stopping import still_flowing
+from refattn.mechanisms.graph_energy.system import Graph, System, system_of, weights_of
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import own_pairs, where_allowed
 from refattn.ops.softmax import softmax_and_sums, softmax_backward, softmax_forward
 from refattn.ops.sums import moved_by, plus, summed_for, summed_to, with_transposed
-from refattn.xp import Array, is_array, namespace, product, sum_wide, zeros
+from refattn.xp import Array, concrete, is_array, namespace, product, sum_wide, zeros
 
-
-@dataclass(frozen=True)
-class Graph:
-    """The graph of a call, and what its backward reads."""
-
-    options: Options
-    q: Array  # (b, h, i, d)
-    k: Array  # (b, g, j, d)
-    attention: Array | None  # (b, h, i, j); None where nobody reads it
-    kernel: Array | None  # (b, h, j, j): n; None if links are not made of it
-    links: Any  # (b, h, j, j), or a sparse graph
-    start: Array  # (b, h, j, c)
-    visible: Array | None  # (..., j, c): m, as numbers; None where every node exists
-    rows: tuple[Array, Array] | None  # (b, h, j, 1): of "kernel", t_i = max_l r_il and sum_l exp(r_il - t_i)
+SOLVED: dict[type, Any] = {ImplicitMidpoint: implicit_midpoint, DiscreteGradient: discrete_gradient}
+"""The methods whose steps are equations."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What the backward of the flow reads."""
+    """What the backward of the flow reads; `states` are those after each step, where x starts first.
+
+    With checkpoints there are a few of them.
+    """
 
     graph: Graph
+    system: System
     tau: Number
     steps: tuple[Step, ...]
-    states: tuple[Array, ...]  # after each step, where x starts first
+    states: tuple[Array, ...]
 
 
 @dataclass(frozen=True)
@@ -125,15 +131,20 @@ class Saved:
     """What the backward reads."""
 
     graph: Graph
-    flow: Any  # a Flow, or what another way to take the steps has saved
+    flow: Flow
     readout: Readout
 
 
-def forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options) -> tuple[Array, Saved]:
-    """Return the output (b, h, i, e) and what `backward` reads; `allowed` (..., i, j) or None tells what is in A(i)."""
+def forward(
+    q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options, implementation: Any
+) -> tuple[Array, Saved]:
+    """Return the output (b, h, i, e) and what `backward` reads; `implementation` sums over pairs.
+
+    `allowed` (..., i, j) or None tells what is in A(i).
+    """
     graph = graph_forward(q, k, v, allowed=allowed, options=options)
     tau = tau_of(options, allowed, graph.start)  # broadcasts to x
-    x, flow = flow_forward(graph, tau)  # (b, h, j, c)
+    x, flow = flow_forward(graph, tau, implementation)  # (b, h, j, c)
     out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)  # (b, h, i, e)
     return out, Saved(graph, flow, readout)
 
@@ -230,69 +241,93 @@ def graph_backward(
 # --- the flow
 
 
-def hidden(visible: Array | None, x: Array) -> Array:
-    """Return m x: 0 where a node does not exist."""
-    return x if visible is None else visible * x
+def flow_forward(graph: Graph, tau: Number, implementation: Any) -> tuple[Array, Flow]:
+    """Return the scores (b, h, j, c) after the last step, and what `flow_backward` reads.
 
-
-def edges_of(graph: Graph) -> tuple[Array, Array | None]:
-    """Return the links as (b, h, j, j, c), between nodes that exist, and which those are: m_ic m_jc."""
-    m, edges = graph.visible, graph.links[..., None]  # -, (b, h, j, j, 1)
-    if m is None:
-        return edges, None
-    both = m[:, :, None, :, :] * m[:, :, :, None, :]  # (..., j, j, c)
-    return edges * both, both
-
-
-def flow_forward(graph: Graph, tau: Number) -> tuple[Array, Flow]:
-    """Return the flow: the scores (b, h, j, c) after the last step, and what `flow_backward` reads."""
-    options = graph.options
-    step = options.threshold.around(options.integrator, tau)
-    rate = functools.partial(stage_forward, graph, edges_of(graph)[0])
+    `implementation` sums over pairs. A step may be shorter than h, by a factor (b, h, 1, c) that the backward takes for
+    a constant: 0 for a channel that has stopped, what its errors allow for "rk45", less than 1 if an equation had no
+    solution. Such a choice is made for each channel from all its nodes, later tokens too.
+    """
+    options, method = graph.options, graph.options.integrator
+    system = system_of(graph, implementation)
     x = graph.start  # (b, h, j, c)
     if options.jitter is not None:
-        x = x + hidden(graph.visible, options.jitter)  # (b, h, j, c)
-    taken: tuple[Step, ...] = ()
-    states: tuple[Array, ...] = (x,)
-    for _ in range(options.steps):
-        x, stages = step.forward(rate, x, options.step)  # (b, h, j, c) [GE.8], -
-        taken, states = (*taken, Step(stages, x)), (*states, x)
-    return x, Flow(graph, tau, taken, states)
+        x = x + system.seen(options.jitter)  # (b, h, j, c)
+    known = Flow(graph, system, tau, (), ())
+    states, flows = [x], None
+    steps: list[Step] = []
+    energies: list[Array] = []
+    factors: Sequence[Number] = [1.0] * options.steps
+    if isinstance(method, RK45):
+        factors = rk45.plan(method, system, x, options.step, options.steps)
+    balance = weights_of(graph) if method.reads_energy else 1.0  # one of each node, or 1
+    for factor in factors:
+        if method.stops:
+            flows = still_flowing(method, system, balance, x, energies, flows)  # (b, h, 1, c)
+            if concrete(namespace(x).any(flows > 0.0)) is False:
+                break
+            factor = factor * flows  # (b, h, 1, c)
+        x, taken = step_forward(known, x, factor)  # (b, h, j, c), -
+        steps.append(taken if method.checkpoint is None else Step((), factor=taken.factor))
+        if method.checkpoint is None or len(steps) % method.checkpoint == 0:
+            states.append(x)
+    if method.checkpoint is not None and len(steps) % method.checkpoint:
+        states.append(x)
+    return x, replace(known, steps=tuple(steps), states=tuple(states))
+
+
+def step_forward(flow: Flow, x: Array, factor: Number) -> tuple[Array, Step]:
+    """Return x' of a step whose length is a factor of h, and what its backward reads."""
+    options, system, ends, points = flow.graph.options, flow.system, None, None
+    solved: Any = SOLVED.get(type(options.integrator))
+    if solved is not None:
+        end, factor = end_of_step(solved, system, x, options.step, factor)  # (b, h, j, c), -
+        ends, system, points = (x, end), solved.forces(system), solved.stage(x, end)
+    step = options.threshold.around(options.integrator, flow.tau)
+    rate = functools.partial(stage_forward, system, points)
+    x_next, stages = step.forward(rate, x, options.step * factor)  # (b, h, j, c) [GE.8], -
+    return x_next, Step(stages, x_next, factor, ends)
 
 
 def stage_forward(
-    graph: Graph, edges: Array, x: Array, h: Number, alpha: Sequence[float], rates: Sequence[Array]
+    system: System, points: Sequence[Array] | None, x: Array, h: Number, alpha: Sequence[float], rates: Sequence[Array]
 ) -> Stage:
-    """Return the point of a stage, the pull there and the rate; earlier stages had `rates`, and count by alpha."""
-    options, xp = graph.options, namespace(x)
-    g, f = options.coupling, options.intrinsic
-    point = moved_by(x, h, alpha, rates)  # (b, h, j, c) [GE.point]
-    between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
-    coupled = xp.sum(edges * g.force(between), axis=3)  # (b, h, j, c) [GE.6]
-    alone = hidden(graph.visible, f.force(point, graph.start, options.mu))  # (b, h, j, c)
-    rate = alone + options.kappa * coupled  # (b, h, j, c) [GE.7]
-    return point, coupled, rate
+    """Return the point of a stage, the pull there, the rate and what is kept; earlier stages had `rates`.
+
+    A step that is an equation has one stage, at `points`.
+    """
+    begin, *others = points or (x,)  # of each node
+    point = moved_by(begin, h, alpha, rates)  # (b, h, j, c) [GE.point]
+    coupled, kept = system.coupled_keeping(point, *others)  # (b, h, j, c) [GE.6], -
+    rate = system.rate(point, *others, coupled=coupled)  # (b, h, j, c) [GE.7]
+    return point, coupled, rate, kept
 
 
 def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
     """Return the gradients of the flow: of the start, of the links and of the numbers; `tau_terms` are given."""
-    graph, options, tau = saved.graph, saved.graph.options, saved.tau  # tau broadcasts to x
-    step = options.threshold.around(options.integrator, tau)
+    graph, options, tau, system = saved.graph, saved.graph.options, saved.tau, saved.system  # tau broadcasts to x
     none = zeros(graph.start.shape, graph.start)  # (b, h, j, c)
-    no_links = zeros(graph.links.shape, graph.start)  # (b, h, j, j)
     no_powers = [zeros((), graph.start)] * len(options.coupling.powers)
-    sums = Sums(start=none, mu=none, kappa=none, step=none, tau=tau_terms, links=no_links, powers=no_powers)
-    rate_backward = functools.partial(stage_backward, graph, *edges_of(graph), sums)
-    for taken in reversed(saved.steps):
-        # forward: x, stages = step.forward(rate, x, h)
-        d_after = d_x  # (b, h, j, c) [dGE.8]
-        d_x = step.backward(rate_backward, taken, options.step, d_after, sums)  # (b, h, j, c)
+    sums = Sums(start=none, mu=none, kappa=none, step=none, tau=tau_terms, edges=None, powers=no_powers)
+    if options.integrator.adjoint == "implicit" and 0 not in d_x.shape:
+        x = saved.states[-1]  # (b, h, j, c)
+        d_rate = rate_at_rest(system, x, d_x)  # (b, h, j, c)
+        rate_backward(system, sums, (x,), system.coupled(x), None, d_rate)
+        d_x = none if system.visible is None else (1.0 - system.visible) * d_x  # (b, h, j, c): of nodes that stay
+    else:
+        step = options.threshold.around(options.integrator, tau)
+        for taken in _last_first(saved):
+            # forward: x_next, stages = step.forward(rate, x, h)
+            d_next = d_x  # (b, h, j, c) [dGE.8]
+            back = functools.partial(stage_backward, saved, taken, sums)
+            d_x = step.backward(back, taken, options.step * taken.factor, d_next, sums)  # (b, h, j, c)
+    shape = graph.links.shape if is_array(graph.links) else ()
+    none, edges = zeros(shape, graph.start), sums["edges"]  # (b, h, j, j), as the implementation has them
+    d_links = none if edges is None else edges.whole() if isinstance(edges, Factors) else edges  # (b, h, j, j)
     # forward: x = start, and start is b
     d_start = d_x + sums["start"]  # (b, h, j, c) [dGE.5]
-    d_mu, d_kappa = (
-        summed_for(sums["mu"], options.mu),
-        summed_for(sums["kappa"], options.kappa),
-    )  # [dGE.mu], [dGE.kappa]
+    d_mu = summed_for(sums["mu"], options.mu)  # [dGE.mu]
+    d_kappa = summed_for(sums["kappa"], options.kappa)  # [dGE.kappa]
     d_step = summed_for(sums["step"], options.step)  # [dGE.step]
     numbers = {"mu": d_mu, "kappa": d_kappa, "step": d_step}
     if options.tau is not None:
@@ -301,30 +336,58 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     if options.coupling.powers:
         d_coefficients = namespace(d_x).stack(sums["powers"])  # [dGE.coefficients]
         numbers["coefficients"] = d_coefficients
-    return d_start, sums["links"], numbers
+    return d_start, d_links, numbers
 
 
-def stage_backward(graph: Graph, edges: Array, both: Array | None, sums: Sums, stage: Stage, inner: Array) -> Array:
+def _last_first(flow: Flow) -> Iterator[Step]:
+    """Yield the steps from the last to the first; those that were not kept are taken again, a few at a time."""
+    every = flow.graph.options.integrator.checkpoint
+    if every is None:
+        yield from reversed(flow.steps)
+        return
+    for begin in reversed(range(0, len(flow.steps), every)):
+        x, again = flow.states[begin // every], []  # (b, h, j, c), -
+        for known in flow.steps[begin : begin + every]:
+            x, taken = step_forward(flow, x, known.factor)  # (b, h, j, c), -
+            again.append(taken)
+        yield from reversed(again)
+
+
+def stage_backward(saved: Flow, taken: Step, sums: Sums, stage: Stage, inner: Array) -> Array:
     """Return the gradient of the point of a stage for drate / h; those of all steps are added to `sums`."""
-    (point, coupled, rate), options, xp = stage, graph.options, namespace(inner)  # (b, h, j, c) each, -, -
-    g, f, m, start, mu = options.coupling, options.intrinsic, graph.visible, graph.start, options.mu
-    d_rate = options.step * inner  # (b, h, j, c) [dGE.7]
-    sums.add("step", inner * rate)
+    point, coupled, rate, kept = stage  # (b, h, j, c) each, -
+    options, system, points = saved.graph.options, saved.system, (point,)
+    h = options.step * taken.factor  # a number, or one of each channel
+    if taken.ends is not None:
+        solved: Any = SOLVED[type(options.integrator)]
+        inner = pulled_back(solved, system, *taken.ends, h, inner)  # (b, h, j, c)
+        system, points = solved.forces(system), solved.stage(*taken.ends)
+    d_rate = h * inner  # (b, h, j, c) [dGE.7]
+    sums.add("step", taken.factor * inner * rate)
+    return rate_backward(system, sums, points, coupled, kept, d_rate)
+
+
+def rate_backward(
+    system: System, sums: Sums, points: Sequence[Array], coupled: Array, kept: Any, d_rate: Array
+) -> Array:
+    """Return the gradient of the point at which a rate was taken, or of two points; the others are added to `sums`."""
+    implementation, links, m, start, mu = system.implementation, system.links, system.visible, system.start, system.mu
+    f: Any = system.intrinsic  # of a point, or between two
     # forward: rate = m f(point; start) + kappa coupled
-    d_own = hidden(m, d_rate)  # (b, h, j, c)
-    sums.add("start", d_own * f.d_b(point, start, mu))
-    sums.add("mu", d_own * f.d_mu(point, start, mu))
+    d_own = system.seen(d_rate)  # (b, h, j, c)
+    sums.add("start", d_own * f.d_b(*points, start, mu))
+    sums.add("mu", d_own * f.d_mu(*points, start, mu))
     sums.add("kappa", d_rate * coupled)
-    d_coupled = options.kappa * d_rate  # (b, h, j, c) [dGE.6]
-    # forward: coupled_i = sum_j edges_ij g(y_j - y_i)
-    between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
-    received = d_coupled[:, :, :, None, :]  # (b, h, j, 1, c): dc_i
-    d_between = received * edges * g.slope(between)  # (b, h, j, j, c)
-    sums.add("links", xp.sum(hidden(both, received) * g.force(between), axis=4))
-    pulls = [xp.sum(edges * power.force(between), axis=3) for power in g.powers]  # (b, h, j, c) each
+    d_coupled = system.kappa * d_rate  # (b, h, j, c) [dGE.6]
+    # forward: coupled_i = sum_j w_ij g(y_j - y_i)
+    pulls = [implementation.couple_forward(power, links, m, *points) for power in system.coupling.powers]
     sums["powers"] = [a + sum_wide(d_coupled * pull) for a, pull in zip(sums["powers"], pulls, strict=True)]
-    d_pull = xp.sum(d_between, axis=2) - xp.sum(d_between, axis=3)  # (b, h, j, c)
-    d_point = d_own * f.d_x(point, start, mu) + d_pull  # (b, h, j, c) [dGE.point]
+    more = {} if kept is None else {"kept": kept}
+    d_pull, d_edges = implementation.couple_backward(
+        system.coupling, links, m, d_coupled, *points, **more
+    )  # (b, h, j, c), -
+    sums["edges"] = plus(sums["edges"], d_edges)  # as the implementation has them
+    d_point = d_own * f.d_x(*points, start, mu) + d_pull  # (b, h, j, c) [dGE.point]
     return d_point
 
 

@@ -224,8 +224,11 @@ class Polynomial:
 _NEEDS = "an array (m,) of at least one finite number"
 
 
-def polynomial(coefficients: Sequence[float | Array]) -> Coupling:
-    """Return the functions of a polynomial with the coefficients a_0, a_1, ...: numbers, or arrays without axes."""
+def polynomial(coefficients: Sequence[float | Array], *, part: bool = False) -> Coupling:
+    """Return the functions of a polynomial with the coefficients a_0, a_1, ...: numbers, or arrays without axes.
+
+    One that is a `part` has no powers of its own.
+    """
     a = tuple(coefficients)
     return Coupling(
         name="polynomial",
@@ -236,20 +239,7 @@ def polynomial(coefficients: Sequence[float | Array]) -> Coupling:
         largest_slope=lambda reach: math.inf,
         increasing=0.0,
         terms=lambda x: tuple(_term(a, power, x) for power in range(2 * len(a))),
-        powers=tuple(_odd_power(n) for n in range(len(a))),
-    )
-
-
-def _odd_power(n: int) -> Coupling:
-    """Return x^(2n+1), the derivative of a polynomial with respect to a coefficient."""
-    return Coupling(
-        name=f"x^{2 * n + 1}",
-        force=lambda x: _power(x, 2 * n + 1),
-        potential=lambda x: _power(x, 2 * n + 2) / (2.0 * n + 2.0),
-        slope=lambda x: (2.0 * n + 1.0) * _power(x, 2 * n),
-        curvature=lambda x: (2.0 * n + 1.0) * 2.0 * n * _power(x, max(2 * n - 1, 0)),
-        largest_slope=lambda reach: math.inf,
-        terms=lambda x: tuple(_term((0.0,) * n + (1.0,), power, x) for power in range(2 * n + 2)),
+        powers=tuple(polynomial((0.0,) * n + (1.0,), part=True) for n in range(0 if part else len(a))),
     )
 
 
@@ -330,13 +320,7 @@ ANCHOR = Intrinsic(
 )
 NONE = Intrinsic(
     name="none",
-    force=_nothing,
-    potential=_nothing,
-    d_x=_nothing,
-    d_b=_nothing,
-    d_mu=_nothing,
-    potential_b=_nothing,
-    potential_mu=_nothing,
+    **dict.fromkeys(("force", "potential", "d_x", "d_b", "d_mu", "potential_b", "potential_mu"), _nothing),
     largest_slope=lambda mu, size: 0.0 * mu,
 )
 DOUBLE_WELL = Intrinsic(

@@ -1,8 +1,9 @@
-"""Graph energy attention a second time: scalar loops, sharing nothing with the other files.
+"""Graph energy attention a second time: one number after the other, sharing nothing with the other files.
 
-The flow, whose adjoint is taken from an explicit Jacobian where the other files use sums over pairs, stands in
-`flow_loops`, and the graph in `graph_loops`. Values come back by the ids of the
-docstrings. Slow on purpose; for small sizes.
+The forward is written in scalars (`refattn.mechanisms.scalar_loops`), whose adjoints come from the chain rule alone,
+where the other files have formulas. A step that is an equation is solved by Newton's method with an explicit Jacobian,
+and its derivative is that of one more Newton step. Values come back by the ids of the docstrings. Slow on purpose; for
+small sizes.
 
 Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): the equation of a node; and the
 sources that the other files name.
@@ -11,213 +12,345 @@ sources that the other files name.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from refattn.mechanisms.graph_energy.testing.flow_loops import Values
 from refattn.mechanisms.graph_energy.testing.given import coupling_of, graph_of, integrator_of, start_of, threshold_of
-from refattn.mechanisms.graph_energy.testing.graph_loops import Graph
+from refattn.mechanisms.scalar_loops import Scalar, copies, copy, dot, scalars, slopes, softmax, sweep, total, values
 
-SYMMETRISE = {
-    "Kernel": "kernel",
-    "Mean": "mean",
-    "Min": "min",
-    "Directed": "none",
-    "CausalMirror": "causal_mirror",
+Values = dict[str, np.ndarray]
+
+FORCES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
+    "sin": (math.sin, math.cos),
+    "tanh": (math.tanh, lambda x: 1.0 / math.cosh(x) ** 2),
+    "identity": (lambda x: x, lambda x: 1.0),
+    "arctan": (math.atan, lambda x: 1.0 / (1.0 + x * x)),
+    "sinh": (math.sinh, math.cosh),
+    "cubic": (lambda x: x - x**3 / 6.0, lambda x: 1.0 - x * x / 2.0),
 }
-"""The links by the names of their classes."""
+"""g and g'."""
+
+METHODS: dict[str, tuple[list[list[float]], list[float]]] = {
+    "euler": ([[]], [1.0]),
+    "heun": ([[], [1.0]], [0.5, 0.5]),
+    "rk4": ([[], [0.5], [0.0, 0.5], [0.0, 0.0, 1.0]], [1 / 6, 1 / 3, 1 / 3, 1 / 6]),
+}
+
+WAYS: dict[str, list[tuple[float, float]]] = {
+    "implicit_midpoint": [(0.5, 1.0)],
+    "discrete_gradient": [(0.5 + 0.5 * t, 0.5 * w) for t, w in zip(*np.polynomial.legendre.leggauss(20), strict=True)],
+}
+"""Where between x and x' an implicit method takes its rates, and their weights."""
+
+USUAL = {"state": "token", "intrinsic": "anchor", "mu": 1.0, "kappa": 1.0, "step": 1.0 / 3.0, "steps": 10}
 
 
-class _Head(Graph):
-    """One head: what its tokens may attend, and every number of the call."""
+class _Head:
+    """One head: what its tokens may attend, and every number of the call, by id."""
 
-    def __init__(
-        self, q: Any, k: Any, v: Any, bias: Any, start: Any, allowed: Any, masked: bool, options: dict[str, Any]
-    ) -> None:
-        self.bias, self.start = bias, start
-        self.q, self.k, self.v, self.allowed, self.masked = q, k, v, allowed, masked
-        self.rows, self.n = len(q), len(k)
-        known = {"state": "token", "intrinsic": "anchor", "mu": 1.0, "kappa": 1.0, "step": 1.0 / 3.0, "steps": 10}
-        known |= {"scale": None, "causal": False, "jitter": None}
-        threshold, coupling, links = threshold_of(options), coupling_of(options), graph_of(options)
-        known |= {name: getattr(threshold, name) for name in ("tau", "signed", "empty")}
-        known |= {"kind": type(threshold).__name__.lower(), "integrator": integrator_of(options)}
-        known |= {"straight_through": getattr(threshold, "straight_through", False)}
-        known |= {"symmetrise": None if links is None else SYMMETRISE[type(links).__name__]}
-        known |= {"graph_scores": "kk" if getattr(links, "over", "tokens") == "keys" else "qk"}
-        taken = ("threshold", "coupling", "graph", "integrator")
-        self.o = {**known, **{name: x for name, x in options.items() if name not in taken}}
-        self.o["coupling"] = coupling if isinstance(coupling, str) else "polynomial"
-        self.o["coefficients"] = getattr(coupling, "coefficients", None)
-        feature, query = self.o["state"] == "feature", self.o["state"] == "query"
-        self.feature, self.query = feature, query
-        if self.o["symmetrise"] is None:
-            causal = self.o["causal"] is not False
-            self.o["symmetrise"] = ("causal_mirror" if causal else "min") if query else ("none" if causal else "kernel")
-        if self.o["signed"] is None:
-            self.o["signed"] = feature
-        self.scale = 1.0 / math.sqrt(q.shape[1]) if self.o["scale"] is None else float(self.o["scale"])
-        self.mu: list[float] = [float(mu) for mu in np.broadcast_to(self.o["mu"], (self.n,))]
-        self.kappa = float(self.o["kappa"])
-        self.a = [] if self.o["coefficients"] is None else [float(a) for a in self.o["coefficients"]]
-        self.choose()
-        self.value: Values = {}
-
-    def run(self) -> None:
+    def __init__(self, leaves: dict[str, Any], allowed: Any, jitter: Any, options: dict[str, Any]) -> None:
+        self.leaves, self.allowed, self.jitter, self.o = leaves, allowed, jitter, options
+        self.threshold, self.links, self.integrator = threshold_of(options), graph_of(options), integrator_of(options)
+        self.kind, self.coupling = type(self.threshold).__name__, coupling_of(options)
+        self.rows, self.n = allowed.shape
+        self.feature, self.query = options["state"] == "feature", options["state"] == "query"
+        self.signed = self.feature if self.threshold.signed is None else self.threshold.signed
+        self.value: dict[str, Any] = {}
         self.link()
-        self.m = self.allowed.T.astype(float) if self.query else np.ones(self.b.shape)
         self.flow()
-        self._read()
+        self.read()
 
-    def tau_of(self, c: int) -> float:
-        """Return the threshold of a channel."""
-        if self.o["tau"] is not None:
-            return float(self.o["tau"])
-        if self.feature:
-            return 0.0
-        return 0.25 / max(int(np.sum(self.allowed[c])), 1) if self.query else 0.4
+    # --- the graph
 
-    def _read(self) -> None:
-        rows, n, x, value = self.rows, self.n, self.x, self.value
-        y = np.zeros(x.shape)
-        for j in range(n):
-            for c in range(x.shape[1]):
-                size, tau = abs(x[j, c]) if self.o["signed"] else x[j, c], self.tau_of(c)
-                if self.o["kind"] == "proximal":
-                    y[j, c] = x[j, c]
-                elif self.o["kind"] == "hard":
-                    y[j, c] = x[j, c] if size >= tau else 0.0
-                elif size > tau:
-                    y[j, c] = math.copysign(size - tau, x[j, c]) if self.o["signed"] else size - tau
-        value["GE.9"] = self.y = y
-        if self.feature:
-            self.out = np.where(np.any(self.allowed, axis=1, keepdims=True), y, 0.0)
-            return
-        value["GE.10"], value["GE.11"], value["GE.12"] = np.zeros((rows, n)), np.ones((rows, 1)), np.zeros((rows, n))
-        self.filled = [False] * rows
-        for i in range(rows):
-            for j in range(n):
-                score = max(y[j, i if self.query else 0], 0.0)
-                value["GE.10"][i, j] = (
-                    (score if self.allowed[i, j] else 0.0) if self.query else value["GE.2"][i, j] * score
-                )
-            total = math.fsum(value["GE.10"][i])
-            self.filled[i] = total > 0.0
-            if self.filled[i]:
-                value["GE.11"][i, 0] = total
-                value["GE.12"][i] = value["GE.10"][i] / total
-            elif self.o["empty"] == "dense":
-                value["GE.12"][i] = value["GE.2"][i]
-            elif self.o["empty"] == "argmax" and self.allowed[i].any():
-                ranks = [x[j, i] if self.query else value["GE.2"][i, j] * x[j, 0] for j in range(n)]
-                if self.o["kind"] == "proximal":
-                    ranks = list(value["GE.2"][i])
-                best = max((j for j in range(n) if self.allowed[i, j]), key=lambda j: (ranks[j], -j))
-                value["GE.12"][i, best] = 1.0
-        self.out = value["GE.13"] = value["GE.12"] @ self.v
+    def link(self) -> None:
+        rows, n, value, leaves = self.rows, self.n, self.value, self.leaves
+        q, k, scale, causal = leaves["q"], leaves["k"], leaves["scale"][()], self.o.get("causal", False) is not False
+        scores = self.matrix((rows, n), lambda i, j: scale * dot(q[i], k[j]))
+        if "bias" in leaves:
+            scores = self.matrix((rows, n), lambda i, j: scores[i, j] + leaves["bias"][i, j])
+        masked = self.matrix((rows, n), lambda i, j: copy(scores[i, j]) if self.allowed[i, j] else Scalar(-math.inf))
+        a = self.by_row(masked)
+        value |= {"GE.1": scores, "GE.masked": masked, "GE.2": a}
+        kind = "CausalMirror" if causal else "Min"
+        if not self.query:
+            kind = "Directed" if causal else "Kernel"
+        kind = kind if self.links is None else type(self.links).__name__
+        over_keys, links, seen = getattr(self.links, "over", "tokens") == "keys", a, np.any(self.allowed, axis=0)
+        if over_keys or kind == "Kernel":
 
-    def adjoint(self, d_out: np.ndarray) -> Values:
-        rows, n, value, grad = self.rows, self.n, self.value, {}
-        d_a = np.zeros((rows, n))
-        d_y = np.zeros(self.y.shape)
+            def alike(i: int, j: int) -> Scalar:
+                if not (seen[i] and seen[j] if over_keys else self.allowed[i, j] and self.allowed[j, i]):
+                    return Scalar(-math.inf)
+                return scale * dot(k[i], k[j]) if over_keys else 0.5 * (scores[i, j] + scores[j, i])
+
+            value["GE.3"] = self.matrix((n, n), alike)
+            value["GE.4"] = links = self.by_row(value["GE.3"])
+        made: dict[str, Callable[[int, int], Scalar]] = {
+            "Mean": lambda i, j: 0.5 * (links[i, j] + links[j, i]),
+            "Min": lambda i, j: _least(links[i, j], links[j, i]),
+            "CausalMirror": lambda i, j: copy(links[max(i, j), min(i, j)]),
+        }
+        of = made.get(kind, lambda i, j: copy(links[i, j]))
+        value["GE.links"] = self.matrix((n, n), lambda i, j: Scalar(0.0) if i == j else of(i, j))
         if self.feature:
-            d_y += np.where(np.any(self.allowed, axis=1, keepdims=True), d_out, 0.0)
+            begin = copies(leaves["v"])
+        elif self.query:
+            begin = copies(a.T)
+        elif "start" in leaves:
+            begin = copies(leaves["start"])[:, None]
         else:
-            grad["dGE.v"] = value["GE.12"].T @ d_out
-            grad["dGE.12"] = d_out @ self.v.T
-            grad["dGE.11"], grad["dGE.10"] = np.zeros((rows, 1)), np.zeros((rows, n))
-            for i in range(rows):
-                if not self.filled[i]:
-                    d_a[i] += grad["dGE.12"][i] if self.o["empty"] == "dense" else 0.0
-                    continue
-                u, z = value["GE.10"][i], value["GE.11"][i, 0]
-                grad["dGE.11"][i, 0] = -math.fsum(grad["dGE.12"][i] * u) / z**2
-                grad["dGE.10"][i] = grad["dGE.12"][i] / z + grad["dGE.11"][i, 0]
-                for j in range(n):
-                    c = i if self.query else 0
-                    positive = self.x[j, c] > 0.0 if self.o["straight_through"] else self.y[j, c] > 0.0
-                    slope = 1.0 if self.query else value["GE.2"][i, j]
-                    d_y[j, c] += grad["dGE.10"][i, j] * slope * positive * bool(self.allowed[i, j])
-                    if not self.query:
-                        d_a[i, j] += grad["dGE.10"][i, j] * max(self.y[j, 0], 0.0)
-        grad["dGE.9"] = d_y
-        d_x, d_tau = np.zeros(d_y.shape), 0.0
-        for j in range(n):
-            for c in range(self.b.shape[1]):
-                size, tau = abs(self.x[j, c]) if self.o["signed"] else self.x[j, c], self.tau_of(c)
-                keeps = size >= tau if self.o["kind"] == "hard" else size > tau or self.o["kind"] == "proximal"
-                d_x[j, c] = d_y[j, c] if keeps or self.o["straight_through"] else 0.0
-                if self.o["kind"] == "soft" and keeps:
-                    d_tau -= d_y[j, c] * (math.copysign(1.0, self.x[j, c]) if self.o["signed"] else 1.0)
-        self.flow_adjoint(grad, d_x, d_tau)
-        self.link_adjoint(grad, d_a)
-        return grad
+            begin = self.matrix((n, 1), lambda j, c: _sigmoid(scores[j, j]))
+        value["GE.5"] = begin
+
+    def by_row(self, scores: Any) -> Any:
+        """Return the softmax of each row."""
+        rows = [softmax(row) for row in scores]
+        return self.matrix(scores.shape, lambda i, j: rows[i][j])
+
+    @staticmethod
+    def matrix(shape: tuple[int, int], of: Callable[[int, int], Any]) -> Any:
+        """Return an array of scalars by row and column."""
+        found = np.empty(shape, dtype=object)
+        for i, j in np.ndindex(shape):
+            found[i, j] = of(i, j)
+        return found
+
+    # --- the flow
+
+    def flow(self) -> None:
+        """Move the scores from their start to their end, one channel after the other: each is a system of its own."""
+        begin = self.value["GE.5"]
+        self.m = self.allowed.T.astype(float) if self.query else np.ones(begin.shape)
+        self.x, passes = np.empty(begin.shape, dtype=object), dict[str, list[Any]]()
+        for c in range(begin.shape[1]):
+            ways: dict[str, list[Any]] = {"GE.point": [], "GE.6": [], "GE.7": [], "GE.8": []}
+            x = [b + self.m[j, c] * self.jitter[j, c] for j, b in enumerate(begin[:, c])]
+            for _ in range(self.o["steps"]):
+                x = self.step(x, c, ways)
+                if self.kind == "Proximal":
+                    least = self.leaves["step"][()] * self.tau(c)
+                    x = [self.less(z, least) if self.size(z) > least.value else Scalar(0.0) for z in x]
+                ways["GE.8"].append(x)
+            self.x[:, c] = x
+            for id, columns in ways.items():
+                passes.setdefault(id, []).append(columns)
+        for id, channels in passes.items():
+            for at in range(len(channels[0])):
+                self.value[f"{id}[{at}]" if at else id] = np.array([way[at] for way in channels], dtype=object).T
+
+    def step(self, x: list[Scalar], c: int, ways: dict[str, list[Any]]) -> list[Scalar]:
+        h, rates = self.leaves["step"][()], list[list[Scalar]]()
+        if self.integrator in WAYS:
+            return self.solved(x, c, ways)
+        stages, weights = METHODS[self.integrator]
+        for row in stages:
+            point = [
+                total((z, *(alpha * (h * r[j]) for alpha, r in zip(row, rates, strict=True)))) for j, z in enumerate(x)
+            ]
+            rates.append(self.rate([(1.0, point)], c, ways, point))
+        return [
+            total((z, *(beta * (h * r[j]) for beta, r in zip(weights, rates, strict=True)))) for j, z in enumerate(x)
+        ]
+
+    def solved(self, x: list[Scalar], c: int, ways: dict[str, list[Any]]) -> list[Scalar]:
+        """Return x' = x + h v, where v is a mean of rates between x and x'."""
+        h, way, here = self.leaves["step"][()], WAYS[self.integrator], np.array([z.value for z in x])
+        end = here
+        for _ in range(60):
+            points = [(w, list(scalars(here + t * (end - here)))) for t, w in way]
+            residual = end - here - h.value * values(self.rate(points, c))
+            change = np.linalg.solve(self.newton(here, end, c), residual)
+            end = end - change
+            if np.max(np.abs(change), initial=0.0) < 1e-10:  # the next change would be about its square
+                break
+        at = way[0][0] if len(way) == 1 else 0.0
+        point = [Scalar(s + at * (e - s), ((z, 1.0),)) for z, s, e in zip(x, here, end, strict=True)]
+        points = [(w, [p + (t - at) * by for p, by in zip(point, end - here, strict=True)]) for t, w in way]
+        moved = [h * v for v in self.rate(points, c, ways, point)]
+        inverse = np.linalg.inv(self.newton(here, end, c))
+        return [Scalar(e, ((x[j], 1.0), *zip(moved, inverse[j], strict=True))) for j, e in enumerate(end)]
+
+    def newton(self, here: Any, end: Any, c: int) -> Any:
+        """Return the derivative of x' - x - h v with respect to x'."""
+        jacobian, links, kappa = (
+            np.zeros((self.n, self.n)),
+            values(self.value["GE.links"]),
+            self.leaves["kappa"][()].value,
+        )
+        for t, w in WAYS[self.integrator]:
+            y = scalars(here + t * (end - here))
+            for i, j in np.ndindex(self.n, self.n):
+                edge = w * t * kappa * self.m[i, c] * self.m[j, c] * links[i, j] * self.couple(y[j], y[i]).parts[0][1]
+                mu, kind = self.leaves["mu"][i].value, self.o["intrinsic"]
+                own = {"anchor": -mu, "none": 0.0, "double_well": mu - 3.0 * y[i].value ** 2}[kind]
+                jacobian[i, j] += edge
+                jacobian[i, i] += w * t * self.m[i, c] * own * (i == j) - edge
+        return np.eye(self.n) - self.leaves["step"][()].value * jacobian
+
+    def rate(
+        self, points: Any, c: int, ways: dict[str, list[Any]] | None = None, shown: list[Scalar] | None = None
+    ) -> list[Scalar]:
+        """Return the mean rate of each node at some points, which come with their weights."""
+        weights, links, found = [w for w, _ in points], self.value["GE.links"], list[tuple[Scalar, Scalar]]()
+        for i in range(self.n):
+            there = [j for j in range(self.n) if j != i and self.m[i, c] * self.m[j, c]]
+            pulls = [dot([links[i, j] for j in there], [self.couple(y[j], y[i]) for j in there]) for _, y in points]
+            own = [self.alone(y[i], self.value["GE.5"][i, c], self.leaves["mu"][i]) for _, y in points]
+            coupled = dot(weights, pulls)
+            found.append((coupled, self.m[i, c] * dot(weights, own) + self.leaves["kappa"][()] * coupled))
+        if ways is not None:
+            for id, x in (
+                ("GE.point", shown),
+                ("GE.6", [one for one, _ in found]),
+                ("GE.7", [one for _, one in found]),
+            ):
+                ways[id].append(x)
+        return [rate for _, rate in found]
+
+    def couple(self, there: Scalar, here: Scalar) -> Scalar:
+        """Return g(there - here)."""
+        x = there.value - here.value
+        if isinstance(self.coupling, str):
+            force, slope = (function(x) for function in FORCES[self.coupling])
+            return Scalar(force, ((there, slope), (here, -slope)))
+        powers = [(a, 2 * n + 1) for n, a in enumerate(self.leaves["coefficients"])]
+        slope = sum(a.value * n * x ** (n - 1) for a, n in powers)
+        parts = ((there, slope), (here, -slope), *((a, x**n) for a, n in powers))
+        return Scalar(sum(a.value * x**n for a, n in powers), parts)
+
+    def alone(self, x: Scalar, b: Scalar, mu: Scalar) -> Scalar:
+        """Return f(x; b)."""
+        if self.o["intrinsic"] == "anchor":
+            return mu * (b - x)
+        return mu * x - x * x * x + b if self.o["intrinsic"] == "double_well" else Scalar(0.0)
+
+    # --- the threshold and the readout
+
+    def tau(self, c: int) -> Scalar:
+        """Return the threshold of a channel."""
+        if "tau" in self.leaves:
+            return self.leaves["tau"][()]
+        usual = 0.0 if self.feature else 0.4
+        return Scalar(0.25 / max(int(np.sum(self.allowed[c])), 1) if self.query else usual)
+
+    def size(self, x: Scalar) -> float:
+        """Return what is compared with a threshold."""
+        return abs(x.value) if self.signed else x.value
+
+    def less(self, x: Scalar, by: Scalar) -> Scalar:
+        """Return what is left of a score from which a threshold is subtracted."""
+        return x - (math.copysign(1.0, x.value) if self.signed else 1.0) * by
+
+    def kept(self, x: Scalar, tau: Scalar) -> Scalar:
+        """Return what a threshold leaves of a score."""
+        if self.kind == "Soft":
+            return self.less(x, tau) if self.size(x) > tau.value else Scalar(0.0)
+        if self.kind == "Proximal" or self.size(x) >= tau.value:
+            return copy(x)
+        return Scalar(0.0, ((x, 1.0),) if self.threshold.straight_through else ())
+
+    def read(self) -> None:
+        rows, n, x, value, a = self.rows, self.n, self.x, self.value, self.value["GE.2"]
+        through, seen = getattr(self.threshold, "straight_through", False), np.any(self.allowed, axis=1)
+        y = value["GE.9"] = self.matrix(x.shape, lambda j, c: self.kept(x[j, c], self.tau(c)))
+        if self.feature:
+            self.out = self.matrix(y.shape, lambda i, c: copy(y[i, c]) if seen[i] else Scalar(0.0))
+            return
+
+        def positive(j: int, c: int) -> Scalar:
+            passes = (x if through else y)[j, c].value > 0.0
+            return Scalar(max(y[j, c].value, 0.0), ((y[j, c], 1.0),) if passes else ())
+
+        phi = self.matrix(y.shape, positive)
+
+        def part(i: int, j: int) -> Scalar:
+            if self.query:
+                return copy(phi[j, i]) if self.allowed[i, j] else Scalar(0.0)
+            return a[i, j] * phi[j, 0]
+
+        u = value["GE.10"] = self.matrix((rows, n), part)
+        filled = np.any(values(u) > 0.0, axis=1)
+        z = value["GE.11"] = self.matrix((rows, 1), lambda i, _: total(u[i]) if filled[i] else Scalar(1.0))
+
+        def weight(i: int, j: int) -> Scalar:
+            if filled[i]:
+                return u[i, j] / z[i, 0]
+            if self.threshold.empty == "dense":
+                return copy(a[i, j])
+            return Scalar(self.threshold.empty == "argmax" and seen[i] and j == self.best(i))
+
+        p = value["GE.12"] = self.matrix((rows, n), weight)
+        v = self.leaves["v"]
+        self.out = value["GE.13"] = self.matrix((rows, v.shape[1]), lambda i, e: dot(p[i], v[:, e]))
+
+    def best(self, i: int) -> int:
+        """Return the first of the tokens that a row without scores goes to."""
+        a, x = values(self.value["GE.2"][i]), values(self.x[:, i if self.query else 0])
+        ranks = a if self.kind == "Proximal" else x if self.query else a * x
+        return int(np.argmax(np.where(self.allowed[i], ranks, -math.inf)))
 
 
-def _heads(q: Any, k: Any, v: Any, mask: Any, options: dict[str, Any]) -> list[list[_Head]]:
-    batch, heads, rows, _ = q.shape
-    groups, n = k.shape[1:3]
+def _sigmoid(s: Scalar) -> Scalar:
+    power = math.exp(-abs(s.value))
+    found = (1.0 if s.value >= 0.0 else power) / (1.0 + power)
+    return Scalar(found, ((s, found * (1.0 - found)),))
+
+
+def _least(x: Scalar, y: Scalar) -> Scalar:
+    """Return the smaller number; of two that are equal each has half of the derivative."""
+    both = 0.5 * (x.value == y.value)
+    return Scalar(min(x.value, y.value), ((x, float(x.value < y.value) + both), (y, float(y.value < x.value) + both)))
+
+
+def _run(q: Any, k: Any, v: Any, mask: Any, options: dict[str, Any]) -> tuple[Values, Values, Any]:
+    """Return the scalars of every equation by id, those that have a gradient by name, and the output."""
+    o = {**USUAL, **{name: x for name, x in options.items() if x is not None}}
+    (batch, heads, rows, width), (groups, n), start = q.shape, k.shape[1:3], start_of(o)
+    given = {"q": q, "k": k, "v": v, "scale": o.get("scale", 1.0 / math.sqrt(width)), "bias": o.get("bias")}
+    given |= {**{name: o[name] for name in ("mu", "kappa", "step")}, "tau": threshold_of(o).tau, "start": start.at}
+    given["coefficients"] = getattr(coupling_of(o), "coefficients", None)
+    leaves = {name: scalars(x) for name, x in given.items() if x is not None}
     plane = (batch, heads, rows, n)
     allowed: Any = np.ones(plane, dtype=np.bool_) if mask is None else np.broadcast_to(mask, plane)
-    causal = options.get("causal", False) is not False
+    causal = o.get("causal", False) is not False
     if causal:
-        allowed = allowed & np.array([[j <= i for j in range(n)] for i in range(n)], dtype=np.bool_).reshape(n, n)
-    masked = mask is not None or (causal and n > 1)
-    given = options.get("bias")
-    bias = np.broadcast_to(np.zeros((1, 1)) if given is None else given, plane)
-    started = start_of(options)
-    begins, moved = started.at, started.jitter
-    starts: Any = None if begins is None else np.broadcast_to(begins, (batch, heads, n))
-    found = []
-    for b in range(batch):
-        row = []
-        for h in range(heads):
-            own = q[b, h], k[b, h * groups // heads], v[b, h * groups // heads], bias[b, h]
-            start = None if starts is None else starts[b, h]
-            mu = options.get("mu", 1.0)
-            of_head = options if np.ndim(mu) == 0 else {**options, "mu": mu[h]}
-            if moved is not None:
-                of_head = {**of_head, "jitter": np.broadcast_to(moved, (batch, heads, n, np.shape(moved)[-1]))[b, h]}
-            row.append(_Head(*own, start, allowed[b, h], masked, of_head))
-        for head in row:
-            head.run()
-        found.append(row)
-    return found
-
-
-def _gathered(parts: list[list[Values]]) -> Values:
-    return {id: np.array([[part[id] for part in row] for row in parts]) for id in parts[0][0]}
+        allowed = allowed & np.tri(rows, n, dtype=np.bool_)
+    channels = {"token": 1, "query": rows, "feature": v.shape[3]}[o["state"]]
+    jitter = np.broadcast_to(0.0 if start.jitter is None else start.jitter, (batch, heads, n, channels))
+    shapes, parts = {"bias": plane, "start": (batch, heads, n)}, dict[str, Any]()
+    for at in np.ndindex(batch, heads):
+        b, h = at
+        own = {name: leaves[name][b, h if name == "q" else h * groups // heads] for name in "qkv"}
+        own |= {name: np.broadcast_to(leaves[name], shapes[name])[at] for name in shapes if name in leaves}
+        mu = leaves["mu"]
+        own["mu"] = np.broadcast_to(mu if mu.ndim == 0 else mu[h], (n,))
+        head = _Head({**leaves, **own}, allowed[at], jitter[at], o)
+        for id, x in (*head.value.items(), ("out", head.out)):
+            parts.setdefault(id, np.empty((batch, heads, *x.shape), dtype=object))[at] = x
+    out = parts.pop("out")
+    return parts, leaves, out
 
 
 def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, mask: np.ndarray | None = None, **options: Any) -> Values:
     """Return the value of every equation of the forward, by id."""
-    return _gathered([[head.value for head in row] for row in _heads(q, k, v, mask, options)])
+    found = {id: values(x) for id, x in _run(q, k, v, mask, options)[0].items()}
+    if mask is None and (options.get("causal", False) is False or k.shape[2] < 2):
+        del found["GE.masked"]  # nothing is hidden
+    return found
 
 
 def backward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, d_out: np.ndarray, *, mask: np.ndarray | None = None, **options: Any
 ) -> Values:
-    """Return the value of every equation of the backward, by id."""
-    heads = _heads(q, k, v, mask, options)
-    grad = _gathered([[head.adjoint(d_out[b, h]) for h, head in enumerate(row)] for b, row in enumerate(heads)])
-    for id in ("dGE.k", "dGE.v"):
-        if id in grad:
-            batch, count, n, width = grad[id].shape
-            groups = k.shape[1]
-            grad[id] = grad[id].reshape(batch, groups, count // groups, n, width).sum(axis=2)
-    for name, id, given in (("bias", "dGE.1", options.get("bias")), ("start", "dGE.start", start_of(options).at)):
-        if given is not None:
-            shape = np.shape(given)
-            whole = grad[id].sum(axis=tuple(range(grad[id].ndim - len(shape))))
-            grad[f"dGE.{name}"] = whole.sum(axis=tuple(n for n, m in enumerate(shape) if m == 1), keepdims=True)
-    if "dGE.coefficients" in grad:
-        grad["dGE.coefficients"] = grad["dGE.coefficients"].sum(axis=(0, 1))
-    of_mu = grad["dGE.mu"].sum(axis=0)  # (h, j)
-    grad["dGE.mu"] = (np.asarray(of_mu.sum()), of_mu.reshape(len(of_mu), -1).sum(axis=1), of_mu)[
-        np.ndim(options.get("mu", 1.0))
-    ]
-    for id in ("dGE.scale", "dGE.kappa", "dGE.step", "dGE.tau"):
-        if id in grad:
-            grad[id] = np.asarray(grad[id].sum())
-    return grad
+    """Return the value of every equation of the backward, by id: passes are counted from the last one on."""
+    parts, leaves, out = _run(q, k, v, mask, options)
+    sweep(out, d_out)
+    passes: dict[str, list[Any]] = {}
+    for id, x in parts.items():
+        passes.setdefault(id.partition("[")[0], []).append(x)
+    grad = {f"d{id}[{at}]" if at else f"d{id}": slopes(x) for id, xs in passes.items() for at, x in enumerate(xs[::-1])}
+    grad.pop("dGE.13", None)
+    unused = ("v",) if options.get("state") == "feature" else ()
+    return grad | {f"dGE.{name}": slopes(x) for name, x in leaves.items() if name not in unused}

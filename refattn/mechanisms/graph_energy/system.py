@@ -29,13 +29,27 @@ from types import ModuleType
 from typing import Any
 
 from refattn.mechanisms.graph_energy.csr import CSR
-from refattn.mechanisms.graph_energy.dense import Graph
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Number
-from refattn.mechanisms.graph_energy.options import longest_of
+from refattn.mechanisms.graph_energy.options.call import Options, longest_of
 from refattn.ops.sums import summed_for
 from refattn.xp import Array, arange, concrete, namespace, sum_wide, zeros
 
 _NO_ENERGY = "an energy exists only for graphs with detailed balance"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The graph of a call, and what its backward reads."""
+
+    options: Options
+    q: Array  # (b, h, i, d)
+    k: Array  # (b, g, j, d)
+    attention: Array | None  # (b, h, i, j); None where nobody reads it
+    kernel: Array | None  # (b, h, j, j): n; None if links are not made of it
+    links: Any  # (b, h, j, j), or a sparse graph
+    start: Array  # (b, h, j, c)
+    visible: Array | None  # (..., j, c): m, as numbers; None where every node exists
+    rows: tuple[Array, Array] | None  # (b, h, j, 1): of "kernel", t_i = max_l r_il and sum_l exp(r_il - t_i)
 
 
 @dataclass(frozen=True)

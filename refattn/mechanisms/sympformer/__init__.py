@@ -12,7 +12,7 @@ What to read, in this order:
 
 Beside these:
 
-- `params.py`, the parameters of a block;
+- `params.py`, the parameters of a block; `maps.py`, its affine maps and norms by their names;
 - `integrators/`, what the step makes of the momentum (`coefficients.py`, `damping.py`), and the methods of two steps
   and of four calls;
 - `oracles/`, linear attention, the same with matrices for momenta, the Hamiltonian of all tokens, dropout, noise, and

@@ -44,14 +44,18 @@ class Integrator:
     """Whether there is no Hamiltonian."""
     carries: ClassVar[bool] = True
     """Whether layers hand a momentum on."""
+    damped: ClassVar[str] = "kick"
+    """What the damping acts on: the "kick", the "old" momentum alone, "both" one after the other, or "nothing"."""
 
     def __post_init__(self) -> None:
         check_number("step", self.step, positive=True)
         check("learned", self.learned, bool)
 
-    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
+    def damps(self, config: Any) -> bool:
         """Return whether the damping of a layer changes anything that is read."""
-        return kicks
+        old = not config.rests
+        of = {"kick": config.kicks, "old": config.kicks and old, "both": config.keeps or old, "nothing": False}
+        return of[self.damped]
 
     def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
         """Return the learned numbers that the integrator has beside its steps: "positive" or "unit", and a start."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.adapters.conventions import expected
-from refattn.verify.diagnose.localise import told_all
+from refattn.verify.diagnose.localise import in_words
 from refattn.verify.outcome import Outcome, Precision, Report, Verdict
 from refattn.verify.report.suspects import told
 from refattn.verify.report.texts import cases_text, share_text, size
@@ -24,7 +24,7 @@ def lines(report: Report, mechanism: Mechanism) -> Iterator[tuple[str, str]]:
     yield "what", _what(report, failed)
     found = report.suspects
     if found:
-        where = [told_all(found.places)] if found.places else []
+        where = [in_words(found.places)] if found.places else []
         yield "where", "; ".join([*where, *([found.which] if found.which else [])]) or "no pattern"
     worst = max(
         ((outcome, verdict) for outcome in failed for verdict in outcome.verdicts if not verdict.agrees),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from refattn.verify.diagnose.localise import told_all
+from refattn.verify.diagnose.localise import in_words
 from refattn.verify.outcome import Suspect, Suspects
 
 
@@ -15,7 +15,7 @@ def lines(found: Suspects) -> Iterator[tuple[int, str]]:
     agree = f"; {', '.join(found.right)} {_verb('agree', found.right)}" if found.right else ""
     yield 2, f"{', '.join(found.wrong)} {_verb('disagree', found.wrong)}{agree}"
     if found.places:
-        yield 2, f"where: {told_all(found.places)}"
+        yield 2, f"where: {in_words(found.places)}"
     if found.which:
         yield 2, found.which
     yield 2, _narrowed(found)

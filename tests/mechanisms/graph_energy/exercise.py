@@ -25,61 +25,34 @@ def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]
     """
     token, cross = {**sizes, "j": sizes["i"], "c": 1}, {**sizes, "c": 1}
     query, feature = {**token, "c": sizes["i"]}, {**token, "c": sizes["e"]}
-    core = partial(_core, make=make, implementation=implementation)
     solved = "implicit_midpoint" if implementation == "products" else "discrete_gradient"
-    block = partial(_block, make=make)
+    links, mask = make(_mask("graph", token["i"], token["i"])), make(_mask("m", 1, sizes["j"]))
+    full: dict[str, Any] = {"full": True}
+    calls: list[tuple[dict[str, int], str, dict[str, Any]]] = [
+        (token, "token", full),
+        (token, "token", {}),
+        (token, "token", {"threshold": "hard(tau=0.99, empty='dense')"}),
+        (token, "token", {**full, "graph": "kernel", "causal": False}),
+        (query, "query", {**full, "graph": "causal_mirror"}),
+        (query, "query", {"integrator": "rk4", "threshold": "soft"}),
+        (query, "query", {"integrator": "rk45(stop_force=1e-3)", "steps": 2}),
+        (token, "token", {"integrator": solved, "steps": 2}),
+        (token, "token", {"graph": links, "step": 0.1}),
+        (token, "token", {"integrator": "euler(checkpoint=2)", "steps": 3}),
+        (token, "token", {"threshold": "proximal"}),
+        (cross, "token", {"graph": "mean(over='keys')", "step": 0.1}),
+        (cross, "token", {"graph": "kernel(over='keys')", "mask": mask}),
+        (feature, "feature", full),
+        (feature, "feature", {"threshold": "soft(tau=0.1)"}),
+    ]
+    cubes = {"coupling": "polynomial(coefficients=(1.0, 0.0))", "step": 0.1, "classes": sizes["p"]}
+    learned = {"graph": "kernel(over='keys')", "threshold": "soft", "learn_tau": True, "learn_step": True}
+    blocks: list[tuple[dict[str, int], dict[str, Any]]] = [(token, full), (token, {}), (token, cubes), (cross, learned)]
+    levels = {**token, "e": sizes["d"]}
     return [
-        (token, partial(core, token, state="token", full=True)),
-        (token, partial(core, token, state="token", full=False)),
-        (token, partial(core, token, state="token", full=False, threshold="hard(tau=0.99, empty='dense')")),
-        (token, partial(core, token, state="token", full=True, graph="kernel", causal=False)),
-        (query, partial(core, query, state="query", full=True, graph="causal_mirror")),
-        (query, partial(core, query, state="query", full=False, integrator="rk4", threshold="soft")),
-        (query, partial(core, query, state="query", full=False, integrator="rk45(stop_force=1e-3)", steps=2)),
-        (token, partial(core, token, state="token", full=False, integrator=solved, steps=2)),
-        (
-            token,
-            partial(
-                core, token, state="token", full=False, graph=make(_mask("graph", token["i"], token["i"])), step=0.1
-            ),
-        ),
-        (token, partial(core, token, state="token", full=False, integrator="euler(checkpoint=2)", steps=3)),
-        (token, partial(core, token, state="token", full=False, threshold="proximal")),
-        (cross, partial(core, cross, state="token", full=False, graph="mean(over='keys')", step=0.1)),
-        (
-            cross,
-            partial(
-                core,
-                cross,
-                state="token",
-                full=False,
-                graph="kernel(over='keys')",
-                mask=make(_mask("m", 1, sizes["j"])),
-            ),
-        ),
-        (feature, partial(core, feature, state="feature", full=True)),
-        (feature, partial(core, feature, state="feature", full=False, threshold="soft(tau=0.1)")),
-        (token, partial(block, token, full=True)),
-        (token, partial(block, token, full=False)),
-        (
-            token,
-            partial(
-                block, token, full=False, coupling="polynomial(coefficients=(1.0, 0.0))", step=0.1, classes=sizes["p"]
-            ),
-        ),
-        (
-            cross,
-            partial(
-                block, cross, full=False, graph="kernel(over='keys')", threshold="soft", learn_tau=True, learn_step=True
-            ),
-        ),
-        *(
-            (
-                {**token, "e": sizes["d"]},
-                partial(_levels, {**token, "e": sizes["d"]}, make=make, implementation=implementation),
-            )
-            for implementation in hierarchy.IMPLEMENTATIONS
-        ),
+        *((of, partial(_core, of, make=make, implementation=implementation, state=s, **o)) for of, s, o in calls),
+        *((of, partial(_block, of, make=make, **options)) for of, options in blocks),
+        *((levels, partial(_levels, levels, make=make, implementation=each)) for each in hierarchy.IMPLEMENTATIONS),
     ]
 
 
@@ -107,7 +80,7 @@ def _mask(name: str, *shape: int) -> Any:
     return counter.uniform(shape, seed=7, purpose=name) < 0.8
 
 
-def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool, **options: Any) -> None:
+def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool = False, **options: Any) -> None:
     b, h, g, n, keys, d, e = (sizes[letter] for letter in "bhgijde")
     record = mechanism("graph_energy")
     assert record.core is not None
@@ -129,7 +102,9 @@ def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bo
     record.core.backward(saved, make(_draw("d_out", b, h, n, e)))
 
 
-def _block(sizes: Mapping[str, int], *, make: Make, full: bool, classes: int | None = None, **more: Any) -> None:
+def _block(
+    sizes: Mapping[str, int], *, make: Make, full: bool = False, classes: int | None = None, **more: Any
+) -> None:
     b, h, g, n, keys, d, e, m = (sizes[letter] for letter in "bhgijdem")
     block = mechanism("graph_energy").block
     options: dict[str, Any] = {"bias": True} if full else {"residual": False}

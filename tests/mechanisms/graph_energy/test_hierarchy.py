@@ -11,29 +11,13 @@ import pytest
 
 from refattn import Context, backends, equations, mechanism
 from refattn.analysis.graph_flow import flow_of_call
-from refattn.mechanisms.graph_energy import core, longest_step, loops
+from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.layer import hierarchy, sharing
 from refattn.mechanisms.graph_energy.testing import level_loops
 from refattn.verify.selfcheck import sections
-from tests.mechanisms.graph_energy.calls import STATES, B, H, draw, flat, forward, kept, qkv
+from tests.mechanisms.graph_energy.calls import B, H, agree, draw, flat, forward, gradients_of, kept, qkv
 
 LONG = 11
-
-
-def gradients_of(call: Any, arrays: dict[str, Any], d_out: Any) -> dict[str, Any]:
-    """The gradients of a call's first result by the autograd of torch."""
-    torch: Any = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
-    leaves = {name: torch.tensor(np.asarray(x), requires_grad=True) for name, x in arrays.items()}
-    loss = (call(**leaves)[0] * torch.tensor(d_out)).sum()
-    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return {name: x.numpy() for name, x in zip(leaves, found, strict=True)}
-
-
-def agree(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    floor = 1e-2 * max(float(np.max(np.abs(x))) for x in expected.values())
-    for name, x in expected.items():
-        size = max(float(np.max(np.abs(x))), floor)
-        np.testing.assert_allclose(found[name], x, rtol=0, atol=1e-12 * size, err_msg=name)
 
 
 # --- levels
@@ -157,48 +141,7 @@ def test_nothing_of_levels_is_as_large_as_all_pairs() -> None:
     assert peaks[1] < 2.1 * peaks[0] and peaks[1] < 4 * 1024**2
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_levels_run_on_every_library(causal: bool) -> None:
-    options: dict[str, Any] = {"stride": 2, "causal": causal, "window": 1, "implementation": "banded"}
-    q, k, v = qkv(5)
-    expected, _ = hierarchy.forward(q, k, v, **options)
-    strict = backends.get("strict")
-    out, saved = hierarchy.forward(*map(strict.from_numpy, (q, k, v)), **options)
-    np.testing.assert_allclose(strict.to_numpy(out), expected, rtol=0, atol=1e-14)
-    hierarchy.backward(saved, out)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"stride": 1}, ValueError, "stride: got 1, needs a whole number of at least 2"),
-        ({"levels": 0}, ValueError, "levels: got 0, needs a whole number of at least 1"),
-        ({"window": 0}, ValueError, "window: got 0, needs a whole number of at least 1"),
-        ({"state": "query"}, ValueError, "state: got an option that a hierarchy does not take"),
-        ({"level_logits": np.zeros(2)}, ValueError, r"level_logits: got shape \(2,\), needs \(3,\)"),
-        ({"key_mask": np.ones((B, 3), bool)}, ValueError, r"key_mask: got shape \(2, 3\), needs \(2, 7\)"),
-        ({"key_mask": np.ones((B, 7))}, TypeError, "key_mask: got dtype float64, needs bool"),
-        ({"threshold": "hard(empty='error')"}, ValueError, 'threshold: got empty="error" with levels'),
-        ({"graph": "mean", "implementation": "banded"}, NotImplementedError, 'implementation: got "banded" with'),
-        ({"causal": True, "graph": "kernel"}, ValueError, 'graph: got "kernel" with causal scores'),
-    ],
-)
-def test_levels_that_do_not_fit(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        hierarchy.forward(*qkv(), **options)
-
-
 # --- shared parameters
-
-
-def test_the_loops_have_a_strength_of_each_head() -> None:
-    """Where there are as many heads as tokens, too: it is none of each node."""
-    q, k, v = qkv(H)
-    options: dict[str, Any] = {"mu": np.abs(draw("mu", H)), "intrinsic": "double_well", "step": 0.1, "steps": 2}
-    out, saved = core.forward(q, k, v, **options)
-    np.testing.assert_allclose(out, loops.forward(q, k, v, **options)["GE.13"], rtol=0, atol=1e-14)
-    found, expected = core.backward(saved, out)["mu"], loops.backward(q, k, v, out, **options)["dGE.mu"]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
 def test_nodes_of_a_class_share_a_strength_and_a_start() -> None:
@@ -217,24 +160,6 @@ def test_nodes_of_a_class_share_a_strength_and_a_start() -> None:
     d = core.backward(saved, d_out)
     found = {name: sharing.nodes_backward(d[name], classes, 3) for name in tables}
     agree(found, gradients_of(call, tables, d_out))
-
-
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("kind", ["soft", "proximal"])
-def test_a_strength_of_each_node(kind: str, state: str) -> None:
-    arrays = dict(zip("qkv", qkv(5), strict=True)) | {"mu": np.abs(draw("mu", H, 5)), "tau": np.full((H,), 0.05)}
-
-    def call(**leaves: Any) -> Any:
-        return forward(**leaves, state=state, kind=kind, steps=3, step=0.2)
-
-    out, saved = call(**arrays)
-    d_out = draw("d_out", *out.shape)
-    agree(core.backward(saved, d_out), gradients_of(call, arrays, d_out))
-    with pytest.raises(ValueError, match=r"mu: got shape \(4, 6\), needs a number or an array \(4,\) or \(4, 5\)"):
-        forward(**arrays | {"mu": np.ones((H, 6))})
-    # One bound for all nodes, from the strongest.
-    strongest = np.max(arrays["mu"], axis=1)
-    np.testing.assert_allclose(longest_step(forward(**arrays)[1]), 2.0 / (strongest + 2.0), rtol=1e-15)
 
 
 def test_pairs_of_classes_share_a_bias() -> None:
@@ -316,43 +241,3 @@ def test_a_polynomial_of_a_block_starts_as_the_identity() -> None:
         params = BLOCK.init(BLOCK.Config(width=4, heads=2, step=0.2, **more), seed=1, like=x)
         found.append(BLOCK.forward(params, BLOCK.start(params, x, Context()), Context())[0].x)
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"classes": 0, "step": 0.1}, "classes: got 0, needs a whole number of at least 1"),
-        ({"classes": 2}, "step: got None with classes, needs a number, or learn_step"),
-        (
-            {"coupling": "polynomial(coefficients=(1.0,))"},
-            "step: got None with coupling='polynomial.*, needs a number, or learn_step",
-        ),
-        ({"classes": 2, "intrinsic": "none"}, 'classes: got 2 with intrinsic="none", which has no mu'),
-        ({"graph": np.ones((6, 6))}, "graph: got ndarray, needs the links of a block"),
-        ({"levels": 0}, "levels: got 0, needs a whole number of at least 1"),
-        ({"window": 3}, "window: got 3 without levels, needs levels"),
-        ({"levels": 2, "stride": 1}, "stride: got 1, needs a whole number of at least 2"),
-        ({"levels": 2, "state": "feature"}, 'levels: got 2 with state="feature", which levels do not have'),
-        ({"levels": 2, "jitter": 0.1}, "levels: got 2 with jitter=0.1, which levels do not have"),
-        ({"levels": 2, "regulariser": "size"}, 'levels: got 2 with regulariser="size", which levels do not have'),
-        ({"levels": 2, "graph": "kernel(over='keys')"}, "levels: got 2 with graph=.*, which levels do not have"),
-    ],
-)
-def test_what_does_not_go_together(options: dict[str, Any], message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        BLOCK.Config(width=4, heads=2, **options)
-
-
-@pytest.mark.parametrize(
-    ("classes", "positions", "message"),
-    [
-        (2, None, "classes: got some, needs context.positions"),
-        (2, np.zeros((2, 6), int), r"context.positions: got shape \(2, 6\) with classes, needs \(tokens,\)"),
-        (None, np.zeros(6, int), "context.positions was given to a block without classes"),
-    ],
-)
-def test_positions_that_do_not_fit(classes: int | None, positions: Any, message: str) -> None:
-    x, context = draw("x", 2, 6, 4), Context(positions=positions)
-    params = BLOCK.init(BLOCK.Config(width=4, heads=2, step=0.1, classes=classes), seed=1, like=x)
-    with pytest.raises((ValueError, IndexError), match=message):
-        BLOCK.forward(params, BLOCK.start(params, x, context), context)

@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.system import weights_of
-from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, SYMMETRIC, B, H, N, draw, forward, kept, qkv, run
-from tests.mechanisms.graph_energy.test_gradients import numbers_of
-from tests.mechanisms.graph_energy.test_hierarchy import agree, gradients_of
+from tests.mechanisms.graph_energy.calls import STATES, SYMMETRIC, qkv, run
 
 TAU = {"token": 0.1, "query": 0.1, "feature": 0.3}
 BOUNDED = ("sin", "tanh", "identity", "arctan")
@@ -50,47 +47,9 @@ def test_without_a_flow_it_is_a_soft_threshold() -> None:
         assert np.array_equal(saved.inner.readout.kept, saved.scores)
 
 
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_gradients_are_those_of_autograd(coupling: str, state: str) -> None:
-    implementations = ("dense", "products", "tiled") if coupling in ("sin", "identity", "cubic") else ("dense", "tiled")
-    arrays = dict(zip("qkv", qkv(5), strict=True)) | numbers_of(state)
-    mask = kept("mask", B, 1, 5, 5, keep=0.8)
-
-    def call(implementation: str = "dense", **leaves: Any) -> Any:
-        like = mask if isinstance(leaves["q"], np.ndarray) else leaves["q"].new_tensor(mask).bool()
-        more: dict[str, Any] = {"state": state, "coupling": coupling, "symmetrise": "mean", "steps": 3}
-        return forward(**leaves, **more, kind="proximal", mask=like, implementation=implementation)
-
-    for implementation in implementations:
-        out, saved = call(implementation, **arrays)
-        d_out = draw("d_out", *out.shape)
-        agree(core.backward(saved, d_out), gradients_of(call, arrays, d_out))
-
-
-def test_checkpoints_change_no_bit() -> None:
-    options: dict[str, Any] = {"kind": "proximal", "tau": 0.2, "steps": 7}
-    found = [core.backward(run(**options, checkpoint=n)[1], draw("d_out", B, H, N, 5)) for n in (None, 3)]
-    assert all(np.array_equal(x, found[1][name]) for name, x in found[0].items())
-
-
 def test_a_row_of_zeros_goes_to_the_largest_attention() -> None:
     out, saved = run(kind="proximal", tau=5.0, steps=8)
     assert not np.any(saved.scores)
     attention, v = saved.inner.graph.attention, np.repeat(qkv()[2], 2, axis=1)
     best = np.argmax(attention, axis=-1)
     assert np.array_equal(out, np.take_along_axis(v, best[..., None], axis=2))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"integrator": "heun"}, 'integrator: got "heun" with threshold="proximal", needs "euler"'),
-        ({"adjoint": "implicit"}, 'adjoint: got "implicit" with threshold="proximal"'),
-        ({"stop_force": 0.1}, 'stop_force: got a number with threshold="proximal", needs None'),
-        ({"threshold": "proximal(straight_through=True)"}, "got 'straight_through' in .*, but proximal has tau"),
-    ],
-)
-def test_what_it_does_not_go_with(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        run(**{"kind": "proximal"} | options if "threshold" not in options else options)

@@ -36,13 +36,6 @@ def test_emptied_rows_keep_their_attention() -> None:
     assert np.array_equal(saved.weights[rows], saved.inner.graph.attention[rows])
 
 
-def test_emptied_rows_are_0() -> None:
-    out, saved, rows = emptied(empty="zero")
-    assert not np.any(out[rows]) and not np.any(saved.weights[rows])
-    d = core.backward(saved, np.where(rows[..., None], draw("d_out", *out.shape), 0.0))
-    assert all(not np.any(d[name]) for name in ("q", "k", "v"))
-
-
 def test_emptied_rows_are_an_error() -> None:
     _, _, rows = emptied()
     first = tuple(int(n) for n in np.argwhere(rows)[0])
@@ -75,31 +68,6 @@ def test_a_score_at_the_threshold() -> None:
         assert np.array_equal(saved.inner.readout.kept, np.full((1, 1, 3, 1), rest))
 
 
-@pytest.mark.parametrize("signed", [False, True])
-def test_signs(signed: bool) -> None:
-    _, saved = run(state="feature", tau=0.4, kind="soft", signed=signed)
-    x, y = saved.scores, saved.inner.readout.kept
-    expected = np.sign(x) * np.maximum(np.abs(x) - 0.4, 0.0) if signed else np.maximum(x - 0.4, 0.0)
-    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-15)
-    assert np.any(x < -0.4)
-
-
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("symmetrise", ["kernel", "mean", "min", "none"])
-def test_padding_is_as_good_as_deleted(state: str, symmetrise: str) -> None:
-    keep = np.array([True, True, False, True, False, True, True])
-    q, k, v = qkv()
-    options: dict[str, Any] = {"state": state, "symmetrise": symmetrise, "step": 0.1}
-    out, saved = forward(q, k, v, mask=keep[:, None] & keep, **options)
-    short, short_saved = forward(q[:, :, keep], k[:, :, keep], v[:, :, keep], **options)
-    np.testing.assert_allclose(out[:, :, keep], short, rtol=0, atol=1e-14)
-    d = draw("d_out", *out.shape)
-    long_d, short_d = core.backward(saved, d), core.backward(short_saved, d[:, :, keep])
-    for name in "qkv":
-        np.testing.assert_allclose(long_d[name][:, :, keep], short_d[name], rtol=0, atol=1e-13)
-        assert not np.any(long_d[name][:, :, ~keep])
-
-
 def test_what_an_unmasked_row_of_padding_would_do() -> None:
     """Masked as a key alone, padding still acts on others where the graph is symmetric."""
     keep = np.array([True] * 6 + [False])
@@ -117,14 +85,3 @@ def test_default_thresholds() -> None:
     mask = kept("mask", B, H, N, N)
     seen = np.maximum(np.sum(mask, axis=-1), 1)
     assert np.array_equal(run(state="query", mask=mask)[1].inner.readout.tau[:, :, 0], 0.25 / seen)
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_small_sizes(state: str) -> None:
-    for n in (0, 1):
-        out, saved = run(n, state=state, causal=True)
-        assert out.shape == (B, H, n, 5)
-        assert all(np.all(np.isfinite(d)) for d in core.backward(saved, out).values())
-        if n:
-            expected = np.repeat(qkv(1)[2], 2, axis=1)
-            np.testing.assert_allclose(out, expected, rtol=0, atol=1e-15)

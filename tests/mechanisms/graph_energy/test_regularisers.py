@@ -10,8 +10,7 @@ import pytest
 from refattn import Context, mechanism, tree
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.layer import regularisers
-from tests.mechanisms.graph_energy.calls import STATES, B, H, N, draw, forward, kept, qkv, run
-from tests.mechanisms.graph_energy.test_hierarchy import agree, gradients_of
+from tests.mechanisms.graph_energy.calls import STATES, B, H, agree, draw, forward, gradients_of, kept, qkv, run
 
 
 @pytest.mark.parametrize(
@@ -35,13 +34,6 @@ def test_the_gradient_of_a_loss_with_a_sum_in_it(state: str, name: str) -> None:
         return (out * out.new_tensor(d_out) + 0.3 * value / out.numel(),)
 
     agree(found, gradients_of(loss, arrays, np.ones(out.shape)))
-
-
-def test_what_is_read_has_to_be_there() -> None:
-    out, saved = run(state="feature")
-    with pytest.raises(ValueError, match="d_scores: got shape"):
-        core.backward(saved, out, d_scores=np.zeros(3))
-    assert N == saved.graph.shape[-1]
 
 
 @pytest.mark.parametrize(
@@ -118,11 +110,3 @@ def test_a_block_adds_it_to_the_gradients_in_training(name: str) -> None:
     # Central differences of fourth order: the error is of the order 1e-4^4 beside roundings of 1e-16 / 1e-4.
     differences = (8.0 * (value(1e-4) - value(-1e-4)) - (value(2e-4) - value(-2e-4))) / 12e-4
     assert abs(slope) > 1e-3 and differences == pytest.approx(slope, rel=1e-8, abs=1e-9)
-
-
-def test_what_a_block_can_not_add() -> None:
-    config = mechanism("graph_energy").block.Config
-    with pytest.raises(ValueError, match="regulariser: got 'sharpness', needs one of entropy, gini, size"):
-        config(width=4, heads=2, regulariser="sharpness")
-    with pytest.raises(ValueError, match='regulariser: got "gini" with state="feature"'):
-        config(width=4, heads=2, regulariser="gini", state="feature")

@@ -65,9 +65,9 @@ def test_memory_of_a_token() -> None:
     """Keys and values, and a number for each stage of the flow; no queries."""
     leaves = tree.flatten(decode({"integrator": "heun", "steps": 3}, [5])[2])
     assert {name: x.shape for name, x in leaves.items()} == {
-        "k": (2, 2, 9, 4),
-        "v": (2, 2, 9, 4),
-        "points": (2, 2, 9, 2 * 3 + 1, 1),
+        "levels.0.k": (2, 2, 9, 4),
+        "levels.0.v": (2, 2, 9, 4),
+        "levels.0.points": (2, 2, 9, 2 * 3 + 1, 1),
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 import refattn as ra
 from refattn import counter
 from refattn.mechanisms.koopman import loops
-from refattn.verify.diagnose.error_templates import Bank, changes
+from refattn.verify.diagnose.error_templates import Templates, changes
 from refattn.verify.tolerance.budget import truth
 from tests.mechanisms.koopman.calls import forward, options_of
 
@@ -205,6 +205,6 @@ def test_a_wrong_kernel_that_has_no_operator_is_no_crash_of_the_search() -> None
     """An error in the Gram matrix may leave nothing to factor: what names errors goes on without that one."""
     record = ra.mechanism("koopman")
     case, known = record.case("norm"), changes(record, "float32")
-    bank = Bank(record, case, truth(record, case, "float32", grad=True), known)
-    assert bank.results("KOOP.1", known["KOOP.1"]["sign flipped"]) is None
-    assert bank.results("KOOP.1", known["KOOP.1"]["scaled by 1.02"]) is not None
+    templates = Templates(record, case, truth(record, case, "float32", grad=True), known)
+    assert templates.results("KOOP.1", known["KOOP.1"]["sign flipped"]) is None
+    assert templates.results("KOOP.1", known["KOOP.1"]["scaled by 1.02"]) is not None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 import refattn as ra
 from refattn import Context, counter, tree
+from refattn.verify.selfcheck import gradients
 from refattn.xp import backend
 
 RECORD = ra.mechanism("sympformer")
@@ -77,6 +80,56 @@ def back(params: tuple[Any, ...], state: Any, saves: list[Any], d_x: Any) -> dic
         d_state, d_params, _ = BLOCK.backward(each, saved, d_state)
         found.insert(0, d_params)
     return {"x": BLOCK.start_backward(params[0], d_state)[0], **tree.flatten({"params": found})}
+
+
+def by_autograd(params: tuple[Any, ...], x: Any, d_x: Any, context: Context | None = None) -> dict[str, Any]:
+    """The same by the autograd of torch."""
+    torch = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
+    whole = {"x": x, "params": params}
+    leaves = {name: torch.tensor(value, requires_grad=True) for name, value in tree.flatten(whole).items()}
+    placed = tree.unflatten(whole, leaves)
+    if context is not None:
+        draws = context.draws and {name: torch.tensor(value) for name, value in context.draws.items()}
+        context = replace(context, tokens=context.tokens if context.tokens is None else torch.tensor(context.tokens))
+        context = replace(context, draws=draws)
+    loss = (run(placed["params"], placed["x"], context)[0].x * torch.tensor(d_x)).sum()
+    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return {name: value.numpy() for name, value in zip(leaves, found, strict=True)}
+
+
+def check_gradients(params: tuple[Any, ...], context: Context | None = None, alive: bool = True) -> list[Any]:
+    """Compare all gradients with those of autograd, see that none is 0, and return what each layer saved."""
+    x, d_x = draw("x", 2, 5, 6), draw("d_x", 2, 5, 6)
+    state, saves = run(params, x, context)
+    found = back(params, state, saves, d_x)
+    assert list(found) == list(tree.flatten({"x": x, "params": params}))
+    largest = max(float(np.max(np.abs(value))) for value in found.values())
+    assert not alive or [name for name, value in found.items() if not np.max(np.abs(value)) > 1e-13 * largest] == []
+    if not params[0].config.detach:  # then they are no gradients of the loss
+        error, leaf = gradients.largest_error(found, by_autograd(params, x, d_x, context))
+        assert error < gradients.TOLERANCES["autograd"], leaf
+    return saves
+
+
+def second_layer(params: tuple[Any, ...], x: Any, causal: bool = True) -> tuple[Any, Any, Any]:
+    """The state that a second layer gets, the one that it gives, and what it saves."""
+    context = Context(causal=causal)
+    state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, context), context)
+    return state, *BLOCK.forward(params[1], state, context)
+
+
+def decoded(params: tuple[Any, ...], x: Any, cuts: tuple[int, ...]) -> tuple[list[Any], list[Any]]:
+    """The tokens after all layers, in the pieces between the cuts, and the caches."""
+    assert RECORD.stream is not None
+    caches, found = [RECORD.stream.start(each, x.shape[0]) for each in params], []
+    for first, stop in itertools.pairwise((0, *cuts, x.shape[1])):
+        context = told(params, x[:, first:stop], first=first)
+        state = BLOCK.start(params[0], x[:, first:stop], context)
+        for n, each in enumerate(params):
+            advance = RECORD.stream.step if stop - first == 1 else RECORD.stream.prefill
+            state, caches[n] = advance(each, caches[n], state, context)
+        found.append(state.x)
+    return found, caches
 
 
 def published(q: Any, k: Any, v: Any, kinetic: Any, *, causal: bool, eps: float = 0.0) -> Any:

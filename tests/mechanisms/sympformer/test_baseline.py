@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import Context
 from refattn.ops.activations import gelu_exact_forward
-from tests.mechanisms.sympformer.calls import BLOCK, draw, run, stack
+from tests.mechanisms.sympformer.calls import draw, run, second_layer, stack
 
 
 def norm(x: Any, gain: Any) -> Any:
@@ -48,9 +47,8 @@ def test_linear_attention_of_heads_and_its_connection(name: str) -> None:
         "oracle": "signed(ridge=0.3)",
         "mlp": "none",
     }
-    params, x, context = stack(3, **kind), draw("x", 1, 5, 6), Context(causal=True)
-    state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, context), context)
-    result, saved = BLOCK.forward(params[1], state, context)
+    params = stack(3, **kind)
+    state, result, saved = second_layer(params, draw("x", 1, 5, 6))
     each, s, d, p = params[1], saved.numbers, 3, state.p[0]
     ways: list[Any] = []
     z = norm(state.x[0], each.gain)
@@ -95,9 +93,7 @@ def test_linear_attention_of_the_baselines(integrator: str) -> None:
 def test_the_lie_trotter_block(look_ahead: bool) -> None:
     """With a momentum, in the middle of a stack; without looking ahead it is H0."""
     params = stack(3, integrator="lie_trotter", mlp="momentum", look_ahead=look_ahead)
-    x, context = draw("x", 2, 5, 6), Context(causal=True)
-    state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, context), context)
-    result, saved = BLOCK.forward(params[1], state, context)
+    state, result, saved = second_layer(params, draw("x", 2, 5, 6))
     each, s = params[1], saved.numbers
     mu = s["attention_mu"] if look_ahead else 0.0
     force = attention(each, norm(state.x + mu * state.p, each.gain))
@@ -132,9 +128,7 @@ def connection(params: Any, z: Any, u: Any, f: Any) -> Any:
 def test_the_connection_turns_the_momentum(name: str, strength: float | None) -> None:
     """In the middle of a stack: H1 along the old momentum, R2 along the new one, which moves tokens by half of it."""
     params = stack(3, integrator=f"lie_trotter(connection={name!r}, strength={strength})", mlp="none")
-    x, context = draw("x", 2, 5, 6), Context(causal=True)
-    state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, context), context)
-    result, saved = BLOCK.forward(params[1], state, context)
+    state, result, saved = second_layer(params, draw("x", 2, 5, 6))
     each, s = params[1], saved.numbers
     z = norm(state.x, each.gain)
     f = attention(each, z)
@@ -171,33 +165,3 @@ def test_the_rate_of_the_scores_is_their_derivative() -> None:
     pulled = weights @ (s * (z @ params.w_v)) @ params.w_o
     slope = (level(h) - level(-h)) / (2.0 * h)
     np.testing.assert_allclose(c + 0.5 * pulled, slope * u, rtol=0.0, atol=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"oracle": "signed"}, "oracle: got 'signed', which baselines alone have"),
-        ({"integrator": "lie_trotter(strength=1.0)"}, "; strength: got 1.0, but connection='none' has nothing"),
-        ({"integrator": "classical", "mlp": "momentum"}, "mlp: got 'momentum', classical has none"),
-        ({"integrator": "classical"}, "mlp: got 'attention_velocity', classical has no steps"),
-        (
-            {"integrator": "classical", "mlp": "plain", "start": "linear"},
-            "start: got 'linear', classical has no momentum",
-        ),
-        (
-            {"integrator": "lie_trotter", "oracle": "hamiltonian"},
-            "got Hamiltonian.*, but the attention of lie_trotter is",
-        ),
-        (
-            {"integrator": "lie_trotter(connection='r2')", "oracle": "linear"},
-            "lie_trotter is one of softmax, signed$",
-        ),
-        (
-            {"integrator": "strang(connection='h1')"},
-            "got 'connection' in .*, but strang has step, learned, xi, angle, free",
-        ),
-    ],
-)
-def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        BLOCK.Config(**{"width": 6, "heads": 2, **changes})

@@ -112,26 +112,6 @@ def test_every_array_has_its_axes_and_they_hold() -> None:
     assert line_problems((definition,), [({**SIZES, "j": SIZES["i"]}, run)]) == []
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_gradients_are_those_of_differences(seed: int) -> None:
-    """Along a random direction of each input, to the fourth order."""
-    given, random, step = task(seed), np.random.default_rng(seed), 1e-3
-    inputs = given.inputs()
-    _, saved = definition.forward(**inputs)
-    found = definition.backward(saved, given.d_x, given.d_p)
-
-    def loss(name: str, moved: Any) -> float:
-        (x, p), _ = definition.forward(**{**inputs, name: moved})
-        return float(np.sum(x * given.d_x) + np.sum(p * given.d_p))
-
-    for name, value in inputs.items():
-        along = random.standard_normal(value.shape)
-        along /= np.linalg.norm(along)
-        at = {n: loss(name, value + n * step * along) for n in (-2, -1, 1, 2)}
-        slope = (8 * (at[1] - at[-1]) - (at[2] - at[-2])) / (12 * step)
-        assert np.sum(found[name] * along) == pytest.approx(slope, rel=1e-7, abs=1e-7), name
-
-
 def test_its_force_is_the_slope_of_the_energy() -> None:
     """The formula of -dH/dx_i, for scores x_i A x_j with a symmetric A, and dH/dp_i for a symmetric B."""
     n, m = 5, 3

@@ -11,7 +11,7 @@ import pytest
 import refattn as ra
 from refattn import Context, model
 from refattn.mechanisms.sympformer.testing.wrong import READINGS
-from tests.mechanisms.sympformer.calls import BLOCK, RECORD, draw, run, stack
+from tests.mechanisms.sympformer.calls import BLOCK, RECORD, draw, run, second_layer, stack
 
 N, D = 7, 4
 
@@ -101,13 +101,8 @@ def test_dividing_by_all_tokens_is_there_to_compare_with(attention: str) -> None
 
 def test_the_force_divided_by_all_tokens() -> None:
     """1/2T sum_j E_ij (s_i + s_j + 2) v_j with z_i = 1/T sum_j E_ij, in the middle of a stack."""
-    params, x, context = (
-        stack(3, oracle="softmax(normaliser='length')", mlp="none"),
-        draw("x", 1, N, 6),
-        Context(causal=True),
-    )
-    state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, context), context)
-    _, saved = BLOCK.forward(params[1], state, context)
+    params = stack(3, oracle="softmax(normaliser='length')", mlp="none")
+    state, _, saved = second_layer(params, draw("x", 1, N, 6))
     each, y, p = params[1], saved.attention.asked.y[0], state.p[0]
     growth = np.tril(np.exp(each.config.scale * (y @ each.w_q) @ (y @ each.w_k).T))
     s = np.sum(p * (p @ each.w_b), axis=1) / (np.sum(growth, axis=1) / N) ** 2

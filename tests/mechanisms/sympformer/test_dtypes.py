@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from refattn import tree
-from tests.mechanisms.sympformer.calls import BASELINES, BLOCK, INTEGRATORS, RECORD, back, draw, run, stack, told
+from tests.mechanisms.sympformer.calls import BASELINES, INTEGRATORS, back, decoded, draw, run, stack
 
 UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
@@ -50,13 +50,6 @@ def check(options: dict[str, Any], dtype: str, backend: Any) -> None:
     wanted = back(others, whole, other_saves, exact(d_x))
     miss = sum(float(np.sum((exact(found[name]) - value) ** 2)) for name, value in wanted.items())
     assert miss <= (50.0 * unit) ** 2 * sum(float(np.sum(value**2)) for value in wanted.values())
-    assert RECORD.stream is not None
-    caches, pieces = [RECORD.stream.start(each, 2) for each in params], []
-    for first, stop in ((0, 3), (3, 5)):
-        context = told(params, x[:, first:stop], first=first)
-        step = BLOCK.start(params[0], x[:, first:stop], context)
-        for n, each in enumerate(params):
-            step, caches[n] = RECORD.stream.prefill(each, caches[n], step, context)
-        assert step.x.dtype == x.dtype
-        pieces.append(exact(step.x))
-    np.testing.assert_allclose(np.concatenate(pieces, axis=1), whole.x, **close)
+    pieces, _ = decoded(params, x, (3,))
+    assert {piece.dtype for piece in pieces} == {x.dtype}
+    np.testing.assert_allclose(np.concatenate([exact(piece) for piece in pieces], axis=1), whole.x, **close)

@@ -81,8 +81,8 @@ def test_gradients_of_a_step_agree_with_differences(connection: str, normed: boo
 
 def test_fresh_matrices_are_inverse_and_the_numbers_those_of_a_damping() -> None:
     _, _, saved = step.forward(step.fresh(3, np.zeros(1), beta=0.5, gamma=0.1), tokens("x"), tokens("v"))
-    np.testing.assert_allclose(saved.A, np.eye(3) / 3.0, atol=1e-15)
-    np.testing.assert_allclose(saved.B, np.eye(3) * 3.0, atol=1e-14)
+    np.testing.assert_allclose(saved[1][0], np.eye(3) / 3.0, atol=1e-15)
+    np.testing.assert_allclose(saved[1][1], np.eye(3) * 3.0, atol=1e-14)
     h = 0.1**0.5
     assert step.coefficients(2) == pytest.approx((((1 + 2 * h) / (1 + 3 * h)) ** 3, 0.1))
     with pytest.raises(ValueError, match=r"factor: got shape \(6,\), needs \(3,\) for tokens of width 2"):

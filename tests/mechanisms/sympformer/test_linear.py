@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from refattn import Context
 from refattn.mechanisms.sympformer.oracles import linear, mixing
-from tests.mechanisms.sympformer.calls import BLOCK, back, draw, run, stack
+from tests.mechanisms.sympformer.calls import back, draw, run, stack
 
 
 @settings(max_examples=25)
@@ -85,5 +85,3 @@ def test_a_block_has_these_forces() -> None:
 def test_parameters_of_a_softmax_are_not_there() -> None:
     (params,) = stack(1, oracle="linear")
     assert params.w_q is None and params.w_k is None and params.w_o is None and params.w_b is None
-    with pytest.raises(ValueError, match="oracle: got 'cubic', needs one of softmax, hamiltonian, linear"):
-        BLOCK.Config(width=6, heads=2, oracle="cubic")

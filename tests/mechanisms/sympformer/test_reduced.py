@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from refattn import Context
 from refattn.mechanisms.sympformer.integrators import coefficients
 from refattn.mechanisms.sympformer.oracles import linear, reduced
 from refattn.mechanisms.sympformer.params import Layer
-from tests.mechanisms.sympformer.calls import BLOCK, RECORD, draw, run, stack
+from tests.mechanisms.sympformer.calls import BLOCK, decoded, draw, run, stack
 
 M = 6
 OPTIONS: dict[str, Any] = {"integrator": "exponential_midpoint", "normalise": "none", "mlp": "none"}
@@ -33,12 +32,12 @@ def test_a_common_matrix_stays_one() -> None:
     matrices = np.broadcast_to(p, (2, 5, M, M))
     answer, saved = reduced.forward(Layer(reduced, params, {}, False), x, matrices)
     velocity = reduced.velocity(matrices, answer.context)
-    assert saved.y is not None
-    expected, _ = linear.forward(Layer(linear, other, {}, False), x, saved.y @ p)
+    y = saved[2][0]
+    expected, _ = linear.forward(Layer(linear, other, {}, False), x, y @ p)
     assert answer.g is not None and expected.g is not None
-    found = (answer.g @ saved.y[..., None])[..., 0] + velocity @ p
+    found = (answer.g @ y[..., None])[..., 0] + velocity @ p
     np.testing.assert_allclose(found, expected.g, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(velocity, linear.velocity(saved.y @ p, expected.context), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(velocity, linear.velocity(y @ p, expected.context), rtol=1e-12, atol=1e-12)
 
 
 def test_a_step_spelled_out() -> None:
@@ -80,22 +79,7 @@ def test_the_integral_of_a_damping_has_its_closed_form(c_log: float, c_lin: floa
 @pytest.mark.parametrize("integrator", ["exponential_midpoint", "ab2"])
 def test_decoding_and_what_comes_later(integrator: str) -> None:
     params = stack(3, oracle="reduced", **{**OPTIONS, "integrator": integrator, "mlp": "velocity"})
-    x, caches, found = draw("x", 2, 7, M), [], []
+    x = draw("x", 2, 7, M)
     whole = run(params, x)[0].x
     np.testing.assert_allclose(run(params, x[:, :4])[0].x, whole[:, :4], rtol=0.0, atol=1e-13)
-    assert RECORD.stream is not None
-    caches = [RECORD.stream.start(each, 2) for each in params]
-    for first, stop in itertools.pairwise((0, 3, 4, 7)):
-        context = Context(causal=True)
-        state = BLOCK.start(params[0], x[:, first:stop], context)
-        for n, each in enumerate(params):
-            state, caches[n] = RECORD.stream.prefill(each, caches[n], state, context)
-        found.append(state.x)
-    np.testing.assert_allclose(np.concatenate(found, axis=1), whole, rtol=0.0, atol=1e-12)
-
-
-def test_matrices_need_an_integrator_that_knows_them() -> None:
-    with pytest.raises(
-        ValueError, match="oracle: got 'reduced', whose momenta are matrices: it needs integrator='ab2'"
-    ):
-        BLOCK.Config(width=M, heads=2, oracle="reduced")
+    np.testing.assert_allclose(np.concatenate(decoded(params, x, (3, 4))[0], axis=1), whole, rtol=0.0, atol=1e-12)

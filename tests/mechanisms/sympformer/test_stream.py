@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +10,22 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from refattn import tree
-from tests.mechanisms.sympformer.calls import BASELINES, BLOCK, INTEGRATORS, RECORD, draw, run, stack, told
+from tests.mechanisms.sympformer.calls import BASELINES, BLOCK, INTEGRATORS, RECORD, decoded, draw, run, stack, told
 
 TOKENS = 11
 
 
-def decoded(params: tuple[Any, ...], x: Any, cuts: tuple[int, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """The tokens after all layers, given in the pieces between the cuts, and the caches."""
-    assert RECORD.stream is not None
-    caches, found = tuple(RECORD.stream.start(each, x.shape[0]) for each in params), []
-    for first, stop in itertools.pairwise((0, *cuts, x.shape[1])):
-        context = told(params, x[:, first:stop], first=first)
-        state, later = BLOCK.start(params[0], x[:, first:stop], context), []
-        for each, cache in zip(params, caches, strict=True):
-            advance = RECORD.stream.step if stop - first == 1 else RECORD.stream.prefill
-            state, cache = advance(each, cache, state, context)
-            later.append(cache)
-        caches = tuple(later)
-        found.append(state.x)
-    return np.concatenate(found, axis=1), caches
+def check(params: tuple[Any, ...], cuts: tuple[int, ...]) -> None:
+    x = draw("x", 2, TOKENS, 6)
+    pieces = np.concatenate(decoded(params, x, cuts)[0], axis=1)
+    np.testing.assert_allclose(pieces, run(params, x)[0].x, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("integrator", [*BASELINES, "lie_trotter(connection='h1')", "lie_trotter(connection='r2')"])
 @pytest.mark.parametrize("cuts", [(4, 5, 6), tuple(range(1, TOKENS))])
 def test_pieces_of_baselines_give_the_whole(cuts: tuple[int, ...], integrator: str) -> None:
     for oracle in ("softmax", "signed(ridge=0.3)", *([] if "connection" in integrator else ["linear"])):
-        params = stack(3, integrator=integrator, mlp="velocity", look_ahead=True, oracle=oracle)
-        x = draw("x", 2, TOKENS, 6)
-        np.testing.assert_allclose(decoded(params, x, cuts)[0], run(params, x)[0].x, rtol=1e-10, atol=1e-11)
+        check(stack(3, integrator=integrator, mlp="velocity", look_ahead=True, oracle=oracle), cuts)
 
 
 @pytest.mark.parametrize("oracle", ["softmax", "linear"])
@@ -47,22 +34,17 @@ def test_pieces_of_baselines_give_the_whole(cuts: tuple[int, ...], integrator: s
 def test_pieces_give_the_whole(cuts: tuple[int, ...], integrator: str, oracle: str) -> None:
     pairs: tuple[dict[str, Any], ...] = ({}, {"look_ahead": True, "start": "linear", "mlp": "velocity"})
     for options in pairs:
-        params = stack(3, oracle=oracle, integrator=integrator, **options)
-        x = draw("x", 2, TOKENS, 6)
-        whole = run(params, x)[0].x
-        np.testing.assert_allclose(decoded(params, x, cuts)[0], whole, rtol=1e-10, atol=1e-11)
+        check(stack(3, oracle=oracle, integrator=integrator, **options), cuts)
 
 
 @pytest.mark.parametrize("cuts", [(4, 5, 6), (7,)])
 def test_pieces_find_their_rows_of_the_tables(cuts: tuple[int, ...]) -> None:
-    x = draw("x", 2, TOKENS, 6)
     kinds: tuple[dict[str, Any], ...] = (
         {"mlp": "momentum", "start": "table"},
         {"mlp": "velocity(ratio=2, start='table')"},
     )
     for options in kinds:
-        params = stack(2, integrator="lie_trotter", **options)
-        np.testing.assert_allclose(decoded(params, x, cuts)[0], run(params, x)[0].x, rtol=1e-10, atol=1e-11)
+        check(stack(2, integrator="lie_trotter", **options), cuts)
 
 
 def test_the_past_of_linear_attention_does_not_grow() -> None:

@@ -104,7 +104,6 @@ def forward(
     chunk: int,
 ) -> tuple[Array, Array, Saved]:
     """Return (out, last, saved): (b, h, n, e), the state after the last token, and what `backward` reads."""
-    xp = namespace(q, k, v)
     groups, heads = v.shape[1], max(q.shape[1], v.shape[1])
     q_hat, q_normal = unit(q, norm_eps) if qk_norm else (q, None)  # (b, h, n, d), -
     k_hat, k_normal = unit(k, norm_eps) if qk_norm else (k, None)  # (b, f, n, d), -
@@ -128,16 +127,12 @@ def forward(
             for own in pieces(first, last, chunk, at.shape[1]):
                 count = own.stop - own.start
                 size = min(chunk, last - first)
-                rows = xp.permute_dims(
-                    in_chunks(queries[:, heads, :, own, :], size, 3), (0, 1, 3, 2, 4, 5)
-                )  # (b, g, l, r, i, d)
-                columns, values = (
-                    in_chunks(keys[:, heads, own, :], size, 2),
-                    in_chunks(v[:, heads, own, :], size, 2),
-                )  # (b, g, l, i, ...)
+                rows = turned(in_chunks(queries[:, heads, :, own, :], size, 3))  # (b, g, l, r, i, d)
+                columns = in_chunks(keys[:, heads, own, :], size, 2)  # (b, g, l, i, d)
+                values = in_chunks(v[:, heads, own, :], size, 2)  # (b, g, l, i, e)
                 inner = {name: in_chunks(x[:, heads, own, ...], size, 2) for name, x in gates.items()}
                 read, at, piece = of_piece(own, rows, columns, values, inner, at)  # (b, g, l, r, i, e), as S, -
-                reads.append(of_tokens(xp.permute_dims(read, (0, 1, 3, 2, 4, 5)), count, 3))
+                reads.append(of_tokens(turned(read), count, 3))
                 found.append(piece)
             ends.append(at)
             parts.append(tuple(found))
@@ -195,7 +190,6 @@ def of_piece(
 
 def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Array]:
     """Return the gradients of all that came in, of the scale and of the first state, for d_out and that of the last."""
-    xp = namespace(d_out)
     d_rows = saved.scale * group_heads(d_out, saved.groups)  # (b, g, r, n, e): for the read without its scale
     d_last = zeros(saved.shape, d_out) if d_state is None else d_state  # as `state`
 
@@ -209,11 +203,9 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Arr
             backwards = []
             for piece in part[::-1]:
                 size, count = piece.keys.shape[-2], piece.tokens.stop - piece.tokens.start
-                d_read = xp.permute_dims(
-                    in_chunks(d_rows[:, heads, :, piece.tokens, :], size, 3), (0, 1, 3, 2, 4, 5)
-                )  # (b, g, l, r, i, e)
+                d_read = turned(in_chunks(d_rows[:, heads, :, piece.tokens, :], size, 3))  # (b, g, l, r, i, e)
                 d, d_at = of_piece_backward(piece, d_read, d_at)  # -, as S
-                d["q"] = xp.permute_dims(d["q"], (0, 1, 3, 2, 4, 5))  # (b, g, r, l, i, d)
+                d["q"] = turned(d["q"])  # (b, g, r, l, i, d)
                 backwards.append({name: of_tokens(d[name], count, 3 if name == "q" else 2) for name in found})
             for name, rows in found.items():
                 rows += [d[name] for d in backwards[::-1]]
@@ -237,12 +229,8 @@ def of_piece_backward(part: Piece, d_read: Array, d_state: Array) -> tuple[dict[
 
     `d_read` is (b, g, l, r, i, e), the gradient of what is read, and `d_state` that of the state after them.
     """
-    xp, own, by, rate = (
-        namespace(d_read),
-        equations.active(weights),
-        part.weights,
-        rate_of(part.gates),
-    )  # -, -, -, (b, g, l, i, 1)
+    xp, own = namespace(d_read), equations.active(weights)
+    by, rate = part.weights, rate_of(part.gates)  # -, (b, g, l, i, 1)
     e, u, states = part.values.shape[-1], part.written, part.states  # -, (b, g, l, i, e): U, and S of each chunk
     # forward: read = queries @ states + pairs @ u
     local = xp.sum(xp.matrix_transpose(by.pairs) @ d_read, axis=3)  # (b, g, l, i, e): dU but for what goes by the state
@@ -336,6 +324,11 @@ def in_chunks(x: Array, size: int, axis: int) -> Array:
     if missing:
         x = namespace(x).concat([x, zeros((*shape[:axis], missing, *shape[axis + 1 :]), x)], axis=axis)  # padded
     return namespace(x).reshape(x, (*shape[:axis], chunks, size, *shape[axis + 1 :]))
+
+
+def turned(x: Array) -> Array:
+    """Return (b, g, l, r, ...) for (b, g, r, l, ...), and the other way."""
+    return namespace(x).permute_dims(x, (0, 1, 3, 2, 4, 5))
 
 
 def of_tokens(x: Array, count: int, axis: int) -> Array:

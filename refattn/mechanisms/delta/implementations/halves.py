@@ -79,10 +79,8 @@ def pairs_backward(
         return d_pairs * keys[:, :, :, None, ...], xp.sum(d_pairs * rows, axis=3), d_start
     first, second = span.halves
     decay, fade = xp.exp(second.start)[:, :, :, None, ...], xp.exp(first.end)  # (b, g, l, 1, i, d), (b, g, l, j, d)
-    reads, writes = (
-        decay * rows[..., half:, :],
-        fade * keys[..., :half, :],
-    )  # (b, g, l, r, i, d), (b, g, l, j, d)
+    reads = decay * rows[..., half:, :]  # (b, g, l, r, i, d)
+    writes = fade * keys[..., :half, :]  # (b, g, l, j, d)
     d_across = d_pairs[..., half:, :half]  # (b, g, l, r, i, j)
     # forward: across = reads @ writes^T
     d_reads = d_across @ writes[:, :, :, None, ...]  # (b, g, l, r, i, d)
@@ -93,22 +91,11 @@ def pairs_backward(
     # forward: end = [first.end + second.start of its last token, second.end]; writes = exp(first.end) * keys
     ahead = xp.sum(d_end[..., :half, :], axis=-2, keepdims=True)  # (b, g, l, 1, d): of all of the second half
     d_end_first = d_end[..., :half, :] + d_writes * writes  # (b, g, l, j, d)
-    d_top, d_keys_top, d_log_top = pairs_backward(
-        rows[..., :half, :],
-        keys[..., :half, :],
-        first,
-        d_pairs[..., :half, :half],
-        on_last(d_start[..., :half, :], behind),
-        d_end_first,
-    )
-    d_bottom, d_keys_bottom, d_log_bottom = pairs_backward(
-        rows[..., half:, :],
-        keys[..., half:, :],
-        second,
-        d_pairs[..., half:, half:],
-        on_last(d_start_second, ahead),
-        d_end[..., half:, :],
-    )
+    d_start_first, d_end_second = on_last(d_start[..., :half, :], behind), d_end[..., half:, :]  # (b, g, l, i, d)
+    top = rows[..., :half, :], keys[..., :half, :], first, d_pairs[..., :half, :half]
+    bottom = rows[..., half:, :], keys[..., half:, :], second, d_pairs[..., half:, half:]
+    d_top, d_keys_top, d_log_top = pairs_backward(*top, d_start_first, d_end_first)
+    d_bottom, d_keys_bottom, d_log_bottom = pairs_backward(*bottom, on_last(d_start_second, ahead), d_end_second)
     d_rows = xp.concat([d_top, d_bottom + decay * d_reads], axis=-2)  # (b, g, l, r, i, d)
     d_keys = xp.concat([d_keys_top + fade * d_writes, d_keys_bottom], axis=-2)  # (b, g, l, j, d)
     return d_rows, d_keys, xp.concat([d_log_top, d_log_bottom], axis=-2)

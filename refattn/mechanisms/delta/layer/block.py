@@ -241,13 +241,19 @@ def gates_backward(params: Params, saved: Saved, d: dict[str, Array]) -> tuple[A
     _, g, _, _ = config.sizes
     gradients: dict[str, Any] = {}
     d_x = xp.zeros_like(x)  # (b, n, m)
+
+    def affine(name: str, d_logits: Array) -> Array:
+        """Return the gradient of x through the weights of a name, and keep theirs."""
+        d_part, gradients[f"w_{name}"], d_bias = linear_backward(x, getattr(params, f"w_{name}"), d_logits)  # (b, n, m)
+        if f"b_{name}" in shapes:
+            gradients[f"b_{name}"] = d_bias
+        return d_part
+
+    shapes = config.shapes()
     if "beta" in config.gates:
         # forward: beta = beta_max * sigmoid(x @ w_beta)
-        d_logits = activated_backward(
-            saved.logits["beta"], "sigmoid", config.beta_max * by_token(d["beta"])
-        )  # (b, n, g)
-        d_part, gradients["w_beta"], _ = linear_backward(x, params.w_beta, d_logits)  # (b, n, m)
-        d_x = d_x + d_part  # (b, n, m)
+        d_beta = config.beta_max * by_token(d["beta"])  # (b, n, g)
+        d_x = d_x + affine("beta", activated_backward(saved.logits["beta"], "sigmoid", d_beta))  # (b, n, m)
     if "log_decay" in config.gates:
         inner = by_head(saved.logits["log_decay"], g)  # (b, g, n) or (b, g, n, d)
         rate = spread(xp.exp(params.a_decay), inner)  # (g, 1) or (g, 1, 1)
@@ -262,10 +268,7 @@ def gates_backward(params: Params, saved: Saved, d: dict[str, Array]) -> tuple[A
             d_scaled = activated_backward(scaled, "sigmoid", config.lower_bound * d["log_decay"])  # as inner
             gradients["a_decay"] = xp.sum(d_scaled * scaled, axis=axes)  # (g)
             d_inner = rate * d_scaled  # as inner
-        d_part, gradients["w_decay"], gradients["b_decay"] = linear_backward(
-            x, params.w_decay, by_token(d_inner)
-        )  # (b, n, m)
-        d_x = d_x + d_part  # (b, n, m)
+        d_x = d_x + affine("decay", by_token(d_inner))  # (b, n, m)
     if "log_momentum" in config.gates:
         inner = by_head(saved.logits["log_momentum"], g)  # (b, g, n)
         rate = spread(xp.exp(params.a_momentum), inner)  # (g, 1)
@@ -273,13 +276,9 @@ def gates_backward(params: Params, saved: Saved, d: dict[str, Array]) -> tuple[A
         # forward: log_momentum = max(free, least); free = -rate * softplus(inner)
         d_free = xp.where(free > LEAST_LOG_MOMENTUM, d["log_momentum"], 0.0)  # (b, g, n)
         gradients["a_momentum"] = xp.sum(free * d_free, axis=(0, 2))  # (g)
-        d_inner = by_token(-rate * sigmoid(inner) * d_free)  # (b, n, g)
-        d_part, gradients["w_momentum"], gradients["b_momentum"] = linear_backward(
-            x, params.w_momentum, d_inner
-        )  # (b, n, m)
+        d_part = affine("momentum", by_token(-rate * sigmoid(inner) * d_free))  # (b, n, m)
         # forward: step = 1 + tanh(x @ w_step / sqrt(m))
         tanh = xp.tanh(saved.logits["step"])  # (b, n, g)
         d_step = by_token(d["step"]) * (1.0 - tanh * tanh) / math.sqrt(config.width)  # (b, n, g)
-        d_other, gradients["w_step"], _ = linear_backward(x, params.w_step, d_step)  # (b, n, m)
-        d_x = d_x + d_part + d_other  # (b, n, m)
+        d_x = d_x + d_part + affine("step", d_step)  # (b, n, m)
     return d_x, gradients

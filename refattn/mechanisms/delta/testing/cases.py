@@ -93,6 +93,13 @@ def _burst(value: float, at: int) -> Input:
 
 
 _LONG: dict[str, Any] = {"h": 1, "d": 8, "e": 6}
+_ONE = uniform(1.0, 1.0)
+_STRONG = uniform(-5.0, -4.0)
+_RESETS = Input((), "resets", {"low": -0.5, "every": 6})
+_FORGETS = Input((), "resets", {"low": -1.0, "every": 1})
+_SPARSE, _CYCLE = (Input((), "units", {"step": step, "period": period}) for step, period in ((3, 24), (1, 8)))
+_FAINT: dict[str, Any] = {"beta": uniform(1e-6, 1e-6), "state": True, "n": 13}
+_SLOW: dict[str, Any] = {"log_momentum": uniform(-0.06, -0.04), "beta": uniform(0.05, 0.2)}
 
 
 def _exact(name: str, purpose: str, **given: Any) -> Case:
@@ -123,41 +130,20 @@ CASES = (
         for rule in RULES
     ),
     _case("weak", "decay", "hardly any decay", log_decay=uniform(-0.001, 0.0)),
-    _case(
-        "strong", "decay", "a decay that products of cumulative decays do not survive", log_decay=uniform(-5.0, -4.0)
-    ),
-    _case("strong-channels", "decay", "the same by channel", "kda", log_decay=uniform(-5.0, -4.0), n=37),
+    _case("strong", "decay", "a decay that products of cumulative decays do not survive", log_decay=_STRONG),
+    _case("strong-channels", "decay", "the same by channel", "kda", log_decay=_STRONG, n=37),
     _case("burst", "decay", "one strong decay between weak ones", "kda", log_decay=_burst(-300.0, 7)),
-    _case(
-        "reset",
-        "decay",
-        "new sequences by a decay to 0",
-        "kda",
-        log_decay=Input((), "resets", {"low": -0.5, "every": 6}),
-    ),
+    _case("reset", "decay", "new sequences by a decay to 0", "kda", log_decay=_RESETS),
     _case("swelling", "decay", "a state that grows", log_decay=uniform(0.0, 0.05)),
     _case("repeated", "keys", "three keys again and again", keys=Input((), "repeated", {"scale": 0.25, "period": 3})),
     _case("aligned", "keys", "keys with a common part", keys=Input((), "shifted", {"scale": 0.125, "shift": 0.21875})),
     _case("one-key", "keys", "one key alone", "delta", keys=Input((), "units", {"step": 0, "period": 1}), n=37),
     _case("beta-whole", "beta", "write nothing, all, or twice as much", "delta", beta=whole(0, 2), qk_norm=True),
     _case("beta-two", "beta", "reflections: beta up to 2", beta=uniform(0.0, 2.0), qk_norm=True),
-    _case(
-        "converged",
-        "beta",
-        "what is written is known already",
-        "delta",
-        n=80,
-        h=1,
-        d=8,
-        e=6,
-        beta=uniform(1.0, 1.0),
-        keys=Input((), "units", {"step": 1, "period": 8}),
-    ),
+    _case("converged", "beta", "what is written is known already", "delta", n=80, beta=_ONE, keys=_CYCLE, **_LONG),
     _case("norm", "norm", "queries and keys of length 1", "kda", qk_norm=True),
     _case("norm-small", "norm", "so small that norm_eps shows", qk_norm=True, size=2.0**-8, n=13),
-    _case(
-        "norm-zero", "norm", "keys of 0 stay 0", qk_norm=True, keys=Input((), "units", {"step": 3, "period": 24}), n=13
-    ),
+    _case("norm-zero", "norm", "keys of 0 stay 0", qk_norm=True, keys=_SPARSE, n=13),
     _case("grouped-queries", "grouped", "two query heads read one state", h=4, f=2, g=2),
     _case("one-kv", "grouped", "all query heads read one state", "kda", h=4, f=1, g=1, n=13),
     _case("grouped-values", "grouped", "a key head serves two states", h=4, f=2, g=4, n=13),
@@ -175,30 +161,9 @@ CASES = (
     _case("one-token", "size", "decoding: one token and a state", n=1, state=True),
     _case("no-token", "size", "the state passes", n=0, state=True),
     _case("scale", "scale", "a scale of the caller's own", scale=0.75, n=13),
-    _case(
-        "mu-none",
-        "momentum",
-        "a momentum that is forgotten at once",
-        "momentum",
-        log_momentum=Input((), "resets", {"low": -1.0, "every": 1}),
-    ),
-    _case(
-        "mu-high",
-        "momentum",
-        "a momentum that lasts",
-        "momentum",
-        log_momentum=uniform(-0.06, -0.04),
-        beta=uniform(0.05, 0.2),
-    ),
+    _case("mu-none", "momentum", "a momentum that is forgotten at once", "momentum", log_momentum=_FORGETS),
+    _case("mu-high", "momentum", "a momentum that lasts", "momentum", **_SLOW),
     _case("step-two", "momentum", "steps of 2", "momentum", step=uniform(2.0, 2.0), beta=uniform(0.05, 0.3), n=13),
-    _case(
-        "beta-faint",
-        "momentum",
-        "a beta whose logarithm would need an eps",
-        "momentum",
-        beta=uniform(1e-6, 1e-6),
-        state=True,
-        n=13,
-    ),
+    _case("beta-faint", "momentum", "a beta whose logarithm would need an eps", "momentum", **_FAINT),
     _exact("exact", "whole numbers throughout: a state that is rounded once more shows"),
 )

@@ -16,6 +16,11 @@ IDENTITY = Input((1, 1, 8, 8), "units", {"period": 8, "step": 1})
 SMALL = Input((1, 1, 1, 8), "list", {"0": 2.0**-12})  # of about the length sqrt(eps)
 DECAY = Input((1, 1, 3), "uniform", {"low": -1.5, "high": -0.25})
 BETA = Input((1, 1, 3), "uniform", {"low": 0.4, "high": 0.6})
+CHANNELS = Input((1, 1, 3, 8), "uniform", {"low": -1.0, "high": 0.0})
+LARGE = Input((1, 1, 3, 8), "normal", {"scale": 4.0})
+EIGHT = {name: Input((1, 1, 8), "uniform", x.numbers) for name, x in (("beta", BETA), ("log_decay", DECAY))}
+STEP = Input((1, 1, 3), "uniform", {"low": 1.25, "high": 1.75})
+TWO = Input((1, 1, 2, 8, 8), "units", {"period": 8, "step": 1})
 
 
 def _call(name: str, purpose: str, **given: Any) -> Case:
@@ -58,13 +63,7 @@ QUESTIONS = (
     Question(
         "decay",
         "exp(log_decay)",
-        _call(
-            "decay",
-            "gated by head",
-            q=Input((1, 1, 3, 8), "normal", {"scale": 4.0}),
-            log_decay=DECAY,
-            state=IDENTITY,
-        ),
+        _call("decay", "gated by head", q=LARGE, log_decay=DECAY, state=IDENTITY),
         {
             "2^log_decay": "gate to base 2",
             "log_decay itself": "gate not exponentiated",
@@ -75,12 +74,7 @@ QUESTIONS = (
     Question(
         "channels of the decay",
         "those of keys",
-        _call(
-            "channels",
-            "gated by channel",
-            log_decay=Input((1, 1, 3, 8), "uniform", {"low": -1.0, "high": 0.0}),
-            state=IDENTITY,
-        ),
+        _call("channels", "gated by channel", log_decay=CHANNELS, state=IDENTITY),
         {"those of values": "decay on the axis of values"},
     ),
     Question(
@@ -131,30 +125,13 @@ QUESTIONS = (
     Question(
         "padding",
         "changes nothing",
-        _call(
-            "padding",
-            "gated delta",
-            n=8,
-            beta=Input((1, 1, 8), "uniform", BETA.numbers),
-            log_decay=Input((1, 1, 8), "uniform", DECAY.numbers),
-            key_mask=Input((1, 8), "mask", {"keep": 0.5}),
-        ),
-        {
-            "writes values of 0, and decays": "mask of values alone",
-            "decays": "masked tokens decay",
-        },
+        _call("padding", "gated delta", n=8, **EIGHT, key_mask=Input((1, 8), "mask", {"keep": 0.5})),
+        {"writes values of 0, and decays": "mask of values alone", "decays": "masked tokens decay"},
     ),
     Question(
         "momentum",
         "M = mu M + k u^T, S = a S + beta M",
-        _call(
-            "momentum",
-            "momentum delta",
-            beta=BETA,
-            log_momentum=DECAY,
-            step=Input((1, 1, 3), "uniform", {"low": 1.25, "high": 1.75}),
-            state=Input((1, 1, 2, 8, 8), "units", {"period": 8, "step": 1}),
-        ),
+        _call("momentum", "momentum delta", beta=BETA, log_momentum=DECAY, step=STEP, state=TWO),
         {
             "S = a S + beta (mu M + k u^T) with M that has k u^T already": "momentum of Nesterov",
             "M = mu (M + k u^T)": "momentum damps the new write",

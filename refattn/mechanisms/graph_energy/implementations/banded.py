@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.mechanisms.graph_energy import dense
-from refattn.mechanisms.graph_energy.dense import Graph, Readout
+from refattn.mechanisms.graph_energy.dense import Flow, Readout, flow_backward, flow_forward
 from refattn.mechanisms.graph_energy.implementations import pairs
 from refattn.mechanisms.graph_energy.layer.level import Level
-from refattn.mechanisms.graph_energy.options import RK4, Euler, Heun, Options, check_step, tau_of
-from refattn.mechanisms.graph_energy.solvers.steps import Flow, flow_backward, flow_forward
+from refattn.mechanisms.graph_energy.options.call import Options, check_step, tau_of
+from refattn.mechanisms.graph_energy.options.integrator import RK4, Euler, Heun
+from refattn.mechanisms.graph_energy.system import Graph
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import where_allowed
 from refattn.ops.softmax import softmax_backward, softmax_forward
@@ -109,9 +110,6 @@ class Band:
         toward, own, d_links = pairs.rows_backward(coupling, links, None, self.own, d_blocks, self.near(x))
         return self.far(toward) - self.joined(own), d_links
 
-    gathered = staticmethod(pairs.gathered)
-    links_gradient = staticmethod(pairs.links_gradient)
-
 
 @dataclass(frozen=True)
 class Saved:
@@ -186,7 +184,7 @@ def forward(
     kernel = links if options.links.of_alike else None
     graph = Graph(options, own_q, own_k, None, kernel, xp.where(itself, 0.0, links), start, None, None)
     tau = tau_of(options, None, start)
-    x, flow = flow_forward(graph, tau, implementation=band)
+    x, flow = flow_forward(graph, tau, band)
     check_step(options, graph.links, None)
     if all_finite(x) is False and all_finite(start) is not False:
         raise FloatingPointError(f"the scores diverged: reduce step, which is {options.step}")

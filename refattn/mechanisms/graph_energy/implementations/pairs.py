@@ -25,16 +25,6 @@ def couple_backward(
     return toward - own, d_links
 
 
-def gathered(edges: Array | None, more: Array) -> Array:
-    """Return the sum over stages of the gradients of the links."""
-    return more if edges is None else edges + more
-
-
-def links_gradient(edges: Array | None, links: Array) -> Array:
-    """Return the gradient of the links."""
-    return namespace(links).zeros_like(links) if edges is None else edges
-
-
 def rows_forward(coupling: Any, links: Array, visible: Array | None, rows: slice, *states: Array) -> Array:
     """Return c_ic for some i; `links` has these rows alone."""
     pulls = links[..., None] * coupling.force(*(between(x, rows) for x in states))

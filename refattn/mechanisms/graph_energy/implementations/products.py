@@ -8,12 +8,30 @@ large products cancel: polynomials then lose digits that pairs keep.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from refattn.mechanisms.graph_energy.forces import Coupling, Terms
 from refattn.mechanisms.record import Unsupported
 from refattn.xp import Array, namespace, product
 
-Factors = tuple[tuple[Array, ...], tuple[Array, ...]]
+
+@dataclass(frozen=True)
+class Factors:
+    """A gradient of the links as factors (b, h, i, t*c) and (b, h, j, t*c) of a product, each in parts.
+
+    So the gradient of a sum over stages is one product in the end, not one each.
+    """
+
+    left: tuple[Array, ...]
+    right: tuple[Array, ...]
+
+    def __add__(self, other: Factors) -> Factors:
+        return Factors(self.left + other.left, self.right + other.right)
+
+    def whole(self) -> Array:
+        """Return the gradient of the links."""
+        xp = namespace(*self.left)
+        return product(xp.concat(self.left, axis=-1), xp.matrix_transpose(xp.concat(self.right, axis=-1)))
 
 
 def couple_forward(coupling: Coupling, links: Array, visible: Array | None, x: Array) -> Array:
@@ -41,7 +59,7 @@ def couple_backward(
     x: Array,
     kept: tuple[Array, ...] | None = None,
 ) -> tuple[Array, Factors]:
-    """Return the gradient of x for a given gradient of c, and factors (b, h, i, t*c), (b, h, j, t*c) of the graph's.
+    """Return the gradient of x for a given gradient of c, and the factors of that of the links.
 
     `kept` is what `couple_keeping` returned; without it, it is computed again.
     """
@@ -56,7 +74,7 @@ def couple_backward(
     for (_, _, d_alpha, d_beta), pulled, pushed in zip(terms, there, back, strict=True):
         part = received * d_alpha * pulled + seen(visible, d_beta) * pushed
         d_x = part if d_x is None else d_x + part
-    return d_x, (left, right)
+    return d_x, Factors(left, right)
 
 
 def _at_once(matrix: Array, parts: Sequence[Array]) -> tuple[Array, ...]:
@@ -64,20 +82,6 @@ def _at_once(matrix: Array, parts: Sequence[Array]) -> tuple[Array, ...]:
     width = parts[0].shape[-1]
     every = product(matrix, namespace(matrix).concat(list(parts), axis=-1))
     return tuple(every[..., n * width : (n + 1) * width] for n in range(len(parts)))
-
-
-def gathered(edges: Factors | None, more: Factors) -> Factors:
-    """Return the factors of a sum over stages: the gradient of the links is one product in the end, not one each."""
-    return more if edges is None else (edges[0] + more[0], edges[1] + more[1])
-
-
-def links_gradient(edges: Factors | None, links: Array) -> Array:
-    """Return the gradient of the links."""
-    xp = namespace(links)
-    if edges is None:
-        return xp.zeros_like(links)
-    left, right = (xp.concat(factors, axis=-1) for factors in edges)
-    return product(left, xp.matrix_transpose(right))
 
 
 def terms_of(coupling: Coupling, x: Array) -> Terms:

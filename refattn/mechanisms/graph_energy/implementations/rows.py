@@ -15,9 +15,9 @@ from types import ModuleType
 
 from refattn import equations
 from refattn.mechanisms.graph_energy import dense
-from refattn.mechanisms.graph_energy.dense import Graph, Readout, Saved
-from refattn.mechanisms.graph_energy.options import Options, tau_of
-from refattn.mechanisms.graph_energy.solvers.steps import flow_backward, flow_forward
+from refattn.mechanisms.graph_energy.dense import Readout, Saved, flow_backward, flow_forward
+from refattn.mechanisms.graph_energy.options.call import Options, tau_of
+from refattn.mechanisms.graph_energy.system import Graph
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_in_tile
 from refattn.ops.softmax import softmax_backward, softmax_forward
@@ -47,7 +47,7 @@ def forward(
         start = repeat_heads(v, heads)
     graph = Graph(options, q, k, None, None, options.graph, start, None, None)
     tau = tau_of(options, None, start)
-    x, flow = flow_forward(graph, tau, implementation=implementation)
+    x, flow = flow_forward(graph, tau, implementation)
     whole = Readout(options, tau, None, None, v, x, x)
     if not options.state.weighs:
         out, whole = equations.active(dense).readout_forward(x, None, v, allowed=None, options=options, tau=tau)

@@ -126,15 +126,6 @@ def couple_backward(
     return _spread(toward - graph.by_row(d_between), x), none
 
 
-def gathered(edges: Array | None, more: Array) -> Array:
-    return more
-
-
-def links_gradient(edges: Array | None, graph: CSR) -> Array:
-    """Return 0: the graph is a constant."""
-    return zeros((), graph.data)
-
-
 def product(graph: CSR, x: Array) -> Array:
     """Return W x for x (b, h, n, c)."""
     return _spread(backend(x).sparse_product(graph.indptr, graph.indices, graph.data, _flat(x)), x)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from refattn.mechanisms.graph_energy.implementations.pairs import gathered, links_gradient, rows_backward, rows_forward
+from refattn.mechanisms.graph_energy.implementations.pairs import rows_backward, rows_forward
 from refattn.xp import Array, namespace
-
-__all__ = ["couple_backward", "couple_forward", "gathered", "links_gradient"]
 
 ELEMENTS = 2**16
 """Differences of one head that a tile has at most, unless a single row has more."""

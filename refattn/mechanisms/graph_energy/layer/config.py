@@ -15,17 +15,11 @@ from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Polynomial
 from refattn.mechanisms.graph_energy.layer import hierarchy
 from refattn.mechanisms.graph_energy.layer.regularisers import NAMES
-from refattn.mechanisms.graph_energy.options import (
-    FAMILIES,
-    STATES,
-    CausalMirror,
-    Given,
-    Hard,
-    Integrator,
-    Links,
-    Mean,
-    Threshold,
-)
+from refattn.mechanisms.graph_energy.options import FAMILIES
+from refattn.mechanisms.graph_energy.options.integrator import Integrator
+from refattn.mechanisms.graph_energy.options.links import CausalMirror, Given, Links, Mean
+from refattn.mechanisms.graph_energy.options.state import STATES
+from refattn.mechanisms.graph_energy.options.threshold import Hard, Threshold
 from refattn.mechanisms.projections import check_sizes, fresh
 from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, device, namespace, zeros
@@ -121,9 +115,7 @@ class Config(projections.Config):
                 and self.chosen("coupling") not in SLOPES_BELOW_1,
                 f"intrinsic={self.intrinsic!r}": self.intrinsic not in ("anchor", "none"),
             }
-            for name, there in own.items():
-                if there:
-                    raise ValueError(f"step: got None with {name}, needs a number, or learn_step")
+            _refuse("step: got None with {}, needs a number, or learn_step", own)
         if self.step is None and isinstance(self.links, (Mean, CausalMirror)):
             raise ValueError(f"step: got None with graph={self.graph!r}, whose degrees have no bound; {_NEEDS}")
         for name in ("strength", "jitter"):
@@ -152,9 +144,7 @@ class Config(projections.Config):
             f"jitter={self.jitter}": self.jitter != 0.0,
             f'regulariser="{self.regulariser}"': self.regulariser is not None,
         }
-        for name, there in others.items():
-            if there:
-                raise ValueError(f"levels: got {self.levels} with {name}, which levels do not have; needs None")
+        _refuse(f"levels: got {self.levels} with {{}}, which levels do not have; needs None", others)
 
     def chosen(self, option: str) -> Any:
         """Return the object of an option that is one of several kinds, or None."""
@@ -223,6 +213,13 @@ class Config(projections.Config):
         if self.levels is not None:
             found["level_logits"] = (self.levels,)
         return found
+
+
+def _refuse(message: str, reasons: Mapping[str, bool]) -> None:
+    """Raise for the first reason that there is."""
+    for name, there in reasons.items():
+        if there:
+            raise ValueError(message.format(name))
 
 
 @dataclass(frozen=True, kw_only=True)

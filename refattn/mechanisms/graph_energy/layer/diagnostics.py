@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from refattn.mechanisms.graph_energy.layer import hierarchy
 from refattn.mechanisms.graph_energy.layer.block import Saved
-from refattn.mechanisms.graph_energy.options import Proximal, tau_of
+from refattn.mechanisms.graph_energy.options.call import tau_of
+from refattn.mechanisms.graph_energy.options.threshold import Proximal
 from refattn.ops.activations import soft_threshold
 from refattn.ops.sums import sum_of
 from refattn.xp import Array, sum_wide

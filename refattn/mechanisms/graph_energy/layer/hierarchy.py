@@ -46,7 +46,7 @@ from refattn.mechanisms.entry import check_saved, defaults_of, enter, implementa
 from refattn.mechanisms.graph_energy import core, dense
 from refattn.mechanisms.graph_energy.implementations import banded
 from refattn.mechanisms.graph_energy.layer.level import Level, levels_of
-from refattn.mechanisms.graph_energy.options import Options, tau_of
+from refattn.mechanisms.graph_energy.options.call import Options, tau_of
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import Causal

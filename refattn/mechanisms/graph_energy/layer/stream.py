@@ -29,7 +29,8 @@ from refattn.mechanisms.graph_energy.implementations import pairs
 from refattn.mechanisms.graph_energy.layer import block, hierarchy, learned
 from refattn.mechanisms.graph_energy.layer.config import Params, core_options
 from refattn.mechanisms.graph_energy.layer.level import Level
-from refattn.mechanisms.graph_energy.options import Options, Stage, tau_of
+from refattn.mechanisms.graph_energy.options.call import Options, tau_of
+from refattn.mechanisms.graph_energy.options.integrator import Stage
 from refattn.ops.heads import merge_heads, repeat_heads
 from refattn.ops.linear import linear_forward
 from refattn.ops.masks import where_allowed
@@ -38,112 +39,112 @@ from refattn.ops.sums import moved_by, sum_of
 from refattn.xp import Array, arange, namespace, raised, zeros
 
 
-class Cache:
-    """What is kept of the tokens so far: `Tokens`, or with levels `Levels`."""
-
-
-@dataclass(frozen=True)
-class Tokens(Cache):
-    """What is kept of every token."""
-
-    k: Array  # (b, g, j, d)
-    v: Array  # (b, g, j, e)
-    q: Array | None  # (b, h, j, d), in state "query"
-    points: Array | None  # (b, h, j, p, c): where each stage was evaluated, and the end; else
-
-
 @dataclass(frozen=True)
 class Nodes:
-    """What is kept of the last nodes of a level."""
+    """What is kept of the last nodes of a level; without levels, of every token."""
 
     k: Array  # (b, g, j, d)
-    v: Array  # (b, h, j, e)
-    points: Array  # (b, h, j, p, 1)
+    v: Array  # (b, g, j, e); of later levels (b, h, j, e)
+    points: Array | None  # (b, h, j, p, c): where each stage was evaluated, and the end; None in state "query"
 
 
 @dataclass(frozen=True)
-class Levels(Cache):
-    """What is kept of the last nodes of each level after `seen` tokens."""
+class Cache:
+    """What is kept of the `seen` tokens so far."""
 
     seen: int
     levels: tuple[Nodes, ...]
+    q: Array | None = None  # (b, h, j, d), in state "query"
 
 
 def start(params: Params, batch: int) -> Cache:
     """Return the cache before the first token."""
     config, like = params.config, params.w_q
     h, g, d, e = config.sizes
-    keys, values = zeros((batch, g, 0, d), like), zeros((batch, g, 0, e), like)
     if config.state == "query":
-        return Tokens(keys, values, zeros((batch, h, 0, d), like), None)
-    channels = e if config.state == "feature" else 1
-    points = zeros((batch, h, 0, len(config.chosen("integrator").beta) * config.steps + 1, channels), raised(like))
-    if config.levels is not None:
-        return Levels(0, (Nodes(raised(keys), zeros((batch, h, 0, e), raised(like)), points),) * config.levels)
-    return Tokens(keys, values, None, points)
+        keys, values = zeros((batch, g, 0, d), like), zeros((batch, g, 0, e), like)
+        return Cache(0, (Nodes(keys, values, None),), zeros((batch, h, 0, d), like))
+    like, channels = raised(like), e if config.state == "feature" else 1
+    points = zeros((batch, h, 0, len(config.chosen("integrator").beta) * config.steps + 1, channels), like)
+    heads = [h if at else g for at in range(config.levels or 1)]
+    return Cache(0, tuple(Nodes(zeros((batch, g, 0, d), like), zeros((batch, n, 0, e), like), points) for n in heads))
 
 
 def prefill(params: Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
     """Return the next state of new tokens (b, n, m), and the cache with them."""
     _check(params, context)
     own, xp, x = equations.active(block), namespace(state.x), state.x
-    seen = _seen(cache)
-    if seen and not (isinstance(cache, Tokens) and cache.points is None):
+    if cache.seen and cache.q is None:
         parts = []
         for n in range(x.shape[1]):
-            mask = None if context.key_mask is None else context.key_mask[:, : seen + n + 1]
-            classes = None if context.positions is None else context.positions[: seen + n + 1]
+            mask = None if context.key_mask is None else context.key_mask[:, : cache.seen + 1]
+            classes = None if context.positions is None else context.positions[: cache.seen + 1]
             known = replace(context, key_mask=mask, positions=classes)
-            one, cache = step(params, cache, block.State(x[:, n : n + 1, :]), known)
-            parts.append(one.x)
+            one, cache = _step(params, cache, x[:, n : n + 1, :], known)
+            parts.append(one)
         return replace(state, x=xp.concat(parts, axis=1) if parts else x), cache
     q, k, v = own.project(params, x, x)
-    chosen = _options(params, context)
-    if isinstance(cache, Levels):
-        attended, found = hierarchy.forward(q, k, v, key_mask=context.key_mask, causal=True, **chosen)
-        return replace(state, x=_result(params, x, attended)), _of_levels(cache, found)
-    assert isinstance(cache, Tokens)
-    k, v = xp.concat([cache.k, k], axis=2), xp.concat([cache.v, v], axis=2)
-    all_q = q if cache.q is None else xp.concat([cache.q, q], axis=2)
+    chosen = core_options(params.config, equations.active(learned).numbers(params, context))
+    if params.config.levels is not None:
+        attended, read = hierarchy.forward(q, k, v, key_mask=context.key_mask, causal=True, **chosen)
+        kept, below = list(cache.levels), (read.v, *read.read)
+        for at, (level, stage) in enumerate(zip(read.levels, read.stages, strict=True)):
+            first = 0 if level.window is None else max(level.count - level.window, 0)
+            every = (level.take(read.k, 2), level.take(below[at], 2), _points(stage.flow, level.count))
+            kept[at] = Nodes(*(each[:, :, first:, ...] for each in every))
+        return replace(state, x=_result(params, x, attended)), Cache(x.shape[1], tuple(kept))
+    if cache.q is not None:
+        (past,) = cache.levels
+        q, k, v = (xp.concat(pair, axis=2) for pair in ([cache.q, q], [past.k, k], [past.v, v]))
     tokens = (x.shape[0], q.shape[1], k.shape[2], k.shape[2])
-    attended, saved = core.forward(all_q, k, v, mask=block.mask_of(context, tokens), causal=True, **chosen)
-    result = _result(params, x, attended[:, :, k.shape[2] - x.shape[1] :, :])
-    if cache.points is None:
-        return replace(state, x=result), Tokens(k, v, all_q, None)
-    return replace(state, x=result), Tokens(k, v, None, _points(saved.inner.flow, k.shape[2]))
+    attended, saved = core.forward(q, k, v, mask=block.mask_of(context, tokens), causal=True, **chosen)
+    result = replace(state, x=_result(params, x, attended[:, :, k.shape[2] - x.shape[1] :, :]))
+    if cache.q is not None:
+        return result, Cache(k.shape[2], (Nodes(k, v, None),), q)
+    return result, Cache(k.shape[2], (Nodes(raised(k), raised(v), _points(saved.inner.flow, k.shape[2])),))
 
 
-def step(params: Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
-    """Return the next state of one new token (b, 1, m), and the cache with it."""
-    seen = _seen(cache)
-    if not seen or (isinstance(cache, Tokens) and cache.points is None):
-        return prefill(params, cache, state, context)
-    _check(params, context)
-    own, xp, x = equations.active(block), namespace(state.x), state.x
-    q, k, v = own.project(params, x, x)
-    chosen = _options(params, context)
-    if params.config.classes is not None:
+def _step(params: Params, cache: Cache, x: Array, context: Context) -> tuple[Array, Cache]:
+    """Return the next x of one new token (b, 1, m), and the cache with it."""
+    config, xp = params.config, namespace(x)
+    q, k, v = (raised(each) for each in equations.active(block).project(params, x, x))
+    chosen = core_options(config, equations.active(learned).numbers(params, context))
+    if config.classes is not None:
         chosen["mu"] = chosen["mu"][:, -1:]  # of the new token
-    levels = {name: chosen.pop(name) for name in ("levels", "window", "stride", "level_logits") if name in chosen}
+    logits = chosen.pop("level_logits", None)
     usual = {
-        name: x for name, x in defaults_of(core.forward).items() if name not in ("mask", "causal", "implementation")
+        name: each for name, each in defaults_of(core.forward).items() if name in {*hierarchy.TAKEN, "state", "start"}
     }
-    rows = dict(zip("qkv", (raised(q), raised(k), raised(v)), strict=True))
-    options = core.checked(**rows, masked=False, causal=True, **(usual | chosen))
-    token = _Token(options, rows["q"])
-    seen_mask = None
+    given = {name: each for name, each in chosen.items() if name in usual}
+    token = _Token(core.checked(q, k, v, masked=False, causal=True, **(usual | given)), q)
+    mask = None
     if context.key_mask is not None:
-        block.mask_of(context, (x.shape[0], q.shape[1], seen + 1, seen + 1))
-        seen_mask = context.key_mask & context.key_mask[:, -1:]  # (b, j)
-    after: Cache
-    if isinstance(cache, Levels):
-        out, after = _of_every_level(token, cache, rows["k"], rows["v"], seen_mask, **levels)
-    else:
-        assert isinstance(cache, Tokens) and cache.points is not None
-        k, v = xp.concat([cache.k, k], axis=2), xp.concat([cache.v, v], axis=2)
-        out, points = token.read(raised(k), raised(v), cache.points, seen_mask, new=True)
-        after = Tokens(k, v, None, points)
-    return replace(state, x=_result(params, x, xp.astype(out, x.dtype))), after
+        block.mask_of(context, (x.shape[0], q.shape[1], cache.seen + 1, cache.seen + 1))
+        mask = context.key_mask & context.key_mask[:, -1:]  # (b, j)
+    window = None if config.levels is None else config.window
+    known = [Level(cache.seen + 1, config.stride**at, window, True) for at in range(config.levels or 1)]
+    kept, outs, value = list[Nodes](), list[Array](), v
+    for level, nodes in zip(known, cache.levels, strict=True):
+        new = level.n % level.every == 0
+        if new:
+            before = 0 if window is None else max(nodes.k.shape[2] + 1 - window, 0)
+            k_nodes, v_nodes = xp.concat([nodes.k, k], axis=2), xp.concat([nodes.v, value], axis=2)
+            assert nodes.points is not None
+            nodes = Nodes(k_nodes[:, :, before:, :], v_nodes[:, :, before:, :], nodes.points[:, :, before:, :, :])
+        count = nodes.k.shape[2]
+        if count:
+            seen = None if mask is None else xp.take(mask, level.positions(mask)[-count:], axis=1)
+            value, points = token.read(nodes, seen, new=new)
+            nodes = replace(nodes, points=points)
+        else:
+            value = zeros(value.shape, value)
+        kept.append(nodes)
+        outs.append(value)
+    out = outs[0]
+    if logits is not None:
+        omega = hierarchy.omega_of(xp.astype(logits, k.dtype), known, arange(cache.seen, cache.seen + 1, k))
+        out = sum_of(*(omega[0, at] * read for at, read in enumerate(outs)))
+    return _result(params, x, xp.astype(out, x.dtype)), Cache(cache.seen + 1, tuple(kept))
 
 
 @dataclass(frozen=True)
@@ -153,11 +154,13 @@ class _Token:
     options: Options
     q: Array
 
-    def read(self, k: Array, v: Array, points: Array, mask: Array | None, *, new: bool) -> tuple[Array, Array]:
+    def read(self, known: Nodes, mask: Array | None, *, new: bool) -> tuple[Array, Array]:
         """Return what it reads of nodes, (b, h, 1, e), and the ways of their scores.
 
-        A `new` one is a node, the last of the keys and values, and `points` are the ways of the others.
+        A `new` one is a node, the last of the keys and values, and the points are the ways of the others.
         """
+        k, v, points = known.k, known.v, known.points
+        assert points is not None
         options, heads, nodes = self.options, self.q.shape[1], k.shape[2]
         xp, allowed = namespace(k), None if mask is None else mask[:, None, None, :]  # (b, 1, 1, j)
         scores = self.q @ xp.matrix_transpose(repeat_heads(k, heads)) * options.scale  # (b, h, 1, j)
@@ -191,67 +194,10 @@ class _Token:
         return xp.stack([*points, at], axis=3)
 
 
-def _of_every_level(
-    token: _Token,
-    cache: Levels,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    *,
-    levels: int,
-    window: int | None,
-    stride: int,
-    level_logits: Array,
-) -> tuple[Array, Levels]:
-    """Return what a new token reads of all levels, and the cache with it, for its key (b, g, 1, d) and value."""
-    xp, kept, outs = namespace(k), list[Nodes](), list[Array]()
-    value = repeat_heads(v, token.q.shape[1])  # (b, h, 1, e)
-    known = [Level(cache.seen + 1, stride**at, window, True) for at in range(levels)]
-    for level, nodes in zip(known, cache.levels, strict=True):
-        new = level.n % level.every == 0
-        if new:
-            before = 0 if window is None else max(nodes.k.shape[2] + 1 - window, 0)
-            k_nodes, v_nodes = xp.concat([nodes.k, k], axis=2), xp.concat([nodes.v, value], axis=2)
-            nodes = Nodes(k_nodes[:, :, before:, :], v_nodes[:, :, before:, :], nodes.points[:, :, before:, :, :])
-        count = nodes.k.shape[2]
-        seen = None if mask is None or not count else xp.take(mask, level.positions(mask)[-count:], axis=1)
-        if count:
-            value, points = token.read(nodes.k, nodes.v, nodes.points, seen, new=new)
-            nodes = replace(nodes, points=points)
-        else:
-            value = zeros(value.shape, value)
-        kept.append(nodes)
-        outs.append(value)
-    omega = hierarchy.omega_of(xp.astype(level_logits, k.dtype), known, arange(cache.seen, cache.seen + 1, k))
-    out = sum_of(*(omega[0, at] * read for at, read in enumerate(outs)))
-    return out, Levels(cache.seen + 1, tuple(kept))
-
-
-def _of_levels(cache: Levels, saved: hierarchy.Saved) -> Levels:
-    """Return the cache after the first tokens, which hierarchy.forward has read at once."""
-    heads, found = saved.q.shape[1], list(cache.levels)
-    below = [repeat_heads(saved.v, heads), *saved.read]
-    for at, (level, stage) in enumerate(zip(saved.levels, saved.stages, strict=True)):
-        first = 0 if level.window is None else max(level.count - level.window, 0)
-        every = (level.take(saved.k, 2), level.take(below[at], 2), _points(stage.flow, level.count))
-        found[at] = Nodes(*(x[:, :, first:, ...] for x in every))
-    return Levels(saved.q.shape[2], tuple(found))
-
-
 def _points(flow: Any, count: int) -> Array:
     """Return the ways of the scores of nodes, (b, h, j, p, c), by what a flow has saved."""
     ways = [point for taken in flow.steps for point, *_ in taken.stages]
     return namespace(ways[0] if ways else flow.states[0]).stack([*ways, flow.states[-1]], axis=3)[:, :, :count, :, :]
-
-
-def _seen(cache: Cache) -> int:
-    """Return how many tokens there have been."""
-    assert isinstance(cache, Tokens | Levels)
-    return cache.seen if isinstance(cache, Levels) else cache.k.shape[2]
-
-
-def _options(params: Params, context: Context) -> dict[str, Any]:
-    return core_options(params.config, equations.active(learned).numbers(params, context))
 
 
 def _result(params: Params, x: Array, attended: Array) -> Array:

@@ -15,76 +15,10 @@ from typing import Any
 from refattn.args import check_choice
 from refattn.mechanisms.families import choose, imported
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial
-from refattn.mechanisms.graph_energy.options.call import Options, any_of, check_step, largest_degree, longest_of, tau_of
-from refattn.mechanisms.graph_energy.options.empty import EMPTIED
-from refattn.mechanisms.graph_energy.options.integrator import (
-    INTEGRATORS,
-    RK4,
-    RK45,
-    STOPS,
-    DiscreteGradient,
-    Euler,
-    Heun,
-    ImplicitMidpoint,
-    Integrator,
-    Stage,
-    Step,
-    Sums,
-)
-from refattn.mechanisms.graph_energy.options.links import (
-    LINKS,
-    CausalMirror,
-    Directed,
-    Given,
-    Kernel,
-    Links,
-    Mean,
-    Min,
-)
-from refattn.mechanisms.graph_energy.options.start import AtGiven, Start
-from refattn.mechanisms.graph_energy.options.state import STATES, State
-from refattn.mechanisms.graph_energy.options.threshold import THRESHOLDS, Hard, Proximal, Soft, Threshold
-
-__all__ = [
-    "EMPTIED",
-    "FAMILIES",
-    "INTEGRATORS",
-    "LINKS",
-    "RENAMED",
-    "RK4",
-    "RK45",
-    "STATES",
-    "STOPS",
-    "THRESHOLDS",
-    "AtGiven",
-    "CausalMirror",
-    "Directed",
-    "DiscreteGradient",
-    "Euler",
-    "Given",
-    "Hard",
-    "Heun",
-    "ImplicitMidpoint",
-    "Integrator",
-    "Kernel",
-    "Links",
-    "Mean",
-    "Min",
-    "Options",
-    "Proximal",
-    "Soft",
-    "Stage",
-    "Start",
-    "State",
-    "Step",
-    "Sums",
-    "Threshold",
-    "any_of",
-    "check_step",
-    "largest_degree",
-    "longest_of",
-    "tau_of",
-]
+from refattn.mechanisms.graph_energy.options.integrator import INTEGRATORS, STOPS
+from refattn.mechanisms.graph_energy.options.links import LINKS
+from refattn.mechanisms.graph_energy.options.start import Start
+from refattn.mechanisms.graph_energy.options.threshold import THRESHOLDS
 
 
 def _chosen(option: str, kinds: Mapping[str, type[Any]]) -> Callable[[Any], Any]:

@@ -17,32 +17,8 @@ from refattn.ops.masks import largest_of_rows
 from refattn.xp import Array, namespace, zeros
 
 
-class Best:
-    """All weight on the token with the largest rank; a row that may attend nothing gets 0."""
-
-    def forward(self, threshold: Any, state: Any, attention: Any, x: Array, allowed: Array | None) -> Array:
-        """Return p (b, h, i, j)."""
-        return largest_of_rows(threshold.rank(state, attention, x), allowed)
-
-    def backward(self, d_attended: Array, filled: Array, d_weights: Array) -> Array:
-        """Return the gradient of attention, with what comes of p."""
-        return d_attended
-
-
-class Usual:
-    """Its attention."""
-
-    def forward(self, threshold: Any, state: Any, attention: Any, x: Array, allowed: Array | None) -> Array:
-        """Return p (b, h, i, j)."""
-        return attention
-
-    def backward(self, d_attended: Array, filled: Array, d_weights: Array) -> Array:
-        """Return the gradient of attention, with what comes of p."""
-        return d_attended + namespace(filled).where(filled, 0.0, d_weights)
-
-
-class Nothing:
-    """Nothing: the token reads 0."""
+class Emptied:
+    """What an emptied row gets: here nothing, the token reads 0."""
 
     def forward(self, threshold: Any, state: Any, attention: Any, x: Array, allowed: Array | None) -> Array:
         """Return p (b, h, i, j)."""
@@ -53,6 +29,25 @@ class Nothing:
         return d_attended
 
 
-Emptied = Best | Usual | Nothing
+class Best(Emptied):
+    """All weight on the token with the largest rank; a row that may attend nothing gets 0."""
 
-EMPTIED: dict[str, Emptied] = {"argmax": Best(), "dense": Usual(), "zero": Nothing(), "error": Nothing()}
+    def forward(self, threshold: Any, state: Any, attention: Any, x: Array, allowed: Array | None) -> Array:
+        """Return p (b, h, i, j)."""
+        return largest_of_rows(threshold.rank(state, attention, x), allowed)
+
+
+class Usual(Emptied):
+    """Its attention."""
+
+    def forward(self, threshold: Any, state: Any, attention: Any, x: Array, allowed: Array | None) -> Array:
+        """Return p (b, h, i, j)."""
+        found: Array = attention
+        return found
+
+    def backward(self, d_attended: Array, filled: Array, d_weights: Array) -> Array:
+        """Return the gradient of attention, with what comes of p."""
+        return d_attended + namespace(filled).where(filled, 0.0, d_weights)
+
+
+EMPTIED: dict[str, Emptied] = {"argmax": Best(), "dense": Usual(), "zero": Emptied(), "error": Emptied()}

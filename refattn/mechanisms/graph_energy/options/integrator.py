@@ -11,7 +11,7 @@ Backwards, from the last stage to the first, where dy_l is what the rate at y_l 
     [dGE.stages]  drate_n = h (beta_n dx' + sum_{l>n} alpha_ln dy_l),  dx = dx' + sum_n dy_n
 
 "heun" and "rk4" are of order 2 and 4. Steps that are as long as the accuracy allows, or that are equations for where
-they end, are taken by `refattn.mechanisms.graph_energy.solvers.steps`; at its point each of the latter is one of Euler.
+they end, are made by `refattn.mechanisms.graph_energy.solvers`; at its point each of the latter is one of Euler.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Step:
 
     stages: tuple[Stage, ...]
     after: Array | None = None  # (b, h, j, c): x'
-    factor: Number = 1.0  # of the length of the step, for other ways to take it
+    factor: Number = 1.0  # of the length of the step
+    ends: tuple[Array, Array] | None = None  # (b, h, j, c): x and x' of a step that is an equation
 
 
 class Sums(dict[str, Any]):

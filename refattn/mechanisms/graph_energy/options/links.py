@@ -119,12 +119,12 @@ class Links:
         return self.over == "keys"
 
     def forward(self, weights: Any, both: Array | None, pairs: Array) -> Any:
-        """Return w for n or a, `both` that tells which pairs may be linked, and scores of pairs."""
-        raise NotImplementedError
+        """Return w for n or a, `both` that tells which pairs may be linked, and scores of pairs: what they are."""
+        return weights
 
     def backward(self, weights: Any, d_linked: Array) -> Array | None:
-        """Return Q for P; None if it is a constant."""
-        raise NotImplementedError
+        """Return Q for P, here P itself; None if it is a constant."""
+        return d_linked
 
 
 class Kernel(Links):
@@ -137,25 +137,9 @@ class Kernel(Links):
         """Whether the links are made of n."""
         return True
 
-    def forward(self, weights: Any, both: Array | None, pairs: Array) -> Any:
-        """Return n."""
-        return weights
-
-    def backward(self, weights: Any, d_linked: Array) -> Array | None:
-        """Return P."""
-        return d_linked
-
 
 class Directed(Links):
     """a_ij as it is: no symmetry, and no energy."""
-
-    def forward(self, weights: Any, both: Array | None, pairs: Array) -> Any:
-        """Return a."""
-        return weights
-
-    def backward(self, weights: Any, d_linked: Array) -> Array | None:
-        """Return P."""
-        return d_linked
 
 
 class Mean(Links):

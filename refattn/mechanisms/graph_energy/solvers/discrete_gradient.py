@@ -19,7 +19,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from refattn.mechanisms.graph_energy.forces import Coupling, Function, Intrinsics, Number
-from refattn.mechanisms.graph_energy.solvers.newton import between, jacobian_of
+from refattn.mechanisms.graph_energy.implementations.pairs import between
+from refattn.mechanisms.graph_energy.solvers.newton import jacobian_of
 from refattn.mechanisms.graph_energy.system import System
 from refattn.xp import Array, namespace
 
@@ -80,11 +81,6 @@ def forces(system: System) -> System:
 def stage(x: Array, after: Array) -> tuple[Array, ...]:
     """Return between which states the means are."""
     return x, after
-
-
-def rate(system: System, x: Array, after: Array) -> Array:
-    """Return v of a step from x to `after`."""
-    return forces(system).rate(x, after)
 
 
 def jacobian(system: System, x: Array, after: Array) -> Array:

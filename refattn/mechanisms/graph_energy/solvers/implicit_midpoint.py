@@ -6,7 +6,8 @@ In the equations of the flow it has one stage, at y, and so dv = h (dx' + dy / 2
 
 from __future__ import annotations
 
-from refattn.mechanisms.graph_energy.solvers.newton import between, jacobian_of
+from refattn.mechanisms.graph_energy.implementations.pairs import between
+from refattn.mechanisms.graph_energy.solvers.newton import jacobian_of
 from refattn.mechanisms.graph_energy.system import System
 from refattn.xp import Array
 
@@ -19,11 +20,6 @@ def forces(system: System) -> System:
 def stage(x: Array, after: Array) -> tuple[Array, ...]:
     """Return where the stage is evaluated."""
     return (0.5 * (x + after),)
-
-
-def rate(system: System, x: Array, after: Array) -> Array:
-    """Return v of a step from x to `after`."""
-    return system.rate(0.5 * (x + after))
 
 
 def jacobian(system: System, x: Array, after: Array) -> Array:

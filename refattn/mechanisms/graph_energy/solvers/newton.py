@@ -5,8 +5,8 @@ M = 1 - h dv/dx'. Newton's method starts at x; a channel that has converged is l
 what another one does. Where it does not converge the step is halved, for that channel and this step alone. A channel
 with NaN is a solution of NaN.
 
-A method, such as `.implicit_midpoint`, has a `rate(system, x, after)`, which is v, and a `jacobian(system, x, after)`,
-which is dv/dx'.
+A method, such as `.implicit_midpoint`, has `forces(system)` and `stage(x, after)`, whose rate is v, and a
+`jacobian(system, x, after)`, which is dv/dx'.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ import math
 from typing import Any
 
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.implementations.pairs import between
 from refattn.mechanisms.graph_energy.system import System
 from refattn.ops.masks import own_pairs
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, concrete, namespace, zeros
-
-__all__ = ["between", "end_of_step", "jacobian_of", "pulled_back", "told"]
 
 ITERATIONS = 30
 HALVINGS = 10
@@ -75,7 +72,7 @@ def _newton(method: Any, system: System, x: Array, h: Number) -> tuple[Array, Ar
     if 0 in x.shape:
         return after, xp.ones_like(converged)
     for _ in range(ITERATIONS):
-        residual = after - x - h * method.rate(system, x, after)
+        residual = after - x - h * method.forces(system).rate(*method.stage(x, after))
         if after is x:
             converged = xp.any(xp.isnan(residual), axis=2, keepdims=True)
             after = xp.where(converged, math.nan, x)

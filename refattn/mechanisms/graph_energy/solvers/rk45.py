@@ -11,7 +11,7 @@ Solving Ordinary Differential Equations I, section II.4, for the control of the 
 from __future__ import annotations
 
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.options import RK45
+from refattn.mechanisms.graph_energy.options.integrator import RK45
 from refattn.mechanisms.graph_energy.system import System
 from refattn.ops.sums import moved_by, sum_of
 from refattn.xp import Array, concrete, namespace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from refattn.mechanisms.graph_energy.options import Integrator
+from refattn.mechanisms.graph_energy.options.integrator import Integrator
 from refattn.mechanisms.graph_energy.system import System
 from refattn.xp import Array, namespace
 

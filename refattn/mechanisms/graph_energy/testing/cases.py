@@ -33,17 +33,9 @@ def _case(
     **options: Any,
 ) -> Case:
     g, e = h if g is None else g, d if e is None else e
-    inputs = {
-        "q": Input((b, h, rows or n, d), "normal", {"scale": logits}),
-        "k": Input((b, g, n, d)),
-        "v": Input((b, g, n, e)),
-    }
-    if mask is not None:
-        inputs["mask"] = mask
-    if bias is not None:
-        inputs["bias"] = bias
-    if start is not None:
-        inputs["start"] = start
+    inputs = {"q": Input((b, h, rows or n, d), "normal", {"scale": logits})}
+    inputs |= {"k": Input((b, g, n, d)), "v": Input((b, g, n, e))}
+    inputs |= {name: x for name, x in (("mask", mask), ("bias", bias), ("start", start)) if x is not None}
     return Case(name, group, inputs, options, purpose)
 
 
@@ -51,7 +43,28 @@ def _mask(*shape: int, keep: float = 0.7) -> Input:
     return Input(shape, "mask", {"keep": keep})
 
 
-COEFFICIENTS = (-0.3346099853515625, 2.1985321044921875, -1.3866119384765625)
+COEFFICIENTS, A = (-0.3346099853515625, 2.1985321044921875, -1.3866119384765625), (0.5, 1.0, -0.5)
+
+CUBES, EMPTY = "polynomial(coefficients=%s)", "hard(tau=0.55, empty='%s')"
+
+FEW, FEW_EACH, RARE = _mask(21, 21, keep=0.2), _mask(2, 4, 21, 21, keep=0.2), _mask(2, 4, 21, 21, keep=0.03)
+
+NEAR = Input((9, 9), "band", {"before": 2, "after": 2})
+
+SHORT: dict[str, Any] = {"b": 1, "h": 2, "n": 11, "d": 8}
+CROSS: dict[str, Any] = {"n": 13, "rows": 7, "start": Input((13,)), "mask": _mask(1, 1, 7, 13, keep=0.3)}
+MIDPOINT: dict[str, Any] = {"steps": 3, "step": 0.8, "mu": 0.5, "kappa": 2.0}
+LONG_STEPS: dict[str, Any] = {"integrator": "discrete_gradient", "steps": 3, "step": 3.0, "coupling": "tanh"}
+LONG_STEPS |= {"mu": 0.5, "kappa": 4.0}
+STRONG: dict[str, Any] = {"kappa": 4.0, "mu": 0.5, "step": 0.1}
+WEAK: dict[str, Any] = {"kappa": 2.0, "mu": 0.5, "step": 0.1}
+FEW_STEPS: dict[str, Any] = {"mu": 0.5, "kappa": 2.0, "step": 0.1}
+SOFT: dict[str, Any] = {"threshold": "soft(tau=0.05)", "step": 0.1}
+SOFT_SIGNED: dict[str, Any] = {"threshold": "soft(tau=0.3)", "steps": 4}
+
+PER_QUERY = "a distribution for each query"
+CROSS_PURPOSE = "queries attend other tokens, some of which none may attend"
+POLYNOMIAL_PURPOSE = "few terms, so that an error of the coefficients' gradient is no rounding"
 
 CASES = (
     _case("tiny", "plain", "small enough to read", b=1, h=2, n=4, d=2, steps=2),
@@ -61,155 +74,45 @@ CASES = (
     _case("causal", "causal", "the future is hidden", causal=True),
     _case("mask-full", "masked", "one mask for each pair", mask=_mask(2, 4, 21, 21)),
     _case("mask-causal", "masked", "both masks at once", mask=_mask(21, 21), causal=True),
-    _case(
-        "window",
-        "masked",
-        "a graph of what is near",
-        b=1,
-        h=1,
-        n=9,
-        d=4,
-        e=3,
-        mask=Input((9, 9), "band", {"before": 2, "after": 2}),
-        steps=3,
-    ),
+    _case("window", "masked", "a graph of what is near", b=1, h=1, n=9, d=4, e=3, mask=NEAR, steps=3),
     _case("grouped", "grouped", "two query heads share one key/value head", h=6, g=3, e=12),
     _case("grouped-one", "grouped", "all query heads share one", h=5, g=1, causal=True),
-    _case("empty-rows", "empty-row", "most rows may attend nothing", mask=_mask(2, 4, 21, 21, keep=0.03)),
-    _case(
-        "emptied",
-        "emptied",
-        "rows that the threshold empties",
-        threshold="hard(tau=0.55)",
-        mask=_mask(2, 4, 21, 21, keep=0.2),
-    ),
-    _case(
-        "emptied-dense",
-        "emptied",
-        "they keep their attention",
-        threshold="hard(tau=0.55, empty='dense')",
-        mask=_mask(21, 21, keep=0.2),
-    ),
-    _case(
-        "emptied-zero",
-        "emptied",
-        "they become 0",
-        threshold="hard(tau=0.55, empty='zero')",
-        mask=_mask(21, 21, keep=0.2),
-    ),
+    _case("empty-rows", "empty-row", "most rows may attend nothing", mask=RARE),
+    _case("emptied", "emptied", "rows that the threshold empties", threshold="hard(tau=0.55)", mask=FEW_EACH),
+    _case("emptied-dense", "emptied", "they keep their attention", threshold=EMPTY % "dense", mask=FEW),
+    _case("emptied-zero", "emptied", "they become 0", threshold=EMPTY % "zero", mask=FEW),
     _case("bias", "plain", "scores of heads have a bias", bias=Input((4, 21, 21))),
     _case("soft", "threshold", "tau is subtracted", threshold="soft(tau=0.3)", step=0.25),
     _case("proximal", "threshold", "tau is subtracted after every step", threshold="proximal(tau=0.3)", n=11),
-    _case(
-        "cross",
-        "cross",
-        "queries attend other tokens, some of which none may attend",
-        n=13,
-        rows=7,
-        start=Input((13,)),
-        mask=_mask(1, 1, 7, 13, keep=0.3),
-        graph="kernel(over='keys')",
-    ),
-    _case(
-        "cross-query", "cross", "a distribution for each query", n=11, rows=5, state="query", graph="min(over='keys')"
-    ),
+    _case("cross", "cross", CROSS_PURPOSE, graph="kernel(over='keys')", **CROSS),
+    _case("cross-query", "cross", PER_QUERY, n=11, rows=5, state="query", graph="min(over='keys')"),
     _case("mean", "graph", "symmetric, with large degrees", graph="mean", step=0.1),
     _case("min", "graph", "symmetric, with small degrees", graph="min"),
     _case("directed", "graph", "no symmetry at all", graph="none", mu=0.5, kappa=2.0, step=0.2),
     _case("heun", "integrator", "two stages", integrator="heun", steps=4, mu=1.5, kappa=3.0, step=0.3),
     _case("rk4", "integrator", "four stages", integrator="rk4", steps=3, step=0.4, kappa=2.0, mu=0.5),
+    _case("midpoint", "integrator", "an equation for each step", n=11, integrator="implicit_midpoint", **MIDPOINT),
+    _case("discrete-gradient", "integrator", "steps as long as one likes", n=11, **LONG_STEPS),
+    _case("tanh", "coupling", "another coupling", coupling="tanh", **STRONG),
+    _case("identity", "coupling", "diffusion", coupling="identity", **STRONG),
+    _case("arctan", "coupling", "another coupling", coupling="arctan", **STRONG),
+    _case("sinh", "coupling", "another coupling", coupling="sinh", **STRONG),
+    _case("cubic", "coupling", "another coupling", coupling="cubic", **STRONG),
+    _case("polynomial", "coupling", "coefficients of both signs", coupling=CUBES % (COEFFICIENTS,), **WEAK),
     _case(
-        "midpoint",
-        "integrator",
-        "an equation for each step",
-        n=11,
-        integrator="implicit_midpoint",
-        steps=3,
-        step=0.8,
-        mu=0.5,
-        kappa=2.0,
-    ),
-    _case(
-        "discrete-gradient",
-        "integrator",
-        "steps as long as one likes",
-        n=11,
-        integrator="discrete_gradient",
-        steps=3,
-        step=3.0,
-        coupling="tanh",
-        mu=0.5,
-        kappa=4.0,
-    ),
-    _case("tanh", "coupling", "another coupling", coupling="tanh", kappa=4.0, mu=0.5, step=0.1),
-    _case("identity", "coupling", "diffusion", coupling="identity", kappa=4.0, mu=0.5, step=0.1),
-    _case("arctan", "coupling", "another coupling", coupling="arctan", kappa=4.0, mu=0.5, step=0.1),
-    _case("sinh", "coupling", "another coupling", coupling="sinh", kappa=4.0, mu=0.5, step=0.1),
-    _case("cubic", "coupling", "another coupling", coupling="cubic", kappa=4.0, mu=0.5, step=0.1),
-    _case(
-        "polynomial",
-        "coupling",
-        "coefficients of both signs",
-        coupling=f"polynomial(coefficients={COEFFICIENTS})",
-        kappa=2.0,
-        mu=0.5,
-        step=0.1,
-    ),
-    _case(
-        "polynomial-few",
-        "coupling",
-        "few terms, so that an error of the coefficients' gradient is no rounding",
-        b=1,
-        h=1,
-        n=9,
-        d=8,
-        e=2,
-        coupling="polynomial(coefficients=(0.5, 1.0, -0.5))",
-        mu=0.5,
-        kappa=2.0,
-        step=0.1,
+        "polynomial-few", "coupling", POLYNOMIAL_PURPOSE, b=1, h=1, n=9, d=8, e=2, coupling=CUBES % (A,), **FEW_STEPS
     ),
     _case("consensus", "intrinsic", "nothing but coupling", intrinsic="none", step=0.5, steps=6),
     _case("wells", "intrinsic", "two wells", intrinsic="double_well", kappa=0.3, mu=0.8, step=0.05),
-    _case("query", "query", "a distribution for each query", state="query", n=13),
+    _case("query", "query", PER_QUERY, state="query", n=13),
     _case("query-causal", "query", "on the graph of the past", state="query", n=13, causal=True, step=0.1),
     _case("query-mask", "query", "nodes that a query does not see", state="query", n=13, mask=_mask(13, 13)),
+    _case("query-mean", "query", "symmetric by the mean", state="query", n=11, graph="mean", **SOFT),
+    _case("feature", "feature", "values flow", **SHORT, state="feature"),
     _case(
-        "query-mean",
-        "query",
-        "symmetric by the mean",
-        state="query",
-        n=11,
-        graph="mean",
-        threshold="soft(tau=0.05)",
-        step=0.1,
+        "feature-causal", "feature", "values flow from the past", **SHORT, state="feature", causal=True, coupling="sin"
     ),
-    _case("feature", "feature", "values flow", b=1, h=2, n=11, d=8, state="feature"),
-    _case(
-        "feature-causal",
-        "feature",
-        "values flow from the past",
-        b=1,
-        h=2,
-        n=11,
-        d=8,
-        state="feature",
-        causal=True,
-        coupling="sin",
-    ),
-    _case(
-        "feature-soft",
-        "feature",
-        "of both signs",
-        b=1,
-        h=2,
-        n=11,
-        d=8,
-        state="feature",
-        threshold="soft(tau=0.3)",
-        mask=_mask(11, 11),
-        steps=4,
-    ),
+    _case("feature-soft", "feature", "of both signs", **SHORT, state="feature", mask=_mask(11, 11), **SOFT_SIGNED),
     _case("scale", "plain", "a scale that is no power of two", scale=0.3),
     _case("one-token", "size", "a node without an edge", n=1),
     _case("no-step", "size", "scores stay where they start", steps=0),

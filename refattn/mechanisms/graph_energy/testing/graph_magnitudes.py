@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from refattn.mechanisms.graph_energy.options import Kernel
+from refattn.mechanisms.graph_energy.options.links import Kernel
 from refattn.mechanisms.graph_energy.testing.given import graph_of, is_over_keys, start_of
 from refattn.mechanisms.graph_energy.testing.sizes import (
     Given,

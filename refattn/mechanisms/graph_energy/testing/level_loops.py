@@ -1,28 +1,25 @@
 """Levels of tokens a second time: one head after the other, token by token, with levels as lists of tokens.
 
-Adjoints are derivatives by their definition: a value gets the increment ih with h = 1e-60, everything after it is
-computed again in complex numbers, and the imaginary part of the loss over h is the derivative. Values come back by the
-ids of the docstring of `refattn.mechanisms.graph_energy.layer.hierarchy`. Slow on purpose; for small sizes.
+What every token reads of a node is a number; the rest is written in scalars (`refattn.mechanisms.scalar_loops`), whose
+adjoints come from the chain rule. Values come back by the ids of the docstring of
+`refattn.mechanisms.graph_energy.layer.hierarchy`. Slow on purpose; for small sizes.
 
-Source: that of levels; complex steps: Squire, Trapp 1998 (SIAM Review 40, 110).
+Source: that of levels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from refattn.mechanisms.graph_energy.testing.flow_loops import Values
 from refattn.mechanisms.graph_energy.testing.given import threshold_of
+from refattn.mechanisms.scalar_loops import copies, dot, scalars, slopes, softmax, sweep, values
 
-H = 1e-60
-"""Increment of a value."""
+Values = dict[str, np.ndarray]
 
-See = Callable[[str, int, np.ndarray], np.ndarray]
-"""What every value goes through on its way: (id, level, value) -> the value to go on with."""
+USUAL = {"levels": 3, "stride": 4, "window": 16, "causal": False, "step": 1.0 / 3.0, "steps": 10}
 
 
 class _Levels:
@@ -48,16 +45,16 @@ class _Levels:
             found = [place for place in range(len(nodes)) if abs(place - i // self.o["stride"] ** level) < window]
         return [place for place in found if self.tokens[i] and self.tokens[nodes[place]]]
 
-    def omega(self, logits: np.ndarray, n: int) -> np.ndarray:
+    def omega(self, logits: Any, n: int) -> Any:
         """Return how much each level counts for each token, (i, levels)."""
-        found = np.zeros((n, len(self.nodes)), logits.dtype)
+        found = scalars(np.zeros((n, len(self.nodes))))
         for i in range(n):
             there = [level for level, nodes in enumerate(self.nodes) if not self.o["causal"] or nodes[0] <= i]
-            found[i, there] = _softmax(logits[there])
+            found[i, there] = softmax(logits[there])
         return found
 
-    def stage(self, q: np.ndarray, k: np.ndarray, values: np.ndarray, level: int) -> np.ndarray:
-        """Return what every token reads of a level: the scores of its nodes flow on their own graph."""
+    def stage(self, q: np.ndarray, k: np.ndarray, level: int) -> np.ndarray:
+        """Return how much every token reads of each node of a level: the scores of nodes flow on their own graph."""
         o, nodes = self.o, self.nodes[level]
         count = len(nodes)
         s = q @ k.T / math.sqrt(q.shape[1])
@@ -77,7 +74,7 @@ class _Levels:
         threshold = threshold_of(o)
         tau = threshold.tau if threshold.tau is not None else 0.4
         kept = np.where(x >= tau, x - (tau if type(threshold).__name__ == "Soft" else 0.0), 0.0)
-        out = np.zeros((len(q), values.shape[1]), values.dtype)
+        out = np.zeros((len(q), count))
         for i in range(len(q)):
             near = self.read(level, i)
             if not near:
@@ -86,103 +83,57 @@ class _Levels:
             parts = attention * kept[near]
             if not np.any(parts):  # the largest of what there was
                 parts = np.eye(len(near))[int(np.argmax(attention * x[near]))]
-            out[i] = (parts / np.sum(parts)) @ values[near]
+            out[i, near] = parts / np.sum(parts)
         return out
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
-    powers = np.exp(scores - np.max(scores.real, initial=-1e300))
+    powers = np.exp(scores - np.max(scores, initial=-1e300))
     return powers / np.sum(powers)
 
 
-def _head(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray, levels: _Levels, stages: list[Any], see: See
-) -> np.ndarray:
-    """Return the output of one head; `stages` keeps what tokens read of each node, which no value changes."""
-    below, out = v, np.zeros(v.shape)
-    for level, nodes in enumerate(levels.nodes):
-        if len(stages) == level:
-            stages.append(levels.stage(q, k, np.eye(len(nodes)), level))
-        values = see("GE.level_values", level, below[nodes])
-        below = see("GE.level_reads", level, stages[level] @ values)
-        out = out + omega[:, level, None] * below
-    return out
-
-
-def _run(q: Any, k: Any, v: Any, d_out: Any, options: dict[str, Any]) -> tuple[Values, Values]:
-    o: dict[str, Any] = {"levels": 3, "stride": 4, "window": 16, "causal": False, "step": 1.0 / 3.0, "steps": 10}
-    o |= {"key_mask": np.ones((q.shape[0], q.shape[2]), bool), **options}
-    if (
-        unknown := set(o)
-        - {"levels", "stride", "window", "causal", "step", "steps", "key_mask", "threshold"}
-        - {"level_logits"}
-    ):
+def _run(q: Any, k: Any, v: Any, options: dict[str, Any]) -> tuple[Any, Any, list[dict[str, Any]]]:
+    """Return the level logits, how much levels count, and by level the values, what is read, and the output so far."""
+    o: dict[str, Any] = {**USUAL, "key_mask": np.ones((q.shape[0], q.shape[2]), bool), **options}
+    logits = scalars(o.pop("level_logits", np.zeros(o["levels"])))
+    if unknown := set(o) - {*USUAL, "key_mask", "threshold"}:
         raise NotImplementedError(f"{sorted(unknown)[0]}: not in these loops")
-    (batch, heads, n, _), groups = q.shape, k.shape[1]
-    logits = o.pop("level_logits", np.zeros(o["levels"]))
+    (batch, heads, n, _), (groups, _, width), v = q.shape, v.shape[1:], scalars(v)
     own = [_Levels(n, o["key_mask"][b], o) for b in range(batch)]
-    omega, count = own[0].omega(logits, n), len(own[0].nodes)
-    value, grad = Values(), Values()
-    value["GE.level_weights"], value["GE.mixed"] = omega, np.zeros((batch, heads, n, v.shape[3]))
-    grad["dGE.level_weights"], grad["dGE.level_logits"] = np.zeros(omega.shape), np.zeros(logits.shape)
-    for b, h in np.ndindex(batch, heads):
-        group, stages, seen = h * groups // heads, list[Any](), dict[tuple[str, int], np.ndarray]()
-        arrays = q[b, h], k[b, group], v[b, group]
-
-        def slope(weights: np.ndarray, see: See, arrays: Any = arrays, stages: Any = stages, at: Any = (b, h)) -> float:
-            moved = _head(arrays[0], arrays[1], arrays[2], weights, own[at[0]], stages, see)
-            return float(np.sum(moved * d_out[at]).imag / H)
-
-        def keep(id: str, level: int, x: np.ndarray, seen: Any = seen) -> np.ndarray:
-            seen[id, level] = x
-            return x
-
-        value["GE.mixed"][b, h] = _head(*arrays, omega, own[b], stages, keep)
-        for (id, level), x in seen.items():
-            _put(value, _name(id, level), (batch, heads), (b, h), x)
-        if d_out is None:
-            continue
-        for (id, level), x in seen.items():
-            found = np.zeros(x.shape)
-            for place in np.ndindex(x.shape):
-                found[place] = slope(omega, _moved(id, level, place))
-            _put(grad, _name(f"d{id}", count - 1 - level), (batch, heads), (b, h), found)
-        for place in np.ndindex(omega.shape):
-            grad["dGE.level_weights"][place] += slope(omega + 1j * H * _unit(omega.shape, place), _same)
-        for at in range(len(logits)):
-            turned = own[b].omega(logits + 1j * H * _unit(logits.shape, (at,)), n)
-            grad["dGE.level_logits"][at] += slope(turned, _same)
-    return value, grad
-
-
-def _same(id: str, level: int, x: np.ndarray) -> np.ndarray:
-    return x
-
-
-def _moved(id: str, level: int, place: tuple[int, ...]) -> See:
-    """Return what gives one element of a value its increment."""
-    return lambda own, at, x: x + 1j * H * _unit(x.shape, place) if (own, at) == (id, level) else x
-
-
-def _unit(shape: tuple[int, ...], place: tuple[int, ...]) -> np.ndarray:
-    found = np.zeros(shape)
-    found[place] = 1.0
-    return found
-
-
-def _put(into: Values, id: str, outer: tuple[int, int], at: tuple[int, int], x: np.ndarray) -> None:
-    into.setdefault(id, np.zeros(outer + x.shape))[at] = x
-
-
-def _name(id: str, number: int) -> str:
-    return f"{id}[{number}]" if number else id
+    omega, found = own[0].omega(logits, n), list[dict[str, Any]]()
+    for level, nodes in enumerate(own[0].nodes):
+        at = {
+            id: np.empty((batch, heads, size, width), dtype=object)
+            for id, size in (("values", len(nodes)), ("reads", n))
+        }
+        at["mixed"] = np.empty(at["reads"].shape, dtype=object)
+        for b, h in np.ndindex(batch, heads):
+            group = h * groups // heads
+            weights = own[b].stage(q[b, h], k[b, group], level)
+            at["values"][b, h] = copies((found[-1]["reads"][b, h] if found else v[b, group])[nodes])
+            for i, e in np.ndindex(n, width):
+                at["reads"][b, h, i, e] = dot(weights[i], at["values"][b, h, :, e])
+                reads = [*(below["reads"][b, h, i, e] for below in found), at["reads"][b, h, i, e]]
+                at["mixed"][b, h, i, e] = dot(omega[i, : level + 1], reads)
+        found.append(at)
+    return logits, omega, found
 
 
 def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> Values:
     """Return the value of every equation of the forward, by id."""
-    return _run(q, k, v, None, options)[0]
+    _, omega, levels = _run(q, k, v, options)
+    value = {"GE.level_weights": values(omega), "GE.mixed": values(levels[-1]["mixed"])}
+    for id in ("values", "reads"):
+        value |= {f"GE.level_{id}[{n}]" if n else f"GE.level_{id}": values(at[id]) for n, at in enumerate(levels)}
+    return value
 
 
 def backward(q: np.ndarray, k: np.ndarray, v: np.ndarray, d_out: np.ndarray, **options: Any) -> Values:
-    """Return the value of every adjoint, by id."""
-    return _run(q, k, v, d_out, options)[1]
+    """Return the value of every adjoint, by id: levels are counted from the last one on."""
+    logits, omega, levels = _run(q, k, v, options)
+    sweep(levels[-1]["mixed"], d_out)
+    grad = {"dGE.level_weights": slopes(omega), "dGE.level_logits": slopes(logits)}
+    for id in ("values", "reads"):
+        back = enumerate(reversed(levels))
+        grad |= {f"dGE.level_{id}[{n}]" if n else f"dGE.level_{id}": slopes(at[id]) for n, at in back}
+    return grad

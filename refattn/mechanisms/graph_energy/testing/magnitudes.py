@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from refattn.mechanisms.graph_energy.options import Proximal, Soft
+from refattn.mechanisms.graph_energy.options.threshold import Proximal, Soft
 from refattn.mechanisms.graph_energy.testing.given import integrator_of, threshold_of
 from refattn.mechanisms.graph_energy.testing.graph_magnitudes import GRAPH, per_key
 from refattn.mechanisms.graph_energy.testing.sizes import (

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from refattn.mechanisms.graph_energy import core
-from refattn.mechanisms.graph_energy.options import Directed, Soft
+from refattn.mechanisms.graph_energy.options.links import Directed
+from refattn.mechanisms.graph_energy.options.threshold import Soft
 from refattn.mechanisms.graph_energy.testing.given import graph_of, threshold_of
 from refattn.mechanisms.wrong import changed, conventions, of_group_gradients, of_masks
 from refattn.xp import Array

@@ -26,11 +26,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.mechanisms.softmax import core as softmax
-from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer import core, maps
 from refattn.mechanisms.sympformer.oracles.past import Prefix
 from refattn.mechanisms.sympformer.params import Add, Layer
 from refattn.ops.heads import merge_heads, split_heads
-from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace
 
 Heads = tuple[Array, Array, Array]
@@ -58,35 +57,41 @@ class Saved:
 
 def forward(layer: Layer, y: Array) -> tuple[Array, Saved]:
     """Return f of normalised tokens y, and what `backward` reads."""
-    p, heads = layer.params, layer.params.config.heads
-    maps = ((p.w_q, p.b_q), (p.w_k, None), (p.w_v, p.b_v))
-    q, k, v = (split_heads(linear_forward(y, *each), heads) for each in maps)  # (b, h, i, d), (b, h, i, d)
+    q, k, v = (heads_of(layer, y, name) for name in "qkv")  # (b, h, i, d), (b, h, i, d), (b, h, i, e)
     by_head, attended = attention(q, k, v, layer.causal, layer.keep.get("weights"))  # (b, h, i, d)
     joined = merge_heads(by_head)  # (b, i, m) [SYMP.attended]
-    force = linear_forward(joined, p.w_o, p.b_o)  # (b, i, m) [SYMP.attended_force]
+    force = maps.affine(layer.params, joined, "o")  # (b, i, m) [SYMP.attended_force]
     return force, Saved(y, (q, k, v), attended, joined)
 
 
 def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None, add: Add) -> Array:
     """Return the gradient of y, and add those of the weights; `d_further` is what else asks of q, k and v."""
     # forward: force = joined @ w_o
-    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, layer.params.w_o, d_force)  # (b, i, m) [dSYMP.attended]
-    add("w_o", d_w_o)
-    add("b_o", d_b_o)
+    d_joined = maps.affine_backward(layer.params, saved.joined, "o", d_force, add)  # (b, i, m) [dSYMP.attended]
     # forward: joined = merge(attention(q, k, v))
     d_qkv = attention_backward(saved.attended, split_heads(d_joined, layer.params.config.heads))
-    if d_further is not None:
-        d_qkv = tuple(a + b for a, b in zip(d_qkv, d_further, strict=True))
     # forward: q = split(y @ w_q), and so for k and v
-    parts = []
-    for name, value in zip("qkv", d_qkv, strict=True):
-        weight = getattr(layer.params, f"w_{name}")  # (m, m)
-        d_part, d_w, d_b = linear_backward(saved.y, weight, merge_heads(value))  # (b, i, m), (m, m), (m)
-        add(f"w_{name}", d_w)
-        add(f"b_{name}", d_b)
-        parts.append(d_part)
-    d_y = parts[0] + parts[1] + parts[2]  # (b, i, m) [dSYMP.trotter_normed]
+    d_three = zip("qkv", both(d_qkv, d_further), strict=True)
+    d_y_q, d_y_k, d_y_v = (heads_of_backward(layer, saved.y, name, d, add) for name, d in d_three)
+    d_y = d_y_q + d_y_k + d_y_v  # (b, i, m) [dSYMP.trotter_normed]
     return d_y
+
+
+def heads_of(layer: Layer, x: Array, name: str) -> Array:
+    """Return heads(x w + b) for the matrix and the bias of a name: "q", "k" or "v"."""
+    return split_heads(maps.affine(layer.params, x, name), layer.params.config.heads)
+
+
+def heads_of_backward(layer: Layer, x: Array, name: str, d_part: Array, add: Add) -> Array:
+    """Return the gradient of x, and add those of the matrix and the bias."""
+    return maps.affine_backward(layer.params, x, name, merge_heads(d_part), add)
+
+
+def both(d_qkv: Heads, d_further: Heads | None) -> Heads:
+    """Return the gradients of q, k and v with what else asks of them."""
+    if d_further is None:
+        return d_qkv
+    return d_qkv[0] + d_further[0], d_qkv[1] + d_further[1], d_qkv[2] + d_further[2]
 
 
 def attention(q: Array, k: Array, v: Array, causal: bool | Prefix, keep: Array | None = None) -> tuple[Array, Attended]:

@@ -21,47 +21,35 @@ Source: Stein, Li, Steidl 2026 (arXiv:2603.16535): the linear attention that the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.oracles import linear
 from refattn.mechanisms.sympformer.oracles.linear import Kernel
-from refattn.mechanisms.sympformer.oracles.mixing import mix_backward
 from refattn.mechanisms.sympformer.params import Add, Layer, inner
-from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array
 
-
-@dataclass(frozen=True)
-class Saved:
-    """What the backward reads."""
-
-    kernel: Kernel
-    w: Array
-    sum: Array  # of SYMP.linear_attention_force, over n
+Saved = tuple[Kernel, Array, Array]
+"""What the backward reads: w, and the sum of SYMP.linear_attention_force over n."""
 
 
 def forward(layer: Layer, y: Array) -> tuple[Array, Saved]:
     """Return f of normalised tokens y, and what `backward` reads."""
-    a = linear_forward(y, layer.params.w_a, None)  # (b, i, m) [SYMP.linear_attention_turned]
-    w = linear_forward(y, layer.params.w_v, None)  # (b, i, m) [SYMP.linear_attention_values]
+    a = maps.affine(layer.params, y, "a")  # (b, i, m) [SYMP.linear_attention_turned]
+    w = maps.affine(layer.params, y, "v")  # (b, i, m) [SYMP.linear_attention_values]
     kernel = linear.kernel_of(layer, y, a)
-    mean = linear.mixed(kernel, "force", a, y, w) / kernel.n  # (b, i, m)
+    mean = kernel.mix("force", a, y, w) / kernel.n  # (b, i, m)
     force = layer.numbers["attention_step"] * mean  # (b, i, m) [SYMP.linear_attention_force]
-    return force, Saved(kernel, w, mean)
+    return force, (kernel, w, mean)
 
 
 def backward(layer: Layer, saved: Saved, d_force: Array, d_further: None, add: Add) -> Array:
     """Return the gradient of y, and add those of the weights and of h; there is nothing else that asks."""
-    kernel = saved.kernel
+    kernel, w, mean = saved  # -, (b, i, m), (b, i, m)
     # forward: force = attention_step * mix(a, y, w) / n
-    add("attention_step", inner(d_force, saved.sum))
+    add("attention_step", inner(d_force, mean))
     d_sum = layer.numbers["attention_step"] * d_force / kernel.n  # (b, i, m) [dSYMP.linear_attention_force]
-    d_a, d_y, d_w = mix_backward(
-        kernel.a, kernel.y, saved.w, kernel.side, kernel.implementation, d_sum
+    d_a, d_y, d_w = kernel.mix_backward(
+        kernel.a, kernel.y, w, d_sum
     )  # (b, i, m) [dSYMP.linear_attention_turned], (b, i, m), (b, i, m) [dSYMP.linear_attention_values]
     # forward: a = y @ w_a, w = y @ w_v
-    for name, value in (("w_a", d_a), ("w_v", d_w)):
-        d_from, d_weight, _ = linear_backward(kernel.y, getattr(layer.params, name), value)  # (b, i, m), (m, m)
-        add(name, d_weight)
-        d_y = d_y + d_from  # (b, i, m): dSYMP.trotter_normed
-    return d_y
+    d_y = d_y + maps.affine_backward(layer.params, kernel.y, "a", d_a, add)  # (b, i, m)
+    return d_y + maps.affine_backward(layer.params, kernel.y, "v", d_w, add)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.params import Add, Integrator, Layer
 from refattn.ops import layer_norm
 from refattn.xp import Array
@@ -33,11 +34,8 @@ class Classical(Integrator):
 
     moves: ClassVar[bool] = True
     baseline: ClassVar[bool] = True
+    damped: ClassVar[str] = "nothing"
     carries: ClassVar[bool] = False
-
-    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
-        """There is no damping."""
-        return False
 
 
 @dataclass(frozen=True)
@@ -48,22 +46,18 @@ class Saved:
     attended: Any
 
 
-def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, None, Saved]:
-    """Return the next tokens, no momenta, and what `backward` reads."""
-    gain, shift = layer.params.gain, layer.params.shift  # (m), (m)
-    y, norm = layer_norm.layer_norm_forward(x, gain, shift)  # (b, i, m) [SYMP.classical_normed]
+def forward(layer: Layer, x: Array, p: Array | None, t: Array, history: None) -> tuple[Array, None, None, Saved]:
+    """Return the next tokens, no momenta, no history, and what `backward` reads."""
+    y, norm = maps.normed(layer.params, x)  # (b, i, m) [SYMP.classical_normed]
     force, attended = layer.oracle.forward(layer, y)  # (b, i, m): SYMP.attended_force
     result = x + force  # (b, i, m) [SYMP.classical_moved]
-    return result, None, Saved(norm, attended)
+    return result, None, None, Saved(norm, attended)
 
 
 def backward(
-    layer: Layer, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
-) -> tuple[Array, None, None]:
-    """Return the gradient of x, and none of a momentum and the time; add those of the parameters."""
+    layer: Layer, saved: Saved, d_result: Array, d_momentum: Array | None, d_following: None, add: Add
+) -> tuple[Array, None, None, None]:
+    """Return the gradient of x, and none of a momentum, a history and the time; add those of the parameters."""
     # forward: result = x + attend(norm(x))
     d_y = layer.oracle.backward(layer, saved.attended, d_result, None, add)  # (b, i, m) [dSYMP.classical_normed]
-    d_x, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
-    add("gain", d_gain)
-    add("shift", d_shift)
-    return d_result + d_x, None, None
+    return d_result + maps.normed_backward(layer.params, saved.norm, d_y, add), None, None, None

@@ -34,77 +34,61 @@ R2 (along the new one). There the scores are kept for their derivatives; here th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Any
 
+from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.baselines import attend
 from refattn.mechanisms.sympformer.params import Add, Layer
 from refattn.ops.heads import merge_heads, split_heads
-from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace
 
-
-@dataclass(frozen=True)
-class Saved:
-    """What the backward reads; the names are those of the equations."""
-
-    u: Array
-    s: Array
-    q: Array
-    v: Array
-    uq: Array
-    b: Array
-    c: Array
-    r: Array
-    f: Array
-    joined: Array
-    attended: attend.Attended
+Saved = tuple[Any, ...]
+"""What the backward reads; the names there are those of the equations."""
 
 
 def forward(layer: Layer, u: Array, q: Array, k: Array, v: Array, f: Array) -> tuple[Array, Saved]:
     """Return c along u (b, i, m), for queries, keys and values by head and the force f, and what `backward` reads."""
-    xp, heads, d = namespace(u), layer.params.config.heads, q.shape[-1]
-    factor = 1.0 / (heads * math.sqrt(d))
+    xp, d = namespace(u), q.shape[-1]
+    factor = 1.0 / (layer.params.config.heads * math.sqrt(d))
     square = xp.sum(u * u, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.connection_squares]
-    uq = split_heads(linear_forward(u, layer.params.w_q, None), heads)  # (b, h, i, d) [SYMP.connection_queries]
-    uk = split_heads(linear_forward(u, layer.params.w_k, None), heads)  # (b, h, i, d) [SYMP.connection_keys]
+    uq = attend.heads_of(layer, u, "q")  # (b, h, i, d) [SYMP.connection_queries]
+    uk = attend.heads_of(layer, u, "k")  # (b, h, i, d) [SYMP.connection_keys]
     values = xp.concat([square[:, None, ...] * v, k, uk], axis=-1)  # three values in one
     found, attended = attend.attention(q, k, values, layer.causal)  # (b, h, i, 3*d) [SYMP.connection_attended]
     a, b, c = found[..., :d], found[..., d : 2 * d], found[..., 2 * d :]  # parts of SYMP.connection_attended
     rate = factor * xp.sum(uq * b + q * c, axis=(1, 3))[..., None]  # (b, i, 1) [SYMP.connection_rate]
     joined = merge_heads(a)  # (b, i, m): part of SYMP.connection_pull
-    pull = linear_forward(joined, layer.params.w_o, None)  # (b, i, m) [SYMP.connection_pull]
+    pull = maps.affine(layer.params, joined, "o")  # (b, i, m) [SYMP.connection_pull]
     turn = rate * u - 0.5 * (square * f + pull)  # (b, i, m) [SYMP.connection_force]
-    return turn, Saved(u, square, q, v, uq, b, c, rate, f, joined, attended)
+    return turn, (u, square, q, v, uq, b, c, rate, f, joined, attended)
 
 
 def backward(layer: Layer, saved: Saved, d_turn: Array, add: Add) -> tuple[Array, Array, Array, Array, Array]:
     """Return the gradients of u, q, k, v and f, and add those of the parameters."""
-    xp, heads, u, d = namespace(d_turn), layer.params.config.heads, saved.u, saved.q.shape[-1]  # (b, i, m)
+    u, square, q, v, uq, b, c, rate, f, joined, attended = saved  # as they were given to it
+    xp, heads, d = namespace(d_turn), layer.params.config.heads, q.shape[-1]
     factor = 1.0 / (heads * math.sqrt(d))
     # forward: turn = rate * u - (square * f + pull) / 2
-    d_f = -0.5 * saved.s * d_turn  # (b, i, m) [dSYMP.connection_force]
+    d_f = -0.5 * square * d_turn  # (b, i, m) [dSYMP.connection_force]
     d_pull = -0.5 * d_turn  # (b, i, m) [dSYMP.connection_pull]
     d_rate = xp.sum(d_turn * u, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.connection_rate]
     # forward: pull = merge(a) @ w_o
-    d_joined, d_w_o, _ = linear_backward(saved.joined, layer.params.w_o, d_pull)  # (b, i, m), (m, m)
-    add("w_o", d_w_o)
+    d_joined = maps.affine_backward(layer.params, joined, "o", d_pull, add)  # (b, i, m)
     # forward: rate = factor * sum(uq * b + q * c)
     shared = factor * d_rate[:, None, ...]  # of every head
-    parts = [split_heads(d_joined, heads), shared * saved.uq, shared * saved.q]
+    parts = [split_heads(d_joined, heads), shared * uq, shared * q]
     d_together = xp.concat(parts, axis=-1)  # (b, h, i, 3*d) [dSYMP.connection_attended]
-    d_q, d_k, d_values = attend.attention_backward(saved.attended, d_together)  # of q, k and the three values
-    d_q = d_q + shared * saved.c  # (b, h, i, d): the gradient of q
+    d_q, d_k, d_values = attend.attention_backward(attended, d_together)  # of q, k and the three values
+    d_q = d_q + shared * c  # (b, h, i, d): the gradient of q
     d_scaled, d_key = d_values[..., :d], d_values[..., d : 2 * d]  # of the first two values
     d_uk = d_values[..., 2 * d :]  # (b, h, i, d) [dSYMP.connection_keys]
-    d_uq = shared * saved.b  # (b, h, i, d) [dSYMP.connection_queries]
+    d_uq = shared * b  # (b, h, i, d) [dSYMP.connection_queries]
     # forward: values = (square * v, k, uk)
-    d_v = saved.s[:, None, ...] * d_scaled  # (b, h, i, e): the gradient of v
-    own = xp.sum(d_scaled * saved.v, axis=(1, 3))[..., None]  # (b, i, 1)
-    d_square = own - 0.5 * xp.sum(d_turn * saved.f, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.connection_squares]
-    d_u = saved.r * d_turn + 2.0 * d_square * u  # (b, i, m)
+    d_v = square[:, None, ...] * d_scaled  # (b, h, i, e): the gradient of v
+    own = xp.sum(d_scaled * v, axis=(1, 3))[..., None]  # (b, i, 1)
+    d_square = own - 0.5 * xp.sum(d_turn * f, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.connection_squares]
+    d_u = rate * d_turn + 2.0 * d_square * u  # (b, i, m)
     # forward: uq = split(u @ w_q), uk = split(u @ w_k)
-    for name, value in (("w_q", d_uq), ("w_k", d_uk)):
-        d_from, d_w, _ = linear_backward(u, getattr(layer.params, name), merge_heads(value))  # (b, i, m), (m, m)
-        add(name, d_w)
-        d_u = d_u + d_from  # (b, i, m)
+    d_u = d_u + attend.heads_of_backward(layer, u, "q", d_uq, add)  # (b, i, m)
+    d_u = d_u + attend.heads_of_backward(layer, u, "k", d_uk, add)  # (b, i, m)
     return d_u, d_q, d_k + d_key, d_v, d_f

@@ -36,9 +36,9 @@ Source: H1 and R2 of the signed linear family in the authors' manuscript of Octo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
-from refattn.mechanisms.sympformer.baselines.attend_signed import heads_of, heads_of_backward
+from refattn.mechanisms.sympformer.baselines.attend_signed import scaled, scaled_backward
 from refattn.mechanisms.sympformer.oracles.past import Prefix
 from refattn.mechanisms.sympformer.params import Add, Layer
 from refattn.ops.heads import merge_heads, split_heads
@@ -46,33 +46,18 @@ from refattn.ops.linear import linear_backward
 from refattn.ops.solve import identity, solve, solve_backward
 from refattn.xp import Array, namespace
 
-
-@dataclass(frozen=True)
-class Saved:
-    """What the backward reads; the names are those of the equations."""
-
-    u: Array
-    q: Array
-    k: Array
-    uk: Array
-    s_matrix: Array  # S_q + ridge I
-    r_matrix: Array  # R_k + ridge I
-    e: Array
-    solved: Array  # J, T and s
-    r: Array
-    t: Array
-    ahead: Array  # E u
-    causal: bool
+Saved = tuple[Any, ...]
+"""What the backward reads: of the two systems first the matrix, with its ridge, then the solution."""
 
 
 def forward(layer: Layer, u: Array, q: Array, k: Array, v: Array, f: Array) -> tuple[Array, Saved]:
     """Return c along u (b, i, m) for queries and keys by head, and what `backward` reads; v and f are not asked for."""
     xp, heads, d, ridge = namespace(u), q.shape[1], q.shape[-1], layer.params.config.oracle.ridge
-    uq = heads_of(layer, u, "q")  # (b, h, i, d) [SYMP.signed_moved_queries]
-    uk = heads_of(layer, u, "k")  # (b, h, i, d) [SYMP.signed_moved_keys]
+    uq = scaled(layer, u, "q")  # (b, h, i, d) [SYMP.signed_moved_queries]
+    uk = scaled(layer, u, "k")  # (b, h, i, d) [SYMP.signed_moved_keys]
     along = xp.broadcast_to(u[:, None, ...], (u.shape[0], heads, *u.shape[1:]))  # (b, h, i, m): of every head
-    of_q = _summed(layer, q, xp.concat([q, along], axis=-1))  # [SYMP.signed_query_moments]
-    of_k = _summed(layer, k, xp.concat([k, uk, q], axis=-1))  # [SYMP.signed_key_moments]
+    of_q = _summed(layer, "queries", q, xp.concat([q, along], axis=-1))  # [SYMP.signed_query_moments]
+    of_k = _summed(layer, "keys", k, xp.concat([k, uk, q], axis=-1))  # [SYMP.signed_key_moments]
     s_matrix = of_q[..., :d] + ridge * identity(d, q)  # (b, h, i, d, d)
     r_matrix = of_k[..., :d] + ridge * identity(d, q)  # (b, h, i, d, d)
     e = solve(s_matrix, of_q[..., d:])  # (b, h, i, d, m) [SYMP.signed_query_solution]
@@ -82,19 +67,20 @@ def forward(layer: Layer, u: Array, q: Array, k: Array, v: Array, f: Array) -> t
     t = _times(xp.matrix_transpose(solved[..., d : 2 * d]), ahead)  # (b, h, i, d) [SYMP.signed_turn]
     pulled = merge_heads(t) @ xp.matrix_transpose(layer.params.w_k) * d**-0.25  # (b, i, m)
     turn = (pulled - xp.sum(_times(xp.matrix_transpose(e), r), axis=1)) / heads  # (b, i, m) [SYMP.signed_connection]
-    return turn, Saved(u, q, k, uk, s_matrix, r_matrix, e, solved, r, t, ahead, layer.causal is not False)
+    return turn, (u, q, k, uk, s_matrix, e, r_matrix, solved, r, t, ahead, layer.causal is not False)
 
 
 def backward(layer: Layer, saved: Saved, d_turn: Array, add: Add) -> tuple[Array, Array, Array, Array, Array]:
     """Return the gradients of u, q, k, v and f, of which the last two are 0, and add those of the parameters."""
-    xp, q, k, u, e = namespace(d_turn), saved.q, saved.k, saved.u, saved.e  # -, (b, h, i, d), (b, h, i, d), (b, i, m)
+    u, q, k, uk, s_matrix, e, r_matrix, solved, r, t, ahead, causal = saved  # as they were given to it
+    xp = namespace(d_turn)
     heads, d, ridge = q.shape[1], q.shape[-1], layer.params.config.oracle.ridge
-    j_matrix, t_matrix = saved.solved[..., :d], saved.solved[..., d : 2 * d]  # (b, h, i, d, d), (b, h, i, d, d)
+    j_matrix, t_matrix = solved[..., :d], solved[..., d : 2 * d]  # (b, h, i, d, d), (b, h, i, d, d)
     along = xp.broadcast_to(u[:, None, ...], (u.shape[0], heads, *u.shape[1:]))  # (b, h, i, m): of every head
     # forward: turn = (merge(t) @ w_k^T * d^(-1/4) - sum(E^T r)) / heads
     shared = d_turn / heads  # (b, i, m)
     d_merged, d_back, _ = linear_backward(
-        merge_heads(saved.t), xp.matrix_transpose(layer.params.w_k), shared * d**-0.25
+        merge_heads(t), xp.matrix_transpose(layer.params.w_k), shared * d**-0.25
     )  # (b, i, m), (m, m)
     add("w_k", xp.matrix_transpose(d_back))
     d_t = split_heads(d_merged, heads)  # (b, h, i, d) [dSYMP.signed_turn]
@@ -102,25 +88,25 @@ def backward(layer: Layer, saved: Saved, d_turn: Array, add: Add) -> tuple[Array
     d_r = -_times(e, asked)  # (b, h, i, d) [dSYMP.signed_rest]
     # forward: t = T^T (E u); r = uq - ridge * s + J q
     d_ahead = _times(t_matrix, d_t)  # (b, h, i, d): of E u
-    parts = [_outer(d_r, q), _outer(saved.ahead, d_t), -ridge * d_r[..., None]]
+    parts = [_outer(d_r, q), _outer(ahead, d_t), -ridge * d_r[..., None]]
     d_solved = xp.concat(parts, axis=-1)  # [dSYMP.signed_key_solution]
-    d_e = _outer(d_ahead, along) - _outer(saved.r, asked)  # (b, h, i, d, m) [dSYMP.signed_query_solution]
+    d_e = _outer(d_ahead, along) - _outer(r, asked)  # (b, h, i, d, m) [dSYMP.signed_query_solution]
     # forward: (J, T, s) = solve(R_k + ridge, (R_uk, R_q, uq)); E = solve(S_q + ridge, S_u)
-    d_r_matrix, d_right = solve_backward(saved.r_matrix, saved.solved, d_solved)  # (b, h, i, d, d)
+    d_r_matrix, d_right = solve_backward(r_matrix, solved, d_solved)  # (b, h, i, d, d)
     d_of_k = xp.concat([d_r_matrix, d_right[..., : 2 * d]], axis=-1)  # [dSYMP.signed_key_moments]
-    d_s_matrix, d_right_q = solve_backward(saved.s_matrix, e, d_e)  # (b, h, i, d, d), (b, h, i, d, m)
+    d_s_matrix, d_right_q = solve_backward(s_matrix, e, d_e)  # (b, h, i, d, d), (b, h, i, d, m)
     d_of_q = xp.concat([d_s_matrix, d_right_q], axis=-1)  # [dSYMP.signed_query_moments]
     d_uq = d_r + d_right[..., 2 * d]  # (b, h, i, d) [dSYMP.signed_moved_queries]
     # forward: S = sum(q (q, u)^T); R = sum(k (k, uk, q)^T)
-    d_left, d_pair = _summed_backward(q, xp.concat([q, along], axis=-1), d_of_q, saved.causal)  # of q, of q and u
-    d_left_k, d_three = _summed_backward(k, xp.concat([k, saved.uk, q], axis=-1), d_of_k, saved.causal)  # three
+    d_left, d_pair = _summed_backward(q, xp.concat([q, along], axis=-1), d_of_q, causal)  # of q, of q and u
+    d_left_k, d_three = _summed_backward(k, xp.concat([k, uk, q], axis=-1), d_of_k, causal)  # three
     d_q = d_left + d_pair[..., :d] + d_three[..., 2 * d :] + _times(xp.matrix_transpose(j_matrix), d_r)  # (b, h, i, d)
     d_k = d_left_k + d_three[..., :d]  # (b, h, i, d)
     d_uk = d_three[..., d : 2 * d]  # (b, h, i, d) [dSYMP.signed_moved_keys]
     d_u = xp.sum(d_pair[..., d:] + _times(xp.matrix_transpose(e), d_ahead), axis=1)  # (b, i, m)
     # forward: uq, uk = heads(u @ w_q), heads(u @ w_k)
-    d_u = d_u + heads_of_backward(layer, u, "q", d_uq, add)  # (b, i, m)
-    d_u = d_u + heads_of_backward(layer, u, "k", d_uk, add)  # (b, i, m)
+    d_u = d_u + scaled_backward(layer, u, "q", d_uq, add)  # (b, i, m)
+    d_u = d_u + scaled_backward(layer, u, "k", d_uk, add)  # (b, i, m)
     return d_u, d_q, d_k, xp.zeros_like(q), xp.zeros_like(u)
 
 
@@ -134,11 +120,11 @@ def _outer(a: Array, b: Array) -> Array:
     return a[..., :, None] * b[..., None, :]
 
 
-def _summed(layer: Layer, a: Array, b: Array) -> Array:
+def _summed(layer: Layer, name: str, a: Array, b: Array) -> Array:
     """Return sum_j a_j b_j^T over the tokens j that each token attends."""
     xp, pairs = namespace(a), _outer(a, b)  # -, of each token alone
     if isinstance(layer.causal, Prefix):
-        return layer.causal.add_up(pairs)
+        return layer.causal.add_up(name, pairs)
     if layer.causal is False:
         return xp.broadcast_to(xp.sum(pairs, axis=2, keepdims=True), pairs.shape)
     return xp.cumulative_sum(pairs, axis=2)

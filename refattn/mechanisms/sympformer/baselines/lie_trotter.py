@@ -39,8 +39,9 @@ from typing import Any, ClassVar
 
 from refattn import equations
 from refattn.args import check_choice, check_number
+from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.oracles import noise
-from refattn.mechanisms.sympformer.params import Add, Integrator, Layer, inner
+from refattn.mechanisms.sympformer.params import Add, Integrator, Layer, inner, plus
 from refattn.ops import layer_norm
 from refattn.xp import Array
 
@@ -63,6 +64,7 @@ class LieTrotter(Integrator):
 
     moves: ClassVar[bool] = True
     baseline: ClassVar[bool] = True
+    damped: ClassVar[str] = "nothing"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,10 +75,6 @@ class LieTrotter(Integrator):
                 raise ValueError(
                     f"strength: got {self.strength!r}, but connection='none' has nothing that it multiplies"
                 )
-
-    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
-        """There is no damping."""
-        return False
 
     def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
         """Return mu, where it looks ahead, beta and gamma: none at rest; and the strength of a connection."""
@@ -103,60 +101,53 @@ class Saved:
     norm_half: layer_norm.Saved | None
 
 
-def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
-    """Return the next tokens and momenta, and what `backward` reads."""
-    kind, mu = layer.params.config.integrator.connection, layer.numbers.get("attention_mu")  # -, (1)
-    ahead = x if mu is None or p is None else x + mu * p  # (b, i, m): what is normalised
-    ahead = equations.active(noise).noisy(layer.keep, "noise_ahead", ahead)  # (b, i, m): SYMP.noisy
-    gain, shift = layer.params.gain, layer.params.shift  # (m), (m)
-    y, norm = layer_norm.layer_norm_forward(ahead, gain, shift)  # (b, i, m) [SYMP.trotter_normed]
+def forward(layer: Layer, x: Array, p: Array | None, t: Array, history: None) -> tuple[Array, Array, None, Saved]:
+    """Return the next tokens and momenta, no history, and what `backward` reads."""
+    kind, own = layer.params.config.integrator.connection, equations.active(noise)
+    point = own.noisy(layer.keep, "noise_ahead", maps.ahead(layer, x, p, "attention_mu"))  # (b, i, m): SYMP.noisy
+    y, norm = maps.normed(layer.params, point)  # (b, i, m) [SYMP.trotter_normed]
     force, attended = layer.oracle.forward(layer, y)  # (b, i, m): SYMP.attended_force
-    force = equations.active(noise).noisy(layer.keep, "noise_force", force)  # (b, i, m): SYMP.noisy
+    force = own.noisy(layer.keep, "noise_force", force)  # (b, i, m): SYMP.noisy
     whole = force  # (b, i, m): SYMP.trotter_blend at rest
     if p is not None:
         beta, gamma = layer.numbers["attention_beta"], layer.numbers["attention_gamma"]  # (1), (1)
         whole = beta * p + gamma * force  # (b, i, m) [SYMP.trotter_blend]
-    whole = equations.active(noise).noisy(layer.keep, "noise_momentum", whole)  # (b, i, m): SYMP.noisy
+    whole = own.noisy(layer.keep, "noise_momentum", whole)  # (b, i, m): SYMP.noisy
     turned, bent, bend, norm_half = whole, None, None, None  # (b, i, m): without a connection
     along = {"h1": p, "r2": whole}.get(kind)  # (b, i, m): what the connection is taken along
     if along is not None:
-        bend, bent = equations.active(layer.params.config.turning).forward(
-            layer, along, *attended.qkv, force
-        )  # (b, i, m)
+        turning = equations.active(layer.params.config.turning)
+        bend, bent = turning.forward(layer, along, *attended.qkv, force)  # (b, i, m)
         turn = bend  # (b, i, m): SYMP.trotter_connection without a strength
         if "attention_eta" in layer.numbers:
             turn = layer.numbers["attention_eta"] * bend  # (b, i, m) [SYMP.trotter_connection]
         turned = whole - turn  # (b, i, m): what is normalised
-    own = (layer.params.gain_p, layer.params.shift_p)  # (m), (m)
-    momentum, norm_p = layer_norm.layer_norm_forward(turned, *own)  # (b, i, m) [SYMP.trotter_momentum]
+    momentum, norm_p = maps.normed(layer.params, turned, "_p")  # (b, i, m) [SYMP.trotter_momentum]
     push = momentum  # (b, i, m)
     if kind == "r2":
         half = 0.5 * (whole + turned)  # (b, i, m): w - c/2
-        push, norm_half = layer_norm.layer_norm_forward(half, *own)  # (b, i, m): part of SYMP.trotter_moved
+        push, norm_half = maps.normed(layer.params, half, "_p")  # (b, i, m): part of SYMP.trotter_moved
     result = x + push  # (b, i, m) [SYMP.trotter_moved]
-    return result, momentum, Saved(p, norm, attended, force, norm_p, bent, bend, norm_half)
+    return result, momentum, None, Saved(p, norm, attended, force, norm_p, bent, bend, norm_half)
 
 
 def backward(
-    layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, add: Add
-) -> tuple[Array, Array | None, None]:
-    """Return the gradients of x and p, none of the time, and add those of the parameters and the numbers."""
+    layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, d_following: None, add: Add
+) -> tuple[Array, Array | None, None, None]:
+    """Return the gradients of x and p, none of a history and the time, and add those of parameters and numbers."""
     p, kind = saved.p, layer.params.config.integrator.connection  # (b, i, m)
     # forward: result = x + push
     d_moved = d_result if saved.norm_half is None else 0.0 * d_result  # (b, i, m): where tokens move by p'
     d_momentum = d_moved if d_later is None else d_moved + d_later  # (b, i, m) [dSYMP.trotter_momentum]
     # forward: momentum = norm(whole - turn)
-    d_turned, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm_p, d_momentum)  # (b, i, m), (m), (m)
-    add("gain_p", d_gain)
-    add("shift_p", d_shift)
-    parts, d_turn, d_p = [d_turned], -d_turned, None  # -, (b, i, m)
+    d_turned = maps.normed_backward(layer.params, saved.norm_p, d_momentum, add, "_p")  # (b, i, m)
+    d_normed, d_turn, d_p = d_turned, -d_turned, None  # (b, i, m), (b, i, m), (b, i, m)
     if saved.norm_half is not None:
         # forward: push = norm(whole - turn / 2)
-        d_half, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_half, d_result)  # (b, i, m), (m)
-        add("gain_p", d_gain)
+        d_half = maps.normed_backward(layer.params, saved.norm_half, d_result, add, "_p")  # (b, i, m)
         d_turn = d_turn - 0.5 * d_half  # (b, i, m): of c, with that of SYMP.trotter_momentum
-        parts.append(d_half)
-    d_bent, d_own = None, 0.0 * d_result  # -, (b, i, m): what the connection asks of f
+        d_normed = d_turned + d_half  # (b, i, m): part of dSYMP.trotter_blend
+    d_along, d_bent, d_own = None, None, 0.0 * d_result  # (b, i, m), -, (b, i, m): what the connection asks for
     if saved.connection is not None:
         d_bend = d_turn  # (b, i, m): where nothing multiplies it
         if "attention_eta" in layer.numbers:
@@ -164,29 +155,20 @@ def backward(
             add("attention_eta", inner(d_turn, saved.bend))
             d_bend = layer.numbers["attention_eta"] * d_turn  # (b, i, m)
         # forward: bend = connection(along, q, k, v, force)
-        own = equations.active(layer.params.config.turning)
-        d_along, *d_qkv, d_own = own.backward(layer, saved.connection, d_bend, add)  # (b, i, m)
+        turning = equations.active(layer.params.config.turning)
+        d_along, *d_qkv, d_own = turning.backward(layer, saved.connection, d_bend, add)  # (b, i, m)
         d_bent = tuple(d_qkv)
-        if kind == "h1":
-            d_p = d_along  # (b, i, m)
-        else:
-            parts.append(d_along)
-    d_whole = sum(parts[1:], parts[0])  # (b, i, m) [dSYMP.trotter_blend]
+    d_whole = d_normed + d_along if kind == "r2" else d_normed  # (b, i, m) [dSYMP.trotter_blend]
     # forward: whole = beta * p + gamma * force
     gamma = 1.0  # at rest
     if p is not None:
         add("attention_beta", inner(d_whole, p))
         add("attention_gamma", inner(d_whole, saved.force))
-        d_old = layer.numbers["attention_beta"] * d_whole  # (b, i, m)
-        d_p = d_old if d_p is None else d_p + d_old  # (b, i, m): without looking ahead
+        d_p = layer.numbers["attention_beta"] * d_whole  # (b, i, m): without looking ahead
+        d_p = plus(d_along if kind == "h1" else None, d_p)  # (b, i, m)
         gamma = layer.numbers["attention_gamma"]  # (1)
     d_force = gamma * d_whole + d_own  # (b, i, m) [dSYMP.attended_force]
     d_y = layer.oracle.backward(layer, saved.attended, d_force, d_bent, add)  # (b, i, m): dSYMP.trotter_normed
     # forward: y = norm(x + mu * p)
-    d_ahead, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
-    add("gain", d_gain)
-    add("shift", d_shift)
-    if p is not None and d_p is not None and "attention_mu" in layer.numbers:
-        add("attention_mu", inner(d_ahead, p))
-        d_p = d_p + layer.numbers["attention_mu"] * d_ahead  # (b, i, m)
-    return d_result + d_ahead, d_p, None
+    d_ahead = maps.normed_backward(layer.params, saved.norm, d_y, add)  # (b, i, m)
+    return d_result + d_ahead, maps.ahead_backward(layer, p, d_ahead, d_p, add, "attention_mu"), None, None

@@ -49,6 +49,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from refattn.args import check_choice, check_number, check_whole
 from refattn.ops import layer_norm
@@ -70,26 +71,8 @@ class Params:
     gamma: Array  # (1)
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What the backward reads; the names are those of the equations."""
-
-    options: tuple[str, float]
-    v: Array
-    norm: layer_norm.Saved | None
-    factors: tuple[Array, Array]
-    A: Array
-    B: Array
-    y: Array
-    a: Array
-    c: Array
-    P: Array
-    g: Array
-    u: Array | None
-    b: Array
-    s: Array
-    rates: Array
-    r: Array
+Saved = tuple[tuple[Any, ...], ...]
+"""What the backward reads, in three groups; the names there are those of the equations."""
 
 
 def coefficients(layer: int, *, h: float = 0.1**0.5, r: float = 3.0, start: float = 1.0) -> tuple[float, float]:
@@ -135,9 +118,9 @@ def forward(
     P = softmax_forward(a @ xp.matrix_transpose(y))  # (b, i, j) [SYMP.geometry_weights]
     g = P @ c  # (b, i, m) [SYMP.geometry_force]
     w = params.beta * v + params.gamma * g  # (b, i, m) [SYMP.geometry_blend]
+    known = ((connection, temperature, v, norm, of_a, of_b), (A, B, y, a, c, P, g))
     if connection == "none":
-        saved = Saved((connection, temperature), v, norm, (of_a, of_b), A, B, y, a, c, P, g, None, v, v, P, v)
-        return x + w, w, saved
+        return x + w, w, (*known, ())
     u = v if connection == "old" else w  # (b, i, m)
     b = xp.matrix_transpose(solve(B, xp.matrix_transpose(u)))  # (b, i, m): B^-1 u
     s = xp.sum(u * b, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.geometry_squares]
@@ -146,19 +129,19 @@ def forward(
     k = r * u - 0.5 * (s * g + P @ (s * c))  # (b, i, m) [SYMP.geometry_connection]
     later = w - k  # (b, i, m) [SYMP.geometry_velocity]
     moved = x + (later if connection == "old" else w - 0.5 * k)  # (b, i, m) [SYMP.geometry_moved]
-    return moved, later, Saved((connection, temperature), v, norm, (of_a, of_b), A, B, y, a, c, P, g, u, b, s, rates, r)
+    return moved, later, (*known, (u, b, s, rates, r))
 
 
 def backward(params: Params, saved: Saved, d_moved: Array, d_later: Array) -> tuple[Array, Array, Params]:
     """Return the gradients of x, v and the parameters."""
-    xp, (connection, temperature), m = namespace(d_moved), saved.options, d_moved.shape[-1]
-    A, B, P, y, a, c, g = saved.A, saved.B, saved.P, saved.y, saved.a, saved.c, saved.g
+    (connection, temperature, v, norm, of_a, of_b), (A, B, y, a, c, P, g), turning = saved  # as they were given to it
+    xp, m = namespace(d_moved), d_moved.shape[-1]
     turn = xp.matrix_transpose
     d_w = d_moved + d_later  # (b, i, m) [dSYMP.geometry_blend]
     d_u, d_g, d_c, d_a, d_y = (0.0 * d_w for _ in range(5))  # (b, i, m), (b, i, m), (b, i, m), (b, i, m), (b, i, m)
     d_P, d_A, d_B = 0.0 * P, 0.0 * A, 0.0 * B  # (b, i, j), (m, m), (m, m)
-    if saved.u is not None:
-        u, b, s = saved.u, saved.b, saved.s  # (b, i, m), (b, i, m), (b, i, 1)
+    if turning:
+        u, b, s, rates, r = turning  # (b, i, m), (b, i, m), (b, i, 1), (b, i, j), (b, i, 1)
         # forward: moved = x + later; later = w - k
         d_k = -(d_moved if connection == "old" else 0.5 * d_moved) - d_later  # (b, i, m) [dSYMP.geometry_velocity]
         # forward: k = r u - (s g + P (s c)) / 2
@@ -168,10 +151,10 @@ def backward(params: Params, saved: Saved, d_moved: Array, d_later: Array) -> tu
         d_g = -0.5 * s * d_k  # (b, i, m): part of dSYMP.geometry_force
         d_c = -0.5 * s * back  # (b, i, m): part of dSYMP.geometry_pushes
         # forward: r = sum_j P (u A y^T + a u^T)
-        d_P = d_r * saved.rates  # (b, i, j) [dSYMP.geometry_rate]
+        d_P = d_r * rates  # (b, i, j) [dSYMP.geometry_rate]
         d_P = d_P - 0.5 * d_k @ turn(s * c)  # (b, i, j): with that of SYMP.geometry_connection
         d_rates = d_r * P  # (b, i, j)
-        d_u = saved.r * d_k + 2.0 * d_s * b + d_rates @ y @ A + turn(d_rates) @ a  # (b, i, m): du
+        d_u = r * d_k + 2.0 * d_s * b + d_rates @ y @ A + turn(d_rates) @ a  # (b, i, m): du
         d_a = d_rates @ u  # (b, i, m): part of dSYMP.geometry_queries
         d_y = turn(d_rates) @ (u @ A)  # (b, i, m): part of dSYMP.geometry_normed
         d_A = xp.sum(turn(u) @ (d_rates @ y), axis=0)  # (m, m): part of dA
@@ -180,7 +163,7 @@ def backward(params: Params, saved: Saved, d_moved: Array, d_later: Array) -> tu
         if connection == "new":
             d_w = d_w + d_u  # (b, i, m): dSYMP.geometry_blend with what asks of u
     # forward: w = beta v + gamma g
-    d_beta = xp.reshape(xp.sum(d_w * saved.v), (1,))  # (1)
+    d_beta = xp.reshape(xp.sum(d_w * v), (1,))  # (1)
     d_gamma = xp.reshape(xp.sum(d_w * g), (1,))  # (1)
     d_v = params.beta * d_w + (d_u if connection == "old" else 0.0)  # (b, i, m): dv
     d_g = d_g + params.gamma * d_w  # (b, i, m) [dSYMP.geometry_force]
@@ -196,12 +179,12 @@ def backward(params: Params, saved: Saved, d_moved: Array, d_later: Array) -> tu
     d_y = d_y + turn(d_scores) @ a + d_a @ A  # (b, i, m) [dSYMP.geometry_normed]
     d_A = d_A + xp.sum(turn(y) @ d_a, axis=0)  # (m, m): all of dA
     d_x = d_y  # (b, i, m)
-    if saved.norm is not None:
+    if norm is not None:
         # forward: y = norm(x)
-        d_x, _, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m)
+        d_x, _, _ = layer_norm.layer_norm_backward(norm, d_y)  # (b, i, m)
     # forward: A = t/m L L^T, B = m/t L L^T
-    d_of_b = (d_B + turn(d_B)) @ saved.factors[1] * (m / temperature)  # (m, m) [dSYMP.geometry_b]
-    d_of_a = (d_A + turn(d_A)) @ saved.factors[0] * (temperature / m)  # (m, m) [dSYMP.geometry_a]
+    d_of_b = (d_B + turn(d_B)) @ of_b * (m / temperature)  # (m, m) [dSYMP.geometry_b]
+    d_of_a = (d_A + turn(d_A)) @ of_a * (temperature / m)  # (m, m) [dSYMP.geometry_a]
     d_params = Params(factor_backward(params.w_a, d_of_a), factor_backward(params.w_b, d_of_b), d_beta, d_gamma)
     return d_moved + d_x, d_v, d_params
 

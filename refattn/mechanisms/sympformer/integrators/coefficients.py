@@ -3,12 +3,12 @@
 A step damps, kicks and damps: p_in = before p, p* = kept p_in + weight g, p' = after p*. A coefficient that is not
 named is 1. With a = SYMP.15 of the step, alpha = SYMP.friction, and eta' = alpha::
 
-    Euler        weight = h_y               after = exp(-a)
-    Half         weight = h_y               before = after = exp(-a/2)
-    Exponential  weight = h_y phi(a)        kept = exp(-a)      exact if the force stays the same and alpha, too
-    Midpoint     weight = I                 kept = exp(-a)      exact if the force stays the same
-    Explicit     weight = h_y               kept = 1 - h_y alpha
-    Plain        weight = h_y               kept = retention, a learned number whatever the time and the steps
+    euler        weight = h_y               after = exp(-a)
+    half         weight = h_y               before = after = exp(-a/2)
+    exponential  weight = h_y phi(a)        kept = exp(-a)      exact if the force stays the same and alpha, too
+    midpoint     weight = I                 kept = exp(-a)      exact if the force stays the same
+    explicit     weight = h_y               kept = 1 - h_y alpha
+    plain        weight = h_y               kept = retention, a learned number whatever the time and the steps
 
     phi(a) = (1 - exp(-a)) / a,    I = int_t^(t + h_y) exp(-(eta(t + h_y) - eta(s))) ds
 
@@ -23,12 +23,13 @@ Source: Stein, Li, Steidl 2026 (arXiv:2603.16535); the midpoint is that of the a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from refattn import equations
 from refattn.mechanisms.sympformer.integrators import damping
-from refattn.mechanisms.sympformer.params import Add, Integrator, Layer
+from refattn.mechanisms.sympformer.params import Add, Integrator, Layer, plus
 from refattn.xp import Array, namespace
 
 
@@ -39,150 +40,87 @@ class Coefficients(NamedTuple):
     kept: Array
     weight: Array
     after: Array
-    damping: Array | None = None  # a, or alpha, for the backward
 
 
-class Rule:
-    """How coefficients follow from the numbers of a layer."""
-
-    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
-        """Return whether the damping of a layer changes anything that is read."""
-        return kicks
-
-    def forward(self, layer: Layer, t: Array) -> Coefficients:
-        """Return the coefficients."""
-        raise NotImplementedError
-
-    def backward(self, layer: Layer, t: Array, c: Coefficients, d: Coefficients, add: Add) -> tuple[Array, Array]:
-        """Return the gradients of t and h_y, and add those of other numbers."""
-        raise NotImplementedError
+Slopes = Mapping[str, Mapping[str, Array]]
+"""The derivatives of a coefficient by what it is made of: -a, -alpha, and numbers. Logarithms stand for factors."""
+Rule = Callable[[Layer, Array], tuple[Coefficients, Slopes]]
+"""How coefficients follow from the numbers of a layer at a time, and their derivatives."""
 
 
-class Euler(Rule):
+def euler(layer: Layer, t: Array) -> tuple[Coefficients, Slopes]:
     """The kick acts as it is, and is damped as all of the momentum."""
-
-    def forward(self, layer: Layer, t: Array) -> Coefficients:
-        """Return the coefficients."""
-        return Coefficients(one(t), one(t), layer.numbers["h_y"], namespace(t).exp(-_damping(layer, t)))
-
-    def backward(self, layer: Layer, t: Array, c: Coefficients, d: Coefficients, add: Add) -> tuple[Array, Array]:
-        """Return the gradients of t and h_y, and add those of other numbers."""
-        d_t, d_h = _damping_backward(layer, t, d.after, add)
-        return d_t, d.weight + d_h
+    one = namespace(t).ones_like(t)
+    after = namespace(t).exp(-_damping(layer, t))
+    return Coefficients(one, one, layer.numbers["h_y"], after), {"weight": {"h_y": one}, "after": {"-a": one}}
 
 
-class Half(Rule):
+def half(layer: Layer, t: Array) -> tuple[Coefficients, Slopes]:
     """Half of the damping before the kick, half after it."""
-
-    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
-        """At rest the second half alone damps, which the next layer reads."""
-        return keeps or not rests
-
-    def forward(self, layer: Layer, t: Array) -> Coefficients:
-        """Return the coefficients."""
-        half = namespace(t).exp(-0.5 * _damping(layer, t))
-        return Coefficients(half, one(t), layer.numbers["h_y"], half)
-
-    def backward(self, layer: Layer, t: Array, c: Coefficients, d: Coefficients, add: Add) -> tuple[Array, Array]:
-        """Return the gradients of t and h_y, and add those of other numbers."""
-        d_t, d_h = _damping_backward(layer, t, 0.5 * (d.before + d.after), add)
-        return d_t, d.weight + d_h
+    one = namespace(t).ones_like(t)
+    factor, slope = namespace(t).exp(-0.5 * _damping(layer, t)), {"-a": 0.5 * one}
+    slopes = {"before": slope, "weight": {"h_y": one}, "after": slope}
+    return Coefficients(factor, one, layer.numbers["h_y"], factor), slopes
 
 
-class Exponential(Rule):
+def exponential(layer: Layer, t: Array) -> tuple[Coefficients, Slopes]:
     """Exact for a force that stays the same, with the mean of the damping."""
-
-    def forward(self, layer: Layer, t: Array) -> Coefficients:
-        """Return the coefficients."""
-        a = _damping(layer, t)
-        return Coefficients(one(t), namespace(t).exp(-a), layer.numbers["h_y"] * phi(a)[0], one(t), a)
-
-    def backward(self, layer: Layer, t: Array, c: Coefficients, d: Coefficients, add: Add) -> tuple[Array, Array]:
-        """Return the gradients of t and h_y, and add those of other numbers."""
-        value, slope = phi(c.damping)
-        d_minus_a = c.kept * d.kept - layer.numbers["h_y"] * slope * d.weight
-        d_t, d_h = _damping_backward(layer, t, d_minus_a, add)
-        return d_t, value * d.weight + d_h
+    one, a, h_y = namespace(t).ones_like(t), _damping(layer, t), layer.numbers["h_y"]
+    kept, (value, slope) = namespace(t).exp(-a), phi(a)
+    slopes = {"kept": {"-a": kept}, "weight": {"-a": -h_y * slope, "h_y": value}}
+    return Coefficients(one, kept, h_y * value, one), slopes
 
 
-class Midpoint(Rule):
+def midpoint(layer: Layer, t: Array) -> tuple[Coefficients, Slopes]:
     """Exact for a force that stays the same."""
-
-    def forward(self, layer: Layer, t: Array) -> Coefficients:
-        """Return the coefficients."""
-        return Coefficients(one(t), namespace(t).exp(-_damping(layer, t)), integral(layer, t)[0], one(t))
-
-    def backward(self, layer: Layer, t: Array, c: Coefficients, d: Coefficients, add: Add) -> tuple[Array, Array]:
-        """Return the gradients of t and h_y, and add those of other numbers."""
-        d_t, d_h = _damping_backward(layer, t, c.kept * d.kept, add)
-        _, by_log, by_lin, by_t, by_h = integral(layer, t)
-        add("c_log", by_log * d.weight)
-        add("c_lin", by_lin * d.weight)
-        return d_t + by_t * d.weight, by_h * d.weight + d_h
+    one, kept = namespace(t).ones_like(t), namespace(t).exp(-_damping(layer, t))
+    weight, slopes = integral(layer, t)
+    return Coefficients(one, kept, weight, one), {"kept": {"-a": kept}, "weight": slopes}
 
 
-class Explicit(Rule):
+def explicit(layer: Layer, t: Array) -> tuple[Coefficients, Slopes]:
     """The friction that the momentum has at the beginning of the step."""
-
-    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
-        """A momentum of 0 is not damped."""
-        return kicks and not rests
-
-    def forward(self, layer: Layer, t: Array) -> Coefficients:
-        """Return the coefficients."""
-        alpha, h_y = equations.active(damping).friction(layer, t), layer.numbers["h_y"]
-        return Coefficients(one(t), 1.0 - h_y * alpha, h_y, one(t), alpha)
-
-    def backward(self, layer: Layer, t: Array, c: Coefficients, d: Coefficients, add: Add) -> tuple[Array, Array]:
-        """Return the gradients of t and h_y, and add those of other numbers."""
-        own = equations.active(damping)
-        d_t = own.friction_backward(layer, t, layer.numbers["h_y"] * d.kept, add)
-        return d_t, d.weight - c.damping * d.kept
+    one, h_y = namespace(t).ones_like(t), layer.numbers["h_y"]
+    alpha = equations.active(damping).friction(layer, t)
+    slopes = {"kept": {"-alpha": h_y, "h_y": -alpha}, "weight": {"h_y": one}}
+    return Coefficients(one, 1.0 - h_y * alpha, h_y, one), slopes
 
 
-class Plain(Rule):
-    """A learned share of the momentum is kept."""
-
-    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
-        """There is no damping."""
-        return False
-
-    def forward(self, layer: Layer, t: Array) -> Coefficients:
-        """Return the coefficients; at rest there is nothing to keep."""
-        return Coefficients(one(t), layer.numbers.get("retention", one(t)), layer.numbers["h_y"], one(t))
-
-    def backward(self, layer: Layer, t: Array, c: Coefficients, d: Coefficients, add: Add) -> tuple[Array, Array]:
-        """Return the gradients of t and h_y, and add those of other numbers."""
-        add("retention", d.kept)
-        return 0.0 * t, d.weight
+def plain(layer: Layer, t: Array) -> tuple[Coefficients, Slopes]:
+    """A learned share of the momentum is kept; at rest there is nothing to keep."""
+    one = namespace(t).ones_like(t)
+    kept = layer.numbers.get("retention", one)
+    return Coefficients(one, kept, layer.numbers["h_y"], one), {"kept": {"retention": one}, "weight": {"h_y": one}}
 
 
 @dataclass(frozen=True)
 class Ruled(Integrator):
     """An integrator with such coefficients."""
 
-    rule: ClassVar[Rule] = Euler()
-
-    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
-        """Return whether the damping of a layer changes anything that is read."""
-        return self.rule.damps(rests, kicks, keeps)
+    rule: ClassVar[Rule] = staticmethod(euler)
 
 
-def one(t: Array) -> Array:
-    """Return 1 as an array (1)."""
-    return namespace(t).ones_like(t)
+def backward(layer: Layer, t: Array, slopes: Slopes, d: Coefficients, add: Add) -> tuple[Array, Array]:
+    """Return the gradients of t and h_y for those of the coefficients, and add those of other numbers."""
+    found: dict[str, Array] = {}
+    for name, by in slopes.items():
+        for of, slope in by.items():
+            found[of] = plus(found.get(of), slope * getattr(d, name))
+    d_t, d_h_y, own = found.pop("t", 0.0 * t), found.pop("h_y"), equations.active(damping)
+    if "-a" in found:
+        d_now, d_h = own.damping_backward(layer, t, layer.numbers["h_y"], found.pop("-a"), add)
+        d_t, d_h_y = d_t + d_now, d_h_y + d_h
+    if "-alpha" in found:
+        d_t = d_t + own.friction_backward(layer, t, found.pop("-alpha"), add)
+    for name, value in found.items():
+        add(name, value)
+    return d_t, d_h_y
 
 
 def _damping(layer: Layer, t: Array) -> Array:
     """Return a (1), that of the whole step."""
     a: Array = equations.active(damping).damping(layer, t, layer.numbers["h_y"])
     return a
-
-
-def _damping_backward(layer: Layer, t: Array, d_minus_a: Array, add: Add) -> tuple[Array, Array]:
-    """Return the gradients of t and h_y, and add those of c_log and c_lin."""
-    d: tuple[Array, Array] = equations.active(damping).damping_backward(layer, t, layer.numbers["h_y"], d_minus_a, add)
-    return d
 
 
 TERMS = 15
@@ -219,7 +157,7 @@ HALF = (
 NODES = tuple((0.5 * (1.0 + sign * node), 0.5 * weight) for node, weight in HALF for sign in (-1.0, 1.0))
 
 
-def integral(layer: Layer, t: Array) -> tuple[Array, Array, Array, Array, Array]:
+def integral(layer: Layer, t: Array) -> tuple[Array, dict[str, Array]]:
     """Return I, and its derivatives by c_log, c_lin, t and h_y."""
     xp, h = namespace(t), layer.numbers["h_y"]  # -, (1)
     c_log, c_lin = damping.numbers(layer, t)
@@ -231,4 +169,4 @@ def integral(layer: Layer, t: Array) -> tuple[Array, Array, Array, Array, Array]
         whole, by_log, by_lin = whole + value, by_log - value * grown, by_lin - value * rest  # (1), (1), (1)
     left = xp.exp(-c_log * xp.log((t + h) / t) - c_lin * h)  # (1): e
     lost = (c_log / (t + h) + c_lin) * whole  # (1)
-    return whole, by_log, by_lin, 1.0 - left - lost, 1.0 - lost
+    return whole, {"c_log": by_log, "c_lin": by_lin, "t": 1.0 - left - lost, "h_y": 1.0 - lost}

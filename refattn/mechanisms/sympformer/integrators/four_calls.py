@@ -51,17 +51,14 @@ from typing import Any, ClassVar
 
 from refattn import equations
 from refattn.args import check, check_number
-from refattn.mechanisms.sympformer.integrators import damping, rotation
-from refattn.mechanisms.sympformer.integrators.coefficients import Coefficients, Half, Rule, Ruled
+from refattn.mechanisms.sympformer import maps
+from refattn.mechanisms.sympformer.integrators import coefficients, damping, rotation
+from refattn.mechanisms.sympformer.integrators.coefficients import Coefficients, Rule, Ruled
 from refattn.mechanisms.sympformer.params import Add, Layer, at_rest, inner
-from refattn.ops import layer_norm
 from refattn.xp import Array, namespace
 
 EDGE = 1e-4
 """How near to 0 or 1 a share of an angle may start, where it hardly moves."""
-
-Times = tuple[Array, Array] | None
-"""a_s for half of the step and for all of it."""
 
 
 @dataclass(frozen=True)
@@ -111,212 +108,151 @@ class Doubled(Ruled):
         return {"xi": ("positive", self.xi)} if self.free else {}
 
 
-@dataclass(frozen=True)
 class Presymplectic(Doubled):
     """The presymplectic integrator: momenta that carry their damping."""
 
     scaled: ClassVar[bool] = True
 
 
-@dataclass(frozen=True)
 class Strang(Doubled):
     """Strang's splitting: half of the damping, the copies, the other half."""
 
-    rule: ClassVar[Rule] = Half()
-
-
-@dataclass(frozen=True)
-class Normed:
-    """What the backward of a normalised momentum reads."""
-
-    norm: layer_norm.Saved
-    a: Array | None
-    given: Array
-    result: Array
-
-
-@dataclass(frozen=True)
-class Shear:
-    """What the backward of a map A or B reads."""
-
-    p: Array
-    force: Array
-    speed: Array
-    moved: Array
-    context: Any
-    asked: Any
-    a: Array | None
-    norm: Normed | None
-
-
-@dataclass(frozen=True)
-class Copied:
-    """What the backward of the maps reads: the maps in order, the copies before the rotation, and its angle."""
-
-    shears: tuple[Shear, Shear, Shear, Shear]
-    before: rotation.Copies
-    normed: tuple[Normed, Normed] | None
-    angle: Array
+    rule: ClassVar[Rule] = staticmethod(coefficients.half)
+    damped: ClassVar[str] = "both"
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward reads."""
+    """What the backward reads: the maps in order, the copies before the rotation, and its angle."""
 
     t: Array
     coefficients: Coefficients
+    slopes: Any
     entering: Array
     momentum: Array
-    copies: Copied
+    shears: tuple[Any, ...]
+    before: rotation.Copies
+    normed: tuple[Any, Any] | None
+    angle: Array
 
 
-def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
-    """Return the next tokens and momenta, and what `backward` reads."""
+def forward(layer: Layer, x: Array, p: Array | None, t: Array, history: None) -> tuple[Array, Array, None, Saved]:
+    """Return the next tokens and momenta, no history, and what `backward` reads."""
     kind, own, h_y = layer.params.config.integrator, equations.active(damping), layer.numbers["h_y"]  # -, -, (1)
-    c = kind.rule.forward(layer, t)
+    c, slopes = kind.rule(layer, t)
     entering = c.before * at_rest(p, x)  # (b, i, m) [SYMP.doubled_entering]
-    times = (own.damping(layer, t, 0.5 * h_y), own.damping(layer, t, h_y)) if kind.scaled else None
-    result, last, copies = copied(layer, x, entering, times)  # (b, i, m), (b, i, m)
-    momentum = c.after * last  # (b, i, m) [SYMP.doubled_momentum]
-    return result, momentum, Saved(t, c, entering, momentum, copies)
-
-
-def backward(
-    layer: Layer, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
-) -> tuple[Array, Array, Array]:
-    """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
-    kind, c, h_y = layer.params.config.integrator, saved.coefficients, layer.numbers["h_y"]  # -, -, (1)
-    d_later = namespace(d_result).zeros_like(d_result) if d_momentum is None else d_momentum  # (b, i, m)
-    # forward: momentum = after * last
-    d_last = c.after * d_later  # (b, i, m)
-    # forward: result, last = copied(x, entering, times)
-    turned = copied_backward(layer, saved.copies, d_result, d_last, add)
-    d_x, d_entering, d_half, d_whole = turned  # (b, i, m), (b, i, m) [dSYMP.doubled_entering], (1), (1)
-    # forward: entering = before * p; before, after = rule(t)
-    d_c = Coefficients(inner(d_entering, saved.entering), 0.0 * h_y, 0.0 * h_y, inner(d_later, saved.momentum))
-    d_t, d_h = kind.rule.backward(layer, saved.t, c, d_c, add)  # (1), (1)
-    add("h_y", d_h)
-    for share, d_a in ((0.5, d_half), (1.0, d_whole)) if kind.scaled else ():
-        # forward: times = (damping(t, h_y / 2), damping(t, h_y))
-        own = equations.active(damping)
-        d_now, d_h = own.damping_backward(layer, saved.t, share * h_y, -d_a, add)  # (1), (1)
-        d_t = d_t + d_now  # (1)
-        add("h_y", share * d_h)
-    return d_x, c.before * d_entering, d_t
-
-
-def copied(layer: Layer, x: Array, p: Array, times: Times) -> tuple[Array, Array, Copied]:
-    """Return X and P after the four maps that begin with both copies at (x, p), and what `backward` reads."""
-    half, whole = (None, None) if times is None else times  # (1), (1)
-    one, two, first, second = x, x, p, p
-    first, two, shear_1 = _shear(layer, one, second, first, two, None)  # (b, i, m), (b, i, m)
-    second, one, shear_2 = _shear(layer, two, first, second, one, half)  # (b, i, m), (b, i, m)
-    before = (one, two, first, second)
+    none = half = whole = 0.0 * h_y  # (1), (1), (1): a_s of the first map, of the next two and of the last
+    if kind.scaled:
+        half, whole = own.damping(layer, t, 0.5 * h_y), own.damping(layer, t, h_y)  # (1), (1)
+    copies, shear_1 = _shear(layer, (x, x, entering, entering), none)
+    copies, shear_2 = _shear(layer, swapped(copies), half)
+    before, normed = swapped(copies), None
     angle = equations.active(rotation).angle_of(layer)  # (1): SYMP.rotation_angle
     one, two, first, second = equations.active(rotation).forward(*before, angle)  # (b, i, m), (b, i, m), (b, i, m)
-    normed = None
     if layer.params.config.normalise == "each_substep":
         first, normed_1 = _normalise(layer, first, half)  # (b, i, m)
         second, normed_2 = _normalise(layer, second, half)  # (b, i, m)
         normed = (normed_1, normed_2)
-    second, one, shear_3 = _shear(layer, two, first, second, one, half)  # (b, i, m), (b, i, m)
-    first, two, shear_4 = _shear(layer, one, second, first, two, whole)  # (b, i, m), (b, i, m)
-    return one, first, Copied((shear_1, shear_2, shear_3, shear_4), before, normed, angle)
+    copies, shear_3 = _shear(layer, (two, one, second, first), half)
+    copies, shear_4 = _shear(layer, swapped(copies), whole)
+    momentum = c.after * copies[2]  # (b, i, m) [SYMP.doubled_momentum]
+    shears = (shear_1, shear_2, shear_3, shear_4)
+    return copies[0], momentum, None, Saved(t, c, slopes, entering, momentum, shears, before, normed, angle)
 
 
-def copied_backward(
-    layer: Layer, saved: Copied, d_one: Array, d_first: Array, add: Add
-) -> tuple[Array, Array, Array, Array]:
-    """Return the gradients of x, p and of a_s for half of the step and for all of it; add those of the others."""
-    none = namespace(d_one).zeros_like(d_one)  # (b, i, m)
-    shear_1, shear_2, shear_3, shear_4 = saved.shears
-    d_one, d_second, d_first, d_two, d_whole = _shear_backward(
-        layer, shear_4, (d_one, none, d_first, none), add
-    )  # (b, i, m)
-    d_two, d_first, d_second, d_one, d_half = _shear_backward(
-        layer, shear_3, (d_two, d_first, d_second, d_one), add
-    )  # (b, i, m)
+def backward(
+    layer: Layer, saved: Saved, d_result: Array, d_momentum: Array | None, d_following: None, add: Add
+) -> tuple[Array, Array, None, Array]:
+    """Return the gradients of x, p, no history and t, and add those of the parameters and the numbers."""
+    kind, c, h_y = layer.params.config.integrator, saved.coefficients, layer.numbers["h_y"]  # -, -, (1)
+    none, (shear_1, shear_2, shear_3, shear_4) = namespace(d_result).zeros_like(d_result), saved.shears  # (b, i, m)
+    d_later = none if d_momentum is None else d_momentum  # (b, i, m)
+    # forward: momentum = after * first, and the maps in reverse
+    d, d_whole = _shear_backward(layer, shear_4, (d_result, none, c.after * d_later, none), add)  # -, (1)
+    d, d_half = _shear_backward(layer, shear_3, swapped(d), add)  # -, (1)
+    d_one, d_two, d_first, d_second = swapped(d)  # (b, i, m), (b, i, m), (b, i, m), (b, i, m)
     if saved.normed is not None:
-        d_first, d_a = _normalise_backward(saved.normed[0], d_first, add)  # (b, i, m), (1)
-        d_second, d_b = _normalise_backward(saved.normed[1], d_second, add)  # (b, i, m), (1)
+        d_first, d_a = _normalise_backward(layer, saved.normed[0], d_first, add)  # (b, i, m), (1)
+        d_second, d_b = _normalise_backward(layer, saved.normed[1], d_second, add)  # (b, i, m), (1)
         d_half = d_half + d_a + d_b  # (1)
     # forward: one, two, first, second = rotation(*before, angle)
-    turned = equations.active(rotation).backward(saved.before, saved.angle, (d_one, d_two, d_first, d_second))
-    (d_one, d_two, d_first, d_second), d_angle = turned
-    equations.active(rotation).angle_backward(layer, d_angle, add)
-    d_two, d_first, d_second, d_one, d_a = _shear_backward(
-        layer, shear_2, (d_two, d_first, d_second, d_one), add
-    )  # (b, i, m)
-    d_one, d_second, d_first, d_two, _ = _shear_backward(
-        layer, shear_1, (d_one, d_second, d_first, d_two), add
-    )  # (b, i, m)
-    return d_one + d_two, d_first + d_second, d_half + d_a, d_whole
+    own = equations.active(rotation)
+    d, d_angle = own.backward(saved.before, saved.angle, (d_one, d_two, d_first, d_second))  # -, (1)
+    own.angle_backward(layer, d_angle, add)
+    d, d_a = _shear_backward(layer, shear_2, swapped(d), add)  # -, (1)
+    d, _ = _shear_backward(layer, shear_1, swapped(d), add)  # -, (1)
+    d_entering = d[2] + d[3]  # (b, i, m) [dSYMP.doubled_entering]
+    # forward: entering = before * p; before, after = rule(t)
+    d_c = Coefficients(inner(d_entering, saved.entering), 0.0 * h_y, 0.0 * h_y, inner(d_later, saved.momentum))
+    d_t, d_h = coefficients.backward(layer, saved.t, saved.slopes, d_c, add)  # (1), (1)
+    add("h_y", d_h)
+    for share, d_s in ((0.5, d_half + d_a), (1.0, d_whole)) if kind.scaled else ():
+        # forward: half, whole = damping(t, h_y / 2), damping(t, h_y)
+        d_now, d_h = equations.active(damping).damping_backward(layer, saved.t, share * h_y, -d_s, add)  # (1), (1)
+        d_t = d_t + d_now  # (1)
+        add("h_y", share * d_h)
+    return d[0] + d[1], c.before * d_entering, None, d_t
 
 
-def _shear(
-    layer: Layer, x_at: Array, p_at: Array, p_move: Array, x_move: Array, a: Array | None
-) -> tuple[Array, Array, Shear]:
-    """Return the moved momentum and tokens of a map A or B; `a` is None where a_s is 0."""
-    xp = namespace(x_at)
-    p = p_at  # (b, i, m): without damping
-    if a is not None:
-        p = xp.exp(-a) * p_at  # (b, i, m) [SYMP.copy_momentum]
-    answer, saved = layer.oracle.forward(layer, x_at, p)
+def swapped(copies: rotation.Copies) -> rotation.Copies:
+    """Return the copies, or their gradients, with one in place of the other: so the map A is B."""
+    one, two, first, second = copies
+    return two, one, second, first
+
+
+def _shear(layer: Layer, copies: rotation.Copies, a: Array) -> tuple[rotation.Copies, tuple[Any, ...]]:
+    """Return the copies after the map A, with a_s, and what its backward reads."""
+    x_at, x_move, p_move, p_at = copies
+    grown = namespace(x_at).exp(a)  # (1)
+    p = namespace(x_at).exp(-a) * p_at  # (b, i, m) [SYMP.copy_momentum]
+    answer, asked = layer.oracle.forward(layer, x_at, p)
     speed = layer.oracle.velocity(answer.b, answer.context)  # (b, i, m)
-    kick = 0.5 * layer.numbers["h_y"] if a is None else 0.5 * layer.numbers["h_y"] * xp.exp(a)  # (1)
-    kicked = p_move + kick * answer.g  # (b, i, m) [SYMP.copy_kicked]
+    kicked = p_move + 0.5 * layer.numbers["h_y"] * grown * answer.g  # (b, i, m) [SYMP.copy_kicked]
     drifted = x_move + 0.5 * layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.copy_drifted]
     norm = None
     if layer.params.config.normalise == "each_substep":
         kicked, norm = _normalise(layer, kicked, a)  # (b, i, m)
-    return kicked, drifted, Shear(p, answer.g, speed, answer.b, answer.context, saved, a, norm)
+    return (x_at, drifted, kicked, p_at), (p, answer, speed, asked, a, norm)
 
 
 def _shear_backward(
-    layer: Layer, saved: Shear, d: tuple[Array, Array, Array, Array], add: Add
-) -> tuple[Array, Array, Array, Array, Array]:
-    """Return the gradients of (x_at, p_at, p_move, x_move) for those of the same after the map, and that of a_s."""
-    d_x_at, d_p_at, d_p_move, d_x_move = d
-    xp, a, d_a = namespace(d_x_at), saved.a, 0.0 * layer.numbers["h_y"]  # -, -, (1)
-    if saved.norm is not None:
-        d_p_move, d_a = _normalise_backward(saved.norm, d_p_move, add)  # (b, i, m), (1)
+    layer: Layer, saved: tuple[Any, ...], d: rotation.Copies, add: Add
+) -> tuple[rotation.Copies, Array]:
+    """Return the gradients of the copies before the map A for those after it, and that of a_s."""
+    p, answer, speed, asked, a, norm = saved  # (b, i, m), -, (b, i, m), -, (1), -
+    d_x_at, d_x_move, d_p_move, d_p_at = d
+    xp, d_a = namespace(d_x_at), 0.0 * a  # -, (1)
+    if norm is not None:
+        d_p_move, d_a = _normalise_backward(layer, norm, d_p_move, add)  # (b, i, m), (1)
     # forward: drifted = x_move + h_x / 2 * speed
     d_speed = 0.5 * layer.numbers["h_x"] * d_x_move  # (b, i, m) [dSYMP.copy_drifted]
-    add("h_x", 0.5 * inner(d_x_move, saved.speed))
+    add("h_x", 0.5 * inner(d_x_move, speed))
     # forward: kicked = p_move + h_y / 2 exp(a) * force
-    grown = 0.0 * layer.numbers["h_y"] + 1.0 if a is None else xp.exp(a)  # (1): exp(a_s)
-    d_force = 0.5 * layer.numbers["h_y"] * grown * d_p_move  # (b, i, m) [dSYMP.copy_kicked]
-    work = 0.5 * grown * inner(d_p_move, saved.force)  # (1)
+    d_force = 0.5 * layer.numbers["h_y"] * xp.exp(a) * d_p_move  # (b, i, m) [dSYMP.copy_kicked]
+    work = 0.5 * xp.exp(a) * inner(d_p_move, answer.g)  # (1)
     add("h_y", work)
-    d_a = d_a + layer.numbers["h_y"] * work  # (1)
-    d_moved, d_context = layer.oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)  # (b, i, m)
-    d_x, d_p = layer.oracle.backward(
-        layer, saved.asked, d_force, d_moved, d_context, add
-    )  # (b, i, m), (b, i, m) [dSYMP.copy_momentum]
-    if a is not None:
-        # forward: p = exp(-a) * p_at
-        d_a = d_a - inner(d_p, saved.p)  # (1)
-        d_p = xp.exp(-a) * d_p  # (b, i, m): the gradient of P_at
-    return d_x_at + d_x, d_p_at + d_p, d_p_move, d_x_move, d_a
+    back = layer.oracle.velocity_backward(answer.b, speed, answer.context, d_speed)
+    d_moved, d_context = back  # (b, i, m)
+    back = layer.oracle.backward(layer, asked, d_force, d_moved, d_context, add)
+    d_x, d_p = back  # (b, i, m), (b, i, m) [dSYMP.copy_momentum]
+    # forward: p = exp(-a) * p_at
+    d_a = d_a + layer.numbers["h_y"] * work - inner(d_p, p)  # (1)
+    return (d_x_at + d_x, d_x_move, d_p_move, d_p_at + xp.exp(-a) * d_p), d_a
 
 
-def _normalise(layer: Layer, momentum: Array, a: Array | None) -> tuple[Array, Normed]:
+def _normalise(layer: Layer, momentum: Array, a: Array) -> tuple[Array, tuple[Any, ...]]:
+    """Return the momentum of which exp(-a_s) is normalised, and what its backward reads."""
     xp = namespace(momentum)
-    physical = momentum if a is None else xp.exp(-a) * momentum  # (b, i, m): part of SYMP.copy_normed
-    unit, norm = layer_norm.layer_norm_forward(
-        physical, layer.params.gain_p, layer.params.shift_p
-    )  # (b, i, m): part of SYMP.copy_normed
-    result = unit if a is None else xp.exp(a) * unit  # (b, i, m) [SYMP.copy_normed]
-    return result, Normed(norm, a, physical, result)
+    physical = xp.exp(-a) * momentum  # (b, i, m): part of SYMP.copy_normed
+    unit, norm = maps.normed(layer.params, physical, "_p")  # (b, i, m): part of SYMP.copy_normed
+    result = xp.exp(a) * unit  # (b, i, m) [SYMP.copy_normed]
+    return result, (norm, a, physical, result)
 
 
-def _normalise_backward(saved: Normed, d_result: Array, add: Add) -> tuple[Array, Array]:
-    """Return the gradients of the momentum and of a_s."""
-    xp, a = namespace(d_result), saved.a  # -, (1)
+def _normalise_backward(layer: Layer, saved: tuple[Any, ...], d_result: Array, add: Add) -> tuple[Array, Array]:
+    """Return the gradients of the momentum and of a_s, and add those of the norm."""
+    xp, (norm, a, physical, result) = namespace(d_result), saved  # -, (1), (b, i, m), (b, i, m)
     # forward: result = exp(a) * norm(physical); physical = exp(-a) * momentum
-    d_unit = d_result if a is None else xp.exp(a) * d_result  # (b, i, m)
-    d_physical, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_unit)  # (b, i, m), (m), (m)
-    add("gain_p", d_gain)
-    add("shift_p", d_shift)
-    d_momentum = d_physical if a is None else xp.exp(-a) * d_physical  # (b, i, m) [dSYMP.copy_normed]
-    return d_momentum, inner(d_result, saved.result) - inner(d_physical, saved.given)
+    d_physical = maps.normed_backward(layer.params, norm, xp.exp(a) * d_result, add, "_p")  # (b, i, m)
+    d_momentum = xp.exp(-a) * d_physical  # (b, i, m) [dSYMP.copy_normed]
+    return d_momentum, inner(d_result, result) - inner(d_physical, physical)

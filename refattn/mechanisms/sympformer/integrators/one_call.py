@@ -11,14 +11,14 @@ the oracle gave there; a last layer whose momentum nobody reads has no SYMP.14 a
     [SYMP.18]  x' = x + h_x f(y)                        drift; y = p' in the definition
 
     method                      coefficients                    y
-    presymplectic_euler         Euler: after = exp(-a)          p'
-    forward_euler               Euler                           p
-    half_damped                 Half: before, after             p*
-    exponential_presymplectic   Exponential: kept, weight       p'
-    exponential_euler           Exponential                     p
-    exponential_midpoint        Midpoint: kept, weight          (p + p') / 2
-    explicit_euler              Explicit: kept                  p
-    plain_euler                 Plain: kept                     p
+    presymplectic_euler         euler: after = exp(-a)          p'
+    forward_euler               euler                           p
+    half_damped                 half: before, after             p*
+    exponential_presymplectic   exponential: kept, weight       p'
+    exponential_euler           exponential                     p
+    exponential_midpoint        midpoint: kept, weight          (p + p') / 2
+    explicit_euler              explicit: kept                  p
+    plain_euler                 plain: kept                     p
 
 The first line is the definition's, with a = SYMP.15: p* = p + h_y g, p' = exp(-a) p*. The block normalises p' (SYMP.19)
 and puts its clock on by h_x. A layer at rest moves nothing if it drifts with the old momentum.
@@ -47,104 +47,71 @@ Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), its presymplectic Euler metho
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
+from refattn import equations
 from refattn.args import Real, check
-from refattn.mechanisms.sympformer.integrators.coefficients import (
-    Coefficients,
-    Explicit,
-    Exponential,
-    Half,
-    Midpoint,
-    Plain,
-    Rule,
-    Ruled,
-)
+from refattn.mechanisms.sympformer.integrators import coefficients
+from refattn.mechanisms.sympformer.integrators.coefficients import Coefficients, Rule, Ruled
+from refattn.mechanisms.sympformer.oracles import softmax
 from refattn.mechanisms.sympformer.params import Add, Layer, at_rest, inner, plus
-from refattn.xp import Array, namespace
+from refattn.xp import Array
 
 
-class Drift(NamedTuple):
-    """What tokens drift with: the shares of p_in, p* and p' in y."""
-
-    old: float
-    kicked: float
-    new: float
-
-    def forward(self, *momenta: Array) -> Array:
-        """Return y."""
-        parts = [p if share == 1.0 else share * p for share, p in zip(self, momenta, strict=True) if share]
-        return sum(parts[1:], parts[0])
-
-    def backward(self, d_y: Array) -> list[Array | None]:
-        """Return the gradients of p_in, p* and p'; None of one without a share."""
-        return [share * d_y if share else None for share in self]
-
-
-OLD, KICKED, NEW, MEAN = Drift(1.0, 0.0, 0.0), Drift(0.0, 1.0, 0.0), Drift(0.0, 0.0, 1.0), Drift(0.5, 0.0, 0.5)
-
-
-@dataclass(frozen=True)
 class OneCall(Ruled):
     """A row of the table."""
 
-    drift: ClassVar[Drift] = NEW
+    drift: ClassVar[tuple[float, float, float]] = (0.0, 0.0, 1.0)
+    """What tokens drift with: the shares of p_in, p* and p' in y."""
     moves: ClassVar[bool] = True
 
 
-@dataclass(frozen=True)
 class Lagging(OneCall):
     """One that drifts with the old momentum."""
 
-    drift: ClassVar[Drift] = OLD
     moves: ClassVar[bool] = False
 
 
-@dataclass(frozen=True)
 class PresymplecticEuler(OneCall):
     """Presymplectic Euler: the step of the definition."""
 
 
-@dataclass(frozen=True)
 class ForwardEuler(Lagging):
     """Forward Euler: the momentum of presymplectic Euler, and a drift with the old one."""
 
 
-@dataclass(frozen=True)
 class HalfDamped(OneCall):
     """Half-damped presymplectic Euler: half of the damping before the kick, half after it."""
 
-    rule: ClassVar[Rule] = Half()
-    drift: ClassVar[Drift] = KICKED
+    rule: ClassVar[Rule] = staticmethod(coefficients.half)
+    drift: ClassVar[tuple[float, float, float]] = (0.0, 1.0, 0.0)
+    damped: ClassVar[str] = "both"
 
 
-@dataclass(frozen=True)
 class ExponentialPresymplectic(OneCall):
     """Exponential presymplectic Euler: exact for a force that stays the same, and a drift with the new momentum."""
 
-    rule: ClassVar[Rule] = Exponential()
+    rule: ClassVar[Rule] = staticmethod(coefficients.exponential)
 
 
-@dataclass(frozen=True)
 class ExponentialEuler(Lagging):
     """Exponential Euler: exact for a force that stays the same, and a drift with the old momentum."""
 
-    rule: ClassVar[Rule] = Exponential()
+    rule: ClassVar[Rule] = staticmethod(coefficients.exponential)
 
 
-@dataclass(frozen=True)
 class ExponentialMidpoint(OneCall):
     """The exponential midpoint: exact damping for a force that stays the same, and a drift with the mean momentum."""
 
-    rule: ClassVar[Rule] = Midpoint()
-    drift: ClassVar[Drift] = MEAN
+    rule: ClassVar[Rule] = staticmethod(coefficients.midpoint)
+    drift: ClassVar[tuple[float, float, float]] = (0.5, 0.0, 0.5)
 
 
-@dataclass(frozen=True)
 class ExplicitEuler(Lagging):
     """Explicit Euler of the momentum, damping and all."""
 
-    rule: ClassVar[Rule] = Explicit()
+    rule: ClassVar[Rule] = staticmethod(coefficients.explicit)
+    damped: ClassVar[str] = "old"
 
 
 @dataclass(frozen=True)
@@ -159,7 +126,8 @@ class PlainEuler(Lagging):
 
     retention: float = 0.9
 
-    rule: ClassVar[Rule] = Plain()
+    rule: ClassVar[Rule] = staticmethod(coefficients.plain)
+    damped: ClassVar[str] = "nothing"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -176,6 +144,7 @@ class Saved:
 
     t: Array
     coefficients: Coefficients
+    slopes: Any
     entering: Array | None  # p_in
     force: Array | None  # g
     momentum: Array | None  # p'
@@ -186,10 +155,13 @@ class Saved:
     asked: Any
 
 
-def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array | None, Saved]:
-    """Return the next tokens and momenta (None where nobody reads them), and what `backward` reads."""
+def forward(
+    layer: Layer, x: Array, p: Array | None, t: Array, history: None
+) -> tuple[Array, Array | None, None, Saved]:
+    """Return the next tokens and momenta (None where nobody reads them), no history, and what `backward` reads."""
     kind = layer.params.config.integrator
-    before, kept, weight, after, rate = kind.rule.forward(layer, t)  # (1), (1) [SYMP.kept], (1) [SYMP.weight], (1)
+    found, slopes = kind.rule(layer, t)
+    before, kept, weight, after = found  # (1), (1) [SYMP.kept], (1) [SYMP.weight], (1)
     entering = kicked = momentum = speed = None
     if p is not None:
         entering = before * p  # (b, i, m) [SYMP.entering]
@@ -199,48 +171,53 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
         momentum = after * kicked  # (b, i, m) [SYMP.16]
     y, moved = entering, answer.b  # (b, i, m), (b, i, m): B p is known
     if kind.moves:
-        y = kind.drift.forward(at_rest(entering, kicked), kicked, momentum)  # (b, i, m)
-        moved = layer.oracle.mobilised(layer, y)  # (b, i, m): B y
+        shares = zip(kind.drift, (at_rest(entering, kicked), kicked, momentum), strict=True)
+        parts = [p if share == 1.0 else share * p for share, p in shares if share]
+        y = sum(parts[1:], parts[0])  # (b, i, m)
+        moved = equations.active(softmax).mobilised(layer, y)  # (b, i, m): B y
     result = x  # (b, i, m): at rest
     if moved is not None:
         speed = layer.oracle.velocity(moved, answer.context)  # (b, i, m): B y / z
         result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.18]
-    c = Coefficients(before, kept, weight, after, rate)
-    return result, momentum, Saved(t, c, entering, answer.g, momentum, y, moved, speed, answer.context, asked)
+    c = Coefficients(before, kept, weight, after)
+    return (
+        result,
+        momentum,
+        None,
+        Saved(t, c, slopes, entering, answer.g, momentum, y, moved, speed, answer.context, asked),
+    )
 
 
 def backward(
-    layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, add: Add
-) -> tuple[Array, Array | None, Array]:
-    """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
+    layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, d_following: None, add: Add
+) -> tuple[Array, Array | None, None, Array]:
+    """Return the gradients of x, p, no history and t, and add those of the parameters and the numbers."""
     kind, c = layer.params.config.integrator, saved.coefficients
-    d_moved = d_context = d_force = d_own = d_kicked = d_new = None
+    d_moved = d_context = d_force = d_y = d_own = None
     if saved.speed is not None:
         # forward: result = x + h_x * speed
         d_speed = layer.numbers["h_x"] * d_result  # (b, i, m) [dSYMP.17]
         d_h_x = inner(d_result, saved.speed)  # (1) [dSYMP.h_x]
         add("h_x", d_h_x)
         # forward: speed = velocity(mobilised(y), z)
-        d_moved, d_context = layer.oracle.velocity_backward(
-            saved.moved, saved.speed, saved.context, d_speed
-        )  # (b, i, m)
+        back = layer.oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)
+        d_moved, d_context = back  # (b, i, m)
         if kind.moves:
-            d_y = layer.oracle.mobilised_backward(layer, saved.y, d_moved, add)  # (b, i, m)
-            d_own, d_kicked, d_new = kind.drift.backward(d_y)  # (b, i, m), (b, i, m), (b, i, m)
+            d_y = equations.active(softmax).mobilised_backward(layer, saved.y, d_moved, add)  # (b, i, m)
             d_moved = None
     d_t = 0.0 * saved.t  # (1)
     if saved.momentum is not None:
-        # forward: momentum = after * kicked
-        d_later = namespace(d_result).zeros_like(saved.momentum) if d_later is None else d_later  # (b, i, m)
-        d_momentum = plus(d_later, d_new)  # (b, i, m) [dSYMP.16]
-        d_kicked = plus(c.after * d_momentum, d_kicked)  # (b, i, m) [dSYMP.14]
+        old, middle, new = kind.drift
+        d_y = at_rest(d_y, saved.momentum)  # (b, i, m): 0 if tokens drift with the old momentum, which the oracle has
+        # forward: momentum = after * kicked; y = old * entering + middle * kicked + new * momentum
+        d_momentum = at_rest(d_later, saved.momentum) + new * d_y  # (b, i, m) [dSYMP.16]
+        d_kicked = c.after * d_momentum + middle * d_y  # (b, i, m) [dSYMP.14]
         # forward: kicked = kept * entering + weight * force
         d_force = c.weight * d_kicked  # (b, i, m) [dSYMP.13]
-        d_own = plus(c.kept * d_kicked, d_own)  # (b, i, m): dSYMP.entering but for the oracle
+        d_own = c.kept * d_kicked + old * d_y  # (b, i, m): dSYMP.entering but for the oracle
     # forward: answer = oracle(x, entering)
-    d_ahead, d_asked = layer.oracle.backward(
-        layer, saved.asked, d_force, d_moved, d_context, add
-    )  # (b, i, m), (b, i, m)
+    back = layer.oracle.backward(layer, saved.asked, d_force, d_moved, d_context, add)
+    d_ahead, d_asked = back  # (b, i, m), (b, i, m)
     d_x = d_result + d_ahead  # (b, i, m) [dSYMP.x]
     d_before, d_p = 0.0 * saved.t, None  # (1)
     if saved.entering is not None:
@@ -253,6 +230,6 @@ def backward(
         d_weight = inner(d_kicked, saved.force)  # (1) [dSYMP.weight]
         d_c = Coefficients(d_before, d_kept, d_weight, inner(d_momentum, saved.momentum))
         # forward: before, kept, weight, after = rule(t)
-        d_t, d_h_y = kind.rule.backward(layer, saved.t, c, d_c, add)  # (1), (1) [dSYMP.h_y]
+        d_t, d_h_y = coefficients.backward(layer, saved.t, saved.slopes, d_c, add)  # (1), (1) [dSYMP.h_y]
         add("h_y", d_h_y)
-    return d_x, d_p, d_t
+    return d_x, d_p, None, d_t

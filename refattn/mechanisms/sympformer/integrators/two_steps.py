@@ -54,91 +54,55 @@ class History:
     h_y: Array
 
 
-@dataclass(frozen=True)
 class AB2(Integrator):
     """Adams and Bashforth's method for the whole rate of the momentum."""
 
     remembers: ClassVar[bool] = True
+    damped: ClassVar[str] = "old"
 
-    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
-        """A momentum of 0 is not damped."""
-        return kicks and not rests
-
-    def handed(self, layer: Layer, t: Array, g: Array, p: Array) -> tuple[Array, Array]:
-        """Return s and alpha."""
-        alpha = equations.active(damping).friction(layer, t)
-        return g - alpha * p, alpha
-
-    def handed_backward(self, layer: Layer, saved: Saved, p: Array, d: Array, add: Add) -> tuple[Array, Array]:
-        """Return the gradients of p and t."""
-        return -saved.alpha * d, equations.active(damping).friction_backward(layer, saved.t, inner(d, p), add)
-
-    def rates(self, layer: Layer, t: Array, handed: Array, past: History) -> tuple[Array, Array, Array, Array]:
-        """Return y, y_0, and the shares that are kept of the momentum and of s_0."""
+    def shares(self, layer: Layer, t: Array, t_before: Array) -> tuple[Array, Array, Array]:
+        """Return alpha, and the shares that are kept of the momentum and of s_0."""
         one = namespace(t).ones_like(t)
-        return handed, past.g, one, one
+        return equations.active(damping).friction(layer, t), one, one
 
-    def rates_backward(
-        self, layer: Layer, saved: Saved, d_rate: Array, d_earlier: Array, d_log_kept: Array, add: Add
-    ) -> tuple[Array, Array, Array, Array, Array]:
-        """Return the gradients of s, s_0, t, t_0 and h_y."""
-        none = 0.0 * saved.t
-        return d_rate, d_earlier, none, none, none
+    def shares_backward(
+        self, layer: Layer, t: Array, t_before: Array, d_minus: tuple[Array, Array, Array], add: Add
+    ) -> tuple[Array, Array, Array]:
+        """Return the gradients of t, t_0 and h_y for those of -alpha, -a and -b."""
+        return equations.active(damping).friction_backward(layer, t, d_minus[0], add), 0.0 * t, 0.0 * t
 
 
-@dataclass(frozen=True)
 class EtdAB2(Integrator):
     """Exponential differences: the damping is exact, and the damped force follows Adams and Bashforth."""
 
     remembers: ClassVar[bool] = True
 
-    def handed(self, layer: Layer, t: Array, g: Array, p: Array) -> tuple[Array, None]:
-        """Return s; it has no alpha."""
-        return g, None
-
-    def handed_backward(self, layer: Layer, saved: Saved, p: Array, d: Array, add: Add) -> tuple[None, Array]:
-        """Return the gradients of p and t."""
-        return None, 0.0 * saved.t
-
-    def rates(self, layer: Layer, t: Array, handed: Array, past: History) -> tuple[Array, Array, Array, Array]:
-        """Return y, y_0, and the shares that are kept of the momentum and of s_0."""
+    def shares(self, layer: Layer, t: Array, t_before: Array) -> tuple[Array, Array, Array]:
+        """Return alpha, and the shares that are kept of the momentum and of s_0."""
         xp, own, h_y = namespace(t), equations.active(damping), layer.numbers["h_y"]
-        kept = xp.exp(-own.damping(layer, t, h_y))
-        left = xp.exp(-own.damping(layer, past.t, (t - past.t) + h_y))
-        return kept * handed, left * past.g, kept, left
+        left = xp.exp(-own.damping(layer, t_before, (t - t_before) + h_y))
+        return 0.0 * t, xp.exp(-own.damping(layer, t, h_y)), left
 
-    def rates_backward(
-        self, layer: Layer, saved: Saved, d_rate: Array, d_earlier: Array, d_log_kept: Array, add: Add
-    ) -> tuple[Array, Array, Array, Array, Array]:
-        """Return the gradients of s, s_0, t, t_0 and h_y."""
-        own, past, kept, t, h_y = equations.active(damping), saved.past, saved.kept, saved.t, layer.numbers["h_y"]
-        d_minus_b, length = inner(d_earlier, saved.earlier), (t - past.t) + h_y
-        d_start, d_length = own.damping_backward(layer, past.t, length, d_minus_b, add)
-        d_minus_a = inner(d_rate, saved.rate) + d_log_kept
-        d_now, d_h = own.damping_backward(layer, t, h_y, d_minus_a, add)
-        return kept * d_rate, saved.left * d_earlier, d_now + d_length, d_start - d_length, d_h + d_length
+    def shares_backward(
+        self, layer: Layer, t: Array, t_before: Array, d_minus: tuple[Array, Array, Array], add: Add
+    ) -> tuple[Array, Array, Array]:
+        """Return the gradients of t, t_0 and h_y for those of -alpha, -a and -b."""
+        own, h_y = equations.active(damping), layer.numbers["h_y"]
+        d_start, d_length = own.damping_backward(layer, t_before, (t - t_before) + h_y, d_minus[2], add)
+        d_now, d_h = own.damping_backward(layer, t, h_y, d_minus[1], add)
+        return d_now + d_length, d_start - d_length, d_h + d_length
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward reads; what has a default is None where tokens rest, or nobody reads the momentum."""
+    """What the backward reads; no drift of tokens at rest, no kick of a momentum that nobody reads."""
 
     p: Array | None
     t: Array
     history: History | None
-    moved: Array | None  # B p
-    speed: Array | None  # f
-    context: Any
     asked: Any
-    before: Array | None = None  # f_0
-    speed_ahead: Array | None = None  # F
-    past: Any = None
-    rate: Array | None = None  # y
-    earlier: Array | None = None  # y_0
-    kept: Array | None = None
-    left: Array | None = None
-    rate_ahead: Array | None = None  # Y
-    alpha: Any = None
+    drift: tuple[Any, ...] | None
+    kick: tuple[Any, ...] | None
 
 
 def forward(
@@ -147,25 +111,26 @@ def forward(
     """Return the next tokens, momenta (None where nobody reads them) and history, and what `backward` reads."""
     kind, h_x, h_y = layer.params.config.integrator, layer.numbers["h_x"], layer.numbers["h_y"]  # -, (1), (1)
     answer, asked = layer.oracle.forward(layer, x, p)
-    result, speed, before, speed_ahead = x, None, None, None  # (b, i, m): at rest
+    result, speed, drift = x, None, None  # (b, i, m): at rest
     if answer.b is not None:
         speed = layer.oracle.velocity(answer.b, answer.context)  # (b, i, m): B p / z
         before = speed if history is None else at_rest(history.f, x)  # (b, i, m): f_0
         speed_ahead = ahead(speed, before, h_x, h_x if history is None else history.h_x)  # (b, i, m): F
         result = x + h_x * speed_ahead  # (b, i, m) [SYMP.extrapolated_moved]
-    drifted = (p, t, history, answer.b, speed, answer.context, asked, before, speed_ahead)
+        drift = (answer, speed, before, speed_ahead)
     if answer.g is None:
-        return result, None, None, Saved(*drifted)
+        return result, None, None, Saved(p, t, history, asked, drift, None)
     old = at_rest(p, answer.g)  # (b, i, m)
-    handed, alpha = kind.handed(layer, t, answer.g, old)  # (b, i, m) [SYMP.handed_rate], (1)
+    alpha, kept, left = kind.shares(layer, t, t if history is None else history.t)  # (1), (1), (1)
+    handed = answer.g - alpha * old  # (b, i, m) [SYMP.handed_rate]
     following = History(speed, handed, t, h_x, h_y)
     past = following if history is None else history  # a first layer is its own
-    rate, earlier, kept, left = kind.rates(
-        layer, t, handed, past
-    )  # (b, i, m) [SYMP.rate], (b, i, m) [SYMP.earlier_rate], (1), (1)
+    rate = kept * handed  # (b, i, m) [SYMP.rate]
+    earlier = left * past.g  # (b, i, m) [SYMP.earlier_rate]
     rate_ahead = ahead(rate, earlier, h_y, past.h_y)  # (b, i, m): SYMP.extrapolated
     momentum = kept * old + h_y * rate_ahead  # (b, i, m) [SYMP.multistep_momentum]
-    return result, momentum, following, Saved(*drifted, past, rate, earlier, kept, left, rate_ahead, alpha)
+    kick = (past, alpha, kept, left, rate, earlier, rate_ahead)
+    return result, momentum, following, Saved(p, t, history, asked, drift, kick)
 
 
 def backward(
@@ -174,37 +139,42 @@ def backward(
     """Return the gradients of x, p, the history and t, and add those of the parameters and the numbers."""
     kind, h_x, h_y = layer.params.config.integrator, layer.numbers["h_x"], layer.numbers["h_y"]  # -, (1), (1)
     history, none = saved.history, 0.0 * saved.t  # -, (1)
-    d_handed = d_own = d_speed = d_before = d_past = d_moved = d_context = None
+    d_handed = d_own = d_before = d_past = d_moved = d_context = None
     d_t, d_t_before, d_h_x, d_h_y = none, none, none, none  # (1), (1), (1), (1): the last two of the layer before
-    if d_momentum is not None and saved.rate is not None:
+    if d_momentum is not None and saved.kick is not None:
+        past, alpha, kept, left, rate, earlier, rate_ahead = saved.kick  # as they were given to it
         # forward: momentum = kept * old + h_y * rate_ahead
         old = at_rest(saved.p, d_momentum)  # (b, i, m)
-        d_own = saved.kept * d_momentum  # (b, i, m)
-        add("h_y", inner(d_momentum, saved.rate_ahead))
+        d_own = kept * d_momentum  # (b, i, m)
+        add("h_y", inner(d_momentum, rate_ahead))
         # forward: rate_ahead = rate + h_y / 2 h_0 * (rate - earlier)
         d_rate, d_earlier, d_h, d_h_y = ahead_backward(
-            saved.rate, saved.earlier, h_y, saved.past.h_y, h_y * d_momentum
+            rate, earlier, h_y, past.h_y, h_y * d_momentum
         )  # (b, i, m) [dSYMP.rate], (b, i, m) [dSYMP.earlier_rate], (1), (1)
         add("h_y", d_h)
-        # forward: rate, earlier, kept, left = rates(t, handed, past)
-        d_handed, d_past, d_t, d_t_before, d_h = kind.rates_backward(
-            layer, saved, d_rate, d_earlier, inner(d_own, old), add
-        )  # (b, i, m), (b, i, m), (1), (1), (1)
+        # forward: rate = kept * handed; earlier = left * past
+        d_minus_a, d_minus_b = inner(d_rate, rate) + inner(d_own, old), inner(d_earlier, earlier)  # (1), (1)
+        d_past = left * d_earlier  # (b, i, m)
+        d_handed = kept * d_rate  # (b, i, m): where nobody reads it later
+        if history is None:
+            d_handed = d_handed + d_past  # (b, i, m): its own past
+            add("h_y", d_h_y)
+        d_handed = plus(d_handed, None if d_following is None else d_following.g)  # (b, i, m) [dSYMP.handed_rate]
+        # forward: handed = force - alpha * old
+        d_own = d_own - alpha * d_handed  # (b, i, m)
+        # forward: alpha, kept, left = shares(t, t_before)
+        d_minus = (inner(d_handed, old), d_minus_a, d_minus_b)  # (1) each
+        d_t, d_t_before, d_h = kind.shares_backward(layer, saved.t, past.t, d_minus, add)  # (1), (1), (1)
         add("h_y", d_h)
         if history is None:
-            d_handed, d_t = d_handed + d_past, d_t + d_t_before  # (b, i, m), (1): its own past
-            add("h_y", d_h_y)
-        later = None if d_following is None else d_following.g  # (b, i, m)
-        d_handed = plus(d_handed, later)  # (b, i, m) [dSYMP.handed_rate]
-        # forward: handed, alpha = handed(t, force, old)
-        d_more, d_late = kind.handed_backward(layer, saved, old, d_handed, add)  # (b, i, m), (1)
-        d_own, d_t = plus(d_own, d_more), d_t + d_late  # (b, i, m), (1)
-    if saved.speed_ahead is not None:
+            d_t = d_t + d_t_before  # (1): its own past
+    if saved.drift is not None:
+        answer, speed, before, speed_ahead = saved.drift  # as they were given to it
         # forward: result = x + h_x * speed_ahead
-        add("h_x", inner(d_result, saved.speed_ahead))
+        add("h_x", inner(d_result, speed_ahead))
         # forward: speed_ahead = speed + h_x / 2 h_0 * (speed - before)
         h_before = h_x if history is None else history.h_x  # (1)
-        turned = ahead_backward(saved.speed, saved.before, h_x, h_before, h_x * d_result)
+        turned = ahead_backward(speed, before, h_x, h_before, h_x * d_result)
         d_speed, d_before, d_h, d_h_x = turned  # (b, i, m), (b, i, m), (1), (1)
         add("h_x", d_h)
         if history is None:
@@ -212,13 +182,11 @@ def backward(
             add("h_x", d_h_x)
         d_speed = plus(d_speed, None if d_following is None else d_following.f)  # (b, i, m)
         # forward: speed = velocity(mobilised(p), z)
-        d_moved, d_context = layer.oracle.velocity_backward(
-            saved.moved, saved.speed, saved.context, d_speed
-        )  # (b, i, m)
-    # forward: answer = oracle(x, p)
-    d_x, d_p = layer.oracle.backward(
-        layer, saved.asked, d_handed, d_moved, d_context, add
-    )  # (b, i, m), (b, i, m): the force has the gradient of what is handed on
+        turned = layer.oracle.velocity_backward(answer.b, speed, answer.context, d_speed)
+        d_moved, d_context = turned  # (b, i, m)
+    # forward: answer = oracle(x, p); the force has the gradient of what is handed on
+    turned = layer.oracle.backward(layer, saved.asked, d_handed, d_moved, d_context, add)
+    d_x, d_p = turned  # (b, i, m), (b, i, m)
     if d_following is not None:
         # forward: following = History(..., t, h_x, h_y)
         d_t = d_t + d_following.t  # (1)

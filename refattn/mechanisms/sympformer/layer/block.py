@@ -37,17 +37,17 @@ from refattn import equations, tree
 from refattn.args import check_causal, check_gradient
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.projections import check_shapes, check_tokens
+from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.integrators.two_steps import History
 from refattn.mechanisms.sympformer.layer import mlp as substep
 from refattn.mechanisms.sympformer.layer import restart as restarts
 from refattn.mechanisms.sympformer.layer import tables
-from refattn.mechanisms.sympformer.layer.config import Config, module_of, one_element
+from refattn.mechanisms.sympformer.layer.config import Config, one_element
 from refattn.mechanisms.sympformer.layer.init import init
 from refattn.mechanisms.sympformer.oracles import dropout, noise
 from refattn.mechanisms.sympformer.oracles.past import Prefix
 from refattn.mechanisms.sympformer.params import Layer, Mlp, Numbers, Params
 from refattn.ops import layer_norm
-from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace, raised
 
 __all__ = ["Config", "History", "Mlp", "Params", "Saved", "State", "init"]
@@ -142,7 +142,7 @@ def advance(
     numbers = {name: number.value(params.numbers.get(name), x) for name, number in config.numbers().items()}
     keep = dropout.masks_of(config, draws, like) if draws else {}
     if params.w_start is not None:
-        p = linear_forward(x, params.w_start, None)  # (b, i, m) [SYMP.first_momentum]
+        p = maps.affine(params, x, "start")  # (b, i, m) [SYMP.first_momentum]
     looked_up, velocity = None, state.v  # -, (b, i, m)
     if tokens is not None and "table" not in (config.start, getattr(config.mlp, "start", "")):
         raise ValueError(f'context.tokens was given with start="{config.start}", which reads none; needs "table"')
@@ -155,15 +155,11 @@ def advance(
             velocity = equations.active(tables).forward(params.mlp, looked_up, first)  # (b, i, m): SYMP.looked_up
     if p is not None and keep:
         p = equations.active(noise).noisy(keep, "noise_start", p)  # (b, i, m): SYMP.noisy
-    own = equations.active(module_of(type(config.integrator)))
-    layer, history = Layer(_oracle(config, keep), params, numbers, causal, keep), None
-    if config.integrator.remembers:
-        moved, raw, history, attention = own.forward(layer, x, p, t, state.history)  # (b, i, m), (b, i, m)
-    else:
-        moved, raw, attention = own.forward(layer, x, p, t)  # (b, i, m), (b, i, m)
+    layer, own = Layer(_oracle(config, keep), params, numbers, causal, keep), equations.active(config.steps)
+    moved, raw, history, attention = own.forward(layer, x, p, t, state.history)  # (b, i, m), (b, i, m)
     momentum, norm_p = raw if config.keeps else None, None  # (b, i, m)
     if momentum is not None and params.gain_p is not None and not config.integrator.baseline:
-        momentum, norm_p = layer_norm.layer_norm_forward(raw, params.gain_p, params.shift_p)  # (b, i, m) [SYMP.19]
+        momentum, norm_p = maps.normed(params, raw, "_p")  # (b, i, m) [SYMP.19]
     result, v, mlp = moved, None, None  # (b, i, m)
     if params.mlp is not None:
         carried = momentum if isinstance(config.mlp, substep.Momentum) else velocity  # (b, i, m): what it carries on
@@ -199,8 +195,7 @@ def _backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Para
     if saved.mlp is not None:
         carries = isinstance(config.mlp, substep.Momentum)
         d_later = d_state.p if carries else d_state.v  # (b, i, m)
-        own = equations.active(substep)
-        turned = own.backward(layer, saved.mlp, d_state.x, d_later, add)
+        turned = equations.active(substep).backward(layer, saved.mlp, d_state.x, d_later, add)
         d_before, d_moved, d_carried = turned  # (b, i, m), (b, i, m), (b, i, m)
         if carries:
             d_momentum = d_carried  # (b, i, m): dSYMP.mlp_carried
@@ -209,17 +204,9 @@ def _backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Para
     d_raw = d_momentum  # (b, i, m): dSYMP.19 without a norm
     if saved.norm_p is not None and d_momentum is not None:
         # forward: momentum = norm(raw)
-        d_raw, d_gain, d_shift = layer_norm.layer_norm_backward(
-            saved.norm_p, d_momentum
-        )  # (b, i, m) [dSYMP.19], (m), (m)
-        add("gain_p", d_gain)
-        add("shift_p", d_shift)
-    own, d_history = equations.active(module_of(type(config.integrator))), None
-    if config.integrator.remembers:
-        step = own.backward(layer, saved.attention, d_moved, d_raw, d_state.history, add)
-        d_x, d_p, d_history, d_t = step  # (b, i, m), (b, i, m), -, (1)
-    else:
-        d_x, d_p, d_t = own.backward(layer, saved.attention, d_moved, d_raw, add)  # (b, i, m), (b, i, m), (1)
+        d_raw = maps.normed_backward(params, saved.norm_p, d_momentum, add, "_p")  # (b, i, m) [dSYMP.19]
+    step = equations.active(config.steps).backward(layer, saved.attention, d_moved, d_raw, d_state.history, add)
+    d_x, d_p, d_history, d_t = step  # (b, i, m), (b, i, m), -, (1)
     d_t = 0.0 * d_state.t if d_t is None else d_t  # (1)
     # forward: later = t + h_x
     if not config.detach:
@@ -233,9 +220,7 @@ def _backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Para
         d_x = d_x + d_before  # (b, i, m): the velocity of the attention step begins at x
     if params.w_start is not None:
         # forward: p = x @ w_start
-        d_from, d_w_start, _ = linear_backward(x, params.w_start, d_p)  # (b, i, m), (m, m)
-        add("w_start", d_w_start)
-        d_x = d_x + d_from  # (b, i, m) [dSYMP.first_momentum]
+        d_x = d_x + maps.affine_backward(params, x, "start", d_p, add)  # (b, i, m) [dSYMP.first_momentum]
     if saved.tokens is not None and config.tables:
         # forward: p = tables.forward(params, tokens)
         equations.active(tables).backward(params, saved.tokens, d_p, add)
@@ -276,22 +261,19 @@ def _cast(given: T, like: Array) -> T:
 
 def _check_state(params: Params, state: State) -> None:
     """Raise where the state is none that this layer of the stack receives."""
-    config, x, later = params.config, state.x, params.config.layer > 0  # -, (b, i, m)
-    carried = later and isinstance(config.mlp, substep.Velocity)
-    for name, given, needed in (
-        ("state.p", state.p, later and config.integrator.carries),
-        ("state.v", state.v, carried),
-        ("state.speed", state.speed, config.begins_again),
+    config, later, shape = params.config, params.config.layer > 0, tuple(state.x.shape)
+    carried, momentum = isinstance(config.mlp, substep.Velocity), (*shape, shape[-1]) if config.matrices else shape
+    for name, needed, wanted in (
+        ("p", later and config.integrator.carries, momentum),
+        ("v", later and carried, shape),
+        ("speed", config.begins_again, (*shape[:2], 1)),
     ):
-        if (given is not None) != needed:
-            wants = f"{tuple(x.shape)}" if needed else "None: a stack starts at rest"
-            got = "None" if given is None else f"shape {tuple(given.shape)}"
-            raise ValueError(f"{name}: got {got}, layer {config.layer} of {config.layers} needs {wants}")
-        wanted = (*x.shape, x.shape[-1]) if name == "state.p" and config.matrices else tuple(x.shape)
-        if name == "state.speed":
-            wanted = (*x.shape[:2], 1)
-        if given is not None and tuple(given.shape) != wanted:
-            raise ValueError(f"{name}: got shape {tuple(given.shape)}, needs {wanted}")
+        given = getattr(state, name)  # what it is called
+        got = None if given is None else tuple(given.shape)
+        if got != (wanted if needed else None):
+            wants = f"{wanted}" if needed else "None: a stack starts at rest"
+            found = "None" if got is None else f"shape {got}"
+            raise ValueError(f"state.{name}: got {found}, layer {config.layer} of {config.layers} needs {wants}")
     if state.history is not None and not (later and config.integrator.remembers):
         raise ValueError(
             f"state.history: was given, {type(config.integrator).__name__} in layer {config.layer} reads none"

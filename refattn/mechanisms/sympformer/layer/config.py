@@ -10,15 +10,14 @@ starts at rest has no momentum before its first layer, and what nothing reads af
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
-from refattn.args import Whole, check, check_choice, check_number, check_plain, check_whole
+from refattn.args import check, check_choice, check_number, check_plain, check_whole
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.projections import check_sizes
 from refattn.mechanisms.sympformer.baselines import (
@@ -114,42 +113,6 @@ def one_element(value: float, like: Array) -> Array:
     return namespace(like).full((1,), value, dtype=like.dtype, device=device(like))
 
 
-T = TypeVar("T", bound=type)
-
-RENAMED = {
-    **dict.fromkeys(("attention", "force"), 'oracle="softmax", "linear" or "hamiltonian"'),
-    **{name: f'oracle="softmax({name}=...)"' for name in ("normaliser", "mobility")},
-    "implementation": 'oracle="linear(implementation=...)"',
-    **{name: f'damping="loglin({name}=...)"' for name in ("c_log", "c_lin", "clip")},
-    "learn_damping": 'damping="loglin(learned=...)"',
-    "step": 'integrator="presymplectic_euler(step=...)", and so for the others',
-    "learn_steps": 'integrator="presymplectic_euler(learned=...)", and so for the others',
-    "retention": 'integrator="plain_euler(retention=...)"',
-    "connection": 'integrator="lie_trotter(connection=...)"',
-    "xi": 'integrator="presymplectic(xi=...)", and so for strang',
-    **dict.fromkeys(("rotation", "angle"), 'integrator="presymplectic(angle=...)", and so for strang'),
-    "mlp_ratio": 'mlp="attention_velocity(ratio=...)", and so for the others',
-    "gelu": 'mlp="attention_velocity(gelu=...)", and so for the others',
-}
-"""What the choices of earlier versions are called now."""
-
-
-def _tells_new_names(kind: T) -> T:
-    """Return the class with an error that names the new choice where an old one is given."""
-    init = kind.__init__  # type: ignore[misc]
-
-    @functools.wraps(init)
-    def told(self: Any, *args: Any, **given: Any) -> None:
-        for name in given:
-            if name in RENAMED:
-                raise TypeError(f"{name}: got an option of before, needs {RENAMED[name]}")
-        init(self, *args, **given)
-
-    kind.__init__ = told  # type: ignore[misc]
-    return kind
-
-
-@_tells_new_names
 @dataclass(frozen=True)
 class Config:
     """Static choices of a block. Kinds are taken as objects, names or text: "strang(xi=0.5)".
@@ -220,8 +183,8 @@ class Config:
     def __post_init__(self) -> None:
         check_plain(self)
         check_sizes(self, "width", "heads", "vocabulary", "context")
-        object.__setattr__(self, "layers", check_whole("layers", self.layers, 1))
-        check("layer", self.layer, Whole())
+        for name, least in (("layers", 1), ("layer", 0)):
+            object.__setattr__(self, name, check_whole(name, getattr(self, name), least))
         if self.width % self.heads:
             raise ValueError(f"heads: got {self.heads}, needs a divisor of the width {self.width}")
         if self.layer >= self.layers:
@@ -294,6 +257,11 @@ class Config:
         return ATTENTIONS[kind] if self.integrator.baseline else module_of(kind)
 
     @property
+    def steps(self) -> ModuleType:
+        """The module of the integrator."""
+        return module_of(type(self.integrator))
+
+    @property
     def turning(self) -> ModuleType:
         """The module of the connection."""
         return CONNECTIONS[type(self.oracle)]
@@ -356,14 +324,14 @@ class Config:
         if not kind.baseline:
             found["h_x"] = Number("positive", kind.step, kind.learned and self.drifts)
             found["h_y"] = Number("positive", kind.step, kind.learned and self.kicks)
-            damps = self.damping.learned and kind.damps(self.rests, self.kicks, self.keeps)
+            damps = self.damping.learned and kind.damps(self)
             has = [name for name in ("c_log", "c_lin") if hasattr(self.damping, name)]
             found |= {name: Number("positive", getattr(self.damping, name), damps) for name in has}
             if self.look_ahead and (not self.rests or kind.calls > 1):
                 found["look"] = Number("unit", 1e-3)
         elif type(self.oracle) is linear.Linear:
             found["attention_step"] = Number("positive", kind.step, kind.learned)
-        more = {**kind.numbers(self), **self.mlp.numbers(self)}
+        more = {**kind.numbers(self), **{name: mlp.NUMBERS[name] for name in self.mlp.names(self)}}
         return found | {name: Number(*given) for name, given in more.items()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

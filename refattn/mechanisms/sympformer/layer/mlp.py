@@ -32,10 +32,10 @@ from typing import Any
 from refattn import equations
 from refattn.args import check_choice
 from refattn.mechanisms.projections import check_sizes
+from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.oracles import noise
 from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.ops import layer_norm
-from refattn.ops.linear import linear_backward, linear_forward
 from refattn.ops.mlp import GELU
 from refattn.xp import Array
 
@@ -59,27 +59,25 @@ class Substep:
         check_sizes(self, "ratio")
         check_choice("gelu", self.gelu, GELU)
 
-    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
-        """Return mu, beta and gamma, as far as they change anything."""
-        return {}
+    def names(self, config: Any) -> tuple[str, ...]:
+        """Return which of the numbers mu, beta and gamma change anything."""
+        return ()
 
 
-@dataclass(frozen=True)
 class AttentionVelocity(Substep):
     """It looks ahead along the velocity of the attention step, which it does not change."""
 
-    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+    def names(self, config: Any) -> tuple[str, ...]:
         """Return gamma, and mu where the attention step moves anything."""
-        return {**({"mu": ("unit", 0.9)} if config.drifts else {}), "gamma": ("positive", 1.0)}
+        return ("mu", "gamma") if config.drifts else ("gamma",)
 
 
-@dataclass(frozen=True)
 class Momentum(Substep):
     """It looks ahead along the momentum, and changes it."""
 
-    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+    def names(self, config: Any) -> tuple[str, ...]:
         """Return all three."""
-        return dict(CARRIED)
+        return tuple(NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -98,12 +96,11 @@ class Velocity(Substep):
         super().__post_init__()
         check_choice("start", self.start, ("rest", "table"))
 
-    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+    def names(self, config: Any) -> tuple[str, ...]:
         """Return all three, but in a first layer that starts at rest."""
-        return dict(CARRIED) if config.layer or self.start == "table" else {}
+        return tuple(NUMBERS) if config.layer or self.start == "table" else ()
 
 
-@dataclass(frozen=True)
 class Plain(Substep):
     """x + MLP(norm x)."""
 
@@ -112,12 +109,13 @@ class Plain(Substep):
 class NoMlp:
     """There is none."""
 
-    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+    def names(self, config: Any) -> tuple[str, ...]:
         """Return nothing."""
-        return {}
+        return ()
 
 
-CARRIED = {"mu": ("unit", 0.9), "beta": ("unit", 0.9), "gamma": ("positive", 1.0)}
+NUMBERS = {"mu": ("unit", 0.9), "beta": ("unit", 0.9), "gamma": ("positive", 1.0)}
+"""The numbers of a substep: what keeps each where it has to be, and where it starts."""
 KINDS: dict[str, type[Substep] | type[NoMlp]] = {
     "attention_velocity": AttentionVelocity,
     "momentum": Momentum,
@@ -143,22 +141,19 @@ class Saved:
 
 def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> tuple[Array, Array, Saved]:
     """Return the next tokens, what moved them, and what `backward` reads."""
-    kind, mlp = layer.params.config.mlp, layer.params.mlp
+    kind, mlp, own = layer.params.config.mlp, layer.params.mlp, equations.active(noise)
     assert mlp is not None
-    ahead = carried  # (b, i, m)
+    u = carried  # (b, i, m)
     if isinstance(kind, AttentionVelocity) and "mu" in layer.numbers:
-        ahead = (x - x_before) / layer.numbers["h_x"]  # (b, i, m) [SYMP.mlp_carried]
-    point = x if ahead is None else x + layer.numbers["mu"] * ahead  # (b, i, m)
-    if layer.keep:
-        point = equations.active(noise).noisy(layer.keep, "noise_mlp_ahead", point)  # (b, i, m): SYMP.noisy
-    seen, norm = layer_norm.layer_norm_forward(point, mlp.gain, mlp.shift)  # (b, i, m) [SYMP.mlp_normed]
-    hidden = linear_forward(seen, mlp.w_in, mlp.b_in)  # as wide as the MLP
+        u = (x - x_before) / layer.numbers["h_x"]  # (b, i, m) [SYMP.mlp_carried]
+    point = own.noisy(layer.keep, "noise_mlp_ahead", maps.ahead(layer, x, u, "mu"))  # (b, i, m): SYMP.noisy
+    seen, norm = maps.normed(mlp, point)  # (b, i, m) [SYMP.mlp_normed]
+    hidden = maps.affine(mlp, seen, "in")  # as wide as the MLP
     active, gate = GELU[kind.gelu][0](hidden)  # as wide as the MLP
-    added = linear_forward(active, mlp.w_out, mlp.b_out)  # (b, i, m) [SYMP.mlp_out]
+    added = maps.affine(mlp, active, "out")  # (b, i, m) [SYMP.mlp_out]
     if "mlp" in layer.keep:
         added = layer.keep["mlp"] * added  # (b, i, m): what is left of it
-    if layer.keep:
-        added = equations.active(noise).noisy(layer.keep, "noise_mlp_force", added)  # (b, i, m): SYMP.noisy
+    added = own.noisy(layer.keep, "noise_mlp_force", added)  # (b, i, m): SYMP.noisy
     norm_v = None
     if isinstance(kind, Plain):
         push = added  # (b, i, m): SYMP.mlp_scaled with gamma = 1
@@ -166,29 +161,26 @@ def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> t
         push = layer.numbers["gamma"] * added  # (b, i, m) [SYMP.mlp_scaled]
     else:
         total = added  # (b, i, m)
-        if ahead is not None:
-            total = layer.numbers["beta"] * ahead + layer.numbers["gamma"] * added  # (b, i, m)
-        if layer.keep:
-            total = equations.active(noise).noisy(layer.keep, "noise_mlp_momentum", total)  # (b, i, m): SYMP.noisy
-        push, norm_v = layer_norm.layer_norm_forward(total, mlp.gain_v, mlp.shift_v)  # (b, i, m) [SYMP.mlp_push]
+        if u is not None:
+            total = layer.numbers["beta"] * u + layer.numbers["gamma"] * added  # (b, i, m)
+        total = own.noisy(layer.keep, "noise_mlp_momentum", total)  # (b, i, m): SYMP.noisy
+        push, norm_v = maps.normed(mlp, total, "_v")  # (b, i, m) [SYMP.mlp_push]
     result = x + push  # (b, i, m) [SYMP.mlp_moved]
-    return result, push, Saved(ahead, norm, seen, hidden, gate, active, added, norm_v)
+    return result, push, Saved(u, norm, seen, hidden, gate, active, added, norm_v)
 
 
 def backward(
     layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, add: Add
 ) -> tuple[Array | None, Array, Array | None]:
     """Return the gradients of x before attention, of x, and of what was carried in; add those of the parameters."""
-    kind, mlp, ahead = layer.params.config.mlp, layer.params.mlp, saved.ahead
+    kind, mlp, u = layer.params.config.mlp, layer.params.mlp, saved.ahead
     assert mlp is not None
     # forward: result = x + push
     d_push = d_result if d_later is None else d_result + d_later  # (b, i, m) [dSYMP.mlp_moved]
     d_total = d_push  # (b, i, m): the gradient of what is multiplied by gamma
     if saved.norm_v is not None:
-        # forward: push = norm(beta * ahead + gamma * added)
-        d_total, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm_v, d_push)  # (b, i, m), (m), (m)
-        add("mlp.gain_v", d_gain)
-        add("mlp.shift_v", d_shift)
+        # forward: push = norm(beta * u + gamma * added)
+        d_total = maps.normed_backward(mlp, saved.norm_v, d_push, add, "_v")  # (b, i, m)
     d_added = d_total  # (b, i, m): where gamma is 1
     if "gamma" in layer.numbers:
         d_added = layer.numbers["gamma"] * d_total  # (b, i, m) [dSYMP.mlp_out]
@@ -197,26 +189,21 @@ def backward(
         # forward: added = keep * added
         d_added = layer.keep["mlp"] * d_added  # (b, i, m): of all of it
     # forward: added = gelu(seen @ w_in + b_in) @ w_out + b_out
-    d_active, d_w_out, d_b_out = linear_backward(saved.active, mlp.w_out, d_added)  # as wide as the MLP
+    d_active = maps.affine_backward(mlp, saved.active, "out", d_added, add)  # as wide as the MLP
     d_hidden = GELU[kind.gelu][1](saved.hidden, saved.gate, d_active)  # as wide as the MLP
-    d_seen, d_w_in, d_b_in = linear_backward(saved.y, mlp.w_in, d_hidden)  # (b, i, m)
-    # forward: seen = norm(x + mu * ahead)
-    back = layer_norm.layer_norm_backward(saved.norm, d_seen)
-    d_point, d_gain, d_shift = back  # (b, i, m) [dSYMP.mlp_normed], (m), (m)
-    found = {"w_out": d_w_out, "b_out": d_b_out, "w_in": d_w_in, "b_in": d_b_in, "gain": d_gain, "shift": d_shift}
-    for name, value in found.items():
-        add(f"mlp.{name}", value)
+    d_seen = maps.affine_backward(mlp, saved.y, "in", d_hidden, add)  # (b, i, m)
+    # forward: seen = norm(x + mu * u)
+    d_point = maps.normed_backward(mlp, saved.norm, d_seen, add)  # (b, i, m) [dSYMP.mlp_normed]
     d_x = d_result + d_point  # (b, i, m)
-    if ahead is None:
+    d_u = maps.ahead_backward(layer, u, d_point, None, add, "mu")  # (b, i, m): dSYMP.mlp_carried but for beta
+    if u is None or d_u is None:
         return None, d_x, None
-    add("mu", inner(d_point, ahead))
-    d_ahead = layer.numbers["mu"] * d_point  # (b, i, m): dSYMP.mlp_carried but for beta
     if not isinstance(kind, AttentionVelocity):
-        add("beta", inner(d_total, ahead))
-        d_carried = d_ahead + layer.numbers["beta"] * d_total  # (b, i, m) [dSYMP.mlp_carried]
+        add("beta", inner(d_total, u))
+        d_carried = d_u + layer.numbers["beta"] * d_total  # (b, i, m) [dSYMP.mlp_carried]
         return None, d_x, d_carried
-    # forward: speed = (x - x_before) / h_x
-    d_before = d_ahead / layer.numbers["h_x"]  # (b, i, m): what moves x one way and x before the other
+    # forward: u = (x - x_before) / h_x
+    d_before = d_u / layer.numbers["h_x"]  # (b, i, m): what moves x one way and x before the other
     if not layer.params.config.detach:
-        add("h_x", -inner(d_before, ahead))
+        add("h_x", -inner(d_before, u))
     return -d_before, d_x + d_before, None

@@ -32,26 +32,21 @@ class Cache:
 def start(params: block.Params, batch: int) -> Cache:
     """Return the cache before the first token."""
     config, like = params.config, raised(next(iter(tree.flatten(params).values())))
-    m, wide = config.width, config.width if config.kicks else 0
-    if isinstance(config.oracle, Signed):
-        xp, h, d = namespace(like), config.heads, m // config.heads
-        none = xp.zeros((1,), dtype=xp.int32, device=device(like))
-        sums = tuple(zeros((batch, h, d, width), like) for width in (d + m, 3 * d)) if config.connects else ()
-        past = Past(force=zeros((batch, h, d, d), like), count=none, sums=sums)
-    elif isinstance(config.oracle, Reduced):
-        xp = namespace(like)
-        none = xp.zeros((1,), dtype=xp.int32, device=device(like))
-        past = Past(force=zeros((batch, 1), like), count=none, sums=(zeros((batch, 1, m, m), like),))
-    elif isinstance(config.oracle, Linear):
-        xp = namespace(like)
-        none = xp.zeros((1,), dtype=xp.int32, device=device(like))
-        past = Past(force=zeros((batch, m, m), like), velocity=zeros((batch, m, m), like), count=none)
-    else:
-        h = config.heads if config.integrator.baseline else 1
-        past = Past(*(zeros((batch, h, 0, width), like) for width in (m // h, wide // h, 1)))
-        if config.connects:
-            return Cache((past, replace(past, v=zeros((batch, h, 0, 3 * m // h), like))))
-    return Cache((past,) * config.integrator.calls)
+    m, h = config.width, config.heads if config.integrator.baseline else 1
+    d = m // h
+    if not isinstance(config.oracle, Linear | Reduced):
+        wide = d if config.kicks else 0
+        past = Past(*(zeros((batch, h, 0, width), like) for width in (d, wide, 1)))
+        more = (replace(past, v=zeros((batch, h, 0, 3 * d), like)),) if config.connects else ()
+        return Cache((past,) * config.integrator.calls + more)
+    shapes: dict[str, tuple[int, ...]] = {"force": (m, m), "velocity": (m, m)}
+    if isinstance(config.oracle, Reduced):
+        shapes = {"moments": (1, m, m)}
+    elif isinstance(config.oracle, Signed):
+        shapes = {"force": (h, d, d), **({"queries": (h, d, d + m), "keys": (h, d, 3 * d)} if config.connects else {})}
+    xp, sums = namespace(like), {name: zeros((batch, *shape), like) for name, shape in shapes.items()}
+    none = xp.zeros((1,), dtype=xp.int32, device=device(like))
+    return Cache((Past(count=none, sums=sums),) * config.integrator.calls)
 
 
 def prefill(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from refattn.args import check_floating
 from refattn.mechanisms.sympformer.oracles.softmax import Softmax
-from refattn.mechanisms.sympformer.params import Add, Layer
+from refattn.mechanisms.sympformer.params import Layer
 from refattn.xp import Array, raised
 
 
@@ -43,14 +43,6 @@ class Dropped:
     def backward(self, layer: Layer, saved: Any, d_force: Array | None, *rest: Any) -> Any:
         """Return the gradients that the oracle returns."""
         return self.oracle.backward(layer, saved, self.drop("force", d_force), *rest)
-
-    def mobilised(self, layer: Layer, p: Array) -> Array:
-        """Return B p."""
-        return self.oracle.mobilised(layer, p)
-
-    def mobilised_backward(self, layer: Layer, p: Array, d_moved: Array, add: Add) -> Array:
-        """Return the gradient of p, and add that of B."""
-        return self.oracle.mobilised_backward(layer, p, d_moved, add)
 
     def velocity(self, moved: Array, context: Any) -> Array:
         """Return what is left of the velocity."""

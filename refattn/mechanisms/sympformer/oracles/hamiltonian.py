@@ -40,16 +40,15 @@ How their code differs: its potential lacks the 1/n, and B comes from an inverse
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from refattn import equations
 from refattn.args import check_choice
-from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer import core, maps
 from refattn.mechanisms.sympformer.oracles import softmax
 from refattn.mechanisms.sympformer.oracles.softmax import MOBILITIES, Answer
-from refattn.mechanisms.sympformer.params import Add, Layer, inner
-from refattn.ops import layer_norm
-from refattn.ops.linear import linear_backward, linear_forward
+from refattn.mechanisms.sympformer.params import Add, Layer, plus
+from refattn.ops.linear import linear_backward
 from refattn.xp import Array, namespace
 
 
@@ -75,23 +74,8 @@ class Hamiltonian:
         return {"w_q", "w_k"} | ({"w_b"} if drifts and self.mobility == "learned" else set())
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What the backward reads; the names are those of the equations."""
-
-    p: Array | None
-    b: Array | None
-    y: Array
-    norm: layer_norm.Saved
-    look: Array | None
-    q: Array
-    s: Array | None  # (b, i, 1)
-    inverse: Array  # (b, i, 1): exp(-2 c)
-    attended: Array  # (b, i, m)
-    r: Array | None
-    t: Array | None
-    as_query: core.Saved
-    as_key: core.Saved | None
+Saved = tuple[tuple[Any, ...], ...]
+"""What the backward reads: of the tokens, of them as queries, and of the force; the names there are those above."""
 
 
 def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
@@ -99,17 +83,13 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     if layer.causal is not False:
         raise ValueError(
             "oracle: got hamiltonian with causal=True, needs causal=False: the force of a Hamiltonian of all tokens "
-            "pushes a token by those that come "
-            "later, which attend it; oracle='softmax' does not"
+            "pushes a token by those that come later, which attend it; oracle='softmax' does not"
         )
     xp, kicks, scale = namespace(x), layer.params.config.kicks, layer.params.config.scale
-    look = layer.numbers.get("look") if p is not None else None  # (1)
-    ahead = x if look is None or p is None else x + look * p  # (b, i, m)
-    gain, shift = layer.params.gain, layer.params.shift  # (m), (m)
-    y, norm = layer_norm.layer_norm_forward(ahead, gain, shift)  # (b, i, m) [SYMP.hamiltonian_normed]
-    q = linear_forward(y, layer.params.w_q, layer.params.b_q)  # (b, i, m) [SYMP.hamiltonian_queries]
-    k = linear_forward(y, layer.params.w_k, layer.params.b_k)  # (b, i, m) [SYMP.hamiltonian_keys]
-    moved = None if p is None else mobilised(layer, p)  # (b, i, m): SYMP.8
+    y, norm = maps.normed(layer.params, maps.ahead(layer, x, p))  # (b, i, m) [SYMP.hamiltonian_normed]
+    q = maps.affine(layer.params, y, "q")  # (b, i, m) [SYMP.hamiltonian_queries]
+    k = maps.affine(layer.params, y, "k")  # (b, i, m) [SYMP.hamiltonian_keys]
+    moved = None if p is None else equations.active(softmax).mobilised(layer, p)  # (b, i, m): SYMP.8
     values = k if kicks else k[..., :0]  # no value where only z is asked for
     three = (each[:, None, ...] for each in (q, k, values))
     out, as_query = core.forward(*three, scale=scale)  # (b, 1, i, e)
@@ -128,18 +108,8 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
         key = turned[:, 0, ...]  # (b, i, m) [SYMP.hamiltonian_as_key]
         back_q, back_k = xp.matrix_transpose(layer.params.w_q), xp.matrix_transpose(layer.params.w_k)  # (m, m), (m, m)
         force = 0.5 * scale * (query @ back_q + key @ back_k)  # (b, i, m) [SYMP.hamiltonian_force]
-    saved = Saved(p, moved, y, norm, look, q, share, inverse, attended, query, key, as_query, as_key)
+    saved = ((p, moved, y, norm, q), (inverse, attended, as_query), (share, query, key, as_key))
     return Answer(force, moved, log_z), saved
-
-
-def mobilised(layer: Layer, p: Array) -> Array:
-    """Return B p."""
-    return equations.active(softmax).mobilised(layer, p)
-
-
-def mobilised_backward(layer: Layer, p: Array, d_moved: Array, add: Add) -> Array:
-    """Return the gradient of p, and add that of B."""
-    return equations.active(softmax).mobilised_backward(layer, p, d_moved, add)
 
 
 def velocity(moved: Array, log_z: Array) -> Array:
@@ -156,55 +126,46 @@ def backward(
     layer: Layer, saved: Saved, d_force: Array | None, d_moved: Array | None, d_log_z: Array | None, add: Add
 ) -> tuple[Array, Array | None]:
     """Return the gradients of x and p, and add those of the parameters."""
-    p = saved.p  # (b, i, m)
-    xp, scale = namespace(saved.y), layer.params.config.scale
-    d_bounded = xp.zeros_like(saved.inverse) if d_log_z is None else d_log_z  # (b, i, 1): of SYMP.7
-    d_attended = xp.zeros_like(saved.attended)  # (b, i, e): where nobody asks for the force
-    d_ask = d_moved  # (b, i, m): of B p
-    d_pull = None
-    d_q, d_k = xp.zeros_like(saved.q), xp.zeros_like(saved.q)  # (b, i, m), (b, i, m)
-    if d_force is not None and saved.as_key is not None and saved.s is not None:
+    (p, moved, y, norm, q), (inverse, attended, as_query), (share, query, key, as_key) = (
+        saved  # as they were given to it
+    )
+    xp, params, scale = namespace(y), layer.params, layer.params.config.scale
+    d_bounded = xp.zeros_like(inverse) if d_log_z is None else d_log_z  # (b, i, 1): of SYMP.7
+    d_attended = xp.zeros_like(attended)  # (b, i, e): where nobody asks for the force
+    d_ask, d_pull = d_moved, None  # (b, i, m): of B p, and of p beside it
+    d_q, d_k = xp.zeros_like(q), xp.zeros_like(q)  # (b, i, m), (b, i, m)
+    if d_force is not None and share is not None:
         # forward: force = scale / 2 * (query @ w_q^T + key @ w_k^T)
         asked = 0.5 * scale * d_force  # (b, i, m): without the matrices
-        d_query = asked @ layer.params.w_q  # (b, i, m) [dSYMP.hamiltonian_as_query]
-        d_key = asked @ layer.params.w_k  # (b, i, m) [dSYMP.hamiltonian_as_key]
-        for name, value in (("w_q", saved.r), ("w_k", saved.t)):
-            add(name, linear_backward(asked, layer.params.w_q, value)[1])
+        d_query = asked @ params.w_q  # (b, i, m) [dSYMP.hamiltonian_as_query]
+        d_key = asked @ params.w_k  # (b, i, m) [dSYMP.hamiltonian_as_key]
+        for name, value in (("w_q", query), ("w_k", key)):
+            add(name, linear_backward(asked, params.w_q, value)[1])
         # forward: key = core(k, q, share * q); query = share * core(q, k, k)
-        d = core.backward(saved.as_key, d_key[:, None, ...])
+        d = core.backward(as_key, d_key[:, None, ...])
         d_k = d["q"][:, 0, ...]  # (b, i, m)
         d_value = d["v"][:, 0, ...]  # (b, i, m): of s q
-        d_q = d["k"][:, 0, ...] + saved.s * d_value  # (b, i, m)
-        d_attended = saved.s * d_query  # (b, i, m): of SYMP.12
-        d_shared = d_query * saved.attended + d_value * saved.q  # (b, i, m)
+        d_q = d["k"][:, 0, ...] + share * d_value  # (b, i, m)
+        d_attended = share * d_query  # (b, i, m): of SYMP.12
+        d_shared = d_query * attended + d_value * q  # (b, i, m)
         d_share = xp.sum(d_shared, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.hamiltonian_share]
         if p is not None:
             # forward: share = sum(moved * p) * exp(-2 log_z) + 1
-            d_kinetic = d_share * saved.inverse  # (b, i, 1): of <p, B p>
-            d_bounded = d_bounded - 2.0 * (saved.s - 1.0) * d_share  # (b, i, 1): of SYMP.7
-            d_pull = d_kinetic * saved.b  # (b, i, m): of p beside B p
-            d_ask = d_kinetic * p if d_ask is None else d_ask + d_kinetic * p  # (b, i, m): of B p
+            d_kinetic = d_share * inverse  # (b, i, 1): of <p, B p>
+            d_bounded = d_bounded - 2.0 * (share - 1.0) * d_share  # (b, i, 1): of SYMP.7
+            d_ask, d_pull = plus(d_ask, d_kinetic * p), d_kinetic * moved  # (b, i, m), (b, i, m)
     d_p = None
-    if p is not None:
-        d_p = xp.zeros_like(p) if d_ask is None else mobilised_backward(layer, p, d_ask, add)  # (b, i, m)
-        d_p = d_p if d_pull is None else d_p + d_pull  # (b, i, m)
+    if p is not None and d_ask is not None:
+        d_p = plus(equations.active(softmax).mobilised_backward(layer, p, d_ask, add), d_pull)  # (b, i, m)
     # forward: attended, log_z = core(q, k, k)
-    d = core.backward(saved.as_query, d_attended[:, None, ...], xp.permute_dims(d_bounded, (0, 2, 1)))
+    d = core.backward(as_query, d_attended[:, None, ...], xp.permute_dims(d_bounded, (0, 2, 1)))
     d_queries = d_q + d["q"][:, 0, ...]  # (b, i, m) [dSYMP.hamiltonian_queries]
     d_own = d["k"][:, 0, ...]  # (b, i, m)
-    if saved.as_key is not None:
+    if as_key is not None:
         d_own = d_own + d["v"][:, 0, ...]  # (b, i, m)
     d_keys = d_k + d_own  # (b, i, m) [dSYMP.hamiltonian_keys]
-    d_y_q, d_w_q, d_b_q = linear_backward(saved.y, layer.params.w_q, d_queries)  # (b, i, m), (m, m), (m)
-    d_y_k, d_w_k, d_b_k = linear_backward(saved.y, layer.params.w_k, d_keys)  # (b, i, m), (m, m), (m)
-    for name, value in (("w_q", d_w_q), ("b_q", d_b_q), ("w_k", d_w_k), ("b_k", d_b_k)):
-        add(name, value)
-    d_y = d_y_q + d_y_k  # (b, i, m) [dSYMP.hamiltonian_normed]
-    # forward: seen = norm(x + look * p)
-    d_ahead, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
-    add("gain", d_gain)
-    add("shift", d_shift)
-    if saved.look is not None and p is not None and d_p is not None:
-        d_p = d_p + saved.look * d_ahead  # (b, i, m)
-        add("look", inner(d_ahead, p))
-    return d_ahead, d_p
+    d_y_q = maps.affine_backward(params, y, "q", d_queries, add)  # (b, i, m)
+    d_y = d_y_q + maps.affine_backward(params, y, "k", d_keys, add)  # (b, i, m) [dSYMP.hamiltonian_normed]
+    # forward: y = norm(x + look * p)
+    d_ahead = maps.normed_backward(params, norm, d_y, add)  # (b, i, m)
+    return d_ahead, maps.ahead_backward(layer, p, d_ahead, d_p, add)

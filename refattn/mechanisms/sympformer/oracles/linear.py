@@ -34,36 +34,32 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from refattn.args import check_choice
+from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.dense import counts
 from refattn.mechanisms.sympformer.oracles.mixing import IMPLEMENTATIONS, mix, mix_backward
 from refattn.mechanisms.sympformer.oracles.past import Prefix
 from refattn.mechanisms.sympformer.oracles.softmax import NORMALISERS, Answer, share_of
-from refattn.mechanisms.sympformer.params import Add, Layer, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, at_rest
 from refattn.ops import layer_norm
-from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace
 
 
 @dataclass(frozen=True)
-class Linear:
-    """Linear attention, with the matrices A and V alone: this file.
+class Bilinear:
+    """What linear attention and its reduction have: the matrices A and V alone.
 
     Attributes
     ----------
     normaliser
         What sums over tokens are divided by: see `Softmax`.
-    implementation
-        "gram" (all pairs), "state" (time linear in the tokens) or "auto".
     """
 
     normaliser: str = "prefix"
-    implementation: str = "auto"
 
     may_be_causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("normaliser", self.normaliser, NORMALISERS)
-        check_choice("implementation", self.implementation, ("auto", *IMPLEMENTATIONS))
 
     def weights(self, kicks: bool, drifts: bool) -> set[str]:
         """Return the matrices of a block, where the force is read, and where positions change."""
@@ -71,8 +67,25 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Linear(Bilinear):
+    """Linear attention, with the matrices A and V alone: this file.
+
+    Attributes
+    ----------
+    implementation
+        "gram" (all pairs), "state" (time linear in the tokens) or "auto".
+    """
+
+    implementation: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("implementation", self.implementation, ("auto", *IMPLEMENTATIONS))
+
+
+@dataclass(frozen=True)
 class Kernel:
-    """What the velocity needs beside the momentum."""
+    """What the velocity needs beside the momentum, and how tokens are mixed."""
 
     y: Array  # (b, i, m)
     a: Array | None  # (b, i, m)
@@ -81,6 +94,16 @@ class Kernel:
     implementation: str
     past: Prefix | None
 
+    def mix(self, name: str, a: Array, b: Array, c: Array) -> Array:
+        """Return sum_j <a_i, b_j> c_j, with the past where tokens come one after the other."""
+        if self.past is not None:
+            return self.past.mix(name, a, b, c)
+        return mix(a, b, c, self.side, self.implementation)
+
+    def mix_backward(self, a: Array, b: Array, c: Array, d_o: Array) -> tuple[Array, Array, Array]:
+        """Return the gradients of a, b and c."""
+        return mix_backward(a, b, c, self.side, self.implementation, d_o)
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -88,42 +111,27 @@ class Saved:
 
     p: Array | None
     norm: layer_norm.Saved
-    look: Array | None
     kernel: Kernel
 
 
 def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
-    look = layer.numbers.get("look") if p is not None else None  # (1)
-    ahead = x if look is None or p is None else x + look * p  # (b, i, m)
-    gain, shift = layer.params.gain, layer.params.shift  # (m), (m)
-    y, norm = layer_norm.layer_norm_forward(ahead, gain, shift)  # (b, i, m) [SYMP.linear_normed]
-    a = None
-    if layer.params.w_a is not None:
-        a = linear_forward(y, layer.params.w_a, None)  # (b, i, m) [SYMP.linear_turned]
+    params = layer.params
+    y, norm = maps.normed(params, maps.ahead(layer, x, p))  # (b, i, m) [SYMP.linear_normed]
+    a = force = None
+    if params.w_a is not None:
+        a = maps.affine(params, y, "a")  # (b, i, m) [SYMP.linear_turned]
     kernel = kernel_of(layer, y, a)
-    n = kernel.n  # (i, 1)
-    force = None
-    if layer.params.w_v is not None:
-        force = linear_forward(y, layer.params.w_v, None)  # (b, i, m): SYMP.linear_force at rest
+    if params.w_v is not None:
+        force = maps.affine(params, y, "v")  # (b, i, m): SYMP.linear_force at rest
         if p is not None:
-            force = force - mixed(kernel, "force", p, p, a) / n  # (b, i, m) [SYMP.linear_force]
-    return Answer(force, p, kernel), Saved(p, norm, look, kernel)
-
-
-def mobilised(layer: Layer, p: Array) -> Array:
-    """Return p: there is no mobility."""
-    return p
-
-
-def mobilised_backward(layer: Layer, p: Array, d_p: Array, add: Add) -> Array:
-    """Return the gradient of p."""
-    return d_p
+            force = force - kernel.mix("force", p, p, a) / kernel.n  # (b, i, m) [SYMP.linear_force]
+    return Answer(force, p, kernel), Saved(p, norm, kernel)
 
 
 def velocity(p: Array, kernel: Kernel) -> Array:
     """Return the velocity of tokens with momenta p."""
-    speed = mixed(kernel, "velocity", kernel.a, kernel.y, p) / kernel.n  # (b, i, m) [SYMP.linear_velocity]
+    speed = kernel.mix("velocity", kernel.a, kernel.y, p) / kernel.n  # (b, i, m) [SYMP.linear_velocity]
     return speed
 
 
@@ -139,26 +147,17 @@ def counted(layer: Layer, y: Array) -> tuple[Array, Prefix | None]:
     past = causal if isinstance(causal, Prefix) else None
     n = counts(0 if causal else None, (0, tokens), tokens, y)  # (i, 1): n_i
     if past is not None:
-        n = n + past.begin(tokens)  # (i, 1): n_i, with the tokens that came before
+        n = n + past.begin(tokens, y)  # (i, 1): n_i, with the tokens that came before
     share = share_of(layer, y)  # (i, 1): n_i over the number of all tokens
     n = n if share is None else n / share  # (i, 1): n_i, or the number of all tokens
     return n, past
-
-
-def mixed(kernel: Kernel, what: str, a: Array, b: Array, c: Array) -> Array:
-    """Return sum_j <a_i, b_j> c_j, with the past where tokens come one after the other."""
-    if kernel.past is not None:
-        return kernel.past.mix(what, a, b, c)
-    return mix(a, b, c, kernel.side, kernel.implementation)
 
 
 def velocity_backward(p: Array, speed: Array, kernel: Kernel, d_speed: Array) -> tuple[Array, tuple[Array, Array]]:
     """Return the gradients of p, and of y and a."""
     # forward: speed = mix(a, y, p) / n
     d_sum = d_speed / kernel.n  # (b, i, m) [dSYMP.linear_velocity]
-    d_a, d_y, d_p = mix_backward(
-        kernel.a, kernel.y, p, kernel.side, kernel.implementation, d_sum
-    )  # (b, i, m), (b, i, m)
+    d_a, d_y, d_p = kernel.mix_backward(kernel.a, kernel.y, p, d_sum)  # (b, i, m), (b, i, m)
     return d_p, (d_y, d_a)
 
 
@@ -175,27 +174,19 @@ def backward(
     none = namespace(kernel.y).zeros_like(kernel.y)  # (b, i, m)
     d_y_speed, d_a_speed = (none, none) if d_kernel is None else d_kernel  # (b, i, m), (b, i, m)
     d_y_v = d_y_a = d_a_force = none  # (b, i, m)
-    d_p = None if p is None else none if d_moved is None else d_moved  # (b, i, m)
+    d_p = None if p is None else at_rest(d_moved, p)  # (b, i, m)
     if d_force is not None:
         # forward: force = y @ w_v - mix(p, p, a) / n
-        d_y_v, d_w_v, _ = linear_backward(kernel.y, params.w_v, d_force)  # (b, i, m), (m, m)
-        add("w_v", d_w_v)
+        d_y_v = maps.affine_backward(params, kernel.y, "v", d_force, add)  # (b, i, m)
         if p is not None and d_p is not None:
             d_sum = -d_force / kernel.n  # (b, i, m) [dSYMP.linear_force]
-            turned = mix_backward(p, p, kernel.a, kernel.side, kernel.implementation, d_sum)
-            d_left, d_right, d_a_force = turned  # (b, i, m), (b, i, m), (b, i, m)
+            d_left, d_right, d_a_force = kernel.mix_backward(p, p, kernel.a, d_sum)  # (b, i, m), (b, i, m), (b, i, m)
             d_p = d_p + d_left + d_right  # (b, i, m)
     if kernel.a is not None:
         d_a = d_a_speed + d_a_force  # (b, i, m) [dSYMP.linear_turned]
         # forward: a = y @ w_a
-        d_y_a, d_w_a, _ = linear_backward(kernel.y, params.w_a, d_a)  # (b, i, m), (m, m)
-        add("w_a", d_w_a)
+        d_y_a = maps.affine_backward(params, kernel.y, "a", d_a, add)  # (b, i, m)
     d_y = d_y_speed + d_y_v + d_y_a  # (b, i, m) [dSYMP.linear_normed]
     # forward: y = norm(x + look * p)
-    d_ahead, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
-    add("gain", d_gain)
-    add("shift", d_shift)
-    if saved.look is not None and p is not None and d_p is not None:
-        d_p = d_p + saved.look * d_ahead  # (b, i, m)
-        add("look", inner(d_ahead, p))
-    return d_ahead, d_p
+    d_ahead = maps.normed_backward(params, saved.norm, d_y, add)  # (b, i, m)
+    return d_ahead, maps.ahead_backward(layer, p, d_ahead, d_p, add)

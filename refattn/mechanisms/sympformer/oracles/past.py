@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from refattn import equations
 from refattn.mechanisms.sympformer import core, dense
@@ -12,19 +13,18 @@ from refattn.xp import Array, namespace, zeros
 
 @dataclass(frozen=True)
 class Past:
-    """What one call of the oracle keeps: of softmax attention every token, of linear attention two sums.
+    """What one call of the oracle keeps: of softmax attention every token, of linear attention sums over them.
 
-    The sums are those over j of p_j^T a_j and of y_j^T p_j, where `mixing` has S. How many tokens there were says the
-    length of `k`, and beside the sums `count`: a tree of arrays holds all that there is to know.
+    The sums are by name: "force", over p_j^T a_j, "velocity", over y_j^T p_j, where `mixing` has S, and of moments.
+    How many tokens there were says the length of `k`, and beside the sums `count`: a tree of arrays holds all that
+    there is to know.
     """
 
     k: Array | None = None  # (b, h, j, d), h = 1 but for baselines
     v: Array | None = None  # (b, h, j, d), or of width 0 where no force is asked for
     push: Array | None = None  # (b, h, j, 1): u
-    force: Array | None = None  # (b, m, m)
-    velocity: Array | None = None  # (b, m, m)
+    sums: Mapping[str, Array] = field(default_factory=dict)
     count: Array | None = None  # (1,): how many tokens
-    sums: tuple[Array, ...] = ()  # of a signed connection
 
     def tokens(self) -> int | Array:
         """Return how many tokens there were."""
@@ -62,23 +62,24 @@ class Prefix:
         self.after.append(Past(keys, values, push))
         return out, log_z
 
-    def begin(self, tokens: int) -> Array:
+    def begin(self, tokens: int, like: Array) -> Array:
         """Begin a call of linear attention with some new tokens; return how many came before, as a float."""
         past = self.calls[len(self.after)]
-        assert past.count is not None and past.force is not None
-        self.after.append(replace(past, count=past.count + tokens, sums=()))
-        return namespace(past.force).astype(past.count, past.force.dtype)
+        assert past.count is not None
+        self.after.append(replace(past, count=past.count + tokens))
+        return namespace(like).astype(past.count, like.dtype)
 
-    def add_up(self, pairs: Array) -> Array:
+    def add_up(self, name: str, pairs: Array) -> Array:
         """Return the sums of pairs (b, h, n, d, e) up to each new token, and leave the last ones behind."""
-        made, calls = self.after[-1].sums, self.calls[len(self.after) - 1]
-        found = calls.sums[len(made)][:, :, None, ...] + namespace(pairs).cumulative_sum(pairs, axis=2)
-        self.after[-1] = replace(self.after[-1], sums=(*made, found[:, :, -1, ...]))
+        found = self.after[-1].sums[name][:, :, None, ...] + namespace(pairs).cumulative_sum(pairs, axis=2)
+        self._leave(name, found[:, :, -1, ...])
         return found
 
-    def mix(self, what: str, a: Array, b: Array, c: Array) -> Array:
+    def mix(self, name: str, a: Array, b: Array, c: Array) -> Array:
         """Return sum_j <a_i, b_j> c_j of the "force" or the "velocity" of new tokens, and leave the sum behind."""
-        before = getattr(self.after[-1], what)
-        state = before + namespace(b).matrix_transpose(b) @ c
-        self.after[-1] = replace(self.after[-1], **{what: state})
+        before = self.after[-1].sums[name]
+        self._leave(name, before + namespace(b).matrix_transpose(b) @ c)
         return mix_state(a, b, c, 1, before)
+
+    def _leave(self, name: str, total: Array) -> None:
+        self.after[-1] = replace(self.after[-1], sums={**self.after[-1].sums, name: total})

@@ -31,36 +31,17 @@ is. One step stands for h_x and h_y there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
-from refattn.args import check_choice
-from refattn.mechanisms.sympformer.oracles.linear import counted
-from refattn.mechanisms.sympformer.oracles.softmax import NORMALISERS, Answer
+from refattn.mechanisms.sympformer import maps
+from refattn.mechanisms.sympformer.oracles.linear import Bilinear, counted
+from refattn.mechanisms.sympformer.oracles.softmax import Answer
 from refattn.mechanisms.sympformer.params import Add, Layer
-from refattn.ops import layer_norm
-from refattn.xp import Array, namespace, zeros
+from refattn.xp import Array, namespace
 
 
-@dataclass(frozen=True)
-class Reduced:
-    """Linear attention whose momenta are matrices, for the integrators "exponential_midpoint" and "ab2": this file.
-
-    Attributes
-    ----------
-    normaliser
-        What sums over tokens are divided by: see `Softmax`.
-    """
-
-    normaliser: str = "prefix"
-
-    may_be_causal: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_choice("normaliser", self.normaliser, NORMALISERS)
-
-    def weights(self, kicks: bool, drifts: bool) -> set[str]:
-        """Return the matrices of a block, where the force is read, and where positions change."""
-        return {name for name, there in (("w_a", drifts), ("w_v", kicks)) if there}
+class Reduced(Bilinear):
+    """Linear attention whose momenta are matrices, for the integrators "exponential_midpoint" and "ab2": this file."""
 
 
 @dataclass(frozen=True)
@@ -71,27 +52,12 @@ class Moments:
     s: Array  # (b, i, m, m)
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What the backward reads; None of a layer that moves nothing, whose force is V."""
-
-    p: Array | None
-    shape: tuple[int, ...]  # of x
-    y: Array | None = None
-    norm: layer_norm.Saved | None = None
-    n: Array | None = None  # (i, 1)
-    masked: bool = True
-    a: Array | None = None  # (m, m)
-    moments: Moments | None = None
-    square: Array | None = None  # (b, i, m, m)
-
-
 def symmetric(w: Array) -> Array:
     """Return the symmetric part of a matrix, or of a gradient."""
     return 0.5 * (w + namespace(w).matrix_transpose(w))
 
 
-def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
+def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, tuple[Any, ...]]:
     """Return the answer for tokens x (b, i, m) with matrices p (b, i, m, m), or at rest, and what `backward` reads."""
     xp, params = namespace(x), layer.params
     n, past = counted(layer, x)  # (i, 1), -
@@ -100,12 +66,12 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
         force = symmetric(params.w_v) + 0.0 * x[..., None]  # (b, i, m, m): SYMP.reduced_force at rest
     if params.w_a is None or params.gain is None:
         if past is not None:
-            past.add_up(0.0 * (x[:, None, :, :, None] * x[:, None, :, None, :]))
-        return Answer(force, p, None), Saved(p, tuple(x.shape))
-    y, norm = layer_norm.layer_norm_forward(x, params.gain, params.shift)  # (b, i, m) [SYMP.reduced_normed]
+            past.add_up("moments", 0.0 * (x[:, None, :, :, None] * x[:, None, :, None, :]))
+        return Answer(force, p, None), (p, x, None)
+    y, norm = maps.normed(params, x)  # (b, i, m) [SYMP.reduced_normed]
     pairs = y[..., :, None] * y[..., None, :]  # (b, i, m, m)
     if past is not None:
-        sums = past.add_up(pairs[:, None, ...])[:, 0, ...]  # (b, i, m, m): with the past
+        sums = past.add_up("moments", pairs[:, None, ...])[:, 0, ...]  # (b, i, m, m): with the past
     elif layer.causal:
         sums = xp.cumulative_sum(pairs, axis=1)  # (b, i, m, m)
     else:
@@ -117,17 +83,7 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
         pushed = a @ s @ square  # (b, i, m, m)
         force = force - pushed - xp.matrix_transpose(pushed)  # (b, i, m, m) [SYMP.reduced_force]
     moments = Moments(y @ a, s)
-    return Answer(force, p, moments), Saved(p, tuple(x.shape), y, norm, n, bool(layer.causal), a, moments, square)
-
-
-def mobilised(layer: Layer, p: Array) -> Array:
-    """Return p: there is no mobility."""
-    return p
-
-
-def mobilised_backward(layer: Layer, p: Array, d_p: Array, add: Add) -> Array:
-    """Return the gradient of p."""
-    return d_p
+    return Answer(force, p, moments), (p, x, (y, norm, n, bool(layer.causal), a, moments, square))
 
 
 def velocity(p: Array, moments: Moments) -> Array:
@@ -150,33 +106,32 @@ def velocity_backward(p: Array, speed: Array, moments: Moments, d_speed: Array) 
 
 def backward(
     layer: Layer,
-    saved: Saved,
+    saved: tuple[Any, ...],
     d_force: Array | None,
     d_moved: Array | None,
     d_moments: tuple[Array, Array] | None,
     add: Add,
 ) -> tuple[Array, Array | None]:
     """Return the gradients of x and p, and add those of the parameters; `d_moments` are those of A y and S."""
-    p, a, moments, n = saved.p, saved.a, saved.moments, saved.n  # (b, i, m, m), (m, m), -, (i, 1)
+    p, x, moving = saved  # (b, i, m, m), (b, i, m), -
     d_p = d_moved  # (b, i, m, m): of P in the velocity
     if d_force is not None:
         # forward: force = symmetric(w_v) - ...
-        xp = namespace(d_force)
-        add("w_v", symmetric(xp.sum(d_force, axis=(0, 1))))
-    if saved.y is None or saved.norm is None or a is None or moments is None or n is None:
-        assert d_force is not None
-        return zeros(saved.shape, d_force), d_p
-    y, s = saved.y, moments.s  # (b, i, m), (b, i, m, m)
+        add("w_v", symmetric(namespace(d_force).sum(d_force, axis=(0, 1))))
+    if moving is None:  # a layer that moves nothing, whose force is V
+        return namespace(x).zeros_like(x), d_p
+    y, norm, n, masked, a, moments, square = moving  # as they were given to it
+    s = moments.s  # (b, i, m, m)
     xp = namespace(y)
     none = xp.zeros_like(s)  # (b, i, m, m)
     d_turned, d_s = (xp.zeros_like(y), none) if d_moments is None else d_moments  # (b, i, m), (b, i, m, m)
     # forward: turned = y @ a
     d_y = d_turned @ a  # (b, i, m)
     d_a = xp.sum(y[..., None] * d_turned[..., None, :], axis=(0, 1))  # (m, m)
-    if d_force is not None and p is not None and saved.square is not None:
+    if d_force is not None and p is not None and square is not None:
         # forward: force = v - a @ s @ square - (a @ s @ square)^T
         both = -(d_force + xp.matrix_transpose(d_force))  # (b, i, m, m): of a @ s @ square
-        back = xp.matrix_transpose(saved.square)  # (b, i, m, m)
+        back = xp.matrix_transpose(square)  # (b, i, m, m)
         d_square = xp.matrix_transpose(s) @ a @ both  # (b, i, m, m) [dSYMP.reduced_force]
         d_s = d_s + a @ both @ back  # (b, i, m, m) [dSYMP.moments]
         d_a = d_a + xp.sum(both @ back @ xp.matrix_transpose(s), axis=(0, 1))  # (m, m)
@@ -187,13 +142,11 @@ def backward(
     add("w_a", symmetric(d_a))
     # forward: s = cumulative_sum(y y^T) / n
     mean = d_s / n[..., None]  # (b, i, m, m)
-    if saved.masked:
+    if masked:
         later = xp.flip(xp.cumulative_sum(xp.flip(mean, axis=1), axis=1), axis=1)  # (b, i, m, m): U
     else:
         later = xp.sum(mean, axis=1, keepdims=True)  # of all tokens
     d_y = d_y + ((later + xp.matrix_transpose(later)) @ y[..., None])[..., 0]  # (b, i, m) [dSYMP.reduced_normed]
     # forward: y = norm(x)
-    d_x, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
-    add("gain", d_gain)
-    add("shift", d_shift)
+    d_x = maps.normed_backward(layer.params, norm, d_y, add)  # (b, i, m)
     return d_x, xp.zeros_like(p) if p is not None and d_p is None else d_p

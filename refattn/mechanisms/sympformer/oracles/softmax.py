@@ -36,12 +36,11 @@ from typing import Any, ClassVar
 
 from refattn.args import check_choice
 from refattn.mechanisms.record import Unsupported
-from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer import core, maps
 from refattn.mechanisms.sympformer.dense import counts
 from refattn.mechanisms.sympformer.oracles.past import Prefix
-from refattn.mechanisms.sympformer.params import Add, Layer, inner
+from refattn.mechanisms.sympformer.params import Add, Layer
 from refattn.ops import layer_norm
-from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace
 
 NORMALISERS, MOBILITIES = ("prefix", "length"), ("learned", "identity")
@@ -93,7 +92,6 @@ class Saved:
     b: Array | None
     y: Array
     norm: layer_norm.Saved
-    look: Array | None
     core: core.Saved | None
     attended: Array  # (b, i, m)
     share: Array | None  # (i, 1)
@@ -102,14 +100,12 @@ class Saved:
 def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
     xp, params, causal = namespace(x), layer.params, layer.causal
-    look = layer.numbers.get("look") if p is not None else None  # (1)
-    ahead = x if look is None or p is None else x + look * p  # (b, i, m)
-    y, norm = layer_norm.layer_norm_forward(ahead, params.gain, params.shift)  # (b, i, m) [SYMP.1]
-    q = linear_forward(y, params.w_q, params.b_q)  # (b, i, m) [SYMP.2]
-    k = linear_forward(y, params.w_k, params.b_k)  # (b, i, m) [SYMP.3]
+    y, norm = maps.normed(params, maps.ahead(layer, x, p))  # (b, i, m) [SYMP.1]
+    q = maps.affine(params, y, "q")  # (b, i, m) [SYMP.2]
+    k = maps.affine(params, y, "k")  # (b, i, m) [SYMP.3]
     kicks = params.w_o is not None
     if kicks:
-        v = linear_forward(y, params.w_v, params.b_v)  # (b, i, m) [SYMP.4]
+        v = maps.affine(params, y, "v")  # (b, i, m) [SYMP.4]
     else:
         v = y[..., :0]  # (b, i, 0): no value, only z is asked for
     share = share_of(layer, x)  # (i, 1): n_i over the number of all tokens
@@ -132,8 +128,8 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
         attended = share * attended  # (b, i, e): SYMP.12 divided by all tokens
         log_z = log_z + xp.log(share)  # (b, i, 1): SYMP.7 divided by all tokens
     if kicks:
-        force = linear_forward(attended, params.w_o, params.b_o)  # (b, i, m) [SYMP.13]
-    return Answer(force, moved, log_z), Saved(p, moved, y, norm, look, saved, attended, share)
+        force = maps.affine(params, attended, "o")  # (b, i, m) [SYMP.13]
+    return Answer(force, moved, log_z), Saved(p, moved, y, norm, saved, attended, share)
 
 
 def backward(
@@ -145,42 +141,29 @@ def backward(
     d_attended = xp.zeros_like(saved.attended)  # (b, i, e): where nobody asks for the force
     if d_force is not None and params.w_o is not None:
         # forward: force = attended @ w_o
-        d_attended, d_w_o, d_b_o = linear_backward(saved.attended, params.w_o, d_force)  # (b, i, m) [dSYMP.12]
-        add("w_o", d_w_o)
-        add("b_o", d_b_o)
+        d_attended = maps.affine_backward(params, saved.attended, "o", d_force, add)  # (b, i, m) [dSYMP.12]
     # forward: attended = share * out
     d_out = d_attended if share is None else share * d_attended  # (b, i, e)
     d_bounded = None if d_log_z is None else xp.permute_dims(d_log_z, (0, 2, 1))  # (b, 1, i)
     d = core.backward(saved.core, d_out[:, None, ...], d_bounded)
-    d_p = None
-    if p is not None:
-        d_pull = xp.zeros_like(p)  # (b, i, m): what kinetic asks of p, but for B p
-        d_ask = d_pull if d_moved is None else d_moved  # (b, i, m)
-        if "kinetic" in d:
-            # forward: kinetic = sum(moved * p); other = kinetic / share^2
-            d_other = d["kinetic"][:, 0, ...]  # (b, i, 1): dSYMP.kinetic without the head
-            d_kinetic = d_other if share is None else d_other / (share * share)  # (b, i, 1)
-            d_pull = d_kinetic * saved.b  # (b, i, m)
-            d_ask = d_ask + d_kinetic * p  # (b, i, m) [dSYMP.8]
-        d_p = d_pull + mobilised_backward(layer, p, d_ask, add)  # (b, i, m): dSYMP.momentum without looking ahead
     # forward: q = y @ w_q, and so for k and v
-    d_y_q, d_w_q, d_b_q = linear_backward(saved.y, params.w_q, d["q"][:, 0, ...])  # (b, i, m), (m, m), (m)
-    d_y_k, d_w_k, d_b_k = linear_backward(saved.y, params.w_k, d["k"][:, 0, ...])  # (b, i, m), (m, m), (m)
-    for name, value in (("w_q", d_w_q), ("b_q", d_b_q), ("w_k", d_w_k), ("b_k", d_b_k)):
-        add(name, value)
-    d_y_v = 0.0 * d_y_k  # (b, i, m): without values
-    if d_force is not None:
-        d_y_v, d_w_v, d_b_v = linear_backward(saved.y, params.w_v, d["v"][:, 0, ...])  # (b, i, m), (m, m), (m)
-        add("w_v", d_w_v)
-        add("b_v", d_b_v)
-    d_y = d_y_q + d_y_k + d_y_v  # (b, i, m) [dSYMP.1]
+    asked = "qk" if d_force is None else "qkv"
+    parts = [maps.affine_backward(params, saved.y, name, d[name][:, 0, ...], add) for name in asked]
+    d_y = sum(parts[1:], parts[0])  # (b, i, m) [dSYMP.1]
     # forward: y = norm(x + look * p)
-    d_ahead, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
-    add("gain", d_gain)
-    add("shift", d_shift)
-    if saved.look is not None and p is not None and d_p is not None:
-        d_p = d_p + saved.look * d_ahead  # (b, i, m) [dSYMP.momentum]
-        add("look", inner(d_ahead, p))
+    d_ahead = maps.normed_backward(params, saved.norm, d_y, add)  # (b, i, m)
+    if p is None:
+        return d_ahead, None
+    d_pull = xp.zeros_like(p)  # (b, i, m): what kinetic asks of p, but for B p
+    d_ask = d_pull if d_moved is None else d_moved  # (b, i, m)
+    if "kinetic" in d:
+        # forward: kinetic = sum(moved * p); other = kinetic / share^2
+        d_other = d["kinetic"][:, 0, ...]  # (b, i, 1): dSYMP.kinetic without the head
+        d_kinetic = d_other if share is None else d_other / (share * share)  # (b, i, 1)
+        d_pull = d_kinetic * saved.b  # (b, i, m)
+        d_ask = d_ask + d_kinetic * p  # (b, i, m) [dSYMP.8]
+    d_own = d_pull + mobilised_backward(layer, p, d_ask, add)  # (b, i, m): without looking ahead
+    d_p = maps.ahead_backward(layer, p, d_ahead, d_own, add)  # (b, i, m) [dSYMP.momentum]
     return d_ahead, d_p
 
 
@@ -199,7 +182,7 @@ def mobilised(layer: Layer, p: Array) -> Array:
     """Return B p."""
     if layer.params.w_b is None:
         return p
-    moved = linear_forward(p, layer.params.w_b, None)  # (b, i, m) [SYMP.8]
+    moved = maps.affine(layer.params, p, "b")  # (b, i, m) [SYMP.8]
     return moved
 
 
@@ -208,9 +191,7 @@ def mobilised_backward(layer: Layer, p: Array, d_moved: Array, add: Add) -> Arra
     if layer.params.w_b is None:
         return d_moved
     # forward: moved = p @ w_b
-    d_p, d_w_b, _ = linear_backward(p, layer.params.w_b, d_moved)  # (b, i, m), (m, m)
-    add("w_b", d_w_b)
-    return d_p
+    return maps.affine_backward(layer.params, p, "b", d_moved, add)
 
 
 def velocity(moved: Array, log_z: Array) -> Array:
