@@ -38,7 +38,7 @@ def choose(option: str, value: Any, kinds: Mapping[str, type[T]]) -> T:
     if not isinstance(value, str):
         homes = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds.values()))
         raise TypeError(f"{option}: got {type(value).__name__}, needs {needs}, or a {homes}")
-    name, numbers = (value, {}) if value in kinds else _read(option, value)
+    name, numbers = (value, {}) if value in kinds else read(option, value)
     if name not in kinds:
         raise ValueError(f"{option}: got {value!r}, needs {needs}")
     known = [field.name for field in dataclasses.fields(kinds[name]) if field.init]  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def with_numbers(
     return found | left
 
 
-def _read(option: str, text: str) -> tuple[str, dict[str, Any]]:
+def read(option: str, text: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the numbers of text such as ``soft(tau=0.1)``."""
     wrong = ValueError(f"{option}: got {text!r}, needs a name such as soft, or a name and numbers: soft(tau=0.1)")
     if len(text) > 1000:

@@ -12,8 +12,8 @@ of softmax attention. What to read, in this order:
   `columns` beside the old ones; the `path` from an amplitude to weights, and the `search` for the amplitude; all of it
   together (`step`), by its `options`; heads that get unequal numbers of columns (`uneven`).
 - `core`: the public functions; `implementations.tiled`: the contraction in memory linear in the lengths.
-- `judge`: designed calls, wrong readings, block and growth a second time (`loops`, `beside`); in all else the core is
-  judged as softmax attention is.
+- `loops`: block and growth a second time; `testing`: designed calls, wrong readings, and what compares the loops with a
+  trace (`beside`). All else of the core is tested as softmax attention is.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from math import sqrt
 from typing import Any, TypeVar
 
 from refattn.args import check, check_arrays, check_number, check_whole
+from refattn.mechanisms.entry import renamed
 from refattn.mechanisms.families import choose
 from refattn.ops.masks import Causal
 from refattn.xp import Array, concrete, is_array
@@ -24,10 +25,10 @@ from refattn.xp import Array, concrete, is_array
 T = TypeVar("T")
 
 OLD = {
-    "delta": 'normaliser="exact(delta=1.0)"',
-    "policy": 'normaliser="signed"',
-    "eps": 'normaliser="add(eps=1e-6)"',
-    "denominator": 'normaliser="exact(plain=True)"',
+    "delta": 'a normaliser with its numbers: normaliser="exact(delta=1.0)"',
+    "policy": 'a normaliser with its numbers: normaliser="signed"',
+    "eps": 'a normaliser with its numbers: normaliser="add(eps=1e-6)"',
+    "denominator": 'a normaliser with its numbers: normaliser="exact(plain=True)"',
 }
 """Keywords of earlier versions, and what says the same now."""
 
@@ -155,21 +156,13 @@ class Options:
         return Options(self.order, numbers["alpha"], normaliser, self.layer_norm, self.norm_eps)
 
 
-def refuse_old(given: Mapping[str, Any]) -> None:
-    """Raise TypeError where a keyword is given that the core does not have, or has no longer."""
-    for name in given:
-        if name in OLD:
-            raise TypeError(f"{name}: got an option of before, needs a normaliser with its numbers: {OLD[name]}")
-        raise TypeError(f"got an unexpected keyword argument {name!r}")
-
-
 def refusing_old(kind: type[T]) -> type[T]:
     """Return a class whose constructor tells what has become of keywords of earlier versions."""
     init: Any = kind.__init__
 
     @wraps(init)
     def checked(self: T, *values: Any, **given: Any) -> None:
-        refuse_old({name: given[name] for name in OLD if name in given})
+        renamed("higher_order", {name: given[name] for name in OLD if name in given}, OLD)
         init(self, *values, **given)
 
     kind.__init__ = checked  # type: ignore[assignment]

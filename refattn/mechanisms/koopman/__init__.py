@@ -9,11 +9,10 @@ What to read, in this order:
 - `layer.block`: projections around the core, the mechanism as a layer; `layer.draws`: random ridges and epsilons;
   `layer.pointer`: a block whose last queries point at tokens, KOOP.pointed and KOOP.log_weights; `layer.decode`: what a
   last query says about the next token.
-- `implementations.shared`: the same numbers by one factorisation of the Gram matrix for all queries,
-  `implementations.whitening`;
-  `implementations.features`: by a matrix of constant size where the kernel has finitely many features, for
-  `layer.stream`.
-- `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
+- `implementations.shared`: the same numbers by one factorisation of the Gram matrix for all queries
+  (`implementations.whitening`). `implementations.features`: by a matrix of constant size, if the kernel has finitely
+  many features, for `layer.stream`.
+- `loops`: a second derivation, one query after the other; `testing`: designed calls, rounding scales, wrong readings.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from refattn.mechanisms.families import choose
 from refattn.mechanisms.koopman import definition, dense
 from refattn.mechanisms.koopman.implementations import shared
 from refattn.mechanisms.koopman.options.fits import FITS, Fit, Stein
-from refattn.mechanisms.koopman.options.kernel import KERNELS, Kernel, kernel_of
+from refattn.mechanisms.koopman.options.kernel import KERNELS, Kernel, Own, kernel_of
 from refattn.mechanisms.koopman.options.own import check_own
 from refattn.mechanisms.koopman.options.perturbation import (
     PERTURBATIONS,
@@ -38,7 +38,7 @@ from refattn.mechanisms.koopman.options.perturbation import (
     picked,
     picked_backward,
 )
-from refattn.mechanisms.koopman.options.ridges import SCALES, OneRidge, RidgeByCoordinate
+from refattn.mechanisms.koopman.options.ridges import OneRidge, RidgeByCoordinate
 from refattn.mechanisms.koopman.options.similarity import SIMILARITIES
 from refattn.mechanisms.koopman.options.spaces import SPACES
 from refattn.mechanisms.paper import backward_of_definition, defined_by
@@ -331,7 +331,7 @@ def placed(
     if len({n for n in candidates.values() if n != 1}) > 1:
         raise ValueError(f"epsilon: got {candidates['epsilon']} candidates, the ridge has {candidates['ridge']}")
     kernel = replace(kernel, **{n: x for n, x in numbers.items() if n in asked and n != "mix"})  # type: ignore[type-var]
-    if kernel.foreign:
+    if isinstance(kernel, Own):
         check_own(kernel, like, space)
     if jitter is None:
         jitter = JITTER["float64" if xp.finfo(like.dtype).bits == 64 else "float32"]
@@ -346,7 +346,7 @@ def placed(
         fit=fit.solver(),
         ridge=picked(tables["ridge"], (0,) * (updates - 1)),
         ridges=RidgeByCoordinate() if len(tables["ridge"].shape) == 3 else OneRidge(),
-        scale=SCALES[fit.scale],
+        scale=fit.scale,
         tau=float(fit.tau),
         window=fit.window,
         perturbation=perturbation,

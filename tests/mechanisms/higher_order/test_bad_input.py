@@ -22,7 +22,6 @@ BLOCK = ra.mechanism("higher_order").block
         ({"normaliser": "exact(delta=nan)"}, r"normaliser: got 'exact\(delta=nan\)', needs a name"),
         ({"alpha": np.asarray(-3.0)}, r"alpha: got -3.0, needs a finite number above 0"),
         ({"causal": True, "normaliser": Exact(delta=np.asarray(0.8))}, r"got 'exact' with delta=0.8 and causal=True"),
-        ({"mask": np.ones((3, 4), bool)}, r"mask: got shape \(3, 4\), needs one that broadcasts to"),
         (
             {"mask": np.ones((3, 3), bool), "implementation": "linear"},
             r"implementation: got \"linear\" with a mask, needs \"dense\"",
@@ -40,14 +39,12 @@ BLOCK = ra.mechanism("higher_order").block
             r"normaliser: got 'add\(eps=0.0\)'; eps: got 0.0, needs a finite number above 0",
         ),
         ({"norm_eps": -1.0}, r"norm_eps: got -1.0, needs a finite number of at least 0"),
-        ({"causal": "left"}, r"causal: got 'left', needs True, False"),
         ({"causal": True, "normaliser": "exact(delta=1)"}, r"needs \"signed\": without its 1 a weight may be negative"),
         (
             {"causal": "top_left", "normaliser": "add(delta=1)"},
             r"normaliser: got 'add' with delta=1 and causal='top_left'",
         ),
         ({"key_mask": np.ones((1, 4), bool)}, r"key_mask: got shape \(1, 4\), needs \(batch, keys\) = \(1, 3\)"),
-        ({"implementation": 3}, r"implementation: got 3, needs one of auto"),
     ],
 )
 def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:
@@ -98,13 +95,6 @@ def test_a_configuration_tells_what_became_of_old_keywords() -> None:
         BLOCK.Config(width=8, heads=2, policy="signed")
 
 
-def test_shapes_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match=r"k: got shape"):
-        ra.higher_order.forward(X, X[..., :3], X)
-    with pytest.raises(ValueError, match=r"v: got shape"):
-        ra.higher_order.forward(X, X, X[:, :, :2])
-
-
 # --- states
 
 
@@ -145,10 +135,6 @@ def test_a_state_needs_what_comes_later() -> None:
 
 def test_gradients_that_do_not_fit() -> None:
     out, saved = ra.higher_order.forward(X, X, X)
-    with pytest.raises(TypeError, match=r"saved: got ndarray, needs what forward returned"):
-        ra.higher_order.backward(out, out)
-    with pytest.raises(ValueError, match=r"d_out: got shape \(1, 2, 3, 3\), needs \(1, 2, 3, 4\)"):
-        ra.higher_order.backward(saved, out[..., :3])
     state = ra.higher_order.empty_state(X, X)
     with pytest.raises(ValueError, match=r"d_state was given, but forward was given no state"):
         ra.higher_order.backward(saved, out, state)
@@ -165,9 +151,6 @@ def test_gradients_that_do_not_fit() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"width": 0}, r"width: got 0, needs a whole number of at least 1"),
-        ({"heads": 4}, r"heads: got 4, needs a divisor of the width 6, or a head_width"),
-        ({"kv_heads": 4}, r"kv_heads: got 4, needs a divisor of the 3 heads"),
         ({"order": -2}, r"order: got -2"),
         ({"normaliser": "none"}, r"normaliser: got 'none'"),
         ({"order": 0, "normaliser": "exact(delta=1)"}, r"normaliser: got delta=1 with order=0"),
@@ -176,27 +159,3 @@ def test_gradients_that_do_not_fit() -> None:
 def test_a_configuration_that_is_wrong(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BLOCK.Config(**{"width": 6, "heads": 3, **given})
-
-
-def test_a_context_that_does_not_fit() -> None:
-    params = BLOCK.init(BLOCK.Config(width=6, heads=2), like=np.zeros(1))
-    x = np.ones((2, 5, 6))
-
-    def step(**fields: Any) -> None:
-        context = ra.Context(**fields)
-        BLOCK.forward(params, BLOCK.start(params, x, ra.Context()), context)
-
-    with pytest.raises(ValueError, match=r"context.mask: got shape \(5, 4\), needs one that broadcasts to"):
-        step(mask=np.ones((5, 4), bool))
-    with pytest.raises(ValueError, match=r"context.key_mask: got shape \(2, 4\), needs \(2, 5\)"):
-        step(key_mask=np.ones((2, 4), bool))
-    with pytest.raises(ValueError, match=r"context.memory_mask was given without context.memory"):
-        step(memory_mask=np.ones((2, 5), bool))
-    with pytest.raises(ValueError, match=r"whose tokens are the keys: use memory_mask"):
-        step(memory=x, key_mask=np.ones((2, 5), bool))
-    with pytest.raises(ValueError, match=r"context.memory: got shape \(2, 5, 5\), needs \(2, keys, 6\)"):
-        step(memory=x[..., :5])
-    with pytest.raises(ValueError, match=r"state.x: got shape \(2, 5, 5\), needs \(batch, tokens, 6\)"):
-        BLOCK.forward(params, BLOCK.module.State(x[..., :5]), ra.Context())
-    with pytest.raises(ValueError, match=r"params.w_q: got shape \(6, 5\), its configuration needs \(6, 6\)"):
-        BLOCK.forward(replace(params, w_q=params.w_q[:, :5]), BLOCK.module.State(x), ra.Context())

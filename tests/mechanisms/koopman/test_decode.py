@@ -10,10 +10,9 @@ import pytest
 import refattn as ra
 from refattn import counter
 from refattn.mechanisms.koopman.layer import decode
+from tests.mechanisms.koopman.calls import drawn
 
-
-def normal(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=5, purpose=name)
+normal = drawn(5)
 
 
 def test_pointing() -> None:

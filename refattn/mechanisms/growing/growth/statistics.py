@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from refattn import equations
 from refattn.args import check
@@ -131,17 +131,10 @@ def merge(a: Statistics, b: Statistics) -> Statistics:
     check("b", b, Statistics)
     if bool(a.kept) != bool(b.kept):
         raise ValueError("b: got statistics of which not all or not none are kept, needs them as those of a")
-    return replace(
-        a,
-        gradient=a.gradient + b.gradient,
-        gram=a.gram + b.gram,
-        gram_keys=a.gram_keys + b.gram_keys,
-        sequences=a.sequences + b.sequences,
-        pairs=a.pairs + b.pairs,
-        masked=a.masked or b.masked,
-        kept=a.kept + b.kept,
-        square=a.square + b.square,
-    )
+    sums = {
+        field.name: getattr(a, field.name) + getattr(b, field.name) for field in fields(a) if field.name != "masked"
+    }
+    return Statistics(**sums, masked=a.masked or b.masked)
 
 
 def apply_metric(statistics: Statistics, z: Array, *, center_keys: bool = False) -> Array:
@@ -197,11 +190,8 @@ def _visible(kept: Kept, heads: int) -> float:
     count = 0.0
     for first in range(0, n, ROWS):
         rows = (first, min(first + ROWS, n))
-        allowed, plane = kept.allowed(rows), (b, heads, rows[1] - rows[0], n)
-        if allowed is None:
-            count += float(math.prod(plane))
-        else:
-            full = (1,) * (4 - len(allowed.shape)) + tuple(allowed.shape)
-            times = math.prod(size for size, own in zip(plane, full, strict=True) if own == 1)
-            count += times * float(sum_wide(xp.astype(allowed, xp.float64)))
+        allowed, whole = kept.allowed(rows), b * heads * (rows[1] - rows[0]) * n
+        # An element of an axis of one stands for as many scores as that axis has.
+        each = whole if allowed is None else whole // math.prod(allowed.shape)
+        count += each * (1.0 if allowed is None else float(sum_wide(xp.astype(allowed, xp.float64))))
     return count

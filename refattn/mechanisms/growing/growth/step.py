@@ -87,20 +87,26 @@ def plan(
     room = max(0, most - width)
     xp, n = namespace(statistics.gradient), statistics.gradient
     facts: dict[str, Any] = {"width": width, "mode": options.mode}
+    of_none = {**facts, "mode": "none", "columns": 0}
+    nothing = Plan(params, statistics, options, 0, 0.0, 0.0, 0.0, None, None, None, of_none)
     if not float(xp.sqrt(sum_wide(n * n))) > 1e-30:
-        return _nothing(params, statistics, options, facts)
+        return nothing
     kron = _metric(statistics, options)
     found = equations.active(bottleneck).bottleneck(params, statistics, kron)
     way = equations.active(metric).direction(statistics, options.metric, metric=kron, center_keys=options.center_keys)
     if not way.size > 0.0:
-        return _nothing(params, statistics, options, facts)
+        return nothing
     made = Plan(params, statistics, options, 0, 0.0, 0.0, found.psi, kron, found, way)
     if options.uneven:
         spare = [max(0, most - len(places)) for places in live(params)]
         made = _unevenly(made, columns, halves, spare)
         facts |= {"each": [head.columns for head in made.heads]}
     else:
-        count = _worth_while(made, halves, min(options.most, room)) if columns is None else min(columns, room)
+        if columns is None:
+            selected, own, validation = _to_select_from(made, halves)
+            count = select_columns(selected, own, min(options.most, room), options, validation)
+        else:
+            count = min(columns, room)
         count = with_ties(found, count, room) if options.keep_ties else count
         facts |= {"asked": columns} if columns is not None and columns > room else {}
         made = replace(made, columns=count, gain=found.gain(count) / way.size)
@@ -110,7 +116,7 @@ def plan(
         surer = replace(options, metric="kron", method="optimal")
         sure = plan(params, statistics, surer, columns=columns, halves=halves)
         instead = {"metric": options.metric, "method": options.method}
-        return replace(sure, options=surer, facts={**sure.facts, "in_place_of": instead})
+        return replace(sure, facts={**sure.facts, "in_place_of": instead})
     sigma = [math.sqrt(square) for square in found.squares[: max(count, options.most) + 1]]
     facts |= {"columns": count, "psi": found.psi, "sigma": sigma, "gain": made.gain, "slope": slope}
     if options.metric == "exact":
@@ -141,12 +147,6 @@ def _metric(statistics: Statistics, options: Options) -> Metric:
     return made
 
 
-def _nothing(params: block.Params, statistics: Statistics, options: Options, facts: dict[str, Any]) -> Plan:
-    """Return the plan of a block without a gradient."""
-    facts = {**facts, "mode": "none", "columns": 0}
-    return Plan(params, statistics, options, 0, 0.0, 0.0, 0.0, None, None, None, facts)
-
-
 def _to_select_from(made: Plan, halves: Halves | None) -> tuple[Bottleneck, Metric, Statistics | None]:
     """Return the bottleneck from which columns are selected, its metric, and what has to confirm it."""
     assert made.found is not None and made.metric is not None
@@ -155,11 +155,6 @@ def _to_select_from(made: Plan, halves: Halves | None) -> tuple[Bottleneck, Metr
     first, second = halves
     own = _metric(first, made.options)
     return bottleneck.bottleneck(made.params, first, own), own, second
-
-
-def _worth_while(made: Plan, halves: Halves | None, most: int) -> int:
-    found, kron, validation = _to_select_from(made, halves)
-    return select_columns(found, kron, most, made.options, validation)
 
 
 def _unevenly(made: Plan, columns: int | None, halves: Halves | None, room: list[int]) -> Plan:
@@ -269,4 +264,5 @@ def width(params: block.Params) -> int:
 
 def facts_of(found: Found) -> dict[str, Any]:
     """Return what there is to write down of a search."""
-    return found.facts
+    names = ("amplitude", "before", "after", "predicted", "actual", "evaluations")
+    return {name: getattr(found, name) for name in names}

@@ -40,6 +40,10 @@ def _case(
     return Case(name, kind, inputs, given, purpose)
 
 
+SMALL: dict[str, Any] = {"b": 1, "h": 1, "n_q": 2, "n_k": 3, "d": 2}
+"""Sizes at which the loops find a limited operator, by descent, in a short time."""
+
+
 def _mask(*shape: int, keep: float = 0.7) -> Input:
     return Input(shape, "mask", {"keep": keep})
 
@@ -87,11 +91,7 @@ CASES = (
         "norm",
         "fit",
         "an operator that cannot be longer",
-        b=1,
-        h=1,
-        n_q=2,
-        n_k=3,
-        d=2,
+        **SMALL,
         updates=3,
         fit="separable(ridge=0.5, norm=0.35)",
     ),
@@ -107,23 +107,12 @@ CASES = (
     _case("linear", "kernel", "x . y alone", kernel="linear", n_k=11, jitter=0.1),
     _case("polynomial", "kernel", "a cube", kernel="polynomial(weight=0.3, degree=3, constant=0.5)", space="augmented"),
     _case("matern32", "kernel", "once differentiable", kernel="matern32"),
-    _case(
-        "matern52",
-        "kernel",
-        "twice differentiable; its softmax",
-        kernel="matern52",
-        similarity="kernel",
-        updates=3,
-    ),
+    _case("matern52", "kernel", "twice differentiable; its softmax", kernel="matern52", similarity="kernel", updates=3),
     _case(
         "own",
         "kernel",
         "1 / (1 + |x - y|^2 / 2), of a user's, and an operator of one mode",
-        b=1,
-        h=1,
-        n_q=2,
-        n_k=3,
-        d=2,
+        **SMALL,
         updates=3,
         kernel="refattn.mechanisms.koopman.testing.rational:RATIONAL",
         fit="separable(ridge=0.5, rank=1)",
