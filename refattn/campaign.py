@@ -27,7 +27,7 @@ from typing import Any
 
 import refattn
 from refattn import backends, workers
-from refattn.files import MIB, read_json, remove_left_behind, write_atomically
+from refattn.files import MIB, read_json, remove_left_behind, source_digest, write_atomically
 
 ENDED = "the process that ran it ended, of a lack of memory perhaps"
 
@@ -156,13 +156,8 @@ def run(
 @functools.cache
 def versions() -> dict[str, str]:
     """Return what results depend on beside their units: versions, and a digest of the source of refattn."""
-    top, source = Path(__file__).parent, sha256()
-    # The symlink to backends/ is not followed by the first.
-    files = {file.relative_to(top).as_posix(): file for g in ("**/*.py", "backends/*.py") for file in top.glob(g)}
-    for name, file in sorted(files.items()):
-        source.update(f"{name}\n".encode() + file.read_bytes())
     found = {each.name: each.version for each in metadata.distributions() if each.name in _LIBRARIES}
-    ours = f"{refattn.__version__} (source {source.hexdigest()[:12]})"
+    ours = f"{refattn.__version__} (source {source_digest()[:12]})"
     return {"python": platform.python_version(), "refattn": ours} | dict(sorted(found.items()))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.checked import checked
+from refattn.args import checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import spacing
 from refattn.mechanisms.record import Mechanism

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from refattn import backends
-from refattn.checked import Whole, checked
+from refattn.args import Whole, checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import TYPES, has_gradient, stored
 from refattn.mechanisms.record import Case, Input, Mechanism

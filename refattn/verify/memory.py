@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.checked import checked
+from refattn.args import checked
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.verify.adapters.adapter import CallError
 from refattn.verify.adapters.manners import TIMES

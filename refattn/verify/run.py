@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.checked import One, Whole, checked
+from refattn.args import One, Whole, checked
 from refattn.golden.storage import DTYPES, SCALED
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.adapters.adapter import (

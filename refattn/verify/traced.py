@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import backends, counter, equations, tree
-from refattn.checked import One, checked
+from refattn.args import One, checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import DTYPES, has_gradient, stored
 from refattn.mechanisms.context import Context
@@ -230,7 +230,7 @@ class Run:
     again: Callable[..., Run] | None = None
 
 
-@checked(mechanism=Mechanism, case_name=str, dtype=One(tuple(DTYPES)), backend=backends.BaseBackend)
+@checked(mechanism=Mechanism, case_name=str, dtype=One(tuple(DTYPES)), backend=backends.Backend)
 def trace_core(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend) -> Traced:
     """Run the dense implementation of a core, forward and backward, on a designed case.
 
@@ -245,7 +245,7 @@ def trace_core(mechanism: Mechanism, case_name: str, dtype: str, backend: backen
     return record(mechanism, core_run(mechanism, case_name, dtype, backend), backend)
 
 
-@checked(mechanism=Mechanism, dtype=One(tuple(DTYPES)), backend=backends.BaseBackend)
+@checked(mechanism=Mechanism, dtype=One(tuple(DTYPES)), backend=backends.Backend)
 def trace_block(mechanism: Mechanism, dtype: str, backend: backends.Backend, **choices: Any) -> Traced:
     """Run one step of a block, forward and backward, from tokens to tokens; `choices` are fields of its configuration.
 

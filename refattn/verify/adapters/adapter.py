@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import backends
-from refattn.checked import checked
+from refattn.args import checked
 from refattn.golden.storage import SCALED, has_gradient
 from refattn.verify.adapters import devices, manners
 from refattn.verify.adapters.pushed import Called, derivatives

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.checked import Real, read
+from refattn.args import Real, check
 from refattn.files import read_regular
 from refattn.golden.storage import has_gradient
 from refattn.golden.tensors import decode, encode
@@ -53,9 +53,9 @@ class Program:
     """
 
     def __init__(self, command: str, outputs: tuple[str, ...], seconds: float) -> None:
-        read("command", command, str)
-        read("outputs", outputs, [str])
-        read("seconds", seconds, Real(0.0))
+        check("command", command, str)
+        check("outputs", outputs, [str])
+        check("seconds", seconds, Real(0.0))
         try:
             self.command = shlex.split(command)
         except ValueError as error:
