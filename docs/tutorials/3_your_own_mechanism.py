@@ -29,16 +29,16 @@ print((here / "sigmoid" / "definition.py").read_text())
 # The record
 # ----------
 # ``loops.py`` says everything a second time, in loops over numbers, derived from the paper again. ``__init__.py`` joins
-# the two, with designed calls and the laws that hold: a permutation of the keys changes nothing, masked keys do not
-# matter. The rest is there by default, and may be replaced: a core that checks and casts its arguments, with masks and
-# causality, and a multi-head block around it.
+# the two, with designed calls and the properties that hold: a permutation of the keys changes nothing, masked keys do
+# not matter. The rest is there by default, and may be replaced: a core that checks and casts its arguments, with masks
+# and causality, and a multi-head block around it.
 
 print((here / "sigmoid" / "__init__.py").read_text())
 
 # %%
 # Does it certify itself?
 # -----------------------
-# The same checks as ``refattn check`` runs: loops against definition, equation by equation; laws; gradients by
+# The same checks as ``refattn check`` runs: loops against definition, equation by equation; properties; gradients by
 # differences and by tangents, of the core and of the block; that each docstring, line and trace agree.
 
 from refattn.verify import check, verify  # noqa: E402
