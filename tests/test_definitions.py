@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -61,6 +62,14 @@ def test_every_adjoint_has_a_formula_or_quotes_its_line(name: str) -> None:
         if not place.formula.startswith("forward: "):
             left, equals, right = place.formula.partition(" = ")
             assert left and equals and right.strip(), id
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_every_equation_has_a_right_hand_side(name: str) -> None:
+    for id, text in ra.mechanism(name).equations.items():
+        left, equals, right = text.split("   ")[0].partition(" = ")
+        assert left and equals and right.strip(), (id, text)
+        assert not re.search(r"\b(through|every|likewise|the same way|and so on)\b", right), (id, text)
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())

@@ -11,6 +11,7 @@ import pytest
 
 import refattn as ra
 from refattn import verify
+from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax.core import Saved
 
@@ -32,6 +33,7 @@ def test_the_mechanisms() -> None:
         assert record.case("tiny").name == "tiny"
         assert record.title and record.source and record.equations and record.context_fields
         assert len({case.name for case in record.cases}) == len(record.cases)
+        assert record.core is not None and record.defaults == defaults_of(record.core.forward)
 
 
 def test_all_and_dir() -> None:

@@ -4,7 +4,7 @@
     python -m tools.gates --dtype bfloat16 --step 4
     python -m tools.gates --page docs/gates.md --figure docs/figures/gates.png
 
-Wrong kernels are the faults of the museum (`refattn/verify/bugs`), modelled on real bug reports; honest ones those of
+Wrong kernels are the known bugs (`refattn/verify/bugs`), modelled on real bug reports; honest ones those of
 tests/verify/kernels.py. Each is run on the same designed cases with the same numbers, and a rule catches a kernel that
 it rejects on any of them. The rules are those that repositories publish; the truth is in float64 for all, and *eager*
 is the definition in float32, or with every value rounded to the shorter type. Cases that the others were not made for
@@ -239,7 +239,7 @@ _PAGE = """# Rules side by side
 
 By what rule is a kernel of attention accepted? These are rules that repositories publish, each given the same kernels
 on the same cases of softmax attention: {outputs} wrong ones whose outputs have a fault, {both} with those of the
-backward, all modelled on reports of real bugs ([the museum](verifying.md#which-known-error-it-is)), and {runs} runs of
+backward, all modelled on reports of real bugs ([known bugs](verifying.md#which-known-error-it-is)), and {runs} runs of
 honest kernels, fourteen a seed. A rule catches a kernel that it rejects on some case, and an honest run counts as
 rejected where that happens to it. Where none was, 3 in so many is the bound that holds in 95 of 100 such measurements.
 

@@ -1,4 +1,4 @@
-"""How often `refattn verify` names the right equation: every mutant that is caught, left out of the bank.
+"""How often `refattn verify` names the right equation: every mutant that is caught, its own error templates left out.
 
     python -m tools.measure_suspects                    # all mechanisms, float32: about five minutes
     python -m tools.measure_suspects softmax --dtype bfloat16

@@ -202,7 +202,7 @@ def _deviations(mechanism: Mechanism) -> Iterator[str]:
 
 
 def _properties(mechanism: Mechanism) -> Iterator[str]:
-    rows = [(f"`{name}`", summary(_doc(properties.LAWS.get(name)))) for name in mechanism.properties]
+    rows = [(f"`{name}`", summary(_doc(properties.PROPERTIES.get(name)))) for name in mechanism.properties]
     if rows:
         yield from ("What holds whatever the numbers are, checked by `refattn check`.", "")
         yield from _table(("property", "what it says"), rows)

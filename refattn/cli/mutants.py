@@ -45,7 +45,7 @@ def mutants(
         raise Problem(f"--suite: {error}") from error
     killed, count = mutated.worth(fates)
     rows: list[dict[str, Any]] = [
-        {"name": one.fault.name, "wrong": one.fault.told(one.size), "link": one.fault.link, "status": one.status}
+        {"name": one.fault.name, "wrong": one.fault.in_words(one.size), "link": one.fault.link, "status": one.status}
         for one in fates
     ]
     data = {"mechanism": record.name, "suite": suite, "killed": killed, "wrong": count, "kernels": rows}

@@ -17,7 +17,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from refattn.mechanisms.arguments import check_is
+from refattn.args import check
 from refattn.xp import is_array
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def choose(option: str, value: Any, kinds: Mapping[str, type[T]]) -> T:
     if not isinstance(value, str):
         homes = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds.values()))
         raise TypeError(f"{option}: got {type(value).__name__}, needs {needs}, or a {homes}")
-    name, numbers = (value, {}) if value in kinds else _read(option, value)
+    name, numbers = (value, {}) if value in kinds else read(option, value)
     if name not in kinds:
         raise ValueError(f"{option}: got {value!r}, needs {needs}")
     known = [field.name for field in dataclasses.fields(kinds[name]) if field.init]  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def imported(option: str, given: Any, kind: type) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         article = "an" if kind.__name__[0] in "AEIO" else "a"
         raise ValueError(f"{option}: got {given!r}, needs MODULE:NAME of {article} {kind.__name__}: {error}") from error
-    check_is(f"{option} {given}", found, kind)
+    check(f"{option} {given}", found, kind)
     return found
 
 
@@ -107,7 +107,7 @@ def with_numbers(
     return found | left
 
 
-def _read(option: str, text: str) -> tuple[str, dict[str, Any]]:
+def read(option: str, text: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the numbers of text such as ``soft(tau=0.1)``."""
     wrong = ValueError(f"{option}: got {text!r}, needs a name such as soft, or a name and numbers: soft(tau=0.1)")
     if len(text) > 1000:

@@ -5,6 +5,7 @@ Trainer, checks, verification, vectors, benchmarks and docs are written against 
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from refattn.mechanisms.families import numbers_of, with_numbers
 from refattn.mechanisms.wrong import WrongKernel
 from refattn.xp import Array
 
-Magnitude = Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
+RoundingScale = Callable[[Mapping[str, Any], Any], Array]
 
 
 class Unsupported(ValueError, NotImplementedError):  # noqa: N818 (to its caller it is a ValueError like others)
@@ -193,9 +194,64 @@ class Example:
     run: Callable[[Any, Mapping[str, Array]], Mapping[str, Array]] | None = None
 
 
+class _Later:
+    """A field that is read when it is first asked for, unless it is given."""
+
+    def __init__(self, read: Callable[[Mechanism], Any]) -> None:
+        self.read = read
+
+    def __set_name__(self, owner: type, field: str) -> None:
+        self.field = field
+
+    def __get__(self, record: Mechanism | None, owner: type | None = None) -> Any:
+        if record is None:
+            return self  # the default of the dataclass
+        if self.field not in vars(record):
+            vars(record)[self.field] = self.read(record)
+        return vars(record)[self.field]
+
+    def __set__(self, record: Mechanism, value: Any) -> None:
+        if value is not self:
+            vars(record)[self.field] = value
+
+
+def _later(read: Callable[[Mechanism], Any]) -> Any:
+    return _Later(read)
+
+
+def _in_room(path: str, name: str = "", empty: Any = ()) -> Any:
+    """Read what a module of the room of the definition has under this name: all of it without one."""
+
+    def read(record: Mechanism) -> Any:
+        home = record.definition.__name__.rpartition(".")[0] if record.definition else ""
+        if not home:
+            return empty
+        try:
+            module = importlib.import_module(f"{home}.{path}")
+        except ModuleNotFoundError as problem:
+            if problem.name in (f"{home}.{path}", f"{home}.{path.partition('.')[0]}"):
+                return empty
+            raise
+        return getattr(module, name, empty) if name else module
+
+    return _Later(read)
+
+
+def _options(record: Mechanism) -> dict[str, Any]:
+    options = inspect.signature(record.core.forward).parameters.values() if record.core else ()
+    return {option.name: option.default for option in options if option.kind is option.KEYWORD_ONLY}
+
+
 @dataclass(frozen=True, eq=False)
 class Mechanism:
     """The record of a mechanism.
+
+    What only tools ask for is no argument of a room's record: it is read when it is first asked for, from files of the
+    room whose names say which field they are. ``testing/cases.py`` has ``CASES``, and so ``kernel_sizes``, ``wrong``,
+    ``questions`` and ``layers``; ``testing/rounding_scales.py`` has ``ROUNDING_SCALES``, ``FURTHER`` and ``STORED``;
+    ``testing/block_derived_twice.py`` the function of that name; ``layer/pictures.py`` has ``PICTURES``, ``example.py``
+    ``EXAMPLE``; ``loops.py`` and ``testing/parts.py`` are such fields themselves. If a file is missing, the field is
+    empty.
 
     Attributes
     ----------
@@ -218,7 +274,7 @@ class Mechanism:
         What the equations around the core and `extra_modules` it are in a small run, by id in the order that they ran:
         as traced, and by a second derivation; None where they are derived once.
     implementations
-        The evaluations of the core, the dense one first.
+        The evaluations of the core, the dense one first: its ``IMPLEMENTATIONS``.
     defaults
         The options of the core with their defaults.
     context_fields
@@ -232,13 +288,16 @@ class Mechanism:
     kernel_sizes
         Further ones in the sizes that kernels have, of which there are no golden vectors; `refattn verify` runs both.
     properties
-        Names of the laws of `refattn.verify.selfcheck.properties` that hold.
+        Names of the properties of `refattn.verify.selfcheck.properties` that hold.
     rounding_scales
-        By equation id, where its rounding error is not relative to its own value: the size of the terms that it sums,
-        as a function of the inputs and the traced values.
+        By equation id, where they are not measured from the operations (`refattn.instruments.sized`) because kernels do
+        others: the size of the rounding error, as a function of the inputs and the traced values. None means the size
+        of the value itself, as for what iterations find.
+    further_rounding_scales
+        By equation id, what kernels round beside that.
     stored
         By id, the equations that kernels in float16 or bfloat16 round to the storage type on the way, with the size
-        that this rounding is relative to; all others they compute in float32.
+        that this rounding is relative to, None if that is the value; all others they compute in float32.
     wrong
         Plausible wrong readings, and wrong backward passes, by name.
     questions
@@ -260,14 +319,14 @@ class Mechanism:
         Further configurations of the block whose gradients are checked, beside width and heads. A ``Config`` that reads
         fewer fields of the context than the mechanism tells them as ``context_fields``.
     sampled
-        Options that the samples of laws are given, where the defaults are not what laws should be tried on. An `Input`
-        has its axes, and in place of a shape ().
+        Options that the samples of properties are given, if the defaults are not what they should be tried on. An
+        `Input` has its axes, and in place of a shape ().
     tokenless
         Inputs and outputs beside q, k, v that have no axis of tokens, such as the state of a recurrence.
     perturbation
-        What laws add to numbers that must not matter: less where the mechanism raises for such numbers.
+        What the check of properties adds to numbers that must not matter: less if the mechanism raises for them.
     tiled
-        Whether an implementation cuts queries and keys into tiles, so that laws have to be tried on lengths of several.
+        Whether an implementation cuts queries and keys into tiles, so that properties are tried on lengths of several.
     provides
         What the block brings to a layer itself: "norm" (its own norms and residual; otherwise a model gives it
         normalised tokens and adds the result), "mlp" (it contains or replaces the MLP sublayer).
@@ -324,17 +383,10 @@ class Mechanism:
     title: str
     source: str
     equation_modules: tuple[ModuleType, ...]
-    loops: ModuleType
-    implementations: tuple[str, ...]
-    defaults: Mapping[str, Any]
     context_fields: tuple[str, ...]
     core: ModuleType | None
     block: Block
-    cases: tuple[Case, ...]
     properties: tuple[str, ...]
-    rounding_scales: Mapping[str, Magnitude] = field(default_factory=dict)
-    stored: Mapping[str, Magnitude] = field(default_factory=dict)
-    wrong: Mapping[str, WrongKernel] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     fallback_equation: Mapping[str, str] = field(default_factory=dict)
     accumulates_before_rounding: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -353,16 +405,30 @@ class Mechanism:
     grow: ModuleType | None = None
     diagnostics: Any = None
     pointer: Any = None
-    pictures: tuple[Picture, ...] = ()
     learned: Callable[[Any], Mapping[str, Array]] | None = None
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    layers: tuple[Mechanism, ...] = ()
-    parts: ModuleType | None = None
-    kernel_sizes: tuple[Case, ...] = ()
-    questions: tuple[Question, ...] = ()
-    block_derived_twice: Callable[[], tuple[Mapping[str, Array], Mapping[str, Array]]] | None = None
+    implementations: tuple[str, ...] = _later(lambda record: tuple(getattr(record.core, "IMPLEMENTATIONS", ())))
+    defaults: Mapping[str, Any] = _later(_options)
     definition: ModuleType | None = None
-    example: Example | None = None
+    example: Example | None = _in_room("example", "EXAMPLE", None)
+    loops: ModuleType = _in_room("loops", empty=None)
+    pictures: tuple[Picture, ...] = _in_room("layer.pictures", "PICTURES")
+    cases: tuple[Case, ...] = _in_room("testing.cases", "CASES")
+    kernel_sizes: tuple[Case, ...] = _in_room("testing.kernel_sizes", "KERNEL_SIZES")
+    rounding_scales: Mapping[str, RoundingScale | None] = _in_room("testing.rounding_scales", "ROUNDING_SCALES", {})
+    further_rounding_scales: Mapping[str, RoundingScale] = _in_room("testing.rounding_scales", "FURTHER", {})
+    stored: Mapping[str, RoundingScale | None] = _in_room("testing.rounding_scales", "STORED", {})
+    wrong: Mapping[str, WrongKernel] = _in_room("testing.wrong", "WRONG", {})
+    questions: tuple[Question, ...] = _in_room("testing.questions", "QUESTIONS")
+    layers: tuple[Mechanism, ...] = _in_room("testing.layers", "LAYERS")
+    parts: ModuleType | None = _in_room("testing.parts", empty=None)
+    block_derived_twice: Callable[[], tuple[Mapping[str, Array], Mapping[str, Array]]] | None = _in_room(
+        "testing.block_derived_twice", "block_derived_twice", None
+    )
+
+    def changed(self, **fields: Any) -> Mechanism:
+        """Return the record with other fields, as `dataclasses.replace` does, but without reading those that wait."""
+        return Mechanism(**{**vars(self), **fields})
 
     @property
     def equations(self) -> dict[str, str]:

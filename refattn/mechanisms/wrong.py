@@ -15,12 +15,14 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from refattn.ops.heads import repeat_heads
+from refattn import equations
 from refattn.ops.masks import allowed_pairs, causal_offset
 from refattn.xp import Array, namespace
 
 Outputs = tuple[Array, ...]
+Values = dict[str, Any]
 Core = Callable[..., Outputs]
+Change = Callable[[dict[str, Any]], Mapping[str, Any]]
 Backward = Callable[..., dict[str, Array]]
 
 MASKS = ("mask", "key_mask")
@@ -112,7 +114,7 @@ class WrongKernel:
         """The words of the size that it is served in: the second, where there are several."""
         return [*self.sizes][min(1, len(self.sizes) - 1)]
 
-    def told(self, size: str = "") -> str:
+    def in_words(self, size: str = "") -> str:
         """Return what is wrong in words, with those of a size; its name where that says it."""
         return (self.name if self.kind in ("convention", "gradient") else self.wrong) + size
 
@@ -154,7 +156,7 @@ def _words(function: Callable[..., Any]) -> str:
     return " ".join((function.__doc__ or "").partition("\n\n")[0].split())
 
 
-def changed(core: Core, words: str, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Core:
+def changed(core: Core, words: str, change: Change) -> Core:
     """Return the core with other arguments: those that a function of all that are given returns; in words."""
 
     def reading(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
@@ -165,97 +167,96 @@ def changed(core: Core, words: str, change: Callable[[dict[str, Any]], Mapping[s
     return reading
 
 
+def recomputed(core: Core, words: str, changes: Mapping[str, Callable[[Values, dict[str, Any]], Array]]) -> Core:
+    """Return the core with other values of some equations, in words.
+
+    `changes` gives, by the id of an equation, its value in terms of those of the equations up to it, its own right one
+    among them, and of all arguments.
+    """
+
+    def reading(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
+        seen: Values = {}
+        given = {"q": q, "k": k, "v": v, **options}
+
+        def hook(id: str, name: str, value: Array) -> Array:
+            seen[id] = value
+            if id in changes:
+                seen[id] = changes[id](seen, given)
+            return seen[id]
+
+        with equations.apply(hook):
+            return core(q, k, v, **options)
+
+    reading.__doc__ = words
+    return reading
+
+
+def _aligned(alignment: str) -> Change:
+    """Return the change of causality; an offset that is given aligns the queries."""
+    return lambda given: {"causal": alignment} if given.get("causal") and given.get("offset") is None else {}
+
+
+def _strict(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a mask of the keys before the token itself."""
+    causal = given.get("causal", False)
+    if causal is False or {"offset", "q_lengths", "k_lengths"} & set(given):
+        return {}
+    q, queries, keys = given["q"], given["q"].shape[2], given["k"].shape[2]
+    offset = causal_offset(causal, queries, keys)
+    assert offset is not None
+    return {"mask": allowed_pairs(given.get("mask"), offset - 1, queries, keys, q)}
+
+
+def _interleaved(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the key/value heads of all query heads."""
+    times = given["q"].shape[1] // max(given["k"].shape[1], 1)
+    return {name: namespace(given[name]).concat([given[name]] * times, axis=1) for name in "kv"}
+
+
+def _of_masks(given: dict[str, Any], change: Callable[[Array], Array | None]) -> dict[str, Any]:
+    return {name: change(given[name]) for name in MASKS if given.get(name) is not None}
+
+
+MASK_READINGS: dict[str, tuple[str, Change]] = {
+    "mask ignored": ("Let every query attend masked keys.", lambda given: _of_masks(given, lambda mask: None)),
+    "mask inverted": ('Take True for "may not attend".', lambda given: _of_masks(given, lambda mask: ~mask)),
+    "top-left causality": ("Align the causal mask at the first key, whatever was asked.", _aligned("top_left")),
+    "bottom-right causality": ("Align the causal mask at the last key, whatever was asked.", _aligned("bottom_right")),
+    "a token does not see itself": ("Hide a token from itself.", _strict),
+    "interleaved groups": ("Give query head h the key/value head h mod g, not floor(h g / h_total).", _interleaved),
+}
+"""Wrong readings of masks, causality and groups: words, and the arguments that change."""
+
+
 def of_masks(core: Core, *names: str) -> dict[str, Core]:
     """Return wrong readings of masks, causality and groups by name: some, or all."""
-
-    def ignored_mask(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
-        """Let every query attend masked keys."""
-        return core(q, k, v, **{name: x for name, x in options.items() if name not in MASKS})
-
-    def inverted_mask(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
-        """Take True for "may not attend"."""
-        return core(q, k, v, **options | {name: ~options[name] for name in MASKS if options.get(name) is not None})
-
-    def top_left_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> Outputs:
-        """Align the causal mask at the first key, whatever was asked."""
-        if options.get("offset") is not None:  # which aligns the queries
-            return core(q, k, v, causal=causal, **options)
-        return core(q, k, v, causal="top_left" if causal else False, **options)
-
-    def bottom_right_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> Outputs:
-        """Align the causal mask at the last key, whatever was asked."""
-        if options.get("offset") is not None:
-            return core(q, k, v, causal=causal, **options)
-        return core(q, k, v, causal="bottom_right" if causal else False, **options)
-
-    def strict_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> Outputs:
-        """Hide a token from itself."""
-        if causal is False:
-            return core(q, k, v, **options)
-        if {"offset", "q_lengths", "k_lengths"} & set(options):
-            return core(q, k, v, causal=causal, **options)
-        mask = options.pop("mask", None)
-        queries, keys = q.shape[2], k.shape[2]
-        offset = causal_offset(causal, queries, keys)
-        assert offset is not None
-        past = allowed_pairs(mask, offset - 1, queries, keys, q)
-        return core(q, k, v, mask=past, causal=causal, **options)
-
-    def interleaved_groups(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
-        """Give query head h the key/value head h mod g, not floor(h g / h_total)."""
-        xp = namespace(q, k, v)
-        times = q.shape[1] // max(k.shape[1], 1)
-        return core(q, xp.concat([k] * times, axis=1), xp.concat([v] * times, axis=1), **options)
-
-    found: dict[str, Core] = {
-        "mask ignored": ignored_mask,
-        "mask inverted": inverted_mask,
-        "top-left causality": top_left_causality,
-        "bottom-right causality": bottom_right_causality,
-        "a token does not see itself": strict_causality,
-        "interleaved groups": interleaved_groups,
-    }
-    return {name: found[name] for name in names or found}
+    return {name: changed(core, *MASK_READINGS[name]) for name in names or MASK_READINGS}
 
 
-def attend_over_queries(
-    q: Array, k: Array, v: Array, *, mask: Array | None = None, causal: Any = False, scale: float | None = None
-) -> Array:
-    """Return the output of an attention that is normalised over the queries of a key."""
-    xp = namespace(q, k, v)
-    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    scores = q @ xp.matrix_transpose(repeat_heads(k, heads)) * factor
-    allowed = allowed_pairs(mask, causal_offset(causal, queries, keys), queries, keys, q)
-    if allowed is not None:
-        scores = xp.where(allowed, scores, -math.inf)
-    exponentials = xp.exp(scores)
-    total = xp.sum(exponentials, axis=-2, keepdims=True)
-    return exponentials / xp.where(total == 0.0, 1.0, total) @ repeat_heads(v, heads)
+def scale_of(given: Mapping[str, Any]) -> float:
+    """Return the scale of a call: 1 / sqrt(width of q) if none is given."""
+    return float(1.0 / math.sqrt(given["q"].shape[3])) if given.get("scale") is None else given["scale"]
+
+
+def usual_scale(core: Core, words: str, width: Callable[[dict[str, Any]], int]) -> Core:
+    """Return the core with 1 / sqrt(another width) if no scale is given."""
+
+    def change(given: dict[str, Any]) -> dict[str, Any]:
+        return {"scale": 1.0 / math.sqrt(width(given))} if given.get("scale") is None else {}
+
+    return changed(core, words, change)
 
 
 def of_scales(core: Core) -> dict[str, Core]:
     """Return wrong readings of the scale of the scores by name."""
-
-    def given(q: Array, scale: float | None) -> float:
-        return 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-
-    def no_scale(q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any) -> Outputs:
-        """Leave the scale out."""
-        return core(q, k, v, scale=1.0, **options)
-
-    def scale_twice(q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any) -> Outputs:
-        """Scale q and the scores, each by the whole factor."""
-        return core(q, k, v, scale=given(q, scale) ** 2, **options)
-
-    def scale_of_values(q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any) -> Outputs:
-        """Take 1 / sqrt(width of v) where no scale is given."""
-        return core(q, k, v, scale=1.0 / math.sqrt(v.shape[3]) if scale is None else scale, **options)
-
     return {
-        "scale left out": no_scale,
-        "scale applied twice": scale_twice,
-        "scale of the values' width": scale_of_values,
+        "scale left out": changed(core, "Leave the scale out.", lambda given: {"scale": 1.0}),
+        "scale applied twice": changed(
+            core, "Scale q and the scores, each by the whole factor.", lambda given: {"scale": scale_of(given) ** 2}
+        ),
+        "scale of the values' width": usual_scale(
+            core, "Take 1 / sqrt(width of v) if no scale is given.", lambda given: given["v"].shape[3]
+        ),
     }
 
 
@@ -282,14 +283,3 @@ def of_group_gradients(core: ModuleType) -> dict[str, WrongKernel]:
             "gradients of the last head of a group": one_of_group,
         }
     )
-
-
-def scale_of_all_heads(core: Core) -> Core:
-    """Return the core with 1 / sqrt(heads * width) where no scale is given."""
-
-    def reading(q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any) -> Outputs:
-        """Take 1 / sqrt(heads * width) where no scale is given."""
-        factor = 1.0 / math.sqrt(q.shape[1] * q.shape[3]) if scale is None else scale
-        return core(q, k, v, scale=factor, **options)
-
-    return reading

@@ -29,10 +29,7 @@ def causal_offset(causal: Causal, queries: int, keys: int) -> int | None:
 
 def allowed_pairs(mask: Array | None, offset: int | None, queries: int, keys: int, like: Array) -> Array | None:
     """Return which query may attend which key, broadcastable to (..., i, j), or None where every pair may attend."""
-    if offset is None or keys - 1 <= offset:
-        return mask
-    past = arange(0, keys, like)[None, :] <= arange(0, queries, like)[:, None] + offset
-    return past if mask is None else mask & past
+    return band_pairs(mask, None, offset, None, None, queries, keys, like)
 
 
 def allowed_in_tile(
@@ -52,11 +49,16 @@ def allowed_in_tile(
         An array on the device where the result shall be.
     """
     if mask is not None:
-        i = slice(*rows) if mask.shape[-2] != 1 else slice(0, 1)
-        j = slice(*columns) if mask.shape[-1] != 1 else slice(0, 1)
-        mask = mask[..., i, j]
+        mask = part_of(mask, rows, columns)
     shifted = None if offset is None else offset + rows[0] - columns[0]
     return allowed_pairs(mask, shifted, rows[1] - rows[0], columns[1] - columns[0], like)
+
+
+def part_of(x: Array, rows: tuple[int, int], columns: tuple[int, int]) -> Array:
+    """Return a tile of x (..., i, j); an axis of 1 is kept."""
+    i = slice(*rows) if x.shape[-2] != 1 else slice(0, 1)
+    j = slice(*columns) if x.shape[-1] != 1 else slice(0, 1)
+    return x[..., i, j]
 
 
 def band_pairs(
@@ -145,7 +147,7 @@ class Band:
     ) -> Array | None:
         """Return `band_pairs` of a tile (b, g, r, i, j), of the batch elements that are named."""
         if mask is not None:
-            mask = mask[..., _part(mask, -2, rows), _part(mask, -1, columns)]
+            mask = part_of(mask, rows, columns)
         if mask is None and not self.each:
             if self.first is None and self.last is None:
                 return None
@@ -169,10 +171,6 @@ class Band:
         if own is None:
             return mask
         return both(mask, own[:, :, None, ...] if len(own.shape) == 4 else own)
-
-
-def _part(x: Array, axis: int, at: tuple[int, int]) -> slice:
-    return slice(*at) if x.shape[axis] != 1 else slice(0, 1)
 
 
 def _moved(bound: int | Array | None, by: int, batch: slice) -> int | Array | None:

@@ -92,12 +92,6 @@ class Plan:
 
     def join_rows(self, parts: Sequence[Array]) -> Array:
         """Put the results for `rows`, each (b, g, r, i, ...), together to one array of all rows and heads."""
-        if math.prod(parts[0].shape[:3]) == 1:
-            # Of single heads, one after the other, the rows stand as they shall in the end.
-            together = concat(parts, axis=3)
-            heads = len({tile.heads.start for tile in self.heads})
-            shape = (len(self.heads) // heads, heads, 1, self.heads[0].rows[1], *parts[0].shape[4:])
-            return namespace(together).reshape(together, shape)
         per_head = len(self.rows) // len(self.heads)
         whole = [concat(parts[n : n + per_head], axis=3) for n in range(0, len(parts), per_head)]
         return self.join_heads(whole)

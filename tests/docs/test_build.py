@@ -285,6 +285,6 @@ def test_figures_are_filled_in(pages: dict[str, Any]) -> None:
     facts = load()
     text = " ".join(pages["verifying.html"].get_text().split())
     assert f"of {facts['mutants'].value} wrong kernels of softmax attention" in text
-    table = pages["facts.html"].get_text()
+    table = pages["checking.html"].get_text()
     for id, fact in facts.items():
         assert id in table and fact.command in table

@@ -54,14 +54,16 @@ def test_undeclared_products_are_named_and_declared_ones_agree(type_: str) -> No
     assert {outcome.status for outcome in declared.outcomes} == {"agrees"}
 
 
-def test_gradients_with_products_of_eleven_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backward takes an inner product from an output that has the errors of the forward."""
+class Low(kernels.FusedScale, kernels.Unrounded):
+    """What products multiply has eleven bits."""
 
-    def product(a: Any, b: Any) -> Any:
+    def matmul(self, a: Any, b: Any) -> Any:
         return round_to(a.astype(np.float64), "tf32").astype(F) @ round_to(b.astype(np.float64), "tf32").astype(F)
 
-    monkeypatch.setitem(kernels.PRODUCTS, "low", product)
-    kernel = kernels.Kernel("low", product="low", rounded_weights=False, fused_scale=True, chunk=16)
+
+def test_gradients_with_products_of_eleven_bits() -> None:
+    """The backward takes an inner product from an output that has the errors of the forward."""
+    kernel = kernels.Kernel("low", Low, tile=16)
     for name in ("one-key", "plain", "peaked"):
         case = RECORD.case(name)
         known = truth(RECORD, case, "float32", grad=True, roundings={"products": "tf32"})

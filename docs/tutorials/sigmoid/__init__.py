@@ -1,6 +1,5 @@
 """Sigmoid attention, a mechanism that the library does not list: `definition` is the paper, `loops` says it again."""
 
-from refattn.mechanisms import sizes
 from refattn.mechanisms.calls import mask, qkv
 from refattn.mechanisms.simple import mechanism
 
@@ -21,5 +20,4 @@ record = mechanism(
         qkv("unequal", "unequal", "lengths and widths differ", n_q=19, n_k=53, d=12, e=20),
     ),
     properties=("permutation", "query_permutation", "linear_in_v", "padding", "causal", "independent", "repeatable"),
-    rounding_scales={"SIG.1": lambda inputs, values: sizes.scores(inputs, values["SIG.1"])},
 )

@@ -1,41 +1,24 @@
 """The public core: softmax attention, and what growth reads of its backward.
 
-The forward and the backward are those of softmax attention. What makes attention able to grow is that its scale is
+`forward` and `backward` are those of softmax attention. What makes attention able to grow is that its scale is
 stored with the weights, and so comes in as an option; 1/sqrt(d) is right before the first growth alone, since a change
 of d must not change what the old columns mean.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from refattn import equations
-from refattn.checked import naming
-from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
+from refattn.args import check, check_arrays, check_floating, naming
 from refattn.mechanisms.entry import check_saved, upstream
 from refattn.mechanisms.growing import dense
 from refattn.mechanisms.growing.implementations import tiled
 from refattn.mechanisms.record import Unsupported
-from refattn.mechanisms.softmax import core as softmax
-from refattn.mechanisms.softmax.core import IMPLEMENTATIONS, Saved, forward
+from refattn.mechanisms.softmax.core import IMPLEMENTATIONS, Saved, backward, forward
 from refattn.xp import Array, namespace
 
 __all__ = ["IMPLEMENTATIONS", "Saved", "backward", "contract", "contract_and_square", "forward", "functional_gradient"]
 
 CONTRACTIONS = {"dense": dense, "tiled": tiled}
-
-
-@naming("saved")
-def backward(saved: Saved, d_out: Array, d_lse: Array | None = None, **old: Any) -> dict[str, Array]:
-    """Gradients of a loss with respect to the inputs of `forward`: the backward of softmax attention.
-
-    Parameters, results and errors are those of `refattn.softmax.backward`. For the gradient with respect to the scores
-    see `functional_gradient`.
-    """
-    if old:
-        hint = "; functional_gradient(saved, d_out) returns what scores=True gave" if "scores" in old else ""
-        raise TypeError(f"backward() got an unexpected keyword argument {next(iter(old))!r}{hint}")
-    return softmax.backward(saved, d_out, d_lse)
 
 
 @naming("saved")
@@ -114,7 +97,7 @@ def contract(saved: Saved, d_out: Array, x: Array, *, total: bool = False) -> Ar
 def contract_and_square(saved: Saved, d_out: Array, x: Array, *, total: bool = False) -> tuple[Array, Array]:
     """Return what `contract` does, and the sum () of the squares of the functional gradient of all heads."""
     d_out = _upstream(saved, d_out)
-    check_is("total", total, bool)
+    check("total", total, bool)
     check_arrays(x=x, d_out=d_out)
     check_floating(x=x)
     b, _, queries, _ = saved.shape

@@ -6,15 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn import equations
-from refattn.checked import naming
-from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is, check_qkv
-from refattn.mechanisms.entry import Call, check_saved, enter, implementation_of, returned, upstream
+from refattn.args import check, check_arrays, check_gradient, check_qkv, naming
+from refattn.mechanisms.entry import Call, check_saved, enter, implementation_of, renamed, returned, upstream
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.higher_order import definition, dense
 from refattn.mechanisms.higher_order.implementations import chunked, linear, recurrent, tiled
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
 from refattn.mechanisms.higher_order.implementations.state import State, check_state, empty
-from refattn.mechanisms.higher_order.options import NORMALISERS, Normaliser, Options, check_sign, refuse_old
+from refattn.mechanisms.higher_order.options import NORMALISERS, OLD, Normaliser, Options, check_sign
 from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal
@@ -147,7 +146,7 @@ def forward(
     array([[1.   , 0.   , 0.   , 0.   ],
            [0.298, 0.702, 0.   , 0.   ]])
     """
-    refuse_old(old)
+    renamed("higher_order", old, OLD)
     options = Options(order, alpha, choose("normaliser", normaliser, NORMALISERS), layer_norm, norm_eps)
     return attend(
         q,
@@ -185,27 +184,13 @@ def attend(
         _check_key_mask(key_mask, (k.shape[0], k.shape[2]))
         rows = key_mask[:, None, :, None]
         keys, values = xp.where(rows, keys, 0.0), xp.where(rows, values, 0.0)
-    more: dict[str, Any] = {}
-    if call.mask is not None:
-        chosen = implementation_of(
-            _with_mask(implementation, state), IMPLEMENTATIONS, usual=_of_pairs(call), plane=call.plane
-        )
-        more = {"mask": call.mask}
-    elif state is None:
-        usual = _quickest(options, call) if implementation == "auto" else "dense"
-        chosen = implementation_of(
-            _fitting(implementation, call.offset), IMPLEMENTATIONS, usual=usual, plane=call.plane
-        )
-    else:
+    more: dict[str, Any] = {} if call.mask is None else {"mask": call.mask}
+    if state is not None:
+        if more:
+            raise Unsupported("mask was given with a state, whose keys every query attends, needs the one or the other")
         _check_state(state, options, call)
-        chosen = (
-            "chunked"
-            if implementation == "auto"
-            else implementation_of(_fitting(implementation, call.offset), IMPLEMENTATIONS, usual="chunked")
-        )
-        if chosen not in ("chunked", "recurrent"):
-            raise Unsupported(f'implementation: got "{implementation}" with a state, needs "chunked" or "recurrent"')
         more = {"state": state}
+    chosen = _chosen(implementation, options, call, state)
     out, normaliser, inner = equations.active(IMPLEMENTATIONS[chosen]).forward(
         call.q, keys, values, key_mask=key_mask, offset=call.offset, options=options, **more
     )
@@ -248,7 +233,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     if d_state is not None:
         if saved.state is None:
             raise ValueError("d_state was given, but forward was given no state, and returned none")
-        check_is("d_state", d_state, State)
+        check("d_state", d_state, State)
         for name in ("products", "values"):
             needed = getattr(saved.state, name)
             check_gradient(f"d_state.{name}", getattr(d_state, name), needed.shape, needed)
@@ -280,39 +265,39 @@ def empty_state(
 
     The options are those of `forward`; a call refuses a state of others. Of the normaliser only its delta counts.
     """
-    refuse_old(old)
+    renamed("higher_order", old, OLD)
     check_arrays(k=k, v=v)
     check_qkv(k, k, v, first="k")
     options = Options(order, alpha, choose("normaliser", normaliser, NORMALISERS), layer_norm, norm_eps).like(raised(k))
     return empty(Kernel(options, k.shape[3]), (*k.shape[:2], v.shape[3]), raised(k))
 
 
-def _with_mask(implementation: str, state: State | None) -> str:
-    """Return the implementation; raise where it knows no pair of a query and a key, or some keys stand in a state."""
-    if implementation in ("linear", "chunked", "recurrent"):
-        raise Unsupported(
-            f'implementation: got "{implementation}" with a mask, needs "dense" or "tiled": its queries share sums'
-        )
-    if state is not None:
-        raise Unsupported("mask was given with a state, whose keys every query attends, needs the one or the other")
-    return implementation
+FOR = {
+    "with a mask": ("dense", "tiled"),
+    "with a state": ("chunked", "recurrent"),
+    "with a causal mask": ("dense", "chunked", "recurrent", "tiled"),
+    "without a causal mask": ("dense", "linear", "tiled"),
+}
+"""The implementations of each kind of call: queries that share sums know no pair of a query and a key."""
+
+
+def _chosen(implementation: str, options: Options, call: Call, state: State | None) -> str:
+    """Return the implementation that runs; raise where it is not for such a call."""
+    if call.mask is not None or state is not None:
+        kind = "with a state" if state is not None else "with a mask"
+        usual = "chunked" if state is not None else _of_pairs(call)
+    else:
+        kind = "without a causal mask" if call.offset is None else "with a causal mask"
+        usual = _quickest(options, call) if implementation == "auto" else "dense"
+    if implementation not in ("auto", *FOR[kind]):
+        with_pairs = ("dense", "tiled")
+        needs = " or ".join(f'"{name}"' for name in sorted(FOR[kind], key=lambda name: name in with_pairs))
+        raise Unsupported(f'implementation: got "{implementation}" {kind}, needs {needs}')
+    return implementation_of(implementation, FOR[kind], usual=usual, plane=call.plane)
 
 
 def _of_pairs(call: Call) -> str:
     return "dense" if call.plane[2] * call.plane[3] <= DENSE_UP_TO else "tiled"
-
-
-def _fitting(implementation: str, offset: int | None) -> str:
-    """Return the implementation; raise where it is not for a causal call, or only for one."""
-    if implementation == "linear" and offset is not None:
-        raise Unsupported(
-            'implementation: got "linear" with a causal mask, needs "chunked" or "recurrent", or another implementation'
-        )
-    if implementation in ("chunked", "recurrent") and offset is None:
-        raise Unsupported(
-            f'implementation: got "{implementation}" without a causal mask, needs "linear" or another implementation'
-        )
-    return implementation
 
 
 def _quickest(options: Options, call: Call) -> str:
@@ -321,7 +306,7 @@ def _quickest(options: Options, call: Call) -> str:
     A pair of a query and a key costs about as much as a feature of a token.
     """
     (queries, d), (keys, e), causal = call.q.shape[2:], call.v.shape[2:], call.offset is not None
-    if queries * keys <= DENSE_UP_TO:
+    if _of_pairs(call) == "dense":
         return "dense"
     features = Kernel(options, d).features
     pairs = queries * keys - (min(queries, keys) ** 2 // 2 if causal else 0)
@@ -332,7 +317,7 @@ def _quickest(options: Options, call: Call) -> str:
 
 
 def _check_state(state: State, options: Options, call: Call) -> None:
-    check_is("state", state, State)
+    check("state", state, State)
     if call.offset is None:
         raise ValueError("state was given with causal=False, needs causal: a state holds the keys before all others")
     if 0 in call.plane:

@@ -16,7 +16,8 @@ from functools import wraps
 from math import sqrt
 from typing import Any, TypeVar
 
-from refattn.mechanisms.arguments import check_arrays, check_is, check_number, check_whole
+from refattn.args import check, check_arrays, check_number, check_whole
+from refattn.mechanisms.entry import renamed
 from refattn.mechanisms.families import choose
 from refattn.ops.masks import Causal
 from refattn.xp import Array, concrete, is_array
@@ -24,10 +25,10 @@ from refattn.xp import Array, concrete, is_array
 T = TypeVar("T")
 
 OLD = {
-    "delta": 'normaliser="exact(delta=1.0)"',
-    "policy": 'normaliser="signed"',
-    "eps": 'normaliser="add(eps=1e-6)"',
-    "denominator": 'normaliser="exact(plain=True)"',
+    "delta": 'a normaliser with its numbers: normaliser="exact(delta=1.0)"',
+    "policy": 'a normaliser with its numbers: normaliser="signed"',
+    "eps": 'a normaliser with its numbers: normaliser="add(eps=1e-6)"',
+    "denominator": 'a normaliser with its numbers: normaliser="exact(plain=True)"',
 }
 """Keywords of earlier versions, and what says the same now."""
 
@@ -50,7 +51,7 @@ class Normaliser:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", check_number("delta", self.delta))
-        check_is("plain", self.plain, bool)
+        check("plain", self.plain, bool)
 
     @property
     def counts(self) -> bool:
@@ -119,7 +120,7 @@ class Options:
         order, normaliser = check_whole("order", self.order), choose("normaliser", self.normaliser, NORMALISERS)
         if order == 0 and not is_array(normaliser.delta) and normaliser.delta == 1.0:
             raise ValueError("normaliser: got delta=1 with order=0, needs delta 0 or 1/2: T_0 - 1 is 0 for every key")
-        check_is("layer_norm", self.layer_norm, bool)
+        check("layer_norm", self.layer_norm, bool)
         checked = {"order": order, "normaliser": normaliser, "alpha": check_number("alpha", self.alpha, positive=True)}
         checked["norm_eps"] = eps = _number("norm_eps", self.norm_eps, positive=False)
         if eps < 0.0:
@@ -155,21 +156,13 @@ class Options:
         return Options(self.order, numbers["alpha"], normaliser, self.layer_norm, self.norm_eps)
 
 
-def refuse_old(given: Mapping[str, Any]) -> None:
-    """Raise TypeError where a keyword is given that the core does not have, or has no longer."""
-    for name in given:
-        if name in OLD:
-            raise TypeError(f"{name}: got an option of before, needs a normaliser with its numbers: {OLD[name]}")
-        raise TypeError(f"got an unexpected keyword argument {name!r}")
-
-
 def refusing_old(kind: type[T]) -> type[T]:
     """Return a class whose constructor tells what has become of keywords of earlier versions."""
     init: Any = kind.__init__
 
     @wraps(init)
     def checked(self: T, *values: Any, **given: Any) -> None:
-        refuse_old({name: given[name] for name in OLD if name in given})
+        renamed("higher_order", {name: given[name] for name in OLD if name in given}, OLD)
         init(self, *values, **given)
 
     kind.__init__ = checked  # type: ignore[assignment]

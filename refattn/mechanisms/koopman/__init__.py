@@ -9,35 +9,25 @@ What to read, in this order:
 - `layer.block`: projections around the core, the mechanism as a layer; `layer.draws`: random ridges and epsilons;
   `layer.pointer`: a block whose last queries point at tokens, KOOP.pointed and KOOP.log_weights; `layer.decode`: what a
   last query says about the next token.
-- `implementations.shared`: the same numbers by one factorisation of the Gram matrix for all queries,
-  `implementations.whitening`;
-  `implementations.features`: by a matrix of constant size where the kernel has finitely many features, for
-  `layer.stream`.
-- `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
+- `implementations.shared`: the same numbers by one factorisation of the Gram matrix for all queries
+  (`implementations.whitening`). `implementations.features`: by a matrix of constant size, if the kernel has finitely
+  many features, for `layer.stream`.
+- `loops`: a second derivation, one query after the other; `testing`: designed calls, rounding scales, wrong readings.
 """
 
 from __future__ import annotations
 
 from refattn.mechanisms.block import Block
-from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.koopman import core as _core
 from refattn.mechanisms.koopman import definition as _definition
 from refattn.mechanisms.koopman import dense as _dense
-from refattn.mechanisms.koopman import loops as _loops
 from refattn.mechanisms.koopman.core import Saved, backward, forward
 from refattn.mechanisms.koopman.layer import block as _block
 from refattn.mechanisms.koopman.layer import pointer as _pointer
 from refattn.mechanisms.koopman.layer import stream as _stream
-from refattn.mechanisms.koopman.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.koopman.options.fits import Separable, Stein
 from refattn.mechanisms.koopman.options.kernel import Linear, Matern32, Matern52, Own, Polynomial, Rbf
 from refattn.mechanisms.koopman.options.perturbation import Identity, KoopmanInverseError, Pencil, Shift
-from refattn.mechanisms.koopman.testing.adjoint_magnitudes import ADJOINTS as _ADJOINTS
-from refattn.mechanisms.koopman.testing.cases import CASES as _CASES
-from refattn.mechanisms.koopman.testing.cases import LIMITED as _LIMITED
-from refattn.mechanisms.koopman.testing.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.koopman.testing.magnitudes import STORED as _STORED
-from refattn.mechanisms.koopman.testing.wrong import WRONG as _WRONG
 from refattn.mechanisms.record import Mechanism
 
 __all__ = [
@@ -69,14 +59,9 @@ record = Mechanism(
     definition=_definition,
     source="N. Tie 2024, Koopman attention; M. Khosravi 2023 (arXiv:2208.01681), sections IV and V",
     equation_modules=(_dense, _block),
-    loops=_loops,
-    implementations=tuple(_core.IMPLEMENTATIONS),
-    defaults=defaults_of(forward),
     context_fields=_READS,
     core=_core,
     block=_BLOCK,
-    cases=_CASES,
-    kernel_sizes=_LIMITED,
     properties=(
         "permutation",
         "query_permutation",
@@ -87,9 +72,6 @@ record = Mechanism(
         "workers",
         "repeatable",
     ),
-    rounding_scales=_MAGNITUDES | _ADJOINTS,
-    stored=_STORED,
-    wrong=_WRONG,
     differentiable=_core.DIFFERENTIABLE,
     families=_core.FAMILIES,
     # A strong perturbation that inverts, two transitions, and a jitter that means the same in every dtype.
@@ -99,5 +81,4 @@ record = Mechanism(
     tiled=False,
     stream=_stream.Stream(_BLOCK),
     pointer=_pointer,
-    pictures=_PICTURES,
 )

@@ -9,14 +9,24 @@ from functools import partial
 from typing import Any
 
 from refattn import equations
-from refattn.checked import naming
-from refattn.mechanisms.arguments import check_arrays, check_choice, check_floating, check_number, check_whole
+from refattn.args import (
+    ROUNDS,
+    Maybe,
+    Real,
+    check,
+    check_arrays,
+    check_choice,
+    check_floating,
+    check_number,
+    check_whole,
+    naming,
+)
 from refattn.mechanisms.entry import check_saved, enter, implementation_of, renamed, returned, upstream
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.koopman import definition, dense
 from refattn.mechanisms.koopman.implementations import shared
 from refattn.mechanisms.koopman.options.fits import FITS, Fit, Stein
-from refattn.mechanisms.koopman.options.kernel import KERNELS, Kernel, kernel_of
+from refattn.mechanisms.koopman.options.kernel import KERNELS, Kernel, Own, kernel_of
 from refattn.mechanisms.koopman.options.own import check_own
 from refattn.mechanisms.koopman.options.perturbation import (
     PERTURBATIONS,
@@ -28,7 +38,7 @@ from refattn.mechanisms.koopman.options.perturbation import (
     picked,
     picked_backward,
 )
-from refattn.mechanisms.koopman.options.ridges import SCALES, OneRidge, RidgeByCoordinate
+from refattn.mechanisms.koopman.options.ridges import OneRidge, RidgeByCoordinate
 from refattn.mechanisms.koopman.options.similarity import SIMILARITIES
 from refattn.mechanisms.koopman.options.spaces import SPACES
 from refattn.mechanisms.paper import backward_of_definition, defined_by
@@ -277,13 +287,10 @@ def _lost(q: Array, k: Array, v: Array) -> Array:
 
 def check_choices(*, updates: Any, space: Any, similarity: Any, jitter: Any) -> None:
     """Raise where an option that is no family is of a wrong type or value."""
-    check_whole("updates", updates, 1, rounds=True)
+    check_whole("updates", updates, 1, ROUNDS)
     check_choice("space", space, tuple(SPACES))
     check_choice("similarity", similarity, tuple(SIMILARITIES))
-    if jitter is not None:
-        number = check_number("jitter", jitter)
-        if not isinstance(number, float) or number < 0.0:
-            raise ValueError(f"jitter: got {jitter!r}, needs a finite number of at least 0")
+    check("jitter", jitter, Maybe(Real(0.0)))
 
 
 def chosen_families(**given: Any) -> dict[str, Any]:
@@ -324,7 +331,7 @@ def placed(
     if len({n for n in candidates.values() if n != 1}) > 1:
         raise ValueError(f"epsilon: got {candidates['epsilon']} candidates, the ridge has {candidates['ridge']}")
     kernel = replace(kernel, **{n: x for n, x in numbers.items() if n in asked and n != "mix"})  # type: ignore[type-var]
-    if kernel.foreign:
+    if isinstance(kernel, Own):
         check_own(kernel, like, space)
     if jitter is None:
         jitter = JITTER["float64" if xp.finfo(like.dtype).bits == 64 else "float32"]
@@ -339,7 +346,7 @@ def placed(
         fit=fit.solver(),
         ridge=picked(tables["ridge"], (0,) * (updates - 1)),
         ridges=RidgeByCoordinate() if len(tables["ridge"].shape) == 3 else OneRidge(),
-        scale=SCALES[fit.scale],
+        scale=fit.scale,
         tau=float(fit.tau),
         window=fit.window,
         perturbation=perturbation,

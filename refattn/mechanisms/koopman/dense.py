@@ -91,9 +91,9 @@ from typing import Any
 from refattn.mechanisms.koopman.options.fits import Solver
 from refattn.mechanisms.koopman.options.kernel import Kernel
 from refattn.mechanisms.koopman.options.perturbation import Perturbation, certify, invert, left_of
-from refattn.mechanisms.koopman.options.ridges import Ridges, Scale
+from refattn.mechanisms.koopman.options.ridges import OneRidge, factor_of
 from refattn.mechanisms.koopman.options.similarity import Similarity
-from refattn.mechanisms.koopman.options.spaces import Kappa, Observables, OnKeys
+from refattn.mechanisms.koopman.options.spaces import AtPoints, Observables, Projected, Space
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, arange, max_last, namespace, transpose, zeros
 
@@ -105,12 +105,12 @@ class Options:
     updates: int
     similarity: Similarity
     kernel: Kernel
-    space: OnKeys
+    space: Space
     jitter: float
     fit: Solver
     ridge: Array  # (updates - 1), for each update after the first; a second axis is that of the coordinates
-    ridges: Ridges
-    scale: Scale
+    ridges: OneRidge
+    scale: str
     tau: float
     window: int | None
     perturbation: Perturbation
@@ -119,24 +119,33 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Step:
-    """What the backward of an update reads."""
+class Lift:
+    """What psi becomes under the operator of an update, and where: the same in all implementations."""
 
-    points: Array  # (b, h, i, l + 1, d): x_0 ... x_L
     attended: Array  # (b, h, i, d): q'
-    root: Array  # (b, h, i, d): q^r
-    left: Array  # (b, h, i): how far psi is from having been inverted, see `invert`
-    jacobian: Array  # (b, h, i, d, d): J, the identity where there is nothing to solve
     starts: Array  # (b, h, i, l, o): B
-    targets: Array  # (b, h, i, l, o): Y
-    kappa: Kappa
-    inner: Array  # (b, h, i, l, l): Z
     found: Array  # (b, h, i, l, o): A
     modes: Array  # (b, h, i, l, d): D
     koopman: Array  # (b, h, i, l, l): R
+    twice: Array  # (b, h, i, l, d): R D
     lifted: Array  # (b, h, i, l, d): H
     section: Array  # (b, h, i, l): c
+    image: Array  # (b, h, i, d): t
+    expected: Array  # (b, h, i, d): phi(q')
     numbers: tuple[Any, Array, Array]  # tau, epsilon, ridge
+
+
+@dataclass(frozen=True)
+class Step(Lift):
+    """What the backward of an update reads."""
+
+    points: Array  # (b, h, i, l + 1, d): x_0 ... x_L
+    root: Array  # (b, h, i, d): q^r
+    left: Array  # (b, h, i): how far psi is from having been inverted, see `invert`
+    jacobian: Array  # (b, h, i, d, d): J, the identity where there is nothing to solve
+    targets: Array  # (b, h, i, l, o): Y
+    kappa: Projected | AtPoints
+    inner: Array  # (b, h, i, l, l): Z
 
 
 @dataclass(frozen=True)
@@ -173,9 +182,17 @@ def forward(
     visible = None
     if options.updates > 1:
         visible = gram_of(g, keys, options.jitter)  # tagged there
+    return moved(q, keys, values, g, visible, groups, options)  # tagged there
+
+
+def moved(
+    q: Array, keys: Array, values: Array, g: Observables, visible: Array | None, groups: int, options: Options
+) -> tuple[Array, Saved]:
+    """Return what `forward` does, for the observables and their Gram matrices."""
+    xp = namespace(q)
     trajectory, all_weights, steps = tuple[Array, ...]((q,)), tuple[Array, ...](), tuple[Step, ...]()
     for n in range(options.updates):
-        weights, attended = attend(trajectory[-1], keys, values, seen, options)  # tagged there
+        weights, attended = attend(trajectory[-1], keys, values, g.seen, options)  # tagged there
         all_weights = (*all_weights, weights)
         root = attended  # (b, h, i, d)
         if n > 0:
@@ -299,71 +316,56 @@ def dual_backward(starts: Array, visible: Array, d_inner: Array, d_kappa: Array,
 
 def update(points: Array, attended: Array, g: Observables, visible: Any, options: Options, numbers: Any) -> Step:
     """Return the fit to points x_0 ... x_L, and the next query: where psi is (K psi)(q')."""
-    xp, ridges = namespace(attended), options.ridges
-    tau, epsilon, ridge = numbers  # (), (), () or (d,)
-    a, b = options.perturbation.shares(epsilon)  # (), ()
+    xp, (tau, epsilon, ridge) = namespace(attended), numbers  # -, ((), (), () or (d,))
     first, at_points = points[..., :-1, :], g.forward(points)  # (b, h, i, l, d), (b, h, i, l + 1, o)
     starts = at_points[..., :-1, :]  # (b, h, i, l, o) [KOOP.5]
     targets = at_points[..., 1:, :] - tau * starts  # (b, h, i, l, o) [KOOP.6]
     kappa = options.space.kappa(g, first, starts, visible, dual_of)  # tagged there
     inner = kappa.inner()  # (b, h, i, l, l) [KOOP.8]
-    lam = ridges.spread(ridge) * options.scale.factor(first.shape[-2], g.count)  # it broadcasts to (b, h, i, l, o)
+    lam = options.ridges.spread(ridge) * factor_of(options.scale, first.shape[-2], g.count)  # () or (d, 1, 1, 1, 1, 1)
     found = options.fit.forward(inner, visible, lam, targets)  # (b, h, i, l, o) [KOOP.9]
-    modes = ridges.joined(found @ g.coordinates())  # (b, h, i, l, d) [KOOP.10]
-    koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.11]
-    lifted = (a + 2.0 * tau * b) * modes + b * ridges.joined(koopman @ modes)  # (b, h, i, l, d) [KOOP.12]
-    at_attended = kappa.centres.forward(attended[..., None, :])  # (b, h, i, 1, o), at points (b, h, i, 1, l)
-    section = (kappa.dual @ transpose(at_attended))[..., 0]  # (b, h, i, l) [KOOP.13]
-    image = (a + b) * tau * attended + xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d) [KOOP.14]
-    expected = tau * attended + xp.sum(modes * section[..., None], axis=-2)  # (b, h, i, d): phi(q')
-    own, factors = a + b * tau, transpose(modes) @ kappa.dual  # (), of D^T kappa(x) = factors g(x)
+    own = lift(attended, starts, found, found @ g.coordinates(), kappa.at, options, numbers)  # tagged there
+    a, b = options.perturbation.shares(epsilon)  # (), ()
+    share, factors = a + b * tau, transpose(own.modes) @ kappa.dual  # (), of D^T kappa(x) = factors g(x)
     alive, eye = xp.any(g.seen, axis=-1), identity(points.shape[-1], points)  # (b, h, i), (d, d)
     if options.certify:
-        certify(kappa.centres.steepness(factors), own, b, alive)
+        certify(kappa.centres.steepness(factors), share, b, alive)
 
     def psi(x: Array) -> tuple[Array, Array, Array]:
         """Return psi(x) - t, the size of the terms that it sums, and J."""
         value, size, slope = kappa.centres.look(x, factors)  # (b, h, i, d), (b, h, i, d), (b, h, i, d, d)
-        terms = xp.abs(own * x) + xp.abs(b * size) + xp.abs(image)  # (b, h, i, d)
-        return own * x + b * value - image, xp.sqrt(xp.sum(terms * terms, axis=-1)), own * eye + b * slope
+        terms = xp.abs(share * x) + xp.abs(b * size) + xp.abs(own.image)  # (b, h, i, d)
+        return share * x + b * value - own.image, xp.sqrt(xp.sum(terms * terms, axis=-1)), share * eye + b * slope
 
-    reached, left = invert(psi, (expected, attended, points[..., -1, :]), alive)  # (b, h, i, d), (b, h, i)
+    reached, left = invert(psi, (own.expected, attended, points[..., -1, :]), alive)  # (b, h, i, d), (b, h, i)
     root = xp.where(alive[..., None], reached, 0.0)  # (b, h, i, d) [KOOP.15]
     jacobian = xp.where(alive[..., None, None], psi(root)[2], eye)  # (b, h, i, d, d): J
-    return Step(
-        points,
-        attended,
-        root,
-        left,
-        jacobian,
-        starts,
-        targets,
-        kappa,
-        inner,
-        found,
-        modes,
-        koopman,
-        lifted,
-        section,
-        numbers,
-    )
+    rest = {"points": points, "root": root, "left": left, "jacobian": jacobian}
+    return Step(**vars(own), **rest, targets=targets, kappa=kappa, inner=inner)
 
 
-def update_backward(
-    step: Step, g: Observables, visible: Any, options: Options, d_root: Array
-) -> tuple[Array, dict[str, Array], dict[str, Array]]:
-    """Return the gradients of the points, by name those of q' and of what all updates share, and of the numbers."""
-    xp, ridges = namespace(d_root), options.ridges
-    tau, epsilon, ridge = step.numbers  # (), (), () or (d,)
+def lift(
+    attended: Array, starts: Array, found: Array, at_coordinates: Array, kappa: Any, options: Options, numbers: Any
+) -> Lift:
+    """Return (K psi)(q'), and what it is made of, for A, A P and the functions kappa."""
+    xp, ridges, (tau, epsilon, _) = namespace(attended), options.ridges, numbers
     a, b = options.perturbation.shares(epsilon)  # (), ()
-    points, attended, root = step.points, step.attended, step.root  # (b, h, i, l + 1, d), (b, h, i, d), (b, h, i, d)
-    kappa, starts, inner, found, modes = step.kappa, step.starts, step.inner, step.found, step.modes
-    beside = xp.stack([attended, root], axis=-2)  # (b, h, i, 2, d): q' and q^r
-    at_beside = kappa.centres.forward(beside)  # of all observables there
+    modes = ridges.joined(at_coordinates)  # (b, h, i, l, d) [KOOP.10]
+    koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.11]
+    twice = ridges.joined(koopman @ modes)  # (b, h, i, l, d): R D
+    lifted = (a + 2.0 * tau * b) * modes + b * twice  # (b, h, i, l, d) [KOOP.12]
+    section = kappa(attended)  # (b, h, i, l) [KOOP.13]
+    image = (a + b) * tau * attended + xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d) [KOOP.14]
+    expected = tau * attended + xp.sum(modes * section[..., None], axis=-2)  # (b, h, i, d): phi(q')
+    return Lift(attended, starts, found, modes, koopman, twice, lifted, section, image, expected, numbers)
+
+
+def lift_backward(step: Lift, d_image: Array, root: Array, at_root: Array, options: Options) -> dict[str, Array]:
+    """Return by name the adjoints of what `lift` makes, of u = kappa(q^r), of q', and of epsilon and mix."""
+    xp, ridges, (tau, epsilon, _) = namespace(d_image), options.ridges, step.numbers
+    a, b = options.perturbation.shares(epsilon)  # (), ()
+    modes, attended = step.modes, step.attended  # (b, h, i, l, d), (b, h, i, d)
     # forward: psi(root) = (a + b tau) root + b modes^T kappa(root) = image
-    d_alive = xp.where(xp.any(g.seen, axis=-1)[..., None], d_root, 0.0)  # (b, h, i, d): of a query that sees a key
-    d_image = solve(transpose(step.jacobian), d_alive[..., None])[..., 0]  # (b, h, i, d) [dKOOP.14]
-    at_root = (kappa.dual @ transpose(at_beside[..., 1:, :]))[..., 0]  # (b, h, i, l): u
     d_at_root = -(b * modes @ d_image[..., None])[..., 0]  # (b, h, i, l): du
     # forward: image = (a + b) tau attended + lifted^T section
     d_section = (step.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l) [dKOOP.13]
@@ -373,12 +375,37 @@ def update_backward(
     of_psi = at_root[..., None] * d_image[..., None, :]  # (b, h, i, l, d): u dt^T
     d_modes = (a + 2.0 * tau * b) * d_lifted + b * (d_twice - of_psi)  # (b, h, i, l, d) [dKOOP.10]
     d_koopman = b * ridges.apart(d_lifted) @ transpose(modes)  # (b, h, i, l, l) [dKOOP.11]
+    # forward: a and b in psi, in image and in lifted
+    d_a = xp.sum(d_image * (tau * attended - root)) + xp.sum(d_lifted * modes)  # (): da
+    of_image = d_image * (tau * (attended - root) - xp.sum(modes * at_root[..., None], axis=-2))  # (b, h, i, d)
+    d_b = xp.sum(of_image) + xp.sum(d_lifted * (2.0 * tau * modes + step.twice))  # (): db
+    of_operator = {"at_root": d_at_root, "section": d_section, "modes": d_modes, "koopman": d_koopman}
+    d_attended = (a + b) * tau * d_image  # (b, h, i, d): its part in the image
+    return of_operator | {"attended": d_attended} | options.perturbation.shares_backward(d_a, d_b)
+
+
+def update_backward(
+    step: Step, g: Observables, visible: Any, options: Options, d_root: Array
+) -> tuple[Array, dict[str, Array], dict[str, Array]]:
+    """Return the gradients of the points, by name those of q' and of what all updates share, and of the numbers."""
+    xp, ridges, (tau, _, ridge) = namespace(d_root), options.ridges, step.numbers
+    points, attended, root = step.points, step.attended, step.root  # (b, h, i, l + 1, d), (b, h, i, d), (b, h, i, d)
+    kappa, starts, inner, found = step.kappa, step.starts, step.inner, step.found
+    beside = xp.stack([attended, root], axis=-2)  # (b, h, i, 2, d): q' and q^r
+    at_beside = kappa.centres.forward(beside)  # of all observables there
+    # forward: psi(root) = image
+    d_alive = xp.where(xp.any(g.seen, axis=-1)[..., None], d_root, 0.0)  # (b, h, i, d): of a query that sees a key
+    d_image = solve(transpose(step.jacobian), d_alive[..., None])[..., 0]  # (b, h, i, d) [dKOOP.14]
+    at_root = (kappa.dual @ transpose(at_beside[..., 1:, :]))[..., 0]  # (b, h, i, l): u
+    d = lift_backward(step, d_image, root, at_root, options)  # tagged there
+    d_modes, d_koopman = d.pop("modes"), d.pop("koopman")  # (b, h, i, l, d), (b, h, i, l, l)
+    d_kappa = xp.stack([d.pop("section"), d.pop("at_root")], axis=-2)  # (b, h, i, 2, l): dc and du
     # forward: modes = found @ P; koopman = found @ starts^T
     d_fitted = ridges.apart(d_modes) @ transpose(g.coordinates()) + d_koopman @ starts  # (b, h, i, l, o)
     d_found = g.visible(d_fitted)  # (b, h, i, l, o) [dKOOP.9]
     d_coordinates = xp.sum(ridges.summed(transpose(found) @ ridges.apart(d_modes)), axis=2)  # (b, h, o, d): dP
     # forward: found = fit(inner, visible, lam, targets)
-    factor = options.scale.factor(starts.shape[-2], g.count)  # 1 or (b, h, i, 1, 1)
+    factor = factor_of(options.scale, starts.shape[-2], g.count)  # 1 or (b, h, i, 1, 1)
     given = inner, visible, ridges.spread(ridge) * factor, step.targets, found
     d_targets, rest = options.fit.backward(*given, d_found)  # (b, h, i, l, o) [dKOOP.6], -
     of_inner, d_gram, of_ridge = rest(d_targets)  # (b, h, i, l, l), (b, h, i, o, o), as the ridge
@@ -386,7 +413,6 @@ def update_backward(
     d_ridge = xp.sum(of_ridge * factor, axis=(-5, -4, -3, -2, -1))  # () or (d,): of the ridges of this update
     # forward: starts = g(first); targets = g(last) - tau starts; koopman = found @ starts^T
     d_last = ridges.summed(d_targets)  # (b, h, i, l, o): of g at the ends
-    d_kappa = xp.stack([d_section, d_at_root], axis=-2)  # (b, h, i, 2, l): dc and du
     of_koopman = ridges.summed(transpose(d_koopman) @ found)  # (b, h, i, l, o): dR^T A
     # forward: inner = kappa(first); section = kappa(attended); at_root = kappa(root)
     d_gram = ridges.summed(d_gram)  # (b, h, i, o, o)
@@ -395,16 +421,10 @@ def update_backward(
     d_starts = d_own - tau * d_last  # (b, h, i, l, o) [dKOOP.5]
     none = xp.zeros_like(d_last[..., :1, :])  # (b, h, i, 1, o): no transition starts at x_L, and none ends at x_0
     d_path = xp.concat([d_starts, none], axis=-2) + xp.concat([none, d_last], axis=-2)  # (b, h, i, l + 1, o)
-    moved = kappa.points_backward(g, points, beside, d_path, d_inner, d_kappa)  # of points, beside, k, numbers
-    d_points, d_beside, d_k, d_bandwidth, d_weight = moved
-    d_attended = (a + b) * tau * d_image + d_beside[..., 0, :]  # (b, h, i, d)
-    # forward: a and b in psi, in image and in lifted
-    d_a = xp.sum(d_image * (tau * attended - root)) + xp.sum(d_lifted * modes)  # (): da
-    of_image = d_image * (tau * (attended - root) - xp.sum(modes * at_root[..., None], axis=-2))  # (b, h, i, d)
-    of_lifted = d_lifted * (2.0 * tau * modes + ridges.joined(step.koopman @ modes))  # (b, h, i, l, d)
-    d_b = xp.sum(of_image) + xp.sum(of_lifted)  # (): db
-    d_numbers = {"ridge": d_ridge, **options.perturbation.shares_backward(d_a, d_b)}
+    of_points = kappa.points_backward(g, points, beside, d_path, d_inner, d_kappa)  # of points, beside, k, numbers
+    d_points, d_beside, d_k, d_bandwidth, d_weight = of_points
+    d_attended = d.pop("attended") + d_beside[..., 0, :]  # (b, h, i, d)
     # forward: P = g.coordinates()
     of_coordinates = g.coordinates_backward(d_coordinates)
     passed = of_coordinates | {"k": xp.sum(d_k, axis=2) + of_coordinates["k"], "attended": d_attended}
-    return d_points, passed | {"gram": d_gram, "bandwidth": d_bandwidth, "weight": d_weight}, d_numbers
+    return d_points, passed | {"gram": d_gram, "bandwidth": d_bandwidth, "weight": d_weight}, d | {"ridge": d_ridge}

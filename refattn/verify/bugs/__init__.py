@@ -1,8 +1,8 @@
-"""A museum of real bugs: wrong kernels, a few lines long, most of them modelled on a report.
+"""Known bugs: wrong kernels, a few lines long, most of them modelled on a report.
 
 - `emulator.py`: a flash kernel in plain NumPy, tile by tile; each of its steps is a method.
-- `fault.py`: a fault is such a kernel with some steps changed, its words, the link of its report, and what it is an
-  error of; and how a fault is run on a case.
+- `fault.py`: a fault is such a kernel with one step that is `wrong`, a function, or with several, a class. It has
+  words, the link of its report, and what it is an error of. And how a fault is run on a case.
 - `online.py` (the running maximum, sum and accumulator), `scores.py` (scale, soft-cap, width), `masks.py` (masks and
   causality), `memory.py` (layouts, strides, tiles that are stale), `splits.py` (parts that are merged, lse) and
   `gradients.py` (the backward): the faults.

@@ -1,8 +1,8 @@
 """A flash kernel of softmax attention in plain NumPy: keys in tiles with an online maximum, and a recomputing backward.
 
-It is right for any sizes of its tiles. Each step is a method, so that a fault is a few lines: a class that has another
-one. Arrays are (b, h, ...) with keys and values repeated for each query head, and tiles of keys are padded with zeros
-to their full size, as they are in a kernel's memory. A place is where query 0 stands among the keys: a whole number, or
+It is right for any sizes of its tiles. Each step is a method, so that a fault is a few lines: another step. Arrays are
+(b, h, ...) with keys and values repeated for each query head, and tiles of keys are padded with zeros to their full
+size, as they are in a kernel's memory. A place is where query 0 stands among the keys: a whole number, or
 (b, 1, 1, 1) where sequences differ.
 """
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from refattn.golden.storage import round_to
 
 Array = NDArray[Any]
+Inputs = tuple[Array, Array, Array]
 Place = Any
 Round = Callable[[Array], Array]
 
@@ -88,9 +89,9 @@ class Flash(Kernel):
 
     # What is read
 
-    def given(self, q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Array, Array, Array | None]:
+    def given(self, q: Array, k: Array, v: Array) -> Inputs:
         """Return the inputs as the kernel reads them."""
-        return q, k, v, mask
+        return q, k, v
 
     def scale_of(self, scale: float | None, d: int) -> float:
         """Return the factor of the scores."""
@@ -183,18 +184,18 @@ class Flash(Kernel):
         return pairs
 
     def allowed(self, rows: Array, columns: Array) -> Array:
-        """Tell which pairs of a tile may attend: (rows, columns), or (b, h, rows, columns)."""
+        """Tell which pairs of a tile may attend if no mask is given: (rows, columns), or (b, h, rows, columns)."""
         pairs = self.inside(columns)[None, :] & self.visible(rows, columns)
         if self.window is not None:
             pairs = pairs & self.near(rows, columns)
         if self.q_lengths is not None or self.k_lengths is not None:
             pairs = pairs & self.exist(rows, columns)
-        return pairs if self.mask is None else pairs & self.masked(rows, columns)
+        return pairs
 
     def masked(self, rows: Array, columns: Array) -> Array:
-        """Return the mask of a tile."""
+        """Return the mask of a tile; it hides no padding."""
         assert self.mask is not None
-        return self.of_tile(self.mask, rows, columns)
+        return self.of_tile(self.mask, rows, columns) | (columns >= self.n_k)
 
     def of_tile(self, x: Array, rows: Array, columns: Array) -> Array:
         """Return the part of an array of pairs that belongs to a tile; the last key's where there is none."""
@@ -202,8 +203,12 @@ class Flash(Kernel):
 
     # Scores
 
+    def matmul(self, a: Array, b: Array) -> Array:
+        """Return a product of matrices."""
+        return a @ b
+
     def product(self, q: Array, k: Array) -> Array:
-        return q @ np.swapaxes(k, -1, -2)
+        return self.matmul(q, np.swapaxes(k, -1, -2))
 
     def scaled(self, product: Array) -> Array:
         return product * self.scale
@@ -214,15 +219,21 @@ class Flash(Kernel):
     def biased(self, c: Array, rows: Array, columns: Array) -> Array:
         return c if self.bias is None else c + self.of_tile(self.bias, rows, columns)
 
-    def hidden(self, c: Array, allowed: Array) -> Array:
+    def masked_score(self, c: Array) -> Array:
+        """Return what the scores become that the mask hides."""
+        return np.full_like(c, -np.inf)
+
+    def hidden(self, c: Array, rows: Array, columns: Array) -> Array:
         """Return the scores with -inf where a pair may not attend."""
-        return np.where(allowed, c, -np.inf)
+        if self.mask is not None:
+            c = np.where(self.masked(rows, columns), c, self.masked_score(c))
+        return np.where(self.allowed(rows, columns), c, -np.inf)
 
     def scores(self, rows: Array, start: int) -> Array:
         """Return the scores of a tile, capped, biased and masked."""
         columns = np.arange(start, start + self.columns)
         c = self.capped(self.scaled(self.product(self.q[:, :, rows], self.keys(start))))
-        return self.hidden(self.biased(c, rows, columns), self.allowed(rows, columns))
+        return self.hidden(self.biased(c, rows, columns), rows, columns)
 
     # The online softmax
 
@@ -251,7 +262,11 @@ class Flash(Kernel):
         return total * decay + np.sum(p, axis=-1, keepdims=True)
 
     def accumulated(self, acc: Array, decay: Array, p: Array, v: Array) -> Array:
-        return acc * decay + self.store(p) @ v
+        return acc * decay + self.matmul(self.stored_weights(p), v)
+
+    def stored_weights(self, p: Array) -> Array:
+        """Return weights, or their gradients, as they go into a product."""
+        return self.store(p)
 
     def dropped(self, p: Array, rows: Array, start: int) -> Array:
         """Return the exponentials, or weights, after dropout."""
@@ -336,7 +351,7 @@ class Flash(Kernel):
         return np.where(np.isneginf(lse), 0.0, self.exp(s - self.shift(lse))).astype(s.dtype)
 
     def d_weights(self, d_out: Array, v: Array) -> Array:
-        return d_out @ np.swapaxes(v, -1, -2)
+        return self.matmul(d_out, np.swapaxes(v, -1, -2))
 
     def d_scores(self, p: Array, d_p: Array, delta: Array) -> Array:
         return p * (d_p - delta)
@@ -352,10 +367,10 @@ class Flash(Kernel):
         """Tell whether the backward has to look at a tile."""
         return start in self.starts(int(rows[0]), int(rows[-1]) + 1)
 
-    def add_query(self, d_q: Array, rows: Array, part: Array) -> None:
+    def add_query(self, d_q: Array, rows: Array, start: int, part: Array) -> None:
         d_q[:, :, rows] += part
 
-    def add_key(self, d_x: Array, start: int, part: Array) -> None:
+    def add_key(self, d_x: Array, rows: Array, start: int, part: Array) -> None:
         """Add to the gradient of keys or values."""
         end = min(start + self.columns, self.n_k)
         d_x[:, :, start:end] += part[:, :, : end - start]
@@ -380,15 +395,17 @@ class Flash(Kernel):
                     continue
                 p = self.recomputed(rows, start, lse[:, :, rows])
                 y, columns = self.dropped(p, rows, start), np.arange(start, min(start + self.columns, self.n_k))
-                self.add_key(d_v, start, np.swapaxes(self.store(y), -1, -2) @ d_out[:, :, rows])
+                weights = np.swapaxes(self.stored_weights(y), -1, -2)
+                self.add_key(d_v, rows, start, self.matmul(weights, d_out[:, :, rows]))
                 d_y = self.d_weights(d_out[:, :, rows], self.values(start))
                 d_c = self.d_scores(p, self.dropped(d_y, rows, start), delta[:, :, rows])
                 for name, pair in (("d_bias", d_c), ("d_keep", d_y * p)):
                     if name in found:
                         found[name][:, :, rows[:, None], columns] = pair[..., : len(columns)]
-                d_s = self.store(d_c * self.slope(rows, start))
-                self.add_query(d_q, rows, d_s @ self.keys(start) * self.scale_of_query())
-                self.add_key(d_k, start, np.swapaxes(d_s, -1, -2) @ self.q[:, :, rows] * self.scale_of_key())
+                d_s = self.stored_weights(d_c * self.slope(rows, start))
+                self.add_query(d_q, rows, start, self.matmul(d_s, self.keys(start)) * self.scale_of_query())
+                of_keys = self.matmul(np.swapaxes(d_s, -1, -2), self.q[:, :, rows])
+                self.add_key(d_k, rows, start, of_keys * self.scale_of_key())
         found = {name: self.as_given(x, self.pairs[name]) for name, x in found.items()}
         if self.sink is not None:
             found["d_sink"] = self.d_sinks(lse, delta).reshape(self.sink_shape)
@@ -431,7 +448,8 @@ class Flash(Kernel):
             for name, x in (("q_lengths", q), ("k_lengths", k))
         )
         q, k, v = _existing(q, self.q_lengths), _existing(k, self.k_lengths), _existing(v, self.k_lengths)
-        q, k, v, mask = self.given(q, k, v, inputs.get("mask"))
+        q, k, v = self.given(q, k, v)
+        mask = inputs.get("mask")
         (_, heads, self.n_q, d), groups, self.n_k = q.shape, k.shape[1], k.shape[2]
         shape, self.plane = (*q.shape[:2], self.n_q, self.n_k), (heads, groups)
         head = self.head_of(heads, groups)

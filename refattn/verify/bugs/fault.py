@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -38,8 +38,8 @@ SIZES: dict[str, dict[str, tuple[int, int]]] = {
 
 RECOMPUTED = {
     "given", "head_of", "scale_of", "offset_of", "place_of", "window_of", "lengths_of", "mask_of", "bias_of", "keep_of",
-    "starts", "tile", "keys", "values", "inside", "visible", "near", "exist", "allowed", "masked", "product", "scaled",
-    "capped", "biased", "hidden", "scores", "exp", "dropped"
+    "starts", "tile", "keys", "values", "inside", "visible", "near", "exist", "allowed", "masked", "product",
+    "masked_score", "sinks_of", "scaled", "capped", "biased", "hidden", "scores", "exp", "dropped"
 }  # fmt: skip
 """Steps of the forward that the backward goes through again."""
 
@@ -50,29 +50,56 @@ AGAIN = {"v": ("dSM.4",), "k": ("dSM.q",), "q": ("dSM.k",), "d_out": ("dSM.4",),
 """Equations of the backward that read an input, beside those that weights enter which it computes again."""
 
 Kind = TypeVar("Kind", bound=type[Kernel])
+Step = TypeVar("Step", bound=Callable[..., Any])
 
 _FOUND: list[tuple[str, WrongKernel]] = []
 
 
 def fault(*of: str, link: str, tiles: str = "") -> Callable[[Kind], Kind]:
-    """Register a kernel as a fault; the first sentence of its docstring says what is wrong.
+    """Register a kernel, some of whose steps are wrong, as a fault.
 
-    The link is that of a report on GitHub, OWNER/NAME/issues/NUMBER, or "" where none is known. A fault of a step that
-    the backward goes through again may as well be one of the backward alone.
+    Parameters
+    ----------
+    of
+        What it is an error of: ids of equations first, then names of conventions or inputs.
+    link
+        The report on GitHub, OWNER/NAME/issues/NUMBER; "" if none is known.
+    tiles
+        Which sizes of its tiles matter, a key of `SIZES`.
+
+    The first sentence of its docstring says what is wrong. If the backward computes a wrong step again, the same error
+    in the backward alone is registered, too.
     """
     report = link and f"https://github.com/{link}"
 
     def register(kernel: Kind) -> Kind:
         words = " ".join((kernel.__doc__ or "").split()).rstrip(".")
-        wrong = words[:1].lower() + words[1:]
-        own = {name for kind in kernel.__mro__ if kind not in (Flash, object) for name in vars(kind)}
+        words = words[:1].lower() + words[1:]
+        steps = {name for kind in kernel.__mro__ if kind not in Flash.__mro__ for name in vars(kind)}
         room = kernel.__module__
-        _FOUND.append((room, served(kernel, wrong, of, report, tiles)))
-        if issubclass(kernel, Flash) and own & RECOMPUTED and "lse_given" not in own and not of[0].startswith("d"):
+        _FOUND.append((room, served(kernel, words, of, report, tiles)))
+        if issubclass(kernel, Flash) and steps & RECOMPUTED and "lse_given" not in steps and not of[0].startswith("d"):
             run, ids = functools.partial(in_the_backward, kernel), (*of, *read_again(of))
-            again = WrongKernel(kernel.__name__, "fault", run, BACKWARD + wrong, ids, report, True, SIZES[tiles])
+            again = WrongKernel(kernel.__name__, "fault", run, BACKWARD + words, ids, report, True, SIZES[tiles])
             _FOUND.append((f"{room} again", again))
         return kernel
+
+    return register
+
+
+def wrong(step: Callable[..., Any], *of: str, link: str, tiles: str = "") -> Callable[[Step], Step]:
+    """Register a kernel as a fault that has one function in place of a step, such as ``Flash.scaled``; see `fault`.
+
+    The kernel is what the function's `self` is annotated as; `sum_in_half` makes the fault "SumInHalf".
+    """
+
+    def register(function: Step) -> Step:
+        name = "".join(word[0].upper() + word[1:] for word in function.__name__.split("_"))
+        told = {"__doc__": function.__doc__, "__module__": function.__module__}
+        fault(*of, link=link, tiles=tiles)(
+            type(name, (get_type_hints(function)["self"],), {step.__name__: function, **told})
+        )
+        return function
 
     return register
 

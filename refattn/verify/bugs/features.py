@@ -1,7 +1,7 @@
 """A kernel of higher-order attention in plain NumPy: sums of features over chunks of keys, and pairs within a chunk.
 
-It is right for any chunk, causal and not. Each step is a method, so that a fault is a few lines: a class that has
-another one. Arrays are (b, h, ...) with keys and values repeated for each query head; of its sums the last column is
+It is right for any chunk, causal and not. Each step is a method, so that a fault is a few lines: another step. Arrays
+are (b, h, ...) with keys and values repeated for each query head; of its sums the last column is
 that of ones.
 """
 

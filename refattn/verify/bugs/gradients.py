@@ -8,134 +8,110 @@ from typing import Any
 import numpy as np
 
 from refattn.verify.bugs.emulator import Array, Flash
-from refattn.verify.bugs.fault import fault
+from refattn.verify.bugs.fault import fault, wrong
 from refattn.verify.bugs.memory import _layout
 
 DELTA = "dSM.total"
 
 
-@fault("dSM.4", "dSM.v", "d_out", link="Dao-AILab/flash-attention/issues/355")
-class UpstreamOfOtherLayout(Flash):
+@wrong(Flash.upstream, "dSM.4", "dSM.v", "d_out", link="Dao-AILab/flash-attention/issues/355")
+def upstream_of_other_layout(self: Flash, d_out: Array) -> Array:
     """The upstream gradient is stored with tokens before heads, and read with heads before tokens."""
-
-    def upstream(self, d_out: Array) -> Array:
-        return _layout(d_out)
+    return _layout(d_out)
 
 
-@fault(DELTA, "dSM.3", link="flagos-ai/FlagAttention/pull/1")
-class DeltaOfOtherLayout(Flash):
+@wrong(Flash.delta, DELTA, "dSM.3", link="flagos-ai/FlagAttention/pull/1")
+def delta_of_other_layout(self: Flash, out: Array, d_out: Array) -> Array:
     """delta, the row sums of d_out * out, is computed as if they were stored with heads before tokens."""
-
-    def delta(self, out: Array, d_out: Array) -> Array:
-        return _layout(super().delta(out, d_out))
+    return _layout(Flash.delta(self, out, d_out))
 
 
-@fault(DELTA, "dSM.3", link="triton-lang/triton/pull/2020")
-class DeltaOfHalfTheRows(Flash):
+@wrong(Flash.delta, DELTA, "dSM.3", link="triton-lang/triton/pull/2020")
+def delta_of_half_the_rows(self: Flash, out: Array, d_out: Array) -> Array:
     """delta, the row sums of d_out * out, is computed for the first half of all rows alone."""
-
-    def delta(self, out: Array, d_out: Array) -> Array:
-        found = super().delta(out, d_out)
-        at = np.arange(found.size).reshape(found.shape)
-        return np.where(at < (found.size + 1) // 2, found, 0.0)
+    found = Flash.delta(self, out, d_out)
+    at = np.arange(found.size).reshape(found.shape)
+    return np.where(at < (found.size + 1) // 2, found, 0.0)
 
 
-@fault(DELTA, "dSM.3", link="SHI-Labs/NATTEN/issues/347", tiles="rows")
-class DeltaWraps(Flash):
+@wrong(Flash.delta, DELTA, "dSM.3", link="SHI-Labs/NATTEN/issues/347", tiles="rows")
+def delta_wraps(self: Flash, out: Array, d_out: Array) -> Array:
     """The index of a row in delta, the row sums of d_out * out, wraps around."""
-
-    def delta(self, out: Array, d_out: Array) -> Array:
-        return super().delta(out, d_out)[:, :, np.arange(self.n_q) % self.rows]
+    return Flash.delta(self, out, d_out)[:, :, np.arange(self.n_q) % self.rows]
 
 
-@fault(DELTA, "dSM.3", link="Dao-AILab/flash-attention/pull/2481")
-class DeltaOfHalfTheWidth(Flash):
+@wrong(Flash.delta, DELTA, "dSM.3", link="Dao-AILab/flash-attention/pull/2481")
+def delta_of_half_the_width(self: Flash, out: Array, d_out: Array) -> Array:
     """delta, the row sums of d_out * out, is computed before all of d_out has come: from half of the width."""
-
-    def delta(self, out: Array, d_out: Array) -> Array:
-        half = (out.shape[-1] + 1) // 2
-        return super().delta(out[..., :half], d_out[..., :half])
+    half = (out.shape[-1] + 1) // 2
+    return Flash.delta(self, out[..., :half], d_out[..., :half])
 
 
-@fault(DELTA, "dSM.3", "inner product left out of the backward", link="Dao-AILab/flash-attention/pull/2756")
-class DeltaNotThere(Flash):
+@wrong(
+    Flash.delta, DELTA, "dSM.3", "inner product left out of the backward", link="Dao-AILab/flash-attention/pull/2756"
+)
+def delta_not_there(self: Flash, out: Array, d_out: Array) -> Array:
     """delta, the row sums of d_out * out, is read before it is written: it is 0."""
-
-    def delta(self, out: Array, d_out: Array) -> Array:
-        return 0.0 * super().delta(out, d_out)
+    return 0.0 * Flash.delta(self, out, d_out)
 
 
-@fault("dSM.q", link="Dao-AILab/flash-attention/issues/359", tiles="columns")
-class QueryGradientOverwritten(Flash):
+@wrong(Flash.add_query, "dSM.q", link="Dao-AILab/flash-attention/issues/359", tiles="columns")
+def query_gradient_overwritten(self: Flash, d_q: Array, rows: Array, start: int, part: Array) -> None:
     """The gradient of q is that of the last tile of keys alone: tiles overwrite each other's."""
-
-    def add_query(self, d_q: Array, rows: Array, part: Array) -> None:
-        d_q[:, :, rows] = part
+    d_q[:, :, rows] = part
 
 
-@fault("dSM.q", "gradients without the scale", link="fla-org/flash-linear-attention/issues/47")
-class QueryGradientWithoutScale(Flash):
+@wrong(Flash.scale_of_query, "dSM.q", "gradients without the scale", link="fla-org/flash-linear-attention/issues/47")
+def query_gradient_without_scale(self: Flash) -> float:
     """The gradient of q is not scaled."""
-
-    def scale_of_query(self) -> float:
-        return 1.0
+    return 1.0
 
 
-@fault("dSM.k", "gradients without the scale", link="Dao-AILab/flash-attention/issues/2651")
-class KeyGradientWithoutScale(Flash):
+@wrong(Flash.scale_of_key, "dSM.k", "gradients without the scale", link="Dao-AILab/flash-attention/issues/2651")
+def key_gradient_without_scale(self: Flash) -> float:
     """The gradient of k is not scaled."""
-
-    def scale_of_key(self) -> float:
-        return 1.0
+    return 1.0
 
 
-@fault("dSM.k", "dSM.v", "gradients of the last head of a group", link="marin-community/levanter/pull/449")
-class GroupGradientOverwritten(Flash):
+@wrong(
+    Flash.per_group, "dSM.k", "dSM.v", "gradients of the last head of a group", link="marin-community/levanter/pull/449"
+)
+def group_gradient_overwritten(self: Flash, d_x: Array, groups: int) -> Array:
     """The gradients of k and v are those of the last query head of a group: they are not summed."""
-
-    def per_group(self, d_x: Array, groups: int) -> Array:
-        times = d_x.shape[1] // max(groups, 1)
-        return d_x[:, times - 1 :: times] if times else d_x
+    times = d_x.shape[1] // max(groups, 1)
+    return d_x[:, times - 1 :: times] if times else d_x
 
 
-@fault("dSM.k", "dSM.v", link="fla-org/flash-linear-attention/pull/384")
-class GroupGradientOfQueryHead(Flash):
+@wrong(Flash.per_group, "dSM.k", "dSM.v", link="fla-org/flash-linear-attention/pull/384")
+def group_gradient_of_query_head(self: Flash, d_x: Array, groups: int) -> Array:
     """The gradients of k and v of head g are those of query head g alone."""
-
-    def per_group(self, d_x: Array, groups: int) -> Array:
-        return d_x[:, :groups]
+    return d_x[:, :groups]
 
 
-@fault("dSM.k", "dSM.v", link="XunhaoLai/native-sparse-attention-triton/issues/27")
-class GroupGradientInterleaved(Flash):
+@wrong(Flash.per_group, "dSM.k", "dSM.v", link="XunhaoLai/native-sparse-attention-triton/issues/27")
+def group_gradient_interleaved(self: Flash, d_x: Array, groups: int) -> Array:
     """The gradients of k and v are summed over other query heads than those that share them: h mod g."""
-
-    def per_group(self, d_x: Array, groups: int) -> Array:
-        found = np.zeros((d_x.shape[0], groups, *d_x.shape[2:]), d_x.dtype)
-        for head in range(d_x.shape[1]):
-            found[:, head % groups] += d_x[:, head]
-        return found
+    found = np.zeros((d_x.shape[0], groups, *d_x.shape[2:]), d_x.dtype)
+    for head in range(d_x.shape[1]):
+        found[:, head % groups] += d_x[:, head]
+    return found
 
 
-@fault("dSM.4", link="lucidrains/flash-attention-jax/pull/15")
-class WeightGradientOfWidthOfKeys(Flash):
+@wrong(Flash.d_weights, "dSM.4", link="lucidrains/flash-attention-jax/pull/15")
+def weight_gradient_of_width_of_keys(self: Flash, d_out: Array, v: Array) -> Array:
     """The gradient of the weights sums over as many columns of v as q and k have."""
-
-    def d_weights(self, d_out: Array, v: Array) -> Array:
-        d = self.q.shape[-1]
-        return super().d_weights(d_out[..., :d], v[..., :d])
+    d = self.q.shape[-1]
+    return Flash.d_weights(self, d_out[..., :d], v[..., :d])
 
 
-@fault("dSM.v", link="Dao-AILab/flash-attention/issues/2552")
-class ValueGradientColumns(Flash):
+@wrong(Flash.backward, "dSM.v", link="Dao-AILab/flash-attention/issues/2552")
+def value_gradient_columns(self: Flash, out: Array, lse: Array, d_out: Array, groups: int) -> dict[str, Array]:
     """The second half of the columns of v's gradient is stored in the wrong place."""
-
-    def backward(self, out: Array, lse: Array, d_out: Array, groups: int) -> dict[str, Array]:
-        found = super().backward(out, lse, d_out, groups)
-        d_v = found["d_v"].copy()
-        half = d_v.shape[-1] // 2
-        d_v[..., half:] = np.roll(d_v[..., half:], 1, axis=-1)
-        return found | {"d_v": d_v}
+    found = Flash.backward(self, out, lse, d_out, groups)
+    d_v = found["d_v"].copy()
+    half = d_v.shape[-1] // 2
+    d_v[..., half:] = np.roll(d_v[..., half:], 1, axis=-1)
+    return found | {"d_v": d_v}
 
 
 @fault("dSM.2", "dSM.v", "inner product over masked keys", link="ai-bond/flash-attention-v100/pull/13")
@@ -152,51 +128,41 @@ class BackwardNotCausal(Flash):
         return True
 
 
-@fault("dSM.2", "dSM.v", link="meta-pytorch/attention-gym/pull/200")
-class BackwardLseOfOtherBase(Flash):
+@wrong(Flash.lse_read, "dSM.2", "dSM.v", link="meta-pytorch/attention-gym/pull/200")
+def backward_lse_of_other_base(self: Flash, lse: Array) -> Array:
     """The backward takes the natural lse for one to base 2."""
-
-    def lse_read(self, lse: Array) -> Array:
-        return lse * math.log(2.0)
+    return lse * math.log(2.0)
 
 
-@fault("dSM.k", "dSM.v", link="pytorch/pytorch/issues/153799", tiles="rows")
-class PaddedRowsNaN(Flash):
+@wrong(Flash.backward, "dSM.k", "dSM.v", link="pytorch/pytorch/issues/153799", tiles="rows")
+def padded_rows_nan(self: Flash, out: Array, lse: Array, d_out: Array, groups: int) -> dict[str, Array]:
     """The queries that pad the last tile have an lse of -inf, and make the gradients of k and v NaN."""
-
-    def backward(self, out: Array, lse: Array, d_out: Array, groups: int) -> dict[str, Array]:
-        found = super().backward(out, lse, d_out, groups)
-        if self.n_q % self.rows == 0:
-            return found
-        return found | {name: np.full_like(found[name], np.nan) for name in ("d_k", "d_v")}
+    found = Flash.backward(self, out, lse, d_out, groups)
+    if self.n_q % self.rows == 0:
+        return found
+    return found | {name: np.full_like(found[name], np.nan) for name in ("d_k", "d_v")}
 
 
-@fault("dSM.1", "soft-cap left out of the backward", link="MinghuasLab/flash-attention-npu/pull/73")
-class SoftcapWithoutSlope(Flash):
+@wrong(Flash.slope, "dSM.1", "soft-cap left out of the backward", link="MinghuasLab/flash-attention-npu/pull/73")
+def softcap_without_slope(self: Flash, rows: Array, start: int) -> Any:
     """The slope of the soft-cap is left out of the backward."""
-
-    def slope(self, rows: Array, start: int) -> Any:
-        return 1.0
+    return 1.0
 
 
-@fault("dSM.1", "slope at the capped score", link="Dao-AILab/flash-attention/pull/1033")
-class SlopeOfCappedScore(Flash):
+@wrong(Flash.slope, "dSM.1", "slope at the capped score", link="Dao-AILab/flash-attention/pull/1033")
+def slope_of_capped_score(self: Flash, rows: Array, start: int) -> Any:
     """The slope of the soft-cap is 1 - c^2 with the capped score, which is not divided by the soft-cap."""
-
-    def slope(self, rows: Array, start: int) -> Any:
-        if self.softcap is None:
-            return 1.0
-        c = self.capped(self.scaled(self.product(self.q[:, :, rows], self.keys(start))))
-        return 1.0 - c * c
+    if self.softcap is None:
+        return 1.0
+    c = self.capped(self.scaled(self.product(self.q[:, :, rows], self.keys(start))))
+    return 1.0 - c * c
 
 
-@fault("dSM.1", link="openxla/tokamax/pull/1121")
-class SlopeOfMaskedScore(Flash):
+@wrong(Flash.slope, "dSM.1", link="openxla/tokamax/pull/1121")
+def slope_of_masked_score(self: Flash, rows: Array, start: int) -> Any:
     """The slope of the soft-cap is taken of masked scores: 0 times infinity is NaN."""
-
-    def slope(self, rows: Array, start: int) -> Any:
-        if self.softcap is None:
-            return 1.0
-        c = self.scores(rows, start)
-        columns = np.arange(start, start + self.columns)
-        return np.where(self.inside(columns), 1.0 - (c / self.softcap) ** 2, 0.0)
+    if self.softcap is None:
+        return 1.0
+    c = self.scores(rows, start)
+    columns = np.arange(start, start + self.columns)
+    return np.where(self.inside(columns), 1.0 - (c / self.softcap) ** 2, 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from refattn.verify.bugs.emulator import Array, Flash, Place
-from refattn.verify.bugs.fault import fault
+from refattn.verify.bugs.fault import fault, wrong
 
 
 def offset_by_heads(x: Array, shape: tuple[int, ...]) -> Array:
@@ -19,175 +19,125 @@ def offset_by_heads(x: Array, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(flat[at].reshape(*shape[:2], *flat.shape[1:]), shape)
 
 
-@fault("SM.2", "causal mask", link="jax-ml/jax/issues/19237")
-class CausalIgnored(Flash):
+@wrong(Flash.offset_of, "SM.2", "causal mask", link="jax-ml/jax/issues/19237")
+def causal_ignored(self: Flash, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
     """The causal mask is ignored."""
-
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
-        return None
+    return None
 
 
-@fault("SM.2", "causal mask", link="google/torchax/issues/39")
-class CausalAlways(Flash):
+@wrong(Flash.offset_of, "SM.2", "causal mask", link="google/torchax/issues/39")
+def causal_always(self: Flash, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
     """The kernel is causal whether it is asked for or not."""
-
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
-        return super().offset_of(True if causal is False else causal, queries, keys, mask)
+    return Flash.offset_of(self, True if causal is False else causal, queries, keys, mask)
 
 
-@fault("SM.2", "top-left causality", "causal mask", link="tinygrad/tinygrad/pull/15949")
-class CausalTopLeft(Flash):
+@wrong(Flash.offset_of, "SM.2", "top-left causality", "causal mask", link="tinygrad/tinygrad/pull/15949")
+def causal_top_left(self: Flash, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
     """The causal mask is aligned at the first key: the keys of the past are not seen."""
-
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
-        return None if causal is False else self.place if self.placed else 0
+    return None if causal is False else self.place if self.placed else 0
 
 
-@fault("SM.2", "bottom-right causality", "causal mask", link="ml-explore/mlx/issues/2835")
-class CausalBottomRight(Flash):
+@wrong(Flash.offset_of, "SM.2", "bottom-right causality", "causal mask", link="ml-explore/mlx/issues/2835")
+def causal_bottom_right(self: Flash, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
     """The causal mask is aligned at the last key where the first one was asked for."""
-
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
-        return None if causal is False else self.place if self.placed else self.place_of(None, True, queries, keys)
+    return None if causal is False else self.place if self.placed else self.place_of(None, True, queries, keys)
 
 
-@fault("SM.2", "causal mask", link="RVC-Boss/GPT-SoVITS/issues/965")
-class CausalOneTooMany(Flash):
+@wrong(Flash.offset_of, "SM.2", "causal mask", link="RVC-Boss/GPT-SoVITS/issues/965")
+def causal_one_too_many(self: Flash, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
     """A query sees one key too many: the next token."""
-
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
-        offset = super().offset_of(causal, queries, keys, mask)
-        return None if offset is None else offset + 1
+    offset = Flash.offset_of(self, causal, queries, keys, mask)
+    return None if offset is None else offset + 1
 
 
-@fault("SM.2", "a token does not see itself", "causal mask", link="pytorch/tutorials/issues/2250")
-class CausalStrict(Flash):
+@wrong(Flash.offset_of, "SM.2", "a token does not see itself", "causal mask", link="pytorch/tutorials/issues/2250")
+def causal_strict(self: Flash, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
     """A query does not see the key of its own token."""
-
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
-        offset = super().offset_of(causal, queries, keys, mask)
-        return None if offset is None else offset - 1
+    offset = Flash.offset_of(self, causal, queries, keys, mask)
+    return None if offset is None else offset - 1
 
 
-@fault("SM.2", "causal mask", "mask", link="huggingface/transformers/pull/48769")
-class CausalIgnoredWithMask(Flash):
+@wrong(Flash.offset_of, "SM.2", "causal mask", "mask", link="huggingface/transformers/pull/48769")
+def causal_ignored_with_mask(self: Flash, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
     """Where a mask is given the causal one is ignored."""
-
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
-        return super().offset_of(causal, queries, keys, mask) if mask is None else None
+    return Flash.offset_of(self, causal, queries, keys, mask) if mask is None else None
 
 
-@fault("SM.2", "causal mask", "mask", "mask ignored", link="huggingface/transformers/issues/37807")
-class MaskIgnoredWithCausal(Flash):
+@wrong(Flash.masked, "SM.2", "causal mask", "mask", "mask ignored", link="huggingface/transformers/issues/37807")
+def mask_ignored_with_causal(self: Flash, rows: Array, columns: Array) -> Array:
     """In a causal call the mask is ignored."""
-
-    def masked(self, rows: Array, columns: Array) -> Array:
-        found = super().masked(rows, columns)
-        return found if self.offset is None else np.ones_like(found)
+    found = Flash.masked(self, rows, columns)
+    return found if self.offset is None else np.ones_like(found)
 
 
-@fault("SM.2", "top-left causality", "causal mask", link="huggingface/transformers/pull/30311")
-class CausalForOneQueryTopLeft(Flash):
+@wrong(Flash.offset_of, "SM.2", "top-left causality", "causal mask", link="huggingface/transformers/pull/30311")
+def causal_for_one_query_top_left(self: Flash, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
     """A single query is taken for the first one: it sees the first key alone."""
-
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
-        offset = super().offset_of(causal, queries, keys, mask)
-        return offset if queries != 1 or offset is None else 0
+    offset = Flash.offset_of(self, causal, queries, keys, mask)
+    return offset if queries != 1 or offset is None else 0
 
 
-@fault("SM.2", "causal mask", link="triton-lang/triton/pull/8853", tiles="both")
-class CausalFirstStage(Flash):
+@wrong(Flash.visible, "SM.2", "causal mask", link="triton-lang/triton/pull/8853", tiles="both")
+def causal_first_stage(self: Flash, rows: Array, columns: Array) -> Array:
     """The tiles before the diagonal are not masked, and their number is rounded up: keys of the future are seen."""
-
-    def visible(self, rows: Array, columns: Array) -> Array:
-        if self.offset is None:
-            return super().visible(rows, columns)
-        first = int(rows[0]) // self.rows * self.rows + self.offset
-        before = columns < -(-first // self.columns) * self.columns
-        return super().visible(rows, columns) | before
+    if self.offset is None:
+        return Flash.visible(self, rows, columns)
+    first = int(rows[0]) // self.rows * self.rows + self.offset
+    before = columns < -(-first // self.columns) * self.columns
+    return Flash.visible(self, rows, columns) | before
 
 
-@fault("SM.2", "causal mask", link="Dao-AILab/flash-attention/pull/436", tiles="both")
-class CausalInLastTileAlone(Flash):
+@wrong(Flash.visible, "SM.2", "causal mask", link="Dao-AILab/flash-attention/pull/436", tiles="both")
+def causal_in_last_tile_alone(self: Flash, rows: Array, columns: Array) -> Array:
     """The causal mask is applied in the last tile of keys that is visited, where the diagonal crosses two."""
-
-    def visible(self, rows: Array, columns: Array) -> Array:
-        if self.offset is None:
-            return super().visible(rows, columns)
-        last = max(self.starts(int(rows[0]), int(rows[-1]) + 1), default=0)
-        return super().visible(rows, columns) | (columns < last)[None, :]
+    if self.offset is None:
+        return Flash.visible(self, rows, columns)
+    last = max(self.starts(int(rows[0]), int(rows[-1]) + 1), default=0)
+    return Flash.visible(self, rows, columns) | (columns < last)[None, :]
 
 
-@fault("SM.2", "SM.total", "SM.5", "causal mask", link="triton-lang/triton/pull/2033", tiles="both")
-class CausalLoopWithoutOffset(Flash):
+@wrong(Flash.starts, "SM.2", "SM.total", "SM.5", "causal mask", link="triton-lang/triton/pull/2033", tiles="both")
+def causal_loop_without_offset(self: Flash, first: int, last: int) -> Iterable[int]:
     """The loop over keys ends at the last query of the tile, as if there were as many keys as queries."""
-
-    def starts(self, first: int, last: int) -> Iterable[int]:
-        end = self.n_k if self.offset is None else min(self.n_k, last, last + int(np.max(self.offset)))
-        return range(0, max(end, 0), self.columns)
+    end = self.n_k if self.offset is None else min(self.n_k, last, last + int(np.max(self.offset)))
+    return range(0, max(end, 0), self.columns)
 
 
-@fault("SM.2", "mask ignored", "mask", link="pacman100/LLM-Workshop/issues/1")
-class MaskIgnored(Flash):
+@wrong(Flash.masked, "SM.2", "mask ignored", "mask", link="pacman100/LLM-Workshop/issues/1")
+def mask_ignored(self: Flash, rows: Array, columns: Array) -> Array:
     """The mask is ignored."""
-
-    def masked(self, rows: Array, columns: Array) -> Array:
-        return np.ones_like(super().masked(rows, columns))
+    return np.ones_like(Flash.masked(self, rows, columns))
 
 
-@fault("SM.2", "mask inverted", "mask", link="rasbt/LLMs-from-scratch/issues/1061")
-class MaskInverted(Flash):
+@wrong(Flash.masked, "SM.2", "mask inverted", "mask", link="rasbt/LLMs-from-scratch/issues/1061")
+def mask_inverted(self: Flash, rows: Array, columns: Array) -> Array:
     """True in a mask is taken for "may not attend"."""
-
-    def masked(self, rows: Array, columns: Array) -> Array:
-        return ~super().masked(rows, columns)
+    return ~Flash.masked(self, rows, columns)
 
 
-class _Soft(Flash):
-    """A mask that is no -inf: subclasses say what a hidden score becomes."""
-
-    def masked(self, rows: Array, columns: Array) -> Array:
-        self.mask_here = super().masked(rows, columns)
-        return np.ones_like(self.mask_here)
-
-    def hidden(self, c: Array, allowed: Array) -> Array:
-        if self.mask is None:
-            return super().hidden(c, allowed)
-        return super().hidden(np.where(self.mask_here, c, self.instead(c)), allowed)
-
-    def instead(self, c: Array) -> Array:
-        raise NotImplementedError
-
-
-@fault("SM.2", "mask", link="ml-explore/mlx/issues/2626")
-class MaskAdded(_Soft):
+@wrong(Flash.masked_score, "SM.2", "mask", link="ml-explore/mlx/issues/2626")
+def mask_added(self: Flash, c: Array) -> Array:
     """The mask is added to the scores as 1 and 0: hidden keys have a score that is 1 lower."""
-
-    def instead(self, c: Array) -> Array:
-        return c - 1.0
+    return c - 1.0
 
 
-@fault("SM.2", "mask", "empty rows", link="huggingface/transformers/issues/10484")
-class MaskOfTenThousand(_Soft):
+@wrong(Flash.masked_score, "SM.2", "mask", "empty rows", link="huggingface/transformers/issues/10484")
+def mask_of_ten_thousand(self: Flash, c: Array) -> Array:
     """The mask adds -10000, not -inf: a query that may attend nothing attends everything."""
-
-    def instead(self, c: Array) -> Array:
-        return c - 10000.0
+    return c - 10000.0
 
 
-@fault("SM.2", "masked keys have a score of 0", "mask", link="Shujun-He/RibonanzaNet/issues/5")
-class MaskOfTinyNumber(_Soft):
+@wrong(Flash.masked_score, "SM.2", "masked keys have a score of 0", "mask", link="Shujun-He/RibonanzaNet/issues/5")
+def mask_of_tiny_number(self: Flash, c: Array) -> Array:
     """Hidden scores become -1e-9, which is as good as 0."""
-
-    def instead(self, c: Array) -> Array:
-        return np.full_like(c, -1e-9)
+    return np.full_like(c, -1e-9)
 
 
 @fault("SM.2", "SM.top", "empty rows get the mean", "empty rows", link="microsoft/onnxruntime/pull/28958")
-class EmptyRowsMean(_Soft):
+class EmptyRowsMean(Flash):
     """A query that may attend nothing gets the mean of all values: hidden scores are a large finite number."""
 
-    def instead(self, c: Array) -> Array:
+    def masked_score(self, c: Array) -> Array:
         return np.full_like(c, -1e30)
 
     def starts(self, first: int, last: int) -> Iterable[int]:
@@ -197,96 +147,77 @@ class EmptyRowsMean(_Soft):
         self.causal_here = super().visible(rows, columns)
         return np.ones_like(self.causal_here)
 
-    def hidden(self, c: Array, allowed: Array) -> Array:
-        return super().hidden(np.where(self.causal_here, c, -1e30), allowed)
+    def hidden(self, c: Array, rows: Array, columns: Array) -> Array:
+        hidden = super().hidden(c, rows, columns)
+        return np.where(self.causal_here | np.isneginf(hidden), hidden, -1e30)
 
 
-@fault("SM.total", "SM.4", "empty rows are NaN", "empty rows", link="robertknight/rten/pull/1321")
-class EmptyRowsNaN(Flash):
+@wrong(Flash.divided, "SM.total", "SM.4", "empty rows are NaN", "empty rows", link="robertknight/rten/pull/1321")
+def empty_rows_nan(self: Flash, acc: Array, total: Array) -> Array:
     """A query that may attend nothing gets 0 divided by 0."""
-
-    def divided(self, acc: Array, total: Array) -> Array:
-        return acc / total
+    return acc / total
 
 
-@fault("SM.2", "mask", link="kohya-ss/musubi-tuner/pull/413")
-class MaskOfFirstBatch(Flash):
+@wrong(Flash.mask_of, "SM.2", "mask", link="kohya-ss/musubi-tuner/pull/413")
+def mask_of_first_batch(self: Flash, mask: Array, shape: tuple[int, ...]) -> Array:
     """All batches take the mask of the first one."""
-
-    def mask_of(self, mask: Array, shape: tuple[int, ...]) -> Array:
-        return np.broadcast_to(super().mask_of(mask, shape)[:1], shape)
+    return np.broadcast_to(Flash.mask_of(self, mask, shape)[:1], shape)
 
 
-@fault("SM.2", "mask", link="HKUSTDial/flash-sparse-attention/pull/167")
-class MaskOfFirstHead(Flash):
+@wrong(Flash.mask_of, "SM.2", "mask", link="HKUSTDial/flash-sparse-attention/pull/167")
+def mask_of_first_head(self: Flash, mask: Array, shape: tuple[int, ...]) -> Array:
     """All heads take the mask of the first one."""
-
-    def mask_of(self, mask: Array, shape: tuple[int, ...]) -> Array:
-        return np.broadcast_to(super().mask_of(mask, shape)[:, :1], shape)
+    return np.broadcast_to(Flash.mask_of(self, mask, shape)[:, :1], shape)
 
 
-@fault("SM.2", "mask", link="pytorch/pytorch/pull/184180")
-class MaskOffsetByHeads(Flash):
+@wrong(Flash.mask_of, "SM.2", "mask", link="pytorch/pytorch/pull/184180")
+def mask_offset_by_heads(self: Flash, mask: Array, shape: tuple[int, ...]) -> Array:
     """The mask of head h in batch b is read at b heads + h, as if none of its axes were shared."""
-
-    def mask_of(self, mask: Array, shape: tuple[int, ...]) -> Array:
-        return offset_by_heads(mask, shape)
+    return offset_by_heads(mask, shape)
 
 
-@fault("SM.2", "mask", link="vllm-project/vllm-ascend/issues/15503", tiles="columns")
-class MaskEndsEarly(Flash):
+@wrong(Flash.masked, "SM.2", "mask", link="vllm-project/vllm-ascend/issues/15503", tiles="columns")
+def mask_ends_early(self: Flash, rows: Array, columns: Array) -> Array:
     """The mask is read for the first keys alone, and ignored for the others."""
-
-    def masked(self, rows: Array, columns: Array) -> Array:
-        return super().masked(rows, columns) | (columns >= self.columns)
+    return Flash.masked(self, rows, columns) | (columns >= self.columns)
 
 
-@fault("SM.2", "mask", link="pytorch/pytorch/issues/162588", tiles="columns")
-class MaskWraps(Flash):
+@wrong(Flash.masked, "SM.2", "mask", link="pytorch/pytorch/issues/162588", tiles="columns")
+def mask_wraps(self: Flash, rows: Array, columns: Array) -> Array:
     """The index of a key in the mask wraps around: the mask of an earlier tile is read again."""
-
-    def masked(self, rows: Array, columns: Array) -> Array:
-        return super().masked(rows, columns % self.columns)
+    return Flash.masked(self, rows, columns % self.columns)
 
 
-@fault("SM.2", "mask", link="microsoft/onnxruntime-genai/pull/1639")
-class MaskRowStride(Flash):
+@wrong(Flash.mask_of, "SM.2", "mask", link="microsoft/onnxruntime-genai/pull/1639")
+def mask_row_stride(self: Flash, mask: Array, shape: tuple[int, ...]) -> Array:
     """The rows of the mask are read as if they were padded to a multiple of 8 keys."""
-
-    def mask_of(self, mask: Array, shape: tuple[int, ...]) -> Array:
-        full = np.ascontiguousarray(super().mask_of(mask, shape))
-        stride = -(-shape[3] // 8) * 8
-        at = np.arange(shape[2])[:, None] * stride + np.arange(shape[3])[None, :]
-        size = max(shape[2] * shape[3], 1)
-        return full.reshape(*shape[:2], -1)[:, :, at % size]
+    full = np.ascontiguousarray(Flash.mask_of(self, mask, shape))
+    stride = -(-shape[3] // 8) * 8
+    at = np.arange(shape[2])[:, None] * stride + np.arange(shape[3])[None, :]
+    size = max(shape[2] * shape[3], 1)
+    return full.reshape(*shape[:2], -1)[:, :, at % size]
 
 
-@fault("SM.2", "mask", link="OpenNMT/OpenNMT-py/pull/2589")
-class MaskAsLength(Flash):
+@wrong(Flash.mask_of, "SM.2", "mask", link="OpenNMT/OpenNMT-py/pull/2589")
+def mask_as_length(self: Flash, mask: Array, shape: tuple[int, ...]) -> Array:
     """A mask of keys is read as a length: as many keys as it leaves are taken from the first one on."""
-
-    def mask_of(self, mask: Array, shape: tuple[int, ...]) -> Array:
-        counts = np.sum(super().mask_of(mask, shape), axis=-1, keepdims=True)
-        return np.arange(shape[3]) < counts
+    counts = np.sum(Flash.mask_of(self, mask, shape), axis=-1, keepdims=True)
+    return np.arange(shape[3]) < counts
 
 
-@fault("SM.2", "mask", link="dotnet/TorchSharp/issues/1227")
-class MaskTransposed(Flash):
+@wrong(Flash.mask_of, "SM.2", "mask", link="dotnet/TorchSharp/issues/1227")
+def mask_transposed(self: Flash, mask: Array, shape: tuple[int, ...]) -> Array:
     """The mask is read with queries and keys exchanged."""
-
-    def mask_of(self, mask: Array, shape: tuple[int, ...]) -> Array:
-        full = super().mask_of(mask, shape)
-        return np.swapaxes(full, -1, -2) if shape[2] == shape[3] else full
+    full = Flash.mask_of(self, mask, shape)
+    return np.swapaxes(full, -1, -2) if shape[2] == shape[3] else full
 
 
-@fault("SM.5", "mask", link="vllm-project/vllm-omni/issues/5865")
-class RowsOfMaskedKeys(Flash):
+@wrong(Flash.written, "SM.5", "mask", link="vllm-project/vllm-omni/issues/5865")
+def rows_of_masked_keys(self: Flash, out: Array, lse: Array) -> tuple[Array, Array]:
     """A mask of keys is applied to the queries, too: the rows of their indices stay 0."""
-
-    def written(self, out: Array, lse: Array) -> tuple[Array, Array]:
-        if self.mask is None or not np.array_equal(self.mask, np.broadcast_to(self.mask[:, :, :1], self.mask.shape)):
-            return out, lse
-        kept = np.ones((*out.shape[:3], 1), bool)
-        both = min(self.n_q, self.n_k)
-        kept[:, :, :both, 0] = self.mask[:, :, 0, :both] if self.n_q else True
-        return np.where(kept, out, 0.0), lse
+    if self.mask is None or not np.array_equal(self.mask, np.broadcast_to(self.mask[:, :, :1], self.mask.shape)):
+        return out, lse
+    kept = np.ones((*out.shape[:3], 1), bool)
+    both = min(self.n_q, self.n_k)
+    kept[:, :, :both, 0] = self.mask[:, :, 0, :both] if self.n_q else True
+    return np.where(kept, out, 0.0), lse

@@ -7,39 +7,31 @@ from collections.abc import Iterable
 import numpy as np
 
 from refattn.verify.bugs.emulator import Array, Flash, low
-from refattn.verify.bugs.fault import fault
+from refattn.verify.bugs.fault import fault, wrong
 
 
-@fault("SM.5", link="microsoft/TileFusion/pull/31", tiles="columns")
-class AccumulatorNotRescaled(Flash):
+@wrong(Flash.accumulated, "SM.5", link="microsoft/TileFusion/pull/31", tiles="columns")
+def accumulator_not_rescaled(self: Flash, acc: Array, decay: Array, p: Array, v: Array) -> Array:
     """The accumulator is not rescaled when the running maximum moves."""
-
-    def accumulated(self, acc: Array, decay: Array, p: Array, v: Array) -> Array:
-        return acc + self.store(p) @ v
+    return acc + self.store(p) @ v
 
 
-@fault("SM.5", link="Dao-AILab/flash-attention/issues/991", tiles="columns")
-class AccumulatorRescaledInversely(Flash):
+@wrong(Flash.accumulated, "SM.5", link="Dao-AILab/flash-attention/issues/991", tiles="columns")
+def accumulator_rescaled_inversely(self: Flash, acc: Array, decay: Array, p: Array, v: Array) -> Array:
     """The accumulator is divided by the factor that it has to be multiplied by when the running maximum moves."""
-
-    def accumulated(self, acc: Array, decay: Array, p: Array, v: Array) -> Array:
-        return np.where(decay > 0.0, acc / np.where(decay > 0.0, decay, 1.0), 0.0) + self.store(p) @ v
+    return np.where(decay > 0.0, acc / np.where(decay > 0.0, decay, 1.0), 0.0) + self.store(p) @ v
 
 
-@fault("SM.total", link="microsoft/TileFusion/pull/31", tiles="columns")
-class SumNotRescaled(Flash):
+@wrong(Flash.summed, "SM.total", link="microsoft/TileFusion/pull/31", tiles="columns")
+def sum_not_rescaled(self: Flash, total: Array, decay: Array, p: Array) -> Array:
     """The sum of the exponentials is not rescaled when the running maximum moves."""
-
-    def summed(self, total: Array, decay: Array, p: Array) -> Array:
-        return total + np.sum(p, axis=-1, keepdims=True)
+    return total + np.sum(p, axis=-1, keepdims=True)
 
 
-@fault("SM.top", "SM.3", "SM.total", "SM.5", link="Dao-AILab/flash-attention/pull/2174", tiles="columns")
-class MaximumOverwrittenFirst(Flash):
+@wrong(Flash.decay, "SM.top", "SM.3", "SM.total", "SM.5", link="Dao-AILab/flash-attention/pull/2174", tiles="columns")
+def maximum_overwritten_first(self: Flash, old: Array, new: Array) -> Array:
     """The running maximum is overwritten before the old one is used: neither sum nor accumulator is rescaled."""
-
-    def decay(self, old: Array, new: Array) -> Array:
-        return np.ones_like(old)
+    return np.ones_like(old)
 
 
 @fault("SM.top", "SM.3", "SM.total", "SM.5", link="meta-pytorch/MSLK/pull/242", tiles="columns")
@@ -76,42 +68,31 @@ class ConstantMaximum(NoMaximum):
         return 10.0
 
 
-@fault("SM.2", "SM.total", "SM.5", link="zml/zml/pull/563", tiles="columns")
-class PaddingOfLastTile(Flash):
+@wrong(Flash.inside, "SM.2", "SM.total", "SM.5", link="zml/zml/pull/563", tiles="columns")
+def padding_of_last_tile(self: Flash, columns: Array) -> Array:
     """The keys that pad the last tile are not hidden: they count with a score of 0."""
-
-    def inside(self, columns: Array) -> Array:
-        return np.ones(len(columns), bool)
-
-    def masked(self, rows: Array, columns: Array) -> Array:
-        return super().masked(rows, columns) | ~super().inside(columns)
+    return np.ones(len(columns), bool)
 
 
-@fault("SM.total", link="pytorch/pytorch/issues/159247", tiles="columns")
-class PaddingInTheSum(Flash):
+@wrong(Flash.attend, "SM.total", link="pytorch/pytorch/issues/159247", tiles="columns")
+def padding_in_the_sum(self: Flash, rows: Array) -> tuple[Array, Array, Array]:
     """The keys that pad the last tile are in the sum of the exponentials, with an exponential of 1."""
-
-    def attend(self, rows: Array) -> tuple[Array, Array, Array]:
-        top, total, acc = super().attend(rows)
-        return top, total + float(-self.n_k % self.columns) * np.exp(-self.shift(top)), acc
+    top, total, acc = Flash.attend(self, rows)
+    return top, total + float(-self.n_k % self.columns) * np.exp(-self.shift(top)), acc
 
 
-@fault("SM.total", "SM.5", "SM.2", link="jax-ml/jax/issues/27224", tiles="columns")
-class LastTileDropped(Flash):
+@wrong(Flash.starts, "SM.total", "SM.5", "SM.2", link="jax-ml/jax/issues/27224", tiles="columns")
+def last_tile_dropped(self: Flash, first: int, last: int) -> Iterable[int]:
     """The number of tiles of keys is rounded down: a last tile that is not full is left out."""
-
-    def starts(self, first: int, last: int) -> Iterable[int]:
-        return (start for start in super().starts(first, last) if start + self.columns <= self.n_k)
+    return (start for start in Flash.starts(self, first, last) if start + self.columns <= self.n_k)
 
 
-@fault("SM.5", "SM.lse", link="OpenNLPLab/lightning-attention/pull/28", tiles="rows")
-class LastRowsNotWritten(Flash):
+@wrong(Flash.written, "SM.5", "SM.lse", link="OpenNLPLab/lightning-attention/pull/28", tiles="rows")
+def last_rows_not_written(self: Flash, out: Array, lse: Array) -> tuple[Array, Array]:
     """The number of tiles of queries is rounded down: the rows of a last tile that is not full stay 0."""
-
-    def written(self, out: Array, lse: Array) -> tuple[Array, Array]:
-        full = self.n_q // self.rows * self.rows
-        kept = (np.arange(self.n_q) < full)[:, None]
-        return np.where(kept, out, 0.0), np.where(kept, lse, 0.0)
+    full = self.n_q // self.rows * self.rows
+    kept = (np.arange(self.n_q) < full)[:, None]
+    return np.where(kept, out, 0.0), np.where(kept, lse, 0.0)
 
 
 @fault("SM.5", link="flashinfer-ai/flashinfer/pull/5029", tiles="rows")
@@ -130,44 +111,37 @@ class AccumulatorNotReset(Flash):
         return top, total, acc
 
 
-@fault("SM.total", "SM.4", link="sonos/tract/pull/2586")
-class SumInHalf(Flash):
+@wrong(Flash.summed, "SM.total", "SM.4", link="sonos/tract/pull/2586")
+def sum_in_half(self: Flash, total: Array, decay: Array, p: Array) -> Array:
     """The sum of the exponentials is kept in float16."""
-
-    def summed(self, total: Array, decay: Array, p: Array) -> Array:
-        return low(super().summed(total, decay, p), "float16")
+    return low(Flash.summed(self, total, decay, p), "float16")
 
 
-@fault("SM.5", link="ggml-org/llama.cpp/pull/24389")
-class AccumulatorInHalf(Flash):
+@wrong(Flash.accumulated, "SM.5", link="ggml-org/llama.cpp/pull/24389")
+def accumulator_in_half(self: Flash, acc: Array, decay: Array, p: Array, v: Array) -> Array:
     """The accumulator is kept in float16."""
-
-    def accumulated(self, acc: Array, decay: Array, p: Array, v: Array) -> Array:
-        return low(super().accumulated(acc, decay, p, v), "float16")
+    return low(Flash.accumulated(self, acc, decay, p, v), "float16")
 
 
-@fault("SM.1", link="philipturner/metal-flash-attention/issues/8")
-class ScoresInHalf(Flash):
+@wrong(Flash.product, "SM.1", link="philipturner/metal-flash-attention/issues/8")
+def scores_in_half(self: Flash, q: Array, k: Array) -> Array:
     """The inner products of queries and keys are kept in float16."""
-
-    def product(self, q: Array, k: Array) -> Array:
-        return low(super().product(q, k), "float16")
+    return low(Flash.product(self, q, k), "float16")
 
 
-@fault(
+@wrong(
+    Flash.forward,
     "SM.4",
     "SM.3",
     "softmax over the queries",
     link="labmlai/annotated_deep_learning_paper_implementations/issues/146",
 )
-class SoftmaxOverQueries(Flash):
+def softmax_over_queries(self: Flash) -> tuple[Array, Array]:
     """The softmax is over the queries of a key, not over the keys of a query."""
-
-    def forward(self) -> tuple[Array, Array]:
-        _, lse = super().forward()
-        rows, columns = np.arange(self.n_q), np.arange(self.n_k)
-        c = self.capped(self.scaled(self.product(self.q, self.k)))
-        s = self.hidden(self.biased(c, rows, columns), self.allowed(rows, columns))
-        p = np.exp(s)
-        total = np.sum(p, axis=-2, keepdims=True)
-        return p / np.where(total > 0.0, total, 1.0) @ self.v, lse
+    _, lse = Flash.forward(self)
+    rows, columns = np.arange(self.n_q), np.arange(self.n_k)
+    c = self.capped(self.scaled(self.product(self.q, self.k)))
+    s = self.hidden(self.biased(c, rows, columns), rows, columns)
+    p = np.exp(s)
+    total = np.sum(p, axis=-2, keepdims=True)
+    return p / np.where(total > 0.0, total, 1.0) @ self.v, lse

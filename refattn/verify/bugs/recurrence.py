@@ -1,6 +1,6 @@
 """A kernel of the linear recurrences in plain NumPy: tokens in chunks, a state that goes from chunk to chunk, and back.
 
-It is right for any chunk. Each step is a method, so that a fault is a few lines: a class that has another one. States
+It is right for any chunk. Each step is a method, so that a fault is a few lines: another step. States
 are (b, g, d, e), with keys repeated for each state head and queries, by state head, (b, g, r, n, d).
 """
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from refattn.verify.bugs.emulator import Array, Flash
-from refattn.verify.bugs.fault import fault
+from refattn.verify.bugs.fault import fault, wrong
 
 
 class Split(Flash):
@@ -58,61 +58,47 @@ class MergedInBase2(Split):
         return top, right, acc / np.where(total > 0.0, total, 1.0) * right
 
 
-@fault("SM.5", "SM.lse", link="vllm-project/vllm/pull/28840", tiles="columns")
-class MergedWithPowersOf2(Split):
+@wrong(Split.weights, "SM.5", "SM.lse", link="vllm-project/vllm/pull/28840", tiles="columns")
+def merged_with_powers_of2(self: Split, lses: Array, top: Array) -> Array:
     """Parts whose lse is natural are merged as if it were to base 2."""
-
-    def weights(self, lses: Array, top: Array) -> Array:
-        return np.exp2(lses - top)
+    return np.exp2(lses - top)
 
 
-@fault("SM.total", "SM.5", "SM.lse", link="ROCm/aiter/pull/3641", tiles="columns")
-class EmptyPartCounts(Split):
+@wrong(Split.part_lse, "SM.total", "SM.5", "SM.lse", link="ROCm/aiter/pull/3641", tiles="columns")
+def empty_part_counts(self: Split, top: Array, total: Array) -> Array:
     """A part of which nothing may be attended counts with an lse of 0."""
-
-    def part_lse(self, top: Array, total: Array) -> Array:
-        return np.where(total > 0.0, super().part_lse(top, total), 0.0)
+    return np.where(total > 0.0, Split.part_lse(self, top, total), 0.0)
 
 
-@fault("SM.total", "SM.5", "SM.lse", link="ROCm/aiter/pull/4420", tiles="columns")
-class EmptyPartIsNaN(Split):
+@wrong(Split.part_out, "SM.total", "SM.5", "SM.lse", link="ROCm/aiter/pull/4420", tiles="columns")
+def empty_part_is_nan(self: Split, acc: Array, total: Array) -> Array:
     """A part of which nothing may be attended is 0 divided by 0, and makes all of the row NaN."""
-
-    def part_out(self, acc: Array, total: Array) -> Array:
-        return acc / total
+    return acc / total
 
 
-@fault("SM.total", "SM.5", link="ROCm/vllm/pull/22", tiles="columns")
-class PartsLeftOut(Split):
+@wrong(Split.merged, "SM.total", "SM.5", link="ROCm/vllm/pull/22", tiles="columns")
+def parts_left_out(self: Split, outs: Array, lses: Array) -> tuple[Array, Array, Array]:
     """Only the first two parts are merged."""
-
-    def merged(self, outs: Array, lses: Array) -> tuple[Array, Array, Array]:
-        return super().merged(outs[:2], lses[:2])
+    return Split.merged(self, outs[:2], lses[:2])
 
 
-@fault("SM.5", link="Dao-AILab/flash-attention/pull/2388", tiles="columns")
-class PartsOfNextRow(Split):
+@wrong(Split.weights, "SM.5", link="Dao-AILab/flash-attention/pull/2388", tiles="columns")
+def parts_of_next_row(self: Split, lses: Array, top: Array) -> Array:
     """The lse of the parts are read at the wrong stride: a row's parts are weighted by those of the next row."""
-
-    def weights(self, lses: Array, top: Array) -> Array:
-        other = np.roll(lses, -1, axis=-2)
-        return np.exp(other - self.shift(np.max(other, axis=0)))
+    other = np.roll(lses, -1, axis=-2)
+    return np.exp(other - self.shift(np.max(other, axis=0)))
 
 
-@fault("SM.lse", "lse to base 2", "lse", link="flashinfer-ai/flashinfer/issues/4485")
-class LseToBase2(Flash):
+@wrong(Flash.lse_given, "SM.lse", "lse to base 2", "lse", link="flashinfer-ai/flashinfer/issues/4485")
+def lse_to_base2(self: Flash, lse: Array) -> Array:
     """lse is to base 2."""
-
-    def lse_given(self, lse: Array) -> Array:
-        return lse / math.log(2.0)
+    return lse / math.log(2.0)
 
 
-@fault("SM.lse", "lse", link="pytorch/pytorch/issues/181645")
-class LseTimesLn2(Flash):
+@wrong(Flash.lse_given, "SM.lse", "lse", link="pytorch/pytorch/issues/181645")
+def lse_times_ln2(self: Flash, lse: Array) -> Array:
     """lse is natural, and multiplied by ln 2 once more."""
-
-    def lse_given(self, lse: Array) -> Array:
-        return lse * math.log(2.0)
+    return lse * math.log(2.0)
 
 
 @fault("SM.lse", "lse without the maximum", "lse", link="Dao-AILab/flash-attention/issues/404")
@@ -132,41 +118,29 @@ class LseWithoutMaximum(Flash):
         return self.logs[..., 0]
 
 
-@fault("SM.lse", "lse", link="meta-pytorch/attention-gym/issues/37")
-class LseOfZeros(Flash):
+@wrong(Flash.lse_given, "SM.lse", "lse", link="meta-pytorch/attention-gym/issues/37")
+def lse_of_zeros(self: Flash, lse: Array) -> Array:
     """lse is never written: it is 0."""
-
-    def lse_given(self, lse: Array) -> Array:
-        return np.zeros_like(lse)
+    return np.zeros_like(lse)
 
 
-@fault("SM.lse", "lse", link="ROCm/aiter/pull/3334")
-class LseOfCentredKeys(Flash):
+@wrong(Flash.lse_given, "SM.lse", "lse", link="ROCm/aiter/pull/3334")
+def lse_of_centred_keys(self: Flash, lse: Array) -> Array:
     """The mean of the keys is subtracted before the scores, and lse is that of what remains."""
-
-    def lse_given(self, lse: Array) -> Array:
-        mean = np.mean(self.k, axis=2, keepdims=True) if self.n_k else np.zeros_like(self.k[:, :, :1])
-        shift = self.scaled(self.q @ np.swapaxes(mean, -1, -2))[..., 0] if self.n_k else 0.0
-        return lse - shift
+    mean = np.mean(self.k, axis=2, keepdims=True) if self.n_k else np.zeros_like(self.k[:, :, :1])
+    shift = self.scaled(self.q @ np.swapaxes(mean, -1, -2))[..., 0] if self.n_k else 0.0
+    return lse - shift
 
 
-@fault("SM.lse", "lse", link="Dao-AILab/flash-attention/issues/648")
-class LseOfOtherHeads(Flash):
+@wrong(Flash.lse_given, "SM.lse", "lse", link="Dao-AILab/flash-attention/issues/648")
+def lse_of_other_heads(self: Flash, lse: Array) -> Array:
     """The heads of lse are in another order: with grouped heads, group by group of positions."""
-
-    def lse_given(self, lse: Array) -> Array:
-        head = np.argsort(np.arange(self.q.shape[1]) % max(len(set(self.groups)), 1), kind="stable")
-        return lse[:, head]
-
-    def head_of(self, heads: int, groups: int) -> Array:
-        self.groups = super().head_of(heads, groups)
-        return self.groups
+    heads, groups = self.plane
+    return lse[:, np.argsort(np.arange(heads) % max(min(heads, groups), 1), kind="stable")]
 
 
-@fault("SM.lse", "lse", link="feifeibear/long-context-attention/issues/122")
-class LseWithPaddedStride(Flash):
+@wrong(Flash.lse_given, "SM.lse", "lse", link="feifeibear/long-context-attention/issues/122")
+def lse_with_padded_stride(self: Flash, lse: Array) -> Array:
     """lse is written with rows of a multiple of 32, and read without the padding."""
-
-    def lse_given(self, lse: Array) -> Array:
-        padded = np.pad(lse, ((0, 0), (0, 0), (0, -self.n_q % 32)))
-        return padded.reshape(-1)[: lse.size].reshape(lse.shape)
+    padded = np.pad(lse, ((0, 0), (0, 0), (0, -self.n_q % 32)))
+    return padded.reshape(-1)[: lse.size].reshape(lse.shape)

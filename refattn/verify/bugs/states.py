@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from refattn.verify.bugs.emulator import Array, low
-from refattn.verify.bugs.fault import fault
+from refattn.verify.bugs.fault import fault, wrong
 from refattn.verify.bugs.recurrence import Recurrence, Token
 
 OVERFLOWS = 88.7
@@ -17,60 +17,46 @@ OVERFLOWS = 88.7
 # The state that comes in, goes on and goes out
 
 
-@fault("DELTA.1", "state in ignored", link="huggingface/transformers/pull/45513")
-class StateForOneTokenAlone(Recurrence):
+@wrong(Recurrence.first_state, "DELTA.1", "state in ignored", link="huggingface/transformers/pull/45513")
+def state_for_one_token_alone(self: Recurrence, state: Array) -> Array:
     """The state that comes in is read where a single token comes with it, and dropped where several do."""
-
-    def first_state(self, state: Array) -> Array:
-        return state if self.q.shape[3] == 1 else state * 0.0
+    return state if self.q.shape[3] == 1 else state * 0.0
 
 
-@fault("DELTA.1", "state in ignored", link="vllm-project/vllm/pull/22034")
-class StateOfOneSequenceIgnored(Recurrence):
+@wrong(Recurrence.first_state, "DELTA.1", "state in ignored", link="vllm-project/vllm/pull/22034")
+def state_of_one_sequence_ignored(self: Recurrence, state: Array) -> Array:
     """The state that comes in is dropped where the batch has one sequence."""
-
-    def first_state(self, state: Array) -> Array:
-        return state * 0.0 if len(state) == 1 else state
+    return state * 0.0 if len(state) == 1 else state
 
 
-@fault("DELTA.4", link="ollama/ollama/issues/15865")
-class StateInBfloat16(Recurrence):
+@wrong(Recurrence.kept, "DELTA.4", link="ollama/ollama/issues/15865")
+def state_in_bfloat16(self: Recurrence, state: Array) -> Array:
     """The state is held in bfloat16 from token to token."""
-
-    def kept(self, state: Array) -> Array:
-        return low(state, "bfloat16")
+    return low(state, "bfloat16")
 
 
-@fault("DELTA.4", link="NVIDIA/TensorRT-Model-Connect/pull/725")
-class StateInFloat16(Recurrence):
+@wrong(Recurrence.kept, "DELTA.4", link="NVIDIA/TensorRT-Model-Connect/pull/725")
+def state_in_float16(self: Recurrence, state: Array) -> Array:
     """The state is held in float16 from token to token."""
-
-    def kept(self, state: Array) -> Array:
-        return low(state, "float16")
+    return low(state, "float16")
 
 
-@fault("DELTA.4", link="", tiles="chunk")
-class ChunkStatesInBfloat16(Recurrence):
+@wrong(Recurrence.carried, "DELTA.4", link="", tiles="chunk")
+def chunk_states_in_bfloat16(self: Recurrence, state: Array, before: Array) -> Array:
     """The state that a chunk gives to the next one is rounded to bfloat16."""
-
-    def carried(self, state: Array, before: Array) -> Array:
-        return low(state, "bfloat16")
+    return low(state, "bfloat16")
 
 
-@fault("DELTA.4", link="syv-ai/qwen38-27b-rtx3090/pull/43", tiles="chunk")
-class ChunksBeginEmpty(Recurrence):
+@wrong(Recurrence.carried, "DELTA.4", link="syv-ai/qwen38-27b-rtx3090/pull/43", tiles="chunk")
+def chunks_begin_empty(self: Recurrence, state: Array, before: Array) -> Array:
     """Every chunk but the first begins with a state of 0."""
-
-    def carried(self, state: Array, before: Array) -> Array:
-        return state * 0.0
+    return state * 0.0
 
 
-@fault("DELTA.4", link="", tiles="chunk")
-class ChunksBeginWithTheFirstState(Recurrence):
+@wrong(Recurrence.carried, "DELTA.4", link="", tiles="chunk")
+def chunks_begin_with_the_first_state(self: Recurrence, state: Array, before: Array) -> Array:
     """Every chunk begins with the state that came in, in place of that of the chunk before."""
-
-    def carried(self, state: Array, before: Array) -> Array:
-        return before
+    return before
 
 
 @fault("DELTA.4", link="vllm-project/vllm-ascend/pull/11508", tiles="chunk")
@@ -91,26 +77,26 @@ class FirstStateCountedAgain(Recurrence):
         return state + self.alone
 
 
-@fault("DELTA.4", link="sgl-project/sglang/issues/31833", tiles="chunk")
-class StateOfWholeChunks(Recurrence):
+@wrong(Recurrence.sequence, "DELTA.4", link="sgl-project/sglang/issues/31833", tiles="chunk")
+def state_of_whole_chunks(
+    self: Recurrence, first: int, last: int, state: Array, momentum: Array
+) -> tuple[Array, Array]:
     """The state that goes out is that before the last chunk, where this one is not full."""
-
-    def sequence(self, first: int, last: int, state: Array, momentum: Array) -> tuple[Array, Array]:
-        end = super().sequence(first, last, state, momentum)
-        whole = first + (last - first) // self.chunk * self.chunk
-        if whole in (first, last):
-            return end
-        return self.tokens[whole - 1].state, self.tokens[whole - 1].momentum
-
-
-@fault("DELTA.4", link="", tiles="chunk")
-class LastChunkNotWritten(Recurrence):
-    """What the tokens of a last chunk that is not full read is not stored."""
-
-    def sequence(self, first: int, last: int, state: Array, momentum: Array) -> tuple[Array, Array]:
-        end = super().sequence(first, last, state, momentum)
-        self.out[:, :, :, first + (last - first) // self.chunk * self.chunk : last] = 0.0
+    end = Recurrence.sequence(self, first, last, state, momentum)
+    whole = first + (last - first) // self.chunk * self.chunk
+    if whole in (first, last):
         return end
+    return self.tokens[whole - 1].state, self.tokens[whole - 1].momentum
+
+
+@wrong(Recurrence.sequence, "DELTA.4", link="", tiles="chunk")
+def last_chunk_not_written(
+    self: Recurrence, first: int, last: int, state: Array, momentum: Array
+) -> tuple[Array, Array]:
+    """What the tokens of a last chunk that is not full read is not stored."""
+    end = Recurrence.sequence(self, first, last, state, momentum)
+    self.out[:, :, :, first + (last - first) // self.chunk * self.chunk : last] = 0.0
+    return end
 
 
 # Decays
@@ -141,89 +127,80 @@ class DecaysTakenApart(Recurrence):
         return super().run(*given, **more)
 
 
-@fault("DELTA.fade", "DELTA.1", link="", tiles="chunk")
-class FirstTokenOfChunksKept(Recurrence):
+@wrong(Recurrence.decayed, "DELTA.fade", "DELTA.1", link="", tiles="chunk")
+def first_token_of_chunks_kept(self: Recurrence, state: Array, n: int) -> Array:
     """The decay of the first token of each chunk but the first is left out."""
-
-    def decayed(self, state: Array, n: int) -> Array:
-        first = max(a for a, _ in self.bounds if a <= n)
-        return state if n > first and (n - first) % self.chunk == 0 else super().decayed(state, n)
+    first = max(a for a, _ in self.bounds if a <= n)
+    return state if n > first and (n - first) % self.chunk == 0 else Recurrence.decayed(self, state, n)
 
 
-@fault("DELTA.fade", "DELTA.1", link="vllm-project/vllm/pull/23279", tiles="chunk")
-class DecaysOfTheSequenceBefore(Recurrence):
+@wrong(Recurrence.begin, "DELTA.fade", "DELTA.1", link="vllm-project/vllm/pull/23279", tiles="chunk")
+def decays_of_the_sequence_before(self: Recurrence, first: int) -> Any:
     """Where a sequence begins within a chunk its first state decays by what the sequence before has in this chunk."""
-
-    def begin(self, first: int) -> Any:
-        log = self.x.get("log_decay")
-        if log is None or not first % self.chunk:
-            return 1.0
-        total = np.sum(log[:, :, first - first % self.chunk : first], axis=2)
-        return self.exp(total[..., None, None] if total.ndim == 2 else total[..., None])
+    log = self.x.get("log_decay")
+    if log is None or not first % self.chunk:
+        return 1.0
+    total = np.sum(log[:, :, first - first % self.chunk : first], axis=2)
+    return self.exp(total[..., None, None] if total.ndim == 2 else total[..., None])
 
 
 # Packed sequences, padding, heads
 
 
-@fault("DELTA.1", "state in ignored", link="")
-class FirstStateForAllSequences(Recurrence):
+@wrong(Recurrence.first_state, "DELTA.1", "state in ignored", link="")
+def first_state_for_all_sequences(self: Recurrence, state: Array) -> Array:
     """Every sequence begins with the state of the first one."""
-
-    def first_state(self, state: Array) -> Array:
-        return np.broadcast_to(state[:1], state.shape).copy()
+    return np.broadcast_to(state[:1], state.shape).copy()
 
 
 @fault("DELTA.1", "DELTA.4", link="")
 class SequencesRunOn(Recurrence):
     """A packed sequence begins with the state that the one before it ended with."""
 
+    end: tuple[Array, Array]
+
     def sequence(self, first: int, last: int, state: Array, momentum: Array) -> tuple[Array, Array]:
-        state, momentum = (state, momentum) if first == 0 else self.end
-        self.end: tuple[Array, Array] = super().sequence(first, last, state, momentum)
+        self.end = super().sequence(first, last, *((state, momentum) if first == 0 else self.end))
         return self.end
 
 
-@fault("mask of values alone", "DELTA.unit_k", "DELTA.1", link="fla-org/flash-linear-attention/issues/1272")
-class PaddingDecays(Recurrence):
+@wrong(
+    Recurrence.shown,
+    "mask of values alone",
+    "DELTA.unit_k",
+    "DELTA.1",
+    link="fla-org/flash-linear-attention/issues/1272",
+)
+def padding_decays(self: Recurrence, x: Array, mask: Array, name: str) -> Array:
     """Padding has values of 0, and lets the state decay."""
-
-    def shown(self, x: Array, mask: Array, name: str) -> Array:
-        return x if name.startswith("log") else super().shown(x, mask, name)
+    return x if name.startswith("log") else Recurrence.shown(self, x, mask, name)
 
 
-@fault("DELTA.unit_k", "mask of values alone", link="huggingface/transformers/pull/46773")
-class PaddingOfOneSequenceSeen(Recurrence):
+@wrong(Recurrence.shown, "DELTA.unit_k", "mask of values alone", link="huggingface/transformers/pull/46773")
+def padding_of_one_sequence_seen(self: Recurrence, x: Array, mask: Array, name: str) -> Array:
     """Padding counts as tokens where the batch has one sequence."""
-
-    def shown(self, x: Array, mask: Array, name: str) -> Array:
-        return x if len(mask) == 1 else super().shown(x, mask, name)
+    return x if len(mask) == 1 else Recurrence.shown(self, x, mask, name)
 
 
-@fault("DELTA.unit_k", "mask of values alone", link="huggingface/transformers/issues/47086")
-class PaddingSeenAfterAState(Recurrence):
+@wrong(Recurrence.given, "DELTA.unit_k", "mask of values alone", link="huggingface/transformers/issues/47086")
+def padding_seen_after_a_state(self: Recurrence, inputs: dict[str, Array]) -> dict[str, Array]:
     """Padding counts as tokens where a state comes in."""
-
-    def given(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        return {name: x for name, x in inputs.items() if name != "key_mask" or "state" not in inputs}
+    return {name: x for name, x in inputs.items() if name != "key_mask" or "state" not in inputs}
 
 
-@fault("keys tiled", "DELTA.unit_k", link="")
-class KeyHeadsByRemainder(Recurrence):
+@wrong(Recurrence.head_of, "keys tiled", "DELTA.unit_k", link="")
+def key_heads_by_remainder(self: Recurrence, heads: int, groups: int) -> Array:
     """State head g has key head g mod f, in place of floor(g f / g_total): of keys alone, queries are right."""
-
-    def head_of(self, heads: int, groups: int) -> Array:
-        return np.arange(heads) % max(groups, 1)
+    return np.arange(heads) % max(groups, 1)
 
 
-@fault("DELTA.5", link="ohdearquant/lattice/issues/262")
-class HeadsOfKeysAlone(Recurrence):
+@wrong(Recurrence.written_out, "DELTA.5", link="ohdearquant/lattice/issues/262")
+def heads_of_keys_alone(self: Recurrence, out: Array, state: Array) -> tuple[Array, Array]:
     """As many heads are computed as there are key heads: the outputs and states of the others are 0."""
-
-    def written_out(self, out: Array, state: Array) -> tuple[Array, Array]:
-        keys, states = self.raw["k"].shape[1], state.shape[1]
-        heads = keys * out.shape[1] // states
-        out[:, heads:], state[:, keys:] = 0.0, 0.0
-        return out, state
+    keys, states = self.raw["k"].shape[1], state.shape[1]
+    heads = keys * out.shape[1] // states
+    out[:, heads:], state[:, keys:] = 0.0, 0.0
+    return out, state
 
 
 @fault("DELTA.predicted", link="NeuraLegion/shainet/pull/170", tiles="chunk")
@@ -252,75 +229,68 @@ class StateOfTheChunkDecaysTwice(Recurrence):
 # The backward
 
 
-@fault("dDELTA.4", "dDELTA.1", link="NX-AI/mlstm_kernels/pull/10", tiles="chunk")
-class GradientOfStateStops(Recurrence):
+@wrong(Recurrence.carried_back, "dDELTA.4", "dDELTA.1", link="NX-AI/mlstm_kernels/pull/10", tiles="chunk")
+def gradient_of_state_stops(self: Recurrence, d_state: Array) -> Array:
     """The gradient of the state does not go on to the chunk before."""
-
-    def carried_back(self, d_state: Array) -> Array:
-        return d_state * 0.0
+    return d_state * 0.0
 
 
-@fault("dDELTA.4", "dDELTA.1", link="fla-org/flash-linear-attention/pull/37", tiles="chunk")
-class GradientOfStateInBfloat16(Recurrence):
+@wrong(Recurrence.carried_back, "dDELTA.4", "dDELTA.1", link="fla-org/flash-linear-attention/pull/37", tiles="chunk")
+def gradient_of_state_in_bfloat16(self: Recurrence, d_state: Array) -> Array:
     """The gradient of the state is rounded to bfloat16 from chunk to chunk."""
-
-    def carried_back(self, d_state: Array) -> Array:
-        return low(d_state, "bfloat16")
+    return low(d_state, "bfloat16")
 
 
-@fault("dDELTA.unit_q", "states of the second sweep begin at 0", link="", tiles="chunk")
-class QueriesOfTheirChunkAlone(Recurrence):
+@wrong(Recurrence.state_of, "dDELTA.unit_q", "states of the second sweep begin at 0", link="", tiles="chunk")
+def queries_of_their_chunk_alone(self: Recurrence, n: int) -> Array:
     """The gradient of a query is of what its own chunk has written."""
-
-    def state_of(self, n: int) -> Array:
-        start = max(a for a, _ in self.bounds if a <= n)
-        first = start + (n - start) // self.chunk * self.chunk
-        if first == start:
-            return super().state_of(n)
-        left = self.tokens[first - 1].state
-        for at in range(first, n + 1):
-            left = self.gate("log_decay", at) * left
-        return super().state_of(n) - left
+    start = max(a for a, _ in self.bounds if a <= n)
+    first = start + (n - start) // self.chunk * self.chunk
+    if first == start:
+        return Recurrence.state_of(self, n)
+    left = self.tokens[first - 1].state
+    for at in range(first, n + 1):
+        left = self.gate("log_decay", at) * left
+    return Recurrence.state_of(self, n) - left
 
 
-@fault(
+@wrong(
+    Recurrence.d_key_of,
     "dDELTA.unit_k",
     "keys without the gradient of the prediction",
     link="fla-org/flash-linear-attention/issues/984",
     tiles="chunk",
 )
-class KeysWithoutTheSystem(Recurrence):
+def keys_without_the_system(self: Recurrence, token: Token, d_write: Array, d_error: Array, target: Array) -> Array:
     """The gradient of a key has that of its prediction from the first token of its chunk alone."""
-
-    def d_key_of(self, token: Token, d_write: Array, d_error: Array, target: Array) -> Array:
-        n = next(n for n, one in self.tokens.items() if one is token)
-        start = max(a for a, _ in self.bounds if a <= n)
-        if (n - start) % self.chunk:
-            return token.write @ np.swapaxes(target, -1, -2)
-        return super().d_key_of(token, d_write, d_error, target)
+    n = next(n for n, one in self.tokens.items() if one is token)
+    start = max(a for a, _ in self.bounds if a <= n)
+    if (n - start) % self.chunk:
+        return token.write @ np.swapaxes(target, -1, -2)
+    return Recurrence.d_key_of(self, token, d_write, d_error, target)
 
 
-@fault("dDELTA.beta", "gradient of beta with the write", link="fla-org/flash-linear-attention/pull/43")
-class BetaOfValues(Recurrence):
+@wrong(
+    Recurrence.d_rate, "dDELTA.beta", "gradient of beta with the write", link="fla-org/flash-linear-attention/pull/43"
+)
+def beta_of_values(self: Recurrence, token: Token, d_write: Array) -> Array:
     """The gradient of beta is that of the value, without what was predicted."""
-
-    def d_rate(self, token: Token, d_write: Array) -> Array:
-        if self.moving:
-            return super().d_rate(token, d_write)
-        n = next(n for n, one in self.tokens.items() if one is token)
-        return np.sum(d_write * self.x["v"][:, :, n, None, :], axis=(-2, -1))
+    if self.moving:
+        return Recurrence.d_rate(self, token, d_write)
+    n = next(n for n, one in self.tokens.items() if one is token)
+    return np.sum(d_write * self.x["v"][:, :, n, None, :], axis=(-2, -1))
 
 
-@fault("dDELTA.v", link="fla-org/flash-linear-attention/pull/6")
-class ValuesWithoutDecay(Recurrence):
+@wrong(Recurrence.back, "dDELTA.v", link="fla-org/flash-linear-attention/pull/6")
+def values_without_decay(
+    self: Recurrence, n: int, d_out: Array, d_state: Array, d_momentum: Array
+) -> tuple[Array, Array]:
     """Without a decay the gradient of v has what the token itself reads alone."""
-
-    def back(self, n: int, d_out: Array, d_state: Array, d_momentum: Array) -> tuple[Array, Array]:
-        found = super().back(n, d_out, d_state, d_momentum)
-        if "log_decay" not in self.x and "beta" not in self.x:
-            own = self.scale * (np.swapaxes(self.q[:, :, :, n], -1, -2) @ d_out[:, :, :, n])
-            self.d["v"][:, :, n] = (np.swapaxes(self.k[:, :, n, :, None], -1, -2) @ own)[:, :, 0]
-        return found
+    found = Recurrence.back(self, n, d_out, d_state, d_momentum)
+    if "log_decay" not in self.x and "beta" not in self.x:
+        own = self.scale * (np.swapaxes(self.q[:, :, :, n], -1, -2) @ d_out[:, :, :, n])
+        self.d["v"][:, :, n] = (np.swapaxes(self.k[:, :, n, :, None], -1, -2) @ own)[:, :, 0]
+    return found
 
 
 @fault("dDELTA.log_decay", link="", tiles="chunk")
@@ -340,9 +310,7 @@ class GradientOfDecayStops(Recurrence):
         return found | {"d_log_decay": super().backward(d_out, shape, heads)["d_log_decay"]}
 
 
-@fault("dDELTA.q", "normalisation without its projection", link="")
-class NormHeldFast(Recurrence):
+@wrong(Recurrence.d_unit, "dDELTA.q", "normalisation without its projection", link="")
+def norm_held_fast(self: Recurrence, x: Array, d_y: Array, eps: float) -> Array:
     """The norm that queries and keys are divided by is held fast in the backward, for queries alone."""
-
-    def d_unit(self, x: Array, d_y: Array, eps: float) -> Array:
-        return d_y * self.inverse_norm(x, eps) if x is self.raw["q"] else super().d_unit(x, d_y, eps)
+    return d_y * self.inverse_norm(x, eps) if x is self.raw["q"] else Recurrence.d_unit(self, x, d_y, eps)

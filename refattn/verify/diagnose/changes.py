@@ -1,4 +1,4 @@
-"""What may be wrong with the value of an equation: a table of changes, for mutants and for the bank."""
+"""What may be wrong with the value of an equation: a table of changes, for mutants and for error templates."""
 
 from __future__ import annotations
 

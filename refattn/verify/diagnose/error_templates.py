@@ -1,6 +1,6 @@
-"""The bank: ways in which each equation of a core may be wrong, with what each does to the results of a case.
+"""Error templates: ways in which each equation of a core may be wrong, and what each does to the results of a case.
 
-It holds the changes of `refattn.verify.diagnose.changes`. An error that is none of these is in general nearly a sum of
+They are the changes of `refattn.verify.diagnose.changes`. An error that is none of these is in general nearly a sum of
 some of them, times numbers, as long as it is an error of the same equation; that is what
 `refattn.verify.diagnose.suspects` ranks by.
 
@@ -48,8 +48,8 @@ def changes(mechanism: Mechanism, dtype: str) -> dict[str, dict[str, Change]]:
     return {tag.id: kinds(tag.axes or (), lower_type(mechanism, tag.id, dtype)) for tag in core_tags(mechanism)}
 
 
-class Bank:
-    """What the bank predicts for one case: results as vectors of errors in units of what is granted.
+class Templates:
+    """The error templates of one case: results as vectors of errors in units of what is granted.
 
     Parameters
     ----------

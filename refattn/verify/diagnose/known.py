@@ -1,4 +1,4 @@
-"""Errors that have a name: conventions, faults of the museum, inputs that are read wrongly, and faults of storing.
+"""Errors that have a name: conventions, known bugs, inputs that are read wrongly, and faults of storing.
 
 Each is run on the cases that fail. Where what it computes agrees with what was got, it explains the case: outputs
 first, and gradients where it has some. A case in which an error cannot show says nothing against it, so that cases
@@ -20,9 +20,9 @@ from refattn.mechanisms.wrong import Call, WrongKernel
 from refattn.verify.bugs.emulator import Flash, Unknown
 from refattn.verify.bugs.fault import BACKWARD, faults, flash, in_the_backward, read_again
 from refattn.verify.diagnose.changes import LAST, SECOND_HALF, first_alone, flipped, part_scaled, rolled, scaled
-from refattn.verify.diagnose.error_templates import Bank
+from refattn.verify.diagnose.error_templates import Templates
 from refattn.verify.diagnose.mutants import storing
-from refattn.verify.diagnose.residuals import Evidence
+from refattn.verify.diagnose.residuals import Residuals
 from refattn.verify.outcome import Result, Truth
 from refattn.verify.tolerance.budget import evaluate
 from refattn.verify.tolerance.compare import judge
@@ -92,17 +92,19 @@ def errors_with_names(mechanism: Mechanism, without: Iterable[str] = ()) -> tupl
     return tuple((one, size) for one in found if one.name not in out for size in one.sizes)
 
 
-def results_of(named: Named, bank: Bank, grad: bool) -> Values:
+def results_of(named: Named, templates: Templates, grad: bool) -> Values:
     """Return what a wrong kernel gives for a case, with gradients where asked and where it has some."""
     wrong, size = named
-    outputs = right_outputs(bank)
-    upstream = bank.upstream if grad else None
-    call = Call(bank.inputs, bank.case.options, upstream, bank.truth.stored["out"], outputs=outputs)
+    outputs = right_outputs(templates)
+    upstream = templates.upstream if grad else None
+    call = Call(templates.inputs, templates.case.options, upstream, templates.truth.stored["out"], outputs=outputs)
     return (outputs if wrong.backward else {}) | {**wrong.results(call, size)}
 
 
-def right_outputs(bank: Bank) -> dict[str, Any]:
-    return {name: bank.truth.values[name] for name in outputs_of(bank.mechanism) if name in bank.truth.values}
+def right_outputs(templates: Templates) -> dict[str, Any]:
+    return {
+        name: templates.truth.values[name] for name in outputs_of(templates.mechanism) if name in templates.truth.values
+    }
 
 
 READ: dict[str, tuple[str, Callable[..., NDArray[Any]]]] = {
@@ -138,9 +140,9 @@ def _axis(x: NDArray[Any], letter: str) -> int | None:
     return axis if axis is not None and x.ndim >= -axis and x.shape[axis] > 1 else None
 
 
-def _changed(inputs: Mapping[str, NDArray[Any]], names: tuple[str, ...], told: str) -> dict[str, NDArray[Any]] | None:
-    """Return inputs of which some are read as `READ` tells; None where that changes none."""
-    letter, change = READ[told]
+def _changed(inputs: Mapping[str, NDArray[Any]], names: tuple[str, ...], how: str) -> dict[str, NDArray[Any]] | None:
+    """Return inputs of which some are read as `READ` says; None where that changes none."""
+    letter, change = READ[how]
     changed = {name: x for name, x in inputs.items() if letter or name not in names}
     for name in {*names} & {*changed}:
         axis = _axis(inputs[name], letter)
@@ -150,15 +152,15 @@ def _changed(inputs: Mapping[str, NDArray[Any]], names: tuple[str, ...], told: s
 
 
 @np.errstate(all="ignore")
-def _read(mechanism: Mechanism, names: tuple[str, ...], told: str, call: Call) -> Values:
-    inputs = _changed(call.inputs, names, told)
+def _read(mechanism: Mechanism, names: tuple[str, ...], how: str, call: Call) -> Values:
+    inputs = _changed(call.inputs, names, how)
     return {} if inputs is None else evaluate(mechanism, inputs, call.options, call.d_out)
 
 
-def _read_backward(names: tuple[str, ...], told: str, call: Call) -> Values:
+def _read_backward(names: tuple[str, ...], how: str, call: Call) -> Values:
     if call.d_out is None:
         raise Unknown("no gradient was asked")
-    inputs = _changed({**call.inputs, UPSTREAM: call.d_out}, names, told)
+    inputs = _changed({**call.inputs, UPSTREAM: call.d_out}, names, how)
     if inputs is None:
         return {}
     return in_the_backward(Flash, replace(call, d_out=inputs.pop(UPSTREAM), inputs=inputs, size=(128, 128)))
@@ -167,14 +169,14 @@ def _read_backward(names: tuple[str, ...], told: str, call: Call) -> Values:
 def _inputs(mechanism: Mechanism) -> Iterator[WrongKernel]:
     single = dict.fromkeys(name for case in mechanism.cases for name in case.inputs)
     for names in (*((name,) for name in single), ("k", "v"), (UPSTREAM,)):
-        for told, (letter, _) in READ.items():
+        for how, (letter, _) in READ.items():
             if not letter and {*names} & {*"qkv", UPSTREAM}:
                 continue
-            kind = f"{' and '.join(names)} {told}"
+            kind = f"{' and '.join(names)} {how}"
             if names != (UPSTREAM,):
-                yield WrongKernel(kind, "input", functools.partial(_read, mechanism, names, told), kind, names)
+                yield WrongKernel(kind, "input", functools.partial(_read, mechanism, names, how), kind, names)
             if flash(mechanism.name):
-                run, of = functools.partial(_read_backward, names, told), (*names, *read_again(names))
+                run, of = functools.partial(_read_backward, names, how), (*names, *read_again(names))
                 yield WrongKernel(BACKWARD + kind, "input", run, BACKWARD + kind, of, backward=True)
 
 
@@ -197,76 +199,76 @@ def granted(truth: Truth, name: str, value: Floats) -> Floats:
     )
 
 
-def shares(one: Evidence, values: Values) -> dict[str, float]:
+def shares(one: Residuals, values: Values) -> dict[str, float]:
     """Return by name the used share of the allowed error of results that are judged against other ones."""
     names = [name for name in one.errors if name in values]
-    if any(np.shape(values[name]) != one.bank.targets[name].shape for name in names):
+    if any(np.shape(values[name]) != one.templates.targets[name].shape for name in names):
         return dict.fromkeys(names, np.inf)
     asked = Result({name: one.result.tensors[name] for name in names}, one.result.dtypes)
     wide = {name: np.asarray(values[name], np.float64) for name in names}
-    allowed = {name: granted(one.bank.truth, name, wide[name]) for name in names}
-    instead = replace(one.bank.truth, values={**one.bank.truth.values, **wide}, variance=allowed, exact=frozenset())
+    allowed = {name: granted(one.truth, name, wide[name]) for name in names}
+    instead = replace(one.truth, values={**one.truth.values, **wide}, variance=allowed, exact=frozenset())
     return {verdict.tensor: verdict.share for verdict in judge(asked, instead)}
 
 
 @np.errstate(all="ignore")  # a wrong kernel may overflow or divide by zero
-def level(one: Evidence, named: Named) -> tuple[int, float]:
+def level(one: Residuals, named: Named) -> tuple[int, float]:
     """Return 2 where an error explains all that is wrong in a case, 1 where outputs, 0 where nothing; and the share."""
-    outputs = {*outputs_of(one.bank.mechanism)}
+    outputs = {*outputs_of(one.templates.mechanism)}
     known = named[0]
-    if known.kind == "fault" and not one.bank.targets["out"].size:
+    if known.kind == "fault" and not one.templates.targets["out"].size:
         return 0, np.inf
     wrong, gradients = {*one.wrong}, {*one.errors} - outputs
     if known.backward == bool(wrong & outputs):
         return 0, np.inf
     try:
-        values = results_of(named, one.bank, bool(gradients) and known.backward)
+        values = results_of(named, one.templates, bool(gradients) and known.backward)
     except (ArithmeticError, ValueError):
         return 0, np.inf
     if _far(one, values, wrong & outputs or wrong):
         return 0, np.inf
     found = shares(one, {name: x for name, x in values.items() if name in outputs})
-    told = max(found.values(), default=np.inf)
-    if not found or told > 1.0 or not wrong & outputs <= {*found} or np.isnan(told):
+    worst_output = max(found.values(), default=np.inf)
+    if not found or worst_output > 1.0 or not wrong & outputs <= {*found} or np.isnan(worst_output):
         return 0, np.inf
     if not gradients:
-        return 2, told
+        return 2, worst_output
     if not known.backward:
-        values = results_of(named, one.bank, True)
+        values = results_of(named, one.templates, True)
     rest = shares(one, {name: x for name, x in values.items() if name in gradients})
     if known.backward and not wrong <= {*rest}:
         return 0, np.inf
     worst = max(rest.values(), default=0.0)
     if worst <= 1.0 or (not known.backward and follows(one)):
-        return 2, max(told, worst) if worst <= 1.0 else told
-    return (0, np.inf) if known.backward else (1, told)
+        return 2, max(worst_output, worst) if worst <= 1.0 else worst_output
+    return (0, np.inf) if known.backward else (1, worst_output)
 
 
-def _far(one: Evidence, values: Values, names: set[str]) -> bool:
+def _far(one: Residuals, values: Values, names: set[str]) -> bool:
     """Tell at little cost whether results are surely not those that were got: they leave most of a large error."""
     for name in names & {*values}:
-        if np.shape(values[name]) != one.bank.targets[name].shape:
+        if np.shape(values[name]) != one.templates.targets[name].shape:
             return True
         error = one.errors[name]
-        left = error - one.bank.marks(name, values[name])
+        left = error - one.templates.marks(name, values[name])
         size = float(error @ error)
         if size > LARGE_ERROR * error.size and float(left @ left) > FAR * size:
             return True
     return False
 
 
-def recomputed(one: Evidence) -> list[Values]:
+def recomputed(one: Residuals) -> list[Values]:
     """Return what gradients may be where the backward is right and outputs are those that were got.
 
     The true ones, for a backward that reads no output; and those of a flash kernel, which computes delta from the
     output, and weights from lse. A mechanism whose kernels have no such backward has the true ones alone.
     """
-    names = [name for name in one.errors if name not in outputs_of(one.bank.mechanism)]
-    found: list[Values] = [{name: one.bank.truth.values[name] for name in names}]
-    if flash(one.bank.mechanism.name) and one.bank.upstream is not None and {"out", *names} <= {*one.errors}:
+    names = [name for name in one.errors if name not in outputs_of(one.templates.mechanism)]
+    found: list[Values] = [{name: one.truth.values[name] for name in names}]
+    if flash(one.templates.mechanism.name) and one.templates.upstream is not None and {"out", *names} <= {*one.errors}:
         out = one.result.tensors["out"].astype(np.float64)
-        lses = [one.bank.truth.values["lse"]]
-        call = Call(one.bank.inputs, one.bank.case.options, one.bank.upstream, size=(128, 128))
+        lses = [one.truth.values["lse"]]
+        call = Call(one.templates.inputs, one.case.options, one.templates.upstream, size=(128, 128))
         lses += [one.result.tensors["lse"].astype(np.float64)] if "lse" in one.wrong else []
         for lse in lses:
             try:
@@ -277,25 +279,25 @@ def recomputed(one: Evidence) -> list[Values]:
     return found
 
 
-def nearest_gradients(one: Evidence) -> tuple[Values, dict[str, float]]:
+def nearest_gradients(one: Residuals) -> tuple[Values, dict[str, float]]:
     """Return of these the ones that most of what was got agrees with, and the used shares of the allowed error."""
     tried = [(values, shares(one, values)) for values in recomputed(one)]
     return min(tried, key=lambda pair: sum(share > 1.0 for share in pair[1].values()))
 
 
-def follows(one: Evidence) -> bool:
+def follows(one: Residuals) -> bool:
     """Tell whether the gradients of a case follow from its outputs: wrong as they are, the backward is right."""
     found = nearest_gradients(one)[1]
     return bool(found) and max(found.values()) <= 1.0
 
 
 def explained(
-    known: Sequence[Named], failing: Sequence[Evidence], agreeing: Sequence[Evidence] = ()
+    known: Sequence[Named], failing: Sequence[Residuals], agreeing: Sequence[Residuals] = ()
 ) -> list[Explained]:
     """Return what errors with names explain of failing cases, the most first, without those that explain nothing."""
-    kinds: dict[tuple[str, str], Evidence] = {}
+    kinds: dict[tuple[str, str], Residuals] = {}
     for one in sorted(failing, key=_cost):
-        kinds.setdefault((one.bank.case.kind, " ".join(sorted(one.wrong))), one)
+        kinds.setdefault((one.case.kind, " ".join(sorted(one.wrong))), one)
     probes = list(kinds.values())[:PROBES]
     rest = [one for one in failing if not any(one is probe for probe in probes)]
     found: list[Explained] = []
@@ -303,8 +305,8 @@ def explained(
         tried = [(one, *level(one, error)) for one in probes]
         if any(at for _, at, _ in tried):
             tried += [(one, *level(one, error)) for one in rest]
-            cases = tuple(one.bank.case.name for one, at, _ in tried if at)
-            whole = tuple(one.bank.case.name for one, at, _ in tried if at == 2)
+            cases = tuple(one.case.name for one, at, _ in tried if at)
+            whole = tuple(one.case.name for one, at, _ in tried if at == 2)
             found.append(Explained(*error, cases, whole, max(share for _, at, share in tried if at)))
     found.sort(key=_rank)
     best: dict[str, Explained] = {}
@@ -313,18 +315,18 @@ def explained(
     return _without_twins(list(best.values()))
 
 
-def _cost(one: Evidence) -> float:
-    b, h, n, _ = one.bank.inputs["q"].shape
-    return float(b * h * max(n, 64) * max(one.bank.inputs["k"].shape[2], 64))
+def _cost(one: Residuals) -> float:
+    b, h, n, _ = one.templates.inputs["q"].shape
+    return float(b * h * max(n, 64) * max(one.templates.inputs["k"].shape[2], 64))
 
 
-def _given(one: Evidence) -> set[str]:
+def _given(one: Residuals) -> set[str]:
     """Return what a case has beside q, k and v."""
-    return {*one.bank.case.inputs, *one.bank.case.options} - {*"qkv"}
+    return {*one.case.inputs, *one.case.options} - {*"qkv"}
 
 
 def _rank(one: Explained) -> tuple[Any, ...]:
-    plain = any(word in one.wrong.told(one.size) for word in PLAIN)
+    plain = any(word in one.wrong.in_words(one.size) for word in PLAIN)
     return (
         -len(one.whole),
         -len(one.cases),
@@ -335,7 +337,7 @@ def _rank(one: Explained) -> tuple[Any, ...]:
     )
 
 
-def _doubted(found: list[Explained], failing: Sequence[Evidence], agreeing: Sequence[Evidence]) -> list[Explained]:
+def _doubted(found: list[Explained], failing: Sequence[Residuals], agreeing: Sequence[Residuals]) -> list[Explained]:
     """Return the errors that explain most with how many cases that agree speak against each, in their new order.
 
     Of the cases that agree those are asked that have most of what the failing ones have.
@@ -357,10 +359,10 @@ def _doubted(found: list[Explained], failing: Sequence[Evidence], agreeing: Sequ
 
 
 @np.errstate(all="ignore")
-def _spoils(one: Evidence, named: Named) -> bool:
+def _spoils(one: Residuals, named: Named) -> bool:
     """Tell whether an error would show in a case that agrees."""
     try:
-        values = results_of(named, one.bank, named[0].backward)
+        values = results_of(named, one.templates, named[0].backward)
     except Unknown:
         return False
     except (ArithmeticError, ValueError):
@@ -370,8 +372,9 @@ def _spoils(one: Evidence, named: Named) -> bool:
 
 def _without_twins(found: list[Explained]) -> list[Explained]:
     """Leave out a fault that is a convention which explains as much, and that no more cases speak against."""
-    own = ("convention", "gradient")
-    conventions = {one.wrong.name: (len(one.cases), -one.against) for one in found if one.wrong.kind in own}
+    conventions = {
+        one.wrong.name: (len(one.cases), -one.against) for one in found if one.wrong.kind in ("convention", "gradient")
+    }
     none = (-1, 0)
     return [
         one

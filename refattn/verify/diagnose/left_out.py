@@ -1,6 +1,7 @@
-"""How often the right equation is found: every mutant that is caught, with the bank that knows all but this mutant.
+"""How often the right equation is found: every mutant that is caught, with all error
+templates but its own.
 
-A mutant is judged on the outputs and gradients that kernels are asked for. Left out of the bank is what is done
+A mutant is judged on the outputs and gradients that kernels are asked for. Left out of the templates is what is done
 to the equation, and whatever else does the same to its results; with `family`, also its relatives: all factors, all
 roundings, all shifts, ...
 """
@@ -14,9 +15,9 @@ import numpy as np
 
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.wrong import WrongKernel
-from refattn.verify.diagnose.error_templates import Bank, changes
+from refattn.verify.diagnose.error_templates import Templates, changes
 from refattn.verify.diagnose.mutants import kernel, mutants
-from refattn.verify.diagnose.residuals import Evidence, chosen, evidence, same_marks
+from refattn.verify.diagnose.residuals import Residuals, chosen, residuals_of, same_marks
 from refattn.verify.diagnose.suspects import ranked_fits
 from refattn.verify.tolerance.budget import truth
 from refattn.verify.tolerance.compare import judge
@@ -57,45 +58,49 @@ def found(
 ) -> Iterator[Found]:
     """Yield, for each mutant of an equation that is caught, where its equation stands among the suspects."""
     known = changes(mechanism, dtype)
-    banks = [
-        Bank(mechanism, case, truth(mechanism, case, dtype, grad=True), known)
+    all_templates = [
+        Templates(mechanism, case, truth(mechanism, case, dtype, grad=True), known)
         for case in mechanism.cases
         if all(0 not in given.shape for given in case.inputs.values())
     ]
     for mutant in subjects or mutants(mechanism):
-        if mutant.kind == "equation" and (seen := _seen(mechanism, dtype, banks, mutant)):
-            yield _found(mutant, seen, family)
+        if mutant.kind == "equation" and (residuals := _residuals(mechanism, dtype, all_templates, mutant)):
+            yield _found(mutant, residuals, family)
 
 
-def _seen(mechanism: Mechanism, dtype: str, banks: list[Bank], mutant: WrongKernel) -> list[Evidence]:
-    """Return the evidence of a mutant; none where it is not caught."""
+def _residuals(
+    mechanism: Mechanism, dtype: str, all_templates: list[Templates], mutant: WrongKernel
+) -> list[Residuals]:
+    """Return the residuals of a mutant; none if it is not caught."""
     results, failed = {}, {}
-    for bank in banks:
-        name = bank.case.name
+    for templates in all_templates:
+        name = templates.case.name
         try:
             # Where the equation does not run, the mutant is an honest kernel.
-            results[name] = kernel(mechanism, bank.case, bank.truth, dtype, mutant)
+            results[name] = kernel(mechanism, templates.case, templates.truth, dtype, mutant)
         except (ArithmeticError, ValueError):
             continue
-        verdicts = judge(results[name], bank.truth)
-        failed[name] = not all(verdict.agrees for verdict in verdicts if verdict.tensor in bank.targets)
+        verdicts = judge(results[name], templates.truth)
+        failed[name] = not all(verdict.agrees for verdict in verdicts if verdict.tensor in templates.targets)
     if not any(failed.values()):
         return []
-    looked_at = chosen([(bank, failed[bank.case.name]) for bank in banks if bank.case.name in failed])
-    seen = [evidence(bank, results[bank.case.name]) for bank in looked_at]
-    return seen if any(one.wrong for one in seen) else []
+    looked_at = chosen(
+        [(templates, failed[templates.case.name]) for templates in all_templates if templates.case.name in failed]
+    )
+    residuals = [residuals_of(templates, results[templates.case.name]) for templates in looked_at]
+    return residuals if any(one.wrong for one in residuals) else []
 
 
-def _found(mutant: WrongKernel, seen: list[Evidence], family: bool) -> Found:
+def _found(mutant: WrongKernel, residuals: list[Residuals], family: bool) -> Found:
     (id,) = mutant.of
-    kinds = list(seen[0].bank.known[id])
+    kinds = list(residuals[0].templates.known[id])
     at = kinds.index(mutant.wrong)
-    left_out = {n for n, same in enumerate(same_marks(id, at, id, seen)) if same} | {at}
+    left_out = {n for n, same in enumerate(same_marks(id, at, id, residuals)) if same} | {at}
     if family:
         begins = next((names for names in FAMILIES.values() if mutant.wrong.startswith(names)), (mutant.wrong,))
         left_out |= {n for n, kind in enumerate(kinds) if kind.startswith(begins)}
-    order = [one.id for one in ranked_fits(seen, left_out=(id, frozenset(left_out)))]
-    same = [one for one in order if one == id or np.any(same_marks(id, at, one, seen))]
+    order = [one.id for one in ranked_fits(residuals, left_out=(id, frozenset(left_out)))]
+    same = [one for one in order if one == id or np.any(same_marks(id, at, one, residuals))]
     places = [order.index(id) + 1 for id in same] or [len(order) + 1]
-    own = order.index(id) + 1 if id in order else len(order) + 1
-    return Found(mutant, own, min(places), len(same))
+    place = order.index(id) + 1 if id in order else len(order) + 1
+    return Found(mutant, place, min(places), len(same))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.mechanisms.record import Case
-from refattn.verify.diagnose.residuals import Evidence
+from refattn.verify.diagnose.residuals import Residuals
 from refattn.verify.outcome import Place
 from refattn.verify.tolerance.compare import ELEMENT
 
@@ -16,30 +16,32 @@ TILES = (16, 32, 64, 128)
 """Tile sizes that are looked for."""
 
 
-def places_of(failing: Sequence[Evidence]) -> tuple[Place, ...]:
+def places_of(failing: Sequence[Residuals]) -> tuple[Place, ...]:
     """Return where each result that disagrees in some case is wrong."""
     names = dict.fromkeys(name for one in failing for name in one.wrong)
     return tuple(place for name in names if (place := _place(name, failing)))
 
 
-def _place(name: str, failing: Sequence[Evidence]) -> Place | None:
+def _place(name: str, failing: Sequence[Residuals]) -> Place | None:
     found = [
-        (one, np.abs(one.errors[name]).reshape(one.bank.targets[name].shape)) for one in failing if name in one.wrong
+        (one, np.abs(one.errors[name]).reshape(one.templates.targets[name].shape))
+        for one in failing
+        if name in one.wrong
     ]
     marks = [(one, error > min(ELEMENT, float(np.max(error)) / 2.0)) for one, error in found]
     marks = [(one, mark) for one, mark in marks if mark.any() and mark.ndim > 2]
     if not marks:
         return None
-    told = [words(mark, "keys" if name in ("d_k", "d_v") else "rows") for _, mark in marks]
-    some = [one for one in told if one]  # where all is wrong, one tile may be all that there is
-    few = 2 * len(some) < len(told)
+    said = [words(mark, "keys" if name in ("d_k", "d_v") else "rows") for _, mark in marks]
+    some = [one for one in said if one]  # where all is wrong, one tile may be all that there is
+    few = 2 * len(some) < len(said)
     common = () if few else tuple(word for word in some[0] if all(word in other for other in some))
     one, mark = max(marks, key=lambda pair: int(pair[1].sum()))
 
     def at(axis: int) -> tuple[int, ...]:
         return tuple(int(n) for n in np.flatnonzero(_along(mark, axis))) if axis < mark.ndim else ()
 
-    return Place(name, common, one.bank.case.name, at(0), at(1), at(2), at(3), float(np.mean(mark)))
+    return Place(name, common, one.case.name, at(0), at(1), at(2), at(3), float(np.mean(mark)))
 
 
 def _along(mark: NDArray[np.bool_], axis: int) -> NDArray[np.bool_]:
@@ -52,29 +54,29 @@ def words(mark: NDArray[np.bool_], rows: str = "rows") -> list[str]:
     return [word for axis, name in enumerate(names[: mark.ndim]) for word in _of(_along(mark, axis), *name)]
 
 
-def _of(wrong: NDArray[np.bool_], one: str, many: str) -> Iterable[str]:
+def _of(wrong: NDArray[np.bool_], singular: str, plural: str) -> Iterable[str]:
     """Yield what can be said of the indices that are wrong, the most special first; nothing where all are."""
     at, count = np.flatnonzero(wrong), len(wrong)
     if len(at) == count or not len(at):
         return
     first, last = int(at[0]), int(at[-1])
     if len(at) == 1:
-        yield f"only {one} {first}"
+        yield f"only {singular} {first}"
         if last == count - 1 > 1:
-            yield f"only the last {one}"
+            yield f"only the last {singular}"
     elif last == count - 1 and len(at) == last - first + 1:
-        for tile in TILES if many in ("rows", "keys") else ():
+        for tile in TILES if plural in ("rows", "keys") else ():
             if first % tile == 0 and count - first < tile:
-                yield f"only the {many} of the last tile of {tile}, which is not full"
+                yield f"only the {plural} of the last tile of {tile}, which is not full"
         if first == (count + 1) // 2 or first == count // 2:
-            yield f"only the second half of the {many}"
-        yield f"only {many} from {first} on" if first > 1 else f"all {many} but the first"
+            yield f"only the second half of the {plural}"
+        yield f"only {plural} from {first} on" if first > 1 else f"all {plural} but the first"
     elif first == 0 and len(at) == last + 1:
-        yield f"only {many} before {last + 1}" if last + 1 < count - 1 else f"all {many} but the last"
+        yield f"only {plural} before {last + 1}" if last + 1 < count - 1 else f"all {plural} but the last"
     elif len(at) > 2 and len({*np.diff(at).tolist()}) == 1:
-        yield f"every {int(at[1] - at[0])}th of the {many}, from {first} on".replace("every 2th", "every second")
+        yield f"every {int(at[1] - at[0])}th of the {plural}, from {first} on".replace("every 2th", "every second")
     elif 1 < len(at) <= 4:
-        yield f"only {many} {', '.join(map(str, at))}"
+        yield f"only {plural} {', '.join(map(str, at))}"
 
 
 Feature = Callable[[Case], bool]
@@ -135,7 +137,7 @@ def which_cases(failing: Sequence[Case], agreeing: Sequence[Case]) -> str:
     return f"only cases with {best} fail, not all of them" if others[best] < len(agreeing) / 2 else ""
 
 
-def told(place: Place) -> str:
+def place_in_words(place: Place) -> str:
     """Return a place in words."""
     everywhere = (
         "everywhere" if place.part > 0.9 else f"in {100.0 * place.part:.0f} % of its elements (case {place.case})"
@@ -143,10 +145,10 @@ def told(place: Place) -> str:
     return f"{place.tensor}: {', '.join(place.words) or everywhere}"
 
 
-def told_all(places: Iterable[Place]) -> str:
+def in_words(places: Iterable[Place]) -> str:
     """Return the places in a line, results with the same words together."""
     found: dict[str, list[str]] = {}
     for place in places:
-        name, _, where = told(place).partition(": ")
-        found.setdefault(where, []).append(name)
-    return "; ".join(f"{', '.join(names)}: {where}" for where, names in found.items())
+        name, _, words = place_in_words(place).partition(": ")
+        found.setdefault(words, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {words}" for words, names in found.items())

@@ -2,7 +2,7 @@
 
 An error in one equation leaves its mark on all results that it reaches. `refattn.verify.diagnose.error_templates` knows
 the marks of many kinds of error in every equation; the equation whose marks explain best what was got stands first. The
-error itself need not be in the bank: what counts is how much of it no sum of an equation's marks, times numbers, can
+error itself need not be a template: what counts is how much of it no sum of an equation's marks, times numbers, can
 explain.
 
 With what was got as e, a vector for each failing case and result, and the marks p_n of an equation, all in units of
@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.golden.storage import round_to
-from refattn.verify.diagnose.error_templates import Bank
-from refattn.verify.outcome import Result
+from refattn.mechanisms.record import Case
+from refattn.verify.diagnose.error_templates import Templates
+from refattn.verify.outcome import Result, Truth
 from refattn.verify.tolerance.compare import judge
 
 Floats = NDArray[np.float64]
@@ -52,12 +53,12 @@ SAME = 1e-5
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Residuals:
     """What a kernel returned for one case: the errors of its results that can be compared.
 
     Attributes
     ----------
-    bank
+    templates
         The case, and what it predicts.
     result
         What was returned.
@@ -67,10 +68,20 @@ class Evidence:
         By name, one over the squared norm of these, or of what is granted where it agrees.
     """
 
-    bank: Bank
+    templates: Templates
     result: Result
     errors: dict[str, Floats]
     weights: dict[str, float]
+
+    @property
+    def case(self) -> Case:
+        """The case."""
+        return self.templates.case
+
+    @property
+    def truth(self) -> Truth:
+        """Its true results."""
+        return self.templates.truth
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -78,71 +89,71 @@ class Evidence:
         return tuple(name for name, error in self.errors.items() if error.any())
 
 
-def evidence(bank: Bank, result: Result) -> Evidence:
+def residuals_of(templates: Templates, result: Result) -> Residuals:
     """Return what the results of a case tell, judged in the same way as for the report."""
-    verdicts = {verdict.tensor: verdict for verdict in judge(result, bank.truth)}
+    verdicts = {verdict.tensor: verdict for verdict in judge(result, templates.truth)}
     errors, weights = {}, {}
-    for name, target in bank.targets.items():
+    for name, target in templates.targets.items():
         if name not in result.tensors or result.tensors[name].shape != target.shape or not target.size:
             continue
-        value = round_to(result.tensors[name].astype(np.float64), bank.truth.stored[name])
-        error = bank.errors(name, value, target)
+        value = round_to(result.tensors[name].astype(np.float64), templates.truth.stored[name])
+        error = templates.errors(name, value, target)
         norm = float(error @ error)
         errors[name] = np.zeros_like(error) if verdicts[name].agrees else error
         weights[name] = 1.0 / (norm if errors[name].any() else error.size)
-    return Evidence(bank, result, errors, weights)
+    return Residuals(templates, result, errors, weights)
 
 
-def narrowed(seen: Sequence[Evidence]) -> tuple[list[str], list[str]]:
+def narrowed(residuals: Sequence[Residuals]) -> tuple[list[str], list[str]]:
     """Return the equations that can disturb every result that is wrong; and of these, those that disturb no other."""
-    wrong = [one for one in seen if one.wrong]
+    wrong = [one for one in residuals if one.wrong]
     if not wrong:
         return [], []
-    reached = {id: [set(one.bank.reached[id]) for one in wrong] for id in seen[0].bank.known}
+    reached = {id: [set(one.templates.reached[id]) for one in wrong] for id in residuals[0].templates.known}
     able = [id for id, sets in reached.items() if all(set(one.wrong) <= s for one, s in zip(wrong, sets, strict=True))]
     right = [set(one.errors) - set(one.wrong) for one in wrong]
     return able, [id for id in able if not any(s & spared for s, spared in zip(reached[id], right, strict=True))]
 
 
-def sparing(seen: Sequence[Evidence], names: Container[str]) -> set[str]:
+def sparing(residuals: Sequence[Residuals], names: Container[str]) -> set[str]:
     """Return the equations that can disturb each of some results that are wrong, and none that is right."""
-    found = set(seen[0].bank.known)
-    for one in seen:
+    found = set(residuals[0].templates.known)
+    for one in residuals:
         if one.wrong:
             wrong, right = {name for name in one.wrong if name in names}, {*one.errors} - {*one.wrong}
-            found = {id for id in found if wrong <= (reached := {*one.bank.reached[id]}) and not reached & right}
+            found = {id for id in found if wrong <= (reached := {*one.templates.reached[id]}) and not reached & right}
     return found
 
 
-def entries(failing: Sequence[Evidence], agreeing: Sequence[Evidence]) -> list[str]:
+def entries(failing: Sequence[Residuals], agreeing: Sequence[Residuals]) -> list[str]:
     """Return the equations in which an argument enters that all failing cases have, and most of the others do not."""
-    has = [{*one.bank.case.inputs, *one.bank.case.options} for one in failing]
-    others = [{*one.bank.case.inputs, *one.bank.case.options} for one in agreeing]
+    has = [{*one.case.inputs, *one.case.options} for one in failing]
+    others = [{*one.case.inputs, *one.case.options} for one in agreeing]
     common = set.intersection(*has) - {*"qkv"}
     telling = [name for name in sorted(common) if sum(name in one for one in others) < OFTEN * len(others)]
-    smallest = min(failing, key=lambda one: one.bank.size)
-    return [id for name in telling if (id := smallest.bank.entry(name))]
+    smallest = min(failing, key=lambda one: one.templates.size)
+    return [id for name in telling if (id := smallest.templates.entry(name))]
 
 
-def chosen(banks: Sequence[tuple[Bank, bool]]) -> list[Bank]:
+def chosen(all_templates: Sequence[tuple[Templates, bool]]) -> list[Templates]:
     """Return the cases to look at, of those given with whether they failed: at most `CASES`, a failed one first."""
 
-    def cost(pair: tuple[Bank, bool]) -> tuple[bool, bool, int]:
-        bank, failed = pair
-        single = any(size < 2 for x in bank.targets.values() for size in x.shape[2:])
-        return not failed, single or bank.size < ELEMENTS, sum(bank.ran.values())
+    def cost(pair: tuple[Templates, bool]) -> tuple[bool, bool, int]:
+        templates, failed = pair
+        single = any(size < 2 for x in templates.targets.values() for size in x.shape[2:])
+        return not failed, single or templates.size < ELEMENTS, sum(templates.ran.values())
 
-    ordered = sorted((pair for pair in banks if pair[0].size), key=cost)
-    first: dict[frozenset[str], tuple[Bank, bool]] = {}
+    ordered = sorted((pair for pair in all_templates if pair[0].size), key=cost)
+    first: dict[frozenset[str], tuple[Templates, bool]] = {}
     for pair in ordered:
         first.setdefault(frozenset(pair[0].ran), pair)
     rest = [pair for pair in ordered if pair[1] and pair not in first.values()]
-    return [bank for bank, _ in (*first.values(), *rest)][:CASES]
+    return [templates for templates, _ in (*first.values(), *rest)][:CASES]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How well the marks of one equation explain the evidence.
+    """How well the marks of one equation explain the residuals.
 
     Attributes
     ----------
@@ -166,14 +177,14 @@ class Fit:
     against: int = 0
 
 
-def fit(id: str, seen: Sequence[Evidence], left_out: frozenset[int] = frozenset()) -> Fit:
-    """Fit the marks of an equation, but for those left out, to the evidence."""
-    count = len(seen[0].bank.known[id])
+def fit(id: str, residuals: Sequence[Residuals], left_out: frozenset[int] = frozenset()) -> Fit:
+    """Fit the marks of an equation, but for those left out, to the residuals."""
+    count = len(residuals[0].templates.known[id])
     squares, products, total = np.zeros((count, count)), np.zeros(count), 0.0
-    for one in seen:
+    for one in residuals:
         if not one.wrong:
             continue
-        marks = one.bank.predicted(id)
+        marks = one.templates.predicted(id)
         for name, error in one.errors.items():
             p, weight = marks[name], one.weights[name]
             squares += weight * (p @ p.T).astype(np.float64)
@@ -192,15 +203,15 @@ def fit(id: str, seen: Sequence[Evidence], left_out: frozenset[int] = frozenset(
     sides = products[used] / size
     numbers = np.linalg.solve(matrix + RIDGE * np.eye(len(used)), sides)
     left = 1.0 - (2.0 * numbers @ sides - numbers @ matrix @ numbers) / total
-    against = sum(_shows(one, id, int(np.argmin(alone)), float(factor[np.argmin(alone)])) for one in seen)
+    against = sum(_shows(one, id, int(np.argmin(alone)), float(factor[np.argmin(alone)])) for one in residuals)
     return Fit(id, max(float(left), 0.0), alone, factor, as_is, against)
 
 
-def _shows(one: Evidence, id: str, at: int, factor: float) -> bool:
+def _shows(one: Residuals, id: str, at: int, factor: float) -> bool:
     """Tell whether a mark times a number would show in a case that agrees."""
-    if one.wrong or id not in one.bank.ran:
+    if one.wrong or id not in one.templates.ran:
         return False
-    marks = one.bank.predicted(id)
+    marks = one.templates.predicted(id)
     return any(float(np.max(np.abs(factor * marks[name][at]), initial=0.0)) > SHOWS for name in one.errors)
 
 
@@ -218,16 +229,16 @@ def rank(fits: Iterable[Fit]) -> list[Fit]:
     return sorted(fits, key=key)
 
 
-def restricted(seen: Sequence[Evidence], names: Container[str]) -> list[Evidence]:
-    """Return the evidence with some of its results alone."""
-    return [replace(one, errors={name: x for name, x in one.errors.items() if name in names}) for one in seen]
+def restricted(residuals: Sequence[Residuals], names: Container[str]) -> list[Residuals]:
+    """Return the residuals with some of its results alone."""
+    return [replace(one, errors={name: x for name, x in one.errors.items() if name in names}) for one in residuals]
 
 
-def same_marks(id: str, at: int, other: str, seen: Sequence[Evidence]) -> NDArray[np.bool_]:
+def same_marks(id: str, at: int, other: str, residuals: Sequence[Residuals]) -> NDArray[np.bool_]:
     """Tell which errors in another equation leave the same mark as error number `at` of an equation, in every case."""
-    same = np.ones(len(seen[0].bank.known[other]), np.bool_)
-    for one in seen:
-        marks, mark = one.bank.predicted(other), one.bank.predicted(id)
+    same = np.ones(len(residuals[0].templates.known[other]), np.bool_)
+    for one in residuals:
+        marks, mark = one.templates.predicted(other), one.templates.predicted(id)
         for name in one.errors:
             apart = np.sum((marks[name] - mark[name][at]) ** 2, axis=-1, dtype=np.float64)
             same &= apart <= SAME**2 * np.sum(mark[name][at] ** 2, dtype=np.float64)

@@ -20,7 +20,7 @@ from refattn import counter, equations
 from refattn.golden.storage import TYPES, round_to, spacing
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.diagnose.changes import Change
-from refattn.verify.diagnose.error_templates import Bank, differ, disturbances
+from refattn.verify.diagnose.error_templates import Templates, differ, disturbances
 from refattn.verify.diagnose.mutants import core_tags
 from refattn.verify.outcome import Departure, Result, Truth
 from refattn.verify.tolerance.budget import DRAWS, SIGMA, disturbance, evaluate, finite, kernel_sizes, unit_of
@@ -34,12 +34,12 @@ CLEAR = 10.0
 what all steps together do to a result."""
 
 
-def departure(bank: Bank, result: Result, dtype: str) -> Departure | None:
+def departure(templates: Templates, result: Result, dtype: str) -> Departure | None:
     """Return the first of the values of a kernel that does not follow from those before it.
 
     Parameters
     ----------
-    bank
+    templates
         The case.
     result
         What was returned: equations by their ids (a second pass as ``SM.3[1]``) beside outputs and gradients.
@@ -52,21 +52,21 @@ def departure(bank: Bank, result: Result, dtype: str) -> Departure | None:
         None where nothing departs, or no equation was given.
     """
     with equations.trace() as traced:
-        evaluate(bank.mechanism, bank.inputs, bank.case.options, bank.upstream)
+        evaluate(templates.mechanism, templates.inputs, templates.case.options, templates.upstream)
     tensors = result.tensors
     given = {key: tensors[key].astype(np.float64) for key in traced if key in tensors}
     if not given:
         return None
     types = {key: _held(given[key], result.dtypes[key], dtype) for key in given}
     usable = {key: x for key, x in given.items() if x.shape == traced[key].shape}
-    found = _computed(bank, usable)
-    noise = _noise(bank, usable, types, found, dtype)
+    found = _computed(templates, usable)
+    noise = _noise(templates, usable, types, found, dtype)
     verdicts = []
     for key in found:
         if key not in given and key not in tensors:
             continue
         value = given[key] if key in given else tensors[key]
-        stored = types[key] if key in given else bank.truth.stored[key]
+        stored = types[key] if key in given else templates.truth.stored[key]
         error = noise[key]
         variance = error**2 + 0.8 * error * spacing(finite(found[key]), stored)
         variance *= 2.0 if dtype == "float64" else 1.0
@@ -77,7 +77,7 @@ def departure(bank: Bank, result: Result, dtype: str) -> Departure | None:
     if not departed:
         return None
     clear = next((verdict for verdict in departed if verdict.share > CLEAR), departed[0])
-    return Departure(bank.case.name, (*given,), clear, tuple(_between(bank, usable, clear.tensor)))
+    return Departure(templates.case.name, (*given,), clear, tuple(_between(templates, usable, clear.tensor)))
 
 
 def earliest(mechanism: Mechanism, found: Iterable[Departure | None]) -> Departure | None:
@@ -98,7 +98,9 @@ def _held(x: Floats, declared: str, dtype: str) -> str:
     return dtype if np.array_equal(round_to(x, dtype), x, equal_nan=True) else declared
 
 
-def _computed(bank: Bank, given: Mapping[str, Floats], change: Callable[[str, Any], Any] | None = None) -> Values:
+def _computed(
+    templates: Templates, given: Mapping[str, Floats], change: Callable[[str, Any], Any] | None = None
+) -> Values:
     """Return, in order, what follows for every equation and result from the values given; `change` disturbs it."""
     found: Values = {}
     passes: dict[str, int] = {}
@@ -111,25 +113,27 @@ def _computed(bank: Bank, given: Mapping[str, Floats], change: Callable[[str, An
         return given.get(key, found[key])
 
     with equations.apply(hook), np.errstate(all="ignore"):
-        results = evaluate(bank.mechanism, bank.inputs, bank.case.options, bank.upstream)
+        results = evaluate(templates.mechanism, templates.inputs, templates.case.options, templates.upstream)
     outputs = {name: x for name, x in results.items() if not name.startswith("d_")}
     forward = {key: x for key, x in found.items() if not key.startswith("d")}
     backward = {key: x for key, x in found.items() if key.startswith("d")}
     return forward | outputs | backward | {name: x for name, x in results.items() if name not in outputs}
 
 
-def _noise(bank: Bank, given: Mapping[str, Floats], types: Mapping[str, str], found: Values, dtype: str) -> Values:
+def _noise(
+    templates: Templates, given: Mapping[str, Floats], types: Mapping[str, str], found: Values, dtype: str
+) -> Values:
     """Return the root mean square of what rounding does to each value, computed from the values given before it."""
-    arguments = {**bank.inputs, **bank.case.options, "d_out": bank.upstream}
+    arguments = {**templates.inputs, **templates.case.options, "d_out": templates.upstream}
     steps = {key: x for key, x in found.items() if "." in key}
-    sizes = kernel_sizes(bank.mechanism, arguments, steps, dtype)
+    sizes = kernel_sizes(templates.mechanism, arguments, steps, dtype)
     unit = unit_of(dtype)
     squares = {key: np.zeros(x.shape) for key, x in found.items()}
     for draw in range(DRAWS):
         rounded = {
             key: x * (1.0 + SIGMA * TYPES[types[key]].unit * _signs(key, x.shape, draw)) for key, x in given.items()
         }
-        disturbed = _computed(bank, rounded, functools.partial(_disturbed, disturbance(sizes, unit, draw)))
+        disturbed = _computed(templates, rounded, functools.partial(_disturbed, disturbance(sizes, unit, draw)))
         for key, x in found.items():
             squares[key] += np.where(np.isfinite(x), finite(disturbed[key]) - finite(x), 0.0) ** 2 / DRAWS
     return {key: np.sqrt(square) for key, square in squares.items()}
@@ -144,16 +148,16 @@ def _signs(key: str, shape: tuple[int, ...], draw: int) -> Floats:
     return np.where(counter.uniform(shape, seed=0, purpose=f"substitution.{key}", step=draw) < 0.5, -1.0, 1.0)
 
 
-def _between(bank: Bank, given: Mapping[str, Floats], key: str) -> list[str]:
+def _between(templates: Templates, given: Mapping[str, Floats], key: str) -> list[str]:
     """Return the equations that compute a value from those given before it: its own one among them.
 
     Not those that a value before it depends on, which is right, where there are others.
     """
-    exact = _computed(bank, given)
+    exact = _computed(templates, given)
     before = [name for name in list(exact)[: list(exact).index(key)] if name in given]
     able, alone = [], []
-    for tag in core_tags(bank.mechanism):
-        disturbed = [_computed(bank, given, _only(tag.id, change)) for change in disturbances(tag.id)]
+    for tag in core_tags(templates.mechanism):
+        disturbed = [_computed(templates, given, _only(tag.id, change)) for change in disturbances(tag.id)]
         changed = [name for name in (*before, key) if any(differ(one[name], exact[name]) for one in disturbed)]
         able += [tag.id] if key in changed else []
         alone += [tag.id] if changed == [key] else []

@@ -17,7 +17,7 @@ import numpy as np
 from refattn.golden.storage import DTYPES
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.diagnose.changes import Change
-from refattn.verify.diagnose.error_templates import Bank, changes
+from refattn.verify.diagnose.error_templates import Templates, changes
 from refattn.verify.diagnose.known import (
     Explained,
     errors_with_names,
@@ -29,19 +29,19 @@ from refattn.verify.diagnose.known import (
 from refattn.verify.diagnose.localise import places_of, which_cases
 from refattn.verify.diagnose.nearest import described, judged, lines_of
 from refattn.verify.diagnose.residuals import (
-    Evidence,
     Fit,
+    Residuals,
     chosen,
     entries,
-    evidence,
     fit,
     narrowed,
     rank,
+    residuals_of,
     restricted,
     sparing,
 )
 from refattn.verify.diagnose.substitution import departure, earliest
-from refattn.verify.diagnose.symptoms import seen_in
+from refattn.verify.diagnose.symptoms import symptoms_of
 from refattn.verify.outcome import Report, Result, Suspect, Suspects, Truth
 
 SHOWN = 3
@@ -89,50 +89,62 @@ def suspects(
         None where no number disagrees: where shapes do, say.
     """
     known = changes(mechanism, dtype)
-    all_seen = [
-        (evidence(Bank(mechanism, case, truth, known), result), failed)
+    all_residuals = [
+        (residuals_of(Templates(mechanism, case, truth, known), result), failed)
         for case, truth, result, failed in given
         if any(x.size for x in truth.values.values())
     ]
-    failing = [one for one, failed in all_seen if failed and one.wrong]
-    agreeing = [one for one, failed in all_seen if not failed and one.errors]
+    failing = [one for one, failed in all_residuals if failed and one.wrong]
+    agreeing = [one for one, failed in all_residuals if not failed and one.errors]
     if not failing:
         return None
-    with_names = (*errors_with_names(mechanism, without), *((one, "") for one in seen_in(failing)))
+    with_names = (*errors_with_names(mechanism, without), *((one, "") for one in symptoms_of(failing)))
     names = explained(with_names, failing, agreeing)
     named, left = _cover(names, failing)
-    at_hand = {one.bank.case.name: one for one in (*failing, *agreeing)}
-    looked_at = chosen([(one.bank, one in left) for one in (*(left or failing), *agreeing)])
-    seen = [at_hand[bank.case.name] for bank in looked_at]
-    if not any(one.wrong for one in seen):  # equations run in no failing case that is looked at
-        seen = left or failing
-    possible, narrow = narrowed(seen)
+    at_hand = {one.case.name: one for one in (*failing, *agreeing)}
+    looked_at = chosen([(one.templates, one in left) for one in (*(left or failing), *agreeing)])
+    residuals = [at_hand[templates.case.name] for templates in looked_at]
+    if not any(one.wrong for one in residuals):  # equations run in no failing case that is looked at
+        residuals = left or failing
+    possible, narrow = narrowed(residuals)
     ranked = [_named(mechanism, one, len(failing)) for one in named]
     if left or ranked[0].sort != "fault":
         entered = entries(left or failing, [*agreeing, *(one for one in failing if one not in left)])
-        found = _equations(mechanism, seen, failing, progress, entered)
+        found = _equations(mechanism, residuals, failing, progress, entered)
         agree = [one for one in found if one.share <= 1.0]
         whole = [one for one in ranked if not left]
         rest = [*agree, *(one for one in ranked if one not in whole)]
         if left and named:  # an equation's error may explain all, where those with names leave something
-            known_cases = {one.bank.case.name for one in failing}
-            both = chosen([(one.bank, True) for one in failing])
-            all_of_them = [at_hand[bank.case.name] for bank in both if bank.case.name in known_cases]
+            known_cases = {one.case.name for one in failing}
+            both = chosen([(one.templates, True) for one in failing])
+            all_of_them = [at_hand[templates.case.name] for templates in both if templates.case.name in known_cases]
             rest += [one for one in _equations(mechanism, all_of_them, failing, iter, ()) if one.share <= 1.0]
             rest.sort(key=lambda one: -len(one.cases) / max(one.failing, 1))
         ranked = list(dict.fromkeys([*whole, *rest, *(one for one in found if left)]))[:SHOWN]
     ranked = ranked[:SHOWN] + _remaining(mechanism, known, ranked, failing)
     wrong = dict.fromkeys(name for one in failing for name in one.wrong)
     right = dict.fromkeys(name for one in failing for name in one.errors if name not in wrong)
-    cases = tuple(one.bank.case.name for one in seen)
-    departed = earliest(mechanism, (departure(one.bank, one.result, dtype) for one in seen))
+    cases = tuple(one.case.name for one in residuals)
+    departed = earliest(mechanism, (departure(one.templates, one.result, dtype) for one in residuals))
     between = lines_of(mechanism, departed.between) if departed else ()
-    told = (*wrong,), (*right,), len(known), (*possible,), (*narrow,), (*ranked,)
-    where = places_of(failing), which_cases([one.bank.case for one in failing], [one.bank.case for one in agreeing])
-    return Suspects(dtype, cases, *told, departed, between, *where)
+    which = which_cases(*([one.case for one in part] for part in (failing, agreeing)))
+    return Suspects(
+        dtype,
+        cases,
+        (*wrong,),
+        (*right,),
+        len(known),
+        (*possible,),
+        (*narrow,),
+        (*ranked,),
+        departed,
+        between,
+        places_of(failing),
+        which,
+    )
 
 
-def _cover(found: Sequence[Explained], failing: Sequence[Evidence]) -> tuple[list[Explained], list[Evidence]]:
+def _cover(found: Sequence[Explained], failing: Sequence[Residuals]) -> tuple[list[Explained], list[Residuals]]:
     """Return errors with names that together explain what they can, and the failing cases that are left.
 
     Where the first explains all, others follow that do, too.
@@ -140,10 +152,10 @@ def _cover(found: Sequence[Explained], failing: Sequence[Evidence]) -> tuple[lis
     taken: list[Explained] = []
     left = list(failing)
     for one in found:
-        news = [case for case in left if case.bank.case.name in one.cases]
+        news = [case for case in left if case.case.name in one.cases]
         if news and len(taken) < SHOWN:
             taken.append(one)
-            left = [case for case in left if case.bank.case.name not in one.cases]
+            left = [case for case in left if case.case.name not in one.cases]
     if not left and len(taken) == 1:
         taken += [one for one in found[1:] if one.cases == taken[0].cases and one.whole == taken[0].whole][: SHOWN - 1]
     return taken, left
@@ -153,14 +165,15 @@ def _named(mechanism: Mechanism, one: Explained, failing: int) -> Suspect:
     wrong, part = one.wrong, len(one.cases) / failing
     lines = lines_of(mechanism, wrong.of if wrong.kind in ("fault", "storing") else ())
     sort = "convention" if wrong.kind == "gradient" else wrong.kind
-    told = wrong.told(one.size)
-    return Suspect(lines, told, one.share, part, part, sort, wrong.link, one.cases, failing, len(one.whole))
+    return Suspect(
+        lines, wrong.in_words(one.size), one.share, part, part, sort, wrong.link, one.cases, failing, len(one.whole)
+    )
 
 
 def _equations(
     mechanism: Mechanism,
-    seen: Sequence[Evidence],
-    failing: Sequence[Evidence],
+    residuals: Sequence[Residuals],
+    failing: Sequence[Residuals],
     progress: Callable[[Iterable[Any]], Iterable[Any]],
     entered: Sequence[str],
 ) -> list[Suspect]:
@@ -170,27 +183,27 @@ def _equations(
     Where none agrees what is known of an equation counts more than how its errors fit: those come first in which enters
     what failing cases alone have, then those that disturb nothing that is right.
     """
-    found = _of(mechanism, seen, failing, progress)
+    found = _of(mechanism, residuals, failing, progress)
     outputs = outputs_of(mechanism)
     if any(one.share <= 1.0 for one in found):
         return found
-    if not any({*one.wrong} & {*outputs} for one in seen):
-        outputs = tuple(dict.fromkeys(name for one in seen for name in one.errors))
-    spared = sparing(seen, outputs)
-    likely = {id: (id not in entered, id not in spared) for id in seen[0].bank.known}
-    first = _of(mechanism, [one for one in restricted(seen, outputs) if one.errors], failing, iter, likely)
+    if not any({*one.wrong} & {*outputs} for one in residuals):
+        outputs = tuple(dict.fromkeys(name for one in residuals for name in one.errors))
+    spared = sparing(residuals, outputs)
+    likely = {id: (id not in entered, id not in spared) for id in residuals[0].templates.known}
+    first = _of(mechanism, [one for one in restricted(residuals, outputs) if one.errors], failing, iter, likely)
     both = [one for pair in zip_longest(first, found) for one in pair if one]
     return sorted({one.ids: one for one in reversed(both)}.values(), key=lambda one: (one.share > 1.0, both.index(one)))
 
 
 def _of(
     mechanism: Mechanism,
-    seen: Sequence[Evidence],
-    failing: Sequence[Evidence],
+    residuals: Sequence[Residuals],
+    failing: Sequence[Residuals],
     progress: Callable[[Iterable[Any]], Iterable[Any]],
     likely: Mapping[str, Any] | None = None,
 ) -> list[Suspect]:
-    fits = ranked_fits(seen, progress)
+    fits = ranked_fits(residuals, progress)
     fits = sorted(fits, key=lambda one: likely[one.id]) if likely else fits
     found: list[Suspect] = []
     taken: set[str] = set()
@@ -198,78 +211,78 @@ def _of(
         agrees = any(suspect.share <= 1.0 for suspect in found)
         if one.id in taken or len(found) >= SHOWN or (one.left >= MEANS_NOTHING and (agrees or len(found) >= LEAST)):
             continue
-        suspect, change = described(one, fits[at:], seen)
+        suspect, change = described(one, fits[at:], residuals)
         taken |= {*suspect.ids}
         if suspect.share <= 1.0:
-            suspect = _confirmed(suspect, one.id, change, seen, failing)
+            suspect = _confirmed(suspect, one.id, change, residuals, failing)
         found.append(suspect)
     return sorted(found, key=lambda one: one.share > 1.0)
 
 
 def ranked_fits(
-    seen: Sequence[Evidence],
+    residuals: Sequence[Residuals],
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
     left_out: tuple[str, frozenset[int]] | None = None,
 ) -> list[Fit]:
     """Return the fits of the equations that can disturb what is wrong, the best first; `left_out` are kinds of one."""
     fits = rank(
-        fit(id, seen, left_out[1] if left_out and id == left_out[0] else frozenset())
-        for id in progress(candidates(seen))
+        fit(id, residuals, left_out[1] if left_out and id == left_out[0] else frozenset())
+        for id in progress(candidates(residuals))
     )
-    wrong = {name for one in seen for name in one.wrong}
-    if not fits or wrong <= _disturbed(fits[0].id, seen):
+    wrong = {name for one in residuals for name in one.wrong}
+    if not fits or wrong <= _disturbed(fits[0].id, residuals):
         return fits
-    rest = wrong - _disturbed(fits[0].id, seen)  # which another equation has to explain
-    return [fits[0], *sorted(fits[1:], key=lambda one: not rest & _disturbed(one.id, seen))]
+    rest = wrong - _disturbed(fits[0].id, residuals)  # which another equation has to explain
+    return [fits[0], *sorted(fits[1:], key=lambda one: not rest & _disturbed(one.id, residuals))]
 
 
-def candidates(seen: Sequence[Evidence]) -> list[str]:
+def candidates(residuals: Sequence[Residuals]) -> list[str]:
     """Return the equations that may be to blame: where outputs are right those of the backward, if there are some.
 
     Where none can disturb all that is wrong, there are several errors, and those that disturb some of it are tried.
     """
-    known = list(seen[0].bank.known)
-    able = narrowed(seen)[0]
-    wrong = {name for one in seen for name in one.wrong}
-    if wrong & {*outputs_of(seen[0].bank.mechanism)}:
+    known = list(residuals[0].templates.known)
+    able = narrowed(residuals)[0]
+    wrong = {name for one in residuals for name in one.wrong}
+    if wrong & {*outputs_of(residuals[0].templates.mechanism)}:
         return able or known
     backward = [id for id in able if id.startswith("d")]
-    return backward or [id for id in known if id.startswith("d") and wrong & _disturbed(id, seen)] or able or known
+    return backward or [id for id in known if id.startswith("d") and wrong & _disturbed(id, residuals)] or able or known
 
 
-def _disturbed(id: str, seen: Sequence[Evidence]) -> set[str]:
-    return {name for one in seen if one.wrong for name in one.bank.reached[id]}
+def _disturbed(id: str, residuals: Sequence[Residuals]) -> set[str]:
+    return {name for one in residuals if one.wrong for name in one.templates.reached[id]}
 
 
 def _confirmed(
-    suspect: Suspect, id: str, change: Change, seen: Sequence[Evidence], failing: Sequence[Evidence]
+    suspect: Suspect, id: str, change: Change, residuals: Sequence[Residuals], failing: Sequence[Residuals]
 ) -> Suspect:
     """Return a suspect with the failing cases that its error explains."""
-    names = {name for one in seen for name in one.errors}
+    names = {name for one in residuals for name in one.errors}
     tried = failing if len(failing) <= CONFIRMED else failing[:: -(-len(failing) // CONFIRMED)]
     cases, whole = [], 0
     for one, part in zip(tried, restricted(tried, names), strict=True):
-        results = one.bank.results(id, change)
+        results = one.templates.results(id, change)
         if judged(part, results) <= 1.0:
-            cases.append(one.bank.case.name)
+            cases.append(one.case.name)
             whole += judged(one, results) <= 1.0 or ({*one.errors} != {*part.errors} and follows(one))
     return replace(suspect, cases=(*cases,), failing=len(tried), whole=whole)
 
 
 def _remaining(
-    mechanism: Mechanism, known: dict[str, dict[str, Change]], ranked: Sequence[Suspect], failing: Sequence[Evidence]
+    mechanism: Mechanism, known: dict[str, dict[str, Change]], ranked: Sequence[Suspect], failing: Sequence[Residuals]
 ) -> list[Suspect]:
     """Return what explains the gradients that do not follow from outputs which the first suspect explains."""
     if not ranked or ranked[0].share > 1.0 or len(ranked[0].cases) <= ranked[0].whole or not ranked[0].cases:
         return []
     rest = []
     for one in failing:
-        if one.bank.case.name not in ranked[0].cases:
+        if one.case.name not in ranked[0].cases:
             continue
         base, shown = nearest_gradients(one)
         errors = {}
         for name in shown:
-            error = one.bank.errors(name, one.result.tensors[name], np.asarray(base[name]))
+            error = one.templates.errors(name, one.result.tensors[name], np.asarray(base[name]))
             errors[name] = np.zeros_like(error) if shown[name] <= 1.0 else error
         weights = {name: 1.0 / max(float(x @ x), float(x.size)) for name, x in errors.items()}
         if any(x.any() for x in errors.values()):

@@ -8,9 +8,9 @@ import numpy as np
 
 from refattn import equations
 from refattn.mechanisms.wrong import Call, WrongKernel
-from refattn.verify.diagnose.error_templates import Bank
+from refattn.verify.diagnose.error_templates import Templates
 from refattn.verify.diagnose.known import Values
-from refattn.verify.diagnose.residuals import Evidence
+from refattn.verify.diagnose.residuals import Residuals
 from refattn.verify.tolerance.budget import evaluate
 
 EMPTY_ROWS = "empty rows"
@@ -19,9 +19,9 @@ EMPTY_ROWS = "empty rows"
 UNWRITTEN = "parts of the outputs are 0 where they should not be, and all that is not 0 is right"
 
 
-def seen_in(failing: Sequence[Evidence]) -> Iterator[WrongKernel]:
+def symptoms_of(failing: Sequence[Residuals]) -> Iterator[WrongKernel]:
     """Yield what the failing cases show by themselves, with what was got where they show it."""
-    got = {id(one.bank.inputs): one.result.tensors for one in failing}
+    got = {id(one.templates.inputs): one.result.tensors for one in failing}
 
     def empty_rows(call: Call) -> Values:
         values, found = dict(call.outputs), got.get(id(call.inputs), {})
@@ -33,17 +33,17 @@ def seen_in(failing: Sequence[Evidence]) -> Iterator[WrongKernel]:
         same = {name: x for name, x in call.outputs.items() if name in found and found[name].shape == x.shape}
         return {**call.outputs} | {name: np.where(found[name] == 0.0, 0.0, x) for name, x in same.items()}
 
-    if all("lse" in one.bank.truth.values for one in failing):
-        told = "rows that may attend nothing hold something else than 0, and all other rows are right"
-        yield WrongKernel(EMPTY_ROWS, "storing", empty_rows, told, (EMPTY_ROWS,))
+    if all("lse" in one.truth.values for one in failing):
+        words = "rows that may attend nothing hold something else than 0, and all other rows are right"
+        yield WrongKernel(EMPTY_ROWS, "storing", empty_rows, words, (EMPTY_ROWS,))
     if any("out" in one.wrong for one in failing):
-        id_ = _written(min(failing, key=lambda one: one.bank.size).bank)
+        id_ = _written(min(failing, key=lambda one: one.templates.size).templates)
         yield WrongKernel(UNWRITTEN, "storing", unwritten, UNWRITTEN, (id_,))
 
 
-def _written(bank: Bank) -> str:
+def _written(templates: Templates) -> str:
     """Return the equation whose value the output is; the last one, where it is put together of several."""
     with equations.trace() as traced:
-        out = evaluate(bank.mechanism, bank.inputs, bank.case.options, None)["out"]
+        out = evaluate(templates.mechanism, templates.inputs, templates.case.options, None)["out"]
     same = [key for key, x in traced.items() if np.array_equal(x, out, equal_nan=True)]
     return (same or list(traced))[-1].partition("[")[0]

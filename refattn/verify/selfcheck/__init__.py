@@ -1,1 +1,1 @@
-"""The reference by itself: implementations, laws and gradients of a mechanism."""
+"""The reference by itself: implementations, properties and gradients of a mechanism."""

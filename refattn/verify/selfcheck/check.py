@@ -1,7 +1,7 @@
-"""The reference certifies itself: implementations, loops, equations, laws and gradients of a mechanism on a backend.
+"""The reference certifies itself: implementations, loops, equations, properties and gradients on a backend.
 
-Nothing here knows a mechanism by name: cases, implementations, loops, laws and blocks come from its record. What each
-section runs stands in `refattn.verify.selfcheck.sections`.
+Nothing here knows a mechanism by name: cases, implementations, loops, properties and blocks come from its record. What
+each section runs stands in `refattn.verify.selfcheck.sections`.
 """
 
 from __future__ import annotations

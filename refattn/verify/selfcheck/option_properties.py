@@ -1,14 +1,13 @@
-"""Laws of options that a core may have: windows, offsets, biases, sinks, lengths and dropout.
+"""Properties of options that a core may have: windows, offsets, biases, sinks, lengths and dropout.
 
 Each says of an option what it does in terms of the others, forward and backward. As in
-`refattn.verify.selfcheck.properties` they return the largest used share of the allowed error; a law "to the bit"
+`refattn.verify.selfcheck.properties` they return the largest used share of the allowed error; a property "to the bit"
 returns 0 or infinity.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -152,7 +151,7 @@ def dropout_in_two(core: Core, s: Sample) -> float:
 
 
 def _pairs(s: Sample, given: dict[str, Any]) -> Any:
-    """Return which query may attend which key (i, j), from the words of the law."""
+    """Return which query may attend which key (i, j), from the words of the property."""
     queries, keys = s.inputs["q"].shape[2], s.inputs["k"].shape[2]
     usual = 0 if given.get("causal") == "top_left" else keys - queries
     place = np.arange(queries)[:, None] + given.get("offset", usual)
@@ -162,6 +161,4 @@ def _pairs(s: Sample, given: dict[str, Any]) -> Any:
     return seen if right is None else seen & (key <= place + right)
 
 
-OPTION_LAWS: dict[str, Callable[[Core, Sample], float]] = {
-    law.__name__: law for law in (band, far, bias_shift, sink_key, sinks, lengths, dropout_in_two)
-}
+OPTION_PROPERTIES = (band, far, bias_shift, sink_key, sinks, lengths, dropout_in_two)

@@ -1,8 +1,8 @@
-"""Laws of a core that maps q, k, v: what holds whatever the numbers are, forward and backward.
+"""Properties of a core that maps q, k, v: what holds whatever the numbers are, forward and backward.
 
-A law calls one implementation of a core on a sample, and on the same sample changed in a way whose effect is known
-exactly. It returns the largest used share of the allowed error, at most 1 where it holds; a law "to the bit" returns 0
-or infinity. How allowed errors are derived stands in `refattn.verify.selfcheck.probe`.
+A property calls one implementation of a core on a sample, and on the same sample changed in a way whose effect is known
+exactly. It returns the largest used share of the allowed error, at most 1 if it holds; a property "to the bit" returns
+0 or infinity. How allowed errors are derived stands in `refattn.verify.selfcheck.probe`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from refattn import backends, counter
 from refattn.ops.masks import Causal, causal_offset
-from refattn.verify.selfcheck.option_properties import OPTION_LAWS
+from refattn.verify.selfcheck.option_properties import OPTION_PROPERTIES
 from refattn.verify.selfcheck.probe import Core, Values, same_bits, used_share
 from refattn.verify.selfcheck.samples import Sample
 from refattn.verify.tolerance.budget import finite
@@ -28,7 +28,9 @@ def permutation(core: Core, s: Sample) -> float:
     """Keys, values and columns of the mask in another order: d_k and d_v follow, nothing else changes."""
     order = counter.permutation(s.inputs["k"].shape[2], seed=0, purpose="laws.keys")
     expected = _keys(core(s.inputs, s.options, s.upstream), order)
-    return used_share(core(_keys(s.inputs, order), s.options, s.upstream), expected, _noise(core, s))
+    return used_share(
+        core(_keys(s.inputs, order), s.options, s.upstream), expected, core.noise(s.inputs, s.options, s.upstream)
+    )
 
 
 def query_permutation(core: Core, s: Sample) -> float:
@@ -36,7 +38,7 @@ def query_permutation(core: Core, s: Sample) -> float:
     order = counter.permutation(s.inputs["q"].shape[2], seed=0, purpose="laws.queries")
     expected = _queries(core(s.inputs, s.options, s.upstream), order)
     moved = core(_queries(s.inputs, order), s.options, _queries(s.upstream, order))
-    return used_share(moved, expected, _noise(core, s))
+    return used_share(moved, expected, core.noise(s.inputs, s.options, s.upstream))
 
 
 def token_permutation(core: Core, s: Sample) -> float:
@@ -47,7 +49,7 @@ def token_permutation(core: Core, s: Sample) -> float:
     rows, columns = (np.concatenate([order, np.arange(both, n)]) for n in (queries, keys))
     expected = _keys(_queries(core(s.inputs, s.options, s.upstream), rows), columns)
     moved = core(_keys(_queries(s.inputs, rows), columns), s.options, _queries(s.upstream, rows))
-    return used_share(moved, expected, _noise(core, s))
+    return used_share(moved, expected, core.noise(s.inputs, s.options, s.upstream))
 
 
 def linear_in_v(core: Core, s: Sample) -> float:
@@ -268,10 +270,17 @@ def repeatable(core: Core, s: Sample) -> float:
     return max(same_bits(first, second), same_bits(once, twice))
 
 
-LAWS: dict[str, Callable[[Core, Sample], float]] = {
-    law.__name__: law
-    for law in (permutation, query_permutation, linear_in_v, constant_value, key_shift, split_and_merge, padding, empty)
-    + (
+PROPERTIES: dict[str, Callable[[Core, Sample], float]] = {
+    invariant.__name__: invariant
+    for invariant in (
+        permutation,
+        query_permutation,
+        linear_in_v,
+        constant_value,
+        key_shift,
+        split_and_merge,
+        padding,
+        empty,
         token_permutation,
         token_padding,
         sequence_padding,
@@ -281,13 +290,10 @@ LAWS: dict[str, Callable[[Core, Sample], float]] = {
         independent,
         workers,
         repeatable,
+        *OPTION_PROPERTIES,
     )
-} | OPTION_LAWS
-"""The laws by the names that records list."""
-
-
-def _noise(core: Core, s: Sample) -> dict[str, float]:
-    return core.noise(s.inputs, s.options, s.upstream)
+}
+"""The properties by the names that records list."""
 
 
 def _keys(arrays: Values, at: Any) -> Values:

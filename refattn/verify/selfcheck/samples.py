@@ -33,7 +33,7 @@ def sample(mechanism: Mechanism, case: Case, *, long: bool = False) -> Sample:
     return Sample(case.name, inputs, case.options, upstream, long)
 
 
-def law_samples(mechanism: Mechanism, long: tuple[int, int] | None) -> tuple[Sample, ...]:
+def property_samples(mechanism: Mechanism, long: tuple[int, int] | None) -> tuple[Sample, ...]:
     """Return samples without and with mask and numbers: two small ones, and two of `long` numbers of queries and keys.
 
     The first of those has one head, in the other a group has two query heads, which share the rows of a tile. Values
@@ -41,14 +41,14 @@ def law_samples(mechanism: Mechanism, long: tuple[int, int] | None) -> tuple[Sam
     """
     given: dict[str, Any] = {"keep": 0.6, "scale": 0.5, "softcap": 2.0}
     small = (2, 4, 2, 11, 17, 8, 6)
-    cases = [_law_case(mechanism, "plain", small), _law_case(mechanism, "masked", small, **given)]
+    cases = [_property_case(mechanism, "plain", small), _property_case(mechanism, "masked", small, **given)]
     if long is not None and mechanism.tiled:
-        cases.append(_law_case(mechanism, "long", (1, 1, 1, *long, 8, 6)))
-        cases.append(_law_case(mechanism, "long masked", (1, 2, 1, *long, 8, 6), **given))
+        cases.append(_property_case(mechanism, "long", (1, 1, 1, *long, 8, 6)))
+        cases.append(_property_case(mechanism, "long masked", (1, 2, 1, *long, 8, 6), **given))
     return tuple(sample(mechanism, case, long=n >= 2) for n, case in enumerate(cases))
 
 
-def _law_case(
+def _property_case(
     mechanism: Mechanism, name: str, sizes: tuple[int, ...], keep: float | None = None, **numbers: float
 ) -> Case:
     b, h, g, queries, keys, d, e = sizes

@@ -21,8 +21,8 @@ from refattn.verify.freeze import recompute
 from refattn.verify.outcome import Truth
 from refattn.verify.selfcheck import gradients, tangents
 from refattn.verify.selfcheck.probe import Core, first_beyond, on_backend, same_bits, used_share
-from refattn.verify.selfcheck.properties import LAWS
-from refattn.verify.selfcheck.samples import Sample, law_samples, sample, shrunk
+from refattn.verify.selfcheck.properties import PROPERTIES
+from refattn.verify.selfcheck.samples import Sample, property_samples, sample, shrunk
 from refattn.verify.tolerance.budget import evaluate, truth
 from refattn.verify.tolerance.compare import compare
 from refattn.xp import dtype_name
@@ -63,8 +63,8 @@ class Task:
 class Scope:
     """What is checked where, and what several tasks need and is slow to compute.
 
-    Without `full` it is a sample: up to `MOST` cases, each kind among them, in one of the dtypes, in turn; of each law
-    every sample in every implementation, in one of the dtypes, where it is long in float64; differences along one
+    Without `full` it is a sample: up to `MOST` cases, each kind among them, in one of the dtypes, in turn; of each
+    property every sample in every implementation, in one of the dtypes, in float64 if it is long; differences along one
     direction. In the definition, which has no tiles, no sample is long.
     """
 
@@ -118,7 +118,7 @@ class Scope:
     def long(self) -> tuple[int, int] | None:
         """Numbers of queries and keys that take several tiles; None where that takes too long.
 
-        NumPy's tiles have up to 256 rows and 512 keys, 256 in float64, which a sample of laws takes where it is long;
+        NumPy's tiles have up to 256 rows and 512 keys, 256 in float64, which a long sample of properties takes;
         `small_tiles` are of 32 and 32.
         """
         if self.owner.pools:
@@ -170,8 +170,8 @@ def tasks(scope: Scope) -> Iterator[Task]:
         yield Task("loops", "block and growth", partial(_beside, scope))
     yield Task("equations", "docstrings, tags and trace", partial(_ids, scope))
     if mechanism.core is not None:
-        for law in mechanism.properties:
-            yield Task("properties", law, partial(_law, scope, law))
+        for invariant in mechanism.properties:
+            yield Task("properties", invariant, partial(_property, scope, invariant))
     if mechanism.core is not None and scope.owner.name == "numpy":
         yield Task("vectors", "every stored case", partial(_vectors, scope))
     for what, way in itertools.product(("core", "block"), gradients.TOLERANCES):
@@ -320,15 +320,15 @@ def _vectors(scope: Scope) -> Found:
     return _worst(parts)
 
 
-def _law(scope: Scope, name: str) -> Found:
-    """A law for every implementation, dtype and sample."""
-    if name not in LAWS:
-        return math.inf, f"no law is called {name}"
+def _property(scope: Scope, name: str) -> Found:
+    """A property for every implementation, dtype and sample."""
+    if name not in PROPERTIES:
+        return math.inf, f"no property is called {name}"
 
     def hold(implementation: str, dtype: str, s: Sample) -> Found:
-        return LAWS[name](scope.core(implementation, dtype), s), f"{implementation}, {dtype}"
+        return PROPERTIES[name](scope.core(implementation, dtype), s), f"{implementation}, {dtype}"
 
-    samples, implementations = law_samples(scope.mechanism, scope.long), scope.mechanism.implementations
+    samples, implementations = property_samples(scope.mechanism, scope.long), scope.mechanism.implementations
     parts = []
     for (n, s), (m, implementation) in itertools.product(enumerate(samples), enumerate(implementations)):
         if not (s.long and implementation == implementations[0]):

@@ -9,11 +9,14 @@ comes on top.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ from refattn import counter, equations
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import FLOAT8, SCALED, TYPES, has_gradient, round_to, spacing, stored
 from refattn.instruments.products import products
+from refattn.instruments.sized import Sized, sizes
 from refattn.instruments.wrapper import plain
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.outcome import Truth
@@ -71,10 +75,12 @@ def evaluate(
     return values
 
 
-Roundings = Mapping[str, str] | tuple[str, ...]
-"""What a kernel rounds beside what every kernel rounds: ids of equations, "q", "k" and "v" (a q that is
-multiplied by the scale first), and "products", what it multiplies in matrix products. Or these with the type that it
-rounds to, "" for the storage type."""
+Roundings = Mapping[str, str]
+"""What a kernel rounds beside what every kernel rounds, and the type that it rounds to ("" is the storage type): ids of
+equations, "q", "k" and "v" (a q that is multiplied by the scale first), and "products", the factors of matrix products.
+"""
+
+NONE: Roundings = MappingProxyType({})
 
 
 def wide(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -89,7 +95,7 @@ def truth(
     *,
     grad: bool,
     seed: int = 0,
-    roundings: Roundings = (),
+    roundings: Roundings = NONE,
     given: str = "",
     further: Iterable[str] = (),
     replaced: Mapping[str, NDArray[Any]] | None = None,
@@ -115,33 +121,33 @@ def truth(
     kept = "float32" if factors else dtype
     inputs = {name: stored(x.astype(np.float64), kept) if has_gradient(x) else x for name, x in inputs.items()}
     exact = scaled.products(inputs, times)
-    outputs = evaluate(mechanism, exact, case.options, None)
-    pulls: dict[str, Any] = {}
-    for name in ("out", *further) if grad else ():
-        pull = make_upstream(mechanism.name, case, name, outputs[name].shape, given or dtype, seed=seed)
-        pulls[f"d_{name}"] = pull.astype(np.float64)
-    exact_upstream = pulls.pop("d_out", None)
-    upstream = None if exact_upstream is None else stored(exact_upstream, dtype)
+    upstream: dict[str, NDArray[Any]] = {}
+    if grad:
+        outputs = evaluate(mechanism, exact, case.options, None)
+        for name in ("out", *further):
+            pull = make_upstream(mechanism.name, case, name, outputs[name].shape, given or dtype, seed=seed)
+            upstream[f"d_{name}"] = stored(pull.astype(np.float64), dtype)
     exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes and not factors)
-    stored_pulls = {name: stored(x, dtype) for name, x in pulls.items()}
-    types = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in outputs}
-    known = Truth(inputs, upstream, {}, {}, {}, {"out": dtype, **types}, exact_names, stored_pulls, factors, times)
+    beside = dict.fromkeys(mechanism.outputs, "float64" if dtype == "float64" else "float32")
+    types, d_out = {"out": dtype, **beside}, upstream.pop("d_out", None)
+    known = Truth(inputs, d_out, {}, {}, {}, types, exact_names, upstream, factors, times)
     return granting(mechanism, case, dtype, known, roundings, seed)
 
 
 def granting(
-    mechanism: Mechanism, case: Case, dtype: str, known: Truth, roundings: Roundings = (), seed: int = 0
+    mechanism: Mechanism, case: Case, dtype: str, known: Truth, roundings: Roundings = NONE, seed: int = 0
 ) -> Truth:
     """Return a truth with the values of its inputs, and the error that is granted with such roundings."""
-    exact = scaled.products(known.inputs, known.times)
-    upstream = None if known.upstream is None else known.upstream.astype(np.float64)
-    pulls = wide(known.further)
-    with equations.trace() as traced:
-        values = evaluate(mechanism, exact, case.options, upstream, further=pulls)
-    errors = disturbances(mechanism, case, dtype, exact, upstream, pulls, traced, values, roundings, seed)
+    values, errors = disturbances(mechanism, case, dtype, *_exact(known), roundings, seed)
     types = {name: known.stored.get(name, dtype) for name in values}
     variance, bias = granted(values, errors, types, dtype)
     return replace(known, values=values, variance=variance, bias=bias, stored=types)
+
+
+def _exact(known: Truth) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the inputs and the upstream gradients of a truth in float64."""
+    pulls = {} if known.upstream is None else {"d_out": known.upstream, **known.further}
+    return scaled.products(known.inputs, known.times), wide(pulls)
 
 
 def granted(
@@ -150,21 +156,15 @@ def granted(
     """Return the variance and the bias that are granted where disturbed runs, the first axis, had such errors."""
     variance, bias = {}, {}
     for name, value in values.items():
-        variance[name], bias[name] = _granted(name, value, errors[name], dtype, types[name])
+        noise = np.sqrt(np.mean(errors[name] ** 2, axis=0))
+        # Against the rounded truth an honest result is off by one spacing where the noise, of mean size 0.8 sigma,
+        # carries it over a rounding boundary, and by the noise itself where that is larger. In float64 the truth has
+        # errors of the same size as the result that is judged.
+        whole = noise**2 + 0.8 * noise * spacing(value, types[name])
+        variance[name] = whole * (2.0 if dtype == "float64" else 1.0)
+        least = np.maximum(variance[name], SMALLEST**2)
+        bias[name] = float(np.sqrt(np.mean([bias_of(name, error, least, value) ** 2 for error in errors[name]])))
     return variance, bias
-
-
-def _granted(name: str, value: Floats, errors: Floats, dtype: str, stored: str) -> tuple[Floats, float]:
-    """Return the variance that is granted to a value, and the bias of honest results, from its errors in all draws."""
-    noise = np.sqrt(np.mean(errors**2, axis=0))
-    # Against the rounded truth an honest result is off by one spacing where the noise, of mean size 0.8 sigma,
-    # carries it over a rounding boundary, and by the noise itself where that is larger.
-    variance = noise**2 + 0.8 * noise * spacing(value, stored)
-    # In float64 the truth has errors of the same size as the result that is judged.
-    variance *= 2.0 if dtype == "float64" else 1.0
-    granted = np.maximum(variance, SMALLEST**2)
-    biases = [bias_of(name, error, granted, value) for error in errors]
-    return variance, float(np.sqrt(np.mean(np.square(biases))))
 
 
 def with_equations(
@@ -173,7 +173,7 @@ def with_equations(
     dtype: str,
     known: Truth,
     types: Mapping[str, str],
-    roundings: Roundings = (),
+    roundings: Roundings = NONE,
     seed: int = 0,
 ) -> Truth:
     """Return a truth that has the values of some equations of the forward, too, each with the type it came in.
@@ -185,31 +185,17 @@ def with_equations(
     KeyError
         Where an equation is none of the forward.
     """
-    exact = scaled.products(known.inputs, known.times)
     dtype = known.stored["out"] if known.factors else dtype
-    with equations.trace() as traced:
-        evaluate(mechanism, exact, case.options, None)
-    ran = {}
-    for id in types:
-        ran[id] = id
-        while ran[id] not in traced:
-            ran[id] = mechanism.fallback_equation[ran[id]]
-    held = held_in(mechanism, dtype, roundings)
-    sizes = kernel_sizes(mechanism, {**exact, **case.options}, traced, dtype, roundings)
-    erring = _Erring(dtype, roundings, seed)
-    errors: dict[str, list[Floats]] = {id: [] for id in types}
-    for draw in range(DRAWS):
-        disturbing = equations.apply(disturbance(sizes, unit_of(dtype), draw, seed, held))
-        with equations.trace() as disturbed, disturbing:
-            erring.evaluate(mechanism, exact, case.options, None, {}, draw)
-        for id in types:
-            value = traced[ran[id]]
-            errors[id].append(np.where(np.isfinite(value), finite(plain(disturbed[ran[id]])) - finite(value), 0.0))
-    values, variance, bias = dict(known.values), dict(known.variance), dict(known.bias)
-    for id, type_ in types.items():
-        values[id] = traced[ran[id]]
-        variance[id], bias[id] = _granted(id, values[id], np.stack(errors[id]), dtype, type_)
-    return replace(known, values=values, variance=variance, bias=bias, stored={**known.stored, **types})
+    values, errors = disturbances(mechanism, case, dtype, _exact(known)[0], {}, roundings, seed, ids=types)
+    values, errors = ({id: x[id] for id in types} for x in (values, errors))
+    variance, bias = granted(values, errors, types, dtype)
+    return replace(
+        known,
+        values={**known.values, **values},
+        variance={**known.variance, **variance},
+        bias={**known.bias, **bias},
+        stored={**known.stored, **types},
+    )
 
 
 def disturbances(
@@ -217,85 +203,94 @@ def disturbances(
     case: Case,
     dtype: str,
     inputs: Mapping[str, Any],
-    upstream: Any,
-    pulls: Mapping[str, Any],
-    traced: equations.Trace,
-    values: Mapping[str, Floats],
-    roundings: Roundings,
-    seed: int,
+    upstream: Mapping[str, Any],
+    roundings: Roundings = NONE,
+    seed: int = 0,
+    *,
     grown: Mapping[str, float] | None = None,
-) -> dict[str, Floats]:
-    """Return what rounding errors in every equation do to each result: one more axis in front, for the draws.
+    ids: Iterable[str] = (),
+) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Return the results of a call, and what rounding errors in every equation do to each: one more axis in front, for
+    the draws.
 
-    `grown` says of some equations how many times larger their errors are than this call tells.
+    Parameters
+    ----------
+    inputs, upstream
+        The arguments in float64, and by name the upstream gradients, d_out among them; none of a forward alone.
+    grown
+        How many times larger the errors of some equations are than this call tells.
+    ids
+        Equations that are results, too.
     """
     if unknown := [id for id in roundings if id not in mechanism.equations and id not in UNTAGGED]:
         raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}, {', '.join(UNTAGGED)}")
-    given = {**inputs, **case.options, "d_out": upstream, **pulls}
-    held = held_in(mechanism, dtype, roundings)
-    sizes = kernel_sizes(mechanism, given, traced, dtype, roundings)
-    computed = unit_of(dtype)
+    further = {name: x for name, x in upstream.items() if name != "d_out"}
+    with equations.trace() as traced:
+        values = evaluate(mechanism, inputs, case.options, upstream.get("d_out"), further=further)
+    ran = {id: _ran(mechanism, id, traced) for id in ids}
+    values |= {id: traced[key] for id, key in ran.items()}
+    sizes = kernel_sizes(mechanism, {**inputs, **case.options, **upstream}, traced, dtype, roundings)
     sizes |= {id: sizes[id] * times for id, times in (grown or {}).items()}
-    erring = _Erring(dtype, roundings, seed)
+    held = held_in(mechanism, dtype, roundings)
+    low = untagged(roundings, dtype)
     errors: dict[str, list[Floats]] = {name: [] for name in values}
     for draw in range(DRAWS):
-        with equations.apply(disturbance(sizes, computed, draw, seed, held)):
-            disturbed = erring.evaluate(mechanism, inputs, case.options, upstream, pulls, draw)
+        disturbing = equations.apply(disturbance(sizes, unit_of(dtype), draw, seed, held))
+        tracing: AbstractContextManager[Mapping[str, Any]] = equations.trace() if ran else nullcontext({})
+        with tracing as steps, disturbing:
+            found = _with_errors_of_factors(mechanism, case.options, inputs, upstream, low, draw, seed)
+        found |= {id: plain(steps[key]) for id, key in ran.items()}
         for name, value in values.items():
             # An output that is not finite has no noise.
-            errors[name].append(np.where(np.isfinite(value), finite(disturbed[name]) - finite(value), 0.0))
-    return {name: np.stack(draws) for name, draws in errors.items()}
+            errors[name].append(np.where(np.isfinite(value), finite(found[name]) - finite(value), 0.0))
+    return values, {name: np.stack(draws) for name, draws in errors.items()}
 
 
-@dataclass(frozen=True)
-class _Erring:
-    """Runs in which what is declared to be rounded, and is no equation, errs, too."""
+def _ran(mechanism: Mechanism, id: str, traced: Mapping[str, Any]) -> str:
+    """Return the equation that ran in place of one whose option was not given."""
+    while id not in traced:
+        id = mechanism.fallback_equation[id]
+    return id
 
-    dtype: str
-    roundings: Roundings
-    seed: int
 
-    def evaluate(
-        self,
-        mechanism: Mechanism,
-        inputs: Mapping[str, Any],
-        options: Mapping[str, Any],
-        upstream: Any,
-        pulls: Mapping[str, Any],
-        draw: int,
-    ) -> dict[str, Any]:
-        """Do what `evaluate` does with one draw of these errors."""
-        low = untagged(self.roundings, self.dtype)
-        product = low.pop("products", "")
-        inputs = {n: self._near(x, low[n], n, draw) if n in low else x for n, x in inputs.items()}
-        if not product:
-            return evaluate(mechanism, inputs, options, upstream, further=pulls)
-        count = 0
+def _with_errors_of_factors(
+    mechanism: Mechanism,
+    options: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    upstream: Mapping[str, Any],
+    low: Mapping[str, str],
+    draw: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Do what `evaluate` does with one draw of the errors of what is `untagged`, of such types."""
 
-        def change(x: Floats) -> Floats:
-            nonlocal count
-            count += 1
-            # What the type holds is multiplied as it is: inputs in a type that is as short.
-            held = np.array_equal(round_to(x, product), x, equal_nan=True)
-            return x if held else self._near(x, product, f"factor {count}", draw)
-
-        with products(change) as unit:
-            given = {n: unit.array(x) for n, x in inputs.items()}
-            pulled = {n: unit.array(x) for n, x in pulls.items()}
-            d_out = None if upstream is None else unit.array(upstream)
-            return {n: plain(x) for n, x in evaluate(mechanism, given, options, d_out, further=pulled).items()}
-
-    def _near(self, x: Floats, type_: str, name: str, draw: int) -> Floats:
-        signs = SIGMA * _signs(x.size, f"budget.{name}", draw, self.seed).reshape(x.shape)
+    def near(x: Floats, type_: str, name: str) -> Floats:
+        signs = SIGMA * _signs(x.size, f"budget.{name}", draw, seed).reshape(x.shape)
         kind = TYPES[type_]
         size = MORE * np.maximum(kind.unit * np.abs(finite(x)), 2.0 ** (kind.lowest - kind.bits))
         return np.asarray(np.where(np.isfinite(x) & (x != 0.0), x + signs * size, x))
 
+    inputs = {n: near(x, low[n], n) if n in low else x for n, x in inputs.items()}
+    further = {name: x for name, x in upstream.items() if name != "d_out"}
+    if "products" not in low:
+        return evaluate(mechanism, inputs, options, upstream.get("d_out"), further=further)
+    product, numbers = low["products"], itertools.count(1)
+
+    def change(x: Floats) -> Floats:
+        name = f"factor {next(numbers)}"
+        # What the type holds is multiplied as it is: inputs in a type that is as short.
+        return x if np.array_equal(round_to(x, product), x, equal_nan=True) else near(x, product, name)
+
+    with products(change) as unit:
+        given = {n: unit.array(x) for n, x in inputs.items()}
+        pulled = {n: unit.array(x) for n, x in upstream.items()}
+        d_out = pulled.pop("d_out", None)
+        return {n: plain(x) for n, x in evaluate(mechanism, given, options, d_out, further=pulled).items()}
+
 
 def untagged(roundings: Roundings, dtype: str) -> dict[str, str]:
     """Return what is no equation and rounded to a type with fewer digits than there are: in float64 nothing is."""
-    named = roundings if isinstance(roundings, Mapping) else dict.fromkeys(roundings, "")
-    low = {n: named[n] or dtype for n in UNTAGGED if n in named and dtype != "float64"}
+    low = {n: roundings[n] or dtype for n in UNTAGGED if n in roundings and dtype != "float64"}
     # A q that was scaled is rounded to the storage type again.
     return {n: t for n, t in low.items() if TYPES[t].bits < TYPES[dtype].bits + (n != "products")}
 
@@ -304,8 +299,7 @@ def held_in(mechanism: Mechanism, dtype: str, roundings: Roundings) -> dict[str,
     """Return the type by equation that a kernel declares to hold values in, beside those that every kernel rounds."""
     if dtype not in ("float16", "bfloat16"):
         return {}
-    named = roundings if isinstance(roundings, Mapping) else dict.fromkeys(roundings, "")
-    return {id: dtype for id, type_ in named.items() if id not in mechanism.stored and type_ in ("", dtype)}
+    return {id: dtype for id, type_ in roundings.items() if id not in mechanism.stored and type_ in ("", dtype)}
 
 
 def unit_of(dtype: str) -> float:
@@ -318,29 +312,30 @@ def kernel_sizes(
     given: Mapping[str, Any],
     traced: Mapping[str, Any],
     dtype: str,
-    roundings: Roundings = (),
+    roundings: Roundings = NONE,
 ) -> dict[str, Floats]:
     """Return by equation id the size of its rounding error in a kernel for a storage type.
 
     `roundings` are equations that it rounds beside the record's; `given` and `traced` are those of `rounding_sizes`.
     """
-    sizes = rounding_sizes(mechanism, given, traced, unit_of(dtype))
+    measured = operations(mechanism, given, traced)
+    sizes = rounding_sizes(mechanism, given, traced, unit_of(dtype), measured)
     # What is below the smallest normal number may be flushed to 0, as most accelerators do; 0 is exact.
     flushed = 2.0 ** TYPES["float64" if dtype == "float64" else "float32"].lowest
     sizes = {key: np.hypot(size, np.where(size == 0.0, 0.0, flushed)) for key, size in sizes.items()}
-    named = roundings if isinstance(roundings, Mapping) else dict.fromkeys(roundings, "")
     short = dtype in ("float16", "bfloat16")
     low = dict.fromkeys(mechanism.stored, dtype) if short else {}
     if product := untagged(roundings, dtype).get("products"):
         # The adjoint of a sum is taken from the output, with the errors that it has by then.
         low |= {id: product for id in mechanism.stored if id.startswith("d")}
-    for id, type_ in named.items():
+    for id, type_ in roundings.items():
         if id not in UNTAGGED and (type_ or short):
             low[_felt_in(mechanism, id, type_, traced)] = type_ or dtype
     counts = passes_of(traced)
     for key in [key for key in sizes if key.partition("[")[0] in low]:
         id = key.partition("[")[0]
-        size = np.abs(mechanism.stored[id](given, Pass(traced, key, counts)) if id in mechanism.stored else traced[key])
+        relative_to = mechanism.stored.get(id)
+        size = np.abs(relative_to(given, Pass(traced, key, counts, measured)) if relative_to else traced[key])
         kind, size = TYPES[low[id]], finite(size)
         # Below the smallest normal number the spacing no longer shrinks with the value; 0 is exact. Numbers of float8
         # are scaled, so that the largest of a row is about 1.
@@ -357,19 +352,63 @@ def _felt_in(mechanism: Mechanism, id: str, dtype: str, traced: Mapping[str, Any
 
 
 def rounding_sizes(
-    mechanism: Mechanism, given: Mapping[str, Any], traced: Mapping[str, Any], unit: float
+    mechanism: Mechanism,
+    given: Mapping[str, Any],
+    traced: Mapping[str, Any],
+    unit: float,
+    measured: Mapping[str, Floats] | None = None,
 ) -> dict[str, Floats]:
-    """Return by equation id the size of its rounding error: `unit` times what the record says that it is relative to.
+    """Return by equation id the size of its rounding error, in units of 1 / `unit`.
 
-    `given` holds the arguments of the call and upstream gradients, `traced` the value of every equation.
+    It is what the operations round that compute an equation from those before it, or what the record tells where
+    kernels do something else. `given` holds the arguments of the call and upstream gradients, `traced` the value of
+    every equation, `measured` the `operations`.
     """
-    sizes, counts = {}, passes_of(traced)
+    counts = passes_of(traced)
+    measured = operations(mechanism, given, traced) if measured is None else measured
+    sizes = {}
     for key, value in traced.items():
         id = key.partition("[")[0]
-        known = mechanism.rounding_scales.get(id)
-        terms = np.abs(value) if known is None else known(given, Pass(traced, key, counts))
+        seen = Pass(traced, key, counts, measured)
+        if id in mechanism.rounding_scales:
+            known = mechanism.rounding_scales[id]
+            terms = np.abs(value) if known is None else known(given, seen)
+        elif id in mechanism.further_rounding_scales:
+            terms = measured[key] + mechanism.further_rounding_scales[id](given, seen)
+        else:
+            terms = measured[key]
         sizes[key] = unit * finite(terms)
     return sizes
+
+
+def operations(mechanism: Mechanism, given: Mapping[str, Any], traced: Mapping[str, Any]) -> dict[str, Floats]:
+    """Return by equation what the dense implementation rounds on the way to it, in units of the unit roundoff.
+
+    Equations whose size the record tells have none.
+    """
+    assert mechanism.core is not None
+    found: dict[str, Floats] = {}
+    passes: Counter[str] = Counter()
+    told = {key: key.partition("[")[0] in mechanism.rounding_scales for key in traced}
+    rests = dict(zip(traced, [*told.values()][1:], strict=False))  # whether the size of the next one is told
+
+    def hook(id: str, name: str, value: Any) -> Any:
+        key = f"{id}[{passes[id]}]" if passes[id] else id
+        passes[id] += 1
+        if key not in traced:
+            return value
+        if not told[key]:
+            found[key] = np.broadcast_to(np.sqrt(value.square) if isinstance(value, Sized) else 0.0, value.shape)
+        unit.resting = rests.get(key, False)
+        return unit.array(traced[key])
+
+    with sizes() as unit, equations.apply(hook):
+        arrays = {name: unit.array(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
+        pulls = {name: arrays.pop(name) for name in given if name.startswith("d_")}
+        _, saved = mechanism.core.forward(**arrays, implementation=mechanism.implementations[0])
+        if pulls.get("d_out") is not None:
+            mechanism.core.backward(saved, **pulls)
+    return found
 
 
 class Pass(Mapping[str, Any]):
@@ -379,9 +418,10 @@ class Pass(Mapping[str, Any]):
     of the backward from the first, which is the last of the forward.
     """
 
-    def __init__(self, traced: Mapping[str, Any], key: str, counts: Mapping[str, int] | None = None) -> None:
-        self.traced = traced
-        self.counts = passes_of(traced) if counts is None else counts
+    def __init__(
+        self, traced: Mapping[str, Any], key: str, counts: Mapping[str, int], measured: Mapping[str, Any]
+    ) -> None:
+        self.traced, self.key, self.counts, self.measured = traced, key, counts, measured
         id, _, number = key.partition("[")
         at = int(number.rstrip("]") or 0)
         self.from_last = at if id.startswith("d") else self._count(id) - 1 - at
@@ -393,6 +433,10 @@ class Pass(Mapping[str, Any]):
         number = self.from_last if id.startswith("d") else self._count(id) - 1 - self.from_last
         single = self._count(id) == 1
         return self.traced[id if single or number <= 0 else f"{id}[{number}]"]
+
+    def size(self, id: str) -> Any:
+        """Return the size of what the operations round that compute an equation."""
+        return Pass(self.measured, self.key, self.counts, {})[id]
 
     def passes(self, id: str) -> list[Any]:
         """Return the values of all passes of an equation, in the order of the call."""

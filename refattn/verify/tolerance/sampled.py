@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import counter, equations
+from refattn import counter
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import stored
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.outcome import Floats, Result, Truth, Verdict
-from refattn.verify.tolerance.budget import Roundings, disturbances, evaluate, finite, granted, ratio, wide
+from refattn.verify.tolerance.budget import NONE, Roundings, disturbances, evaluate, finite, granted, ratio, wide
 from refattn.verify.tolerance.compare import compare, wrong_at_once
 
 FULL = 1 << 20
@@ -84,21 +84,19 @@ def long_truth(
 ) -> Truth:
     """Return inputs and true results of a long case; their variance is not known yet."""
     inputs = make(mechanism.name, case, dtype, seed=seed)
-    exact = wide(inputs)
     rows = case.inputs["q"].shape[:3]
-    shapes = {"out": (*rows, case.inputs["v"].shape[3])}
-    pulls: dict[str, Any] = {}
+    upstream = {}
     for name in ("out", *further) if grad else ():
-        shape = shapes.get(name, rows)
+        shape = (*rows, case.inputs["v"].shape[3]) if name == "out" else rows
         pull = make_upstream(mechanism.name, case, name, shape, dtype, seed=seed)
-        pulls[f"d_{name}"] = pull.astype(np.float64)
-    d_out = pulls.pop("d_out", None)
+        upstream[f"d_{name}"] = stored(pull.astype(np.float64), dtype)
+    d_out = upstream.pop("d_out", None)
     lean = replace(mechanism, outputs={n: id for n, id in mechanism.outputs.items() if n in mechanism.pulled})
-    values = evaluate(lean, exact, case.options, d_out, "auto", pulls)
+    pulled = None if d_out is None else d_out.astype(np.float64)
+    values = evaluate(lean, wide(inputs), case.options, pulled, "auto", wide(upstream))
     values = {name: x for name, x in values.items() if name in ("out", "d_q", "d_k", "d_v") or name in lean.outputs}
     types = {name: "float32" if name in lean.outputs and dtype != "float64" else dtype for name in values}
-    upstream = None if d_out is None else stored(d_out, dtype)
-    return Truth(inputs, upstream, values, {}, {}, types, further={name: stored(x, dtype) for name, x in pulls.items()})
+    return Truth(inputs, d_out, values, {}, {}, types, further=upstream)
 
 
 def judge_long(
@@ -107,7 +105,7 @@ def judge_long(
     dtype: str,
     known: Truth,
     result: Result,
-    roundings: Roundings = (),
+    roundings: Roundings = NONE,
     seed: int = 0,
 ) -> tuple[tuple[Verdict, ...], str]:
     """Return the verdicts on a long case, and in words what they stand on."""
@@ -130,39 +128,24 @@ def judge_long(
     for name in errors:
         verdicts = [sampled[name], *([_verdict(name, extreme[name], result, known, True)] if extreme[name] else [])]
         found[name] = max(verdicts, key=lambda verdict: verdict.share)
-    apart = max(
-        (
-            float(
-                np.max(ratio(np.abs(finite(p.value) - finite(known.values[n][p.at])), np.sqrt(p.variance)), initial=0.0)
-            )
-            for n in errors
-            for p in pieces[n]
-        ),
-        default=0.0,
-    )
+    apart = 0.0
+    for name in errors:
+        for piece in pieces[name]:
+            distance = np.abs(finite(piece.value) - finite(known.values[name][piece.at]))
+            apart = max(apart, float(np.max(ratio(distance, np.sqrt(piece.variance)), initial=0.0)))
     note = f"truth by tiles; budget from {told}, and {largest} with the largest errors"
     note += f"; there the truth by tiles is off the definition by {apart:.2g} of the noise that is granted"
     return tuple(found[name] for name in result.tensors if name in found), note
 
 
-@dataclass(frozen=True)
 class _Cut:
     """The parts of one call, judged by the definition."""
 
-    mechanism: Mechanism
-    case: Case
-    dtype: str
-    known: Truth
-    roundings: Roundings
-    seed: int
-
-    def __post_init__(self) -> None:
-        pulled = {} if self.known.upstream is None else {"d_out": self.known.upstream, **self.known.further}
-        object.__setattr__(self, "inputs", wide(self.known.inputs))
-        object.__setattr__(self, "upstream", wide(pulled))
-
-    inputs: Any = None
-    upstream: Any = None
+    def __init__(self, mechanism: Mechanism, case: Case, dtype: str, known: Truth, roundings: Roundings, seed: int):
+        self.mechanism, self.case, self.dtype, self.known = mechanism, case, dtype, known
+        self.roundings, self.seed = roundings, seed
+        self.inputs = wide(known.inputs)
+        self.upstream = wide({} if known.upstream is None else {"d_out": known.upstream, **known.further})
 
     @property
     def heads(self) -> tuple[int, int, int]:
@@ -176,36 +159,30 @@ class _Cut:
         assert self.mechanism.parts is not None
         part = self.mechanism.parts.of_queries(self.inputs, self.case.options, self.upstream, batch, group, at)
         shared = self.heads[2]
-        where = np.ix_(np.asarray([batch]), np.arange(group * shared, (group + 1) * shared), at)
-        known = self._known(part)
-        return {name: _Piece(where, *known[name]) for name in ("out", *self.mechanism.outputs, "d_q") if name in known}
+        heads = np.arange(group * shared, (group + 1) * shared)
+        return self._pieces(part, ("out", *self.mechanism.outputs, "d_q"), np.ix_(np.asarray([batch]), heads, at))
 
     def keys(self, batch: int, group: int, at: NDArray[np.int64]) -> dict[str, _Piece]:
         """Return `d_k` and `d_v` of some keys."""
         assert self.mechanism.parts is not None
         given = self.inputs, self.case.options, self.upstream, self.known.values
         part = self.mechanism.parts.of_keys(*given, batch, group, at)
-        where, known = np.ix_(np.asarray([batch]), np.asarray([group]), at), self._known(part)
-        width = {"d_k": self.inputs["k"].shape[3], "d_v": self.inputs["v"].shape[3]}
-        found = {}
-        for name, columns in width.items():
-            value, variance, bias = known[name]
-            part = np.s_[:, :, : len(at), :columns]
-            found[name] = _Piece(where, value[part], variance[part], bias)
-        return found
+        return self._pieces(part, ("d_k", "d_v"), np.ix_(np.asarray([batch]), np.asarray([group]), at))
 
-    def _known(self, part: Any) -> dict[str, tuple[Floats, Floats, float]]:
-        """Return value, variance and bias of each result of a part."""
-        upstream = dict(part.upstream)
-        d_out = upstream.pop("d_out", None)
-        record, case = self.mechanism, replace(self.case, options=part.options)
-        with equations.trace() as traced:
-            values = evaluate(record, part.inputs, part.options, d_out, further=upstream)
-        given = case, self.dtype, part.inputs, d_out, upstream, traced, values, self.roundings, self.seed
-        errors = disturbances(record, *given, part.grown)
+    def _pieces(self, part: Any, names: Iterable[str], at: tuple[Any, ...]) -> dict[str, _Piece]:
+        """Return results of a part, without the key and the column of the values that stand for all others."""
+        case = replace(self.case, options=part.options)
+        given = case, self.dtype, part.inputs, part.upstream, self.roundings, self.seed
+        values, errors = disturbances(self.mechanism, *given, grown=part.grown)
         types = {name: self.known.stored.get(name, self.dtype) for name in values}
         variance, bias = granted(values, errors, types, self.dtype)
-        return {name: (x, variance[name], bias[name]) for name, x in values.items()}
+        found = {}
+        for name in names:
+            if name in values and name in self.known.values:
+                shape = (*np.broadcast_shapes(*(x.shape for x in at)), *self.known.values[name].shape[3:])
+                own = tuple(map(slice, shape))
+                found[name] = _Piece(at, values[name][own], variance[name][own], bias[name])
+        return found
 
 
 def _at_random(cut: _Cut, case: Case, seed: int, keys: bool) -> tuple[dict[str, list[_Piece]], str]:

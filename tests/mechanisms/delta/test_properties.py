@@ -16,8 +16,8 @@ from refattn.mechanisms.delta import options
 from refattn.mechanisms.delta.implementations import chunked
 from refattn.mechanisms.delta.testing.cases import RULES
 from refattn.verify.selfcheck.probe import Core
-from refattn.verify.selfcheck.properties import LAWS
-from refattn.verify.selfcheck.samples import law_samples
+from refattn.verify.selfcheck.properties import PROPERTIES
+from refattn.verify.selfcheck.samples import property_samples
 
 IMPLEMENTATIONS = ("recurrent", "chunked")
 Arrays = dict[str, Any]
@@ -317,9 +317,9 @@ def test_a_state_in_bfloat16_does_not_converge() -> None:
 
 
 def test_padding_that_decays_breaks_its_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    record, samples = ra.mechanism("delta"), law_samples(ra.mechanism("delta"), None)
+    record, samples = ra.mechanism("delta"), property_samples(ra.mechanism("delta"), None)
     core = Core(record, "recurrent", backends.get("numpy"), "float64")
-    assert max(LAWS["sequence_padding"](core, s) for s in samples) <= 1.0
+    assert max(PROPERTIES["sequence_padding"](core, s) for s in samples) <= 1.0
     right = options.hidden
     monkeypatch.setattr(options, "hidden", lambda x, mask: right(x, mask) if len(x.shape) == 4 else x)  # gates stay
-    assert LAWS["sequence_padding"](core, samples[0]) > 1.0
+    assert PROPERTIES["sequence_padding"](core, samples[0]) > 1.0

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import tree
 from refattn.mechanisms.growing.growth import path, uneven
 from refattn.mechanisms.growing.growth.bottleneck import bottleneck, embedding_bottleneck, with_ties
 from refattn.mechanisms.growing.growth.metric import direction, kronecker
@@ -161,23 +160,8 @@ def test_uneven_columns_are_confirmed_by_the_other_half() -> None:
 def test_one_scale_cannot_follow_several_widths() -> None:
     with pytest.raises(ValueError, match="scale: got 'rescale' with uneven heads, needs frozen"):
         Options(uneven=True, scale="rescale")
-    with pytest.raises(TypeError, match="keep_ties: got int, needs a bool"):
+    with pytest.raises(TypeError, match="keep_ties: got 1, needs true or false"):
         Options(keep_ties=1)
-
-
-def test_on_every_library(backend: Any) -> None:
-    if str(backend) == "jax":
-        pytest.skip("JAX compiles every operation for every shape, here of every head")
-    params, x, context = block_of("two heads")
-    kernels = []
-    for send in (np.asarray, backend.array):
-        given = tree.map_leaves(send, params)
-        _, saved = step(given, send(x), context)
-        statistics = GROWTH.observe(given, saved, State(send(draw("d_y", *x.shape))))
-        grown = GROWTH.apply(GROWTH.plan(given, statistics, Options(uneven=True), columns=1), 0.3)
-        w_q, w_k = (w if send is np.asarray else backend.host(w) for w in (grown.w_q, grown.w_k))
-        kernels.append(w_q @ np.swapaxes(w_k, 1, 2))
-    np.testing.assert_allclose(kernels[1], kernels[0], rtol=0.0, atol=1e-8)
 
 
 # --- equal singular values

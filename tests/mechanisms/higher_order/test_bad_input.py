@@ -19,12 +19,9 @@ BLOCK = ra.mechanism("higher_order").block
     ("options", "message"),
     [
         ({"order": -1}, r"order: got -1, needs a whole number of at least 0"),
-        ({"order": 2.0}, r"order: got 2.0, needs a whole number"),
-        ({"order": True}, r"order: got True, needs a whole number"),
         ({"normaliser": "exact(delta=nan)"}, r"normaliser: got 'exact\(delta=nan\)', needs a name"),
         ({"alpha": np.asarray(-3.0)}, r"alpha: got -3.0, needs a finite number above 0"),
         ({"causal": True, "normaliser": Exact(delta=np.asarray(0.8))}, r"got 'exact' with delta=0.8 and causal=True"),
-        ({"mask": np.ones((3, 4), bool)}, r"mask: got shape \(3, 4\), needs one that broadcasts to"),
         (
             {"mask": np.ones((3, 3), bool), "implementation": "linear"},
             r"implementation: got \"linear\" with a mask, needs \"dense\"",
@@ -42,14 +39,12 @@ BLOCK = ra.mechanism("higher_order").block
             r"normaliser: got 'add\(eps=0.0\)'; eps: got 0.0, needs a finite number above 0",
         ),
         ({"norm_eps": -1.0}, r"norm_eps: got -1.0, needs a finite number of at least 0"),
-        ({"causal": "left"}, r"causal: got 'left', needs True, False"),
         ({"causal": True, "normaliser": "exact(delta=1)"}, r"needs \"signed\": without its 1 a weight may be negative"),
         (
             {"causal": "top_left", "normaliser": "add(delta=1)"},
             r"normaliser: got 'add' with delta=1 and causal='top_left'",
         ),
         ({"key_mask": np.ones((1, 4), bool)}, r"key_mask: got shape \(1, 4\), needs \(batch, keys\) = \(1, 3\)"),
-        ({"implementation": 3}, r"implementation: got 3, needs one of auto"),
     ],
 )
 def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:
@@ -60,12 +55,14 @@ def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha": "3"}, r"alpha: got str, needs a finite number above 0"),
+        ({"order": 2.0}, r"order: got 2.0, needs a whole number"),
+        ({"order": True}, r"order: got True, needs a whole number"),
+        ({"alpha": "3"}, r"alpha: got '3', needs a finite number above 0"),
         ({"alpha": np.asarray(3)}, r"alpha: got an array of dtype int64, needs .* or a 0-d float array"),
-        ({"layer_norm": 1}, r"layer_norm: got int, needs a bool"),
+        ({"layer_norm": 1}, r"layer_norm: got 1, needs true or false"),
         ({"normaliser": 1.0}, r"normaliser: got float, needs one of exact, add, clamp, signed, or a Exact or Add"),
-        ({"normaliser": "exact(plain=1)"}, r"normaliser: got 'exact\(plain=1\)'; plain: got int, needs a bool"),
-        ({"normaliser": "exact(delta=True)"}, r"delta: got bool, needs a finite number"),
+        ({"normaliser": "exact(plain=1)"}, r"normaliser: got 'exact\(plain=1\)'; plain: got 1, needs true or false"),
+        ({"normaliser": "exact(delta=True)"}, r"delta: got True, needs a finite number"),
         (
             {"delta": 1.0},
             r'delta: got an option of before, needs a normaliser with its numbers: normaliser="exact\(delta=1.0',
@@ -89,20 +86,13 @@ def test_whole_numbers_of_numpy_are_whole_numbers(order: Any) -> None:
     q = np.linspace(0.0, 1.0, 24).reshape(X.shape)
     np.testing.assert_array_equal(ra.higher_order.forward(q, q, q, order=order)[0], ra.higher_order.forward(q, q, q)[0])
     assert type(BLOCK.Config(width=order, heads=1, order=order).width) is int
-    with pytest.raises(ValueError, match=r"order: got np.True_, needs a whole number of at least 0"):
+    with pytest.raises(TypeError, match=r"order: got bool, needs a whole number of at least 0"):
         ra.higher_order.forward(X, X, X, order=np.True_)
 
 
 def test_a_configuration_tells_what_became_of_old_keywords() -> None:
     with pytest.raises(TypeError, match=r'policy: got an option of before, .*: normaliser="signed"'):
         BLOCK.Config(width=8, heads=2, policy="signed")
-
-
-def test_shapes_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match=r"k: got shape"):
-        ra.higher_order.forward(X, X[..., :3], X)
-    with pytest.raises(ValueError, match=r"v: got shape"):
-        ra.higher_order.forward(X, X, X[:, :, :2])
 
 
 # --- states
@@ -145,10 +135,6 @@ def test_a_state_needs_what_comes_later() -> None:
 
 def test_gradients_that_do_not_fit() -> None:
     out, saved = ra.higher_order.forward(X, X, X)
-    with pytest.raises(TypeError, match=r"saved: got ndarray, needs what forward returned"):
-        ra.higher_order.backward(out, out)
-    with pytest.raises(ValueError, match=r"d_out: got shape \(1, 2, 3, 3\), needs \(1, 2, 3, 4\)"):
-        ra.higher_order.backward(saved, out[..., :3])
     state = ra.higher_order.empty_state(X, X)
     with pytest.raises(ValueError, match=r"d_state was given, but forward was given no state"):
         ra.higher_order.backward(saved, out, state)
@@ -165,9 +151,6 @@ def test_gradients_that_do_not_fit() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"width": 0}, r"width: got 0, needs a whole number of at least 1"),
-        ({"heads": 4}, r"heads: got 4, needs a divisor of the width 6, or a head_width"),
-        ({"kv_heads": 4}, r"kv_heads: got 4, needs a divisor of the 3 heads"),
         ({"order": -2}, r"order: got -2"),
         ({"normaliser": "none"}, r"normaliser: got 'none'"),
         ({"order": 0, "normaliser": "exact(delta=1)"}, r"normaliser: got delta=1 with order=0"),
@@ -176,27 +159,3 @@ def test_gradients_that_do_not_fit() -> None:
 def test_a_configuration_that_is_wrong(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BLOCK.Config(**{"width": 6, "heads": 3, **given})
-
-
-def test_a_context_that_does_not_fit() -> None:
-    params = BLOCK.init(BLOCK.Config(width=6, heads=2), like=np.zeros(1))
-    x = np.ones((2, 5, 6))
-
-    def step(**fields: Any) -> None:
-        context = ra.Context(**fields)
-        BLOCK.forward(params, BLOCK.start(params, x, ra.Context()), context)
-
-    with pytest.raises(ValueError, match=r"context.mask: got shape \(5, 4\), needs one that broadcasts to"):
-        step(mask=np.ones((5, 4), bool))
-    with pytest.raises(ValueError, match=r"context.key_mask: got shape \(2, 4\), needs \(2, 5\)"):
-        step(key_mask=np.ones((2, 4), bool))
-    with pytest.raises(ValueError, match=r"context.memory_mask was given without context.memory"):
-        step(memory_mask=np.ones((2, 5), bool))
-    with pytest.raises(ValueError, match=r"whose tokens are the keys: use memory_mask"):
-        step(memory=x, key_mask=np.ones((2, 5), bool))
-    with pytest.raises(ValueError, match=r"context.memory: got shape \(2, 5, 5\), needs \(2, keys, 6\)"):
-        step(memory=x[..., :5])
-    with pytest.raises(ValueError, match=r"state.x: got shape \(2, 5, 5\), needs \(batch, tokens, 6\)"):
-        BLOCK.forward(params, BLOCK.module.State(x[..., :5]), ra.Context())
-    with pytest.raises(ValueError, match=r"params.w_q: got shape \(6, 5\), its configuration needs \(6, 6\)"):
-        BLOCK.forward(replace(params, w_q=params.w_q[:, :5]), BLOCK.module.State(x), ra.Context())

@@ -75,18 +75,6 @@ def test_a_cache_stays_small() -> None:
     np.testing.assert_array_equal(cache.state.values[..., -1] + cache.values[..., -1].sum(axis=2, keepdims=True), 203.0)
 
 
-def test_a_saved_cache_goes_on() -> None:
-    """By its names, into the template of a fresh one; after 3 tokens that wait and 64 that do not."""
-    params, x = block_of("grouped"), tokens(75)
-    _, cache = in_parts(params, x[:, :67], list(range(1, 67)))
-    saved = {name: leaf.copy() for name, leaf in tree.flatten(cache).items()}
-    loaded = tree.unflatten(RECORD.stream.start(params, 2), saved)  # type: ignore[union-attr]
-    expected, _ = in_parts(params, x[:, 67:], [1, 4], cache=cache)
-    found, _ = in_parts(params, x[:, 67:], [1, 4], cache=loaded)
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_allclose(found, at_once(params, x)[:, 67:], rtol=0.0, atol=1e-12)
-
-
 def test_a_cache_of_another_configuration_is_refused() -> None:
     params, x = block_of("plain"), tokens(4)
     _, cache = in_parts(params, x, [2])

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import refattn as ra
+from refattn import counter
 from refattn.mechanisms.koopman.options.spaces import Observables
 
 RECORD = ra.mechanism("koopman")
+
+
+def drawn(seed: int) -> Callable[..., Any]:
+    """What draws normal numbers by a name and a shape, for the tests of a file."""
+
+    def draw(name: str, *shape: int, seed: int = seed) -> Any:
+        return counter.normal(shape, seed=seed, purpose=name)
+
+    return draw
 
 
 def options_of(**given: Any) -> dict[str, Any]:

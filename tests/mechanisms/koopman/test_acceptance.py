@@ -1,4 +1,7 @@
-"""The numbers that the mechanism has to reach, one test each, T1 to T22 and T7b, in float64."""
+"""The numbers that the mechanism has to reach, one test each, T1 to T22 and T7b, in float64.
+
+T18, T19 and T22 stand in test_gradients.py, test_implementations.py and test_decode.py.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,15 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
 from refattn.analysis.known_systems import ROTATION, SYSTEMS
 from refattn.analysis.operators import Koopman, spectral
 from refattn.analysis.prediction import operators, predict
-from refattn.mechanisms.koopman.layer import decode
 from refattn.mechanisms.koopman.layer.draws import draw as draw_numbers
 from refattn.mechanisms.koopman.options.kernel import KERNELS, Rbf
 from refattn.mechanisms.koopman.options.perturbation import invert
-from refattn.verify.selfcheck.gradients import STENCIL
-from tests.mechanisms.koopman.calls import forward, one_step_of
+from tests.mechanisms.koopman.calls import drawn, forward, one_step_of
 
-
-def draw(name: str, *shape: int, seed: int = 11) -> Any:
-    return counter.normal(shape, seed=seed, purpose=name)
+draw = drawn(11)
 
 
 def qkv(queries: int = 5, keys: int = 7, d: int = 4, *, h: int = 2) -> tuple[Any, Any, Any]:
@@ -226,40 +224,6 @@ def test_t17_a_masked_key_is_deleted(options: dict[str, Any]) -> None:
     assert np.max(np.abs(masked - run(q, k[:, :, keep], v[:, :, keep], updates=3, **options))) < 1e-9
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("kernel", "fit"), [("rbf", "stein"), ("polynomial", "separable")])
-def test_t18_gradients_are_differences(kernel: str, fit: str, causal: bool) -> None:
-    """A sample; all kernels, fits, spaces and options stand in test_gradients.py."""
-    q, k, v = qkv(4, 4, 3, h=1)
-    options: dict[str, Any] = {"kernel": kernel, "fit": fit, "causal": causal, "updates": 3}
-    leaves = {"q": q, "k": k, "v": v, "ridge": np.asarray(0.2), "epsilon": np.asarray(0.3)}
-    leaves |= {"bandwidth": np.asarray(1.4), "weight": np.asarray(0.7)}
-    out, saved = run_saved(**leaves, **options)
-    upstream = draw("d", *out.shape)
-    found = ra.koopman.backward(saved, upstream)
-    for name, x in leaves.items():
-        direction = draw(f"to {name}", *x.shape)
-
-        def loss(steps: int, name: str = name, x: Any = x, direction: Any = direction) -> float:
-            moved = leaves | {name: x + steps * 2.0**-10 * direction}
-            return float(np.sum(run(**moved, **options) * upstream)) * 2.0**10
-
-        change = sum(weight * (loss(n) - loss(-n)) for n, weight in enumerate(STENCIL, start=1))
-        assert abs(np.sum(found[name] * direction) - change) <= 1e-7 * max(1.0, float(np.linalg.norm(found[name]))), (
-            name
-        )
-
-
-@pytest.mark.parametrize("options", [{"fit": "stein"}, {"fit": "separable"}, {"fit": "separable", "causal": True}])
-def test_t19_the_fast_form_is_the_same(options: dict[str, Any]) -> None:
-    """A sample; all kernels, spaces, masks and lengths, and the gradients, stand in test_implementations.py."""
-    q, k, v = qkv(7, 7)
-    dense, fast = (
-        run(q, k, v, updates=4, implementation=implementation, **options) for implementation in ("dense", "shared")
-    )
-    assert np.max(np.abs(fast - dense)) < 1e-10
-
-
 @pytest.mark.parametrize("space", [{}, {"space": "full"}, {"space": "augmented"}])
 @pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "polynomial"])
 def test_t20_the_certificate_bounds_the_slope(kernel: str, space: dict[str, Any]) -> None:
@@ -282,19 +246,3 @@ def test_t21_draws() -> None:
     for numbers in draw_numbers(100_001, seed=0, step=0, layer=0, like=q).values():
         assert np.all((numbers > 0.0) & (numbers <= 1.0))
         assert abs(np.mean(numbers) - 0.1) < 0.002
-
-
-def test_t22_decoding() -> None:
-    """It points at the most probable key, of equals the first; with a fixed source a sequence repeats itself."""
-    k, last = qkv()[1], run(*qkv())
-    indices, probabilities = decode.point(last, k)
-    weights = ra.softmax.forward(last, k, np.broadcast_to(np.eye(7), (1, 2, 7, 7)))[0]
-    assert np.array_equal(indices, np.argmax(weights, axis=-1))
-    np.testing.assert_allclose(probabilities, np.max(weights, axis=-1), rtol=1e-14)
-    assert np.array_equal(decode.point(last, np.concatenate([k, k], axis=2))[0], indices)
-    source, keys = draw("source", 5, 4), draw("source keys", 5, 4)
-    more = keys[None, None], draw("source values", 1, 1, 5, 4)
-    given = (source, keys, draw("start", 4), 20)
-    found = decode.generate(lambda token: run(token[None, None, None], *more)[0, 0, 0], *given)
-    period = next(n for n in range(1, 6) if found[-n - 1] == found[-1])
-    assert found[5 + period :] == found[5:-period]

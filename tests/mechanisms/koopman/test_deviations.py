@@ -10,11 +10,9 @@ import pytest
 
 import refattn as ra
 from refattn import counter
-from tests.mechanisms.koopman.calls import forward
+from tests.mechanisms.koopman.calls import drawn, forward
 
-
-def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=41, purpose=name)
+draw = drawn(41)
 
 
 def root(function: Callable[[Any], Any], target: Any) -> Any:

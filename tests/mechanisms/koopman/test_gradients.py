@@ -14,7 +14,7 @@ import refattn as ra
 from refattn import Context, counter, tree
 from refattn.mechanisms.koopman.options.kernel import KERNELS
 from refattn.verify.selfcheck.gradients import STENCIL
-from tests.mechanisms.koopman.calls import forward
+from tests.mechanisms.koopman.calls import drawn, forward
 from tests.thinned import thinned
 
 BLOCK = ra.mechanism("koopman").block
@@ -23,8 +23,7 @@ IMPLEMENTATIONS = ["dense", pytest.param("shared", marks=pytest.mark.slow)]
 """That the shared implementation has the gradients of the dense one stands in test_implementations.py."""
 
 
-def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=23, purpose=name)
+draw = drawn(23)
 
 
 def assert_differences(loss: Callable[[dict[str, Any]], float], leaves: dict[str, Any], found: dict[str, Any]) -> None:
@@ -49,9 +48,9 @@ def assert_core(implementation: str, **options: Any) -> None:
     options = usual | options
     later = options["updates"] - 1
     leaves = {"q": q, "k": k, "v": v}
-    if options.get("kernel") != "linear":
+    if options.get("kernel") not in ("linear", OWN):
         leaves |= {"bandwidth": np.asarray(1.4), "weight": np.asarray(0.7)}
-    leaves |= {"ridge": 0.2 + 0.1 * np.arange(later), "epsilon": np.full((1, later), 0.3)}
+    leaves |= {"ridge": options.pop("ridge", 0.2 + 0.1 * np.arange(later)), "epsilon": np.full((1, later), 0.3)}
     if options["perturbation"] == "pencil":
         leaves["mix"] = np.asarray(0.8)
     if options["perturbation"] == "shift":
@@ -64,6 +63,9 @@ def assert_core(implementation: str, **options: Any) -> None:
     _, saved = forward(**leaves, **options, implementation=implementation)
     assert_differences(loss, leaves, ra.koopman.backward(saved, d_out))
 
+
+OWN = "tests.mechanisms.koopman.test_own:KERNEL"
+"""A kernel that no built-in one is."""
 
 SPACES: tuple[dict[str, Any], ...] = ({}, {"space": "full"}, {"space": "augmented"})
 
@@ -100,6 +102,34 @@ def test_t18_kernels_fits_and_spaces(kernel: str, fit: str, space: dict[str, Any
 )
 def test_t18_options(options: dict[str, Any], implementation: str) -> None:
     assert_core(implementation, **options)
+
+
+RIDGES = np.asarray([[[0.2, 0.5, 0.2], [0.4, 0.4, 0.1]], [[0.3, 0.3, 0.9], [1.0, 0.2, 0.2]]])
+"""Two candidates and two updates; two coordinates share a ridge, and have gradients of their own."""
+
+
+@pytest.mark.parametrize("implementation", ["dense", "shared"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ridge": RIDGES},
+        {"ridge": RIDGES, "fit": "separable", "causal": True},
+        {"ridge": RIDGES, "space": "augmented", "tau": 1.0, "scale": "mean"},
+        {"ridge": RIDGES, "space": "full"},
+        {"kernel": OWN, "fit": "separable", "causal": True},
+        {"kernel": OWN, "fit": "separable", "causal": True, "space": "full"},
+        {"fit": "separable", "rank": 1, "scale": "mean", "tau": 1.0},
+        pytest.param({"fit": "separable", "norm": 0.3}, marks=pytest.mark.slow),
+        pytest.param({"fit": "separable", "nuclear": 0.2, "space": "full", "tau": 1.0}, marks=pytest.mark.slow),
+        pytest.param(
+            {"fit": "separable", "norm": 0.35, "causal": "top_left", "space": "augmented", "ridge": RIDGES},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=str,
+)
+def test_t18_ridges_by_coordinate_own_kernels_and_limits(options: dict[str, Any], implementation: str) -> None:
+    assert_core(implementation, jitter=1e-2, **options)
 
 
 @pytest.mark.parametrize("space", SPACES)

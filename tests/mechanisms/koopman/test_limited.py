@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
 from refattn.mechanisms.koopman import loops
-from refattn.verify.diagnose.error_templates import Bank, changes
+from refattn.verify.diagnose.error_templates import Templates, changes
 from refattn.verify.tolerance.budget import truth
-from tests.mechanisms.koopman.calls import forward, options_of
+from tests.mechanisms.koopman.calls import drawn, options_of
 
 LIMITS: tuple[dict[str, Any], ...] = ({"norm": 0.3}, {"rank": 1}, {"nuclear": 3.0})
 RIDGE = 0.2
 
 
-def draw(name: str, *shape: int, seed: int = 5) -> Any:
-    return counter.normal(shape, seed=seed, purpose=name)
+draw = drawn(5)
 
 
 def limited(**limit: Any) -> Any:
@@ -104,71 +102,6 @@ def test_gradients_are_those_of_autograd(limit: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"norm": 0.3}, marks=pytest.mark.slow),
-        {"rank": 1, "scale": "mean", "tau": 1.0},
-        pytest.param({"nuclear": 0.2, "space": "full", "tau": 1.0}, marks=pytest.mark.slow),
-        pytest.param(
-            {"norm": 0.35, "causal": "top_left", "space": "augmented", "ridge": "each"}, marks=pytest.mark.slow
-        ),
-    ],
-    ids=str,
-)
-def test_forms_agree_and_gradients_are_differences(options: dict[str, Any]) -> None:
-    q, k, v = 2.0 * draw("q", 1, 2, 3, 3), draw("k", 1, 1, 4, 3), draw("v", 1, 1, 4, 3)
-    each = options.get("ridge") == "each"
-    ridge = np.asarray([[[0.2, 0.3, 0.4], [0.3, 0.2, 0.5]]]) if each else np.asarray([0.2, 0.3])
-    leaves = {"q": q, "k": k, "v": v, "bandwidth": np.asarray(1.4), "weight": np.asarray(0.7), "ridge": ridge}
-    given, upstream = {"fit": "separable", "updates": 3, "jitter": 1e-3, **options}, draw("up", 1, 2, 3, 3)
-    given = {name: x for name, x in given.items() if name != "ridge"}
-    out, saved = forward(**leaves, **given, implementation="dense")
-    found = ra.koopman.backward(saved, upstream)
-    other, saved = forward(**leaves, **given, implementation="shared")
-    np.testing.assert_allclose(other, out, rtol=1e-9, atol=1e-11)
-    for name, x in ra.koopman.backward(saved, upstream).items():
-        np.testing.assert_allclose(x, found[name], rtol=1e-7, atol=1e-9, err_msg=name)
-    for name, x in leaves.items():
-        way, loss = draw(f"way {name}", *x.shape), []
-        for step in (2e-4, 1e-4, -1e-4, -2e-4):
-            moved = forward(**{**leaves, name: x + step * way}, **given, implementation="shared")[0]
-            loss.append(float(np.sum(moved * upstream)))
-        change = (8.0 * (loss[1] - loss[2]) - (loss[0] - loss[3])) / 12e-4
-        assert np.sum(found[name] * way) == pytest.approx(change, rel=1e-6, abs=1e-8), name
-
-
-def test_a_stream_has_the_same_limit() -> None:
-    """With a kernel whose operator could live in features, too, which know of no limit."""
-    block, stream = ra.mechanism("koopman").block, ra.mechanism("koopman").stream
-    x, context = draw("x", 1, 4, 6), ra.Context(causal=True)
-    config = block.Config(width=6, heads=2, kernel="linear", fit="separable(norm=0.2)", updates=3)
-    params = block.init(config, like=x)
-    whole = block.read(params, block.forward(params, block.start(params, x, context), context)[0])
-    assert stream is not None
-    cache = stream.start(params, 1)
-    for n in range(4):
-        state, cache = stream.step(params, cache, block.start(params, x[:, n : n + 1], context), context)
-        np.testing.assert_allclose(block.read(params, state), whole[:, n : n + 1], rtol=1e-9, atol=1e-11)
-
-
-def test_what_is_not_finite_goes_on_and_a_query_without_keys_is_nothing() -> None:
-    q, k, v = (draw(name, 1, 2, 4, 3) for name in "qkv")
-    mask = np.ones((4, 4), bool)
-    mask[1] = False
-    fit = ra.koopman.Separable(norm=0.5)
-    out, saved = ra.koopman.forward(q, k, v, fit=fit, updates=3, mask=mask)
-    assert np.all(out[:, :, 1] == 0.0)
-    assert all(np.all(np.isfinite(x)) for x in ra.koopman.backward(saved, out).values())
-    q[0, 0, 2, 0] = np.nan
-    with np.errstate(all="ignore"):
-        lost, saved = ra.koopman.forward(q, k, v, fit=fit, updates=3, mask=mask)
-        gradients = ra.koopman.backward(saved, np.ones_like(out))
-    assert np.all(np.isnan(lost[0, 0, 2]))
-    np.testing.assert_array_equal(lost[0, 1], out[0, 1])
-    assert np.all(np.isfinite(gradients["q"][0, 1]))
-
-
-@pytest.mark.parametrize(
     ("fit", "message"),
     [
         ("separable(norm=0.9, tau=1.0)", r"norm: got 0.9 with tau=1, needs tau=0"),
@@ -205,6 +138,6 @@ def test_a_wrong_kernel_that_has_no_operator_is_no_crash_of_the_search() -> None
     """An error in the Gram matrix may leave nothing to factor: what names errors goes on without that one."""
     record = ra.mechanism("koopman")
     case, known = record.case("norm"), changes(record, "float32")
-    bank = Bank(record, case, truth(record, case, "float32", grad=True), known)
-    assert bank.results("KOOP.1", known["KOOP.1"]["sign flipped"]) is None
-    assert bank.results("KOOP.1", known["KOOP.1"]["scaled by 1.02"]) is not None
+    templates = Templates(record, case, truth(record, case, "float32", grad=True), known)
+    assert templates.results("KOOP.1", known["KOOP.1"]["sign flipped"]) is None
+    assert templates.results("KOOP.1", known["KOOP.1"]["scaled by 1.02"]) is not None

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
 from refattn.mechanisms.koopman.options.kernel import Own
+from tests.mechanisms.koopman.calls import drawn
 
 AXES = np.asarray([0.5, 1.0, 2.0])
 BLOCK = ra.mechanism("koopman").block
 
 
-def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=9, purpose=name)
+draw = drawn(9)
 
 
 def gaussian(x: Any, y: Any) -> Any:
@@ -54,20 +53,6 @@ def test_the_same_function_is_the_same_kernel(implementation: str, options: dict
     expected = run(implementation, arrays, kernel=ra.koopman.Rbf(1.0, weight), jitter=1e-3, **options)
     for name, x in own.items():
         np.testing.assert_allclose(x, expected[name], rtol=1e-8, atol=1e-10, err_msg=name)
-
-
-@pytest.mark.parametrize("space", ["keys", "full"])
-def test_gradients_are_differences(space: str) -> None:
-    leaves = {name: draw(name, 1, 1, 4, 3) for name in "qkv"}
-    options = {"kernel": HERE, "space": space, "jitter": 1e-3, "causal": True, "fit": "separable"}
-    found = run("dense", leaves.values(), **options)
-    for name, x in run("shared", leaves.values(), **options).items():
-        np.testing.assert_allclose(x, found[name], rtol=1e-8, atol=1e-10, err_msg=name)
-    for name, x in leaves.items():
-        way = draw(f"way {name}", *x.shape)
-        ends = [run("dense", {**leaves, name: x + step * way}.values(), **options)["out"] for step in (1e-5, -1e-5)]
-        change = np.sum((ends[0] - ends[1]) * draw("d", 1, 1, 4, 3)) / 2e-5
-        assert np.sum(found[name] * way) == pytest.approx(change, rel=1e-6, abs=1e-8), name
 
 
 def test_a_block_takes_it_by_its_place() -> None:

@@ -11,11 +11,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import refattn as ra
-from refattn import Context, counter, tree
+from refattn import Context, tree
 from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.implementations import features
 from refattn.mechanisms.koopman.layer.stream import Cache
 from refattn.mechanisms.koopman.options.kernel import Linear, Polynomial
+from tests.mechanisms.koopman.calls import drawn
 
 RECORD = ra.mechanism("koopman")
 BLOCK, CAUSAL = RECORD.block, Context(causal=True)
@@ -30,8 +31,7 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
-def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=29, purpose=name)
+draw = drawn(29)
 
 
 def fresh(**options: Any) -> Any:
@@ -40,12 +40,13 @@ def fresh(**options: Any) -> Any:
     return tree.unflatten(params, {n: x + 0.1 * draw(n, *x.shape) for n, x in tree.flatten(params).items()})
 
 
-def steps(params: Any, x: Any, cache: Any, context: Context = CAUSAL) -> tuple[Any, Any]:
-    """One token after the other."""
+def steps(params: Any, x: Any, cache: Any, context: Context = CAUSAL, own: Any = None) -> tuple[Any, Any]:
+    """One token after the other; `own` is the library, if it is another one."""
+    array, host = (np.asarray, np.asarray) if own is None else (own.array, own.host)
     found = []
     for n in range(x.shape[1]):
-        state, cache = STREAM.step(params, cache, BLOCK.start(params, x[:, n : n + 1], CAUSAL), context)
-        found.append(state.x)
+        state, cache = STREAM.step(params, cache, BLOCK.start(params, array(x[:, n : n + 1]), CAUSAL), context)
+        found.append(host(state.x))
     return np.concatenate(found, axis=1), cache
 
 
@@ -119,6 +120,7 @@ def test_a_cache_goes_through_a_file(tmp_path: Path) -> None:
     [
         {"kernel": "rbf"},
         {"kernel": "linear", "fit": "stein"},
+        {"kernel": "linear", "fit": "separable(norm=0.2)"},
         {"kernel": "linear", "space": "augmented"},
         {"kernel": "linear", "perturbation": "identity(certify=True)"},
         {"kernel": "linear", "jitter": 0.0},
@@ -143,14 +145,5 @@ def test_a_token_whose_perturbation_has_no_inverse() -> None:
 def test_on_every_library(backend: Any) -> None:
     params, x = fresh(kernel="polynomial"), draw("x", 1, 3, 8)
     placed = tree.map_leaves(backend.array, params)
-    found, _ = steps_on(backend, placed, x)
+    found, _ = steps(placed, x, STREAM.start(placed, 1), own=backend)
     np.testing.assert_allclose(found, whole(params, x), rtol=1e-11, atol=1e-12)
-
-
-def steps_on(backend: Any, params: Any, x: Any) -> tuple[Any, Any]:
-    cache, found = STREAM.start(params, 1), []
-    for n in range(x.shape[1]):
-        state = BLOCK.start(params, backend.array(x[:, n : n + 1]), CAUSAL)
-        state, cache = STREAM.step(params, cache, state, CAUSAL)
-        found.append(backend.host(state.x))
-    return np.concatenate(found, axis=1), cache

@@ -231,7 +231,18 @@ BAD: tuple[tuple[Arrays, type[Exception], str], ...] = (
     ({"q_lengths": I([-1, 1])}, ValueError, "q_lengths: got lengths outside of 0 to 5"),
     ({"keep": F((5, 7), int)}, TypeError, "keep: got dtype int64"),
     ({"keep": F((6, 7))}, ValueError, r"keep: got shape \(6, 7\)"),
-)
+    *(
+        ({name: value}, kind, f"{name}: got {got}.*, needs .*{needs}")
+        for name, needs in (("scale", ""), ("softcap", "above 0"))
+        for value, kind, got in (
+            (True, TypeError, "True"), ("1", TypeError, "'1'"), (1j, TypeError, "complex"), ([1.0], TypeError, "list"),
+            (math.nan, ValueError, "nan"), (-math.inf, ValueError, "-inf"), (10**400, ValueError, "a whole number"),
+            (I(math.nan), ValueError, "nan"), (np.ones(1), ValueError, r"an array of shape \(1,\)"),
+            (I(1), TypeError, "an array of dtype int64"), (I(True), TypeError, "an array of dtype bool"),
+        )
+    ),
+    *(({"softcap": x}, ValueError, "softcap: got .*, needs a finite number above 0") for x in (0.0, 0, -2.5, I(-1.0))),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("options", "kind", "text"), BAD, ids=lambda x: str(x)[:30])

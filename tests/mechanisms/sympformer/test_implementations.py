@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import refattn as ra
 from refattn import backends
 from refattn.verify.selfcheck.probe import Core
-from refattn.verify.selfcheck.properties import LAWS
+from refattn.verify.selfcheck.properties import PROPERTIES
 from refattn.verify.selfcheck.samples import Sample
 from tests.mechanisms.sympformer.calls import RECORD, draw, published
 
@@ -124,7 +124,7 @@ def test_laws_hold_with_momenta(law: str) -> None:
     sample = Sample("moving", x, {}, {"d_out": draw("d_out", 2, 4, 17, 6), "d_log_z": draw("d_log_z", 2, 4, 17)})
     known: dict[bytes, dict[str, float]] = {}
     for implementation, dtype in itertools.product(IMPLEMENTATIONS, ("float64", "float32")):
-        assert LAWS[law](Core(RECORD, implementation, backends.get("numpy"), dtype, known), sample) <= 1.0, (
+        assert PROPERTIES[law](Core(RECORD, implementation, backends.get("numpy"), dtype, known), sample) <= 1.0, (
             implementation,
             dtype,
         )

@@ -146,7 +146,7 @@ def test_the_report_says_conventions_before_numbers() -> None:
 
 
 def reading(question: str, name: str) -> str:
-    """What the probe says of a fault of the museum."""
+    """What the probe says of a known bug."""
     fault = next(one for one in faults() if one.name == name)
 
     def wrong(q: Any, k: Any, v: Any, *, dtype: str, **given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The museum: its kernel is right, each fault of it is wrong, and is told by its words."""
+"""Known bugs: the emulated kernel is right, each fault of it is wrong, and is named by its words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from refattn.verify.bugs.emulator import Flash
 from refattn.verify.bugs.fault import faults, served
 from refattn.verify.bugs.features import Sums
 from refattn.verify.bugs.recurrence import Recurrence
-from refattn.verify.diagnose.error_templates import Bank
+from refattn.verify.diagnose.error_templates import Templates
 from refattn.verify.diagnose.mutants import kernel
 from refattn.verify.diagnose.suspects import locate, suspects
 from refattn.verify.diagnose.symptoms import UNWRITTEN
@@ -200,7 +200,7 @@ def test_an_argument_enters_in_the_first_equation_that_it_changes(
 ) -> None:
     record = ra.mechanism(mechanism)
     given = known(case) if mechanism == "softmax" else truth(record, record.case(case), "float32", grad=True)
-    assert Bank(record, record.case(case), given, {}).entry(name) == id
+    assert Templates(record, record.case(case), given, {}).entry(name) == id
 
 
 def test_what_was_not_written_is_named() -> None:

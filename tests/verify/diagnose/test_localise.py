@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.verify.diagnose.localise import told, told_all, which_cases, words
+from refattn.verify.diagnose.localise import in_words, place_in_words, which_cases, words
 from refattn.verify.outcome import Place
 
 CASES = {case.name: case for case in ra.mechanism("softmax").cases}
@@ -67,5 +67,5 @@ def test_results_with_the_same_words_share_a_line() -> None:
     one = Place("out", ("only batch 1",), "plain", (1,), (0,), (0,), (0,), 0.5)
     other = Place("lse", ("only batch 1",), "plain", (1,), (0,), (0,), (), 0.5)
     third = Place("d_q", (), "plain", (0, 1), (0,), (0,), (0,), 0.25)
-    assert told_all((one, other, third)) == "out, lse: only batch 1; d_q: in 25 % of its elements (case plain)"
-    assert told(Place("d_v", (), "plain", (0,), (0,), (0,), (0,), 1.0)) == "d_v: everywhere"
+    assert in_words((one, other, third)) == "out, lse: only batch 1; d_q: in 25 % of its elements (case plain)"
+    assert place_in_words(Place("d_v", (), "plain", (0,), (0,), (0,), (0,), 1.0)) == "d_v: everywhere"

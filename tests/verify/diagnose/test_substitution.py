@@ -17,7 +17,7 @@ from refattn import equations
 from refattn.golden.storage import round_to
 from refattn.golden.tensors import encode
 from refattn.mechanisms.record import Input
-from refattn.verify.diagnose.error_templates import Bank
+from refattn.verify.diagnose.error_templates import Templates
 from refattn.verify.diagnose.mutants import kernel
 from refattn.verify.diagnose.substitution import departure, earliest
 from refattn.verify.diagnose.suspects import locate
@@ -39,26 +39,26 @@ GIVEN = ("SM.1", "SM.3", "SM.4", "dSM.4", "dSM.2")
 
 
 @functools.cache
-def bank_of(dtype: str) -> Bank:
-    return Bank(FEW, CASE, truth(RECORD, CASE, dtype, grad=True), {})
+def templates_of(dtype: str) -> Templates:
+    return Templates(FEW, CASE, truth(RECORD, CASE, dtype, grad=True), {})
 
 
 def returned(
     id: str = "SM.1", factor: float = 1.0, *, dtype: str = "float32", given: Any = GIVEN
-) -> tuple[Bank, Result]:
+) -> tuple[Templates, Result]:
     """What a kernel returns that has one equation wrong, with its values for some."""
-    bank = bank_of(dtype)
+    templates = templates_of(dtype)
     with ra.trace() as traced, equations.mutate(id, lambda x: x * factor):
-        result = kernel(RECORD, CASE, bank.truth, dtype)
+        result = kernel(RECORD, CASE, templates.truth, dtype)
     own = {key: np.asarray(traced[key]) for key in given}
     dtypes = {key: x.dtype.name for key, x in own.items()}
-    return bank, Result({**result.tensors, **own}, {**result.dtypes, **dtypes})
+    return templates, Result({**result.tensors, **own}, {**result.dtypes, **dtypes})
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_an_honest_kernel_departs_nowhere(dtype: str) -> None:
-    bank, result = returned(dtype=dtype, given=RAN)
-    assert departure(bank, result, dtype) is None
+    templates, result = returned(dtype=dtype, given=RAN)
+    assert departure(templates, result, dtype) is None
 
 
 @pytest.mark.parametrize(
@@ -87,19 +87,19 @@ def test_what_follows_from_a_wrong_value_is_right() -> None:
 
 
 def test_values_of_the_storage_type_may_be_rounded_to_it() -> None:
-    bank, result = returned(dtype="bfloat16")
+    templates, result = returned(dtype="bfloat16")
     rounded = {key: round_to(result.tensors[key].astype(np.float64), "bfloat16") for key in GIVEN}
     stored = dataclasses.replace(result, tensors={**result.tensors, **rounded})
-    assert departure(bank, stored, "bfloat16") is None
+    assert departure(templates, stored, "bfloat16") is None
     wrong = {**stored.tensors, "SM.4": round_to(rounded["SM.4"] * 1.05, "bfloat16")}
-    found = departure(bank, dataclasses.replace(result, tensors=wrong), "bfloat16")
+    found = departure(templates, dataclasses.replace(result, tensors=wrong), "bfloat16")
     assert found is not None and found.verdict.tensor == "SM.4"
 
 
 def test_a_value_of_another_shape_departs_and_is_not_used() -> None:
-    bank, result = returned()
+    templates, result = returned()
     wrong = {**result.tensors, "SM.3": result.tensors["SM.3"][..., :-1]}
-    found = departure(bank, dataclasses.replace(result, tensors=wrong), "float32")
+    found = departure(templates, dataclasses.replace(result, tensors=wrong), "float32")
     assert found is not None and (found.verdict.tensor, found.verdict.statistic) == ("SM.3", "shape")
 
 
@@ -114,8 +114,10 @@ def test_the_earliest_of_several_cases() -> None:
 
 
 def given_by(result: Result) -> Report:
-    bank = returned()[0]
-    outcome = Outcome("softcap", "softcap", "float32", "disagrees", "", judge(result, bank.truth), (bank.truth, result))
+    templates = returned()[0]
+    outcome = Outcome(
+        "softcap", "softcap", "float32", "disagrees", "", judge(result, templates.truth), (templates.truth, result)
+    )
     return locate(FEW, Report("softmax", "mine", True, (outcome,)))
 
 

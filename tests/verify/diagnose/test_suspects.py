@@ -16,7 +16,7 @@ from refattn import equations
 from refattn.equations import declared, tags
 from refattn.mechanisms.softmax import definition
 from refattn.verify.diagnose.changes import KINDS
-from refattn.verify.diagnose.error_templates import Bank, changes, reach
+from refattn.verify.diagnose.error_templates import Templates, changes, reach
 from refattn.verify.diagnose.left_out import FAMILIES, found
 from refattn.verify.diagnose.mutants import kernel, mutants
 from refattn.verify.diagnose.suspects import locate
@@ -233,20 +233,20 @@ def test_a_number_that_is_not_finite_is_a_mark_too() -> None:
 
 def test_marks_are_zero_for_what_an_equation_spares() -> None:
     case = RECORD.case("causal-tail")
-    bank = Bank(RECORD, case, truth(RECORD, case, "float32", grad=True), changes(RECORD, "float32"))
-    assert all(not bank.predicted("dSM.q")[name].any() for name in ("out", "lse", "d_k", "d_v"))
-    assert bank.predicted("dSM.q")["d_q"].any(axis=1).all()
-    assert not any(marks.any() for marks in bank.predicted("SM.capped").values())  # it does not run
-    honest = kernel(RECORD, case, bank.truth, "float32")
+    templates = Templates(RECORD, case, truth(RECORD, case, "float32", grad=True), changes(RECORD, "float32"))
+    assert all(not templates.predicted("dSM.q")[name].any() for name in ("out", "lse", "d_k", "d_v"))
+    assert templates.predicted("dSM.q")["d_q"].any(axis=1).all()
+    assert not any(marks.any() for marks in templates.predicted("SM.capped").values())  # it does not run
+    honest = kernel(RECORD, case, templates.truth, "float32")
     assert isinstance(honest, Result)
 
 
 def test_rows_that_are_exactly_zero_are_marks_like_others() -> None:
     """In float64 nothing is granted there, neither by noise nor by rounding."""
     case = RECORD.case("causal-head")
-    bank = Bank(RECORD, case, truth(RECORD, case, "float64", grad=True), changes(RECORD, "float64"))
-    assert not bank.truth.values["out"][:, :, 0].any() and not bank.truth.variance["out"][:, :, 0].any()
-    assert all(np.isfinite(marks).all() for id in ("SM.4", "dSM.q") for marks in bank.predicted(id).values())
+    templates = Templates(RECORD, case, truth(RECORD, case, "float64", grad=True), changes(RECORD, "float64"))
+    assert not templates.truth.values["out"][:, :, 0].any() and not templates.truth.variance["out"][:, :, 0].any()
+    assert all(np.isfinite(marks).all() for id in ("SM.4", "dSM.q") for marks in templates.predicted(id).values())
 
 
 def test_rows_of_no_elements_are_no_trouble() -> None:

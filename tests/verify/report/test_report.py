@@ -193,11 +193,6 @@ def test_text_of_foreign_code_cannot_steer_a_terminal_or_break_a_table() -> None
     assert "      raised ?" in lines
 
 
-def test_a_reason_need_not_be_text() -> None:
-    declined: Any = None
-    assert any(line.split()[:2] == ["1", "None"] for line in shown(outcome("declined", detail=declined)))
-
-
 def test_checks() -> None:
     rows = (
         Row("implementations", "dense, float64", "agrees", 0.25, "tiny: out (row)"),
@@ -209,10 +204,10 @@ def test_checks() -> None:
     assert "0.25" in lines[2] and "inf" in lines[3] and "pip install refattn[torch]" in lines[4]
     assert lines[-1] == (
         "softmax on numpy: disagrees: 1 checks agree, 1 disagree, 1 not run; "
-        "worst use of the allowed error inf (laws: causal) (a sample; --full runs all)"
+        "worst use of the allowed error inf (properties: causal) (a sample; --full runs all)"
     )
     whole = tables.checked(CheckReport("softmax", "numpy", False, rows, full=True), table=False).splitlines()
-    assert len(whole) == 1 and whole[0].endswith("inf (laws: causal)")
+    assert len(whole) == 1 and whole[0].endswith("inf (properties: causal)")
     (last,) = tables.checked(CheckReport("softmax", "cupy", False, rows[2:])).splitlines()[-1:]
     assert last == "softmax on cupy: nothing was run: 0 checks agree, 0 disagree, 1 not run"
 

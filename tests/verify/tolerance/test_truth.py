@@ -76,10 +76,10 @@ def test_the_budget_follows_the_storage_type() -> None:
 def test_a_declared_rounding_is_granted() -> None:
     case = RECORD.case("peaked")
     plain = truth(RECORD, case, "float16", grad=False)
-    declared = truth(RECORD, case, "float16", grad=False, roundings=("SM.1",))
+    declared = truth(RECORD, case, "float16", grad=False, roundings={"SM.1": ""})
     assert declared.variance["out"].mean() > 2.0 * plain.variance["out"].mean()
     with pytest.raises(ValueError, match=r"roundings: got SM\.77"):
-        truth(RECORD, case, "float16", grad=False, roundings=("SM.77",))
+        truth(RECORD, case, "float16", grad=False, roundings={"SM.77": ""})
 
 
 def test_what_cannot_err_is_granted_nothing() -> None:

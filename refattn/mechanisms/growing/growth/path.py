@@ -110,28 +110,41 @@ def _factors(made: Plan, kernel: Array, amplitude: float) -> tuple[Array, Array]
 
 
 def weights_at(made: Plan, amplitude: float) -> block.Params:
-    """Return the parameters after the step; at an amplitude of 0 new columns that change nothing."""
-    params, options = made.params, made.options
-    scale = scale_of(params)
+    """Return the parameters after the step, in the dtype of the old ones, with the scale written down.
+
+    At an amplitude of 0 there are new columns that change nothing.
+    """
+    params, xp = made.params, namespace(made.params.w_q)
     if made.found is None:
         return params
+    scale, (w_q, w_k), like = scale_of(params), _weights(made, amplitude), params.w_q
+    width = w_q.shape[2]
+    if made.options.scale == "rescale":
+        new = 1.0 / math.sqrt(width)
+        w_q, w_k, scale = w_q * math.sqrt(scale / new), w_k * math.sqrt(scale / new), new
+    config = replace(params.config, head_width=width, scale=scale)
+    trained = None if params.scale is None else xp.full((), scale, dtype=like.dtype, device=device(like))
+    w_q, w_k = (xp.astype(w, like.dtype, copy=False) for w in (w_q, w_k))
+    return replace(params, config=config, w_q=w_q, w_k=w_k, scale=trained)
+
+
+def _weights(made: Plan, amplitude: float) -> tuple[Array, Array]:
+    """Return the weights after the step, in float64."""
+    params, options = made.params, made.options
     if made.heads:
-        return _with_weights(params, *_side_by_side(made, amplitude), scale, options)
+        return _side_by_side(made, amplitude)
     if options.mode == "replace" and options.method == "report":
-        return _with_weights(params, *_as_printed(made), scale, options)
+        return _as_printed(made)
     if not amplitude and options.searches:
-        return _with_weights(
-            params, *_appended(replace(made, options=replace(options, mode="zero")), 0.0), scale, options
-        )
-    if options.mode == "replace":
-        left, right = _factors(made, kernel_of(params), amplitude)
-        low_rank = equations.active(truncate)
-        left, right = low_rank.balance(left, right, params.config.sizes[1] + made.columns, options.seed)
-        left, right = left / math.sqrt(scale), right / math.sqrt(scale)
-        if options.align:
-            left, right = low_rank.align(left, right, *_wide(params))
-        return _with_weights(params, left, right, scale, options)
-    return _with_weights(params, *_appended(made, amplitude), scale, options)
+        return _appended(replace(made, options=replace(options, mode="zero")), 0.0)
+    if options.mode != "replace":
+        return _appended(made, amplitude)
+    low_rank, root = equations.active(truncate), math.sqrt(scale_of(params))
+    factors = _factors(made, kernel_of(params), amplitude)
+    left, right = low_rank.balance(*factors, params.config.sizes[1] + made.columns, options.seed)
+    left, right = left / root, right / root
+    found: tuple[Array, Array] = low_rank.align(left, right, *_wide(params)) if options.align else (left, right)
+    return found
 
 
 def live(params: block.Params) -> list[list[int]]:
@@ -194,17 +207,3 @@ def _as_printed(made: Plan) -> tuple[Array, Array]:
     rank = made.params.config.sizes[1] + made.columns
     factors = truncate.truncate(target, rank, "frobenius", made.metric)
     return truncate.balance(*factors, rank, made.options.seed)
-
-
-def _with_weights(params: block.Params, w_q: Array, w_k: Array, scale: float, options: Options) -> block.Params:
-    """Return parameters with these weights, in the dtype of the old ones, and the scale written down."""
-    xp, width = namespace(params.w_q), w_q.shape[2]
-    if options.scale == "rescale":
-        new = 1.0 / math.sqrt(width)
-        w_q, w_k, scale = w_q * math.sqrt(scale / new), w_k * math.sqrt(scale / new), new
-    config = replace(params.config, head_width=width, scale=scale)
-    like, trained = params.w_q, None
-    if params.scale is not None:
-        trained = xp.full((), scale, dtype=like.dtype, device=device(like))
-    w_q, w_k = (xp.astype(w, like.dtype, copy=False) for w in (w_q, w_k))
-    return replace(params, config=config, w_q=w_q, w_k=w_k, scale=trained)

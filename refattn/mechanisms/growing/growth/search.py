@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from refattn.mechanisms.growing.growth.options import Options
 
@@ -32,12 +31,6 @@ class Found:
     def actual(self) -> float:
         """The change of the loss."""
         return self.after - self.before
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What there is to write down."""
-        names = ("amplitude", "before", "after", "predicted", "actual", "evaluations")
-        return {name: getattr(self, name) for name in names}
 
 
 def search(loss: Callable[[float], float], before: float, slope: float, options: Options) -> Found:

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from refattn import equations
-from refattn.mechanisms.arguments import check_is
+from refattn.args import check
 from refattn.mechanisms.growing import core, dense
 from refattn.mechanisms.growing.layer import block
 from refattn.ops.masks import allowed_in_tile, causal_offset
@@ -102,9 +102,9 @@ def observe(params: block.Params, saved: block.Saved, d_state: block.State, *, k
     TypeError, ValueError
         Where an argument is of a wrong class, shape or dtype, or the library does not compute in float64.
     """
-    check_is("params", params, block.Params)
-    check_is("saved", saved, block.Saved)
-    check_is("d_state", d_state, block.State)
+    check("params", params, block.Params)
+    check("saved", saved, block.Saved)
+    check("d_state", d_state, block.State)
     if not backend(saved.tokens).float64():
         raise ValueError(
             f"params: got {backend(saved.tokens).name}, which is not set to compute in float64; needs that"
@@ -127,21 +127,14 @@ def observe(params: block.Params, saved: block.Saved, d_state: block.State, *, k
 
 def merge(a: Statistics, b: Statistics) -> Statistics:
     """Return the statistics of two batches together, both under the same weights and of the same loss."""
-    check_is("a", a, Statistics)
-    check_is("b", b, Statistics)
+    check("a", a, Statistics)
+    check("b", b, Statistics)
     if bool(a.kept) != bool(b.kept):
         raise ValueError("b: got statistics of which not all or not none are kept, needs them as those of a")
-    return replace(
-        a,
-        gradient=a.gradient + b.gradient,
-        gram=a.gram + b.gram,
-        gram_keys=a.gram_keys + b.gram_keys,
-        sequences=a.sequences + b.sequences,
-        pairs=a.pairs + b.pairs,
-        masked=a.masked or b.masked,
-        kept=a.kept + b.kept,
-        square=a.square + b.square,
-    )
+    sums = {
+        field.name: getattr(a, field.name) + getattr(b, field.name) for field in fields(a) if field.name != "masked"
+    }
+    return Statistics(**sums, masked=a.masked or b.masked)
 
 
 def apply_metric(statistics: Statistics, z: Array, *, center_keys: bool = False) -> Array:
@@ -197,11 +190,8 @@ def _visible(kept: Kept, heads: int) -> float:
     count = 0.0
     for first in range(0, n, ROWS):
         rows = (first, min(first + ROWS, n))
-        allowed, plane = kept.allowed(rows), (b, heads, rows[1] - rows[0], n)
-        if allowed is None:
-            count += float(math.prod(plane))
-        else:
-            full = (1,) * (4 - len(allowed.shape)) + tuple(allowed.shape)
-            times = math.prod(size for size, own in zip(plane, full, strict=True) if own == 1)
-            count += times * float(sum_wide(xp.astype(allowed, xp.float64)))
+        allowed, whole = kept.allowed(rows), b * heads * (rows[1] - rows[0]) * n
+        # An element of an axis of one stands for as many scores as that axis has.
+        each = whole if allowed is None else whole // math.prod(allowed.shape)
+        count += each * (1.0 if allowed is None else float(sum_wide(xp.astype(allowed, xp.float64))))
     return count

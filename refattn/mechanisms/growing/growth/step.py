@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.arguments import check_is
+from refattn.args import Real, check
 from refattn.mechanisms.growing import dense
 from refattn.mechanisms.growing.growth import bottleneck, metric, path, truncate, uneven
 from refattn.mechanisms.growing.growth.bottleneck import Bottleneck, embedding_bottleneck, select_columns, with_ties
@@ -77,9 +77,9 @@ def plan(
     "optimal", which always does; the fact "in_place_of" then names what was asked for.
     """
     options = options or Options()
-    check_is("params", params, block.Params)
+    check("params", params, block.Params)
     _check_statistics(params, statistics, halves)
-    check_is("options", options, Options)
+    check("options", options, Options)
     if columns is not None and (isinstance(columns, bool) or not isinstance(columns, int) or columns < 0):
         raise ValueError(f"columns: got {columns!r}, needs None or a whole number of at least 0")
     width, inputs = params.config.sizes[1], params.config.inputs
@@ -87,20 +87,26 @@ def plan(
     room = max(0, most - width)
     xp, n = namespace(statistics.gradient), statistics.gradient
     facts: dict[str, Any] = {"width": width, "mode": options.mode}
+    of_none = {**facts, "mode": "none", "columns": 0}
+    nothing = Plan(params, statistics, options, 0, 0.0, 0.0, 0.0, None, None, None, of_none)
     if not float(xp.sqrt(sum_wide(n * n))) > 1e-30:
-        return _nothing(params, statistics, options, facts)
+        return nothing
     kron = _metric(statistics, options)
     found = equations.active(bottleneck).bottleneck(params, statistics, kron)
     way = equations.active(metric).direction(statistics, options.metric, metric=kron, center_keys=options.center_keys)
     if not way.size > 0.0:
-        return _nothing(params, statistics, options, facts)
+        return nothing
     made = Plan(params, statistics, options, 0, 0.0, 0.0, found.psi, kron, found, way)
     if options.uneven:
         spare = [max(0, most - len(places)) for places in live(params)]
         made = _unevenly(made, columns, halves, spare)
         facts |= {"each": [head.columns for head in made.heads]}
     else:
-        count = _worth_while(made, halves, min(options.most, room)) if columns is None else min(columns, room)
+        if columns is None:
+            selected, own, validation = _to_select_from(made, halves)
+            count = select_columns(selected, own, min(options.most, room), options, validation)
+        else:
+            count = min(columns, room)
         count = with_ties(found, count, room) if options.keep_ties else count
         facts |= {"asked": columns} if columns is not None and columns > room else {}
         made = replace(made, columns=count, gain=found.gain(count) / way.size)
@@ -110,7 +116,7 @@ def plan(
         surer = replace(options, metric="kron", method="optimal")
         sure = plan(params, statistics, surer, columns=columns, halves=halves)
         instead = {"metric": options.metric, "method": options.method}
-        return replace(sure, options=surer, facts={**sure.facts, "in_place_of": instead})
+        return replace(sure, facts={**sure.facts, "in_place_of": instead})
     sigma = [math.sqrt(square) for square in found.squares[: max(count, options.most) + 1]]
     facts |= {"columns": count, "psi": found.psi, "sigma": sigma, "gain": made.gain, "slope": slope}
     if options.metric == "exact":
@@ -120,7 +126,7 @@ def plan(
 
 def _check_statistics(params: block.Params, statistics: Statistics, halves: Halves | None) -> None:
     """Raise where statistics are none, or those of a block of other heads or tokens."""
-    check_is("statistics", statistics, Statistics)
+    check("statistics", statistics, Statistics)
     if halves is not None and not (
         isinstance(halves, tuple) and len(halves) == 2 and all(isinstance(half, Statistics) for half in halves)
     ):
@@ -141,12 +147,6 @@ def _metric(statistics: Statistics, options: Options) -> Metric:
     return made
 
 
-def _nothing(params: block.Params, statistics: Statistics, options: Options, facts: dict[str, Any]) -> Plan:
-    """Return the plan of a block without a gradient."""
-    facts = {**facts, "mode": "none", "columns": 0}
-    return Plan(params, statistics, options, 0, 0.0, 0.0, 0.0, None, None, None, facts)
-
-
 def _to_select_from(made: Plan, halves: Halves | None) -> tuple[Bottleneck, Metric, Statistics | None]:
     """Return the bottleneck from which columns are selected, its metric, and what has to confirm it."""
     assert made.found is not None and made.metric is not None
@@ -155,11 +155,6 @@ def _to_select_from(made: Plan, halves: Halves | None) -> tuple[Bottleneck, Metr
     first, second = halves
     own = _metric(first, made.options)
     return bottleneck.bottleneck(made.params, first, own), own, second
-
-
-def _worth_while(made: Plan, halves: Halves | None, most: int) -> int:
-    found, kron, validation = _to_select_from(made, halves)
-    return select_columns(found, kron, most, made.options, validation)
 
 
 def _unevenly(made: Plan, columns: int | None, halves: Halves | None, room: list[int]) -> Plan:
@@ -192,9 +187,8 @@ def apply(made: Plan, amplitude: float = 0.0) -> block.Params:
     ValueError
         Where the amplitude is negative or not finite.
     """
-    check_is("made", made, Plan)
-    if not (math.isfinite(amplitude) and amplitude >= 0.0):
-        raise ValueError(f"amplitude: got {amplitude!r}, needs a finite number of at least 0")
+    check("made", made, Plan)
+    check("amplitude", amplitude, Real(0.0))
     grown: block.Params = equations.active(path).weights_at(made, amplitude)
     return grown
 
@@ -270,4 +264,5 @@ def width(params: block.Params) -> int:
 
 def facts_of(found: Found) -> dict[str, Any]:
     """Return what there is to write down of a search."""
-    return found.facts
+    names = ("amplitude", "before", "after", "predicted", "actual", "evaluations")
+    return {name: getattr(found, name) for name in names}

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 
-from refattn.mechanisms.softmax.implementations.tiled import Saved, part_of
+from refattn.mechanisms.softmax.implementations.tiled import Saved
 from refattn.ops.heads import group_heads
+from refattn.ops.masks import part_of
 from refattn.ops.tiles import Tile, plan, run
 from refattn.xp import Array, namespace, sum_wide, zeros
 

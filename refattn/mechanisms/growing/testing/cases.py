@@ -25,12 +25,15 @@ from refattn.mechanisms.record import Input
 
 _case = partial(qkv, h=3)
 
+GROWN = {"d": 6, "e": 8, "scale": 0.5**0.5}
+"""The scale of width 2 with queries and keys of width 6."""
+
 CASES = (
     _case("tiny", "plain", "small enough to read", b=1, h=2, n_q=4, d=2),
     _case("plain", "plain", "moderate logits", e=12),
     _case("peaked", "plain", "weights near 0 and 1", logits=4.0),
-    _case("grown", "grown", "the scale of width 2 with queries and keys of width 6", d=6, e=8, scale=0.5**0.5),
-    _case("grown-causal", "grown", "the same, causal", d=6, e=8, scale=0.5**0.5, causal=True),
+    _case("grown", "grown", "the scale of width 2 with queries and keys of width 6", **GROWN),
+    _case("grown-causal", "grown", "the same, causal", causal=True, **GROWN),
     _case("causal", "causal", "the future is hidden", causal=True),
     _case("causal-long", "causal", "tiles on, before and after the diagonal", b=1, h=1, n_q=300, d=8, causal=True),
     _case("causal-tail", "causal", "bottom-right: the last query sees all", n_q=13, n_k=37, causal=True),
@@ -51,9 +54,7 @@ CASES = (
         "grown-all",
         "combined",
         "a bias, a sink and dropout, with a scale of another width",
-        d=6,
-        e=8,
-        scale=0.5**0.5,
+        **GROWN,
         bias=bias(3, 37, 37),
         sink=Input((3,)),
         keep=dropout(2, 3, 37, 37, p=0.5),

@@ -10,17 +10,20 @@ from typing import Any
 
 from refattn.mechanisms.growing import core
 from refattn.mechanisms.softmax.testing.wrong import WRONG as OF_SOFTMAX
-from refattn.mechanisms.wrong import conventions
+from refattn.mechanisms.wrong import changed, conventions
 from refattn.xp import Array
 
 
-def scale_of_the_width(
-    q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any
-) -> tuple[Array, Array]:
-    """Take 1/sqrt(d) of the width that there is, whatever scale is stored: so a growth would change all scores."""
+def _core(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
     out, saved = core.forward(q, k, v, **options)
     return out, saved.lse
 
+
+scale_of_the_width = changed(
+    _core,
+    "Take 1/sqrt(d) of the width that there is, whatever scale is stored: so a growth would change all scores.",
+    lambda given: {"scale": None},
+)
 
 WRONG = {
     **OF_SOFTMAX,

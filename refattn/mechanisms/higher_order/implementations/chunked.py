@@ -11,6 +11,9 @@ give the gradients of the queries that read them, then back in time, where R, th
 summed up and gives those of the keys and values. States are not kept, and not recovered by subtraction either, which
 would lose digits.
 
+Token by token no chunk is needed, and no pair: each key is folded in before its query reads. That is the recurrent
+implementation, which takes its own schedule and is the same code.
+
 A state may come in: what other keys, all of them earlier, have left. Then the state after the last key goes out in
 `Saved`, and its gradient may come in and that of the first state goes out: a sequence in two parts is the whole.
 
@@ -25,7 +28,13 @@ from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.higher_order.implementations import common, pairs
-from refattn.mechanisms.higher_order.implementations.common import keys_attended, merge_rows, split_rows, with_ones
+from refattn.mechanisms.higher_order.implementations.common import (
+    Saved,
+    keys_attended,
+    merge_rows,
+    split_rows,
+    with_ones,
+)
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
 from refattn.mechanisms.higher_order.implementations.schedule import Chunk, Schedule, causal_schedule, past, plan
 from refattn.mechanisms.higher_order.implementations.state import (
@@ -43,26 +52,9 @@ from refattn.mechanisms.higher_order.implementations.state import (
     whole_gradient,
 )
 from refattn.mechanisms.higher_order.options import Options
-from refattn.ops.heads import group_heads, ungroup_heads
+from refattn.ops.heads import group_heads
 from refattn.ops.tiles import Tile
 from refattn.xp import Array, namespace, zeros
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What the backward of the chunked implementation reads."""
-
-    q: Array  # (b, h, i, d)
-    k: Array  # (b, g, j, d)
-    v: Array  # (b, g, j, e)
-    key_mask: Array | None
-    offset: int
-    options: Options
-    start: State | None  # what came in
-    state: State | None  # what goes out
-    attended: Array | None  # (b, 1, 1, i, 1)
-    out: Array  # (b, g, r, i, e)
-    total: Array  # (b, g, r, i, 1)
 
 
 @dataclass(frozen=True)
@@ -95,15 +87,17 @@ def forward(
     offset: int | None,
     options: Options,
     state: State | None = None,
+    by_token: bool = False,
 ) -> tuple[Array, Array, Saved]:
     """Return (out, normaliser, saved): (b, h, i, e), (b, h, i) and what `backward` reads, with the state that goes out.
 
-    `state` holds keys before all of k, which every query may attend.
+    `state` holds keys before all of k, which every query may attend. `by_token` is the recurrent implementation.
     """
     assert offset is not None
     kernel = Kernel(options, q.shape[3])
     grid, size = plan(kernel, q, k)
-    schedule = causal_schedule(q.shape[2], k.shape[2], offset, size)
+    size = 1 if by_token else size
+    schedule = causal_schedule(q.shape[2], k.shape[2], offset, size, by_token)
     queries, allowed = group_heads(q, k.shape[1]), past(size, q)
     attended = None
     if options.normaliser.counts:
@@ -121,8 +115,8 @@ def forward(
     joined = grid.from_heads(task, q)
     out, total = joined[:2]
     last = None if state is None else State(joined[2], joined[3], state.settings)
-    saved = Saved(q, k, v, key_mask, offset, options, state, last, attended, out, total)
-    return ungroup_heads(out), ungroup_heads(total)[..., 0], saved
+    saved = Saved(q, k, v, key_mask, offset, options, out, total, attended, None, state, last, by_token)
+    return saved.results
 
 
 def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[str, Any]:
@@ -131,9 +125,11 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     `d_state` is the gradient with respect to the state that went out.
     """
     q, k, v, options = saved.q, saved.k, saved.v, saved.options
+    assert saved.offset is not None
     kernel = Kernel(options, q.shape[3])
     grid, size = plan(kernel, q, k)
-    schedule = causal_schedule(q.shape[2], k.shape[2], saved.offset, size)
+    size = 1 if saved.by_token else size
+    schedule = causal_schedule(q.shape[2], k.shape[2], saved.offset, size, saved.by_token)
     queries, d_out_rows, allowed = group_heads(q, k.shape[1]), group_heads(d_out, k.shape[1]), past(size, q)
 
     def task(tile: Tile) -> tuple[Array, ...]:
@@ -160,32 +156,30 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
         return *d_inputs, d_start.products, d_start.values
 
     joined = grid.from_heads(task, q)
-    d_q = ungroup_heads(joined[0])  # (b, h, i, d) [dHOL.q]
-    d_k = joined[1]  # (b, g, j, d) [dHOL.k]
-    d_v = joined[2]  # (b, g, j, e) [dHOL.v]
-    gradients: dict[str, Any] = {"q": d_q, "k": d_k, "v": d_v}
-    if options.learned:
-        gradients |= equations.active(common).gradients_of_numbers(joined.pop(3))
+    gradients: dict[str, Any] = equations.active(common).gradients_of(joined, options)
     if saved.start is not None:
-        gradients["state"] = State(joined[3], joined[4], saved.start.settings)
+        gradients["state"] = State(joined[-2], joined[-1], saved.start.settings)
     return gradients
 
 
 def _sums(heads: _Heads, start: State | None) -> tuple[Array, State | None]:
     """Return [a_i, z_i] of all queries, (b, g, r, i, e + 1), and the state after all keys where one came in."""
-    running, parts = Running(heads.kernel, start, heads.values), []
+    running, parts, by_token = Running(heads.kernel, start, heads.values), [], heads.schedule.by_token
     for chunk in heads.schedule.before:
         running.fold(*heads.of_keys(chunk))
     for n, (rows, columns) in enumerate(heads.schedule.chunks):
         queries, (keys, values) = heads.of_queries(rows), heads.of_keys(columns)
-        sums = zeros((*queries.shape[:-1], values.shape[-1]), queries)
-        if running.state is not None:
+        if keys.shape[2] and by_token:
+            running.fold(keys, values)
+        if running.state is None:
+            sums = zeros((*queries.shape[:-1], values.shape[-1]), queries)
+        else:
             found = read(heads.kernel, running.state, merge_rows(queries), running.centre)
             sums = split_rows(found, queries.shape[2])
-        if keys.shape[2]:
+        if keys.shape[2] and not by_token:
             sums += pairs.forward(heads.kernel, queries, keys, values, heads.allowed(rows, columns))
         parts.append(sums)
-        if keys.shape[2] and (start is not None or n + 1 < len(heads.schedule.chunks)):
+        if keys.shape[2] and not by_token and (start is not None or n + 1 < len(heads.schedule.chunks)):
             running.fold(keys, values)
     last = None if start is None or running.state is None else settled(running.state, running.centre)[0]
     return namespace(parts[0]).concat(parts, axis=3), last
@@ -203,6 +197,8 @@ def _forward_in_time(heads: _Heads, start: State | None, d_sums: Array) -> tuple
     for n, (rows, columns) in enumerate(heads.schedule.chunks):
         queries, (keys, values) = heads.of_queries(rows), heads.of_keys(columns)
         d_part = None
+        if keys.shape[2] and heads.schedule.by_token:
+            running.fold(keys, values)
         centres.append(running.centre)
         if running.state is not None:
             # forward: sums = read(state, queries) + pairs(queries, keys, values)
@@ -210,7 +206,7 @@ def _forward_in_time(heads: _Heads, start: State | None, d_sums: Array) -> tuple
             d_part = read_backward(heads.kernel, running.state, merge_rows(queries), d_some)
             d_part = split_rows(d_part, queries.shape[2])
         d_read.append(d_part)
-        if keys.shape[2] and n + 1 < len(heads.schedule.chunks):
+        if keys.shape[2] and not heads.schedule.by_token and n + 1 < len(heads.schedule.chunks):
             running.fold(keys, values)
     return d_read, centres
 
@@ -224,27 +220,32 @@ def _back_in_time(
     reads it afterwards. `d_read` and `centres`, which are emptied, are what `_forward_in_time` found. The gradient of
     the state that came in is about its mean.
     """
-    xp, kernel = namespace(d_sums), heads.kernel
+    xp, kernel, by_token = namespace(d_sums), heads.kernel, heads.schedule.by_token
     d_queries, d_keys, d_values = [], [], []
     centre = centres[-1]
     for rows, columns in heads.schedule.chunks[::-1]:
         queries, (keys, values) = heads.of_queries(rows), heads.of_keys(columns)
-        d_some, d_part = d_sums[..., slice(*rows), :], d_read.pop()
-        # forward: sums = read(state, queries) + pairs(queries, keys, values)
-        allowed = heads.allowed(rows, columns)
-        d_query_part, d_key_part, d_value_part = pairs.backward(kernel, queries, keys, values, allowed, d_some)
-        if d_state is not None and keys.shape[2]:
-            # forward: state = fold(state, keys, values), after its queries have read the state
-            d_folded = fold_backward(kernel, keys, values, d_state, centre)
-            d_key_part, d_value_part = d_key_part + d_folded[0], d_value_part + d_folded[1]
+        d_some, d_part, own = d_sums[..., slice(*rows), :], d_read.pop(), centres.pop()
+        if by_token:
+            d_query_part, d_key_part, d_value_part = (xp.zeros_like(x) for x in (queries, keys, values))
+        else:
+            # forward: sums = read(state, queries) + pairs(queries, keys, values)
+            allowed = heads.allowed(rows, columns)
+            d_query_part, d_key_part, d_value_part = pairs.backward(kernel, queries, keys, values, allowed, d_some)
+            if d_state is not None and keys.shape[2]:
+                # forward: state = fold(state, keys, values), after its queries have read the state
+                d_folded = fold_backward(kernel, keys, values, d_state, centre)
+                d_key_part, d_value_part = d_key_part + d_folded[0], d_value_part + d_folded[1]
+        d_state = recentred(d_state, centre, own)
+        if d_part is not None:
+            d_query_part = d_part if by_token else d_query_part + d_part
+            d_state = read_adjoint(kernel, d_state, merge_rows(queries), about_adjoint(merge_rows(d_some), -own))
+        if by_token and d_state is not None and keys.shape[2]:
+            # forward: state = fold(state, keys, values), before its query reads the state
+            d_key_part, d_value_part = fold_backward(kernel, keys, values, d_state, own)
         d_keys.append(d_key_part)
         d_values.append(d_value_part)
-        if d_part is not None:
-            d_query_part = d_query_part + d_part
-            d_state = recentred(d_state, centre, centres[-1])
-            d_centred = about_adjoint(merge_rows(d_some), -centres[-1])
-            d_state = read_adjoint(kernel, d_state, merge_rows(queries), d_centred)
-        centre = centres.pop()
+        centre = own
         d_queries.append(d_query_part)
     for chunk in heads.schedule.before[::-1]:
         assert d_state is not None

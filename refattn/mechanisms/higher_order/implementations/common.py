@@ -8,13 +8,49 @@ Axes: b batch, h query head, g key/value head, r query head within its group, i 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from refattn.mechanisms.higher_order.dense import divisor_of, through_divisor
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
+from refattn.mechanisms.higher_order.implementations.state import State
 from refattn.mechanisms.higher_order.options import Options
+from refattn.ops.heads import ungroup_heads
 from refattn.ops.tiles import Tile
 from refattn.xp import Array, arange, namespace, sum_wide, zeros
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward of such an implementation reads."""
+
+    q: Array  # (b, h, i, d)
+    k: Array  # (b, g, j, d)
+    v: Array  # (b, g, j, e)
+    key_mask: Array | None
+    offset: int | None
+    options: Options
+    out: Array  # (b, g, r, i, e)
+    total: Array  # (b, g, r, i, 1)
+    attended: Array | None = None  # (b, 1, 1, i, 1): the numbers of keys in A(i), if there is no mask of pairs
+    mask: Array | None = None  # of pairs, broadcasts to (b, g, r, i, j)
+    start: State | None = None  # what came in
+    state: State | None = None  # what goes out; in the linear implementation that of all keys
+    by_token: bool = False
+
+    @property
+    def results(self) -> tuple[Array, Array, Saved]:
+        """What a forward returns: (out, normaliser, saved), (b, h, i, e) and (b, h, i)."""
+        return ungroup_heads(self.out), ungroup_heads(self.total)[..., 0], self
+
+
+def gradients_of(joined: Sequence[Array], options: Options) -> dict[str, Any]:
+    """Return the gradients of q, k, v, and of alpha and delta if these are learned, for those of grouped heads."""
+    d_q = ungroup_heads(joined[0])  # (b, h, i, d) [dHOL.q]
+    d_k = joined[1]  # (b, g, j, d) [dHOL.k]
+    d_v = joined[2]  # (b, g, j, e) [dHOL.v]
+    return {"q": d_q, "k": d_k, "v": d_v, **(gradients_of_numbers(joined[3]) if options.learned else {})}
 
 
 def forward(sums: Array, attended: Array | None, options: Options) -> tuple[Array, Array]:

@@ -14,11 +14,15 @@ equation 3.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from refattn import equations
 from refattn.mechanisms.higher_order.implementations import common
-from refattn.mechanisms.higher_order.implementations.common import keys_attended, merge_rows, split_rows, with_ones
+from refattn.mechanisms.higher_order.implementations.common import (
+    Saved,
+    keys_attended,
+    merge_rows,
+    split_rows,
+    with_ones,
+)
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
 from refattn.mechanisms.higher_order.implementations.schedule import chunks, plan
 from refattn.mechanisms.higher_order.implementations.state import (
@@ -35,24 +39,9 @@ from refattn.mechanisms.higher_order.implementations.state import (
     settings,
 )
 from refattn.mechanisms.higher_order.options import Options
-from refattn.ops.heads import group_heads, ungroup_heads
+from refattn.ops.heads import group_heads
 from refattn.ops.tiles import Tile
 from refattn.xp import Array, namespace
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What the backward of the linear implementation reads."""
-
-    q: Array  # (b, h, i, d)
-    k: Array  # (b, g, j, d)
-    v: Array  # (b, g, j, e)
-    key_mask: Array | None
-    options: Options
-    state: State
-    attended: Array | None  # (b, 1, 1, i, 1)
-    out: Array  # (b, g, r, i, e)
-    total: Array  # (b, g, r, i, 1)
 
 
 def forward(
@@ -82,8 +71,7 @@ def forward(
 
     out, total, products, sums = grid.from_heads(task, q)
     state = State(products, sums, settings(kernel, q))
-    saved = Saved(q, k, v, key_mask, options, state, attended, out, total)
-    return ungroup_heads(out), ungroup_heads(total)[..., 0], saved
+    return Saved(q, k, v, key_mask, None, options, out, total, attended, state=state).results
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
@@ -93,10 +81,12 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     kernel = Kernel(options, q.shape[3])
     grid, size = plan(kernel, q, k)
     queries, d_out_rows = group_heads(q, k.shape[1]), group_heads(d_out, k.shape[1])
+    assert saved.state is not None
+    of_all = saved.state
 
     def task(tile: Tile) -> tuple[Array, ...]:
         (rows, q_normal), (keys, k_normal) = kernel.lift(tile.of(queries)), kernel.lift(tile.of(k))
-        values, state = with_ones(v, saved.key_mask, tile), of_heads(saved.state, tile)
+        values, state = with_ones(v, saved.key_mask, tile), of_heads(of_all, tile)
         out, total, d_tile_out = (tile.of(x) for x in (saved.out, saved.total, d_out_rows))
         counts = None if saved.attended is None else tile.of(saved.attended)
         d_sums = equations.active(common).backward(out, total, counts, options, d_tile_out)
@@ -120,9 +110,4 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         pairs, sums = ((rows, d_query_rows), (keys, d_key_rows)), state.values[:, :, None, ...]
         return *found, xp.concat(d_values, axis=2), common.parts_of_numbers(kernel, pairs, d_sums, sums)
 
-    joined = grid.from_heads(task, q)
-    d_q = ungroup_heads(joined[0])  # (b, h, i, d) [dHOL.q]
-    d_k = joined[1]  # (b, g, j, d) [dHOL.k]
-    d_v = joined[2]  # (b, g, j, e) [dHOL.v]
-    numbers = equations.active(common).gradients_of_numbers(joined[3]) if options.learned else {}
-    return {"q": d_q, "k": d_k, "v": d_v, **numbers}
+    return equations.active(common).gradients_of(grid.from_heads(task, q), options)

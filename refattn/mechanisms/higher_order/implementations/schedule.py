@@ -64,14 +64,17 @@ class Schedule:
         key too, and so on, and all of them the keys of all chunks before. Queries that may attend none have no keys.
     seen
         How many keys some query may attend.
+    by_token
+        Whether chunks are of one token, whose key is folded in before its query reads, so that there are no pairs.
     """
 
     before: list[Chunk]
     chunks: list[tuple[Chunk, Chunk]]
     seen: int
+    by_token: bool = False
 
 
-def causal_schedule(queries: int, keys: int, offset: int, size: int) -> Schedule:
+def causal_schedule(queries: int, keys: int, offset: int, size: int, by_token: bool = False) -> Schedule:
     """Return the chunks where query i may attend key j for j <= i + offset."""
 
     def place(query: int) -> int:
@@ -83,7 +86,7 @@ def causal_schedule(queries: int, keys: int, offset: int, size: int) -> Schedule
     for a, b in chunks(queries - lonely, size):
         rows = (lonely + a, lonely + b)
         pairs.append((rows, (place(rows[0]), place(rows[1]))))
-    return Schedule(list(chunks(first, size)), pairs, place(queries))
+    return Schedule(list(chunks(first, size)), pairs, place(queries), by_token)
 
 
 def past(size: int, like: Array) -> Array:

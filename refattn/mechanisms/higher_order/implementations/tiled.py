@@ -9,32 +9,15 @@ Axes as in the dense implementation, with the query heads as two axes: g key/val
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from refattn import equations
 from refattn.mechanisms.higher_order.implementations import common, pairs
-from refattn.mechanisms.higher_order.implementations.common import whole, with_ones
+from refattn.mechanisms.higher_order.implementations.common import Saved, whole, with_ones
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
 from refattn.mechanisms.higher_order.options import Options
-from refattn.ops.heads import group_heads, group_mask, ungroup_heads
+from refattn.ops.heads import group_heads, group_mask
 from refattn.ops.masks import Band
 from refattn.ops.tiles import Tile, most_rows, plan
 from refattn.xp import Array, namespace, zeros
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What the backward of the tiled implementation reads."""
-
-    q: Array  # (b, h, i, d)
-    k: Array  # (b, g, j, d)
-    v: Array  # (b, g, j, e)
-    mask: Array | None  # broadcasts to (b, g, r, i, j)
-    key_mask: Array | None
-    offset: int | None
-    options: Options
-    out: Array  # (b, g, r, i, e)
-    total: Array  # (b, g, r, i, 1)
 
 
 def forward(
@@ -67,8 +50,7 @@ def forward(
         return equations.active(common).forward(sums, counts, options)
 
     out, total = grid.from_rows(task, q)
-    saved = Saved(q, k, v, mask, key_mask, offset, options, out, total)
-    return ungroup_heads(out), ungroup_heads(total)[..., 0], saved
+    return Saved(q, k, v, key_mask, offset, options, out, total, mask=mask).results
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
@@ -120,12 +102,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         numbers += xp.concat([d_alpha, xp.zeros_like(d_alpha)], axis=-1)
         return *found, xp.concat(d_values, axis=2)[..., :-1], numbers
 
-    joined = grid.from_heads(task, q)
-    d_q = ungroup_heads(joined[0])  # (b, h, i, d) [dHOL.q]
-    d_k = joined[1]  # (b, g, j, d) [dHOL.k]
-    d_v = joined[2]  # (b, g, j, e) [dHOL.v]
-    numbers = equations.active(common).gradients_of_numbers(joined[3]) if options.learned else {}
-    return {"q": d_q, "k": d_k, "v": d_v, **numbers}
+    return equations.active(common).gradients_of(grid.from_heads(task, q), options)
 
 
 def _band(q: Array, offset: int | None) -> Band:

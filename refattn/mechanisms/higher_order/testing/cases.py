@@ -7,58 +7,39 @@ size unless they must.
 
 from __future__ import annotations
 
-from typing import Any
-
 from refattn.mechanisms.calls import equal_scores, mask, repeated
-from refattn.mechanisms.record import Case, Input
-
-
-def _case(
-    name: str,
-    kind: str,
-    purpose: str,
-    *,
-    b: int = 2,
-    h: int = 4,
-    g: int | None = None,
-    n_q: int = 37,
-    n_k: int | None = None,
-    d: int = 16,
-    e: int | None = None,
-    size: float = 1.0,
-    keep: float | None = None,
-    mask: Input | None = None,
-    **options: Any,
-) -> Case:
-    g, n_k, e = h if g is None else g, n_q if n_k is None else n_k, d if e is None else e
-    inputs = {
-        "q": Input((b, h, n_q, d), "normal", {"scale": size}),
-        "k": Input((b, g, n_k, d)),
-        "v": Input((b, g, n_k, e)),
-    }
-    if keep is not None:
-        inputs["key_mask"] = Input((b, n_k), "mask", {"keep": keep})
-    if mask is not None:
-        inputs["mask"] = mask
-    return Case(name, kind, inputs, options, purpose)
-
+from refattn.mechanisms.calls import qkv as _case
 
 CASES = (
     _case("tiny", "plain", "small enough to read", b=1, h=2, n_q=4, d=4),
     _case("plain", "plain", "the paper's order 2, alpha 3"),
     _case("sharp", "plain", "alpha 1: scores up to sqrt(d)", alpha=1.0),
     _case("long", "plain", "several chunks", b=1, h=2, n_q=300, d=24),
-    _case("small-inputs", "plain", "so small that the 1e-5 beside the variance shows", size=2.0**-7),
+    _case("small-inputs", "plain", "so small that the 1e-5 beside the variance shows", logits=2.0**-7),
     _case("causal", "causal", "the future is hidden", causal=True),
     _case("causal-long", "causal", "chunks on and before the diagonal", b=1, h=2, n_q=300, causal=True),
     _case("causal-tail", "causal", "bottom-right: the last query sees all", n_q=13, n_k=37, causal=True),
     _case("causal-top-left", "causal", "query i sees keys 0 to i", n_q=13, n_k=37, causal="top_left"),
     _case("causal-head", "causal", "more queries than keys: the first rows are empty", n_q=37, n_k=13, causal=True),
-    _case("mask-keys", "masked", "padded keys", keep=0.7),
-    _case("mask-causal", "masked", "padding and causality at once", keep=0.7, causal=True),
+    _case("mask-keys", "masked", "padded keys", key_mask=mask(2, 37, keep=0.7)),
+    _case("mask-causal", "masked", "padding and causality at once", key_mask=mask(2, 37, keep=0.7), causal=True),
     _case("mask-heads", "masked", "one mask for each head", g=2, mask=mask(4, 37, 37)),
-    _case("mask-both", "masked", "any mask, padding and causality", keep=0.7, mask=mask(37, 37), causal=True),
-    _case("mask-most", "masked", "few keys are left, and no key for the first rows", b=3, keep=0.2, causal=True),
+    _case(
+        "mask-both",
+        "masked",
+        "any mask, padding and causality",
+        key_mask=mask(2, 37, keep=0.7),
+        mask=mask(37, 37),
+        causal=True,
+    ),
+    _case(
+        "mask-most",
+        "masked",
+        "few keys are left, and no key for the first rows",
+        b=3,
+        key_mask=mask(3, 37, keep=0.2),
+        causal=True,
+    ),
     _case("grouped", "grouped", "two query heads share one key/value head", h=6, g=3),
     _case("grouped-one", "grouped", "all query heads share one", h=5, g=1, causal=True),
     _case("unequal", "unequal", "lengths and widths differ", n_q=19, n_k=53, d=20, e=12),
@@ -70,7 +51,7 @@ CASES = (
     _case("order-0", "order", "the mean of all values", order=0),
     _case("order-1", "order", "linear attention", order=1, d=8),
     _case("order-3", "order", "the cube, with its third of a half", order=3, d=6, alpha=2.0, causal=True),
-    _case("order-4", "order", "positive again", order=4, d=5, alpha=0.7, keep=0.8),
+    _case("order-4", "order", "positive again", order=4, d=5, alpha=0.7, key_mask=mask(2, 37, keep=0.8)),
     _case("order-8", "order", "eight powers", order=8, d=4, alpha=1.0, causal=True),
     _case("half", "subtracted", "delta 1/2: weights (1 + s)^2 / 2", normaliser="exact(delta=0.5)", causal=True),
     _case(
@@ -93,7 +74,15 @@ CASES = (
     _case("add", "normaliser", "an eps that shows", normaliser="add(eps=0.5)", causal=True),
     _case("clamp", "normaliser", "sums below eps are replaced", normaliser="clamp(eps=9.0)", causal=True),
     _case("given", "unnormalised", "queries and keys as they come", layer_norm=False, d=9),
-    _case("given-causal", "unnormalised", "the same, causal", layer_norm=False, d=9, causal=True, keep=0.8),
+    _case(
+        "given-causal",
+        "unnormalised",
+        "the same, causal",
+        layer_norm=False,
+        d=9,
+        causal=True,
+        key_mask=mask(2, 37, keep=0.8),
+    ),
     repeated(_case("ties", "ties", "every score three times, the largest too", b=1, n_q=11, n_k=21), 7),
     # Layer normalisation is never exact; without it scores of 2 and -2 weigh 5 and 1.
     equal_scores("exact", "exact", "16 keys share the weight", ties=16, layer_norm=False, alpha=0.5),

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from refattn import equations
 from refattn.mechanisms.higher_order import core
-from refattn.mechanisms.higher_order.dense import divisor_of
-from refattn.mechanisms.higher_order.options import Exact, Options
-from refattn.mechanisms.wrong import changed, conventions, of_group_gradients, of_masks
+from refattn.mechanisms.higher_order.dense import masked, taylor
+from refattn.mechanisms.higher_order.options import Options
+from refattn.mechanisms.wrong import changed, conventions, of_group_gradients, of_masks, recomputed
 from refattn.ops.heads import repeat_heads
-from refattn.ops.layer_norm import normalise
 from refattn.ops.masks import allowed_pairs, both, causal_offset
 from refattn.xp import Array, namespace
 
@@ -27,139 +28,71 @@ def _core(q: Array, k: Array, v: Array, **options: Any) -> Out:
     return (core.forward(q, k, v, implementation="dense", **options)[0],)
 
 
-def _attend(
-    q: Array,
-    k: Array,
-    v: Array,
-    weigh: Callable[[Array], Array],
-    given: dict[str, Any],
-    normal: Callable[[Array], Array] | None = None,
-    count: Callable[[Array], Array] | None = None,
-) -> Out:
-    """Attend with other weights, another normalisation or another denominator than the core's."""
-    xp, options = namespace(q, k, v), Options.of(given)
-    heads, (queries, keys) = q.shape[1], (q.shape[2], k.shape[2])
-    q_hat, k_hat = ((normal or _normal(options))(x) for x in (q, k))
-    scores = q_hat @ xp.matrix_transpose(repeat_heads(k_hat, heads)) * options.scale(q.shape[3])
-    mask = given.get("mask")
+Given = dict[str, Any]
+
+
+def _options(given: Given) -> Options:
+    return Options.of({name: x for name, x in given.items() if name not in "qkv"})
+
+
+def _recomputed(words: str, id: str, value: Callable[[Given, Given, Options], Array]) -> Wrong:
+    """Return the core with another value of one equation: of the values up to it, all arguments and the options."""
+    return recomputed(_core, words, {id: lambda seen, given: value(seen, given, _options(given))})
+
+
+def _normalised(words: str, normal: Callable[[Array, float], Array]) -> Wrong:
+    """Return the core with another layer normalisation, in calls that have one."""
+
+    def of(name: str, id: str) -> Callable[[Given, Given], Array]:
+        def value(seen: Given, given: Given) -> Array:
+            options = _options(given)
+            return normal(given[name], options.norm_eps) if options.layer_norm else seen[id]
+
+        return value
+
+    return recomputed(_core, words, {"HOL.1": of("q", "HOL.1"), "HOL.2": of("k", "HOL.2")})
+
+
+def _unbiased(x: Array, eps: float) -> Array:
+    xp = namespace(x)
+    centred = x - xp.mean(x, axis=-1, keepdims=True)
+    return centred / xp.sqrt(xp.sum(centred * centred, axis=-1, keepdims=True) / (x.shape[-1] - 1) + eps)
+
+
+def _root_mean_square(x: Array, eps: float) -> Array:
+    xp = namespace(x)
+    return x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + eps)
+
+
+def _summed(given: Given, values: Array) -> Array:
+    """Return the sum over the keys that each query may attend."""
+    queries, keys, mask = given["q"].shape[2], given["k"].shape[2], given.get("mask")
     if given.get("key_mask") is not None:
         mask = both(mask, given["key_mask"][:, None, None, :])
     offset = causal_offset(given.get("causal", False), queries, keys)
-    allowed = allowed_pairs(mask, offset, queries, keys, q)
-    weights, counted = (weigh(scores), (count or weigh)(scores))
-    if allowed is not None:
-        weights, counted = xp.where(allowed, weights, 0.0), xp.where(allowed, counted, 0.0)
-    total = xp.sum(counted, axis=-1, keepdims=True)
-    attended = xp.sum(
-        xp.ones_like(scores) if allowed is None else xp.where(allowed, 1.0, 0.0 * scores), -1, keepdims=True
-    )
-    return (
-        weights @ repeat_heads(v, heads) / divisor_of(total, options.normaliser, attended if options.counts else None),
-    )
+    allowed = allowed_pairs(mask, offset, queries, keys, given["q"])
+    return namespace(values).sum(masked(values, allowed), axis=-1, keepdims=True)
 
 
-def _normal(options: Options) -> Callable[[Array], Array]:
-    return lambda x: normalise(x, options.norm_eps)[0] if options.layer_norm else x
+def _powers(seen: Given, given: Given, options: Options) -> Array:
+    s = seen["HOL.3"]
+    return sum((s**r for r in range(1, options.order + 1)), 0.0 * s + 1.0)
 
 
-def _polynomial(order: int, delta: float) -> Callable[[Array], Array]:
-    def value(s: Array) -> Array:
-        terms = [s**r / math.factorial(r) for r in range(1, order + 1)]
-        return sum(terms[1:], terms[0]) + (1.0 - delta) if terms else 0.0 * s + (1.0 - delta)
-
-    return value
-
-
-def exponential(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Attend by the exponential itself: softmax attention."""
-    return _attend(q, k, v, namespace(q).exp, given)
-
-
-def exponential_normaliser(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Divide by the sum of exponentials, as the paper's formula for the normaliser reads."""
-    options = Options.of(given)
-    return _attend(q, k, v, _polynomial(options.order, options.normaliser.delta), given, count=namespace(q).exp)
-
-
-def missing_factorials(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Sum the powers without their factorials, as who takes equation 3 of the paper, the square alone, for a term."""
-    options = Options.of(given)
-
-    def powers(s: Array) -> Array:
-        return sum((s**r for r in range(1, options.order + 1)), 0.0 * s) + (1.0 - options.normaliser.delta)
-
-    return _attend(q, k, v, powers, given)
-
-
-def one_order_less(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Leave the highest power out."""
-    options = Options.of(given)
-    return _attend(q, k, v, _polynomial(max(options.order - 1, 0), options.normaliser.delta), given)
-
-
-def element_squares(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Take x_a^2 for the features of order 2, without the products of different elements."""
-    if Options.of(given).order != 2:
-        return _core(q, k, v, **given)
-    options, xp = Options.of(given), namespace(q)
+def _element_squares(seen: Given, given: Given, options: Options) -> Array:
+    if options.order != 2:
+        return seen["HOL.taylor"]
+    q, k = seen["HOL.1"], repeat_heads(seen["HOL.2"], seen["HOL.1"].shape[1])
     scale = options.scale(q.shape[3])
-    q_hat, k_hat = _normal(options)(q), repeat_heads(_normal(options)(k), q.shape[1])
-    squares = (q_hat * q_hat) @ xp.matrix_transpose(k_hat * k_hat) * (0.5 * scale * scale)
-    return _attend(q, k, v, lambda s: 1.0 - options.normaliser.delta + s + squares, given)
-
-
-def subtracted(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Subtract the 1 always, as the author's code does."""
-    options = Options.of(given)
-    return _attend(q, k, v, _polynomial(options.order, 1.0), given)
-
-
-def never_subtracted(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Subtract nothing, whatever was asked."""
-    return _attend(q, k, v, _polynomial(Options.of(given).order, 0.0), given)
-
-
-def other_denominator(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Subtract in the numerator alone where both were asked, and the other way round."""
-    options = Options.of(given)
-    delta = options.normaliser.delta if options.normaliser.plain else 0.0
-    return _attend(
-        q, k, v, _polynomial(options.order, options.normaliser.delta), given, count=_polynomial(options.order, delta)
-    )
-
-
-def unbiased_variance(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Divide by d - 1 in the variance."""
-    options = Options.of(given)
-    xp, d = namespace(q), q.shape[3]
-    if not options.layer_norm:
-        return _core(q, k, v, **given)
-
-    def normal(x: Array) -> Array:
-        centred = x - xp.mean(x, axis=-1, keepdims=True)
-        return centred / xp.sqrt(xp.sum(centred * centred, axis=-1, keepdims=True) / (d - 1) + options.norm_eps)
-
-    return _attend(q, k, v, _polynomial(options.order, options.normaliser.delta), given, normal)
-
-
-def root_mean_square(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Divide by the root mean square and leave the mean where it is."""
-    options = Options.of(given)
-    xp = namespace(q)
-    if not options.layer_norm:
-        return _core(q, k, v, **given)
-
-    def normal(x: Array) -> Array:
-        return x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + options.norm_eps)
-
-    return _attend(q, k, v, _polynomial(options.order, options.normaliser.delta), given, normal)
+    squares = (q * q) @ namespace(q).matrix_transpose(k * k) * (0.5 * scale * scale)
+    return 1.0 + seen["HOL.3"] + squares
 
 
 def _with(words: str, change: Callable[[dict[str, Any], Options], dict[str, Any]]) -> Wrong:
     """Return the core with other arguments."""
 
     def changes(given: dict[str, Any]) -> dict[str, Any]:
-        return change(given, Options.of({name: x for name, x in given.items() if name not in "qkv"}))
+        return change(given, _options(given))
 
     return changed(_core, words, changes)
 
@@ -171,47 +104,69 @@ def _zeroed_keys(given: dict[str, Any], options: Options) -> dict[str, Any]:
     )
 
 
-def no_normaliser(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Divide by the sum as it is, whatever normaliser was asked."""
-    options = Options.of(given)
-    exact = {**given, "normaliser": Exact(options.normaliser.delta)}
-    delta = 0.0 if options.normaliser.plain else options.normaliser.delta
-    return _attend(
-        q, k, v, _polynomial(options.order, options.normaliser.delta), exact, count=_polynomial(options.order, delta)
-    )
-
-
 def query_contraction(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Sum the squared scores of order 2 over the queries and keep the key, as the author's code does."""
     if Options.of(given).order != 2 or q.shape[2] != k.shape[2] or given.get("causal", False) is not False:
         return _core(q, k, v, **given)
-    options, xp = Options.of(given), namespace(q)
-    heads = q.shape[1]
-    q_hat, k_hat = _normal(options)(q), repeat_heads(_normal(options)(k), heads)
-    scores = q_hat @ xp.matrix_transpose(k_hat) * options.scale(q.shape[3])
-    out, saved = core.forward(q, k, v, implementation="dense", **given)
-    divisor = divisor_of(saved.normaliser[..., None], options.normaliser, None)
-    values = repeat_heads(v, heads)
-    right = (scores * scores) @ values
-    wrong = xp.matrix_transpose(xp.sum(scores * scores, axis=-2, keepdims=True)) * values
-    return (out + 0.5 * (wrong - right) / divisor,)
+    xp, values = namespace(q), repeat_heads(v, q.shape[1])
+    with equations.trace() as traced:
+        (out,) = _core(q, k, v, **given)
+    squares = traced["HOL.3"] ** 2
+    wrong = xp.matrix_transpose(xp.sum(squares, axis=-2, keepdims=True)) * values
+    return (out + 0.5 * (wrong - squares @ values) / traced["HOL.divisor"],)
 
 
 READINGS: dict[str, Wrong] = {
-    "the exponential itself": exponential,
-    "a sum of exponentials divides": exponential_normaliser,
-    "factorials left out": missing_factorials,
-    "highest order left out": one_order_less,
-    "squares of elements for order 2": element_squares,
-    "1 always subtracted": subtracted,
-    "nothing subtracted": never_subtracted,
-    "subtracted in one sum alone": other_denominator,
+    "the exponential itself": _recomputed(
+        "Attend by the exponential itself: softmax attention.",
+        "HOL.taylor",
+        lambda seen, given, options: namespace(seen["HOL.3"]).exp(seen["HOL.3"]) + options.normaliser.delta,
+    ),
+    "a sum of exponentials divides": _recomputed(
+        "Divide by the sum of exponentials, as the paper's formula for the normaliser reads.",
+        "HOL.5",
+        lambda seen, given, options: _summed(given, namespace(seen["HOL.3"]).exp(seen["HOL.3"])),
+    ),
+    "factorials left out": _recomputed(
+        "Sum the powers without their factorials, as who takes equation 3 of the paper, the square alone, for a term.",
+        "HOL.taylor",
+        _powers,
+    ),
+    "highest order left out": _recomputed(
+        "Leave the highest power out.",
+        "HOL.taylor",
+        lambda seen, given, options: taylor(seen["HOL.3"], max(options.order - 1, 0)),
+    ),
+    "squares of elements for order 2": _recomputed(
+        "Take x_a^2 for the features of order 2, without the products of different elements.",
+        "HOL.taylor",
+        _element_squares,
+    ),
+    "1 always subtracted": recomputed(
+        _core,
+        "Subtract the 1 always, as the author's code does.",
+        {
+            "HOL.taylor": lambda seen, given: seen["HOL.taylor"] + (_options(given).normaliser.delta - 1.0),
+            "HOL.5": lambda seen, given: _summed(given, seen["HOL.4"]),
+        },
+    ),
+    "nothing subtracted": _with(
+        "Subtract nothing, whatever was asked.",
+        lambda given, options: {"normaliser": replace(options.normaliser, delta=0.0)},
+    ),
+    "subtracted in one sum alone": _recomputed(
+        "Subtract in the numerator alone where both were asked, and the other way round.",
+        "HOL.5",
+        lambda seen, given, options: _summed(given, seen["HOL.4" if options.normaliser.plain else "HOL.taylor"]),
+    ),
     "layer normalisation left out": _with(
         "Leave the layer normalisation out, or put it in where it was left out.",
         lambda given, options: {"layer_norm": not options.layer_norm},
     ),
-    "unbiased variance": unbiased_variance,
-    "mean not subtracted": root_mean_square,
+    "unbiased variance": _normalised("Divide by d - 1 in the variance.", _unbiased),
+    "mean not subtracted": _normalised(
+        "Divide by the root mean square and leave the mean where it is.", _root_mean_square
+    ),
     "nothing added to the variance": _with("Add nothing to the variance.", lambda given, options: {"norm_eps": 0.0}),
     "alpha left out": _with(
         "Leave alpha out of the scale.",
@@ -230,7 +185,11 @@ READINGS: dict[str, Wrong] = {
     ),
     **of_masks(_core, "mask ignored", "mask inverted"),
     **of_masks(_core, "top-left causality", "bottom-right causality", "interleaved groups"),
-    "normaliser ignored": no_normaliser,
+    "normaliser ignored": _recomputed(
+        "Divide by the sum as it is, whatever normaliser was asked.",
+        "HOL.divisor",
+        lambda seen, given, options: namespace(seen["HOL.5"]).where(seen["HOL.5"] == 0.0, 1.0, seen["HOL.5"]),
+    ),
     "order 2 summed over queries": query_contraction,
 }
 

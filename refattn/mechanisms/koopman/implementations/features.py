@@ -31,12 +31,12 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.options.kernel import Kernel, Linear, Polynomial
-from refattn.mechanisms.koopman.options.perturbation import invert, left_of
-from refattn.mechanisms.koopman.options.ridges import SCALES
-from refattn.mechanisms.koopman.options.spaces import OnAll
+from refattn.mechanisms.koopman.options.spaces import Observables, Projected, counted
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, device, namespace, transpose, zeros
 
@@ -111,50 +111,44 @@ def with_keys(span: Array, features: Array, delta: Array) -> Array:
     return span
 
 
-def forward(q: Array, k: Array, v: Array, span: Array, options: dense.Options) -> tuple[Array, list[Array]]:
-    """Return the last queries (b, h, i, d) that see all keys, and how far psi is from having been inverted by update.
+@dataclass(frozen=True)
+class Features(Observables):
+    """The features of a kernel in place of its sections at the keys: every query sees all."""
 
-    `span` is the S (b, h, f, f) of these keys.
-    """
-    xp, seen, lefts = namespace(q), zeros((*q.shape[:3], k.shape[2]), q) == 0.0, list[Array]()
-    points = [q, dense.attend(q, k, v, seen, options)[1]]
-    for number in range(1, options.updates):
-        recent = points if options.window is None else points[-options.window - 1 :]
-        attended = dense.attend(points[-1], k, v, seen, options)[1]
-        root, left = update(xp.stack(recent, axis=3), attended, span, k.shape[2], options, number - 1)
-        points, lefts = [*points, root], [*lefts, left]
-    return points[-1], lefts
+    def forward(self, x: Array) -> Array:
+        """Return f(x): (b, h, i, l, d) -> (b, h, i, l, f)."""
+        return features_of(self.kernel, x)
 
-
-def update(
-    points: Array, attended: Array, span: Array, keys: int, options: dense.Options, number: int
-) -> tuple[Array, Array]:
-    """Return the next query, for points (b, h, i, l + 1, d), and how far psi is from having been inverted."""
-    xp, kernel, tau, width = namespace(points), options.kernel, options.tau, points.shape[-1]
-    a, b = options.perturbation.shares(options.epsilon[number, ...])
-    at_points, span = features_of(kernel, points), span[:, :, None, :, :]
-    starts = at_points[..., :-1, :]  # (b, h, i, l, f): X
-    targets = at_points[..., 1:, :] - tau * starts  # (b, h, i, l, f)
-    dual = starts if isinstance(options.space, OnAll) else starts @ span  # (b, h, i, l, f): N'
-    inner = dual @ transpose(starts)  # (b, h, i, l, l): Z
-    lam = options.ridge[number, ...] * (1.0 if options.scale == SCALES["sum"] else float(starts.shape[-2] * keys))
-    found = solve(inner + lam * identity(inner.shape[-1], inner), targets @ span)  # (b, h, i, l, f): A'
-    modes = found[..., :width]  # (b, h, i, l, d): D
-    koopman = found @ transpose(starts)  # (b, h, i, l, l): R
-    lifted = (a + 2.0 * tau * b) * modes + b * koopman @ modes  # (b, h, i, l, d): H
-    section = dual @ features_of(kernel, attended)[..., None]  # (b, h, i, l, 1): c
-    image = (a + b) * tau * attended + xp.sum(lifted * section, axis=-2)  # (b, h, i, d): z
-    expected = tau * attended + xp.sum(modes * section, axis=-2)  # (b, h, i, d): phi(q')
-    own, factors = a + b * tau, transpose(modes) @ dual  # (), (b, h, i, d, f)
-
-    def psi(x: Array) -> tuple[Array, Array, Array]:
-        """Return psi(x) - t, the size of the terms that it sums, and its Jacobian."""
-        at_x = features_of(kernel, x)[..., None]
+    def look(self, x: Array, factors: Array) -> tuple[Array, Array, Array]:
+        """Return C f(x) (b, h, i, d) for C (b, h, i, d, f), the size of its terms, and its Jacobian (b, h, i, d, d)."""
+        at_x, xp = features_of(self.kernel, x)[..., None], namespace(x)
         value, size = (factors @ at_x)[..., 0], (xp.abs(factors) @ xp.abs(at_x))[..., 0]
-        terms = xp.abs(own * x) + xp.abs(b * size) + xp.abs(image)
-        jacobian = own * identity(width, x) + b * factors @ slopes_of(kernel, x)
-        return own * x + b * value - image, xp.sqrt(xp.sum(terms * terms, axis=-1)), jacobian
+        return value, size, factors @ slopes_of(self.kernel, x)
 
-    everywhere = attended[..., 0] == attended[..., 0]
-    root, left = invert(psi, (expected, attended, points[..., -1, :]), everywhere)
-    return root, left_of(left, psi(root)[2])
+    def coordinates(self) -> Array:
+        """Return C (f, d): the coordinates are the first features."""
+        width = self.keys.shape[-1]
+        return identity(count_of(self.kernel, width) or width, self.keys)[:, :width]
+
+
+@dataclass(frozen=True)
+class InFeatures:
+    """The space, and the fit "separable", where S stands in the place of the Gram matrix."""
+
+    full: bool
+
+    def kappa(self, g: Features, first: Array, starts: Array, span: Array, dual_of: Any) -> Projected:
+        """Return kappa(x) = N' f(x)."""
+        return Projected(g, starts if self.full else starts @ span, starts, span)
+
+    def forward(self, inner: Array, span: Array, ridge: Any, targets: Array) -> Array:
+        """Return A' with (Z + ridge) A' = Y S."""
+        return solve(inner + ridge * identity(inner.shape[-1], inner), targets @ span)
+
+
+def forward(q: Array, k: Array, v: Array, span: Array, options: dense.Options) -> tuple[Array, dense.Saved]:
+    """Return what `dense.forward` does, for queries that see all keys; `span` is the S (b, h, f, f) of these keys."""
+    seen = zeros((*q.shape[:3], k.shape[2]), q) == 0.0
+    g = Features(options.kernel, k[:, :, None, :, :], seen, counted(k, seen))
+    place: Any = InFeatures(options.space.full)
+    return dense.moved(q, k, v, g, span[:, :, None, :, :], q.shape[1], replace(options, space=place, fit=place))

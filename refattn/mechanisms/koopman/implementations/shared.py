@@ -34,11 +34,12 @@ from refattn.mechanisms.koopman.implementations.whitening import Whitening, fit,
 from refattn.mechanisms.koopman.options.fits import Stein
 from refattn.mechanisms.koopman.options.limited import Limited
 from refattn.mechanisms.koopman.options.perturbation import certify, invert, is_regular
-from refattn.mechanisms.koopman.options.spaces import Observables, OnAll
+from refattn.mechanisms.koopman.options.ridges import factor_of
+from refattn.mechanisms.koopman.options.spaces import AtPoints, Observables
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_in_tile
 from refattn.ops.solve import identity, solve
-from refattn.xp import Array, arange, namespace, zeros
+from refattn.xp import Array, arange, namespace, transpose, zeros
 
 CHUNK = 2**18
 """Elements (queries times observables, of all batches and heads) of a chunk; some tens of such arrays exist at once."""
@@ -91,10 +92,10 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     if options.updates > 1:
         g, whitening = of_all(saved.k, saved.mask, options), saved.whitening
         # forward: F^T F = G^-1; projected = F @ coordinates
-        d_gram = -whitening.back(xp.matrix_transpose(whitening.back(xp.matrix_transpose(total["gram"]))))
-        d_coordinates = xp.matrix_transpose(whitening.factor) @ total["coordinates"]
+        d_gram = -whitening.back(transpose(whitening.back(transpose(total["gram"]))))
+        d_coordinates = transpose(whitening.factor) @ total["coordinates"]
         of = g.coordinates_backward(d_coordinates)
-        add(total, {"k": xp.where(xp.matrix_transpose(g.seen), of["k"], 0.0)})
+        add(total, {"k": xp.where(transpose(g.seen), of["k"], 0.0)})
         d_visible = d_gram[:, :, None, :, :]
         add(total, dense.gram_backward(g, saved.k, options.jitter, d_visible, of.get("norm", nothing)))
     found = {name: total.get(name, nothing) for name in ("bandwidth", "weight")}
@@ -180,7 +181,7 @@ def chunk_of(saved: Saved, start: int, stop: int) -> Chunk:
         # Features have the coordinates first, see `whiten`.
         i, o = arange(start, stop, k)[:, None], arange(0, width + k.shape[2], k)[None, :]
         past = (o <= i + (saved.offset + width)) | (o < width)
-    keys = k if saved.mask is None else xp.where(xp.matrix_transpose(saved.mask), k, 0.0)
+    keys = k if saved.mask is None else xp.where(transpose(saved.mask), k, 0.0)
     at_coordinates = options.space.observables(options.kernel, keys, seen).coordinates()[:, :, 0, :, :]
     return Chunk(options, g, whitening, past, whitening.factor @ at_coordinates)
 
@@ -197,7 +198,7 @@ class Way:
         """Compute the features of so many points, and the duals of all of these but the last."""
         while len(self.features) < number:
             self.features.append(self.chunk.features(self.points[len(self.features)]))
-        while len(self.duals) < number - 1 and not isinstance(self.chunk.options.space, OnAll):
+        while len(self.duals) < number - 1 and not self.chunk.options.space.full:
             self.duals.append(self.chunk.whitening.back(self.features[len(self.duals)]))
 
 
@@ -213,7 +214,7 @@ def advance(saved: Saved, q: Array, start: int, stop: int) -> tuple[list[Array],
         step = Step(way, attended, number)
         if options.certify:
             certify(step.steepness(), step.own_part, step.b, alive)
-        root, left = invert(step.residual, (step.expected, attended, points[-1]), alive, step.step)
+        root, left = invert(step.residual, (step.lift.expected, attended, points[-1]), alive, step.step)
         points.append(xp.where(alive[..., None], root, 0.0))
         lefts.append(xp.where(is_regular(step.solved), left, math.inf))
     return points, lefts
@@ -251,26 +252,20 @@ def chunk_backward(
                 for name, place in (("starts", at + n), ("targets", at + n + 1)):
                     part, known = d[name][:, :, :, n, :], d_features[place]
                     d_features[place] = part if known is None else known + part
-            d_attended = d["attended"]
-            if step.dual is None:
+            d_attended, d_kappa = d["attended"], xp.stack([d["section"], d["at_root"]], axis=-2)
+            if step.kappa is not None:
                 # forward: inner = k(first, first); kappa(x) = k(first, x), with a root that is given
-                backward_of = chunk.g.kernel.backward
-                of_inner, of_root = (
-                    backward_of(step.first, step.first, d["inner"]),
-                    backward_of(step.first, root[..., None, :], d["at_root"][..., None]),
-                )
-                of_attended = backward_of(step.first, attended[..., None, :], d["section"][..., None])
-                d_first = of_inner[0] + of_inner[1] + of_attended[0] + of_root[0]
-                d_attended = d_attended + of_attended[1][..., 0, :]
-                for _, _, d_bandwidth, d_weight in (of_inner, of_attended, of_root):
-                    add(total, {"bandwidth": d_bandwidth, "weight": d_weight})
+                beside = xp.stack([attended, root], axis=-2)
+                d_first, d_beside, d_bandwidth, d_weight = step.kappa.sections_backward(beside, d["inner"], d_kappa)
+                d_attended = d_attended + d_beside[..., 0, :]
+                add(total, {"bandwidth": d_bandwidth, "weight": d_weight})
                 for n in range(number - 1 - at):
                     d_points[at + n] = d_points[at + n] + d_first[:, :, :, n, :]
             else:
                 # forward: section = dual @ sections(attended); with a given root its sections move with the keys
-                d_sections = (d["section"][..., None, :] @ step.dual)[..., 0, :]
-                d_attended = d_attended + sections_backward(attended, d_sections)
-                sections_backward(root, (d["at_root"][..., None, :] @ step.dual)[..., 0, :])
+                d_sections = d_kappa @ step.dual  # (b, h, i, 2, o)
+                d_attended = d_attended + sections_backward(attended, d_sections[..., 0, :])
+                sections_backward(root, d_sections[..., 1, :])
             add(total, {name: d[name] for name in ("gram", "coordinates")})
             add(numbers[number - 2], {name: d[name] for name in ("ridge", "epsilon", "mix") if name in d})
         # forward: attended = attend(x, k, v)
@@ -294,83 +289,72 @@ class Step:
     """What `dense.update` computes, in features: an operator fitted to points of a trajectory, and psi made of it."""
 
     def __init__(self, way: Way, attended: Array, number: int) -> None:
-        xp, transpose = namespace(attended), namespace(attended).matrix_transpose
+        xp = namespace(attended)
         chunk, options, at = way.chunk, way.chunk.options, start_of(way.chunk.options, number)
         way.to(number)
-        tau, full, ridges = options.tau, isinstance(options.space, OnAll), options.ridges
-        self.chunk, self.attended, self.tau = chunk, attended, tau
+        epsilon, ridge = (table[number - 2, ...] for table in (options.epsilon, options.ridge))
+        self.chunk, numbers = chunk, (options.tau, epsilon, ridge)
         self.first = xp.stack(way.points[at : number - 1], axis=-2)  # (b, h, i, l, d)
-        self.a, self.b = options.perturbation.shares(options.epsilon[number - 2, ...])
-        self.own_part = self.a + self.b * tau
+        self.a, self.b = options.perturbation.shares(epsilon)
+        self.own_part = self.a + self.b * options.tau
         self.solved = identity(number - 1 - at, attended)  # of the last step that each query took
-        factor = options.scale.factor(self.first.shape[-2], chunk.g.count)
-        self.ridge = ridges.spread(options.ridge[number - 2, ...]) * factor
-        self.starts = xp.stack(way.features[at : number - 1], axis=-2)  # (b, h, i, l, o): W
-        self.targets = xp.stack(way.features[at + 1 : number], axis=-2) - tau * self.starts  # (b, h, i, l, o): Y'
-        self.dual = None if full else xp.stack(way.duals[at : number - 1], axis=-2)  # (b, h, i, l, o): N
-        self.inner = (
-            chunk.g.kernel.values(self.first, self.first) if full else self.starts @ transpose(self.starts)
-        )  # (b, h, i, l, l): Z
+        self.factor = factor_of(options.scale, self.first.shape[-2], chunk.g.count)
+        self.ridge = options.ridges.spread(ridge) * self.factor
+        starts = xp.stack(way.features[at : number - 1], axis=-2)  # (b, h, i, l, o): W
+        self.targets = xp.stack(way.features[at + 1 : number], axis=-2) - options.tau * starts  # (b, h, i, l, o): Y'
+        self.kappa: AtPoints | None = None
+        if options.space.full:
+            self.kappa = options.space.kappa(chunk.g, self.first, starts, starts, dense.dual_of)
+            self.inner = self.kappa.inner()  # (b, h, i, l, l): Z
+        else:
+            self.dual = xp.stack(way.duals[at : number - 1], axis=-2)  # (b, h, i, l, o): N
+            self.inner = starts @ transpose(starts)  # (b, h, i, l, l): Z
         self.before = self.targets  # (b, h, i, l, o): B of a fit that is limited
         if isinstance(options.fit, Limited):
-            self.found, self.before = options.fit.within(self.inner, self.ridge, self.targets)
+            found, self.before = options.fit.within(self.inner, self.ridge, self.targets)
         else:
-            self.found = fit(self.inner, chunk.whitening.gains, self.ridge, self.targets)  # (b, h, i, l, o): A'
-        self.modes = ridges.joined(flat_product(self.found, chunk.coordinates))  # (b, h, i, l, d): D
-        self.koopman = self.found @ transpose(self.starts)  # (b, h, i, l, l): R
-        self.turned = ridges.joined(self.koopman @ self.modes)  # (b, h, i, l, d): R D
-        self.lifted = (self.a + 2.0 * tau * self.b) * self.modes + self.b * self.turned  # (b, h, i, l, d): H
-        self.section = self.kappa(attended)  # (b, h, i, l): c
-        self.image = (self.a + self.b) * tau * attended + combined(self.section, self.lifted)  # (b, h, i, d): t
-        self.expected = tau * attended + combined(self.section, self.modes)  # (b, h, i, d): phi(q')
+            found = fit(self.inner, chunk.whitening.gains, self.ridge, self.targets)  # (b, h, i, l, o): A'
+        self.lift = dense.lift(
+            attended, starts, found, flat_product(found, chunk.coordinates), self.kappa_at, options, numbers
+        )
 
-    def kappa(self, x: Array) -> Array:
+    def kappa_at(self, x: Array) -> Array:
         """Return kappa(x) (b, h, i, l)."""
-        if self.dual is None:
-            return self.chunk.g.kernel.values(self.first, x[..., None, :])[..., 0]
+        if self.kappa is not None:
+            return self.kappa.at(x)
         return (self.dual @ self.chunk.sections(x)[..., None])[..., 0]
 
     def look(self, x: Array) -> tuple[Array, Array, Array]:
         """Return kappa(x) (b, h, i, l), the sizes of the terms of its sums, and its Jacobian (b, h, i, l, d)."""
-        xp, g, row = namespace(x), self.chunk.g, x[..., None, :]
-        if self.dual is None:
-            values, cross, own, *_ = g.kernel.look(self.first, row)  # (b, h, i, l, 1)
-            jacobian = cross * self.first + own * row
-            if g.kernel.foreign:
-                jacobian = jacobian + g.kernel.more(row, self.first, identity(self.first.shape[-2], x))
-            return values[..., 0], xp.abs(values[..., 0]), jacobian
-        keys = self.chunk.keys
+        if self.kappa is not None:
+            return self.kappa.centres.look(x, self.kappa.dual)
+        xp, g, keys, row = namespace(x), self.chunk.g, self.chunk.keys, x[..., None, :]
         values, cross, own, *_ = g.kernel.look(x, keys)  # (b, h, i, j)
         sections = self.chunk.sections_of(x, values)[..., None]
         value, size = (self.dual @ sections)[..., 0], (xp.abs(self.dual) @ xp.abs(sections))[..., 0]
         at_keys, beyond = g.parts(self.dual)
         jacobian = flat_product(at_keys * cross[..., None, :], keys)
         jacobian = jacobian + xp.sum(at_keys * own[..., None, :], axis=-1)[..., None] * row
-        if g.kernel.foreign:
-            jacobian = jacobian + g.kernel.more(row, g.keys, at_keys)
-        return value, size, jacobian + beyond
+        return value, size, jacobian + (beyond + g.kernel.more(row, g.keys, at_keys))
 
     def steepness(self) -> Array:
         """Return a bound on |D^T kappa(x) - D^T kappa(y)| / |x - y|, (b, h, i)."""
-        xp, g = namespace(self.modes), self.chunk.g
-        back, squares = xp.matrix_transpose(self.modes), self.modes @ xp.matrix_transpose(self.modes)
-        if self.dual is None:
-            linear, columns = back @ self.first, xp.sum(squares * identity(squares.shape[-1], squares), axis=-1)
-        else:
-            keys = self.chunk.keys
-            at_keys, beyond = g.parts(self.dual)
-            linear = back @ (flat_product(at_keys, keys) + beyond)
-            columns = xp.sum(at_keys * (squares @ at_keys), axis=-2)  # |D^T N_j|^2
+        modes = self.lift.modes
+        if self.kappa is not None:
+            return self.kappa.centres.steepness(transpose(modes))
+        xp, g = namespace(modes), self.chunk.g
+        at_keys, beyond = g.parts(self.dual)
+        linear = transpose(modes) @ (flat_product(at_keys, self.chunk.keys) + beyond)
+        columns = xp.sum(at_keys * (modes @ transpose(modes) @ at_keys), axis=-2)  # |D^T N_j|^2
         lengths = xp.sum(xp.sqrt(xp.where(columns > 0.0, columns, 0.0)), axis=-1)
         return xp.linalg.matrix_norm(linear, ord=2) + g.kernel.slope_bound() * lengths
 
     def residual(self, x: Array) -> tuple[Array, Array, Array]:
         """Return psi(x) - t, the size of the terms that it sums, and the Jacobian of kappa."""
-        xp = namespace(x)
+        xp, modes, image = namespace(x), self.lift.modes, self.lift.image
         value, size, jacobian = self.look(x)
-        residual = self.own_part * x + self.b * combined(value, self.modes) - self.image
-        sizes = self.b * combined(size, xp.abs(self.modes))
-        terms = xp.abs(self.own_part * x) + sizes + xp.abs(self.image)
+        residual = self.own_part * x + self.b * combined(value, modes) - image
+        terms = xp.abs(self.own_part * x) + self.b * combined(size, xp.abs(modes)) + xp.abs(image)
         return residual, xp.sqrt(xp.sum(terms * terms, axis=-1)), jacobian
 
     def step(self, jacobian: Array, residual: Array, taking: Array) -> Array:
@@ -378,24 +362,22 @@ class Step:
         xp = namespace(residual)
         known, small = xp.where(taking[..., None], residual, 0.0), self._small(jacobian, taking)
         inner = solve(small, jacobian @ known[..., None])
-        inverse = xp.astype(
-            abs(self.own_part + 0.0 * small) > 0.0, small.dtype
-        )  # 0 where there is none in this implementation
+        # 0 where there is no inverse in this implementation
+        inverse = xp.astype(abs(self.own_part + 0.0 * small) > 0.0, small.dtype)
         self.solved = xp.where(taking[..., None, None], small * inverse, self.solved)
-        return self._divided(known - self.b * combined(inner[..., 0], self.modes))
+        return self._divided(known - self.b * combined(inner[..., 0], self.lift.modes))
 
     def step_adjoint(self, jacobian: Array, d_x: Array, taking: Array) -> Array:
         """Return J^-T d_x where taking."""
-        xp, transpose = namespace(d_x), namespace(d_x).matrix_transpose
-        known = xp.where(taking[..., None], d_x, 0.0)
-        inner = solve(transpose(self._small(jacobian, taking)), self.modes @ known[..., None])
+        known = namespace(d_x).where(taking[..., None], d_x, 0.0)
+        inner = solve(transpose(self._small(jacobian, taking)), self.lift.modes @ known[..., None])
         return self._divided(known - self.b * combined(inner[..., 0], jacobian))
 
     def _small(self, jacobian: Array, taking: Array) -> Array:
         """Return own + b K D^T where taking, otherwise 1."""
-        xp, eye = namespace(jacobian), identity(jacobian.shape[-2], jacobian)
-        small = self.own_part * eye + self.b * (jacobian @ xp.matrix_transpose(self.modes))
-        return xp.where(taking[..., None, None], small, eye)
+        eye = identity(jacobian.shape[-2], jacobian)
+        small = self.own_part * eye + self.b * (jacobian @ transpose(self.lift.modes))
+        return namespace(jacobian).where(taking[..., None, None], small, eye)
 
     def _divided(self, x: Array) -> Array:
         """Return x / own, finite where own is 0 and psi has no inverse in this implementation."""
@@ -404,60 +386,39 @@ class Step:
 
     def backward(self, root: Array, alive: Array, d_root: Array) -> dict[str, Array]:
         """Return the adjoints of the update by name, those of `dense.update_backward`."""
-        xp, transpose, chunk = namespace(root), namespace(root).matrix_transpose, self.chunk
-        tau, a, b, attended, gains = self.tau, self.a, self.b, self.attended, chunk.whitening.gains
-        options, ridges = chunk.options, chunk.options.ridges
+        xp, chunk, options, lift = namespace(root), self.chunk, self.chunk.options, self.lift
+        gains, ridges, starts, found = chunk.whitening.gains, options.ridges, lift.starts, lift.found
         # forward: psi(root) = image
         at_root, _, jacobian = self.look(root)
         d_image = self.step_adjoint(jacobian, d_root, alive)  # (b, h, i, d)
-        d_at_root = -b * (self.modes @ d_image[..., None])[..., 0]  # (b, h, i, l)
-        # forward: image = (a + b) tau attended + lifted^T section
-        d_section = (self.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l)
-        d_lifted = self.section[..., None] * d_image[..., None, :]  # (b, h, i, l, d)
-        # forward: lifted = (a + 2 tau b) modes + b koopman @ modes
-        d_turned = ridges.summed(transpose(self.koopman) @ ridges.apart(d_lifted))  # (b, h, i, l, d)
-        of_psi = at_root[..., None] * d_image[..., None, :]  # (b, h, i, l, d)
-        d_modes = (a + 2.0 * tau * b) * d_lifted + b * (d_turned - of_psi)  # (b, h, i, l, d)
-        d_koopman = b * ridges.apart(d_lifted) @ transpose(self.modes)  # (b, h, i, l, l)
+        d = dense.lift_backward(lift, d_image, root, at_root, options)
+        d_modes, d_koopman = d.pop("modes"), d.pop("koopman")  # (b, h, i, l, d), (b, h, i, l, l)
         # forward: modes = found @ P'; koopman = found @ starts^T
-        d_all = flat_product(ridges.apart(d_modes), transpose(chunk.coordinates)) + d_koopman @ self.starts
-        d_coordinates = ridges.summed(flat_outer(self.found, ridges.apart(d_modes)))  # (b, h, o, d)
+        d_all = flat_product(ridges.apart(d_modes), transpose(chunk.coordinates)) + d_koopman @ starts
+        d["coordinates"] = ridges.summed(flat_outer(found, ridges.apart(d_modes)))  # (b, h, o, d)
         # forward: found = fit(inner, gains, ridge, targets)
         d_found = chunk.visible(d_all)
         if not isinstance(options.fit, Limited):
             d_targets = fit(self.inner, gains, self.ridge, d_found)  # (b, h, i, l, o)
-            d_inner = -ridges.summed(d_targets @ transpose(self.found))  # (b, h, i, l, l)
-            left = self.targets if gains is None else self.inner @ self.found  # (b, h, i, l, o)
+            d_inner = -ridges.summed(d_targets @ transpose(found))  # (b, h, i, l, l)
+            left = self.targets if gains is None else self.inner @ found  # (b, h, i, l, o)
             d_gram = ridges.summed(flat_outer(left, d_targets))  # (b, h, o, o)
-            of_ridge = -d_targets * (self.found if gains is None else self.found / gains)  # (b, h, i, l, o)
+            of_ridge = -d_targets * (found if gains is None else found / gains)  # (b, h, i, l, o)
         else:
-            fitted = options.fit.within_backward(self.inner, self.ridge, self.found, self.before, d_found)
+            fitted = options.fit.within_backward(self.inner, self.ridge, found, self.before, d_found)
             d_targets, d_inner, of_ridge = fitted[0], ridges.summed(fitted[1]), fitted[2]
             targets = self.targets + 0.0 * d_targets  # with the axis in front that ridges by coordinate have
-            d_gram = 0.5 * ridges.summed(flat_outer(d_targets, targets) + flat_outer(self.found, d_found))
-        of_ridge = of_ridge * options.scale.factor(self.first.shape[-2], chunk.g.count)
+            d_gram = 0.5 * ridges.summed(flat_outer(d_targets, targets) + flat_outer(found, d_found))
         # forward: inner = starts @ starts^T; kappa(x) = starts @ features(x), with a root that is given
         d_last = ridges.summed(d_targets)  # (b, h, i, l, o)
-        d_starts = ridges.summed(transpose(d_koopman) @ self.found) - tau * d_last
-        if self.dual is not None:
-            d_dual = d_inner @ self.starts + d_at_root[..., None] * chunk.features(root)[..., None, :]
-            d_dual = d_dual + d_section[..., None] * chunk.features(attended)[..., None, :]
-            d_starts = d_starts + transpose(d_inner) @ self.starts + d_dual
-            d_gram = d_gram + flat_outer(self.starts, d_dual)
-        # forward: a and b in psi, in image and in lifted
-        d_a = xp.sum(d_image * (tau * attended - root)) + xp.sum(d_lifted * self.modes)
-        of_image = d_image * (tau * (attended - root) - combined(at_root, self.modes))
-        d_b = xp.sum(of_image) + xp.sum(d_lifted * (2.0 * tau * self.modes + self.turned))
-        found = {
-            "starts": d_starts,
-            "targets": d_last,
-            "gram": d_gram,
-            "coordinates": d_coordinates,
-        }
-        found |= {"inner": d_inner, "section": d_section, "at_root": d_at_root}
-        found |= {"ridge": xp.sum(of_ridge, axis=(-5, -4, -3, -2, -1))}
-        found |= options.perturbation.shares_backward(d_a, d_b)
-        return found | {"attended": (a + b) * tau * d_image}
+        d_starts = ridges.summed(transpose(d_koopman) @ found) - options.tau * d_last
+        if self.kappa is None:
+            d_dual = d_inner @ starts + d["at_root"][..., None] * chunk.features(root)[..., None, :]
+            d_dual = d_dual + d["section"][..., None] * chunk.features(lift.attended)[..., None, :]
+            d_starts = d_starts + transpose(d_inner) @ starts + d_dual
+            d_gram = d_gram + flat_outer(starts, d_dual)
+        d_ridge = xp.sum(of_ridge * self.factor, axis=(-5, -4, -3, -2, -1))
+        return d | {"starts": d_starts, "targets": d_last, "inner": d_inner, "gram": d_gram, "ridge": d_ridge}
 
 
 def combined(weights: Array, rows: Array) -> Array:
@@ -477,7 +438,7 @@ def flat_outer(x: Array, y: Array) -> Array:
     """(..., b, h, i, l, o), (..., b, h, i, l, p) -> (..., b, h, o, p), summed over queries and transitions."""
     xp = namespace(x)
     flat = [xp.reshape(z, (*z.shape[:-3], z.shape[-3] * z.shape[-2], z.shape[-1])) for z in (x, y)]
-    return xp.matrix_transpose(flat[0]) @ flat[1]
+    return transpose(flat[0]) @ flat[1]
 
 
 def add(total: dict[str, Array], parts: dict[str, Array]) -> None:

@@ -32,8 +32,8 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from refattn.args import check
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_is
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.families import text_of
@@ -78,7 +78,7 @@ class Config(projections.Sizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_is("learn_kernel", self.learn_kernel, bool)
+        check("learn_kernel", self.learn_kernel, bool)
         own = {name: getattr(self, name) for name in ("updates", "space", "similarity", "jitter")}
         core.check_choices(**own)
         families = core.chosen_families(**{name: getattr(self, name) for name in core.KINDS})
@@ -156,17 +156,13 @@ def keys_and_values(params: Params, y: Array) -> tuple[Array, Array]:
 
 def attend(params: Params, x: Array, keys: Array, values: Array, context: Context) -> tuple[Array, Saved]:
     """Return the next x of tokens x (b, i, m) whose queries move among the keys and values, and what is saved."""
-    config, h, families = params.config, params.config.heads, params.config.families
+    config, h, families = params.config, params.config.heads, families_of(params)
     queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [KOOP.queries]
     draws: dict[str, Any] = dict(context.draws or ({} if config.law is None else config.law.means))
     if unknown := sorted(set(draws) - {"ridge", "epsilon"}):
         raise ValueError(f"context.draws: got {', '.join(unknown)}, needs ridge and epsilon")
     families["fit"] = replace(families["fit"], **{n: d for n, d in draws.items() if n == "ridge"})
     families["perturbation"] = replace(families["perturbation"], **{n: d for n, d in draws.items() if n == "epsilon"})
-    if params.log_bandwidth is not None and params.log_weight is not None:
-        exp = namespace(x).exp
-        numbers = {"bandwidth": exp(params.log_bandwidth)[0], "weight": exp(params.log_weight)[0]}
-        families["kernel"] = replace(families["kernel"], **numbers)
     last, core_saved = core.forward(
         queries,
         keys,
@@ -194,9 +190,21 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d = core.backward(saved.core, split_heads(d_joined, config.heads))
     # forward: queries = split_heads(x @ w_q + b_q), and so for keys and values; result = x + out
     d_x, d_context, gradients = tokens_backward(params, saved, d_state, d)  # (b, i, m) [dKOOP.x]
-    # forward: bandwidth = exp(log_bandwidth), and so for the weight
+    return State(d_x), Params(config, **gradients, **of_output, **kernel_backward(params, d)), d_context
+
+
+def families_of(params: Params) -> dict[str, Any]:
+    """Return the families of options of the core, with the kernel's numbers if they are parameters."""
+    families = params.config.families
     if params.log_bandwidth is not None and params.log_weight is not None:
-        exp = namespace(d_x).exp
-        gradients["log_bandwidth"] = d["bandwidth"] * exp(params.log_bandwidth)  # (1)
-        gradients["log_weight"] = d["weight"] * exp(params.log_weight)  # (1)
-    return State(d_x), Params(config, **gradients, **of_output), d_context
+        exp = namespace(params.w_q).exp
+        numbers = {"bandwidth": exp(params.log_bandwidth)[0], "weight": exp(params.log_weight)[0]}
+        families["kernel"] = replace(families["kernel"], **numbers)
+    return families
+
+
+def kernel_backward(params: Params, d: dict[str, Array]) -> dict[str, Array]:
+    """Return the gradients (1) of the kernel's parameters, if there are some, for those of its numbers."""
+    # forward: bandwidth = exp(log_bandwidth), and so for the weight
+    names, exp = ("bandwidth", "weight") if params.config.learns else (), namespace(params.w_q).exp
+    return {f"log_{name}": d[name] * exp(getattr(params, f"log_{name}")) for name in names}

@@ -119,9 +119,7 @@ def backward(params: Params, saved: Saved, d_log_weights: Array, d_following: Ar
     d_x_q, d_y, gradients = projections.projected_backward(params.block, inner.x, saved.y, d)  # (b, i, m), (b, j, m)
     d_x = d_x_q + d_y[:, 1:, :] + d_following  # (b, i, m): of x
     d_empty = xp.sum(d_y[:, :1, :], axis=0)  # [dKOOP.empty]
-    # forward: bandwidth = exp(log_bandwidth), and so for the weight
-    for name in ("bandwidth", "weight") if config.learns else ():
-        gradients[f"log_{name}"] = d[name] * xp.exp(getattr(params.block, f"log_{name}"))  # (1)
+    gradients |= block.kernel_backward(params.block, d)  # (1) each
     d_block = block.Params(config, **gradients, w_o=d_w_o, b_o=d_b_o if config.bias else None)
     return d_x, Params(d_block, d_empty)
 

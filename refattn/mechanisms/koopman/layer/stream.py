@@ -79,13 +79,8 @@ def count_of(config: block.Config) -> int | None:
 
 def options_of(params: block.Params, like: Array) -> dense.Options:
     """Return what the core would be given, with its numbers."""
-    config, families = params.config, params.config.families
-    if params.log_bandwidth is not None and params.log_weight is not None:
-        exp = namespace(like).exp
-        numbers = {"bandwidth": exp(params.log_bandwidth)[0], "weight": exp(params.log_weight)[0]}
-        families["kernel"] = replace(families["kernel"], **numbers)
-    plain = {name: getattr(config, name) for name in ("updates", "space", "similarity", "jitter")}
-    return core.placed(like, **plain, **families)[0]
+    plain = {name: getattr(params.config, name) for name in ("updates", "space", "similarity", "jitter")}
+    return core.placed(like, **plain, **block.families_of(params))[0]
 
 
 def attend(params: block.Params, x: Array, among: KeysAndValues, span: Array, options: dense.Options) -> Array:
@@ -93,8 +88,8 @@ def attend(params: block.Params, x: Array, among: KeysAndValues, span: Array, op
     xp, h = namespace(x), params.config.heads
     queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, 1, d)
     keys, values, own = (repeat_heads(part, h) for part in (among.k, among.v, span))  # (b, h, j, d), -, (b, h, f, f)
-    last, lefts = features.forward(queries, keys, values, own, options)
-    for number, left in enumerate(lefts, start=2):
+    last, saved = features.forward(queries, keys, values, own, options)
+    for number, left in enumerate(saved.left, start=2):
         if failure := failure_of(left, partial(xp.isnan, 0.0 * left), number):
             raise failure
         last = xp.where((left <= STALLED)[..., None], last, float("nan"))  # (b, h, 1, d)

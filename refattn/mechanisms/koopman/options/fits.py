@@ -17,28 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from refattn.mechanisms.arguments import check_choice, check_number, check_whole
+from refattn.args import check_choice, check_number, check_whole
 from refattn.mechanisms.koopman.options.limited import Limited
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, namespace, transpose
 
 Rest = Callable[[Array], tuple[Array, Array, Array]]
 """From the gradient of Y those of Z, G, and of the ridge before its sum."""
-
-
-class Solver(Protocol):
-    """What makes A of Z, G, a ridge and Y."""
-
-    def forward(self, inner: Array, gram: Array, ridge: Any, targets: Array) -> Array:
-        """Return A (..., l, o) for Z, G and Y."""
-
-    def backward(
-        self, inner: Array, gram: Array, ridge: Any, targets: Array, found: Array, d_found: Array
-    ) -> tuple[Array, Rest]:
-        """Return the gradient of Y for that of A, and what tells the others."""
 
 
 LIMITS = ("norm", "rank", "nuclear")
@@ -75,18 +62,14 @@ class Fit:
         if self.window is not None:
             check_whole("window", self.window, 1)
 
-    def solver(self) -> Solver:
-        """Return what solves it."""
-        raise NotImplementedError
+    def solver(self) -> Any:
+        """Return what solves it, a `Solver`: itself, unless the operator is limited."""
+        return self
 
 
 @dataclass(frozen=True)
 class Stein(Fit):
     """Least squares over all observables."""
-
-    def solver(self) -> Solver:
-        """Return what solves it: itself."""
-        return self
 
     def forward(self, inner: Array, gram: Array, ridge: Any, targets: Array) -> Array:
         """Return A with Z A G + ridge A = Y, a system of l o unknowns."""
@@ -102,11 +85,12 @@ class Stein(Fit):
         self, inner: Array, gram: Array, ridge: Any, targets: Array, found: Array, d_found: Array
     ) -> tuple[Array, Rest]:
         """Return dY with Z^T dY G^T + ridge dY = dA, and what tells the others."""
-        return self.forward(transpose(inner), transpose(gram), ridge, d_found), partial(self._rest, inner, gram, found)
 
-    def _rest(self, inner: Array, gram: Array, found: Array, d_targets: Array) -> tuple[Array, Array, Array]:
-        d_inner = -(d_targets @ transpose(gram) @ transpose(found))
-        return d_inner, -(transpose(inner @ found) @ d_targets), -d_targets * found
+        def rest(d_targets: Array) -> tuple[Array, Array, Array]:
+            d_inner = -(d_targets @ transpose(gram) @ transpose(found))
+            return d_inner, -(transpose(inner @ found) @ d_targets), -d_targets * found
+
+        return self.forward(transpose(inner), transpose(gram), ridge, d_found), rest
 
 
 @dataclass(frozen=True)
@@ -144,7 +128,7 @@ class Separable(Fit):
             )
 
     def solver(self) -> Solver:
-        """Return what solves it: itself, or where the operator is limited what finds such a one."""
+        """Return what solves it: itself, or what finds a limited operator."""
         return self if self.limits() is None else Limited(self.norm, self.rank, self.nuclear)
 
     def limits(self) -> str | None:
@@ -160,14 +144,15 @@ class Separable(Fit):
         self, inner: Array, gram: Array, ridge: Any, targets: Array, found: Array, d_found: Array
     ) -> tuple[Array, Rest]:
         """Return dY with (Z^T + ridge) dY G^T = dA, and what tells the others."""
-        d_targets = self.forward(transpose(inner), transpose(gram), ridge, d_found)
-        return d_targets, partial(self._rest, inner, gram, ridge, found)
 
-    def _rest(
-        self, inner: Array, gram: Array, ridge: Any, found: Array, d_targets: Array
-    ) -> tuple[Array, Array, Array]:
-        d_inner = -(d_targets @ transpose(gram) @ transpose(found))
-        return d_inner, -(transpose(inner @ found + ridge * found) @ d_targets), -d_targets * (found @ gram)
+        def rest(d_targets: Array) -> tuple[Array, Array, Array]:
+            d_inner = -(d_targets @ transpose(gram) @ transpose(found))
+            return d_inner, -(transpose(inner @ found + ridge * found) @ d_targets), -d_targets * (found @ gram)
 
+        return self.forward(transpose(inner), transpose(gram), ridge, d_found), rest
+
+
+Solver = Stein | Separable | Limited
+"""What makes A (..., l, o) of Z, G, a ridge and Y; its backward gives the gradient of Y, and what tells the others."""
 
 FITS: dict[str, type[Fit]] = {"stein": Stein, "separable": Separable}

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from refattn.args import Real, Whole, check_all
 from refattn.mechanisms.families import choose, imported
 from refattn.xp import Array, namespace, sum_wide, transpose
 
@@ -36,14 +37,11 @@ class Kernel:
         Above 0, a float or an array (); None means sqrt(d) and 1.
     steepest
         Largest slope of k2 along a line, times the bandwidth; None where there is none.
-    foreign
-        Whether k2 is a user's, which need not be a function of distances and products alone.
     """
 
     bandwidth: Any
     weight: Any
     steepest: ClassVar[float | None]
-    foreign: ClassVar[bool] = False
 
     def second(self, rho: Array) -> tuple[Array, Array]:
         """Return k2 and its derivative with respect to rho."""
@@ -51,9 +49,7 @@ class Kernel:
 
     def values(self, x: Array, y: Array) -> Array:
         """(..., p, d), (..., q, d) -> (..., p, q)."""
-        xp, dot = namespace(x, y), x @ transpose(y)
-        rho = xp.sum(x * x, axis=-1)[..., :, None] + xp.sum(y * y, axis=-1)[..., None, :] - 2.0 * dot
-        return dot + self.weight * self.second(rho)[0]
+        return self.look(x, y)[0]
 
     def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Return k, cross and own of dk/dx = cross y + own x, what k2 is a function of, and k2, (..., p, q) each."""
@@ -77,9 +73,9 @@ class Kernel:
         d_y = transpose(d_cross) @ x + xp.sum(d_own, axis=-2)[..., None] * y
         return d_x, d_y, d_bandwidth, d_weight
 
-    def more(self, x: Array, y: Array, factors: Array) -> Array:
-        """Return what a `foreign` kernel adds to cross and own."""
-        raise NotImplementedError
+    def more(self, x: Array, y: Array, factors: Array) -> Array | float:
+        """Return what there is beside cross and own: 0 but for an `Own` kernel."""
+        return 0.0
 
     def slope_bound(self) -> float | Array:
         """Return the largest slope of c k2 along a line."""
@@ -114,10 +110,6 @@ class Linear(Kernel):
     def unit_backward(self, d_unit: Array) -> Array:
         """Return 0: there is no weight."""
         return d_unit * 0.0
-
-    def values(self, x: Array, y: Array) -> Array:
-        """Return x . y."""
-        return x @ transpose(y)
 
     def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Return x . y, 1, 0, 0 and 0."""
@@ -186,15 +178,7 @@ class Polynomial(Kernel):
     steepest: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.degree, bool) or not isinstance(self.degree, int) or self.degree < 1:
-            raise ValueError(f"degree: got {self.degree!r}, needs a whole number of at least 1")
-        number = isinstance(self.constant, int | float) and not isinstance(self.constant, bool)
-        if not number or not 0.0 <= self.constant < math.inf:
-            raise ValueError(f"constant: got {self.constant!r}, needs a finite number of at least 0")
-
-    def values(self, x: Array, y: Array) -> Array:
-        """(..., p, d), (..., q, d) -> (..., p, q)."""
-        return self.look(x, y)[0]
+        check_all(self, degree=Whole(1), constant=Real(0.0))
 
     def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Return what `Kernel.look` does, of a function of x . y: own is 0."""
@@ -240,11 +224,6 @@ class Own(Kernel):
     weight: Any = None
     bandwidth = 1.0
     steepest: ClassVar[float | None] = None
-    foreign: ClassVar[bool] = True
-
-    def values(self, x: Array, y: Array) -> Array:
-        """(..., p, d), (..., q, d) -> (..., p, q)."""
-        return x @ transpose(y) + self.weight * self.function(x, y)
 
     def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Return what `Kernel.look` does, with cross and own of x . y alone: `more` has the rest."""

@@ -74,8 +74,8 @@ class Limited:
 
     def within(self, inner: Array, ridge: Any, targets: Array) -> tuple[Array, Array]:
         """Return A' and B (..., l, o) for Z and Y'."""
-        inner, lost_inner = _finite(inner)
-        targets, lost = _finite(targets + 0.0 * ridge)
+        inner, lost_inner = finite(inner)
+        targets, lost = finite(targets + 0.0 * ridge)
         values, vectors = _eigen(inner)
         start = _shifted(values, vectors, ridge, targets)
         if self.rank is not None:
@@ -96,9 +96,9 @@ class Limited:
         self, inner: Array, ridge: Any, found: Array, before: Array, d_found: Array
     ) -> tuple[Array, Array, Array]:
         """Return the gradients of Y', Z and the ridge, for what `within` gave and the gradient of A'."""
-        inner, lost = _finite(inner)
-        d_found, lost_too = _finite(d_found)
-        before, _ = _finite(before)
+        inner, lost = finite(inner)
+        d_found, lost_too = finite(d_found)
+        before, _ = finite(before)
         values, vectors = _eigen(inner)
         weights = values if self.rank is None else values * (values + ridge)
         spectrum, rho = _Spectrum(weights, vectors, before), _rho(values, ridge)
@@ -229,22 +229,33 @@ def _settled(x: Array, like: Array, change: Callable[[Array], Array]) -> Array:
 
 def _factor(gram: Array) -> Array:
     """Return F with F G F^T = 1."""
-    xp = namespace(gram)
-    gram, lost = _finite(gram)
-    try:
-        lower = xp.linalg.cholesky(xp.where(lost == lost, gram, identity(gram.shape[-1], gram)))
-    except (ValueError, RuntimeError) as failed:  # of these classes are the errors of NumPy and PyTorch
-        raise ValueError(
-            "jitter: the Gram matrix of the keys is not positive to rounding, needs a larger jitter, or no limit"
-        ) from failed
-    return solve(lower, identity(gram.shape[-1], gram) + 0.0 * gram) + lost
+    gram, lost = finite(gram, identity(gram.shape[-1], gram))
+    return solve(cholesky(gram, "no limit"), identity(gram.shape[-1], gram) + 0.0 * gram) + lost
 
 
-def _finite(x: Array) -> tuple[Array, Array]:
-    """Return matrices with 0 for those that are not finite, and NaN (..., 1, 1) for these, or 0."""
+def finite(x: Array, instead: Array | float = 0.0) -> tuple[Array, Array]:
+    """Return matrices with others in place of those that are not finite, and NaN (..., 1, 1) for these, or 0.
+
+    Libraries raise if they are given what is not finite to factor.
+    """
     xp = namespace(x)
     lost = 0.0 * xp.sum(x, axis=(-2, -1), keepdims=True)
-    return xp.where(xp.isnan(lost), 0.0, x), lost
+    return xp.where(xp.isnan(lost), instead, x), lost
+
+
+def cholesky(gram: Array, instead: str) -> Array:
+    """Return the lower factor of Gram matrices; ValueError, which names what else would do, if one is not positive."""
+    xp = namespace(gram)
+    failed: Exception | None = None
+    try:
+        lower = xp.linalg.cholesky(gram)
+        if concrete(xp.all(xp.isfinite(lower))) is not False:
+            return lower
+    except (ValueError, RuntimeError) as error:  # of these classes are the errors of NumPy and PyTorch
+        failed = error
+    raise ValueError(
+        f"jitter: the Gram matrix of the keys is not positive to rounding, needs a larger jitter, or {instead}"
+    ) from failed
 
 
 def _summed(x: Array) -> Array:

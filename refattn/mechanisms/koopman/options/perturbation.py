@@ -24,9 +24,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from refattn.mechanisms.arguments import check_is
+from refattn.args import check
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, backend, concrete, namespace, zeros
 
@@ -47,47 +47,40 @@ class Perturbation:
         At least 0, in the shapes of `Fit.ridge` but the last. None means 0.1.
     certify
         Whether to raise where psi is not certain to be one to one.
+    of_pi, of_phi
+        The numbers that a and b are, by name; "" means 1.
     """
 
     epsilon: float | Array | None = None
     certify: bool = False
+    of_pi: ClassVar[str]
+    of_phi: ClassVar[str]
 
     def __post_init__(self) -> None:
-        check_is("certify", self.certify, bool)
+        check("certify", self.certify, bool)
 
     def shares(self, epsilon: Any) -> tuple[Any, Any]:
         """Return a and b, of psi = a pi + b phi."""
-        raise NotImplementedError
+        numbers = {"": 1.0, "epsilon": epsilon, "mix": getattr(self, "mix", None)}
+        return numbers[self.of_pi], numbers[self.of_phi]
 
     def shares_backward(self, d_a: Array, d_b: Array) -> dict[str, Array]:
         """Return the gradients of the numbers, by name, for those of a and b."""
-        raise NotImplementedError
+        return {name: d for name, d in ((self.of_pi, d_a), (self.of_phi, d_b)) if name}
 
 
 @dataclass(frozen=True)
 class Shift(Perturbation):
     """psi = phi + epsilon pi: near the one-step map itself, which need not have an inverse."""
 
-    def shares(self, epsilon: Any) -> tuple[Any, Any]:
-        """Return a = epsilon and b = 1."""
-        return epsilon, 1.0
-
-    def shares_backward(self, d_a: Array, d_b: Array) -> dict[str, Array]:
-        """Return the gradients of the numbers, by name, for those of a and b."""
-        return {"epsilon": d_a}
+    of_pi, of_phi = "epsilon", ""
 
 
 @dataclass(frozen=True)
 class Identity(Perturbation):
     """psi = pi + epsilon phi: near the identity, and so one to one if epsilon is small."""
 
-    def shares(self, epsilon: Any) -> tuple[Any, Any]:
-        """Return a = 1 and b = epsilon."""
-        return 1.0, epsilon
-
-    def shares_backward(self, d_a: Array, d_b: Array) -> dict[str, Array]:
-        """Return the gradients of the numbers, by name, for those of a and b."""
-        return {"epsilon": d_b}
+    of_pi, of_phi = "", "epsilon"
 
 
 @dataclass(frozen=True)
@@ -95,14 +88,7 @@ class Pencil(Perturbation):
     """psi = mix pi + epsilon phi, with a mix above 0; None means 1. Any of the others, for only a / b matters."""
 
     mix: float | Array | None = None
-
-    def shares(self, epsilon: Any) -> tuple[Any, Any]:
-        """Return a = mix and b = epsilon."""
-        return self.mix, epsilon
-
-    def shares_backward(self, d_a: Array, d_b: Array) -> dict[str, Array]:
-        """Return the gradients of the numbers, by name, for those of a and b."""
-        return {"epsilon": d_b, "mix": d_a}
+    of_pi, of_phi = "mix", "epsilon"
 
 
 PERTURBATIONS: dict[str, type[Perturbation]] = {"identity": Identity, "shift": Shift, "pencil": Pencil}

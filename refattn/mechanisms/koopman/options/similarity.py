@@ -9,20 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from refattn.mechanisms.koopman.options.kernel import Kernel
 from refattn.xp import Array, transpose
-
-
-class Similarity(Protocol):
-    """Scores of queries and keys, and their gradients."""
-
-    def forward(self, x: Array, k: Array) -> Array:
-        """Return the scores (b, h, i, j) of x (b, h, i, d) and k (b, h, j, d)."""
-
-    def backward(self, x: Array, k: Array, d_scores: Array) -> tuple[Array, dict[str, Array]]:
-        """Return the gradient of x, and by name those of k and of the numbers that the similarity has."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +20,11 @@ class Dot:
     """s = x . k / sqrt(d), the scaled product of softmax attention."""
 
     def forward(self, x: Array, k: Array) -> Array:
-        """Return x . k / sqrt(d)."""
+        """Return the scores (b, h, i, j) of x (b, h, i, d) and k (b, h, j, d)."""
         return x @ transpose(k) / math.sqrt(x.shape[-1])
 
     def backward(self, x: Array, k: Array, d_scores: Array) -> tuple[Array, dict[str, Array]]:
-        """Return dx = ds k / sqrt(d) and dk = ds^T x / sqrt(d)."""
+        """Return the gradient of x, and by name those of k and of the numbers that the similarity has."""
         d_dot = d_scores / math.sqrt(x.shape[-1])
         return d_dot @ k, {"k": transpose(d_dot) @ x}
 
@@ -54,6 +44,8 @@ class OfKernel:
         d_x, d_k, d_bandwidth, d_weight = self.kernel.backward(x, k, d_scores)
         return d_x, {"k": d_k, "bandwidth": d_bandwidth, "weight": d_weight}
 
+
+Similarity = Dot | OfKernel
 
 SIMILARITIES: dict[str, Callable[[Any], Similarity]] = {"dot": lambda _: Dot(), "kernel": OfKernel}
 """By name, for a kernel."""

@@ -43,11 +43,13 @@ class Observables:
 
     def forward(self, x: Array) -> Array:
         """Return g(x): (b, h, i, l, d) -> (b, h, i, l, o)."""
-        return self.visible(self.kernel.look(x, self.keys)[0])
+        return self.visible(self.beside(self.kernel.values(x, self.keys), x))
 
     def backward(self, x: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
         """Return the gradients of x, of the keys (b, h, i, j, d), the bandwidth and the weight."""
-        return self.kernel.backward(x, self.keys, self.visible(d_values))
+        at_keys, beyond = self.parts(self.visible(d_values))
+        d_x, d_keys, d_bandwidth, d_weight = self.kernel.backward(x, self.keys, at_keys)
+        return d_x + beyond, d_keys, d_bandwidth, d_weight
 
     def look(self, x: Array, factors: Array) -> tuple[Array, Array, Array]:
         """Return C g(x) (b, h, i, d) for C (b, h, i, d, o), the size of its terms, and its Jacobian (b, h, i, d, d)."""
@@ -55,8 +57,7 @@ class Observables:
         values, cross, own, *_ = self.kernel.look(row, self.keys)  # (b, h, i, 1, j)
         at_keys, beyond = self.parts(factors)
         jacobian = (at_keys * cross) @ self.keys + xp.sum(at_keys * own, axis=-1, keepdims=True) * row
-        if self.kernel.foreign:
-            jacobian = jacobian + self.kernel.more(row, self.keys, at_keys)
+        beyond = beyond + self.kernel.more(row, self.keys, at_keys)
         at_x = self.visible(self.beside(values, row))  # (b, h, i, 1, o)
         value, size = factors @ transpose(at_x), xp.abs(factors) @ transpose(xp.abs(at_x))
         return value[..., 0], size[..., 0], jacobian + beyond
@@ -107,16 +108,6 @@ class WithCoordinates(Observables):
         xp, j = namespace(x), self.keys.shape[3]
         return xp.concat([xp.where(self.seen[..., None, :], x[..., :j], 0.0), x[..., j:]], axis=-1)
 
-    def forward(self, x: Array) -> Array:
-        """Return g(x): (b, h, i, l, d) -> (b, h, i, l, o)."""
-        return self.visible(self.beside(self.kernel.look(x, self.keys)[0], x))
-
-    def backward(self, x: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
-        """Return the gradients of x, of the keys (b, h, i, j, d), the bandwidth and the weight."""
-        at_keys, beyond = self.parts(self.visible(d_values))
-        d_x, d_keys, d_bandwidth, d_weight = self.kernel.backward(x, self.keys, at_keys)
-        return d_x + beyond, d_keys, d_bandwidth, d_weight
-
     def parts(self, factors: Array) -> tuple[Array, Array]:
         """Return of factors (..., o) those of the keys, and those of the coordinates."""
         return factors[..., : self.keys.shape[3]], factors[..., self.keys.shape[3] :]
@@ -157,13 +148,26 @@ class WithCoordinates(Observables):
 
 
 @dataclass(frozen=True)
-class Projected:
-    """kappa(x) = N g(x): the sections at the starts of transitions, brought into the span of the observables."""
+class Kappa:
+    """The functions that an operator answers with: kappa(x) = dual @ centres(x)."""
 
-    centres: Observables  # the functions that kappa is made of: g
+    centres: Observables
+    dual: Array
+
+    def at(self, x: Array) -> Array:
+        """Return kappa(x) (b, h, i, l) for x (b, h, i, d)."""
+        return (self.dual @ transpose(self.centres.forward(x[..., None, :])))[..., 0]
+
+
+@dataclass(frozen=True)
+class Projected(Kappa):
+    """kappa(x) = N g(x): the sections at the starts of transitions, brought into the span of the observables g.
+
+    `dual` is N (b, h, i, l, o).
+    """
+
     starts: Array  # (b, h, i, l, o): B
     gram: Array  # (b, h, i, o, o): G
-    dual: Array  # (b, h, i, l, o): N
 
     def inner(self) -> Array:
         """Return Z = N B^T (b, h, i, l, l)."""
@@ -191,12 +195,10 @@ class Projected:
 
 
 @dataclass(frozen=True)
-class AtPoints:
-    """kappa_l(x) = k(x_l, x): the sections at the starts of transitions themselves."""
+class AtPoints(Kappa):
+    """kappa_l(x) = k(x_l, x): the sections at the starts of transitions themselves, the centres; `dual` is 1 (l, l)."""
 
-    centres: Observables  # the sections at the starts
     first: Array  # (b, h, i, l, d): the starts
-    dual: Array  # (l, l): of these sections kappa is each one
 
     def inner(self) -> Array:
         """Return Z_lm = k(x_l, x_m) (b, h, i, l, l)."""
@@ -214,57 +216,43 @@ class AtPoints:
         """Return what `Projected.points_backward` does; the starts move as points of sections, too."""
         xp = namespace(points)
         d_points, d_k, d_bandwidth, d_weight = g.backward(points, d_path)
+        d_first, d_beside, more_bandwidth, more_weight = self.sections_backward(beside, d_inner, d_kappa)
+        moved = xp.concat([d_first, xp.zeros_like(d_first[..., :1, :])], axis=-2)
+        return d_points + moved, d_beside, d_k, d_bandwidth + more_bandwidth, d_weight + more_weight
+
+    def sections_backward(self, beside: Array, d_inner: Array, d_kappa: Array) -> tuple[Array, Array, Array, Array]:
+        """Return the gradients of the starts, of two points beside, and of the numbers, for those of Z and kappa."""
+        xp = namespace(beside)
         at = xp.concat([self.first, beside], axis=-2)  # where the sections were evaluated
         d_at = xp.concat([d_inner, d_kappa], axis=-2)  # of each section there
-        d_x, d_first, more_bandwidth, more_weight = self.centres.backward(at, d_at)
-        moved = xp.concat([d_x[..., :-2, :] + d_first, xp.zeros_like(d_first[..., :1, :])], axis=-2)
-        return d_points + moved, d_x[..., -2:, :], d_k, d_bandwidth + more_bandwidth, d_weight + more_weight
-
-
-Kappa = Projected | AtPoints
+        d_x, d_first, d_bandwidth, d_weight = self.centres.backward(at, d_at)
+        return d_x[..., :-2, :] + d_first, d_x[..., -2:, :], d_bandwidth, d_weight
 
 
 @dataclass(frozen=True)
-class OnKeys:
-    """The operator leads from the span of the sections at the keys to itself, and can be applied again and again."""
+class Space:
+    """The functions that the operator reads, and whether it answers with any function or in the span of these."""
+
+    kind: type[Observables] = Observables
+    full: bool = False
 
     def size(self, keys: int, width: int) -> int:
         """Return how many observables there are."""
-        return keys
+        return keys if self.kind is Observables else keys + width
 
     def observables(self, kernel: Kernel, keys: Array, seen: Array) -> Observables:
         """Return the observables at keys (b, h, j, d)."""
-        return Observables(kernel, keys[:, :, None, :, :], seen, counted(keys, seen))
+        return self.kind(kernel, keys[:, :, None, :, :], seen, counted(keys, seen))
 
-    def kappa(self, g: Observables, first: Array, starts: Array, gram: Array, dual_of: Solved) -> Kappa:
+    def kappa(self, g: Observables, first: Array, starts: Array, gram: Array, dual_of: Solved) -> Any:
         """Return kappa for transitions that start at points (b, h, i, l, d)."""
-        return Projected(g, starts, gram, dual_of(starts, gram))
-
-
-@dataclass(frozen=True)
-class OnCoordinatesToo(OnKeys):
-    """The same with the coordinates beside the sections: a linear map is met by any keys."""
-
-    def size(self, keys: int, width: int) -> int:
-        """Return how many observables there are."""
-        return keys + width
-
-    def observables(self, kernel: Kernel, keys: Array, seen: Array) -> Observables:
-        """Return the observables at keys (b, h, j, d)."""
-        return WithCoordinates(kernel, keys[:, :, None, :, :], seen, counted(keys, seen))
-
-
-@dataclass(frozen=True)
-class OnAll(OnKeys):
-    """The operator answers with any function: what it fits is read at the keys, and nothing is lost by projecting."""
-
-    def kappa(self, g: Observables, first: Array, starts: Array, gram: Array, dual_of: Solved) -> Kappa:
-        """Return kappa for transitions that start at points (b, h, i, l, d)."""
+        if not self.full:
+            return Projected(g, dual_of(starts, gram), starts, gram)
         everywhere = namespace(first).zeros_like(first[..., 0]) == 0.0  # (b, h, i, l): True
-        return AtPoints(Observables(g.kernel, first, everywhere, g.count), first, identity(first.shape[3], first))
+        return AtPoints(Observables(g.kernel, first, everywhere, g.count), identity(first.shape[3], first), first)
 
 
-SPACES: dict[str, OnKeys] = {"keys": OnKeys(), "augmented": OnCoordinatesToo(), "full": OnAll()}
+SPACES = {"keys": Space(), "augmented": Space(WithCoordinates), "full": Space(full=True)}
 
 
 def counted(keys: Array, seen: Array) -> Array:

@@ -1,8 +1,9 @@
 """One query of one head, among the keys that it sees alone: its way, a second time, by the sources.
 
-There is no mask here, only a shorter list of keys. The operator is found from the eigenvectors of its two Gram
-matrices, or by descent where it is limited, and the perturbation is inverted by Newton's method without damping, whose
-Jacobian is taken by complex steps. Arrays have one axis in front, for what runs side by side; they may be complex.
+There is no mask in the fit, only a shorter list of keys: values have zeros for the others. The operator is found from
+the eigenvectors of its two Gram matrices, or by descent where it is limited, and the perturbation is inverted by
+Newton's method without damping, whose Jacobian is taken by complex steps. Arrays have one axis in front, for what runs
+side by side; they may be complex.
 
 Source: Tie 2024; Khosravi 2023 (arXiv:2208.01681).
 """
@@ -148,77 +149,99 @@ def gram_of(k: np.ndarray, o: dict[str, Any]) -> np.ndarray:
     return gram + delta_of(o) * np.eye(gram.shape[-1])
 
 
-def trajectory(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: dict[str, Any], see: See) -> np.ndarray:
-    """Return the last query (., 1, d) for q (., 1, d) and the k, v (., j, d) that it sees; `see` gets every value."""
-    d, x, points = q.shape[-1], q, [q]
-    gram: np.ndarray = np.zeros((1, 1, 1))
-    coordinates: np.ndarray = gram
+def visible_of(gram: np.ndarray, at: list[int], o: dict[str, Any]) -> np.ndarray:
+    """The inner products of what is seen; for the others, which drop out, 1 and the jitter on the diagonal."""
+    own = np.isin(np.arange(gram.shape[-1]), at)
+    return np.where(own[:, None] & own, gram, (1.0 + delta_of(o)) * np.eye(len(own)))
+
+
+def trajectory(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: list[int], o: dict[str, Any], see: See) -> np.ndarray:
+    """Return the last query (., 1, d) of q (., 1, d), which sees some of k, v (., j, d); `see` gets every value."""
+    (keys, d), x, points = k.shape[-2:], q, [q]
+    fit = None
     for number in range(1, o["updates"] + 1):
-        if number == 2:
-            gram = see("KOOP.visible", see("KOOP.1", gram_of(k, o)))
-            coordinates = k
-            if o["space"] == "augmented":
-                coordinates = np.concatenate([k, norm_of(o) * np.eye(d) * np.ones((len(k), 1, 1))], axis=-2)
-        raw = x @ transposed(k) / math.sqrt(d) if o["similarity"] == "dot" else kernel(x, k, o)
-        scores = see("KOOP.masked", see("KOOP.2", raw))
+        raw = see("KOOP.2", x @ transposed(k) / math.sqrt(d) if o["similarity"] == "dot" else kernel(x, k, o))
+        scores = see("KOOP.masked", np.where(np.isin(np.arange(keys), seen), raw, -math.inf))[..., seen]
         powers = np.exp(scores - np.max(scores.real, axis=-1, keepdims=True))
-        weights = see("KOOP.3", powers / np.sum(powers, axis=-1, keepdims=True))
+        weights = see("KOOP.3", spread(powers / np.sum(powers, axis=-1, keepdims=True), seen, keys))
         attended = see("KOOP.4", weights @ v)
-        x = see("first", attended) if number == 1 else _update(points, attended, k, gram, coordinates, o, see, number)
+        if number == 1:
+            x = see("first", attended)
+        else:
+            fit = fit or _Fit(k, seen, o, see)
+            x = fit.update(points, attended, number)
         points.append(x)
     return x
 
 
-def _update(
-    points: list[np.ndarray],
-    attended: np.ndarray,
-    k: np.ndarray,
-    gram: np.ndarray,
-    coordinates: np.ndarray,
-    o: dict[str, Any],
-    see: See,
-    number: int,
-) -> np.ndarray:
-    """q^r by the operator of the trajectory: K acts on a function f as (K f)(x) = tau f(x) + kappa(x)^T A f(P)."""
-    size = len(points) if o["window"] is None else min(len(points), o["window"] + 1)
-    shape = np.broadcast_shapes(*(p.shape for p in points))
-    path = np.concatenate([np.broadcast_to(p, shape) for p in points[-size:]], axis=-2)
-    first, last, d, tau = path[..., :-1, :], path[..., 1:, :], path.shape[-1], o["tau"]
+def spread(x: np.ndarray, at: list[int], size: int) -> np.ndarray:
+    """Return x (..., columns) with its columns at some places of `size`, and 0 at the others."""
+    full = np.zeros((*x.shape[:-1], size), x.dtype)
+    full[..., at] = x
+    return full
 
-    def g(y: np.ndarray) -> np.ndarray:
-        at = kernel(y, k, o)
-        return np.concatenate([at, y + 0.0 * at[..., :1]], axis=-1) if o["space"] == "augmented" else at
 
-    b_ = see("KOOP.5", g(first))
-    y_ = see("KOOP.6", g(last) - tau * b_)
-    if o["space"] != "full":
-        n_ = see("KOOP.7", transposed(np.linalg.solve(transposed(gram) + 0.0 * b_[..., :1, :1], transposed(b_))))
-        z_ = see("KOOP.8", n_ @ transposed(b_))
-    else:
-        n_, z_ = None, see("KOOP.8", kernel(first, first, o))
-    ridge = o["ridge"][..., number - 2][..., None, None]
-    epsilon = o["epsilon"][..., number - 2][..., None, None]
-    factor = first.shape[-2] * k.shape[-2] if o["scale"] == "mean" else 1.0
-    a_ = see("KOOP.9", _fit(z_, gram, y_, o, ridge * factor))
-    d_ = see("KOOP.10", a_ @ coordinates)
-    r_ = see("KOOP.11", a_ @ transposed(b_))
-    a, b = {"identity": (1.0, epsilon), "shift": (epsilon, 1.0), "pencil": (o["mix"], epsilon)}[o["perturbation"]]
-    h_ = see("KOOP.12", (a + 2.0 * tau * b) * d_ + b * (r_ @ d_))
+class _Fit:
+    """The operators of a trajectory: K acts on a function f as (K f)(x) = tau f(x) + kappa(x)^T A f(P)."""
 
-    def kappa(y: np.ndarray) -> np.ndarray:
-        return kernel(first, y, o) if n_ is None else n_ @ transposed(g(y))
+    def __init__(self, k: np.ndarray, seen: list[int], o: dict[str, Any], see: See) -> None:
+        (keys, d), augmented = k.shape[-2:], o["space"] == "augmented"
+        self.k, self.o, self.see = k[..., seen, :], o, see
+        self.at = [*seen, *range(keys, keys + d)] if augmented else seen
+        self.size = keys + d if augmented else keys
+        whole = see("KOOP.1", gram_of(k, o))
+        self.gram = see("KOOP.visible", visible_of(whole, self.at, o))[..., self.at, :][..., self.at]
+        self.coordinates = self.k
+        if augmented:
+            own = norm_of(o) * np.eye(d) * np.ones((len(k), 1, 1))
+            self.coordinates = np.concatenate([self.k, own], axis=-2)
 
-    c_ = see("KOOP.13", kappa(attended))
-    z = see("KOOP.14", (a + b) * tau * attended + transposed(c_) @ h_)
+    def put(self, id: str, value: np.ndarray) -> np.ndarray:
+        """Return what goes on of a value (..., o)."""
+        return self.see(id, spread(value, self.at, self.size))[..., self.at]
 
-    def residual(y: np.ndarray) -> np.ndarray:
-        return (a + b * tau) * y + b * (transposed(kappa(y)) @ d_) - z
+    def g(self, y: np.ndarray) -> np.ndarray:
+        """The observables at y (., p, d)."""
+        at = kernel(y, self.k, self.o)
+        return np.concatenate([at, y + 0.0 * at[..., :1]], axis=-1) if self.o["space"] == "augmented" else at
 
-    root = tau * attended + transposed(c_) @ d_
-    for _ in range(60):
-        columns = [residual(root.real + J * 1j * np.eye(d)[n]).imag / J for n in range(d)]
-        move = np.linalg.solve(transposed(np.concatenate(columns, axis=-2)), transposed(residual(root)))
-        root = root - transposed(move)
-        if np.max(np.abs(move.real)) <= 1e-15 * (1.0 + np.max(np.abs(root.real))):
-            break
-    return see("KOOP.15", root)
+    def update(self, points: list[np.ndarray], attended: np.ndarray, number: int) -> np.ndarray:
+        """Return q^r by the operator of the points so far."""
+        o, see, gram, tau = self.o, self.see, self.gram, self.o["tau"]
+        size = len(points) if o["window"] is None else min(len(points), o["window"] + 1)
+        shape = np.broadcast_shapes(*(p.shape for p in points))
+        path = np.concatenate([np.broadcast_to(p, shape) for p in points[-size:]], axis=-2)
+        first, last, d = path[..., :-1, :], path[..., 1:, :], path.shape[-1]
+        b_ = self.put("KOOP.5", self.g(first))
+        y_ = self.put("KOOP.6", self.g(last) - tau * b_)
+        if o["space"] != "full":
+            solved = np.linalg.solve(transposed(gram) + 0.0 * b_[..., :1, :1], transposed(b_))
+            n_ = self.put("KOOP.7", transposed(solved))
+            z_ = see("KOOP.8", n_ @ transposed(b_))
+        else:
+            n_, z_ = None, see("KOOP.8", kernel(first, first, o))
+        ridge, epsilon = (o[name][..., number - 2][..., None, None] for name in ("ridge", "epsilon"))
+        factor = first.shape[-2] * self.k.shape[-2] if o["scale"] == "mean" else 1.0
+        a_ = self.put("KOOP.9", _fit(z_, gram, y_, o, ridge * factor))
+        d_ = see("KOOP.10", a_ @ self.coordinates)
+        r_ = see("KOOP.11", a_ @ transposed(b_))
+        a, b = {"identity": (1.0, epsilon), "shift": (epsilon, 1.0), "pencil": (o["mix"], epsilon)}[o["perturbation"]]
+        h_ = see("KOOP.12", (a + 2.0 * tau * b) * d_ + b * (r_ @ d_))
+
+        def kappa(y: np.ndarray) -> np.ndarray:
+            return kernel(first, y, o) if n_ is None else n_ @ transposed(self.g(y))
+
+        c_ = see("KOOP.13", kappa(attended))
+        z = see("KOOP.14", (a + b) * tau * attended + transposed(c_) @ h_)
+
+        def residual(y: np.ndarray) -> np.ndarray:
+            return (a + b * tau) * y + b * (transposed(kappa(y)) @ d_) - z
+
+        root = tau * attended + transposed(c_) @ d_
+        for _ in range(60):
+            columns = [residual(root.real + J * 1j * np.eye(d)[n]).imag / J for n in range(d)]
+            move = np.linalg.solve(transposed(np.concatenate(columns, axis=-2)), transposed(residual(root)))
+            root = root - transposed(move)
+            if np.max(np.abs(move.real)) <= 1e-15 * (1.0 + np.max(np.abs(root.real))):
+                break
+        return see("KOOP.15", root)

@@ -29,7 +29,7 @@ from typing import Any
 
 from refattn.mechanisms.softmax.implementations.bound import safe_rows
 from refattn.ops.heads import group_heads, group_mask, sum_group, ungroup_heads
-from refattn.ops.masks import Band, existing, where_allowed
+from refattn.ops.masks import Band, existing, part_of, where_allowed
 from refattn.ops.tiles import PlaneSum, Tile, concat, most_rows, plan
 from refattn.xp import Array, max_last, namespace, sum_wide, sum_wide_to, zeros
 
@@ -352,13 +352,6 @@ def _scores(q_scaled: Array, k: Array, pairs: Pairs, rows: Span, columns: Span) 
     if pairs.bias is not None:
         scores = scores + part_of(pairs.bias, rows, columns)  # (b, g, r, i, j) [SM.biased]
     return scores, ratio
-
-
-def part_of(x: Array, rows: Span, columns: Span) -> Array:
-    """Return a tile of x (..., i, j); an axis of 1 is kept."""
-    i = slice(*rows) if x.shape[-2] != 1 else slice(0, 1)
-    j = slice(*columns) if x.shape[-1] != 1 else slice(0, 1)
-    return x[..., i, j]
 
 
 def _only(allowed: Array | None, x: Array) -> Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from refattn.mechanisms import wrong as readings
@@ -16,9 +17,9 @@ from refattn.mechanisms.softmax.testing.placed import PLACED
 from refattn.mechanisms.softmax.testing.wrong_gradients import WRONG_GRADIENTS
 from refattn.mechanisms.wrong import conventions, gradients
 from refattn.ops.heads import repeat_heads
-from refattn.ops.masks import allowed_pairs, causal_offset
 from refattn.xp import Array, namespace
 
+Given = dict[str, Any]
 Wrong = Callable[..., tuple[Array, Array]]
 
 
@@ -27,49 +28,46 @@ def _core(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
     return out, saved.lse
 
 
-def softcap_after_mask(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    mask: Array | None = None,
-    causal: Any = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    **options: Any,
-) -> tuple[Array, Array]:
-    """Mask first: the soft-cap then lifts -inf to -softcap, and hidden keys are attended a little."""
-    if options or softcap is None or (mask is None and causal is False):
-        return _core(q, k, v, mask=mask, causal=causal, scale=scale, softcap=softcap, **options)
-    xp = namespace(q, k, v)
-    queries, keys = q.shape[2], k.shape[2]
-    factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    allowed = allowed_pairs(mask, causal_offset(causal, queries, keys), queries, keys, q)
-    scores = xp.where(allowed, q @ xp.matrix_transpose(repeat_heads(k, q.shape[1])) * factor, -math.inf)
-    weights = xp.exp(softcap * xp.tanh(scores / softcap))
-    total = xp.sum(weights, axis=-1, keepdims=True)
-    return weights @ repeat_heads(v, q.shape[1]) / total, xp.log(total)[..., 0]
+_changed = partial(readings.changed, _core)
+_recomputed = partial(readings.recomputed, _core)
 
 
-def no_softcap(q: Array, k: Array, v: Array, *, softcap: float | None = None, **options: Any) -> tuple[Array, Array]:
-    """Leave the soft-cap out."""
-    return _core(q, k, v, **options)
+def _softcap_after_mask(seen: Given, given: Given) -> Array:
+    masked, softcap = seen["SM.2"], given.get("softcap")
+    return masked if softcap is None else namespace(masked).where(masked == -math.inf, -softcap, masked)
 
 
-def keys_missing_in_total(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
-    """Leave the last three keys out of the denominator alone."""
-    out, lse = _core(q, k, v, **options)
-    short = {**options}
-    keys = k.shape[2]
-    if keys <= 3:
-        return out, lse
-    xp = namespace(q, k, v)
-    kept = xp.arange(keys) < keys - 3
-    mask = short.pop("mask", None)
-    _, fewer = _core(q, k, v, mask=kept if mask is None else mask & kept, **short)
-    changed = xp.isfinite(lse) & xp.isfinite(fewer)
-    factor = xp.where(changed, xp.exp(xp.where(changed, lse, 0.0) - xp.where(changed, fewer, 0.0)), 1.0)
-    return out * xp.astype(factor, out.dtype)[..., None], xp.where(changed, fewer, lse)
+def _zero_for_masked(seen: Given, given: Given) -> Array:
+    masked = seen["SM.2"]
+    hides = given.get("mask") is not None and given.get("causal", False) is False
+    return namespace(masked).where(masked == -math.inf, 0.0, masked) if hides else masked
+
+
+def _over_queries(seen: Given, given: Given) -> Array:
+    xp, scores = namespace(seen["SM.4"]), seen.get("SM.2", seen["SM.1"])
+    if given.get("softcap") is not None or set(given) - {*"qkv", "mask", "causal", "scale"}:
+        return seen["SM.4"]
+    exponentials = xp.exp(scores)
+    total = xp.sum(exponentials, axis=-2, keepdims=True)
+    return exponentials / xp.where(total == 0.0, 1.0, total)
+
+
+def _fewer_in_total(seen: Given, given: Given) -> Array:
+    xp, exponentials = namespace(seen["SM.3"]), seen["SM.3"]
+    total = seen["SM.total"] - xp.sum(exponentials[..., -3:], axis=-1, keepdims=True)
+    return xp.where(total > 0.0, total, seen["SM.total"]) if exponentials.shape[-1] > 3 else seen["SM.total"]
+
+
+def _without_maximum(seen: Given, given: Given) -> Array:
+    """Return lse without the largest score of a key; 0 if there are sinks alone."""
+    xp, lse, largest = namespace(seen["SM.lse"]), seen["SM.lse"], seen["SM.largest"]
+    known = xp.isfinite(largest)
+    return xp.where(xp.isfinite(lse), xp.where(known, lse - xp.where(known, largest, 0.0), 0.0), lse)
+
+
+def _softcap_before_scale(given: Given) -> Given:
+    # factor softcap tanh(q . k / softcap) is a soft-cap of factor * softcap on factor q . k.
+    return {} if given.get("softcap") is None else {"softcap": readings.scale_of(given) * given["softcap"]}
 
 
 def uniform_empty_rows(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
@@ -88,79 +86,41 @@ def nan_in_empty_rows(q: Array, k: Array, v: Array, **options: Any) -> tuple[Arr
     return namespace(q).where(namespace(q).isfinite(lse)[..., None], out, math.nan), lse
 
 
-def softcap_before_scale(
-    q: Array, k: Array, v: Array, *, scale: float | None = None, softcap: float | None = None, **options: Any
-) -> tuple[Array, Array]:
-    """Cap q . k and scale after it, so that scores are bounded by scale * softcap."""
-    if softcap is None:
-        return _core(q, k, v, scale=scale, **options)
-    factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    # factor softcap tanh(q . k / softcap) is a soft-cap of factor * softcap on factor q . k.
-    return _core(q, k, v, scale=factor, softcap=factor * softcap, **options)
-
-
-def softmax_over_queries(
-    q: Array, k: Array, v: Array, *, softcap: float | None = None, **options: Any
-) -> tuple[Array, Array]:
-    """Normalise over the queries of a key, not over the keys of a query."""
-    out, lse = _core(q, k, v, softcap=softcap, **options)
-    if softcap is not None or 0 in (q.shape[2], k.shape[2]) or set(options) - {"mask", "causal", "scale"}:
-        return out, lse
-    return readings.attend_over_queries(q, k, v, **options), lse
-
-
-def lse_without_maximum(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
-    """Return the logarithm of the sum that was divided by, in which the largest score counts 0."""
-    xp = namespace(q)
-    out, saved = core.forward(q, k, v, **options)
-    if k.shape[2] == 0:
-        return out, saved.lse
-    # A value of 1 on the key with the largest weight alone: its weight w is 1 / sum.
-    largest = _largest_weight(q, k, **options)
-    return out, xp.where(xp.isfinite(saved.lse), -xp.log(xp.where(largest > 0.0, largest, 1.0)), saved.lse)
-
-
-def _largest_weight(q: Array, k: Array, **options: Any) -> Array:
-    xp, keys = namespace(q), k.shape[2]
-    unit = xp.zeros((k.shape[0], k.shape[1], keys, keys), dtype=q.dtype) + xp.eye(keys, dtype=q.dtype)
-    weights, _ = _core(q, k, unit, **options)
-    return xp.max(weights, axis=-1)
-
-
-def zero_for_masked_scores(
-    q: Array, k: Array, v: Array, *, mask: Array | None = None, scale: float | None = None, **options: Any
-) -> tuple[Array, Array]:
-    """Multiply the scores by the mask, so that a masked key has a score of 0 and a weight of 1."""
-    if mask is None or options:
-        return _core(q, k, v, mask=mask, scale=scale, **options)
-    xp, heads = namespace(q, k, v), q.shape[1]
-    factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    scores = q @ xp.matrix_transpose(repeat_heads(k, heads)) * factor
-    powers = xp.exp(xp.where(mask, scores, 0.0))
-    total = xp.sum(powers, axis=-1, keepdims=True)
-    return powers @ repeat_heads(v, heads) / total, xp.log(total)[..., 0]
-
-
-def lse_to_base_2(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
-    """Return the logarithm to base 2."""
-    out, lse = _core(q, k, v, **options)
-    return out, lse / math.log(2.0)
-
-
 READINGS: dict[str, Wrong] = {
     **readings.of_masks(_core),
     **readings.of_scales(_core),
-    "soft-cap after the mask": softcap_after_mask,
-    "soft-cap left out": no_softcap,
-    "soft-cap before the scale": softcap_before_scale,
-    "softmax over the queries": softmax_over_queries,
-    "masked keys have a score of 0": zero_for_masked_scores,
-    "keys missing in the denominator": keys_missing_in_total,
-    "scale of the model's width": readings.scale_of_all_heads(_core),
+    "soft-cap after the mask": _recomputed(
+        "Mask first: the soft-cap then lifts -inf to -softcap, and hidden keys are attended a little.",
+        {"SM.2": _softcap_after_mask},
+    ),
+    "soft-cap left out": _changed("Leave the soft-cap out.", lambda given: {"softcap": None}),
+    "soft-cap before the scale": _changed(
+        "Cap q . k and scale after it, so that scores are bounded by scale * softcap.", _softcap_before_scale
+    ),
+    "softmax over the queries": _recomputed(
+        "Normalise over the queries of a key, not over the keys of a query.", {"SM.4": _over_queries}
+    ),
+    "masked keys have a score of 0": _recomputed(
+        "Multiply the scores by the mask, so that a masked key has a score of 0 and a weight of 1.",
+        {"SM.2": _zero_for_masked},
+    ),
+    "keys missing in the denominator": _recomputed(
+        "Leave the last three keys out of the denominator alone.", {"SM.total": _fewer_in_total}
+    ),
+    "scale of the model's width": readings.usual_scale(
+        _core,
+        "Take 1 / sqrt(heads * width) if no scale is given.",
+        lambda given: given["q"].shape[1] * given["q"].shape[3],
+    ),
     "empty rows get the mean": uniform_empty_rows,
     "empty rows are NaN": nan_in_empty_rows,
-    "lse to base 2": lse_to_base_2,
-    "lse without the maximum": lse_without_maximum,
+    "lse to base 2": _recomputed(
+        "Return the logarithm to base 2.", {"SM.lse": lambda seen, given: seen["SM.lse"] / math.log(2.0)}
+    ),
+    "lse without the maximum": _recomputed(
+        "Return the logarithm of the sum that was divided by, in which the largest score counts 0.",
+        {"SM.lse": _without_maximum},
+    ),
     **PLACED,
 }
 

@@ -6,17 +6,14 @@ the core.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.dense import BOUND, counts
-from refattn.mechanisms.wrong import conventions, of_group_gradients, of_masks
-from refattn.ops.heads import repeat_heads
-from refattn.ops.masks import allowed_pairs
-from refattn.xp import Array, max_last, namespace
+from refattn.mechanisms.wrong import changed, conventions, of_group_gradients, of_masks, recomputed
+from refattn.xp import Array, namespace
 
 Wrong = Callable[..., tuple[Array, Array]]
 
@@ -26,94 +23,65 @@ def _core(q: Array, k: Array, v: Array, kinetic: Array | None = None, **options:
     return out, saved.log_z
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """The force with some of its conventions changed.
-
-    Attributes
-    ----------
-    own, other
-        Factors of u_i and u_j.
-    potential
-        What is added to their sum.
-    power
-        Of z in u.
-    counted
-        What z is divided by: "prefix", "all" tokens, or "one".
-    shifted
-        Whether the largest score of a row is subtracted for good.
-    normalised
-        Whether the output is that of an attention, without z.
-    """
-
-    own: float = 1.0
-    other: float = 1.0
-    potential: float = 2.0
-    power: float = 2.0
-    counted: str = "prefix"
-    shifted: bool = False
-    normalised: bool = False
-
-    def __call__(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        kinetic: Array | None = None,
-        *,
-        causal: Any = False,
-        scale: float | None = None,
-    ) -> tuple[Array, Array]:
-        xp, (_, h, n, d) = namespace(q), q.shape
-        offset = 0 if causal else None
-        factor = 1.0 / math.sqrt(d) if scale is None else scale
-        scores = q @ xp.matrix_transpose(repeat_heads(k, h)) * factor
-        allowed = allowed_pairs(None, offset, n, n, q)
-        masked = scores if allowed is None else xp.where(allowed, scores, -math.inf)
-        top = max_last(masked)
-        exponentials = xp.exp(masked - top)
-        total = xp.sum(exponentials, axis=-1, keepdims=True)
-        number = counts(offset if self.counted == "prefix" else None, (0, n), 1 if self.counted == "one" else n, q)
-        log_z = xp.clip((0.0 * top if self.shifted else top) + xp.log(total / number), -BOUND, BOUND)
-        push = (0.0 * top if kinetic is None else kinetic) * xp.exp(-self.power * log_z)
-        brackets = self.own * push + self.other * xp.matrix_transpose(push) + self.potential
-        out = 0.5 * (exponentials * brackets / total) @ repeat_heads(v, h)
-        return out if self.normalised else xp.exp(log_z) * out, log_z[..., 0]
+_changed = partial(changed, _core)
 
 
-def future(
-    q: Array, k: Array, v: Array, kinetic: Array | None = None, *, causal: Any = False, **options: Any
-) -> tuple[Array, Array]:
-    """Let every token push every other one, whatever was asked."""
-    return _core(q, k, v, kinetic, causal=False, **options)
+def _recomputed(words: str, id: str, value: Callable[[dict[str, Any], dict[str, Any]], Array]) -> Wrong:
+    """Return the force with another value of one equation."""
+    return recomputed(_core, words, {id: value})
 
 
-def at_rest(q: Array, k: Array, v: Array, kinetic: Array | None = None, **options: Any) -> tuple[Array, Array]:
-    """Leave the kinetic terms out."""
-    return _core(q, k, v, None, **options)
+def _log_z(top: float, counted: str) -> Callable[[dict[str, Any], dict[str, Any]], Array]:
+    """Return log z with a factor of the largest score, and z divided by the "prefix", "all" tokens or "one"."""
+
+    def value(seen: dict[str, Any], given: dict[str, Any]) -> Array:
+        xp, total = namespace(seen["SYMP.total"]), seen["SYMP.total"]
+        tokens = total.shape[2]
+        offset = 0 if given.get("causal") and counted == "prefix" else None
+        number = counts(offset, (0, tokens), 1 if counted == "one" else tokens, total)
+        return xp.clip(top * seen["SYMP.largest"] + xp.log(total / number), -BOUND, BOUND)
+
+    return value
 
 
-def scale_of_one(
-    q: Array, k: Array, v: Array, kinetic: Array | None = None, *, scale: float | None = None, **options: Any
-) -> tuple[Array, Array]:
-    """Take the scores as they are where no scale is given."""
-    return _core(q, k, v, kinetic, scale=1.0 if scale is None else scale, **options)
+def _factor(own: float, other: float, potential: float) -> Callable[[dict[str, Any], dict[str, Any]], Array]:
+    """Return the weights of the push with factors of u_i and u_j, and what is added to their sum."""
+
+    def value(seen: dict[str, Any], given: dict[str, Any]) -> Array:
+        push = seen["SYMP.10"]
+        brackets = own * push + other * namespace(push).matrix_transpose(push) + potential
+        return 0.5 * seen["SYMP.6"] * brackets
+
+    return value
 
 
 READINGS: dict[str, Wrong] = {
-    "the future pushes": future,
-    "kinetic terms left out": at_rest,
-    "scores without a scale": scale_of_one,
+    "the future pushes": _changed(
+        "Let every token push every other one, whatever was asked.", lambda given: {"causal": False}
+    ),
+    "kinetic terms left out": _changed("Leave the kinetic terms out.", lambda given: {"kinetic": None}),
+    "scores without a scale": _changed(
+        "Take the scores as they are if no scale is given.",
+        lambda given: {"scale": 1.0} if given.get("scale") is None else {},
+    ),
     **of_masks(_core, "interleaved groups"),
-    "a potential that repels": _Reading(potential=-2.0),
-    "a potential of half the size": _Reading(potential=1.0),
-    "only the token's own kinetic term": _Reading(other=0.0),
-    "only the others' kinetic terms": _Reading(own=0.0),
-    "kinetic terms over z": _Reading(power=1.0),
-    "z is a mean over all tokens": _Reading(counted="all"),
-    "z is a sum": _Reading(counted="one"),
-    "the largest score is lost": _Reading(shifted=True),
-    "the output of an attention": _Reading(normalised=True),
+    "a potential that repels": _recomputed("Take -2 for the potential.", "SYMP.11", _factor(1.0, 1.0, -2.0)),
+    "a potential of half the size": _recomputed("Take 1 for the potential.", "SYMP.11", _factor(1.0, 1.0, 1.0)),
+    "only the token's own kinetic term": _recomputed("Leave u_j out.", "SYMP.11", _factor(1.0, 0.0, 2.0)),
+    "only the others' kinetic terms": _recomputed("Leave u_i out.", "SYMP.11", _factor(0.0, 1.0, 2.0)),
+    "kinetic terms over z": _recomputed(
+        "Divide kinetic terms by z, not by its square.",
+        "SYMP.10",
+        lambda seen, given: seen["SYMP.10"] * namespace(seen["SYMP.7"]).exp(seen["SYMP.7"]),
+    ),
+    "z is a mean over all tokens": _recomputed("Divide z by the number of all.", "SYMP.7", _log_z(1.0, "all")),
+    "z is a sum": _recomputed("Divide z by nothing.", "SYMP.7", _log_z(1.0, "one")),
+    "the largest score is lost": _recomputed("Do not add it again to log z.", "SYMP.7", _log_z(0.0, "prefix")),
+    "the output of an attention": _recomputed(
+        "Leave z out of the output.",
+        "SYMP.12",
+        lambda seen, given: seen["SYMP.12"] * namespace(seen["SYMP.7"]).exp(-seen["SYMP.7"]),
+    ),
 }
 
 WRONG = {

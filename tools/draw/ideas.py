@@ -1,6 +1,4 @@
-"""Draw what two mechanisms are about: docs/figures/softmax_idea.png and docs/figures/delta_idea.png.
-
-    python -m tools.draw_ideas
+"""What two mechanisms are about: softmax attention and linear recurrences.
 
 - softmax_idea.png: the weights of one query at three scales, and where its output lies as the scale grows.
 - delta_idea.png: what the state holds for one key, after it was written, while others are written, and after it was
@@ -11,17 +9,16 @@ Both show what the mechanisms compute; nothing is drawn from a formula of its ow
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 from matplotlib.figure import Figure
 
 import refattn as ra
 from refattn import counter
+from tools.draw.common import BLUE, ORANGE, RED, VIOLET
 
-TARGET = Path(__file__).parents[1] / "docs" / "figures"
-COLOURS = ("#3a7ca5", "#e6872b", "#d7191c", "#5b4b8a")
+COLOURS = (BLUE, ORANGE, RED, VIOLET)
 SIZE = (10.0, 4.0)
 TOKENS, AGAIN, WIDTH = 40, 20, 16
 
@@ -30,7 +27,7 @@ def softmax() -> Figure:
     """Return the figure of softmax attention."""
     keys = counter.normal((8, 2), seed=5, purpose="idea.keys")
     query = np.asarray([1.0, 0.3])
-    figure = Figure(figsize=SIZE, layout="constrained")
+    figure = Figure(figsize=SIZE, dpi=110, layout="constrained")
     left, right = figure.subplots(1, 2)
 
     def attend(scale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -67,7 +64,7 @@ def delta() -> Figure:
         "delta": {"beta": one},
         "gated delta": {"beta": one, "log_decay": decay},
     }
-    figure = Figure(figsize=SIZE, layout="constrained")
+    figure = Figure(figsize=SIZE, dpi=110, layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     asked = np.broadcast_to(keys[0], keys.shape)[None, None]
     for n, (name, options) in enumerate(rules.items()):
@@ -82,14 +79,7 @@ def delta() -> Figure:
     return figure
 
 
-def main() -> None:
-    """Draw both."""
-    options = argparse.ArgumentParser(description="Draw what softmax attention and linear recurrences are about.")
-    options.add_argument("--out", type=Path, default=TARGET, metavar="DIR")
-    out = options.parse_args().out
-    for name, figure in (("softmax", softmax()), ("delta", delta())):
-        figure.savefig(out / f"{name}_idea.png", dpi=110, metadata={"Software": None})
-
-
-if __name__ == "__main__":
-    main()
+def figures() -> Iterator[tuple[str, Figure]]:
+    """Yield both by name."""
+    yield "softmax_idea", softmax()
+    yield "delta_idea", delta()

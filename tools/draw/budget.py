@@ -1,6 +1,4 @@
-"""Draw docs/figures/budget.png: what verification lets pass and what it catches.
-
-    python -m tools.draw_budget_figure            # from the root of the repository; about a minute
+"""What verification lets pass and what it catches.
 
 Each dot is one kernel of softmax attention, judged on all designed cases, forward and backward, and stands at the
 largest share of the allowed error that it used. Honest kernels are those of tests/verify/kernels.py, each with several
@@ -10,11 +8,10 @@ seeds of the inputs (and without the cases of size 0, where there is nothing to 
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -29,8 +26,7 @@ from refattn.verify.outcome import Result
 from refattn.verify.tolerance.budget import truth
 from refattn.verify.tolerance.compare import judge
 from tests.verify.kernels import KERNELS, run
-
-TARGET = Path(__file__).parents[1] / "docs" / "figures" / "budget.png"
+from tools.draw.common import TEXT
 
 DTYPES = ("float32", "bfloat16")
 SEEDS = 8
@@ -68,6 +64,7 @@ def honest(mechanism: Mechanism, dtype: str) -> list[Dot]:
     for seed in range(SEEDS):
         for case in filter(_has_elements, mechanism.cases):
             known = truth(mechanism, case, dtype, grad=True, seed=seed)
+            assert known.upstream is not None
             for each in KERNELS:
                 tensors = run(each, dtype, known.inputs, known.upstream, **case.options)
                 verdicts = judge(Result(tensors, {name: known.stored[name] for name in tensors}), known)
@@ -106,11 +103,10 @@ FIRST, LAST = 0.28, 1000.0  # of the logarithmic axis
 BEYOND = 290  # pixels to the right of it, for what is larger
 BLOCKS = ((16.0, 13, "more \u2192"), (182.0, 8, "NaN or \u221e"))  # left edge, columns, label
 ROWS = 17  # the highest that dots are stacked: what a strip has room for
-TEXT = "#222222"
 
 
-def draw(found: dict[str, dict[str, list[Dot]]], path: Path) -> None:
-    """Draw the dots, by dtype and strip ("honest", "wrong")."""
+def draw(found: dict[str, dict[str, list[Dot]]]) -> Figure:
+    """Return the figure of the dots, by dtype and strip ("honest", "wrong")."""
     figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=100, facecolor="white")
     height = (HEIGHT - TOP - BOTTOM - GAP * (len(found) - 1)) / len(found)
     for n, (dtype, strips) in enumerate(found.items()):
@@ -138,8 +134,7 @@ def draw(found: dict[str, dict[str, list[Dot]]], path: Path) -> None:
         columnspacing=1.6,
         labelcolor=TEXT,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
+    return figure
 
 
 def _panel(axes: Axes, height: float, dtype: str, strips: dict[str, list[Dot]], *, last: bool) -> None:
@@ -207,22 +202,14 @@ def _dot(axes: Axes, x: float, y: float, dot: Dot) -> None:
     axes.plot([x], [y], marker="o", markersize=points, color=COLOURS[dot.fate], markeredgewidth=0, zorder=4)
 
 
-def main() -> None:
-    """Compute and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=TARGET, help="the file to write (docs/figures/budget.png)")
-    path = parser.parse_args().out
+def figures() -> Iterator[tuple[str, Figure]]:
+    """Yield the figure with its name; print what is in it."""
     record = ra.mechanism("softmax")
     with one_thread():  # BLAS gives the same bits whatever the number of cores
         found = {dtype: {"honest": honest(record, dtype), "wrong": wrong(record, dtype)} for dtype in DTYPES}
-    draw(found, path)
     for dtype, strips in found.items():
         for strip, dots in strips.items():
             shares = [dot.share for dot in dots]
             counts = dict(Counter(dot.fate for dot in dots))
             print(f"{dtype} {strip}: {counts}, shares from {min(shares):.2g} to {max(shares):.2g}")
-    print(path)
-
-
-if __name__ == "__main__":
-    main()
+    yield "budget", draw(found)

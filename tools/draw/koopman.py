@@ -1,6 +1,4 @@
-"""Draw the figures of Koopman attention: docs/figures/koopman_*.png.
-
-    python -m tools.draw_koopman
+"""The figures of Koopman attention.
 
 - koopman_idea.png: one query of two coordinates at work: its path, the operator that is fitted to its moves so far as a
   field of arrows from x to (K id)(x), and the next point; beside it what attention does to every point, and the
@@ -16,8 +14,7 @@ All numbers are those of `refattn.mechanisms.koopman`; nothing is drawn from a f
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,12 +25,11 @@ import refattn as ra
 from refattn.analysis import figure as pictures
 from refattn.analysis import prediction
 from refattn.analysis.known_systems import SYSTEMS
-from refattn.analysis.spectrum import COLOURS, TEXT, designed, draw_eigenvalues, draw_unit_circle, draw_way, spectrum
+from refattn.analysis.spectrum import COLOURS, designed, draw_eigenvalues, draw_unit_circle, draw_way, spectrum
 from refattn.mechanisms.koopman import Stein, definition
 from refattn.ops.plain import softmax
+from tools.draw.common import finished, panels
 
-TARGET = Path(__file__).parents[1] / "docs" / "figures"
-SIZE = (12.0, 4.8)
 UPDATES = 6
 
 
@@ -47,7 +43,7 @@ def turning() -> tuple[Any, Any, Any]:
     return np.asarray([[[[3.0, -0.8]]]]), k[None, None], v[None, None]
 
 
-def draw_idea(path: Path) -> None:
+def draw_idea() -> Figure:
     """Draw a query at work: after 1 and 2 moves, and what 6 moves of attention would tell."""
     figure = Figure(figsize=(10.0, 10.4), dpi=100, facecolor="white", layout="constrained")
     (everywhere, one), (two, longer) = figure.subplots(2, 2)
@@ -88,7 +84,7 @@ def draw_idea(path: Path) -> None:
     for axes in (everywhere, one, two, longer):
         axes.set(xlim=(-4.0, 4.0), ylim=(-5.2, 4.0), aspect="equal", xticks=[-3, 0, 3], yticks=[-3, 0, 3])
         axes.legend(frameon=False, fontsize=10, loc="lower center", ncols=2)
-    _save(figure, path)
+    return finished(figure)
 
 
 def _field(axes: Axes, k: Any, starts: Any, ends: Any, colour: str) -> None:
@@ -98,9 +94,9 @@ def _field(axes: Axes, k: Any, starts: Any, ends: Any, colour: str) -> None:
     axes.plot(*k[0, 0].T, "o", color="#b0b0b0", markersize=5, label="keys")
 
 
-def draw_updates(path: Path) -> None:
+def draw_updates() -> Figure:
     """Draw trajectories, and the limits of the perturbations."""
-    figure, (left, right) = _panels()
+    figure, (left, right) = panels()
     q, k, v = designed(5, 12, 2, seed=3)
     plain = [q]
     for _ in range(UPDATES):
@@ -131,7 +127,7 @@ def draw_updates(path: Path) -> None:
     right.set(xlabel="epsilon", title="Both perturbations")
     right.set_ylabel("median distance of the next query from phi(q')")
     right.legend(frameon=False)
-    _save(figure, path)
+    return finished(figure)
 
 
 def inverted(q: Any, k: Any, v: Any, perturbation: str, epsilon: float) -> dict[int, Any]:
@@ -146,9 +142,9 @@ def inverted(q: Any, k: Any, v: Any, perturbation: str, epsilon: float) -> dict[
     return found
 
 
-def draw_spectrum(path: Path) -> None:
+def draw_spectrum() -> Figure:
     """Draw eigenvalues of fitted operators, and how the steps of queries shrink."""
-    figure, (left, right) = _panels()
+    figure, (left, right) = panels()
     q, k, v = designed(24, 16, 4, seed=3)
     draw_unit_circle(left)
     for ridge, colour in zip((1e-1, 1e-2, 1e-4), COLOURS, strict=False):
@@ -164,44 +160,24 @@ def draw_spectrum(path: Path) -> None:
         right.semilogy(range(2, 9), steps, color=colour, marker="o", markersize=4, label=label)
     right.set(xlabel="update", ylabel="median length of a step", title="How far an update moves a query")
     right.legend(frameon=False)
-    _save(figure, path)
+    return finished(figure)
 
 
-def draw_prediction(path: Path) -> None:
+def draw_prediction() -> Figure:
     """Draw how the operator of Koopman attention, EDMD and kernel EDMD predict known systems."""
     results = [prediction.predict(name) for name in SYSTEMS]
     picture = pictures.new_figure(*prediction.size_of(results))
+    picture.dpi = 120
     prediction.draw(results, picture)
-    pictures.save(picture, path)
+    return picture
 
 
-def _panels() -> tuple[Figure, Any]:
-    figure = Figure(figsize=SIZE, dpi=100, facecolor="white")
-    return figure, figure.subplots(1, 2)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    axes: Axes
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.title.set_color(TEXT)
-    if figure.get_layout_engine() is None:
-        figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
-
-
-def main() -> None:
-    """Compute and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=TARGET, help="the folder to write to (docs/figures)")
-    folder = parser.parse_args().out
-    draw_idea(folder / "koopman_idea.png")
-    draw_updates(folder / "koopman_updates.png")
-    draw_spectrum(folder / "koopman_spectrum.png")
-    draw_prediction(folder / "koopman_prediction.png")
-    print(folder)
-
-
-if __name__ == "__main__":
-    main()
+def figures() -> Iterator[tuple[str, Figure]]:
+    """Yield the figures by name."""
+    for name, draw in (
+        ("idea", draw_idea),
+        ("updates", draw_updates),
+        ("spectrum", draw_spectrum),
+        ("prediction", draw_prediction),
+    ):
+        yield f"koopman_{name}", draw()

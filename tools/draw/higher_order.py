@@ -1,6 +1,4 @@
-"""Draw the figures of higher-order attention: docs/figures/higher_order_*.png.
-
-    python -m tools.draw_higher_order
+"""The figures of higher-order attention.
 
 - higher_order_weights.png: exp(s) and its Taylor polynomials over the scores that layer normalisation allows at
   alpha = 3, for widths 16 and 64, and the weights that are left of order 2 where delta is subtracted.
@@ -12,22 +10,18 @@ Both show what `refattn.mechanisms.higher_order` computes; nothing is drawn from
 
 from __future__ import annotations
 
-import argparse
 import math
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import refattn as ra
 from refattn import counter
+from tools.draw.common import BLUE, GREEN, GREY, ORANGE, RED, TEXT, VIOLET, finished, panels
 
-TARGET = Path(__file__).parents[1] / "docs" / "figures"
-COLOURS = ("#d7191c", "#e6872b", "#3a7ca5", "#5b4b8a", "#2a9d55")
-TEXT = "#222222"
-SIZE = (12.0, 4.8)
+COLOURS = (RED, ORANGE, BLUE, VIOLET, GREEN)
 
 
 def weights(s: Any, **options: Any) -> Any:
@@ -38,9 +32,9 @@ def weights(s: Any, **options: Any) -> Any:
     return t["HOL.4"].reshape(-1)
 
 
-def draw_weights(path: Path) -> None:
+def draw_weights() -> Figure:
     """Draw the weight of a key as a function of its score."""
-    figure, (left, right) = _panels()
+    figure, (left, right) = panels()
     s = np.linspace(-8 / 3, 8 / 3, 401)
     left.plot(s, np.exp(s), color=TEXT, linewidth=2.5, label="exp(s)")
     for order, colour in zip((1, 2, 3, 4), COLOURS, strict=False):
@@ -48,7 +42,7 @@ def draw_weights(path: Path) -> None:
     for width in (16, 64):
         for sign in (-1, 1):
             left.axvline(sign * math.sqrt(width) / 3, color="#bbbbbb", linewidth=1, linestyle=(0, (4, 4)), zorder=0)
-        left.text(math.sqrt(width) / 3 - 0.05, -1.2, f"d = {width}", ha="right", color="#777777", fontsize=10)
+        left.text(math.sqrt(width) / 3 - 0.05, -1.2, f"d = {width}", ha="right", color=GREY, fontsize=10)
     left.set(xlim=(-2.9, 2.9), ylim=(-1.6, 9.0), xlabel="score s", title="The polynomial in place of the exponential")
     left.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.05, 1.0))
     for delta, colour in zip((0.0, 0.5, 1.0), COLOURS[1:], strict=False):
@@ -59,7 +53,7 @@ def draw_weights(path: Path) -> None:
     for axes in (left, right):
         axes.axhline(0.0, color="#bbbbbb", linewidth=1, zorder=0)
         axes.set_ylabel("weight before it is divided")
-    _save(figure, path)
+    return finished(figure)
 
 
 def distances(alpha: float, orders: range) -> tuple[list[float], list[float]]:
@@ -78,15 +72,15 @@ def distances(alpha: float, orders: range) -> tuple[list[float], list[float]]:
     return found, bound
 
 
-def draw_error(path: Path) -> None:
+def draw_error() -> Figure:
     """Draw the distance to softmax attention by order, and by alpha for order 2."""
-    figure, (left, right) = _panels()
+    figure, (left, right) = panels()
     orders = range(21)
     for alpha, colour in zip((1.0, 2.0, 3.0), COLOURS, strict=False):
         found, bound = distances(alpha, orders)
         left.semilogy(orders, found, color=colour, marker="o", markersize=4, linewidth=1.5, label=f"alpha = {alpha:g}")
         left.semilogy(orders, bound, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
-    left.plot([], [], color="#777777", linewidth=1.2, linestyle=(0, (4, 3)), label="bound")
+    left.plot([], [], color=GREY, linewidth=1.2, linestyle=(0, (4, 3)), label="bound")
     left.set(xlabel="order", ylim=(1e-17, 1e3), xticks=range(0, 21, 4), title="Distance to softmax attention, width 16")
     left.set_ylabel("largest difference of an output")
     left.legend(frameon=False)
@@ -109,33 +103,10 @@ def draw_error(path: Path) -> None:
     right.set(xlabel="alpha", title="What alpha buys, and what is left to tell keys apart")
     right.set_ylabel("relative error of the output")
     right.legend(frameon=False)
-    _save(figure, path)
+    return finished(figure)
 
 
-def _panels() -> tuple[Figure, Any]:
-    figure = Figure(figsize=SIZE, dpi=100, facecolor="white")
-    return figure, figure.subplots(1, 2)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    axes: Axes
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.title.set_color(TEXT)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
-
-
-def main() -> None:
-    """Compute and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=TARGET, help="the folder to write to (docs/figures)")
-    folder = parser.parse_args().out
-    draw_weights(folder / "higher_order_weights.png")
-    draw_error(folder / "higher_order_error.png")
-    print(folder)
-
-
-if __name__ == "__main__":
-    main()
+def figures() -> Iterator[tuple[str, Figure]]:
+    """Yield the figures by name."""
+    yield "higher_order_weights", draw_weights()
+    yield "higher_order_error", draw_error()

@@ -1,6 +1,4 @@
-"""Draw growing attention at work: docs/figures/growing_idea.png.
-
-    python -m tools.draw_growing
+"""Growing attention at work.
 
 A head of width 2 learns to attend like a head of width 4, until its loss no longer falls. Then it grows.
 
@@ -15,9 +13,8 @@ All of it is computed by `refattn.mechanisms.growing.definition`; nothing is dra
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +25,8 @@ from refattn import counter
 from refattn.mechanisms.growing import definition as growing
 from refattn.ops.plain import softmax, softmax_backward
 from refattn.xp import transpose
+from tools.draw.common import BLUE, GREY, ORANGE, RED, TEXT, finished
 
-TARGET = Path(__file__).parents[1] / "docs" / "figures"
-BLUE, ORANGE, RED, GREY = "#3a7ca5", "#e6872b", "#d7191c", "#777777"
-TEXT = "#222222"
 BATCH, TOKENS, WIDTH, VALUES = 32, 12, 8, 8
 NARROW, WIDE, NEW = 2, 4, 2
 SCALE = 0.5
@@ -75,8 +70,8 @@ class Task:
         return w_q, w_k, losses
 
 
-def draw(path: Path) -> None:
-    """Draw the figure."""
+def figures() -> Iterator[tuple[str, Figure]]:
+    """Yield the figure with its name."""
     figure = Figure(figsize=(11.0, 8.4), dpi=100, facecolor="white", layout="constrained")
     (values, weights), (steps, losses) = figure.subplots(2, 2)
     task = Task()
@@ -116,7 +111,7 @@ def draw(path: Path) -> None:
     losses.plot([STEPS, STEPS], [before[-1], wide[0]], "o", color=RED)
     losses.set(xlabel="step of training", ylabel="loss", title="What it brings: the loss while the head learns")
     losses.legend(frameon=False)
-    _save(figure, path)
+    yield "growing_idea", finished(figure)
 
 
 def _singular_values(axes: Axes, planned: growing.Plan) -> None:
@@ -146,24 +141,3 @@ def _columns(axes: Axes, weights: tuple[Any, ...]) -> None:
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
     axes.figure.colorbar(shown, ax=axes, shrink=0.8)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.title.set_color(TEXT)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
-
-
-def main() -> None:
-    """Compute and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=TARGET, help="the folder to write to (docs/figures)")
-    path = parser.parse_args().out / "growing_idea.png"
-    draw(path)
-    print(path)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,4 @@
-"""Draw the figure of graph energy attention: docs/figures/graph_energy.png.
-
-    python -m tools.draw_graph_energy
+"""The figure of graph energy attention.
 
 - left: the scores of 24 tokens as they flow, drawn together by the coupling and back to where they started by the
   anchor, with the threshold below which they are dropped.
@@ -12,9 +10,8 @@ Both show what `refattn.mechanisms.graph_energy` computes; nothing is drawn from
 
 from __future__ import annotations
 
-import argparse
 import warnings
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,10 +20,9 @@ from matplotlib.figure import Figure
 
 import refattn as ra
 from refattn import counter
+from tools.draw.common import BLUE, GREEN, ORANGE, RED, VIOLET, finished, panels
 
-TARGET = Path(__file__).parents[1] / "docs" / "figures"
-COLOURS = ("#3a7ca5", "#5b4b8a", "#d7191c", "#2a9d55", "#e6872b")
-TEXT = "#222222"
+COLOURS = (BLUE, VIOLET, RED, GREEN, ORANGE)
 TOKENS, WIDTH, STEPS = 24, 16, 16
 
 
@@ -67,23 +63,9 @@ def draw_energy(axes: Axes) -> None:
     axes.legend(frameon=False)
 
 
-def main() -> None:
-    """Compute and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=TARGET, help="the folder to write to (docs/figures)")
-    path = parser.parse_args().out / "graph_energy.png"
-    figure = Figure(figsize=(12.0, 4.8), dpi=100, facecolor="white")
-    left, right = figure.subplots(1, 2)
+def figures() -> Iterator[tuple[str, Figure]]:
+    """Yield the figure with its name."""
+    figure, (left, right) = panels()
     draw_scores(left)
     draw_energy(right)
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.title.set_color(TEXT)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
-    print(path)
-
-
-if __name__ == "__main__":
-    main()
+    yield "graph_energy", finished(figure)
