@@ -185,7 +185,8 @@ class _Speed:
         speed = f"{(row['tokens'] - first[1]) / seconds:.0f} tokens/s" if seconds > 0.0 else ""
         heldout = f"held out {row['heldout_bits']:.3f} bits/byte" if "heldout_bits" in row else ""
         loss = f"loss {row['loss'] / math.log(2.0):.3f} bits/byte"  # the row has it in nats
-        return "  ".join(part for part in (loss, heldout, speed) if part)
+        redrawn = f"redrawn {row['redrawn']}" if "redrawn" in row else ""
+        return "  ".join(part for part in (loss, heldout, redrawn, speed) if part)
 
 
 class _Bar:

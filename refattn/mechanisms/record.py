@@ -356,6 +356,9 @@ class Mechanism:
     learned
         The numbers that a block has learned, by name, for given parameters, as the trainer writes them down; None where
         there are none.
+    redrawn
+        How often a call of the block drew its random numbers again, for what its forward saved; None where it draws
+        none.
     presets
         Settings of published runs by name, as `refattn.train.settings` has them; ``--set preset=NAME`` takes one.
     layers
@@ -406,6 +409,7 @@ class Mechanism:
     diagnostics: Any = None
     pointer: Any = None
     learned: Callable[[Any], Mapping[str, Array]] | None = None
+    redrawn: Callable[[Any], int] | None = None
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     implementations: tuple[str, ...] = _later(lambda record: tuple(getattr(record.core, "IMPLEMENTATIONS", ())))
     defaults: Mapping[str, Any] = _later(_options)

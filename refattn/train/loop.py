@@ -234,11 +234,13 @@ def step(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress
     """
     number = state.step + 1
     batch = _batch(state.params, settings, text, number)
-    adapts = settings.gamma is not None
+    adapts, redrawn = settings.gamma is not None, list[int]()
 
     def compute() -> tuple[float, float, model.Params, AdamWState, float, float | None]:
         chance = settings.seed, number
-        loss, gradients, force = measured(state.params, *batch, settings.accumulate, forces=adapts, chance=chance)
+        loss, gradients, force = measured(
+            state.params, *batch, settings.accumulate, forces=adapts, chance=chance, redrawn=redrawn
+        )
         clipped, norm = clip(gradients, settings.clip)
         rate = settings.rate(number, force)
         return loss, float(norm), *settings.optimiser.update(state.moments, state.params, clipped, rate), rate, force
@@ -249,6 +251,7 @@ def step(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress
     row = {"step": number, "loss": loss, "rate": rate, "norm": norm, "tokens": tokens} | (
         {"force": force} if adapts else {}
     )
+    row |= {"redrawn": sum(redrawn)} if any(redrawn) else {}
     history = state.history
     if settings.growing is not None:
         history = history.after(loss, settings.growing[0].window)

@@ -58,7 +58,7 @@ DENSE_UP_TO = 2**12
 MEAN = 0.1
 """Ridge and epsilon where none is given: the mean 1 / (1 + b) of their distribution Beta(1, b) with b = 9."""
 
-CANDIDATES = 8
+CANDIDATES = 64
 """The most candidates for ridge and epsilon."""
 
 JITTER = {"float64": 1e-8, "float32": 1e-4}

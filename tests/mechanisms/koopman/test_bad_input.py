@@ -37,7 +37,7 @@ BLOCK = ra.mechanism("koopman").block
         ({"epsilon": -0.1}, r"epsilon: got -0.1, needs finite numbers of at least 0"),
         ({"epsilon": np.asarray([np.nan])}, r"epsilon: got \[nan\], needs finite numbers of at least 0"),
         ({"ridge": np.ones(3)}, r"ridge: got shape \(3,\), needs a number, \(1,\) for the updates after the first, or"),
-        ({"epsilon": np.ones((9, 1))}, r"epsilon: got shape \(9, 1\), needs .* \(at most 8 candidates, 1\)"),
+        ({"epsilon": np.ones((65, 1))}, r"epsilon: got shape \(65, 1\), needs .* \(at most 64 candidates, 1\)"),
         ({"bandwidth": 0.0}, r"bandwidth: got 0.0, needs"),
         ({"weight": -1.0}, r"weight: got -1.0, needs"),
         ({"perturbation": "pencil", "mix": 0.0}, r"mix: got 0.0, needs"),
