@@ -436,7 +436,7 @@ class Row:
     Attributes
     ----------
     section
-        "implementations", "loops", "equations", "laws" or "gradients".
+        "implementations", "loops", "equations", "properties", "gradients", "devices", ....
     name
         What was checked.
     status
