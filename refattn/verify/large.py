@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,13 @@ from refattn.args import Whole, checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import TYPES, has_gradient, stored
 from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify.adapters.adapter import CallError, call
-from refattn.verify.outcome import CheckReport, Decline, Row
+from refattn.verify.adapters.adapter import CallError
+from refattn.verify.invariances import answered, report
+from refattn.verify.outcome import CheckReport
 from refattn.verify.selfcheck import properties
 from refattn.verify.selfcheck.probe import Core, Values, used_share
 from refattn.verify.selfcheck.samples import Sample
-from refattn.verify.selfcheck.sections import NotRun, one_line
+from refattn.verify.selfcheck.sections import NotRun
 from refattn.verify.tolerance.budget import disturbances, finite, wide
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -52,11 +52,7 @@ class Foreign(Core):
         arrays = {n: stored(x.astype(np.float64), self.dtype) if has_gradient(x) else x for n, x in wide.items()}
         d_out = arrays.pop("d_out", None)
         named = ("out", *self.mechanism.outputs)
-        found = call(self.kernel, arrays, options, self.dtype, d_out, named)
-        if isinstance(found, Decline):
-            raise NotRun(f"declined: {found.reason}")
-        if found.declined:
-            raise NotRun(f"declined: {found.declined}")
+        found = answered(self.kernel, arrays, options, self.dtype, d_out, named)
         shapes = {"out": (*inputs["q"].shape[:3], inputs["v"].shape[3])}
         shapes |= {f"d_{name}": x.shape for name, x in inputs.items()}
         for name, x in found.tensors.items():
@@ -197,18 +193,6 @@ def verify_large(
     inputs = wide(make(mechanism.name, case, held))
     upstream = wide({"d_out": make_upstream(mechanism.name, case, "out", (1, heads, tokens, width), held)})
     subject = Sample(case.name, inputs, case.options, upstream, long=True)
-    tasks = [(name, partial(law, core, subject)) for name, law in laws_of(mechanism).items()]
-    found = tuple(_row(name, run, tokens) for name, run in progress(tasks))
-    return CheckReport(mechanism.name, label or repr(kernel), False, found, full=True)
-
-
-def _row(name: str, run: Callable[[], float], tokens: int) -> Row:
-    try:
-        share = run()
-    except NotRun as reason:
-        return Row("properties", name, "not run", None, str(reason))
-    except CallError as error:
-        return Row("properties", name, "disagrees", math.inf, str(error))
-    except Exception as error:  # what it returned cannot be compared
-        return Row("properties", name, "disagrees", math.inf, one_line(error))
-    return Row("properties", name, "agrees" if share <= 1.0 else "disagrees", share, f"{tokens} tokens")
+    told = f"{tokens} tokens"
+    tasks = [(name, lambda law=law: (law(core, subject), told)) for name, law in laws_of(mechanism).items()]
+    return report(mechanism, label or repr(kernel), "properties", tasks, progress)
