@@ -22,13 +22,15 @@ Wrap = Callable[[Iterable[Any]], Iterable[Any]]
 
 def deliver(text: Callable[..., str] | None, data: Any = None, file: str | None = None) -> None:
     """Write the facts to the file where one is given, and print the text: to standard error if the facts go out."""
+    if text is not None:
+        say(text, file)
+    if file is None:
+        return
     facts = json.dumps(data, indent=2, allow_nan=False, default=str) + "\n"
     if file == "-":
         click.echo(facts.rstrip("\n"), file=sys.stdout)
-    elif file is not None:
+    else:
         write_text(file, facts, "--json")
-    if text is not None:
-        say(text, file)
 
 
 def say(text: Callable[..., str], file: str | None = None) -> None:

@@ -19,6 +19,7 @@ from refattn.cli.begin import INITS, begin
 from refattn.cli.golden import read_set
 from refattn.cli.output import deliver, progress, write_text
 from refattn.cli.user_cases import own_cases, seed_of, sizes_of_large, supported, without_float64
+from refattn.foreign import shown
 
 if TYPE_CHECKING:
     from refattn.campaign import Where
@@ -201,19 +202,17 @@ def verify(
                     record, found, stand_in, known = _cases(record, kernel, text, asked, wrap)
         except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
-    if asked.other:
-        _write_junit(junit, checked)
-        deliver(partial(tables.checked, checked), checked.to_json(), file)
-        ctx.exit(checked.exit_code)
-    _write_junit(junit, found)
-    if not derivatives and any(outcome.status == "disagrees" for outcome in found.outcomes):
-        found = _explained(record, found, known, stand_in)
-    if html is not None:
-        from refattn.verify.report import page
-
-        instead = stand_in[1].outcomes if stand_in else ()
-        write_text(html, page.page(found, record, refattn.__version__, instead), "--html")
-    deliver(partial(tables.verified, found, record, details=verbose), found.to_json(), file)
+    with contextlib.ExitStack() as reports:  # each is written whatever becomes of the others
+        if asked.other:
+            reports.callback(lambda: _write_junit(junit, checked))
+            reports.callback(lambda: deliver(partial(tables.checked, checked), checked.to_json(), file))
+            ctx.exit(checked.exit_code)
+        reports.callback(lambda: _write_junit(junit, found))
+        reports.callback(lambda: _write_page(html, found, record, stand_in))
+        told = partial(tables.verified, mechanism=record, details=verbose)
+        reports.callback(lambda: deliver(partial(told, found), found.to_json(), file))
+        if not derivatives and any(outcome.status == "disagrees" for outcome in found.outcomes):
+            found = _explained(record, found, known, stand_in)
     ctx.exit(found.exit_code)
 
 
@@ -222,6 +221,14 @@ def _write_junit(file: str | None, report: Report | CheckReport) -> None:
         from refattn.verify.report.junit import junit
 
         write_text(file, junit(report), "--junit")
+
+
+def _write_page(file: str | None, report: Report, record: Mechanism, stand_in: tuple[Mechanism, Report] | None) -> None:
+    if file is not None:
+        from refattn.verify.report import page
+
+        instead = stand_in[1].outcomes if stand_in else ()
+        write_text(file, page.page(report, record, refattn.__version__, instead), "--html")
 
 
 def _check_sizes(asked: Asked) -> None:
@@ -354,8 +361,7 @@ def _kernel(stack: contextlib.ExitStack, record: Mechanism, asked: Asked) -> tup
 
     def told() -> None:
         if said := kernel.said.rstrip():
-            plain = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in said)
-            click.echo(f"what it printed (the end of it):\n{plain}", file=sys.stderr)
+            click.echo(f"what it printed (the end of it):\n{shown(said, 8000)}", file=sys.stderr)
 
     stack.callback(told)
     return kernel, f"load({impl!r})"
