@@ -113,7 +113,11 @@ class Asked(SimpleNamespace):
     help="float64, float32, float16, bfloat16: all by default; float8_e4m3fn, float8_e5m2, mxfp8, nvfp4.",
 )
 @click.option(
-    "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check properties on N tokens (with --shape h=2,d=16)."
+    "--large",
+    "tokens",
+    type=click.IntRange(min=8),
+    metavar="N",
+    help="Check properties on N tokens (with --shape h=2,d=16).",
 )
 @click.option(
     "--shape", "shapes", multiple=True, metavar="b=1,h=8,...", help="A shape of your own in place of the cases."
@@ -202,6 +206,11 @@ def verify(
                     record, found, stand_in, known = _cases(record, kernel, text, asked, wrap)
         except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
+        except (TypeError, ValueError) as error:
+            if not asked.own:
+                raise
+            given = [name for name, x in zip(CASES, (asked.shapes, asked.listed, asked.inputs), strict=True) if x]
+            raise Problem(f"{' or '.join(given)}: {error}") from error
     with contextlib.ExitStack() as reports:  # each is written whatever becomes of the others
         if asked.other:
             reports.callback(lambda: _write_junit(junit, checked))
