@@ -42,6 +42,14 @@ def largest() -> int:
     return int(given or 2048 * MIB)
 
 
+def reason(error: Exception, named: bool = False) -> str:
+    """Return why a file cannot be read or written, with the file that an OSError names if that is asked for."""
+    if not isinstance(error, OSError):
+        return str(error)
+    why = error.strerror or str(error) or type(error).__name__
+    return f"{why} ({error.filename})" if named and error.filename is not None else why
+
+
 def check_size(size: int, what: str = "") -> None:
     """Raise ValueError if something of the user's has more bytes than `largest` says."""
     if size > (most := largest()):
@@ -55,7 +63,7 @@ def read_users(path: str | os.PathLike[str]) -> bytes:
             check_size(os.stat(path).st_size)
         return read_regular(path, largest())
     except OSError as error:
-        raise ValueError(f"{os.fspath(path)}: needs a file that can be read ({error.strerror})") from error
+        raise ValueError(f"{os.fspath(path)}: needs a file that can be read ({reason(error)})") from error
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)}: {error}") from error
 

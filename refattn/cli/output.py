@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from refattn.cli.arguments import Problem
-from refattn.files import write_output
+from refattn.files import reason, write_output
 
 Wrap = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -52,8 +52,7 @@ def write_data(file: str, data: bytes, option: str) -> None:
     try:
         write_output(file, data)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise Problem(f"{option}: {file!r} cannot be written: {why}") from error
+        raise Problem(f"{option}: {file!r} cannot be written: {reason(error)}") from error
 
 
 def progress(what: str, unit: str) -> AbstractContextManager[Wrap]:

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import refattn
-from refattn.cli.arguments import Name, Place, Problem, campaign_options, check_writable, json_option, record_of
+from refattn.cli.arguments import (
+    Name,
+    Place,
+    Problem,
+    Seconds,
+    campaign_options,
+    check_writable,
+    json_option,
+    record_of,
+)
 from refattn.cli.begin import INITS, begin
 from refattn.cli.golden import read_set
 from refattn.cli.output import deliver, progress, write_text
@@ -95,7 +104,7 @@ class Asked(SimpleNamespace):
     metavar="DIR",
     help="The golden vectors that --outputs is from; those of the package if absent.",
 )
-@click.option("--timeout", type=float, default=60.0, metavar="SECONDS", help="For each case; 60 by default.")
+@click.option("--timeout", type=Seconds(), default=60.0, metavar="SECONDS", help="For each case; 60 by default.")
 @click.option("--in-process", is_flag=True, help="Run --impl in this process: for a debugger, without a time limit.")
 @click.option(
     "--rounding",
@@ -172,8 +181,6 @@ def verify(
     derivatives = tuple(name for name in ("tangent", "hessian") if given.pop(name))
     given |= {"seed": seed_of(given["seed"]), "rounding": _roundings(record, given["rounding"])}
     asked = Asked(**given, derivatives=derivatives, where=where)
-    if not asked.timeout > 0.0:
-        raise Problem(f"--timeout: got {asked.timeout:g}, needs seconds above 0")
     if asked.mesh is not None:
         record = _over_mesh(record, asked.mesh)
         asked.impl = f"{asked.impl}@{asked.mesh}"

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, TensorSpec, deserialize, serialize
 
+from refattn.args import Axes, Each, Maybe, One, check, checked
 from refattn.files import check_size, parse_json
 from refattn.golden.storage import TYPES, round_to
 
@@ -22,6 +23,7 @@ KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16
 """The types of the format that are read and written -> their names here."""
 
 
+@checked(arrays=Each([None]), about=Maybe(Each(str)))
 def encode(arrays: Mapping[str, tuple[str, NDArray[Any]]], about: Mapping[str, str] | None = None) -> bytes:
     """Return the bytes of a file of arrays, each with the name of the type to store it in, which must hold it exactly.
 
@@ -38,6 +40,8 @@ def encode(arrays: Mapping[str, tuple[str, NDArray[Any]]], about: Mapping[str, s
 
 def _held(name: str, dtype: str, x: NDArray[Any]) -> NDArray[Any]:
     """Return an array with the bytes of x in a type."""
+    check(f"{name}: type", dtype, One(tuple(KINDS.values())))
+    check(name, x, Axes("*", "any"))
     if dtype in TYPES and not np.array_equal(round_to(wide := x.astype(np.float64), dtype), wide, equal_nan=True):
         raise ValueError(f"{name}: got values that {dtype} does not hold, needs such that it does")
     if dtype == "bfloat16":
