@@ -216,8 +216,8 @@ def verify(
         except (TypeError, ValueError) as error:
             if not asked.own:
                 raise
-            given = [name for name, x in zip(CASES, (asked.shapes, asked.listed, asked.inputs), strict=True) if x]
-            raise Problem(f"{' or '.join(given)}: {error}") from error
+            sources = [name for name, x in zip(CASES, (asked.shapes, asked.listed, asked.inputs), strict=True) if x]
+            raise Problem(f"{' or '.join(sources)}: {error}") from error
     with contextlib.ExitStack() as reports:  # each is written whatever becomes of the others
         if asked.other:
             reports.callback(lambda: _write_junit(junit, checked))

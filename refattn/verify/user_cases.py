@@ -29,7 +29,7 @@ from refattn.verify.selfcheck.samples import resized
 
 SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e")
 
-_NEEDS = {key: Whole(0 if key in ("n", "nq", "nk") else 1, 1 << 31) for key in SIZES}
+_NEEDS: dict[str, Any] = {key: Whole(0 if key in ("n", "nq", "nk") else 1, 1 << 31) for key in SIZES}
 _NEEDS |= {"logits": Real(), "mask": Real(0.0, 1.0)}
 
 _WORKLOAD = {"definition": str, "workload": {"axes": Each(Whole(0, 1 << 40))}}
@@ -258,7 +258,7 @@ def captured(mechanism: Mechanism, path: Path) -> tuple[Case, str]:
     """
     try:
         found, about = unpack(read_users(path))
-        types, arrays = ({name: pair[n] for name, pair in found.items()} for n in (0, 1))
+        types, arrays = {name: dtype for name, (dtype, _) in found.items()}, {name: x for name, (_, x) in found.items()}
         options = parse_json(str(about["options"]).encode(errors="surrogateescape")) if "options" in about else {}
         check_json(options, dict, "options")
     except ValueError as error:

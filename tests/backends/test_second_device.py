@@ -45,10 +45,11 @@ def test_streams(name: str) -> None:
 
     def run(owner: Any) -> Any:
         params = record.block.init(record.block.Config(width=4, heads=2), seed=3, like=draw(owner, "like", 1))
-        x, cache, found = draw(owner, "x", 2, 5, 4), record.stream.start(params, 2), {}
+        stream: Any = record.stream
+        x, cache, found = draw(owner, "x", 2, 5, 4), stream.start(params, 2), {}
         for first, stop in ((0, 3), (3, 4), (4, 5)):
             state = record.block.start(params, x[:, first:stop, :], Context(causal=True))
-            advance = record.stream.step if stop - first == 1 else record.stream.prefill
+            advance = stream.step if stop - first == 1 else stream.prefill
             state, cache = advance(params, cache, state, Context(causal=True))
             found[str(first)] = record.block.read(params, state)
         return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
@@ -19,6 +18,7 @@ import pytest
 
 from refattn.cli import output, stdio
 from tests.cli.command import ROOT, SMALL, process, terminal
+from tests.processes import marked
 
 
 def test_a_reader_that_stops_reading_is_no_error() -> None:
@@ -95,16 +95,6 @@ def test_on_a_terminal(plain: bool, kernels: Callable[[str], str]) -> None:
     assert bool(re.search(r"verify softmax: (\d+) of \1 cases", text)) is plain
     report = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", text[text.rindex("against") :])
     assert max(map(len, report.splitlines())) <= 100
-
-
-def marked(mark: str) -> list[str]:
-    """The processes whose environment has a text."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark.encode() in (folder / "environ").read_bytes():
-                found.append(folder.name)
-    return found
 
 
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="needs /proc")

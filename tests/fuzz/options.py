@@ -24,8 +24,8 @@ from tests.fuzz.files import STRANGE, altered
 
 SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e", "logits", "mask", "k_lengths", "q_lengths")
 NUMBERS = ("1", "2", "3", "8", "0", "-1", "1.5", "nan", "inf", "1e400", "4294967296", "1e9", "9" * 5000)
-VALUES = (*NUMBERS, "2:3", ":::", "[1]", "[", "[" * 3000, "{}", "true", "null", "x", "top_left")
-VALUES = (*VALUES, "\ud800", "\x1b[31m", "", " ", "\0", "=", "é" * 300)
+ODD = ("2:3", ":::", "[1]", "[", "[" * 3000, "{}", "true", "null", "x", "top_left")
+VALUES = (*NUMBERS, *ODD, "\ud800", "\x1b[31m", "", " ", "\0", "=", "é" * 300)
 WORKLOAD = {
     "definition": "gqa_ragged_prefill_causal_h8_kv2_d64",
     "workload": {"axes": {"len_indptr": 3, "total_q": 20, "total_kv": 40, "batch_size": 2, "num_kv_indices": 9}},

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.fuzz import files, functions, kills, options
+from tests.fuzz import files, functions, kills, options, signals
 
 SAMPLED = "REFATTN_SLOW_SAMPLE" in os.environ
 
@@ -44,3 +44,14 @@ def test_kills(count: int) -> None:
     counts, bad = kills.run(count, seed=0)
     assert not bad, "\n".join(bad)
     assert counts["killed"] == count and counts["the same"]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc"), reason="needs /proc")
+@pytest.mark.parametrize(
+    "count", [pytest.param(5, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.slow(sampled=False))]
+)
+@pytest.mark.timeout(3600)
+def test_signals(count: int) -> None:
+    counts, bad = signals.run(count, seed=0)
+    assert not bad, "\n".join(bad)
+    assert counts["ended"] > count // 2
