@@ -9,6 +9,7 @@ MOST = 2000
 def shown(said: object, most: int = MOST) -> str:
     """Return what foreign code said as a text of at most so many characters that every file and terminal takes.
 
+    >>> from refattn.foreign import shown
     >>> shown("red: \\x1b[31m, half a pair: \\ud800")
     'red: \\\\x1b[31m, half a pair: \\\\ud800'
     """

@@ -26,7 +26,9 @@ def interruptible(say: Callable[[str], None]) -> Iterator[Stop]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
-            if callable(first := before[number]):  # the command's own, which tells one signal from the other
+            if callable(
+                first := before[signal.Signals(number)]
+            ):  # the command's own, which tells one signal from the other
                 first(number, frame)
             raise KeyboardInterrupt
         stop.number = number

@@ -101,7 +101,7 @@ def test_on_a_terminal(plain: bool, kernels: Callable[[str], str]) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
-@pytest.mark.parametrize("command", ["check", "verify"])
+@pytest.mark.parametrize("command", ["check", "verify", "golden"])
 def test_a_signal_ends_the_command_and_all_its_processes(command: str, number: int, code: int, tmp_path: Path) -> None:
     kernel, kept = tmp_path / "kernel.py", tmp_path / "kept"
     kernel.write_text(
@@ -109,16 +109,18 @@ def test_a_signal_ends_the_command_and_all_its_processes(command: str, number: i
         "    subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
         "    time.sleep(300.0 * (q.shape[2] == 29))\n    return refattn.softmax.forward(q, k, v, **options)[0]\n"
     )
-    words = (
-        ["check", "softmax", "--full"] if command == "check" else ["verify", "softmax", "--impl", f"{kernel}:attend"]
-    )
+    words = {
+        "check": ["check", "softmax", "--full"],
+        "verify": ["verify", "softmax", "--impl", f"{kernel}:attend"],
+        "golden": ["golden", "check"],
+    }[command]
     mark = f"REFATTN_TEST=signals-{os.getpid()}-{number}-{command}"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "REFATTN_TEST": mark.partition("=")[2]}
     asked = [sys.executable, "-m", "refattn", *words, "-j", "2", "--keep", str(kept)]
     with subprocess.Popen(asked, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         end = time.monotonic() + 120.0
-        while len(marked(mark)) < (3 if command == "check" else 6):  # with its workers, and theirs
+        while len(marked(mark)) < (6 if command == "verify" else 3):  # with its workers, and theirs
             assert process.poll() is None and time.monotonic() < end
             time.sleep(0.05)
         process.send_signal(number)

@@ -7,6 +7,7 @@ their whole group, as a terminal does it. What comes of it is counted:
 - done: it was ready before
 - hung: it has not ended 10 s later
 - left: 3 s after its end a process that it has started is there
+- orphan: the same of a program or a suite, after SIGKILL, which nobody can answer: that they end is not promised
 - other: another exit code, or a traceback of anything but an interrupt while modules were imported
 """
 
@@ -71,8 +72,10 @@ def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
             kind, number = draw.choice(list(lines)), draw.choice(list(CODES))
             moment, group = draw.uniform(0.3, LONGEST), draw.random() < 0.5
             outcome, told = one(lines[kind], number, moment, group, f"signals-{os.getpid()}-{n}-")
+            if outcome == "left" and number is signal.SIGKILL and kind in ("program", "mutants"):
+                outcome = "orphan"
             counts[outcome] += 1
-            if outcome not in ("ended", "done"):
+            if outcome not in ("ended", "done", "orphan"):
                 who = "group" if group else "process"
                 bad.append(
                     f"signal {n}, {kind}, {number.name} to the {who} at {moment:.2f} s, {outcome}: {told[-300:]}"
