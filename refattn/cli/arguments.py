@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from refattn.files import check_output
+from refattn.files import check_output, reason
 from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism
 
 BAD_INPUT, NOTHING_RUN, INTERRUPTED, TERMINATED = 2, 3, 130, 143
+
+
+MOST_SEED = 2**63 - 1
 
 
 class Problem(click.ClickException):
@@ -38,6 +41,21 @@ class Place(click.ParamType):
             named = "path" if param is None else next((x for x in param.opts if x[0] == "-"), param.metavar or "path")
             raise Problem(f"{named.strip('[]')}: got an empty text, needs a path")
         return str(value)
+
+
+class Seconds(click.ParamType):
+    """A time limit."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        try:
+            if (seconds := float(value)) > 0.0:
+                return seconds
+        except ValueError:
+            pass
+        raise Problem(f"{'' if param is None else param.opts[0]}: got {str(value)[:80]!r}, needs seconds above 0")
 
 
 class Name(click.ParamType):
@@ -135,5 +153,4 @@ def check_writable(file: str | None, option: str = "--json") -> None:
     try:
         check_output(file)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise Problem(f"{option}: got {file!r}, needs a file that can be written ({why})") from error
+        raise Problem(f"{option}: got {file!r}, needs a file that can be written ({reason(error)})") from error

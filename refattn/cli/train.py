@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from refattn.cli.arguments import INTERRUPTED, Name, Place, Problem, record_of
+from refattn.cli.arguments import INTERRUPTED, TERMINATED, Name, Place, Problem, record_of
 from refattn.cli.output import is_terminal
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def train(
         click.echo(
             f"stopped after step {found.step} of {chosen.steps}; go on with --resume --out {path}", file=sys.stderr
         )
-        ctx.exit(INTERRUPTED)
+        ctx.exit(TERMINATED if found.signal == signal.SIGTERM else INTERRUPTED)
     click.echo(_told(found), file=sys.stdout)
 
 

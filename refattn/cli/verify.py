@@ -14,11 +14,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import refattn
-from refattn.cli.arguments import Name, Place, Problem, campaign_options, check_writable, json_option, record_of
+from refattn.cli.arguments import (
+    Name,
+    Place,
+    Problem,
+    Seconds,
+    campaign_options,
+    check_writable,
+    json_option,
+    record_of,
+)
 from refattn.cli.begin import INITS, begin
 from refattn.cli.golden import read_set
 from refattn.cli.output import deliver, progress, write_text
 from refattn.cli.user_cases import own_cases, seed_of, sizes_of_large, supported, without_float64
+from refattn.foreign import shown
 
 if TYPE_CHECKING:
     from refattn.campaign import Where
@@ -94,7 +104,7 @@ class Asked(SimpleNamespace):
     metavar="DIR",
     help="The golden vectors that --outputs is from; those of the package if absent.",
 )
-@click.option("--timeout", type=float, default=60.0, metavar="SECONDS", help="For each case; 60 by default.")
+@click.option("--timeout", type=Seconds(), default=60.0, metavar="SECONDS", help="For each case; 60 by default.")
 @click.option("--in-process", is_flag=True, help="Run --impl in this process: for a debugger, without a time limit.")
 @click.option(
     "--rounding",
@@ -171,8 +181,6 @@ def verify(
     derivatives = tuple(name for name in ("tangent", "hessian") if given.pop(name))
     given |= {"seed": seed_of(given["seed"]), "rounding": _roundings(record, given["rounding"])}
     asked = Asked(**given, derivatives=derivatives, where=where)
-    if not asked.timeout > 0.0:
-        raise Problem(f"--timeout: got {asked.timeout:g}, needs seconds above 0")
     if asked.mesh is not None:
         record = _over_mesh(record, asked.mesh)
         asked.impl = f"{asked.impl}@{asked.mesh}"
@@ -205,19 +213,22 @@ def verify(
                     record, found, stand_in, known = _cases(record, kernel, text, asked, wrap)
         except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
-    if asked.other:
-        _write_junit(junit, checked)
-        deliver(partial(tables.checked, checked), checked.to_json(), file)
-        ctx.exit(checked.exit_code)
-    _write_junit(junit, found)
-    if not derivatives and any(outcome.status == "disagrees" for outcome in found.outcomes):
-        found = _explained(record, found, known, stand_in)
-    if html is not None:
-        from refattn.verify.report import page
-
-        instead = stand_in[1].outcomes if stand_in else ()
-        write_text(html, page.page(found, record, refattn.__version__, instead), "--html")
-    deliver(partial(tables.verified, found, record, details=verbose), found.to_json(), file)
+        except (TypeError, ValueError) as error:
+            if not asked.own:
+                raise
+            sources = [name for name, x in zip(CASES, (asked.shapes, asked.listed, asked.inputs), strict=True) if x]
+            raise Problem(f"{' or '.join(sources)}: {error}") from error
+    with contextlib.ExitStack() as reports:  # each is written whatever becomes of the others
+        if asked.other:
+            reports.callback(lambda: _write_junit(junit, checked))
+            reports.callback(lambda: deliver(partial(tables.checked, checked), checked.to_json(), file))
+            ctx.exit(checked.exit_code)
+        reports.callback(lambda: _write_junit(junit, found))
+        reports.callback(lambda: _write_page(html, found, record, stand_in))
+        told = partial(tables.verified, mechanism=record, details=verbose)
+        reports.callback(lambda: deliver(partial(told, found), found.to_json(), file))
+        if not derivatives and any(outcome.status == "disagrees" for outcome in found.outcomes):
+            found = _explained(record, found, known, stand_in)
     ctx.exit(found.exit_code)
 
 
@@ -226,6 +237,14 @@ def _write_junit(file: str | None, report: Report | CheckReport) -> None:
         from refattn.verify.report.junit import junit
 
         write_text(file, junit(report), "--junit")
+
+
+def _write_page(file: str | None, report: Report, record: Mechanism, stand_in: tuple[Mechanism, Report] | None) -> None:
+    if file is not None:
+        from refattn.verify.report import page
+
+        instead = stand_in[1].outcomes if stand_in else ()
+        write_text(file, page.page(report, record, refattn.__version__, instead), "--html")
 
 
 def _check_sizes(asked: Asked) -> None:
@@ -358,8 +377,7 @@ def _kernel(stack: contextlib.ExitStack, record: Mechanism, asked: Asked) -> tup
 
     def told() -> None:
         if said := kernel.said.rstrip():
-            plain = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in said)
-            click.echo(f"what it printed (the end of it):\n{plain}", file=sys.stderr)
+            click.echo(f"what it printed (the end of it):\n{shown(said, 8000)}", file=sys.stderr)
 
     stack.callback(told)
     return kernel, f"load({impl!r})"

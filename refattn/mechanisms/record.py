@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from refattn import equations
+from refattn.args import Each, Real, Whole, check_all
 from refattn.mechanisms.block import Block, Stream
 from refattn.mechanisms.families import numbers_of, with_numbers
 from refattn.mechanisms.wrong import WrongKernel
@@ -58,6 +59,9 @@ class Input:
     design: str = "normal"
     numbers: Mapping[str, float] = field(default_factory=dict)
     axes: str = ""
+
+    def __post_init__(self) -> None:
+        check_all(self, shape=[Whole()], design=str, numbers=Each(Real(infinite=True)), axes=str)
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ def read_toml(file: str | os.PathLike[str]) -> dict[str, Any]:
     """
     try:
         found = tomllib.loads(read_regular(file, MIB).decode("utf-8"))
-    except ValueError as error:  # of the encoding, too
+    except (ValueError, RecursionError) as error:  # of the encoding, too, or nested too deeply
         raise ValueError(f"{os.fspath(file)}: is no TOML ({error})") from error
     tables = (*MAPPINGS, "model")
     for name, value in found.items():

@@ -14,9 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.foreign import shown
 from refattn.mechanisms.record import Case
 
 Floats = NDArray[np.float64]
+
+LONGEST = 100_000
+"""Characters of a text in a report as JSON; what a kernel or a program says is shorter."""
 
 SCHEMA_VERSION = 1  # of reports as JSON: it grows where a field goes or changes its meaning
 
@@ -177,6 +181,9 @@ class Outcome:
     verdicts: tuple[Verdict, ...] = ()
     seen: tuple[Truth, Result] | None = field(default=None, repr=False, compare=False)
     note: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", shown(self.detail))
 
     @property
     def failed(self) -> bool:
@@ -444,23 +451,27 @@ class Report:
         plain = tuple(replace(one, seen=None) for one in self.outcomes)
         data = dataclasses.asdict(replace(self, outcomes=plain, least=None))
         del data["least"]
-        suspects = data["suspects"] or {"ranked": (), "departure": None}
-        for one in suspects["ranked"]:
-            one["share"] = _finite(one["share"])
+        suspects = data["suspects"] or {"departure": None}
         for outcome in data["outcomes"]:
             del outcome["seen"]
         departure = [suspects["departure"]["verdict"]] if suspects["departure"] else []
         for verdict in (*(each for one in data["outcomes"] for each in one["verdicts"]), *departure):
             verdict["agrees"] = verdict["share"] <= 1.0
-            verdict["share"] = _finite(verdict["share"])
             if verdict["statistic"] not in ("shape", "dtype"):
                 verdict |= {name: _number(verdict[name]) for name in ("got", "expected")}
         about = {"schema_version": SCHEMA_VERSION, "kind": "cases"}
-        return {**about, **data, "counts": self.counts(), "exit_code": self.exit_code}
+        return for_json({**about, **data, "counts": self.counts(), "exit_code": self.exit_code})
 
 
-def _finite(x: float | None) -> float | None:
-    return x if x is not None and math.isfinite(x) else None
+def for_json(data: Any) -> Any:
+    """Return what JSON can say: null in place of a number that is not finite, and no half of a pair of characters."""
+    if isinstance(data, dict):
+        return {shown(name): for_json(x) for name, x in data.items()}
+    if isinstance(data, list | tuple):
+        return [for_json(x) for x in data]
+    if isinstance(data, float):
+        return float(data) if math.isfinite(data) else None
+    return data if data is None or isinstance(data, bool | int) else shown(data, LONGEST)
 
 
 def _number(text: str) -> float | str:
@@ -478,7 +489,7 @@ class Row:
     Attributes
     ----------
     section
-        "implementations", "loops", "equations", "laws" or "gradients".
+        "implementations", "loops", "equations", "properties", "gradients", "devices", ....
     name
         What was checked.
     status
@@ -502,6 +513,9 @@ class Row:
     status: str
     share: float | None
     detail: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", shown(self.detail))
 
 
 @dataclass(frozen=True)
@@ -536,7 +550,5 @@ class CheckReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data for JSON; a share that is not finite is null."""
         data = dataclasses.asdict(self)
-        for row in data["rows"]:
-            row["share"] = _finite(row["share"])
         about = {"schema_version": SCHEMA_VERSION, "kind": "checks"}
-        return {**about, **data, "counts": self.counts(), "exit_code": self.exit_code}
+        return for_json({**about, **data, "counts": self.counts(), "exit_code": self.exit_code})

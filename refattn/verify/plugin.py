@@ -219,7 +219,7 @@ def _chosen(names: tuple[str, ...], dtypes: Any = None, cases: Any = None) -> li
 
     dtypes = ("float32",) if dtypes is None else tuple(dtypes)
     if unknown := [dtype for dtype in dtypes if dtype not in DTYPES]:
-        raise pytest.UsageError(f"golden: dtypes: got {', '.join(unknown)}, needs some of {', '.join(DTYPES)}")
+        pytest.fail(f"golden: dtypes: got {', '.join(unknown)}, needs some of {', '.join(DTYPES)}", pytrace=False)
     found = []
     try:
         for name in names or registry.list_mechanisms():
@@ -228,5 +228,7 @@ def _chosen(names: tuple[str, ...], dtypes: Any = None, cases: Any = None) -> li
                 wanted = record.cases if cases is None else [record.case(each) for each in cases]
                 found += [GoldenCase(name, case.name, dtype) for dtype in dtypes for case in wanted]
     except ValueError as error:
-        raise pytest.UsageError(f"golden: {error}") from error
-    return found
+        message = f"golden: {error}"
+    else:
+        return found
+    pytest.fail(message, pytrace=False)

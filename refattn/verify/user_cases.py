@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,20 +18,28 @@ from typing import Any
 
 import numpy as np
 
-from refattn.files import parse_json, read_regular
+from refattn.args import Each, Real, Whole, check_json, refused
+from refattn.files import check_size, parse_json, read_users
+from refattn.foreign import shown
+from refattn.golden.inputs import make
 from refattn.golden.storage import DTYPES, has_gradient
-from refattn.golden.tensors import decode
+from refattn.golden.tensors import unpack
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.verify.selfcheck.samples import resized
 
-LARGEST = 1 << 33
-"""Bytes of a file of arrays at most."""
-
 SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e")
+
+_NEEDS: dict[str, Any] = {key: Whole(0 if key in ("n", "nq", "nk") else 1, 1 << 31) for key in SIZES}
+_NEEDS |= {"logits": Real(), "mask": Real(0.0, 1.0)}
+
+_WORKLOAD = {"definition": str, "workload": {"axes": Each(Whole(0, 1 << 40))}}
 
 
 class UserCaseError(Exception):
-    """A shape or a file is none; the message says what was given and what is needed."""
+    """A shape or a file is none; the message says what was given and what is needed, in a line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(shown(message, 900).split()))
 
 
 def qkv(name: str, kind: str, purpose: str, sizes: Mapping[str, int], logits: float = 1.0, **more: Any) -> Case:
@@ -52,7 +61,7 @@ def from_text(mechanism: Mechanism, text: str) -> Case:
         name, equals, value = (x.strip() for x in part.partition("="))
         if not name or name in given:
             raise UserCaseError(
-                f"got {text!r}, needs a list such as b=2,h=8,nq=1024,nk=4096,d=128,causal, each name once"
+                f"got {text[:80]!r}, needs a list such as b=2,h=8,nq=1024,nk=4096,d=128,causal, each name once"
             )
         given[name] = _value(value) if equals else True
     return of_sizes(mechanism, given, ",".join(part.strip() for part in text.split(",")))
@@ -63,19 +72,22 @@ def _value(text: str) -> Any:
         return [None if not part else _value(part) for part in text.split(":")]
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"True": True, "False": False, "None": None}.get(text, text)
 
 
 def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
     """Return the case of sizes by letter, and options by name."""
     options = {key: x for key, x in given.items() if key not in (*SIZES, "logits", "mask")}
-    for key in (key for key in SIZES if key in given):
-        if type(given[key]) is not int or given[key] < (0 if key in ("n", "nq", "nk") else 1):
-            raise UserCaseError(f"{key}: got {given[key]!r}, needs a whole number")
+    try:
+        check_json(
+            {key: x for key, x in given.items() if key in _NEEDS}, {key: _NEEDS[key] for key in _NEEDS if key in given}
+        )
+    except ValueError as error:
+        raise UserCaseError(str(error)) from error
     if unknown := [key for key in options if key not in mechanism.defaults]:
         known = (*SIZES, "logits", "mask", *mechanism.defaults)
-        raise UserCaseError(f"got {unknown[0]!r}, needs one of {', '.join(dict.fromkeys(known))}")
+        raise UserCaseError(f"got {unknown[0][:80]!r}, needs one of {', '.join(dict.fromkeys(known))}")
     keys = given.get("nk", given.get("n"))
     queries = given.get("nq", given.get("n", keys))
     keys = queries if keys is None else keys
@@ -92,19 +104,36 @@ def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
             listed = options.pop(key)
             listed = listed if isinstance(listed, list) else [listed]
             if len(listed) != b or not all(type(n) is int and 0 <= n <= lengths for n in listed):
-                raise UserCaseError(f"{key}: got {listed}, needs {b} numbers up to {lengths}")
+                raise UserCaseError(f"{key}: got {str(listed)[:80]}, needs {b} numbers up to {lengths}")
             arrays[key] = Input((b,), "counts", {str(at): n for at, n in enumerate(listed)})
     if "mask" in given:
-        if "mask" not in mechanism.defaults or type(given["mask"]) not in (int, float):
-            raise UserCaseError(f"mask: got {given['mask']!r}, needs the part of the pairs that may attend")
+        if "mask" not in mechanism.defaults:
+            raise UserCaseError(f"mask: got {given['mask']!r}, needs a mechanism that takes one")
         arrays["mask"] = Input((1, 1, queries, keys), "mask", {"keep": float(given["mask"])})
     options = {key: tuple(x) if isinstance(x, list) else x for key, x in options.items()}
     d = given.get("d", 64)
     sizes = {"b": b, "h": h, "g": g, "n_q": queries, "n_k": keys, "d": d, "e": given.get("e", d)}
     logits = float(given.get("logits", 1.0))
-    more: dict[str, Any] = {**options, **arrays}
-    case = qkv(name, "own", "a shape of your own", sizes, logits, **more)
-    letters = {**sizes, "n": keys}
+    case = _case(mechanism, shown(name, 200), sizes, logits, options, arrays)
+    try:
+        check_size(8 * max(math.prod(x.shape) for x in case.inputs.values()), "its largest array ")
+    except ValueError as error:
+        raise UserCaseError(str(error)) from error
+    _check_options(mechanism, options, sizes)
+    return case
+
+
+def _case(
+    mechanism: Mechanism,
+    name: str,
+    sizes: Mapping[str, int],
+    logits: float,
+    options: Mapping[str, Any],
+    arrays: Mapping[str, Input],
+) -> Case:
+    """Return a case with what the mechanism cannot do without."""
+    case = qkv(name, "own", "a shape of your own", sizes, logits, **{**options, **arrays})
+    letters = {**sizes, "n": sizes["n_k"]}
     sampled = {key: x for key, x in mechanism.sampled.items() if key not in options}
     further = {
         key: replace(x, shape=tuple(letters[a] for a in x.axes)) for key, x in sampled.items() if isinstance(x, Input)
@@ -121,6 +150,19 @@ def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
     return replace(case, options={**plain, **case.options})
 
 
+def _check_options(mechanism: Mechanism, options: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Raise UserCaseError if the core does not take options: it says so of a small call."""
+    assert mechanism.core is not None
+    few = {key: n if key[0] == "n" and "lengths" in options else min(n, 8) for key, n in sizes.items()}
+    case = _case(mechanism, "small", {**few, "b": 1, "h": 1, "g": 1}, 1.0, options, {})
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            mechanism.core.forward(**make(mechanism.name, case, "float64"), **case.options)
+    except Exception as error:  # of whatever kind, the options are what it is given
+        raise UserCaseError(str(error) or f"got {dict(options)}, which {mechanism.name} does not take") from error
+
+
 _AXES = ("bhnd", "bgnd", "bgne")
 
 
@@ -130,7 +172,10 @@ def from_file(mechanism: Mechanism, path: Path) -> list[Case]:
     A shape is a text, or an object with its sizes and options and perhaps a "name". An object with a "workload" is one
     of FlashInfer-Bench: sizes are read from its axes and from the name of its definition, all sequences equally long.
     """
-    data = _bytes(path)
+    try:
+        data = read_users(path)
+    except ValueError as error:
+        raise UserCaseError(str(error)) from error
     try:
         found = parse_json(data)
         found = found.get("cases", [found]) if isinstance(found, dict) else found
@@ -159,26 +204,37 @@ def _from_entry(mechanism: Mechanism, one: Any, number: int) -> Case:
     if isinstance(one, str):
         return from_text(mechanism, one)
     if not isinstance(one, dict):
-        raise UserCaseError(f"got {one!r}, needs a text or an object")
+        raise UserCaseError(f"got {str(one)[:80]}, needs a text or an object")
     if "workload" in one:
         return _from_workload(mechanism, one, number)
     sizes = {key: x for key, x in one.items() if key != "name"}
     text = ",".join(key if x is True else f"{key}={x}" for key, x in sizes.items())
-    return of_sizes(mechanism, sizes, str(one.get("name", text)))
+    name = one.get("name", text)
+    if not isinstance(name, str) or not name:
+        raise UserCaseError(str(refused("name", name, "a text")))
+    return of_sizes(mechanism, sizes, name)
 
 
-_DEFINITION = re.compile(r"_(h|kv|d|qk|vo)(\d+)")
+_DEFINITION = re.compile(r"_(h|kv|d|qk|vo)([0-9]{1,9})(?![0-9])")
 
 
 def _from_workload(mechanism: Mechanism, one: Mapping[str, Any], number: int) -> Case:
-    definition, axes = str(one.get("definition", "")), one["workload"].get("axes", {})
+    try:
+        check_json(one, _WORKLOAD)
+    except ValueError as error:
+        raise UserCaseError(str(error)) from error
+    definition = one["definition"]
+    axes = one["workload"]["axes"]
     named = {letter: int(value) for letter, value in _DEFINITION.findall(definition)}
-    if not isinstance(axes, dict) or "h" not in named or not {"d", "qk"} & {*named}:
-        raise UserCaseError(f"got the definition {definition!r}, needs one such as gqa_paged_decode_h32_kv8_d128_ps1")
-    b = int(axes.get("batch_size", axes.get("len_indptr", 2) - 1)) or 1
+    if "h" not in named or not {"d", "qk"} & {*named}:
+        needs = "one such as gqa_paged_decode_h32_kv8_d128_ps1"
+        raise UserCaseError(f"definition: got {definition[:80]!r}, needs {needs}")
+    b = axes.get("batch_size", axes.get("len_indptr", 2) - 1)
+    if b < 1:
+        raise UserCaseError(f"workload.axes: got {b} sequences, needs a batch_size of at least 1, or a len_indptr of 2")
     tokens = next((axes[key] for key in ("num_kv_indices", "total_kv", "total_tokens", "seq_len") if key in axes), None)
     if tokens is None:
-        raise UserCaseError(f"got the axes {', '.join(axes)}, needs num_kv_indices, total_kv or seq_len")
+        raise UserCaseError(f"workload.axes: got {', '.join(axes)[:80]!r}, needs num_kv_indices, total_kv or seq_len")
     queries = 1 if "decode" in definition else math.ceil(axes.get("total_q", axes.get("seq_len", tokens)) / b)
     d = named.get("d", named.get("qk", 1))
     sizes = {
@@ -201,9 +257,14 @@ def captured(mechanism: Mechanism, path: Path) -> tuple[Case, str]:
     JSON under "options", in the metadata or as an array of one text, or arrays of one number.
     """
     try:
-        arrays, types, options = _from_npz(path) if path.suffix == ".npz" else _from_safetensors(path)
-    except (ValueError, OSError, EOFError) as error:
-        raise UserCaseError(f"got {str(path)!r}, needs arrays as .safetensors or .npz ({error})") from error
+        found, about = unpack(read_users(path))
+        types, arrays = {name: dtype for name, (dtype, _) in found.items()}, {name: x for name, (_, x) in found.items()}
+        options = parse_json(str(about["options"]).encode(errors="surrogateescape")) if "options" in about else {}
+        check_json(options, dict, "options")
+    except ValueError as error:
+        raise UserCaseError(
+            f"{path}: {str(error).removeprefix(f'{path}: ')}; needs arrays as .safetensors or .npz"
+        ) from error
     pulls = {name: arrays.pop(name) for name in [*arrays] if name in ("d_out", *(f"d_{n}" for n in mechanism.pulled))}
     known = ("q", "k", "v", *mechanism.defaults)
     for name in [name for name, x in arrays.items() if x.ndim == 0 and name in known]:
@@ -226,30 +287,9 @@ def captured(mechanism: Mechanism, path: Path) -> tuple[Case, str]:
     }
     inputs = {name: Input(x.shape, designs[name]) for name, x in arrays.items()}
     options = {name: tuple(x) if isinstance(x, list) else x for name, x in options.items()}
-    case = Case(path.stem, "own", inputs, options, "captured arrays", given={**arrays, **pulls})
+    case = Case(shown(path.stem, 200), "own", inputs, options, "captured arrays", given={**arrays, **pulls})
+    _check_options(mechanism, options, {"n_q": rows, "n_k": columns, "d": d, "e": v[3]})
     return case, types.get("q", "float32") if types.get("q") in DTYPES else "float32"
-
-
-def _from_npz(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-    with np.load(path, allow_pickle=False) as found:
-        arrays = {name: found[name] for name in found.files}
-    options = json.loads(arrays.pop("options").item()) if "options" in arrays else {}
-    return arrays, {name: x.dtype.name for name, x in arrays.items()}, dict(options)
-
-
-def _from_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-    data = _bytes(path)
-    found = decode(data)
-    about = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
-    options = json.loads(about["options"]) if "options" in about else {}
-    return {name: x for name, (_, x) in found.items()}, {name: dtype for name, (dtype, _) in found.items()}, options
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return read_regular(path, LARGEST)
-    except OSError as error:
-        raise UserCaseError(f"got {str(path)!r}, needs a file that can be read ({error.strerror})") from error
 
 
 # --- what an adapter can run

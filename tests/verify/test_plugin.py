@@ -130,3 +130,10 @@ def test_a_kernel_has_its_own_process_and_nothing_run_is_red(tmp_path: Path) -> 
 
 def _fails(q: object, k: object, v: object, dtype: str, **options: object) -> None:
     raise RuntimeError("no kernel")
+
+
+def test_a_mechanism_that_is_mistyped_is_said_in_a_line(tmp_path: Path) -> None:
+    found = run('import pytest\n@pytest.mark.golden("softmaxx")\ndef test_x(golden_case):\n    pass\n', tmp_path)
+    text = found.stdout + found.stderr
+    assert "golden: mechanism: got 'softmaxx', needs one of softmax" in text and "pluggy" not in text
+    assert len(text.splitlines()) < 20

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +83,12 @@ def test_a_shape() -> None:
         ("n=4,n=5", "each name once"),
         ("n=4,windows=3", "'windows', needs one of b, h"),
         ("n=4,k_lengths=5", "needs 1 numbers up to 4"),
-        ("n=4,mask", "the part of the pairs"),
+        ("n=4,logits=:::", "logits: got list, needs a finite number"),
+        ("n=4,softcap=[1]", "softcap: got tuple, needs a finite number"),
+        ("n=4,window=\ud800", "window: got str, needs a tuple"),
+        ("n=4,scale=NaN", "scale: got nan"),
+        ("n=2000000000,d=64", "REFATTN_LARGEST="),
+        ("n=4,mask", "mask: got True, needs a finite number from 0 to 1"),
     ],
 )
 def test_what_is_no_shape(text: str, said: str) -> None:
@@ -110,10 +117,27 @@ def test_a_file_of_shapes(tmp_path: Path) -> None:
     decode, prefill = user_cases.from_file(RECORD, file)
     assert sizes(decode) == (4, 32, 8, 1, 21, 128, 128) and not decode.options
     assert sizes(prefill) == (2, 8, 2, 10, 20, 64, 64) and prefill.options == {"causal": True}
-    for text in ("", "{", "[]", "[3]", '[{"n": 4, "x": 1}]', '[{"workload": {}}]'):
+    for text in ("", "{", "[]", "[3]", '[{"n": 4, "x": 1}]', '[{"workload": {}}]', '[{"n": 4, "name": 3}]'):
         file.write_text(text)
         with pytest.raises(user_cases.UserCaseError):
             user_cases.from_file(RECORD, file)
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        (None, "workload.axes: got None, needs a mapping"),
+        ({"batch_size": "4"}, "workload.axes.batch_size: got '4', needs a whole number"),
+        ({"batch_size": 1.5}, "workload.axes.batch_size: got 1.5, needs a whole number"),
+        ({"batch_size": 4}, "needs num_kv_indices"),
+        ({"batch_size": 0, "seq_len": 3}, "workload.axes: got 0 sequences"),
+    ],
+)
+def test_what_is_no_workload(axes: Any, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "cases.jsonl"
+    file.write_text(json.dumps({"definition": "gqa_paged_decode_h32_kv8_d128_ps1", "workload": {"axes": axes}}))
+    with pytest.raises(user_cases.UserCaseError, match=said):
+        user_cases.from_file(RECORD, file)
 
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])
@@ -156,6 +180,66 @@ def test_what_are_no_captured_arrays(tmp_path: Path) -> None:
     for name in ("none.npz", "none.safetensors"):
         with pytest.raises(user_cases.UserCaseError):
             user_cases.captured(RECORD, tmp_path / name)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("option", ["--inputs", "--cases"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "link to itself", "vast", "cut off", "renamed", "nested"])
+def test_files_that_are_something_else(kind: str, option: str, kernels: Path, tmp_path: Path) -> None:
+    file, x = tmp_path / "mine.npz", np.ones((1, 2, 3, 4), np.float32)
+    whole = encode({name: ("float32", x) for name in "qkv"})
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind in ("device", "link to itself"):
+        file.symlink_to("/dev/zero" if kind == "device" else file)
+    elif kind == "vast":
+        with open(file, "wb") as stream:
+            stream.truncate(8 << 30)
+    else:
+        file.write_bytes({"cut off": whole[:-9], "renamed": b"PK" + whole, "nested": b"[" * 100_000}[kind])
+    result = verify(f"{kernels}:attend", option, file)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and str(file) in result.stderr, result.stderr
+    assert "--debug" not in result.stderr
+    assert kind != "vast" or "REFATTN_LARGEST=8589934592 raises the limit" in result.stderr
+
+
+def test_captured_arrays_that_the_core_does_not_take(kernels: Path, tmp_path: Path) -> None:
+    file, x = tmp_path / "mine.npz", np.ones((1, 2, 3, 4), np.float32)
+    np.savez(file, q=x, k=x, v=x, mask=np.ones((5, 7), bool))
+    result = verify(f"{kernels}:attend", "--inputs", file)
+    assert (
+        result.exit_code == 2 and "--inputs: mask: got shape (5, 7)" in result.stderr and "debug" not in result.stderr
+    )
+
+
+def test_an_archive_is_not_unpacked_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, x = tmp_path / "mine.npz", np.zeros((1, 1, 1 << 14, 16))
+    np.savez_compressed(file, q=x, k=x, v=x)
+    assert file.stat().st_size < 1 << 16
+    monkeypatch.setenv("REFATTN_LARGEST", str(1 << 20))
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *given: pytest.fail("it was unpacked"))
+    with pytest.raises(
+        user_cases.UserCaseError, match="unpacked got 6291840 bytes, needs at most 1048576; REFATTN_LAR"
+    ):
+        user_cases.captured(RECORD, file)
+    monkeypatch.undo()
+    assert user_cases.captured(RECORD, file)[0].inputs["q"].shape == x.shape
+    with zipfile.ZipFile(file, "w") as archive, archive.open("q.npy", "w") as stream:  # a header that lies
+        np.lib.format.write_array_header_1_0(stream, {"descr": "<f8", "fortran_order": False, "shape": (1 << 50,)})
+    with pytest.raises(user_cases.UserCaseError, match="q: got 0 bytes for the shape"):
+        user_cases.captured(RECORD, file)
+
+
+@pytest.mark.parametrize("name", ["mine.npz", "mine.safetensors", "mine"])
+def test_what_a_file_of_arrays_is_its_bytes_say(name: str, tmp_path: Path) -> None:
+    file, x = tmp_path / name, np.asfortranarray(np.arange(24.0).reshape(1, 2, 3, 4))
+    with open(file, "wb") as stream:
+        np.savez(stream, q=x, k=x, v=x)
+    assert np.array_equal(user_cases.captured(RECORD, file)[0].given["q"], x)
+    file.write_bytes(encode({name: ("float64", x) for name in "qkv"}))
+    assert np.array_equal(user_cases.captured(RECORD, file)[0].given["q"], x)
 
 
 def test_from_the_command_line(kernels: Path, tmp_path: Path) -> None:

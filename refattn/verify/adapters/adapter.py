@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from refattn import backends
 from refattn.args import checked
+from refattn.foreign import shown
 from refattn.golden.storage import SCALED, has_gradient
 from refattn.verify.adapters import devices, manners
 from refattn.verify.adapters.pushed import Called, derivatives
@@ -190,7 +191,7 @@ def _call(
     returned = manners.around(forward, arguments, extra)
     devices.wait()
     if isinstance(returned, Decline):
-        return Decline(str(returned.reason))
+        return Decline(shown(returned.reason))
     result = _named(returned, outputs)
     judged = tuple(name for name in result if name not in outputs)
     declined = ""
@@ -409,8 +410,4 @@ def _lacking(function: Any, names: Iterable[str]) -> list[str]:
 
 def words(error: BaseException) -> str:
     """Return what foreign code raised in one line; even its text may raise."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:
-        text = "an error without a text"
-    return f"raised {type(error).__name__}: {text[:300]}"
+    return f"raised {shown(type(error).__name__, 300)}: {shown(' '.join(shown(error).split()), 300)}"

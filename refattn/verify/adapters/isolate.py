@@ -153,7 +153,7 @@ class Isolated:
             raise
         if "error" not in answer:
             return answer, found
-        worker.err.add(answer["trace"].encode())
+        worker.err.add(answer["trace"].encode(errors="backslashreplace"))
         if what == "load":
             self.close()
             raise LoadError(answer["error"]) from RuntimeError(f"over there:\n{answer['trace']}")

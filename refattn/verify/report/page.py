@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import html
 import math
 import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.foreign import shown
 from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.outcome import Outcome, Report, Result, Truth, Verdict, share_text
+from refattn.verify.outcome import LONGEST, Outcome, Report, Result, Truth, Verdict, share_text
 from refattn.verify.report import diagnosis, example, suspects
 from refattn.verify.report.tables import call_of, closing, decline_rows
 from refattn.verify.report.texts import cases_text
@@ -62,6 +63,11 @@ svg, table {{ max-width: 100% }}
 {body}
 </body></html>
 """
+
+
+def escape(text: str) -> str:
+    """Return text of foreign code as HTML."""
+    return html.escape(shown(text, LONGEST))
 
 
 def page(

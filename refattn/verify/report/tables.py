@@ -125,7 +125,11 @@ def verified(
 
         parts += [*(indented(columns, text) for columns, text in suspects_text.lines(report.suspects)), ""]
     if report.smallest:
-        parts += ["The smallest case found that fails", *(Text(line, no_wrap=True) for line in report.smallest), ""]
+        parts += [
+            "The smallest case found that fails",
+            *(Text(printable(line), no_wrap=True) for line in report.smallest),
+            "",
+        ]
     if notes := _notes(report):
         parts += ["What the verdicts on long cases stand on", *(indented(2, note) for note in notes), ""]
     declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
