@@ -29,6 +29,7 @@ from refattn.mechanisms.delta.layer import block as _block
 from refattn.mechanisms.delta.layer import stream as _stream
 from refattn.mechanisms.delta.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.delta.testing.cases import CASES as _CASES
+from refattn.mechanisms.delta.testing.kernel_sizes import KERNEL_SIZES as _KERNEL_SIZES
 from refattn.mechanisms.delta.testing.questions import QUESTIONS as _QUESTIONS
 from refattn.mechanisms.delta.testing.rounding_scales import FURTHER as _FURTHER_SCALES
 from refattn.mechanisms.delta.testing.rounding_scales import ROUNDING_SCALES as _ROUNDING_SCALES
@@ -58,6 +59,7 @@ record = Mechanism(
     core=_core,
     block=_BLOCK,
     cases=_CASES,
+    kernel_sizes=_KERNEL_SIZES,
     properties=("linear_in_v", "sequence_padding", "causal", "truncation", "independent", "workers", "repeatable"),
     rounding_scales=_ROUNDING_SCALES,
     further_rounding_scales=_FURTHER_SCALES,
