@@ -1,7 +1,7 @@
 """The array libraries that refattn runs on, one file each; none is imported before it is used.
 
-Other packages add theirs through the entry-point group ``refattn.backends``; `refattn.backends.base.BaseBackend` gives
-them what most libraries share.
+Other packages add theirs through the entry-point group ``refattn.backends``, as a subclass of
+`refattn.backends.base.Backend`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import sys
 from typing import Any, TypedDict
 from weakref import WeakKeyDictionary
 
-from refattn.backends.base import Backend, BaseBackend
+from refattn.backends.base import Backend
 from refattn.backends.pool import use_workers, workers
 
 __all__ = [
     "Backend",
-    "BaseBackend",
     "Description",
     "check_precision",
     "describe",
@@ -102,8 +101,7 @@ def check_precision(x: object) -> None:
     A reference that rounds products to bfloat16 or TF32 is none.
     """
     backend = of(x)
-    lost = getattr(backend, "precision_lost", None)
-    if lost is not None and (why := lost(x)) is not None:
+    if (why := backend.precision_lost(x)) is not None:
         raise RuntimeError(
             f'{why}, needs all digits: with refattn.backends.get("{backend.name}").full_precision(): ...'
         )
@@ -160,8 +158,8 @@ def _load_plug_in(name: str) -> Backend:
         backend = entry.load()
     except Exception as error:  # another package's import may raise anything
         raise ImportError(f"backend {name!r} of {_origin(entry)} cannot be loaded: {error}") from error
-    if isinstance(backend, type) or not isinstance(backend, Backend):
-        raise TypeError(f"backend {name!r} of {_origin(entry)}: got {backend!r}, needs an object that meets Backend")
+    if not isinstance(backend, Backend):
+        raise TypeError(f"backend {name!r} of {_origin(entry)}: got {backend!r}, needs an object of a Backend")
     return backend
 
 

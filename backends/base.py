@@ -1,13 +1,13 @@
-"""What refattn asks of an array library: the protocol `Backend`, and in `BaseBackend` what most of them share."""
+"""What refattn asks of an array library, with the answers that most of them share."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,103 +17,12 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-@runtime_checkable
-class Backend(Protocol):
+class Backend:
     """An array library as refattn uses it. Making one imports nothing: the library is imported when it is needed.
 
-    A third-party package adds one through an entry point in the group ``refattn.backends`` that names such an object.
+    A subclass sets the first four attributes and overrides what differs. A third-party package adds one through an
+    entry point in the group ``refattn.backends`` that names such an object.
     """
-
-    name: str
-    pools: bool
-    """Whether `map` runs tasks at the same time, so that many small ones are better than a few large ones."""
-    tile_bytes: int
-    """The size of the largest temporary that a tiled implementation should make."""
-
-    def why_unavailable(self) -> str | None:
-        """Return None where the library can be used, otherwise why not and what to do about it."""
-
-    def namespace(self) -> ModuleType:
-        """Return the module that implements the array API standard."""
-
-    def version(self) -> str:
-        """Return the version of the library."""
-
-    def devices(self) -> tuple[str, ...]:
-        """Return the names of the devices that `from_numpy` takes; the first one is the default."""
-
-    def float64(self) -> bool:
-        """Tell whether the library, as it is set now, computes in float64."""
-
-    def enable_float64(self) -> None:
-        """Make `float64` true where a setting of the library decides it."""
-
-    def with_float64(self) -> AbstractContextManager[None]:
-        """Compute in float64 in the ``with`` block, and afterwards as before."""
-
-    def precision_lost(self, x: Array) -> str | None:
-        """Return why products of arrays like `x` lose digits as the library is set now, None where they do not."""
-
-    def full_precision(self) -> AbstractContextManager[None]:
-        """Compute with all digits of the arrays in the ``with`` block, however the library is set."""
-
-    def from_numpy(self, x: NDArray[Any], device: Any = None) -> Array:
-        """Return a copy of `x` as an array of this library (NumPy: `x` itself)."""
-
-    def to_numpy(self, x: Array) -> NDArray[Any]:
-        """Return `x` on the host, without its gradient, bfloat16 as float32. The memory may be shared: do not write."""
-
-    def owns(self, x: object) -> bool:
-        """Tell whether `x` is an array of this library."""
-
-    def concrete(self, value: Any) -> bool | None:
-        """Return the truth of a condition, or None while the library traces and values are not known."""
-
-    def erf(self, x: Array) -> Array:
-        """Return the error function, which the standard lacks, of each element."""
-
-    def product(self, a: Array, b: Array) -> Array:
-        """Return a @ b for arrays of at least two axes. Its bits do not depend on how many threads compute it."""
-
-    def together(self, pairs: Sequence[tuple[Array, Array]]) -> list[Array]:
-        """Return the `product` of each pair; what handing out their work costs is paid once."""
-
-    def products(self) -> AbstractContextManager[None]:
-        """Prepare once, for the ``with`` block, what each `product` in it would prepare for itself."""
-
-    def sparse_product(self, indptr: Array, indices: Array, data: Array, x: Array) -> Array:
-        """Return W x (rows, k) for a sparse W by rows, and x (columns, k).
-
-        Row i of W has the columns ``indices[indptr[i]:indptr[i + 1]]``, with the values `data` there.
-        """
-
-    def sparse_rows(self, indptr: Array, edges: int) -> Array:
-        """Return the row of each of the `edges` entries of a sparse matrix."""
-
-    def keep_memory(self) -> None:
-        """Let the process keep the memory of freed arrays, where that saves time; for programs, not for libraries."""
-
-    def synchronize(self) -> None:
-        """Wait until all work that was started is done."""
-
-    def peak_memory(self) -> int | None:
-        """Return the most bytes held on its devices since `reset_peak_memory`; None where the library does not tell."""
-
-    def reset_peak_memory(self) -> None:
-        """Start `peak_memory` again from what is held now."""
-
-    def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> list[Result]:
-        """Return ``[function(task) for task in tasks]``; the calls must not depend on each other.
-
-        Where several fail, the error is that of the first one in order. Results never depend on how many run at once.
-        """
-
-    def note(self) -> str:
-        """Return a remark or advice for the table of backends, or ""."""
-
-
-class BaseBackend:
-    """The answers that most libraries share; a backend sets the first four attributes and overrides what differs."""
 
     name: str
     package: str
@@ -123,7 +32,9 @@ class BaseBackend:
     install: str
     """The command that installs it."""
     pools: bool = False
+    """Whether `map` runs tasks at the same time, so that many small ones are better than a few large ones."""
     tile_bytes: int = 16 << 20
+    """The size of the largest temporary that a tiled implementation should make."""
 
     def library(self) -> ModuleType:
         """Import the library; an ImportError says how to get it."""
@@ -137,6 +48,7 @@ class BaseBackend:
             raise ImportError(f"{self.package} cannot be imported: {error}") from error
 
     def why_unavailable(self) -> str | None:
+        """Return None if the library can be used, otherwise why not and what to do about it."""
         try:
             self.namespace()
         except ImportError as error:
@@ -144,58 +56,77 @@ class BaseBackend:
         return None
 
     def namespace(self) -> ModuleType:
+        """Return the module that implements the array API standard."""
         return self.library()
 
     def version(self) -> str:
+        """Return the version of the library."""
         return str(self.library().__version__)
 
     def devices(self) -> tuple[str, ...]:
+        """Return the names of the devices that `from_numpy` takes; the first one is the default."""
         return ("cpu",)
 
     def float64(self) -> bool:
+        """Tell whether the library, as it is set now, computes in float64."""
         return True
 
     def enable_float64(self) -> None:
-        pass
+        """Make `float64` true if a setting of the library decides it."""
 
-    @contextmanager
-    def with_float64(self) -> Iterator[None]:
+    def with_float64(self) -> AbstractContextManager[None]:
         """Compute in float64 in the ``with`` block, and afterwards as before."""
-        yield
+        return nullcontext()
 
     def precision_lost(self, x: Array) -> str | None:
-        """Return why products of arrays like `x` lose digits as the library is set now, None where they do not."""
+        """Return why products of arrays like `x` lose digits as the library is set now, None if they do not."""
         return None
 
-    @contextmanager
-    def full_precision(self) -> Iterator[None]:
+    def full_precision(self) -> AbstractContextManager[None]:
         """Compute with all digits of the arrays in the ``with`` block, however the library is set."""
-        yield
+        return nullcontext()
+
+    def from_numpy(self, x: NDArray[Any], device: Any = None) -> Array:
+        """Return a copy of `x` as an array of this library (NumPy: `x` itself)."""
+        raise NotImplementedError
+
+    def to_numpy(self, x: Array) -> NDArray[Any]:
+        """Return `x` on the host, without its gradient, bfloat16 as float32. The memory may be shared: do not write."""
+        raise NotImplementedError
 
     def owns(self, x: object) -> bool:
+        """Tell whether `x` is an array of this library."""
         # A library that was never imported has no arrays; while it is being imported, it may lack the class.
         kind = getattr(sys.modules.get(self.package), self.array_type, None)
         return kind is not None and isinstance(x, kind)
 
     def concrete(self, value: Any) -> bool | None:
+        """Return the truth of a condition, or None while the library traces and values are not known."""
         return bool(value)
 
     def erf(self, x: Array) -> Array:
+        """Return the error function, which the standard lacks, of each element."""
         from scipy.special import erf
 
-        host: Any = self  # a subclass has what the protocol asks for
-        return host.from_numpy(np.asarray(erf(host.to_numpy(x))), device=x.device)
+        return self.from_numpy(np.asarray(erf(self.to_numpy(x))), device=x.device)
 
     def product(self, a: Array, b: Array) -> Array:
+        """Return a @ b for arrays of at least two axes. Its bits do not depend on how many threads compute it."""
         return a @ b
 
     def together(self, pairs: Sequence[tuple[Array, Array]]) -> list[Array]:
+        """Return the `product` of each pair; what handing out their work costs is paid once."""
         return [self.product(a, b) for a, b in pairs]
 
     def products(self) -> AbstractContextManager[None]:
+        """Prepare once, for the ``with`` block, what each `product` in it would prepare for itself."""
         return nullcontext()
 
     def sparse_product(self, indptr: Array, indices: Array, data: Array, x: Array) -> Array:
+        """Return W x (rows, k) for a sparse W by rows, and x (columns, k).
+
+        Row i of W has the columns ``indices[indptr[i]:indptr[i + 1]]``, with the values `data` there.
+        """
         # The standard has no sums by segment: rows are filled up to the longest one.
         xp = self.namespace()
         lengths = indptr[1:] - indptr[:-1]
@@ -210,27 +141,34 @@ class BaseBackend:
         return xp.sum(xp.reshape(parts, (*at.shape, x.shape[1])), axis=1)
 
     def sparse_rows(self, indptr: Array, edges: int) -> Array:
+        """Return the row of each of the `edges` entries of a sparse matrix."""
         # The standard's repeat is not there while a library traces: the size of its result depends on values.
         xp = self.namespace()
         at = xp.arange(edges, dtype=indptr.dtype, device=indptr.device)
         return xp.searchsorted(indptr, at, side="right") - 1
 
     def keep_memory(self) -> None:
-        pass
+        """Let the process keep the memory of freed arrays, if that saves time; for programs, not for libraries."""
 
     def synchronize(self) -> None:
-        pass
+        """Wait until all work that was started is done."""
 
     def peak_memory(self) -> int | None:
+        """Return the most bytes held on its devices since `reset_peak_memory`; None if the library does not tell."""
         return None
 
     def reset_peak_memory(self) -> None:
-        pass
+        """Start `peak_memory` again from what is held now."""
 
     def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> list[Result]:
+        """Return ``[function(task) for task in tasks]``; the calls must not depend on each other.
+
+        If several fail, the error is that of the first one in order. Results never depend on how many run at once.
+        """
         return [function(task) for task in tasks]
 
     def note(self) -> str:
+        """Return a remark or advice for the table of backends, or ""."""
         return ""
 
     def check_device(self, device: Any) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from refattn.backends.base import Array, BaseBackend, widened
+from refattn.backends.base import Array, Backend, widened
 
 
-class CupyBackend(BaseBackend):
+class CupyBackend(Backend):
     """CuPy on all GPUs that it sees."""
 
     name = "cupy"

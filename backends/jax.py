@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.backends.base import Array, BaseBackend, widened
+from refattn.backends.base import Array, Backend, widened
 
 
-class JaxBackend(BaseBackend):
+class JaxBackend(Backend):
     """JAX. It counts no peak that can be started again, so `peak_memory` is None."""
 
     name = "jax"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.backends import blas, pool, products
-from refattn.backends.base import BaseBackend, Result, Task, widened
+from refattn.backends.base import Backend, Result, Task, widened
 
 M_TRIM_THRESHOLD = -1
 """The parameter of mallopt, as malloc.h of glibc has it, for how many freed bytes are kept."""
@@ -21,7 +21,7 @@ M_TRIM_THRESHOLD = -1
 KEPT = 1 << 30
 
 
-class NumpyBackend(BaseBackend):
+class NumpyBackend(Backend):
     """NumPy on the CPU."""
 
     name = "numpy"

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.backends.base import Array, BaseBackend
+from refattn.backends.base import Array, Backend
 
 
-class StrictBackend(BaseBackend):
+class StrictBackend(Backend):
     """array-api-strict, with the devices that it makes up to catch mixtures."""
 
     name = "strict"

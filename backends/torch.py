@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.backends.base import Array, BaseBackend
+from refattn.backends.base import Array, Backend
 
 
-class TorchBackend(BaseBackend):
+class TorchBackend(Backend):
     """PyTorch."""
 
     name = "torch"

@@ -29,13 +29,14 @@ Elements are numbered in C order, so the first elements do not depend on how man
 from __future__ import annotations
 
 import math
-import operator
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from refattn.args import check_whole
 
 Shape: TypeAlias = int | Iterable[int]
 
@@ -94,15 +95,15 @@ def words(count: int, *, seed: int, purpose: str, step: int = 0, layer: int = 0)
 
 def words_of_steps(count: int, steps: Sequence[int], *, seed: int, purpose: str, layer: int = 0) -> NDArray[np.uint32]:
     """Return the first `count` words of the streams of several steps at once, uint32 (steps, count): see `words`."""
-    count = _integer("count", count, 0, 2**34)
-    seed = _integer("seed", seed, 0, 2**64 - 1)
+    count = check_whole("count", count, 0, 2**34)
+    seed = check_whole("seed", seed, 0, 2**64 - 1)
     if not isinstance(purpose, str):
         raise TypeError(f"purpose: got {type(purpose).__name__}, needs a text")
     counter = np.empty((len(steps), -(-count // 4), 4), dtype=np.uint32)
     counter[..., 0] = np.arange(counter.shape[1], dtype=np.uint32)
     counter[..., 1] = zlib.crc32(purpose.encode("utf-8"))
-    counter[..., 2] = [[_integer("step", step, 0, 2**32 - 1)] for step in steps]
-    counter[..., 3] = _integer("layer", layer, 0, 2**32 - 1)
+    counter[..., 2] = [[check_whole("step", step, 0, 2**32 - 1)] for step in steps]
+    counter[..., 3] = check_whole("layer", layer, 0, 2**32 - 1)
     key = np.asarray([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32)
     return philox4x32(counter, key).reshape(len(steps), 4 * counter.shape[1])[:, :count]
 
@@ -148,8 +149,8 @@ def integers(
     [1, 5, 4, 1, 1, 2]
     """
     shape = _shape(shape)
-    low = _integer("low", low, -(2**63), 2**63 - 1)
-    high = _integer("high", high, -(2**63), 2**63 - 1)
+    low = check_whole("low", low, -(2**63), 2**63 - 1)
+    high = check_whole("high", high, -(2**63), 2**63 - 1)
     if not low < high <= low + 2**32:
         raise ValueError(f"high: got {high} with low = {low}, needs low < high <= low + 2**32")
     w = words(math.prod(shape), seed=seed, purpose=purpose, step=step, layer=layer).astype(np.uint64)
@@ -163,7 +164,7 @@ def permutation(n: int, *, seed: int, purpose: str, step: int = 0, layer: int = 
     >>> counter.permutation(5, seed=0, purpose="example").tolist()
     [2, 0, 4, 3, 1]
     """
-    w = words(_integer("n", n, 0, 2**34), seed=seed, purpose=purpose, step=step, layer=layer)
+    w = words(check_whole("n", n, 0, 2**34), seed=seed, purpose=purpose, step=step, layer=layer)
     return np.argsort(w, kind="stable").astype(np.int64)
 
 
@@ -175,20 +176,8 @@ def _split(name: str, x: NDArray[np.uint32], size: int) -> list[NDArray[np.uint6
     return [x[..., i].astype(np.uint64) for i in range(size)]
 
 
-def _integer(name: str, value: Any, low: int, high: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{name}: got {value!r} of type {type(value).__name__}, needs a whole number")
-    if not low <= number <= high:
-        raise ValueError(f"{name}: got {number}, needs a number from {low} to {high}")
-    return number
-
-
 def _shape(shape: Shape) -> tuple[int, ...]:
     given: Any = shape
     several = isinstance(given, Iterable) and getattr(given, "ndim", 1) != 0
     sizes: Iterable[Any] = given if several else (given,)
-    return tuple(_integer("shape", size, 0, 2**34) for size in sizes)
+    return tuple(check_whole("shape", size, 0, 2**34) for size in sizes)

@@ -45,8 +45,8 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from refattn.args import Each, Function, checked
 from refattn.backends.pool import in_order
-from refattn.checked import Each, Function, checked
 from refattn.xp import Array, namespace
 
 Branch = tuple[tuple[int, int], ...]

@@ -79,7 +79,7 @@ def unflatten(template: T, leaves: Mapping[str, Array]) -> T:
     """
     if not isinstance(leaves, Mapping):
         raise TypeError(f"leaves: got {type(leaves).__name__}, needs a mapping from names to arrays")
-    _compare_names("leaves", flatten(template), leaves)
+    compare_names("leaves", flatten(template), leaves)
     for name, leaf in leaves.items():
         if not is_array(leaf):
             raise TypeError(f"leaves[{name!r}]: got {type(leaf).__name__}, needs an array")
@@ -104,7 +104,7 @@ def map_leaves(function: Callable[..., Any], tree: T, *others: Any) -> T:
     leaves = flatten(tree)
     rest = [flatten(other) for other in others]
     for i, other in enumerate(rest):
-        _compare_names(f"others[{i}]", leaves, other)
+        compare_names(f"others[{i}]", leaves, other)
     mapped = {name: function(x, *(other[name] for other in rest)) for name, x in leaves.items()}
     return _rebuild(tree, mapped, "")[0]
 
@@ -128,9 +128,7 @@ def union(a: T, b: Any, both: Callable[[Array, Array], Any]) -> T:
         return tuple(union(*pair, both) for pair in zip(a, b, strict=True))  # type: ignore[return-value]
     if _fields(type(a)) is None:
         return a
-    new = {name: union(getattr(a, name), getattr(b, name), both) for name in _fields(type(a)) or ()}
-    changed = {name: value for name, value in new.items() if value is not getattr(a, name)}
-    return dataclasses.replace(a, **changed) if changed else a  # type: ignore[type-var]
+    return _like(a, {name: union(getattr(a, name), getattr(b, name), both) for name in _fields(type(a)) or ()})
 
 
 def only(tree: T, names: Collection[str]) -> T:
@@ -150,13 +148,10 @@ def _only(node: Any, names: Collection[str], path: str) -> Any:
     children = _children(node, path)
     if children is None:
         return node
-    new = {name: (child, _only(child, names, _join(path, name))) for name, child in children}
+    new = {name: _only(child, names, _join(path, name)) for name, child in children}
     if isinstance(node, dict):
-        return {name: kept for name, (child, kept) in new.items() if kept is not None or child is None}
-    if isinstance(node, tuple | list):
-        return type(node)(kept for _, kept in new.values())
-    changed = {name: kept for name, (child, kept) in new.items() if kept is not child}
-    return dataclasses.replace(node, **changed) if changed else node
+        return {name: kept for name, kept in new.items() if kept is not None or node[name] is None}
+    return _like(node, new)
 
 
 def zeros_like(tree: T) -> T:
@@ -271,16 +266,22 @@ def _rebuild(node: Any, leaves: Mapping[str, Any], path: str) -> tuple[Any, bool
         new[name], found = child, found or has_array
     if not found:
         return node, False
+    return _like(node, new), True
+
+
+def _like(node: Any, new: dict[str, Any]) -> Any:
+    """Return a node with other entries."""
     if isinstance(node, dict):
-        return new, True
+        return new
     if isinstance(node, tuple | list):
-        return node._make(new.values()) if hasattr(node, "_make") else type(node)(new.values()), True
+        return node._make(new.values()) if hasattr(node, "_make") else type(node)(new.values())
     # Static fields are left alone: they may be ones that the constructor does not take.
     changed = {name: value for name, value in new.items() if value is not getattr(node, name)}
-    return dataclasses.replace(node, **changed) if changed else node, True
+    return dataclasses.replace(node, **changed) if changed else node
 
 
-def _compare_names(argument: str, needed: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def compare_names(argument: str, needed: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise ValueError if the names of two flat trees differ."""
     missing = [name for name in needed if name not in given]
     unknown = [name for name in given if name not in needed]
     if missing or unknown:

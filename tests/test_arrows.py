@@ -14,26 +14,27 @@ import refattn as ra
 
 ROOT = Path(__file__).parents[1]
 
-BASE = {"xp", "tree", "equations", "counter", "backends", "checked"}
+BASE = {"xp", "tree", "equations", "counter", "backends", "args"}
 RECORDS = {"mechanisms.registry", "mechanisms.record", "mechanisms.context", "mechanisms.paper", "mechanisms.wrong"}
 
 # Part of refattn -> the parts that it may import, beside itself.
 ARROWS: dict[str, set[str]] = {
     "backends": set(),
-    "counter": set(),
-    "files": set(),
-    "checked": {"files", "backends", "xp", "tree"},
+    "counter": {"args"},
+    "files": {"args"},
+    "args": {"backends", "xp", "tree"},
     "xp": {"backends"},
     "tree": {"xp"},
-    "equations": {"xp", "backends", "checked"},
+    "equations": {"xp", "backends", "args"},
     "ops": BASE,
     "mechanisms": BASE | {"ops"},
     "model": BASE | {"ops", "mechanisms"},
-    "train": BASE | {"files", "ops", "model", "mechanisms.arguments"} | RECORDS,
+    "train": BASE | {"files", "ops", "model"} | RECORDS,
     "analysis": BASE | {"files", "ops", "mechanisms", "instruments"},
     "golden": BASE | {"files"} | RECORDS,
-    "campaign": {"backends", "files"},
-    "verify": BASE | RECORDS | {"campaign", "files", "ops", "golden", "instruments", "shards"},
+    "workers": set(),
+    "campaign": {"backends", "files", "workers"},
+    "verify": BASE | RECORDS | {"campaign", "workers", "files", "ops", "golden", "instruments", "shards"},
     "bridges": BASE | RECORDS | {"instruments"},
     "shards": BASE | RECORDS,
     "instruments": BASE,

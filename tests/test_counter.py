@@ -68,14 +68,6 @@ def test_published_known_answers(block: str, key: str, answer: str) -> None:
     assert got.tolist() == scalar_philox(c, k) == expected
 
 
-def test_keys_broadcast_against_counters() -> None:
-    blocks = np.arange(8, dtype=np.uint32).reshape(2, 1, 4)
-    keys = np.arange(6, dtype=np.uint32).reshape(3, 2)
-    got = counter.philox4x32(blocks, keys)
-    assert got.shape == (2, 3, 4)
-    assert got[1, 2].tolist() == scalar_philox([4, 5, 6, 7], [4, 5])
-
-
 @given(st.integers(0, 40), NAMES)
 def test_words_agree_with_the_scalar_implementation(count: int, name: dict[str, Any]) -> None:
     assert counter.words(count, **name).tolist() == [scalar_word(i, **name) for i in range(count)]
@@ -110,11 +102,6 @@ def test_elements_follow_from_the_words_in_every_shape(shape: tuple[int, ...], n
 def test_permutation_sorts_the_words(n: int, name: dict[str, Any]) -> None:
     expected = sorted(range(n), key=lambda i: (scalar_word(i, **name), i))
     assert counter.permutation(n, **name).tolist() == expected
-
-
-def test_equal_words_keep_their_order_in_a_permutation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counter, "words", lambda n, **name: np.asarray([2, 1] * 20, dtype=np.uint32)[:n])
-    assert counter.permutation(40, seed=0, purpose="").tolist() == [*range(1, 40, 2), *range(0, 40, 2)]
 
 
 def test_frozen_bits() -> None:
@@ -176,23 +163,23 @@ def test_the_ends_of_the_ranges() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        ({"count": -1}, ValueError, "count: got -1, needs a number from 0 to 17179869184"),
+        ({"count": -1}, ValueError, "count: got -1, needs a whole number of at least 0"),
         ({"count": 2**34 + 1}, ValueError, "count: got 17179869185"),
-        ({"count": 2.0}, TypeError, "count: got 2.0 of type float, needs a whole number"),
+        ({"count": 2.0}, TypeError, "count: got 2.0, needs a whole number"),
         ({"seed": -1}, ValueError, "seed: got -1"),
         ({"seed": 2**64}, ValueError, "seed: got 18446744073709551616"),
-        ({"seed": True}, TypeError, "seed: got True of type bool"),
-        ({"seed": None}, TypeError, "seed: got None of type NoneType"),
+        ({"seed": True}, TypeError, "seed: got True"),
+        ({"seed": None}, TypeError, "seed: got None"),
         ({"step": 2**32}, ValueError, "step: got 4294967296"),
         ({"layer": -1}, ValueError, "layer: got -1"),
         ({"purpose": b"x"}, TypeError, "purpose: got bytes, needs a text"),
         ({"shape": (2, -3)}, ValueError, "shape: got -3"),
-        ({"shape": 1.5}, TypeError, "shape: got 1.5 of type float"),
-        ({"shape": "23"}, TypeError, "shape: got '2' of type str"),
+        ({"shape": 1.5}, TypeError, "shape: got 1.5"),
+        ({"shape": "23"}, TypeError, "shape: got '2'"),
         ({"low": 3, "high": 3}, ValueError, "high: got 3 with low = 3, needs low < high"),
         ({"low": 0, "high": 2**32 + 1}, ValueError, "high: got 4294967297 with low = 0"),
         ({"low": -(2**63) - 1, "high": 0}, ValueError, "low: got -9223372036854775809"),
-        ({"low": 0.5}, TypeError, "low: got 0.5 of type float"),
+        ({"low": 0.5}, TypeError, "low: got 0.5"),
         ({"n": -1}, ValueError, "n: got -1"),
     ],
 )

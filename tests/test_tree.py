@@ -95,13 +95,6 @@ def test_names_are_paths() -> None:
     assert list(tree.flatten({"moments": Pair(array(1), array(2))})) == ["moments.mean", "moments.second"]
 
 
-def test_an_array_alone_is_a_tree_without_a_path() -> None:
-    x, y = array(2), array(3)
-    assert tree.flatten(x) == {"": x}
-    assert tree.unflatten(x, {"": y}) is y
-    assert tree.flatten(np.float64(2.0)) == {"": 2.0}  # what NumPy makes of an array without axes
-
-
 @given(trees)
 def test_round_trip(original: Any) -> None:
     leaves = tree.flatten(original)
@@ -109,15 +102,6 @@ def test_round_trip(original: Any) -> None:
     other_order = dict(reversed(leaves.items()))
     assert same(tree.unflatten(original, other_order), original)
     assert same(tree.map_leaves(lambda x: x, original), original)
-
-
-@given(trees)
-def test_zeros_like_keeps_structure_and_shapes(original: Any) -> None:
-    zeros, leaves = tree.flatten(tree.zeros_like(original)), tree.flatten(original)
-    assert list(zeros) == list(leaves)
-    for name, zero in zeros.items():
-        assert zero.shape == leaves[name].shape
-        assert not zero.any()
 
 
 def test_static_parts_come_from_the_template() -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from refattn import counter
 from refattn.analysis.figure import FRESH, GROWS, SHRINKS, new_figure, save
 from refattn.analysis.sphere import EqualAngles, Flow, equal_angles, walk
-from refattn.checked import Each, Having, Real, Whole, checked, naming, read
+from refattn.args import Each, Having, Real, Whole, check, checked, naming
 
 Matrix = NDArray[Any]
 
@@ -110,9 +110,9 @@ class Course:
 def course(unit: str, times: Iterable[float], tokens: Iterable[Matrix], **facts: Any) -> Course:
     """Return what became of tokens (n, d), one array for each time."""
     times, tokens = _listed("times", times), _listed("tokens", tokens)
-    read("unit", unit, str)
-    read("times", times, [Real()])
-    read("tokens", tokens, ["n d"], {})
+    check("unit", unit, str)
+    check("times", times, [Real()])
+    check("tokens", tokens, ["n d"], {})
     if not tokens or len(times) != len(tokens):
         raise ValueError(f"tokens: got {len(tokens)} arrays, needs one for each of {len(times)} times, at least 1")
     cosines, ranks, clusters, angles = [], [], [], []

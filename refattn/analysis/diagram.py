@@ -12,6 +12,7 @@ from refattn.analysis.continuation import Branch, Family, at_parameter, family_o
 from refattn.analysis.equilibria import SAME, Equilibria, Wrap, find_equilibria
 from refattn.analysis.graph_flow import GraphFlow, with_number
 from refattn.analysis.graphs import Floats
+from refattn.args import check_choice
 
 SAMPLED = (0.02, 0.27, 0.53, 0.77, 0.98)
 """Where in the range of the parameter starts are drawn; uneven, for bifurcations like to be at round numbers."""
@@ -106,8 +107,7 @@ def diagram_of(
 
 def check_range(flow: GraphFlow, parameter: str, low: float, high: float) -> None:
     """Raise ValueError where a flow has no diagram over this range of this parameter."""
-    if parameter not in PARAMETERS:
-        raise ValueError(f"parameter: got {parameter!r}, needs one of {', '.join(PARAMETERS)}")
+    check_choice("parameter", parameter, PARAMETERS)
     if not low < high:
         raise ValueError(f"{parameter}: got the range {low}:{high}, needs a lower and a higher number")
     if parameter == "t" and (flow.towards is None or flow.towards.n != flow.n):

@@ -21,7 +21,7 @@ from refattn import counter
 from refattn.analysis.graph_flow import GraphFlow
 from refattn.analysis.graphs import Floats
 from refattn.analysis.stability import Stability, stability
-from refattn.checked import Function, Maybe, Real, Whole, checked
+from refattn.args import Function, Maybe, Real, Whole, checked
 from refattn.mechanisms.graph_energy.csr import CSR
 
 REST = 1e-10

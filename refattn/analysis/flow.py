@@ -31,6 +31,7 @@ from refattn.analysis.particles import (
     attention,
     descend,
 )
+from refattn.args import check_choice
 
 SHARES = (0.5, 0.1, 0.03, 0.01)
 """Shares of the first energy above the least one, that are waited for."""
@@ -160,8 +161,7 @@ def study(
     ValueError
         Where a number is none, or the flows would take too long to follow.
     """
-    if system not in SYSTEMS:
-        raise ValueError(f"system: got {system!r}, needs one of {', '.join(SYSTEMS)}")
+    check_choice("system", system, SYSTEMS)
     for name, value in (("particles", particles), ("end", end), ("step", step)):
         if not value > (2 if name == "particles" else 0):
             raise ValueError(f"{name}: got {value!r}, needs {'more than 2' if name == 'particles' else 'more than 0'}")

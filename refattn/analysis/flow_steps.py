@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from refattn.analysis.particles import Damping, Matrix, System
+from refattn.args import check_choice
 
 ITERATIONS = 200
 
@@ -159,8 +160,7 @@ def steps(
     system: System, x: Matrix, y: Matrix, *, integrator: str, damping: Damping, h: float, number: int, t: float = 1.0
 ) -> Iterator[State]:
     """Yield the states of an integrator: the first one, and that after each step."""
-    if integrator not in STEPS:
-        raise ValueError(f"integrator: got {integrator!r}, needs one of {', '.join(STEPS)}")
+    check_choice("integrator", integrator, STEPS)
     made, now = Step(system, damping, h), State(x, y, t)
     yield now
     for _ in range(number):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 
 from refattn.analysis.graphs import Floats, balance_of, component_of
-from refattn.checked import Real, Whole, checked, read
+from refattn.args import Real, Whole, check, checked
 from refattn.mechanisms.graph_energy.core import Saved
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic
@@ -65,9 +65,9 @@ class GraphFlow:
             if isinstance(name, str) and name not in known:
                 raise ValueError(f"{what}: got {name!r}, needs one of {', '.join(known)}")
         for name in ("mu", "kappa"):
-            read(name, getattr(self, name), Real())
+            check(name, getattr(self, name), Real())
         if not isinstance(self.graph, CSR):
-            read("graph", self.graph, "*")
+            check("graph", self.graph, "*")
         if np.asarray(self.b).dtype.kind not in "fiu":
             raise TypeError(f"b: got {type(self.b).__name__}, needs a number or one for each node")
         shape = tuple(self.graph.shape)

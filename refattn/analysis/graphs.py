@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csgraph, csr_array, issparse
 
-from refattn.checked import Named, Whole, checked, read
+from refattn.args import Named, Whole, check, checked
 from refattn.files import MIB, read_regular
 
 Floats = NDArray[np.float64]
@@ -124,7 +124,7 @@ def read_graph(path: Path) -> Floats:
 def component_of(graph: Floats | csr_array) -> NDArray[np.int64]:
     """Return the number of the connected component of each node, (n,); a one-way link connects."""
     if not issparse(graph):
-        read("graph", graph, "i i")
+        check("graph", graph, "i i")
     return np.asarray(csgraph.connected_components(graph != 0.0, directed=False)[1], np.int64)
 
 

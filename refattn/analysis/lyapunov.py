@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from refattn import tree
 from refattn.analysis.figure import FRESH, GROWS, SHRINKS, new_figure, save
 from refattn.analysis.text import aligned
-from refattn.checked import Function, Tree, checked
+from refattn.args import Function, Tree, checked
 from refattn.instruments.dual import tangents
 
 Matrix = NDArray[Any]

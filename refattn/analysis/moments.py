@@ -22,7 +22,7 @@ Source: Stein, Li, Steidl 2026 (arXiv:2603.16535) for Y = X P; the closure for a
 from __future__ import annotations
 
 from refattn.analysis.particles import Linear, Matrix
-from refattn.checked import checked
+from refattn.args import checked
 
 
 @checked(x="n d", y="n d")

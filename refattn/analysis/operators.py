@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from refattn.checked import One, Real, Whole, checked
-from refattn.mechanisms.arguments import check_number
+from refattn.args import One, Real, Whole, check_number, checked
 from refattn.mechanisms.koopman.options.kernel import Kernel
 
 Numbers = Any

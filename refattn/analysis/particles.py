@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 
-from refattn.checked import Having, Real, checked, read
+from refattn.args import Having, One, Real, check, check_all, checked
 
 Matrix = NDArray[Any]
 
@@ -70,8 +70,8 @@ class Linear:
     v: Matrix  # (d, d)
 
     def __post_init__(self) -> None:
-        read("a", self.a, "d d")
-        read("v", self.v, "d d")
+        check("a", self.a, "d d")
+        check("v", self.v, "d d")
         _check_symmetric(a=self.a, v=self.v)
 
     def velocity(self, x: Matrix, y: Matrix) -> Matrix:
@@ -115,8 +115,7 @@ class Exponential:
 
     def __post_init__(self) -> None:
         _check_symmetric(a=self.a, b=self.b, **({} if self.u is None else {"u": self.u}))
-        if self.scaling not in SCALINGS:
-            raise ValueError(f"scaling: got {self.scaling!r}, needs one of {', '.join(SCALINGS)}")
+        check("scaling", self.scaling, One(tuple(SCALINGS)))
 
     def weight(self, n: int) -> float:
         """Return w for n particles."""
@@ -156,10 +155,7 @@ class Damping:
     c_lin: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("c_log", "c_lin"):
-            read(name, getattr(self, name), Real(infinite=True))
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, needs a number of at least 0")
+        check_all(self, c_log=Real(0.0), c_lin=Real(0.0))
 
     def alpha(self, t: float) -> float:
         """Return alpha(t)."""

@@ -16,7 +16,7 @@ from refattn.analysis.known_systems import SYSTEMS, System
 from refattn.analysis.operators import EDMD, KernelEDMD, Koopman, Operator
 from refattn.analysis.spectrum import COLOURS, TEXT, draw_eigenvalues, draw_unit_circle, pair
 from refattn.analysis.text import aligned
-from refattn.checked import Whole, checked
+from refattn.args import Whole, check_choice, checked
 from refattn.mechanisms.koopman.options.kernel import Kernel, Linear, Rbf
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ def predict(name: str, *, steps: int = 20, states: int = 200, seed: int = 3) -> 
     >>> {name: max(errors) < 1e-6 for name, errors in found.powers.items()}
     {'Koopman': True, 'Koopman, separable': True, 'Koopman, full space': True, 'EDMD': True, 'kernel EDMD': True}
     """
-    if not isinstance(name, str) or name not in SYSTEMS:
-        raise ValueError(f"system: got {name!r}, needs one of {', '.join(SYSTEMS)}")
+    check_choice("system", name, SYSTEMS)
     system = SYSTEMS[name]
     unseen = counter.uniform((states, system.width), seed=seed, purpose="analysis.unseen")
     paths = system.path(system.reach * (2.0 * unseen - 1.0), steps)

@@ -16,7 +16,7 @@ import numpy as np
 from refattn import counter
 from refattn.analysis.operators import largest_first
 from refattn.analysis.text import aligned
-from refattn.checked import read
+from refattn.args import check
 from refattn.mechanisms import koopman
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def spectrum(q: Any, k: Any, v: Any, **options: Any) -> Spectrum:
     [(1, 1, 4, 1), (1, 1, 4, 2)]
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
-        read(name, x, "b h n d")
+        check(name, x, "b h n d")
         if not np.all(np.isfinite(x)):
             raise ValueError(f"{name}: got numbers that are not finite, which have no spectrum; needs finite ones")
     _, saved = koopman.forward(q, k, v, **{**options, "implementation": "dense"})

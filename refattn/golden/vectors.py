@@ -7,9 +7,9 @@ specified in docs/vectors.md.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,9 +18,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from refattn.checked import Each, Real, Whole, checked
-from refattn.files import MIB, SHA256, Matching, check, lies_in, parse_json, read_regular
-from refattn.golden import place as places
+from refattn.args import SHA256, Each, Matching, Real, Whole, check_json, checked
+from refattn.files import MIB, fresh_name, parse_json, read_regular, write_atomically
 from refattn.golden.tensors import decode
 
 FORMAT = 1
@@ -124,44 +123,57 @@ def write(
     `about` is what the manifest says of all cases, `cases` gives of each its entry and the bytes of its file: the entry
     has at least ``mechanism`` and ``case``, and is given ``file``, ``bytes`` and ``sha256``.
 
-    The set is made in a folder of its own beside that one, or in it where it is empty, and comes to its place when it
-    is whole: a process that is killed leaves the set that was there, or the new one, or has either found by whoever
-    looks for it next. Of a set that is replaced only files that its manifest vouches for are removed.
+    The set is made in a folder of its own beside that one and comes to its place when it is whole, so that a process
+    that is killed leaves the set that was there, or the new one; only between two renames the old one is to be found
+    under the name of a part. An empty folder that is a mount is written to as it is, the manifest last.
 
     Raises
     ------
     SetError
-        Where the folder is a link or holds something; with `replace`, something else than a whole set, or is a mount.
+        If the folder is a link or holds something; with `replace`, something else than a whole set, or is a mount.
     """
     if folder.is_symlink():
         raise SetError(f"{folder}: is a link, needs the folder itself")
     place = folder.resolve()
-    places.recover(place, _is_whole, MANIFEST)
-    places.sweep(place)
-    there = folder.is_dir() and not places.is_empty(folder)
+    there, mount = place.is_dir() and any(place.iterdir()), os.path.ismount(place)
     if there and not replace:
         raise SetError(f"{folder}: got a folder with something in it, needs a new or an empty one")
     if there:
-        _vouched_for(folder)
-        if os.path.ismount(place):
+        _vouch_for(place)
+        if mount:
             raise SetError(f"{folder}: got a set at the root of a mount, needs another folder to replace it")
     place.parent.mkdir(parents=True, exist_ok=True)
-    with places.fresh_folder(place) as part:
+    part = place if mount else place.with_name(fresh_name())
+    part.mkdir(exist_ok=mount)
+    try:
         manifest = _write(part, about, cases)
-        if not there:
-            places.settle(part, place, MANIFEST)
-            return manifest
-        old = _vouched_for(place)  # again: time has passed
-        aside = places.exchange(part, place)
-    _remove(aside, old, place)
+        if there:
+            _replace(part, place)
+        elif not mount:
+            os.rename(part, place)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)  # a fresh folder, in which nobody else wrote
+        raise
     return manifest
+
+
+def _replace(part: Path, place: Path) -> None:
+    _vouch_for(place)  # again: time has passed
+    aside = place.with_name(fresh_name())
+    os.rename(place, aside)
+    try:
+        os.rename(part, place)
+    except BaseException:
+        os.rename(aside, place)
+        raise
+    shutil.rmtree(aside)
 
 
 def _write(folder: Path, about: Mapping[str, Any], cases: Iterable[tuple[dict[str, Any], bytes]]) -> dict[str, Any]:
     entries = []
     for entry, data in cases:
         for key in ("mechanism", "case"):
-            check(entry[key], _NAME, key)
+            check_json(entry[key], _NAME, key)
         name = f"{entry['mechanism']}/{entry['case']}.safetensors"
         path = folder / name
         path.parent.mkdir(exist_ok=True)
@@ -170,9 +182,7 @@ def _write(folder: Path, about: Mapping[str, Any], cases: Iterable[tuple[dict[st
         entries.append({**entry, "file": name, "bytes": len(data), "sha256": sha256(data).hexdigest()})
     manifest = {"format": FORMAT, **about, "count": len(entries), "sha256": _of_all(entries), "cases": entries}
     manifest["manifest_sha256"] = _of_manifest(manifest)
-    unfinished = folder / "unfinished.json"
-    unfinished.write_text(_text(manifest), encoding="utf-8")
-    os.rename(unfinished, folder / MANIFEST)  # by which it is whole
+    write_atomically(folder / MANIFEST, _text(manifest).encode())  # by which it is whole
     return manifest
 
 
@@ -184,41 +194,17 @@ def _text(manifest: Mapping[str, Any]) -> str:
     return f"{before}{here}\n{lines}\n {after}\n"
 
 
-def _vouched_for(folder: Path) -> list[str]:
-    """Return the files of a whole set; SetError where it is none, or where anything else is in its folder."""
+def _vouch_for(folder: Path) -> None:
+    """Raise SetError if a folder holds no whole set, or anything else beside it."""
     try:
         files = [*(entry["file"] for entry in read(folder).cases), MANIFEST]
     except SetError as error:
         raise SetError(f"{error}; only a whole set is replaced, so remove the folder yourself") from error
     folders = {os.path.dirname(name) for name in files}
-    for here, inner, found in os.walk(folder):
-        for path in (Path(here, name) for name in (*inner, *found)):
-            name = path.relative_to(folder).as_posix()
-            if path.is_symlink() or name not in (folders if path.is_dir() else files):
-                raise SetError(f"{folder}: holds {name}, which is no part of the set, so that the set is not replaced")
-    return files
-
-
-def _remove(aside: Path, old: list[str], place: Path) -> None:
-    """Remove the files `old` of a set that was replaced, and the folders that they leave empty."""
-    folders = sorted({os.path.dirname(name) for name in old} - {""})
-    try:
-        for name in sorted(old, key=lambda name: name != MANIFEST):  # without a manifest it is nobody's set
-            (aside / name).unlink(missing_ok=True)  # another writer may sweep here
-        for path in (*(aside / name for name in folders), aside):
-            with contextlib.suppress(FileNotFoundError):
-                path.rmdir()
-    except OSError as error:
-        raise SetError(
-            f"{place}: is written; what was there before could not be removed from {aside}: {error}"
-        ) from error
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        return bool(_read(folder).cases)
-    except SetError:
-        return False
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() or name not in (folders if path.is_dir() else files):
+            raise SetError(f"{folder}: holds {name}, which is no part of the set, so that the set is not replaced")
 
 
 @checked(folder=Path)
@@ -230,25 +216,18 @@ def read(folder: Path) -> GoldenSet:
     SetError
         Where there is no set, or where it is not whole; the message names the first file or field that is wrong.
     """
-    places.recover(Path(os.path.abspath(folder)), _is_whole, MANIFEST)
-    return _read(folder)
-
-
-def _read(folder: Path) -> GoldenSet:
-    try:
-        if not folder.is_dir() or places.is_empty(folder):
-            raise SetError(f"{folder}: got no vectors, needs the folder of a set", empty=True)
-    except OSError as error:
-        raise SetError(f"{folder}: cannot be read: {error.strerror}") from error
     path = folder / MANIFEST
     try:
+        if not folder.is_dir() or not any(folder.iterdir()):
+            raise SetError(f"{folder}: got no vectors, needs the folder of a set", empty=True)
         manifest = parse_json(read_regular(path, LARGEST["manifest"]))
     except FileNotFoundError:
         raise SetError(f"{folder}: got no {MANIFEST}, needs one: the set was not written to its end") from None
-    except OSError as error:
-        raise SetError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise SetError(f"{path}: {error}") from error
+    except SetError:
+        raise
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise SetError(f"{path}: {why}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         got = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise SetError(f"{path}: got format {got!r}, needs {FORMAT}")
@@ -266,7 +245,7 @@ def _check(folder: Path, manifest: dict[str, Any]) -> None:
     if manifest.get("cases") == []:
         raise SetError(f"{folder}: got a set of no cases, needs one at least", empty=True)
     try:
-        check(manifest, _SCHEMA)
+        check_json(manifest, _SCHEMA)
     except ValueError as error:
         raise SetError(f"{folder / MANIFEST}: {error}") from error
     entries = manifest["cases"]
@@ -293,8 +272,6 @@ def _files(folder: Path) -> Iterator[str]:
 def _checked(folder: Path, entry: Mapping[str, Any]) -> bytes:
     """Return the bytes of a case's file, which are those that were written."""
     path = folder / entry["file"]
-    if not lies_in(path, folder):
-        raise SetError(f"{folder / MANIFEST}: got the file {entry['file']!r}, needs one in the folder")
     try:
         data = read_regular(path, entry["bytes"])
     except OSError as error:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from refattn import tree
+from refattn.args import Function, check
 from refattn.instruments import rules_linalg  # noqa: F401 (it registers its rules)
 from refattn.instruments.rules import CONSTANT, RULES
 from refattn.instruments.wrapper import Instrument, Wrapped, plain
@@ -157,8 +158,7 @@ def tangent(f: Callable[..., Any], x: Mapping[str, Any], t: Mapping[str, Any]) -
     >>> y.shape == dy.shape
     True
     """
-    if not callable(f):
-        raise TypeError(f"f: got {type(f).__name__}, needs a function")
+    check("f", f, Function)
     for name, given in (("x", x), ("t", t)):
         if not isinstance(given, Mapping):
             raise TypeError(f"{name}: got {type(given).__name__}, needs a mapping from names of arguments")

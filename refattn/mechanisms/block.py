@@ -8,9 +8,8 @@ from types import ModuleType
 from typing import Any
 
 from refattn import backends, equations, tree
-from refattn.checked import naming
+from refattn.args import Whole, check, check_arrays, check_floating, naming
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
 from refattn.mechanisms.context import Context
 from refattn.xp import FLOATING, Array, all_finite, dtype_name, is_bool
 
@@ -62,7 +61,7 @@ class Block:
 
         `like` gives the array library, the dtype and the device.
         """
-        check_is("config", config, self.Config)
+        check("config", config, self.Config)
         check_arrays(like=like)
         check_floating(like=like)
         return self.module.init(config, seed=seed, like=like, layer=layer)
@@ -119,7 +118,7 @@ class Block:
     @naming("params", "saved", "d_state")
     def backward(self, params: Any, saved: Any, d_state: Any) -> tuple[Any, Any, dict[str, Array]]:
         """Return the gradients (d_state, d_params, d_context); the last by field name of the context."""
-        check_is("saved", saved, self.module.Saved)
+        check("saved", saved, self.module.Saved)
         self._check(params, d_state=d_state)
         with backends.of(d_state.x).products():
             return equations.active(self.module).backward(params, saved, d_state)
@@ -129,7 +128,7 @@ class Block:
         self._check_context(context, params, state=state)
 
     def _check_context(self, context: Context, params: Any, **given: Any) -> None:
-        check_is("context", context, Context)
+        check("context", context, Context)
         context.check_reads(self.title, self.context_fields)
         memory = {} if context.memory is None else {"context.memory": context.memory}
         leaf = next(iter(self._check(params, **given, **memory).values()))
@@ -146,12 +145,12 @@ class Block:
     def _check(self, params: Any, **given: Any) -> dict[str, Array]:
         """Return all arrays, those of `params` first; raise where one is not finite or of another kind than the rest,
         or `params` or a state of another class."""
-        check_is("params", params, self.module.Params)
-        check_is("params.config", params.config, self.Config)
+        check("params", params, self.module.Params)
+        check("params.config", params.config, self.Config)
         leaves = tree.flatten({"params": params})
         for name, value in given.items():
             if name.endswith("state"):
-                check_is(name, value, self.module.State)
+                check(name, value, self.module.State)
             leaves |= tree.flatten({name: value}) if name.endswith("state") else {name: value}
         check_arrays(**leaves)
         check_floating(**leaves)
@@ -208,10 +207,9 @@ class Stream:
     @naming("params")
     def start(self, params: Any, batch: int) -> Any:
         """Return the cache before the first token, for `batch` sequences."""
-        check_is("params", params, self.block.module.Params)
-        check_is("params.config", params.config, self.block.Config)
-        if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 2**31:
-            raise ValueError(f"batch: got {batch!r}, needs a whole number from 1 to 2^31")
+        check("params", params, self.block.module.Params)
+        check("params.config", params.config, self.block.Config)
+        check("batch", batch, Whole(1, 2**31))
         return self._remembered(self.start_cache(params, batch))
 
     @naming("params", "cache", "state", "context")
@@ -234,8 +232,8 @@ class Stream:
         return state, self._remembered(cache)
 
     def _check(self, params: Any, cache: Any, state: Any, context: Context) -> None:
-        check_is("cache", cache, self.Cache)
-        check_is("context", context, Context)
+        check("cache", cache, self.Cache)
+        check("context", context, Context)
         if context.causal is not True:
             raise ValueError(f"context.causal: got {context.causal!r}, needs True: a stream cannot see the future")
         self.block.check_step(context, params, state)

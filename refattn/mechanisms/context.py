@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from refattn.args import Whole, check_all
 from refattn.ops.masks import Causal
 from refattn.xp import Array, dtype_name, is_array
 
@@ -74,10 +75,7 @@ class Context:
                 raise TypeError(f"context.{name}: got dtype {dtype_name(x)}, needs numbers, or a mask")
         if self.draws is not None and not isinstance(self.draws, dict):
             raise TypeError(f"draws: got {type(self.draws).__name__}, needs a dict of arrays by name")
-        if not isinstance(self.training, bool):
-            raise TypeError(f"training: got {type(self.training).__name__}, needs True or False")
-        if isinstance(self.layer, bool) or not isinstance(self.layer, int) or self.layer < 0:
-            raise ValueError(f"layer: got {self.layer!r}, needs a whole number of at least 0")
+        check_all(self, training=bool, layer=Whole())
 
     def check_reads(self, title: str, reads: tuple[str, ...]) -> None:
         """Raise ValueError where a field is given that the mechanism does not read."""

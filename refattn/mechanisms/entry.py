@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.arguments import (
+from refattn.args import (
     check_arrays,
     check_causal,
+    check_choice,
     check_gradient,
     check_inputs,
     check_mask,
@@ -113,8 +114,7 @@ def implementation_of(
         Where the implementation is none of them.
     """
     names = tuple(implementations)
-    if not isinstance(implementation, str) or implementation not in ("auto", *names):
-        raise ValueError(f"implementation: got {implementation!r}, needs one of auto, {', '.join(names)}")
+    check_choice("implementation", implementation, ("auto", *names))
     if 0 in plane:
         return names[0]
     if implementation != "auto":

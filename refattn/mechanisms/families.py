@@ -17,7 +17,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from refattn.mechanisms.arguments import check_is
+from refattn.args import check
 from refattn.xp import is_array
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ def imported(option: str, given: Any, kind: type) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         article = "an" if kind.__name__[0] in "AEIO" else "a"
         raise ValueError(f"{option}: got {given!r}, needs MODULE:NAME of {article} {kind.__name__}: {error}") from error
-    check_is(f"{option} {given}", found, kind)
+    check(f"{option} {given}", found, kind)
     return found
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from refattn import tree
-from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is, check_mask, check_plain, check_whole
+from refattn.args import check, check_arrays, check_gradient, check_mask, check_plain, check_whole
 from refattn.mechanisms.context import Context
 from refattn.ops.heads import merge_heads
 from refattn.ops.linear import linear_backward
@@ -54,7 +54,7 @@ class Sizes:
         if self.head_width is None and self.width % self.heads:
             raise ValueError(f"heads: got {self.heads}, needs a divisor of the width {self.width}, or a head_width")
         for name in ("bias", "residual"):
-            check_is(name, getattr(self, name), bool)
+            check(name, getattr(self, name), bool)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:

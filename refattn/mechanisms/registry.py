@@ -52,3 +52,8 @@ def mechanism(name: str) -> Mechanism:
     """
     record: Mechanism = room(name).record
     return record
+
+
+def able(field: str) -> str:
+    """Return the mechanisms whose record has something in an optional field, listed for a message."""
+    return ", ".join(name for name in _NAMES if getattr(mechanism(name), field) is not None)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from refattn import equations
-from refattn.checked import naming
-from refattn.mechanisms.arguments import check_gradient, check_is
+from refattn.args import check, check_gradient, naming
 from refattn.model import network
 from refattn.model.network import Chance, Saved, Watch
 from refattn.model.params import Config, Params, check_tokens, init
@@ -96,7 +95,7 @@ def backward(params: Params, saved: Saved, d_logits: Array, *, watch: Watch | No
     >>> gradients.layers[0].block.w_q.shape
     (4, 4)
     """
-    check_is("params", params, Params)
-    check_is("saved", saved, Saved)
+    check("params", params, Params)
+    check("saved", saved, Saved)
     check_gradient("d_logits", d_logits, (*saved.tokens.shape, params.token_embedding.shape[0]), params.token_embedding)
     return equations.active(network).backward(params, saved, d_logits, watch)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
-from refattn.checked import Whole, checked
-from refattn.mechanisms.arguments import check_is
+from refattn.args import Whole, check, checked
 from refattn.mechanisms.record import Unsupported
 from refattn.model import network, pointer
 from refattn.model.params import Layer, Params, check_tokens
@@ -56,7 +55,7 @@ def start(params: Params, batch: int) -> Cache:
     >>> len(cache.blocks)
     1
     """
-    check_is("params", params, Params)
+    check("params", params, Params)
     stream = params.config.record.stream
     if stream is None or any(network.reads_draws(layer.block.config) for layer in params.passes):
         return Cache(None, None)

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from refattn import tree
+from refattn.args import Axes, Maybe, One, Whole, check, check_all, check_arrays, check_floating
 from refattn.mechanisms import registry
-from refattn.mechanisms.arguments import check_arrays, check_choice, check_floating, check_is
+from refattn.mechanisms.families import imported
 from refattn.mechanisms.record import Mechanism
 from refattn.ops import mlp
 from refattn.ops.weights import fresh_weight
-from refattn.xp import Array, any_outside, device, dtype_name, namespace
+from refattn.xp import Array, any_outside, device, namespace
 
 OWN = ("width", "heads", "residual", "layer", "layers", "vocabulary", "context")
 """Fields of a block's configuration that the model fills in, where the block has them."""
 
-LARGEST = 2**24
-"""The most that any size of a model may be."""
-
 DECODE = ("vocabulary", "pointer")
+
+NEEDS: dict[str, Any] = {
+    **dict.fromkeys(("vocabulary", "context", "width", "heads", "layers", "loops", "mlp_ratio"), Whole(1, 2**24)),
+    "mlp": Maybe(bool),
+    "gelu": One(tuple(mlp.GELU)),
+    "decode": One(DECODE),
+    "options": Mapping,
+}
 
 SPREAD = 0.02
 """Standard deviation of fresh embeddings: small beside what the sublayers add, and as a head nearly uniform."""
@@ -80,20 +85,11 @@ class Config:
 
     def __post_init__(self) -> None:
         self.record  # noqa: B018 (which checks the name)
-        for name in ("vocabulary", "context", "width", "heads", "layers", "loops", "mlp_ratio"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
-                raise ValueError(f"{name}: got {value!r}, needs a whole number of at least 1, and at most {LARGEST}")
-        if self.mlp is not None:
-            check_is("mlp", self.mlp, bool)
-        check_choice("gelu", self.gelu, mlp.GELU)
-        check_choice("decode", self.decode, DECODE)
+        check_all(self, **NEEDS)
         if self.decode == "pointer" and self.record.pointer is None:
-            able = [n for n in registry.list_mechanisms() if registry.mechanism(n).pointer is not None]
-            raise ValueError(f"decode: got 'pointer' with {self.mechanism}, needs one of {', '.join(able)}")
+            raise ValueError(f"decode: got 'pointer' with {self.mechanism}, needs one of {registry.able('pointer')}")
         if "causal" not in self.record.context_fields:
             raise ValueError(f"mechanism: got {self.mechanism!r}, which cannot be causal, needs one that can")
-        check_is("options", self.options, Mapping)
         known = [f.name for f in dataclasses.fields(self.record.block.Config) if f.name not in OWN]
         if unknown := [name for name in self.options if name not in known]:
             raise ValueError(f"options: got {', '.join(map(repr, unknown))}, {self.mechanism} has {', '.join(known)}")
@@ -103,16 +99,10 @@ class Config:
     @property
     def record(self) -> Mechanism:
         """The record of the mechanism."""
-        check_is("mechanism", self.mechanism, str)
-        module, sign, name = self.mechanism.partition(":")
-        if not sign:
+        check("mechanism", self.mechanism, str)
+        if ":" not in self.mechanism:
             return registry.mechanism(self.mechanism)
-        try:
-            found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"mechanism: got {self.mechanism!r}, needs MODULE:NAME of a record: {error}") from error
-        check_is(f"mechanism {self.mechanism}", found, Mechanism)
-        record: Mechanism = found
+        record: Mechanism = imported("mechanism", self.mechanism, Mechanism)
         return record
 
     @property
@@ -216,7 +206,7 @@ def init(config: Config, *, seed: int = 0, like: Array) -> Params:
     >>> sum(x.size for x in tree.flatten(params).values()), params.token_embedding.dtype.name
     (288, 'float32')
     """
-    check_is("config", config, Config)
+    check("config", config, Config)
     check_arrays(like=like)
     check_floating(like=like)
     xp, m, wide = namespace(like), config.width, config.mlp_ratio * config.width
@@ -260,10 +250,9 @@ def init(config: Config, *, seed: int = 0, like: Array) -> Params:
 
 def check_tokens(params: Params, tokens: Array, name: str = "tokens") -> None:
     """Raise where tokens are none that the model can read."""
-    check_is("params", params, Params)
+    check("params", params, Params)
     check_arrays(params=params.token_embedding, **{name: tokens})
-    if not dtype_name(tokens).startswith(("int", "uint")):
-        raise TypeError(f"{name}: got dtype {dtype_name(tokens)}, needs an integer type")
+    check(name, tokens, Axes("*", "whole"))
     config, width = params.config, params.config.width
     for table_name, rows in (("token_embedding", config.vocabulary), ("position_embedding", config.context)):
         table = getattr(params, table_name)

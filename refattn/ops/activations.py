@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from refattn.checked import Axes, Real, checked, naming
+from refattn.args import Axes, Real, checked, naming
 from refattn.xp import Array, backend, namespace
 
 _C = math.sqrt(2.0 / math.pi)

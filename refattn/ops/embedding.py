@@ -6,7 +6,7 @@ of the gradient, in an order that does not change from run to run.
 
 from __future__ import annotations
 
-from refattn.checked import Axes, Whole, checked
+from refattn.args import Axes, Whole, checked
 from refattn.xp import Array, any_outside, arange, namespace, product
 
 

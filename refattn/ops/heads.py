@@ -10,7 +10,7 @@ query heads, g = floor(head / (h/g)).
 
 from __future__ import annotations
 
-from refattn.checked import Axes, Divisor, Maybe, Multiple, Whole, checked
+from refattn.args import Axes, Divisor, Maybe, Multiple, Whole, checked
 from refattn.xp import Array, namespace
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.checked import Maybe, Real, checked
+from refattn.args import Maybe, Real, checked
 from refattn.xp import Array, namespace, sum_last
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refattn.checked import Maybe, checked
+from refattn.args import Maybe, checked
 from refattn.xp import Array, namespace, product, products
 
 

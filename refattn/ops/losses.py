@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn.checked import checked
+from refattn.args import Axes, check, checked
 from refattn.ops.embedding import one_hot
-from refattn.xp import Array, any_outside, dtype_name, is_array, max_last, namespace, sum_wide
+from refattn.xp import Array, any_outside, is_array, max_last, namespace, sum_wide
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ def cross_entropy_forward(logits: Array, targets: Array) -> tuple[Array, Saved]:
 
 def check_targets(targets: Array, shape: tuple[int, ...], vocabulary: int) -> None:
     """Raise where targets are no whole numbers of a shape, from 0 to the vocabulary - 1."""
-    if not dtype_name(targets).startswith(("int", "uint")):
-        raise TypeError(f"targets: got dtype {dtype_name(targets)}, needs an integer type")
+    check("targets", targets, Axes("*", "whole"))
     if tuple(targets.shape) != shape:
         raise ValueError(f"targets: got shape {tuple(targets.shape)}, needs {shape}")
     if any_outside(targets, vocabulary):

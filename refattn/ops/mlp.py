@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.checked import One, checked
+from refattn.args import One, checked
 from refattn.ops import activations
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array

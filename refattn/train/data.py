@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import counter
-from refattn.checked import Axes, Named, Whole, checked
+from refattn.args import Axes, Named, Whole, check_whole, checked
 from refattn.files import read_regular
-from refattn.train.arguments import check_whole
 
 Bytes = NDArray[np.uint8]
 Tokens = NDArray[np.int64]
@@ -141,21 +140,17 @@ def load(source: str | os.PathLike[str]) -> Text:
         return _of_folder(name, folder, stdlib=True)
     if name == "repeats":
         return _text(name, *_repeats(), Counts())
+    needs, path = "needs 'stdlib', 'repeats', a file or a folder", Path(name)
     if not name:  # which would be the working directory
-        raise ValueError("data: got '', needs 'stdlib', 'repeats', a file or a folder")
-    path = Path(name)
+        raise ValueError(f"data: got '', {needs}")
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise type(error)(
-            f"data: got {name!r}: {error.strerror}; needs 'stdlib', 'repeats', a file or a folder"
-        ) from error
+        raise type(error)(f"data: got {name!r}: {error.strerror}; {needs}") from error
     if stat.S_ISDIR(mode):
         return _of_folder(name, path, stdlib=False)
     if not stat.S_ISREG(mode):
-        raise ValueError(
-            f"data: got {name!r}, which is neither a file nor a folder; needs 'stdlib', 'repeats', a file or a folder"
-        )
+        raise ValueError(f"data: got {name!r}, which is neither a file nor a folder; {needs}")
     return _text(name, *_cut(_read(name, path)), Counts(train=1))
 
 
@@ -198,7 +193,6 @@ def batch(part: Bytes, *, size: int, context: int, seed: int, step: int) -> tupl
     >>> inputs.tolist(), targets.tolist()
     ([[6, 7, 8, 9], [7, 8, 9, 10]], [[7, 8, 9, 10], [8, 9, 10, 11]])
     """
-    size, context = check_whole("size", size, 1), check_whole("context", context, 1)
     if len(part) < context + 1:
         raise ValueError(f"part: got {len(part)} bytes, needs at least {context + 1} for a context of {context}")
     starts = counter.integers((size, 1), 0, len(part) - context, seed=seed, purpose="data", step=step)
@@ -206,7 +200,7 @@ def batch(part: Bytes, *, size: int, context: int, seed: int, step: int) -> tupl
     return part[places].astype(np.int64), part[places + 1].astype(np.int64)
 
 
-@checked(part=Axes("n", "whole"), every=Whole(1, 2**31), context=Whole(1, 2**31))
+@checked(part=Axes("n", "whole"), **dict.fromkeys(("context", "size", "every"), Whole(1, 2**31)))
 def windows(part: Bytes, *, context: int, size: int, every: int = 1) -> Iterator[tuple[Tokens, Tokens]]:
     """Yield inputs and targets that predict each byte after the first exactly once, each from its own window.
 
@@ -229,9 +223,6 @@ def windows(part: Bytes, *, context: int, size: int, every: int = 1) -> Iterator
     Iterator
         Pairs (inputs, targets) of int64 (windows, length) each.
     """
-    context, size, every = (
-        check_whole(name, value, 1) for name, value in (("context", context), ("size", size), ("every", every))
-    )
     count = max(0, len(part) - 1)  # bytes to predict
     whole, rest = divmod(count, context)
     starts = context * np.arange(0, whole, every)

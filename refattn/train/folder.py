@@ -7,7 +7,6 @@ What the folder says is compared with what is asked for, so that a run goes on a
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -19,22 +18,13 @@ from typing import Any
 
 import refattn
 from refattn import backends
+from refattn.args import SHA256, Each, Maybe
 from refattn.backends import blas
-from refattn.files import (
-    LEFT_BEHIND,
-    MIB,
-    SHA256,
-    Each,
-    Maybe,
-    check_own_folder,
-    read_json,
-    remove_left_behind,
-    write_atomically,
-)
+from refattn.files import LEFT_BEHIND, MIB, read_json, remove_left_behind, source_digest, write_atomically
 from refattn.mechanisms import registry
 from refattn.train import checkpoint
 from refattn.train.data import Text
-from refattn.train.settings import Settings, completed, differences, from_json
+from refattn.train.settings import Settings, completed, differences, flat, from_json
 
 
 class RunError(Exception):
@@ -55,18 +45,9 @@ _SCHEMA = {
 
 @dataclass(frozen=True)
 class Folder:
-    """The paths of a run.
-
-    Attributes
-    ----------
-    path
-        Of the folder.
-    identity
-        Its device and number, by which `check_place` finds out that another one is in its place.
-    """
+    """The paths of a run."""
 
     path: Path
-    identity: tuple[int, int] | None = None
 
     @property
     def config(self) -> Path:
@@ -86,23 +67,7 @@ class Folder:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file, all of it or nothing."""
-        self.check_place()
         write_atomically(self.path / name, data)
-
-    def check_place(self) -> None:
-        """Raise RunError where the folder was moved or removed, OSError where its checkpoints lie elsewhere."""
-        if self.identity is None:
-            return
-        try:
-            now = os.stat(self.path)
-        except FileNotFoundError:
-            now = None
-        if now is None or (now.st_dev, now.st_ino) != self.identity:
-            raise RunError(
-                f"out: {self.path} was moved or removed while the run worked in it; where it is now, --resume goes on "
-                "from what is saved"
-            )
-        check_own_folder(self.checkpoints, self.path)
 
 
 def stored_config(path: Path, mechanism: str) -> dict[str, Any] | None:
@@ -151,8 +116,7 @@ def hold(path: Path) -> Iterator[Folder]:
             raise RunError(f"out: another process works in {path}; wait for it, or give another folder") from None
         except OSError:  # a file system without locks
             pass
-        held = os.fstat(handle)
-        yield Folder(path, (held.st_dev, held.st_ino))
+        yield Folder(path)
     finally:
         os.close(handle)
 
@@ -191,7 +155,6 @@ def begin(
         Where the folder cannot be written.
     """
     path = folder.path
-    folder.check_place()
     config = {
         "settings": settings.to_json(),
         "text": {"source": text.source, "fingerprint": text.fingerprint, "files": vars(text.files)}
@@ -216,8 +179,9 @@ def begin(
             "Python, or changed files): it cannot go on as it began"
         )
     before = stored["versions"] | (stored.get("machine") or {})
-    changed = {name: now for name, now in (versions(settings.backend) | machine()).items() if before.get(name) != now}
-    told = [f"{name} was {before.get(name, 'not recorded')} and is {now}" for name, now in changed.items()]
+    now = config["versions"] | config["machine"]
+    changed = {name: x for name, x in now.items() if before.get(name) != x}
+    told = [f"{name} was {before.get(name, 'not recorded')} and is {x}" for name, x in changed.items()]
     if told and exact:
         raise RunError(
             f"exact: {'; '.join(told)}, so that last bits may differ; needs what the run in {path} began with"
@@ -252,7 +216,7 @@ def versions(backend: str) -> dict[str, str]:
 
 def machine() -> dict[str, str]:
     """Return what else last bits may depend on: the processor, the kernels of BLAS, and the source of this package."""
-    return {"processor": _processor(), "BLAS": ", ".join(blas.kernels()), "source": _source()}
+    return {"processor": _processor(), "BLAS": ", ".join(blas.kernels()), "source": source_digest()}
 
 
 def _processor() -> str:
@@ -265,27 +229,10 @@ def _processor() -> str:
     return found[0] if found else platform.machine()
 
 
-def _source() -> str:
-    """Return the SHA-256 of all Python files of the package."""
-    home = Path(refattn.__file__).parent
-    parts = [home, Path(next(iter(backends.__path__)))]
-    files = {f"{part.name}/{file.relative_to(part).as_posix()}": file for part in parts for file in part.rglob("*.py")}
-    digest = hashlib.sha256()
-    for name, file in sorted(files.items()):
-        digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()
-
-
 def _compare(what: str, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     # A setting that came later had its default all along. Where the text lies may change; that it is the same is told
     # by its fingerprint.
     stored = completed(stored)
     if names := [name for name in differences(stored, wanted) if name != "data"]:
-        told = "; ".join(f"{n}: got {_value(wanted, n)}, {what} has {_value(stored, n)}" for n in names)
+        told = "; ".join(f"{n}: got {flat(wanted).get(n)!r}, {what} has {flat(stored).get(n)!r}" for n in names)
         raise RunError(f"{told}. A run goes on as it began; give another folder for a new one")
-
-
-def _value(settings: Mapping[str, Any], name: str) -> Any:
-    head, _, option = name.partition(".")
-    found = settings.get(head, {}).get(option) if option else settings.get(name)
-    return repr(found)

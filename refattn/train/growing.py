@@ -16,10 +16,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from refattn import model, tree
+from refattn.args import Maybe, One, Real, Whole, check, check_all
 from refattn.mechanisms import registry
-from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
-from refattn.train.arguments import check_real, check_whole
-from refattn.train.step import parts_of
+from refattn.ops.losses import cross_entropy_forward
+from refattn.train.step import parts_of, there_and_back
 from refattn.xp import Array, backend, device, namespace, sum_wide
 
 Facts = dict[str, Any]
@@ -61,15 +61,11 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for step in self.steps:
-            check_whole("grow", step, 1)
+            check("grow", step, Whole(1))
         if len(set(self.steps)) < len(self.steps):
             raise ValueError(f"grow: got {list(self.steps)}, needs each step once")
-        for name, least in (("every", 1), ("window", 2), ("cooldown", 0), ("sequences", 2)):
-            if getattr(self, name) is not None or name != "sequences":
-                check_whole(name, getattr(self, name), least)
-        check_real("plateau", self.plateau, 0.0)
-        if self.moments not in ("keep", "reset"):
-            raise ValueError(f"moments: got {self.moments!r}, needs one of keep, reset")
+        check_all(self, every=Whole(1), window=Whole(2), cooldown=Whole(), sequences=Maybe(Whole(2)))
+        check_all(self, plateau=Real(0.0), moments=One(("keep", "reset")))
 
     def size(self, width: int, context: int) -> int:
         """Return how many sequences of a context there are, for tokens of a width."""
@@ -113,8 +109,7 @@ def parts(mechanism: str, grow: Any, given: Mapping[str, Any]) -> tuple[Schedule
     if not isinstance(grow, list | tuple) and not (isinstance(grow, str) and grow == "auto"):
         raise ValueError(f'grow: got {grow!r}, needs null, "auto" or a list of steps')
     if ability is None:
-        able = ", ".join(n for n in registry.list_mechanisms() if registry.mechanism(n).grow is not None)
-        raise ValueError(f"grow: got {grow!r}, but {mechanism} does not grow; needs one of {able}")
+        raise ValueError(f"grow: got {grow!r}, but {mechanism} does not grow; needs one of {registry.able('grow')}")
     own = [field.name for field in fields(Schedule) if field.name != "steps"]
     known = [*own, *(field.name for field in fields(ability.Options))]
     if unknown := [name for name in given if name not in known]:
@@ -211,7 +206,6 @@ def observe(
 
 
 def _shard(params: model.Params, inputs: Array, targets: Array, weight: float, keep: bool) -> tuple[float, list[Any]]:
-    xp = namespace(params.token_embedding, inputs)
     ability: Any = params.config.record.grow
     statistics: dict[int, Any] = {}
 
@@ -219,12 +213,8 @@ def _shard(params: model.Params, inputs: Array, targets: Array, weight: float, k
         found, layer = ability.observe(block, saved, d_state, keep=keep), index % len(params.layers)
         statistics[layer] = ability.merge(statistics[layer], found) if layer in statistics else found
 
-    logits, saved = model.forward(params, inputs, training=True)
-    losses, loss_saved = cross_entropy_forward(logits, targets)
-    # forward: loss = weight * sum(losses)
-    d_losses = xp.full(losses.shape, weight, dtype=losses.dtype, device=device(losses))
-    model.backward(params, saved, cross_entropy_backward(loss_saved, d_losses), watch=watch)
-    return float(sum_wide(losses)), [statistics[index] for index in range(len(params.layers))]
+    loss, _ = there_and_back(params, inputs, targets, weight, watch)
+    return float(loss), [statistics[index] for index in range(len(params.layers))]
 
 
 def mean_loss(params: model.Params, inputs: Array, targets: Array) -> float:

@@ -6,30 +6,22 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import FrameType
 
 
-@dataclass
-class Stop:
-    """Whether the user wants an end."""
-
-    requested: bool = False
-
-
 @contextmanager
-def interruptible(say: Callable[[str], None]) -> Iterator[Stop]:
-    """Give a `Stop` that the first Ctrl-C (or SIGTERM) sets; the second raises KeyboardInterrupt.
+def interruptible(say: Callable[[str], None]) -> Iterator[threading.Event]:
+    """Give an event that the first Ctrl-C (or SIGTERM) sets; the second raises KeyboardInterrupt.
 
     Outside of the main thread, where Python allows no handlers, it is never set. A signal that is ignored, as for a
     process in the background of a script, stays ignored.
     """
-    stop = Stop()
+    stop = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if stop.requested:
+        if stop.is_set():
             raise KeyboardInterrupt
-        stop.requested = True
+        stop.set()
         with suppress(RuntimeError, OSError):  # the line that it came into the middle of, or nobody who reads
             say("interrupted: the step is finished and saved; once more stops at once")
 

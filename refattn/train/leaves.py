@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from refattn import tree
 from refattn.xp import Array, backend, dtype_name, namespace
 
 PIECE = 2**20
@@ -50,10 +51,7 @@ def total(parts: Sequence[Array]) -> Array:
 def check_alike(params: Mapping[str, Array], others: Mapping[str, Mapping[str, Array]]) -> None:
     """Raise where the leaves of another tree have other names, shapes or dtypes; counts have to broadcast only."""
     for argument, leaves in others.items():
-        if different := sorted(params.keys() ^ leaves.keys()):
-            name = different[0]
-            what = f"lacks {name!r}" if name in params else f"has the unknown {name!r}"
-            raise ValueError(f"{argument}: {what}; needs exactly the {len(params)} names of params")
+        tree.compare_names(argument, params, leaves)
         for name, leaf in leaves.items():
             got, needed = tuple(leaf.shape), tuple(params[name].shape)
             counts = argument == "state.count" and (not got or len(got) == len(needed))

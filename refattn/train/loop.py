@@ -11,7 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from refattn import backends, model, tree
-from refattn.files import Maybe, Real, Whole, check
+from refattn.args import Maybe, Real, Whole, check_json
 from refattn.train import baselines, checkpoint, data, diagnose, growing, metrics, plot
 from refattn.train.diagnose import DivergedError
 from refattn.train.folder import Folder, RunError, begin, check_place, compare_with_checkpoint, hold, stored_config
@@ -136,11 +136,9 @@ def run(settings: Settings, path: Path, report: Report, *, resume: bool = False,
 @contextmanager
 def _precision(settings: Settings) -> Iterator[None]:
     """Have the library compute as precisely as the settings need."""
-    owner: Any = backends.get(settings.backend)
-    with ExitStack() as stack:
-        if settings.dtype == "float64" or settings.growing is not None:
-            stack.enter_context(owner.with_float64())
-        stack.enter_context(owner.full_precision())
+    owner = backends.get(settings.backend)
+    wide = settings.dtype == "float64" or settings.growing is not None
+    with owner.with_float64() if wide else nullcontext(), owner.full_precision():
         yield
 
 
@@ -172,9 +170,8 @@ def _train(
     """Make the steps that are left and save on the way; return the state, and whether the user wants an end."""
     saved = state.step
     with interruptible(report.say) as stop, metrics.Metrics(folder.metrics) as record:
-        while state.step < settings.steps and not stop.requested:
+        while state.step < settings.steps and not stop.is_set():
             state, row = _advance(state, settings, text, folder)
-            folder.check_place()
             record.append(row)
             if "growth" in row:
                 report.say(_growth_told(row))
@@ -186,7 +183,7 @@ def _train(
         if state.step != saved:
             record.sync()
             _save(folder, settings, state)
-    return state, stop.requested
+    return state, stop.is_set()
 
 
 def _advance(state: Progress, settings: Settings, text: data.Text, folder: Folder) -> tuple[Progress, dict[str, Any]]:
@@ -271,7 +268,11 @@ def grow(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress
             warnings.simplefilter("ignore", RuntimeWarning)  # a search may try what overflows
             params, moments, facts = growing.grow(state.params, state.moments, *batch, schedule, options)
     except ValueError:  # an option that does not fit; or else numbers that are not finite, which tells this:
-        _check_finite(state.params, batch)
+        diagnose.watched(
+            state.params,
+            lambda: loss_and_gradients(state.params, *batch)[0],
+            _infinite("the loss of the batch of a growth"),
+        )
         raise
     if name := diagnose.parameter_not_finite(params):
         raise DivergedError(f"{name} is not finite after a growth")
@@ -281,13 +282,9 @@ def grow(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress
     return replace(state, params=params, moments=moments, history=history), facts
 
 
-def _check_finite(params: model.Params, batch: tuple[Array, Array]) -> None:
-    """Raise DivergedError where the loss of a batch, or something on the way back from it, is not finite."""
-    diagnose.watched(
-        params,
-        lambda: loss_and_gradients(params, *batch)[0],
-        lambda loss: None if math.isfinite(loss) else "the loss of the batch of a growth",
-    )
+def _infinite(what: str) -> Callable[[float], str | None]:
+    """Return what tells of a number that it is not finite, by these words."""
+    return lambda number: None if math.isfinite(number) else what
 
 
 def _growth_told(row: Mapping[str, Any]) -> str:
@@ -349,11 +346,7 @@ def continued(path: Path, prompt: bytes, length: int, warn: Callable[[str], None
 
 def _score(params: model.Params, heldout: data.Bytes, every: int = 1) -> float:
     """Return the score of a text; DivergedError where it is not finite."""
-    return diagnose.watched(
-        params,
-        lambda: score(params, heldout, every),
-        lambda bits: None if math.isfinite(bits) else "the held-out score after it",
-    )
+    return diagnose.watched(params, lambda: score(params, heldout, every), _infinite("the held-out score after it"))
 
 
 def _keep(state: Progress, settings: Settings, folder: Folder) -> str:
@@ -368,7 +361,6 @@ def _keep(state: Progress, settings: Settings, folder: Folder) -> str:
 
 
 def _save(folder: Folder, settings: Settings, state: Progress) -> None:
-    folder.check_place()
     leaves = tree.flatten({"params": state.params, "optimiser": state.moments})
     owner = backends.get(settings.backend)
     facts: dict[str, Any] = {"settings": settings.to_json(), "tokens": state.tokens}
@@ -381,11 +373,7 @@ def _save(folder: Folder, settings: Settings, state: Progress) -> None:
 
 def _load(folder: Folder, settings: Settings, first: Progress, report: Report) -> Progress:
     """Return the state of the newest checkpoint that is whole; the first one where there is none at all."""
-
-    def read(found: checkpoint.Checkpoint) -> Progress:
-        return _restored(found, settings, first)
-
-    state = checkpoint.newest_as(read, folder.checkpoints, report.say)
+    state = checkpoint.newest_as(lambda found: _restored(found, settings, first), folder.checkpoints, report.say)
     if state is None:
         return first
     checkpoint.prune(folder.checkpoints, state.step)  # a process that was killed may have come no further
@@ -403,7 +391,7 @@ _FACTS = {
 
 def _restored(found: checkpoint.Checkpoint, settings: Settings, first: Progress) -> Progress:
     """Return the state that a checkpoint holds; ValueError where it is none of this run, whatever its sums say."""
-    check(found.facts, _FACTS, "facts")
+    check_json(found.facts, _FACTS, "facts")
     compare_with_checkpoint(found, settings)
     history = growing.History()
     if settings.growing is not None:
@@ -415,8 +403,7 @@ def _restored(found: checkpoint.Checkpoint, settings: Settings, first: Progress)
             first = replace(first, params=_with_blocks(first.params, grown["blocks"]))
         except (TypeError, ValueError) as error:
             raise ValueError(f"facts.growth.blocks: {error}") from error
-        moments = settings.optimiser.start(first.params)
-        first = replace(first, moments=moments)
+        first = replace(first, moments=settings.optimiser.start(first.params))
     template = tree.flatten({"params": first.params, "optimiser": first.moments})
     for name, x in found.arrays.items():
         if name not in template:

@@ -11,9 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from refattn.checked import Maybe, Named, Real, Whole, checked
-from refattn.files import MIB, check, open_to_append, parse_json, read_regular, write_atomically
-from refattn.train.arguments import check_whole
+from refattn.args import Maybe, Named, Real, Whole, check_json, check_whole, checked
+from refattn.files import MIB, parse_json, read_regular, write_atomically
 
 LARGEST = 256 * MIB
 """The most bytes that the file may have."""
@@ -32,7 +31,7 @@ class Metrics:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = str(path)
-        self._file = open_to_append(path)
+        self._file: Any = open(path, "ab", buffering=0)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one line.
@@ -55,7 +54,7 @@ class Metrics:
         check_whole("row['step']", row["step"], 0)
         row = _finite(row)
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
-        check(row, _SCHEMA)
+        check_json(row, _SCHEMA)
         try:
             written = self._file.write(line)
         except OSError as error:
@@ -91,18 +90,16 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     ValueError
         Where another line is broken.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     lines = read_regular(path, LARGEST).splitlines()
     for number, line in enumerate(lines, 1):
+        row = None
         try:
-            row: dict[str, Any] = parse_json(line)
+            row = parse_json(line)
+            check_json(row, _SCHEMA)
         except ValueError as error:
-            if number == len(lines):
+            if row is None and number == len(lines):
                 break
-            raise ValueError(f"{path}: line {number} is no JSON object with a step: {error}") from error
-        try:
-            check(row, _SCHEMA)
-        except ValueError as error:
             raise ValueError(f"{path}: line {number} is no JSON object with a step: {error}") from error
         rows.append(row)
     return rows

@@ -19,9 +19,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from refattn import tree
-from refattn.checked import Maybe, Real, Tree, checked
-from refattn.mechanisms.arguments import check_choice
-from refattn.train.arguments import check_real, check_whole
+from refattn.args import Maybe, Real, Tree, Whole, check_all, check_choice, checked
 from refattn.train.leaves import by_pieces, check_alike, joined, total
 from refattn.xp import Array, backend, concrete, dtype_name, namespace, zeros
 
@@ -64,19 +62,15 @@ class Group:
     size: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.pattern, str):
-            raise TypeError(f"pattern: got {type(self.pattern).__name__}, needs a text")
-        check_real("weight_decay", self.weight_decay, 0.0)
-        check_real("rate", self.rate, 0.0)
-        check_whole("axes", self.axes, 0)
-        if self.size is not None:
-            check_whole("size", self.size, 1)
+        check_all(self, pattern=str, weight_decay=Real(0.0), rate=Real(0.0), axes=Whole(), size=Maybe(Whole(1)))
 
     def has(self, name: str, leaf: Array) -> bool:
         """Tell whether a leaf belongs here."""
         sized = self.size is None or math.prod(leaf.shape) == self.size
         return sized and len(leaf.shape) >= self.axes and fnmatchcase(name, self.pattern)
 
+
+_BELOW_1 = Real(0.0, 1.0, below=True)
 
 DECAYED = ("weights", "embeddings")
 """Which leaves may decay."""
@@ -174,11 +168,7 @@ class AdamW:
     groups: Sequence[Group] = field(default_factory=default_groups)
 
     def __post_init__(self) -> None:
-        check_real("learning_rate", self.learning_rate, 0.0)
-        check_real("epsilon", self.epsilon, 0.0, above=True)
-        for name in ("beta1", "beta2"):
-            if check_real(name, getattr(self, name), 0.0, 1.0) == 1.0:
-                raise ValueError(f"{name}: got 1.0, needs a number below 1")
+        check_all(self, learning_rate=Real(0.0), epsilon=Real(0.0, above=True), beta1=_BELOW_1, beta2=_BELOW_1)
 
     def group_of(self, name: str, leaf: Array) -> Group:
         """Return the group of a leaf; ValueError where it has none."""
@@ -227,7 +217,7 @@ class AdamW:
         ValueError
             Where the names or shapes of the trees differ, or a parameter belongs to no group.
         """
-        rate = self.learning_rate if rate is None else check_real("rate", rate, 0.0)
+        rate = self.learning_rate if rate is None else rate
         p, m, v, t = (tree.flatten(part) for part in (params, state.first, state.second, state.count))
         g = tree.flatten(gradients)
         check_alike(p, {"gradients": g, "state.first": m, "state.second": v, "state.count": t})
@@ -259,7 +249,7 @@ class AdamW:
         return p, m, v
 
 
-@checked(force=Real(0.0, True), gamma=Real(0.0), largest=Real(0.0))
+@checked(force=Real(0.0, infinite=True), gamma=Real(0.0), largest=Real(0.0))
 def adaptive_rate(force: float, gamma: float, largest: float) -> float:
     """Return gamma / force, at most `largest`: the rate of a step where the gradient of an energy has the norm `force`.
 
@@ -269,7 +259,7 @@ def adaptive_rate(force: float, gamma: float, largest: float) -> float:
     return min(largest, gamma / (force + 1e-12))
 
 
-@checked(gradients=Tree)
+@checked(gradients=Tree, limit=Maybe(Real(0.0, above=True)))
 def clip(gradients: T, limit: float | None) -> tuple[T, Array]:
     """Return the gradients, scaled down where their norm is above `limit`, and the norm that they had.
 
@@ -304,8 +294,6 @@ def clip(gradients: T, limit: float | None) -> tuple[T, Array]:
     >>> gradients["w"].round(4).tolist(), float(norm)
     ([0.6, 0.8], 5.0)
     """
-    if limit is not None:
-        limit = check_real("limit", limit, 0.0, above=True)
     leaves = tree.flatten(gradients)
     if not leaves:
         raise ValueError("gradients: got a tree without arrays, needs at least one")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from refattn import counter
-from refattn.checked import checked
-from refattn.mechanisms.arguments import check_is
+from refattn.args import Real, Whole, checked
 from refattn.model import Params, decode
-from refattn.train.arguments import check_real, check_whole
 from refattn.train.step import to_tokens
 from refattn.xp import backend
 
 
-@checked(params=Params, prompt=bytes)
+@checked(params=Params, prompt=bytes, length=Whole(), temperature=Real(0.0))
 def generate(params: Params, prompt: bytes, length: int, *, seed: int = 0, temperature: float = 0.8) -> bytes:
     """Return `length` bytes that the model continues a prompt with.
 
@@ -49,11 +47,8 @@ def generate(params: Params, prompt: bytes, length: int, *, seed: int = 0, tempe
     >>> len(made), made == generate(params, b"to be", 6, seed=1)
     (6, True)
     """
-    check_is("prompt", prompt, bytes)
     if not prompt:
         raise ValueError("prompt: got no byte, needs at least one")
-    check_whole("length", length, 0)
-    check_real("temperature", temperature, 0.0)
     if (vocabulary := params.token_embedding.shape[0]) != 256:
         raise ValueError(f"params: got a vocabulary of {vocabulary}, needs 256: the bytes")
     context = params.position_embedding.shape[0]

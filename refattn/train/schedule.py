@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn.train.arguments import check_real, check_whole
+from refattn.args import Real, Whole, check_all, check_whole
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,7 @@ class WarmupCosine:
     floor: float = 0.1
 
     def __post_init__(self) -> None:
-        check_real("peak", self.peak, 0.0, above=True)
-        check_whole("warmup", self.warmup, 0)
-        check_whole("steps", self.steps, 1)
-        check_real("floor", self.floor, 0.0, 1.0)
+        check_all(self, peak=Real(0.0, above=True), warmup=Whole(), steps=Whole(1), floor=Real(0.0, 1.0))
         if self.warmup >= self.steps:
             raise ValueError(f"warmup: got {self.warmup}, needs a number below the {self.steps} steps")
 

@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refattn import model
-from refattn.checked import Each, checked
+from refattn.args import Each, Maybe, One, Real, Whole, check, check_all, checked
 from refattn.files import MIB, read_regular
 from refattn.mechanisms import registry
-from refattn.mechanisms.arguments import check_is
 from refattn.train import growing
-from refattn.train.arguments import check_real, check_whole
 from refattn.train.optimiser import AdamW, adaptive_rate, default_groups
 from refattn.train.probe import check_block
 from refattn.train.schedule import WarmupCosine
@@ -28,8 +26,24 @@ MAPPINGS = ("block", "growth")
 MODEL = ("mechanism", "context", "width", "heads", "layers", "loops", "mlp", "mlp_ratio", "gelu", "decode")
 
 
-LARGEST = 2**31
-"""Largest count that a run takes: of steps, sequences, bytes."""
+COUNT = Whole(1, 2**31)
+"""A count that a run takes: of steps, sequences, bytes."""
+
+_ABOVE = Real(0.0, above=True)
+
+NEEDS: dict[str, Any] = {
+    **dict.fromkeys(("steps", "batch", "accumulate", "checkpoint_every", "score_every", "score_bytes"), COUNT),
+    **dict.fromkeys(("warmup", "sample_bytes"), Whole(0, COUNT.high)),
+    "seed": Whole(0, 2**64 - 1),
+    "temperature": Real(0.0),
+    **dict.fromkeys(("learning_rate", "scalar_rate"), _ABOVE),
+    **dict.fromkeys(("clip", "gamma"), Maybe(_ABOVE)),
+    **dict.fromkeys(("data", "backend"), str),
+    "device": Maybe(str),
+    "dtype": One(("float32", "float64")),
+    "growth": Mapping,
+}
+"""What the settings have to be that nothing else reads: the model, the schedule and the optimiser check their own."""
 
 
 @dataclass(frozen=True)
@@ -114,27 +128,13 @@ class Settings:
     temperature: float = 0.8
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "accumulate", "checkpoint_every", "score_every", "score_bytes"):
-            check_whole(name, getattr(self, name), 1, LARGEST)
-        check_whole("sample_bytes", self.sample_bytes, 0, LARGEST)
-        check_real("temperature", self.temperature, 0.0)
-        check_whole("seed", self.seed, 0)
-        for name in ("data", "backend", "dtype", *(["device"] if self.device is not None else [])):
-            check_is(name, getattr(self, name), str)
-        check_whole("warmup", self.warmup, 0, LARGEST)
-        check_real("learning_rate", self.learning_rate, 0.0, above=True)
-        check_real("scalar_rate", self.scalar_rate, 0.0, above=True)
-        if self.dtype not in ("float32", "float64"):
-            raise ValueError(f"dtype: got {self.dtype!r}, needs float32 or float64")
+        check_all(self, **NEEDS)
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate: got {self.accumulate}, needs a divisor of the batch of {self.batch}")
-        if self.clip is not None:
-            check_real("clip", self.clip, 0.0, above=True)
-        if self.gamma is not None:
-            check_real("gamma", self.gamma, 0.0, above=True)
-            if registry.mechanism(self.mechanism).diagnostics is None:
-                able = [n for n in registry.list_mechanisms() if registry.mechanism(n).diagnostics is not None]
-                raise ValueError(f"gamma: got {self.gamma} with {self.mechanism}, needs one of {', '.join(able)}")
+        if self.gamma is not None and registry.mechanism(self.mechanism).diagnostics is None:
+            raise ValueError(
+                f"gamma: got {self.gamma} with {self.mechanism}, needs one of {registry.able('diagnostics')}"
+            )
         self.model, self.schedule, self.optimiser, self.growing  # noqa: B018 (each checks its own)
         if self.block:
             check_block(self.model)
@@ -171,7 +171,6 @@ class Settings:
     @property
     def growing(self) -> tuple[growing.Schedule, Any] | None:
         """When and how blocks get wider; None where they do not."""
-        check_is("growth", self.growth, Mapping)
         return growing.parts(self.mechanism, self.grow, self.growth)
 
     def to_json(self) -> dict[str, Any]:
@@ -271,12 +270,12 @@ def expanded(mechanism: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if "preset" not in given:
         return dict(given)
     name, known = given["preset"], registry.mechanism(mechanism).presets
-    check_is("preset", name, str)
+    check("preset", name, str)
     if name not in known:
         has = f"one of {', '.join(known)}" if known else f"none: {mechanism} has no presets"
         raise ValueError(f"preset: got {name!r}, needs {has}")
     for head in MAPPINGS:
-        check_is(head, given.get(head, {}), Mapping)
+        check(head, given.get(head, {}), Mapping)
     return merge(known[name], {key: value for key, value in given.items() if key != "preset"})
 
 
@@ -299,10 +298,11 @@ def merge(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
 
 def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Return the names whose values differ, or that only one has; those in `MAPPINGS` as ``block.NAME``."""
-    a, b = _flat(stored), _flat(wanted)
+    a, b = flat(stored), flat(wanted)
     return [name for name in {**a, **b} if name not in a or name not in b or a[name] != b[name]]
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those in `MAPPINGS` as ``block.NAME``."""
     own = {f"{head}.{name}": value for head in MAPPINGS for name, value in values.get(head, {}).items()}
     return {name: value for name, value in values.items() if name not in MAPPINGS} | own

@@ -12,14 +12,12 @@ import math
 from typing import Any
 
 from refattn import model, tree
-from refattn.checked import Axes, checked
-from refattn.mechanisms.arguments import check_arrays, check_is
+from refattn.args import Axes, Whole, check, check_arrays, checked
 from refattn.model import Params
-from refattn.model.network import Chance
+from refattn.model.network import Chance, Watch
 from refattn.model.params import check_tokens
 from refattn.ops.losses import check_targets, cross_entropy_backward, cross_entropy_forward
 from refattn.train import data
-from refattn.train.arguments import check_whole
 from refattn.train.leaves import by_pieces, joined, total
 from refattn.xp import Array, backend, device, namespace, sum_wide
 
@@ -33,7 +31,7 @@ PARTS = 8
 """Parts of a batch: each holds gradients of its own."""
 
 
-@checked(params=Params, inputs=Axes("b n", "whole"), targets=Axes("*", "whole"))
+@checked(params=Params, inputs=Axes("b n", "whole"), targets=Axes("*", "whole"), accumulate=Whole(1))
 def loss_and_gradients(params: Params, inputs: Array, targets: Array, accumulate: int = 1) -> tuple[float, Params]:
     """Return the mean loss of the targets in nats, and its gradients; the arguments are those of `measured`.
 
@@ -82,11 +80,11 @@ def measured(
     TypeError, ValueError
         Where inputs or targets are no whole numbers of the vocabulary, of one shape, library and device.
     """
-    check_is("params", params, Params)
+    check("params", params, Params)
     check_arrays(params=params.token_embedding, inputs=inputs, targets=targets)
     check_tokens(params, inputs, "inputs")
     check_targets(targets, tuple(inputs.shape), params.token_embedding.shape[0])
-    size, accumulate = inputs.shape[0], check_whole("accumulate", accumulate, 1)
+    size = inputs.shape[0]
     if size % accumulate:
         raise ValueError(f"accumulate: got {accumulate}, needs a divisor of the {size} sequences")
     weight = 1.0 / math.prod(inputs.shape)
@@ -137,20 +135,26 @@ def _more(a: list[Force], b: list[Force]) -> list[Force]:
 def _shard(
     params: Params, inputs: Array, targets: Array, weight: float, forces: bool, chance: Chance | None
 ) -> tuple[Array, Params, list[Force]]:
-    xp = namespace(params.token_embedding, inputs)
     found: dict[int, Force] = {}
 
     def watch(index: int, block: Any, saved: Any, d_state: Any) -> None:
         squares, count = params.config.record.diagnostics.force(saved)
         found[index] = float(squares), count
 
+    loss, gradients = there_and_back(params, inputs, targets, weight, watch if forces else None, chance)
+    return loss, gradients, [found[index] for index in sorted(found)]
+
+
+def there_and_back(
+    params: Params, inputs: Array, targets: Array, weight: float, watch: Watch | None, chance: Chance | None = None
+) -> tuple[Array, Params]:
+    """Return the sum of the losses of some sequences, and the gradients of `weight` times that sum."""
+    xp = namespace(params.token_embedding, inputs)
     logits, saved = model.forward(params, inputs, training=True, chance=chance)
     losses, loss_saved = cross_entropy_forward(logits, targets)
     # forward: loss = weight * sum(losses)
     d_losses = xp.full(losses.shape, weight, dtype=losses.dtype, device=device(losses))
-    d_logits = cross_entropy_backward(loss_saved, d_losses)
-    gradients = model.backward(params, saved, d_logits, watch=watch if forces else None)
-    return sum_wide(losses), gradients, [found[index] for index in sorted(found)]
+    return sum_wide(losses), model.backward(params, saved, cross_entropy_backward(loss_saved, d_losses), watch=watch)
 
 
 def _sum(parts: list[Params]) -> Params:

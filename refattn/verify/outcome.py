@@ -92,6 +92,15 @@ class Truth:
     along: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
+def share_text(share: float) -> str:
+    """Return a share with two digits behind the point, rounded away from the limit where it is above."""
+    if not math.isfinite(share):
+        return "inf"
+    if share > 1.0:
+        share = math.ceil(share * 100.0 - 1e-9) / 100.0
+    return f"{share:.2f}" if share < 1000.0 else ">1000"  # how much more tells nothing
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What became of one tensor.
@@ -121,6 +130,16 @@ class Verdict:
     def agrees(self) -> bool:
         """Whether the tensor is within its budget."""
         return self.share <= 1.0
+
+    @property
+    def at(self) -> str:
+        """The index as text, "[0,1]"; "" if there is none."""
+        return f"[{','.join(map(str, self.index))}]" if self.index else ""
+
+    @property
+    def place(self) -> str:
+        """The tensor and the index as text, "out[0,1]"."""
+        return f"{self.tensor}{self.at}"
 
 
 @dataclass(frozen=True)
@@ -158,6 +177,24 @@ class Outcome:
     verdicts: tuple[Verdict, ...] = ()
     seen: tuple[Truth, Result] | None = field(default=None, repr=False, compare=False)
     note: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it disagrees or raises."""
+        return self.status in ("disagrees", "raises")
+
+    @property
+    def wrong(self) -> tuple[Verdict, ...]:
+        """The verdicts that disagree."""
+        return tuple(verdict for verdict in self.verdicts if not verdict.agrees)
+
+    def told(self) -> list[str]:
+        """Return in lines what is wrong: what was raised, and each result that disagrees."""
+        lines = [
+            f"{v.place} is {v.got}, needs {v.expected}: {share_text(v.share)} of the allowed error ({v.statistic})"
+            for v in self.wrong
+        ]
+        return [*filter(None, [self.detail]), *lines]
 
 
 @dataclass(frozen=True)
@@ -378,6 +415,11 @@ class Report:
     reference: bool = False
     precision: tuple[Precision, ...] = ()
     left_out: str = ""
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """The outcomes that disagree or raise."""
+        return [outcome for outcome in self.outcomes if outcome.failed]
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many cases agreed, failed and were declined: by case class, then "all"."""

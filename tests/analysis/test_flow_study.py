@@ -67,7 +67,7 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--c-log", "-1", "got -1.0, needs a number of at least 0"),
+        ("--c-log", "-1", "got -1.0, needs a finite number from 0"),
         ("--c-log", "1e300", "got 1e+300, needs at most 26928.3 where the end is 40"),
         ("--c-lin", "16777216", "got 16777216.0, needs at most 2500 where the end is 40"),
         ("--end", "inf", "got inf, needs a finite number"),
@@ -115,5 +115,5 @@ def test_the_page_says_when_the_flows_reach_an_energy() -> None:
 def test_wrong_calls(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         study(**given)
-    with pytest.raises(ValueError, match="c_log: got -1.0, needs a number of at least 0"):
+    with pytest.raises(ValueError, match="c_log: got -1.0, needs a finite number from 0"):
         Damping(-1.0)

@@ -9,19 +9,15 @@ import signal
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import threadpoolctl
 
-from refattn import backends, counter
+from refattn import backends
 from refattn.backends import blas as blas_of_the_backends
 from refattn.backends import use_workers, workers
-from refattn.mechanisms.context import Context
-from refattn.mechanisms.registry import mechanism
 from tests.processes import python
 
 USABLE = [name for name in backends.BUILT_IN if backends.get(name).why_unavailable() is None]
@@ -84,34 +80,6 @@ def test_no_task_is_started_after_an_error() -> None:
     assert len(started) < 100
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_an_error_keeps_no_arrays_alive(n: int) -> None:
-    class Big:
-        pass
-
-    def run() -> weakref.ref[Big]:
-        big = Big()
-
-        def task(i: int) -> None:
-            assert big
-            raise ValueError
-
-        with use_workers(n), pytest.raises(ValueError):
-            pool_map(task, range(4))
-        return weakref.ref(big)
-
-    gc.collect()
-    gc.disable()
-    try:
-        big = run()
-        deadline = time.monotonic() + 5
-        while big() is not None and time.monotonic() < deadline:
-            time.sleep(0.01)  # a worker may still be putting its task away
-        assert big() is None
-    finally:
-        gc.enable()
-
-
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_nested_maps_run_in_their_worker(n: int) -> None:
     def inner(j: int) -> tuple[int, str]:
@@ -151,33 +119,6 @@ def test_blas_has_one_thread_inside_and_is_restored(n: int, tasks: int, two_blas
     with use_workers(n):
         assert pool_map(lambda i: set(blas_threads()), range(tasks)) == [{1}] * tasks
     assert blas_threads() == before
-
-
-def test_a_block_holds_blas_once_and_not_for_each_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hold costs what a product of 64 tokens takes."""
-    block, x = mechanism("softmax").block, counter.normal((1, 128, 64), seed=0, purpose="test.x")
-    params = block.init(block.Config(width=64, heads=2), seed=0, like=x)
-    state, entered = block.start(params, x, Context()), []
-    enter = blas_of_the_backends._Hold.enter
-
-    def count(*given: Any) -> None:
-        entered.append(1)
-        enter(*given)
-
-    monkeypatch.setattr(blas_of_the_backends._Hold, "enter", count)
-    with use_workers(1):
-        after, saved = block.forward(params, state, Context())
-        assert len(entered) == 1
-        block.backward(params, saved, after)
-    assert len(entered) == 2
-
-
-def test_blas_is_restored_after_an_error(two_blas_threads: None) -> None:
-    before = blas_threads()
-    for n in (1, 2):
-        with use_workers(n), pytest.raises(ZeroDivisionError):
-            pool_map(lambda i: 1 / i, [1, 0, 2])
-        assert blas_threads() == before
 
 
 def test_maps_of_several_threads_at_once(two_blas_threads: None) -> None:
@@ -237,19 +178,6 @@ def script(body: str) -> str:
     return python("-W", "ignore", "-c", f"{head}m = backends.get('numpy').map\n{body}")
 
 
-def test_map_works_while_the_interpreter_exits() -> None:
-    body = """
-import atexit
-def late():
-    with use_workers(4):
-        print(m(abs, [-1, -2, -3]))
-atexit.register(late)
-with use_workers(2):
-    m(abs, [-1, -2])
-"""
-    assert script(body) == "[1, 2, 3]"
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_child_has_a_pool_of_its_own() -> None:
     body = """
@@ -277,17 +205,6 @@ with use_workers(3):
     assert script(body).splitlines() == ["0", "[1, 2] True"]
 
 
-def test_the_work_is_done_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_thread(*_: Any, **__: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("refattn.backends.pool._pool", type(backends.pool._pool)())
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    task: Callable[[int], int] = abs
-    with use_workers(3):
-        assert pool_map(task, [-1, -2, -3]) == [1, 2, 3]
-
-
 def test_a_choice_without_its_block_is_told() -> None:
     before = workers()
     with pytest.warns(RuntimeWarning, match=r"use_workers\(3\) changed nothing: it holds in a block"):
@@ -305,28 +222,6 @@ def test_a_choice_without_its_block_is_told() -> None:
 
 
 # --- interrupts by the user
-
-
-class Interrupting:
-    """A controller of BLAS whose limit is never set, because Ctrl-C comes first."""
-
-    def limit(self, limits: int) -> Any:
-        raise KeyboardInterrupt
-
-
-def test_an_interrupt_while_blas_is_limited_leaves_nothing_held(
-    two_blas_threads: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = blas_threads()
-    controllers = blas_of_the_backends._controllers(False)
-    with monkeypatch.context() as patches:
-        patches.setattr(blas_of_the_backends, "_controllers", lambda scipy: (controllers[0], Interrupting()))
-        for _ in range(3):
-            with pytest.raises(KeyboardInterrupt):
-                pool_map(lambda i: i, range(4))
-    with use_workers(2):
-        assert pool_map(lambda i: set(blas_threads()), range(4)) == [{1}] * 4
-    assert blas_threads() == before
 
 
 def test_an_interrupt_waits_for_the_end_of_a_block_and_then_comes() -> None:

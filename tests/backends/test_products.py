@@ -9,7 +9,7 @@ import pytest
 
 from refattn import backends
 from refattn.backends import pool
-from refattn.xp import product, products
+from refattn.xp import product
 
 CALLS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "a small one": ((3, 4), (4, 5)),
@@ -50,30 +50,6 @@ def test_arrays_may_lie_in_any_order() -> None:
         np.testing.assert_allclose(product(given, np.asfortranarray(b)), expected, rtol=1e-12, atol=1e-12)
     left, right = np.moveaxis(np.stack([a, a]), 0, 1), np.stack([b, b])
     np.testing.assert_allclose(product(np.moveaxis(left, 1, 0), right)[1], expected, rtol=1e-12, atol=1e-12)
-
-
-def test_large_ones_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts, run = [], pool.run
-
-    def counted(task: Any, tasks: list[Any]) -> list[Any]:
-        counts.append(len(tasks))
-        return run(task, tasks)
-
-    monkeypatch.setattr(pool, "run", counted)
-    for name in ("a small one", "one piece", "pieces of rows", "several matrices to a piece", "large matrices"):
-        product(*arrays(name))
-    assert counts == [1, 2, 1, 4]
-    products(*(arrays(name) for name in ("a small one", "one piece", "pieces of rows")))
-    assert counts[4:] == [3], "their pieces are handed out at once"
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_task_does_its_own_products(name: str) -> None:
-    a, b = arrays(name)
-    (found,) = pool.run(lambda _: (pool.inside(), product(a, b), product(np.asfortranarray(a), b)), (None,))
-    assert found[0] and not pool.inside()
-    for own in found[1:]:
-        np.testing.assert_allclose(own, a @ b, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 3), (0, 4, 3), (2, 4, 0)])

@@ -6,8 +6,7 @@ to their end, which has to be that of a process that nobody killed, by the SHA-2
 - train: a run with a checkpoint after each step, that is resumed
 - growth: the same, of blocks that get wider on the way
 - golden: a set of golden vectors that takes the place of another; after each kill there is a whole set, once
-  there was one, and nothing is left beside it in the end
-- filling: the same into a folder that is there and empty
+  there was one
 - output: a trace into a file; after each kill the file is the one that was there, or the new one
 
 What comes of a life is counted: killed, or ended before it was; and of the last life the same or other bytes.
@@ -70,11 +69,6 @@ def of_folder(folder: Path) -> str:
     return hashed([(path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).digest()) for path in files])
 
 
-def of_set(folder: Path) -> str:
-    """Return the SHA-256 of a set, and of what its writers left beside it."""
-    return hashed([of_folder(folder), [path.name for path in folder.parent.glob(".refattn-*") if path.is_dir()]])
-
-
 def keeps_a_set() -> Callable[[Path], bool]:
     """Return what tells whether a folder has a whole set, or never had one."""
     seen: set[Path] = set()
@@ -109,15 +103,10 @@ def kinds_in(home: Path) -> dict[str, Kind]:
     def written(place: Path) -> list[str]:
         return ["golden", "write", str(place), "growing", "--replace", "--size", "small"]
 
-    def filled(place: Path) -> list[str]:
-        place.mkdir(exist_ok=True)
-        return written(place)
-
     return {
         "train": Kind(lambda place: arguments(text, place, "--resume", **settings), of_run),
         "growth": Kind(grown, of_run),
-        "golden": Kind(written, of_set, keeps_a_set()),
-        "filling": Kind(filled, of_set, keeps_a_set()),
+        "golden": Kind(written, of_folder, keeps_a_set()),
         "output": Kind(
             lambda place: ["trace", "growing", "--json", str(place)],
             file_of,

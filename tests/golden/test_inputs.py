@@ -73,16 +73,6 @@ def test_the_core_runs_on_them(mechanism: str) -> None:
         assert np.all(np.isfinite(out)) and all(np.all(np.isfinite(g)) for g in gradients.values()), case.name
 
 
-def test_they_do_not_depend_on_the_order() -> None:
-    case = ra.mechanism("softmax").case("mask-full")
-    whole = inputs.make("softmax", case, "float64")
-    backwards = dataclasses.replace(case, inputs=dict(reversed(list(case.inputs.items()))))
-    assert bits(inputs.make("softmax", backwards, "float64")) == {n: bits(whole)[n] for n in reversed(whole)}
-    for name, given in case.inputs.items():
-        alone = inputs.make("softmax", dataclasses.replace(case, inputs={name: given}), "float64")
-        assert bits(alone)[name] == bits(whole)[name]
-
-
 def test_each_array_has_its_own_numbers() -> None:
     shape = (1, 2, 8, 8)
     case = Case("a", "plain", {name: Input(shape) for name in ("q", "k", "v")})
@@ -97,11 +87,6 @@ def test_each_array_has_its_own_numbers() -> None:
     assert len({x.tobytes() for x in found}) == len(found) == 14
 
 
-def test_a_longer_array_begins_with_the_shorter_one() -> None:
-    long, short = (inputs.make("m", Case("c", "", {"q": Input((n, 3))}), "float64")["q"] for n in (9, 4))
-    assert np.array_equal(long[:4], short)
-
-
 def test_designs_are_what_they_say() -> None:
     q = inputs.make("m", Case("c", "", {"q": Input((50, 50), "normal", {"scale": 4.0})}), "float64")["q"]
     assert np.array_equal(q, 4.0 * counter.normal((50, 50), seed=0, purpose="m.c.q"))
@@ -113,11 +98,6 @@ def test_designs_are_what_they_say() -> None:
     assert np.array_equal(band["mask"], [[[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]] * 2)
     upstream = inputs.make_upstream("m", Case("c", "", {}), "out", (4, 5), "float16")
     assert np.array_equal(upstream, counter.normal((4, 5), seed=0, purpose="m.c.d_out").astype("float16"))
-
-
-def test_an_unknown_design() -> None:
-    with pytest.raises(KeyError, match="fractal"):
-        inputs.make("m", Case("c", "", {"q": Input((2,), "fractal")}), "float64")
 
 
 def test_these_numbers_are_fixed_for_good() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refattn.golden.storage import FLOAT8, LOWER, TYPES, chop_to, largest, round_to, spacing, stored
+from refattn.golden.storage import FLOAT8, TYPES, chop_to, largest, round_to, spacing, stored
 
 NATIVE = ("float32", "float16")
 ALL = tuple(TYPES)
@@ -54,12 +54,6 @@ def numpy_cast(x: Any, dtype: str) -> Any:
 
 
 @pytest.mark.parametrize("dtype", NATIVE)
-def test_rounding_is_numpy_s(dtype: str) -> None:
-    x = np.concatenate([neighbours(dtype), [np.inf, -np.inf, np.nan, 1e308, -5e-324]])
-    assert same(round_to(x, dtype), numpy_cast(x, dtype))
-
-
-@pytest.mark.parametrize("dtype", NATIVE)
 @settings(max_examples=300)
 @given(x=doubles)
 def test_rounding_any_number_is_numpy_s(dtype: str, x: float) -> None:
@@ -67,22 +61,10 @@ def test_rounding_any_number_is_numpy_s(dtype: str, x: float) -> None:
     assert same(round_to(values, dtype), numpy_cast(values, dtype))
 
 
-def test_all_of_float16() -> None:
-    numbers = np.arange(2**16, dtype=np.uint16).view(np.float16).astype("float64")
-    assert same(round_to(numbers, "float16"), numbers)
-
-
 def bfloat16_inputs() -> Any:
     """bfloat16 is had from float32 (a cast from float64 may round twice elsewhere), so all of these are float32."""
     with np.errstate(over="ignore"):
         return np.unique(neighbours("bfloat16").astype("float32").astype("float64"))
-
-
-def test_rounding_to_bfloat16_is_that_of_torch() -> None:
-    torch = pytest.importorskip("torch")
-    x = bfloat16_inputs()
-    expected = torch.tensor(x.astype("float32")).to(torch.bfloat16).to(torch.float64).numpy()
-    assert same(round_to(x, "bfloat16"), expected)
 
 
 def test_rounding_to_bfloat16_is_that_of_ml_dtypes() -> None:
@@ -107,15 +89,6 @@ def test_float8_is_that_of_torch_and_ml_dtypes(dtype: str) -> None:
     assert same(expected, x.astype(getattr(ml_dtypes, dtype)).astype("float64"))
     beyond = np.asarray([1.0, -1.0]) * 1.5 * largest(dtype)
     assert (round_to(beyond, dtype) == [largest(dtype), -largest(dtype)]).all()
-
-
-def test_rounding_to_bfloat16_by_bits() -> None:
-    """The upper 16 bits of float32, rounded to nearest, ties to even."""
-    x = bfloat16_inputs()
-    x = x[np.isfinite(x)]
-    bits = x.astype("float32").view(np.uint32).astype(np.uint64)
-    upper = ((bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)) << np.uint64(16)
-    assert same(round_to(x, "bfloat16"), upper.astype(np.uint32).view(np.float32).astype("float64"))
 
 
 @pytest.mark.parametrize(
@@ -168,25 +141,6 @@ def test_spacing_is_numpy_s(dtype: str) -> None:
     x = x[x < np.finfo(dtype).max]  # there the next number is none
     assert same(spacing(x.astype("float64"), dtype), np.spacing(x).astype("float64"))
     assert same(spacing(-x.astype("float64"), dtype), np.spacing(x).astype("float64"))
-
-
-@pytest.mark.parametrize("dtype", ALL)
-def test_spacing_of_a_type(dtype: str) -> None:
-    kind = TYPES[dtype]
-    x = np.asarray([0.0, 1.0, 1.999, 2.0, -3.0, 2.0**kind.lowest, 2.0 ** (kind.lowest - 1), math.inf, math.nan])
-    unit, tiny = 2.0 * kind.unit, math.ldexp(1.0, kind.lowest - kind.bits + 1)
-    expected = [tiny, unit, unit, 2.0 * unit, 2.0 * unit, tiny, tiny]
-    assert spacing(x, dtype)[:7].tolist() == expected
-
-
-def test_the_types_are_ieee_s() -> None:
-    for dtype in ("float64", "float32", "float16"):
-        info: Any = np.finfo(dtype)
-        kind = TYPES[dtype]
-        assert (kind.bits, kind.lowest, kind.highest) == (info.nmant + 1, info.minexp, info.maxexp - 1)
-        assert kind.unit == float(info.eps) / 2.0
-        assert round_to(np.asarray([float(info.max)]), dtype)[0] == float(info.max)
-    assert all(TYPES[coarse].bits < TYPES[fine].bits for fine, coarse in LOWER.items())
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in ALL if dtype != "float64"])

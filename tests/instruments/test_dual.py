@@ -217,7 +217,7 @@ def test_trees_constants_and_dtypes() -> None:
 @pytest.mark.parametrize(
     ("f", "x", "t", "error", "words"),
     [
-        (3, {}, {}, TypeError, "f: got int, needs a function"),
+        (3, {}, {}, TypeError, "f: got 3, needs a function"),
         (abs, [A], {}, TypeError, "x: got list, needs a mapping"),
         (abs, {"x": A}, A, TypeError, "t: got ndarray, needs a mapping"),
         (abs, {"x": A}, {"z": A}, ValueError, "t: got 'z', needs names of x: x"),

@@ -79,7 +79,7 @@ FORWARD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     *(
         ({"implementation": value}, E, f"implementation: got {re.escape(repr(value))}, needs one of auto, .*")
-        for value in ("flash", "", "Dense", None, 1, ["dense"], np.asarray(["dense", "tiled"]))
+        for value in ("flash", "", "Dense", None, 1)
     ),
 ]
 
@@ -176,16 +176,16 @@ def test_configurations(name: str) -> None:
     known = {field.name for field in dataclasses.fields(config)}
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         *(
-            ({field: value}, E, rf"{field}: got {re.escape(repr(value))}, needs a whole number of at least 1.*")
+            ({field: value}, kind, rf"{field}: got {re.escape(repr(value))}, needs a whole number of at least 1.*")
             for field in ("width", "heads", "kv_heads", "head_width", "value_width")
-            for value in (0, -1, 2.0, "2", True)
+            for value, kind in ((0, E), (-1, E), (2.0, T), ("2", T), (True, T))
         ),
-        ({"width": None}, E, "width: got None, needs a whole number of at least 1"),
+        ({"width": None}, T, "width: got None, needs a whole number of at least 1"),
         ({"heads": 4}, E, "heads: got 4, needs a divisor of the width 6.*"),
         ({"kv_heads": 3}, E, "kv_heads: got 3, needs a divisor of the 2 heads"),
         ({"kv_heads": 4}, E, "kv_heads: got 4, needs a divisor of the 2 heads"),
-        ({"bias": None}, T, "bias: got NoneType, needs a bool"),
-        ({"residual": 1}, T, "residual: got int, needs a bool"),
+        ({"bias": None}, T, "bias: got None, needs true or false"),
+        ({"residual": 1}, T, "residual: got 1, needs true or false"),
     ]
     for changed, kind, text in cases:
         if changed.keys() <= known:
@@ -225,7 +225,7 @@ def blocks(params: Any) -> list[tuple[dict[str, Any], type[Exception], str]]:
             "context.key_mask was given with context.memory, .*: use memory_mask",
         ),
         ({"causal": "left"}, E, 'causal: got \'left\', needs True, False, "top_left" or "bottom_right"'),
-        ({"params": None}, T, f"params: got NoneType, needs a Params of {home}"),
+        ({"params": None}, T, f"params: got None, needs a Params of {home}"),
         ({"params": {"w_q": X}}, T, f"params: got dict, needs a Params of {home}"),
     ]
 
@@ -288,8 +288,8 @@ def test_parameters_of_a_block(name: str) -> None:
     raises(T, told, lambda: block.init({}, like=X))
     raises(T, f"like: got float, {ARRAY}", lambda: block.init(small(name), like=1.0))
     raises(T, f"like: got dtype int64, {KINDS}", lambda: block.init(small(name), like=zeros(1, dtype="int64")))
-    raises(E, "seed: got -1, needs a number from 0 to .*", lambda: block.init(small(name), like=X, seed=-1))
-    raises(T, "layer: got 0.5 of type float, needs a whole number", lambda: block.init(small(name), like=X, layer=0.5))  # type: ignore[arg-type]
+    raises(E, "seed: got -1, needs a whole number of at least 0", lambda: block.init(small(name), like=X, seed=-1))
+    raises(T, "layer: got 0.5, needs a whole number of at least 0", lambda: block.init(small(name), like=X, layer=0.5))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())

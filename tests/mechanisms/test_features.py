@@ -20,6 +20,7 @@ EXCLUDED = {
         **dict.fromkeys(combinations(SIZES, 2), "a case has one number of queries"),
         ("more than 512 keys", "more than 64 queries"): "parts of the keys are for few queries; it costs a second",
     },
+    "growing": {},
     "delta": {
         **dict.fromkeys(combinations(SIZES, 2), "a case has one number of tokens"),
         **{(few, long): "queries and keys are the same tokens" for few in SIZES[:2] for long in LONG[:2]},

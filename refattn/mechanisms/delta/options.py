@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.arguments import check_arrays, check_floating, check_number, check_whole
+from refattn.args import Real, check, check_arrays, check_floating, check_number, check_whole
 from refattn.xp import Array, dtype_name, is_bool, namespace, raised
 
 GATES = ("beta", "log_decay", "log_momentum", "step")
@@ -103,18 +103,12 @@ def check_scale(scale: Any, q: Array) -> float | Array:
 
 def check_eps(norm_eps: Any) -> float:
     """Return a number that is added to squared lengths: finite, and not below 0."""
-    number = check_number("norm_eps", norm_eps)
-    if not isinstance(number, float):
-        raise TypeError(f"norm_eps: got {type(norm_eps).__name__}, needs a finite number of at least 0")
-    if number < 0.0:
-        raise ValueError(f"norm_eps: got {norm_eps!r}, needs a finite number of at least 0")
-    return number
+    check("norm_eps", norm_eps, Real(0.0))
+    return float(norm_eps)
 
 
 def check_chunk(chunk: Any) -> int:
     """Return the number of tokens of a chunk."""
-    if isinstance(chunk, bool) or not hasattr(chunk, "__index__"):
-        raise TypeError(f"chunk: got {type(chunk).__name__}, needs a whole number of at least 1")
     return check_whole("chunk", chunk, 1)
 
 

@@ -13,8 +13,17 @@ from types import ModuleType
 from typing import Any
 
 from refattn import equations
-from refattn.checked import naming
-from refattn.mechanisms.arguments import check_arrays, check_broadcasts, check_number, check_per_head, check_whole, fits
+from refattn.args import (
+    ROUNDS,
+    check_arrays,
+    check_broadcasts,
+    check_choice,
+    check_number,
+    check_per_head,
+    check_whole,
+    fits,
+    naming,
+)
 from refattn.mechanisms.entry import check_saved, enter, implementation_of, renamed, returned, upstream
 from refattn.mechanisms.graph_energy import definition, dense
 from refattn.mechanisms.graph_energy.analytic import check_coupling, check_intrinsic
@@ -23,7 +32,6 @@ from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupli
 from refattn.mechanisms.graph_energy.implementations import pairs, products, rows, sparse, tiled
 from refattn.mechanisms.graph_energy.options import FAMILIES, RENAMED
 from refattn.mechanisms.graph_energy.options.call import Options, any_of, check_step
-from refattn.mechanisms.graph_energy.options.choice import choice
 from refattn.mechanisms.graph_energy.options.integrator import (
     RK45,
     DiscreteGradient,
@@ -345,7 +353,7 @@ def _check_scores(inner: dense.Saved) -> None:
 
 def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given: Any) -> Options:
     """Return the options of a call; raise where one does not fit."""
-    nodes, state = k.shape[2], STATES[choice("state", given["state"], STATES)]
+    nodes, state = k.shape[2], STATES[check_choice("state", given["state"], STATES)]
     integrator, threshold, start = (FAMILIES[name](given[name]) for name in ("integrator", "threshold", "start"))
     graph: Any = given["graph"]
     if graph is None:
@@ -409,7 +417,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
     shown = {**{name: given[name] for name in ("mu", "kappa", "step", "scale", "bias")}, "tau": threshold.tau}
     shown["start"] = start.at
     numbers |= {name: tuple(getattr(x, "shape", ())) for name, x in shown.items() if x is not None}
-    count = check_whole("steps", given["steps"], 0, rounds=True)
+    count = check_whole("steps", given["steps"], 0, ROUNDS)
     return Options(
         state=state,
         coupling=coupling,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.mechanisms.arguments import check_arrays, check_is
+from refattn.args import check, check_arrays
 from refattn.xp import Array, arange, backend, concrete, dtype_name, is_array, namespace
 
 
@@ -46,7 +46,7 @@ class CSR:
             if not is_array(x):
                 raise TypeError(f"{name}: got {type(x).__name__}, needs an array")
         check_arrays(q=q, **arrays)
-        check_is("graph.shape", self.shape, tuple)
+        check("graph.shape", self.shape, tuple)
         edges = self.data.shape[0]
         xp = namespace(self.data)
         for name, size in (("indptr", n + 1), ("indices", edges), ("data", edges)):

@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.arguments import check_arrays, check_floating
+from refattn.args import check_arrays, check_floating
 from refattn.xp import Array, concrete, device, is_array, namespace, raised
 
 Number = float | Array

@@ -8,8 +8,7 @@ of d must not change what the old columns mean.
 from __future__ import annotations
 
 from refattn import equations
-from refattn.checked import naming
-from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
+from refattn.args import check, check_arrays, check_floating, naming
 from refattn.mechanisms.entry import check_saved, upstream
 from refattn.mechanisms.growing import dense
 from refattn.mechanisms.growing.implementations import tiled
@@ -98,7 +97,7 @@ def contract(saved: Saved, d_out: Array, x: Array, *, total: bool = False) -> Ar
 def contract_and_square(saved: Saved, d_out: Array, x: Array, *, total: bool = False) -> tuple[Array, Array]:
     """Return what `contract` does, and the sum () of the squares of the functional gradient of all heads."""
     d_out = _upstream(saved, d_out)
-    check_is("total", total, bool)
+    check("total", total, bool)
     check_arrays(x=x, d_out=d_out)
     check_floating(x=x)
     b, _, queries, _ = saved.shape

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn import equations
-from refattn.checked import naming
-from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is, check_qkv
+from refattn.args import check, check_arrays, check_gradient, check_qkv, naming
 from refattn.mechanisms.entry import Call, check_saved, enter, implementation_of, renamed, returned, upstream
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.higher_order import definition, dense
@@ -234,7 +233,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     if d_state is not None:
         if saved.state is None:
             raise ValueError("d_state was given, but forward was given no state, and returned none")
-        check_is("d_state", d_state, State)
+        check("d_state", d_state, State)
         for name in ("products", "values"):
             needed = getattr(saved.state, name)
             check_gradient(f"d_state.{name}", getattr(d_state, name), needed.shape, needed)
@@ -318,7 +317,7 @@ def _quickest(options: Options, call: Call) -> str:
 
 
 def _check_state(state: State, options: Options, call: Call) -> None:
-    check_is("state", state, State)
+    check("state", state, State)
     if call.offset is None:
         raise ValueError("state was given with causal=False, needs causal: a state holds the keys before all others")
     if 0 in call.plane:

@@ -16,7 +16,7 @@ from functools import wraps
 from math import sqrt
 from typing import Any, TypeVar
 
-from refattn.mechanisms.arguments import check_arrays, check_is, check_number, check_whole
+from refattn.args import check, check_arrays, check_number, check_whole
 from refattn.mechanisms.entry import renamed
 from refattn.mechanisms.families import choose
 from refattn.ops.masks import Causal
@@ -51,7 +51,7 @@ class Normaliser:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", check_number("delta", self.delta))
-        check_is("plain", self.plain, bool)
+        check("plain", self.plain, bool)
 
     @property
     def counts(self) -> bool:
@@ -120,7 +120,7 @@ class Options:
         order, normaliser = check_whole("order", self.order), choose("normaliser", self.normaliser, NORMALISERS)
         if order == 0 and not is_array(normaliser.delta) and normaliser.delta == 1.0:
             raise ValueError("normaliser: got delta=1 with order=0, needs delta 0 or 1/2: T_0 - 1 is 0 for every key")
-        check_is("layer_norm", self.layer_norm, bool)
+        check("layer_norm", self.layer_norm, bool)
         checked = {"order": order, "normaliser": normaliser, "alpha": check_number("alpha", self.alpha, positive=True)}
         checked["norm_eps"] = eps = _number("norm_eps", self.norm_eps, positive=False)
         if eps < 0.0:

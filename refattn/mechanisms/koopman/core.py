@@ -9,8 +9,18 @@ from functools import partial
 from typing import Any
 
 from refattn import equations
-from refattn.checked import naming
-from refattn.mechanisms.arguments import check_arrays, check_choice, check_floating, check_number, check_whole
+from refattn.args import (
+    ROUNDS,
+    Maybe,
+    Real,
+    check,
+    check_arrays,
+    check_choice,
+    check_floating,
+    check_number,
+    check_whole,
+    naming,
+)
 from refattn.mechanisms.entry import check_saved, enter, implementation_of, renamed, returned, upstream
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.koopman import definition, dense
@@ -277,13 +287,10 @@ def _lost(q: Array, k: Array, v: Array) -> Array:
 
 def check_choices(*, updates: Any, space: Any, similarity: Any, jitter: Any) -> None:
     """Raise where an option that is no family is of a wrong type or value."""
-    check_whole("updates", updates, 1, rounds=True)
+    check_whole("updates", updates, 1, ROUNDS)
     check_choice("space", space, tuple(SPACES))
     check_choice("similarity", similarity, tuple(SIMILARITIES))
-    if jitter is not None:
-        number = check_number("jitter", jitter)
-        if not isinstance(number, float) or number < 0.0:
-            raise ValueError(f"jitter: got {jitter!r}, needs a finite number of at least 0")
+    check("jitter", jitter, Maybe(Real(0.0)))
 
 
 def chosen_families(**given: Any) -> dict[str, Any]:

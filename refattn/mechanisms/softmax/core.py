@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from refattn import equations
-from refattn.checked import naming
+from refattn.args import naming
 from refattn.mechanisms.entry import check_saved, enter, implementation_of, returned, upstream
 from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.softmax import definition, dense

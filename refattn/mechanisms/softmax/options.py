@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.arguments import check_arrays, check_floating, fits
+from refattn.args import check_arrays, check_floating, fits
 from refattn.mechanisms.entry import Call
 from refattn.ops.masks import existing
 from refattn.xp import Array, any_outside, arange, dtype_name, is_array, is_bool, is_floating, namespace, raised

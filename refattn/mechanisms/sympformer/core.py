@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from refattn import equations
-from refattn.checked import naming
-from refattn.mechanisms.arguments import check_arrays, check_floating, check_number
+from refattn.args import check_arrays, check_floating, check_number, naming
 from refattn.mechanisms.entry import check_saved, enter, implementation_of, returned, upstream
 from refattn.mechanisms.sympformer import dense
 from refattn.mechanisms.sympformer.implementations import tiled

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from refattn.mechanisms.arguments import check_is, check_number
+from refattn.args import check, check_number
 from refattn.xp import Array, namespace, sum_wide
 
 Numbers = Mapping[str, Array]
@@ -49,7 +49,7 @@ class Integrator:
 
     def __post_init__(self) -> None:
         check_number("step", self.step, positive=True)
-        check_is("learned", self.learned, bool)
+        check("learned", self.learned, bool)
 
     def damps(self, config: Any) -> bool:
         """Return whether the damping of a layer changes anything that is read."""

@@ -230,12 +230,12 @@ def test_fresh_parameters() -> None:
     [
         ({"width": 0}, ValueError, "width: got 0, needs a whole number of at least 1"),
         ({"heads": 3}, ValueError, "heads: got 3, needs a divisor of the width 8, or a head_width and a value_width"),
-        ({"head_width": 2.0}, ValueError, "head_width: got 2.0, needs a whole number"),
-        ({"bias": 1}, TypeError, "bias: got int, needs a bool"),
+        ({"head_width": 2.0}, TypeError, "head_width: got 2.0, needs a whole number"),
+        ({"bias": 1}, TypeError, "bias: got 1, needs true or false"),
         ({"scale": 0.0}, ValueError, "scale: got 0.0, needs a finite number above 0"),
         ({"scale": np.ones(())}, TypeError, "scale: got an array, needs a finite number above 0"),
         ({"softcap": -1.0}, ValueError, "softcap: got -1.0, needs a finite number above 0"),
-        ({"train_scale": None}, TypeError, "train_scale: got NoneType, needs a bool"),
+        ({"train_scale": None}, TypeError, "train_scale: got None, needs true or false"),
     ],
 )
 def test_a_wrong_configuration(given: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -21,7 +21,7 @@ from refattn.mechanisms.growing.growth.metric import direction, kronecker
 from refattn.mechanisms.growing.growth.search import search
 from refattn.mechanisms.growing.growth.statistics import apply_metric
 from refattn.mechanisms.growing.growth.truncate import truncate
-from refattn.mechanisms.growing.testing import beside
+from refattn.mechanisms.growing.testing import block_derived_twice
 from refattn.verify.selfcheck import sections
 from tests.mechanisms.growing.calls import BLOCK, block_of, draw, step
 from tests.mechanisms.growing.test_metric import observed, problem
@@ -302,7 +302,7 @@ def test_kernels_and_old_columns_agree_with_the_second_derivation() -> None:
 
 def test_the_check_derives_every_equation_beside_the_core_twice() -> None:
     """And names the first that differs."""
-    found, expected = beside.twice()
+    found, expected = block_derived_twice.block_derived_twice()
     modules = (BLOCK.module, *ra.mechanism("growing").extra_modules)
     assert set(found) == {id for module in modules for id in equations.declared(module)}
     changed = {id: 1.001 * value if id in ("GROW.8", "GROW.10") else value for id, value in found.items()}
@@ -412,17 +412,17 @@ def test_bad_input() -> None:
         ({"scale": "free"}, "scale: got 'free', needs one of frozen, rescale"),
         ({"most": -1}, "most: got -1, needs a whole number of at least 0"),
         ({"largest": 0}, "largest: got 0, needs a whole number of at least 1"),
-        ({"gain": -0.1}, "gain: got -0.1, needs a number of at least 0"),
+        ({"gain": -0.1}, "gain: got -0.1, needs a finite number from 0"),
         ({"amplitude": 0.0}, "amplitude: got 0.0, needs a finite number above 0"),
-        ({"factor": 1.0}, "factor: got 1.0, needs a number between 0 and 1"),
+        ({"factor": 1.0}, "factor: got 1.0, needs a finite number above 0 to below 1"),
     ):
         with pytest.raises(ValueError, match=message):
             Options(**given)
-    with pytest.raises(TypeError, match="align: got int, needs a bool"):
+    with pytest.raises(TypeError, match="align: got 1, needs true or false"):
         Options(align=1)
     with pytest.raises(ValueError, match="columns: got -1, needs None or a whole number"):
         GROWTH.plan(params, statistics, columns=-1)
-    with pytest.raises(TypeError, match="statistics: got NoneType, needs a Statistics"):
+    with pytest.raises(TypeError, match="statistics: got None, needs a Statistics"):
         GROWTH.plan(params, None)
     other = problem(3, 6, 8, h=2)
     with pytest.raises(
@@ -434,7 +434,7 @@ def test_bad_input() -> None:
             GROWTH.plan(params, statistics, halves=halves)
     with pytest.raises(ValueError, match=r"halves: got those of kernels \(2, 8, 8\), needs \(2, 9, 9\) as the block"):
         GROWTH.plan(params, statistics, halves=(statistics, other))
-    with pytest.raises(ValueError, match="amplitude: got -1.0, needs a finite number of at least 0"):
+    with pytest.raises(ValueError, match="amplitude: got -1.0, needs a finite number from 0"):
         GROWTH.apply(GROWTH.plan(params, statistics), -1.0)
 
 

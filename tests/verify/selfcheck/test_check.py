@@ -16,7 +16,7 @@ import pytest
 
 import refattn as ra
 from refattn import backends, equations
-from refattn.backends.base import BaseBackend
+from refattn.backends.base import Backend
 from refattn.campaign import Where
 from refattn.mechanisms import projections
 from refattn.mechanisms.record import Mechanism
@@ -278,7 +278,7 @@ def test_without_torch_autograd_is_not_run(monkeypatch: pytest.MonkeyPatch) -> N
         assert (found.status, found.share, found.detail) == ("not run", None, why)
 
 
-class Away(BaseBackend):
+class Away(Backend):
     name = "away"
     package = "refattn_no_such_package"
     array_type = "Array"

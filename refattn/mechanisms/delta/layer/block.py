@@ -37,7 +37,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.arguments import check_causal
+from refattn.args import check_causal
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.delta import core
 from refattn.mechanisms.delta.layer.config import Config, Params, init

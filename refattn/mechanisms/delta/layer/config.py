@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from refattn import counter, tree
+from refattn.args import Real, Whole, check, check_all, check_choice
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_choice, check_is, check_number, check_whole
 from refattn.mechanisms.projections import fresh
 from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, backend, device, namespace
@@ -72,22 +72,13 @@ class Config(projections.Config):
         for name, known in choices.items():
             check_choice(name, getattr(self, name), known)
         for name in ("qk_norm", "out_norm"):
-            check_is(name, getattr(self, name), bool)
-        if check_whole("conv", self.conv) == 1:
+            check(name, getattr(self, name), bool)
+        check_all(self, conv=Whole(0, 1024), norm_eps=Real(0.0))
+        check_all(self, lower_bound=Real(high=0.0, below=True), beta_max=Real(0.0, 2.0, above=True))
+        if self.conv == 1:
             raise ValueError("conv: got 1, needs 0, or a number of taps of at least 2")
-        if self.conv > 1024:
-            raise ValueError(f"conv: got {self.conv}, needs a number of taps of at most 1024")
         for name in ("lower_bound", "beta_max", "norm_eps"):
-            number = check_number(name, getattr(self, name))
-            if not isinstance(number, float):
-                raise TypeError(f"{name}: got {type(number).__name__}, needs a number")
-            object.__setattr__(self, name, number)
-        if self.lower_bound >= 0.0:
-            raise ValueError(f"lower_bound: got {self.lower_bound}, needs a number below 0")
-        if not 0.0 < self.beta_max <= 2.0:
-            raise ValueError(f"beta_max: got {self.beta_max}, needs a number above 0 and at most 2")
-        if self.norm_eps < 0.0:
-            raise ValueError(f"norm_eps: got {self.norm_eps}, needs a number of at least 0")
+            object.__setattr__(self, name, float(getattr(self, name)))
         if self.rule == "momentum" and self.decay == "channel":
             raise ValueError('decay: got "channel" with the rule "momentum", needs "head"')
 

@@ -8,7 +8,7 @@ gradient goes to its weights.
 
 from __future__ import annotations
 
-from refattn.mechanisms.arguments import check_arrays, check_floating, check_whole
+from refattn.args import check_arrays, check_floating, check_whole
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import Coupling
 from refattn.mechanisms.graph_energy.implementations.products import seen

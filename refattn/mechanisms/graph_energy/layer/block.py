@@ -29,8 +29,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refattn import equations
+from refattn.args import check_mask
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_mask
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.layer import hierarchy, learned

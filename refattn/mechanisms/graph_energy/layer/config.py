@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from refattn.args import check, check_choice, check_number, check_whole
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_is, check_number, check_whole
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import core
@@ -16,7 +16,6 @@ from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Polynomi
 from refattn.mechanisms.graph_energy.layer import hierarchy
 from refattn.mechanisms.graph_energy.layer.regularisers import NAMES
 from refattn.mechanisms.graph_energy.options import FAMILIES
-from refattn.mechanisms.graph_energy.options.choice import choice
 from refattn.mechanisms.graph_energy.options.integrator import Integrator
 from refattn.mechanisms.graph_energy.options.links import CausalMirror, Given, Links, Mean
 from refattn.mechanisms.graph_energy.options.state import STATES
@@ -90,8 +89,8 @@ class Config(projections.Config):
         check_sizes(self, "steps", "classes", "levels", "window")
         check_whole("stride", self.stride, 2)
         for name in ("learn_step", "learn_tau"):
-            check_is(name, getattr(self, name), bool)
-        choice("state", self.state, STATES)
+            check(name, getattr(self, name), bool)
+        check_choice("state", self.state, STATES)
         for name in ("coupling", "intrinsic"):
             if isinstance(given := getattr(self, name), (Coupling, Intrinsic)):
                 raise TypeError(f"{name}: got a {type(given).__name__}, needs the text MODULE:NAME of it in a block")
@@ -122,7 +121,7 @@ class Config(projections.Config):
         for name in ("strength", "jitter"):
             check_number(name, getattr(self, name))
         if self.regulariser is not None:
-            choice("regulariser", self.regulariser, NAMES)
+            check_choice("regulariser", self.regulariser, NAMES)
             if self.regulariser in ("entropy", "gini") and self.state == "feature":
                 raise ValueError(f'regulariser: got "{self.regulariser}" with state="feature", which has no weights')
         if self.learn_tau and isinstance(self.chosen("threshold"), Hard):

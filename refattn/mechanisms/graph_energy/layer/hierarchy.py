@@ -41,7 +41,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from refattn.mechanisms.arguments import check_arrays, check_mask, check_whole
+from refattn.args import check_arrays, check_mask, check_whole
 from refattn.mechanisms.entry import check_saved, defaults_of, enter, implementation_of, returned, upstream
 from refattn.mechanisms.graph_energy import core, dense
 from refattn.mechanisms.graph_energy.implementations import banded

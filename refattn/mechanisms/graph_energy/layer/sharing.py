@@ -10,7 +10,7 @@ parameters.
 
 from __future__ import annotations
 
-from refattn.mechanisms.arguments import check_arrays
+from refattn.args import check_arrays
 from refattn.xp import Array, arange, concrete, dtype_name, namespace
 
 

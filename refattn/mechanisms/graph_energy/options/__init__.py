@@ -12,9 +12,9 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from refattn.args import check_choice
 from refattn.mechanisms.families import choose, imported
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial
-from refattn.mechanisms.graph_energy.options.choice import choice
 from refattn.mechanisms.graph_energy.options.integrator import INTEGRATORS, STOPS
 from refattn.mechanisms.graph_energy.options.links import LINKS
 from refattn.mechanisms.graph_energy.options.start import Start
@@ -30,7 +30,7 @@ def _chosen(option: str, kinds: Mapping[str, type[Any]]) -> Callable[[Any], Any]
 def _intrinsic(given: Any) -> str | Intrinsic:
     """Return a name of `INTRINSICS`, or functions of the user's own."""
     given = imported("intrinsic", given, Intrinsic)
-    return given if isinstance(given, Intrinsic) else choice("intrinsic", given, tuple(INTRINSICS))
+    return given if isinstance(given, Intrinsic) else check_choice("intrinsic", given, tuple(INTRINSICS))
 
 
 def _coupling(given: Any) -> str | Coupling | Polynomial:

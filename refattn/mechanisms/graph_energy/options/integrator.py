@@ -20,9 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from refattn.mechanisms.arguments import check_number, check_whole
+from refattn.args import check_choice, check_number, check_whole
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.options.choice import choice
 from refattn.ops.sums import moved_by
 from refattn.xp import Array
 
@@ -83,7 +82,7 @@ class Integrator:
     beta: ClassVar[tuple[float, ...]] = (1.0,)
 
     def __post_init__(self) -> None:
-        choice("adjoint", self.adjoint, ("unroll", "implicit"))
+        check_choice("adjoint", self.adjoint, ("unroll", "implicit"))
         if self.checkpoint is not None:
             check_whole("checkpoint", self.checkpoint, 1)
         for name in STOPS:

@@ -29,8 +29,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from refattn.args import check_choice
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.options.choice import choice
 from refattn.ops.masks import earlier_pairs, where_allowed
 from refattn.ops.sums import with_transposed
 from refattn.xp import Array, is_array, namespace, sum_wide, zeros
@@ -101,7 +101,7 @@ class Links:
     """Whether the links of a node sum to at most 1."""
 
     def __post_init__(self) -> None:
-        choice("over", self.over, tuple(NODES))
+        check_choice("over", self.over, tuple(NODES))
 
     @property
     def name(self) -> str:

@@ -20,9 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.arguments import check_is
+from refattn.args import check, check_choice
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.options.choice import choice
 from refattn.mechanisms.graph_energy.options.empty import EMPTIED, Emptied
 from refattn.mechanisms.graph_energy.options.integrator import Integrator, Rate, RateBackward, Stage, Step, Sums
 from refattn.mechanisms.graph_energy.options.state import State
@@ -53,8 +52,8 @@ class Threshold:
 
     def __post_init__(self) -> None:
         if self.signed is not None:
-            check_is("signed", self.signed, bool)
-        choice("empty", self.empty, EMPTIED)
+            check("signed", self.signed, bool)
+        check_choice("empty", self.empty, EMPTIED)
 
     def forward(self, x: Array, tau: Number) -> Array:
         """Return y."""
@@ -111,7 +110,7 @@ class Hard(Threshold):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_is("straight_through", self.straight_through, bool)
+        check("straight_through", self.straight_through, bool)
 
     def forward(self, x: Array, tau: Number) -> Array:
         """Return y; NaN stays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.mechanisms.arguments import check_choice, check_is, check_number, check_whole
+from refattn.args import Maybe, One, Real, Whole, check_all
 
 PRESERVING = ("gradmax", "zero", "net2wider")
 MODES = ("replace", "additive", *PRESERVING)
@@ -80,22 +80,13 @@ class Options:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        known = {"mode": MODES, "method": METHODS, "metric": METRICS, "singular": SINGULAR, "scale": SCALES}
-        for name, values in known.items():
-            check_choice(name, getattr(self, name), values)
-        for name in ("center_keys", "align", "uneven", "keep_ties"):
-            check_is(name, getattr(self, name), bool)
+        check_all(self, mode=One(MODES), method=One(METHODS), metric=One(METRICS), singular=One(SINGULAR))
+        check_all(self, scale=One(SCALES), center_keys=bool, align=bool, uneven=bool, keep_ties=bool)
         if self.uneven and self.scale == "rescale":
             raise ValueError("scale: got 'rescale' with uneven heads, needs frozen: one scale is that of all heads")
-        for name, least in (("largest", 1), ("most", 0), ("evaluations", 1), ("seed", 0)):
-            if name != "largest" or self.largest is not None:
-                check_whole(name, getattr(self, name), least)
-        for name in ("share", "trust", "gain", "decrease", "damping"):
-            if not float(check_number(name, getattr(self, name))) >= 0.0:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, needs a number of at least 0")
-        check_number("amplitude", self.amplitude, positive=True)
-        if not 0.0 < float(check_number("factor", self.factor)) < 1.0:
-            raise ValueError(f"factor: got {self.factor!r}, needs a number between 0 and 1")
+        check_all(self, largest=Maybe(Whole(1)), most=Whole(), evaluations=Whole(1), seed=Whole(0, 2**64 - 1))
+        check_all(self, **dict.fromkeys(("share", "trust", "gain", "decrease", "damping"), Real(0.0)))
+        check_all(self, amplitude=Real(0.0, above=True), factor=Real(0.0, 1.0, above=True, below=True))
 
     @property
     def keeps(self) -> bool:

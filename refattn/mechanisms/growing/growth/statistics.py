@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from refattn import equations
-from refattn.mechanisms.arguments import check_is
+from refattn.args import check
 from refattn.mechanisms.growing import core, dense
 from refattn.mechanisms.growing.layer import block
 from refattn.ops.masks import allowed_in_tile, causal_offset
@@ -102,9 +102,9 @@ def observe(params: block.Params, saved: block.Saved, d_state: block.State, *, k
     TypeError, ValueError
         Where an argument is of a wrong class, shape or dtype, or the library does not compute in float64.
     """
-    check_is("params", params, block.Params)
-    check_is("saved", saved, block.Saved)
-    check_is("d_state", d_state, block.State)
+    check("params", params, block.Params)
+    check("saved", saved, block.Saved)
+    check("d_state", d_state, block.State)
     if not backend(saved.tokens).float64():
         raise ValueError(
             f"params: got {backend(saved.tokens).name}, which is not set to compute in float64; needs that"
@@ -127,8 +127,8 @@ def observe(params: block.Params, saved: block.Saved, d_state: block.State, *, k
 
 def merge(a: Statistics, b: Statistics) -> Statistics:
     """Return the statistics of two batches together, both under the same weights and of the same loss."""
-    check_is("a", a, Statistics)
-    check_is("b", b, Statistics)
+    check("a", a, Statistics)
+    check("b", b, Statistics)
     if bool(a.kept) != bool(b.kept):
         raise ValueError("b: got statistics of which not all or not none are kept, needs them as those of a")
     sums = {

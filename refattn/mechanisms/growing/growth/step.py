@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.arguments import check_is
+from refattn.args import Real, check
 from refattn.mechanisms.growing import dense
 from refattn.mechanisms.growing.growth import bottleneck, metric, path, truncate, uneven
 from refattn.mechanisms.growing.growth.bottleneck import Bottleneck, embedding_bottleneck, select_columns, with_ties
@@ -77,9 +77,9 @@ def plan(
     "optimal", which always does; the fact "in_place_of" then names what was asked for.
     """
     options = options or Options()
-    check_is("params", params, block.Params)
+    check("params", params, block.Params)
     _check_statistics(params, statistics, halves)
-    check_is("options", options, Options)
+    check("options", options, Options)
     if columns is not None and (isinstance(columns, bool) or not isinstance(columns, int) or columns < 0):
         raise ValueError(f"columns: got {columns!r}, needs None or a whole number of at least 0")
     width, inputs = params.config.sizes[1], params.config.inputs
@@ -126,7 +126,7 @@ def plan(
 
 def _check_statistics(params: block.Params, statistics: Statistics, halves: Halves | None) -> None:
     """Raise where statistics are none, or those of a block of other heads or tokens."""
-    check_is("statistics", statistics, Statistics)
+    check("statistics", statistics, Statistics)
     if halves is not None and not (
         isinstance(halves, tuple) and len(halves) == 2 and all(isinstance(half, Statistics) for half in halves)
     ):
@@ -187,9 +187,8 @@ def apply(made: Plan, amplitude: float = 0.0) -> block.Params:
     ValueError
         Where the amplitude is negative or not finite.
     """
-    check_is("made", made, Plan)
-    if not (math.isfinite(amplitude) and amplitude >= 0.0):
-        raise ValueError(f"amplitude: got {amplitude!r}, needs a finite number of at least 0")
+    check("made", made, Plan)
+    check("amplitude", amplitude, Real(0.0))
     grown: block.Params = equations.active(path).weights_at(made, amplitude)
     return grown
 

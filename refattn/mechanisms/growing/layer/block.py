@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn.mechanisms.arguments import check_gradient, check_is, check_number, check_plain
+from refattn.args import check, check_gradient, check_number, check_plain
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.growing import core
 from refattn.mechanisms.projections import State, check_sizes, mask_of
@@ -83,7 +83,7 @@ class Config:
                 needs = f"a divisor of the width {self.width}, or a head_width and a value_width"
                 raise ValueError(f"heads: got {self.heads}, needs {needs}")
         for name in ("bias", "residual", "train_scale"):
-            check_is(name, getattr(self, name), bool)
+            check(name, getattr(self, name), bool)
         if self.scale is not None and not isinstance(check_number("scale", self.scale, positive=True), float):
             raise TypeError("scale: got an array, needs a finite number above 0")
         if self.softcap is not None:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from refattn.mechanisms.arguments import check_arrays, check_is
+from refattn.args import check, check_arrays
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
 from refattn.ops.tiles import Tile
 from refattn.xp import Array, concrete, device, is_array, namespace, zeros
@@ -183,7 +183,7 @@ def _check_same(states: Sequence[State]) -> None:
     if not states:
         raise ValueError("states: got none, needs one at least")
     for n, state in enumerate(states):
-        check_is(f"states[{n}]", state, State)
+        check(f"states[{n}]", state, State)
         for name in ("settings", "products", "values"):
             got, needed = getattr(state, name), getattr(states[0], name)
             check_arrays(**{f"states[{n}].{name}": got, f"states[0].{name}": needed})

@@ -29,8 +29,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from refattn.args import check, check_mask
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_is, check_mask
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.higher_order import core
 from refattn.mechanisms.higher_order.options import Options, refusing_old
@@ -62,7 +62,7 @@ class Config(Options, projections.Config):
         projections.Config.__post_init__(self)
         Options.__post_init__(self)
         for name in ("train_alpha", "train_delta"):
-            check_is(name, getattr(self, name), bool)
+            check(name, getattr(self, name), bool)
         for name in self.learned:
             raise TypeError(f"{name}: got an array, needs a number, where a parameter starts: train_{name}=True")
 

@@ -32,8 +32,8 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from refattn.args import check
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_is
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.families import text_of
@@ -78,7 +78,7 @@ class Config(projections.Sizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_is("learn_kernel", self.learn_kernel, bool)
+        check("learn_kernel", self.learn_kernel, bool)
         own = {name: getattr(self, name) for name in ("updates", "space", "similarity", "jitter")}
         core.check_choices(**own)
         families = core.chosen_families(**{name: getattr(self, name) for name in core.KINDS})

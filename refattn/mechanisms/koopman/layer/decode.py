@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from refattn.mechanisms.arguments import check_arrays, check_whole
+from refattn.args import ROUNDS, check_arrays, check_whole
 from refattn.mechanisms.entry import defaults_of, enter
 from refattn.mechanisms.koopman.core import KINDS, check_choices, chosen_families, forward, placed
 from refattn.mechanisms.koopman.layer.pointer import log_weights_of
@@ -199,7 +199,7 @@ def generate(
         raise ValueError(f"source: got shape {tuple(source.shape)}, needs {needs}")
     if tuple(start.shape) != (source.shape[1],):
         raise ValueError(f"start: got shape {tuple(start.shape)}, needs ({source.shape[1]},) as the source tokens")
-    check_whole("steps", steps, 0, rounds=True)
+    check_whole("steps", steps, 0, ROUNDS)
     if stop is not None and (isinstance(stop, bool) or not isinstance(stop, int) or not 0 <= stop < count):
         raise ValueError(f"stop: got {stop!r}, needs None or one of the {count} source tokens, from 0")
     if uniform is not None and tuple(uniform.shape) != (steps,):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn import counter
-from refattn.mechanisms.arguments import check_number, check_whole
+from refattn.args import ROUNDS, check_number, check_whole
 from refattn.mechanisms.families import choose, imported
 from refattn.mechanisms.koopman.core import CANDIDATES
 from refattn.xp import Array, backend, device, namespace
@@ -104,7 +104,7 @@ def draw(
     Without a block the one is a number of the fit, the other of the perturbation. `like` gives the array library, the
     dtype and the device. TypeError or ValueError where an argument does not fit.
     """
-    check_whole("updates", updates, 1, rounds=True)
+    check_whole("updates", updates, 1, ROUNDS)
     xp, made, found = namespace(like), law_of(law), {}
     shape = (made.candidates, updates - 1)
     for name, quantile in (("ridge", made.ridge), ("epsilon", made.epsilon)):

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.arguments import check_choice, check_number, check_whole
+from refattn.args import check_choice, check_number, check_whole
 from refattn.mechanisms.koopman.options.limited import Limited
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, namespace, transpose

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from refattn.mechanisms.arguments import check_whole
+from refattn.args import Real, Whole, check_all
 from refattn.mechanisms.families import choose, imported
 from refattn.xp import Array, namespace, sum_wide, transpose
 
@@ -178,10 +178,7 @@ class Polynomial(Kernel):
     steepest: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
-        check_whole("degree", self.degree, 1)
-        number = isinstance(self.constant, int | float) and not isinstance(self.constant, bool)
-        if not number or not 0.0 <= self.constant < math.inf:
-            raise ValueError(f"constant: got {self.constant!r}, needs a finite number of at least 0")
+        check_all(self, degree=Whole(1), constant=Real(0.0))
 
     def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Return what `Kernel.look` does, of a function of x . y: own is 0."""

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from refattn.mechanisms.arguments import check_is
+from refattn.args import check
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, backend, concrete, namespace, zeros
 
@@ -57,7 +57,7 @@ class Perturbation:
     of_phi: ClassVar[str]
 
     def __post_init__(self) -> None:
-        check_is("certify", self.certify, bool)
+        check("certify", self.certify, bool)
 
     def shares(self, epsilon: Any) -> tuple[Any, Any]:
         """Return a and b, of psi = a pi + b phi."""

@@ -27,8 +27,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from refattn.args import check, check_number
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_is, check_number
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.projections import State, fresh, mask_of, output_backward, tokens_backward
 from refattn.mechanisms.softmax import core
@@ -59,7 +59,7 @@ class Config(projections.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_is("sink", self.sink, bool)
+        check("sink", self.sink, bool)
         if self.window is not None:
             given = tuple(self.window) if isinstance(self.window, list) else self.window  # as JSON has it
             object.__setattr__(self, "window", check_window(given))

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.mechanisms.arguments import check_number
+from refattn.args import check_number
 from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.baselines import attend
 from refattn.mechanisms.sympformer.baselines.attend import Heads

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn import equations
-from refattn.mechanisms.arguments import check_choice, check_number
+from refattn.args import check_choice, check_number
 from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.oracles import noise
 from refattn.mechanisms.sympformer.params import Add, Integrator, Layer, inner, plus

@@ -51,7 +51,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.arguments import check_choice, check_number, check_whole
+from refattn.args import check_choice, check_number, check_whole
 from refattn.ops import layer_norm
 from refattn.ops.softmax import softmax_backward, softmax_forward
 from refattn.ops.solve import identity, solve

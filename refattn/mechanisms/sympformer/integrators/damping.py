@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.mechanisms.arguments import check_is, check_number
+from refattn.args import check, check_number
 from refattn.mechanisms.sympformer.params import Add, Layer
 from refattn.xp import Array, namespace
 
@@ -48,7 +48,7 @@ class Damping:
     clip: float = 50.0
 
     def __post_init__(self) -> None:
-        check_is("learned", self.learned, bool)
+        check("learned", self.learned, bool)
         for name in ("clip", "c_log", "c_lin"):
             if hasattr(self, name):
                 check_number(name, getattr(self, name), positive=True)

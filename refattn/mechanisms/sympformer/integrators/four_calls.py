@@ -50,7 +50,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn import equations
-from refattn.mechanisms.arguments import check_is, check_number
+from refattn.args import check, check_number
 from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.integrators import coefficients, damping, rotation
 from refattn.mechanisms.sympformer.integrators.coefficients import Coefficients, Rule, Ruled
@@ -92,7 +92,7 @@ class Doubled(Ruled):
         super().__post_init__()
         for name in ("xi", "least", "most"):
             check_number(name, getattr(self, name), positive=True)
-        check_is("free", self.free, bool)
+        check("free", self.free, bool)
         if self.angle is not None:
             check_number("angle", self.angle, positive=True)
             if self.free:

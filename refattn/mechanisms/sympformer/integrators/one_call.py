@@ -50,6 +50,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn import equations
+from refattn.args import Real, check
 from refattn.mechanisms.sympformer.integrators import coefficients
 from refattn.mechanisms.sympformer.integrators.coefficients import Coefficients, Rule, Ruled
 from refattn.mechanisms.sympformer.oracles import softmax
@@ -130,8 +131,7 @@ class PlainEuler(Lagging):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 < self.retention < 1.0:
-            raise ValueError(f"retention: got {self.retention!r}, needs a number between 0 and 1")
+        check("retention", self.retention, Real(0.0, 1.0, above=True, below=True))
 
     def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
         """Return the retention, where there is a momentum to keep."""

@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from refattn import equations, tree
-from refattn.mechanisms.arguments import check_causal, check_gradient
+from refattn.args import check_causal, check_gradient
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.projections import check_shapes, check_tokens
 from refattn.mechanisms.sympformer import maps

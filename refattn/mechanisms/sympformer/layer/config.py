@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from refattn.mechanisms.arguments import check_choice, check_is, check_number, check_plain, check_whole
+from refattn.args import check, check_choice, check_number, check_plain, check_whole
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.projections import check_sizes
 from refattn.mechanisms.sympformer.baselines import (
@@ -195,7 +195,7 @@ class Config:
         check_choice("normalise", self.normalise, ("end", "each_substep", "none"))
         check_choice("start", self.start, ("rest", "linear", "table"))
         for name in ("look_ahead", "bias", "detach"):
-            check_is(name, getattr(self, name), bool)
+            check(name, getattr(self, name), bool)
         check_number("start_time", self.start_time, positive=True)
         if self.spread is not None:
             check_number("spread", self.spread, positive=True)

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.arguments import check_choice
+from refattn.args import check_choice
 from refattn.mechanisms.projections import check_sizes
 from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.oracles import noise

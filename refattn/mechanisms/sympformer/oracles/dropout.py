@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from refattn.mechanisms.arguments import check_floating
+from refattn.args import check_floating
 from refattn.mechanisms.sympformer.oracles.softmax import Softmax
 from refattn.mechanisms.sympformer.params import Layer
 from refattn.xp import Array, raised

@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn import equations
-from refattn.mechanisms.arguments import check_choice
+from refattn.args import check_choice
 from refattn.mechanisms.sympformer import core, maps
 from refattn.mechanisms.sympformer.oracles import softmax
 from refattn.mechanisms.sympformer.oracles.softmax import MOBILITIES, Answer

@@ -33,7 +33,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from refattn.mechanisms.arguments import check_choice
+from refattn.args import check_choice
 from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.dense import counts
 from refattn.mechanisms.sympformer.oracles.mixing import IMPLEMENTATIONS, mix, mix_backward

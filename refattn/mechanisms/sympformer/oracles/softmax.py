@@ -34,7 +34,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from refattn.mechanisms.arguments import check_choice
+from refattn.args import check_choice
 from refattn.mechanisms.record import Unsupported
 from refattn.mechanisms.sympformer import core, maps
 from refattn.mechanisms.sympformer.dense import counts

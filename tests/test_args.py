@@ -12,7 +12,7 @@ import pytest
 
 import refattn as ra
 from refattn import equations
-from refattn.checked import Axes, Maybe, Real, Tree, Whole, checked, naming
+from refattn.args import Axes, Maybe, Real, Tree, Whole, checked, naming
 from refattn.ops import mlp
 
 
@@ -59,23 +59,10 @@ def test_numbers_of_numpy_are_read_each_time() -> None:
     g(np.int64(3), np.float64(1.0))
     with pytest.raises(ValueError, match="^count: got -3"):
         g(np.int64(-3), np.float64(1.0))
-    with pytest.raises(ValueError, match=r"^rate: got np.float64\(-1.0\)"):
+    with pytest.raises(ValueError, match="^rate: got -1.0"):
         g(1, np.float64(-1.0))
     with pytest.raises(TypeError, match="^count: got ndarray"):
         g(np.asarray(3), 1.0)
-
-
-class Strange:
-    """An object with a shape and a dtype, and no array."""
-
-    def __init__(self, shape: Any, dtype: Any) -> None:
-        self.shape, self.dtype = shape, dtype
-
-
-@pytest.mark.parametrize("x", [Strange(None, "float64"), Strange((2, 3), []), Strange(([],), "x"), Strange((), {})])
-def test_what_only_looks_like_an_array_is_refused_by_name(x: Any) -> None:
-    with pytest.raises(TypeError, match="^x: got"):
-        f(x, RIGHT["w"])
 
 
 def test_torch_tensors_of_another_layout_are_refused() -> None:
