@@ -34,14 +34,14 @@ PARTS = ("--jobs", "--scheduler", "--keep")
 NEEDS = {
     "--vectors": ("--outputs",),
     **dict.fromkeys(("--in-process", "--memory", "--bitwise", "--mesh", *DERIVATIVES), ("--impl",)),
-    **dict.fromkeys((*CASES, "--seed", "--rounding", "--large", *PARTS), ("--impl", "--exec")),
+    **dict.fromkeys((*CASES, "--seed", "--rounding", "--large", "--require-all", *PARTS), ("--impl", "--exec")),
 }
 """Option -> those of which it needs one beside it."""
 
 _DESIGNED = ("--html", "--rounding", *DERIVATIVES, "--mesh", *PARTS)  # what designed cases alone have
 WITHOUT = {
-    **dict.fromkeys(("--memory", "--bitwise"), (*OTHERS, *CASES, *_DESIGNED)),
-    "--large": (*OTHERS, "--cases", "--inputs", "--seed", *_DESIGNED),
+    **dict.fromkeys(("--memory", "--bitwise"), (*OTHERS, "--require-all", *CASES, *_DESIGNED)),
+    "--large": (*OTHERS, "--require-all", "--cases", "--inputs", "--seed", *_DESIGNED),
     "--mesh": DERIVATIVES,
     "--in-process": PARTS,
     "--html": PARTS,
@@ -112,7 +112,11 @@ class Asked(SimpleNamespace):
     help="float64, float32, float16, bfloat16: all by default; float8_e4m3fn, float8_e5m2, mxfp8, nvfp4.",
 )
 @click.option(
-    "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check properties on N tokens (with --shape h=2,d=16)."
+    "--large",
+    "tokens",
+    type=click.IntRange(min=8),
+    metavar="N",
+    help="Check properties on N tokens (with --shape h=2,d=16).",
 )
 @click.option(
     "--shape", "shapes", multiple=True, metavar="b=1,h=8,...", help="A shape of your own in place of the cases."
@@ -131,6 +135,7 @@ class Asked(SimpleNamespace):
     type=click.Choice(INITS),
     help="Write an adapter to begin with (plain attention, which agrees) into this folder, and end.",
 )
+@click.option("--require-all", is_flag=True, help="Exit with 3 where no case ran that crosses a tile or chunk.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every case that fails and all that is known of the suspects.")
 @json_option
 @click.pass_context
@@ -299,6 +304,7 @@ def _cases(
         start = parallel.Given(_absolute(asked.impl or ""), asked.program or "", outputs, asked.timeout)
         known["outcomes"] = partial(parallel.outcomes, record, kernel, start, asked.where)
     found = replace(run.verify(record, kernel, dtypes=dtypes, progress=wrap, **known), left_out=left_out)
+    found = replace(found, require_all=asked.require_all)
     stand_in = None
     if found.failed and not asked.derivatives and asked.mesh is None:  # a shorter sequence would not fit the mesh
         from refattn.verify import shrink

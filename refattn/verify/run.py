@@ -10,6 +10,7 @@ import numpy as np
 
 from refattn.args import One, Whole, checked
 from refattn.golden.storage import DTYPES, SCALED
+from refattn.mechanisms.features import MANY, features
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.adapters.adapter import (
     CallError,
@@ -27,6 +28,8 @@ from refattn.verify.tolerance.budget import rounded, truth, with_equations
 from refattn.verify.tolerance.compare import judge
 from refattn.verify.tolerance.derivatives import DTYPES as DERIVED
 from refattn.verify.tolerance.derivatives import with_derivatives
+
+CROSSED = f"more than {MANY[0]} keys"
 
 
 @checked(mechanism=Mechanism, case=Case, dtype=One((*DTYPES, *SCALED)), grad=bool, seed=Whole())
@@ -138,6 +141,21 @@ def with_slack_of(result: Result, known: Truth) -> Result:
     return replace(result, tensors=tensors)
 
 
+def _not_run(mechanism: Mechanism, outcomes: Iterable[Outcome]) -> tuple[str, ...]:
+    """Return in words where cases cross a tile or chunk, and none that ran does: of each type."""
+    crossing = {case.name for case in mechanism.cases if CROSSED in features(case)}
+    ran: dict[str, bool] = {}
+    for outcome in outcomes:
+        ran[outcome.dtype] = ran.get(outcome.dtype, False) or (
+            outcome.case in crossing and outcome.status != "declined"
+        )
+    without = [dtype for dtype, crossed in ran.items() if not crossed]
+    if not crossing or not without:
+        return ()
+    of = "" if len(without) == len(ran) else f" in {', '.join(without)}"
+    return (f"nothing that ran{of} crosses a tile or chunk of {MANY[0]} keys",)
+
+
 def _type_of(id: str, result: Result, dtype: str, mechanism: Mechanism) -> str:
     """Return the storage type that an equation's value came in."""
     if id not in mechanism.equations or id.startswith("d"):
@@ -219,6 +237,7 @@ def verify(
         found = [*outcomes(plan, progress=progress, **known)]
     report = Report(mechanism.name, label or repr(kernel), grad, tuple(found), seed=seed)
     report = replace(report, reference=getattr(kernel, "reference", False) is True)
+    report = replace(report, not_run=_not_run(mechanism, found))
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in found):
         return report

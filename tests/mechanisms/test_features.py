@@ -15,12 +15,13 @@ from refattn.verify.outcome import Floats
 
 SIZES = ("one query", "2 to 8 queries", "more than 64 queries")
 LONG = ("more than 64 keys", "more than 128 keys", "more than 512 keys")
+OF_PAIRS = {
+    **dict.fromkeys(combinations(SIZES, 2), "a case has one number of queries"),
+    ("more than 512 keys", "more than 64 queries"): "parts of the keys are for few queries; it costs a second",
+}
 EXCLUDED = {
-    "softmax": {
-        **dict.fromkeys(combinations(SIZES, 2), "a case has one number of queries"),
-        ("more than 512 keys", "more than 64 queries"): "parts of the keys are for few queries; it costs a second",
-    },
-    "growing": {},
+    "softmax": OF_PAIRS,
+    "growing": OF_PAIRS,
     "delta": {
         **dict.fromkeys(combinations(SIZES, 2), "a case has one number of tokens"),
         **{(few, long): "queries and keys are the same tokens" for few in SIZES[:2] for long in LONG[:2]},

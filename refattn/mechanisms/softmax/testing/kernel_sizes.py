@@ -21,6 +21,12 @@ def _moved(case: Case, q: dict[str, float], k: dict[str, float]) -> Case:
     return replace(case, inputs={**case.inputs, **moved})
 
 
+def _ones(case: Case) -> Case:
+    """Return the case with values near 1: errors of weights that share a sign do not cancel in the output."""
+    v = case.inputs["v"]
+    return replace(case, inputs={**case.inputs, "v": Input(v.shape, "shifted", {"scale": 0.125, "shift": 1.0})})
+
+
 def _padded(case: Case, *first: int) -> Case:
     """Return the case with so many hidden keys at the start of each sequence."""
     keys = case.inputs["k"].shape[2]
@@ -176,6 +182,21 @@ KERNEL_SIZES = (
         ),
         {"scale": 0.25, "shift": 4.0},
         {"scale": 0.25, "shift": 4.0},
+    ),
+    _ones(
+        _case(
+            "mass",
+            _KIND,
+            "values near 1: what rounding takes from small weights",
+            b=1,
+            h=2,
+            g=1,
+            n_q=8,
+            n_k=2053,
+            d=16,
+            e=4,
+            logits=2.0,
+        )
     ),
     _case(
         "sink-above", _KIND, "sinks of 95 and 120: no weight is left", b=1, n_q=5, n_k=67, sink=listed(120, 95, -120, 2)
