@@ -239,8 +239,10 @@ def _check_sizes(asked: Asked) -> None:
     names = asked.dtypes
     if unknown := [name for name in names if name not in (*DTYPES, *SCALED)]:
         raise Problem(f"--dtype: got {unknown[0]!r}, needs one of {', '.join((*DTYPES, *SCALED))}")
-    if (scaled := [name for name in names if name in SCALED]) and (asked.impl is None or asked.own or asked.other):
-        raise Problem(f"--dtype: got {scaled[0]}, whose numbers have factors, needs --impl on the designed cases")
+    if (scaled := [name for name in names if name in SCALED]) and (
+        asked.impl is None or asked.inputs is not None or asked.other
+    ):
+        raise Problem(f"--dtype: got {scaled[0]}, whose numbers have factors, needs --impl on designed cases or shapes")
     if asked.other and len(names) > 1:
         raise Problem(f"{asked.other}: got --dtype {', '.join(names)}, needs one of {', '.join(DTYPES)}")
     if asked.derivatives and (wrong := [name for name in names if name not in derivatives.DTYPES]):

@@ -63,6 +63,8 @@ def verify_case(
     more |= of_float8(kernel) if small else {}
     asked = tuple(derivatives)
     long = sampled.is_long(mechanism, case)
+    if small and long:
+        raise sampled.TooLargeError(f"{case.name}: got more than {sampled.FULL} scores, which {dtype} needs at most")
     if asked and long:
         raise ValueError(f"{case.name}: its derivatives are judged where the definition can hold all scores alone")
     try:
