@@ -116,7 +116,7 @@ class Asked(SimpleNamespace):
     "tokens",
     type=click.IntRange(min=8),
     metavar="N",
-    help="Check properties on N tokens (with --shape h=2,d=16).",
+    help="Properties on N tokens (with --shape h=2,d=16).",
 )
 @click.option(
     "--shape", "shapes", multiple=True, metavar="b=1,h=8,...", help="A shape of your own in place of the cases."

@@ -120,10 +120,10 @@ def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
         if value is True and not isinstance(mechanism.defaults[key], bool):
             raise UserCaseError(f"{key}: got no value, needs one: {key}=...")
     logits = float(given.get("logits", 1.0))
-    # What most designed cases need, such as a jitter whose default is another one in each type.
+    # What nearly all designed cases need, such as a jitter whose default is another one in each type.
     needed = Counter(key for one in mechanism.cases for key in one.options)
     usual = {key: x for one in mechanism.cases[::-1] for key, x in one.options.items()}
-    options = {key: usual[key] for key, n in needed.items() if 2 * n > len(mechanism.cases)} | options
+    options = {key: usual[key] for key, n in needed.items() if 10 * n > 9 * len(mechanism.cases)} | options
     plain = {key: tuple(x) if isinstance(x, list) else x for key, x in options.items()}
     case = qkv(name, "own", "a shape of your own", sizes, logits, **plain, **arrays)
     return replace(case, inputs=_with_arrays(mechanism, case.inputs, named, sizes, plain.get("lengths")))
