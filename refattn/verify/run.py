@@ -148,9 +148,8 @@ def _not_run(mechanism: Mechanism, outcomes: Iterable[Outcome]) -> tuple[str, ..
     crossing = {case.name for case in mechanism.cases if CROSSED in features(case)}
     ran: dict[str, bool] = {}
     for outcome in outcomes:
-        ran[outcome.dtype] = ran.get(outcome.dtype, False) or (
-            outcome.case in crossing and outcome.status != "declined"
-        )
+        if outcome.status != "declined":
+            ran[outcome.dtype] = ran.get(outcome.dtype, False) or outcome.case in crossing
     without = [dtype for dtype, crossed in ran.items() if not crossed]
     if not crossing or not without:
         return ()

@@ -380,7 +380,8 @@ def test_nothing_agrees_whose_main_path_did_not_run() -> None:
     assert report.not_run == ("nothing that ran crosses a tile or chunk of 64 keys",)
     assert closing(report).startswith("delta: nothing that ran crosses") and report.not_run[0] in verified(report, few)
     assert report.exit_code == 0 and dataclasses.replace(report, require_all=True).exit_code == 3
-    whole = verify(few, functools.partial(attend, 200), dtypes=["float32"])
+    whole = verify(few, functools.partial(attend, 200), dtypes=["float32", "bfloat16"])  # the second has no way in
+    assert whole.counts()["all"]["declined"] == 2
     assert not whole.not_run and dataclasses.replace(whole, require_all=True).exit_code == 0
     short = delta.changed(cases=(delta.case("linear"),), kernel_sizes=())
     assert not verify(short, functools.partial(attend, 64), dtypes=["float32"]).not_run
