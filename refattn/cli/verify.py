@@ -44,14 +44,14 @@ PARTS = ("--jobs", "--scheduler", "--keep")
 NEEDS = {
     "--vectors": ("--outputs",),
     **dict.fromkeys(("--in-process", "--memory", "--bitwise", "--mesh", *DERIVATIVES), ("--impl",)),
-    **dict.fromkeys((*CASES, "--seed", "--rounding", "--large", *PARTS), ("--impl", "--exec")),
+    **dict.fromkeys((*CASES, "--seed", "--rounding", "--large", "--require-all", *PARTS), ("--impl", "--exec")),
 }
 """Option -> those of which it needs one beside it."""
 
 _DESIGNED = ("--html", "--rounding", *DERIVATIVES, "--mesh", *PARTS)  # what designed cases alone have
 WITHOUT = {
-    **dict.fromkeys(("--memory", "--bitwise"), (*OTHERS, *CASES, *_DESIGNED)),
-    "--large": (*OTHERS, "--cases", "--inputs", "--seed", *_DESIGNED),
+    **dict.fromkeys(("--memory", "--bitwise"), (*OTHERS, "--require-all", *CASES, *_DESIGNED)),
+    "--large": (*OTHERS, "--require-all", "--cases", "--inputs", "--seed", *_DESIGNED),
     "--mesh": DERIVATIVES,
     "--in-process": PARTS,
     "--html": PARTS,
@@ -145,6 +145,7 @@ class Asked(SimpleNamespace):
     type=click.Choice(INITS),
     help="Write an adapter to begin with (plain attention, which agrees) into this folder, and end.",
 )
+@click.option("--require-all", is_flag=True, help="Exit with 3 where no case ran that crosses a tile or chunk.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every case that fails and all that is known of the suspects.")
 @json_option
 @click.pass_context
@@ -257,8 +258,10 @@ def _check_sizes(asked: Asked) -> None:
     names = asked.dtypes
     if unknown := [name for name in names if name not in (*DTYPES, *SCALED)]:
         raise Problem(f"--dtype: got {unknown[0]!r}, needs one of {', '.join((*DTYPES, *SCALED))}")
-    if (scaled := [name for name in names if name in SCALED]) and (asked.impl is None or asked.own or asked.other):
-        raise Problem(f"--dtype: got {scaled[0]}, whose numbers have factors, needs --impl on the designed cases")
+    if (scaled := [name for name in names if name in SCALED]) and (
+        asked.impl is None or asked.inputs is not None or asked.other
+    ):
+        raise Problem(f"--dtype: got {scaled[0]}, whose numbers have factors, needs --impl on designed cases or shapes")
     if asked.other and len(names) > 1:
         raise Problem(f"{asked.other}: got --dtype {', '.join(names)}, needs one of {', '.join(DTYPES)}")
     if asked.derivatives and (wrong := [name for name in names if name not in derivatives.DTYPES]):
@@ -322,6 +325,7 @@ def _cases(
         start = parallel.Given(_absolute(asked.impl or ""), asked.program or "", outputs, asked.timeout)
         known["outcomes"] = partial(parallel.outcomes, record, kernel, start, asked.where)
     found = replace(run.verify(record, kernel, dtypes=dtypes, progress=wrap, **known), left_out=left_out)
+    found = replace(found, require_all=asked.require_all)
     stand_in = None
     if found.failed and not asked.derivatives and asked.mesh is None:  # a shorter sequence would not fit the mesh
         from refattn.verify import shrink

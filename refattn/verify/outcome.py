@@ -121,6 +121,8 @@ class Verdict:
         Of the worst element; () where there is none.
     got, expected
         The values there, or what the failed rung saw, in words.
+    error, largest
+        How far the worst element is off, and the largest element that was expected; None where no number was judged.
     """
 
     tensor: str
@@ -129,6 +131,13 @@ class Verdict:
     index: tuple[int, ...]
     got: str
     expected: str
+    error: float | None = None
+    largest: float | None = None
+
+    @property
+    def off(self) -> str:
+        """The error beside the largest element that was expected, "5e-08 of 0.016"; "" where no number was judged."""
+        return "" if self.error is None else f"{self.error:.2g} of {self.largest:.2g}"
 
     @property
     def agrees(self) -> bool:
@@ -199,6 +208,7 @@ class Outcome:
         """Return in lines what is wrong: what was raised, and each result that disagrees."""
         lines = [
             f"{v.place} is {v.got}, needs {v.expected}: {share_text(v.share)} of the allowed error ({v.statistic})"
+            f"{f', off by {v.off}' if v.off else ''}"
             for v in self.wrong
         ]
         return [*filter(None, [self.detail]), *lines]
@@ -398,6 +408,10 @@ class Report:
         Where something fails, what it may have rounded that would explain it: see `refattn.verify.tolerance.precision`.
     left_out
         Why float64, which nobody asked for by name, was not run; "" where it was.
+    not_run
+        What cases are there for and none that ran does, in words: to cross a tile or chunk.
+    require_all
+        Whether that is a failure.
 
     Examples
     --------
@@ -422,6 +436,8 @@ class Report:
     reference: bool = False
     precision: tuple[Precision, ...] = ()
     left_out: str = ""
+    not_run: tuple[str, ...] = ()
+    require_all: bool = False
 
     @property
     def failed(self) -> list[Outcome]:
@@ -442,9 +458,11 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 all that ran agree, 1 something fails, 3 nothing was run."""
+        """0 all that ran agree, 1 something fails, 3 nothing was run, or not all that is required."""
         total = self.counts()["all"]
-        return 3 if not total["run"] else 1 if total["failed"] else 0
+        if total["failed"]:
+            return 1
+        return 3 if not total["run"] or (self.require_all and self.not_run) else 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data for JSON, as `refattn/verify/report/report.schema.json` describes it."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from refattn.args import One, Whole, checked
 from refattn.golden.storage import DTYPES, SCALED
+from refattn.mechanisms.features import MANY, features
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.adapters.adapter import (
     CallError,
@@ -27,6 +28,8 @@ from refattn.verify.tolerance.budget import rounded, truth, with_equations
 from refattn.verify.tolerance.compare import judge
 from refattn.verify.tolerance.derivatives import DTYPES as DERIVED
 from refattn.verify.tolerance.derivatives import with_derivatives
+
+CROSSED = f"more than {MANY[0]} keys"
 
 
 @checked(mechanism=Mechanism, case=Case, dtype=One((*DTYPES, *SCALED)), grad=bool, seed=Whole())
@@ -60,6 +63,8 @@ def verify_case(
     more |= of_float8(kernel) if small else {}
     asked = tuple(derivatives)
     long = sampled.is_long(mechanism, case)
+    if small and long:
+        raise sampled.TooLargeError(f"{case.name}: got more than {sampled.FULL} scores, which {dtype} needs at most")
     if asked and long:
         raise ValueError(f"{case.name}: its derivatives are judged where the definition can hold all scores alone")
     try:
@@ -136,6 +141,20 @@ def with_slack_of(result: Result, known: Truth) -> Result:
             beyond = beyond.reshape(got.shape[0], *(size if n == axis else 1 for n in range(1, got.ndim)))
             tensors[name] = np.where(beyond, rounded(known, name).astype(got.dtype), got)
     return replace(result, tensors=tensors)
+
+
+def _not_run(mechanism: Mechanism, outcomes: Iterable[Outcome]) -> tuple[str, ...]:
+    """Return in words where cases cross a tile or chunk, and none that ran does: of each type."""
+    crossing = {case.name for case in mechanism.cases if CROSSED in features(case)}
+    ran: dict[str, bool] = {}
+    for outcome in outcomes:
+        if outcome.status != "declined":
+            ran[outcome.dtype] = ran.get(outcome.dtype, False) or outcome.case in crossing
+    without = [dtype for dtype, crossed in ran.items() if not crossed]
+    if not crossing or not without:
+        return ()
+    of = "" if len(without) == len(ran) else f" in {', '.join(without)}"
+    return (f"nothing that ran{of} crosses a tile or chunk of {MANY[0]} keys",)
 
 
 def _type_of(id: str, result: Result, dtype: str, mechanism: Mechanism) -> str:
@@ -219,6 +238,7 @@ def verify(
         found = [*outcomes(plan, progress=progress, **known)]
     report = Report(mechanism.name, label or repr(kernel), grad, tuple(found), seed=seed)
     report = replace(report, reference=getattr(kernel, "reference", False) is True)
+    report = replace(report, not_run=_not_run(mechanism, found))
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in found):
         return report

@@ -2,7 +2,8 @@
 
 A shape is ``b=2,h=32,g=8,nq=1024,nk=4096,d=128,causal``: sizes by their letters (n is both lengths, g is h, e is d and
 b and h are 1 where they are not given), ``logits`` (the size of q), ``mask`` (the part of the pairs that may attend),
-``k_lengths=37:12``, and options of the core, such as ``scale=0.3`` or ``window=100:0``.
+``k_lengths=37:12``, and options of the core, such as ``scale=0.3`` or ``window=100:0``. Arrays by their name alone,
+such as ``sink`` or ``log_decay``, are designed as in the cases of the mechanism.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,7 @@ from refattn.golden.inputs import make
 from refattn.golden.storage import DTYPES, has_gradient
 from refattn.golden.tensors import unpack
 from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify.selfcheck.samples import resized
+from refattn.verify.selfcheck.samples import resized, resized_by
 
 SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e")
 
@@ -96,7 +98,7 @@ def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
     if mechanism.one_sequence and queries != keys:
         raise UserCaseError(f"nq, nk: got {queries} and {keys}, needs equal ones: queries and keys are the same tokens")
     b, h, g = given.get("b", 1), given.get("h", given.get("g", 1)), given.get("g", given.get("h", 1))
-    if h % g:
+    if h % g and (g % h or not mechanism.cases[0].inputs["q"].axes):
         raise UserCaseError(f"g: got {g}, needs a divisor of h, {h}")
     arrays: dict[str, Input] = {}
     for key, lengths in (("q_lengths", queries), ("k_lengths", keys)):
@@ -110,16 +112,32 @@ def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
         if "mask" not in mechanism.defaults:
             raise UserCaseError(f"mask: got {given['mask']!r}, needs a mechanism that takes one")
         arrays["mask"] = Input((1, 1, queries, keys), "mask", {"keep": float(given["mask"])})
-    options = {key: tuple(x) if isinstance(x, list) else x for key, x in options.items()}
     d = given.get("d", 64)
     sizes = {"b": b, "h": h, "g": g, "n_q": queries, "n_k": keys, "d": d, "e": given.get("e", d)}
+    # What is designed as an array and has no value, or the part of a mask, is as in the nearest designed case.
+    gates = {key for key, x in mechanism.sampled.items() if isinstance(x, Input)}
+    named: dict[str, Any] = {} if gates & {*options} else dict.fromkeys(gates, True)
+    for key in [key for key, x in options.items() if x is not None and _designs(mechanism, key)]:
+        value = options[key]
+        if isinstance(value, list) and "counts" in _designs(mechanism, key):
+            if len(value) != b or not all(type(n) is int for n in value):
+                raise UserCaseError(f"{key}: got {value}, needs {b} whole numbers")
+            arrays[key] = Input((b,), "counts", {str(at): n for at, n in enumerate(value)})
+        elif value is True or (type(value) in (int, float) and "mask" in _designs(mechanism, key)):
+            named[key] = value
+        elif value is not False:
+            continue
+        del options[key]
+    for key, value in options.items():
+        if value is True and not isinstance(mechanism.defaults[key], bool):
+            raise UserCaseError(f"{key}: got no value, needs one: {key}=...")
     logits = float(given.get("logits", 1.0))
-    case = _case(mechanism, shown(name, 200), sizes, logits, options, arrays)
+    case = _case(mechanism, shown(name, 200), sizes, logits, options, arrays, named)
     try:
         check_size(8 * max(math.prod(x.shape) for x in case.inputs.values()), "its largest array ")
     except ValueError as error:
         raise UserCaseError(str(error)) from error
-    _check_options(mechanism, options, sizes)
+    _check_options(mechanism, options, named, sizes)
     return case
 
 
@@ -130,31 +148,24 @@ def _case(
     logits: float,
     options: Mapping[str, Any],
     arrays: Mapping[str, Input],
+    named: Mapping[str, Any],
 ) -> Case:
-    """Return a case with what the mechanism cannot do without."""
-    case = qkv(name, "own", "a shape of your own", sizes, logits, **{**options, **arrays})
-    letters = {**sizes, "n": sizes["n_k"]}
-    sampled = {key: x for key, x in mechanism.sampled.items() if key not in options}
-    further = {
-        key: replace(x, shape=tuple(letters[a] for a in x.axes)) for key, x in sampled.items() if isinstance(x, Input)
-    }
-    if further:
-        case = replace(
-            case,
-            inputs={
-                **{key: replace(x, axes=axes) for (key, x), axes in zip(case.inputs.items(), _AXES, strict=False)},
-                **further,
-            },
-        )
-    plain = {key: x for key, x in sampled.items() if key not in further}
-    return replace(case, options={**plain, **case.options})
+    """Return a case with what nearly all designed cases need, such as a jitter that depends on the type."""
+    needed = Counter(key for one in mechanism.cases for key in one.options)
+    usual = {key: x for one in mechanism.cases[::-1] for key, x in one.options.items()}
+    options = {key: usual[key] for key, n in needed.items() if 10 * n > 9 * len(mechanism.cases)} | {**options}
+    plain = {key: tuple(x) if isinstance(x, list) else x for key, x in options.items()}
+    case = qkv(name, "own", "a shape of your own", sizes, logits, **plain, **arrays)
+    return replace(case, inputs=_with_arrays(mechanism, case.inputs, named, sizes, plain.get("lengths")))
 
 
-def _check_options(mechanism: Mechanism, options: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+def _check_options(
+    mechanism: Mechanism, options: Mapping[str, Any], named: Mapping[str, Any], sizes: Mapping[str, int]
+) -> None:
     """Raise UserCaseError if the core does not take options: it says so of a small call."""
     assert mechanism.core is not None
     few = {key: n if key[0] == "n" and "lengths" in options else min(n, 8) for key, n in sizes.items()}
-    case = _case(mechanism, "small", {**few, "b": 1, "h": 1, "g": 1}, 1.0, options, {})
+    case = _case(mechanism, "small", {**few, "b": 1, "h": 1, "g": 1}, 1.0, options, {}, named)
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
@@ -163,7 +174,48 @@ def _check_options(mechanism: Mechanism, options: Mapping[str, Any], sizes: Mapp
         raise UserCaseError(str(error) or f"got {dict(options)}, which {mechanism.name} does not take") from error
 
 
-_AXES = ("bhnd", "bgnd", "bgne")
+def _designs(mechanism: Mechanism, name: str) -> set[str]:
+    """Return the designs of an argument in the cases that have it as an array."""
+    return {case.inputs[name].design for case in mechanism.cases if name in case.inputs}
+
+
+def _with_arrays(
+    mechanism: Mechanism,
+    inputs: Mapping[str, Input],
+    named: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    lengths: tuple[int, ...] | None,
+) -> dict[str, Input]:
+    """Return inputs with arrays as the nearest designed cases have them: with what is asked for, and least else."""
+
+    def distance(case: Case, arrays: set[str]) -> int:
+        return 2 * len({*named} - arrays) + len(arrays - {*named}) + ("lengths" in case.options)
+
+    def nearest(name: str) -> Mapping[str, Input]:
+        has = [case for case in mechanism.cases if name in case.inputs]
+        case = min(has, key=lambda one: distance(one, {*one.inputs} - {*"qkv"}))
+        if not case.inputs["q"].axes:
+            shared = (sizes["h"] // sizes["g"], sizes["n_q"], sizes["n_k"], sizes["d"], sizes["e"])
+            return resized(case, sizes["b"], sizes["g"], *shared).inputs
+        other = resized_by(case, {**sizes, "n": sizes["n_k"], "f": sizes["g"]}).inputs
+        before, d = case.inputs["k"].shape[3], max(sizes["d"], 1)
+        scale = case.inputs["k"].numbers.get("scale", 1.0) * 2.0 ** round(math.log2(before / d) / 2.0)
+        return {**other, "k": replace(other["k"], numbers={**other["k"].numbers, "scale": scale})}
+
+    found = dict(inputs)
+    if nearest("k")["k"].axes:  # arrays have letters, and keys the size that the state stays bounded with
+        logits = found["q"].numbers
+        found |= {name: nearest(name)[name] for name in "qkv"}
+        found["q"] = replace(found["q"], design="normal", numbers=logits)
+    for name, value in named.items():
+        found[name] = nearest(name)[name]
+        if value is not True:
+            found[name] = replace(found[name], numbers={"keep": float(value)})
+        if lengths is not None and found[name].axes.startswith("b") and name == "state":
+            found[name] = replace(
+                found[name], shape=(len(lengths), *found[name].shape[1:]), axes="." + found[name].axes[1:]
+            )
+    return found
 
 
 def from_file(mechanism: Mechanism, path: Path) -> list[Case]:
@@ -288,7 +340,7 @@ def captured(mechanism: Mechanism, path: Path) -> tuple[Case, str]:
     inputs = {name: Input(x.shape, designs[name]) for name, x in arrays.items()}
     options = {name: tuple(x) if isinstance(x, list) else x for name, x in options.items()}
     case = Case(shown(path.stem, 200), "own", inputs, options, "captured arrays", given={**arrays, **pulls})
-    _check_options(mechanism, options, {"n_q": rows, "n_k": columns, "d": d, "e": v[3]})
+    _check_options(mechanism, options, {}, {"n_q": rows, "n_k": columns, "d": d, "e": v[3]})
     return case, types.get("q", "float32") if types.get("q") in DTYPES else "float32"
 
 

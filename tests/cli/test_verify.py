@@ -70,7 +70,7 @@ def test_declining_everything_is_no_success(few: tuple[str, ...], kernels: Calla
 
 
 VALUES = {"--large": ["64"], "--shape": ["n=4"], "--jobs": ["2"], "--timeout": ["1"], "--seed": ["1"]}
-FLAGS = ("--in-process", "--memory", "--bitwise", "--tangent", "--hessian")
+FLAGS = ("--in-process", "--require-all", "--memory", "--bitwise", "--tangent", "--hessian")
 
 
 def words(*options: str) -> list[str]:

@@ -16,10 +16,12 @@ from click.testing import CliRunner, Result
 import refattn as ra
 from refattn.cli import cli
 from refattn.golden.inputs import make, make_upstream
+from refattn.golden.storage import round_to
 from refattn.golden.tensors import encode
 from refattn.mechanisms.record import Case
 from refattn.verify import user_cases
 from refattn.verify.run import verify_case
+from refattn.verify.tolerance import sampled
 
 RECORD = ra.mechanism("softmax")
 
@@ -283,3 +285,52 @@ def test_designed_cases_in_other_sizes() -> None:
     for wrong in ({"x": 1}, {"d": "64"}, {"n": {"times": 2}}):
         with pytest.raises(user_cases.UserCaseError):
             user_cases.fitted(RECORD.cases, wrong)
+
+
+SHAPES = {
+    "softmax": "b=2,h=4,g=2,nq=7,nk=30,d=8,e=6,causal,sink,bias,keep,mask=0.7,k_lengths=30:5,offset=23:3,softcap=5",
+    "delta": "b=2,h=4,g=2,n=70,d=32,e=4,log_decay,state,key_mask=0.5",
+    "higher_order": "h=2,n=20,d=8,causal,normaliser=signed",
+    "sympformer": "n=20,d=8,kinetic",
+    "graph_energy": "n=20,d=8,bias,start",
+    "koopman": "n=20,d=8",
+    "growing": "h=3,n=20,d=8,sink,bias",
+}
+
+
+@pytest.mark.parametrize(("name", "text"), SHAPES.items(), ids=list(SHAPES))
+def test_a_shape_of_every_mechanism_has_what_is_asked_for_and_nothing_else(name: str, text: str) -> None:
+    record = ra.mechanism(name)
+    case = user_cases.from_text(record, text)
+    asked = {part.partition("=")[0] for part in text.split(",")} - {*"bhgnde", "nq", "nk"}
+    needed = {"jitter", "perturbation"} if name == "koopman" else set()
+    assert {*case.inputs, *case.options} == asked | {*"qkv"} | needed
+
+    def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        assert record.core is not None
+        return record.core.forward(q, k, v, **options)[0]
+
+    assert verify_case(record, attend, case, "float32").status == "agrees"
+
+
+def test_the_rule_of_a_recurrence_is_what_its_shape_names() -> None:
+    delta = ra.mechanism("delta")
+    usual, linear = user_cases.from_text(delta, "n=5,d=8"), user_cases.from_text(delta, "n=5,d=8,beta=false")
+    assert {*usual.inputs} == {*"qkv", "beta", "log_decay"} and {*linear.inputs} == {*"qkv"}
+    assert not usual.options  # neither chunks nor a norm that nobody asked for
+    moving = user_cases.from_text(delta, "h=2,n=9,d=8,beta,log_decay,log_momentum,state,lengths=4:5")
+    assert moving.inputs["state"].shape == (2, 2, 2, 8, 8)
+    with pytest.raises(user_cases.UserCaseError, match="scale: got no value, needs one: scale="):
+        user_cases.from_text(delta, "n=5,scale")
+    with pytest.raises(user_cases.UserCaseError, match="offset: got .*, needs 1 whole numbers"):
+        user_cases.from_text(RECORD, "n=5,offset=1:2")
+
+
+def test_a_shape_in_float8() -> None:
+    def attend(q: Any, k: Any, v: Any, *, dtype: str, descale: Any) -> Any:
+        q, k, v = (x * factor[:, :, None, None] for x, factor in zip((q, k, v), descale, strict=True))
+        return round_to(ra.softmax.forward(q, k, v)[0].astype(float), "bfloat16").astype(np.float32)
+
+    assert verify_case(RECORD, attend, user_cases.from_text(RECORD, "n=20,d=8"), "float8_e4m3fn").status == "agrees"
+    with pytest.raises(sampled.TooLargeError, match="more than 1048576 scores"):
+        verify_case(RECORD, attend, user_cases.from_text(RECORD, "n=1100,d=8"), "float8_e4m3fn")

@@ -78,7 +78,9 @@ def _how_much(outcome: Outcome, verdict: Verdict) -> str:
         if math.isfinite(verdict.share)
         else f"wrong {verdict.statistic}"
     )
-    return f"{by}: {verdict.place} is {verdict.got}, needs {verdict.expected} ({outcome.dtype}, case {outcome.case})"
+    off = f", off by {verdict.off}" if verdict.off else ""
+    where = f"({outcome.dtype}, case {outcome.case})"
+    return f"{by}: {verdict.place} is {verdict.got}, needs {verdict.expected}{off} {where}"
 
 
 def causes(failed: list[Outcome]) -> list[str]:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _LEGEND = (
     "share: used part of the allowed error, in the case that used most of it; the limit is 1.00\n"
-    "by: the statistic that used it, or the check that failed; index, got, expected: worst element"
+    "by: the statistic that used it, or the check that failed; index, got, expected: worst element\n"
+    "error: how far that is off, and the largest element that was expected"
 )
 
 
@@ -142,6 +143,8 @@ def verified(
         parts += ["It has loaded a definition of refattn: where it calls that, its agreement says nothing.", ""]
     if report.left_out:
         parts += [f"float64 was left out, which it does not have ({report.left_out}); --dtype float64 asks for it", ""]
+    for line in report.not_run:
+        parts += [f"{line}: what one carries to the next was not seen", ""]
     if report.seed:
         parts += [f"seed {report.seed}", ""]
     counts = [(kind, *map(str, row.values())) for kind, row in report.counts().items()]
@@ -183,8 +186,10 @@ def closing(report: Report) -> str:
         outputs = f"; the outputs of {count} were judged all the same, and agree" if count else ""
         return f"{report.mechanism}: nothing was run: {declined}{outputs}"
     statuses = {outcome.status for outcome in report.outcomes}
-    verdict = next(status for status in ("disagrees", "raises", "agrees") if status in statuses)
+    verdict: str = next(status for status in ("disagrees", "raises", "agrees") if status in statuses)
     counts = f"{cases_text(total['run'])} run, {total['declined']} declined, {total['failed']} failed"
+    if verdict == "agrees" and report.not_run:
+        verdict = "; ".join(report.not_run)
     judged = [(outcome, verdict) for outcome in report.outcomes for verdict in outcome.verdicts]
     if not judged:
         return f"{report.mechanism}: {verdict}: {counts}; no tensor could be judged"
@@ -205,7 +210,19 @@ _RUNGS = {
 
 def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return header and rows, one for each dtype and tensor, with the case that used most of the allowed error."""
-    header: tuple[str, ...] = ("dtype", "tensor", "cases", "share", "by", "case", "index", "got", "expected", "verdict")
+    header: tuple[str, ...] = (
+        "dtype",
+        "tensor",
+        "cases",
+        "share",
+        "by",
+        "case",
+        "index",
+        "got",
+        "expected",
+        "error",
+        "verdict",
+    )
     rows: list[tuple[str, ...]] = []
     for dtype in dict.fromkeys(outcome.dtype for outcome in report.outcomes):
         outcomes = [outcome for outcome in report.outcomes if outcome.dtype == dtype]
@@ -215,7 +232,7 @@ def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str,
                 found.setdefault(verdict.tensor, []).append((outcome, verdict))
         if not found:
             word = "raises" if any(outcome.status == "raises" for outcome in outcomes) else "declined"
-            rows.append((dtype, "", "0", *[""] * 6, word))
+            rows.append((dtype, "", "0", *[""] * 7, word))
             continue
         run = {outcome.case for outcome in outcomes if outcome.status != "declined"}
         given = [pair for case in mechanism.cases if case.name in run for pair in case.inputs.items()]
@@ -223,16 +240,17 @@ def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str,
         asked = ("out", *mechanism.pulled, *(f"d_{name}" for name in dict.fromkeys(inputs) if report.grad))
         for tensor in dict.fromkeys((*asked, *found)):
             if tensor not in found:
-                rows.append((dtype, tensor, "0", *[""] * 6, "not given"))
+                rows.append((dtype, tensor, "0", *[""] * 7, "not given"))
                 continue
             outcome, worst = max(found[tensor], key=lambda pair: size(pair[1].share))
             wrong = sum(not verdict.agrees for _, verdict in found[tensor])
-            shown = (share_text(worst.share), worst.statistic, outcome.case, worst.at, worst.got, worst.expected)
+            place = (outcome.case, worst.at, worst.got, worst.expected, worst.off)
+            shown = (share_text(worst.share), worst.statistic, *place)
             word = f"{wrong} disagree" if wrong else "agrees"
             rows.append((dtype, tensor, str(len(found[tensor])), *shown, word))
     if natural(header, rows) + len(header) - 1 > width:  # the two numbers, one above the other, in one column
-        header = (*header[:7], "got, expected", header[9])
-        rows = [(*row[:7], f"{row[7]}\n{row[8]}".strip(), row[9]) for row in rows]
+        header = (*header[:7], "got, expected", *header[9:])
+        rows = [(*row[:7], f"{row[7]}\n{row[8]}".strip(), *row[9:]) for row in rows]
     return header, rows
 
 
@@ -261,7 +279,8 @@ def _failures(failed: Sequence[Outcome], mechanism: Mechanism) -> list[Renderabl
             lines.append(indented(6, outcome.detail))
         for verdict, row in zip(verdicts, rows, strict=True):
             tensor, share, by, index, got = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            lines.append(indented(6, f"{tensor} {share} {by} {index} got {got} expected {verdict.expected}"))
+            off = f", off by {verdict.off}" if verdict.off else ""
+            lines.append(indented(6, f"{tensor} {share} {by} {index} got {got} expected {verdict.expected}{off}"))
     return lines
 
 

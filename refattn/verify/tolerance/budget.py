@@ -138,7 +138,7 @@ def granting(
     mechanism: Mechanism, case: Case, dtype: str, known: Truth, roundings: Roundings = NONE, seed: int = 0
 ) -> Truth:
     """Return a truth with the values of its inputs, and the error that is granted with such roundings."""
-    values, errors = disturbances(mechanism, case, dtype, *_exact(known), roundings, seed)
+    values, errors = disturbances(mechanism, case, dtype, *_exact(known), roundings, seed, factored=known.times)
     types = {name: known.stored.get(name, dtype) for name in values}
     variance, bias = granted(values, errors, types, dtype)
     return replace(known, values=values, variance=variance, bias=bias, stored=types)
@@ -186,7 +186,8 @@ def with_equations(
         Where an equation is none of the forward.
     """
     dtype = known.stored["out"] if known.factors else dtype
-    values, errors = disturbances(mechanism, case, dtype, _exact(known)[0], {}, roundings, seed, ids=types)
+    more: dict[str, Any] = {"ids": types, "factored": known.times}
+    values, errors = disturbances(mechanism, case, dtype, _exact(known)[0], {}, roundings, seed, **more)
     values, errors = ({id: x[id] for id in types} for x in (values, errors))
     variance, bias = granted(values, errors, types, dtype)
     return replace(
@@ -209,6 +210,7 @@ def disturbances(
     *,
     grown: Mapping[str, float] | None = None,
     ids: Iterable[str] = (),
+    factored: Iterable[str] = (),
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Return the results of a call, and what rounding errors in every equation do to each: one more axis in front, for
     the draws.
@@ -221,6 +223,8 @@ def disturbances(
         How many times larger the errors of some equations are than this call tells.
     ids
         Equations that are results, too.
+    factored
+        Inputs that are numbers of few digits times factors: a kernel may round these products to float32.
     """
     if unknown := [id for id in roundings if id not in mechanism.equations and id not in UNTAGGED]:
         raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}, {', '.join(UNTAGGED)}")
@@ -233,17 +237,27 @@ def disturbances(
     sizes |= {id: sizes[id] * times for id, times in (grown or {}).items()}
     held = held_in(mechanism, dtype, roundings)
     low = untagged(roundings, dtype)
+    distinct = {name: np.unique(inputs[name], return_inverse=True) for name in factored}
+    # Numbers of few digits come again, and the same sums of the same numbers err alike.
+    alike = {key: np.unique(x, return_inverse=True)[1].reshape(x.shape) for key, x in traced.items() if distinct}
     errors: dict[str, list[Floats]] = {name: [] for name in values}
     for draw in range(DRAWS):
-        disturbing = equations.apply(disturbance(sizes, unit_of(dtype), draw, seed, held))
+        disturbing = equations.apply(disturbance(sizes, unit_of(dtype), draw, seed, held, alike))
         tracing: AbstractContextManager[Mapping[str, Any]] = equations.trace() if ran else nullcontext({})
         with tracing as steps, disturbing:
-            found = _with_errors_of_factors(mechanism, case.options, inputs, upstream, low, draw, seed)
+            given = {**inputs, **{name: _alike(*numbers, name, draw, seed) for name, numbers in distinct.items()}}
+            found = _with_errors_of_factors(mechanism, case.options, given, upstream, low, draw, seed)
         found |= {id: plain(steps[key]) for id, key in ran.items()}
         for name, value in values.items():
             # An output that is not finite has no noise.
             errors[name].append(np.where(np.isfinite(value), finite(found[name]) - finite(value), 0.0))
     return values, {name: np.stack(draws) for name, draws in errors.items()}
+
+
+def _alike(numbers: Floats, at: NDArray[np.intp], name: str, draw: int, seed: int) -> Floats:
+    """Return an array of so many distinct numbers, rounded to float32 in one draw: equal ones err alike."""
+    signs = SIGMA * _signs(numbers.size, f"budget.{name}.factored", draw, seed)
+    return np.asarray((numbers * (1.0 + TYPES["float32"].unit * signs))[at])
 
 
 def _ran(mechanism: Mechanism, id: str, traced: Mapping[str, Any]) -> str:
@@ -455,13 +469,18 @@ def passes_of(traced: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 def disturbance(
-    sizes: Mapping[str, Floats], unit: float, draw: int, seed: int = 0, held: Mapping[str, str] | None = None
+    sizes: Mapping[str, Floats],
+    unit: float,
+    draw: int,
+    seed: int = 0,
+    held: Mapping[str, str] | None = None,
+    alike: Mapping[str, NDArray[np.intp]] | None = None,
 ) -> equations.Hook:
     """Return a hook for one run that adds to each equation a random error of its size: a draw of what rounding does.
 
     Some equations are `held` in a type: their values, errors included, are rounded to it, up or down by chance, so that
     those which are near come to be equal, as they do in a kernel. The error before that is one more rounding, such as
-    that of a product which is scaled afterwards.
+    that of a product which is scaled afterwards. Elements with the same number in `alike` have the same sign.
     """
     passes: dict[str, int] = {}
 
@@ -471,7 +490,8 @@ def disturbance(
         key = f"{id}[{number}]" if number else id
         signs = SIGMA * _signs(value.size + 1, f"budget.{key}", draw, seed)
         shared = 1.0 + unit * signs[-1]  # a constant of the equation, rounded once
-        disturbed = value * shared + signs[:-1].reshape(value.shape) * sizes[key]
+        each = signs[alike[key]] if alike else signs[:-1].reshape(value.shape)
+        disturbed = value * shared + each * sizes[key]
         if held and id in held:
             chance = counter.uniform(value.shape, seed=seed, purpose=f"budget.{key}.{draw}") - 0.5
             return round_to(
@@ -487,11 +507,26 @@ def finite(x: Any) -> Floats:
     return np.where(np.isfinite(x), x, 0.0)
 
 
-def _signs(count: int, purpose: str, draw: int, seed: int) -> Floats:
+def _signs(count: int, purpose: str, draw: int, seed: int) -> NDArray[np.int8]:
     """Return +1 or -1, a bit of the counter each."""
     block, number = divmod(draw, DRAWS)
-    packed = _bits(1 << (count // 32).bit_length(), purpose, block, seed)[number]
-    return 2.0 * np.unpackbits(packed, bitorder="little", count=count).astype(np.float64) - 1.0
+    words = 1 << (count // 32).bit_length()
+    if words <= FEW:
+        return _few_signs(words, purpose, block, seed)[number, :count]
+    return _of_bits(_bits(words, purpose, block, seed)[number, : -(-count // 8)])[:count]
+
+
+FEW = 16
+"""Words whose signs are kept, all draws of them: a recurrence takes few in each of many steps."""
+
+
+@lru_cache(maxsize=1 << 13)
+def _few_signs(words: int, purpose: str, block: int, seed: int) -> NDArray[np.int8]:
+    return _of_bits(_bits(words, purpose, block, seed))
+
+
+def _of_bits(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
+    return (2 * np.unpackbits(packed, axis=-1, bitorder="little").view(np.int8) - 1).astype(np.int8)
 
 
 @lru_cache(maxsize=1 << 13)  # the cases of a mechanism have the same equations, and the streams are named by these

@@ -47,7 +47,7 @@ def test_the_parts_of_a_report() -> None:
     lines = shown(*MIXED)
     assert lines[0] == "kernel.py:attend against softmax attention: outputs"
     rows = [line.split() for line in lines]
-    header = ["dtype", "tensor", "cases", "share", "by", "case", "index", "got", "expected", "verdict"]
+    header = ["dtype", "tensor", "cases", "share", "by", "case", "index", "got", "expected", "error", "verdict"]
     start = rows.index(header)
     assert rows[start + 2 : start + 7] == [
         ["float32", "out", "2", "1.56", "row", "peaked", "[0,1,19,10]", "0.207519531", "0.210693359", "1", "disagree"],
