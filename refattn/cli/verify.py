@@ -99,7 +99,7 @@ class Asked(SimpleNamespace):
 @click.option(
     "--rounding",
     metavar="NAME[=TYPE],...",
-    help="What it rounds beside what every kernel does: ids of equations, products (=tf32, bf16x3, ...), q, k, v.",
+    help="What it rounds beside what all kernels do: ids of equations, products (=tf32, ...), q, k, v, exponent.",
 )
 @click.option("--grad", is_flag=True, help="Judge the gradients too.")
 @click.option("--tangent", is_flag=True, help="Judge the derivative along a direction (forward mode) too.")
@@ -180,12 +180,13 @@ def verify(
         check_writable(place, option)
     if "" not in sys.path:
         sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
-    from refattn.verify.adapters import adapter
+    from refattn.verify.adapters import adapter, devices
     from refattn.verify.report import tables
     from refattn.verify.tolerance import sampled
 
     stand_in: tuple[Mechanism, Report] | None = None
     known: Mapping[str, str] = {}
+    missing: tuple[str, ...] = ()
     # Whatever foreign code prints is kept out of the report.
     with contextlib.ExitStack() as stack:
         wrap = stack.enter_context(progress(f"verify {record.name}", "cases" if where.plain else "parts"))
@@ -199,6 +200,7 @@ def verify(
                     checked = _invariances(record, kernel, asked, wrap)
                 else:
                     record, found, stand_in, known = _cases(record, kernel, text, asked, wrap)
+                    missing = devices.missing_types(adapter.attribute(kernel, "device"))
         except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
     if asked.other:
@@ -207,7 +209,7 @@ def verify(
         ctx.exit(checked.exit_code)
     _write_junit(junit, found)
     if not derivatives and any(outcome.status == "disagrees" for outcome in found.outcomes):
-        found = _explained(record, found, known, stand_in)
+        found = _explained(record, found, known, stand_in, missing)
     if html is not None:
         from refattn.verify.report import page
 
@@ -307,18 +309,22 @@ def _cases(
         six = shrink.lines(record.name, *least, text, found.grad, asked.rounding, asked.seed) if least else ()
         found = replace(found, smallest=six, least=least)
         stand_in = shrink.in_place_of_long(record, kernel, found, rounding=asked.rounding)
-    rounds = read_roundings(asked.rounding, record.equations) | roundings(kernel, record.equations)
+    rounds = read_roundings(asked.rounding, record) | roundings(kernel, record)
     return record, found, stand_in, rounds
 
 
 def _explained(
-    record: Mechanism, found: Report, rounds: Mapping[str, str], stand_in: tuple[Mechanism, Report] | None
+    record: Mechanism,
+    found: Report,
+    rounds: Mapping[str, str],
+    stand_in: tuple[Mechanism, Report] | None,
+    missing: tuple[str, ...],
 ) -> Report:
     """Return a report that says what would explain its failures, and where the error is."""
     from refattn.verify.diagnose import suspects
     from refattn.verify.tolerance.precision import explained
 
-    found = explained(record, found, rounds)
+    found = explained(record, found, rounds, missing)
     with progress(f"suspects of {record.name}", "equations") as wrap:
         found = suspects.locate(record, found, progress=wrap)
         if stand_in and not found.suspects:
@@ -374,7 +380,7 @@ def _roundings(record: Mechanism, given: str | None) -> tuple[str, ...]:
     try:
         if given is not None and not ids:
             raise ValueError("name nothing")
-        read_roundings(ids, record.equations)
+        read_roundings(ids, record)
     except ValueError as error:
         needs = f"{error}".partition(", needs ")[2] or f"ids of equations such as {next(iter(record.equations))}"
         raise Problem(f"--rounding: got {given!r}, needs {needs}") from error

@@ -52,8 +52,8 @@ def verify_case(
     >>> outcome.status, outcome.verdicts[0].share < 1
     ('agrees', True)
     """
-    declared = read_roundings(rounding if isinstance(rounding, Mapping) else tuple(rounding), mechanism.equations)
-    declared |= roundings(kernel, mechanism.equations)
+    declared = read_roundings(rounding if isinstance(rounding, Mapping) else tuple(rounding), mechanism)
+    declared |= roundings(kernel, mechanism)
     small = dtype in SCALED
     further = pulls(kernel, mechanism.pulled) if grad and not small else ()
     more: dict[str, Any] = {"roundings": declared, "further": further}
