@@ -18,7 +18,7 @@ from refattn.cli.arguments import Name, Place, Problem, campaign_options, check_
 from refattn.cli.begin import INITS, begin
 from refattn.cli.golden import read_set
 from refattn.cli.output import deliver, progress, write_text
-from refattn.cli.user_cases import own_cases, seed_of, sizes_of_large, supported, without_float64
+from refattn.cli.user_cases import own_cases, seed_of, sizes_of_large, some_of, supported, without_float64
 
 if TYPE_CHECKING:
     from refattn.campaign import Where
@@ -40,8 +40,10 @@ NEEDS = {
 
 _DESIGNED = ("--html", "--rounding", *DERIVATIVES, "--mesh", *PARTS)  # what designed cases alone have
 WITHOUT = {
-    **dict.fromkeys(("--memory", "--bitwise"), (*OTHERS, *CASES, *_DESIGNED)),
+    "--memory": (*OTHERS, "--cases", "--inputs", *_DESIGNED),
+    "--bitwise": (*OTHERS, *CASES, *_DESIGNED),
     "--large": (*OTHERS, "--cases", "--inputs", "--seed", *_DESIGNED),
+    **dict.fromkeys(("--case", "--quick"), (*OTHERS, *CASES, "--mesh", "--outputs")),
     "--mesh": DERIVATIVES,
     "--in-process": PARTS,
     "--html": PARTS,
@@ -117,6 +119,10 @@ class Asked(SimpleNamespace):
 @click.option(
     "--shape", "shapes", multiple=True, metavar="b=1,h=8,...", help="A shape of your own in place of the cases."
 )
+@click.option(
+    "--case", "names", multiple=True, metavar="NAME,...", help="Run these designed cases alone (several times)."
+)
+@click.option("--quick", is_flag=True, help="Run the fewest designed cases that have every feature once.")
 @click.option("--cases", "listed", metavar="FILE", help="Shapes of your own as JSON, a list or one in each line.")
 @click.option("--inputs", metavar="FILE", help="Captured q, k, v, ... of your own as .safetensors or .npz.")
 @click.option("--seed", default="0", metavar="N|random", help="Of the random numbers of all inputs; 0 by default.")
@@ -267,7 +273,9 @@ def _invariances(record: Mechanism, kernel: Any, asked: Asked, wrap: Any) -> Che
     common |= {"dtype": asked.dtypes[0]} if asked.dtypes else {}
     if asked.tokens is not None:
         return verify_large(record, kernel, asked.tokens, **common | sizes_of_large(asked.shapes))
-    return (verify_memory if asked.memory else verify_bitwise)(record, kernel, seed=asked.seed, **common)
+    if asked.memory:
+        return verify_memory(record, kernel, seed=asked.seed, cases=record.cases if asked.own else (), **common)
+    return verify_bitwise(record, kernel, seed=asked.seed, **common)
 
 
 def _cases(
@@ -288,6 +296,7 @@ def _cases(
     if not asked.own:
         more = () if asked.derivatives else record.kernel_sizes
         record = record.changed(cases=(*record.cases, *more), kernel_sizes=())
+        record = record.changed(cases=some_of(record, asked.names, asked.quick))
         record, dtypes = supported(record, kernel, dtypes, given=bool(asked.dtypes))
         if dtypes == DTYPES and not asked.dtypes and asked.impl is not None:
             left_out = without_float64(record, kernel)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ LARGEST = 1 << 33
 """Bytes of a file of arrays at most."""
 
 SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e")
+
+_EQUAL = re.compile(r"\s*(b|h|g|nq|nk|d|e)\s*==?\s*(b|h|g|nq|nk|d|e)\s*")
+_MULTIPLE = re.compile(r"\s*(b|h|g|n|nq|nk|d|e)\s*%\s*([1-9]\d*)\s*==?\s*0\s*")
 
 
 class UserCaseError(Exception):
@@ -258,20 +261,27 @@ FEW = 2
 """Sequences and key/value heads that a fitted case has at most."""
 
 
-def fitted(cases: Iterable[Case], supports: Mapping[str, Any]) -> list[Case]:
+def fitted(cases: Iterable[Case], supports: Mapping[str, Any] | Sequence[str]) -> list[Case]:
     """Return the designed cases in sizes that an adapter states it can run, without those that it cannot.
 
     `supports` has sizes by their letters: a number, several, or ``{"multiple_of": 128, "at_least": 128, "at_most":
-    4096}``; n is both lengths. Under "options" it may name the arguments beside q, k and v that it takes.
+    4096}``; n is both lengths. Under "options" it may name the arguments beside q, k and v that it takes, under "where"
+    relations of sizes, such as ``["nq = nk", "h = g", "e = d", "n % 16 = 0"]``, which may stand alone, too.
 
     Raises
     ------
     UserCaseError
         Where that is something else.
     """
-    letters = {key: x for key, x in supports.items() if key not in ("options", "dtypes")}
+    if not isinstance(supports, Mapping):
+        supports = {"where": supports}
+    letters = {key: x for key, x in supports.items() if key not in ("options", "dtypes", "where")}
+    multiples, equal = _relations(supports.get("where", ()))
+    if twice := [key for key in multiples if key in letters]:
+        raise UserCaseError(f"supports: got {twice[0]} twice, needs its sizes or a relation")
+    letters |= multiples
     if unknown := [key for key in letters if key not in SIZES]:
-        raise UserCaseError(f"supports: got {unknown[0]!r}, needs some of {', '.join((*SIZES, 'options', 'dtypes'))}")
+        raise UserCaseError(f"supports: got {unknown[0]!r}, needs some of {', '.join((*SIZES, 'options', 'dtypes', 'where'))}")
     allowed = {key: letters.get(key, letters.get("n") if key in ("nq", "nk") else None) for key in SIZES if key != "n"}
     taken = supports.get("options")
     found: dict[Any, Case] = {}
@@ -281,19 +291,35 @@ def fitted(cases: Iterable[Case], supports: Mapping[str, Any]) -> list[Case]:
         if case.inputs["q"].axes:
             one: Case | None = case
         else:
-            one = _fit(case, allowed)
+            one = _fit(case, allowed, equal)
         if one is not None:
             about = tuple((name, x.shape, x.design, *sorted(x.numbers.items())) for name, x in one.inputs.items())
             found.setdefault((about, repr(sorted(one.options.items()))), one)
     return list(found.values())
 
 
-def _fit(case: Case, allowed: Mapping[str, Any]) -> Case | None:
+def _relations(texts: Any) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Return what multiples sizes are of, by their letters, and the pairs of sizes that are equal."""
+    multiples: dict[str, Any] = {}
+    equal: list[tuple[str, str]] = []
+    for text in [texts] if isinstance(texts, str) else texts:
+        if found := _EQUAL.fullmatch(str(text)):
+            equal.append((found[1], found[2]))
+        elif found := _MULTIPLE.fullmatch(str(text)):
+            multiples[found[1]] = {"multiple_of": int(found[2])}
+        else:
+            raise UserCaseError(f"supports: got {text!r}, needs relations such as nq = nk, h = g, e = d, n % 16 = 0")
+    return multiples, equal
+
+
+def _fit(case: Case, allowed: Mapping[str, Any], equal: Sequence[tuple[str, str]] = ()) -> Case | None:
     (b, h, rows, d), (_, g, columns, _) = case.inputs["q"].shape, case.inputs["k"].shape
     e = case.inputs["v"].shape[3]
     now = {"b": b, "h": h, "g": g, "nq": rows, "nk": columns, "d": d, "e": e}
     new = {key: _nearest(n, allowed.get(key)) for key, n in now.items()}
-    if (rows < columns) != (new["nq"] < new["nk"]) or (rows > columns) != (new["nq"] > new["nk"]):
+    new |= {one: max(new[one], new[other]) for pair in equal for one, other in (pair, pair[::-1])}
+    one_length = {"nq", "nk"} in [{*pair} for pair in equal]
+    if not one_length and np.sign(rows - columns) != np.sign(new["nq"] - new["nk"]):
         longer = "nk" if rows < columns else "nq"
         other = new["nq" if longer == "nk" else "nk"]
         new[longer] = other if rows == columns else _nearest(2 * other, allowed.get(longer))
@@ -302,11 +328,13 @@ def _fit(case: Case, allowed: Mapping[str, Any]) -> Case | None:
         if rows == columns and _nearest(other, allowed.get(longer)) != other:
             return None
     new["e"] = new["e"] if allowed.get("e") is not None or e != d else new["d"]
+    if any(new[one] != new[other] for one, other in equal):
+        return None
     if new == now:
         return case
     if allowed.get("h") is None and allowed.get("g") is None:
-        shared = h // max(g, 1)
-        new |= {"g": min(g, FEW), "h": min(g, FEW) * shared}
+        shared = new["h"] // max(new["g"], 1)
+        new |= {"g": min(new["g"], FEW), "h": min(new["g"], FEW) * shared}
     if allowed.get("b") is None and not {"q_lengths", "k_lengths"} & {*case.inputs}:
         new["b"] = min(b, FEW)
     if not new["g"] or new["h"] % new["g"]:
