@@ -500,11 +500,26 @@ def finite(x: Any) -> Floats:
     return np.where(np.isfinite(x), x, 0.0)
 
 
-def _signs(count: int, purpose: str, draw: int, seed: int) -> Floats:
+def _signs(count: int, purpose: str, draw: int, seed: int) -> NDArray[np.int8]:
     """Return +1 or -1, a bit of the counter each."""
     block, number = divmod(draw, DRAWS)
-    packed = _bits(1 << (count // 32).bit_length(), purpose, block, seed)[number]
-    return 2.0 * np.unpackbits(packed, bitorder="little", count=count).astype(np.float64) - 1.0
+    words = 1 << (count // 32).bit_length()
+    if words <= FEW:
+        return _few_signs(words, purpose, block, seed)[number, :count]
+    return _of_bits(_bits(words, purpose, block, seed)[number, : -(-count // 8)])[:count]
+
+
+FEW = 16
+"""Words whose signs are kept, all draws of them: a recurrence takes few in each of many steps."""
+
+
+@lru_cache(maxsize=1 << 13)
+def _few_signs(words: int, purpose: str, block: int, seed: int) -> NDArray[np.int8]:
+    return _of_bits(_bits(words, purpose, block, seed))
+
+
+def _of_bits(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
+    return (2 * np.unpackbits(packed, axis=-1, bitorder="little").view(np.int8) - 1).astype(np.int8)
 
 
 @lru_cache(maxsize=1 << 13)  # the cases of a mechanism have the same equations, and the streams are named by these
