@@ -34,7 +34,7 @@ PARTS = ("--jobs", "--scheduler", "--keep")
 NEEDS = {
     "--vectors": ("--outputs",),
     **dict.fromkeys(("--in-process", "--memory", "--bitwise", "--mesh", *DERIVATIVES), ("--impl",)),
-    **dict.fromkeys((*CASES, "--seed", "--rounding", "--large", *PARTS), ("--impl", "--exec")),
+    **dict.fromkeys((*CASES, "--seed", "--rounding", "--large", "--case", "--quick", *PARTS), ("--impl", "--exec")),
 }
 """Option -> those of which it needs one beside it."""
 
@@ -43,7 +43,7 @@ WITHOUT = {
     "--memory": (*OTHERS, "--cases", "--inputs", *_DESIGNED),
     "--bitwise": (*OTHERS, *CASES, *_DESIGNED),
     "--large": (*OTHERS, "--cases", "--inputs", "--seed", *_DESIGNED),
-    **dict.fromkeys(("--case", "--quick"), (*OTHERS, *CASES, "--mesh", "--outputs")),
+    **dict.fromkeys(("--case", "--quick"), (*OTHERS, *CASES, "--mesh")),
     "--mesh": DERIVATIVES,
     "--in-process": PARTS,
     "--html": PARTS,
@@ -287,7 +287,7 @@ def _cases(
     and what the kernel rounds.
     """
     from refattn.golden.storage import DTYPES
-    from refattn.verify import run
+    from refattn.verify import failed, run
     from refattn.verify.adapters.declared import read_roundings, roundings
     from refattn.verify.tolerance import derivatives
 
@@ -309,7 +309,11 @@ def _cases(
         outputs = ("out", *record.outputs)
         start = parallel.Given(_absolute(asked.impl or ""), asked.program or "", outputs, asked.timeout)
         known["outcomes"] = partial(parallel.outcomes, record, kernel, start, asked.where)
-    found = replace(run.verify(record, kernel, dtypes=dtypes, progress=wrap, **known), left_out=left_out)
+    name = asked.program or _absolute(asked.impl or "")
+    before = failed.recall(record.name, name)
+    found = run.verify(record, kernel, dtypes=dtypes, progress=wrap, first=before, **known)
+    failed.remember(record.name, name, found, before)
+    found = replace(found, left_out=left_out)
     stand_in = None
     if found.failed and not asked.derivatives and asked.mesh is None:  # a shorter sequence would not fit the mesh
         from refattn.verify import shrink

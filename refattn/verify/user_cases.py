@@ -281,7 +281,9 @@ def fitted(cases: Iterable[Case], supports: Mapping[str, Any] | Sequence[str]) -
         raise UserCaseError(f"supports: got {twice[0]} twice, needs its sizes or a relation")
     letters |= multiples
     if unknown := [key for key in letters if key not in SIZES]:
-        raise UserCaseError(f"supports: got {unknown[0]!r}, needs some of {', '.join((*SIZES, 'options', 'dtypes', 'where'))}")
+        raise UserCaseError(
+            f"supports: got {unknown[0]!r}, needs some of {', '.join((*SIZES, 'options', 'dtypes', 'where'))}"
+        )
     allowed = {key: letters.get(key, letters.get("n") if key in ("nq", "nk") else None) for key in SIZES if key != "n"}
     taken = supports.get("options")
     found: dict[Any, Case] = {}
@@ -298,6 +300,34 @@ def fitted(cases: Iterable[Case], supports: Mapping[str, Any] | Sequence[str]) -
     return list(found.values())
 
 
+def inferred(ran: Sequence[Case], declined: Sequence[Case]) -> tuple[dict[str, Any], list[Case]]:
+    """Return what `supports` may say of a kernel that declined cases for their sizes, and what they become with it.
+
+    It is what holds of all sizes that ran. Cases with an option that none of these has tell nothing of sizes.
+    """
+    given = {name for case in ran for name in (*case.inputs, *case.options)}
+    asked = [case for case in declined if {*case.inputs, *case.options} <= given]
+    if not ran or any(case.inputs["q"].axes for case in (*ran, *asked)):
+        return {}, []
+    known, others = [sizes_of(case) for case in ran], [sizes_of(case) for case in asked]
+    found: dict[str, Any] = {}
+    for letter in ("d", "e"):
+        values = {one[letter] for one in known}
+        if {one[letter] for one in others} - values:
+            found[letter] = sorted(values)
+    common = math.gcd(*(one[letter] for one in known for letter in ("nq", "nk")))
+    step = common & -common  # the largest power of two that divides all
+    if step > 1 and any(one[letter] % step for one in others for letter in ("nq", "nk")):
+        found["n"] = {"multiple_of": step}
+    pairs = (("nq", "nk"), ("h", "g"), ("e", "d"))
+    equal = [pair for pair in pairs if all(one[pair[0]] == one[pair[1]] for one in known)]
+    where = [f"{a} = {b}" for a, b in equal if any(one[a] != one[b] for one in others)]
+    found |= {"where": where} if where else {}
+    if "e = d" in where:
+        found.pop("e", None)
+    return found, [case for case in fitted(asked, found) if case not in asked] if found else []
+
+
 def _relations(texts: Any) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Return what multiples sizes are of, by their letters, and the pairs of sizes that are equal."""
     multiples: dict[str, Any] = {}
@@ -312,10 +342,15 @@ def _relations(texts: Any) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     return multiples, equal
 
 
-def _fit(case: Case, allowed: Mapping[str, Any], equal: Sequence[tuple[str, str]] = ()) -> Case | None:
+def sizes_of(case: Case) -> dict[str, int]:
+    """Return the sizes of a case by their letters."""
     (b, h, rows, d), (_, g, columns, _) = case.inputs["q"].shape, case.inputs["k"].shape
-    e = case.inputs["v"].shape[3]
-    now = {"b": b, "h": h, "g": g, "nq": rows, "nk": columns, "d": d, "e": e}
+    return {"b": b, "h": h, "g": g, "nq": rows, "nk": columns, "d": d, "e": case.inputs["v"].shape[3]}
+
+
+def _fit(case: Case, allowed: Mapping[str, Any], equal: Sequence[tuple[str, str]] = ()) -> Case | None:
+    now = sizes_of(case)
+    b, h, g, rows, columns, d, e = now.values()
     new = {key: _nearest(n, allowed.get(key)) for key, n in now.items()}
     new |= {one: max(new[one], new[other]) for pair in equal for one, other in (pair, pair[::-1])}
     one_length = {"nq", "nk"} in [{*pair} for pair in equal]
