@@ -52,6 +52,12 @@ SHOWN = 3
 TELLS = 0.1
 """An error of an equation is reported if it explains this part of the squared error, or agrees with what was got."""
 
+MEANS_NOTHING = 0.98
+"""An equation that leaves as much unexplained tells nothing of the place."""
+
+LEAST = 2
+"""So many equations are told as the place where none explains anything, however little they explain."""
+
 REMAINS = 0.7
 """The same for what remains in gradients once outputs are explained."""
 
@@ -124,6 +130,8 @@ def suspects(
             rest += [one for one in _equations(mechanism, all_of_them, everywhere, iter, ()) if one.share <= 1.0]
             rest.sort(key=lambda one: -len(one.cases) / max(one.failing, 1))
         ranked = list(dict.fromkeys([*whole, *rest, *(one for one in found if left)]))[:SHOWN]
+    near = [id for one in ranked[:LEAST] if not _tells(one) for id in one.ids]
+    ranked = [one for one in ranked if _tells(one)]
     ranked = ranked[:SHOWN] + _remaining(mechanism, known, ranked, failing)
     wrong = dict.fromkeys(name for one in failing for name in one.wrong)
     right = dict.fromkeys(name for one in failing for name in one.errors if name not in wrong)
@@ -144,6 +152,7 @@ def suspects(
         between,
         places_of(failing),
         which,
+        () if ranked else (*dict.fromkeys(near),),
     )
 
 
@@ -220,11 +229,10 @@ def _of(
     found: list[Suspect] = []
     taken: set[str] = set()
     for at, one in enumerate(fits):
-        if one.id in taken or len(found) >= SHOWN or one.left > 1.0 - TELLS:
+        agrees = any(suspect.share <= 1.0 for suspect in found)
+        if one.id in taken or len(found) >= SHOWN or (one.left >= MEANS_NOTHING and (agrees or len(found) >= LEAST)):
             continue
         suspect, change = described(one, fits[at:], residuals)
-        if not _tells(suspect):
-            continue
         taken |= {*suspect.ids}
         if suspect.share <= 1.0:
             suspect = _confirmed(suspect, one.id, change, residuals, failing)
@@ -233,7 +241,7 @@ def _of(
 
 
 def _tells(suspect: Suspect) -> bool:
-    return suspect.share <= 1.0 or suspect.explained >= TELLS
+    return suspect.sort != "equation" or suspect.share <= 1.0 or suspect.explained >= TELLS
 
 
 def ranked_fits(

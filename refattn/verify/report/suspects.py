@@ -32,7 +32,7 @@ def lines(found: Suspects) -> Iterator[tuple[int, str]]:
             yield 6, f"{line.id}  {line.formula}"
             yield 10, f"{line.place}: {line.code}"
     if not found.ranked:
-        yield 2, NOTHING
+        yield 2, nothing(found)
 
 
 def _departed(found: Suspects) -> Iterator[tuple[int, str]]:
@@ -69,6 +69,11 @@ def explains(suspect: Suspect) -> str:
     count = len(suspect.cases)
     part = "everything" if count == suspect.failing else f"{count} of {suspect.failing} failing cases"
     return f"explains {part}" if suspect.whole == count else f"explains the outputs of {part}"
+
+
+def nothing(found: Suspects) -> str:
+    """Return what is said where no error explains enough: the equations that come nearest, if there are some."""
+    return f"{NOTHING}; the place may be {' or '.join(found.near)}" if found.near else NOTHING
 
 
 def narrowed(found: Suspects) -> str:
