@@ -352,11 +352,13 @@ def locate(
         if any(outcome.status == "disagrees" for outcome in judged_):
             given[dtype] = [(mechanism.case(o.case), *o.seen, o.failed) for o in judged_ if o.seen]
     for dtype in given:
-        others = {
+        others: dict[str, Given] = {
             other: [
-                (replace(case, name=f"{case.name} ({other})"), *seen, failed) for case, *seen, failed in cases if failed
+                (replace(case, name=f"{case.name} ({other})"), truth, got, True)
+                for case, truth, got, wrong in rows
+                if wrong
             ]
-            for other, cases in given.items()
+            for other, rows in given.items()
             if other != dtype
         }
         found = suspects(mechanism, dtype, given[dtype], progress=progress, others=others)

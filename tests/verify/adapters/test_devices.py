@@ -89,7 +89,7 @@ def test_a_processor_has_what_its_flags_say(monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setattr(devices, "Path", path)
     monkeypatch.setattr(devices, "ACCELERATORS", ())
-    monkeypatch.setattr(devices.sys, "platform", "linux")
+    monkeypatch.setattr("sys.platform", "linux")
     assert devices.missing_types("cpu") == devices.missing_types(None) == ("tf32", "bf16x3")
     assert devices.missing_types("cuda:0") == ()
     (tmp_path / "cpuinfo").write_text("flags : sse avx512_bf16\n")
