@@ -27,7 +27,7 @@ from refattn.cli.arguments import (
 from refattn.cli.begin import INITS, begin
 from refattn.cli.golden import read_set
 from refattn.cli.output import deliver, progress, write_text
-from refattn.cli.user_cases import own_cases, seed_of, sizes_of_large, supported, without_float64
+from refattn.cli.user_cases import own_cases, seed_of, sizes_of_large, some_of, supported, without_float64
 from refattn.foreign import shown
 
 if TYPE_CHECKING:
@@ -44,14 +44,18 @@ PARTS = ("--jobs", "--scheduler", "--keep")
 NEEDS = {
     "--vectors": ("--outputs",),
     **dict.fromkeys(("--in-process", "--memory", "--bitwise", "--mesh", *DERIVATIVES), ("--impl",)),
-    **dict.fromkeys((*CASES, "--seed", "--rounding", "--large", "--require-all", *PARTS), ("--impl", "--exec")),
+    **dict.fromkeys(
+        (*CASES, "--seed", "--rounding", "--large", "--require-all", "--case", "--quick", *PARTS), ("--impl", "--exec")
+    ),
 }
 """Option -> those of which it needs one beside it."""
 
 _DESIGNED = ("--html", "--rounding", *DERIVATIVES, "--mesh", *PARTS)  # what designed cases alone have
 WITHOUT = {
-    **dict.fromkeys(("--memory", "--bitwise"), (*OTHERS, "--require-all", *CASES, *_DESIGNED)),
+    "--memory": (*OTHERS, "--require-all", "--cases", "--inputs", *_DESIGNED),
+    "--bitwise": (*OTHERS, "--require-all", *CASES, *_DESIGNED),
     "--large": (*OTHERS, "--require-all", "--cases", "--inputs", "--seed", *_DESIGNED),
+    **dict.fromkeys(("--case", "--quick"), (*OTHERS, *CASES, "--mesh")),
     "--mesh": DERIVATIVES,
     "--in-process": PARTS,
     "--html": PARTS,
@@ -109,7 +113,7 @@ class Asked(SimpleNamespace):
 @click.option(
     "--rounding",
     metavar="NAME[=TYPE],...",
-    help="What it rounds beside what every kernel does: ids of equations, products (=tf32, bf16x3, ...), q, k, v.",
+    help="What it rounds beside what all kernels do: ids of equations, products (=tf32, ...), q, k, v, exponent.",
 )
 @click.option("--grad", is_flag=True, help="Judge the gradients too.")
 @click.option("--tangent", is_flag=True, help="Judge the derivative along a direction (forward mode) too.")
@@ -131,6 +135,10 @@ class Asked(SimpleNamespace):
 @click.option(
     "--shape", "shapes", multiple=True, metavar="b=1,h=8,...", help="A shape of your own in place of the cases."
 )
+@click.option(
+    "--case", "names", multiple=True, metavar="NAME,...", help="Run these designed cases alone (several times)."
+)
+@click.option("--quick", is_flag=True, help="Run the fewest designed cases that have every feature once.")
 @click.option("--cases", "listed", metavar="FILE", help="Shapes of your own as JSON, a list or one in each line.")
 @click.option("--inputs", metavar="FILE", help="Captured q, k, v, ... of your own as .safetensors or .npz.")
 @click.option("--seed", default="0", metavar="N|random", help="Of the random numbers of all inputs; 0 by default.")
@@ -193,12 +201,13 @@ def verify(
         check_writable(place, option)
     if "" not in sys.path:
         sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
-    from refattn.verify.adapters import adapter
+    from refattn.verify.adapters import adapter, devices
     from refattn.verify.report import tables
     from refattn.verify.tolerance import sampled
 
     stand_in: tuple[Mechanism, Report] | None = None
     known: Mapping[str, str] = {}
+    missing: tuple[str, ...] = ()
     # Whatever foreign code prints is kept out of the report.
     with contextlib.ExitStack() as stack:
         wrap = stack.enter_context(progress(f"verify {record.name}", "cases" if where.plain else "parts"))
@@ -212,6 +221,7 @@ def verify(
                     checked = _invariances(record, kernel, asked, wrap)
                 else:
                     record, found, stand_in, known = _cases(record, kernel, text, asked, wrap)
+                    missing = devices.missing_types(adapter.attribute(kernel, "device"))
         except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
         except (TypeError, ValueError) as error:
@@ -229,7 +239,7 @@ def verify(
         told = partial(tables.verified, mechanism=record, details=verbose)
         reports.callback(lambda: deliver(partial(told, found), found.to_json(), file))
         if not derivatives and any(outcome.status == "disagrees" for outcome in found.outcomes):
-            found = _explained(record, found, known, stand_in)
+            found = _explained(record, found, known, stand_in, missing)
     ctx.exit(found.exit_code)
 
 
@@ -291,7 +301,9 @@ def _invariances(record: Mechanism, kernel: Any, asked: Asked, wrap: Any) -> Che
     common |= {"dtype": asked.dtypes[0]} if asked.dtypes else {}
     if asked.tokens is not None:
         return verify_large(record, kernel, asked.tokens, **common | sizes_of_large(asked.shapes))
-    return (verify_memory if asked.memory else verify_bitwise)(record, kernel, seed=asked.seed, **common)
+    if asked.memory:
+        return verify_memory(record, kernel, seed=asked.seed, cases=record.cases if asked.own else (), **common)
+    return verify_bitwise(record, kernel, seed=asked.seed, **common)
 
 
 def _cases(
@@ -303,7 +315,7 @@ def _cases(
     and what the kernel rounds.
     """
     from refattn.golden.storage import DTYPES
-    from refattn.verify import run
+    from refattn.verify import failed, run
     from refattn.verify.adapters.declared import read_roundings, roundings
     from refattn.verify.tolerance import derivatives
 
@@ -312,6 +324,7 @@ def _cases(
     if not asked.own:
         more = () if asked.derivatives else record.kernel_sizes
         record = record.changed(cases=(*record.cases, *more), kernel_sizes=())
+        record = record.changed(cases=some_of(record, asked.names, asked.quick))
         record, dtypes = supported(record, kernel, dtypes, given=bool(asked.dtypes))
         if dtypes == DTYPES and not asked.dtypes and asked.impl is not None:
             left_out = without_float64(record, kernel)
@@ -324,8 +337,11 @@ def _cases(
         outputs = ("out", *record.outputs)
         start = parallel.Given(_absolute(asked.impl or ""), asked.program or "", outputs, asked.timeout)
         known["outcomes"] = partial(parallel.outcomes, record, kernel, start, asked.where)
-    found = replace(run.verify(record, kernel, dtypes=dtypes, progress=wrap, **known), left_out=left_out)
-    found = replace(found, require_all=asked.require_all)
+    name = asked.program or _absolute(asked.impl or "")
+    before = failed.recall(record.name, name)
+    found = run.verify(record, kernel, dtypes=dtypes, progress=wrap, first=before, **known)
+    failed.remember(record.name, name, found, before)
+    found = replace(found, left_out=left_out, require_all=asked.require_all)
     stand_in = None
     if found.failed and not asked.derivatives and asked.mesh is None:  # a shorter sequence would not fit the mesh
         from refattn.verify import shrink
@@ -334,18 +350,22 @@ def _cases(
         six = shrink.lines(record.name, *least, text, found.grad, asked.rounding, asked.seed) if least else ()
         found = replace(found, smallest=six, least=least)
         stand_in = shrink.in_place_of_long(record, kernel, found, rounding=asked.rounding)
-    rounds = read_roundings(asked.rounding, record.equations) | roundings(kernel, record.equations)
+    rounds = read_roundings(asked.rounding, record) | roundings(kernel, record)
     return record, found, stand_in, rounds
 
 
 def _explained(
-    record: Mechanism, found: Report, rounds: Mapping[str, str], stand_in: tuple[Mechanism, Report] | None
+    record: Mechanism,
+    found: Report,
+    rounds: Mapping[str, str],
+    stand_in: tuple[Mechanism, Report] | None,
+    missing: tuple[str, ...],
 ) -> Report:
     """Return a report that says what would explain its failures, and where the error is."""
     from refattn.verify.diagnose import suspects
     from refattn.verify.tolerance.precision import explained
 
-    found = explained(record, found, rounds)
+    found = explained(record, found, rounds, missing)
     with progress(f"suspects of {record.name}", "equations") as wrap:
         found = suspects.locate(record, found, progress=wrap)
         if stand_in and not found.suspects:
@@ -400,7 +420,7 @@ def _roundings(record: Mechanism, given: str | None) -> tuple[str, ...]:
     try:
         if given is not None and not ids:
             raise ValueError("name nothing")
-        read_roundings(ids, record.equations)
+        read_roundings(ids, record)
     except ValueError as error:
         needs = f"{error}".partition(", needs ")[2] or f"ids of equations such as {next(iter(record.equations))}"
         raise Problem(f"--rounding: got {given!r}, needs {needs}") from error

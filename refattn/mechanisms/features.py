@@ -5,6 +5,9 @@ Kernels fail where two features meet: `tests/mechanisms/test_features.py` holds 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from refattn.mechanisms.record import Case
 
 MANY = (64, 128, 512)
@@ -38,3 +41,29 @@ def features(case: Case) -> frozenset[str]:
     }
     options = {name for name, value in case.options.items() if value is not False}
     return frozenset(options | ({*arrays} - {*gates}) | {name for name, has in found.items() if has})
+
+
+def fewest(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """Return cases that have every feature of all once: as few as a greedy choice needs, each with few options.
+
+    A kernel declines a case of which it lacks an option, and does the others: sizes are in cases without options.
+
+    >>> import refattn as ra
+    >>> from refattn.mechanisms.features import features, fewest
+    >>> record = ra.mechanism("softmax")
+    >>> few = fewest(record.cases)
+    >>> frozenset.union(*map(features, few)) == frozenset.union(*map(features, record.cases)), len(few) < 25
+    (True, True)
+    """
+    size = {case.name: sum(math.prod(x.shape) for x in case.inputs.values()) for case in cases}
+    odd = {case.name for case in cases if case.exact or case.slack or 0 in (size[case.name], *case.inputs["k"].shape)}
+    given = {case.name: len({*case.options, *case.inputs} - {*"qkv"}) for case in cases}
+    left = frozenset().union(*map(features, cases))
+    found: set[str] = set()
+    for most in sorted({*given.values()}):
+        pool = [case for case in cases if given[case.name] <= most]
+        while left & frozenset().union(*map(features, pool)):
+            best = max(pool, key=lambda case: (len(left & features(case)), case.name not in odd, -size[case.name]))
+            left -= features(best)
+            found.add(best.name)
+    return tuple(case for case in cases if case.name in found)

@@ -252,10 +252,10 @@ class Mechanism:
 
     What only tools ask for is no argument of a room's record: it is read when it is first asked for, from files of the
     room whose names say which field they are. ``testing/cases.py`` has ``CASES``, and so ``kernel_sizes``, ``wrong``,
-    ``questions`` and ``layers``; ``testing/rounding_scales.py`` has ``ROUNDING_SCALES``, ``FURTHER`` and ``STORED``;
-    ``testing/block_derived_twice.py`` the function of that name; ``layer/pictures.py`` has ``PICTURES``, ``example.py``
-    ``EXAMPLE``; ``loops.py`` and ``testing/parts.py`` are such fields themselves. If a file is missing, the field is
-    empty.
+    ``questions`` and ``layers``; ``testing/rounding_scales.py`` has ``ROUNDING_SCALES``, ``FURTHER``, ``STORED`` and
+    ``NAMED``; ``testing/block_derived_twice.py`` the function of that name; ``layer/pictures.py`` has ``PICTURES``,
+    ``example.py`` ``EXAMPLE``; ``loops.py`` and ``testing/parts.py`` are such fields themselves. If a file is missing,
+    the field is empty.
 
     Attributes
     ----------
@@ -302,6 +302,9 @@ class Mechanism:
     stored
         By id, the equations that kernels in float16 or bfloat16 round to the storage type on the way, with the size
         that this rounding is relative to, None if that is the value; all others they compute in float32.
+    named_roundings
+        What a kernel may declare to round that is no equation, by name: by id the equations that feel it, each with the
+        size of the error in units of the unit roundoff.
     wrong
         Plausible wrong readings, and wrong backward passes, by name.
     questions
@@ -426,6 +429,7 @@ class Mechanism:
     rounding_scales: Mapping[str, RoundingScale | None] = _in_room("testing.rounding_scales", "ROUNDING_SCALES", {})
     further_rounding_scales: Mapping[str, RoundingScale] = _in_room("testing.rounding_scales", "FURTHER", {})
     stored: Mapping[str, RoundingScale | None] = _in_room("testing.rounding_scales", "STORED", {})
+    named_roundings: Mapping[str, Mapping[str, RoundingScale]] = _in_room("testing.rounding_scales", "NAMED", {})
     wrong: Mapping[str, WrongKernel] = _in_room("testing.wrong", "WRONG", {})
     questions: tuple[Question, ...] = _in_room("testing.questions", "QUESTIONS")
     layers: tuple[Mechanism, ...] = _in_room("testing.layers", "LAYERS")

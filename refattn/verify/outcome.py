@@ -346,6 +346,8 @@ class Suspects:
         Where each result that disagrees is wrong.
     which
         What the cases that fail have in common, in words, or "".
+    near
+        Where nothing is ranked, the equations that come nearest all the same: they tell of the place, not of the error.
 
     Examples
     --------
@@ -372,6 +374,7 @@ class Suspects:
     between: tuple[Line, ...]
     places: tuple[Place, ...] = ()
     which: str = ""
+    near: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

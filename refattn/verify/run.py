@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -55,8 +55,8 @@ def verify_case(
     >>> outcome.status, outcome.verdicts[0].share < 1
     ('agrees', True)
     """
-    declared = read_roundings(rounding if isinstance(rounding, Mapping) else tuple(rounding), mechanism.equations)
-    declared |= roundings(kernel, mechanism.equations)
+    declared = read_roundings(rounding if isinstance(rounding, Mapping) else tuple(rounding), mechanism)
+    declared |= roundings(kernel, mechanism)
     small = dtype in SCALED
     further = pulls(kernel, mechanism.pulled) if grad and not small else ()
     more: dict[str, Any] = {"roundings": declared, "further": further}
@@ -179,6 +179,7 @@ def verify(
     seed: int = 0,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
     outcomes: Callable[..., Iterable[Outcome]] | None = None,
+    first: Container[tuple[str, str]] = (),
 ) -> Report:
     """Verify a kernel on all cases of a mechanism, which are the designed ones unless the record has others.
 
@@ -206,6 +207,8 @@ def verify(
     outcomes
         Runs the cases in place of `verify_case`, one after the other: `refattn.verify.parallel.outcomes` with its first
         arguments.
+    first
+        Names of cases, each with a type, that are run before all others; the report has them in their usual order.
 
     Returns
     -------
@@ -225,7 +228,8 @@ def verify(
     ({'run': 2, 'agreed': 0, 'failed': 2, 'declined': 0}, 1)
     """
     dtypes = tuple(dtypes)
-    plan = [(case, dtype) for dtype in dtypes for case in mechanism.cases]
+    usual = [(case, dtype) for dtype in dtypes for case in mechanism.cases]
+    plan = sorted(usual, key=lambda one: (one[0].name, one[1]) not in first)
     asked = tuple(derivatives)
     if asked and set(dtypes) - {*DERIVED}:
         raise ValueError(f"dtypes: got {', '.join(dtypes)}, needs {' or '.join(DERIVED)} where derivatives are asked")
@@ -236,6 +240,8 @@ def verify(
         found = [verify_case(mechanism, kernel, case, dtype, **known) for case, dtype in progress(plan)]
     else:
         found = [*outcomes(plan, progress=progress, **known)]
+    places = {(case.name, dtype): number for number, (case, dtype) in enumerate(usual)}
+    found.sort(key=lambda one: places[one.case, one.dtype])
     report = Report(mechanism.name, label or repr(kernel), grad, tuple(found), seed=seed)
     report = replace(report, reference=getattr(kernel, "reference", False) is True)
     report = replace(report, not_run=_not_run(mechanism, found))

@@ -13,7 +13,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ _NEEDS: dict[str, Any] = {key: Whole(0 if key in ("n", "nq", "nk") else 1, 1 << 
 _NEEDS |= {"logits": Real(), "mask": Real(0.0, 1.0)}
 
 _WORKLOAD = {"definition": str, "workload": {"axes": Each(Whole(0, 1 << 40))}}
+
+_EQUAL = re.compile(r"\s*(b|h|g|nq|nk|d|e)\s*==?\s*(b|h|g|nq|nk|d|e)\s*")
+_MULTIPLE = re.compile(r"\s*(b|h|g|n|nq|nk|d|e)\s*%\s*([1-9]\d*)\s*==?\s*0\s*")
 
 
 class UserCaseError(Exception):
@@ -350,20 +353,29 @@ FEW = 2
 """Sequences and key/value heads that a fitted case has at most."""
 
 
-def fitted(cases: Iterable[Case], supports: Mapping[str, Any]) -> list[Case]:
+def fitted(cases: Iterable[Case], supports: Mapping[str, Any] | Sequence[str]) -> list[Case]:
     """Return the designed cases in sizes that an adapter states it can run, without those that it cannot.
 
     `supports` has sizes by their letters: a number, several, or ``{"multiple_of": 128, "at_least": 128, "at_most":
-    4096}``; n is both lengths. Under "options" it may name the arguments beside q, k and v that it takes.
+    4096}``; n is both lengths. Under "options" it may name the arguments beside q, k and v that it takes, under "where"
+    relations of sizes, such as ``["nq = nk", "h = g", "e = d", "n % 16 = 0"]``, which may stand alone, too.
 
     Raises
     ------
     UserCaseError
         Where that is something else.
     """
-    letters = {key: x for key, x in supports.items() if key not in ("options", "dtypes")}
+    if not isinstance(supports, Mapping):
+        supports = {"where": supports}
+    letters = {key: x for key, x in supports.items() if key not in ("options", "dtypes", "where")}
+    multiples, equal = _relations(supports.get("where", ()))
+    if twice := [key for key in multiples if key in letters]:
+        raise UserCaseError(f"supports: got {twice[0]} twice, needs its sizes or a relation")
+    letters |= multiples
     if unknown := [key for key in letters if key not in SIZES]:
-        raise UserCaseError(f"supports: got {unknown[0]!r}, needs some of {', '.join((*SIZES, 'options', 'dtypes'))}")
+        raise UserCaseError(
+            f"supports: got {unknown[0]!r}, needs some of {', '.join((*SIZES, 'options', 'dtypes', 'where'))}"
+        )
     allowed = {key: letters.get(key, letters.get("n") if key in ("nq", "nk") else None) for key in SIZES if key != "n"}
     taken = supports.get("options")
     found: dict[Any, Case] = {}
@@ -373,19 +385,68 @@ def fitted(cases: Iterable[Case], supports: Mapping[str, Any]) -> list[Case]:
         if case.inputs["q"].axes:
             one: Case | None = case
         else:
-            one = _fit(case, allowed)
+            one = _fit(case, allowed, equal)
         if one is not None:
             about = tuple((name, x.shape, x.design, *sorted(x.numbers.items())) for name, x in one.inputs.items())
             found.setdefault((about, repr(sorted(one.options.items()))), one)
     return list(found.values())
 
 
-def _fit(case: Case, allowed: Mapping[str, Any]) -> Case | None:
+def inferred(ran: Sequence[Case], declined: Sequence[Case]) -> tuple[dict[str, Any], list[Case]]:
+    """Return what `supports` may say of a kernel that declined cases for their sizes, and what they become with it.
+
+    It is what holds of all sizes that ran. Cases with an option that none of these has tell nothing of sizes.
+    """
+    given = {name for case in ran for name in (*case.inputs, *case.options)}
+    asked = [case for case in declined if {*case.inputs, *case.options} <= given]
+    if not ran or any(case.inputs["q"].axes for case in (*ran, *asked)):
+        return {}, []
+    known, others = [sizes_of(case) for case in ran], [sizes_of(case) for case in asked]
+    found: dict[str, Any] = {}
+    for letter in ("d", "e"):
+        values = {one[letter] for one in known}
+        if {one[letter] for one in others} - values:
+            found[letter] = sorted(values)
+    common = math.gcd(*(one[letter] for one in known for letter in ("nq", "nk")))
+    step = common & -common  # the largest power of two that divides all
+    if step > 1 and any(one[letter] % step for one in others for letter in ("nq", "nk")):
+        found["n"] = {"multiple_of": step}
+    pairs = (("nq", "nk"), ("h", "g"), ("e", "d"))
+    equal = [pair for pair in pairs if all(one[pair[0]] == one[pair[1]] for one in known)]
+    where = [f"{a} = {b}" for a, b in equal if any(one[a] != one[b] for one in others)]
+    found |= {"where": where} if where else {}
+    if "e = d" in where:
+        found.pop("e", None)
+    return found, [case for case in fitted(asked, found) if case not in asked] if found else []
+
+
+def _relations(texts: Any) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Return what multiples sizes are of, by their letters, and the pairs of sizes that are equal."""
+    multiples: dict[str, Any] = {}
+    equal: list[tuple[str, str]] = []
+    for text in [texts] if isinstance(texts, str) else texts:
+        if found := _EQUAL.fullmatch(str(text)):
+            equal.append((found[1], found[2]))
+        elif found := _MULTIPLE.fullmatch(str(text)):
+            multiples[found[1]] = {"multiple_of": int(found[2])}
+        else:
+            raise UserCaseError(f"supports: got {text!r}, needs relations such as nq = nk, h = g, e = d, n % 16 = 0")
+    return multiples, equal
+
+
+def sizes_of(case: Case) -> dict[str, int]:
+    """Return the sizes of a case by their letters."""
     (b, h, rows, d), (_, g, columns, _) = case.inputs["q"].shape, case.inputs["k"].shape
-    e = case.inputs["v"].shape[3]
-    now = {"b": b, "h": h, "g": g, "nq": rows, "nk": columns, "d": d, "e": e}
+    return {"b": b, "h": h, "g": g, "nq": rows, "nk": columns, "d": d, "e": case.inputs["v"].shape[3]}
+
+
+def _fit(case: Case, allowed: Mapping[str, Any], equal: Sequence[tuple[str, str]] = ()) -> Case | None:
+    now = sizes_of(case)
+    b, h, g, rows, columns, d, e = now.values()
     new = {key: _nearest(n, allowed.get(key)) for key, n in now.items()}
-    if (rows < columns) != (new["nq"] < new["nk"]) or (rows > columns) != (new["nq"] > new["nk"]):
+    new |= {one: max(new[one], new[other]) for pair in equal for one, other in (pair, pair[::-1])}
+    one_length = {"nq", "nk"} in [{*pair} for pair in equal]
+    if not one_length and np.sign(rows - columns) != np.sign(new["nq"] - new["nk"]):
         longer = "nk" if rows < columns else "nq"
         other = new["nq" if longer == "nk" else "nk"]
         new[longer] = other if rows == columns else _nearest(2 * other, allowed.get(longer))
@@ -394,11 +455,13 @@ def _fit(case: Case, allowed: Mapping[str, Any]) -> Case | None:
         if rows == columns and _nearest(other, allowed.get(longer)) != other:
             return None
     new["e"] = new["e"] if allowed.get("e") is not None or e != d else new["d"]
+    if any(new[one] != new[other] for one, other in equal):
+        return None
     if new == now:
         return case
     if allowed.get("h") is None and allowed.get("g") is None:
-        shared = h // max(g, 1)
-        new |= {"g": min(g, FEW), "h": min(g, FEW) * shared}
+        shared = new["h"] // max(new["g"], 1)
+        new |= {"g": min(new["g"], FEW), "h": min(new["g"], FEW) * shared}
     if allowed.get("b") is None and not {"q_lengths", "k_lengths"} & {*case.inputs}:
         new["b"] = min(b, FEW)
     if not new["g"] or new["h"] % new["g"]:

@@ -189,7 +189,7 @@ def test_declared_roundings_are_granted() -> None:
     rough.roundings = ("SM.1",)  # type: ignore[attr-defined]
     assert verify_case(RECORD, rough, case, "float16").status == "agrees"
     rough.roundings = ("SM.77",)  # type: ignore[attr-defined]
-    with pytest.raises(LoadError, match="needs some of products, q, k, v and ids such as SM.1"):
+    with pytest.raises(LoadError, match="needs some of products, q, k, v, exponent and ids such as SM.1"):
         verify_case(RECORD, rough, case, "float16")
 
 

@@ -334,3 +334,48 @@ def test_a_shape_in_float8() -> None:
     assert verify_case(RECORD, attend, user_cases.from_text(RECORD, "n=20,d=8"), "float8_e4m3fn").status == "agrees"
     with pytest.raises(sampled.TooLargeError, match="more than 1048576 scores"):
         verify_case(RECORD, attend, user_cases.from_text(RECORD, "n=1100,d=8"), "float8_e4m3fn")
+
+
+def test_supports_relates_sizes() -> None:
+    record = ra.mechanism("softmax")
+    cases = user_cases.fitted(record.cases, ["nq = nk", "h=g", "e=d", "n % 16 = 0"])
+    assert len(cases) > 25
+    for b, h, g, rows, columns, d, e in map(sizes, cases):
+        assert (rows, h, d, rows % 16) == (columns, g, e, 0) and b
+    assert {"causal", "mask", "window", "sink"} <= {name for case in cases for name in (*case.options, *case.inputs)}
+    with_both = user_cases.fitted(record.cases, {"d": 64, "where": ["nq=nk"]})
+    assert {
+        (case.inputs["q"].shape[3], case.inputs["q"].shape[2] == case.inputs["k"].shape[2]) for case in with_both
+    } == {(64, True)}
+    with pytest.raises(user_cases.UserCaseError, match="got 'nq > nk', needs relations such as nq = nk"):
+        user_cases.fitted(record.cases, ["nq > nk"])
+
+
+SQUARE = """
+import refattn as ra
+
+def square(q, k, v, *, causal=False, scale=None):
+    if q.shape[2] != k.shape[2] or q.shape[1] != k.shape[1] or q.shape != v.shape or q.shape[2] % 16:
+        return ra.Decline("sizes")
+    return ra.softmax.forward(q, k, v, causal=causal, **({} if scale is None else {"scale": scale}))[0]
+
+def told(q, k, v, *, causal=False, scale=None):
+    return square(q, k, v, causal=causal, scale=scale)
+
+told.supports = ["nq = nk", "h = g", "e = d", "n % 16 = 0"]
+"""
+
+
+def test_cases_that_fit_are_offered_where_most_are_declined(tmp_path: Path) -> None:
+    kernels = tmp_path / "square.py"
+    kernels.write_text(SQUARE)
+    result = verify(f"{kernels}:square", "--dtype", "float32")
+    assert result.exit_code == 0 and "more fit the sizes of those that ran" in result.stdout
+    line = next(line for line in result.stdout.splitlines() if line.startswith("  attend.supports = "))
+    for part in ("nq = nk", "h = g", "multiple_of"):
+        assert part in line
+    few, many = (
+        int(one.stdout.splitlines()[-1].split("agrees: ")[1].split()[0])
+        for one in (result, verify(f"{kernels}:told", "--dtype", "float32"))
+    )
+    assert many > 2 * few

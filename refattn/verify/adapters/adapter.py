@@ -154,7 +154,17 @@ def call(
         except BaseException as error:  # foreign code may raise anything, even where it is only looked at
             if interrupts and isinstance(error, KeyboardInterrupt):
                 raise
-            raise CallError(words(error)) from error
+            raise CallError(_passed_on(error, (*inputs, *options)) or words(error)) from error
+
+
+def _passed_on(error: BaseException, names: Iterable[str]) -> str:
+    """Return what is wrong where an adapter gives an argument of the case to a function without such a parameter."""
+    said = words(error)
+    if not isinstance(error, TypeError) or "keyword" not in said:
+        return ""
+    name = next((name for name in names if f"'{name}'" in said), "")
+    hint = f'if {name} is not None: return refattn.Decline("no {name}")'
+    return name and f"it takes {name} and passes it on to what takes none: decline it, {hint} ({said})"
 
 
 def _call(

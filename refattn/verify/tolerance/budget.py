@@ -226,8 +226,9 @@ def disturbances(
     factored
         Inputs that are numbers of few digits times factors: a kernel may round these products to float32.
     """
-    if unknown := [id for id in roundings if id not in mechanism.equations and id not in UNTAGGED]:
-        raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}, {', '.join(UNTAGGED)}")
+    if unknown := [name for name in roundings if name not in names_of_roundings(mechanism)]:
+        names = ", ".join((*UNTAGGED, *mechanism.named_roundings))
+        raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}, {names}")
     further = {name: x for name, x in upstream.items() if name != "d_out"}
     with equations.trace() as traced:
         values = evaluate(mechanism, inputs, case.options, upstream.get("d_out"), further=further)
@@ -302,6 +303,11 @@ def _with_errors_of_factors(
         return {n: plain(x) for n, x in evaluate(mechanism, given, options, d_out, further=pulled).items()}
 
 
+def names_of_roundings(mechanism: Mechanism) -> tuple[str, ...]:
+    """Return what may be declared to be rounded: equations by their ids first."""
+    return (*mechanism.equations, *UNTAGGED, *mechanism.named_roundings)
+
+
 def untagged(roundings: Roundings, dtype: str) -> dict[str, str]:
     """Return what is no equation and rounded to a type with fewer digits than there are: in float64 nothing is."""
     low = {n: roundings[n] or dtype for n in UNTAGGED if n in roundings and dtype != "float64"}
@@ -313,7 +319,8 @@ def held_in(mechanism: Mechanism, dtype: str, roundings: Roundings) -> dict[str,
     """Return the type by equation that a kernel declares to hold values in, beside those that every kernel rounds."""
     if dtype not in ("float16", "bfloat16"):
         return {}
-    return {id: dtype for id, type_ in roundings.items() if id not in mechanism.stored and type_ in ("", dtype)}
+    known = (id for id in roundings if id in mechanism.equations and id not in mechanism.stored)
+    return {id: dtype for id in known if roundings[id] in ("", dtype)}
 
 
 def unit_of(dtype: str) -> float:
@@ -343,7 +350,7 @@ def kernel_sizes(
         # The adjoint of a sum is taken from the output, with the errors that it has by then.
         low |= {id: product for id in mechanism.stored if id.startswith("d")}
     for id, type_ in roundings.items():
-        if id not in UNTAGGED and (type_ or short):
+        if id in mechanism.equations and (type_ or short):
             low[_felt_in(mechanism, id, type_, traced)] = type_ or dtype
     counts = passes_of(traced)
     for key in [key for key in sizes if key.partition("[")[0] in low]:
@@ -356,6 +363,12 @@ def kernel_sizes(
         most = np.max(size, axis=-1, keepdims=True, initial=0.0) if low[id] in FLOAT8 else 1.0
         subnormal = np.where(size == 0.0, 0.0, most * 2.0 ** (kind.lowest - kind.bits))
         sizes[key] = np.hypot(sizes[key], np.maximum(kind.unit * size, subnormal))
+    for name in {*roundings} & {*mechanism.named_roundings}:
+        if (type_ := roundings[name] or dtype) != "float64":
+            felt = mechanism.named_roundings[name]
+            for key in [key for key in sizes if key.partition("[")[0] in felt]:
+                size = felt[key.partition("[")[0]](given, Pass(traced, key, counts, measured))
+                sizes[key] = np.hypot(sizes[key], TYPES[type_].unit * np.abs(finite(size)))
     return sizes
 
 
