@@ -95,7 +95,7 @@ def test_options_that_need_or_exclude_others() -> None:
 def test_some_cases_by_name(kernels: Callable[[str], str]) -> None:
     given = (kernels("attend"), "--dtype", "float32")
     result = verify(*given, "--case", "causal,tiny", "--case", "sink-tiles")
-    assert result.stdout.splitlines()[-1].startswith("softmax: agrees: ")
+    assert result.exit_code == 0 and "2 cases run, 1 declined, 0 failed" in result.stdout.splitlines()[-1]
     assert "verify softmax: 3 of 3 cases" in result.stderr
     line = refused("verify", "softmax", "--impl", kernels("attend"), "--case", "causl")
     assert line.startswith("--case: got 'causl', needs a case of softmax, such as causal")
