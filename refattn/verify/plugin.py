@@ -190,7 +190,7 @@ def _suspect(record: Mechanism, outcome: Outcome, grad: bool) -> str:
     from refattn.verify.outcome import Report
     from refattn.verify.report.suspects import told
 
-    found = locate(record, Report(record.name, "", grad, (outcome,))).suspects
+    found = locate(record, Report(record.name, "", grad, (outcome,), record=record)).suspects
     return f"; suspect: {told(found.ranked[0])}" if found and found.ranked else ""
 
 

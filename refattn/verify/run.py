@@ -222,7 +222,7 @@ def verify(
         found = [verify_case(mechanism, kernel, case, dtype, **known) for case, dtype in progress(plan)]
     else:
         found = [*outcomes(plan, progress=progress, **known)]
-    report = Report(mechanism.name, label or repr(kernel), grad, tuple(found), seed=seed)
+    report = Report(mechanism.name, label or repr(kernel), grad, tuple(found), seed=seed, record=mechanism)
     report = replace(report, reference=getattr(kernel, "reference", False) is True)
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in found):

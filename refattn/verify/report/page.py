@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.outcome import Outcome, Report, Result, Truth, Verdict
 from refattn.verify.report import diagnosis, example
-from refattn.verify.report.tables import call_of, closing, decline_rows
+from refattn.verify.report.tables import LEGEND, call_of, closing, decline_rows, heading
 from refattn.verify.report.texts import cases_text, share_text
 from refattn.verify.tolerance.budget import finite, ratio, rounded, rows
 from refattn.verify.tolerance.compare import row_limits
@@ -35,6 +36,12 @@ COLUMNS = 256
 MOST = 1e9
 """Larger shares tell nothing more."""
 
+_TOP = """.agrees { color: #17692f } .disagrees { color: #b3140c } .declined { color: #7a5b00 }
+.verdict { font-size: 1.05rem; font-weight: 600 }
+.box { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; border: 2px solid #b3140c;
+  border-radius: 6px; padding: .7rem 1rem }
+.box dt { font-weight: 600 } .box dd { margin: 0; overflow-wrap: anywhere }"""
+
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
@@ -46,11 +53,7 @@ table {{ border-collapse: collapse }} td, th {{ padding: .15rem .9rem .15rem 0; 
 th {{ border-bottom: 1px solid #999 }} code, pre, .n {{ font: 13px/1.4 ui-monospace, monospace }}
 pre {{ background: #f4f4f4; padding: .7rem; overflow-x: auto }}
 figure {{ display: inline-block; margin: .5rem 1.5rem .5rem 0 }} figcaption {{ font-size: 13px }}
-.agrees {{ color: #17692f }} .disagrees {{ color: #b3140c }} .declined {{ color: #7a5b00 }}
-.verdict {{ font-size: 1.05rem; font-weight: 600 }}
-.box {{ display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; border: 2px solid #b3140c;
-  border-radius: 6px; padding: .7rem 1rem }}
-.box dt {{ font-weight: 600 }} .box dd {{ margin: 0; overflow-wrap: anywhere }}
+{top}
 svg, table {{ max-width: 100% }}
 @media (max-width: 30rem) {{ .box {{ grid-template-columns: 1fr }} body {{ margin: .5rem auto; padding: 0 .5rem }}
   td, th {{ padding-right: .4rem; overflow-wrap: anywhere }}
@@ -77,15 +80,13 @@ def page(
     indentation, where there are any; `instead` are outcomes of smaller cases in place of long ones, whose results are
     not kept.
     """
-    what = "outputs and gradients" if report.grad else "outputs"
     title = f"{report.kernel} against {mechanism.title.lower()}"
     failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
-    status = {0: "agrees", 1: "disagrees", 3: "declined"}[report.exit_code]
-    parts = [f"<h1>{escape(title)}: {what}</h1>", f'<p class="verdict {status}">{escape(closing(report))}</p>']
-    parts += _box(report, mechanism)
+    parts = _top(report, mechanism, "h1")
     parts += _section("Suspects", _verbatim(" " * columns + text for columns, text in suspects))
     parts += _smallest(report)
     parts += _section("Used share of the allowed error", _bars(report))
+    parts += ["".join(f"<p>{escape(line)}</p>" for line in LEGEND.splitlines())]
     parts += _section("Where the errors are", _maps(replace(report, outcomes=(*report.outcomes, *instead))))
     parts += _section("Cases and types", _grid(report))
     parts += _section(
@@ -96,7 +97,20 @@ def page(
     counts = [(kind, *row.values()) for kind, row in report.counts().items()]
     parts += _section("Cases", _table(("class", "run", "agreed", "failed", "declined"), counts))
     parts += _section("Versions", _table(("program", "version"), _versions(producer)))
-    return _PAGE.format(title=escape(title), body="\n".join(parts))
+    return _PAGE.format(title=escape(title), top=_TOP, body="\n".join(parts))
+
+
+def top(report: Report, mechanism: Mechanism) -> str:
+    """Return the top of the page as a part of another one, a notebook's: the verdict and the diagnosis."""
+    style = "\n".join(f".refattn {rule}" for rule in re.findall(r"\.[^{]+{[^}]*}", _TOP))
+    body = "".join(_top(report, mechanism, "h4"))
+    return f'<div class="refattn"><style>{style}</style>{body}</div>'
+
+
+def _top(report: Report, mechanism: Mechanism, tag: str) -> list[str]:
+    status = {0: "agrees", 1: "disagrees", 3: "declined"}[report.exit_code]
+    title = f"<{tag}>{escape(heading(report, mechanism))}</{tag}>"
+    return [title, f'<p class="verdict {status}">{escape(closing(report))}</p>', *_box(report, mechanism)]
 
 
 def _smallest(report: Report) -> list[str]:
