@@ -159,7 +159,7 @@ def test_a_precision_that_explains_it_is_told_and_may_be_declared() -> None:
     with pytest.raises(AssertionError, match="precision .*float32 agrees if"):
         ra.assert_close("softmax", q, k, v, out)
     names = [f"{name}=bfloat16" for name in ("q", "k", "v")]
-    assert ra.assert_close("softmax", *short, out, rounding=names)
+    assert ra.assert_close("softmax", short[0], short[1], short[2], out, rounding=names)
 
 
 @pytest.mark.parametrize(
