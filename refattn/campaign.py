@@ -11,23 +11,22 @@ What starts workers, sends units to them, and sends those again whose worker has
 from __future__ import annotations
 
 import functools
+import importlib
 import json
+import pickle
 import platform
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import refattn
-from refattn import backends
+from refattn import backends, workers
 from refattn.files import MIB, read_json, remove_left_behind, source_digest, write_atomically
 
 ENDED = "the process that ran it ended, of a lack of memory perhaps"
@@ -206,24 +205,29 @@ class _Ended(Sequence[Any]):
 
 
 def _in_processes(units: Sequence[Unit], jobs: int) -> Iterator[tuple[Unit, str | None]]:
-    # A fresh interpreter for each: threads that this process has started, of BLAS for instance, do not survive a fork.
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_ignore_interrupts)
+    main = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m tools.rates`, whose units are its own
+    name = "" if main is None or main.name.endswith("__main__") else main.name
+    questions = [pickle.dumps((name, pickle.dumps((unit, versions())))) for unit in units]
+    for n, found in workers.each(f"{__name__}:answer", questions, jobs):
+        text, error = (None, None) if found is None else pickle.loads(found)
+        if error is not None:
+            raise error
+        yield units[n], text
+
+
+def answer(question: bytes) -> bytes:
+    """Run a unit in another process: return its text, or what it raised."""
+    main, asked = pickle.loads(question)
+    if main:
+        sys.modules["__main__"] = importlib.import_module(main)
     try:
-        running = {pool.submit(call, unit, versions()): unit for unit in units}
-        for future in as_completed(running):
-            try:
-                yield running[future], future.result()
-            except BrokenProcessPool:
-                yield running[future], None
-    except BaseException:  # nobody waits for work that is not wanted any more
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
-
-
-def _ignore_interrupts() -> None:
-    # They are for the process that waits, which then ends these.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return pickle.dumps((call(*pickle.loads(asked)), None))
+    except Exception as error:
+        try:
+            pickle.loads(found := pickle.dumps((None, error)))
+        except Exception:  # an error that cannot be sent as it is
+            found = pickle.dumps((None, CampaignError(f"{type(error).__name__}: {error}")))
+        return found
 
 
 def _on_cluster(units: Sequence[Unit], address: str, tell: Callable[[str], None]) -> Iterator[tuple[Unit, str | None]]:

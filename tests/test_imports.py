@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.processes import python
@@ -64,3 +66,17 @@ def test_attention_on_numpy_loads_no_other_library(implementation: str) -> None:
 def test_help_loads_nothing_heavy(words: str) -> None:
     code = f"from refattn.cli import cli\ntry:\n    cli({words.split()})\nexcept SystemExit:\n    pass"
     assert loaded(code) == {"click"}
+
+
+def test_a_room_loads_nothing_that_only_tools_read() -> None:
+    ours = "[n for n in sys.modules if '.testing' in n or n.endswith(('loops', 'pictures'))]"
+    assert python("-c", f"import sys\nimport refattn as ra\nra.softmax, ra.delta, ra.koopman\nprint({ours})") == "[]"
+
+
+def test_a_verification_that_agrees_loads_no_other_kind_of_run(tmp_path: Path) -> None:
+    (tmp_path / "k.py").write_text("import refattn as ra\nattend = lambda q, k, v: ra.softmax.forward(q, k, v)[0]\n")
+    words = ["verify", "softmax", "--impl", f"{tmp_path / 'k.py'}:attend", "--shape", "n=4,d=4", "--dtype", "float32"]
+    run = f"import sys\nfrom refattn.cli import cli\ntry:\n    cli({words})\nexcept SystemExit:\n    pass"
+    others = ("diagnose", "bugs", "large", "memory", "bitwise", "shrink", "freeze", "parallel", "questions")
+    said = python("-c", f"{run}\nprint([n for n in sys.modules if n.split('.')[-1] in {others}])")
+    assert said.splitlines()[-1] == "[]"

@@ -14,7 +14,7 @@ import pytest
 
 import refattn as ra
 
-PROGRAM = '''
+PROGRAM = """
 import numpy as np
 import refattn as ra
 from refattn.verify import Isolated, check, locate, verify_case
@@ -33,7 +33,7 @@ ra.softmax.forward(q, q, q, causl=True)  # wrong
 ra.softmax.forward(q, q)  # wrong
 ra.softmax.forward(q, q, q, causal="middle")  # wrong
 ra.softmx.forward(q, q, q)  # wrong
-ra.softmax.backward(out, out)  # wrong
+ra.softmax.backward(None, out)  # wrong
 saved.lze  # wrong
 ra.higher_order.forward(q, q, q, order=2, normaliser="signed")
 ra.higher_order.forward(q, q, q, order="two")  # wrong
@@ -66,7 +66,7 @@ with Isolated("mine.py:attend") as kernel:
     ra.verify(record, kernel)
 ra.Decline("no options"), ra.Context(causal=True), ra.tangent, ra.bridges, ra.list_mechanisms()[0].upper()
 ra.Decline(reason=3)  # wrong
-'''
+"""
 
 WRONG = [number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# wrong")]
 
@@ -81,7 +81,8 @@ def found_by_mypy(file: Path) -> list[int]:
 
 def found_by_pyright(file: Path) -> list[int]:
     """Return the lines of the errors of pyright."""
-    found = json.loads(run([sys.executable, "-m", "pyright", "--outputjson", str(file)], file))
+    call = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, str(file)]
+    found = json.loads(run(call, file))
     return [row["range"]["start"]["line"] + 1 for row in found["generalDiagnostics"] if row["severity"] == "error"]
 
 

@@ -1,13 +1,15 @@
 """The command line: parse, call, print.
 
 Exit codes: 0 all that ran agree; 1 something disagrees, raises or has the wrong shape; 2 bad usage or input; 3 nothing
-was run; 130 interrupted. What is asked for goes to standard output; progress and errors go to standard error.
+was run; 130 interrupted, 143 terminated. What is asked for goes to standard output; progress and errors go to standard
+error.
 
 A command is a small file here; what it needs is imported inside its function, so that help comes at once.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from typing import Any
@@ -17,8 +19,8 @@ import click
 import refattn
 from refattn.cli import stdio
 from refattn.cli.analyse import analyse
-from refattn.cli.arguments import BAD_INPUT, INTERRUPTED, Group, read_help
-from refattn.cli.certify import check, verify
+from refattn.cli.arguments import BAD_INPUT, INTERRUPTED, TERMINATED, Group, read_help
+from refattn.cli.check import check
 from refattn.cli.golden import golden
 from refattn.cli.inspect import backends, list_
 from refattn.cli.mutants import mutants
@@ -26,6 +28,7 @@ from refattn.cli.runs import plot, sample
 from refattn.cli.show import show
 from refattn.cli.trace import trace
 from refattn.cli.train import train
+from refattn.cli.verify import verify
 
 
 class Commands(Group):
@@ -52,8 +55,15 @@ class Commands(Group):
             ctx.exit(_explain(error, ctx.invoked_subcommand))
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: an end like that by Ctrl-C, with another exit code."""
+
+
 def _explain(error: BaseException, command: str | None = None) -> int:
     """Print an error of a command, or of what stands before it, as one line; return its exit code."""
+    if isinstance(error, Terminated):
+        click.echo("refattn: terminated", file=sys.stderr)
+        return TERMINATED
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         click.echo("refattn: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -79,7 +89,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
     it, and train a model with it.
 
     Exit codes: 0 all that ran agree; 1 something disagrees, raises or has the wrong shape; 2 bad usage or input; 3
-    nothing was run; 130 interrupted.
+    nothing was run; 130 interrupted, 143 terminated.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), file=sys.stderr)
@@ -94,6 +104,12 @@ if cli.help is None:  # python -OO
 
 def main() -> None:
     """Run the command line: the console entry point."""
+
+    def terminate(*_: Any) -> None:
+        raise Terminated
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminate)
     output = stdio.hold()
     try:
         cli(prog_name="refattn")

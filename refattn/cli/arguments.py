@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from refattn.backends import Backend
     from refattn.mechanisms.record import Mechanism
 
-BAD_INPUT, NOTHING_RUN, INTERRUPTED = 2, 3, 130
+BAD_INPUT, NOTHING_RUN, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 
 
 class Problem(click.ClickException):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +25,17 @@ def seed_of(text: str) -> int:
     return int(text)
 
 
-def sizes_of_large(shapes: Sequence[str]) -> dict[str, int]:
+def sizes_of_large(shapes: Sequence[str]) -> dict[str, Any]:
     """Return the heads and the width that a shape beside --large has."""
-    found = {}
-    for part in shapes[0].split(","):
+    found: dict[str, Any] = {}
+    if len(shapes) > 1:
+        raise Problem(f"--large: got --shape {len(shapes)} times, needs it once at most")
+    for part in ",".join(shapes).split(",") if shapes else ():
         name, _, value = (x.strip() for x in part.partition("="))
         if name not in ("h", "d") or not value.isdecimal() or int(value) < 1:
             raise Problem(f"--large: got --shape {shapes[0]!r}, needs the number of heads and the width, h=2,d=16")
         found[{"h": "heads", "d": "width"}[name]] = int(value)
     return found
-
-
-def own_given(shapes: Sequence[str], file: str | None, arrays: str | None) -> bool:
-    """Tell whether there are cases of the user's own."""
-    return bool(shapes or file is not None or arrays is not None)
 
 
 def own_cases(
@@ -61,7 +57,7 @@ def own_cases(
     except user_cases.UserCaseError as error:
         raise Problem(f"{option}: {error}") from error
     named = {case.name: case for case in cases}
-    return replace(record, cases=tuple(named.values())), dtypes
+    return record.changed(cases=tuple(named.values())), dtypes
 
 
 def supported(
@@ -87,7 +83,7 @@ def supported(
         raise Problem(f"supports: {str(error).removeprefix('supports: ')}") from error
     if not cases:
         raise Problem(f"supports: got {stated!r}, which no case can be made to fit")
-    return replace(record, cases=tuple(cases)), dtypes if given else types or dtypes
+    return record.changed(cases=tuple(cases)), dtypes if given else types or dtypes
 
 
 def without_float64(record: Mechanism, kernel: Any) -> str:

@@ -5,6 +5,7 @@ Trainer, checks, verification, vectors, benchmarks and docs are written against 
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -194,9 +195,64 @@ class Example:
     run: Callable[[Any, Mapping[str, Array]], Mapping[str, Array]] | None = None
 
 
+class _Later:
+    """A field that is read when it is first asked for, unless it is given."""
+
+    def __init__(self, read: Callable[[Mechanism], Any]) -> None:
+        self.read = read
+
+    def __set_name__(self, owner: type, field: str) -> None:
+        self.field = field
+
+    def __get__(self, record: Mechanism | None, owner: type | None = None) -> Any:
+        if record is None:
+            return self  # the default of the dataclass
+        if self.field not in vars(record):
+            vars(record)[self.field] = self.read(record)
+        return vars(record)[self.field]
+
+    def __set__(self, record: Mechanism, value: Any) -> None:
+        if value is not self:
+            vars(record)[self.field] = value
+
+
+def _later(read: Callable[[Mechanism], Any]) -> Any:
+    return _Later(read)
+
+
+def _in_room(path: str, name: str = "", empty: Any = ()) -> Any:
+    """Read what a module of the room of the definition has under this name: all of it without one."""
+
+    def read(record: Mechanism) -> Any:
+        home = record.definition.__name__.rpartition(".")[0] if record.definition else ""
+        if not home:
+            return empty
+        try:
+            module = importlib.import_module(f"{home}.{path}")
+        except ModuleNotFoundError as problem:
+            if problem.name in (f"{home}.{path}", f"{home}.{path.partition('.')[0]}"):
+                return empty
+            raise
+        return getattr(module, name, empty) if name else module
+
+    return _Later(read)
+
+
+def _options(record: Mechanism) -> dict[str, Any]:
+    options = inspect.signature(record.core.forward).parameters.values() if record.core else ()
+    return {option.name: option.default for option in options if option.kind is option.KEYWORD_ONLY}
+
+
 @dataclass(frozen=True, eq=False)
 class Mechanism:
     """The record of a mechanism.
+
+    What only tools ask for is no argument of a room's record: it is read when it is first asked for, from files of the
+    room whose names say which field they are. ``testing/cases.py`` has ``CASES``, and so ``kernel_sizes``, ``wrong``,
+    ``questions`` and ``layers``; ``testing/rounding_scales.py`` has ``ROUNDING_SCALES``, ``FURTHER`` and ``STORED``;
+    ``testing/block_derived_twice.py`` the function of that name; ``layer/pictures.py`` has ``PICTURES``, ``example.py``
+    ``EXAMPLE``; ``loops.py`` and ``testing/parts.py`` are such fields themselves. If a file is missing, the field is
+    empty.
 
     Attributes
     ----------
@@ -219,7 +275,7 @@ class Mechanism:
         What the equations around the core and `extra_modules` it are in a small run, by id in the order that they ran:
         as traced, and by a second derivation; None where they are derived once.
     implementations
-        The evaluations of the core, the dense one first.
+        The evaluations of the core, the dense one first: its ``IMPLEMENTATIONS``.
     defaults
         The options of the core with their defaults.
     context_fields
@@ -328,18 +384,10 @@ class Mechanism:
     title: str
     source: str
     equation_modules: tuple[ModuleType, ...]
-    loops: ModuleType
-    implementations: tuple[str, ...]
-    defaults: Mapping[str, Any]
     context_fields: tuple[str, ...]
     core: ModuleType | None
     block: Block
-    cases: tuple[Case, ...]
     properties: tuple[str, ...]
-    rounding_scales: Mapping[str, RoundingScale | None] = field(default_factory=dict)
-    further_rounding_scales: Mapping[str, RoundingScale] = field(default_factory=dict)
-    stored: Mapping[str, RoundingScale | None] = field(default_factory=dict)
-    wrong: Mapping[str, WrongKernel] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     fallback_equation: Mapping[str, str] = field(default_factory=dict)
     accumulates_before_rounding: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -358,16 +406,30 @@ class Mechanism:
     grow: ModuleType | None = None
     diagnostics: Any = None
     pointer: Any = None
-    pictures: tuple[Picture, ...] = ()
     learned: Callable[[Any], Mapping[str, Array]] | None = None
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    layers: tuple[Mechanism, ...] = ()
-    parts: ModuleType | None = None
-    kernel_sizes: tuple[Case, ...] = ()
-    questions: tuple[Question, ...] = ()
-    block_derived_twice: Callable[[], tuple[Mapping[str, Array], Mapping[str, Array]]] | None = None
+    implementations: tuple[str, ...] = _later(lambda record: tuple(getattr(record.core, "IMPLEMENTATIONS", ())))
+    defaults: Mapping[str, Any] = _later(_options)
     definition: ModuleType | None = None
-    example: Example | None = None
+    example: Example | None = _in_room("example", "EXAMPLE", None)
+    loops: ModuleType = _in_room("loops", empty=None)
+    pictures: tuple[Picture, ...] = _in_room("layer.pictures", "PICTURES")
+    cases: tuple[Case, ...] = _in_room("testing.cases", "CASES")
+    kernel_sizes: tuple[Case, ...] = _in_room("testing.kernel_sizes", "KERNEL_SIZES")
+    rounding_scales: Mapping[str, RoundingScale | None] = _in_room("testing.rounding_scales", "ROUNDING_SCALES", {})
+    further_rounding_scales: Mapping[str, RoundingScale] = _in_room("testing.rounding_scales", "FURTHER", {})
+    stored: Mapping[str, RoundingScale | None] = _in_room("testing.rounding_scales", "STORED", {})
+    wrong: Mapping[str, WrongKernel] = _in_room("testing.wrong", "WRONG", {})
+    questions: tuple[Question, ...] = _in_room("testing.questions", "QUESTIONS")
+    layers: tuple[Mechanism, ...] = _in_room("testing.layers", "LAYERS")
+    parts: ModuleType | None = _in_room("testing.parts", empty=None)
+    block_derived_twice: Callable[[], tuple[Mapping[str, Array], Mapping[str, Array]]] | None = _in_room(
+        "testing.block_derived_twice", "block_derived_twice", None
+    )
+
+    def changed(self, **fields: Any) -> Mechanism:
+        """Return the record with other fields, as `dataclasses.replace` does, but without reading those that wait."""
+        return Mechanism(**{**vars(self), **fields})
 
     @property
     def equations(self) -> dict[str, str]:

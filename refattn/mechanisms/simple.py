@@ -22,7 +22,7 @@ from typing import Any
 from refattn import equations
 from refattn.mechanisms import multihead
 from refattn.mechanisms.block import Block
-from refattn.mechanisms.entry import check_saved, defaults_of, enter, implementation_of, returned, upstream
+from refattn.mechanisms.entry import check_saved, enter, implementation_of, returned, upstream
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.xp import Array
@@ -110,7 +110,6 @@ def mechanism(
         "name": home.rpartition(".")[2],
         "equation_modules": (definition, multihead),
         "implementations": ("dense",),
-        "defaults": defaults_of(core.forward),
         "context_fields": context_fields,
         "core": core,
         "block": Block(multihead, title, context_fields, config),

@@ -6,7 +6,6 @@ does, by how many units in the last place, and how many do.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,9 +18,9 @@ from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import spacing
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.adapters import manners
-from refattn.verify.adapters.adapter import CallError, call
-from refattn.verify.outcome import CheckReport, Decline, Row
-from refattn.verify.selfcheck.sections import NotRun
+from refattn.verify.adapters.adapter import CallError
+from refattn.verify.invariances import Found, answered, report
+from refattn.verify.outcome import CheckReport
 from refattn.verify.user_cases import qkv
 
 SIZES = {"b": 3, "h": 4, "g": 2, "n_q": 70, "n_k": 133, "d": 64}
@@ -131,42 +130,30 @@ def verify_bitwise(
     def run(arrays: Arrays, options: Mapping[str, Any], manner: str = "") -> Arrays:
         arrays = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
         d_out = arrays.pop("d_out", None)
-        found = call(kernel, arrays, options, dtype, d_out, ("out", *mechanism.outputs), manner=manner)
-        if isinstance(found, Decline):
-            raise NotRun(f"declined: {found.reason}")
-        if found.declined:
-            raise NotRun(f"declined: {found.declined}")
-        return found.tensors
+        return answered(kernel, arrays, options, dtype, d_out, ("out", *mechanism.outputs), manner=manner).tensors
 
-    tasks: list[tuple[str, Callable[[Run, Arrays], Iterator[Pair]]]] = [
+    checks: list[tuple[str, Callable[[Run, Arrays], Iterator[Pair]]]] = [
         ("repetition", _repetition),
         ("threads", _threads),
         ("batch size", _batch),
         ("position in the batch", _position),
     ]
     if "independent" in mechanism.properties:
-        tasks.append(("heads", _heads))
+        checks.append(("heads", _heads))
     if "query_permutation" in mechanism.properties:
-        tasks.append(("chunk of queries", _chunk))
-        tasks += [("prefill and decode", _decode)] if "causal" in mechanism.defaults else []
-    tasks += [
-        (f"padding by {by}", partial(_padding, by=by)) for by in ("mask", "k_lengths") if by in mechanism.defaults
-    ]
-    rows = [_row(name, law(run, given), dtype) for name, law in progress(tasks)]
-    return CheckReport(mechanism.name, label or repr(kernel), False, tuple(rows), full=True)
+        checks.append(("chunk of queries", _chunk))
+        checks += [("prefill and decode", _decode)] if "causal" in mechanism.defaults else []
+    checks += [(f"padding by {by}", partial(_padding, by=by)) for by in ("mask", "k_lengths") if by in mechanism.defaults]
+    tasks = [(name, partial(_same, check, run, given, dtype)) for name, check in checks]
+    return report(mechanism, label or repr(kernel), "bitwise", tasks, progress)
 
 
-def _row(name: str, pairs: Iterator[Pair], dtype: str) -> Row:
-    try:
-        for one, other in pairs:
-            for tensor, a in one.items():
-                if tensor in other and (told := differing(tensor, a, other[tensor], dtype)):
-                    return Row("bitwise", name, "disagrees", math.inf, told)
-    except NotRun as reason:
-        return Row("bitwise", name, "not run", None, str(reason))
-    except (CallError, IndexError, ValueError) as error:
-        return Row("bitwise", name, "disagrees", math.inf, str(error))
-    return Row("bitwise", name, "agrees", 0.0, "the same bits")
+def _same(check: Callable[[Run, Arrays], Iterator[Pair]], run: Run, given: Arrays, dtype: str) -> Found:
+    for one, other in check(run, given):
+        for tensor, a in one.items():
+            if tensor in other and (told := differing(tensor, a, other[tensor], dtype)):
+                raise CallError(told)
+    return 0.0, "the same bits"
 
 
 def differing(tensor: str, a: NDArray[Any], b: NDArray[Any], dtype: str) -> str:

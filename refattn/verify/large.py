@@ -1,6 +1,6 @@
-"""Laws of a foreign kernel on one large case, where no truth can be afforded.
+"""Properties of a kernel on one large case, for which a truth would cost too much.
 
-The laws are those that the record of the mechanism claims and that need nothing but the kernel itself: both
+The properties are those that the record of the mechanism claims and that need nothing but the kernel itself: both
 sides of each equality are computed by it. What rounding may do is measured on the definition, on a window of the first
 tokens, and grows with the root of the number of tokens, as the sums that it comes from do.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,13 @@ from refattn.args import Whole, checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import TYPES, has_gradient, stored
 from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify.adapters.adapter import CallError, call
-from refattn.verify.outcome import CheckReport, Decline, Row
+from refattn.verify.adapters.adapter import CallError
+from refattn.verify.invariances import answered, report
+from refattn.verify.outcome import CheckReport
 from refattn.verify.selfcheck import properties
 from refattn.verify.selfcheck.probe import Core, Values, used_share
 from refattn.verify.selfcheck.samples import Sample
-from refattn.verify.selfcheck.sections import NotRun, one_line
+from refattn.verify.selfcheck.sections import NotRun
 from refattn.verify.tolerance.budget import disturbances, finite, wide
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -52,11 +52,7 @@ class Foreign(Core):
         arrays = {n: stored(x.astype(np.float64), self.dtype) if has_gradient(x) else x for n, x in wide.items()}
         d_out = arrays.pop("d_out", None)
         named = ("out", *self.mechanism.outputs)
-        found = call(self.kernel, arrays, options, self.dtype, d_out, named)
-        if isinstance(found, Decline):
-            raise NotRun(f"declined: {found.reason}")
-        if found.declined:
-            raise NotRun(f"declined: {found.declined}")
+        found = answered(self.kernel, arrays, options, self.dtype, d_out, named)
         shapes = {"out": (*inputs["q"].shape[:3], inputs["v"].shape[3])}
         shapes |= {f"d_{name}": x.shape for name, x in inputs.items()}
         for name, x in found.tensors.items():
@@ -84,7 +80,7 @@ class Foreign(Core):
         return {name: growth * x for name, x in super().noise(given, options, pulled).items()}
 
     def _low(self, inputs: Values, options: Mapping[str, Any], d_out: Any, growth: float) -> dict[str, float]:
-        """Return the noise in a type of few digits, to which laws round what they change of q, k and v, too."""
+        """Return the noise in a type of few digits, to which they round what they change of q, k and v, too."""
         record, case = self.mechanism, Case("large", "law", {}, options)
         given = case, self.dtype, wide(inputs), {"d_out": d_out}, dict.fromkeys("qkv", "")
         found, (values, noises) = {}, disturbances(record, *given)
@@ -139,8 +135,8 @@ _SHARED = ("permutation", "query_permutation", "token_permutation", "linear_in_v
 _MORE = ("split_and_merge", "padding", "truncation")
 
 
-def laws_of(mechanism: Mechanism) -> dict[str, Law]:
-    """Return what is checked: laws that the record claims, and `rows` where queries do not see each other."""
+def properties_of(mechanism: Mechanism) -> dict[str, Law]:
+    """Return what is checked: properties that the record claims, and `rows` if queries do not see each other."""
     known: dict[str, Law] = {name: properties.PROPERTIES[name] for name in (*_SHARED, *_MORE)} | {
         "causal": causal,
         "independent": independent,
@@ -162,7 +158,7 @@ def verify_large(
     width: int = 16,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> CheckReport:
-    """Check the laws of a mechanism on a kernel, with as many queries and keys as are asked.
+    """Check the properties of a mechanism on a kernel, with as many queries and keys as are asked.
 
     Parameters
     ----------
@@ -176,7 +172,7 @@ def verify_large(
     Returns
     -------
     CheckReport
-        One row for each law; what the kernel declines is "not run".
+        One row for each property; what the kernel declines is "not run".
 
     Examples
     --------
@@ -197,18 +193,6 @@ def verify_large(
     inputs = wide(make(mechanism.name, case, held))
     upstream = wide({"d_out": make_upstream(mechanism.name, case, "out", (1, heads, tokens, width), held)})
     subject = Sample(case.name, inputs, case.options, upstream, long=True)
-    tasks = [(name, partial(law, core, subject)) for name, law in laws_of(mechanism).items()]
-    found = tuple(_row(name, run, tokens) for name, run in progress(tasks))
-    return CheckReport(mechanism.name, label or repr(kernel), False, found, full=True)
-
-
-def _row(name: str, run: Callable[[], float], tokens: int) -> Row:
-    try:
-        share = run()
-    except NotRun as reason:
-        return Row("properties", name, "not run", None, str(reason))
-    except CallError as error:
-        return Row("properties", name, "disagrees", math.inf, str(error))
-    except Exception as error:  # what it returned cannot be compared
-        return Row("properties", name, "disagrees", math.inf, one_line(error))
-    return Row("properties", name, "agrees" if share <= 1.0 else "disagrees", share, f"{tokens} tokens")
+    told = f"{tokens} tokens"
+    tasks = [(name, lambda law=law: (law(core, subject), told)) for name, law in properties_of(mechanism).items()]
+    return report(mechanism, label or repr(kernel), "properties", tasks, progress)

@@ -7,7 +7,7 @@ by the error budget, as it is in C order by itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,9 +16,11 @@ import numpy as np
 
 from refattn.args import checked
 from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify.adapters.adapter import CallError, call
+from refattn.verify.adapters.adapter import CallError
 from refattn.verify.adapters.manners import TIMES
-from refattn.verify.outcome import CheckReport, Decline, Result, Row, Truth
+from refattn.verify.invariances import Found, answered, report
+from refattn.verify.outcome import CheckReport, Truth
+from refattn.verify.selfcheck.sections import NotRun
 from refattn.verify.tolerance.budget import truth
 from refattn.verify.tolerance.compare import judge
 from refattn.verify.user_cases import qkv
@@ -81,13 +83,13 @@ def verify_memory(
     (1, 'disagrees')
     """
     known = [(case, truth(mechanism, case, dtype, grad=grad, seed=seed)) for case in memory_cases(mechanism)]
-    tasks: list[tuple[str, Callable[[], Iterator[Row]]]] = [
+    tasks: list[tuple[str, Callable[[], Found]]] = [
         (manner, partial(_manner, mechanism, kernel, known, manner, dtype, grad)) for manner in MEANING
     ]
     if "mask" in mechanism.defaults or "k_lengths" in mechanism.defaults:
-        tasks.append(("masked", partial(_masked, mechanism, kernel, dtype, grad, seed)))
-    rows = [row for _, run in progress(tasks) for row in run()]
-    return CheckReport(mechanism.name, label or repr(kernel), False, tuple(rows), full=True)
+        for name, number in (("masked, large", LARGE), ("masked, NaN", np.nan)):
+            tasks.append((name, partial(_masked, mechanism, kernel, number, dtype, grad, seed)))
+    return report(mechanism, label or repr(kernel), "memory", tasks, progress)
 
 
 def _expanded(mechanism: Mechanism, case: Case, known: Truth, dtype: str, grad: bool) -> Truth:
@@ -101,58 +103,44 @@ def _expanded(mechanism: Mechanism, case: Case, known: Truth, dtype: str, grad: 
 
 
 def _manner(
-    mechanism: Mechanism,
-    kernel: Any,
-    known: Sequence[tuple[Case, Truth]],
-    manner: str,
-    dtype: str,
-    grad: bool,
-) -> Iterator[Row]:
-    worst, told, reason = -1.0, MEANING[manner], "nothing was run"
+    mechanism: Mechanism, kernel: Any, known: Sequence[tuple[Case, Truth]], manner: str, dtype: str, grad: bool
+) -> Found:
+    found, reason = [], "nothing was run"
     if manner == "interleaved" and not grad:
-        yield Row("memory", manner, "not run", None, "needs gradients: --grad")
-        return
+        raise NotRun("needs gradients: --grad")
     for case, each in known:
         one = _expanded(mechanism, case, each, dtype, grad) if manner == "expanded" else each
         pull = None if manner in ("held", "repeated") else one.upstream
         try:
-            share, said = _share(mechanism, kernel, case, one, dtype, pull, manner)
+            found.append(_share(mechanism, kernel, case, one, dtype, pull, manner))
+        except NotRun as why:
+            reason = str(why)
         except CallError as error:
-            yield Row("memory", manner, "disagrees", math.inf, f"{told}: case {case.name}: {error}")
-            return
-        if share is None:
-            reason = said
-        elif share > worst:
-            worst, told = share, f"{MEANING[manner]}{said and ': ' + said}"
-    if worst < 0.0:
-        yield Row("memory", manner, "not run", None, reason)
-    else:
-        yield Row("memory", manner, "agrees" if worst <= 1.0 else "disagrees", worst, told)
+            raise CallError(f"{MEANING[manner]}: case {case.name}: {error}") from error
+    if not found:
+        raise NotRun(reason)
+    share, said = max(found, key=lambda each: each[0])
+    return share, f"{MEANING[manner]}{said and ': ' + said}"
 
 
-def _share(
-    mechanism: Mechanism, kernel: Any, case: Case, known: Truth, dtype: str, pull: Any, manner: str
-) -> tuple[float | None, str]:
-    """Return the largest used share of a call in a manner, and what that was; None and why where it was declined."""
-    outputs = ("out", *mechanism.outputs)
-    given = kernel, known.inputs, case.options, dtype, pull, outputs
-    found = call(*given, further={} if pull is None else known.further, manner=manner)
-    if isinstance(found, Decline):
-        return None, f"declined: {found.reason}"
-    worst = max(judge(found, known), key=lambda verdict: verdict.share, default=None)
-    if worst is None:
-        return None, "returned nothing that is judged"
+def _share(mechanism: Mechanism, kernel: Any, case: Case, known: Truth, dtype: str, pull: Any, manner: str) -> Found:
+    """Return the largest used share of a call in a manner, and what that was."""
+    given = kernel, known.inputs, case.options, dtype, pull, ("out", *mechanism.outputs)
+    further = {} if pull is None else known.further
+    found = answered(*given, further=further, manner=manner, partly=True)  # held: its memory is not given again
+    verdicts = judge(found, known)
+    if not verdicts:
+        raise NotRun("returned nothing that is judged")
+    worst = max(verdicts, key=lambda verdict: verdict.share)
     if worst.agrees:
         return worst.share, ""
-    by_itself = call(*given, further={} if pull is None else known.further) if manner else None
-    if isinstance(by_itself, Result) and any(not v.agrees for v in judge(by_itself, known)):
-        return None, f"case {case.name} fails in C order, too"
-    at = list(worst.index) if worst.index else ""
-    return worst.share, f"case {case.name}: {worst.tensor}{at} is {worst.got}, needs {worst.expected}"
+    if manner and any(not v.agrees for v in judge(answered(*given, further=further, partly=True), known)):
+        raise NotRun(f"case {case.name} fails in C order, too")
+    return worst.share, f"case {case.name}: {worst.place} is {worst.got}, needs {worst.expected}"
 
 
-def _masked(mechanism: Mechanism, kernel: Any, dtype: str, grad: bool, seed: int) -> Iterator[Row]:
-    """Put large numbers, and NaN, where nothing may attend."""
+def _masked(mechanism: Mechanism, kernel: Any, number: float, dtype: str, grad: bool, seed: int) -> Found:
+    """Put a large number, or NaN, where nothing may attend."""
     sizes = {"b": 2, "h": 4, "g": 2, "n_q": 19, "n_k": 70, "d": 16}
     case = qkv("masked", "memory", "keys that nothing attends", sizes)
     seen = np.arange(70) < np.asarray([41, 3]).reshape(2, 1, 1, 1)
@@ -162,17 +150,12 @@ def _masked(mechanism: Mechanism, kernel: Any, dtype: str, grad: bool, seed: int
     case = replace(case, inputs={**case.inputs, name: design}, given={name: array})
     known = truth(mechanism, case, dtype, grad=grad, seed=seed)
     hidden = np.broadcast_to(~seen[:, :, 0, :, None], (2, 2, 70, 16))
-    for row, number in (("masked, large", LARGE), ("masked, NaN", np.nan)):
-        inputs = {n: np.where(hidden, x.dtype.type(number), x) if n in "kv" else x for n, x in known.inputs.items()}
-        changed = replace(known, inputs=inputs)
-        words = f"{number:g} in keys and values that nothing attends"
-        try:
-            share, said = _share(mechanism, kernel, case, changed, dtype, known.upstream, "")
-        except CallError as error:
-            share, said = math.inf, str(error)
-        if share is None:
-            yield Row("memory", row, "not run", None, said)
-        elif share > 1.0 and math.isnan(number):  # 0 * NaN is NaN: no convention forbids it
-            yield Row("memory", row, "not run", None, f"{words}: it comes through, which no convention forbids")
-        else:
-            yield Row("memory", row, "agrees" if share <= 1.0 else "disagrees", share, f"{words}{said and ': ' + said}")
+    inputs = {n: np.where(hidden, x.dtype.type(number), x) if n in "kv" else x for n, x in known.inputs.items()}
+    words = f"{number:g} in keys and values that nothing attends"
+    try:
+        share, said = _share(mechanism, kernel, case, replace(known, inputs=inputs), dtype, known.upstream, "")
+    except CallError as error:
+        share, said = math.inf, str(error)
+    if share > 1.0 and math.isnan(number):  # 0 * NaN is NaN: no convention forbids it
+        raise NotRun(f"{words}: it comes through, which no convention forbids")
+    return share, f"{words}{said and ': ' + said}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from refattn.golden.storage import TYPES
 from refattn.mechanisms.wrong import Call, WrongKernel
 from refattn.verify.bugs.emulator import Flash
 from refattn.verify.bugs.fault import faults
+from refattn.workers import EndedError, Process
 
 FAULT, SIZES, LOG = "REFATTN_SHIM_FAULT", "REFATTN_SHIM_SIZES", "REFATTN_SHIM_LOG"
 """What the processes of a suite are told: the name of a fault, its tiles, and the file that they note in."""
@@ -89,12 +89,10 @@ def score(command: str, kernels: Iterable[WrongKernel], *, timeout: float = 600.
             paths = [folder, root, *filter(None, [os.environ.get("PYTHONPATH")])]
             told = {FAULT: fault, SIZES: f"{sizes[0]},{sizes[1]}", LOG: str(log), "PYTHONPATH": os.pathsep.join(paths)}
             try:
-                done = subprocess.run(
-                    command, shell=True, env={**os.environ, **told}, capture_output=True, timeout=timeout, check=False
-                )
-            except subprocess.TimeoutExpired:
+                with Process(["sh", "-c", command], environment=told) as process:
+                    return process.wait(timeout) == 0, {*log.read_text().split()}
+            except EndedError:
                 return False, {"called", "wrong"}
-            return done.returncode == 0, {*log.read_text().split()}
 
         passes, said = run(NONE, (64, 64))
         if not passes:

@@ -96,6 +96,15 @@ class Truth:
     along: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
+def share_text(share: float) -> str:
+    """Return a share with two digits behind the point, rounded away from the limit where it is above."""
+    if not math.isfinite(share):
+        return "inf"
+    if share > 1.0:
+        share = math.ceil(share * 100.0 - 1e-9) / 100.0
+    return f"{share:.2f}" if share < 1000.0 else ">1000"  # how much more tells nothing
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What became of one tensor.
@@ -125,6 +134,16 @@ class Verdict:
     def agrees(self) -> bool:
         """Whether the tensor is within its budget."""
         return self.share <= 1.0
+
+    @property
+    def at(self) -> str:
+        """The index as text, "[0,1]"; "" if there is none."""
+        return f"[{','.join(map(str, self.index))}]" if self.index else ""
+
+    @property
+    def place(self) -> str:
+        """The tensor and the index as text, "out[0,1]"."""
+        return f"{self.tensor}{self.at}"
 
 
 @dataclass(frozen=True)
@@ -162,6 +181,24 @@ class Outcome:
     verdicts: tuple[Verdict, ...] = ()
     seen: tuple[Truth, Result] | None = field(default=None, repr=False, compare=False)
     note: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it disagrees or raises."""
+        return self.status in ("disagrees", "raises")
+
+    @property
+    def wrong(self) -> tuple[Verdict, ...]:
+        """The verdicts that disagree."""
+        return tuple(verdict for verdict in self.verdicts if not verdict.agrees)
+
+    def told(self) -> list[str]:
+        """Return in lines what is wrong: what was raised, and each result that disagrees."""
+        lines = [
+            f"{v.place} is {v.got}, needs {v.expected}: {share_text(v.share)} of the allowed error ({v.statistic})"
+            for v in self.wrong
+        ]
+        return [*filter(None, [self.detail]), *lines]
 
 
 @dataclass(frozen=True)
@@ -451,6 +488,11 @@ class Report(Judged):
         """The record that was verified against."""
         return self.record or registry.mechanism(self.mechanism)
 
+    @property
+    def failed(self) -> list[Outcome]:
+        """The outcomes that disagree or raise."""
+        return [outcome for outcome in self.outcomes if outcome.failed]
+
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many cases agreed, failed and were declined: by case class, then "all"."""
         table: dict[str, dict[str, int]] = {}
@@ -472,10 +514,9 @@ class Report(Judged):
     def to_html(self, path: str | Path | None = None) -> str:
         """Return the report as a page for a browser that needs no other file; write it to a file, too."""
         from refattn import __version__
-        from refattn.verify.report import page, suspects
+        from refattn.verify.report.page import page
 
-        told = suspects.lines(self.suspects) if self.suspects else ()
-        return _written(page.page(self, self.against, __version__, told), path)
+        return _written(page(self, self.against, __version__), path)
 
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return the report as plain data for JSON, as `refattn/verify/report/report.schema.json` describes it.

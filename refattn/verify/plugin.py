@@ -94,7 +94,7 @@ class GoldenCase:
         if outcome.status == "declined":
             pytest.skip(f"{DECLINED}{outcome.detail}")
         if outcome.status != "agrees":
-            pytest.fail(f"{self}: {told(outcome)}{_suspect(record, outcome, grad)}", pytrace=False)
+            pytest.fail(f"{self}: {'; '.join(outcome.told())}{_suspect(record, outcome, grad)}", pytrace=False)
         return outcome
 
 
@@ -192,17 +192,6 @@ def _suspect(record: Mechanism, outcome: Outcome, grad: bool) -> str:
 
     found = locate(record, Report(record.name, "", grad, (outcome,), record=record)).suspects
     return f"; suspect: {told(found.ranked[0])}" if found and found.ranked else ""
-
-
-def told(outcome: Outcome) -> str:
-    """Return in one line what is wrong."""
-    wrong = [
-        f"{v.tensor}{list(v.index) if v.index else ''} is {v.got}, needs {v.expected}: "
-        f"{v.share:.3g} of the allowed error ({v.statistic})"
-        for v in outcome.verdicts
-        if not v.agrees
-    ]
-    return "; ".join([*([outcome.detail] if outcome.detail else []), *wrong])
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -123,23 +123,18 @@ def verify_case(
 
 def with_slack_of(result: Result, known: Truth) -> Result:
     """Return a result with the rows of the truth where the lengths of its case leave them out."""
-    tensors = dict(result.tensors)
-    lengths = {"d_k": "k_lengths", "d_v": "k_lengths", **dict.fromkeys(("out", "lse", "max", "d_q"), "q_lengths")}
-    for name, which in lengths.items():
-        got = tensors.get(name)
+    tensors, rows, keys = dict(result.tensors), "q_lengths", "k_lengths"
+    places = [(name, rows, 2) for name in ("out", "lse", "max", "d_q")] + [(name, keys, 2) for name in ("d_k", "d_v")]
+    places += [place for id in result.judged for place in ((id, rows, 2), (id, keys, 3))]  # of pairs, or of queries
+    sizes = {rows: known.inputs["q"].shape[2], keys: known.inputs["k"].shape[2]}
+    for name, which, axis in places:
+        got, size = tensors.get(name), sizes[which]
         if got is None or which not in known.inputs or got.shape != known.values[name].shape:
             continue
-        beyond = np.arange(got.shape[2]) >= known.inputs[which][:, None]
-        beyond = beyond.reshape(got.shape[0], 1, -1, *(1,) * (got.ndim - 3))
-        tensors[name] = np.where(beyond, rounded(known, name).astype(got.dtype), got)
-    sizes = {"q_lengths": (2, known.inputs["q"].shape[2]), "k_lengths": (3, known.inputs["k"].shape[2])}
-    for id in result.judged:  # equations of pairs, or of queries
-        for which, (axis, size) in sizes.items():
-            got = tensors[id]
-            if which in known.inputs and got.shape == known.values[id].shape and got.shape[axis : axis + 1] == (size,):
-                beyond = np.arange(size) >= known.inputs[which][:, None]
-                beyond = beyond.reshape(got.shape[0], *(size if n == axis else 1 for n in range(1, got.ndim)))
-                tensors[id] = np.where(beyond, rounded(known, id).astype(got.dtype), got)
+        if got.shape[axis : axis + 1] == (size,):
+            beyond = np.arange(size) >= known.inputs[which][:, None]
+            beyond = beyond.reshape(got.shape[0], *(size if n == axis else 1 for n in range(1, got.ndim)))
+            tensors[name] = np.where(beyond, rounded(known, name).astype(got.dtype), got)
     return replace(result, tensors=tensors)
 
 

@@ -20,36 +20,6 @@ AFFORDED = 1 << 19
 """Scores of the first smaller case of a long one."""
 
 
-def smallest(
-    mechanism: Mechanism,
-    kernel: Any,
-    report: Report,
-    text: str = "kernel",
-    *,
-    rounding: tuple[str, ...] = (),
-    seconds: float = SECONDS,
-) -> tuple[str, ...]:
-    """Return six lines of Python that run the smallest case found that fails as the first one of a report does.
-
-    Parameters
-    ----------
-    mechanism, kernel, report, rounding
-        What was verified, and what was found.
-    text
-        The kernel as an expression of Python: ``load("mine.py:attend")``, ``Program(...)``, or a name.
-    seconds
-        How long to search.
-
-    Returns
-    -------
-    tuple of str
-        Empty where nothing fails. Of a case that hangs, which takes the whole time limit each time, those of the case
-        as it is.
-    """
-    found = least(mechanism, kernel, report, rounding=rounding, seconds=seconds)
-    return () if found is None else lines(mechanism.name, *found, text, report.grad, rounding, report.seed)
-
-
 def least(
     mechanism: Mechanism,
     kernel: Any,
@@ -58,11 +28,23 @@ def least(
     rounding: tuple[str, ...] = (),
     seconds: float = SECONDS,
 ) -> tuple[Case, Outcome] | None:
-    """Return the smallest case found that fails as the first one of a report does, and what was found; or None."""
-    failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
-    if not failed:
+    """Return the smallest case found that fails as the first one of a report does, and what was found.
+
+    Parameters
+    ----------
+    mechanism, kernel, report, rounding
+        What was verified, and what was found.
+    seconds
+        How long to search.
+
+    Returns
+    -------
+    tuple[Case, Outcome] or None
+        None if nothing fails. A case that hangs takes the whole time limit each time, and stays as it is.
+    """
+    if not report.failed:
         return None
-    wanted, end = failed[0], time.monotonic() + seconds
+    wanted, end = report.failed[0], time.monotonic() + seconds
     asked: dict[str, Any] = {"grad": report.grad, "rounding": rounding}
 
     def run(case: Case) -> Outcome | None:
@@ -137,10 +119,16 @@ def _descend(
 
 
 def _steps(mechanism: Mechanism, case: Case) -> Iterator[Case]:
-    """Yield the cases that are a step smaller: lengths first, which the time depends on."""
-    if case.inputs["q"].axes:
-        yield from _steps_by_axes(case)
-        return
+    """Yield the cases that are a step smaller: sizes first, then what may be left out."""
+    yield from _sizes_by_axes(case) if case.inputs["q"].axes else _sizes(mechanism, case)
+    for name in case.options:
+        yield replace(case, options={n: x for n, x in case.options.items() if n != name})
+    for name in set(case.inputs) - set("qkv"):
+        yield replace(case, inputs={n: x for n, x in case.inputs.items() if n != name})
+
+
+def _sizes(mechanism: Mechanism, case: Case) -> Iterator[Case]:
+    """Yield the cases whose sizes are a step smaller: lengths first, which the time depends on."""
     (b, h, rows, d), (_, g, columns, _) = case.inputs["q"].shape, case.inputs["k"].shape
     sizes = (b, g, h // max(g, 1), rows, columns, d, case.inputs["v"].shape[3])
     both = ((3, 4), (5, 6))  # lengths, widths
@@ -149,29 +137,21 @@ def _steps(mechanism: Mechanism, case: Case) -> Iterator[Case]:
         halved = tuple(max(1, n // 2) if at in axes and n else n for at, n in enumerate(sizes))
         if halved != sizes:
             yield resized(case, *halved)
-    for name in case.options:
-        yield replace(case, options={n: x for n, x in case.options.items() if n != name})
-    for name in set(case.inputs) - set("qkv"):
-        yield replace(case, inputs={n: x for n, x in case.inputs.items() if n != name})
 
 
-def _steps_by_axes(case: Case) -> Iterator[Case]:
-    """Yield the same for a case whose inputs have axes: tokens, widths, batch and heads, then what may be left out."""
+def _sizes_by_axes(case: Case) -> Iterator[Case]:
+    """Yield the same for a case whose inputs have axes: tokens, widths, batch and heads."""
     sizes = sizes_of(case)
     for letters in ("n", "de", "b", "hfg", "h", "d", "e"):
         smaller = {a: max(1, n // 2) if a in letters and n else n for a, n in sizes.items()}
         if smaller != sizes:
             yield resized_by(case, smaller)
-    for name in case.options:
-        yield replace(case, options={n: x for n, x in case.options.items() if n != name})
-    for name in set(case.inputs) - set("qkv"):
-        yield replace(case, inputs={n: x for n, x in case.inputs.items() if n != name})
 
 
 def _fault(outcome: Outcome) -> tuple[str, str]:
     """Return what is wrong: the first tensor that disagrees, or what was raised, without its particulars."""
-    wrong = [verdict.tensor for verdict in outcome.verdicts if not verdict.agrees]
-    return outcome.status, outcome.detail.partition(":")[0] if outcome.detail else "".join(wrong[:1])
+    wrong = [verdict.tensor for verdict in outcome.wrong[:1]]
+    return outcome.status, outcome.detail.partition(":")[0] if outcome.detail else "".join(wrong)
 
 
 def lines(
@@ -180,8 +160,7 @@ def lines(
     """Return six lines of Python that run a case, with what was found in the last one."""
     inputs = ", ".join(f'"{name}": {_input(given)}' for name, given in case.inputs.items())
     extra = f", grad={grad}, seed={seed}" + (f", rounding={rounding}" if rounding else "")
-    wrong = [verdict for verdict in outcome.verdicts if not verdict.agrees]
-    told = outcome.detail or "; ".join(f"{v.tensor}{list(v.index)}: {v.got}, not {v.expected}" for v in wrong[:1])
+    told = outcome.detail or "; ".join(f"{v.place}: {v.got}, not {v.expected}" for v in outcome.wrong[:1])
     program = text.startswith("Program(")
     return (
         "import refattn as ra",

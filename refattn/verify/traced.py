@@ -12,6 +12,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -261,27 +262,10 @@ def trace_block(mechanism: Mechanism, dtype: str, backend: backends.Backend, **c
 def read_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend, **more: Any) -> Run:
     """Return a designed case as what a reader sees: the definition if the call is the paper's own, else the core."""
     case = mechanism.case(case_name)
-    inputs = make(mechanism.name, case, dtype)
-    why = own_call(mechanism.core, {**inputs, **case.options, **more})
+    why = own_call(mechanism.core, {**make(mechanism.name, case, dtype), **case.options, **more})
+    run = _run(mechanism, case, dtype, backend, not isinstance(why, str), more)
     again = functools.partial(read_run, mechanism, case_name, dtype, backend)
-    if isinstance(why, str):
-        return replace(core_run(mechanism, case_name, dtype, backend, **more), why=why, again=again)
-    core, options = mechanism.core, {**case.options, **more}
-    assert core is not None
-    shape = _shapes(mechanism, inputs, options)["out"]
-    upstream = {"d_out": make_upstream(mechanism.name, case, "out", shape, dtype)}
-
-    def run(arguments: Mapping[str, NDArray[Any]], between: Callable[[], None]) -> dict[str, Array]:
-        given = {name: _placed(backend, x, dtype) for name, x in arguments.items()}
-        d_out = given.pop("d_out")
-        with reading():
-            out, saved = core.forward(**given, **options)
-            between()
-            gradients = core.backward(saved, d_out)
-        return {"out": out, **{f"d_{name}": x for name, x in gradients.items()}}
-
-    about = (mechanism.name, "definition", case.name, dtype, backend.name)
-    return Run(about, {**inputs, **upstream}, options, run, again=again)
+    return replace(run, why=why if isinstance(why, str) else "", again=again)
 
 
 def first_case(mechanism: Mechanism) -> str:
@@ -322,27 +306,36 @@ def example_run(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> 
 
 def core_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend, **more: Any) -> Run:
     """Return the general code of a core on a designed case, with `more` options, dense by default."""
-    core, case = mechanism.core, mechanism.case(case_name)
+    again = functools.partial(core_run, mechanism, case_name, dtype, backend)
+    return replace(_run(mechanism, mechanism.case(case_name), dtype, backend, False, more), again=again)
+
+
+def _run(
+    mechanism: Mechanism, case: Case, dtype: str, backend: backends.Backend, own: bool, more: Mapping[str, Any]
+) -> Run:
+    """Return a case of a core, which the definition runs if it is its own; otherwise all outputs have a gradient."""
+    core = mechanism.core
     assert core is not None
-    inputs, options = (
-        make(mechanism.name, case, dtype),
-        {"implementation": mechanism.implementations[0], **case.options, **more},
-    )
+    inputs, options = make(mechanism.name, case, dtype), {**case.options, **more}
+    if not own:
+        options = {"implementation": mechanism.implementations[0], **options}
     shapes = _shapes(mechanism, inputs, options)
+    shapes = {"out": shapes["out"]} if own else shapes
     upstream = {f"d_{name}": make_upstream(mechanism.name, case, name, shape, dtype) for name, shape in shapes.items()}
+    outputs = () if own else mechanism.outputs
 
     def run(arguments: Mapping[str, NDArray[Any]], between: Callable[[], None]) -> dict[str, Array]:
         given = {name: _placed(backend, x, dtype) for name, x in arguments.items()}
         d_outputs = {name: given.pop(name) for name in upstream}
-        out, saved = core.forward(**given, **options)
-        between()
-        outputs = {"out": out, **{name: getattr(saved, name) for name in mechanism.outputs}}
-        gradients = core.backward(saved, **d_outputs)
-        return {**outputs, **{f"d_{name}": x for name, x in gradients.items()}}
+        with reading() if own else nullcontext():
+            out, saved = core.forward(**given, **options)
+            between()
+            found = {"out": out, **{name: getattr(saved, name) for name in outputs}}
+            gradients = core.backward(saved, **d_outputs)
+        return {**found, **{f"d_{name}": x for name, x in gradients.items()}}
 
-    about = (mechanism.name, "core", case.name, dtype, backend.name)
-    again = functools.partial(core_run, mechanism, case_name, dtype, backend)
-    return Run(about, {**inputs, **upstream}, {**case.options, **more}, run, again=again)
+    about = (mechanism.name, "definition" if own else "core", case.name, dtype, backend.name)
+    return Run(about, {**inputs, **upstream}, {**case.options, **more}, run)
 
 
 def _shapes(mechanism: Mechanism, inputs: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> dict[str, Any]:

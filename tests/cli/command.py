@@ -18,9 +18,7 @@ from tests.processes import ROOT
 SMALL = ("--shape", "b=1,h=2,nq=3,nk=4,d=4", "--dtype", "float32")
 
 # Softmax attention in plain NumPy, right and wrong in many ways: a user's file.
-KERNELS = '''
-import sys
-
+KERNELS = """
 import numpy as np
 
 import refattn
@@ -38,15 +36,7 @@ def attend(q, k, v, *, mask=None, causal=False, scale=None, softcap=None):
     top = np.max(np.where(allowed, scores, -1e9), axis=-1, keepdims=True, initial=-1e9)
     weights = np.where(allowed, np.exp(np.where(allowed, scores - top, 0.0)), 0.0)
     total = weights.sum(axis=-1, keepdims=True)
-    attend.total, attend.top = total[..., 0], top[..., 0]
     return ((weights @ v) / np.where(total == 0.0, 1.0, total)).astype(dtype)
-
-
-def with_lse(q, k, v, **options):
-    out = attend(q, k, v, **options)
-    total = attend.total
-    lse = np.where(total == 0.0, -np.inf, attend.top + np.log(np.where(total == 0.0, 1.0, total)))
-    return out, lse.astype(np.float64 if q.dtype == np.float64 else np.float32)
 
 
 def top_left(q, k, v, *, causal=False, **options):
@@ -97,41 +87,9 @@ def declines(q, k, v, **options):
     return refattn.Decline("not today")
 
 
-def declines_masks(q, k, v, *, mask=None, **options):
-    return attend(q, k, v, **options) if mask is None else refattn.Decline("no masks")
-
-
-def prints(q, k, v, **options):
-    print("noise")
-    return attend(q, k, v, **options)
-
-
-def leaves(q, k, v, **options):
-    sys.exit(0)
-
-
 def interrupted(q, k, v, **options):
     raise KeyboardInterrupt
-
-
-class Pair:
-    """Hands out a backward that is right, by way of the reference."""
-
-    def forward(self, q, k, v, **options):
-        out, self.saved = refattn.softmax.forward(q, k, v, **options)
-        return out
-
-    def backward(self, d_out):
-        return refattn.softmax.backward(self.saved, d_out)
-
-
-class Failing:
-    def __init__(self):
-        raise OSError("no device")
-
-
-number = 3
-'''
+"""
 
 
 def run(*arguments: object) -> Result:

@@ -24,37 +24,6 @@ def test_unknown_names() -> None:
     assert "extra" in refused("list", "extra")
 
 
-def test_an_implementation_that_cannot_be_loaded(
-    kernels: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "broken.py").write_text("def attend(:\n")
-    (tmp_path / "raising.py").write_text("raise RuntimeError('no\\nGPU')\n")
-    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(0)\n")
-    (tmp_path / "needy.py").write_text("import a_module_that_is_not_there\n")
-    for spec, words in {
-        "kernels.py": "needs MODULE_OR_FILE:FUNCTION",
-        ":attend": "needs MODULE_OR_FILE:FUNCTION",
-        "nowhere.py:attend": "there is no file nowhere.py",
-        "a_module_that_is_not_there:attend": "No module named 'a_module_that_is_not_there'",
-        "broken.py:attend": "SyntaxError",
-        "raising.py:attend": "RuntimeError: no GPU",
-        "leaving.py:attend": "raised SystemExit: 0",
-        "needy.py:attend": "a_module_that_is_not_there",
-        kernels("absent"): "has no 'absent'",
-        kernels("number"): "number is int, needs a function",
-        kernels("Failing"): "OSError: no device",
-    }.items():
-        line = refused("verify", "softmax", "--in-process", "--impl", spec)
-        assert words in line and spec in line.replace("--impl: there is no file nowhere.py", spec)
-
-
-def test_an_implementation_that_ends_the_program_is_no_success(
-    few: tuple[str, ...], kernels: Callable[[str], str]
-) -> None:
-    assert verify(kernels("leaves")).exit_code in (1, 2)
-
-
 def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "my_kernels.py").write_text(KERNELS)
     result = process("verify", "softmax", "--impl", "my_kernels:attend", *SMALL, cwd=tmp_path)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +95,52 @@ def test_on_a_terminal(plain: bool, kernels: Callable[[str], str]) -> None:
     assert bool(re.search(r"verify softmax: (\d+) of \1 cases", text)) is plain
     report = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", text[text.rindex("against") :])
     assert max(map(len, report.splitlines())) <= 100
+
+
+def marked(mark: str) -> list[str]:
+    """The processes whose environment has a text."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append(folder.name)
+    return found
+
+
+@pytest.mark.skipif(not os.path.exists("/proc"), reason="needs /proc")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
+@pytest.mark.parametrize("command", ["check", "verify"])
+def test_a_signal_ends_the_command_and_all_its_processes(command: str, number: int, code: int, tmp_path: Path) -> None:
+    kernel, kept = tmp_path / "kernel.py", tmp_path / "kept"
+    kernel.write_text(
+        "import subprocess, time\nimport refattn\n\ndef attend(q, k, v, **options):\n"
+        "    subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+        "    time.sleep(300.0 * (q.shape[2] == 29))\n    return refattn.softmax.forward(q, k, v, **options)[0]\n"
+    )
+    words = (
+        ["check", "softmax", "--full"] if command == "check" else ["verify", "softmax", "--impl", f"{kernel}:attend"]
+    )
+    mark = f"REFATTN_TEST=signals-{os.getpid()}-{number}-{command}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "REFATTN_TEST": mark.partition("=")[2]}
+    asked = [sys.executable, "-m", "refattn", *words, "-j", "2", "--keep", str(kept)]
+    with subprocess.Popen(asked, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        end = time.monotonic() + 120.0
+        while len(marked(mark)) < (3 if command == "check" else 6):  # with its workers, and theirs
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        process.send_signal(number)
+        begun = time.monotonic()
+        assert process.wait(10.0) == code
+        while left := marked(mark):
+            # Two seconds, on a machine that has nothing else to do.
+            assert time.monotonic() < begun + 4.0, left
+            time.sleep(0.02)
+        said = process.stderr.read().decode()
+    assert {130: "refattn: interrupted", 143: "refattn: terminated"}.get(code, "") in said
+    assert "Traceback" not in said
 
 
 def test_progress_waits_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:

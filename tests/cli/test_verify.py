@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import facts, run, verify
+from refattn.cli.verify import KERNEL, NEEDS, WITHOUT
+from tests.cli.command import facts, refused, verify
 
 
 def test_a_right_implementation_agrees(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
@@ -16,15 +17,6 @@ def test_a_right_implementation_agrees(few: tuple[str, ...], kernels: Callable[[
     assert result.stdout.splitlines()[-1].startswith("softmax: agrees: 5 cases run, 0 declined, 0 failed")
     assert "not given" in next(line for line in result.stdout.splitlines() if " lse " in line)
     assert "verify softmax: 5 of 5 cases" in result.stderr
-
-
-def test_every_dtype_is_run_by_default(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
-    result = run("verify", "softmax", "--in-process", "--impl", kernels("with_lse"))
-    assert result.exit_code == 0
-    assert "15 cases run, 5 declined" in result.stdout and "not given" not in result.stdout
-    assert "it takes no dtype=" in result.stdout
-    for dtype in ("float64", "float32", "float16", "bfloat16"):
-        assert dtype in result.stdout
 
 
 def test_a_wrong_implementation_disagrees(few: tuple[str, ...], kernels: Callable[[str], str], tmp_path: Path) -> None:
@@ -77,26 +69,24 @@ def test_declining_everything_is_no_success(few: tuple[str, ...], kernels: Calla
     assert "not today" in result.stdout
 
 
-def test_declining_some_is_counted(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
-    result = verify(kernels("declines_masks"))
-    assert result.exit_code == 0
-    assert "3 cases run, 2 declined, 0 failed" in result.stdout.splitlines()[-1]
-    rows = [line.split() for line in result.stdout.splitlines()]
-    assert ["masked", "0", "0", "0", "1"] in rows and ["all", "3", "3", "0", "2"] in rows
-    assert ["2", "no", "masks", "float32:", "mask-keys,", "empty-rows"] in rows
+VALUES = {"--large": ["64"], "--shape": ["n=4"], "--jobs": ["2"], "--timeout": ["1"], "--seed": ["1"]}
+FLAGS = ("--in-process", "--memory", "--bitwise", "--tangent", "--hessian")
 
 
-def test_gradients(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
-    assert verify(kernels("Pair"), "--grad").exit_code == 0
-    for tensor in ("d_q", "d_k", "d_v"):
-        assert f" {tensor} " in verify(kernels("Pair"), "--grad").stdout
-    result = verify(kernels("attend"), "--grad")
-    assert result.exit_code == 3 and "no gradients" in result.stdout
+def words(*options: str) -> list[str]:
+    return [word for name in options for word in (name, *([] if name in FLAGS else VALUES.get(name, ["x"])))]
 
 
-def test_what_an_implementation_prints_is_kept_out_of_the_report(
-    few: tuple[str, ...], kernels: Callable[[str], str]
-) -> None:
-    result = verify(kernels("prints"), "--json", "-")
-    assert result.exit_code == 0 and "noise" in result.stderr
-    assert facts(result.stdout)["exit_code"] == 0
+def test_options_that_need_or_exclude_others() -> None:
+    assert refused("verify", "softmax") == "got no kernel, needs one of --impl, --exec and --outputs"
+    assert refused("verify", "softmax", *words("--impl", "--exec")).startswith("got --impl and --exec, needs one of")
+    for name, needed in NEEDS.items():
+        for other in set(KERNEL) - set(needed):
+            told = f"{name}: needs {' or '.join(needed)} beside it, got {other}"
+            assert refused("verify", "softmax", *words(other, name)) == told
+    for name, others in WITHOUT.items():
+        for other in set(others) - {name}:
+            line = refused("verify", "softmax", *words("--impl", name, other))
+            assert line in (f"{name}: cannot be combined with {other}", f"{other}: cannot be combined with {name}")
+    line = refused("verify", "softmax", *words("--impl", "--memory", "--shape", "--cases", "--inputs"))
+    assert line == "--memory: cannot be combined with --shape, --cases or --inputs"

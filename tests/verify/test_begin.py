@@ -54,7 +54,7 @@ def test_a_template_runs_and_agrees(kind: str, tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_float64_is_left_out_where_it_is_not_there(has: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refattn.cli.certify.record_of", lambda name: replace(RECORD, kernel_sizes=()))
+    monkeypatch.setattr("refattn.mechanisms.softmax.record", replace(RECORD, kernel_sizes=()))
     path = tmp_path / "kernel.py"
     path.write_text(
         f"import refattn as ra\ndef attend(q, k, v):\n    {has}\n    k, v = k.astype(q.dtype), v.astype(q.dtype)\n"

@@ -174,9 +174,7 @@ def test_from_the_command_line(kernels: Path, tmp_path: Path) -> None:
 
 def test_what_an_adapter_can_run_is_run(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = [RECORD.case(name) for name in ("tiny", "causal", "softcap", "one-query", "unequal")]
-    monkeypatch.setattr(
-        "refattn.cli.certify.record_of", lambda name: replace(RECORD, cases=tuple(few), kernel_sizes=())
-    )
+    monkeypatch.setattr("refattn.mechanisms.softmax.record", replace(RECORD, cases=tuple(few), kernel_sizes=()))
     result = verify(f"{kernels}:strict", "--dtype", "float32")
     assert result.exit_code == 3
     assert "The cases that come nearest" in result.stdout and "tiny: q (1, 2, 4, 2)" in result.stdout

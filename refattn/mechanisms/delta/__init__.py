@@ -10,8 +10,8 @@ What to read, in this order:
   `implementations.halves` have what a chunk reads and writes with, and how decays are summed.
 - `layer.block`: projections, convolutions and gates around the core: the mechanism as a layer; `layer.config`, its
   choices and parameters; `layer.stream`, decoding token by token.
-- `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, wrong readings, and questions
-  that tell these apart.
+- `testing`: a second derivation in scalar loops, designed calls, sizes of rounding errors, wrong readings, and
+  questions that tell these apart.
 """
 
 from __future__ import annotations
@@ -20,21 +20,12 @@ from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.delta import core as _core
 from refattn.mechanisms.delta import definition as _definition
 from refattn.mechanisms.delta import dense as _dense
-from refattn.mechanisms.delta import loops as _loops
 from refattn.mechanisms.delta.core import Saved, backward, forward
 from refattn.mechanisms.delta.implementations import chunked as _chunked
 from refattn.mechanisms.delta.implementations import segments as _segments
 from refattn.mechanisms.delta.implementations import weights as _weights
 from refattn.mechanisms.delta.layer import block as _block
 from refattn.mechanisms.delta.layer import stream as _stream
-from refattn.mechanisms.delta.layer.pictures import PICTURES as _PICTURES
-from refattn.mechanisms.delta.testing.cases import CASES as _CASES
-from refattn.mechanisms.delta.testing.questions import QUESTIONS as _QUESTIONS
-from refattn.mechanisms.delta.testing.rounding_scales import FURTHER as _FURTHER_SCALES
-from refattn.mechanisms.delta.testing.rounding_scales import ROUNDING_SCALES as _ROUNDING_SCALES
-from refattn.mechanisms.delta.testing.rounding_scales import STORED as _STORED
-from refattn.mechanisms.delta.testing.wrong import WRONG as _WRONG
-from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.record import Input as _Input
 from refattn.mechanisms.record import Mechanism
 
@@ -51,18 +42,10 @@ record = Mechanism(
     source="Yang, Kautz, Hatamizadeh 2024, Gated delta networks (arXiv:2412.06464), with its relatives",
     equation_modules=(_dense, _segments, _weights, _chunked, _block),
     block_modules=(_segments, _weights, _chunked),
-    loops=_loops,
-    implementations=tuple(_core.IMPLEMENTATIONS),
-    defaults=_defaults_of(forward),
     context_fields=_READS,
     core=_core,
     block=_BLOCK,
-    cases=_CASES,
     properties=("linear_in_v", "sequence_padding", "causal", "truncation", "independent", "workers", "repeatable"),
-    rounding_scales=_ROUNDING_SCALES,
-    further_rounding_scales=_FURTHER_SCALES,
-    stored=_STORED,
-    wrong=_WRONG,
     outputs={"state": "X"},
     differentiable=("scale",),
     one_sequence=True,
@@ -85,6 +68,4 @@ record = Mechanism(
     tokenless=("state",),
     tiled=False,
     stream=ModuleStream(_stream, _BLOCK),
-    pictures=_PICTURES,
-    questions=_QUESTIONS,
 )

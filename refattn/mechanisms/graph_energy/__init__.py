@@ -21,14 +21,10 @@ What to read, in this order:
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from refattn.mechanisms.block import Block, ModuleStream
-from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import core as _core
 from refattn.mechanisms.graph_energy import definition as _definition
 from refattn.mechanisms.graph_energy import dense as _dense
-from refattn.mechanisms.graph_energy import loops as _loops
 from refattn.mechanisms.graph_energy.core import Saved, backward, forward
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Polynomial
@@ -38,7 +34,6 @@ from refattn.mechanisms.graph_energy.layer import diagnostics as _diagnostics
 from refattn.mechanisms.graph_energy.layer import hierarchy as _hierarchy
 from refattn.mechanisms.graph_energy.layer import learned as _learned
 from refattn.mechanisms.graph_energy.layer import stream as _stream
-from refattn.mechanisms.graph_energy.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.graph_energy.options import FAMILIES
 from refattn.mechanisms.graph_energy.options.integrator import (
     RK4,
@@ -52,12 +47,6 @@ from refattn.mechanisms.graph_energy.options.links import CausalMirror, Directed
 from refattn.mechanisms.graph_energy.options.start import Start
 from refattn.mechanisms.graph_energy.options.threshold import Hard, Proximal, Soft
 from refattn.mechanisms.graph_energy.system import energy, longest_step, residual, steps_taken
-from refattn.mechanisms.graph_energy.testing import level_loops as _level_loops
-from refattn.mechanisms.graph_energy.testing import levels as _levels
-from refattn.mechanisms.graph_energy.testing.cases import CASES as _CASES
-from refattn.mechanisms.graph_energy.testing.rounding_scales import ROUNDING_SCALES as _ROUNDING_SCALES
-from refattn.mechanisms.graph_energy.testing.rounding_scales import STORED as _STORED
-from refattn.mechanisms.graph_energy.testing.wrong import WRONG as _WRONG
 from refattn.mechanisms.record import Mechanism
 
 __all__ = [
@@ -106,14 +95,10 @@ record = Mechanism(
     source="F. Preetham 2023, Graph Dynamical Systems and Odd Analytic Coupling (Medium, 21 August 2023)",
     equation_modules=(_dense, _block, _learned, _hierarchy),
     block_modules=(_learned, _hierarchy),
-    loops=_loops,
-    implementations=tuple(_core.IMPLEMENTATIONS),
-    defaults=defaults_of(forward),
     families=FAMILIES,
     context_fields=_READS,
     core=_core,
     block=_BLOCK,
-    cases=_CASES,
     properties=(
         "token_permutation",
         "linear_in_v",
@@ -125,9 +110,6 @@ record = Mechanism(
         "workers",
         "repeatable",
     ),
-    rounding_scales=_ROUNDING_SCALES,
-    stored=_STORED,
-    wrong=_WRONG,
     differentiable=("mu", "kappa", "scale", "step", "tau", "coefficients"),
     one_sequence=True,
     configs=(
@@ -141,22 +123,4 @@ record = Mechanism(
     ),
     stream=ModuleStream(_stream, _BLOCK),
     diagnostics=_diagnostics,
-    pictures=_PICTURES,
-)
-record = replace(
-    record,
-    layers=(
-        replace(
-            record,
-            title="levels",
-            equation_modules=(_hierarchy,),
-            block_modules=(),
-            loops=_level_loops,
-            implementations=_hierarchy.IMPLEMENTATIONS,
-            defaults=_levels.DEFAULTS,
-            core=_levels,
-            cases=_levels.CASES,
-            rounding_scales={},
-        ),
-    ),
 )

@@ -12,27 +12,20 @@ of softmax attention. What to read, in this order:
   `columns` beside the old ones; the `path` from an amplitude to weights, and the `search` for the amplitude; all of it
   together (`step`), by its `options`; heads that get unequal numbers of columns (`uneven`).
 - `core`: the public functions; `implementations.tiled`: the contraction in memory linear in the lengths.
-- `loops`: block and growth a second time; `testing`: designed calls, wrong readings, and what compares the loops with a
-  trace (`beside`). All else of the core is tested as softmax attention is.
+- `loops`: block and growth a second time; `testing`: designed calls, wrong readings, and what compares the loops with
+  a trace (`block_derived_twice`). All else of the core is tested as softmax attention is.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace as _replace
 
 from refattn.mechanisms.block import Block
 from refattn.mechanisms.cache import KeyValueStream
 from refattn.mechanisms.growing import core as _core
 from refattn.mechanisms.growing import definition as _definition
-from refattn.mechanisms.growing import example as _example
 from refattn.mechanisms.growing.core import Saved, backward, contract, forward, functional_gradient
 from refattn.mechanisms.growing.growth import step as _step
 from refattn.mechanisms.growing.layer import block as _block
-from refattn.mechanisms.growing.layer.pictures import PICTURES as _PICTURES
-from refattn.mechanisms.growing.testing.beside import twice as _twice
-from refattn.mechanisms.growing.testing.cases import CASES as _CASES
-from refattn.mechanisms.growing.testing.wrong import WRONG as _WRONG
-from refattn.mechanisms.record import Example as _Example
+from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax import record as _softmax
 
 __all__ = ["Saved", "backward", "contract", "forward", "functional_gradient", "record"]
@@ -41,22 +34,27 @@ _TITLE = "Growing attention"
 _READS = ("mask", "key_mask", "causal")
 _BLOCK = Block(_block, _TITLE, _READS)
 
-record = _replace(
-    _softmax,
+_FROM_SOFTMAX = (
+    "loops",
+    "implementations",
+    "defaults",
+    "properties",
+    "outputs",
+    "fallback_equation",
+    "accumulates_before_rounding",
+    "differentiable",
+)
+
+record = Mechanism(
+    **{field: getattr(_softmax, field) for field in _FROM_SOFTMAX},
     name="growing",
     title=_TITLE,
     definition=_definition,
-    example=_Example(_example.INPUTS, _example.run),
     source="L. Burgund, Attention Growing Networks (internship report, LISN), section 1",
     equation_modules=(_softmax.equation_modules[0], _block),
     context_fields=_READS,
     core=_core,
     block=_BLOCK,
-    cases=_CASES,
-    wrong=_WRONG,
-    configs=(),
     stream=KeyValueStream(_BLOCK),
     grow=_step,
-    pictures=_PICTURES,
-    block_derived_twice=_twice,
 )

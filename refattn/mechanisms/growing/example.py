@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from refattn.mechanisms.record import Input
+from refattn.mechanisms.record import Example, Input
 from refattn.ops.plain import softmax, softmax_backward
 from refattn.xp import Array, namespace, transpose
 
@@ -41,3 +41,6 @@ def run(definition: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
     slope = definition.slope_of(planned, columns)
     after = loss(attend(grown_q, grown_k)[1])
     return {"w_q": grown_q, "w_k": grown_k, "slope": slope, "before": loss(off), "after": after}
+
+
+EXAMPLE = Example(INPUTS, run)

@@ -7,7 +7,7 @@ called, and `options`, what it may be asked for. After these, in any order:
   of
   features make of it; then `linear`, `chunked` and `recurrent`; and `tiled`, which does without;
 - `layer`: the block of a model, and decoding token by token;
-- `judge`: a second derivation, designed calls, wrong readings, and the sizes of rounding errors.
+- `testing`: a second derivation, designed calls, wrong readings, and the sizes of rounding errors.
 """
 
 from __future__ import annotations
@@ -15,26 +15,17 @@ from __future__ import annotations
 from functools import partial as _partial
 
 from refattn.mechanisms.block import Block, ModuleStream
-from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.families import choose as _choose
 from refattn.mechanisms.higher_order import core as _core
 from refattn.mechanisms.higher_order import definition as _definition
 from refattn.mechanisms.higher_order import dense as _dense
-from refattn.mechanisms.higher_order import loops as _loops
-from refattn.mechanisms.higher_order.core import IMPLEMENTATIONS as _FORMS
 from refattn.mechanisms.higher_order.core import Saved, backward, empty_state, forward
 from refattn.mechanisms.higher_order.implementations.state import State
 from refattn.mechanisms.higher_order.implementations.state import merge as merge_states
 from refattn.mechanisms.higher_order.implementations.state import merge_backward as merge_states_backward
 from refattn.mechanisms.higher_order.layer import block as _block
 from refattn.mechanisms.higher_order.layer import stream as _stream
-from refattn.mechanisms.higher_order.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.higher_order.options import NORMALISERS as _NORMALISERS
-from refattn.mechanisms.higher_order.testing.cases import CASES as _CASES
-from refattn.mechanisms.higher_order.testing.rounding_scales import FURTHER as _FURTHER_SCALES
-from refattn.mechanisms.higher_order.testing.rounding_scales import ROUNDING_SCALES as _ROUNDING_SCALES
-from refattn.mechanisms.higher_order.testing.rounding_scales import STORED as _STORED
-from refattn.mechanisms.higher_order.testing.wrong import WRONG as _WRONG
 from refattn.mechanisms.record import Mechanism
 
 __all__ = ["Saved", "State", "backward", "empty_state", "forward", "merge_states", "merge_states_backward", "record"]
@@ -49,16 +40,12 @@ record = Mechanism(
     definition=_definition,
     source="J. Mercat 2020, Higher Order Linear Transformer (arXiv:2010.14816), equations 1 to 3",
     equation_modules=(_dense, _block),
-    loops=_loops,
-    implementations=tuple(_FORMS),
-    defaults=_defaults_of(forward),
     differentiable=("alpha", "delta"),
     families={"normaliser": _partial(_choose, "normaliser", kinds=_NORMALISERS)},
     configs=({"train_alpha": True, "train_delta": True, "normaliser": "signed(eps=0.1)"},),
     context_fields=_READS,
     core=_core,
     block=_BLOCK,
-    cases=_CASES,
     properties=(
         "permutation",
         "query_permutation",
@@ -71,10 +58,5 @@ record = Mechanism(
         "workers",
         "repeatable",
     ),
-    rounding_scales=_ROUNDING_SCALES,
-    further_rounding_scales=_FURTHER_SCALES,
-    stored=_STORED,
-    wrong=_WRONG,
     stream=ModuleStream(_stream, _BLOCK),
-    pictures=_PICTURES,
 )

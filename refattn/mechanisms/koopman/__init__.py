@@ -18,24 +18,16 @@ What to read, in this order:
 from __future__ import annotations
 
 from refattn.mechanisms.block import Block
-from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.koopman import core as _core
 from refattn.mechanisms.koopman import definition as _definition
 from refattn.mechanisms.koopman import dense as _dense
-from refattn.mechanisms.koopman import loops as _loops
 from refattn.mechanisms.koopman.core import Saved, backward, forward
 from refattn.mechanisms.koopman.layer import block as _block
 from refattn.mechanisms.koopman.layer import pointer as _pointer
 from refattn.mechanisms.koopman.layer import stream as _stream
-from refattn.mechanisms.koopman.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.koopman.options.fits import Separable, Stein
 from refattn.mechanisms.koopman.options.kernel import Linear, Matern32, Matern52, Own, Polynomial, Rbf
 from refattn.mechanisms.koopman.options.perturbation import Identity, KoopmanInverseError, Pencil, Shift
-from refattn.mechanisms.koopman.testing.cases import CASES as _CASES
-from refattn.mechanisms.koopman.testing.cases import LIMITED as _LIMITED
-from refattn.mechanisms.koopman.testing.rounding_scales import ROUNDING_SCALES as _ROUNDING_SCALES
-from refattn.mechanisms.koopman.testing.rounding_scales import STORED as _STORED
-from refattn.mechanisms.koopman.testing.wrong import WRONG as _WRONG
 from refattn.mechanisms.record import Mechanism
 
 __all__ = [
@@ -67,14 +59,9 @@ record = Mechanism(
     definition=_definition,
     source="N. Tie 2024, Koopman attention; M. Khosravi 2023 (arXiv:2208.01681), sections IV and V",
     equation_modules=(_dense, _block),
-    loops=_loops,
-    implementations=tuple(_core.IMPLEMENTATIONS),
-    defaults=defaults_of(forward),
     context_fields=_READS,
     core=_core,
     block=_BLOCK,
-    cases=_CASES,
-    kernel_sizes=_LIMITED,
     properties=(
         "permutation",
         "query_permutation",
@@ -85,9 +72,6 @@ record = Mechanism(
         "workers",
         "repeatable",
     ),
-    rounding_scales=_ROUNDING_SCALES,
-    stored=_STORED,
-    wrong=_WRONG,
     differentiable=_core.DIFFERENTIABLE,
     families=_core.FAMILIES,
     # A strong perturbation that inverts, two transitions, and a jitter that means the same in every dtype.
@@ -97,5 +81,4 @@ record = Mechanism(
     tiled=False,
     stream=_stream.Stream(_BLOCK),
     pointer=_pointer,
-    pictures=_PICTURES,
 )

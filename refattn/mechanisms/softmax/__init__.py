@@ -8,29 +8,19 @@ What to read, in this order:
 - `layer.block`: projections around the core, from SM.queries to SM.output: the mechanism as a layer.
 - `implementations.tiled`: the same numbers in memory linear in the lengths; `implementations.bound`: where it needs no
   running maximum.
-- `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
+- `testing`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
 """
 
 from __future__ import annotations
 
 from refattn.mechanisms.block import Block
 from refattn.mechanisms.cache import KeyValueStream
-from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax import core as _core
 from refattn.mechanisms.softmax import definition as _definition
 from refattn.mechanisms.softmax import dense as _dense
-from refattn.mechanisms.softmax import loops as _loops
 from refattn.mechanisms.softmax.core import Saved, backward, forward
 from refattn.mechanisms.softmax.layer import block as _block
-from refattn.mechanisms.softmax.layer.pictures import PICTURES as _PICTURES
-from refattn.mechanisms.softmax.testing import parts as _parts
-from refattn.mechanisms.softmax.testing.cases import CASES as _CASES
-from refattn.mechanisms.softmax.testing.kernel_sizes import KERNEL_SIZES as _KERNEL_SIZES
-from refattn.mechanisms.softmax.testing.rounding_scales import FURTHER as _FURTHER_SCALES
-from refattn.mechanisms.softmax.testing.rounding_scales import ROUNDING_SCALES as _ROUNDING_SCALES
-from refattn.mechanisms.softmax.testing.rounding_scales import STORED as _STORED
-from refattn.mechanisms.softmax.testing.wrong import WRONG as _WRONG
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
@@ -44,13 +34,9 @@ record = Mechanism(
     definition=_definition,
     source="Vaswani et al. 2017, Attention is all you need (arXiv:1706.03762), equation 1",
     equation_modules=(_dense, _block),
-    loops=_loops,
-    implementations=tuple(_core.IMPLEMENTATIONS),
-    defaults=defaults_of(forward),
     context_fields=_READS,
     core=_core,
     block=_BLOCK,
-    cases=_CASES,
     properties=(
         "permutation",
         "query_permutation",
@@ -74,17 +60,10 @@ record = Mechanism(
         "lengths",
         "dropout_in_two",
     ),
-    rounding_scales=_ROUNDING_SCALES,
-    further_rounding_scales=_FURTHER_SCALES,
-    stored=_STORED,
-    wrong=_WRONG,
     outputs={"lse": "SM.lse", "max": "SM.largest"},
     fallback_equation={"SM.kept": "SM.4", "SM.2": "SM.biased", "SM.biased": "SM.capped", "SM.capped": "SM.1"},
     accumulates_before_rounding={"SM.3": ("SM.kept", "SM.4")},
     differentiable=("scale", "softcap"),
     configs=({"window": (1, None), "sink": True},),
     stream=KeyValueStream(_BLOCK),
-    pictures=_PICTURES,
-    parts=_parts,
-    kernel_sizes=_KERNEL_SIZES,
 )

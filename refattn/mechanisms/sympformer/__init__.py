@@ -22,7 +22,7 @@ Beside these:
 - `geometry/`, a step in the geometry of the scores, and an ensemble for each prefix;
 - `baselines/`, the blocks that SympFormer is compared with;
 - `implementations/`, the force in linear memory;
-- `judge/`, the second derivation, designed calls, sizes of rounding errors, wrong readings.
+- `testing/`, the second derivation, designed calls, sizes of rounding errors, wrong readings.
 """
 
 from __future__ import annotations
@@ -31,12 +31,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from refattn.mechanisms.block import Block, ModuleStream
-from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.sympformer import core as _core
 from refattn.mechanisms.sympformer import definition as _definition
 from refattn.mechanisms.sympformer import dense as _dense
-from refattn.mechanisms.sympformer import loops as _loops
 from refattn.mechanisms.sympformer.baselines import attend as _attend
 from refattn.mechanisms.sympformer.baselines import attend_linear as _attend_linear
 from refattn.mechanisms.sympformer.baselines import connection as _connection
@@ -55,12 +53,8 @@ from refattn.mechanisms.sympformer.layer.config import INTEGRATORS as _INTEGRATO
 from refattn.mechanisms.sympformer.layer.config import ORACLES as _ORACLES
 from refattn.mechanisms.sympformer.layer.config import module_of as _module_of
 from refattn.mechanisms.sympformer.layer.learned import learned as _learned
-from refattn.mechanisms.sympformer.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.sympformer.layer.presets import PRESETS as _PRESETS
 from refattn.mechanisms.sympformer.oracles import noise as _noise
-from refattn.mechanisms.sympformer.testing.cases import CASES as _CASES
-from refattn.mechanisms.sympformer.testing.cases import EXAMPLE as _EXAMPLE
-from refattn.mechanisms.sympformer.testing.wrong import WRONG as _WRONG
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
@@ -120,21 +114,13 @@ record = Mechanism(
     name="sympformer",
     title=_TITLE,
     definition=_definition,
-    example=_EXAMPLE,
     source="V. Stein, W. Li, G. Steidl 2026, SympFormer (arXiv:2603.16535)",
     equation_modules=(_dense, *_AROUND, _block),
-    loops=_loops,
-    implementations=tuple(_core.IMPLEMENTATIONS),
-    defaults=_defaults_of(forward),
     context_fields=_READS,
     core=_core,
     block=_BLOCK,
-    cases=_CASES,
     properties=("token_permutation", "linear_in_v", "causal", "truncation", "independent", "workers", "repeatable"),
-    # The weights of the values and the adjoint of the scores, before their products, and the gradient of u, which one
-    # pass over the pairs hands to the next.
     stored=dict.fromkeys(("SYMP.11", "dSYMP.10", "dSYMP.5")),
-    wrong=_WRONG,
     outputs={"log_z": "SYMP.7"},
     block_modules=_AROUND,
     further_modules=(_noise, _step, _prefixes),
@@ -142,7 +128,6 @@ record = Mechanism(
     configs=_CONFIGS,
     provides=("norm", "mlp"),
     stream=ModuleStream(_stream, _BLOCK),
-    pictures=_PICTURES,
     presets=_PRESETS,
     learned=_learned,
 )

@@ -21,7 +21,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -34,8 +34,11 @@ from refattn import backends
 from refattn.args import checked
 from refattn.golden.storage import SCALED, has_gradient
 from refattn.verify.adapters import devices, manners
-from refattn.verify.adapters.pushed import derivatives
+from refattn.verify.adapters.pushed import Called, derivatives
 from refattn.verify.outcome import Decline, Result
+
+LARGEST = 256 << 20
+"""Bytes of results that are taken beside 64 times those of the inputs."""
 
 
 class LoadError(Exception):
@@ -191,20 +194,19 @@ def _call(
     result = _named(returned, outputs)
     judged = tuple(name for name in result if name not in outputs)
     declined = ""
+    if upstream is not None or asked:
+        library = type(result[outputs[0]]).__module__.partition(".")[0].replace("jaxlib", "jax")
+        place = partial(_given, dtype=dtype, device=device)
+        again = Called(kernel, forward, inputs, extra, place, partial(_named, outputs=outputs), library)
     if upstream is not None:
-        pulls = {**{f"d_{outputs[0]}": upstream}, **further}
-        asked_of = kernel, forward, inputs, extra, dtype, result[outputs[0]], pulls, outputs
-        gradients = _gradients(*asked_of, device)
+        gradients = _gradients(again, {f"d_{outputs[0]}": upstream, **further}, framework if device else None)
         devices.wait()
         if isinstance(gradients, Decline):
             declined = str(gradients.reason)
         else:
             result |= {f"d_{name}": x for name, x in gradients.items()}
     if asked:
-        place = partial(_given, framework=_library(result[outputs[0]]) or framework, dtype=dtype, device=device)
-        pushed, refused = derivatives(
-            kernel, forward, place, inputs, extra, result[outputs[0]], outputs, along, upstream, asked
-        )
+        pushed, refused = derivatives(again, along, upstream, outputs, asked)
         result, declined = result | pushed, "; ".join(filter(None, (declined, refused)))
     result |= {id: x for id, x in _intermediates(forward, kernel).items() if id not in result}
     changed = [name for name, x in arguments.items() if to_host(name, x).tobytes() != before[name]]
@@ -277,11 +279,6 @@ def pulls(kernel: Any, outputs: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def _library(x: Any) -> str | None:
-    """Return the library of what came out, whose derivatives are of its own arrays."""
-    return {"torch": "torch", "jax": "jax", "jaxlib": "jax"}.get(type(x).__module__.partition(".")[0])
-
-
 def _intermediates(forward: Any, kernel: Any) -> dict[str, Any]:
     """Return its own values of equations by their ids, none where it has no such attribute."""
     own = getattr(forward, "intermediates", None)
@@ -292,101 +289,64 @@ def _intermediates(forward: Any, kernel: Any) -> dict[str, Any]:
     return own or {}
 
 
-def _given(x: NDArray[Any], framework: str | None, dtype: str, device: str | None = None) -> Any:
+def _given(x: NDArray[Any], framework: str | None, dtype: str, device: str | None) -> Any:
     """Return a fresh copy of an input: a read-only NumPy array, or a tensor of the library that was named."""
     if framework in devices.FRAMEWORKS:
         return manners.laid_out(devices.placed(x, framework, dtype, device))
     return _read_only(x)
 
 
-def _gradients(
-    kernel: Any,
-    forward: Callable[..., Any],
-    inputs: Mapping[str, NDArray[Any]],
-    extra: Mapping[str, Any],
-    dtype: str,
-    out: Any,
-    pulls: Mapping[str, NDArray[Any]],
-    outputs: tuple[str, ...],
-    device: str | None,
-) -> dict[str, Any] | Decline:
+def _gradients(call: Called, pulls: Mapping[str, NDArray[Any]], framework: str | None) -> Mapping[str, Any] | Decline:
     """Return the gradients of its arrays: by its own backward, or by the library that its output is of."""
-    if hasattr(kernel, "backward"):
-        upstream, *others = pulls
-        library = None if device is None else attribute(kernel, "framework")
-        place = {name: _given(pull, library, dtype, device) for name, pull in pulls.items()}
+    names = learned(call.inputs)
+    if hasattr(call.kernel, "backward"):
+        upstream, *others = (call.place(pull, framework) for pull in pulls.values())
         devices.wait()
-        found = kernel.backward(place[upstream], **{name: place[name] for name in others})
+        found = call.kernel.backward(upstream, **dict(zip([*pulls][1:], others, strict=True)))
         if isinstance(found, Decline):
             return found
         if isinstance(found, dict):
             return {str(name).removeprefix("d_"): x for name, x in found.items()}
-        names = learned(inputs)
         if isinstance(found, tuple) and len(found) in (3, len(names)):
             return dict(zip(names, found, strict=False))
         listed = ", ".join(f"d_{name}" for name in names)
         raise CallError(f"backward returned {type(found).__name__}, needs a dict or ({listed})")
-    library = type(out).__module__.partition(".")[0]
-    if library == "torch":
-        return _torch_gradients(forward, inputs, extra, dtype, pulls, outputs, device)
-    if library in ("jax", "jaxlib"):
-        return _jax_gradients(forward, inputs, extra, dtype, pulls, outputs, device)
-    return Decline("no gradients: it has no backward, and is no function of torch or jax")
+    if call.library not in ("torch", "jax"):
+        return Decline("no gradients: it has no backward, and is no function of torch or jax")
+    given = {name: call.place(x, call.library) for name, x in call.inputs.items()}
+    asked = [name.removeprefix("d_") for name in pulls]
+    return (_torch_gradients if call.library == "torch" else _jax_gradients)(call, given, names, asked, pulls)
 
 
 def _torch_gradients(
-    forward: Any,
-    inputs: Mapping[str, Any],
-    extra: Mapping[str, Any],
-    dtype: str,
-    pulls: Mapping[str, Any],
-    outputs: tuple[str, ...],
-    device: str | None,
-) -> dict[str, Any] | Decline:
+    call: Called, given: dict[str, Any], names: tuple[str, ...], asked: list[str], pulls: Mapping[str, Any]
+) -> Mapping[str, Any] | Decline:
     import torch
 
-    names = learned(inputs)
-    tensors = {name: _given(x, "torch", dtype, device).requires_grad_(name in names) for name, x in inputs.items()}
-    out = forward(**tensors, **extra)
+    leaves = [given[name].requires_grad_() for name in names]
+    out = call.forward(**given, **call.extra)
     if isinstance(out, Decline):
         return out
-    manners.interleaved(forward, tensors, extra)
-    results = _named(out, outputs)
-    asked = [results[name.removeprefix("d_")] for name in pulls]
-    if not asked[0].requires_grad:
+    manners.interleaved(call.forward, given, call.extra)
+    results = [call.named(out)[name] for name in asked]
+    if not results[0].requires_grad:
         return Decline("no gradients: torch says that the output depends on no input")
-    upstream = [
-        manners.laid_out(torch.tensor(pull, dtype=x.dtype).to(x.device))
-        for pull, x in zip(pulls.values(), asked, strict=True)
-    ]
-    leaves = [tensors[name] for name in names]
+    pairs = zip(pulls.values(), results, strict=True)
+    upstream = [manners.laid_out(torch.tensor(pull, dtype=x.dtype).to(x.device)) for pull, x in pairs]
     # What comes without a gradient of q, k or v is an error; of other arrays few kernels have one.
-    found = torch.autograd.grad(asked, leaves, upstream, allow_unused=len(names) > 3)
+    found = torch.autograd.grad(results, leaves, upstream, allow_unused=len(names) > 3)
     return {name: x for name, x in zip(names, found, strict=True) if x is not None}
 
 
 def _jax_gradients(
-    forward: Any,
-    inputs: Mapping[str, Any],
-    extra: Mapping[str, Any],
-    dtype: str,
-    pulls: Mapping[str, Any],
-    outputs: tuple[str, ...],
-    device: str | None,
-) -> dict[str, Any] | Decline:
+    call: Called, given: dict[str, Any], names: tuple[str, ...], asked: list[str], pulls: Mapping[str, Any]
+) -> Mapping[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    names = learned(inputs)
-    arrays = {name: _given(x, "jax", dtype, device) for name, x in inputs.items()}
-
-    def run(*values: Any) -> Any:
-        out = forward(**{**arrays, **dict(zip(names, values, strict=True))}, **extra)
-        results = _named(out, outputs)
-        return tuple(results[name.removeprefix("d_")] for name in pulls)
-
-    results, pull = jax.vjp(run, *(arrays[name] for name in names))
-    upstream = tuple(jnp.asarray(x, dtype=y.dtype) for x, y in zip(pulls.values(), results, strict=True))
+    run = call.of(names, given)
+    results, pull = jax.vjp(lambda *x: [run(*x)[name] for name in asked], *(given[name] for name in names))
+    upstream = [jnp.asarray(x, dtype=y.dtype) for x, y in zip(pulls.values(), results, strict=True)]
     return dict(zip(names, pull(upstream), strict=True))
 
 

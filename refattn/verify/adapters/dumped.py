@@ -13,7 +13,7 @@ from refattn.golden.storage import DTYPES
 from refattn.golden.tensors import decode
 from refattn.golden.vectors import GoldenSet
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.adapters.processes import LARGEST
+from refattn.verify.adapters.adapter import LARGEST
 from refattn.verify.freeze import thaw
 from refattn.verify.outcome import Outcome, Report, Result
 from refattn.verify.selfcheck.samples import shrunk

@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from refattn.backends import blas, use_workers
 
@@ -70,36 +69,26 @@ def laid_out(x: Any) -> Any:
     library = type(x).__module__.partition(".")[0]
     if manner not in LAYOUTS or len(x.shape) != 4 or 0 in x.shape or library not in ("numpy", "torch"):
         return x
-    found = _numpy(x, manner) if library == "numpy" else _torch(x, manner)
+    contiguous: Any = np.ascontiguousarray if library == "numpy" else lambda x: x.contiguous()
+    found = _laid_out(x, manner, contiguous)
     if library == "numpy":
         found.setflags(write=False)
     return found
 
 
-def _numpy(x: NDArray[Any], manner: str) -> NDArray[Any]:
+def _laid_out(x: Any, manner: str, contiguous: Callable[[Any], Any]) -> Any:
     if manner in ("transposed", "columns"):
         axes = (1, 2) if manner == "transposed" else (2, 3)
-        return np.ascontiguousarray(x.swapaxes(*axes)).swapaxes(*axes)
+        return contiguous(x.swapaxes(*axes)).swapaxes(*axes)
     if manner == "expanded":
-        return np.broadcast_to(np.ascontiguousarray(x[:, :1]), x.shape)
-    if manner == "reversed":
-        return np.ascontiguousarray(x[:, :, ::-1, ::-1])[:, :, ::-1, ::-1]
-    shape, part = _around(x.shape, manner)
-    whole = np.full(shape, np.nan if x.dtype.kind == "f" else True, dtype=x.dtype)
-    whole[part] = x if manner != "guarded" else x.reshape(-1)
-    return whole[part] if manner != "guarded" else whole[part].reshape(x.shape)
-
-
-def _torch(x: Any, manner: str) -> Any:
-    if manner in ("transposed", "columns"):
-        axes = (1, 2) if manner == "transposed" else (2, 3)
-        return x.transpose(*axes).contiguous().transpose(*axes)
-    if manner == "expanded":
-        return x[:, :1].contiguous().expand(x.shape)
+        first = contiguous(x[:, :1])
+        return np.broadcast_to(first, x.shape) if isinstance(x, np.ndarray) else first.expand(x.shape)
     if manner == "reversed":  # torch has no negative strides
-        return x
-    shape, part = _around(x.shape, manner)
-    whole = x.new_full(shape, float("nan") if x.is_floating_point() else True)
+        return contiguous(x[:, :, ::-1, ::-1])[:, :, ::-1, ::-1] if isinstance(x, np.ndarray) else x
+    shape, part = _around(tuple(x.shape), manner)
+    floats = x.dtype.kind == "f" if isinstance(x, np.ndarray) else x.is_floating_point()
+    fill = np.nan if floats else True
+    whole = np.full(shape, fill, dtype=x.dtype) if isinstance(x, np.ndarray) else x.new_full(shape, fill)
     whole[part] = x if manner != "guarded" else x.reshape(-1)
     return whole[part] if manner != "guarded" else whole[part].reshape(x.shape)
 

@@ -22,15 +22,15 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from typing import Any, cast
+from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 
 from refattn.shards import mesh
 from refattn.verify.adapters import adapter
 from refattn.verify.outcome import Decline
+from refattn.workers import Event, Worker
 
 LAYOUTS = ("contiguous", "zigzag")
 PLANE = ("mask", "bias", "keep")
@@ -98,7 +98,7 @@ class Ranks:
         self._layout = getattr(kernel, "layout", "contiguous")
         if self._layout not in LAYOUTS:
             raise ValueError(f"layout: got {self._layout!r}, needs {' or '.join(LAYOUTS)}")
-        self._ranks: list[tuple[Any, Connection]] = []
+        self._ranks: list[Worker] = []
         self._given: dict[str, Any] = {}
 
         @functools.wraps(kernel)
@@ -149,41 +149,34 @@ class Ranks:
         """Call the function in all ranks; return what each returns, or Decline."""
         if not self._ranks:
             self._start()
-        for rank, (_, pipe) in enumerate(self._ranks):
-            pipe.send_bytes(_packed(self._shards(rank, d_out)))
+        for rank, worker in enumerate(self._ranks):
+            worker.send(_packed(self._shards(rank, d_out)))
         answers: dict[int, Any] = {}
-        pipes = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks)}
         while len(answers) < self._size:
-            for ready in wait([pipe for pipe, rank in pipes.items() if rank not in answers]):
-                pipe = cast(Connection, ready)
-                try:
-                    kind, found = _unpacked(pipe.recv_bytes())
-                except EOFError:
-                    kind, found = "error", "its process ended"
-                if kind == "error":  # the others may wait for it for ever
-                    self.close()
-                    raise RuntimeError(f"rank {pipes[pipe]}: {found}")
-                answers[pipes[pipe]] = (kind, found)
+            worker, answer = self._events.get()
+            rank = self._ranks.index(worker)
+            kind, found = ("error", "its process ended") if answer is None else _unpacked(answer)
+            if kind == "joined":
+                continue
+            if kind == "error":  # the others may wait for it for ever
+                self.close()
+                raise RuntimeError(f"rank {rank}: {found}")
+            answers[rank] = (kind, found)
         if answers[0][0] == "decline":
             return Decline(answers[0][1])
         return [answers[rank][1] for rank in range(self._size)]
 
     def _start(self) -> None:
-        context, self._store = get_context("spawn"), tempfile.TemporaryDirectory()
-        for rank in range(self._size):
-            ours, theirs = context.Pipe()
-            asked = (self._spec, rank, self._size, os.path.join(self._store.name, "store"), theirs)
-            process = context.Process(target=_serve, args=asked, daemon=True)
-            process.start()
-            theirs.close()
-            self._ranks.append((process, ours))
+        self._store, self._events = tempfile.TemporaryDirectory(), SimpleQueue[Event]()
+        self._ranks = [Worker(f"{__name__}:answer", self._events) for _ in range(self._size)]
+        for rank, worker in enumerate(self._ranks):
+            place = os.path.join(self._store.name, "store")
+            worker.send(_packed({"spec": self._spec, "rank": rank, "size": self._size, "store": place}))
 
     def close(self) -> None:
         """End the processes."""
-        for process, pipe in self._ranks:
-            process.kill()
-            process.join()
-            pipe.close()
+        for worker in self._ranks:
+            worker.close()
         if self._ranks:
             self._store.cleanup()
         self._ranks = []
@@ -219,8 +212,24 @@ def _unpacked(data: bytes) -> Any:
 # --- one of the processes
 
 
-def _serve(spec: str, rank: int, size: int, store: str, pipe: Connection) -> None:
-    """Answer for a rank until nobody asks any more."""
+_functions: list[Any] = []
+
+
+def answer(question: bytes) -> bytes:
+    """Answer for a rank, whose first question says which it is."""
+    given = _unpacked(question)
+    try:
+        if not _functions:
+            _functions.append(_joined(**given))
+            return _packed(("joined", None))
+        return _packed(_answer(_functions[0], given))
+    except Exception as error:  # foreign code may raise anything
+        traceback.print_exc()
+        return _packed(("error", f"{type(error).__name__}: {error}"))
+
+
+def _joined(spec: str, rank: int, size: int, store: str) -> Any:
+    """Join the group of ranks, and return the function."""
     import torch
     import torch.distributed as dist
 
@@ -228,17 +237,7 @@ def _serve(spec: str, rank: int, size: int, store: str, pipe: Connection) -> Non
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    function = adapter.load(spec)
-    while True:
-        try:
-            arguments = _unpacked(pipe.recv_bytes())
-        except EOFError:
-            return
-        try:
-            pipe.send_bytes(_packed(_answer(function, arguments)))
-        except Exception as error:  # foreign code may raise anything
-            traceback.print_exc()
-            pipe.send_bytes(_packed(("error", f"{type(error).__name__}: {error}")))
+    return adapter.load(spec)
 
 
 def _answer(function: Any, arguments: dict[str, Any]) -> tuple[str, Any]:

@@ -18,15 +18,12 @@ from refattn.args import Real, check
 from refattn.files import read_regular
 from refattn.golden.storage import has_gradient
 from refattn.golden.tensors import decode, encode
-from refattn.verify.adapters.adapter import CallError, LoadError
-from refattn.verify.adapters.processes import LARGEST, Process, Tail
+from refattn.verify.adapters.adapter import LARGEST, CallError, LoadError
 from refattn.verify.outcome import Decline
+from refattn.workers import EndedError, Process
 
 DECLINED = 77
 """The exit code of a program that does not do what it was asked, as test suites have it for a test that is skipped."""
-
-SAID = 4000
-"""Bytes that are kept of what a program prints: the last ones."""
 
 
 class Program:
@@ -37,7 +34,7 @@ class Program:
     ``d_q``, ``d_k``, ... It may have values of equations by their ids beside them; `intermediates` holds those.
 
     When it has ended, what it has started ends too. Of what it prints the last `SAID` bytes are kept, and an OUT of
-    more than `refattn.verify.adapters.processes.LARGEST` and 64 times the size of IN is refused.
+    more than `refattn.verify.adapters.adapter.LARGEST` and 64 times the size of IN is refused.
 
     Raises
     ------
@@ -117,25 +114,21 @@ class Program:
 
 def _ended(command: Sequence[str | Path], seconds: float, wanted: Path, limit: int) -> tuple[int, str, str]:
     """Run a command to its end; return its exit code and the ends of what it printed to its output and its error."""
-    said, complained = Tail(SAID), Tail(SAID)
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):  # there is none yet
+            if (size := wanted.stat().st_size) > limit:
+                raise CallError(f"OUT: got {size} bytes, needs at most {limit}")
+
     try:
-        process = Process(command, said, complained)
+        with Process(command) as process:
+            code = process.wait(seconds, watch)
+    except EndedError as error:
+        raise CallError(str(error)) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL
         text = error.strerror if isinstance(error, OSError) else str(error)
         raise CallError(f"cannot be run: {text}: {command[0]}") from error
-    left = seconds
-    try:
-        process.end_input()
-        while (code := process.code()) is None:
-            if left <= 0.0:
-                raise CallError(f"did not end within {seconds:g} s")
-            left = process.slice(left)
-            with contextlib.suppress(OSError):  # there is none yet
-                if (size := wanted.stat().st_size) > limit:
-                    raise CallError(f"OUT: got {size} bytes, needs at most {limit}")
-    finally:
-        process.close()
-    return code, said.text(), complained.text()
+    return code, process.out.text(), process.err.text()
 
 
 def _last_line(text: str) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.adapters.conventions import expected
 from refattn.verify.diagnose.localise import in_words
-from refattn.verify.outcome import Outcome, Precision, Report, Verdict
+from refattn.verify.outcome import Outcome, Precision, Report, Verdict, share_text
 from refattn.verify.report.suspects import told
-from refattn.verify.report.texts import cases_text, share_text, size
+from refattn.verify.report.texts import cases_text, size
 
 CONVENTIONS = 3
 """Conventions that are named."""
@@ -18,7 +18,7 @@ CONVENTIONS = 3
 
 def lines(report: Report, mechanism: Mechanism) -> Iterator[tuple[str, str]]:
     """Yield the lines of the diagnosis, each with the word that it answers; nothing where nothing fails."""
-    failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
+    failed = report.failed
     if not failed:
         return
     yield "what", _what(report, failed)
@@ -27,7 +27,7 @@ def lines(report: Report, mechanism: Mechanism) -> Iterator[tuple[str, str]]:
         where = [in_words(found.places)] if found.places else []
         yield "where", "; ".join([*where, *([found.which] if found.which else [])]) or "no pattern"
     worst = max(
-        ((outcome, verdict) for outcome in failed for verdict in outcome.verdicts if not verdict.agrees),
+        ((outcome, verdict) for outcome in failed for verdict in outcome.wrong),
         key=lambda pair: size(pair[1].share),
         default=None,
     )
@@ -52,7 +52,7 @@ def lines(report: Report, mechanism: Mechanism) -> Iterator[tuple[str, str]]:
 def _what(report: Report, failed: list[Outcome]) -> str:
     run = report.counts()["all"]["run"]
     dtypes = ", ".join(dict.fromkeys(outcome.dtype for outcome in failed))
-    wrong = dict.fromkeys(verdict.tensor for one in failed for verdict in one.verdicts if not verdict.agrees)
+    wrong = dict.fromkeys(verdict.tensor for one in failed for verdict in one.wrong)
     judged = dict.fromkeys(verdict.tensor for one in failed for verdict in one.verdicts)
     right = [name for name in judged if name not in wrong]
     raised = sum(one.status == "raises" for one in failed)
@@ -75,22 +75,19 @@ def _precision(one: Precision) -> str:
 
 
 def _how_much(outcome: Outcome, verdict: Verdict) -> str:
-    at = f"[{','.join(map(str, verdict.index))}]" if verdict.index else ""
     by = (
         f"{share_text(verdict.share)} of the allowed error"
         if math.isfinite(verdict.share)
         else f"wrong {verdict.statistic}"
     )
-    return (
-        f"{by}: {verdict.tensor}{at} is {verdict.got}, needs {verdict.expected} ({outcome.dtype}, case {outcome.case})"
-    )
+    return f"{by}: {verdict.place} is {verdict.got}, needs {verdict.expected} ({outcome.dtype}, case {outcome.case})"
 
 
 def causes(failed: list[Outcome]) -> list[str]:
     """Return a line for each cause of failures: cases in which the same results are wrong, or the same is raised."""
     groups: dict[tuple[str, str], list[str]] = {}
     for outcome in failed:
-        wrong = [verdict.tensor for verdict in outcome.verdicts if not verdict.agrees]
+        wrong = [verdict.tensor for verdict in outcome.wrong]
         cause = outcome.detail or f"{', '.join(wrong)} {'disagrees' if len(wrong) == 1 else 'disagree'}"
         groups.setdefault((outcome.dtype, cause), []).append(outcome.case)
     found = []

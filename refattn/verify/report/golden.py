@@ -8,7 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from refattn.verify.report.texts import WIDE, render, share_text, table
+from refattn.verify.outcome import share_text
+from refattn.verify.report.texts import WIDE, render, table
 
 
 def agreement(rows: Sequence[Mapping[str, Any]], *, width: int = WIDE, colour: bool = False) -> str:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from refattn.verify.outcome import CheckReport, Outcome, Report
-from refattn.verify.report.texts import share_text
-
-FAILED = ("disagrees", "raises")
+from refattn.verify.outcome import CheckReport, Report
 
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -22,7 +19,8 @@ def junit(report: Report | CheckReport) -> str:
     if isinstance(report, Report):
         for one in report.outcomes:
             skipped = one.detail if one.status == "declined" else None
-            _test(suite, f"{report.mechanism}.{one.dtype}", one.case, _wrong(one), skipped)
+            failed = "\n".join(one.told()) if one.failed else None
+            _test(suite, f"{report.mechanism}.{one.dtype}", one.case, failed, skipped)
     else:
         for row in report.rows:
             skipped = row.detail if row.status == "not run" else None
@@ -37,19 +35,6 @@ def junit(report: Report | CheckReport) -> str:
     suites.append(suite)
     ElementTree.indent(suites)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(suites, encoding="unicode")}\n'
-
-
-def _wrong(outcome: Outcome) -> str | None:
-    """Return what is wrong, a line for each result; None where nothing is."""
-    if outcome.status not in FAILED:
-        return None
-    lines = [
-        f"{v.tensor}{list(v.index) if v.index else ''} is {v.got}, needs {v.expected}: "
-        f"{share_text(v.share)} of the allowed error ({v.statistic})"
-        for v in outcome.verdicts
-        if not v.agrees
-    ]
-    return "\n".join([*([outcome.detail] if outcome.detail else []), *lines])
 
 
 def _test(suite: ElementTree.Element, group: str, name: str, failed: str | None, skipped: str | None) -> None:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.outcome import Outcome, Report, Result, Truth, Verdict
-from refattn.verify.report import diagnosis, example
+from refattn.verify.outcome import Outcome, Report, Result, Truth, Verdict, share_text
+from refattn.verify.report import diagnosis, example, suspects
 from refattn.verify.report.tables import LEGEND, call_of, closing, decline_rows, heading
-from refattn.verify.report.texts import cases_text, share_text
+from refattn.verify.report.texts import cases_text
 from refattn.verify.tolerance.budget import finite, ratio, rounded, rows
 from refattn.verify.tolerance.compare import row_limits
 
@@ -71,27 +71,24 @@ def page(
     report: Report,
     mechanism: Mechanism,
     producer: str,
-    suspects: Iterable[tuple[int, str]] = (),
     instead: Sequence[Outcome] = (),
 ) -> str:
     """Return the page: the verdict, what fails as numbers, budget bars, heat maps, all cases, and versions.
 
-    `producer` is the version of refattn; `suspects` are the lines on where the error is, each with its columns of
-    indentation, where there are any; `instead` are outcomes of smaller cases in place of long ones, whose results are
-    not kept.
+    `producer` is the version of refattn; `instead` are outcomes of smaller cases in place of long ones, whose results
+    are not kept.
     """
     title = f"{report.kernel} against {mechanism.title.lower()}"
-    failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
     parts = _top(report, mechanism, "h1")
-    parts += _section("Suspects", _verbatim(" " * columns + text for columns, text in suspects))
+    suspect_lines = suspects.lines(report.suspects) if report.suspects else ()
+    parts += _section("Suspects", _verbatim(" " * columns + text for columns, text in suspect_lines))
     parts += _smallest(report)
     parts += _section("Used share of the allowed error", _bars(report))
     parts += ["".join(f"<p>{escape(line)}</p>" for line in LEGEND.splitlines())]
     parts += _section("Where the errors are", _maps(replace(report, outcomes=(*report.outcomes, *instead))))
     parts += _section("Cases and types", _grid(report))
-    parts += _section(
-        f"Failed: {len(failed)} of {cases_text(report.counts()['all']['run'])} run", _failures(failed, mechanism)
-    )
+    title_of_failed = f"Failed: {len(report.failed)} of {cases_text(report.counts()['all']['run'])} run"
+    parts += _section(title_of_failed, _failures(report.failed, mechanism))
     declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
     parts += _section("Declined", _table(("cases", "reason", "where"), decline_rows(declined)) if declined else "")
     counts = [(kind, *row.values()) for kind, row in report.counts().items()]
@@ -310,14 +307,8 @@ def _failures(failed: Sequence[Outcome], mechanism: Mechanism) -> str:
     rows = []
     for outcome in failed:
         case = cases.get(outcome.case)
-        told = [outcome.detail] if outcome.detail else []
-        told += [
-            f"{v.tensor}{list(v.index) or ''}: {v.got}, not {v.expected} ({share_text(v.share)}, {v.statistic})"
-            for v in outcome.verdicts
-            if not v.agrees
-        ]
         about = f"{outcome.case} ({outcome.kind}{': ' + case.purpose if case and case.purpose else ''})"
-        rows.append((outcome.dtype, about, call_of(case) if case else "", "; ".join(told)))
+        rows.append((outcome.dtype, about, call_of(case) if case else "", "; ".join(outcome.told())))
     return _table(("dtype", "case", "arguments", "what is wrong"), rows) if rows else ""
 
 

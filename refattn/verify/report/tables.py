@@ -16,10 +16,8 @@ from rich.text import Text
 
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.adapters.conventions import expected
-from refattn.verify.outcome import Outcome, Report, Verdict
-from refattn.verify.report import diagnosis
-from refattn.verify.report import suspects as suspects_text
-from refattn.verify.report.texts import WIDE, cases_text, indented, natural, printable, render, share_text, size
+from refattn.verify.outcome import Outcome, Report, Verdict, share_text
+from refattn.verify.report.texts import WIDE, cases_text, indented, natural, printable, render, size
 from refattn.verify.report.texts import table as _table
 
 if TYPE_CHECKING:
@@ -97,6 +95,8 @@ def check_closing(report: CheckReport) -> str:
 
 def short(report: Report, mechanism: Mechanism, *, width: int = 120) -> str:
     """Return what was verified, the diagnosis where something fails, and one line that says the verdict."""
+    from refattn.verify.report import diagnosis
+
     answers = [_answer(word, text) for word, text in diagnosis.lines(report, mechanism)]
     return render([heading(report, mechanism), *answers, closing(report)], width, False)
 
@@ -117,7 +117,10 @@ def verified(
     says the verdict.
     """
     parts: list[RenderableType] = [heading(report, mechanism), ""]
-    if told := list(diagnosis.lines(report, mechanism)):
+    if report.failed:
+        from refattn.verify.report import diagnosis
+
+        told = diagnosis.lines(report, mechanism)
         parts += [*(_answer(word, text) for word, text in told), ""]
     parts += [_table(*_worst(report, mechanism, width), width), ""]
     if details and any(outcome.verdicts for outcome in report.outcomes):
@@ -127,12 +130,13 @@ def verified(
         right = expected(mechanism)
         parts += [indented(2, f"{what}: {got}; needs {right[what]}") for what, got in report.conventions.items()]
         parts.append("")
-    failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
-    if failed:
+    if failed := report.failed:
         every = _failures(failed, mechanism) if details else [indented(2, line) for line in diagnosis.causes(failed)]
         parts += [f"Failed ({len(failed)} of {cases_text(report.counts()['all']['run'])} run)", *every]
         parts.append("")
     if report.suspects and details:
+        from refattn.verify.report import suspects as suspects_text
+
         parts += [*(indented(columns, text) for columns, text in suspects_text.lines(report.suspects)), ""]
     if report.smallest:
         parts += ["The smallest case found that fails", *(Text(line, no_wrap=True) for line in report.smallest), ""]
@@ -233,7 +237,7 @@ def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str,
                 continue
             outcome, worst = max(found[tensor], key=lambda pair: size(pair[1].share))
             wrong = sum(not verdict.agrees for _, verdict in found[tensor])
-            shown = (share_text(worst.share), worst.statistic, outcome.case, _index(worst), worst.got, worst.expected)
+            shown = (share_text(worst.share), worst.statistic, outcome.case, worst.at, worst.got, worst.expected)
             word = f"{wrong} disagree" if wrong else "agrees"
             rows.append((dtype, tensor, str(len(found[tensor])), *shown, word))
     if natural(header, rows) + len(header) - 1 > width:  # the two numbers, one above the other, in one column
@@ -255,8 +259,8 @@ def _failures(failed: Sequence[Outcome], mechanism: Mechanism) -> list[Renderabl
     """Return for each case that failed what it is, what it raised, and a line for each tensor that disagrees."""
     purposes = {case.name: f": {case.purpose}" for case in mechanism.cases if case.purpose}
     calls = {case.name: call_of(case) for case in mechanism.cases}
-    wrong = [[verdict for verdict in outcome.verdicts if not verdict.agrees] for outcome in failed]
-    cells = [[(v.tensor, share_text(v.share), v.statistic, _index(v), v.got) for v in verdicts] for verdicts in wrong]
+    wrong = [outcome.wrong for outcome in failed]
+    cells = [[(v.tensor, share_text(v.share), v.statistic, v.at, v.got) for v in verdicts] for verdicts in wrong]
     widths = [max(map(len, column)) for column in zip(*(row for rows in cells for row in rows), strict=True)]
     lines: list[RenderableType] = []
     for outcome, verdicts, rows in zip(failed, wrong, cells, strict=True):
@@ -289,7 +293,3 @@ def decline_rows(declined: Sequence[Outcome]) -> list[tuple[str, ...]]:
         named = ", ".join(cases) if len(cases) <= 3 else f"{', '.join(cases[:2])} and {len(cases) - 2} more"
         rows.append((str(len(outcomes)), reason, f"{dtypes}: {named}"))
     return rows
-
-
-def _index(verdict: Verdict) -> str:
-    return f"[{','.join(map(str, verdict.index))}]" if verdict.index else ""

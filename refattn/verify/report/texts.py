@@ -82,15 +82,6 @@ def render(parts: Iterable[RenderableType], width: int, colour: bool) -> str:
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
-def share_text(share: float) -> str:
-    """Return a share with two digits behind the point, rounded away from the limit where it is above."""
-    if not math.isfinite(share):
-        return "inf"
-    if share > 1.0:
-        share = math.ceil(share * 100.0 - 1e-9) / 100.0
-    return f"{share:.2f}" if share < 1000.0 else ">1000"  # how much more tells nothing
-
-
 def size(share: float) -> float:
     """Return the share for sorting: one that is no number is the worst."""
     return math.inf if math.isnan(share) else share

@@ -21,7 +21,7 @@ from refattn.mechanisms.growing.growth.metric import direction, kronecker
 from refattn.mechanisms.growing.growth.search import search
 from refattn.mechanisms.growing.growth.statistics import apply_metric
 from refattn.mechanisms.growing.growth.truncate import truncate
-from refattn.mechanisms.growing.testing import beside
+from refattn.mechanisms.growing.testing import block_derived_twice
 from refattn.verify.selfcheck import sections
 from tests.mechanisms.growing.calls import BLOCK, block_of, draw, step
 from tests.mechanisms.growing.test_metric import observed, problem
@@ -302,7 +302,7 @@ def test_kernels_and_old_columns_agree_with_the_second_derivation() -> None:
 
 def test_the_check_derives_every_equation_beside_the_core_twice() -> None:
     """And names the first that differs."""
-    found, expected = beside.twice()
+    found, expected = block_derived_twice.block_derived_twice()
     modules = (BLOCK.module, *ra.mechanism("growing").extra_modules)
     assert set(found) == {id for module in modules for id in equations.declared(module)}
     changed = {id: 1.001 * value if id in ("GROW.8", "GROW.10") else value for id, value in found.items()}

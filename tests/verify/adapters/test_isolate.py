@@ -192,14 +192,9 @@ TROUBLES = {
     "close": ("os.closerange(3, 4096)", "its last words: it closed a descriptor that was not its own"),
     "close all": ("os.closerange(0, 4096)", "ended its process with exit code 1"),
     "close the streams": ("sys.stdout.close(); sys.stderr.close()", ""),
-    "write everywhere": ("[os.write(n, b'stray') for n in range(3, 64) if is_open(n)]", ""),
-    "write to the pipe": (
-        "os.write(max(n for n in range(4096) if pipe(n)), b'stray')",
+    "write everywhere": (
+        "[os.write(n, b'stray') for n in range(3, 64) if is_open(n)]",
         "wrote to the pipe of its answers: b'stray",
-    ),
-    "read from the pipe": (
-        "[os.close(n) for n in range(3, 4096) if pipe(n)]",
-        "closed a descriptor that was not its own",
     ),
     "print": ("while True: os.write(1, bytes(1 << 16))", "did not end within"),
     "large": ("return np.broadcast_to(q[0, 0, 0, 0], (1 << 40,))", "returned 4398046511104 bytes, needs at most"),
@@ -210,7 +205,7 @@ TROUBLES = {
 }
 
 TROUBLE = """
-import os, stat, subprocess, sys, time
+import os, subprocess, sys, time
 import numpy as np
 
 class Base(BaseException):
@@ -222,9 +217,6 @@ def is_open(n):
         return bool(os.fstat(n))
     except OSError:
         return False
-
-def pipe(n):
-    return is_open(n) and stat.S_ISFIFO(os.fstat(n).st_mode) and n > 2
 
 def attend(q, k, v, *, code):
     attend.intermediates = None
@@ -274,4 +266,3 @@ def test_bad_usage() -> None:
     assert "got 'SM.1,SM.77', needs some of products, q, k, v and ids such as SM.1" in refused(
         "--impl", "a:b", "--rounding", "SM.1,SM.77"
     )
-    assert "needs --impl or --exec" in refused("--outputs", ".", "--rounding", "SM.1")

@@ -61,10 +61,6 @@ def test_what_cannot_run_on_a_mesh(spec: str, message: str) -> None:
     ("arguments", "message"),
     [
         (["verify", "softmax", "--impl", "a.py:f", "--mesh", "tokens"], "needs sizes such as heads=2,tokens=4"),
-        (
-            ["verify", "softmax", "--impl", "a.py:f", "--mesh", "tokens=2", "--memory"],
-            "--mesh: needs --impl, and neither",
-        ),
         (["check", "softmax", "--devices", "2"], "got the backend numpy, needs --backend jax"),
         (["check", "softmax", "--backend", "jax", "--devices", "3", "--mesh", "tokens=2"], "whose product is 3"),
     ],

@@ -56,7 +56,7 @@ def report() -> Report:
 @pytest.fixture(scope="module")
 def file(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "report.html"
-    file.write_text(page(report, FEW, "1.2.3", [(0, "Suspects"), (2, "dSM.3 scaled twice")]), encoding="utf-8")
+    file.write_text(page(locate(FEW, report), FEW, "1.2.3"), encoding="utf-8")
     return file
 
 
@@ -86,12 +86,12 @@ def test_it_says_what_the_report_says(file: Path, report: Report) -> None:
     tags.feed(text)
     assert not tags.open
     assert "a&lt;b&gt;.py:it" in text and "no &lt;masks&gt; &amp; such" in text and "<b>" not in text
-    for words in ("d_k", "float32 d_k, case", "x = 1 &lt; 2", "dSM.3 scaled twice", "softmax: disagrees: 3 cases run"):
+    for words in ("d_k", "float32 d_k, case", "x = 1 &lt; 2", "Suspects", "softmax: disagrees: 3 cases run"):
         assert words in text
     for outcome in report.outcomes:
         for verdict in outcome.verdicts:
             if not verdict.agrees:
-                assert f"{verdict.got}, not {verdict.expected}" in text
+                assert f"is {verdict.got}, needs {verdict.expected}" in text
     assert "<td>refattn</td><td>1.2.3</td>" in text and "<td>numpy</td>" in text
 
 
@@ -163,7 +163,7 @@ def test_long_rows_are_drawn_in_parts_and_nothing_is_lost() -> None:
 def test_the_diagnosis_is_the_first_thing_with_the_conventions_that_differ() -> None:
     top_left = RECORD.wrong["top-left causality"]
     found = verify(FEW, lambda q, k, v, **options: top_left(q, k, v, **options), label="mine", dtypes=["float32"])
-    text = page(locate(FEW, found), FEW, "", [(0, "Suspects")])
+    text = page(locate(FEW, found), FEW, "")
     box = text[text.index('<dl class="box">') : text.index("</dl>")]
     for words in (
         "1 of 4 cases fail",

@@ -193,11 +193,6 @@ def test_text_of_foreign_code_cannot_steer_a_terminal_or_break_a_table() -> None
     assert "      raised ?" in lines
 
 
-def test_a_reason_need_not_be_text() -> None:
-    declined: Any = None
-    assert any(line.split()[:2] == ["1", "None"] for line in shown(outcome("declined", detail=declined)))
-
-
 def test_checks() -> None:
     rows = (
         Row("implementations", "dense, float64", "agrees", 0.25, "tiny: out (row)"),

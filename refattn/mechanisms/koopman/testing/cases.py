@@ -13,7 +13,7 @@ from refattn.mechanisms.calls import long_tail, one_hot
 from refattn.mechanisms.record import Case, Input
 
 
-def _case(
+def case(
     name: str,
     kind: str,
     purpose: str,
@@ -49,10 +49,10 @@ def _mask(*shape: int, keep: float = 0.7) -> Input:
 
 
 CASES = (
-    _case("tiny", "plain", "small enough to read", b=1, n_q=4, d=2),
-    _case("plain", "plain", "one transition", h=4, n_q=53, n_k=11),
-    _case("attention", "plain", "one update is plain attention", updates=1),
-    _case(
+    case("tiny", "plain", "small enough to read", b=1, n_q=4, d=2),
+    case("plain", "plain", "one transition", h=4, n_q=53, n_k=11),
+    case("attention", "plain", "one update is plain attention", updates=1),
+    case(
         "four",
         "plain",
         "three transitions, strongly perturbed",
@@ -63,15 +63,15 @@ CASES = (
         perturbation="identity(epsilon=0.4)",
         fit="stein(ridge=0.3)",
     ),
-    _case("causal", "causal", "the future is hidden", causal=True, updates=3),
-    _case("causal-tail", "causal", "bottom-right: the last query sees all", n_q=5, n_k=9, causal=True),
-    _case("causal-top-left", "causal", "query i sees keys 0 to i", n_q=5, n_k=9, causal="top_left"),
-    _case("causal-head", "causal", "more queries than keys: the first rows are empty", n_q=9, n_k=5, causal=True),
-    _case("mask-full", "masked", "one mask for each pair", mask=_mask(2, 2, 7, 7), updates=3),
-    _case("mask-keys", "masked", "padded keys", mask=_mask(2, 1, 1, 7)),
-    _case("mask-causal", "masked", "both masks at once", mask=_mask(7, 7), causal=True),
-    _case("empty-rows", "masked", "most rows may attend nothing", mask=_mask(2, 2, 7, 7, keep=0.1)),
-    _case(
+    case("causal", "causal", "the future is hidden", causal=True, updates=3),
+    case("causal-tail", "causal", "bottom-right: the last query sees all", n_q=5, n_k=9, causal=True),
+    case("causal-top-left", "causal", "query i sees keys 0 to i", n_q=5, n_k=9, causal="top_left"),
+    case("causal-head", "causal", "more queries than keys: the first rows are empty", n_q=9, n_k=5, causal=True),
+    case("mask-full", "masked", "one mask for each pair", mask=_mask(2, 2, 7, 7), updates=3),
+    case("mask-keys", "masked", "padded keys", mask=_mask(2, 1, 1, 7)),
+    case("mask-causal", "masked", "both masks at once", mask=_mask(7, 7), causal=True),
+    case("empty-rows", "masked", "most rows may attend nothing", mask=_mask(2, 2, 7, 7, keep=0.1)),
+    case(
         "grouped",
         "grouped",
         "two query heads share one key/value head",
@@ -79,15 +79,15 @@ CASES = (
         g=2,
         kernel="rbf(bandwidth=1.2, weight=2.0)",
     ),
-    _case("few-keys", "size", "more transitions than keys", n_k=2, updates=4, jitter=3.0),
-    _case("one-key", "size", "the space has one dimension", n_q=5, n_k=1, updates=3),
-    _case("one-query", "size", "decoding: one query", n_q=1, n_k=9, causal=True),
-    _case("no-key", "size", "nothing to attend", n_q=5, n_k=0),
-    _case("no-query", "size", "nothing asked", n_q=0, n_k=5),
-    _case("separable", "fit", "the error in the norm of the kernel's space", fit="separable", updates=3, causal=True),
-    _case("full", "space", "the operator acts on all functions", space="full", updates=3),
-    _case("augment", "space", "coordinates are observables", space="augmented", updates=3, mask=_mask(7, 7)),
-    _case(
+    case("few-keys", "size", "more transitions than keys", n_k=2, updates=4, jitter=3.0),
+    case("one-key", "size", "the space has one dimension", n_q=5, n_k=1, updates=3),
+    case("one-query", "size", "decoding: one query", n_q=1, n_k=9, causal=True),
+    case("no-key", "size", "nothing to attend", n_q=5, n_k=0),
+    case("no-query", "size", "nothing asked", n_q=0, n_k=5),
+    case("separable", "fit", "the error in the norm of the kernel's space", fit="separable", updates=3, causal=True),
+    case("full", "space", "the operator acts on all functions", space="full", updates=3),
+    case("augment", "space", "coordinates are observables", space="augmented", updates=3, mask=_mask(7, 7)),
+    case(
         "norm",
         "fit",
         "an operator that cannot be longer",
@@ -95,8 +95,8 @@ CASES = (
         updates=3,
         fit="separable(ridge=0.5, norm=0.35)",
     ),
-    _case("toward-identity", "fit", "the ridge draws to the identity", fit="stein(tau=1.0)", updates=3),
-    _case(
+    case("toward-identity", "fit", "the ridge draws to the identity", fit="stein(tau=1.0)", updates=3),
+    case(
         "mean",
         "fit",
         "the error's mean; the last transition",
@@ -104,11 +104,11 @@ CASES = (
         updates=3,
         causal=True,
     ),
-    _case("linear", "kernel", "x . y alone", kernel="linear", n_k=11, jitter=0.1),
-    _case("polynomial", "kernel", "a cube", kernel="polynomial(weight=0.3, degree=3, constant=0.5)", space="augmented"),
-    _case("matern32", "kernel", "once differentiable", kernel="matern32"),
-    _case("matern52", "kernel", "twice differentiable; its softmax", kernel="matern52", similarity="kernel", updates=3),
-    _case(
+    case("linear", "kernel", "x . y alone", kernel="linear", n_k=11, jitter=0.1),
+    case("polynomial", "kernel", "a cube", kernel="polynomial(weight=0.3, degree=3, constant=0.5)", space="augmented"),
+    case("matern32", "kernel", "once differentiable", kernel="matern32"),
+    case("matern52", "kernel", "twice differentiable; its softmax", kernel="matern52", similarity="kernel", updates=3),
+    case(
         "own",
         "kernel",
         "1 / (1 + |x - y|^2 / 2), of a user's, and an operator of one mode",
@@ -117,9 +117,9 @@ CASES = (
         kernel="refattn.mechanisms.koopman.testing.rational:RATIONAL",
         fit="separable(ridge=0.5, rank=1)",
     ),
-    _case("shift", "perturbation", "psi = phi + epsilon pi", perturbation="shift(epsilon=2.0)", fit="stein(ridge=0.5)"),
-    _case("pencil", "perturbation", "psi = mix pi + epsilon phi", perturbation="pencil(epsilon=0.3, mix=0.7)"),
-    _case(
+    case("shift", "perturbation", "psi = phi + epsilon pi", perturbation="shift(epsilon=2.0)", fit="stein(ridge=0.5)"),
+    case("pencil", "perturbation", "psi = mix pi + epsilon phi", perturbation="pencil(epsilon=0.3, mix=0.7)"),
+    case(
         "single",
         "perturbation",
         "one query: what 2 % of the gradients of epsilon and mix are shows in bfloat16",
@@ -129,15 +129,7 @@ CASES = (
         n_k=7,
         perturbation="pencil(epsilon=0.4, mix=0.4)",
     ),
-    long_tail(_case("long-tail", "tail", "one key of much weight, 20 of little", b=1, h=1, n_k=21), 21),
+    long_tail(case("long-tail", "tail", "one key of much weight, 20 of little", b=1, h=1, n_k=21), 21),
     # One update has no operator: from the second on a system is solved, and nothing is exact.
     one_hot("exact", "exact", "each query takes one value", mask=_mask(1, 1, 11, 13), causal=True, updates=1),
 )
-
-LIMITED = tuple(
-    _case(
-        name, "limited", purpose, h=4, g=2, n_q=13, n_k=17, d=8, updates=3, fit=f"separable(ridge=0.5, {name}={limit})"
-    )
-    for name, limit, purpose in (("rank", 1, "an operator of one mode"), ("nuclear", 0.1, "few modes, and small ones"))
-)
-"""Further ones, which need no golden vectors of their own."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.entry import defaults_of
+from refattn.mechanisms.graph_energy import record
 from refattn.mechanisms.graph_energy.layer import hierarchy
+from refattn.mechanisms.graph_energy.testing import level_loops
 from refattn.mechanisms.record import Case, Input
 from refattn.xp import Array
 
@@ -39,3 +43,20 @@ CASES = (
     _case("padded", "padding, and a threshold that is subtracted", key_mask=True, levels=3, threshold="soft(tau=0.3)"),
 )
 """Designed calls of a hierarchy."""
+
+LAYERS = (
+    replace(
+        record,
+        title="levels",
+        equation_modules=(hierarchy,),
+        block_modules=(),
+        loops=level_loops,
+        implementations=hierarchy.IMPLEMENTATIONS,
+        defaults=DEFAULTS,
+        core=sys.modules[__name__],
+        cases=CASES,
+        rounding_scales={},
+        layers=(),
+    ),
+)
+"""The record of these levels."""

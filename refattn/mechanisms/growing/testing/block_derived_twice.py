@@ -17,7 +17,7 @@ SIGNLESS = ("GROW.5", "GROW.6", "GROW.11", *FACTORS)
 DAMPING, AMPLITUDE = 0.01, 0.3
 
 
-def twice() -> tuple[loops.Values, loops.Values]:
+def block_derived_twice() -> tuple[loops.Values, loops.Values]:
     """Return the value of each equation by id, in the order that they ran: as traced, and by the loops."""
     x, d_result = (counter.normal((2, 4, 3), seed=0, purpose=f"growing.beside.{name}") for name in ("x", "d_result"))
     params = block.init(block.Config(width=3, heads=2, head_width=2, value_width=1, bias=True), seed=0, like=x, layer=0)

@@ -1,0 +1,381 @@
+"""``refattn verify``: the kernels of others against the reference."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import refattn
+from refattn.cli.arguments import Name, Place, Problem, campaign_options, check_writable, json_option, record_of
+from refattn.cli.begin import INITS, begin
+from refattn.cli.golden import read_set
+from refattn.cli.output import deliver, progress, write_text
+from refattn.cli.user_cases import own_cases, seed_of, sizes_of_large, supported, without_float64
+
+if TYPE_CHECKING:
+    from refattn.campaign import Where
+    from refattn.mechanisms.record import Mechanism
+    from refattn.verify.outcome import CheckReport, Report
+
+KERNEL = ("--impl", "--exec", "--outputs")
+CASES = ("--shape", "--cases", "--inputs")
+OTHERS = ("--large", "--memory", "--bitwise")
+DERIVATIVES = ("--tangent", "--hessian")
+PARTS = ("--jobs", "--scheduler", "--keep")
+
+NEEDS = {
+    "--vectors": ("--outputs",),
+    **dict.fromkeys(("--in-process", "--memory", "--bitwise", "--mesh", *DERIVATIVES), ("--impl",)),
+    **dict.fromkeys((*CASES, "--seed", "--rounding", "--large", *PARTS), ("--impl", "--exec")),
+}
+"""Option -> those of which it needs one beside it."""
+
+_DESIGNED = ("--html", "--rounding", *DERIVATIVES, "--mesh", *PARTS)  # what designed cases alone have
+WITHOUT = {
+    **dict.fromkeys(("--memory", "--bitwise"), (*OTHERS, *CASES, *_DESIGNED)),
+    "--large": (*OTHERS, "--cases", "--inputs", "--seed", *_DESIGNED),
+    "--mesh": DERIVATIVES,
+    "--in-process": PARTS,
+    "--html": PARTS,
+}
+"""Option -> those that it cannot be combined with."""
+
+
+def check_combination(given: tuple[str, ...]) -> None:
+    """Raise Problem if options cannot be given together, by the tables above."""
+    kernels = [name for name in KERNEL if name in given]
+    if len(kernels) != 1:
+        raise Problem(f"got {' and '.join(kernels) or 'no kernel'}, needs one of --impl, --exec and --outputs")
+    for name, needed in NEEDS.items():
+        if name in given and not {*needed} & {*given}:
+            raise Problem(f"{name}: needs {' or '.join(needed)} beside it, got {kernels[0]}")
+    for name, others in WITHOUT.items():
+        if name in given and (wrong := [other for other in others if other in given and other != name]):
+            raise Problem(f"{name}: cannot be combined with {_listed(wrong)}")
+
+
+def _listed(names: list[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+class Asked(SimpleNamespace):
+    """What the options of a verification say, each by its name."""
+
+    @property
+    def own(self) -> bool:
+        """Whether there are cases of the user's own."""
+        return self.tokens is None and bool(self.shapes or self.listed is not None or self.inputs is not None)
+
+    @property
+    def other(self) -> str:
+        """The option of what is checked in place of cases; "" if these are run."""
+        kinds = {"--large": self.tokens is not None, "--memory": self.memory, "--bitwise": self.bitwise}
+        return next((name for name, given in kinds.items() if given), "")
+
+
+@click.command("verify", short_help="Verify a kernel against the reference.")
+@click.argument("mechanism", type=Name())
+@click.option("--impl", metavar="MODULE_OR_FILE:FUNCTION", help="The kernel, such as kernel.py:attend.")
+@click.option("--exec", "program", metavar="CMD", help="A program of any language, run as CMD IN OUT for each case.")
+@click.option(
+    "--outputs", type=Place(), metavar="DIR", help="A folder of results, CASE.DTYPE.safetensors, of golden vectors."
+)
+@click.option(
+    "--vectors",
+    type=Place(),
+    metavar="DIR",
+    help="The golden vectors that --outputs is from; those of the package if absent.",
+)
+@click.option("--timeout", type=float, default=60.0, metavar="SECONDS", help="For each case; 60 by default.")
+@click.option("--in-process", is_flag=True, help="Run --impl in this process: for a debugger, without a time limit.")
+@click.option(
+    "--rounding",
+    metavar="NAME[=TYPE],...",
+    help="What it rounds beside what every kernel does: ids of equations, products (=tf32, bf16x3, ...), q, k, v.",
+)
+@click.option("--grad", is_flag=True, help="Judge the gradients too.")
+@click.option("--tangent", is_flag=True, help="Judge the derivative along a direction (forward mode) too.")
+@click.option("--hessian", is_flag=True, help="Judge the gradients and their derivative along a direction too.")
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    metavar="NAME",
+    help="float64, float32, float16, bfloat16: all by default; float8_e4m3fn, float8_e5m2, mxfp8, nvfp4.",
+)
+@click.option(
+    "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check properties on N tokens (with --shape h=2,d=16)."
+)
+@click.option(
+    "--shape", "shapes", multiple=True, metavar="b=1,h=8,...", help="A shape of your own in place of the cases."
+)
+@click.option("--cases", "listed", metavar="FILE", help="Shapes of your own as JSON, a list or one in each line.")
+@click.option("--inputs", metavar="FILE", help="Captured q, k, v, ... of your own as .safetensors or .npz.")
+@click.option("--seed", default="0", metavar="N|random", help="Of the random numbers of all inputs; 0 by default.")
+@click.option("--memory", is_flag=True, help="Check layouts and calls around a call, not the designed cases.")
+@click.option("--bitwise", is_flag=True, help="Check that the same bits come, not the designed cases.")
+@click.option("--mesh", metavar="SIZES", help="Run --impl over devices or processes: tokens=4, or heads=2,tokens=4.")
+@campaign_options(jobs="1")
+@click.option("--html", type=Place(), metavar="FILE", help="Write the report as one page for a browser, too.")
+@click.option("--junit", type=Place(), metavar="FILE", help="Write the report as JUnit's XML, too.")
+@click.option(
+    "--init",
+    type=click.Choice(INITS),
+    help="Write an adapter to begin with (plain attention, which agrees) into this folder, and end.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Show every case that fails and all that is known of the suspects.")
+@json_option
+@click.pass_context
+def verify(
+    ctx: click.Context,
+    /,
+    mechanism: str,
+    where: Where,
+    init: str | None,
+    html: str | None,
+    junit: str | None,
+    verbose: bool,
+    file: str | None,
+    **given: Any,
+) -> None:
+    """Verify a kernel of MECHANISM against the reference, on its designed cases.
+
+    The kernel is f(q, k, v, *, mask=None, causal=False, scale=None, **options) with NumPy arrays (batch, heads,
+    tokens, dim); it returns an array of any library, or refattn.Decline("why") for what it does not do.
+
+    In place of the designed cases it is run on shapes and arrays of your own where these are given: --shape
+    b=2,h=32,g=8,nq=1024,nk=4096,d=128,causal (several times), --cases and --inputs.
+    """
+    record = record_of(mechanism)
+    if record.core is None:
+        raise Problem(f"mechanism: got {mechanism!r}, which is no map of q, k and v, needs one that is")
+    if init is not None:
+        begin(init, mechanism)
+        return
+    where = replace(where, jobs=where.jobs or 1)
+    options = [(max(one.opts, key=len), ctx.params[one.name or ""], one.default) for one in ctx.command.params]
+    named = tuple(name for name, x, usual in options if x not in (usual, None, (), False))
+    check_combination(tuple(name for name in named if not (where.plain and name in PARTS)))
+    derivatives = tuple(name for name in ("tangent", "hessian") if given.pop(name))
+    given |= {"seed": seed_of(given["seed"]), "rounding": _roundings(record, given["rounding"])}
+    asked = Asked(**given, derivatives=derivatives, where=where)
+    if not asked.timeout > 0.0:
+        raise Problem(f"--timeout: got {asked.timeout:g}, needs seconds above 0")
+    if asked.mesh is not None:
+        record = _over_mesh(record, asked.mesh)
+        asked.impl = f"{asked.impl}@{asked.mesh}"
+    if asked.own:
+        record, stored = own_cases(record, asked.shapes, asked.listed, asked.inputs)
+        asked.dtypes = asked.dtypes or stored
+    _check_sizes(asked)
+    for place, option in ((file, "--json"), (html, "--html"), (junit, "--junit")):
+        check_writable(place, option)
+    if "" not in sys.path:
+        sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
+    from refattn.verify.adapters import adapter
+    from refattn.verify.report import tables
+    from refattn.verify.tolerance import sampled
+
+    stand_in: tuple[Mechanism, Report] | None = None
+    known: Mapping[str, str] = {}
+    # Whatever foreign code prints is kept out of the report.
+    with contextlib.ExitStack() as stack:
+        wrap = stack.enter_context(progress(f"verify {record.name}", "cases" if where.plain else "parts"))
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        try:
+            if asked.outputs is not None:
+                record, found = _stored_results(ctx, record, asked, wrap)
+            else:
+                kernel, text = _kernel(stack, record, asked)
+                if asked.other:
+                    checked = _invariances(record, kernel, asked, wrap)
+                else:
+                    record, found, stand_in, known = _cases(record, kernel, text, asked, wrap)
+        except (adapter.LoadError, sampled.TooLargeError) as error:
+            raise Problem(str(error)) from error
+    if asked.other:
+        _write_junit(junit, checked)
+        deliver(partial(tables.checked, checked), checked.to_json(), file)
+        ctx.exit(checked.exit_code)
+    _write_junit(junit, found)
+    if not derivatives and any(outcome.status == "disagrees" for outcome in found.outcomes):
+        found = _explained(record, found, known, stand_in)
+    if html is not None:
+        from refattn.verify.report import page
+
+        instead = stand_in[1].outcomes if stand_in else ()
+        write_text(html, page.page(found, record, refattn.__version__, instead), "--html")
+    deliver(partial(tables.verified, found, record, details=verbose), found.to_json(), file)
+    ctx.exit(found.exit_code)
+
+
+def _write_junit(file: str | None, report: Report | CheckReport) -> None:
+    if file is not None:
+        from refattn.verify.report.junit import junit
+
+        write_text(file, junit(report), "--junit")
+
+
+def _check_sizes(asked: Asked) -> None:
+    """Raise Problem if what is asked for does not run in the types, or with the shape, that are asked for."""
+    from refattn.golden.storage import DTYPES, SCALED
+    from refattn.verify.tolerance import derivatives
+
+    if asked.tokens is not None:
+        sizes_of_large(asked.shapes)
+    names = asked.dtypes
+    if unknown := [name for name in names if name not in (*DTYPES, *SCALED)]:
+        raise Problem(f"--dtype: got {unknown[0]!r}, needs one of {', '.join((*DTYPES, *SCALED))}")
+    if (scaled := [name for name in names if name in SCALED]) and (asked.impl is None or asked.own or asked.other):
+        raise Problem(f"--dtype: got {scaled[0]}, whose numbers have factors, needs --impl on the designed cases")
+    if asked.other and len(names) > 1:
+        raise Problem(f"{asked.other}: got --dtype {', '.join(names)}, needs one of {', '.join(DTYPES)}")
+    if asked.derivatives and (wrong := [name for name in names if name not in derivatives.DTYPES]):
+        needs = " or ".join(derivatives.DTYPES)
+        raise Problem(f"--{asked.derivatives[0]}: got --dtype {wrong[0]}, needs {needs}")
+
+
+def _stored_results(ctx: click.Context, record: Mechanism, asked: Asked, wrap: Any) -> tuple[Mechanism, Report]:
+    """Judge files of results of golden vectors."""
+    from refattn.golden.storage import DTYPES
+    from refattn.verify.adapters import dumped
+
+    folder = Path(asked.outputs or "")
+    golden = read_set(ctx, asked.vectors)
+    record = dumped.as_stored(record, golden)
+    if not folder.is_dir():
+        raise Problem(f"--outputs: got {asked.outputs!r}, needs a folder")
+    dtypes = tuple(dict.fromkeys(asked.dtypes)) or DTYPES
+    return record, dumped.verify_files(record, folder, golden, dtypes=dtypes, grad=asked.grad, progress=wrap)
+
+
+def _invariances(record: Mechanism, kernel: Any, asked: Asked, wrap: Any) -> CheckReport:
+    """Check what must hold without a truth (--large), in any memory (--memory), or bit for bit (--bitwise)."""
+    from refattn.verify import verify_bitwise, verify_large, verify_memory
+
+    common: dict[str, Any] = {"label": asked.program or asked.impl or "", "grad": asked.grad, "progress": wrap}
+    common |= {"dtype": asked.dtypes[0]} if asked.dtypes else {}
+    if asked.tokens is not None:
+        return verify_large(record, kernel, asked.tokens, **common | sizes_of_large(asked.shapes))
+    return (verify_memory if asked.memory else verify_bitwise)(record, kernel, seed=asked.seed, **common)
+
+
+def _cases(
+    record: Mechanism, kernel: Any, text: str, asked: Asked, wrap: Any
+) -> tuple[Mechanism, Report, tuple[Mechanism, Report] | None, Mapping[str, str]]:
+    """Run a kernel on designed cases or the user's own.
+
+    Returns the record with these cases, the report, what stands for cases that are too long to look for suspects in,
+    and what the kernel rounds.
+    """
+    from refattn.golden.storage import DTYPES
+    from refattn.verify import run
+    from refattn.verify.adapters.declared import read_roundings, roundings
+    from refattn.verify.tolerance import derivatives
+
+    dtypes = tuple(dict.fromkeys(asked.dtypes)) or (derivatives.DTYPES if asked.derivatives else DTYPES)
+    left_out = ""
+    if not asked.own:
+        more = () if asked.derivatives else record.kernel_sizes
+        record = record.changed(cases=(*record.cases, *more), kernel_sizes=())
+        record, dtypes = supported(record, kernel, dtypes, given=bool(asked.dtypes))
+        if dtypes == DTYPES and not asked.dtypes and asked.impl is not None:
+            left_out = without_float64(record, kernel)
+            dtypes = DTYPES[1:] if left_out else DTYPES
+    known: dict[str, Any] = {"grad": asked.grad or "hessian" in asked.derivatives, "seed": asked.seed}
+    known |= {"rounding": asked.rounding, "derivatives": asked.derivatives, "label": asked.program or asked.impl or ""}
+    if not asked.where.plain:
+        from refattn.verify import parallel
+
+        outputs = ("out", *record.outputs)
+        start = parallel.Given(_absolute(asked.impl or ""), asked.program or "", outputs, asked.timeout)
+        known["outcomes"] = partial(parallel.outcomes, record, kernel, start, asked.where)
+    found = replace(run.verify(record, kernel, dtypes=dtypes, progress=wrap, **known), left_out=left_out)
+    stand_in = None
+    if found.failed and not asked.derivatives and asked.mesh is None:  # a shorter sequence would not fit the mesh
+        from refattn.verify import shrink
+
+        least = shrink.least(record, kernel, found, rounding=asked.rounding)
+        six = shrink.lines(record.name, *least, text, found.grad, asked.rounding, asked.seed) if least else ()
+        found = replace(found, smallest=six, least=least)
+        stand_in = shrink.in_place_of_long(record, kernel, found, rounding=asked.rounding)
+    rounds = read_roundings(asked.rounding, record.equations) | roundings(kernel, record.equations)
+    return record, found, stand_in, rounds
+
+
+def _explained(
+    record: Mechanism, found: Report, rounds: Mapping[str, str], stand_in: tuple[Mechanism, Report] | None
+) -> Report:
+    """Return a report that says what would explain its failures, and where the error is."""
+    from refattn.verify.diagnose import suspects
+    from refattn.verify.tolerance.precision import explained
+
+    found = explained(record, found, rounds)
+    with progress(f"suspects of {record.name}", "equations") as wrap:
+        found = suspects.locate(record, found, progress=wrap)
+        if stand_in and not found.suspects:
+            found = replace(found, suspects=suspects.locate(*stand_in, progress=wrap).suspects)
+    return found
+
+
+def _over_mesh(record: Mechanism, text: str) -> Mechanism:
+    """Return the record with cases whose axes are multiples of the sizes of a mesh."""
+    from refattn.shards.mesh import sizes_of
+    from refattn.verify.selfcheck.samples import fitted
+
+    try:
+        sizes = sizes_of(text)
+    except ValueError as error:
+        raise Problem(str(error)) from error
+    found = (fitted(case, sizes, 2) for case in record.cases)
+    return record.changed(cases=tuple(case for case in found if case is not None), kernel_sizes=())
+
+
+def _kernel(stack: contextlib.ExitStack, record: Mechanism, asked: Asked) -> tuple[Any, str]:
+    """Return the kernel and how Python names it."""
+    from refattn.verify import Isolated, Program, load
+
+    if asked.program is not None:
+        named = ("out", *record.outputs)
+        text = f"Program({asked.program!r}, {named}, {asked.timeout:g})"
+        return Program(asked.program, named, asked.timeout), text
+    impl = asked.impl or ""
+    if asked.in_process:
+        return load(impl), f"load({impl!r})"
+    kernel = stack.enter_context(Isolated(impl, asked.timeout))
+
+    def told() -> None:
+        if said := kernel.said.rstrip():
+            plain = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in said)
+            click.echo(f"what it printed (the end of it):\n{plain}", file=sys.stderr)
+
+    stack.callback(told)
+    return kernel, f"load({impl!r})"
+
+
+def _absolute(impl: str) -> str:
+    """Return what names a kernel as any folder has it."""
+    place, colon, name = impl.rpartition(":")
+    return f"{Path(place).resolve()}:{name}" if colon and Path(place).is_file() else impl
+
+
+def _roundings(record: Mechanism, given: str | None) -> tuple[str, ...]:
+    from refattn.verify.adapters.declared import read_roundings
+
+    ids = tuple(id.strip() for id in (given or "").split(",") if id.strip())
+    try:
+        if given is not None and not ids:
+            raise ValueError("name nothing")
+        read_roundings(ids, record.equations)
+    except ValueError as error:
+        needs = f"{error}".partition(", needs ")[2] or f"ids of equations such as {next(iter(record.equations))}"
+        raise Problem(f"--rounding: got {given!r}, needs {needs}") from error
+    return ids

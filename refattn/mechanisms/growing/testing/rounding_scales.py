@@ -1,0 +1,5 @@
+"""Sizes of rounding errors: the core is that of softmax attention."""
+
+from refattn.mechanisms.softmax.testing.rounding_scales import FURTHER, ROUNDING_SCALES, STORED
+
+__all__ = ["FURTHER", "ROUNDING_SCALES", "STORED"]
