@@ -143,7 +143,9 @@ def verify_bitwise(
     if "query_permutation" in mechanism.properties:
         checks.append(("chunk of queries", _chunk))
         checks += [("prefill and decode", _decode)] if "causal" in mechanism.defaults else []
-    checks += [(f"padding by {by}", partial(_padding, by=by)) for by in ("mask", "k_lengths") if by in mechanism.defaults]
+    checks += [
+        (f"padding by {by}", partial(_padding, by=by)) for by in ("mask", "k_lengths") if by in mechanism.defaults
+    ]
     tasks = [(name, partial(_same, check, run, given, dtype)) for name, check in checks]
     return report(mechanism, label or repr(kernel), "bitwise", tasks, progress)
 
