@@ -73,7 +73,7 @@ def verify(
     ...     return ra.softmax.forward(q, k, v, causal="top_left" if causal else False)[0]
     >>> report = ra.verify("softmax", attend, cases=["plain", "causal-tail"])
     >>> report.passed, report.suspects.ranked[0].kind
-    (False, 'causal mask aligned top-left')
+    (False, 'top-left causality')
     """
     record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
     chosen = (*record.cases, *record.kernel_sizes) if cases is None else tuple(map(record.case, cases))
@@ -145,9 +145,11 @@ def assert_close(
     >>> weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     >>> ra.assert_close("softmax", q, k, v, weights @ v).passed
     True
-    >>> ra.assert_close("softmax", q, k, v, weights @ v, scale=1.0)
-    Traceback (most recent call last):
-    AssertionError: ...
+    >>> try:
+    ...     ra.assert_close("softmax", q, k, v, weights @ v, causal=True)
+    ... except AssertionError as error:
+    ...     print(str(error).splitlines()[4])
+    which      the causal mask is ignored: explains everything
     """
     __tracebackhide__ = True  # pytest then shows the caller's line
     record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism

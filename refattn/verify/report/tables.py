@@ -98,7 +98,7 @@ def short(report: Report, mechanism: Mechanism, *, width: int = 120) -> str:
     from refattn.verify.report import diagnosis
 
     answers = [_answer(word, text) for word, text in diagnosis.lines(report, mechanism)]
-    return render([heading(report, mechanism), *answers, closing(report)], width, False)
+    return render([heading(report, mechanism), *answers, Text(closing(report), no_wrap=True)], width, False)
 
 
 def heading(report: Report, mechanism: Mechanism) -> str:
