@@ -444,6 +444,8 @@ class Report(Judged):
         Where something fails, what it may have rounded that would explain it: see `refattn.verify.tolerance.precision`.
     left_out
         Why float64, which nobody asked for by name, was not run; "" where it was.
+    framework, device
+        The library whose arrays the kernel is given, and where they lie; "" for NumPy's.
     record
         The record that was verified against, with the cases that were run; None for that of the mechanism.
 
@@ -470,6 +472,8 @@ class Report(Judged):
     reference: bool = False
     precision: tuple[Precision, ...] = ()
     left_out: str = ""
+    framework: str = ""
+    device: str = ""
     record: Mechanism | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:

@@ -54,10 +54,9 @@ th {{ border-bottom: 1px solid #999 }} code, pre, .n {{ font: 13px/1.4 ui-monosp
 pre {{ background: #f4f4f4; padding: .7rem; overflow-x: auto }}
 figure {{ display: inline-block; margin: .5rem 1.5rem .5rem 0 }} figcaption {{ font-size: 13px }}
 {top}
-svg, table {{ max-width: 100% }}
+.wide, figure {{ max-width: 100%; overflow-x: auto }} h1, p {{ overflow-wrap: anywhere }}
 @media (max-width: 30rem) {{ .box {{ grid-template-columns: 1fr }} body {{ margin: .5rem auto; padding: 0 .5rem }}
-  td, th {{ padding-right: .4rem; overflow-wrap: anywhere }}
-  figure {{ margin-right: 0; max-width: 100%; overflow-x: auto }} }}
+  td, th {{ padding-right: .4rem }} figure {{ margin-right: 0 }} }}
 @media (prefers-color-scheme: dark) {{ body {{ background: #16181c; color: #ddd }} pre {{ background: #22252b }}
   svg {{ background: #f4f4f4 }} a {{ color: #8ab4f8 }} .agrees {{ color: #6fce8c }} .disagrees {{ color: #ff8a80 }}
   .declined {{ color: #e0c060 }} }}
@@ -120,8 +119,8 @@ def _smallest(report: Report) -> list[str]:
             verdict = example.wrong(outcome)
             header = (verdict.tensor if verdict else "", "got", "expected", "difference")
             parts += [f"<p>{escape(about)}</p>", _table(header, numbers)]
-        if lines := example.program(case, outcome, report.kernel):
-            parts += ["<p>In NumPy alone:</p>", _verbatim(lines)]
+        if lines := example.program(case, outcome, report.kernel, report.framework, report.device):
+            parts += ["<p>Without refattn:</p>", _verbatim(lines)]
     if report.smallest:
         parts += ["<p>With the verdict:</p>" if parts else "", _verbatim(report.smallest)]
     return _section("The smallest case found that fails", "".join(parts))
@@ -147,7 +146,7 @@ def _grid(report: Report) -> str:
         for case, found in cells.items()
     )
     header = "".join(f"<th>{escape(text)}</th>" for text in ("case", *dtypes))
-    table = f'<table class="n"><tr>{header}</tr>{rows}</table>'
+    table = f'<div class="wide"><table class="n"><tr>{header}</tr>{rows}</table></div>'
     told = f"{len(cells)} cases in {', '.join(dtypes)}: the largest used share of the allowed error"
     return f"<details><summary>{escape(told)}</summary>{table}</details>" if cells else ""
 
@@ -172,7 +171,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     def line(cells: Sequence[Any], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
 
-    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+    return f'<div class="wide"><table>{line(header, "th")}{"".join(line(row, "td") for row in rows)}</table></div>'
 
 
 def _verbatim(lines: Iterable[str]) -> str:
@@ -209,7 +208,8 @@ def _bars(report: Report) -> str:
     high = len(lines) * height
     limit = f'<line x1="380" x2="380" y1="0" y2="{high}" stroke="#222" stroke-dasharray="3 3"/>'
     limit += f'<text x="380" y="{high + 15}" text-anchor="middle">1, the limit</text>'
-    return f'<svg class="n" width="960" height="{high + 20}" role="img">{"".join(lines)}{limit}</svg>'
+    drawn = f'<svg class="n" width="960" height="{high + 20}" role="img">{"".join(lines)}{limit}</svg>'
+    return f'<div class="wide">{drawn}</div>'
 
 
 def _maps(report: Report) -> str:
@@ -243,7 +243,7 @@ def _maps(report: Report) -> str:
         f'<text x="{90 * n + 20}" y="14">{text}</text>'
         for n, (text, share) in enumerate(scale)
     )
-    scaled = f'<svg class="n" width="660" height="20" role="img">{legend}</svg>'
+    scaled = f'<div class="wide"><svg class="n" width="660" height="20" role="img">{legend}</svg></div>'
     text = "Used share of what a row is allowed; batch and heads downwards, rows to the right."
     return f"<p>{text}</p>{scaled}<div>{''.join(figures)}</div>"
 

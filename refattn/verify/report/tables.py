@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 LEGEND = (
     "share: used part of the allowed error, in the case that used most of it; the limit is 1.00\n"
     "by: the statistic that used it, or the check that failed; index, got, expected: worst element\n"
-    "class: what a case is designed for"
+    "class: what a case is designed for\n"
+    "numbers that agree and differ in early digits: rounding alone moves them so far, as scores are huge or sums cancel"
 )
 
 
