@@ -112,7 +112,11 @@ class Asked(SimpleNamespace):
     help="float64, float32, float16, bfloat16: all by default; float8_e4m3fn, float8_e5m2, mxfp8, nvfp4.",
 )
 @click.option(
-    "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check properties on N tokens (with --shape h=2,d=16)."
+    "--large",
+    "tokens",
+    type=click.IntRange(min=8),
+    metavar="N",
+    help="Properties on N tokens (with --shape h=2,d=16).",
 )
 @click.option(
     "--shape", "shapes", multiple=True, metavar="b=1,h=8,...", help="A shape of your own in place of the cases."
