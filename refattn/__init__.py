@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from refattn.mechanisms.registry import list_mechanisms as list_mechanisms
     from refattn.mechanisms.registry import mechanism as mechanism
     from refattn.verify.interactive import assert_close as assert_close
+    from refattn.verify.interactive import explore as explore
     from refattn.verify.interactive import verify as verify
     from refattn.verify.outcome import Decline as Decline
 
@@ -43,6 +44,7 @@ _HOMES = {
     "Context": "refattn.mechanisms.context",
     "Decline": "refattn.verify.outcome",
     "assert_close": "refattn.verify.interactive",
+    "explore": "refattn.verify.interactive",
     "list_mechanisms": "refattn.mechanisms.registry",
     "mechanism": "refattn.mechanisms.registry",
     "reading": "refattn.mechanisms.paper",

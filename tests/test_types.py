@@ -54,6 +54,8 @@ ra.verify("softmax", attend, dtype=["float32"])  # wrong
 ra.verify(3, attend)  # wrong
 ra.assert_close("softmax", q, q, q, out, gradients, d_out=out, causal=True)
 ra.assert_close("softmax", q, q, q)  # wrong
+ra.explore("softmax", q, q, q, causal=True).to_html("page.html")
+ra.explore("softmax", q, q)  # wrong
 
 record = ra.mechanism("softmax")
 print(record.case("tiny").options, record.cases[0].name.upper(), record.nmae)  # wrong

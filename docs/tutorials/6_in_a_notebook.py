@@ -74,6 +74,13 @@ with ra.reading(), ra.trace() as trace:
 trace
 
 # %%
+# ``ra.explore`` shows a call on small arrays as a page to step through, with the arrow keys, in the cell: select a
+# number to see what it is computed from.
+
+small = [x[:, :1, :5, :4] for x in (q, k, v)]
+ra.explore("softmax", *small, causal=True)
+
+# %%
 # The fault removed
 # -----------------
 

@@ -1,15 +1,20 @@
-"""Verification from a notebook or a test: a kernel in one call, and one's own result on one's own arrays.
+"""Verification from a notebook or a test: a kernel in one call, one's own result on one's own arrays,
+and the page that steps through a call.
 
 `refattn.verify` of this name is what both are made of; `refattn.verify` itself may be called and is `verify`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
 from typing import Any
 
+from refattn import backends
+from refattn.files import write_output
 from refattn.golden.storage import DTYPES
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
@@ -156,26 +161,87 @@ def assert_close(
     if (gradients is None) != (d_out is None):
         given, missing = ("d_out", "gradients") if gradients is None else ("gradients", "d_out")
         raise TypeError(f"{missing}: got None beside {given}, needs both or neither")
-    named = {"q": q, "k": k, "v": v, **({} if d_out is None else {"d_out": d_out})}
-    for name, x in named.items():
-        if not is_array(x):
-            raise TypeError(f"{name}: got {type(x).__name__}, needs an array")
-    dtype = dtype_name(q)
-    if dtype not in DTYPES:
-        raise TypeError(f"q: got dtype {dtype}, needs one of {', '.join(DTYPES)}")
-    named |= {name: x for name, x in options.items() if is_array(x)}
-    plain = {name: x for name, x in options.items() if name not in named and x is not None}
-    try:
-        case = of_arrays(record, {name: to_host(name, x) for name, x in named.items()}, plain, "your arrays")
-    except UserCaseError as error:
-        raise ValueError(str(error)) from error
-    record = replace(record, cases=(case,), kernel_sizes=())
+    upstream = {} if d_out is None else {"d_out": d_out}
+    record, dtype = _on_arrays(record, {"q": q, "k": k, "v": v, **upstream}, options)
+    case = record.cases[0]
     kernel = _Returned(out, gradients)
     outcome = run.verify_case(record, kernel, case, dtype, grad=gradients is not None, rounding=tuple(rounding))
     report = Report(record.name, "your result", gradients is not None, (outcome,), record=record)
     report = _diagnosed(report, kernel, tuple(rounding))
     report.raise_if_failed()
     return report
+
+
+@dataclass(frozen=True, repr=False)
+class Page:
+    """A page for a browser, which a notebook shows in the cell."""
+
+    html: str
+
+    def __repr__(self) -> str:
+        return f"<Page of {len(self.html)} characters: shown in a notebook; to_html(path) writes it>"
+
+    def _repr_html_(self) -> str:
+        return f'<iframe width="100%" height="800" style="border: 0" srcdoc="{escape(self.html)}"></iframe>'
+
+    def to_html(self, path: str | Path) -> None:
+        """Write the page to a file."""
+        write_output(str(path), self.html.encode("utf-8"))
+
+
+def explore(mechanism: str | Mechanism, q: Any, k: Any, v: Any, **options: Any) -> Page:
+    """Return the page that steps through one call, forward and backward, equation by equation, on one's own arrays.
+
+    It is the page of ``refattn trace --html``: each number is linked with those that it is computed from. Arrays are of
+    any library and small: a page shows some thousand numbers.
+
+    Parameters
+    ----------
+    mechanism
+        Its name or its record.
+    q, k, v
+        Arrays (batch, heads, tokens, width).
+    **options
+        The other arguments of the call.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where arguments are none of the mechanism, do not fit each other, or are too large for a page.
+
+    Examples
+    --------
+    >>> import numpy as np, refattn as ra
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 1, 4, 2))
+    >>> page = ra.explore("softmax", q, k, v, causal=True)
+    >>> page.html.startswith("<!doctype html>")
+    True
+    """
+    from refattn.explorer.page import page
+    from refattn.verify import traced
+
+    record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    record, _ = _on_arrays(record, {"q": q, "k": k, "v": v}, options)
+    library = backends.get("numpy")
+    run = traced.read_run(record, record.cases[0].name, "float64", library)
+    return Page(page(record, run, traced.record(record, run, library)))
+
+
+def _on_arrays(record: Mechanism, named: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Mechanism, str]:
+    """Return a record with the call on some arrays as its only case, and their type."""
+    for name, x in named.items():
+        if not is_array(x):
+            raise TypeError(f"{name}: got {type(x).__name__}, needs an array")
+    dtype = dtype_name(named["q"])
+    if dtype not in DTYPES:
+        raise TypeError(f"q: got dtype {dtype}, needs one of {', '.join(DTYPES)}")
+    arrays = {**named, **{name: x for name, x in options.items() if is_array(x)}}
+    plain = {name: x for name, x in options.items() if name not in arrays and x is not None}
+    try:
+        case = of_arrays(record, {name: to_host(name, x) for name, x in arrays.items()}, plain, "your arrays")
+    except UserCaseError as error:
+        raise ValueError(str(error)) from error
+    return replace(record, cases=(case,), kernel_sizes=()), dtype
 
 
 class _Returned:

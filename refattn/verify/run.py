@@ -218,7 +218,7 @@ def verify(
     else:
         found = [*outcomes(plan, progress=progress, **known)]
     report = Report(mechanism.name, label or repr(kernel), grad, tuple(found), seed=seed, record=mechanism)
-    where = {name: str(attribute(kernel, name) or "") for name in ("framework", "device")}
+    where: dict[str, Any] = {name: str(attribute(kernel, name) or "") for name in ("framework", "device")}
     report = replace(report, reference=getattr(kernel, "reference", False) is True, **where)
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in found):

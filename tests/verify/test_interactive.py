@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -188,3 +190,22 @@ def test_what_a_forward_saves_is_shown_without_its_numbers(name: str) -> None:
     _, saved = record.core.forward(**make(name, case, "float32"), **case.options)  # type: ignore[union-attr]
     text = repr(saved)
     assert text.startswith("Saved(implementation='") and "float32(" in text and "array(" not in text and len(text) < 900
+
+
+def test_a_call_on_ones_own_arrays_is_a_page_to_step_through(tmp_path: Path) -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 1, 4, 2)).astype(np.float32)
+    page = ra.explore("softmax", q, k, v, causal=True)
+    for words in ("SM.4", "dSM.4", "case your arrays"):
+        assert words in page.html
+    cell = page._repr_html_()
+    assert cell.startswith("<iframe ") and "<script" not in cell and unescape(cell).count(page.html) == 1
+    page.to_html(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page.html and len(repr(page)) < 100
+    with pytest.raises(ValueError, match=r"got causl \(did you mean causal\?\)"):
+        ra.explore("softmax", q, k, v, causl=True)
+    with pytest.raises(ValueError, match="needs one with at most .* for a page"):
+        ra.explore("softmax", *np.ones((3, 1, 8, 256, 8)))
+
+
+def test_the_tutorial_in_a_notebook_runs() -> None:
+    runpy.run_path(str(Path(__file__).parents[2] / "docs" / "tutorials" / "6_in_a_notebook.py"))

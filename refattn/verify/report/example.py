@@ -80,7 +80,7 @@ def program(case: Case, outcome: Outcome, kernel: str, framework: str = "", devi
     lines += [f"{one} = {_placed(x, outcome.dtype, framework, device)}" for one, x in arrays.items()]
     given = [one if one in "qkv" else f"{one}={one}" for one in truth.inputs]
     told = {"dtype": "bfloat16"} if outcome.dtype == "bfloat16" and not framework else {}
-    given += [f"{one}={x!r}" for one, x in (case.options | told).items()]
+    given += [f"{one}={x!r}" for one, x in {**case.options, **told}.items()]
     made = f"{called}().forward" if called[:1].isupper() else called  # a class
     call = f"{made}({', '.join(given)})"
     lines.append(f"expected = {literal(truth.values[name])}  # of {name}, in float64")
