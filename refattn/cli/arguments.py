@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from refattn.files import check_output, reason
 from refattn.mechanisms import registry
+from refattn.near import meant
 
 if TYPE_CHECKING:
     from refattn.backends import Backend
@@ -117,7 +118,9 @@ class Group(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command of this name."""
         if args[0] not in self.commands:
-            ctx.fail(f"command: got {args[0]!r}, needs one of {', '.join(self.commands)}")
+            ctx.fail(
+                f"command: got {args[0]!r}{meant(args[0], self.commands)}, needs one of {', '.join(self.commands)}"
+            )
         return super().resolve_command(ctx, args)
 
 
@@ -132,7 +135,8 @@ def read_help(command: click.Command) -> None:
 def record_of(name: str) -> Mechanism:
     """Return the record of a mechanism."""
     if name not in registry.list_mechanisms():
-        raise Problem(f"mechanism: got {name!r}, needs one of {', '.join(registry.list_mechanisms())}")
+        known = registry.list_mechanisms()
+        raise Problem(f"mechanism: got {name!r}{meant(name, known)}, needs one of {', '.join(known)}")
     return registry.mechanism(name)
 
 

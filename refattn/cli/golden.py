@@ -27,6 +27,7 @@ from refattn.cli.arguments import (
 from refattn.cli.output import deliver, progress
 from refattn.files import reason
 from refattn.mechanisms import registry
+from refattn.near import meant
 
 if TYPE_CHECKING:
     from refattn.campaign import Where
@@ -216,7 +217,7 @@ def show(ctx: click.Context, folder: str | None, case: str | None, file: str | N
         return
     entries = {f"{entry['mechanism']}/{entry['case']}": entry for entry in found.cases}
     if case not in entries:
-        raise Problem(f"--case: got {case!r}, needs one of {', '.join(entries)}")
+        raise Problem(f"--case: got {case!r}{meant(case, entries)}, needs one of {', '.join(entries)}")
     arrays = found.arrays(entries[case])
     deliver(lambda **implementation: golden_text.arrays(entries[case], arrays, **implementation), entries[case], file)
 

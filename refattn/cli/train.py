@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="The folder of the run; runs/MECHANISM by default, or the next free name.",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in the folder, to the bit.")
+@click.option(
+    "--resume", is_flag=True, help="Go on with the run in the folder, to the bit; with more --steps beyond its end."
+)
 @click.option("--exact", is_flag=True, help="With --resume: only where versions, code and machine are the same.")
 @click.option(
     "--grow", metavar="auto|N,N,...", help="Make blocks wider: where it is worth while, or after these steps."

@@ -18,6 +18,7 @@ from refattn.args import Each, Real, Whole, check_all
 from refattn.mechanisms.block import Block, Stream
 from refattn.mechanisms.families import numbers_of, with_numbers
 from refattn.mechanisms.wrong import WrongKernel
+from refattn.near import meant
 from refattn.xp import Array
 
 RoundingScale = Callable[[Mapping[str, Any], Any], Array]
@@ -488,7 +489,9 @@ class Mechanism:
         for case in (*self.cases, *self.kernel_sizes):
             if isinstance(name, str) and case.name == name:
                 return case
-        raise ValueError(f"case: got {name!r}, needs one of {', '.join(case.name for case in self.cases)}")
+        known = [case.name for case in (*self.cases, *self.kernel_sizes)]
+        needs = ", ".join(case.name for case in self.cases)
+        raise ValueError(f"case: got {name!r}{meant(name, known)}, needs one of {needs}")
 
     def __repr__(self) -> str:
         return f"<Mechanism {self.name}: {self.title}>"

@@ -7,15 +7,19 @@ each (`CheckReport`).
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.files import write_output
 from refattn.foreign import shown
-from refattn.mechanisms.record import Case
+from refattn.mechanisms import registry
+from refattn.mechanisms.record import Case, Mechanism
 
 Floats = NDArray[np.float64]
 
@@ -376,6 +380,12 @@ class Suspects:
     which: str = ""
     near: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """Return the lines that a report has on them."""
+        from refattn.verify.report.suspects import lines
+
+        return "\n".join(" " * columns + text for columns, text in lines(self))
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -391,9 +401,53 @@ class Precision:
     failing: int
 
 
+class Judged:
+    """What reports of both sorts have: whether all agrees, as a truth value, an exception or a file."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 where all that ran agrees."""
+        raise NotImplementedError
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was run and all of it agrees; ``bool(report)`` is the same."""
+        return self.exit_code == 0
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def raise_if_failed(self) -> None:
+        """Raise AssertionError with the diagnosis if something disagrees or nothing was run."""
+        __tracebackhide__ = True  # pytest then shows the caller's line
+        if not self.passed:
+            raise AssertionError(repr(self))
+
+    def to_junit(self, path: str | Path | None = None) -> str:
+        """Return the report as JUnit's XML, which servers that build and test show; write it to a file, too."""
+        from refattn.verify.report.junit import junit
+
+        return _written(junit(self), path)  # type: ignore[arg-type]
+
+
+def _written(text: str, path: str | Path | None) -> str:
+    if path is not None:
+        write_output(str(path), text.encode("utf-8", "backslashreplace"))
+    return text
+
+
+def _as_json(data: dict[str, Any], path: str | Path | None) -> dict[str, Any]:
+    data = for_json(data)
+    if path is not None:
+        _written(json.dumps(data, indent=2) + "\n", path)
+    return data
+
+
 @dataclass(frozen=True)
-class Report:
+class Report(Judged):
     """All outcomes of one kernel.
+
+    ``repr(report)`` is the diagnosis in about ten lines. A notebook shows the top of the page that `to_html` writes.
 
     Attributes
     ----------
@@ -415,6 +469,10 @@ class Report:
         What cases are there for and none that ran does, in words: to cross a tile or chunk.
     require_all
         Whether that is a failure.
+    framework, device
+        The library whose arrays the kernel is given, and where they lie; "" for NumPy's.
+    record
+        The record that was verified against, with the cases that were run; None for that of the mechanism.
 
     Examples
     --------
@@ -441,6 +499,25 @@ class Report:
     left_out: str = ""
     not_run: tuple[str, ...] = ()
     require_all: bool = False
+    framework: str = ""
+    device: str = ""
+    record: Mechanism | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        """Return what was verified, the diagnosis and the verdict."""
+        from refattn.verify.report.tables import short
+
+        return short(self, self.against)
+
+    def _repr_html_(self) -> str:
+        from refattn.verify.report.page import top
+
+        return top(self, self.against)
+
+    @property
+    def against(self) -> Mechanism:
+        """The record that was verified against."""
+        return self.record or registry.mechanism(self.mechanism)
 
     @property
     def failed(self) -> list[Outcome]:
@@ -467,11 +544,21 @@ class Report:
             return 1
         return 3 if not total["run"] or (self.require_all and self.not_run) else 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data for JSON, as `refattn/verify/report/report.schema.json` describes it."""
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the report as a page for a browser that needs no other file; write it to a file, too."""
+        from refattn import __version__
+        from refattn.verify.report.page import page
+
+        return _written(page(self, self.against, __version__), path)
+
+    def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
+        """Return the report as plain data for JSON, as `refattn/verify/report/report.schema.json` describes it.
+
+        With a path, write it to a file, too.
+        """
         plain = tuple(replace(one, seen=None) for one in self.outcomes)
-        data = dataclasses.asdict(replace(self, outcomes=plain, least=None))
-        del data["least"]
+        data = dataclasses.asdict(replace(self, outcomes=plain, least=None, record=None))
+        del data["least"], data["record"]
         suspects = data["suspects"] or {"departure": None}
         for outcome in data["outcomes"]:
             del outcome["seen"]
@@ -481,7 +568,7 @@ class Report:
             if verdict["statistic"] not in ("shape", "dtype"):
                 verdict |= {name: _number(verdict[name]) for name in ("got", "expected")}
         about = {"schema_version": SCHEMA_VERSION, "kind": "cases"}
-        return for_json({**about, **data, "counts": self.counts(), "exit_code": self.exit_code})
+        return _as_json({**about, **data, "counts": self.counts(), "exit_code": self.exit_code}, path)
 
 
 def for_json(data: Any) -> Any:
@@ -540,7 +627,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class CheckReport:
+class CheckReport(Judged):
     """All rows of one mechanism on one backend.
 
     >>> from refattn.verify.outcome import CheckReport, Row
@@ -556,6 +643,13 @@ class CheckReport:
     rows: tuple[Row, ...]
     full: bool = False  # otherwise a sample was run
 
+    def __repr__(self) -> str:
+        """Return the rows that disagree, and the verdict."""
+        from refattn.verify.report.tables import check_closing
+
+        wrong = (f"{one.section}: {one.name}: {one.detail}" for one in self.rows if one.status == "disagrees")
+        return "\n".join((*wrong, check_closing(self)))
+
     def counts(self) -> dict[str, int]:
         """Return the number of rows by status."""
         return {status: sum(row.status == status for row in self.rows) for status in ("agrees", "disagrees", "not run")}
@@ -568,8 +662,11 @@ class CheckReport:
             return 1
         return 3 if not counts["agrees"] or (self.require_all and counts["not run"]) else 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data for JSON; a share that is not finite is null."""
+    def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
+        """Return the report as plain data for JSON; a share that is not finite is null.
+
+        With a path, write it to a file, too.
+        """
         data = dataclasses.asdict(self)
         about = {"schema_version": SCHEMA_VERSION, "kind": "checks"}
-        return for_json({**about, **data, "counts": self.counts(), "exit_code": self.exit_code})
+        return _as_json({**about, **data, "counts": self.counts(), "exit_code": self.exit_code}, path)

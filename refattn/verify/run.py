@@ -242,8 +242,9 @@ def verify(
         found = [*outcomes(plan, progress=progress, **known)]
     places = {(case.name, dtype): number for number, (case, dtype) in enumerate(usual)}
     found.sort(key=lambda one: places[one.case, one.dtype])
-    report = Report(mechanism.name, label or repr(kernel), grad, tuple(found), seed=seed)
-    report = replace(report, reference=getattr(kernel, "reference", False) is True)
+    report = Report(mechanism.name, label or repr(kernel), grad, tuple(found), seed=seed, record=mechanism)
+    where: dict[str, Any] = {name: str(attribute(kernel, name) or "") for name in ("framework", "device")}
+    report = replace(report, reference=getattr(kernel, "reference", False) is True, **where)
     report = replace(report, not_run=_not_run(mechanism, found))
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in found):

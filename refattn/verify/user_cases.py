@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from refattn.args import Each, Real, Whole, check_json, refused
 from refattn.files import check_size, parse_json, read_users
@@ -27,6 +28,7 @@ from refattn.golden.inputs import make
 from refattn.golden.storage import DTYPES, has_gradient
 from refattn.golden.tensors import unpack
 from refattn.mechanisms.record import Case, Input, Mechanism
+from refattn.near import meant
 from refattn.verify.selfcheck.samples import resized, resized_by
 
 SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e")
@@ -92,7 +94,8 @@ def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
         raise UserCaseError(str(error)) from error
     if unknown := [key for key in options if key not in mechanism.defaults]:
         known = (*SIZES, "logits", "mask", *mechanism.defaults)
-        raise UserCaseError(f"got {unknown[0][:80]!r}, needs one of {', '.join(dict.fromkeys(known))}")
+        needs = ", ".join(dict.fromkeys(known))
+        raise UserCaseError(f"got {unknown[0][:80]!r}{meant(unknown[0][:80], known)}, needs one of {needs}")
     keys = given.get("nk", given.get("n"))
     queries = given.get("nq", given.get("n", keys))
     keys = queries if keys is None else keys
@@ -320,31 +323,41 @@ def captured(mechanism: Mechanism, path: Path) -> tuple[Case, str]:
         raise UserCaseError(
             f"{path}: {str(error).removeprefix(f'{path}: ')}; needs arrays as .safetensors or .npz"
         ) from error
+    try:
+        case = of_arrays(mechanism, arrays, options, shown(path.stem, 200))
+    except UserCaseError as error:
+        raise UserCaseError(f"{path}: {error}") from error
+    return case, types.get("q", "float32") if types.get("q") in DTYPES else "float32"
+
+
+def of_arrays(mechanism: Mechanism, given: Mapping[str, NDArray[Any]], plain: Mapping[str, Any], called: str) -> Case:
+    """Return the case of arrays by name, upstream gradients (d_out, d_lse) among them, and of other arguments."""
+    arrays, options = dict(given), dict(plain)
     pulls = {name: arrays.pop(name) for name in [*arrays] if name in ("d_out", *(f"d_{n}" for n in mechanism.pulled))}
     known = ("q", "k", "v", *mechanism.defaults)
     for name in [name for name, x in arrays.items() if x.ndim == 0 and name in known]:
         options[name] = arrays.pop(name).item()
     if unknown := [name for name in (*arrays, *options) if name not in known]:
         raise UserCaseError(
-            f"{path}: got {', '.join(unknown)}, needs arguments of the core: {', '.join((*known, 'd_out'))}"
+            f"got {', '.join(unknown)}{meant(unknown[0], known)}, needs arguments of the core: "
+            f"{', '.join((*known, 'd_out'))}"
         )
     if missing := [name for name in "qkv" if name not in arrays or arrays[name].ndim != 4]:
-        raise UserCaseError(f"{path}: {', '.join(missing)}: needs an array (batch, heads, tokens, width) each")
+        raise UserCaseError(f"{', '.join(missing)}: needs an array (batch, heads, tokens, width) each")
     (b, h, rows, d), (_, g, columns, _), v = (arrays[name].shape for name in "qkv")
     sizes = {"k": (b, max(g, 1), columns, d), "v": (b, max(g, 1), columns, v[3])}
     for name, shape in sizes.items():
         if arrays[name].shape != shape or h % max(g, 1):
-            raise UserCaseError(f"{path}: {name}: got {arrays[name].shape}, needs {shape} beside q {(b, h, rows, d)}")
+            raise UserCaseError(f"{name}: got {arrays[name].shape}, needs {shape} beside q {(b, h, rows, d)}")
     if "d_out" in pulls and pulls["d_out"].shape != (b, h, rows, v[3]):
-        raise UserCaseError(f"{path}: d_out: got {pulls['d_out'].shape}, needs {(b, h, rows, v[3])}")
+        raise UserCaseError(f"d_out: got {pulls['d_out'].shape}, needs {(b, h, rows, v[3])}")
     designs = {
         name: "normal" if has_gradient(x) else "mask" if x.dtype == np.bool_ else "counts" for name, x in arrays.items()
     }
     inputs = {name: Input(x.shape, designs[name]) for name, x in arrays.items()}
     options = {name: tuple(x) if isinstance(x, list) else x for name, x in options.items()}
-    case = Case(shown(path.stem, 200), "own", inputs, options, "captured arrays", given={**arrays, **pulls})
     _check_options(mechanism, options, {}, {"n_q": rows, "n_k": columns, "d": d, "e": v[3]})
-    return case, types.get("q", "float32") if types.get("q") in DTYPES else "float32"
+    return Case(called, "own", inputs, options, "captured arrays", given={**arrays, **pulls})
 
 
 # --- what an adapter can run

@@ -130,6 +130,7 @@ class Isolated:
         self.roundings: Any = tuple(declared) if isinstance(declared, list) else declared
         self.pulls = tuple(answer["pulls"])
         self.slack, self.descale, self.result = answer["slack"], answer["descale"], answer["result"]
+        self.framework, self.device = answer["framework"], answer["device"]
         self.supports = answer["supports"]
         self.keep = self._keep if answer["keep"] else None
 
@@ -201,7 +202,7 @@ def _loaded(about: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arra
         "pulls": _pulls(kernel),
         "keep": callable(attribute(kernel, "keep")),
         "supports": _plain(attribute(kernel, "supports")),
-        **{name: str(attribute(kernel, name) or "") for name in ("slack", "descale", "result")},
+        **{name: str(attribute(kernel, name) or "") for name in ("slack", "descale", "result", "framework", "device")},
     }, {}
 
 

@@ -33,6 +33,8 @@ def lines(report: Report, mechanism: Mechanism) -> Iterator[tuple[str, str]]:
     )
     if worst:
         yield "how much", _how_much(*worst)
+    elif raised := next((outcome.detail for outcome in failed if outcome.detail), ""):
+        yield "error", raised
     for one in report.precision:
         yield "precision", _precision(one)
     conventions, right = list(report.conventions.items()), expected(mechanism)

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from refattn.verify.outcome import CheckReport
 
 
-_LEGEND = (
+LEGEND = (
     "share: used part of the allowed error, in the case that used most of it; the limit is 1.00\n"
     "by: the statistic that used it, or the check that failed; index, got, expected: worst element\n"
-    "error: how far that is off, and the largest element that was expected"
+    "error: how far that is off, and the largest element that was expected\n"
+    "class: what a case is designed for\n"
+    "numbers that agree and differ in early digits: rounding alone moves them so far, as scores are huge or sums cancel"
 )
 
 
@@ -68,18 +70,18 @@ def backends(descriptions: Iterable[Mapping[str, Any]], *, width: int = WIDE, co
 def checked(report: CheckReport, *, table: bool = True, width: int = WIDE, colour: bool = False) -> str:
     """Return the report of the reference's check of itself: a table of every row, and a line that says the verdict."""
     if not table:
-        return render([_check_closing(report)], width, colour)
+        return render([check_closing(report)], width, colour)
     rows = [
         (r.section, r.name, r.status, "" if r.share is None else share_text(r.share), r.detail) for r in report.rows
     ]
     return render(
-        [_table(("section", "name", "status", "share", "detail"), rows, width), "", _check_closing(report)],
+        [_table(("section", "name", "status", "share", "detail"), rows, width), "", check_closing(report)],
         width,
         colour,
     )
 
 
-def _check_closing(report: CheckReport) -> str:
+def check_closing(report: CheckReport) -> str:
     """Return the verdict of a check in one line."""
     counts = report.counts()
     verdict = "disagrees" if counts["disagrees"] else "agrees" if counts["agrees"] else "nothing was run"
@@ -93,6 +95,20 @@ def _check_closing(report: CheckReport) -> str:
     return f"{report.mechanism} on {report.backend}: {verdict}: {numbers}; {worst}{how}"
 
 
+def short(report: Report, mechanism: Mechanism, *, width: int = 120) -> str:
+    """Return what was verified, the diagnosis where something fails, and one line that says the verdict."""
+    from refattn.verify.report import diagnosis
+
+    answers = [_answer(word, text) for word, text in diagnosis.lines(report, mechanism)]
+    return render([heading(report, mechanism), *answers, Text(closing(report), no_wrap=True)], width, False)
+
+
+def heading(report: Report, mechanism: Mechanism) -> str:
+    """Return what was verified against what."""
+    what = "outputs and gradients" if report.grad else "outputs"
+    return f"{report.kernel} against {mechanism.title.lower()}: {what}"
+
+
 def verified(
     report: Report, mechanism: Mechanism, *, details: bool = True, width: int = WIDE, colour: bool = False
 ) -> str:
@@ -102,8 +118,7 @@ def verified(
     without `details` a line for each cause; why cases were declined; the counts of the case classes; and one line that
     says the verdict.
     """
-    what = "outputs and gradients" if report.grad else "outputs"
-    parts: list[RenderableType] = [f"{report.kernel} against {mechanism.title.lower()}: {what}", ""]
+    parts: list[RenderableType] = [heading(report, mechanism), ""]
     if report.failed:
         from refattn.verify.report import diagnosis
 
@@ -111,7 +126,7 @@ def verified(
         parts += [*(_answer(word, text) for word, text in told), ""]
     parts += [_table(*_worst(report, mechanism, width), width), ""]
     if details and any(outcome.verdicts for outcome in report.outcomes):
-        parts += [_LEGEND, ""]
+        parts += [LEGEND, ""]
     if report.conventions and details:
         parts.append("Conventions that differ, whatever else does")
         right = expected(mechanism)

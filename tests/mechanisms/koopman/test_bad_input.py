@@ -100,11 +100,11 @@ def test_an_old_keyword_names_the_new_one(old: dict[str, Any], now: str) -> None
 def test_objects_names_and_texts_are_one() -> None:
     q = np.eye(4)[None, None] + 0.1
     given: dict[str, Any] = {"kernel": ra.koopman.Rbf(weight=0.5), "perturbation": ra.koopman.Identity(0.2)}
-    texts = {"kernel": "rbf(weight=0.5)", "perturbation": "identity(epsilon=0.2)"}
+    texts: dict[str, Any] = {"kernel": "rbf(weight=0.5)", "perturbation": "identity(epsilon=0.2)"}
     out = ra.koopman.forward(q, q, q, **given)[0]
     assert np.array_equal(out, ra.koopman.forward(q, q, q, **texts)[0])
     assert BLOCK.Config(width=4, heads=2, **given) == BLOCK.Config(width=4, heads=2, **texts)
-    usual = {"fit": ra.koopman.Stein(), "perturbation": "identity", "kernel": "rbf"}
+    usual: dict[str, Any] = {"fit": ra.koopman.Stein(), "perturbation": "identity", "kernel": "rbf"}
     assert np.array_equal(
         ra.koopman.forward(q, q, q, **usual)[0], ra.koopman.forward(q, q, q, perturbation="identity")[0]
     )

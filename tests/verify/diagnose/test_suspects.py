@@ -286,7 +286,7 @@ def test_a_wrong_type_asks_for_no_suspects() -> None:
 def test_everything_is_what_failed_in_every_type() -> None:
     def kernel(q: Any, k: Any, v: Any, *, causal: bool = False, softcap: float | None = None) -> Any:
         """In float16 the soft-cap is left out, too."""
-        options = {} if softcap is None or q.dtype == np.float16 else {"softcap": softcap}
+        options: Any = {} if softcap is None or q.dtype == np.float16 else {"softcap": softcap}
         return ra.softmax.forward(q, k, v, causal="top_left" if causal else False, **options)[0]
 
     report = locate(FEW, verify(FEW, kernel, dtypes=["float32", "float16"]))
