@@ -397,13 +397,14 @@ def _kernel(stack: contextlib.ExitStack, record: Mechanism, asked: Asked) -> tup
     impl = asked.impl or ""
     if asked.in_process:
         return load(impl), f"load({impl!r})"
-    kernel = stack.enter_context(Isolated(impl, asked.timeout))
+    kernel = Isolated(impl, asked.timeout)
 
     def told() -> None:
         if said := kernel.said.rstrip():
             click.echo(f"what it printed (the end of it):\n{shown(said, 8000)}", file=sys.stderr)
 
-    stack.callback(told)
+    stack.callback(told)  # after its process has ended, so that all of it has come
+    stack.enter_context(kernel)
     return kernel, f"load({impl!r})"
 
 
