@@ -33,7 +33,7 @@ PARTS = ("--jobs", "--scheduler", "--keep")
 
 NEEDS = {
     "--vectors": ("--outputs",),
-    **dict.fromkeys(("--in-process", "--memory", "--bitwise", "--mesh", *DERIVATIVES), ("--impl",)),
+    **dict.fromkeys(("--in-process", "--interpret", "--memory", "--bitwise", "--mesh", *DERIVATIVES), ("--impl",)),
     **dict.fromkeys((*CASES, "--seed", "--rounding", "--large", *PARTS), ("--impl", "--exec")),
 }
 """Option -> those of which it needs one beside it."""
@@ -42,7 +42,7 @@ _DESIGNED = ("--html", "--rounding", *DERIVATIVES, "--mesh", *PARTS)  # what des
 WITHOUT = {
     **dict.fromkeys(("--memory", "--bitwise"), (*OTHERS, *CASES, *_DESIGNED)),
     "--large": (*OTHERS, "--cases", "--inputs", "--seed", *_DESIGNED),
-    "--mesh": DERIVATIVES,
+    "--mesh": (*DERIVATIVES, "--interpret"),
     "--in-process": PARTS,
     "--html": PARTS,
 }
@@ -96,6 +96,13 @@ class Asked(SimpleNamespace):
 )
 @click.option("--timeout", type=float, default=60.0, metavar="SECONDS", help="For each case; 60 by default.")
 @click.option("--in-process", is_flag=True, help="Run --impl in this process: for a debugger, without a time limit.")
+@click.option(
+    "--interpret",
+    is_flag=False,
+    flag_value="triton",
+    metavar="[triton[=N]|pallas]",
+    help="Run its kernels for a GPU on the CPU; Triton's by default, in the Nth configuration of autotune, or in all.",
+)
 @click.option(
     "--rounding",
     metavar="NAME[=TYPE],...",
@@ -172,6 +179,8 @@ def verify(
     if asked.mesh is not None:
         record = _over_mesh(record, asked.mesh)
         asked.impl = f"{asked.impl}@{asked.mesh}"
+    if asked.interpret is not None:
+        asked.impl = f"{asked.impl}@{asked.interpret}"
     if asked.own:
         record, stored = own_cases(record, asked.shapes, asked.listed, asked.inputs)
         asked.dtypes = asked.dtypes or stored

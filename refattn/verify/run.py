@@ -11,6 +11,7 @@ import numpy as np
 from refattn.args import One, Whole, checked
 from refattn.golden.storage import DTYPES, SCALED
 from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.adapters import interpreted
 from refattn.verify.adapters.adapter import (
     CallError,
     attribute,
@@ -218,7 +219,11 @@ def verify(
     else:
         found = [*outcomes(plan, progress=progress, **known)]
     report = Report(mechanism.name, label or repr(kernel), grad, tuple(found), seed=seed)
-    report = replace(report, reference=getattr(kernel, "reference", False) is True)
+    report = replace(
+        report,
+        reference=getattr(kernel, "reference", False) is True,
+        interpreted=interpreted.told() if (told := getattr(kernel, "interpreted", None)) is None else str(told),
+    )
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in found):
         return report

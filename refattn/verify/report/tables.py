@@ -136,6 +136,8 @@ def verified(
         parts += ["The cases that come nearest", *(indented(2, line) for line in nearest(report, mechanism)), ""]
     if report.reference:
         parts += ["It has loaded a definition of refattn: where it calls that, its agreement says nothing.", ""]
+    if report.interpreted:
+        parts += [indented(0, report.interpreted), ""]
     if report.left_out:
         parts += [f"float64 was left out, which it does not have ({report.left_out}); --dtype float64 asks for it", ""]
     if report.seed:
