@@ -150,7 +150,12 @@ def growing(
 
 
 def family(text: str) -> tuple[str, dict[str, Any]]:
-    """Take apart an option such as "rbf(bandwidth=2.0)": the name, and the numbers that are given."""
+    """Take apart an option such as "rbf(bandwidth=2.0)": the name, and the numbers that are given.
+
+    A path to a function, "MODULE:NAME", is a name.
+    """
+    if ":" in text:
+        return text, {}
     call = ast.parse(text, mode="eval").body
     if isinstance(call, ast.Call):
         return ast.unparse(call.func), {str(given.arg): ast.literal_eval(given.value) for given in call.keywords}

@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from refattn.mechanisms import registry as _registry
+from refattn.near import meant as _meant
 
 __version__ = "0.1.0"
 
@@ -21,17 +22,29 @@ if TYPE_CHECKING:
     # `as` says that these are meant to be imported from here.
     from refattn import bridges as bridges
     from refattn.instruments.dual import tangent as tangent
+    from refattn.mechanisms import delta as delta
+    from refattn.mechanisms import graph_energy as graph_energy
+    from refattn.mechanisms import growing as growing
+    from refattn.mechanisms import higher_order as higher_order
+    from refattn.mechanisms import koopman as koopman
+    from refattn.mechanisms import softmax as softmax
+    from refattn.mechanisms import sympformer as sympformer
     from refattn.mechanisms.context import Context as Context
     from refattn.mechanisms.paper import reading as reading
     from refattn.mechanisms.paper import trace as trace
     from refattn.mechanisms.registry import list_mechanisms as list_mechanisms
     from refattn.mechanisms.registry import mechanism as mechanism
+    from refattn.verify.interactive import assert_close as assert_close
+    from refattn.verify.interactive import explore as explore
+    from refattn.verify.interactive import verify as verify
     from refattn.verify.outcome import Decline as Decline
 
 # Where a public name lives; it is imported when it is first used, so that `import refattn` stays quick.
 _HOMES = {
     "Context": "refattn.mechanisms.context",
     "Decline": "refattn.verify.outcome",
+    "assert_close": "refattn.verify.interactive",
+    "explore": "refattn.verify.interactive",
     "list_mechanisms": "refattn.mechanisms.registry",
     "mechanism": "refattn.mechanisms.registry",
     "reading": "refattn.mechanisms.paper",
@@ -39,20 +52,24 @@ _HOMES = {
     "trace": "refattn.mechanisms.paper",
 }
 
-__all__ = sorted(["__version__", "bridges", *_HOMES, *_registry.list_mechanisms()])
+_MODULES = ("bridges", "verify")
+
+__all__ = sorted(["__version__", *_MODULES, *_HOMES, *_registry.list_mechanisms()])
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        found = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name == "bridges":
-        found = importlib.import_module("refattn.bridges")
-    elif name in _registry.list_mechanisms():
-        found = _registry.room(name)
-    else:
-        raise AttributeError(f"module 'refattn' has no attribute {name!r}")
-    globals()[name] = found  # from now on without a call of this function
-    return found
+if not TYPE_CHECKING:  # for a type checker names that are not listed above do not exist
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            found = getattr(importlib.import_module(_HOMES[name]), name)
+        elif name in _MODULES:
+            found = importlib.import_module(f"refattn.{name}")
+        elif name in _registry.list_mechanisms():
+            found = _registry.room(name)
+        else:
+            raise AttributeError(f"module 'refattn' has no attribute {name!r}{_meant(name, __all__)}")
+        globals()[name] = found  # from now on without a call of this function
+        return found
 
 
 def __dir__() -> list[str]:

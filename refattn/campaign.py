@@ -27,6 +27,7 @@ from typing import Any
 
 import refattn
 from refattn import backends, workers
+from refattn.args import One
 from refattn.files import MIB, read_json, remove_left_behind, source_digest, write_atomically
 
 ENDED = "the process that ran it ended, of a lack of memory perhaps"
@@ -127,9 +128,17 @@ def run(
         Where the folder cannot be read or written, or holds something else.
     """
     files = _files(units, where.keep)
-    known = {unit: file for unit, file in files.items() if file.exists()}
-    for unit, file in known.items():
-        yield unit, read_json(file, LARGEST, {"unit": str, "versions": dict, "result": None})["result"]
+    known = {}
+    for unit, file in files.items():
+        try:
+            known[unit] = read_json(file, LARGEST, {"unit": One((unit.name,)), "versions": dict, "result": None})[
+                "result"
+            ]
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            where.tell(f"{error}: it is damaged; the unit is run again")
+    yield from known.items()
     if known:
         where.tell(f"{len(known)} of {len(units)} units had ended before: {where.keep}")
     todo = [unit for unit in units if unit not in known]

@@ -34,6 +34,40 @@ def fresh_name() -> str:
 # --- reading
 
 
+def largest() -> int:
+    """Return how many bytes a file of the user's, or what it unpacks to, may have: 2 GiB, or ``REFATTN_LARGEST``."""
+    given = os.environ.get("REFATTN_LARGEST", "")
+    if given and not re.fullmatch("[1-9][0-9]{0,17}", given):
+        raise ValueError(f"REFATTN_LARGEST: got {given[:80]!r}, needs a number of bytes")
+    return int(given or 2048 * MIB)
+
+
+def reason(error: Exception, named: bool = False) -> str:
+    """Return why a file cannot be read or written, with the file that an OSError names if that is asked for."""
+    if not isinstance(error, OSError):
+        return str(error)
+    why = error.strerror or str(error) or type(error).__name__
+    return f"{why} ({error.filename})" if named and error.filename is not None else why
+
+
+def check_size(size: int, what: str = "") -> None:
+    """Raise ValueError if something of the user's has more bytes than `largest` says."""
+    if size > (most := largest()):
+        raise ValueError(f"{what}got {size} bytes, needs at most {most}; REFATTN_LARGEST={size} raises the limit")
+
+
+def read_users(path: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a regular file of the user's; ValueError, which names it, if it cannot be read."""
+    try:
+        with contextlib.suppress(OSError):
+            check_size(os.stat(path).st_size)
+        return read_regular(path, largest())
+    except OSError as error:
+        raise ValueError(f"{os.fspath(path)}: needs a file that can be read ({reason(error)})") from error
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
     """Return the bytes of a regular file of at most `limit` bytes.
 

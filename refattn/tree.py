@@ -29,6 +29,28 @@ _PLAIN = frozenset((type(None), bool, str, int, float))
 """Classes of most static parts: half of what a walk over a block's parameters meets are these, of its configuration."""
 
 
+class Shown:
+    """A dataclass whose `repr` has the shapes and types of its arrays, not their numbers.
+
+    It needs ``repr=False``, since a dataclass has a `repr` of its own otherwise.
+    """
+
+    def __repr__(self) -> str:
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        parts = ", ".join(f"{field.name}={_shown(getattr(self, field.name))}" for field in fields)
+        return f"{type(self).__name__}({parts})"
+
+
+def _shown(value: Any) -> str:
+    if is_array(value):
+        return f"{dtype_name(value)}{tuple(value.shape)}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_shown(x)}' for key, x in value.items())}}}"
+    return repr(value) if type(value) in _PLAIN else f"<{type(value).__name__}>"
+
+
 def flatten(tree: Any) -> dict[str, Array]:
     """Return the arrays of a tree by name, in the order of fields, positions and keys.
 

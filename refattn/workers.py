@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
+from refattn.foreign import shown
+
 SLICE = 0.05
 """Seconds that are waited at once, before it is looked whether a process still runs."""
 
@@ -250,7 +252,7 @@ class Worker(Process):
             known = -code in {each.value for each in signal.Signals}
             return f"ended its process by {signal.Signals(-code).name if known else f'signal {-code}'}"
         words = [line.strip() for line in self.err.text(begun).splitlines() if line.strip()]
-        last = f"its last words: {words[-1][:300]}" if words else "it said nothing"
+        last = f"its last words: {shown(words[-1], 300)}" if words else "it said nothing"
         return f"ended its process with exit code {code}; {last}"
 
 

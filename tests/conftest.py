@@ -29,6 +29,7 @@ import itertools
 import os
 import re
 import signal
+import tempfile
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ from numpy.typing import NDArray
 # JAX reads these when it is imported, which only happens after this file.
 os.environ.setdefault("JAX_ENABLE_X64", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="refattn-cache-")  # what tests leave there is their own
 # Most of the time with JAX is that of its compiler, for functions that run once. Of the CPU it makes four devices.
 _XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ.setdefault("XLA_FLAGS", f"{_XLA} --xla_force_host_platform_device_count=4")

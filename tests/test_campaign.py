@@ -64,10 +64,6 @@ def test_what_is_kept_is_of_its_versions_and_whole(tmp_path: Path, monkeypatch: 
     ran[:] = [3]
     assert found(where) == THIRDS and ran == [3, *range(5)]
     monkeypatch.undo()
-    for file in tmp_path.iterdir():
-        file.write_text("{")
-    with pytest.raises(ValueError, match=r"\.json: is no JSON, or cut off"):
-        found(where)
 
 
 def test_other_versions_are_an_error_that_names_both() -> None:
@@ -150,3 +146,16 @@ def test_workers_that_die_and_clients_that_are_killed_change_no_byte(tmp_path: P
         assert refused.returncode == 2
         assert "refattn: error: versions: the worker on" in refused.stderr
         assert refused.stderr.count("(source ") == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"unit": "another", "versions": {}, "result": 7}', b"\xff" * 99])
+def test_a_part_that_is_damaged_is_run_again_and_told(damage: bytes, tmp_path: Path) -> None:
+    said: list[str] = []
+    ran.append(3)
+    where = Where(jobs=1, keep=tmp_path, tell=said.append)
+    found(where)
+    file = min(tmp_path.iterdir())
+    kept = file.read_bytes()
+    file.write_bytes(damage)
+    assert found(where) == THIRDS and len(ran) == 7 and file.read_bytes() == kept
+    assert str(file) in said[0] and "is damaged; the unit is run again" in said[0] and "4 of 5 units" in said[1]

@@ -54,7 +54,7 @@ class Named:
 
 
 def right(fault: WrongKernel, found: Suspects, by_words: dict[str, WrongKernel]) -> int:
-    """Return the place of the first right suspect."""
+    """Return the place of the first right suspect; 1 where nothing is named and the place is right."""
     for place, one in enumerate(found.ranked, start=1):
         names = {*one.ids, one.kind}
         kind = one.kind.removeprefix(BACKWARD)
@@ -63,7 +63,7 @@ def right(fault: WrongKernel, found: Suspects, by_words: dict[str, WrongKernel])
         names |= {*kind.split()} if one.sort == "input" else set()
         if names & {*fault.of} or (other is not None and other.name == fault.name):
             return place
-    return 0
+    return 1 if {*found.near} & {*fault.of} else 0
 
 
 def measured(

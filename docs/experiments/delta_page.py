@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from docs.experiments.page import ranged, table
+from docs.experiments.page import ranged, sure, table
 from docs.experiments.runs import Line
 from docs.experiments.tasks import Task
 from docs.experiments.training import Plan, fresh
@@ -54,6 +54,18 @@ def tables(lines: Sequence[Line], tasks: Tasks, models: Models, seeds: int) -> d
         for whole, row in zip((scores, longer, costs), rows, strict=True):
             whole.append(row)
     return {"scores": table(scores), "longer": table(longer), "costs": table(costs)}
+
+
+def verdict(groups: Mapping[tuple[str, str], Results], seeds: int) -> str:
+    """Return what the row of the claims says of overwriting; ValueError where the results do not say so."""
+    found = {name: [result["accuracy"] for result in groups["overwriting", name]] for name in ("delta", "linear")}
+    delta, linear = (found[name][:seeds] for name in ("delta", "linear"))
+    late = {name: float(np.mean(values[seeds:])) for name, values in found.items()}
+    return sure(
+        min(delta) > max(linear) and late["delta"] >= 0.999 > late["linear"],
+        f"sooner, {np.mean(delta):.2f} against {np.mean(linear):.2f} in the short training, and to the end, "
+        f"{late['delta']:.3f} against {late['linear']:.3f} in the long one",
+    )
 
 
 def _told(results: Results, kind: str, digits: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import click
 import numpy as np
 
-from docs.experiments.page import put, ranged, table
+from docs.experiments.page import put, ranged, sure, table
 from docs.experiments.runs import Line, Run, found, run_all
 from docs.experiments.tasks import Batch, Task, Text
 from docs.experiments.training import Plan, fresh, score, trained
@@ -179,6 +179,17 @@ def scores_of(known: Mapping[str, Sequence[Sequence[Line]]]) -> str:
             cells += [_shown(values) for values in ([one["bits"] for one in each], *added)]
         rows.append([*cells, f"{np.mean([one['seconds'] for one in results[0]]):.0f}"])
     return table(rows)
+
+
+def verdict(known: Mapping[str, Sequence[Sequence[Line]]]) -> str:
+    """Return what the row of the claims says; ValueError where the results do not say so."""
+    long = {name: float(np.mean([line["result"]["bits"] for line in lines])) for name, (_, lines) in known.items()}
+    flows = sorted(bits for name, bits in long.items() if name in ("flow", "flow, soft", "symmetric past"))
+    return sure(
+        long["softmax"] < flows[0],
+        "measured here: the flow makes no better model; after the longer training softmax attention has "
+        f"{long['softmax']:.3f} bits, models with a flow {flows[0]:.3f} to {flows[-1]:.3f}",
+    )
 
 
 def _shown(values: Sequence[float]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from docs.experiments.growing_training import WAYS
-from docs.experiments.page import table
+from docs.experiments.page import sure, table
 from docs.experiments.runs import Line
 
 Results = dict[str, list[dict[str, Any]]]
@@ -70,6 +70,28 @@ def tables(lines: Sequence[Line]) -> dict[str, str]:
         | {f"{name} growths": _growths(grouped(lines, name)) for name in TASKS}
         | {"auto": _auto(lines)}
     )
+
+
+def verdict(lines: Iterable[Line]) -> str:
+    """Return what the row of the claims says; ValueError where the results do not say so."""
+    tasks = {name: grouped(lines, name) for name in TASKS}
+    least = {}
+    for name in TASKS[:3]:
+        least[name] = mean(scores(tasks[name], "optimal", "steps")) / mean(scores(tasks[name], "scratch", "steps"))
+    text, apart = tasks["text"], {}
+    for way in ("damped", "optimal", "additive"):
+        apart[way] = [a - b for a, b in zip(scores(text, way, "steps"), scores(text, "scratch", "steps"), strict=True)]
+    damped, means = apart["damped"], {way: float(np.mean(own)) for way, own in apart.items()}
+    grew = [look["after"] < look["before"] for result in text["auto"] for look in result["growths"]]
+    better = max(least["condition 10"], least["condition 30"]) < 1.0 < least["condition 1"]
+    told = sure(better, "measured here: better on tokens of condition 10 and 30, worse on isotropic ones. ")
+    told += sure(
+        min(damped) < means["damped"] < 0.0 < max(damped),
+        f"On text nothing is gained: damped ends {-means['damped']:.2f} bits below "
+        f"(seeds from {-min(damped):.2f} below to {max(damped):.2f} above), ",
+    )
+    told += f"undamped {means['optimal']:.2f} above, additive {means['additive']:.2f} above, "
+    return told + sure(not any(grew), "and the automatic schedule never grows")
 
 
 def _scores(results: Results, task: str) -> str:

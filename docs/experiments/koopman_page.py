@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from docs.experiments.page import ranged, table
+from docs.experiments.page import bullets, ranged, sure, table
 from docs.experiments.runs import Line
 from docs.experiments.tasks import Task
 from docs.experiments.training import Plan, fresh
@@ -58,7 +58,75 @@ def tables(lines: Sequence[Line], tasks: Tasks, models: Models) -> dict[str, str
             cost.append(f"{count}, {np.mean([result['seconds'] for result in results]):.0f}")
         scores.append(row)
         costs.append(cost)
-    return {"scores": table(scores), "costs": table(costs)}
+    return {"scores": table(scores), "costs": table(costs), "conclusions": bullets(conclusions(groups))}
+
+
+def verdict(groups: Mapping[tuple[str, str], Results]) -> str:
+    """Return what the row of the claims says."""
+    bits = {name: np.mean(_values(groups, "text", name)) for _, name in groups}
+    worse = bits["Koopman"] > bits["attention"] and bits["Koopman + MLP"] > bits["attention + MLP"]
+    said = "measured here, the article has no experiment: it does not help"
+    return sure(worse, f"{said}, with fixed numbers, psi near the identity and the separable fit")
+
+
+def conclusions(groups: Mapping[tuple[str, str], Results]) -> list[str]:
+    """Return what came out, with the numbers of the results; ValueError where they do not say so."""
+    text = {name: _values(groups, "text", name) for _, name in groups}
+    bits = {name: float(np.mean(values)) for name, values in text.items()}
+    done = {
+        task: {name: sum(x > 0.9 for x in _values(groups, task, name)) for name in bits} for task in groups_of(groups)
+    }
+    recall, one, seeds = done["recall"], done["one layer"], len(text["Koopman"])
+    return [
+        sure(
+            min(bits, key=bits.__getitem__) == "attention" and recall["attention"] == seeds and recall["Koopman"] == 1,
+            f"**The update does not help.** On text attention alone is the best model, "
+            f"{bits['attention']:.3f} bits per byte against {bits['Koopman']:.3f} with the update. With two layers "
+            f"attention alone recalls with all {seeds} seeds, and the model with the update with {recall['Koopman']}.",
+        ),
+        sure(
+            bits["Koopman"] < bits["attention + MLP"] < bits["Koopman + MLP"] and recall["attention + MLP"] == 0,
+            f"**It is better than an MLP at equal parameters**, on the text by "
+            f"{bits['attention + MLP'] - bits['Koopman']:.3f} bits, and on recall, where the model with "
+            "MLPs never gets past naming the most frequent value. But so is attention alone, by more: at this size the "
+            "width that the MLP costs is worth more than the MLP. Beside the MLP the update makes the text worse, "
+            f"{bits['Koopman + MLP']:.3f} against {bits['attention + MLP']:.3f}.",
+        ),
+        sure(
+            max(text["Koopman"]) < min(text["attention twice"]) and one["attention twice"] == seeds > one["Koopman"],
+            "**The operator helps on the text, and not on recall.** Against attention that attends twice, which has "
+            f"everything but the operator, the update wins {bits['attention twice'] - bits['Koopman']:.3f} bits, with "
+            f"ranges apart. With one layer a query that attends twice finds the value with all {seeds} seeds; with the "
+            f"operator in between {one['Koopman']} do. Attention that attends once cannot do it at all.",
+        ),
+        sure(
+            max(bits, key=bits.__getitem__) == "Koopman, ridge to 0" and recall["Koopman, ridge to 0"] == 0,
+            "**An operator of two updates forgets most of a query.** It is fitted to one transition, and so has rank "
+            "1: what it has not seen goes to 0, whatever the ridge. With random numbers of width 16 the last query "
+            "is 0.09 times as long as what it attends at a ridge of 0.001, and 0.08 times at 1. As the sources have "
+            f"it, it is the worst model on the text, {bits['Koopman, ridge to 0']:.3f} bits, and recalls with no seed. "
+            "Where the ridge draws to the identity, unseen directions stay as they are, and the same update is "
+            f"{bits['Koopman, ridge to 0'] - bits['Koopman']:.2f} bits better.",
+        ),
+        sure(
+            abs(bits["Koopman, 3 updates"] - bits["Koopman"]) < 0.01 and not recall["Koopman, 3 updates"],
+            f"**A third update gives nothing**: {bits['Koopman, 3 updates']:.3f} bits on the text, and no recall "
+            "within this training, with two layers or with one.",
+        ),
+        sure(
+            all(result["diverged"] is None for results in groups.values() for result in results),
+            "No perturbation failed to be inverted, and no number stopped being finite, in any of the trainings.",
+        ),
+    ]
+
+
+def groups_of(groups: Mapping[tuple[str, str], Results]) -> list[str]:
+    """Return the tasks."""
+    return list(dict.fromkeys(task for task, _ in groups))
+
+
+def _values(groups: Mapping[tuple[str, str], Results], task: str, name: str) -> list[float]:
+    return [result[SCORES[task][0]] for result in groups[task, name]]
 
 
 def draw(lines: Sequence[Line], tasks: Tasks, models: Models, path: Path) -> None:

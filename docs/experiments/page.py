@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,18 @@ def ranged(values: Sequence[float], digits: int) -> str:
     """Return the mean of some numbers with the least and the largest: ``2.50 [2.41, 2.62]``."""
     mean, least, most = (f"{x:.{digits}f}" for x in (np.mean(values), np.min(values), np.max(values)))
     return f"{mean} [{least}, {most}]"
+
+
+def sure(holds: bool, text: str) -> str:
+    """Return a conclusion if the results say so; ValueError where they do not."""
+    if not holds:
+        raise ValueError(f"the results do not say: {text}")
+    return text
+
+
+def bullets(sentences: Sequence[str]) -> str:
+    """Return sentences as a list of Markdown."""
+    return "\n".join(textwrap.fill(f"- {each}", 120, subsequent_indent="  ") for each in sentences)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from docs.experiments.page import ranged, table
+from docs.experiments.page import ranged, sure, table
 from docs.experiments.runs import Line
 from docs.experiments.tasks import Task
 from docs.experiments.training import Plan, fresh
@@ -29,6 +29,31 @@ Parts = Mapping[str, Mapping[str, Sequence[Line]]]
 def tables(lines: Parts, task: Task, plan: Plan) -> dict[str, str]:
     """Return the tables of the page: of the short training, and of those that are longer or at other rates."""
     return {"scores": scores(lines["short"], task, plan), "longer": longer(lines)}
+
+
+def verdict(lines: Parts) -> str:
+    """Return what the row of the claims says; ValueError where the results do not say so."""
+    short, _, longest, _ = lines.values()
+    bits = [
+        {name: [line["result"]["bits"] for line in own] for name, own in part.items() if own} for part in lines.values()
+    ]
+    early, _, late, _ = bits
+    one, plain = late["Strang, one layer"], late["classical"]
+    said = sure(
+        all(np.mean(x["Strang, one layer"]) < min(np.mean(x[name]) for name in x if name[:6] != "Strang") for x in bits)
+        and max(one) < min(plain),
+        "not at one call a layer. Strang's splitting, four calls in one layer in place of four layers of one, is ahead "
+        f"at every rate: after {longest['classical'][0]['run']['plan']['steps']} steps {ranged(one, 3)} bits against "
+        f"{ranged(plain, 3)} of the classical block at equal parameters. ",
+    )
+    two = ("AB2, first momentum", "forward Euler, first momentum")
+    said += sure(
+        all(max(early[name]) < min(early["classical"]) and max(late[name]) > min(plain) for name in two)
+        and np.mean(early["presymplectic Euler"]) > np.mean(early["classical"]),
+        "With one call AB2 and forward Euler are ahead after "
+        f"{short['classical'][0]['run']['plan']['steps']} steps and no longer then, and the default is not",
+    )
+    return said
 
 
 def scores(by_name: Mapping[str, Sequence[Line]], task: Task, plan: Plan) -> str:

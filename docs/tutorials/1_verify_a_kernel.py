@@ -2,16 +2,16 @@
 From nothing to a verified kernel
 =================================
 
-You have written an attention kernel and want to know whether it is right. This takes it from the first line to an
+You have written an attention kernel and want to know whether it is right. This tutorial goes from the first line to the
 answer, in NumPy, PyTorch, JAX and C, by way of a bug that every author of a flash kernel has had once.
 """
 
 # %%
 # A kernel that reads its keys tile by tile
 # -----------------------------------------
-# It keeps three things for each query: the largest score so far, the sum of exponentials, and the weighted sum of
-# values. An adapter, ``attend``, hands it the arrays that refattn gives; what its signature does not name (masks, a
-# soft-cap, a window, ...) is declined and counted apart, never as agreement.
+# The kernel keeps three things for each query: the largest score so far, the sum of exponentials, and the weighted sum
+# of values. Its adapter, ``attend``, gets the arrays from refattn. Cases with arguments that its signature does not
+# name (masks, a soft-cap, a window, ...) are declined and counted apart, never as agreement.
 
 import importlib.util
 import shutil
@@ -61,14 +61,14 @@ def run(*words: str, lines: int = 12) -> str:
 # %%
 # The first answer
 # ----------------
-# The report says what is wrong, where, by how much of the allowed error, and which known fault or equation explains it.
+# The report says what is wrong, where, by how many times the tolerance, and which known bug or equation explains it.
 
 found = run("verify", "softmax", "--impl", "mine.py:attend", "--dtype", "float32")
 assert "disagrees" in found and "the accumulator is not rescaled when the running maximum moves" in found
 
 # %%
-# Where the largest score moved, what had been summed before was on another scale: ``total`` is rescaled, ``out`` is
-# not. The line that mends it:
+# When the largest score changes, earlier sums are on another scale: ``total`` is rescaled, ``out`` is not. This line
+# fixes it:
 
 right = KERNEL.replace("out = out + exponentials", "out = out * shrink + exponentials")
 (folder / "mine.py").write_text(right)
@@ -78,8 +78,8 @@ assert "softmax: agrees" in found
 # %%
 # Gradients: PyTorch
 # ------------------
-# A function whose result is a tensor is differentiated by its library; ``framework`` asks for tensors to come in. So
-# the same kernel, with torch's functions, has its outputs and its gradients judged.
+# If a function returns a tensor, its library differentiates it; ``framework`` asks for tensors as inputs. So the same
+# kernel with torch's functions has both its outputs and its gradients verified.
 
 TORCH = right + 'attend.framework = "torch"\n'
 for numpy, torch in {
@@ -110,8 +110,8 @@ if importlib.util.find_spec("jax"):
 # %%
 # C
 # -
-# A compiled kernel is called through ``ctypes``. It runs in a process of its own, so that a crash is one line of the
-# report and not the end of it; a program of any language can be run by ``--exec`` in place of ``--impl``.
+# A compiled kernel is called through ``ctypes``. It runs in a process of its own, so a crash is one line of the report
+# and does not end it. With ``--exec`` instead of ``--impl`` you can run a program of any language.
 
 C = """
 #include <math.h>
@@ -170,5 +170,5 @@ if compiler := shutil.which("cc"):
 shutil.rmtree(folder)
 
 # %%
-# Next: :doc:`/verifying` has all that an adapter may say, ``--large`` for sizes of your own, and the fixture for
-# pytest.
+# Next: :doc:`/verifying` describes everything that an adapter may declare, ``--large`` for your own sizes, and the
+# fixture for pytest.

@@ -2,8 +2,8 @@
 A backward pass: derived, checked four ways, broken and caught
 ==============================================================
 
-Nothing in refattn differentiates itself: each adjoint is a line that somebody derived. Here is one derivation, of the
-softmax over keys, and what stands between a wrong line and you.
+refattn does not differentiate automatically: somebody derived each adjoint line. This tutorial derives one, of the
+softmax over keys, and shows four checks that catch a wrong line.
 """
 
 # %%
@@ -13,8 +13,8 @@ softmax over keys, and what stands between a wrong line and you.
 #
 #     :m:`dw_j = w_j (ds_j - sum_l w_l ds_l)`
 #
-# A loss whose gradient with respect to the weights is g moves by :m:`sum_j g_j dw_j`. What stands before :m:`ds_j` in
-# it is the gradient with respect to the scores:
+# If g is the gradient of the loss with respect to the weights, the loss moves by :m:`sum_j g_j dw_j`. The factor of
+# :m:`ds_j` in it is the gradient with respect to the scores:
 #
 #     :m:`w_j (g_j - sum_l g_l w_l)`
 #
@@ -54,7 +54,7 @@ gradients = backward(saved, d_out)
 # %%
 # One: by hand, by somebody else
 # ------------------------------
-# refattn's own derivation and loops over numbers were written apart from each other; both have to agree with yours.
+# Somebody else derived refattn's own backward; yours has to agree with it.
 
 lift = lambda x: x[None, None]  # noqa: E731 (batch and heads of 1)
 core_out, core_saved = ra.softmax.forward(lift(q), lift(k), lift(v), scale=0.5)
@@ -66,8 +66,8 @@ assert by_hand < 1e-14
 # %%
 # Two: by differences
 # -------------------
-# Along a random direction the loss changes by the gradient's inner product with it. A step of 1e-5 leaves an error of
-# its square, and of the rounding divided by it: some 1e-10.
+# Along a random direction the loss changes by the inner product of the gradient with that direction. The error of a
+# step of 1e-5 is about its square, plus rounding divided by the step: some 1e-10.
 
 direction = {name: draw.standard_normal(x.shape) for name, x in (("q", q), ("k", k), ("v", v))}
 
@@ -89,8 +89,8 @@ assert differences < 1e-8
 # %%
 # Three: by tangents
 # ------------------
-# Arrays that carry a tangent run the same forward once and give its derivative along the direction without an error of
-# a step: ``<d_out, J t> = <J^T d_out, t>``, to the last digits.
+# Arrays that carry a tangent run the same forward once and give its derivative along the direction, without the error
+# of a step: ``<d_out, J t> = <J^T d_out, t>`` holds to the last digits.
 
 _, moved = ra.tangent(
     lambda q, k, v: ra.softmax.forward(q, k, v, scale=0.5)[0],
@@ -121,7 +121,7 @@ if importlib.util.find_spec("torch"):
 # Broken on purpose
 # -----------------
 # Forget the sum that is subtracted, as if the denominator were a constant. The outputs are right, so no test of outputs
-# can see it; differences and tangents do:
+# can see the error. Differences and tangents can:
 
 wrong = backward(saved, d_out, forgotten=True)
 print(f"by differences: {abs((loss(1e-5) - loss(-1e-5)) / 2e-5 - along(wrong)):.1e}")
@@ -129,8 +129,8 @@ print(f"by tangents: {abs(float((moved * d_out).sum()) - along(wrong)):.1e}")
 assert abs(float((moved * d_out).sum()) - along(wrong)) > 1e-2
 
 # %%
-# And ``refattn verify --grad`` says which line. In Python the same is `refattn.verify.verify`; here on one case of
-# the mechanism, with an object that has ``forward`` and ``backward``:
+# ``refattn verify --grad`` does the same for a kernel. In Python call `refattn.verify.verify`, here on one case of the
+# mechanism, with an object that has ``forward`` and ``backward``:
 
 from dataclasses import replace  # noqa: E402
 

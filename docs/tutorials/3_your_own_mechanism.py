@@ -2,16 +2,16 @@
 Your own mechanism in an hour
 =============================
 
-Sigmoid attention decides each weight for itself, :m:`w_ij = sigma(s_ij)`, and normalises nothing. It is not
-in the library. Here it becomes a mechanism like those that are: checked, verified against and trained, by a folder of
-three short files that the library never hears of.
+Sigmoid attention computes each weight separately, :m:`w_ij = sigma(s_ij)`, without normalisation. It is not in the
+library. Here a folder of three short files makes it a mechanism like the others, which can be checked, verified against
+and trained, without any change of the library.
 """
 
 # %%
 # The definition
 # --------------
-# ``docs/tutorials/sigmoid/definition.py``: the equations with their ids, each on one line, forward and backward side by
-# side. Whatever refattn does with a mechanism it does by these ids.
+# ``docs/tutorials/sigmoid/definition.py`` has the equations with their ids, each on one line, forward and backward side
+# by side. refattn refers to equations by these ids.
 
 import sys
 from pathlib import Path
@@ -28,18 +28,18 @@ print((here / "sigmoid" / "definition.py").read_text())
 # %%
 # The record
 # ----------
-# ``loops.py`` says everything a second time, in loops over numbers, derived from the paper again. ``__init__.py`` joins
-# the two, with designed calls and the properties that hold: a permutation of the keys changes nothing, masked keys do
-# not matter. The rest is there by default, and may be replaced: a core that checks and casts its arguments, with masks
-# and causality, and a multi-head block around it.
+# ``loops.py`` computes everything a second time, in loops over numbers, derived from the paper again. ``__init__.py``
+# joins the two, with designed cases and properties: a permutation of the keys changes nothing, masked keys do not
+# matter. The rest has defaults, which you may replace: a core that checks and casts its arguments, with masks and
+# causality, and a multi-head block around it.
 
 print((here / "sigmoid" / "__init__.py").read_text())
 
 # %%
 # Does it certify itself?
 # -----------------------
-# The same checks as ``refattn check`` runs: loops against definition, equation by equation; properties; gradients by
-# differences and by tangents, of the core and of the block; that each docstring, line and trace agree.
+# These are the checks of ``refattn check``: loops against definition, equation by equation; properties; gradients of
+# the core and of the block, by differences and by tangents; and agreement of docstrings, code lines and traces.
 
 from refattn.verify import check, verify  # noqa: E402
 
@@ -51,7 +51,7 @@ assert report.exit_code == 0
 # %%
 # Break it
 # --------
-# A wrong adjoint, w in place of w (1 - w). The checks that object say which:
+# Here is a wrong adjoint, w in place of w (1 - w). Verification says which gradients are wrong:
 
 from refattn.equations import mutate  # noqa: E402
 
@@ -87,8 +87,8 @@ assert bad == ["d_k", "d_q"]
 # %%
 # Train it
 # --------
-# A model takes any record by its place, ``MODULE:NAME``. Plain descent along the hand-written gradients: each text
-# counts on from a first letter, and after some steps the model knows how.
+# A model takes any record by its place, ``MODULE:NAME``. It learns by plain gradient descent along the hand-written
+# gradients. Each text counts on from a first letter, and after some steps the model can do this.
 
 from refattn import model, tree  # noqa: E402
 from refattn.train.step import loss_and_gradients  # noqa: E402
@@ -105,5 +105,5 @@ print(f"loss {losses[0]:.2f}, after {len(losses)} steps {losses[-1]:.2f}")
 assert losses[-1] < 0.2 * losses[0]
 
 # %%
-# To bring it into the library: :doc:`/adding`. What is left is a page that derives it, wrong readings for the census of
-# wrong kernels, more cases, and a line in the registry.
+# :doc:`/adding` says how to bring it into the library. It needs a page that derives it, wrong readings for the census
+# of wrong kernels, more cases, and a line in the registry.

@@ -2,14 +2,15 @@
 A regression, caught before it lands
 ====================================
 
-A change is a little slower, and nobody notices until there are ten of them. Two versions are compared here as a
-reviewer would: side by side, in alternating rounds, so that what the machine does meanwhile is done to both.
+A change makes things a little slower, and nobody notices until there are ten of them. This tutorial compares two
+versions in alternating rounds, so that any other load of the machine hits both.
 """
 
 # %%
 # A slow commit
 # -------------
-# A clone, in which the definition of softmax attention computes its exponentials nine times. All tests would pass.
+# In this clone the dense implementation of softmax attention computes its exponentials nine times. All tests would
+# pass.
 
 import importlib.util
 import shutil
@@ -45,9 +46,8 @@ if can:
 # %%
 # The comparison
 # --------------
-# ``make bench-compare BASE=HEAD~1 HEAD=HEAD`` runs every benchmark; ``--bench`` takes those that it matches. The
-# ratio comes with its interval, and the exit code says whether something got slower, needs more memory or became less
-# exact.
+# ``make bench-compare BASE=HEAD~1 HEAD=HEAD`` runs every benchmark; ``--bench`` runs only those that match. Each ratio
+# has its interval. The exit code says whether something got slower, needs more memory or became less exact.
 
 if can:
     benchmark = r"core.Core.time_both\('softmax.dense', 1024, 16, 'float32', 'numpy'"
@@ -59,5 +59,5 @@ if can:
     shutil.rmtree(clone.parent)
 
 # %%
-# Accuracy is a benchmark like time: a change that spends more of the allowed error is told in the same table as "less
-# exact". :doc:`/performance` has how small a change is still found, and the history from version to version.
+# Accuracy is a benchmark like time: the same table reports a change with a larger error / tolerance as "less exact".
+# :doc:`/performance` says how small a change is still found, and how to read the history from version to version.

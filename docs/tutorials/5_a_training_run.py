@@ -2,14 +2,14 @@
 A training run, read from its trace
 ===================================
 
-A loss curve says that something happened. The trace of a step says what: every equation of every layer, with its value.
+A loss curve shows that something happened. The trace of a step shows what: the value of every equation of every layer.
 """
 
 # %%
 # A small run
 # -----------
-# ``refattn train`` writes a folder; here it is small enough to take seconds. Every number in it is a function of the
-# settings: the same command gives the same bytes, also where it is killed and resumed.
+# ``refattn train`` writes a folder. This run is small enough to take seconds. The settings determine every number in
+# it: the same command gives the same bytes, even if it is killed and resumed.
 
 import shutil
 import subprocess
@@ -37,8 +37,8 @@ assert rows[-1]["loss"] < 0.6 * rows[0]["loss"]
 # %%
 # What the trained model does
 # ---------------------------
-# The newest checkpoint has its parameters. A forward pass within ``ra.trace()`` records each equation as it runs;
-# those of the second layer have the index 1.
+# The newest checkpoint has the parameters. Within ``ra.trace()`` a forward pass records each equation as it runs. The
+# equations of the second layer have the index 1.
 
 from refattn import model, tree  # noqa: E402
 from refattn.train import step  # noqa: E402
@@ -61,8 +61,8 @@ for label, params in (("fresh", fresh), ("trained", trained)):
         print(f"{label}, layer {layer}: a query spreads over 2^{entropies[label, layer]:.2f} keys")
 
 # %%
-# Fresh queries look at all that they may; trained ones have chosen. The same trace has the backward: which layer's
-# queries still get a gradient?
+# Fresh queries spread over all visible keys; trained ones have chosen. The same trace has the backward. In which layer
+# do scores still get a gradient?
 
 for id in ("dSM.2", "dSM.2[1]"):
     print(id, f"largest gradient of a score: {np.abs(values[id]).max():.1e}")
@@ -70,5 +70,5 @@ assert entropies["trained", 1] < entropies["fresh", 1]
 shutil.rmtree(folder)
 
 # %%
-# ``refattn trace softmax --html page.html`` steps through one layer in a browser; :doc:`/trace` has substitution and
-# mutation of an equation while it runs.
+# ``refattn trace softmax --html page.html`` steps through one layer in a browser. :doc:`/trace` shows how to substitute
+# or mutate an equation while it runs.

@@ -12,7 +12,7 @@ from refattn.analysis.continuation import Branch, Family, at_parameter, family_o
 from refattn.analysis.equilibria import SAME, Equilibria, Wrap, find_equilibria
 from refattn.analysis.graph_flow import GraphFlow, with_number
 from refattn.analysis.graphs import Floats
-from refattn.args import check_choice
+from refattn.args import Function, Real, Whole, check_choice, checked
 
 SAMPLED = (0.02, 0.27, 0.53, 0.77, 0.98)
 """Where in the range of the parameter starts are drawn; uneven, for bifurcations like to be at round numbers."""
@@ -50,6 +50,7 @@ class Diagram:
         }
 
 
+@checked(flow=GraphFlow, parameter=str, low=Real(), high=Real(), starts=Whole(1), seed=Whole(), wrap=Function)
 def diagram_of(
     flow: GraphFlow,
     parameter: str,

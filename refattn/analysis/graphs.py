@@ -110,7 +110,7 @@ def read_graph(path: Path) -> Floats:
                 raise ValueError
         except ValueError:
             needs = f"two different nodes from 0 to {LARGEST - 1}, and a weight or nothing"
-            raise ValueError(f"graph: got {line!r} in line {number} of {path}, needs {needs}") from None
+            raise ValueError(f"graph: got {line[:80]!r} in line {number} of {path}, needs {needs}") from None
         links.append((i, j, weight))
     if not links:
         raise ValueError(f"graph: got {path} without a link, needs at least one")

@@ -29,6 +29,7 @@ from refattn.cli.show import show
 from refattn.cli.trace import trace
 from refattn.cli.train import train
 from refattn.cli.verify import verify
+from refattn.foreign import shown
 
 
 class Commands(Group):
@@ -76,7 +77,7 @@ def _explain(error: BaseException, command: str | None = None) -> int:
         message = error.format_message()
     else:
         message = f"{type(error).__name__}: {error} (refattn --debug shows where)"
-    click.echo(f"refattn: error: {' '.join(message.split())}", file=sys.stderr)
+    click.echo(f"refattn: error: {shown(' '.join(message.split()))}", file=sys.stderr)
     return BAD_INPUT
 
 

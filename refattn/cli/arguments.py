@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from refattn.files import check_output
+from refattn.files import check_output, reason
 from refattn.mechanisms import registry
+from refattn.near import meant
 
 if TYPE_CHECKING:
     from refattn.backends import Backend
     from refattn.mechanisms.record import Mechanism
 
 BAD_INPUT, NOTHING_RUN, INTERRUPTED, TERMINATED = 2, 3, 130, 143
+
+
+MOST_SEED = 2**63 - 1
 
 
 class Problem(click.ClickException):
@@ -38,6 +42,21 @@ class Place(click.ParamType):
             named = "path" if param is None else next((x for x in param.opts if x[0] == "-"), param.metavar or "path")
             raise Problem(f"{named.strip('[]')}: got an empty text, needs a path")
         return str(value)
+
+
+class Seconds(click.ParamType):
+    """A time limit."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        try:
+            if (seconds := float(value)) > 0.0:
+                return seconds
+        except ValueError:
+            pass
+        raise Problem(f"{'' if param is None else param.opts[0]}: got {str(value)[:80]!r}, needs seconds above 0")
 
 
 class Name(click.ParamType):
@@ -99,7 +118,9 @@ class Group(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command of this name."""
         if args[0] not in self.commands:
-            ctx.fail(f"command: got {args[0]!r}, needs one of {', '.join(self.commands)}")
+            ctx.fail(
+                f"command: got {args[0]!r}{meant(args[0], self.commands)}, needs one of {', '.join(self.commands)}"
+            )
         return super().resolve_command(ctx, args)
 
 
@@ -114,7 +135,8 @@ def read_help(command: click.Command) -> None:
 def record_of(name: str) -> Mechanism:
     """Return the record of a mechanism."""
     if name not in registry.list_mechanisms():
-        raise Problem(f"mechanism: got {name!r}, needs one of {', '.join(registry.list_mechanisms())}")
+        known = registry.list_mechanisms()
+        raise Problem(f"mechanism: got {name!r}{meant(name, known)}, needs one of {', '.join(known)}")
     return registry.mechanism(name)
 
 
@@ -135,5 +157,4 @@ def check_writable(file: str | None, option: str = "--json") -> None:
     try:
         check_output(file)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise Problem(f"{option}: got {file!r}, needs a file that can be written ({why})") from error
+        raise Problem(f"{option}: got {file!r}, needs a file that can be written ({reason(error)})") from error

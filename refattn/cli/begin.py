@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from refattn.cli.arguments import Problem
-from refattn.files import write_output
+from refattn.files import reason, write_output
 
-INITS = ("torch", "jax", "numpy", "c")
+INITS = ("torch", "jax", "numpy", "triton", "c")
 """Whose adapters there are."""
 
 
@@ -24,7 +24,7 @@ def begin(kind: str, mechanism: str) -> None:
     try:
         write_output(path, template.replace("MECHANISM", mechanism).replace("ADAPTER", path.name).encode())
     except OSError as error:
-        raise Problem(f"--init: {path} cannot be written ({error.strerror})") from error
+        raise Problem(f"--init: {path} cannot be written ({reason(error)})") from error
     call = f"refattn verify {mechanism} --impl {path}:{'Attend' if kind == 'numpy' else 'attend'} --grad"
     if kind == "c":
         call = f"cc -O2 -o attend {path} -lm && refattn verify {mechanism} --exec ./attend --dtype float32"

@@ -25,7 +25,9 @@ from refattn.cli.arguments import (
     record_of,
 )
 from refattn.cli.output import deliver, progress
+from refattn.files import reason
 from refattn.mechanisms import registry
+from refattn.near import meant
 
 if TYPE_CHECKING:
     from refattn.campaign import Where
@@ -83,7 +85,7 @@ def write(ctx: click.Context, folder: str, mechanisms: tuple[str, ...], size: st
     except vectors.SetError as error:
         raise Problem(f"DIR: {error}") from error
     except OSError as error:
-        raise Problem(f"DIR: {folder!r} cannot be written: {error.strerror} ({error.filename})") from error
+        raise Problem(f"DIR: {folder!r} cannot be written: {reason(error, named=True)}") from error
     total = sum(entry["bytes"] for entry in manifest["cases"])
     click.echo(f"{folder}: {manifest['count']} cases, {total} bytes, sha256 {manifest['sha256']}", file=sys.stdout)
 
@@ -115,14 +117,14 @@ def _write_elsewhere(
     except ValueError as error:
         raise Problem(f"--format onnx: {error}") from error
     except OSError as error:
-        raise Problem(f"DIR: {str(path)!r} cannot be written: {error.strerror} ({error.filename})") from error
+        raise Problem(f"DIR: {str(path)!r} cannot be written: {reason(error, named=True)}") from error
     click.echo(
         f"{path}: {models} models, {sets} test data sets, checked with ONNX Runtime and ONNX's reference evaluator"
     )
     for place, runtime, told in wrong:
         click.echo(f"  {runtime} disagrees: {place}: {told}")
-    for reason, cases in left.items():
-        click.echo(f"  left out, {len(cases)}: {reason}")
+    for why, cases in left.items():
+        click.echo(f"  left out, {len(cases)}: {why}")
     ctx.exit(1 if wrong else 0)
 
 
@@ -215,7 +217,7 @@ def show(ctx: click.Context, folder: str | None, case: str | None, file: str | N
         return
     entries = {f"{entry['mechanism']}/{entry['case']}": entry for entry in found.cases}
     if case not in entries:
-        raise Problem(f"--case: got {case!r}, needs one of {', '.join(entries)}")
+        raise Problem(f"--case: got {case!r}{meant(case, entries)}, needs one of {', '.join(entries)}")
     arrays = found.arrays(entries[case])
     deliver(lambda **implementation: golden_text.arrays(entries[case], arrays, **implementation), entries[case], file)
 
@@ -228,4 +230,5 @@ def read_set(ctx: click.Context, folder: str | None) -> GoldenSet:
         return vectors.read(Path(folder) if folder is not None else vectors.SHIPPED)
     except vectors.SetError as error:
         click.echo(f"refattn: error: {error}", file=sys.stderr)
-        ctx.exit(NOTHING_RUN if error.empty else BAD_INPUT)
+        there = folder is None or Path(folder).is_dir()
+        ctx.exit(NOTHING_RUN if error.empty and there else BAD_INPUT)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from refattn.cli.arguments import NOTHING_RUN, Problem, check_writable, json_option, record_of
+from refattn.cli.arguments import NOTHING_RUN, Problem, Seconds, check_writable, json_option, record_of
 from refattn.cli.output import deliver, progress
 
 
@@ -15,7 +15,9 @@ from refattn.cli.output import deliver, progress
 @click.option("--suite", required=True, metavar="CMD", help="The command that runs the suite: 0 where it passes.")
 @click.option("--only", default="", metavar="TEXT", help="Faults with this in their name.")
 @click.option("--every", default=1, metavar="N", type=click.IntRange(1), help="Every N-th of them.")
-@click.option("--timeout", default=600.0, metavar="SECONDS", help="A run that takes longer is a rejection.")
+@click.option(
+    "--timeout", type=Seconds(), default=600.0, metavar="SECONDS", help="A run that takes longer is a rejection."
+)
 @json_option
 @click.pass_context
 def mutants(

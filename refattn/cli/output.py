@@ -15,20 +15,22 @@ from typing import Any
 import click
 
 from refattn.cli.arguments import Problem
-from refattn.files import write_output
+from refattn.files import reason, write_output
 
 Wrap = Callable[[Iterable[Any]], Iterable[Any]]
 
 
 def deliver(text: Callable[..., str] | None, data: Any = None, file: str | None = None) -> None:
     """Write the facts to the file where one is given, and print the text: to standard error if the facts go out."""
+    if text is not None:
+        say(text, file)
+    if file is None:
+        return
     facts = json.dumps(data, indent=2, allow_nan=False, default=str) + "\n"
     if file == "-":
         click.echo(facts.rstrip("\n"), file=sys.stdout)
-    elif file is not None:
+    else:
         write_text(file, facts, "--json")
-    if text is not None:
-        say(text, file)
 
 
 def say(text: Callable[..., str], file: str | None = None) -> None:
@@ -50,8 +52,7 @@ def write_data(file: str, data: bytes, option: str) -> None:
     try:
         write_output(file, data)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise Problem(f"{option}: {file!r} cannot be written: {why}") from error
+        raise Problem(f"{option}: {file!r} cannot be written: {reason(error)}") from error
 
 
 def progress(what: str, unit: str) -> AbstractContextManager[Wrap]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from refattn.cli.arguments import Place, Problem, check_writable
+from refattn.cli.arguments import MOST_SEED, Place, Problem, check_writable
 from refattn.cli.train import printable
 
 
@@ -19,7 +19,9 @@ from refattn.cli.train import printable
 @click.option(
     "--temperature", type=click.FloatRange(0.0), default=0.8, metavar="X", help="0 takes the likeliest; 0.8 by default."
 )
-@click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Of the random choices; 0 by default.")
+@click.option(
+    "--seed", type=click.IntRange(0, MOST_SEED), default=0, metavar="N", help="Of the random choices; 0 by default."
+)
 def sample(folder: str, prompt: str, length: int, temperature: float, seed: int) -> None:
     """Print TEXT and what the model of a run's newest checkpoint makes of it.
 

@@ -19,6 +19,7 @@ from refattn.cli.arguments import (
     record_of,
 )
 from refattn.cli.output import deliver, write_data, write_text
+from refattn.near import meant
 
 if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism
@@ -74,7 +75,7 @@ def trace(
     if block and case is not None:
         raise Problem(f"--case: got {case!r}, needs none: the block of {mechanism} is run, which has no cases")
     if case is not None and case not in (names := [each.name for each in record.cases]):
-        raise Problem(f"--case: got {case!r}, needs one of {', '.join(names)}")
+        raise Problem(f"--case: got {case!r}{meant(case, names)}, needs one of {', '.join(names)}")
     library = backend_of(backend)
     if (reason := library.why_unavailable()) is not None:
         raise Problem(f"--backend: {backend} cannot be used: {reason}")

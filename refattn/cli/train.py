@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from refattn.cli.arguments import INTERRUPTED, Name, Place, Problem, record_of
+from refattn.cli.arguments import INTERRUPTED, TERMINATED, Name, Place, Problem, record_of
 from refattn.cli.output import is_terminal
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="The folder of the run; runs/MECHANISM by default, or the next free name.",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in the folder, to the bit.")
+@click.option(
+    "--resume", is_flag=True, help="Go on with the run in the folder, to the bit; with more --steps beyond its end."
+)
 @click.option("--exact", is_flag=True, help="With --resume: only where versions, code and machine are the same.")
 @click.option(
     "--grow", metavar="auto|N,N,...", help="Make blocks wider: where it is worth while, or after these steps."
@@ -106,7 +109,7 @@ def train(
         click.echo(
             f"stopped after step {found.step} of {chosen.steps}; go on with --resume --out {path}", file=sys.stderr
         )
-        ctx.exit(INTERRUPTED)
+        ctx.exit(TERMINATED if found.signal == signal.SIGTERM else INTERRUPTED)
     click.echo(_told(found), file=sys.stdout)
 
 
@@ -185,7 +188,8 @@ class _Speed:
         speed = f"{(row['tokens'] - first[1]) / seconds:.0f} tokens/s" if seconds > 0.0 else ""
         heldout = f"held out {row['heldout_bits']:.3f} bits/byte" if "heldout_bits" in row else ""
         loss = f"loss {row['loss'] / math.log(2.0):.3f} bits/byte"  # the row has it in nats
-        return "  ".join(part for part in (loss, heldout, speed) if part)
+        redrawn = f"redrawn {row['redrawn']}" if "redrawn" in row else ""
+        return "  ".join(part for part in (loss, heldout, redrawn, speed) if part)
 
 
 class _Bar:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refattn.cli.arguments import Problem
 
 if TYPE_CHECKING:
-    from refattn.mechanisms.record import Mechanism
+    from refattn.mechanisms.record import Case, Mechanism
 
 TRIED = 8
 """Cases that are tried to see whether there is float64."""
@@ -60,6 +61,19 @@ def own_cases(
     return record.changed(cases=tuple(named.values())), dtypes
 
 
+def some_of(record: Mechanism, names: Sequence[str], quick: bool) -> tuple[Case, ...]:
+    """Return the cases of these names, which may stand in one text, or the fewest that have every feature once."""
+    from refattn.mechanisms.features import fewest
+
+    asked = [name.strip() for text in names for name in text.split(",")]
+    known = {case.name: case for case in record.cases}
+    if unknown := [name for name in asked if name not in known]:
+        near = get_close_matches(unknown[0], known, 5, 0.5) or [*known]
+        raise Problem(f"--case: got {unknown[0]!r}, needs a case of {record.name}, such as {', '.join(near[:5])}")
+    cases = tuple(known[name] for name in dict.fromkeys(asked)) or record.cases
+    return fewest(cases) if quick else cases
+
+
 def supported(
     record: Mechanism, kernel: Any, dtypes: tuple[str, ...], *, given: bool
 ) -> tuple[Mechanism, tuple[str, ...]]:
@@ -71,9 +85,9 @@ def supported(
     stated = attribute(kernel, "supports")
     if stated is None:
         return record, dtypes
-    if not isinstance(stated, dict):
-        raise Problem(f"supports: got {stated!r}, needs a dict of sizes by their letters")
-    types = stated.get("dtypes", ())
+    if not isinstance(stated, (dict, list, tuple)):
+        raise Problem(f"supports: got {stated!r}, needs a dict of sizes by their letters, or a list of relations")
+    types = stated.get("dtypes", ()) if isinstance(stated, dict) else ()
     types = (types,) if isinstance(types, str) else tuple(types)
     if unknown := [name for name in types if name not in DTYPES]:
         raise Problem(f"supports: got the dtype {unknown[0]!r}, needs some of {', '.join(DTYPES)}")

@@ -14,11 +14,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import refattn
-from refattn.cli.arguments import Name, Place, Problem, campaign_options, check_writable, json_option, record_of
+from refattn.cli.arguments import (
+    Name,
+    Place,
+    Problem,
+    Seconds,
+    campaign_options,
+    check_writable,
+    json_option,
+    record_of,
+)
 from refattn.cli.begin import INITS, begin
 from refattn.cli.golden import read_set
 from refattn.cli.output import deliver, progress, write_text
-from refattn.cli.user_cases import own_cases, seed_of, sizes_of_large, supported, without_float64
+from refattn.cli.user_cases import own_cases, seed_of, sizes_of_large, some_of, supported, without_float64
+from refattn.foreign import shown
 
 if TYPE_CHECKING:
     from refattn.campaign import Where
@@ -34,14 +44,18 @@ PARTS = ("--jobs", "--scheduler", "--keep")
 NEEDS = {
     "--vectors": ("--outputs",),
     **dict.fromkeys(("--in-process", "--interpret", "--memory", "--bitwise", "--mesh", *DERIVATIVES), ("--impl",)),
-    **dict.fromkeys((*CASES, "--seed", "--rounding", "--large", *PARTS), ("--impl", "--exec")),
+    **dict.fromkeys(
+        (*CASES, "--seed", "--rounding", "--large", "--require-all", "--case", "--quick", *PARTS), ("--impl", "--exec")
+    ),
 }
 """Option -> those of which it needs one beside it."""
 
 _DESIGNED = ("--html", "--rounding", *DERIVATIVES, "--mesh", *PARTS)  # what designed cases alone have
 WITHOUT = {
-    **dict.fromkeys(("--memory", "--bitwise"), (*OTHERS, *CASES, *_DESIGNED)),
-    "--large": (*OTHERS, "--cases", "--inputs", "--seed", *_DESIGNED),
+    "--memory": (*OTHERS, "--require-all", "--cases", "--inputs", *_DESIGNED),
+    "--bitwise": (*OTHERS, "--require-all", *CASES, *_DESIGNED),
+    "--large": (*OTHERS, "--require-all", "--cases", "--inputs", "--seed", *_DESIGNED),
+    **dict.fromkeys(("--case", "--quick"), (*OTHERS, *CASES, "--mesh")),
     "--mesh": (*DERIVATIVES, "--interpret"),
     "--in-process": PARTS,
     "--html": PARTS,
@@ -94,7 +108,7 @@ class Asked(SimpleNamespace):
     metavar="DIR",
     help="The golden vectors that --outputs is from; those of the package if absent.",
 )
-@click.option("--timeout", type=float, default=60.0, metavar="SECONDS", help="For each case; 60 by default.")
+@click.option("--timeout", type=Seconds(), default=60.0, metavar="SECONDS", help="For each case; 60 by default.")
 @click.option("--in-process", is_flag=True, help="Run --impl in this process: for a debugger, without a time limit.")
 @click.option(
     "--interpret",
@@ -106,7 +120,7 @@ class Asked(SimpleNamespace):
 @click.option(
     "--rounding",
     metavar="NAME[=TYPE],...",
-    help="What it rounds beside what every kernel does: ids of equations, products (=tf32, bf16x3, ...), q, k, v.",
+    help="What it rounds beside what all kernels do: ids of equations, products (=tf32, ...), q, k, v, exponent.",
 )
 @click.option("--grad", is_flag=True, help="Judge the gradients too.")
 @click.option("--tangent", is_flag=True, help="Judge the derivative along a direction (forward mode) too.")
@@ -119,11 +133,19 @@ class Asked(SimpleNamespace):
     help="float64, float32, float16, bfloat16: all by default; float8_e4m3fn, float8_e5m2, mxfp8, nvfp4.",
 )
 @click.option(
-    "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check laws on N tokens (with --shape h=2,d=16)."
+    "--large",
+    "tokens",
+    type=click.IntRange(min=8),
+    metavar="N",
+    help="Properties on N tokens (with --shape h=2,d=16).",
 )
 @click.option(
     "--shape", "shapes", multiple=True, metavar="b=1,h=8,...", help="A shape of your own in place of the cases."
 )
+@click.option(
+    "--case", "names", multiple=True, metavar="NAME,...", help="Run these designed cases alone (several times)."
+)
+@click.option("--quick", is_flag=True, help="Run the fewest designed cases that have every feature once.")
 @click.option("--cases", "listed", metavar="FILE", help="Shapes of your own as JSON, a list or one in each line.")
 @click.option("--inputs", metavar="FILE", help="Captured q, k, v, ... of your own as .safetensors or .npz.")
 @click.option("--seed", default="0", metavar="N|random", help="Of the random numbers of all inputs; 0 by default.")
@@ -138,6 +160,7 @@ class Asked(SimpleNamespace):
     type=click.Choice(INITS),
     help="Write an adapter to begin with (plain attention, which agrees) into this folder, and end.",
 )
+@click.option("--require-all", is_flag=True, help="Exit with 3 where no case ran that crosses a tile or chunk.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every case that fails and all that is known of the suspects.")
 @json_option
 @click.pass_context
@@ -174,12 +197,16 @@ def verify(
     derivatives = tuple(name for name in ("tangent", "hessian") if given.pop(name))
     given |= {"seed": seed_of(given["seed"]), "rounding": _roundings(record, given["rounding"])}
     asked = Asked(**given, derivatives=derivatives, where=where)
-    if not asked.timeout > 0.0:
-        raise Problem(f"--timeout: got {asked.timeout:g}, needs seconds above 0")
     if asked.mesh is not None:
         record = _over_mesh(record, asked.mesh)
         asked.impl = f"{asked.impl}@{asked.mesh}"
     if asked.interpret is not None:
+        from refattn.verify.adapters import interpreted
+
+        try:
+            interpreted.check(asked.interpret)
+        except interpreted.NoInterpreterError as error:
+            raise Problem(f"--{error}") from error
         asked.impl = f"{asked.impl}@{asked.interpret}"
     if asked.own:
         record, stored = own_cases(record, asked.shapes, asked.listed, asked.inputs)
@@ -189,12 +216,13 @@ def verify(
         check_writable(place, option)
     if "" not in sys.path:
         sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
-    from refattn.verify.adapters import adapter
+    from refattn.verify.adapters import adapter, devices
     from refattn.verify.report import tables
     from refattn.verify.tolerance import sampled
 
     stand_in: tuple[Mechanism, Report] | None = None
     known: Mapping[str, str] = {}
+    missing: tuple[str, ...] = ()
     # Whatever foreign code prints is kept out of the report.
     with contextlib.ExitStack() as stack:
         wrap = stack.enter_context(progress(f"verify {record.name}", "cases" if where.plain else "parts"))
@@ -208,21 +236,25 @@ def verify(
                     checked = _invariances(record, kernel, asked, wrap)
                 else:
                     record, found, stand_in, known = _cases(record, kernel, text, asked, wrap)
+                    missing = devices.missing_types(adapter.attribute(kernel, "device"))
         except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
-    if asked.other:
-        _write_junit(junit, checked)
-        deliver(partial(tables.checked, checked), checked.to_json(), file)
-        ctx.exit(checked.exit_code)
-    _write_junit(junit, found)
-    if not derivatives and any(outcome.status == "disagrees" for outcome in found.outcomes):
-        found = _explained(record, found, known, stand_in)
-    if html is not None:
-        from refattn.verify.report import page
-
-        instead = stand_in[1].outcomes if stand_in else ()
-        write_text(html, page.page(found, record, refattn.__version__, instead), "--html")
-    deliver(partial(tables.verified, found, record, details=verbose), found.to_json(), file)
+        except (TypeError, ValueError) as error:
+            if not asked.own:
+                raise
+            sources = [name for name, x in zip(CASES, (asked.shapes, asked.listed, asked.inputs), strict=True) if x]
+            raise Problem(f"{' or '.join(sources)}: {error}") from error
+    with contextlib.ExitStack() as reports:  # each is written whatever becomes of the others
+        if asked.other:
+            reports.callback(lambda: _write_junit(junit, checked))
+            reports.callback(lambda: deliver(partial(tables.checked, checked), checked.to_json(), file))
+            ctx.exit(checked.exit_code)
+        reports.callback(lambda: _write_junit(junit, found))
+        reports.callback(lambda: _write_page(html, found, record, stand_in))
+        told = partial(tables.verified, mechanism=record, details=verbose)
+        reports.callback(lambda: deliver(partial(told, found), found.to_json(), file))
+        if not derivatives and any(outcome.status == "disagrees" for outcome in found.outcomes):
+            found = _explained(record, found, known, stand_in, missing)
     ctx.exit(found.exit_code)
 
 
@@ -231,6 +263,14 @@ def _write_junit(file: str | None, report: Report | CheckReport) -> None:
         from refattn.verify.report.junit import junit
 
         write_text(file, junit(report), "--junit")
+
+
+def _write_page(file: str | None, report: Report, record: Mechanism, stand_in: tuple[Mechanism, Report] | None) -> None:
+    if file is not None:
+        from refattn.verify.report import page
+
+        instead = stand_in[1].outcomes if stand_in else ()
+        write_text(file, page.page(report, record, refattn.__version__, instead), "--html")
 
 
 def _check_sizes(asked: Asked) -> None:
@@ -243,8 +283,10 @@ def _check_sizes(asked: Asked) -> None:
     names = asked.dtypes
     if unknown := [name for name in names if name not in (*DTYPES, *SCALED)]:
         raise Problem(f"--dtype: got {unknown[0]!r}, needs one of {', '.join((*DTYPES, *SCALED))}")
-    if (scaled := [name for name in names if name in SCALED]) and (asked.impl is None or asked.own or asked.other):
-        raise Problem(f"--dtype: got {scaled[0]}, whose numbers have factors, needs --impl on the designed cases")
+    if (scaled := [name for name in names if name in SCALED]) and (
+        asked.impl is None or asked.inputs is not None or asked.other
+    ):
+        raise Problem(f"--dtype: got {scaled[0]}, whose numbers have factors, needs --impl on designed cases or shapes")
     if asked.other and len(names) > 1:
         raise Problem(f"{asked.other}: got --dtype {', '.join(names)}, needs one of {', '.join(DTYPES)}")
     if asked.derivatives and (wrong := [name for name in names if name not in derivatives.DTYPES]):
@@ -274,7 +316,9 @@ def _invariances(record: Mechanism, kernel: Any, asked: Asked, wrap: Any) -> Che
     common |= {"dtype": asked.dtypes[0]} if asked.dtypes else {}
     if asked.tokens is not None:
         return verify_large(record, kernel, asked.tokens, **common | sizes_of_large(asked.shapes))
-    return (verify_memory if asked.memory else verify_bitwise)(record, kernel, seed=asked.seed, **common)
+    if asked.memory:
+        return verify_memory(record, kernel, seed=asked.seed, cases=record.cases if asked.own else (), **common)
+    return verify_bitwise(record, kernel, seed=asked.seed, **common)
 
 
 def _cases(
@@ -286,7 +330,7 @@ def _cases(
     and what the kernel rounds.
     """
     from refattn.golden.storage import DTYPES
-    from refattn.verify import run
+    from refattn.verify import failed, run
     from refattn.verify.adapters.declared import read_roundings, roundings
     from refattn.verify.tolerance import derivatives
 
@@ -295,6 +339,7 @@ def _cases(
     if not asked.own:
         more = () if asked.derivatives else record.kernel_sizes
         record = record.changed(cases=(*record.cases, *more), kernel_sizes=())
+        record = record.changed(cases=some_of(record, asked.names, asked.quick))
         record, dtypes = supported(record, kernel, dtypes, given=bool(asked.dtypes))
         if dtypes == DTYPES and not asked.dtypes and asked.impl is not None:
             left_out = without_float64(record, kernel)
@@ -307,7 +352,11 @@ def _cases(
         outputs = ("out", *record.outputs)
         start = parallel.Given(_absolute(asked.impl or ""), asked.program or "", outputs, asked.timeout)
         known["outcomes"] = partial(parallel.outcomes, record, kernel, start, asked.where)
-    found = replace(run.verify(record, kernel, dtypes=dtypes, progress=wrap, **known), left_out=left_out)
+    name = asked.program or _absolute(asked.impl or "")
+    before = failed.recall(record.name, name)
+    found = run.verify(record, kernel, dtypes=dtypes, progress=wrap, first=before, **known)
+    failed.remember(record.name, name, found, before)
+    found = replace(found, left_out=left_out, require_all=asked.require_all)
     stand_in = None
     if found.failed and not asked.derivatives and asked.mesh is None:  # a shorter sequence would not fit the mesh
         from refattn.verify import shrink
@@ -316,18 +365,22 @@ def _cases(
         six = shrink.lines(record.name, *least, text, found.grad, asked.rounding, asked.seed) if least else ()
         found = replace(found, smallest=six, least=least)
         stand_in = shrink.in_place_of_long(record, kernel, found, rounding=asked.rounding)
-    rounds = read_roundings(asked.rounding, record.equations) | roundings(kernel, record.equations)
+    rounds = read_roundings(asked.rounding, record) | roundings(kernel, record)
     return record, found, stand_in, rounds
 
 
 def _explained(
-    record: Mechanism, found: Report, rounds: Mapping[str, str], stand_in: tuple[Mechanism, Report] | None
+    record: Mechanism,
+    found: Report,
+    rounds: Mapping[str, str],
+    stand_in: tuple[Mechanism, Report] | None,
+    missing: tuple[str, ...],
 ) -> Report:
     """Return a report that says what would explain its failures, and where the error is."""
     from refattn.verify.diagnose import suspects
     from refattn.verify.tolerance.precision import explained
 
-    found = explained(record, found, rounds)
+    found = explained(record, found, rounds, missing)
     with progress(f"suspects of {record.name}", "equations") as wrap:
         found = suspects.locate(record, found, progress=wrap)
         if stand_in and not found.suspects:
@@ -363,8 +416,7 @@ def _kernel(stack: contextlib.ExitStack, record: Mechanism, asked: Asked) -> tup
 
     def told() -> None:
         if said := kernel.said.rstrip():
-            plain = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in said)
-            click.echo(f"what it printed (the end of it):\n{plain}", file=sys.stderr)
+            click.echo(f"what it printed (the end of it):\n{shown(said, 8000)}", file=sys.stderr)
 
     stack.callback(told)
     return kernel, f"load({impl!r})"
@@ -383,7 +435,7 @@ def _roundings(record: Mechanism, given: str | None) -> tuple[str, ...]:
     try:
         if given is not None and not ids:
             raise ValueError("name nothing")
-        read_roundings(ids, record.equations)
+        read_roundings(ids, record)
     except ValueError as error:
         needs = f"{error}".partition(", needs ")[2] or f"ids of equations such as {next(iter(record.equations))}"
         raise Problem(f"--rounding: got {given!r}, needs {needs}") from error

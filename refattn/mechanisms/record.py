@@ -14,9 +14,11 @@ from types import ModuleType
 from typing import Any
 
 from refattn import equations
+from refattn.args import Each, Real, Whole, check_all
 from refattn.mechanisms.block import Block, Stream
 from refattn.mechanisms.families import numbers_of, with_numbers
 from refattn.mechanisms.wrong import WrongKernel
+from refattn.near import meant
 from refattn.xp import Array
 
 RoundingScale = Callable[[Mapping[str, Any], Any], Array]
@@ -58,6 +60,9 @@ class Input:
     design: str = "normal"
     numbers: Mapping[str, float] = field(default_factory=dict)
     axes: str = ""
+
+    def __post_init__(self) -> None:
+        check_all(self, shape=[Whole()], design=str, numbers=Each(Real(infinite=True)), axes=str)
 
 
 @dataclass(frozen=True)
@@ -248,10 +253,10 @@ class Mechanism:
 
     What only tools ask for is no argument of a room's record: it is read when it is first asked for, from files of the
     room whose names say which field they are. ``testing/cases.py`` has ``CASES``, and so ``kernel_sizes``, ``wrong``,
-    ``questions`` and ``layers``; ``testing/rounding_scales.py`` has ``ROUNDING_SCALES``, ``FURTHER`` and ``STORED``;
-    ``testing/block_derived_twice.py`` the function of that name; ``layer/pictures.py`` has ``PICTURES``, ``example.py``
-    ``EXAMPLE``; ``loops.py`` and ``testing/parts.py`` are such fields themselves. If a file is missing, the field is
-    empty.
+    ``questions`` and ``layers``; ``testing/rounding_scales.py`` has ``ROUNDING_SCALES``, ``FURTHER``, ``STORED`` and
+    ``NAMED``; ``testing/block_derived_twice.py`` the function of that name; ``layer/pictures.py`` has ``PICTURES``,
+    ``example.py`` ``EXAMPLE``; ``loops.py`` and ``testing/parts.py`` are such fields themselves. If a file is missing,
+    the field is empty.
 
     Attributes
     ----------
@@ -298,6 +303,9 @@ class Mechanism:
     stored
         By id, the equations that kernels in float16 or bfloat16 round to the storage type on the way, with the size
         that this rounding is relative to, None if that is the value; all others they compute in float32.
+    named_roundings
+        What a kernel may declare to round that is no equation, by name: by id the equations that feel it, each with the
+        size of the error in units of the unit roundoff.
     wrong
         Plausible wrong readings, and wrong backward passes, by name.
     questions
@@ -356,6 +364,9 @@ class Mechanism:
     learned
         The numbers that a block has learned, by name, for given parameters, as the trainer writes them down; None where
         there are none.
+    redrawn
+        How often a call of the block drew its random numbers again, for what its forward saved; None where it draws
+        none.
     presets
         Settings of published runs by name, as `refattn.train.settings` has them; ``--set preset=NAME`` takes one.
     layers
@@ -406,6 +417,7 @@ class Mechanism:
     diagnostics: Any = None
     pointer: Any = None
     learned: Callable[[Any], Mapping[str, Array]] | None = None
+    redrawn: Callable[[Any], int] | None = None
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     implementations: tuple[str, ...] = _later(lambda record: tuple(getattr(record.core, "IMPLEMENTATIONS", ())))
     defaults: Mapping[str, Any] = _later(_options)
@@ -418,6 +430,7 @@ class Mechanism:
     rounding_scales: Mapping[str, RoundingScale | None] = _in_room("testing.rounding_scales", "ROUNDING_SCALES", {})
     further_rounding_scales: Mapping[str, RoundingScale] = _in_room("testing.rounding_scales", "FURTHER", {})
     stored: Mapping[str, RoundingScale | None] = _in_room("testing.rounding_scales", "STORED", {})
+    named_roundings: Mapping[str, Mapping[str, RoundingScale]] = _in_room("testing.rounding_scales", "NAMED", {})
     wrong: Mapping[str, WrongKernel] = _in_room("testing.wrong", "WRONG", {})
     questions: tuple[Question, ...] = _in_room("testing.questions", "QUESTIONS")
     layers: tuple[Mechanism, ...] = _in_room("testing.layers", "LAYERS")
@@ -476,7 +489,9 @@ class Mechanism:
         for case in (*self.cases, *self.kernel_sizes):
             if isinstance(name, str) and case.name == name:
                 return case
-        raise ValueError(f"case: got {name!r}, needs one of {', '.join(case.name for case in self.cases)}")
+        known = [case.name for case in (*self.cases, *self.kernel_sizes)]
+        needs = ", ".join(case.name for case in self.cases)
+        raise ValueError(f"case: got {name!r}{meant(name, known)}, needs one of {needs}")
 
     def __repr__(self) -> str:
         return f"<Mechanism {self.name}: {self.title}>"

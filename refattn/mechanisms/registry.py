@@ -6,6 +6,8 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from refattn.near import meant
+
 if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism
 
@@ -31,7 +33,7 @@ def room(name: str) -> ModuleType:
         Where there is no mechanism of this name.
     """
     if not isinstance(name, str) or name not in _NAMES:
-        raise ValueError(f"mechanism: got {name!r}, needs one of {', '.join(_NAMES)}")
+        raise ValueError(f"mechanism: got {name!r}{meant(name, _NAMES)}, needs one of {', '.join(_NAMES)}")
     return importlib.import_module(f"refattn.mechanisms.{name}")
 
 

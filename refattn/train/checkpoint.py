@@ -229,7 +229,7 @@ def _steps(folder: Path) -> list[int]:
     except FileNotFoundError:
         return []
     steps = {int(match[1]) for match in found if match and match[2] == "json"}
-    return sorted(step for step in steps if _path(folder, step, "json").exists())
+    return sorted(step for step in steps if os.path.lexists(_path(folder, step, "json")))
 
 
 def _path(folder: Path, step: int, kind: str) -> Path:

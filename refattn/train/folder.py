@@ -144,7 +144,8 @@ def begin(
 
     `warn` is told where versions, the code or the machine are not those that the run began with: last bits may differ
     from there on, and the field "also" of the configuration says so. With `exact` that is an error, as it is where a
-    part of the run was made with others before.
+    part of the run was made with others before. With more steps the run goes on beyond its end, and the field "lengths"
+    has all numbers of steps that it had.
 
     Raises
     ------
@@ -173,6 +174,10 @@ def begin(
     if not resume:
         raise RunError(f"out: {path} holds a run already; --resume goes on with it, or give another folder")
     _compare(f"the run in {path}", stored["settings"], config["settings"])
+    first = stored["settings"]["steps"]
+    longer = settings.steps > first
+    if longer and exact:
+        raise RunError(f"exact: got steps {settings.steps}, needs the {first} that the run in {path} began with")
     if stored["text"]["fingerprint"] != text.fingerprint:
         raise RunError(
             f"data: the text {text.source!r} is not the one that the run in {path} began with (another version of "
@@ -192,14 +197,21 @@ def begin(
         raise RunError(f"exact: a part of the run in {path} was made with {others}, so that last bits may differ")
     for line in told:
         warn(f"{line}: from here on last bits may differ")
+    if longer:
+        warn(f"{settings.steps} steps in place of {first}: from here on the learning rate follows the longer schedule")
+        lengths = [*stored.get("lengths", [first]), settings.steps]
+        stored = {**stored, "settings": config["settings"], "lengths": lengths}
     if changed and changed not in also:
-        folder.write_json("config.json", {**stored, "also": [*also, changed]})
+        stored = {**stored, "also": [*also, changed]}
+        longer = True
+    if longer:
+        folder.write_json("config.json", stored)
     remove_left_behind(path)
     return True
 
 
 def compare_with_checkpoint(found: checkpoint.Checkpoint, settings: Settings) -> None:
-    """Raise RunError where a checkpoint is from a run with other settings."""
+    """Raise RunError where a checkpoint is from a run with other settings, or more steps."""
     _compare(f"the checkpoint of step {found.step}", found.facts.get("settings", {}), settings.to_json())
 
 
@@ -233,6 +245,7 @@ def _compare(what: str, stored: Mapping[str, Any], wanted: Mapping[str, Any]) ->
     # A setting that came later had its default all along. Where the text lies may change; that it is the same is told
     # by its fingerprint.
     stored = completed(stored)
-    if names := [name for name in differences(stored, wanted) if name != "data"]:
+    same = ("data", "steps") if stored["steps"] < wanted["steps"] else ("data",)  # a run may go on beyond its end
+    if names := [name for name in differences(stored, wanted) if name not in same]:
         told = "; ".join(f"{n}: got {flat(wanted).get(n)!r}, {what} has {flat(stored).get(n)!r}" for n in names)
         raise RunError(f"{told}. A run goes on as it began; give another folder for a new one")

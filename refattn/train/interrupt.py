@@ -9,18 +9,29 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 
+class Stop(threading.Event):
+    """Whether to stop, and the number of the signal that asked for it."""
+
+    number = 0
+
+
 @contextmanager
-def interruptible(say: Callable[[str], None]) -> Iterator[threading.Event]:
+def interruptible(say: Callable[[str], None]) -> Iterator[Stop]:
     """Give an event that the first Ctrl-C (or SIGTERM) sets; the second raises KeyboardInterrupt.
 
     Outside of the main thread, where Python allows no handlers, it is never set. A signal that is ignored, as for a
     process in the background of a script, stays ignored.
     """
-    stop = threading.Event()
+    stop = Stop()
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
+            if callable(
+                first := before[signal.Signals(number)]
+            ):  # the command's own, which tells one signal from the other
+                first(number, frame)
             raise KeyboardInterrupt
+        stop.number = number
         stop.set()
         with suppress(RuntimeError, OSError):  # the line that it came into the middle of, or nobody who reads
             say("interrupted: the step is finished and saved; once more stops at once")

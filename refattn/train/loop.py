@@ -23,7 +23,7 @@ from refattn.args import Maybe, Real, Whole, check_json
 from refattn.train import baselines, checkpoint, data, diagnose, growing, metrics, plot
 from refattn.train.diagnose import DivergedError
 from refattn.train.folder import Folder, RunError, begin, check_place, compare_with_checkpoint, hold, stored_config
-from refattn.train.interrupt import interruptible
+from refattn.train.interrupt import Stop, interruptible
 from refattn.train.optimiser import AdamWState, clip
 from refattn.train.sample import generate
 from refattn.train.settings import Settings, from_json
@@ -83,6 +83,8 @@ class Result:
         What ``result.json`` holds; empty where it is not finished.
     sample
         The text sample: a beginning from the held-out text, and what the model made of it.
+    signal
+        The number of the signal by which the user stopped it; 0 if it was not.
 
     Examples
     --------
@@ -98,6 +100,7 @@ class Result:
     finished: bool
     facts: dict[str, Any]
     sample: bytes
+    signal: int = 0
 
 
 def run(settings: Settings, path: Path, report: Report, *, resume: bool = False, exact: bool = False) -> Result:
@@ -158,15 +161,15 @@ def _run(settings: Settings, path: Path, report: Report, resume: bool, exact: bo
             began = f"going on after step {state.step} of {settings.steps}" if state.step else "starting at step 0"
             report.say(began if known else f"there is no run in {path}: {began}")
         metrics.cut(folder.metrics, state.step)
-        state, stopped = _train(state, settings, text, folder, report)
-        if stopped:
-            return Result(path, state.step, False, {}, b"")
+        state, stop = _train(state, settings, text, folder, report)
+        if stop.is_set():
+            return Result(path, state.step, False, {}, b"", stop.number)
         return _finish(state, settings, text, folder, report)
 
 
 def _train(
     state: Progress, settings: Settings, text: data.Text, folder: Folder, report: Report
-) -> tuple[Progress, bool]:
+) -> tuple[Progress, Stop]:
     """Make the steps that are left and save on the way; return the state, and whether the user wants an end."""
     saved = state.step
     with interruptible(report.say) as stop, metrics.Metrics(folder.metrics) as record:
@@ -183,7 +186,7 @@ def _train(
         if state.step != saved:
             record.sync()
             _save(folder, settings, state)
-    return state, stop.is_set()
+    return state, stop
 
 
 def _advance(state: Progress, settings: Settings, text: data.Text, folder: Folder) -> tuple[Progress, dict[str, Any]]:
@@ -234,11 +237,13 @@ def step(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress
     """
     number = state.step + 1
     batch = _batch(state.params, settings, text, number)
-    adapts = settings.gamma is not None
+    adapts, redrawn = settings.gamma is not None, list[int]()
 
     def compute() -> tuple[float, float, model.Params, AdamWState, float, float | None]:
         chance = settings.seed, number
-        loss, gradients, force = measured(state.params, *batch, settings.accumulate, forces=adapts, chance=chance)
+        loss, gradients, force = measured(
+            state.params, *batch, settings.accumulate, forces=adapts, chance=chance, redrawn=redrawn
+        )
         clipped, norm = clip(gradients, settings.clip)
         rate = settings.rate(number, force)
         return loss, float(norm), *settings.optimiser.update(state.moments, state.params, clipped, rate), rate, force
@@ -249,6 +254,7 @@ def step(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress
     row = {"step": number, "loss": loss, "rate": rate, "norm": norm, "tokens": tokens} | (
         {"force": force} if adapts else {}
     )
+    row |= {"redrawn": sum(redrawn)} if any(redrawn) else {}
     history = state.history
     if settings.growing is not None:
         history = history.after(loss, settings.growing[0].window)

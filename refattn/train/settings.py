@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 import tomllib
@@ -15,6 +14,7 @@ from refattn import model
 from refattn.args import Each, Maybe, One, Real, Whole, check, check_all, checked
 from refattn.files import MIB, read_regular
 from refattn.mechanisms import registry
+from refattn.near import meant
 from refattn.train import growing
 from refattn.train.optimiser import AdamW, adaptive_rate, default_groups
 from refattn.train.probe import check_block
@@ -221,10 +221,8 @@ def build(mechanism: str, given: Mapping[str, Any]) -> Settings:
     given = expanded(mechanism, given)
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
             others = [name for name in known if name not in MAPPINGS] + ["preset", *(f"{x}.NAME" for x in MAPPINGS)]
-            raise ValueError(f"setting: got {name!r}{hint}, needs one of {', '.join(others)}")
+            raise ValueError(f"setting: got {name!r}{meant(name, known)}, needs one of {', '.join(others)}")
     numbers = {f.name for f in dataclasses.fields(Settings) if str(f.type).startswith("float")}
     # 1 is as good as 1.0, as far as it is the same number.
     plain: dict[str, Any] = {
@@ -245,7 +243,7 @@ def read_toml(file: str | os.PathLike[str]) -> dict[str, Any]:
     """
     try:
         found = tomllib.loads(read_regular(file, MIB).decode("utf-8"))
-    except ValueError as error:  # of the encoding, too
+    except (ValueError, RecursionError) as error:  # of the encoding, too, or nested too deeply
         raise ValueError(f"{os.fspath(file)}: is no TOML ({error})") from error
     tables = (*MAPPINGS, "model")
     for name, value in found.items():

@@ -57,6 +57,7 @@ def measured(
     *,
     forces: bool = False,
     chance: Chance | None = None,
+    redrawn: list[int] | None = None,
 ) -> tuple[float, Params, float | None]:
     """Return the mean loss of the targets in nats, its gradients, and how far blocks are from rest.
 
@@ -74,6 +75,8 @@ def measured(
         norm over batch and heads, summed over passes. Otherwise None is returned.
     chance
         A seed and a step, by which blocks with a law draw numbers; None: they take its means.
+    redrawn
+        A list that gets how often each pass through a block drew its numbers again, of a mechanism that tells.
 
     Raises
     ------
@@ -95,7 +98,7 @@ def measured(
     for first in range(0, size, portion):
         parts = parts_of(params, first, first + portion, inputs.shape[1])
         found = backend(params.token_embedding).map(
-            lambda part: _part(params, inputs, targets, part, weight, forces, chance), parts
+            lambda part: _part(params, inputs, targets, part, weight, forces, chance, redrawn), parts
         )
         loss += sum(float(part_loss) for part_loss, _, _ in found)
         gradients = [_sum(gradients + [part_gradients for _, part_gradients, _ in found])]
@@ -122,9 +125,10 @@ def _part(
     weight: float,
     forces: bool,
     chance: Chance | None,
+    redrawn: list[int] | None,
 ) -> tuple[Array, Params, list[Force]]:
     """Return the sum of the losses of some sequences, the gradients of `weight` times that sum, and the forces."""
-    found = (_shard(params, inputs[rows, :], targets[rows, :], weight, forces, chance) for rows in shards)
+    found = (_shard(params, inputs[rows, :], targets[rows, :], weight, forces, chance, redrawn) for rows in shards)
     return functools.reduce(lambda a, b: (a[0] + b[0], _sum([a[1], b[1]]), _more(a[2], b[2])), found)
 
 
@@ -133,15 +137,26 @@ def _more(a: list[Force], b: list[Force]) -> list[Force]:
 
 
 def _shard(
-    params: Params, inputs: Array, targets: Array, weight: float, forces: bool, chance: Chance | None
+    params: Params,
+    inputs: Array,
+    targets: Array,
+    weight: float,
+    forces: bool,
+    chance: Chance | None,
+    redrawn: list[int] | None,
 ) -> tuple[Array, Params, list[Force]]:
     found: dict[int, Force] = {}
+    record = params.config.record
+    counts = redrawn is not None and record.redrawn is not None
 
     def watch(index: int, block: Any, saved: Any, d_state: Any) -> None:
-        squares, count = params.config.record.diagnostics.force(saved)
-        found[index] = float(squares), count
+        if forces:
+            squares, count = record.diagnostics.force(saved)
+            found[index] = float(squares), count
+        if redrawn is not None and record.redrawn is not None:
+            redrawn.append(record.redrawn(saved))
 
-    loss, gradients = there_and_back(params, inputs, targets, weight, watch if forces else None, chance)
+    loss, gradients = there_and_back(params, inputs, targets, weight, watch if forces or counts else None, chance)
     return loss, gradients, [found[index] for index in sorted(found)]
 
 

@@ -29,6 +29,8 @@ What users call is imported from here; nothing is loaded before it is asked for.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,7 +64,29 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'refattn.verify' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"refattn.verify.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # for a type checker names that are not listed above do not exist
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'refattn.verify' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"refattn.verify.{_HOMES[name]}"), name)
+
+
+class _Callable(ModuleType):
+    """This package is `ra.verify`, too, which is a function for who asks for no more."""
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        from refattn.verify.interactive import verify
+
+        return verify(*given, **named)
+
+    @property
+    def __signature__(self) -> Any:
+        from inspect import signature
+
+        from refattn.verify.interactive import verify
+
+        return signature(verify)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -132,24 +132,26 @@ def verify_bitwise(
         d_out = arrays.pop("d_out", None)
         return answered(kernel, arrays, options, dtype, d_out, ("out", *mechanism.outputs), manner=manner).tensors
 
-    laws: list[tuple[str, Callable[[Run, Arrays], Iterator[Pair]]]] = [
+    checks: list[tuple[str, Callable[[Run, Arrays], Iterator[Pair]]]] = [
         ("repetition", _repetition),
         ("threads", _threads),
         ("batch size", _batch),
         ("position in the batch", _position),
     ]
     if "independent" in mechanism.properties:
-        laws.append(("heads", _heads))
+        checks.append(("heads", _heads))
     if "query_permutation" in mechanism.properties:
-        laws.append(("chunk of queries", _chunk))
-        laws += [("prefill and decode", _decode)] if "causal" in mechanism.defaults else []
-    laws += [(f"padding by {by}", partial(_padding, by=by)) for by in ("mask", "k_lengths") if by in mechanism.defaults]
-    tasks = [(name, partial(_same, law, run, given, dtype)) for name, law in laws]
+        checks.append(("chunk of queries", _chunk))
+        checks += [("prefill and decode", _decode)] if "causal" in mechanism.defaults else []
+    checks += [
+        (f"padding by {by}", partial(_padding, by=by)) for by in ("mask", "k_lengths") if by in mechanism.defaults
+    ]
+    tasks = [(name, partial(_same, check, run, given, dtype)) for name, check in checks]
     return report(mechanism, label or repr(kernel), "bitwise", tasks, progress)
 
 
-def _same(law: Callable[[Run, Arrays], Iterator[Pair]], run: Run, given: Arrays, dtype: str) -> Found:
-    for one, other in law(run, given):
+def _same(check: Callable[[Run, Arrays], Iterator[Pair]], run: Run, given: Arrays, dtype: str) -> Found:
+    for one, other in check(run, given):
         for tensor, a in one.items():
             if tensor in other and (told := differing(tensor, a, other[tensor], dtype)):
                 raise CallError(told)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.files import parse_json, read_users
 from refattn.golden import tensors
 from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Case, Mechanism
@@ -175,17 +176,17 @@ def checked(folder: Path, cases: Mapping[str, Case], mechanism: Mechanism) -> It
     from onnx.reference import ReferenceEvaluator
 
     for about in sorted(folder.glob(f"*/{ABOUT}")):
-        data = (about.parent / "model.onnx").read_bytes()
+        data = read_users(about.parent / "model.onnx")
         runtimes = {
             "onnxruntime": lambda data=data: onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]),
             "onnx reference": lambda data=data: ReferenceEvaluator(onnx.load_from_string(data)),
         }
         for runtime, made in runtimes.items():
             session = made()
-            for n, one in enumerate(json.loads(about.read_text(encoding="utf-8"))):
+            for n, one in enumerate(parse_json(read_users(about))):
                 place = about.parent / f"test_data_set_{n}"
                 files = sorted(place.glob("input_*.pb"), key=lambda file: int(file.stem.partition("_")[2]))
-                given = [onnx.TensorProto.FromString(file.read_bytes()) for file in files]
+                given = [onnx.TensorProto.FromString(read_users(file)) for file in files]
                 feed = {x.name: numpy_helper.to_array(x) for x in given}
                 try:
                     with np.errstate(all="ignore"):

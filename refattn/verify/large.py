@@ -1,6 +1,6 @@
-"""Laws of a foreign kernel on one large case, where no truth can be afforded.
+"""Properties of a kernel on one large case, for which a truth would cost too much.
 
-The laws are those that the record of the mechanism claims and that need nothing but the kernel itself: both
+The properties are those that the record of the mechanism claims and that need nothing but the kernel itself: both
 sides of each equality are computed by it. What rounding may do is measured on the definition, on a window of the first
 tokens, and grows with the root of the number of tokens, as the sums that it comes from do.
 """
@@ -80,7 +80,7 @@ class Foreign(Core):
         return {name: growth * x for name, x in super().noise(given, options, pulled).items()}
 
     def _low(self, inputs: Values, options: Mapping[str, Any], d_out: Any, growth: float) -> dict[str, float]:
-        """Return the noise in a type of few digits, to which laws round what they change of q, k and v, too."""
+        """Return the noise in a type of few digits, to which they round what they change of q, k and v, too."""
         record, case = self.mechanism, Case("large", "law", {}, options)
         given = case, self.dtype, wide(inputs), {"d_out": d_out}, dict.fromkeys("qkv", "")
         found, (values, noises) = {}, disturbances(record, *given)
@@ -135,8 +135,8 @@ _SHARED = ("permutation", "query_permutation", "token_permutation", "linear_in_v
 _MORE = ("split_and_merge", "padding", "truncation")
 
 
-def laws_of(mechanism: Mechanism) -> dict[str, Law]:
-    """Return what is checked: laws that the record claims, and `rows` where queries do not see each other."""
+def properties_of(mechanism: Mechanism) -> dict[str, Law]:
+    """Return what is checked: properties that the record claims, and `rows` if queries do not see each other."""
     known: dict[str, Law] = {name: properties.PROPERTIES[name] for name in (*_SHARED, *_MORE)} | {
         "causal": causal,
         "independent": independent,
@@ -158,7 +158,7 @@ def verify_large(
     width: int = 16,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> CheckReport:
-    """Check the laws of a mechanism on a kernel, with as many queries and keys as are asked.
+    """Check the properties of a mechanism on a kernel, with as many queries and keys as are asked.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def verify_large(
     Returns
     -------
     CheckReport
-        One row for each law; what the kernel declines is "not run".
+        One row for each property; what the kernel declines is "not run".
 
     Examples
     --------
@@ -194,5 +194,5 @@ def verify_large(
     upstream = wide({"d_out": make_upstream(mechanism.name, case, "out", (1, heads, tokens, width), held)})
     subject = Sample(case.name, inputs, case.options, upstream, long=True)
     told = f"{tokens} tokens"
-    tasks = [(name, lambda law=law: (law(core, subject), told)) for name, law in laws_of(mechanism).items()]
+    tasks = [(name, lambda law=law: (law(core, subject), told)) for name, law in properties_of(mechanism).items()]
     return report(mechanism, label or repr(kernel), "properties", tasks, progress)

@@ -7,16 +7,24 @@ each (`CheckReport`).
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.mechanisms.record import Case
+from refattn.files import write_output
+from refattn.foreign import shown
+from refattn.mechanisms import registry
+from refattn.mechanisms.record import Case, Mechanism
 
 Floats = NDArray[np.float64]
+
+LONGEST = 100_000
+"""Characters of a text in a report as JSON; what a kernel or a program says is shorter."""
 
 SCHEMA_VERSION = 1  # of reports as JSON: it grows where a field goes or changes its meaning
 
@@ -117,6 +125,8 @@ class Verdict:
         Of the worst element; () where there is none.
     got, expected
         The values there, or what the failed rung saw, in words.
+    error, largest
+        How far the worst element is off, and the largest element that was expected; None where no number was judged.
     """
 
     tensor: str
@@ -125,6 +135,13 @@ class Verdict:
     index: tuple[int, ...]
     got: str
     expected: str
+    error: float | None = None
+    largest: float | None = None
+
+    @property
+    def off(self) -> str:
+        """The error beside the largest element that was expected, "5e-08 of 0.016"; "" where no number was judged."""
+        return "" if self.error is None else f"{self.error:.2g} of {self.largest:.2g}"
 
     @property
     def agrees(self) -> bool:
@@ -178,6 +195,9 @@ class Outcome:
     seen: tuple[Truth, Result] | None = field(default=None, repr=False, compare=False)
     note: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", shown(self.detail))
+
     @property
     def failed(self) -> bool:
         """Whether it disagrees or raises."""
@@ -192,6 +212,7 @@ class Outcome:
         """Return in lines what is wrong: what was raised, and each result that disagrees."""
         lines = [
             f"{v.place} is {v.got}, needs {v.expected}: {share_text(v.share)} of the allowed error ({v.statistic})"
+            f"{f', off by {v.off}' if v.off else ''}"
             for v in self.wrong
         ]
         return [*filter(None, [self.detail]), *lines]
@@ -329,6 +350,8 @@ class Suspects:
         Where each result that disagrees is wrong.
     which
         What the cases that fail have in common, in words, or "".
+    near
+        Where nothing is ranked, the equations that come nearest all the same: they tell of the place, not of the error.
 
     Examples
     --------
@@ -355,6 +378,13 @@ class Suspects:
     between: tuple[Line, ...]
     places: tuple[Place, ...] = ()
     which: str = ""
+    near: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return the lines that a report has on them."""
+        from refattn.verify.report.suspects import lines
+
+        return "\n".join(" " * columns + text for columns, text in lines(self))
 
 
 @dataclass(frozen=True)
@@ -371,9 +401,53 @@ class Precision:
     failing: int
 
 
+class Judged:
+    """What reports of both sorts have: whether all agrees, as a truth value, an exception or a file."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 where all that ran agrees."""
+        raise NotImplementedError
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was run and all of it agrees; ``bool(report)`` is the same."""
+        return self.exit_code == 0
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def raise_if_failed(self) -> None:
+        """Raise AssertionError with the diagnosis if something disagrees or nothing was run."""
+        __tracebackhide__ = True  # pytest then shows the caller's line
+        if not self.passed:
+            raise AssertionError(repr(self))
+
+    def to_junit(self, path: str | Path | None = None) -> str:
+        """Return the report as JUnit's XML, which servers that build and test show; write it to a file, too."""
+        from refattn.verify.report.junit import junit
+
+        return _written(junit(self), path)  # type: ignore[arg-type]
+
+
+def _written(text: str, path: str | Path | None) -> str:
+    if path is not None:
+        write_output(str(path), text.encode("utf-8", "backslashreplace"))
+    return text
+
+
+def _as_json(data: dict[str, Any], path: str | Path | None) -> dict[str, Any]:
+    data = for_json(data)
+    if path is not None:
+        _written(json.dumps(data, indent=2) + "\n", path)
+    return data
+
+
 @dataclass(frozen=True)
-class Report:
+class Report(Judged):
     """All outcomes of one kernel.
+
+    ``repr(report)`` is the diagnosis in about ten lines. A notebook shows the top of the page that `to_html` writes.
 
     Attributes
     ----------
@@ -393,6 +467,14 @@ class Report:
         Where something fails, what it may have rounded that would explain it: see `refattn.verify.tolerance.precision`.
     left_out
         Why float64, which nobody asked for by name, was not run; "" where it was.
+    not_run
+        What cases are there for and none that ran does, in words: to cross a tile or chunk.
+    require_all
+        Whether that is a failure.
+    framework, device
+        The library whose arrays the kernel is given, and where they lie; "" for NumPy's.
+    record
+        The record that was verified against, with the cases that were run; None for that of the mechanism.
 
     Examples
     --------
@@ -418,6 +500,27 @@ class Report:
     interpreted: str = ""
     precision: tuple[Precision, ...] = ()
     left_out: str = ""
+    not_run: tuple[str, ...] = ()
+    require_all: bool = False
+    framework: str = ""
+    device: str = ""
+    record: Mechanism | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        """Return what was verified, the diagnosis and the verdict."""
+        from refattn.verify.report.tables import short
+
+        return short(self, self.against)
+
+    def _repr_html_(self) -> str:
+        from refattn.verify.report.page import top
+
+        return top(self, self.against)
+
+    @property
+    def against(self) -> Mechanism:
+        """The record that was verified against."""
+        return self.record or registry.mechanism(self.mechanism)
 
     @property
     def failed(self) -> list[Outcome]:
@@ -438,32 +541,48 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 all that ran agree, 1 something fails, 3 nothing was run."""
+        """0 all that ran agree, 1 something fails, 3 nothing was run, or not all that is required."""
         total = self.counts()["all"]
-        return 3 if not total["run"] else 1 if total["failed"] else 0
+        if total["failed"]:
+            return 1
+        return 3 if not total["run"] or (self.require_all and self.not_run) else 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data for JSON, as `refattn/verify/report/report.schema.json` describes it."""
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the report as a page for a browser that needs no other file; write it to a file, too."""
+        from refattn import __version__
+        from refattn.verify.report.page import page
+
+        return _written(page(self, self.against, __version__), path)
+
+    def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
+        """Return the report as plain data for JSON, as `refattn/verify/report/report.schema.json` describes it.
+
+        With a path, write it to a file, too.
+        """
         plain = tuple(replace(one, seen=None) for one in self.outcomes)
-        data = dataclasses.asdict(replace(self, outcomes=plain, least=None))
-        del data["least"]
-        suspects = data["suspects"] or {"ranked": (), "departure": None}
-        for one in suspects["ranked"]:
-            one["share"] = _finite(one["share"])
+        data = dataclasses.asdict(replace(self, outcomes=plain, least=None, record=None))
+        del data["least"], data["record"]
+        suspects = data["suspects"] or {"departure": None}
         for outcome in data["outcomes"]:
             del outcome["seen"]
         departure = [suspects["departure"]["verdict"]] if suspects["departure"] else []
         for verdict in (*(each for one in data["outcomes"] for each in one["verdicts"]), *departure):
             verdict["agrees"] = verdict["share"] <= 1.0
-            verdict["share"] = _finite(verdict["share"])
             if verdict["statistic"] not in ("shape", "dtype"):
                 verdict |= {name: _number(verdict[name]) for name in ("got", "expected")}
         about = {"schema_version": SCHEMA_VERSION, "kind": "cases"}
-        return {**about, **data, "counts": self.counts(), "exit_code": self.exit_code}
+        return _as_json({**about, **data, "counts": self.counts(), "exit_code": self.exit_code}, path)
 
 
-def _finite(x: float | None) -> float | None:
-    return x if x is not None and math.isfinite(x) else None
+def for_json(data: Any) -> Any:
+    """Return what JSON can say: null in place of a number that is not finite, and no half of a pair of characters."""
+    if isinstance(data, dict):
+        return {shown(name): for_json(x) for name, x in data.items()}
+    if isinstance(data, list | tuple):
+        return [for_json(x) for x in data]
+    if isinstance(data, float):
+        return float(data) if math.isfinite(data) else None
+    return data if data is None or isinstance(data, bool | int) else shown(data, LONGEST)
 
 
 def _number(text: str) -> float | str:
@@ -481,7 +600,7 @@ class Row:
     Attributes
     ----------
     section
-        "implementations", "loops", "equations", "laws" or "gradients".
+        "implementations", "loops", "equations", "properties", "gradients", "devices", ....
     name
         What was checked.
     status
@@ -506,9 +625,12 @@ class Row:
     share: float | None
     detail: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", shown(self.detail))
+
 
 @dataclass(frozen=True)
-class CheckReport:
+class CheckReport(Judged):
     """All rows of one mechanism on one backend.
 
     >>> from refattn.verify.outcome import CheckReport, Row
@@ -524,6 +646,13 @@ class CheckReport:
     rows: tuple[Row, ...]
     full: bool = False  # otherwise a sample was run
 
+    def __repr__(self) -> str:
+        """Return the rows that disagree, and the verdict."""
+        from refattn.verify.report.tables import check_closing
+
+        wrong = (f"{one.section}: {one.name}: {one.detail}" for one in self.rows if one.status == "disagrees")
+        return "\n".join((*wrong, check_closing(self)))
+
     def counts(self) -> dict[str, int]:
         """Return the number of rows by status."""
         return {status: sum(row.status == status for row in self.rows) for status in ("agrees", "disagrees", "not run")}
@@ -536,10 +665,11 @@ class CheckReport:
             return 1
         return 3 if not counts["agrees"] or (self.require_all and counts["not run"]) else 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data for JSON; a share that is not finite is null."""
+    def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
+        """Return the report as plain data for JSON; a share that is not finite is null.
+
+        With a path, write it to a file, too.
+        """
         data = dataclasses.asdict(self)
-        for row in data["rows"]:
-            row["share"] = _finite(row["share"])
         about = {"schema_version": SCHEMA_VERSION, "kind": "checks"}
-        return {**about, **data, "counts": self.counts(), "exit_code": self.exit_code}
+        return _as_json({**about, **data, "counts": self.counts(), "exit_code": self.exit_code}, path)

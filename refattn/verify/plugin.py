@@ -42,6 +42,23 @@ class GoldenCase:
     def __str__(self) -> str:
         return f"{self.mechanism}-{self.case}-{self.dtype}"
 
+    @classmethod
+    def named(cls, text: str) -> GoldenCase:
+        """Return the case of a text such as "softmax-causal-float32"; without a type it is float32.
+
+        Raises
+        ------
+        ValueError
+            If there is no such mechanism, case or type.
+        """
+        from refattn.golden.storage import DTYPES
+        from refattn.mechanisms import registry
+
+        name, _, case = str(text).partition("-")
+        front, _, dtype = case.rpartition("-")
+        case, dtype = (front, dtype) if dtype in DTYPES else (case, "float32")
+        return cls(name, registry.mechanism(name).case(case).name, dtype)
+
     @property
     def inputs(self) -> dict[str, Any]:
         """The arrays that a kernel is given, by name: NumPy's, bfloat16 in float32."""
@@ -190,7 +207,7 @@ def _suspect(record: Mechanism, outcome: Outcome, grad: bool) -> str:
     from refattn.verify.outcome import Report
     from refattn.verify.report.suspects import told
 
-    found = locate(record, Report(record.name, "", grad, (outcome,))).suspects
+    found = locate(record, Report(record.name, "", grad, (outcome,), record=record)).suspects
     return f"; suspect: {told(found.ranked[0])}" if found and found.ranked else ""
 
 
@@ -204,29 +221,58 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Watch(), "refattn-watch")
 
 
+@pytest.fixture
+def golden_case(request: pytest.FixtureRequest) -> GoldenCase:
+    """A designed case of a mechanism in a storage type, with `inputs`, `options` and `check(kernel, grad=True)`.
+
+    The marker `golden` says which cases: ``@pytest.mark.golden("softmax", dtypes=["float32"], cases=["causal"])``. Or
+    they are parameters by name: ``@pytest.mark.parametrize("golden_case", ["softmax-causal-float32"], indirect=True)``.
+    """
+    if isinstance(request.param, GoldenCase):
+        return request.param
+    try:
+        return GoldenCase.named(request.param)
+    except ValueError as error:
+        pytest.fail(f"golden_case: {error}", pytrace=False)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give a test that asks for `golden_case` all cases that its marker names."""
+    """Give a test that asks for `golden_case` all cases that its marker names, unless they are its parameters."""
     if "golden_case" not in metafunc.fixturenames:
         return
+    if any("golden_case" in str(one.args[:1]) for one in metafunc.definition.iter_markers("parametrize")):
+        return
     marker = metafunc.definition.get_closest_marker("golden")
-    chosen = _chosen(marker.args, **marker.kwargs) if marker else _chosen(())
-    metafunc.parametrize("golden_case", chosen, ids=str)
+    try:
+        chosen = _chosen(marker.args, **marker.kwargs) if marker else _chosen(())
+    except (TypeError, ValueError) as error:
+        told = str(error).replace("_chosen()", "the marker")
+        pytest.fail(f"{metafunc.definition.nodeid}: golden: {told}", pytrace=False)
+    metafunc.parametrize("golden_case", chosen, ids=str, indirect=True)
 
 
-def _chosen(names: tuple[str, ...], dtypes: Any = None, cases: Any = None) -> list[GoldenCase]:
-    from refattn.golden.storage import DTYPES
+def _chosen(names: tuple[str, ...], *, dtypes: Any = None, cases: Any = None) -> list[GoldenCase]:
     from refattn.mechanisms import registry
 
-    dtypes = ("float32",) if dtypes is None else tuple(dtypes)
-    if unknown := [dtype for dtype in dtypes if dtype not in DTYPES]:
-        raise pytest.UsageError(f"golden: dtypes: got {', '.join(unknown)}, needs some of {', '.join(DTYPES)}")
+    dtypes = ("float32",) if dtypes is None else _several("dtypes", dtypes)
     found = []
-    try:
-        for name in names or registry.list_mechanisms():
-            record = registry.mechanism(name)
-            if record.core is not None:
-                wanted = record.cases if cases is None else [record.case(each) for each in cases]
-                found += [GoldenCase(name, case.name, dtype) for dtype in dtypes for case in wanted]
-    except ValueError as error:
-        raise pytest.UsageError(f"golden: {error}") from error
+    for name in names or registry.list_mechanisms():
+        record = registry.mechanism(name)
+        if record.core is not None:
+            wanted = record.cases if cases is None else [record.case(each) for each in _several("cases", cases)]
+            found += [GoldenCase(name, case.name, _known(dtype)) for dtype in dtypes for case in wanted]
     return found
+
+
+def _several(name: str, given: Any) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"{name}: got {given!r}, needs a list of names")
+    return tuple(given)
+
+
+def _known(dtype: Any) -> str:
+    from refattn.golden.storage import DTYPES
+
+    if dtype not in DTYPES:
+        raise ValueError(f"dtypes: got {dtype}, needs some of {', '.join(DTYPES)}")
+    return str(dtype)

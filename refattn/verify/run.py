@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from refattn.args import One, Whole, checked
 from refattn.golden.storage import DTYPES, SCALED
+from refattn.mechanisms.features import MANY, features
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.adapters import interpreted
 from refattn.verify.adapters.adapter import (
@@ -28,6 +29,8 @@ from refattn.verify.tolerance.budget import rounded, truth, with_equations
 from refattn.verify.tolerance.compare import judge
 from refattn.verify.tolerance.derivatives import DTYPES as DERIVED
 from refattn.verify.tolerance.derivatives import with_derivatives
+
+CROSSED = f"more than {MANY[0]} keys"
 
 
 @checked(mechanism=Mechanism, case=Case, dtype=One((*DTYPES, *SCALED)), grad=bool, seed=Whole())
@@ -53,14 +56,16 @@ def verify_case(
     >>> outcome.status, outcome.verdicts[0].share < 1
     ('agrees', True)
     """
-    declared = read_roundings(rounding if isinstance(rounding, Mapping) else tuple(rounding), mechanism.equations)
-    declared |= roundings(kernel, mechanism.equations)
+    declared = read_roundings(rounding if isinstance(rounding, Mapping) else tuple(rounding), mechanism)
+    declared |= roundings(kernel, mechanism)
     small = dtype in SCALED
     further = pulls(kernel, mechanism.pulled) if grad and not small else ()
     more: dict[str, Any] = {"roundings": declared, "further": further}
     more |= of_float8(kernel) if small else {}
     asked = tuple(derivatives)
     long = sampled.is_long(mechanism, case)
+    if small and long:
+        raise sampled.TooLargeError(f"{case.name}: got more than {sampled.FULL} scores, which {dtype} needs at most")
     if asked and long:
         raise ValueError(f"{case.name}: its derivatives are judged where the definition can hold all scores alone")
     try:
@@ -139,6 +144,20 @@ def with_slack_of(result: Result, known: Truth) -> Result:
     return replace(result, tensors=tensors)
 
 
+def _not_run(mechanism: Mechanism, outcomes: Iterable[Outcome]) -> tuple[str, ...]:
+    """Return in words where cases cross a tile or chunk, and none that ran does: of each type."""
+    crossing = {case.name for case in mechanism.cases if CROSSED in features(case)}
+    ran: dict[str, bool] = {}
+    for outcome in outcomes:
+        if outcome.status != "declined":
+            ran[outcome.dtype] = ran.get(outcome.dtype, False) or outcome.case in crossing
+    without = [dtype for dtype, crossed in ran.items() if not crossed]
+    if not crossing or not without:
+        return ()
+    of = "" if len(without) == len(ran) else f" in {', '.join(without)}"
+    return (f"nothing that ran{of} crosses a tile or chunk of {MANY[0]} keys",)
+
+
 def _type_of(id: str, result: Result, dtype: str, mechanism: Mechanism) -> str:
     """Return the storage type that an equation's value came in."""
     if id not in mechanism.equations or id.startswith("d"):
@@ -161,6 +180,7 @@ def verify(
     seed: int = 0,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
     outcomes: Callable[..., Iterable[Outcome]] | None = None,
+    first: Container[tuple[str, str]] = (),
 ) -> Report:
     """Verify a kernel on all cases of a mechanism, which are the designed ones unless the record has others.
 
@@ -188,6 +208,8 @@ def verify(
     outcomes
         Runs the cases in place of `verify_case`, one after the other: `refattn.verify.parallel.outcomes` with its first
         arguments.
+    first
+        Names of cases, each with a type, that are run before all others; the report has them in their usual order.
 
     Returns
     -------
@@ -207,7 +229,8 @@ def verify(
     ({'run': 2, 'agreed': 0, 'failed': 2, 'declined': 0}, 1)
     """
     dtypes = tuple(dtypes)
-    plan = [(case, dtype) for dtype in dtypes for case in mechanism.cases]
+    usual = [(case, dtype) for dtype in dtypes for case in mechanism.cases]
+    plan = sorted(usual, key=lambda one: (one[0].name, one[1]) not in first)
     asked = tuple(derivatives)
     if asked and set(dtypes) - {*DERIVED}:
         raise ValueError(f"dtypes: got {', '.join(dtypes)}, needs {' or '.join(DERIVED)} where derivatives are asked")
@@ -218,12 +241,14 @@ def verify(
         found = [verify_case(mechanism, kernel, case, dtype, **known) for case, dtype in progress(plan)]
     else:
         found = [*outcomes(plan, progress=progress, **known)]
-    report = Report(mechanism.name, label or repr(kernel), grad, tuple(found), seed=seed)
-    report = replace(
-        report,
-        reference=getattr(kernel, "reference", False) is True,
-        interpreted=interpreted.told() if (told := getattr(kernel, "interpreted", None)) is None else str(told),
-    )
+    places = {(case.name, dtype): number for number, (case, dtype) in enumerate(usual)}
+    found.sort(key=lambda one: places[one.case, one.dtype])
+    report = Report(mechanism.name, label or repr(kernel), grad, tuple(found), seed=seed, record=mechanism)
+    where: dict[str, Any] = {name: str(attribute(kernel, name) or "") for name in ("framework", "device")}
+    told = getattr(kernel, "interpreted", None)
+    where["interpreted"] = interpreted.told() if told is None else str(told)
+    report = replace(report, reference=getattr(kernel, "reference", False) is True, **where)
+    report = replace(report, not_run=_not_run(mechanism, found))
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in found):
         return report

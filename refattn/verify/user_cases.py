@@ -2,7 +2,8 @@
 
 A shape is ``b=2,h=32,g=8,nq=1024,nk=4096,d=128,causal``: sizes by their letters (n is both lengths, g is h, e is d and
 b and h are 1 where they are not given), ``logits`` (the size of q), ``mask`` (the part of the pairs that may attend),
-``k_lengths=37:12``, and options of the core, such as ``scale=0.3`` or ``window=100:0``.
+``k_lengths=37:12``, and options of the core, such as ``scale=0.3`` or ``window=100:0``. Arrays by their name alone,
+such as ``sink`` or ``log_decay``, are designed as in the cases of the mechanism.
 """
 
 from __future__ import annotations
@@ -10,27 +11,42 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from refattn.files import parse_json, read_regular
+from refattn.args import Each, Real, Whole, check_json, refused
+from refattn.files import check_size, parse_json, read_users
+from refattn.foreign import shown
+from refattn.golden.inputs import make
 from refattn.golden.storage import DTYPES, has_gradient
-from refattn.golden.tensors import decode
+from refattn.golden.tensors import unpack
 from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify.selfcheck.samples import resized
-
-LARGEST = 1 << 33
-"""Bytes of a file of arrays at most."""
+from refattn.near import meant
+from refattn.verify.selfcheck.samples import resized, resized_by
 
 SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e")
 
+_NEEDS: dict[str, Any] = {key: Whole(0 if key in ("n", "nq", "nk") else 1, 1 << 31) for key in SIZES}
+_NEEDS |= {"logits": Real(), "mask": Real(0.0, 1.0)}
+
+_WORKLOAD = {"definition": str, "workload": {"axes": Each(Whole(0, 1 << 40))}}
+
+_EQUAL = re.compile(r"\s*(b|h|g|nq|nk|d|e)\s*==?\s*(b|h|g|nq|nk|d|e)\s*")
+_MULTIPLE = re.compile(r"\s*(b|h|g|n|nq|nk|d|e)\s*%\s*([1-9]\d*)\s*==?\s*0\s*")
+
 
 class UserCaseError(Exception):
-    """A shape or a file is none; the message says what was given and what is needed."""
+    """A shape or a file is none; the message says what was given and what is needed, in a line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(shown(message, 900).split()))
 
 
 def qkv(name: str, kind: str, purpose: str, sizes: Mapping[str, int], logits: float = 1.0, **more: Any) -> Case:
@@ -52,7 +68,7 @@ def from_text(mechanism: Mechanism, text: str) -> Case:
         name, equals, value = (x.strip() for x in part.partition("="))
         if not name or name in given:
             raise UserCaseError(
-                f"got {text!r}, needs a list such as b=2,h=8,nq=1024,nk=4096,d=128,causal, each name once"
+                f"got {text[:80]!r}, needs a list such as b=2,h=8,nq=1024,nk=4096,d=128,causal, each name once"
             )
         given[name] = _value(value) if equals else True
     return of_sizes(mechanism, given, ",".join(part.strip() for part in text.split(",")))
@@ -63,19 +79,23 @@ def _value(text: str) -> Any:
         return [None if not part else _value(part) for part in text.split(":")]
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"True": True, "False": False, "None": None}.get(text, text)
 
 
 def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
     """Return the case of sizes by letter, and options by name."""
     options = {key: x for key, x in given.items() if key not in (*SIZES, "logits", "mask")}
-    for key in (key for key in SIZES if key in given):
-        if type(given[key]) is not int or given[key] < (0 if key in ("n", "nq", "nk") else 1):
-            raise UserCaseError(f"{key}: got {given[key]!r}, needs a whole number")
+    try:
+        check_json(
+            {key: x for key, x in given.items() if key in _NEEDS}, {key: _NEEDS[key] for key in _NEEDS if key in given}
+        )
+    except ValueError as error:
+        raise UserCaseError(str(error)) from error
     if unknown := [key for key in options if key not in mechanism.defaults]:
         known = (*SIZES, "logits", "mask", *mechanism.defaults)
-        raise UserCaseError(f"got {unknown[0]!r}, needs one of {', '.join(dict.fromkeys(known))}")
+        needs = ", ".join(dict.fromkeys(known))
+        raise UserCaseError(f"got {unknown[0][:80]!r}{meant(unknown[0][:80], known)}, needs one of {needs}")
     keys = given.get("nk", given.get("n"))
     queries = given.get("nq", given.get("n", keys))
     keys = queries if keys is None else keys
@@ -84,7 +104,7 @@ def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
     if mechanism.one_sequence and queries != keys:
         raise UserCaseError(f"nq, nk: got {queries} and {keys}, needs equal ones: queries and keys are the same tokens")
     b, h, g = given.get("b", 1), given.get("h", given.get("g", 1)), given.get("g", given.get("h", 1))
-    if h % g:
+    if h % g and (g % h or not mechanism.cases[0].inputs["q"].axes):
         raise UserCaseError(f"g: got {g}, needs a divisor of h, {h}")
     arrays: dict[str, Input] = {}
     for key, lengths in (("q_lengths", queries), ("k_lengths", keys)):
@@ -92,36 +112,116 @@ def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
             listed = options.pop(key)
             listed = listed if isinstance(listed, list) else [listed]
             if len(listed) != b or not all(type(n) is int and 0 <= n <= lengths for n in listed):
-                raise UserCaseError(f"{key}: got {listed}, needs {b} numbers up to {lengths}")
+                raise UserCaseError(f"{key}: got {str(listed)[:80]}, needs {b} numbers up to {lengths}")
             arrays[key] = Input((b,), "counts", {str(at): n for at, n in enumerate(listed)})
     if "mask" in given:
-        if "mask" not in mechanism.defaults or type(given["mask"]) not in (int, float):
-            raise UserCaseError(f"mask: got {given['mask']!r}, needs the part of the pairs that may attend")
+        if "mask" not in mechanism.defaults:
+            raise UserCaseError(f"mask: got {given['mask']!r}, needs a mechanism that takes one")
         arrays["mask"] = Input((1, 1, queries, keys), "mask", {"keep": float(given["mask"])})
-    options = {key: tuple(x) if isinstance(x, list) else x for key, x in options.items()}
     d = given.get("d", 64)
     sizes = {"b": b, "h": h, "g": g, "n_q": queries, "n_k": keys, "d": d, "e": given.get("e", d)}
+    # What is designed as an array and has no value, or the part of a mask, is as in the nearest designed case.
+    gates = {key for key, x in mechanism.sampled.items() if isinstance(x, Input)}
+    named: dict[str, Any] = {} if gates & {*options} else dict.fromkeys(gates, True)
+    for key in [key for key, x in options.items() if x is not None and _designs(mechanism, key)]:
+        value = options[key]
+        if isinstance(value, list) and "counts" in _designs(mechanism, key):
+            if len(value) != b or not all(type(n) is int for n in value):
+                raise UserCaseError(f"{key}: got {value}, needs {b} whole numbers")
+            arrays[key] = Input((b,), "counts", {str(at): n for at, n in enumerate(value)})
+        elif value is True or (type(value) in (int, float) and "mask" in _designs(mechanism, key)):
+            named[key] = value
+        elif value is not False:
+            continue
+        del options[key]
+    for key, value in options.items():
+        if value is True and not isinstance(mechanism.defaults[key], bool):
+            raise UserCaseError(f"{key}: got no value, needs one: {key}=...")
     logits = float(given.get("logits", 1.0))
-    more: dict[str, Any] = {**options, **arrays}
-    case = qkv(name, "own", "a shape of your own", sizes, logits, **more)
-    letters = {**sizes, "n": keys}
-    sampled = {key: x for key, x in mechanism.sampled.items() if key not in options}
-    further = {
-        key: replace(x, shape=tuple(letters[a] for a in x.axes)) for key, x in sampled.items() if isinstance(x, Input)
-    }
-    if further:
-        case = replace(
-            case,
-            inputs={
-                **{key: replace(x, axes=axes) for (key, x), axes in zip(case.inputs.items(), _AXES, strict=False)},
-                **further,
-            },
-        )
-    plain = {key: x for key, x in sampled.items() if key not in further}
-    return replace(case, options={**plain, **case.options})
+    case = _case(mechanism, shown(name, 200), sizes, logits, options, arrays, named)
+    try:
+        check_size(8 * max(math.prod(x.shape) for x in case.inputs.values()), "its largest array ")
+    except ValueError as error:
+        raise UserCaseError(str(error)) from error
+    _check_options(mechanism, options, named, sizes)
+    return case
 
 
-_AXES = ("bhnd", "bgnd", "bgne")
+def _case(
+    mechanism: Mechanism,
+    name: str,
+    sizes: Mapping[str, int],
+    logits: float,
+    options: Mapping[str, Any],
+    arrays: Mapping[str, Input],
+    named: Mapping[str, Any],
+) -> Case:
+    """Return a case with what nearly all designed cases need, such as a jitter that depends on the type."""
+    needed = Counter(key for one in mechanism.cases for key in one.options)
+    usual = {key: x for one in mechanism.cases[::-1] for key, x in one.options.items()}
+    options = {key: usual[key] for key, n in needed.items() if 10 * n > 9 * len(mechanism.cases)} | {**options}
+    plain = {key: tuple(x) if isinstance(x, list) else x for key, x in options.items()}
+    case = qkv(name, "own", "a shape of your own", sizes, logits, **plain, **arrays)
+    return replace(case, inputs=_with_arrays(mechanism, case.inputs, named, sizes, plain.get("lengths")))
+
+
+def _check_options(
+    mechanism: Mechanism, options: Mapping[str, Any], named: Mapping[str, Any], sizes: Mapping[str, int]
+) -> None:
+    """Raise UserCaseError if the core does not take options: it says so of a small call."""
+    assert mechanism.core is not None
+    few = {key: n if key[0] == "n" and "lengths" in options else min(n, 8) for key, n in sizes.items()}
+    case = _case(mechanism, "small", {**few, "b": 1, "h": 1, "g": 1}, 1.0, options, {}, named)
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            mechanism.core.forward(**make(mechanism.name, case, "float64"), **case.options)
+    except Exception as error:  # of whatever kind, the options are what it is given
+        raise UserCaseError(str(error) or f"got {dict(options)}, which {mechanism.name} does not take") from error
+
+
+def _designs(mechanism: Mechanism, name: str) -> set[str]:
+    """Return the designs of an argument in the cases that have it as an array."""
+    return {case.inputs[name].design for case in mechanism.cases if name in case.inputs}
+
+
+def _with_arrays(
+    mechanism: Mechanism,
+    inputs: Mapping[str, Input],
+    named: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    lengths: tuple[int, ...] | None,
+) -> dict[str, Input]:
+    """Return inputs with arrays as the nearest designed cases have them: with what is asked for, and least else."""
+
+    def distance(case: Case, arrays: set[str]) -> int:
+        return 2 * len({*named} - arrays) + len(arrays - {*named}) + ("lengths" in case.options)
+
+    def nearest(name: str) -> Mapping[str, Input]:
+        has = [case for case in mechanism.cases if name in case.inputs]
+        case = min(has, key=lambda one: distance(one, {*one.inputs} - {*"qkv"}))
+        if not case.inputs["q"].axes:
+            shared = (sizes["h"] // sizes["g"], sizes["n_q"], sizes["n_k"], sizes["d"], sizes["e"])
+            return resized(case, sizes["b"], sizes["g"], *shared).inputs
+        other = resized_by(case, {**sizes, "n": sizes["n_k"], "f": sizes["g"]}).inputs
+        before, d = case.inputs["k"].shape[3], max(sizes["d"], 1)
+        scale = case.inputs["k"].numbers.get("scale", 1.0) * 2.0 ** round(math.log2(before / d) / 2.0)
+        return {**other, "k": replace(other["k"], numbers={**other["k"].numbers, "scale": scale})}
+
+    found = dict(inputs)
+    if nearest("k")["k"].axes:  # arrays have letters, and keys the size that the state stays bounded with
+        logits = found["q"].numbers
+        found |= {name: nearest(name)[name] for name in "qkv"}
+        found["q"] = replace(found["q"], design="normal", numbers=logits)
+    for name, value in named.items():
+        found[name] = nearest(name)[name]
+        if value is not True:
+            found[name] = replace(found[name], numbers={"keep": float(value)})
+        if lengths is not None and found[name].axes.startswith("b") and name == "state":
+            found[name] = replace(
+                found[name], shape=(len(lengths), *found[name].shape[1:]), axes="." + found[name].axes[1:]
+            )
+    return found
 
 
 def from_file(mechanism: Mechanism, path: Path) -> list[Case]:
@@ -130,7 +230,10 @@ def from_file(mechanism: Mechanism, path: Path) -> list[Case]:
     A shape is a text, or an object with its sizes and options and perhaps a "name". An object with a "workload" is one
     of FlashInfer-Bench: sizes are read from its axes and from the name of its definition, all sequences equally long.
     """
-    data = _bytes(path)
+    try:
+        data = read_users(path)
+    except ValueError as error:
+        raise UserCaseError(str(error)) from error
     try:
         found = parse_json(data)
         found = found.get("cases", [found]) if isinstance(found, dict) else found
@@ -159,26 +262,37 @@ def _from_entry(mechanism: Mechanism, one: Any, number: int) -> Case:
     if isinstance(one, str):
         return from_text(mechanism, one)
     if not isinstance(one, dict):
-        raise UserCaseError(f"got {one!r}, needs a text or an object")
+        raise UserCaseError(f"got {str(one)[:80]}, needs a text or an object")
     if "workload" in one:
         return _from_workload(mechanism, one, number)
     sizes = {key: x for key, x in one.items() if key != "name"}
     text = ",".join(key if x is True else f"{key}={x}" for key, x in sizes.items())
-    return of_sizes(mechanism, sizes, str(one.get("name", text)))
+    name = one.get("name", text)
+    if not isinstance(name, str) or not name:
+        raise UserCaseError(str(refused("name", name, "a text")))
+    return of_sizes(mechanism, sizes, name)
 
 
-_DEFINITION = re.compile(r"_(h|kv|d|qk|vo)(\d+)")
+_DEFINITION = re.compile(r"_(h|kv|d|qk|vo)([0-9]{1,9})(?![0-9])")
 
 
 def _from_workload(mechanism: Mechanism, one: Mapping[str, Any], number: int) -> Case:
-    definition, axes = str(one.get("definition", "")), one["workload"].get("axes", {})
+    try:
+        check_json(one, _WORKLOAD)
+    except ValueError as error:
+        raise UserCaseError(str(error)) from error
+    definition = one["definition"]
+    axes = one["workload"]["axes"]
     named = {letter: int(value) for letter, value in _DEFINITION.findall(definition)}
-    if not isinstance(axes, dict) or "h" not in named or not {"d", "qk"} & {*named}:
-        raise UserCaseError(f"got the definition {definition!r}, needs one such as gqa_paged_decode_h32_kv8_d128_ps1")
-    b = int(axes.get("batch_size", axes.get("len_indptr", 2) - 1)) or 1
+    if "h" not in named or not {"d", "qk"} & {*named}:
+        needs = "one such as gqa_paged_decode_h32_kv8_d128_ps1"
+        raise UserCaseError(f"definition: got {definition[:80]!r}, needs {needs}")
+    b = axes.get("batch_size", axes.get("len_indptr", 2) - 1)
+    if b < 1:
+        raise UserCaseError(f"workload.axes: got {b} sequences, needs a batch_size of at least 1, or a len_indptr of 2")
     tokens = next((axes[key] for key in ("num_kv_indices", "total_kv", "total_tokens", "seq_len") if key in axes), None)
     if tokens is None:
-        raise UserCaseError(f"got the axes {', '.join(axes)}, needs num_kv_indices, total_kv or seq_len")
+        raise UserCaseError(f"workload.axes: got {', '.join(axes)[:80]!r}, needs num_kv_indices, total_kv or seq_len")
     queries = 1 if "decode" in definition else math.ceil(axes.get("total_q", axes.get("seq_len", tokens)) / b)
     d = named.get("d", named.get("qk", 1))
     sizes = {
@@ -201,55 +315,49 @@ def captured(mechanism: Mechanism, path: Path) -> tuple[Case, str]:
     JSON under "options", in the metadata or as an array of one text, or arrays of one number.
     """
     try:
-        arrays, types, options = _from_npz(path) if path.suffix == ".npz" else _from_safetensors(path)
-    except (ValueError, OSError, EOFError) as error:
-        raise UserCaseError(f"got {str(path)!r}, needs arrays as .safetensors or .npz ({error})") from error
+        found, about = unpack(read_users(path))
+        types, arrays = {name: dtype for name, (dtype, _) in found.items()}, {name: x for name, (_, x) in found.items()}
+        options = parse_json(str(about["options"]).encode(errors="surrogateescape")) if "options" in about else {}
+        check_json(options, dict, "options")
+    except ValueError as error:
+        raise UserCaseError(
+            f"{path}: {str(error).removeprefix(f'{path}: ')}; needs arrays as .safetensors or .npz"
+        ) from error
+    try:
+        case = of_arrays(mechanism, arrays, options, shown(path.stem, 200))
+    except UserCaseError as error:
+        raise UserCaseError(f"{path}: {error}") from error
+    return case, types.get("q", "float32") if types.get("q") in DTYPES else "float32"
+
+
+def of_arrays(mechanism: Mechanism, given: Mapping[str, NDArray[Any]], plain: Mapping[str, Any], called: str) -> Case:
+    """Return the case of arrays by name, upstream gradients (d_out, d_lse) among them, and of other arguments."""
+    arrays, options = dict(given), dict(plain)
     pulls = {name: arrays.pop(name) for name in [*arrays] if name in ("d_out", *(f"d_{n}" for n in mechanism.pulled))}
     known = ("q", "k", "v", *mechanism.defaults)
     for name in [name for name, x in arrays.items() if x.ndim == 0 and name in known]:
         options[name] = arrays.pop(name).item()
     if unknown := [name for name in (*arrays, *options) if name not in known]:
         raise UserCaseError(
-            f"{path}: got {', '.join(unknown)}, needs arguments of the core: {', '.join((*known, 'd_out'))}"
+            f"got {', '.join(unknown)}{meant(unknown[0], known)}, needs arguments of the core: "
+            f"{', '.join((*known, 'd_out'))}"
         )
     if missing := [name for name in "qkv" if name not in arrays or arrays[name].ndim != 4]:
-        raise UserCaseError(f"{path}: {', '.join(missing)}: needs an array (batch, heads, tokens, width) each")
+        raise UserCaseError(f"{', '.join(missing)}: needs an array (batch, heads, tokens, width) each")
     (b, h, rows, d), (_, g, columns, _), v = (arrays[name].shape for name in "qkv")
     sizes = {"k": (b, max(g, 1), columns, d), "v": (b, max(g, 1), columns, v[3])}
     for name, shape in sizes.items():
         if arrays[name].shape != shape or h % max(g, 1):
-            raise UserCaseError(f"{path}: {name}: got {arrays[name].shape}, needs {shape} beside q {(b, h, rows, d)}")
+            raise UserCaseError(f"{name}: got {arrays[name].shape}, needs {shape} beside q {(b, h, rows, d)}")
     if "d_out" in pulls and pulls["d_out"].shape != (b, h, rows, v[3]):
-        raise UserCaseError(f"{path}: d_out: got {pulls['d_out'].shape}, needs {(b, h, rows, v[3])}")
+        raise UserCaseError(f"d_out: got {pulls['d_out'].shape}, needs {(b, h, rows, v[3])}")
     designs = {
         name: "normal" if has_gradient(x) else "mask" if x.dtype == np.bool_ else "counts" for name, x in arrays.items()
     }
     inputs = {name: Input(x.shape, designs[name]) for name, x in arrays.items()}
     options = {name: tuple(x) if isinstance(x, list) else x for name, x in options.items()}
-    case = Case(path.stem, "own", inputs, options, "captured arrays", given={**arrays, **pulls})
-    return case, types.get("q", "float32") if types.get("q") in DTYPES else "float32"
-
-
-def _from_npz(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-    with np.load(path, allow_pickle=False) as found:
-        arrays = {name: found[name] for name in found.files}
-    options = json.loads(arrays.pop("options").item()) if "options" in arrays else {}
-    return arrays, {name: x.dtype.name for name, x in arrays.items()}, dict(options)
-
-
-def _from_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-    data = _bytes(path)
-    found = decode(data)
-    about = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
-    options = json.loads(about["options"]) if "options" in about else {}
-    return {name: x for name, (_, x) in found.items()}, {name: dtype for name, (dtype, _) in found.items()}, options
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return read_regular(path, LARGEST)
-    except OSError as error:
-        raise UserCaseError(f"got {str(path)!r}, needs a file that can be read ({error.strerror})") from error
+    _check_options(mechanism, options, {}, {"n_q": rows, "n_k": columns, "d": d, "e": v[3]})
+    return Case(called, "own", inputs, options, "captured arrays", given={**arrays, **pulls})
 
 
 # --- what an adapter can run
@@ -258,20 +366,29 @@ FEW = 2
 """Sequences and key/value heads that a fitted case has at most."""
 
 
-def fitted(cases: Iterable[Case], supports: Mapping[str, Any]) -> list[Case]:
+def fitted(cases: Iterable[Case], supports: Mapping[str, Any] | Sequence[str]) -> list[Case]:
     """Return the designed cases in sizes that an adapter states it can run, without those that it cannot.
 
     `supports` has sizes by their letters: a number, several, or ``{"multiple_of": 128, "at_least": 128, "at_most":
-    4096}``; n is both lengths. Under "options" it may name the arguments beside q, k and v that it takes.
+    4096}``; n is both lengths. Under "options" it may name the arguments beside q, k and v that it takes, under "where"
+    relations of sizes, such as ``["nq = nk", "h = g", "e = d", "n % 16 = 0"]``, which may stand alone, too.
 
     Raises
     ------
     UserCaseError
         Where that is something else.
     """
-    letters = {key: x for key, x in supports.items() if key not in ("options", "dtypes")}
+    if not isinstance(supports, Mapping):
+        supports = {"where": supports}
+    letters = {key: x for key, x in supports.items() if key not in ("options", "dtypes", "where")}
+    multiples, equal = _relations(supports.get("where", ()))
+    if twice := [key for key in multiples if key in letters]:
+        raise UserCaseError(f"supports: got {twice[0]} twice, needs its sizes or a relation")
+    letters |= multiples
     if unknown := [key for key in letters if key not in SIZES]:
-        raise UserCaseError(f"supports: got {unknown[0]!r}, needs some of {', '.join((*SIZES, 'options', 'dtypes'))}")
+        raise UserCaseError(
+            f"supports: got {unknown[0]!r}, needs some of {', '.join((*SIZES, 'options', 'dtypes', 'where'))}"
+        )
     allowed = {key: letters.get(key, letters.get("n") if key in ("nq", "nk") else None) for key in SIZES if key != "n"}
     taken = supports.get("options")
     found: dict[Any, Case] = {}
@@ -281,19 +398,68 @@ def fitted(cases: Iterable[Case], supports: Mapping[str, Any]) -> list[Case]:
         if case.inputs["q"].axes:
             one: Case | None = case
         else:
-            one = _fit(case, allowed)
+            one = _fit(case, allowed, equal)
         if one is not None:
             about = tuple((name, x.shape, x.design, *sorted(x.numbers.items())) for name, x in one.inputs.items())
             found.setdefault((about, repr(sorted(one.options.items()))), one)
     return list(found.values())
 
 
-def _fit(case: Case, allowed: Mapping[str, Any]) -> Case | None:
+def inferred(ran: Sequence[Case], declined: Sequence[Case]) -> tuple[dict[str, Any], list[Case]]:
+    """Return what `supports` may say of a kernel that declined cases for their sizes, and what they become with it.
+
+    It is what holds of all sizes that ran. Cases with an option that none of these has tell nothing of sizes.
+    """
+    given = {name for case in ran for name in (*case.inputs, *case.options)}
+    asked = [case for case in declined if {*case.inputs, *case.options} <= given]
+    if not ran or any(case.inputs["q"].axes for case in (*ran, *asked)):
+        return {}, []
+    known, others = [sizes_of(case) for case in ran], [sizes_of(case) for case in asked]
+    found: dict[str, Any] = {}
+    for letter in ("d", "e"):
+        values = {one[letter] for one in known}
+        if {one[letter] for one in others} - values:
+            found[letter] = sorted(values)
+    common = math.gcd(*(one[letter] for one in known for letter in ("nq", "nk")))
+    step = common & -common  # the largest power of two that divides all
+    if step > 1 and any(one[letter] % step for one in others for letter in ("nq", "nk")):
+        found["n"] = {"multiple_of": step}
+    pairs = (("nq", "nk"), ("h", "g"), ("e", "d"))
+    equal = [pair for pair in pairs if all(one[pair[0]] == one[pair[1]] for one in known)]
+    where = [f"{a} = {b}" for a, b in equal if any(one[a] != one[b] for one in others)]
+    found |= {"where": where} if where else {}
+    if "e = d" in where:
+        found.pop("e", None)
+    return found, [case for case in fitted(asked, found) if case not in asked] if found else []
+
+
+def _relations(texts: Any) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Return what multiples sizes are of, by their letters, and the pairs of sizes that are equal."""
+    multiples: dict[str, Any] = {}
+    equal: list[tuple[str, str]] = []
+    for text in [texts] if isinstance(texts, str) else texts:
+        if found := _EQUAL.fullmatch(str(text)):
+            equal.append((found[1], found[2]))
+        elif found := _MULTIPLE.fullmatch(str(text)):
+            multiples[found[1]] = {"multiple_of": int(found[2])}
+        else:
+            raise UserCaseError(f"supports: got {text!r}, needs relations such as nq = nk, h = g, e = d, n % 16 = 0")
+    return multiples, equal
+
+
+def sizes_of(case: Case) -> dict[str, int]:
+    """Return the sizes of a case by their letters."""
     (b, h, rows, d), (_, g, columns, _) = case.inputs["q"].shape, case.inputs["k"].shape
-    e = case.inputs["v"].shape[3]
-    now = {"b": b, "h": h, "g": g, "nq": rows, "nk": columns, "d": d, "e": e}
+    return {"b": b, "h": h, "g": g, "nq": rows, "nk": columns, "d": d, "e": case.inputs["v"].shape[3]}
+
+
+def _fit(case: Case, allowed: Mapping[str, Any], equal: Sequence[tuple[str, str]] = ()) -> Case | None:
+    now = sizes_of(case)
+    b, h, g, rows, columns, d, e = now.values()
     new = {key: _nearest(n, allowed.get(key)) for key, n in now.items()}
-    if (rows < columns) != (new["nq"] < new["nk"]) or (rows > columns) != (new["nq"] > new["nk"]):
+    new |= {one: max(new[one], new[other]) for pair in equal for one, other in (pair, pair[::-1])}
+    one_length = {"nq", "nk"} in [{*pair} for pair in equal]
+    if not one_length and np.sign(rows - columns) != np.sign(new["nq"] - new["nk"]):
         longer = "nk" if rows < columns else "nq"
         other = new["nq" if longer == "nk" else "nk"]
         new[longer] = other if rows == columns else _nearest(2 * other, allowed.get(longer))
@@ -302,11 +468,13 @@ def _fit(case: Case, allowed: Mapping[str, Any]) -> Case | None:
         if rows == columns and _nearest(other, allowed.get(longer)) != other:
             return None
     new["e"] = new["e"] if allowed.get("e") is not None or e != d else new["d"]
+    if any(new[one] != new[other] for one, other in equal):
+        return None
     if new == now:
         return case
     if allowed.get("h") is None and allowed.get("g") is None:
-        shared = h // max(g, 1)
-        new |= {"g": min(g, FEW), "h": min(g, FEW) * shared}
+        shared = new["h"] // max(new["g"], 1)
+        new |= {"g": min(new["g"], FEW), "h": min(new["g"], FEW) * shared}
     if allowed.get("b") is None and not {"q_lengths", "k_lengths"} & {*case.inputs}:
         new["b"] = min(b, FEW)
     if not new["g"] or new["h"] % new["g"]:

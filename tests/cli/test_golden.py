@@ -47,7 +47,7 @@ def test_cases_and_arrays_are_shown(folder: Path) -> None:
 
 @pytest.mark.parametrize("command", ["check", "show"])
 def test_exit_codes_of_what_is_no_set(command: str, folder: Path, tmp_path: Path) -> None:
-    assert run("golden", command, str(tmp_path / "none")).exit_code == 3
+    assert run("golden", command, str(tmp_path / "none")).exit_code == 2
     assert run("golden", command, str(tmp_path)).exit_code == 3
     (tmp_path / "manifest.json").write_text("{")
     found = run("golden", command, str(tmp_path))

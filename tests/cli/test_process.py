@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
@@ -19,6 +18,7 @@ import pytest
 
 from refattn.cli import output, stdio
 from tests.cli.command import ROOT, SMALL, process, terminal
+from tests.processes import marked
 
 
 def test_a_reader_that_stops_reading_is_no_error() -> None:
@@ -81,7 +81,7 @@ def test_text_that_the_encoding_does_not_hold(tmp_path: Path, monkeypatch: pytes
     )
     result = process("verify", "softmax", "--impl", f"{kernel}:attend", *SMALL, "--html", page)
     assert result.returncode == 3, result.stderr
-    assert "pas \\xe7a ?[31m" in result.stdout and "d\\xe9j\\xe0" in result.stderr
+    assert "pas \\xe7a \\x1b[31m" in result.stdout and "d\\xe9j\\xe0" in result.stderr
     assert "pas ça" in page.read_text(encoding="utf-8")
     assert r"cannot import k\udcc3\udca4se" in process("verify", "softmax", "--impl", "käse:attend.py").stderr
 
@@ -97,21 +97,11 @@ def test_on_a_terminal(plain: bool, kernels: Callable[[str], str]) -> None:
     assert max(map(len, report.splitlines())) <= 100
 
 
-def marked(mark: str) -> list[str]:
-    """The processes whose environment has a text."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark.encode() in (folder / "environ").read_bytes():
-                found.append(folder.name)
-    return found
-
-
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="needs /proc")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
-@pytest.mark.parametrize("command", ["check", "verify"])
+@pytest.mark.parametrize("command", ["check", "verify", "golden"])
 def test_a_signal_ends_the_command_and_all_its_processes(command: str, number: int, code: int, tmp_path: Path) -> None:
     kernel, kept = tmp_path / "kernel.py", tmp_path / "kept"
     kernel.write_text(
@@ -119,16 +109,18 @@ def test_a_signal_ends_the_command_and_all_its_processes(command: str, number: i
         "    subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
         "    time.sleep(300.0 * (q.shape[2] == 29))\n    return refattn.softmax.forward(q, k, v, **options)[0]\n"
     )
-    words = (
-        ["check", "softmax", "--full"] if command == "check" else ["verify", "softmax", "--impl", f"{kernel}:attend"]
-    )
+    words = {
+        "check": ["check", "softmax", "--full"],
+        "verify": ["verify", "softmax", "--impl", f"{kernel}:attend"],
+        "golden": ["golden", "check"],
+    }[command]
     mark = f"REFATTN_TEST=signals-{os.getpid()}-{number}-{command}"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "REFATTN_TEST": mark.partition("=")[2]}
     asked = [sys.executable, "-m", "refattn", *words, "-j", "2", "--keep", str(kept)]
     with subprocess.Popen(asked, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         end = time.monotonic() + 120.0
-        while len(marked(mark)) < (3 if command == "check" else 6):  # with its workers, and theirs
+        while len(marked(mark)) < (6 if command == "verify" else 3):  # with its workers, and theirs
             assert process.poll() is None and time.monotonic() < end
             time.sleep(0.05)
         process.send_signal(number)

@@ -224,6 +224,20 @@ def test_numbers_that_are_not_finite_end_with_1() -> None:
     )
 
 
+def test_sigterm_saves_the_step_and_has_its_own_code(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = data.batch
+
+    def batch(*positional: Any, **options: Any) -> Any:
+        if options["step"] == 6:
+            signal.raise_signal(signal.SIGTERM)
+        return original(*positional, **options)
+
+    monkeypatch.setattr(data, "batch", batch)
+    result = run(*short("run"))
+    assert result.exit_code == 143
+    assert result.stderr.splitlines()[-1] == "stopped after step 6 of 12; go on with --resume --out run"
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c(here: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Once: 130 after the step; twice: 130 at once."""

@@ -70,7 +70,7 @@ def test_declining_everything_is_no_success(few: tuple[str, ...], kernels: Calla
 
 
 VALUES = {"--large": ["64"], "--shape": ["n=4"], "--jobs": ["2"], "--timeout": ["1"], "--seed": ["1"]}
-FLAGS = ("--in-process", "--memory", "--bitwise", "--tangent", "--hessian")
+FLAGS = ("--in-process", "--require-all", "--memory", "--bitwise", "--tangent", "--hessian", "--quick")
 
 
 def words(*options: str) -> list[str]:
@@ -88,5 +88,59 @@ def test_options_that_need_or_exclude_others() -> None:
         for other in set(others) - {name}:
             line = refused("verify", "softmax", *words("--impl", name, other))
             assert line in (f"{name}: cannot be combined with {other}", f"{other}: cannot be combined with {name}")
-    line = refused("verify", "softmax", *words("--impl", "--memory", "--shape", "--cases", "--inputs"))
-    assert line == "--memory: cannot be combined with --shape, --cases or --inputs"
+    line = refused("verify", "softmax", *words("--impl", "--bitwise", "--shape", "--cases", "--inputs"))
+    assert line == "--bitwise: cannot be combined with --shape, --cases or --inputs"
+
+
+def test_some_cases_by_name(kernels: Callable[[str], str]) -> None:
+    given = (kernels("attend"), "--dtype", "float32")
+    result = verify(*given, "--case", "causal,tiny", "--case", "sink-tiles")
+    assert result.exit_code == 0 and "2 cases run, 1 declined, 0 failed" in result.stdout.splitlines()[-1]
+    assert "verify softmax: 3 of 3 cases" in result.stderr
+    line = refused("verify", "softmax", "--impl", kernels("attend"), "--case", "causl")
+    assert line.startswith("--case: got 'causl', needs a case of softmax, such as causal")
+
+
+def test_what_failed_is_run_first_the_next_time(
+    few: tuple[str, ...], kernels: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernel = tmp_path / "logs.py"
+    kernel.write_text(
+        "from kernels import attend, top_left\n"
+        "def logs(q, k, v, **options):\n"
+        f"    with open({str(tmp_path / 'log')!r}, 'a') as file:\n"
+        "        file.write('causal ' if 'causal' in options else '. ')\n"
+        "    return top_left(q, k, v, **options)\n"
+    )
+    kernels("attend")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    orders = []
+    for _ in range(2):
+        (tmp_path / "log").write_text("")
+        result = verify(f"{kernel}:logs", "--in-process", "--dtype", "float32")
+        assert result.exit_code == 1 and "  float32, 1 case: out disagrees: causal-tail" in result.stdout.splitlines()
+        orders.append((tmp_path / "log").read_text().split()[:5])
+    assert (orders[0].index("causal"), orders[1].index("causal")) == (1, 0)
+    kernel.write_text(kernel.read_text().replace("return top_left", "return attend"))
+    assert [*(tmp_path / "cache/refattn/failed").iterdir()]
+    assert verify(f"{kernel}:logs", "--dtype", "float32").exit_code == 0
+    assert not [*(tmp_path / "cache/refattn/failed").iterdir()]
+
+
+def test_an_option_that_is_passed_on_is_told_as_such(few: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "thin.py").write_text(
+        "import refattn\n"
+        "def plain(q, k, v, *, causal=False):\n    return refattn.softmax.forward(q, k, v, causal=causal)[0]\n"
+        "def attend(q, k, v, **options):\n    return plain(q, k, v, **options)\n"
+    )
+    result = verify(f"{tmp_path / 'thin.py'}:attend", "--dtype", "float32")
+    assert result.exit_code == 1
+    told = "it takes mask and passes it on to what takes none: decline it, if mask is not None: return refattn.Decline"
+    assert told in " ".join(result.stdout.split())
+
+
+def test_a_quick_run_has_every_feature(kernels: Callable[[str], str]) -> None:
+    result = verify(kernels("attend"), "--dtype", "float32", "--quick")
+    assert result.exit_code == 0 and "softmax: agrees: " in result.stdout
+    assert int(result.stderr.rpartition("verify softmax: ")[2].split()[0]) < 30

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from docs.experiments.delta import LONGER, LONGER_SEEDS, MODELS, PAGE, RESULTS, SEEDS, TASKS, grid, whole
 from docs.experiments.runs import found
-from tests.experiments.pages import says
+from tests.experiments.pages import row, says
 
 
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
@@ -16,6 +16,7 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     for (task, name), results in delta_page.grouped(lines, TASKS, MODELS).items():
         wanted = [*grid([name], [task], SEEDS), *grid([name], [task], LONGER_SEEDS, longer=LONGER)]
         assert [line["result"] for line in found(wanted, RESULTS)] == results
+    assert row("delta") == delta_page.verdict(delta_page.grouped(lines, TASKS, MODELS), len(SEEDS))
     assert says(PAGE, delta_page.tables(lines, TASKS, MODELS, len(SEEDS)), tmp_path)
     delta_page.draw(lines, TASKS, MODELS, len(SEEDS), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"

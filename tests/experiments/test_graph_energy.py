@@ -18,10 +18,11 @@ from docs.experiments.graph_energy import (
     flows_of,
     known_from,
     scores_of,
+    verdict,
 )
 from docs.experiments.runs import read
 from docs.experiments.tasks import Recall
-from tests.experiments.pages import says
+from tests.experiments.pages import row, says
 
 
 def test_what_a_model_is_asked_after_its_training() -> None:
@@ -43,4 +44,5 @@ def test_a_share_of_the_tokens_is_replaced_and_no_target() -> None:
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     known = known_from(RESULTS)
     assert len(read(RESULTS)) == len(every())
+    assert row("graph_energy") == verdict(known)
     assert says(PAGE, {"scores": scores_of(known), "flows": flows_of(known)}, tmp_path)

@@ -12,7 +12,7 @@ import refattn as ra
 from docs.experiments import flops, growing, teacher
 from docs.experiments.growing import PAGE, RESULTS, SEEDS, TASKS, grid
 from docs.experiments.runs import found, read
-from tests.experiments.pages import says
+from tests.experiments.pages import row, says
 
 WHOLE = grid(tuple(TASKS), SEEDS)
 
@@ -83,6 +83,7 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     from docs.experiments import growing_page
 
     lines = found(WHOLE, RESULTS)
+    assert row("growing") == growing_page.verdict(lines)
     assert says(PAGE, growing_page.tables(lines), tmp_path)
     growing_page.draw(lines, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"

@@ -15,7 +15,7 @@ from docs.experiments.koopman import MODELS, PAGE, RESULTS, SEEDS, TASKS, grid
 from docs.experiments.runs import found
 from docs.experiments.training import fresh
 from refattn import Context, counter, tree
-from tests.experiments.pages import says
+from tests.experiments.pages import row, says
 
 WHOLE = grid(tuple(MODELS), tuple(TASKS), SEEDS)
 
@@ -51,6 +51,18 @@ def test_attention_that_is_repeated() -> None:
         repeated_attention.forward(wrong, block.start(wrong, x, context), context)
 
 
+def test_a_conclusion_that_the_results_do_not_have_is_an_error() -> None:
+    """Where the model with the update had the best scores, the page could not be written."""
+    from docs.experiments import koopman_page
+
+    groups = koopman_page.grouped(found(WHOLE, RESULTS), TASKS, MODELS)
+    for name in ("Koopman", "Koopman + MLP"):
+        groups["text", name] = [{**result, "bits": 1.0} for result in groups["text", name]]
+    for said in (koopman_page.verdict, koopman_page.conclusions):
+        with pytest.raises(ValueError, match="the results do not say: "):
+            said(groups)
+
+
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     from docs.experiments import koopman_page
 
@@ -61,6 +73,7 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
             line["result"] for line in lines if line["run"] in [run.to_json() for run in grid([name], [task], SEEDS)]
         ]
         assert own == results
+    assert row("koopman") == koopman_page.verdict(groups)
     assert says(PAGE, koopman_page.tables(lines, TASKS, MODELS), tmp_path)
     koopman_page.draw(lines, TASKS, MODELS, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"

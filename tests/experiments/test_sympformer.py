@@ -14,8 +14,8 @@ from docs.experiments.runs import read
 from docs.experiments.sympformer import PAGE, PLAN, RESULTS, TEXT, VARIANTS, by_part
 from docs.experiments.tasks import TokenFiles
 from docs.experiments.training import fresh
-from refattn import tree
-from tests.experiments.pages import says
+from refattn import mechanism, tree
+from tests.experiments.pages import row, says
 
 
 def script(*words: str) -> Result:
@@ -75,11 +75,38 @@ def test_the_published_size_runs_on_token_files(tmp_path: Path) -> None:
     assert line["result"]["diverged"] is None
 
 
+REPORTED = {
+    "B": ("2.659", "5.395"),
+    "Y": ("2.575", "5.267"),
+    "H0": ("2.578", "5.258"),
+    "H1": ("2.573", "5.259"),
+    "R2": ("2.572", "5.255"),
+}
+"""Validation losses on TinyStories and OpenWebText of the authors' version 4."""
+
+
+def test_what_the_authors_report_stands_beside_ours() -> None:
+    """Their numbers, with their version, and as what they are; their presets have their rate for single numbers."""
+    _, section = PAGE.read_text(encoding="utf-8").split("## What the authors report\n")
+    section = section.split("\n## ")[0]
+    assert "Reported by the authors in version 4" in section and "not reproduced here" in section
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert rows == [f"| `{name}` | {' | '.join(numbers)} |" for name, numbers in REPORTED.items()]
+    presets = mechanism("sympformer").presets
+    assert all(presets[f"{name}{of}"]["scalar_rate"] == 10.0 for name in REPORTED for of in ("", "_L"))
+    assert presets["presymp_euler"]["scalar_rate"] == 100.0
+    assert (
+        f"{presets['R2']['steps']:,} steps of {presets['R2']['batch']} sequences of {presets['R2']['context']}"
+        in section
+    )
+
+
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     from docs.experiments import sympformer_page
 
     lines = by_part(RESULTS)
     assert len(read(RESULTS)) == sum(len(of_it) for part in lines.values() for of_it in part.values())
+    assert row("sympformer") == sympformer_page.verdict(lines)
     assert says(PAGE, sympformer_page.tables(lines, TEXT, PLAN), tmp_path)
     sympformer_page.draw(lines, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"

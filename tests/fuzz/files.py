@@ -1,7 +1,8 @@
 """A fuzzer of files that others may have changed: ``python -m tests.fuzz.files [--calls N] [--seed S]``.
 
-Each call changes one file of a golden set or of a run (bytes, or a field of its JSON with the sums made anew) and has
-it read. What comes of it is counted:
+Each call changes one file of a golden set, of a run, or of the user's own (bytes, or a field of its JSON with the sums
+made anew), or puts something else in its place (a pipe, a folder, a link, a device, a file of 8 GiB, an archive that
+unpacks to one, another file), and has it read. What comes of it is counted:
 
 - refused: one error of the kind that readers promise, which names the file
 - the same: nothing that is read has changed
@@ -15,19 +16,35 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
 import shutil
 import tempfile
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+import refattn as ra
+from refattn import counter
+from refattn.analysis.graphs import read_graph
 from refattn.golden import vectors
+from refattn.golden.tensors import encode
 from refattn.train import checkpoint, folder, metrics
 from refattn.train.folder import RunError
-from tests.fuzz.command import command
+from refattn.train.settings import read_toml
+from refattn.verify import user_cases
+from tests.fuzz.command import Bad, Totals, command
 from tests.train.runs import small, train, write_text
+
+UNSIGNED = ("config", "metrics", "npz", "safetensors", "toml", "json", "jsonl", "graph")
+"""Files without a sum of their own."""
+
+NAMED = (vectors.SetError, RunError, checkpoint.CheckpointError, user_cases.UserCaseError)
+"""Errors that readers promise."""
 
 STRANGE: list[Any] = [
     None,
@@ -72,6 +89,37 @@ def make(home: Path) -> dict[str, tuple[Path, str, Read]]:
         "metrics": (home / "run" / "metrics.jsonl", "metrics.jsonl", metrics.read),
         "checkpoint": (held / "step-00000002.json", "step-00000002.", newest),
         "arrays": (held / "step-00000002.safetensors", "step-00000002.", newest),
+        **users(home),
+    }
+
+
+def users(home: Path) -> dict[str, tuple[Path, str, Read]]:
+    """Write files of the user's: arrays in two formats, settings, and shapes in two."""
+    softmax, place = ra.mechanism("softmax"), home / "users"
+    place.mkdir()
+    x = counter.normal((1, 2, 3, 4), seed=0, purpose="users")
+    np.savez_compressed(place / "x.npz", q=x, k=x, v=x, options=np.asarray('{"causal": true}'))
+    typed = {name: ("float64", x) for name in "qkv"}
+    (place / "x.safetensors").write_bytes(encode(typed, {"options": '{"causal": true, "scale": 0.5}'}))
+    (place / "x.toml").write_text("steps = 3\nwidth = 8\n[block]\nheads = 2\n")
+    line = {"definition": "gqa_ragged_prefill_causal_h8_kv2_d64", "workload": {"axes": {"len_indptr": 3}}}
+    line["workload"]["axes"] |= {"total_q": 20, "total_kv": 40}  # type: ignore[index]
+    shapes = ["n=4,d=2", {"n": 5, "causal": True, "window": [2, None]}, {"name": "mine", "nq": 1, "nk": 9}]
+    (place / "x.json").write_text(json.dumps(shapes))
+    (place / "x.jsonl").write_text("\n".join(json.dumps(each) for each in (line, shapes[1], shapes[2])))
+    (place / "graph.txt").write_text("0 1 0.5\n1 2\n")
+    listed = {kind: (place / f"x.{kind}", f"x.{kind}") for kind in ("json", "jsonl")}
+    captured = {kind: (place / f"x.{kind}", f"x.{kind}") for kind in ("npz", "safetensors")}
+
+    def arrays(path: Path) -> Any:
+        case, dtype = user_cases.captured(softmax, path)
+        return dtype, repr(case), {name: x.tobytes() for name, x in case.given.items()}
+
+    return {
+        **{kind: (*where, lambda path: repr(user_cases.from_file(softmax, path))) for kind, where in listed.items()},
+        **{kind: (*where, arrays) for kind, where in captured.items()},
+        "toml": (place / "x.toml", "x.toml", read_toml),
+        "graph": (place / "graph.txt", "graph.txt", lambda path: read_graph(path).tobytes()),
     }
 
 
@@ -102,7 +150,7 @@ def signed_manifest(path: Path, content: Any) -> None:
 def change(kind: str, path: Path, draw: random.Random) -> bool:
     """Change a file; return whether its sums, if it has any, were made anew."""
     data = path.read_bytes()
-    if kind in ("manifest", "config", "checkpoint") and draw.random() < 0.6:
+    if kind in ("manifest", "config", "checkpoint", "json") and draw.random() < 0.6:
         content = altered(json.loads(data), draw)
         if kind == "manifest":
             signed_manifest(path, content)
@@ -125,9 +173,52 @@ def change(kind: str, path: Path, draw: random.Random) -> bool:
     elif way == 4:
         data = draw.choice([b"", b"[" * 10**5, b"\xef\xbb\xbf" + data, data * 2, b'{"a":1,"a":1}', b"\0" * 100])
     else:
-        data = data.decode("latin-1").encode("utf-16") if kind not in ("case", "arrays") else draw.randbytes(len(data))
+        data = (
+            data.decode("latin-1").encode("utf-16")
+            if kind not in ("case", "arrays", "npz", "safetensors")
+            else draw.randbytes(len(data))
+        )
     path.write_bytes(data)
-    return kind in ("config", "metrics")
+    return kind in UNSIGNED
+
+
+def exchange(path: Path, others: list[Path], draw: random.Random) -> None:
+    """Put something else in the place of a file."""
+    way = draw.randrange(8)
+    path.unlink()
+    if way == 0:
+        shutil.copy(draw.choice(others), path)
+    elif way == 1:
+        os.mkfifo(path)
+    elif way == 2:
+        path.mkdir()
+    elif way == 3:
+        path.symlink_to(path.name)
+    elif way == 4:
+        path.symlink_to("/dev/zero")
+    elif way == 5:
+        with open(path, "wb") as file:
+            file.truncate(8 << 30)
+    elif way == 6:
+        shutil.copy(path.parents[1] / "bomb.npz", path)
+    elif way == 7:
+        path.symlink_to(draw.choice(others))
+
+
+def bomb(path: Path) -> None:
+    """Write an archive that says that it unpacks to 8 GiB of zeros, and does so for its first 16 MiB."""
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("q.npy", "w", force_zip64=True) as file,
+    ):
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f8", "fortran_order": False, "shape": (1, 1, 1 << 20, 1 << 10)}
+        )
+        file.write(bytes(1 << 24))
+    data = path.read_bytes()
+    size = (1 << 24) + 128
+    assert data.count(size.to_bytes(4, "little")) >= 1
+    path.write_bytes(data.replace(size.to_bytes(4, "little"), (0xFFFFFFF0).to_bytes(4, "little")))
 
 
 def altered(content: Any, draw: random.Random) -> Any:
@@ -151,24 +242,30 @@ def altered(content: Any, draw: random.Random) -> Any:
 def run(calls: int, seed: int) -> tuple[Counter[str], list[str]]:
     """Return how often what came, and a line for each call that came to an obscure or a wrong end."""
     draw = random.Random(seed)
-    counts: Counter[str] = Counter()
-    bad: list[str] = []
+    counts: Counter[str] = Totals("files")
+    bad: list[str] = Bad()
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         kinds = make(home)
         whole = {kind: path.read_bytes() for kind, (path, _, _) in kinds.items()}
+        bomb(home / "bomb.npz")
+        for folder_of in {path.parents[1] for path, _, _ in kinds.values()} - {home}:
+            shutil.copy(home / "bomb.npz", folder_of)
         right = {kind: read(path) for kind, (path, _, read) in kinds.items()}
         for n in range(calls):
             kind = draw.choice(list(kinds))
             path, named, read = kinds[kind]
-            signed = change(kind, path, draw)
+            others = [each for each, _, _ in kinds.values() if each != path]
+            signed = kind in UNSIGNED
+            if draw.random() < 0.15:
+                exchange(path, others, draw)
+            else:
+                signed = change(kind, path, draw)
             try:
                 found = read(path)
-            except (vectors.SetError, RunError, OSError, ValueError) as error:
-                plain = type(error) in (vectors.SetError, RunError, checkpoint.CheckpointError) or kind in (
-                    "config",
-                    "metrics",
-                )
+            except (*NAMED, OSError, ValueError) as error:
+                plain = type(error) in NAMED or kind in UNSIGNED and isinstance(error, OSError | ValueError)
+                plain &= len(str(error)) < 1000
                 outcome = "refused" if plain and named in str(error) else "obscure"
                 told = f"{type(error).__name__}: {error}"
             except Exception as error:
@@ -179,6 +276,9 @@ def run(calls: int, seed: int) -> tuple[Counter[str], list[str]]:
             counts[outcome] += 1
             if outcome in ("obscure", "wrong"):
                 bad.append(f"call {n}, {kind}: {told[:200]}")
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            path.unlink(missing_ok=True)
             path.write_bytes(whole[kind])
     return counts, bad
 

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 import refattn as ra
-from tests.fuzz.command import command
+from tests.fuzz.command import Bad, Totals, command
 from tests.fuzz.public import Target, targets
 
 ROOT = Path(ra.__file__).parent
@@ -148,8 +148,8 @@ def _by(error: Exception) -> str:
 def run_all(calls: int, seed: int) -> tuple[Counter[str], list[str]]:
     """Return how often what came, and a line for each call that did not end as it should."""
     draw = random.Random(seed)
-    counts: Counter[str] = Counter()
-    bad: list[str] = []
+    counts: Counter[str] = Totals("functions")
+    bad: list[str] = Bad()
     with tempfile.TemporaryDirectory() as home:
         here, before = os.getcwd(), signal.signal(signal.SIGALRM, _too_long)
         os.chdir(home)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from refattn.golden import vectors
-from tests.fuzz.command import command
+from tests.fuzz.command import Bad, Totals, command
 from tests.train.runs import ENVIRONMENT, arguments, remains, write_text
 
 # The picture of a run needs as much time as all else together, and is no part of what it computes.
@@ -118,8 +118,8 @@ def kinds_in(home: Path) -> dict[str, Kind]:
 def run(kills: int, seed: int) -> tuple[Counter[str], list[str]]:
     """Return how often what came, and a line for each life that did not end as it should."""
     draw = random.Random(seed)
-    counts: Counter[str] = Counter()
-    bad: list[str] = []
+    counts: Counter[str] = Totals("kills")
+    bad: list[str] = Bad()
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         whole: dict[str, tuple[str, float]] = {}

@@ -183,7 +183,8 @@ def test_merged_states_are_that_of_all_keys() -> None:
     x = qkv(2, 2, 2, 7, 7, 3, 2)
     empty = ra.higher_order.empty_state(x["k"], x["v"])
     cuts = [{n: y[:, :, at] for n, y in x.items()} for at in (slice(3), slice(3, None), slice(None))]
-    *parts, whole = (ra.higher_order.forward(**cut, causal=True, state=empty)[1].state for cut in cuts)
+    states: list[Any] = [ra.higher_order.forward(**cut, causal=True, state=empty)[1].state for cut in cuts]
+    *parts, whole = states
     merged = tree.flatten(ra.higher_order.merge_states([empty, *parts]))
     for name, wanted in tree.flatten(whole).items():
         np.testing.assert_allclose(merged[name], wanted, rtol=0.0, atol=1e-13 * np.max(np.abs(wanted)), err_msg=name)

@@ -78,7 +78,7 @@ def test_a_type_that_does_not_hold_the_inputs_is_left_out() -> None:
 def test_every_equation_that_runs_is_in_the_set(golden: vectors.GoldenSet) -> None:
     entry = next(entry for entry in golden.cases if entry["case"] == "softcap")
     arrays = golden.arrays(entry)
-    inputs = {
+    inputs: dict[str, Any] = {
         name: x.astype(np.float64) for name, x in make("softmax", shrunk(RECORD.case("softcap")), "bfloat16").items()
     }
     with equations.trace() as traced:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import refattn as ra
 from refattn.cli import cli
 from refattn.golden.storage import round_to, stored
-from refattn.verify.large import laws_of, verify_large
+from refattn.verify.large import properties_of, verify_large
 
 RECORD = ra.mechanism("softmax")
 TOKENS = 300
@@ -99,8 +99,8 @@ def status(report: Any) -> dict[str, str]:
 
 
 def test_every_law_that_can_be_checked_is() -> None:
-    assert tuple(laws_of(RECORD)) == LAWS == tuple(FAULTS)
-    assert "rows" not in laws_of(ra.mechanism("graph_energy"))
+    assert tuple(properties_of(RECORD)) == LAWS == tuple(FAULTS)
+    assert "rows" not in properties_of(ra.mechanism("graph_energy"))
 
 
 def test_an_honest_kernel_keeps_them_all() -> None:
@@ -134,8 +134,8 @@ def test_types_of_few_digits(dtype: str) -> None:
 
 @pytest.mark.parametrize("law", LAWS)
 def test_each_fault_is_seen_by_its_law(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = laws_of(RECORD)
-    monkeypatch.setattr("refattn.verify.large.laws_of", lambda mechanism: {law: known[law]})
+    known = properties_of(RECORD)
+    monkeypatch.setattr("refattn.verify.large.properties_of", lambda mechanism: {law: known[law]})
 
     def kernel(q: Any, k: Any, v: Any, **options: Any) -> Any:
         return tuple(x.astype(q.dtype) for x in FAULTS[law](q, k, v, **options))

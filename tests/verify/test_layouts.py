@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -69,7 +71,8 @@ def test_absorbed_latent_attention_is_the_plain_one() -> None:
     w_k, w_v = r.normal(size=(h, c, d)), r.normal(size=(h, c, e))
     q, latent, turned = r.normal(size=(b, h, i, d + n)), r.normal(size=(b, j, c)), r.normal(size=(b, j, n))
     d_out, d_lse = r.normal(size=(b, h, i, e)), r.normal(size=(b, h, i))
-    options = {"mask": r.random((b, 1, i, j)) < 0.7, "causal": True, "softcap": 2.0, "sink": r.normal(size=(h,))}
+    mask = r.random((b, 1, i, j)) < 0.7
+    options: dict[str, Any] = {"mask": mask, "causal": True, "softcap": 2.0, "sink": r.normal(size=(h,))}
 
     k, v = layouts.from_latent(latent, turned, w_k, w_v)
     out, saved = ra.softmax.forward(q, k, v, **options)

@@ -231,3 +231,19 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "position in the batch" in run("--bitwise").stdout
     for wrong in (("--memory", "--bitwise"), ("--memory", "--shape", "n=4"), ("--bitwise", "--html", "x.html")):
         assert run(*wrong).exit_code == 2
+
+
+def test_a_stride_of_one_width_is_seen_in_a_shape_of_that_width(tmp_path: Path) -> None:
+    """Its own cases are at most 24 wide."""
+    file = tmp_path / "kernel.py"
+    file.write_text(
+        "import numpy as np, refattn as ra\n"
+        "def attend(q, k, v):\n"
+        "    if q.shape[3] == 64:\n"
+        "        q = q.ravel(order='K').reshape(q.shape)\n"
+        "    return ra.softmax.forward(q, k, v)[0]\n"
+    )
+    command = ["verify", "softmax", "--impl", f"{file}:attend", "--in-process", "--memory"]
+    assert CliRunner().invoke(cli, command).exit_code == 0
+    found = CliRunner().invoke(cli, [*command, "--shape", "b=2,h=2,n=8,d=64"])
+    assert found.exit_code == 1 and "case b=2,h=2,n=8,d=64" in " ".join(found.stdout.split())

@@ -29,11 +29,11 @@ def test_mine(golden_case):
 """
 
 
-def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(text: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_user.py").write_text(text)
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rs", "--rootdir", str(folder)]
     loaded = [] if _installed() else ["-p", "refattn.verify.plugin"]
-    call = [sys.executable, "-m", "pytest", *options, *loaded, str(folder)]
+    call = [sys.executable, "-m", "pytest", *options, *more, *loaded, str(folder)]
     path = str(Path(str(ra.__file__)).parents[1])
     return subprocess.run(call, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
 
@@ -65,13 +65,35 @@ def test_honest_and_wrong(tmp_path: Path) -> None:
     [
         ('"hardmax"', "got 'hardmax', needs one of softmax"),
         ('"softmax", cases=["none"]', "case: got 'none', needs one of tiny"),
+        ('"softmax", cases=["causl"]', "case: got 'causl' (did you mean causal?), needs one of tiny"),
+        ('"softmax", cases="causal"', "cases: got 'causal', needs a list of names"),
         ('"softmax", dtypes=["int8"]', "dtypes: got int8, needs some of float64"),
+        ('"softmax", dtype=["int8"]', "the marker got an unexpected keyword argument 'dtype'"),
     ],
 )
 def test_what_is_unknown_is_told(marker: str, message: str, tmp_path: Path) -> None:
     start, _, rest = TESTS.partition('"softmax", dtypes')
     found = run(f"{start}{marker}{rest.partition(']')[2].partition(']')[2]}", tmp_path)
-    assert found.returncode and message in found.stdout + found.stderr
+    assert found.returncode and "Traceback" not in found.stdout and "plugin.py" not in found.stdout
+    (line,) = (line for line in found.stdout.splitlines() if line.startswith("test_user.py::test_mine: golden: "))
+    assert message in line
+
+
+NAMED = """
+import pytest
+
+@pytest.mark.parametrize("golden_case", ["softmax-causal", "delta-tiny-bfloat16", "softmax-causl"], indirect=True)
+def test_named(golden_case):
+    assert str(golden_case) in ("softmax-causal-float32", "delta-tiny-bfloat16")
+"""
+
+
+def test_the_fixture_is_listed_and_takes_names(tmp_path: Path) -> None:
+    found = run(NAMED, tmp_path)
+    assert "2 passed" in found.stdout and "1 error" in found.stdout
+    assert "golden_case: case: got 'causl' (did you mean causal?)" in found.stdout
+    listed = run(NAMED, tmp_path, "--fixtures")
+    assert "golden_case -- " in listed.stdout and "A designed case of a mechanism in a storage type" in listed.stdout
 
 
 def test_a_case_tells_what_it_is() -> None:
@@ -130,3 +152,10 @@ def test_a_kernel_has_its_own_process_and_nothing_run_is_red(tmp_path: Path) -> 
 
 def _fails(q: object, k: object, v: object, dtype: str, **options: object) -> None:
     raise RuntimeError("no kernel")
+
+
+def test_a_mechanism_that_is_mistyped_is_said_in_a_line(tmp_path: Path) -> None:
+    found = run('import pytest\n@pytest.mark.golden("softmaxx")\ndef test_x(golden_case):\n    pass\n', tmp_path)
+    text = found.stdout + found.stderr
+    assert "golden: mechanism: got 'softmaxx', needs one of softmax" in text and "pluggy" not in text
+    assert len(text.splitlines()) < 20

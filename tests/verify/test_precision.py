@@ -13,6 +13,7 @@ from refattn.golden.storage import round_to
 from refattn.instruments.products import products
 from refattn.verify import verify
 from refattn.verify.adapters.adapter import LoadError
+from refattn.verify.bugs.emulator import low
 from refattn.verify.outcome import Result
 from refattn.verify.report import diagnosis
 from refattn.verify.tolerance.budget import truth
@@ -71,6 +72,50 @@ def test_gradients_with_products_of_eleven_bits() -> None:
         tensors = kernels.run(kernel, "float32", known.inputs, known.upstream, **case.options)
         shares = {v.tensor: v.share for v in judge(Result(tensors, dict.fromkeys(tensors, "float32")), known)}
         assert max(shares.values()) < 0.8 and shares["d_v"] > 0.05, shares
+
+
+class ShortExponents(kernels.Unrounded):
+    """The argument of the exponential is stored in bfloat16, in the backward, too."""
+
+    def exp(self, x: Any) -> Any:
+        return super().exp(low(x, "bfloat16"))
+
+
+def test_the_argument_of_the_exponential_has_a_name() -> None:
+    kernel = kernels.Kernel("short exponents", ShortExponents)
+    worst: dict[bool, float] = {}
+    for name in ("plain", "causal", "peaked", "sink", "sink-large", "tile-65"):
+        case = RECORD.case(name)
+        for declared in (False, True):
+            known = truth(RECORD, case, "bfloat16", grad=True, roundings={"exponent": "bfloat16"} if declared else {})
+            assert known.upstream is not None
+            tensors = kernels.run(kernel, "bfloat16", known.inputs, known.upstream, **case.options)
+            types = {key: known.stored.get(key, "bfloat16") for key in tensors}
+            shares = [v.share for v in judge(Result(tensors, types), known)]
+            worst[declared] = max(worst.get(declared, 0.0), *shares)
+    assert worst[False] > 1.5 and 0.1 < worst[True] < 0.9, worst
+
+
+def test_it_is_granted_where_it_is_declared() -> None:
+    record = some("plain", "causal")
+
+    def attend(q: Any, k: Any, v: Any, *, dtype: str, causal: bool = False) -> Any:
+        found = ShortExponents(64, 64).run({"q": q, "k": k, "v": v}, {"causal": causal}, None, F)
+        return round_to(found["out"].astype(np.float64), dtype).astype(F), found["lse"]
+
+    assert verify(record, attend, dtypes=["bfloat16"]).exit_code == 1
+    assert verify(record, attend, dtypes=["bfloat16"], rounding=["exponent"]).exit_code == 0
+    with pytest.raises(ValueError, match="needs some of products, q, k, v, exponent and ids such as SM.1"):
+        verify(record, attend, rounding=["exponents"])
+
+
+def test_types_that_a_device_does_not_have_explain_nothing() -> None:
+    record = some("tiny", "causal")
+    report = verify(record, with_products("tf32"), dtypes=["float32"])
+    assert explained(record, report, {}, ("tf32", "bf16x3")).precision == ()
+    report = verify(record, with_products("bfloat16"), dtypes=["float32"])
+    (found,) = explained(record, report, {}, ("tf32", "bf16x3")).precision
+    assert found.roundings == {"products": "bfloat16"}
 
 
 def test_a_q_that_is_scaled_and_rounded_again() -> None:

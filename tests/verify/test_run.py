@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from typing import Any
@@ -14,6 +15,7 @@ import refattn as ra
 from refattn.golden.storage import DTYPES, round_to
 from refattn.verify.adapters.adapter import LoadError
 from refattn.verify.outcome import Outcome, Report, Verdict
+from refattn.verify.report.tables import closing, verified
 from refattn.verify.run import verify, verify_case
 
 CASES = ("tiny", "causal-tail", "grouped", "empty-rows")
@@ -187,7 +189,7 @@ def test_declared_roundings_are_granted() -> None:
     rough.roundings = ("SM.1",)  # type: ignore[attr-defined]
     assert verify_case(RECORD, rough, case, "float16").status == "agrees"
     rough.roundings = ("SM.77",)  # type: ignore[attr-defined]
-    with pytest.raises(LoadError, match="needs some of products, q, k, v and ids such as SM.1"):
+    with pytest.raises(LoadError, match="needs some of products, q, k, v, exponent and ids such as SM.1"):
         verify_case(RECORD, rough, case, "float16")
 
 
@@ -365,3 +367,59 @@ def test_a_forgotten_factor_is_far_off_and_who_cannot_be_told_declines() -> None
     assert outcome.status == "disagrees" and outcome.verdicts[0].share > 100.0
     (outcome,) = verify(one("plain"), reference, dtypes=["float8_e5m2"]).outcomes
     assert outcome.status == "declined" and "cannot be told" in outcome.detail
+
+
+def test_nothing_agrees_whose_main_path_did_not_run() -> None:
+    delta = ra.mechanism("delta")
+    few = delta.changed(cases=(delta.case("linear"), delta.case("chunks-linear")), kernel_sizes=())
+
+    def attend(most: int, q: Any, k: Any, v: Any) -> Any:
+        return ra.delta.forward(q, k, v)[0] if q.shape[2] <= most else ra.Decline("short ones alone")
+
+    report = verify(few, functools.partial(attend, 64), dtypes=["float32"])
+    assert report.not_run == ("nothing that ran crosses a tile or chunk of 64 keys",)
+    assert closing(report).startswith("delta: nothing that ran crosses") and report.not_run[0] in verified(report, few)
+    assert report.exit_code == 0 and dataclasses.replace(report, require_all=True).exit_code == 3
+    whole = verify(few, functools.partial(attend, 200), dtypes=["float32", "bfloat16"])  # the second has no way in
+    assert whole.counts()["all"]["declined"] == 2
+    assert not whole.not_run and dataclasses.replace(whole, require_all=True).exit_code == 0
+    short = delta.changed(cases=(delta.case("linear"),), kernel_sizes=())
+    assert not verify(short, functools.partial(attend, 64), dtypes=["float32"]).not_run
+
+
+def test_the_absolute_error_stands_beside_the_largest_element() -> None:
+    case = RECORD.case("tiny")
+    outcome = verify_case(RECORD, lambda q, k, v: ra.softmax.forward(q, k, v)[0] + q.dtype.type(0.5), case, "float32")
+    verdict = outcome.verdicts[0]
+    assert verdict.error == pytest.approx(0.5, rel=1e-5) and verdict.largest is not None and verdict.largest > 0.1
+    assert f"off by 0.5 of {verdict.largest:.2g}" in outcome.told()[0]
+
+
+class Multiplied:
+    """A kernel that multiplies numbers of float8 by their factors in float32, and rounds weights times a number."""
+
+    roundings: Any = {"SM.3": "float8_e4m3fn"}
+
+    def __init__(self, times: float = 0.0) -> None:
+        self.times = times
+
+    def __call__(self, q: Any, k: Any, v: Any, *, dtype: str, descale: Any) -> Any:
+        q, k, v = (x * factor[:, :, None, None] for x, factor in zip((q, k, v), descale, strict=True))  # float32
+        heads = q.shape[1] // k.shape[1]
+        scores = (q @ k.repeat(heads, axis=1).swapaxes(2, 3)) / np.float32(np.sqrt(q.shape[3]))
+        largest = scores.max(axis=-1, keepdims=True)
+        weights = np.exp(scores - largest)
+        total = weights.sum(axis=-1, keepdims=True)
+        if self.times:
+            weights = round_to(weights * self.times, "float8_e4m3fn").astype(np.float32) / np.float32(self.times)
+        out = weights @ v.repeat(heads, axis=1) / total
+        return round_to(out, "bfloat16").astype(np.float32), (largest + np.log(total))[..., 0]
+
+
+def test_factors_multiplied_in_float32_are_honest_and_weights_that_lose_mass_are_not() -> None:
+    low, mass = (dataclasses.replace(RECORD, cases=(ra.mechanism("softmax").case(name),)) for name in ("low", "mass"))
+    assert statuses(verify(low, Multiplied(), dtypes=["float8_e4m3fn"])) == ["agrees"]
+    assert statuses(verify(mass, Multiplied(256.0), dtypes=["float8_e4m3fn"])) == ["agrees"]
+    # Weights below 2^-10 of the largest become 0, and the sum that was taken before knows nothing of it.
+    (outcome,) = verify(mass, Multiplied(1.0), dtypes=["float8_e4m3fn"]).outcomes
+    assert [(v.tensor, v.agrees) for v in outcome.verdicts] == [("out", False), ("lse", True)]

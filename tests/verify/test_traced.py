@@ -63,7 +63,7 @@ def test_values_are_those_of_a_run_by_hand() -> None:
     record = ra.mechanism("softmax")
     case = record.case("softcap-mask")
     found = core(case="softcap-mask")
-    inputs = make("softmax", case, "float64")
+    inputs: dict[str, Any] = make("softmax", case, "float64")
     with equations.trace() as t:
         out, saved = ra.softmax.forward(**inputs, **case.options, implementation="dense")
         d_out = make_upstream("softmax", case, "out", out.shape, "float64")

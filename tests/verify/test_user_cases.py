@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ from click.testing import CliRunner, Result
 import refattn as ra
 from refattn.cli import cli
 from refattn.golden.inputs import make, make_upstream
+from refattn.golden.storage import round_to
 from refattn.golden.tensors import encode
 from refattn.mechanisms.record import Case
 from refattn.verify import user_cases
 from refattn.verify.run import verify_case
+from refattn.verify.tolerance import sampled
 
 RECORD = ra.mechanism("softmax")
 
@@ -81,7 +85,12 @@ def test_a_shape() -> None:
         ("n=4,n=5", "each name once"),
         ("n=4,windows=3", "'windows', needs one of b, h"),
         ("n=4,k_lengths=5", "needs 1 numbers up to 4"),
-        ("n=4,mask", "the part of the pairs"),
+        ("n=4,logits=:::", "logits: got list, needs a finite number"),
+        ("n=4,softcap=[1]", "softcap: got tuple, needs a finite number"),
+        ("n=4,window=\ud800", "window: got str, needs a tuple"),
+        ("n=4,scale=NaN", "scale: got nan"),
+        ("n=2000000000,d=64", "REFATTN_LARGEST="),
+        ("n=4,mask", "mask: got True, needs a finite number from 0 to 1"),
     ],
 )
 def test_what_is_no_shape(text: str, said: str) -> None:
@@ -110,10 +119,27 @@ def test_a_file_of_shapes(tmp_path: Path) -> None:
     decode, prefill = user_cases.from_file(RECORD, file)
     assert sizes(decode) == (4, 32, 8, 1, 21, 128, 128) and not decode.options
     assert sizes(prefill) == (2, 8, 2, 10, 20, 64, 64) and prefill.options == {"causal": True}
-    for text in ("", "{", "[]", "[3]", '[{"n": 4, "x": 1}]', '[{"workload": {}}]'):
+    for text in ("", "{", "[]", "[3]", '[{"n": 4, "x": 1}]', '[{"workload": {}}]', '[{"n": 4, "name": 3}]'):
         file.write_text(text)
         with pytest.raises(user_cases.UserCaseError):
             user_cases.from_file(RECORD, file)
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        (None, "workload.axes: got None, needs a mapping"),
+        ({"batch_size": "4"}, "workload.axes.batch_size: got '4', needs a whole number"),
+        ({"batch_size": 1.5}, "workload.axes.batch_size: got 1.5, needs a whole number"),
+        ({"batch_size": 4}, "needs num_kv_indices"),
+        ({"batch_size": 0, "seq_len": 3}, "workload.axes: got 0 sequences"),
+    ],
+)
+def test_what_is_no_workload(axes: Any, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "cases.jsonl"
+    file.write_text(json.dumps({"definition": "gqa_paged_decode_h32_kv8_d128_ps1", "workload": {"axes": axes}}))
+    with pytest.raises(user_cases.UserCaseError, match=said):
+        user_cases.from_file(RECORD, file)
 
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])
@@ -158,6 +184,66 @@ def test_what_are_no_captured_arrays(tmp_path: Path) -> None:
             user_cases.captured(RECORD, tmp_path / name)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("option", ["--inputs", "--cases"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "link to itself", "vast", "cut off", "renamed", "nested"])
+def test_files_that_are_something_else(kind: str, option: str, kernels: Path, tmp_path: Path) -> None:
+    file, x = tmp_path / "mine.npz", np.ones((1, 2, 3, 4), np.float32)
+    whole = encode({name: ("float32", x) for name in "qkv"})
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind in ("device", "link to itself"):
+        file.symlink_to("/dev/zero" if kind == "device" else file)
+    elif kind == "vast":
+        with open(file, "wb") as stream:
+            stream.truncate(8 << 30)
+    else:
+        file.write_bytes({"cut off": whole[:-9], "renamed": b"PK" + whole, "nested": b"[" * 100_000}[kind])
+    result = verify(f"{kernels}:attend", option, file)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and str(file) in result.stderr, result.stderr
+    assert "--debug" not in result.stderr
+    assert kind != "vast" or "REFATTN_LARGEST=8589934592 raises the limit" in result.stderr
+
+
+def test_captured_arrays_that_the_core_does_not_take(kernels: Path, tmp_path: Path) -> None:
+    file, x = tmp_path / "mine.npz", np.ones((1, 2, 3, 4), np.float32)
+    np.savez(file, q=x, k=x, v=x, mask=np.ones((5, 7), bool))
+    result = verify(f"{kernels}:attend", "--inputs", file)
+    assert (
+        result.exit_code == 2 and "--inputs: mask: got shape (5, 7)" in result.stderr and "debug" not in result.stderr
+    )
+
+
+def test_an_archive_is_not_unpacked_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, x = tmp_path / "mine.npz", np.zeros((1, 1, 1 << 14, 16))
+    np.savez_compressed(file, q=x, k=x, v=x)
+    assert file.stat().st_size < 1 << 16
+    monkeypatch.setenv("REFATTN_LARGEST", str(1 << 20))
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *given: pytest.fail("it was unpacked"))
+    with pytest.raises(
+        user_cases.UserCaseError, match="unpacked got 6291840 bytes, needs at most 1048576; REFATTN_LAR"
+    ):
+        user_cases.captured(RECORD, file)
+    monkeypatch.undo()
+    assert user_cases.captured(RECORD, file)[0].inputs["q"].shape == x.shape
+    with zipfile.ZipFile(file, "w") as archive, archive.open("q.npy", "w") as stream:  # a header that lies
+        np.lib.format.write_array_header_1_0(stream, {"descr": "<f8", "fortran_order": False, "shape": (1 << 50,)})
+    with pytest.raises(user_cases.UserCaseError, match="q: got 0 bytes for the shape"):
+        user_cases.captured(RECORD, file)
+
+
+@pytest.mark.parametrize("name", ["mine.npz", "mine.safetensors", "mine"])
+def test_what_a_file_of_arrays_is_its_bytes_say(name: str, tmp_path: Path) -> None:
+    file, x = tmp_path / name, np.asfortranarray(np.arange(24.0).reshape(1, 2, 3, 4))
+    with open(file, "wb") as stream:
+        np.savez(stream, q=x, k=x, v=x)
+    assert np.array_equal(user_cases.captured(RECORD, file)[0].given["q"], x)
+    file.write_bytes(encode({name: ("float64", x) for name in "qkv"}))
+    assert np.array_equal(user_cases.captured(RECORD, file)[0].given["q"], x)
+
+
 def test_from_the_command_line(kernels: Path, tmp_path: Path) -> None:
     shapes = ("--shape", "h=2,nq=5,nk=9,d=8", "--shape", "n=12,d=8,causal", "--dtype", "float32")
     result = verify(f"{kernels}:attend", *shapes, "--seed", 5)
@@ -199,3 +285,97 @@ def test_designed_cases_in_other_sizes() -> None:
     for wrong in ({"x": 1}, {"d": "64"}, {"n": {"times": 2}}):
         with pytest.raises(user_cases.UserCaseError):
             user_cases.fitted(RECORD.cases, wrong)
+
+
+SHAPES = {
+    "softmax": "b=2,h=4,g=2,nq=7,nk=30,d=8,e=6,causal,sink,bias,keep,mask=0.7,k_lengths=30:5,offset=23:3,softcap=5",
+    "delta": "b=2,h=4,g=2,n=70,d=32,e=4,log_decay,state,key_mask=0.5",
+    "higher_order": "h=2,n=20,d=8,causal,normaliser=signed",
+    "sympformer": "n=20,d=8,kinetic",
+    "graph_energy": "n=20,d=8,bias,start",
+    "koopman": "n=20,d=8",
+    "growing": "h=3,n=20,d=8,sink,bias",
+}
+
+
+@pytest.mark.parametrize(("name", "text"), SHAPES.items(), ids=list(SHAPES))
+def test_a_shape_of_every_mechanism_has_what_is_asked_for_and_nothing_else(name: str, text: str) -> None:
+    record = ra.mechanism(name)
+    case = user_cases.from_text(record, text)
+    asked = {part.partition("=")[0] for part in text.split(",")} - {*"bhgnde", "nq", "nk"}
+    needed = {"jitter", "perturbation"} if name == "koopman" else set()
+    assert {*case.inputs, *case.options} == asked | {*"qkv"} | needed
+
+    def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        assert record.core is not None
+        return record.core.forward(q, k, v, **options)[0]
+
+    assert verify_case(record, attend, case, "float32").status == "agrees"
+
+
+def test_the_rule_of_a_recurrence_is_what_its_shape_names() -> None:
+    delta = ra.mechanism("delta")
+    usual, linear = user_cases.from_text(delta, "n=5,d=8"), user_cases.from_text(delta, "n=5,d=8,beta=false")
+    assert {*usual.inputs} == {*"qkv", "beta", "log_decay"} and {*linear.inputs} == {*"qkv"}
+    assert not usual.options  # neither chunks nor a norm that nobody asked for
+    moving = user_cases.from_text(delta, "h=2,n=9,d=8,beta,log_decay,log_momentum,state,lengths=4:5")
+    assert moving.inputs["state"].shape == (2, 2, 2, 8, 8)
+    with pytest.raises(user_cases.UserCaseError, match="scale: got no value, needs one: scale="):
+        user_cases.from_text(delta, "n=5,scale")
+    with pytest.raises(user_cases.UserCaseError, match="offset: got .*, needs 1 whole numbers"):
+        user_cases.from_text(RECORD, "n=5,offset=1:2")
+
+
+def test_a_shape_in_float8() -> None:
+    def attend(q: Any, k: Any, v: Any, *, dtype: str, descale: Any) -> Any:
+        q, k, v = (x * factor[:, :, None, None] for x, factor in zip((q, k, v), descale, strict=True))
+        return round_to(ra.softmax.forward(q, k, v)[0].astype(float), "bfloat16").astype(np.float32)
+
+    assert verify_case(RECORD, attend, user_cases.from_text(RECORD, "n=20,d=8"), "float8_e4m3fn").status == "agrees"
+    with pytest.raises(sampled.TooLargeError, match="more than 1048576 scores"):
+        verify_case(RECORD, attend, user_cases.from_text(RECORD, "n=1100,d=8"), "float8_e4m3fn")
+
+
+def test_supports_relates_sizes() -> None:
+    record = ra.mechanism("softmax")
+    cases = user_cases.fitted(record.cases, ["nq = nk", "h=g", "e=d", "n % 16 = 0"])
+    assert len(cases) > 25
+    for b, h, g, rows, columns, d, e in map(sizes, cases):
+        assert (rows, h, d, rows % 16) == (columns, g, e, 0) and b
+    assert {"causal", "mask", "window", "sink"} <= {name for case in cases for name in (*case.options, *case.inputs)}
+    with_both = user_cases.fitted(record.cases, {"d": 64, "where": ["nq=nk"]})
+    assert {
+        (case.inputs["q"].shape[3], case.inputs["q"].shape[2] == case.inputs["k"].shape[2]) for case in with_both
+    } == {(64, True)}
+    with pytest.raises(user_cases.UserCaseError, match="got 'nq > nk', needs relations such as nq = nk"):
+        user_cases.fitted(record.cases, ["nq > nk"])
+
+
+SQUARE = """
+import refattn as ra
+
+def square(q, k, v, *, causal=False, scale=None):
+    if q.shape[2] != k.shape[2] or q.shape[1] != k.shape[1] or q.shape != v.shape or q.shape[2] % 16:
+        return ra.Decline("sizes")
+    return ra.softmax.forward(q, k, v, causal=causal, **({} if scale is None else {"scale": scale}))[0]
+
+def told(q, k, v, *, causal=False, scale=None):
+    return square(q, k, v, causal=causal, scale=scale)
+
+told.supports = ["nq = nk", "h = g", "e = d", "n % 16 = 0"]
+"""
+
+
+def test_cases_that_fit_are_offered_where_most_are_declined(tmp_path: Path) -> None:
+    kernels = tmp_path / "square.py"
+    kernels.write_text(SQUARE)
+    result = verify(f"{kernels}:square", "--dtype", "float32")
+    assert result.exit_code == 0 and "more fit the sizes of those that ran" in result.stdout
+    line = next(line for line in result.stdout.splitlines() if line.startswith("  attend.supports = "))
+    for part in ("nq = nk", "h = g", "multiple_of"):
+        assert part in line
+    few, many = (
+        int(one.stdout.splitlines()[-1].split("agrees: ")[1].split()[0])
+        for one in (result, verify(f"{kernels}:told", "--dtype", "float32"))
+    )
+    assert many > 2 * few

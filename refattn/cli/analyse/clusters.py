@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from refattn.cli.analyse.study import finish, folder_of, out_option
-from refattn.cli.arguments import Name, Place, Problem, record_of
+from refattn.cli.arguments import MOST_SEED, Name, Place, Problem, record_of
 
 PICTURES = ("png", "svg")
 
@@ -23,7 +23,7 @@ PICTURES = ("png", "svg")
 @click.option("--step", type=float, default=0.05, show_default=True, help="The size of a step.")
 @click.option("--damping", type=float, default=3.0, show_default=True, help="Of momenta, where tokens have them.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any option of the mechanism's core.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the tokens.")
+@click.option("--seed", type=click.IntRange(0, MOST_SEED), default=0, show_default=True, help="Of the tokens.")
 @out_option
 def clusters(
     mechanism: str,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from refattn.cli.analyse.study import finish, folder_of, out_option
-from refattn.cli.arguments import Problem
+from refattn.cli.arguments import MOST_SEED, Problem
 
 
 @click.command("flow", short_help="Show attention as a flow of particles, with momentum beside without.")
@@ -21,7 +21,7 @@ from refattn.cli.arguments import Problem
 @click.option("--c-lin", type=float, default=0.0, show_default=True, help="The same.")
 @click.option("--end", type=float, default=40.0, show_default=True, help="The last time.")
 @click.option("--step", type=float, default=0.1, show_default=True, help="The size of the steps that are counted.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the particles.")
+@click.option("--seed", type=click.IntRange(0, MOST_SEED), default=0, show_default=True, help="Of the particles.")
 @out_option
 def flow(
     system: str, particles: int, c_log: float, c_lin: float, end: float, step: float, seed: int, out: str | None

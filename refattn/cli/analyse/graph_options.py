@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from refattn.cli.arguments import Problem
+from refattn.cli.arguments import MOST_SEED, Problem
 
 if TYPE_CHECKING:
     from refattn.analysis.graph_flow import GraphFlow
@@ -25,7 +25,9 @@ def graph_options(**defaults: Any) -> Callable[[Any], Any]:
             "--b", metavar="N,...|random", help="What the intrinsic force draws to, one number for all nodes or each."
         ),
         click.option("--starts", type=click.IntRange(1), metavar="N", help="How many random starts."),
-        click.option("--seed", type=click.IntRange(0), metavar="N", help="Draws the starts, and b if it is random."),
+        click.option(
+            "--seed", type=click.IntRange(0, MOST_SEED), metavar="N", help="Draws the starts, and b if it is random."
+        ),
     ]
 
     def add(command: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from refattn.cli.analyse.study import Decorator, finish, folder_of, out_option
-from refattn.cli.arguments import Name, Place, Problem
+from refattn.cli.arguments import MOST_SEED, Name, Place, Problem
 
 PICTURES = ("png", "svg")
 
@@ -26,7 +26,9 @@ def stack_options(tokens: int, width: int, layers: int) -> Decorator:
         click.option("--tokens", type=click.IntRange(1, 4096), default=tokens, show_default=True, help="How many."),
         click.option("--width", type=click.IntRange(1, 4096), default=width, show_default=True, help="Of the tokens."),
         click.option("--heads", type=click.IntRange(1, 256), default=2, show_default=True, help="Of a fresh layer."),
-        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the fresh model."),
+        click.option(
+            "--seed", type=click.IntRange(0, MOST_SEED), default=0, show_default=True, help="Of the fresh model."
+        ),
     ]
     return lambda command: functools.reduce(lambda found, option: option(found), reversed(options), command)
 

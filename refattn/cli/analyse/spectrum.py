@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from refattn.cli.analyse.study import finish, folder_of, out_option
-from refattn.cli.arguments import Problem
+from refattn.cli.arguments import MOST_SEED, Problem
 from refattn.cli.output import progress
 
 
@@ -23,7 +23,7 @@ from refattn.cli.output import progress
 @click.option("--fit", default="stein", show_default=True, help="As in the mechanism: separable(norm=0.9).")
 @click.option("--space", default="keys", show_default=True, help="As in the mechanism.")
 @click.option("--causal", is_flag=True, help="Hide the keys to come.")
-@click.option("--seed", type=click.IntRange(0), default=3, show_default=True, help="Of the arrays.")
+@click.option("--seed", type=click.IntRange(0, MOST_SEED), default=3, show_default=True, help="Of the arrays.")
 @out_option
 def spectrum(
     queries: int,
@@ -61,7 +61,7 @@ def spectrum(
 @click.command("prediction", short_help="Show how fitted operators predict known systems.")
 @click.option("--system", "systems", metavar="NAME", multiple=True, help="Only this one, or these; all by default.")
 @click.option("--steps", type=click.IntRange(1, 200), default=20, show_default=True, help="Steps to predict.")
-@click.option("--seed", type=click.IntRange(0), default=3, show_default=True, help="Of the states.")
+@click.option("--seed", type=click.IntRange(0, MOST_SEED), default=3, show_default=True, help="Of the states.")
 @out_option
 def prediction(systems: tuple[str, ...], steps: int, seed: int, out: str | None) -> None:
     """Compare predictions of known systems by Koopman attention's operator, by EDMD and by kernel EDMD.

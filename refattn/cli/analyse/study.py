@@ -10,7 +10,7 @@ import click
 
 from refattn.cli.arguments import Place, Problem
 from refattn.cli.output import deliver
-from refattn.files import check_output
+from refattn.files import check_output, reason
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -30,7 +30,7 @@ def folder_of(out: str | None, study: str, *pictures: str) -> Path:
         for ending in ("json", *(pictures or ("png",))):
             check_output(path / f"{study}.{ending}")
     except OSError as error:
-        raise Problem(f"--out: got {str(path)!r}, needs a folder that can be written ({error.strerror})") from error
+        raise Problem(f"--out: got {str(path)!r}, needs a folder that can be written ({reason(error)})") from error
     return path
 
 

@@ -13,6 +13,7 @@ from refattn.mechanisms.delta.implementations import chunked
 from refattn.mechanisms.delta.options import GATES, check_chunk, check_eps, check_given, check_scale, hidden
 from refattn.mechanisms.entry import check_saved, implementation_of, upstream
 from refattn.mechanisms.paper import backward_of_definition, defined_by
+from refattn.tree import Shown
 from refattn.xp import Array, namespace, zeros
 
 IMPLEMENTATIONS = {"recurrent": dense, "chunked": chunked}
@@ -25,8 +26,8 @@ SMALL_UP_TO, SMALL = 64, 16384
 arrays cost what calls cost, and halves of halves of a chunk are many."""
 
 
-@dataclass(frozen=True)
-class Saved:
+@dataclass(frozen=True, repr=False)
+class Saved(Shown):
     """What `backward` reads, and what a caller may want beside the output.
 
     Attributes

@@ -47,6 +47,7 @@ from refattn.mechanisms.graph_energy.system import System, balanced, energy_back
 from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal, allowed_pairs
+from refattn.tree import Shown
 from refattn.xp import Array, all_finite, concrete, dtype_name, is_array, is_bool, is_floating, namespace, raised
 
 IMPLEMENTATIONS = {"dense": pairs, "products": products, "tiled": tiled}
@@ -55,8 +56,8 @@ DENSE_UP_TO = 64 * 64
 """Differences of scores of one head up to which `implementation="auto"` takes the dense implementation."""
 
 
-@dataclass(frozen=True)
-class Saved:
+@dataclass(frozen=True, repr=False)
+class Saved(Shown):
     """What `backward` reads, and what a caller may want beside the output.
 
     Attributes

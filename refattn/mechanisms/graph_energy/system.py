@@ -28,11 +28,14 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from refattn.args import Having, checked
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Number
 from refattn.mechanisms.graph_energy.options.call import Options, longest_of
 from refattn.ops.sums import summed_for
 from refattn.xp import Array, arange, concrete, namespace, sum_wide, zeros
+
+_SAVED = Having(("scores", "system", "inner"), "what the forward of graph energy returned")
 
 _NO_ENERGY = "an energy exists only for graphs with detailed balance"
 
@@ -234,6 +237,7 @@ def _taken(at: Array, x: Array) -> Array:
     return namespace(x).take(x, at, axis=0)
 
 
+@checked(saved=_SAVED)
 def longest_step(saved: Any) -> Array:
     """Return for each head the longest step of Euler that is known to lower the energy of all sequences, (h,).
 
@@ -245,6 +249,7 @@ def longest_step(saved: Any) -> Array:
     return namespace(longest).min(longest, axis=(0, 2, 3))
 
 
+@checked(saved=_SAVED)
 def energy(saved: Any) -> Array:
     """Return the energy of each head before the first step and after every step, (b, h, steps + 1).
 
@@ -266,12 +271,14 @@ def energy(saved: Any) -> Array:
     return xp.stack(each, axis=-1)
 
 
+@checked(saved=_SAVED)
 def residual(saved: Any) -> Array:
     """Return the largest rate |v| of each head after the last step, (b, h): 0 at an equilibrium."""
     xp = namespace(saved.scores)
     return xp.max(xp.abs(saved.system.rate(saved.inner.flow.states[-1])), axis=(-2, -1))
 
 
+@checked(saved=_SAVED)
 def steps_taken(saved: Any) -> Array:
     """Return how many steps each channel has taken, (b, h, c): those of "rk45" that were refused do not count."""
     xp = namespace(saved.scores)

@@ -59,4 +59,8 @@ record = Mechanism(
         "repeatable",
     ),
     stream=ModuleStream(_stream, _BLOCK),
+    # The author's code subtracts 1 from every weight, always. His eps is never used: "signed" keeps sums away from 0.
+    presets={
+        "mercat2020": {"block": {"order": 2, "alpha": 3.0, "normaliser": "signed(delta=1.0)", "layer_norm": True}}
+    },
 )

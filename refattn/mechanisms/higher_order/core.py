@@ -17,6 +17,7 @@ from refattn.mechanisms.higher_order.options import NORMALISERS, OLD, Normaliser
 from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal
+from refattn.tree import Shown
 from refattn.xp import Array, dtype_name, is_bool, namespace, raised
 
 IMPLEMENTATIONS = {"dense": dense, "tiled": tiled, "linear": linear, "chunked": chunked, "recurrent": recurrent}
@@ -25,8 +26,8 @@ DENSE_UP_TO = 128 * 128
 """Scores of one head up to which `implementation="auto"` takes the dense implementation."""
 
 
-@dataclass(frozen=True)
-class Saved:
+@dataclass(frozen=True, repr=False)
+class Saved(Shown):
     """What `backward` reads, and what a caller may want beside the output.
 
     Attributes

@@ -81,4 +81,10 @@ record = Mechanism(
     tiled=False,
     stream=_stream.Stream(_BLOCK),
     pointer=_pointer,
+    redrawn=lambda saved: sum(saved.core.chosen),
+    presets={
+        "tie2024": {
+            "block": {"perturbation": "shift", "draws": "beta(candidates=64)"},
+        }
+    },
 )

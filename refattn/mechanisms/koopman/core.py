@@ -45,6 +45,7 @@ from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import Causal
+from refattn.tree import Shown
 from refattn.xp import Array, concrete, device, is_array, namespace, raised, zeros
 
 IMPLEMENTATIONS: dict[str, Any] = {"dense": dense, "shared": shared}
@@ -58,7 +59,7 @@ DENSE_UP_TO = 2**12
 MEAN = 0.1
 """Ridge and epsilon where none is given: the mean 1 / (1 + b) of their distribution Beta(1, b) with b = 9."""
 
-CANDIDATES = 8
+CANDIDATES = 64
 """The most candidates for ridge and epsilon."""
 
 JITTER = {"float64": 1e-8, "float32": 1e-4}
@@ -90,8 +91,8 @@ FAMILIES["kernel"] = kernel_of
 DIFFERENTIABLE = ("ridge", "epsilon", "bandwidth", "weight", "mix")
 
 
-@dataclass(frozen=True)
-class Saved:
+@dataclass(frozen=True, repr=False)
+class Saved(Shown):
     """What `backward` reads, and what a caller may want beside the output.
 
     Attributes

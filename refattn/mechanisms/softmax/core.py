@@ -13,6 +13,7 @@ from refattn.mechanisms.softmax import definition, dense
 from refattn.mechanisms.softmax.implementations import tiled
 from refattn.mechanisms.softmax.options import Options, Window, check_no_bias, check_options
 from refattn.ops.masks import Causal, where_allowed
+from refattn.tree import Shown
 from refattn.xp import Array, namespace
 
 IMPLEMENTATIONS = {"dense": dense, "tiled": tiled}
@@ -21,8 +22,8 @@ DENSE_UP_TO = 128 * 128
 """Scores of one head up to which `implementation="auto"` takes the dense implementation."""
 
 
-@dataclass(frozen=True)
-class Saved:
+@dataclass(frozen=True, repr=False)
+class Saved(Shown):
     """What `backward` reads, and what a caller may want beside the output.
 
     Attributes

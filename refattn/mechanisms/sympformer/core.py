@@ -11,6 +11,7 @@ from refattn.mechanisms.entry import check_saved, enter, implementation_of, retu
 from refattn.mechanisms.sympformer import dense
 from refattn.mechanisms.sympformer.implementations import tiled
 from refattn.ops.masks import Causal
+from refattn.tree import Shown
 from refattn.xp import Array, is_array, raised, zeros
 
 IMPLEMENTATIONS = {"dense": dense, "tiled": tiled}
@@ -19,8 +20,8 @@ DENSE_UP_TO = 64 * 64
 """Scores of one head up to which `implementation="auto"` takes the dense implementation."""
 
 
-@dataclass(frozen=True)
-class Saved:
+@dataclass(frozen=True, repr=False)
+class Saved(Shown):
     """What `backward` reads, and what a caller may want beside the output.
 
     Attributes

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from refattn import backends
 from refattn.args import checked
+from refattn.foreign import shown
 from refattn.golden.storage import SCALED, has_gradient
 from refattn.verify.adapters import devices, interpreted, manners
 from refattn.verify.adapters.pushed import Called, derivatives
@@ -158,7 +159,17 @@ def call(
                 raise
             if (lacks := interpreted.declined(error)) is not None:
                 return lacks
-            raise CallError(words(error)) from error
+            raise CallError(_passed_on(error, (*inputs, *options)) or words(error)) from error
+
+
+def _passed_on(error: BaseException, names: Iterable[str]) -> str:
+    """Return what is wrong where an adapter gives an argument of the case to a function without such a parameter."""
+    said = words(error)
+    if not isinstance(error, TypeError) or "keyword" not in said:
+        return ""
+    name = next((name for name in names if f"'{name}'" in said), "")
+    hint = f'if {name} is not None: return refattn.Decline("no {name}")'
+    return name and f"it takes {name} and passes it on to what takes none: decline it, {hint} ({said})"
 
 
 def _call(
@@ -197,7 +208,7 @@ def _call(
     returned = manners.around(forward, arguments, extra)
     devices.wait()
     if isinstance(returned, Decline):
-        return Decline(str(returned.reason))
+        return Decline(shown(returned.reason))
     result = _named(returned, outputs)
     judged = tuple(name for name in result if name not in outputs)
     declined = ""
@@ -416,8 +427,4 @@ def _lacking(function: Any, names: Iterable[str]) -> list[str]:
 
 def words(error: BaseException) -> str:
     """Return what foreign code raised in one line; even its text may raise."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:
-        text = "an error without a text"
-    return f"raised {type(error).__name__}: {text[:300]}"
+    return f"raised {shown(type(error).__name__, 300)}: {shown(' '.join(shown(error).split()), 300)}"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from refattn.golden.storage import TYPES
+from refattn.mechanisms.record import Mechanism
 from refattn.verify.adapters.adapter import LoadError, attribute
-from refattn.verify.tolerance.budget import UNTAGGED
+from refattn.verify.tolerance.budget import UNTAGGED, names_of_roundings
 
 
-def roundings(kernel: Any, equations: Iterable[str]) -> dict[str, str]:
+def roundings(kernel: Any, mechanism: Mechanism) -> dict[str, str]:
     """Return what a kernel declares to round, as `refattn.verify.tolerance.budget.Roundings` has it.
 
     Raises
@@ -20,12 +20,12 @@ def roundings(kernel: Any, equations: Iterable[str]) -> dict[str, str]:
     """
     declared = attribute(kernel, "roundings")
     try:
-        return read_roundings(() if declared is None else declared, equations)
+        return read_roundings(() if declared is None else declared, mechanism)
     except ValueError as error:
         raise LoadError(f"--impl: its roundings {error}") from error
 
 
-def read_roundings(declared: Any, equations: Iterable[str]) -> dict[str, str]:
+def read_roundings(declared: Any, mechanism: Mechanism) -> dict[str, str]:
     """Return what is declared to be rounded with its type, of names, "NAME=TYPE", or a dict; "" is the storage type.
 
     Raises
@@ -33,11 +33,12 @@ def read_roundings(declared: Any, equations: Iterable[str]) -> dict[str, str]:
     ValueError
         Where it is something else.
     """
-    known, listed = (*equations, *UNTAGGED), declared
+    known, listed = names_of_roundings(mechanism), declared
     if isinstance(declared, (tuple, list)) and all(isinstance(id, str) for id in declared):
         listed = {id: type_ for id, _, type_ in (one.partition("=") for one in declared)}
+    words = (*UNTAGGED, *mechanism.named_roundings)
     if not isinstance(listed, dict) or not all(id in known for id in listed):
-        raise ValueError(f"are {declared!r}, needs some of products, q, k, v and ids such as {known[0]}")
+        raise ValueError(f"are {declared!r}, needs some of {', '.join(words)} and ids such as {known[0]}")
     if wrong := [type_ for type_ in listed.values() if type_ and type_ not in TYPES]:
         raise ValueError(f"name {wrong[0]!r}, needs one of {', '.join(TYPES)}")
     return listed

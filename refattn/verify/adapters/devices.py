@@ -7,6 +7,7 @@ may use streams of its own. What comes back of a library that nobody knows is ta
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,28 @@ def checked(framework: str | None, device: Any) -> str | None:
     if framework not in FRAMEWORKS:
         raise TypeError(f"device: got {device!r}, needs framework beside it: {', '.join(FRAMEWORKS)}")
     return str(device)  # also of a torch.device
+
+
+UNITS = {"tf32": ("amx_tf32",), "bf16x3": ("amx_bf16", "avx512_bf16", "bf16")}
+"""What the flags of a processor say that multiplies in a type which programs do not ask for by name."""
+
+ACCELERATORS = ("/dev/nvidia0", "/dev/kfd", "/dev/dri/renderD128", "/dev/accel0", "/dev/vfio/0")
+"""Files of which a machine with an accelerator has one."""
+
+
+def missing_types(device: Any) -> tuple[str, ...]:
+    """Return which of `UNITS` a kernel cannot multiply in: it runs on the CPU, and this has none of them.
+
+    A kernel that names no device runs on the CPU if the machine has nothing else.
+    """
+    elsewhere = any(Path(name).exists() for name in ACCELERATORS) or sys.platform == "darwin"
+    if not str(device).startswith("cpu") if device is not None else elsewhere:
+        return ()
+    known = Path("/proc/cpuinfo")
+    if not known.is_file():
+        return ()
+    flags = {*known.read_text(encoding="utf-8", errors="replace").split()}
+    return tuple(name for name, units in UNITS.items() if not flags & {*units})
 
 
 def wait() -> None:

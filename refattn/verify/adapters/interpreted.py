@@ -49,6 +49,14 @@ class Interpreter:
 _active: dict[str, Interpreter] = {}
 
 
+def check(text: str) -> None:
+    """Raise NoInterpreterError unless a text names an interpreter."""
+    name, equals, config = text.partition("=")
+    odd = bool(equals) and not (config == "all" or config.isdecimal())
+    if name not in NAMES or odd or (equals and name != "triton"):
+        raise NoInterpreterError(f"interpret: got {text!r}, needs triton, triton=N, triton=all or pallas")
+
+
 def start(text: str) -> None:
     """Start the interpreter that "triton", "triton=2", "triton=all" or "pallas" names; once for a process.
 
@@ -57,10 +65,8 @@ def start(text: str) -> None:
     NoInterpreterError
         If there is none of this name, if a library that it needs is not installed, or if it is too late.
     """
+    check(text)
     name, _, config = text.partition("=")
-    odd = config not in ("", "all") and not config.isdecimal()
-    if name not in NAMES or odd or (config and name != "triton"):
-        raise NoInterpreterError(f"interpret: got {text!r}, needs triton, triton=N, triton=all or pallas")
     if name not in _active:
         try:
             _active[name] = _STARTS[name](config or "0")
@@ -94,7 +100,11 @@ def _asked(file: Path) -> Iterator[str]:
 
 def refused(dtype: str) -> str:
     """Return why no kernel runs in a storage type: an interpreter is wrong in it; "" if none is."""
-    wrong = (f"{one.label} fails its self-test in {dtype}: {one.failing[dtype]}" for one in _active.values() if dtype in one.failing)
+    wrong = (
+        f"{one.label} fails its self-test in {dtype}: {one.failing[dtype]}"
+        for one in _active.values()
+        if dtype in one.failing
+    )
     return "; ".join(wrong)
 
 

@@ -133,6 +133,7 @@ class Isolated:
         self.roundings: Any = tuple(declared) if isinstance(declared, list) else declared
         self.pulls = tuple(answer["pulls"])
         self.slack, self.descale, self.result = answer["slack"], answer["descale"], answer["result"]
+        self.framework, self.device = answer["framework"], answer["device"]
         self.supports = answer["supports"]
         self.keep = self._keep if answer["keep"] else None
 
@@ -156,7 +157,7 @@ class Isolated:
             raise
         if "error" not in answer:
             return answer, found
-        worker.err.add(answer["trace"].encode())
+        worker.err.add(answer["trace"].encode(errors="backslashreplace"))
         if what == "load":
             self.close()
             raise LoadError(answer["error"]) from RuntimeError(f"over there:\n{answer['trace']}")
@@ -204,7 +205,7 @@ def _loaded(about: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arra
         "pulls": _pulls(kernel),
         "keep": callable(attribute(kernel, "keep")),
         "supports": _plain(attribute(kernel, "supports")),
-        **{name: str(attribute(kernel, name) or "") for name in ("slack", "descale", "result")},
+        **{name: str(attribute(kernel, name) or "") for name in ("slack", "descale", "result", "framework", "device")},
     }, {}
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from refattn.args import Real, check
 from refattn.files import read_regular
+from refattn.foreign import shown
 from refattn.golden.storage import has_gradient
 from refattn.golden.tensors import decode, encode
 from refattn.verify.adapters.adapter import LARGEST, CallError, LoadError
@@ -133,4 +134,4 @@ def _ended(command: Sequence[str | Path], seconds: float, wanted: Path, limit: i
 
 def _last_line(text: str) -> str:
     lines = text.split("\n")
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+    return next((shown(line.strip(), 300) for line in reversed(lines) if line.strip()), "")

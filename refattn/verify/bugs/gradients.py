@@ -166,3 +166,36 @@ def slope_of_masked_score(self: Flash, rows: Array, start: int) -> Any:
     c = self.scores(rows, start)
     columns = np.arange(start, start + self.columns)
     return np.where(self.inside(columns), 1.0 - (c / self.softcap) ** 2, 0.0)
+
+
+@fault("dSM.2", "dSM.v", "sink", link="NVIDIA/cudnn-frontend/pull/421")
+class BackwardWithoutSinks(Flash):
+    """The backward computes the weights from an lse that does not have the sinks."""
+
+    def forward(self) -> tuple[Array, Array]:
+        self.of_keys = np.full((*self.q.shape[:3], 1), -np.inf, self.q.dtype)
+        return super().forward()
+
+    def with_sinks(self, top: Array, total: Array, acc: Array, rows: Array) -> tuple[Array, Array, Array]:
+        self.of_keys[:, :, rows] = self.lse_of(top, total)
+        return super().with_sinks(top, total, acc, rows)
+
+    def recomputed(self, rows: Array, start: int, lse: Array) -> Array:
+        return super().recomputed(rows, start, self.of_keys[:, :, rows])
+
+
+@fault("dSM.4", "dSM.2", "k", "v", link="huggingface/diffusers/issues/14265", tiles="columns")
+class RingOfFirstStep(Flash):
+    """The backward of a ring reads the keys and values of its first step in all steps."""
+
+    goes_back = False
+
+    def keys(self, start: int) -> Array:
+        return super().keys(0 if self.goes_back else start)
+
+    def values(self, start: int) -> Array:
+        return super().values(0 if self.goes_back else start)
+
+    def backward(self, *given: Any) -> dict[str, Array]:
+        self.goes_back = True
+        return super().backward(*given)

@@ -15,6 +15,9 @@ from refattn.verify.bugs.splits import Split
 PAGE = 16
 """Keys of a page."""
 
+OVERFLOWS = 88.7
+"""exp of more is no number of float32."""
+
 
 def _moved(window: Any, left: int, right: int) -> Any:
     return tuple(None if bound is None else max(bound + by, 0) for bound, by in zip(window, (left, right), strict=True))
@@ -33,6 +36,19 @@ def window_one_less_left(self: Flash, rows: Array, columns: Array) -> Array:
     (left, _), at = self.window, rows[:, None] + self.place
     found = Flash.near(self, rows, columns)
     return found if left is None else found & (columns > at - left)
+
+
+@wrong(Flash.near, "SM.2", "window", link="pytorch/executorch/pull/21857", tiles="rows")
+def window_of_first_query(self: Flash, rows: Array, columns: Array) -> Array:
+    """All queries of a chunk have the left bound of its first one: later ones see keys that are too far back."""
+    assert self.window is not None
+    window = self.window
+    self.window = (None, window[1])
+    right = Flash.near(self, rows, columns)
+    self.window = (window[0], None)
+    left = Flash.near(self, 0 * rows + rows[0] // self.rows * self.rows, columns)
+    self.window = window
+    return left & right
 
 
 @wrong(Flash.window_of, "SM.2", "window", "window one wider", link="ModelTC/LightLLM/pull/1311")
@@ -184,6 +200,17 @@ def sink_scaled(self: Flash, top: Array, total: Array, acc: Array, rows: Array) 
     found = Flash.with_sinks(self, top, total, acc, rows)
     self.sink = sink
     return found
+
+
+@wrong(Flash.with_sinks, "SM.sunk", "SM.top", "sink", link="Dao-AILab/flash-attention/pull/2752")
+def sink_not_in_maximum(self: Flash, top: Array, total: Array, acc: Array, rows: Array) -> tuple[Array, Array, Array]:
+    """The sinks are not in the maximum: one far above the scores overflows."""
+    if self.sink is None:
+        return top, total, acc
+    sinks = self.sink[:, None, :].astype(np.float64) - self.shift(top)
+    with np.errstate(over="ignore"):
+        added = np.where(sinks > OVERFLOWS, np.inf, np.exp(np.minimum(sinks, OVERFLOWS)))
+    return top, total + np.sum(added, axis=-1, keepdims=True).astype(total.dtype), acc
 
 
 @wrong(Flash.lengths_of, "SM.2", "k_lengths", "beyond the lengths", link="Dao-AILab/flash-attention/pull/2333")

@@ -64,6 +64,19 @@ def merged_with_powers_of2(self: Split, lses: Array, top: Array) -> Array:
     return np.exp2(lses - top)
 
 
+@fault("SM.5", "SM.lse", link="SHI-Labs/NATTEN/pull/202", tiles="columns")
+class MergedWithoutMaximum(Split):
+    """Parts are merged by exp(lse), without a maximum: large scores overflow."""
+
+    def merged(self, outs: Array, lses: Array) -> tuple[Array, Array, Array]:
+        if len(lses) == 1:
+            return super().merged(outs, lses)
+        wide = lses.astype(np.float64)
+        weights = np.where(wide > 88.7, np.inf, np.exp(np.minimum(wide, 88.7))).astype(lses.dtype)
+        total, acc = np.sum(weights, axis=0), np.sum(weights * outs, axis=0)
+        return np.where(total > 0.0, np.zeros_like(total), -np.inf).astype(lses.dtype), total, acc
+
+
 @wrong(Split.part_lse, "SM.total", "SM.5", "SM.lse", link="ROCm/aiter/pull/3641", tiles="columns")
 def empty_part_counts(self: Split, top: Array, total: Array) -> Array:
     """A part of which nothing may be attended counts with an lse of 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,12 @@ def state_for_one_token_alone(self: Recurrence, state: Array) -> Array:
 def state_of_one_sequence_ignored(self: Recurrence, state: Array) -> Array:
     """The state that comes in is dropped where the batch has one sequence."""
     return state * 0.0 if len(state) == 1 else state
+
+
+@wrong(Recurrence.first_state, "DELTA.1", "state in ignored", link="", tiles="chunk")
+def state_for_one_chunk_alone(self: Recurrence, state: Array) -> Array:
+    """The state that comes in is dropped where there is more than one chunk."""
+    return state if self.q.shape[3] <= self.chunk else state * 0.0
 
 
 @wrong(Recurrence.kept, "DELTA.4", link="ollama/ollama/issues/15865")
@@ -57,6 +64,31 @@ def chunks_begin_empty(self: Recurrence, state: Array, before: Array) -> Array:
 def chunks_begin_with_the_first_state(self: Recurrence, state: Array, before: Array) -> Array:
     """Every chunk begins with the state that came in, in place of that of the chunk before."""
     return before
+
+
+@fault("DELTA.4", link="huggingface/transformers/pull/47250", tiles="chunk")
+class ChunkStatesOverWrongAxis(Recurrence):
+    """Without a delta rule states of chunks are summed over the wrong axis: a chunk begins with what the one before it
+    has written alone, times the sum of the decays to all that follow."""
+
+    def sequence(self, first: int, last: int, state: Array, momentum: Array) -> tuple[Array, Array]:
+        self.at, self.last = first, last
+        return super().sequence(first, last, state, momentum)
+
+    def through(self, start: int) -> Any:
+        """Return the decay over a chunk."""
+        return math.prod(self.gate("log_decay", n) for n in range(start, min(start + self.chunk, self.last)))
+
+    def carried(self, state: Array, before: Array) -> Array:
+        if "beta" in self.x or self.moving:
+            return state
+        own = state - self.through(self.at) * before
+        self.at += self.chunk
+        decay, times = 1.0, 1.0
+        for start in range(self.at, self.last, self.chunk):
+            decay = decay * self.through(start)
+            times = times + decay
+        return own * times
 
 
 @fault("DELTA.4", link="vllm-project/vllm-ascend/pull/11508", tiles="chunk")
@@ -144,7 +176,27 @@ def decays_of_the_sequence_before(self: Recurrence, first: int) -> Any:
     return self.exp(total[..., None, None] if total.ndim == 2 else total[..., None])
 
 
+@wrong(Recurrence.decayed, "DELTA.fade", "DELTA.1", link="")
+def decay_of_first_head_beyond_64(self: Recurrence, state: Array, n: int) -> Array:
+    """Channels from the 65th on have the decay of the first head."""
+    found = Recurrence.decayed(self, state, n)
+    gate = self.gate("log_decay", n)
+    if state.shape[-2] > 64 and "log_decay" in self.x:
+        first = np.broadcast_to(gate, (*state.shape[:-1], 1))[:, :1, 64:]
+        found[:, :, 64:] = first * state[:, :, 64:]
+    return found
+
+
 # Packed sequences, padding, heads
+
+
+@wrong(Recurrence.gate, "DELTA.fade", "DELTA.1", "DELTA.3", link="vllm-project/vllm/pull/51812")
+def gates_of_other_sequences(self: Recurrence, name: str, n: int) -> Any:
+    """In a packed batch the gates stay in another order than q, k and v: that of the last sequence comes first."""
+    if self.packed:
+        tokens = [token for first, last in self.bounds[::-1] for token in range(first, last)]
+        n = tokens[n] if n < len(tokens) else n
+    return Recurrence.gate(self, name, n)
 
 
 @wrong(Recurrence.first_state, "DELTA.1", "state in ignored", link="")

@@ -42,6 +42,9 @@ LARGE_ERROR = 100.0
 FAR = 0.1
 """The part of a large error that it leaves at most."""
 
+ACTS = 0.25
+"""An error that moves no element of a wrong result by so many times what is granted does not act in a case."""
+
 PLAIN = ("ignored", "left out")
 """Of errors of a sort that explain as much, what comes first: nothing is done where something should be."""
 
@@ -225,7 +228,8 @@ def level(one: Residuals, named: Named) -> tuple[int, float]:
         values = results_of(named, one.templates, bool(gradients) and known.backward)
     except (ArithmeticError, ValueError):
         return 0, np.inf
-    if _far(one, values, wrong & outputs or wrong):
+    looked_at = wrong & outputs or wrong
+    if _far(one, values, looked_at) or not _acts(one, values, looked_at):
         return 0, np.inf
     found = shares(one, {name: x for name, x in values.items() if name in outputs})
     worst_output = max(found.values(), default=np.inf)
@@ -255,6 +259,12 @@ def _far(one: Residuals, values: Values, names: set[str]) -> bool:
         if size > LARGE_ERROR * error.size and float(left @ left) > FAR * size:
             return True
     return False
+
+
+def _acts(one: Residuals, values: Values, names: set[str]) -> bool:
+    """Tell whether an error changes every wrong result that it has: otherwise it agrees only with what is granted."""
+    marks = (one.templates.marks(name, values[name]) for name in names & {*values})
+    return all(float(np.max(np.abs(mark), initial=0.0)) > ACTS for mark in marks)
 
 
 def recomputed(one: Residuals) -> list[Values]:
@@ -313,6 +323,14 @@ def explained(
     for doubted in _doubted(found, failing, agreeing):
         best.setdefault(doubted.wrong.name, doubted)
     return _without_twins(list(best.values()))
+
+
+def also_explained(one: Explained, others: Sequence[Residuals]) -> Explained:
+    """Return what an error explains with what it explains of other failing cases."""
+    tried = [(other.case.name, *level(other, (one.wrong, one.size))) for other in others]
+    cases = (*one.cases, *(name for name, at, _ in tried if at))
+    whole = (*one.whole, *(name for name, at, _ in tried if at == 2))
+    return replace(one, cases=cases, whole=whole, share=max(one.share, *(share for _, at, share in tried if at), 0.0))
 
 
 def _cost(one: Residuals) -> float:

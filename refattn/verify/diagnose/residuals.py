@@ -94,7 +94,8 @@ def residuals_of(templates: Templates, result: Result) -> Residuals:
     verdicts = {verdict.tensor: verdict for verdict in judge(result, templates.truth)}
     errors, weights = {}, {}
     for name, target in templates.targets.items():
-        if name not in result.tensors or result.tensors[name].shape != target.shape or not target.size:
+        # A result of another shape or type says nothing of the equations.
+        if name not in result.tensors or verdicts[name].statistic in ("shape", "dtype") or not target.size:
             continue
         value = round_to(result.tensors[name].astype(np.float64), templates.truth.stored[name])
         error = templates.errors(name, value, target)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from refattn.verify.diagnose.changes import Change
 from refattn.verify.diagnose.error_templates import Templates, changes
 from refattn.verify.diagnose.known import (
     Explained,
+    also_explained,
     errors_with_names,
     explained,
     follows,
@@ -47,11 +49,14 @@ from refattn.verify.outcome import Report, Result, Suspect, Suspects, Truth
 SHOWN = 3
 """Suspects that are reported: more than one where no error in the first agrees with what was got."""
 
+TELLS = 0.1
+"""An error of an equation is reported if it explains this part of the squared error, or agrees with what was got."""
+
 MEANS_NOTHING = 0.98
-"""An equation that leaves as much unexplained is not reported."""
+"""An equation that leaves as much unexplained tells nothing of the place."""
 
 LEAST = 2
-"""So many equations are reported where none agrees, however little they explain."""
+"""So many equations are told as the place where none explains anything, however little they explain."""
 
 REMAINS = 0.7
 """The same for what remains in gradients once outputs are explained."""
@@ -69,6 +74,7 @@ def suspects(
     *,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
     without: Iterable[str] = (),
+    others: Mapping[str, Given] = MappingProxyType({}),
 ) -> Suspects | None:
     """Rank the errors that explain what a kernel returned.
 
@@ -82,6 +88,8 @@ def suspects(
         Wraps the sequence of equations, for a progress bar.
     without
         Errors with names that are left out, to measure what the others are worth.
+    others
+        What failed in other storage types, which a suspect is tried on, too.
 
     Returns
     -------
@@ -89,11 +97,7 @@ def suspects(
         None where no number disagrees: where shapes do, say.
     """
     known = changes(mechanism, dtype)
-    all_residuals = [
-        (residuals_of(Templates(mechanism, case, truth, known), result), failed)
-        for case, truth, result, failed in given
-        if any(x.size for x in truth.values.values())
-    ]
+    all_residuals = _residuals(mechanism, known, given)
     failing = [one for one, failed in all_residuals if failed and one.wrong]
     agreeing = [one for one, failed in all_residuals if not failed and one.errors]
     if not failing:
@@ -101,16 +105,21 @@ def suspects(
     with_names = (*errors_with_names(mechanism, without), *((one, "") for one in symptoms_of(failing)))
     names = explained(with_names, failing, agreeing)
     named, left = _cover(names, failing)
+    elsewhere = [
+        one for other, cases in others.items() for one, _ in _residuals(mechanism, changes(mechanism, other), cases)
+    ]
+    elsewhere = [one for one in elsewhere if one.wrong]
+    everywhere = [*failing, *elsewhere]
     at_hand = {one.case.name: one for one in (*failing, *agreeing)}
     looked_at = chosen([(one.templates, one in left) for one in (*(left or failing), *agreeing)])
     residuals = [at_hand[templates.case.name] for templates in looked_at]
     if not any(one.wrong for one in residuals):  # equations run in no failing case that is looked at
         residuals = left or failing
     possible, narrow = narrowed(residuals)
-    ranked = [_named(mechanism, one, len(failing)) for one in named]
+    ranked = [_named(mechanism, also_explained(one, elsewhere), len(everywhere)) for one in named]
     if left or ranked[0].sort != "fault":
         entered = entries(left or failing, [*agreeing, *(one for one in failing if one not in left)])
-        found = _equations(mechanism, residuals, failing, progress, entered)
+        found = _equations(mechanism, residuals, everywhere, progress, entered)
         agree = [one for one in found if one.share <= 1.0]
         whole = [one for one in ranked if not left]
         rest = [*agree, *(one for one in ranked if one not in whole)]
@@ -118,9 +127,11 @@ def suspects(
             known_cases = {one.case.name for one in failing}
             both = chosen([(one.templates, True) for one in failing])
             all_of_them = [at_hand[templates.case.name] for templates in both if templates.case.name in known_cases]
-            rest += [one for one in _equations(mechanism, all_of_them, failing, iter, ()) if one.share <= 1.0]
+            rest += [one for one in _equations(mechanism, all_of_them, everywhere, iter, ()) if one.share <= 1.0]
             rest.sort(key=lambda one: -len(one.cases) / max(one.failing, 1))
         ranked = list(dict.fromkeys([*whole, *rest, *(one for one in found if left)]))[:SHOWN]
+    near = [id for one in ranked[:LEAST] if not _tells(one) for id in one.ids]
+    ranked = [one for one in ranked if _tells(one)]
     ranked = ranked[:SHOWN] + _remaining(mechanism, known, ranked, failing)
     wrong = dict.fromkeys(name for one in failing for name in one.wrong)
     right = dict.fromkeys(name for one in failing for name in one.errors if name not in wrong)
@@ -141,7 +152,17 @@ def suspects(
         between,
         places_of(failing),
         which,
+        () if ranked else (*dict.fromkeys(near),),
     )
+
+
+def _residuals(mechanism: Mechanism, known: dict[str, dict[str, Change]], given: Given) -> list[tuple[Residuals, bool]]:
+    """Return the residuals of cases that have results, each with whether it failed."""
+    return [
+        (residuals_of(Templates(mechanism, case, truth, known), result), failed)
+        for case, truth, result, failed in given
+        if any(x.size for x in truth.values.values())
+    ]
 
 
 def _cover(found: Sequence[Explained], failing: Sequence[Residuals]) -> tuple[list[Explained], list[Residuals]]:
@@ -219,6 +240,10 @@ def _of(
     return sorted(found, key=lambda one: one.share > 1.0)
 
 
+def _tells(suspect: Suspect) -> bool:
+    return suspect.sort != "equation" or suspect.share <= 1.0 or suspect.explained >= TELLS
+
+
 def ranked_fits(
     residuals: Sequence[Residuals],
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
@@ -292,7 +317,7 @@ def _remaining(
     few = rest[:4]
     backward = [id for id in narrowed(few)[0] if id.startswith("d")] or [id for id in known if id.startswith("d")]
     best = rank(fit(id, few) for id in backward)[:1]
-    return [described(one, best, few)[0] for one in best if one.left < REMAINS]
+    return [suspect for one in best if one.left < REMAINS and _tells(suspect := described(one, best, few)[0])]
 
 
 def locate(
@@ -321,11 +346,22 @@ def locate(
     >>> report.suspects.ranked[0].kind
     'scale left out'
     """
+    given: dict[str, Given] = {}
     for dtype in DTYPES:
         judged_ = [outcome for outcome in report.outcomes if outcome.dtype == dtype and outcome.seen]
         if any(outcome.status == "disagrees" for outcome in judged_):
-            given = [(mechanism.case(o.case), *o.seen, o.status in ("disagrees", "raises")) for o in judged_ if o.seen]
-            found = suspects(mechanism, dtype, given, progress=progress)
-            if found:
-                return replace(report, suspects=found)
+            given[dtype] = [(mechanism.case(o.case), *o.seen, o.failed) for o in judged_ if o.seen]
+    for dtype in given:
+        others: dict[str, Given] = {
+            other: [
+                (replace(case, name=f"{case.name} ({other})"), truth, got, True)
+                for case, truth, got, wrong in rows
+                if wrong
+            ]
+            for other, rows in given.items()
+            if other != dtype
+        }
+        found = suspects(mechanism, dtype, given[dtype], progress=progress, others=others)
+        if found:
+            return replace(report, suspects=found)
     return report

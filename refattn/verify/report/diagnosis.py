@@ -9,7 +9,7 @@ from refattn.mechanisms.record import Mechanism
 from refattn.verify.adapters.conventions import expected
 from refattn.verify.diagnose.localise import in_words
 from refattn.verify.outcome import Outcome, Precision, Report, Verdict, share_text
-from refattn.verify.report.suspects import told
+from refattn.verify.report.suspects import narrowed, nothing, told
 from refattn.verify.report.texts import cases_text, size
 
 CONVENTIONS = 3
@@ -33,6 +33,8 @@ def lines(report: Report, mechanism: Mechanism) -> Iterator[tuple[str, str]]:
     )
     if worst:
         yield "how much", _how_much(*worst)
+    elif raised := next((outcome.detail for outcome in failed if outcome.detail), ""):
+        yield "error", raised
     for one in report.precision:
         yield "precision", _precision(one)
     conventions, right = list(report.conventions.items()), expected(mechanism)
@@ -41,6 +43,8 @@ def lines(report: Report, mechanism: Mechanism) -> Iterator[tuple[str, str]]:
     ranked = found.ranked if found else ()
     if found and any(one.dtype == found.dtype for one in report.precision):
         ranked = tuple(suspect for suspect in ranked if suspect.share <= 1.0)
+    elif found and not ranked and not found.departure:
+        yield "which", f"{nothing(found)}; {narrowed(found)}"
     for number, suspect in enumerate(ranked, start=1):
         yield "which" if number == 1 else "or", told(suspect)
         if suspect.link and number == 1:
@@ -78,7 +82,9 @@ def _how_much(outcome: Outcome, verdict: Verdict) -> str:
         if math.isfinite(verdict.share)
         else f"wrong {verdict.statistic}"
     )
-    return f"{by}: {verdict.place} is {verdict.got}, needs {verdict.expected} ({outcome.dtype}, case {outcome.case})"
+    off = f", off by {verdict.off}" if verdict.off else ""
+    where = f"({outcome.dtype}, case {outcome.case})"
+    return f"{by}: {verdict.place} is {verdict.got}, needs {verdict.expected}{off} {where}"
 
 
 def causes(failed: list[Outcome]) -> list[str]:

@@ -52,8 +52,15 @@ def rows(outcome: Outcome) -> list[tuple[str, str, str, str]]:
     return found  # type: ignore[return-value]
 
 
-def program(case: Case, outcome: Outcome, kernel: str) -> list[str]:
-    """Return lines of plain NumPy that show the failure, with nothing of refattn; [] where the numbers are too many."""
+_IMPORTS = {"torch": ("import torch",), "jax": ("import jax", "import jax.numpy as jnp"), "cupy": ("import cupy",)}
+_TO_HOST = {"torch": ".detach().double().cpu().numpy()", "cupy": ".get()"}
+
+
+def program(case: Case, outcome: Outcome, kernel: str, framework: str = "", device: str = "") -> list[str]:
+    """Return lines that show the failure, with nothing of refattn; [] where the numbers are too many.
+
+    The kernel is called with arrays of its `framework` on its `device`, or with NumPy's.
+    """
     verdict = wrong(outcome)
     if verdict is None or outcome.seen is None:
         return []
@@ -66,14 +73,20 @@ def program(case: Case, outcome: Outcome, kernel: str) -> list[str]:
     file, _, function = kernel.rpartition(":")
     called = function if function.isidentifier() else "attend"
     module = re.sub(r"\.py$", "", file.rpartition("/")[2])
-    lines = ["import numpy as np"]
+    lines = ["import numpy as np", *_IMPORTS.get(framework, ())]
+    if framework == "jax" and outcome.dtype == "float64":
+        lines.append('jax.config.update("jax_enable_x64", True)')
     lines += [f"from {module} import {called}"] if module.isidentifier() and called == function else []
-    lines += [f"{one} = {literal(x)}" for one, x in arrays.items()]
+    lines += [f"{one} = {_placed(x, outcome.dtype, framework, device)}" for one, x in arrays.items()]
     given = [one if one in "qkv" else f"{one}={one}" for one in truth.inputs]
-    call = f"{called}({', '.join((*given, *(f'{one}={x!r}' for one, x in case.options.items())))})"
+    told = {"dtype": "bfloat16"} if outcome.dtype == "bfloat16" and not framework else {}
+    given += [f"{one}={x!r}" for one, x in {**case.options, **told}.items()]
+    made = f"{called}().forward" if called[:1].isupper() else called  # a class
+    call = f"{made}({', '.join(given)})"
     lines.append(f"expected = {literal(truth.values[name])}  # of {name}, in float64")
     if name == "out":
         lines += [f"got = {call}", "got = got[0] if isinstance(got, tuple) else got"]
+        lines += [f"got = got{_TO_HOST[framework]}"] if framework in _TO_HOST else []
     else:
         lines.append(f"got = ...  # {name} of {call}" + (", for d_out" if "d_out" in arrays else ""))
     variance = truth.variance[name]
@@ -82,6 +95,20 @@ def program(case: Case, outcome: Outcome, kernel: str) -> list[str]:
     at = f"[{', '.join(map(str, verdict.index))}]"
     lines.append(f"print(np.asarray(got, float){at} - expected{at})  # {allowed:.1e} is allowed{stored}")
     return lines
+
+
+def _placed(x: NDArray[Any], dtype: str, framework: str, device: str) -> str:
+    """Return an array as an expression of Python that makes an array of a library."""
+    numbers, floating = literal(x), x.dtype.kind == "f"
+    if framework == "torch":
+        more = [f"dtype=torch.{dtype}"] if floating else []
+        more += [f'device="{device}"'] if device else []
+        return f"torch.tensor({', '.join((numbers, *more))})"
+    if framework == "jax":
+        made = f"jnp.asarray({numbers}{f', jnp.{dtype}' if floating else ''})"
+        kind, _, number = device.partition(":")
+        return f'jax.device_put({made}, jax.devices("{kind}")[{number or 0}])' if device else made
+    return f"cupy.asarray({numbers})" if framework == "cupy" else numbers
 
 
 def literal(x: NDArray[Any]) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree
 
-from refattn.verify.outcome import CheckReport, Report
-
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+from refattn.foreign import shown
+from refattn.verify.outcome import LONGEST, CheckReport, Report
 
 
 def junit(report: Report | CheckReport) -> str:
@@ -15,7 +13,7 @@ def junit(report: Report | CheckReport) -> str:
 
     Where nothing was run there is a failure that says so.
     """
-    suite = ElementTree.Element("testsuite", name=f"refattn verify {report.mechanism}")
+    suite = ElementTree.Element("testsuite", name=f"refattn verify {shown(report.mechanism)}")
     if isinstance(report, Report):
         for one in report.outcomes:
             skipped = one.detail if one.status == "declined" else None
@@ -38,9 +36,9 @@ def junit(report: Report | CheckReport) -> str:
 
 
 def _test(suite: ElementTree.Element, group: str, name: str, failed: str | None, skipped: str | None) -> None:
-    test = ElementTree.SubElement(suite, "testcase", classname=f"refattn.{group}", name=_FORBIDDEN.sub("?", name))
+    test = ElementTree.SubElement(suite, "testcase", classname=f"refattn.{shown(group)}", name=shown(name))
     for kind, text in (("failure", failed), ("skipped", skipped)):
         if text is not None:
-            text = _FORBIDDEN.sub("?", text)
+            text = shown(text, LONGEST)
             found = ElementTree.SubElement(test, kind, message=text.partition("\n")[0])
             found.text = text

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import html
 import math
 import platform
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.foreign import shown
 from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.outcome import Outcome, Report, Result, Truth, Verdict, share_text
+from refattn.verify.outcome import LONGEST, Outcome, Report, Result, Truth, Verdict, share_text
 from refattn.verify.report import diagnosis, example, suspects
-from refattn.verify.report.tables import call_of, closing, decline_rows
+from refattn.verify.report.tables import LEGEND, call_of, closing, decline_rows, heading
 from refattn.verify.report.texts import cases_text
 from refattn.verify.tolerance.budget import finite, ratio, rounded, rows
 from refattn.verify.tolerance.compare import row_limits
@@ -35,6 +37,12 @@ COLUMNS = 256
 MOST = 1e9
 """Larger shares tell nothing more."""
 
+_TOP = """.agrees { color: #17692f } .disagrees { color: #b3140c } .declined { color: #7a5b00 }
+.verdict { font-size: 1.05rem; font-weight: 600 }
+.box { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; border: 2px solid #b3140c;
+  border-radius: 6px; padding: .7rem 1rem }
+.box dt { font-weight: 600 } .box dd { margin: 0; overflow-wrap: anywhere }"""
+
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
@@ -46,15 +54,10 @@ table {{ border-collapse: collapse }} td, th {{ padding: .15rem .9rem .15rem 0; 
 th {{ border-bottom: 1px solid #999 }} code, pre, .n {{ font: 13px/1.4 ui-monospace, monospace }}
 pre {{ background: #f4f4f4; padding: .7rem; overflow-x: auto }}
 figure {{ display: inline-block; margin: .5rem 1.5rem .5rem 0 }} figcaption {{ font-size: 13px }}
-.agrees {{ color: #17692f }} .disagrees {{ color: #b3140c }} .declined {{ color: #7a5b00 }}
-.verdict {{ font-size: 1.05rem; font-weight: 600 }}
-.box {{ display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; border: 2px solid #b3140c;
-  border-radius: 6px; padding: .7rem 1rem }}
-.box dt {{ font-weight: 600 }} .box dd {{ margin: 0; overflow-wrap: anywhere }}
-svg, table {{ max-width: 100% }}
+{top}
+.wide, figure {{ max-width: 100%; overflow-x: auto }} h1, p {{ overflow-wrap: anywhere }}
 @media (max-width: 30rem) {{ .box {{ grid-template-columns: 1fr }} body {{ margin: .5rem auto; padding: 0 .5rem }}
-  td, th {{ padding-right: .4rem; overflow-wrap: anywhere }}
-  figure {{ margin-right: 0; max-width: 100%; overflow-x: auto }} }}
+  td, th {{ padding-right: .4rem }} figure {{ margin-right: 0 }} }}
 @media (prefers-color-scheme: dark) {{ body {{ background: #16181c; color: #ddd }} pre {{ background: #22252b }}
   svg {{ background: #f4f4f4 }} a {{ color: #8ab4f8 }} .agrees {{ color: #6fce8c }} .disagrees {{ color: #ff8a80 }}
   .declined {{ color: #e0c060 }} }}
@@ -62,6 +65,11 @@ svg, table {{ max-width: 100% }}
 {body}
 </body></html>
 """
+
+
+def escape(text: str) -> str:
+    """Return text of foreign code as HTML."""
+    return html.escape(shown(text, LONGEST))
 
 
 def page(
@@ -75,25 +83,36 @@ def page(
     `producer` is the version of refattn; `instead` are outcomes of smaller cases in place of long ones, whose results
     are not kept.
     """
-    what = "outputs and gradients" if report.grad else "outputs"
     title = f"{report.kernel} against {mechanism.title.lower()}"
-    status = {0: "agrees", 1: "disagrees", 3: "declined"}[report.exit_code]
-    parts = [f"<h1>{escape(title)}: {what}</h1>", f'<p class="verdict {status}">{escape(closing(report))}</p>']
-    parts += _box(report, mechanism)
+    parts = _top(report, mechanism, "h1")
     suspect_lines = suspects.lines(report.suspects) if report.suspects else ()
     parts += _section("Suspects", _verbatim(" " * columns + text for columns, text in suspect_lines))
     parts += _smallest(report)
     parts += _section("Used share of the allowed error", _bars(report))
+    parts += ["".join(f"<p>{escape(line)}</p>" for line in LEGEND.splitlines())]
     parts += _section("Where the errors are", _maps(replace(report, outcomes=(*report.outcomes, *instead))))
     parts += _section("Cases and types", _grid(report))
-    heading = f"Failed: {len(report.failed)} of {cases_text(report.counts()['all']['run'])} run"
-    parts += _section(heading, _failures(report.failed, mechanism))
+    title_of_failed = f"Failed: {len(report.failed)} of {cases_text(report.counts()['all']['run'])} run"
+    parts += _section(title_of_failed, _failures(report.failed, mechanism))
     declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
     parts += _section("Declined", _table(("cases", "reason", "where"), decline_rows(declined)) if declined else "")
     counts = [(kind, *row.values()) for kind, row in report.counts().items()]
     parts += _section("Cases", _table(("class", "run", "agreed", "failed", "declined"), counts))
     parts += _section("Versions", _table(("program", "version"), _versions(producer)))
-    return _PAGE.format(title=escape(title), body="\n".join(parts))
+    return _PAGE.format(title=escape(title), top=_TOP, body="\n".join(parts))
+
+
+def top(report: Report, mechanism: Mechanism) -> str:
+    """Return the top of the page as a part of another one, a notebook's: the verdict and the diagnosis."""
+    style = "\n".join(f".refattn {rule}" for rule in re.findall(r"\.[^{]+{[^}]*}", _TOP))
+    body = "".join(_top(report, mechanism, "h4"))
+    return f'<div class="refattn"><style>{style}</style>{body}</div>'
+
+
+def _top(report: Report, mechanism: Mechanism, tag: str) -> list[str]:
+    status = {0: "agrees", 1: "disagrees", 3: "declined"}[report.exit_code]
+    title = f"<{tag}>{escape(heading(report, mechanism))}</{tag}>"
+    return [title, f'<p class="verdict {status}">{escape(closing(report))}</p>', *_box(report, mechanism)]
 
 
 def _smallest(report: Report) -> list[str]:
@@ -106,8 +125,8 @@ def _smallest(report: Report) -> list[str]:
             verdict = example.wrong(outcome)
             header = (verdict.tensor if verdict else "", "got", "expected", "difference")
             parts += [f"<p>{escape(about)}</p>", _table(header, numbers)]
-        if lines := example.program(case, outcome, report.kernel):
-            parts += ["<p>In NumPy alone:</p>", _verbatim(lines)]
+        if lines := example.program(case, outcome, report.kernel, report.framework, report.device):
+            parts += ["<p>Without refattn:</p>", _verbatim(lines)]
     if report.smallest:
         parts += ["<p>With the verdict:</p>" if parts else "", _verbatim(report.smallest)]
     return _section("The smallest case found that fails", "".join(parts))
@@ -133,7 +152,7 @@ def _grid(report: Report) -> str:
         for case, found in cells.items()
     )
     header = "".join(f"<th>{escape(text)}</th>" for text in ("case", *dtypes))
-    table = f'<table class="n"><tr>{header}</tr>{rows}</table>'
+    table = f'<div class="wide"><table class="n"><tr>{header}</tr>{rows}</table></div>'
     told = f"{len(cells)} cases in {', '.join(dtypes)}: the largest used share of the allowed error"
     return f"<details><summary>{escape(told)}</summary>{table}</details>" if cells else ""
 
@@ -158,7 +177,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     def line(cells: Sequence[Any], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
 
-    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+    return f'<div class="wide"><table>{line(header, "th")}{"".join(line(row, "td") for row in rows)}</table></div>'
 
 
 def _verbatim(lines: Iterable[str]) -> str:
@@ -195,7 +214,8 @@ def _bars(report: Report) -> str:
     high = len(lines) * height
     limit = f'<line x1="380" x2="380" y1="0" y2="{high}" stroke="#222" stroke-dasharray="3 3"/>'
     limit += f'<text x="380" y="{high + 15}" text-anchor="middle">1, the limit</text>'
-    return f'<svg class="n" width="960" height="{high + 20}" role="img">{"".join(lines)}{limit}</svg>'
+    drawn = f'<svg class="n" width="960" height="{high + 20}" role="img">{"".join(lines)}{limit}</svg>'
+    return f'<div class="wide">{drawn}</div>'
 
 
 def _maps(report: Report) -> str:
@@ -229,7 +249,7 @@ def _maps(report: Report) -> str:
         f'<text x="{90 * n + 20}" y="14">{text}</text>'
         for n, (text, share) in enumerate(scale)
     )
-    scaled = f'<svg class="n" width="660" height="20" role="img">{legend}</svg>'
+    scaled = f'<div class="wide"><svg class="n" width="660" height="20" role="img">{legend}</svg></div>'
     text = "Used share of what a row is allowed; batch and heads downwards, rows to the right."
     return f"<p>{text}</p>{scaled}<div>{''.join(figures)}</div>"
 

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from refattn.verify.diagnose.localise import in_words
 from refattn.verify.outcome import Suspect, Suspects
 
+NOTHING = "nothing known explains it"
+"""What is said where no error is found that explains enough."""
+
 
 def lines(found: Suspects) -> Iterator[tuple[int, str]]:
     """Yield the lines on the suspects of a verification: columns of indentation, and the text."""
@@ -18,7 +21,7 @@ def lines(found: Suspects) -> Iterator[tuple[int, str]]:
         yield 2, f"where: {in_words(found.places)}"
     if found.which:
         yield 2, found.which
-    yield 2, _narrowed(found)
+    yield 2, narrowed(found)
     if found.departure:
         yield from _departed(found)
     for number, suspect in enumerate(found.ranked, start=1):
@@ -29,7 +32,7 @@ def lines(found: Suspects) -> Iterator[tuple[int, str]]:
             yield 6, f"{line.id}  {line.formula}"
             yield 10, f"{line.place}: {line.code}"
     if not found.ranked:
-        yield 2, "no error in a single equation explains what was got"
+        yield 2, nothing(found)
 
 
 def _departed(found: Suspects) -> Iterator[tuple[int, str]]:
@@ -68,7 +71,13 @@ def explains(suspect: Suspect) -> str:
     return f"explains {part}" if suspect.whole == count else f"explains the outputs of {part}"
 
 
-def _narrowed(found: Suspects) -> str:
+def nothing(found: Suspects) -> str:
+    """Return what is said where no error explains enough: the equations that come nearest, if there are some."""
+    return f"{NOTHING}; the place may be {' or '.join(found.near)}" if found.near else NOTHING
+
+
+def narrowed(found: Suspects) -> str:
+    """Return in a line which equations can be wrong."""
     these = "it" if len(found.wrong) == 1 else "all of them"
     if not found.possible:
         return f"none of the {found.count} equations can disturb {these}: there may be several errors"

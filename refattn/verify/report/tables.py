@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from refattn.verify.outcome import CheckReport
 
 
-_LEGEND = (
+LEGEND = (
     "share: used part of the allowed error, in the case that used most of it; the limit is 1.00\n"
-    "by: the statistic that used it, or the check that failed; index, got, expected: worst element"
+    "by: the statistic that used it, or the check that failed; index, got, expected: worst element\n"
+    "error: how far that is off, and the largest element that was expected\n"
+    "class: what a case is designed for\n"
+    "numbers that agree and differ in early digits: rounding alone moves them so far, as scores are huge or sums cancel"
 )
 
 
@@ -67,18 +70,18 @@ def backends(descriptions: Iterable[Mapping[str, Any]], *, width: int = WIDE, co
 def checked(report: CheckReport, *, table: bool = True, width: int = WIDE, colour: bool = False) -> str:
     """Return the report of the reference's check of itself: a table of every row, and a line that says the verdict."""
     if not table:
-        return render([_check_closing(report)], width, colour)
+        return render([check_closing(report)], width, colour)
     rows = [
         (r.section, r.name, r.status, "" if r.share is None else share_text(r.share), r.detail) for r in report.rows
     ]
     return render(
-        [_table(("section", "name", "status", "share", "detail"), rows, width), "", _check_closing(report)],
+        [_table(("section", "name", "status", "share", "detail"), rows, width), "", check_closing(report)],
         width,
         colour,
     )
 
 
-def _check_closing(report: CheckReport) -> str:
+def check_closing(report: CheckReport) -> str:
     """Return the verdict of a check in one line."""
     counts = report.counts()
     verdict = "disagrees" if counts["disagrees"] else "agrees" if counts["agrees"] else "nothing was run"
@@ -92,6 +95,20 @@ def _check_closing(report: CheckReport) -> str:
     return f"{report.mechanism} on {report.backend}: {verdict}: {numbers}; {worst}{how}"
 
 
+def short(report: Report, mechanism: Mechanism, *, width: int = 120) -> str:
+    """Return what was verified, the diagnosis where something fails, and one line that says the verdict."""
+    from refattn.verify.report import diagnosis
+
+    answers = [_answer(word, text) for word, text in diagnosis.lines(report, mechanism)]
+    return render([heading(report, mechanism), *answers, Text(closing(report), no_wrap=True)], width, False)
+
+
+def heading(report: Report, mechanism: Mechanism) -> str:
+    """Return what was verified against what."""
+    what = "outputs and gradients" if report.grad else "outputs"
+    return f"{report.kernel} against {mechanism.title.lower()}: {what}"
+
+
 def verified(
     report: Report, mechanism: Mechanism, *, details: bool = True, width: int = WIDE, colour: bool = False
 ) -> str:
@@ -101,8 +118,7 @@ def verified(
     without `details` a line for each cause; why cases were declined; the counts of the case classes; and one line that
     says the verdict.
     """
-    what = "outputs and gradients" if report.grad else "outputs"
-    parts: list[RenderableType] = [f"{report.kernel} against {mechanism.title.lower()}: {what}", ""]
+    parts: list[RenderableType] = [heading(report, mechanism), ""]
     if report.failed:
         from refattn.verify.report import diagnosis
 
@@ -110,7 +126,7 @@ def verified(
         parts += [*(_answer(word, text) for word, text in told), ""]
     parts += [_table(*_worst(report, mechanism, width), width), ""]
     if details and any(outcome.verdicts for outcome in report.outcomes):
-        parts += [_LEGEND, ""]
+        parts += [LEGEND, ""]
     if report.conventions and details:
         parts.append("Conventions that differ, whatever else does")
         right = expected(mechanism)
@@ -125,7 +141,11 @@ def verified(
 
         parts += [*(indented(columns, text) for columns, text in suspects_text.lines(report.suspects)), ""]
     if report.smallest:
-        parts += ["The smallest case found that fails", *(Text(line, no_wrap=True) for line in report.smallest), ""]
+        parts += [
+            "The smallest case found that fails",
+            *(Text(printable(line), no_wrap=True) for line in report.smallest),
+            "",
+        ]
     if notes := _notes(report):
         parts += ["What the verdicts on long cases stand on", *(indented(2, note) for note in notes), ""]
     declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
@@ -134,12 +154,16 @@ def verified(
         parts += [_table(("cases", "reason", "where"), decline_rows(declined), width), ""]
     if declined and not report.counts()["all"]["run"]:
         parts += ["The cases that come nearest", *(indented(2, line) for line in nearest(report, mechanism)), ""]
+    if fitting := offered(report, mechanism):
+        parts += [*map(Text, fitting), ""]
     if report.reference:
         parts += ["It has loaded a definition of refattn: where it calls that, its agreement says nothing.", ""]
     if report.interpreted:
         parts += [indented(0, report.interpreted), ""]
     if report.left_out:
         parts += [f"float64 was left out, which it does not have ({report.left_out}); --dtype float64 asks for it", ""]
+    for line in report.not_run:
+        parts += [f"{line}: what one carries to the next was not seen", ""]
     if report.seed:
         parts += [f"seed {report.seed}", ""]
     counts = [(kind, *map(str, row.values())) for kind, row in report.counts().items()]
@@ -170,6 +194,23 @@ def nearest(report: Report, mechanism: Mechanism) -> list[str]:
     return [*lines, f"{how} and --shape b=1,h=8,n=128,d=64 runs any"]
 
 
+def offered(report: Report, mechanism: Mechanism) -> list[str]:
+    """Return how cases can be made to fit, where most were declined for their sizes; nothing elsewhere."""
+    from refattn.verify.user_cases import inferred
+
+    status = {outcome.case: outcome.status for outcome in report.outcomes}
+    cases = [case for case in mechanism.cases if case.name in status and {*"qkv"} <= {*case.inputs}]
+    declined = [case for case in cases if status[case.name] == "declined"]
+    ran = [case for case in cases if status[case.name] != "declined"]
+    supports, fitting = inferred(ran, declined) if len(declined) > len(ran) else ({}, [])
+    if not fitting:
+        return []
+    return [
+        f"Most cases were declined. {len(fitting)} more fit the sizes of those that ran, if its adapter states these:",
+        f"  attend.supports = {supports}",
+    ]
+
+
 def closing(report: Report) -> str:
     """Return the verdict of a verification in one line."""
     total = report.counts()["all"]
@@ -181,8 +222,10 @@ def closing(report: Report) -> str:
         outputs = f"; the outputs of {count} were judged all the same, and agree" if count else ""
         return f"{report.mechanism}: nothing was run: {declined}{outputs}"
     statuses = {outcome.status for outcome in report.outcomes}
-    verdict = next(status for status in ("disagrees", "raises", "agrees") if status in statuses)
+    verdict: str = next(status for status in ("disagrees", "raises", "agrees") if status in statuses)
     counts = f"{cases_text(total['run'])} run, {total['declined']} declined, {total['failed']} failed"
+    if verdict == "agrees" and report.not_run:
+        verdict = "; ".join(report.not_run)
     judged = [(outcome, verdict) for outcome in report.outcomes for verdict in outcome.verdicts]
     if not judged:
         return f"{report.mechanism}: {verdict}: {counts}; no tensor could be judged"
@@ -203,7 +246,19 @@ _RUNGS = {
 
 def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return header and rows, one for each dtype and tensor, with the case that used most of the allowed error."""
-    header: tuple[str, ...] = ("dtype", "tensor", "cases", "share", "by", "case", "index", "got", "expected", "verdict")
+    header: tuple[str, ...] = (
+        "dtype",
+        "tensor",
+        "cases",
+        "share",
+        "by",
+        "case",
+        "index",
+        "got",
+        "expected",
+        "error",
+        "verdict",
+    )
     rows: list[tuple[str, ...]] = []
     for dtype in dict.fromkeys(outcome.dtype for outcome in report.outcomes):
         outcomes = [outcome for outcome in report.outcomes if outcome.dtype == dtype]
@@ -213,7 +268,7 @@ def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str,
                 found.setdefault(verdict.tensor, []).append((outcome, verdict))
         if not found:
             word = "raises" if any(outcome.status == "raises" for outcome in outcomes) else "declined"
-            rows.append((dtype, "", "0", *[""] * 6, word))
+            rows.append((dtype, "", "0", *[""] * 7, word))
             continue
         run = {outcome.case for outcome in outcomes if outcome.status != "declined"}
         given = [pair for case in mechanism.cases if case.name in run for pair in case.inputs.items()]
@@ -221,16 +276,17 @@ def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str,
         asked = ("out", *mechanism.pulled, *(f"d_{name}" for name in dict.fromkeys(inputs) if report.grad))
         for tensor in dict.fromkeys((*asked, *found)):
             if tensor not in found:
-                rows.append((dtype, tensor, "0", *[""] * 6, "not given"))
+                rows.append((dtype, tensor, "0", *[""] * 7, "not given"))
                 continue
             outcome, worst = max(found[tensor], key=lambda pair: size(pair[1].share))
             wrong = sum(not verdict.agrees for _, verdict in found[tensor])
-            shown = (share_text(worst.share), worst.statistic, outcome.case, worst.at, worst.got, worst.expected)
+            place = (outcome.case, worst.at, worst.got, worst.expected, worst.off)
+            shown = (share_text(worst.share), worst.statistic, *place)
             word = f"{wrong} disagree" if wrong else "agrees"
             rows.append((dtype, tensor, str(len(found[tensor])), *shown, word))
     if natural(header, rows) + len(header) - 1 > width:  # the two numbers, one above the other, in one column
-        header = (*header[:7], "got, expected", header[9])
-        rows = [(*row[:7], f"{row[7]}\n{row[8]}".strip(), row[9]) for row in rows]
+        header = (*header[:7], "got, expected", *header[9:])
+        rows = [(*row[:7], f"{row[7]}\n{row[8]}".strip(), *row[9:]) for row in rows]
     return header, rows
 
 
@@ -259,7 +315,8 @@ def _failures(failed: Sequence[Outcome], mechanism: Mechanism) -> list[Renderabl
             lines.append(indented(6, outcome.detail))
         for verdict, row in zip(verdicts, rows, strict=True):
             tensor, share, by, index, got = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            lines.append(indented(6, f"{tensor} {share} {by} {index} got {got} expected {verdict.expected}"))
+            off = f", off by {verdict.off}" if verdict.off else ""
+            lines.append(indented(6, f"{tensor} {share} {by} {index} got {got} expected {verdict.expected}{off}"))
     return lines
 
 

@@ -12,6 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from refattn.foreign import shown
+from refattn.verify.outcome import LONGEST
+
 WIDE = 200
 """Columns of a text that goes to a file or a pipe."""
 
@@ -44,7 +47,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int, apar
             overflow="fold",
         )
     for row in rows:
-        made.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+        made.add_row(*(Text("\n".join(map(printable, cell.split("\n"))), style=_style(cell)) for cell in row))
     return made
 
 
@@ -77,6 +80,7 @@ def render(parts: Iterable[RenderableType], width: int, colour: bool) -> str:
         emoji=False,
     )
     for part in parts:
+        part = "\n".join(map(printable, part.split("\n"))) if isinstance(part, str) else part
         # A text that must not be wrapped, such as a line of code, may be longer than the line.
         console.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
@@ -92,5 +96,5 @@ def indented(columns: int, text: str) -> Padding:
 
 
 def printable(text: str) -> str:
-    """Return text of foreign code without what a terminal would obey."""
-    return "".join(c if c.isprintable() else "?" for c in text.replace("\n", " "))
+    """Return text of foreign code in one line, and what a terminal would obey as escapes."""
+    return shown(" ".join(text.splitlines()), LONGEST)

@@ -32,7 +32,7 @@ from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.selfcheck.probe import on_backend
 from refattn.verify.selfcheck.samples import shrunk
-from refattn.xp import Array, backend, namespace
+from refattn.xp import Array, backend, device, namespace
 
 Floats = NDArray[np.float64]
 Arrays = Mapping[str, Array]
@@ -238,7 +238,8 @@ def _core_subject(mechanism: Mechanism, case: Case, name: str) -> Subject:
     options = {n: x for n, x in case.options.items() if n not in numbers}
 
     def call(leaves: Arrays, implementation: str) -> tuple[Array, Any]:
-        given = {n: backend(leaves["q"]).from_numpy(x) for n, x in masks.items()}
+        q = leaves["q"]
+        given = {n: backend(q).from_numpy(x, device=device(q)) for n, x in masks.items()}
         arrays = {n: x for n, x in leaves.items() if n not in numbers}
         moved = mechanism.with_numbers(options, {n: leaves[n] for n in numbers})
         return core.forward(**arrays, **given, **moved, implementation=implementation)
@@ -294,7 +295,8 @@ def _block_subject(mechanism: Mechanism, config: Any, context: list[str], name: 
 
     def step(leaves: Arrays) -> tuple[Any, Any, Any]:
         given = tree.unflatten(whole, leaves)
-        placed = {what: backend(given["x"]).from_numpy(value) for what, value in fixed.items()}
+        near = given["x"]
+        placed = {what: backend(near).from_numpy(value, device=device(near)) for what, value in fixed.items()}
         at = Context(**placed, **given["context"], causal="causal" in context)
         state, saved = block.forward(given["params"], block.start(given["params"], given["x"], at), at)
         return given["params"], state, saved

@@ -9,6 +9,8 @@ squares is allowed. The noise is linear in the unit roundoff, hence measured onc
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -84,6 +86,13 @@ def on_backend(backend: backends.Backend, x: NDArray[Any]) -> Any:
     fresh = np.array(x)
     fresh.flags.writeable = backend.name != "numpy"
     return backend.from_numpy(fresh)
+
+
+def on_device(backend: backends.Backend, device: str) -> backends.Backend:
+    """Return a backend that puts arrays on a device."""
+    placed = copy.copy(backend)
+    placed.from_numpy = functools.partial(backend.from_numpy, device=device)  # type: ignore[method-assign]
+    return placed
 
 
 def _measure(mechanism: Mechanism, inputs: Values, options: Mapping[str, Any], upstream: Values) -> dict[str, float]:

@@ -20,7 +20,7 @@ from refattn.mechanisms.record import Case, Mechanism, Unsupported
 from refattn.verify.freeze import recompute
 from refattn.verify.outcome import Truth
 from refattn.verify.selfcheck import gradients, tangents
-from refattn.verify.selfcheck.probe import Core, first_beyond, on_backend, same_bits, used_share
+from refattn.verify.selfcheck.probe import Core, first_beyond, on_backend, on_device, same_bits, used_share
 from refattn.verify.selfcheck.properties import PROPERTIES
 from refattn.verify.selfcheck.samples import Sample, property_samples, sample, shrunk
 from refattn.verify.tolerance.budget import evaluate, truth
@@ -180,6 +180,9 @@ def tasks(scope: Scope) -> Iterator[Task]:
     for layer, way in itertools.product(mechanism.layers, gradients.TOLERANCES):
         own = replace(scope, mechanism=layer)
         yield Task("gradients", f"{layer.title}, {way}", partial(_gradients, own, "core", way))
+    for what in ("core", "block") if len(scope.owner.devices()) > 1 else ():
+        if what == "block" or mechanism.core is not None:
+            yield Task("devices", f"{what}, {scope.owner.devices()[1]}", partial(_second_device, scope, what))
     for what, way in itertools.product(("core", "block"), tangents.WAYS if scope.owner.name == "numpy" else ()):
         if what == "block" or mechanism.core is not None:
             yield Task("tangents", f"{what}, {way}", partial(_tangents, scope, what, way))
@@ -357,6 +360,23 @@ def _gradients(scope: Scope, what: str, way: str) -> Found:
     if way == "differences" and scope.owner.name == "numpy" and not scope.full:
         subjects = subjects[::2]  # all of them are in the section "tangents"
     return _worst((subject.name, partial(compare_ways, subject)) for subject in subjects)
+
+
+def _second_device(scope: Scope, what: str) -> Found:
+    """The backward of every implementation gives the same bits on the second device of a library as on the first."""
+    first, second = (on_device(scope.owner, name) for name in scope.owner.devices()[:2])
+
+    def compare_bits(subject: gradients.Subject) -> Found:
+        found = []
+        for implementation in subject.implementations:
+            with suppress(Unsupported):
+                here, there = (gradients.by_hand(subject, owner, implementation) for owner in (first, second))
+                found.append((same_bits(there, here), f"implementation {implementation}"))
+        if not found:
+            raise Unsupported
+        return max(found)
+
+    return _worst((subject.name, partial(compare_bits, subject)) for subject in scope.subjects(what))
 
 
 def _tangents(scope: Scope, what: str, way: str) -> Found:

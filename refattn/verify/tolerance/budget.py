@@ -138,7 +138,7 @@ def granting(
     mechanism: Mechanism, case: Case, dtype: str, known: Truth, roundings: Roundings = NONE, seed: int = 0
 ) -> Truth:
     """Return a truth with the values of its inputs, and the error that is granted with such roundings."""
-    values, errors = disturbances(mechanism, case, dtype, *_exact(known), roundings, seed)
+    values, errors = disturbances(mechanism, case, dtype, *_exact(known), roundings, seed, factored=known.times)
     types = {name: known.stored.get(name, dtype) for name in values}
     variance, bias = granted(values, errors, types, dtype)
     return replace(known, values=values, variance=variance, bias=bias, stored=types)
@@ -186,7 +186,8 @@ def with_equations(
         Where an equation is none of the forward.
     """
     dtype = known.stored["out"] if known.factors else dtype
-    values, errors = disturbances(mechanism, case, dtype, _exact(known)[0], {}, roundings, seed, ids=types)
+    more: dict[str, Any] = {"ids": types, "factored": known.times}
+    values, errors = disturbances(mechanism, case, dtype, _exact(known)[0], {}, roundings, seed, **more)
     values, errors = ({id: x[id] for id in types} for x in (values, errors))
     variance, bias = granted(values, errors, types, dtype)
     return replace(
@@ -209,6 +210,7 @@ def disturbances(
     *,
     grown: Mapping[str, float] | None = None,
     ids: Iterable[str] = (),
+    factored: Iterable[str] = (),
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Return the results of a call, and what rounding errors in every equation do to each: one more axis in front, for
     the draws.
@@ -221,9 +223,12 @@ def disturbances(
         How many times larger the errors of some equations are than this call tells.
     ids
         Equations that are results, too.
+    factored
+        Inputs that are numbers of few digits times factors: a kernel may round these products to float32.
     """
-    if unknown := [id for id in roundings if id not in mechanism.equations and id not in UNTAGGED]:
-        raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}, {', '.join(UNTAGGED)}")
+    if unknown := [name for name in roundings if name not in names_of_roundings(mechanism)]:
+        names = ", ".join((*UNTAGGED, *mechanism.named_roundings))
+        raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}, {names}")
     further = {name: x for name, x in upstream.items() if name != "d_out"}
     with equations.trace() as traced:
         values = evaluate(mechanism, inputs, case.options, upstream.get("d_out"), further=further)
@@ -233,17 +238,27 @@ def disturbances(
     sizes |= {id: sizes[id] * times for id, times in (grown or {}).items()}
     held = held_in(mechanism, dtype, roundings)
     low = untagged(roundings, dtype)
+    distinct = {name: np.unique(inputs[name], return_inverse=True) for name in factored}
+    # Numbers of few digits come again, and the same sums of the same numbers err alike.
+    alike = {key: np.unique(x, return_inverse=True)[1].reshape(x.shape) for key, x in traced.items() if distinct}
     errors: dict[str, list[Floats]] = {name: [] for name in values}
     for draw in range(DRAWS):
-        disturbing = equations.apply(disturbance(sizes, unit_of(dtype), draw, seed, held))
+        disturbing = equations.apply(disturbance(sizes, unit_of(dtype), draw, seed, held, alike))
         tracing: AbstractContextManager[Mapping[str, Any]] = equations.trace() if ran else nullcontext({})
         with tracing as steps, disturbing:
-            found = _with_errors_of_factors(mechanism, case.options, inputs, upstream, low, draw, seed)
+            given = {**inputs, **{name: _alike(*numbers, name, draw, seed) for name, numbers in distinct.items()}}
+            found = _with_errors_of_factors(mechanism, case.options, given, upstream, low, draw, seed)
         found |= {id: plain(steps[key]) for id, key in ran.items()}
         for name, value in values.items():
             # An output that is not finite has no noise.
             errors[name].append(np.where(np.isfinite(value), finite(found[name]) - finite(value), 0.0))
     return values, {name: np.stack(draws) for name, draws in errors.items()}
+
+
+def _alike(numbers: Floats, at: NDArray[np.intp], name: str, draw: int, seed: int) -> Floats:
+    """Return an array of so many distinct numbers, rounded to float32 in one draw: equal ones err alike."""
+    signs = SIGMA * _signs(numbers.size, f"budget.{name}.factored", draw, seed)
+    return np.asarray((numbers * (1.0 + TYPES["float32"].unit * signs))[at])
 
 
 def _ran(mechanism: Mechanism, id: str, traced: Mapping[str, Any]) -> str:
@@ -288,6 +303,11 @@ def _with_errors_of_factors(
         return {n: plain(x) for n, x in evaluate(mechanism, given, options, d_out, further=pulled).items()}
 
 
+def names_of_roundings(mechanism: Mechanism) -> tuple[str, ...]:
+    """Return what may be declared to be rounded: equations by their ids first."""
+    return (*mechanism.equations, *UNTAGGED, *mechanism.named_roundings)
+
+
 def untagged(roundings: Roundings, dtype: str) -> dict[str, str]:
     """Return what is no equation and rounded to a type with fewer digits than there are: in float64 nothing is."""
     low = {n: roundings[n] or dtype for n in UNTAGGED if n in roundings and dtype != "float64"}
@@ -299,7 +319,8 @@ def held_in(mechanism: Mechanism, dtype: str, roundings: Roundings) -> dict[str,
     """Return the type by equation that a kernel declares to hold values in, beside those that every kernel rounds."""
     if dtype not in ("float16", "bfloat16"):
         return {}
-    return {id: dtype for id, type_ in roundings.items() if id not in mechanism.stored and type_ in ("", dtype)}
+    known = (id for id in roundings if id in mechanism.equations and id not in mechanism.stored)
+    return {id: dtype for id in known if roundings[id] in ("", dtype)}
 
 
 def unit_of(dtype: str) -> float:
@@ -329,7 +350,7 @@ def kernel_sizes(
         # The adjoint of a sum is taken from the output, with the errors that it has by then.
         low |= {id: product for id in mechanism.stored if id.startswith("d")}
     for id, type_ in roundings.items():
-        if id not in UNTAGGED and (type_ or short):
+        if id in mechanism.equations and (type_ or short):
             low[_felt_in(mechanism, id, type_, traced)] = type_ or dtype
     counts = passes_of(traced)
     for key in [key for key in sizes if key.partition("[")[0] in low]:
@@ -342,6 +363,12 @@ def kernel_sizes(
         most = np.max(size, axis=-1, keepdims=True, initial=0.0) if low[id] in FLOAT8 else 1.0
         subnormal = np.where(size == 0.0, 0.0, most * 2.0 ** (kind.lowest - kind.bits))
         sizes[key] = np.hypot(sizes[key], np.maximum(kind.unit * size, subnormal))
+    for name in {*roundings} & {*mechanism.named_roundings}:
+        if (type_ := roundings[name] or dtype) != "float64":
+            felt = mechanism.named_roundings[name]
+            for key in [key for key in sizes if key.partition("[")[0] in felt]:
+                size = felt[key.partition("[")[0]](given, Pass(traced, key, counts, measured))
+                sizes[key] = np.hypot(sizes[key], TYPES[type_].unit * np.abs(finite(size)))
     return sizes
 
 
@@ -455,13 +482,18 @@ def passes_of(traced: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 def disturbance(
-    sizes: Mapping[str, Floats], unit: float, draw: int, seed: int = 0, held: Mapping[str, str] | None = None
+    sizes: Mapping[str, Floats],
+    unit: float,
+    draw: int,
+    seed: int = 0,
+    held: Mapping[str, str] | None = None,
+    alike: Mapping[str, NDArray[np.intp]] | None = None,
 ) -> equations.Hook:
     """Return a hook for one run that adds to each equation a random error of its size: a draw of what rounding does.
 
     Some equations are `held` in a type: their values, errors included, are rounded to it, up or down by chance, so that
     those which are near come to be equal, as they do in a kernel. The error before that is one more rounding, such as
-    that of a product which is scaled afterwards.
+    that of a product which is scaled afterwards. Elements with the same number in `alike` have the same sign.
     """
     passes: dict[str, int] = {}
 
@@ -471,7 +503,8 @@ def disturbance(
         key = f"{id}[{number}]" if number else id
         signs = SIGMA * _signs(value.size + 1, f"budget.{key}", draw, seed)
         shared = 1.0 + unit * signs[-1]  # a constant of the equation, rounded once
-        disturbed = value * shared + signs[:-1].reshape(value.shape) * sizes[key]
+        each = signs[alike[key]] if alike else signs[:-1].reshape(value.shape)
+        disturbed = value * shared + each * sizes[key]
         if held and id in held:
             chance = counter.uniform(value.shape, seed=seed, purpose=f"budget.{key}.{draw}") - 0.5
             return round_to(
@@ -487,11 +520,26 @@ def finite(x: Any) -> Floats:
     return np.where(np.isfinite(x), x, 0.0)
 
 
-def _signs(count: int, purpose: str, draw: int, seed: int) -> Floats:
+def _signs(count: int, purpose: str, draw: int, seed: int) -> NDArray[np.int8]:
     """Return +1 or -1, a bit of the counter each."""
     block, number = divmod(draw, DRAWS)
-    packed = _bits(1 << (count // 32).bit_length(), purpose, block, seed)[number]
-    return 2.0 * np.unpackbits(packed, bitorder="little", count=count).astype(np.float64) - 1.0
+    words = 1 << (count // 32).bit_length()
+    if words <= FEW:
+        return _few_signs(words, purpose, block, seed)[number, :count]
+    return _of_bits(_bits(words, purpose, block, seed)[number, : -(-count // 8)])[:count]
+
+
+FEW = 16
+"""Words whose signs are kept, all draws of them: a recurrence takes few in each of many steps."""
+
+
+@lru_cache(maxsize=1 << 13)
+def _few_signs(words: int, purpose: str, block: int, seed: int) -> NDArray[np.int8]:
+    return _of_bits(_bits(words, purpose, block, seed))
+
+
+def _of_bits(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
+    return (2 * np.unpackbits(packed, axis=-1, bitorder="little").view(np.int8) - 1).astype(np.int8)
 
 
 @lru_cache(maxsize=1 << 13)  # the cases of a mechanism have the same equations, and the streams are named by these

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from refattn.golden.storage import TYPES, round_to, spacing
 from refattn.verify.outcome import Floats, Result, Truth, Verdict
-from refattn.verify.tolerance.budget import SMALLEST, bias_of, has_rows, ratio, rounded, rows
+from refattn.verify.tolerance.budget import SMALLEST, bias_of, finite, has_rows, ratio, rounded, rows
 
 ELEMENT = 8.0
 """Allowed error of one element, in units of its granted root mean square (or its row's, where that is larger)."""
@@ -135,9 +135,9 @@ def _judge(tensor: str, error: Any, variance: Any, truth: Truth, values: Any, ta
     statistic = max(shares, key=lambda name: shares[name])
     index = tuple(int(n) for n in np.unravel_index(int(np.argmax(elements)), error.shape))
     stored = truth.stored[tensor]
-    return Verdict(
-        tensor, shares[statistic], statistic, index, _number(values[index], stored), _number(target[index], stored)
-    )
+    got, expected = (_number(x[index], stored) for x in (values, target))
+    off, largest = (float(np.max(np.abs(x))) for x in (values[index] - target[index], finite(target)))
+    return Verdict(tensor, shares[statistic], statistic, index, got, expected, off, largest)
 
 
 def row_limit(tensor: str, x: NDArray[Any]) -> float:

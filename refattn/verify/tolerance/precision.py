@@ -7,7 +7,7 @@ fine to coarse, with which all of them agree is told; whether it is meant to com
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
 from refattn.golden.storage import FLOAT8, SCALED
@@ -23,10 +23,13 @@ AT_ONCE = ("shape", "dtype", "non-finite")
 """What no rounding explains."""
 
 
-def explained(mechanism: Mechanism, report: Report, declared: Mapping[str, str]) -> Report:
+def explained(
+    mechanism: Mechanism, report: Report, declared: Mapping[str, str], missing: Container[str] = ()
+) -> Report:
     """Return a report with the roundings of each dtype that would explain its failures, where there are such.
 
-    `declared` are those that it was judged with.
+    `declared` are those that it was judged with; `missing` the types that its device does not multiply in, so that they
+    explain nothing.
     """
     found = []
     for dtype in dict.fromkeys(outcome.dtype for outcome in report.outcomes if outcome.status == "disagrees"):
@@ -39,6 +42,8 @@ def explained(mechanism: Mechanism, report: Report, declared: Mapping[str, str])
         for roundings in _candidates(mechanism, dtype):
             both = {**declared, **roundings}
             if all(_agrees(mechanism, one, both, report.seed) for one in again):
+                if roundings.get("products") in missing:
+                    break
                 found.append(Precision(dtype, roundings, len(again), len(failed)))
                 break
     return replace(report, precision=tuple(found))
@@ -51,10 +56,13 @@ def _candidates(mechanism: Mechanism, dtype: str) -> Iterator[dict[str, str]]:
     if dtype == "float32":
         yield from ({"products": type_} for type_ in ("bf16x3", "tf32", "bfloat16"))
         yield from (dict.fromkeys(before_products, type_) for type_ in ("float16", "bfloat16") if before_products)
+        yield from ({name: type_} for name in mechanism.named_roundings for type_ in ("float16", "bfloat16"))
     elif dtype in ("float16", "bfloat16"):
         yield {"q": dtype}
+        yield from ({name: dtype} for name in mechanism.named_roundings)
         yield from ({id: dtype} for id in forward if id not in mechanism.stored)
         yield dict.fromkeys(forward[:2], dtype)
+        yield from ({**dict.fromkeys(forward[:2], dtype), name: dtype} for name in mechanism.named_roundings)
         if dtype == "float16":
             yield {"products": "bfloat16"}
     elif dtype in SCALED:

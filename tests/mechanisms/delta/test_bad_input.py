@@ -64,7 +64,7 @@ def test_the_core_refuses(given: dict[str, Any], error: type[Exception], message
 def test_the_backward_refuses() -> None:
     out, saved = call()
     with pytest.raises(TypeError, match="saved: got tuple"):
-        ra.delta.backward((), out)
+        ra.delta.backward((), out)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="d_state: got shape"):
         ra.delta.backward(saved, out, out)
 

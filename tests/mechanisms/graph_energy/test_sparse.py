@@ -127,6 +127,7 @@ def test_windows_and_nearest_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = np.zeros((n, n), bool)
     np.put_along_axis(chosen, np.argsort(distances, axis=1)[:, :2], True, axis=1)
     assert np.array_equal(near, np.where(chosen | chosen.T, 0.5, 0.0))
+    wrong: Any
     for wrong in (0, n, 1.5):
         with pytest.raises((TypeError, ValueError), match="count: got"):
             ra.graph_energy.nearest_graph(points, wrong)

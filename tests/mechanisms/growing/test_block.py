@@ -265,4 +265,4 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match=r"x: got shape .*, needs as many queries \(4\) as keys \(3\)"):
         ra.growing.contract(saved, q, draw("x", 1, 4, 2))
     with pytest.raises(TypeError, match="saved: got NoneType, needs what forward returned"):
-        ra.growing.contract(None, q, q)
+        ra.growing.contract(None, q, q)  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(order: Any) -> None:
     np.testing.assert_array_equal(ra.higher_order.forward(q, q, q, order=order)[0], ra.higher_order.forward(q, q, q)[0])
     assert type(BLOCK.Config(width=order, heads=1, order=order).width) is int
     with pytest.raises(TypeError, match=r"order: got bool, needs a whole number of at least 0"):
-        ra.higher_order.forward(X, X, X, order=np.True_)
+        ra.higher_order.forward(X, X, X, order=np.True_)  # type: ignore[arg-type]
 
 
 def test_a_configuration_tells_what_became_of_old_keywords() -> None:

@@ -67,7 +67,7 @@ def test_gradients_of_parts_add_up(implementation: str) -> None:
     """What comes back through the state is that of its keys, which the earlier part knows."""
     call = make(1, 2, 1, 11, 11, 5, 3, causal=True)
     normaliser = NORMALISERS["exact"](delta=np.asarray(0.25))
-    options = {"alpha": np.asarray(1.5), "normaliser": normaliser}
+    options: dict[str, Any] = {"alpha": np.asarray(1.5), "normaliser": normaliser}
     _, whole = ra.higher_order.forward(call.q, call.k, call.v, causal=True, **options)
     expected = ra.higher_order.backward(whole, call.d_out)
     state: Any = ra.higher_order.empty_state(call.k, call.v, **options)
@@ -78,7 +78,7 @@ def test_gradients_of_parts_add_up(implementation: str) -> None:
         state = saved.state
         parts.append((saved, d_out))
     second = ra.higher_order.backward(*parts[1])
-    first = ra.higher_order.backward(*parts[0], second["state"])
+    first = ra.higher_order.backward(parts[0][0], parts[0][1], second["state"])
     for name in ("alpha", "delta"):
         assert float(first[name] + second[name]) == pytest.approx(float(expected[name]), rel=1e-10)
         assert not np.any(first["state"].settings)

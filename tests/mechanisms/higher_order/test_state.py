@@ -61,8 +61,8 @@ def test_chunks_merge_to_the_whole_in_a_tree(count: int) -> None:
         [states[0], *([ra.higher_order.merge_states(states[1:])] if count > 1 else [])]
     )
     for name in ("products", "values", "settings"):
-        for found in (merged, nested):
-            np.testing.assert_allclose(getattr(found, name), getattr(whole.state, name), rtol=0.0, atol=1e-13)
+        for one in (merged, nested):
+            np.testing.assert_allclose(getattr(one, name), getattr(whole.state, name), rtol=0.0, atol=1e-13)
     weigh: Any = replace(
         merged, **{n: counter.normal(x.shape, seed=3, purpose=n) for n, x in tree.flatten(merged).items()}
     )
@@ -87,7 +87,7 @@ def test_states_that_do_not_merge() -> None:
     with pytest.raises(ValueError, match=r"states: got none, needs one at least"):
         ra.higher_order.merge_states([])
     with pytest.raises(TypeError, match=r"states\[0\]: got ndarray, needs a State"):
-        ra.higher_order.merge_states([x])
+        ra.higher_order.merge_states([x])  # type: ignore[list-item]
 
 
 def test_the_state_is_of_constant_size() -> None:
@@ -96,6 +96,7 @@ def test_the_state_is_of_constant_size() -> None:
     state, sizes = ra.higher_order.empty_state(q, q), []
     for _ in range(3):
         _, saved = ra.higher_order.forward(q, q, q, causal=True, state=state)
+        assert saved.state is not None
         state = saved.state
         sizes.append(state.products.nbytes)
     assert sizes == [136 * 17 * 4] * 3

@@ -37,7 +37,7 @@ BLOCK = ra.mechanism("koopman").block
         ({"epsilon": -0.1}, r"epsilon: got -0.1, needs finite numbers of at least 0"),
         ({"epsilon": np.asarray([np.nan])}, r"epsilon: got \[nan\], needs finite numbers of at least 0"),
         ({"ridge": np.ones(3)}, r"ridge: got shape \(3,\), needs a number, \(1,\) for the updates after the first, or"),
-        ({"epsilon": np.ones((9, 1))}, r"epsilon: got shape \(9, 1\), needs .* \(at most 8 candidates, 1\)"),
+        ({"epsilon": np.ones((65, 1))}, r"epsilon: got shape \(65, 1\), needs .* \(at most 64 candidates, 1\)"),
         ({"bandwidth": 0.0}, r"bandwidth: got 0.0, needs"),
         ({"weight": -1.0}, r"weight: got -1.0, needs"),
         ({"perturbation": "pencil", "mix": 0.0}, r"mix: got 0.0, needs"),
@@ -100,11 +100,11 @@ def test_an_old_keyword_names_the_new_one(old: dict[str, Any], now: str) -> None
 def test_objects_names_and_texts_are_one() -> None:
     q = np.eye(4)[None, None] + 0.1
     given: dict[str, Any] = {"kernel": ra.koopman.Rbf(weight=0.5), "perturbation": ra.koopman.Identity(0.2)}
-    texts = {"kernel": "rbf(weight=0.5)", "perturbation": "identity(epsilon=0.2)"}
+    texts: dict[str, Any] = {"kernel": "rbf(weight=0.5)", "perturbation": "identity(epsilon=0.2)"}
     out = ra.koopman.forward(q, q, q, **given)[0]
     assert np.array_equal(out, ra.koopman.forward(q, q, q, **texts)[0])
     assert BLOCK.Config(width=4, heads=2, **given) == BLOCK.Config(width=4, heads=2, **texts)
-    usual = {"fit": ra.koopman.Stein(), "perturbation": "identity", "kernel": "rbf"}
+    usual: dict[str, Any] = {"fit": ra.koopman.Stein(), "perturbation": "identity", "kernel": "rbf"}
     assert np.array_equal(
         ra.koopman.forward(q, q, q, **usual)[0], ra.koopman.forward(q, q, q, perturbation="identity")[0]
     )

@@ -72,7 +72,12 @@ def test_generation_repeats_itself() -> None:
         return ra.koopman.forward(q, k, v, perturbation="identity", updates=3)[0][0, 0, 0]
 
     found = decode.generate(last_query, source, k[0, 0], normal("start", 6), 30)
-    assert len(found) == 30
+    assert len(found) == 30 and len(set(found)) > 1
+    token = normal("start", 6)
+    for n in found:  # each token is pointed at by the one before
+        (scores,) = last_query(token)[None] @ np.swapaxes(k[0, 0], 0, 1)
+        assert n == np.argmax(scores)
+        token = source[n]
     after = {found[n]: found[n + 1] for n in range(29)}
     assert all(after[found[n]] == found[n + 1] for n in range(29))
     assert decode.generate(last_query, source, k[0, 0], normal("start", 6), 30, stop=found[0]) == found[:1]

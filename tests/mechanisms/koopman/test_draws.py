@@ -72,6 +72,42 @@ def test_a_block_uses_its_draws_or_the_means_of_its_law() -> None:
         np.testing.assert_array_equal(out(drawing, contexts[1]), found[1])
 
 
+AGAIN = Law(lambda u: 0.1 + 0.0 * u, lambda u: 4.0 * (u > 0.75), candidates=32)
+"""An epsilon that is mostly 0, where "shift" has no inverse."""
+
+
+def test_numbers_are_drawn_again_until_psi_is_inverted() -> None:
+    """In training it is counted; with one candidate it is an error."""
+    counts: list[int] = []
+    params, given = small(perturbation="shift", draws=f"{__name__}:AGAIN")
+    loss = measured(params, given, given, chance=(0, 1), redrawn=counts)[0]
+    assert np.isfinite(loss) and len(counts) == 2 and sum(counts) > 0
+    config = params.layers[0].block.config
+    drawn = [config.chances(seed=0, step=1, layer=n, like=KEY["like"])["epsilon"][:, 0] for n in range(2)]
+    assert sorted(counts) == sorted(int(np.argmax(each > 0.0)) for each in drawn)
+    params, _ = small(perturbation="shift(epsilon=0.0)")
+    with pytest.raises(ra.koopman.KoopmanInverseError):
+        measured(params, given, given, chance=(0, 1), redrawn=counts)
+
+
+def test_without_draws_the_means_come_first_and_then_candidates() -> None:
+    """Where the means have no inverse, as in scoring a preset that draws."""
+    x = 3.0 * counter.normal((1, 12, 8), seed=3, purpose="x")
+    known: dict[str, Any] = {"width": 8, "heads": 2, "updates": 4, "perturbation": "shift"}
+
+    def out(**given: Any) -> Any:
+        params = BLOCK.init(BLOCK.Config(**known, **given), seed=0, like=x)
+        return BLOCK.forward(params, BLOCK.start(params, x, Context()), Context())
+
+    with pytest.raises(ra.koopman.KoopmanInverseError):
+        out(draws="beta")
+    state, saved = out(draws="beta(candidates=64)")
+    redrawn = ra.mechanism("koopman").redrawn
+    assert np.all(np.isfinite(state.x)) and redrawn is not None and redrawn(saved) > 0
+    numbers, drawn = saved.core.tables["epsilon"], draw(4, seed=0, step=0, layer=0, like=x, law="beta(candidates=64)")
+    np.testing.assert_allclose(numbers, np.concatenate([np.full((1, 3), 0.1), drawn["epsilon"][:-1]]))
+
+
 def small(head: str = "vocabulary", **options: Any) -> tuple[model.Params, Any]:
     sizes: dict[str, Any] = {"vocabulary": 256, "context": 8, "width": 8, "heads": 2, "layers": 2}
     config = model.Config("koopman", **sizes, decode=head, options=options)
@@ -110,7 +146,7 @@ def test_token_by_token_the_draws_are_those_of_the_whole(head: str) -> None:
         ({"updates": 0}, r"updates: got 0, needs a whole number of at least 1"),
         ({"updates": "3"}, r"updates: got '3', needs a whole number of at least 1"),
         ({"law": "beta(candidates=0)"}, r"draws: got .*; candidates: got 0, needs a whole number of at least 1"),
-        ({"law": "beta(candidates=9)"}, r"draws: got .*; candidates: got 9, needs at most 8"),
+        ({"law": "beta(candidates=65)"}, r"draws: got .*; candidates: got 65, needs at most 64"),
         ({"law": "beta(b=0.0)"}, r"draws: got .*; b: got 0.0, needs"),
         ({"law": "gamma"}, r"draws: got 'gamma', needs one of beta"),
         ({"law": "nowhere:law"}, r"draws: got 'nowhere:law', needs MODULE:NAME of a Law"),

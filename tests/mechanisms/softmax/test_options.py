@@ -246,9 +246,9 @@ BAD: tuple[tuple[Arrays, type[Exception], str], ...] = (
 
 
 @pytest.mark.parametrize(("options", "kind", "text"), BAD, ids=lambda x: str(x)[:30])
-def test_bad_input(options: Arrays, kind: type[Exception], text: str) -> None:
+def test_bad_input(options: dict[str, Any], kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as caught:
-        ra.softmax.forward(**INPUTS, **options)
+        ra.softmax.forward(**{**INPUTS, **options})
     assert type(caught.value) is kind and re.search(text, str(caught.value)), caught.value
 
 

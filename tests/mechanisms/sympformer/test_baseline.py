@@ -89,10 +89,12 @@ def test_linear_attention_of_the_baselines(integrator: str) -> None:
     np.testing.assert_allclose(run((params,), x)[0].x, x + moved, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("look_ahead", [True, False])
-def test_the_lie_trotter_block(look_ahead: bool) -> None:
-    """With a momentum, in the middle of a stack; without looking ahead it is H0."""
-    params = stack(3, integrator="lie_trotter", mlp="momentum", look_ahead=look_ahead)
+def test_the_lie_trotter_block(look_ahead: bool, shared: bool) -> None:
+    """With a momentum, in the middle of a stack; without looking ahead it is H0. Both substeps may share a norm."""
+    mlp_kind = f"momentum(shared_norm={shared})"
+    params = stack(3, integrator="lie_trotter", mlp=mlp_kind, look_ahead=look_ahead)
     state, result, saved = second_layer(params, draw("x", 2, 5, 6))
     each, s = params[1], saved.numbers
     mu = s["attention_mu"] if look_ahead else 0.0
@@ -100,7 +102,8 @@ def test_the_lie_trotter_block(look_ahead: bool) -> None:
     p = norm(s["attention_beta"] * state.p + s["attention_gamma"] * force, each.gain_p)
     moved = state.x + p
     pushed = mlp(each, moved + s["mu"] * p)
-    p = norm(s["beta"] * p + s["gamma"] * pushed, each.mlp.gain_v)
+    assert (each.mlp.gain_v is None) == shared
+    p = norm(s["beta"] * p + s["gamma"] * pushed, each.gain_p if shared else each.mlp.gain_v)
     np.testing.assert_allclose(result.p, p, rtol=1e-12, atol=1e-13)
     np.testing.assert_allclose(result.x, moved + p, rtol=1e-12, atol=1e-13)
 

@@ -107,6 +107,8 @@ FREE: list[tuple[int, dict[str, Any]]] = [
 OF_LINEAR: list[tuple[int, dict[str, Any]]] = [
     (2, {"integrator": "classical", "mlp": "plain", "oracle": "linear(implementation='state')"}),
     (3, {"integrator": "lie_trotter", "mlp": "momentum", "oracle": "linear", "look_ahead": True, "start": "table"}),
+    (2, {"integrator": "lie_trotter(connection='r2')", "mlp": "momentum(shared_norm=True)", "oracle": "signed"}),
+    (2, {"integrator": "strang", "mlp": "momentum(shared_norm=True)", "oracle": "linear"}),
 ]
 
 REDUCED: list[tuple[int, dict[str, Any]]] = [
@@ -126,7 +128,7 @@ BIASED: list[tuple[int, dict[str, Any]]] = [
         (2, {"integrator": "forward_euler", "mlp": "velocity", "oracle": "linear"}),
         (2, {"integrator": "presymplectic", "normalise": "each_substep", "mlp": "none"}),
         (1, {"integrator": "classical", "mlp": "plain"}),
-        (2, {"integrator": "lie_trotter", "mlp": "momentum", "oracle": "signed"}),
+        (2, {"integrator": "lie_trotter", "mlp": "momentum(shared_norm=True)", "oracle": "signed"}),
         (2, {"integrator": "lie_trotter", "mlp": "none", "start": "linear"}),
     )
 ]
@@ -354,6 +356,10 @@ def test_damping_is_the_difference_of_eta() -> None:
         ({"oracle": "signed"}, "oracle: got 'signed', which baselines alone have"),
         ({"integrator": "lie_trotter(strength=1.0)"}, "; strength: got 1.0, but connection='none' has nothing"),
         ({"integrator": "classical", "mlp": "momentum"}, "mlp: got 'momentum', classical has none"),
+        (
+            {"mlp": "momentum(shared_norm=True)", "normalise": "none"},
+            "mlp: got shared_norm=True with normalise='none', which has no norm that could be shared",
+        ),
         ({"integrator": "classical"}, "mlp: got 'attention_velocity', classical has no steps"),
         (
             {"integrator": "classical", "mlp": "plain", "start": "linear"},

@@ -47,8 +47,9 @@ def test_the_gradient_of_a_masked_hamiltonian_knows_the_future() -> None:
         assert force[i, c] == pytest.approx(-slope / (2.0 * h), abs=1e-6)
     other[-1] += 1.0  # the last token moves, and with it the force on the first
     assert np.max(np.abs(global_force(other, energy, w_q, w_k, 0.2)[0] - force[0])) > 1e-2
-    x = inputs()
+    x: dict[str, Any] = inputs()
     out, _ = ra.sympformer.forward(**x, causal=True)
+    changed: dict[str, Any]
     changed = {name: np.concatenate([value[:, :, :-1], value[:, :, -1:] + 1.0], axis=2) for name, value in x.items()}
     assert np.array_equal(ra.sympformer.forward(**changed, causal=True)[0][:, :, :-1], out[:, :, :-1])
 
@@ -127,8 +128,9 @@ def test_the_scale_of_the_potential() -> None:
     growth = np.tril(np.exp(0.2 * (u @ w_q) @ (u @ w_k).T))
     mean_field = 0.1 / N * (growth @ (u @ w_k) @ w_q.T + growth.T @ (u @ w_q) @ w_k.T)
     np.testing.assert_allclose(at_rest, N * mean_field, rtol=1e-12)
-    x = {**inputs(), "kinetic": None}
+    x: dict[str, Any] = {**inputs(), "kinetic": None}
     out, saved = ra.sympformer.forward(**x)
+    doubled: dict[str, Any]
     doubled = {name: None if value is None else np.concatenate([value, value], axis=2) for name, value in x.items()}
     # Two copies of every token push like one: the force is a mean.
     np.testing.assert_allclose(ra.sympformer.forward(**doubled)[0][:, :, :N], out, rtol=1e-12)

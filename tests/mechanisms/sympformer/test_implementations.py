@@ -180,7 +180,7 @@ def test_bad_gradients() -> None:
     with pytest.raises(ValueError, match=r"d_log_z: got shape \(1, 1, 5, 4\), needs \(1, 1, 5\)"):
         ra.sympformer.backward(saved, out, out)
     with pytest.raises(TypeError, match="saved: got NoneType, needs what forward returned"):
-        ra.sympformer.backward(None, out)
+        ra.sympformer.backward(None, out)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,3 +78,21 @@ def test_what_lies_elsewhere_is_read_in_place_by_dlpack(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch, "from_dlpack", from_dlpack)
     there = There()
     assert np.array_equal(devices.from_dlpack(there), x.numpy()) and asked == [there]
+
+
+def test_a_processor_has_what_its_flags_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("flags : sse avx2\n")
+    real = Path
+
+    def path(name: str) -> Path:
+        return tmp_path / "cpuinfo" if name == "/proc/cpuinfo" else real(name)
+
+    monkeypatch.setattr(devices, "Path", path)
+    monkeypatch.setattr(devices, "ACCELERATORS", ())
+    monkeypatch.setattr("sys.platform", "linux")
+    assert devices.missing_types("cpu") == devices.missing_types(None) == ("tf32", "bf16x3")
+    assert devices.missing_types("cuda:0") == ()
+    (tmp_path / "cpuinfo").write_text("flags : sse avx512_bf16\n")
+    assert devices.missing_types("cpu") == ("tf32",)
+    monkeypatch.setattr(devices, "ACCELERATORS", (str(tmp_path),))
+    assert devices.missing_types(None) == ()

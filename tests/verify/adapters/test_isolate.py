@@ -187,7 +187,7 @@ TROUBLES = {
     ),
     "sys.exit": ("sys.exit(0)", "raised SystemExit: 0"),
     "interrupt": ("raise KeyboardInterrupt", "raised KeyboardInterrupt:"),
-    "base": ("raise Base", "raised Base: an error without a text"),
+    "base": ("raise Base", "raised Base: a Base without a text"),
     "os._exit": ("os._exit(0)", "ended its process with exit code 0; it said nothing"),
     "close": ("os.closerange(3, 4096)", "its last words: it closed a descriptor that was not its own"),
     "close all": ("os.closerange(0, 4096)", "ended its process with exit code 1"),

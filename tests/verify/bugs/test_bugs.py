@@ -33,12 +33,13 @@ NAMES = """
 tiny plain scale causal causal-tail causal-top-left causal-head mask-full mask-keys mask-heads mask-causal grouped
 grouped-one unequal narrow empty-rows one-query softcap softcap-mask huge-scores window-causal window-decode offset
 bias-heads bias-keys bias-scale alibi sink sink-grouped lengths-both dropout-half window-both lengths-keys tile-65
+sink-above
 """
 CASES = {
     "softmax": NAMES.split(),
     "delta": """
 state-gated-channel mask-most grouped-values lengths state-linear norm-zero mask-all burst one-token no-token
-state-momentum
+state-momentum few-gated-head
     """.split(),
     "higher_order": "mask-causal exact grouped-one narrow add clamp one-signed half causal-head no-key".split(),
 }

@@ -14,6 +14,7 @@ import pytest
 import refattn as ra
 from refattn import equations
 from refattn.equations import declared, tags
+from refattn.golden.storage import round_to
 from refattn.mechanisms.softmax import definition
 from refattn.verify.diagnose.changes import KINDS
 from refattn.verify.diagnose.error_templates import Templates, changes, reach
@@ -21,7 +22,7 @@ from refattn.verify.diagnose.left_out import FAMILIES, found
 from refattn.verify.diagnose.mutants import kernel, mutants
 from refattn.verify.diagnose.suspects import locate
 from refattn.verify.outcome import Report, Result
-from refattn.verify.report import tables
+from refattn.verify.report import diagnosis, tables
 from refattn.verify.report.suspects import told
 from refattn.verify.run import verify
 from refattn.verify.tolerance.budget import truth, wide
@@ -261,3 +262,50 @@ def test_rows_of_no_elements_are_no_trouble() -> None:
     report = verify(few, low, dtypes=["float32"], grad=True)
     assert report.exit_code == 1
     assert locate(few, report).exit_code == 1
+
+
+def test_what_changes_nothing_in_the_failing_case_is_no_suspect() -> None:
+    """With a wide budget an error agrees that is no option of the case: it does not act."""
+    record = dataclasses.replace(RECORD, cases=(RECORD.case("sink-large"),))
+
+    def short(q: Any, k: Any, v: Any, *, dtype: str, sink: Any) -> Any:
+        with equations.mutate("SM.1", lambda x: round_to(x, dtype)):
+            out = ra.softmax.forward(*(x.astype(np.float64) for x in (q, k, v)), sink=sink.astype(np.float64))[0]
+        return round_to(np.nextafter(out, np.inf) + np.abs(out) * 2.0**-9, dtype).astype(np.float32)
+
+    suspects = located(short, grad=False, dtype="bfloat16", record=record).suspects
+    assert suspects is not None and suspects.wrong == ("out",)
+    assert not [one.kind for one in suspects.ranked if any(word in one.kind for word in ("cap", "window", "offset"))]
+
+
+def test_a_wrong_type_asks_for_no_suspects() -> None:
+    found = located(lambda q, k, v, **options: np.zeros((*q.shape[:3], v.shape[3])), grad=False)
+    assert found.exit_code == 1 and found.suspects is None
+
+
+def test_everything_is_what_failed_in_every_type() -> None:
+    def kernel(q: Any, k: Any, v: Any, *, causal: bool = False, softcap: float | None = None) -> Any:
+        """In float16 the soft-cap is left out, too."""
+        options: Any = {} if softcap is None or q.dtype == np.float16 else {"softcap": softcap}
+        return ra.softmax.forward(q, k, v, causal="top_left" if causal else False, **options)[0]
+
+    report = locate(FEW, verify(FEW, kernel, dtypes=["float32", "float16"]))
+    assert [len([one for one in report.failed if one.dtype == dtype]) for dtype in ("float32", "float16")] == [1, 2]
+    assert report.suspects is not None
+    first = report.suspects.ranked[0]
+    assert told(first) == "top-left causality: explains 2 of 3 failing cases"
+    assert first.cases == ("causal-tail", "causal-tail (float16)")
+
+
+def test_what_explains_little_is_not_listed() -> None:
+    def noise(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        out = ra.softmax.forward(q, k, v, **options)[0]
+        return out + np.random.default_rng(0).standard_normal(out.shape).astype(out.dtype)
+
+    report = located(noise, grad=False)
+    assert report.suspects is not None and all(one.explained >= 0.1 for one in report.suspects.ranked)
+    assert not report.suspects.ranked
+    assert any(line.startswith("nothing known explains it") for line in shown(report.suspects))
+    which = [text for word, text in diagnosis.lines(report, FEW) if word == "which"]
+    assert len(which) == 1 and which[0].startswith("nothing known explains it; the place may be SM.")
+    assert "; of 27 equations these can disturb it" in which[0]

@@ -7,7 +7,9 @@ import io
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -119,8 +121,57 @@ def test_the_smallest_case_is_shown_as_numbers_and_as_a_program_of_numpy() -> No
     apart = [float(row[3]) for row in numbers]
     assert any(abs(float(said.getvalue()) - one) <= 1e-6 for one in apart if one != 0.0)
     text = page(replace(found, least=pair, smallest=("x",)), one, "1")
-    assert "In NumPy alone" in text and f"<td>{numbers[0][1]}</td>" in text
+    assert "Without refattn:" in text and f"<td>{numbers[0][1]}</td>" in text
     assert "least" not in found.to_json()
+
+
+ADAPTERS = {
+    "numpy": """
+import numpy as np
+def attend(q, k, v, *, causal=False):
+    p = np.exp(q @ k.swapaxes(2, 3))
+    return p / p.sum(-1, keepdims=True) @ v
+""",
+    "torch": """
+import torch
+def attend(q, k, v, *, causal=False):
+    return torch.nn.functional.scaled_dot_product_attention(q.to("cpu"), k, v, scale=1.0)
+attend.framework = "torch"
+""",
+    "torch, a class": """
+import torch
+class Attend:
+    framework, device = "torch", "cpu"
+    def forward(self, q, k, v, **options):
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=1.0), None
+""",
+    "jax": """
+import jax.numpy as jnp
+def attend(q, k, v, *, causal=False):
+    p = jnp.exp(q @ k.swapaxes(2, 3))
+    return (p / p.sum(-1, keepdims=True) @ v).astype(q.dtype)
+attend.framework = "jax"
+""",
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_program_runs_for_an_adapter_of_any_library(name: str, dtype: str, tmp_path: Path) -> None:
+    library = name.partition(",")[0]
+    pytest.importorskip(library)
+    if name == "numpy" and dtype == "bfloat16":
+        pytest.skip("NumPy has no bfloat16")
+    (tmp_path / "theirs.py").write_text(ADAPTERS[name])
+    kernel = f"{tmp_path}/theirs.py:{'Attend' if 'class' in name else 'attend'}"
+    report = ra.verify("softmax", kernel, cases=["plain"], dtypes=[dtype])
+    assert report.least is not None and report.framework == ("" if name == "numpy" else library)
+    lines = example.program(*report.least, report.kernel, report.framework, report.device)
+    assert lines and not any("refattn" in line for line in lines)
+    found = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=tmp_path, capture_output=True, text=True)
+    apart = [abs(float(row[3])) for row in example.rows(report.least[1])]
+    assert abs(float(found.stdout)) == pytest.approx(max(apart), rel=0.02), found.stderr
 
 
 def test_it_asks_nobody_for_anything(file: Path) -> None:
@@ -222,3 +273,26 @@ def test_a_browser_shows_it(file: Path, tmp_path: Path) -> None:
     )
     data = picture.read_bytes()
     assert data.startswith(b"\x89PNG") and len(data) > 20_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wide", [360, 800])
+def test_nothing_is_cut_off_at_the_width_of_a_phone(file: Path, tmp_path: Path, wide: int) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("there is no browser: apt-get install chromium")
+    frame = tmp_path / "frame.html"
+    inner = escape(file.read_text(encoding="utf-8"))
+    frame.write_text(f"""<iframe width="{wide}" height="900" srcdoc="{inner}"></iframe><script>
+onload = () => {{
+  const page = document.querySelector("iframe").contentDocument, root = page.documentElement
+  const scrolls = x => x && x !== root && (getComputedStyle(x).overflowX === "auto" || scrolls(x.parentElement))
+  const out = [...page.querySelectorAll("*")].filter(x => x.getBoundingClientRect().right > {wide} && !scrolls(x))
+  document.title = `[${{root.scrollWidth}}] ${{out.map(x => x.tagName)}}`
+}}
+</script>""")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    call = [browser, *options, "--dump-dom", frame.as_uri()]
+    seen = subprocess.run(call, capture_output=True, text=True, timeout=120, check=True).stdout
+    (width, out) = re.findall(r"<title>\[(\d+)\] ?(.*?)</title>", seen)[0]
+    assert int(width) <= wide and not out

@@ -224,5 +224,6 @@ def test_shrunk_keeps_what_a_case_is_about(case: Any) -> None:
     assert all((a == 0) == (b == 0) for a, b in zip(sizes, before, strict=True))
     heads = [(c.inputs["q"].shape[1], c.inputs["k"].shape[1]) for c in (small, case)]
     assert (heads[0][0] > heads[0][1]) == (heads[1][0] > heads[1][1])
-    out, _ = ra.softmax.forward(**make("softmax", small, "float64"), **small.options)
+    given: dict[str, Any] = {**make("softmax", small, "float64"), **small.options}
+    out, _ = ra.softmax.forward(**given)
     assert out.shape[0] == 1

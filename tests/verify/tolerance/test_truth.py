@@ -31,7 +31,9 @@ def test_longdouble_agrees_with_the_truth_within_the_float64_budget(case: Case) 
     known = truth(RECORD, case, "float64", grad=True)
     assert known.upstream is not None
     # Checked in float64: what does not exist is 0 there, and the options are as the implementation takes them.
-    _, checked = ra.softmax.forward(**known.inputs, **case.options, implementation="dense")
+    arguments: dict[str, Any] = {**known.inputs, **case.options}
+    _, checked = ra.softmax.forward(**arguments, implementation="dense")
+    assert isinstance(checked.inner, dense.Saved)
     given, rows = checked.given, checked.given.rows
     upstream = known.upstream if rows is None else np.where(rows, known.upstream, 0.0)
     out, lse, saved = dense.forward(

@@ -34,7 +34,7 @@ GATES = {
 }
 
 
-def _case(
+def case(
     name: str,
     kind: str,
     purpose: str,
@@ -105,65 +105,65 @@ _SLOW: dict[str, Any] = {"log_momentum": uniform(-0.06, -0.04), "beta": uniform(
 def _exact(name: str, purpose: str, **given: Any) -> Case:
     """Return a case of unit vectors as keys and small whole numbers: every honest order gives the same numbers."""
     keys = Input((), "units", {"step": 5, "period": 16})
-    case = _case(name, "exact", purpose, "delta", n=11, d=16, e=8, beta=whole(0, 2), keys=keys, scale=0.25, **given)
+    plain = case(name, "exact", purpose, "delta", n=11, d=16, e=8, beta=whole(0, 2), keys=keys, scale=0.25, **given)
     small = {"q": ("integers", -2, 2), "v": ("integers", 1, 8)}
     inputs = {
-        each: replace(case.inputs[each], design=design, numbers={"low": low, "high": high})
+        each: replace(plain.inputs[each], design=design, numbers={"low": low, "high": high})
         for each, (design, low, high) in small.items()
     }
-    return replace(case, inputs={**case.inputs, **inputs}, exact={"out": EVERY, "state": EVERY})
+    return replace(plain, inputs={**plain.inputs, **inputs}, exact={"out": EVERY, "state": EVERY})
 
 
 CASES = (
-    _case("tiny", "plain", "small enough to read", h=1, n=3, d=2, e=2),
-    _case("linear", "plain", "nothing is predicted, nothing decays", "linear"),
-    _case("gated-head", "plain", "a decay of heads alone", "gated-head"),
-    _case("gated-channel", "plain", "a decay of channels alone", "gated-channel"),
-    _case("delta", "plain", "the error is written", "delta"),
-    _case("gated-delta", "plain", "decay, then predict, then write, then read", b=2),
-    _case("kda", "plain", "a decay of channels, of the key's axis", "kda"),
-    _case("momentum", "plain", "the write moves on", "momentum"),
-    _case("long-150", "long", "errors between chunks of 32 and 64", "kda", n=150, **_LONG),
-    _case("long-300", "long", "errors between chunks of 128", n=300, **_LONG),
+    case("tiny", "plain", "small enough to read", h=1, n=3, d=2, e=2),
+    case("linear", "plain", "nothing is predicted, nothing decays", "linear"),
+    case("gated-head", "plain", "a decay of heads alone", "gated-head"),
+    case("gated-channel", "plain", "a decay of channels alone", "gated-channel"),
+    case("delta", "plain", "the error is written", "delta"),
+    case("gated-delta", "plain", "decay, then predict, then write, then read", b=2),
+    case("kda", "plain", "a decay of channels, of the key's axis", "kda"),
+    case("momentum", "plain", "the write moves on", "momentum"),
+    case("long-150", "long", "errors between chunks of 32 and 64", "kda", n=150, **_LONG),
+    case("long-300", "long", "errors between chunks of 128", n=300, **_LONG),
     *(
-        _case(f"state-{rule}", "state", "a state comes in, and decays before the first token", rule, state=True, n=13)
+        case(f"state-{rule}", "state", "a state comes in, and decays before the first token", rule, state=True, n=13)
         for rule in RULES
     ),
-    _case("weak", "decay", "hardly any decay", log_decay=uniform(-0.001, 0.0)),
-    _case("strong", "decay", "a decay that products of cumulative decays do not survive", log_decay=_STRONG),
-    _case("strong-channels", "decay", "the same by channel", "kda", log_decay=_STRONG, n=37),
-    _case("burst", "decay", "one strong decay between weak ones", "kda", log_decay=_burst(-300.0, 7)),
-    _case("reset", "decay", "new sequences by a decay to 0", "kda", log_decay=_RESETS),
-    _case("swelling", "decay", "a state that grows", log_decay=uniform(0.0, 0.05)),
-    _case("repeated", "keys", "three keys again and again", keys=Input((), "repeated", {"scale": 0.25, "period": 3})),
-    _case("aligned", "keys", "keys with a common part", keys=Input((), "shifted", {"scale": 0.125, "shift": 0.21875})),
-    _case("one-key", "keys", "one key alone", "delta", keys=Input((), "units", {"step": 0, "period": 1}), n=37),
-    _case("beta-whole", "beta", "write nothing, all, or twice as much", "delta", beta=whole(0, 2), qk_norm=True),
-    _case("beta-two", "beta", "reflections: beta up to 2", beta=uniform(0.0, 2.0), qk_norm=True),
-    _case("converged", "beta", "what is written is known already", "delta", n=80, beta=_ONE, keys=_CYCLE, **_LONG),
-    _case("norm", "norm", "queries and keys of length 1", "kda", qk_norm=True),
-    _case("norm-small", "norm", "so small that norm_eps shows", qk_norm=True, size=2.0**-8, n=13),
-    _case("norm-zero", "norm", "keys of 0 stay 0", qk_norm=True, keys=_SPARSE, n=13),
-    _case("grouped-queries", "grouped", "two query heads read one state", h=4, f=2, g=2),
-    _case("one-kv", "grouped", "all query heads read one state", "kda", h=4, f=1, g=1, n=13),
-    _case("grouped-values", "grouped", "a key head serves two states", h=4, f=2, g=4, n=13),
-    _case("both", "grouped", "fewer queries than states, fewer keys than both", h=2, f=1, g=4, n=13),
-    _case("one-query-head", "grouped", "one query and one key for two states", "kda", h=1, f=1, g=2, n=13),
-    _case("mask-some", "masked", "padding between tokens", b=2, keep=0.6, state=True),
-    _case("mask-most", "masked", "hardly a token", "kda", b=2, keep=0.15, n=13, state=True),
-    _case("mask-momentum", "masked", "the momentum waits, too", "momentum", b=2, keep=0.6, state=True),
-    _case("mask-all", "masked", "no token at all", keep=0.0, n=11, state=True),
-    _case("lengths", "packed", "sequences side by side, one of them empty", "kda", n=14, state=True, lengths=[5, 0, 9]),
-    _case("lengths-momentum", "packed", "the same with a momentum", "momentum", n=14, state=True, lengths=[9, 0, 5]),
-    _case("square", "state", "a state whose axes could be taken for each other", "kda", d=8, e=8, state=True, n=13),
-    _case("unequal", "size", "values wider than keys", d=5, e=7),
-    _case("width-one", "size", "keys of one number", "kda", d=1, e=3, n=11),
-    _case("one-token", "size", "decoding: one token and a state", n=1, state=True),
-    _case("no-token", "size", "the state passes", n=0, state=True),
-    _case("scale", "scale", "a scale of the caller's own", scale=0.75, n=13),
-    _case("mu-none", "momentum", "a momentum that is forgotten at once", "momentum", log_momentum=_FORGETS),
-    _case("mu-high", "momentum", "a momentum that lasts", "momentum", **_SLOW),
-    _case("step-two", "momentum", "steps of 2", "momentum", step=uniform(2.0, 2.0), beta=uniform(0.05, 0.3), n=13),
-    _case("beta-faint", "momentum", "a beta whose logarithm would need an eps", "momentum", **_FAINT),
+    case("weak", "decay", "hardly any decay", log_decay=uniform(-0.001, 0.0)),
+    case("strong", "decay", "a decay that products of cumulative decays do not survive", log_decay=_STRONG),
+    case("strong-channels", "decay", "the same by channel", "kda", log_decay=_STRONG, n=37),
+    case("burst", "decay", "one strong decay between weak ones", "kda", log_decay=_burst(-300.0, 7)),
+    case("reset", "decay", "new sequences by a decay to 0", "kda", log_decay=_RESETS),
+    case("swelling", "decay", "a state that grows", log_decay=uniform(0.0, 0.05)),
+    case("repeated", "keys", "three keys again and again", keys=Input((), "repeated", {"scale": 0.25, "period": 3})),
+    case("aligned", "keys", "keys with a common part", keys=Input((), "shifted", {"scale": 0.125, "shift": 0.21875})),
+    case("one-key", "keys", "one key alone", "delta", keys=Input((), "units", {"step": 0, "period": 1}), n=37),
+    case("beta-whole", "beta", "write nothing, all, or twice as much", "delta", beta=whole(0, 2), qk_norm=True),
+    case("beta-two", "beta", "reflections: beta up to 2", beta=uniform(0.0, 2.0), qk_norm=True),
+    case("converged", "beta", "what is written is known already", "delta", n=80, beta=_ONE, keys=_CYCLE, **_LONG),
+    case("norm", "norm", "queries and keys of length 1", "kda", qk_norm=True),
+    case("norm-small", "norm", "so small that norm_eps shows", qk_norm=True, size=2.0**-8, n=13),
+    case("norm-zero", "norm", "keys of 0 stay 0", qk_norm=True, keys=_SPARSE, n=13),
+    case("grouped-queries", "grouped", "two query heads read one state", h=4, f=2, g=2),
+    case("one-kv", "grouped", "all query heads read one state", "kda", h=4, f=1, g=1, n=13),
+    case("grouped-values", "grouped", "a key head serves two states", h=4, f=2, g=4, n=13),
+    case("both", "grouped", "fewer queries than states, fewer keys than both", h=2, f=1, g=4, n=13),
+    case("one-query-head", "grouped", "one query and one key for two states", "kda", h=1, f=1, g=2, n=13),
+    case("mask-some", "masked", "padding between tokens", b=2, keep=0.6, state=True),
+    case("mask-most", "masked", "hardly a token", "kda", b=2, keep=0.15, n=13, state=True),
+    case("mask-momentum", "masked", "the momentum waits, too", "momentum", b=2, keep=0.6, state=True),
+    case("mask-all", "masked", "no token at all", keep=0.0, n=11, state=True),
+    case("lengths", "packed", "sequences side by side, one of them empty", "kda", n=14, state=True, lengths=[5, 0, 9]),
+    case("lengths-momentum", "packed", "the same with a momentum", "momentum", n=14, state=True, lengths=[9, 0, 5]),
+    case("square", "state", "a state whose axes could be taken for each other", "kda", d=8, e=8, state=True, n=13),
+    case("unequal", "size", "values wider than keys", d=5, e=7),
+    case("width-one", "size", "keys of one number", "kda", d=1, e=3, n=11),
+    case("one-token", "size", "decoding: one token and a state", n=1, state=True),
+    case("no-token", "size", "the state passes", n=0, state=True),
+    case("scale", "scale", "a scale of the caller's own", scale=0.75, n=13),
+    case("mu-none", "momentum", "a momentum that is forgotten at once", "momentum", log_momentum=_FORGETS),
+    case("mu-high", "momentum", "a momentum that lasts", "momentum", **_SLOW),
+    case("step-two", "momentum", "steps of 2", "momentum", step=uniform(2.0, 2.0), beta=uniform(0.05, 0.3), n=13),
+    case("beta-faint", "momentum", "a beta whose logarithm would need an eps", "momentum", **_FAINT),
     _exact("exact", "whole numbers throughout: a state that is rounded once more shows"),
 )

@@ -9,6 +9,7 @@ from cumulative sums, and the state and its adjoint what the tokens of a chunk a
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -114,9 +115,45 @@ def _d_state(inputs: Given, values: Any) -> Array:
     return 2.0 * _later(inputs, values)
 
 
+def _d_log_decay(inputs: Given, values: Any) -> Array:
+    """Return the root of the sum of the squares of what cancels in a sum over a token and all that come after it.
+
+    With R_n, W_n and L_n for what the read, the write and the lookup of a token are in it, the gradient is the sum over
+    m >= n of R_m - W_m - L_m: kernels take it as the reversed sum of q dq - k dk, which needs no state. At the first
+    token of a sequence that begins at 0 all of it cancels.
+    """
+    xp, groups = namespace(inputs["q"]), _groups(values)
+    hat, log = values["DELTA.unit_q"], inputs["log_decay"]
+    queries = group_heads(repeat_heads(hat, max(hat.shape[1], groups)), groups) * scale_of(inputs)  # (b, g, r, n, d)
+    d_out, keys = group_heads(inputs["d_out"], groups), repeat_heads(values["DELTA.unit_k"], groups)
+    states, d_states = values.passes("DELTA.4"), values.passes("dDELTA.4")[::-1]
+    d_predictions = values.passes("dDELTA.predicted")[::-1]
+    terms = []
+    for n, faded in enumerate(values.passes("DELTA.1")):  # (b, g, d, e)
+        read = xp.matmul(states[n][:, :, None, ...] ** 2, d_out[:, :, :, n, :, None] ** 2)[..., 0]  # (b, g, r, d)
+        square = xp.sum(queries[:, :, :, n, :] ** 2 * read, axis=2)
+        square = square + xp.sum((d_states[n] * (states[n] - faded)) ** 2, axis=-1)
+        if d_predictions:
+            square = square + (keys[:, :, n, :] ** 2) * (d_predictions[n] ** 2 @ _transposed(faded**2))[:, :, 0, :]
+        terms.append(square)
+    squares = xp.stack(terms, axis=2)  # (b, g, n, d)
+    squares = squares if len(log.shape) == 4 else xp.sum(squares, axis=-1)
+    ends = itertools.accumulate(inputs.get("lengths") or (log.shape[2],))
+    sums, first = [], 0
+    for end in ends:
+        sums.append(xp.flip(xp.cumulative_sum(xp.flip(squares[:, :, first:end, ...], axis=2), axis=2), axis=2))
+        first = end
+    return xp.sqrt(xp.concat(sums, axis=2))
+
+
 ROUNDING_SCALES: dict[str, RoundingScale | None] = {"DELTA.fade": _decay}
 
-FURTHER: dict[str, RoundingScale] = {"DELTA.4": _state, "dDELTA.4": _d_state, "dDELTA.1": _d_state}
+FURTHER: dict[str, RoundingScale] = {
+    "DELTA.4": _state,
+    "dDELTA.4": _d_state,
+    "dDELTA.1": _d_state,
+    "dDELTA.log_decay": _d_log_decay,
+}
 
 
 def _terms(id: str) -> RoundingScale:

@@ -224,7 +224,9 @@ def backward(saved: Saved, d_out: Array) -> tuple[Array, dict[str, Array]]:
     d_k = sum_heads(level.spread(d_own_k[:, :, :nodes, :], 2), groups)
     found = {"q": d_q * scale, "k": d_k * scale, **numbers}
     if len(numbers["mu"].shape):
-        found["mu"] = xp.reshape(numbers["mu"], (numbers["mu"].shape[0], -1))[:, :nodes]
+        found["mu"] = xp.reshape(numbers["mu"], (numbers["mu"].shape[0], -1))
+        if found["mu"].shape[1] > nodes:  # one for each node, and for what the last block was filled up with
+            found["mu"] = found["mu"][:, :nodes]
     if "scale" in options.numbers:
         found["scale"] = sum_wide(d_own_k * graph.k)
     return band.far(d_near_v)[:, :, :nodes, :], found

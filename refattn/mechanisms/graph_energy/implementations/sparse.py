@@ -25,6 +25,8 @@ def sparse_graph(weights: Array) -> CSR:
         raise ValueError(f"weights: got shape {tuple(weights.shape)}, needs as many rows as columns")
     if not xp.isdtype(weights.dtype, ("bool", "integral", "real floating")):
         raise TypeError(f"weights: got dtype {dtype_name(weights)}, needs one of real numbers")
+    if xp.isdtype(weights.dtype, "real floating") and all_finite(weights) is False:
+        raise ValueError("weights: got a number that is not finite, needs finite numbers")
     rows, columns = xp.nonzero(weights)
     n = weights.shape[0]
     indptr = xp.searchsorted(rows, arange(0, n + 1, rows))

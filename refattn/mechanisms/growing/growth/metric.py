@@ -170,20 +170,26 @@ def direction(
         p, count = solved  # (h, in, in) [GROW.8]
         square = _inner(p, n)
     else:
-        p = _mean_of_sequences(statistics)  # (h, in, in) [GROW.8]
+        p = mean_of_sequences(statistics)  # (h, in, in) [GROW.8]
         square = _inner(p, apply_metric(statistics, p, center_keys=center_keys))
     return Direction(p, math.sqrt(max(square, 0.0) / max(statistics.pairs, 1.0)), count)
 
 
-def _mean_of_sequences(statistics: Statistics) -> Array:
-    """Return mean_b C_b^+ N_b C_b^+, in which C_b^+ = X_b^+ X_b^+^T and N_b = X_b^T G_b X_b give X_b^+ G_b X_b^+^T."""
+def mean_of_sequences(statistics: Statistics, kernel: Array | None = None) -> Array:
+    """Return mean_b C_b^+ N_b C_b^+, in which C_b^+ = X_b^+ X_b^+^T and N_b = X_b^T G_b X_b give X_b^+ G_b X_b^+^T.
+
+    With a kernel M (h, in, in): mean_b X_b^+ (X_b M X_b^T + G_b) X_b^+^T.
+    """
     xp = namespace(statistics.gradient)
     total = 0.0 * statistics.gradient
     for kept in statistics.remembered:
         # From the tokens' own pseudo-inverse: squaring them first would square their condition.
-        inverse = xp.linalg.pinv(kept.tokens)
-        inverse = (inverse @ xp.matrix_transpose(inverse))[:, None, :, :]
+        of_tokens = xp.linalg.pinv(kept.tokens)
+        inverse = (of_tokens @ xp.matrix_transpose(of_tokens))[:, None, :, :]
         total = total + xp.sum(inverse @ kept.gradient @ inverse, axis=0)
+        if kernel is not None:
+            seen = (of_tokens @ kept.tokens)[:, None, :, :]  # X^+ X, onto the tokens
+            total = total + xp.sum(seen @ kernel @ seen, axis=0)
     return total / statistics.sequences
 
 

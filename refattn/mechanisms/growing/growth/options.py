@@ -24,7 +24,8 @@ class Options:
         "replace", "additive", or one that keeps the function: "gradmax", "zero", "net2wider".
     method
         The truncation of "replace": "optimal", "optimal_als", "frobenius", or "report", which does what the report
-        prints: frobenius, the sign of ascent, a step of 1, no scale.
+        prints: X^+ B X^+^T of each sequence, frobenius, the sign of ascent, a step of 1, no scale. The metric and the
+        damping then change nothing.
     metric
         "kron", "exact" or "mean".
     center_keys

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.growing.growth import columns, truncate
+from refattn.mechanisms.growing.growth import columns, metric, truncate
 from refattn.mechanisms.growing.growth.bottleneck import Bottleneck
 from refattn.mechanisms.growing.growth.metric import Direction, Metric
 from refattn.mechanisms.growing.growth.options import Options
@@ -196,14 +196,16 @@ def _appended(made: Plan, amplitude: float) -> tuple[Array, Array]:
 
 
 def _as_printed(made: Plan) -> tuple[Array, Array]:
-    """Return the weights of the report: the truncated singular value decomposition of w_q w_k^T + D.
+    """Return the weights of the report: the truncated singular value decomposition of Z* = X^+ B X^+^T.
 
-    It takes the gradient with the sign of ascent, a step of 1 however the loss is normalised, and leaves the scale out
-    of the scores that it models. D is that of the metric that was asked for; for one sequence, as there, all agree.
+    B = X w_q w_k^T X^T + G takes the gradient with the sign of ascent, a step of 1 however the loss is normalised, and
+    leaves the scale out of the scores that it models. X^+ cuts off what the tokens do not use of the old kernel. Of
+    several sequences it is the mean of their Z*, the author's first choice. The metric and its damping have no part.
     """
-    assert made.direction is not None and made.metric is not None
+    assert made.metric is not None
     w_q, w_k = _wide(made.params)
-    target = w_q @ namespace(w_q).matrix_transpose(w_k) + made.direction.p
+    kernel = w_q @ namespace(w_q).matrix_transpose(w_k)
+    target = equations.active(metric).mean_of_sequences(made.statistics, kernel)
     rank = made.params.config.sizes[1] + made.columns
     factors = truncate.truncate(target, rank, "frobenius", made.metric)
     return truncate.balance(*factors, rank, made.options.seed)

@@ -1,5 +1,5 @@
 """Sizes of rounding errors: the core is that of softmax attention."""
 
-from refattn.mechanisms.softmax.testing.rounding_scales import FURTHER, ROUNDING_SCALES, STORED
+from refattn.mechanisms.softmax.testing.rounding_scales import FURTHER, NAMED, ROUNDING_SCALES, STORED
 
-__all__ = ["FURTHER", "ROUNDING_SCALES", "STORED"]
+__all__ = ["FURTHER", "NAMED", "ROUNDING_SCALES", "STORED"]

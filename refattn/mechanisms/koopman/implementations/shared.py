@@ -252,10 +252,10 @@ def chunk_backward(
                 for name, place in (("starts", at + n), ("targets", at + n + 1)):
                     part, known = d[name][:, :, :, n, :], d_features[place]
                     d_features[place] = part if known is None else known + part
-            d_attended, d_kappa = d["attended"], xp.stack([d["section"], d["at_root"]], axis=-2)
+            d_attended = d["attended"]
             if step.kappa is not None:
                 # forward: inner = k(first, first); kappa(x) = k(first, x), with a root that is given
-                beside = xp.stack([attended, root], axis=-2)
+                beside, d_kappa = (xp.stack(x, axis=-2) for x in ([attended, root], [d["section"], d["at_root"]]))
                 d_first, d_beside, d_bandwidth, d_weight = step.kappa.sections_backward(beside, d["inner"], d_kappa)
                 d_attended = d_attended + d_beside[..., 0, :]
                 add(total, {"bandwidth": d_bandwidth, "weight": d_weight})
@@ -263,9 +263,10 @@ def chunk_backward(
                     d_points[at + n] = d_points[at + n] + d_first[:, :, :, n, :]
             else:
                 # forward: section = dual @ sections(attended); with a given root its sections move with the keys
-                d_sections = d_kappa @ step.dual  # (b, h, i, 2, o)
-                d_attended = d_attended + sections_backward(attended, d_sections[..., 0, :])
-                sections_backward(root, d_sections[..., 1, :])
+                d_attended = d_attended + sections_backward(
+                    attended, (d["section"][..., None, :] @ step.dual)[..., 0, :]
+                )
+                sections_backward(root, (d["at_root"][..., None, :] @ step.dual)[..., 0, :])
             add(total, {name: d[name] for name in ("gram", "coordinates")})
             add(numbers[number - 2], {name: d[name] for name in ("ridge", "epsilon", "mix") if name in d})
         # forward: attended = attend(x, k, v)

@@ -111,6 +111,14 @@ class Config(projections.Sizes):
         law = self.law
         return None if law is None else draw(self.updates, seed=seed, step=step, layer=layer, like=like, law=law)
 
+    def standing(self, like: Array) -> dict[str, Any]:
+        """Return ridge and epsilon where none are drawn: the law's means, and behind them candidates of seed 0."""
+        law = self.law
+        if law is None or law.candidates == 1 or self.updates == 1:
+            return {} if law is None else law.means
+        xp, drawn = namespace(like), draw(self.updates, seed=0, step=0, layer=0, like=like, law=law)
+        return {name: xp.concat([0.0 * x[:1, :] + law.means[name], x[:-1, :]]) for name, x in drawn.items()}
+
     @property
     def learns(self) -> bool:
         """Whether there is a second kernel whose numbers are parameters."""
@@ -158,7 +166,7 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
     """Return the next x of tokens x (b, i, m) whose queries move among the keys and values, and what is saved."""
     config, h, families = params.config, params.config.heads, families_of(params)
     queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [KOOP.queries]
-    draws: dict[str, Any] = dict(context.draws or ({} if config.law is None else config.law.means))
+    draws: dict[str, Any] = dict(context.draws or config.standing(x))
     if unknown := sorted(set(draws) - {"ridge", "epsilon"}):
         raise ValueError(f"context.draws: got {', '.join(unknown)}, needs ridge and epsilon")
     families["fit"] = replace(families["fit"], **{n: d for n, d in draws.items() if n == "ridge"})

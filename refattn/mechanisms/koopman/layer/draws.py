@@ -34,7 +34,7 @@ class Law:
     ridge, epsilon
         They take an array of NumPy with numbers in [0, 1), and return as many.
     candidates
-        From 1 to 8: how many numbers are drawn for an update.
+        From 1 to 64: how many numbers are drawn for an update.
     """
 
     ridge: Quantile
@@ -65,7 +65,7 @@ class Beta:
     b
         Above 0.
     candidates
-        From 1 to 8: how many numbers are drawn for an update.
+        From 1 to 64: how many numbers are drawn for an update.
     """
 
     b: float = 9.0

@@ -39,7 +39,7 @@ class Fit:
     ----------
     ridge
         Above 0, the weight of the operator's norm; an array () for all, (updates - 1,) for each update after the first,
-        or (candidates, updates - 1), of which at most 8 are tried in order; with a third axis of size d a ridge for
+        or (candidates, updates - 1), of which at most 64 are tried in order; with a third axis of size d a ridge for
         each coordinate, and an operator for each. None means 0.1.
     scale
         "sum": the ridge is as given; "mean": it is multiplied by the number of transitions times that of seen keys.

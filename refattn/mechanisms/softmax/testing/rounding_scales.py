@@ -7,6 +7,7 @@ arguments of the call and d_out; `values` the traced equations.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from refattn.mechanisms.record import RoundingScale
@@ -69,6 +70,25 @@ def _d_scale(inputs: Given, values: Any) -> Array:
     return of_all(values["dSM.scale"], values.get("dSM.1", values["dSM.2"]) * products)
 
 
+def _log(x: Array) -> Array:
+    """Return the size of the argument that an exponential is of, 0 where this is -inf: there it is exact."""
+    xp = namespace(x)
+    return xp.where(x > 0.0, xp.abs(xp.log(xp.where(x > 0.0, x, 1.0))), 0.0)
+
+
+def _exponent(id: str, inputs: Given, values: Any) -> Array:
+    return values[id] * _log(values[id])
+
+
+def _d_masked_of_exponent(inputs: Given, values: Any) -> Array:
+    return namespace(inputs["q"]).abs(values["dSM.2"]) * _log(values["SM.4"])
+
+
+def _d_v_of_exponent(inputs: Given, values: Any) -> Array:
+    errors = values.get("SM.kept", values["SM.4"]) * _log(values["SM.4"])
+    return sum_heads(transpose(errors**2) @ _d_out(inputs, values) ** 2, inputs["v"].shape[1]) ** 0.5
+
+
 ROUNDING_SCALES: dict[str, RoundingScale | None] = {
     "SM.4": _weights,
     "dSM.scale": _d_scale,
@@ -83,3 +103,13 @@ STORED: dict[str, RoundingScale | None] = {
 }
 """What a kernel in float16 or bfloat16 rounds to that type on the way: the weights and the adjoint of the scores before
 their matrix products, and the output from which it takes the inner product of dSM.total."""
+
+NAMED: dict[str, dict[str, RoundingScale]] = {
+    "exponent": {
+        "SM.3": partial(_exponent, "SM.3"),
+        "SM.sunk": partial(_exponent, "SM.sunk"),
+        "dSM.2": _d_masked_of_exponent,
+        "dSM.v": _d_v_of_exponent,
+    }
+}
+"""What a kernel may round beside that: the argument m - t of the exponentials, in the backward m - lse."""

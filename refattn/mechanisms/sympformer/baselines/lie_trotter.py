@@ -29,7 +29,7 @@ Axes: b batch, i token, m width.
 Source: the Lie-Trotter block of arXiv:2601.23236. Without looking ahead it is what the manuscript calls H0; the
 strength of the connection is learned in one of its ablations.
 
-How their code differs: the two substeps share the gain of one norm of the momentum; here each has its own.
+In their code the two substeps share one norm of the momentum: mlp="momentum(shared_norm=True)", as in all presets.
 """
 
 from __future__ import annotations

@@ -231,6 +231,8 @@ class Config:
             raise ValueError(f"mlp: got 'attention_velocity', {name} has no steps: it needs another substep")
         if not kind.carries and isinstance(self.mlp, mlp.Momentum):
             raise ValueError(f"mlp: got 'momentum', {name} has none: it needs another substep")
+        if getattr(self.mlp, "shared_norm", False) and self.normalise == "none" and not kind.baseline:
+            raise ValueError("mlp: got shared_norm=True with normalise='none', which has no norm that could be shared")
         if not kind.carries and self.start != "rest":
             raise ValueError(f"start: got {self.start!r}, {name} has no momentum: it needs 'rest'")
         if self.rests and self.layers == 1 and not kind.moves:
@@ -357,7 +359,8 @@ class Config:
             wide = self.mlp.ratio * m
             needs |= {"mlp.gain": (m,), "mlp.w_in": (m, wide), "mlp.w_out": (wide, m)}
         if isinstance(self.mlp, mlp.Momentum | mlp.Velocity):
-            needs["mlp.gain_v"] = (m,)
+            if not getattr(self.mlp, "shared_norm", False):
+                needs["mlp.gain_v"] = (m,)
         return {**needs, **self._biases(needs)} if self.bias else needs
 
     def _biases(self, needs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -16,6 +16,8 @@ Adjoints, for given dx'' and, where r is read later, dr::
     [dSYMP.mlp_normed]  dn = adjoint of norm at dy      dy = (gelu' (dd w_out^T)) w_in^T; n is what is normalised
     [dSYMP.mlp_carried]  du = mu dn + beta dw           "attention_velocity": mu dn
 
+With momentum(shared_norm=True) gain_v and shift_v are gain_p and shift_p, of the norm after attention.
+
 The shifts, b_in and b_out are there with bias=True, and 0 otherwise; their gradients are those of y, r, y w_in + b_in
 and d, summed over all tokens.
 
@@ -30,11 +32,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
-from refattn.args import check_choice
+from refattn.args import check, check_choice
 from refattn.mechanisms.projections import check_sizes
 from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.oracles import noise
-from refattn.mechanisms.sympformer.params import Add, Layer, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, Mlp, Params, inner
 from refattn.ops import layer_norm
 from refattn.ops.mlp import GELU
 from refattn.xp import Array
@@ -72,8 +74,22 @@ class AttentionVelocity(Substep):
         return ("mu", "gamma") if config.drifts else ("gamma",)
 
 
+@dataclass(frozen=True)
 class Momentum(Substep):
-    """It looks ahead along the momentum, and changes it."""
+    """It looks ahead along the momentum, and changes it.
+
+    Attributes
+    ----------
+    shared_norm
+        Whether the norm of the momentum after the MLP has the gain and the shift of that after attention, as in the
+        authors' code; otherwise it has its own.
+    """
+
+    shared_norm: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check("shared_norm", self.shared_norm, bool)
 
     def names(self, config: Any) -> tuple[str, ...]:
         """Return all three."""
@@ -164,7 +180,8 @@ def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> t
         if u is not None:
             total = layer.numbers["beta"] * u + layer.numbers["gamma"] * added  # (b, i, m)
         total = own.noisy(layer.keep, "noise_mlp_momentum", total)  # (b, i, m): SYMP.noisy
-        push, norm_v = maps.normed(mlp, total, "_v")  # (b, i, m) [SYMP.mlp_push]
+        owner, of = _norm(layer, mlp)
+        push, norm_v = maps.normed(owner, total, of)  # (b, i, m) [SYMP.mlp_push]
     result = x + push  # (b, i, m) [SYMP.mlp_moved]
     return result, push, Saved(u, norm, seen, hidden, gate, active, added, norm_v)
 
@@ -180,7 +197,8 @@ def backward(
     d_total = d_push  # (b, i, m): the gradient of what is multiplied by gamma
     if saved.norm_v is not None:
         # forward: push = norm(beta * u + gamma * added)
-        d_total = maps.normed_backward(mlp, saved.norm_v, d_push, add, "_v")  # (b, i, m)
+        owner, of = _norm(layer, mlp)
+        d_total = maps.normed_backward(owner, saved.norm_v, d_push, add, of)  # (b, i, m)
     d_added = d_total  # (b, i, m): where gamma is 1
     if "gamma" in layer.numbers:
         d_added = layer.numbers["gamma"] * d_total  # (b, i, m) [dSYMP.mlp_out]
@@ -207,3 +225,9 @@ def backward(
     if not layer.params.config.detach:
         add("h_x", -inner(d_before, u))
     return -d_before, d_x + d_before, None
+
+
+def _norm(layer: Layer, mlp: Mlp) -> tuple[Params | Mlp, str]:
+    """Return whose norm the new momentum or velocity gets, and its name."""
+    shared = getattr(layer.params.config.mlp, "shared_norm", False)
+    return (layer.params, "_p") if shared else (mlp, "_v")

@@ -43,7 +43,7 @@ BLOCK: Mapping[str, Any] = {
 }
 SOFTMAX = {"look_ahead": True}
 LINEAR = {"oracle": "linear", "start": "table"}
-YURII = {"look_ahead": True, "start": "table", "mlp": "momentum"}
+YURII = {"look_ahead": True, "start": "table", "mlp": "momentum(shared_norm=True)"}
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "baseline": ("classical", {"mlp": "plain"}),

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.args import check_floating
+from refattn.mechanisms.sympformer.layer.mlp import Momentum, Velocity
 from refattn.mechanisms.sympformer.oracles.softmax import Softmax
 from refattn.mechanisms.sympformer.params import Layer
 from refattn.xp import Array, raised
@@ -73,7 +74,7 @@ def masks_of(config: Any, draws: Mapping[str, Array], x: Array) -> dict[str, Arr
         "mlp": hasattr(config.mlp, "ratio"),
         "noise_start": not config.rests and not config.matrices,
         **dict.fromkeys(("noise_ahead", "noise_force", "noise_momentum"), hasattr(config.integrator, "connection")),
-        **{f"noise_mlp_{name}": "mlp.gain_v" in config.shapes() for name in ("ahead", "force", "momentum")},
+        **{f"noise_mlp_{name}": isinstance(config.mlp, Momentum | Velocity) for name in ("ahead", "force", "momentum")},
     }
     if getattr(config.integrator, "connection", "none") != "none":
         # A connection is that of all weights, and of the force as it is.

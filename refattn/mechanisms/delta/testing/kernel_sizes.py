@@ -1,0 +1,75 @@
+"""Designed calls in the sizes that kernels have: each rule over several chunks of 64 tokens, with what meets there.
+
+They stand beside the cases that are small enough for golden vectors, and `refattn verify` runs both. States are wide
+along one axis at a time, so that they stay small.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from refattn.mechanisms.delta.testing.cases import RULES, case
+from refattn.mechanisms.record import Case
+
+_LONG: dict[str, Any] = {"h": 1, "n": 130, "d": 8, "e": 4}
+_CARRIED: dict[str, Any] = {"b": 2, "h": 2, "f": 1, "g": 1, "n": 67, "d": 8, "e": 3, "state": True}
+_PACKED: dict[str, Any] = {"h": 2, "f": 1, "g": 2, "n": 69, "d": 6, "e": 4, "state": True, "lengths": [66, 0, 3]}
+_ONE: dict[str, Any] = {"b": 2, "h": 4, "f": 2, "g": 2, "n": 1, "d": 128, "e": 6, "state": True}
+_FEW: dict[str, Any] = {"b": 2, "h": 2, "f": 1, "g": 2, "n": 7, "d": 72, "e": 6, "keep": 0.7}
+
+
+def _of(rule: str) -> tuple[Case, ...]:
+    """Return the cases that every rule has."""
+    return (
+        case(f"carried-{rule}", "long", "a state that comes in, and two chunks", rule, **_CARRIED),
+        case(f"packed-{rule}", "packed", "sequences of two chunks, of none and of a part", rule, **_PACKED),
+        case(f"one-{rule}", "size", "decoding: wide, one token, a state for each of several", rule, **_ONE, scale=0.1),
+        case(f"few-{rule}", "size", "wide, a few tokens, some of them padding", rule, **_FEW, qk_norm=True, scale=0.3),
+    )
+
+
+KERNEL_SIZES = (
+    *(
+        case(f"chunks-{rule}", "long", "three chunks: what one leaves the next begins with", rule, **_LONG)
+        for rule in ("linear", "gated-head", "gated-channel", "delta", "momentum")  # of others there are long ones
+    ),
+    *(each for rule in RULES for each in _of(rule)),
+    case("wide-64", "size", "a width of 64, two chunks", h=1, n=66, d=64, e=4),
+    case("wide-128", "size", "a width of 128, two chunks", "kda", h=1, n=66, d=128, e=2),
+    case("wide-values", "size", "values of 128, two chunks", h=1, n=66, d=2, e=128),
+    case(
+        "long-masked",
+        "long",
+        "three chunks of padding, queries and keys of length 1",
+        "kda",
+        b=2,
+        h=2,
+        f=1,
+        g=2,
+        n=131,
+        d=8,
+        e=4,
+        keep=0.6,
+        qk_norm=True,
+        scale=0.3,
+        state=True,
+    ),
+    case(
+        "long-packed",
+        "packed",
+        "a sequence of three chunks behind a short one, padding in both",
+        h=2,
+        f=1,
+        g=1,
+        n=136,
+        d=66,
+        e=2,
+        lengths=[3, 133],
+        keep=0.6,
+        qk_norm=True,
+        scale=0.3,
+    ),
+    case("one-packed", "packed", "one token of one sequence", h=2, f=1, g=1, n=1, d=8, e=4, lengths=[0, 1], state=True),
+    case("few-packed", "packed", "sequences of one token each", h=1, n=3, d=8, e=4, lengths=[1, 1, 1], state=True),
+    case("one-masked", "masked", "the token is padding, or is not", b=4, h=1, n=1, keep=0.5, qk_norm=True, state=True),
+)

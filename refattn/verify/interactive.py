@@ -1,0 +1,267 @@
+"""Verification from a notebook or a test: a kernel in one call, one's own result on one's own arrays,
+and the page that steps through a call.
+
+`refattn.verify` of this name is what both are made of; `refattn.verify` itself may be called and is `verify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from refattn import backends
+from refattn.files import write_output
+from refattn.golden.storage import DTYPES
+from refattn.mechanisms import registry
+from refattn.mechanisms.record import Mechanism
+from refattn.verify import run
+from refattn.verify.adapters.adapter import to_host
+from refattn.verify.adapters.declared import read_roundings, roundings
+from refattn.verify.adapters.isolate import Isolated
+from refattn.verify.diagnose.suspects import locate
+from refattn.verify.outcome import Report
+from refattn.verify.shrink import least, lines
+from refattn.verify.tolerance import precision
+from refattn.verify.user_cases import UserCaseError, of_arrays
+from refattn.xp import dtype_name, is_array
+
+
+def verify(
+    mechanism: str | Mechanism,
+    kernel: Any,
+    *,
+    dtypes: Iterable[str] = ("float32",),
+    grad: bool = False,
+    cases: Iterable[str] | None = None,
+    rounding: Iterable[str] = (),
+    seed: int = 0,
+    timeout: float = 60.0,
+    progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+) -> Report:
+    """Verify a kernel on the designed cases of a mechanism, and find the error if it has one.
+
+    Parameters
+    ----------
+    mechanism
+        Its name or its record.
+    kernel
+        A function ``f(q, k, v, **options)`` or an object with ``forward`` and ``backward``, which run in this process;
+        or a text, ``"FILE.py:NAME"`` or ``"MODULE:NAME"``, which runs in a process of its own.
+    dtypes
+        Storage types to run: float64, float32, float16, bfloat16, or a format with factors such as mxfp8.
+    grad
+        Whether gradients are judged too.
+    cases
+        The names of the cases to run; all of them by default.
+    rounding
+        What the kernel rounds beside what every kernel does: names, or "NAME=TYPE".
+    seed
+        Of the random numbers of all inputs.
+    timeout
+        Seconds for each case of a kernel in a process of its own.
+    progress
+        Wraps the sequence of cases, for a progress bar such as ``tqdm``.
+
+    Returns
+    -------
+    Report
+        True if all that was run agrees. Its `repr` is the diagnosis.
+
+    Examples
+    --------
+    >>> import refattn as ra
+    >>> def attend(q, k, v, *, causal=False):
+    ...     return ra.softmax.forward(q, k, v, causal="top_left" if causal else False)[0]
+    >>> report = ra.verify("softmax", attend, cases=["plain", "causal-tail"])
+    >>> report.passed, report.suspects.ranked[0].kind
+    (False, 'top-left causality')
+    """
+    record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    chosen = (*record.cases, *record.kernel_sizes) if cases is None else tuple(map(record.case, cases))
+    record = replace(record, cases=chosen, kernel_sizes=())
+    label = kernel if isinstance(kernel, str) else getattr(kernel, "__name__", type(kernel).__name__)
+    with ExitStack() as stack:
+        text = f"load({kernel!r})" if isinstance(kernel, str) else label
+        if isinstance(kernel, str):
+            kernel = stack.enter_context(Isolated(kernel, timeout))
+        asked: dict[str, Any] = {"rounding": tuple(rounding), "grad": grad, "seed": seed}
+        report = run.verify(record, kernel, label=label, dtypes=dtypes, progress=progress, **asked)
+        if found := least(record, kernel, report, rounding=asked["rounding"]):
+            told = lines(record.name, *found, text, grad, asked["rounding"], seed)
+            report = replace(report, smallest=told, least=found)
+        return _diagnosed(report, kernel, asked["rounding"])
+
+
+def assert_close(
+    mechanism: str | Mechanism,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    gradients: Any = None,
+    *,
+    d_out: Any = None,
+    rounding: Iterable[str] = (),
+    **options: Any,
+) -> Report:
+    """Raise AssertionError unless a result on one's own arrays is what rounding allows.
+
+    The limit is not a number that somebody chose: it is how far the rounding of a correct kernel moves each element of
+    this result. Arrays are of any library: NumPy, PyTorch, JAX or CuPy.
+
+    Parameters
+    ----------
+    mechanism
+        Its name or its record.
+    q, k, v
+        Arrays (batch, heads, tokens, width). The type of q is the storage type that is allowed for.
+    out
+        What a kernel returned for them: the output, a tuple such as (out, lse), or a dict of outputs by name.
+    gradients
+        A dict {"q": ..., "k": ..., "v": ...} or a tuple in this order, if they are judged too.
+    d_out
+        The gradient of the output that `gradients` come from.
+    rounding
+        What the kernel rounds beside what every kernel does: names, or "NAME=TYPE".
+    **options
+        The other arguments of the call, arrays such as `mask` among them.
+
+    Returns
+    -------
+    Report
+        What was found: the used share of the allowed error, for instance.
+
+    Raises
+    ------
+    AssertionError
+        Its message has the share, the place, and the reading that would explain the result.
+    TypeError, ValueError
+        Where arguments are none of the mechanism, or do not fit each other.
+
+    Examples
+    --------
+    >>> import numpy as np, refattn as ra
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 16, 8)).astype(np.float32)
+    >>> scores = q @ np.swapaxes(k, 2, 3) / np.sqrt(np.float32(8))
+    >>> weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    >>> ra.assert_close("softmax", q, k, v, weights @ v).passed
+    True
+    >>> try:
+    ...     ra.assert_close("softmax", q, k, v, weights @ v, causal=True)
+    ... except AssertionError as error:
+    ...     print(str(error).splitlines()[4])
+    which      the causal mask is ignored: explains everything
+    """
+    __tracebackhide__ = True  # pytest then shows the caller's line
+    record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    if (gradients is None) != (d_out is None):
+        given, missing = ("d_out", "gradients") if gradients is None else ("gradients", "d_out")
+        raise TypeError(f"{missing}: got None beside {given}, needs both or neither")
+    upstream = {} if d_out is None else {"d_out": d_out}
+    record, dtype = _on_arrays(record, {"q": q, "k": k, "v": v, **upstream}, options)
+    case = record.cases[0]
+    kernel = _Returned(out, gradients)
+    outcome = run.verify_case(record, kernel, case, dtype, grad=gradients is not None, rounding=tuple(rounding))
+    report = Report(record.name, "your result", gradients is not None, (outcome,), record=record)
+    report = _diagnosed(report, kernel, tuple(rounding))
+    report.raise_if_failed()
+    return report
+
+
+@dataclass(frozen=True, repr=False)
+class Page:
+    """A page for a browser, which a notebook shows in the cell."""
+
+    html: str
+
+    def __repr__(self) -> str:
+        return f"<Page of {len(self.html)} characters: shown in a notebook; to_html(path) writes it>"
+
+    def _repr_html_(self) -> str:
+        return f'<iframe width="100%" height="800" style="border: 0" srcdoc="{escape(self.html)}"></iframe>'
+
+    def to_html(self, path: str | Path) -> None:
+        """Write the page to a file."""
+        write_output(str(path), self.html.encode("utf-8"))
+
+
+def explore(mechanism: str | Mechanism, q: Any, k: Any, v: Any, **options: Any) -> Page:
+    """Return the page that steps through one call, forward and backward, equation by equation, on one's own arrays.
+
+    It is the page of ``refattn trace --html``: each number is linked with those that it is computed from. Arrays are of
+    any library and small: a page shows some thousand numbers.
+
+    Parameters
+    ----------
+    mechanism
+        Its name or its record.
+    q, k, v
+        Arrays (batch, heads, tokens, width).
+    **options
+        The other arguments of the call.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where arguments are none of the mechanism, do not fit each other, or are too large for a page.
+
+    Examples
+    --------
+    >>> import numpy as np, refattn as ra
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 1, 4, 2))
+    >>> page = ra.explore("softmax", q, k, v, causal=True)
+    >>> page.html.startswith("<!doctype html>")
+    True
+    """
+    from refattn.explorer.page import page
+    from refattn.verify import traced
+
+    record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    record, _ = _on_arrays(record, {"q": q, "k": k, "v": v}, options)
+    library = backends.get("numpy")
+    run = traced.read_run(record, record.cases[0].name, "float64", library)
+    return Page(page(record, run, traced.record(record, run, library)))
+
+
+def _on_arrays(record: Mechanism, named: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Mechanism, str]:
+    """Return a record with the call on some arrays as its only case, and their type."""
+    for name, x in named.items():
+        if not is_array(x):
+            raise TypeError(f"{name}: got {type(x).__name__}, needs an array")
+    dtype = dtype_name(named["q"])
+    if dtype not in DTYPES:
+        raise TypeError(f"q: got dtype {dtype}, needs one of {', '.join(DTYPES)}")
+    arrays = {**named, **{name: x for name, x in options.items() if is_array(x)}}
+    plain = {name: x for name, x in options.items() if name not in arrays and x is not None}
+    try:
+        case = of_arrays(record, {name: to_host(name, x) for name, x in arrays.items()}, plain, "your arrays")
+    except UserCaseError as error:
+        raise ValueError(str(error)) from error
+    return replace(record, cases=(case,), kernel_sizes=()), dtype
+
+
+class _Returned:
+    """A kernel that has run: it returns what it returned."""
+
+    def __init__(self, out: Any, gradients: Any) -> None:
+        self.out = out
+        self.gradients = gradients
+
+    def forward(self, q: Any, k: Any, v: Any, *, dtype: str, **options: Any) -> Any:
+        return self.out
+
+    def backward(self, d_out: Any) -> Any:
+        return self.gradients
+
+
+def _diagnosed(report: Report, kernel: Any, rounding: tuple[str, ...]) -> Report:
+    """Return a report with what would explain its failures."""
+    if not any(outcome.status == "disagrees" for outcome in report.outcomes):
+        return report
+    record = report.against
+    declared = read_roundings(rounding, record) | roundings(kernel, record)
+    return locate(record, precision.explained(record, report, declared))

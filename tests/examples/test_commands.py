@@ -1,0 +1,99 @@
+"""The commands that pages and examples show run: in a folder with the files that a reader would have."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from tests.test_docs import commands
+
+ROOT = Path(__file__).parents[2]
+
+MINE = """
+import refattn as ra
+
+
+def attend(q, k, v, *, dtype=None, descale=None, **options):
+    if descale is not None:
+        return ra.Decline("no factors")
+    out, saved = ra.softmax.forward(q, k, v, **options)
+    return out
+"""
+
+READS = ("verify", "trace", "show", "list", "golden", "backends")
+"""What is run of the pages; trainings and studies have their own tests."""
+
+NEEDS = ("--exec", "--outputs", "--init", "MECHANISM", "NAME", "FILE", "DIR", "...", "[", "vectors", "frozen", ">")
+"""What is no whole command, or runs on what a reader has written before."""
+
+
+def of_pages() -> list[str]:
+    """Return the commands of pages that run on their own, once each."""
+    lines = dict.fromkeys(found.text.strip() for found in commands())
+    whole = [x for x in lines if x.split()[0] in READS and re.fullmatch(r"backends|list.*|golden check|\w+ [a-z].*", x)]
+    return [x for x in whole if x != "golden write" and not any(word in x for word in NEEDS)]
+
+
+def of_examples() -> list[str]:
+    """Return the commands that examples show in their docstrings."""
+    texts = (file.read_text(encoding="utf-8") for file in sorted((ROOT / "examples").glob("*.py")))
+    shown = [line for text in texts for line in re.findall(r"^ *refattn (verify .*?)(?:  +#.*)?$", text, re.M)]
+    return list(dict.fromkeys(shown))
+
+
+def needed(command: str) -> list[str]:
+    """Return the libraries that a command needs."""
+    told = command.replace("onnx_", "onnxruntime").replace("ring.py:ring", "torch")
+    return [name for name in ("torch", "jax", "onnxruntime") if name in told]
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    for library in needed(command):
+        pytest.importorskip(library)
+    words = [part.strip("'\"") for part in re.findall(r"'[^']*'|\"[^\"]*\"|\S+", command)]
+    if words[0] == "verify" and "--dtype" not in words and "--large" not in words:
+        words += ["--dtype", "float32"]  # four types take four times as long
+    env = {**os.environ, "PYTHONPATH": f"{Path(str(ra.__file__)).parents[1]}:{folder}"}
+    call = [sys.executable, "-m", "refattn", *words]
+    return subprocess.run(call, capture_output=True, text=True, cwd=folder, env=env, timeout=500)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the examples, a kernel, and cases and arrays of the reader's own."""
+    place = tmp_path_factory.mktemp("reader")
+    shutil.copytree(ROOT / "examples", place / "examples")
+    (place / "mine.py").write_text(MINE, encoding="utf-8")
+    shutil.copy(ROOT / "examples" / "torch_ring.py", place / "ring.py")
+    (place / "shapes.json").write_text('["h=2,n=9,d=8", {"h": 4, "g": 2, "nq": 3, "nk": 7, "d": 8, "causal": true}]')
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 12, 8)).astype(np.float32)
+    np.savez(place / "captured.npz", q=q, k=k, v=v)
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", of_examples())
+def test_the_commands_of_examples_agree(command: str, folder: Path) -> None:
+    found = run(command, folder)
+    assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-1000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", of_pages())
+def test_the_commands_of_pages_run(command: str, folder: Path) -> None:
+    for name, here in (("captured.safetensors", "captured.npz"), ("mine.py:ring", "ring.py:ring")):
+        command = command.replace(name, here)
+    found = run(command, folder)
+    assert found.returncode in (0, 1, 3) and "refattn: error" not in found.stderr, found.stdout[-500:] + found.stderr
+
+
+def test_there_are_commands() -> None:
+    assert len(of_examples()) > 15 and len(of_pages()) > 15
