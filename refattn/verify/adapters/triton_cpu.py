@@ -31,7 +31,7 @@ import numpy as np
 
 from refattn.verify.adapters.interpreted import Interpreter, NoInterpreterError
 
-TESTED = ((3, 6), (3, 7))
+TESTED = ((3, 5), (3, 9))
 """The first and the last version that the tests ran with."""
 
 UNSEEN = "races, layouts, shared memory, tf32 in tl.dot, which computes in float32"
