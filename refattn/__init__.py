@@ -14,13 +14,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from refattn.mechanisms import registry as _registry
-from refattn.near import meant as _meant
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     # `as` says that these are meant to be imported from here.
     from refattn import bridges as bridges
+    from refattn.explorer.call import explore as explore
     from refattn.instruments.dual import tangent as tangent
     from refattn.mechanisms import delta as delta
     from refattn.mechanisms import graph_energy as graph_energy
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from refattn.mechanisms.registry import list_mechanisms as list_mechanisms
     from refattn.mechanisms.registry import mechanism as mechanism
     from refattn.verify.interactive import assert_close as assert_close
-    from refattn.verify.interactive import explore as explore
     from refattn.verify.interactive import verify as verify
     from refattn.verify.outcome import Decline as Decline
 
@@ -44,7 +43,7 @@ _HOMES = {
     "Context": "refattn.mechanisms.context",
     "Decline": "refattn.verify.outcome",
     "assert_close": "refattn.verify.interactive",
-    "explore": "refattn.verify.interactive",
+    "explore": "refattn.explorer.call",
     "list_mechanisms": "refattn.mechanisms.registry",
     "mechanism": "refattn.mechanisms.registry",
     "reading": "refattn.mechanisms.paper",
@@ -67,7 +66,9 @@ if not TYPE_CHECKING:  # for a type checker names that are not listed above do n
         elif name in _registry.list_mechanisms():
             found = _registry.room(name)
         else:
-            raise AttributeError(f"module 'refattn' has no attribute {name!r}{_meant(name, __all__)}")
+            from refattn.messages import meant
+
+            raise AttributeError(f"module 'refattn' has no attribute {name!r}{meant(name, __all__)}")
         globals()[name] = found  # from now on without a call of this function
         return found
 

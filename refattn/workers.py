@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-from refattn.foreign import shown
+from refattn.messages import shown
 
 SLICE = 0.05
 """Seconds that are waited at once, before it is looked whether a process still runs."""

@@ -14,8 +14,8 @@ import refattn as ra
 
 ROOT = Path(__file__).parents[1]
 
-BASE = {"xp", "tree", "equations", "counter", "backends", "args"}
-RECORDS = {"mechanisms.registry", "mechanisms.record", "mechanisms.context", "mechanisms.paper", "mechanisms.wrong"}
+BASE = {"xp", "tree", "equations", "counter", "backends", "args", "messages"}
+RECORDS = {f"mechanisms.{name}" for name in ("registry", "record", "features", "context", "paper", "wrong")}
 
 # Part of refattn -> the parts that it may import, beside itself.
 ARROWS: dict[str, set[str]] = {
@@ -23,6 +23,7 @@ ARROWS: dict[str, set[str]] = {
     "counter": {"args"},
     "files": {"args"},
     "args": {"backends", "xp", "tree"},
+    "messages": set(),
     "xp": {"backends"},
     "tree": {"xp"},
     "equations": {"xp", "backends", "args"},
@@ -32,13 +33,13 @@ ARROWS: dict[str, set[str]] = {
     "train": BASE | {"files", "ops", "model"} | RECORDS,
     "analysis": BASE | {"files", "ops", "mechanisms", "instruments"},
     "golden": BASE | {"files"} | RECORDS,
-    "workers": set(),
-    "campaign": {"backends", "files", "workers"},
+    "workers": {"messages"},
+    "campaign": {"args", "backends", "files", "workers"},
     "verify": BASE | RECORDS | {"campaign", "workers", "files", "ops", "golden", "instruments", "shards"},
     "bridges": BASE | RECORDS | {"instruments"},
     "shards": BASE | RECORDS,
     "instruments": BASE,
-    "explorer": BASE | RECORDS | {"verify"},
+    "explorer": BASE | RECORDS | {"files", "verify"},
     "cli": BASE
     | RECORDS
     | {

@@ -29,7 +29,7 @@ from refattn.cli.show import show
 from refattn.cli.trace import trace
 from refattn.cli.train import train
 from refattn.cli.verify import verify
-from refattn.foreign import shown
+from refattn.messages import shown
 
 
 class Commands(Group):

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from refattn.files import check_output, reason
 from refattn.mechanisms import registry
-from refattn.near import meant
+from refattn.messages import meant
 
 if TYPE_CHECKING:
     from refattn.backends import Backend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from refattn.cli.arguments import (
 from refattn.cli.output import deliver, progress
 from refattn.files import reason
 from refattn.mechanisms import registry
-from refattn.near import meant
+from refattn.messages import meant
 
 if TYPE_CHECKING:
     from refattn.campaign import Where
@@ -230,5 +231,5 @@ def read_set(ctx: click.Context, folder: str | None) -> GoldenSet:
         return vectors.read(Path(folder) if folder is not None else vectors.SHIPPED)
     except vectors.SetError as error:
         click.echo(f"refattn: error: {error}", file=sys.stderr)
-        there = folder is None or Path(folder).is_dir()
+        there = folder is None or os.path.isdir(folder)  # False for a name that is too long, too
         ctx.exit(NOTHING_RUN if error.empty and there else BAD_INPUT)

@@ -19,7 +19,7 @@ from refattn.cli.arguments import (
     record_of,
 )
 from refattn.cli.output import deliver, write_data, write_text
-from refattn.near import meant
+from refattn.messages import meant
 
 if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism

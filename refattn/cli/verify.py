@@ -28,7 +28,7 @@ from refattn.cli.begin import INITS, begin
 from refattn.cli.golden import read_set
 from refattn.cli.output import deliver, progress, write_text
 from refattn.cli.user_cases import own_cases, seed_of, sizes_of_large, some_of, supported, without_float64
-from refattn.foreign import shown
+from refattn.messages import shown
 
 if TYPE_CHECKING:
     from refattn.campaign import Where

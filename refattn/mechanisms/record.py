@@ -18,7 +18,7 @@ from refattn.args import Each, Real, Whole, check_all
 from refattn.mechanisms.block import Block, Stream
 from refattn.mechanisms.families import numbers_of, with_numbers
 from refattn.mechanisms.wrong import WrongKernel
-from refattn.near import meant
+from refattn.messages import meant
 from refattn.xp import Array
 
 RoundingScale = Callable[[Mapping[str, Any], Any], Array]

@@ -6,7 +6,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from refattn.near import meant
+from refattn.messages import meant
 
 if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism

@@ -14,7 +14,7 @@ from refattn import model
 from refattn.args import Each, Maybe, One, Real, Whole, check, check_all, checked
 from refattn.files import MIB, read_regular
 from refattn.mechanisms import registry
-from refattn.near import meant
+from refattn.messages import meant
 from refattn.train import growing
 from refattn.train.optimiser import AdamW, adaptive_rate, default_groups
 from refattn.train.probe import check_block

@@ -18,9 +18,8 @@ LARGEST = 1 << 20
 
 def _file(mechanism: str, kernel: str) -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return (
-        Path(base) / "refattn" / "failed" / f"{hashlib.sha256(f'{mechanism} {kernel}'.encode()).hexdigest()[:32]}.json"
-    )
+    digest = hashlib.sha256(f"{mechanism} {kernel}".encode(errors="surrogatepass")).hexdigest()
+    return Path(base) / "refattn" / "failed" / f"{digest[:32]}.json"
 
 
 def recall(mechanism: str, kernel: str) -> frozenset[tuple[str, str]]:

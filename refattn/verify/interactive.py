@@ -1,5 +1,4 @@
-"""Verification from a notebook or a test: a kernel in one call, one's own result on one's own arrays,
-and the page that steps through a call.
+"""Verification from a notebook or a test: a kernel in one call, and one's own result on one's own arrays.
 
 `refattn.verify` of this name is what both are made of; `refattn.verify` itself may be called and is `verify`.
 """
@@ -8,13 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from html import escape
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from refattn import backends
-from refattn.files import write_output
 from refattn.golden.storage import DTYPES
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
@@ -153,7 +148,7 @@ def assert_close(
     >>> try:
     ...     ra.assert_close("softmax", q, k, v, weights @ v, causal=True)
     ... except AssertionError as error:
-    ...     print(str(error).splitlines()[4])
+    ...     print(next(line for line in str(error).splitlines() if line.startswith("which")))
     which      the causal mask is ignored: explains everything
     """
     __tracebackhide__ = True  # pytest then shows the caller's line
@@ -162,7 +157,7 @@ def assert_close(
         given, missing = ("d_out", "gradients") if gradients is None else ("gradients", "d_out")
         raise TypeError(f"{missing}: got None beside {given}, needs both or neither")
     upstream = {} if d_out is None else {"d_out": d_out}
-    record, dtype = _on_arrays(record, {"q": q, "k": k, "v": v, **upstream}, options)
+    record, dtype = on_arrays(record, {"q": q, "k": k, "v": v, **upstream}, options)
     case = record.cases[0]
     kernel = _Returned(out, gradients)
     outcome = run.verify_case(record, kernel, case, dtype, grad=gradients is not None, rounding=tuple(rounding))
@@ -172,62 +167,7 @@ def assert_close(
     return report
 
 
-@dataclass(frozen=True, repr=False)
-class Page:
-    """A page for a browser, which a notebook shows in the cell."""
-
-    html: str
-
-    def __repr__(self) -> str:
-        return f"<Page of {len(self.html)} characters: shown in a notebook; to_html(path) writes it>"
-
-    def _repr_html_(self) -> str:
-        return f'<iframe width="100%" height="800" style="border: 0" srcdoc="{escape(self.html)}"></iframe>'
-
-    def to_html(self, path: str | Path) -> None:
-        """Write the page to a file."""
-        write_output(str(path), self.html.encode("utf-8"))
-
-
-def explore(mechanism: str | Mechanism, q: Any, k: Any, v: Any, **options: Any) -> Page:
-    """Return the page that steps through one call, forward and backward, equation by equation, on one's own arrays.
-
-    It is the page of ``refattn trace --html``: each number is linked with those that it is computed from. Arrays are of
-    any library and small: a page shows some thousand numbers.
-
-    Parameters
-    ----------
-    mechanism
-        Its name or its record.
-    q, k, v
-        Arrays (batch, heads, tokens, width).
-    **options
-        The other arguments of the call.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Where arguments are none of the mechanism, do not fit each other, or are too large for a page.
-
-    Examples
-    --------
-    >>> import numpy as np, refattn as ra
-    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 1, 4, 2))
-    >>> page = ra.explore("softmax", q, k, v, causal=True)
-    >>> page.html.startswith("<!doctype html>")
-    True
-    """
-    from refattn.explorer.page import page
-    from refattn.verify import traced
-
-    record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
-    record, _ = _on_arrays(record, {"q": q, "k": k, "v": v}, options)
-    library = backends.get("numpy")
-    run = traced.read_run(record, record.cases[0].name, "float64", library)
-    return Page(page(record, run, traced.record(record, run, library)))
-
-
-def _on_arrays(record: Mechanism, named: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Mechanism, str]:
+def on_arrays(record: Mechanism, named: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Mechanism, str]:
     """Return a record with the call on some arrays as its only case, and their type."""
     for name, x in named.items():
         if not is_array(x):

@@ -7,6 +7,7 @@ each (`CheckReport`).
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 from dataclasses import dataclass, field, replace
@@ -17,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.files import write_output
-from refattn.foreign import shown
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Case, Mechanism
+from refattn.messages import shown
 
 Floats = NDArray[np.float64]
 
@@ -382,9 +383,7 @@ class Suspects:
 
     def __repr__(self) -> str:
         """Return the lines that a report has on them."""
-        from refattn.verify.report.suspects import lines
-
-        return "\n".join(" " * columns + text for columns, text in lines(self))
+        return "\n".join(" " * columns + text for columns, text in _shown_by("suspects").lines(self))
 
 
 @dataclass(frozen=True)
@@ -425,15 +424,18 @@ class Judged:
 
     def to_junit(self, path: str | Path | None = None) -> str:
         """Return the report as JUnit's XML, which servers that build and test show; write it to a file, too."""
-        from refattn.verify.report.junit import junit
-
-        return _written(junit(self), path)  # type: ignore[arg-type]
+        return _written(_shown_by("junit").junit(self), path)
 
 
 def _written(text: str, path: str | Path | None) -> str:
     if path is not None:
         write_output(str(path), text.encode("utf-8", "backslashreplace"))
     return text
+
+
+def _shown_by(name: str) -> Any:
+    """Return a module of `report`, which knows what is shown here and is loaded when somebody looks."""
+    return importlib.import_module(f"refattn.verify.report.{name}")
 
 
 def _as_json(data: dict[str, Any], path: str | Path | None) -> dict[str, Any]:
@@ -508,14 +510,10 @@ class Report(Judged):
 
     def __repr__(self) -> str:
         """Return what was verified, the diagnosis and the verdict."""
-        from refattn.verify.report.tables import short
-
-        return short(self, self.against)
+        return _shown_by("tables").short(self, self.against)
 
     def _repr_html_(self) -> str:
-        from refattn.verify.report.page import top
-
-        return top(self, self.against)
+        return _shown_by("page").top(self, self.against)
 
     @property
     def against(self) -> Mechanism:
@@ -549,10 +547,8 @@ class Report(Judged):
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return the report as a page for a browser that needs no other file; write it to a file, too."""
-        from refattn import __version__
-        from refattn.verify.report.page import page
-
-        return _written(page(self, self.against, __version__), path)
+        version = importlib.import_module("refattn").__version__
+        return _written(_shown_by("page").page(self, self.against, version), path)
 
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return the report as plain data for JSON, as `refattn/verify/report/report.schema.json` describes it.
@@ -648,10 +644,8 @@ class CheckReport(Judged):
 
     def __repr__(self) -> str:
         """Return the rows that disagree, and the verdict."""
-        from refattn.verify.report.tables import check_closing
-
         wrong = (f"{one.section}: {one.name}: {one.detail}" for one in self.rows if one.status == "disagrees")
-        return "\n".join((*wrong, check_closing(self)))
+        return "\n".join((*wrong, _shown_by("tables").check_closing(self)))
 
     def counts(self) -> dict[str, int]:
         """Return the number of rows by status."""

@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 
 from refattn.args import Each, Real, Whole, check_json, refused
 from refattn.files import check_size, parse_json, read_users
-from refattn.foreign import shown
 from refattn.golden.inputs import make
 from refattn.golden.storage import DTYPES, has_gradient
 from refattn.golden.tensors import unpack
 from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.near import meant
+from refattn.messages import meant, shown
 from refattn.verify.selfcheck.samples import resized, resized_by
 
 SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e")

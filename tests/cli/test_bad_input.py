@@ -14,7 +14,7 @@ from tests.cli.command import KERNELS, SMALL, process, refused, run, verify
 
 def test_unknown_names() -> None:
     names = ", ".join(cli.commands)
-    assert refused("verfy") == f"command: got 'verfy', needs one of {names}; see refattn --help"
+    assert refused("verfy") == f"command: got 'verfy' (did you mean verify?), needs one of {names}; see refattn --help"
     assert "'relu'" in (line := refused("verify", "relu", "--impl", "a:b")) and "softmax" in line
     line = refused("verify", "softmax", "--impl", "a:b", "--dtype", "float8")
     assert "'float8'" in line and "bfloat16" in line

@@ -229,7 +229,7 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     assert run("--memory").exit_code == 0 and "every other element" in run("--memory").stdout
     assert "position in the batch" in run("--bitwise").stdout
-    for wrong in (("--memory", "--bitwise"), ("--memory", "--shape", "n=4"), ("--bitwise", "--html", "x.html")):
+    for wrong in (("--memory", "--bitwise"), ("--memory", "--cases", "x.json"), ("--bitwise", "--html", "x.html")):
         assert run(*wrong).exit_code == 2
 
 

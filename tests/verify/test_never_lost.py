@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import refattn as ra
-from refattn import foreign
+from refattn import messages
 from refattn.cli import cli
 from refattn.verify.outcome import Departure, Line, Outcome, Precision, Report, Suspect, Suspects, Verdict
 from refattn.verify.report import page, tables
@@ -93,7 +93,7 @@ def test_whatever_stands_in_it_a_report_is_written(share: float) -> None:
     ]
     report = Report("softmax", ODD, False, tuple(outcomes), suspects, (ODD,), conventions={}, left_out=ODD)
     all_reports(replace(report, precision=(Precision("float32", {"products": ODD}, 1, 1),)))
-    assert len(report.outcomes[2].detail) <= foreign.MOST
+    assert len(report.outcomes[2].detail) <= messages.MOST
 
 
 def verify(*arguments: object) -> Result:

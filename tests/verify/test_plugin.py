@@ -157,5 +157,8 @@ def _fails(q: object, k: object, v: object, dtype: str, **options: object) -> No
 def test_a_mechanism_that_is_mistyped_is_said_in_a_line(tmp_path: Path) -> None:
     found = run('import pytest\n@pytest.mark.golden("softmaxx")\ndef test_x(golden_case):\n    pass\n', tmp_path)
     text = found.stdout + found.stderr
-    assert "golden: mechanism: got 'softmaxx', needs one of softmax" in text and "pluggy" not in text
+    assert (
+        "golden: mechanism: got 'softmaxx' (did you mean softmax?), needs one of softmax" in text
+        and "pluggy" not in text
+    )
     assert len(text.splitlines()) < 20

@@ -83,7 +83,7 @@ def test_a_shape() -> None:
         ("n=4,h=3,g=2", "divisor of h"),
         ("n=4,d=x", "d: got 'x'"),
         ("n=4,n=5", "each name once"),
-        ("n=4,windows=3", "'windows', needs one of b, h"),
+        ("n=4,windows=3", "'windows' (did you mean window?), needs one of b, h"),
         ("n=4,k_lengths=5", "needs 1 numbers up to 4"),
         ("n=4,logits=:::", "logits: got list, needs a finite number"),
         ("n=4,softcap=[1]", "softcap: got tuple, needs a finite number"),

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 
 from refattn import backends
 from refattn.args import checked
-from refattn.foreign import shown
 from refattn.golden.storage import SCALED, has_gradient
+from refattn.messages import shown
 from refattn.verify.adapters import devices, interpreted, manners
 from refattn.verify.adapters.pushed import Called, derivatives
 from refattn.verify.outcome import Decline, Result

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from refattn.args import Real, check
 from refattn.files import read_regular
-from refattn.foreign import shown
 from refattn.golden.storage import has_gradient
 from refattn.golden.tensors import decode, encode
+from refattn.messages import shown
 from refattn.verify.adapters.adapter import LARGEST, CallError, LoadError
 from refattn.verify.outcome import Decline
 from refattn.workers import EndedError, Process

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from refattn.foreign import shown
+from refattn.messages import shown
 from refattn.verify.outcome import LONGEST, CheckReport, Report
 
 

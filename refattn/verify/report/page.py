@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.foreign import shown
 from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Mechanism
+from refattn.messages import shown
 from refattn.verify.outcome import LONGEST, Outcome, Report, Result, Truth, Verdict, share_text
 from refattn.verify.report import diagnosis, example, suspects
 from refattn.verify.report.tables import LEGEND, call_of, closing, decline_rows, heading

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from refattn.foreign import shown
+from refattn.messages import shown
 from refattn.verify.outcome import LONGEST
 
 WIDE = 200

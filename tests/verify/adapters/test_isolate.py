@@ -263,6 +263,6 @@ def test_bad_usage() -> None:
         return found.stderr
 
     assert "needs seconds above 0" in refused("--impl", "a:b", "--timeout", "0")
-    assert "got 'SM.1,SM.77', needs some of products, q, k, v and ids such as SM.1" in refused(
+    assert "got 'SM.1,SM.77', needs some of products, q, k, v, exponent and ids such as SM.1" in refused(
         "--impl", "a:b", "--rounding", "SM.1,SM.77"
     )

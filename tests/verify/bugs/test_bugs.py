@@ -262,7 +262,7 @@ def test_the_report_begins_with_the_diagnosis() -> None:
     assert "  float32, 2 cases: out, lse disagree: mask-full, mask-keys" in lines
     assert not any(line.startswith("Suspects") for line in lines)
     data = found.to_json()["suspects"]
-    assert data["places"][0]["words"][0] == "only batch 1" and data["places"][0]["batches"] == (1,)
+    assert data["places"][0]["words"][0] == "only batch 1" and data["places"][0]["batches"] == [1]
     assert data["ranked"][0]["link"].startswith("https://") and data["which"].startswith("the cases that fail")
     assert isinstance(found, Report)
 

@@ -1,6 +1,9 @@
-"""Text of others, which may hold anything: fit to be printed, kept in a report, and sent."""
+"""What messages share: text of others, fit to be printed, and the name that was probably meant."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
 
 MOST = 2000
 """Characters that are kept of what a kernel or a program says at once."""
@@ -9,7 +12,7 @@ MOST = 2000
 def shown(said: object, most: int = MOST) -> str:
     """Return what foreign code said as a text of at most so many characters that every file and terminal takes.
 
-    >>> from refattn.foreign import shown
+    >>> from refattn.messages import shown
     >>> shown("red: \\x1b[31m, half a pair: \\ud800")
     'red: \\\\x1b[31m, half a pair: \\\\ud800'
     """
@@ -22,3 +25,16 @@ def shown(said: object, most: int = MOST) -> str:
         text = text[: most - len(end)] + end
     text = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= most else shown(text, most)  # escapes are longer than what they stand for
+
+
+def meant(name: Any, known: Iterable[str]) -> str:
+    """Return " (did you mean NAME?)" for the known name that is closest, "" where none is close.
+
+    >>> from refattn.messages import meant
+    >>> meant("softmx", ["softmax", "delta"]), meant("x", ["softmax"])
+    (' (did you mean softmax?)', '')
+    """
+    from difflib import get_close_matches  # only for a mistake: it takes longer to load than the rest
+
+    close = get_close_matches(name, list(known), 1, 0.75) if isinstance(name, str) else []
+    return f" (did you mean {close[0]}?)" if close else ""
