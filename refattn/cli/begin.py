@@ -11,7 +11,7 @@ import click
 from refattn.cli.arguments import Problem
 from refattn.files import reason, write_output
 
-INITS = ("torch", "jax", "numpy", "c")
+INITS = ("torch", "jax", "numpy", "triton", "c")
 """Whose adapters there are."""
 
 

@@ -43,7 +43,7 @@ PARTS = ("--jobs", "--scheduler", "--keep")
 
 NEEDS = {
     "--vectors": ("--outputs",),
-    **dict.fromkeys(("--in-process", "--memory", "--bitwise", "--mesh", *DERIVATIVES), ("--impl",)),
+    **dict.fromkeys(("--in-process", "--interpret", "--memory", "--bitwise", "--mesh", *DERIVATIVES), ("--impl",)),
     **dict.fromkeys(
         (*CASES, "--seed", "--rounding", "--large", "--require-all", "--case", "--quick", *PARTS), ("--impl", "--exec")
     ),
@@ -56,7 +56,7 @@ WITHOUT = {
     "--bitwise": (*OTHERS, "--require-all", *CASES, *_DESIGNED),
     "--large": (*OTHERS, "--require-all", "--cases", "--inputs", "--seed", *_DESIGNED),
     **dict.fromkeys(("--case", "--quick"), (*OTHERS, *CASES, "--mesh")),
-    "--mesh": DERIVATIVES,
+    "--mesh": (*DERIVATIVES, "--interpret"),
     "--in-process": PARTS,
     "--html": PARTS,
 }
@@ -110,6 +110,13 @@ class Asked(SimpleNamespace):
 )
 @click.option("--timeout", type=Seconds(), default=60.0, metavar="SECONDS", help="For each case; 60 by default.")
 @click.option("--in-process", is_flag=True, help="Run --impl in this process: for a debugger, without a time limit.")
+@click.option(
+    "--interpret",
+    is_flag=False,
+    flag_value="triton",
+    metavar="[triton[=N]|pallas]",
+    help="Run its kernels for a GPU on the CPU; Triton's by default, in the Nth configuration of autotune, or in all.",
+)
 @click.option(
     "--rounding",
     metavar="NAME[=TYPE],...",
@@ -193,6 +200,14 @@ def verify(
     if asked.mesh is not None:
         record = _over_mesh(record, asked.mesh)
         asked.impl = f"{asked.impl}@{asked.mesh}"
+    if asked.interpret is not None:
+        from refattn.verify.adapters import interpreted
+
+        try:
+            interpreted.check(asked.interpret)
+        except interpreted.NoInterpreterError as error:
+            raise Problem(f"--{error}") from error
+        asked.impl = f"{asked.impl}@{asked.interpret}"
     if asked.own:
         record, stored = own_cases(record, asked.shapes, asked.listed, asked.inputs)
         asked.dtypes = asked.dtypes or stored

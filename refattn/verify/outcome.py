@@ -463,6 +463,8 @@ class Report(Judged):
         Of the random numbers of the inputs.
     reference
         Whether the kernel, in a process of its own, has loaded a definition that others are judged by.
+    interpreted
+        What interprets the kernel on the CPU, which configurations ran, and what that does not see; "" if nothing does.
     precision
         Where something fails, what it may have rounded that would explain it: see `refattn.verify.tolerance.precision`.
     left_out
@@ -497,6 +499,7 @@ class Report(Judged):
     conventions: dict[str, str] = field(default_factory=dict)
     seed: int = 0
     reference: bool = False
+    interpreted: str = ""
     precision: tuple[Precision, ...] = ()
     left_out: str = ""
     not_run: tuple[str, ...] = ()

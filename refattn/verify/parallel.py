@@ -76,6 +76,7 @@ def outcomes(
     found: dict[Unit, Any] = dict(campaign.run(units, where, progress=progress, lost=_lost))
     if any(part["reference"] for part in found.values()):
         kernel.reference = True
+    kernel.interpreted = max((part["interpreted"] for part in found.values()), key=len, default="")
     listed = [_outcome(**facts) for unit in units for facts in found[unit]["outcomes"]]
     wrong = {one.dtype for one in listed if one.status == "disagrees"}
     for n, (case, dtype) in enumerate(plan):
@@ -91,13 +92,14 @@ def run_part(name: str, given: Given, plan: Sequence[tuple[Case, str]], asked: d
     with given.started() as kernel:
         found = [verify_case(record, kernel, case, dtype, **asked) for case, dtype in plan]
         listed = [asdict(replace(one, seen=None)) for one in found]
-        return {"outcomes": listed, "reference": getattr(kernel, "reference", False) is True}
+        told = {"reference": getattr(kernel, "reference", False) is True}
+        return {"outcomes": listed, **told, "interpreted": getattr(kernel, "interpreted", "")}
 
 
 def _lost(unit: Unit) -> dict[str, Any]:
     _, _, plan, _ = unit.arguments
     listed = [asdict(Outcome(case.name, case.kind, dtype, "raises", campaign.ENDED)) for case, dtype in plan]
-    return {"outcomes": listed, "reference": False}
+    return {"outcomes": listed, "reference": False, "interpreted": ""}
 
 
 def _outcome(verdicts: Sequence[dict[str, Any]], **facts: Any) -> Outcome:

@@ -12,6 +12,7 @@ from refattn.args import One, Whole, checked
 from refattn.golden.storage import DTYPES, SCALED
 from refattn.mechanisms.features import MANY, features
 from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.adapters import interpreted
 from refattn.verify.adapters.adapter import (
     CallError,
     attribute,
@@ -244,6 +245,8 @@ def verify(
     found.sort(key=lambda one: places[one.case, one.dtype])
     report = Report(mechanism.name, label or repr(kernel), grad, tuple(found), seed=seed, record=mechanism)
     where: dict[str, Any] = {name: str(attribute(kernel, name) or "") for name in ("framework", "device")}
+    told = getattr(kernel, "interpreted", None)
+    where["interpreted"] = interpreted.told() if told is None else str(told)
     report = replace(report, reference=getattr(kernel, "reference", False) is True, **where)
     report = replace(report, not_run=_not_run(mechanism, found))
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.

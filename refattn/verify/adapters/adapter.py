@@ -34,7 +34,7 @@ from refattn import backends
 from refattn.args import checked
 from refattn.golden.storage import SCALED, has_gradient
 from refattn.messages import shown
-from refattn.verify.adapters import devices, manners
+from refattn.verify.adapters import devices, interpreted, manners
 from refattn.verify.adapters.pushed import Called, derivatives
 from refattn.verify.outcome import Decline, Result
 
@@ -72,9 +72,12 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
     if not (colon and place and name):
         raise LoadError(f"--impl: got {spec!r}, needs MODULE_OR_FILE:FUNCTION")
     try:
+        interpreted.start_for(place)
         module = _import_file(Path(place)) if place.endswith(".py") or "/" in place else importlib.import_module(place)
     except LoadError:
         raise
+    except interpreted.NoInterpreterError as error:
+        raise LoadError(f"--impl {spec}: {error}") from error
     except ModuleNotFoundError as error:
         raise LoadError(f"--impl {spec}: cannot import {place}: {error}") from error
     except BaseException as error:  # the file may do anything
@@ -154,6 +157,8 @@ def call(
         except BaseException as error:  # foreign code may raise anything, even where it is only looked at
             if interrupts and isinstance(error, KeyboardInterrupt):
                 raise
+            if (lacks := interpreted.declined(error)) is not None:
+                return lacks
             raise CallError(_passed_on(error, (*inputs, *options)) or words(error)) from error
 
 
@@ -180,6 +185,8 @@ def _call(
 ) -> Result | Decline:
     forward = getattr(kernel, "forward", kernel)
     framework = attribute(kernel, "framework")
+    if why := interpreted.refused(dtype):
+        return Decline(why)
     if manners.current() == "interleaved" and hasattr(kernel, "backward"):
         return Decline("an object with a backward of its own has one forward at a time")
     device = devices.checked(framework, attribute(kernel, "device"))

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.files import parse_json
+from refattn.verify.adapters import interpreted
 from refattn.verify.adapters.adapter import LARGEST, CallError, LoadError, attribute, call, own_keep, pulls
 from refattn.verify.adapters.meshed import load
 from refattn.verify.adapters.pushed import joined, split
@@ -63,6 +64,7 @@ class Isolated:
     def __init__(self, spec: str, seconds: float = 60.0, loading: float = 60.0) -> None:
         self.spec, self.seconds, self.loading = spec, seconds, loading
         self.reference = False  # whether its process has loaded a definition of refattn
+        self.interpreted = ""  # what interprets it, and what that does not see
         self._said = ""
         self._worker: Worker | None = None
         try:
@@ -113,6 +115,7 @@ class Isolated:
         }
         answer, found = self._ask("call", about, arrays)
         self.reference = self.reference or bool(answer["reference"])
+        self.interpreted = answer["interpreted"]
         if "decline" in answer:
             return Decline(answer["decline"])
         return Result(found, answer["dtypes"], answer["declined"], tuple(answer["judged"]))
@@ -241,20 +244,21 @@ def _called(about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> tuple[dic
     more: dict[str, Any] = {"along": along, "asked": tuple(about["asked"]), "manner": about["manner"]}
     found = call(_kernel, inputs, *asked, interrupts=False, further=further, **more)
     if isinstance(found, Decline):
-        return {"decline": found.reason, "reference": _reference()}, {}
+        return {"decline": found.reason, **_process()}, {}
     size = sum(x.nbytes for x in found.tensors.values())
     if size > about["limit"] - 4096 * len(found.tensors):
         raise CallError(f"returned {size} bytes, needs at most {about['limit']}")
     told = {"dtypes": found.dtypes, "declined": found.declined, "judged": list(found.judged)}
-    return {**told, "reference": _reference()}, found.tensors
+    return {**told, **_process()}, found.tensors
 
 
 ASKED = {"load": _loaded, "keep": _kept, "call": _called}
 
 
-def _reference() -> bool:
-    """Tell whether this process, which only calls others, has loaded a definition of refattn."""
-    return any(name.startswith("refattn.mechanisms.") and name.endswith(".dense") for name in sys.modules)
+def _process() -> dict[str, Any]:
+    """Tell whether this process, which only calls others, has loaded a definition of refattn, and what interprets."""
+    loaded = any(name.startswith("refattn.mechanisms.") and name.endswith(".dense") for name in sys.modules)
+    return {"reference": loaded, "interpreted": interpreted.told()}
 
 
 def _trace(error: Exception) -> str:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from refattn.shards import mesh
-from refattn.verify.adapters import adapter
+from refattn.verify.adapters import adapter, interpreted
 from refattn.verify.outcome import Decline
 from refattn.workers import Event, Worker
 
@@ -37,15 +37,21 @@ PLANE = ("mask", "bias", "keep")
 
 
 def load(spec: str, *, interrupts: bool = True) -> Any:
-    """Return the kernel that a text names, as `adapter.load` does, on a mesh where it ends in ``@tokens=4``."""
+    """Return the kernel that a text names, as `adapter.load` does.
+
+    If it ends in ``@tokens=4``, the kernel runs on a mesh; in ``@triton`` or ``@pallas``, in this interpreter.
+    """
     place, _, text = spec.partition("@")
     if not text:
         return adapter.load(spec, interrupts=interrupts)
     try:
+        if text.partition("=")[0] in interpreted.NAMES:
+            interpreted.start(text)
+            return adapter.load(place, interrupts=interrupts)
         sizes = mesh.sizes_of(text)
         _prepare(math.prod(sizes.values()))
         return over(adapter.load(place, interrupts=interrupts), sizes, place)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, interpreted.NoInterpreterError) as error:
         raise adapter.LoadError(f"--impl {spec}: {error}") from error
 
 

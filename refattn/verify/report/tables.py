@@ -158,6 +158,8 @@ def verified(
         parts += [*map(Text, fitting), ""]
     if report.reference:
         parts += ["It has loaded a definition of refattn: where it calls that, its agreement says nothing.", ""]
+    if report.interpreted:
+        parts += [indented(0, report.interpreted), ""]
     if report.left_out:
         parts += [f"float64 was left out, which it does not have ({report.left_out}); --dtype float64 asks for it", ""]
     for line in report.not_run:

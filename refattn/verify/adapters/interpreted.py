@@ -1,0 +1,167 @@
+"""Kernels for a GPU on the CPU, by the interpreter of their own language: Triton's or Pallas's.
+
+An interpreter has to be there before the kernel's file is imported: `@triton.jit` decides then how a kernel runs. So
+the attribute ``interpret = "triton"`` of an adapter is read from the text of its file, and ``FILE.py:NAME@triton``,
+which is what ``refattn verify --interpret`` makes of ``--impl``, says the same. ``triton=2`` takes the third
+configuration of `@triton.autotune`, ``triton=all`` another one at each call.
+
+What an interpreter cannot run is declined: an operation that it does not have, and a storage type in which an operation
+fails the self-test.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from refattn.verify.outcome import Decline
+
+NAMES = ("triton", "pallas")
+
+
+class NoInterpreterError(Exception):
+    """An interpreter cannot be started; the message says what it needs."""
+
+
+@dataclass
+class Interpreter:
+    """An interpreter that runs in this process."""
+
+    label: str
+    unseen: str
+    """What it does not check."""
+
+    failing: dict[str, str] = field(default_factory=dict)
+    """Operations that failed the self-test by storage types."""
+
+    ran: dict[str, str] = field(default_factory=dict)
+    """The configurations that ran, by kernels."""
+
+    homes: tuple[str, ...] = ()
+    """Folders of files that raise NotImplementedError for what it does not have."""
+
+
+_active: dict[str, Interpreter] = {}
+
+
+def check(text: str) -> None:
+    """Raise NoInterpreterError unless a text names an interpreter."""
+    name, equals, config = text.partition("=")
+    odd = bool(equals) and not (config == "all" or config.isdecimal())
+    if name not in NAMES or odd or (equals and name != "triton"):
+        raise NoInterpreterError(f"interpret: got {text!r}, needs triton, triton=N, triton=all or pallas")
+
+
+def start(text: str) -> None:
+    """Start the interpreter that "triton", "triton=2", "triton=all" or "pallas" names; once for a process.
+
+    Raises
+    ------
+    NoInterpreterError
+        If there is none of this name, if a library that it needs is not installed, or if it is too late.
+    """
+    check(text)
+    name, _, config = text.partition("=")
+    if name not in _active:
+        try:
+            _active[name] = _STARTS[name](config or "0")
+        except ImportError as error:
+            needs = "refattn[triton]" if name == "triton" else "refattn[jax]"
+            raise NoInterpreterError(f'interpret: got {text}, needs `pip install "{needs}"` ({error})') from error
+
+
+def start_for(place: str) -> None:
+    """Start the interpreter that a file or a module asks for by an attribute ``interpret`` in its text, if one does."""
+    if place.endswith(".py") or "/" in place:
+        file = Path(place)
+    else:
+        spec = importlib.util.find_spec(place)
+        file = Path(spec.origin) if spec is not None and spec.origin and spec.has_location else Path()
+    for text in dict.fromkeys(_asked(file) if file.suffix == ".py" and file.is_file() else ()):
+        start(text)
+
+
+def _asked(file: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # whoever imports it says so
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            names = (getattr(target, "attr", getattr(target, "id", "")) for target in node.targets)
+            if "interpret" in names:
+                yield node.value.value
+
+
+def refused(dtype: str) -> str:
+    """Return why no kernel runs in a storage type: an interpreter is wrong in it; "" if none is."""
+    wrong = (
+        f"{one.label} fails its self-test in {dtype}: {one.failing[dtype]}"
+        for one in _active.values()
+        if dtype in one.failing
+    )
+    return "; ".join(wrong)
+
+
+def declined(error: BaseException) -> Decline | None:
+    """Return why a kernel that raised cannot run in an interpreter; None if this is an error of the kernel."""
+    cause: BaseException | None = error
+    while cause is not None and _active:
+        for one in _active.values():
+            if isinstance(cause, (NotImplementedError, AttributeError)) and _raised_in(cause, one.homes):
+                return Decline(f"{one.label}: {' '.join(str(cause).split())[:300]}")
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _raised_in(error: BaseException, homes: tuple[str, ...]) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(homes or ("\0",))
+
+
+def told() -> str:
+    """Return a line on the interpreters that run and what they do not see; "" if none does."""
+    lines = []
+    for one in _active.values():
+        ran = "".join(f"; {kernel} ran with {config}" for kernel, config in one.ran.items())
+        lines.append(f"{one.label}{ran}; not seen: {one.unseen}")
+    return "; ".join(lines)
+
+
+def _triton(config: str) -> Interpreter:
+    from refattn.verify.adapters import triton_cpu
+
+    return triton_cpu.start(config)
+
+
+def _pallas(config: str) -> Interpreter:
+    """Let `pallas_call` interpret: kernels for a GPU by its argument, kernels for a TPU by the mode for good.
+
+    For good, because gradients are pulled after the call of the adapter has returned.
+    """
+    import jax
+    from jax.experimental import pallas
+    from jax.experimental.pallas import tpu
+
+    plain = pallas.pallas_call
+
+    def interpreted(*given: Any, interpret: Any = False, **named: Any) -> Any:
+        of_tpu = type(named.get("compiler_params")).__module__.startswith("jax._src.pallas.mosaic.")
+        return plain(*given, interpret=interpret or (tpu.InterpretParams() if of_tpu else True), **named)
+
+    for module in [*sys.modules.values()]:
+        if getattr(module, "pallas_call", None) is plain and module.__name__.startswith("jax."):
+            module.pallas_call = interpreted  # type: ignore[attr-defined]
+    return Interpreter(
+        f"Pallas of JAX {jax.__version__}, interpreted on the CPU", "races, layouts, memory spaces, tf32 in dots"
+    )
+
+
+_STARTS: dict[str, Callable[[str], Interpreter]] = {"triton": _triton, "pallas": _pallas}

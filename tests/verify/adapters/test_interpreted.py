@@ -1,0 +1,162 @@
+"""Kernels for a GPU on the CPU: the interpreters of Triton and of Pallas, and what these cannot run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import refattn as ra
+from refattn.cli import cli
+from refattn.verify import Isolated, load, verify_case
+from refattn.verify.adapters import interpreted
+from refattn.verify.adapters.adapter import LoadError
+
+# Nothing here imports Triton: it would be too late to interpret it.
+NEEDED = ("torch", "triton", "ml_dtypes")
+triton = pytest.mark.skipif(not all(map(importlib.util.find_spec, NEEDED)), reason="needs torch, triton, ml_dtypes")
+
+KERNELS = """
+import torch, triton, triton.language as tl
+
+@triton.autotune([triton.Config({"N": 16}), triton.Config({"N": 32})], key=[])
+@triton.jit
+def doubled(x, o, n, N: tl.constexpr):
+    for i in range(tl.program_id(0), tl.program_id(0) + 1):
+        at = i.to(tl.int64) * N + tl.arange(0, N)
+        tl.store(o + at, tl.load(x + at, at < n) * 2.0, at < n)
+
+@triton.jit
+def by_assembly(x, o, n, N: tl.constexpr):
+    at = tl.arange(0, N)
+    given = [tl.load(x + at, at < n)]
+    tl.store(o + at, tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", given, tl.float32, True, 1), at < n)
+
+@triton.jit
+def by_atomics(x, o, n, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.atomic_add(o + at, tl.load(x + at, at < n), at < n)
+
+def tuned(q, k, v):
+    o = torch.zeros_like(q)
+    doubled[lambda meta: (triton.cdiv(q.numel(), meta["N"]),)](q, o, q.numel())
+    assert torch.equal(o, q * 2)
+    return o
+
+def assembly(q, k, v):
+    by_assembly[(1,)](q, torch.zeros_like(q), q.numel(), 1024)
+
+def atomics(q, k, v):
+    by_atomics[(1,)](q, torch.zeros_like(q), q.numel(), 1024)
+
+tuned.framework = assembly.framework = atomics.framework = "torch"
+"""
+
+
+@triton
+def test_the_self_test_tells_the_interpreter_from_the_mended_one() -> None:
+    script = (
+        "import json, os; os.environ['TRITON_INTERPRET'] = '1'; import triton\n"
+        "from refattn.verify.adapters import interpreted, triton_cpu\n"
+        "triton_cpu._use_cpu(triton); stock = triton_cpu.self_test()\n"
+        "interpreted.start('triton'); print(json.dumps([stock, triton_cpu.self_test()]))"
+    )
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
+    stock, mended = json.loads(found.stdout)
+    assert not mended
+    assert {"add", "compare", "dot", "from float32"} <= {*stock["bfloat16"].split(", ")}
+    assert stock["float8_e4m3fn"] == "from float32" and "dot" not in stock.get("float32", "")
+
+
+@triton
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("faulty", [False, True])
+def test_a_kernel_is_judged_without_a_gpu(faulty: bool, dtype: str, tmp_path: Path) -> None:
+    text = resources.files("refattn.verify.adapters").joinpath("templates", "triton.txt").read_text("utf-8")
+    path, report = tmp_path / "kernel.py", tmp_path / "report.json"
+    path.write_text(text.replace("nq, nk, CAUSAL) - lse", "nq, nk, True) - lse") if faulty else text)
+    shapes = ["--shape", "n=32,d=16", "--shape", "n=32,d=16,causal", "--shape", "h=4,g=2,nq=20,nk=40,d=16"]
+    call = ["verify", "softmax", "--impl", f"{path}:attend", "--grad", "--dtype", dtype, *shapes]
+    found = CliRunner().invoke(cli, [*call, "--json", str(report)])
+    assert found.exit_code == faulty, found.output
+    told = " ".join(found.output.split())
+    assert "interpreted on the CPU" in told and "not seen: races" in told
+    assert json.loads(report.read_text())["interpreted"].startswith("Triton")
+    assert ("the kernel is causal whether it is asked for or not: explains everything" in told) == faulty
+
+
+@triton
+def test_what_ran_is_told_and_what_cannot_run_is_declined(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS)
+    record = ra.mechanism("softmax")
+    case = record.case("tiny")
+    with Isolated(f"{path}:tuned@triton=1") as kernel:
+        assert verify_case(record, kernel, case, "bfloat16").status == "disagrees"  # it ran, and its own check held
+        assert "doubled ran with configuration 1 of 2 (N: 32" in kernel.interpreted
+    for name, dtype, reason in (("assembly", "float32", "inline_asm"), ("atomics", "bfloat16", "atomic")):
+        with Isolated(f"{path}:{name}@triton") as kernel:
+            found = verify_case(record, kernel, case, dtype)
+            assert found.status == "declined" and reason in found.detail and "Triton" in found.detail
+
+
+def test_a_type_that_fails_the_self_test_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = interpreted.Interpreter("Triton 0.0", "races", failing={"bfloat16": "dot"})
+    monkeypatch.setitem(interpreted._active, "triton", wrong)
+    record = ra.mechanism("softmax")
+
+    def attend(q: object, k: object, v: object, dtype: str) -> object:
+        return ra.softmax.forward(q, k, v)[0]
+
+    found = verify_case(record, attend, record.case("tiny"), "bfloat16")
+    assert (found.status, found.detail) == ("declined", "Triton 0.0 fails its self-test in bfloat16: dot")
+    assert verify_case(record, attend, record.case("tiny"), "float32").status == "agrees"
+    assert interpreted.declined(NotImplementedError("of the kernel itself")) is None
+
+
+PALLAS = """
+import jax, jax.numpy as jnp
+from jax.experimental import pallas as pl
+import refattn
+
+def kernel(q, k, v, o):
+    s = q[...] @ k[...].T * q.shape[1] ** -0.5
+    o[...] = jax.nn.softmax(s, axis=-1) @ v[...]
+
+def attend(q, k, v):
+    if q.shape[1] != k.shape[1]:
+        return refattn.Decline("no grouped heads")
+    one = lambda q, k, v: pl.pallas_call(kernel, jax.ShapeDtypeStruct((len(q), v.shape[1]), q.dtype))(q, k, v)
+    return jax.vmap(jax.vmap(one))(q, k, v)
+
+attend.framework = "jax"
+attend.interpret = "pallas"
+"""
+
+
+def test_pallas_is_interpreted_by_an_attribute(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    path = tmp_path / "kernel.py"
+    path.write_text(PALLAS)
+    record = ra.mechanism("softmax")
+    with Isolated(f"{path}:attend") as kernel:
+        assert verify_case(record, kernel, record.case("plain"), "float32").status == "agrees"
+        assert kernel.interpreted.startswith("Pallas of JAX")
+
+
+def test_an_interpreter_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kernel.py"
+    path.write_text("def attend(q, k, v): ...\nattend.interpret = 'triton'\n")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(LoadError, match=r'needs `pip install "refattn\[triton\]"`'):
+        load(f"{path}:attend")
+    for text in ("cuda", "triton=", "triton=x", "pallas=1"):
+        found = CliRunner().invoke(cli, ["verify", "softmax", "--impl", f"{path}:attend", f"--interpret={text}"])
+        assert found.exit_code == 2 and f"--interpret: got {text!r}, needs triton" in found.output
