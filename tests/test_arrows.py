@@ -88,6 +88,8 @@ LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "scipy": (("backends/", "analysis/", "ops/solve.py"), True),
     "pytest": (("verify/plugin.py",), True),
     "mpmath": (("verify/",), False),
+    "ml_dtypes": (("verify/adapters/triton_cpu.py",), False),
+    "triton": (("verify/adapters/triton_cpu.py",), False),
     "onnx": (("verify/exported.py",), False),
     "onnxruntime": (("verify/exported.py",), False),
     "matplotlib": (("analysis/", "train/plot.py"), False),

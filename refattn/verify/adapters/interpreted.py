@@ -15,35 +15,14 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from refattn.verify.adapters.interpreter import Interpreter as Interpreter
+from refattn.verify.adapters.interpreter import NoInterpreterError as NoInterpreterError
 from refattn.verify.outcome import Decline
 
 NAMES = ("triton", "pallas")
-
-
-class NoInterpreterError(Exception):
-    """An interpreter cannot be started; the message says what it needs."""
-
-
-@dataclass
-class Interpreter:
-    """An interpreter that runs in this process."""
-
-    label: str
-    unseen: str
-    """What it does not check."""
-
-    failing: dict[str, str] = field(default_factory=dict)
-    """Operations that failed the self-test by storage types."""
-
-    ran: dict[str, str] = field(default_factory=dict)
-    """The configurations that ran, by kernels."""
-
-    homes: tuple[str, ...] = ()
-    """Folders of files that raise NotImplementedError for what it does not have."""
 
 
 _active: dict[str, Interpreter] = {}

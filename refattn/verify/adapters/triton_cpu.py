@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.verify.adapters.interpreted import Interpreter, NoInterpreterError
+from refattn.verify.adapters.interpreter import Interpreter, NoInterpreterError
 
 TESTED = ((3, 5), (3, 9))
 """The first and the last version that the tests ran with."""
