@@ -283,4 +283,5 @@ def test_real_bugs_are_named(record_property: Any) -> None:
     assert len(rows) > (5 if sampled else 10) and right >= 0.75 * len(rows), [
         one.fault.name for one in rows if not 1 <= one.place <= 2
     ]
-    assert sum(one.count == 0 for one in rows) <= 0.05 * len(rows)
+    # What explains less than a tenth is not named: the place is told in its stead.
+    assert sum(one.count == 0 for one in rows) <= 0.35 * len(rows)
