@@ -62,8 +62,10 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     if words[0] == "verify" and "--dtype" not in words and "--large" not in words:
         words += ["--dtype", "float32"]  # four types take four times as long
     env = {**os.environ, "PYTHONPATH": f"{Path(str(ra.__file__)).parents[1]}:{folder}"}
+    if "--mesh" in words:
+        env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
     call = [sys.executable, "-m", "refattn", *words]
-    return subprocess.run(call, capture_output=True, text=True, cwd=folder, env=env, timeout=500)
+    return subprocess.run(call, capture_output=True, text=True, cwd=folder, env=env, timeout=1500)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / name).write_text(MINE, encoding="utf-8")
     shutil.copy(ROOT / "examples" / "torch_ring.py", place / "ring.py")
     (place / "shapes.json").write_text('["h=2,n=9,d=8", {"h": 4, "g": 2, "nq": 3, "nk": 7, "d": 8, "causal": true}]')
+    begin = [sys.executable, "-m", "refattn", "verify", "softmax", "--init", "triton"]
+    subprocess.run(begin, check=True, capture_output=True, cwd=place)
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 12, 8)).astype(np.float32)
     np.savez(place / "captured.npz", q=q, k=k, v=v)
     return place
