@@ -76,6 +76,7 @@ HOST = (
     *TRAINING,
     "bridges.py",
     "cli/analyse/stack.py",
+    "mechanisms/scalar_autodiff.py",
     "*loops.py",
 )
 LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
