@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 
 import refattn as ra
-from refattn import counter, tree
+from refattn import philox, tree
 
 Piece = tuple[Any, Any, Any]
 
@@ -39,7 +39,7 @@ def pieces(tokens: int, piece: int, heads: int, width: int, dtype: str) -> Itera
 
 def made(n: int, shape: tuple[int, ...], dtype: str) -> Piece:
     """Return q, k and v of piece number n."""
-    q, k, v = (counter.normal(shape, seed=0, purpose=f"million.{name}", step=n).astype(dtype) for name in "qkv")
+    q, k, v = (philox.normal(shape, seed=0, purpose=f"million.{name}", step=n).astype(dtype) for name in "qkv")
     return q, k, v
 
 

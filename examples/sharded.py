@@ -22,7 +22,7 @@ import click
 import numpy as np
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.shards import mesh, parallel
 
 SHAPE = (2, 4, 64, 8)
@@ -65,7 +65,7 @@ def difference(name: str, implementation: str | None, on: Any) -> float:
     """
     import jax
 
-    q, k, v, d_out = (counter.normal(SHAPE, seed=0, purpose=f"sharded.{name}") for name in ("q", "k", "v", "d_out"))
+    q, k, v, d_out = (philox.normal(SHAPE, seed=0, purpose=f"sharded.{name}") for name in ("q", "k", "v", "d_out"))
     core, options = (
         (ra.mechanism(name).core, {"implementation": implementation}) if implementation else (parallel(name, on), {})
     )

@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from refattn.mechanisms import softmax as softmax
     from refattn.mechanisms import sympformer as sympformer
     from refattn.mechanisms.context import Context as Context
-    from refattn.mechanisms.paper import reading as reading
-    from refattn.mechanisms.paper import trace as trace
     from refattn.mechanisms.registry import list_mechanisms as list_mechanisms
     from refattn.mechanisms.registry import mechanism as mechanism
-    from refattn.verify.interactive import assert_close as assert_close
-    from refattn.verify.interactive import verify as verify
+    from refattn.mechanisms.use_definition import reading as reading
+    from refattn.mechanisms.use_definition import trace as trace
+    from refattn.verify.in_python import assert_close as assert_close
+    from refattn.verify.in_python import verify as verify
     from refattn.verify.outcome import Decline as Decline
 
 # Where a public name lives; it is imported when it is first used, so that `import refattn` stays quick.
 _HOMES = {
     "Context": "refattn.mechanisms.context",
     "Decline": "refattn.verify.outcome",
-    "assert_close": "refattn.verify.interactive",
+    "assert_close": "refattn.verify.in_python",
     "explore": "refattn.explorer.call",
     "list_mechanisms": "refattn.mechanisms.registry",
     "mechanism": "refattn.mechanisms.registry",
-    "reading": "refattn.mechanisms.paper",
+    "reading": "refattn.mechanisms.use_definition",
     "tangent": "refattn.instruments.dual",
-    "trace": "refattn.mechanisms.paper",
+    "trace": "refattn.mechanisms.use_definition",
 }
 
 _MODULES = ("bridges", "verify")

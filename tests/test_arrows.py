@@ -14,13 +14,14 @@ import refattn as ra
 
 ROOT = Path(__file__).parents[1]
 
-BASE = {"xp", "tree", "equations", "counter", "backends", "args", "messages"}
-RECORDS = {f"mechanisms.{name}" for name in ("registry", "record", "features", "context", "paper", "wrong")}
+BASE = {"xp", "tree", "equations", "philox", "backends", "args", "messages"}
+FOR_TOOLS = ("registry", "record", "case_features", "context", "use_definition", "wrong")
+RECORDS = {f"mechanisms.{name}" for name in FOR_TOOLS}
 
 # Part of refattn -> the parts that it may import, beside itself.
 ARROWS: dict[str, set[str]] = {
     "backends": set(),
-    "counter": {"args"},
+    "philox": {"args"},
     "files": {"args"},
     "args": {"backends", "xp", "tree"},
     "messages": set(),
@@ -34,8 +35,8 @@ ARROWS: dict[str, set[str]] = {
     "analysis": BASE | {"files", "ops", "mechanisms", "instruments"},
     "golden": BASE | {"files"} | RECORDS,
     "workers": {"messages"},
-    "campaign": {"args", "backends", "files", "workers"},
-    "verify": BASE | RECORDS | {"campaign", "workers", "files", "ops", "golden", "instruments", "shards"},
+    "many_runs": {"args", "backends", "files", "workers"},
+    "verify": BASE | RECORDS | {"many_runs", "workers", "files", "ops", "golden", "instruments", "shards"},
     "bridges": BASE | RECORDS | {"instruments"},
     "shards": BASE | RECORDS,
     "instruments": BASE,
@@ -43,7 +44,7 @@ ARROWS: dict[str, set[str]] = {
     "cli": BASE
     | RECORDS
     | {
-        "campaign",
+        "many_runs",
         "files",
         "ops",
         "model",
@@ -66,7 +67,7 @@ ROOMS = {"growing": "softmax", "sympformer": "softmax"}
 # top of the file. What is not listed may be imported nowhere.
 TRAINING = tuple(f"train/{name}.py" for name in ("baselines", "checkpoint", "data", "loop", "sample"))
 HOST = (
-    "counter.py",
+    "philox.py",
     "golden/",
     "verify/",
     "explorer/",
@@ -75,6 +76,7 @@ HOST = (
     *TRAINING,
     "bridges.py",
     "cli/analyse/stack.py",
+    "mechanisms/scalar_autodiff.py",
     "*loops.py",
 )
 LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
@@ -96,7 +98,7 @@ LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "safetensors": (("golden/", "train/checkpoint.py", "cli/"), True),
     "threadpoolctl": (("backends/",), False),
     "click": (("cli/",), True),
-    "distributed": (("campaign.py",), False),
+    "distributed": (("many_runs.py",), False),
     "rich": (("cli/", "verify/report/"), True),
 }
 
@@ -150,7 +152,7 @@ def violation(found: Import, rooms: tuple[str, ...]) -> str | None:
             return f"{found}: not in {', '.join(places)}"
         return None if top or found.inside or found.typing else f"{found}: only inside a function"
     part, target_part = part_of(found.file), target.partition(".")[0]
-    if part in ("campaign", "cli", "train") and not target:
+    if part in ("many_runs", "cli", "train") and not target:
         return None  # the public face, like any user
     if part == "__init__":
         light = target == "mechanisms.registry"  # a list of names, and nothing behind it

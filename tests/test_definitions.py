@@ -22,7 +22,7 @@ import refattn as ra
 from refattn import backends, equations
 from refattn.cli.show import standalone
 from refattn.golden.inputs import make
-from refattn.mechanisms import paper
+from refattn.mechanisms import use_definition
 from refattn.mechanisms.record import Mechanism
 from refattn.verify import traced
 
@@ -109,7 +109,7 @@ def paper_call(mechanism: Mechanism) -> tuple[dict[str, Any], dict[str, Any]]:
     assert mechanism.core is not None
     case = mechanism.case(traced.first_case(mechanism))
     inputs = make(mechanism.name, case, "float64")
-    said = paper.own_call(mechanism.core, {**inputs, **case.options})
+    said = use_definition.own_call(mechanism.core, {**inputs, **case.options})
     assert not isinstance(said, str), said
     return {name: inputs[name] for name in ("q", "k", "v")}, dict(said)
 
@@ -155,7 +155,7 @@ def test_the_definition_is_the_general_code_at_the_paper_s_values(name: str, dat
     d_out = np.cos(np.arange(expected.size, dtype=np.float64)).reshape(expected.shape)
     wanted = core.backward(saved, d_out)
 
-    said = paper.own_call(core, {**dict(zip(paper.ARRAYS, arrays, strict=True)), **options})
+    said = use_definition.own_call(core, {**dict(zip(use_definition.ARRAYS, arrays, strict=True)), **options})
     assert not isinstance(said, str), said
     out, kept = definition_of(name).forward(*arrays, **said)
     gradients = definition_of(name).backward(kept, d_out)
@@ -263,7 +263,7 @@ def test_a_debugger_soon_reaches_the_definition(name: str) -> None:
     inputs, options = paper_call(ra.mechanism(name))
     case = ra.mechanism(name).case(traced.first_case(ra.mechanism(name)))
     inputs = make(name, case, "float64")
-    arrays = [inputs.pop(each) for each in paper.ARRAYS]
+    arrays = [inputs.pop(each) for each in use_definition.ARRAYS]
     core, own, passed, reached = getattr(ra, name), definition_of(name).__file__, 0, []
 
     def enter(frame: FrameType, event: str, argument: Any) -> Any:
@@ -361,7 +361,7 @@ def test_a_call_of_low_precision_is_computed_as_the_core_does() -> None:
 
 
 def test_reading_is_told() -> None:
-    assert not paper.is_reading()
+    assert not use_definition.is_reading()
     with ra.trace():
-        assert paper.is_reading()
-    assert not paper.is_reading()
+        assert use_definition.is_reading()
+    assert not use_definition.is_reading()

@@ -109,7 +109,7 @@ def test_public_functions_have_their_place() -> None:
     assert all(exists(name) for name in listed)
     face = {f"{home}.{name}" for name, home in ra._HOMES.items()}
     whole = face | {f"refattn.model.{name}" for name in model.__all__ if name != "Saved"}
-    assert {"refattn.mechanisms.paper.trace", "refattn.model.backward"} <= whole
+    assert {"refattn.mechanisms.use_definition.trace", "refattn.model.backward"} <= whole
     assert sorted(whole - listed) == []
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter, equations
+from refattn import equations, philox
 from refattn.mechanisms.koopman import dense as _koopman  # noqa: F401  its equations are declared
 from refattn.mechanisms.softmax import dense
 from refattn.mechanisms.softmax.implementations import tiled
@@ -36,7 +36,7 @@ LARGE = 3000.0  # with queries of this size no bound is small enough to do witho
 
 
 def draw(name: str, dtype: str = "float64", scale: float = 1.0) -> Any:
-    return (counter.normal(SHAPES[name], seed=3, purpose=name) * scale).astype(dtype)
+    return (philox.normal(SHAPES[name], seed=3, purpose=name) * scale).astype(dtype)
 
 
 def attend(implementation: str, options: str = "all", dtype: str = "float64", scale: float = 1.0) -> dict[str, Any]:
@@ -346,7 +346,7 @@ def test_a_trace_works_over_libraries(backend: Any) -> None:
 
 
 def test_a_substituted_tensor_is_used() -> None:
-    weights = np.abs(counter.normal((2, 4, 9, 14), seed=5, purpose="weights"))
+    weights = np.abs(philox.normal((2, 4, 9, 14), seed=5, purpose="weights"))
     with equations.substitute({"SM.4": weights}):
         found = attend("dense", "none")
     v = np.repeat(draw("v"), 2, axis=1)

@@ -11,7 +11,7 @@ import pytest
 
 import refattn as ra
 import refattn.verify as verify
-from refattn.mechanisms.entry import defaults_of
+from refattn.mechanisms.core_arguments import defaults_of
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax.core import Saved
 

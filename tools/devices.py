@@ -18,7 +18,7 @@ from typing import Any
 import click
 import numpy as np
 
-from refattn import counter
+from refattn import philox
 from refattn.shards import measure, mesh, parallel
 
 ROOT = Path(__file__).parents[1]
@@ -61,9 +61,7 @@ def measured(name: str, tokens: int, how: dict[str, Any], count: int) -> tuple[d
     lie = mesh.sharding(on, (None, None, "tokens", None))
     core: Any = parallel(name, on, **how)
     scale = 0.25 if name == "delta" else 1.0  # so that what is not decayed stays small
-    given = [
-        scale * counter.normal((1, 2, tokens, 8), seed=0, purpose=f"devices.{x}") for x in ("q", "k", "v", "d_out")
-    ]
+    given = [scale * philox.normal((1, 2, tokens, 8), seed=0, purpose=f"devices.{x}") for x in ("q", "k", "v", "d_out")]
     options = {} if name == "delta" else {"causal": True}
 
     def both(q: Any, k: Any, v: Any, d_out: Any) -> dict[str, Any]:

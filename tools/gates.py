@@ -25,7 +25,7 @@ import numpy as np
 import refattn as ra
 from refattn import equations
 from refattn.backends.blas import one_thread
-from refattn.golden.storage import TYPES, round_to
+from refattn.golden.storage_types import TYPES, round_to
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.bugs.fault import faults
 from refattn.verify.diagnose.mutants import kernel

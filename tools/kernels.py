@@ -27,10 +27,10 @@ import click
 import numpy as np
 
 import refattn as ra
-from refattn import campaign
-from refattn.campaign import HERE, Unit, Where
+from refattn import many_runs
 from refattn.cli.arguments import campaign_options
 from refattn.cli.output import progress
+from refattn.many_runs import HERE, Unit, Where
 from refattn.mechanisms.record import Case
 from refattn.verify import Isolated, verify_case
 from refattn.verify.adapters.adapter import LoadError
@@ -159,7 +159,7 @@ def measured(cases: Iterable[Case], asked: Sequence[tuple[str, str]], seconds: f
         for name, dtype in asked
     }
     with progress("kernels", "rows") as wrap:
-        ended = {units[unit]: found for unit, found in campaign.run(list(units), where, progress=wrap)}
+        ended = {units[unit]: found for unit, found in many_runs.run(list(units), where, progress=wrap)}
     rows = [Row(*each, tuple(zip(turns, ended[each], strict=False))) for each in asked]
     return [row for row in rows if row.count("all", "declined") < len(row.ended)]
 

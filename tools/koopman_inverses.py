@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 
 CALLS = 300
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -24,7 +24,7 @@ def failures(perturbation: str, *, n: int = 8, d: int = 4, **options: Any) -> in
     """Return in how many of `CALLS` calls of the core, of two heads, psi was not inverted for some query."""
     failed = 0
     for seed in range(CALLS):
-        arrays = (counter.normal((1, 2, n, d), seed=seed, purpose=name) for name in "qkv")
+        arrays = (philox.normal((1, 2, n, d), seed=seed, purpose=name) for name in "qkv")
         try:
             ra.koopman.forward(*arrays, perturbation=perturbation, **options)
         except ra.koopman.KoopmanInverseError:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import refattn as ra
-from refattn import Context, counter
+from refattn import Context, philox
 from refattn.backends.blas import one_thread
 from refattn.mechanisms.cache import KeysAndValues, KeyValueStream
 
@@ -39,7 +39,7 @@ def main() -> None:
     print("| tokens before it | linear, S | linear, all keys | polynomial, S | polynomial, all keys | apart |")
     for n in LENGTHS:
         row, apart = [str(n)], 0.0
-        x = counter.normal((1, n + TOKENS, WIDTH), seed=1, purpose="measure")
+        x = philox.normal((1, n + TOKENS, WIDTH), seed=1, purpose="measure")
         for kernel in ("linear", "polynomial"):
             params = block.init(block.Config(width=WIDTH, heads=2, kernel=kernel, updates=3), seed=3, like=np.zeros(1))
             state = block.start(params, x[:, :n], CAUSAL)

@@ -21,14 +21,14 @@ import click
 import numpy as np
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.layer import hierarchy
 
 
 def inputs(n: int) -> list[Any]:
     """Return queries, keys and values."""
-    return [counter.normal((1, 1, n, 16), seed=0, purpose=f"sparse.{name}").astype(np.float32) for name in "qkv"]
+    return [philox.normal((1, 1, n, 16), seed=0, purpose=f"sparse.{name}").astype(np.float32) for name in "qkv"]
 
 
 def call(arrays: list[Any], state: str) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import click
 
 import refattn as ra
-from refattn.verify.diagnose.left_out import Found, found
+from refattn.verify.diagnose.leave_one_out import Found, found
 
 
 def percent(count: int, of: int) -> str:

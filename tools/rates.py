@@ -24,11 +24,11 @@ import click
 import numpy as np
 
 import refattn as ra
-from refattn import campaign
+from refattn import many_runs
 from refattn.backends.blas import one_thread
-from refattn.campaign import HERE, Unit, Where
 from refattn.cli.arguments import campaign_options
 from refattn.cli.output import progress
+from refattn.many_runs import HERE, Unit, Where
 from refattn.mechanisms.record import Case
 from refattn.mechanisms.wrong import WrongKernel
 from refattn.verify.diagnose.mutants import Fate, census, kill_rate, mutants, truths_of
@@ -47,7 +47,7 @@ def rates(names: Iterable[str], least: int, where: Where = HERE) -> Iterator[tup
     with progress("rates", "parts") as wrap:
         # How many seeds make so many runs is known when they are over.
         while units := [*units, *(unit for each in asked for unit in _honest(*each, honest[each], least))]:
-            for unit, part in campaign.run(units, where, progress=wrap):
+            for unit, part in many_runs.run(units, where, progress=wrap):
                 each, about = unit.arguments[:2], unit.arguments[2]
                 if unit.function is judged_of:
                     honest[each][about] = part

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from docs.experiments.page import put, table
-from refattn.campaign import Where
+from refattn.many_runs import Where
 from refattn.verify.selfcheck.check import check_all
 
 WORKERS = (1, 2, 4)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from refattn import backends, counter
+from refattn import backends, philox
 from refattn.golden.inputs import make, make_upstream
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Case, Input, Mechanism
@@ -168,7 +168,7 @@ def block_of(record: Mechanism, width: int, like: Any) -> tuple[Any, Context]:
 
 def tokens(name: str, owner: backends.Backend, n: int, width: int, dtype: str) -> Any:
     """Return an array (1, n, width) of normal numbers."""
-    return array(owner, counter.normal((1, n, width), seed=0, purpose=f"benchmarks.{name}").astype(dtype), dtype)
+    return array(owner, philox.normal((1, n, width), seed=0, purpose=f"benchmarks.{name}").astype(dtype), dtype)
 
 
 @functools.lru_cache(maxsize=1)

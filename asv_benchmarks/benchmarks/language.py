@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn import counter
+from refattn import philox
 from refattn.model import decode
 from refattn.train import data, loop
 from refattn.train.settings import Settings
@@ -28,7 +28,7 @@ def settings_of(mechanism: str, backend: str, context: int) -> Settings:
 @functools.lru_cache(maxsize=1)
 def text_of() -> data.Text:
     """Return bytes that are not all alike."""
-    made = counter.integers((1 << 16,), 0, 96, seed=0, purpose="benchmarks.text").astype(np.uint8)
+    made = philox.integers((1 << 16,), 0, 96, seed=0, purpose="benchmarks.text").astype(np.uint8)
     return data.Text("made", made, made, data.Counts(), "")
 
 

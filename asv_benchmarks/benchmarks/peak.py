@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from refattn import counter
+from refattn import philox
 
 from .common import FORMS, core_call
 
@@ -30,7 +30,7 @@ def fastest(call: Callable[[], Any]) -> float:
 @functools.cache
 def products(dtype: str, size: int = 1024) -> float:
     """Return the operations per second of a product of square matrices: the peak that NumPy's BLAS reaches here."""
-    x, y = (counter.normal((size, size), seed=0, purpose=f"benchmarks.peak.{n}").astype(dtype) for n in "xy")
+    x, y = (philox.normal((size, size), seed=0, purpose=f"benchmarks.peak.{n}").astype(dtype) for n in "xy")
     return 2.0 * size**3 / fastest(lambda: x @ y)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import refattn
-from refattn import counter
+from refattn import philox
 
 from .common import MECHANISMS, Timed
 
@@ -52,7 +52,7 @@ class Machine(Timed):
     params = [["product", "exp", "python"]]
 
     def setup(self, what: str) -> None:
-        self.x = counter.normal((256, 256), seed=0, purpose="benchmarks.machine")
+        self.x = philox.normal((256, 256), seed=0, purpose="benchmarks.machine")
 
     def time_numpy(self, what: str) -> None:
         if what == "product":

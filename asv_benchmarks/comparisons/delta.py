@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from asv_benchmarks.comparison import Comparison, Side
-from refattn import counter
+from refattn import philox
 
 HEADS, WIDTH, CHUNK = 4, 64, 64
 
@@ -16,10 +16,10 @@ HEADS, WIDTH, CHUNK = 4, 64, 64
 def arrays(n: int, rule: str) -> dict[str, Any]:
     """Return q, k, v, log_decay, beta and d_out in float32; keys have length 1, and decays are between 0.9 and 1."""
     shapes = dict.fromkeys(("q", "k", "v", "d_out"), (1, HEADS, n, WIDTH))
-    drawn = {x: counter.normal(shape, seed=0, purpose=f"delta.{x}") for x, shape in shapes.items()}
+    drawn = {x: philox.normal(shape, seed=0, purpose=f"delta.{x}") for x, shape in shapes.items()}
     drawn["k"] /= np.linalg.norm(drawn["k"], axis=-1, keepdims=True)
     of_gates = {"log_decay": (1, HEADS, n, WIDTH) if rule == "KDA" else (1, HEADS, n), "beta": (1, HEADS, n)}
-    gates = {x: counter.normal(shape, seed=0, purpose=f"delta.{x}") for x, shape in of_gates.items()}
+    gates = {x: philox.normal(shape, seed=0, purpose=f"delta.{x}") for x, shape in of_gates.items()}
     gates = {
         "log_decay": 0.1 * np.log(1.0 / (1.0 + np.exp(-gates["log_decay"]))),
         "beta": 1.0 / (1.0 + np.exp(-gates["beta"])),

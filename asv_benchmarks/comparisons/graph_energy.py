@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asv_benchmarks.comparison import Comparison, Side
-from refattn import counter
+from refattn import philox
 
 CHANNELS, STEP = 16, 1.0 / 3.0
 
@@ -19,7 +19,7 @@ def arrays(n: int, dtype: str) -> list[Any]:
     """Return q, k, v and the upstream gradient, (1, 1, n, 16) each."""
     shape = (1, 1, n, CHANNELS)
     names = ("q", "k", "v", "d_out")
-    return [counter.normal(shape, seed=0, purpose=f"graph_energy.{name}").astype(dtype) for name in names]
+    return [philox.normal(shape, seed=0, purpose=f"graph_energy.{name}").astype(dtype) for name in names]
 
 
 def ours(n: int, steps: int, dtype: str) -> Callable[[], Any]:

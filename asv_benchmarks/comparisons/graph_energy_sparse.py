@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from asv_benchmarks.comparison import Comparison, Side
-from refattn import counter
+from refattn import philox
 
 NEIGHBOURS = 32
 
 
 def graph_of(n: int) -> Any:
     """Return symmetric links (n, n) of 1/64: each token has 32 others at random, and those that have it."""
-    ranks = np.argsort(counter.uniform((n, n), seed=0, purpose="graph_energy.neighbours"), axis=1)
+    ranks = np.argsort(philox.uniform((n, n), seed=0, purpose="graph_energy.neighbours"), axis=1)
     chosen = np.zeros((n, n), dtype=np.bool_)
     np.put_along_axis(chosen, ranks[:, :NEIGHBOURS], True, axis=1)
     np.fill_diagonal(chosen, False)
@@ -41,7 +41,7 @@ def evaluation(form: Any, graph: Any, n: int, coupling: str, channels: int) -> C
     """Return the call that sums over the edges once, in float64."""
     from refattn.mechanisms.graph_energy.forces import COUPLINGS
 
-    x = counter.normal((1, 1, n, channels), seed=0, purpose="graph_energy.x")
+    x = philox.normal((1, 1, n, channels), seed=0, purpose="graph_energy.x")
     return lambda: form.couple_forward(COUPLINGS[coupling], graph, None, x)
 
 

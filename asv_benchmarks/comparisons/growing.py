@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from asv_benchmarks.comparison import Comparison, Side
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.registry import mechanism
 
@@ -18,7 +18,7 @@ COLUMNS = 1
 def _task(b: int, n: int, m: int, d: int, h: int) -> tuple[Any, Any, Any, Callable[[Any], Any]]:
     """Return the block, parameters, tokens and what a wider block makes of them."""
     block = mechanism("growing").block
-    x = counter.normal((b, n, m), seed=0, purpose="growing.x").astype("float32")
+    x = philox.normal((b, n, m), seed=0, purpose="growing.x").astype("float32")
 
     def fresh(width: int, seed: int) -> Any:
         return block.init(block.Config(width=m, heads=h, head_width=width, value_width=m // h), seed=seed, like=x)

@@ -7,7 +7,7 @@ from typing import Any
 
 from asv_benchmarks.comparison import Comparison, Side
 from asv_benchmarks.comparisons import softmax
-from refattn import counter
+from refattn import philox
 
 HEADS, WIDTHS, SHORT, LONG = 8, (64, 16), (1024, 4096), 16384
 LONGER = (32768, 65536)
@@ -18,7 +18,7 @@ def arrays(n: int, d: int) -> list[Any]:
     """Return q, k, v and the upstream gradient, (1, heads, n, d) each."""
     shape = (1, HEADS, n, d)
     names = ("q", "k", "v", "d_out")
-    return [counter.normal(shape, seed=0, purpose=f"higher_order.{name}").astype("float32") for name in names]
+    return [philox.normal(shape, seed=0, purpose=f"higher_order.{name}").astype("float32") for name in names]
 
 
 def ours(n: int, d: int, run: str, causal: bool) -> Callable[[], Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from asv_benchmarks.comparison import Comparison, Side
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.registry import mechanism
 
@@ -75,7 +75,7 @@ def _stream(name: str, n: int, d: int) -> Callable[[], Any]:
 
 
 def _normal(name: str, shape: tuple[int, ...]) -> Any:
-    return counter.normal(shape, seed=0, purpose=f"higher_order_decode.{name}").astype("float32")
+    return philox.normal(shape, seed=0, purpose=f"higher_order_decode.{name}").astype("float32")
 
 
 COMPARISON = Comparison(

@@ -7,14 +7,14 @@ from typing import Any
 
 from asv_benchmarks.comparison import Comparison, Side
 from asv_benchmarks.sides import Plan
-from refattn import counter
+from refattn import philox
 
 WIDTH, UPDATES, SAMPLED = 64, 4, 16
 
 
 def arrays(n: int) -> list[Any]:
     """Return q, k, v and the upstream gradient, (1, 1, n, WIDTH) each, float64."""
-    return [counter.normal((1, 1, n, WIDTH), seed=0, purpose=f"koopman.{name}") for name in ("q", "k", "v", "d_out")]
+    return [philox.normal((1, 1, n, WIDTH), seed=0, purpose=f"koopman.{name}") for name in ("q", "k", "v", "d_out")]
 
 
 def options(causal: bool) -> dict[str, Any]:

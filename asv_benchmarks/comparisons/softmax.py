@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from asv_benchmarks.comparison import Comparison, Side
-from refattn import counter
+from refattn import philox
 
 HEADS, WIDTH = 8, 64
 
@@ -19,7 +19,7 @@ HEADS, WIDTH = 8, 64
 def arrays(n: int, dtype: str, heads: int = HEADS, width: int = WIDTH) -> list[Any]:
     """Return q, k, v and the upstream gradient, (1, heads, n, width) each."""
     shape = (1, heads, n, width)
-    return [counter.normal(shape, seed=0, purpose=f"softmax.{name}").astype(dtype) for name in ("q", "k", "v", "d_out")]
+    return [philox.normal(shape, seed=0, purpose=f"softmax.{name}").astype(dtype) for name in ("q", "k", "v", "d_out")]
 
 
 def ours(

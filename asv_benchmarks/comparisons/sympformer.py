@@ -14,10 +14,10 @@ def _ours(batch: int, tokens: int, width: int, heads: int, integrator: str) -> C
     """A middle layer of a stack without its MLP substep, forward and backward."""
     import numpy as np
 
-    from refattn import Context, counter, mechanism, tree
+    from refattn import Context, mechanism, philox, tree
 
     def draw(name: str) -> Any:
-        return counter.normal((batch, tokens, width), seed=0, purpose=name).astype(np.float32)
+        return philox.normal((batch, tokens, width), seed=0, purpose=name).astype(np.float32)
 
     block, context, x = mechanism("sympformer").block, Context(causal=True), draw("x")
     config = block.Config(width=width, heads=heads, layer=1, layers=3, integrator=integrator, mlp="none")
@@ -79,11 +79,11 @@ def products(batch: int, tokens: int, width: int, heads: int) -> Callable[[], An
     """
     import numpy as np
 
-    from refattn import backends, counter
+    from refattn import backends, philox
     from refattn.ops.tiles import ROWS
 
     def draw(*shape: int) -> Any:
-        return counter.normal(shape, seed=0, purpose="comparison.sympformer.products").astype(np.float32)
+        return philox.normal(shape, seed=0, purpose="comparison.sympformer.products").astype(np.float32)
 
     backend, x, d_x, w = (
         backends.get("numpy"),
@@ -120,10 +120,10 @@ def operations(batch: int, tokens: int, width: int, heads: int) -> Callable[[], 
     import numpy as np
 
     from asv_benchmarks.substep_in_numpy import substep
-    from refattn import backends, counter
+    from refattn import backends, philox
 
     def draw(name: str, *shape: int) -> Any:
-        return counter.normal(shape, seed=0, purpose=f"comparison.sympformer.{name}").astype(np.float32)
+        return philox.normal(shape, seed=0, purpose=f"comparison.sympformer.{name}").astype(np.float32)
 
     w = {name: draw(name, width, width) / np.float32(math.sqrt(width)) for name in "qkvob"}
     xs, ps = (draw(name, batch, tokens, width) for name in "xp")

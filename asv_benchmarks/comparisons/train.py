@@ -10,7 +10,7 @@ import numpy as np
 
 from asv_benchmarks import step_in_numpy
 from asv_benchmarks.comparison import Comparison, Point, Side
-from refattn import counter, tree
+from refattn import philox, tree
 from refattn.train import data
 from refattn.train.settings import Settings
 
@@ -25,7 +25,7 @@ def settings_of(width: int, layers: int, context: int, batch: int) -> Settings:
 
 def text_of() -> data.Text:
     """Return bytes that are not all alike."""
-    made = counter.integers((1 << 20,), 0, 96, seed=0, purpose="comparison.train").astype(np.uint8)
+    made = philox.integers((1 << 20,), 0, 96, seed=0, purpose="comparison.train").astype(np.uint8)
     return data.Text("made", made, made, data.Counts(), "")
 
 
@@ -86,7 +86,7 @@ def products(width: int, layers: int, context: int, batch: int) -> Callable[[], 
     from refattn.train.step import SHARD_TOKENS
 
     def draw(*shape: int) -> Any:
-        return counter.normal(shape, seed=0, purpose="comparison.train.products").astype(np.float32)
+        return philox.normal(shape, seed=0, purpose="comparison.train.products").astype(np.float32)
 
     block = [(width, width)] * 4 + [(width, 4 * width), (4 * width, width)]
     maps = [(draw(SHARD_TOKENS, i), draw(i, o), draw(SHARD_TOKENS, o)) for i, o in (*block * layers, (width, 256))]

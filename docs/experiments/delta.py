@@ -19,8 +19,8 @@ from docs.experiments.page import put
 from docs.experiments.runs import Run, found, run_all
 from docs.experiments.tasks import Overwriting, Parity, Task, Text
 from docs.experiments.training import Plan
-from refattn.campaign import Where
 from refattn.cli.arguments import campaign_options
+from refattn.many_runs import Where
 
 RESULTS = Path(__file__).with_name("delta.jsonl")
 PAGE = Path(__file__).with_name("delta.md")

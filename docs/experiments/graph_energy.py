@@ -20,9 +20,9 @@ from docs.experiments.page import put, ranged, sure, table
 from docs.experiments.runs import Line, Run, found, run_all
 from docs.experiments.tasks import Batch, Task, Text
 from docs.experiments.training import Plan, fresh, score, trained
-from refattn import counter, model, tree
-from refattn.campaign import Where
+from refattn import model, philox, tree
 from refattn.cli.arguments import campaign_options
+from refattn.many_runs import Where
 from refattn.mechanisms.graph_energy import residual
 
 RESULTS = Path(__file__).with_name("graph_energy.jsonl")
@@ -84,8 +84,8 @@ class Perturbed:
     def held_out(self) -> Iterator[Batch]:
         """Yield the sequences with other tokens."""
         for n, batch in enumerate(self.task.held_out()):
-            where = counter.uniform(batch.inputs.shape, seed=n, purpose="perturbed.where") < self.share
-            other = counter.integers(batch.inputs.shape, 0, self.vocabulary, seed=n, purpose="perturbed.token")
+            where = philox.uniform(batch.inputs.shape, seed=n, purpose="perturbed.where") < self.share
+            other = philox.integers(batch.inputs.shape, 0, self.vocabulary, seed=n, purpose="perturbed.token")
             yield batch._replace(inputs=np.where(where, other, batch.inputs))
 
 

@@ -17,8 +17,8 @@ import click
 from docs.experiments.growing_training import WAYS, Plan, Run, Teacher, Written
 from docs.experiments.page import put
 from docs.experiments.runs import found, run_all
-from refattn.campaign import Where
 from refattn.cli.arguments import campaign_options
+from refattn.many_runs import Where
 
 RESULTS = Path(__file__).with_name("growing.jsonl")
 PAGE = Path(__file__).with_name("growing.md")

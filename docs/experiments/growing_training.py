@@ -16,7 +16,7 @@ import numpy as np
 
 from docs.experiments import flops, teacher, training
 from docs.experiments.tasks import Text
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.registry import mechanism
 from refattn.train import growing
 from refattn.train.optimiser import AdamW, clip, default_groups
@@ -347,7 +347,7 @@ def random_columns(params: Any, columns: int, seed: int, step: int, layer: int =
     for name in ("w_q", "w_k"):
         w = getattr(params, name)
         shape = (*w.shape[:2], columns)
-        drawn = counter.normal(shape, seed=seed, purpose=f"random.{name}", step=step, layer=layer)
+        drawn = philox.normal(shape, seed=seed, purpose=f"random.{name}", step=step, layer=layer)
         wide[name] = np.concatenate([w, (drawn / math.sqrt(w.shape[1])).astype(w.dtype)], axis=2)
     config = replace(params.config, head_width=wide["w_q"].shape[2], scale=params.config.factor)
     return replace(params, config=config, **wide)

@@ -13,8 +13,8 @@ from docs.experiments.runs import Line, Run
 from docs.experiments.tasks import Batch, Task
 from docs.experiments.training import Plan, fresh, trained
 from refattn import model
-from refattn.mechanisms.families import choose
 from refattn.mechanisms.higher_order.options import NORMALISERS
+from refattn.mechanisms.option_kinds import choose
 
 SMALL = 0.1
 

@@ -14,10 +14,10 @@ from threadpoolctl import threadpool_limits
 
 from docs.experiments.tasks import Task, Text, standard_library
 from docs.experiments.training import Plan, train
-from refattn import backends, campaign
-from refattn.campaign import HERE, Unit, Where
+from refattn import backends, many_runs
 from refattn.cli.output import progress
 from refattn.files import write_atomically
+from refattn.many_runs import HERE, Unit, Where
 
 Line = dict[str, Any]
 """A line of the file: a run, what came of it, and with which versions."""
@@ -131,7 +131,7 @@ def _lines(runs: Sequence[Job], where: Where) -> Iterator[Line]:
     """Yield the lines of some runs as they are finished, behind a bar."""
     units = [Unit(_key(run.to_json()), one, (run,)) for run in runs]
     with progress("experiment", "trainings") as wrap:
-        for _, line in campaign.run(units, where, progress=wrap):
+        for _, line in many_runs.run(units, where, progress=wrap):
             yield line
 
 

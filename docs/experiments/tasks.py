@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import counter
+from refattn import philox
 from refattn.train import data
 
 Tokens = NDArray[np.int64]
@@ -102,7 +102,7 @@ class TokenFiles:
     def batch(self, size: int, *, seed: int, step: int) -> Batch:
         """Return sequences that start anywhere in `train.bin`."""
         part = self._part("train.bin")
-        starts = counter.integers((size, 1), 0, len(part) - self.context, purpose="token files", seed=seed, step=step)
+        starts = philox.integers((size, 1), 0, len(part) - self.context, purpose="token files", seed=seed, step=step)
         return self._cut(part[starts + np.arange(self.context + 1)])
 
     def held_out(self) -> Iterator[Batch]:
@@ -176,7 +176,7 @@ class Recall:
         name: dict[str, Any] = {"seed": seed, "step": step}
         shape = (size, self.pairs)
         keys = _shuffled((size, self.keys), purpose=f"recall.{part}.keys", **name)[:, : self.pairs]
-        values = self.keys + counter.integers(shape, 0, self.values, purpose=f"recall.{part}.values", **name)
+        values = self.keys + philox.integers(shape, 0, self.values, purpose=f"recall.{part}.values", **name)
         order = _shuffled(shape, purpose=f"recall.{part}.order", **name)
         pairs = np.stack([keys, values], axis=-1).reshape(size, -1)
         asked, answers = (np.take_along_axis(x, order, axis=1) for x in (keys, values))
@@ -236,7 +236,7 @@ class Overwriting:
         chosen = _shuffled((size, self.keys), purpose=f"overwriting.{part}.keys", **name)[:, : self.pairs]
         which = _shuffled((size, writes), purpose=f"overwriting.{part}.writes", **name) % self.pairs
         shape = (size, writes)
-        values = self.keys + counter.integers(shape, 0, self.values, purpose=f"overwriting.{part}.values", **name)
+        values = self.keys + philox.integers(shape, 0, self.values, purpose=f"overwriting.{part}.values", **name)
         last = np.zeros((size, self.pairs), np.int64)
         for n in range(writes):
             last[rows, which[:, n : n + 1]] = values[:, n : n + 1]
@@ -279,7 +279,7 @@ class Parity:
         yield Batch(bits, sums, late.astype(np.float32))
 
     def _drawn(self, size: int, part: str, seed: int, step: int) -> tuple[Tokens, Tokens]:
-        bits = counter.integers((size, self.context), 0, 2, purpose=f"parity.{part}", seed=seed, step=step)
+        bits = philox.integers((size, self.context), 0, 2, purpose=f"parity.{part}", seed=seed, step=step)
         return bits, np.cumsum(bits, axis=1) % 2
 
 
@@ -289,4 +289,4 @@ def _all(inputs: Tokens, targets: Tokens) -> Batch:
 
 def _shuffled(shape: tuple[int, int], **name: Any) -> Tokens:
     """Return rows of the numbers 0, 1, ..., each in a random order."""
-    return np.argsort(counter.uniform(shape, **name), axis=1, kind="stable")
+    return np.argsort(philox.uniform(shape, **name), axis=1, kind="stable")

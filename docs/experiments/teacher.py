@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.train.optimiser import AdamW, Group
 
 BLOCK = ra.mechanism("growing").block
@@ -31,7 +31,7 @@ class Data:
 
 def draw(name: str, *shape: int, seed: int, step: int = 0) -> Any:
     """Return normal numbers of a seed."""
-    return counter.normal(shape, seed=seed, purpose=f"teacher.{name}", step=step)
+    return philox.normal(shape, seed=seed, purpose=f"teacher.{name}", step=step)
 
 
 def task(seed: int, condition: float = 10.0, sequences: int = 512, part: str = "x") -> Data:
@@ -79,7 +79,7 @@ def observe(params: Any, given: Data, keep: bool = False) -> Any:
 
 def batch(given: Data, size: int, seed: int, step: int) -> Data:
     """Return the sequences of a step."""
-    return given.part(counter.integers((size,), 0, len(given.x), seed=seed, purpose="teacher.batch", step=step))
+    return given.part(philox.integers((size,), 0, len(given.x), seed=seed, purpose="teacher.batch", step=step))
 
 
 def train(params: Any, given: Data, steps: int, seed: int, rate: float = 3e-3, size: int = 64) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import counter, equations
+from refattn import equations, philox
 from refattn.backends import get
 from refattn.mechanisms import registry
 from refattn.mechanisms.context import Context
@@ -132,7 +132,7 @@ def _run_of(mechanism: Mechanism, call: Callable[[], None]) -> traced.Run:
 
 def _grow(mechanism: Mechanism, keep: bool) -> None:
     """Take a small step of growth: one column more for each of two heads."""
-    block, growth, x = mechanism.block, mechanism.grow, counter.normal((2, 3, 4), seed=0, purpose="docs.growth")
+    block, growth, x = mechanism.block, mechanism.grow, philox.normal((2, 3, 4), seed=0, purpose="docs.growth")
     assert growth is not None
     params = block.init(block.Config(width=4, heads=2, head_width=1), like=x)
     state, saved = block.forward(params, block.start(params, x, Context()), Context())
@@ -141,11 +141,11 @@ def _grow(mechanism: Mechanism, keep: bool) -> None:
 
 def _point(mechanism: Mechanism) -> None:
     """Let the queries of a small block point at tokens, forward and backward."""
-    x, d_x = (counter.normal((1, 3, 4), seed=0, purpose=f"docs.pointer.{name}") for name in ("x", "d_x"))
+    x, d_x = (philox.normal((1, 3, 4), seed=0, purpose=f"docs.pointer.{name}") for name in ("x", "d_x"))
     params = mechanism.pointer.init(mechanism.block.Config(width=4, heads=2), seed=0, like=x, layer=0)
     pointer = equations.active(mechanism.pointer)
     weights, _, saved = pointer.forward(params, x, Context(causal=True))
-    pointer.backward(params, saved, counter.normal(weights.shape, seed=0, purpose="docs.pointer.d_log_weights"), d_x)
+    pointer.backward(params, saved, philox.normal(weights.shape, seed=0, purpose="docs.pointer.d_log_weights"), d_x)
 
 
 def _size(case: Case) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import counter
+from refattn import philox
 from refattn.analysis.figure import FRESH, GROWS, SHRINKS, new_figure, save
 from refattn.analysis.sphere import EqualAngles, Flow, equal_angles, walk
 from refattn.args import Each, Having, Real, Whole, check, checked, naming
@@ -197,7 +197,7 @@ def study(
     if momenta:
         options.setdefault("scale", 1.0 / math.sqrt(dimensions))
     flow = Flow(core.forward, options, damping if momenta else None)
-    x = counter.normal((particles, dimensions), seed=seed, purpose="clusters")
+    x = philox.normal((particles, dimensions), seed=seed, purpose="clusters")
     x = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True))
     times = np.linspace(0.0, end, 101)
     with np.errstate(over="ignore", invalid="ignore"):

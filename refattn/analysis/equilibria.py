@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import block_array, csr_array
 from scipy.sparse.linalg import spsolve
 
-from refattn import counter
+from refattn import philox
 from refattn.analysis.graph_flow import GraphFlow
 from refattn.analysis.graphs import Floats
 from refattn.analysis.stability import Stability, stability
@@ -196,7 +196,7 @@ def find_equilibria(
     if isinstance(flow.graph, CSR):
         raise ValueError("graph: got a sparse one, needs a dense one; find_equilibrium takes both")
     reach = reach_of(flow) if reach is None else reach
-    drawn = 2.0 * counter.uniform((starts, flow.n), seed=seed, purpose="analysis.equilibria") - 1.0
+    drawn = 2.0 * philox.uniform((starts, flow.n), seed=seed, purpose="analysis.equilibria") - 1.0
     begin = float(np.mean(flow.anchors)) + reach * drawn
     isolated: list[Equilibrium] = []
     degenerate: list[Equilibrium] = []

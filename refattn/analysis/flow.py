@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn import counter
+from refattn import philox
 from refattn.analysis.flow_steps import steps
 from refattn.analysis.particles import (
     Damping,
@@ -177,7 +177,7 @@ def study(
             raise ValueError(f"{name}: got {got!r}, needs at most {most:.6g} where the end is {end:g}")
     own, times = SYSTEMS[system], np.linspace(0.0, end, POINTS)
     stretch = np.asarray([[0.5, 0.0], [0.25, 0.45]])
-    x = np.asarray([1.0, 0.5]) + counter.normal((particles, 2), seed=seed, purpose="analysis.flow") @ stretch.T
+    x = np.asarray([1.0, 0.5]) + philox.normal((particles, 2), seed=seed, purpose="analysis.flow") @ stretch.T
     rest, number = np.zeros_like(x), int(end / step)
     slow = descend(own, x, times)
     fast, momenta = accelerate(own, x, rest, times + 1.0, damping)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refattn import counter
+from refattn import philox
 from refattn.analysis.known_systems import SYSTEMS, System
 from refattn.analysis.operators import EDMD, KernelEDMD, Koopman, Operator
 from refattn.analysis.spectrum import COLOURS, TEXT, draw_eigenvalues, draw_unit_circle, pair
@@ -77,7 +77,7 @@ class Prediction:
 
 def operators(system: System, seed: int) -> dict[str, Operator]:
     """Return operators fitted to a system: of a linear one to one path of 12 steps, otherwise to 300 transitions."""
-    drawn = system.reach * (2.0 * counter.uniform((400, system.width), seed=seed, purpose="analysis.states") - 1.0)
+    drawn = system.reach * (2.0 * philox.uniform((400, system.width), seed=seed, purpose="analysis.states") - 1.0)
     kernel: Kernel = Linear() if system.eigenvalues else Rbf(1.0, 1.0)
     if system.eigenvalues:
         ridge, keys = 1e-12, drawn[:8]
@@ -107,7 +107,7 @@ def predict(name: str, *, steps: int = 20, states: int = 200, seed: int = 3) -> 
     """
     check_choice("system", name, SYSTEMS)
     system = SYSTEMS[name]
-    unseen = counter.uniform((states, system.width), seed=seed, purpose="analysis.unseen")
+    unseen = philox.uniform((states, system.width), seed=seed, purpose="analysis.unseen")
     paths = system.path(system.reach * (2.0 * unseen - 1.0), steps)
     size = np.sqrt(np.mean(paths[1:] ** 2, axis=(1, 2)))
     length = np.sum(np.linalg.norm(np.diff(paths, axis=0), axis=-1), axis=0)

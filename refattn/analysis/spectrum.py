@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refattn import counter
+from refattn import philox
 from refattn.analysis.operators import largest_first
 from refattn.analysis.text import aligned
 from refattn.args import check
@@ -141,7 +141,7 @@ def eigenvalues_of(koopman: Any, inner: Any) -> Any:
 def designed(queries: int, keys: int, width: int, seed: int) -> tuple[Any, Any, Any]:
     """Return normal q, k and v (1, 1, n, width) for a study."""
     sizes = {"q": queries, "k": keys, "v": keys}
-    q, k, v = (counter.normal((1, 1, n, width), seed=seed, purpose=f"figure.{name}") for name, n in sizes.items())
+    q, k, v = (philox.normal((1, 1, n, width), seed=seed, purpose=f"figure.{name}") for name, n in sizes.items())
     return q, k, v
 
 

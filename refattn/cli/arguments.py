@@ -90,7 +90,7 @@ def campaign_options(keep: bool = True, jobs: str = "one for each CPU") -> Calla
         def run(*given: Any, jobs: int | None, scheduler: str | None, keep: str | None = None, **named: Any) -> Any:
             if jobs is not None and scheduler is not None:
                 raise Problem("--jobs: got processes of this machine, needs no --scheduler beside it")
-            from refattn.campaign import CampaignError, Where
+            from refattn.many_runs import CampaignError, Where
 
             where = Where(jobs, scheduler, None if keep is None else Path(keep))
             try:

@@ -23,7 +23,7 @@ from refattn.cli.output import deliver, progress, say
 from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
-    from refattn.campaign import Where
+    from refattn.many_runs import Where
     from refattn.verify.outcome import CheckReport
 
 

@@ -31,8 +31,8 @@ from refattn.mechanisms import registry
 from refattn.messages import meant
 
 if TYPE_CHECKING:
-    from refattn.campaign import Where
     from refattn.golden.vectors import GoldenSet
+    from refattn.many_runs import Where
     from refattn.mechanisms.record import Case, Mechanism
 
 PART = 16
@@ -141,19 +141,19 @@ def check(ctx: click.Context, folder: str | None, file: str | None, where: Where
     """
     check_writable(file)
     found = read_set(ctx, folder)
-    from refattn import campaign
+    from refattn import many_runs
     from refattn.verify import freeze
     from refattn.verify.report import golden as golden_text
 
     _check_about(found, freeze.about([record_of(name) for name in found.manifest["mechanisms"]], "small", ""))
     cases, path, vouched = found.cases, str(found.folder.resolve()), found.manifest["sha256"]
     units = [
-        campaign.Unit(f"golden check {vouched} {n}", _shares, (path, vouched, range(n, min(n + PART, len(cases)))))
+        many_runs.Unit(f"golden check {vouched} {n}", _shares, (path, vouched, range(n, min(n + PART, len(cases)))))
         for n in range(0, len(cases), PART)
     ]
     shares: dict[int, tuple[float, str]] = {}
     with progress("golden", "parts") as wrap:
-        for unit, part in campaign.run(units, where, progress=wrap):
+        for unit, part in many_runs.run(units, where, progress=wrap):
             shares |= zip(unit.arguments[2], part, strict=True)
     rows = [
         {"mechanism": entry["mechanism"], "case": entry["case"], "share": shares[n][0], "where": shares[n][1]}

@@ -64,7 +64,7 @@ def trace(
     each equation; and the arguments and results.
     """
     record = record_of(mechanism)
-    from refattn.golden.storage import DTYPES
+    from refattn.golden.storage_types import DTYPES
     from refattn.verify import traced
     from refattn.verify.report import trace as traced_text
 

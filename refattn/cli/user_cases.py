@@ -63,7 +63,7 @@ def own_cases(
 
 def some_of(record: Mechanism, names: Sequence[str], quick: bool) -> tuple[Case, ...]:
     """Return the cases of these names, which may stand in one text, or the fewest that have every feature once."""
-    from refattn.mechanisms.features import fewest
+    from refattn.mechanisms.case_features import fewest
 
     asked = [name.strip() for text in names for name in text.split(",")]
     known = {case.name: case for case in record.cases}
@@ -78,7 +78,7 @@ def supported(
     record: Mechanism, kernel: Any, dtypes: tuple[str, ...], *, given: bool
 ) -> tuple[Mechanism, tuple[str, ...]]:
     """Return the record with its cases in sizes that an adapter states it can run, and the types that it states."""
-    from refattn.golden.storage import DTYPES
+    from refattn.golden.storage_types import DTYPES
     from refattn.verify import user_cases
     from refattn.verify.adapters.adapter import attribute
 

@@ -24,14 +24,14 @@ from refattn.cli.arguments import (
     json_option,
     record_of,
 )
-from refattn.cli.begin import INITS, begin
 from refattn.cli.golden import read_set
+from refattn.cli.init_adapter import INITS, begin
 from refattn.cli.output import deliver, progress, write_text
 from refattn.cli.user_cases import own_cases, seed_of, sizes_of_large, some_of, supported, without_float64
 from refattn.messages import shown
 
 if TYPE_CHECKING:
-    from refattn.campaign import Where
+    from refattn.many_runs import Where
     from refattn.mechanisms.record import Mechanism
     from refattn.verify.outcome import CheckReport, Report
 
@@ -275,7 +275,7 @@ def _write_page(file: str | None, report: Report, record: Mechanism, stand_in: t
 
 def _check_sizes(asked: Asked) -> None:
     """Raise Problem if what is asked for does not run in the types, or with the shape, that are asked for."""
-    from refattn.golden.storage import DTYPES, SCALED
+    from refattn.golden.storage_types import DTYPES, SCALED
     from refattn.verify.tolerance import derivatives
 
     if asked.tokens is not None:
@@ -296,16 +296,16 @@ def _check_sizes(asked: Asked) -> None:
 
 def _stored_results(ctx: click.Context, record: Mechanism, asked: Asked, wrap: Any) -> tuple[Mechanism, Report]:
     """Judge files of results of golden vectors."""
-    from refattn.golden.storage import DTYPES
-    from refattn.verify.adapters import dumped
+    from refattn.golden.storage_types import DTYPES
+    from refattn.verify.adapters import result_files
 
     folder = Path(asked.outputs or "")
     golden = read_set(ctx, asked.vectors)
-    record = dumped.as_stored(record, golden)
+    record = result_files.as_stored(record, golden)
     if not folder.is_dir():
         raise Problem(f"--outputs: got {asked.outputs!r}, needs a folder")
     dtypes = tuple(dict.fromkeys(asked.dtypes)) or DTYPES
-    return record, dumped.verify_files(record, folder, golden, dtypes=dtypes, grad=asked.grad, progress=wrap)
+    return record, result_files.verify_files(record, folder, golden, dtypes=dtypes, grad=asked.grad, progress=wrap)
 
 
 def _invariances(record: Mechanism, kernel: Any, asked: Asked, wrap: Any) -> CheckReport:
@@ -329,9 +329,9 @@ def _cases(
     Returns the record with these cases, the report, what stands for cases that are too long to look for suspects in,
     and what the kernel rounds.
     """
-    from refattn.golden.storage import DTYPES
+    from refattn.golden.storage_types import DTYPES
     from refattn.verify import failed, run
-    from refattn.verify.adapters.declared import read_roundings, roundings
+    from refattn.verify.adapters.declarations import read_roundings, roundings
     from refattn.verify.tolerance import derivatives
 
     dtypes = tuple(dict.fromkeys(asked.dtypes)) or (derivatives.DTYPES if asked.derivatives else DTYPES)
@@ -430,7 +430,7 @@ def _absolute(impl: str) -> str:
 
 
 def _roundings(record: Mechanism, given: str | None) -> tuple[str, ...]:
-    from refattn.verify.adapters.declared import read_roundings
+    from refattn.verify.adapters.declarations import read_roundings
 
     ids = tuple(id.strip() for id in (given or "").split(",") if id.strip())
     try:

@@ -13,7 +13,7 @@ from refattn.files import write_output
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify import traced
-from refattn.verify.interactive import on_arrays
+from refattn.verify.in_python import on_arrays
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,4 +1,4 @@
-"""Designed inputs: arrays that any language reproduces bit for bit from a case's numbers and `refattn.counter`."""
+"""Designed inputs: arrays that any language reproduces bit for bit from a case's numbers and `refattn.philox`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import counter
-from refattn.golden.storage import has_gradient, largest, stored
+from refattn import philox
+from refattn.golden.storage_types import has_gradient, largest, stored
 from refattn.mechanisms.record import Case, Input
 
 
 def _normal(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
     """`scale` (1 if absent) times a number of unit variance between -3 and 3."""
-    return counter.normal(shape, seed=seed, purpose=purpose) * numbers.get("scale", 1.0)
+    return philox.normal(shape, seed=seed, purpose=purpose) * numbers.get("scale", 1.0)
 
 
 def _shifted(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
@@ -34,12 +34,12 @@ def _repeated(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, p
 def _integers(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
     """Whole numbers from `low` to `high`."""
     low, high = int(numbers["low"]), int(numbers["high"])
-    return counter.integers(shape, low, high + 1, seed=seed, purpose=purpose).astype(np.float64)
+    return philox.integers(shape, low, high + 1, seed=seed, purpose=purpose).astype(np.float64)
 
 
 def _powers(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
     """2^n or -2^n, n from `low` to `high`: (-1)^m 2^(m // 2) for whole numbers m from 2 `low` to 2 `high` + 1."""
-    m = counter.integers(shape, 2 * int(numbers["low"]), 2 * int(numbers["high"]) + 2, seed=seed, purpose=purpose)
+    m = philox.integers(shape, 2 * int(numbers["low"]), 2 * int(numbers["high"]) + 2, seed=seed, purpose=purpose)
     return np.ldexp(1.0 - 2.0 * (m % 2), m // 2)
 
 
@@ -58,12 +58,12 @@ def _counts(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, pur
 def _dropout(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
     """0 with probability `p`, otherwise 1/(1 - p)."""
     p = numbers["p"]
-    return np.where(counter.uniform(shape, seed=seed, purpose=purpose) < p, 0.0, 1.0 / (1.0 - p))
+    return np.where(philox.uniform(shape, seed=seed, purpose=purpose) < p, 0.0, 1.0 / (1.0 - p))
 
 
 def _biased(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
     """`normal`, and -inf with probability `hidden` (0 if absent)."""
-    hidden = counter.uniform(shape, seed=seed, purpose=f"{purpose}.hidden") < numbers.get("hidden", 0.0)
+    hidden = philox.uniform(shape, seed=seed, purpose=f"{purpose}.hidden") < numbers.get("hidden", 0.0)
     return np.where(hidden, -np.inf, _normal(shape, numbers, seed, purpose))
 
 
@@ -87,7 +87,7 @@ def _list(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpo
 
 def _mask(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
     """True with probability `keep`."""
-    return np.asarray(counter.uniform(shape, seed=seed, purpose=purpose) < numbers["keep"])
+    return np.asarray(philox.uniform(shape, seed=seed, purpose=purpose) < numbers["keep"])
 
 
 def _band(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
@@ -99,7 +99,7 @@ def _band(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpo
 def _uniform(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
     """Numbers from `low` to `high`, each rounded to float32."""
     low, high = numbers["low"], numbers["high"]
-    return (low + (high - low) * counter.uniform(shape, seed=seed, purpose=purpose)).astype("f4").astype("f8")
+    return (low + (high - low) * philox.uniform(shape, seed=seed, purpose=purpose)).astype("f4").astype("f8")
 
 
 def _burst(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, TensorSpec, deserialize, serialize
 
 from refattn.args import Axes, Each, Maybe, One, check, checked
 from refattn.files import check_size, parse_json
-from refattn.golden.storage import TYPES, round_to
+from refattn.golden.storage_types import TYPES, round_to
 
 KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "I64": "int64"}
 """The types of the format that are read and written -> their names here."""

@@ -36,7 +36,7 @@ def products(change: Callable[[Any], Any]) -> Iterator[Products]:
     """Let matrix products of the arrays that come from `Products.array` be those of changed ones.
 
     >>> import numpy as np, refattn as ra
-    >>> from refattn.golden.storage import round_to
+    >>> from refattn.golden.storage_types import round_to
     >>> from refattn.instruments.products import products
     >>> x = np.full((1, 1, 2, 4), 1.0 + 2.0**-12)
     >>> with products(lambda x: round_to(x, "tf32")) as unit:

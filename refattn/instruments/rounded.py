@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from refattn import counter
+from refattn import philox
 from refattn.instruments.dual import Dual, Tangents
 from refattn.instruments.wrapper import Wrapped
 
@@ -91,13 +91,13 @@ class Rounded(Tangents):
 @cache
 def _signs() -> Any:
     """Return many random signs; operations begin at random places in them, for drawing takes longer than computing."""
-    bits = np.unpackbits(counter.words(1 << 15, seed=0, purpose="rounded.signs").astype("<u4").view(np.uint8))
+    bits = np.unpackbits(philox.words(1 << 15, seed=0, purpose="rounded.signs").astype("<u4").view(np.uint8))
     return np.where(bits == 0, SIGMA, -SIGMA)
 
 
 @lru_cache(maxsize=64)
 def _places(seed: int, draw: int) -> Any:
-    return counter.words(PLACES, seed=seed, purpose="rounded.places", step=draw)
+    return philox.words(PLACES, seed=seed, purpose="rounded.places", step=draw)
 
 
 def _is(x: Any) -> bool:

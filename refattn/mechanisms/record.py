@@ -16,7 +16,7 @@ from typing import Any
 from refattn import equations
 from refattn.args import Each, Real, Whole, check_all
 from refattn.mechanisms.block import Block, Stream
-from refattn.mechanisms.families import numbers_of, with_numbers
+from refattn.mechanisms.option_kinds import numbers_of, with_numbers
 from refattn.mechanisms.wrong import WrongKernel
 from refattn.messages import meant
 from refattn.xp import Array
@@ -320,7 +320,7 @@ class Mechanism:
     differentiable
         Options of the core that are numbers with a gradient, and such numbers of its families, by their own names.
     families
-        The options that are families (see `refattn.mechanisms.families`), each with what makes an object of a value.
+        The options that are one of several kinds (`refattn.mechanisms.option_kinds`), each with what makes its object.
     one_sequence
         Whether queries and keys are those of the same tokens, and so have to be as many.
     configs

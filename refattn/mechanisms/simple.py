@@ -22,7 +22,7 @@ from typing import Any
 from refattn import equations
 from refattn.mechanisms import multihead
 from refattn.mechanisms.block import Block
-from refattn.mechanisms.entry import check_saved, enter, implementation_of, returned, upstream
+from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, returned, upstream
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.xp import Array

@@ -12,7 +12,7 @@ from typing import Any
 from refattn import tree
 from refattn.args import Axes, Maybe, One, Whole, check, check_all, check_arrays, check_floating
 from refattn.mechanisms import registry
-from refattn.mechanisms.families import imported
+from refattn.mechanisms.option_kinds import imported
 from refattn.mechanisms.record import Mechanism
 from refattn.ops import mlp
 from refattn.ops.weights import fresh_weight

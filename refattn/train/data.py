@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import counter
+from refattn import philox
 from refattn.args import Axes, Named, Whole, check_whole, checked
 from refattn.files import read_regular
 
@@ -176,7 +176,7 @@ def batch(part: Bytes, *, size: int, context: int, seed: int, step: int) -> tupl
     size, context
         How many windows, and how long.
     seed, step
-        The name of the draw: each window starts anywhere with equal probability, by `counter.integers` for the purpose
+        The name of the draw: each window starts anywhere with equal probability, by `philox.integers` for the purpose
         ``"data"``.
 
     Returns
@@ -195,7 +195,7 @@ def batch(part: Bytes, *, size: int, context: int, seed: int, step: int) -> tupl
     """
     if len(part) < context + 1:
         raise ValueError(f"part: got {len(part)} bytes, needs at least {context + 1} for a context of {context}")
-    starts = counter.integers((size, 1), 0, len(part) - context, seed=seed, purpose="data", step=step)
+    starts = philox.integers((size, 1), 0, len(part) - context, seed=seed, purpose="data", step=step)
     places = starts + np.arange(context)
     return part[places].astype(np.int64), part[places + 1].astype(np.int64)
 
@@ -293,7 +293,7 @@ def _belongs(name: str) -> bool:
 
 
 def _repeats() -> tuple[bytes, bytes]:
-    letters = counter.integers((WORDS, 1, LETTERS), ord("a"), ord("z") + 1, seed=0, purpose="data.repeats")
+    letters = philox.integers((WORDS, 1, LETTERS), ord("a"), ord("z") + 1, seed=0, purpose="data.repeats")
     lines = np.full((WORDS, SAID, LETTERS + 1), ord(" "), dtype=np.uint8)
     lines[:, :, :LETTERS] = letters
     lines[:, -1, LETTERS] = ord("\n")

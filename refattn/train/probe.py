@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 
-from refattn import counter, model
+from refattn import model, philox
 from refattn.mechanisms.record import Unsupported
 from refattn.train.step import loss_and_gradients
 
@@ -24,8 +24,8 @@ def check_block(config: model.Config) -> None:
     )
     if (known := repr(small)) in _FIT:
         return
-    tokens = counter.integers((1, small.context), 0, small.vocabulary, seed=0, purpose="probe")
-    params = model.init(small, like=counter.normal((1,), seed=0, purpose="probe").astype("float32"))
+    tokens = philox.integers((1, small.context), 0, small.vocabulary, seed=0, purpose="probe")
+    params = model.init(small, like=philox.normal((1,), seed=0, purpose="probe").astype("float32"))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

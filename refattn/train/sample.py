@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refattn import counter
+from refattn import philox
 from refattn.args import Real, Whole, checked
 from refattn.model import Params, decode
 from refattn.train.step import to_tokens
@@ -52,7 +52,7 @@ def generate(params: Params, prompt: bytes, length: int, *, seed: int = 0, tempe
     if (vocabulary := params.token_embedding.shape[0]) != 256:
         raise ValueError(f"params: got a vocabulary of {vocabulary}, needs 256: the bytes")
     context = params.position_embedding.shape[0]
-    draws = counter.uniform((length,), seed=seed, purpose="sample")
+    draws = philox.uniform((length,), seed=seed, purpose="sample")
     text = prompt[-context:]
     made = b""
     cache, new = decode.start(params, 1), text

@@ -15,7 +15,7 @@ Host side. Everything here knows mechanisms through their records alone. What to
   wrong
    kernels on purpose; `error_templates.py` knows what an error in each equation does; `residuals.py` and `nearest.py`
    find the one that explains best what was got, `substitution.py` the first value that does not follow from those
-   before; `localise.py` says where; `suspects.py` joins them; `left_out.py` measures how often that is right.
+   before; `localise.py` says where; `suspects.py` joins them; `leave_one_out.py` measures how often that is right.
 7. `report/`: the diagnosis, reports, suspects, golden vectors and traces as text (`texts.py` has what they share), a
    report as a page.
 8. Tools on top: `user_cases.py`, shapes and arrays of the user's; `traced.py`, a run with every equation; `freeze.py`,
@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from refattn.verify.adapters.conventions import probe_conventions as probe_conventions
     from refattn.verify.adapters.isolate import Isolated as Isolated
-    from refattn.verify.adapters.meshed import load as load
     from refattn.verify.adapters.program import Program as Program
+    from refattn.verify.adapters.sharded import load as load
     from refattn.verify.bitwise import verify_bitwise as verify_bitwise
     from refattn.verify.diagnose.suspects import locate as locate
     from refattn.verify.large import verify_large as verify_large
@@ -51,7 +51,7 @@ _HOMES = {
     "Isolated": "adapters.isolate",
     "Program": "adapters.program",
     "check": "selfcheck.check",
-    "load": "adapters.meshed",
+    "load": "adapters.sharded",
     "locate": "diagnose.suspects",
     "probe_conventions": "adapters.conventions",
     "verify": "run",
@@ -76,7 +76,7 @@ class _Callable(ModuleType):
     """This package is `ra.verify`, too, which is a function for who asks for no more."""
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        from refattn.verify.interactive import verify
+        from refattn.verify.in_python import verify
 
         return verify(*given, **named)
 
@@ -84,7 +84,7 @@ class _Callable(ModuleType):
     def __signature__(self) -> Any:
         from inspect import signature
 
-        from refattn.verify.interactive import verify
+        from refattn.verify.in_python import verify
 
         return signature(verify)
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from refattn.args import checked
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import spacing
+from refattn.golden.storage_types import spacing
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.adapters import manners
+from refattn.verify.adapters import memory_layouts
 from refattn.verify.adapters.adapter import CallError
 from refattn.verify.invariances import Found, answered, report
 from refattn.verify.outcome import CheckReport
@@ -52,9 +52,9 @@ def _repetition(run: Run, given: Arrays) -> Iterator[Pair]:
 
 
 def _threads(run: Run, given: Arrays) -> Iterator[Pair]:
-    one = run(given, {}, f"{manners.THREADS}1")
+    one = run(given, {}, f"{memory_layouts.THREADS}1")
     for count in THREADS:
-        yield run(given, {}, f"{manners.THREADS}{count}"), one
+        yield run(given, {}, f"{memory_layouts.THREADS}{count}"), one
 
 
 def _batch(run: Run, given: Arrays) -> Iterator[Pair]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from refattn.files import parse_json, read_users
 from refattn.golden import tensors
-from refattn.golden.storage import round_to
+from refattn.golden.storage_types import round_to
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.bugs.fault import MECHANISM
 from refattn.verify.outcome import Result, Truth

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from refattn import equations
 from refattn.golden import tensors, vectors
 from refattn.golden.inputs import make, upstream_input
-from refattn.golden.storage import DTYPES, has_gradient, round_to
+from refattn.golden.storage_types import DTYPES, has_gradient, round_to
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.outcome import Truth
 from refattn.verify.selfcheck.probe import first_beyond, host, used_share

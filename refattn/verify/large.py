@@ -17,7 +17,7 @@ import numpy as np
 from refattn import backends
 from refattn.args import Whole, checked
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import TYPES, has_gradient, stored
+from refattn.golden.storage_types import TYPES, has_gradient, stored
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.verify.adapters.adapter import CallError
 from refattn.verify.invariances import answered, report

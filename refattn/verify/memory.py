@@ -1,7 +1,7 @@
 """Layouts and memory: whether a kernel gives the same wherever its arrays lie and whatever is called around.
 
-Each row calls it on a few designed cases in one manner (`refattn.verify.adapters.manners`) and judges what comes back
-by the error budget, as it is in C order by itself.
+Each row calls it on a few designed cases in one layout (`refattn.verify.adapters.memory_layouts`) and judges what comes
+back by the error budget, as it is in C order by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from refattn.args import checked
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.verify.adapters.adapter import CallError
-from refattn.verify.adapters.manners import TIMES
+from refattn.verify.adapters.memory_layouts import TIMES
 from refattn.verify.invariances import Found, answered, report
 from refattn.verify.outcome import CheckReport, Truth
 from refattn.verify.selfcheck.sections import NotRun

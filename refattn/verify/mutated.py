@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.golden.storage import TYPES
+from refattn.golden.storage_types import TYPES
 from refattn.mechanisms.wrong import Call, WrongKernel
 from refattn.verify.bugs.emulator import Flash
 from refattn.verify.bugs.fault import faults

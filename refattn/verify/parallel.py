@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from refattn import campaign
-from refattn.campaign import Unit, Where
+from refattn import many_runs
+from refattn.many_runs import Unit, Where
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.adapters.isolate import Isolated
@@ -73,7 +73,7 @@ def outcomes(
         )
         for part in (plan[n : n + PART] for n in range(0, len(plan), PART))
     ]
-    found: dict[Unit, Any] = dict(campaign.run(units, where, progress=progress, lost=_lost))
+    found: dict[Unit, Any] = dict(many_runs.run(units, where, progress=progress, lost=_lost))
     if any(part["reference"] for part in found.values()):
         kernel.reference = True
     kernel.interpreted = max((part["interpreted"] for part in found.values()), key=len, default="")
@@ -98,7 +98,7 @@ def run_part(name: str, given: Given, plan: Sequence[tuple[Case, str]], asked: d
 
 def _lost(unit: Unit) -> dict[str, Any]:
     _, _, plan, _ = unit.arguments
-    listed = [asdict(Outcome(case.name, case.kind, dtype, "raises", campaign.ENDED)) for case, dtype in plan]
+    listed = [asdict(Outcome(case.name, case.kind, dtype, "raises", many_runs.ENDED)) for case, dtype in plan]
     return {"outcomes": listed, "reference": False, "interpreted": ""}
 
 

@@ -51,7 +51,7 @@ class GoldenCase:
         ValueError
             If there is no such mechanism, case or type.
         """
-        from refattn.golden.storage import DTYPES
+        from refattn.golden.storage_types import DTYPES
         from refattn.mechanisms import registry
 
         name, _, case = str(text).partition("-")
@@ -271,7 +271,7 @@ def _several(name: str, given: Any) -> tuple[str, ...]:
 
 
 def _known(dtype: Any) -> str:
-    from refattn.golden.storage import DTYPES
+    from refattn.golden.storage_types import DTYPES
 
     if dtype not in DTYPES:
         raise ValueError(f"dtypes: got {dtype}, needs some of {', '.join(DTYPES)}")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from refattn.args import One, Whole, checked
-from refattn.golden.storage import DTYPES, SCALED
-from refattn.mechanisms.features import MANY, features
+from refattn.golden.storage_types import DTYPES, SCALED
+from refattn.mechanisms.case_features import MANY, features
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.adapters import interpreted
 from refattn.verify.adapters.adapter import (
@@ -22,7 +22,7 @@ from refattn.verify.adapters.adapter import (
     pulls,
 )
 from refattn.verify.adapters.conventions import differing
-from refattn.verify.adapters.declared import of_float8, read_roundings, roundings
+from refattn.verify.adapters.declarations import of_float8, read_roundings, roundings
 from refattn.verify.outcome import Decline, Outcome, Report, Result, Truth
 from refattn.verify.tolerance import sampled
 from refattn.verify.tolerance.budget import rounded, truth, with_equations

@@ -1,7 +1,7 @@
 """A designed case run once under the engine: every equation in the order that it ran, the line that ran, and its value.
 
 The definition runs, forward and backward, if the call is the paper's own, otherwise the general code; on NumPy or
-another backend. Upstream gradients are random numbers of `refattn.counter`. If it is asked for, or if a mechanism is no
+another backend. Upstream gradients are random numbers of `refattn.philox`. If it is asked for, or if a mechanism is no
 map of q, k and v, one step of its block runs on a few tokens.
 """
 
@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import backends, counter, equations, tree
+from refattn import backends, equations, philox, tree
 from refattn.args import One, checked
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import DTYPES, has_gradient, stored
+from refattn.golden.storage_types import DTYPES, has_gradient, stored
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.paper import own_call, reading
 from refattn.mechanisms.record import Case, Mechanism
+from refattn.mechanisms.use_definition import own_call, reading
 from refattn.xp import Array
 
 BLOCK = {"width": 4, "heads": 2, "tokens": 4}
@@ -406,7 +406,7 @@ def _ran(traced: equations.Trace, key: str, formulas: Mapping[str, str]) -> Plac
 
 
 def _normal(purpose: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    return stored(counter.normal(shape, seed=0, purpose=purpose), dtype)
+    return stored(philox.normal(shape, seed=0, purpose=purpose), dtype)
 
 
 def _placed(backend: backends.Backend, x: NDArray[Any], dtype: str) -> Array:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from refattn.args import Each, Real, Whole, check_json, refused
 from refattn.files import check_size, parse_json, read_users
 from refattn.golden.inputs import make
-from refattn.golden.storage import DTYPES, has_gradient
+from refattn.golden.storage_types import DTYPES, has_gradient
 from refattn.golden.tensors import unpack
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.messages import meant, shown

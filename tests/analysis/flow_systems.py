@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from refattn import counter
+from refattn import philox
 from refattn.analysis.particles import Exponential, Linear, System
 
 N, D = 9, 3
 
 
 def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=5, purpose=name)
+    return philox.normal(shape, seed=5, purpose=name)
 
 
 def positive(name: str) -> Any:

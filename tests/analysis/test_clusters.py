@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.analysis import clusters, sphere
 from tests.cli.command import run
 
 
 def test_what_is_told_of_tokens() -> None:
-    three = np.repeat(np.eye(3), [4, 2, 1], axis=0) * 5.0 + 1e-3 * counter.normal((7, 3), seed=0, purpose="c")
+    three = np.repeat(np.eye(3), [4, 2, 1], axis=0) * 5.0 + 1e-3 * philox.normal((7, 3), seed=0, purpose="c")
     found = clusters.course("layer", range(2), [np.ones((7, 3)), three])
     assert found.clusters.tolist() == [1, 3]
     assert found.ranks[0] == pytest.approx(1.0) and 2.5 < found.ranks[1] < 3.0
@@ -71,8 +71,8 @@ def test_the_energy_of_momenta_is_kept_but_for_the_damping() -> None:
         z = np.mean(e, axis=1)
         return float(np.sum(np.sum(p * p, axis=1) / z) / 2.0 - np.sum(e) / (2.0 * len(x) * 2.0))
 
-    x = moved.back(moved.start(counter.normal((6, 3), seed=0, purpose="clusters.energy")))
-    p = sphere.tangent(x[:, :3], counter.normal((6, 3), seed=1, purpose="clusters.energy"))
+    x = moved.back(moved.start(philox.normal((6, 3), seed=0, purpose="clusters.energy")))
+    p = sphere.tangent(x[:, :3], philox.normal((6, 3), seed=1, purpose="clusters.energy"))
     state = np.concatenate([x[:, :3], p], axis=1)
     slope, h = moved.slope(state), 1e-5
     change = (energy(state + h * slope) - energy(state - h * slope)) / (2.0 * h)
@@ -82,7 +82,7 @@ def test_the_energy_of_momenta_is_kept_but_for_the_damping() -> None:
 
 
 def test_tokens_stay_in_several_clusters_for_a_while() -> None:
-    x = counter.normal((24, 2), seed=0, purpose="clusters")
+    x = philox.normal((24, 2), seed=0, purpose="clusters")
     x = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True))
     times, counts = np.linspace(0.0, 40.0, 5), {}
     for beta in (1.0, 9.0):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import counter
+from refattn import philox
 from refattn.analysis import equilibria
 from refattn.analysis.equilibria import find_equilibria, find_equilibrium, tree_equilibria
 from refattn.analysis.graph_flow import GraphFlow
@@ -28,7 +28,7 @@ TRIANGLES = [(0, 1), (1, 2), (0, 2)], [(2, 3), (3, 4), (2, 4)]
 
 
 def draw(name: str, *shape: int) -> Floats:
-    return counter.normal(shape, seed=7, purpose=f"equilibria.{name}")
+    return philox.normal(shape, seed=7, purpose=f"equilibria.{name}")
 
 
 def states(flow: GraphFlow, starts: int, seed: int = 0) -> set[tuple[float, ...]]:

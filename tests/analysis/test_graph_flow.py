@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from refattn import counter
+from refattn import philox
 from refattn.analysis.equilibria import find_equilibria, find_equilibrium
 from refattn.analysis.graph_flow import GraphFlow
 from refattn.analysis.graphs import (
@@ -24,7 +24,7 @@ from refattn.mechanisms.graph_energy.implementations.sparse import sparse_graph
 
 
 def draw(name: str, *shape: int) -> Floats:
-    return counter.normal(shape, seed=7, purpose=f"graph_flow.{name}")
+    return philox.normal(shape, seed=7, purpose=f"graph_flow.{name}")
 
 
 # --- laws

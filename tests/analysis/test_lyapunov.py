@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import counter
+from refattn import philox
 from refattn.analysis.lyapunov import spectrum
 from refattn.xp import namespace
 from tests.cli.command import run
@@ -22,7 +22,7 @@ def of(x: Any, matrix: Any) -> Any:
 
 
 def test_a_linear_map_has_the_logs_of_its_growth() -> None:
-    a = counter.normal((6, 6), seed=0, purpose="lyapunov.linear")
+    a = philox.normal((6, 6), seed=0, purpose="lyapunov.linear")
     one = spectrum([lambda x: x @ of(x, a).mT], np.ones(6))
     np.testing.assert_allclose(one.exponents, np.log(np.linalg.svdvals(a)), rtol=1e-11, atol=1e-12)
     # A product whose singular values span more digits than a number has.
@@ -55,7 +55,7 @@ def particles(damping: float, h: float) -> Callable[[Pair], Pair]:
 
 
 def test_damping_pairs_the_exponents() -> None:
-    x, p = (0.5 * counter.normal((5, 2), seed=1, purpose=f"lyapunov.{n}") for n in "xp")
+    x, p = (0.5 * philox.normal((5, 2), seed=1, purpose=f"lyapunov.{n}") for n in "xp")
     start = Pair(x, p, np.zeros(1))
     for damping in (0.0, 0.7):
         found = spectrum([particles(damping, 0.1)] * 15, start).exponents

@@ -9,7 +9,7 @@ import pytest
 
 from asv_benchmarks.comparisons import train
 from asv_benchmarks.substep_in_numpy import substep
-from refattn import counter
+from refattn import philox
 
 TOKENS, WIDTH = 6, 4
 
@@ -30,7 +30,7 @@ def test_a_training_step_in_numpy_takes_the_steps_of_the_trainer() -> None:
 @pytest.mark.parametrize("name", ["x", "p", "q", "k", "v", "o", "b"])
 def test_the_adjoint_of_the_substep_in_numpy_is_its_slope(name: str) -> None:
     def draw(which: str, *shape: int) -> Any:
-        return counter.normal(shape, seed=0, purpose=f"substep.{which}")
+        return philox.normal(shape, seed=0, purpose=f"substep.{which}")
 
     arrays = {each: draw(each, WIDTH, WIDTH) / 2.0 for each in "qkvob"} | {
         each: draw(each, TOKENS, WIDTH) for each in "xp"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import Context, backends, counter, model, tree
+from refattn import Context, backends, model, philox, tree
 from refattn.model import decode
 from refattn.train import step
 from refattn.train.optimiser import AdamW
@@ -36,7 +36,7 @@ def same_on_both(run: Callable[[Any], Any]) -> None:
 
 
 def draw(owner: Any, purpose: str, *shape: int) -> Any:
-    return owner.from_numpy(counter.normal(shape, seed=3, purpose=purpose))
+    return owner.from_numpy(philox.normal(shape, seed=3, purpose=purpose))
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -60,7 +60,7 @@ def test_streams(name: str) -> None:
 @pytest.mark.parametrize("name", CAUSAL)
 def test_models_and_a_step_of_training(name: str) -> None:
     config = model.Config(name, vocabulary=7, context=8, width=4, heads=2, layers=2)
-    text = counter.integers((2, 6), 0, 7, seed=3, purpose="text")
+    text = philox.integers((2, 6), 0, 7, seed=3, purpose="text")
 
     def run(owner: Any) -> Any:
         params = model.init(config, seed=5, like=draw(owner, "like", 1))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.instruments.counting import Count, Tally, counting
 from refattn.mechanisms.context import Context
 
@@ -143,7 +143,7 @@ def counted(implementation: str, n: int, width: int, options: dict[str, Any]) ->
 
 def draw(count: Count, purpose: str, n: int, width: int) -> Any:
     """Return small numbers, for which every solver takes the same number of steps at all n."""
-    return count.array(0.02 * counter.normal((1, 1, n, width), seed=0, purpose=f"complexity.{purpose}"))
+    return count.array(0.02 * philox.normal((1, 1, n, width), seed=0, purpose=f"complexity.{purpose}"))
 
 
 def differences(values: Sequence[Any], order: int) -> list[Any]:
@@ -222,7 +222,7 @@ def decoded(name: str, n: int) -> Tally:
     given = {"width": 16, "heads": 2, "layer": 0, "layers": 1}
     known = {field.name for field in dataclasses.fields(record.block.Config)}
     with counting() as count:
-        x, new = (count.array(0.1 * counter.normal((1, m, 16), seed=0, purpose=f"complexity.{m}")) for m in (n, 1))
+        x, new = (count.array(0.1 * philox.normal((1, m, 16), seed=0, purpose=f"complexity.{m}")) for m in (n, 1))
         config = record.block.Config(**{key: value for key, value in given.items() if key in known})
         params, context = record.block.init(config, seed=0, like=x), Context(causal="causal" in record.context_fields)
         before, after = (record.block.start(params, some, context) for some in (x, new))

@@ -14,7 +14,7 @@ from docs.experiments.baselines import REPEATED_ATTENTION
 from docs.experiments.koopman import MODELS, PAGE, RESULTS, SEEDS, TASKS, grid
 from docs.experiments.runs import found
 from docs.experiments.training import fresh
-from refattn import Context, counter, tree
+from refattn import Context, philox, tree
 from tests.experiments.pages import row, says
 
 WHOLE = grid(tuple(MODELS), tuple(TASKS), SEEDS)
@@ -32,7 +32,7 @@ def test_all_models_of_a_task_have_as_many_parameters() -> None:
 
 def test_attention_that_is_repeated() -> None:
     """The control is softmax attention of what attention gave, forward and backward."""
-    block, x = REPEATED_ATTENTION.block, counter.normal((2, 5, 8), seed=1, purpose="x")
+    block, x = REPEATED_ATTENTION.block, philox.normal((2, 5, 8), seed=1, purpose="x")
     params = block.init(block.Config(width=8, heads=1, fit="separable(tau=1.0)", residual=False), seed=0, like=x)
     context = Context(causal=True)
     state, saved = block.forward(params, block.start(params, x, context), context)
@@ -40,7 +40,7 @@ def test_attention_that_is_repeated() -> None:
     first, first_saved = ra.softmax.forward(q, k, v, causal=True)
     second, second_saved = ra.softmax.forward(first, k, v, causal=True)
     np.testing.assert_allclose(state.x, second[:, 0] @ params.w_o, rtol=0, atol=1e-5)
-    upstream = counter.normal(state.x.shape, seed=1, purpose="d")
+    upstream = philox.normal(state.x.shape, seed=1, purpose="d")
     _, d_params, _ = block.backward(params, saved, type(state)(upstream))
     d_second = ra.softmax.backward(second_saved, (upstream @ params.w_o.T)[:, None])
     d_first = ra.softmax.backward(first_saved, d_second["q"])

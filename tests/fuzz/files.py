@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.analysis.graphs import read_graph
 from refattn.golden import vectors
 from refattn.golden.tensors import encode
@@ -97,7 +97,7 @@ def users(home: Path) -> dict[str, tuple[Path, str, Read]]:
     """Write files of the user's: arrays in two formats, settings, and shapes in two."""
     softmax, place = ra.mechanism("softmax"), home / "users"
     place.mkdir()
-    x = counter.normal((1, 2, 3, 4), seed=0, purpose="users")
+    x = philox.normal((1, 2, 3, 4), seed=0, purpose="users")
     np.savez_compressed(place / "x.npz", q=x, k=x, v=x, options=np.asarray('{"causal": true}'))
     typed = {name: ("float64", x) for name in "qkv"}
     (place / "x.safetensors").write_bytes(encode(typed, {"options": '{"causal": true, "scale": 0.5}'}))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import refattn as ra
-from refattn import backends, counter, equations, model, tree
+from refattn import backends, equations, model, philox, tree
 from refattn.analysis import (
     clusters,
     equilibria,
@@ -26,7 +26,7 @@ from refattn.analysis import (
     spectrum,
 )
 from refattn.golden import vectors
-from refattn.mechanisms import growing, paper, registry
+from refattn.mechanisms import growing, registry, use_definition
 from refattn.mechanisms.koopman.options.kernel import Rbf
 from refattn.model import decode
 from refattn.ops import activations, embedding, heads, layer_norm, linear, losses, mlp
@@ -170,7 +170,7 @@ def targets(folder: Path) -> list[Target]:
     (folder / "metrics.jsonl").write_text("")
 
     add("mechanism", registry.mechanism, name="softmax")
-    add("reading", paper.reading)
+    add("reading", use_definition.reading)
     add("trace", equations.trace)
     add("substitute", equations.substitute, values={"SM.1": normal(1, 2, 3, 3)})
     add("mutate", equations.mutate, id="SM.1", change=lambda x: x)
@@ -183,13 +183,13 @@ def targets(folder: Path) -> list[Target]:
     add("tree.map_leaves", tree.map_leaves, "function tree", function=lambda x: x, tree={"a": q})
     add("tree.zeros_like", tree.zeros_like, tree={"a": q})
     stream = {"seed": 1, "purpose": "x", "step": 0, "layer": 0}
-    add("counter.words", counter.words, count=4, **stream)
-    add("counter.uniform", counter.uniform, shape=(2, 3), **stream)
-    add("counter.normal", counter.normal, shape=(2, 3), **stream)
-    add("counter.integers", counter.integers, shape=(2, 3), low=0, high=5, **stream)
-    add("counter.permutation", counter.permutation, n=5, **stream)
-    philox = {"counter": np.zeros((2, 4), np.uint32), "key": np.zeros(2, np.uint32)}
-    add("counter.philox4x32", counter.philox4x32, **philox)
+    add("philox.words", philox.words, count=4, **stream)
+    add("philox.uniform", philox.uniform, shape=(2, 3), **stream)
+    add("philox.normal", philox.normal, shape=(2, 3), **stream)
+    add("philox.integers", philox.integers, shape=(2, 3), low=0, high=5, **stream)
+    add("philox.permutation", philox.permutation, n=5, **stream)
+    block = {"counter": np.zeros((2, 4), np.uint32), "key": np.zeros(2, np.uint32)}
+    add("philox.philox4x32", philox.philox4x32, **block)
 
     x = normal(2, 3, 4)
     add("layer_norm_forward", layer_norm.layer_norm_forward, x=x, gain=normal(4), bias=normal(4), eps=1e-5)

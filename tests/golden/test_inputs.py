@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.golden import inputs
-from refattn.golden.storage import has_gradient, largest, round_to
+from refattn.golden.storage_types import has_gradient, largest, round_to
 from refattn.mechanisms.record import Case, Input
 from tests.thinned import thinned
 
@@ -89,7 +89,7 @@ def test_each_array_has_its_own_numbers() -> None:
 
 def test_designs_are_what_they_say() -> None:
     q = inputs.make("m", Case("c", "", {"q": Input((50, 50), "normal", {"scale": 4.0})}), "float64")["q"]
-    assert np.array_equal(q, 4.0 * counter.normal((50, 50), seed=0, purpose="m.c.q"))
+    assert np.array_equal(q, 4.0 * philox.normal((50, 50), seed=0, purpose="m.c.q"))
     assert 3.8 < q.std() < 4.2 and abs(q.mean()) < 0.3 and np.all(np.abs(q) <= 12.0)
     for keep in (0.0, 0.3, 1.0):
         mask = inputs.make("m", Case("c", "", {"mask": Input((50, 50), "mask", {"keep": keep})}), "float64")["mask"]
@@ -97,7 +97,7 @@ def test_designs_are_what_they_say() -> None:
     band = inputs.make("m", Case("c", "", {"mask": Input((2, 3, 4), "band", {"before": 0, "after": 1})}), "float64")
     assert np.array_equal(band["mask"], [[[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]] * 2)
     upstream = inputs.make_upstream("m", Case("c", "", {}), "out", (4, 5), "float16")
-    assert np.array_equal(upstream, counter.normal((4, 5), seed=0, purpose="m.c.d_out").astype("float16"))
+    assert np.array_equal(upstream, philox.normal((4, 5), seed=0, purpose="m.c.d_out").astype("float16"))
 
 
 def test_these_numbers_are_fixed_for_good() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.instruments.dual import Dual, tangents
 from refattn.mechanisms.record import Unsupported
 from refattn.verify.selfcheck import gradients
@@ -21,7 +21,7 @@ from tests.test_equation_ids import SIZES
 
 
 def draw(purpose: str, *shape: int, seed: int = 0) -> Any:
-    return counter.normal(shape, seed=seed, purpose=f"dual.{purpose}")
+    return philox.normal(shape, seed=seed, purpose=f"dual.{purpose}")
 
 
 A, B, SQUARE = draw("a", 2, 3, 4), draw("b", 2, 3, 4), draw("square", 2, 3, 3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter, equations
+from refattn import equations, philox
 from refattn.golden.inputs import make
 from refattn.instruments.sized import sizes
 from refattn.verify.tolerance.budget import evaluate, rounding_sizes, wide
@@ -59,7 +59,7 @@ def test_solution_errs_as_if_its_matrix_had_been_rounded() -> None:
 
 @pytest.mark.parametrize("count", [3, 300])
 def test_float32_errs_by_less(count: int) -> None:
-    a, b = (counter.normal((8, count), seed=1, purpose=f"sized.{name}") for name in "ab")
+    a, b = (philox.normal((8, count), seed=1, purpose=f"sized.{name}") for name in "ab")
     a, b = (x.astype(np.float32).astype(np.float64) for x in (a, b))
     with sizes() as unit:
         double: Any = np.tanh(unit.array(a) @ np.matrix_transpose(unit.array(b)) * 0.3)

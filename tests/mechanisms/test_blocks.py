@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter, tree
+from refattn import philox, tree
 from tests.mechanisms.test_bad_input import small
 
 SOFTMAX, HIGHER_ORDER = (ra.mechanism(name).block.Config for name in ("softmax", "higher_order"))
@@ -40,7 +40,7 @@ def block_of(config: Any) -> Any:
 
 
 def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=5, purpose=name)
+    return philox.normal(shape, seed=5, purpose=name)
 
 
 def fresh(config: Any, like: Any | None = None) -> Any:
@@ -66,7 +66,7 @@ def context(name: str, width: int) -> ra.Context:
         if field == "memory":
             fields[field] = draw("memory", *value, width)
         elif isinstance(value, tuple):
-            fields[field] = counter.uniform(value, seed=2, purpose=field) < 0.7
+            fields[field] = philox.uniform(value, seed=2, purpose=field) < 0.7
     return ra.Context(**fields)
 
 
@@ -228,7 +228,7 @@ def test_init_depends_on_seed_and_layer_alone(name: str) -> None:
 def test_weights_are_uniform_draws_of_the_counter(name: str) -> None:
     """Of variance 1 / inputs; whoever trained from a seed gets the same start from every later version."""
     params = ra.mechanism(name).block.init(small(name), seed=7, like=np.zeros(1), layer=2)
-    draws = counter.uniform((6, 6), seed=7, purpose=f"{name}.w_k", layer=2)
+    draws = philox.uniform((6, 6), seed=7, purpose=f"{name}.w_k", layer=2)
     np.testing.assert_array_equal(params.w_k, (2.0 * draws - 1.0) * math.sqrt(3.0 / 6.0))
 
 
@@ -243,7 +243,7 @@ def test_init_is_the_same_on_every_library(dtype: str, backend: Any) -> None:
     init = partial(ra.mechanism("softmax").block.init, CONFIGS["full"], seed=4)
     params = init(like=backend.array([0.0], dtype))
     if dtype == "bfloat16":
-        from refattn.golden.storage import round_to
+        from refattn.golden.storage_types import round_to
 
         truth = tree.map_leaves(lambda w: round_to(w, "bfloat16").astype("float32"), init(like=np.zeros(1)))
     else:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refattn as ra
-from refattn import backends, counter
-from refattn.mechanisms.entry import defaults_of, implementation_of
-from refattn.mechanisms.families import choose, text_of
+from refattn import backends, philox
+from refattn.mechanisms.core_arguments import defaults_of, implementation_of
+from refattn.mechanisms.option_kinds import choose, text_of
 
 # --- reading
 
@@ -28,7 +28,7 @@ def test_a_reader_meets_the_definition_whatever_the_length(name: str) -> None:
     assert core is not None
     definition = ra.mechanism(name).implementations[0]
     n = 40 if name == "koopman" else LONG  # its definition solves a system for every query
-    x = counter.normal((1, 1, n, 2), seed=0, purpose="x")
+    x = philox.normal((1, 1, n, 2), seed=0, purpose="x")
     with ra.reading():
         assert backends.workers() == 1
         _, saved = core.forward(x, x, x)
@@ -41,7 +41,7 @@ def test_a_reader_meets_the_definition_whatever_the_length(name: str) -> None:
 
 
 def test_reading_ends_and_holds_in_its_own_thread() -> None:
-    x = counter.normal((1, 1, LONG, 2), seed=0, purpose="x")
+    x = philox.normal((1, 1, LONG, 2), seed=0, purpose="x")
     found = []
     with pytest.raises(ZeroDivisionError), ra.reading():
         thread = threading.Thread(target=lambda: found.append(ra.softmax.forward(x, x, x)[1].implementation))

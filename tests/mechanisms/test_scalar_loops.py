@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.mechanisms.scalar_loops import copies, dot, exp, scalar, scalars, slopes, softmax, sweep, total, values
+from refattn.mechanisms.scalar_autodiff import copies, dot, exp, scalar, scalars, slopes, softmax, sweep, total, values
 
 
 def loss(x: Any) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refattn as ra
-from refattn import Context, counter, tree
+from refattn import Context, philox, tree
 from tests.conftest import Arrays, Library
 
 STREAMS = [name for name in ra.list_mechanisms() if ra.mechanism(name).stream is not None]
@@ -20,7 +20,7 @@ WIDTH, HEADS = 12, 2
 
 
 def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=17, purpose=name)
+    return philox.normal(shape, seed=17, purpose=name)
 
 
 def block_of(name: str) -> tuple[Any, Any]:

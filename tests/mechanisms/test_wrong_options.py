@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import Context, counter
+from refattn import Context, philox
 from refattn.train import settings
 
 WRONG: tuple[Any, ...] = (
@@ -35,7 +35,7 @@ Call = Callable[[Any], object]
 def calls(name: str) -> Iterator[tuple[str, Call]]:
     """Every option of a mechanism, and what takes a value of it."""
     record = ra.mechanism(name)
-    draw = counter.normal((3, 1, 2, 4, 3), seed=5, purpose="wrong options")
+    draw = philox.normal((3, 1, 2, 4, 3), seed=5, purpose="wrong options")
 
     def core_with(option: str, value: Any) -> None:
         assert record.core is not None
@@ -91,7 +91,7 @@ def problem(option: str, call: Call, value: Any) -> str | None:
 def swept(found: Iterator[tuple[str, Call]], seed: int, sample: int | None) -> list[str]:
     problems = []
     for n, (option, call) in enumerate(found):
-        chosen = counter.permutation(len(WRONG), seed=seed, purpose="wrong options", step=n)[:sample]
+        chosen = philox.permutation(len(WRONG), seed=seed, purpose="wrong options", step=n)[:sample]
         for value in (WRONG[int(at)] for at in chosen):
             if option in LONG and type(value) is int and value > 1000:
                 continue

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refattn as ra
-from refattn import backends, counter, model, tree
+from refattn import backends, model, philox, tree
 from refattn.model import decode, network, pointer
 from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
 from refattn.verify.selfcheck import gradients
@@ -38,11 +38,11 @@ def params_of(name: str, **changes: Any) -> model.Params:
 
 
 def draw(purpose: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=5, purpose=purpose)
+    return philox.normal(shape, seed=5, purpose=purpose)
 
 
 def tokens(b: int, n: int, purpose: str = "tokens") -> Any:
-    return counter.integers((b, n), 0, 11, seed=5, purpose=purpose)
+    return philox.integers((b, n), 0, 11, seed=5, purpose=purpose)
 
 
 def loss_and_gradients(params: Any, given: Any, targets: Any) -> tuple[Any, Any]:
@@ -179,7 +179,7 @@ def test_these_numbers_are_fixed_for_good() -> None:
     leaves = tree.flatten(model.init(config("softmax"), seed=7, like=np.zeros(1, "float32")))
     assert zlib.crc32(b"".join(leaves[name].tobytes() for name in sorted(leaves))) == 1379170874
     w = tree.flatten(model.init(config("softmax"), seed=7, like=np.zeros(1)))["layers.1.mlp.w_in"]
-    draws = counter.uniform((8, 32), seed=7, purpose="model.w_in", layer=1)
+    draws = philox.uniform((8, 32), seed=7, purpose="model.w_in", layer=1)
     np.testing.assert_allclose(w, (2.0 * draws - 1.0) * (3.0 / 8.0) ** 0.5, rtol=1e-14)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import backends, counter, model, tree
+from refattn import backends, model, philox, tree
 from refattn.model import decode, pointer
 from refattn.train.loop import continued
 from refattn.train.settings import build, parse
@@ -20,7 +20,7 @@ from tests.train.runs import train
 
 
 def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=31, purpose=name)
+    return philox.normal(shape, seed=31, purpose=name)
 
 
 TOKENS = np.asarray([[2, 4, 2, 0], [1, 1, 1, 3]])

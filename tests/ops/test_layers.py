@@ -13,7 +13,7 @@ import scipy.special
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refattn import backends, counter
+from refattn import backends, philox
 from refattn.ops import activations, embedding, layer_norm, losses, mlp
 from refattn.verify.selfcheck import gradients
 
@@ -21,11 +21,11 @@ Leaves = Mapping[str, Any]
 
 
 def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=13, purpose=name)
+    return philox.normal(shape, seed=13, purpose=name)
 
 
 def tokens(*shape: int, size: int) -> Any:
-    return counter.integers(shape, 0, size, seed=13, purpose="tokens")
+    return philox.integers(shape, 0, size, seed=13, purpose="tokens")
 
 
 def subject(name: str, leaves: Leaves, forward: Callable[..., Any], backward: Callable[..., Any]) -> gradients.Subject:

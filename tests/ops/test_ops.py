@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refattn import backends, counter, equations
+from refattn import backends, equations, philox
 from refattn.ops import heads, linear, masks, tiles
 
 sizes = st.integers(0, 4)
 
 
 def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=11, purpose=name)
+    return philox.normal(shape, seed=11, purpose=name)
 
 
 def inner(a: Any, b: Any) -> float:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from refattn import counter
+from refattn import philox
 from refattn.ops.solve import solve, solve_backward
 
 
 def normal(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=2, purpose=name)
+    return philox.normal(shape, seed=2, purpose=name)
 
 
 def test_the_adjoint(backend: Any) -> None:

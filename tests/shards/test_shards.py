@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import backends, counter, shards, tree
+from refattn import backends, philox, shards, tree
 from refattn.mechanisms.record import Unsupported
 from refattn.shards import measure, mesh
 
@@ -19,7 +19,7 @@ jax = pytest.importorskip("jax")
 
 
 def normal(*shape: int, purpose: str = "x") -> Any:
-    return counter.normal(shape, seed=0, purpose=f"shards.{purpose}")
+    return philox.normal(shape, seed=0, purpose=f"shards.{purpose}")
 
 
 @pytest.mark.parametrize("text", ["", "tokens", "tokens=0", "tokens=2,tokens=2", "rows=2", "tokens=2;heads=2"])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refattn import counter
+from refattn import philox
 from refattn.train.baselines import bigram_bits, gzip_bits, unigram_bits
 
 texts = st.binary(min_size=2, max_size=60) | st.text("ab \n", min_size=2, max_size=60).map(str.encode)
@@ -53,8 +53,8 @@ def test_they_are_distributions(train: bytes, x: int) -> None:
 
 
 def test_known_texts() -> None:
-    noise = counter.integers(100_000, 0, 256, seed=0, purpose="noise").astype(np.uint8)
-    coins = counter.integers(100_000, 0, 2, seed=0, purpose="coins").astype(np.uint8)
+    noise = philox.integers(100_000, 0, 256, seed=0, purpose="noise").astype(np.uint8)
+    coins = philox.integers(100_000, 0, 2, seed=0, purpose="coins").astype(np.uint8)
     turns = np.resize(array(b"ab"), 100_000)
     assert unigram_bits(noise, noise[:50_000]) == pytest.approx(8.0, abs=0.01)
     assert bigram_bits(coins, coins[:50_000]) == pytest.approx(1.0, abs=0.01)

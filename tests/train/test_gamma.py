@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import backends, counter
+from refattn import backends, philox
 from refattn.train import metrics, settings, step
 from refattn.train.optimiser import adaptive_rate
 from tests.cli.command import run
@@ -55,7 +55,7 @@ def test_the_command_takes_it_and_names_what_has_none(tmp_path: Path) -> None:
 def test_the_force_is_the_norm_of_the_gradient_of_the_energy() -> None:
     """By differences of the energy, where the graph is symmetric and there is one, of one head at a time."""
     record = ra.mechanism("graph_energy")
-    x = counter.normal((1, 5, 4), seed=3, purpose="gamma")
+    x = philox.normal((1, 5, 4), seed=3, purpose="gamma")
     params = record.block.init(record.block.Config(width=4, heads=1, graph="min", steps=2), like=x)
     context = ra.Context()
     _, saved = record.block.forward(params, record.block.start(params, x, context), context)
@@ -82,7 +82,7 @@ def test_forces_do_not_depend_on_workers_or_portions(tmp_path: Path) -> None:
     from refattn.train.loop import fresh
 
     params = fresh(plan).params
-    tokens = (counter.uniform((128, 17), seed=1, purpose="tokens") * 256).astype("int32")
+    tokens = (philox.uniform((128, 17), seed=1, purpose="tokens") * 256).astype("int32")
     batch = tokens[:, :-1], tokens[:, 1:]
     found = []
     for workers in (1, 3):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refattn import counter, tree
+from refattn import philox, tree
 from refattn.backends import use_workers
 from refattn.train import leaves as pieces
 from refattn.train.optimiser import AdamW, AdamWState, Group, clip, default_groups
@@ -42,7 +42,7 @@ def nested(leaves: dict[str, Any]) -> dict[str, Any]:
 
 
 def numbers(seed: int, step: int = 0, shapes: dict[str, tuple[int, ...]] = SHAPES) -> dict[str, Any]:
-    return {name: counter.normal(shape, seed=seed, purpose=name, step=step) for name, shape in shapes.items()}
+    return {name: philox.normal(shape, seed=seed, purpose=name, step=step) for name, shape in shapes.items()}
 
 
 def frozen(leaves: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def test_columns_may_have_counts_of_their_own() -> None:
     old, new = {"w": np.ones((3, 2))}, {"w": np.full((3, 4), 2.0)}
     old_state = adam.start(old)
     for step in range(5):
-        old, old_state = adam.update(old_state, old, {"w": counter.normal((3, 2), seed=1, purpose="old", step=step)})
+        old, old_state = adam.update(old_state, old, {"w": philox.normal((3, 2), seed=1, purpose="old", step=step)})
     new_state = adam.start(new)
 
     def beside(a: Any, b: Any) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def test_columns_may_have_counts_of_their_own() -> None:
     assert state.count["w"].tolist() == [[5.0, 5.0, 0.0, 0.0, 0.0, 0.0]]
     params = beside(old, new)
     for step in range(4):
-        gradients = {"w": counter.normal((3, 6), seed=2, purpose="both", step=step)}
+        gradients = {"w": philox.normal((3, 6), seed=2, purpose="both", step=step)}
         params, state = adam.update(state, params, gradients)
         old, old_state = adam.update(old_state, old, {"w": gradients["w"][:, :2]})
         new, new_state = adam.update(new_state, new, {"w": gradients["w"][:, 2:]})

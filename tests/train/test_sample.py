@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter, model
+from refattn import model, philox
 from refattn.model import decode
 from refattn.train import sample
 from refattn.train.sample import generate
@@ -75,7 +75,7 @@ def test_where_the_context_is_full_its_last_half_goes_on() -> None:
     text = generate(params, b"abcdefgh", 2, seed=9)
     half = np.frombuffer(b"fgh" + text[:1], np.uint8)[None, :]
     logits, _ = model.forward(params, to_tokens(params, half.astype(np.int64)))
-    draw = counter.uniform((2,), seed=9, purpose="sample")[1]
+    draw = philox.uniform((2,), seed=9, purpose="sample")[1]
     assert text[1] == sample._choose(logits[0, -1, :], float(draw), 0.8)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from refattn.golden.storage import has_gradient
+from refattn.golden.storage_types import has_gradient
 from refattn.mechanisms.record import Case, Mechanism, Unsupported
 from refattn.verify.diagnose.mutants import kernel, stored
 from refattn.verify.outcome import Result, Truth, Verdict

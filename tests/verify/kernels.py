@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.golden.storage import round_to, spacing
+from refattn.golden.storage_types import round_to, spacing
 from refattn.verify.bugs.emulator import Array, Flash, low
 from refattn.verify.bugs.splits import Split
 

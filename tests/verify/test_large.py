@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import refattn as ra
 from refattn.cli import cli
-from refattn.golden.storage import round_to, stored
+from refattn.golden.storage_types import round_to, stored
 from refattn.verify.large import properties_of, verify_large
 
 RECORD = ra.mechanism("softmax")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.golden.storage import largest, round_to
+from refattn.golden.storage_types import largest, round_to
 from refattn.ops.alibi import alibi_forward, alibi_slopes
 from refattn.verify import layouts
 

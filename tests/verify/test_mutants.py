@@ -12,7 +12,7 @@ import pytest
 
 import refattn as ra
 from refattn import backends, equations
-from refattn.golden.storage import chop_to, round_to
+from refattn.golden.storage_types import chop_to, round_to
 from refattn.verify.diagnose.changes import KINDS, applies, changed_by
 from refattn.verify.diagnose.mutants import census, kernel, kill_rate, mutants, storing
 from refattn.verify.outcome import Truth

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.golden.storage import round_to
+from refattn.golden.storage_types import round_to
 from refattn.instruments.products import products
 from refattn.verify import verify
 from refattn.verify.adapters.adapter import LoadError

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.golden.storage import round_to
-from refattn.mechanisms.calls import qkv
+from refattn.golden.storage_types import round_to
+from refattn.mechanisms.case_builders import qkv
 from refattn.mechanisms.record import Case
 from refattn.verify.outcome import Result, Truth
 from refattn.verify.tolerance.budget import truth

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.golden.storage import DTYPES, round_to
+from refattn.golden.storage_types import DTYPES, round_to
 from refattn.verify.adapters.adapter import LoadError
 from refattn.verify.outcome import Outcome, Report, Verdict
 from refattn.verify.report.tables import closing, verified

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 import refattn as ra
 from refattn.cli import cli
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import round_to
+from refattn.golden.storage_types import round_to
 from refattn.golden.tensors import encode
 from refattn.mechanisms.record import Case
 from refattn.verify import user_cases

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from tools.draw.common import BLUE, GREEN, ORANGE, RED, VIOLET, finished, panels
 
 COLOURS = (BLUE, VIOLET, RED, GREEN, ORANGE)
@@ -28,7 +28,7 @@ TOKENS, WIDTH, STEPS = 24, 16, 16
 
 def tokens() -> list[Any]:
     """Return q, k and v of one head, (1, 1, 24, 16)."""
-    return [counter.normal((1, 1, TOKENS, WIDTH), seed=3, purpose=f"figure.{name}") for name in "qkv"]
+    return [philox.normal((1, 1, TOKENS, WIDTH), seed=3, purpose=f"figure.{name}") for name in "qkv"]
 
 
 def draw_scores(axes: Axes) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.growing import definition as growing
 from refattn.ops.plain import softmax, softmax_backward
 from refattn.xp import transpose
@@ -34,7 +34,7 @@ STEPS, RATE = 1500, 0.3
 
 
 def _draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=3, purpose=f"figure.growing.{name}")
+    return philox.normal(shape, seed=3, purpose=f"figure.growing.{name}")
 
 
 class Task:

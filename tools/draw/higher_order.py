@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from tools.draw.common import BLUE, GREEN, GREY, ORANGE, RED, TEXT, VIOLET, finished, panels
 
 COLOURS = (RED, ORANGE, BLUE, VIOLET, GREEN)
@@ -58,7 +58,7 @@ def draw_weights() -> Figure:
 
 def distances(alpha: float, orders: range) -> tuple[list[float], list[float]]:
     """Return by order the largest distance of an output from softmax attention, and its bound."""
-    q, k, v = (counter.normal((1, 4, 64, 16), seed=0, purpose=f"figure.{name}") for name in "qkv")
+    q, k, v = (philox.normal((1, 4, 64, 16), seed=0, purpose=f"figure.{name}") for name in "qkv")
     found, bound = [], []
     for order in orders:
         with ra.trace() as t:
@@ -86,7 +86,7 @@ def draw_error() -> Figure:
     left.legend(frameon=False)
     alphas = np.linspace(1.0, 6.0, 26)
     for width, colour in zip((16, 64), COLOURS[2:], strict=False):
-        q, k, v = (counter.normal((1, 4, 256, width), seed=0, purpose=f"figure.{name}") for name in "qkv")
+        q, k, v = (philox.normal((1, 4, 256, width), seed=0, purpose=f"figure.{name}") for name in "qkv")
         errors, means = [], []
         for alpha in alphas:
             with ra.trace() as t:

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from tools.draw.common import BLUE, ORANGE, RED, VIOLET
 
 COLOURS = (BLUE, ORANGE, RED, VIOLET)
@@ -25,7 +25,7 @@ TOKENS, AGAIN, WIDTH = 40, 20, 16
 
 def softmax() -> Figure:
     """Return the figure of softmax attention."""
-    keys = counter.normal((8, 2), seed=5, purpose="idea.keys")
+    keys = philox.normal((8, 2), seed=5, purpose="idea.keys")
     query = np.asarray([1.0, 0.3])
     figure = Figure(figsize=SIZE, dpi=110, layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -52,8 +52,8 @@ def softmax() -> Figure:
 
 def delta() -> Figure:
     """Return the figure of linear recurrences."""
-    keys = counter.normal((TOKENS, WIDTH), seed=1, purpose="idea.keys")
-    values = counter.normal((TOKENS, WIDTH), seed=2, purpose="idea.values")
+    keys = philox.normal((TOKENS, WIDTH), seed=1, purpose="idea.keys")
+    values = philox.normal((TOKENS, WIDTH), seed=2, purpose="idea.values")
     keys[AGAIN] = keys[0]
     old, new = values[0].copy(), values[AGAIN] - values[0] * (values[AGAIN] @ values[0]) / (values[0] @ values[0])
     values[AGAIN] = new

@@ -1,6 +1,6 @@
 """Sigmoid attention, a mechanism that the library does not list: `definition` is the paper, `loops` says it again."""
 
-from refattn.mechanisms.calls import mask, qkv
+from refattn.mechanisms.case_builders import mask, qkv
 from refattn.mechanisms.simple import mechanism
 
 from . import definition, loops

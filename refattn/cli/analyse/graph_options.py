@@ -43,14 +43,14 @@ def graph_options(**defaults: Any) -> Callable[[Any], Any]:
 
 def flow_of(graph: str, coupling: str, intrinsic: str, b: str, mu: float, kappa: float, seed: int) -> GraphFlow:
     """Return the flow that the options describe; a Problem names the one that is wrong."""
-    from refattn import counter
+    from refattn import philox
     from refattn.analysis.graph_flow import GraphFlow
     from refattn.analysis.graphs import graph_of
 
     numbers = [] if b == "random" else [number("b", word) for word in b.split(",")]
     try:
         links = graph_of(graph)
-        drawn = counter.normal((len(links),), seed=seed, purpose="b") if b == "random" else numbers
+        drawn = philox.normal((len(links),), seed=seed, purpose="b") if b == "random" else numbers
         return GraphFlow(links, coupling, intrinsic, numbers[0] if len(numbers) == 1 else drawn, mu, kappa)
     except (ValueError, OSError) as error:
         raise Problem(str(error)) from error

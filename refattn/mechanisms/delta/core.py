@@ -8,11 +8,11 @@ from typing import Any
 
 from refattn import equations
 from refattn.args import check, naming
+from refattn.mechanisms.core_arguments import check_saved, implementation_of, upstream
 from refattn.mechanisms.delta import definition, dense
 from refattn.mechanisms.delta.implementations import chunked
 from refattn.mechanisms.delta.options import GATES, check_chunk, check_eps, check_given, check_scale, hidden
-from refattn.mechanisms.entry import check_saved, implementation_of, upstream
-from refattn.mechanisms.paper import backward_of_definition, defined_by
+from refattn.mechanisms.use_definition import backward_of_definition, defined_by
 from refattn.tree import Shown
 from refattn.xp import Array, namespace, zeros
 

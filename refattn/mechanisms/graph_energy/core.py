@@ -24,7 +24,7 @@ from refattn.args import (
     fits,
     naming,
 )
-from refattn.mechanisms.entry import check_saved, enter, implementation_of, renamed, returned, upstream
+from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, renamed, returned, upstream
 from refattn.mechanisms.graph_energy import definition, dense
 from refattn.mechanisms.graph_energy.analytic import check_coupling, check_intrinsic
 from refattn.mechanisms.graph_energy.csr import CSR
@@ -44,8 +44,8 @@ from refattn.mechanisms.graph_energy.options.start import Start
 from refattn.mechanisms.graph_energy.options.state import STATES
 from refattn.mechanisms.graph_energy.options.threshold import Hard, Proximal, Threshold
 from refattn.mechanisms.graph_energy.system import System, balanced, energy_backward, system_of
-from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
+from refattn.mechanisms.use_definition import backward_of_definition, defined_by
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.tree import Shown
 from refattn.xp import Array, all_finite, concrete, dtype_name, is_array, is_bool, is_floating, namespace, raised

@@ -1,6 +1,6 @@
 """Graph energy attention a second time: one number after the other, sharing nothing with the other files.
 
-The forward is written in scalars (`refattn.mechanisms.scalar_loops`), whose adjoints come from the chain rule alone,
+The forward is written in scalars (`refattn.mechanisms.scalar_autodiff`), whose adjoints come from the chain rule alone,
 where the other files have formulas. A step that is an equation is solved by Newton's method with an explicit Jacobian,
 and its derivative is that of one more Newton step. Values come back by the ids of the docstrings. Slow on purpose; for
 small sizes.
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from refattn.mechanisms.graph_energy.testing.given import coupling_of, graph_of, integrator_of, start_of, threshold_of
-from refattn.mechanisms.scalar_loops import Scalar, copies, copy, dot, scalars, slopes, softmax, sweep, total, values
+from refattn.mechanisms.scalar_autodiff import Scalar, copies, copy, dot, scalars, slopes, softmax, sweep, total, values
 
 Values = dict[str, np.ndarray]
 

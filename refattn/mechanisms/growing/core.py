@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from refattn import equations
 from refattn.args import check, check_arrays, check_floating, naming
-from refattn.mechanisms.entry import check_saved, upstream
+from refattn.mechanisms.core_arguments import check_saved, upstream
 from refattn.mechanisms.growing import dense
 from refattn.mechanisms.growing.implementations import tiled
 from refattn.mechanisms.record import Unsupported

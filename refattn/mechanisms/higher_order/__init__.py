@@ -15,7 +15,6 @@ from __future__ import annotations
 from functools import partial as _partial
 
 from refattn.mechanisms.block import Block, ModuleStream
-from refattn.mechanisms.families import choose as _choose
 from refattn.mechanisms.higher_order import core as _core
 from refattn.mechanisms.higher_order import definition as _definition
 from refattn.mechanisms.higher_order import dense as _dense
@@ -26,6 +25,7 @@ from refattn.mechanisms.higher_order.implementations.state import merge_backward
 from refattn.mechanisms.higher_order.layer import block as _block
 from refattn.mechanisms.higher_order.layer import stream as _stream
 from refattn.mechanisms.higher_order.options import NORMALISERS as _NORMALISERS
+from refattn.mechanisms.option_kinds import choose as _choose
 from refattn.mechanisms.record import Mechanism
 
 __all__ = ["Saved", "State", "backward", "empty_state", "forward", "merge_states", "merge_states_backward", "record"]

@@ -7,15 +7,15 @@ from typing import Any
 
 from refattn import equations
 from refattn.args import check, check_arrays, check_gradient, check_qkv, naming
-from refattn.mechanisms.entry import Call, check_saved, enter, implementation_of, renamed, returned, upstream
-from refattn.mechanisms.families import choose
+from refattn.mechanisms.core_arguments import Call, check_saved, enter, implementation_of, renamed, returned, upstream
 from refattn.mechanisms.higher_order import definition, dense
 from refattn.mechanisms.higher_order.implementations import chunked, linear, recurrent, tiled
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
 from refattn.mechanisms.higher_order.implementations.state import State, check_state, empty
 from refattn.mechanisms.higher_order.options import NORMALISERS, OLD, Normaliser, Options, check_sign
-from refattn.mechanisms.paper import backward_of_definition, defined_by
+from refattn.mechanisms.option_kinds import choose
 from refattn.mechanisms.record import Unsupported
+from refattn.mechanisms.use_definition import backward_of_definition, defined_by
 from refattn.ops.masks import Causal
 from refattn.tree import Shown
 from refattn.xp import Array, dtype_name, is_bool, namespace, raised

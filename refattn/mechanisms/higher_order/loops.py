@@ -1,6 +1,6 @@
 """Higher-order attention a second time: one number after the other from the paper, which shares the options alone.
 
-The forward is written in scalars (`refattn.mechanisms.scalar_loops`), whose adjoints come from the chain rule alone,
+The forward is written in scalars (`refattn.mechanisms.scalar_autodiff`), whose adjoints come from the chain rule alone,
 where the dense implementation has formulas. The polynomial is summed term by term with its factorials. Values come back
 by the ids of the dense implementation's docstring. Slow on purpose; for small sizes.
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from refattn.mechanisms.higher_order.options import Add, Clamp, Normaliser, Options, Signed
-from refattn.mechanisms.scalar_loops import Scalar, copies, copy, dot, scalars, slopes, sweep, total, values
+from refattn.mechanisms.scalar_autodiff import Scalar, copies, copy, dot, scalars, slopes, sweep, total, values
 
 Values = dict[str, np.ndarray]
 

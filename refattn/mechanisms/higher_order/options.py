@@ -17,8 +17,8 @@ from math import sqrt
 from typing import Any, TypeVar
 
 from refattn.args import check, check_arrays, check_number, check_whole
-from refattn.mechanisms.entry import renamed
-from refattn.mechanisms.families import choose
+from refattn.mechanisms.core_arguments import renamed
+from refattn.mechanisms.option_kinds import choose
 from refattn.ops.masks import Causal
 from refattn.xp import Array, concrete, is_array
 

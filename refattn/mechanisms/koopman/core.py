@@ -21,8 +21,7 @@ from refattn.args import (
     check_whole,
     naming,
 )
-from refattn.mechanisms.entry import check_saved, enter, implementation_of, renamed, returned, upstream
-from refattn.mechanisms.families import choose
+from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, renamed, returned, upstream
 from refattn.mechanisms.koopman import definition, dense
 from refattn.mechanisms.koopman.implementations import shared
 from refattn.mechanisms.koopman.options.fits import FITS, Fit, Stein
@@ -41,8 +40,9 @@ from refattn.mechanisms.koopman.options.perturbation import (
 from refattn.mechanisms.koopman.options.ridges import OneRidge, RidgeByCoordinate
 from refattn.mechanisms.koopman.options.similarity import SIMILARITIES
 from refattn.mechanisms.koopman.options.spaces import SPACES
-from refattn.mechanisms.paper import backward_of_definition, defined_by
+from refattn.mechanisms.option_kinds import choose
 from refattn.mechanisms.record import Unsupported
+from refattn.mechanisms.use_definition import backward_of_definition, defined_by
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import Causal
 from refattn.tree import Shown

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from refattn.mechanisms.families import read
 from refattn.mechanisms.koopman.testing.trajectory_loops import gram_of, kernel, trajectory, transposed, visible_of
+from refattn.mechanisms.option_kinds import read
 
 Values = dict[str, np.ndarray]
 

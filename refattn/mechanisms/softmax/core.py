@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from refattn import equations
 from refattn.args import naming
-from refattn.mechanisms.entry import check_saved, enter, implementation_of, returned, upstream
-from refattn.mechanisms.paper import backward_of_definition, defined_by
+from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, returned, upstream
 from refattn.mechanisms.softmax import definition, dense
 from refattn.mechanisms.softmax.implementations import tiled
 from refattn.mechanisms.softmax.options import Options, Window, check_no_bias, check_options
+from refattn.mechanisms.use_definition import backward_of_definition, defined_by
 from refattn.ops.masks import Causal, where_allowed
 from refattn.tree import Shown
 from refattn.xp import Array, namespace

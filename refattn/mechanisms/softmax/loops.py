@@ -1,6 +1,6 @@
 """Softmax attention a second time: one number after the other from the papers, sharing nothing with the other files.
 
-The forward is written in scalars (`refattn.mechanisms.scalar_loops`), whose adjoints come from the chain rule alone,
+The forward is written in scalars (`refattn.mechanisms.scalar_autodiff`), whose adjoints come from the chain rule alone,
 where the dense implementation has formulas. Values come back by the ids of its docstring. Slow on purpose; for small
 sizes.
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.mechanisms.scalar_loops import Scalar, copy, dot, exp, scalars, slopes, sweep, total, values
+from refattn.mechanisms.scalar_autodiff import Scalar, copy, dot, exp, scalars, slopes, sweep, total, values
 
 Values = dict[str, np.ndarray]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.args import check_arrays, check_floating, fits
-from refattn.mechanisms.entry import Call
+from refattn.mechanisms.core_arguments import Call
 from refattn.ops.masks import existing
 from refattn.xp import Array, any_outside, arange, dtype_name, is_array, is_bool, is_floating, namespace, raised
 

@@ -32,10 +32,10 @@ from numpy.typing import NDArray
 
 from refattn import backends
 from refattn.args import checked
-from refattn.golden.storage import SCALED, has_gradient
+from refattn.golden.storage_types import SCALED, has_gradient
 from refattn.messages import shown
-from refattn.verify.adapters import devices, interpreted, manners
-from refattn.verify.adapters.pushed import Called, derivatives
+from refattn.verify.adapters import devices, interpreted, memory_layouts
+from refattn.verify.adapters.tangents import Called, derivatives
 from refattn.verify.outcome import Decline, Result
 
 LARGEST = 256 << 20
@@ -131,7 +131,7 @@ def call(
 
     Of "tangent" and "hessian" those that are `asked` are taken `along` a direction of its arrays.
 
-    In a `manner` of `refattn.verify.adapters.manners` arrays lie elsewhere, or other calls are around this one.
+    In a `manner` of `refattn.verify.adapters.memory_layouts` arrays lie elsewhere, or other calls are around this one.
 
     `outputs` are the names of what it may return: the first alone, a tuple of as many as it has, or a dict. With
     ``interrupts=False`` a KeyboardInterrupt is the kernel's own, and one more error.
@@ -149,7 +149,7 @@ def call(
         return found
     # Otherwise JAX turns float64 into float32 as it comes in; afterwards it is as it was.
     wide = backends.get("jax").with_float64() if dtype == "float64" and "jax" in sys.modules else nullcontext()
-    with wide, manners.using(manner):
+    with wide, memory_layouts.using(manner):
         try:
             return _call(kernel, inputs, options, dtype, upstream, outputs, further or {}, along or {}, asked)
         except CallError:
@@ -187,7 +187,7 @@ def _call(
     framework = attribute(kernel, "framework")
     if why := interpreted.refused(dtype):
         return Decline(why)
-    if manners.current() == "interleaved" and hasattr(kernel, "backward"):
+    if memory_layouts.current() == "interleaved" and hasattr(kernel, "backward"):
         return Decline("an object with a backward of its own has one forward at a time")
     device = devices.checked(framework, attribute(kernel, "device"))
     told = _takes_dtype(forward)
@@ -205,7 +205,7 @@ def _call(
         return Decline(f"it takes no {', '.join(lacking)}")
     devices.wait()
     before = {name: to_host(name, x).tobytes() for name, x in arguments.items()}
-    returned = manners.around(forward, arguments, extra)
+    returned = memory_layouts.around(forward, arguments, extra)
     devices.wait()
     if isinstance(returned, Decline):
         return Decline(shown(returned.reason))
@@ -310,7 +310,7 @@ def _intermediates(forward: Any, kernel: Any) -> dict[str, Any]:
 def _given(x: NDArray[Any], framework: str | None, dtype: str, device: str | None) -> Any:
     """Return a fresh copy of an input: a read-only NumPy array, or a tensor of the library that was named."""
     if framework in devices.FRAMEWORKS:
-        return manners.laid_out(devices.placed(x, framework, dtype, device))
+        return memory_layouts.laid_out(devices.placed(x, framework, dtype, device))
     return _read_only(x)
 
 
@@ -345,12 +345,12 @@ def _torch_gradients(
     out = call.forward(**given, **call.extra)
     if isinstance(out, Decline):
         return out
-    manners.interleaved(call.forward, given, call.extra)
+    memory_layouts.interleaved(call.forward, given, call.extra)
     results = [call.named(out)[name] for name in asked]
     if not results[0].requires_grad:
         return Decline("no gradients: torch says that the output depends on no input")
     pairs = zip(pulls.values(), results, strict=True)
-    upstream = [manners.laid_out(torch.tensor(pull, dtype=x.dtype).to(x.device)) for pull, x in pairs]
+    upstream = [memory_layouts.laid_out(torch.tensor(pull, dtype=x.dtype).to(x.device)) for pull, x in pairs]
     # What comes without a gradient of q, k or v is an error; of other arrays few kernels have one.
     found = torch.autograd.grad(results, leaves, upstream, allow_unused=len(names) > 3)
     return {name: x for name, x in zip(names, found, strict=True) if x is not None}
@@ -398,7 +398,7 @@ def _dtype(name: str, x: Any) -> str:
 
 
 def _read_only(x: NDArray[Any]) -> NDArray[Any]:
-    fresh = manners.laid_out(x.copy())
+    fresh = memory_layouts.laid_out(x.copy())
     fresh.setflags(write=False)
     return fresh
 

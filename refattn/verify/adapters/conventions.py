@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.golden import inputs as designed
-from refattn.golden.storage import TYPES, has_gradient, stored
+from refattn.golden.storage_types import TYPES, has_gradient, stored
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism, Question
 from refattn.mechanisms.wrong import Call

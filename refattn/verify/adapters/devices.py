@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import backends
-from refattn.golden.storage import has_gradient
+from refattn.golden.storage_types import has_gradient
 
 FRAMEWORKS = ("torch", "jax", "cupy")
 

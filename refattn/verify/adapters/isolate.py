@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from refattn.files import parse_json
 from refattn.verify.adapters import interpreted
 from refattn.verify.adapters.adapter import LARGEST, CallError, LoadError, attribute, call, own_keep, pulls
-from refattn.verify.adapters.meshed import load
-from refattn.verify.adapters.pushed import joined, split
+from refattn.verify.adapters.sharded import load
+from refattn.verify.adapters.tangents import joined, split
 from refattn.verify.outcome import Decline, Result
 from refattn.workers import SAID, EndedError, Worker
 
@@ -37,7 +37,7 @@ class Isolated:
     Parameters
     ----------
     spec
-        What `refattn.verify.adapters.meshed.load` takes.
+        What `refattn.verify.adapters.sharded.load` takes.
     seconds
         How long each call, with its gradients, may take.
     loading

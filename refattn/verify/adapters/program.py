@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from refattn.args import Real, check
 from refattn.files import read_regular
-from refattn.golden.storage import has_gradient
+from refattn.golden.storage_types import has_gradient
 from refattn.golden.tensors import decode, encode
 from refattn.messages import shown
 from refattn.verify.adapters.adapter import LARGEST, CallError, LoadError

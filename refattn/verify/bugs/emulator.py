@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.golden.storage import round_to
+from refattn.golden.storage_types import round_to
 
 Array = NDArray[Any]
 Inputs = tuple[Array, Array, Array]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.golden.storage import TYPES, chop_to, round_to
+from refattn.golden.storage_types import TYPES, chop_to, round_to
 
 Values = NDArray[Any]
 Change = Callable[[Values], Values]

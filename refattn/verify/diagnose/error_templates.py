@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import counter, equations
-from refattn.golden.storage import TYPES, has_gradient, spacing
+from refattn import equations, philox
+from refattn.golden.storage_types import TYPES, has_gradient, spacing
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.diagnose.changes import Change, kinds
 from refattn.verify.diagnose.mutants import core_tags, lower_type
@@ -189,7 +189,7 @@ def disturbances(id: str) -> tuple[Change, ...]:
     """
 
     def random(x: NDArray[Any]) -> NDArray[Any]:
-        return DISTURBED * counter.normal(x.shape, seed=0, purpose=f"reach.{id}")
+        return DISTURBED * philox.normal(x.shape, seed=0, purpose=f"reach.{id}")
 
     return (
         lambda x: x * (1.0 + random(x)) if np.any(x) else random(x),

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import equations
-from refattn.golden.storage import LOWER, chop_to, has_gradient, round_to
+from refattn.golden.storage_types import LOWER, chop_to, has_gradient, round_to
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.mechanisms.wrong import Call, WrongKernel
 from refattn.verify.diagnose.changes import KINDS, applies, changed_by

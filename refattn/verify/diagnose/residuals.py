@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.golden.storage import round_to
+from refattn.golden.storage_types import round_to
 from refattn.mechanisms.record import Case
 from refattn.verify.diagnose.error_templates import Templates
 from refattn.verify.outcome import Result, Truth

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import counter, equations
-from refattn.golden.storage import TYPES, round_to, spacing
+from refattn import equations, philox
+from refattn.golden.storage_types import TYPES, round_to, spacing
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.diagnose.changes import Change
 from refattn.verify.diagnose.error_templates import Templates, differ, disturbances
@@ -145,7 +145,7 @@ def _disturbed(rounding: equations.Hook, key: str, value: Any) -> Any:
 
 def _signs(key: str, shape: tuple[int, ...], draw: int) -> Floats:
     """Return +1 or -1 for every element of a value that was stored."""
-    return np.where(counter.uniform(shape, seed=0, purpose=f"substitution.{key}", step=draw) < 0.5, -1.0, 1.0)
+    return np.where(philox.uniform(shape, seed=0, purpose=f"substitution.{key}", step=draw) < 0.5, -1.0, 1.0)
 
 
 def _between(templates: Templates, given: Mapping[str, Floats], key: str) -> list[str]:

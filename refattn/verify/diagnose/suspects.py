@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.golden.storage import DTYPES
+from refattn.golden.storage_types import DTYPES
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.diagnose.changes import Change
 from refattn.verify.diagnose.error_templates import Templates, changes

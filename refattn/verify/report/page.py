@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.golden.storage import round_to
+from refattn.golden.storage_types import round_to
 from refattn.mechanisms.record import Mechanism
 from refattn.messages import shown
 from refattn.verify.outcome import LONGEST, Outcome, Report, Result, Truth, Verdict, share_text

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.golden.storage import has_gradient
+from refattn.golden.storage_types import has_gradient
 from refattn.mechanisms import registry
 from refattn.verify.traced import Step, Traced
 

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, replace
 from typing import Any
 
-from refattn import backends, campaign
+from refattn import backends, many_runs
 from refattn.backends import blas
-from refattn.campaign import HERE, Unit, Where
+from refattn.many_runs import HERE, Unit, Where
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.outcome import CheckReport, Row
@@ -123,7 +123,7 @@ def check_all(
     ]
     rows: dict[str, dict[int, Row]] = {name: {} for name in names}
     waiting = list(names)
-    for unit, found in campaign.run(units, where, progress=progress, lost=_lost):
+    for unit, found in many_runs.run(units, where, progress=progress, lost=_lost):
         name, _, _, part = unit.arguments
         rows[name] |= {n: Row(*row) for n, row in zip(part, found, strict=True)}
         while waiting and len(rows[waiting[0]]) == len(listed[waiting[0]]):
@@ -161,7 +161,7 @@ def _run(name: str, backend: str, full: bool, part: Sequence[int]) -> list[tuple
 def _lost(unit: Unit) -> list[tuple[Any, ...]]:
     name, backend, full, part = unit.arguments
     listed = list(tasks(_scope(name, backend, full)))
-    return [astuple(_failed(listed[n], campaign.ENDED)) for n in part]
+    return [astuple(_failed(listed[n], many_runs.ENDED)) for n in part]
 
 
 @contextmanager

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import backends, counter, tree
+from refattn import backends, philox, tree
 from refattn.golden.inputs import make
-from refattn.golden.storage import has_gradient
+from refattn.golden.storage_types import has_gradient
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.selfcheck.probe import on_backend
@@ -87,7 +87,7 @@ class Subject:
     def upstream(self) -> dict[str, Floats]:
         """Return the upstream gradient of each output."""
         outputs = self.forward(self.leaves)
-        return {n: counter.normal(x.shape, seed=0, purpose=f"gradients.{n}") for n, x in outputs.items()}
+        return {n: philox.normal(x.shape, seed=0, purpose=f"gradients.{n}") for n, x in outputs.items()}
 
 
 def by_hand(subject: Subject, where: backends.Backend, implementation: str) -> dict[str, Floats]:
@@ -107,7 +107,7 @@ def directions_of(subject: Subject, count: int | None) -> dict[str, Floats]:
         if count is None or leaf.size <= count:
             found[name] = np.eye(leaf.size)
         else:
-            signs = counter.uniform((count, leaf.size), seed=0, purpose=f"gradients.directions.{name}") < 0.5
+            signs = philox.uniform((count, leaf.size), seed=0, purpose=f"gradients.directions.{name}") < 0.5
             found[name] = np.where(signs, 1.0, -1.0) / math.sqrt(leaf.size)
     return found
 
@@ -277,20 +277,20 @@ def _block_subject(mechanism: Mechanism, config: Any, context: list[str], name: 
     block = mechanism.block
     b, n, keys = 2, 3, 2 if "memory" in context else 3
     normal = {"x": (b, n, config.width), "memory": (b, keys, config.width)}
-    x, memory = (counter.normal(shape, seed=0, purpose=f"gradients.{what}") for what, shape in normal.items())
+    x, memory = (philox.normal(shape, seed=0, purpose=f"gradients.{what}") for what, shape in normal.items())
     shapes = {"mask": (n, keys), "key_mask": (b, n), "memory_mask": (b, keys)}
     fixed: dict[str, NDArray[Any]] = {
-        what: counter.uniform(shape, seed=0, purpose=f"gradients.{what}") < 0.7
+        what: philox.uniform(shape, seed=0, purpose=f"gradients.{what}") < 0.7
         for what, shape in shapes.items()
         if what in context
     }
     if "tokens" in context:
-        fixed["tokens"] = counter.integers((b, n), 0, config.vocabulary, seed=0, purpose="gradients.tokens")
+        fixed["tokens"] = philox.integers((b, n), 0, config.vocabulary, seed=0, purpose="gradients.tokens")
     if "positions" in getattr(config, "context_fields", ()):
         fixed["positions"] = np.arange(keys) % 2
     params = block.init(config, seed=0, like=x)
     # Biases start at 0, where an error could hide.
-    params = tree.map_leaves(lambda w: w + 0.25 * counter.normal(w.shape, seed=0, purpose="gradients.params"), params)
+    params = tree.map_leaves(lambda w: w + 0.25 * philox.normal(w.shape, seed=0, purpose="gradients.params"), params)
     whole = {"x": x, "params": params, "context": {"memory": memory} if "memory" in context else {}}
 
     def step(leaves: Arrays) -> tuple[Any, Any, Any]:

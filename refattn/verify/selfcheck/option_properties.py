@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn import counter
+from refattn import philox
 from refattn.verify.selfcheck.probe import Core, Values, same_bits, used_share
 from refattn.verify.selfcheck.samples import Sample
 from refattn.verify.tolerance.budget import finite
@@ -54,7 +54,7 @@ def far(core: Core, s: Sample) -> float:
 def bias_shift(core: Core, s: Sample) -> float:
     """A number added to a whole row of scores moves lse by it, and nothing else; its gradient is that of lse."""
     b, _, queries, _ = s.inputs["q"].shape
-    shift = counter.normal((b, 1, queries, 1), seed=0, purpose="laws.bias")
+    shift = philox.normal((b, 1, queries, 1), seed=0, purpose="laws.bias")
     expected = core(s.inputs, s.options, s.upstream)
     alive = np.isfinite(expected["lse"])
     expected |= {name: expected[name] + shift[..., 0] for name in ("lse", "max")}
@@ -68,7 +68,7 @@ def sink_key(core: Core, s: Sample) -> float:
     """A sink is a key of value 0 that every query sees, with the sink for its score."""
     b, h, queries, _ = s.inputs["q"].shape
     keys = s.inputs["k"].shape[2]
-    sink = counter.normal((h,), seed=0, purpose="laws.sink")
+    sink = philox.normal((h,), seed=0, purpose="laws.sink")
     got = core({**s.inputs, "sink": sink}, s.options, s.upstream)
     x = {n: np.concatenate([y, 0.0 * y[:, :, :1]], axis=2) if n in "kv" else y for n, y in s.inputs.items()}
     column = np.arange(keys + 1) == keys
@@ -86,7 +86,7 @@ def sink_key(core: Core, s: Sample) -> float:
 
 def sinks(core: Core, s: Sample) -> float:
     """Several sinks are one, the logarithm of the sum of their exponentials; its gradient is theirs by their shares."""
-    several = counter.normal((s.inputs["q"].shape[1], 3), seed=0, purpose="laws.sinks")
+    several = philox.normal((s.inputs["q"].shape[1], 3), seed=0, purpose="laws.sinks")
     one = np.log(np.sum(np.exp(several), axis=1))
     expected = core({**s.inputs, "sink": one}, s.options, s.upstream)
     expected["d_sink"] = np.exp(several - one[:, None]) * expected["d_sink"][:, None]
@@ -134,7 +134,7 @@ def lengths(core: Core, s: Sample) -> float:
 def dropout_in_two(core: Core, s: Sample) -> float:
     """Dropout is attention over the keys that stay, times what these weigh together: exp(lse_kept - lse) / (1 - p)."""
     plane = (*s.inputs["q"].shape[:3], s.inputs["k"].shape[2])
-    stays = counter.uniform(plane, seed=0, purpose="laws.keep") < 0.5
+    stays = philox.uniform(plane, seed=0, purpose="laws.keep") < 0.5
     x = {**s.inputs, "keep": np.where(stays, 2.0, 0.0)}
     got = core(x, s.options, s.upstream)
     whole, saved_whole = core.forward(s.inputs, s.options)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import backends, equations
-from refattn.golden.storage import TYPES, has_gradient
+from refattn.golden.storage_types import TYPES, has_gradient
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.tolerance.budget import disturbance, finite, rounding_sizes
 from refattn.verify.tolerance.compare import ELEMENT

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import backends, counter
+from refattn import backends, philox
 from refattn.ops.masks import Causal, causal_offset
 from refattn.verify.selfcheck.option_properties import OPTION_PROPERTIES
 from refattn.verify.selfcheck.probe import Core, Values, same_bits, used_share
@@ -26,7 +26,7 @@ _ALIGNMENTS: tuple[Causal, ...] = ("bottom_right", "top_left")
 
 def permutation(core: Core, s: Sample) -> float:
     """Keys, values and columns of the mask in another order: d_k and d_v follow, nothing else changes."""
-    order = counter.permutation(s.inputs["k"].shape[2], seed=0, purpose="laws.keys")
+    order = philox.permutation(s.inputs["k"].shape[2], seed=0, purpose="laws.keys")
     expected = _keys(core(s.inputs, s.options, s.upstream), order)
     return used_share(
         core(_keys(s.inputs, order), s.options, s.upstream), expected, core.noise(s.inputs, s.options, s.upstream)
@@ -35,7 +35,7 @@ def permutation(core: Core, s: Sample) -> float:
 
 def query_permutation(core: Core, s: Sample) -> float:
     """Queries and rows of the mask in another order: their outputs and d_q follow, d_k and d_v do not change."""
-    order = counter.permutation(s.inputs["q"].shape[2], seed=0, purpose="laws.queries")
+    order = philox.permutation(s.inputs["q"].shape[2], seed=0, purpose="laws.queries")
     expected = _queries(core(s.inputs, s.options, s.upstream), order)
     moved = core(_queries(s.inputs, order), s.options, _queries(s.upstream, order))
     return used_share(moved, expected, core.noise(s.inputs, s.options, s.upstream))
@@ -45,7 +45,7 @@ def token_permutation(core: Core, s: Sample) -> float:
     """Tokens, as queries and as keys, in another order: everything follows. Where lengths differ, the first ones."""
     queries, keys = s.inputs["q"].shape[2], s.inputs["k"].shape[2]
     both = min(queries, keys)
-    order = counter.permutation(both, seed=0, purpose="laws.tokens")
+    order = philox.permutation(both, seed=0, purpose="laws.tokens")
     rows, columns = (np.concatenate([order, np.arange(both, n)]) for n in (queries, keys))
     expected = _keys(_queries(core(s.inputs, s.options, s.upstream), rows), columns)
     moved = core(_keys(_queries(s.inputs, rows), columns), s.options, _queries(s.upstream, rows))
@@ -104,7 +104,7 @@ def split_and_merge(core: Core, s: Sample) -> float:
     if s.long or "sink" not in core.mechanism.defaults:
         return share
     heads = s.inputs["q"].shape[1]
-    return max(share, _merged(core, s, {"sink": counter.normal((heads,), seed=0, purpose="laws.sink")}))
+    return max(share, _merged(core, s, {"sink": philox.normal((heads,), seed=0, purpose="laws.sink")}))
 
 
 def _merged(core: Core, s: Sample, sinks: Values) -> float:
@@ -136,7 +136,7 @@ def _merged(core: Core, s: Sample, sinks: Values) -> float:
 def padding(core: Core, s: Sample) -> float:
     """A masked key is as good as deleted, whatever it holds, and its gradients are exactly 0."""
     b, _, keys, _ = s.inputs["k"].shape
-    keep = counter.uniform((keys,), seed=0, purpose="laws.padding") < 0.7
+    keep = philox.uniform((keys,), seed=0, purpose="laws.padding") < 0.7
     mask = {"key_mask": s.inputs.get("key_mask", np.ones((b, 1), dtype=np.bool_)) & keep}
     if "mask" in core.mechanism.defaults:
         mask = {"mask": s.inputs.get("mask", np.ones((1, 1, 1, 1), dtype=np.bool_)) & keep}
@@ -150,7 +150,7 @@ def padding(core: Core, s: Sample) -> float:
 
 def sequence_padding(core: Core, s: Sample) -> float:
     """A masked token of a sequence is as good as deleted, whatever it holds; the gradients of what it holds are 0."""
-    keep = counter.uniform((s.inputs["k"].shape[2],), seed=0, purpose="laws.padding") < 0.7
+    keep = philox.uniform((s.inputs["k"].shape[2],), seed=0, purpose="laws.padding") < 0.7
     masked = s.inputs.get("key_mask", np.ones((len(s.inputs["k"]), 1), dtype=np.bool_)) & keep
     upstream = {n: x.copy() for n, x in s.upstream.items()}
     for x in _with_tokens(core, upstream).values():
@@ -166,7 +166,7 @@ def sequence_padding(core: Core, s: Sample) -> float:
 def token_padding(core: Core, s: Sample) -> float:
     """Tokens that are masked as queries and as keys are as good as deleted, and so are the gradients of both: 0."""
     queries, keys = s.inputs["q"].shape[2], s.inputs["k"].shape[2]
-    keep = counter.uniform((max(queries, keys),), seed=0, purpose="laws.padding") < 0.7
+    keep = philox.uniform((max(queries, keys),), seed=0, purpose="laws.padding") < 0.7
     rows, columns = keep[:queries], keep[:keys]
     mask = s.inputs.get("mask", np.ones((1, 1, 1, 1), dtype=np.bool_)) & rows[:, None] & columns
     changed = _raised(core, s.inputs, q=np.s_[:, :, ~rows], k=np.s_[:, :, ~columns], v=np.s_[:, :, ~columns])

@@ -15,8 +15,8 @@ import numpy as np
 
 from refattn import backends, equations
 from refattn.golden import vectors
-from refattn.mechanisms.paper import own_call, reading
 from refattn.mechanisms.record import Case, Mechanism, Unsupported
+from refattn.mechanisms.use_definition import own_call, reading
 from refattn.verify.freeze import recompute
 from refattn.verify.outcome import Truth
 from refattn.verify.selfcheck import gradients, tangents

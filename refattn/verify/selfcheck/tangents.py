@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import counter
+from refattn import philox
 from refattn.instruments.dual import Tangents, tangents
 from refattn.verify.selfcheck.gradients import FLOOR, Subject
 
@@ -30,7 +30,7 @@ TOLERANCE = 1e-12
 
 def direction(subject: Subject, number: int) -> dict[str, Floats]:
     """Return a random direction of all leaves."""
-    return {n: counter.normal(x.shape, seed=number, purpose=f"tangents.{n}") for n, x in subject.leaves.items()}
+    return {n: philox.normal(x.shape, seed=number, purpose=f"tangents.{n}") for n, x in subject.leaves.items()}
 
 
 def push(function: Callable[[Any, Tangents], Mapping[str, Any]], subject: Subject, along: Mapping[str, Floats]) -> Any:

@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import counter, equations
+from refattn import equations, philox
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import FLOAT8, SCALED, TYPES, has_gradient, round_to, spacing, stored
+from refattn.golden.storage_types import FLOAT8, SCALED, TYPES, has_gradient, round_to, spacing, stored
 from refattn.instruments.products import products
 from refattn.instruments.sized import Sized, sizes
 from refattn.instruments.wrapper import plain
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.outcome import Truth
-from refattn.verify.tolerance import scaled
+from refattn.verify.tolerance import quantised
 
 Floats = NDArray[np.float64]
 
@@ -108,19 +108,19 @@ def truth(
     inputs are rounded to `given` where that is another type, one that `dtype` holds. `further` are outputs beside `out`
     on which the loss of the gradients depends, too; `replaced` are inputs that are not those of the case.
 
-    In formats with factors these are of so many tokens, `per` (see `refattn.verify.tolerance.scaled`), and there are no
+    In formats with factors these are of so many tokens, `per` (`refattn.verify.tolerance.quantised`), and there are no
     gradients; the result is of the type `result`, and what kernels round on the way is rounded to that.
     """
     factors: dict[str, NDArray[Any]] = {}
     times: dict[str, NDArray[Any]] = {}
     if dtype in SCALED:
-        inputs, factors, times = scaled.scaled(mechanism, case, dtype, per=per, seed=seed)
+        inputs, factors, times = quantised.scaled(mechanism, case, dtype, per=per, seed=seed)
         inputs, dtype = inputs | dict(replaced or {}), result
     else:
         inputs = make(mechanism.name, case, given or dtype, seed=seed) | dict(replaced or {})
     kept = "float32" if factors else dtype
     inputs = {name: stored(x.astype(np.float64), kept) if has_gradient(x) else x for name, x in inputs.items()}
-    exact = scaled.products(inputs, times)
+    exact = quantised.products(inputs, times)
     upstream: dict[str, NDArray[Any]] = {}
     if grad:
         outputs = evaluate(mechanism, exact, case.options, None)
@@ -147,7 +147,7 @@ def granting(
 def _exact(known: Truth) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the inputs and the upstream gradients of a truth in float64."""
     pulls = {} if known.upstream is None else {"d_out": known.upstream, **known.further}
-    return scaled.products(known.inputs, known.times), wide(pulls)
+    return quantised.products(known.inputs, known.times), wide(pulls)
 
 
 def granted(
@@ -506,7 +506,7 @@ def disturbance(
         each = signs[alike[key]] if alike else signs[:-1].reshape(value.shape)
         disturbed = value * shared + each * sizes[key]
         if held and id in held:
-            chance = counter.uniform(value.shape, seed=seed, purpose=f"budget.{key}.{draw}") - 0.5
+            chance = philox.uniform(value.shape, seed=seed, purpose=f"budget.{key}.{draw}") - 0.5
             return round_to(
                 disturbed + np.where(np.isfinite(value), chance * spacing(disturbed, held[id]), 0.0), held[id]
             )
@@ -546,7 +546,7 @@ def _of_bits(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
 def _bits(words: int, purpose: str, block: int, seed: int) -> NDArray[np.uint8]:
     """Return the bits of `DRAWS` draws at once: for few words a call takes as long as for many."""
     steps = range(block * DRAWS, (block + 1) * DRAWS)
-    return counter.words_of_steps(words, steps, seed=seed, purpose=purpose).astype("<u4").view(np.uint8)
+    return philox.words_of_steps(words, steps, seed=seed, purpose=purpose).astype("<u4").view(np.uint8)
 
 
 def rows(tensor: str, x: NDArray[Any]) -> NDArray[Any]:

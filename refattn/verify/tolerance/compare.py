@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.golden.storage import TYPES, round_to, spacing
+from refattn.golden.storage_types import TYPES, round_to, spacing
 from refattn.verify.outcome import Floats, Result, Truth, Verdict
 from refattn.verify.tolerance.budget import SMALLEST, bias_of, finite, has_rows, ratio, rounded, rows
 

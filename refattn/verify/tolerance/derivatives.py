@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from refattn import counter
+from refattn import philox
 from refattn.golden.inputs import make_upstream
-from refattn.golden.storage import TYPES, has_gradient, stored
+from refattn.golden.storage_types import TYPES, has_gradient, stored
 from refattn.instruments.dual import Tangents, tangents
 from refattn.instruments.rounded import rounded
 from refattn.mechanisms.record import Case, Mechanism
@@ -36,7 +36,7 @@ def with_derivatives(
 ) -> Truth:
     """Return the truth of a case with that of its derivatives: "tangent", "hessian" or both."""
     along = {
-        name: stored(counter.normal(x.shape, seed=seed, purpose=f"along.{mechanism.name}.{case.name}.{name}"), dtype)
+        name: stored(philox.normal(x.shape, seed=seed, purpose=f"along.{mechanism.name}.{case.name}.{name}"), dtype)
         for name, x in truth.inputs.items()
         if has_gradient(x)
     }

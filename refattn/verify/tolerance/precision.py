@@ -10,7 +10,7 @@ import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
-from refattn.golden.storage import FLOAT8, SCALED
+from refattn.golden.storage_types import FLOAT8, SCALED
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.outcome import Outcome, Precision, Report
 from refattn.verify.tolerance.budget import Roundings, granting

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import counter
+from refattn import philox
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import stored
+from refattn.golden.storage_types import stored
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.outcome import Floats, Result, Truth, Verdict
 from refattn.verify.tolerance.budget import NONE, Roundings, disturbances, evaluate, finite, granted, ratio, wide
@@ -189,7 +189,7 @@ def _at_random(cut: _Cut, case: Case, seed: int, keys: bool) -> tuple[dict[str, 
     """Return pieces of random parts by tensor, and how many rows they have, in words."""
     (b, g, shared), n_q, n_k = cut.heads, cut.inputs["q"].shape[2], cut.inputs["k"].shape[2]
     purpose = f"sampled.{case.name}"
-    order = np.argsort(counter.uniform((b * g,), seed=seed, purpose=purpose))[:COMBINATIONS]
+    order = np.argsort(philox.uniform((b * g,), seed=seed, purpose=purpose))[:COMBINATIONS]
     pieces: dict[str, list[_Piece]] = {}
     counts = []
     for side, rows, others in (("queries", n_q, n_k), ("keys", n_k, n_q)):
@@ -197,7 +197,7 @@ def _at_random(cut: _Cut, case: Case, seed: int, keys: bool) -> tuple[dict[str, 
             continue
         size = int(min(rows, max(4, PAIRS // (len(order) * shared * others))))
         for number in order:
-            chance = counter.uniform((rows,), seed=seed, purpose=f"{purpose}.{side}.{number}")
+            chance = philox.uniform((rows,), seed=seed, purpose=f"{purpose}.{side}.{number}")
             at = np.sort(np.argsort(chance)[:size]).astype(np.int64)
             for name, piece in getattr(cut, side)(*divmod(int(number), g), at).items():
                 pieces.setdefault(name, []).append(piece)

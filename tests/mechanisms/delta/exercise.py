@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn import Context, counter, equations, mechanism
+from refattn import Context, equations, mechanism, philox
 
 Make = Callable[[Any], Any]
 Run = tuple[Mapping[str, int], Callable[[], None]]
@@ -54,7 +54,7 @@ BLOCKS: tuple[dict[str, Any], ...] = (
 
 
 def _draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=7, purpose=name)
+    return philox.normal(shape, seed=7, purpose=name)
 
 
 def _core(
@@ -64,9 +64,9 @@ def _core(
     record = mechanism("delta")
     assert record.core is not None
     q, k, v = make(_draw("q", b, h, n, d)), make(_draw("k", b, f, n, d)), make(_draw("v", b, g, n, e))
-    given = {gate: make(-0.5 * counter.uniform((b, g, n), seed=7, purpose=gate)) for gate in GATES[rule]}
+    given = {gate: make(-0.5 * philox.uniform((b, g, n), seed=7, purpose=gate)) for gate in GATES[rule]}
     if "channels" in given:
-        given["log_decay"] = make(-0.5 * counter.uniform((b, g, n, d), seed=7, purpose="channels"))
+        given["log_decay"] = make(-0.5 * philox.uniform((b, g, n, d), seed=7, purpose="channels"))
         del given["channels"]
     options: dict[str, Any] = {
         "qk_norm": rule in ("kda", "momentum"),
@@ -74,7 +74,7 @@ def _core(
         "implementation": implementation,
     }
     options["chunk"] = sizes["i"]
-    options["key_mask"] = make(counter.uniform((b, n), seed=7, purpose="mask") < 0.8)
+    options["key_mask"] = make(philox.uniform((b, n), seed=7, purpose="mask") < 0.8)
     # Under a hook, even one that changes nothing, the chunked implementation takes all heads at once, and computes an
     # inverse.
     with equations.apply(lambda id, name, value: value) if implementation == "chunked" else nullcontext():
@@ -87,7 +87,7 @@ def _block(sizes: Mapping[str, int], *, make: Make, options: dict[str, Any]) -> 
     block = mechanism("delta").block
     config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options)
     x = make(np.asarray(_draw("x", b, n, m)))
-    context = Context(causal=True, key_mask=make(counter.uniform((b, n), seed=7, purpose="padding") < 0.8))
+    context = Context(causal=True, key_mask=make(philox.uniform((b, n), seed=7, purpose="padding") < 0.8))
     params = block.init(config, seed=7, like=x)
     state, saved = block.forward(params, block.start(params, x, context), context)
     d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, n, m)))

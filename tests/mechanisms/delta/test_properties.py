@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refattn as ra
-from refattn import backends, counter
+from refattn import backends, philox
 from refattn.mechanisms.delta import options
 from refattn.mechanisms.delta.implementations import chunked
 from refattn.mechanisms.delta.testing.cases import RULES
@@ -24,11 +24,11 @@ Arrays = dict[str, Any]
 
 
 def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=29, purpose=f"delta.{name}")
+    return philox.normal(shape, seed=29, purpose=f"delta.{name}")
 
 
 def uniform(name: str, low: float, high: float, *shape: int) -> Any:
-    return low + (high - low) * counter.uniform(shape, seed=29, purpose=f"delta.{name}")
+    return low + (high - low) * philox.uniform(shape, seed=29, purpose=f"delta.{name}")
 
 
 def call(rule: str, n: int = 13, *, b: int = 2, h: int = 2, f: int = 2, g: int = 2, d: int = 4, e: int = 3) -> Arrays:
@@ -225,7 +225,7 @@ def test_it_is_an_associative_memory(implementation: str) -> None:
 def test_signs_and_sizes_of_keys_and_values(implementation: str) -> None:
     x = call("kda")
     out, _ = run(x, implementation)
-    signs = np.where(counter.uniform((13,), seed=1, purpose="signs") < 0.5, -1.0, 1.0)[:, None]
+    signs = np.where(philox.uniform((13,), seed=1, purpose="signs") < 0.5, -1.0, 1.0)[:, None]
     assert np.array_equal(run({**x, "k": signs * x["k"], "v": signs * x["v"]}, implementation)[0], out)
     scaled = {**x, "k": 4.0 * x["k"], "v": 4.0 * x["v"], "beta": x["beta"] / 16.0}
     assert np.array_equal(run(scaled, implementation)[0], out)
@@ -306,7 +306,7 @@ def test_equal_keys_and_momenta_lose_no_digits_in_float32() -> None:
 
 def test_a_state_in_bfloat16_does_not_converge() -> None:
     """What a kernel loses that stores its state so; one that keeps it wide is as near as it should be."""
-    from refattn.golden.storage import round_to
+    from refattn.golden.storage_types import round_to
 
     v = draw("v", 8, 1)
     narrow = wide = np.zeros((8, 1))

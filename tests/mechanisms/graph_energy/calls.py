@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from refattn import counter, equations
-from refattn.mechanisms.entry import defaults_of
+from refattn import equations, philox
+from refattn.mechanisms.core_arguments import defaults_of
 from refattn.mechanisms.graph_energy import Given, Polynomial, Start, core, dense, loops
 from refattn.mechanisms.graph_energy.implementations import pairs
 from refattn.mechanisms.graph_energy.options.integrator import INTEGRATORS
@@ -27,11 +27,11 @@ B, H, G, N, D, E = 2, 4, 2, 7, 3, 5
 
 
 def draw(name: str, *shape: int) -> Floats:
-    return counter.normal(shape, seed=23, purpose=f"graph_energy.{name}")
+    return philox.normal(shape, seed=23, purpose=f"graph_energy.{name}")
 
 
 def kept(name: str, *shape: int, keep: float = 0.7) -> NDArray[np.bool_]:
-    return np.asarray(counter.uniform(shape, seed=23, purpose=f"graph_energy.{name}") < keep)
+    return np.asarray(philox.uniform(shape, seed=23, purpose=f"graph_energy.{name}") < keep)
 
 
 def qkv(n: int = N) -> tuple[Floats, Floats, Floats]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.implementations import tiled
 from tests.mechanisms.graph_energy.calls import (
@@ -56,7 +56,7 @@ ALL = [
 The graphs are causal or not, or "kk": of keys with keys, which other queries attend.
 """
 
-FEW = [ALL[int(n)] for n in counter.permutation(len(ALL), seed=0, purpose="graph_energy.combinations")[:60]]
+FEW = [ALL[int(n)] for n in philox.permutation(len(ALL), seed=0, purpose="graph_energy.combinations")[:60]]
 
 
 def options_of(combination: Any) -> dict[str, Any]:

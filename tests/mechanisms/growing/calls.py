@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 
 import refattn as ra
-from refattn import counter, tree
+from refattn import philox, tree
 from refattn.mechanisms.growing.implementations import tiled
 from refattn.mechanisms.softmax.implementations import tiled as softmax_tiled
 from refattn.ops.tiles import Plan, Tile
@@ -29,11 +29,11 @@ SIZES = {
 
 
 def draw(name: str, *shape: int, seed: int = 0) -> Any:
-    return counter.normal(shape, seed=seed, purpose=f"growing.{name}")
+    return philox.normal(shape, seed=seed, purpose=f"growing.{name}")
 
 
 def uniform(name: str, *shape: int, seed: int = 0) -> Any:
-    return counter.uniform(shape, seed=seed, purpose=f"growing.{name}")
+    return philox.uniform(shape, seed=seed, purpose=f"growing.{name}")
 
 
 def context_of(name: str) -> ra.Context:

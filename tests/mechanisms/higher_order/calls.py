@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.higher_order.implementations import schedule, tiled
 from refattn.mechanisms.higher_order.options import Add, Clamp, Exact, Signed
 from refattn.ops.tiles import Plan, Tile
@@ -62,10 +62,10 @@ def make(
     """A call of these sizes with elements of about unit size; `keep` masks keys."""
 
     def draw(name: str, *shape: int) -> Any:
-        return counter.normal(shape, seed=seed, purpose=f"higher_order.{name}")
+        return philox.normal(shape, seed=seed, purpose=f"higher_order.{name}")
 
     if keep is not None:
-        options["key_mask"] = counter.uniform((b, j), seed=seed, purpose="higher_order.keep") < keep
+        options["key_mask"] = philox.uniform((b, j), seed=seed, purpose="higher_order.keep") < keep
     return Call(draw("q", b, h, i, d), draw("k", b, g, j, d), draw("v", b, g, j, e), draw("d_out", b, h, i, e), options)
 
 
@@ -182,4 +182,4 @@ def cut(chunk: int, heads: int = 1) -> Iterator[None]:
 
 def rows(n: int, d: int, name: str = "x") -> Any:
     """Normal numbers (1, 1, n, d)."""
-    return counter.normal((1, 1, n, d), seed=11, purpose=name)
+    return philox.normal((1, 1, n, d), seed=11, purpose=name)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import backends, counter
+from refattn import backends, philox
 from refattn.mechanisms.higher_order.dense import divisor_of, taylor, through_divisor
 from refattn.mechanisms.higher_order.options import Add, Clamp, Exact, Signed
 from refattn.verify.selfcheck import gradients
@@ -100,7 +100,7 @@ def test_gradients_agree_three_ways_to_1e_9() -> None:
 
 @pytest.mark.parametrize("implementation", ["tiled", "chunked"])
 def test_float32_is_as_good_over_many_tokens(implementation: str) -> None:
-    q, k, v = (counter.normal((1, 1, 4096, 16), seed=2, purpose=n).astype("float32") for n in "qkv")
+    q, k, v = (philox.normal((1, 1, 4096, 16), seed=2, purpose=n).astype("float32") for n in "qkv")
     wide = [x.astype("float64") for x in (q, k, v)]
     truth = ra.higher_order.forward(*wide, causal=True, implementation="tiled")[0]
     found = ra.higher_order.forward(q, k, v, causal=True, implementation=implementation)[0]
@@ -139,7 +139,7 @@ def test_order_20_is_softmax_to_1e_14() -> None:
 )
 def test_order_2_on_random_data(alpha: float, percent: float, uniform: float) -> None:
     """Relative error of the output against softmax of the same scores, 512 tokens of width 64; and that of the mean."""
-    q, k, v = (counter.normal((1, 8, 512, 64), seed=4, purpose=f"random.{n}") for n in "qkv")
+    q, k, v = (philox.normal((1, 8, 512, 64), seed=4, purpose=f"random.{n}") for n in "qkv")
     exact = softmax(scores_of(q, k, alpha), v)
     found = ra.higher_order.forward(q, k, v, alpha=alpha)[0]
     mean = np.mean(v, axis=2, keepdims=True)
@@ -160,7 +160,7 @@ def test_the_weight_of_order_2(s: float, below: float, above: float) -> None:
 @pytest.mark.parametrize(("d", "largest"), [(16, 4 / 3), (64, 8 / 3)])
 def test_scores_are_bounded(d: int, largest: float) -> None:
     """|s| <= sqrt(d) / alpha, whatever comes in; reached by aligned and opposed vectors."""
-    q = rows(50, d) * 10.0 ** counter.normal((1, 1, 50, 1), seed=1, purpose="size") + 3.0
+    q = rows(50, d) * 10.0 ** philox.normal((1, 1, 50, 1), seed=1, purpose="size") + 3.0
     k = np.concatenate([q, -q], axis=2)
     scores = scores_of(q, k, 3.0)
     assert np.abs(scores).max() <= largest + 1e-12
@@ -205,7 +205,7 @@ def test_odd_orders_are_positive_up_to_a_width(order: int, widest: int) -> None:
 @pytest.mark.parametrize(("n", "percent"), [(4, 43.0), (16, 26.0), (64, 9.0), (256, 0.3)])
 def test_how_often_sums_are_negative_with_delta_1(n: int, percent: float) -> None:
     """About Phi(-sqrt(n) / (2 alpha)): why a causal delta = 1 has to be asked for with its policy."""
-    q, k = (counter.normal((1, 40, m, 64), seed=6, purpose=f"sign.{n}.{name}") for name, m in (("q", 100), ("k", n)))
+    q, k = (philox.normal((1, 40, m, 64), seed=6, purpose=f"sign.{n}.{name}") for name, m in (("q", 100), ("k", n)))
     _, saved = ra.higher_order.forward(q, k, k, normaliser="exact(delta=1.0)")
     found = 100.0 * float(np.mean(saved.normaliser <= 0.0))
     assert found == pytest.approx(percent, rel=0.25, abs=0.3)

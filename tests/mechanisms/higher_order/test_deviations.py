@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.higher_order.dense import taylor
 from refattn.mechanisms.higher_order.testing.wrong import READINGS
 
 
 def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=21, purpose=f"deviations.{name}")
+    return philox.normal(shape, seed=21, purpose=f"deviations.{name}")
 
 
 def arrays(n: int = 24, d: int = 8) -> tuple[Any, Any, Any]:
@@ -93,7 +93,7 @@ def contracted_over_queries(q: Any, k: Any, v: Any, normaliser: str) -> Any:
 def test_the_second_order_of_the_authors_code_is_no_attention() -> None:
     """Keys in another order change its result; ours they leave alone, to the last digits."""
     q, k, v = arrays()
-    order = counter.permutation(24, seed=0, purpose="order")
+    order = philox.permutation(24, seed=0, purpose="order")
     for normaliser in ("exact", "exact(delta=1)"):
         ours, theirs = (
             [f(q, keys, values, normaliser=normaliser) for keys, values in ((k, v), (k[:, :, order], v[:, :, order]))]
@@ -117,7 +117,7 @@ def test_the_authors_sums_change_sign() -> None:
 def test_a_mask_on_the_keys_alone_is_enough_with_delta_1_only() -> None:
     """There a zeroed key weighs T(0) - 1 = 0; with delta = 0 it would weigh 1."""
     q, k, v = arrays()
-    mask = counter.uniform((1, 24), seed=1, purpose="mask") < 0.7
+    mask = philox.uniform((1, 24), seed=1, purpose="mask") < 0.7
     for normaliser, same in (("exact(delta=1)", True), ("exact", False)):
         right = ra.higher_order.forward(q, k, v, key_mask=mask, normaliser=normaliser)[0]
         zeroed = READINGS["padding by zeroed keys"](q, k, v, key_mask=mask, normaliser=normaliser)[0]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.higher_order import loops
 from refattn.mechanisms.higher_order.options import NORMALISERS
 from tests.mechanisms.higher_order.calls import IMPLEMENTATIONS, assert_close, cut, make, run
@@ -120,7 +120,7 @@ def test_a_large_mean_costs_float32_no_digits_of_the_square(implementation: str)
 def test_any_mask_beside_a_key_mask(normaliser: str, shape: tuple[int, ...]) -> None:
     """With causality, in both implementations with pairs; written out here."""
     call = make(2, 4, 2, 9, 13, 6, 4, keep=0.7, causal=True, normaliser=normaliser)
-    mask = counter.uniform(shape, seed=3, purpose="any") < 0.8
+    mask = philox.uniform(shape, seed=3, purpose="any") < 0.8
     with ra.trace() as t:
         dense = run(call.but(mask=mask))
     allowed = call.allowed & np.broadcast_to(mask, (2, 4, 9, 13))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
 from refattn.mechanisms.higher_order.implementations.monomials import count, monomials, monomials_backward, pieces
 from refattn.mechanisms.higher_order.options import Options
@@ -20,7 +20,7 @@ widths, degrees = st.integers(1, 9) | st.just(24), st.integers(0, 5)
 
 
 def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=3, purpose=name)
+    return philox.normal(shape, seed=3, purpose=name)
 
 
 def whole(x: Any, lowest: int, degree: int, *, divided: bool) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter, tree
+from refattn import philox, tree
 from tests.mechanisms.higher_order.calls import WELL, Call, assert_close, cut, make, run
 
 
@@ -64,7 +64,7 @@ def test_chunks_merge_to_the_whole_in_a_tree(count: int) -> None:
         for one in (merged, nested):
             np.testing.assert_allclose(getattr(one, name), getattr(whole.state, name), rtol=0.0, atol=1e-13)
     weigh: Any = replace(
-        merged, **{n: counter.normal(x.shape, seed=3, purpose=n) for n, x in tree.flatten(merged).items()}
+        merged, **{n: philox.normal(x.shape, seed=3, purpose=n) for n, x in tree.flatten(merged).items()}
     )
     none = np.zeros((1, 2, 12, 3))
     expected = ra.higher_order.backward(whole, none, weigh)
@@ -92,7 +92,7 @@ def test_states_that_do_not_merge() -> None:
 
 def test_the_state_is_of_constant_size() -> None:
     """4 F (e + 1) bytes per head: 9.2 kB for width 16, less than 72 tokens of a cache of keys and values."""
-    q = counter.normal((1, 1, 300, 16), seed=1, purpose="state").astype("float32")
+    q = philox.normal((1, 1, 300, 16), seed=1, purpose="state").astype("float32")
     state, sizes = ra.higher_order.empty_state(q, q), []
     for _ in range(3):
         _, saved = ra.higher_order.forward(q, q, q, causal=True, state=state)
@@ -110,7 +110,7 @@ def test_a_million_tokens() -> None:
     length, piece = 1 << (16 if os.environ.get("REFATTN_SLOW_SAMPLE") else 20), 1 << 14
     wide = narrow = None
     for n in range(length // piece):
-        q, k, v = (counter.normal((1, 4, piece, 16), seed=n, purpose=f"million.{x}") for x in "qkv")
+        q, k, v = (philox.normal((1, 4, piece, 16), seed=n, purpose=f"million.{x}") for x in "qkv")
         small = [x.astype("float32") for x in (q, k, v)]
         if narrow is None:
             narrow, wide = ra.higher_order.empty_state(*small[1:]), ra.higher_order.empty_state(k, v)
@@ -131,7 +131,7 @@ def test_a_mean_of_the_values_costs_float32_no_digits_of_the_gradients(implement
     n, causal = 2048 if implementation == "recurrent" else 8192, implementation != "linear"
     if parts > 1 and not causal:
         return
-    arrays = [counter.normal((1, 1, n, 16), seed=2, purpose=name) for name in ("q", "k", "v", "d_out")]
+    arrays = [philox.normal((1, 1, n, 16), seed=2, purpose=name) for name in ("q", "k", "v", "d_out")]
     arrays[2] = arrays[2] + 30.0
     small = [x.astype("float32") for x in arrays]
     q, k, v, d_out = (x.astype("float64") for x in small)
@@ -166,7 +166,7 @@ def test_the_gradient_of_a_state_is_that_of_differences(implementation: str) -> 
     options = {**call.options, "causal": True, "implementation": implementation}
     start = ra.higher_order.forward(call.q, call.k, call.v + 2.0, **options, state=empty(call))[1].state
     assert start is not None
-    weigh = {n: counter.normal(x.shape, seed=3, purpose=n) for n, x in tree.flatten(start).items() if n != "settings"}
+    weigh = {n: philox.normal(x.shape, seed=3, purpose=n) for n, x in tree.flatten(start).items() if n != "settings"}
     steps, h = {1: 3.0 / 4.0, 2: -3.0 / 20.0, 3: 1.0 / 60.0}, 2.0**-10
 
     def loss(v: Any, **state: Any) -> float:
@@ -179,7 +179,7 @@ def test_the_gradient_of_a_state_is_that_of_differences(implementation: str) -> 
     hand = {"v": gradients["v"]} | {n: getattr(gradients["state"], n) for n in weigh}
     given: dict[str, Any] = {"v": call.v, **{n: getattr(start, n) for n in weigh}}
     for name, x in given.items():
-        along = counter.normal(x.shape, seed=4, purpose=name)
+        along = philox.normal(x.shape, seed=4, purpose=name)
         ends = {n: loss(**{"v": call.v, name: x + n * h * along}) for n in (-3, -2, -1, 1, 2, 3)}
         expected = sum(w * (ends[n] - ends[-n]) for n, w in steps.items()) / h
         assert math.isclose(float(np.sum(hand[name] * along)), expected, rel_tol=1e-8, abs_tol=1e-8), name

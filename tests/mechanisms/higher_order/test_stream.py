@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import Context, counter, tree
+from refattn import Context, philox, tree
 from refattn.mechanisms.higher_order.layer import stream
 
 RECORD = ra.mechanism("higher_order")
@@ -28,7 +28,7 @@ def block_of(name: str) -> Any:
 
 
 def tokens(n: int) -> Any:
-    return counter.normal((2, n, 12), seed=8, purpose="stream")
+    return philox.normal((2, n, 12), seed=8, purpose="stream")
 
 
 def at_once(params: Any, x: Any, **fields: Any) -> Any:
@@ -55,7 +55,7 @@ def test_steps_give_the_whole(name: str, masked: bool, buffer: int, monkeypatch:
     """The buffer is folded in 0, 3 and 11 times on the way, and what a mask hides is nowhere."""
     monkeypatch.setattr(stream, "BUFFER", buffer)
     params, x = block_of(name), tokens(17)
-    mask = counter.uniform((2, 17), seed=1, purpose="mask") < 0.7 if masked else None
+    mask = philox.uniform((2, 17), seed=1, purpose="mask") < 0.7 if masked else None
     whole = at_once(params, x, **({} if mask is None else {"key_mask": mask}))
     found, cache = in_parts(params, x, [4, *range(5, 12), 14, 15, 16], mask)
     np.testing.assert_allclose(found, whole, rtol=0.0, atol=1e-12)

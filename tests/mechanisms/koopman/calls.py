@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.koopman.options.spaces import Observables
 
 RECORD = ra.mechanism("koopman")
@@ -19,7 +19,7 @@ def drawn(seed: int) -> Callable[..., Any]:
     """What draws normal numbers by a name and a shape, for the tests of a file."""
 
     def draw(name: str, *shape: int, seed: int = seed) -> Any:
-        return counter.normal(shape, seed=seed, purpose=name)
+        return philox.normal(shape, seed=seed, purpose=name)
 
     return draw
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn import Context, counter, equations, mechanism
+from refattn import Context, equations, mechanism, philox
 from refattn.mechanisms.cache import KeysAndValues
 from refattn.mechanisms.koopman.layer import pointer
 
@@ -45,11 +45,11 @@ def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]
 
 
 def _draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=7, purpose=name)
+    return philox.normal(shape, seed=7, purpose=name)
 
 
 def _mask(name: str, *shape: int) -> Any:
-    return counter.uniform(shape, seed=7, purpose=name) < 0.8
+    return philox.uniform(shape, seed=7, purpose=name) < 0.8
 
 
 def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool = False, **options: Any) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.koopman.layer import decode
 from tests.mechanisms.koopman.calls import drawn
 
@@ -145,7 +145,7 @@ def test_a_sampled_sequence_need_not_repeat_itself() -> None:
     def last_query(token: Any) -> Any:
         return 0.1 * token
 
-    uniform = counter.uniform((40,), seed=1, purpose="tokens")
+    uniform = philox.uniform((40,), seed=1, purpose="tokens")
     found = decode.generate(last_query, source, source, np.zeros(4), 40, uniform=uniform)  # from an empty token
     assert found == decode.generate(last_query, source, source, np.zeros(4), 40, uniform=uniform)
     assert any(found[n + 1] != found[m + 1] for n in range(39) for m in range(39) if found[n] == found[m])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.koopman import definition
 from tests.mechanisms.koopman.calls import forward
 
@@ -36,7 +36,7 @@ def growth(saved: tuple[Any, ...], epsilon: float) -> float:
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_a_causal_call_is_the_definition_over_prefixes(seed: int, updates: int) -> None:
     """With every gradient; 10 roundings, as they may grow."""
-    q, k, v, d_out = counter.normal((4, B, H, N, D), seed=seed, purpose="koopman.definition")
+    q, k, v, d_out = philox.normal((4, B, H, N, D), seed=seed, purpose="koopman.definition")
     ridge, epsilon = 0.1 * (1 + seed), 0.05 * (1 + seed)
     numbers: dict[str, Any] = {"updates": updates, "jitter": 1e-2, "ridge": ridge, "epsilon": epsilon}
     given = numbers | {"ridge": np.asarray(ridge), "epsilon": np.asarray(epsilon)}

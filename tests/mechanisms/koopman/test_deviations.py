@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from tests.mechanisms.koopman.calls import drawn, forward
 
 draw = drawn(41)
@@ -72,7 +72,7 @@ def test_shift_and_identity_have_other_limits() -> None:
 
 def test_the_default_can_be_inverted() -> None:
     """Where psi = phi + epsilon pi has no inverse, and in later updates."""
-    arrays = [counter.normal((1, 2, 8, 4), seed=3, purpose=name) for name in "qkv"]
+    arrays = [philox.normal((1, 2, 8, 4), seed=3, purpose=name) for name in "qkv"]
     with pytest.raises(ra.koopman.KoopmanInverseError):
         ra.koopman.forward(*arrays, perturbation="shift")
     assert np.all(np.isfinite(ra.koopman.forward(*arrays, updates=4)[0]))

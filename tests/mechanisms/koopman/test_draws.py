@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import Context, counter, model, tree
+from refattn import Context, model, philox, tree
 from refattn.mechanisms.koopman.layer.draws import Beta, Law, draw
 from refattn.model import decode
 from refattn.train.sample import generate
@@ -55,7 +55,7 @@ def test_one_update_draws_nothing() -> None:
 
 
 def test_a_block_uses_its_draws_or_the_means_of_its_law() -> None:
-    x = counter.normal((1, 5, 8), seed=5, purpose="x")
+    x = philox.normal((1, 5, 8), seed=5, purpose="x")
     params = BLOCK.init(BLOCK.Config(width=8, heads=2), seed=0, like=x)
 
     def out(params: Any, context: Context) -> Any:
@@ -92,7 +92,7 @@ def test_numbers_are_drawn_again_until_psi_is_inverted() -> None:
 
 def test_without_draws_the_means_come_first_and_then_candidates() -> None:
     """Where the means have no inverse, as in scoring a preset that draws."""
-    x = 3.0 * counter.normal((1, 12, 8), seed=3, purpose="x")
+    x = 3.0 * philox.normal((1, 12, 8), seed=3, purpose="x")
     known: dict[str, Any] = {"width": 8, "heads": 2, "updates": 4, "perturbation": "shift"}
 
     def out(**given: Any) -> Any:
@@ -111,7 +111,7 @@ def test_without_draws_the_means_come_first_and_then_candidates() -> None:
 def small(head: str = "vocabulary", **options: Any) -> tuple[model.Params, Any]:
     sizes: dict[str, Any] = {"vocabulary": 256, "context": 8, "width": 8, "heads": 2, "layers": 2}
     config = model.Config("koopman", **sizes, decode=head, options=options)
-    return model.init(config, like=np.ones(1)), counter.integers((2, 8), 0, 256, seed=1, purpose="tokens")
+    return model.init(config, like=np.ones(1)), philox.integers((2, 8), 0, 256, seed=1, purpose="tokens")
 
 
 def test_a_model_draws_by_the_seed_and_the_step() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import Context, counter, tree
+from refattn import Context, philox, tree
 from refattn.mechanisms.koopman.options.kernel import KERNELS
 from refattn.verify.selfcheck.gradients import STENCIL
 from tests.mechanisms.koopman.calls import drawn, forward
@@ -135,7 +135,7 @@ def test_t18_ridges_by_coordinate_own_kernels_and_limits(options: dict[str, Any]
 @pytest.mark.parametrize("space", SPACES)
 def test_t18_masks_of_pairs(space: dict[str, Any]) -> None:
     """Of the dense implementation alone; the first row sees one key, with more transitions than observables."""
-    mask = counter.uniform((4, 5), seed=2, purpose="mask") < 0.7
+    mask = philox.uniform((4, 5), seed=2, purpose="mask") < 0.7
     mask[0] = [False, True, False, False, False]
     assert_core("dense", mask=mask, **space)
     assert_core("dense", causal="top_left", updates=4, **space)
@@ -173,7 +173,7 @@ CONFIGS = {
 
 def context(case: str) -> Context:
     if case == "memory":
-        keep = counter.uniform((2, 5), seed=1, purpose="padding") < 0.7
+        keep = philox.uniform((2, 5), seed=1, purpose="padding") < 0.7
         return Context(memory=draw("memory", 2, 5, 6), memory_mask=keep)
     if case == "draws":
         return Context(draws={"ridge": np.asarray(0.3), "epsilon": np.asarray(0.05)})

@@ -16,8 +16,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import refattn as ra
-from refattn import counter
-from refattn.golden.storage import round_to
+from refattn import philox
+from refattn.golden.storage_types import round_to
 from refattn.mechanisms.softmax.implementations import tiled
 from refattn.ops.tiles import Plan, Tile
 
@@ -60,11 +60,11 @@ def make(
 ) -> Call:
     """A call of these sizes with elements of about unit size; `mask=` may be a shape."""
     if isinstance(options.get("mask"), tuple):
-        options["mask"] = counter.uniform(options["mask"], seed=seed, purpose="mask") < 0.6
+        options["mask"] = philox.uniform(options["mask"], seed=seed, purpose="mask") < 0.6
     lse = options.pop("d_lse", True)
 
     def draw(name: str, *shape: int) -> Any:
-        return counter.normal(shape, seed=seed, purpose=name)
+        return philox.normal(shape, seed=seed, purpose=name)
 
     q, k, v = draw("q", b, h, i, d) * logits, draw("k", b, g, j, d), draw("v", b, g, j, e)
     return Call(q, k, v, draw("d_out", b, h, i, e), draw("d_lse", b, h, i) if lse else None, options)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.instruments.counting import counting
 from refattn.ops.rotary import angles, rotary_forward
 
@@ -16,7 +16,7 @@ from refattn.ops.rotary import angles, rotary_forward
 def test_the_scale_keeps_scores_at_variance_1() -> None:
     """Vaswani et al. 2017, section 3.2.1: products of independent numbers of variance 1 have variance d."""
     for width in (4, 64):
-        q, k = (counter.normal((1, 1, 300, width), seed=2, purpose=name) for name in "qk")
+        q, k = (philox.normal((1, 1, 300, width), seed=2, purpose=name) for name in "qk")
         with ra.trace() as trace:
             ra.softmax.forward(q, k, k, implementation="dense")
         assert np.var(trace["SM.1"]) == pytest.approx(1.0, abs=0.1)
@@ -24,7 +24,7 @@ def test_the_scale_keeps_scores_at_variance_1() -> None:
 
 
 def test_rotated_queries_and_keys_see_distances_alone() -> None:
-    q, k, v = (counter.normal((1, 2, 5, 4), seed=3, purpose=name) for name in "qkv")
+    q, k, v = (philox.normal((1, 2, 5, 4), seed=3, purpose=name) for name in "qkv")
 
     def attended(first: int) -> Any:
         at = angles(np.arange(first, first + 5), 4, q)

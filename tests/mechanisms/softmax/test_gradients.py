@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from tests.mechanisms.softmax.calls import (
     FIXED,
     NAMES,
@@ -54,7 +54,7 @@ def slope(call: Call, implementation: str, direction: dict[str, Any], step: floa
 def test_directional_derivatives(implementation: str, call: Call, seed: int) -> None:
     assume(call.options.get("softcap", 1.0) > 0.5)  # sharper bends need smaller steps than rounding allows
     call = replace(call, q=call.q / max(1.0, np.abs(call.q).max(initial=0.0) / 3.0))
-    direction: Any = {name: counter.normal(getattr(call, name).shape, seed=seed, purpose=name) for name in "qkv"}
+    direction: Any = {name: philox.normal(getattr(call, name).shape, seed=seed, purpose=name) for name in "qkv"}
     direction |= {name: 0.5 for name in ("scale", "softcap") if name in call.options}
     with cut(3, 2):
         gradients = run(call, implementation)

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import refattn as ra
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.softmax import dense, loops
 from refattn.mechanisms.softmax.implementations import tiled
 from refattn.mechanisms.softmax.implementations.bound import safe_rows
@@ -223,7 +223,7 @@ def test_what_is_not_finite_propagates_in_the_core(value: float, implementation:
 
 
 def peak(n: int, **options: Any) -> int:
-    q, k, v, d_out = (counter.normal((1, 1, n, 8), seed=0, purpose=name).astype("float32") for name in "qkvo")
+    q, k, v, d_out = (philox.normal((1, 1, n, 8), seed=0, purpose=name).astype("float32") for name in "qkvo")
     tracemalloc.start()
     try:
         out, saved = ra.softmax.forward(q, k, v, **options, implementation="tiled")
@@ -368,7 +368,7 @@ def test_tiny_queries_are_not_lost_from_the_bound() -> None:
 
 def test_norms_that_overflow_though_the_scores_do_not() -> None:
     q, k = np.asarray([[1e30, 0.0]] * 3), np.asarray([[0.0, 1e30]] * 4)
-    v = counter.normal((1, 1, 4, 2), seed=0, purpose="v")
+    v = philox.normal((1, 1, 4, 2), seed=0, purpose="v")
     call = as_stored(Call(q[None, None], k[None, None], v, np.ones((1, 1, 3, 2)), None, {}), "float32")
     found = run(call, "tiled", dtype="float32")
     np.testing.assert_allclose(

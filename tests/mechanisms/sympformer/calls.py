@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import Context, counter, tree
+from refattn import Context, philox, tree
 from refattn.verify.selfcheck import gradients
 from refattn.xp import backend
 
@@ -39,7 +39,7 @@ SUBSTEPS = ("attention_velocity", "momentum", "velocity", "plain", "none")
 
 
 def draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=11, purpose=name)
+    return philox.normal(shape, seed=11, purpose=name)
 
 
 def stack(layers: int, moved: float = 0.2, **options: Any) -> tuple[Any, ...]:
@@ -58,7 +58,7 @@ def told(params: tuple[Any, ...], x: Any, causal: bool = True, first: int = 0) -
     if "tokens" not in params[0].config.context_fields:
         return Context(causal=causal)
     b, n = x.shape[:2]
-    tokens = counter.integers((b, 12), 0, VOCABULARY, seed=11, purpose="tokens")[:, first : first + n]
+    tokens = philox.integers((b, 12), 0, VOCABULARY, seed=11, purpose="tokens")[:, first : first + n]
     return Context(causal=causal, tokens=backend(x).from_numpy(tokens))
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from refattn import Context, counter, equations, mechanism
+from refattn import Context, equations, mechanism, philox
 from refattn.mechanisms.sympformer.baselines import attend
 from refattn.mechanisms.sympformer.geometry import prefixes, step
 from refattn.mechanisms.sympformer.oracles import reduced
@@ -91,7 +91,7 @@ def _with_one_width(run: Callable[[], None]) -> None:
 
 
 def _draw(name: str, *shape: int) -> Any:
-    return counter.normal(shape, seed=7, purpose=name)
+    return philox.normal(shape, seed=7, purpose=name)
 
 
 def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool) -> None:
@@ -161,7 +161,7 @@ def _stack(
 ) -> list[Run]:
     """Every layer of a stack, with the state that the one before it gives and the gradients of the one after it."""
     b, i, m, t = (sizes[letter] for letter in "bimt")
-    tokens = make(counter.integers((b, i), 0, t, seed=7, purpose="tokens"))
+    tokens = make(philox.integers((b, i), 0, t, seed=7, purpose="tokens"))
     block, context = (
         mechanism("sympformer").block,
         Context(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from refattn import Context, tree
-from refattn.mechanisms import families
+from refattn.mechanisms import option_kinds
 from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.integrators import four_calls
 from refattn.mechanisms.sympformer.integrators.coefficients import phi
@@ -390,7 +390,7 @@ def test_kinds_are_taken_as_objects_names_and_text() -> None:
     one, other = (BLOCK.Config(width=6, heads=2, integrator=kind) for kind in kinds)
     assert one == other and one.integrator.step == Integrator().step
     assert dataclasses.replace(one, layers=2).integrator == one.integrator
-    assert families.text_of(one.integrator, INTEGRATORS_BY_NAME) == "strang(xi=0.5)"
+    assert option_kinds.text_of(one.integrator, INTEGRATORS_BY_NAME) == "strang(xi=0.5)"
 
 
 def test_a_state_of_another_layer() -> None:

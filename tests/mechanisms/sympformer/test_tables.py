@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import Context, counter, model, tree
+from refattn import Context, model, philox, tree
 from refattn.model import decode
 from tests.mechanisms.sympformer.calls import BLOCK, back, draw, run, stack, told
 
@@ -89,7 +89,7 @@ def config(**options: Any) -> model.Config:
 
 def test_a_model_gives_its_sizes_and_its_tokens() -> None:
     params = model.init(config(), seed=5, like=np.zeros(1))
-    tokens = counter.integers((2, 13), 0, 11, seed=5, purpose="tokens")
+    tokens = philox.integers((2, 13), 0, 11, seed=5, purpose="tokens")
     shapes = {name: leaf.shape for name, leaf in tree.flatten(params).items()}
     assert shapes["layers.0.block.token_embedding"] == (11, 8)
     assert shapes["layers.0.block.position_embedding"] == (13, 8)
@@ -102,7 +102,7 @@ def test_a_model_gives_its_sizes_and_its_tokens() -> None:
 @pytest.mark.parametrize("streams", [True, False])
 def test_decoding_gives_the_logits_of_the_whole(streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     params = tree.map_leaves(lambda w: w + 0.1 * draw("moved", *w.shape), model.init(config(), like=np.zeros(1)))
-    tokens = counter.integers((2, 13), 0, 11, seed=5, purpose="tokens")
+    tokens = philox.integers((2, 13), 0, 11, seed=5, purpose="tokens")
     whole = model.forward(params, tokens)[0]
     record = params.config.record if streams else dataclasses.replace(params.config.record, stream=None)
     monkeypatch.setattr(model.Config, "record", property(lambda self: record))

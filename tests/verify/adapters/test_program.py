@@ -18,11 +18,11 @@ from click.testing import CliRunner, Result
 
 from refattn.cli import cli
 from refattn.golden import vectors
-from refattn.golden.storage import round_to
+from refattn.golden.storage_types import round_to
 from refattn.golden.tensors import decode, encode
 from refattn.mechanisms.record import Mechanism
 from refattn.verify import run
-from refattn.verify.adapters import dumped
+from refattn.verify.adapters import result_files
 from refattn.verify.adapters.adapter import LoadError
 from refattn.verify.adapters.program import Program
 from refattn.verify.freeze import thaw
@@ -193,7 +193,7 @@ def test_files_that_are_wrong_or_absent(golden: vectors.GoldenSet, results: Path
     os.mkfifo(results / "tiny.bfloat16.safetensors")
     gone = {name: x for name, x in arrays.items() if name != "d_k"}
     (results / "softcap.float32.safetensors").write_bytes(encode(gone))
-    found = dumped.verify_files(FEW, results, golden, grad=True)
+    found = result_files.verify_files(FEW, results, golden, grad=True)
     by = {(outcome.case, outcome.dtype): outcome for outcome in found.outcomes}
     assert by["tiny", "float32"].status == "disagrees"
     assert by["tiny", "float64"].status == "raises" and "no safetensors file" in by["tiny", "float64"].detail
@@ -203,7 +203,7 @@ def test_files_that_are_wrong_or_absent(golden: vectors.GoldenSet, results: Path
     assert by["mask-full", "float32"].status == "agrees"
     for file in results.iterdir():
         file.unlink()
-    assert dumped.verify_files(FEW, results, golden).exit_code == 3
+    assert result_files.verify_files(FEW, results, golden).exit_code == 3
 
 
 def test_bad_usage(golden: vectors.GoldenSet, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import refattn as ra
 from refattn import equations
-from refattn.golden.storage import round_to
+from refattn.golden.storage_types import round_to
 from refattn.golden.tensors import encode
 from refattn.mechanisms.record import Input
 from refattn.verify.diagnose.error_templates import Templates

@@ -14,11 +14,11 @@ import pytest
 import refattn as ra
 from refattn import equations
 from refattn.equations import declared, tags
-from refattn.golden.storage import round_to
+from refattn.golden.storage_types import round_to
 from refattn.mechanisms.softmax import definition
 from refattn.verify.diagnose.changes import KINDS
 from refattn.verify.diagnose.error_templates import Templates, changes, reach
-from refattn.verify.diagnose.left_out import FAMILIES, found
+from refattn.verify.diagnose.leave_one_out import FAMILIES, found
 from refattn.verify.diagnose.mutants import kernel, mutants
 from refattn.verify.diagnose.suspects import locate
 from refattn.verify.outcome import Report, Result

@@ -17,7 +17,7 @@ import pytest
 import refattn as ra
 from refattn import backends, equations
 from refattn.backends.base import Backend
-from refattn.campaign import Where
+from refattn.many_runs import Where
 from refattn.mechanisms import projections
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax import core, dense, loops

@@ -14,7 +14,7 @@ import pytest
 
 import refattn as ra
 from refattn import backends, equations
-from refattn.golden.storage import TYPES
+from refattn.golden.storage_types import TYPES
 from refattn.mechanisms.softmax import dense, options
 from refattn.mechanisms.softmax.implementations import tiled
 from refattn.ops.masks import Band

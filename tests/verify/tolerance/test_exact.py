@@ -13,8 +13,8 @@ import pytest
 
 import refattn as ra
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import round_to, spacing
-from refattn.mechanisms.calls import EVERY, SHORT
+from refattn.golden.storage_types import round_to, spacing
+from refattn.mechanisms.case_builders import EVERY, SHORT
 from refattn.mechanisms.record import Case
 from refattn.verify.outcome import Truth
 from refattn.verify.report import tables

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn import counter, tree
+from refattn import philox, tree
 from refattn.args import Real, Whole, check, check_all, check_choice
 from refattn.mechanisms import projections
 from refattn.mechanisms.projections import fresh
@@ -157,7 +157,7 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
 
 def _rates(config: Config, name: str, shape: tuple[int, ...], seed: int, layer: int) -> Array:
     """Return the numbers that a decay starts with, on the host."""
-    np = namespace(draw := counter.uniform(shape, seed=seed, purpose=f"delta.{name}", layer=layer))
+    np = namespace(draw := philox.uniform(shape, seed=seed, purpose=f"delta.{name}", layer=layer))
     if name.startswith("a_"):
         low = 1.0 if config.decay == "channel" else 1e-3
         return np.log(low + (16.0 - low) * draw)

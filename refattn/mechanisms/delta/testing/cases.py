@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from refattn.mechanisms.calls import EVERY
+from refattn.mechanisms.case_builders import EVERY
 from refattn.mechanisms.record import Case, Input
 
 HEAD, CHANNEL = "bgn", "bgnd"

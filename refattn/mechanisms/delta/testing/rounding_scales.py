@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from refattn.mechanisms.record import RoundingScale
-from refattn.mechanisms.sizes import scale_of
+from refattn.mechanisms.rounding_sizes import scale_of
 from refattn.ops.heads import group_heads, repeat_heads
 from refattn.xp import Array, namespace
 

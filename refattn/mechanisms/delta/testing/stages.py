@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from refattn.mechanisms.core_arguments import defaults_of
 from refattn.mechanisms.delta import core
-from refattn.mechanisms.entry import defaults_of
 from refattn.ops.heads import group_heads, repeat_heads, ungroup_heads
 from refattn.ops.solve import identity, unit_lower
 from refattn.ops.unit_norm import unit

@@ -10,7 +10,7 @@ from typing import Any
 from refattn.args import check, check_choice, check_number, check_whole
 from refattn.mechanisms import projections
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.entry import defaults_of
+from refattn.mechanisms.core_arguments import defaults_of
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Polynomial
 from refattn.mechanisms.graph_energy.layer import hierarchy

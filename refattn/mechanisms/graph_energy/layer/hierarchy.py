@@ -42,7 +42,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.args import check_arrays, check_mask, check_whole
-from refattn.mechanisms.entry import check_saved, defaults_of, enter, implementation_of, returned, upstream
+from refattn.mechanisms.core_arguments import check_saved, defaults_of, enter, implementation_of, returned, upstream
 from refattn.mechanisms.graph_energy import core, dense
 from refattn.mechanisms.graph_energy.implementations import banded
 from refattn.mechanisms.graph_energy.layer.level import Level, levels_of

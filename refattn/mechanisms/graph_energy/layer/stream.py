@@ -22,7 +22,7 @@ from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.entry import defaults_of
+from refattn.mechanisms.core_arguments import defaults_of
 from refattn.mechanisms.graph_energy import core, dense
 from refattn.mechanisms.graph_energy.forces import Number
 from refattn.mechanisms.graph_energy.implementations import pairs

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from refattn.args import check_choice
-from refattn.mechanisms.families import choose, imported
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial
 from refattn.mechanisms.graph_energy.options.integrator import INTEGRATORS, STOPS
 from refattn.mechanisms.graph_energy.options.links import LINKS
 from refattn.mechanisms.graph_energy.options.start import Start
 from refattn.mechanisms.graph_energy.options.threshold import THRESHOLDS
+from refattn.mechanisms.option_kinds import choose, imported
 
 
 def _chosen(option: str, kinds: Mapping[str, type[Any]]) -> Callable[[Any], Any]:

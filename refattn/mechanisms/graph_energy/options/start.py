@@ -31,7 +31,7 @@ class Start:
         In state "token", an array that broadcasts to (b, h, n), in place of the sigmoid of s_jj.
     jitter
         Broadcastable to the scores (b, h, n, c): what is added to where scores start, but not to the anchor; a constant
-        of the backward. Draws of `refattn.counter.normal`, which a seed fixes, take scores off an unstable rest.
+        of the backward. Draws of `refattn.philox.normal`, which a seed fixes, take scores off an unstable rest.
     """
 
     at: Array | None = None

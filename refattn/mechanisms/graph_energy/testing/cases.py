@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from refattn.mechanisms.calls import one_hot, repeated
+from refattn.mechanisms.case_builders import one_hot, repeated
 from refattn.mechanisms.record import Case, Input
 
 

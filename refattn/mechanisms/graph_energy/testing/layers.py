@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.entry import defaults_of
+from refattn.mechanisms.core_arguments import defaults_of
 from refattn.mechanisms.graph_energy import record
 from refattn.mechanisms.graph_energy.layer import hierarchy
 from refattn.mechanisms.graph_energy.testing import level_loops

@@ -1,7 +1,7 @@
 """Levels of tokens a second time: one head after the other, token by token, with levels as lists of tokens.
 
-What every token reads of a node is a number; the rest is written in scalars (`refattn.mechanisms.scalar_loops`), whose
-adjoints come from the chain rule. Values come back by the ids of the docstring of
+What every token reads of a node is a number; the rest is written in scalars (`refattn.mechanisms.scalar_autodiff`),
+whose adjoints come from the chain rule. Values come back by the ids of the docstring of
 `refattn.mechanisms.graph_energy.layer.hierarchy`. Slow on purpose; for small sizes.
 
 Source: that of levels.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from refattn.mechanisms.graph_energy.testing.given import threshold_of
-from refattn.mechanisms.scalar_loops import copies, dot, scalars, slopes, softmax, sweep, values
+from refattn.mechanisms.scalar_autodiff import copies, dot, scalars, slopes, softmax, sweep, values
 
 Values = dict[str, np.ndarray]
 

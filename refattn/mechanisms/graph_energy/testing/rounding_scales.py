@@ -17,7 +17,7 @@ from typing import Any
 from refattn.mechanisms.graph_energy.options.threshold import Proximal
 from refattn.mechanisms.graph_energy.testing import given
 from refattn.mechanisms.record import RoundingScale
-from refattn.mechanisms.sizes import of_exponents, of_sum
+from refattn.mechanisms.rounding_sizes import of_exponents, of_sum
 from refattn.xp import Array, namespace
 
 Given = Mapping[str, Any]

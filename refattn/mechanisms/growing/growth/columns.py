@@ -18,7 +18,7 @@ Chen et al. 2016 (arXiv:1511.05641), with the unequal split of Wang et al. 2024 
 
 from __future__ import annotations
 
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.growing.growth.bottleneck import Bottleneck
 from refattn.mechanisms.growing.growth.metric import Metric
 from refattn.mechanisms.growing.growth.truncate import random_columns, svd
@@ -52,7 +52,7 @@ def zero(w_q: Array, columns: int, seed: int) -> Pair:
 def net2wider(w_q: Array, w_k: Array, columns: int, seed: int, split: float = SPLIT) -> tuple[Pair, Array]:
     """Return copies of random columns of w_q with their part of w_k, and w_k with what is left of its old columns."""
     xp, width = namespace(w_q), w_q.shape[2]
-    order = counter.permutation(width, seed=seed, purpose="growing.net2wider", step=width + columns)
+    order = philox.permutation(width, seed=seed, purpose="growing.net2wider", step=width + columns)
     chosen = [int(order[j % width]) for j in range(columns)]
     old, new = [w_k[..., j : j + 1] for j in range(width)], []
     for j in chosen:

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import math
 
-from refattn import counter
+from refattn import philox
 from refattn.mechanisms.growing.growth.metric import Factor, Metric
 from refattn.mechanisms.growing.growth.statistics import Statistics, apply_metric, change_of_scores
 from refattn.ops.solve import conjugate_gradients
@@ -216,7 +216,7 @@ def align(left: Array, right: Array, w_q: Array, w_k: Array) -> tuple[Array, Arr
 
 def random_columns(heads: int, inputs: int, columns: int, width: int, seed: int, like: Array) -> Array:
     """Return (h, in, columns) random columns of unit length in the mean; others for every width that they lead to."""
-    drawn = counter.normal((heads, inputs, columns), seed=seed, purpose="growing.columns", step=width)
+    drawn = philox.normal((heads, inputs, columns), seed=seed, purpose="growing.columns", step=width)
     draw = drawn / math.sqrt(inputs)
     return backend(like).from_numpy(draw, device=device(like))
 

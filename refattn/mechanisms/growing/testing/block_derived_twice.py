@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refattn import counter, equations, tree
+from refattn import equations, philox, tree
 from refattn.mechanisms import projections
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.growing import loops
@@ -19,10 +19,10 @@ DAMPING, AMPLITUDE = 0.01, 0.3
 
 def block_derived_twice() -> tuple[loops.Values, loops.Values]:
     """Return the value of each equation by id, in the order that they ran: as traced, and by the loops."""
-    x, d_result = (counter.normal((2, 4, 3), seed=0, purpose=f"growing.beside.{name}") for name in ("x", "d_result"))
+    x, d_result = (philox.normal((2, 4, 3), seed=0, purpose=f"growing.beside.{name}") for name in ("x", "d_result"))
     params = block.init(block.Config(width=3, heads=2, head_width=2, value_width=1, bias=True), seed=0, like=x, layer=0)
     # Biases start at 0, where an error could hide.
-    params = tree.map_leaves(lambda w: w + 0.3 * counter.normal(w.shape, seed=0, purpose="growing.beside"), params)
+    params = tree.map_leaves(lambda w: w + 0.3 * philox.normal(w.shape, seed=0, purpose="growing.beside"), params)
     with equations.trace() as traced:
         own = equations.active(block)
         _, saved = projections.forward(own, params, block.State(x), Context())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from refattn.mechanisms.calls import (
+from refattn.mechanisms.case_builders import (
     alibi,
     bias,
     counts,
@@ -20,7 +20,7 @@ from refattn.mechanisms.calls import (
     qkv,
     repeated,
 )
-from refattn.mechanisms.calls import mask as _mask
+from refattn.mechanisms.case_builders import mask as _mask
 from refattn.mechanisms.record import Input
 
 _case = partial(qkv, h=3)

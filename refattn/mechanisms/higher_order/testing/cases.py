@@ -7,8 +7,8 @@ size unless they must.
 
 from __future__ import annotations
 
-from refattn.mechanisms.calls import equal_scores, mask, repeated
-from refattn.mechanisms.calls import qkv as _case
+from refattn.mechanisms.case_builders import equal_scores, mask, repeated
+from refattn.mechanisms.case_builders import qkv as _case
 
 CASES = (
     _case("tiny", "plain", "small enough to read", b=1, h=2, n_q=4, d=4),

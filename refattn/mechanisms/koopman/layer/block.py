@@ -35,11 +35,11 @@ from typing import Any
 from refattn.args import check
 from refattn.mechanisms import projections
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.entry import defaults_of
-from refattn.mechanisms.families import text_of
+from refattn.mechanisms.core_arguments import defaults_of
 from refattn.mechanisms.koopman import core
 from refattn.mechanisms.koopman.layer.draws import LAWS, Beta, Law, draw, law_of
 from refattn.mechanisms.koopman.options.kernel import Own
+from refattn.mechanisms.option_kinds import text_of
 from refattn.mechanisms.projections import State, fresh, mask_of, output_backward, tokens_backward
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_forward

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from refattn.args import ROUNDS, check_arrays, check_whole
-from refattn.mechanisms.entry import defaults_of, enter
+from refattn.mechanisms.core_arguments import defaults_of, enter
 from refattn.mechanisms.koopman.core import KINDS, check_choices, chosen_families, forward, placed
 from refattn.mechanisms.koopman.layer.pointer import log_weights_of
 from refattn.mechanisms.koopman.options.kernel import Kernel
@@ -87,7 +87,7 @@ def sample(
     q, k, similarity, kernel, mask, causal
         As in `point`.
     uniform
-        (b, h, i): numbers in [0, 1), such as those of `refattn.counter`.
+        (b, h, i): numbers in [0, 1), such as those of `refattn.philox`.
 
     Returns
     -------

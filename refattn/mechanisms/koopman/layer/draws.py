@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from refattn import counter
+from refattn import philox
 from refattn.args import ROUNDS, check_number, check_whole
-from refattn.mechanisms.families import choose, imported
 from refattn.mechanisms.koopman.core import CANDIDATES
+from refattn.mechanisms.option_kinds import choose, imported
 from refattn.xp import Array, backend, device, namespace
 
 Quantile = Callable[[Array], Array]
 """What makes of numbers from 0 to 1, uniformly drawn, numbers of a law, element by element."""
 
-SAMPLE = (counter.permutation(4096, seed=0, purpose="koopman.law") + 0.5) / 4096
+SAMPLE = (philox.permutation(4096, seed=0, purpose="koopman.law") + 0.5) / 4096
 """Midpoints of [0, 1], by which a law is checked and its mean is found."""
 
 
@@ -108,7 +108,7 @@ def draw(
     xp, made, found = namespace(like), law_of(law), {}
     shape = (made.candidates, updates - 1)
     for name, quantile in (("ridge", made.ridge), ("epsilon", made.epsilon)):
-        values = quantile(counter.uniform(shape, seed=seed, purpose=f"koopman.{name}", step=step, layer=layer))
+        values = quantile(philox.uniform(shape, seed=seed, purpose=f"koopman.{name}", step=step, layer=layer))
         values = values if backend(like).float64() else values.astype("float32")
         found[name] = xp.astype(backend(like).from_numpy(values, device=device(like)), like.dtype)
     return found

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn.args import Real, Whole, check_all
-from refattn.mechanisms.families import choose, imported
+from refattn.mechanisms.option_kinds import choose, imported
 from refattn.xp import Array, namespace, sum_wide, transpose
 
 

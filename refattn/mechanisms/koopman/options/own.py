@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from refattn import counter
+from refattn import philox
 from refattn.xp import Array, backend, concrete, device, namespace, transpose
 
 POINTS = 24
@@ -31,7 +31,7 @@ def check_own(kernel: Any, like: Array, space: str) -> None:
     known = kernel.function, kernel.gradient, owner.name, width
     if known in _CHECKED or not owner.float64():
         return
-    drawn = counter.normal((2, POINTS, width), seed=0, purpose="koopman.own")
+    drawn = philox.normal((2, POINTS, width), seed=0, purpose="koopman.own")
     both = owner.from_numpy(drawn, device=device(like))
     x, way, xp = both[0, ...], both[1, ...], namespace(both)
     k, d = kernel.function(x, x), kernel.gradient(x, x)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from refattn.mechanisms.calls import long_tail, one_hot
+from refattn.mechanisms.case_builders import long_tail, one_hot
 from refattn.mechanisms.record import Case, Input
 
 

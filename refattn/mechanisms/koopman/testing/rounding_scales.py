@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from refattn.mechanisms.families import numbers_of
 from refattn.mechanisms.koopman.core import FAMILIES, MEAN
 from refattn.mechanisms.koopman.options.fits import LIMITS, Separable
+from refattn.mechanisms.option_kinds import numbers_of
 from refattn.mechanisms.record import RoundingScale
-from refattn.mechanisms.sizes import of_exponents
+from refattn.mechanisms.rounding_sizes import of_exponents
 from refattn.ops.solve import identity
 from refattn.xp import Array, namespace
 

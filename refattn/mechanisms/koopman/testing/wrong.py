@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-from refattn.mechanisms.entry import defaults_of
-from refattn.mechanisms.families import numbers_of
+from refattn.mechanisms.core_arguments import defaults_of
 from refattn.mechanisms.koopman import core
 from refattn.mechanisms.koopman.options.fits import LIMITS, Fit, Separable, Stein
 from refattn.mechanisms.koopman.options.kernel import Linear, Own
+from refattn.mechanisms.option_kinds import numbers_of
 from refattn.mechanisms.wrong import conventions, of_group_gradients, of_masks
 from refattn.xp import Array
 

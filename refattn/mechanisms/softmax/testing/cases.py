@@ -8,9 +8,19 @@ times as large. Lengths are no multiples of 8, and no two axes of a case have th
 
 from __future__ import annotations
 
-from refattn.mechanisms.calls import alibi, bias, counts, dropout, equal_scores, listed, long_tail, one_hot, repeated
-from refattn.mechanisms.calls import mask as _mask
-from refattn.mechanisms.calls import qkv as _case
+from refattn.mechanisms.case_builders import (
+    alibi,
+    bias,
+    counts,
+    dropout,
+    equal_scores,
+    listed,
+    long_tail,
+    one_hot,
+    repeated,
+)
+from refattn.mechanisms.case_builders import mask as _mask
+from refattn.mechanisms.case_builders import qkv as _case
 from refattn.mechanisms.record import Input
 
 CASES = (

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from refattn.mechanisms.calls import alibi, bias, counts, dropout, listed, mask
-from refattn.mechanisms.calls import qkv as _case
+from refattn.mechanisms.case_builders import alibi, bias, counts, dropout, listed, mask
+from refattn.mechanisms.case_builders import qkv as _case
 from refattn.mechanisms.record import Case, Input
 
 

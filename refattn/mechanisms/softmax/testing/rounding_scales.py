@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from refattn.mechanisms.record import RoundingScale
-from refattn.mechanisms.sizes import heads_of, of_all, scale_of
+from refattn.mechanisms.rounding_sizes import heads_of, of_all, scale_of
 from refattn.ops.heads import sum_heads
 from refattn.xp import Array, namespace, transpose
 

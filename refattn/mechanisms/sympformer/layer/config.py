@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from refattn.args import check, check_choice, check_number, check_plain, check_whole
-from refattn.mechanisms.families import choose
+from refattn.mechanisms.option_kinds import choose
 from refattn.mechanisms.projections import check_sizes
 from refattn.mechanisms.sympformer.baselines import (
     attend,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from refattn.mechanisms.calls import SHORT, long_tail
+from refattn.mechanisms.case_builders import SHORT, long_tail
 from refattn.mechanisms.record import Case, Input
 
 

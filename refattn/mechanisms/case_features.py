@@ -1,6 +1,6 @@
 """What a case asks of a kernel, as a set of names: its options and arrays, and the classes of sizes it falls in.
 
-Kernels fail where two features meet: `tests/mechanisms/test_features.py` holds that no pair is absent from the cases.
+Kernels fail where two features meet: `tests/mechanisms/test_case_features.py` holds that every pair is in a case.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def features(case: Case) -> frozenset[str]:
     """Return the features of a case of any mechanism, derived from its inputs and options alone.
 
     >>> import refattn as ra
-    >>> from refattn.mechanisms.features import features
+    >>> from refattn.mechanisms.case_features import features
     >>> sorted(features(ra.mechanism("softmax").case("latent")))
     ['e != d', 'grouped heads', 'one query', 'other lengths of queries and keys', 'wide heads']
     """
@@ -49,7 +49,7 @@ def fewest(cases: Sequence[Case]) -> tuple[Case, ...]:
     A kernel declines a case of which it lacks an option, and does the others: sizes are in cases without options.
 
     >>> import refattn as ra
-    >>> from refattn.mechanisms.features import features, fewest
+    >>> from refattn.mechanisms.case_features import features, fewest
     >>> record = ra.mechanism("softmax")
     >>> few = fewest(record.cases)
     >>> frozenset.union(*map(features, few)) == frozenset.union(*map(features, record.cases)), len(few) < 25

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import refattn as ra
 from refattn.cli import cli
 from refattn.verify import load
-from refattn.verify.adapters import meshed
+from refattn.verify.adapters import sharded
 from refattn.verify.adapters.adapter import LoadError
 from refattn.verify.run import verify
 from refattn.verify.selfcheck.samples import fitted
@@ -22,9 +22,9 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 SOFTMAX = ra.mechanism("softmax")
 
 
-@pytest.mark.parametrize("layout", meshed.LAYOUTS)
+@pytest.mark.parametrize("layout", sharded.LAYOUTS)
 def test_every_token_has_one_rank(layout: str) -> None:
-    parts = [meshed.places(layout, rank, 3, 12) for rank in range(3)]
+    parts = [sharded.places(layout, rank, 3, 12) for rank in range(3)]
     assert sorted(np.concatenate(parts)) == list(range(12))
     assert [*parts[1]] == ([4, 5, 6, 7] if layout == "contiguous" else [2, 3, 8, 9])
 
@@ -36,7 +36,7 @@ def test_what_a_rank_is_given_and_gives() -> None:
         raise AssertionError("it runs in other processes")
 
     attend.layout = "zigzag"  # type: ignore[attr-defined]
-    ranks = meshed.Ranks(attend, 2, "")
+    ranks = sharded.Ranks(attend, 2, "")
     q, mask = torch.arange(8.0).reshape(1, 1, 8, 1), torch.arange(8).reshape(8, 1) * torch.ones(1, 12)
     ranks._given = {"q": q, "k": q, "v": q, "mask": mask, "scale": 0.5}
     shards = [ranks._shards(rank, q) for rank in range(2)]

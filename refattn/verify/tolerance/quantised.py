@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.golden.inputs import make
-from refattn.golden.storage import has_gradient, largest, round_to
+from refattn.golden.storage_types import has_gradient, largest, round_to
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.layouts import quantise
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refattn.golden.storage import FLOAT8, TYPES, chop_to, largest, round_to, spacing, stored
+from refattn.golden.storage_types import FLOAT8, TYPES, chop_to, largest, round_to, spacing, stored
 
 NATIVE = ("float32", "float16")
 ALL = tuple(TYPES)

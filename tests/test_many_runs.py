@@ -15,8 +15,8 @@ from shutil import copytree, ignore_patterns
 
 import pytest
 
-from refattn import campaign
-from refattn.campaign import CampaignError, Unit, Where
+from refattn import many_runs
+from refattn.many_runs import CampaignError, Unit, Where
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,7 +42,7 @@ def nothing_ran() -> None:
 
 
 def found(where: Where) -> dict[str, object]:
-    return {unit.name: result for unit, result in campaign.run(UNITS, where)}
+    return {unit.name: result for unit, result in many_runs.run(UNITS, where)}
 
 
 def test_a_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -60,16 +60,16 @@ def test_what_is_kept_is_of_its_versions_and_whole(tmp_path: Path, monkeypatch: 
     ran.append(3)
     where = Where(jobs=1, keep=tmp_path, tell=lambda line: None)
     found(where)
-    monkeypatch.setattr(campaign, "versions", lambda: {"numpy": "1.0"})
+    monkeypatch.setattr(many_runs, "versions", lambda: {"numpy": "1.0"})
     ran[:] = [3]
     assert found(where) == THIRDS and ran == [3, *range(5)]
     monkeypatch.undo()
 
 
 def test_other_versions_are_an_error_that_names_both() -> None:
-    wanted = {**campaign.versions(), "numpy": "1.0", "torch": "0.1"}
+    wanted = {**many_runs.versions(), "numpy": "1.0", "torch": "0.1"}
     with pytest.raises(CampaignError, match=r"the worker on .* has numpy \d.*; the client has numpy 1\.0, torch 0\.1"):
-        campaign.call(UNITS[0], wanted)
+        many_runs.call(UNITS[0], wanted)
 
 
 def test_a_cluster_gives_what_this_process_gives() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refattn import counter
+from refattn import philox
 
 MASK = 0xFFFFFFFF
 SHAPES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
@@ -63,14 +63,14 @@ def scalar_word(i: int, *, seed: int, purpose: str, step: int, layer: int) -> in
 )
 def test_published_known_answers(block: str, key: str, answer: str) -> None:
     c, k, expected = ([int(word, 16) for word in text.split()] for text in (block, key, answer))
-    got = counter.philox4x32(np.asarray(c, dtype=np.uint32), np.asarray(k, dtype=np.uint32))
+    got = philox.philox4x32(np.asarray(c, dtype=np.uint32), np.asarray(k, dtype=np.uint32))
     assert got.dtype == np.uint32
     assert got.tolist() == scalar_philox(c, k) == expected
 
 
 @given(st.integers(0, 40), NAMES)
 def test_words_agree_with_the_scalar_implementation(count: int, name: dict[str, Any]) -> None:
-    assert counter.words(count, **name).tolist() == [scalar_word(i, **name) for i in range(count)]
+    assert philox.words(count, **name).tolist() == [scalar_word(i, **name) for i in range(count)]
 
 
 @given(SHAPES, NAMES)
@@ -86,9 +86,9 @@ def test_elements_follow_from_the_words_in_every_shape(shape: tuple[int, ...], n
         "integers": [-7 + (w[e] * 1000 >> 32) for e in range(size)],
     }
     got = {
-        "uniform": counter.uniform(shape, **name),
-        "normal": counter.normal(shape, **name),
-        "integers": counter.integers(shape, -7, 993, **name),
+        "uniform": philox.uniform(shape, **name),
+        "normal": philox.normal(shape, **name),
+        "integers": philox.integers(shape, -7, 993, **name),
     }
     for kind, values in got.items():
         assert values.shape == shape
@@ -101,16 +101,16 @@ def test_elements_follow_from_the_words_in_every_shape(shape: tuple[int, ...], n
 @given(st.integers(0, 50), NAMES)
 def test_permutation_sorts_the_words(n: int, name: dict[str, Any]) -> None:
     expected = sorted(range(n), key=lambda i: (scalar_word(i, **name), i))
-    assert counter.permutation(n, **name).tolist() == expected
+    assert philox.permutation(n, **name).tolist() == expected
 
 
 def test_frozen_bits() -> None:
     """These never change: golden vectors, initial values and data orders of all versions are made of them."""
-    assert [f"{w:08x}" for w in counter.words(6, **NAME).tolist()] == FROZEN_WORDS
-    assert [x.hex() for x in counter.uniform((2, 2), **NAME).reshape(-1).tolist()] == FROZEN_UNIFORM
-    assert [x.hex() for x in counter.normal(4, **NAME).tolist()] == FROZEN_NORMAL
-    assert counter.integers(8, -50, 50, **NAME).tolist() == FROZEN_INTEGERS
-    assert counter.permutation(10, **NAME).tolist() == FROZEN_PERMUTATION
+    assert [f"{w:08x}" for w in philox.words(6, **NAME).tolist()] == FROZEN_WORDS
+    assert [x.hex() for x in philox.uniform((2, 2), **NAME).reshape(-1).tolist()] == FROZEN_UNIFORM
+    assert [x.hex() for x in philox.normal(4, **NAME).tolist()] == FROZEN_NORMAL
+    assert philox.integers(8, -50, 50, **NAME).tolist() == FROZEN_INTEGERS
+    assert philox.permutation(10, **NAME).tolist() == FROZEN_PERMUTATION
 
 
 def test_every_part_of_the_name_makes_another_stream() -> None:
@@ -124,40 +124,40 @@ def test_every_part_of_the_name_makes_another_stream() -> None:
         {"step": 1},
         {"layer": 1},
     ]
-    streams = [counter.words(64, **(name | other)).tolist() for other in others]
+    streams = [philox.words(64, **(name | other)).tolist() for other in others]
     assert len({word for stream in streams for word in stream}) == 64 * len(streams)
 
 
 def test_moments() -> None:
     """Within five standard errors of what the definitions say."""
     n = 200_000
-    u = counter.uniform(n, seed=1, purpose="moments")
+    u = philox.uniform(n, seed=1, purpose="moments")
     assert 0 <= u.min() and u.max() < 1
     assert abs(u.mean() - 1 / 2) < 5 * math.sqrt(1 / 12 / n)
     assert abs(u.var() - 1 / 12) < 5 * math.sqrt(1 / 180 / n)
-    x = counter.normal(n, seed=1, purpose="moments")
+    x = philox.normal(n, seed=1, purpose="moments")
     assert np.abs(x).max() < 3
     assert abs(x.mean()) < 5 * math.sqrt(1 / n)
     assert abs(x.var() - 1) < 5 * math.sqrt(1.6 / n)  # the kurtosis of three uniform variables is 3 - 1.2 / 3 = 2.6
     assert abs((x**3).mean()) < 5 * math.sqrt(15 / n)
     assert abs((x**4).mean() - 2.6) < 5 * math.sqrt(105 / n)
     assert abs((x[1:] * x[:-1]).mean()) < 5 * math.sqrt(1 / n)
-    i = counter.integers(n, 0, 10, seed=1, purpose="moments")
+    i = philox.integers(n, 0, 10, seed=1, purpose="moments")
     counts = np.bincount(i, minlength=10)
     assert ((counts - n / 10) ** 2).sum() / (n / 10) < 30  # chi squared with 9 degrees of freedom
 
 
 def test_the_ends_of_the_ranges() -> None:
-    one = counter.integers(5, 4, 5, seed=2**64 - 1, purpose="", step=MASK, layer=MASK)
+    one = philox.integers(5, 4, 5, seed=2**64 - 1, purpose="", step=MASK, layer=MASK)
     assert one.tolist() == [4] * 5
-    top = counter.integers(3, 2**63 - 1 - 2**32, 2**63 - 1, seed=0, purpose="wide")
-    assert top.tolist() == [2**63 - 1 - 2**32 + w for w in counter.words(3, seed=0, purpose="wide").tolist()]
-    assert counter.words(0, seed=0, purpose="").shape == (0,)
-    assert counter.uniform((), seed=0, purpose="").shape == ()
-    assert counter.permutation(0, seed=0, purpose="").tolist() == []
+    top = philox.integers(3, 2**63 - 1 - 2**32, 2**63 - 1, seed=0, purpose="wide")
+    assert top.tolist() == [2**63 - 1 - 2**32 + w for w in philox.words(3, seed=0, purpose="wide").tolist()]
+    assert philox.words(0, seed=0, purpose="").shape == (0,)
+    assert philox.uniform((), seed=0, purpose="").shape == ()
+    assert philox.permutation(0, seed=0, purpose="").tolist() == []
     three: Any = np.int64(3)
     expected = [scalar_word(i, seed=3, purpose="a", step=0, layer=0) for i in range(3)]
-    assert counter.words(three, seed=three, purpose="a").tolist() == expected
+    assert philox.words(three, seed=three, purpose="a").tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_the_ends_of_the_ranges() -> None:
 )
 def test_bad_input_is_named(change: dict[str, Any], error: type[Exception], text: str) -> None:
     good = {"count": 4, "shape": (2, 3), "n": 4, "low": 0, "high": 9, "seed": 0, "purpose": "x", "step": 0, "layer": 0}
-    functions: tuple[Any, ...] = (counter.words, counter.uniform, counter.normal, counter.integers, counter.permutation)
+    functions: tuple[Any, ...] = (philox.words, philox.uniform, philox.normal, philox.integers, philox.permutation)
     concerned = [f for f in functions if set(change) <= set(inspect.signature(f).parameters)]
     assert concerned
     for function in concerned:
@@ -198,18 +198,18 @@ def test_bad_input_is_named(change: dict[str, Any], error: type[Exception], text
 def test_bad_blocks_are_named() -> None:
     block, key = np.zeros(4, dtype=np.uint32), np.zeros(2, dtype=np.uint32)
     with pytest.raises(TypeError, match="counter: got int64, needs a NumPy array of dtype uint32"):
-        counter.philox4x32(block.astype(np.int64), key)
+        philox.philox4x32(block.astype(np.int64), key)
     with pytest.raises(TypeError, match="key: got list, needs"):
-        counter.philox4x32(block, [0, 0])  # type: ignore[arg-type]
+        philox.philox4x32(block, [0, 0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"key: got the shape \(3,\), needs \(..., 2\)"):
-        counter.philox4x32(block, np.zeros(3, dtype=np.uint32))
+        philox.philox4x32(block, np.zeros(3, dtype=np.uint32))
     with pytest.raises(ValueError, match=r"counter: got the shape \(\), needs \(..., 4\)"):
-        counter.philox4x32(np.zeros((), dtype=np.uint32), key)
+        philox.philox4x32(np.zeros((), dtype=np.uint32), key)
 
 
 def test_words_of_several_steps_are_those_of_each() -> None:
-    found = counter.words_of_steps(7, range(3, 6), seed=2**40 + 1, purpose="steps", layer=4)
+    found = philox.words_of_steps(7, range(3, 6), seed=2**40 + 1, purpose="steps", layer=4)
     assert found.shape == (3, 7)
     for row, step in zip(found, range(3, 6), strict=True):
-        assert row.tolist() == counter.words(7, seed=2**40 + 1, purpose="steps", step=step, layer=4).tolist()
-    assert counter.words_of_steps(0, [1, 2], seed=0, purpose="").shape == (2, 0)
+        assert row.tolist() == philox.words(7, seed=2**40 + 1, purpose="steps", step=step, layer=4).tolist()
+    assert philox.words_of_steps(0, [1, 2], seed=0, purpose="").shape == (2, 0)

@@ -9,7 +9,7 @@ import pytest
 
 import refattn as ra
 from refattn.golden.inputs import make
-from refattn.mechanisms.features import features
+from refattn.mechanisms.case_features import features
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.outcome import Floats
 

@@ -19,7 +19,7 @@ import pytest
 import refattn as ra
 from refattn import backends
 from refattn.golden.inputs import make
-from refattn.verify import interactive
+from refattn.verify import in_python
 from refattn.verify.outcome import CheckReport, Report, Row
 
 CASES = ("plain", "causal-tail")
@@ -40,7 +40,7 @@ def test_a_name_or_a_record_and_the_call_is_the_function() -> None:
         report = ra.verify(mechanism, attend, cases=["plain"], dtypes=["float32", "float16"])
         assert report.passed and report and [one.dtype for one in report.outcomes] == ["float32", "float16"]
         report.raise_if_failed()
-    assert inspect.signature(ra.verify) == inspect.signature(interactive.verify)
+    assert inspect.signature(ra.verify) == inspect.signature(in_python.verify)
     with pytest.raises(ValueError, match=r"mechanism: got 'softmx' \(did you mean softmax\?\), needs one of softmax"):
         ra.verify("softmx", attend)
     with pytest.raises(ValueError, match=r"case: got 'causl' \(did you mean causal\?\)"):

@@ -32,7 +32,7 @@ from refattn.args import (
     check_mask,
     check_number,
 )
-from refattn.mechanisms.paper import is_reading
+from refattn.mechanisms.use_definition import is_reading
 from refattn.ops.masks import Causal, causal_offset
 from refattn.tree import check_fields
 from refattn.xp import Array, is_array, namespace, raised

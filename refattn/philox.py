@@ -84,10 +84,10 @@ def words(count: int, *, seed: int, purpose: str, step: int = 0, layer: int = 0)
 
     Examples
     --------
-    >>> from refattn import counter
-    >>> counter.words(2, seed=0, purpose="example").tolist()
+    >>> from refattn import philox
+    >>> philox.words(2, seed=0, purpose="example").tolist()
     [1971229658, 3844930742]
-    >>> counter.words(3, seed=0, purpose="example").tolist()[:2]
+    >>> philox.words(3, seed=0, purpose="example").tolist()[:2]
     [1971229658, 3844930742]
     """
     return words_of_steps(count, [step], seed=seed, purpose=purpose, layer=layer)[0]
@@ -111,10 +111,10 @@ def words_of_steps(count: int, steps: Sequence[int], *, seed: int, purpose: str,
 def uniform(shape: Shape, *, seed: int, purpose: str, step: int = 0, layer: int = 0) -> NDArray[np.float64]:
     """Return numbers in [0, 1), multiples of 2**-24, float64 of the given shape. The keywords are those of `words`.
 
-    >>> from refattn import counter
-    >>> counter.uniform((2,), seed=0, purpose="example").round(4).tolist()
+    >>> from refattn import philox
+    >>> philox.uniform((2,), seed=0, purpose="example").round(4).tolist()
     [0.459, 0.8952]
-    >>> counter.uniform((2,), seed=0, purpose="example", step=1).round(4).tolist()
+    >>> philox.uniform((2,), seed=0, purpose="example", step=1).round(4).tolist()
     [0.2557, 0.8085]
     """
     shape = _shape(shape)
@@ -127,8 +127,8 @@ def normal(shape: Shape, *, seed: int, purpose: str, step: int = 0, layer: int =
 
     They lie between -3 and 3 and are exact in float32 (see the top of this file). The keywords are those of `words`.
 
-    >>> from refattn import counter
-    >>> counter.normal((2, 2), seed=0, purpose="example").round(4).tolist()
+    >>> from refattn import philox
+    >>> philox.normal((2, 2), seed=0, purpose="example").round(4).tolist()
     [[1.0473, -0.5794], [1.0153, -1.073]]
     """
     shape = _shape(shape)
@@ -144,8 +144,8 @@ def integers(
 
     ``high - low`` is at most 2**32.
 
-    >>> from refattn import counter
-    >>> counter.integers((6,), 1, 7, seed=0, purpose="dice").tolist()
+    >>> from refattn import philox
+    >>> philox.integers((6,), 1, 7, seed=0, purpose="dice").tolist()
     [1, 5, 4, 1, 1, 2]
     """
     shape = _shape(shape)
@@ -160,8 +160,8 @@ def integers(
 def permutation(n: int, *, seed: int, purpose: str, step: int = 0, layer: int = 0) -> NDArray[np.int64]:
     """Return the numbers from 0 to ``n - 1`` in a random order, int64 (n,). The keywords are those of `words`.
 
-    >>> from refattn import counter
-    >>> counter.permutation(5, seed=0, purpose="example").tolist()
+    >>> from refattn import philox
+    >>> philox.permutation(5, seed=0, purpose="example").tolist()
     [2, 0, 4, 3, 1]
     """
     w = words(check_whole("n", n, 0, 2**34), seed=seed, purpose=purpose, step=step, layer=layer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from refattn.golden.storage import TYPES
+from refattn.golden.storage_types import TYPES
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.adapters.adapter import LoadError, attribute
 from refattn.verify.tolerance.budget import UNTAGGED, names_of_roundings

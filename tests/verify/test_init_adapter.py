@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import refattn as ra
 from refattn.cli import cli
-from refattn.cli.begin import INITS
+from refattn.cli.init_adapter import INITS
 from refattn.verify import Isolated, Program, load, verify
 from refattn.verify.outcome import CheckReport, Row
 from refattn.verify.report.junit import junit

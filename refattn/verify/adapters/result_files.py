@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from refattn.files import read_regular
-from refattn.golden.storage import DTYPES
+from refattn.golden.storage_types import DTYPES
 from refattn.golden.tensors import decode
 from refattn.golden.vectors import GoldenSet
 from refattn.mechanisms.record import Mechanism

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 import refattn as ra
-from refattn.verify.diagnose.left_out import found
+from refattn.verify.diagnose.leave_one_out import found
 from refattn.verify.diagnose.mutants import mutants
 
 SAMPLED = ("growing", "sympformer")

@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from refattn.golden.storage import DTYPES
+from refattn.golden.storage_types import DTYPES
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify import run
 from refattn.verify.adapters.adapter import to_host
-from refattn.verify.adapters.declared import read_roundings, roundings
+from refattn.verify.adapters.declarations import read_roundings, roundings
 from refattn.verify.adapters.isolate import Isolated
 from refattn.verify.diagnose.suspects import locate
 from refattn.verify.outcome import Report
