@@ -143,8 +143,8 @@ def rate(rows: Sequence[Row], target: str, size: float, judge: str) -> tuple[int
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Return the table of docs/performance.md."""
-    heads = ["nothing: wolf", *(f"{size:.0%}" for size in SIZES[1:])]
-    lines = [f"| planted | asked | {' | '.join(heads)} |", "| --- | --- |" + " --- |" * len(heads)]
+    heads = ["nothing (false alarms)", *(f"{size:.0%}" for size in SIZES[1:])]
+    lines = [f"| planted | tool | {' | '.join(heads)} |", "| --- | --- |" + " --- |" * len(heads)]
     for target in dict.fromkeys(row["target"] for row in rows):
         for judge, name in JUDGES.items():
             cells = ["{} of {}".format(*rate(rows, target, size, judge)) for size in SIZES]

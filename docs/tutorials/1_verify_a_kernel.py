@@ -91,6 +91,7 @@ for numpy, torch in {
     "np.": "torch.",
 }.items():
     TORCH = TORCH.replace(numpy, torch)
+print(TORCH)
 if importlib.util.find_spec("torch"):
     (folder / "mine_torch.py").write_text(TORCH)
     found = run("verify", "softmax", "--impl", "mine_torch.py:attend", "--grad", "--dtype", "float32")
@@ -170,5 +171,5 @@ if compiler := shutil.which("cc"):
 shutil.rmtree(folder)
 
 # %%
-# Next: :doc:`/verifying` describes everything that an adapter may declare, ``--large`` for your own sizes, and the
-# fixture for pytest.
+# Next: :doc:`/verifying` describes everything that an adapter may declare, ``--shape`` for your own sizes, ``--large``
+# for sizes too large for a reference result, and the fixture for pytest.
