@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+NO_PICTURE = 'needs matplotlib: pip install "refattn[plots]"'
+"""What is said where there is nothing to draw with."""
+
 MOST = 2000
 """Characters that are kept of what a kernel or a program says at once."""
 
