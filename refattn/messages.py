@@ -30,6 +30,38 @@ def shown(said: object, most: int = MOST) -> str:
     return text if len(text) <= most else shown(text, most)  # escapes are longer than what they stand for
 
 
+def html_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table for a notebook; without a header it has none.
+
+    >>> from refattn.messages import html_table
+    >>> html_table(["a"], [["<"]])
+    '<table><tr><th>a</th></tr><tr><td>&lt;</td></tr></table>'
+    """
+    from html import escape
+
+    def line(cells: Iterable[str], tag: str) -> str:
+        made = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
+        return f"<tr>{made}</tr>" if made else ""
+
+    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+
+
+EXTRAS = {"cupy": "cupy", "distributed": "dask", "jax": "jax", "matplotlib": "plots", "onnx": "onnx"}
+EXTRAS |= {"onnxruntime": "onnx", "torch": "torch", "triton": "triton"}
+"""Library -> the extra that installs it."""
+
+
+def install(error: ImportError) -> str:
+    """Return ': pip install "refattn[EXTRA]"' for a library that is missing and that an extra brings, "" for others.
+
+    >>> from refattn.messages import install
+    >>> install(ImportError(name="torch")), install(ImportError(name="mine"))
+    (': pip install "refattn[torch]"', '')
+    """
+    extra = EXTRAS.get((error.name or "").partition(".")[0])
+    return f': pip install "refattn[{extra}]"' if extra else ""
+
+
 def meant(name: Any, known: Iterable[str]) -> str:
     """Return " (did you mean NAME?)" for the known name that is closest, "" where none is close.
 

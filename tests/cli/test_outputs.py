@@ -75,7 +75,9 @@ STUDIES = {
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_without_matplotlib_a_study_has_its_numbers(study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_a_study_has_its_numbers(
+    study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     found = run("analyse", study, *STUDIES[study], "--out", tmp_path)
