@@ -245,7 +245,12 @@ def test_what_a_forward_saves_is_shown_without_its_numbers(name: str) -> None:
     case = record.case("tiny")
     _, saved = record.core.forward(**make(name, case, "float32"), **case.options)  # type: ignore[union-attr]
     text = repr(saved)
-    assert re.match(r"Saved\(\s*implementation='", text) and "float32(" in text and "array(" not in text and len(text) < 900
+    assert (
+        re.match(r"Saved\(\s*implementation='", text)
+        and "float32(" in text
+        and "array(" not in text
+        and len(text) < 900
+    )
 
 
 def test_a_call_on_ones_own_arrays_is_a_page_to_step_through(tmp_path: Path) -> None:
