@@ -45,7 +45,7 @@ def test_a_shell_completes_commands_and_mechanisms() -> None:
     assert completed("refattn trace softmax --dtype f") == ["float64", "float32", "float16"]
     for command in ("check", "train softmax", "trace softmax"):
         assert completed(f"refattn {command} --backend to") == ["torch"], command
-    assert completed("refattn golden show --case softmax/ti") == ["softmax/tiny", "softmax/ties"]
+    assert completed("refattn golden show --case softmax/ti") == ["softmax/tiny", "softmax/ties", "softmax/tiny-values"]
     assert completed("refattn verify softmax --html pa") == ["file,pa"]  # which the shell itself completes
 
 
