@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import refattn as ra
 from refattn.cli import cli
-from refattn.golden.storage import FLOAT8
+from refattn.golden.storage_types import FLOAT8
 from refattn.verify.outcome import CheckReport, Row
 from tests.cli.command import facts, run
 

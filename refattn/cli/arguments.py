@@ -94,7 +94,7 @@ def _cases(ctx: click.Context) -> list[str]:
 
 
 def _types(ctx: click.Context) -> tuple[str, ...]:
-    from refattn.golden.storage import DTYPES, SCALED
+    from refattn.golden.storage_types import DTYPES, SCALED
 
     return (*DTYPES, *(SCALED if ctx.command.name == "verify" else ()))
 
