@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from refattn.backends.base import Backend
 from refattn.backends.pool import use_workers, workers
+from refattn.messages import meant
 
 __all__ = [
     "Backend",
@@ -61,7 +62,7 @@ def get(name: str) -> Backend:
         Where the package that offers it cannot be imported, or what it offers is no backend.
     """
     if not isinstance(name, str):
-        raise ValueError(f"backend: got {name!r}, needs one of {', '.join(names())}")
+        raise ValueError(f"backend: got {name!r}{meant(name, names())}, needs one of {', '.join(names())}")
     if name not in _loaded:
         built_in = name in BUILT_IN
         _loaded[name] = importlib.import_module(f"{__name__}.{name}").backend if built_in else _load_plug_in(name)
@@ -150,7 +151,7 @@ def _find_owner(x: object) -> Backend:
 def _load_plug_in(name: str) -> Backend:
     found = {entry.value: entry for entry in _entry_points() if entry.name == name}
     if not found:
-        raise ValueError(f"backend: got {name!r}, needs one of {', '.join(names())}")
+        raise ValueError(f"backend: got {name!r}{meant(name, names())}, needs one of {', '.join(names())}")
     if len(found) > 1:
         raise ValueError(f"backend: {name!r} is offered by {' and by '.join(map(_origin, found.values()))}; remove one")
     (entry,) = found.values()

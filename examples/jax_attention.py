@@ -26,6 +26,7 @@ What differs (measured with jax 0.10):
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -74,7 +75,28 @@ def attend(
     if bias is not None:
         bias = bias[(None,) * (4 - bias.ndim)]
         bias = jnp.broadcast_to(bias, (*bias.shape[:2], n_q, n_k))
-    if causal in (True, "bottom_right"):
+    bottom, top = causal in (True, "bottom_right"), causal == "top_left"
+    return compiled(q, k, v, bias, mask, q_lengths, k_lengths, scale=scale, bottom=bottom, top=top, window=window)
+
+
+@functools.partial(jax.jit, static_argnames=("scale", "bottom", "top", "window"))
+def compiled(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    q_lengths: jax.Array | None,
+    k_lengths: jax.Array | None,
+    *,
+    scale: float | None,
+    bottom: bool,
+    top: bool,
+    window: tuple[int | None, int | None] | None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Call JAX's function. One compilation for each shape: without it, each operation is compiled on its own."""
+    n_q, n_k = q.shape[2], k.shape[2]
+    if bottom:
         past = jnp.tri(n_q, n_k, n_k - n_q, dtype=bool)[None, None]
         mask = past if mask is None else mask & past
     q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
@@ -86,7 +108,7 @@ def attend(
         bias,
         mask,
         scale=scale,
-        is_causal=causal == "top_left",
+        is_causal=top,
         query_seq_lengths=q_lengths,
         key_value_seq_lengths=k_lengths,
         local_window_size=None if window is None else tuple(n_k + n_q if n is None else n for n in window),

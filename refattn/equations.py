@@ -30,7 +30,6 @@ import __future__
 
 import ast
 import functools
-import html
 import inspect
 import io
 import math
@@ -47,6 +46,7 @@ from typing import Any
 
 from refattn.args import Each, Function, checked
 from refattn.backends.pool import in_order
+from refattn.messages import html_table
 from refattn.xp import Array, namespace
 
 Branch = tuple[tuple[int, int], ...]
@@ -392,9 +392,7 @@ class Trace(Mapping[str, Array]):
 
     def _repr_html_(self) -> str:
         """The same as a table, for notebooks."""
-        head = "".join(f"<th>{name}</th>" for name in ("equation", "variable", "shape", "from", "to"))
-        rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._rows(fixed=False))
-        return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+        return html_table(("equation", "variable", "shape", "from", "to"), self._rows(fixed=False))
 
     def _rows(self, fixed: bool) -> list[list[str]]:
         rows = []

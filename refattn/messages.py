@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+NO_PICTURE = 'needs matplotlib: pip install "refattn[plots]"'
+"""What is said where there is nothing to draw with."""
+
 MOST = 2000
 """Characters that are kept of what a kernel or a program says at once."""
 
@@ -25,6 +28,38 @@ def shown(said: object, most: int = MOST) -> str:
         text = text[: most - len(end)] + end
     text = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= most else shown(text, most)  # escapes are longer than what they stand for
+
+
+def html_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table for a notebook; without a header it has none.
+
+    >>> from refattn.messages import html_table
+    >>> html_table(["a"], [["<"]])
+    '<table><tr><th>a</th></tr><tr><td>&lt;</td></tr></table>'
+    """
+    from html import escape
+
+    def line(cells: Iterable[str], tag: str) -> str:
+        made = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
+        return f"<tr>{made}</tr>" if made else ""
+
+    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+
+
+EXTRAS = {"cupy": "cupy", "distributed": "dask", "jax": "jax", "matplotlib": "plots", "onnx": "onnx"}
+EXTRAS |= {"onnxruntime": "onnx", "torch": "torch", "triton": "triton"}
+"""Library -> the extra that installs it."""
+
+
+def install(error: ImportError) -> str:
+    """Return ': pip install "refattn[EXTRA]"' for a library that is missing and that an extra brings, "" for others.
+
+    >>> from refattn.messages import install
+    >>> install(ImportError(name="torch")), install(ImportError(name="mine"))
+    (': pip install "refattn[torch]"', '')
+    """
+    extra = EXTRAS.get((error.name or "").partition(".")[0])
+    return f': pip install "refattn[{extra}]"' if extra else ""
 
 
 def meant(name: Any, known: Iterable[str]) -> str:

@@ -37,8 +37,11 @@ class Shown:
 
     def __repr__(self) -> str:
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        parts = ", ".join(f"{field.name}={_shown(getattr(self, field.name))}" for field in fields)
-        return f"{type(self).__name__}({parts})"
+        parts = [f"{field.name}={_shown(getattr(self, field.name))}" for field in fields]
+        if len(text := f"{type(self).__name__}({', '.join(parts)})") <= 120:
+            return text
+        lines = "".join(f"    {part}".replace("\n", "\n    ") + ",\n" for part in parts)  # for a reader, one each
+        return f"{type(self).__name__}(\n{lines})"
 
 
 def _shown(value: Any) -> str:

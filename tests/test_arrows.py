@@ -20,14 +20,14 @@ RECORDS = {f"mechanisms.{name}" for name in FOR_TOOLS}
 
 # Part of refattn -> the parts that it may import, beside itself.
 ARROWS: dict[str, set[str]] = {
-    "backends": set(),
+    "backends": {"messages"},
     "philox": {"args"},
     "files": {"args"},
     "args": {"backends", "xp", "tree"},
     "messages": set(),
     "xp": {"backends"},
     "tree": {"xp"},
-    "equations": {"xp", "backends", "args"},
+    "equations": {"xp", "backends", "args", "messages"},
     "ops": BASE,
     "mechanisms": BASE | {"ops"},
     "model": BASE | {"ops", "mechanisms"},

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import refattn as ra
 from refattn.cli import cli
+from refattn.golden.storage_types import FLOAT8
 from refattn.verify.outcome import CheckReport, Row
 from tests.cli.command import facts, run
 
@@ -37,6 +38,15 @@ def test_a_shell_completes_commands_and_mechanisms() -> None:
     assert completed("refattn tra") == ["trace", "train"]
     for command in ("trace", "check", "show", "verify", "train", "golden write out", "analyse clusters"):
         assert completed(f"refattn {command} koo") == ["koopman"], command
+    assert completed("refattn verify softmax --case causal-t") == ["causal-tail", "causal-top-left"]
+    assert completed("refattn verify softmax --case tiny,pla") == ["tiny,plain"]
+    assert completed("refattn trace delta --case ti") == ["tiny"]
+    assert completed("refattn verify softmax --dtype f") == ["float64", "float32", "float16", *FLOAT8]
+    assert completed("refattn trace softmax --dtype f") == ["float64", "float32", "float16"]
+    for command in ("check", "train softmax", "trace softmax"):
+        assert completed(f"refattn {command} --backend to") == ["torch"], command
+    assert completed("refattn golden show --case softmax/ti") == ["softmax/tiny", "softmax/ties", "softmax/tiny-values"]
+    assert completed("refattn verify softmax --html pa") == ["file,pa"]  # which the shell itself completes
 
 
 def test_list_as_json(tmp_path: Path) -> None:

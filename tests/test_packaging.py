@@ -16,6 +16,7 @@ import tarfile
 import tomllib
 import zipfile
 from collections.abc import Callable
+from email import message_from_string
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,11 @@ def test_what_is_built_holds_the_sources_and_nothing_else(
 def test_the_oldest_dependencies_are_the_lower_bounds() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = {*project["dependencies"], *(entry for name in ("torch", "jax", "onnx", "test") for entry in extras[name])}
+    chosen = [
+        *project["dependencies"],
+        *(x for name in ("plots", "torch", "jax", "onnx", "test") for x in extras[name]),
+    ]
+    wanted = {*chosen} - {"refattn[plots]"}
     lowest = dict(re.findall(r"^([a-z-]+)>=([\d.]+)", entry)[0] for entry in wanted)
     lines = (ROOT / ".ci" / "oldest.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.partition(" ")[0].split("==") for line in lines if line and not line.startswith("#"))
@@ -205,6 +210,25 @@ def test_an_installed_wheel_is_imported_from_where_it_was_installed(
     assert seen["backends"] == str(target / "refattn" / "backends" / "__init__.py")
     assert wheel.name.startswith(f"refattn-{seen['version']}-")
     assert_complete(seen)
+
+
+def test_links_and_pictures_work_where_the_package_is_published(
+    clones: Clones, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_REPOSITORY", "someone/refattn")
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://example.org")
+    made = "import sys\nfrom setuptools import build_meta\nbuild_meta.prepare_metadata_for_build_wheel(sys.argv[1])"
+    run(sys.executable, "-c", made, tmp_path, cwd=clones["no symlink"])
+    found = message_from_string(next(tmp_path.glob("*/METADATA")).read_text(encoding="utf-8"))
+    urls = dict(line.split(", ") for line in found.get_all("Project-URL", []))
+    assert urls["Repository"] == "https://example.org/someone/refattn" and len(urls) == 4
+    text, tag = str(found.get_payload()), f"v{found['Version']}"
+    links = [*re.findall(r"(!?)\[[^]]*\]\(([^)]*)\)", text)]
+    assert len(links) > 10 and {picture for picture, _ in links} == {"", "!"}
+    for picture, link in links:
+        place = f"https://example.org/someone/refattn/{'raw' if picture else 'blob'}/{tag}/"
+        assert link.startswith(place) and (ROOT / link.removeprefix(place).partition("#")[0]).exists()
+    assert "](docs" not in text
 
 
 @pytest.mark.parametrize("way", [pytest.param("symlink", marks=pytest.mark.slow), "no symlink"])

@@ -29,7 +29,7 @@ def test_the_mechanisms() -> None:
         assert record is ra.mechanism(name)
         assert getattr(ra, name) is importlib.import_module(f"refattn.mechanisms.{name}")
         assert getattr(ra, name).record is record
-        assert repr(record) == f"<Mechanism {name}: {record.title}>"
+        assert repr(record).startswith(f"mechanism        {name}: {record.title}\nsource ")
         assert record.case("tiny").name == "tiny"
         assert record.title and record.source and record.equations and record.context_fields
         assert len({case.name for case in record.cases}) == len(record.cases)

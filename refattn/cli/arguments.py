@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,10 @@ class Place(click.ParamType):
             raise Problem(f"{named.strip('[]')}: got an empty text, needs a path")
         return str(value)
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Have the shell complete it."""
+        return [CompletionItem(incomplete, type="file")]
+
 
 class Seconds(click.ParamType):
     """A time limit."""
@@ -69,6 +73,40 @@ class Name(click.ParamType):
         return [CompletionItem(name) for name in registry.list_mechanisms() if name.startswith(incomplete)]
 
 
+Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def completing(names: Callable[[click.Context], Iterable[str]]) -> Completion:
+    """Return what completes an option that takes names, of which several may stand in one text with commas between."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, begun = incomplete.rpartition(",")
+        return [CompletionItem(f"{before}{comma}{name}") for name in names(ctx) if name.startswith(begun)]
+
+    return complete
+
+
+def _cases(ctx: click.Context) -> list[str]:
+    """Return the names of the designed cases of the mechanism that the line has so far."""
+    # An option that waits for its value stops the parser before it has given the words their names.
+    name = next((word for word in (ctx.params.get("mechanism"), *ctx.args) if word), "")
+    return [case.name for case in registry.mechanism(name).cases] if name in registry.list_mechanisms() else []
+
+
+def _types(ctx: click.Context) -> tuple[str, ...]:
+    from refattn.golden.storage_types import DTYPES, SCALED
+
+    return (*DTYPES, *(SCALED if ctx.command.name == "verify" else ()))
+
+
+def _backends(ctx: click.Context) -> tuple[str, ...]:
+    from refattn import backends
+
+    return tuple(backends.names())
+
+
+a_case, a_type, a_backend = map(completing, (_cases, _types, _backends))
+
 json_option = click.option(
     "--json",
     "file",
@@ -78,7 +116,12 @@ json_option = click.option(
 )
 
 backend_option = click.option(
-    "--backend", "backend", default="numpy", metavar="NAME", help="The array library; numpy by default."
+    "--backend",
+    "backend",
+    default="numpy",
+    metavar="NAME",
+    shell_complete=a_backend,
+    help="The array library; numpy by default.",
 )
 
 

@@ -70,7 +70,7 @@ def check(
     asked: dict[str, Any] = {"full": full, "require_all": require_all, "where": where, "mesh": sizes}
     with progress("check", "parts") as wrap:
         for one in check.check_all(names, library.name, progress=wrap, **asked):
-            say(partial(tables.checked, one, table=verbose or sizes is not None or one.exit_code == 1), file)
+            say(partial(tables.checked, one, table=verbose or sizes is not None or one.exit_code != 0), file)
             found.append(one)
     codes = {one.exit_code for one in found}
     code = 1 if 1 in codes else NOTHING_RUN if codes == {NOTHING_RUN} or require_all and NOTHING_RUN in codes else 0

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from refattn.cli.arguments import (
     Problem,
     campaign_options,
     check_writable,
+    completing,
     json_option,
     record_of,
 )
@@ -202,9 +203,15 @@ def _recomputed(found: GoldenSet, entry: dict[str, Any]) -> tuple[float, str]:
     return (math.inf, difference) if difference is not None else freeze.recompute(record, found, entry)
 
 
+def _entries(ctx: click.Context) -> Iterator[str]:
+    """Yield the names of all cases, as `--case` takes them."""
+    for name in registry.list_mechanisms():
+        yield from (f"{name}/{case.name}" for case in registry.mechanism(name).cases)
+
+
 @golden.command(short_help="Show what a set holds.")
 @click.argument("folder", type=Place(), metavar="[DIR]", required=False)
-@click.option("--case", metavar="MECHANISM/CASE", help="Every array of this case.")
+@click.option("--case", metavar="MECHANISM/CASE", shell_complete=completing(_entries), help="Every array of this case.")
 @json_option
 @click.pass_context
 def show(ctx: click.Context, folder: str | None, case: str | None, file: str | None) -> None:

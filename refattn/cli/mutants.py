@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from refattn.cli.arguments import NOTHING_RUN, Problem, Seconds, check_writable, json_option, record_of
+from refattn.cli.arguments import NOTHING_RUN, Name, Problem, Seconds, check_writable, json_option, record_of
 from refattn.cli.output import deliver, progress
 
 
 @click.command("mutants", short_help="Serve wrong kernels to a test suite, and count those that it rejects.")
-@click.argument("mechanism")
+@click.argument("mechanism", type=Name())
 @click.option("--suite", required=True, metavar="CMD", help="The command that runs the suite: 0 where it passes.")
 @click.option("--only", default="", metavar="TEXT", help="Faults with this in their name.")
 @click.option("--every", default=1, metavar="N", type=click.IntRange(1), help="Every N-th of them.")

@@ -10,6 +10,7 @@ import click
 
 from refattn.cli.arguments import MOST_SEED, Place, Problem, check_writable
 from refattn.cli.train import printable
+from refattn.messages import NO_PICTURE
 
 
 @click.command(short_help="Let the model of a run go on with a text.")
@@ -66,4 +67,4 @@ def plot(folders: tuple[str, ...], out: str) -> None:
     try:
         draw_runs(runs, Path(out))
     except ImportError as error:
-        raise Problem(f"matplotlib cannot be imported: {error}") from error
+        raise Problem(f"{out}: {NO_PICTURE} ({error})") from error

@@ -12,6 +12,8 @@ from refattn.cli.arguments import (
     Name,
     Place,
     Problem,
+    a_case,
+    a_type,
     backend_of,
     backend_option,
     check_writable,
@@ -28,7 +30,12 @@ if TYPE_CHECKING:
 
 @click.command("trace", short_help="Show every equation of one run, with its value.")
 @click.argument("mechanism", type=Name())
-@click.option("--case", metavar="NAME", help="The designed case; by default one that the paper itself has.")
+@click.option(
+    "--case",
+    metavar="NAME",
+    shell_complete=a_case,
+    help="The designed case; by default one that the paper itself has.",
+)
 @click.option("--block", is_flag=True, help="Run one step of the block; so does a mechanism without a core.")
 @click.option(
     "--set",
@@ -37,7 +44,13 @@ if TYPE_CHECKING:
     metavar="KEY=VALUE",
     help="Any option of the core, or with --block of the block. With implementation=dense the general code runs.",
 )
-@click.option("--dtype", default="float64", metavar="NAME", help="float64 (default), float32, float16 or bfloat16.")
+@click.option(
+    "--dtype",
+    default="float64",
+    metavar="NAME",
+    shell_complete=a_type,
+    help="float64 (default), float32, float16 or bfloat16.",
+)
 @backend_option
 @json_option
 @click.option("--only", metavar="ID", multiple=True, help="Print this equation alone, all its passes; may be repeated.")

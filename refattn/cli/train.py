@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from refattn.cli.arguments import INTERRUPTED, TERMINATED, Name, Place, Problem, record_of
+from refattn.cli.arguments import INTERRUPTED, TERMINATED, Name, Place, Problem, a_backend, record_of
 from refattn.cli.output import is_terminal
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @click.option(
     "--grow", metavar="auto|N,N,...", help="Make blocks wider: where it is worth while, or after these steps."
 )
-@click.option("--backend", metavar="NAME", help="The array library; numpy by default.")
+@click.option("--backend", metavar="NAME", shell_complete=a_backend, help="The array library; numpy by default.")
 @click.option(
     "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting; block.KEY for the block's."
 )

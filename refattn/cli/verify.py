@@ -19,6 +19,8 @@ from refattn.cli.arguments import (
     Place,
     Problem,
     Seconds,
+    a_case,
+    a_type,
     campaign_options,
     check_writable,
     json_option,
@@ -130,6 +132,7 @@ class Asked(SimpleNamespace):
     "dtypes",
     multiple=True,
     metavar="NAME",
+    shell_complete=a_type,
     help="float64, float32, float16, bfloat16: all by default; float8_e4m3fn, float8_e5m2, mxfp8, nvfp4.",
 )
 @click.option(
@@ -143,7 +146,12 @@ class Asked(SimpleNamespace):
     "--shape", "shapes", multiple=True, metavar="b=1,h=8,...", help="A shape of your own in place of the cases."
 )
 @click.option(
-    "--case", "names", multiple=True, metavar="NAME,...", help="Run these designed cases alone (several times)."
+    "--case",
+    "names",
+    multiple=True,
+    metavar="NAME,...",
+    shell_complete=a_case,
+    help="Run these designed cases alone (several times).",
 )
 @click.option("--quick", is_flag=True, help="Run the fewest designed cases that have every feature once.")
 @click.option("--cases", "listed", metavar="FILE", help="Shapes of your own as JSON, a list or one in each line.")

@@ -18,7 +18,7 @@ from refattn.args import Each, Real, Whole, check_all
 from refattn.mechanisms.block import Block, Stream
 from refattn.mechanisms.option_kinds import numbers_of, with_numbers
 from refattn.mechanisms.wrong import WrongKernel
-from refattn.messages import meant
+from refattn.messages import html_table, meant
 from refattn.xp import Array
 
 RoundingScale = Callable[[Mapping[str, Any], Any], Array]
@@ -159,6 +159,21 @@ class Claim:
     holds: str
     shown: str
     tests: tuple[str, ...]
+
+
+class Claims(tuple[Claim, ...]):
+    """The claims of a mechanism, which show themselves in a line each, and in a notebook as a table."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Return what is claimed, and whether it holds."""
+        lines = (f"- {one.claim}: {one.holds} ({one.source})" for one in self)
+        return "\n".join((f"{len(self)} claims", *lines))
+
+    def _repr_html_(self) -> str:
+        rows = ((one.claim, one.holds, one.source, one.shown) for one in self)
+        return html_table(("claim", "holds", "source", "shown by"), rows)
 
 
 @dataclass(frozen=True)
@@ -464,13 +479,13 @@ class Mechanism:
         return tuple(name for name in self.outputs if f"d_{name}" in taken)
 
     @property
-    def claims(self) -> tuple[Claim, ...]:
+    def claims(self) -> Claims:
         """What its sources claim, read from `testing/claims.toml` of its room; none where there is no such file."""
         import tomllib
 
         file = resources.files("refattn.mechanisms") / self.name / "testing" / "claims.toml"
         rows = tomllib.loads(file.read_text(encoding="utf-8"))["claims"] if file.is_file() else []
-        return tuple(Claim(**{**row, "tests": tuple(row["tests"])}) for row in rows)
+        return Claims(Claim(**{**row, "tests": tuple(row["tests"])}) for row in rows)
 
     def numbers(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the differentiable numbers that are given among options of the core, by their own names."""
@@ -494,4 +509,21 @@ class Mechanism:
         raise ValueError(f"case: got {name!r}{meant(name, known)}, needs one of {needs}")
 
     def __repr__(self) -> str:
-        return f"<Mechanism {self.name}: {self.title}>"
+        """Return what a caller asks for first: options, outputs, and what there is to read and to run."""
+        return "\n".join(f"{word:<16} {text}" for word, text in self._facts())
+
+    def _repr_html_(self) -> str:
+        return html_table((), self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        options = (name if usual is None else f"{name}={usual!r}" for name, usual in self.defaults.items())
+        facts = {
+            "mechanism": f"{self.name}: {self.title}",
+            "source": self.source,
+            "implementations": ", ".join(self.implementations),
+            "options": ", ".join(options),
+            "outputs": ", ".join(("out", *self.outputs)) if self.core else "",
+            "cases": f"{len(self.cases)} designed, {len(self.kernel_sizes)} in sizes of kernels",
+            "claims": f"{len(self.claims)}; equations: {len(self.equations)}",
+        }
+        return [(word, text) for word, text in facts.items() if text]

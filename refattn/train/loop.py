@@ -20,6 +20,7 @@ import numpy as np
 
 from refattn import backends, model, tree
 from refattn.args import Maybe, Real, Whole, check_json
+from refattn.messages import NO_PICTURE
 from refattn.train import baselines, checkpoint, data, diagnose, growing, metrics, plot
 from refattn.train.diagnose import DivergedError
 from refattn.train.folder import Folder, RunError, begin, check_place, compare_with_checkpoint, hold, stored_config
@@ -461,6 +462,6 @@ def _finish(state: Progress, settings: Settings, text: data.Text, folder: Folder
     folder.write("sample.txt", sample)
     try:
         plot.draw_loss(metrics.read(folder.metrics), facts, folder.path / "loss.png")
-    except ImportError:
-        report.say("loss.png is not drawn: matplotlib cannot be imported")
+    except ImportError as error:
+        report.say(f"loss.png is not drawn: {NO_PICTURE} ({error})")
     return Result(folder.path, state.step, True, facts, sample)

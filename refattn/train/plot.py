@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def draw_loss(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], path: Path) -> None:
-    """Draw the metrics and the result of a run, beside the baselines; ImportError where matplotlib is broken."""
+    """Draw the metrics and the result of a run, beside the baselines; ImportError where matplotlib is missing."""
     figure, axes = _empty()
     axes.plot(*_losses(rows), color="0.75", linewidth=0.8, label="training, each step")
     axes.plot(*_scores(rows), "o-", markersize=3, label="held out")

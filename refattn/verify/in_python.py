@@ -14,7 +14,7 @@ from refattn.golden.storage_types import DTYPES
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify import run
-from refattn.verify.adapters.adapter import to_host
+from refattn.verify.adapters.adapter import LoadError, to_host
 from refattn.verify.adapters.declarations import read_roundings, roundings
 from refattn.verify.adapters.isolate import Isolated
 from refattn.verify.diagnose.suspects import locate
@@ -66,6 +66,11 @@ def verify(
     Report
         True if all that was run agrees. Its `repr` is the diagnosis.
 
+    Raises
+    ------
+    TypeError, ValueError
+        Where there is no such mechanism, case or type, or nothing to be called.
+
     Examples
     --------
     >>> import refattn as ra
@@ -76,13 +81,22 @@ def verify(
     (False, 'top-left causality')
     """
     record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    for name, given in (("dtypes", dtypes), ("cases", cases), ("rounding", rounding)):
+        if isinstance(given, str):
+            raise TypeError(f"{name}: got {given!r}, needs a list of names")
+    if not (isinstance(kernel, str) or callable(kernel) or hasattr(kernel, "forward")):
+        needs = "a function, an object with forward, or a text such as 'mine.py:attend'"
+        raise TypeError(f"kernel: got {type(kernel).__name__}, needs {needs}")
     chosen = (*record.cases, *record.kernel_sizes) if cases is None else tuple(map(record.case, cases))
     record = replace(record, cases=chosen, kernel_sizes=())
     label = kernel if isinstance(kernel, str) else getattr(kernel, "__name__", type(kernel).__name__)
     with ExitStack() as stack:
         text = f"load({kernel!r})" if isinstance(kernel, str) else label
         if isinstance(kernel, str):
-            kernel = stack.enter_context(Isolated(kernel, timeout))
+            try:
+                kernel = stack.enter_context(Isolated(kernel, timeout))
+            except LoadError as error:
+                raise ValueError(str(error).replace("--impl", "kernel", 1)) from error
         asked: dict[str, Any] = {"rounding": tuple(rounding), "grad": grad, "seed": seed}
         report = run.verify(record, kernel, label=label, dtypes=dtypes, progress=progress, **asked)
         if found := least(record, kernel, report, rounding=asked["rounding"]):
@@ -175,6 +189,9 @@ def on_arrays(record: Mechanism, named: Mapping[str, Any], options: Mapping[str,
     dtype = dtype_name(named["q"])
     if dtype not in DTYPES:
         raise TypeError(f"q: got dtype {dtype}, needs one of {', '.join(DTYPES)}")
+    for name, x in named.items():
+        if dtype_name(x) != dtype:
+            raise TypeError(f"{name}: got dtype {dtype_name(x)}, needs {dtype}, as q has")
     arrays = {**named, **{name: x for name, x in options.items() if is_array(x)}}
     plain = {name: x for name, x in options.items() if name not in arrays and x is not None}
     try:

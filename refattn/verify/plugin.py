@@ -233,27 +233,33 @@ def golden_case(request: pytest.FixtureRequest) -> GoldenCase:
     try:
         return GoldenCase.named(request.param)
     except ValueError as error:
-        pytest.fail(f"golden_case: {error}", pytrace=False)
+        raise pytest.fail.Exception(f"golden_case: {error}", pytrace=False) from None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test that asks for `golden_case` all cases that its marker names, unless they are its parameters."""
     if "golden_case" not in metafunc.fixturenames:
         return
-    if any("golden_case" in str(one.args[:1]) for one in metafunc.definition.iter_markers("parametrize")):
-        return
+    for one in metafunc.definition.iter_markers("parametrize"):
+        if "golden_case" in str(one.args[:1]):
+            if not one.kwargs.get("indirect", one.args[2:3]):
+                told = "got names of cases, needs indirect=True beside them"
+                pytest.fail(f"{metafunc.definition.nodeid}: golden_case: {told}", pytrace=False)
+            return
     marker = metafunc.definition.get_closest_marker("golden")
     try:
         chosen = _chosen(marker.args, **marker.kwargs) if marker else _chosen(())
     except (TypeError, ValueError) as error:
-        told = str(error).replace("_chosen()", "the marker")
-        pytest.fail(f"{metafunc.definition.nodeid}: golden: {told}", pytrace=False)
+        raise pytest.fail.Exception(f"{metafunc.definition.nodeid}: golden: {error}", pytrace=False) from None
     metafunc.parametrize("golden_case", chosen, ids=str, indirect=True)
 
 
-def _chosen(names: tuple[str, ...], *, dtypes: Any = None, cases: Any = None) -> list[GoldenCase]:
+def _chosen(names: tuple[str, ...], *, dtypes: Any = None, cases: Any = None, **unknown: Any) -> list[GoldenCase]:
     from refattn.mechanisms import registry
+    from refattn.messages import meant
 
+    for name in unknown:
+        raise TypeError(f"got {name}{meant(name, ('dtypes', 'cases'))}, needs dtypes and cases alone")
     dtypes = ("float32",) if dtypes is None else _several("dtypes", dtypes)
     found = []
     for name in names or registry.list_mechanisms():

@@ -342,7 +342,8 @@ def of_arrays(mechanism: Mechanism, given: Mapping[str, NDArray[Any]], plain: Ma
             f"{', '.join((*known, 'd_out'))}"
         )
     if missing := [name for name in "qkv" if name not in arrays or arrays[name].ndim != 4]:
-        raise UserCaseError(f"{', '.join(missing)}: needs an array (batch, heads, tokens, width) each")
+        got = ", ".join(str(arrays[name].shape) if name in arrays else "nothing" for name in missing)
+        raise UserCaseError(f"{', '.join(missing)}: got {got}, needs an array (batch, heads, tokens, width) each")
     (b, h, rows, d), (_, g, columns, _), v = (arrays[name].shape for name in "qkv")
     sizes = {"k": (b, max(g, 1), columns, d), "v": (b, max(g, 1), columns, v[3])}
     for name, shape in sizes.items():

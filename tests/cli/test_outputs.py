@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -64,3 +65,29 @@ def test_a_picture_is_whole_or_not_there(tmp_path: Path) -> None:
     figure.save(figure.new_figure(1.0, 1.0), tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG") and not (tmp_path / "nowhere").exists()
     assert (tmp_path / "picture.part.png").read_text() == "theirs"
+
+
+STUDIES = {
+    "spectrum": ("--queries", "4", "--keys", "4", "--updates", "2"),
+    "prediction": ("--system", "linear", "--steps", "2"),
+    "flow": ("--particles", "4", "--end", "0.1"),
+}
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_without_matplotlib_a_study_has_its_numbers(
+    study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    found = run("analyse", study, *STUDIES[study], "--out", tmp_path)
+    assert found.exit_code == 0, found.output
+    assert f'{study}.png: needs matplotlib: pip install "refattn[plots]"' in found.stderr
+    assert [file.name for file in tmp_path.iterdir()] == [f"{study}.json"]
+
+
+def test_without_matplotlib_curves_are_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    (tmp_path / "metrics.jsonl").write_text("")
+    found = run("plot", tmp_path, "--out", tmp_path / "both.png")
+    assert found.exit_code == 2 and 'both.png: needs matplotlib: pip install "refattn[plots]"' in found.stderr

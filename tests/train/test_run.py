@@ -107,7 +107,7 @@ def test_where_matplotlib_is_broken_a_run_has_no_picture(tmp_path: Path, monkeyp
     report = Listener()
     result = train(small(write_text(tmp_path)), tmp_path / "run", report, picture=True)
     assert result.finished and not (result.folder / "loss.png").exists()
-    assert report.lines[-1] == "loss.png is not drawn: matplotlib cannot be imported"
+    assert report.lines[-1].startswith('loss.png is not drawn: needs matplotlib: pip install "refattn[plots]" (')
 
 
 # --- folders

@@ -47,6 +47,45 @@ def test_a_name_or_a_record_and_the_call_is_the_function() -> None:
         ra.verify("softmax", attend, cases=["causl"])
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"dtypes": "float32"}, "dtypes: got 'float32', needs a list of names"),
+        ({"cases": "plain"}, "cases: got 'plain', needs a list of names"),
+        ({"kernel": 3}, "kernel: got int, needs a function, an object with forward, or a text such as"),
+        ({"kernel": "mine.py"}, "kernel: got 'mine.py', needs MODULE_OR_FILE:FUNCTION"),
+        ({"kernel": "none.py:attend"}, "kernel: there is no file none.py"),
+        ({"kernel": "operator:matmull"}, "kernel operator:matmull: operator has no 'matmull' (did you mean matmul?)"),
+        ({"dtypes": ["float23"]}, "dtype: got 'float23', needs one of float64"),
+    ],
+)
+def test_what_cannot_be_verified_is_told_in_a_line(given: dict[str, Any], told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(told)) as raised:
+        ra.verify("softmax", **{"kernel": attend, "cases": ["plain"], **given})
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import sys\nsys.modules['torch'] = None\nimport torch\n")
+    with pytest.raises(ValueError, match=r'kernel .*: cannot import .*torch.*: pip install "refattn\[torch\]"$'):
+        ra.verify("softmax", f"{tmp_path}/mine.py:attend")
+
+
+def test_arrays_of_several_types_are_refused() -> None:
+    q, k, v = np.ones((3, 1, 1, 4, 2), np.float32)
+    with pytest.raises(TypeError, match="k: got dtype float64, needs float32, as q has"):
+        ra.assert_close("softmax", q, k.astype(np.float64), v, v)
+    with pytest.raises(ValueError, match=r"q: got \(1, 4, 2\), needs an array \(batch, heads, tokens, width\)"):
+        ra.assert_close("softmax", q[0], k, v, v)
+
+
+def test_a_factor_near_one_is_told_with_its_digits() -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 16, 8)).astype(np.float32)
+    out = ra.softmax.forward(q, k, v)[0] * np.float32(1.00001)
+    with pytest.raises(AssertionError, match=r"scaled by (1\.000010|0\.99999)\d*: "):
+        ra.assert_close("softmax", q, k, v, out)
+
+
 def test_all_cases_are_those_of_the_command() -> None:
     def declines(q: Any, k: Any, v: Any, **options: Any) -> Any:
         return ra.Decline("nothing yet")
@@ -89,6 +128,23 @@ def test_a_report_of_many_cases_that_agree_is_short() -> None:
     checks = CheckReport("softmax", "numpy", False, rows)
     assert repr(checks).startswith("laws: causal: row 3 feels key 4\nsoftmax on numpy: disagrees: 1 checks agree")
     assert not checks and CheckReport("softmax", "numpy", False, rows[1:]).passed
+
+
+def test_a_record_and_its_claims_show_themselves() -> None:
+    record = ra.mechanism("softmax")
+    text, table = repr(record), record._repr_html_()
+    assert len(text.splitlines()) <= 10 and "\noptions          mask, causal=False, window" in text
+    assert (
+        "<td>options</td><td>mask, causal=False, window" in table and "dense, tiled" in text and "87 designed" in text
+    )
+    claims = record.claims
+    assert repr(claims).splitlines()[:2] == [
+        f"{len(claims)} claims",
+        f"- {claims[0].claim}: as said ({claims[0].source})",
+    ]
+    assert f"<td>{claims[0].claim}</td>" in claims._repr_html_() and claims._repr_html_().count("<tr>") == 1 + len(
+        claims
+    )
 
 
 def test_a_report_becomes_files(wrong: Report, tmp_path: Path) -> None:
@@ -168,7 +224,7 @@ def test_a_precision_that_explains_it_is_told_and_may_be_declared() -> None:
     ("change", "message"),
     [
         ({"q": [1.0]}, "q: got list, needs an array"),
-        ({"v": np.ones((1, 2, 3), np.float32)}, r"v: needs an array \(batch, heads, tokens, width\)"),
+        ({"v": np.ones((1, 2, 3), np.float32)}, r"v: got \(1, 2, 3\), needs an array \(batch, heads, "),
         ({"causl": True}, r"got causl \(did you mean causal\?\), needs arguments of the core"),
         ({"gradients": {}}, "d_out: got None beside gradients, needs both or neither"),
         ({"q": np.ones((1, 1, 2, 2), np.int64)}, "q: got dtype int64, needs one of float64"),
@@ -189,7 +245,12 @@ def test_what_a_forward_saves_is_shown_without_its_numbers(name: str) -> None:
     case = record.case("tiny")
     _, saved = record.core.forward(**make(name, case, "float32"), **case.options)  # type: ignore[union-attr]
     text = repr(saved)
-    assert text.startswith("Saved(implementation='") and "float32(" in text and "array(" not in text and len(text) < 900
+    assert (
+        re.match(r"Saved\(\s*implementation='", text)
+        and "float32(" in text
+        and "array(" not in text
+        and len(text) < 900
+    )
 
 
 def test_a_call_on_ones_own_arrays_is_a_page_to_step_through(tmp_path: Path) -> None:

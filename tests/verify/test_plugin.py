@@ -68,7 +68,7 @@ def test_honest_and_wrong(tmp_path: Path) -> None:
         ('"softmax", cases=["causl"]', "case: got 'causl' (did you mean causal?), needs one of tiny"),
         ('"softmax", cases="causal"', "cases: got 'causal', needs a list of names"),
         ('"softmax", dtypes=["int8"]', "dtypes: got int8, needs some of float64"),
-        ('"softmax", dtype=["int8"]', "the marker got an unexpected keyword argument 'dtype'"),
+        ('"softmax", dtype=["int8"]', "got dtype (did you mean dtypes?), needs dtypes and cases alone"),
     ],
 )
 def test_what_is_unknown_is_told(marker: str, message: str, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_what_is_unknown_is_told(marker: str, message: str, tmp_path: Path) -> N
     found = run(f"{start}{marker}{rest.partition(']')[2].partition(']')[2]}", tmp_path)
     assert found.returncode and "Traceback" not in found.stdout and "plugin.py" not in found.stdout
     (line,) = (line for line in found.stdout.splitlines() if line.startswith("test_user.py::test_mine: golden: "))
-    assert message in line
+    assert message in line and "During handling" not in found.stdout
 
 
 NAMED = """
@@ -92,6 +92,9 @@ def test_the_fixture_is_listed_and_takes_names(tmp_path: Path) -> None:
     found = run(NAMED, tmp_path)
     assert "2 passed" in found.stdout and "1 error" in found.stdout
     assert "golden_case: case: got 'causl' (did you mean causal?)" in found.stdout
+    assert "During handling" not in found.stdout
+    direct = run(NAMED.replace(", indirect=True", ""), tmp_path)
+    assert "test_user.py::test_named: golden_case: got names of cases, needs indirect=True" in direct.stdout
     listed = run(NAMED, tmp_path, "--fixtures")
     assert "golden_case -- " in listed.stdout and "A designed case of a mechanism in a storage type" in listed.stdout
 

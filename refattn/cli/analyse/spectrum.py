@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -43,7 +46,6 @@ def spectrum(
     on, fitted to its way so far.
     """
     folder = folder_of(out, "spectrum")
-    from refattn.analysis import figure
     from refattn.analysis import spectrum as study
 
     try:
@@ -53,9 +55,8 @@ def spectrum(
         result = study.spectrum(q, k, v, fit=fitted, perturbation=perturbation, **options)
     except (ValueError, ArithmeticError) as error:
         raise Problem(str(error)) from error
-    picture = figure.new_figure(12.0, 5.6)
-    study.draw(result, picture)
-    finish(folder, "spectrum", study.table(result), result.to_json(), lambda path: figure.save(picture, path))
+    draw = partial(study.draw, result)
+    finish(folder, "spectrum", study.table(result), result.to_json(), partial(_save, draw, (12.0, 5.6)))
 
 
 @click.command("prediction", short_help="Show how fitted operators predict known systems.")
@@ -70,7 +71,6 @@ def prediction(systems: tuple[str, ...], steps: int, seed: int, out: str | None)
     judged by states that none of them has seen.
     """
     folder = folder_of(out, "prediction")
-    from refattn.analysis import figure
     from refattn.analysis import prediction as study
     from refattn.analysis.known_systems import SYSTEMS
 
@@ -79,7 +79,14 @@ def prediction(systems: tuple[str, ...], steps: int, seed: int, out: str | None)
             results = [study.predict(name, steps=steps, seed=seed) for name in wrap(systems or tuple(SYSTEMS))]
     except ValueError as error:
         raise Problem(str(error)) from error
-    picture = figure.new_figure(*study.size_of(results))
-    study.draw(results, picture)
     data = [result.to_json() for result in results]
-    finish(folder, "prediction", study.table(results), data, lambda path: figure.save(picture, path))
+    draw = partial(_save, partial(study.draw, results), study.size_of(results))
+    finish(folder, "prediction", study.table(results), data, draw)
+
+
+def _save(draw: Callable[[Any], object], size: tuple[float, float], path: Path) -> None:
+    from refattn.analysis import figure
+
+    picture = figure.new_figure(*size)
+    draw(picture)
+    figure.save(picture, path)

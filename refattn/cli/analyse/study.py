@@ -11,6 +11,7 @@ import click
 from refattn.cli.arguments import Place, Problem
 from refattn.cli.output import deliver
 from refattn.files import check_output, reason
+from refattn.messages import NO_PICTURE
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -35,9 +36,16 @@ def folder_of(out: str | None, study: str, *pictures: str) -> Path:
 
 
 def finish(folder: Path, study: str, text: str, data: Any, draw: Callable[[Path], object], *pictures: str) -> None:
-    """Draw the pictures, write STUDY.json and print the text, with where they stand."""
+    """Draw the pictures, write STUDY.json and print the text, with where they stand.
+
+    Without matplotlib there are no pictures, which a line on standard error says.
+    """
     drawn, facts = [folder / f"{study}.{ending}" for ending in pictures or ("png",)], folder / f"{study}.json"
-    for picture in drawn:
-        draw(picture)
+    try:
+        for picture in drawn:
+            draw(picture)
+    except ImportError as error:
+        click.echo(f"{', '.join(one.name for one in drawn)}: {NO_PICTURE} ({error})", err=True)
+        drawn = []
     places = "\n".join(map(str, (*drawn, facts)))
     deliver(lambda **_: f"{text}\n\n{places}", data, str(facts))

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from refattn import backends
 from refattn.args import checked
 from refattn.golden.storage_types import SCALED, has_gradient
-from refattn.messages import shown
+from refattn.messages import install, meant, shown
 from refattn.verify.adapters import devices, interpreted, memory_layouts
 from refattn.verify.adapters.tangents import Called, derivatives
 from refattn.verify.outcome import Decline, Result
@@ -79,13 +79,13 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
     except interpreted.NoInterpreterError as error:
         raise LoadError(f"--impl {spec}: {error}") from error
     except ModuleNotFoundError as error:
-        raise LoadError(f"--impl {spec}: cannot import {place}: {error}") from error
+        raise LoadError(f"--impl {spec}: cannot import {place}: {error}{install(error)}") from error
     except BaseException as error:  # the file may do anything
         if interrupts and isinstance(error, KeyboardInterrupt):
             raise
         raise LoadError(f"--impl {spec}: importing {place} {words(error)}") from error
     if not hasattr(module, name):
-        raise LoadError(f"--impl {spec}: {place} has no {name!r}")
+        raise LoadError(f"--impl {spec}: {place} has no {name!r}{meant(name, dir(module))}")
     found = getattr(module, name)
     try:
         kernel = found() if inspect.isclass(found) else found

@@ -74,7 +74,8 @@ def _scaled(
     left = math.inf if marks is None else float((error - marks) @ (error - marks) / (error @ error))
     if 1.0 - left < explained - 1e-6:
         return kind, change, explained
-    return f"scaled by {factor:.4g}", functools.partial(operator.mul, factor), 1.0 - left
+    digits = f"{factor:.4g}" if abs(factor - 1.0) > 1e-3 else f"{factor:.9g}"  # "1" would say nothing
+    return f"scaled by {digits}", functools.partial(operator.mul, factor), 1.0 - left
 
 
 def _joined(residuals: Sequence[Residuals], even: bool) -> Floats:

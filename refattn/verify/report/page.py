@@ -20,7 +20,7 @@ from refattn.mechanisms.record import Mechanism
 from refattn.messages import shown
 from refattn.verify.outcome import LONGEST, Outcome, Report, Result, Truth, Verdict, share_text
 from refattn.verify.report import diagnosis, example, suspects
-from refattn.verify.report.tables import LEGEND, call_of, closing, decline_rows, heading
+from refattn.verify.report.tables import LEGEND, call_of, closing, decline_rows, far, heading
 from refattn.verify.report.texts import cases_text
 from refattn.verify.tolerance.budget import finite, ratio, rounded, rows
 from refattn.verify.tolerance.compare import row_limits
@@ -90,6 +90,8 @@ def page(
     parts += _smallest(report)
     parts += _section("Used share of the allowed error", _bars(report))
     parts += ["".join(f"<p>{escape(line)}</p>" for line in LEGEND.splitlines())]
+    rows = "".join(f"<p>{escape(line)}</p>" for line in far(report, mechanism))
+    parts += _section("Agrees though early digits differ", rows)
     parts += _section("Where the errors are", _maps(replace(report, outcomes=(*report.outcomes, *instead))))
     parts += _section("Cases and types", _grid(report))
     title_of_failed = f"Failed: {len(report.failed)} of {cases_text(report.counts()['all']['run'])} run"

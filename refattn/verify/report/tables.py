@@ -10,15 +10,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from refattn.golden.storage_types import TYPES
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.adapters.conventions import expected
 from refattn.verify.outcome import Outcome, Report, Verdict, share_text
 from refattn.verify.report.texts import WIDE, cases_text, indented, natural, printable, render, size
 from refattn.verify.report.texts import table as _table
+from refattn.verify.tolerance.budget import has_rows
+from refattn.verify.tolerance.compare import ELEMENT
 
 if TYPE_CHECKING:
     from refattn.verify.outcome import CheckReport
@@ -28,9 +32,11 @@ LEGEND = (
     "share: used part of the allowed error, in the case that used most of it; the limit is 1.00\n"
     "by: the statistic that used it, or the check that failed; index, got, expected: worst element\n"
     "error: how far that is off, and the largest element that was expected\n"
-    "class: what a case is designed for\n"
-    "numbers that agree and differ in early digits: rounding alone moves them so far, as scores are huge or sums cancel"
+    "class: what a case is designed for"
 )
+
+FAR = 100
+"""Numbers that agree differ in early digits where they are as many units of rounding of their type apart."""
 
 
 def mechanisms(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool = False) -> str:
@@ -127,6 +133,8 @@ def verified(
     parts += [_table(*_worst(report, mechanism, width), width), ""]
     if details and any(outcome.verdicts for outcome in report.outcomes):
         parts += [LEGEND, ""]
+        if lines := far(report, mechanism):
+            parts += ["Agrees though early digits differ", *(indented(2, line) for line in lines), ""]
     if report.conventions and details:
         parts.append("Conventions that differ, whatever else does")
         right = expected(mechanism)
@@ -169,6 +177,28 @@ def verified(
     counts = [(kind, *map(str, row.values())) for kind, row in report.counts().items()]
     parts += [_table(("class", "run", "agreed", "failed", "declined"), counts, width), "", closing(report)]
     return render(parts, width, colour)
+
+
+def far(report: Report, mechanism: Mechanism) -> list[str]:
+    """Return, for each result that agrees though its worst element is far off, how far rounding alone can move it."""
+    cases = {case.name: case for case in (*mechanism.cases, *mechanism.kernel_sizes)}
+    told = []
+    for outcome in report.outcomes:
+        for verdict in outcome.verdicts:
+            if outcome.seen is None or not verdict.agrees or verdict.error is None or not verdict.largest:
+                continue
+            truth, name = outcome.seen[0], verdict.tensor
+            if not verdict.error > FAR * TYPES[truth.stored[name]].unit * verdict.largest:
+                continue
+            variance = truth.variance[name]
+            row = variance[verdict.index[:-1]] if has_rows(name, variance) else variance[verdict.index]
+            allowed = ELEMENT * math.sqrt(max(float(variance[verdict.index]), float(np.mean(row))))
+            purpose = cases[outcome.case].purpose if outcome.case in cases else ""
+            told.append(
+                f"{outcome.dtype} {verdict.place}, case {outcome.case}: got {verdict.got}, needs {verdict.expected}; "
+                f"rounding moves a correct kernel by up to {allowed:.1g} here{f' ({purpose})' if purpose else ''}"
+            )
+    return told
 
 
 def _notes(report: Report) -> list[str]:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from html import escape
+from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import refattn as ra
 from refattn.cli import cli
 from refattn.verify.diagnose.suspects import locate
 from refattn.verify.outcome import Outcome, Report
-from refattn.verify.report import example
+from refattn.verify.report import example, tables
 from refattn.verify.report.page import COLUMNS, page, row_shares
 from refattn.verify.run import verify
 from refattn.verify.shrink import least
@@ -172,6 +172,30 @@ def test_the_program_runs_for_an_adapter_of_any_library(name: str, dtype: str, t
     found = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=tmp_path, capture_output=True, text=True)
     apart = [abs(float(row[3])) for row in example.rows(report.least[1])]
     assert abs(float(found.stdout)) == pytest.approx(max(apart), rel=0.02), found.stderr
+
+
+def test_numbers_that_agree_far_apart_are_told_with_what_rounding_does() -> None:
+    def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        if options:
+            return ra.Decline("no options")
+        scores = q @ k.swapaxes(2, 3) * np.float32(q.shape[3] ** -0.5)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return weights / weights.sum(-1, keepdims=True) @ v
+
+    softmax = ra.mechanism("softmax")
+    chosen = [case for case in (*softmax.cases, *softmax.kernel_sizes) if case.name in ("plain", "low")]
+    record = softmax.changed(cases=tuple(chosen), kernel_sizes=())
+    found = verify(record, attend, dtypes=["float32"])
+    (line,) = tables.far(found, record)
+    told = re.fullmatch(
+        r"float32 out\[.*\], case low: got (\S+), needs (\S+); rounding moves a correct kernel by up to (\S+) here "
+        r"\(all scores below -5e4\)",
+        line,
+    )
+    assert told, line
+    got, needs, allowed = map(float, told.groups())
+    assert found.passed and 1e-4 < abs(got - needs) < allowed < 1.0
+    assert line in unescape(page(found, record, "1.2.3")) and line in " ".join(tables.verified(found, record).split())
 
 
 def test_it_asks_nobody_for_anything(file: Path) -> None:
