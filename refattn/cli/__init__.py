@@ -60,6 +60,16 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM: an end like that by Ctrl-C, with another exit code."""
 
 
+def hear_sigterm() -> None:
+    """Have SIGTERM raise `Terminated`, unless this process does something else with it."""
+
+    def terminate(*_: Any) -> None:
+        raise Terminated
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminate)
+
+
 def _explain(error: BaseException, command: str | None = None) -> int:
     """Print an error of a command, or of what stands before it, as one line; return its exit code."""
     if isinstance(error, Terminated):
@@ -105,12 +115,7 @@ if cli.help is None:  # python -OO
 
 def main() -> None:
     """Run the command line: the console entry point."""
-
-    def terminate(*_: Any) -> None:
-        raise Terminated
-
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, terminate)
+    hear_sigterm()
     output = stdio.hold()
     try:
         cli(prog_name="refattn")
