@@ -87,7 +87,12 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
         os.close(handle)
         raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
     with open(handle, "rb") as file:
-        data = file.read(limit + 1) if about.st_size <= limit else b""  # one more: a file may have grown since
+        try:
+            data = file.read(limit + 1) if about.st_size <= limit else b""  # one more: a file may have grown since
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+    if data is None:  # it has the mode of a file, as /proc/kmsg, and would be waited for
+        raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
     if (size := max(about.st_size, len(data))) > limit:
         raise OSError(errno.EFBIG, f"got {size} bytes, needs at most {limit}", os.fspath(path))
     return data

@@ -9,6 +9,7 @@ A command is a small file here; what it needs is imported inside its function, s
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
@@ -85,6 +86,8 @@ def _explain(error: BaseException, command: str | None = None) -> int:
         message = f"{message[:1].lower()}{message[1:]}; see {path} --help"
     elif isinstance(error, click.ClickException):
         message = error.format_message()
+    elif isinstance(error, OSError) and error.filename is not None:
+        message = f"{os.fsdecode(error.filename)}: {error.strerror}"
     else:
         message = f"{type(error).__name__}: {error} (refattn --debug shows where)"
     click.echo(f"refattn: error: {shown(' '.join(message.split()))}", file=sys.stderr)
