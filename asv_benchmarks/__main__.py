@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import re
-import signal
 import statistics
 import sys
 import tempfile
@@ -27,6 +26,8 @@ from asv_benchmarks import changes as steplist
 from asv_benchmarks import compare as versions
 from asv_benchmarks.judge import LIMITS, WORSE, Verdict, number, summary, times
 from asv_benchmarks.suite import MACHINE, PROFILES, benchmarks
+from refattn.cli import Terminated, hear_sigterm
+from refattn.cli.arguments import INTERRUPTED, TERMINATED
 
 _profile = click.option(
     "--profile", type=click.Choice(list(PROFILES)), default="short", help="Which benchmarks; short: those of NumPy."
@@ -87,17 +88,18 @@ def _told() -> Iterator[None]:
 
 
 class Commands(click.Group):
-    """Commands that exit with 130 where they are interrupted, by SIGTERM, too; 1 would say that something got worse."""
+    """Commands that exit with 130 or 143 where they are interrupted; 1 would say that something got worse."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run a command as click does."""
         with contextlib.suppress(ValueError):  # another thread than the first one
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            hear_sigterm()
         try:
             sys.exit(super().main(*args, **{**extra, "standalone_mode": False}))
-        except click.Abort:
-            click.echo("interrupted", err=True)
-            sys.exit(130)
+        except click.Abort as error:
+            terminated = isinstance(error.__cause__, Terminated)
+            click.echo("terminated" if terminated else "interrupted", err=True)
+            sys.exit(TERMINATED if terminated else INTERRUPTED)
         except click.ClickException as error:
             error.show()
             sys.exit(error.exit_code)

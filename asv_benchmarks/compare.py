@@ -6,10 +6,8 @@ The benchmarks are those of this checkout, for both versions. Nothing is install
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 
 from asv_benchmarks.judge import Verdict, paired, suspect
 from asv_benchmarks.machine import git
-from asv_benchmarks.sides import ROOT, STEADY, Plan, Rounds, SideError, Worker, alternate, closing, held_to
+from asv_benchmarks.sides import ROOT, STEADY, Plan, Rounds, SideError, Worker, alternate, closing, held_to, ran
 from asv_benchmarks.suite import Benchmark
 
 WORKING_TREE = "."
@@ -80,19 +78,10 @@ def _line(error: bytes) -> str:
 
 def listed(home: Path, pattern: str) -> list[Benchmark]:
     """Return the benchmarks that a version has."""
-    env = {**os.environ, "PYTHONPATH": str(home)}
-    done = subprocess.run(
-        [sys.executable, "-m", "asv_benchmarks.suite", pattern],
-        cwd=home,
-        env=env,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
-    if done.returncode:
-        raise VersionError(f"the benchmarks cannot be listed: {_line(done.stderr.encode())}")
-    lines = (json.loads(line) for line in done.stdout.splitlines())
+    code, out, errors = ran("asv_benchmarks.suite", pattern, env={"PYTHONPATH": str(home)}, home=home)
+    if code:
+        raise VersionError(f"the benchmarks cannot be listed: {_line(errors.encode())}")
+    lines = (json.loads(line) for line in out.splitlines())
     return [Benchmark(line["name"], tuple(line["params"]), line["kind"], line["factor"]) for line in lines]
 
 

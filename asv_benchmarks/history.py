@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from asv_benchmarks.judge import Verdict, apart
 from asv_benchmarks.machine import device, git
 from asv_benchmarks.sides import ROOT, STEADY, held_to
 from asv_benchmarks.suite import MACHINE, Benchmark, benchmarks
+from refattn.workers import Started
 
 FOLDER = ROOT / "asv_benchmarks"
 EACH = frozenset(f"stats_{what}" for what in ("ci_99_a", "ci_99_b", "q_25", "q_75", "number", "repeat")) | {"samples"}
@@ -311,30 +311,24 @@ def asv(
         command += ["--config", str(conf or FOLDER / "asv.conf.json")]
     # asv drops PYTHONPATH, and hands this one on.
     # On a terminal as narrow as this it prints tables of one number a row.
-    whole = {**os.environ, **held_to(1), **STEADY, "COLUMNS": "56", "ASV_PYTHONPATH": str(ROOT), **(env or {})}
+    whole = {**held_to(1), **STEADY, "COLUMNS": "56", "ASV_PYTHONPATH": str(ROOT), **(env or {})}
     last: list[str] = []
-    with subprocess.Popen(
+    with Started(
         command,
+        whole,
         cwd=conf.parent if conf else FOLDER,
-        env=whole,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
         encoding="utf-8",
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
+    ) as started:
         told = Told()
-        try:
-            for line in process.stdout:
-                last = [*last[-20:], line.rstrip()]
-                for text in told.read(line):
-                    tell(text)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGTERM)  # asv and what it has started
-            raise
+        for line in started.process.stdout:
+            last = [*last[-20:], line.rstrip()]
+            for text in told.read(line):
+                tell(text)
+        code = started.process.wait()
     # 2 says that some benchmark failed, which the comparison tells one by one
-    if process.returncode not in (0, 2):
+    if code not in (0, 2):
         raise RunError("\n".join(["asv failed:", *last]))
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ import click
 
 from asv_benchmarks import machine
 from asv_benchmarks.comparisons.softmax import without_avx512
-from asv_benchmarks.sides import ROOT, STEADY, held_to
+from asv_benchmarks.sides import ROOT, STEADY, held_to, ran
 from asv_benchmarks.worker import facts
 
 KERNELS: dict[str, dict[str, str]] = {"stock": {}, "AVX-512": {"OPENBLAS_CORETYPE": "SkylakeX"}}
@@ -62,10 +60,12 @@ def gather(n: int, d: int) -> dict[str, list[dict[str, Any]]]:
     for name, env in KERNELS.items():
         if env and without_avx512() is not None:
             continue
-        whole = {**os.environ, **held_to(1), **STEADY, **env, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "asv_benchmarks.roofline", "--inside", "--n", str(n), "--d", str(d)]
-        done = subprocess.run(command, env=whole, stdout=subprocess.PIPE, encoding="utf-8", check=True)
-        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        whole = {**held_to(1), **STEADY, **env, "PYTHONPATH": str(ROOT)}
+        words = ["--inside", "--n", str(n), "--d", str(d)]
+        code, out, errors = ran("asv_benchmarks.roofline", *words, env=whole)
+        if code:
+            sys.exit(errors)
+        rows = [json.loads(line) for line in out.splitlines()]
         if not any(rows[0]["kernels"] == other[0]["kernels"] for other in found.values()):
             found[name] = rows
     return found

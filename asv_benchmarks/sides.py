@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import select
 import statistics
 import subprocess
@@ -20,7 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from refattn.workers import Started
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -64,6 +66,13 @@ def held_to(threads: int | None) -> dict[str, str]:
     return {} if threads is None else dict.fromkeys(THREADS, str(threads))
 
 
+def started(words: Sequence[str], env: Mapping[str, str], **how: Any) -> Started:
+    """Start a module as a program, which ends with this process at the latest."""
+    from refattn.workers import Started  # here: what is measured imports this file, too, and may be an older version
+
+    return Started([sys.executable, "-m", *words], env, **how)
+
+
 class Worker:
     """A side's process; see `asv_benchmarks.worker` for its commands.
 
@@ -80,16 +89,15 @@ class Worker:
     def __init__(self, env: Mapping[str, str] | None = None, *, home: Path = ROOT, timeout: float = 600.0) -> None:
         self.timeout = timeout
         self._errors = tempfile.TemporaryFile()
-        whole = {**os.environ, "PYTHONPATH": str(home), **(env or {})}
-        whole.pop("PYTHONSAFEPATH", None)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "asv_benchmarks.worker"],
+        self._started = started(
+            ["asv_benchmarks.worker"],
+            {"PYTHONPATH": str(home), **(env or {}), "PYTHONSAFEPATH": ""},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=whole,
             cwd=home,
         )
+        self._process = self._started.process
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Send a command; return the answer.
@@ -127,9 +135,17 @@ class Worker:
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
+        self._started.close()
         self._process.communicate()
         self._errors.close()
+
+
+def ran(module: str, *words: str, env: Mapping[str, str], home: Path = ROOT) -> tuple[int, str, str]:
+    """Run a module as a program to its end; return its exit code, its output and its errors."""
+    pipe = subprocess.PIPE
+    with started([module, *words], env, cwd=home, stdout=pipe, stderr=pipe, encoding="utf-8") as one:
+        out, errors = one.process.communicate()
+    return one.process.returncode, out, errors
 
 
 @contextmanager

@@ -9,6 +9,7 @@ name.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import functools
 import hashlib
@@ -86,7 +87,12 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
         os.close(handle)
         raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
     with open(handle, "rb") as file:
-        data = file.read(limit + 1) if about.st_size <= limit else b""  # one more: a file may have grown since
+        try:
+            data = file.read(limit + 1) if about.st_size <= limit else b""  # one more: a file may have grown since
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+    if data is None:  # it has the mode of a file, as /proc/kmsg, and would be waited for
+        raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
     if (size := max(about.st_size, len(data))) > limit:
         raise OSError(errno.EFBIG, f"got {size} bytes, needs at most {limit}", os.fspath(path))
     return data
@@ -199,6 +205,13 @@ def check_output(path: str | os.PathLike[str]) -> None:
 
 def _is_stream(path: str | os.PathLike[str]) -> bool:
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+def exchange(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Give two files or folders each other's names in one step; False if nothing was done: Linux alone can do it."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

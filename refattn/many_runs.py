@@ -28,7 +28,7 @@ from typing import Any
 import refattn
 from refattn import backends, workers
 from refattn.args import One
-from refattn.files import MIB, read_json, remove_left_behind, source_digest, write_atomically
+from refattn.files import MIB, read_json, reason, remove_left_behind, source_digest, write_atomically
 
 ENDED = "the process that ran it ended, of a lack of memory perhaps"
 
@@ -131,13 +131,11 @@ def run(
     known = {}
     for unit, file in files.items():
         try:
-            known[unit] = read_json(file, LARGEST, {"unit": One((unit.name,)), "versions": dict, "result": None})[
-                "result"
-            ]
+            known[unit] = _kept(file, unit)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            where.tell(f"{error}: it is damaged; the unit is run again")
+            where.tell(f"{reason(error, named=True)}: it is damaged; the unit is run again")
     yield from known.items()
     if known:
         where.tell(f"{len(known)} of {len(units)} units had ended before: {where.keep}")
@@ -157,9 +155,26 @@ def run(
             continue
         result = json.loads(text)
         if unit in files:
-            kept = {"unit": unit.name, "versions": versions(), "result": result}
-            write_atomically(files[unit], json.dumps(kept).encode())
+            kept = {"unit": unit.name, "versions": versions(), "result": result, "sha256": _digest(result)}
+            try:
+                write_atomically(files[unit], json.dumps(kept).encode())
+            except OSError as error:  # of a full disk; what is computed is worth more
+                where.tell(f"{reason(error, named=True)}: from here on nothing is kept")
+                files = {}
         yield unit, result
+
+
+def _kept(file: Path, unit: Unit) -> Any:
+    """Return the result of a unit that is kept; OSError or ValueError if it is not there as it was written."""
+    schema = {"unit": One((unit.name,)), "versions": dict, "result": None, "sha256": str}
+    found = read_json(file, LARGEST, schema)
+    if found["sha256"] != _digest(found["result"]):
+        raise ValueError(f"{file}: was changed after it was written")
+    return found["result"]
+
+
+def _digest(result: Any) -> str:
+    return sha256(json.dumps(result).encode()).hexdigest()
 
 
 @functools.cache

@@ -3,21 +3,22 @@
 A `Process` is any program, a `Worker` a Python that answers questions, bytes for bytes, by a function of a module.
 Each runs in a session of its own, so that Ctrl-C reaches this process alone, and its environment has a mark that what
 it starts inherits: `close` finds by both what is left behind (on Linux, in /proc; elsewhere by the process group alone)
-and kills it. A worker whose parent has gone sees the socket close, and ends in the same way.
+and kills it. If this process is killed itself, the guard that it has started does the same: see `refattn.guard`.
 
 What a worker prints, in C too, comes on a pipe of its own and never among the answers. Nothing here unpickles anything.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
+import functools
 import importlib
 import io
 import os
 import queue
 import secrets
-import select
 import signal
 import socket
 import struct
@@ -26,9 +27,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import IO, Any, cast
 
+from refattn import guard
 from refattn.messages import shown
 
 SLICE = 0.05
@@ -37,7 +38,6 @@ SLICE = 0.05
 SAID = 4000
 """Bytes that are kept of what a process prints: the last ones."""
 
-_MARK = "REFATTN_PROCESSES"
 _HEAD = struct.Struct("<8sQ")  # the beginning of every message, and its size
 _BEGINS = b"refattn\n"
 _AT_ONCE = 1 << 16
@@ -73,8 +73,56 @@ class Tail:
         self._thread.join(1.0)
 
 
-class Process:
-    """A command with nothing on its standard input. Close it, or use it as a context.
+class Started:
+    """A command in a session of its own, which ends with all that it has started. Close it, or use it as a context.
+
+    Parameters
+    ----------
+    command
+        The program and its arguments.
+    environment
+        What its environment has beside that of this process.
+    **how
+        Arguments of `subprocess.Popen`.
+
+    Raises
+    ------
+    OSError, ValueError
+        If it cannot be run.
+    """
+
+    def __init__(
+        self, command: Sequence[str | os.PathLike[str]], environment: Mapping[str, str] | None = None, **how: Any
+    ) -> None:
+        self._mark = f"{os.environ.get(guard.MARK, '')}/{secrets.token_hex(16)}"
+        env = {**os.environ, **(environment or {}), guard.MARK: self._mark}
+        _tell_guard(f"+ {self._mark}")
+        try:
+            self.process = subprocess.Popen([*command], env=env, start_new_session=True, **how)
+        except (OSError, ValueError):
+            _tell_guard(f"- {self._mark}")
+            raise
+        _tell_guard(f"+ {self._mark} {self.process.pid}")
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> int:
+        """End it and all that it has started; return its exit code, that of its own end if that came first."""
+        guard.end(self._mark, self.process.pid)
+        try:
+            code = self.process.wait(guard.LONGEST)
+        except subprocess.TimeoutExpired:  # another user's, or it waits for a device
+            code = -signal.SIGKILL
+        _tell_guard(f"- {self._mark}")
+        return code
+
+
+class Process(Started):
+    """A command with nothing on its standard input, and the ends of what it prints. Close it, or use it as a context.
 
     Parameters
     ----------
@@ -97,43 +145,56 @@ class Process:
         keeps: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._mark = f"{os.environ.get(_MARK, '')}/{secrets.token_hex(16)}"
-        self._process = subprocess.Popen(
-            [*command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env={**os.environ, **(environment or {}), _MARK: self._mark},
-            start_new_session=True,
-            pass_fds=keeps,
-        )
-        assert self._process.stdout is not None and self._process.stderr is not None
-        self.out, self.err = Tail(self._process.stdout), Tail(self._process.stderr)
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        pipe = subprocess.PIPE
+        streams = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "bufsize": 0}
+        super().__init__(command, environment, pass_fds=keeps, **streams)
+        assert self.process.stdout is not None and self.process.stderr is not None
+        self.out, self.err = Tail(self.process.stdout), Tail(self.process.stderr)
 
     def wait(self, seconds: float, watch: Callable[[], Any] = lambda: None) -> int:
         """Return the code with which it ends, calling `watch` now and then; EndedError if that takes too long."""
         for _ in _slices(seconds):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return self._process.wait(SLICE)
+                return self.process.wait(SLICE)
             watch()
         raise EndedError(f"did not end within {seconds:g} s")
 
     def close(self) -> int:
         """End it and all that it has started; return its exit code, that of its own end if that came first."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        code = self._process.wait()
-        _end_marked(self._mark, self._process.pid)
+        code = super().close()
         for tail in (self.out, self.err):
             tail.wait()
         return code
+
+
+_starting = threading.Lock()
+
+
+def _tell_guard(line: str) -> None:
+    """Tell the guard of this process what is open; a guard that somebody has ended or stopped is done without."""
+    with _starting:
+        told = _guard(os.getpid()).stdin
+    assert told is not None
+    with contextlib.suppress(OSError):
+        told.write(f"{line}\n".encode())
+
+
+@functools.cache
+def _guard(parent: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", "-S", guard.__file__, str(parent)]
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=null, stderr=null, start_new_session=True)
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)
+
+    def leave() -> None:
+        assert process.stdin is not None
+        process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(2.0)
+
+    atexit.register(leave)
+    return process
 
 
 def _slices(seconds: float) -> Iterator[None]:
@@ -143,26 +204,6 @@ def _slices(seconds: float) -> Iterator[None]:
         yield
         now = time.monotonic()
         left, before = left - min(now - before, 2 * SLICE), now
-
-
-def _end_marked(mark: str, session: int | None = None) -> None:
-    """Kill the processes of a session, and those whose environment has the mark, but this one."""
-    while left := [each for each in _marked(mark, session) if each != os.getpid()]:
-        for each in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(each, signal.SIGKILL)
-
-
-def _marked(mark: str, session: int | None) -> Iterator[int]:
-    sign = f"{_MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            # After the name, which may hold anything: state, parent, process group, session.
-            state, _, _, of = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:4]
-            if state in (b"Z", b"X"):
-                continue
-            if int(of) == session or any(x.startswith(sign) for x in (folder / "environ").read_bytes().split(b"\0")):
-                yield int(folder.name)
 
 
 Event = tuple["Worker", bytes | None]
@@ -221,7 +262,7 @@ class Worker(Process):
         """End it, and all that it has started."""
         code = super().close()
         for thread in self._threads:
-            thread.join()
+            thread.join(1.0)
         self._socket.close()
         return code
 
@@ -237,7 +278,7 @@ class Worker(Process):
         self.events.put((self, None))
 
     def _reap(self) -> None:
-        self._process.wait()
+        self.process.wait()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # what it has left behind may hold the other end
 
@@ -305,7 +346,6 @@ def serve(target: str, descriptor: int) -> None:
     """Answer questions until nobody asks any more: the other process."""
     os.set_inheritable(descriptor, False)
     stream, own = socket.socket(fileno=descriptor), os.getpid()
-    threading.Thread(target=_watch, args=(descriptor,), daemon=True).start()
     os.dup2(2, 1)
     for output in (sys.stdout, sys.stderr):  # whatever the locale is, what is printed is no error
         cast(io.TextIOWrapper, output).reconfigure(encoding="utf-8", errors="backslashreplace")
@@ -317,7 +357,7 @@ def serve(target: str, descriptor: int) -> None:
             _, size = _HEAD.unpack(_exactly(stream, _HEAD.size))
             question = _exactly(stream, size)
         except EOFError:
-            _alone()
+            os._exit(0)
         except OSError:
             _end("it read from a descriptor that was not its own")
         try:
@@ -331,20 +371,6 @@ def serve(target: str, descriptor: int) -> None:
             stream.sendall(_HEAD.pack(_BEGINS, len(answer)) + answer)
         except OSError:
             _end("it closed a descriptor that was not its own")
-
-
-def _watch(descriptor: int) -> None:
-    """End this process and what it has started as soon as its parent has gone."""
-    gone = select.poll()
-    gone.register(descriptor, 0)
-    while not any(event & select.POLLHUP for _, event in gone.poll()):
-        time.sleep(SLICE)  # foreign code has closed the descriptor
-    _alone()
-
-
-def _alone() -> Any:
-    _end_marked(os.environ.get(_MARK, "none"))
-    os._exit(0)
 
 
 def _end(why: str) -> Any:

@@ -21,10 +21,10 @@ def python(*words: object, path: Path = ROOT, **environment: str) -> str:
 
 
 def marked(mark: str) -> list[str]:
-    """The processes whose environment has a text."""
+    """The processes whose environment or command line has a text."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if mark.encode() in (folder / "environ").read_bytes():
+            if any(mark.encode() in (folder / name).read_bytes() for name in ("environ", "cmdline")):
                 found.append(folder.name)
     return found

@@ -33,6 +33,8 @@ STRANGE: dict[str, Callable[[Path], object]] = {
     "folder": Path.mkdir,
     "loop": _loop,
     "sparse": _sparse,
+    "memory": lambda path: path.symlink_to("/proc/self/mem"),
+    "messages": lambda path: path.symlink_to("/proc/kmsg"),
 }
 """What may lie where a file is looked for, and would hang the reader or fill its memory."""
 

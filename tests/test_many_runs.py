@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -148,14 +149,35 @@ def test_workers_that_die_and_clients_that_are_killed_change_no_byte(tmp_path: P
         assert refused.stderr.count("(source ") == 2
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b'{"unit": "another", "versions": {}, "result": 7}', b"\xff" * 99])
-def test_a_part_that_is_damaged_is_run_again_and_told(damage: bytes, tmp_path: Path) -> None:
+DAMAGE: list[Callable[[bytes], bytes]] = [
+    lambda data: b"",
+    lambda data: b"{",
+    lambda data: b"\xff" * 99,
+    lambda data: data.replace(b'"unit": "', b'"unit": "an'),
+    lambda data: data.replace(b'{"third": ', b'{"third": 1'),
+    lambda data: data.replace(b"third", b"fourth"),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_part_that_is_damaged_is_run_again_and_told(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     said: list[str] = []
     ran.append(3)
     where = Where(jobs=1, keep=tmp_path, tell=said.append)
     found(where)
     file = min(tmp_path.iterdir())
     kept = file.read_bytes()
-    file.write_bytes(damage)
+    file.write_bytes(damage(kept))
     assert found(where) == THIRDS and len(ran) == 7 and file.read_bytes() == kept
     assert str(file) in said[0] and "is damaged; the unit is run again" in said[0] and "4 of 5 units" in said[1]
+
+
+def test_a_full_disk_ends_no_campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    said: list[str] = []
+    ran.append(3)
+    monkeypatch.setattr(campaign, "write_atomically", full)
+    assert found(Where(jobs=1, keep=tmp_path, tell=said.append)) == THIRDS
+    assert len(said) == 1 and "No space left on device" in said[0] and "from here on nothing is kept" in said[0]

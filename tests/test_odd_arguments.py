@@ -73,11 +73,21 @@ def test_commands(said: str, words: tuple[str, ...], tmp_path: Path, monkeypatch
     assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1, result.stderr
 
 
-def test_settings_that_are_nested_too_deeply(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"), [("steps = " + "[" * 5000, "is no TOML"), (".".join("a" * 5000) + " = 1", "a: got dict, needs a")]
+)
+def test_settings_that_are_nested_too_deeply(text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "odd.toml"
-    file.write_text("steps = " + "[" * 5000)
-    with pytest.raises(ValueError, match=r"odd\.toml: is no TOML"):
+    file.write_text(text)
+    with pytest.raises(ValueError, match=rf"odd\.toml: {said}"):
         read_toml(file)
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to("run")
+    result = run("sample", tmp_path / "run", "--prompt", "x")
+    assert result.exit_code == 2
+    assert result.stderr == f"refattn: error: {tmp_path}/run/config.json: Too many levels of symbolic links\n"
 
 
 def test_a_full_disk_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ A command is a small file here; what it needs is imported inside its function, s
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
@@ -60,6 +61,16 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM: an end like that by Ctrl-C, with another exit code."""
 
 
+def hear_sigterm() -> None:
+    """Have SIGTERM raise `Terminated`, unless this process does something else with it."""
+
+    def terminate(*_: Any) -> None:
+        raise Terminated
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminate)
+
+
 def _explain(error: BaseException, command: str | None = None) -> int:
     """Print an error of a command, or of what stands before it, as one line; return its exit code."""
     if isinstance(error, Terminated):
@@ -75,6 +86,8 @@ def _explain(error: BaseException, command: str | None = None) -> int:
         message = f"{message[:1].lower()}{message[1:]}; see {path} --help"
     elif isinstance(error, click.ClickException):
         message = error.format_message()
+    elif isinstance(error, OSError) and error.filename is not None:
+        message = f"{os.fsdecode(error.filename)}: {error.strerror}"
     else:
         message = f"{type(error).__name__}: {error} (refattn --debug shows where)"
     click.echo(f"refattn: error: {shown(' '.join(message.split()))}", file=sys.stderr)
@@ -105,12 +118,7 @@ if cli.help is None:  # python -OO
 
 def main() -> None:
     """Run the command line: the console entry point."""
-
-    def terminate(*_: Any) -> None:
-        raise Terminated
-
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, terminate)
+    hear_sigterm()
     output = stdio.hold()
     try:
         cli(prog_name="refattn")

@@ -19,7 +19,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from refattn.args import SHA256, Each, Matching, Real, Whole, check_json, checked
-from refattn.files import MIB, fresh_name, parse_json, read_regular, write_atomically
+from refattn.files import MIB, exchange, fresh_name, parse_json, read_regular, write_atomically
 from refattn.golden.tensors import decode
 
 FORMAT = 1
@@ -124,8 +124,8 @@ def write(
     has at least ``mechanism`` and ``case``, and is given ``file``, ``bytes`` and ``sha256``.
 
     The set is made in a folder of its own beside that one and comes to its place when it is whole, so that a process
-    that is killed leaves the set that was there, or the new one; only between two renames the old one is to be found
-    under the name of a part. An empty folder that is a mount is written to as it is, the manifest last.
+    that is killed leaves the set that was there, or the new one. An empty folder that is a mount is written to as it
+    is, the manifest last.
 
     Raises
     ------
@@ -159,14 +159,16 @@ def write(
 
 def _replace(part: Path, place: Path) -> None:
     _vouch_for(place)  # again: time has passed
-    aside = place.with_name(fresh_name())
-    os.rename(place, aside)
-    try:
-        os.rename(part, place)
-    except BaseException:
-        os.rename(aside, place)
-        raise
-    shutil.rmtree(aside)
+    if not exchange(part, place):
+        aside = place.with_name(fresh_name())
+        os.rename(place, aside)
+        try:
+            os.rename(part, place)
+        except BaseException:
+            os.rename(aside, place)
+            raise
+        part = aside
+    shutil.rmtree(part)
 
 
 def _write(folder: Path, about: Mapping[str, Any], cases: Iterable[tuple[dict[str, Any], bytes]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refattn import model
-from refattn.args import Each, Maybe, One, Real, Whole, check, check_all, checked
+from refattn.args import Each, Maybe, One, Real, Whole, check, check_all, checked, refused
 from refattn.files import MIB, read_regular
 from refattn.mechanisms import registry
 from refattn.messages import meant
@@ -249,7 +249,7 @@ def read_toml(file: str | os.PathLike[str]) -> dict[str, Any]:
     for name, value in found.items():
         if isinstance(value, dict) is not (name in tables):
             needs = "a table" if name in tables else f"a value; tables are {', '.join(tables)}"
-            raise ValueError(f"{os.fspath(file)}: {name}: got {value!r}, needs {needs}")
+            raise refused(f"{os.fspath(file)}: {name}", value, needs, ValueError)
     own = found.pop("model", {})
     if wrong := [name for name in own if name not in MODEL or name in found]:
         raise ValueError(f"{os.fspath(file)}: model.{wrong[0]}: got {own[wrong[0]]!r}, which is none or is there twice")

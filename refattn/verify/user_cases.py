@@ -246,13 +246,16 @@ def from_file(mechanism: Mechanism, path: Path) -> list[Case]:
     if not isinstance(found, list) or not found:
         raise UserCaseError(f"{path}: got no list of shapes, needs one")
     cases: dict[str, Case] = {}
+    seen: Counter[str] = Counter()
     for number, one in enumerate(found):
         try:
             case = _from_entry(mechanism, one, number)
         except UserCaseError as error:
             raise UserCaseError(f"{path}: {number}: {error}") from error
+        name = case.name
         while case.name in cases:
-            case = replace(case, name=f"{case.name}'")
+            seen[name] += 1
+            case = replace(case, name=f"{name} ({seen[name] + 1})")
         cases[case.name] = case
     return list(cases.values())
 
@@ -344,6 +347,8 @@ def of_arrays(mechanism: Mechanism, given: Mapping[str, NDArray[Any]], plain: Ma
     if missing := [name for name in "qkv" if name not in arrays or arrays[name].ndim != 4]:
         got = ", ".join(str(arrays[name].shape) if name in arrays else "nothing" for name in missing)
         raise UserCaseError(f"{', '.join(missing)}: got {got}, needs an array (batch, heads, tokens, width) each")
+    if wrong := [name for name in "qkv" if not has_gradient(arrays[name])]:
+        raise UserCaseError(f"{wrong[0]}: got dtype {arrays[wrong[0]].dtype}, needs one of {', '.join(DTYPES)}")
     (b, h, rows, d), (_, g, columns, _), v = (arrays[name].shape for name in "qkv")
     sizes = {"k": (b, max(g, 1), columns, d), "v": (b, max(g, 1), columns, v[3])}
     for name, shape in sizes.items():

@@ -17,6 +17,7 @@ from asv_benchmarks.judge import Verdict
 from asv_benchmarks.machine import git
 from asv_benchmarks.sides import ROOT
 from asv_benchmarks.suite import Benchmark
+from refattn.cli import Terminated
 
 SHARES = r"accuracy.*track_mean\('softmax\.\w+', 'outputs', 'float32', 'numpy'\)"
 EXPONENTIAL = "exponentials = xp.exp(masked"
@@ -178,10 +179,15 @@ def test_what_looks_like_an_option_is_no_version(tmp_path: Path) -> None:
     assert not (tmp_path / "file").exists()
 
 
-def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "said"), [(KeyboardInterrupt, 130, "interrupted"), (Terminated, 143, "terminated")]
+)
+def test_an_interrupt_has_an_exit_code(
+    error: type[BaseException], code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*arguments: Any) -> Any:
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(versions, "check_out", interrupted)
     done = CliRunner().invoke(command.cli, ["compare"])
-    assert done.exit_code == 130 and "interrupted" in done.output
+    assert done.exit_code == code and said in done.output

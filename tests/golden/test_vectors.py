@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,25 @@ def replaced(folder: Path) -> None:
     vectors.write(folder, freeze.about([FEW], "small", "1.2.4"), frozen(), replace=True)
 
 
-def test_a_whole_set_is_replaced(copy: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot exchange two names")
+def test_a_whole_set_is_there_at_any_time(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> None:
+            function(*args, **options)
+            assert vectors.read(copy).cases
+
+        return run
+
+    for module, name in ((os, "rename"), (os, "replace"), (shutil, "rmtree")):
+        monkeypatch.setattr(module, name, watched(getattr(module, name)))
+    replaced(copy)
+    assert vectors.read(copy).manifest["producer"]["refattn"] == "1.2.4"
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_whole_set_is_replaced(exchanges: bool, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not exchanges:  # other systems, and file systems that cannot do it
+        monkeypatch.setattr(vectors, "exchange", lambda *names: False)
     before = snapshot(copy)
     replaced(copy)
     assert set(snapshot(copy)) == set(before) and vectors.read(copy).manifest["producer"]["refattn"] == "1.2.4"

@@ -119,6 +119,8 @@ def test_a_file_of_shapes(tmp_path: Path) -> None:
     decode, prefill = user_cases.from_file(RECORD, file)
     assert sizes(decode) == (4, 32, 8, 1, 21, 128, 128) and not decode.options
     assert sizes(prefill) == (2, 8, 2, 10, 20, 64, 64) and prefill.options == {"causal": True}
+    file.write_text('"n=4"\n"n=4"\n"n=4"')
+    assert [case.name for case in user_cases.from_file(RECORD, file)] == ["n=4", "n=4 (2)", "n=4 (3)"]
     for text in ("", "{", "[]", "[3]", '[{"n": 4, "x": 1}]', '[{"workload": {}}]', '[{"n": 4, "name": 3}]'):
         file.write_text(text)
         with pytest.raises(user_cases.UserCaseError):
@@ -178,6 +180,10 @@ def test_what_are_no_captured_arrays(tmp_path: Path) -> None:
     for arrays in wrong:
         np.savez(file, **arrays)
         with pytest.raises(user_cases.UserCaseError):
+            user_cases.captured(RECORD, file)
+    for dtype in (int, bool, "U1"):
+        np.savez(file, q=x.astype(dtype), k=x, v=x)
+        with pytest.raises(user_cases.UserCaseError, match=r"mine\.npz: q: got dtype .*, needs one of float64"):
             user_cases.captured(RECORD, file)
     for name in ("none.npz", "none.safetensors"):
         with pytest.raises(user_cases.UserCaseError):
