@@ -81,6 +81,8 @@ class WrongKernel:
         Whether outputs are right, and gradients alone are wrong.
     sizes
         The sizes that make a difference, by the words that are added to what is wrong.
+    change
+        If all that is wrong is that other arguments are read, gives those that are others, of all that are given.
 
     Examples
     --------
@@ -101,6 +103,7 @@ class WrongKernel:
     link: str = ""
     backward: bool = False
     sizes: Mapping[str, Any] = field(default_factory=lambda: {"": None})
+    change: Change | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -133,7 +136,15 @@ def conventions(
         return dict(zip(("out", *outputs), reading(**call.inputs, **call.options, **more), strict=False))
 
     return {
-        name: WrongKernel(name, "convention", partial(run, one), _words(one), (name,), sizes=sizes or {"": None})
+        name: WrongKernel(
+            name,
+            "convention",
+            partial(run, one),
+            _words(one),
+            (name,),
+            sizes=sizes or {"": None},
+            change=getattr(one, "change", None),
+        )
         for name, one in readings.items()
     }
 
@@ -153,18 +164,26 @@ def gradients(backwards: Mapping[str, Backward]) -> dict[str, WrongKernel]:
 
 
 def _words(function: Callable[..., Any]) -> str:
-    return " ".join((function.__doc__ or "").partition("\n\n")[0].split())
+    words = function.words if isinstance(function, Changed) else function.__doc__ or ""
+    return " ".join(words.partition("\n\n")[0].split())
 
 
-def changed(core: Core, words: str, change: Change) -> Core:
-    """Return the core with other arguments: those that a function of all that are given returns; in words."""
+@dataclass(frozen=True)
+class Changed:
+    """The core with other arguments: those that `change`, a function of all that are given, returns; in words."""
 
-    def reading(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
+    core: Core
+    words: str
+    change: Change
+
+    def __call__(self, q: Array, k: Array, v: Array, **options: Any) -> Outputs:
         given = {"q": q, "k": k, "v": v, **options}
-        return core(**{**given, **change(given)})
+        return self.core(**{**given, **self.change(given)})
 
-    reading.__doc__ = words
-    return reading
+
+def if_given(core: Core, words: str, name: str, change: Change) -> Changed:
+    """Return the core with other arguments, in words, if the option `name` is given."""
+    return Changed(core, words, lambda given: {} if given.get(name) is None else change(given))
 
 
 def recomputed(core: Core, words: str, changes: Mapping[str, Callable[[Values, dict[str, Any]], Array]]) -> Core:
@@ -230,7 +249,7 @@ MASK_READINGS: dict[str, tuple[str, Change]] = {
 
 def of_masks(core: Core, *names: str) -> dict[str, Core]:
     """Return wrong readings of masks, causality and groups by name: some, or all."""
-    return {name: changed(core, *MASK_READINGS[name]) for name in names or MASK_READINGS}
+    return {name: Changed(core, *MASK_READINGS[name]) for name in names or MASK_READINGS}
 
 
 def scale_of(given: Mapping[str, Any]) -> float:
@@ -238,20 +257,20 @@ def scale_of(given: Mapping[str, Any]) -> float:
     return float(1.0 / math.sqrt(given["q"].shape[3])) if given.get("scale") is None else given["scale"]
 
 
-def usual_scale(core: Core, words: str, width: Callable[[dict[str, Any]], int]) -> Core:
+def usual_scale(core: Core, words: str, width: Callable[[dict[str, Any]], int]) -> Changed:
     """Return the core with 1 / sqrt(another width) if no scale is given."""
 
     def change(given: dict[str, Any]) -> dict[str, Any]:
         return {"scale": 1.0 / math.sqrt(width(given))} if given.get("scale") is None else {}
 
-    return changed(core, words, change)
+    return Changed(core, words, change)
 
 
 def of_scales(core: Core) -> dict[str, Core]:
     """Return wrong readings of the scale of the scores by name."""
     return {
-        "scale left out": changed(core, "Leave the scale out.", lambda given: {"scale": 1.0}),
-        "scale applied twice": changed(
+        "scale left out": Changed(core, "Leave the scale out.", lambda given: {"scale": 1.0}),
+        "scale applied twice": Changed(
             core, "Scale q and the scores, each by the whole factor.", lambda given: {"scale": scale_of(given) ** 2}
         ),
         "scale of the values' width": usual_scale(

@@ -3,6 +3,7 @@
 - `emulator.py`: a flash kernel in plain NumPy, tile by tile; each of its steps is a method.
 - `fault.py`: a fault is such a kernel with one step that is `wrong`, a function, or with several, a class. It has
   words, the link of its report, and what it is an error of. And how a fault is run on a case.
+- `readings.py`: the faults of which all is that a kernel follows a convention that the record has.
 - `online.py` (the running maximum, sum and accumulator), `scores.py` (scale, soft-cap, width), `masks.py` (masks and
   causality), `memory.py` (layouts, strides, tiles that are stale), `splits.py` (parts that are merged, lse) and
   `gradients.py` (the backward): the faults.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
@@ -12,10 +13,12 @@ import numpy as np
 from refattn.mechanisms.wrong import Call, WrongKernel
 from refattn.verify.bugs.emulator import Array, Flash, Kernel, Unknown, low
 
+GITHUB = "https://github.com/"
+
 MECHANISM = "softmax"
 """The mechanism whose kernels are flash kernels."""
 
-FLASH = ("online", "scores", "masks", "memory", "splits", "options", "gradients")
+FLASH = ("readings", "online", "scores", "masks", "memory", "splits", "options", "gradients")
 """The modules that hold the faults of these."""
 
 ROOMS = {MECHANISM: FLASH, "growing": FLASH, "delta": ("states",), "higher_order": ("sums",)}
@@ -70,21 +73,51 @@ def fault(*of: str, link: str, tiles: str = "") -> Callable[[Kind], Kind]:
     The first sentence of its docstring says what is wrong. If the backward computes a wrong step again, the same error
     in the backward alone is registered, too.
     """
-    report = link and f"https://github.com/{link}"
 
     def register(kernel: Kind) -> Kind:
         words = " ".join((kernel.__doc__ or "").split()).rstrip(".")
         words = words[:1].lower() + words[1:]
         steps = {name for kind in kernel.__mro__ if kind not in Flash.__mro__ for name in vars(kind)}
-        room = kernel.__module__
-        _FOUND.append((room, served(kernel, words, of, report, tiles)))
+        _FOUND.append((kernel.__module__, one := served(kernel, words, of, link and GITHUB + link, tiles)))
         if issubclass(kernel, Flash) and steps & RECOMPUTED and "lse_given" not in steps and not of[0].startswith("d"):
-            run, ids = functools.partial(in_the_backward, kernel), (*of, *read_again(of))
-            again = WrongKernel(kernel.__name__, "fault", run, BACKWARD + words, ids, report, True, SIZES[tiles])
-            _FOUND.append((f"{room} again", again))
+            _FOUND.append((f"{kernel.__module__} again", _again(one, functools.partial(in_the_backward, kernel))))
         return kernel
 
     return register
+
+
+def reading(module: str, name: str, convention: WrongKernel, of: tuple[str, ...], link: str) -> None:
+    """Register as a fault of a module that a flash kernel reads other arguments: those of a convention.
+
+    Its words are the name of the convention. What it does not read has a gradient of 0. `of` is what else
+    it is an error of.
+    """
+    assert convention.change is not None
+    change = convention.change
+
+    def changed(call: Call) -> Call:
+        given = {**call.inputs, **call.options}
+        given |= change(given)
+        arrays = {name: x for name, x in given.items() if isinstance(x, np.ndarray)}
+        options = {name: x for name, x in given.items() if name not in arrays and x is not None}
+        return replace(call, inputs=arrays, options=options)
+
+    def run(flash: Callable[[type[Flash], Call], dict[str, Array]], call: Call) -> dict[str, Array]:
+        found = flash(Flash, changed(call))
+        if call.d_out is not None:
+            unread = (name for name, x in call.inputs.items() if x.dtype.kind == "f" and f"d_{name}" not in found)
+            found |= {f"d_{name}": np.zeros_like(call.inputs[name]) for name in unread}
+        return found
+
+    ids, sizes = (*of, convention.name), SIZES[""]
+    one = WrongKernel(name, "fault", functools.partial(run, _run), convention.name, ids, GITHUB + link, sizes=sizes)
+    _FOUND.append((module, one))
+    _FOUND.append((f"{module} again", _again(one, functools.partial(run, in_the_backward))))
+
+
+def _again(one: WrongKernel, run: Callable[[Call], dict[str, Array]]) -> WrongKernel:
+    """Return the fault of a kernel that has another one in its backward alone."""
+    return replace(one, run=run, wrong=BACKWARD + one.wrong, of=(*one.of, *read_again(one.of)), backward=True)
 
 
 def wrong(step: Callable[..., Any], *of: str, link: str, tiles: str = "") -> Callable[[Step], Step]:

@@ -31,18 +31,6 @@ def causal_always(self: Flash, causal: Any, queries: int, keys: int, mask: Array
     return Flash.offset_of(self, True if causal is False else causal, queries, keys, mask)
 
 
-@wrong(Flash.offset_of, "SM.2", "top-left causality", "causal mask", link="tinygrad/tinygrad/pull/15949")
-def causal_top_left(self: Flash, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
-    """The causal mask is aligned at the first key: the keys of the past are not seen."""
-    return None if causal is False else self.place if self.placed else 0
-
-
-@wrong(Flash.offset_of, "SM.2", "bottom-right causality", "causal mask", link="ml-explore/mlx/issues/2835")
-def causal_bottom_right(self: Flash, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
-    """The causal mask is aligned at the last key where the first one was asked for."""
-    return None if causal is False else self.place if self.placed else self.place_of(None, True, queries, keys)
-
-
 @wrong(Flash.offset_of, "SM.2", "causal mask", link="RVC-Boss/GPT-SoVITS/issues/965")
 def causal_one_too_many(self: Flash, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
     """A query sees one key too many: the next token."""
@@ -101,18 +89,6 @@ def causal_loop_without_offset(self: Flash, first: int, last: int) -> Iterable[i
     """The loop over keys ends at the last query of the tile, as if there were as many keys as queries."""
     end = self.n_k if self.offset is None else min(self.n_k, last, last + int(np.max(self.offset)))
     return range(0, max(end, 0), self.columns)
-
-
-@wrong(Flash.masked, "SM.2", "mask ignored", "mask", link="pacman100/LLM-Workshop/issues/1")
-def mask_ignored(self: Flash, rows: Array, columns: Array) -> Array:
-    """The mask is ignored."""
-    return np.ones_like(Flash.masked(self, rows, columns))
-
-
-@wrong(Flash.masked, "SM.2", "mask inverted", "mask", link="rasbt/LLMs-from-scratch/issues/1061")
-def mask_inverted(self: Flash, rows: Array, columns: Array) -> Array:
-    """True in a mask is taken for "may not attend"."""
-    return ~Flash.masked(self, rows, columns)
 
 
 @wrong(Flash.masked_score, "SM.2", "mask", link="ml-explore/mlx/issues/2626")

@@ -29,15 +29,6 @@ def window_one_more_left(self: Flash, window: Any, queries: int, keys: int) -> A
     return _moved(window, 1, 0)
 
 
-@wrong(Flash.near, "SM.2", "window", "left bound of the window excluded", link="sgl-project/sglang/pull/32087")
-def window_one_less_left(self: Flash, rows: Array, columns: Array) -> Array:
-    """The window has one key too few on its left side."""
-    assert self.window is not None
-    (left, _), at = self.window, rows[:, None] + self.place
-    found = Flash.near(self, rows, columns)
-    return found if left is None else found & (columns > at - left)
-
-
 @wrong(Flash.near, "SM.2", "window", link="pytorch/executorch/pull/21857", tiles="rows")
 def window_of_first_query(self: Flash, rows: Array, columns: Array) -> Array:
     """All queries of a chunk have the left bound of its first one: later ones see keys that are too far back."""
@@ -57,25 +48,10 @@ def window_one_more_right(self: Flash, window: Any, queries: int, keys: int) -> 
     return _moved(window, 0, 1)
 
 
-@wrong(Flash.window_of, "SM.2", "window", "window left out", link="proger/hippogriff/issues/7")
-def window_ignored(self: Flash, window: Any, queries: int, keys: int) -> Any:
-    """The window is ignored."""
-    return None
-
-
 @wrong(Flash.window_of, "SM.2", "window", "window left out", link="EricLBuehler/mistral.rs/issues/2094")
 def window_ignored_for_one_query(self: Flash, window: Any, queries: int, keys: int) -> Any:
     """The window is ignored where there is one query, in decoding."""
     return None if queries == 1 else window
-
-
-@wrong(Flash.near, "SM.2", "window", "window aligned top left", link="Dao-AILab/flash-attention/issues/2199")
-def window_top_left(self: Flash, rows: Array, columns: Array) -> Array:
-    """The window is aligned at the first key."""
-    place, self.place = self.place, 0
-    found = Flash.near(self, rows, columns)
-    self.place = place
-    return found
 
 
 @wrong(Flash.starts, "SM.2", "SM.total", "SM.5", "window", link="vllm-project/vllm/pull/49588", tiles="columns")
@@ -93,12 +69,6 @@ def causal_offset_negated(self: Flash, offset: Any, causal: Any, queries: int, k
     """The offset of the causal mask has the wrong sign: queries minus keys, not keys minus queries."""
     found = Flash.place_of(self, offset, causal, queries, keys)
     return found if offset is not None else -found
-
-
-@wrong(Flash.place_of, "SM.2", "offset", "offset ignored", "causal mask", link="vllm-project/vllm/pull/945")
-def offset_ignored(self: Flash, offset: Any, causal: Any, queries: int, keys: int) -> Place:
-    """An offset that is given is ignored: the last query stands at the last key."""
-    return Flash.place_of(self, None, causal, queries, keys)
 
 
 @wrong(Flash.offset_of, "SM.2", "causal mask", "grouped heads", link="Dao-AILab/flash-attention/pull/2528")
@@ -140,30 +110,10 @@ def bias_of_first_query(self: Flash, bias: Array, shape: tuple[int, ...]) -> Arr
     return np.broadcast_to(Flash.bias_of(self, bias, shape)[:, :, :1], shape)
 
 
-@wrong(
-    Flash.biased, "SM.biased", "bias", "bias scaled with the scores", link="HKUSTDial/flash-sparse-attention/pull/199"
-)
-def bias_scaled(self: Flash, c: Array, rows: Array, columns: Array) -> Array:
-    """The bias is added before the scale, and is scaled with the scores."""
-    return c if self.bias is None else c + self.scale * self.of_tile(self.bias, rows, columns)
-
-
-@wrong(Flash.biased, "SM.biased", "bias", "bias ignored", link="Dao-AILab/flash-attention/issues/907")
-def bias_ignored(self: Flash, c: Array, rows: Array, columns: Array) -> Array:
-    """The bias is ignored."""
-    return c
-
-
 @wrong(Flash.biased, "SM.biased", "bias", link="flagos-ai/FlagAttention/pull/5", tiles="columns")
 def bias_wraps(self: Flash, c: Array, rows: Array, columns: Array) -> Array:
     """The index of a key in the bias wraps around: that of an earlier tile is read again."""
     return Flash.biased(self, c, rows, columns % self.columns)
-
-
-@wrong(Flash.sinks_of, "SM.sunk", "SM.total", "sink", "sink counted twice", link="ROCm/rocm-libraries/issues/12227")
-def sink_twice(self: Flash, sink: Array, heads: int) -> Array:
-    """The sinks are counted twice."""
-    return np.asarray(Flash.sinks_of(self, sink, heads) + np.log(2.0), sink.dtype)
 
 
 @wrong(
@@ -231,22 +181,10 @@ def length_one_more(self: Flash, rows: Array, columns: Array) -> Array:
     return Flash.exist(self, rows, np.maximum(columns - 1, 0))
 
 
-@wrong(Flash.keep_of, "SM.kept", "dropout", "dropout not scaled", link="intel/torch-xpu-ops/pull/3766")
-def dropout_not_scaled(self: Flash, keep: Array, shape: tuple[int, ...]) -> Array:
-    """What dropout keeps is not divided by the part that it keeps."""
-    return np.broadcast_to((keep != 0).astype(keep.dtype), shape)
-
-
 @wrong(Flash.keep_of, "SM.kept", "dropout", link="intel/torch-xpu-ops/pull/3766")
 def dropout_multiplied(self: Flash, keep: Array, shape: tuple[int, ...]) -> Array:
     """What dropout keeps is multiplied by the part that it keeps, not divided."""
     return np.broadcast_to(np.where(keep != 0, 1.0 / np.where(keep != 0, keep, 1.0), 0.0), shape)
-
-
-@wrong(Flash.dropped, "SM.kept", "dropout", "dropout left out", link="Dao-AILab/flash-attention/issues/1251")
-def dropout_ignored(self: Flash, p: Array, rows: Array, start: int) -> Array:
-    """Dropout is left out."""
-    return p
 
 
 @wrong(Flash.dropped, "SM.kept", "dropout", link="pytorch/pytorch/pull/197563", tiles="columns")

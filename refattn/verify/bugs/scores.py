@@ -13,12 +13,6 @@ from refattn.verify.bugs.fault import fault, wrong
 LOG2E = math.log2(math.e)
 
 
-@wrong(Flash.scale_of, "SM.1", "scale left out", "scale", link="google/torchax/issues/39")
-def scale_left_out(self: Flash, scale: float | None, d: int) -> float:
-    """The scores are not scaled at all."""
-    return 1.0
-
-
 @wrong(Flash.scale_of, "SM.1", "scale", link="bo-ke/llm-internal-medicine/pull/47")
 def scale_ignored(self: Flash, scale: float | None, d: int) -> float:
     """A scale that is given is ignored: 1/sqrt(d) is taken."""
@@ -49,27 +43,10 @@ def scale_of_wide_width(self: Flash, scale: float | None, d: int) -> float:
     return 1.0 / math.sqrt(max(d, 128)) if scale is None else scale
 
 
-@wrong(Flash.scale_of, "SM.1", "scale of the model's width", "scale", link="karpathy/ng-video-lecture/pull/6")
-def scale_of_model_width(self: Flash, scale: float | None, d: int) -> float:
-    """The scale is that of all heads together, 1/sqrt(heads d)."""
-    return 1.0 / math.sqrt(d * self.plane[0]) if scale is None else scale
-
-
 @wrong(Flash.exp, "SM.3", "SM.1", link="meta-pytorch/segment-anything-fast/pull/71")
 def no_log2e(self: Flash, x: Array) -> Array:
     """Exponentials are powers of 2, and log2(e) is not in the scores: base 2 in place of e."""
     return np.exp2(x)
-
-
-@fault("SM.capped", "soft-cap left out", "soft-cap", link="sgl-project/sglang/issues/33915")
-class SoftcapDropped(Flash):
-    """The soft-cap is dropped on the way to the kernel."""
-
-    def capped(self, s: Array) -> Array:
-        return s
-
-    def slope(self, rows: Array, start: int) -> float:
-        return 1.0
 
 
 @wrong(Flash.capped, "SM.capped", "soft-cap", link="Dao-AILab/flash-attention/pull/2402")

@@ -83,10 +83,14 @@ class Explained:
 
 
 def errors_with_names(mechanism: Mechanism, without: Iterable[str] = ()) -> tuple[Named, ...]:
-    """Return all errors with a name; `without` names those that are left out."""
+    """Return all errors with a name; `without` names those that are left out.
+
+    A convention that a known bug follows has its report.
+    """
     out, name = {*without}, mechanism.name
+    reports = {one.wrong: one.link for one in faults(name)}
     found = (
-        *mechanism.wrong.values(),
+        *(replace(one, link=reports.get(one.name, one.link)) for one in mechanism.wrong.values()),
         *faults(name),
         *faults(name, again=True),
         *_inputs(mechanism),

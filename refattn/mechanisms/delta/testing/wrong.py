@@ -14,7 +14,7 @@ from typing import Any
 from refattn.mechanisms.delta import core
 from refattn.mechanisms.delta.testing.stages import SIZES, STAGES, usual_eps
 from refattn.mechanisms.delta.testing.wrong_gradients import WRONG_GRADIENTS
-from refattn.mechanisms.wrong import changed, conventions, gradients, of_scales
+from refattn.mechanisms.wrong import Changed, conventions, gradients, if_given, of_scales, scale_of
 from refattn.ops.heads import group_heads, repeat_heads, ungroup_heads
 from refattn.ops.unit_norm import unit
 from refattn.xp import Array, namespace, zeros
@@ -237,15 +237,11 @@ STEPS: dict[str, Reading] = {
 # --- readings that change an argument
 
 
-def _scale(q: Array, scale: Any) -> Any:
-    return 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-
-
 def scale_on_keys(q: Array, k: Array, v: Array, *, scale: Any = None, qk_norm: bool = False, **options: Any) -> Outputs:
     """Scale keys as well, those that are normalised too."""
     eps = options.pop("norm_eps", usual_eps())
     q, k = (unit(q, eps)[0], unit(k, eps)[0]) if qk_norm else (q, k)
-    return _core(q, k * _scale(q, scale), v, scale=scale, **options)
+    return _core(q, k * scale_of({"q": q, "scale": scale}), v, scale=scale, **options)
 
 
 def _normalised(which: str, by: Callable[[Array, float], Array]) -> Reading:
@@ -275,7 +271,7 @@ def _of_the_mean(x: Array, eps: float) -> Array:
 
 def _changed(words: str, name: str, change: Callable[[Array], Array | None]) -> Reading:
     """Return the core with another array, where it is given."""
-    return changed(_core, words, lambda given: {} if given.get(name) is None else {name: change(given[name])})
+    return if_given(_core, words, name, lambda given: {name: change(given[name])})
 
 
 def _transposed(state: Array) -> Array:
@@ -346,11 +342,11 @@ READINGS: dict[str, Reading] = {
     ),
     "state out transposed": state_turned_out,
     "queries tiled": queries_tiled,
-    "keys tiled": changed(
+    "keys tiled": Changed(
         _core, "Give state head x key head x mod f.", lambda given: {"k": _tiled(given["k"], given["v"].shape[1])}
     ),
-    "mask of values alone": changed(_core, "Let padding have values of 0, and do all else.", _unseen("v")),
-    "masked tokens decay": changed(
+    "mask of values alone": Changed(_core, "Let padding have values of 0, and do all else.", _unseen("v")),
+    "masked tokens decay": Changed(
         _core, "Write nothing for padding, and let the state decay there.", _unseen("v", "k")
     ),
 }

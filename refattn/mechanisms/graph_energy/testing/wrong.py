@@ -15,7 +15,7 @@ from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.options.links import Directed
 from refattn.mechanisms.graph_energy.options.threshold import Soft
 from refattn.mechanisms.graph_energy.testing.given import graph_of, threshold_of
-from refattn.mechanisms.wrong import changed, conventions, of_group_gradients, of_masks
+from refattn.mechanisms.wrong import Changed, conventions, of_group_gradients, of_masks
 from refattn.xp import Array
 
 Wrong = Callable[..., tuple[Array]]
@@ -25,7 +25,7 @@ def _core(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
     return (core.forward(q, k, v, **options)[0],)
 
 
-_with = partial(changed, _core)
+_with = partial(Changed, _core)
 
 
 def _soft(given: dict[str, Any]) -> dict[str, Any]:

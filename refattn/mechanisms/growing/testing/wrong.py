@@ -10,7 +10,7 @@ from typing import Any
 
 from refattn.mechanisms.growing import core
 from refattn.mechanisms.softmax.testing.wrong import WRONG as OF_SOFTMAX
-from refattn.mechanisms.wrong import changed, conventions
+from refattn.mechanisms.wrong import Changed, conventions
 from refattn.xp import Array
 
 
@@ -19,7 +19,7 @@ def _core(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
     return out, saved.lse
 
 
-scale_of_the_width = changed(
+scale_of_the_width = Changed(
     _core,
     "Take 1/sqrt(d) of the width that there is, whatever scale is stored: so a growth would change all scores.",
     lambda given: {"scale": None},

@@ -15,7 +15,7 @@ from refattn import equations
 from refattn.mechanisms.higher_order import core
 from refattn.mechanisms.higher_order.dense import masked, taylor
 from refattn.mechanisms.higher_order.options import Options
-from refattn.mechanisms.wrong import changed, conventions, of_group_gradients, of_masks, recomputed
+from refattn.mechanisms.wrong import Changed, conventions, of_group_gradients, of_masks, recomputed
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import allowed_pairs, both, causal_offset
 from refattn.xp import Array, namespace
@@ -94,7 +94,7 @@ def _with(words: str, change: Callable[[dict[str, Any], Options], dict[str, Any]
     def changes(given: dict[str, Any]) -> dict[str, Any]:
         return change(given, _options(given))
 
-    return changed(_core, words, changes)
+    return Changed(_core, words, changes)
 
 
 def _zeroed_keys(given: dict[str, Any], options: Options) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from refattn.mechanisms import wrong as readings
-from refattn.mechanisms.softmax import core
-from refattn.mechanisms.softmax.testing.placed import PLACED
+from refattn.mechanisms.softmax import core as softmax
+from refattn.mechanisms.softmax.testing.placed import PLACED, core
 from refattn.mechanisms.softmax.testing.wrong_gradients import WRONG_GRADIENTS
 from refattn.mechanisms.wrong import conventions, gradients
 from refattn.ops.heads import repeat_heads
@@ -23,13 +23,8 @@ Given = dict[str, Any]
 Wrong = Callable[..., tuple[Array, Array]]
 
 
-def _core(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
-    out, saved = core.forward(q, k, v, **options)
-    return out, saved.lse
-
-
-_changed = partial(readings.changed, _core)
-_recomputed = partial(readings.recomputed, _core)
+_changed = partial(readings.Changed, core)
+_recomputed = partial(readings.recomputed, core)
 
 
 def _softcap_after_mask(seen: Given, given: Given) -> Array:
@@ -65,14 +60,9 @@ def _without_maximum(seen: Given, given: Given) -> Array:
     return xp.where(xp.isfinite(lse), xp.where(known, lse - xp.where(known, largest, 0.0), 0.0), lse)
 
 
-def _softcap_before_scale(given: Given) -> Given:
-    # factor softcap tanh(q . k / softcap) is a soft-cap of factor * softcap on factor q . k.
-    return {} if given.get("softcap") is None else {"softcap": readings.scale_of(given) * given["softcap"]}
-
-
 def uniform_empty_rows(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
     """Give the mean of all values to a query that may attend nothing."""
-    out, lse = _core(q, k, v, **options)
+    out, lse = core(q, k, v, **options)
     if k.shape[2] == 0:
         return out, lse
     xp = namespace(q, k, v)
@@ -82,20 +72,24 @@ def uniform_empty_rows(q: Array, k: Array, v: Array, **options: Any) -> tuple[Ar
 
 def nan_in_empty_rows(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
     """Divide 0 by 0 for a query that may attend nothing."""
-    out, lse = _core(q, k, v, **options)
+    out, lse = core(q, k, v, **options)
     return namespace(q).where(namespace(q).isfinite(lse)[..., None], out, math.nan), lse
 
 
 READINGS: dict[str, Wrong] = {
-    **readings.of_masks(_core),
-    **readings.of_scales(_core),
+    **readings.of_masks(core),
+    **readings.of_scales(core),
     "soft-cap after the mask": _recomputed(
         "Mask first: the soft-cap then lifts -inf to -softcap, and hidden keys are attended a little.",
         {"SM.2": _softcap_after_mask},
     ),
     "soft-cap left out": _changed("Leave the soft-cap out.", lambda given: {"softcap": None}),
-    "soft-cap before the scale": _changed(
-        "Cap q . k and scale after it, so that scores are bounded by scale * softcap.", _softcap_before_scale
+    # factor softcap tanh(q . k / softcap) is a soft-cap of factor * softcap on factor q . k.
+    "soft-cap before the scale": readings.if_given(
+        core,
+        "Cap q . k and scale after it, so that scores are bounded by scale * softcap.",
+        "softcap",
+        lambda given: {"softcap": readings.scale_of(given) * given["softcap"]},
     ),
     "softmax over the queries": _recomputed(
         "Normalise over the queries of a key, not over the keys of a query.", {"SM.4": _over_queries}
@@ -108,7 +102,7 @@ READINGS: dict[str, Wrong] = {
         "Leave the last three keys out of the denominator alone.", {"SM.total": _fewer_in_total}
     ),
     "scale of the model's width": readings.usual_scale(
-        _core,
+        core,
         "Take 1 / sqrt(heads * width) if no scale is given.",
         lambda given: given["q"].shape[1] * given["q"].shape[3],
     ),
@@ -126,6 +120,6 @@ READINGS: dict[str, Wrong] = {
 
 WRONG = {
     **conventions(READINGS, ("lse",)),
-    **readings.of_group_gradients(core),
+    **readings.of_group_gradients(softmax),
     **gradients(WRONG_GRADIENTS),
 }

@@ -5,12 +5,12 @@ Each has the signature of the core without `implementation`, with `d_out`, and r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.softmax import core
+from refattn.mechanisms.wrong import scale_of
 from refattn.ops.heads import repeat_heads
 from refattn.xp import Array, namespace
 
@@ -20,8 +20,7 @@ Backward = Callable[..., dict[str, Array]]
 def _right(q: Array, k: Array, v: Array, d_out: Array, options: dict[str, Any]) -> tuple[dict[str, Array], float]:
     """Return the right gradients, and the scale."""
     _, saved = core.forward(q, k, v, **options)
-    scale = options.get("scale")
-    return core.backward(saved, d_out), 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+    return core.backward(saved, d_out), scale_of({**options, "q": q})
 
 
 def no_scale(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
@@ -121,7 +120,7 @@ def _behind_softcap(gradient: Array, d_out: Array, given: dict[str, Any]) -> Arr
     if softcap is None or tuple(gradient.shape) != (*q.shape[:3], k.shape[2]):
         return gradient
     xp = namespace(q)
-    scores = q @ xp.matrix_transpose(repeat_heads(k, q.shape[1])) * _scale_of(given)
+    scores = q @ xp.matrix_transpose(repeat_heads(k, q.shape[1])) * scale_of(given)
     return gradient * (1.0 - xp.tanh(scores / softcap) ** 2)
 
 
@@ -139,22 +138,17 @@ def sink_left_out_of_inner(q: Array, k: Array, v: Array, *, d_out: Array, **opti
     more = xp.astype(inner / share - inner, q.dtype)[..., None]
     # The core with the keys for its values gives sum_j w_ij k_j, and its backward sum_i w_ij times what comes in.
     mean, weighing = core.forward(q, k, k, **{**options, "keep": None})
-    scale = _scale_of({**options, "q": q})
+    scale = scale_of({**options, "q": q})
     exists = xp.where(known[..., None], q, 0.0)
     d_k = core.backward(weighing, exists * more)["v"]
     return gradients | {"q": gradients["q"] - scale * more * mean, "k": gradients["k"] - scale * d_k}
-
-
-def _scale_of(given: dict[str, Any]) -> float:
-    scale = given.get("scale")
-    return float(1.0 / math.sqrt(given["q"].shape[3]) if scale is None else scale)
 
 
 WRONG_GRADIENTS: dict[str, Backward] = {
     "gradient of the sink of the other sign": _of("sink", lambda d, _, given: -d),
     "gradient of the sink averaged over the batch": _of("sink", lambda d, d_out, _: d / max(d_out.shape[0], 1)),
     "gradient of the sink left 0": _of("sink", lambda d, _, given: 0.0 * d),
-    "gradient of the bias scaled": _of("bias", lambda d, _, given: d * _scale_of(given)),
+    "gradient of the bias scaled": _of("bias", lambda d, _, given: d * scale_of(given)),
     "gradient of the sink of one query": _last_alone("sink", 2),
     "gradient of the sink without dropout": _without("keep", ("sink",)),
     "gradient of the bias of one batch element": _last_alone("bias", 0),

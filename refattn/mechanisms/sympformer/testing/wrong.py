@@ -12,7 +12,7 @@ from typing import Any
 
 from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.dense import BOUND, counts
-from refattn.mechanisms.wrong import changed, conventions, of_group_gradients, of_masks, recomputed
+from refattn.mechanisms.wrong import Changed, conventions, of_group_gradients, of_masks, recomputed
 from refattn.xp import Array, namespace
 
 Wrong = Callable[..., tuple[Array, Array]]
@@ -23,7 +23,7 @@ def _core(q: Array, k: Array, v: Array, kinetic: Array | None = None, **options:
     return out, saved.log_z
 
 
-_changed = partial(changed, _core)
+_changed = partial(Changed, _core)
 
 
 def _recomputed(words: str, id: str, value: Callable[[dict[str, Any], dict[str, Any]], Array]) -> Wrong:
