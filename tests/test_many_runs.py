@@ -178,6 +178,6 @@ def test_a_full_disk_ends_no_campaign(tmp_path: Path, monkeypatch: pytest.Monkey
 
     said: list[str] = []
     ran.append(3)
-    monkeypatch.setattr(campaign, "write_atomically", full)
+    monkeypatch.setattr(many_runs, "write_atomically", full)
     assert found(Where(jobs=1, keep=tmp_path, tell=said.append)) == THIRDS
     assert len(said) == 1 and "No space left on device" in said[0] and "from here on nothing is kept" in said[0]
