@@ -235,14 +235,18 @@ class Tour:
         What a reader may set.
     given
         Numbers that the definition takes beside q, k and v of the sentence, by name, as nested lists.
+    arguments
+        Takes the given numbers by name, with axes of batch and heads, and the knobs by name; returns the arguments of
+        `forward`. Without it these are q, k and v with the knobs as keywords.
     run
-        Takes the definition, the given numbers by name without axes of batch and heads, the knobs by name, and which
-        token is followed; calls the definition, forward and backward. Without it `forward` takes q, k and v with the
-        knobs as keywords, and `backward` the gradient of half the squared distance of one output and the target.
+        If the definition is no such map: takes it, the given numbers as they are, the knobs, and which token is
+        followed, and calls it, forward and backward. Without it `forward` runs, and `backward` on the gradient of half
+        the squared distance of one output and the target.
     """
 
     knobs: tuple[Knob, ...]
     given: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] | None = None
     run: Callable[[Any, Mapping[str, Any], Mapping[str, Any], int], None] | None = None
 
 
