@@ -245,3 +245,36 @@ const spoken = (markup) =>
     .replace(/<[^>]*>/g, " ")
     .replaceAll("&#160;", " ").replaceAll("&#8289;", "").replaceAll("&lt;", "<")
     .replaceAll("·", "times").replaceAll("−", "minus ").replace(/\s+/g, " ").trim();
+
+// Compare all numbers with those of the definition, by the ids of equations; of a quantity in time by their passes.
+Numbers.prototype.compare = function compare(python) {
+  const found = { numbers: 0, worst: 0, where: "", ids: [] };
+  const against = (name, mine, id) => {
+    const flat = mine.flat(Infinity), theirs = python[id];
+    if (theirs === undefined || flat.length !== theirs.length) Object.assign(found, { worst: Infinity, where: `${name} (${id}: ${flat.length} numbers, ${theirs?.length} in Python)` });
+    else {
+      found.ids.push(id);
+      flat.forEach((x, n) => {
+        const y = Number(theirs[n]), off = x === y ? 0 : Math.abs(x - y) / Math.max(1, Math.abs(y));
+        found.numbers += 1;
+        if (!(off <= found.worst)) Object.assign(found, { worst: Number.isNaN(off) ? Infinity : off, where: `${name} (${id})` });
+      });
+    }
+  };
+  for (const [name, quantity] of Object.entries(this.mechanism.quantities)) {
+    const whole = [this.whole(name)].flat(0);
+    // What has a formula and values: one has to be the other.
+    if (quantity.of && quantity.values) {
+      const along = (x, at) => Array.isArray(x) ? x.map((y, n) => along(y, [...at, n])) : this.evaluate(quantity.of(...at));
+      const mine = along(whole, []).flat(Infinity), theirs = whole.flat(Infinity);
+      mine.forEach((x, n) => { found.numbers += 1; const off = Math.abs(x - theirs[n]); if (!(off <= found.worst)) Object.assign(found, { worst: off, where: name }); });
+    }
+    if (!quantity.id) continue;
+    if (!/^[tT]/.test(quantity.axes ?? "")) against(name, whole, quantity.id);
+    else whole.forEach((one, t) => {
+      const pass = (quantity.back ? whole.length - 1 - t : t) - (quantity.passes ?? 0);
+      if (pass >= 0) against(name, [one], pass ? `${quantity.id}[${pass}]` : quantity.id);
+    });
+  }
+  return found;
+};
