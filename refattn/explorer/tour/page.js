@@ -183,7 +183,7 @@ class Page {
     const { state } = this, side = card.kind === "backward" || card.kind === "turn" ? "backward" : "forward", turned = state.side !== side;
     state.side = side;
     const when = { first: 0, step: undefined, last: this.numbers.steps }[card.when];
-    if (card.when === "step" && last?.when !== "step") this.goTo(side === "backward" ? this.numbers.steps - 1 : 0);
+    if (card.when === "step" && last?.when !== "step") this.goTo(side === "backward" ? this.numbers.steps - 1 : Math.min(1, this.numbers.steps - 1));
     else if (when !== undefined && last !== card) this.goTo(when);
     this.cards.forEach((each, m) => {
       each.section.classList.toggle("active", m === this.active);

@@ -119,7 +119,7 @@ const along = (of, at, j, last) => {
 function picture(W, H, small) {
   const back = S.side === "backward", last = K.steps, narrow = W < 420, of = back ? V.dx : V.x, at = S.at ?? S.t, all = [...times(), last];
   const flat = all.flatMap((t) => J.map((j) => of(t, j))), most = Math.max(1e-9, ...flat.map(Math.abs));
-  const top = small ? 6 : narrow ? 16 : 24, bottom = H - (narrow ? 26 : 64), left = small ? 2 : narrow ? 18 : 24, right = W * (narrow ? 0.44 : 0.46);
+  const top = small ? 6 : narrow ? 16 : 24, bottom = H - (narrow ? 26 : 64), left = small ? 2 : narrow ? 18 : 24, right = W * 0.42;
   const X = scale(0, last, left, right), Y = back ? scale(-1.08 * most, 1.08 * most, bottom, top) : scale(Math.min(0, ...flat), Math.max(1, ...flat), bottom, top);
   Object.assign(box, { left, right, top, bottom, last });
   let drawn = small ? "" : text(0, 12, back ? "gradients of the scores" : "scores, step by step", { class: "title" });
@@ -144,9 +144,9 @@ function picture(W, H, small) {
   drawn += svg("circle", { cx: X(at), cy: EY(along((t) => V.E(t), at, 0, last)), r: 3.5, class: "sink" });
   if (!small) drawn += text(right + 14, (bottom + H) / 2 + (narrow ? 5 : 0), "energy", { class: "title" });
   if (!narrow && !small) drawn += text(left, H - 3, "step 0", { class: "tick" }) + text(right, H - 3, `${last}`, { class: "tick", "text-anchor": "end" });
-  const R = Math.min((bottom - top) / 2 - (narrow ? 8 : 26), W * 0.15), cx = W - R - (narrow ? 34 : 56), cy = (top + (narrow ? H : bottom)) / 2 + (small ? 0 : 4), size = R / 82;
-  const spot = J.map((j) => { const angle = -Math.PI / 2 + (2 * Math.PI * (j - Math.floor(J.length / 2))) / J.length; return [cx + R * Math.cos(angle), cy + R * Math.sin(angle)]; });
-  if (!small && !narrow) drawn += text(cx - R - 34, 12, `the graph at step ${Math.round(at)}`, { class: "title" });
+  const R = Math.min((bottom - top) / 2 - (narrow ? 4 : 26), W * 0.14), across = narrow ? 1.25 * R : R, cx = W - across - (narrow ? 18 : 48), cy = (top + (narrow ? H : bottom)) / 2 + (small ? 0 : 2), size = R / 82;
+  const spot = J.map((j) => { const angle = -Math.PI / 2 + (2 * Math.PI * (j - Math.floor(J.length / 2))) / J.length; return [cx + across * Math.cos(angle), cy + R * Math.sin(angle)]; });
+  if (!small && !narrow) drawn += text(cx - R - 40, 12, `the graph at step ${Math.round(at)}`, { class: "title" });
   J.forEach((i) => others(i).filter((j) => j > i).forEach((j) => { drawn += svg("path", { d: `M${spot[i]}L${spot[j]}`, "stroke-width": 18 * size * 0.5 * (V.n(i, j) + V.n(j, i)), class: "bond" }); }));
   J.forEach((j) => {
     const score = along(V.x, at, j, last), radius = size * (6 + 18 * Math.max(0, Math.min(1.3, score))), [px, py] = spot[j], slope = along(V.dx, at, j, last), above = py < cy - 2;
@@ -154,7 +154,7 @@ function picture(W, H, small) {
       svg("circle", { cx: px, cy: py, r: Math.max(14, radius + 4), class: "ground" }) + (j === S.i ? svg("circle", { cx: px, cy: py, r: radius + 3.5, class: "ring" }) : "") +
         svg("circle", { cx: px, cy: py, r: radius, style: score < K.tau ? `stroke:${color(j)};stroke-width:2` : `fill:${color(j)}`, class: score < K.tau ? "dropped" : "dot" }) +
         (back && Math.abs(slope) > 1e-4 ? text(px, py + 4.5, slope > 0 ? "▼" : "▲", { "text-anchor": "middle", class: "name" }) : "") +
-        (small ? "" : text(px, py + (above ? -radius - 6 : radius + 14), DATA.tokens[j], { "text-anchor": "middle", class: j === S.i ? "name strong" : "name" })));
+        (small ? "" : text(px, py + (above ? -radius - (j === S.i ? 8 : 5) : radius + (j === S.i ? 17 : 14)), DATA.tokens[j], { "text-anchor": "middle", class: j === S.i ? "name strong" : "name" })));
   });
   return drawn;
 }
@@ -167,7 +167,7 @@ function caption() {
     return `To come nearer to t, ${up.length ? `the start of ${names(up)} should be higher` : ""}${up.length && down.length ? ", and " : ""}${down.length ? `that of ${names(down)} lower` : ""}.`;
   }
   const energy = !rising.length
-    ? from - to < 1e-12 ? "Nothing moves, so the energy stays." : `The energy falls${last > 1 ? " at every step" : ""}, from ${show(from)} to ${show(to)}.`
+    ? from - to < 1e-12 ? "Nothing moves, so the energy stays." : `The energy falls${last > 1 ? " at every step" : ""}.`
     : `<span class="warn">The energy rises at ${rising.length > 2 ? `${rising.length} of ${last} steps` : `step ${rising.join(" and ")}`}</span>: steps are too long for this pull.`;
   const cut = dropped(), lifted = saved(), sunk = lost();
   if (!J.some((j) => V.u(S.i, j) !== 0)) return `${energy} All words are dropped, so ${word()} reads ${names([strongest(S.i)])} alone.`;
@@ -187,7 +187,7 @@ tour({
   ],
   turn: "The gradient takes the same way in reverse, through every step of the flow. It is written with a d in front, and says how the loss changes with a number. The picture now shows the gradients of the scores: play it from the last step to the first.",
   quantities, forward, backward, picture, caption,
-  height: (W) => (W < 420 ? 116 : Math.min(360, Math.round(W * 0.62))),
+  height: (W) => (W < 420 ? 112 : Math.min(360, Math.round(W * 0.62))),
   label: () => `Scores from the first step to the last: ${J.map((j) => `${DATA.tokens[j]} ${show(V.x(0, j))} to ${show(V.x(K.steps, j))}`).join(", ")}.`,
   timeAt: (px, py) => px > box.left - 10 && px < box.right + 10 && py > box.top && py < box.bottom && Math.round(Math.max(0, Math.min(1, (px - box.left) / (box.right - box.left))) * box.last),
 });
