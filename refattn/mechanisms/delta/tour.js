@@ -30,8 +30,7 @@ function added(t) {
 }
 
 function tile(x, y, wide, high, number, most, ref) {
-  const share = Math.round(55 * Math.min(1, Math.abs(number) / most)), kind = number < 0 ? "down" : "up";
-  const ground = svg("rect", { x, y, width: wide - 2, height: high - 2, rx: 3, style: `fill:color-mix(in srgb, rgb(var(--${kind})) ${share}%, var(--faint))` });
+  const set = { x, y, width: wide - 2, height: high - 2, rx: 3 }, ground = svg("rect", { ...set, class: "plane" }) + svg("rect", { ...set, style: `fill:${heat(number, most)}` });
   if (wide < 34) return ground;
   return ground + text(x + wide / 2 - 1, y + high / 2 + 3, show(Math.abs(number) < 1e-12 ? 0 : number), { "text-anchor": "middle", ...(ref ? { "data-ref": ref } : {}) });
 }
@@ -39,13 +38,13 @@ function tile(x, y, wide, high, number, most, ref) {
 // The memory as a table, the key beside its rows, and below its columns what it answers to that key, and how it errs.
 function table(W, H, small) {
   const at = S.at ?? S.t, back = S.side === "backward", n = now(), narrow = W < 420, space = W * (small ? 0.5 : 0.49);
-  const below = small ? [] : back ? [["∂u", "du"], ["∂m", "dm"]] : narrow ? [["answer", "answer"], ["value", "v"], ["miss", "miss"]] : [["answer", "answer"], ["value v", "v"], ["miss m", "miss"], ["change u", "correction"]];
+  const below = small ? [] : back ? [["du", "du"], ["dm", "dm"]] : narrow ? [["answer", "answer"], ["value", "v"], ["miss", "miss"]] : [["answer", "answer"], ["value v", "v"], ["miss m", "miss"], ["change u", "correction"]];
   const head = small ? 4 : narrow ? 14 : 44, gap = small ? 0 : narrow ? 5 : 12, high = Math.min(narrow ? 24 : 34, (H - head - gap - 4) / (D.length + below.length));
-  const left = small ? 0 : narrow ? 44 : 72, key = small ? 0 : narrow ? 36 : 56, x0 = left + key + (small ? 4 : 10), wide = Math.min(narrow ? 42 : 64, (space - x0 - 8) / E.length);
+  const left = small ? 0 : narrow ? 8 : 16, key = small ? 0 : narrow ? 40 : 60, x0 = left + key + (small ? 4 : 10), wide = Math.min(narrow ? 48 : 76, (space - x0 - 8) / E.length);
   const cells = back ? D.map((d) => E.map((e) => V.dS(n, d, e))) : memoryAt(at), most = back ? Math.max(1e-9, ...cells.flat().map(Math.abs)) : 1;
   const middle = { "text-anchor": "middle", class: "tick" };
   let drawn = "";
-  if (!small) drawn += text(left + key / 2 - 1, head - 6, narrow ? "k" : "key k", middle) + text(x0 + (wide * E.length) / 2, head - 6, back ? "∂S" : narrow ? "S" : "memory S", middle);
+  if (!small) drawn += text(left + key / 2 - 1, head - 6, narrow ? "k" : "key k", middle) + text(x0 + (wide * E.length) / 2, head - 6, back ? "dS" : narrow ? "S" : "memory S", middle);
   if (!small && !narrow) drawn += text(0, 12, back ? `gradients, after ${DATA.tokens[n]}` : S.t < J.length ? `${DATA.tokens[n]} comes` : `after ${DATA.tokens[n]}`, { class: "title" });
   D.forEach((d) => {
     const y = head + d * high;
@@ -67,7 +66,7 @@ function answers(W, H, small) {
   const top = small || narrow ? 2 : 24, size = Math.min(H - top - 2, W * 0.46), left = W - size;
   const flat = (point) => [point[0], point[1] ?? 0], said = J.map((j) => flat(DATA.v[j])), goal = flat(DATA.target), lazy = flat(added(Math.floor(end + 1e-9)));
   const { X, Y, ground } = plane(left, top, size, [...said, goal, [0, 0], flat(added(S.i + 1))]);
-  const inside = (x) => Math.max(left + 30, Math.min(left + size - 30, x));
+  const inside = (x) => Math.max(left + 36, Math.min(left + size - 36, x));
   const from = (a, b, set) => (Math.hypot(X(a) - X(b), Y(a) - Y(b)) < 7 ? "" : arrow(X(a), Y(a), X(b), Y(b), set));
   let drawn = TIP + ground;
   if (!small && !narrow) drawn += text(left, 12, notes ? "values: warm →, sweet ↑" : "values", { class: "title" });
@@ -91,7 +90,7 @@ function answers(W, H, small) {
   drawn += svg("path", { d: `M${[...path, here].map((p) => `${X(p).toFixed(1)} ${Y(p).toFixed(1)}`).join("L")}`, fill: "none", style: "stroke:var(--ink)", "stroke-width": 1, opacity: 0.6 });
   if (end >= 1) {
     drawn += svg("path", { d: `M${X(lazy)} ${Y(lazy) - 6}l6 6l-6 6l-6 -6z`, style: "fill:none;stroke:var(--soft)", "stroke-width": 1.8 });
-    if (!small && !narrow) drawn += text(X(lazy) > left + size / 2 ? X(lazy) - 10 : X(lazy) + 10, Y(lazy) + 4, "only adding", { class: "name title", "text-anchor": X(lazy) > left + size / 2 ? "end" : "start" });
+    if (!small && !narrow) drawn += text(Math.max(left + 36, Math.min(left + size - 36, X(lazy))), Y(lazy) + 20, "only adding", { class: "name title", "text-anchor": "middle" });
   }
   return drawn + svg("circle", { cx: X(here), cy: Y(here), r: small ? 5 : 6.5, class: "sink" }) + (small ? "" : text(X(here) + 10, Y(here) - 7, "o", { class: "name strong" }));
 }
@@ -143,24 +142,24 @@ tour({
     dlog: { id: "dDELTA.log_decay", axes: "j", symbol: "dlog_decay", what: "gradient of the logarithm of the decay", of: (j) => sum(D.flatMap((d) => E.map((e) => mul(dD(j, d, e), faded(j, d, e))))) },
   },
   forward: [
-    { id: "DELTA.1", title: "Fade", say: () => `${names([now()])} comes. First the memory loses the same part of every number in it.`, when: "first", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0] },
-    { id: "DELTA.2", title: "Ask", say: "The memory is asked for the token’s key before anything is written: its answer is the sum of its rows, each counted by one element of the key.", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0] },
+    { id: "DELTA.1", title: "Fade", say: () => `${names([now()])} comes. First the memory loses the same part of every number in it.`, when: "step", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0] },
+    { title: "Ask", label: "a part of DELTA.2", formula: "a_n = D_n^T k_n", say: "The memory is asked for the token’s key before anything is written. Its answer is the sum of its rows, each counted by one element of the key.", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0] },
     { id: "DELTA.2", title: "See what is missing", say: "The miss is what the answer lacks to be the value.", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0] },
     { id: "DELTA.3", title: "Decide how much to change", say: "The number β says how firmly to write: 1 corrects the whole miss, 0 ignores the token.", when: "step", show: [["miss"], ["correction"]], pick: () => ["correction", now(), 0] },
     { id: "DELTA.4", title: "Write", say: "Each row of the memory changes by u, counted by its element of the key: the answer to this key moves, and answers to keys at right angles stay.", when: "step", show: [["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0] },
-    { id: "DELTA.5", title: "Read", say: () => `The question of ${names([S.i])} is put to the memory as it is after that token; nothing of later tokens is in it.`, when: "last", show: [["q[i]"], ["state"], ["o"]], pick: () => ["o", S.i, 0] },
+    { id: "DELTA.5", title: "Read", say: "The token’s question is put to the memory as it is after the writing. Nothing of later tokens is in it, so no mask is needed.", when: "step", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0] },
   ],
   backward: [
-    { id: "dDELTA.q", of: "DELTA.5", title: "To the question", say: () => `Suppose that the output of ${names([S.i])} should have been the target t: its gradient is the difference, and the question is moved along what each row of the memory has of it.`, when: "last", show: [["dread[i]"], ["dq"]], pick: () => ["dq", S.i, 0] },
-    { id: "dDELTA.4", of: "DELTA.4", title: "To the memory", say: "The memory after a token was read by that token, and passed on to the next: the gradients of both uses add up.", when: "back", show: [["q[i]"], ["dread"], ["dS"]], pick: () => ["dS", now(), 0, 0] },
-    { id: "dDELTA.3", of: "DELTA.4", title: "To the change", say: "The change was written along the key, so its gradient is what the memory’s gradient answers to that key.", when: "back", show: [["k"], ["dS"], ["du"]], pick: () => ["du", now(), 0] },
-    { id: ["dDELTA.2", "dDELTA.beta"], of: "DELTA.3", title: "To the miss, and to β", say: "The miss was multiplied by β, so its gradient is, too; β gains if the miss points where the loss falls.", when: "back", show: [["du"], ["dm"], ["dbeta"]], pick: () => ["dbeta", now()] },
-    { id: "dDELTA.v", of: "DELTA.2", title: "To the value", say: "The miss is the value minus the answer, so the value gets the gradient as it is.", when: "back", show: [["dm"], ["dv"]], pick: () => ["dv", now(), 0] },
-    { id: "dDELTA.1", of: "DELTA.2", title: "To the faded memory", say: "The answer was subtracted, so a part of the gradient is taken off along the key: what this token has overwritten hears less of the loss.", when: "back", show: [["dS"], ["dm"], ["dD"]], pick: () => ["dD", now(), main(keyOf(now())), 0] },
-    { id: "dDELTA.k", of: "DELTA.4", title: "To the key", say: "The key was used twice, to ask and to write: the two gradients are put together.", when: "back", show: [["dS"], ["correction"], ["dk"]], pick: () => ["dk", now(), 0] },
-    { id: "dDELTA.log_decay", of: "DELTA.1", title: "To the fading", say: "The faded memory is its own derivative by the logarithm of the decay: products with its gradient add up.", when: "back", show: [["faded"], ["dD"], ["dlog"]], pick: () => ["dlog", now()] },
+    { id: "dDELTA.q", of: "DELTA.5", title: "To the question", say: () => `Suppose that the output of ${names([S.i])} should have been the target t: its gradient is the difference, and the question is moved along what each row of the memory has of it.`, when: "step", show: [["dread"], ["state+1"], ["dq"]], pick: () => ["dq", S.i, 0] },
+    { id: "dDELTA.4", of: "DELTA.4", title: "To the memory", say: "The memory after a token was read by that token, and passed on to the next: the gradients of both uses add up.", when: "step", show: [["q"], ["dread"], ["dS"]], pick: () => ["dS", now(), 0, 0] },
+    { id: "dDELTA.3", of: "DELTA.4", title: "To the change", say: "The change was written along the key, so its gradient is what the memory’s gradient answers to that key.", when: "step", show: [["k"], ["dS"], ["du"]], pick: () => ["du", now(), 0] },
+    { id: ["dDELTA.2", "dDELTA.beta"], of: "DELTA.3", title: "To the miss, and to β", say: "The miss was multiplied by β, so its gradient is, too; β gains if the miss points where the loss falls.", when: "step", show: [["du"], ["dm"], ["dbeta"]], pick: () => ["dbeta", now()] },
+    { id: "dDELTA.v", of: "DELTA.2", title: "To the value", say: "The miss is the value minus the answer, so the value gets the gradient as it is.", when: "step", show: [["dm"], ["dv"]], pick: () => ["dv", now(), 0] },
+    { id: "dDELTA.1", of: "DELTA.2", title: "To the faded memory", say: "The answer was subtracted, so a part of the gradient is taken off along the key: what this token has overwritten hears less of the loss.", when: "step", show: [["dS"], ["dm"], ["dD"]], pick: () => ["dD", now(), main(keyOf(now())), 0] },
+    { id: "dDELTA.k", of: "DELTA.4", title: "To the key", say: "The key was used twice, to ask and to write: the two gradients are put together.", when: "step", show: [["dS"], ["correction"], ["dk"]], pick: () => ["dk", now(), 0] },
+    { id: "dDELTA.log_decay", of: "DELTA.1", title: "To the fading", say: "The faded memory is its own derivative by the logarithm of the decay: products with its gradient add up.", when: "step", show: [["faded"], ["dD"], ["dlog"]], pick: () => ["dlog", now()] },
   ],
-  time: { steps: () => J.length, name: "token" },
+  time: { steps: () => J.length, name: "token", first: () => J.length - 1 },
   picture: (W, H, small) => table(W, H, small) + answers(W, H, small),
   height: (W) => (W < 420 ? 150 : 288),
   label: () => `The memory as a table of ${D.length} by ${E.length}, and its answers in the plane of the values`,

@@ -25,12 +25,12 @@ TOUR = Tour(
         Knob("log_decay", "fading", -0.05, -1.0, 0.0, 0.05),
         Knob("length", "length of keys", 1.0, 0.5, 1.6, 0.05),
     ),
-    given={
-        "tokens": ["Ann tea", "Bob milk", "Cleo juice", "Ann coffee", "Bob water"],
+    words={
+        "tokens": ["Ann tea", "Bob milk", "Cleo juice", "Bob water", "Ann coffee"],
         "follow": 4,
         "q": [[math.sqrt(2.0) * x for x in ANN]] * 5,  # every token asks about Ann; sqrt(2) undoes the scale
-        "k": [ANN, BOB, CLEO, ANN, BOB],
-        "v": [[0.8, 0.2], [-0.5, 0.3], [-0.7, 0.9], [0.9, -0.7], [-0.4, -0.6]],  # how warm, how sweet
+        "k": [ANN, BOB, CLEO, BOB, ANN],
+        "v": [[0.8, 0.2], [-0.5, 0.3], [-0.7, 0.9], [-0.4, -0.6], [0.9, -0.7]],  # how warm, how sweet
         "target": [0.5, 0.7],
     },
     arguments=arguments,

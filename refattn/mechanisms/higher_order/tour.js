@@ -1,6 +1,6 @@
 // The tour of higher-order attention: formulas, cards, picture.
 
-const { q, k, v, target, mean_q, var_q, mean_k, var_k, q1, k1, s, w, z, o, phi, psi, M, N } = F;
+const { q, k, v, target, mean_q, var_q, mean_k, var_k, q1, k1, s, w, z, o, phi, psi, M, N, top, under } = F;
 const { dout, dz, dw, slope, ds, dq1, dk1 } = F;
 const EPS = 1e-5, P = () => Array.from({ length: K.order + 1 }, (_, r) => r); // the powers
 const factorial = (r) => (r < 2 ? 1 : r * factorial(r - 1));
@@ -25,7 +25,7 @@ function products() {
   const degree = (powers) => powers.reduce((a, b) => a + b, 0);
   return (kept[K.order] ??= from(0, K.order).sort((a, b) => degree(a) - degree(b) || b.join().localeCompare(a.join())));
 }
-const seen = () => (K.causal ? S.i + 1 : J.length); // how many keys the followed query reads
+const read = (i) => (K.causal ? i + 1 : J.length); // how many keys are in the state that a query reads
 const named = (powers) => powers.map((n, c) => (n ? `k${"′"}${"₁₂₃₄₅₆₇₈₉"[c] ?? c + 1}${["", "", "²", "³", "⁴", "⁵"][n]}` : "")).join("") || "1";
 
 const quantities = {
@@ -49,8 +49,10 @@ const quantities = {
   phi: { axes: "jr", symbol: "φ", what: "product of elements of a key", of: (j, r) => product(products()[r], (c) => k1(j, c)) },
   M: { axes: "Tre", what: "state: products times values, added up", of: (t, r, c) => (t === 0 ? words("before the first key", 0) : add(M(t - 1, r, c), mul(phi(t - 1, r), v(t - 1, c)))) },
   N: { axes: "Tr", what: "state: products alone, added up", of: (t, r) => (t === 0 ? words("before the first key", 0) : add(N(t - 1, r), phi(t - 1, r))) },
-  psi: { axes: "ir", symbol: "ψ", what: "product of elements of a query, with its factor", of: (i, r) => div(product(products()[r], (c) => q1(i, c)), mul(...products()[r].map(factorial).filter((n) => n > 1), pow(divisor(), products()[r].reduce((a, b) => a + b, 0)))) },
-  read: { id: "HOL.6", axes: "ie", symbol: "o", what: "output, read from the state", of: (i, c) => div(sum(R().map((r) => mul(psi(i, r), M(K.causal ? i + 1 : J.length, r, c)))), sum(R().map((r) => mul(psi(i, r), N(K.causal ? i + 1 : J.length, r))))) },
+  psi: { axes: "ri", symbol: "ψ", what: "product of elements of a query, with its factor", of: (r, i) => div(product(products()[r], (c) => q1(i, c)), mul(...products()[r].map(factorial).filter((n) => n > 1), pow(divisor(), products()[r].reduce((a, b) => a + b, 0)))) },
+  top: { axes: "ie", symbol: "top", what: "weighed values, from the state", of: (i, c) => sum(R().map((r) => mul(psi(r, i), M(read(i), r, c)))) },
+  under: { id: "HOL.5", axes: "i", symbol: "z", what: "sum of the weights, from the state", of: (i) => sum(R().map((r) => mul(psi(r, i), N(read(i), r)))) },
+  same: { id: "HOL.6", axes: "ie", symbol: "o", what: "output, from the state", of: (i, c) => div(top(i, c), under(i)) },
   dout: { axes: "ie", symbol: "do", what: "gradient of the output", of: (i, c) => (i === S.i ? sub(o(i, c), target(c)) : words("for the loss looks at another output", 0)) },
   dv: { id: "dHOL.v", axes: "je", what: "gradient of a value", of: (j, c) => div(mul(w(S.i, j), dout(S.i, c)), z(S.i)) },
   dz: { id: "dHOL.5", axes: "i", what: "gradient of the sum", of: (i) => neg(div(dot(E.map((c) => dout(i, c)), E.map((c) => o(i, c))), z(i))) },
@@ -94,7 +96,7 @@ const forward = [
     say: "The output is the mean of the values, and each value counts as much as its weight.",
   },
   {
-    title: "The same, from a state that does not grow", formula: "o_i = sum_r psi_ir M_r / sum_r psi_ir N_r", when: "last", show: [["psi[i]", "M", "N"], ["read[i]"]], pick: () => ["read", S.i, 0],
+    title: "The same, from a state that does not grow", label: "HOL.6, taken apart", formula: "o_i = (sum_r psi_ri M_r) / (sum_r psi_ri N_r)", when: "last", show: [["psi[,i]", "M", "N"], ["top[i]", "under[i]", "same[i]"]], pick: () => ["top", S.i, 0],
     say: () => `A product of sums is a sum of products: each weight is a sum of ${R().length} products ψ of the query times products φ of the key. So keys can be added up once, in ${R().length} rows, whatever their number. Every query reads that state.`,
   },
 ];
@@ -159,6 +161,7 @@ function curves(W, H, small) {
     drawn += svg("path", { d: `M${left + 10} ${top + 31}h22`, style: "stroke:var(--soft)", "stroke-width": 1.8, "stroke-dasharray": "5 4" }) + text(left + 38, top + 35, "exponential");
   }
   const order = [...J].sort((a, b) => V.s(S.i, a) - V.s(S.i, b)), at = order.map((j) => X(V.s(S.i, j)));
+  const heights = spread(order.map((j) => Y(taylor(V.s(S.i, j), p)) - 3), 15, top + 52, bottom - 4);
   order.forEach((j, n) => {
     const x = at[n], score = V.s(S.i, j), y = Y(taylor(score, p)), gap = Y(Math.exp(score));
     const push = -V.ds(S.i, j), size = Math.max(...J.map((l) => Math.abs(V.ds(S.i, l))), 1e-12), long = 26 * (push / size);
@@ -166,8 +169,8 @@ function curves(W, H, small) {
     inner += svg("circle", { cx: x, cy: y, r: small ? 4 : j === S.i ? 7 : 5.5, style: `fill:${hidden(S.i, j) ? "var(--paper)" : color(j)};stroke:${color(j)}`, "stroke-width": 2 });
     if (side && Math.abs(long) > 5) inner += arrow(x, y, x + long, y);
     if (!small && !narrow) {
-      const up = n % 2 ? -30 : -14, place = Math.max(left + 22, Math.min(right - 22, x));
-      inner += text(place, Math.max(top + 46, Math.min(y, gap) + up), DATA.tokens[j], { class: j === S.i ? "name strong" : "name", "text-anchor": "middle" });
+      const beside = score > 0.15 * far; // there the curve is steep, and its left side is free
+      inner += text(beside ? x - 11 : Math.max(left + 22, x), beside ? heights[n] : Math.min(y, gap) - (n % 2 ? 26 : 12), DATA.tokens[j], { class: j === S.i ? "name strong" : "name", "text-anchor": beside ? "end" : "middle" });
     }
     drawn += follows(j, DATA.tokens[j], inner, { class: "node" });
   });
@@ -194,8 +197,8 @@ function filled(W, H, small) {
     const stack = Math.floor(r / deep), y = top + (r % deep) * high, x = x0 + (names ? 44 : 0) + stack * (wide * columns + 10);
     if (names) drawn += text(x - 7, y + high / 2 + 4, named(products()[r]), { class: "tick", "text-anchor": "end" });
     row.forEach((value, c) => {
-      const share = Math.round(75 * Math.min(1, Math.abs(value) / scales[c]));
-      drawn += svg("rect", { x: x + c * wide, y, width: Math.max(1, wide - 1.5), height: Math.max(1, high - 1.2), rx: 1.5, style: `fill:color-mix(in srgb, rgb(var(--${value < 0 ? "down" : "up"})) ${share}%, var(--faint))`, ...(at === S.t ? { "data-ref": c < E.length ? `M.${S.t}.${r}.${c}` : `N.${S.t}.${r}` } : {}) });
+      const set = { x: x + c * wide, y, width: Math.max(1, wide - 1.5), height: Math.max(1, high - 1.2), rx: 1.5 };
+      drawn += svg("rect", { ...set, class: "plane" }) + svg("rect", { ...set, style: `fill:${heat(value, scales[c])}`, ...(at === S.t ? { "data-ref": c < E.length ? `M.${S.t}.${r}.${c}` : `N.${S.t}.${r}` } : {}) });
     });
   });
   if (!small && !narrow) drawn += text(x0, H - 18, `${rows * columns} numbers, for any number of keys`, { class: "tick" });

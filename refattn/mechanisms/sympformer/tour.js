@@ -92,15 +92,15 @@ const pusher = () => main(before(S.i).map((j) => V.a(now(), S.i, j)));
 
 const forward = [
   {
-    id: "SYMP.1", title: "Look at the direction alone", when: "step", show: [["x", "mean_x", "rate_x"], ["y"]], pick: () => ["y", now(), S.i, 0],
+    id: "SYMP.1", title: "Look at the direction alone", when: "step", show: [["x", "y"], ["mean_x[i]", "rate_x[i]"]], pick: () => ["y", now(), S.i, 0],
     say: "A token is a place x in space. For the comparison it is shifted and scaled, so that its elements have mean 0 and variance 1.",
   },
   {
-    id: ["SYMP.5", "SYMP.6"], title: "Compare and attend", when: "step", show: [["y"], ["w"]], pick: () => ["w", now(), S.i, pusher()],
+    id: ["SYMP.5", "SYMP.6"], title: "Compare and attend", when: "step", show: [["k", "s[i]", "w[i]"], ["q[i]"]], pick: () => ["w", now(), S.i, pusher()],
     say: `Each token is compared with itself and those before it, as in softmax attention. Here a key is y, and a query ${show(MATCH)} y.`,
   },
   {
-    id: "SYMP.7", title: "Weigh", when: "step", show: [["logz", "z"], ["s"]], pick: () => ["logz", now(), S.i],
+    id: "SYMP.7", title: "Weigh", when: "step", show: [["s[i]"], ["logz[i]", "z[i]"]], pick: () => ["logz", now(), S.i],
     say: "The mean of the exponentials is the mass z. A token that matches others well is heavy.",
   },
   {
@@ -108,74 +108,74 @@ const forward = [
     say: () => `Momentum over mass is speed, and u is its square. ${S.t === 0 ? "Before the first layer all tokens rest." : "From the second layer on each momentum has the same length, so light tokens are fast."}`,
   },
   {
-    id: ["SYMP.11", "SYMP.12"], title: "Push", when: "step", show: [["a"], ["z", "v", "o"]], pick: () => ["o", now(), S.i, 0],
+    id: ["SYMP.11", "SYMP.12"], title: "Push", when: "step", show: [["w[i]", "u", "a[i]", "v"], ["z[i]", "o[i]"]], pick: () => ["o", now(), S.i, 0],
     say: "Attention becomes a push: each token is pushed towards those that it attends to. Fast tokens push more, and are pushed more.",
   },
   {
-    id: ["SYMP.13", "SYMP.14"], title: "Kick", when: "step", show: [["p"], ["force"], ["kicked"]], pick: () => ["kicked", now(), S.i, 0],
+    id: ["SYMP.13", "SYMP.14"], title: "Kick", when: "step", show: [["p[i]"], ["force[i]"], ["kicked[i]"]], pick: () => ["kicked", now(), S.i, 0],
     say: "The force does not move the token. It changes its momentum, for a time h_y. What was there before remains.",
   },
   {
-    id: ["SYMP.15", "SYMP.16"], title: "Damp", when: "step", show: [["damping"], ["kicked"], ["damped"]], pick: () => ["damped", now(), S.i, 0],
+    id: ["SYMP.15", "SYMP.16"], title: "Damp", when: "step", show: [["kicked[i]"], ["damping"], ["damped[i]"]], pick: () => ["damped", now(), S.i, 0],
     say: () => `Friction takes a part of all momenta: ${percent(Math.exp(-V.damping(now())))} remain in this layer. It is strong at first and gets weaker with time t.`,
   },
   {
-    id: ["SYMP.17", "SYMP.18"], title: "Drift", when: "step", show: [["damped", "z"], ["velocity"], ["x+1"]], pick: () => ["x", now() + 1, S.i, 0],
+    id: ["SYMP.17", "SYMP.18"], title: "Drift", when: "step", show: [["damped[i]", "z[i]"], ["velocity[i]"], ["x[i]", "x[i]+1"]], pick: () => ["x", now() + 1, S.i, 0],
     say: "Momentum over mass is the velocity, and the token moves with it for a time h_x. Heavy tokens move slowly.",
   },
   {
-    id: "SYMP.19", title: "Pass the momentum on", when: "step", show: [["damped", "rate_p"], ["p+1"]], pick: () => ["p", now() + 1, S.i, 0],
+    id: "SYMP.19", title: "Pass the momentum on", when: "step", show: [["damped[i]"], ["rate_p[i]"], ["p[i]+1"]], pick: () => ["p", now() + 1, S.i, 0],
     say: "The next layer gets the momentum, brought to a fixed length: its direction is remembered, so that paths bend slowly.",
   },
 ];
 
 const backward = [
   {
-    title: "What is wished for", of: "SYMP.18", formula: "dx = x - goal", when: "step", show: [["x.last"], ["dx.last"], ["target"]], pick: () => ["dx", K.layers, S.i, steepest()],
+    title: "What is wished for", of: "SYMP.18", formula: "dx = x - goal", when: "step", show: [["x[i].last"], ["target"], ["dx[i].last"]], pick: () => ["dx", K.layers, S.i, steepest()],
     say: () => `Suppose that ${word()} should have come to a goal, the cross. The loss is half the squared distance after the last layer, and its gradient is the difference.`,
   },
   {
-    id: ["dSYMP.17", "dSYMP.h_x"], of: "SYMP.18", title: "To the velocity", when: "step", show: [["dx+1"], ["dvelocity"], ["dh_x"]], pick: () => ["dvelocity", now(), S.i, steepest()],
+    id: ["dSYMP.17", "dSYMP.h_x"], of: "SYMP.18", title: "To the velocity", when: "step", show: [["dx[i]+1"], ["dvelocity[i]"], ["dh_x"]], pick: () => ["dvelocity", now(), S.i, steepest()],
     say: "A velocity acted for a time h_x, so it gets h_x times the gradient of the place. h_x gets what all velocities have along it.",
   },
   {
-    id: "dSYMP.16", of: ["SYMP.17", "SYMP.19"], title: "To the momentum", when: "step", show: [["dvelocity", "z"], ["dp+1"], ["ddamped"]], pick: () => ["ddamped", now(), S.i, steepest()],
+    id: "dSYMP.16", of: ["SYMP.17", "SYMP.19"], title: "To the momentum", when: "step", show: [["dvelocity[i]", "z[i]"], ["dp[i]+1"], ["ddamped[i]"]], pick: () => ["ddamped", now(), S.i, steepest()],
     say: "The momentum was used twice: it moved the token now, and it was passed on to the next layer. Both gradients add up.",
   },
   {
-    id: ["dSYMP.14", "dSYMP.15"], of: "SYMP.16", title: "Through the friction", when: "step", show: [["ddamped"], ["dkicked"], ["ddamping", "dc_log"]], pick: () => ["dkicked", now(), S.i, steepest()],
+    id: ["dSYMP.14", "dSYMP.15"], of: "SYMP.16", title: "Through the friction", when: "step", show: [["ddamped[i]"], ["dkicked[i]"], ["ddamping", "dc_log"]], pick: () => ["dkicked", now(), S.i, steepest()],
     say: "Friction left a part of the momentum, and the same part of the gradient goes through.",
   },
   {
-    id: ["dSYMP.13", "dSYMP.12"], of: ["SYMP.14", "SYMP.13"], title: "To the force", when: "step", show: [["dkicked"], ["dout"], ["dh_y"]], pick: () => ["dforce", now(), S.i, steepest()],
+    id: ["dSYMP.13", "dSYMP.12"], of: ["SYMP.14", "SYMP.13"], title: "To the force", when: "step", show: [["dkicked[i]"], ["dforce[i]"], ["dh_y"]], pick: () => ["dforce", now(), S.i, steepest()],
     say: "The force acted for a time h_y, so its gradient is h_y times that of the kicked momentum.",
   },
   {
-    id: ["dSYMP.11", "dSYMP.4"], of: "SYMP.12", title: "To who pushed", when: "step", show: [["z", "dout"], ["da"], ["dv"]], pick: () => ["da", now(), S.i, pusher()],
+    id: ["dSYMP.11", "dSYMP.4"], of: "SYMP.12", title: "To who pushed", when: "step", show: [["v", "da[i]"], ["z[i]", "dout[i]"], ["dv"]], pick: () => ["da", now(), S.i, pusher()],
     say: "A push is good if it points where the loss falls. Its strength gets this gradient, and its direction v the rest.",
   },
   {
-    id: ["dSYMP.6", "dSYMP.10"], of: "SYMP.11", title: "To weights and speeds", when: "step", show: [["da"], ["dw"], ["du"]], pick: () => ["dw", now(), S.i, pusher()],
+    id: ["dSYMP.6", "dSYMP.10"], of: "SYMP.11", title: "To weights and speeds", when: "step", show: [["u", "da[i]", "dw[i]", "du"]], pick: () => ["dw", now(), S.i, pusher()],
     say: "The strength was a weight times a factor of the speeds. The speed of a token is in all pushes on it, and in all pushes by it.",
   },
   {
-    id: "dSYMP.p", of: ["SYMP.14", "SYMP.9"], title: "To the momentum that came in", when: "step", show: [["dkicked"], ["du", "z", "p"], ["dp"]], pick: () => ["dp", now(), S.i, steepest()],
+    id: "dSYMP.p", of: ["SYMP.14", "SYMP.9"], title: "To the momentum that came in", when: "step", show: [["dkicked[i]"], ["du[i]", "z[i]", "p[i]"], ["dp[i]"]], pick: () => ["dp", now(), S.i, steepest()],
     say: "The incoming momentum remained after the kick, and it made the speed. This is what the layer before gets.",
   },
   {
-    id: "dSYMP.7", of: "SYMP.7", title: "To the mass", when: "step", show: [["du", "u", "dlogz"]], pick: () => ["dlogz", now(), S.i],
+    id: "dSYMP.7", of: "SYMP.7", title: "To the mass", when: "step", show: [["du[i]", "u[i]"], ["dlogz[i]"]], pick: () => ["dlogz", now(), S.i],
     say: "A heavier token is pushed more, moves more slowly, and has a smaller u. The three count against each other.",
   },
   {
-    id: "dSYMP.5", of: ["SYMP.6", "SYMP.7"], title: "To the scores", when: "step", show: [["w"], ["dw"], ["ds"]], pick: () => ["ds", now(), S.i, pusher()],
+    id: "dSYMP.5", of: ["SYMP.6", "SYMP.7"], title: "To the scores", when: "step", show: [["w[i]", "dw[i]", "ds[i]"], ["dlogz[i]"]], pick: () => ["ds", now(), S.i, pusher()],
     say: "Weights add up to one, so only what is beyond the mean counts. The gradient of the mass comes on top.",
   },
   {
-    id: ["dSYMP.1", "dSYMP.2", "dSYMP.3"], of: "SYMP.5", title: "To the directions", when: "step", show: [["ds"], ["dy"]], pick: () => ["dy", now(), S.i, 0],
+    id: ["dSYMP.1", "dSYMP.2", "dSYMP.3"], of: "SYMP.5", title: "To the directions", when: "step", show: [["ds[i]", "k"], ["dq[i]"], ["dk[i]"], ["dv[i]"], ["dy[i]"]], pick: () => ["dy", now(), S.i, 0],
     say: "A direction was a query, a key and a push: its gradient is the sum of the three.",
   },
   {
-    id: "dSYMP.x", of: ["SYMP.1", "SYMP.18"], title: "To the places", when: "step", show: [["dy"], ["dx+1"], ["dx"]], pick: () => ["dx", now(), S.i, steepest()],
+    id: "dSYMP.x", of: ["SYMP.1", "SYMP.18"], title: "To the places", when: "step", show: [["dy[i]"], ["dx[i]+1"], ["dx[i]"]], pick: () => ["dx", now(), S.i, steepest()],
     say: "The place went on to the next layer, and its direction was compared. This is the gradient for the layer before.",
   },
 ];
@@ -191,7 +191,8 @@ function between(name, at, i) {
 
 function panel(x0, W, H, name, title, small) {
   const narrow = H < 200, at = S.at ?? S.t, back = S.side === "backward", top = small ? 2 : narrow ? 15 : 24, size = Math.min(W, H - top - 2), left = x0 + (W - size) / 2;
-  const all = ["x", "plain"].flatMap((which) => Array.from({ length: K.layers + 1 }, (_, t) => J.map((i) => placed(which, t, i))).flat());
+  const steps = Array.from({ length: K.layers + 1 }, (_, t) => t), ends = J.map((j) => placed("x", K.layers, j).map((n) => 1.2 * n));
+  const all = [...["x", "plain"].flatMap((which) => steps.flatMap((t) => J.map((j) => placed(which, t, j)))), ...ends];
   const area = plane(left, top, size, [...all, [0, 0], flat(DATA.target)]), { X, Y } = area, momentum = name === "x", layer = now();
   let drawn = (small ? "" : text(left, 12, title, { class: "title" })) + area.ground;
   const goal = flat(DATA.target), i = S.i, here = J.map((j) => between(name, at, j));
@@ -225,7 +226,7 @@ function caption() {
   if (S.side === "backward") {
     const size = Math.hypot(...C.map((c) => V.dx(t, i, c))), others = J.filter((j) => j !== i && Math.hypot(...C.map((c) => V.dx(t, j, c))) > 5e-4);
     if (size < 5e-5) return `${word()} is at its goal: nothing has to change.`;
-    return `After ${t === 0 ? "no layer" : `layer ${t}`}, a small move along its arrow would bring ${word()} nearer to the goal (gradient ${show(size)})${others.length ? `; so would moves of ${names(others)}` : ""}.`;
+    return `A small move along its arrow${t ? `, after layer ${t},` : ""} would bring ${word()} nearer to the goal${others.length ? `; so would moves of ${others.length === J.length - 1 ? "all others" : names(others)}` : ""}.`;
   }
   if (t === 0) return `All tokens rest: they have no momentum. ${word()} is pushed by ${names(before(i))}.`;
   const ahead = far("x") - far("plain");
@@ -237,13 +238,13 @@ tour({
   short: "Attention is a force, and words have momentum.",
   intro: () => [
     "Let tokens be <b>particles</b>. Attention pushes each one towards those that it attends to.",
-    "A usual layer moves a token by the push itself, as if in honey: when the push ends, so does the motion. Here the push is a <b>force</b>. It changes a momentum, the momentum moves the token, and friction takes speed off. So a token keeps its direction from layer to layer, starts slowly, and then comes further; as a ball that rolls finds the valley sooner than one in honey.",
+    "A usual layer moves a token by the push itself, as if in honey: each layer begins anew. Here the push is a <b>force</b>. It changes a momentum, the momentum moves the token, and friction takes speed off. So a token starts slowly and goes on in its direction from layer to layer, as a ball that rolls. With the right friction such a motion comes to a valley sooner than one in honey.",
     `We follow ${word()}. Each layer is one step of the motion.`,
   ],
   turn: "To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it: its gradient, written with a d in front. It comes back through the layers, the last one first.",
   sizes: { t: () => K.layers, T: () => K.layers + 1, m: () => C.length },
   quantities, forward, backward, picture, caption,
-  time: { steps: () => K.layers, name: "layer" },
+  time: { steps: () => K.layers, name: "layer", first: () => 2 },
   height: (W) => (W < 420 ? 148 : Math.min(320, Math.round(W * 0.5) + 20)),
   label: () => `Paths of ${J.length} tokens in a plane, with momentum and by plain attention`,
 });

@@ -31,12 +31,12 @@ def run(definition: Any, inputs: Mapping[str, Any], knobs: Mapping[str, Any], fo
 TOUR = Tour(
     knobs=(
         Knob("layers", "layers", 6, 1, 8, 1),
-        Knob("h_y", "kick: how long the force acts", 1.0, 0.2, 2.0, 0.05),
+        Knob("h_y", "kick", 1.0, 0.2, 2.0, 0.05),
         Knob("c_log", "friction", 1.0, 0.0, 4.0, 0.05),
-        Knob("h_x", "drift: how long a token moves", 0.25, 0.05, 0.5, 0.01),
+        Knob("h_x", "drift", 0.25, 0.05, 0.5, 0.01),
     ),
     given={  # three elements: of two, the normalisation would leave only signs
-        "start": [[0.5, 1.1, -1.1], [-1.6, 0.3, 0.4], [-0.4, 1.6, -0.9], [1.7, -0.7, 0.3], [0.7, 0.1, -1.1]],
+        "start": [[0.5, 1.1, -1.1], [-1.6, 0.3, 0.4], [-0.4, 1.6, -0.9], [1.7, -0.7, 0.3], [0.7, -0.3, -0.7]],
         "match": 0.4,
         "c_lin": 0.0001,
         "target": [0.9, 2.6, -3.5],
