@@ -67,7 +67,7 @@ function answers(W, H, small) {
   const flat = (point) => [point[0], point[1] ?? 0], said = J.map((j) => flat(DATA.v[j])), goal = flat(DATA.target), lazy = flat(added(Math.floor(end + 1e-9)));
   const { X, Y, ground } = plane(left, top, size, [...said, goal, [0, 0], flat(added(S.i + 1))]);
   const inside = (x) => Math.max(left + 36, Math.min(left + size - 36, x));
-  const from = (a, b, set) => (Math.hypot(X(a) - X(b), Y(a) - Y(b)) < 7 ? "" : arrow(X(a), Y(a), X(b), Y(b), set));
+  const from = (a, b, set) => (Math.hypot(X(a) - X(b), Y(a) - Y(b)) < 11 ? "" : arrow(X(a), Y(a), X(b), Y(b), set));
   let drawn = TIP + ground;
   if (!small && !narrow) drawn += text(left, 12, notes ? "values: warm →, sweet ↑" : "values", { class: "title" });
   J.forEach((j) => {
@@ -147,13 +147,13 @@ tour({
     { id: "DELTA.2", title: "See what is missing", say: "The miss is what the answer lacks to be the value.", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0] },
     { id: "DELTA.3", title: "Decide how much to change", say: "The number β says how firmly to write: 1 corrects the whole miss, 0 ignores the token.", when: "step", show: [["miss"], ["correction"]], pick: () => ["correction", now(), 0] },
     { id: "DELTA.4", title: "Write", say: "Each row of the memory changes by u, counted by its element of the key: the answer to this key moves, and answers to keys at right angles stay.", when: "step", show: [["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0] },
-    { id: "DELTA.5", title: "Read", say: "The token’s question is put to the memory as it is after the writing. Nothing of later tokens is in it, so no mask is needed.", when: "step", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0] },
+    { id: "DELTA.5", title: "Read", say: "The token’s question is put to the memory as it is after the writing. Nothing of later tokens is in it, so no mask is needed.", when: "last", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0] },
   ],
   backward: [
-    { id: "dDELTA.q", of: "DELTA.5", title: "To the question", say: () => `Suppose that the output of ${names([S.i])} should have been the target t: its gradient is the difference, and the question is moved along what each row of the memory has of it.`, when: "step", show: [["dread"], ["state+1"], ["dq"]], pick: () => ["dq", S.i, 0] },
+    { id: "dDELTA.q", of: "DELTA.5", title: "To the question", say: () => `Suppose that the output of ${names([S.i])} should have been the target t: its gradient is the difference, and an element of the question counts one row of the memory, so it gets how far that row points along that gradient.`, when: "step", show: [["dread"], ["state+1"], ["dq"]], pick: () => ["dq", S.i, 0] },
     { id: "dDELTA.4", of: "DELTA.4", title: "To the memory", say: "The memory after a token was read by that token, and passed on to the next: the gradients of both uses add up.", when: "step", show: [["q"], ["dread"], ["dS"]], pick: () => ["dS", now(), 0, 0] },
     { id: "dDELTA.3", of: "DELTA.4", title: "To the change", say: "The change was written along the key, so its gradient is what the memory’s gradient answers to that key.", when: "step", show: [["k"], ["dS"], ["du"]], pick: () => ["du", now(), 0] },
-    { id: ["dDELTA.2", "dDELTA.beta"], of: "DELTA.3", title: "To the miss, and to β", say: "The miss was multiplied by β, so its gradient is, too; β gains if the miss points where the loss falls.", when: "step", show: [["du"], ["dm"], ["dbeta"]], pick: () => ["dbeta", now()] },
+    { id: ["dDELTA.2", "dDELTA.beta"], of: "DELTA.3", title: "To the miss, and to β", say: "The miss was multiplied by β, so its gradient is, too. The gradient of β says how far the miss points where the loss grows.", when: "step", show: [["du"], ["dm"], ["dbeta"]], pick: () => ["dbeta", now()] },
     { id: "dDELTA.v", of: "DELTA.2", title: "To the value", say: "The miss is the value minus the answer, so the value gets the gradient as it is.", when: "step", show: [["dm"], ["dv"]], pick: () => ["dv", now(), 0] },
     { id: "dDELTA.1", of: "DELTA.2", title: "To the faded memory", say: "The answer was subtracted, so a part of the gradient is taken off along the key: what this token has overwritten hears less of the loss.", when: "step", show: [["dS"], ["dm"], ["dD"]], pick: () => ["dD", now(), main(keyOf(now())), 0] },
     { id: "dDELTA.k", of: "DELTA.4", title: "To the key", say: "The key was used twice, to ask and to write: the two gradients are put together.", when: "step", show: [["dS"], ["correction"], ["dk"]], pick: () => ["dk", now(), 0] },

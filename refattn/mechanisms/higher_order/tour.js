@@ -1,6 +1,6 @@
 // The tour of higher-order attention: formulas, cards, picture.
 
-const { q, k, v, target, mean_q, var_q, mean_k, var_k, q1, k1, s, w, z, o, phi, psi, M, N, top, under } = F;
+const { q, k, v, target, mean_q, var_q, mean_k, var_k, q1, k1, s, w, z, o, phi, psi, M, N, top, under, held, counted } = F;
 const { dout, dz, dw, slope, ds, dq1, dk1 } = F;
 const EPS = 1e-5, P = () => Array.from({ length: K.order + 1 }, (_, r) => r); // the powers
 const factorial = (r) => (r < 2 ? 1 : r * factorial(r - 1));
@@ -50,8 +50,10 @@ const quantities = {
   M: { axes: "Tre", what: "state: products times values, added up", of: (t, r, c) => (t === 0 ? words("before the first key", 0) : add(M(t - 1, r, c), mul(phi(t - 1, r), v(t - 1, c)))) },
   N: { axes: "Tr", what: "state: products alone, added up", of: (t, r) => (t === 0 ? words("before the first key", 0) : add(N(t - 1, r), phi(t - 1, r))) },
   psi: { axes: "ri", symbol: "ψ", what: "product of elements of a query, with its factor", of: (r, i) => div(product(products()[r], (c) => q1(i, c)), mul(...products()[r].map(factorial).filter((n) => n > 1), pow(divisor(), products()[r].reduce((a, b) => a + b, 0)))) },
-  top: { axes: "ie", symbol: "top", what: "weighed values, from the state", of: (i, c) => sum(R().map((r) => mul(psi(r, i), M(read(i), r, c)))) },
-  under: { id: "HOL.5", axes: "i", symbol: "z", what: "sum of the weights, from the state", of: (i) => sum(R().map((r) => mul(psi(r, i), N(read(i), r)))) },
+  top: { axes: "ie", symbol: "top", what: "weighed values, from the state", of: (i, c) => sum(R().map((r) => mul(psi(r, i), i === S.i ? held(r, c) : M(read(i), r, c)))) },
+  under: { id: "HOL.5", axes: "i", symbol: "z", what: "sum of the weights, from the state", of: (i) => sum(R().map((r) => mul(psi(r, i), i === S.i ? counted(r) : N(read(i), r)))) },
+  held: { axes: "re", symbol: "M", what: "state that the query reads", of: (r, c) => M(read(S.i), r, c) },
+  counted: { axes: "r", symbol: "N", what: "state that the query reads", of: (r) => N(read(S.i), r) },
   same: { id: "HOL.6", axes: "ie", symbol: "o", what: "output, from the state", of: (i, c) => div(top(i, c), under(i)) },
   dout: { axes: "ie", symbol: "do", what: "gradient of the output", of: (i, c) => (i === S.i ? sub(o(i, c), target(c)) : words("for the loss looks at another output", 0)) },
   dv: { id: "dHOL.v", axes: "je", what: "gradient of a value", of: (j, c) => div(mul(w(S.i, j), dout(S.i, c)), z(S.i)) },
@@ -96,7 +98,7 @@ const forward = [
     say: "The output is the mean of the values, and each value counts as much as its weight.",
   },
   {
-    title: "The same, from a state that does not grow", label: "HOL.6, taken apart", formula: "o_i = (sum_r psi_ri M_r) / (sum_r psi_ri N_r)", when: "last", show: [["psi[,i]", "M", "N"], ["top[i]", "under[i]", "same[i]"]], pick: () => ["top", S.i, 0],
+    title: "The same, from a state that does not grow", label: "HOL.6, taken apart", formula: "o_i = (sum_r psi_ri M_r) / (sum_r psi_ri N_r)", when: "last", show: [["psi[,i]", "held", "counted"], ["top[i]", "under[i]", "same[i]"]], pick: () => ["top", S.i, 0],
     say: () => `A product of sums is a sum of products: each weight is a sum of ${R().length} products ψ of the query times products φ of the key. So keys can be added up once, in ${R().length} rows, whatever their number. Every query reads that state.`,
   },
 ];

@@ -1,6 +1,6 @@
 // The tour of SympFormer: formulas, cards, picture.
 
-const { start, target, x, p, time, mean_x, rate_x, y, q, k, v, s, w, z, logz, b, e, u, a, o, force, kicked, damping, damped, velocity, rate_p, normed } = F;
+const { start, target, x, p, time, mean_x, rate_x, y, q, k, v, s, w, z, logz, b, e, u, a, o, force, kicked, damping, damped, velocity, rate_p } = F;
 const { dx, dp, dvelocity, ddamped, dkicked, ddamping, dforce, dout, dv, da, dw, du, dlogz, ds, dq, dk, dy } = F;
 const C = DATA.start[0].map((_, c) => c), EPS = 1e-5, MATCH = DATA.match, LIN = DATA.c_lin;
 const h_x = knob("h_x"), h_y = knob("h_y"), c_log = knob("c_log");
@@ -19,7 +19,7 @@ const quantities = {
   start: { axes: "im", what: "place at the start" },
   target: { axes: "m", symbol: "goal", what: "wanted place" },
   x: { id: "SYMP.18", passes: 1, axes: "Tim", what: "place of a token", of: (t, i, c) => (t === 0 ? start(i, c) : add(x(t - 1, i, c), mul(h_x, velocity(t - 1, i, c)))) },
-  p: { id: "SYMP.19", passes: 1, axes: "Tim", what: "momentum", of: (t, i, c) => (t === 0 ? still : normed(t - 1, i, c)) },
+  p: { id: "SYMP.19", passes: 1, axes: "Tim", what: "momentum", of: (t, i, c) => (t === 0 ? still : mul(sub(damped(t - 1, i, c), mean(C.map((l) => damped(t - 1, i, l)))), rate_p(t - 1, i))) },
   time: { axes: "T", symbol: "t", what: "time", of: (t) => (t === 0 ? 1 : add(time(t - 1), h_x)) },
   mean_x: { axes: "ti", symbol: "mean_x", what: "mean of a token", of: (t, i) => mean(C.map((c) => x(t, i, c))) },
   rate_x: { axes: "ti", symbol: "r_x", what: "one over the standard deviation", of: (t, i) => rate((c) => x(t, i, c)) },
@@ -42,7 +42,6 @@ const quantities = {
   damped: { id: "SYMP.16", axes: "tim", symbol: "p'", what: "momentum after friction", of: (t, i, c) => mul(exp(neg(damping(t))), kicked(t, i, c)) },
   velocity: { id: "SYMP.17", axes: "tim", what: "velocity", of: (t, i, c) => div(damped(t, i, c), z(t, i)) },
   rate_p: { axes: "ti", symbol: "r_p", what: "one over the standard deviation of a momentum", of: (t, i) => rate((c) => damped(t, i, c)) },
-  normed: { axes: "tim", symbol: "P", what: "momentum for the next layer", of: (t, i, c) => mul(sub(damped(t, i, c), mean(C.map((l) => damped(t, i, l)))), rate_p(t, i)) },
   plain: { axes: "Tim", what: "place under plain attention", values: plain },
   dx: { id: "dSYMP.x", back: true, passes: 1, axes: "Tim", what: "gradient of a place", of: (t, i, c) =>
     t < K.layers ? add(dx(t + 1, i, c), through(rate_x(t, i), (l) => y(t, i, l), (l) => dy(t, i, l), c)) : i === S.i ? sub(x(t, i, c), target(c)) : words("for the loss looks at another token", 0) },
@@ -113,7 +112,7 @@ const forward = [
   },
   {
     id: ["SYMP.13", "SYMP.14"], title: "Kick", when: "step", show: [["p[i]"], ["force[i]"], ["kicked[i]"]], pick: () => ["kicked", now(), S.i, 0],
-    say: "The force does not move the token. It changes its momentum, for a time h_y. What was there before remains.",
+    say: "The force does not move the token. It changes its momentum, for a time h<sub>y</sub>. What was there before remains.",
   },
   {
     id: ["SYMP.15", "SYMP.16"], title: "Damp", when: "step", show: [["kicked[i]"], ["damping"], ["damped[i]"]], pick: () => ["damped", now(), S.i, 0],
@@ -121,7 +120,7 @@ const forward = [
   },
   {
     id: ["SYMP.17", "SYMP.18"], title: "Drift", when: "step", show: [["damped[i]", "z[i]"], ["velocity[i]"], ["x[i]", "x[i]+1"]], pick: () => ["x", now() + 1, S.i, 0],
-    say: "Momentum over mass is the velocity, and the token moves with it for a time h_x. Heavy tokens move slowly.",
+    say: "Momentum over mass is the velocity, and the token moves with it for a time h<sub>x</sub>. Heavy tokens move slowly.",
   },
   {
     id: "SYMP.19", title: "Pass the momentum on", when: "step", show: [["damped[i]"], ["rate_p[i]"], ["p[i]+1"]], pick: () => ["p", now() + 1, S.i, 0],
@@ -136,7 +135,7 @@ const backward = [
   },
   {
     id: ["dSYMP.17", "dSYMP.h_x"], of: "SYMP.18", title: "To the velocity", when: "step", show: [["dx[i]+1"], ["dvelocity[i]"], ["dh_x"]], pick: () => ["dvelocity", now(), S.i, steepest()],
-    say: "A velocity acted for a time h_x, so it gets h_x times the gradient of the place. h_x gets what all velocities have along it.",
+    say: "A velocity acted for a time h<sub>x</sub>, so it gets h<sub>x</sub> times the gradient of the place. The gradient of h<sub>x</sub> is how far all velocities point along theirs.",
   },
   {
     id: "dSYMP.16", of: ["SYMP.17", "SYMP.19"], title: "To the momentum", when: "step", show: [["dvelocity[i]", "z[i]"], ["dp[i]+1"], ["ddamped[i]"]], pick: () => ["ddamped", now(), S.i, steepest()],
@@ -148,7 +147,7 @@ const backward = [
   },
   {
     id: ["dSYMP.13", "dSYMP.12"], of: ["SYMP.14", "SYMP.13"], title: "To the force", when: "step", show: [["dkicked[i]"], ["dforce[i]"], ["dh_y"]], pick: () => ["dforce", now(), S.i, steepest()],
-    say: "The force acted for a time h_y, so its gradient is h_y times that of the kicked momentum.",
+    say: "The force acted for a time h<sub>y</sub>, so its gradient is h<sub>y</sub> times that of the kicked momentum.",
   },
   {
     id: ["dSYMP.11", "dSYMP.4"], of: "SYMP.12", title: "To who pushed", when: "step", show: [["v", "da[i]"], ["z[i]", "dout[i]"], ["dv"]], pick: () => ["da", now(), S.i, pusher()],
@@ -205,8 +204,8 @@ function panel(x0, W, H, name, title, small) {
     let inner = svg("path", { d: `M${path.map((m) => `${X(m).toFixed(1)} ${Y(m).toFixed(1)}`).join("L")}`, fill: "none", style: `stroke:${color(j)}`, "stroke-width": j === i ? 2.4 : 1.5 });
     if (!small) trail.forEach((m) => { inner += svg("circle", { cx: X(m), cy: Y(m), r: 1.8, style: `fill:${color(j)}` }); });
     const r = small ? 4 : narrow ? 4 : j === i ? 7 : 5.5, tip = momentum ? between(back ? "dx" : "p", at, j) : [0, 0], along = back ? -1 : 1;
-    const long = back ? area.unit : (size * 0.075), end = [X(here[j]) + along * long * tip[0], Y(here[j]) - along * long * tip[1]];
-    if (momentum && Math.hypot(end[0] - X(here[j]), end[1] - Y(here[j])) > r + 3) inner += arrow(X(here[j]), Y(here[j]), end[0], end[1]);
+    const largest = Math.max(1e-12, ...J.map((l) => Math.hypot(...between("dx", at, l)))), long = back ? (size * 0.25) / largest : size * 0.075, end = [X(here[j]) + along * long * tip[0], Y(here[j]) - along * long * tip[1]];
+    if (momentum && (!back || Math.hypot(...tip) > 5e-4) && Math.hypot(end[0] - X(here[j]), end[1] - Y(here[j])) > r + 3) inner += arrow(X(here[j]), Y(here[j]), end[0], end[1]);
     inner += svg("circle", { cx: X(here[j]), cy: Y(here[j]), r, style: `fill:${color(j)};stroke:${j === i ? "var(--ink)" : "var(--paper)"}`, "stroke-width": 1.6 });
     if (!small && (!narrow || j === i)) inner += text(Math.max(left + 22, Math.min(left + size - 22, X(here[j]))), Y(here[j]) + r + 13, DATA.tokens[j], { class: j === i ? "name strong" : "name", "text-anchor": "middle" });
     drawn += follows(j, DATA.tokens[j], inner, { class: "node" });
