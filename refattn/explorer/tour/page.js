@@ -53,11 +53,12 @@ class Page {
       section.innerHTML = `<h2>${card.title}</h2><p>${said(this.mechanism.turn)}</p>`;
       return;
     }
-    const equation = (id, label) => {
+    const formulaLine = (formula) => (formula ? `<p class="formula">${formula}</p>` : "");
+    const equation = (id, label, otherwise) => {
       const { formula, code, line } = data.equations[id];
-      return `<div class="line"><p class="label">${label}<a href="#${id}">${id}</a></p><p class="formula">${formula}</p>${code ? `<pre tabindex="-1" title="line ${line} of definition.py"><code>${escaped(code)}</code></pre>` : ""}</div>`;
+      return `<div class="line"><p class="label">${label}<a href="#${id}">${id}</a></p>${formulaLine(formula || data.formulas[otherwise])}${code ? `<pre tabindex="-1" title="line ${line} of definition.py"><code>${escaped(code)}</code></pre>` : ""}</div>`;
     };
-    const own = card.ids.map((id) => equation(id, "")).join("") || `<div class="line"><p class="label">${card.label ?? "the loss"}</p><p class="formula">${card.formula ? data.formulas[card.formula] : ""}</p></div>`;
+    const own = card.ids.map((id, n) => equation(id, "", n ? "" : card.formula)).join("") || `<div class="line"><p class="label">${card.label ?? "the loss"}</p>${formulaLine(data.formulas[card.formula])}</div>`;
     const forward = card.of ? [card.of].flat().map((id) => equation(id, "differentiates ")).join("") : "";
     const step = this.steppedBy(card) ? `<p class="label">${this.mechanism.time.name} ${Math.min(this.state.t, this.numbers.steps - 1) + 1} of ${this.numbers.steps}; move along with the slider of the picture</p>` : "";
     section.innerHTML =

@@ -105,13 +105,14 @@ function caption() {
   }
   if (S.t < J.length) return `${names([n])} comes. The memory’s answer to its key misses the value by ${show(size)}; the writing leaves ${show(Math.hypot(...E.map((e) => DATA.v[n][e] - asked(states(n + 1), keyOf(n))[e])))}.`;
   const seen = J.slice(0, S.i + 1), own = nearest(E.map((e) => V.o(S.i, e)), seen), lazy = nearest(added(S.i + 1), seen);
-  return `The question of ${names([S.i])} gets an answer nearest to ${names([own])}; ${own === lazy ? "so it would if values were only added" : `only adding would come nearest to ${names([lazy])}`}.`;
+  return `The output of ${names([S.i])} is nearest to ${names([own])}; ${own === lazy ? "so it were by only adding" : `by only adding, to ${names([lazy])}`}.`;
 }
 
 // ---- the tour --------------------------------------------------------------------------------------------------------
 
 tour({
   title: "The gated delta rule",
+  short: "A memory is asked first, and only what it misses is written.",
   intro: () => [
     "A matrix S is a <b>memory</b>. Asked with a key k, it answers with its rows, each counted by one element of k, and added up.",
     "Linear attention adds each token’s value to what is there, so old values of a key pile up. The delta rule asks first, sees by how much the answer <b>misses</b> the value, and writes only what is missing. The memory keeps its size, however many tokens come.",
@@ -129,13 +130,13 @@ tour({
     miss: { id: "DELTA.2", axes: "te", symbol: "m", what: "miss", of: (t, e) => sub(v(t, e), answer(t, e)) },
     correction: { id: "DELTA.3", axes: "te", symbol: "u", what: "change of the answer", of: (t, e) => mul(beta, miss(t, e)) },
     state: { id: "DELTA.4", passes: 1, axes: "Tde", symbol: "S", what: "memory", of: (t, d, e) => (t === 0 ? words("at the start", 0) : add(faded(t - 1, d, e), mul(k(t - 1, d), correction(t - 1, e)))) },
-    o: { id: "DELTA.5", axes: "te", what: "output, the answer to the question", of: (t, e) => div(dot(D.map((d) => q(t, d)), D.map((d) => state(t + 1, d, e))), root) },
+    o: { id: "DELTA.5", axes: "te", what: "output, the answer to the question", of: (t, e) => sum(D.map((d) => div(mul(state(t + 1, d, e), q(t, d)), root))) },
     dread: { axes: "te", symbol: "do", what: "gradient of the output", of: (t, e) => (t === S.i ? sub(o(t, e), target(e)) : words("for the loss looks at another output", 0)) },
     dS: { id: "dDELTA.4", back: true, axes: "tde", what: "gradient of the memory after the token", of: (t, d, e) => add(div(mul(q(t, d), dread(t, e)), root), t + 1 < J.length ? mul(keep, dD(t + 1, d, e)) : words("as no token follows", 0)) },
     du: { id: "dDELTA.3", back: true, axes: "te", what: "gradient of the change", of: (t, e) => dot(D.map((d) => k(t, d)), D.map((d) => dS(t, d, e))) },
     dm: { id: "dDELTA.2", back: true, axes: "te", what: "gradient of the miss", of: (t, e) => mul(beta, du(t, e)) },
     dD: { id: "dDELTA.1", back: true, axes: "tde", what: "gradient of the faded memory", of: (t, d, e) => sub(dS(t, d, e), mul(k(t, d), dm(t, e))) },
-    dq: { id: "dDELTA.q", axes: "jd", what: "gradient of the question", of: (j, d) => div(dot(E.map((e) => state(j + 1, d, e)), E.map((e) => dread(j, e))), root) },
+    dq: { id: "dDELTA.q", axes: "jd", what: "gradient of the question", of: (j, d) => sum(E.map((e) => div(mul(state(j + 1, d, e), dread(j, e)), root))) },
     dk: { id: "dDELTA.k", axes: "jd", what: "gradient of the key", of: (j, d) => sub(dot(E.map((e) => dS(j, d, e)), E.map((e) => correction(j, e))), dot(E.map((e) => faded(j, d, e)), E.map((e) => dm(j, e)))) },
     dv: { id: "dDELTA.v", axes: "je", what: "gradient of the value", of: (j, e) => dm(j, e) },
     dbeta: { id: "dDELTA.beta", axes: "j", what: "gradient of beta", of: (j) => dot(E.map((e) => du(j, e)), E.map((e) => miss(j, e))) },
@@ -161,7 +162,7 @@ tour({
   ],
   time: { steps: () => J.length, name: "token", first: () => J.length - 1 },
   picture: (W, H, small) => table(W, H, small) + answers(W, H, small),
-  height: (W) => (W < 420 ? 150 : 288),
+  height: (W) => (W < 420 ? 112 : 288),
   label: () => `The memory as a table of ${D.length} by ${E.length}, and its answers in the plane of the values`,
   caption,
 });

@@ -1,6 +1,6 @@
 // The tour of higher-order attention: formulas, cards, picture.
 
-const { q, k, v, target, mean_q, var_q, mean_k, var_k, q1, k1, s, w, z, o, phi, psi, M, N, top, under, held, counted } = F;
+const { q, k, v, target, mean_q, var_q, mean_k, var_k, q1, k1, s, w, z, o, phi, psi, M, N, top, under, held, counted, along_q, along_k } = F;
 const { dout, dz, dw, slope, ds, dq1, dk1 } = F;
 const EPS = 1e-5, P = () => Array.from({ length: K.order + 1 }, (_, r) => r); // the powers
 const factorial = (r) => (r < 2 ? 1 : r * factorial(r - 1));
@@ -15,7 +15,7 @@ const best = () => largest(J.map((j) => V.w(S.i, j)));
 const most = () => largest(J.map((j) => Math.abs(V.ds(S.i, j))));
 const word = () => `<b>${DATA.tokens[S.i]}</b>`;
 const normal = (x, middle, variance) => div(sub(x, middle), sqrt(add(variance, EPS)));
-const back = (x, n, variance, grad) => div(sub(sub(grad(x), mean(D.map(grad))), mul(n(x), mean(D.map((c) => mul(grad(c), n(c)))))), sqrt(add(variance, EPS)));
+const back = (x, n, variance, grad, along) => div(sub(sub(grad(x), mean(D.map(grad))), mul(n(x), along)), sqrt(add(variance, EPS)));
 
 // The products of the state: how often each element is a factor, up to the order. For three elements and order 2 there
 // are ten: none, three elements, and six products of two.
@@ -39,13 +39,13 @@ const quantities = {
   var_k: { axes: "j", symbol: "var_k", what: "variance of a key", of: (j) => spread2(D.map((c) => k(j, c)), mean_k(j)) },
   q1: { id: "HOL.1", axes: "id", symbol: "q'", what: "query of mean 0 and variance 1", of: (i, c) => normal(q(i, c), mean_q(i), var_q(i)) },
   k1: { id: "HOL.2", axes: "jd", symbol: "k'", what: "key of mean 0 and variance 1", of: (j, c) => normal(k(j, c), mean_k(j), var_k(j)) },
-  s: { id: "HOL.3", axes: "ij", what: "score", of: (i, j) => div(dot(D.map((c) => q1(i, c)), D.map((c) => k1(j, c))), divisor()) },
+  s: { id: "HOL.3", axes: "ij", what: "score", of: (i, j) => sum(D.map((c) => div(mul(q1(i, c), k1(j, c)), divisor()))) },
   w: {
     id: "HOL.4", axes: "ij", what: "weight",
     of: (i, j) => (K.causal ? choose(isTrue(j <= i, j <= i ? "it does not come later" : "it comes later and is hidden"), sum(P().map((r) => term(s(i, j), r))), 0) : sum(P().map((r) => term(s(i, j), r)))),
   },
   z: { id: "HOL.5", axes: "i", what: "sum of the weights", of: (i) => sum(J.map((j) => w(i, j))) },
-  o: { id: "HOL.6", axes: "ie", what: "output", of: (i, c) => div(sum(J.map((j) => mul(w(i, j), v(j, c)))), z(i)) },
+  o: { id: "HOL.6", axes: "ie", what: "output", of: (i, c) => sum(J.map((j) => div(mul(w(i, j), v(j, c)), z(i)))) },
   phi: { axes: "jr", symbol: "φ", what: "product of elements of a key", of: (j, r) => product(products()[r], (c) => k1(j, c)) },
   M: { axes: "Tre", what: "state: products times values, added up", of: (t, r, c) => (t === 0 ? words("before the first key", 0) : add(M(t - 1, r, c), mul(phi(t - 1, r), v(t - 1, c)))) },
   N: { axes: "Tr", what: "state: products alone, added up", of: (t, r) => (t === 0 ? words("before the first key", 0) : add(N(t - 1, r), phi(t - 1, r))) },
@@ -61,10 +61,12 @@ const quantities = {
   dw: { id: "dHOL.4", axes: "ij", what: "gradient of a weight", of: (i, j) => add(div(dot(E.map((c) => dout(i, c)), E.map((c) => v(j, c))), z(i)), dz(i)) },
   slope: { axes: "ij", symbol: "T'", what: "slope of the polynomial", of: (i, j) => sum(P().slice(0, -1).map((r) => term(s(i, j), r))) },
   ds: { id: "dHOL.3", axes: "ij", what: "gradient of a score", of: (i, j) => (hidden(i, j) ? words("as the key is hidden", 0) : mul(dw(i, j), slope(i, j))) },
-  dq1: { id: "dHOL.1", axes: "id", symbol: "dq'", what: "gradient of q′", of: (i, c) => div(sum(J.map((j) => mul(ds(i, j), k1(j, c)))), divisor()) },
+  dq1: { id: "dHOL.1", axes: "id", symbol: "dq'", what: "gradient of q′", of: (i, c) => sum(J.map((j) => div(mul(ds(i, j), k1(j, c)), divisor()))) },
   dk1: { id: "dHOL.2", axes: "jd", symbol: "dk'", what: "gradient of k′", of: (j, c) => div(mul(ds(S.i, j), q1(S.i, c)), divisor()) },
-  dq: { id: "dHOL.q", axes: "id", what: "gradient of a query", of: (i, c) => back(c, (n) => q1(i, n), var_q(i), (n) => dq1(i, n)) },
-  dk: { id: "dHOL.k", axes: "jd", what: "gradient of a key", of: (j, c) => back(c, (n) => k1(j, n), var_k(j), (n) => dk1(j, n)) },
+  along_q: { axes: "i", symbol: "mean dq'q'", what: "how far dq′ points along q′", of: (i) => mean(D.map((c) => mul(dq1(i, c), q1(i, c)))) },
+  along_k: { axes: "j", symbol: "mean dk'k'", what: "how far dk′ points along k′", of: (j) => mean(D.map((c) => mul(dk1(j, c), k1(j, c)))) },
+  dq: { id: "dHOL.q", axes: "id", what: "gradient of a query", of: (i, c) => back(c, (n) => q1(i, n), var_q(i), (n) => dq1(i, n), along_q(i)) },
+  dk: { id: "dHOL.k", axes: "jd", what: "gradient of a key", of: (j, c) => back(c, (n) => k1(j, n), var_k(j), (n) => dk1(j, n), along_k(j)) },
 };
 const R = () => products().map((_, r) => r);
 const product = (powers, of) => {
@@ -133,11 +135,11 @@ const backward = [
     say: "Each tamed key is pushed along the tamed query, by the gradient of its own score.",
   },
   {
-    id: "dHOL.q", of: "HOL.1", title: "To the query", show: [["q1[i]"], ["dq1[i]"], ["dq[i]"]], pick: () => ["dq", S.i, 0],
+    id: "dHOL.q", of: "HOL.1", title: "To the query", show: [["q1[i]"], ["dq1[i]", "along_q[i]"], ["dq[i]"]], pick: () => ["dq", S.i, 0],
     say: "Neither a shift of the query nor its length changed anything, so both directions are taken out of the gradient.",
   },
   {
-    id: "dHOL.k", of: "HOL.2", title: "To the keys", show: [["k1", "dk1"], ["dk"]], pick: () => ["dk", most(), 0],
+    id: "dHOL.k", of: "HOL.2", title: "To the keys", show: [["k1", "dk1"], ["along_k", "dk"]], pick: () => ["dk", most(), 0],
     say: "The same holds for every key: what would only shift it or stretch it is taken out.",
   },
 ];
@@ -235,6 +237,6 @@ tour({
   quantities, forward, backward, caption,
   time: { steps: () => J.length, name: "key" },
   picture: (W, H, small) => TIP + curves(W, H, small) + filled(W, H, small),
-  height: (W) => (W < 420 ? 146 : 300),
+  height: (W) => (W < 420 ? 112 : 300),
   label: () => `The exponential and its polynomial of order ${K.order}, and a state of ${R().length} rows`,
 });

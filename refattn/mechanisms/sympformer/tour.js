@@ -1,7 +1,7 @@
 // The tour of SympFormer: formulas, cards, picture.
 
 const { start, target, x, p, time, mean_x, rate_x, y, q, k, v, s, w, z, logz, b, e, u, a, o, force, kicked, damping, damped, velocity, rate_p } = F;
-const { dx, dp, dvelocity, ddamped, dkicked, ddamping, dforce, dout, dv, da, dw, du, dlogz, ds, dq, dk, dy } = F;
+const { dx, dp, dvelocity, ddamped, dkicked, ddamping, dforce, dout, dv, da, dw, du, dlogz, ds, dq, dk, dy, along_p, along_y } = F;
 const C = DATA.start[0].map((_, c) => c), EPS = 1e-5, MATCH = DATA.match, LIN = DATA.c_lin;
 const h_x = knob("h_x"), h_y = knob("h_y"), c_log = knob("c_log");
 const mean = (list) => div(sum(list), C.length);
@@ -12,7 +12,7 @@ const word = () => `<b>${DATA.tokens[S.i]}</b>`;
 const still = words("at rest before the first layer", 0);
 const nothing = words("as no layer follows", 0);
 // The gradient through the norm: neither a shift nor a length changes it.
-const through = (r, n, dn, c) => mul(r, sub(sub(dn(c), mean(C.map(dn))), mul(n(c), mean(C.map((l) => mul(n(l), dn(l)))))));
+const through = (r, n, dn, along, c) => mul(r, sub(sub(dn(c), mean(C.map(dn))), mul(n(c), along)));
 const every = (make) => sum(J.flatMap((i) => C.map((c) => make(i, c))));
 
 const quantities = {
@@ -27,7 +27,7 @@ const quantities = {
   q: { id: "SYMP.2", axes: "tim", what: "query", of: (t, i, c) => mul(MATCH, y(t, i, c)) },
   k: { id: "SYMP.3", axes: "tim", what: "key", of: (t, j, c) => y(t, j, c) },
   v: { id: "SYMP.4", axes: "tim", what: "where a token pushes", of: (t, j, c) => y(t, j, c) },
-  s: { id: "SYMP.5", axes: "tij", what: "score", of: (t, i, j) => (j > i ? words("as it comes later", -Infinity) : div(dot(C.map((c) => q(t, i, c)), C.map((c) => k(t, j, c))), sqrt(C.length))) },
+  s: { id: "SYMP.5", axes: "tij", what: "score", of: (t, i, j) => (j > i ? words("as it comes later", -Infinity) : sum(C.map((c) => div(mul(q(t, i, c), k(t, j, c)), sqrt(C.length))))) },
   w: { id: "SYMP.6", axes: "tij", what: "weight", of: (t, i, j) => (j > i ? words("as it comes later", 0) : div(exp(s(t, i, j)), sum(before(i).map((l) => exp(s(t, i, l)))))) },
   logz: { id: "SYMP.7", axes: "ti", symbol: "log z", what: "logarithm of the mass", of: (t, i) => log(div(sum(before(i).map((j) => exp(s(t, i, j)))), i + 1)) },
   z: { axes: "ti", what: "mass", of: (t, i) => exp(logz(t, i)) },
@@ -44,11 +44,12 @@ const quantities = {
   rate_p: { axes: "ti", symbol: "r_p", what: "one over the standard deviation of a momentum", of: (t, i) => rate((c) => damped(t, i, c)) },
   plain: { axes: "Tim", what: "place under plain attention", values: plain },
   dx: { id: "dSYMP.x", back: true, passes: 1, axes: "Tim", what: "gradient of a place", of: (t, i, c) =>
-    t < K.layers ? add(dx(t + 1, i, c), through(rate_x(t, i), (l) => y(t, i, l), (l) => dy(t, i, l), c)) : i === S.i ? sub(x(t, i, c), target(c)) : words("for the loss looks at another token", 0) },
+    t < K.layers ? add(dx(t + 1, i, c), through(rate_x(t, i), (l) => y(t, i, l), (l) => dy(t, i, l), along_y(t, i), c)) : i === S.i ? sub(x(t, i, c), target(c)) : words("for the loss looks at another token", 0) },
   dp: { id: "dSYMP.p", back: true, passes: 1, axes: "Tim", what: "gradient of a momentum", of: (t, i, c) => (t < K.layers ? add(dkicked(t, i, c), mul(2, div(du(t, i), pow(z(t, i), 2)), p(t, i, c))) : nothing) },
   dvelocity: { id: "dSYMP.17", back: true, axes: "tim", what: "gradient of a velocity", of: (t, i, c) => mul(h_x, dx(t + 1, i, c)) },
   dh_x: { id: "dSYMP.h_x", back: true, axes: "t", symbol: "dh_x", what: "gradient of the drift, in this layer", of: (t) => every((i, c) => mul(dx(t + 1, i, c), velocity(t, i, c))) },
-  ddamped: { id: "dSYMP.16", back: true, axes: "tim", symbol: "dp'", what: "gradient of p′", of: (t, i, c) => add(through(rate_p(t, i), (l) => p(t + 1, i, l), (l) => dp(t + 1, i, l), c), div(dvelocity(t, i, c), z(t, i))) },
+  along_p: { axes: "ti", symbol: "mean dP P", what: "how far the gradient of P points along P", of: (t, i) => mean(C.map((c) => mul(dp(t + 1, i, c), p(t + 1, i, c)))) },
+  ddamped: { id: "dSYMP.16", back: true, axes: "tim", symbol: "dp'", what: "gradient of p′", of: (t, i, c) => add(through(rate_p(t, i), (l) => p(t + 1, i, l), (l) => dp(t + 1, i, l), along_p(t, i), c), div(dvelocity(t, i, c), z(t, i))) },
   dkicked: { id: "dSYMP.14", back: true, axes: "tim", what: "gradient of the kicked momentum", of: (t, i, c) => mul(exp(neg(damping(t))), ddamped(t, i, c)) },
   ddamping: { id: "dSYMP.15", back: true, axes: "t", what: "gradient of the damping", of: (t) => neg(every((i, c) => mul(ddamped(t, i, c), damped(t, i, c)))) },
   dc_log: { id: "dSYMP.c_log", back: true, axes: "t", symbol: "dc_log", what: "gradient of the friction, in this layer", of: (t) => mul(ddamping(t), log1p(div(h_y, time(t)))) },
@@ -63,8 +64,9 @@ const quantities = {
     sub(sub(dot(C.map((c) => dout(t, i, c)), C.map((c) => o(t, i, c))), dot(C.map((c) => dvelocity(t, i, c)), C.map((c) => velocity(t, i, c)))), mul(2, du(t, i), u(t, i))) },
   ds: { id: "dSYMP.5", back: true, axes: "tij", what: "gradient of a score", of: (t, i, j) =>
     j > i ? words("as it comes later", 0) : mul(w(t, i, j), add(sub(dw(t, i, j), sum(before(i).map((l) => mul(w(t, i, l), dw(t, i, l))))), dlogz(t, i))) },
-  dq: { id: "dSYMP.2", back: true, axes: "tim", what: "gradient of a query", of: (t, i, c) => div(sum(before(i).map((j) => mul(ds(t, i, j), k(t, j, c)))), sqrt(C.length)) },
-  dk: { id: "dSYMP.3", back: true, axes: "tim", what: "gradient of a key", of: (t, j, c) => div(sum(J.filter((i) => i >= j).map((i) => mul(ds(t, i, j), q(t, i, c)))), sqrt(C.length)) },
+  dq: { id: "dSYMP.2", back: true, axes: "tim", what: "gradient of a query", of: (t, i, c) => sum(before(i).map((j) => div(mul(ds(t, i, j), k(t, j, c)), sqrt(C.length)))) },
+  dk: { id: "dSYMP.3", back: true, axes: "tim", what: "gradient of a key", of: (t, j, c) => sum(J.filter((i) => i >= j).map((i) => div(mul(ds(t, i, j), q(t, i, c)), sqrt(C.length)))) },
+  along_y: { axes: "ti", symbol: "mean dy y", what: "how far the gradient of y points along y", of: (t, i) => mean(C.map((c) => mul(dy(t, i, c), y(t, i, c)))) },
   dy: { id: "dSYMP.1", back: true, axes: "tim", what: "gradient of y", of: (t, i, c) => add(mul(MATCH, dq(t, i, c)), dk(t, i, c), dv(t, i, c)) },
 };
 
@@ -134,47 +136,47 @@ const backward = [
     say: () => `Suppose that ${word()} should have come to a goal, the cross. The loss is half the squared distance after the last layer, and its gradient is the difference.`,
   },
   {
-    id: ["dSYMP.17", "dSYMP.h_x"], of: "SYMP.18", title: "To the velocity", when: "step", show: [["dx[i]+1"], ["dvelocity[i]"], ["dh_x"]], pick: () => ["dvelocity", now(), S.i, steepest()],
+    id: ["dSYMP.17", "dSYMP.h_x"], formula: "dvelocity_i = h_x dx'_i", of: "SYMP.18", title: "To the velocity", when: "step", show: [["dx[i]+1"], ["dvelocity[i]"], ["dh_x"]], pick: () => ["dvelocity", now(), S.i, steepest()],
     say: "A velocity acted for a time h<sub>x</sub>, so it gets h<sub>x</sub> times the gradient of the place. The gradient of h<sub>x</sub> is how far all velocities point along theirs.",
   },
   {
-    id: "dSYMP.16", of: ["SYMP.17", "SYMP.19"], title: "To the momentum", when: "step", show: [["dvelocity[i]", "z[i]"], ["dp[i]+1"], ["ddamped[i]"]], pick: () => ["ddamped", now(), S.i, steepest()],
+    id: "dSYMP.16", formula: "dp'_i = r_p (dP_i - mean dP_i - P_i mean(dP_i P_i)) + dvelocity_i / z_i", of: ["SYMP.17", "SYMP.19"], title: "To the momentum", when: "step", show: [["dvelocity[i]", "z[i]"], ["dp[i]+1", "along_p[i]"], ["ddamped[i]"]], pick: () => ["ddamped", now(), S.i, steepest()],
     say: "The momentum was used twice: it moved the token now, and it was passed on to the next layer. Both gradients add up.",
   },
   {
-    id: ["dSYMP.14", "dSYMP.15"], of: "SYMP.16", title: "Through the friction", when: "step", show: [["ddamped[i]"], ["dkicked[i]"], ["ddamping", "dc_log"]], pick: () => ["dkicked", now(), S.i, steepest()],
+    id: ["dSYMP.14", "dSYMP.15"], formula: "dkicked_i = exp(-damping) dp'_i", of: "SYMP.16", title: "Through the friction", when: "step", show: [["ddamped[i]"], ["dkicked[i]"], ["ddamping", "dc_log"]], pick: () => ["dkicked", now(), S.i, steepest()],
     say: "Friction left a part of the momentum, and the same part of the gradient goes through.",
   },
   {
-    id: ["dSYMP.13", "dSYMP.12"], of: ["SYMP.14", "SYMP.13"], title: "To the force", when: "step", show: [["dkicked[i]"], ["dforce[i]"], ["dh_y"]], pick: () => ["dforce", now(), S.i, steepest()],
+    id: ["dSYMP.13", "dSYMP.12"], formula: "dforce_i = h_y dkicked_i", of: ["SYMP.14", "SYMP.13"], title: "To the force", when: "step", show: [["dkicked[i]"], ["dforce[i]"], ["dh_y"]], pick: () => ["dforce", now(), S.i, steepest()],
     say: "The force acted for a time h<sub>y</sub>, so its gradient is h<sub>y</sub> times that of the kicked momentum.",
   },
   {
-    id: ["dSYMP.11", "dSYMP.4"], of: "SYMP.12", title: "To who pushed", when: "step", show: [["v", "da[i]"], ["z[i]", "dout[i]"], ["dv"]], pick: () => ["da", now(), S.i, pusher()],
+    id: ["dSYMP.11", "dSYMP.4"], formula: "da_ij = z_i do_i . v_j", of: "SYMP.12", title: "To who pushed", when: "step", show: [["v", "da[i]"], ["z[i]", "dout[i]"], ["dv"]], pick: () => ["da", now(), S.i, pusher()],
     say: "A push is good if it points where the loss falls. Its strength gets this gradient, and its direction v the rest.",
   },
   {
-    id: ["dSYMP.6", "dSYMP.10"], of: "SYMP.11", title: "To weights and speeds", when: "step", show: [["u", "da[i]", "dw[i]", "du"]], pick: () => ["dw", now(), S.i, pusher()],
+    id: ["dSYMP.6", "dSYMP.10"], formula: "dw_ij = da_ij (1 + (u_i + u_j) / 2)", of: "SYMP.11", title: "To weights and speeds", when: "step", show: [["u", "da[i]", "dw[i]", "du"]], pick: () => ["dw", now(), S.i, pusher()],
     say: "The strength was a weight times a factor of the speeds. The speed of a token is in all pushes on it, and in all pushes by it.",
   },
   {
-    id: "dSYMP.p", of: ["SYMP.14", "SYMP.9"], title: "To the momentum that came in", when: "step", show: [["dkicked[i]"], ["du[i]", "z[i]", "p[i]"], ["dp[i]"]], pick: () => ["dp", now(), S.i, steepest()],
+    id: "dSYMP.p", formula: "dp_i = dkicked_i + 2 du_i p_i / z_i^2", of: ["SYMP.14", "SYMP.9"], title: "To the momentum that came in", when: "step", show: [["dkicked[i]"], ["du[i]", "z[i]", "p[i]"], ["dp[i]"]], pick: () => ["dp", now(), S.i, steepest()],
     say: "The incoming momentum remained after the kick, and it made the speed. This is what the layer before gets.",
   },
   {
-    id: "dSYMP.7", of: "SYMP.7", title: "To the mass", when: "step", show: [["du[i]", "u[i]"], ["dlogz[i]"]], pick: () => ["dlogz", now(), S.i],
+    id: "dSYMP.7", formula: "dlog_z_i = do_i . o_i - dvelocity_i . velocity_i - 2 du_i u_i", of: "SYMP.7", title: "To the mass", when: "step", show: [["du[i]", "u[i]"], ["dlogz[i]"]], pick: () => ["dlogz", now(), S.i],
     say: "A heavier token is pushed more, moves more slowly, and has a smaller u. The three count against each other.",
   },
   {
-    id: "dSYMP.5", of: ["SYMP.6", "SYMP.7"], title: "To the scores", when: "step", show: [["w[i]", "dw[i]", "ds[i]"], ["dlogz[i]"]], pick: () => ["ds", now(), S.i, pusher()],
+    id: "dSYMP.5", formula: "ds_ij = w_ij (dw_ij - sum_l w_il dw_il + dlog_z_i)", of: ["SYMP.6", "SYMP.7"], title: "To the scores", when: "step", show: [["w[i]", "dw[i]", "ds[i]"], ["dlogz[i]"]], pick: () => ["ds", now(), S.i, pusher()],
     say: "Weights add up to one, so only what is beyond the mean counts. The gradient of the mass comes on top.",
   },
   {
-    id: ["dSYMP.1", "dSYMP.2", "dSYMP.3"], of: "SYMP.5", title: "To the directions", when: "step", show: [["ds[i]", "k"], ["dq[i]"], ["dk[i]"], ["dv[i]"], ["dy[i]"]], pick: () => ["dy", now(), S.i, 0],
+    id: ["dSYMP.1", "dSYMP.2", "dSYMP.3"], formula: "dy_i = dq_i w_q^T + dk_i w_k^T + dv_i w_v^T", of: "SYMP.5", title: "To the directions", when: "step", show: [["ds[i]", "k"], ["dq[i]"], ["dk[i]"], ["dv[i]"], ["dy[i]"]], pick: () => ["dy", now(), S.i, 0],
     say: "A direction was a query, a key and a push: its gradient is the sum of the three.",
   },
   {
-    id: "dSYMP.x", of: ["SYMP.1", "SYMP.18"], title: "To the places", when: "step", show: [["dy[i]"], ["dx[i]+1"], ["dx[i]"]], pick: () => ["dx", now(), S.i, steepest()],
+    id: "dSYMP.x", formula: "dx_i = dx'_i + r_x (dy_i - mean dy_i - y_i mean(dy_i y_i))", of: ["SYMP.1", "SYMP.18"], title: "To the places", when: "step", show: [["dy[i]", "along_y[i]"], ["dx[i]+1"], ["dx[i]"]], pick: () => ["dx", now(), S.i, steepest()],
     say: "The place went on to the next layer, and its direction was compared. This is the gradient for the layer before.",
   },
 ];
@@ -210,7 +212,7 @@ function panel(x0, W, H, name, title, small) {
     if (!small && (!narrow || j === i)) inner += text(Math.max(left + 22, Math.min(left + size - 22, X(here[j]))), Y(here[j]) + r + 13, DATA.tokens[j], { class: j === i ? "name strong" : "name", "text-anchor": "middle" });
     drawn += follows(j, DATA.tokens[j], inner, { class: "node" });
   });
-  if (back) drawn += svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" }) + (small ? "" : text(X(goal) + 9, Y(goal) + 4, "goal", { class: "name strong" }));
+  if (back) drawn += svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" }) + (small ? "" : text(X(goal) - 9, Y(goal) + 4, "goal", { class: "name strong", "text-anchor": "end" }));
   return drawn;
 }
 
@@ -244,6 +246,6 @@ tour({
   sizes: { t: () => K.layers, T: () => K.layers + 1, m: () => C.length },
   quantities, forward, backward, picture, caption,
   time: { steps: () => K.layers, name: "layer", first: () => 2 },
-  height: (W) => (W < 420 ? 148 : Math.min(320, Math.round(W * 0.5) + 20)),
+  height: (W) => (W < 420 ? 112 : Math.min(320, Math.round(W * 0.5) + 20)),
   label: () => `Paths of ${J.length} tokens in a plane, with momentum and by plain attention`,
 });
