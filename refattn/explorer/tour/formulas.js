@@ -36,7 +36,7 @@ const taken = (node, of) => (node.op === "choose" ? [node.parts[0], node.parts[o
 
 // ---- a tour's numbers ------------------------------------------------------------------------------------------------
 
-const TOKENS = "ijln";
+const TOKENS = "ijln", TIMES = "tT"; // letters of axes: moves are t, and what they lead to, one more, is T
 
 class Numbers {
   // `data`: the sentence, given numbers, knobs. `write`: the function whose text is a mechanism's tour.js.
@@ -173,6 +173,7 @@ function typeset(node, of, level = 0, first = true, whole = true) {
   if (typeof node === "number") return digits(node, first);
   const { op, parts } = node, cut = whole ? BREAK : "";
   const part = (x, strength, begins) => typeset(x, of, strength, begins, whole);
+  const term = (x, strength, begins) => typeset(x, of, strength, begins, whole && (x.op === "add" || x.op === "sub")); // a line breaks between terms
   if (op === "ref") return digits(of.evaluate(node), first, ` data-ref="${[node.name, ...node.at].join(".")}"`);
   if (op === "knob") return digits(of.evaluate(node), first, ` data-knob-value="${node.name}"`);
   if (op === "rest") return `<mrow><mo stretchy="false">[</mo><mtext>${node.count} more:&#160;</mtext>${digits(node.value, true)}<mo stretchy="false">]</mo></mrow>`;
@@ -193,8 +194,8 @@ function typeset(node, of, level = 0, first = true, whole = true) {
   const own = BINDS[op], wrap = level > own || (own === level && !first && own === 1);
   const begins = first || wrap;
   let text;
-  if (op === "add") text = parts.length ? shortened(parts, of).map((x, n) => (n ? `${cut}<mo form="infix">+</mo>` : "") + part(x, n ? 1.5 : 1, begins && !n)).join("") : "<mn>0</mn>";
-  else if (op === "sub") text = `${part(parts[0], 1, begins)}${cut}<mo form="infix">−</mo>${part(parts[1], 1.5, false)}`;
+  if (op === "add") text = parts.length ? shortened(parts, of).map((x, n) => (n ? `${cut}<mo form="infix">+</mo>` : "") + term(x, n ? 1.5 : 1, begins && !n)).join("") : "<mn>0</mn>";
+  else if (op === "sub") text = `${term(parts[0], 1, begins)}${cut}<mo form="infix">−</mo>${term(parts[1], 1.5, false)}`;
   else if (op === "neg") text = `<mo form="prefix">−</mo>${part(parts[0], 1.5, false)}`;
   else text = parts.map((x, n) => (n ? "<mo>·</mo>" : "") + part(x, n ? 2.5 : 2, begins && !n)).join("");
   return wrap ? open + text + close : text;
@@ -214,11 +215,12 @@ const pieces = (text) => text.split(BREAK).map((piece) => `<math displaystyle="t
 function symbol(of, name, at) {
   const quantity = of.mechanism.quantities[name], axes = quantity.axes ?? "";
   const scripts = [...axes].map((letter, n) => {
-    if (at[n] === undefined) return letter === "t" ? null : `<mi>${letter}</mi>`;
-    return letter === "t" ? null : of.isToken(letter) ? `<mtext class="word">${of.data.tokens[at[n]]}</mtext>` : `<mn>${at[n] + 1}</mn>`;
+    if (TIMES.includes(letter)) return null;
+    if (at[n] === undefined) return `<mi>${letter}</mi>`;
+    return of.isToken(letter) ? `<mtext class="word">${of.data.tokens[at[n]]}</mtext>` : `<mn>${at[n] + 1}</mn>`;
   }).filter(Boolean);
   const words = scripts.some((script) => script.includes("mtext"));
-  const step = axes.startsWith("t") && at[0] !== undefined ? `<mrow><mo stretchy="false">(</mo><mn>${at[0]}</mn><mo stretchy="false">)</mo></mrow>` : "";
+  const step = TIMES.includes(axes[0]) && at[0] !== undefined ? `<mrow><mo stretchy="false">(</mo><mn>${at[0]}</mn><mo stretchy="false">)</mo></mrow>` : "";
   let letter = quantity.symbol ?? name, before = "";
   if (/^d./.test(letter) && !GREEK[letter] && of.mechanism.quantities[letter.slice(1)]) [before, letter] = ['<mi mathvariant="normal">d</mi>', letter.slice(1)];
   else if (/^d./.test(letter) && quantity.id?.startsWith("d")) [before, letter] = ['<mi mathvariant="normal">d</mi>', letter.slice(1)];
@@ -251,7 +253,7 @@ const spoken = (markup) =>
 Numbers.prototype.compare = function compare(python) {
   const found = { numbers: 0, worst: 0, where: "", ids: [] };
   const against = (name, mine, id) => {
-    const flat = mine.flat(Infinity), theirs = python[id];
+    const flat = [mine].flat(Infinity), theirs = python[id];
     if (theirs === undefined || flat.length !== theirs.length) Object.assign(found, { worst: Infinity, where: `${name} (${id}: ${flat.length} numbers, ${theirs?.length} in Python)` });
     else {
       found.ids.push(id);
@@ -263,18 +265,18 @@ Numbers.prototype.compare = function compare(python) {
     }
   };
   for (const [name, quantity] of Object.entries(this.mechanism.quantities)) {
-    const whole = [this.whole(name)].flat(0);
+    const whole = this.whole(name);
     // What has a formula and values: one has to be the other.
     if (quantity.of && quantity.values) {
       const along = (x, at) => Array.isArray(x) ? x.map((y, n) => along(y, [...at, n])) : this.evaluate(quantity.of(...at));
-      const mine = along(whole, []).flat(Infinity), theirs = whole.flat(Infinity);
+      const mine = [along(whole, [])].flat(Infinity), theirs = [whole].flat(Infinity);
       mine.forEach((x, n) => { found.numbers += 1; const off = Math.abs(x - theirs[n]); if (!(off <= found.worst)) Object.assign(found, { worst: off, where: name }); });
     }
     if (!quantity.id) continue;
-    if (!/^[tT]/.test(quantity.axes ?? "")) against(name, whole, quantity.id);
+    if (!TIMES.includes((quantity.axes || " ")[0])) against(name, whole, quantity.id);
     else whole.forEach((one, t) => {
       const pass = (quantity.back ? whole.length - 1 - t : t) - (quantity.passes ?? 0);
-      if (pass >= 0 && t >= (quantity.since ?? 0)) against(name, [one], pass ? `${quantity.id}[${pass}]` : quantity.id);
+      if (pass >= 0 && t >= (quantity.since ?? 0)) against(name, one, pass ? `${quantity.id}[${pass}]` : quantity.id);
     });
   }
   return found;

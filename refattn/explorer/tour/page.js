@@ -16,9 +16,9 @@ class Page {
     this.active = 0;
     this.playing = 0;
     this.arrived = -1e9; // when the page last moved by itself
-    byId("cards").innerHTML = this.cards.map((card) => `<section id="${card.anchor}" class="card ${card.kind}" aria-label="${card.title}"></section>`).join("") + "<footer></footer>";
+    byId("cards").innerHTML = this.cards.map((card) => `<section id="card-${card.anchor}" class="card ${card.kind}" aria-label="${card.title}"></section>`).join("") + "<footer></footer>";
     byId("dots").innerHTML = this.cards.map((card) => `<button type="button" class="${card.kind}" tabindex="-1" aria-label="${card.where}" title="${card.where}"></button>`).join("");
-    for (const card of this.cards) card.section = document.getElementById(card.anchor);
+    for (const card of this.cards) card.section = byId(`card-${card.anchor}`);
     this.knobs();
     this.listen();
     this.update();
@@ -129,7 +129,7 @@ class Page {
     const heads = (letter) => Array.from({ length: of.length(letter, before) }, (_, n) => (of.isToken(letter) ? of.data.tokens[n] : n + 1));
     const whole = (letter, make) => heads(letter).map((label, n) => [label, (row) => make(row, n)]);
     if (!axes.length) return { name, before, rows: "", head: head([]), each: [["", () => ref()]] };
-    if (axes.length === 1 && cut) return { name, before, rows: "", only: of.isToken(axes[0]) ? i : undefined, head: head([]), each: [["", () => ref(i)]] };
+    if (axes.length === 1 && cut) return { name, before, rows: "", only: of.isToken(axes[0]) ? i : undefined, head: head([i]), each: [["", () => ref(i)]] };
     if (axes.length === 1) return { name, before, rows: axes[0], head: head([]), each: [["", (row) => ref(row)]] };
     if (cut === "[,i]") return { name, before, rows: axes[0], head: head([undefined, i]), each: [["", (row) => ref(row, i)]] };
     if (cut === "[i]" && of.isToken(axes[1])) return { name, before, rows: axes[1], head: head([i]), each: [["", (row) => ref(i, row)]] };
@@ -183,7 +183,7 @@ class Page {
     const { state } = this, side = card.kind === "backward" || card.kind === "turn" ? "backward" : "forward", turned = state.side !== side;
     state.side = side;
     const when = { first: 0, step: undefined, last: this.numbers.steps }[card.when];
-    if (card.when === "step" && last?.when !== "step") this.goTo(side === "backward" ? this.numbers.steps - 1 : 0);
+    if (card.when === "step" && last?.when !== "step") this.goTo(side === "backward" ? this.numbers.steps - 1 : Math.min(1, this.numbers.steps - 1));
     else if (when !== undefined && last !== card) this.goTo(when);
     this.cards.forEach((each, m) => {
       each.section.classList.toggle("active", m === this.active);
@@ -221,6 +221,7 @@ class Page {
     if (byId("caption").innerHTML !== caption) byId("caption").innerHTML = caption;
     const steps = this.numbers.steps;
     for (const id of ["play", "scrub", "now"]) byId(id).hidden = !steps;
+    document.querySelector("aside").classList.toggle("untimed", !steps);
     if (!steps) return;
     Object.assign(byId("scrub"), { max: steps, value: this.state.t });
     byId("scrub").setAttribute("aria-valuetext", `${this.mechanism.time.name} ${this.state.t} of ${steps}`);

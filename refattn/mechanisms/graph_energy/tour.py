@@ -4,9 +4,9 @@ from refattn.mechanisms.record import Knob, Tour
 
 TOUR = Tour(
     knobs=(
-        Knob("kappa", "pull", 1.0, 0.0, 4.0, 0.05),
-        Knob("tau", "threshold", 0.4, 0.01, 1.0, 0.01),
-        Knob("step", "length of a step", 0.1, 0.05, 1.6),
+        Knob("kappa", "pull κ", 1.0, 0.0, 4.0, 0.05),
+        Knob("tau", "threshold τ", 0.4, 0.01, 1.0, 0.01),
+        Knob("step", "length h of a step", 0.1, 0.05, 1.6),
         Knob("steps", "steps", 20, 1, 40, 1),
     )
 )

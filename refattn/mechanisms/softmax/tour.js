@@ -88,9 +88,12 @@ function picture(W, H, small) {
   const size = Math.min(H - top - 4, W * 0.46), left = W - size, y = scale(0, Math.max(1, n - 1), top + 14, H - 16), middle = (top + H) / 2;
   const end = narrow ? 62 : 78, from = small ? end : end + (narrow ? 34 : 44), to = left - (narrow ? 26 : 44), thick = (H - top) / n;
   let drawn = TIP;
-  if (!small) drawn += text(0, 12, back ? "what should count more or less" : `what ${DATA.tokens[i]} takes in`, { class: "title" }) + text(left, 12, "values and their mean", { class: "title" });
+  if (!small) drawn += text(0, 12, back ? "what should count more or less" : `what ${DATA.tokens[i]} takes in`, { class: "title" }) + text(left, 12, narrow ? "values" : "values and their mean", { class: "title" });
+  let taken = middle - 0.75 * thick; // the ribbons meet side by side: together they are one
   J.forEach((j) => {
-    if (weights[j] * thick > 0.1) drawn += svg("path", { d: `M${from} ${y(j)}C${(from + to) / 2} ${y(j)} ${(from + to) / 2} ${middle} ${to} ${middle}`, "stroke-width": Math.max(0.8, weights[j] * 1.3 * thick), class: "flow", style: `stroke:${color(j)}` });
+    const width = 1.5 * thick * weights[j], end = taken + width / 2, half = (from + to) / 2;
+    taken += width;
+    if (width > 0.1) drawn += svg("path", { d: `M${from} ${y(j)}C${half} ${y(j)} ${half} ${end} ${to} ${end}`, "stroke-width": Math.max(0.8, width), class: "flow", style: `stroke:${color(j)}` });
   });
   J.forEach((j) => {
     const change = -V.dm(i, j), told = back ? (Math.abs(change) < 5e-4 ? "=" : change > 0 ? "▲" : "▼") : hidden(i, j) ? "hidden" : percent(weights[j]);
@@ -137,6 +140,6 @@ tour({
   ],
   turn: "To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it. That is its gradient, written with a d in front. The steps come in reverse.",
   quantities, forward, backward, picture, caption,
-  height: (W) => (W < 420 ? 132 : Math.min(340, Math.round(W * 0.56))),
+  height: (W) => (W < 420 ? 134 : Math.min(340, Math.round(W * 0.56))),
   label: () => `What flows to ${DATA.tokens[S.i]}: ${J.map((j) => `${DATA.tokens[j]} ${percent(V.w(S.i, j))}`).join(", ")}.`,
 });
