@@ -33,6 +33,9 @@ function svd(a) {
   return { left: transposed(unit), values: order.map((n) => sizes[n]), right: transposed(order.map((n) => right[n])) };
 }
 
+// Of singular values those that are rounding alone are 0.
+const rid = (values) => values.map((x) => (x < 1e-14 * values[0] ? 0 : x));
+
 // Eigenvalues of a symmetric positive matrix, the smallest first, and eigenvectors as columns with a largest part that is positive.
 function eigen(a) {
   const { values, right } = svd(a), columns = transposed(right).reverse().map((column) => {
@@ -138,7 +141,7 @@ const quantities = {
   Pk: { axes: "rz", symbol: "P_k", what: "projection on the columns of W w_k", values: () => projector(features().map((a) => olds().map((n) => V.wk(a, n)))) },
   E: { axes: "rz", symbol: "G'", what: "G without what old columns of w_q reach", of: (r, z) => sub(G(r, z), over(features(), (n) => mul(Pq(r, n), G(n, z)))) },
   H: { axes: "rz", what: "what old columns cannot reach", of: (r, z) => sub(out(r, z), over(features(), (n) => mul(out(r, n), Pk(n, z)))) },
-  sigma: { id: "GROW.7", axes: "r", what: "singular value of H", values: () => svd(matrix(V.H)).values },
+  sigma: { id: "GROW.7", axes: "r", what: "singular value of H", values: () => rid(svd(matrix(V.H)).values) },
   part: { axes: "r", symbol: "part", what: "part of a new column in all that is out of reach", of: (r) => div(pow(sigma(r), 2), over(features(), (n) => pow(sigma(n), 2))) },
   c: { what: "new columns", values: () => Math.min(MOST, WIDE - K.width, features().filter((r) => V.part(r) > K.share).length) },
   VG: { axes: "ar", what: "V times G", of: (a, z) => over(features(), (r) => mul(back(a, r), G(r, z))) },
@@ -147,7 +150,7 @@ const quantities = {
   Fm: { id: "GROW.10", axes: "ab", symbol: "F", what: "kernel after the step", of: (a, b) => sub(M(a, b), div(mul(knob("amplitude"), way(a, b)), nu())) },
   WF: { axes: "ra", what: "W times F", of: (r, b) => over(features(), (a) => mul(white(r, a), Fm(a, b))) },
   Kw: { axes: "rz", symbol: "K", what: "kernel after the step in units of cost", of: (r, z) => over(features(), (b) => mul(WF(r, b), white(z, b))) },
-  size: { axes: "r", symbol: "value", what: "singular value of K", values: () => svd(matrix(V.Kw)).values },
+  size: { axes: "r", symbol: "value", what: "singular value of K", values: () => rid(svd(matrix(V.Kw)).values) },
   kept: { axes: "r", symbol: "kept", what: "singular value that is kept", of: (r) => choose(isTrue(r < K.width + V.c(), r < K.width + V.c() ? "it is among the largest" : "there is no column for it"), F.size(r), 0) },
   cut: { axes: "rz", symbol: "K'", what: "K cut to its rank", values: () => nearest(matrix(V.Kw), K.width + V.c()) },
   VK: { axes: "ar", what: "V times K'", of: (a, z) => over(features(), (r) => mul(back(a, r), cut(r, z))) },
@@ -244,7 +247,7 @@ function bars(x, y, W, H, small) {
   parts.forEach((z, r) => {
     const added = r < V.c();
     drawn += svg("rect", { x: x + r * wide + 0.16 * wide, y: Math.min(up(z), y + H - 1.5), width: 0.68 * wide, height: Math.max(1.5, y + H - up(z)), rx: 2, "data-ref": `part.${r}`, style: `fill:${added ? "var(--accent)" : "var(--soft)"};opacity:${added ? 1 : 0.5}` });
-    if (!small) drawn += text(x + (r + 0.5) * wide, Math.min(up(z), y + H - 1.5) - 4, percent(z), { "text-anchor": "middle", class: "tick" });
+    if (!small) drawn += text(x + (r + 0.5) * wide, Math.min(up(z), up(K.share)) - 5, percent(z), { "text-anchor": "middle", class: "tick" });
   });
   return drawn + svg("path", { d: `M${x - 4} ${up(K.share)}h${W + 8}`, class: "cut" }) + (small ? "" : text(x + W + 4, y + H + 14, "new column", { "text-anchor": "end", class: "tick" }));
 }
@@ -273,7 +276,11 @@ function losses(x, y, W, H, small) {
   if (best > 0 && best <= far) drawn += svg("path", { d: `M${X(best)} ${y + H - 1}l-5 9h10z`, style: "fill:var(--ink)" });
   drawn += svg("circle", { cx: X(K.amplitude), cy: Math.max(y, Y(V.lossn())), r: small ? 4 : 5.5, style: "fill:var(--accent)", class: "dot", "data-ref": "lossn" });
   if (small) return drawn;
-  return drawn + text(x + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + text(x + W, y + H + 14, "amplitude", { class: "tick", "text-anchor": "end" });
+  const left = best > 0.5 * far, named = best > 0 && best <= far ? text(X(best) + (left ? -8 : 8), y + H + 12, "search", { class: "tick", "text-anchor": left ? "end" : "start" }) : "";
+  return (
+    drawn + named + text(x + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + text(x + W, y - 14, "over the amplitude", { class: "tick", "text-anchor": "end" }) +
+    text(x + W - 4, y + H - 6, "dotted: no new columns", { class: "tick", "text-anchor": "end" })
+  );
 }
 
 // Old weights and new ones, with the new columns in a frame.
@@ -282,7 +289,7 @@ function grownWeights(x, y, side, old, after, name, size) {
   return (
     cells(x, y, side, WIDE, K.width, V[old], old, size) + svg("path", { d: `M${x + (K.width + 0.25) * side} ${y + (WIDE / 2) * side}h${0.9 * side}m-4 -4l4 4l-4 4`, class: "hair" }) +
     cells(from, y, side, WIDE, wide, V[after], after, size) + (V.c() ? svg("rect", { x: from + K.width * side - 2, y: y - 2, width: V.c() * side + 3, height: WIDE * side + 3, rx: 3, style: "fill:none;stroke:var(--accent);stroke-width:2" }) : "") +
-    text(from + wide * side + 6, y + (WIDE / 2) * side + 4, name, { class: "name" })
+    (name && text(from + wide * side + 6, y + (WIDE / 2) * side + 4, `w<tspan dy="3" font-size="10">${name}</tspan>`, { class: "name" }))
   );
 }
 
@@ -301,11 +308,11 @@ function picture(W, H, small) {
       title(at + 26, 11, "weights") + weightMap(at + 28, 24, map, before, "w") + weightMap(at + 28, 40 + J.length * map, map, after, "wn") + title(0.76 * W, 11, "loss") + losses(0.76 * W, 20, 0.24 * W, H - 32, true)
     );
   }
-  const top = 26, high = 0.36 * H, second = 0.27 * W, third = 0.63 * W, side = Math.min(high / (2 * WIDE + 1), (third - second - 60) / (2 * K.width + V.c() + 2));
+  const top = 26, high = 0.36 * H, second = 0.3 * W, third = 0.63 * W, side = Math.min(high / (2 * WIDE + 1), (third - second - 60) / (2 * K.width + V.c() + 2));
   const cell = Math.min((W - 66 - 36) / (3 * J.length), (H - high - top - 66) / J.length), y = top + high + 58, x = (n) => 66 + n * (J.length * cell + (W - 66 - 3 * J.length * cell) / 2);
   return (
-    title(0, 12, "what a column is worth") + bars(4, top + 12, second - 40, high - 12) + title(second, 12, "columns, old and new") +
-    grownWeights(second, top, side, "wq", "wqn", "w_q", size) + grownWeights(second, top + (WIDE + 1) * side, side, "wk", "wkn", "w_k", size) +
+    title(0, 12, "worth of a column") + bars(4, top + 12, second - 40, high - 12) + title(second, 12, "columns, old and new") +
+    grownWeights(second, top, side, "wq", "wqn", "q", size) + grownWeights(second, top + (WIDE + 1) * side, side, "wk", "wkn", "k", size) +
     title(third, 12, "loss") + losses(third, top, W - third, high) +
     title(x(0), y - 16, "weights, wanted") + weightMap(x(0), y, cell, wanted, "wanted", true) + title(x(1), y - 16, `with ${columns(K.width)}`) + weightMap(x(1), y, cell, before, "w") +
     title(x(2), y - 16, `with ${columns(K.width + V.c())}`) + weightMap(x(2), y, cell, after, "wn")

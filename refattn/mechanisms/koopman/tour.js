@@ -4,8 +4,8 @@
 // x(t) is where the query stands before update t, x'(t) = x(t + 1) where it goes. Queries do not meet, so there is one.
 
 const { q, k, v, target, G, Ginv, x, s, w, a, g, ga, B, Y, N, Z, AG, P, A, Dm: once, R, RD, H, c, kn, T, t, next } = F;
-const { do: dout, dnext, dt, Dt, dc, dH, dR, dD, dA, dY, dYG, U, dZ, dN, sol, dB, dgx, dga, dgn, da, dw, mean, ds, dx, dG, ZdY } = F;
-const { kf, ka, ks, kg } = F;
+const { dnext, dt, Dt, dc, dH, dR, dD, dA, dY, dYG, U, dZ, dN, sol, dB, dgx, dga, dgn, da, dw, mean, ds, dx, dG, ZdY } = F;
+const { sx, sa, kf, ka, ks, kg } = F;
 const range = (count) => Array.from({ length: count }, (_, l) => l);
 const updates = () => range(K.updates), fits = () => range(K.updates).slice(1), d = D.length, epsilon = knob("epsilon"), ridge = knob("ridge");
 
@@ -69,6 +69,9 @@ function follow(u) {
   return p;
 }
 
+// What scores and likenesses ask of a point of the path.
+const moved = (u, e) => add(div(sum(J.map((j) => mul(ds(u, j), k(j, e)))), sqrt(d)), ...J.map((j) => mul(dgx(u, j), sx(u, j, e))));
+
 const quantities = {
   q: { axes: "jd", what: "query" },
   k: { axes: "jd", what: "key" },
@@ -109,14 +112,15 @@ const quantities = {
     of: (u, e) => (u === 0 ? a(0, e) : sub(t(u, e), mul(epsilon, sum(range(u).map((m) => mul(kn(u, m), once(u, m, e))))))),
   },
 
-  do: { axes: "d", symbol: "do", what: "gradient of the end of the path", of: (e) => sub(next(K.updates - 1, e), target(e)) },
+  sx: { axes: "tjd", symbol: "g'", what: "how g changes with a point of the path", of: (u, j, e) => slope(at(x, u), at(k, j), e) },
+  sa: { axes: "tjd", symbol: "g'", what: "how g changes with q'", of: (u, j, e) => slope(at(a, u), at(k, j), e) },
   dnext: {
     id: "dKOOP.15", back: true, axes: "td", symbol: "dx'", what: "gradient of the next point",
-    of: (u, e) => (u === K.updates - 1 ? dout(e) : dx(u + 1, e)),
+    of: (u, e) => (u === K.updates - 1 ? sub(next(u, e), target(e)) : dx(u + 1, e)),
   },
   dx: {
     axes: "td", what: "gradient of a point of the path",
-    of: (u, e) => add(div(sum(J.map((j) => mul(ds(u, j), k(j, e)))), sqrt(d)), sum(J.map((j) => mul(dgx(u, j), slope(at(x, u), at(k, j), e))))),
+    of: (u, e) => moved(u, e),
   },
   Jac: { axes: "tde", symbol: "J", what: "slope of psi", values: () => lazily((u) => jacobian(u, D.map((e) => V.next(u, e)))) },
   dt: {
@@ -163,12 +167,12 @@ const quantities = {
   dga: { axes: "tj", symbol: "dg", what: "gradient of g at q'", of: (u, j) => sum(range(u).map((m) => mul(dc(u, m), N(u, m, j)))) },
   da: {
     id: "dKOOP.4", back: true, axes: "td", symbol: "dq'", what: "gradient of where attention leads",
-    of: (u, e) => (u === 0 ? dnext(0, e) : sum(J.map((j) => mul(dga(u, j), slope(at(a, u), at(k, j), e))))),
+    of: (u, e) => (u === 0 ? dnext(0, e) : sum(J.map((j) => mul(dga(u, j), sa(u, j, e))))),
   },
   dw: { id: "dKOOP.3", back: true, axes: "tj", what: "gradient of a weight", of: (u, j) => sum(D.map((e) => mul(da(u, e), v(j, e)))) },
   mean: { axes: "t", symbol: "p", what: "mean of the gradients of the weights", of: (u) => sum(J.map((j) => mul(w(u, j), dw(u, j)))) },
   ds: { id: "dKOOP.2", back: true, axes: "tj", what: "gradient of a score", of: (u, j) => mul(w(u, j), sub(dw(u, j), mean(u))) },
-  dq: { id: "dKOOP.q", axes: "d", what: "gradient of the query", of: (e) => dx(0, e) },
+  dq: { id: "dKOOP.q", axes: "d", what: "gradient of the query", of: (e) => moved(0, e) },
   dv: { id: "dKOOP.v", axes: "jd", what: "gradient of a value", of: (j, e) => sum(updates().map((u) => mul(w(u, j), da(u, e)))) },
   ZdY: { axes: "tmj", what: "a product of the fit", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), dY(u, r, j)))) },
   dG: {
@@ -204,6 +208,7 @@ const best = (u) => most(J.map((j) => V.w(u, j)));
 const place = (quantity, u) => D.map((e) => quantity(u, e));
 const apart = (one, other) => Math.hypot(...one.map((y, e) => y - other[e]));
 const count = (n, thing) => `${n} ${thing}${n === 1 ? "" : "s"}`;
+const gradient = (n) => D.map((e) => (n < K.updates ? V.dx(n, e) : V.dnext(n - 1, e)));
 // How far the map that update u fits misses the end of a move that it is fitted to, at most.
 const misses = (u) => Math.max(...range(u).map((m) => apart(mapped(u, place(V.x, m)), place(V.x, m + 1))));
 
@@ -222,12 +227,12 @@ const forward = [
     say: () => `Every later update first looks back, here at ${count(shown(), "move")}. It describes the start of each move, B, and its end, Y, by how alike that point and each key are: how far they point the same way, and how near they lie.`,
   },
   {
-    id: ["KOOP.7", "KOOP.8"], title: "Compare the moves", ...last, show: [["B"], ["N"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
+    id: ["KOOP.7", "KOOP.8"], title: "Compare the moves", ...last, show: [["N"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
     say: "Keys that are alike describe a point twice. N takes that out, by the inverse of G, which says how alike the keys are. Then Z says how alike the starts of two moves are.",
   },
   {
     id: "KOOP.9", title: "Fit", ...last, show: [["A"], ["Y"], ["P"]], pick: () => ["A", fitted(), 0, most(J.map((j) => Math.abs(V.A(fitted(), 0, j))))],
-    say: "This is the operator. Given the start of a move it answers Y', and A is such that Y' is nearly the end, Y, of that move, for all moves at once. What is left over is the ridge times A: a larger ridge makes a smaller A, which misses more.",
+    say: "The operator answers, for any place, how alike each key will be after one move. A is such that at the start of each move the answer, Y', is nearly what was seen at its end, Y. What is left over is the ridge times A: a larger ridge makes a smaller A, which misses more.",
   },
   {
     id: "KOOP.10", title: "Draw the arrows", ...last, show: [["A"], ["k"], ["Dm"]], pick: () => ["Dm", fitted(), 0, 0],
@@ -240,11 +245,11 @@ const forward = [
   },
   {
     id: ["KOOP.12", "KOOP.14"], title: "Look one move further", ...last, show: [["c", "Dm", "RD", "H"], ["map", "t"]], pick: () => ["t", fitted(), 0],
-    say: "The new point should be one move from q', and its own next point should be two moves from q'. Epsilon says how much the second wish counts. H has both, and t is q'' with epsilon of one more move.",
+    say: "The new point x should be one move from q', and one move from x should be two moves from q'. Epsilon is the weight of the second wish. So psi(x), which is x plus epsilon times where the map takes x, should be t: q'' plus epsilon times where two moves lead.",
   },
   {
     id: "KOOP.15", title: "Go there", ...last, show: [["map", "t", "next"], ["kn", "Dm"]], pick: () => ["next", fitted(), 0],
-    say: "The query goes to the point x' that fulfils both: x' with epsilon of where the map takes it is t. If epsilon is 0, that is q''. This was one move more, and the next update begins.",
+    say: "The query goes to the point x' where psi is t. If epsilon is 0, that is q'' itself. So the query is one move further than attention would have led it, and the next update begins.",
   },
 ];
 const backward = [
@@ -274,14 +279,14 @@ const backward = [
   },
   {
     id: ["dKOOP.8", "dKOOP.7"], of: "KOOP.8", title: "To the likeness of moves", ...last, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
-    say: "If starts were more alike, a smaller A would do. That is why dZ has a minus. N is in Z, in c and in the map, and its gradient sums all of that.",
+    say: "If Z changes, A changes as if Y had changed by the opposite of what that does to Z A G. Hence the minus of dZ. N is in Z, in c and in the map, and its gradient is the sum over all three.",
   },
   {
     id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", ...last, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
     say: "The starts are in N and in Z. With the gradients of the ends this reaches every earlier point of the path.",
   },
   {
-    id: "dKOOP.4", of: "KOOP.13", title: "To where attention led", ...last, show: [["dga"], ["a", "da"]], pick: () => ["da", fitted(), 0],
+    id: "dKOOP.4", of: "KOOP.13", title: "To where attention led", ...last, show: [["dga", "sa"], ["a", "da"]], pick: () => ["da", fitted(), 0],
     say: "The map was looked up at q', so q' gets a gradient by the slope of each likeness there. In the first update there is no map, and q' gets all of it.",
   },
   {
@@ -289,11 +294,11 @@ const backward = [
     say: "From here on it is softmax attention. A weight gets the gradient of q' along its value, and a score what its weight has beyond the mean.",
   },
   {
-    id: "dKOOP.q", of: "KOOP.2", title: "To the query", when: "first", show: [["ds", "k"], ["dq"]], pick: () => ["dq", 0],
+    id: "dKOOP.q", of: "KOOP.2", title: "To the query", when: "first", show: [["ds", "k", "dgx", "sx"], ["dq"]], pick: () => ["dq", 0],
     say: "The query is the first point of the path. It made the first scores, and it is the start of the first move in every fit.",
   },
   {
-    id: ["dKOOP.v", "dKOOP.k"], of: "KOOP.4", title: "To values and keys", when: "last", show: [["v", "dv"], ["k", "dk"]], pick: () => ["dv", best(0), 0],
+    id: ["dKOOP.v", "dKOOP.k"], of: ["KOOP.4", "KOOP.2"], title: "To values and keys", when: "last", show: [["v", "dv"], ["k", "dk"]], pick: () => ["dv", best(0), 0],
     say: "Values serve in every update, so they get the sum over all of them. Keys get more, since they also describe the points.",
   },
   {
@@ -310,14 +315,14 @@ function picture(W, H, small) {
   const ends = [0, 1].map((c) => [Math.min(...points.map((p) => p[c])), Math.max(...points.map((p) => p[c]))]), bottom = H - below;
   const unit = Math.min((W - 2 * room) / (ends[0][1] - ends[0][0] || 1), (bottom - 2 * room) / (ends[1][1] - ends[1][0] || 1));
   const X = (p) => W / 2 + unit * (p[0] - (ends[0][0] + ends[0][1]) / 2), Y = (p) => bottom / 2 - unit * (flat(p)[1] - (ends[1][0] + ends[1][1]) / 2);
-  const mine = color(S.i), attended = place(V.a, u), next = place(V.x, u + 1);
+  const mine = color(S.i), attended = place(V.a, u), next = place(V.x, u + 1), named = labels(W, bottom, narrow ? 11.5 : 13);
   let drawn = TIP + svg("rect", { x: 0, y: 0, width: W, height: bottom, rx: 6, class: "plane" }) + svg("path", { d: `M${X([0, 0])} 0V${bottom}M0 ${Y([0, 0])}H${W}`, class: "axis" });
   if (u > 0 && !back) drawn += svg("path", { d: field(u, W, bottom, X, Y, unit, attended, small || narrow ? 26 : 36), class: "hair", "stroke-width": 1.1, opacity: 0.62 });
   J.forEach((j) => {
     const weight = Math.sqrt(V.w(u, j)), scale = small || narrow ? 0.65 : 1, half = scale * (3.5 + 5 * weight);
     drawn += svg("path", { d: `M${X(keys[j])} ${Y(keys[j])}L${X(values[j])} ${Y(values[j])}`, class: "flow", style: `stroke:${color(j)}`, "stroke-width": scale * (1 + 3 * weight) });
     drawn += svg("circle", { cx: X(values[j]), cy: Y(values[j]), r: scale * (3 + 6 * weight), style: `fill:${color(j)}`, class: "dot" });
-    const high = Y(keys[j]) < 30, name = small ? "" : text(Math.max(18, Math.min(W - 22, X(keys[j]))), Y(keys[j]) + (high ? half + 13 : -half - 5), DATA.tokens[j], { "text-anchor": "middle", class: j === S.i ? "name strong" : "name" });
+    const name = small ? "" : named(DATA.tokens[j], X(keys[j]), Y(keys[j]), half, j === S.i ? "name strong" : "name");
     drawn += follows(j, DATA.tokens[j], svg("rect", { x: X(keys[j]) - half, y: Y(keys[j]) - half, width: 2 * half, height: 2 * half, style: `fill:${color(j)}`, class: "dot" }) + name);
   });
   const walked = back ? path.length - 1 : Math.min(Math.floor(all), K.updates);
@@ -328,17 +333,37 @@ function picture(W, H, small) {
   }
   range(walked + 1).forEach((p) => {
     drawn += svg("circle", { cx: X(path[p]), cy: Y(path[p]), r: small ? 2.6 : 4, style: `fill:${mine}`, class: "dot" });
-    if (!small && (!narrow || p === 0 || p === walked)) drawn += text(X(path[p]) + 6, Y(path[p]) + 14, `x${"₀₁₂₃₄₅₆"[p]}`, { class: "name" });
+    if (!small) drawn += named(point(p), X(path[p]), Y(path[p]), p === walked ? 7 : 4, "name", [1, 3, 2, 0]);
   });
   if (back) return drawn + pushes(path, keys, values, goal, X, Y, unit, narrow) + legend(W, H, below, back);
   // The way of this update: by attention to q', and on by the map.
   const done = all >= K.updates ? 1 : all - Math.floor(all), legs = u > 0 ? [path[u], attended, next] : [path[u], attended];
   drawn += svg("path", { d: `M${X(path[u])} ${Y(path[u])}L${X(attended)} ${Y(attended)}`, class: "cut" });
-  if (u > 0) drawn += arrow(X(attended), Y(attended), X(next), Y(next), { "stroke-width": 2 });
+  if (u > 0) {
+    const far = unit * apart(attended, next), stop = Math.max(0, 1 - (small ? 5 : 11) / (far || 1)), tip = D.map((e) => attended[e] + stop * (next[e] - attended[e]));
+    drawn += svg("path", { d: `M${X(attended)} ${Y(attended)}L${X(tip)} ${Y(tip)}`, class: "push", style: "stroke-width:2.2", "marker-end": "url(#tip)" });
+  }
   drawn += svg("circle", { cx: X(attended), cy: Y(attended), r: small ? 3 : 5, class: "sink" });
-  if (!small) drawn += text(X(attended) + 8, Y(attended) - 7, "q'", { class: "name strong" });
+  if (!small) drawn += named("q'", X(attended), Y(attended), 6, "name strong", [2, 0, 3, 1]);
   const along = done * (legs.length - 1), leg = Math.min(legs.length - 2, Math.floor(along)), now = D.map((e) => legs[leg][e] + (along - leg) * (legs[leg + 1][e] - legs[leg][e]));
   return drawn + svg("circle", { cx: X(now), cy: Y(now), r: small ? 4 : 6.5, style: `fill:${mine}`, class: "sink" }) + legend(W, H, below, back);
+}
+
+const point = (n) => `x${"₀₁₂₃₄₅₆"[n]}`;
+
+// Writes names beside marks, where no other name stands: above, below, to the right or the left, or not at all.
+function labels(W, H, high) {
+  const taken = [];
+  return (name, x, y, half, look, order = [0, 1, 2, 3]) => {
+    const wide = name.length * high * 0.56, sides = [[x, y - half - 4, "middle"], [x, y + half + high - 1, "middle"], [x + half + 3, y + high / 3, "start"], [x - half - 3, y + high / 3, "end"]];
+    for (const [left, base, anchor] of order.map((n) => sides[n])) {
+      const from = left - { start: 0, middle: wide / 2, end: wide }[anchor], box = [from, base - high * 0.8, from + wide, base + 2];
+      if (box[0] < 0 || box[2] > W || box[1] < 0 || box[3] > H || taken.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3])) continue;
+      taken.push(box);
+      return text(left, base, name, { "text-anchor": anchor, class: look });
+    }
+    return "";
+  };
 }
 
 // The map as arrows on a grid, as one path: a quarter of the way, at most as long as places are apart.
@@ -347,7 +372,7 @@ function field(u, W, H, X, Y, unit, like, gap) {
   for (let y = gap / 2; y < H; y += gap) for (let x = gap / 2; x < W; x += gap) {
     const from = like.map((one, e) => (e === 0 ? (x - X([0, 0])) / unit : e === 1 ? (Y([0, 0]) - y) / unit : one)), to = mapped(u, from);
     const way = [0.25 * unit * (to[0] - from[0]), -0.25 * unit * ((to[1] ?? 0) - (from[1] ?? 0))], long = Math.hypot(...way), kept = Math.min(1, (0.8 * gap) / (long || 1));
-    if (long < 1) continue;
+    if (long < 1 || Math.abs(x + (way[0] * kept) / 2 - W / 2) > W / 2 - 4) continue;
     const [a, b] = way.map((z) => z * kept), [f, g] = [a, b].map((z) => (z / Math.hypot(a, b)) * Math.min(4.5, 0.5 * Math.hypot(a, b)));
     d += `M${(x - a / 2).toFixed(1)} ${(y - b / 2).toFixed(1)}l${a.toFixed(1)} ${b.toFixed(1)}m${(-f - 0.6 * g).toFixed(1)} ${(-g + 0.6 * f).toFixed(1)}l${(f + 0.6 * g).toFixed(1)} ${(g - 0.6 * f).toFixed(1)}l${(-f + 0.6 * g).toFixed(1)} ${(-g - 0.6 * f).toFixed(1)}`;
   }
@@ -357,7 +382,7 @@ function field(u, W, H, X, Y, unit, like, gap) {
 // Backwards: which way each point, value and key would have to move for the loss to fall, as long as its gradient.
 function pushes(path, keys, values, goal, X, Y, unit, narrow) {
   const moves = [
-    ...path.map((p, n) => [p, D.map((e) => (n < K.updates ? V.dx(n, e) : V.do(e)))]),
+    ...path.map((p, n) => [p, gradient(n)]),
     ...values.map((p, j) => [p, D.map((e) => V.dv(j, e))]),
     ...keys.map((p, j) => [p, D.map((e) => V.dk(j, e))]),
   ];
@@ -377,13 +402,13 @@ function legend(W, H, below, back) {
     ? [["key", (x) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })], ["which way the loss falls", (x) => arrow(x - 8, y - 4, x + 9, y - 4)]]
     : [
         ["key", (x) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })],
-        ["attention", (x) => svg("path", { d: `M${x - 8} ${y - 4}h18`, class: "cut" })], ["map", (x) => arrow(x - 8, y - 4, x + 9, y - 4)],
-        ["map of the start of a move", (x) => svg("path", { d: `M${x} ${y - 5}h8m-4 -4v8`, class: "hair", "stroke-width": 1.6 })],
+        ["attention", (x) => svg("path", { d: `M${x - 8} ${y - 4}h18`, class: "cut" })], ["map (small: a quarter of it)", (x) => arrow(x - 8, y - 4, x + 9, y - 4)],
+        ["map of x₀, x₁, …", (x) => svg("path", { d: `M${x} ${y - 5}h8m-4 -4v8`, class: "hair", "stroke-width": 1.6 })],
       ];
   let x = 10, out = "";
   for (const [name, mark] of marks) {
     out += mark(x) + text(x + 14, y, name, { class: "tick" });
-    x += 40 + 6.1 * name.length;
+    x += 36 + 5.9 * name.length;
   }
   return out;
 }
@@ -391,8 +416,8 @@ function legend(W, H, below, back) {
 function caption() {
   const u = shown();
   if (S.side === "backward") {
-    const sizes = range(K.updates + 1).map((p) => Math.hypot(...D.map((e) => (p < K.updates ? V.dx(p, e) : V.do(e)))));
-    return `The path ends ${show(apart(place(V.x, K.updates), DATA.target))} from the goal. All its points have a part in that, x${"₀₁₂₃₄₅₆"[most(sizes)]} the largest.`;
+    const sizes = range(K.updates + 1).map((p) => Math.hypot(...gradient(p)));
+    return `The path ends ${show(apart(place(V.x, K.updates), DATA.target))} from the goal. All its points have a part in that, ${point(most(sizes))} the largest.`;
   }
   if (u === 0) return `${word()} begins at x₀, its query. Attention leads it to q'. There is no move yet that a map could be fitted to.`;
   const further = apart(place(V.x, u + 1), place(V.a, u));

@@ -19,7 +19,7 @@ TOUR = Tour(
     knobs=(
         Knob("updates", "updates", 4, 2, 6, 1),
         Knob("ridge", "ridge", 0.1, 0.01, 3.0),
-        Knob("epsilon", "weight of the second move", 0.1, 0.0, 1.0),
+        Knob("epsilon", "epsilon", 0.1, 0.0, 1.0),
     ),
     given={
         "q": [[-0.1, -0.6], [2.0, 1.0], [-1.1, -0.9], [-0.1, 1.3], [1.8, -1.0]],
