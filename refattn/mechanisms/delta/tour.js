@@ -105,7 +105,7 @@ function caption() {
   }
   if (S.t < J.length) return `${names([n])} comes. The memory’s answer to its key misses the value by ${show(size)}; the writing leaves ${show(Math.hypot(...E.map((e) => DATA.v[n][e] - asked(states(n + 1), keyOf(n))[e])))}.`;
   const seen = J.slice(0, S.i + 1), own = nearest(E.map((e) => V.o(S.i, e)), seen), lazy = nearest(added(S.i + 1), seen);
-  return `The output of ${names([S.i])} is nearest to ${names([own])}; ${own === lazy ? "by only adding, too" : `by only adding, to ${names([lazy])}`}.`;
+  return `After ${names([S.i])} the output o is nearest to ${names([own])}; ${own === lazy ? "it would be by only adding, too" : `by only adding it would be nearest to ${names([lazy])}`}.`;
 }
 
 // ---- the tour --------------------------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ tour({
     { id: "DELTA.1", title: "Fade", say: () => `${names([now()])} comes. First the memory loses the same part of every number in it.`, when: "step", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0] },
     { title: "Ask", label: "a part of DELTA.2", formula: "a_n = D_n^T k_n", say: "The memory is asked for the token’s key before anything is written. Its answer is the sum of its rows, each counted by one element of the key.", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0] },
     { id: "DELTA.2", title: "See what is missing", say: "The miss is what the answer lacks to be the value.", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0] },
-    { id: "DELTA.3", title: "Decide how much to change", say: "The number β says how firmly to write: 1 corrects the whole miss, 0 ignores the token.", when: "step", show: [["miss"], ["correction"]], pick: () => ["correction", now(), 0] },
-    { id: "DELTA.4", title: "Write", say: "Each row of the memory changes by u, counted by its element of the key: the answer to this key moves, and answers to keys at right angles stay.", when: "step", show: [["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0] },
+    { id: "DELTA.3", title: "Decide how much to change", say: "The number β says how firmly to write: 1 takes the whole miss, 0 ignores the token.", when: "step", show: [["miss"], ["correction"]], pick: () => ["correction", now(), 0] },
+    { id: "DELTA.4", title: "Write", say: () => `Each row of the memory changes by u, counted by its element of the key. So the answer to this key moves by u times k · k, which is ${show(keyOf(now()).reduce((total, x) => total + x * x, 0))}, and answers to keys at right angles stay.`, when: "step", show: [["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0] },
     { id: "DELTA.5", title: "Read", say: "The token’s question is put to the memory as it is after the writing. Nothing of later tokens is in it, so no mask is needed.", when: "last", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0] },
   ],
   backward: [

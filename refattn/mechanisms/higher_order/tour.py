@@ -1,4 +1,4 @@
-"""What a reader of the tour of higher-order attention may set; alpha is small, so that the polynomial is seen to err."""
+"""What a reader of the tour of higher-order attention may set; with a small alpha the polynomial is seen to err."""
 
 from refattn.mechanisms.record import Knob, Tour
 
