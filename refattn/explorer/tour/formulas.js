@@ -75,9 +75,10 @@ class Numbers {
     return (this.mechanism.tokens ?? TOKENS).includes(letter);
   }
 
-  length(letter) {
+  // How long an axis is; `before`: the indices along the axes before it, as at step t there may be t of something.
+  length(letter, before = []) {
     const own = this.mechanism.sizes?.[letter];
-    if (own) return own();
+    if (own) return own(...before);
     return this.isToken(letter) ? this.data.tokens.length : this.data[letter === "e" ? "v" : "q"][0].length;
   }
 
@@ -110,7 +111,7 @@ class Numbers {
     const along = (at) =>
       at.length === axes.length
         ? this.number(name, at)
-        : Array.from({ length: this.length(axes[at.length]) }, (_, n) => along([...at, n]));
+        : Array.from({ length: this.length(axes[at.length], at) }, (_, n) => along([...at, n]));
     return along([]);
   }
 
@@ -275,7 +276,7 @@ Numbers.prototype.compare = function compare(python) {
     if (!TIMES.includes((quantity.axes || " ")[0])) against(name, whole, quantity.id);
     else whole.forEach((one, t) => {
       const pass = (quantity.back ? whole.length - 1 - t : t) - (quantity.passes ?? 0);
-      if (pass >= 0) against(name, one, pass ? `${quantity.id}[${pass}]` : quantity.id);
+      if (pass >= 0 && t >= (quantity.since ?? 0)) against(name, one, pass ? `${quantity.id}[${pass}]` : quantity.id);
     });
   }
   return found;

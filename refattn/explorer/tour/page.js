@@ -70,7 +70,7 @@ class Page {
   }
 
   steppedBy(card) {
-    return card.when === "step";
+    return card.when === "step" || card.timed;
   }
 
   // The number that a card follows: the one that was picked, or its own.
@@ -127,15 +127,15 @@ class Page {
     }
     const ref = (...at) => [name, ...before, ...at].join("."), i = this.state.i;
     const head = (at) => symbol(of, name, [...before, ...at]);
-    const heads = (letter) => Array.from({ length: of.length(letter) }, (_, n) => (of.isToken(letter) ? of.data.tokens[n] : n + 1));
+    const heads = (letter) => Array.from({ length: of.length(letter, before) }, (_, n) => (of.isToken(letter) ? of.data.tokens[n] : n + 1));
     const whole = (letter, make) => heads(letter).map((label, n) => [label, (row) => make(row, n)]);
-    if (!axes.length) return { name, rows: "", head: head([]), each: [["", () => ref()]] };
-    if (axes.length === 1 && cut) return { name, rows: "", only: of.isToken(axes[0]) ? i : undefined, head: head([i]), each: [["", () => ref(i)]] };
-    if (axes.length === 1) return { name, rows: axes[0], head: head([]), each: [["", (row) => ref(row)]] };
-    if (cut === "[,i]") return { name, rows: axes[0], head: head([undefined, i]), each: [["", (row) => ref(row, i)]] };
-    if (cut === "[i]" && of.isToken(axes[1])) return { name, rows: axes[1], head: head([i]), each: [["", (row) => ref(i, row)]] };
-    if (cut === "[i]") return { name, rows: "", only: i, head: head([i]), each: whole(axes[1], (_, n) => ref(i, n)) };
-    return { name, rows: axes[0], head: head([]), each: whole(axes[1], (row, n) => ref(row, n)) };
+    if (!axes.length) return { name, before, rows: "", head: head([]), each: [["", () => ref()]] };
+    if (axes.length === 1 && cut) return { name, before, rows: "", only: of.isToken(axes[0]) ? i : undefined, head: head([i]), each: [["", () => ref(i)]] };
+    if (axes.length === 1) return { name, before, rows: axes[0], head: head([]), each: [["", (row) => ref(row)]] };
+    if (cut === "[,i]") return { name, before, rows: axes[0], head: head([undefined, i]), each: [["", (row) => ref(row, i)]] };
+    if (cut === "[i]" && of.isToken(axes[1])) return { name, before, rows: axes[1], head: head([i]), each: [["", (row) => ref(i, row)]] };
+    if (cut === "[i]") return { name, before, rows: "", only: i, head: head([i]), each: whole(axes[1], (_, n) => ref(i, n)) };
+    return { name, before, rows: axes[0], head: head([]), each: whole(axes[1], (row, n) => ref(row, n)) };
   }
 
   // The last step that a card may show: with "+1" beside it the last but one.
@@ -145,7 +145,7 @@ class Page {
 
   ledger(entries, card) {
     const of = this.numbers, groups = entries.map((entry) => this.columns(entry)), { tokens } = of.data, kind = groups[0].rows;
-    const byToken = kind && of.isToken(kind), count = kind ? of.length(kind) : 1, rows = Array.from({ length: count }, (_, n) => n);
+    const byToken = kind && of.isToken(kind), count = kind ? of.length(kind, groups[0].before) : 1, rows = Array.from({ length: count }, (_, n) => n);
     const value = (ref) => of.number(ref.split(".")[0], ref.split(".").slice(1).map(Number));
     const cells = groups.map((group) => {
       const refs = rows.map((row) => group.each.map(([, ref]) => ref(row))), all = refs.flat().map((ref) => Math.abs(value(ref))).filter(Number.isFinite);
