@@ -45,7 +45,7 @@ function table(W, H, small) {
   const middle = { "text-anchor": "middle", class: "tick" };
   let drawn = "";
   if (!small) drawn += text(left + key / 2 - 1, head - 6, narrow ? "k" : "key k", middle) + text(x0 + (wide * E.length) / 2, head - 6, back ? "dS" : narrow ? "S" : "memory S", middle);
-  if (!small && !narrow) drawn += text(0, 12, back ? `gradients, after ${DATA.tokens[n]}` : S.t < J.length ? `${DATA.tokens[n]} comes` : `after ${DATA.tokens[n]}`, { class: "title" }) + text(0, H - 6, back ? "arrows: where values should move" : "○ said   ● remembered   o output", { class: "title" });
+  if (!small && !narrow) drawn += text(0, 12, back ? `gradients, after ${DATA.tokens[n]}` : S.t < J.length ? `${DATA.tokens[n]} comes` : `after ${DATA.tokens[n]}`, { class: "title" }) + text(0, H - 6, back ? "arrows: where values should move" : "○ said, ● remembered, o output", { class: "title" });
   D.forEach((d) => {
     const y = head + d * high;
     if (!small) drawn += tile(left, y, key, high, V.k(n, d), 1, `k.${n}.${d}`);
@@ -65,7 +65,8 @@ function answers(W, H, small) {
   const at = S.at ?? S.t, back = S.side === "backward", n = now(), memory = memoryAt(at), narrow = W < 420, end = Math.min(at, S.i + 1);
   const top = small || narrow ? 2 : 24, size = Math.min(H - top - 2, W * 0.46), left = W - size;
   const flat = (point) => [point[0], point[1] ?? 0], said = J.map((j) => flat(DATA.v[j])), goal = flat(DATA.target), lazy = flat(added(Math.floor(end + 1e-9)));
-  const { X, Y, ground } = plane(left, top, size, [...said, goal, [0, 0], flat(added(S.i + 1))]);
+  const told = Array.from({ length: J.length + 1 }, (_, t) => [question(), ...J.slice(0, t).map(keyOf)].map((key) => flat(asked(states(t), key)))).flat();
+  const { X, Y, ground } = plane(left, top, size, [...said, ...told, goal, [0, 0], flat(added(S.i + 1))]);
   const inside = (x) => Math.max(left + 36, Math.min(left + size - 36, x));
   const from = (a, b, set) => (Math.hypot(X(a) - X(b), Y(a) - Y(b)) < 11 ? "" : arrow(X(a), Y(a), X(b), Y(b), set));
   let drawn = TIP + ground;
@@ -104,6 +105,7 @@ function caption() {
     return push[most] < 5e-5 ? "The output is the target: nothing has to change." : `Changing the value of ${names([most])} would move the output of ${names([S.i])} most; ${push.filter((x) => x < 5e-5).length} of ${J.length} values do not matter.`;
   }
   if (S.t < J.length) return `${names([n])} comes. The memory’s answer to its key misses the value by ${show(size)}; the writing leaves ${show(Math.hypot(...E.map((e) => DATA.v[n][e] - asked(states(n + 1), keyOf(n))[e])))}.`;
+  if (K.beta === 0) return "Nothing is written, so the memory stays empty and every answer is 0.";
   const seen = J.slice(0, S.i + 1), own = nearest(E.map((e) => V.o(S.i, e)), seen), lazy = nearest(added(S.i + 1), seen);
   return `After ${names([S.i])} the output o is nearest to ${names([own])}; ${own === lazy ? "it would be by only adding, too" : `by only adding it would be nearest to ${names([lazy])}`}.`;
 }
