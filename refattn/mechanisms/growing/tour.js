@@ -132,7 +132,7 @@ const quantities = {
   A: { id: "GROW.3", axes: "ab", what: "what a change costs", of: (a, b) => div(C(a, b), sqrt(1)) },
   lambda: { axes: "r", what: "eigenvalue of A", values: () => eigen(matrix(V.A)).values },
   U: { axes: "ar", what: "eigenvector of A", values: () => eigen(matrix(V.A)).vectors },
-  rho: { id: "GROW.4", axes: "r", what: "price of a direction", of: (r) => sqrt(add(lambda(r), mul(knob("damping"), div(over(features(), (n) => lambda(n)), WIDE)))) },
+  rho: { id: "GROW.4", axes: "r", symbol: "ρ", what: "price of a direction", of: (r) => sqrt(add(lambda(r), mul(knob("damping"), div(over(features(), (n) => lambda(n)), WIDE)))) },
   white: { axes: "ra", symbol: "W", what: "into units of cost", of: (r, a) => mul(rho(r), F.U(a, r)) },
   back: { axes: "ar", symbol: "V", what: "back from units of cost", of: (a, r) => div(F.U(a, r), rho(r)) },
   NV: { axes: "ar", what: "N times V", of: (a, r) => over(features(), (b) => mul(N(a, b), back(b, r))) },
@@ -146,7 +146,7 @@ const quantities = {
   c: { what: "new columns", values: () => Math.min(MOST, WIDE - K.width, features().filter((r) => V.part(r) > K.share).length) },
   VG: { axes: "ar", what: "V times G", of: (a, z) => over(features(), (r) => mul(back(a, r), G(r, z))) },
   D: { id: "GROW.8", axes: "ab", what: "the way of steepest gain", of: (a, b) => over(features(), (z) => mul(VG(a, z), back(b, z))) },
-  nu: { id: "GROW.9", what: "size of a step", of: () => sqrt(div(over(features().flatMap((r) => features().map((z) => [r, z])), ([r, z]) => pow(G(r, z), 2)), J.length ** 2)) },
+  nu: { id: "GROW.9", symbol: "ν", what: "size of a step", of: () => sqrt(div(over(features().flatMap((r) => features().map((z) => [r, z])), ([r, z]) => pow(G(r, z), 2)), J.length ** 2)) },
   Fm: { id: "GROW.10", axes: "ab", symbol: "F", what: "kernel after the step", of: (a, b) => sub(M(a, b), div(mul(knob("amplitude"), way(a, b)), nu())) },
   WF: { axes: "ra", what: "W times F", of: (r, b) => over(features(), (a) => mul(white(r, a), Fm(a, b))) },
   Kw: { axes: "rz", symbol: "K", what: "kernel after the step in units of cost", of: (r, z) => over(features(), (b) => mul(WF(r, b), white(z, b))) },
@@ -184,21 +184,21 @@ const worst = () => most(J.map((j) => Math.abs(V.g(S.i, j))));
 const forward = [
   {
     id: "GROW.1", title: "One kernel", show: [["wq", "wk"], ["M"]], pick: () => ["M", ...largest(V.M)],
-    say: () => `A head makes queries of tokens by w_q and keys by w_k. Scores need only the product M of the two. ${
+    say: () => `A head makes queries of tokens by w<sub>q</sub> and keys by w<sub>k</sub>. Scores need only the product M of the two. ${
       K.width === 1 ? "With one column each, all rows of M are multiples of one row: M has rank 1." : `With ${columns(K.width)} each, M is a sum of ${K.width} matrices of rank 1, and no more.`}`,
   },
   {
     title: "What the loss asks for", formula: "g = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"], ["N"]], pick: () => ["g", S.i, worst()],
-    say: () => `The scores y M y^T make weights w, and p is wanted. The gradient of a score, g, is what there is too much. Here ${word()} should attend ${
+    say: () => `The scores y M yᵀ make weights w, and p is wanted. The gradient of a score, g, is what there is too much. Here ${word()} should attend ${
       V.g(S.i, worst()) < 0 ? "more" : "less"} to ${names([worst()])}. The gradient N of M follows from g. It may have any rank: it can ask for what the columns cannot make.`,
   },
   {
     id: ["GROW.2", "GROW.3", "GROW.4"], title: "What a change costs", show: [["C"], ["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
-    say: "N is right only while the scores change little. So the cost of a change of M is what it does to the scores. C says how tokens spread; its eigenvectors are directions, and rho is the price of each.",
+    say: "N is right only while the scores change little. So the cost of a change of M is what it does to the scores. C says how tokens spread; its eigenvectors are directions, and ρ is the price of each.",
   },
   {
     id: ["GROW.5", "GROW.6"], title: "What is out of reach", show: [["G"], ["H"]], pick: () => ["H", ...largest(V.H)],
-    say: () => `G is the gradient in units of cost. P_q and P_k take away what the old columns can follow by themselves. What is left, H, only new columns can make. Here it is ${percent(reach())} of G${
+    say: () => `G is N, with all directions in units of cost. P<sub>q</sub> and P<sub>k</sub> take away what the old columns can follow by themselves. What is left, H, only new columns can make. Here it is ${percent(reach())} of G${
       reach() > 0.9 ? ": the head has learned what it could" : ""}.`,
   },
   {
@@ -226,7 +226,7 @@ const backward = [
   },
   {
     id: "dGROW.1", of: "GROW.1", title: "Where N comes from", show: [["y"], ["gy"], ["g[i]"], ["N"]], pick: () => ["N", ...largest(V.N)],
-    say: "Scores are y M y^T, so an entry of M reaches a score by a feature of one token and a feature of the other. Its gradient is the sum over all pairs of tokens. The backward of attention computes g anyway.",
+    say: "Scores are y M yᵀ, so an entry of M reaches a score by a feature of one token and a feature of the other. Its gradient is the sum over all pairs of tokens. The backward of attention computes g anyway.",
   },
 ];
 
@@ -264,12 +264,12 @@ function weightMap(x, y, side, value, ref, named) {
 
 // The loss over the amplitude: with the new columns, without any, and where the step and the search are.
 function losses(x, y, W, H, small) {
-  const far = 3, most = V.loss() * 1.25 + 1e-9, X = scale(0, far, x, x + W), Y = scale(0, most, y + H, y), at = range(31).map((n) => (far * n) / 30);
+  const best = searched(), far = Math.min(3, Math.max(K.amplitude, 3 * best)) || 3, most = V.loss() * 1.25 + 1e-9, X = scale(0, far, x, x + W), Y = scale(0, most, y + H, y), at = range(31).map((n) => (far * n) / 30);
   const line = (of, set) => {
     const points = at.map((a) => [a, of(a)]), end = points.findIndex(([, z]) => z > most), shown = end < 0 ? points : points.slice(0, end);
     return shown.length > 1 ? svg("path", { d: `M${shown.map(([a, z]) => `${X(a).toFixed(1)} ${Y(z).toFixed(1)}`).join("L")}`, ...set }) : "";
   };
-  const best = searched(), back = S.side === "backward", until = Math.min(far, -V.loss() / V.slope());
+  const back = S.side === "backward", until = Math.min(far, -V.loss() / V.slope());
   let drawn = svg("rect", { x, y, width: W, height: H, rx: 4, class: "plane" }) + svg("path", { d: `M${x} ${Y(V.loss())}h${W}`, class: "axis" });
   drawn += line((a) => lossAt(a, 0), { class: "line", style: "stroke:var(--soft)", "stroke-dasharray": "2 4" }) + line((a) => lossAt(a), { class: "line", style: "stroke:var(--accent)" });
   if (back) drawn += svg("path", { d: `M${X(0)} ${Y(V.loss())}L${X(until)} ${Y(V.loss() + until * V.slope())}`, class: "push" });
@@ -279,6 +279,7 @@ function losses(x, y, W, H, small) {
   const left = best > 0.5 * far, named = best > 0 && best <= far ? text(X(best) + (left ? -8 : 8), y + H + 12, "search", { class: "tick", "text-anchor": left ? "end" : "start" }) : "";
   return (
     drawn + named + text(x + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + text(x + W, y - 14, "over the amplitude", { class: "tick", "text-anchor": "end" }) +
+    text(x + W, y + H + 14, show(far), { class: "tick", "text-anchor": "end" }) +
     text(x + W - 4, y + H - 6, "dotted: no new columns", { class: "tick", "text-anchor": "end" })
   );
 }
