@@ -53,9 +53,9 @@ class Words:
     target: NDArray[Any]
 
 
-def sentence() -> Words:
-    """Return the sentence of all tours."""
-    words = json.loads(resources.files(__package__).joinpath("words.json").read_text(encoding="utf-8"))
+def sentence(tour: Tour) -> Words:
+    """Return the sentence of all tours, with what is different in this one."""
+    words = json.loads(resources.files(__package__).joinpath("words.json").read_text(encoding="utf-8")) | tour.words
     return Words(**words | {name: np.array(words[name]) for name in ("q", "k", "v", "target")})
 
 
@@ -155,7 +155,7 @@ def page(
     mechanism
         One that has a tour.
     words
-        What it is taken with; the sentence of all tours by default.
+        What it is taken with; its own sentence by default.
     knobs
         Where knobs stand at first, by name.
     command
@@ -178,7 +178,7 @@ def data(
     """Return everything that a page computes with, as JSON that may stand in a script; parameters as of `page`."""
     tour, module = mechanism.tour, mechanism.definition
     assert tour is not None and module is not None
-    words, own = words or sentence(), words is not None
+    words, own = words or sentence(tour), words is not None
     settings = {knob.name: knob.value for knob in tour.knobs} | dict(knobs or {})
     places = places_in(module)
     shown = {

@@ -53,11 +53,12 @@ class Page {
       section.innerHTML = `<h2>${card.title}</h2><p>${said(this.mechanism.turn)}</p>`;
       return;
     }
-    const equation = (id, label) => {
+    const formulaLine = (formula) => (formula ? `<p class="formula">${formula}</p>` : "");
+    const equation = (id, label, otherwise) => {
       const { formula, code, line } = data.equations[id];
-      return `<div class="line"><p class="label">${label}<a href="#${id}">${id}</a></p><p class="formula">${formula}</p>${code ? `<pre tabindex="-1" title="line ${line} of definition.py"><code>${escaped(code)}</code></pre>` : ""}</div>`;
+      return `<div class="line"><p class="label">${label}<a href="#${id}">${id}</a></p>${formulaLine(formula || data.formulas[otherwise])}${code ? `<pre tabindex="-1" title="line ${line} of definition.py"><code>${escaped(code)}</code></pre>` : ""}</div>`;
     };
-    const own = card.ids.map((id) => equation(id, "")).join("") || `<div class="line"><p class="label">the loss</p><p class="formula">${card.formula ? data.formulas[card.formula] : ""}</p></div>`;
+    const own = card.ids.map((id, n) => equation(id, "", n ? "" : card.formula)).join("") || `<div class="line"><p class="label">${card.label ?? "the loss"}</p>${formulaLine(data.formulas[card.formula])}</div>`;
     const forward = card.of ? [card.of].flat().map((id) => equation(id, "differentiates ")).join("") : "";
     const step = this.steppedBy(card) ? `<p class="label">${this.mechanism.time.name} ${Math.min(this.state.t, this.numbers.steps - 1) + 1} of ${this.numbers.steps}; move along with the slider of the picture</p>` : "";
     section.innerHTML =
@@ -183,7 +184,7 @@ class Page {
     const { state } = this, side = card.kind === "backward" || card.kind === "turn" ? "backward" : "forward", turned = state.side !== side;
     state.side = side;
     const when = { first: 0, step: undefined, last: this.numbers.steps }[card.when];
-    if (card.when === "step" && last?.when !== "step") this.goTo(side === "backward" ? this.numbers.steps - 1 : Math.min(1, this.numbers.steps - 1));
+    if (card.when === "step" && last?.when !== "step") this.goTo(side === "backward" ? this.numbers.steps - 1 : Math.min(this.mechanism.time.first?.() ?? 1, this.numbers.steps - 1));
     else if (when !== undefined && last !== card) this.goTo(when);
     this.cards.forEach((each, m) => {
       each.section.classList.toggle("active", m === this.active);

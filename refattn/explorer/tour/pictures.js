@@ -41,3 +41,6 @@ const arrow = (x, y, to, at, set = {}) => svg("path", { d: `M${x} ${y}L${to} ${a
 // What can be clicked to follow a token.
 const follows = (j, label, inner, set = {}) =>
   svg("g", { "data-word": j, tabindex: 0, role: "button", "aria-label": `follow ${label}`, ...set }, inner);
+
+// The ground behind a number: its sign as a colour, its size beside the largest one as the strength of it.
+const heat = (x, most) => `rgba(var(--${x < 0 ? "minus" : "plus"}), ${(0.55 * Math.min(1, Math.abs(x) / most)).toFixed(3)})`;
