@@ -46,8 +46,8 @@ def tour(request: pytest.FixtureRequest) -> Iterator[tuple[Mechanism, Ask]]:
 def settings(mechanism: Mechanism, count: int) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield where the knobs may stand, and which token is followed: the defaults, then at random."""
     assert mechanism.tour is not None
-    knobs, random, n = mechanism.tour.knobs, np.random.default_rng(7), len(build.sentence().tokens)
-    yield {knob.name: knob.value for knob in knobs}, build.sentence().follow
+    knobs, random, n = mechanism.tour.knobs, np.random.default_rng(7), len(build.sentence(mechanism.tour).tokens)
+    yield {knob.name: knob.value for knob in knobs}, build.sentence(mechanism.tour).follow
     for _ in range(count):
         yield {knob.name: anywhere(knob, random) for knob in knobs}, int(random.integers(n))
 
@@ -62,7 +62,7 @@ def anywhere(knob: Knob, random: np.random.Generator) -> float | bool:
 
 def compare(mechanism: Mechanism, ask: Ask, count: int) -> None:
     for knobs, follow in settings(mechanism, count):
-        values = build.values(mechanism, build.sentence(), knobs, follow)
+        values = build.values(mechanism, build.sentence(mechanism.tour), knobs, follow)
         python = json.dumps({id: build._plain(x) for id, x in values.items()})
         found = ask(f"(of.set({json.dumps(knobs)}, {follow}), of.compare({python}))")
         assert found["worst"] is not None and found["worst"] < 1e-9, (knobs, follow, found["where"], found["worst"])
@@ -166,7 +166,7 @@ READS = """(() => {
 @pytest.mark.parametrize("name", ["softmax", "graph_energy"])
 def test_a_formula_reads_all_that_its_number_is_made_of(name: str) -> None:
     """What an equation is seen to read, while one element after another is disturbed, stands in its formula."""
-    mechanism, words = ra.mechanism(name), build.sentence()
+    mechanism, words = ra.mechanism(name), build.sentence(ra.mechanism(name).tour)
     knobs = {"steps": 3} if name == "graph_energy" else {}
     options = {key: x for key, x in knobs.items()}
     d_out = np.zeros((1, 1, *words.v.shape))

@@ -104,7 +104,7 @@ function searched() {
 
 // L and R with L R^T = M', equally large; the O that brings both as near to the old weights as a rotation can.
 function factors() {
-  const { left, values, right } = svd(matrix(V.Mn)), of = (a) => a.map((row) => news().map((u) => row[u] * Math.sqrt(values[u])));
+  const { left, values, right } = svd(matrix(V.Mn)), sizes = rid(values).map(Math.sqrt), of = (a) => a.map((row) => news().map((u) => row[u] * sizes[u]));
   const l = of(left), r = of(right), old = (name) => features().map((a) => olds().map((n) => V[name](a, n)));
   const [q, k] = [product(transposed(l), old("wq")), product(transposed(r), old("wk"))], sum = q.map((row, u) => row.map((x, n) => x + k[u][n]));
   const { left: from, right: to } = svd(sum.map((row) => [...row])), near = product(from, transposed(to));
@@ -165,6 +165,12 @@ const quantities = {
   wn: { axes: "ij", symbol: "w'", what: "weight after", of: (i, j) => div(exp(sn(i, j)), over(J, (l) => exp(sn(i, l)))) },
   rown: { axes: "i", symbol: "loss'", what: "how far the weights of a token are from the wanted ones, after", of: (i) => over(J, (j) => mul(F.wanted(i, j), log(div(F.wanted(i, j), wn(i, j))))) },
   lossn: { symbol: "loss'", what: "loss after", of: () => over(J, (i) => F.rown(i)) },
+  dwq: { axes: "ac", symbol: "dw_q", what: "gradient of an old column of queries", of: (a, n) => mul(SCALE, over(features(), (b) => mul(N(a, b), wk(b, n)))) },
+  dwk: { axes: "ac", symbol: "dw_k", what: "gradient of an old column of keys", of: (b, n) => mul(SCALE, over(features(), (a) => mul(N(a, b), wq(a, n)))) },
+  gn: { axes: "ij", symbol: "g'", what: "gradient of a score, after", of: (i, j) => sub(wn(i, j), F.wanted(i, j)) },
+  gyn: { axes: "ia", symbol: "g'y", what: "tokens by the gradients of a token's scores, after", of: (i, b) => over(J, (j) => mul(F.gn(i, j), y(j, b))) },
+  Nn: { axes: "ab", symbol: "N'", what: "gradient of the new kernel", of: (a, b) => over(J, (i) => mul(y(i, a), F.gyn(i, b))) },
+  dwqn: { axes: "au", symbol: "dw_q'", what: "gradient of a column of queries, after", of: (a, n) => mul(SCALE, over(features(), (b) => mul(F.Nn(a, b), F.wkn(b, n)))) },
   slope: {
     id: "GROW.19", symbol: "slope", what: "change of the loss with the amplitude, at 0",
     of: () => neg(div(sub(over(features().flatMap((r) => features().map((z) => [r, z])), ([r, z]) => pow(G(r, z), 2)), over(features().slice(V.c()), (r) => pow(sigma(r), 2))), nu())),
@@ -179,6 +185,8 @@ const largest = (quantity) => {
   return [a, b];
 };
 const reach = () => squares(matrix(V.H)) / squares(matrix(V.G));
+const oldGradient = () => Math.max(...features().flatMap((a) => olds().flatMap((n) => [Math.abs(V.dwq(a, n)), Math.abs(V.dwk(a, n))])));
+const largestNew = () => features().flatMap((a) => news().map((n) => [a, n])).reduce((best, at) => (Math.abs(V.dwqn(...at)) > Math.abs(V.dwqn(...best)) ? at : best));
 const worst = () => most(J.map((j) => Math.abs(V.g(S.i, j))));
 
 const forward = [
@@ -223,6 +231,15 @@ const backward = [
     id: "GROW.19", of: "GROW.10", title: "How fast the loss falls", show: [["slope"], ["sigma"], ["G"]], pick: () => ["slope"],
     say: () => `This is the derivative with respect to the amplitude, at 0. The cut keeps all of G but the columns of H that are not added. ${
       K.amplitude > 0 ? `For an amplitude of ${show(K.amplitude)} it promises ${show(V.slope() * K.amplitude)}, and the loss changes by ${show(V.lossn() - V.loss())}, as weights do not change in proportion.` : "The amplitude is 0, so nothing has moved yet."}`,
+  },
+  {
+    title: "And then training goes on", of: "GROW.17", formula: "dw_q' = scale N' w_k'", show: [["wqn", "dwqn"], ["Nn"]], pick: () => ["dwqn", ...largestNew()],
+    say: () => `With the new kernel there is a new gradient N', and through it each column has one. ${
+      K.amplitude > 0 ? `The largest is now ${show(Math.abs(V.dwqn(...largestNew())))}, where before the step it was ${show(oldGradient())}. So training goes on where it had come to a stop.` : "At amplitude 0 the new columns are 0 on both sides, and so are their gradients: they would never learn."}`,
+  },
+  {
+    title: "What old columns can learn", of: "GROW.1", formula: "dw_q = scale N w_k", show: [["wq", "dwq"], ["wk", "dwk"]], pick: () => ["dwq", 0, 0],
+    say: () => `Training follows these gradients, and they see N only through the old columns. The largest is ${show(oldGradient())}, while N has entries up to ${show(Math.abs(V.N(...largest(V.N))))}: ${percent(reach())} of what the loss asks for, in units of cost, lies where the old columns do not reach.`,
   },
   {
     id: "dGROW.1", of: "GROW.1", title: "Where N comes from", show: [["y"], ["gy"], ["g[i]"], ["N"]], pick: () => ["N", ...largest(V.N)],
@@ -335,7 +352,7 @@ tour({
     `A head compares tokens by two narrow matrices. With few columns it can make only few patterns of weights. Here each word should attend to the next and the last to the first, and training with ${columns(K.width)} has come no further than the picture shows.`,
     "More training does not help: the head needs <b>more columns</b>. The gradient knows how many, and which. It asks for a change of all scores, and the part of it that the old columns cannot follow is split into single columns, the most useful first. Those worth while are added, and training goes on.",
   ],
-  turn: "Growth is no layer: nothing goes back through it. But two derivatives belong to it. One is how fast the loss falls when the step begins. The other is N, from which all started.",
+  turn: "Growth is no layer: nothing goes back through it. But gradients surround it: how fast the loss falls when the step begins, what training can do after it and could do before it, and N, with which all begins.",
   sizes: { a: () => WIDE, b: () => WIDE, c: () => K.width, u: () => K.width + V.c(), v: () => K.width + V.c(), r: () => WIDE, z: () => WIDE },
   quantities, forward, backward, picture, caption,
   height: (W) => (W < 420 ? 150 : Math.min(400, Math.round(W * 0.7))),
