@@ -94,7 +94,7 @@ def test_cards_show_what_the_definition_has(tour: tuple[Mechanism, Ask]) -> None
     equations, quantities = ask("Object.keys(of.data.equations)"), ask("Object.keys(of.mechanism.quantities)")
     for side in SIDES:
         cards = ask(f"of.mechanism.{side}.map(({{ id, of: from, title, show }}) => ({{ id, from, title, show }}))")
-        assert len(cards) >= 4 and len({card["title"] for card in cards}) == len(cards)
+        assert len(cards) >= 2 and len({card["title"] for card in cards}) == len(cards)
         for card in cards:
             ids = [card["id"]] if isinstance(card.get("id"), str) else card.get("id") or []
             from_ = card.get("from") or []
@@ -166,7 +166,8 @@ READS = """(() => {
 @pytest.mark.parametrize("name", ["softmax", "graph_energy"])
 def test_a_formula_reads_all_that_its_number_is_made_of(name: str) -> None:
     """What an equation is seen to read, while one element after another is disturbed, stands in its formula."""
-    mechanism, words = ra.mechanism(name), build.sentence(ra.mechanism(name).tour)
+    mechanism = ra.mechanism(name)
+    words = build.sentence(mechanism.tour)
     knobs = {"steps": 3} if name == "graph_energy" else {}
     options = {key: x for key, x in knobs.items()}
     d_out = np.zeros((1, 1, *words.v.shape))
