@@ -76,7 +76,7 @@ const quantities = {
   q: { axes: "jd", what: "query" },
   k: { axes: "jd", what: "key" },
   v: { axes: "jd", what: "value" },
-  target: { axes: "d", symbol: "t", what: "wanted end of the path" },
+  target: { axes: "d", symbol: "goal", what: "wanted end of the path" },
   x: { axes: "td", what: "point of the path", of: (u, e) => (u === 0 ? q(S.i, e) : next(u - 1, e)) },
   s: { id: "KOOP.2", axes: "tj", what: "score", of: (u, j) => div(dot(D.map((e) => x(u, e)), D.map((e) => k(j, e))), sqrt(d)) },
   w: { id: "KOOP.3", axes: "tj", what: "weight", of: (u, j) => div(exp(s(u, j)), sum(J.map((n) => exp(s(u, n))))) },
@@ -254,7 +254,7 @@ const forward = [
 ];
 const backward = [
   {
-    id: "dKOOP.15", of: "KOOP.15", title: "What is wished for", ...last, show: [["next", "dnext"], ["target"]], pick: () => ["dnext", shown(), 0],
+    id: "dKOOP.15", of: "KOOP.15", title: "What is wished for", formula: "dx_(m+1) = x_(m+1) - goal if it is the last", ...last, show: [["next", "dnext"], ["target"]], pick: () => ["dnext", shown(), 0],
     say: "Suppose that the path should have ended at the goal. The loss is half the squared distance, so the gradient of the last point is the difference. An earlier point gets what all later updates ask of it.",
   },
   {
@@ -262,47 +262,47 @@ const backward = [
     say: "The new point is where psi is t. J says how psi changes when the point moves. So the point moves by the inverse of J when t moves, and the gradient goes back by its transpose.",
   },
   {
-    id: ["dKOOP.13", "dKOOP.12"], of: "KOOP.14", title: "To the place and the points", ...last, show: [["c", "dc"], ["H", "dH"], ["dt"]], pick: () => ["dc", fitted(), fitted() - 1],
+    id: ["dKOOP.13", "dKOOP.12"], of: "KOOP.14", title: "To the place and the points", formula: "dc = H dt", ...last, show: [["c", "dc"], ["H", "dH"], ["dt"]], pick: () => ["dc", fitted(), fitted() - 1],
     say: "Here t is a sum of products. Each factor gets the gradient of t times the other factor.",
   },
   {
-    id: "dKOOP.10", of: "KOOP.12", title: "To the arrows", ...last, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
+    id: "dKOOP.10", of: "KOOP.12", title: "To the arrows", formula: "dD = dH + epsilon (R^T dH - kappa(x_(m+1)) dt^T)", ...last, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
     say: "A point D is in H, twice, and in the equation of the new point. So its gradient has three parts, and two of them are small if epsilon is.",
   },
   {
-    id: "dKOOP.9", of: "KOOP.10", title: "To the fit", ...last, show: [["dD"], ["k"], ["dA"]], pick: () => ["dA", fitted(), 0, best(fitted())],
+    id: "dKOOP.9", of: "KOOP.10", title: "To the fit", formula: "dA = dD k^T + dR B", ...last, show: [["dD"], ["k"], ["dA"]], pick: () => ["dA", fitted(), 0, best(fitted())],
     say: "A made the points D of the keys, so it gets their gradient along each key.",
   },
   {
-    id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", ...last, show: [["dA"], ["dY"]], pick: () => ["dY", fitted(), fitted() - 1, best(fitted())],
+    id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", formula: "dY with Z dY G + ridge dY = dA", ...last, show: [["dA"], ["dY"]], pick: () => ["dY", fitted(), fitted() - 1, best(fitted())],
     say: "A solves an equation with Y on its right side. The gradient of Y solves the same equation once more, with the gradient of A on the right side.",
   },
   {
-    id: ["dKOOP.8", "dKOOP.7"], of: "KOOP.8", title: "To the likeness of moves", ...last, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
+    id: ["dKOOP.8", "dKOOP.7"], of: "KOOP.8", title: "To the likeness of moves", formula: "dZ = -dY G A^T", ...last, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
     say: "If Z changes, A changes as if Y had changed by the opposite of what that does to Z A G. Hence the minus of dZ. N is in Z, in c and in the map, and its gradient is the sum over all three.",
   },
   {
-    id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", ...last, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
+    id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", formula: "dB = dN G^-1 + dR^T A + dZ^T N", ...last, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
     say: "The starts are in N and in Z. With the gradients of the ends this reaches every earlier point of the path.",
   },
   {
-    id: "dKOOP.4", of: "KOOP.13", title: "To where attention led", ...last, show: [["dga", "sa"], ["a", "da"]], pick: () => ["da", fitted(), 0],
+    id: "dKOOP.4", of: "KOOP.13", title: "To where attention led", formula: "dq' = sum_j dg_j g'_j", ...last, show: [["dga", "sa"], ["a", "da"]], pick: () => ["da", fitted(), 0],
     say: "The map was looked up at q', so q' gets a gradient by the slope of each likeness there. In the first update there is no map, and q' gets all of it.",
   },
   {
-    id: ["dKOOP.3", "dKOOP.2"], of: ["KOOP.4", "KOOP.3"], title: "To the scores", ...last, show: [["v", "dw", "w", "ds"], ["da"]], pick: () => ["ds", shown(), most(J.map((j) => Math.abs(V.ds(shown(), j))))],
+    id: ["dKOOP.3", "dKOOP.2"], of: ["KOOP.4", "KOOP.3"], title: "To the scores", formula: "dw_j = dq' . v_j", ...last, show: [["v", "dw", "w", "ds"], ["da"]], pick: () => ["ds", shown(), most(J.map((j) => Math.abs(V.ds(shown(), j))))],
     say: "From here on it is softmax attention. A weight gets the gradient of q' along its value, and a score what its weight has beyond the mean.",
   },
   {
-    id: "dKOOP.q", of: "KOOP.2", title: "To the query", when: "first", show: [["ds", "k", "dgx", "sx"], ["dq"]], pick: () => ["dq", 0],
+    id: "dKOOP.q", of: "KOOP.2", title: "To the query", formula: "dq = sum_j ds_j k_j / sqrt(d) + sum_j dg_j g'_j", when: "first", show: [["ds", "k", "dgx", "sx"], ["dq"]], pick: () => ["dq", 0],
     say: "The query is the first point of the path. It made the first scores, and it is the start of the first move in every fit.",
   },
   {
-    id: ["dKOOP.v", "dKOOP.k"], of: ["KOOP.4", "KOOP.2"], title: "To values and keys", when: "last", show: [["v", "dv"], ["k", "dk"]], pick: () => ["dv", best(0), 0],
+    id: ["dKOOP.v", "dKOOP.k"], of: ["KOOP.4", "KOOP.2"], title: "To values and keys", formula: "dv_j = sum_m w_j dq'", when: "last", show: [["v", "dv"], ["k", "dk"]], pick: () => ["dv", best(0), 0],
     say: "Values serve in every update, so they get the sum over all of them. Keys get more, since they also describe the points.",
   },
   {
-    id: ["dKOOP.ridge", "dKOOP.epsilon"], of: "KOOP.9", title: "To the knobs", when: "last", show: [["dridge", "depsilon"]], pick: () => ["dridge"],
+    id: ["dKOOP.ridge", "dKOOP.epsilon"], of: "KOOP.9", title: "To the knobs", formula: "dridge = -sum_lo dY_lo A_lo", when: "last", show: [["dridge", "depsilon"]], pick: () => ["dridge"],
     say: () => `Even the two knobs have gradients, so they could be learned. A ${V.dridge() < 0 ? "larger" : "smaller"} ridge would lower the loss here, and so would a ${V.depsilon() < 0 ? "larger" : "smaller"} epsilon.`,
   },
 ];
