@@ -270,13 +270,13 @@ function bars(x, y, W, H, small) {
 }
 
 // Weights of all tokens as a map: rows attend to columns.
-function weightMap(x, y, side, value, ref, named) {
+function weightMap(x, y, side, value, ref, named, small) {
   let drawn = cells(x, y, side, J.length, J.length, value, ref, 1);
   J.forEach((j) => {
     drawn += svg("circle", { cx: x + (j + 0.5) * side, cy: y - 5, r: Math.min(3.5, side / 4), style: `fill:${color(j)}` });
     if (named) drawn += follows(j, DATA.tokens[j], svg("rect", { x: x - 66, y: y + j * side, width: 62, height: side, rx: 5, class: "ground" }) + svg("circle", { cx: x - 10, cy: y + (j + 0.5) * side, r: 3.5, style: `fill:${color(j)}` }) + text(x - 18, y + (j + 0.5) * side + 4, DATA.tokens[j], { "text-anchor": "end" }), { class: j === S.i ? "word followed" : "word" });
   });
-  return drawn + svg("rect", { x: x - 1.5, y: y + S.i * side - 1.5, width: J.length * side + 2, height: side + 2, rx: 3, class: "hair" });
+  return small ? drawn : drawn + svg("rect", { x: x - 1.5, y: y + S.i * side - 1.5, width: J.length * side + 2, height: side + 2, rx: 3, class: "hair" });
 }
 
 // The loss over the amplitude: with the new columns, without any, and where the step and the search are.
@@ -315,7 +315,7 @@ function picture(W, H, small) {
   const title = (x, y, words) => text(x, y, words, { class: "title" }), before = (i, j) => V.w(i, j), after = (i, j) => V.wn(i, j), wanted = (i, j) => V.wanted(i, j);
   if (small) {
     const side = Math.min((H - 24) / J.length, (W - 40) / (2 * J.length)), y = (H - J.length * side) / 2 + 4, x = (W - 2 * J.length * side - 30) / 2;
-    return weightMap(x, y, side, before) + svg("path", { d: `M${x + J.length * side + 6} ${y + (J.length * side) / 2}h16m-5 -5l5 5l-5 5`, class: "hair", "stroke-width": 2 }) + weightMap(x + J.length * side + 30, y, side, after);
+    return weightMap(x, y, side, before, "", false, true) + svg("path", { d: `M${x + J.length * side + 6} ${y + (J.length * side) / 2}h16m-5 -5l5 5l-5 5`, class: "hair", "stroke-width": 2 }) + weightMap(x + J.length * side + 30, y, side, after, "", false, true);
   }
   const size = Math.max(...["wq", "wk"].flatMap((name) => features().flatMap((a) => olds().map((n) => Math.abs(V[name](a, n))))), ...["wqn", "wkn"].flatMap((name) => features().flatMap((a) => news().map((n) => Math.abs(V[name](a, n)))))) || 1;
   if (W < 420) {

@@ -369,10 +369,11 @@ function labels(W, H, high) {
 // The map as arrows on a grid, as one path: a quarter of the way, at most as long as places are apart.
 function field(u, W, H, X, Y, unit, like, gap) {
   let d = "";
-  for (let y = gap / 2; y < H; y += gap) for (let x = gap / 2; x < W; x += gap) {
+  const within = (size) => range(Math.floor(size / gap)).map((n) => (size % gap) / 2 + (n + 0.5) * gap);
+  for (const y of within(H)) for (const x of within(W)) {
     const from = like.map((one, e) => (e === 0 ? (x - X([0, 0])) / unit : e === 1 ? (Y([0, 0]) - y) / unit : one)), to = mapped(u, from);
     const way = [0.25 * unit * (to[0] - from[0]), -0.25 * unit * ((to[1] ?? 0) - (from[1] ?? 0))], long = Math.hypot(...way), kept = Math.min(1, (0.8 * gap) / (long || 1));
-    if (long < 1 || Math.abs(x + (way[0] * kept) / 2 - W / 2) > W / 2 - 4) continue;
+    if (long < 1) continue;
     const [a, b] = way.map((z) => z * kept), [f, g] = [a, b].map((z) => (z / Math.hypot(a, b)) * Math.min(4.5, 0.5 * Math.hypot(a, b)));
     d += `M${(x - a / 2).toFixed(1)} ${(y - b / 2).toFixed(1)}l${a.toFixed(1)} ${b.toFixed(1)}m${(-f - 0.6 * g).toFixed(1)} ${(-g + 0.6 * f).toFixed(1)}l${(f + 0.6 * g).toFixed(1)} ${(g - 0.6 * f).toFixed(1)}l${(-f + 0.6 * g).toFixed(1)} ${(-g - 0.6 * f).toFixed(1)}`;
   }
