@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -72,7 +71,7 @@ def words_of(
     if not has_tour(mechanism):
         return f"{mechanism.name} has no tour"
     assert mechanism.tour is not None
-    if mechanism.tour.given:
+    if mechanism.tour.run is not None or mechanism.tour.given:
         return f"the tour of {mechanism.name} takes more than q, k and v"
     if not q.shape[2] == k.shape[2] <= MOST_TOKENS:
         return f"a tour has as many keys as queries, and at most {MOST_TOKENS}"
@@ -91,10 +90,8 @@ def knobs_for(mechanism: Mechanism, words: Words, options: Mapping[str, Any]) ->
     own = own_call(mechanism.core, {**options, **arrays})
     if isinstance(own, str):
         return own
-    assert mechanism.definition is not None
-    taken = inspect.signature(mechanism.definition.forward).parameters.values()
-    defaults = {one.name: one.default for one in taken if one.default is not one.empty}
-    knobs = {knob.name: defaults.get(knob.name, knob.value) for knob in mechanism.tour.knobs}
+    knobs = {knob.name: knob.value for knob in mechanism.tour.knobs}
+    defaults = mechanism.defaults
     for name, x in own.items():
         if name in knobs and isinstance(x, bool | int | float):
             knobs[name] = x

@@ -313,11 +313,12 @@ function picture(W, H, small) {
   const keys = J.map((j) => D.map((e) => V.k(j, e))), values = J.map((j) => D.map((e) => V.v(j, e))), goal = D.map((e) => DATA.target[e]), flat = (p) => [p[0], p[1] ?? 0];
   const below = small || narrow ? 0 : 24, room = small ? 10 : narrow ? 16 : 26, points = [...keys, ...values, ...path, ...(back ? [goal] : [])].map(flat);
   const ends = [0, 1].map((c) => [Math.min(...points.map((p) => p[c])), Math.max(...points.map((p) => p[c]))]), bottom = H - below;
-  const unit = Math.min((W - 2 * room) / (ends[0][1] - ends[0][0] || 1), (bottom - 2 * room) / (ends[1][1] - ends[1][0] || 1));
-  const X = (p) => W / 2 + unit * (p[0] - (ends[0][0] + ends[0][1]) / 2), Y = (p) => bottom / 2 - unit * (flat(p)[1] - (ends[1][0] + ends[1][1]) / 2);
+  const fit = [(W - 2 * room - (narrow ? 24 : 0)) / (ends[0][1] - ends[0][0] || 1), (bottom - 2 * room) / (ends[1][1] - ends[1][0] || 1)];
+  const units = narrow && !small ? fit : [Math.min(...fit), Math.min(...fit)]; // a phone's picture is low: there a unit is longer across
+  const X = (p) => W / 2 + units[0] * (p[0] - (ends[0][0] + ends[0][1]) / 2), Y = (p) => bottom / 2 - units[1] * (flat(p)[1] - (ends[1][0] + ends[1][1]) / 2);
   const mine = color(S.i), attended = place(V.a, u), next = place(V.x, u + 1), named = labels(W, bottom, narrow ? 11.5 : 13);
   let drawn = TIP + svg("rect", { x: 0, y: 0, width: W, height: bottom, rx: 6, class: "plane" }) + svg("path", { d: `M${X([0, 0])} 0V${bottom}M0 ${Y([0, 0])}H${W}`, class: "axis" });
-  if (u > 0 && !back) drawn += svg("path", { d: field(u, W, bottom, X, Y, unit, attended, small || narrow ? 26 : 36), class: "hair", "stroke-width": 1.1, opacity: 0.62 });
+  if (u > 0 && !back) drawn += svg("path", { d: field(u, W, bottom, X, Y, units, attended, small || narrow ? 26 : 36), class: "hair", "stroke-width": 1.1, opacity: 0.62 });
   J.forEach((j) => {
     const weight = Math.sqrt(V.w(u, j)), scale = small || narrow ? 0.65 : 1, half = scale * (3.5 + 5 * weight);
     drawn += svg("path", { d: `M${X(keys[j])} ${Y(keys[j])}L${X(values[j])} ${Y(values[j])}`, class: "flow", style: `stroke:${color(j)}`, "stroke-width": scale * (1 + 3 * weight) });
@@ -335,12 +336,12 @@ function picture(W, H, small) {
     drawn += svg("circle", { cx: X(path[p]), cy: Y(path[p]), r: small ? 2.6 : 4, style: `fill:${mine}`, class: "dot" });
     if (!small) drawn += named(point(p), X(path[p]), Y(path[p]), p === walked ? 7 : 4, "name", [1, 3, 2, 0]);
   });
-  if (back) return drawn + pushes(path, keys, values, goal, X, Y, unit, narrow) + legend(W, H, below, back);
+  if (back) return drawn + pushes(path, keys, values, goal, X, Y, units, narrow) + legend(W, H, below, back);
   // The way of this update: by attention to q', and on by the map.
   const done = all >= K.updates ? 1 : all - Math.floor(all), legs = u > 0 ? [path[u], attended, next] : [path[u], attended];
   drawn += svg("path", { d: `M${X(path[u])} ${Y(path[u])}L${X(attended)} ${Y(attended)}`, class: "cut" });
   if (u > 0) {
-    const far = unit * apart(attended, next), stop = Math.max(0, 1 - (small ? 5 : 11) / (far || 1)), tip = D.map((e) => attended[e] + stop * (next[e] - attended[e]));
+    const far = Math.hypot(X(attended) - X(next), Y(attended) - Y(next)), stop = Math.max(0, 1 - (small ? 5 : 11) / (far || 1)), tip = D.map((e) => attended[e] + stop * (next[e] - attended[e]));
     drawn += svg("path", { d: `M${X(attended)} ${Y(attended)}L${X(tip)} ${Y(tip)}`, class: "push", style: "stroke-width:2.2", "marker-end": "url(#tip)" });
   }
   drawn += svg("circle", { cx: X(attended), cy: Y(attended), r: small ? 3 : 5, class: "sink" });
@@ -367,12 +368,12 @@ function labels(W, H, high) {
 }
 
 // The map as arrows on a grid, as one path: a quarter of the way, at most as long as places are apart.
-function field(u, W, H, X, Y, unit, like, gap) {
+function field(u, W, H, X, Y, units, like, gap) {
   let d = "";
   const within = (size) => range(Math.floor(size / gap)).map((n) => (size % gap) / 2 + (n + 0.5) * gap);
   for (const y of within(H)) for (const x of within(W)) {
-    const from = like.map((one, e) => (e === 0 ? (x - X([0, 0])) / unit : e === 1 ? (Y([0, 0]) - y) / unit : one)), to = mapped(u, from);
-    const way = [0.25 * unit * (to[0] - from[0]), -0.25 * unit * ((to[1] ?? 0) - (from[1] ?? 0))], long = Math.hypot(...way), kept = Math.min(1, (0.8 * gap) / (long || 1));
+    const from = like.map((one, e) => (e === 0 ? (x - X([0, 0])) / units[0] : e === 1 ? (Y([0, 0]) - y) / units[1] : one)), to = mapped(u, from);
+    const way = [0.25 * units[0] * (to[0] - from[0]), -0.25 * units[1] * ((to[1] ?? 0) - (from[1] ?? 0))], long = Math.hypot(...way), kept = Math.min(1, (0.8 * gap) / (long || 1));
     if (long < 1) continue;
     const [a, b] = way.map((z) => z * kept), [f, g] = [a, b].map((z) => (z / Math.hypot(a, b)) * Math.min(4.5, 0.5 * Math.hypot(a, b)));
     d += `M${(x - a / 2).toFixed(1)} ${(y - b / 2).toFixed(1)}l${a.toFixed(1)} ${b.toFixed(1)}m${(-f - 0.6 * g).toFixed(1)} ${(-g + 0.6 * f).toFixed(1)}l${(f + 0.6 * g).toFixed(1)} ${(g - 0.6 * f).toFixed(1)}l${(-f + 0.6 * g).toFixed(1)} ${(-g - 0.6 * f).toFixed(1)}`;
@@ -381,18 +382,21 @@ function field(u, W, H, X, Y, unit, like, gap) {
 }
 
 // Backwards: which way each point, value and key would have to move for the loss to fall, as long as its gradient.
-function pushes(path, keys, values, goal, X, Y, unit, narrow) {
+function pushes(path, keys, values, goal, X, Y, units, narrow) {
   const moves = [
     ...path.map((p, n) => [p, gradient(n)]),
     ...values.map((p, j) => [p, D.map((e) => V.dv(j, e))]),
     ...keys.map((p, j) => [p, D.map((e) => V.dk(j, e))]),
   ];
-  const longest = Math.max(1e-9, ...moves.map(([, g]) => Math.hypot(g[0], g[1] ?? 0))), long = (narrow ? 26 : 54) / longest;
+  const way = ([, g]) => [-units[0] * g[0], units[1] * (g[1] ?? 0)], longest = Math.max(1e-9, ...moves.map((move) => Math.hypot(...way(move)))), long = (narrow ? 40 : 54) / longest;
   const end = path.at(-1);
   return (
     svg("path", { d: `M${X(end)} ${Y(end)}L${X(goal)} ${Y(goal)}`, class: "cut" }) + svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" }) +
     text(X(goal) + 8, Y(goal) + 5, "goal", { class: "name strong" }) +
-    moves.map(([p, g]) => (Math.hypot(g[0], g[1] ?? 0) * long < 3 ? "" : arrow(X(p), Y(p), X(p) - long * g[0], Y(p) + long * (g[1] ?? 0)))).join("")
+    moves.map((move) => {
+      const [a, b] = way(move).map((z) => long * z), [p] = move;
+      return Math.hypot(a, b) < 3 ? "" : arrow(X(p), Y(p), X(p) + a, Y(p) + b);
+    }).join("")
   );
 }
 
