@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html import escape
 from pathlib import Path
@@ -15,6 +16,7 @@ from refattn.backends import get
 from refattn.explorer import page
 from refattn.explorer.tour import build
 from refattn.mechanisms import registry
+from refattn.mechanisms.record import Mechanism
 from refattn.verify import traced
 
 HOME = Path(__file__).parent
@@ -52,10 +54,16 @@ def gallery(names: list[str]) -> str:
         f"<strong>{escape(one.title)}</strong> <span></span></a>\n"
         for one in toured
     )
-    made = ",\n".join(f'"{one.name}": new Numbers({build.data(one)}, {build.function(one)})' for one in toured)
+    made = ",\n".join(f'"{one.name}": new Numbers({_drawn(one)}, {build.function(one)})' for one in toured)
     filled = {"css": build.colours(), "drawing": build.drawing(), "pictures": shown, "js": build.shared_script(), "tours": made}
     template = (HOME / "gallery.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], template)
+
+
+def _drawn(mechanism: Mechanism) -> str:
+    """Return what a picture needs of the data of a tour."""
+    data = json.loads(build.data(mechanism))
+    return json.dumps({name: x for name, x in data.items() if name not in ("python", "equations", "formulas")})
 
 
 class Tour(SphinxDirective):
