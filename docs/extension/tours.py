@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def tour(name: str) -> str:
     return page.page(mechanism, run, traced.record(mechanism, run, get("numpy")))
 
 
-def gallery(names: list[str]) -> str:
+def gallery(names: Sequence[str]) -> str:
     """Return the page of small pictures: of each tour its picture, which moves, and its sentence."""
     toured = [mechanism for mechanism in map(registry.mechanism, names) if build.has_tour(mechanism)]
     shown = "".join(
@@ -55,7 +56,13 @@ def gallery(names: list[str]) -> str:
         for one in toured
     )
     made = ",\n".join(f'"{one.name}": new Numbers({_drawn(one)}, {build.function(one)})' for one in toured)
-    filled = {"css": build.colours(), "drawing": build.drawing(), "pictures": shown, "js": build.shared_script(), "tours": made}
+    filled = {
+        "css": build.colours(),
+        "drawing": build.drawing(),
+        "pictures": shown,
+        "js": build.shared_script(),
+        "tours": made,
+    }
     template = (HOME / "gallery.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], template)
 

@@ -42,7 +42,12 @@ if TYPE_CHECKING:
 @backend_option
 @json_option
 @click.option("--only", metavar="ID", multiple=True, help="Print this equation alone, all its passes; may be repeated.")
-@click.option("--html", type=Place(), metavar="FILE", help="Write the tour, a page that explains the mechanism; of a run that it does not cover, all values.")
+@click.option(
+    "--html",
+    type=Place(),
+    metavar="FILE",
+    help="Write the tour, a page that explains the mechanism; of a run that it does not cover, all values.",
+)
 @click.option(
     "--safetensors", type=Place(), metavar="FILE", help="Write every array, equations by id, in the safetensors format."
 )
@@ -148,11 +153,17 @@ def _page(
 
     tour: Any = "a step of the block runs"
     if found.part != "block":
-        arrays = tuple(run.arguments[name] for name in "qkv") if case is not None else None
+        q, k, v = (run.arguments.get(name) for name in "qkv")
+        arrays = (q, k, v) if case is not None and q is not None and k is not None and v is not None else None
         tour = build.taken(mechanism, chosen if case is None else {**run.options, **_others(run)}, arrays)
-    command = " ".join(["refattn trace", mechanism.name, *(f"--set {key}={x}" for key, x in chosen.items()), "--html FILE"])
+    asked = [*([f"--case {case}"] if case is not None else []), *(f"--set {name}={x}" for name, x in chosen.items())]
+    command = " ".join(["refattn trace", mechanism.name, *asked, "--html FILE"])
     try:
-        text = page(mechanism, run, found, tour) if isinstance(tour, str) else build.page(mechanism, *tour, command)
+        if isinstance(tour, str):
+            text = page(mechanism, run, found, tour)
+        else:
+            words, knobs = tour
+            text = build.page(mechanism, None if case is None else words, knobs, command)
     except ValueError as error:
         raise Problem(f"--html: {error}") from None
     write_text(file, text, "--html")

@@ -73,7 +73,10 @@ def _letters(mechanism: Mechanism, found: Traced) -> str:
     for module in modules:
         assert module is not None
         text = equations.docstring(module)
-        axes += [" ".join(match[0].split()) for match in re.finditer(r"^Axes: .*?(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE)]
+        axes += [
+            " ".join(match[0].split())
+            for match in re.finditer(r"^Axes: .*?(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+        ]
         if ran & set(equations.declared(module)):
             silent += [(id, formula) for id, formula in equations.declared(module).items() if id not in ran]
     told = "".join(f"<p>{escape(one)}</p>" for one in dict.fromkeys(axes))

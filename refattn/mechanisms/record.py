@@ -312,8 +312,8 @@ class Mechanism:
     room whose names say which field they are. ``testing/cases.py`` has ``CASES``, and so ``kernel_sizes``, ``wrong``,
     ``questions`` and ``layers``; ``testing/rounding_scales.py`` has ``ROUNDING_SCALES``, ``FURTHER``, ``STORED`` and
     ``NAMED``; ``testing/block_derived_twice.py`` the function of that name; ``layer/pictures.py`` has ``PICTURES``,
-    ``example.py`` ``EXAMPLE``; ``loops.py`` and ``testing/parts.py`` are such fields themselves. If a file is missing,
-    the field is empty.
+    ``example.py`` ``EXAMPLE``, ``tour.py`` ``TOUR``; ``loops.py`` and ``testing/parts.py`` are such fields themselves.
+    If a file is missing, the field is empty.
 
     Attributes
     ----------

@@ -127,7 +127,9 @@ def test_command(tmp_path: Path) -> None:
         told = CliRunner().invoke(cli, ["trace", *more, "--html", str(file)])
         text = file.read_text(encoding="utf-8")
         assert told.exit_code == 0 and f"<title>{title}</title>" in text, (more, told.output, told.exception)
-        assert (f"no tour: {why}" in text or f"no tour: the definition is {why}" in text) if why else "class Page" in text
+        assert (
+            (f"no tour: {why}" in text or f"no tour: the definition is {why}" in text) if why else "class Page" in text
+        )
     for more, problem in (
         (["--html", "-"], "--html: got '-', needs a file"),
         (["--html", str(tmp_path / "no" / "x.html")], "--html"),

@@ -46,10 +46,15 @@ def tour(request: pytest.FixtureRequest) -> Iterator[tuple[Mechanism, Ask]]:
 def settings(mechanism: Mechanism, count: int) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield where the knobs may stand, and which token is followed: the defaults, then at random."""
     assert mechanism.tour is not None
-    knobs, random, n = mechanism.tour.knobs, np.random.default_rng(7), len(build.sentence(mechanism.tour).tokens)
-    yield {knob.name: knob.value for knob in knobs}, build.sentence(mechanism.tour).follow
+    knobs, random, n = mechanism.tour.knobs, np.random.default_rng(7), len(sentence(mechanism).tokens)
+    yield {knob.name: knob.value for knob in knobs}, sentence(mechanism).follow
     for _ in range(count):
         yield {knob.name: anywhere(knob, random) for knob in knobs}, int(random.integers(n))
+
+
+def sentence(mechanism: Mechanism) -> build.Words:
+    assert mechanism.tour is not None
+    return build.sentence(mechanism.tour)
 
 
 def anywhere(knob: Knob, random: np.random.Generator) -> float | bool:
@@ -62,7 +67,7 @@ def anywhere(knob: Knob, random: np.random.Generator) -> float | bool:
 
 def compare(mechanism: Mechanism, ask: Ask, count: int) -> None:
     for knobs, follow in settings(mechanism, count):
-        values = build.values(mechanism, build.sentence(mechanism.tour), knobs, follow)
+        values = build.values(mechanism, sentence(mechanism), knobs, follow)
         python = json.dumps({id: build._plain(x) for id, x in values.items()})
         found = ask(f"(of.set({json.dumps(knobs)}, {follow}), of.compare({python}))")
         assert found["worst"] is not None and found["worst"] < 1e-9, (knobs, follow, found["where"], found["worst"])
@@ -114,8 +119,9 @@ SAID = """(() => {
     state.side = side;
     for (const t of [0, Math.floor(of.steps / 2), of.steps]) {
       state.t = state.at = t;
-      all.push(["caption", mechanism.caption()], ["label", said(mechanism.label)], ["intro", said(mechanism.intro).join(" ")]);
-      for (const W of [300, 362, 568]) all.push(["picture", mechanism.picture(W, said(mechanism.height(W)), W === 300)]);
+      all.push(["caption", mechanism.caption()], ["label", said(mechanism.label)]);
+      all.push(["intro", said(mechanism.intro).join(" ")]);
+      for (const W of [300, 362, 568]) all.push(["picture", mechanism.picture(W, mechanism.height(W), W === 300)]);
       for (const card of mechanism[side]) {
         all.push([card.title, said(card.say)]);
         const ref = card.pick && card.pick();
@@ -132,28 +138,36 @@ def test_what_a_page_says_holds_at_all_settings(tour: tuple[Mechanism, Ask]) -> 
     for knobs, follow in settings(mechanism, 8):
         for what, text in ask(f"(of.set({json.dumps(knobs)}, {follow}), {SAID})"):
             found = re.search("undefined|NaN|\\[object|null|Infinity", text)
-            assert text and found is None, (knobs, follow, what, text[max(0, found.start() - 80) :][:120] if found else "")
+            assert text and found is None, (
+                knobs,
+                follow,
+                what,
+                text[max(0, found.start() - 80) :][:120] if found else "",
+            )
             if what == "caption":
                 assert len(re.sub("<[^>]*>", "", text)) <= 175, text
 
 
 READS = """(() => {
-  const { quantities } = of.mechanism, flat = (name, at) => at.reduce((n, i, axis) => n * of.length(quantities[name].axes[axis]) + i, 0);
+  const { quantities } = of.mechanism;
+  const flat = (name, at) => at.reduce((n, i, axis) => n * of.length(quantities[name].axes[axis]) + i, 0);
   const place = (name, at) => { // of a number: its equation with the pass, and which of its elements it is
-    const { id, axes, back, passes } = quantities[name];
+    const { id, axes, back, passes } = quantities[name], nested = (n, i, axis) => n * of.length(axes[axis + 1]) + i;
     if (!id) return "qkv".includes(name) ? [name, flat(name, at)] : null;
     if (!/^[tT]/.test(axes)) return [id, flat(name, at)];
     const pass = (back ? of.length(axes[0]) - 1 - at[0] : at[0]) - (passes ?? 0);
-    const rest = at.slice(1).reduce((n, i, axis) => n * of.length(axes[axis + 1]) + i, 0);
+    const rest = at.slice(1).reduce(nested, 0);
     return pass < 0 ? null : [pass ? `${id}[${pass}]` : id, rest];
   };
   const through = (ref) => {
-    const [name, ...index] = ref.split("."), at = index.map(Number), own = place(name, at), formula = of.formula(name, at);
+    const [name, ...index] = ref.split("."), at = index.map(Number), own = place(name, at);
+    const formula = of.formula(name, at);
     return own ? [own] : formula === undefined ? [] : of.reads(formula).flatMap(through);
   };
   const all = {};
   for (const [name, { axes, id }] of Object.entries(quantities)) if (id) {
-    const every = [...axes].reduce((list, letter) => list.flatMap((at) => Array.from({ length: of.length(letter) }, (_, n) => [...at, n])), [[]]);
+    const longer = (at, letter) => Array.from({ length: of.length(letter) }, (_, n) => [...at, n]);
+    const every = [...axes].reduce((list, letter) => list.flatMap((at) => longer(at, letter)), [[]]);
     for (const at of every) {
       const own = place(name, at);
       if (own) (all[own[0]] ??= {})[own[1]] = of.reads(of.formula(name, at)).flatMap(through).map((x) => x.join(" "));
@@ -167,7 +181,7 @@ READS = """(() => {
 def test_a_formula_reads_all_that_its_number_is_made_of(name: str) -> None:
     """What an equation is seen to read, while one element after another is disturbed, stands in its formula."""
     mechanism = ra.mechanism(name)
-    words = build.sentence(mechanism.tour)
+    words = sentence(mechanism)
     knobs = {"steps": 3} if name == "graph_energy" else {}
     options = {key: x for key, x in knobs.items()}
     d_out = np.zeros((1, 1, *words.v.shape))
@@ -210,7 +224,8 @@ def luminance(color: str) -> float:
 @pytest.mark.parametrize("dark", [False, True])
 def test_colours_have_contrast_and_differ_for_the_colour_blind(dark: bool) -> None:
     css = build.colours().split(":root")[2 if dark else 1]
-    colors = {key: x if len(x) == 7 else "#" + "".join(2 * c for c in x[1:]) for key, x in re.findall(r"--(\w+): (#\w+)", css)}
+    found = re.findall(r"--(\w+): (#\w+)", css)
+    colors = {key: x if len(x) == 7 else "#" + "".join(2 * c for c in x[1:]) for key, x in found}
 
     def contrast(a: str, b: str) -> float:
         low, high = sorted((luminance(colors[a]), luminance(colors[b])))
@@ -222,11 +237,11 @@ def test_colours_have_contrast_and_differ_for_the_colour_blind(dark: bool) -> No
             assert contrast(name, ground) >= 4.5, (name, ground)
         for n in range(5):
             assert contrast(f"c{n}", ground) >= 3.0, (n, ground)
-    # H. Brettel, F. Vienot, J. Mollon 1997, in the form of Machado et al. 2009, severity 1: red and green.
-    kinds = ([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-             [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]])  # fmt: skip
+    # Of those who see no red, and no green: G. Machado et al. 2009, table 1, severity 1.
+    no_red = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    no_green = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
     rgb = np.array([[int(colors[f"c{n}"][i : i + 2], 16) for i in (1, 3, 5)] for n in range(5)]) / 255
-    for kind in [np.eye(3), *map(np.array, kinds)]:
+    for kind in map(np.array, (np.eye(3), no_red, no_green)):
         seen = rgb @ kind.T
         apart = [np.linalg.norm(seen[i] - seen[j]) for i in range(5) for j in range(i)]
         assert min(apart) > 0.12, np.round(apart, 2)
@@ -242,7 +257,7 @@ def test_a_tour_of_ones_own_call_computes_what_the_call_does() -> None:
         ("delta", {"beta": np.full((2, 2, 7), 0.5), "log_decay": np.zeros((2, 2, 7))}, {"beta": 0.5, "log_decay": 0.0}),
     ):
         mechanism = ra.mechanism(name)
-        html = ra.explore(name, q, k, v, tokens=tokens, **options).html  # type: ignore[arg-type]
+        html = ra.explore(name, q, k, v, tokens=tokens, **options).html
         found = re.search('id="data">(.*?)</script>', html, re.DOTALL)
         assert found is not None and "<or>" not in html
         data = json.loads(found[1])
@@ -263,9 +278,13 @@ def test_a_call_that_no_tour_covers_says_why() -> None:
     for name, options, why in (
         ("softmax", {"scale": 0.3}, "the paper has no scale=0.3"),
         ("graph_energy", {"mu": 2.0}, "the tour has no knob for mu"),
-        ("delta", {"beta": np.linspace(0, 1, 5).reshape(1, 1, 5), "log_decay": np.zeros((1, 1, 5))}, "no knob for beta"),
+        (
+            "delta",
+            {"beta": np.linspace(0, 1, 5).reshape(1, 1, 5), "log_decay": np.zeros((1, 1, 5))},
+            "no knob for beta",
+        ),
     ):
-        assert why in ra.explore(name, q, k, v, **options).html  # type: ignore[arg-type]
+        assert why in ra.explore(name, q, k, v, **options).html
     assert "at most 12" in ra.explore("softmax", *np.ones((3, 1, 1, 13, 2))).html
     with pytest.raises(ValueError, match="tokens: got 2 names, needs 5"):
         ra.explore("softmax", q, k, v, tokens=["a", "b"])

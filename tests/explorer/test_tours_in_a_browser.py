@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,8 @@ TOURS = [name for name in ra.list_mechanisms() if build.has_tour(ra.mechanism(na
 if "REFATTN_SLOW_SAMPLE" in os.environ:
     TOURS = ["graph_energy"]
 
-DESK, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844, "touch": True}
+DESK: dict[str, Any] = {"width": 1280, "height": 860}
+PHONE: dict[str, Any] = {"width": 390, "height": 844, "touch": True}
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +50,24 @@ def steps(tab: Tab) -> Iterator[int]:
 @pytest.mark.parametrize("window", [DESK, PHONE], ids=["desk", "phone"])
 @pytest.mark.parametrize("name", TOURS)
 def test_every_card_is_reached_and_every_number_explains_itself(
-    chromium: Browser, pages: dict[str, Path], name: str, window: dict[str, int]
+    chromium: Browser, pages: dict[str, Path], name: str, window: dict[str, Any]
 ) -> None:
     assert pages[name].stat().st_size < 300_000
-    tab = chromium.open(pages[name].as_uri(), **window, dark=name == "koopman")  # type: ignore[arg-type]
+    tab = chromium.open(pages[name].as_uri(), **window, dark=name == "koopman")
     tested = tab.evaluate("page.tested")
     assert tested["worst"] < 1e-9 and tested["numbers"] > 100
     assert "none is more than" in tab.evaluate("document.querySelector('footer').textContent")
     for n in steps(tab):
         seen = tab.evaluate(
             """(() => {
-              const { section } = page.cards[page.active], cells = [...section.querySelectorAll("td[data-ref]")], bad = [];
+              const { section } = page.cards[page.active], cells = [...section.querySelectorAll("td[data-ref]")];
+              const bad = [], pop = document.getElementById("pop");
               for (const cell of cells) {
                 page.point(cell);
-                const pop = document.getElementById("pop"), box = pop.getBoundingClientRect();
-                if (pop.hidden || !pop.querySelector("math") || /undefined|NaN/.test(pop.textContent)) bad.push(cell.dataset.ref);
-                if (box.left < 0 || box.right > innerWidth + 1 || box.top < 0 || box.bottom > innerHeight + 1) bad.push(`outside: ${cell.dataset.ref}`);
+                const { left, right, top, bottom } = pop.getBoundingClientRect(), told = pop.querySelector("math");
+                if (pop.hidden || !told || /undefined|NaN/.test(pop.textContent)) bad.push(cell.dataset.ref);
+                const inside = left >= 0 && right <= innerWidth + 1 && top >= 0 && bottom <= innerHeight + 1;
+                if (!inside) bad.push(`outside: ${cell.dataset.ref}`);
                 page.unpoint(cell);
               }
               return {
@@ -85,7 +89,7 @@ def test_every_card_is_reached_and_every_number_explains_itself(
 @pytest.mark.parametrize("name", TOURS)
 def test_the_picture_stays_while_all_is_read(chromium: Browser, pages: dict[str, Path], name: str) -> None:
     for window in (DESK, PHONE):
-        tab = chromium.open(pages[name].as_uri(), **window)  # type: ignore[arg-type]
+        tab = chromium.open(pages[name].as_uri(), **window)
         tab.click("#all")
         cards = tab.evaluate("page.cards.length")
         assert tab.evaluate("page.cards.filter((card) => !card.section.hidden).length") == cards
@@ -142,8 +146,10 @@ def test_hover_tap_pin_and_walk(chromium: Browser, pages: dict[str, Path]) -> No
     tab.click(cell)
     tab.hover("h2")
     assert tab.evaluate("document.getElementById('pop').hidden")
-    ref = tab.evaluate(f"document.querySelector(\"{cell}\").dataset.ref")
-    assert tab.evaluate(f"document.querySelector('.active .numbers [data-ref=\"{ref}\"]') !== null")  # it stays spelled out
+    ref = tab.evaluate(f'document.querySelector("{cell}").dataset.ref')
+    assert tab.evaluate(
+        f"document.querySelector('.active .numbers [data-ref=\"{ref}\"]') !== null"
+    )  # it stays spelled out
     tab.evaluate("document.querySelector('.active td[tabindex=\"0\"]').focus()")
     first = tab.evaluate("document.activeElement.dataset.ref")
     tab.key("ArrowDown")
@@ -159,7 +165,7 @@ def test_hover_tap_pin_and_walk(chromium: Browser, pages: dict[str, Path]) -> No
     assert tab.evaluate("page.state.i") == 1 and tab.evaluate("document.activeElement.dataset.word") == "1"
     assert tab.told == []
 
-    phone = chromium.open(f"{address}#GE.9", **PHONE)  # type: ignore[arg-type]
+    phone = chromium.open(f"{address}#GE.9", **PHONE)
     phone.tap("#cards .active td[data-ref='y.4']")
     phone.wait(0.1)
     assert "score after the cut" in phone.evaluate("document.getElementById('pop').textContent")
@@ -180,9 +186,13 @@ def test_time_is_scrubbed_and_played(chromium: Browser, pages: dict[str, Path]) 
     assert tab.evaluate("page.state.t") == 1  # a step, since the card is of one
     tab.evaluate("document.getElementById('scrub').focus()")
     tab.key("ArrowRight")
-    assert tab.evaluate("page.state.t") == 2 and "step 3 of" in tab.evaluate("document.querySelector('.active').textContent")
+    assert tab.evaluate("page.state.t") == 2 and "step 3 of" in tab.evaluate(
+        "document.querySelector('.active').textContent"
+    )
     tab.evaluate("document.activeElement.blur()")
-    box = tab.evaluate("(({ left, top }) => [left, top])(document.querySelector('#picture svg').getBoundingClientRect())")
+    box = tab.evaluate(
+        "(({ left, top }) => [left, top])(document.querySelector('#picture svg').getBoundingClientRect())"
+    )
     for kind, x in (("mousePressed", 120), ("mouseMoved", 180), ("mouseReleased", 180)):
         where = {"x": box[0] + x, "y": box[1] + 120, "button": "left", "buttons": int(kind != "mouseReleased")}
         tab.call("Input.dispatchMouseEvent", type=kind, clickCount=1, **where)

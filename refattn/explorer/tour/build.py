@@ -113,7 +113,9 @@ def taken(
     for name, x in own.items():
         number = _number(x)
         if name in knobs and number is not None:
-            knobs[name] = type(knobs[name])(number) if isinstance(knobs[name], int) and number == int(number) else number
+            knobs[name] = (
+                type(knobs[name])(number) if isinstance(knobs[name], int) and number == int(number) else number
+            )
         elif number is None or number != defaults.get(name):
             return f"the tour has no knob for {name}"
     return words, knobs
@@ -234,7 +236,9 @@ def data(
             id: {"formula": _formula(place.formula), "code": place.code, "line": place.line}
             for id, place in places.items()
         },
-        "formulas": {formula: mathml(formula) for formula in re.findall(r'formula: "([^"]*)"', _script(mechanism) or "")},
+        "formulas": {
+            formula: mathml(formula) for formula in re.findall(r'formula: "([^"]*)"', _script(mechanism) or "")
+        },
         "python": {id: _plain(x) for id, x in values(mechanism, words, settings).items()},
         "origin": OWN if own else MADE_UP,
         "command": command,
@@ -258,7 +262,7 @@ def shared_script() -> str:
 
 
 def script(mechanism: Mechanism) -> str:
-    """Return the JavaScript that computes the numbers of a tour without a page; ``new Numbers(data, write)`` has them."""
+    """Return the JavaScript that computes the numbers of a tour without a page: ``new Numbers(data, write)``."""
     return f"{shared_script()}\nconst write = {function(mechanism)};\n"
 
 

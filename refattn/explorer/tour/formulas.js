@@ -1,8 +1,31 @@
 // Formulas that compute: what a tour shows of a number, what it is made of, and its value are one tree.
 //
-// A mechanism's `tour.js` calls `tour({ quantities: { w: { axes: "ij", of: (i, j) => div(p(i, j), ...) } } })`. Its value
-// at (i, j) is the tree that `of` returns, evaluated; what it reads is evaluated first, once, and kept. A quantity
-// without a formula is given (DATA), or has `values`, a function in plain JavaScript. Nothing here needs a browser.
+// A mechanism's `tour.js` calls tour({ ... }) with these fields. Its text is the body of a function of DATA (the sentence
+// tokens, q, k, v, target, which token it follows, and given numbers), S (S.i: the token that is followed, S.t: the step, S.at: the
+// same between two steps, S.side: "forward" or "backward"), K (knobs), V (V.w(i, j) is a number), F (F.w(i, j) is a
+// node of a formula), J, D, E (the indices of tokens, of q and k, of v), knob("kappa") (a node) and names([j, ...]).
+//
+//   quantities  { w: { id: "SM.4", axes: "ij", what: "weight", of: (i, j) => div(p(i, j), ...) }, ... }
+//       id       the equation whose value it is, whole: all its elements are compared with the definition's
+//       axes     a letter for each index: i j l n tokens, d e coordinates, t moves, T what moves lead to (one more)
+//       of       its formula; without it, it is given (DATA), or `values`, a function in plain JavaScript, has its numbers
+//       symbol   its letter, if that is not its name;  what: its name in words
+//       passes, back, since    of a quantity in time: V.x(t, ...) is pass t - passes of the equation; if `back`, pass 0
+//                              is the last t; before `since` it is not compared
+//   tokens, sizes    the letters that are tokens, if others than ijln; { m: () => length } of further letters
+//   forward, backward    cards: { id, title, say, show, pick, of, when, timed, formula, label }
+//       id       its equation, or several; formula and line of code are the definition's
+//       say      a sentence, or a function that computes it;  of: what a backward card differentiates
+//       show     ledgers, each a list of columns: "w", "w[i]" (row of the token that is followed), "w[,i]", "q[i]", "x+1",
+//                "x.first", "x.last";  pick: () => [name, ...index], the number that is spelled out first
+//       when     where the step goes: "first", "last" or "step";  timed: it changes with the step
+//       formula  in the notation of docstrings, for a card without an equation, which `label` names
+//   time        { steps: () => count, name: "step", first: () => the step that cards of a step begin with }
+//   picture, height, label, caption    (W, H, small) => SVG; W => H; what it shows; a sentence that holds at all settings
+//   timeAt      (x, y) => the step there, for a picture that can be dragged;  living: the knob that moves a small picture
+//   title, intro, turn, short    words, or functions that compute them
+//
+// Values are computed when they are asked for, once. Nothing here needs a browser.
 "use strict";
 
 // ---- trees -----------------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ function picture(W, H, small) {
     drawn += svg("path", { d: `M${right + 2} ${Y(of(last, j))}L${right + 11} ${places[j]}`, class: "tie", style: `stroke:${color(j)}` }) + text(right + 14, places[j] + 4, DATA.tokens[j] + note, kept(j) || back ? {} : { class: "title" });
   });
   const energies = all.map((t) => V.E(t)), up = (t) => energies[t] > energies[t - 1] + 1e-12;
-  const EY = scale(Math.min(...energies), Math.max(...energies, Math.min(...energies) + 1e-9), H - (narrow ? 3 : 18), bottom + (narrow ? 7 : 12));
+  const EY = scale(Math.min(...energies), Math.max(...energies, Math.min(...energies) + 1e-9), H - (small ? 5 : narrow ? 3 : 18), bottom + (narrow ? 7 : 12));
   for (const t of times().map((m) => m + 1)) drawn += svg("path", { d: `M${X(t - 1)} ${EY(energies[t - 1])}L${X(t)} ${EY(energies[t])}`, class: up(t) ? "rising" : "falling" });
   drawn += svg("circle", { cx: X(at), cy: EY(along((t) => V.E(t), at, 0, last)), r: 3.5, class: "sink" });
   if (!small) drawn += text(right + 14, (bottom + H) / 2 + (narrow ? 5 : 0), "energy", { class: "title" });
