@@ -104,7 +104,7 @@ function searched() {
 
 // L and R with L R^T = M', equally large; the O that brings both as near to the old weights as a rotation can.
 function factors() {
-  const { left, values, right } = svd(matrix(V.Mn)), of = (a) => a.map((row) => news().map((u) => row[u] * Math.sqrt(values[u])));
+  const { left, values, right } = svd(matrix(V.Mn)), sizes = rid(values).map(Math.sqrt), of = (a) => a.map((row) => news().map((u) => row[u] * sizes[u]));
   const l = of(left), r = of(right), old = (name) => features().map((a) => olds().map((n) => V[name](a, n)));
   const [q, k] = [product(transposed(l), old("wq")), product(transposed(r), old("wk"))], sum = q.map((row, u) => row.map((x, n) => x + k[u][n]));
   const { left: from, right: to } = svd(sum.map((row) => [...row])), near = product(from, transposed(to));
@@ -132,7 +132,7 @@ const quantities = {
   A: { id: "GROW.3", axes: "ab", what: "what a change costs", of: (a, b) => div(C(a, b), sqrt(1)) },
   lambda: { axes: "r", what: "eigenvalue of A", values: () => eigen(matrix(V.A)).values },
   U: { axes: "ar", what: "eigenvector of A", values: () => eigen(matrix(V.A)).vectors },
-  rho: { id: "GROW.4", axes: "r", what: "price of a direction", of: (r) => sqrt(add(lambda(r), mul(knob("damping"), div(over(features(), (n) => lambda(n)), WIDE)))) },
+  rho: { id: "GROW.4", axes: "r", symbol: "ρ", what: "price of a direction", of: (r) => sqrt(add(lambda(r), mul(knob("damping"), div(over(features(), (n) => lambda(n)), WIDE)))) },
   white: { axes: "ra", symbol: "W", what: "into units of cost", of: (r, a) => mul(rho(r), F.U(a, r)) },
   back: { axes: "ar", symbol: "V", what: "back from units of cost", of: (a, r) => div(F.U(a, r), rho(r)) },
   NV: { axes: "ar", what: "N times V", of: (a, r) => over(features(), (b) => mul(N(a, b), back(b, r))) },
@@ -146,7 +146,7 @@ const quantities = {
   c: { what: "new columns", values: () => Math.min(MOST, WIDE - K.width, features().filter((r) => V.part(r) > K.share).length) },
   VG: { axes: "ar", what: "V times G", of: (a, z) => over(features(), (r) => mul(back(a, r), G(r, z))) },
   D: { id: "GROW.8", axes: "ab", what: "the way of steepest gain", of: (a, b) => over(features(), (z) => mul(VG(a, z), back(b, z))) },
-  nu: { id: "GROW.9", what: "size of a step", of: () => sqrt(div(over(features().flatMap((r) => features().map((z) => [r, z])), ([r, z]) => pow(G(r, z), 2)), J.length ** 2)) },
+  nu: { id: "GROW.9", symbol: "ν", what: "size of a step", of: () => sqrt(div(over(features().flatMap((r) => features().map((z) => [r, z])), ([r, z]) => pow(G(r, z), 2)), J.length ** 2)) },
   Fm: { id: "GROW.10", axes: "ab", symbol: "F", what: "kernel after the step", of: (a, b) => sub(M(a, b), div(mul(knob("amplitude"), way(a, b)), nu())) },
   WF: { axes: "ra", what: "W times F", of: (r, b) => over(features(), (a) => mul(white(r, a), Fm(a, b))) },
   Kw: { axes: "rz", symbol: "K", what: "kernel after the step in units of cost", of: (r, z) => over(features(), (b) => mul(WF(r, b), white(z, b))) },
@@ -165,6 +165,12 @@ const quantities = {
   wn: { axes: "ij", symbol: "w'", what: "weight after", of: (i, j) => div(exp(sn(i, j)), over(J, (l) => exp(sn(i, l)))) },
   rown: { axes: "i", symbol: "loss'", what: "how far the weights of a token are from the wanted ones, after", of: (i) => over(J, (j) => mul(F.wanted(i, j), log(div(F.wanted(i, j), wn(i, j))))) },
   lossn: { symbol: "loss'", what: "loss after", of: () => over(J, (i) => F.rown(i)) },
+  dwq: { axes: "ac", symbol: "dw_q", what: "gradient of an old column of queries", of: (a, n) => mul(SCALE, over(features(), (b) => mul(N(a, b), wk(b, n)))) },
+  dwk: { axes: "ac", symbol: "dw_k", what: "gradient of an old column of keys", of: (b, n) => mul(SCALE, over(features(), (a) => mul(N(a, b), wq(a, n)))) },
+  gn: { axes: "ij", symbol: "g'", what: "gradient of a score, after", of: (i, j) => sub(wn(i, j), F.wanted(i, j)) },
+  gyn: { axes: "ia", symbol: "g'y", what: "tokens by the gradients of a token's scores, after", of: (i, b) => over(J, (j) => mul(F.gn(i, j), y(j, b))) },
+  Nn: { axes: "ab", symbol: "N'", what: "gradient of the new kernel", of: (a, b) => over(J, (i) => mul(y(i, a), F.gyn(i, b))) },
+  dwqn: { axes: "au", symbol: "dw_q'", what: "gradient of a column of queries, after", of: (a, n) => mul(SCALE, over(features(), (b) => mul(F.Nn(a, b), F.wkn(b, n)))) },
   slope: {
     id: "GROW.19", symbol: "slope", what: "change of the loss with the amplitude, at 0",
     of: () => neg(div(sub(over(features().flatMap((r) => features().map((z) => [r, z])), ([r, z]) => pow(G(r, z), 2)), over(features().slice(V.c()), (r) => pow(sigma(r), 2))), nu())),
@@ -179,26 +185,28 @@ const largest = (quantity) => {
   return [a, b];
 };
 const reach = () => squares(matrix(V.H)) / squares(matrix(V.G));
+const oldGradient = () => Math.max(...features().flatMap((a) => olds().flatMap((n) => [Math.abs(V.dwq(a, n)), Math.abs(V.dwk(a, n))])));
+const largestNew = () => features().flatMap((a) => news().map((n) => [a, n])).reduce((best, at) => (Math.abs(V.dwqn(...at)) > Math.abs(V.dwqn(...best)) ? at : best));
 const worst = () => most(J.map((j) => Math.abs(V.g(S.i, j))));
 
 const forward = [
   {
     id: "GROW.1", title: "One kernel", show: [["wq", "wk"], ["M"]], pick: () => ["M", ...largest(V.M)],
-    say: () => `A head makes queries of tokens by w_q and keys by w_k. Scores need only the product M of the two. ${
+    say: () => `A head makes queries of tokens by w<sub>q</sub> and keys by w<sub>k</sub>. Scores need only the product M of the two. ${
       K.width === 1 ? "With one column each, all rows of M are multiples of one row: M has rank 1." : `With ${columns(K.width)} each, M is a sum of ${K.width} matrices of rank 1, and no more.`}`,
   },
   {
     title: "What the loss asks for", formula: "g = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"], ["N"]], pick: () => ["g", S.i, worst()],
-    say: () => `The scores y M y^T make weights w, and p is wanted. The gradient of a score, g, is what there is too much. Here ${word()} should attend ${
+    say: () => `The scores y M yᵀ make weights w, and p is wanted. The gradient of a score, g, is what there is too much. Here ${word()} should attend ${
       V.g(S.i, worst()) < 0 ? "more" : "less"} to ${names([worst()])}. The gradient N of M follows from g. It may have any rank: it can ask for what the columns cannot make.`,
   },
   {
     id: ["GROW.2", "GROW.3", "GROW.4"], title: "What a change costs", show: [["C"], ["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
-    say: "N is right only while the scores change little. So the cost of a change of M is what it does to the scores. C says how tokens spread; its eigenvectors are directions, and rho is the price of each.",
+    say: "N is right only while the scores change little. So the cost of a change of M is what it does to the scores. C says how tokens spread; its eigenvectors are directions, and ρ is the price of each.",
   },
   {
     id: ["GROW.5", "GROW.6"], title: "What is out of reach", show: [["G"], ["H"]], pick: () => ["H", ...largest(V.H)],
-    say: () => `G is the gradient in units of cost. P_q and P_k take away what the old columns can follow by themselves. What is left, H, only new columns can make. Here it is ${percent(reach())} of G${
+    say: () => `G is N, with all directions in units of cost. P<sub>q</sub> and P<sub>k</sub> take away what the old columns can follow by themselves. What is left, H, only new columns can make. Here it is ${percent(reach())} of G${
       reach() > 0.9 ? ": the head has learned what it could" : ""}.`,
   },
   {
@@ -225,8 +233,17 @@ const backward = [
       K.amplitude > 0 ? `For an amplitude of ${show(K.amplitude)} it promises ${show(V.slope() * K.amplitude)}, and the loss changes by ${show(V.lossn() - V.loss())}, as weights do not change in proportion.` : "The amplitude is 0, so nothing has moved yet."}`,
   },
   {
+    title: "And then training goes on", of: "GROW.17", label: "the gradient", formula: "dw_q' = scale N' w_k'", show: [["wqn", "dwqn"], ["Nn"]], pick: () => ["dwqn", ...largestNew()],
+    say: () => `With the new kernel there is a new gradient N', and through it each column has one. ${
+      K.amplitude > 0 ? `The largest is now ${show(Math.abs(V.dwqn(...largestNew())))}, where before the step it was ${show(oldGradient())}. So training goes on where it had come to a stop.` : "At amplitude 0 the new columns are 0 on both sides, and so are their gradients: they would never learn."}`,
+  },
+  {
+    title: "What old columns can learn", of: "GROW.1", label: "the gradient", formula: "dw_q = scale N w_k", show: [["wq", "dwq"], ["wk", "dwk"]], pick: () => ["dwq", 0, 0],
+    say: () => `Training follows these gradients, and they see N only through the old columns. The largest is ${show(oldGradient())}, while N has entries up to ${show(Math.abs(V.N(...largest(V.N))))}: ${percent(reach())} of what the loss asks for, in units of cost, lies where the old columns do not reach.`,
+  },
+  {
     id: "dGROW.1", of: "GROW.1", title: "Where N comes from", show: [["y"], ["gy"], ["g[i]"], ["N"]], pick: () => ["N", ...largest(V.N)],
-    say: "Scores are y M y^T, so an entry of M reaches a score by a feature of one token and a feature of the other. Its gradient is the sum over all pairs of tokens. The backward of attention computes g anyway.",
+    say: "Scores are y M yᵀ, so an entry of M reaches a score by a feature of one token and a feature of the other. Its gradient is the sum over all pairs of tokens. The backward of attention computes g anyway.",
   },
 ];
 
@@ -253,23 +270,23 @@ function bars(x, y, W, H, small) {
 }
 
 // Weights of all tokens as a map: rows attend to columns.
-function weightMap(x, y, side, value, ref, named) {
+function weightMap(x, y, side, value, ref, named, small) {
   let drawn = cells(x, y, side, J.length, J.length, value, ref, 1);
   J.forEach((j) => {
     drawn += svg("circle", { cx: x + (j + 0.5) * side, cy: y - 5, r: Math.min(3.5, side / 4), style: `fill:${color(j)}` });
     if (named) drawn += follows(j, DATA.tokens[j], svg("rect", { x: x - 66, y: y + j * side, width: 62, height: side, rx: 5, class: "ground" }) + svg("circle", { cx: x - 10, cy: y + (j + 0.5) * side, r: 3.5, style: `fill:${color(j)}` }) + text(x - 18, y + (j + 0.5) * side + 4, DATA.tokens[j], { "text-anchor": "end" }), { class: j === S.i ? "word followed" : "word" });
   });
-  return drawn + svg("rect", { x: x - 1.5, y: y + S.i * side - 1.5, width: J.length * side + 2, height: side + 2, rx: 3, class: "hair" });
+  return small ? drawn : drawn + svg("rect", { x: x - 1.5, y: y + S.i * side - 1.5, width: J.length * side + 2, height: side + 2, rx: 3, class: "hair" });
 }
 
 // The loss over the amplitude: with the new columns, without any, and where the step and the search are.
 function losses(x, y, W, H, small) {
-  const far = 3, most = V.loss() * 1.25 + 1e-9, X = scale(0, far, x, x + W), Y = scale(0, most, y + H, y), at = range(31).map((n) => (far * n) / 30);
+  const best = searched(), far = Math.min(3, Math.max(K.amplitude, 3 * best)) || 3, most = V.loss() * 1.25 + 1e-9, X = scale(0, far, x, x + W), Y = scale(0, most, y + H, y), at = range(31).map((n) => (far * n) / 30);
   const line = (of, set) => {
     const points = at.map((a) => [a, of(a)]), end = points.findIndex(([, z]) => z > most), shown = end < 0 ? points : points.slice(0, end);
     return shown.length > 1 ? svg("path", { d: `M${shown.map(([a, z]) => `${X(a).toFixed(1)} ${Y(z).toFixed(1)}`).join("L")}`, ...set }) : "";
   };
-  const best = searched(), back = S.side === "backward", until = Math.min(far, -V.loss() / V.slope());
+  const back = S.side === "backward", until = Math.min(far, -V.loss() / V.slope());
   let drawn = svg("rect", { x, y, width: W, height: H, rx: 4, class: "plane" }) + svg("path", { d: `M${x} ${Y(V.loss())}h${W}`, class: "axis" });
   drawn += line((a) => lossAt(a, 0), { class: "line", style: "stroke:var(--soft)", "stroke-dasharray": "2 4" }) + line((a) => lossAt(a), { class: "line", style: "stroke:var(--accent)" });
   if (back) drawn += svg("path", { d: `M${X(0)} ${Y(V.loss())}L${X(until)} ${Y(V.loss() + until * V.slope())}`, class: "push" });
@@ -279,6 +296,7 @@ function losses(x, y, W, H, small) {
   const left = best > 0.5 * far, named = best > 0 && best <= far ? text(X(best) + (left ? -8 : 8), y + H + 12, "search", { class: "tick", "text-anchor": left ? "end" : "start" }) : "";
   return (
     drawn + named + text(x + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + text(x + W, y - 14, "over the amplitude", { class: "tick", "text-anchor": "end" }) +
+    text(x + W, y + H + 14, show(far), { class: "tick", "text-anchor": "end" }) +
     text(x + W - 4, y + H - 6, "dotted: no new columns", { class: "tick", "text-anchor": "end" })
   );
 }
@@ -297,7 +315,7 @@ function picture(W, H, small) {
   const title = (x, y, words) => text(x, y, words, { class: "title" }), before = (i, j) => V.w(i, j), after = (i, j) => V.wn(i, j), wanted = (i, j) => V.wanted(i, j);
   if (small) {
     const side = Math.min((H - 24) / J.length, (W - 40) / (2 * J.length)), y = (H - J.length * side) / 2 + 4, x = (W - 2 * J.length * side - 30) / 2;
-    return weightMap(x, y, side, before) + svg("path", { d: `M${x + J.length * side + 6} ${y + (J.length * side) / 2}h16m-5 -5l5 5l-5 5`, class: "hair", "stroke-width": 2 }) + weightMap(x + J.length * side + 30, y, side, after);
+    return weightMap(x, y, side, before, "", false, true) + svg("path", { d: `M${x + J.length * side + 6} ${y + (J.length * side) / 2}h16m-5 -5l5 5l-5 5`, class: "hair", "stroke-width": 2 }) + weightMap(x + J.length * side + 30, y, side, after, "", false, true);
   }
   const size = Math.max(...["wq", "wk"].flatMap((name) => features().flatMap((a) => olds().map((n) => Math.abs(V[name](a, n))))), ...["wqn", "wkn"].flatMap((name) => features().flatMap((a) => news().map((n) => Math.abs(V[name](a, n)))))) || 1;
   if (W < 420) {
@@ -334,7 +352,7 @@ tour({
     `A head compares tokens by two narrow matrices. With few columns it can make only few patterns of weights. Here each word should attend to the next and the last to the first, and training with ${columns(K.width)} has come no further than the picture shows.`,
     "More training does not help: the head needs <b>more columns</b>. The gradient knows how many, and which. It asks for a change of all scores, and the part of it that the old columns cannot follow is split into single columns, the most useful first. Those worth while are added, and training goes on.",
   ],
-  turn: "Growth is no layer: nothing goes back through it. But two derivatives belong to it. One is how fast the loss falls when the step begins. The other is N, from which all started.",
+  turn: "Growth is no layer: nothing goes back through it. But gradients surround it: how fast the loss falls when the step begins, what training can do after it and could do before it, and N, with which all begins.",
   sizes: { a: () => WIDE, b: () => WIDE, c: () => K.width, u: () => K.width + V.c(), v: () => K.width + V.c(), r: () => WIDE, z: () => WIDE },
   quantities, forward, backward, picture, caption,
   height: (W) => (W < 420 ? 150 : Math.min(400, Math.round(W * 0.7))),

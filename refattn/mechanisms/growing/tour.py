@@ -32,7 +32,10 @@ TOUR = Tour(
         Knob("damping", "damping", 0.01, 0.0, 1.0),
     ),
     given={
-        "y": [[1.4, 0.1, 0.3, 1.1], [0.8, 0.6, -0.4, -1.0], [0.4, -0.5, 0.8, 0.2], [-0.7, 0.3, 0.7, 0.2], [-0.8, 0.3, 0.4, 0.8]],
+        "y": [
+            [1.4, 0.1, 0.3, 1.1], [0.8, 0.6, -0.4, -1.0], [0.4, -0.5, 0.8, 0.2],
+            [-0.7, 0.3, 0.7, 0.2], [-0.8, 0.3, 0.4, 0.8],
+        ],
         # Each token should attend to the next, the last one to the first.
         "wanted": [[0.8 if j == (i + 1) % 5 else 0.05 for j in range(5)] for i in range(5)],
         # Trained with one, two and three columns until the loss no longer fell; the rest is zeros.

@@ -76,7 +76,7 @@ const quantities = {
   q: { axes: "jd", what: "query" },
   k: { axes: "jd", what: "key" },
   v: { axes: "jd", what: "value" },
-  target: { axes: "d", symbol: "t", what: "wanted end of the path" },
+  target: { axes: "d", symbol: "goal", what: "wanted end of the path" },
   x: { axes: "td", what: "point of the path", of: (u, e) => (u === 0 ? q(S.i, e) : next(u - 1, e)) },
   s: { id: "KOOP.2", axes: "tj", what: "score", of: (u, j) => div(dot(D.map((e) => x(u, e)), D.map((e) => k(j, e))), sqrt(d)) },
   w: { id: "KOOP.3", axes: "tj", what: "weight", of: (u, j) => div(exp(s(u, j)), sum(J.map((n) => exp(s(u, n))))) },
@@ -254,7 +254,7 @@ const forward = [
 ];
 const backward = [
   {
-    id: "dKOOP.15", of: "KOOP.15", title: "What is wished for", ...last, show: [["next", "dnext"], ["target"]], pick: () => ["dnext", shown(), 0],
+    id: "dKOOP.15", of: "KOOP.15", title: "What is wished for", formula: "dx_(m+1) = x_(m+1) - goal if it is the last", ...last, show: [["next", "dnext"], ["target"]], pick: () => ["dnext", shown(), 0],
     say: "Suppose that the path should have ended at the goal. The loss is half the squared distance, so the gradient of the last point is the difference. An earlier point gets what all later updates ask of it.",
   },
   {
@@ -262,47 +262,47 @@ const backward = [
     say: "The new point is where psi is t. J says how psi changes when the point moves. So the point moves by the inverse of J when t moves, and the gradient goes back by its transpose.",
   },
   {
-    id: ["dKOOP.13", "dKOOP.12"], of: "KOOP.14", title: "To the place and the points", ...last, show: [["c", "dc"], ["H", "dH"], ["dt"]], pick: () => ["dc", fitted(), fitted() - 1],
+    id: ["dKOOP.13", "dKOOP.12"], of: "KOOP.14", title: "To the place and the points", formula: "dc = H dt", ...last, show: [["c", "dc"], ["H", "dH"], ["dt"]], pick: () => ["dc", fitted(), fitted() - 1],
     say: "Here t is a sum of products. Each factor gets the gradient of t times the other factor.",
   },
   {
-    id: "dKOOP.10", of: "KOOP.12", title: "To the arrows", ...last, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
+    id: "dKOOP.10", of: "KOOP.12", title: "To the arrows", formula: "dD = dH + epsilon (R^T dH - kappa(x_(m+1)) dt^T)", ...last, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
     say: "A point D is in H, twice, and in the equation of the new point. So its gradient has three parts, and two of them are small if epsilon is.",
   },
   {
-    id: "dKOOP.9", of: "KOOP.10", title: "To the fit", ...last, show: [["dD"], ["k"], ["dA"]], pick: () => ["dA", fitted(), 0, best(fitted())],
+    id: "dKOOP.9", of: "KOOP.10", title: "To the fit", formula: "dA = dD k^T + dR B", ...last, show: [["dD"], ["k"], ["dA"]], pick: () => ["dA", fitted(), 0, best(fitted())],
     say: "A made the points D of the keys, so it gets their gradient along each key.",
   },
   {
-    id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", ...last, show: [["dA"], ["dY"]], pick: () => ["dY", fitted(), fitted() - 1, best(fitted())],
+    id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", formula: "dY with Z dY G + ridge dY = dA", ...last, show: [["dA"], ["dY"]], pick: () => ["dY", fitted(), fitted() - 1, best(fitted())],
     say: "A solves an equation with Y on its right side. The gradient of Y solves the same equation once more, with the gradient of A on the right side.",
   },
   {
-    id: ["dKOOP.8", "dKOOP.7"], of: "KOOP.8", title: "To the likeness of moves", ...last, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
+    id: ["dKOOP.8", "dKOOP.7"], of: "KOOP.8", title: "To the likeness of moves", formula: "dZ = -dY G A^T", ...last, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
     say: "If Z changes, A changes as if Y had changed by the opposite of what that does to Z A G. Hence the minus of dZ. N is in Z, in c and in the map, and its gradient is the sum over all three.",
   },
   {
-    id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", ...last, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
+    id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", formula: "dB = dN G^-1 + dR^T A + dZ^T N", ...last, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
     say: "The starts are in N and in Z. With the gradients of the ends this reaches every earlier point of the path.",
   },
   {
-    id: "dKOOP.4", of: "KOOP.13", title: "To where attention led", ...last, show: [["dga", "sa"], ["a", "da"]], pick: () => ["da", fitted(), 0],
+    id: "dKOOP.4", of: "KOOP.13", title: "To where attention led", formula: "dq' = sum_j dg_j g'_j", ...last, show: [["dga", "sa"], ["a", "da"]], pick: () => ["da", fitted(), 0],
     say: "The map was looked up at q', so q' gets a gradient by the slope of each likeness there. In the first update there is no map, and q' gets all of it.",
   },
   {
-    id: ["dKOOP.3", "dKOOP.2"], of: ["KOOP.4", "KOOP.3"], title: "To the scores", ...last, show: [["v", "dw", "w", "ds"], ["da"]], pick: () => ["ds", shown(), most(J.map((j) => Math.abs(V.ds(shown(), j))))],
+    id: ["dKOOP.3", "dKOOP.2"], of: ["KOOP.4", "KOOP.3"], title: "To the scores", formula: "dw_j = dq' . v_j", ...last, show: [["v", "dw", "w", "ds"], ["da"]], pick: () => ["ds", shown(), most(J.map((j) => Math.abs(V.ds(shown(), j))))],
     say: "From here on it is softmax attention. A weight gets the gradient of q' along its value, and a score what its weight has beyond the mean.",
   },
   {
-    id: "dKOOP.q", of: "KOOP.2", title: "To the query", when: "first", show: [["ds", "k", "dgx", "sx"], ["dq"]], pick: () => ["dq", 0],
+    id: "dKOOP.q", of: "KOOP.2", title: "To the query", formula: "dq = sum_j ds_j k_j / sqrt(d) + sum_j dg_j g'_j", when: "first", show: [["ds", "k", "dgx", "sx"], ["dq"]], pick: () => ["dq", 0],
     say: "The query is the first point of the path. It made the first scores, and it is the start of the first move in every fit.",
   },
   {
-    id: ["dKOOP.v", "dKOOP.k"], of: ["KOOP.4", "KOOP.2"], title: "To values and keys", when: "last", show: [["v", "dv"], ["k", "dk"]], pick: () => ["dv", best(0), 0],
+    id: ["dKOOP.v", "dKOOP.k"], of: ["KOOP.4", "KOOP.2"], title: "To values and keys", formula: "dv_j = sum_m w_j dq'", when: "last", show: [["v", "dv"], ["k", "dk"]], pick: () => ["dv", best(0), 0],
     say: "Values serve in every update, so they get the sum over all of them. Keys get more, since they also describe the points.",
   },
   {
-    id: ["dKOOP.ridge", "dKOOP.epsilon"], of: "KOOP.9", title: "To the knobs", when: "last", show: [["dridge", "depsilon"]], pick: () => ["dridge"],
+    id: ["dKOOP.ridge", "dKOOP.epsilon"], of: "KOOP.9", title: "To the knobs", formula: "dridge = -sum_lo dY_lo A_lo", when: "last", show: [["dridge", "depsilon"]], pick: () => ["dridge"],
     say: () => `Even the two knobs have gradients, so they could be learned. A ${V.dridge() < 0 ? "larger" : "smaller"} ridge would lower the loss here, and so would a ${V.depsilon() < 0 ? "larger" : "smaller"} epsilon.`,
   },
 ];
@@ -313,11 +313,12 @@ function picture(W, H, small) {
   const keys = J.map((j) => D.map((e) => V.k(j, e))), values = J.map((j) => D.map((e) => V.v(j, e))), goal = D.map((e) => DATA.target[e]), flat = (p) => [p[0], p[1] ?? 0];
   const below = small || narrow ? 0 : 24, room = small ? 10 : narrow ? 16 : 26, points = [...keys, ...values, ...path, ...(back ? [goal] : [])].map(flat);
   const ends = [0, 1].map((c) => [Math.min(...points.map((p) => p[c])), Math.max(...points.map((p) => p[c]))]), bottom = H - below;
-  const unit = Math.min((W - 2 * room) / (ends[0][1] - ends[0][0] || 1), (bottom - 2 * room) / (ends[1][1] - ends[1][0] || 1));
-  const X = (p) => W / 2 + unit * (p[0] - (ends[0][0] + ends[0][1]) / 2), Y = (p) => bottom / 2 - unit * (flat(p)[1] - (ends[1][0] + ends[1][1]) / 2);
+  const fit = [(W - 2 * room - (narrow ? 24 : 0)) / (ends[0][1] - ends[0][0] || 1), (bottom - 2 * room) / (ends[1][1] - ends[1][0] || 1)];
+  const units = narrow && !small ? fit : [Math.min(...fit), Math.min(...fit)]; // a phone's picture is low: there a unit is longer across
+  const X = (p) => W / 2 + units[0] * (p[0] - (ends[0][0] + ends[0][1]) / 2), Y = (p) => bottom / 2 - units[1] * (flat(p)[1] - (ends[1][0] + ends[1][1]) / 2);
   const mine = color(S.i), attended = place(V.a, u), next = place(V.x, u + 1), named = labels(W, bottom, narrow ? 11.5 : 13);
   let drawn = TIP + svg("rect", { x: 0, y: 0, width: W, height: bottom, rx: 6, class: "plane" }) + svg("path", { d: `M${X([0, 0])} 0V${bottom}M0 ${Y([0, 0])}H${W}`, class: "axis" });
-  if (u > 0 && !back) drawn += svg("path", { d: field(u, W, bottom, X, Y, unit, attended, small || narrow ? 26 : 36), class: "hair", "stroke-width": 1.1, opacity: 0.62 });
+  if (u > 0 && !back) drawn += svg("path", { d: field(u, W, bottom, X, Y, units, attended, small || narrow ? 26 : 36), class: "hair", "stroke-width": 1.1, opacity: 0.62 });
   J.forEach((j) => {
     const weight = Math.sqrt(V.w(u, j)), scale = small || narrow ? 0.65 : 1, half = scale * (3.5 + 5 * weight);
     drawn += svg("path", { d: `M${X(keys[j])} ${Y(keys[j])}L${X(values[j])} ${Y(values[j])}`, class: "flow", style: `stroke:${color(j)}`, "stroke-width": scale * (1 + 3 * weight) });
@@ -335,12 +336,12 @@ function picture(W, H, small) {
     drawn += svg("circle", { cx: X(path[p]), cy: Y(path[p]), r: small ? 2.6 : 4, style: `fill:${mine}`, class: "dot" });
     if (!small) drawn += named(point(p), X(path[p]), Y(path[p]), p === walked ? 7 : 4, "name", [1, 3, 2, 0]);
   });
-  if (back) return drawn + pushes(path, keys, values, goal, X, Y, unit, narrow) + legend(W, H, below, back);
+  if (back) return drawn + pushes(path, keys, values, goal, X, Y, units, narrow) + legend(W, H, below, back);
   // The way of this update: by attention to q', and on by the map.
   const done = all >= K.updates ? 1 : all - Math.floor(all), legs = u > 0 ? [path[u], attended, next] : [path[u], attended];
   drawn += svg("path", { d: `M${X(path[u])} ${Y(path[u])}L${X(attended)} ${Y(attended)}`, class: "cut" });
   if (u > 0) {
-    const far = unit * apart(attended, next), stop = Math.max(0, 1 - (small ? 5 : 11) / (far || 1)), tip = D.map((e) => attended[e] + stop * (next[e] - attended[e]));
+    const far = Math.hypot(X(attended) - X(next), Y(attended) - Y(next)), stop = Math.max(0, 1 - (small ? 5 : 11) / (far || 1)), tip = D.map((e) => attended[e] + stop * (next[e] - attended[e]));
     drawn += svg("path", { d: `M${X(attended)} ${Y(attended)}L${X(tip)} ${Y(tip)}`, class: "push", style: "stroke-width:2.2", "marker-end": "url(#tip)" });
   }
   drawn += svg("circle", { cx: X(attended), cy: Y(attended), r: small ? 3 : 5, class: "sink" });
@@ -367,12 +368,13 @@ function labels(W, H, high) {
 }
 
 // The map as arrows on a grid, as one path: a quarter of the way, at most as long as places are apart.
-function field(u, W, H, X, Y, unit, like, gap) {
+function field(u, W, H, X, Y, units, like, gap) {
   let d = "";
-  for (let y = gap / 2; y < H; y += gap) for (let x = gap / 2; x < W; x += gap) {
-    const from = like.map((one, e) => (e === 0 ? (x - X([0, 0])) / unit : e === 1 ? (Y([0, 0]) - y) / unit : one)), to = mapped(u, from);
-    const way = [0.25 * unit * (to[0] - from[0]), -0.25 * unit * ((to[1] ?? 0) - (from[1] ?? 0))], long = Math.hypot(...way), kept = Math.min(1, (0.8 * gap) / (long || 1));
-    if (long < 1 || Math.abs(x + (way[0] * kept) / 2 - W / 2) > W / 2 - 4) continue;
+  const within = (size) => range(Math.floor(size / gap)).map((n) => (size % gap) / 2 + (n + 0.5) * gap);
+  for (const y of within(H)) for (const x of within(W)) {
+    const from = like.map((one, e) => (e === 0 ? (x - X([0, 0])) / units[0] : e === 1 ? (Y([0, 0]) - y) / units[1] : one)), to = mapped(u, from);
+    const way = [0.25 * units[0] * (to[0] - from[0]), -0.25 * units[1] * ((to[1] ?? 0) - (from[1] ?? 0))], long = Math.hypot(...way), kept = Math.min(1, (0.8 * gap) / (long || 1));
+    if (long < 1) continue;
     const [a, b] = way.map((z) => z * kept), [f, g] = [a, b].map((z) => (z / Math.hypot(a, b)) * Math.min(4.5, 0.5 * Math.hypot(a, b)));
     d += `M${(x - a / 2).toFixed(1)} ${(y - b / 2).toFixed(1)}l${a.toFixed(1)} ${b.toFixed(1)}m${(-f - 0.6 * g).toFixed(1)} ${(-g + 0.6 * f).toFixed(1)}l${(f + 0.6 * g).toFixed(1)} ${(g - 0.6 * f).toFixed(1)}l${(-f + 0.6 * g).toFixed(1)} ${(-g - 0.6 * f).toFixed(1)}`;
   }
@@ -380,18 +382,21 @@ function field(u, W, H, X, Y, unit, like, gap) {
 }
 
 // Backwards: which way each point, value and key would have to move for the loss to fall, as long as its gradient.
-function pushes(path, keys, values, goal, X, Y, unit, narrow) {
+function pushes(path, keys, values, goal, X, Y, units, narrow) {
   const moves = [
     ...path.map((p, n) => [p, gradient(n)]),
     ...values.map((p, j) => [p, D.map((e) => V.dv(j, e))]),
     ...keys.map((p, j) => [p, D.map((e) => V.dk(j, e))]),
   ];
-  const longest = Math.max(1e-9, ...moves.map(([, g]) => Math.hypot(g[0], g[1] ?? 0))), long = (narrow ? 26 : 54) / longest;
+  const way = ([, g]) => [-units[0] * g[0], units[1] * (g[1] ?? 0)], longest = Math.max(1e-9, ...moves.map((move) => Math.hypot(...way(move)))), long = (narrow ? 40 : 54) / longest;
   const end = path.at(-1);
   return (
     svg("path", { d: `M${X(end)} ${Y(end)}L${X(goal)} ${Y(goal)}`, class: "cut" }) + svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" }) +
     text(X(goal) + 8, Y(goal) + 5, "goal", { class: "name strong" }) +
-    moves.map(([p, g]) => (Math.hypot(g[0], g[1] ?? 0) * long < 3 ? "" : arrow(X(p), Y(p), X(p) - long * g[0], Y(p) + long * (g[1] ?? 0)))).join("")
+    moves.map((move) => {
+      const [a, b] = way(move).map((z) => long * z), [p] = move;
+      return Math.hypot(a, b) < 3 ? "" : arrow(X(p), Y(p), X(p) + a, Y(p) + b);
+    }).join("")
   );
 }
 
@@ -428,8 +433,8 @@ tour({
   title: "Koopman attention",
   short: "A query walks, learns from its own path how it moves, and goes one move further than attention.",
   intro: () => [
-    `In plain attention a query moves once: to the mean of the values that it attends. Here it moves several times, and leaves a <b>path</b>.`,
-    `From the second time on, it also learns from its path. A <b>map</b> of the plane is fitted to the moves so far: it should lead from where each began to where it ended. Attention leads to q', the map takes it one move further, and there the query goes. What is fitted is the map's <b>Koopman operator</b>: it says what becomes of any function of the place after a move, and it is linear even if the map is not. We follow ${word()}.`,
+    "Plain attention moves a query once, to the mean of the values that it attends. Here it moves several times, and leaves a <b>path</b>.",
+    `From the second time on it also learns from its path. A <b>map</b> of the plane is fitted to the moves so far: it should lead from where each began to where it ended. Attention leads to q', and the map one move further: there the query goes. The map need not be linear, but its <b>Koopman operator</b> is, and that is fitted: it says what becomes of functions of the place. We follow ${word()}.`,
   ],
   turn: "What would have to change for the path to end at a goal? The gradient goes back through the last update, and from there to all earlier points, for every fit has read them. A d in front of a letter means the gradient of the loss with respect to it.",
   sizes: { t: () => K.updates, m: (u) => u, r: (u) => u },
