@@ -101,8 +101,8 @@ const nearest = (point, among) => among.slice().sort((a, b) => Math.hypot(...E.m
 function caption() {
   const n = now(), size = Math.hypot(...E.map((e) => V.miss(n, e)));
   if (S.side === "backward") {
-    const push = J.map((j) => Math.hypot(...E.map((e) => V.dv(j, e)))), most = main(push);
-    return push[most] < 5e-5 ? "The output is the target: nothing has to change." : `Changing the value of ${names([most])} would move the output of ${names([S.i])} most; ${push.filter((x) => x < 5e-5).length} of ${J.length} values do not matter.`;
+    const push = J.map((j) => Math.hypot(...E.map((e) => V.dv(j, e)))), most = main(push), idle = J.filter((j) => push[j] < 5e-5);
+    return push[most] < 5e-5 ? "No value matters for this loss." : `The loss of ${names([S.i])} changes most with the value of ${names([most])}${idle.length ? `; ${idle.length === 1 ? `that of ${names(idle)} does` : `those of ${names(idle)} do`} not matter` : ""}.`;
   }
   if (S.t < J.length) return `${names([n])} comes. The memory’s answer to its key misses the value by ${show(size)}; the writing leaves ${show(Math.hypot(...E.map((e) => DATA.v[n][e] - asked(states(n + 1), keyOf(n))[e])))}.`;
   if (K.beta === 0) return "Nothing is written, so the memory stays empty and every answer is 0.";
