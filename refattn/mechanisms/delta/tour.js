@@ -102,7 +102,7 @@ function caption() {
   const n = now(), size = Math.hypot(...E.map((e) => V.miss(n, e)));
   if (S.side === "backward") {
     const push = J.map((j) => Math.hypot(...E.map((e) => V.dv(j, e)))), most = main(push), idle = J.filter((j) => push[j] < 5e-5);
-    return push[most] < 5e-5 ? "No value matters for this loss." : `The loss of ${names([S.i])} changes most with the value of ${names([most])}${idle.length ? `; ${idle.length === 1 ? `that of ${names(idle)} does` : `those of ${names(idle)} do`} not matter` : ""}.`;
+    return push[most] < 5e-5 ? "No value matters for this loss." : `The loss of ${names([S.i])} changes most with the value of ${names([most])}${idle.length ? `; ${idle.length === 1 ? `that of ${names(idle)} hardly matters` : `those of ${names(idle)} hardly matter`}` : ""}.`;
   }
   if (S.t < J.length) return `${names([n])} comes. The memory’s answer to its key misses the value by ${show(size)}; the writing leaves ${show(Math.hypot(...E.map((e) => DATA.v[n][e] - asked(states(n + 1), keyOf(n))[e])))}.`;
   if (K.beta === 0) return "Nothing is written, so the memory stays empty and every answer is 0.";
