@@ -101,8 +101,8 @@ const nearest = (point, among) => among.slice().sort((a, b) => Math.hypot(...E.m
 function caption() {
   const n = now(), size = Math.hypot(...E.map((e) => V.miss(n, e)));
   if (S.side === "backward") {
-    const push = J.map((j) => Math.hypot(...E.map((e) => V.dv(j, e)))), most = main(push);
-    return push[most] < 5e-5 ? "The output is the target: nothing has to change." : `Changing the value of ${names([most])} would move the output of ${names([S.i])} most; ${push.filter((x) => x < 5e-5).length} of ${J.length} values do not matter.`;
+    const push = J.map((j) => Math.hypot(...E.map((e) => V.dv(j, e)))), most = main(push), idle = J.filter((j) => push[j] < 5e-5);
+    return push[most] < 5e-5 ? "No value matters for this loss." : `The loss of ${names([S.i])} changes most with the value of ${names([most])}${idle.length ? `; ${idle.length === 1 ? `that of ${names(idle)} hardly matters` : `those of ${names(idle)} hardly matter`}` : ""}.`;
   }
   if (S.t < J.length) return `${names([n])} comes. The memory’s answer to its key misses the value by ${show(size)}; the writing leaves ${show(Math.hypot(...E.map((e) => DATA.v[n][e] - asked(states(n + 1), keyOf(n))[e])))}.`;
   if (K.beta === 0) return "Nothing is written, so the memory stays empty and every answer is 0.";
@@ -116,7 +116,7 @@ tour({
   title: "The gated delta rule",
   short: "A memory is asked first, and only what it misses is written.",
   intro: () => [
-    "A matrix S is a <b>memory</b>. Asked with a key k, it answers with its rows, each counted by one element of k, and added up.",
+    "A matrix S is a <b>memory</b>. Asked with a key k, it answers with the sum of its rows, each times one element of k.",
     "Linear attention adds each token’s value to what is there, so old values of a key pile up. The delta rule asks first, sees by how much the answer <b>misses</b> the value, and writes only what is missing. The memory keeps its size, however many tokens come.",
     notes ? "Here tokens are notes: the key says who, the value how warm and sweet the drink is. Every token asks about Ann, who changes her mind." : "Each token brings a key, a value and a question.",
   ],
@@ -146,14 +146,14 @@ tour({
   },
   forward: [
     { id: "DELTA.1", title: "Fade", say: () => `${names([now()])} comes. First the memory loses the same part of every number in it.`, when: "step", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0] },
-    { title: "Ask", label: "a part of DELTA.2", formula: "a_n = D_n^T k_n", say: "The memory is asked for the token’s key before anything is written. Its answer is the sum of its rows, each counted by one element of the key.", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0] },
+    { title: "Ask", label: "a part of DELTA.2", formula: "a_n = D_n^T k_n", say: "The memory is asked for the token’s key before anything is written. Its answer is the sum of its rows, each times one element of the key.", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0] },
     { id: "DELTA.2", title: "See what is missing", say: "The miss is what the answer lacks to be the value.", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0] },
     { id: "DELTA.3", title: "Decide how much to change", say: "The number β says how firmly to write: 1 takes the whole miss, 0 ignores the token.", when: "step", show: [["miss"], ["correction"]], pick: () => ["correction", now(), 0] },
-    { id: "DELTA.4", title: "Write", say: () => `Each row of the memory changes by u, counted by its element of the key. So the answer to this key moves by u times k · k, which is ${show(keyOf(now()).reduce((total, x) => total + x * x, 0))}, and answers to keys at right angles stay.`, when: "step", show: [["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0] },
+    { id: "DELTA.4", title: "Write", say: () => `Each row of the memory changes by u times one element of the key. So the answer to this key moves by u times k · k, which is ${show(keyOf(now()).reduce((total, x) => total + x * x, 0))}, and answers to keys at right angles stay.`, when: "step", show: [["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0] },
     { id: "DELTA.5", title: "Read", say: "The token’s question is put to the memory as it is after the writing. Nothing of later tokens is in it, so no mask is needed.", when: "last", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0] },
   ],
   backward: [
-    { id: "dDELTA.q", of: "DELTA.5", title: "To the question", say: () => `Suppose that the output of ${names([S.i])} should have been the target t: its gradient is the difference, and an element of the question counts one row of the memory, so it gets how far that row points along that gradient.`, when: "step", show: [["dread"], ["state+1"], ["dq"]], pick: () => ["dq", S.i, 0] },
+    { id: "dDELTA.q", of: "DELTA.5", title: "To the question", say: () => `Suppose that the output of ${names([S.i])} should have been the target t: its gradient is the difference. An element of the question is a factor of one row of the memory, so its gradient is how far that row points along that of the output.`, when: "step", show: [["dread"], ["state+1"], ["dq"]], pick: () => ["dq", S.i, 0] },
     { id: "dDELTA.4", of: "DELTA.4", title: "To the memory", say: "The memory after a token was read by that token, and passed on to the next: the gradients of both uses add up.", when: "step", show: [["q"], ["dread"], ["dS"]], pick: () => ["dS", now(), 0, 0] },
     { id: "dDELTA.3", of: "DELTA.4", title: "To the change", say: "The change was written along the key, so its gradient is what the memory’s gradient answers to that key.", when: "step", show: [["k"], ["dS"], ["du"]], pick: () => ["du", now(), 0] },
     { id: ["dDELTA.2", "dDELTA.beta"], of: "DELTA.3", title: "To the miss, and to β", say: "The miss was multiplied by β, so its gradient is, too. The gradient of β says how far the miss points where the loss grows.", when: "step", show: [["du"], ["dm"], ["dbeta"]], pick: () => ["dbeta", now()] },

@@ -6,17 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from refattn.mechanisms.record import Knob, Tour
+from refattn.xp import namespace
 
 ANN, BOB, CLEO = [1.0, 0.0], [0.0, 1.0], [0.6, 0.8]  # of length 1; Cleo is like both
 
 
 def arguments(inputs: Mapping[str, Any], knobs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the definition: beta and log_decay are the same for all tokens."""
-    gates = {name: np.full(inputs["q"].shape[:3], knobs[name]) for name in ("beta", "log_decay")}
-    return {"q": inputs["q"], "k": knobs["length"] * inputs["k"], "v": inputs["v"], **gates}
+    q = inputs["q"]
+    gates = {name: namespace(q).full(q.shape[:3], knobs[name]) for name in ("beta", "log_decay")}
+    return {"q": q, "k": knobs["length"] * inputs["k"], "v": inputs["v"], **gates}
 
 
 TOUR = Tour(

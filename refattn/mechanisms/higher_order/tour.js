@@ -101,7 +101,7 @@ const forward = [
   },
   {
     title: "The same, from a state that does not grow", label: "HOL.6, taken apart", formula: "o_i = (sum_r psi_ri M_r) / (sum_r psi_ri N_r)", when: "last", show: [["psi[,i]", "held", "counted"], ["top[i]", "under[i]", "same[i]"]], pick: () => ["top", S.i, 0],
-    say: () => `A product of sums is a sum of products: each weight is a sum of ${R().length} products ψ of the query times products φ of the key. So keys can be added up once, in ${R().length} rows, whatever their number. Every query reads that state.`,
+    say: () => `A product of sums is a sum of products: each weight is a sum of ${R().length} products ψ of the query times products φ of the key. So keys can be added up once, in ${R().length} rows, whatever their number. Every query reads that state${K.causal ? ", as it is after its own key" : ""}.`,
   },
 ];
 

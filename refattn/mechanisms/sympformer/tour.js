@@ -118,7 +118,7 @@ const forward = [
   },
   {
     id: ["SYMP.15", "SYMP.16"], title: "Damp", when: "step", show: [["kicked[i]"], ["damping"], ["damped[i]"]], pick: () => ["damped", now(), S.i, 0],
-    say: () => `Friction takes a part of all momenta: ${percent(Math.exp(-V.damping(now())))} remain in this layer. It is strong at first and gets weaker with time t.`,
+    say: () => `Friction takes a part of all momenta: ${percent(Math.exp(-V.damping(now())))} remain in this layer. ${K.c_log > 0 ? "It is strong at first and gets weaker with time t." : "There is almost none of it here."}`,
   },
   {
     id: ["SYMP.17", "SYMP.18"], title: "Drift", when: "step", show: [["damped[i]", "z[i]"], ["velocity[i]"], ["x[i]", "x[i]+1"]], pick: () => ["x", now() + 1, S.i, 0],
@@ -126,7 +126,7 @@ const forward = [
   },
   {
     id: "SYMP.19", title: "Pass the momentum on", when: "step", show: [["damped[i]"], ["rate_p[i]"], ["p[i]+1"]], pick: () => ["p", now() + 1, S.i, 0],
-    say: "The next layer gets the momentum, brought to a fixed length: its direction is remembered, so that paths bend slowly.",
+    say: "The next layer gets the momentum, brought to a fixed length. So its direction is remembered, and paths bend slowly; friction slows the drift of its own layer alone.",
   },
 ];
 

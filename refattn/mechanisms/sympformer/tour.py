@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from refattn.mechanisms.record import Knob, Tour
+from refattn.xp import namespace
 
 
 def run(definition: Any, inputs: Mapping[str, Any], knobs: Mapping[str, Any], follow: int) -> None:
     """Call the definition once for each layer, all with the same weights; matrices other than w_q are the identity."""
     x = inputs["start"][None]
-    p, t, same, ones = np.zeros_like(x), np.ones(1), np.eye(x.shape[2]), np.ones(x.shape[2])
+    xp, m = namespace(x), x.shape[2]
+    p, t, same, ones = xp.zeros_like(x), xp.ones(1), xp.eye(m), xp.ones(m)
     weights = {"gain": ones, "gain_p": ones, "w_q": inputs["match"] * same, "w_k": same, "w_v": same, "w_o": same}
-    numbers = {name: np.full(1, knobs[name]) for name in ("h_x", "h_y", "c_log")}
-    numbers["c_lin"] = np.full(1, inputs["c_lin"])
+    numbers = {name: xp.full(1, knobs[name]) for name in ("h_x", "h_y", "c_log")}
+    numbers["c_lin"] = xp.full(1, inputs["c_lin"])
     layers = []
     for _ in range(knobs["layers"]):
         (x, p), saved = definition.forward(x, p, t, w_b=same, **weights, **numbers)
         t = t + numbers["h_x"]
         layers.append(saved)
-    d_x, d_p = np.zeros_like(x), np.zeros_like(p)
+    d_x, d_p = xp.zeros_like(x), xp.zeros_like(p)
     d_x[0, follow] = x[0, follow] - inputs["target"]
     for saved in reversed(layers):
         gradients = definition.backward(saved, d_x, d_p)
