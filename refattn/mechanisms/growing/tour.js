@@ -202,7 +202,7 @@ const forward = [
   },
   {
     id: ["GROW.2", "GROW.3", "GROW.4"], title: "What a change costs", show: [["C"], ["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
-    say: "N is right only while the scores change little. So the cost of a change of M is what it does to the scores. C says how tokens spread; its eigenvectors are directions, and ρ is the price of each.",
+    say: "N is right only while scores change little, so a change of M costs what it does to the scores. C says how tokens spread. Along a direction in which they spread much a change does much, and costs more: ρ is the price of each direction.",
   },
   {
     id: ["GROW.5", "GROW.6"], title: "What is out of reach", show: [["G"], ["H"]], pick: () => ["H", ...largest(V.H)],
@@ -211,7 +211,7 @@ const forward = [
   },
   {
     id: "GROW.7", title: "How many columns", show: [["sigma", "part"], ["c"]], pick: () => ["part", 0],
-    say: () => `H is a sum of matrices of rank 1, and one new column can make one of them. Its singular value squared is what that column is worth. Those above ${percent(K.share)} of the whole are added: ${columns(V.c())}.`,
+    say: () => `H is a sum of matrices of rank 1, and a new column on both sides can make one of them. Its singular value, squared, is what that column is worth. Those above ${percent(K.share)} of the whole are added: ${columns(V.c())}.`,
   },
   {
     id: ["GROW.9", "GROW.10"], title: "Move the kernel", show: [["M"], ["D"], ["Fm"]], pick: () => ["Fm", ...largest(V.D)],
