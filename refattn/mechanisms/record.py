@@ -237,6 +237,8 @@ class Tour:
         Numbers that the definition takes beside q, k and v of the sentence, by name, as nested lists.
     words
         What differs from the sentence of all tours, of tokens, follow, q, k, v and target.
+    narrowest
+        The least width of vectors of a user's own that its picture can show.
     arguments
         Takes the given numbers by name, with axes of batch and heads, and the knobs by name; returns the arguments of
         `forward`. Without it these are q, k and v with the knobs as keywords.
@@ -249,6 +251,7 @@ class Tour:
     knobs: tuple[Knob, ...]
     given: Mapping[str, Any] = field(default_factory=dict)
     words: Mapping[str, Any] = field(default_factory=dict)
+    narrowest: int = 1
     arguments: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] | None = None
     run: Callable[[Any, Mapping[str, Any], Mapping[str, Any], int], None] | None = None
 

@@ -209,7 +209,7 @@ def luminance(color: str) -> float:
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_colours_have_contrast_and_differ_for_the_colour_blind(dark: bool) -> None:
-    css = build._text("page.css").split(":root")[2 if dark else 1]
+    css = build.colours().split(":root")[2 if dark else 1]
     colors = {key: x if len(x) == 7 else "#" + "".join(2 * c for c in x[1:]) for key, x in re.findall(r"--(\w+): (#\w+)", css)}
 
     def contrast(a: str, b: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ LONGEST = 12
 """Letters of a token that are shown."""
 
 MADE_UP = "The vectors are made up, with one decimal, so that the arithmetic can be followed; a model learns them."
-OWN = "The vectors are those that this call was given."
+OWN = "The vectors are those of the first head of the first sequence of this call."
 
 
 @dataclass(frozen=True)
@@ -64,40 +65,82 @@ def has_tour(mechanism: Mechanism) -> bool:
     return mechanism.tour is not None and _script(mechanism) is not None
 
 
-def words_of(
-    mechanism: Mechanism, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], tokens: Sequence[str] | None
-) -> Words | str:
-    """Return the first head of a call as what a tour is taken with, or why there is none of it."""
-    if not has_tour(mechanism):
+def taken(
+    mechanism: Mechanism,
+    options: Mapping[str, Any],
+    arrays: tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None = None,
+    tokens: Sequence[str] | None = None,
+) -> tuple[Words, dict[str, Any]] | str:
+    """Return with which words a tour is taken and where its knobs stand for a call, or why no tour covers the call.
+
+    Parameters
+    ----------
+    mechanism
+        Any.
+    options
+        Arguments beside q, k and v.
+    arrays
+        q, k and v (batch, heads, tokens, width), of which the first head of the first sequence is shown; the tour's own
+        sentence by default.
+    tokens
+        Names of the tokens of `arrays`.
+
+    Raises
+    ------
+    ValueError
+        Where there are not as many names as tokens.
+    """
+    tour = mechanism.tour
+    if tour is None or _script(mechanism) is None:
         return f"{mechanism.name} has no tour"
-    assert mechanism.tour is not None
-    if mechanism.tour.run is not None or mechanism.tour.given:
-        return f"the tour of {mechanism.name} takes more than q, k and v"
-    if not q.shape[2] == k.shape[2] <= MOST_TOKENS:
-        return f"a tour has as many keys as queries, and at most {MOST_TOKENS}"
-    if max(q.shape[3], v.shape[3]) > MOST_WIDTH:
-        return f"a tour shows vectors of at most {MOST_WIDTH} numbers"
-    names = [str(n) for n in range(q.shape[2])] if tokens is None else [_short(str(token)) for token in tokens]
-    q, k, v = (np.array(x[0, 0], dtype=np.float64) for x in (q, k, v))
-    follow = len(names) - 1
-    return Words(names, follow, q, k, v, np.round(v.mean(axis=0) + 1.0, 1))
-
-
-def knobs_for(mechanism: Mechanism, words: Words, options: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return where the knobs stand for a call with these options, or why no tour covers it."""
-    assert mechanism.tour is not None
-    arrays = {name: getattr(words, name)[None, None] for name in "qkv"}
-    own = own_call(mechanism.core, {**options, **arrays})
+    words = sentence(tour) if arrays is None else _own_words(tour, arrays, tokens)
+    if isinstance(words, str):
+        return words
+    module = mechanism.definition
+    assert module is not None
+    knobs = {knob.name: knob.value for knob in tour.knobs}
+    if arrays is None and not options:
+        return words, knobs
+    if mechanism.example is not None:
+        return "the definition is no map of q, k and v"
+    own = own_call(mechanism.core, {**options, **{name: getattr(words, name)[None, None] for name in "qkv"}})
     if isinstance(own, str):
         return own
-    knobs = {knob.name: knob.value for knob in mechanism.tour.knobs}
-    defaults = mechanism.defaults
+    parameters = inspect.signature(module.forward).parameters
+    defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+    if arrays is not None:  # where the call itself leaves them
+        knobs |= {name: x for name, x in defaults.items() if name in knobs}
     for name, x in own.items():
-        if name in knobs and isinstance(x, bool | int | float):
-            knobs[name] = x
-        elif not (name in defaults and x == defaults[name]):
+        number = _number(x)
+        if name in knobs and number is not None:
+            knobs[name] = int(number) if isinstance(knobs[name], int) and number == int(number) else number
+        elif number is None or number != defaults.get(name):
             return f"the tour has no knob for {name}"
-    return knobs
+    return words, knobs
+
+
+def _own_words(tour: Tour, arrays: tuple[NDArray[Any], ...], tokens: Sequence[str] | None) -> Words | str:
+    q, k, v = arrays
+    count = k.shape[2]
+    if tokens is not None and len(tokens) != count:
+        raise ValueError(f"tokens: got {len(tokens)} names, needs {count}, one for each token of k")
+    if tour.given:
+        return "its tour takes more than q, k and v"
+    if q.shape[2] != count or count > MOST_TOKENS:
+        return f"a tour has as many queries as keys, and at most {MOST_TOKENS}"
+    if max(q.shape[3], v.shape[3]) > MOST_WIDTH or min(q.shape[3], v.shape[3]) < tour.narrowest:
+        return f"its tour shows vectors of {tour.narrowest} to {MOST_WIDTH} numbers"
+    names = [f"token {n}" for n in range(count)] if tokens is None else [_short(str(token)) for token in tokens]
+    q, k, v = (np.asarray(x[0, 0], dtype=np.float64) for x in (q, k, v))
+    return Words(names, count - 1, q, k, v, np.round(np.mean(v, axis=0) + 0.5, 1))
+
+
+def _number(x: Any) -> float | bool | None:
+    """Return a number, or that of an array whose elements are all the same."""
+    if isinstance(x, bool | int | float):
+        return x
+    flat = np.asarray(x).reshape(-1)
+    return float(flat[0]) if flat.dtype.kind == "f" and flat.size and np.all(flat == flat[0]) else None
 
 
 def values(
@@ -164,7 +207,7 @@ def page(
     text = _text("page.html")
     filled = {
         "title": escape(mechanism.title),
-        "css": _text("page.css").strip(),
+        "css": colours() + _text("page.css").strip(),
         "js": "\n".join(_text(name) for name in ("formulas.js", "pictures.js", "page.js")),
         "tour": _script(mechanism) or "",
         "data": data(mechanism, words, knobs, command),
@@ -197,6 +240,11 @@ def data(
         "command": command,
     }
     return json.dumps(shown, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+
+
+def colours() -> str:
+    """Return the colours of all pages, light and dark, as CSS."""
+    return resources.files("refattn.explorer").joinpath("colours.css").read_text(encoding="utf-8")
 
 
 def script(mechanism: Mechanism) -> str:

@@ -31,7 +31,7 @@ function added(t) {
 
 function tile(x, y, wide, high, number, most, ref) {
   const set = { x, y, width: wide - 2, height: high - 2, rx: 3 }, ground = svg("rect", { ...set, class: "plane" }) + svg("rect", { ...set, style: `fill:${heat(number, most)}` });
-  if (wide < 34) return ground;
+  if (wide < 34 || ref === undefined) return ground;
   return ground + text(x + wide / 2 - 1, y + high / 2 + 3, show(Math.abs(number) < 1e-12 ? 0 : number), { "text-anchor": "middle", ...(ref ? { "data-ref": ref } : {}) });
 }
 
@@ -39,21 +39,21 @@ function tile(x, y, wide, high, number, most, ref) {
 function table(W, H, small) {
   const at = S.at ?? S.t, back = S.side === "backward", n = now(), narrow = W < 420, space = W * (small ? 0.5 : 0.49);
   const below = small ? [] : back ? [["du", "du"], ["dm", "dm"]] : narrow ? [["answer", "answer"], ["value", "v"], ["miss", "miss"]] : [["answer", "answer"], ["value v", "v"], ["miss m", "miss"], ["change u", "correction"]];
-  const head = small ? 4 : narrow ? 14 : 44, gap = small ? 0 : narrow ? 5 : 12, high = Math.min(narrow ? 24 : 34, (H - head - gap - 4) / (D.length + below.length));
-  const left = small ? 0 : narrow ? 8 : 16, key = small ? 0 : narrow ? 40 : 60, x0 = left + key + (small ? 4 : 10), wide = Math.min(narrow ? 48 : 76, (space - x0 - 8) / E.length);
-  const cells = back ? D.map((d) => E.map((e) => V.dS(n, d, e))) : memoryAt(at), most = back ? Math.max(1e-9, ...cells.flat().map(Math.abs)) : 1;
+  const head = small ? 4 : narrow ? 14 : 44, gap = small ? 0 : narrow ? 5 : 12, high = Math.min(small ? 64 : narrow ? 24 : 34, (H - head - gap - (narrow ? 4 : 24)) / (D.length + below.length));
+  const left = small ? 0 : narrow ? 8 : 16, key = small ? 0 : narrow ? 40 : 60, x0 = left + key + (small ? 4 : 10), wide = Math.min(small ? 64 : narrow ? 48 : 76, (space - x0 - 8) / E.length);
+  const cells = back ? D.map((d) => E.map((e) => V.dS(n, d, e))) : memoryAt(at), usual = Math.max(1, ...DATA.v.flat().map(Math.abs)), most = back ? Math.max(1e-9, ...cells.flat().map(Math.abs)) : usual;
   const middle = { "text-anchor": "middle", class: "tick" };
   let drawn = "";
   if (!small) drawn += text(left + key / 2 - 1, head - 6, narrow ? "k" : "key k", middle) + text(x0 + (wide * E.length) / 2, head - 6, back ? "dS" : narrow ? "S" : "memory S", middle);
-  if (!small && !narrow) drawn += text(0, 12, back ? `gradients, after ${DATA.tokens[n]}` : S.t < J.length ? `${DATA.tokens[n]} comes` : `after ${DATA.tokens[n]}`, { class: "title" });
+  if (!small && !narrow) drawn += text(0, 12, back ? `gradients, after ${DATA.tokens[n]}` : S.t < J.length ? `${DATA.tokens[n]} comes` : `after ${DATA.tokens[n]}`, { class: "title" }) + text(0, H - 6, back ? "arrows: where values should move" : "○ said, ● remembered, o output", { class: "title" });
   D.forEach((d) => {
     const y = head + d * high;
     if (!small) drawn += tile(left, y, key, high, V.k(n, d), 1, `k.${n}.${d}`);
-    E.forEach((e) => { drawn += tile(x0 + e * wide, y, wide, high, cells[d][e], most, back ? `dS.${n}.${d}.${e}` : at === S.t ? `state.${S.t}.${d}.${e}` : ""); });
+    E.forEach((e) => { drawn += tile(x0 + e * wide, y, wide, high, cells[d][e], most, small ? undefined : back ? `dS.${n}.${d}.${e}` : at === S.t ? `state.${S.t}.${d}.${e}` : ""); });
   });
   drawn += svg("rect", { x: x0 - 3, y: head - 3, width: wide * E.length + 4, height: high * D.length + 4, rx: 5, style: "fill:none;stroke:var(--ink)", "stroke-width": 1.4 });
   below.forEach(([label, name], row) => {
-    const y = head + gap + high * (D.length + row), size = back ? Math.max(1e-9, ...E.map((e) => Math.abs(V[name](n, e)))) : 1;
+    const y = head + gap + high * (D.length + row), size = back ? Math.max(1e-9, ...E.map((e) => Math.abs(V[name](n, e)))) : usual;
     drawn += text(x0 - 10, y + high / 2 + 3, label, { class: "tick", "text-anchor": "end" });
     E.forEach((e) => { drawn += tile(x0 + e * wide, y, wide, high, V[name](n, e), size, `${name}.${n}.${e}`); });
   });
@@ -65,7 +65,8 @@ function answers(W, H, small) {
   const at = S.at ?? S.t, back = S.side === "backward", n = now(), memory = memoryAt(at), narrow = W < 420, end = Math.min(at, S.i + 1);
   const top = small || narrow ? 2 : 24, size = Math.min(H - top - 2, W * 0.46), left = W - size;
   const flat = (point) => [point[0], point[1] ?? 0], said = J.map((j) => flat(DATA.v[j])), goal = flat(DATA.target), lazy = flat(added(Math.floor(end + 1e-9)));
-  const { X, Y, ground } = plane(left, top, size, [...said, goal, [0, 0], flat(added(S.i + 1))]);
+  const told = Array.from({ length: J.length + 1 }, (_, t) => [question(), ...J.slice(0, t).map(keyOf)].map((key) => flat(asked(states(t), key)))).flat();
+  const { X, Y, ground } = plane(left, top, size, [...said, ...told, goal, [0, 0], flat(added(S.i + 1))]);
   const inside = (x) => Math.max(left + 36, Math.min(left + size - 36, x));
   const from = (a, b, set) => (Math.hypot(X(a) - X(b), Y(a) - Y(b)) < 11 ? "" : arrow(X(a), Y(a), X(b), Y(b), set));
   let drawn = TIP + ground;
@@ -104,8 +105,9 @@ function caption() {
     return push[most] < 5e-5 ? "The output is the target: nothing has to change." : `Changing the value of ${names([most])} would move the output of ${names([S.i])} most; ${push.filter((x) => x < 5e-5).length} of ${J.length} values do not matter.`;
   }
   if (S.t < J.length) return `${names([n])} comes. The memory’s answer to its key misses the value by ${show(size)}; the writing leaves ${show(Math.hypot(...E.map((e) => DATA.v[n][e] - asked(states(n + 1), keyOf(n))[e])))}.`;
+  if (K.beta === 0) return "Nothing is written, so the memory stays empty and every answer is 0.";
   const seen = J.slice(0, S.i + 1), own = nearest(E.map((e) => V.o(S.i, e)), seen), lazy = nearest(added(S.i + 1), seen);
-  return `The output of ${names([S.i])} is nearest to ${names([own])}; ${own === lazy ? "so it were by only adding" : `by only adding, to ${names([lazy])}`}.`;
+  return `After ${names([S.i])} the output o is nearest to ${names([own])}; ${own === lazy ? "it would be by only adding, too" : `by only adding it would be nearest to ${names([lazy])}`}.`;
 }
 
 // ---- the tour --------------------------------------------------------------------------------------------------------
@@ -146,8 +148,8 @@ tour({
     { id: "DELTA.1", title: "Fade", say: () => `${names([now()])} comes. First the memory loses the same part of every number in it.`, when: "step", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0] },
     { title: "Ask", label: "a part of DELTA.2", formula: "a_n = D_n^T k_n", say: "The memory is asked for the token’s key before anything is written. Its answer is the sum of its rows, each counted by one element of the key.", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0] },
     { id: "DELTA.2", title: "See what is missing", say: "The miss is what the answer lacks to be the value.", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0] },
-    { id: "DELTA.3", title: "Decide how much to change", say: "The number β says how firmly to write: 1 corrects the whole miss, 0 ignores the token.", when: "step", show: [["miss"], ["correction"]], pick: () => ["correction", now(), 0] },
-    { id: "DELTA.4", title: "Write", say: "Each row of the memory changes by u, counted by its element of the key: the answer to this key moves, and answers to keys at right angles stay.", when: "step", show: [["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0] },
+    { id: "DELTA.3", title: "Decide how much to change", say: "The number β says how firmly to write: 1 takes the whole miss, 0 ignores the token.", when: "step", show: [["miss"], ["correction"]], pick: () => ["correction", now(), 0] },
+    { id: "DELTA.4", title: "Write", say: () => `Each row of the memory changes by u, counted by its element of the key. So the answer to this key moves by u times k · k, which is ${show(keyOf(now()).reduce((total, x) => total + x * x, 0))}, and answers to keys at right angles stay.`, when: "step", show: [["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0] },
     { id: "DELTA.5", title: "Read", say: "The token’s question is put to the memory as it is after the writing. Nothing of later tokens is in it, so no mask is needed.", when: "last", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0] },
   ],
   backward: [

@@ -165,7 +165,8 @@ function curves(W, H, small) {
     drawn += svg("path", { d: `M${left + 10} ${top + 31}h22`, style: "stroke:var(--soft)", "stroke-width": 1.8, "stroke-dasharray": "5 4" }) + text(left + 38, top + 35, "exponential");
   }
   const order = [...J].sort((a, b) => V.s(S.i, a) - V.s(S.i, b)), at = order.map((j) => X(V.s(S.i, j)));
-  const heights = spread(order.map((j) => Y(taylor(V.s(S.i, j), p)) - 3), 15, top + 52, bottom - 4);
+  const steep = order.filter((j) => V.s(S.i, j) > 0.15 * far); // there the curve's left side is free for names
+  const heights = spread(steep.map((j) => Y(taylor(V.s(S.i, j), p)) - 10), 15, top + 52, bottom - 4);
   order.forEach((j, n) => {
     const x = at[n], score = V.s(S.i, j), y = Y(taylor(score, p)), gap = Y(Math.exp(score));
     const push = -V.ds(S.i, j), size = Math.max(...J.map((l) => Math.abs(V.ds(S.i, l))), 1e-12), long = 26 * (push / size);
@@ -173,8 +174,8 @@ function curves(W, H, small) {
     inner += svg("circle", { cx: x, cy: y, r: small ? 4 : j === S.i ? 7 : 5.5, style: `fill:${hidden(S.i, j) ? "var(--paper)" : color(j)};stroke:${color(j)}`, "stroke-width": 2 });
     if (side && Math.abs(long) > 5) inner += arrow(x, y, x + long, y);
     if (!small && !narrow) {
-      const beside = score > 0.15 * far; // there the curve is steep, and its left side is free
-      inner += text(beside ? x - 11 : Math.max(left + 22, x), beside ? heights[n] : Math.min(y, gap) - (n % 2 ? 26 : 12), DATA.tokens[j], { class: j === S.i ? "name strong" : "name", "text-anchor": beside ? "end" : "middle" });
+      const beside = steep.indexOf(j);
+      inner += text(beside < 0 ? Math.max(left + 22, x) : x - 11, beside < 0 ? Math.min(y, gap) - (n % 2 ? 26 : 12) : heights[beside], DATA.tokens[j], { class: j === S.i ? "name strong" : "name", "text-anchor": beside < 0 ? "middle" : "end" });
     }
     drawn += follows(j, DATA.tokens[j], inner, { class: "node" });
   });
@@ -192,7 +193,7 @@ function filled(W, H, small) {
   const x0 = W * (small ? 0.64 : narrow ? 0.6 : 0.6), top = small ? 4 : narrow ? 16 : 40, bottom = H - (small ? 4 : narrow ? 16 : 34);
   if (rows > 300) return text(x0, top + 12, `a state of ${rows} rows`, { class: "title" });
   const stacks = Math.ceil(rows / Math.max(10, Math.floor((bottom - top) / 6))), deep = Math.ceil(rows / stacks), high = (bottom - top) / deep;
-  const names = !small && !narrow && stacks === 1 && high >= 11, space = W - x0 - (names ? 44 : 0), wide = (space - 10 * (stacks - 1)) / (stacks * columns);
+  const names = !small && !narrow && stacks === 1 && high >= 13, space = W - x0 - (names ? 44 : 0), wide = (space - 10 * (stacks - 1)) / (stacks * columns);
   const cells = stateAt(at), full = stateAt(J.length), scales = Array.from({ length: columns }, (_, c) => Math.max(1e-9, ...full.map((row) => Math.abs(row[c]))));
   let drawn = "";
   if (!small) drawn += text(x0, 12, narrow ? `state, ${n} keys in` : n === 0 ? "the state, before any key" : `the state, with ${n === 1 ? "one key" : `${n} keys`} in it`, { class: "title" });
@@ -219,9 +220,9 @@ function caption() {
   const negative = visible.filter((j) => V.w(i, j) < 0), shares = visible.map((j) => V.w(i, j) / V.z(i)), whole = visible.reduce((a, j) => a + Math.exp(V.s(i, j)), 0);
   if (negative.length) return `${names(negative)} ${negative.length > 1 ? "have" : "has"} a negative weight: with this order and this α the output is no mean.`;
   const off = Math.max(...visible.map((j, n) => Math.abs(shares[n] - Math.exp(V.s(i, j)) / whole)));
-  const turned = order.findLastIndex((j, n) => n && V.w(i, j) > V.w(i, order[n - 1]) + 1e-12);
+  const turned = order.findLastIndex((j, n) => n && V.w(i, j) > V.w(i, order[n - 1]) + 1e-3);
   const odd = turned > 0 ? ` ${names([order[turned]])} matches worse than ${names([order[turned - 1]])} and yet weighs more.` : "";
-  return `Shares differ from those of the exponential by up to ${off < 0.001 ? "less than 0.1 %" : `${(100 * off).toFixed(1)} %`}.${odd}`;
+  return `Shares differ from those of the exponential by ${off < 0.001 ? "less than 0.1 %" : `up to ${(100 * off).toFixed(1)} %`}.${odd}`;
 }
 
 tour({

@@ -1,4 +1,4 @@
-"""What a reader of the tour of higher-order attention may set; a small alpha, so that polynomial and exponential differ."""
+"""What a reader of the tour of higher-order attention may set; with a small alpha the polynomial is seen to err."""
 
 from refattn.mechanisms.record import Knob, Tour
 

@@ -218,7 +218,7 @@ function panel(x0, W, H, name, title, small) {
 
 function picture(W, H, small) {
   const gap = small ? 8 : W < 420 ? 10 : 18, half = (W - gap) / 2, back = S.side === "backward";
-  const titles = back ? ["where places should move", "plain attention"] : ["with momentum (arrows)", "plain attention"];
+  const titles = back ? ["where places should move", "plain attention"] : [W < 420 ? "momentum (arrows)" : "momentum (arrows), pushes (lines)", "plain attention"];
   return TIP + panel(0, half, H, "x", titles[0], small) + panel(half + gap, half, H, "plain", titles[1], small);
 }
 

@@ -15,7 +15,8 @@ def run(definition: Any, inputs: Mapping[str, Any], knobs: Mapping[str, Any], fo
     x = inputs["start"][None]
     p, t, same, ones = np.zeros_like(x), np.ones(1), np.eye(x.shape[2]), np.ones(x.shape[2])
     weights = {"gain": ones, "gain_p": ones, "w_q": inputs["match"] * same, "w_k": same, "w_v": same, "w_o": same}
-    numbers = {name: np.full(1, knobs[name]) for name in ("h_x", "h_y", "c_log")} | {"c_lin": np.full(1, inputs["c_lin"])}
+    numbers = {name: np.full(1, knobs[name]) for name in ("h_x", "h_y", "c_log")}
+    numbers["c_lin"] = np.full(1, inputs["c_lin"])
     layers = []
     for _ in range(knobs["layers"]):
         (x, p), saved = definition.forward(x, p, t, w_b=same, **weights, **numbers)
