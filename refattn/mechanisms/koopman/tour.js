@@ -434,7 +434,7 @@ tour({
   short: "A query walks, learns from its own path how it moves, and goes one move further than attention.",
   intro: () => [
     "Plain attention moves a query once, to the mean of the values that it attends. Here it moves several times, and leaves a <b>path</b>.",
-    `From the second time on it also learns from its path. A <b>map</b> of the plane is fitted to the moves so far: it should lead from where each began to where it ended. Attention leads to q', and the map one move further: there the query goes. The map need not be linear, but its <b>Koopman operator</b> is, and that is fitted: it says what becomes of functions of the place. We follow ${word()}.`,
+    "From the second time on it also learns from its path. A <b>map</b> of the plane is fitted to the moves so far: it should lead from where each began to where it ended. Attention leads to q', and the map one move further: there the query goes. What is fitted is its <b>Koopman operator</b>, which is linear: it says what becomes of any function of the place, such as how near a key is.",
   ],
   turn: "What would have to change for the path to end at a goal? The gradient goes back through the last update, and from there to all earlier points, for every fit has read them. A d in front of a letter means the gradient of the loss with respect to it.",
   sizes: { t: () => K.updates, m: (u) => u, r: (u) => u },
