@@ -96,9 +96,9 @@ def _numbers(mechanism: Mechanism, run: Run) -> list[tuple[str, Any]]:
     if run.again is None:
         return []
     options = {**mechanism.defaults, **run.options}
-    if run.about[1] == "definition":
-        assert mechanism.definition is not None
-        names = inspect.signature(mechanism.definition.forward).parameters
+    forward = getattr(mechanism.definition, "forward", None)
+    if run.about[1] == "definition" and forward is not None:
+        names = inspect.signature(forward).parameters
         chosen = {name: options.get(name, one.default) for name, one in names.items() if one.default is not one.empty}
         return _picked(mechanism, {name: x for name, x in chosen.items() if type(x) in (int, float)})
     given = mechanism.numbers(options) | options

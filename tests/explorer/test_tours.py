@@ -230,3 +230,42 @@ def test_colours_have_contrast_and_differ_for_the_colour_blind(dark: bool) -> No
         seen = rgb @ kind.T
         apart = [np.linalg.norm(seen[i] - seen[j]) for i in range(5) for j in range(i)]
         assert min(apart) > 0.12, np.round(apart, 2)
+
+
+def test_a_tour_of_ones_own_call_computes_what_the_call_does() -> None:
+    q, k, v = np.random.default_rng(5).standard_normal((3, 2, 2, 7, 4))
+    tokens = ["to", "be", "<or>", "not", "to", "be", "a very long question"]
+    for name, options, knobs in (
+        ("softmax", {"causal": True}, {"sharpness": 1.0, "causal": True}),
+        ("graph_energy", {"threshold": "hard(tau=0.3)"}, {"kappa": 1.0, "tau": 0.3, "step": 1 / 3, "steps": 10}),
+        ("higher_order", {"order": 3}, {"order": 3}),
+        ("delta", {"beta": np.full((2, 2, 7), 0.5), "log_decay": np.zeros((2, 2, 7))}, {"beta": 0.5, "log_decay": 0.0}),
+    ):
+        mechanism = ra.mechanism(name)
+        html = ra.explore(name, q, k, v, tokens=tokens, **options).html  # type: ignore[arg-type]
+        found = re.search('id="data">(.*?)</script>', html, re.DOTALL)
+        assert found is not None and "<or>" not in html
+        data = json.loads(found[1])
+        assert data["tokens"][2:] == ["&lt;or&gt;", "not", "to", "be", "a very long…"]
+        assert knobs.items() <= {knob["name"]: knob["value"] for knob in data["knobs"]}.items()
+        out, _ = getattr(ra, name).forward(q, k, v, **options)
+        last = list(data["python"])[: next(n for n, id in enumerate(data["python"]) if id.startswith("d"))]
+        flat = np.array(data["python"][last[-1]])
+        assert name == "delta" or np.allclose(flat, out[0, 0].reshape(-1), atol=1e-12)
+        with engine(mechanism, found[1]) as ask:
+            assert ask("of.compare(of.data.python)")["worst"] < 1e-9
+            for what, text in ask(SAID):
+                assert not re.search("undefined|NaN|null", text), (name, what)
+
+
+def test_a_call_that_no_tour_covers_says_why() -> None:
+    q, k, v = np.random.default_rng(5).standard_normal((3, 1, 1, 5, 2))
+    for name, options, why in (
+        ("softmax", {"scale": 0.3}, "the paper has no scale=0.3"),
+        ("graph_energy", {"mu": 2.0}, "the tour has no knob for mu"),
+        ("delta", {"beta": np.linspace(0, 1, 5).reshape(1, 1, 5), "log_decay": np.zeros((1, 1, 5))}, "no knob for beta"),
+    ):
+        assert why in ra.explore(name, q, k, v, **options).html  # type: ignore[arg-type]
+    assert "at most 12" in ra.explore("softmax", *np.ones((3, 1, 1, 13, 2))).html
+    with pytest.raises(ValueError, match="tokens: got 2 names, needs 5"):
+        ra.explore("softmax", q, k, v, tokens=["a", "b"])

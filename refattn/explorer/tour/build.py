@@ -113,7 +113,7 @@ def taken(
     for name, x in own.items():
         number = _number(x)
         if name in knobs and number is not None:
-            knobs[name] = int(number) if isinstance(knobs[name], int) and number == int(number) else number
+            knobs[name] = type(knobs[name])(number) if isinstance(knobs[name], int) and number == int(number) else number
         elif number is None or number != defaults.get(name):
             return f"the tour has no knob for {name}"
     return words, knobs
@@ -207,9 +207,9 @@ def page(
     text = _text("page.html")
     filled = {
         "title": escape(mechanism.title),
-        "css": colours() + _text("page.css").strip(),
-        "js": "\n".join(_text(name) for name in ("formulas.js", "pictures.js", "page.js")),
-        "tour": _script(mechanism) or "",
+        "css": colours() + drawing() + _text("page.css").strip(),
+        "js": shared_script() + _text("page.js"),
+        "tour": function(mechanism),
         "data": data(mechanism, words, knobs, command),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], text)
@@ -247,13 +247,24 @@ def colours() -> str:
     return resources.files("refattn.explorer").joinpath("colours.css").read_text(encoding="utf-8")
 
 
+def drawing() -> str:
+    """Return what the classes of pictures look like, as CSS."""
+    return _text("pictures.css")
+
+
+def shared_script() -> str:
+    """Return the JavaScript that all tours compute and draw with."""
+    return _text("formulas.js") + _text("pictures.js")
+
+
 def script(mechanism: Mechanism) -> str:
-    """Return the JavaScript that computes the numbers of a tour without a browser, as the body of a function."""
-    return f"{_text('formulas.js')}\n{_text('pictures.js')}\nconst write = {_function(mechanism)};\n"
+    """Return the JavaScript that computes the numbers of a tour without a page; ``new Numbers(data, write)`` has them."""
+    return f"{shared_script()}\nconst write = {function(mechanism)};\n"
 
 
-def _function(mechanism: Mechanism) -> str:
-    return "({ DATA, S, K, V, F, J, D, E, knob, names, tour }) => {\n" + (_script(mechanism) or "") + "\n}"
+def function(mechanism: Mechanism) -> str:
+    """Return the `tour.js` of a mechanism as the function that ``Numbers`` takes."""
+    return f"({{ DATA, S, K, V, F, J, D, E, knob, names, tour }}) => {{\n{_script(mechanism)}\n}}"
 
 
 def _formula(formula: str) -> str:

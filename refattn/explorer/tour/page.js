@@ -214,7 +214,7 @@ class Page {
   // ---- picture, knobs, time ------------------------------------------------------------------------------------------
 
   draw() {
-    const box = byId("picture"), W = Math.round(box.clientWidth), most = wide() ? 460 : this.numbers.steps ? 112 : 134;
+    const box = byId("picture"), W = Math.round(box.clientWidth), most = wide() ? 460 : W >= 480 ? 250 : this.numbers.steps ? 112 : 134;
     const H = Math.min(most, Math.round(this.mechanism.height(W)));
     const focus = document.activeElement?.getAttribute("data-word");
     box.innerHTML = `<svg class="${W < 420 ? "narrow" : ""}" width="${W}" height="${H}" viewBox="0 0 ${W} ${H}" role="group" aria-label="${said(this.mechanism.label).replaceAll('"', "")}">${this.mechanism.picture(W, H, false)}</svg>`;
