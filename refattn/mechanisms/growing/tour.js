@@ -348,6 +348,7 @@ function caption() {
 
 tour({
   title: "Growing attention",
+  living: "amplitude",
   short: "A head that is too narrow for what the loss asks gets new columns, where they help most.",
   intro: () => [
     `A head compares tokens by two narrow matrices. With few columns it can make only few patterns of weights. Here each word should attend to the next and the last to the first, and training with ${columns(K.width)} has come no further than the picture shows.`,
