@@ -171,6 +171,7 @@ const quantities = {
   gyn: { axes: "ia", symbol: "g'y", what: "tokens by the gradients of a token's scores, after", of: (i, b) => over(J, (j) => mul(F.gn(i, j), y(j, b))) },
   Nn: { axes: "ab", symbol: "N'", what: "gradient of the new kernel", of: (a, b) => over(J, (i) => mul(y(i, a), F.gyn(i, b))) },
   dwqn: { axes: "au", symbol: "dw_q'", what: "gradient of a column of queries, after", of: (a, n) => mul(SCALE, over(features(), (b) => mul(F.Nn(a, b), F.wkn(b, n)))) },
+  best: { what: "amplitude that the search takes", values: searched },
   slope: {
     id: "GROW.19", symbol: "slope", what: "change of the loss with the amplitude, at 0",
     of: () => neg(div(sub(over(features().flatMap((r) => features().map((z) => [r, z])), ([r, z]) => pow(G(r, z), 2)), over(features().slice(V.c()), (r) => pow(sigma(r), 2))), nu())),
@@ -202,7 +203,7 @@ const forward = [
   },
   {
     id: ["GROW.2", "GROW.3", "GROW.4"], title: "What a change costs", show: [["C"], ["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
-    say: "N is right only while the scores change little. So the cost of a change of M is what it does to the scores. C says how tokens spread; its eigenvectors are directions, and ρ is the price of each.",
+    say: "N is right only while scores change little, so a change of M costs what it does to the scores. C says how tokens spread. Along a direction in which they spread much a change does much, and costs more: ρ is the price of each direction.",
   },
   {
     id: ["GROW.5", "GROW.6"], title: "What is out of reach", show: [["G"], ["H"]], pick: () => ["H", ...largest(V.H)],
@@ -211,7 +212,7 @@ const forward = [
   },
   {
     id: "GROW.7", title: "How many columns", show: [["sigma", "part"], ["c"]], pick: () => ["part", 0],
-    say: () => `H is a sum of matrices of rank 1, and one new column can make one of them. Its singular value squared is what that column is worth. Those above ${percent(K.share)} of the whole are added: ${columns(V.c())}.`,
+    say: () => `H is a sum of matrices of rank 1, and a new column on both sides can make one of them. Its singular value, squared, is what that column is worth. Those above ${percent(K.share)} of the whole are added: ${columns(V.c())}.`,
   },
   {
     id: ["GROW.9", "GROW.10"], title: "Move the kernel", show: [["M"], ["D"], ["Fm"]], pick: () => ["Fm", ...largest(V.D)],
@@ -281,7 +282,7 @@ function weightMap(x, y, side, value, ref, named, small) {
 
 // The loss over the amplitude: with the new columns, without any, and where the step and the search are.
 function losses(x, y, W, H, small) {
-  const best = searched(), far = Math.min(3, Math.max(K.amplitude, 3 * best)) || 3, most = V.loss() * 1.25 + 1e-9, X = scale(0, far, x, x + W), Y = scale(0, most, y + H, y), at = range(31).map((n) => (far * n) / 30);
+  const best = V.best(), far = Math.min(3, Math.max(K.amplitude, 3 * best)) || 3, most = V.loss() * 1.25 + 1e-9, X = scale(0, far, x, x + W), Y = scale(0, most, y + H, y), at = range(31).map((n) => (far * n) / 30);
   const line = (of, set) => {
     const points = at.map((a) => [a, of(a)]), end = points.findIndex(([, z]) => z > most), shown = end < 0 ? points : points.slice(0, end);
     return shown.length > 1 ? svg("path", { d: `M${shown.map(([a, z]) => `${X(a).toFixed(1)} ${Y(z).toFixed(1)}`).join("L")}`, ...set }) : "";
@@ -338,7 +339,7 @@ function picture(W, H, small) {
 }
 
 function caption() {
-  const best = searched(), found = best > 0 ? `The search takes amplitude ${show(best)}.` : "The search finds no amplitude, so the head would not grow.";
+  const best = V.best(), found = best > 0 ? `The search takes amplitude ${show(best)}.` : "The search finds no amplitude, so the head would not grow.";
   if (S.side === "backward") return `At amplitude 0 the loss changes by ${show(V.slope())} for each 1 of amplitude; the straight line shows it. ${found}`;
   if (K.amplitude === 0) return `With ${columns(K.width)} the loss is ${show(V.loss())}. At amplitude 0 nothing has moved. ${found}`;
   const rises = V.lossn() > V.loss();
@@ -347,6 +348,7 @@ function caption() {
 
 tour({
   title: "Growing attention",
+  living: "amplitude",
   short: "A head that is too narrow for what the loss asks gets new columns, where they help most.",
   intro: () => [
     `A head compares tokens by two narrow matrices. With few columns it can make only few patterns of weights. Here each word should attend to the next and the last to the first, and training with ${columns(K.width)} has come no further than the picture shows.`,

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from refattn.mechanisms.record import Knob, Tour
+from refattn.ops.plain import softmax
 
 SCALE = 0.5
 
@@ -15,9 +14,7 @@ def run(definition: Any, inputs: Mapping[str, Any], knobs: Mapping[str, Any], _:
     width, y = knobs["width"], inputs["y"]
     w_q, w_k = (inputs[name][None, width - 1, :, :width] for name in ("w_q", "w_k"))
     heads = definition.heads_of(w_q, w_k, scale=SCALE)
-    scores = y @ heads.kernel[0] @ y.T
-    powers = np.exp(scores - np.max(scores, axis=1, keepdims=True))
-    g = powers / np.sum(powers, axis=1, keepdims=True) - inputs["wanted"]
+    g = softmax(y @ heads.kernel[0] @ y.T) - inputs["wanted"]
     planned = definition.plan(heads, definition.observe(y[None], g[None, None]), damping=knobs["damping"])
     columns = definition.columns_of(planned, share=knobs["share"])
     definition.grow(heads, planned, columns=columns, amplitude=knobs["amplitude"])

@@ -314,7 +314,7 @@ function picture(W, H, small) {
   const below = small || narrow ? 0 : 24, room = small ? 10 : narrow ? 16 : 26, points = [...keys, ...values, ...path, ...(back ? [goal] : [])].map(flat);
   const ends = [0, 1].map((c) => [Math.min(...points.map((p) => p[c])), Math.max(...points.map((p) => p[c]))]), bottom = H - below;
   const fit = [(W - 2 * room - (narrow ? 24 : 0)) / (ends[0][1] - ends[0][0] || 1), (bottom - 2 * room) / (ends[1][1] - ends[1][0] || 1)];
-  const units = narrow && !small ? fit : [Math.min(...fit), Math.min(...fit)]; // a phone's picture is low: there a unit is longer across
+  const units = narrow ? fit : [Math.min(...fit), Math.min(...fit)]; // a low picture has longer units across
   const X = (p) => W / 2 + units[0] * (p[0] - (ends[0][0] + ends[0][1]) / 2), Y = (p) => bottom / 2 - units[1] * (flat(p)[1] - (ends[1][0] + ends[1][1]) / 2);
   const mine = color(S.i), attended = place(V.a, u), next = place(V.x, u + 1), named = labels(W, bottom, narrow ? 11.5 : 13);
   let drawn = TIP + svg("rect", { x: 0, y: 0, width: W, height: bottom, rx: 6, class: "plane" }) + svg("path", { d: `M${X([0, 0])} 0V${bottom}M0 ${Y([0, 0])}H${W}`, class: "axis" });
@@ -434,7 +434,7 @@ tour({
   short: "A query walks, learns from its own path how it moves, and goes one move further than attention.",
   intro: () => [
     "Plain attention moves a query once, to the mean of the values that it attends. Here it moves several times, and leaves a <b>path</b>.",
-    `From the second time on it also learns from its path. A <b>map</b> of the plane is fitted to the moves so far: it should lead from where each began to where it ended. Attention leads to q', and the map one move further: there the query goes. The map need not be linear, but its <b>Koopman operator</b> is, and that is fitted: it says what becomes of functions of the place. We follow ${word()}.`,
+    "From the second time on it also learns from its path. A <b>map</b> of the plane is fitted to the moves so far: it should lead from where each began to where it ended. Attention leads to q', and the map one move further: there the query goes. What is fitted is its <b>Koopman operator</b>, which is linear: it says what becomes of any function of the place, such as how near a key is.",
   ],
   turn: "What would have to change for the path to end at a goal? The gradient goes back through the last update, and from there to all earlier points, for every fit has read them. A d in front of a letter means the gradient of the loss with respect to it.",
   sizes: { t: () => K.updates, m: (u) => u, r: (u) => u },

@@ -3,15 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from refattn.mechanisms.record import Knob, Tour
 
 
 def run(definition: Any, inputs: Mapping[str, Any], knobs: Mapping[str, Any], follow: int) -> None:
     """Call the definition with the query that is followed alone: queries do not meet."""
-    q, k, v = inputs["q"][follow : follow + 1], inputs["k"], inputs["v"]
-    out, saved = definition.forward(*(np.reshape(x, (1, 1, *x.shape)) for x in (q, k, v)), **knobs)
+    q, k, v = inputs["q"][None, None, follow : follow + 1], inputs["k"][None, None], inputs["v"][None, None]
+    out, saved = definition.forward(q, k, v, **knobs)
     definition.backward(saved, out - inputs["target"])
 
 
