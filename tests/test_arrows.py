@@ -76,7 +76,6 @@ HOST = (
     "bridges.py",
     "cli/analyse/stack.py",
     "*loops.py",
-    "*tour.py",
 )
 LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "numpy": (("backends/", "analysis/", *HOST), True),
