@@ -17,18 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Enter": 13, "Escape": 27, "Home": 36}
 KEYS |= {"End": 35, "Tab": 9}
 
 
-def path() -> str:
-    """Return the browser's program, or skip the test."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("there is no browser: apt-get install chromium")
-    return found
+def path() -> str | None:
+    """Return the browser's program, or None if there is none."""
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 class Tab:
@@ -93,6 +88,8 @@ class Browser:
     """A running Chromium."""
 
     def __init__(self, profile: Path) -> None:
+        if (program := path()) is None:
+            raise FileNotFoundError("there is no browser: apt-get install chromium")
         (theirs, ours), (back, answer) = os.pipe(), os.pipe()
         theirs, answer = (fcntl.fcntl(end, fcntl.F_DUPFD, 64) for end in (theirs, answer))
 
@@ -103,7 +100,7 @@ class Browser:
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
         options += [f"--user-data-dir={profile}", "--no-first-run", "--hide-scrollbars", "about:blank"]
         self.process = subprocess.Popen(
-            [path(), *options], preexec_fn=place, pass_fds=(3, 4), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            [program, *options], preexec_fn=place, pass_fds=(3, 4), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         os.close(theirs)
         os.close(answer)

@@ -11,7 +11,7 @@ import pytest
 
 import refattn as ra
 from refattn.explorer.tour import build
-from tests.explorer.chromium import Browser, Tab, browser
+from tests.explorer.chromium import Browser, Tab, browser, path
 
 pytestmark = pytest.mark.slow(sampled=True)
 
@@ -25,6 +25,8 @@ PHONE: dict[str, Any] = {"width": 390, "height": 844, "touch": True}
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if path() is None:
+        pytest.skip("there is no browser: apt-get install chromium")
     with browser(tmp_path_factory.mktemp("profile")) as running:
         yield running
 
