@@ -4,8 +4,8 @@
 // growing, r, s and z directions of W. Signs of singular vectors are free, and so is how new columns are mixed: what
 // depends on that (G, H, K, K', the new weights) has no id here, for it is no fault if another library has it otherwise.
 
-const { y, wq, wk, M, Mk, ys, s, w, p, g, gy, N, C, A, lambda, rho, back, white, NV, G, Pq, Pk, E: out, H, sigma, VG, D: way, nu, Fm, WF, Kw, cut, VK, Mn, L, R, O } = F;
-const { sn, wn, part, c, slope } = F;
+const { y, wq, wk, M, Mk, s, w, g, gy, N, C, lambda, rho, back, white, NV, G, Pq, Pk, E: out, sigma, VG, D: way, nu, Fm, WF, cut, VK, Mn } = F;
+const { L, R, O, sn, wn } = F;
 const range = (count) => Array.from({ length: count }, (_, n) => n);
 const SCALE = 0.5, MOST = 4, WIDE = DATA.y[0].length, features = () => range(WIDE), olds = () => range(K.width), news = () => range(K.width + V.c());
 const total = (list) => list.reduce((past, x) => past + x, 0);
