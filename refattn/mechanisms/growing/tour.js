@@ -4,10 +4,10 @@
 // growing, r, s and z directions of W. Signs of singular vectors are free, and so is how new columns are mixed: what
 // depends on that (G, H, K, K', the new weights) has no id here, for it is no fault if another library has it otherwise.
 
-const { y, wq, wk, M, Mk, ys, s, w, p, g, gy, N, C, A, lambda, rho, back, white, NV, G, Pq, Pk, E: out, H, sigma, VG, D: way, nu, Fm, WF, Kw, cut, VK, Mn, L, R, O } = F;
-const { sn, wn, part, c, slope } = F;
+const { y, wq, wk, M, Mk, s, w, g, gy, N, C, lambda, rho, back, white, NV, G, Pq, Pk, E: out, sigma, VG, D: way, nu, Fm, WF, cut, VK, Mn } = F;
+const { L, R, O, sn, wn, scale: scaled } = F;
 const range = (count) => Array.from({ length: count }, (_, n) => n);
-const SCALE = 0.5, MOST = 4, WIDE = DATA.y[0].length, features = () => range(WIDE), olds = () => range(K.width), news = () => range(K.width + V.c());
+const MOST = 4, WIDE = DATA.y[0].length, features = () => range(WIDE), olds = () => range(K.width), news = () => range(K.width + V.c());
 const total = (list) => list.reduce((past, x) => past + x, 0);
 const product = (a, b) => a.map((row) => b[0].map((_, n) => total(row.map((x, l) => x * b[l][n]))));
 const transposed = (a) => a[0].map((_, n) => a.map((row) => row[n]));
@@ -115,10 +115,11 @@ function factors() {
 const over = (list, of) => sum(list.map(of));
 const quantities = {
   y: { axes: "ia", what: "token" },
+  scale: { what: "scale" },
   wanted: { axes: "ij", symbol: "p", what: "wanted weight" },
   wq: { axes: "ac", symbol: "w_q", what: "column of queries", values: () => features().map((a) => olds().map((n) => DATA.w_q[K.width - 1][a][n])) },
   wk: { axes: "ac", symbol: "w_k", what: "column of keys", values: () => features().map((a) => olds().map((n) => DATA.w_k[K.width - 1][a][n])) },
-  M: { id: "GROW.1", axes: "ab", what: "kernel", of: (a, b) => mul(SCALE, over(olds(), (n) => mul(wq(a, n), wk(b, n)))) },
+  M: { id: "GROW.1", axes: "ab", what: "kernel", of: (a, b) => mul(scaled(), over(olds(), (n) => mul(wq(a, n), wk(b, n)))) },
   Mk: { axes: "ia", symbol: "yM", what: "token times kernel", of: (i, b) => over(features(), (a) => mul(y(i, a), M(a, b))) },
   s: { axes: "ij", what: "score", of: (i, j) => over(features(), (b) => mul(Mk(i, b), y(j, b))) },
   w: { axes: "ij", what: "weight", of: (i, j) => div(exp(s(i, j)), over(J, (l) => exp(s(i, l)))) },
@@ -158,19 +159,19 @@ const quantities = {
   L: { axes: "au", what: "left factor", values: () => factors().l },
   R: { axes: "au", what: "right factor", values: () => factors().r },
   O: { axes: "uv", what: "rotation to the old columns", values: () => factors().o },
-  wqn: { axes: "au", symbol: "w_q'", what: "new column of queries", of: (a, n) => div(over(news(), (u) => mul(L(a, u), O(u, n))), sqrt(SCALE)) },
-  wkn: { axes: "au", symbol: "w_k'", what: "new column of keys", of: (a, n) => div(over(news(), (u) => mul(R(a, u), O(u, n))), sqrt(SCALE)) },
+  wqn: { axes: "au", symbol: "w_q'", what: "new column of queries", of: (a, n) => div(over(news(), (u) => mul(L(a, u), O(u, n))), sqrt(scaled())) },
+  wkn: { axes: "au", symbol: "w_k'", what: "new column of keys", of: (a, n) => div(over(news(), (u) => mul(R(a, u), O(u, n))), sqrt(scaled())) },
   Mkn: { axes: "ia", symbol: "yM'", what: "token times new kernel", of: (i, b) => over(features(), (a) => mul(y(i, a), Mn(a, b))) },
   sn: { axes: "ij", symbol: "s'", what: "score after", of: (i, j) => over(features(), (b) => mul(F.Mkn(i, b), y(j, b))) },
   wn: { axes: "ij", symbol: "w'", what: "weight after", of: (i, j) => div(exp(sn(i, j)), over(J, (l) => exp(sn(i, l)))) },
   rown: { axes: "i", symbol: "loss'", what: "how far the weights of a token are from the wanted ones, after", of: (i) => over(J, (j) => mul(F.wanted(i, j), log(div(F.wanted(i, j), wn(i, j))))) },
   lossn: { symbol: "loss'", what: "loss after", of: () => over(J, (i) => F.rown(i)) },
-  dwq: { axes: "ac", symbol: "dw_q", what: "gradient of an old column of queries", of: (a, n) => mul(SCALE, over(features(), (b) => mul(N(a, b), wk(b, n)))) },
-  dwk: { axes: "ac", symbol: "dw_k", what: "gradient of an old column of keys", of: (b, n) => mul(SCALE, over(features(), (a) => mul(N(a, b), wq(a, n)))) },
+  dwq: { axes: "ac", symbol: "dw_q", what: "gradient of an old column of queries", of: (a, n) => mul(scaled(), over(features(), (b) => mul(N(a, b), wk(b, n)))) },
+  dwk: { axes: "ac", symbol: "dw_k", what: "gradient of an old column of keys", of: (b, n) => mul(scaled(), over(features(), (a) => mul(N(a, b), wq(a, n)))) },
   gn: { axes: "ij", symbol: "g'", what: "gradient of a score, after", of: (i, j) => sub(wn(i, j), F.wanted(i, j)) },
   gyn: { axes: "ia", symbol: "g'y", what: "tokens by the gradients of a token's scores, after", of: (i, b) => over(J, (j) => mul(F.gn(i, j), y(j, b))) },
   Nn: { axes: "ab", symbol: "N'", what: "gradient of the new kernel", of: (a, b) => over(J, (i) => mul(y(i, a), F.gyn(i, b))) },
-  dwqn: { axes: "au", symbol: "dw_q'", what: "gradient of a column of queries, after", of: (a, n) => mul(SCALE, over(features(), (b) => mul(F.Nn(a, b), F.wkn(b, n)))) },
+  dwqn: { axes: "au", symbol: "dw_q'", what: "gradient of a column of queries, after", of: (a, n) => mul(scaled(), over(features(), (b) => mul(F.Nn(a, b), F.wkn(b, n)))) },
   best: { what: "amplitude that the search takes", values: searched },
   slope: {
     id: "GROW.19", symbol: "slope", what: "change of the loss with the amplitude, at 0",

@@ -6,14 +6,12 @@ from typing import Any
 from refattn.mechanisms.record import Knob, Tour
 from refattn.ops.plain import softmax
 
-SCALE = 0.5
-
 
 def run(definition: Any, inputs: Mapping[str, Any], knobs: Mapping[str, Any], _: int) -> None:
     """Take one step of growth; the loss is how far the weights of each token are from the wanted ones."""
     width, y = knobs["width"], inputs["y"]
     w_q, w_k = (inputs[name][None, width - 1, :, :width] for name in ("w_q", "w_k"))
-    heads = definition.heads_of(w_q, w_k, scale=SCALE)
+    heads = definition.heads_of(w_q, w_k, scale=float(inputs["scale"]))
     g = softmax(y @ heads.kernel[0] @ y.T) - inputs["wanted"]
     planned = definition.plan(heads, definition.observe(y[None], g[None, None]), damping=knobs["damping"])
     columns = definition.columns_of(planned, share=knobs["share"])
@@ -29,6 +27,7 @@ TOUR = Tour(
         Knob("damping", "damping", 0.01, 0.0, 1.0),
     ),
     given={
+        "scale": 0.5,
         "y": [
             [1.4, 0.1, 0.3, 1.1], [0.8, 0.6, -0.4, -1.0], [0.4, -0.5, 0.8, 0.2],
             [-0.7, 0.3, 0.7, 0.2], [-0.8, 0.3, 0.4, 0.8],

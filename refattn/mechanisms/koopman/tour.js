@@ -3,13 +3,13 @@
 // t counts updates, m and r the moves that are known then (as many as t), j and n keys and the function that each has.
 // x(t) is where the query stands before update t, x'(t) = x(t + 1) where it goes. Queries do not meet, so there is one.
 
-const { q, k, v, target, G, Ginv, x, s, w, a, g, ga, B, Y, N, Z, AG, P, A, Dm: once, R, RD, H, c, kn, T, t, next } = F;
+const { q, k, v, target, G, Ginv, x, s, w, a, g, ga, B, Y, N, Z, AG, P, A, Dm: once, R, RD, H, c, kn, t, next } = F;
 const { dnext, dt, Dt, dc, dH, dR, dD, dA, dY, dYG, U, dZ, dN, sol, dB, dgx, dga, dgn, da, dw, mean, ds, dx, dG, ZdY } = F;
 const { sx, sa, kf, ka, ks, kg } = F;
 const range = (count) => Array.from({ length: count }, (_, l) => l);
 const updates = () => range(K.updates), fits = () => range(K.updates).slice(1), d = D.length, epsilon = knob("epsilon"), ridge = knob("ridge");
 
-// How alike points x and y are; how that changes with coordinate c of x.
+// How alike points x and y are; how that changes with coordinate e of x.
 const near = (x, y) => exp(div(neg(sum(D.map((e) => pow(sub(x(e), y(e)), 2)))), 2 * d));
 const kernel = (x, y) => add(...D.map((e) => mul(x(e), y(e))), near(x, y));
 const slope = (x, y, e) => sub(y(e), mul(div(sub(x(e), y(e)), d), near(x, y)));
@@ -42,18 +42,18 @@ function sylvester(u, right) {
   return range(u).map((m) => J.map((j) => found[m * J.length + j]));
 }
 
+// exp(-|p - k_j|^2 / (2 d)) as a number.
+const nearness = (p, j) => Math.exp(-D.reduce((past, e) => past + (p[e] - V.k(j, e)) ** 2, 0) / (2 * d));
+
 // (K id)(p), where the map that is fitted in update u takes a point p.
 function mapped(u, p) {
-  const alike = J.map((j) => D.reduce((past, e) => past + p[e] * V.k(j, e), 0) + Math.exp(-D.reduce((past, e) => past + (p[e] - V.k(j, e)) ** 2, 0) / (2 * d)));
+  const alike = J.map((j) => D.reduce((past, e) => past + p[e] * V.k(j, e), 0) + nearness(p, j));
   return D.map((e) => J.reduce((past, j) => past + V.T(u, e, j) * alike[j], 0));
 }
 
 // J_ef, how coordinate e of psi changes with coordinate f, at the point p.
 function jacobian(u, p) {
-  const slopes = J.map((j) => {
-    const close = Math.exp(-D.reduce((past, e) => past + (p[e] - V.k(j, e)) ** 2, 0) / (2 * d));
-    return D.map((f) => V.k(j, f) - ((p[f] - V.k(j, f)) * close) / d);
-  });
+  const slopes = J.map((j) => D.map((f) => V.k(j, f) - ((p[f] - V.k(j, f)) * nearness(p, j)) / d));
   return D.map((e) => D.map((f) => (e === f ? 1 : 0) + K.epsilon * J.reduce((past, j) => past + V.T(u, e, j) * slopes[j][f], 0)));
 }
 

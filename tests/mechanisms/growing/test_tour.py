@@ -8,7 +8,6 @@ import pytest
 import refattn as ra
 from refattn.explorer.tour import build
 from refattn.mechanisms.growing import definition
-from refattn.mechanisms.growing.tour import SCALE
 from refattn.ops.plain import softmax
 from tests.explorer.test_tours import engine, settings
 
@@ -18,10 +17,10 @@ def test_a_tour_grows_as_the_definition_does() -> None:
     mechanism = ra.mechanism("growing")
     assert mechanism.tour is not None
     given, words = mechanism.tour.given, build.sentence(mechanism.tour)
-    y, wanted = np.array(given["y"]), np.array(given["wanted"])
+    y, wanted, scale = np.array(given["y"]), np.array(given["wanted"]), given["scale"]
 
     def loss(w_q: np.ndarray, w_k: np.ndarray) -> float:
-        return float(np.sum(wanted * np.log(wanted / softmax(SCALE * y @ w_q @ w_k.T @ y.T))))
+        return float(np.sum(wanted * np.log(wanted / softmax(scale * y @ w_q @ w_k.T @ y.T))))
 
     with engine(mechanism, build.data(mechanism)) as ask:
         for knobs, follow in settings(mechanism, 8):
@@ -35,7 +34,7 @@ def test_a_tour_grows_as_the_definition_does() -> None:
             assert ask("of.whole('lossn')") == pytest.approx(loss(w_q, w_k), abs=1e-11)
 
             old_q, old_k = (np.array(given[name])[None, width - 1, :, :width] for name in ("w_q", "w_k"))
-            heads = definition.heads_of(old_q, old_k, scale=SCALE)
+            heads = definition.heads_of(old_q, old_k, scale=scale)
             g = softmax(y @ heads.kernel[0] @ y.T) - wanted
             planned = definition.plan(heads, definition.observe(y[None], g[None, None]), damping=knobs["damping"])
             columns = definition.columns_of(planned, share=knobs["share"])
