@@ -133,9 +133,10 @@ SAID = """(() => {
 })()"""
 
 
-def test_what_a_page_says_holds_at_all_settings(tour: tuple[Mechanism, Ask]) -> None:
+@pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_what_a_page_says_holds_at_all_settings(tour: tuple[Mechanism, Ask], count: int) -> None:
     mechanism, ask = tour
-    for knobs, follow in settings(mechanism, 8):
+    for knobs, follow in settings(mechanism, count):
         for what, text in ask(f"(of.set({json.dumps(knobs)}, {follow}), {SAID})"):
             found = re.search("undefined|NaN|\\[object|null|Infinity", text)
             assert text and found is None, (

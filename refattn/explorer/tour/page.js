@@ -190,6 +190,7 @@ class Page {
       each.section.classList.toggle("active", m === this.active);
       each.section.hidden = !this.all && m !== this.active;
     });
+    document.querySelector("footer").hidden = !this.all && this.active > 0;
     if (!this.all || turned) this.fill(card);
     if (turned || last === card) this.draw();
     [...byId("dots").children].forEach((dot, m) => (m === this.active ? dot.setAttribute("aria-current", "step") : dot.removeAttribute("aria-current")));
