@@ -163,7 +163,7 @@ const back = document.querySelector("#SM\\\\.1 td").textContent === before;
 setToken(1);
 const bold = document.querySelectorAll("#SM\\\\.4 td.token").length;
 document.body.dataset.seen = JSON.stringify({ inOrder, told, from, to, before, after, back, bold,
-  hash: location.hash, math: document.querySelectorAll("math").length,
+  hash: location.hash, math: document.querySelectorAll("main math").length,
   wide: document.documentElement.scrollWidth <= window.innerWidth });
 </script></body>
 """
