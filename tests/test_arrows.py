@@ -41,7 +41,7 @@ ARROWS: dict[str, set[str]] = {
     "bridges": BASE | RECORDS | {"instruments"},
     "shards": BASE | RECORDS,
     "instruments": BASE,
-    "explorer": BASE | RECORDS | {"files", "verify"},
+    "explorer": BASE | RECORDS | {"files", "golden", "verify"},
     "cli": BASE
     | RECORDS
     | {

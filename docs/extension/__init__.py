@@ -9,7 +9,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from docs.extension import claims, docstrings, equations, explorers, facts, listing, notebooks, pages
+from docs.extension import claims, docstrings, equations, facts, listing, notebooks, pages, tours
 
 WORDS = 24
 """Letters of a cell from which on it is words."""
@@ -45,7 +45,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Connect everything; Sphinx calls it."""
     notebooks.install()
     app.connect("builder-inited", lambda app: pages.write(Path(app.srcdir) / "mechanisms"))
-    app.connect("builder-inited", lambda app: explorers.write(Path(app.srcdir) / "static" / "explorer"))
+    app.connect("builder-inited", lambda app: tours.write(Path(app.srcdir) / "static" / "tours"))
     app.connect("source-read", drop_empty_globs)
     app.connect("source-read", link_papers)
     app.connect("doctree-read", mark_words)
@@ -53,7 +53,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-signature", docstrings.plain_aliases)
     app.add_directive("equations", equations.Equations)
     app.add_directive("equation-map", equations.EquationMap)
-    app.add_directive("explorer", explorers.Explorer)
     app.add_directive("source", listing.Source)
     app.add_directive("claims", claims.Lists)
     app.add_directive("facts", facts.Table)
@@ -63,6 +62,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("idea", pages.Idea)
     app.add_directive("further", pages.Further)
     app.add_directive("lookup", pages.Lookup)
+    app.add_directive("tour", tours.Tour)
+    app.add_directive("tours", tours.Tours)
     app.add_role("m", equations.Formula())
     app.add_role("id", equations.Id())
     app.add_role("general", equations.Id(equations.GENERAL))

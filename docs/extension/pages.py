@@ -52,10 +52,10 @@ class Index(SphinxDirective):
 def page(mechanism: Mechanism) -> str:
     """Return what the page of a mechanism begins as: what its record has, for somebody to write the text between."""
     name, about = mechanism.name, summary(registry.room(mechanism.name).__doc__)
-    lines = [f"# {mechanism.title}", "", about, "", f"```{{idea}} {name}", "```", ""]
+    lines = [f"# {mechanism.title}", "", about, "", f"```{{idea}} {name}", "```", "", f"```{{tour}} {name}", "```", ""]
     if mechanism.definition is not None:
         lines += ["## The definition", "", f"```{{derived}} {name}", "```", ""]
-    lines += ["## Step by step", "", f"```{{explorer}} {name}", "```", "", "## Options", "", *options(mechanism), ""]
+    lines += ["## Options", "", *options(mechanism), ""]
     lines += [f"```{{further}} {name}", "```", ""]
     return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -54,7 +55,12 @@ if TYPE_CHECKING:
 @backend_option
 @json_option
 @click.option("--only", metavar="ID", multiple=True, help="Print this equation alone, all its passes; may be repeated.")
-@click.option("--html", type=Place(), metavar="FILE", help="Write a page that steps through the run, for a browser.")
+@click.option(
+    "--html",
+    type=Place(),
+    metavar="FILE",
+    help="Write the tour, a page that explains the mechanism; of a run that it does not cover, all values.",
+)
 @click.option(
     "--safetensors", type=Place(), metavar="FILE", help="Write every array, equations by id, in the safetensors format."
 )
@@ -126,7 +132,7 @@ def trace(
         if id not in ran and id not in [step.id for step in found.steps]:
             raise Problem(f"--only: got {id!r}, needs one of those that ran: {', '.join(ran)}")
     if html is not None:
-        _page(record, run, found, html)
+        _page(record, run, found, html, case, chosen)
     if safetensors is not None:
         _write(found, safetensors)
     deliver(
@@ -151,14 +157,34 @@ def _chosen(mechanism: Mechanism, block: bool, assignments: tuple[str, ...]) -> 
     return chosen
 
 
-def _page(mechanism: Mechanism, run: Run, found: Traced, file: str) -> None:
+def _page(
+    mechanism: Mechanism, run: Run, found: Traced, file: str, case: str | None, chosen: Mapping[str, Any]
+) -> None:
+    """Write the tour, of its own sentence or of the case that is named; if no tour covers the run, a table."""
     from refattn.explorer.page import page
+    from refattn.explorer.tour import build
 
+    tour: Any = "a step of the block runs"
+    if found.part != "block":
+        q, k, v = (run.arguments.get(name) for name in "qkv")
+        arrays = (q, k, v) if case is not None and q is not None and k is not None and v is not None else None
+        tour = build.taken(mechanism, chosen if case is None else {**run.options, **_others(run)}, arrays)
+    asked = [*([f"--case {case}"] if case is not None else []), *(f"--set {name}={x}" for name, x in chosen.items())]
+    command = " ".join(["refattn trace", mechanism.name, *asked, "--html FILE"])
     try:
-        text = page(mechanism, run, found)
+        if isinstance(tour, str):
+            text = page(mechanism, run, found, tour)
+        else:
+            words, knobs = tour
+            text = build.page(mechanism, None if case is None else words, knobs, command)
     except ValueError as error:
         raise Problem(f"--html: {error}") from None
     write_text(file, text, "--html")
+
+
+def _others(run: Run) -> dict[str, Any]:
+    """Return the arrays of a run beside q, k, v and upstream gradients."""
+    return {name: x for name, x in run.arguments.items() if name not in (*"qkv",) and not name.startswith("d_")}
 
 
 def _write(found: Traced, file: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from refattn import backends
-from refattn.explorer.page import page
+from refattn.explorer import page
+from refattn.explorer.tour import build
 from refattn.files import write_output
+from refattn.golden.inputs import make
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify import traced
@@ -33,11 +36,14 @@ class Page:
         write_output(str(path), self.html.encode("utf-8"))
 
 
-def explore(mechanism: str | Mechanism, q: Any, k: Any, v: Any, **options: Any) -> Page:
+def explore(
+    mechanism: str | Mechanism, q: Any, k: Any, v: Any, *, tokens: Sequence[str] | None = None, **options: Any
+) -> Page:
     """Return the page that steps through one call, forward and backward, equation by equation, on one's own arrays.
 
-    It is the page of ``refattn trace --html``: each number is linked with those that it is computed from. Arrays are of
-    any library and small: a page shows some thousand numbers.
+    If the definition covers the call, it is a tour: a card for each equation beside a picture, numbers that show what
+    they are made of, and knobs. Otherwise it is a table of all values. Arrays are of any library and small: a tour
+    shows one head of at most 12 tokens, a table some thousand numbers.
 
     Parameters
     ----------
@@ -45,6 +51,8 @@ def explore(mechanism: str | Mechanism, q: Any, k: Any, v: Any, **options: Any) 
         Its name or its record.
     q, k, v
         Arrays (batch, heads, tokens, width).
+    tokens
+        Names of the tokens, for a tour.
     **options
         The other arguments of the call.
 
@@ -57,12 +65,18 @@ def explore(mechanism: str | Mechanism, q: Any, k: Any, v: Any, **options: Any) 
     --------
     >>> import numpy as np, refattn as ra
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 1, 4, 2))
-    >>> page = ra.explore("softmax", q, k, v, causal=True)
+    >>> page = ra.explore("softmax", q, k, v, tokens=["a", "b", "c", "d"], causal=True)
     >>> page.html.startswith("<!doctype html>")
     True
     """
     record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
-    record, _ = on_arrays(record, {"q": q, "k": k, "v": v}, options)
+    named, _ = on_arrays(record, {"q": q, "k": k, "v": v}, options)
+    given, plain = make(named.name, named.cases[0], "float64"), named.cases[0].options
+    arrays = given["q"], given["k"], given["v"]
+    others = {name: x for name, x in given.items() if name not in ("q", "k", "v")}
+    tour = build.taken(record, {**others, **plain}, arrays, tokens)
+    if not isinstance(tour, str):
+        return Page(build.page(record, *tour))
     library = backends.get("numpy")
-    run = traced.read_run(record, record.cases[0].name, "float64", library)
-    return Page(page(record, run, traced.record(record, run, library)))
+    run = traced.read_run(named, named.cases[0].name, "float64", library)
+    return Page(page.page(named, run, traced.record(named, run, library), tour))

@@ -312,6 +312,9 @@ function draw() {
 
 // --- what the reader does
 
+byId("turn-knobs").addEventListener("click", () => {
+  byId("turn-knobs").setAttribute("aria-expanded", String(document.body.classList.toggle("turning")));
+});
 for (const node of nodes) build(node);
 fill();
 draw();
@@ -325,7 +328,7 @@ data.knobs.forEach((knob, n) => {
   Object.assign(input, { type: "range", id: `knob-${n}`, min: 0, max: knob.settings.length - 1, value: knob.here });
   told.id = `knob-${n}-told`;
   told.textContent = Number(knob.settings[knob.here].toPrecision(4));
-  label.append(`${knob.label} `, input, told);
+  label.append(`${knob.label} `, told, input);
   byId("knobs").append(label);
   input.addEventListener("input", () => turn(n, Number(input.value)));
 });

@@ -27,8 +27,15 @@ MOST = 4000
 """Numbers of a run that can be read on a page: arguments and equations, forward and backward."""
 
 
-def page(mechanism: Mechanism, run: Run, found: Traced) -> str:
-    """Return the page of a run, which `found` has recorded.
+def page(mechanism: Mechanism, run: Run, found: Traced, why: str = "") -> str:
+    """Return the page of a run, which `found` has recorded: a table of all its values.
+
+    Parameters
+    ----------
+    mechanism, run, found
+        The run, and its record.
+    why
+        Why it is no tour.
 
     Raises
     ------
@@ -43,17 +50,39 @@ def page(mechanism: Mechanism, run: Run, found: Traced) -> str:
         data = _data(mechanism, found, links(run, found), tuple(knobs(mechanism, run, found)))
     where = f"case {found.case}" if found.case else "one step"
     title = f"{mechanism.title}: the {found.part}, {where}"
-    parts = {name: resources.files("refattn.explorer").joinpath(f"page.{name}") for name in ("html", "css", "js")}
-    template = parts["html"].read_text(encoding="utf-8")
+    home = resources.files("refattn.explorer")
+    parts = {name: home.joinpath(f"page.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js")}
     filled = {
         "title": escape(title),
         "source": escape(mechanism.source),
-        "css": parts["css"].read_text(encoding="utf-8"),
-        "js": parts["js"].read_text(encoding="utf-8"),
+        "why": f'<p class="about">These are all values, and no tour: {escape(why)}.</p>' if why else "",
+        "letters": _letters(mechanism, found),
+        "css": home.joinpath("colours.css").read_text(encoding="utf-8") + parts["css"],
+        "js": parts["js"],
         "rows": "\n".join(_rows(found)),
         "data": data,
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], parts["html"])
+
+
+def _letters(mechanism: Mechanism, found: Traced) -> str:
+    """Return what the formulas read beside the cards: the letters of axes, and equations that did not run."""
+    ran = {_pass(step.id)[0] for step in found.steps}
+    modules = [mechanism.definition] if found.part == "definition" else list(mechanism.equation_modules)
+    axes, silent = [], []
+    for module in modules:
+        assert module is not None
+        text = equations.docstring(module)
+        axes += [
+            " ".join(match[0].split())
+            for match in re.finditer(r"^Axes: .*?(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+        ]
+        if ran & set(equations.declared(module)):
+            silent += [(id, formula) for id, formula in equations.declared(module).items() if id not in ran]
+    told = "".join(f"<p>{escape(one)}</p>" for one in dict.fromkeys(axes))
+    for id, formula in silent:
+        told += f"<p>{escape(id)}, which did not run here: {mathml(re.split(r' {2,}', formula)[0], inline=True)}</p>"
+    return f"<details><summary>Letters</summary>{told}</details>" if told else ""
 
 
 def _rows(found: Traced) -> Iterator[str]:

@@ -96,16 +96,22 @@ def _numbers(mechanism: Mechanism, run: Run) -> list[tuple[str, Any]]:
     if run.again is None:
         return []
     options = {**mechanism.defaults, **run.options}
-    if run.about[1] == "definition":
-        assert mechanism.definition is not None
-        names = inspect.signature(mechanism.definition.forward).parameters
+    forward = getattr(mechanism.definition, "forward", None)
+    if run.about[1] == "definition" and forward is not None:
+        names = inspect.signature(forward).parameters
         chosen = {name: options.get(name, one.default) for name, one in names.items() if one.default is not one.empty}
-        return [(name, x) for name, x in chosen.items() if type(x) in (int, float)][:NUMBERS]
+        return _picked(mechanism, {name: x for name, x in chosen.items() if type(x) in (int, float)})
     given = mechanism.numbers(options) | options
     numbers = {name: x for name, x in given.items() if isinstance(x, (int, float)) and not isinstance(x, bool) and x}
     if mechanism.defaults.get("scale", 0.0) is None and "scale" not in numbers:
         numbers["scale"] = 1.0 / math.sqrt(run.arguments["q"].shape[-1])
-    return list(numbers.items())[:NUMBERS]
+    return _picked(mechanism, numbers)
+
+
+def _picked(mechanism: Mechanism, numbers: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the first of some numbers, those before all others that a reader of the tour may set."""
+    picked = [knob.name for knob in mechanism.tour.knobs] if mechanism.tour is not None else []
+    return sorted(numbers.items(), key=lambda one: one[0] not in picked)[:NUMBERS]
 
 
 def _with_option(mechanism: Mechanism, run: Run, backend: backends.Backend, name: str, number: float) -> Traced | None:

@@ -214,6 +214,63 @@ class Example:
     run: Callable[[Any, Mapping[str, Array]], Mapping[str, Array]] | None = None
 
 
+@dataclass(frozen=True)
+class Knob:
+    """A number, or a truth value, that a reader of a tour may set.
+
+    Attributes
+    ----------
+    name
+        The keyword of the definition.
+    label
+        What it does, in a word or two.
+    value
+        Where it stands at first.
+    low, high
+        The numbers between which it may be set; unused if `value` is a truth value.
+    step
+        What it moves by; 0 for any number.
+    """
+
+    name: str
+    label: str
+    value: float | bool
+    low: float = 0.0
+    high: float = 1.0
+    step: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Tour:
+    """How a definition is called for the page that explains it; what the page says and draws is `tour.js` of the room.
+
+    Attributes
+    ----------
+    knobs
+        What a reader may set.
+    given
+        Numbers that the definition takes beside q, k and v of the sentence, by name, as nested lists.
+    words
+        What differs from the sentence of all tours, of tokens, follow, q, k, v and target.
+    narrowest
+        The least width of vectors of a user's own that its picture can show.
+    arguments
+        Takes the given numbers by name, with axes of batch and heads, and the knobs by name; returns the arguments of
+        `forward`. Without it these are q, k and v with the knobs as keywords.
+    run
+        If the definition is no such map: takes it, the given numbers as they are, the knobs, and which token is
+        followed, and calls it, forward and backward. Without it `forward` runs, and `backward` on the gradient of half
+        the squared distance of one output and the target.
+    """
+
+    knobs: tuple[Knob, ...]
+    given: Mapping[str, Any] = field(default_factory=dict)
+    words: Mapping[str, Any] = field(default_factory=dict)
+    narrowest: int = 1
+    arguments: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] | None = None
+    run: Callable[[Any, Mapping[str, Any], Mapping[str, Any], int], None] | None = None
+
+
 class _Later:
     """A field that is read when it is first asked for, unless it is given."""
 
@@ -270,8 +327,8 @@ class Mechanism:
     room whose names say which field they are. ``testing/cases.py`` has ``CASES``, and so ``kernel_sizes``, ``wrong``,
     ``questions`` and ``layers``; ``testing/rounding_scales.py`` has ``ROUNDING_SCALES``, ``FURTHER``, ``STORED`` and
     ``NAMED``; ``testing/block_derived_twice.py`` the function of that name; ``layer/pictures.py`` has ``PICTURES``,
-    ``example.py`` ``EXAMPLE``; ``loops.py`` and ``testing/parts.py`` are such fields themselves. If a file is missing,
-    the field is empty.
+    ``example.py`` ``EXAMPLE``, ``tour.py`` ``TOUR``; ``loops.py`` and ``testing/parts.py`` are such fields themselves.
+    If a file is missing, the field is empty.
 
     Attributes
     ----------
@@ -438,6 +495,7 @@ class Mechanism:
     defaults: Mapping[str, Any] = _later(_options)
     definition: ModuleType | None = None
     example: Example | None = _in_room("example", "EXAMPLE", None)
+    tour: Tour | None = _in_room("tour", "TOUR", None)
     loops: ModuleType = _in_room("loops", empty=None)
     pictures: tuple[Picture, ...] = _in_room("layer.pictures", "PICTURES")
     cases: tuple[Case, ...] = _in_room("testing.cases", "CASES")

@@ -227,14 +227,13 @@ def test_a_page_is_read_from_the_idea_on(pages: dict[str, Any], name: str) -> No
     assert [title for title in titles if title != "More pictures"] == [
         "The definition",
         *backward,
-        "Step by step",
         "Options",
         "To look up",
     ]
     idea = page.select("article p")[0].get_text().split()
     assert 40 < len(idea) < 130
     assert [len(figure.select("figcaption")) for figure in page.select("figure")][:1] == [1]
-    assert page.find("iframe")["src"].endswith(f"explorer/{name}.html")
+    assert page.find("iframe")["src"].endswith(f"tours/{name}.html")
     calls = [tag.get_text() for tag in pages[f"mechanisms/{name}/reference.html"].select("dt.sig > .descname")]
     assert calls[:2] == ["forward", "backward"]
 

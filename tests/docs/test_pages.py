@@ -91,7 +91,7 @@ def test_pages_follow_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for what in (
         f"{{idea}} {other}",
         f"{{derived}} {other}",
-        f"{{explorer}} {other}",
+        f"{{tour}} {other}",
         "| `causal` |",
         f"{{further}} {other}",
     ):

@@ -27,7 +27,7 @@ def test_each_equation_of_the_definition_is_derived_once(name: str) -> None:
     definition = ra.mechanism(name).definition
     assert definition is not None
     assert len(shown) == len(set(shown)) and {*shown} == {*places_in(definition)}
-    assert {*re.findall(r"```{(?:derived|idea|explorer|further)} (\w+)", text_of(name))} == {name}
+    assert {*re.findall(r"```{(?:derived|idea|tour|further)} (\w+)", text_of(name))} == {name}
     assert re.findall(r"```{general} (\w+)", text_of(f"{name}/reference")) == [name]
 
 

@@ -116,8 +116,20 @@ def test_repeated_equations_meet_their_own_pass() -> None:
 
 def test_command(tmp_path: Path) -> None:
     file = tmp_path / "page.html"
-    told = CliRunner().invoke(cli, ["trace", "growing", "--html", str(file)])
-    assert told.exit_code == 0 and "<title>Growing attention: the definition, case example</title>" in file.read_text()
+    for more, title, why in (
+        (["growing"], "Growing attention, step by step", ""),
+        (["graph_energy", "--set", "threshold=hard(tau=0.3)"], "Graph energy attention, step by step", ""),
+        (["softmax", "--case", "tiny"], "Softmax attention, step by step", ""),
+        (["softmax", "--set", "softcap=2.0"], "Softmax attention: the core, case tiny", "the paper has no softcap=2.0"),
+        (["softmax", "--block"], "Softmax attention: the block, one step", "a step of the block runs"),
+        (["growing", "--set", "causal=true"], "Growing attention: the definition, case tiny", "no map of q, k and v"),
+    ):
+        told = CliRunner().invoke(cli, ["trace", *more, "--html", str(file)])
+        text = file.read_text(encoding="utf-8")
+        assert told.exit_code == 0 and f"<title>{title}</title>" in text, (more, told.output, told.exception)
+        assert (
+            (f"no tour: {why}" in text or f"no tour: the definition is {why}" in text) if why else "class Page" in text
+        )
     for more, problem in (
         (["--html", "-"], "--html: got '-', needs a file"),
         (["--html", str(tmp_path / "no" / "x.html")], "--html"),
@@ -151,7 +163,7 @@ const back = document.querySelector("#SM\\\\.1 td").textContent === before;
 setToken(1);
 const bold = document.querySelectorAll("#SM\\\\.4 td.token").length;
 document.body.dataset.seen = JSON.stringify({ inOrder, told, from, to, before, after, back, bold,
-  hash: location.hash, math: document.querySelectorAll("math").length,
+  hash: location.hash, math: document.querySelectorAll("main math").length,
   wide: document.documentElement.scrollWidth <= window.innerWidth });
 </script></body>
 """

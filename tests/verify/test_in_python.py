@@ -256,8 +256,9 @@ def test_what_a_forward_saves_is_shown_without_its_numbers(name: str) -> None:
 def test_a_call_on_ones_own_arrays_is_a_page_to_step_through(tmp_path: Path) -> None:
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, 1, 4, 2)).astype(np.float32)
     page = ra.explore("softmax", q, k, v, causal=True)
-    for words in ("SM.4", "dSM.4", "case your arrays"):
+    for words in ("SM.4", "dSM.4", "step by step", "token 3"):
         assert words in page.html
+    assert "case your arrays" in ra.explore("softmax", q, k, v, scale=0.3).html  # no tour has it: a table of values
     cell = page._repr_html_()
     assert cell.startswith("<iframe ") and "<script" not in cell and unescape(cell).count(page.html) == 1
     page.to_html(tmp_path / "page.html")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-MODULES = ("budget", "graph_energy", "growing", "higher_order", "ideas", "koopman")
+MODULES = ("budget", "graph_energy", "growing", "higher_order", "ideas", "koopman", "tour")
 TARGET = Path(__file__).parents[2] / "docs" / "figures"
 
 

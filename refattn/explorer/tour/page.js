@@ -1,0 +1,434 @@
+// The page of a tour: one card at a time beside a picture, knobs, and numbers that show where they come from.
+
+const byId = (id) => document.getElementById(id);
+const said = (x) => (typeof x === "function" ? x() : x);
+const escaped = (x) => x.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+const wide = () => matchMedia("(min-width: 960px)").matches;
+
+class Page {
+  constructor(numbers) {
+    this.numbers = numbers;
+    this.mechanism = numbers.mechanism;
+    this.state = numbers.state;
+    this.state.at = this.state.t = numbers.steps;
+    this.cards = this.listed();
+    this.active = 0;
+    this.playing = 0;
+    this.arrived = -1e9; // when the page last moved by itself
+    byId("cards").innerHTML = this.cards.map((card) => `<section id="card-${card.anchor}" class="card ${card.kind}" aria-label="${card.title}"></section>`).join("") + "<footer></footer>";
+    byId("dots").innerHTML = this.cards.map((card) => `<button type="button" class="${card.kind}" tabindex="-1" aria-label="${card.where}" title="${card.where}"></button>`).join("");
+    for (const card of this.cards) card.section = byId(`card-${card.anchor}`);
+    this.knobs();
+    this.listen();
+    this.update();
+    const from = this.fromAddress();
+    this.activate(Math.max(0, from), from > 0);
+    this.test();
+    if (numbers.steps && from <= 0 && !still()) this.play();
+    window.page = this;
+  }
+
+  // The cards in order: what it is, the steps forward, the turn, and the steps backward.
+  listed() {
+    const { mechanism } = this, cards = [{ kind: "intro", title: mechanism.title, anchor: "start", where: "What it is" }];
+    const steps = (list, kind, name) =>
+      list.map((card, n) => ({ ...card, kind, n, ids: [card.id ?? []].flat(), anchor: [card.id ?? []].flat()[0] ?? `${kind}-${n + 1}`, where: `${name} ${n + 1}: ${card.title}` }));
+    cards.push(...steps(mechanism.forward, "forward", "Forward"));
+    cards.push({ kind: "turn", title: "And now backwards", anchor: "backwards", where: "And now backwards" });
+    return [...cards, ...steps(mechanism.backward, "backward", "Backward")];
+  }
+
+  // ---- a card --------------------------------------------------------------------------------------------------------
+
+  fill(card) {
+    const { section } = card, { data } = this.numbers;
+    if (card.kind === "intro") {
+      section.innerHTML =
+        `<p class="eyebrow">Attention, step by step</p><h1>${card.title}</h1>${said(this.mechanism.intro).map((p) => `<p>${p}</p>`).join("")}` +
+        `<p class="hint"><span class="keys"><kbd>←</kbd> <kbd>→</kbd> step through the tour. </span>Point at a number, or tap it, to see what it is made of. Pick a word in the picture to follow it.</p>`;
+      return;
+    }
+    if (card.kind === "turn") {
+      section.innerHTML = `<h2>${card.title}</h2><p>${said(this.mechanism.turn)}</p>`;
+      return;
+    }
+    const formulaLine = (formula) => (formula ? `<p class="formula">${formula}</p>` : "");
+    const equation = (id, label, otherwise) => {
+      const { formula, code, line } = data.equations[id];
+      return `<div class="line"><p class="label">${label}<a href="#${id}">${id}</a></p>${formulaLine(formula || data.formulas[otherwise])}${code ? `<pre tabindex="-1" title="line ${line} of definition.py"><code>${escaped(code)}</code></pre>` : ""}</div>`;
+    };
+    const own = card.ids.map((id, n) => equation(id, "", n ? "" : card.formula)).join("") || `<div class="line"><p class="label">${card.label ?? "the loss"}</p>${formulaLine(data.formulas[card.formula])}</div>`;
+    const forward = card.of ? [card.of].flat().map((id) => equation(id, "differentiates ")).join("") : "";
+    const step = this.steppedBy(card) ? `<p class="label">${this.mechanism.time.name} ${Math.min(this.state.t, this.numbers.steps - 1) + 1} of ${this.numbers.steps}; move along with the slider of the picture</p>` : "";
+    section.innerHTML =
+      `<h2><span>${card.n + 1}</span>${card.title}</h2><p class="say">${said(card.say)}</p>` +
+      `<div class="lines${forward ? " paired" : ""}">${forward ? `<div class="forwards">${forward}</div>` : ""}<div class="owns">${own}</div></div>` +
+      `<div class="numbers" aria-live="off"></div>${step}<div class="ledgers">${card.show.map((entries) => this.ledger(entries, card)).join("")}</div>`;
+    for (const table of section.querySelectorAll("table")) table.querySelector("td[data-ref]")?.setAttribute("tabindex", "0");
+    this.tell(card, this.picked(card));
+  }
+
+  steppedBy(card) {
+    return card.when === "step" || card.timed;
+  }
+
+  // The number that a card follows: the one that was picked, or its own.
+  picked(card) {
+    return card.pin && card.section.querySelector(`td[data-ref="${card.pin}"]`) ? card.pin : card.pick ? card.pick().join(".") : "";
+  }
+
+  made(card, ref) {
+    const id = this.mechanism.quantities[ref.split(".")[0]].id;
+    return card.ids.includes(id);
+  }
+
+  tell(card, ref) {
+    const panel = card.section.querySelector(".numbers");
+    if (!panel || !ref) return;
+    panel.innerHTML = this.spelled(ref);
+    this.mark(card.section, ref);
+  }
+
+  spelled(ref) {
+    const [name, ...at] = ref.split(".");
+    return spelled(this.numbers, name, at.map(Number));
+  }
+
+  formulaOf(ref) {
+    const [name, ...at] = ref.split(".");
+    return this.numbers.formula(name, at.map(Number));
+  }
+
+  // Mark a number, what it is made of, and what it feeds.
+  mark(within, ref) {
+    within.querySelectorAll(".here, .part, .fed").forEach((cell) => cell.classList.remove("here", "part", "fed"));
+    if (!ref) return;
+    const parts = new Set(this.numbers.reads(this.formulaOf(ref)));
+    for (const cell of within.querySelectorAll("td[data-ref]")) {
+      const own = cell.dataset.ref;
+      if (own === ref) cell.classList.add("here");
+      else if (parts.has(own)) cell.classList.add("part");
+      else if (this.numbers.reads(this.formulaOf(own)).includes(ref)) cell.classList.add("fed");
+    }
+  }
+
+  // ---- ledgers: quantities side by side, a row for each token or coordinate ------------------------------------------
+
+  // "w", "w[i]", "w[,i]", "x+1", "x.first", "x.last": the axis of the rows, and the columns as [head, row => reference].
+  columns(entry) {
+    const [, name, cut = "", when = ""] = /^(\w+'?)(\[i\]|\[,i\])?(\+1|\.first|\.last)?$/.exec(entry), of = this.numbers;
+    let axes = [...(this.mechanism.quantities[name].axes ?? "")], before = [];
+    if (/[tT]/.test(axes[0])) {
+      const last = of.length(axes[0]) - 1, at = when === ".first" ? 0 : when === ".last" ? last : this.state.t + (when === "+1" ? 1 : 0);
+      const now = Math.min(at, this.steps_(when));
+      before = [Math.min(now, last)];
+      axes = axes.slice(1);
+    }
+    const ref = (...at) => [name, ...before, ...at].join("."), i = this.state.i;
+    const head = (at) => symbol(of, name, [...before, ...at]);
+    const heads = (letter) => Array.from({ length: of.length(letter, before) }, (_, n) => (of.isToken(letter) ? of.data.tokens[n] : n + 1));
+    const whole = (letter, make) => heads(letter).map((label, n) => [label, (row) => make(row, n)]);
+    if (!axes.length) return { name, before, rows: "", head: head([]), each: [["", () => ref()]] };
+    if (axes.length === 1 && cut) return { name, before, rows: "", only: of.isToken(axes[0]) ? i : undefined, head: head([i]), each: [["", () => ref(i)]] };
+    if (axes.length === 1) return { name, before, rows: axes[0], head: head([]), each: [["", (row) => ref(row)]] };
+    if (cut === "[,i]") return { name, before, rows: axes[0], head: head([undefined, i]), each: [["", (row) => ref(row, i)]] };
+    if (cut === "[i]" && of.isToken(axes[1])) return { name, before, rows: axes[1], head: head([i]), each: [["", (row) => ref(i, row)]] };
+    if (cut === "[i]") return { name, before, rows: "", only: i, head: head([i]), each: whole(axes[1], (_, n) => ref(i, n)) };
+    return { name, before, rows: axes[0], head: head([]), each: whole(axes[1], (row, n) => ref(row, n)) };
+  }
+
+  // The last step that a card may show: with "+1" beside it the last but one.
+  steps_(when) {
+    return when === ".last" || when === ".first" ? Infinity : this.numbers.steps - (when === "+1" ? 0 : 1);
+  }
+
+  ledger(entries, card) {
+    const of = this.numbers, groups = entries.map((entry) => this.columns(entry)), { tokens } = of.data, kind = groups[0].rows;
+    const byToken = kind && of.isToken(kind), count = kind ? of.length(kind, groups[0].before) : 1, rows = Array.from({ length: count }, (_, n) => n);
+    const value = (ref) => of.number(ref.split(".")[0], ref.split(".").slice(1).map(Number));
+    const cells = groups.map((group) => {
+      const refs = rows.map((row) => group.each.map(([, ref]) => ref(row))), all = refs.flat().map((ref) => Math.abs(value(ref))).filter(Number.isFinite);
+      return { refs, most: Math.max(1e-9, ...all) };
+    });
+    const heads = groups.some((group) => group.each.length > 1), gap = '<td class="gap"></td>';
+    const title = (group) => `<th colspan="${group.each.length}" scope="colgroup"${this.made(card, group.name) ? ' class="made"' : ""} title="${this.mechanism.quantities[group.name].what}"><math>${group.head}</math></th>`;
+    let out = `<div class="scroll" tabindex="-1"><table><caption>${groups.map((group) => this.mechanism.quantities[group.name].what).join(", ")}</caption><thead><tr><td></td>${groups.map(title).join(gap)}</tr>`;
+    if (heads) out += `<tr class="sub"><td></td>${groups.map((group) => group.each.map(([label]) => `<th scope="col">${label}</th>`).join("")).join(gap)}</tr>`;
+    out += "</thead><tbody>";
+    for (const row of rows) {
+      const token = byToken ? row : groups[0].only, label = token !== undefined ? tokens[token] : kind ? row + 1 : "";
+      const mark = token !== undefined ? ` style="--c:${color(token)}"` : "";
+      out += `<tr><th scope="row"${mark} class="${token !== undefined ? "token" : ""}${token === this.state.i ? " followed" : ""}">${label}</th>`;
+      out += cells.map(({ refs, most }) => refs[row].map((ref) => {
+        const x = value(ref), share = Number.isFinite(x) ? Math.round(36 * Math.min(1, Math.abs(x) / most)) : 0;
+        return `<td data-ref="${ref}" tabindex="-1" class="${x < 0 ? "minus" : "plus"}" style="--p:${share}%">${show(x)}</td>`;
+      }).join("")).join(gap) + "</tr>";
+    }
+    return `${out}</tbody></table></div>`;
+  }
+
+  // ---- where the reader is -------------------------------------------------------------------------------------------
+
+  get all() {
+    return byId("all").getAttribute("aria-pressed") === "true";
+  }
+
+  fromAddress() {
+    const id = decodeURIComponent(location.hash.slice(1));
+    return this.cards.findIndex((card) => card.anchor === id || card.ids?.includes(id));
+  }
+
+  activate(n, move = true) {
+    const last = this.cards[this.active], card = this.cards[(this.active = Math.max(0, Math.min(this.cards.length - 1, n)))];
+    const { state } = this, side = card.kind === "backward" || card.kind === "turn" ? "backward" : "forward", turned = state.side !== side;
+    state.side = side;
+    const when = { first: 0, step: undefined, last: this.numbers.steps }[card.when];
+    if (card.when === "step" && last?.when !== "step") this.goTo(side === "backward" ? this.numbers.steps - 1 : Math.min(this.mechanism.time.first?.() ?? 1, this.numbers.steps - 1));
+    else if (when !== undefined && last !== card) this.goTo(when);
+    this.cards.forEach((each, m) => {
+      each.section.classList.toggle("active", m === this.active);
+      each.section.hidden = !this.all && m !== this.active;
+    });
+    document.querySelector("footer").hidden = !this.all && this.active > 0;
+    if (!this.all || turned) this.fill(card);
+    if (turned || last === card) this.draw();
+    [...byId("dots").children].forEach((dot, m) => (m === this.active ? dot.setAttribute("aria-current", "step") : dot.removeAttribute("aria-current")));
+    byId("where").textContent = card.where;
+    byId("previous").disabled = this.active === 0;
+    byId("next").disabled = this.active === this.cards.length - 1;
+    byId("pop").hidden = true;
+    if (!move) return;
+    this.arrived = performance.now();
+    history.replaceState(null, "", `#${card.anchor}`);
+    if (this.all) card.section.scrollIntoView({ behavior: still() ? "auto" : "smooth", block: "start" });
+    else scrollTo(0, 0);
+  }
+
+  readAll(all) {
+    byId("all").setAttribute("aria-pressed", String(all));
+    document.body.classList.toggle("all", all);
+    if (all) this.cards.forEach((card) => this.fill(card));
+    this.activate(this.active);
+  }
+
+  // ---- picture, knobs, time ------------------------------------------------------------------------------------------
+
+  draw() {
+    const box = byId("picture"), W = Math.round(box.clientWidth), most = wide() ? 460 : W >= 480 ? 250 : this.numbers.steps ? 112 : 134;
+    const H = Math.min(most, Math.round(this.mechanism.height(W)));
+    const focus = document.activeElement?.getAttribute("data-word");
+    box.innerHTML = `<svg class="${W < 420 ? "narrow" : ""}" width="${W}" height="${H}" viewBox="0 0 ${W} ${H}" role="group" aria-label="${said(this.mechanism.label).replaceAll('"', "")}">${this.mechanism.picture(W, H, false)}</svg>`;
+    if (focus) box.querySelector(`[data-word="${focus}"]`)?.focus();
+    const caption = this.mechanism.caption();
+    if (byId("caption").innerHTML !== caption) byId("caption").innerHTML = caption;
+    const steps = this.numbers.steps;
+    for (const id of ["play", "scrub", "now"]) byId(id).hidden = !steps;
+    document.querySelector("aside").classList.toggle("untimed", !steps);
+    if (!steps) return;
+    Object.assign(byId("scrub"), { max: steps, value: this.state.t });
+    byId("scrub").setAttribute("aria-valuetext", `${this.mechanism.time.name} ${this.state.t} of ${steps}`);
+    byId("now").textContent = `${this.mechanism.time.name} ${this.state.t} of ${steps}`;
+  }
+
+  // All anew, as knobs or the followed word have changed.
+  update(knobs = {}, follow = undefined) {
+    const end = this.state.t === this.numbers.steps;
+    this.numbers.set(knobs, follow);
+    this.state.at = this.state.t = end ? this.numbers.steps : Math.min(this.state.t, this.numbers.steps);
+    this.draw();
+    for (const card of this.all ? this.cards : [this.cards[this.active]]) this.fill(card);
+  }
+
+  knobs() {
+    const { knobs } = this.numbers.data;
+    byId("turn-knobs").hidden = !knobs.length;
+    const input = (knob) =>
+      typeof knob.value === "boolean"
+        ? `<label class="check"><input type="checkbox" data-knob="${knob.name}"><span>${knob.label}</span></label>`
+        : `<label><span>${knob.label}${knob.symbol ? ` <math><mi>${knob.symbol}</mi></math>` : ""}</span><output></output><input type="range" data-knob="${knob.name}" min="${knob.low}" max="${knob.high}" step="${knob.step || "any"}"></label>`;
+    byId("knobs").innerHTML = knobs.map(input).join("") + '<button type="reset" aria-label="Put all knobs back">↺</button>';
+    const told = () => {
+      for (const input of byId("knobs").querySelectorAll("input")) {
+        const x = this.numbers.knobs[input.dataset.knob];
+        if (input.type === "checkbox") input.checked = x;
+        else {
+          input.value = x;
+          input.parentNode.querySelector("output").textContent = show(x);
+        }
+      }
+    };
+    byId("knobs").addEventListener("input", ({ target }) => {
+      this.halt();
+      const x = target.type === "checkbox" ? target.checked : Number(target.value);
+      this.update({ [target.dataset.knob]: x });
+      told();
+    });
+    byId("knobs").addEventListener("reset", (event) => {
+      event.preventDefault();
+      this.update(Object.fromEntries(knobs.map((knob) => [knob.name, knob.value])));
+      told();
+    });
+    byId("knobs").addEventListener("submit", (event) => event.preventDefault());
+    byId("turn-knobs").addEventListener("click", () => {
+      const open = document.body.classList.toggle("turning");
+      byId("turn-knobs").setAttribute("aria-expanded", String(open));
+    });
+    told();
+  }
+
+  goTo(at) {
+    const { state } = this, whole = Math.floor(at + 1e-9);
+    state.at = at;
+    if (whole !== state.t) {
+      state.t = whole;
+      for (const card of this.cards) if (this.steppedBy(card) && !card.section.hidden) this.fill(card);
+    }
+    this.draw();
+  }
+
+  halt() {
+    cancelAnimationFrame(this.playing);
+    this.playing = 0;
+    byId("play").textContent = "▶";
+    byId("play").setAttribute("aria-label", "Play");
+  }
+
+  play() {
+    if (this.playing) {
+      this.halt();
+      this.goTo(this.state.t);
+      return;
+    }
+    const back = this.state.side === "backward", { steps } = this.numbers, end = back ? 0 : steps;
+    const from = this.state.at === end ? steps - end : this.state.at, began = performance.now();
+    byId("play").textContent = "❚❚";
+    byId("play").setAttribute("aria-label", "Pause");
+    const frame = (time) => {
+      const gone = Math.max(0, time - began) / Math.max(140, 3600 / steps), at = back ? Math.max(0, from - gone) : Math.min(end, from + gone);
+      if (at === end) this.halt();
+      else this.playing = requestAnimationFrame(frame);
+      this.goTo(at);
+    };
+    this.playing = requestAnimationFrame(frame);
+  }
+
+  // ---- pointing, tapping, keys -----------------------------------------------------------------------------------------
+
+  point(node) {
+    const ref = node.dataset.ref, card = this.cards.find((each) => each.section.contains(node)), [name] = ref.split(".");
+    const { what } = this.mechanism.quantities[name], given = this.formulaOf(ref) === undefined, pop = byId("pop"), markup = this.spelled(ref);
+    node.setAttribute("aria-description", `${what}${given ? ", given" : ""}: ${spoken(markup)}`);
+    if (card) this.mark(card.section, ref);
+    pop.innerHTML = `<p>${what}${given ? (this.mechanism.quantities[name].values ? ", computed" : ", given") : ""}</p><div class="numbers">${markup}</div>`;
+    pop.hidden = false;
+    const box = node.getBoundingClientRect(), { offsetWidth: w, offsetHeight: h } = pop, beside = box.right + w + 20 < innerWidth;
+    const place = (x, y) => Object.assign(pop.style, { left: `${x}px`, top: `${y}px` });
+    if (!wide()) place(8, innerHeight - h - 74);
+    else if (beside) place(box.right + 10, Math.max(8, Math.min(innerHeight - h - 8, box.top + box.height / 2 - h / 2)));
+    else place(Math.max(8, Math.min(innerWidth - w - 8, box.left + box.width / 2 - w / 2)), box.top > h + 12 ? box.top - h - 8 : box.bottom + 8);
+  }
+
+  unpoint(node) {
+    byId("pop").hidden = true;
+    const card = this.cards.find((each) => each.section.contains(node));
+    if (card) this.mark(card.section, this.picked(card));
+  }
+
+  listen() {
+    const numberAt = (event) => event.target.closest?.("[data-ref]"), on = (kind, run, options) => document.addEventListener(kind, run, options);
+    for (const kind of ["pointerover", "focusin"])
+      on(kind, (event) => {
+        const node = numberAt(event);
+        if (node && !node.closest("#pop")) this.point(node);
+      });
+    on("pointerout", (event) => { if (event.pointerType === "mouse" && numberAt(event)) this.unpoint(numberAt(event)); });
+    on("focusout", (event) => { if (numberAt(event)) this.unpoint(numberAt(event)); });
+    on("pointerdown", (event) => { if (!numberAt(event)) byId("pop").hidden = true; });
+    on("click", (event) => {
+      const node = numberAt(event), card = node && this.cards.find((each) => each.section.contains(node));
+      if (card && node.tagName === "TD" && this.formulaOf(node.dataset.ref) !== undefined) this.tell(card, (card.pin = node.dataset.ref));
+      if (node) this.point(node);
+    });
+    byId("picture").addEventListener("click", (event) => {
+      const word = event.target.closest("[data-word]");
+      if (word && !numberAt(event)) this.update({}, Number(word.dataset.word));
+    });
+    const drag = (event) => {
+      const box = byId("picture").getBoundingClientRect(), t = this.mechanism.timeAt?.(event.clientX - box.left, event.clientY - box.top);
+      if (t === undefined || t === false) return;
+      this.halt();
+      this.goTo(t);
+    };
+    byId("picture").addEventListener("pointerdown", drag);
+    byId("picture").addEventListener("pointermove", (event) => { if (event.buttons) drag(event); });
+    byId("scrub").addEventListener("input", () => {
+      this.halt();
+      this.goTo(Number(byId("scrub").value));
+    });
+    byId("play").addEventListener("click", () => this.play());
+    byId("previous").addEventListener("click", () => this.activate(this.active - 1));
+    byId("next").addEventListener("click", () => this.activate(this.active + 1));
+    byId("all").addEventListener("click", () => this.readAll(!this.all));
+    byId("dots").addEventListener("click", (event) => {
+      const n = [...byId("dots").children].indexOf(event.target);
+      if (n >= 0) this.activate(n);
+    });
+    addEventListener("hashchange", () => { if (this.fromAddress() >= 0) this.activate(this.fromAddress()); });
+    new ResizeObserver(() => document.documentElement.style.setProperty("--stage", `${wide() ? 0 : document.querySelector("aside").offsetHeight}px`)).observe(document.querySelector("aside"));
+    let width = innerWidth; // a phone's bar that goes away changes the height alone
+    addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; this.draw(); } });
+    addEventListener("keydown", (event) => this.key(event));
+    on("scroll", () => this.seen(), { passive: true });
+    on("wheel", () => (this.arrived = -1e9), { passive: true });
+    on("touchmove", () => (this.arrived = -1e9), { passive: true });
+  }
+
+  key(event) {
+    const at = document.activeElement, step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    if (event.key === "Escape") {
+      byId("pop").hidden = true;
+      document.body.classList.remove("turning");
+      at.blur();
+    }
+    if ((event.key === "Enter" || event.key === " ") && (at.tagName === "TD" || at.hasAttribute("data-word"))) {
+      event.preventDefault();
+      at.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    }
+    if (event.altKey || event.ctrlKey || event.metaKey || at.tagName === "INPUT") return;
+    if ((event.key === "Home" || event.key === "End") && at.tagName !== "TD") {
+      event.preventDefault();
+      this.activate(event.key === "Home" ? 0 : this.cards.length - 1);
+    }
+    if (!step) return;
+    if (at.tagName === "TD" && at.dataset.ref) {
+      const rows = [...at.closest("tbody").rows], line = rows[rows.indexOf(at.parentNode) + step[0]]?.cells ?? [];
+      const cell = line[at.cellIndex + step[1]], next = cell?.className === "gap" ? line[at.cellIndex + 2 * step[1]] : cell;
+      if (!next?.dataset.ref) return;
+      event.preventDefault();
+      at.tabIndex = -1;
+      next.tabIndex = 0;
+      next.focus();
+    } else if (step[1]) {
+      event.preventDefault();
+      this.activate(this.active + step[1]);
+    }
+  }
+
+  // While all is read: the card whose head has passed a third of what is free is the one that is looked at.
+  seen() {
+    byId("pop").hidden = true;
+    if (!this.all || performance.now() - this.arrived < 1000) return;
+    const top = wide() ? 0 : document.querySelector("aside").offsetHeight, line = top + (innerHeight - top) * 0.35;
+    const n = Math.max(0, this.cards.findLastIndex((card) => card.section.getBoundingClientRect().top < line));
+    if (n !== this.active) this.activate(n, false);
+  }
+
+  // ---- the page's own test: its formulas against the definition's numbers ---------------------------------------------
+
+  test() {
+    const { data } = this.numbers, found = (this.tested = this.numbers.compare(data.python));
+    const told = found.worst < 1e-9 && found.numbers ? `Your browser computed ${found.numbers} numbers; none is more than ${found.worst.toExponential(0)} away from Python's.` : `The numbers of this page are wrong: one is ${found.worst} away from Python's, of ${found.where}.`;
+    document.querySelector("footer").innerHTML = `<p>${data.origin} ${told} Shown numbers are rounded. ${data.command ? `<code>${escaped(data.command)}</code> makes this page.` : ""}</p>`;
+  }
+}

@@ -1,0 +1,193 @@
+// The tour of graph energy attention: formulas, cards, picture.
+
+const { q, k, v, target, s, a, r, n, b, x, c, rate, y, u, z, p, o, do: dout, dv, dp, dz, du, da, dy, dx, drate, dc, db, own, dn, dr, da_s, ds } = F;
+const MU = 1; // its own knob would only scale the step and kappa
+const steps = () => K.steps, times = () => Array.from({ length: K.steps }, (_, t) => t);
+const others = (i) => J.filter((j) => j !== i);
+const softmax = (of, i, j) => div(exp(of(i, j)), sum(J.map((l) => exp(of(i, l)))));
+const filled = (i) => isTrue(J.some((j) => V.u(i, j) !== 0), J.some((j) => V.u(i, j) !== 0) ? "a word is kept" : "no word is kept");
+const kept = (j) => V.x(K.steps, j) >= K.tau;
+const strongest = (i) => largest(J.map((j) => V.a(i, j) * V.x(K.steps, j)));
+const largest = (list) => list.indexOf(Math.max(...list));
+
+const quantities = {
+  q: { axes: "id", what: "query" },
+  k: { axes: "jd", what: "key" },
+  v: { axes: "je", what: "value" },
+  target: { axes: "e", symbol: "t", what: "wanted output" },
+  s: { id: "GE.1", axes: "ij", what: "match of a query and a key", of: (i, j) => div(dot(D.map((e) => q(i, e)), D.map((e) => k(j, e))), sqrt(D.length)) },
+  a: { id: "GE.2", axes: "ij", what: "softmax weight", of: (i, j) => softmax(s, i, j) },
+  r: { id: "GE.3", axes: "ij", what: "likeness", of: (i, j) => div(add(s(i, j), s(j, i)), 2) },
+  n: { id: "GE.4", axes: "ij", what: "link", of: (i, j) => softmax(r, i, j) },
+  b: { id: "GE.5", axes: "i", what: "start of a score", of: (i) => div(1, add(1, exp(neg(s(i, i))))) },
+  x: { id: "GE.8", axes: "Ti", passes: 1, what: "score", of: (t, i) => (t ? add(x(t - 1, i), mul(knob("step"), rate(t - 1, i))) : b(i)) },
+  c: { id: "GE.6", axes: "ti", what: "pull of the neighbours", of: (t, i) => sum(others(i).map((j) => mul(n(i, j), sin(sub(x(t, j), x(t, i)))))) },
+  rate: { id: "GE.7", axes: "ti", what: "rate of a score", of: (t, i) => add(mul(MU, sub(b(i), x(t, i))), mul(knob("kappa"), c(t, i))) },
+  y: { id: "GE.9", axes: "j", what: "score after the cut", of: (j) => choose(lt(x(steps(), j), knob("tau")), 0, x(steps(), j)) },
+  u: { id: "GE.10", axes: "ij", what: "part", of: (i, j) => mul(a(i, j), y(j)) },
+  z: { id: "GE.11", axes: "i", what: "sum of the parts", of: (i) => choose(filled(i), sum(J.map((j) => u(i, j))), 1) },
+  p: {
+    id: "GE.12", axes: "ij", what: "share",
+    of: (i, j) => choose(filled(i), div(u(i, j), z(i)), words(j === strongest(i) ? "(the largest a x takes all)" : "(another a x is larger)", j === strongest(i) ? 1 : 0)),
+  },
+  o: { id: "GE.13", axes: "ie", what: "output", of: (i, e) => sum(J.map((j) => mul(p(i, j), v(j, e)))) },
+  do: { axes: "ie", what: "gradient of the output", of: (i, e) => (i === S.i ? sub(o(i, e), target(e)) : 0) },
+  dv: { id: "dGE.v", axes: "je", what: "gradient of a value", of: (j, e) => mul(p(S.i, j), dout(S.i, e)) },
+  dp: { id: "dGE.12", axes: "ij", what: "gradient of a share", of: (i, j) => dot(E.map((e) => dout(i, e)), E.map((e) => v(j, e))) },
+  dz: { id: "dGE.11", axes: "i", what: "gradient of the sum", of: (i) => choose(filled(i), neg(div(sum(J.map((j) => mul(dp(i, j), p(i, j)))), z(i))), 0) },
+  du: { id: "dGE.10", axes: "ij", what: "gradient of a part", of: (i, j) => choose(filled(i), add(div(dp(i, j), z(i)), dz(i)), 0) },
+  da: { id: "dGE.2", axes: "ij", what: "gradient of a softmax weight", of: (i, j) => mul(du(i, j), y(j)) },
+  dy: { id: "dGE.9", axes: "j", what: "gradient of the last score", of: (j) => choose(lt(x(steps(), j), knob("tau")), 0, mul(du(S.i, j), a(S.i, j))) },
+  dx: {
+    id: "dGE.before", axes: "Ti", passes: 1, back: true, what: "gradient of a score",
+    of: (t, i) =>
+      t === steps() ? dy(i)
+        : add(sub(dx(t + 1, i), mul(MU, drate(t, i))), ...others(i).map((j) => mul(sub(mul(dc(t, j), n(j, i)), mul(dc(t, i), n(i, j))), cos(sub(x(t, j), x(t, i)))))),
+  },
+  drate: { id: "dGE.7", axes: "ti", back: true, what: "gradient of a rate", of: (t, i) => mul(knob("step"), dx(t + 1, i)) },
+  dc: { id: "dGE.6", axes: "ti", back: true, what: "gradient of a pull", of: (t, i) => mul(knob("kappa"), drate(t, i)) },
+  db: { id: "dGE.5", axes: "i", what: "gradient of a start", of: (i) => add(dx(0, i), mul(MU, sum(times().map((t) => drate(t, i))))) },
+  dkappa: { id: "dGE.kappa", axes: "", what: "gradient of kappa", of: () => sum(times().flatMap((t) => J.map((i) => mul(drate(t, i), c(t, i))))) },
+  dmu: { id: "dGE.mu", axes: "", what: "gradient of mu", of: () => sum(times().flatMap((t) => J.map((i) => mul(drate(t, i), sub(b(i), x(t, i)))))) },
+  dh: { id: "dGE.step", axes: "", what: "gradient of the length of a step", of: () => sum(times().flatMap((t) => J.map((i) => mul(dx(t + 1, i), rate(t, i))))) },
+  dn: { id: "dGE.4", axes: "ij", what: "gradient of a link", of: (i, j) => (i === j ? words("(a link to itself pulls nothing)", 0) : sum(times().map((t) => mul(dc(t, i), sin(sub(x(t, j), x(t, i))))))) },
+  dr: { id: "dGE.3", axes: "ij", what: "gradient of a likeness", of: (i, j) => mul(n(i, j), sub(dn(i, j), sum(J.map((l) => mul(n(i, l), dn(i, l)))))) },
+  da_s: { axes: "ij", symbol: "g", what: "gradient of a match, through the softmax", of: (i, j) => mul(a(i, j), sub(da(i, j), sum(J.map((l) => mul(a(i, l), da(i, l)))))) },
+  own: { axes: "i", symbol: "f", what: "gradient of a token's own match, through its start", of: (i) => mul(db(i), b(i), sub(1, b(i))) },
+  ds: { id: "dGE.1", axes: "ij", what: "gradient of a match", of: (i, j) => add(da_s(i, j), div(add(dr(i, j), dr(j, i)), 2), ...(i === j ? [own(i)] : [])) },
+  dq: { id: "dGE.q", axes: "id", what: "gradient of a query", of: (i, e) => div(sum(J.map((j) => mul(ds(i, j), k(j, e)))), sqrt(D.length)) },
+  dk: { id: "dGE.k", axes: "jd", what: "gradient of a key", of: (j, e) => div(sum(J.map((i) => mul(ds(i, j), q(i, e)))), sqrt(D.length)) },
+  E: {
+    axes: "T", what: "energy",
+    values: () => {
+      const weight = J.map((i) => J.reduce((all, l) => all + Math.exp(V.r(i, l)), 0)), whole = weight.reduce((f, g) => f + g, 0);
+      const held = (t, i) => 0.5 * MU * (V.x(t, i) - V.b(i)) ** 2, bent = (t, i) => J.reduce((all, j) => all + V.n(i, j) * (1 - Math.cos(V.x(t, j) - V.x(t, i))), 0);
+      return [...times(), K.steps].map((t) => J.reduce((all, i) => all + (weight[i] / whole) * (held(t, i) + 0.5 * K.kappa * bent(t, i)), 0));
+    },
+  },
+};
+
+const word = () => `<b>${DATA.tokens[S.i]}</b>`;
+const saved = () => J.filter((j) => V.b(j) < K.tau && kept(j)), lost = () => J.filter((j) => V.b(j) >= K.tau && !kept(j)), dropped = () => J.filter((j) => !kept(j));
+const mover = () => saved()[0] ?? lost()[0] ?? largest(J.map((j) => Math.abs(V.x(K.steps, j) - V.b(j))));
+const nearest = (i) => others(i).reduce((best, j) => (V.n(i, j) > V.n(i, best) ? j : best), others(i)[0] ?? i);
+const now = () => Math.min(S.t, K.steps - 1);
+const are = (list) => (list.length > 1 ? "are" : "is");
+
+const forward = [
+  { id: "GE.1", title: "Compare", show: [["q", "k"], ["s"]], pick: () => ["s", S.i, nearest(S.i)], say: "Every query is compared with every key, as in softmax attention." },
+  { id: "GE.2", title: "Attend", show: [["s[i]", "a[i]"]], pick: () => ["a", S.i, largest(J.map((j) => V.a(S.i, j)))], say: () => `The softmax gives the weights that ${word()} would use alone. What follows corrects them.` },
+  {
+    id: "GE.3", title: "Likeness", show: [["s"], ["r"]], pick: () => ["r", mover(), nearest(mover())],
+    say: "Two words are as alike as they match on average, one way and the other. Likeness is the same both ways, which lets the flow come to rest.",
+  },
+  { id: "GE.4", title: "Link", show: [["r"], ["n"]], pick: () => ["n", mover(), nearest(mover())], say: () => `A softmax makes links of likeness, and the links of a word add up to one. ${names([mover()])} is linked most with ${names([nearest(mover())])}.` },
+  { id: "GE.5", title: "Start", when: "first", show: [["s[i]", "b"]], pick: () => ["b", mover()], say: "Each word has a score, which says how much it counts for all others. It starts from how well the word's query matches its own key, squeezed between 0 and 1." },
+  { id: "GE.6", title: "Feel the neighbours", when: "step", show: [["x", "c"], ["n"]], pick: () => ["c", now(), mover()], say: "Each neighbour pulls a score towards its own: by the strength of the link, and by the sine of the difference." },
+  { id: "GE.7", title: "Add both forces", when: "step", show: [["b", "x", "c", "rate"]], pick: () => ["rate", now(), mover()], say: "A spring pulls the score back to its start, and the neighbours pull it to theirs. The sum is how fast it moves." },
+  { id: "GE.8", title: "Move", when: "step", show: [["x", "rate", "x+1"]], pick: () => ["x", now() + 1, mover()], say: "The score takes a short step along its rate. Then all begins again from where the scores are." },
+  {
+    id: "GE.9", title: "Cut", when: "last", show: [["b", "x.last", "y"]], pick: () => ["y", mover()],
+    say: () => `After the last step a word whose score is below the threshold is dropped. ${dropped().length ? `Here ${names(dropped())} ${are(dropped())}.` : "Here none is."}`,
+  },
+  { id: ["GE.10", "GE.11", "GE.12"], title: "Share", when: "last", show: [["a[i]", "y", "u[i]", "p[i]"], ["z[i]"]], pick: () => ["p", S.i, mover()], say: () => `The words that are left share the attention of ${word()}: by weight times score, divided by the sum.` },
+  { id: "GE.13", title: "Mix", when: "last", show: [["p[i]", "v"], ["o[i]"]], pick: () => ["o", S.i, 0], say: "The output is the mean of the values, and each counts by its share." },
+];
+const backward = [
+  { title: "What is wished for", of: "GE.13", formula: "do = o - t", when: "last", show: [["o[i]", "do[i]"], ["target"]], pick: () => ["do", S.i, 0], say: () => `Suppose that the output of ${word()} should have been t. The loss is half the squared distance, so its gradient is the difference.` },
+  { id: "dGE.v", of: "GE.13", title: "To the values", when: "last", show: [["p[i]", "dv"], ["do[i]"]], pick: () => ["dv", largest(J.map((j) => V.p(S.i, j))), 0], say: "A value moved the output by its share, so it gets that share of the gradient." },
+  { id: "dGE.12", of: "GE.13", title: "To the shares", when: "last", show: [["v", "dp[i]"], ["do[i]"]], pick: () => ["dp", S.i, mover()], say: "A share moved the output along its value." },
+  { id: ["dGE.11", "dGE.10"], of: "GE.12", title: "To the parts", when: "last", show: [["p[i]", "dp[i]", "du[i]"], ["z[i]", "dz[i]"]], pick: () => ["du", S.i, mover()], say: "Shares add up to one, so only what a word does beyond the mean counts." },
+  { id: ["dGE.2", "dGE.9"], of: "GE.10", title: "To weights and scores", when: "last", show: [["y", "a[i]", "du[i]", "da[i]", "dy"]], pick: () => ["dy", mover()], say: () => `A part is a weight times a score, so each gets the gradient times the other. A dropped word's score gets none here${dropped().length ? `: ${names(dropped())}` : ""}.` },
+  { id: "dGE.7", of: "GE.8", title: "A step back, to the rates", when: "step", show: [["dx+1", "drate"]], pick: () => ["drate", now(), mover()], say: "The step moved a score by h times its rate, so the rate gets h times the gradient of the score after the step." },
+  { id: "dGE.6", of: "GE.7", title: "A step back, to the pulls", when: "step", show: [["drate", "dc"]], pick: () => ["dc", now(), mover()], say: "The pull was multiplied by kappa, so its gradient is, too." },
+  { id: "dGE.before", of: "GE.6", title: "A step back, to the scores", when: "step", show: [["dx+1", "drate", "dc", "x", "dx"], ["n"]], pick: () => ["dx", now(), mover()], say: "A score was in the pull on its neighbours and in theirs on it. So the gradient spreads along the links, as the scores did." },
+  { id: "dGE.4", of: "GE.6", title: "To the links", when: "first", show: [["dn"]], pick: () => ["dn", mover(), nearest(mover())], say: "A link pulled at every step, so its gradient is a sum over all steps." },
+  { id: "dGE.5", of: "GE.5", title: "To the starts", when: "first", show: [["dx.first", "db"]], pick: () => ["db", mover()], say: "A start was the first score, and it pulled at every step: it gathers the gradients of all." },
+  { id: ["dGE.kappa", "dGE.step"], of: ["GE.7", "GE.8"], title: "To the knobs", when: "first", show: [["dkappa", "dh", "dmu"]], pick: () => ["dkappa"], say: () => `The pull and the length of a step are numbers that can be learned. ${Math.abs(V.dkappa()) < 5e-5 ? "For this wish the pull is right as it is." : `For this wish the pull should be ${V.dkappa() > 0 ? "weaker" : "stronger"}.`}` },
+  { id: "dGE.3", of: "GE.4", title: "To likeness", when: "first", show: [["n"], ["dn"], ["dr"]], pick: () => ["dr", mover(), nearest(mover())], say: "Links come from a softmax, so again only what goes beyond the mean counts." },
+  { id: "dGE.1", of: "GE.1", title: "To the matches", when: "first", show: [["da_s[i]", "own"], ["dr"], ["ds"]], pick: () => ["ds", S.i, S.i], say: "A match was used for weights, for links and for a start: its gradient is the sum of three, g, the mean of dr both ways, and f." },
+  { id: ["dGE.q", "dGE.k"], of: "GE.1", title: "To queries and keys", when: "first", show: [["dq", "k", "dk"], ["ds"]], pick: () => ["dq", S.i, 0], say: "All queries and keys get a gradient, those of dropped words too: through their links they pulled at the words that were kept." },
+];
+
+// Left: the scores over the steps with the threshold, and the energy below. Right: the graph at the chosen step.
+const box = {};
+const along = (of, at, j, last) => {
+  const low = Math.min(Math.floor(at), last), high = Math.min(low + 1, last);
+  return of(low, j) + (at - low) * (of(high, j) - of(low, j));
+};
+function picture(W, H, small) {
+  const back = S.side === "backward", last = K.steps, narrow = W < 420, of = back ? V.dx : V.x, at = S.at ?? S.t, all = [...times(), last];
+  const flat = all.flatMap((t) => J.map((j) => of(t, j))), most = Math.max(1e-9, ...flat.map(Math.abs));
+  const top = small ? 6 : narrow ? 16 : 24, bottom = H - (narrow ? 26 : 64), left = small ? 2 : narrow ? 18 : 24, right = W * 0.42;
+  const X = scale(0, last, left, right), Y = back ? scale(-1.08 * most, 1.08 * most, bottom, top) : scale(Math.min(0, ...flat), Math.max(1, ...flat), bottom, top);
+  Object.assign(box, { left, right, top, bottom, last });
+  let drawn = small ? "" : text(0, 12, back ? "gradients of the scores" : "scores, step by step", { class: "title" });
+  drawn += svg("rect", { x: left, y: top, width: right - left, height: bottom - top, rx: 3, class: "plane" });
+  if (back) drawn += svg("path", { d: `M${left} ${Y(0)}H${right}`, class: "cut" }) + text(left - 5, Y(0) + 4, "0", { class: "tick", "text-anchor": "end" });
+  else {
+    const cut = Math.max(top, Math.min(bottom, Y(K.tau)));
+    drawn += svg("rect", { x: left, y: cut, width: right - left, height: bottom - cut, class: "below" }) + svg("path", { d: `M${left - 4} ${cut}H${right + 4}`, class: "cut" });
+    if (!small) drawn += text(left - 6, cut + 4, "τ", { class: "strong", "text-anchor": "end" }) + (Math.abs(cut - Y(1)) > 16 ? text(left - 6, Y(1) + 9, "1", { class: "tick", "text-anchor": "end" }) : "");
+  }
+  J.forEach((j) => { drawn += svg("path", { d: `M${all.map((t) => `${X(t).toFixed(1)} ${Y(of(t, j)).toFixed(1)}`).join("L")}`, class: "line", style: `stroke:${color(j)}` }); });
+  drawn += svg("path", { d: `M${X(at)} ${top}V${H - (narrow ? 2 : 16)}`, class: "hair" });
+  J.forEach((j) => { drawn += svg("circle", { cx: X(at), cy: Y(along(of, at, j, last)), r: narrow ? 3.5 : 4.5, class: "dot", style: `fill:${color(j)}` }); });
+  const places = spread(J.map((j) => Y(of(last, j))), narrow ? 14 : 17, top + 4, bottom);
+  if (!small) J.forEach((j) => {
+    const note = back ? "" : `<tspan class="share" data-ref="p.${S.i}.${j}"> ${percent(V.p(S.i, j))}</tspan>`;
+    drawn += svg("path", { d: `M${right + 2} ${Y(of(last, j))}L${right + 11} ${places[j]}`, class: "tie", style: `stroke:${color(j)}` }) + text(right + 14, places[j] + 4, DATA.tokens[j] + note, kept(j) || back ? {} : { class: "title" });
+  });
+  const energies = all.map((t) => V.E(t)), up = (t) => energies[t] > energies[t - 1] + 1e-12;
+  const EY = scale(Math.min(...energies), Math.max(...energies, Math.min(...energies) + 1e-9), H - (small ? 5 : narrow ? 3 : 18), bottom + (narrow ? 7 : 12));
+  for (const t of times().map((m) => m + 1)) drawn += svg("path", { d: `M${X(t - 1)} ${EY(energies[t - 1])}L${X(t)} ${EY(energies[t])}`, class: up(t) ? "rising" : "falling" });
+  drawn += svg("circle", { cx: X(at), cy: EY(along((t) => V.E(t), at, 0, last)), r: 3.5, class: "sink" });
+  if (!small) drawn += text(right + 14, (bottom + H) / 2 + (narrow ? 5 : 0), "energy", { class: "title" });
+  if (!narrow && !small) drawn += text(left, H - 3, "step 0", { class: "tick" }) + text(right, H - 3, `${last}`, { class: "tick", "text-anchor": "end" });
+  const R = Math.min((bottom - top) / 2 - (narrow ? 4 : 26), W * 0.14), across = narrow ? 1.25 * R : R, cx = W - across - (narrow ? 18 : 48), cy = (top + (narrow ? H : bottom)) / 2 + (small ? 0 : 2), size = R / 82;
+  const spot = J.map((j) => { const angle = -Math.PI / 2 + (2 * Math.PI * (j - Math.floor(J.length / 2))) / J.length; return [cx + across * Math.cos(angle), cy + R * Math.sin(angle)]; });
+  if (!small && !narrow) drawn += text(cx - R - 40, 12, `the graph at step ${Math.round(at)}`, { class: "title" });
+  J.forEach((i) => others(i).filter((j) => j > i).forEach((j) => { drawn += svg("path", { d: `M${spot[i]}L${spot[j]}`, "stroke-width": 18 * size * 0.5 * (V.n(i, j) + V.n(j, i)), class: "bond" }); }));
+  J.forEach((j) => {
+    const score = along(V.x, at, j, last), radius = size * (6 + 18 * Math.max(0, Math.min(1.3, score))), [px, py] = spot[j], slope = along(V.dx, at, j, last), above = py < cy - 2;
+    drawn += follows(j, DATA.tokens[j],
+      svg("circle", { cx: px, cy: py, r: Math.max(14, radius + 4), class: "ground" }) + (j === S.i ? svg("circle", { cx: px, cy: py, r: radius + 3.5, class: "ring" }) : "") +
+        svg("circle", { cx: px, cy: py, r: radius, style: score < K.tau ? `stroke:${color(j)};stroke-width:2` : `fill:${color(j)}`, class: score < K.tau ? "dropped" : "dot" }) +
+        (back && Math.abs(slope) > 1e-4 ? text(px, py + 4.5, slope > 0 ? "▼" : "▲", { "text-anchor": "middle", class: "name" }) : "") +
+        (small ? "" : text(px, py + (above ? -radius - (j === S.i ? 8 : 5) : radius + (j === S.i ? 17 : 14)), DATA.tokens[j], { "text-anchor": "middle", class: j === S.i ? "name strong" : "name" })));
+  });
+  return drawn;
+}
+
+function caption() {
+  const last = K.steps, rising = times().map((t) => t + 1).filter((t) => V.E(t) > V.E(t - 1) + 1e-12), from = V.E(0), to = V.E(last);
+  if (S.side === "backward") {
+    const most = 0.05 * Math.max(...J.map((j) => Math.abs(V.db(j)))), up = J.filter((j) => V.db(j) < -most), down = J.filter((j) => V.db(j) > most);
+    if (!up.length && !down.length) return "No gradient reaches the scores at these settings.";
+    return `To come nearer to t, ${up.length ? `the start of ${names(up)} should be higher` : ""}${up.length && down.length ? ", and " : ""}${down.length ? `that of ${names(down)} lower` : ""}.`;
+  }
+  const energy = !rising.length
+    ? from - to < 1e-12 ? "Nothing moves, so the energy stays." : `The energy falls${last > 1 ? " at every step" : ""}.`
+    : `<span class="warn">The energy rises at ${rising.length > 2 ? `${rising.length} of ${last} steps` : `step ${rising.join(" and ")}`}</span>: steps are too long for this pull.`;
+  const cut = dropped(), lifted = saved(), sunk = lost();
+  if (!J.some((j) => V.u(S.i, j) !== 0)) return `${energy} All words are dropped, so ${word()} reads ${names([strongest(S.i)])} alone.`;
+  const moved = lifted.length ? `${names(lifted)} started below τ and ${are(lifted)} lifted above it. ` : sunk.length ? `${names(sunk)} started above τ and ${are(sunk)} pulled below it. ` : "";
+  return `${energy} ${moved}${cut.length ? `${names(cut)} ${are(cut)} dropped.` : "No word is dropped."}`;
+}
+
+tour({
+  title: "Graph energy attention",
+  short: "Words pull at each other's scores until they rest; low scores are cut.",
+  sizes: { t: () => K.steps, T: () => K.steps + 1 },
+  time: { steps: () => K.steps, name: "step" },
+  intro: () => [
+    "In softmax attention each word decides alone whom it looks at. Here the words first agree among themselves how much each of them counts.",
+    `Each word has a score. Alike words are linked, and a link pulls their scores together, while a spring pulls each back to its start: the scores flow down an energy, until they rest. A threshold then drops what stayed low. ${
+      saved().length ? `So ${names(saved())}, too low alone, ${are(saved())} kept because of ${saved().length > 1 ? "their" : "its"} neighbours.` : lost().length ? `So ${names(lost())}, high enough alone, ${are(lost())} dropped because of ${lost().length > 1 ? "their" : "its"} neighbours.` : ""}`,
+  ],
+  turn: "The gradient takes the same way in reverse, through every step of the flow. It is written with a d in front, and says how the loss changes with a number. The picture now shows the gradients of the scores: play it from the last step to the first.",
+  quantities, forward, backward, picture, caption,
+  height: (W) => (W < 420 ? 112 : Math.min(360, Math.round(W * 0.62))),
+  label: () => `Scores from the first step to the last: ${J.map((j) => `${DATA.tokens[j]} ${show(V.x(0, j))} to ${show(V.x(K.steps, j))}`).join(", ")}.`,
+  timeAt: (px, py) => px > box.left - 10 && px < box.right + 10 && py > box.top && py < box.bottom && Math.round(Math.max(0, Math.min(1, (px - box.left) / (box.right - box.left))) * box.last),
+});

@@ -1,0 +1,363 @@
+// The tour of growing attention: formulas, cards, picture.
+//
+// One head reads one sentence. i, j and l count tokens, a and b features of a token, c old columns, u columns after
+// growing, r, s and z directions of W. Signs of singular vectors are free, and so is how new columns are mixed: what
+// depends on that (G, H, K, K', the new weights) has no id here, for it is no fault if another library has it otherwise.
+
+const { y, wq, wk, M, Mk, s, w, g, gy, N, C, lambda, rho, back, white, NV, G, Pq, Pk, E: out, sigma, VG, D: way, nu, Fm, WF, cut, VK, Mn } = F;
+const { L, R, O, sn, wn, scale: scaled } = F;
+const range = (count) => Array.from({ length: count }, (_, n) => n);
+const MOST = 4, WIDE = DATA.y[0].length, features = () => range(WIDE), olds = () => range(K.width), news = () => range(K.width + V.c());
+const total = (list) => list.reduce((past, x) => past + x, 0);
+const product = (a, b) => a.map((row) => b[0].map((_, n) => total(row.map((x, l) => x * b[l][n]))));
+const transposed = (a) => a[0].map((_, n) => a.map((row) => row[n]));
+const matrix = (quantity) => features().map((a) => features().map((b) => quantity(a, b)));
+const squares = (a) => total(a.flat().map((x) => x * x));
+
+// Singular values, largest first, and vectors as columns: turn pairs of columns until all are at right angles.
+function svd(a) {
+  const left = transposed(a), right = range(left.length).map((n) => range(left.length).map((l) => (n === l ? 1 : 0)));
+  for (let sweep = 0; sweep < 60; sweep += 1) {
+    let turned = 0;
+    for (let m = 0; m < left.length; m += 1) for (let n = m + 1; n < left.length; n += 1) {
+      const [mm, nn, mn] = [[m, m], [n, n], [m, n]].map(([e, f]) => total(left[e].map((x, l) => x * left[f][l])));
+      if (Math.abs(mn) <= 1e-15 * Math.sqrt(mm * nn) || mn === 0) continue;
+      turned += 1;
+      const z = (nn - mm) / (2 * mn), t = Math.sign(z || 1) / (Math.abs(z) + Math.hypot(1, z)), cos = 1 / Math.hypot(1, t), sin = t * cos;
+      for (const of of [left, right]) [of[m], of[n]] = [of[m].map((x, l) => cos * x - sin * of[n][l]), of[m].map((x, l) => sin * x + cos * of[n][l])];
+    }
+    if (!turned) break;
+  }
+  const sizes = left.map((column) => Math.hypot(...column)), order = range(sizes.length).sort((m, n) => sizes[n] - sizes[m]);
+  const unit = order.map((n) => left[n].map((x) => (sizes[n] > 0 ? x / sizes[n] : 0)));
+  return { left: transposed(unit), values: order.map((n) => sizes[n]), right: transposed(order.map((n) => right[n])) };
+}
+
+// Of singular values those that are rounding alone are 0.
+const rid = (values) => values.map((x) => (x < 1e-14 * values[0] ? 0 : x));
+
+// Eigenvalues of a symmetric positive matrix, the smallest first, and eigenvectors as columns with a largest part that is positive.
+function eigen(a) {
+  const { values, right } = svd(a), columns = transposed(right).reverse().map((column) => {
+    const most = column.reduce((best, x) => (Math.abs(x) > Math.abs(best) ? x : best), 0);
+    return column.map((x) => x * Math.sign(most));
+  });
+  return { values: values.reverse(), vectors: transposed(columns) };
+}
+
+// An orthonormal basis of the columns, as rows: Gram and Schmidt, twice against rounding.
+function basis(columns, first = []) {
+  const made = [...first];
+  for (const column of columns) {
+    let rest = column;
+    for (let again = 0; again < 2; again += 1) for (const one of made) {
+      const along = total(one.map((x, n) => x * rest[n]));
+      rest = rest.map((x, n) => x - along * one[n]);
+    }
+    const size = Math.hypot(...rest);
+    if (size > 1e-9 * Math.hypot(...column)) made.push(rest.map((x) => x / size));
+  }
+  return made;
+}
+
+// The matrix that projects on the columns of W times weights.
+function projector(weights) {
+  const rows = basis(transposed(product(matrix(V.white), weights)));
+  return features().map((r) => features().map((z) => total(rows.map((row) => row[r] * row[z]))));
+}
+
+// The matrix with its `width` largest singular values alone.
+function nearest(a, width) {
+  const { left, values, right } = svd(a);
+  return a.map((_, m) => a.map((__, n) => total(range(width).map((r) => left[m][r] * values[r] * right[n][r]))));
+}
+
+// The kernel after a step: M moves against D, and in units of cost it is cut to a rank.
+function kernelAt(amplitude, width) {
+  const moved = features().map((a) => features().map((b) => V.M(a, b) - (amplitude * V.D(a, b)) / V.nu())), W = matrix(V.white), back = matrix(V.back);
+  return product(product(back, nearest(product(product(W, moved), transposed(W)), width)), transposed(back));
+}
+
+// The weights of a kernel, each token's row, and how far they are from what is wanted.
+function weightsOf(kernel) {
+  return product(product(DATA.y, kernel), transposed(DATA.y)).map((row) => {
+    const powers = row.map((x) => Math.exp(x - Math.max(...row)));
+    return powers.map((x) => x / total(powers));
+  });
+}
+const lossOf = (weights) => total(weights.flatMap((row, i) => row.map((x, j) => DATA.wanted[i][j] * Math.log(DATA.wanted[i][j] / x))));
+const lossAt = (amplitude, columns = V.c()) => lossOf(weightsOf(kernelAt(amplitude, K.width + columns)));
+
+// What the search of the definition finds, starting from 0.5.
+function searched() {
+  const before = lossAt(0), promised = V.slope();
+  let [best, lowest, factor, amplitude] = [0, before, 0.5, 0.5];
+  for (let tried = 0; tried < 30; tried += 1, amplitude *= factor) {
+    const loss = lossAt(amplitude);
+    if (loss < lowest && loss <= before + 1e-4 * amplitude * promised) {
+      [best, lowest] = [amplitude, loss];
+      if (tried === 0) factor = 2;
+    } else if (best > 0) break;
+  }
+  return best;
+}
+
+// L and R with L R^T = M', equally large; the O that brings both as near to the old weights as a rotation can.
+function factors() {
+  const { left, values, right } = svd(matrix(V.Mn)), sizes = rid(values).map(Math.sqrt), of = (a) => a.map((row) => news().map((u) => row[u] * sizes[u]));
+  const l = of(left), r = of(right), old = (name) => features().map((a) => olds().map((n) => V[name](a, n)));
+  const [q, k] = [product(transposed(l), old("wq")), product(transposed(r), old("wk"))], sum = q.map((row, u) => row.map((x, n) => x + k[u][n]));
+  const { left: from, right: to } = svd(sum.map((row) => [...row])), near = product(from, transposed(to));
+  const columns = basis(news().map((u) => news().map((n) => (u === n ? 1 : 0))), transposed(near));
+  return { l, r, o: transposed(columns.slice(0, news().length)) };
+}
+
+const over = (list, of) => sum(list.map(of));
+const quantities = {
+  y: { axes: "ia", what: "token" },
+  scale: { what: "scale" },
+  wanted: { axes: "ij", symbol: "p", what: "wanted weight" },
+  wq: { axes: "ac", symbol: "w_q", what: "column of queries", values: () => features().map((a) => olds().map((n) => DATA.w_q[K.width - 1][a][n])) },
+  wk: { axes: "ac", symbol: "w_k", what: "column of keys", values: () => features().map((a) => olds().map((n) => DATA.w_k[K.width - 1][a][n])) },
+  M: { id: "GROW.1", axes: "ab", what: "kernel", of: (a, b) => mul(scaled(), over(olds(), (n) => mul(wq(a, n), wk(b, n)))) },
+  Mk: { axes: "ia", symbol: "yM", what: "token times kernel", of: (i, b) => over(features(), (a) => mul(y(i, a), M(a, b))) },
+  s: { axes: "ij", what: "score", of: (i, j) => over(features(), (b) => mul(Mk(i, b), y(j, b))) },
+  w: { axes: "ij", what: "weight", of: (i, j) => div(exp(s(i, j)), over(J, (l) => exp(s(i, l)))) },
+  row: { axes: "i", symbol: "loss", what: "how far the weights of a token are from the wanted ones", of: (i) => over(J, (j) => mul(F.wanted(i, j), log(div(F.wanted(i, j), w(i, j))))) },
+  loss: { what: "loss before", of: () => over(J, (i) => F.row(i)) },
+
+  g: { axes: "ij", what: "gradient of a score: too much less too little", of: (i, j) => sub(w(i, j), F.wanted(i, j)) },
+  gy: { axes: "ia", what: "tokens by the gradients of a token's scores", of: (i, b) => over(J, (j) => mul(g(i, j), y(j, b))) },
+  N: { id: "dGROW.1", axes: "ab", what: "gradient of the kernel", of: (a, b) => over(J, (i) => mul(y(i, a), gy(i, b))) },
+  C: { id: "GROW.2", axes: "ab", what: "how tokens spread", of: (a, b) => over(J, (i) => mul(y(i, a), y(i, b))) },
+  A: { id: "GROW.3", axes: "ab", what: "what a change costs", of: (a, b) => div(C(a, b), sqrt(1)) },
+  lambda: { axes: "r", what: "eigenvalue of A", values: () => eigen(matrix(V.A)).values },
+  U: { axes: "ar", what: "eigenvector of A", values: () => eigen(matrix(V.A)).vectors },
+  rho: { id: "GROW.4", axes: "r", symbol: "ρ", what: "price of a direction", of: (r) => sqrt(add(lambda(r), mul(knob("damping"), div(over(features(), (n) => lambda(n)), WIDE)))) },
+  white: { axes: "ra", symbol: "W", what: "into units of cost", of: (r, a) => mul(rho(r), F.U(a, r)) },
+  back: { axes: "ar", symbol: "V", what: "back from units of cost", of: (a, r) => div(F.U(a, r), rho(r)) },
+  NV: { axes: "ar", what: "N times V", of: (a, r) => over(features(), (b) => mul(N(a, b), back(b, r))) },
+  G: { axes: "rz", what: "gradient in units of cost", of: (r, z) => over(features(), (a) => mul(back(a, r), NV(a, z))) },
+  Pq: { axes: "rz", symbol: "P_q", what: "projection on the columns of W w_q", values: () => projector(features().map((a) => olds().map((n) => V.wq(a, n)))) },
+  Pk: { axes: "rz", symbol: "P_k", what: "projection on the columns of W w_k", values: () => projector(features().map((a) => olds().map((n) => V.wk(a, n)))) },
+  E: { axes: "rz", symbol: "G'", what: "G without what old columns of w_q reach", of: (r, z) => sub(G(r, z), over(features(), (n) => mul(Pq(r, n), G(n, z)))) },
+  H: { axes: "rz", what: "what old columns cannot reach", of: (r, z) => sub(out(r, z), over(features(), (n) => mul(out(r, n), Pk(n, z)))) },
+  sigma: { id: "GROW.7", axes: "r", what: "singular value of H", values: () => rid(svd(matrix(V.H)).values) },
+  part: { axes: "r", symbol: "part", what: "part of a new column in all that is out of reach", of: (r) => div(pow(sigma(r), 2), over(features(), (n) => pow(sigma(n), 2))) },
+  c: { what: "new columns", values: () => Math.min(MOST, WIDE - K.width, features().filter((r) => V.part(r) > K.share).length) },
+  VG: { axes: "ar", what: "V times G", of: (a, z) => over(features(), (r) => mul(back(a, r), G(r, z))) },
+  D: { id: "GROW.8", axes: "ab", what: "the way of steepest gain", of: (a, b) => over(features(), (z) => mul(VG(a, z), back(b, z))) },
+  nu: { id: "GROW.9", symbol: "ν", what: "size of a step", of: () => sqrt(div(over(features().flatMap((r) => features().map((z) => [r, z])), ([r, z]) => pow(G(r, z), 2)), J.length ** 2)) },
+  Fm: { id: "GROW.10", axes: "ab", symbol: "F", what: "kernel after the step", of: (a, b) => sub(M(a, b), div(mul(knob("amplitude"), way(a, b)), nu())) },
+  WF: { axes: "ra", what: "W times F", of: (r, b) => over(features(), (a) => mul(white(r, a), Fm(a, b))) },
+  Kw: { axes: "rz", symbol: "K", what: "kernel after the step in units of cost", of: (r, z) => over(features(), (b) => mul(WF(r, b), white(z, b))) },
+  size: { axes: "r", symbol: "value", what: "singular value of K", values: () => rid(svd(matrix(V.Kw)).values) },
+  kept: { axes: "r", symbol: "kept", what: "singular value that is kept", of: (r) => choose(isTrue(r < K.width + V.c(), r < K.width + V.c() ? "it is among the largest" : "there is no column for it"), F.size(r), 0) },
+  cut: { axes: "rz", symbol: "K'", what: "K cut to its rank", values: () => nearest(matrix(V.Kw), K.width + V.c()) },
+  VK: { axes: "ar", what: "V times K'", of: (a, z) => over(features(), (r) => mul(back(a, r), cut(r, z))) },
+  Mn: { id: "GROW.13", axes: "ab", symbol: "M'", what: "new kernel", of: (a, b) => over(features(), (z) => mul(VK(a, z), back(b, z))) },
+  L: { axes: "au", what: "left factor", values: () => factors().l },
+  R: { axes: "au", what: "right factor", values: () => factors().r },
+  O: { axes: "uv", what: "rotation to the old columns", values: () => factors().o },
+  wqn: { axes: "au", symbol: "w_q'", what: "new column of queries", of: (a, n) => div(over(news(), (u) => mul(L(a, u), O(u, n))), sqrt(scaled())) },
+  wkn: { axes: "au", symbol: "w_k'", what: "new column of keys", of: (a, n) => div(over(news(), (u) => mul(R(a, u), O(u, n))), sqrt(scaled())) },
+  Mkn: { axes: "ia", symbol: "yM'", what: "token times new kernel", of: (i, b) => over(features(), (a) => mul(y(i, a), Mn(a, b))) },
+  sn: { axes: "ij", symbol: "s'", what: "score after", of: (i, j) => over(features(), (b) => mul(F.Mkn(i, b), y(j, b))) },
+  wn: { axes: "ij", symbol: "w'", what: "weight after", of: (i, j) => div(exp(sn(i, j)), over(J, (l) => exp(sn(i, l)))) },
+  rown: { axes: "i", symbol: "loss'", what: "how far the weights of a token are from the wanted ones, after", of: (i) => over(J, (j) => mul(F.wanted(i, j), log(div(F.wanted(i, j), wn(i, j))))) },
+  lossn: { symbol: "loss'", what: "loss after", of: () => over(J, (i) => F.rown(i)) },
+  dwq: { axes: "ac", symbol: "dw_q", what: "gradient of an old column of queries", of: (a, n) => mul(scaled(), over(features(), (b) => mul(N(a, b), wk(b, n)))) },
+  dwk: { axes: "ac", symbol: "dw_k", what: "gradient of an old column of keys", of: (b, n) => mul(scaled(), over(features(), (a) => mul(N(a, b), wq(a, n)))) },
+  gn: { axes: "ij", symbol: "g'", what: "gradient of a score, after", of: (i, j) => sub(wn(i, j), F.wanted(i, j)) },
+  gyn: { axes: "ia", symbol: "g'y", what: "tokens by the gradients of a token's scores, after", of: (i, b) => over(J, (j) => mul(F.gn(i, j), y(j, b))) },
+  Nn: { axes: "ab", symbol: "N'", what: "gradient of the new kernel", of: (a, b) => over(J, (i) => mul(y(i, a), F.gyn(i, b))) },
+  dwqn: { axes: "au", symbol: "dw_q'", what: "gradient of a column of queries, after", of: (a, n) => mul(scaled(), over(features(), (b) => mul(F.Nn(a, b), F.wkn(b, n)))) },
+  best: { what: "amplitude that the search takes", values: searched },
+  slope: {
+    id: "GROW.19", symbol: "slope", what: "change of the loss with the amplitude, at 0",
+    of: () => neg(div(sub(over(features().flatMap((r) => features().map((z) => [r, z])), ([r, z]) => pow(G(r, z), 2)), over(features().slice(V.c()), (r) => pow(sigma(r), 2))), nu())),
+  },
+};
+
+const word = () => `<b>${DATA.tokens[S.i]}</b>`;
+const columns = (n) => `${n} column${n === 1 ? "" : "s"}`;
+const most = (list) => list.reduce((best, x, n) => (x > list[best] ? n : best), 0);
+const largest = (quantity) => {
+  const all = features().flatMap((a) => features().map((b) => [quantity(a, b), a, b])), [, a, b] = all.reduce((best, one) => (Math.abs(one[0]) > Math.abs(best[0]) ? one : best));
+  return [a, b];
+};
+const reach = () => squares(matrix(V.H)) / squares(matrix(V.G));
+const oldGradient = () => Math.max(...features().flatMap((a) => olds().flatMap((n) => [Math.abs(V.dwq(a, n)), Math.abs(V.dwk(a, n))])));
+const largestNew = () => features().flatMap((a) => news().map((n) => [a, n])).reduce((best, at) => (Math.abs(V.dwqn(...at)) > Math.abs(V.dwqn(...best)) ? at : best));
+const worst = () => most(J.map((j) => Math.abs(V.g(S.i, j))));
+
+const forward = [
+  {
+    id: "GROW.1", title: "One kernel", show: [["wq", "wk"], ["M"]], pick: () => ["M", ...largest(V.M)],
+    say: () => `A head makes queries of tokens by w<sub>q</sub> and keys by w<sub>k</sub>. Scores need only the product M of the two. ${
+      K.width === 1 ? "With one column each, all rows of M are multiples of one row: M has rank 1." : `With ${columns(K.width)} each, M is a sum of ${K.width} matrices of rank 1, and no more.`}`,
+  },
+  {
+    title: "What the loss asks for", formula: "g = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"], ["N"]], pick: () => ["g", S.i, worst()],
+    say: () => `The scores y M yᵀ make weights w, and p is wanted. The gradient of a score, g, is what there is too much. Here ${word()} should attend ${
+      V.g(S.i, worst()) < 0 ? "more" : "less"} to ${names([worst()])}. The gradient N of M follows from g. It may have any rank: it can ask for what the columns cannot make.`,
+  },
+  {
+    id: ["GROW.2", "GROW.3", "GROW.4"], title: "What a change costs", show: [["C"], ["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
+    say: "N is right only while scores change little, so a change of M costs what it does to the scores. C says how tokens spread. Along a direction in which they spread much a change does much, and costs more: ρ is the price of each direction.",
+  },
+  {
+    id: ["GROW.5", "GROW.6"], title: "What is out of reach", show: [["G"], ["H"]], pick: () => ["H", ...largest(V.H)],
+    say: () => `G is N, with all directions in units of cost. P<sub>q</sub> and P<sub>k</sub> take away what the old columns can follow by themselves. What is left, H, only new columns can make. Here it is ${percent(reach())} of G${
+      reach() > 0.9 ? ": the head has learned what it could" : ""}.`,
+  },
+  {
+    id: "GROW.7", title: "How many columns", show: [["sigma", "part"], ["c"]], pick: () => ["part", 0],
+    say: () => `H is a sum of matrices of rank 1, and a new column on both sides can make one of them. Its singular value, squared, is what that column is worth. Those above ${percent(K.share)} of the whole are added: ${columns(V.c())}.`,
+  },
+  {
+    id: ["GROW.9", "GROW.10"], title: "Move the kernel", show: [["M"], ["D"], ["Fm"]], pick: () => ["Fm", ...largest(V.D)],
+    say: "M moves against the gradient, along D, for as much as the amplitude says: it is about how much scores change. The result F may have any rank.",
+  },
+  {
+    id: ["GROW.12", "GROW.13"], title: "Cut to the columns there are", show: [["size", "kept"], ["Mn"]], pick: () => ["kept", Math.min(WIDE - 1, K.width + V.c() - 1)],
+    say: () => `A head of ${columns(K.width + V.c())} has a kernel of that rank. So in units of cost only the ${K.width + V.c()} largest singular values are kept. This M' is, of all that the grown head can make, the nearest to F.`,
+  },
+  {
+    id: ["GROW.17", "GROW.18"], title: "Back to two matrices", show: [["wq", "wqn"], ["wk", "wkn"]], pick: () => ["wqn", 0, K.width],
+    say: "M' is split into two matrices again, both equally large. A rotation O, the same for both, brings the old columns near to where they were; the new ones stand behind them.",
+  },
+];
+const backward = [
+  {
+    id: "GROW.19", of: "GROW.10", title: "How fast the loss falls", show: [["slope"], ["sigma"], ["G"]], pick: () => ["slope"],
+    say: () => `This is the derivative with respect to the amplitude, at 0. The cut keeps all of G but the columns of H that are not added. ${
+      K.amplitude > 0 ? `For an amplitude of ${show(K.amplitude)} it promises ${show(V.slope() * K.amplitude)}, and the loss changes by ${show(V.lossn() - V.loss())}, as weights do not change in proportion.` : "The amplitude is 0, so nothing has moved yet."}`,
+  },
+  {
+    title: "And then training goes on", of: "GROW.17", label: "the gradient", formula: "dw_q' = scale N' w_k'", show: [["wqn", "dwqn"], ["Nn"]], pick: () => ["dwqn", ...largestNew()],
+    say: () => `With the new kernel there is a new gradient N', and through it each column has one. ${
+      K.amplitude > 0 ? `The largest is now ${show(Math.abs(V.dwqn(...largestNew())))}, where before the step it was ${show(oldGradient())}. So training goes on where it had come to a stop.` : "At amplitude 0 the new columns are 0 on both sides, and so are their gradients: they would never learn."}`,
+  },
+  {
+    title: "What old columns can learn", of: "GROW.1", label: "the gradient", formula: "dw_q = scale N w_k", show: [["wq", "dwq"], ["wk", "dwk"]], pick: () => ["dwq", 0, 0],
+    say: () => `Training follows these gradients, and they see N only through the old columns. The largest is ${show(oldGradient())}, while N has entries up to ${show(Math.abs(V.N(...largest(V.N))))}: ${percent(reach())} of what the loss asks for, in units of cost, lies where the old columns do not reach.`,
+  },
+  {
+    id: "dGROW.1", of: "GROW.1", title: "Where N comes from", show: [["y"], ["gy"], ["g[i]"], ["N"]], pick: () => ["N", ...largest(V.N)],
+    say: "Scores are y M yᵀ, so an entry of M reaches a score by a feature of one token and a feature of the other. Its gradient is the sum over all pairs of tokens. The backward of attention computes g anyway.",
+  },
+];
+
+// A matrix as coloured cells, blue above 0 and orange below.
+function cells(x, y, side, rows, wide, value, ref, size) {
+  let drawn = "";
+  range(rows).forEach((m) => range(wide).forEach((n) => {
+    const z = value(m, n), part = Math.min(1, Math.abs(z) / size);
+    drawn += svg("rect", { x: x + n * side, y: y + m * side, width: side - 1, height: side - 1, rx: 1.5, style: `fill:rgba(var(--${z < 0 ? "minus" : "plus"}),${(0.06 + 0.9 * part).toFixed(2)})`, ...(ref ? { "data-ref": `${ref}.${m}.${n}` } : {}) });
+  }));
+  return drawn;
+}
+
+// What a new column is worth: a bar for each, and the share above which it is added.
+function bars(x, y, W, H, small) {
+  const parts = features().map(V.part), high = Math.max(...parts, K.share) * 1.08, up = scale(0, high, y + H, y), wide = W / WIDE;
+  let drawn = svg("path", { d: `M${x} ${y + H}h${W}`, class: "axis" });
+  parts.forEach((z, r) => {
+    const added = r < V.c();
+    drawn += svg("rect", { x: x + r * wide + 0.16 * wide, y: Math.min(up(z), y + H - 1.5), width: 0.68 * wide, height: Math.max(1.5, y + H - up(z)), rx: 2, "data-ref": `part.${r}`, style: `fill:${added ? "var(--accent)" : "var(--soft)"};opacity:${added ? 1 : 0.5}` });
+    if (!small) drawn += text(x + (r + 0.5) * wide, Math.min(up(z), up(K.share)) - 5, percent(z), { "text-anchor": "middle", class: "tick" });
+  });
+  return drawn + svg("path", { d: `M${x - 4} ${up(K.share)}h${W + 8}`, class: "cut" }) + (small ? "" : text(x + W + 4, y + H + 14, "new column", { "text-anchor": "end", class: "tick" }));
+}
+
+// Weights of all tokens as a map: rows attend to columns.
+function weightMap(x, y, side, value, ref, named, small) {
+  let drawn = cells(x, y, side, J.length, J.length, value, ref, 1);
+  J.forEach((j) => {
+    drawn += svg("circle", { cx: x + (j + 0.5) * side, cy: y - 5, r: Math.min(3.5, side / 4), style: `fill:${color(j)}` });
+    if (named) drawn += follows(j, DATA.tokens[j], svg("rect", { x: x - 66, y: y + j * side, width: 62, height: side, rx: 5, class: "ground" }) + svg("circle", { cx: x - 10, cy: y + (j + 0.5) * side, r: 3.5, style: `fill:${color(j)}` }) + text(x - 18, y + (j + 0.5) * side + 4, DATA.tokens[j], { "text-anchor": "end" }), { class: j === S.i ? "word followed" : "word" });
+  });
+  return small ? drawn : drawn + svg("rect", { x: x - 1.5, y: y + S.i * side - 1.5, width: J.length * side + 2, height: side + 2, rx: 3, class: "hair" });
+}
+
+// The loss over the amplitude: with the new columns, without any, and where the step and the search are.
+function losses(x, y, W, H, small) {
+  const best = V.best(), far = Math.min(3, Math.max(K.amplitude, 3 * best)) || 3, most = V.loss() * 1.25 + 1e-9, X = scale(0, far, x, x + W), Y = scale(0, most, y + H, y), at = range(31).map((n) => (far * n) / 30);
+  const line = (of, set) => {
+    const points = at.map((a) => [a, of(a)]), end = points.findIndex(([, z]) => z > most), shown = end < 0 ? points : points.slice(0, end);
+    return shown.length > 1 ? svg("path", { d: `M${shown.map(([a, z]) => `${X(a).toFixed(1)} ${Y(z).toFixed(1)}`).join("L")}`, ...set }) : "";
+  };
+  const back = S.side === "backward", until = Math.min(far, -V.loss() / V.slope());
+  let drawn = svg("rect", { x, y, width: W, height: H, rx: 4, class: "plane" }) + svg("path", { d: `M${x} ${Y(V.loss())}h${W}`, class: "axis" });
+  drawn += line((a) => lossAt(a, 0), { class: "line", style: "stroke:var(--soft)", "stroke-dasharray": "2 4" }) + line((a) => lossAt(a), { class: "line", style: "stroke:var(--accent)" });
+  if (back) drawn += svg("path", { d: `M${X(0)} ${Y(V.loss())}L${X(until)} ${Y(V.loss() + until * V.slope())}`, class: "push" });
+  if (best > 0 && best <= far) drawn += svg("path", { d: `M${X(best)} ${y + H - 1}l-5 9h10z`, style: "fill:var(--ink)" });
+  drawn += svg("circle", { cx: X(K.amplitude), cy: Math.max(y, Y(V.lossn())), r: small ? 4 : 5.5, style: "fill:var(--accent)", class: "dot", "data-ref": "lossn" });
+  if (small) return drawn;
+  const left = best > 0.5 * far, named = best > 0 && best <= far ? text(X(best) + (left ? -8 : 8), y + H + 12, "search", { class: "tick", "text-anchor": left ? "end" : "start" }) : "";
+  return (
+    drawn + named + text(x + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + text(x + W, y - 14, "over the amplitude", { class: "tick", "text-anchor": "end" }) +
+    text(x + W, y + H + 14, show(far), { class: "tick", "text-anchor": "end" }) +
+    text(x + W - 4, y + H - 6, "dotted: no new columns", { class: "tick", "text-anchor": "end" })
+  );
+}
+
+// Old weights and new ones, with the new columns in a frame.
+function grownWeights(x, y, side, old, after, name, size) {
+  const wide = K.width + V.c(), from = x + (K.width + 1.6) * side;
+  return (
+    cells(x, y, side, WIDE, K.width, V[old], old, size) + svg("path", { d: `M${x + (K.width + 0.25) * side} ${y + (WIDE / 2) * side}h${0.9 * side}m-4 -4l4 4l-4 4`, class: "hair" }) +
+    cells(from, y, side, WIDE, wide, V[after], after, size) + (V.c() ? svg("rect", { x: from + K.width * side - 2, y: y - 2, width: V.c() * side + 3, height: WIDE * side + 3, rx: 3, style: "fill:none;stroke:var(--accent);stroke-width:2" }) : "") +
+    (name && text(from + wide * side + 6, y + (WIDE / 2) * side + 4, `w<tspan dy="3" font-size="10">${name}</tspan>`, { class: "name" }))
+  );
+}
+
+function picture(W, H, small) {
+  const title = (x, y, words) => text(x, y, words, { class: "title" }), before = (i, j) => V.w(i, j), after = (i, j) => V.wn(i, j), wanted = (i, j) => V.wanted(i, j);
+  if (small) {
+    const side = Math.min((H - 24) / J.length, (W - 40) / (2 * J.length)), y = (H - J.length * side) / 2 + 4, x = (W - 2 * J.length * side - 30) / 2;
+    return weightMap(x, y, side, before, "", false, true) + svg("path", { d: `M${x + J.length * side + 6} ${y + (J.length * side) / 2}h16m-5 -5l5 5l-5 5`, class: "hair", "stroke-width": 2 }) + weightMap(x + J.length * side + 30, y, side, after, "", false, true);
+  }
+  const size = Math.max(...["wq", "wk"].flatMap((name) => features().flatMap((a) => olds().map((n) => Math.abs(V[name](a, n))))), ...["wqn", "wkn"].flatMap((name) => features().flatMap((a) => news().map((n) => Math.abs(V[name](a, n)))))) || 1;
+  if (W < 420) {
+    const side = 11, at = 0.5 * W, map = (H - 46) / (2 * J.length);
+    return (
+      title(0, 11, "worth") + bars(4, 26, 0.2 * W, H - 32, true) + title(0.27 * W, 11, "columns") +
+      grownWeights(0.27 * W, 26, side, "wq", "wqn", "", size) + grownWeights(0.27 * W, 26 + 5.4 * side, side, "wk", "wkn", "", size) +
+      title(at + 26, 11, "weights") + weightMap(at + 28, 24, map, before, "w") + weightMap(at + 28, 40 + J.length * map, map, after, "wn") + title(0.76 * W, 11, "loss") + losses(0.76 * W, 20, 0.24 * W, H - 32, true)
+    );
+  }
+  const top = 26, high = 0.36 * H, second = 0.3 * W, third = 0.63 * W, side = Math.min(high / (2 * WIDE + 1), (third - second - 60) / (2 * K.width + V.c() + 2));
+  const cell = Math.min((W - 66 - 36) / (3 * J.length), (H - high - top - 66) / J.length), y = top + high + 58, x = (n) => 66 + n * (J.length * cell + (W - 66 - 3 * J.length * cell) / 2);
+  return (
+    title(0, 12, "worth of a column") + bars(4, top + 12, second - 40, high - 12) + title(second, 12, "columns, old and new") +
+    grownWeights(second, top, side, "wq", "wqn", "q", size) + grownWeights(second, top + (WIDE + 1) * side, side, "wk", "wkn", "k", size) +
+    title(third, 12, "loss") + losses(third, top, W - third, high) +
+    title(x(0), y - 16, "weights, wanted") + weightMap(x(0), y, cell, wanted, "wanted", true) + title(x(1), y - 16, `with ${columns(K.width)}`) + weightMap(x(1), y, cell, before, "w") +
+    title(x(2), y - 16, `with ${columns(K.width + V.c())}`) + weightMap(x(2), y, cell, after, "wn")
+  );
+}
+
+function caption() {
+  const best = V.best(), found = best > 0 ? `The search takes amplitude ${show(best)}.` : "The search finds no amplitude, so the head would not grow.";
+  if (S.side === "backward") return `At amplitude 0 the loss changes by ${show(V.slope())} for each 1 of amplitude; the straight line shows it. ${found}`;
+  if (K.amplitude === 0) return `With ${columns(K.width)} the loss is ${show(V.loss())}. At amplitude 0 nothing has moved. ${found}`;
+  const rises = V.lossn() > V.loss();
+  return `With ${columns(K.width)} the loss is ${show(V.loss())}. With ${columns(V.c())} more ${rises ? `it <span class="warn">rises</span> to` : "it falls to"} ${show(V.lossn())}. ${found}`;
+}
+
+tour({
+  title: "Growing attention",
+  living: "amplitude",
+  short: "A head that is too narrow for what the loss asks gets new columns, where they help most.",
+  intro: () => [
+    `A head compares tokens by two narrow matrices. With few columns it can make only few patterns of weights. Here each word should attend to the next and the last to the first, and training with ${columns(K.width)} has come no further than the picture shows.`,
+    "More training does not help: the head needs <b>more columns</b>. The gradient knows how many, and which. It asks for a change of all scores, and the part of it that the old columns cannot follow is split into single columns, the most useful first. Those worth while are added, and training goes on.",
+  ],
+  turn: "Growth is no layer: nothing goes back through it. But gradients surround it: how fast the loss falls when the step begins, what training can do after it and could do before it, and N, with which all begins.",
+  sizes: { a: () => WIDE, b: () => WIDE, c: () => K.width, u: () => K.width + V.c(), v: () => K.width + V.c(), r: () => WIDE, z: () => WIDE },
+  quantities, forward, backward, picture, caption,
+  height: (W) => (W < 420 ? 150 : Math.min(400, Math.round(W * 0.7))),
+  label: () => `What new columns are worth: ${features().map((r) => percent(V.part(r))).join(", ")}; ${V.c()} are added. The loss is ${show(V.loss())} before and ${show(V.lossn())} after.`,
+});

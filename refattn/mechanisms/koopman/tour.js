@@ -1,0 +1,445 @@
+// The tour of Koopman attention: formulas, cards, picture.
+//
+// t counts updates, m and r the moves that are known then (as many as t), j and n keys and the function that each has.
+// x(t) is where the query stands before update t, x'(t) = x(t + 1) where it goes. Queries do not meet, so there is one.
+
+const { q, k, v, target, G, Ginv, x, s, w, a, g, ga, B, Y, N, Z, AG, P, A, Dm: once, R, RD, H, c, kn, t, next } = F;
+const { dnext, dt, Dt, dc, dH, dR, dD, dA, dY, dYG, U, dZ, dN, sol, dB, dgx, dga, dgn, da, dw, mean, ds, dx, dG, ZdY } = F;
+const { sx, sa, kf, ka, ks, kg } = F;
+const range = (count) => Array.from({ length: count }, (_, l) => l);
+const updates = () => range(K.updates), fits = () => range(K.updates).slice(1), d = D.length, epsilon = knob("epsilon"), ridge = knob("ridge");
+
+// How alike points x and y are; how that changes with coordinate e of x.
+const near = (x, y) => exp(div(neg(sum(D.map((e) => pow(sub(x(e), y(e)), 2)))), 2 * d));
+const kernel = (x, y) => add(...D.map((e) => mul(x(e), y(e))), near(x, y));
+const slope = (x, y, e) => sub(y(e), mul(div(sub(x(e), y(e)), d), near(x, y)));
+const at = (quantity, ...index) => (e) => quantity(...index, e);
+
+// A list whose entries are made when they are asked for, once.
+const lazily = (make) => new Proxy({}, { get: (kept, n) => (kept[n] ??= make(Number(n))) });
+
+// The x with `rows` x = right, by elimination.
+function solve(rows, right) {
+  const all = rows.map((row, n) => [...row, right[n]]), size = all.length;
+  for (let n = 0; n < size; n += 1) {
+    const best = range(size).slice(n).reduce((p, r) => (Math.abs(all[r][n]) > Math.abs(all[p][n]) ? r : p), n);
+    [all[n], all[best]] = [all[best], all[n]];
+    for (let r = n + 1; r < size; r += 1) {
+      const times = all[r][n] / all[n][n];
+      for (let p = n; p <= size; p += 1) all[r][p] -= times * all[n][p];
+    }
+  }
+  const found = [];
+  for (let n = size - 1; n >= 0; n -= 1) found[n] = (all[n][size] - range(size).slice(n + 1).reduce((past, p) => past + all[n][p] * found[p], 0)) / all[n][n];
+  return found;
+}
+
+// The A with Z A G + ridge A = right(m, j), as one linear system of all its entries.
+function sylvester(u, right) {
+  const all = range(u).flatMap((m) => J.map((j) => [m, j]));
+  const rows = all.map(([m, j]) => all.map(([r, n]) => V.Z(u, m, r) * V.G(n, j) + (m === r && j === n ? K.ridge : 0)));
+  const found = solve(rows, all.map(([m, j]) => right(m, j)));
+  return range(u).map((m) => J.map((j) => found[m * J.length + j]));
+}
+
+// exp(-|p - k_j|^2 / (2 d)) as a number.
+const nearness = (p, j) => Math.exp(-D.reduce((past, e) => past + (p[e] - V.k(j, e)) ** 2, 0) / (2 * d));
+
+// (K id)(p), where the map that is fitted in update u takes a point p.
+function mapped(u, p) {
+  const alike = J.map((j) => D.reduce((past, e) => past + p[e] * V.k(j, e), 0) + nearness(p, j));
+  return D.map((e) => J.reduce((past, j) => past + V.T(u, e, j) * alike[j], 0));
+}
+
+// J_ef, how coordinate e of psi changes with coordinate f, at the point p.
+function jacobian(u, p) {
+  const slopes = J.map((j) => D.map((f) => V.k(j, f) - ((p[f] - V.k(j, f)) * nearness(p, j)) / d));
+  return D.map((e) => D.map((f) => (e === f ? 1 : 0) + K.epsilon * J.reduce((past, j) => past + V.T(u, e, j) * slopes[j][f], 0)));
+}
+
+// The x with psi(x) = t, by Newton's method.
+function follow(u) {
+  if (u === 0) return D.map((e) => V.a(0, e));
+  const start = D.map((e) => V.a(u, e));
+  let p = mapped(u, start);
+  for (let tried = 0; tried < 20; tried += 1) {
+    const there = mapped(u, p), step = solve(jacobian(u, p), D.map((e) => V.t(u, e) - p[e] - K.epsilon * there[e]));
+    p = p.map((y, e) => y + step[e]);
+  }
+  return p;
+}
+
+// What scores and likenesses ask of a point of the path.
+const moved = (u, e) => add(div(sum(J.map((j) => mul(ds(u, j), k(j, e)))), sqrt(d)), ...J.map((j) => mul(dgx(u, j), sx(u, j, e))));
+
+const quantities = {
+  q: { axes: "jd", what: "query" },
+  k: { axes: "jd", what: "key" },
+  v: { axes: "jd", what: "value" },
+  target: { axes: "d", symbol: "goal", what: "wanted end of the path" },
+  x: { axes: "td", what: "point of the path", of: (u, e) => (u === 0 ? q(S.i, e) : next(u - 1, e)) },
+  s: { id: "KOOP.2", axes: "tj", what: "score", of: (u, j) => div(dot(D.map((e) => x(u, e)), D.map((e) => k(j, e))), sqrt(d)) },
+  w: { id: "KOOP.3", axes: "tj", what: "weight", of: (u, j) => div(exp(s(u, j)), sum(J.map((n) => exp(s(u, n))))) },
+  a: { id: "KOOP.4", axes: "td", symbol: "q'", what: "where attention leads", of: (u, e) => sum(J.map((j) => mul(w(u, j), v(j, e)))) },
+
+  G: { id: "KOOP.1", axes: "jn", what: "how alike two keys are", of: (j, n) => (j === n ? add(kernel(at(k, j), at(k, n)), 2e-8) : kernel(at(k, j), at(k, n))) },
+  Ginv: { axes: "jn", symbol: "G*", what: "inverse of G", values: () => J.map((j) => solve(J.map((n) => J.map((l) => V.G(n, l))), J.map((n) => (n === j ? 1 : 0)))) },
+  g: { axes: "tj", what: "how alike a point of the path and a key are", of: (u, j) => kernel(at(x, u), at(k, j)) },
+  ga: { axes: "tj", symbol: "g", what: "how alike q' and a key are", of: (u, j) => kernel(at(a, u), at(k, j)) },
+  B: { id: "KOOP.5", passes: 1, axes: "tmj", what: "how alike the start of a move and a key are", of: (u, m, j) => kernel(at(x, m), at(k, j)) },
+  Y: { id: "KOOP.6", passes: 1, axes: "tmj", what: "how alike the end of a move and a key are", of: (u, m, j) => kernel(at(x, m + 1), at(k, j)) },
+  N: { id: "KOOP.7", passes: 1, axes: "tmj", what: "part of a key's function in that of a move", of: (u, m, j) => sum(J.map((n) => mul(B(u, m, n), Ginv(n, j)))) },
+  Z: { id: "KOOP.8", passes: 1, axes: "tmr", what: "how alike the starts of two moves are", of: (u, m, r) => sum(J.map((j) => mul(N(u, m, j), B(u, r, j)))) },
+  AG: { axes: "tmj", what: "a product of the fit", of: (u, m, j) => sum(J.map((n) => mul(A(u, m, n), G(n, j)))) },
+  P: { axes: "tmj", symbol: "Y'", what: "what the fit answers for the end of a move", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), AG(u, r, j)))) },
+  A: {
+    id: "KOOP.9", passes: 1, axes: "tmj", what: "coefficient of the fit",
+    values: () => lazily((u) => sylvester(u, (m, j) => V.Y(u, m, j))),
+    of: (u, m, j) => div(sub(Y(u, m, j), P(u, m, j)), ridge),
+  },
+  Dm: { id: "KOOP.10", passes: 1, axes: "tmd", symbol: "D", what: "where a move pulls", of: (u, m, e) => sum(J.map((j) => mul(A(u, m, j), k(j, e)))) },
+  R: { id: "KOOP.11", passes: 1, axes: "tmr", what: "how one move feeds another", of: (u, m, r) => sum(J.map((j) => mul(A(u, m, j), B(u, r, j)))) },
+  RD: { axes: "tmd", what: "where a move pulls in two moves", of: (u, m, e) => sum(range(u).map((r) => mul(R(u, m, r), once(u, r, e)))) },
+  H: { id: "KOOP.12", passes: 1, axes: "tmd", what: "where a move pulls, once and twice", of: (u, m, e) => add(once(u, m, e), mul(epsilon, RD(u, m, e))) },
+  c: { id: "KOOP.13", passes: 1, axes: "tm", what: "how alike q' and the start of a move are", of: (u, m) => sum(J.map((j) => mul(N(u, m, j), ga(u, j)))) },
+  t: { id: "KOOP.14", passes: 1, axes: "td", what: "what psi should be", of: (u, e) => sum(range(u).map((m) => mul(c(u, m), H(u, m, e)))) },
+  map: { axes: "td", symbol: "q''", what: "where the map takes q'", of: (u, e) => sum(range(u).map((m) => mul(c(u, m), once(u, m, e)))) },
+  T: { axes: "tdj", what: "pull of a key's function", of: (u, e, j) => sum(range(u).map((m) => mul(once(u, m, e), N(u, m, j)))) },
+  kn: { axes: "tm", symbol: "kappa", what: "how alike the next point and the start of a move are", of: (u, m) => sum(J.map((j) => mul(N(u, m, j), g(u + 1, j)))) },
+  next: {
+    id: "KOOP.15", passes: 1, axes: "td", symbol: "x'", what: "next point of the path",
+    values: () => lazily((u) => follow(u)),
+    of: (u, e) => (u === 0 ? a(0, e) : sub(t(u, e), mul(epsilon, sum(range(u).map((m) => mul(kn(u, m), once(u, m, e))))))),
+  },
+
+  sx: { axes: "tjd", symbol: "g'", what: "how g changes with a point of the path", of: (u, j, e) => slope(at(x, u), at(k, j), e) },
+  sa: { axes: "tjd", symbol: "g'", what: "how g changes with q'", of: (u, j, e) => slope(at(a, u), at(k, j), e) },
+  dnext: {
+    id: "dKOOP.15", back: true, axes: "td", symbol: "dx'", what: "gradient of the next point",
+    of: (u, e) => (u === K.updates - 1 ? sub(next(u, e), target(e)) : dx(u + 1, e)),
+  },
+  dx: {
+    axes: "td", what: "gradient of a point of the path",
+    of: (u, e) => moved(u, e),
+  },
+  Jac: { axes: "tde", symbol: "J", what: "slope of psi", values: () => lazily((u) => jacobian(u, D.map((e) => V.next(u, e)))) },
+  dt: {
+    id: "dKOOP.14", since: 1, back: true, axes: "td", what: "gradient of what psi should be",
+    values: () => lazily((u) => solve(D.map((e) => D.map((f) => V.Jac(u, f, e))), D.map((e) => V.dnext(u, e)))),
+    of: d === 2 ? (u, e) => div(
+      sub(mul(F.Jac(u, 1 - e, 1 - e), dnext(u, e)), mul(F.Jac(u, 1 - e, e), dnext(u, 1 - e))),
+      sub(mul(F.Jac(u, 0, 0), F.Jac(u, 1, 1)), mul(F.Jac(u, 0, 1), F.Jac(u, 1, 0)))) : undefined,
+  },
+  Dt: { axes: "tm", symbol: "b", what: "how much a pull counts in the loss", of: (u, m) => sum(D.map((e) => mul(once(u, m, e), dt(u, e)))) },
+  dc: { id: "dKOOP.13", since: 1, back: true, axes: "tm", what: "gradient of c", of: (u, m) => sum(D.map((e) => mul(H(u, m, e), dt(u, e)))) },
+  dH: { id: "dKOOP.12", since: 1, back: true, axes: "tmd", what: "gradient of H", of: (u, m, e) => mul(c(u, m), dt(u, e)) },
+  dR: { id: "dKOOP.11", since: 1, back: true, axes: "tmr", what: "gradient of R", of: (u, m, r) => mul(epsilon, sum(D.map((e) => mul(dH(u, m, e), once(u, r, e))))) },
+  dD: {
+    id: "dKOOP.10", since: 1, back: true, axes: "tmd", what: "gradient of D",
+    of: (u, m, e) => add(dH(u, m, e), mul(epsilon, sub(sum(range(u).map((r) => mul(R(u, r, m), dH(u, r, e)))), mul(kn(u, m), dt(u, e))))),
+  },
+  dA: {
+    id: "dKOOP.9", since: 1, back: true, axes: "tmj", what: "gradient of A",
+    of: (u, m, j) => add(sum(D.map((e) => mul(dD(u, m, e), k(j, e)))), sum(range(u).map((r) => mul(dR(u, m, r), B(u, r, j))))),
+  },
+  dYG: { axes: "tmj", symbol: "W", what: "a product of the fit", of: (u, m, j) => sum(J.map((n) => mul(dY(u, m, n), G(n, j)))) },
+  U: { axes: "tmj", what: "Z dY G", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), dYG(u, r, j)))) },
+  dY: {
+    id: "dKOOP.6", since: 1, back: true, axes: "tmj", what: "gradient of Y",
+    values: () => lazily((u) => sylvester(u, (m, j) => V.dA(u, m, j))),
+    of: (u, m, j) => div(sub(dA(u, m, j), U(u, m, j)), ridge),
+  },
+  dZ: { id: "dKOOP.8", since: 1, back: true, axes: "tmr", what: "gradient of Z", of: (u, m, r) => neg(sum(J.map((j) => mul(dYG(u, m, j), A(u, r, j))))) },
+  dgn: { axes: "tj", symbol: "dg", what: "gradient of g at the next point", of: (u, j) => neg(mul(epsilon, sum(range(u).map((m) => mul(Dt(u, m), N(u, m, j)))))) },
+  dN: {
+    id: "dKOOP.7", since: 1, back: true, axes: "tmj", what: "gradient of N",
+    of: (u, m, j) => add(sum(range(u).map((r) => mul(dZ(u, m, r), B(u, r, j)))), mul(dc(u, m), ga(u, j)), neg(mul(epsilon, Dt(u, m), g(u + 1, j)))),
+  },
+  sol: { axes: "tmj", symbol: "dN*", what: "gradient of N through the inverse of G", of: (u, m, j) => sum(J.map((n) => mul(dN(u, m, n), Ginv(n, j)))) },
+  dB: {
+    id: "dKOOP.5", since: 1, back: true, axes: "tmj", what: "gradient of B",
+    of: (u, m, j) => add(sol(u, m, j), sum(range(u).map((r) => mul(dR(u, r, m), A(u, r, j)))), sum(range(u).map((r) => mul(dZ(u, r, m), N(u, r, j))))),
+  },
+  dgx: {
+    axes: "tj", symbol: "dg", what: "gradient of g at a point of the path, as start and as end of moves",
+    of: (u, j) => sum(fits().flatMap((f) => [...(u < f ? [dB(f, u, j)] : []), ...(u > 0 && u <= f ? [dY(f, u - 1, j)] : [])])),
+  },
+  dga: { axes: "tj", symbol: "dg", what: "gradient of g at q'", of: (u, j) => sum(range(u).map((m) => mul(dc(u, m), N(u, m, j)))) },
+  da: {
+    id: "dKOOP.4", back: true, axes: "td", symbol: "dq'", what: "gradient of where attention leads",
+    of: (u, e) => (u === 0 ? dnext(0, e) : sum(J.map((j) => mul(dga(u, j), sa(u, j, e))))),
+  },
+  dw: { id: "dKOOP.3", back: true, axes: "tj", what: "gradient of a weight", of: (u, j) => sum(D.map((e) => mul(da(u, e), v(j, e)))) },
+  mean: { axes: "t", symbol: "p", what: "mean of the gradients of the weights", of: (u) => sum(J.map((j) => mul(w(u, j), dw(u, j)))) },
+  ds: { id: "dKOOP.2", back: true, axes: "tj", what: "gradient of a score", of: (u, j) => mul(w(u, j), sub(dw(u, j), mean(u))) },
+  dq: { id: "dKOOP.q", axes: "d", what: "gradient of the query", of: (e) => moved(0, e) },
+  dv: { id: "dKOOP.v", axes: "jd", what: "gradient of a value", of: (j, e) => sum(updates().map((u) => mul(w(u, j), da(u, e)))) },
+  ZdY: { axes: "tmj", what: "a product of the fit", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), dY(u, r, j)))) },
+  dG: {
+    id: "dKOOP.1", axes: "jn", what: "gradient of G",
+    of: (j, n) => neg(sum(fits().flatMap((u) => range(u).map((m) => add(mul(A(u, m, j), ZdY(u, m, n)), mul(N(u, m, j), sol(u, m, n))))))),
+  },
+  ks: { axes: "jd", what: "gradient of a key by scores", of: (j, e) => div(sum(updates().map((u) => mul(ds(u, j), x(u, e)))), sqrt(d)) },
+  ka: { axes: "jd", what: "gradient of a key by D", of: (j, e) => sum(fits().flatMap((u) => range(u).map((m) => mul(A(u, m, j), dD(u, m, e))))) },
+  kf: {
+    axes: "jd", what: "gradient of a key by its function at points",
+    of: (j, e) => sum([
+      ...updates().map((u) => mul(dgx(u, j), slope(at(k, j), at(x, u), e))),
+      ...fits().map((u) => mul(dga(u, j), slope(at(k, j), at(a, u), e))),
+      ...fits().map((u) => mul(dgn(u, j), slope(at(k, j), at(x, u + 1), e))),
+    ]),
+  },
+  kg: { axes: "jd", what: "gradient of a key by G", of: (j, e) => sum(J.map((n) => mul(add(dG(j, n), dG(n, j)), slope(at(k, j), at(k, n), e)))) },
+  dk: { id: "dKOOP.k", axes: "jd", what: "gradient of a key", of: (j, e) => add(ks(j, e), ka(j, e), kf(j, e), kg(j, e)) },
+  dridge: { id: "dKOOP.ridge", what: "gradient of the ridge", of: () => neg(sum(fits().flatMap((u) => range(u).flatMap((m) => J.map((j) => mul(dY(u, m, j), A(u, m, j))))))) },
+  depsilon: {
+    id: "dKOOP.epsilon", what: "gradient of epsilon",
+    of: () => sum(fits().flatMap((u) => range(u).map((m) => sub(sum(D.map((e) => mul(dH(u, m, e), RD(u, m, e)))), mul(Dt(u, m), kn(u, m)))))),
+  },
+};
+
+
+// The update that is shown: of the step that is chosen, the last one at the end.
+const shown = () => Math.min(S.t, K.updates - 1);
+const fitted = () => Math.max(1, shown());
+const word = () => `<b>${DATA.tokens[S.i]}</b>`;
+const most = (list) => list.reduce((best, y, n) => (y > list[best] ? n : best), 0);
+const best = (u) => most(J.map((j) => V.w(u, j)));
+const place = (quantity, u) => D.map((e) => quantity(u, e));
+const apart = (one, other) => Math.hypot(...one.map((y, e) => y - other[e]));
+const count = (n, thing) => `${n} ${thing}${n === 1 ? "" : "s"}`;
+const gradient = (n) => D.map((e) => (n < K.updates ? V.dx(n, e) : V.dnext(n - 1, e)));
+// How far the map that update u fits misses the end of a move that it is fitted to, at most.
+const misses = (u) => Math.max(...range(u).map((m) => apart(mapped(u, place(V.x, m)), place(V.x, m + 1))));
+
+const last = { when: "last", timed: true };
+const forward = [
+  {
+    id: ["KOOP.2", "KOOP.3"], title: "Compare", when: "first", timed: true, show: [["k", "s", "w"], ["x"]], pick: () => ["w", shown(), best(shown())],
+    say: "The query stands at x and is compared with every key, as in softmax attention. The more alike they are, the larger the weight.",
+  },
+  {
+    id: "KOOP.4", title: "Attend", when: "first", timed: true, show: [["w", "v"], ["a"]], pick: () => ["a", shown(), 0],
+    say: "Attention leads to q', the mean of the values by these weights. In the first update the query goes there, and that is its first move.",
+  },
+  {
+    id: ["KOOP.5", "KOOP.6"], title: "Write the moves down", ...last, show: [["B"], ["Y"]], pick: () => ["B", fitted(), 0, best(fitted())],
+    say: () => `Every later update first looks back, here at ${count(shown(), "move")}. It describes the start of each move, B, and its end, Y, by how alike that point and each key are: how far they point the same way, and how near they lie.`,
+  },
+  {
+    id: ["KOOP.7", "KOOP.8"], title: "Compare the moves", ...last, show: [["N"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
+    say: "Keys that are alike describe a point twice. N takes that out, by the inverse of G, which says how alike the keys are. Then Z says how alike the starts of two moves are.",
+  },
+  {
+    id: "KOOP.9", title: "Fit", ...last, show: [["A"], ["Y"], ["P"]], pick: () => ["A", fitted(), 0, most(J.map((j) => Math.abs(V.A(fitted(), 0, j))))],
+    say: "The operator answers, for any place, how alike each key will be after one move. A is such that at the start of each move the answer, Y', is nearly what was seen at its end, Y. What is left over is the ridge times A: a larger ridge makes a smaller A, which misses more.",
+  },
+  {
+    id: "KOOP.10", title: "Draw the arrows", ...last, show: [["A"], ["k"], ["Dm"]], pick: () => ["Dm", fitted(), 0, 0],
+    say: () => `What the operator answers for the coordinates themselves is a map of the plane. Each move has a point D. A place goes to the sum of these points, each times how alike the place is to the start of its move. ${
+      shown() === 1 ? "There is one move, so all arrows end on one line through 0." : "Arrows show it."}`,
+  },
+  {
+    id: "KOOP.13", title: "Look from q'", ...last, show: [["a"], ["c", "Dm"], ["map"]], pick: () => ["c", fitted(), fitted() - 1],
+    say: "Attention has led to q'. How alike is q' to the start of each move? These numbers times the points D make q'', where the map takes q'.",
+  },
+  {
+    id: ["KOOP.12", "KOOP.14"], title: "Look one move further", ...last, show: [["c", "Dm", "RD", "H"], ["map", "t"]], pick: () => ["t", fitted(), 0],
+    say: "The new point x should be one move from q', and one move from x should be two moves from q'. Epsilon is the weight of the second wish. So psi(x), which is x plus epsilon times where the map takes x, should be t: q'' plus epsilon times where two moves lead.",
+  },
+  {
+    id: "KOOP.15", title: "Go there", ...last, show: [["map", "t", "next"], ["kn", "Dm"]], pick: () => ["next", fitted(), 0],
+    say: "The query goes to the point x' where psi is t. If epsilon is 0, that is q'' itself. So the query is one move further than attention would have led it, and the next update begins.",
+  },
+];
+const backward = [
+  {
+    id: "dKOOP.15", of: "KOOP.15", title: "What is wished for", formula: "dx_(m+1) = x_(m+1) - goal if it is the last", ...last, show: [["next", "dnext"], ["target"]], pick: () => ["dnext", shown(), 0],
+    say: "Suppose that the path should have ended at the goal. The loss is half the squared distance, so the gradient of the last point is the difference. An earlier point gets what all later updates ask of it.",
+  },
+  {
+    id: "dKOOP.14", of: "KOOP.15", title: "To what psi should be", ...last, show: [["dnext", "dt"], ["Jac"]], pick: () => ["dt", fitted(), 0],
+    say: "The new point is where psi is t. J says how psi changes when the point moves. So the point moves by the inverse of J when t moves, and the gradient goes back by its transpose.",
+  },
+  {
+    id: ["dKOOP.13", "dKOOP.12"], of: "KOOP.14", title: "To the place and the points", formula: "dc = H dt", ...last, show: [["c", "dc"], ["H", "dH"], ["dt"]], pick: () => ["dc", fitted(), fitted() - 1],
+    say: "Here t is a sum of products. Each factor gets the gradient of t times the other factor.",
+  },
+  {
+    id: "dKOOP.10", of: "KOOP.12", title: "To the arrows", formula: "dD = dH + epsilon (R^T dH - kappa(x_(m+1)) dt^T)", ...last, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
+    say: "A point D is in H, twice, and in the equation of the new point. So its gradient has three parts, and two of them are small if epsilon is.",
+  },
+  {
+    id: "dKOOP.9", of: "KOOP.10", title: "To the fit", formula: "dA = dD k^T + dR B", ...last, show: [["dD"], ["k"], ["dA"]], pick: () => ["dA", fitted(), 0, best(fitted())],
+    say: "A made the points D of the keys, so it gets their gradient along each key.",
+  },
+  {
+    id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", formula: "dY with Z dY G + ridge dY = dA", ...last, show: [["dA"], ["dY"]], pick: () => ["dY", fitted(), fitted() - 1, best(fitted())],
+    say: "A solves an equation with Y on its right side. The gradient of Y solves the same equation once more, with the gradient of A on the right side.",
+  },
+  {
+    id: ["dKOOP.8", "dKOOP.7"], of: "KOOP.8", title: "To the likeness of moves", formula: "dZ = -dY G A^T", ...last, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
+    say: "If Z changes, A changes as if Y had changed by the opposite of what that does to Z A G. Hence the minus of dZ. N is in Z, in c and in the map, and its gradient is the sum over all three.",
+  },
+  {
+    id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", formula: "dB = dN G^-1 + dR^T A + dZ^T N", ...last, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
+    say: "The starts are in N and in Z. With the gradients of the ends this reaches every earlier point of the path.",
+  },
+  {
+    id: "dKOOP.4", of: "KOOP.13", title: "To where attention led", formula: "dq' = sum_j dg_j g'_j", ...last, show: [["dga", "sa"], ["a", "da"]], pick: () => ["da", fitted(), 0],
+    say: "The map was looked up at q', so q' gets a gradient by the slope of each likeness there. In the first update there is no map, and q' gets all of it.",
+  },
+  {
+    id: ["dKOOP.3", "dKOOP.2"], of: ["KOOP.4", "KOOP.3"], title: "To the scores", formula: "dw_j = dq' . v_j", ...last, show: [["v", "dw", "w", "ds"], ["da"]], pick: () => ["ds", shown(), most(J.map((j) => Math.abs(V.ds(shown(), j))))],
+    say: "From here on it is softmax attention. A weight gets the gradient of q' along its value, and a score what its weight has beyond the mean.",
+  },
+  {
+    id: "dKOOP.q", of: "KOOP.2", title: "To the query", formula: "dq = sum_j ds_j k_j / sqrt(d) + sum_j dg_j g'_j", when: "first", show: [["ds", "k", "dgx", "sx"], ["dq"]], pick: () => ["dq", 0],
+    say: "The query is the first point of the path. It made the first scores, and it is the start of the first move in every fit.",
+  },
+  {
+    id: ["dKOOP.v", "dKOOP.k"], of: ["KOOP.4", "KOOP.2"], title: "To values and keys", formula: "dv_j = sum_m w_j dq'", when: "last", show: [["v", "dv"], ["k", "dk"]], pick: () => ["dv", best(0), 0],
+    say: "Values serve in every update, so they get the sum over all of them. Keys get more, since they also describe the points.",
+  },
+  {
+    id: ["dKOOP.ridge", "dKOOP.epsilon"], of: "KOOP.9", title: "To the knobs", formula: "dridge = -sum_lo dY_lo A_lo", when: "last", show: [["dridge", "depsilon"]], pick: () => ["dridge"],
+    say: () => `Even the two knobs have gradients, so they could be learned. A ${V.dridge() < 0 ? "larger" : "smaller"} ridge would lower the loss here, and so would a ${V.depsilon() < 0 ? "larger" : "smaller"} epsilon.`,
+  },
+];
+
+// The plane: keys, values, the path, where attention and the map lead, and the map as arrows.
+function picture(W, H, small) {
+  const back = S.side === "backward", narrow = W < 420, u = shown(), all = S.at === undefined ? S.t : S.at, path = range(K.updates + 1).map((p) => place(V.x, p));
+  const keys = J.map((j) => D.map((e) => V.k(j, e))), values = J.map((j) => D.map((e) => V.v(j, e))), goal = D.map((e) => DATA.target[e]), flat = (p) => [p[0], p[1] ?? 0];
+  const below = small || narrow ? 0 : 24, room = small ? 10 : narrow ? 16 : 26, points = [...keys, ...values, ...path, ...(back ? [goal] : [])].map(flat);
+  const ends = [0, 1].map((c) => [Math.min(...points.map((p) => p[c])), Math.max(...points.map((p) => p[c]))]), bottom = H - below;
+  const fit = [(W - 2 * room - (narrow ? 24 : 0)) / (ends[0][1] - ends[0][0] || 1), (bottom - 2 * room) / (ends[1][1] - ends[1][0] || 1)];
+  const units = narrow ? fit : [Math.min(...fit), Math.min(...fit)]; // a low picture has longer units across
+  const X = (p) => W / 2 + units[0] * (p[0] - (ends[0][0] + ends[0][1]) / 2), Y = (p) => bottom / 2 - units[1] * (flat(p)[1] - (ends[1][0] + ends[1][1]) / 2);
+  const mine = color(S.i), attended = place(V.a, u), next = place(V.x, u + 1), named = labels(W, bottom, narrow ? 11.5 : 13);
+  let drawn = TIP + svg("rect", { x: 0, y: 0, width: W, height: bottom, rx: 6, class: "plane" }) + svg("path", { d: `M${X([0, 0])} 0V${bottom}M0 ${Y([0, 0])}H${W}`, class: "axis" });
+  if (u > 0 && !back) drawn += svg("path", { d: field(u, W, bottom, X, Y, units, attended, small || narrow ? 26 : 36), class: "hair", "stroke-width": 1.1, opacity: 0.62 });
+  J.forEach((j) => {
+    const weight = Math.sqrt(V.w(u, j)), scale = small || narrow ? 0.65 : 1, half = scale * (3.5 + 5 * weight);
+    drawn += svg("path", { d: `M${X(keys[j])} ${Y(keys[j])}L${X(values[j])} ${Y(values[j])}`, class: "flow", style: `stroke:${color(j)}`, "stroke-width": scale * (1 + 3 * weight) });
+    drawn += svg("circle", { cx: X(values[j]), cy: Y(values[j]), r: scale * (3 + 6 * weight), style: `fill:${color(j)}`, class: "dot" });
+    const name = small ? "" : named(DATA.tokens[j], X(keys[j]), Y(keys[j]), half, j === S.i ? "name strong" : "name");
+    drawn += follows(j, DATA.tokens[j], svg("rect", { x: X(keys[j]) - half, y: Y(keys[j]) - half, width: 2 * half, height: 2 * half, style: `fill:${color(j)}`, class: "dot" }) + name);
+  });
+  const walked = back ? path.length - 1 : Math.min(Math.floor(all), K.updates);
+  drawn += svg("path", { d: `M${path.slice(0, walked + 1).map((p) => `${X(p)} ${Y(p)}`).join("L")}`, class: "line", style: `stroke:${mine}` });
+  if (!back && u > 0) for (const m of range(u)) {
+    const to = mapped(u, path[m]);
+    drawn += svg("path", { d: `M${X(to) - 4} ${Y(to)}h8m-4 -4v8`, class: "hair", "stroke-width": 1.6 });
+  }
+  range(walked + 1).forEach((p) => {
+    drawn += svg("circle", { cx: X(path[p]), cy: Y(path[p]), r: small ? 2.6 : 4, style: `fill:${mine}`, class: "dot" });
+    if (!small) drawn += named(point(p), X(path[p]), Y(path[p]), p === walked ? 7 : 4, "name", [1, 3, 2, 0]);
+  });
+  if (back) return drawn + pushes(path, keys, values, goal, X, Y, units, narrow) + legend(W, H, below, back);
+  // The way of this update: by attention to q', and on by the map.
+  const done = all >= K.updates ? 1 : all - Math.floor(all), legs = u > 0 ? [path[u], attended, next] : [path[u], attended];
+  drawn += svg("path", { d: `M${X(path[u])} ${Y(path[u])}L${X(attended)} ${Y(attended)}`, class: "cut" });
+  if (u > 0) {
+    const far = Math.hypot(X(attended) - X(next), Y(attended) - Y(next)), stop = Math.max(0, 1 - (small ? 5 : 11) / (far || 1)), tip = D.map((e) => attended[e] + stop * (next[e] - attended[e]));
+    drawn += svg("path", { d: `M${X(attended)} ${Y(attended)}L${X(tip)} ${Y(tip)}`, class: "push", style: "stroke-width:2.2", "marker-end": "url(#tip)" });
+  }
+  drawn += svg("circle", { cx: X(attended), cy: Y(attended), r: small ? 3 : 5, class: "sink" });
+  if (!small) drawn += named("q'", X(attended), Y(attended), 6, "name strong", [2, 0, 3, 1]);
+  const along = done * (legs.length - 1), leg = Math.min(legs.length - 2, Math.floor(along)), now = D.map((e) => legs[leg][e] + (along - leg) * (legs[leg + 1][e] - legs[leg][e]));
+  return drawn + svg("circle", { cx: X(now), cy: Y(now), r: small ? 4 : 6.5, style: `fill:${mine}`, class: "sink" }) + legend(W, H, below, back);
+}
+
+const point = (n) => `x${"₀₁₂₃₄₅₆"[n]}`;
+
+// Writes names beside marks, where no other name stands: above, below, to the right or the left, or not at all.
+function labels(W, H, high) {
+  const taken = [];
+  return (name, x, y, half, look, order = [0, 1, 2, 3]) => {
+    const wide = name.length * high * 0.56, sides = [[x, y - half - 4, "middle"], [x, y + half + high - 1, "middle"], [x + half + 3, y + high / 3, "start"], [x - half - 3, y + high / 3, "end"]];
+    for (const [left, base, anchor] of order.map((n) => sides[n])) {
+      const from = left - { start: 0, middle: wide / 2, end: wide }[anchor], box = [from, base - high * 0.8, from + wide, base + 2];
+      if (box[0] < 0 || box[2] > W || box[1] < 0 || box[3] > H || taken.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3])) continue;
+      taken.push(box);
+      return text(left, base, name, { "text-anchor": anchor, class: look });
+    }
+    return "";
+  };
+}
+
+// The map as arrows on a grid, as one path: a quarter of the way, at most as long as places are apart.
+function field(u, W, H, X, Y, units, like, gap) {
+  let d = "";
+  const within = (size) => range(Math.floor(size / gap)).map((n) => (size % gap) / 2 + (n + 0.5) * gap);
+  for (const y of within(H)) for (const x of within(W)) {
+    const from = like.map((one, e) => (e === 0 ? (x - X([0, 0])) / units[0] : e === 1 ? (Y([0, 0]) - y) / units[1] : one)), to = mapped(u, from);
+    const way = [0.25 * units[0] * (to[0] - from[0]), -0.25 * units[1] * ((to[1] ?? 0) - (from[1] ?? 0))], long = Math.hypot(...way), kept = Math.min(1, (0.8 * gap) / (long || 1));
+    if (long < 1) continue;
+    const [a, b] = way.map((z) => z * kept), [f, g] = [a, b].map((z) => (z / Math.hypot(a, b)) * Math.min(4.5, 0.5 * Math.hypot(a, b)));
+    d += `M${(x - a / 2).toFixed(1)} ${(y - b / 2).toFixed(1)}l${a.toFixed(1)} ${b.toFixed(1)}m${(-f - 0.6 * g).toFixed(1)} ${(-g + 0.6 * f).toFixed(1)}l${(f + 0.6 * g).toFixed(1)} ${(g - 0.6 * f).toFixed(1)}l${(-f + 0.6 * g).toFixed(1)} ${(-g - 0.6 * f).toFixed(1)}`;
+  }
+  return d;
+}
+
+// Backwards: which way each point, value and key would have to move for the loss to fall, as long as its gradient.
+function pushes(path, keys, values, goal, X, Y, units, narrow) {
+  const moves = [
+    ...path.map((p, n) => [p, gradient(n)]),
+    ...values.map((p, j) => [p, D.map((e) => V.dv(j, e))]),
+    ...keys.map((p, j) => [p, D.map((e) => V.dk(j, e))]),
+  ];
+  const way = ([, g]) => [-units[0] * g[0], units[1] * (g[1] ?? 0)], longest = Math.max(1e-9, ...moves.map((move) => Math.hypot(...way(move)))), long = (narrow ? 40 : 54) / longest;
+  const end = path.at(-1);
+  return (
+    svg("path", { d: `M${X(end)} ${Y(end)}L${X(goal)} ${Y(goal)}`, class: "cut" }) + svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" }) +
+    text(X(goal) + 8, Y(goal) + 5, "goal", { class: "name strong" }) +
+    moves.map((move) => {
+      const [a, b] = way(move).map((z) => long * z), [p] = move;
+      return Math.hypot(a, b) < 3 ? "" : arrow(X(p), Y(p), X(p) + a, Y(p) + b);
+    }).join("")
+  );
+}
+
+function legend(W, H, below, back) {
+  if (!below) return "";
+  const y = H - 5, soft = "var(--soft)";
+  const marks = back
+    ? [["key", (x) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })], ["which way the loss falls", (x) => arrow(x - 8, y - 4, x + 9, y - 4)]]
+    : [
+        ["key", (x) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })],
+        ["attention", (x) => svg("path", { d: `M${x - 8} ${y - 4}h18`, class: "cut" })], ["map (small: a quarter of it)", (x) => arrow(x - 8, y - 4, x + 9, y - 4)],
+        ["map of x₀, x₁, …", (x) => svg("path", { d: `M${x} ${y - 5}h8m-4 -4v8`, class: "hair", "stroke-width": 1.6 })],
+      ];
+  let x = 10, out = "";
+  for (const [name, mark] of marks) {
+    out += mark(x) + text(x + 14, y, name, { class: "tick" });
+    x += 36 + 5.9 * name.length;
+  }
+  return out;
+}
+
+function caption() {
+  const u = shown();
+  if (S.side === "backward") {
+    const sizes = range(K.updates + 1).map((p) => Math.hypot(...gradient(p)));
+    return `The path ends ${show(apart(place(V.x, K.updates), DATA.target))} from the goal. All its points have a part in that, ${point(most(sizes))} the largest.`;
+  }
+  if (u === 0) return `${word()} begins at x₀, its query. Attention leads it to q'. There is no move yet that a map could be fitted to.`;
+  const further = apart(place(V.x, u + 1), place(V.a, u));
+  return `The map is fitted to ${count(u, "move")} and misses ${u === 1 ? "its end" : "their ends"} by ${show(misses(u))}${u === 1 ? "" : " at most"}. From q' it takes ${word()} ${show(further)} further.`;
+}
+
+tour({
+  title: "Koopman attention",
+  short: "A query walks, learns from its own path how it moves, and goes one move further than attention.",
+  intro: () => [
+    "Plain attention moves a query once, to the mean of the values that it attends. Here it moves several times, and leaves a <b>path</b>.",
+    "From the second time on it also learns from its path. A <b>map</b> of the plane is fitted to the moves so far: it should lead from where each began to where it ended. Attention leads to q', and the map one move further: there the query goes. What is fitted is its <b>Koopman operator</b>, which is linear: it says what becomes of any function of the place, such as how near a key is.",
+  ],
+  turn: "What would have to change for the path to end at a goal? The gradient goes back through the last update, and from there to all earlier points, for every fit has read them. A d in front of a letter means the gradient of the loss with respect to it.",
+  sizes: { t: () => K.updates, m: (u) => u, r: (u) => u },
+  time: { steps: () => K.updates, name: "update" },
+  quantities, forward, backward, picture, caption,
+  height: (W) => (W < 420 ? 150 : Math.min(400, Math.round(W * 0.7))),
+  label: () => `The plane with keys, values and the path of ${DATA.tokens[S.i]}: ${range(S.t + 1).map((p) => `x${p} at ${place(V.x, p).map(show).join(", ")}`).join("; ")}.`,
+});

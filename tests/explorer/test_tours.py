@@ -1,0 +1,291 @@
+"""Tours: a page computes what the definition does, at all settings of its knobs, and says only what is so."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from py_mini_racer import MiniRacer
+
+import refattn as ra
+from refattn import backends, equations
+from refattn.explorer.measured import links, nodes
+from refattn.explorer.tour import build
+from refattn.mechanisms.record import Knob, Mechanism
+from refattn.verify.traced import Run, record
+
+TOURS = [name for name in ra.list_mechanisms() if build.has_tour(ra.mechanism(name))]
+SIDES = ("forward", "backward")
+
+Ask = Callable[[str], Any]
+
+
+@contextmanager
+def engine(mechanism: Mechanism, data: str) -> Iterator[Ask]:
+    """Run the formulas of a page in an engine without a browser; `of` is what they are asked."""
+    javascript = MiniRacer()
+    try:
+        javascript.eval(build.script(mechanism) + f"const of = new Numbers({data}, write);")
+        yield lambda question: json.loads(str(javascript.eval(f"JSON.stringify({question} ?? null)")))
+    finally:
+        javascript.close()
+
+
+@pytest.fixture(params=TOURS)
+def tour(request: pytest.FixtureRequest) -> Iterator[tuple[Mechanism, Ask]]:
+    mechanism = ra.mechanism(request.param)
+    with engine(mechanism, build.data(mechanism)) as ask:
+        yield mechanism, ask
+
+
+def settings(mechanism: Mechanism, count: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield where the knobs may stand, and which token is followed: the defaults, then at random."""
+    assert mechanism.tour is not None
+    knobs, random, n = mechanism.tour.knobs, np.random.default_rng(7), len(sentence(mechanism).tokens)
+    yield {knob.name: knob.value for knob in knobs}, sentence(mechanism).follow
+    for _ in range(count):
+        yield {knob.name: anywhere(knob, random) for knob in knobs}, int(random.integers(n))
+
+
+def sentence(mechanism: Mechanism) -> build.Words:
+    assert mechanism.tour is not None
+    return build.sentence(mechanism.tour)
+
+
+def anywhere(knob: Knob, random: np.random.Generator) -> float | bool:
+    if isinstance(knob.value, bool):
+        return bool(random.integers(2))
+    if isinstance(knob.value, int):
+        return int(random.integers(int(knob.low), int(knob.high) + 1))
+    return float(random.uniform(knob.low, knob.high))
+
+
+def compare(mechanism: Mechanism, ask: Ask, count: int) -> None:
+    for knobs, follow in settings(mechanism, count):
+        values = build.values(mechanism, sentence(mechanism), knobs, follow)
+        python = json.dumps({id: build._plain(x) for id, x in values.items()})
+        found = ask(f"(of.set({json.dumps(knobs)}, {follow}), of.compare({python}))")
+        assert found["worst"] is not None and found["worst"] < 1e-9, (knobs, follow, found["where"], found["worst"])
+        shown = {id.partition("[")[0] for id in found["ids"]}
+        assert found["numbers"] > 100 and any(id.startswith("d") for id in shown)
+
+
+def test_a_page_computes_what_the_definition_does(tour: tuple[Mechanism, Ask]) -> None:
+    compare(*tour, 3)
+
+
+@pytest.mark.slow
+def test_at_all_settings_of_the_knobs_a_page_computes_what_the_definition_does(tour: tuple[Mechanism, Ask]) -> None:
+    compare(*tour, 20)
+
+
+def test_an_equation_that_errs_is_noticed() -> None:
+    mechanism = ra.mechanism("softmax")
+    text = build.script(mechanism)
+    assert "div(p(i, j)" in text
+    data = json.loads(build.data(mechanism))
+    data["python"]["SM.4"][7] += 1e-6
+    with engine(mechanism, json.dumps(data)) as ask:
+        assert ask("of.compare(of.data.python)")["where"] == "w (SM.4)"
+
+
+def test_cards_show_what_the_definition_has(tour: tuple[Mechanism, Ask]) -> None:
+    mechanism, ask = tour
+    equations, quantities = ask("Object.keys(of.data.equations)"), ask("Object.keys(of.mechanism.quantities)")
+    for side in SIDES:
+        cards = ask(f"of.mechanism.{side}.map(({{ id, of: from, title, show }}) => ({{ id, from, title, show }}))")
+        assert len(cards) >= 2 and len({card["title"] for card in cards}) == len(cards)
+        for card in cards:
+            ids = [card["id"]] if isinstance(card.get("id"), str) else card.get("id") or []
+            from_ = card.get("from") or []
+            for id in [*ids, *([from_] if isinstance(from_, str) else from_)]:
+                assert id in equations, (card["title"], id)
+            assert side == "forward" or card.get("from"), card["title"]
+            for entry in [entry for entries in card["show"] for entry in entries]:
+                name = re.fullmatch(r"(\w+'?)(\[i\]|\[,i\])?(\+1|\.first|\.last)?", entry)
+                assert name and name[1] in quantities, (card["title"], entry)
+    words = " ".join(ask("[of.mechanism.intro].flat().map((x) => (typeof x === 'function' ? x() : x)).flat()"))
+    assert len(words.split()) <= 110
+
+
+SAID = """(() => {
+  const { mechanism, state } = of, said = (x) => (typeof x === "function" ? x() : x), all = [];
+  for (const side of ["forward", "backward"]) {
+    state.side = side;
+    for (const t of [0, Math.floor(of.steps / 2), of.steps]) {
+      state.t = state.at = t;
+      all.push(["caption", mechanism.caption()], ["label", said(mechanism.label)]);
+      all.push(["intro", said(mechanism.intro).join(" ")]);
+      for (const W of [300, 362, 568]) all.push(["picture", mechanism.picture(W, mechanism.height(W), W === 300)]);
+      for (const card of mechanism[side]) {
+        all.push([card.title, said(card.say)]);
+        const ref = card.pick && card.pick();
+        if (ref) all.push([card.title, spelled(of, ref[0], ref.slice(1))]);
+      }
+    }
+  }
+  return all;
+})()"""
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_what_a_page_says_holds_at_all_settings(tour: tuple[Mechanism, Ask], count: int) -> None:
+    mechanism, ask = tour
+    for knobs, follow in settings(mechanism, count):
+        for what, text in ask(f"(of.set({json.dumps(knobs)}, {follow}), {SAID})"):
+            found = re.search("undefined|NaN|\\[object|null|Infinity", text)
+            assert text and found is None, (
+                knobs,
+                follow,
+                what,
+                text[max(0, found.start() - 80) :][:120] if found else "",
+            )
+            if what == "caption":
+                assert len(re.sub("<[^>]*>", "", text)) <= 175, text
+
+
+READS = """(() => {
+  const { quantities } = of.mechanism;
+  const flat = (name, at) => at.reduce((n, i, axis) => n * of.length(quantities[name].axes[axis]) + i, 0);
+  const place = (name, at) => { // of a number: its equation with the pass, and which of its elements it is
+    const { id, axes, back, passes } = quantities[name], nested = (n, i, axis) => n * of.length(axes[axis + 1]) + i;
+    if (!id) return "qkv".includes(name) ? [name, flat(name, at)] : null;
+    if (!/^[tT]/.test(axes)) return [id, flat(name, at)];
+    const pass = (back ? of.length(axes[0]) - 1 - at[0] : at[0]) - (passes ?? 0);
+    const rest = at.slice(1).reduce(nested, 0);
+    return pass < 0 ? null : [pass ? `${id}[${pass}]` : id, rest];
+  };
+  const through = (ref) => {
+    const [name, ...index] = ref.split("."), at = index.map(Number), own = place(name, at);
+    const formula = of.formula(name, at);
+    return own ? [own] : formula === undefined ? [] : of.reads(formula).flatMap(through);
+  };
+  const all = {};
+  for (const [name, { axes, id }] of Object.entries(quantities)) if (id) {
+    const longer = (at, letter) => Array.from({ length: of.length(letter) }, (_, n) => [...at, n]);
+    const every = [...axes].reduce((list, letter) => list.flatMap((at) => longer(at, letter)), [[]]);
+    for (const at of every) {
+      const own = place(name, at);
+      if (own) (all[own[0]] ??= {})[own[1]] = of.reads(of.formula(name, at)).flatMap(through).map((x) => x.join(" "));
+    }
+  }
+  return all;
+})()"""
+
+
+@pytest.mark.parametrize("name", ["softmax", "graph_energy"])
+def test_a_formula_reads_all_that_its_number_is_made_of(name: str) -> None:
+    """What an equation is seen to read, while one element after another is disturbed, stands in its formula."""
+    mechanism = ra.mechanism(name)
+    words = sentence(mechanism)
+    knobs = {"steps": 3} if name == "graph_energy" else {}
+    options = {key: x for key, x in knobs.items()}
+    d_out = np.zeros((1, 1, *words.v.shape))
+    d_out[0, 0, words.follow] = (0.3, -0.7)
+
+    def call(arguments: Any, between: Callable[[], None]) -> dict[str, Any]:
+        definition = equations.active(mechanism.definition)  # type: ignore[arg-type]
+        out, saved = definition.forward(*(arguments[key] for key in "qkv"), **options)
+        between()
+        return {"out": out, **definition.backward(saved, arguments["d_out"])}
+
+    arguments = {**{key: getattr(words, key)[None, None] for key in "qkv"}, "d_out": d_out}
+    run = Run((name, "definition", "", "float64", "numpy"), arguments, options, call)
+    found = record(mechanism, run, backends.get("numpy"))
+    measured = links(run, found)
+    with engine(mechanism, build.data(mechanism, words, knobs)) as ask:
+        reads, seen = ask(READS), 0
+    values = {node.name: node.value for node in nodes(found)}
+    n = len(words.tokens)
+    for parent, elements in measured.items():
+        for index, children in enumerate(elements):
+            if parent.startswith("d") and not values[parent].flat[index]:
+                continue  # of a query whose output is not in the loss: a page leaves out what is 0
+            if parent == "GE.4" and index // n == index % n:
+                continue  # a link to itself cancels, but for the last bits
+            for child, places in children.items():
+                for place in places:
+                    if child in reads and (parent in reads or parent in "qkv"):
+                        assert f"{parent} {index}" in reads[child][str(place)], (parent, index, child, place)
+                        seen += 1
+    assert seen > 300
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_colours_have_contrast_and_differ_for_the_colour_blind(dark: bool) -> None:
+    css = build.colours().split(":root")[2 if dark else 1]
+    found = re.findall(r"--(\w+): (#\w+)", css)
+    colors = {key: x if len(x) == 7 else "#" + "".join(2 * c for c in x[1:]) for key, x in found}
+
+    def contrast(a: str, b: str) -> float:
+        low, high = sorted((luminance(colors[a]), luminance(colors[b])))
+        return (high + 0.05) / (low + 0.05)
+
+    for ground in ("paper", "card", "faint"):
+        assert contrast("ink", ground) >= 7.0
+        for name in ("soft", "accent", "warn"):
+            assert contrast(name, ground) >= 4.5, (name, ground)
+        for n in range(5):
+            assert contrast(f"c{n}", ground) >= 3.0, (n, ground)
+    # Of those who see no red, and no green: G. Machado et al. 2009, table 1, severity 1.
+    no_red = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    no_green = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    rgb = np.array([[int(colors[f"c{n}"][i : i + 2], 16) for i in (1, 3, 5)] for n in range(5)]) / 255
+    for kind in map(np.array, (np.eye(3), no_red, no_green)):
+        seen = rgb @ kind.T
+        apart = [np.linalg.norm(seen[i] - seen[j]) for i in range(5) for j in range(i)]
+        assert min(apart) > 0.12, np.round(apart, 2)
+
+
+def test_a_tour_of_ones_own_call_computes_what_the_call_does() -> None:
+    q, k, v = np.random.default_rng(5).standard_normal((3, 2, 2, 7, 4))
+    tokens = ["to", "be", "<or>", "not", "to", "be", "a very long question"]
+    for name, options, knobs in (
+        ("softmax", {"causal": True}, {"sharpness": 1.0, "causal": True}),
+        ("graph_energy", {"threshold": "hard(tau=0.3)"}, {"kappa": 1.0, "tau": 0.3, "step": 1 / 3, "steps": 10}),
+        ("higher_order", {"order": 3}, {"order": 3}),
+        ("delta", {"beta": np.full((2, 2, 7), 0.5), "log_decay": np.zeros((2, 2, 7))}, {"beta": 0.5, "log_decay": 0.0}),
+    ):
+        mechanism = ra.mechanism(name)
+        html = ra.explore(name, q, k, v, tokens=tokens, **options).html
+        found = re.search('id="data">(.*?)</script>', html, re.DOTALL)
+        assert found is not None and "<or>" not in html
+        data = json.loads(found[1])
+        assert data["tokens"][2:] == ["&lt;or&gt;", "not", "to", "be", "a very long…"]
+        assert knobs.items() <= {knob["name"]: knob["value"] for knob in data["knobs"]}.items()
+        out, _ = getattr(ra, name).forward(q, k, v, **options)
+        last = list(data["python"])[: next(n for n, id in enumerate(data["python"]) if id.startswith("d"))]
+        flat = np.array(data["python"][last[-1]])
+        assert name == "delta" or np.allclose(flat, out[0, 0].reshape(-1), atol=1e-12)
+        with engine(mechanism, found[1]) as ask:
+            assert ask("of.compare(of.data.python)")["worst"] < 1e-9
+            for what, text in ask(SAID):
+                assert not re.search("undefined|NaN|null", text), (name, what)
+
+
+def test_a_call_that_no_tour_covers_says_why() -> None:
+    q, k, v = np.random.default_rng(5).standard_normal((3, 1, 1, 5, 2))
+    for name, options, why in (
+        ("softmax", {"scale": 0.3}, "the paper has no scale=0.3"),
+        ("graph_energy", {"mu": 2.0}, "the tour has no knob for mu"),
+        (
+            "delta",
+            {"beta": np.linspace(0, 1, 5).reshape(1, 1, 5), "log_decay": np.zeros((1, 1, 5))},
+            "no knob for beta",
+        ),
+    ):
+        assert why in ra.explore(name, q, k, v, **options).html
+    assert "at most 12" in ra.explore("softmax", *np.ones((3, 1, 1, 13, 2))).html
+    with pytest.raises(ValueError, match="tokens: got 2 names, needs 5"):
+        ra.explore("softmax", q, k, v, tokens=["a", "b"])

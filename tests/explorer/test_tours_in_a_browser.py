@@ -1,0 +1,223 @@
+"""Tours in Chromium: every card is reached by keys, numbers explain themselves, pictures stay, nothing is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import refattn as ra
+from refattn.explorer.tour import build
+from tests.explorer.chromium import Browser, Tab, browser, path
+
+pytestmark = pytest.mark.slow(sampled=True)
+
+TOURS = [name for name in ra.list_mechanisms() if build.has_tour(ra.mechanism(name))]
+if "REFATTN_SLOW_SAMPLE" in os.environ:
+    TOURS = ["graph_energy"]
+
+DESK: dict[str, Any] = {"width": 1280, "height": 860}
+PHONE: dict[str, Any] = {"width": 390, "height": 844, "touch": True}
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if path() is None:
+        pytest.skip("there is no browser: apt-get install chromium")
+    with browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, found = tmp_path_factory.mktemp("pages"), {}
+    for name in TOURS:
+        found[name] = folder / f"{name}.html"
+        found[name].write_text(build.page(ra.mechanism(name)), encoding="utf-8")
+    return found
+
+
+def steps(tab: Tab) -> Iterator[int]:
+    """Go through all cards with the right arrow key."""
+    for n in range(tab.evaluate("page.cards.length")):
+        if n:
+            tab.key("ArrowRight")
+        assert tab.evaluate("page.active") == n
+        yield n
+
+
+@pytest.mark.parametrize("window", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("name", TOURS)
+def test_every_card_is_reached_and_every_number_explains_itself(
+    chromium: Browser, pages: dict[str, Path], name: str, window: dict[str, Any]
+) -> None:
+    assert pages[name].stat().st_size < 300_000
+    tab = chromium.open(pages[name].as_uri(), **window, dark=name == "koopman")
+    tested = tab.evaluate("page.tested")
+    assert tested["worst"] < 1e-9 and tested["numbers"] > 100
+    assert "none is more than" in tab.evaluate("document.querySelector('footer').textContent")
+    for n in steps(tab):
+        seen = tab.evaluate(
+            """(() => {
+              const { section } = page.cards[page.active], cells = [...section.querySelectorAll("td[data-ref]")];
+              const bad = [], pop = document.getElementById("pop");
+              for (const cell of cells) {
+                page.point(cell);
+                const { left, right, top, bottom } = pop.getBoundingClientRect(), told = pop.querySelector("math");
+                if (pop.hidden || !told || /undefined|NaN/.test(pop.textContent)) bad.push(cell.dataset.ref);
+                const inside = left >= 0 && right <= innerWidth + 1 && top >= 0 && bottom <= innerHeight + 1;
+                if (!inside) bad.push(`outside: ${cell.dataset.ref}`);
+                page.unpoint(cell);
+              }
+              return {
+                wide: document.documentElement.scrollWidth, inner: innerWidth, cells: cells.length, bad,
+                visible: page.cards.filter((card) => !card.section.hidden).length, text: section.textContent,
+                where: document.getElementById("where").textContent, hash: location.hash,
+                high: document.querySelector("aside").getBoundingClientRect().height / innerHeight,
+              };
+            })()"""
+        )
+        assert seen["bad"] == [] and seen["visible"] == 1, seen
+        assert seen["wide"] <= seen["inner"], (n, seen["wide"])
+        assert "undefined" not in seen["text"] and "NaN" not in seen["text"]
+        if window is PHONE:
+            assert seen["high"] < 0.25, (n, seen["high"])
+    assert tab.told == [] and [x for x in tab.requests if not x.startswith(("file:", "data:"))] == []
+
+
+@pytest.mark.parametrize("name", TOURS)
+def test_the_picture_stays_while_all_is_read(chromium: Browser, pages: dict[str, Path], name: str) -> None:
+    for window in (DESK, PHONE):
+        tab = chromium.open(pages[name].as_uri(), **window)
+        tab.click("#all")
+        cards = tab.evaluate("page.cards.length")
+        assert tab.evaluate("page.cards.filter((card) => !card.section.hidden).length") == cards
+        high = tab.evaluate("document.documentElement.scrollHeight")
+        assert high > 3 * window["height"]
+        for at in range(0, high, 900):
+            tab.evaluate(f"scrollTo(0, {at})")
+            tab.wait(0.02)
+            assert abs(tab.evaluate("document.querySelector('aside').getBoundingClientRect().top")) < 1
+        tab.wait(1.1)  # while a page moves by itself, it does not follow
+        for place in ("0", "document.documentElement.scrollHeight"):
+            tab.evaluate(f"scrollTo(0, {place})")
+            tab.wait(0.1)
+        assert tab.evaluate("page.active") >= cards - 3
+        assert tab.evaluate("page.state.side") == "backward"
+        tab.key("Home")
+        assert tab.evaluate("page.active") == 0
+        tab.click("#all")
+        assert tab.evaluate("page.cards.filter((card) => !card.section.hidden).length") == 1
+        assert tab.told == []
+
+
+@pytest.mark.parametrize("name", TOURS)
+def test_knobs_compute_and_go_back(chromium: Browser, pages: dict[str, Path], name: str) -> None:
+    tab = chromium.open(pages[name].as_uri() + "#start", **DESK)
+    picture = "document.getElementById('picture').innerHTML"
+    before, changed = tab.evaluate(picture), 0
+    for knob in tab.evaluate("page.numbers.data.knobs.map((knob) => knob.name)"):
+        if tab.evaluate(f"typeof page.numbers.knobs['{knob}'] === 'boolean'"):
+            tab.click(f"[data-knob={knob}]")
+        else:
+            tab.evaluate(f"document.querySelector('[data-knob={knob}]').focus()")
+            for _ in range(4):
+                tab.key("ArrowRight")
+        assert tab.evaluate("page.active") == 0  # the keys are the knob's
+        changed += tab.evaluate(picture) != before
+        tab.click("#knobs button")
+        assert tab.evaluate(picture) == before, knob
+    assert changed == len(tab.evaluate("page.numbers.data.knobs"))
+    assert tab.told == []
+
+
+def test_hover_tap_pin_and_walk(chromium: Browser, pages: dict[str, Path]) -> None:
+    address = pages["graph_energy"].as_uri()
+    tab = chromium.open(f"{address}#GE.7", **DESK)
+    assert tab.evaluate("page.cards[page.active].ids") == ["GE.7"]
+    cell = "#cards .active td[data-ref^='c.1.']"
+    tab.hover(cell)
+    assert not tab.evaluate("document.getElementById('pop').hidden")
+    assert "pull of the neighbours" in tab.evaluate("document.getElementById('pop').textContent")
+    assert tab.evaluate("document.querySelectorAll('.active td.here').length") == 1
+    assert tab.evaluate("document.querySelectorAll('.active td.part').length") == 5  # the scores of all words
+    assert tab.evaluate("document.querySelectorAll('.active td.fed').length") == 1  # its rate
+    tab.click(cell)
+    tab.hover("h2")
+    assert tab.evaluate("document.getElementById('pop').hidden")
+    ref = tab.evaluate(f'document.querySelector("{cell}").dataset.ref')
+    assert tab.evaluate(
+        f"document.querySelector('.active .numbers [data-ref=\"{ref}\"]') !== null"
+    )  # it stays spelled out
+    tab.evaluate("document.querySelector('.active td[tabindex=\"0\"]').focus()")
+    first = tab.evaluate("document.activeElement.dataset.ref")
+    tab.key("ArrowDown")
+    assert tab.evaluate("document.activeElement.dataset.ref") == first.replace(".0", ".1")
+    assert tab.evaluate("document.activeElement.getAttribute('aria-description')").startswith("start of a score")
+    tab.key("ArrowRight")
+    assert tab.evaluate("document.activeElement.dataset.ref") == "x.1.1" and tab.evaluate("page.active") == 7
+    tab.key("Escape")
+    tab.click("#picture [data-word='4']")
+    assert tab.evaluate("page.state.i") == 4
+    tab.evaluate("document.querySelector('#picture [data-word=\"1\"]').focus()")
+    tab.key("Enter")
+    assert tab.evaluate("page.state.i") == 1 and tab.evaluate("document.activeElement.dataset.word") == "1"
+    assert tab.told == []
+
+    phone = chromium.open(f"{address}#GE.9", **PHONE)
+    phone.tap("#cards .active td[data-ref='y.4']")
+    phone.wait(0.1)
+    assert "score after the cut" in phone.evaluate("document.getElementById('pop').textContent")
+    phone.tap("h2")
+    phone.wait(0.1)
+    assert phone.evaluate("document.getElementById('pop').hidden")
+    phone.tap("#turn-knobs")
+    phone.wait(0.1)
+    assert phone.evaluate("getComputedStyle(document.getElementById('knobs')).display") == "grid"
+    assert phone.evaluate("document.getElementById('turn-knobs').getAttribute('aria-expanded')") == "true"
+    assert phone.told == []
+
+
+def test_time_is_scrubbed_and_played(chromium: Browser, pages: dict[str, Path]) -> None:
+    address = pages["graph_energy"].as_uri()
+    tab = chromium.open(f"{address}#GE.8", **DESK)
+    last = tab.evaluate("page.numbers.steps")
+    assert tab.evaluate("page.state.t") == 1  # a step, since the card is of one
+    tab.evaluate("document.getElementById('scrub').focus()")
+    tab.key("ArrowRight")
+    assert tab.evaluate("page.state.t") == 2 and "step 3 of" in tab.evaluate(
+        "document.querySelector('.active').textContent"
+    )
+    tab.evaluate("document.activeElement.blur()")
+    box = tab.evaluate(
+        "(({ left, top }) => [left, top])(document.querySelector('#picture svg').getBoundingClientRect())"
+    )
+    for kind, x in (("mousePressed", 120), ("mouseMoved", 180), ("mouseReleased", 180)):
+        where = {"x": box[0] + x, "y": box[1] + 120, "button": "left", "buttons": int(kind != "mouseReleased")}
+        tab.call("Input.dispatchMouseEvent", type=kind, clickCount=1, **where)
+    assert 8 < tab.evaluate("page.state.t") < last
+    tab.click("#play")
+    tab.wait(0.5)
+    tab.click("#play")
+    assert tab.evaluate("page.playing") == 0
+    tab.key("End")  # backwards: the gradient plays from the last step to the first
+    tab.click("#play")
+    tab.wait(0.6)
+    assert tab.evaluate("page.state.at") < last
+    assert tab.told == []
+
+
+def test_motion_is_only_for_those_who_want_it(chromium: Browser, pages: dict[str, Path]) -> None:
+    address = pages["graph_energy"].as_uri()
+    assert chromium.open(address, **DESK, still=True).evaluate("page.playing") == 0
+    assert chromium.open(address, **DESK, still=False).evaluate("page.playing") != 0
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_both_schemes_are_told_to_the_browser(chromium: Browser, pages: dict[str, Path], dark: bool) -> None:
+    tab = chromium.open(next(iter(pages.values())).as_uri(), **DESK, dark=dark)
+    paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(int(x) for x in paper[4:-1].split(",")) < 150) == dark

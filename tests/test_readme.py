@@ -1,0 +1,74 @@
+"""README.md: its code stands in the files that it names, its commands print what it shows, its links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_it_is_one_screen() -> None:
+    assert len(README.splitlines()) <= 60
+
+
+def test_code_stands_in_the_file_that_is_named_before_it() -> None:
+    codes = blocks("python")
+    assert codes
+    for code in codes:
+        file = re.findall(r"\]\(([^)]*\.py)\)", README[: README.index(code)])[-1]
+        assert code in (ROOT / file).read_text(encoding="utf-8"), file
+        assert len(code.splitlines()) == 8
+
+
+def test_links_and_pictures_are_there() -> None:
+    found = re.findall(r"\]\(([^)#]*)\)|(?:src|srcset)=\"([^\"]*)\"", README)
+    assert len(found) >= 6
+    for link, picture in found:
+        assert link.startswith("https://") or (ROOT / (link or picture)).exists(), link or picture
+
+
+def test_targets_of_make_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    commands = re.findall(r"^make (\w+)", "".join(blocks("sh")), re.MULTILINE)
+    assert commands == ["check", "test"]
+    assert all(re.search(rf"^{command}:", makefile, re.MULTILINE) for command in commands)
+
+
+@pytest.mark.slow
+def test_commands_print_what_is_shown(tmp_path: Path) -> None:
+    if importlib.util.find_spec("triton") is None or importlib.util.find_spec("torch") is None:
+        pytest.skip("needs triton and torch")
+    (tmp_path / "refattn").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m refattn "$@"\n')
+    (tmp_path / "refattn").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    for block in blocks("text"):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, shown = part.partition("\n")
+            ran = subprocess.run(
+                command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+            )
+            assert ran.returncode in (0, 1), ran.stderr
+            told = iter(ran.stdout.splitlines())
+            for line in shown.splitlines():  # in this order; dots stand for any number of lines
+                assert line == "..." or line in told, (command, line, ran.stdout)
+
+
+@pytest.mark.slow
+def test_the_page_of_the_picture_is_made(tmp_path: Path) -> None:
+    found = re.search(r"`refattn (trace \w+ --html) tour.html`", README)
+    assert found is not None
+    command = [sys.executable, "-m", "refattn", *found[1].split(), str(tmp_path / "tour.html")]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    assert "Graph energy attention" in (tmp_path / "tour.html").read_text(encoding="utf-8")
