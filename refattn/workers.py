@@ -181,17 +181,22 @@ def _tell_guard(line: str) -> None:
 
 @functools.cache
 def _guard(parent: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-S", guard.__file__, str(parent)]
+    home, name = os.path.split(guard.__file__)  # so that whoever kills all that has refattn in its command spares it
+    command = [sys.executable, "-I", "-S", name, str(parent)]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=null, stderr=null, start_new_session=True)
+    process = subprocess.Popen(
+        command, bufsize=0, stdin=pipe, stdout=null, stderr=null, cwd=home, start_new_session=True
+    )
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)
 
     def leave() -> None:
         assert process.stdin is not None
         process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             process.wait(2.0)
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            process.kill()
 
     atexit.register(leave)
     return process
