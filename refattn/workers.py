@@ -171,11 +171,10 @@ _starting = threading.Lock()
 
 
 def _tell_guard(line: str) -> None:
-    """Tell the guard of this process what is open; a guard that somebody has ended or stopped is done without."""
-    with _starting:
+    """Tell the guard of this process what is open; one that cannot be started, or was ended, is done without."""
+    with contextlib.suppress(OSError), _starting:
         told = _guard(os.getpid()).stdin
-    assert told is not None
-    with contextlib.suppress(OSError):
+        assert told is not None
         told.write(f"{line}\n".encode())
 
 
