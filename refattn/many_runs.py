@@ -261,7 +261,7 @@ def _on_cluster(units: Sequence[Unit], address: str, tell: Callable[[str], None]
         raise CampaignError(f"--scheduler: needs Dask: pip install 'refattn[dask]' ({error})") from error
     try:
         client = distributed.Client(address, set_as_default=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of what listens there and is no scheduler, anything
         raise CampaignError(f"--scheduler: got {address!r}, needs the address of a Dask scheduler ({error})") from error
     with client:
         if not client.scheduler_info()["workers"]:

@@ -171,27 +171,31 @@ _starting = threading.Lock()
 
 
 def _tell_guard(line: str) -> None:
-    """Tell the guard of this process what is open; a guard that somebody has ended or stopped is done without."""
-    with _starting:
+    """Tell the guard of this process what is open; one that cannot be started, or was ended, is done without."""
+    with contextlib.suppress(OSError), _starting:
         told = _guard(os.getpid()).stdin
-    assert told is not None
-    with contextlib.suppress(OSError):
+        assert told is not None
         told.write(f"{line}\n".encode())
 
 
 @functools.cache
 def _guard(parent: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-S", guard.__file__, str(parent)]
+    home, name = os.path.split(guard.__file__)  # so that whoever kills all that has refattn in its command spares it
+    command = [sys.executable, "-I", "-S", name, str(parent)]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=null, stderr=null, start_new_session=True)
+    process = subprocess.Popen(
+        command, bufsize=0, stdin=pipe, stdout=null, stderr=null, cwd=home, start_new_session=True
+    )
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)
 
     def leave() -> None:
         assert process.stdin is not None
         process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             process.wait(2.0)
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            process.kill()
 
     atexit.register(leave)
     return process

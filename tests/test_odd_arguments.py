@@ -31,6 +31,7 @@ CALLS: list[tuple[str, Any]] = [
         ("saved: got Saved, needs what the forward of graph energy returned", lambda call=call: call(OTHERS))
         for call in (graph_energy.energy, graph_energy.residual, graph_energy.steps_taken, graph_energy.longest_step)
     ),
+    ("order: got 4294967296, needs at most 1000000", lambda: ra.higher_order.forward(X, X, X, order=2**32)),
     ("flow: got 'x', needs a GraphFlow", lambda: diagram_of("x", "mu", 0.0, 1.0)),  # type: ignore[arg-type]
     ("low: got nan", lambda: diagram_of(FLOW, "mu", math.nan, 1.0)),
     ("high: got 'x'", lambda: diagram_of(FLOW, "mu", 0.0, "x")),  # type: ignore[arg-type]

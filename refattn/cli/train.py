@@ -159,7 +159,7 @@ def _told(found: Result) -> str:
 def printable(sample: bytes) -> str:
     """Return bytes of a model as text, without what a terminal would take for orders."""
     text = sample.decode("utf-8", "replace")
-    return "".join(x if x.isprintable() or x in "\n\t" else "\N{REPLACEMENT CHARACTER}" for x in text)
+    return "".join(x if x.isprintable() or x in "\n\t" else "\ufffd" for x in text)
 
 
 @contextlib.contextmanager

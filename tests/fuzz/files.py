@@ -1,8 +1,8 @@
 """A fuzzer of files that others may have changed: ``python -m tests.fuzz.files [--calls N] [--seed S]``.
 
-Each call changes one file of a golden set, of a run, or of the user's own (bytes, or a field of its JSON with the sums
-made anew), or puts something else in its place (a pipe, a folder, a link, a device, a file of 8 GiB, an archive that
-unpacks to one, another file), and has it read. What comes of it is counted:
+Each call changes one file of a golden set, of a run, of a campaign, or of the user's own (bytes, or a field of its JSON
+with the sums made anew), or puts something else in its place (a pipe, a folder, a link, a device, a file of 8 GiB, an
+archive that unpacks to one, another file), and has it read. What comes of it is counted:
 
 - refused: one error of the kind that readers promise, which names the file
 - the same: nothing that is read has changed
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 import refattn as ra
-from refattn import philox
+from refattn import many_runs, philox
 from refattn.analysis.graphs import read_graph
 from refattn.golden import vectors
 from refattn.golden.tensors import encode
@@ -42,6 +42,9 @@ from tests.train.runs import small, train, write_text
 
 UNSIGNED = ("config", "metrics", "npz", "safetensors", "toml", "json", "jsonl", "graph")
 """Files without a sum of their own."""
+
+PLAIN = (*UNSIGNED, "part")
+"""Files whose readers raise OSError or ValueError."""
 
 NAMED = (vectors.SetError, RunError, checkpoint.CheckpointError, user_cases.UserCaseError)
 """Errors that readers promise."""
@@ -78,6 +81,9 @@ def make(home: Path) -> dict[str, tuple[Path, str, Read]]:
     signed_manifest(home / "set" / vectors.MANIFEST, manifest)
     train(small(write_text(home), steps=2, checkpoint_every=1), home / "run")
     held = home / "run" / "checkpoints"
+    unit = many_runs.Unit("part", float, (0.1,))
+    assert list(many_runs.run([unit], many_runs.Where(jobs=1, keep=home / "kept"))) == [(unit, 0.1)]
+    part = next((home / "kept").iterdir())
     return {
         "manifest": (home / "set" / vectors.MANIFEST, "set", lambda path: vectors.read(path.parent).manifest),
         "case": (home / "set" / cases[0]["file"], "set", case_of),
@@ -87,6 +93,7 @@ def make(home: Path) -> dict[str, tuple[Path, str, Read]]:
             lambda path: folder.stored_config(path.parent, "softmax"),
         ),
         "metrics": (home / "run" / "metrics.jsonl", "metrics.jsonl", metrics.read),
+        "part": (part, part.name, lambda path: many_runs._kept(path, unit)),
         "checkpoint": (held / "step-00000002.json", "step-00000002.", newest),
         "arrays": (held / "step-00000002.safetensors", "step-00000002.", newest),
         **users(home),
@@ -150,7 +157,7 @@ def signed_manifest(path: Path, content: Any) -> None:
 def change(kind: str, path: Path, draw: random.Random) -> bool:
     """Change a file; return whether its sums, if it has any, were made anew."""
     data = path.read_bytes()
-    if kind in ("manifest", "config", "checkpoint", "json") and draw.random() < 0.6:
+    if kind in ("manifest", "config", "checkpoint", "json", "part") and draw.random() < 0.6:
         content = altered(json.loads(data), draw)
         if kind == "manifest":
             signed_manifest(path, content)
@@ -159,7 +166,7 @@ def change(kind: str, path: Path, draw: random.Random) -> bool:
             content.pop("digest", None)
             content["digest"] = checkpoint._digest(content)
         path.write_text(json.dumps(content), encoding="utf-8")
-        return True
+        return kind != "part"
     way = draw.randrange(6)
     place = draw.randrange(len(data))
     if way == 0:
@@ -264,7 +271,7 @@ def run(calls: int, seed: int) -> tuple[Counter[str], list[str]]:
             try:
                 found = read(path)
             except (*NAMED, OSError, ValueError) as error:
-                plain = type(error) in NAMED or kind in UNSIGNED and isinstance(error, OSError | ValueError)
+                plain = type(error) in NAMED or kind in PLAIN and isinstance(error, OSError | ValueError)
                 plain &= len(str(error)) < 1000
                 outcome = "refused" if plain and named in str(error) else "obscure"
                 told = f"{type(error).__name__}: {error}"

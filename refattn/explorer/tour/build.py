@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from refattn import equations
 from refattn.explorer.mathml import mathml
-from refattn.mechanisms.paper import own_call
 from refattn.mechanisms.record import Mechanism, Tour
+from refattn.mechanisms.use_definition import own_call
 from refattn.verify.traced import places_in
 
 MOST_TOKENS, MOST_WIDTH = 12, 8

@@ -16,7 +16,7 @@ from functools import wraps
 from math import sqrt
 from typing import Any, TypeVar
 
-from refattn.args import check, check_arrays, check_number, check_whole
+from refattn.args import ROUNDS, check, check_arrays, check_number, check_whole
 from refattn.mechanisms.core_arguments import renamed
 from refattn.mechanisms.option_kinds import choose
 from refattn.ops.masks import Causal
@@ -117,7 +117,8 @@ class Options:
     counts: bool = False  # whether the number of keys that a query may attend divides, too: the normaliser says so
 
     def __post_init__(self) -> None:
-        order, normaliser = check_whole("order", self.order), choose("normaliser", self.normaliser, NORMALISERS)
+        order = check_whole("order", self.order, 0, ROUNDS)
+        normaliser = choose("normaliser", self.normaliser, NORMALISERS)
         if order == 0 and not is_array(normaliser.delta) and normaliser.delta == 1.0:
             raise ValueError("normaliser: got delta=1 with order=0, needs delta 0 or 1/2: T_0 - 1 is 0 for every key")
         check("layer_norm", self.layer_norm, bool)
