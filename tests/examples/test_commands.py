@@ -29,7 +29,7 @@ def attend(q, k, v, *, dtype=None, descale=None, **options):
 
 READS = ("verify", "trace", "show", "list", "golden", "backends")
 WORKS = ("check", "train", "sample", "plot", "analyse")
-"""What takes long; a training is run for two steps."""
+"""What takes long; a training is run for two steps on a short text."""
 
 NEEDS = (
     "--exec",
@@ -60,7 +60,7 @@ def of_pages() -> list[str]:
 
 
 def shortened(words: list[str]) -> list[str]:
-    """Return a training of two steps, or of one more where it goes on; other commands as they are."""
+    """Return a training of two steps on a short text, or of one more where it goes on; other commands as they are."""
     if words[0] != "train":
         return words
     steps = "3" if "--resume" in words and "--steps" in words else "2"
@@ -68,7 +68,7 @@ def shortened(words: list[str]) -> list[str]:
         words[words.index("--steps") + 1] = steps
     elif "--resume" not in words:
         words += ["--steps", steps]
-    return words
+    return words if {"--data", "--resume"} & {*words} else [*words, "--data", "my_text.txt"]
 
 
 def of_examples() -> list[str]:
