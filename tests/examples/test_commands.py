@@ -1,4 +1,4 @@
-"""The commands that pages and examples show run: in a folder with the files that a reader would have."""
+"""The commands that pages and examples show run: from a wheel, in a folder with the files that a reader would have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import refattn as ra
 from tests.test_docs import commands
 
 ROOT = Path(__file__).parents[2]
@@ -29,17 +28,36 @@ def attend(q, k, v, *, dtype=None, descale=None, **options):
 """
 
 READS = ("verify", "trace", "show", "list", "golden", "backends")
-"""What is run of the pages; trainings and studies have their own tests."""
+WORKS = ("check", "train", "sample", "plot", "analyse")
+"""What takes long; a training is run for two steps on a short text."""
 
-NEEDS = ("--exec", "--outputs", "--init", "MECHANISM", "NAME", "FILE", "DIR", "...", "[", "vectors", "frozen", ">")
-"""What is no whole command, or runs on what a reader has written before."""
+NEEDS = (
+    "--exec --outputs --init MECHANISM NAME FILE DIR ... [ vectors frozen > \\".split()
+    + "=mine: block.coupling=mine docs/studies STUDY HOST tcp: preset".split()
+    + ["--grow 200"]
+)
+"""What is no whole command, runs on what a reader has written before, or is there a second time."""
 
 
 def of_pages() -> list[str]:
     """Return the commands of pages that run on their own, once each."""
     lines = dict.fromkeys(found.text.strip() for found in commands())
-    whole = [x for x in lines if x.split()[0] in READS and re.fullmatch(r"backends|list.*|golden check|\w+ [a-z].*", x)]
-    return [x for x in whole if x != "golden write" and not any(word in x for word in NEEDS)]
+    known = [x for x in lines if x.split()[0] in (*READS, *WORKS)]
+    whole = [x for x in known if re.fullmatch(r"backends|list.*|golden check|check -v.*|\w+ [a-z].*", x)]
+    bare = ("golden write", "analyse lyapunov", "analyse clusters")  # their names alone
+    return [x for x in whole if x not in bare and not any(word in x for word in NEEDS)]
+
+
+def shortened(words: list[str]) -> list[str]:
+    """Return a training of two steps on a short text, or of one more where it goes on; other commands as they are."""
+    if words[0] != "train":
+        return words
+    steps = "3" if "--resume" in words and "--steps" in words else "2"
+    if "--steps" in words:
+        words[words.index("--steps") + 1] = steps
+    elif "--resume" not in words:
+        words += ["--steps", steps]
+    return words if {"--data", "--resume"} & {*words} else [*words, "--data", "my_text.txt"]
 
 
 def of_examples() -> list[str]:
@@ -55,13 +73,31 @@ def needed(command: str) -> list[str]:
     return [name for name in ("torch", "jax", "onnxruntime") if name in told]
 
 
-def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that a wheel of this tree is installed in: whoever installs it has nothing else of the tree."""
+    tree, target = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("site")
+    for name in ("refattn", "backends"):
+        shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(target)]
+    install = [sys.executable, "-m", "pip", "install", *options, str(tree)]
+    subprocess.run(install, check=True, capture_output=True, text=True, cwd=target.parent)
+    where = [sys.executable, "-c", "import refattn; print(refattn.__file__)"]
+    env = {**os.environ, "PYTHONPATH": str(target)}
+    found = subprocess.run(where, check=True, capture_output=True, text=True, env=env, cwd=target.parent)
+    assert Path(found.stdout.strip()) == target / "refattn" / "__init__.py"
+    return target
+
+
+def run(command: str, folder: Path, wheel: Path) -> subprocess.CompletedProcess[str]:
     for library in needed(command):
         pytest.importorskip(library)
-    words = [part.strip("'\"") for part in re.findall(r"'[^']*'|\"[^\"]*\"|\S+", command)]
+    words = shortened([part.strip("'\"") for part in re.findall(r"'[^']*'|\"[^\"]*\"|\S+", command)])
     if words[0] == "verify" and "--dtype" not in words and "--large" not in words:
         words += ["--dtype", "float32"]  # four types take four times as long
-    env = {**os.environ, "PYTHONPATH": f"{Path(str(ra.__file__)).parents[1]}:{folder}"}
+    env = {**os.environ, "PYTHONPATH": f"{wheel}:{folder}"}
     if "--mesh" in words:
         env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
     call = [sys.executable, "-m", "refattn", *words]
@@ -69,7 +105,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """A folder with the examples, a kernel, and cases and arrays of the reader's own."""
     place = tmp_path_factory.mktemp("reader")
     shutil.copytree(ROOT / "examples", place / "examples")
@@ -78,28 +114,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "examples" / "torch_ring.py", place / "ring.py")
     (place / "shapes.json").write_text('["h=2,n=9,d=8", {"h": 4, "g": 2, "nq": 3, "nk": 7, "d": 8, "causal": true}]')
     begin = [sys.executable, "-m", "refattn", "verify", "softmax", "--init", "triton"]
-    subprocess.run(begin, check=True, capture_output=True, cwd=place)
+    subprocess.run(begin, check=True, capture_output=True, cwd=place, env={**os.environ, "PYTHONPATH": str(wheel)})
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 12, 8)).astype(np.float32)
     np.savez(place / "captured.npz", q=q, k=k, v=v)
+    (place / "my_text.txt").write_text("a text that somebody has written\n" * 400)
+    (place / "links.txt").write_text("0 1\n1 2\n2 0\n")
+    for name in ("softmax", "delta", "graph_energy", "koopman"):
+        found = run(f"train {name} --out runs/{name} --set context=32", place, wheel)
+        assert found.returncode == 0, found.stderr
     return place
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", of_examples())
-def test_the_commands_of_examples_run(command: str, folder: Path) -> None:
+def test_the_commands_of_examples_run(command: str, folder: Path, wheel: Path) -> None:
     """Some libraries differ in cases that the head of their file names, or decline gradients on a CPU."""
-    found = run(command, folder)
+    found = run(command, folder, wheel)
     assert found.returncode in (0, 1, 3) and "refattn: error" not in found.stderr, found.stdout[-500:] + found.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", of_pages())
-def test_the_commands_of_pages_run(command: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    "command", [pytest.param(x, marks=pytest.mark.slow(sampled=x.split()[0] in READS)) for x in of_pages()]
+)
+def test_the_commands_of_pages_run(command: str, folder: Path, wheel: Path) -> None:
     for name, here in (("captured.safetensors", "captured.npz"), ("mine.py:ring", "ring.py:ring")):
         command = command.replace(name, here)
-    found = run(command, folder)
+    found = run(command, folder, wheel)
     assert found.returncode in (0, 1, 3) and "refattn: error" not in found.stderr, found.stdout[-500:] + found.stderr
 
 
 def test_there_are_commands() -> None:
-    assert len(of_examples()) > 15 and len(of_pages()) > 15
+    assert len(of_examples()) > 15 and len(of_pages()) > 60
