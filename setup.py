@@ -24,7 +24,8 @@ def readme(address: str) -> str:
         kind = "raw" if link[1] else "blob"
         return f"{link[1]}[{link[2]}]({address}/{kind}/v{version[0]}/{link[3]})"
 
-    return re.sub(r"(!?)\[([^]]*)\]\((?!https?:|#)([^)]*)\)", absolute, text)
+    text = re.sub(r"(!?)\[([^]]*)\]\((?!https?:|#)([^)]*)\)", absolute, text)
+    return re.sub(r'\b(src|srcset)="(?!https?:)', rf'\1="{address}/raw/v{version[0]}/', text)
 
 
 def urls(address: str) -> dict[str, str]:

@@ -223,12 +223,12 @@ def test_links_and_pictures_work_where_the_package_is_published(
     urls = dict(line.split(", ") for line in found.get_all("Project-URL", []))
     assert urls["Repository"] == "https://example.org/someone/refattn" and len(urls) == 4
     text, tag = str(found.get_payload()), f"v{found['Version']}"
-    links = [*re.findall(r"(!?)\[[^]]*\]\(([^)]*)\)", text)]
-    assert len(links) > 10 and {picture for picture, _ in links} == {"", "!"}
+    links = re.findall(r"()\[[^]]*\]\(([^)]*)\)", text) + re.findall(r'\b(src|srcset)="([^"]*)"', text)
+    assert len(links) > 6 and {picture for picture, _ in links} == {"", "src", "srcset"}
     for picture, link in links:
         place = f"https://example.org/someone/refattn/{'raw' if picture else 'blob'}/{tag}/"
         assert link.startswith(place) and (ROOT / link.removeprefix(place).partition("#")[0]).exists()
-    assert "](docs" not in text
+    assert "](docs" not in text and '="docs' not in text
 
 
 @pytest.mark.parametrize("way", [pytest.param("symlink", marks=pytest.mark.slow), "no symlink"])
