@@ -32,9 +32,8 @@ WORKS = ("check", "train", "sample", "plot", "analyse")
 """What takes long; a training is run for two steps on a short text."""
 
 NEEDS = (
-    "--exec --outputs --init MECHANISM NAME FILE DIR ... [ vectors frozen > \\".split()
-    + "=mine: block.coupling=mine docs/studies STUDY HOST tcp: preset".split()
-    + ["--grow 200"]
+    *"--exec --outputs --init MECHANISM NAME FILE DIR ... [ vectors frozen > \\ =mine: docs/studies STUDY".split(),
+    *("HOST", "tcp:", "preset", "--set block.coupling=mine", "--grow 200"),
 )
 """What is no whole command, runs on what a reader has written before, or is there a second time."""
 
