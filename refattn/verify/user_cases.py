@@ -161,7 +161,9 @@ def _case(
     options = {key: usual[key] for key, n in needed.items() if 10 * n > 9 * len(mechanism.cases)} | {**options}
     plain = {key: tuple(x) if isinstance(x, list) else x for key, x in options.items()}
     case = qkv(name, "own", "a shape of your own", sizes, logits, **plain, **arrays)
-    return replace(case, inputs=_with_arrays(mechanism, case.inputs, named, sizes, plain.get("lengths")))
+    lengths = plain.get("lengths")  # if they are something else, the core says so
+    given = lengths if isinstance(lengths, tuple) else None
+    return replace(case, inputs=_with_arrays(mechanism, case.inputs, named, sizes, given))
 
 
 def _check_options(

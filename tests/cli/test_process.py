@@ -120,7 +120,7 @@ def test_a_signal_ends_the_command_and_all_its_processes(command: str, number: i
     with subprocess.Popen(asked, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         end = time.monotonic() + 120.0
-        while len(marked(mark)) < (6 if command == "verify" else 3):  # with its workers, and theirs
+        while len(marked(mark)) < (8 if command == "verify" else 4):  # with its guard and workers, and theirs
             assert process.poll() is None and time.monotonic() < end
             time.sleep(0.05)
         process.send_signal(number)

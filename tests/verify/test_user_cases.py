@@ -99,6 +99,12 @@ def test_what_is_no_shape(text: str, said: str) -> None:
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("given", ["3", "1e400", "x"])
+def test_lengths_that_are_no_list(given: str) -> None:
+    with pytest.raises(user_cases.UserCaseError, match="lengths: got .*, needs a tuple of whole numbers"):
+        user_cases.from_text(ra.mechanism("delta"), f"n=4,d=2,state,lengths={given}")
+
+
 def test_a_file_of_shapes(tmp_path: Path) -> None:
     file = tmp_path / "cases.json"
     file.write_text(
