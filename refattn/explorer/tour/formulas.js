@@ -155,6 +155,8 @@ class Numbers {
 
 const GREEK = { alpha: "α", beta: "β", gamma: "γ", epsilon: "ε", kappa: "κ", mu: "μ", tau: "τ", eta: "η", lambda: "λ", sigma: "σ", phi: "φ", psi: "ψ" };
 
+const RAISED = Object.fromEntries([..."-0123456789"].map((c, n) => [c, "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"[n]]));
+
 // A number in at most five characters and a sign; exact where it has one decimal.
 function show(x) {
   if (typeof x === "boolean") return x ? "yes" : "no";
@@ -162,7 +164,8 @@ function show(x) {
   const size = Math.abs(x), sign = x < 0 ? "−" : "";
   if (Number.isInteger(size) && size < 1e4) return sign + size;
   if (size > 0.05 && size < 1e4 && Math.abs(size * 10 - Math.round(size * 10)) < 1e-11) return sign + size.toFixed(1);
-  if (size >= 1e4 || size < 5e-5) return sign + size.toExponential(1).replace("e", "·10^").replace("+", "");
+  if (size < 1e-13) return "≈ 0"; // what is left of a difference that is 0 but for rounding
+  if (size >= 1e4 || size < 5e-5) return sign + size.toExponential(1).replace(/e\+?(.*)/, (_, power) => `·10${[...power].map((c) => RAISED[c]).join("")}`);
   return sign + (size >= 100 ? size.toFixed(1) : size >= 10 ? size.toFixed(2) : size >= 9.5e-3 ? size.toFixed(3) : size.toFixed(4));
 }
 
@@ -179,14 +182,14 @@ function shortened(parts, of) {
 
 // MathML of a number with the sign that it has; `first` if nothing stands before it.
 function digits(x, first, mark = "") {
-  const [text, power] = show(Math.abs(x)).split("·10^");
-  const size = power ? `<mrow${mark}><mn>${text}</mn><mo>·</mo><msup><mn>10</mn><mn>${power.replace("-", "−")}</mn></msup></mrow>` : `<mn${mark}>${text}</mn>`;
+  const size = `<mn${mark}>${show(Math.abs(x))}</mn>`;
   if (!(x < 0)) return size;
   const minus = `<mo form="prefix" lspace="0" rspace="0">−</mo>${size}`;
   return first ? minus : `<mo stretchy="false">(</mo>${minus}<mo stretchy="false">)</mo>`;
 }
 
 const BREAK = "\u0001"; // a line may be broken here
+const breaks = ({ op, parts }) => op === "add" || op === "sub" || (op === "mul" && parts.some((part) => part.op === "add" && part.parts.length > 3));
 
 // MathML of a tree with its numbers, as text with breaks. `level`: how strongly what is around it binds.
 function typeset(node, of, level = 0, first = true, whole = true) {
@@ -196,7 +199,7 @@ function typeset(node, of, level = 0, first = true, whole = true) {
   if (typeof node === "number") return digits(node, first);
   const { op, parts } = node, cut = whole ? BREAK : "";
   const part = (x, strength, begins) => typeset(x, of, strength, begins, whole);
-  const term = (x, strength, begins) => typeset(x, of, strength, begins, whole && (x.op === "add" || x.op === "sub")); // a line breaks between terms
+  const term = (x, strength, begins) => typeset(x, of, strength, begins, whole && breaks(x)); // a line breaks between terms
   if (op === "ref") return digits(of.evaluate(node), first, ` data-ref="${[node.name, ...node.at].join(".")}"`);
   if (op === "knob") return digits(of.evaluate(node), first, ` data-knob-value="${node.name}"`);
   if (op === "rest") return `<mrow><mo stretchy="false">[</mo><mtext>${node.count} more:&#160;</mtext>${digits(node.value, true)}<mo stretchy="false">]</mo></mrow>`;

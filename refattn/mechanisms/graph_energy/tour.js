@@ -55,8 +55,8 @@ const quantities = {
   da_s: { axes: "ij", symbol: "g", what: "gradient of a match, through the softmax", of: (i, j) => mul(a(i, j), sub(da(i, j), sum(J.map((l) => mul(a(i, l), da(i, l)))))) },
   own: { axes: "i", symbol: "f", what: "gradient of a token's own match, through its start", of: (i) => mul(db(i), b(i), sub(1, b(i))) },
   ds: { id: "dGE.1", axes: "ij", what: "gradient of a match", of: (i, j) => add(da_s(i, j), div(add(dr(i, j), dr(j, i)), 2), ...(i === j ? [own(i)] : [])) },
-  dq: { id: "dGE.q", axes: "id", what: "gradient of a query", of: (i, e) => div(sum(J.map((j) => mul(ds(i, j), k(j, e)))), sqrt(D.length)) },
-  dk: { id: "dGE.k", axes: "jd", what: "gradient of a key", of: (j, e) => div(sum(J.map((i) => mul(ds(i, j), q(i, e)))), sqrt(D.length)) },
+  dq: { id: "dGE.q", axes: "id", what: "gradient of a query", of: (i, e) => mul(div(1, sqrt(D.length)), sum(J.map((j) => mul(ds(i, j), k(j, e))))) },
+  dk: { id: "dGE.k", axes: "jd", what: "gradient of a key", of: (j, e) => mul(div(1, sqrt(D.length)), sum(J.map((i) => mul(ds(i, j), q(i, e))))) },
   E: {
     axes: "T", what: "energy",
     values: () => {
@@ -82,9 +82,9 @@ const forward = [
     say: "Two words are as alike as they match on average, one way and the other. Likeness is the same both ways, which lets the flow come to rest.",
   },
   { id: "GE.4", title: "Link", show: [["r"], ["n"]], pick: () => ["n", mover(), nearest(mover())], say: () => `A softmax makes links of likeness, and the links of a word add up to one. ${names([mover()])} is linked most with ${names([nearest(mover())])}.` },
-  { id: "GE.5", title: "Start", when: "first", show: [["s[i]", "b"]], pick: () => ["b", mover()], say: "Each word has a score, which says how much it counts for all others. It starts from how well the word's query matches its own key, squeezed between 0 and 1." },
+  { id: "GE.5", title: "Start", when: "first", show: [["s"], ["b"]], pick: () => ["b", mover()], say: "Each word has a score, which says how much it counts for all others. It starts from how well the word's query matches its own key, squeezed between 0 and 1." },
   { id: "GE.6", title: "Feel the neighbours", when: "step", show: [["x", "c"], ["n"]], pick: () => ["c", now(), mover()], say: "Each neighbour pulls a score towards its own: by the strength of the link, and by the sine of the difference." },
-  { id: "GE.7", title: "Add both forces", when: "step", show: [["b", "x", "c", "rate"]], pick: () => ["rate", now(), mover()], say: "A spring pulls the score back to its start, and the neighbours pull it to theirs. The sum is how fast it moves." },
+  { id: "GE.7", title: "Add both forces", when: "step", show: [["b", "x", "c", "rate"]], pick: () => ["rate", now(), mover()], say: "A spring pulls the score back to its start, and the neighbours pull it to theirs. The sum is how fast it moves; mu is 1 here." },
   { id: "GE.8", title: "Move", when: "step", show: [["x", "rate", "x+1"]], pick: () => ["x", now() + 1, mover()], say: "The score takes a short step along its rate. Then all begins again from where the scores are." },
   {
     id: "GE.9", title: "Cut", when: "last", show: [["b", "x.last", "y"]], pick: () => ["y", mover()],

@@ -21,7 +21,7 @@ const quantities = {
   dw: { id: "dSM.4", axes: "ij", what: "gradient of a weight", of: (i, j) => dot(E.map((c) => dout(i, c)), E.map((c) => v(j, c))) },
   mean: { axes: "i", symbol: "r", what: "mean of the gradients of the weights", of: (i) => sum(J.map((j) => mul(w(i, j), dw(i, j)))) },
   dm: { id: "dSM.2", axes: "ij", what: "gradient of a score", of: (i, j) => mul(w(i, j), sub(dw(i, j), mean(i))) },
-  dq: { id: "dSM.q", axes: "id", what: "gradient of a query", of: (i, c) => div(sum(J.map((j) => mul(dm(i, j), k(j, c)))), sqrt(D.length)) },
+  dq: { id: "dSM.q", axes: "id", what: "gradient of a query", of: (i, c) => mul(div(1, sqrt(D.length)), sum(J.map((j) => mul(dm(i, j), k(j, c))))) },
   dk: { id: "dSM.k", axes: "jd", what: "gradient of a key", of: (j, c) => div(mul(dm(S.i, j), q(S.i, c)), sqrt(D.length)) },
 };
 
