@@ -238,7 +238,7 @@ const forward = [
     say: "Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). The query stands at x and is compared with every key. Attention leads to q', the mean of the values by these weights. In the first update the query goes there: its first move.",
   },
   {
-    title: "Describe a place", label: "how like a place is to the key of word o", formula: "g_o(x) = k_o . x + exp(-r^2 / (2 d)), r = |k_o - x|", ...last, show: [["k", "g"], ["x"]], pick: () => ["g", shown(), best(shown())],
+    title: "Describe a place", label: "how like a place is to the key of word o", formula: "g_o(x) = k_o . x + exp(-r^2 / (2 d))", ...last, show: [["k", "g"], ["x"]], pick: () => ["g", shown(), best(shown())],
     say: () => `From here on a place is described by how like it is to each key: ${J.length} numbers, g. Two things make one of them: how far place and key point the same way, k · x, and how near they are, by their distance r. The second is 1 if they are the same, and nearly 0 far off.`,
   },
   {
@@ -363,7 +363,7 @@ function picture(W, H, small) {
   if (back) return drawn + pushes(path, keys, values, goal, X, Y, units, narrow) + legend(W, H, below, back);
   if (u > 0 && !small) for (const m of range(u)) {
     const to = mapped(u, path[m]);
-    drawn += svg("path", { d: `M${X(to) - 6} ${Y(to)}h12m-6 -6v12`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 });
+    drawn += svg("path", { d: narrow ? `M${X(to) - 4} ${Y(to)}h8m-4 -4v8` : `M${X(to) - 6} ${Y(to)}h12m-6 -6v12`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 });
   }
   // The way of this update: by attention to q', and on by the map.
   const done = all >= K.updates ? 1 : all - Math.floor(all), legs = u > 0 ? [path[u], attended, next] : [path[u], attended];
@@ -435,14 +435,14 @@ function legend(W, H, below, back) {
     ? [["key", (x) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })], ["which way the loss falls", (x) => arrow(x - 8, y - 4, x + 9, y - 4)]]
     : [
         ["key", (x) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })],
-        ["attention", (x) => svg("path", { d: `M${x - 8} ${y - 4}h18`, class: "cut" })], [K.epsilon > 0 ? "one move on, with ε" : "one move on", (x) => arrow(x - 8, y - 4, x + 9, y - 4)],
-        ["a quarter of it", (x) => svg("path", { d: `M${x - 8} ${y - 4}h17m-4 -3l4 3l-4 3`, class: "hair", "stroke-width": 1.1 })],
+        ["attention", (x) => svg("path", { d: `M${x - 6} ${y - 4}h16`, class: "cut" })], [K.epsilon > 0 ? "one move on, with ε" : "one move on", (x) => arrow(x - 6, y - 4, x + 9, y - 4)],
+        ["a quarter of it", (x) => svg("path", { d: `M${x - 5} ${y - 4}h14m-4 -3l4 3l-4 3`, class: "hair", "stroke-width": 1.1 })],
         ["it puts x₁ … here", (x) => svg("path", { d: `M${x - 1} ${y - 5}h10m-5 -5v10`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 })],
       ];
-  let x = 10, out = "";
+  let x = 12, out = "";
   for (const [name, mark] of marks) {
     out += mark(x) + text(x + 14, y, name, { class: "tick" });
-    x += 31 + 5.6 * name.length;
+    x += (back ? 40 : 28) + 5.75 * name.length;
   }
   return out;
 }
