@@ -107,7 +107,7 @@ def test_cards_show_what_the_definition_has(tour: tuple[Mechanism, Ask]) -> None
                 assert id in equations, (card["title"], id)
             assert side == "forward" or card.get("from"), card["title"]
             for entry in [entry for entries in card["show"] for entry in entries]:
-                name = re.fullmatch(r"(\w+'?)(\[i\]|\[,i\])?(\+1|\.first|\.last)?", entry)
+                name = re.fullmatch(r"(\w+'?)(\[i\]|\[,i\]|\[ii\])?(\+1|\.first|\.last)?", entry)
                 assert name and name[1] in quantities, (card["title"], entry)
     words = " ".join(ask("[of.mechanism.intro].flat().map((x) => (typeof x === 'function' ? x() : x)).flat()"))
     assert len(words.split()) <= 110

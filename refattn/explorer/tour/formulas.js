@@ -13,13 +13,13 @@
 //       passes, back, since    of a quantity in time: V.x(t, ...) is pass t - passes of the equation; if `back`, pass 0
 //                              is the last t; before `since` it is not compared
 //   tokens, sizes    the letters that are tokens, if others than ijln; { m: () => length } of further letters
-//   forward, backward    cards: { id, title, say, show, pick, of, when, timed, formula, label }
+//   forward, backward    cards: { id, title, say, show, pick, of, when, timed, formula, also, label }
 //       id       its equation, or several; formula and line of code are the definition's
 //       say      a sentence, or a function that computes it;  of: what a backward card differentiates
-//       show     ledgers, each a list of columns: "w", "w[i]" (row of the token that is followed), "w[,i]", "q[i]", "x+1",
+//       show     ledgers, each a list of columns: "w", "w[i]" (row of the token that is followed), "w[,i]", "w[ii]", "x+1",
 //                "x.first", "x.last";  pick: () => [name, ...index], the number that is spelled out first
 //       when     where the step goes: "first", "last" or "step";  timed: it changes with the step
-//       formula  in the notation of docstrings, for a card without an equation, which `label` names
+//       formula  in the notation of docstrings, for a card without an equation, which `label` names;  also: { formula }, one more
 //   time        { steps: () => count, name: "step", first: () => the step that cards of a step begin with }
 //   picture, height, label, caption    (W, H, small) => SVG; W => H; what it shows; a sentence that holds at all settings
 //   timeAt      (x, y) => the step there, for a picture that can be dragged;  living: the knob that moves a small picture
@@ -153,9 +153,9 @@ class Numbers {
 
 // ---- as text and as MathML -------------------------------------------------------------------------------------------
 
-const GREEK = { alpha: "α", beta: "β", gamma: "γ", epsilon: "ε", kappa: "κ", mu: "μ", tau: "τ", eta: "η", lambda: "λ", sigma: "σ", phi: "φ", psi: "ψ" };
+const GREEK = { alpha: "α", beta: "β", gamma: "γ", epsilon: "ε", kappa: "κ", mu: "μ", tau: "τ", eta: "η", lambda: "λ", pi: "π", sigma: "σ", phi: "φ", psi: "ψ" };
 
-const RAISED = Object.fromEntries([..."-0123456789"].map((c, n) => [c, "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"[n]]));
+const RAISED = Object.fromEntries([..."-0123456789"].map((digit, n) => [digit, "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"[n]]));
 
 // A number in at most five characters and a sign; exact where it has one decimal.
 function show(x) {
@@ -170,6 +170,14 @@ function show(x) {
 }
 
 const percent = (x) => `${Math.round(100 * x)} %`;
+
+// Shares of one as percents that add up to 100: those cut most are rounded up.
+function percents(shares) {
+  const cut = shares.map((x) => Math.floor(100 * x + 1e-9)), order = shares.map((x, n) => [cut[n] - 100 * x, n]).sort((a, b) => a[0] - b[0]);
+  const missing = Math.round(100 * shares.reduce((a, b) => a + b, 0)) - cut.reduce((a, b) => a + b, 0);
+  order.slice(0, missing).forEach(([, n]) => { cut[n] += 1; });
+  return cut.map((x) => `${x} %`);
+}
 const BINDS = { add: 1, sub: 1, neg: 1, mul: 2, div: 3, pow: 4, words: 0, choose: 0, lt: 0, ge: 0, truth: 0 };
 const MOST = 8; // terms of a sum that are shown; of a longer one some are told together
 
@@ -182,10 +190,8 @@ function shortened(parts, of) {
 
 // MathML of a number with the sign that it has; `first` if nothing stands before it.
 function digits(x, first, mark = "") {
-  const size = `<mn${mark}>${show(Math.abs(x))}</mn>`;
-  if (!(x < 0)) return size;
-  const minus = `<mo form="prefix" lspace="0" rspace="0">−</mo>${size}`;
-  return first ? minus : `<mo stretchy="false">(</mo>${minus}<mo stretchy="false">)</mo>`;
+  const number = `<mn${mark}>${show(x)}</mn>`; // the sign is a part of what is marked
+  return first || !(x < 0) ? number : `<mo stretchy="false">(</mo>${number}<mo stretchy="false">)</mo>`;
 }
 
 const BREAK = "\u0001"; // a line may be broken here
@@ -211,6 +217,8 @@ function typeset(node, of, level = 0, first = true, whole = true) {
   }
   if (op === "exp") return `<msup><mi>e</mi><mrow>${inner(parts[0])}</mrow></msup>`;
   if (op === "sqrt") return `<msqrt>${inner(parts[0])}</msqrt>`;
+  if (op === "div" && cut && parts[0].op === "add" && parts[0].parts.length > 3 && parts[1].op !== "add")
+    return `<mo stretchy="false">(</mo>${typeset(parts[0], of, 0, true, true)}<mo stretchy="false">)</mo><mo>/</mo>${inner(parts[1], 3, false)}`; // a long fraction has no place for a break
   if (op === "div") return `<mfrac><mrow>${inner(parts[0])}</mrow><mrow>${inner(parts[1])}</mrow></mfrac>`;
   if (op === "pow") return `<msup><mrow>${inner(parts[0], 4.5, false)}</mrow>${inner(parts[1])}</msup>`;
   if (op === "abs") return `<mo stretchy="false">|</mo>${inner(parts[0])}<mo stretchy="false">|</mo>`;
