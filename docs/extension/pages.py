@@ -52,7 +52,7 @@ class Index(SphinxDirective):
 def page(mechanism: Mechanism) -> str:
     """Return what the page of a mechanism begins as: what its record has, for somebody to write the text between."""
     name, about = mechanism.name, summary(registry.room(mechanism.name).__doc__)
-    lines = [f"# {mechanism.title}", "", about, "", f"```{{idea}} {name}", "```", "", f"```{{tour}} {name}", "```", ""]
+    lines = [f"# {mechanism.title}", "", about, "", f"```{{tour}} {name}", "```", "", f"```{{idea}} {name}", "```", ""]
     if mechanism.definition is not None:
         lines += ["## The definition", "", f"```{{derived}} {name}", "```", ""]
     lines += ["## Options", "", *options(mechanism), ""]

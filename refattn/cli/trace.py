@@ -165,6 +165,7 @@ def _page(
     from refattn.explorer.tour import build
 
     tour: Any = "a step of the block runs"
+    arrays = None
     if found.part != "block":
         q, k, v = (run.arguments.get(name) for name in "qkv")
         arrays = (q, k, v) if case is not None and q is not None and k is not None and v is not None else None
@@ -176,7 +177,7 @@ def _page(
             text = page(mechanism, run, found, tour)
         else:
             words, knobs = tour
-            text = build.page(mechanism, None if case is None else words, knobs, command)
+            text = build.page(mechanism, None if arrays is None else words, knobs, command)
     except ValueError as error:
         raise Problem(f"--html: {error}") from None
     write_text(file, text, "--html")

@@ -261,6 +261,8 @@ class Tour:
         If the definition is no such map: takes it, the given numbers as they are, the knobs, and which token is
         followed, and calls it, forward and backward. Without it `forward` runs, and `backward` on the gradient of half
         the squared distance of one output and the target.
+    beside
+        Takes what `arguments` takes; returns the values of what the page computes and the definition does not, by name.
     """
 
     knobs: tuple[Knob, ...]
@@ -269,6 +271,7 @@ class Tour:
     narrowest: int = 1
     arguments: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] | None = None
     run: Callable[[Any, Mapping[str, Any], Mapping[str, Any], int], None] | None = None
+    beside: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] | None = None
 
 
 class _Later:

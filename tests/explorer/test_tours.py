@@ -107,7 +107,7 @@ def test_cards_show_what_the_definition_has(tour: tuple[Mechanism, Ask]) -> None
                 assert id in equations, (card["title"], id)
             assert side == "forward" or card.get("from"), card["title"]
             for entry in [entry for entries in card["show"] for entry in entries]:
-                name = re.fullmatch(r"(\w+'?)(\[i\]|\[,i\])?(\+1|\.first|\.last)?", entry)
+                name = re.fullmatch(r"(\w+'?)(\[i\]|\[,i\]|\[ii\])?(\+1|\.first|\.last)?", entry)
                 assert name and name[1] in quantities, (card["title"], entry)
     words = " ".join(ask("[of.mechanism.intro].flat().map((x) => (typeof x === 'function' ? x() : x)).flat()"))
     assert len(words.split()) <= 110
@@ -275,17 +275,18 @@ def test_a_tour_of_ones_own_call_computes_what_the_call_does() -> None:
 
 
 def test_a_call_that_no_tour_covers_says_why() -> None:
-    q, k, v = np.random.default_rng(5).standard_normal((3, 1, 1, 5, 2))
+    q, k, v = np.random.default_rng(5).standard_normal((3, 1, 1, 3, 2))
+    gates = {"beta": np.linspace(0, 1, 3).reshape(1, 1, 3), "log_decay": np.zeros((1, 1, 3))}
     for name, options, why in (
         ("softmax", {"scale": 0.3}, "the paper has no scale=0.3"),
         ("graph_energy", {"mu": 2.0}, "the tour has no knob for mu"),
-        (
-            "delta",
-            {"beta": np.linspace(0, 1, 5).reshape(1, 1, 5), "log_decay": np.zeros((1, 1, 5))},
-            "no knob for beta",
-        ),
+        ("delta", gates, "the tour has no knob for beta"),
+        ("growing", {}, "its tour takes more than q, k and v"),
     ):
-        assert why in ra.explore(name, q, k, v, **options).html
-    assert "at most 12" in ra.explore("softmax", *np.ones((3, 1, 1, 13, 2))).html
-    with pytest.raises(ValueError, match="tokens: got 2 names, needs 5"):
+        assert build.taken(ra.mechanism(name), options, (q, k, v)) == why
+    for shape, why in (((13, 2), "at most 12"), ((4, 9), "vectors of 1 to 8 numbers")):
+        x = np.ones((1, 1, *shape))
+        assert why in build.taken(ra.mechanism("softmax"), {}, (x, x, x))
+    assert "no tour: the paper has no scale=0.3" in ra.explore("softmax", q, k, v, scale=0.3).html
+    with pytest.raises(ValueError, match="tokens: got 2 names, needs 3"):
         ra.explore("softmax", q, k, v, tokens=["a", "b"])

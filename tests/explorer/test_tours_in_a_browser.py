@@ -221,3 +221,32 @@ def test_both_schemes_are_told_to_the_browser(chromium: Browser, pages: dict[str
     tab = chromium.open(next(iter(pages.values())).as_uri(), **DESK, dark=dark)
     paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(int(x) for x in paper[4:-1].split(",")) < 150) == dark
+
+
+def test_small_pictures_live_and_stop(chromium: Browser, tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    from docs.extension.tours import gallery
+
+    names = ra.list_mechanisms()
+    (tmp_path / "gallery.html").write_text(gallery(names), encoding="utf-8")
+    tab = chromium.open((tmp_path / "gallery.html").as_uri(), **DESK, still=False)
+    assert tab.evaluate("[...document.querySelectorAll('a')].map((a) => a.dataset.name)") == list(names)
+    drawn = "[...document.querySelectorAll('svg')].map((svg) => svg.innerHTML)"
+    before, moved = tab.evaluate(drawn), set()
+    for _ in range(30):  # each rests for a while at its end
+        tab.wait(0.4)
+        after = tab.evaluate(drawn)
+        assert all("undefined" not in one and "NaN" not in one for one in after)
+        moved |= {name for name, x, y in zip(names, before, after, strict=True) if x != y}
+        if len(moved) == len(names):
+            break
+    assert moved == {*names}
+    tab.click("#still")
+    tab.wait(0.2)
+    stopped = tab.evaluate(drawn)
+    tab.wait(0.5)
+    assert tab.evaluate(drawn) == stopped
+    assert all(tab.evaluate("[...document.querySelectorAll('a span')].map((span) => span.textContent.length > 20)"))
+    assert tab.told == [] and tab.requests[1:] == []
+    quiet = chromium.open((tmp_path / "gallery.html").as_uri(), **DESK, still=True)
+    assert quiet.evaluate("stopped") and quiet.told == []

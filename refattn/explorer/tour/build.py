@@ -148,7 +148,7 @@ def _number(x: Any) -> float | bool | None:
 def values(
     mechanism: Mechanism, words: Words, knobs: Mapping[str, Any], follow: int | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Return the value of every equation of the definition, by id, forward and backward.
+    """Return the value of every equation of the definition, by id, forward and backward, and of what a tour adds.
 
     Parameters
     ----------
@@ -172,7 +172,9 @@ def values(
             tour.run(definition, arrays, knobs, follow)
         else:
             _call(definition, arrays, knobs, follow, tour)
-    return {id: np.asarray(value) for id, value in recorded.items()}
+    given = {name: x[None, None] for name, x in arrays.items() if name != "target"}
+    others = tour.beside(given, knobs) if tour.beside is not None else {}
+    return {id: np.asarray(value) for id, value in (*recorded.items(), *others.items())}
 
 
 def _call(

@@ -13,13 +13,13 @@
 //       passes, back, since    of a quantity in time: V.x(t, ...) is pass t - passes of the equation; if `back`, pass 0
 //                              is the last t; before `since` it is not compared
 //   tokens, sizes    the letters that are tokens, if others than ijln; { m: () => length } of further letters
-//   forward, backward    cards: { id, title, say, show, pick, of, when, timed, formula, label }
+//   forward, backward    cards: { id, title, say, show, pick, of, when, timed, formula, also, label }
 //       id       its equation, or several; formula and line of code are the definition's
 //       say      a sentence, or a function that computes it;  of: what a backward card differentiates
-//       show     ledgers, each a list of columns: "w", "w[i]" (row of the token that is followed), "w[,i]", "q[i]", "x+1",
+//       show     ledgers, each a list of columns: "w", "w[i]" (row of the token that is followed), "w[,i]", "w[ii]", "x+1",
 //                "x.first", "x.last";  pick: () => [name, ...index], the number that is spelled out first
 //       when     where the step goes: "first", "last" or "step";  timed: it changes with the step
-//       formula  in the notation of docstrings, for a card without an equation, which `label` names
+//       formula  in the notation of docstrings, for a card without an equation, which `label` names;  also: { formula }, one more
 //   time        { steps: () => count, name: "step", first: () => the step that cards of a step begin with }
 //   picture, height, label, caption    (W, H, small) => SVG; W => H; what it shows; a sentence that holds at all settings
 //   timeAt      (x, y) => the step there, for a picture that can be dragged;  living: the knob that moves a small picture
@@ -153,7 +153,9 @@ class Numbers {
 
 // ---- as text and as MathML -------------------------------------------------------------------------------------------
 
-const GREEK = { alpha: "α", beta: "β", gamma: "γ", epsilon: "ε", kappa: "κ", mu: "μ", tau: "τ", eta: "η", lambda: "λ", sigma: "σ", phi: "φ", psi: "ψ" };
+const GREEK = { alpha: "α", beta: "β", gamma: "γ", epsilon: "ε", kappa: "κ", mu: "μ", tau: "τ", eta: "η", lambda: "λ", pi: "π", sigma: "σ", phi: "φ", psi: "ψ" };
+
+const RAISED = Object.fromEntries([..."-0123456789"].map((digit, n) => [digit, "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"[n]]));
 
 // A number in at most five characters and a sign; exact where it has one decimal.
 function show(x) {
@@ -162,11 +164,20 @@ function show(x) {
   const size = Math.abs(x), sign = x < 0 ? "−" : "";
   if (Number.isInteger(size) && size < 1e4) return sign + size;
   if (size > 0.05 && size < 1e4 && Math.abs(size * 10 - Math.round(size * 10)) < 1e-11) return sign + size.toFixed(1);
-  if (size >= 1e4 || size < 5e-5) return sign + size.toExponential(1).replace("e", "·10^").replace("+", "");
+  if (size < 1e-13) return "≈ 0"; // what is left of a difference that is 0 but for rounding
+  if (size >= 1e4 || size < 5e-5) return sign + size.toExponential(1).replace(/e\+?(.*)/, (_, power) => `·10${[...power].map((c) => RAISED[c]).join("")}`);
   return sign + (size >= 100 ? size.toFixed(1) : size >= 10 ? size.toFixed(2) : size >= 9.5e-3 ? size.toFixed(3) : size.toFixed(4));
 }
 
 const percent = (x) => `${Math.round(100 * x)} %`;
+
+// Shares of one as percents that add up to 100: those cut most are rounded up.
+function percents(shares) {
+  const cut = shares.map((x) => Math.floor(100 * x + 1e-9)), order = shares.map((x, n) => [cut[n] - 100 * x, n]).sort((a, b) => a[0] - b[0]);
+  const missing = Math.round(100 * shares.reduce((a, b) => a + b, 0)) - cut.reduce((a, b) => a + b, 0);
+  order.slice(0, missing).forEach(([, n]) => { cut[n] += 1; });
+  return cut.map((x) => `${x} %`);
+}
 const BINDS = { add: 1, sub: 1, neg: 1, mul: 2, div: 3, pow: 4, words: 0, choose: 0, lt: 0, ge: 0, truth: 0 };
 const MOST = 8; // terms of a sum that are shown; of a longer one some are told together
 
@@ -179,14 +190,12 @@ function shortened(parts, of) {
 
 // MathML of a number with the sign that it has; `first` if nothing stands before it.
 function digits(x, first, mark = "") {
-  const [text, power] = show(Math.abs(x)).split("·10^");
-  const size = power ? `<mrow${mark}><mn>${text}</mn><mo>·</mo><msup><mn>10</mn><mn>${power.replace("-", "−")}</mn></msup></mrow>` : `<mn${mark}>${text}</mn>`;
-  if (!(x < 0)) return size;
-  const minus = `<mo form="prefix" lspace="0" rspace="0">−</mo>${size}`;
-  return first ? minus : `<mo stretchy="false">(</mo>${minus}<mo stretchy="false">)</mo>`;
+  const number = `<mn${mark}>${show(x)}</mn>`; // the sign is a part of what is marked
+  return first || !(x < 0) ? number : `<mo stretchy="false">(</mo>${number}<mo stretchy="false">)</mo>`;
 }
 
 const BREAK = "\u0001"; // a line may be broken here
+const breaks = ({ op, parts }) => op === "add" || op === "sub" || (op === "mul" && parts.some((part) => part.op === "add" && part.parts.length > 3));
 
 // MathML of a tree with its numbers, as text with breaks. `level`: how strongly what is around it binds.
 function typeset(node, of, level = 0, first = true, whole = true) {
@@ -196,7 +205,7 @@ function typeset(node, of, level = 0, first = true, whole = true) {
   if (typeof node === "number") return digits(node, first);
   const { op, parts } = node, cut = whole ? BREAK : "";
   const part = (x, strength, begins) => typeset(x, of, strength, begins, whole);
-  const term = (x, strength, begins) => typeset(x, of, strength, begins, whole && (x.op === "add" || x.op === "sub")); // a line breaks between terms
+  const term = (x, strength, begins) => typeset(x, of, strength, begins, whole && breaks(x)); // a line breaks between terms
   if (op === "ref") return digits(of.evaluate(node), first, ` data-ref="${[node.name, ...node.at].join(".")}"`);
   if (op === "knob") return digits(of.evaluate(node), first, ` data-knob-value="${node.name}"`);
   if (op === "rest") return `<mrow><mo stretchy="false">[</mo><mtext>${node.count} more:&#160;</mtext>${digits(node.value, true)}<mo stretchy="false">]</mo></mrow>`;
@@ -208,6 +217,8 @@ function typeset(node, of, level = 0, first = true, whole = true) {
   }
   if (op === "exp") return `<msup><mi>e</mi><mrow>${inner(parts[0])}</mrow></msup>`;
   if (op === "sqrt") return `<msqrt>${inner(parts[0])}</msqrt>`;
+  if (op === "div" && cut && parts[0].op === "add" && parts[0].parts.length > 3 && parts[1].op !== "add")
+    return `<mo stretchy="false">(</mo>${typeset(parts[0], of, 0, true, true)}<mo stretchy="false">)</mo><mo>/</mo>${inner(parts[1], 3, false)}`; // a long fraction has no place for a break
   if (op === "div") return `<mfrac><mrow>${inner(parts[0])}</mrow><mrow>${inner(parts[1])}</mrow></mfrac>`;
   if (op === "pow") return `<msup><mrow>${inner(parts[0], 4.5, false)}</mrow>${inner(parts[1])}</msup>`;
   if (op === "abs") return `<mo stretchy="false">|</mo>${inner(parts[0])}<mo stretchy="false">|</mo>`;

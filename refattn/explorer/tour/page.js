@@ -33,7 +33,7 @@ class Page {
   listed() {
     const { mechanism } = this, cards = [{ kind: "intro", title: mechanism.title, anchor: "start", where: "What it is" }];
     const steps = (list, kind, name) =>
-      list.map((card, n) => ({ ...card, kind, n, ids: [card.id ?? []].flat(), anchor: [card.id ?? []].flat()[0] ?? `${kind}-${n + 1}`, where: `${name} ${n + 1}: ${card.title}` }));
+      list.map((card, n) => ({ ...card, kind, n, ids: [card.id ?? []].flat(), anchor: [card.id ?? []].flat()[0] ?? `${kind}-${n + 1}`, where: `${name} ${n + 1} of ${list.length}: ${card.title}` }));
     cards.push(...steps(mechanism.forward, "forward", "Forward"));
     cards.push({ kind: "turn", title: "And now backwards", anchor: "backwards", where: "And now backwards" });
     return [...cards, ...steps(mechanism.backward, "backward", "Backward")];
@@ -46,7 +46,8 @@ class Page {
     if (card.kind === "intro") {
       section.innerHTML =
         `<p class="eyebrow">Attention, step by step</p><h1>${card.title}</h1>${said(this.mechanism.intro).map((p) => `<p>${p}</p>`).join("")}` +
-        `<p class="hint"><span class="keys"><kbd>←</kbd> <kbd>→</kbd> step through the tour. </span>Point at a number, or tap it, to see what it is made of. Pick a word in the picture to follow it.</p>`;
+        `<p class="hint"><span class="keys"><kbd>←</kbd> <kbd>→</kbd> step through the tour. Point at a number to see what it is made of. </span><span class="touch">Tap a number to see what it is made of. </span>` +
+        `Pick a word in the picture to follow it.${this.passed()}</p>`;
       return;
     }
     if (card.kind === "turn") {
@@ -56,17 +57,39 @@ class Page {
     const formulaLine = (formula) => (formula ? `<p class="formula">${formula}</p>` : "");
     const equation = (id, label, otherwise) => {
       const { formula, code, line } = data.equations[id];
-      return `<div class="line"><p class="label">${label}<a href="#${id}">${id}</a></p>${formulaLine(formula || data.formulas[otherwise])}${code ? `<pre tabindex="-1" title="line ${line} of definition.py"><code>${escaped(code)}</code></pre>` : ""}</div>`;
+      return `<div class="line"><p class="label">${label}<a href="#${id}">${id}</a></p>${formulaLine(formula || data.formulas[otherwise])}${code ? `<details${this.unfolded ? " open" : ""}><summary>in code</summary><pre tabindex="-1" title="line ${line} of definition.py"><code>${escaped(code)}</code></pre></details>` : ""}</div>`;
     };
-    const own = card.ids.map((id, n) => equation(id, "", n ? "" : card.formula)).join("") || `<div class="line"><p class="label">${card.label ?? "the loss"}</p>${formulaLine(data.formulas[card.formula])}</div>`;
+    const own = card.ids.map((id, n) => equation(id, "", n ? "" : card.formula)).join("") || `<div class="line"><p class="label">${card.label ?? "the loss"}</p>${formulaLine(data.formulas[card.formula])}${formulaLine(data.formulas[card.also?.formula])}</div>`;
     const forward = card.of ? [card.of].flat().map((id) => equation(id, "differentiates ")).join("") : "";
-    const step = this.steppedBy(card) ? `<p class="label">${this.mechanism.time.name} ${Math.min(this.state.t, this.numbers.steps - 1) + 1} of ${this.numbers.steps}; move along with the slider of the picture</p>` : "";
+    const step = this.steppedBy(card) ? `<p class="label moment">${this.moment(card)}; move along with the slider of the picture</p>` : "";
     section.innerHTML =
       `<h2><span>${card.n + 1}</span>${card.title}</h2><p class="say">${said(card.say)}</p>` +
       `<div class="lines${forward ? " paired" : ""}">${forward ? `<div class="forwards">${forward}</div>` : ""}<div class="owns">${own}</div></div>` +
       `<div class="numbers" aria-live="off"></div>${step}<div class="ledgers">${card.show.map((entries) => this.ledger(entries, card)).join("")}</div>`;
     for (const table of section.querySelectorAll("table")) table.querySelector("td[data-ref]")?.setAttribute("tabindex", "0");
     this.tell(card, this.picked(card));
+    this.edges(section);
+  }
+
+  // Ids of equations that no card shows, as a sentence.
+  passed() {
+    const ids = Object.keys(this.numbers.data.equations), seen = new Set(this.cards.flatMap((card) => [...(card.ids ?? []), ...[card.of ?? []].flat()]));
+    const rest = ids.filter((id) => !seen.has(id));
+    return ` ${ids[0]} is the name of an equation in the definition${rest.length ? `; ${rest.join(", ")} ${rest.length > 1 ? "have" : "has"} no card` : ""}.`;
+  }
+
+  // Between which two steps a card is: the picture stands at the first, or at the end.
+  moment(card) {
+    const { name } = this.mechanism.time, from = Math.min(this.state.t, this.numbers.steps - 1);
+    return card.kind === "backward" ? `back from ${name} ${from + 1} to ${name} ${from}` : `from ${name} ${from} to ${name} ${from + 1}`;
+  }
+
+  // Tell what goes on behind an edge: it fades there.
+  edges(within) {
+    for (const box of within.querySelectorAll(".scroll, .formula, .numbers, pre")) {
+      box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+      box.classList.toggle("less", box.scrollLeft > 1);
+    }
   }
 
   steppedBy(card) {
@@ -87,6 +110,8 @@ class Page {
     const panel = card.section.querySelector(".numbers");
     if (!panel || !ref) return;
     panel.innerHTML = this.spelled(ref);
+    card.told = ref;
+    this.edges(card.section);
     this.mark(card.section, ref);
   }
 
@@ -115,9 +140,9 @@ class Page {
 
   // ---- ledgers: quantities side by side, a row for each token or coordinate ------------------------------------------
 
-  // "w", "w[i]", "w[,i]", "x+1", "x.first", "x.last": the axis of the rows, and the columns as [head, row => reference].
+  // "w", "w[i]", "w[,i]", "w[ii]", "x+1", "x.first", "x.last": the axis of the rows, and the columns as [head, row => reference].
   columns(entry) {
-    const [, name, cut = "", when = ""] = /^(\w+'?)(\[i\]|\[,i\])?(\+1|\.first|\.last)?$/.exec(entry), of = this.numbers;
+    const [, name, cut = "", when = ""] = /^(\w+'?)(\[i\]|\[,i\]|\[ii\])?(\+1|\.first|\.last)?$/.exec(entry), of = this.numbers;
     let axes = [...(this.mechanism.quantities[name].axes ?? "")], before = [];
     if (/[tT]/.test(axes[0])) {
       const last = of.length(axes[0]) - 1, at = when === ".first" ? 0 : when === ".last" ? last : this.state.t + (when === "+1" ? 1 : 0);
@@ -132,6 +157,7 @@ class Page {
     if (!axes.length) return { name, before, rows: "", head: head([]), each: [["", () => ref()]] };
     if (axes.length === 1 && cut) return { name, before, rows: "", only: of.isToken(axes[0]) ? i : undefined, head: head([i]), each: [["", () => ref(i)]] };
     if (axes.length === 1) return { name, before, rows: axes[0], head: head([]), each: [["", (row) => ref(row)]] };
+    if (cut === "[ii]") return { name, before, rows: axes[0], head: `<msub><mi>${name}</mi><mrow><mi>i</mi><mi>i</mi></mrow></msub>`, each: [["", (row) => ref(row, row)]] };
     if (cut === "[,i]") return { name, before, rows: axes[0], head: head([undefined, i]), each: [["", (row) => ref(row, i)]] };
     if (cut === "[i]" && of.isToken(axes[1])) return { name, before, rows: axes[1], head: head([i]), each: [["", (row) => ref(i, row)]] };
     if (cut === "[i]") return { name, before, rows: "", only: i, head: head([i]), each: whole(axes[1], (_, n) => ref(i, n)) };
@@ -161,7 +187,7 @@ class Page {
       const mark = token !== undefined ? ` style="--c:${color(token)}"` : "";
       out += `<tr><th scope="row"${mark} class="${token !== undefined ? "token" : ""}${token === this.state.i ? " followed" : ""}">${label}</th>`;
       out += cells.map(({ refs, most }) => refs[row].map((ref) => {
-        const x = value(ref), share = Number.isFinite(x) ? Math.round(36 * Math.min(1, Math.abs(x) / most)) : 0;
+        const x = value(ref), share = Number.isFinite(x) ? Math.round((x ? 5 : 0) + 35 * Math.min(1, Math.abs(x) / most)) : 0;
         return `<td data-ref="${ref}" tabindex="-1" class="${x < 0 ? "minus" : "plus"}" style="--p:${share}%">${show(x)}</td>`;
       }).join("")).join(gap) + "</tr>";
     }
@@ -192,12 +218,13 @@ class Page {
     });
     document.querySelector("footer").hidden = !this.all && this.active > 0;
     if (!this.all || turned) this.fill(card);
-    if (turned || last === card) this.draw();
+    if (turned || last === card || last?.kind === "intro" || card.kind === "intro") this.draw();
     [...byId("dots").children].forEach((dot, m) => (m === this.active ? dot.setAttribute("aria-current", "step") : dot.removeAttribute("aria-current")));
     byId("where").textContent = card.where;
     byId("previous").disabled = this.active === 0;
     byId("next").disabled = this.active === this.cards.length - 1;
     byId("pop").hidden = true;
+    this.edges(card.section);
     if (!move) return;
     this.arrived = performance.now();
     history.replaceState(null, "", `#${card.anchor}`);
@@ -210,13 +237,15 @@ class Page {
     document.body.classList.toggle("all", all);
     if (all) this.cards.forEach((card) => this.fill(card));
     this.activate(this.active);
+    this.draw();
   }
 
   // ---- picture, knobs, time ------------------------------------------------------------------------------------------
 
   draw() {
-    const box = byId("picture"), W = Math.round(box.clientWidth), most = wide() ? 460 : W >= 480 ? 250 : this.numbers.steps ? 112 : 134;
-    const H = Math.min(most, Math.round(this.mechanism.height(W)));
+    const box = byId("picture"), W = Math.round(box.clientWidth), first = this.cards[this.active].kind === "intro" && !this.all;
+    const most = wide() ? 460 : W >= 480 ? 250 : this.numbers.steps ? 112 : 134; // on a phone it is large at first, and leaves room for numbers later
+    const H = first && !wide() ? Math.round(Math.max(this.mechanism.height(W), Math.min(0.62 * W, 0.3 * innerHeight))) : Math.min(most, Math.round(this.mechanism.height(W)));
     const focus = document.activeElement?.getAttribute("data-word");
     box.innerHTML = `<svg class="${W < 420 ? "narrow" : ""}" width="${W}" height="${H}" viewBox="0 0 ${W} ${H}" role="group" aria-label="${said(this.mechanism.label).replaceAll('"', "")}">${this.mechanism.picture(W, H, false)}</svg>`;
     if (focus) box.querySelector(`[data-word="${focus}"]`)?.focus();
@@ -321,12 +350,20 @@ class Page {
     node.setAttribute("aria-description", `${what}${given ? ", given" : ""}: ${spoken(markup)}`);
     if (card) this.mark(card.section, ref);
     pop.innerHTML = `<p>${what}${given ? (this.mechanism.quantities[name].values ? ", computed" : ", given") : ""}</p><div class="numbers">${markup}</div>`;
-    pop.hidden = false;
+    pop.hidden = this.spelledOut(card, ref);
     const box = node.getBoundingClientRect(), { offsetWidth: w, offsetHeight: h } = pop, beside = box.right + w + 20 < innerWidth;
     const place = (x, y) => Object.assign(pop.style, { left: `${x}px`, top: `${y}px` });
     if (!wide()) place(8, innerHeight - h - 74);
     else if (beside) place(box.right + 10, Math.max(8, Math.min(innerHeight - h - 8, box.top + box.height / 2 - h / 2)));
     else place(Math.max(8, Math.min(innerWidth - w - 8, box.left + box.width / 2 - w / 2)), box.top > h + 12 ? box.top - h - 8 : box.bottom + 8);
+  }
+
+  // Whether a number's formula is in view on its card, so that no other need show it.
+  spelledOut(card, ref) {
+    const panel = card?.told === ref && card.section.querySelector(".numbers");
+    if (!panel) return false;
+    const { top, bottom } = panel.getBoundingClientRect();
+    return top >= (wide() ? 0 : document.querySelector("aside").getBoundingClientRect().bottom) - 1 && bottom <= document.querySelector("nav").getBoundingClientRect().top + 1;
   }
 
   unpoint(node) {
@@ -340,11 +377,21 @@ class Page {
     for (const kind of ["pointerover", "focusin"])
       on(kind, (event) => {
         const node = numberAt(event);
-        if (node && !node.closest("#pop")) this.point(node);
+        if (node && event.pointerType !== "touch") this.point(node);
       });
     on("pointerout", (event) => { if (event.pointerType === "mouse" && numberAt(event)) this.unpoint(numberAt(event)); });
     on("focusout", (event) => { if (numberAt(event)) this.unpoint(numberAt(event)); });
     on("pointerdown", (event) => { if (!numberAt(event)) byId("pop").hidden = true; });
+    // After a slider was dragged, the arrow keys are the tour's again; who comes with the tabulator keeps them.
+    const free = () => setTimeout(() => { if (document.activeElement.tagName === "INPUT") document.activeElement.blur(); });
+    for (const kind of ["pointerup", "pointercancel"]) on(kind, free);
+    on("click", (event) => { if (event.detail) free(); });
+    on("toggle", ({ target }) => {
+      if (!target.matches("details")) return;
+      this.unfolded = target.open;
+      for (const other of document.querySelectorAll("#cards details")) other.open = target.open;
+      this.edges(byId("cards"));
+    }, true);
     on("click", (event) => {
       const node = numberAt(event), card = node && this.cards.find((each) => each.section.contains(node));
       if (card && node.tagName === "TD" && this.formulaOf(node.dataset.ref) !== undefined) this.tell(card, (card.pin = node.dataset.ref));
@@ -352,7 +399,9 @@ class Page {
     });
     byId("picture").addEventListener("click", (event) => {
       const word = event.target.closest("[data-word]");
-      if (word && !numberAt(event)) this.update({}, Number(word.dataset.word));
+      if (!word || numberAt(event)) return;
+      if (event.detail) document.activeElement.blur(); // a ring of focus is for the keyboard
+      this.update({}, Number(word.dataset.word));
     });
     const drag = (event) => {
       const box = byId("picture").getBoundingClientRect(), t = this.mechanism.timeAt?.(event.clientX - box.left, event.clientY - box.top);
@@ -377,9 +426,9 @@ class Page {
     addEventListener("hashchange", () => { if (this.fromAddress() >= 0) this.activate(this.fromAddress()); });
     new ResizeObserver(() => document.documentElement.style.setProperty("--stage", `${wide() ? 0 : document.querySelector("aside").offsetHeight}px`)).observe(document.querySelector("aside"));
     let width = innerWidth; // a phone's bar that goes away changes the height alone
-    addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; this.draw(); } });
+    addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; this.draw(); this.edges(byId("cards")); } });
     addEventListener("keydown", (event) => this.key(event));
-    on("scroll", () => this.seen(), { passive: true });
+    on("scroll", ({ target }) => (target === document ? this.seen() : target.parentNode && this.edges(target.parentNode)), { passive: true, capture: true });
     on("wheel", () => (this.arrived = -1e9), { passive: true });
     on("touchmove", () => (this.arrived = -1e9), { passive: true });
   }

@@ -1,6 +1,6 @@
 // The tour of graph energy attention: formulas, cards, picture.
 
-const { q, k, v, target, s, a, r, n, b, x, c, rate, y, u, z, p, o, do: dout, dv, dp, dz, du, da, dy, dx, drate, dc, db, own, dn, dr, da_s, ds } = F;
+const { q, k, v, target, s, a, r, n, b, x, c, rate, y, u, z, p, o, do: dout, dv, dp, dz, du, da, dy, dx, drate, dc, db, own, dn, dr, da_s, ds, all, pi, e: each } = F;
 const MU = 1; // its own knob would only scale the step and kappa
 const steps = () => K.steps, times = () => Array.from({ length: K.steps }, (_, t) => t);
 const others = (i) => J.filter((j) => j !== i);
@@ -8,6 +8,8 @@ const softmax = (of, i, j) => div(exp(of(i, j)), sum(J.map((l) => exp(of(i, l)))
 const filled = (i) => isTrue(J.some((j) => V.u(i, j) !== 0), J.some((j) => V.u(i, j) !== 0) ? "a word is kept" : "no word is kept");
 const kept = (j) => V.x(K.steps, j) >= K.tau;
 const strongest = (i) => largest(J.map((j) => V.a(i, j) * V.x(K.steps, j)));
+const read = () => (J.some((j) => V.u(S.i, j) !== 0) ? undefined : strongest(S.i)); // the only word that is read if all are dropped
+const rises = (t) => V.E(t) > V.E(t - 1) + 1e-12;
 const largest = (list) => list.indexOf(Math.max(...list));
 
 const quantities = {
@@ -57,14 +59,13 @@ const quantities = {
   ds: { id: "dGE.1", axes: "ij", what: "gradient of a match", of: (i, j) => add(da_s(i, j), div(add(dr(i, j), dr(j, i)), 2), ...(i === j ? [own(i)] : [])) },
   dq: { id: "dGE.q", axes: "id", what: "gradient of a query", of: (i, e) => div(sum(J.map((j) => mul(ds(i, j), k(j, e)))), sqrt(D.length)) },
   dk: { id: "dGE.k", axes: "jd", what: "gradient of a key", of: (j, e) => div(sum(J.map((i) => mul(ds(i, j), q(i, e)))), sqrt(D.length)) },
-  E: {
-    axes: "T", what: "energy",
-    values: () => {
-      const weight = J.map((i) => J.reduce((all, l) => all + Math.exp(V.r(i, l)), 0)), whole = weight.reduce((f, g) => f + g, 0);
-      const held = (t, i) => 0.5 * MU * (V.x(t, i) - V.b(i)) ** 2, bent = (t, i) => J.reduce((all, j) => all + V.n(i, j) * (1 - Math.cos(V.x(t, j) - V.x(t, i))), 0);
-      return [...times(), K.steps].map((t) => J.reduce((all, i) => all + (weight[i] / whole) * (held(t, i) + 0.5 * K.kappa * bent(t, i)), 0));
-    },
+  all: { axes: "", symbol: "w", what: "sum over all pairs", of: () => sum(J.flatMap((i) => J.map((l) => exp(r(i, l))))) },
+  pi: { axes: "i", what: "how strongly a word is linked", of: (i) => div(sum(J.map((l) => exp(r(i, l)))), all()) },
+  e: {
+    axes: "Ti", symbol: "E", what: "energy of a word",
+    of: (t, i) => mul(pi(i), add(mul(div(MU, 2), pow(sub(x(t, i), b(i)), 2)), mul(div(knob("kappa"), 2), sum(others(i).map((j) => mul(n(i, j), sub(1, cos(sub(x(t, j), x(t, i)))))))))),
   },
+  E: { id: "energy", axes: "T", what: "energy", of: (t) => sum(J.map((i) => each(t, i))) },
 };
 
 const word = () => `<b>${DATA.tokens[S.i]}</b>`;
@@ -75,28 +76,38 @@ const now = () => Math.min(S.t, K.steps - 1);
 const are = (list) => (list.length > 1 ? "are" : "is");
 
 const forward = [
-  { id: "GE.1", title: "Compare", show: [["q", "k"], ["s"]], pick: () => ["s", S.i, nearest(S.i)], say: "Every query is compared with every key, as in softmax attention." },
+  { id: "GE.1", title: "Compare", show: [["q", "k"], ["s"]], pick: () => ["s", S.i, nearest(S.i)], say: "Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). Every query is compared with every key, as in softmax attention." },
   { id: "GE.2", title: "Attend", show: [["s[i]", "a[i]"]], pick: () => ["a", S.i, largest(J.map((j) => V.a(S.i, j)))], say: () => `The softmax gives the weights that ${word()} would use alone. What follows corrects them.` },
   {
     id: "GE.3", title: "Likeness", show: [["s"], ["r"]], pick: () => ["r", mover(), nearest(mover())],
-    say: "Two words are as alike as they match on average, one way and the other. Likeness is the same both ways, which lets the flow come to rest.",
+    say: "Two words match one way and the other. We average both ways, so that alike means the same for both.",
   },
-  { id: "GE.4", title: "Link", show: [["r"], ["n"]], pick: () => ["n", mover(), nearest(mover())], say: () => `A softmax makes links of likeness, and the links of a word add up to one. ${names([mover()])} is linked most with ${names([nearest(mover())])}.` },
-  { id: "GE.5", title: "Start", when: "first", show: [["s[i]", "b"]], pick: () => ["b", mover()], say: "Each word has a score, which says how much it counts for all others. It starts from how well the word's query matches its own key, squeezed between 0 and 1." },
-  { id: "GE.6", title: "Feel the neighbours", when: "step", show: [["x", "c"], ["n"]], pick: () => ["c", now(), mover()], say: "Each neighbour pulls a score towards its own: by the strength of the link, and by the sine of the difference." },
-  { id: "GE.7", title: "Add both forces", when: "step", show: [["b", "x", "c", "rate"]], pick: () => ["rate", now(), mover()], say: "A spring pulls the score back to its start, and the neighbours pull it to theirs. The sum is how fast it moves." },
+  { id: "GE.4", title: "Link", show: [["r"], ["n"]], pick: () => ["n", mover(), nearest(mover())], say: () => `A softmax makes links of likeness. The links of a word add up to one, so those of two words to each other differ; a line of the graph is as thick as their mean. ${names([mover()])} is linked most with ${names([nearest(mover())])}.` },
+  { id: "GE.5", title: "Start", when: "first", show: [["s[ii]", "b"]], pick: () => ["b", mover()], say: "Each word has a score x, which says how much it counts for all others. It starts from how well the word's query matches its own key, squeezed between 0 and 1." },
+  { id: "GE.6", title: "Feel the neighbours", when: "step", show: [["x", "c"], ["n"]], pick: () => ["c", now(), mover()], say: "Each neighbour pulls a score x towards its own: by the link, times the sine of the difference. The sine is almost the difference, but the pull of one far off has a bound. A word does not pull at itself." },
+  { id: "GE.7", title: "Add both forces", when: "step", show: [["b", "x", "c", "rate"]], pick: () => ["rate", now(), mover()], say: "A spring of strength μ, here 1, pulls the score back to its start, and the neighbours pull it to theirs. The sum is how fast it moves." },
   { id: "GE.8", title: "Move", when: "step", show: [["x", "rate", "x+1"]], pick: () => ["x", now() + 1, mover()], say: "The score takes a short step along its rate. Then all begins again from where the scores are." },
+  {
+    title: "Lower the energy", when: "step", label: "what the flow goes down", formula: "E = mu/2 sum_i pi_i (x_i - b_i)^2 + kappa/2 sum_ij pi_i n_ij (1 - cos(x_j - x_i))", also: { formula: "pi_i = sum_l exp(r_il) / sum_jl exp(r_jl)" },
+    show: [["pi", "e", "e+1"], ["E", "E+1"]], pick: () => ["E", now() + 1],
+    say: () => `The energy is the tension of all springs and links: low if linked words have like scores, and if each score is near its start. Both forces together point downhill, as π times n is the same both ways. ${
+      rises(now() + 1) ? "This step is too long: it goes beyond the valley, uphill." : V.E(now()) - V.E(now() + 1) > 1e-12 ? "This step goes downhill." : "At this step nothing moves."}`,
+  },
   {
     id: "GE.9", title: "Cut", when: "last", show: [["b", "x.last", "y"]], pick: () => ["y", mover()],
     say: () => `After the last step a word whose score is below the threshold is dropped. ${dropped().length ? `Here ${names(dropped())} ${are(dropped())}.` : "Here none is."}`,
   },
-  { id: ["GE.10", "GE.11", "GE.12"], title: "Share", when: "last", show: [["a[i]", "y", "u[i]", "p[i]"], ["z[i]"]], pick: () => ["p", S.i, mover()], say: () => `The words that are left share the attention of ${word()}: by weight times score, divided by the sum.` },
+  { id: "GE.10", title: "Weigh", when: "last", show: [["a[i]", "y", "u[i]"]], pick: () => ["u", S.i, mover()], say: () => `The weight by which ${word()} would read a word is multiplied by that word's score.` },
+  {
+    id: ["GE.12", "GE.11"], title: "Share", when: "last", show: [["u[i]", "p[i]"], ["z[i]"]], pick: () => ["p", S.i, read() ?? mover()],
+    say: () => `Divided by their sum, the parts are shares, which add up to one. If all words are dropped, ${word()} reads only its best match, the word of the largest a x${read() === undefined ? "" : `: here ${names([read()])}`}.`,
+  },
   { id: "GE.13", title: "Mix", when: "last", show: [["p[i]", "v"], ["o[i]"]], pick: () => ["o", S.i, 0], say: "The output is the mean of the values, and each counts by its share." },
 ];
 const backward = [
-  { title: "What is wished for", of: "GE.13", formula: "do = o - t", when: "last", show: [["o[i]", "do[i]"], ["target"]], pick: () => ["do", S.i, 0], say: () => `Suppose that the output of ${word()} should have been t. The loss is half the squared distance, so its gradient is the difference.` },
+  { title: "What is wished for", of: "GE.13", formula: "do = o - t", when: "last", show: [["o[i]", "do[i]"], ["target"]], pick: () => ["do", S.i, 0], say: () => `We wish that the output of ${word()} had been t. The loss is half the squared distance, so its gradient is the difference.` },
   { id: "dGE.v", of: "GE.13", title: "To the values", when: "last", show: [["p[i]", "dv"], ["do[i]"]], pick: () => ["dv", largest(J.map((j) => V.p(S.i, j))), 0], say: "A value moved the output by its share, so it gets that share of the gradient." },
-  { id: "dGE.12", of: "GE.13", title: "To the shares", when: "last", show: [["v", "dp[i]"], ["do[i]"]], pick: () => ["dp", S.i, mover()], say: "A share moved the output along its value." },
+  { id: "dGE.12", of: "GE.13", title: "To the shares", when: "last", show: [["v", "dp[i]"], ["do[i]"]], pick: () => ["dp", S.i, mover()], say: "A share moved the output along its value. So its gradient is how far that value points along the gradient of the output." },
   { id: ["dGE.11", "dGE.10"], of: "GE.12", title: "To the parts", when: "last", show: [["p[i]", "dp[i]", "du[i]"], ["z[i]", "dz[i]"]], pick: () => ["du", S.i, mover()], say: "Shares add up to one, so only what a word does beyond the mean counts." },
   { id: ["dGE.2", "dGE.9"], of: "GE.10", title: "To weights and scores", when: "last", show: [["y", "a[i]", "du[i]", "da[i]", "dy"]], pick: () => ["dy", mover()], say: () => `A part is a weight times a score, so each gets the gradient times the other. A dropped word's score gets none here${dropped().length ? `: ${names(dropped())}` : ""}.` },
   { id: "dGE.7", of: "GE.8", title: "A step back, to the rates", when: "step", show: [["dx+1", "drate"]], pick: () => ["drate", now(), mover()], say: "The step moved a score by h times its rate, so the rate gets h times the gradient of the score after the step." },
@@ -117,50 +128,53 @@ const along = (of, at, j, last) => {
   return of(low, j) + (at - low) * (of(high, j) - of(low, j));
 };
 function picture(W, H, small) {
-  const back = S.side === "backward", last = K.steps, narrow = W < 420, of = back ? V.dx : V.x, at = S.at ?? S.t, all = [...times(), last];
-  const flat = all.flatMap((t) => J.map((j) => of(t, j))), most = Math.max(1e-9, ...flat.map(Math.abs));
+  const back = S.side === "backward", last = K.steps, narrow = W < 420, of = back ? V.dx : V.x, at = S.at ?? S.t, steps_ = [...times(), last];
+  const flat = steps_.flatMap((t) => J.map((j) => of(t, j))), most = Math.max(1e-9, ...flat.map(Math.abs));
   const top = small ? 6 : narrow ? 16 : 24, bottom = H - (narrow ? 26 : 64), left = small ? 2 : narrow ? 18 : 24, right = W * 0.42;
   const X = scale(0, last, left, right), Y = back ? scale(-1.08 * most, 1.08 * most, bottom, top) : scale(Math.min(0, ...flat), Math.max(1, ...flat), bottom, top);
   Object.assign(box, { left, right, top, bottom, last });
-  let drawn = small ? "" : text(0, 12, back ? "gradients of the scores" : "scores, step by step", { class: "title" });
+  const shares = percents(J.map((j) => V.p(S.i, j)));
+  let drawn = small ? "" : text(narrow ? left : 0, 12, back ? "gradients of the scores" : "score x of each word", { class: "title" });
+  if (!small && !back) drawn += text(right + 14, 12, narrow ? "share" : `attention of ${DATA.tokens[S.i]}`, { class: "title" });
   drawn += svg("rect", { x: left, y: top, width: right - left, height: bottom - top, rx: 3, class: "plane" });
   if (back) drawn += svg("path", { d: `M${left} ${Y(0)}H${right}`, class: "cut" }) + text(left - 5, Y(0) + 4, "0", { class: "tick", "text-anchor": "end" });
   else {
     const cut = Math.max(top, Math.min(bottom, Y(K.tau)));
     drawn += svg("rect", { x: left, y: cut, width: right - left, height: bottom - cut, class: "below" }) + svg("path", { d: `M${left - 4} ${cut}H${right + 4}`, class: "cut" });
-    if (!small) drawn += text(left - 6, cut + 4, "τ", { class: "strong", "text-anchor": "end" }) + (Math.abs(cut - Y(1)) > 16 ? text(left - 6, Y(1) + 9, "1", { class: "tick", "text-anchor": "end" }) : "");
+    if (!small) drawn += text(left - 6, cut + 4, "τ", { class: "strong", "text-anchor": "end" }) + [0, 1].filter((x) => Math.abs(cut - Y(x)) > 14).map((x) => text(left - 6, Y(x) + 4, x, { class: "tick", "text-anchor": "end" })).join("");
   }
-  J.forEach((j) => { drawn += svg("path", { d: `M${all.map((t) => `${X(t).toFixed(1)} ${Y(of(t, j)).toFixed(1)}`).join("L")}`, class: "line", style: `stroke:${color(j)}` }); });
+  J.forEach((j) => { drawn += svg("path", { d: `M${steps_.map((t) => `${X(t).toFixed(1)} ${Y(of(t, j)).toFixed(1)}`).join("L")}`, class: "line", style: `stroke:${color(j)}` }); });
   drawn += svg("path", { d: `M${X(at)} ${top}V${H - (narrow ? 2 : 16)}`, class: "hair" });
   J.forEach((j) => { drawn += svg("circle", { cx: X(at), cy: Y(along(of, at, j, last)), r: narrow ? 3.5 : 4.5, class: "dot", style: `fill:${color(j)}` }); });
   const places = spread(J.map((j) => Y(of(last, j))), narrow ? 14 : 17, top + 4, bottom);
   if (!small) J.forEach((j) => {
-    const note = back ? "" : `<tspan class="share" data-ref="p.${S.i}.${j}"> ${percent(V.p(S.i, j))}</tspan>`;
-    drawn += svg("path", { d: `M${right + 2} ${Y(of(last, j))}L${right + 11} ${places[j]}`, class: "tie", style: `stroke:${color(j)}` }) + text(right + 14, places[j] + 4, DATA.tokens[j] + note, kept(j) || back ? {} : { class: "title" });
+    const note = back ? "" : `<tspan class="share" data-ref="p.${S.i}.${j}"> ${shares[j]}</tspan>`;
+    drawn += svg("path", { d: `M${right + 2} ${Y(of(last, j))}L${right + 11} ${places[j]}`, class: "tie", style: `stroke:${color(j)}` }) + text(right + 14, places[j] + 4, DATA.tokens[j] + note, kept(j) || back || j === read() ? {} : { class: "title" });
   });
-  const energies = all.map((t) => V.E(t)), up = (t) => energies[t] > energies[t - 1] + 1e-12;
+  const energies = steps_.map((t) => V.E(t));
   const EY = scale(Math.min(...energies), Math.max(...energies, Math.min(...energies) + 1e-9), H - (small ? 5 : narrow ? 3 : 18), bottom + (narrow ? 7 : 12));
-  for (const t of times().map((m) => m + 1)) drawn += svg("path", { d: `M${X(t - 1)} ${EY(energies[t - 1])}L${X(t)} ${EY(energies[t])}`, class: up(t) ? "rising" : "falling" });
+  for (const t of times().map((m) => m + 1)) drawn += svg("path", { d: `M${X(t - 1)} ${EY(energies[t - 1])}L${X(t)} ${EY(energies[t])}`, class: rises(t) ? "rising" : "falling" });
   drawn += svg("circle", { cx: X(at), cy: EY(along((t) => V.E(t), at, 0, last)), r: 3.5, class: "sink" });
   if (!small) drawn += text(right + 14, (bottom + H) / 2 + (narrow ? 5 : 0), "energy", { class: "title" });
   if (!narrow && !small) drawn += text(left, H - 3, "step 0", { class: "tick" }) + text(right, H - 3, `${last}`, { class: "tick", "text-anchor": "end" });
-  const R = Math.min((bottom - top) / 2 - (narrow ? 4 : 26), W * 0.14), across = narrow ? 1.25 * R : R, cx = W - across - (narrow ? 18 : 48), cy = (top + (narrow ? H : bottom)) / 2 + (small ? 0 : 2), size = R / 82;
+  const R = Math.min((bottom - top) / 2 - (narrow ? 4 : 26), W * 0.14), across = narrow ? Math.min(1.25 * R, 0.115 * W) : R, cx = W - across - (narrow ? 18 : 48), cy = (top + (narrow ? H : bottom)) / 2 + (small ? 0 : 2), size = R / 82;
   const spot = J.map((j) => { const angle = -Math.PI / 2 + (2 * Math.PI * (j - Math.floor(J.length / 2))) / J.length; return [cx + across * Math.cos(angle), cy + R * Math.sin(angle)]; });
-  if (!small && !narrow) drawn += text(cx - R - 40, 12, `the graph at step ${Math.round(at)}`, { class: "title" });
+  if (!small && !narrow) drawn += text(W, 12, `the graph at step ${S.t}`, { class: "title", "text-anchor": "end" });
   J.forEach((i) => others(i).filter((j) => j > i).forEach((j) => { drawn += svg("path", { d: `M${spot[i]}L${spot[j]}`, "stroke-width": 18 * size * 0.5 * (V.n(i, j) + V.n(j, i)), class: "bond" }); }));
+  if (!back && read() !== undefined && read() !== S.i && !small) drawn += svg("path", { d: `M${spot[read()]}L${spot[S.i]}`, class: "cut" });
   J.forEach((j) => {
     const score = along(V.x, at, j, last), radius = size * (6 + 18 * Math.max(0, Math.min(1.3, score))), [px, py] = spot[j], slope = along(V.dx, at, j, last), above = py < cy - 2;
     drawn += follows(j, DATA.tokens[j],
       svg("circle", { cx: px, cy: py, r: Math.max(14, radius + 4), class: "ground" }) + (j === S.i ? svg("circle", { cx: px, cy: py, r: radius + 3.5, class: "ring" }) : "") +
         svg("circle", { cx: px, cy: py, r: radius, style: score < K.tau ? `stroke:${color(j)};stroke-width:2` : `fill:${color(j)}`, class: score < K.tau ? "dropped" : "dot" }) +
         (back && Math.abs(slope) > 1e-4 ? text(px, py + 4.5, slope > 0 ? "▼" : "▲", { "text-anchor": "middle", class: "name" }) : "") +
-        (small ? "" : text(px, py + (above ? -radius - (j === S.i ? 8 : 5) : radius + (j === S.i ? 17 : 14)), DATA.tokens[j], { "text-anchor": "middle", class: j === S.i ? "name strong" : "name" })));
+        (small ? "" : text(px, py + (above ? -radius - (j === S.i ? 8 : 5) : radius + (j === S.i ? 17 : 14)), `${DATA.tokens[j]}${!back && j === read() && at === last ? ", read" : ""}`, { "text-anchor": "middle", class: j === S.i ? "name strong" : "name" })));
   });
   return drawn;
 }
 
 function caption() {
-  const last = K.steps, rising = times().map((t) => t + 1).filter((t) => V.E(t) > V.E(t - 1) + 1e-12), from = V.E(0), to = V.E(last);
+  const last = K.steps, rising = times().map((t) => t + 1).filter(rises), from = V.E(0), to = V.E(last);
   if (S.side === "backward") {
     const most = 0.05 * Math.max(...J.map((j) => Math.abs(V.db(j)))), up = J.filter((j) => V.db(j) < -most), down = J.filter((j) => V.db(j) > most);
     if (!up.length && !down.length) return "No gradient reaches the scores at these settings.";
@@ -170,7 +184,7 @@ function caption() {
     ? from - to < 1e-12 ? "Nothing moves, so the energy stays." : `The energy falls${last > 1 ? " at every step" : ""}.`
     : `<span class="warn">The energy rises at ${rising.length > 2 ? `${rising.length} of ${last} steps` : `step ${rising.join(" and ")}`}</span>: steps are too long for this pull.`;
   const cut = dropped(), lifted = saved(), sunk = lost();
-  if (!J.some((j) => V.u(S.i, j) !== 0)) return `${energy} All words are dropped, so ${word()} reads ${names([strongest(S.i)])} alone.`;
+  if (read() !== undefined) return `${energy} ${cut.length === J.length ? "All words are dropped" : "No weight is left"}, so ${word()} reads only its best match, ${names([read()])}.`;
   const moved = lifted.length ? `${names(lifted)} started below τ and ${are(lifted)} lifted above it. ` : sunk.length ? `${names(sunk)} started above τ and ${are(sunk)} pulled below it. ` : "";
   return `${energy} ${moved}${cut.length ? `${names(cut)} ${are(cut)} dropped.` : "No word is dropped."}`;
 }
@@ -182,12 +196,12 @@ tour({
   time: { steps: () => K.steps, name: "step" },
   intro: () => [
     "In softmax attention each word decides alone whom it looks at. Here the words first agree among themselves how much each of them counts.",
-    `Each word has a score. Alike words are linked, and a link pulls their scores together, while a spring pulls each back to its start: the scores flow down an energy, until they rest. A threshold then drops what stayed low. ${
-      saved().length ? `So ${names(saved())}, too low alone, ${are(saved())} kept because of ${saved().length > 1 ? "their" : "its"} neighbours.` : lost().length ? `So ${names(lost())}, high enough alone, ${are(lost())} dropped because of ${lost().length > 1 ? "their" : "its"} neighbours.` : ""}`,
+    `Each word has a score. Alike words are linked, and a link pulls their scores together, while a spring pulls each back to its start. The tension of links and springs is an energy, and the scores flow down it${times().some((t) => rises(t + 1)) ? " if steps are short: here they are too long, and the scores swing. " : ", towards rest. "}A threshold then drops what is low. ${
+      times().some((t) => rises(t + 1)) ? "" : saved().length ? `So ${names(saved())}, too low alone, ${are(saved())} kept because of ${saved().length > 1 ? "their" : "its"} neighbours.` : lost().length ? `So ${names(lost())}, high enough alone, ${are(lost())} dropped because of ${lost().length > 1 ? "their" : "its"} neighbours.` : ""}`,
   ],
-  turn: "The gradient takes the same way in reverse, through every step of the flow. It is written with a d in front, and says how the loss changes with a number. The picture now shows the gradients of the scores: play it from the last step to the first.",
+  turn: () => `The gradient takes the same way in reverse, through every step of the flow. It is written with a d in front, and says how the loss changes with a number. The loss: we wish that the output of ${word()} had been t, and it is half the squared distance of the two. The picture now shows the gradients of the scores, from the last step to the first. ▲: to come nearer to t, this score should have been higher; ▼: lower.`,
   quantities, forward, backward, picture, caption,
-  height: (W) => (W < 420 ? 112 : Math.min(360, Math.round(W * 0.62))),
+  height: (W) => (W < 420 ? 118 : Math.min(360, Math.round(W * 0.62))),
   label: () => `Scores from the first step to the last: ${J.map((j) => `${DATA.tokens[j]} ${show(V.x(0, j))} to ${show(V.x(K.steps, j))}`).join(", ")}.`,
   timeAt: (px, py) => px > box.left - 10 && px < box.right + 10 && py > box.top && py < box.bottom && Math.round(Math.max(0, Math.min(1, (px - box.left) / (box.right - box.left))) * box.last),
 });

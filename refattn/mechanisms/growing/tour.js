@@ -114,19 +114,19 @@ function factors() {
 
 const over = (list, of) => sum(list.map(of));
 const quantities = {
-  y: { axes: "ia", what: "token" },
+  y: { axes: "ia", what: "features of a token" },
   scale: { what: "scale" },
   wanted: { axes: "ij", symbol: "p", what: "wanted weight" },
   wq: { axes: "ac", symbol: "w_q", what: "column of queries", values: () => features().map((a) => olds().map((n) => DATA.w_q[K.width - 1][a][n])) },
   wk: { axes: "ac", symbol: "w_k", what: "column of keys", values: () => features().map((a) => olds().map((n) => DATA.w_k[K.width - 1][a][n])) },
-  M: { id: "GROW.1", axes: "ab", what: "kernel", of: (a, b) => mul(scaled(), over(olds(), (n) => mul(wq(a, n), wk(b, n)))) },
+  M: { id: "GROW.1", axes: "ab", what: "kernel, which makes scores", of: (a, b) => mul(scaled(), over(olds(), (n) => mul(wq(a, n), wk(b, n)))) },
   Mk: { axes: "ia", symbol: "yM", what: "token times kernel", of: (i, b) => over(features(), (a) => mul(y(i, a), M(a, b))) },
   s: { axes: "ij", what: "score", of: (i, j) => over(features(), (b) => mul(Mk(i, b), y(j, b))) },
   w: { axes: "ij", what: "weight", of: (i, j) => div(exp(s(i, j)), over(J, (l) => exp(s(i, l)))) },
   row: { axes: "i", symbol: "loss", what: "how far the weights of a token are from the wanted ones", of: (i) => over(J, (j) => mul(F.wanted(i, j), log(div(F.wanted(i, j), w(i, j))))) },
   loss: { what: "loss before", of: () => over(J, (i) => F.row(i)) },
 
-  g: { axes: "ij", what: "gradient of a score: too much less too little", of: (i, j) => sub(w(i, j), F.wanted(i, j)) },
+  g: { axes: "ij", what: "how much too much weight a token gets, the gradient of a score", of: (i, j) => sub(w(i, j), F.wanted(i, j)) },
   gy: { axes: "ia", what: "tokens by the gradients of a token's scores", of: (i, b) => over(J, (j) => mul(g(i, j), y(j, b))) },
   N: { id: "dGROW.1", axes: "ab", what: "gradient of the kernel", of: (a, b) => over(J, (i) => mul(y(i, a), gy(i, b))) },
   C: { id: "GROW.2", axes: "ab", what: "how tokens spread", of: (a, b) => over(J, (i) => mul(y(i, a), y(i, b))) },
@@ -146,8 +146,10 @@ const quantities = {
   part: { axes: "r", symbol: "part", what: "part of a new column in all that is out of reach", of: (r) => div(pow(sigma(r), 2), over(features(), (n) => pow(sigma(n), 2))) },
   c: { what: "new columns", values: () => Math.min(MOST, WIDE - K.width, features().filter((r) => V.part(r) > K.share).length) },
   VG: { axes: "ar", what: "V times G", of: (a, z) => over(features(), (r) => mul(back(a, r), G(r, z))) },
-  D: { id: "GROW.8", axes: "ab", what: "the way of steepest gain", of: (a, b) => over(features(), (z) => mul(VG(a, z), back(b, z))) },
-  nu: { id: "GROW.9", symbol: "ν", what: "size of a step", of: () => sqrt(div(over(features().flatMap((r) => features().map((z) => [r, z])), ([r, z]) => pow(G(r, z), 2)), J.length ** 2)) },
+  D: { id: "GROW.8", axes: "ab", what: "the gradient, as a change of M", of: (a, b) => over(features(), (z) => mul(VG(a, z), back(b, z))) },
+  rows: { axes: "r", symbol: "G²", what: "a row of G, squared and added up", of: (r) => over(features(), (z) => pow(G(r, z), 2)) },
+  all: { symbol: "|G|²", what: "all of G, squared and added up", of: () => over(features(), (r) => F.rows(r)) },
+  nu: { id: "GROW.9", symbol: "ν", what: "unit of a step", of: () => sqrt(div(F.all(), J.length ** 2)) },
   Fm: { id: "GROW.10", axes: "ab", symbol: "F", what: "kernel after the step", of: (a, b) => sub(M(a, b), div(mul(knob("amplitude"), way(a, b)), nu())) },
   WF: { axes: "ra", what: "W times F", of: (r, b) => over(features(), (a) => mul(white(r, a), Fm(a, b))) },
   Kw: { axes: "rz", symbol: "K", what: "kernel after the step in units of cost", of: (r, z) => over(features(), (b) => mul(WF(r, b), white(z, b))) },
@@ -175,7 +177,7 @@ const quantities = {
   best: { what: "amplitude that the search takes", values: searched },
   slope: {
     id: "GROW.19", symbol: "slope", what: "change of the loss with the amplitude, at 0",
-    of: () => neg(div(sub(over(features().flatMap((r) => features().map((z) => [r, z])), ([r, z]) => pow(G(r, z), 2)), over(features().slice(V.c()), (r) => pow(sigma(r), 2))), nu())),
+    of: () => neg(div(sub(F.all(), over(features().slice(V.c()), (r) => pow(sigma(r), 2))), nu())),
   },
 };
 
@@ -194,44 +196,56 @@ const worst = () => most(J.map((j) => Math.abs(V.g(S.i, j))));
 const forward = [
   {
     id: "GROW.1", title: "One kernel", show: [["wq", "wk"], ["M"]], pick: () => ["M", ...largest(V.M)],
-    say: () => `A head makes queries of tokens by w<sub>q</sub> and keys by w<sub>k</sub>. Scores need only the product M of the two. ${
-      K.width === 1 ? "With one column each, all rows of M are multiples of one row: M has rank 1." : `With ${columns(K.width)} each, M is a sum of ${K.width} matrices of rank 1, and no more.`}`,
+    say: () => `Each token has a query (what it looks for), made by w<sub>q</sub>, and a key (what it offers), made by w<sub>k</sub>. For the scores only the product M of the two counts. ${
+      K.width === 1 ? "With one column each, all rows of M are multiples of one row. That is called rank 1." : `A matrix whose rows are multiples of one row has rank 1. With ${columns(K.width)} each, M is a sum of ${K.width} of these, so its rank is ${K.width} at most.`}`,
   },
   {
-    title: "What the loss asks for", formula: "g = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"], ["N"]], pick: () => ["g", S.i, worst()],
-    say: () => `The scores y M yᵀ make weights w, and p is wanted. The gradient of a score, g, is what there is too much. Here ${word()} should attend ${
-      V.g(S.i, worst()) < 0 ? "more" : "less"} to ${names([worst()])}. The gradient N of M follows from g. It may have any rank: it can ask for what the columns cannot make.`,
+    title: "Too much, too little", formula: "g = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"]], pick: () => ["g", S.i, worst()],
+    say: () => `Scores make weights w by a softmax, and the weights p are wanted. g says how much too much weight a token gets; below 0 it gets too little. Here ${word()} should attend ${
+      V.g(S.i, worst()) < 0 ? "more" : "less"} to ${names([worst()])}.`,
   },
   {
-    id: ["GROW.2", "GROW.3", "GROW.4"], title: "What a change costs", show: [["C"], ["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
-    say: "N is right only while scores change little, so a change of M costs what it does to the scores. C says how tokens spread. Along a direction in which they spread much a change does much, and costs more: ρ is the price of each direction.",
+    title: "What the loss asks of the kernel", label: "the gradient of M", formula: "N = y^T g y", show: [["N"], ["y"]], pick: () => ["N", ...largest(V.N)],
+    say: "The rows of y are the tokens, each with its features. Scores are y M yᵀ, so N, the gradient of M, is put together of g and features of both tokens. N may have any rank: the loss can ask for what so few columns cannot make.",
   },
   {
-    id: ["GROW.5", "GROW.6"], title: "What is out of reach", show: [["G"], ["H"]], pick: () => ["H", ...largest(V.H)],
-    say: () => `G is N, with all directions in units of cost. P<sub>q</sub> and P<sub>k</sub> take away what the old columns can follow by themselves. What is left, H, only new columns can make. Here it is ${percent(reach())} of G${
+    id: ["GROW.2", "GROW.3"], title: "What a change costs", show: [["C"], ["y"]], pick: () => ["C", 0, 0],
+    say: "N holds only while scores change little. So a change of M costs what it does to the scores. That depends on the tokens: where features are large, the same change does more. C adds up their products. There is one sequence, b = 1, so A is C.",
+  },
+  {
+    id: "GROW.4", title: "A price for each direction", show: [["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
+    say: () => `A has ${WIDE} directions at right angles, and λ says how far tokens reach along each. Its root ρ is the price of that direction. The damping makes sure that none is free.`,
+  },
+  {
+    id: "GROW.5", title: "The gradient in units of cost", show: [["G"], ["N"]], pick: () => ["G", ...largest(V.G)],
+    say: "V turns to these directions and divides by their prices. So G is the same gradient as N, but it is large where a change of M gains much at a low cost.",
+  },
+  {
+    id: "GROW.6", title: "What is out of reach", show: [["H"], ["G"]], pick: () => ["H", ...largest(V.H)],
+    say: () => `P<sub>q</sub> and P<sub>k</sub> are what the old columns can follow by themselves. Take that away from G, and what is left, H, only new columns can make. Its squares are ${percent(reach())} of those of G${
       reach() > 0.9 ? ": the head has learned what it could" : ""}.`,
   },
   {
     id: "GROW.7", title: "How many columns", show: [["sigma", "part"], ["c"]], pick: () => ["part", 0],
-    say: () => `H is a sum of matrices of rank 1, and a new column on both sides can make one of them. Its singular value, squared, is what that column is worth. Those above ${percent(K.share)} of the whole are added: ${columns(V.c())}.`,
+    say: () => `H is a sum of matrices of rank 1, and one new column on both sides can make one of them. How large each is, σ, is called a singular value; σ² is what the column is worth. Those with a part above ${percent(K.share)} are added: ${V.c() ? columns(V.c()) : "here none"}.`,
   },
   {
-    id: ["GROW.9", "GROW.10"], title: "Move the kernel", show: [["M"], ["D"], ["Fm"]], pick: () => ["Fm", ...largest(V.D)],
-    say: "M moves against the gradient, along D, for as much as the amplitude says: it is about how much scores change. The result F may have any rank.",
+    id: ["GROW.8", "GROW.9", "GROW.10"], title: "Move the kernel", show: [["Fm"], ["D"], ["nu"]], pick: () => ["Fm", ...largest(V.D)],
+    say: "D is G, turned back into a change of M. M moves against it. The amplitude is how far: ν is such that at amplitude 1 scores would change by about 1. The result, F, may have any rank.",
   },
   {
     id: ["GROW.12", "GROW.13"], title: "Cut to the columns there are", show: [["size", "kept"], ["Mn"]], pick: () => ["kept", Math.min(WIDE - 1, K.width + V.c() - 1)],
-    say: () => `A head of ${columns(K.width + V.c())} has a kernel of that rank. So in units of cost only the ${K.width + V.c()} largest singular values are kept. This M' is, of all that the grown head can make, the nearest to F.`,
+    say: () => `A head of ${columns(K.width + V.c())} has a kernel of that rank, at most. K is F in units of cost (GROW.11). Of its singular values the ${K.width + V.c() === 1 ? "largest is" : `${K.width + V.c()} largest are`} kept. Turned back, that is M', the nearest to F that the grown head can make.`,
   },
   {
-    id: ["GROW.17", "GROW.18"], title: "Back to two matrices", show: [["wq", "wqn"], ["wk", "wkn"]], pick: () => ["wqn", 0, K.width],
-    say: "M' is split into two matrices again, both equally large. A rotation O, the same for both, brings the old columns near to where they were; the new ones stand behind them.",
+    id: ["GROW.17", "GROW.18"], title: "Back to two matrices", show: [["wq", "wqn"], ["wk", "wkn"]], pick: () => ["wqn", 0, Math.min(K.width, K.width + V.c() - 1)],
+    say: () => `M' is split into two matrices, L and R, equally large (GROW.14, GROW.15). A rotation O, the same for both, brings the old columns near to where they were (GROW.16)${V.c() ? "; the new ones stand behind them" : ""}.`,
   },
 ];
 const backward = [
   {
-    id: "GROW.19", of: "GROW.10", title: "How fast the loss falls", show: [["slope"], ["sigma"], ["G"]], pick: () => ["slope"],
-    say: () => `This is the derivative with respect to the amplitude, at 0. The cut keeps all of G but the columns of H that are not added. ${
+    id: "GROW.19", of: "GROW.10", title: "How fast the loss falls", show: [["slope"], ["all"], ["nu"], ["sigma"], ["G", "rows"]], pick: () => ["slope"],
+    say: () => `This is the derivative with respect to the amplitude, at 0. The cut keeps all of G but those parts of H that get no column. ${
       K.amplitude > 0 ? `For an amplitude of ${show(K.amplitude)} it promises ${show(V.slope() * K.amplitude)}, and the loss changes by ${show(V.lossn() - V.loss())}, as weights do not change in proportion.` : "The amplitude is 0, so nothing has moved yet."}`,
   },
   {
@@ -283,7 +297,7 @@ function weightMap(x, y, side, value, ref, named, small) {
 
 // The loss over the amplitude: with the new columns, without any, and where the step and the search are.
 function losses(x, y, W, H, small) {
-  const best = V.best(), far = Math.min(3, Math.max(K.amplitude, 3 * best)) || 3, most = V.loss() * 1.25 + 1e-9, X = scale(0, far, x, x + W), Y = scale(0, most, y + H, y), at = range(31).map((n) => (far * n) / 30);
+  const best = V.best(), far = Math.min(3, Math.max(K.amplitude, 3 * best)) || 3, most = Math.max(1.25 * V.loss(), Math.min(1.1 * V.lossn(), 2.5 * V.loss())) + 1e-9, X = scale(0, far, x, x + W), Y = scale(0, most, y + H, y), at = range(31).map((n) => (far * n) / 30);
   const line = (of, set) => {
     const points = at.map((a) => [a, of(a)]), end = points.findIndex(([, z]) => z > most), shown = end < 0 ? points : points.slice(0, end);
     return shown.length > 1 ? svg("path", { d: `M${shown.map(([a, z]) => `${X(a).toFixed(1)} ${Y(z).toFixed(1)}`).join("L")}`, ...set }) : "";
@@ -293,12 +307,13 @@ function losses(x, y, W, H, small) {
   drawn += line((a) => lossAt(a, 0), { class: "line", style: "stroke:var(--soft)", "stroke-dasharray": "2 4" }) + line((a) => lossAt(a), { class: "line", style: "stroke:var(--accent)" });
   if (back) drawn += svg("path", { d: `M${X(0)} ${Y(V.loss())}L${X(until)} ${Y(V.loss() + until * V.slope())}`, class: "push" });
   if (best > 0 && best <= far) drawn += svg("path", { d: `M${X(best)} ${y + H - 1}l-5 9h10z`, style: "fill:var(--ink)" });
-  drawn += svg("circle", { cx: X(K.amplitude), cy: Math.max(y, Y(V.lossn())), r: small ? 4 : 5.5, style: "fill:var(--accent)", class: "dot", "data-ref": "lossn" });
+  const here = { style: "fill:var(--accent)", class: "dot", "data-ref": "lossn" }; // above the picture if the loss is
+  drawn += V.lossn() > most ? svg("path", { d: `M${X(K.amplitude) - 6} ${y + 12}h12l-6 -11z`, ...here }) + text(X(K.amplitude) + (K.amplitude > 0.5 * far ? -9 : 9), y + 12, show(V.lossn()), { class: "tick", "text-anchor": K.amplitude > 0.5 * far ? "end" : "start" }) : svg("circle", { cx: X(K.amplitude), cy: Y(V.lossn()), r: small ? 4 : 5.5, ...here });
   if (small) return drawn;
-  const left = best > 0.5 * far, named = best > 0 && best <= far ? text(X(best) + (left ? -8 : 8), y + H + 12, "search", { class: "tick", "text-anchor": left ? "end" : "start" }) : "";
+  const left = best > 0.5 * far, named = best > 0 && best <= far ? text(X(best) + (left ? -8 : 8), y + H + 12, "best", { class: "tick", "text-anchor": left ? "end" : "start" }) : "";
   return (
-    drawn + named + text(x + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + text(x + W, y - 14, "over the amplitude", { class: "tick", "text-anchor": "end" }) +
-    text(x + W, y + H + 14, show(far), { class: "tick", "text-anchor": "end" }) +
+    drawn + named + text(x + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + text(x, y + H + 14, "0", { class: "tick" }) +
+    text(x + W, y + H + 14, `amplitude ${show(far)}`, { class: "tick", "text-anchor": "end" }) +
     text(x + W - 4, y + H - 6, "dotted: no new columns", { class: "tick", "text-anchor": "end" })
   );
 }
@@ -331,17 +346,17 @@ function picture(W, H, small) {
   const top = 26, high = 0.36 * H, second = 0.3 * W, third = 0.63 * W, side = Math.min(high / (2 * WIDE + 1), (third - second - 60) / (2 * K.width + V.c() + 2));
   const cell = Math.min((W - 66 - 36) / (3 * J.length), (H - high - top - 66) / J.length), y = top + high + 58, x = (n) => 66 + n * (J.length * cell + (W - 66 - 3 * J.length * cell) / 2);
   return (
-    title(0, 12, "worth of a column") + bars(4, top + 12, second - 40, high - 12) + title(second, 12, "columns, old and new") +
+    title(0, 12, "8: worth of a column") + bars(4, top + 12, second - 40, high - 12) + title(second, 12, "11: columns, old and new") +
     grownWeights(second, top, side, "wq", "wqn", "q", size) + grownWeights(second, top + (WIDE + 1) * side, side, "wk", "wkn", "k", size) +
-    title(third, 12, "loss") + losses(third, top, W - third, high) +
-    title(x(0), y - 16, "weights, wanted") + weightMap(x(0), y, cell, wanted, "wanted", true) + title(x(1), y - 16, `with ${columns(K.width)}`) + weightMap(x(1), y, cell, before, "w") +
+    title(third, 12, "9: loss by amplitude") + losses(third, top, W - third, high) +
+    title(x(0), y - 16, "2: weights, wanted") + weightMap(x(0), y, cell, wanted, "wanted", true) + title(x(1), y - 16, `with ${columns(K.width)}`) + weightMap(x(1), y, cell, before, "w") +
     title(x(2), y - 16, `with ${columns(K.width + V.c())}`) + weightMap(x(2), y, cell, after, "wn")
   );
 }
 
 function caption() {
-  const best = V.best(), found = best > 0 ? `The search takes amplitude ${show(best)}.` : "The search finds no amplitude, so the head would not grow.";
-  if (S.side === "backward") return `At amplitude 0 the loss changes by ${show(V.slope())} for each 1 of amplitude; the straight line shows it. ${found}`;
+  const best = V.best(), found = best > 0 ? `The amplitude is how far the step goes; a search finds ${show(best)} best.` : "A search over the amplitude, how far the step goes, finds none that helps.";
+  if (S.side === "backward") return `At amplitude 0 the loss changes by ${show(V.slope())} for each 1 of amplitude (the straight line). ${found}`;
   if (K.amplitude === 0) return `With ${columns(K.width)} the loss is ${show(V.loss())}. At amplitude 0 nothing has moved. ${found}`;
   const rises = V.lossn() > V.loss();
   return `With ${columns(K.width)} the loss is ${show(V.loss())}. With ${columns(V.c())} more ${rises ? `it <span class="warn">rises</span> to` : "it falls to"} ${show(V.lossn())}. ${found}`;
@@ -352,8 +367,9 @@ tour({
   living: "amplitude",
   short: "A head that is too narrow for what the loss asks gets new columns, where they help most.",
   intro: () => [
-    `A head compares tokens by two narrow matrices. With few columns it can make only few patterns of weights. Here each word should attend to the next and the last to the first, and training with ${columns(K.width)} has come no further than the picture shows.`,
-    "More training does not help: the head needs <b>more columns</b>. The gradient knows how many, and which. It asks for a change of all scores, and the part of it that the old columns cannot follow is split into single columns, the most useful first. Those worth while are added, and training goes on.",
+    `A <b>head</b> compares tokens by two narrow matrices. Each <b>column</b> is one way to compare, so few columns make few patterns of weights. Here each token should attend to the next, the last to the first. Training with ${columns(K.width)} has come no further than the picture shows.`,
+    `From the gradient one can read how many columns are missing, and which. It asks for a change of all scores. The part that old columns cannot follow is split into single columns, the most useful first. Those worth while are added, here ${V.c() || "none"}${
+      V.lossn() > V.loss() ? `; but at amplitude ${show(K.amplitude)} the loss rises` : ""}. Then training goes on.`,
   ],
   turn: "Growth is no layer: nothing goes back through it. But gradients surround it: how fast the loss falls when the step begins, what training can do after it and could do before it, and N, with which all begins.",
   sizes: { a: () => WIDE, b: () => WIDE, c: () => K.width, u: () => K.width + V.c(), v: () => K.width + V.c(), r: () => WIDE, z: () => WIDE },

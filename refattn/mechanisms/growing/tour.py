@@ -22,8 +22,8 @@ def run(definition: Any, inputs: Mapping[str, Any], knobs: Mapping[str, Any], _:
 TOUR = Tour(
     knobs=(
         Knob("width", "columns at first", 1, 1, 3, 1),
-        Knob("share", "least share", 0.02, 0.0, 0.5),
-        Knob("amplitude", "amplitude", 1.0, 0.0, 3.0),
+        Knob("share", "least part of a new column", 0.02, 0.0, 0.5),
+        Knob("amplitude", "amplitude (how far)", 1.0, 0.0, 3.0),
         Knob("damping", "damping", 0.01, 0.0, 1.0),
     ),
     given={

@@ -1,15 +1,15 @@
 // The tour of Koopman attention: formulas, cards, picture.
 //
-// t counts updates, m and r the moves that are known then (as many as t), j and n keys and the function that each has.
+// t counts updates, l and r the moves that are known then (as many as t), j keys, o the function that each of them has.
 // x(t) is where the query stands before update t, x'(t) = x(t + 1) where it goes. Queries do not meet, so there is one.
 
-const { q, k, v, target, G, Ginv, x, s, w, a, g, ga, B, Y, N, Z, AG, P, A, Dm: once, R, RD, H, c, kn, t, next } = F;
-const { dnext, dt, Dt, dc, dH, dR, dD, dA, dY, dYG, U, dZ, dN, sol, dB, dgx, dga, dgn, da, dw, mean, ds, dx, dG, ZdY } = F;
+const { q, k, v, target, G, Ginv, x, s, w, a, g, ga, B, Y, N, Z, AG, A, Dm: once, R, RD, H, c, kn, t, next } = F;
+const { dnext, dt, Dt, dc, dH, dR, dD, dA, dY, dYG, dZ, dN, sol, dB, dgx, dga, dgn, da, dw, mean, ds, dx, dG, ZdY } = F;
 const { sx, sa, kf, ka, ks, kg } = F;
 const range = (count) => Array.from({ length: count }, (_, l) => l);
 const updates = () => range(K.updates), fits = () => range(K.updates).slice(1), d = D.length, epsilon = knob("epsilon"), ridge = knob("ridge");
 
-// How alike points x and y are; how that changes with coordinate e of x.
+// How like points x and y are; how that changes with coordinate e of x.
 const near = (x, y) => exp(div(neg(sum(D.map((e) => pow(sub(x(e), y(e)), 2)))), 2 * d));
 const kernel = (x, y) => add(...D.map((e) => mul(x(e), y(e))), near(x, y));
 const slope = (x, y, e) => sub(y(e), mul(div(sub(x(e), y(e)), d), near(x, y)));
@@ -47,8 +47,8 @@ const nearness = (p, j) => Math.exp(-D.reduce((past, e) => past + (p[e] - V.k(j,
 
 // (K id)(p), where the map that is fitted in update u takes a point p.
 function mapped(u, p) {
-  const alike = J.map((j) => D.reduce((past, e) => past + p[e] * V.k(j, e), 0) + nearness(p, j));
-  return D.map((e) => J.reduce((past, j) => past + V.T(u, e, j) * alike[j], 0));
+  const like = J.map((j) => D.reduce((past, e) => past + p[e] * V.k(j, e), 0) + nearness(p, j));
+  return D.map((e) => J.reduce((past, j) => past + V.T(u, e, j) * like[j], 0));
 }
 
 // J_ef, how coordinate e of psi changes with coordinate f, at the point p.
@@ -72,6 +72,7 @@ function follow(u) {
 // What scores and likenesses ask of a point of the path.
 const moved = (u, e) => add(div(sum(J.map((j) => mul(ds(u, j), k(j, e)))), sqrt(d)), ...J.map((j) => mul(dgx(u, j), sx(u, j, e))));
 
+const still = words("as there is no move yet", 0);
 const quantities = {
   q: { axes: "jd", what: "query" },
   k: { axes: "jd", what: "key" },
@@ -82,38 +83,50 @@ const quantities = {
   w: { id: "KOOP.3", axes: "tj", what: "weight", of: (u, j) => div(exp(s(u, j)), sum(J.map((n) => exp(s(u, n))))) },
   a: { id: "KOOP.4", axes: "td", symbol: "q'", what: "where attention leads", of: (u, e) => sum(J.map((j) => mul(w(u, j), v(j, e)))) },
 
-  G: { id: "KOOP.1", axes: "jn", what: "how alike two keys are", of: (j, n) => (j === n ? add(kernel(at(k, j), at(k, n)), 2e-8) : kernel(at(k, j), at(k, n))) },
-  Ginv: { axes: "jn", symbol: "G*", what: "inverse of G", values: () => J.map((j) => solve(J.map((n) => J.map((l) => V.G(n, l))), J.map((n) => (n === j ? 1 : 0)))) },
-  g: { axes: "tj", what: "how alike a point of the path and a key are", of: (u, j) => kernel(at(x, u), at(k, j)) },
-  ga: { axes: "tj", symbol: "g", what: "how alike q' and a key are", of: (u, j) => kernel(at(a, u), at(k, j)) },
-  B: { id: "KOOP.5", passes: 1, axes: "tmj", what: "how alike the start of a move and a key are", of: (u, m, j) => kernel(at(x, m), at(k, j)) },
-  Y: { id: "KOOP.6", passes: 1, axes: "tmj", what: "how alike the end of a move and a key are", of: (u, m, j) => kernel(at(x, m + 1), at(k, j)) },
-  N: { id: "KOOP.7", passes: 1, axes: "tmj", what: "part of a key's function in that of a move", of: (u, m, j) => sum(J.map((n) => mul(B(u, m, n), Ginv(n, j)))) },
-  Z: { id: "KOOP.8", passes: 1, axes: "tmr", what: "how alike the starts of two moves are", of: (u, m, r) => sum(J.map((j) => mul(N(u, m, j), B(u, r, j)))) },
-  AG: { axes: "tmj", what: "a product of the fit", of: (u, m, j) => sum(J.map((n) => mul(A(u, m, n), G(n, j)))) },
-  P: { axes: "tmj", symbol: "Y'", what: "what the fit answers for the end of a move", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), AG(u, r, j)))) },
+  G: { id: "KOOP.1", axes: "jo", what: "how like two keys are to each other", of: (j, n) => (j === n ? add(kernel(at(k, j), at(k, n)), 2e-8) : kernel(at(k, j), at(k, n))) },
+  Ginv: { axes: "jo", symbol: "G*", what: "inverse of G", values: () => J.map((j) => solve(J.map((n) => J.map((l) => V.G(n, l))), J.map((n) => (n === j ? 1 : 0)))) },
+  g: { axes: "to", symbol: "g(x)", what: "how like a point of the path is to a key", of: (u, j) => kernel(at(x, u), at(k, j)) },
+  ga: { axes: "to", symbol: "g(q')", what: "how like q' is to a key", of: (u, j) => kernel(at(a, u), at(k, j)) },
+  B: { id: "KOOP.5", passes: 1, axes: "tlo", what: "how like the start of a move is to a key", of: (u, m, j) => kernel(at(x, m), at(k, j)) },
+  Y: { id: "KOOP.6", passes: 1, axes: "tlo", what: "how like the end of a move is to a key", of: (u, m, j) => kernel(at(x, m + 1), at(k, j)) },
+  N: { id: "KOOP.7", passes: 1, axes: "tlo", what: "B, with nothing counted twice", of: (u, m, j) => sum(J.map((n) => mul(B(u, m, n), Ginv(n, j)))) },
+  Z: { id: "KOOP.8", passes: 1, axes: "tlr", what: "how like the starts of two moves are to each other", of: (u, m, r) => sum(J.map((j) => mul(N(u, m, j), B(u, r, j)))) },
+  AG: { axes: "tlo", what: "a product of the fit", of: (u, m, j) => sum(J.map((n) => mul(A(u, m, n), G(n, j)))) },
+  P: { axes: "tlo", symbol: "Y'", what: "what the operator answers at the start of a move", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), AG(u, r, j)))) },
   A: {
-    id: "KOOP.9", passes: 1, axes: "tmj", what: "coefficient of the fit",
+    id: "KOOP.9", passes: 1, axes: "tlj", what: "coefficient of the fit",
     values: () => lazily((u) => sylvester(u, (m, j) => V.Y(u, m, j))),
-    of: (u, m, j) => div(sub(Y(u, m, j), P(u, m, j)), ridge),
   },
-  Dm: { id: "KOOP.10", passes: 1, axes: "tmd", symbol: "D", what: "where a move pulls", of: (u, m, e) => sum(J.map((j) => mul(A(u, m, j), k(j, e)))) },
-  R: { id: "KOOP.11", passes: 1, axes: "tmr", what: "how one move feeds another", of: (u, m, r) => sum(J.map((j) => mul(A(u, m, j), B(u, r, j)))) },
-  RD: { axes: "tmd", what: "where a move pulls in two moves", of: (u, m, e) => sum(range(u).map((r) => mul(R(u, m, r), once(u, r, e)))) },
-  H: { id: "KOOP.12", passes: 1, axes: "tmd", what: "where a move pulls, once and twice", of: (u, m, e) => add(once(u, m, e), mul(epsilon, RD(u, m, e))) },
-  c: { id: "KOOP.13", passes: 1, axes: "tm", what: "how alike q' and the start of a move are", of: (u, m) => sum(J.map((j) => mul(N(u, m, j), ga(u, j)))) },
-  t: { id: "KOOP.14", passes: 1, axes: "td", what: "what psi should be", of: (u, e) => sum(range(u).map((m) => mul(c(u, m), H(u, m, e)))) },
+  rest: {
+    axes: "tlo", symbol: "rest", what: "what is left over, Y - Y': the ridge times A",
+    values: () => updates().map((u) => range(u).map((m) => J.map((o) => V.Y(u, m, o) - V.P(u, m, o)))),
+    of: (u, m, o) => mul(ridge, A(u, m, o)),
+  },
+  op: { axes: "tio", symbol: "K", what: "Koopman operator: how much g of the column has in g of the row after one move", of: (u, i, o) => sum(range(u).map((m) => mul(AG(u, m, i), N(u, m, o)))) },
+  began: { axes: "to", symbol: "g(x)", what: "how like the start of the last move is to a key", of: (u, o) => (u === 0 ? still : g(u - 1, o)) },
+  answer: {
+    axes: "to", symbol: "K g(x)", what: "what the operator makes of that",
+    values: () => updates().map((u) => J.map((o) => (u === 0 ? 0 : V.P(u, u - 1, o)))),
+    of: (u, i) => (u === 0 ? still : sum(J.map((o) => mul(F.op(u, i, o), F.began(u, o))))),
+  },
+  ended: { axes: "to", symbol: "g(end)", what: "how like the end of the last move is to a key", of: (u, o) => (u === 0 ? still : g(u, o)) },
+  Dm: { id: "KOOP.10", passes: 1, axes: "tld", symbol: "D", what: "point of a move", of: (u, m, e) => sum(J.map((j) => mul(A(u, m, j), k(j, e)))) },
+  R: { id: "KOOP.11", passes: 1, axes: "tlr", what: "what one move hands to another", of: (u, m, r) => sum(J.map((j) => mul(A(u, m, j), B(u, r, j)))) },
+  RD: { axes: "tld", what: "point of a move, for two moves at once", of: (u, m, e) => sum(range(u).map((r) => mul(R(u, m, r), once(u, r, e)))) },
+  H: { id: "KOOP.12", passes: 1, axes: "tld", what: "point of a move, for one move and epsilon times two", of: (u, m, e) => add(once(u, m, e), mul(epsilon, RD(u, m, e))) },
+  c: { id: "KOOP.13", passes: 1, axes: "tl", what: "how like q' is to the start of a move", of: (u, m) => sum(J.map((j) => mul(N(u, m, j), ga(u, j)))) },
+  t: { id: "KOOP.14", passes: 1, axes: "td", what: "one move from q' and epsilon times two", of: (u, e) => sum(range(u).map((m) => mul(c(u, m), H(u, m, e)))) },
   map: { axes: "td", symbol: "q''", what: "where the map takes q'", of: (u, e) => sum(range(u).map((m) => mul(c(u, m), once(u, m, e)))) },
-  T: { axes: "tdj", what: "pull of a key's function", of: (u, e, j) => sum(range(u).map((m) => mul(once(u, m, e), N(u, m, j)))) },
-  kn: { axes: "tm", symbol: "kappa", what: "how alike the next point and the start of a move are", of: (u, m) => sum(J.map((j) => mul(N(u, m, j), g(u + 1, j)))) },
+  T: { axes: "tdo", what: "pull of a key's function", of: (u, e, j) => sum(range(u).map((m) => mul(once(u, m, e), N(u, m, j)))) },
+  kn: { axes: "tl", symbol: "κ(x')", what: "how like the next point is to the start of a move", of: (u, m) => sum(J.map((j) => mul(N(u, m, j), g(u + 1, j)))) },
   next: {
     id: "KOOP.15", passes: 1, axes: "td", symbol: "x'", what: "next point of the path",
     values: () => lazily((u) => follow(u)),
     of: (u, e) => (u === 0 ? a(0, e) : sub(t(u, e), mul(epsilon, sum(range(u).map((m) => mul(kn(u, m), once(u, m, e))))))),
   },
 
-  sx: { axes: "tjd", symbol: "g'", what: "how g changes with a point of the path", of: (u, j, e) => slope(at(x, u), at(k, j), e) },
-  sa: { axes: "tjd", symbol: "g'", what: "how g changes with q'", of: (u, j, e) => slope(at(a, u), at(k, j), e) },
+  sx: { axes: "tod", symbol: "g'", what: "how g changes with a point of the path", of: (u, j, e) => slope(at(x, u), at(k, j), e) },
+  sa: { axes: "tod", symbol: "g'", what: "how g changes with q'", of: (u, j, e) => slope(at(a, u), at(k, j), e) },
   dnext: {
     id: "dKOOP.15", back: true, axes: "td", symbol: "dx'", what: "gradient of the next point",
     of: (u, e) => (u === K.updates - 1 ? sub(next(u, e), target(e)) : dx(u + 1, e)),
@@ -130,41 +143,44 @@ const quantities = {
       sub(mul(F.Jac(u, 1 - e, 1 - e), dnext(u, e)), mul(F.Jac(u, 1 - e, e), dnext(u, 1 - e))),
       sub(mul(F.Jac(u, 0, 0), F.Jac(u, 1, 1)), mul(F.Jac(u, 0, 1), F.Jac(u, 1, 0)))) : undefined,
   },
-  Dt: { axes: "tm", symbol: "b", what: "how much a pull counts in the loss", of: (u, m) => sum(D.map((e) => mul(once(u, m, e), dt(u, e)))) },
-  dc: { id: "dKOOP.13", since: 1, back: true, axes: "tm", what: "gradient of c", of: (u, m) => sum(D.map((e) => mul(H(u, m, e), dt(u, e)))) },
-  dH: { id: "dKOOP.12", since: 1, back: true, axes: "tmd", what: "gradient of H", of: (u, m, e) => mul(c(u, m), dt(u, e)) },
-  dR: { id: "dKOOP.11", since: 1, back: true, axes: "tmr", what: "gradient of R", of: (u, m, r) => mul(epsilon, sum(D.map((e) => mul(dH(u, m, e), once(u, r, e))))) },
+  Dt: { axes: "tl", symbol: "b", what: "how much a pull counts in the loss", of: (u, m) => sum(D.map((e) => mul(once(u, m, e), dt(u, e)))) },
+  dc: { id: "dKOOP.13", since: 1, back: true, axes: "tl", what: "gradient of c", of: (u, m) => sum(D.map((e) => mul(H(u, m, e), dt(u, e)))) },
+  dH: { id: "dKOOP.12", since: 1, back: true, axes: "tld", what: "gradient of H", of: (u, m, e) => mul(c(u, m), dt(u, e)) },
+  dR: { id: "dKOOP.11", since: 1, back: true, axes: "tlr", what: "gradient of R", of: (u, m, r) => mul(epsilon, sum(D.map((e) => mul(dH(u, m, e), once(u, r, e))))) },
   dD: {
-    id: "dKOOP.10", since: 1, back: true, axes: "tmd", what: "gradient of D",
+    id: "dKOOP.10", since: 1, back: true, axes: "tld", what: "gradient of D",
     of: (u, m, e) => add(dH(u, m, e), mul(epsilon, sub(sum(range(u).map((r) => mul(R(u, r, m), dH(u, r, e)))), mul(kn(u, m), dt(u, e))))),
   },
   dA: {
-    id: "dKOOP.9", since: 1, back: true, axes: "tmj", what: "gradient of A",
+    id: "dKOOP.9", since: 1, back: true, axes: "tlj", what: "gradient of A",
     of: (u, m, j) => add(sum(D.map((e) => mul(dD(u, m, e), k(j, e)))), sum(range(u).map((r) => mul(dR(u, m, r), B(u, r, j))))),
   },
-  dYG: { axes: "tmj", symbol: "W", what: "a product of the fit", of: (u, m, j) => sum(J.map((n) => mul(dY(u, m, n), G(n, j)))) },
-  U: { axes: "tmj", what: "Z dY G", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), dYG(u, r, j)))) },
-  dY: {
-    id: "dKOOP.6", since: 1, back: true, axes: "tmj", what: "gradient of Y",
-    values: () => lazily((u) => sylvester(u, (m, j) => V.dA(u, m, j))),
-    of: (u, m, j) => div(sub(dA(u, m, j), U(u, m, j)), ridge),
+  dYG: { axes: "tlj", symbol: "W", what: "a product of the fit", of: (u, m, j) => sum(J.map((n) => mul(dY(u, m, n), G(n, j)))) },
+  drest: {
+    axes: "tlo", symbol: "rest", what: "what is left over, dA - Z dY G: the ridge times dY",
+    values: () => updates().map((u) => range(u).map((m) => J.map((o) => V.dA(u, m, o) - range(u).reduce((past, r) => past + V.Z(u, m, r) * V.dYG(u, r, o), 0)))),
+    of: (u, m, o) => mul(ridge, dY(u, m, o)),
   },
-  dZ: { id: "dKOOP.8", since: 1, back: true, axes: "tmr", what: "gradient of Z", of: (u, m, r) => neg(sum(J.map((j) => mul(dYG(u, m, j), A(u, r, j))))) },
-  dgn: { axes: "tj", symbol: "dg", what: "gradient of g at the next point", of: (u, j) => neg(mul(epsilon, sum(range(u).map((m) => mul(Dt(u, m), N(u, m, j)))))) },
+  dY: {
+    id: "dKOOP.6", since: 1, back: true, axes: "tlo", what: "gradient of Y",
+    values: () => lazily((u) => sylvester(u, (m, j) => V.dA(u, m, j))),
+  },
+  dZ: { id: "dKOOP.8", since: 1, back: true, axes: "tlr", what: "gradient of Z", of: (u, m, r) => neg(sum(J.map((j) => mul(dYG(u, m, j), A(u, r, j))))) },
+  dgn: { axes: "to", symbol: "dg", what: "gradient of g at the next point", of: (u, j) => neg(mul(epsilon, sum(range(u).map((m) => mul(Dt(u, m), N(u, m, j)))))) },
   dN: {
-    id: "dKOOP.7", since: 1, back: true, axes: "tmj", what: "gradient of N",
+    id: "dKOOP.7", since: 1, back: true, axes: "tlo", what: "gradient of N",
     of: (u, m, j) => add(sum(range(u).map((r) => mul(dZ(u, m, r), B(u, r, j)))), mul(dc(u, m), ga(u, j)), neg(mul(epsilon, Dt(u, m), g(u + 1, j)))),
   },
-  sol: { axes: "tmj", symbol: "dN*", what: "gradient of N through the inverse of G", of: (u, m, j) => sum(J.map((n) => mul(dN(u, m, n), Ginv(n, j)))) },
+  sol: { axes: "tlo", symbol: "dN*", what: "gradient of N through the inverse of G", of: (u, m, j) => sum(J.map((n) => mul(dN(u, m, n), Ginv(n, j)))) },
   dB: {
-    id: "dKOOP.5", since: 1, back: true, axes: "tmj", what: "gradient of B",
+    id: "dKOOP.5", since: 1, back: true, axes: "tlo", what: "gradient of B",
     of: (u, m, j) => add(sol(u, m, j), sum(range(u).map((r) => mul(dR(u, r, m), A(u, r, j)))), sum(range(u).map((r) => mul(dZ(u, r, m), N(u, r, j))))),
   },
   dgx: {
-    axes: "tj", symbol: "dg", what: "gradient of g at a point of the path, as start and as end of moves",
+    axes: "to", symbol: "dg", what: "gradient of g at a point of the path, as start and as end of moves",
     of: (u, j) => sum(fits().flatMap((f) => [...(u < f ? [dB(f, u, j)] : []), ...(u > 0 && u <= f ? [dY(f, u - 1, j)] : [])])),
   },
-  dga: { axes: "tj", symbol: "dg", what: "gradient of g at q'", of: (u, j) => sum(range(u).map((m) => mul(dc(u, m), N(u, m, j)))) },
+  dga: { axes: "to", symbol: "dg", what: "gradient of g at q'", of: (u, j) => sum(range(u).map((m) => mul(dc(u, m), N(u, m, j)))) },
   da: {
     id: "dKOOP.4", back: true, axes: "td", symbol: "dq'", what: "gradient of where attention leads",
     of: (u, e) => (u === 0 ? dnext(0, e) : sum(J.map((j) => mul(dga(u, j), sa(u, j, e))))),
@@ -174,9 +190,9 @@ const quantities = {
   ds: { id: "dKOOP.2", back: true, axes: "tj", what: "gradient of a score", of: (u, j) => mul(w(u, j), sub(dw(u, j), mean(u))) },
   dq: { id: "dKOOP.q", axes: "d", what: "gradient of the query", of: (e) => moved(0, e) },
   dv: { id: "dKOOP.v", axes: "jd", what: "gradient of a value", of: (j, e) => sum(updates().map((u) => mul(w(u, j), da(u, e)))) },
-  ZdY: { axes: "tmj", what: "a product of the fit", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), dY(u, r, j)))) },
+  ZdY: { axes: "tlo", what: "a product of the fit", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), dY(u, r, j)))) },
   dG: {
-    id: "dKOOP.1", axes: "jn", what: "gradient of G",
+    id: "dKOOP.1", axes: "jo", what: "gradient of G",
     of: (j, n) => neg(sum(fits().flatMap((u) => range(u).map((m) => add(mul(A(u, m, j), ZdY(u, m, n)), mul(N(u, m, j), sol(u, m, n))))))),
   },
   ks: { axes: "jd", what: "gradient of a key by scores", of: (j, e) => div(sum(updates().map((u) => mul(ds(u, j), x(u, e)))), sqrt(d)) },
@@ -212,44 +228,55 @@ const gradient = (n) => D.map((e) => (n < K.updates ? V.dx(n, e) : V.dnext(n - 1
 // How far the map that update u fits misses the end of a move that it is fitted to, at most.
 const misses = (u) => Math.max(...range(u).map((m) => apart(mapped(u, place(V.x, m)), place(V.x, m + 1))));
 
+// How far the operator's list for the end of the last move is from what it was, at most.
+const gap = () => Math.max(...J.map((o) => Math.abs(V.answer(fitted(), o) - V.ended(fitted(), o))));
+
 const last = { when: "last", timed: true };
 const forward = [
   {
-    id: ["KOOP.2", "KOOP.3"], title: "Compare", when: "first", timed: true, show: [["k", "s", "w"], ["x"]], pick: () => ["w", shown(), best(shown())],
-    say: "The query stands at x and is compared with every key, as in softmax attention. The more alike they are, the larger the weight.",
+    id: ["KOOP.2", "KOOP.3", "KOOP.4"], title: "Attend", when: "first", timed: true, show: [["k", "s", "w", "v"], ["x", "a"]], pick: () => ["w", shown(), best(shown())],
+    say: "Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). The query stands at x and is compared with every key. Attention leads to q', the mean of the values by these weights. In the first update the query goes there: its first move.",
   },
   {
-    id: "KOOP.4", title: "Attend", when: "first", timed: true, show: [["w", "v"], ["a"]], pick: () => ["a", shown(), 0],
-    say: "Attention leads to q', the mean of the values by these weights. In the first update the query goes there, and that is its first move.",
+    title: "Describe a place", label: "how like a place is to the key of word o", formula: "g_o(x) = k_o . x + exp(-r^2 / (2 d))", ...last, show: [["k", "g"], ["x"]], pick: () => ["g", shown(), best(shown())],
+    say: () => `From here on a place is described by how like it is to each key: ${J.length} numbers, g. Two things make one of them: how far place and key point the same way, k · x, and how near they are, by their distance r. The second is 1 if they are the same, and nearly 0 far off.`,
   },
   {
     id: ["KOOP.5", "KOOP.6"], title: "Write the moves down", ...last, show: [["B"], ["Y"]], pick: () => ["B", fitted(), 0, best(fitted())],
-    say: () => `Every later update first looks back, here at ${count(shown(), "move")}. It describes the start of each move, B, and its end, Y, by how alike that point and each key are: how far they point the same way, and how near they lie.`,
+    say: () => `Every later update looks back at the moves so far${shown() ? `, here ${count(shown(), "move")}` : ""}. B has a row for each move, which describes where it began. Y describes where it ended.`,
   },
   {
-    id: ["KOOP.7", "KOOP.8"], title: "Compare the moves", ...last, show: [["N"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
-    say: "Keys that are alike describe a point twice. N takes that out, by the inverse of G, which says how alike the keys are. Then Z says how alike the starts of two moves are.",
+    id: ["KOOP.1", "KOOP.7"], title: "Count nothing twice", ...last, show: [["G"], ["N"]], pick: () => ["N", fitted(), 0, best(fitted())],
+    say: "G says how like the keys are to each other, in the same sense (the jitter is next to nothing). If two keys are nearly the same, they would count double. G⁻¹ corrects that: N is B after the correction.",
   },
   {
-    id: "KOOP.9", title: "Fit", ...last, show: [["A"], ["Y"], ["P"]], pick: () => ["A", fitted(), 0, most(J.map((j) => Math.abs(V.A(fitted(), 0, j))))],
-    say: "The operator answers, for any place, how alike each key will be after one move. A is such that at the start of each move the answer, Y', is nearly what was seen at its end, Y. What is left over is the ridge times A: a larger ridge makes a smaller A, which misses more.",
+    id: "KOOP.8", title: "Compare with the moves", ...last, show: [["N"], ["B"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
+    say: "How like is a place to the start of each move? For any place x that is κ = N g(x), one number for each move. Z has these numbers for the starts themselves.",
   },
   {
-    id: "KOOP.10", title: "Draw the arrows", ...last, show: [["A"], ["k"], ["Dm"]], pick: () => ["Dm", fitted(), 0, 0],
-    say: () => `What the operator answers for the coordinates themselves is a map of the plane. Each move has a point D. A place goes to the sum of these points, each times how alike the place is to the start of its move. ${
-      shown() === 1 ? "There is one move, so all arrows end on one line through 0." : "Arrows show it."}`,
+    id: "KOOP.9", title: "Fit the operator", ...last, show: [["A"], ["rest"]], pick: () => ["rest", fitted(), 0, most(J.map((j) => Math.abs(V.A(fitted(), 0, j))))],
+    say: "The operator should turn the description of each start into that of its end. What it learns are the numbers A. They are found by solving the equation. Check: at the starts the operator answers Y' = Z A G, and what is left over, Y − Y', is ridge times A. On the same path, a larger ridge would leave more.",
   },
   {
-    id: "KOOP.13", title: "Look from q'", ...last, show: [["a"], ["c", "Dm"], ["map"]], pick: () => ["c", fitted(), fitted() - 1],
-    say: "Attention has led to q'. How alike is q' to the start of each move? These numbers times the points D make q'', where the map takes q'.",
+    title: "The Koopman operator", label: "the operator as one matrix", formula: "K = (A G)^T N", ...last, show: [["op"], ["began", "answer", "ended"]], pick: () => ["answer", fitted(), best(fitted())],
+    say: () => `This is the operator: a matrix K of ${J.length} by ${J.length}. It turns how like a place is to each key into the same list after one move. ${shown() ? `Try it where the last move began, at ${point(shown() - 1)}: K makes of g a list that is ${show(gap())} away, at most, from g at its end, ${point(shown())}. K takes any other place, too.` : "In the first update there is none yet."}`,
   },
   {
-    id: ["KOOP.12", "KOOP.14"], title: "Look one move further", ...last, show: [["c", "Dm", "RD", "H"], ["map", "t"]], pick: () => ["t", fitted(), 0],
-    say: "The new point x should be one move from q', and one move from x should be two moves from q'. Epsilon is the weight of the second wish. So psi(x), which is x plus epsilon times where the map takes x, should be t: q'' plus epsilon times where two moves lead.",
+    id: "KOOP.10", title: "Back to a place", ...last, show: [["A"], ["k"], ["Dm"]], pick: () => ["Dm", fitted(), 0, 0],
+    say: () => `To get a place back from such a list, each move gets a point D. Where you go is the sum of these points, each times κ: how like you are to the start of its move. ${
+      shown() === 0 ? "In the first update there is no move yet." : shown() === 1 ? "Grey arrows show it. There is one move, so all of them point to one line through 0." : "Grey arrows show it for many places."}`,
   },
   {
-    id: "KOOP.15", title: "Go there", ...last, show: [["map", "t", "next"], ["kn", "Dm"]], pick: () => ["next", fitted(), 0],
-    say: "The query goes to the point x' where psi is t. If epsilon is 0, that is q'' itself. So the query is one move further than attention would have led it, and the next update begins.",
+    id: "KOOP.13", title: "Go one move on from q'", ...last, show: [["ga"], ["c", "Dm"], ["a"], ["map"]], pick: () => ["map", fitted(), 0],
+    say: () => `Attention has led to q'. How like is q' to the start of each move? That is c. The points D, each times its c, add up to q'', one move from q'. ${K.epsilon === 0 ? "As epsilon is 0, the new point is q''." : "With epsilon 0, the new point would be q''."}`,
+  },
+  {
+    id: ["KOOP.11", "KOOP.12"], title: "Epsilon: two moves at once", ...last, show: [["Dm", "RD", "H"], ["R"]], pick: () => ["H", fitted(), 0, 0],
+    say: () => `The operator can act twice. Then each move has another point, a sum of the points D, and R says how much of each. These points, R D, lead two moves on. H is D plus epsilon times R D${K.epsilon === 0 ? "; here epsilon is 0, so H is D" : ""}.`,
+  },
+  {
+    id: ["KOOP.14", "KOOP.15"], title: "Keep both wishes", ...last, show: [["map", "t", "next"], ["c", "H"], ["kn", "Dm"]], pick: () => ["next", fitted(), 0],
+    say: "The new point x' should be one move from q', and one move from x' should be two moves from q'. Epsilon is the weight of the second wish. Both together: x' plus epsilon times one move from x' is t. As x' stands there twice, it is found by trying, each time nearer (Newton's method). κ(x') says how like x' is to each start.",
   },
 ];
 const backward = [
@@ -258,12 +285,12 @@ const backward = [
     say: "Suppose that the path should have ended at the goal. The loss is half the squared distance, so the gradient of the last point is the difference. An earlier point gets what all later updates ask of it.",
   },
   {
-    id: "dKOOP.14", of: "KOOP.15", title: "To what psi should be", ...last, show: [["dnext", "dt"], ["Jac"]], pick: () => ["dt", fitted(), 0],
-    say: "The new point is where psi is t. J says how psi changes when the point moves. So the point moves by the inverse of J when t moves, and the gradient goes back by its transpose.",
+    id: "dKOOP.14", of: "KOOP.15", title: "To t", ...last, show: [["dnext", "dt"], ["Jac"]], pick: () => ["dt", fitted(), 0],
+    say: "The new point is where psi is t. Psi is x' plus epsilon times one move from x', and J says how psi changes when x' moves. So when t moves, the point moves by the inverse of J, and the gradient goes back by its transpose.",
   },
   {
-    id: ["dKOOP.13", "dKOOP.12"], of: "KOOP.14", title: "To the place and the points", formula: "dc = H dt", ...last, show: [["c", "dc"], ["H", "dH"], ["dt"]], pick: () => ["dc", fitted(), fitted() - 1],
-    say: "Here t is a sum of products. Each factor gets the gradient of t times the other factor.",
+    id: ["dKOOP.13", "dKOOP.12"], of: "KOOP.14", title: "To c and the points H", formula: "dc = H dt, dH = c dt^T", ...last, show: [["c", "dc"], ["H", "dH"], ["dt"]], pick: () => ["dc", fitted(), fitted() - 1],
+    say: "t is a sum of products of c and H. So each factor gets the gradient of t times the other factor.",
   },
   {
     id: "dKOOP.10", of: "KOOP.12", title: "To the arrows", formula: "dD = dH + epsilon (R^T dH - kappa(x_(m+1)) dt^T)", ...last, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
@@ -274,11 +301,11 @@ const backward = [
     say: "A made the points D of the keys, so it gets their gradient along each key.",
   },
   {
-    id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", formula: "dY with Z dY G + ridge dY = dA", ...last, show: [["dA"], ["dY"]], pick: () => ["dY", fitted(), fitted() - 1, best(fitted())],
-    say: "A solves an equation with Y on its right side. The gradient of Y solves the same equation once more, with the gradient of A on the right side.",
+    id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", formula: "dY with Z dY G + ridge dY = dA", ...last, show: [["dA"], ["dY"], ["drest"]], pick: () => ["drest", fitted(), fitted() - 1, best(fitted())],
+    say: "A solves an equation with Y on its right side. The gradient of Y solves the same equation once more, with the gradient of A on the right side. Check: what dA has beyond Z dY G is ridge times dY.",
   },
   {
-    id: ["dKOOP.8", "dKOOP.7"], of: "KOOP.8", title: "To the likeness of moves", formula: "dZ = -dY G A^T", ...last, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
+    id: ["dKOOP.8", "dKOOP.7"], of: "KOOP.8", title: "To the likeness of moves", formula: "dZ = -dY G A^T, dN = dZ B + dc g(q')^T - epsilon D dt g(x')^T", ...last, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
     say: "If Z changes, A changes as if Y had changed by the opposite of what that does to Z A G. Hence the minus of dZ. N is in Z, in c and in the map, and its gradient is the sum over all three.",
   },
   {
@@ -290,7 +317,7 @@ const backward = [
     say: "The map was looked up at q', so q' gets a gradient by the slope of each likeness there. In the first update there is no map, and q' gets all of it.",
   },
   {
-    id: ["dKOOP.3", "dKOOP.2"], of: ["KOOP.4", "KOOP.3"], title: "To the scores", formula: "dw_j = dq' . v_j", ...last, show: [["v", "dw", "w", "ds"], ["da"]], pick: () => ["ds", shown(), most(J.map((j) => Math.abs(V.ds(shown(), j))))],
+    id: ["dKOOP.3", "dKOOP.2"], of: ["KOOP.4", "KOOP.3"], title: "To the scores", formula: "dw_j = dq' . v_j, ds_j = w_j (dw_j - sum_o w_o dw_o)", ...last, show: [["v", "dw", "w", "ds"], ["da"]], pick: () => ["ds", shown(), most(J.map((j) => Math.abs(V.ds(shown(), j))))],
     say: "From here on it is softmax attention. A weight gets the gradient of q' along its value, and a score what its weight has beyond the mean.",
   },
   {
@@ -311,13 +338,13 @@ const backward = [
 function picture(W, H, small) {
   const back = S.side === "backward", narrow = W < 420, u = shown(), all = S.at === undefined ? S.t : S.at, path = range(K.updates + 1).map((p) => place(V.x, p));
   const keys = J.map((j) => D.map((e) => V.k(j, e))), values = J.map((j) => D.map((e) => V.v(j, e))), goal = D.map((e) => DATA.target[e]), flat = (p) => [p[0], p[1] ?? 0];
-  const below = small || narrow ? 0 : 24, room = small ? 10 : narrow ? 16 : 26, points = [...keys, ...values, ...path, ...(back ? [goal] : [])].map(flat);
+  const below = small || narrow ? 0 : 24, room = small ? 10 : narrow ? 12 : 26, points = [...keys, ...values, ...path, ...(back ? [goal] : [])].map(flat);
   const ends = [0, 1].map((c) => [Math.min(...points.map((p) => p[c])), Math.max(...points.map((p) => p[c]))]), bottom = H - below;
-  const fit = [(W - 2 * room - (narrow ? 24 : 0)) / (ends[0][1] - ends[0][0] || 1), (bottom - 2 * room) / (ends[1][1] - ends[1][0] || 1)];
-  const units = narrow ? fit : [Math.min(...fit), Math.min(...fit)]; // a low picture has longer units across
+  const unit = Math.min((W - 2 * room) / (ends[0][1] - ends[0][0] || 1), (bottom - 2 * room) / (ends[1][1] - ends[1][0] || 1)), units = [unit, unit];
   const X = (p) => W / 2 + units[0] * (p[0] - (ends[0][0] + ends[0][1]) / 2), Y = (p) => bottom / 2 - units[1] * (flat(p)[1] - (ends[1][0] + ends[1][1]) / 2);
   const mine = color(S.i), attended = place(V.a, u), next = place(V.x, u + 1), named = labels(W, bottom, narrow ? 11.5 : 13);
   let drawn = TIP + svg("rect", { x: 0, y: 0, width: W, height: bottom, rx: 6, class: "plane" }) + svg("path", { d: `M${X([0, 0])} 0V${bottom}M0 ${Y([0, 0])}H${W}`, class: "axis" });
+  if (!small) drawn += svg("path", { d: `M8 ${bottom - 11}v6h${unit}v-6`, class: "hair", "stroke-width": 1.2 }) + text(8 + unit / 2, bottom - 9, "1", { class: "tick", "text-anchor": "middle" });
   if (u > 0 && !back) drawn += svg("path", { d: field(u, W, bottom, X, Y, units, attended, small || narrow ? 26 : 36), class: "hair", "stroke-width": 1.1, opacity: 0.62 });
   J.forEach((j) => {
     const weight = Math.sqrt(V.w(u, j)), scale = small || narrow ? 0.65 : 1, half = scale * (3.5 + 5 * weight);
@@ -328,20 +355,21 @@ function picture(W, H, small) {
   });
   const walked = back ? path.length - 1 : Math.min(Math.floor(all), K.updates);
   drawn += svg("path", { d: `M${path.slice(0, walked + 1).map((p) => `${X(p)} ${Y(p)}`).join("L")}`, class: "line", style: `stroke:${mine}` });
-  if (!back && u > 0) for (const m of range(u)) {
-    const to = mapped(u, path[m]);
-    drawn += svg("path", { d: `M${X(to) - 4} ${Y(to)}h8m-4 -4v8`, class: "hair", "stroke-width": 1.6 });
-  }
   range(walked + 1).forEach((p) => {
+    if (back && p === u + 1 && !small) drawn += svg("circle", { cx: X(path[p]), cy: Y(path[p]), r: 9, class: "hair", style: "fill:none;stroke:var(--ink)", "stroke-width": 1.8 });
     drawn += svg("circle", { cx: X(path[p]), cy: Y(path[p]), r: small ? 2.6 : 4, style: `fill:${mine}`, class: "dot" });
     if (!small) drawn += named(point(p), X(path[p]), Y(path[p]), p === walked ? 7 : 4, "name", [1, 3, 2, 0]);
   });
   if (back) return drawn + pushes(path, keys, values, goal, X, Y, units, narrow) + legend(W, H, below, back);
+  if (u > 0 && !small) for (const m of range(u)) {
+    const to = mapped(u, path[m]);
+    drawn += svg("path", { d: narrow ? `M${X(to) - 4} ${Y(to)}h8m-4 -4v8` : `M${X(to) - 6} ${Y(to)}h12m-6 -6v12`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 });
+  }
   // The way of this update: by attention to q', and on by the map.
   const done = all >= K.updates ? 1 : all - Math.floor(all), legs = u > 0 ? [path[u], attended, next] : [path[u], attended];
   drawn += svg("path", { d: `M${X(path[u])} ${Y(path[u])}L${X(attended)} ${Y(attended)}`, class: "cut" });
   if (u > 0) {
-    const far = Math.hypot(X(attended) - X(next), Y(attended) - Y(next)), stop = Math.max(0, 1 - (small ? 5 : 11) / (far || 1)), tip = D.map((e) => attended[e] + stop * (next[e] - attended[e]));
+    const far = Math.hypot(X(attended) - X(next), Y(attended) - Y(next)), stop = Math.max(0, 1 - (small ? 5 : 8) / (far || 1)), tip = D.map((e) => attended[e] + stop * (next[e] - attended[e]));
     drawn += svg("path", { d: `M${X(attended)} ${Y(attended)}L${X(tip)} ${Y(tip)}`, class: "push", style: "stroke-width:2.2", "marker-end": "url(#tip)" });
   }
   drawn += svg("circle", { cx: X(attended), cy: Y(attended), r: small ? 3 : 5, class: "sink" });
@@ -407,13 +435,14 @@ function legend(W, H, below, back) {
     ? [["key", (x) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })], ["which way the loss falls", (x) => arrow(x - 8, y - 4, x + 9, y - 4)]]
     : [
         ["key", (x) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })],
-        ["attention", (x) => svg("path", { d: `M${x - 8} ${y - 4}h18`, class: "cut" })], ["map (small: a quarter of it)", (x) => arrow(x - 8, y - 4, x + 9, y - 4)],
-        ["map of x₀, x₁, …", (x) => svg("path", { d: `M${x} ${y - 5}h8m-4 -4v8`, class: "hair", "stroke-width": 1.6 })],
+        ["attention", (x) => svg("path", { d: `M${x - 6} ${y - 4}h16`, class: "cut" })], [K.epsilon > 0 ? "one move on, with ε" : "one move on", (x) => arrow(x - 6, y - 4, x + 9, y - 4)],
+        ["a quarter of it", (x) => svg("path", { d: `M${x - 5} ${y - 4}h14m-4 -3l4 3l-4 3`, class: "hair", "stroke-width": 1.1 })],
+        ["it puts x₁ … here", (x) => svg("path", { d: `M${x - 1} ${y - 5}h10m-5 -5v10`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 })],
       ];
-  let x = 10, out = "";
+  let x = 12, out = "";
   for (const [name, mark] of marks) {
     out += mark(x) + text(x + 14, y, name, { class: "tick" });
-    x += 36 + 5.9 * name.length;
+    x += (back ? 40 : 28) + 5.75 * name.length;
   }
   return out;
 }
@@ -422,22 +451,23 @@ function caption() {
   const u = shown();
   if (S.side === "backward") {
     const sizes = range(K.updates + 1).map((p) => Math.hypot(...gradient(p)));
-    return `The path ends ${show(apart(place(V.x, K.updates), DATA.target))} from the goal. All its points have a part in that, ${point(most(sizes))} the largest.`;
+    return `The path ends ${show(apart(place(V.x, K.updates), DATA.target))} from the goal. The gradient of ${point(u + 1)}, where update ${u + 1} led, is ${show(sizes[u + 1])} long${most(sizes) === u + 1 ? ", the longest of all points" : `; that of ${point(most(sizes))} is the longest`}.`;
   }
-  if (u === 0) return `${word()} begins at x₀, its query. Attention leads it to q'. There is no move yet that a map could be fitted to.`;
+  if (u === 0) return `${word()} begins at x₀, its query. Attention leads it to q'. There is no move yet that an operator could be fitted to.`;
   const further = apart(place(V.x, u + 1), place(V.a, u));
-  return `The map is fitted to ${count(u, "move")} and misses ${u === 1 ? "its end" : "their ends"} by ${show(misses(u))}${u === 1 ? "" : " at most"}. From q' it takes ${word()} ${show(further)} further.`;
+  return `The operator is fitted to ${count(u, "move")} and misses ${u === 1 ? "its end" : "their ends"} by ${show(misses(u))}${u === 1 ? "" : " at most"}. From q' it takes ${word()} ${show(further)} further.`;
 }
 
 tour({
   title: "Koopman attention",
   short: "A query walks, learns from its own path how it moves, and goes one move further than attention.",
   intro: () => [
-    "Plain attention moves a query once, to the mean of the values that it attends. Here it moves several times, and leaves a <b>path</b>.",
-    "From the second time on it also learns from its path. A <b>map</b> of the plane is fitted to the moves so far: it should lead from where each began to where it ended. Attention leads to q', and the map one move further: there the query goes. What is fitted is its <b>Koopman operator</b>, which is linear: it says what becomes of any function of the place, such as how near a key is.",
+    "Attention moves a query once, to the mean of the values that it attends to. It sees only where the query is. Here the query moves several times, and its <b>path</b> also shows where it is heading.",
+    `We don't describe a place by coordinates but by how like it is to each key: ${J.length} numbers. The <b>Koopman operator</b> is a matrix that turns these numbers into those after one move. It is learned from the moves so far. From the second update on, attention leads to q', and the operator one move further: there the query goes.`,
   ],
   turn: "What would have to change for the path to end at a goal? The gradient goes back through the last update, and from there to all earlier points, for every fit has read them. A d in front of a letter means the gradient of the loss with respect to it.",
-  sizes: { t: () => K.updates, m: (u) => u, r: (u) => u },
+  tokens: "ijo",
+  sizes: { t: () => K.updates, l: (u) => u, r: (u) => u },
   time: { steps: () => K.updates, name: "update" },
   quantities, forward, backward, picture, caption,
   height: (W) => (W < 420 ? 150 : Math.min(400, Math.round(W * 0.7))),

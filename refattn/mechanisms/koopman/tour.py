@@ -16,8 +16,8 @@ def run(definition: Any, inputs: Mapping[str, Any], knobs: Mapping[str, Any], fo
 TOUR = Tour(
     knobs=(
         Knob("updates", "updates", 4, 2, 6, 1),
-        Knob("ridge", "ridge", 0.1, 0.01, 3.0),
-        Knob("epsilon", "epsilon", 0.1, 0.0, 1.0),
+        Knob("ridge", "ridge (how loosely the map fits)", 0.1, 0.01, 3.0),
+        Knob("epsilon", "epsilon (look two moves ahead)", 0.1, 0.0, 1.0),
     ),
     words={
         "q": [[-0.1, -0.6], [2.0, 1.0], [-1.1, -0.9], [-0.1, 1.3], [1.8, -1.0]],

@@ -21,7 +21,7 @@ const quantities = {
   dw: { id: "dSM.4", axes: "ij", what: "gradient of a weight", of: (i, j) => dot(E.map((c) => dout(i, c)), E.map((c) => v(j, c))) },
   mean: { axes: "i", symbol: "r", what: "mean of the gradients of the weights", of: (i) => sum(J.map((j) => mul(w(i, j), dw(i, j)))) },
   dm: { id: "dSM.2", axes: "ij", what: "gradient of a score", of: (i, j) => mul(w(i, j), sub(dw(i, j), mean(i))) },
-  dq: { id: "dSM.q", axes: "id", what: "gradient of a query", of: (i, c) => div(sum(J.map((j) => mul(dm(i, j), k(j, c)))), sqrt(D.length)) },
+  dq: { id: "dSM.q", axes: "id", what: "gradient of a query", of: (i, c) => mul(div(1, sqrt(D.length)), sum(J.map((j) => mul(dm(i, j), k(j, c))))) },
   dk: { id: "dSM.k", axes: "jd", what: "gradient of a key", of: (j, c) => div(mul(dm(S.i, j), q(S.i, c)), sqrt(D.length)) },
 };
 
@@ -36,17 +36,13 @@ const forward = [
     say: () => `The query of ${word()} is compared with the key of every word. The more the two point the same way, the higher the score.`,
   },
   {
-    id: "SM.2", title: "Hide what comes later", show: [["s[i]", "m[i]"]], pick: () => ["m", S.i, J.at(-1)],
-    say: () => `A word may not look ahead if attention is causal. Its score for what comes later is then −∞. ${
-      K.causal ? (S.i < J.at(-1) ? `Here ${word()} does not see ${names(J.filter((j) => j > S.i))}.` : `${word()} comes last and sees all.`) : "Here all words are seen."}`,
-  },
-  {
-    id: "SM.3", title: "Exponentiate", show: [["m[i]", "p[i]"]], pick: () => ["p", S.i, J.find((j) => j !== best()) ?? 0],
-    say: "The exponential makes a ratio of a difference. Subtracting the largest score first changes no ratio, and keeps numbers from overflowing.",
+    id: ["SM.3", "SM.2"], title: "Exponentiate", show: [["s[i]", "m[i]", "p[i]"]], pick: () => ["p", S.i, J.find((j) => j !== best()) ?? 0],
+    say: () => `A score higher by 1 always gives e times the power p. Subtracting the largest score first changes no ratio, and keeps numbers from overflowing. ${
+      !K.causal ? "If a word may not look ahead, the score of what comes later is −∞ before; here all are seen, and m is s." : S.i < J.at(-1) ? `What comes later is hidden: its score is −∞, and its power 0. Here ${word()} does not see ${names(J.filter((j) => j > S.i))}.` : `What comes later is hidden: its score is −∞, and its power 0. ${word()} comes last and sees all.`}`,
   },
   {
     id: "SM.4", title: "Share", show: [["p[i]", "w[i]"]], pick: () => ["w", S.i, best()],
-    say: "Each power is divided by the sum of all of them, so that the weights add up to one.",
+    say: "Each power p is divided by the sum of all of them. That is the weight w, and the weights add up to one.",
   },
   {
     id: "SM.5", title: "Mix", show: [["w[i]", "v"], ["o[i]"]], pick: () => ["o", S.i, 0],
@@ -56,7 +52,7 @@ const forward = [
 const backward = [
   {
     title: "What is wished for", of: "SM.5", formula: "do = o - t", show: [["o[i]", "do[i]"], ["target"]], pick: () => ["do", S.i, 0],
-    say: () => `Suppose that the output of ${word()} should have been t. The loss is half the squared distance, so its gradient is the difference.`,
+    say: () => `We wish that the output of ${word()} had been t. The loss is half the squared distance, so its gradient is the difference.`,
   },
   {
     id: "dSM.v", of: "SM.5", title: "To the values", show: [["w[i]", "dv"], ["do[i]"]], pick: () => ["dv", best(), 0],
@@ -64,7 +60,7 @@ const backward = [
   },
   {
     id: "dSM.4", of: "SM.5", title: "To the weights", show: [["v", "dw[i]"], ["do[i]"]], pick: () => ["dw", S.i, best()],
-    say: "A weight moved the output along its value. Its gradient is positive if that is the way in which the loss grows.",
+    say: "A weight moved the output along its value. So its gradient is how far that value points along the gradient of the output.",
   },
   {
     id: "dSM.2", of: "SM.4", title: "To the scores", show: [["w[i]", "dw[i]", "dm[i]"], ["mean[i]"]], pick: () => ["dm", S.i, most()],
@@ -82,7 +78,7 @@ const backward = [
 
 // Left: what flows from each word to the one that is followed. Right: the values, and their mean.
 function picture(W, H, small) {
-  const back = S.side === "backward", n = J.length, narrow = W < 420, i = S.i, weights = J.map((j) => V.w(i, j));
+  const back = S.side === "backward", n = J.length, narrow = W < 420, i = S.i, weights = J.map((j) => V.w(i, j)), shares = percents(weights);
   const values = J.map((j) => [V.v(j, 0), E.length > 1 ? V.v(j, 1) : 0]), out = [V.o(i, 0), E.length > 1 ? V.o(i, 1) : 0];
   const goal = [DATA.target[0], E.length > 1 ? DATA.target[1] : 0], top = small ? 6 : narrow ? 16 : 26;
   const size = Math.min(H - top - 4, W * 0.46), left = W - size, y = scale(0, Math.max(1, n - 1), top + 14, H - 16), middle = (top + H) / 2;
@@ -96,7 +92,7 @@ function picture(W, H, small) {
     if (width > 0.1) drawn += svg("path", { d: `M${from} ${y(j)}C${half} ${y(j)} ${half} ${end} ${to} ${end}`, "stroke-width": Math.max(0.8, width), class: "flow", style: `stroke:${color(j)}` });
   });
   J.forEach((j) => {
-    const change = -V.dm(i, j), told = back ? (Math.abs(change) < 5e-4 ? "=" : change > 0 ? "▲" : "▼") : hidden(i, j) ? "hidden" : percent(weights[j]);
+    const change = -V.dm(i, j), told = back ? (Math.abs(change) < 5e-4 ? "=" : change > 0 ? "▲" : "▼") : hidden(i, j) ? "hidden" : shares[j];
     drawn += follows(j, DATA.tokens[j],
       svg("rect", { x: 0, y: y(j) - 13, width: from - 2, height: 26, rx: 6, class: "ground" }) + svg("circle", { cx: 8, cy: y(j), r: 4, style: `fill:${color(j)}` }) +
         text(17, y(j) + 4, DATA.tokens[j]) + (small ? "" : text(from - 6, y(j) + 4, told, { "text-anchor": "end", class: "share", "data-ref": back ? `dm.${i}.${j}` : `w.${i}.${j}` })),
@@ -119,7 +115,7 @@ function picture(W, H, small) {
 }
 
 function caption() {
-  const i = S.i, seen = J.filter((j) => !hidden(i, j)), order = [...seen].sort((a, b) => V.w(i, b) - V.w(i, a));
+  const i = S.i, seen = J.filter((j) => !hidden(i, j)), order = [...seen].sort((a, b) => V.w(i, b) - V.w(i, a)), shares = percents(J.map((j) => V.w(i, j)));
   if (S.side === "backward") {
     const more = J.filter((j) => V.dm(i, j) < -5e-4), less = J.filter((j) => V.dm(i, j) > 5e-4);
     if (!more.length) return `No weight of ${word()} needs to change for this target.`;
@@ -127,7 +123,7 @@ function caption() {
   }
   if (seen.length === 1) return `${word()} sees only itself, so its output is its own value.`;
   if (V.w(i, order[0]) - V.w(i, order.at(-1)) < 5e-3) return `All ${seen.length} words that ${word()} sees count the same: the output is the plain mean of their values.`;
-  const [first, second] = order.map((j) => `${percent(V.w(i, j))} from ${names([j])}`);
+  const [first, second] = order.map((j) => `${shares[j]} from ${names([j])}`);
   return `${word()} takes ${first} and ${second}.${V.w(i, order[0]) > 0.95 ? " The mean has almost become a choice." : ""}`;
 }
 
@@ -136,10 +132,10 @@ tour({
   short: "Each word takes in the others, weighed by how well they match.",
   intro: () => [
     "A word alone does not say what it means; its neighbours help. Attention lets a word look at the others, and take in part of what they carry.",
-    `Each word asks with a <b>query</b>, offers a <b>key</b> and carries a <b>value</b>. A key that matches the query well gets a large weight, and the output is the mean of the values by these weights. The softmax makes the weights: positive, adding up to one, and smooth, so that they can be learned. We follow ${word()}.`,
+    `Each word has a <b>query</b> (what it looks for), a <b>key</b> (what it offers) and a <b>value</b> (what it hands over). A key that matches the query well gets a large weight, and the output is the mean of the values by these weights. The softmax makes the weights: positive, adding up to one, and smooth, so that they can be learned. We follow ${word()}.`,
   ],
   turn: "To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it. That is its gradient, written with a d in front. The steps come in reverse.",
   quantities, forward, backward, picture, caption,
   height: (W) => (W < 420 ? 134 : Math.min(340, Math.round(W * 0.56))),
-  label: () => `What flows to ${DATA.tokens[S.i]}: ${J.map((j) => `${DATA.tokens[j]} ${percent(V.w(S.i, j))}`).join(", ")}.`,
+  label: () => `What flows to ${DATA.tokens[S.i]}: ${J.map((j) => `${DATA.tokens[j]} ${percents(J.map((l) => V.w(S.i, l)))[j]}`).join(", ")}.`,
 });
