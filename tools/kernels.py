@@ -87,7 +87,7 @@ class Kernel:
     def arguments(self) -> list[str]:
         """What `refattn` is told."""
         place, _, name = self.adapter.partition(":")
-        told = ["verify", self.mechanism, "--impl", f"{(HOME / place).resolve()}:{name}", "--timeout=300"]
+        told = ["verify", self.mechanism, "--impl", f"{(HOME / place).resolve()}:{name}", "--in-process"]
         told += [f"--dtype={x}" for x in self.types]
         return told + ["--grad"] * self.gradients + ["--quick"] * self.quick
 
