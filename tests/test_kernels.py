@@ -1,19 +1,77 @@
-"""Kernels side by side: the formula is judged as it is, and the page has a row for it."""
+"""Kernels side by side: the page is made of what is stored, that is of the adapters as they stand, and it is so."""
 
 from __future__ import annotations
 
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 import refattn as ra
-from tools.kernels import in_turn, measured, page
+from refattn.verify.run import verify
+from tools.kernels import HOME, PAGE, Kernel, listed, page, row, stored, verified
+
+KERNELS, ABSENT = listed()
+SAMPLE = ("NumPy, the formula", "PyTorch, math", "ONNX Runtime, GroupQueryAttention", "Pallas for GPUs, decoding")
 
 
-def test_the_formula_overflows_and_has_no_empty_rows() -> None:
+def test_the_page_is_of_what_is_stored() -> None:
+    assert PAGE.read_text("utf-8") == page(KERNELS, ABSENT, stored())
+    assert len(stored()) >= 25 and {*stored()} <= {kernel.name for kernel in KERNELS}
+
+
+@pytest.mark.parametrize("kernel", [x for x in KERNELS if x.name in stored()], ids=lambda kernel: kernel.name)
+def test_what_is_stored_is_of_the_adapter_as_it_stands_and_explained(kernel: Kernel) -> None:
+    found = stored()[kernel.name]
+    assert found["digest"] == kernel.digest
+    failed = any(one["failed"] for one in found["types"].values())
+    assert failed == bool(kernel.differs)
+    assert sum(one["run"] for one in found["types"].values()) > 0
+    adapter = HOME / kernel.adapter.partition(":")[0]
+    if adapter.parent == HOME:  # those of examples/ are not of one version
+        assert kernel.version in adapter.read_text("utf-8").partition('"""\n\n')[0].replace("\n", " ")
+
+
+def test_all_that_lies_there_is_run() -> None:
+    named = {kernel.adapter.partition(":")[0] for kernel in KERNELS}
+    texts = "".join(file.read_text("utf-8") for file in HOME.glob("*.py"))
+    helpers = {f"{name}.py" for name in re.findall(r"^(?:from|import) (\w+)", texts, re.MULTILINE)}
+    assert {file.name for file in HOME.glob("*.py")} <= named | helpers
+    assert {file.stem for file in (HOME / "requirements").iterdir()} == {kernel.environment for kernel in KERNELS}
+
+
+def test_a_row_says_what_failed_and_the_worst_of_the_others() -> None:
+    def attend(q: Any, k: Any, v: Any, *, causal: Any = False) -> Any:
+        return ra.softmax.forward(q, k, v * (1.5 if causal else 1.0), causal=causal)[0]
+
     record = ra.mechanism("softmax")
-    names = ("plain", "causal-tail", "mask-full", "empty-rows", "huge-scores", "sink", "peaked")
-    cases = [record.case(name) for name in names]
-    assert [case.name for case in in_turn(cases)] == [*names]
-    (row,) = measured(cases, [("NumPy, the formula", "float32")], 100.0)
-    text = page([row], cases, 100.0)
-    assert "| kernel | type | plain | causal | masked | empty-row | extreme | all |" in text
-    assert "| NumPy, the formula | float32 | 2 | 1 | 1 | **0 of 1** | **0 of 1** | **4 of 6** |" in text
-    assert "- NumPy, the formula (float32): empty-rows, huge-scores" in text
-    assert measured(cases, [("NumPy, the formula", "float32")], 0.0) == []  # no time, no row
+    few = record.changed(cases=tuple(map(record.case, ("tiny", "causal", "softcap"))), kernel_sizes=())
+    kernel = Kernel("Mine", "numpy_formula.py:attend", "numpy", types=("float32",), differs="It is wrong:")
+    found = row(kernel, verify(few, attend, dtypes=["float32"]).to_json(), 1.0)
+    one = found["types"]["float32"]
+    assert (one["run"], one["declined"], [*one["failed"]]) == (2, 1, ["causal"])
+    assert 0 < one["share"] < 1 < one["failed"]["causal"]
+    assert found["classes"] == {"plain": [1, 1], "causal": [0, 1]}
+    text = page([kernel], [{"name": "theirs", "reason": "no"}], {"Mine": found})
+    assert "| Mine | numpy 2.4.6 | 3 | **1 of 2**, >1000, others" in text or "**1 of 2**" in text
+    assert "- **Mine**: It is wrong: `causal`." in text and "- **theirs**: no" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLE)
+def test_it_is_so(name: str, tmp_path: Path) -> None:
+    kernel = next(kernel for kernel in KERNELS if kernel.name == name)
+    package, version = kernel.version.split()
+    try:
+        installed = metadata.version(package).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"needs {package}")
+    if installed != version:
+        pytest.skip(f"needs {package} {version}")
+    found = row(kernel, verified(kernel, sys.executable, tmp_path, 900.0), 1.0)["types"]
+    for dtype, one in stored()[name]["types"].items():
+        assert (found[dtype]["run"], found[dtype]["declined"]) == (one["run"], one["declined"])
+        assert {*found[dtype]["failed"]} == {*one["failed"]}

@@ -1,250 +1,307 @@
-"""What common kernels of softmax attention agree with, by class of cases: a page of the documentation.
+"""What kernels of many libraries agree with: each in an environment of its own, and a page of the documentation.
 
-    python -m tools.kernels --page docs/kernels.md                # all that are installed, some ten minutes of one core
-    python -m tools.kernels --only jax --dtype float32            # a part of the rows
-    python -m tools.kernels --keep rows --page docs/kernels.md    # goes on with the rows that have not ended before
+    python -m tools.kernels                      # those that have not run yet, and the page; hours of one core for all
+    python -m tools.kernels --only jax           # those with this in their name
+    python -m tools.kernels --only nothing       # the page alone
 
-The kernels are those of examples/, each as the library offers it, and two that this file writes out: the formula in
-plain NumPy, and in PyTorch, as models have it in their eager paths, there also compiled. Each runs, in a process of its
-own, on all designed cases, those in the sizes of kernels included, one class after the other until its time is over:
-libraries that compile do so for most cases anew.
+`examples/kernels/kernels.toml` lists them with what is to say of each, and `requirements/` beside it what is installed.
+A kernel that has ended is kept in `results.json` there, until its adapter, its requirements or what is asked of it
+change; so a run that was cut goes on. Environments, and the whole reports, lie in a folder outside (`--folder`).
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import itertools
-import math
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import tomllib
+import venv
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 import refattn as ra
-from refattn import many_runs
-from refattn.cli.arguments import campaign_options
-from refattn.cli.output import progress
-from refattn.many_runs import HERE, Unit, Where
-from refattn.mechanisms.record import Case
-from refattn.verify import Isolated, verify_case
-from refattn.verify.adapters.adapter import LoadError
+from refattn.files import write_atomically
+from refattn.verify.outcome import share_text
 
-DTYPES = ("float32", "float16", "bfloat16")
-
-
-def textbook(q: Any, k: Any, v: Any, *, mask: Any = None, causal: Any = False, scale: Any = None) -> Any:
-    """The formula in NumPy: no maximum is subtracted, hidden scores are -inf, heads are repeated."""
-    factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    k, v = (np.repeat(x, q.shape[1] // max(x.shape[1], 1), axis=1) for x in (k, v))
-    scores = q @ np.swapaxes(k, -1, -2) * q.dtype.type(factor)
-    queries, keys = scores.shape[2:]
-    if causal is not False:
-        seen = np.tri(queries, keys, 0 if causal == "top_left" else keys - queries, dtype=bool)
-        mask = seen if mask is None else mask & seen
-    scores = scores if mask is None else np.where(mask, scores, -np.inf)
-    with np.errstate(all="ignore"):
-        powers = np.exp(scores)
-        return ((powers / np.sum(powers, axis=-1, keepdims=True)) @ v).astype(q.dtype)
-
-
-def formula(q: Any, k: Any, v: Any, mask: Any, factor: Any) -> Any:
-    """The formula in PyTorch, as eager paths of models have it: hidden scores are lowest, softmax is in float32."""
-    import torch
-
-    scores = torch.matmul(q, k.transpose(2, 3)) * factor
-    scores = scores if mask is None else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
-
-
-class Eager:
-    """The formula in PyTorch with masks made and heads repeated, as it is or compiled with shapes left open."""
-
-    framework, roundings = "torch", ("SM.1",)
-
-    def __init__(self, compiled: bool) -> None:
-        self.compiled = compiled
-
-    @functools.cached_property
-    def run(self) -> Any:
-        if not self.compiled:
-            return formula
-        import torch
-
-        torch._dynamo.config.recompile_limit = 64  # it would go back to the formula as it is without a word
-        return torch.compile(formula, dynamic=True)
-
-    def __call__(self, q: Any, k: Any, v: Any, *, mask: Any = None, causal: Any = False, scale: Any = None) -> Any:
-        import torch
-
-        queries, keys, heads = q.shape[2], k.shape[2], q.shape[1]
-        k, v = (x.repeat_interleave(heads // max(x.shape[1], 1), dim=1) for x in (k, v))
-        if causal is not False:
-            seen = torch.ones(queries, keys, dtype=torch.bool).tril(0 if causal == "top_left" else keys - queries)
-            mask = seen if mask is None else mask & seen
-        mask = None if mask is None else mask.expand(q.shape[0], heads, queries, keys)
-        return self.run(
-            q, k, v, mask, torch.tensor(1.0 / math.sqrt(q.shape[3]) if scale is None else scale).to(q.dtype)
-        )
-
-
-eager, compiled = Eager(compiled=False), Eager(compiled=True)
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-KERNELS = {
-    "PyTorch, math": f"{EXAMPLES}/torch_sdpa.py:attend_math",
-    "PyTorch, flash": f"{EXAMPLES}/torch_sdpa.py:attend_flash",
-    "PyTorch, flex": f"{EXAMPLES}/torch_flex.py:attend",
-    "PyTorch, eager formula": f"{__file__}:eager",
-    "PyTorch, eager formula compiled": f"{__file__}:compiled",
-    "JAX, dot_product_attention": f"{EXAMPLES}/jax_attention.py:attend",
-    "ONNX Runtime, Attention": f"{EXAMPLES}/onnxruntime_attention.py:attend",
-    "ONNX Runtime, GroupQueryAttention": f"{EXAMPLES}/onnxruntime_grouped.py:attend",
-    "NumPy, the formula": f"{__file__}:textbook",
-}
-"""Kernels by name, as `refattn verify --impl` takes them."""
-
-COMPILED = ("PyTorch, flex", "PyTorch, eager formula compiled", "JAX, dot_product_attention")
-"""Those that compile for most shapes, which takes minutes: without `--dtype` they run in the first type alone."""
+ROOT = Path(__file__).parents[1]
+HOME = ROOT / "examples" / "kernels"
+RESULTS, PAGE = HOME / "results.json", ROOT / "docs" / "kernels.md"
+FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "refattn" / "kernels"
+TYPES = ("float32", "float16", "bfloat16")
+RUN = ("agrees", "disagrees", "raises")
+LARGEST = 9999.0
 
 
 @dataclass(frozen=True)
-class Row:
-    """How the cases of a kernel in one type ended, in the order in which there was time for them."""
+class Kernel:
+    """An entry of kernels.toml.
 
-    kernel: str
-    dtype: str
-    ended: tuple[tuple[Case, str], ...]
+    Attributes
+    ----------
+    name
+        In words.
+    adapter
+        Its file beside kernels.toml, with the function.
+    environment
+        The name of its list in `requirements/`.
+    package
+        The one in this list that it is of; the environment's name if absent.
+    mechanism, types, gradients, quick
+        What is verified: every case if not `quick`.
+    differs
+        Why it disagrees where it does.
+    """
 
-    def count(self, kind: str, *statuses: str) -> int:
-        """Return how many cases of a class, or of "all", ended so."""
-        return sum(status in statuses for case, status in self.ended if kind in (case.kind, "all"))
+    name: str
+    adapter: str
+    environment: str
+    package: str = ""
+    mechanism: str = "softmax"
+    types: tuple[str, ...] = TYPES
+    gradients: bool = False
+    quick: bool = False
+    differs: str = ""
+
+    @property
+    def requirements(self) -> Path:
+        """The list of what is installed."""
+        return HOME / "requirements" / f"{self.environment}.txt"
+
+    @property
+    def version(self) -> str:
+        """The package with the version that is installed."""
+        package = self.package or self.environment
+        (pin,) = re.findall(rf"^{re.escape(package)}(?:\[\w+\])?==(\S+)$", self.requirements.read_text("utf-8"), re.M)
+        return f"{package} {pin}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """What `refattn` is told."""
+        place, _, name = self.adapter.partition(":")
+        told = ["verify", self.mechanism, "--impl", f"{(HOME / place).resolve()}:{name}", "--in-process"]
+        told += [f"--dtype={x}" for x in self.types]
+        return told + ["--grad"] * self.gradients + ["--quick"] * self.quick
+
+    @property
+    def digest(self) -> str:
+        """It changes with what is run."""
+        files = (HOME / self.adapter.partition(":")[0], self.requirements)
+        asked = self.adapter, self.mechanism, self.types, self.gradients, self.quick
+        text = "".join([*(file.read_text("utf-8") for file in files), str(asked)])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def in_turn(cases: Iterable[Case]) -> list[Case]:
-    """Return the first case of each class, then the second of each, and so on."""
-    by_class: defaultdict[str, list[Case]] = defaultdict(list)
-    for case in cases:
-        by_class[case.kind].append(case)
-    return [case for turn in itertools.zip_longest(*by_class.values()) for case in turn if case is not None]
+def listed() -> tuple[list[Kernel], list[dict[str, str]]]:
+    """Return the kernels of kernels.toml, and what cannot be run, each with its reason."""
+    found = tomllib.loads((HOME / "kernels.toml").read_text("utf-8"))
+    kernels = [Kernel(**{**one, "types": tuple(one.get("types", TYPES))}) for one in found["kernel"]]
+    return kernels, found["absent"]
 
 
-def statuses(spec: str, dtype: str, seconds: float, names: list[str]) -> list[str]:
-    """Run the cases of these names until the time is over, and return how each ended: none where nothing is loaded."""
-    record, found, until = ra.mechanism("softmax"), [], time.monotonic() + seconds
-    cases = {case.name: case for case in (*record.cases, *record.kernel_sizes)}
-    try:
-        with Isolated(spec, seconds, seconds) as kernel:
-            for name in names:
-                if time.monotonic() > until:
-                    break
-                found.append(verify_case(record, kernel, cases[name], dtype).status)
-    except LoadError as error:  # its library is not installed
-        click.echo(str(error), err=True)
+def interpreter_of(kernel: Kernel, folder: Path) -> Path:
+    """Return the Python of a kernel's environment, which is made if it is not there or has an older list."""
+    home = folder / "environments" / kernel.environment
+    python, done = home / "bin" / "python", home / "requirements.txt"
+    asked = kernel.requirements.read_text("utf-8")
+    if not done.exists() or done.read_text("utf-8") != asked:
+        venv.create(home, clear=True, with_pip=True)
+        command = [python, "-m", "pip", "install", "--quiet", "-r", kernel.requirements, "-e", ROOT]
+        subprocess.run(command, check=True)
+        done.write_text(asked, "utf-8")
+    return python
+
+
+def verified(kernel: Kernel, python: Path | str, folder: Path, seconds: float) -> dict[str, Any]:
+    """Return the report on a kernel, as JSON has it; it stays in the folder.
+
+    Raises
+    ------
+    RuntimeError
+        If there is none: the adapter cannot be loaded, or its time is over.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{re.sub(r'[^a-z0-9]+', '-', kernel.name.lower())}.json"
+    file.unlink(missing_ok=True)
+    command = [str(python), "-m", "refattn", *kernel.arguments, "--json", str(file)]
+    single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with file.with_suffix(".log").open("w") as log:
+        try:
+            subprocess.run(command, env={**os.environ, **single}, stdout=log, stderr=log, timeout=seconds, check=False)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{kernel.name}: got no report in {seconds:.0f} s") from None
+    if not file.exists():
+        raise RuntimeError(f"{kernel.name}: got no report: {log.name}")
+    found: dict[str, Any] = json.loads(file.read_text("utf-8"))
     return found
 
 
-def measured(cases: Iterable[Case], asked: Sequence[tuple[str, str]], seconds: float, where: Where = HERE) -> list[Row]:
-    """Return the rows of kernels, each in a type, that run some case."""
-    turns = in_turn(cases)
-    names = [case.name for case in turns]
-    units = {
-        Unit(f"{name} {dtype} {seconds} {names}", statuses, (KERNELS[name], dtype, seconds, names)): (name, dtype)
-        for name, dtype in asked
-    }
-    with progress("kernels", "rows") as wrap:
-        ended = {units[unit]: found for unit, found in many_runs.run(list(units), where, progress=wrap)}
-    rows = [Row(*each, tuple(zip(turns, ended[each], strict=False))) for each in asked]
-    return [row for row in rows if row.count("all", "declined") < len(row.ended)]
+def row(kernel: Kernel, report: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Return what the page needs of a report."""
+    types: dict[str, Any] = {}
+    classes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for dtype in kernel.types:
+        outcomes = [one for one in report["outcomes"] if one["dtype"] == dtype]
+        ended = Counter(one["status"] for one in outcomes)
+        shares = {one["case"]: _worst(one) for one in outcomes if one["status"] in RUN}
+        failed = {one["case"]: shares[one["case"]] for one in outcomes if one["status"] in RUN[1:]}
+        types[dtype] = {
+            "run": len(shares),
+            "declined": ended["declined"],
+            "share": max((x for case, x in shares.items() if case not in failed), default=0.0),
+            "failed": failed,
+        }
+        for one in outcomes:
+            classes[one["kind"]][one["status"]] += 1
+    pulled = any(v["tensor"].startswith("d_") for one in report["outcomes"] for v in one["verdicts"])
+    ran = {kind: [found["agrees"], sum(found[x] for x in RUN)] for kind, found in classes.items()}
+    told = {"digest": kernel.digest, "seconds": round(seconds), "gradients": pulled, "types": types}
+    return {**told, "classes": {kind: found for kind, found in ran.items() if found[1]}}
 
 
-def page(rows: list[Row], cases: Iterable[Case], seconds: float) -> str:
+def _worst(outcome: Mapping[str, Any]) -> float:
+    """Return the largest share of a case, at most LARGEST, which stands for NaN and what was raised, too."""
+    shares = [LARGEST if one["share"] is None else one["share"] for one in outcome["verdicts"]]
+    return round(min(max(shares, default=LARGEST), LARGEST), 3)
+
+
+def stored() -> dict[str, Any]:
+    """Return what the page needs of each kernel that has ended."""
+    return json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+
+
+def write(rows: Mapping[str, Any], kernels: Sequence[Kernel]) -> None:
+    """Write the rows, each as a line."""
+    lines = [f"{json.dumps(one.name)}: {json.dumps(rows[one.name])}" for one in kernels if one.name in rows]
+    write_atomically(RESULTS, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def page(kernels: Sequence[Kernel], absent: Sequence[Mapping[str, str]], rows: Mapping[str, Any]) -> str:
     """Return the page."""
-    total = len(names := [case.name for case in cases])
-    kinds = [kind for kind in dict.fromkeys(case.kind for case in cases) if any(row.count(kind, *RUN) for row in rows)]
-    header = ["kernel", "type", *kinds, "all"]
-    lines = [f"| {' | '.join(header)} |", f"| {' | '.join('---' for _ in header)} |"]
-    wrong: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        cut = "" if len(row.ended) == total else f", {len(row.ended)} cases"
-        cells = [row.kernel, row.dtype + cut]
-        for kind in (*kinds, "all"):
-            agreed, run = row.count(kind, "agrees"), row.count(kind, *RUN)
-            cells.append("–" if not run else str(run) if agreed == run else f"**{agreed} of {run}**")
-        lines.append(f"| {' | '.join(cells)} |")
-        failed = sorted((case.name for case, status in row.ended if status in RUN[1:]), key=names.index)
-        if failed:
-            wrong.setdefault((row.kernel, ", ".join(failed)), []).append(row.dtype)
-    failures = "\n".join(f"- {kernel} ({', '.join(types)}): {found}" for (kernel, found), types in wrong.items())
-    return _PAGE.format(table="\n".join(lines), failures=failures, total=total, seconds=seconds, versions=_versions())
+    parts = []
+    for mechanism in dict.fromkeys(kernel.mechanism for kernel in kernels):
+        ran = {one: rows[one.name] for one in kernels if one.mechanism == mechanism and one.name in rows}
+        if ran:
+            title = ra.mechanism(mechanism).title
+            parts += [f"## {title[0].upper()}{title[1:]}", _table(ran), _reasons(ran), _classes(ran)]
+    tried = "\n".join(f"- **{one['name']}**: {one['reason']}" for one in absent)
+    return _PAGE.format(count=len(rows), parts="\n\n".join(filter(None, parts)), tried=tried)
 
 
-RUN = ("agrees", "disagrees", "raises")
+def _lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(one)} |" for one in (header, ["---"] * len(header), *rows))
+
+
+def _table(rows: Mapping[Kernel, Any]) -> str:
+    lines = []
+    for kernel, found in rows.items():
+        cells = [_cell(found["types"].get(dtype)) for dtype in TYPES]
+        first = next(iter(found["types"].values()))
+        cases = f"{first['run'] + first['declined']}{', the quick ones' if kernel.quick else ''}"
+        gradients = "yes" if found["gradients"] else "no"
+        lines.append([kernel.name, kernel.version, cases, *cells, gradients])
+    return _lines(["kernel", "package", "cases", *TYPES, "gradients"], lines)
+
+
+def _cell(found: Mapping[str, Any] | None) -> str:
+    if found is None or not found["run"]:
+        return "–"
+    run, failed = found["run"], found["failed"]
+    if not failed:
+        return f"{run}, {share_text(found['share'])}"
+    rest = f", others {share_text(found['share'])}" if len(failed) < run else ""
+    return f"**{run - len(failed)} of {run}**, {share_text(max(failed.values()))}{rest}"
+
+
+def _reasons(rows: Mapping[Kernel, Any]) -> str:
+    lines = []
+    for kernel, found in rows.items():
+        cases: defaultdict[str, list[str]] = defaultdict(list)
+        for dtype, one in found["types"].items():
+            for case in one["failed"]:
+                cases[case].append(dtype)
+        by_types: defaultdict[str, list[str]] = defaultdict(list)
+        for case, dtypes in cases.items():
+            by_types["" if len(dtypes) == len(found["types"]) else f" ({', '.join(dtypes)})"].append(f"`{case}`")
+        if cases:
+            named = "; ".join(f"{', '.join(names)}{dtypes}" for dtypes, names in by_types.items())
+            lines.append(f"- **{kernel.name}**: {kernel.differs or 'not explained yet.'} {named}.")
+    return "Those that disagree, why, and in which cases:\n\n" + "\n".join(lines) if lines else ""
+
+
+def _classes(rows: Mapping[Kernel, Any]) -> str:
+    record = ra.mechanism(next(iter(rows)).mechanism)
+    kinds = dict.fromkeys(case.kind for case in (*record.cases, *record.kernel_sizes))
+    ran = [kind for kind in kinds if any(found["classes"].get(kind, [0, 0])[1] for found in rows.values())]
+
+    def cell(agreed: int, run: int) -> str:
+        return "–" if not run else str(run) if agreed == run else f"**{agreed} of {run}**"
+
+    lines = [[one.name, *(cell(*found["classes"].get(kind, [0, 0])) for kind in ran)] for one, found in rows.items()]
+    return "By class of cases, in all types together:\n\n" + _lines(["kernel", *ran], lines)
+
 
 _PAGE = """# Kernels side by side
 
-What do common kernels of softmax attention agree with? Each row is a kernel on the CPU in one storage type, each column
-a class of the designed cases, outputs alone. A number is of cases that were run, and all agree; **two** say how many of
-them agree; a dash is a class that the kernel has no option for, or declines. What declines and why, and what each
-library means by its options, stands at the head of its file in `examples/`. Kernels that compile for most shapes run in
-float32; of others a type that is missing is declined whole. JAX runs by XLA: its path to cuDNN needs a GPU.
+What do the kernels of the field agree with? {count} of them ran on the CPU of one machine, each in an environment of
+its own. `refattn verify` judged them on its designed cases, with the adapters of `examples/kernels/`. Kernels for a GPU
+in Triton and Pallas, and those for a TPU, run by [their
+interpreters](verifying.md#triton-and-pallas-on-a-laptop).
 
-{table}
+- **cases**: those that it was given, in its sizes if it states these; it declines what it has no option for.
+- **float32, float16, bfloat16**: the cases that ran, and the largest part of the [allowed error](tolerances.md) that
+  one of them used. **Two numbers** say how many agree; then the worst is of all, and *others* of those that agree. A
+  dash is a type that it does not have, or that was not run.
+- **gradients**: whether those were judged, too.
 
-Which of them disagree:
+{parts}
 
-{failures}
+## What could not run
 
-*The formula* is what a reader would write down: without a maximum that is subtracted it overflows, and rows that may
-attend nothing are NaN. *The eager formula* adds the lowest number to hidden scores, so that such a row gets the mean of
-all values, as JAX's does; its scores are rounded to the storage type, which it declares. Rows that may attend nothing
-are in `empty-rows`, `causal-head`, `wide-96`, `beyond-head`, `padded-causal` and `window-mask`; in float16 the products
-of `low` overflow before they are scaled.
+{tried}
 
-`python -m tools.kernels --page docs/kernels.md` wrote this page: {total} cases, those in the sizes of kernels among
-them, each kernel in a process of its own, at most {seconds:.0f} s for a row (`--seconds`). A row that was cut says how
-many cases it had, taken from all classes in turn. `--only`, `--skip` and `--dtype` are for some of the rows, and with
-`--keep DIR` rows that have ended are not run again. Here: {versions}.
+## How this page is made
+
+`python -m tools.kernels` makes an environment for each list of `examples/kernels/requirements/`, runs what
+`examples/kernels/kernels.toml` lists, keeps what it got in `examples/kernels/results.json`, and writes this page from
+it. It goes on where it was cut. `--only NAME` runs a part. One kernel takes one to five minutes of one core.
 """
 
 
-def _versions() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = []
-    for name in ("numpy", "torch", "jax", "onnxruntime"):
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(found)
-
-
 @click.command()
-@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Storage types.")
 @click.option("--only", default="", help="Kernels with this in their name.")
-@click.option("--skip", default="-", help="Kernels with this in their name are left out.")
-@click.option("--seconds", default=300.0, show_default=True, help="For a row; what is left then is not run.")
-@click.option("--page", "file", type=Path, help="Write the page here.")
-@campaign_options(jobs="1")
-def main(dtypes: tuple[str, ...], only: str, skip: str, seconds: float, file: Path | None, where: Where) -> None:
-    """Verify common kernels, and set them side by side."""
-    record = ra.mechanism("softmax")
-    cases = (*record.cases, *record.kernel_sizes)
-    kernels = [name for name in KERNELS if only.lower() in name.lower() and skip.lower() not in name.lower()]
-    where = replace(where, jobs=where.jobs or 1)
-    asked = [(k, t) for k in kernels for t in dtypes or (DTYPES[:1] if k in COMPILED else DTYPES)]
-    text = page(measured(cases, asked, seconds, where), cases, seconds)
-    click.echo(text)
-    if file is not None:
-        file.write_text(text, encoding="utf-8")
+@click.option("--again", is_flag=True, help="Run them although they have ended before.")
+@click.option("--seconds", default=1200.0, show_default=True, help="For one kernel.")
+@click.option("--folder", type=Path, default=FOLDER, help="Of environments and reports; in the cache folder if absent.")
+def main(only: str, again: bool, seconds: float, folder: Path) -> None:
+    """Verify kernels of many libraries, and write the page."""
+    kernels, absent = listed()
+    failed = []
+    for kernel in kernels:
+        known = not again and stored().get(kernel.name, {}).get("digest") == kernel.digest
+        if known or only.lower() not in kernel.name.lower():
+            continue
+        click.echo(kernel.name, err=True)
+        try:
+            python, start = interpreter_of(kernel, folder), time.monotonic()
+            report = verified(kernel, python, folder / "reports", seconds)
+        except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+            failed.append(str(error))
+            continue
+        write({**stored(), kernel.name: row(kernel, report, time.monotonic() - start)}, kernels)
+    write_atomically(PAGE, page(kernels, absent, stored()).encode())
+    for line in failed:
+        click.echo(line, err=True)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
-    importlib.import_module("tools.kernels").main()  # so that workers find the functions there
+    main()

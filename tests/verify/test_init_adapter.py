@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import refattn as ra
 from refattn.cli import cli
 from refattn.cli.init_adapter import INITS
-from refattn.verify import Isolated, Program, load, verify
+from refattn.verify import Isolated, Program, load, verify, verify_case
 from refattn.verify.outcome import CheckReport, Row
 from refattn.verify.report.junit import junit
 
@@ -26,7 +26,13 @@ RECORD = replace(RECORD, cases=tuple(RECORD.case(name) for name in ("tiny", "gro
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("jax", marks=pytest.mark.slow), *(k for k in INITS if k != "jax")])
+COMPILES = ("jax", "pallas")  # for each case, which takes seconds
+LIBRARY = {"pallas": "jax"}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=pytest.mark.slow) if k in COMPILES else k for k in INITS if k != "fla"]
+)
 def test_a_template_runs_and_agrees(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -42,14 +48,30 @@ def test_a_template_runs_and_agrees(
         kernel: Any = Program("./attend", ("out", "lse"), 10.0)
         declined = 1  # a mask
     else:
-        if not importlib.util.find_spec(kind):  # an import of Triton here would be too early to interpret it
+        if not importlib.util.find_spec(
+            LIBRARY.get(kind, kind)
+        ):  # an import of Triton here would be too early to interpret it
             pytest.skip(f"needs {kind}")
-        spec, declined = f"{path}:{'Attend' if kind == 'numpy' else 'attend'}", int(kind == "triton")  # a mask
-        kernel = Isolated(spec) if kind == "triton" else load(spec)
+        interpreted = kind in ("triton", "pallas")
+        spec, declined = f"{path}:{'Attend' if kind == 'numpy' else 'attend'}", int(interpreted)  # a mask
+        kernel = Isolated(spec) if interpreted else load(spec)
         request.addfinalizer(getattr(kernel, "close", int))
     report = verify(RECORD, kernel, dtypes=["float32"], grad=kind != "c")
     expected = {"run": 4 - declined, "agreed": 4 - declined, "failed": 0, "declined": declined}
     assert report.counts()["all"] == expected
+
+
+def test_the_template_of_fla_is_of_delta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(cli, ["verify", "softmax", "--init", "fla"])
+    assert found.exit_code == 2 and "--init: got fla for softmax, needs delta" in found.output
+    assert CliRunner().invoke(cli, ["verify", "delta", "--init", "fla"]).exit_code == 0
+    compile((tmp_path / "attend_fla.py").read_text(), "attend_fla.py", "exec")
+    if not all(map(importlib.util.find_spec, ("fla", "torch", "triton"))):
+        pytest.skip("needs fla-core and triton")
+    record = ra.mechanism("delta")
+    with Isolated(f"{tmp_path}/attend_fla.py:attend", 300.0, 300.0) as kernel:
+        assert verify_case(record, kernel, record.case("tiny"), "float32", grad=True).status == "agrees"
 
 
 @pytest.mark.parametrize(

@@ -427,4 +427,5 @@ def _lacking(function: Any, names: Iterable[str]) -> list[str]:
 
 def words(error: BaseException) -> str:
     """Return what foreign code raised in one line; even its text may raise."""
-    return f"raised {shown(type(error).__name__, 300)}: {shown(' '.join(shown(error).split()), 300)}"
+    said = shown(" ".join(shown(error).split()), 300)
+    return f"raised {shown(type(error).__name__, 300)}: {said}{interpreted.hint(said)}"

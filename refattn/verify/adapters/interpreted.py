@@ -87,6 +87,15 @@ def refused(dtype: str) -> str:
     return "; ".join(wrong)
 
 
+def hint(said: str) -> str:
+    """Return what to do where Triton or Pallas says that it misses a device; "" for any other error."""
+    if "active drivers" in said:
+        return "; without a GPU Triton needs --interpret, or attend.interpret = 'triton' in the adapter"
+    if "interpret mode is supported on CPU" in said:
+        return "; without a GPU or TPU Pallas needs --interpret pallas, or attend.interpret = 'pallas' in the adapter"
+    return ""
+
+
 def declined(error: BaseException) -> Decline | None:
     """Return why a kernel that raised cannot run in an interpreter; None if this is an error of the kernel."""
     cause: BaseException | None = error

@@ -41,7 +41,7 @@ class Isolated:
     seconds
         How long each call, with its gradients, may take.
     loading
-        How long loading it may take.
+        How long loading it may take; if absent a minute, or as long as a call.
 
     Raises
     ------
@@ -61,8 +61,8 @@ class Isolated:
     'raises'
     """
 
-    def __init__(self, spec: str, seconds: float = 60.0, loading: float = 60.0) -> None:
-        self.spec, self.seconds, self.loading = spec, seconds, loading
+    def __init__(self, spec: str, seconds: float = 60.0, loading: float | None = None) -> None:
+        self.spec, self.seconds, self.loading = spec, seconds, max(60.0, seconds) if loading is None else loading
         self.reference = False  # whether its process has loaded a definition of refattn
         self.interpreted = ""  # what interprets it, and what that does not see
         self._said = ""

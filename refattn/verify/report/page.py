@@ -114,7 +114,8 @@ def top(report: Report, mechanism: Mechanism) -> str:
 def _top(report: Report, mechanism: Mechanism, tag: str) -> list[str]:
     status = {0: "agrees", 1: "disagrees", 3: "declined"}[report.exit_code]
     title = f"<{tag}>{escape(heading(report, mechanism))}</{tag}>"
-    return [title, f'<p class="verdict {status}">{escape(closing(report))}</p>', *_box(report, mechanism)]
+    interpreted = [f"<p>{escape(report.interpreted)}</p>"] if report.interpreted else []
+    return [title, f'<p class="verdict {status}">{escape(closing(report))}</p>', *interpreted, *_box(report, mechanism)]
 
 
 def _smallest(report: Report) -> list[str]:

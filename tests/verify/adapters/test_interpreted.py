@@ -120,6 +120,22 @@ def test_a_type_that_fails_the_self_test_is_declined(monkeypatch: pytest.MonkeyP
     assert interpreted.declined(NotImplementedError("of the kernel itself")) is None
 
 
+@pytest.mark.parametrize(
+    ("said", "needs"),
+    [
+        ("0 active drivers ([]). There should only be one.", "--interpret, or"),
+        ("Only interpret mode is supported on CPU backend.", "--interpret pallas, or"),
+    ],
+)
+def test_a_kernel_without_a_gpu_is_told_of_interpreters(said: str, needs: str) -> None:
+    def attend(q: object, k: object, v: object) -> None:
+        raise RuntimeError(said)
+
+    record = ra.mechanism("softmax")
+    assert needs in verify_case(record, attend, record.case("tiny"), "float32").detail
+    assert interpreted.hint("an error of the kernel") == ""
+
+
 PALLAS = """
 import jax, jax.numpy as jnp
 from jax.experimental import pallas as pl

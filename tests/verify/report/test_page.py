@@ -97,6 +97,11 @@ def test_it_says_what_the_report_says(file: Path, report: Report) -> None:
     assert "<td>refattn</td><td>1.2.3</td>" in text and "<td>numpy</td>" in text
 
 
+def test_it_says_what_interpreted_the_kernel_and_what_that_does_not_see(report: Report) -> None:
+    text = page(replace(report, interpreted="Triton <3.9>; k ran with configuration 1 of 2; not seen: races"), FEW, "1")
+    assert "<p>Triton &lt;3.9&gt;; k ran with configuration 1 of 2; not seen: races</p>" in text
+
+
 def test_cases_and_types_are_a_grid_and_declines_stand_together(report: Report) -> None:
     text = page(replace(report, outcomes=report.outcomes * 2), FEW, "1")
     assert "4 cases in float32: the largest used share" in text
