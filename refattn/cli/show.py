@@ -82,9 +82,9 @@ def _helpers(module: ModuleType) -> Iterator[tuple[str, str]]:
         if name in ON_NUMPY:
             yield name, ON_NUMPY[name]
         elif inspect.isfunction(function := getattr(module, name)) and function.__module__ != module.__name__:
-            yield name, inspect.getsource(function).rstrip()
-            home = ast.parse(inspect.getsource(function))
-            for node in ast.walk(home):
+            text = inspect.getsource(function).rstrip()
+            yield name, text[text.index("def ") :]  # without a check of arguments, which decorates it
+            for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.Name) and node.id in ON_NUMPY:
                     yield node.id, ON_NUMPY[node.id]
 

@@ -148,14 +148,6 @@ def upstream(like: Array, **given: tuple[Array | None, tuple[int, ...]]) -> list
     return found
 
 
-def renamed(core: str, old: Mapping[str, Any], now: Mapping[str, str]) -> None:
-    """Raise TypeError for keywords that a core does not have, and name what those that it had are `now`."""
-    for name in old:
-        if name in now:
-            raise TypeError(f"{name}: got an option of before, needs {now[name]}")
-        raise TypeError(f"{core}.forward() got an unexpected keyword argument {name!r}")
-
-
 def defaults_of(forward: Callable[..., Any]) -> dict[str, Any]:
     """Return the options of a core with their defaults, as its signature has them."""
     options = inspect.signature(forward).parameters.values()

@@ -3,8 +3,8 @@
 A definition has ``forward(q, k, v, allowed, ...)``, which returns out and what its backward reads, and
 ``backward(saved, d_out)``, which returns the gradients of q, k and v by name. `allowed` says which query may attend
 which key, broadcastable to (b, h, i, j), and is None if every query may attend every key. Whatever else `forward` takes
-is an option of the core, a number or a word with its default. The definition is the general code, too: keys and values
-may have fewer heads than queries.
+is an option of the core, a number or a word with its default; None stands for a number that is not given. The
+definition is the general code, too: keys and values may have fewer heads than queries.
 
 From this `mechanism` makes the core, which checks its arguments, takes masks and causality, and casts; the block of
 `multihead` around it; and the record. A block decodes by computing everything again, unless a stream is given.
@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from refattn import equations
+from refattn.args import Maybe, Real, Whole, check
 from refattn.mechanisms import multihead
 from refattn.mechanisms.block import Block
 from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, returned, upstream
@@ -38,12 +39,17 @@ class Saved:
     like: Array
     inner: Any  # of the definition
     shape: tuple[int, ...]
+    implementation: str = "dense"
+
+
+NEEDS = {bool: bool, int: Whole(), float: Real(), str: str, type(None): Maybe(Real())}
+"""What an option has to be, by the type of its default."""
 
 
 def core_of(definition: ModuleType) -> ModuleType:
     """Return the core of a definition: the module NAME.core, which is made and has no file."""
     options = list(inspect.signature(definition.forward).parameters.values())[4:]
-    known = {option.name for option in options}
+    known = {option.name: NEEDS.get(type(option.default)) for option in options}
 
     def forward(
         q: Array,
@@ -56,8 +62,10 @@ def core_of(definition: ModuleType) -> ModuleType:
         **given: Any,
     ) -> tuple[Array, Saved]:
         """Return out (b, h, i, e) of q (b, h, i, d), k (b, g, j, d), v (b, g, j, e), and what `backward` reads."""
-        if unknown := given.keys() - known:
+        if unknown := given.keys() - known.keys():
             raise TypeError(f"{min(unknown)}: got an option that {definition.__name__} does not have")
+        for name, value in given.items():
+            check(name, value, known[name])
         call = enter(q, k, v, mask=mask, causal=causal)
         implementation_of(implementation, ("dense",), usual="dense")
         allowed = allowed_pairs(call.mask, call.offset, *call.plane[2:], call.q)
@@ -73,6 +81,7 @@ def core_of(definition: ModuleType) -> ModuleType:
     shared = [p for p in inspect.signature(forward).parameters.values() if p.kind is not p.VAR_KEYWORD]
     own = [option.replace(kind=option.KEYWORD_ONLY) for option in options]
     forward.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+    forward.said = lambda given, *arrays: given  # type: ignore[attr-defined]  # every call is the definition's
     core = ModuleType(f"{definition.__name__.rpartition('.')[0]}.core", definition.__doc__)
     vars(core).update(forward=forward, backward=backward, Saved=Saved)
     sys.modules[core.__name__] = core  # its classes can be pickled
@@ -108,6 +117,7 @@ def mechanism(
     core.Config = config
     usual: Mapping[str, Any] = {
         "name": home.rpartition(".")[2],
+        "definition": definition,
         "equation_modules": (definition, multihead),
         "implementations": ("dense",),
         "context_fields": context_fields,

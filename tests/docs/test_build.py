@@ -220,25 +220,6 @@ def test_a_page_has_what_the_record_has(pages: dict[str, Any], name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
-def test_a_page_is_read_from_the_idea_on(pages: dict[str, Any], name: str) -> None:
-    page, definition = pages[f"mechanisms/{name}.html"], ra.mechanism(name).definition
-    titles = [title.find(string=True) for title in page.select("h2")]
-    backward = ["Backward"] if hasattr(definition, "backward") else []
-    assert [title for title in titles if title != "More pictures"] == [
-        "The definition",
-        *backward,
-        "Options",
-        "To look up",
-    ]
-    idea = page.select("article p")[0].get_text().split()
-    assert 40 < len(idea) < 130
-    assert [len(figure.select("figcaption")) for figure in page.select("figure")][:1] == [1]
-    assert page.find("iframe")["src"].endswith(f"tours/{name}.html")
-    calls = [tag.get_text() for tag in pages[f"mechanisms/{name}/reference.html"].select("dt.sig > .descname")]
-    assert calls[:2] == ["forward", "backward"]
-
-
-@pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_every_option_of_the_core_is_told(pages: dict[str, Any], name: str) -> None:
     section = pages[f"mechanisms/{name}.html"].find(id="options")
     told = {code.get_text() for code in section.select("td:first-child code, p code")}

@@ -31,14 +31,6 @@ def test_each_equation_of_the_definition_is_derived_once(name: str) -> None:
     assert re.findall(r"```{general} (\w+)", text_of(f"{name}/reference")) == [name]
 
 
-@pytest.mark.parametrize("name", ra.list_mechanisms())
-def test_a_definition_is_shown_in_pieces(name: str) -> None:
-    pieces = [ids.split() for ids in re.findall(r"```{derived} \w+ (.*)", text_of(name))]
-    assert len(pieces) >= 4 and max(map(len, pieces)) <= 12
-    before = re.split(r"```{derived}.*\n```", text_of(name))
-    assert all(re.sub(r"\s|#.*", "", text) for text in before[1:-1])
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_formulas_are_well_formed(page: str) -> None:
     formulas = re.findall(r"{m}`([^`]*)`", text_of(page))

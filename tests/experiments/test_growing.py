@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 import refattn as ra
 from docs.experiments import flops, growing, teacher
 from docs.experiments.growing import PAGE, RESULTS, SEEDS, TASKS, grid
-from docs.experiments.runs import found, read
+from docs.experiments.runs import found
 from tests.experiments.pages import row, says
 
 WHOLE = grid(tuple(TASKS), SEEDS)
@@ -19,18 +19,6 @@ WHOLE = grid(tuple(TASKS), SEEDS)
 
 def script(*words: str) -> Result:
     return CliRunner().invoke(growing.main, list(words))
-
-
-def test_the_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    quick = ["run", "--results", str(path), "--steps", "4", "--seeds", "1", "--task", "condition 10"]
-    assert script(*quick, "--way", "optimal").exit_code == 0
-    first = path.read_bytes().splitlines()[0]
-    done = script(*quick, "--way", "optimal", "--way", "scratch")
-    assert done.exit_code == 0, done.output
-    assert first in path.read_bytes().splitlines()
-    assert [line["run"]["way"] for line in read(path)] == ["scratch", "optimal"]
-    assert "teacher 10 optimal seed 0: " in done.output and " at equal operations" in done.output
 
 
 def test_operations_are_those_of_the_matrix_products() -> None:

@@ -13,10 +13,11 @@ import pytest
 
 import refattn as ra
 from refattn import backends, tree
+from refattn.cli.show import standalone
 from refattn.mechanisms.cache import KeyValueStream
 from refattn.mechanisms.projections import State
 from refattn.mechanisms.record import Mechanism
-from refattn.verify import check
+from refattn.verify import check, traced
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 
@@ -56,6 +57,15 @@ def test_options_are_those_of_the_definition(record: Mechanism) -> None:
     assert record.core is not None
     with pytest.raises(TypeError, match=r"window: got an option that sigmoid.definition does not have"):
         record.core.forward(*[X[:, None]] * 3, window=3)
+
+
+def test_a_reader_meets_the_definition(record: Mechanism, sigmoid: Any) -> None:
+    run = traced.read_run(record, "causal", "float64", backends.get("numpy"))
+    assert run.about[1] == "definition" and run.why == ""
+    own: dict[str, Any] = {}
+    exec(standalone(sigmoid.definition), own)
+    q, k = X[:, None], X[:, :1, None, :].repeat(5, axis=2)
+    assert np.array_equal(own["forward"](q, k, k)[0], sigmoid.definition.forward(q, k, k)[0])
 
 
 def test_a_configuration_can_be_pickled(record: Mechanism) -> None:

@@ -24,13 +24,13 @@ from refattn.args import (
     fits,
     naming,
 )
-from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, renamed, returned, upstream
+from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, returned, upstream
 from refattn.mechanisms.graph_energy import definition, dense
 from refattn.mechanisms.graph_energy.analytic import check_coupling, check_intrinsic
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial, polynomial
 from refattn.mechanisms.graph_energy.implementations import pairs, products, rows, sparse, tiled
-from refattn.mechanisms.graph_energy.options import FAMILIES, RENAMED
+from refattn.mechanisms.graph_energy.options import FAMILIES
 from refattn.mechanisms.graph_energy.options.call import Options, any_of, check_step
 from refattn.mechanisms.graph_energy.options.integrator import (
     RK45,
@@ -120,7 +120,6 @@ def forward(
     scale: float | Array | None = None,
     bias: Array | None = None,
     implementation: str = "auto",
-    **old: Any,
 ) -> tuple[Array, Saved]:
     """Attention whose scores first flow on the graph of the tokens, down the gradient of an energy.
 
@@ -209,7 +208,6 @@ def forward(
     array([[0.67, 0.33],
            [0.33, 0.67]])
     """
-    renamed("graph_energy", old, RENAMED)
     given = {"state": state, "coupling": coupling, "intrinsic": intrinsic, "mu": mu, "kappa": kappa, "step": step}
     given |= {"steps": steps, "integrator": integrator, "threshold": threshold, "graph": graph, "start": start}
     call = enter(q, k, v, mask=mask, causal=causal)

@@ -52,8 +52,8 @@ class Coupling:
         g, G, g' and g''.
     largest_slope
         sup |g'| over |x| <= R, as a function of R, a number that may be infinite, or an array of finite ones.
-    increasing, attracts
-        g increases where |x| is below the one, and has the sign of x where |x| is at most the other.
+    increasing
+        g increases where |x| is below it.
     zeros, period
         Where g is 0, from 0 on up, None where nobody has told; with a period up to half of it. On a tree without
         intrinsic forces they are all that scores at rest may differ by along a link.
@@ -71,7 +71,6 @@ class Coupling:
     curvature: Function
     largest_slope: Callable[[float], float]
     increasing: float = math.inf
-    attracts: float = math.inf
     zeros: tuple[float, ...] | None = None
     period: float | None = None
     terms: Callable[[Array], Terms] | None = None
@@ -123,7 +122,6 @@ SIN = Coupling(
     curvature=lambda x: -namespace(x).sin(x),
     largest_slope=lambda reach: 1.0,
     increasing=math.pi / 2.0,
-    attracts=math.pi,
     zeros=(0.0, math.pi),
     period=2.0 * math.pi,
     terms=_sin_terms,
@@ -175,7 +173,6 @@ CUBIC = Coupling(
     curvature=lambda x: -x,
     largest_slope=lambda reach: _larger(1.0, 0.5 * reach * reach - 1.0),
     increasing=math.sqrt(2.0),
-    attracts=math.sqrt(6.0),
     zeros=(0.0, math.sqrt(6.0)),
     terms=_cubic_terms,
 )

@@ -7,12 +7,12 @@ from typing import Any
 
 from refattn import equations
 from refattn.args import check, check_arrays, check_gradient, check_qkv, naming
-from refattn.mechanisms.core_arguments import Call, check_saved, enter, implementation_of, renamed, returned, upstream
+from refattn.mechanisms.core_arguments import Call, check_saved, enter, implementation_of, returned, upstream
 from refattn.mechanisms.higher_order import definition, dense
 from refattn.mechanisms.higher_order.implementations import chunked, linear, recurrent, tiled
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
 from refattn.mechanisms.higher_order.implementations.state import State, check_state, empty
-from refattn.mechanisms.higher_order.options import NORMALISERS, OLD, Normaliser, Options, check_sign
+from refattn.mechanisms.higher_order.options import NORMALISERS, Normaliser, Options, check_sign
 from refattn.mechanisms.option_kinds import choose
 from refattn.mechanisms.record import Unsupported
 from refattn.mechanisms.use_definition import backward_of_definition, defined_by
@@ -71,7 +71,6 @@ def forward(
     causal: Causal = False,
     state: State | None = None,
     implementation: str = "auto",
-    **old: Any,
 ) -> tuple[Array, Saved]:
     """Higher-order attention of queries q over keys k and values v.
 
@@ -147,7 +146,6 @@ def forward(
     array([[1.   , 0.   , 0.   , 0.   ],
            [0.298, 0.702, 0.   , 0.   ]])
     """
-    renamed("higher_order", old, OLD)
     options = Options(order, alpha, choose("normaliser", normaliser, NORMALISERS), layer_norm, norm_eps)
     return attend(
         q,
@@ -260,13 +258,11 @@ def empty_state(
     normaliser: Normaliser | str = Options.normaliser,
     layer_norm: bool = Options.layer_norm,
     norm_eps: float = Options.norm_eps,
-    **old: Any,
 ) -> State:
     """Return the state before any key, for keys like k (b, g, j, d) and values like v (b, g, j, e) of any lengths.
 
     The options are those of `forward`; a call refuses a state of others. Of the normaliser only its delta counts.
     """
-    renamed("higher_order", old, OLD)
     check_arrays(k=k, v=v)
     check_qkv(k, k, v, first="k")
     options = Options(order, alpha, choose("normaliser", normaliser, NORMALISERS), layer_norm, norm_eps).like(raised(k))

@@ -12,25 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import wraps
 from math import sqrt
 from typing import Any, TypeVar
 
 from refattn.args import ROUNDS, check, check_arrays, check_number, check_whole
-from refattn.mechanisms.core_arguments import renamed
 from refattn.mechanisms.option_kinds import choose
 from refattn.ops.masks import Causal
 from refattn.xp import Array, concrete, is_array
 
 T = TypeVar("T")
-
-OLD = {
-    "delta": 'a normaliser with its numbers: normaliser="exact(delta=1.0)"',
-    "policy": 'a normaliser with its numbers: normaliser="signed"',
-    "eps": 'a normaliser with its numbers: normaliser="add(eps=1e-6)"',
-    "denominator": 'a normaliser with its numbers: normaliser="exact(plain=True)"',
-}
-"""Keywords of earlier versions, and what says the same now."""
 
 
 @dataclass(frozen=True)
@@ -155,19 +145,6 @@ class Options:
             numbers[name] = xp.astype(numbers[name], x.dtype)
         normaliser = replace(self.normaliser, delta=numbers["delta"])
         return Options(self.order, numbers["alpha"], normaliser, self.layer_norm, self.norm_eps)
-
-
-def refusing_old(kind: type[T]) -> type[T]:
-    """Return a class whose constructor tells what has become of keywords of earlier versions."""
-    init: Any = kind.__init__
-
-    @wraps(init)
-    def checked(self: T, *values: Any, **given: Any) -> None:
-        renamed("higher_order", {name: given[name] for name in OLD if name in given}, OLD)
-        init(self, *values, **given)
-
-    kind.__init__ = checked  # type: ignore[assignment]
-    return kind
 
 
 def check_sign(options: Options, causal: Causal) -> None:

@@ -21,7 +21,7 @@ from refattn.args import (
     check_whole,
     naming,
 )
-from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, renamed, returned, upstream
+from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, returned, upstream
 from refattn.mechanisms.koopman import definition, dense
 from refattn.mechanisms.koopman.implementations import shared
 from refattn.mechanisms.koopman.options.fits import FITS, Fit, Stein
@@ -64,22 +64,6 @@ CANDIDATES = 64
 
 JITTER = {"float64": 1e-8, "float32": 1e-4}
 """What is added to the diagonal of the Gram matrix, in units of the kernel's weight + 1."""
-
-RENAMED = {
-    "bandwidth": "kernel=Rbf(bandwidth=...), or another kernel",
-    "weight": "kernel=Rbf(weight=...), or another kernel",
-    "degree": "kernel=Polynomial(degree=...)",
-    "constant": "kernel=Polynomial(constant=...)",
-    "augment": 'space="augmented"',
-    "ridge": "fit=Stein(ridge=...), or Separable",
-    "ridge_scale": "fit=Stein(scale=...), or Separable",
-    "tau": "fit=Stein(tau=...), or Separable",
-    "window": "fit=Stein(window=...), or Separable",
-    "epsilon": "perturbation=Shift(epsilon=...), or another perturbation",
-    "mix": "perturbation=Pencil(mix=...)",
-    "certify": "perturbation=Identity(certify=...), or another perturbation",
-}
-"""Options that were, and what they are now."""
 
 KINDS: dict[str, Mapping[str, type[Any]]] = {"kernel": KERNELS, "fit": FITS, "perturbation": PERTURBATIONS}
 """The options that are families, with their kinds by name."""
@@ -135,7 +119,6 @@ def forward(
     mask: Array | None = None,
     causal: Causal = False,
     implementation: str = "auto",
-    **old: Any,
 ) -> tuple[Array, Saved]:
     """Queries q, updated by a Koopman operator that is fitted to the trajectory of each.
 
@@ -205,7 +188,6 @@ def forward(
     >>> out.shape, len(saved.trajectory)
     ((1, 1, 2, 2), 3)
     """
-    renamed("koopman", old, RENAMED)
     call = enter(q, k, v, mask=mask, causal=causal)
     if v.shape[3] != q.shape[3]:
         raise ValueError(

@@ -195,7 +195,9 @@ def _implementation(scope: Scope, implementation: str, dtype: str) -> Found:
 
 
 def own_cases(scope: Scope, dtype: str) -> list[Case]:
-    """Return the designed cases that the paper itself has."""
+    """Return the designed cases that the paper itself has; none if its definition is the general code."""
+    if scope.mechanism.definition in scope.mechanism.equation_modules:
+        return []
     core = scope.mechanism.core
     cases = scope.cases_of(dtype)
     return [case for case in cases if not isinstance(own_call(core, {**case.inputs, **case.options}), str)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from refattn import Context, equations, mechanism, philox
-
-Make = Callable[[Any], Any]
-Run = tuple[Mapping[str, int], Callable[[], None]]
+from tests.mechanisms.exercises import Make, Run, draw, step
 
 
 def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]:
@@ -53,17 +51,13 @@ BLOCKS: tuple[dict[str, Any], ...] = (
 )
 
 
-def _draw(name: str, *shape: int) -> Any:
-    return philox.normal(shape, seed=7, purpose=name)
-
-
 def _core(
     sizes: Mapping[str, int], implementation: str, *, make: Make, rule: str, lengths: list[int] | None = None
 ) -> None:
     b, h, f, g, n, d, e = (sizes[letter] for letter in "bhfgnde")
     record = mechanism("delta")
     assert record.core is not None
-    q, k, v = make(_draw("q", b, h, n, d)), make(_draw("k", b, f, n, d)), make(_draw("v", b, g, n, e))
+    q, k, v = make(draw("q", b, h, n, d)), make(draw("k", b, f, n, d)), make(draw("v", b, g, n, e))
     given = {gate: make(-0.5 * philox.uniform((b, g, n), seed=7, purpose=gate)) for gate in GATES[rule]}
     if "channels" in given:
         given["log_decay"] = make(-0.5 * philox.uniform((b, g, n, d), seed=7, purpose="channels"))
@@ -79,16 +73,11 @@ def _core(
     # inverse.
     with equations.apply(lambda id, name, value: value) if implementation == "chunked" else nullcontext():
         _, saved = record.core.forward(q, k, v, **given, **options)
-        record.core.backward(saved, make(_draw("d_out", b, h, n, e)))
+        record.core.backward(saved, make(draw("d_out", b, h, n, e)))
 
 
 def _block(sizes: Mapping[str, int], *, make: Make, options: dict[str, Any]) -> None:
     b, h, g, n, d, e, m = (sizes[letter] for letter in "bhgndem")
-    block = mechanism("delta").block
-    config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options)
-    x = make(np.asarray(_draw("x", b, n, m)))
+    x = make(np.asarray(draw("x", b, n, m)))
     context = Context(causal=True, key_mask=make(philox.uniform((b, n), seed=7, purpose="padding") < 0.8))
-    params = block.init(config, seed=7, like=x)
-    state, saved = block.forward(params, block.start(params, x, context), context)
-    d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, n, m)))
-    block.backward(params, saved, d_state)
+    step("delta", x, context, make, width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options)

@@ -23,11 +23,6 @@ def call(**other: Any) -> tuple[Any, Any]:
     [
         ({"q": np.ones((1, 3, 3, 4))}, ValueError, "q: got 3 heads, needs a multiple or a divisor of the 2 heads of v"),
         ({"k": np.ones((1, 4, 3, 4))}, ValueError, "k: got 4 heads, needs a number that divides the 2 heads of v"),
-        ({"k": np.ones((1, 2, 4, 4))}, ValueError, "k: got shape"),
-        ({"v": np.ones((1, 2, 4, 5))}, ValueError, "v: got shape"),
-        ({"q": np.ones((2, 3, 4))}, ValueError, "q: got shape"),
-        ({"q": [[1.0]]}, TypeError, "q: got list"),
-        ({"v": np.ones((1, 2, 3, 5), np.float32)}, TypeError, "several dtypes"),
         ({"beta": np.ones((1, 2, 3), int)}, TypeError, "beta: got dtype int64"),
         ({"beta": np.ones((1, 2, 4))}, ValueError, "beta: got shape"),
         ({"log_decay": np.ones((1, 2, 3, 5))}, ValueError, "log_decay: got shape"),
@@ -63,8 +58,6 @@ def test_the_core_refuses(given: dict[str, Any], error: type[Exception], message
 
 def test_the_backward_refuses() -> None:
     out, saved = call()
-    with pytest.raises(TypeError, match="saved: got tuple"):
-        ra.delta.backward((), out)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="d_state: got shape"):
         ra.delta.backward(saved, out, out)
 

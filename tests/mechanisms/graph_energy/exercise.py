@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from refattn import Context, equations, mechanism, philox
+from refattn import Context, equations, mechanism
 from refattn.mechanisms.graph_energy import Polynomial, Start
 from refattn.mechanisms.graph_energy.layer import hierarchy
-
-Make = Callable[[Any], Any]
-Run = tuple[Mapping[str, int], Callable[[], None]]
+from tests.mechanisms.exercises import Make, Run, draw, hidden, step
 
 
 def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]:
@@ -26,7 +24,7 @@ def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]
     token, cross = {**sizes, "j": sizes["i"], "c": 1}, {**sizes, "c": 1}
     query, feature = {**token, "c": sizes["i"]}, {**token, "c": sizes["e"]}
     solved = "implicit_midpoint" if implementation == "products" else "discrete_gradient"
-    links, mask = make(_mask("graph", token["i"], token["i"])), make(_mask("m", 1, sizes["j"]))
+    links, mask = make(hidden("graph", token["i"], token["i"])), make(hidden("m", 1, sizes["j"]))
     full: dict[str, Any] = {"full": True}
     calls: list[tuple[dict[str, int], str, dict[str, Any]]] = [
         (token, "token", full),
@@ -59,25 +57,17 @@ def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]
 def _levels(sizes: Mapping[str, int], *, make: Make, implementation: str) -> None:
     """One level: what its stage runs in the core has sizes of its own where there are more."""
     b, h, g, n, d = (sizes[letter] for letter in "bhgid")
-    q, k, v = make(_draw("q", b, h, n, d)), make(_draw("k", b, g, n, d)), make(_draw("v", b, g, n, d))
-    options = {"level_logits": make(_draw("logits", 1)), "key_mask": make(_mask("padding", b, n)), "levels": 1}
+    q, k, v = make(draw("q", b, h, n, d)), make(draw("k", b, g, n, d)), make(draw("v", b, g, n, d))
+    options = {"level_logits": make(draw("logits", 1)), "key_mask": make(hidden("padding", b, n)), "levels": 1}
     options |= {
-        "mask": make(_mask("mask", b, h, n, n)),
-        "mu": make(abs(_draw("mu", h, n))),
+        "mask": make(hidden("mask", b, h, n, n)),
+        "mu": make(abs(draw("mu", h, n))),
         "implementation": implementation,
     }
     if implementation == "dense":
-        options["bias"] = make(_draw("bias", h, 1, n))
+        options["bias"] = make(draw("bias", h, 1, n))
     _, saved = equations.active(hierarchy).forward(q, k, v, **options)
-    equations.active(hierarchy).backward(saved, make(_draw("d_out", b, h, n, d)))
-
-
-def _draw(name: str, *shape: int) -> Any:
-    return philox.normal(shape, seed=7, purpose=name)
-
-
-def _mask(name: str, *shape: int) -> Any:
-    return philox.uniform(shape, seed=7, purpose=name) < 0.8
+    equations.active(hierarchy).backward(saved, make(draw("d_out", b, h, n, d)))
 
 
 def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool = False, **options: Any) -> None:
@@ -85,40 +75,36 @@ def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bo
     record = mechanism("graph_energy")
     assert record.core is not None
     if full:
-        more: dict[str, Any] = {"mask": make(_mask("mask", b, h, n, n)), "causal": True, "scale": 0.3, "step": 0.01}
-        more |= {"mu": make(abs(_draw("mu", h))), "kappa": 0.5, "steps": 3, "integrator": "heun", "graph": "none"}
-        more |= {"coupling": Polynomial(make(0.1 * _draw("coefficients", 3))), "bias": make(_draw("bias", h, 1, n))}
-        at = make(_draw("start", h, n)) if sizes["c"] == 1 else None
-        more |= {"start": Start(at=at, jitter=make(0.01 * _draw("jitter", h, n, 1))), "intrinsic": "double_well"}
+        more: dict[str, Any] = {"mask": make(hidden("mask", b, h, n, n)), "causal": True, "scale": 0.3, "step": 0.01}
+        more |= {"mu": make(abs(draw("mu", h))), "kappa": 0.5, "steps": 3, "integrator": "heun", "graph": "none"}
+        more |= {"coupling": Polynomial(make(0.1 * draw("coefficients", 3))), "bias": make(draw("bias", h, 1, n))}
+        at = make(draw("start", h, n)) if sizes["c"] == 1 else None
+        more |= {"start": Start(at=at, jitter=make(0.01 * draw("jitter", h, n, 1))), "intrinsic": "double_well"}
         more |= {"threshold": "hard(tau=0.2, straight_through=True, signed=True, empty='zero')"}
         options = more | options
         assert set(record.defaults) == {*options, "implementation"}
     elif implementation == "products":
         options = {**options, "coupling": "sin"}  # which products can compute
     if keys != n:
-        options = {**options, "start": make(_draw("start", h, keys))}
-    q, k, v = make(_draw("q", b, h, n, d)), make(_draw("k", b, g, keys, d)), make(_draw("v", b, g, keys, e))
+        options = {**options, "start": make(draw("start", h, keys))}
+    q, k, v = make(draw("q", b, h, n, d)), make(draw("k", b, g, keys, d)), make(draw("v", b, g, keys, e))
     _, saved = record.core.forward(q, k, v, implementation=implementation, **options)
-    record.core.backward(saved, make(_draw("d_out", b, h, n, e)))
+    record.core.backward(saved, make(draw("d_out", b, h, n, e)))
 
 
 def _block(
     sizes: Mapping[str, int], *, make: Make, full: bool = False, classes: int | None = None, **more: Any
 ) -> None:
     b, h, g, n, keys, d, e, m = (sizes[letter] for letter in "bhgijdem")
-    block = mechanism("graph_energy").block
     options: dict[str, Any] = {"bias": True} if full else {"residual": False}
-    config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, value_width=e, classes=classes, **options, **more)
-    x = make(np.asarray(_draw("x", b, n, m)))
+    options |= {"classes": classes, **more}
+    x = make(np.asarray(draw("x", b, n, m)))
     context = Context()
     if classes is not None:
         context = Context(positions=make(np.arange(keys) % classes))
     if full:
-        context = Context(mask=make(_mask("mask", b, h, n, n)), key_mask=make(_mask("padding", b, n)), causal=True)
+        context = Context(mask=make(hidden("mask", b, h, n, n)), key_mask=make(hidden("padding", b, n)), causal=True)
     if keys != n:
-        memory = {"memory": make(_draw("memory", b, keys, m)), "memory_mask": make(_mask("memory", b, keys))}
-        context = Context(mask=make(_mask("mask", n, keys)), **memory)
-    params = block.init(config, seed=7, like=x)
-    state, saved = block.forward(params, block.start(params, x, context), context)
-    d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, n, m)))
-    block.backward(params, saved, d_state)
+        memory = {"memory": make(draw("memory", b, keys, m)), "memory_mask": make(hidden("memory", b, keys))}
+        context = Context(mask=make(hidden("mask", n, keys)), **memory)
+    step("graph_energy", x, context, make, width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options)

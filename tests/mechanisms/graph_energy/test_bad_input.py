@@ -12,7 +12,6 @@ import refattn as ra
 from refattn import Context
 from refattn.mechanisms.graph_energy import Heun, Min, Soft, core
 from refattn.mechanisms.graph_energy.layer import hierarchy
-from refattn.mechanisms.graph_energy.options import RENAMED
 from tests.mechanisms.graph_energy.calls import H, N, draw, forward, kept, qkv, run
 
 GOOD = ra.graph_energy.sparse_graph(np.where(kept("edges", N, N, keep=0.4), draw("weights", N, N), 0.0))
@@ -53,9 +52,6 @@ WRONG: dict[str, dict[str, Any]] = {
     "mu: got 'strong', needs a finite number": {"mu": "strong"},
     "signed: got 1, needs true or false": {"signed": 1},
     "threshold: got 'straight_through' in .* but soft has": {"threshold": "soft(straight_through=True)"},
-    "mask: got dtype float64, needs bool": {"mask": np.ones((7, 7))},
-    r"mask: got shape \(3, 7\)": {"mask": np.ones((3, 7), bool)},
-    "causal: got 'left', needs True, False": {"causal": "left"},
     'implementation: got "products" with the coupling tanh': {"coupling": "tanh", "implementation": "products"},
     'graph: got "min" with causal scores': {"state": "query", "symmetrise": "min", **CAUSAL},
     # integrators
@@ -122,9 +118,7 @@ def test_wrong_options(message: str) -> None:
 
 
 WRONG_BLOCKS: dict[str, dict[str, Any]] = {
-    "heads: got 3, needs a divisor of the width 8, or a head_width": {"heads": 3},
     "steps: got 0, needs a whole number of at least 1": {"steps": 0},
-    "kv_heads: got 3, needs a divisor of the 2 heads": {"kv_heads": 3},
     "step: got None with coupling='sinh', needs a number": {"coupling": "sinh"},
     "coupling: got 'math:nothing', needs MODULE:NAME of a Coupling": {"coupling": "math:nothing"},
     "step: got None with intrinsic='double_well', needs a number": {"intrinsic": "double_well"},
@@ -178,7 +172,6 @@ def test_levels_that_do_not_fit(message: str) -> None:
 
 
 WRONG_CONTEXTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    r"context.key_mask: got shape \(2, 4\), needs \(2, 5\)": ({}, {"key_mask": np.ones((2, 4), bool)}),
     "context.memory was given to a block with links over tokens": ({}, {"memory": np.ones((2, 5, 8))}),
     "classes: got some, needs context.positions": ({"classes": 2}, {}),
     r"context.positions: got shape \(2, 5\) with classes, needs": (
@@ -210,13 +203,6 @@ def test_a_context_that_does_not_fit_the_block(message: str) -> None:
     params = block.init(block.Config(width=8, heads=2, step=0.1, **config), seed=1, like=x)
     with pytest.raises((ValueError, IndexError), match=message):
         block.forward(params, block.start(params, x, Context()), Context(**context))
-
-
-def test_tokens_that_do_not_fit_the_block() -> None:
-    block, x = ra.mechanism("graph_energy").block, draw("x", 2, 5, 7)
-    params = block.init(block.Config(width=8, heads=2), like=x)
-    with pytest.raises(ValueError, match=r"x: got shape \(2, 5, 7\), needs \(batch, tokens, 8\)"):
-        block.start(params, x, Context())
 
 
 @pytest.mark.parametrize(("name", "value"), [("mu", -1.0), ("kappa", np.array([1.0, 1.0, -0.1, 1.0]))])
@@ -290,22 +276,11 @@ def test_a_step_whose_equation_is_singular_is_halved() -> None:
 
 def test_wrong_gradients() -> None:
     out, saved = run()
-    with pytest.raises(ValueError, match=r"d_out: got shape \(2, 4, 7\), needs \(2, 4, 7, 5\)"):
-        core.backward(saved, out[..., 0])
     with pytest.raises(ValueError, match=r"d_weights: got shape"):
         core.backward(saved, out, out)
-    with pytest.raises(TypeError, match="saved: got NoneType, needs what forward returned"):
-        core.backward(None, out)  # type: ignore[arg-type]
     _, feature = run(state="feature")
     with pytest.raises(ValueError, match='d_weights was given, but state="feature" has no weights, and a'):
         core.backward(feature, out, draw("d_weights", 2, 4, 7, 7))
-
-
-@pytest.mark.parametrize("name", RENAMED)
-def test_an_old_option_says_what_it_is_called_now(name: str) -> None:
-    given: dict[str, Any] = {name: None}
-    with pytest.raises(TypeError, match=f"{name}: got an option of before, needs (thr|int|coup|gra|sta)"):
-        core.forward(*qkv(), **given)
 
 
 def test_kinds_are_objects_names_or_text() -> None:
@@ -317,4 +292,4 @@ def test_kinds_are_objects_names_or_text() -> None:
         with pytest.raises((TypeError, ValueError), match=f"{next(iter(wrong))}: got|over: got"):
             core.forward(*qkv(), **wrong)
     with pytest.raises(TypeError, match="unexpected keyword argument 'tables'"):
-        core.forward(*qkv(), tables=1)
+        core.forward(*qkv(), tables=1)  # type: ignore[call-arg]

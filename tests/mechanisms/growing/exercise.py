@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from refattn import Context, mechanism, philox
-
-Make = Callable[[Any], Any]
-Run = tuple[Mapping[str, int], Callable[[], None]]
+from refattn import Context, mechanism
+from tests.mechanisms.exercises import Make, Run, draw, hidden, step
 
 
 def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]:
@@ -35,47 +33,34 @@ def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]
     ]
 
 
-def _draw(name: str, *shape: int) -> Any:
-    return philox.normal(shape, seed=7, purpose=name)
-
-
-def _mask(name: str, *shape: int) -> Any:
-    return philox.uniform(shape, seed=7, purpose=name) < 0.8
-
-
 def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool) -> None:
     b, h, g, i, j, d, e = (sizes[letter] for letter in "bhgijde")
     room = mechanism("growing").core
     assert room is not None
     options: dict[str, Any] = {}
     if full:
-        options = {"mask": make(_mask("mask", b, h, i, j)), "causal": True, "scale": 0.3, "softcap": 2.0}
-        options |= {"bias": make(_draw("bias", b, h, i, j)), "keep": make(2.0 * _mask("keep", b, h, i, j))}
-        options |= {"sink": make(_draw("sink", h, sizes["s"]))}
+        options = {"mask": make(hidden("mask", b, h, i, j)), "causal": True, "scale": 0.3, "softcap": 2.0}
+        options |= {"bias": make(draw("bias", b, h, i, j)), "keep": make(2.0 * hidden("keep", b, h, i, j))}
+        options |= {"sink": make(draw("sink", h, sizes["s"]))}
         assert set(options) < set(mechanism("growing").defaults)
-    q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
+    q, k, v = make(draw("q", b, h, i, d)), make(draw("k", b, g, j, d)), make(draw("v", b, g, j, e))
     _, saved = room.forward(q, k, v, implementation=implementation, **options)
-    d_out = make(_draw("d_out", b, h, i, e))
-    room.backward(saved, d_out, make(_draw("d_lse", b, h, i)) if full else None)
+    d_out = make(draw("d_out", b, h, i, e))
+    room.backward(saved, d_out, make(draw("d_lse", b, h, i)) if full else None)
     if i == j:
         for total in (False, True):
-            room.contract(saved, d_out, make(_draw("x", b, i, sizes["in"])), total=total)
+            room.contract(saved, d_out, make(draw("x", b, i, sizes["in"])), total=total)
 
 
 def _block(sizes: Mapping[str, int], *, make: Make, full: bool) -> None:
     b, h, n, d, e, m = (sizes[letter] for letter in "bhndem")
-    block = mechanism("growing").block
     options: dict[str, Any] = {"bias": True, "train_scale": True, "softcap": 2.0} if full else {"residual": False}
-    config = block.Config(width=m, heads=h, head_width=d, value_width=e, **options)
-    x = make(np.asarray(_draw("x", b, n, m)))
+    x = make(np.asarray(draw("x", b, n, m)))
     context = Context()
     if full:
-        mask, padding = make(_mask("mask", b, h, n, n)), make(_mask("padding", b, n))
+        mask, padding = make(hidden("mask", b, h, n, n)), make(hidden("padding", b, n))
         context = Context(mask=mask, key_mask=padding, causal=True)
-    params = block.init(config, seed=7, like=x)
-    state, saved = block.forward(params, block.start(params, x, context), context)
-    d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, n, m)))
-    block.backward(params, saved, d_state)
+    step("growing", x, context, make, width=m, heads=h, head_width=d, value_width=e, **options)
 
 
 def _growth(sizes: Mapping[str, int], *, make: Make) -> None:
@@ -83,7 +68,7 @@ def _growth(sizes: Mapping[str, int], *, make: Make) -> None:
     block, growth = mechanism("growing").block, mechanism("growing").grow
     assert growth is not None
     params = block.init(block.Config(width=m, heads=h, head_width=d, value_width=e), seed=7, like=make(np.zeros(1)))
-    x = make(np.asarray(_draw("x", b, n, m)))
+    x = make(np.asarray(draw("x", b, n, m)))
     state, saved = block.forward(params, block.start(params, x, Context()), Context())
     statistics = growth.observe(params, saved, state, keep=True)
     for metric in ("kron", "exact", "mean"):

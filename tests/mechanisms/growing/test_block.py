@@ -182,19 +182,6 @@ def test_contractions_in_tiles_of_any_size_are_those_of_the_dense_implementation
             np.testing.assert_allclose(total, n.sum(axis=0), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("tile", [1, 4, 9, 20])
-def test_n_in_tiles_is_n(tile: int) -> None:
-    """Test 4: tiles of 1, some, all and more tokens."""
-    q, k, v, d_out = (draw(name, 2, 3, 9, 4) for name in ("q", "k", "v", "d_out"))
-    x = draw("tokens", 2, 9, 6)
-    found = []
-    for implementation in ("dense", "tiled"):
-        with cut(tile, tile):
-            _, saved = ra.growing.forward(q, k, v, causal=True, implementation=implementation)
-            found.append(ra.growing.contract(saved, d_out, x))
-    assert np.max(np.abs(found[0] - found[1])) < 1e-12 * np.max(np.abs(found[0]))
-
-
 def test_statistics_may_be_summed_in_float64_where_the_block_runs_in_float32(backend: Any) -> None:
     q, k, v, d_out = (draw(name, 1, 2, 6, 3) for name in ("q", "k", "v", "d_out"))
     x = draw("tokens", 1, 6, 4)
@@ -228,10 +215,6 @@ def test_fresh_parameters() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"width": 0}, ValueError, "width: got 0, needs a whole number of at least 1"),
-        ({"heads": 3}, ValueError, "heads: got 3, needs a divisor of the width 8, or a head_width and a value_width"),
-        ({"head_width": 2.0}, TypeError, "head_width: got 2.0, needs a whole number"),
-        ({"bias": 1}, TypeError, "bias: got 1, needs true or false"),
         ({"scale": 0.0}, ValueError, "scale: got 0.0, needs a finite number above 0"),
         ({"scale": np.ones(())}, TypeError, "scale: got an array, needs a finite number above 0"),
         ({"softcap": -1.0}, ValueError, "softcap: got -1.0, needs a finite number above 0"),
@@ -244,17 +227,6 @@ def test_a_wrong_configuration(given: dict[str, Any], error: type[Exception], me
 
 
 def test_wrong_arguments() -> None:
-    params, x, context = block_of("two heads")
-    for name, shape in (("w_q", r"\(2, 9, 2\)"), ("w_o", r"\(9, 8\)")):
-        wrong = replace(params, **{name: getattr(params, name)[..., :-1]})
-        with pytest.raises(ValueError, match=rf"params.{name}: got shape .*, its configuration needs {shape}"):
-            step(wrong, x, context)
-    with pytest.raises(ValueError, match=r"state.x: got shape \(3, 6, 7\), needs \(batch, tokens, 8\)"):
-        BLOCK.forward(params, BLOCK.module.State(x[..., :7]), context)
-    with pytest.raises(ValueError, match=r"context.memory was given, but Growing attention reads only: mask, key_mask"):
-        BLOCK.forward(params, BLOCK.module.State(x), ra.Context(memory=x))
-    with pytest.raises(ValueError, match=r"context.key_mask: got shape \(3, 5\), needs \(3, 6\)"):
-        BLOCK.forward(params, BLOCK.module.State(x), ra.Context(key_mask=np.ones((3, 5), bool)))
     q = draw("q", 1, 2, 4, 3)
     _, saved = ra.growing.forward(q, q, q, implementation="tiled")
     with pytest.raises(Unsupported, match=r'saved: got "tiled", which holds no scores; needs implementation="dense"'):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from refattn import Context, mechanism, philox
+from refattn import Context, mechanism
 from refattn.mechanisms.higher_order.options import Add
-
-Make = Callable[[Any], Any]
-Run = tuple[Mapping[str, int], Callable[[], None]]
+from tests.mechanisms.exercises import Make, Run, draw, hidden, step
 
 
 def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]:
@@ -32,14 +30,6 @@ def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]
     ]
 
 
-def _draw(name: str, *shape: int) -> Any:
-    return philox.normal(shape, seed=7, purpose=name)
-
-
-def _mask(name: str, *shape: int) -> Any:
-    return philox.uniform(shape, seed=7, purpose=name) < 0.8
-
-
 def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool) -> None:
     b, h, g, i, j, d, e = (sizes[letter] for letter in "bhgijde")
     record = mechanism("higher_order")
@@ -49,25 +39,20 @@ def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bo
         delta = make(np.asarray(0.5))
         options |= {"order": 3, "alpha": make(np.asarray(2.0)), "normaliser": Add(delta, plain=True, eps=0.1)}
         options |= {"layer_norm": False}
-        options |= {"norm_eps": 0.0, "key_mask": make(_mask("mask", b, j))}
+        options |= {"norm_eps": 0.0, "key_mask": make(hidden("mask", b, j))}
         assert set(record.defaults) == {*options, "mask", "state", "implementation"}
-        options |= {"mask": make(_mask("pairs", b, h, i, j))} if implementation in ("dense", "tiled") else {}
-    q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
+        options |= {"mask": make(hidden("pairs", b, h, i, j))} if implementation in ("dense", "tiled") else {}
+    q, k, v = make(draw("q", b, h, i, d)), make(draw("k", b, g, j, d)), make(draw("v", b, g, j, e))
     _, saved = record.core.forward(q, k, v, implementation=implementation, **options)
-    record.core.backward(saved, make(_draw("d_out", b, h, i, e)))
+    record.core.backward(saved, make(draw("d_out", b, h, i, e)))
 
 
 def _block(sizes: Mapping[str, int], *, make: Make, full: bool) -> None:
     b, h, g, i, j, d, e, m = (sizes[letter] for letter in "bhgijdem")
-    block = mechanism("higher_order").block
     options: dict[str, Any] = {"bias": True} if full else {"residual": False}
-    config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options)
-    x = make(np.asarray(_draw("x", b, i, m)))
+    x = make(np.asarray(draw("x", b, i, m)))
     context = Context()
     if full:
-        memory, padding = make(_draw("memory", b, j, m)), make(_mask("padding", b, j))
+        memory, padding = make(draw("memory", b, j, m)), make(hidden("padding", b, j))
         context = Context(causal=True, memory=memory, memory_mask=padding)
-    params = block.init(config, seed=7, like=x)
-    state, saved = block.forward(params, block.start(params, x, context), context)
-    d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, i, m)))
-    block.backward(params, saved, d_state)
+    step("higher_order", x, context, make, width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options)

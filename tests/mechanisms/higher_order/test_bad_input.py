@@ -63,13 +63,6 @@ def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:
         ({"normaliser": 1.0}, r"normaliser: got float, needs one of exact, add, clamp, signed, or a Exact or Add"),
         ({"normaliser": "exact(plain=1)"}, r"normaliser: got 'exact\(plain=1\)'; plain: got 1, needs true or false"),
         ({"normaliser": "exact(delta=True)"}, r"delta: got True, needs a finite number"),
-        (
-            {"delta": 1.0},
-            r'delta: got an option of before, needs a normaliser with its numbers: normaliser="exact\(delta=1.0',
-        ),
-        ({"policy": "signed"}, r'policy: got an option of before, .*: normaliser="signed"'),
-        ({"eps": 1e-3}, r'eps: got an option of before, .*: normaliser="add\(eps=1e-6\)"'),
-        ({"denominator": "plain"}, r'denominator: got an option of before, .*: normaliser="exact\(plain=True\)"'),
         ({"key_mask": np.ones((1, 3))}, r"key_mask: got dtype float64, needs bool"),
         ({"key_mask": [[True]]}, r"key_mask: got list, needs an array"),
         ({"state": X, "causal": True}, r"state: got ndarray, needs a State"),
@@ -88,11 +81,6 @@ def test_whole_numbers_of_numpy_are_whole_numbers(order: Any) -> None:
     assert type(BLOCK.Config(width=order, heads=1, order=order).width) is int
     with pytest.raises(TypeError, match=r"order: got bool, needs a whole number of at least 0"):
         ra.higher_order.forward(X, X, X, order=np.True_)  # type: ignore[arg-type]
-
-
-def test_a_configuration_tells_what_became_of_old_keywords() -> None:
-    with pytest.raises(TypeError, match=r'policy: got an option of before, .*: normaliser="signed"'):
-        BLOCK.Config(width=8, heads=2, policy="signed")
 
 
 # --- states

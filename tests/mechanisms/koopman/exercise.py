@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from refattn import Context, equations, mechanism, philox
+from refattn import Context, equations, mechanism
 from refattn.mechanisms.cache import KeysAndValues
 from refattn.mechanisms.koopman.layer import pointer
-
-Make = Callable[[Any], Any]
-Run = tuple[Mapping[str, int], Callable[[], None]]
+from tests.mechanisms.exercises import Make, Run, draw, hidden, step
 
 
 def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]:
@@ -44,14 +42,6 @@ def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]
     ]
 
 
-def _draw(name: str, *shape: int) -> Any:
-    return philox.normal(shape, seed=7, purpose=name)
-
-
-def _mask(name: str, *shape: int) -> Any:
-    return philox.uniform(shape, seed=7, purpose=name) < 0.8
-
-
 def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool = False, **options: Any) -> None:
     b, h, g, i, j, d = (sizes[letter] for letter in "bhgijd")
     record = mechanism("koopman")
@@ -61,43 +51,38 @@ def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bo
         options = {"perturbation": "pencil(mix=0.9)", "causal": True}
         # The shared implementation is for masks of keys, and where the future is hidden for one fit.
         rows, fit = (1, "separable") if implementation == "shared" else (i, "stein")
-        options |= {"mask": make(_mask("mask", b, h, rows, j)), "fit": fit}
-    q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, d))
+        options |= {"mask": make(hidden("mask", b, h, rows, j)), "fit": fit}
+    q, k, v = make(draw("q", b, h, i, d)), make(draw("k", b, g, j, d)), make(draw("v", b, g, j, d))
     _, saved = record.core.forward(q, k, v, implementation=implementation, **options)
-    record.core.backward(saved, make(_draw("d_out", b, h, i, d)))
+    record.core.backward(saved, make(draw("d_out", b, h, i, d)))
 
 
 def _block(sizes: Mapping[str, int], *, make: Make, full: bool) -> None:
     b, h, g, i, j, d, m = (sizes[letter] for letter in "bhgijdm")
-    block = mechanism("koopman").block
     options: dict[str, Any] = {"bias": True} if full else {"residual": False, "learn_kernel": False}
-    config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, **options)
-    x = make(np.asarray(_draw("x", b, i, m)))
+    x = make(np.asarray(draw("x", b, i, m)))
     context = Context()
     if full:
-        padding, mask = make(_mask("padding", b, j)), make(_mask("mask", b, h, i, j))
+        padding, mask = make(hidden("padding", b, j)), make(hidden("mask", b, h, i, j))
         draws = {name: make(np.asarray([0.1])) for name in ("ridge", "epsilon")}
-        memory = make(_draw("memory", b, j, m))
+        memory = make(draw("memory", b, j, m))
         context = Context(mask=mask, causal=True, memory=memory, memory_mask=padding, draws=draws)
-    params = block.init(config, seed=7, like=x)
-    state, saved = block.forward(params, block.start(params, x, context), context)
-    d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, i, m)))
-    block.backward(params, saved, d_state)
+    step("koopman", x, context, make, width=m, heads=h, kv_heads=g, head_width=d, **options)
 
 
 def _pointer(sizes: Mapping[str, int], *, make: Make, similarity: str) -> None:
     b, h, g, i, d, m = (sizes[letter] for letter in "bhgidm")
     config = mechanism("koopman").block.Config(width=m, heads=h, kv_heads=g, head_width=d, similarity=similarity)
-    x = make(np.asarray(_draw("x", b, i, m)))
+    x = make(np.asarray(draw("x", b, i, m)))
     params, own = pointer.init(config, seed=7, like=x, layer=0), equations.active(pointer)
     _, _, saved = own.forward(params, x, Context(causal=True))
-    own.backward(params, saved, make(_draw("d_l", b, h, i, i + 1)), make(_draw("d_x", b, i, m)))
+    own.backward(params, saved, make(draw("d_l", b, h, i, i + 1)), make(draw("d_x", b, i, m)))
 
 
 def _extended(sizes: Mapping[str, int], *, make: Make) -> None:
     """Tokens behind none at all: so that there are as many keys as queries."""
     b, h, g, i, d, m = (sizes[letter] for letter in "bhgidm")
     config = mechanism("koopman").block.Config(width=m, heads=h, kv_heads=g, head_width=d)
-    x, none = make(np.asarray(_draw("x", b, i, m))), make(np.zeros((b, g, 0, d)))
+    x, none = make(np.asarray(draw("x", b, i, m))), make(np.zeros((b, g, 0, d)))
     params = pointer.init(config, seed=7, like=x, layer=0)
     equations.active(pointer).extend(params, KeysAndValues(none, none), x, Context(causal=True))

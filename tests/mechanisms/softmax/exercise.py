@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from refattn import Context, mechanism, philox
-
-Make = Callable[[Any], Any]
-Run = tuple[Mapping[str, int], Callable[[], None]]
+from refattn import Context, mechanism
+from tests.mechanisms.exercises import Make, Run, draw, hidden, step
 
 
 def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]:
@@ -36,14 +34,6 @@ def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]
     ]
 
 
-def _draw(name: str, *shape: int) -> Any:
-    return philox.normal(shape, seed=7, purpose=name)
-
-
-def _mask(name: str, *shape: int) -> Any:
-    return philox.uniform(shape, seed=7, purpose=name) < 0.8
-
-
 def _core(
     sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool, logits: float = 1.0, **options: Any
 ) -> None:
@@ -51,32 +41,27 @@ def _core(
     record = mechanism("softmax")
     assert record.core is not None
     if full:
-        options = {"mask": make(_mask("mask", b, h, i, j)), "causal": True, "window": (9, None), "offset": j - i}
-        options |= {"scale": 0.3, "softcap": 2.0, "bias": make(_draw("bias", b, h, i, j))}
-        options |= {"sink": make(_draw("sink", h, sizes["s"])), "keep": make(2.0 * _mask("keep", b, h, i, j))}
+        options = {"mask": make(hidden("mask", b, h, i, j)), "causal": True, "window": (9, None), "offset": j - i}
+        options |= {"scale": 0.3, "softcap": 2.0, "bias": make(draw("bias", b, h, i, j))}
+        options |= {"sink": make(draw("sink", h, sizes["s"])), "keep": make(2.0 * hidden("keep", b, h, i, j))}
         lengths = {"q_lengths": np.arange(i, i - b, -1), "k_lengths": np.arange(j, j - b, -1)}
         options |= {name: make(x) for name, x in lengths.items()}
         assert set(record.defaults) == {*options, "implementation"}
-    q, k, v = make(_draw("q", b, h, i, d) * logits), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
+    q, k, v = make(draw("q", b, h, i, d) * logits), make(draw("k", b, g, j, d)), make(draw("v", b, g, j, e))
     _, saved = record.core.forward(q, k, v, implementation=implementation, **options)
-    record.core.backward(saved, make(_draw("d_out", b, h, i, e)), make(_draw("d_lse", b, h, i)) if full else None)
+    record.core.backward(saved, make(draw("d_out", b, h, i, e)), make(draw("d_lse", b, h, i)) if full else None)
 
 
 def _block(sizes: Mapping[str, int], *, make: Make, full: bool) -> None:
     b, h, g, i, j, d, e, m = (sizes[letter] for letter in "bhgijdem")
-    block = mechanism("softmax").block
     options = (
         {"bias": True, "scale": 0.3, "softcap": 2.0, "window": (9, None), "sink": True} if full else {"residual": False}
     )
-    config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options)
-    x = make(np.asarray(_draw("x", b, i, m)))
+    x = make(np.asarray(draw("x", b, i, m)))
     context = Context()
     if full:
-        padding = make(_mask("padding", b, j))
-        memory = make(_draw("memory", b, j, m))
-        mask = make(_mask("mask", b, h, i, j))
+        padding = make(hidden("padding", b, j))
+        memory = make(draw("memory", b, j, m))
+        mask = make(hidden("mask", b, h, i, j))
         context = Context(mask=mask, causal=True, memory=memory, memory_mask=padding)
-    params = block.init(config, seed=7, like=x)
-    state, saved = block.forward(params, block.start(params, x, context), context)
-    d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, i, m)))
-    block.backward(params, saved, d_state)
+    step("softmax", x, context, make, width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options)

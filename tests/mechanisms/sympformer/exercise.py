@@ -12,9 +12,7 @@ from refattn.mechanisms.sympformer.baselines import attend
 from refattn.mechanisms.sympformer.geometry import prefixes, step
 from refattn.mechanisms.sympformer.oracles import reduced
 from refattn.mechanisms.sympformer.params import Layer
-
-Make = Callable[[Any], Any]
-Run = tuple[Mapping[str, int], Callable[[], None]]
+from tests.mechanisms.exercises import Make, Run, draw
 
 STACKS: tuple[dict[str, Any], ...] = (
     {"integrator": "half_damped", "mlp": "momentum", "look_ahead": True},
@@ -90,22 +88,18 @@ def _with_one_width(run: Callable[[], None]) -> None:
         run()
 
 
-def _draw(name: str, *shape: int) -> Any:
-    return philox.normal(shape, seed=7, purpose=name)
-
-
 def _core(sizes: Mapping[str, int], *, make: Make, implementation: str, full: bool) -> None:
     b, h, g, i, d, e = (sizes[letter] for letter in "bhgide")
     record = mechanism("sympformer")
     assert record.core is not None
     options: dict[str, Any] = (
-        {"causal": True, "scale": 0.7, "kinetic": make(_draw("kinetic", b, h, i, 1))} if full else {}
+        {"causal": True, "scale": 0.7, "kinetic": make(draw("kinetic", b, h, i, 1))} if full else {}
     )
     assert not full or set(record.defaults) == {*options, "implementation"}
-    q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, i, d)), make(_draw("v", b, g, i, e))
+    q, k, v = make(draw("q", b, h, i, d)), make(draw("k", b, g, i, d)), make(draw("v", b, g, i, e))
     _, saved = record.core.forward(q, k, v, implementation=implementation, **options)
-    d_log_z = make(_draw("d_log_z", b, h, i)) if full else None
-    record.core.backward(saved, make(_draw("d_out", b, h, i, e)), d_log_z)
+    d_log_z = make(draw("d_log_z", b, h, i)) if full else None
+    record.core.backward(saved, make(draw("d_out", b, h, i, e)), d_log_z)
 
 
 def _reduced(sizes: Mapping[str, int], make: Make) -> None:
@@ -113,9 +107,9 @@ def _reduced(sizes: Mapping[str, int], make: Make) -> None:
     b, i, m = (sizes[letter] for letter in "bim")
     block, own = mechanism("sympformer").block, equations.active(reduced)
     options = {"integrator": "exponential_midpoint", "oracle": "reduced", "normalise": "none", "mlp": "none"}
-    params = block.init(block.Config(width=m, heads=3, **options), seed=7, like=make(_draw("x", b, i, m)))
-    layer, p = Layer(own, params, {}, True), make(_draw("p", b, i, m, m))
-    answer, saved = own.forward(layer, make(_draw("x", b, i, m)), p)
+    params = block.init(block.Config(width=m, heads=3, **options), seed=7, like=make(draw("x", b, i, m)))
+    layer, p = Layer(own, params, {}, True), make(draw("p", b, i, m, m))
+    answer, saved = own.forward(layer, make(draw("x", b, i, m)), p)
     d_speed = own.velocity(p, answer.context)
     d_p, d_moments = own.velocity_backward(p, d_speed, answer.context, d_speed)
     own.backward(layer, saved, answer.g, d_p, d_moments, lambda name, value: None)
@@ -124,7 +118,7 @@ def _reduced(sizes: Mapping[str, int], make: Make) -> None:
 def _geometry(sizes: Mapping[str, int], make: Make, connection: str) -> None:
     b, i, m = (sizes[letter] for letter in "bim")
     own, whole = equations.active(step), equations.active(prefixes)
-    x, v, d_x = (make(_draw(name, b, i, m)) for name in ("x", "v", "d_x"))
+    x, v, d_x = (make(draw(name, b, i, m)) for name in ("x", "v", "d_x"))
     params = own.fresh(m, x, beta=0.9, gamma=0.1)
     _, _, saved = own.forward(params, x, v, connection=connection, normed=True)
     own.backward(params, saved, d_x, v)
@@ -136,7 +130,7 @@ def _decoding(sizes: Mapping[str, int], make: Make, **options: Any) -> Run:
     """The last i of j tokens, after the others."""
     b, i, j, m = (sizes[letter] for letter in "bijm")
     record, context = mechanism("sympformer"), Context(causal=True)
-    x = make(_draw("x", b, j, m))
+    x = make(draw("x", b, j, m))
     assert record.stream is not None
     params = record.block.init(record.block.Config(width=m, heads=3, start="linear", **options), seed=7, like=x)
     state = record.block.start(params, x[:, : j - i, :], context)
@@ -167,10 +161,10 @@ def _stack(
         Context(
             causal=causal,
             tokens=tokens if options.get("start") == "table" else None,
-            draws={name: make(_draw(name, b, i, m)) for name in sorted(draws)} or None,
+            draws={name: make(draw(name, b, i, m)) for name in sorted(draws)} or None,
         ),
     )
-    x = make(_draw("x", b, i, m))
+    x = make(draw("x", b, i, m))
     configs = [block.Config(width=m, heads=3, layer=n, layers=layers, vocabulary=t, **options) for n in range(layers)]
     params = [block.init(config, seed=7, like=x, layer=n) for n, config in enumerate(configs)]
     states = [block.start(params[0], x, context)]
@@ -183,7 +177,7 @@ def _stack(
         if n and options.get("mlp") == "velocity":
             block.start(params[n], x, context)
         state, saved = block.forward(params[n], states[n], context)
-        d_state, _ = block.read_backward(params[n], state, make(_draw("d_x", b, i, m)))
+        d_state, _ = block.read_backward(params[n], state, make(draw("d_x", b, i, m)))
         d_state, _, _ = block.backward(params[n], saved, d_state)
         block.start_backward(params[n], d_state)
 

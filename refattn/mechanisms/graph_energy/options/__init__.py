@@ -14,7 +14,8 @@ from typing import Any
 
 from refattn.args import check_choice
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial
-from refattn.mechanisms.graph_energy.options.integrator import INTEGRATORS, STOPS
+from refattn.mechanisms.graph_energy.options.integrator import INTEGRATORS
+from refattn.mechanisms.graph_energy.options.integrator import STOPS as STOPS
 from refattn.mechanisms.graph_energy.options.links import LINKS
 from refattn.mechanisms.graph_energy.options.start import Start
 from refattn.mechanisms.graph_energy.options.threshold import THRESHOLDS
@@ -55,17 +56,3 @@ FAMILIES: dict[str, Callable[[Any], Any]] = {
     "start": lambda given: given if isinstance(given, Start) else Start(at=given),
 }
 """What makes an object of an option that is given as a name or as text."""
-
-_HARD, _RK45, _EULER = 'threshold="hard(%s=...)"', 'integrator="rk45(%s=...)"', 'integrator="euler(%s=...)"'
-RENAMED = {
-    **{name: _HARD % name for name in ("tau", "signed", "empty")},
-    "kind": 'threshold="hard", "soft" or "proximal"',
-    "straight_through": 'threshold="hard(straight_through=True)"',
-    **{name: _RK45 % name for name in ("accuracy", "max_nfe")},
-    **{name: _EULER % name for name in ("adjoint", "checkpoint", *STOPS)},
-    "coefficients": 'coupling="polynomial(coefficients=...)" or coupling=Polynomial(...)',
-    "symmetrise": 'graph="kernel", "mean", "min", "none" or "causal_mirror"',
-    "graph_scores": "graph=\"kernel(over='keys')\"",
-    "jitter": "start=Start(jitter=...)",
-}
-"""Options of before, and what stands in their place."""

@@ -19,11 +19,6 @@ def graph_of(options: Mapping[str, Any]) -> Any:
     return None if given is None else FAMILIES["graph"](given)
 
 
-def is_over_keys(options: Mapping[str, Any]) -> bool:
-    """Tell whether links come from the scores of keys with keys."""
-    return getattr(graph_of(options), "over", "tokens") == "keys"
-
-
 def integrator_of(options: Mapping[str, Any]) -> str:
     """Return the name of the integrator of a call."""
     name: str = FAMILIES["integrator"](options.get("integrator", "euler")).name

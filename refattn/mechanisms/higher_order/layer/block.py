@@ -33,7 +33,7 @@ from refattn.args import check, check_mask
 from refattn.mechanisms import projections
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.higher_order import core
-from refattn.mechanisms.higher_order.options import Options, refusing_old
+from refattn.mechanisms.higher_order.options import Options
 from refattn.mechanisms.projections import State, fresh, output_backward, padding, tokens_backward
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_forward
@@ -42,7 +42,6 @@ from refattn.xp import Array, namespace, zeros
 __all__ = ["Config", "Params", "Saved", "State", "init"]
 
 
-@refusing_old
 @dataclass(frozen=True)
 class Config(Options, projections.Config):
     """Static choices of a block: those of its projections, `refattn.mechanisms.projections.Config`, and of the core.
