@@ -114,7 +114,7 @@ def interpreter_of(kernel: Kernel, folder: Path) -> Path:
     asked = kernel.requirements.read_text("utf-8")
     if not done.exists() or done.read_text("utf-8") != asked:
         venv.create(home, clear=True, with_pip=True)
-        command = [python, "-m", "pip", "install", "--quiet", "-r", kernel.requirements, "-e", ROOT]
+        command = [str(python), "-m", "pip", "install", "--quiet", "-r", str(kernel.requirements), "-e", str(ROOT)]
         subprocess.run(command, check=True)
         done.write_text(asked, "utf-8")
     return python
