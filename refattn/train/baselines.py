@@ -25,15 +25,6 @@ from numpy.typing import NDArray
 from refattn.train.data import Bytes
 
 
-def unigram_bits(train: Bytes, heldout: Bytes) -> float:
-    """Return the bits per byte of the unigram model of `train` on each byte of `heldout` after the first.
-
-    Both are uint8 (length,); ValueError where `heldout` has less than two bytes.
-    """
-    _check(heldout)
-    return float(-np.mean(np.log2(_unigram(train))[heldout[1:]]))
-
-
 def bigram_bits(train: Bytes, heldout: Bytes) -> float:
     """Return the bits per byte of the bigram model of `train` on each byte of `heldout` after the first.
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refattn import philox
-from refattn.train.baselines import bigram_bits, gzip_bits, unigram_bits
+from refattn.train.baselines import bigram_bits, gzip_bits
 
 texts = st.binary(min_size=2, max_size=60) | st.text("ab \n", min_size=2, max_size=60).map(str.encode)
 
@@ -39,26 +39,20 @@ def test_bits_are_those_of_plain_loops(train: bytes, heldout: bytes) -> None:
     pairs = list(zip(heldout, heldout[1:], strict=False))
     expected = -sum(math.log2(bigram(train, x, y)) for x, y in pairs) / len(pairs)
     assert bigram_bits(array(train), array(heldout)) == pytest.approx(expected, rel=1e-12)
-    expected = -sum(math.log2(unigram(train, y)) for _, y in pairs) / len(pairs)
-    assert unigram_bits(array(train), array(heldout)) == pytest.approx(expected, rel=1e-12)
 
 
 @settings(max_examples=10)
 @given(train=texts, x=st.integers(0, 255))
-def test_they_are_distributions(train: bytes, x: int) -> None:
+def test_it_is_a_distribution(train: bytes, x: int) -> None:
     """Two bytes are one prediction, so 2 ** -bits is its probability."""
-    for bits in (bigram_bits, unigram_bits):
-        total = sum(2.0 ** -bits(array(train), array(bytes([x, y]))) for y in range(256))
-        assert total == pytest.approx(1.0, rel=1e-12)
+    total = sum(2.0 ** -bigram_bits(array(train), array(bytes([x, y]))) for y in range(256))
+    assert total == pytest.approx(1.0, rel=1e-12)
 
 
 def test_known_texts() -> None:
-    noise = philox.integers(100_000, 0, 256, seed=0, purpose="noise").astype(np.uint8)
     coins = philox.integers(100_000, 0, 2, seed=0, purpose="coins").astype(np.uint8)
     turns = np.resize(array(b"ab"), 100_000)
-    assert unigram_bits(noise, noise[:50_000]) == pytest.approx(8.0, abs=0.01)
     assert bigram_bits(coins, coins[:50_000]) == pytest.approx(1.0, abs=0.01)
-    assert unigram_bits(turns, turns) == pytest.approx(1.0, abs=0.01)
     assert bigram_bits(turns, turns) == pytest.approx(0.0, abs=0.001)
 
 
@@ -69,8 +63,7 @@ def test_gzip() -> None:
 
 
 def test_too_short_texts_are_refused() -> None:
-    for bits in (unigram_bits, bigram_bits):
-        with pytest.raises(ValueError, match="^heldout: got 1 bytes, needs at least 2"):
-            bits(array(b"abc"), array(b"a"))
+    with pytest.raises(ValueError, match="^heldout: got 1 bytes, needs at least 2"):
+        bigram_bits(array(b"abc"), array(b"a"))
     with pytest.raises(ValueError, match="^heldout: got 0 bytes, needs at least 1"):
         gzip_bits(array(b""))

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from refattn.train import data
 from refattn.train.data import Counts, Text
 
-NOBODY = 65534
-
 
 def array(text: bytes) -> Any:
     return np.frombuffer(text, dtype=np.uint8)

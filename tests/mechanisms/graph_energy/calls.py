@@ -42,11 +42,6 @@ def run(n: int = N, **options: Any) -> tuple[Any, Any]:
     return forward(*qkv(n), **options)
 
 
-def step_of(state: str) -> dict[str, float]:
-    """A step for a state whose scores have no bound."""
-    return {"step": 0.1} if state == "feature" else {}
-
-
 def flat(**options: Any) -> dict[str, Any]:
     """Options of the core, with the numbers of a threshold, an integrator, links and a start given by themselves.
 
