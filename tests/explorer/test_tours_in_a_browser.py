@@ -67,7 +67,8 @@ def test_every_card_is_reached_and_every_number_explains_itself(
               for (const cell of cells) {
                 page.point(cell);
                 const { left, right, top, bottom } = pop.getBoundingClientRect(), told = pop.querySelector("math");
-                if (pop.hidden || !told || /undefined|NaN/.test(pop.textContent)) bad.push(cell.dataset.ref);
+                const hidden = pop.hidden && page.cards[page.active].told !== cell.dataset.ref; // or it is spelled out there
+                if (hidden || !told || /undefined|NaN/.test(pop.textContent)) bad.push(cell.dataset.ref);
                 const inside = left >= 0 && right <= innerWidth + 1 && top >= 0 && bottom <= innerHeight + 1;
                 if (!inside) bad.push(`outside: ${cell.dataset.ref}`);
                 page.unpoint(cell);
@@ -83,8 +84,8 @@ def test_every_card_is_reached_and_every_number_explains_itself(
         assert seen["bad"] == [] and seen["visible"] == 1, seen
         assert seen["wide"] <= seen["inner"], (n, seen["wide"])
         assert "undefined" not in seen["text"] and "NaN" not in seen["text"]
-        if window is PHONE:
-            assert seen["high"] < 0.25, (n, seen["high"])
+        if window is PHONE:  # the first card has no numbers, and a larger picture
+            assert seen["high"] < (0.25 if n else 0.4), (n, seen["high"])
     assert tab.told == [] and [x for x in tab.requests if not x.startswith(("file:", "data:"))] == []
 
 
@@ -122,6 +123,7 @@ def test_knobs_compute_and_go_back(chromium: Browser, pages: dict[str, Path], na
     for knob in tab.evaluate("page.numbers.data.knobs.map((knob) => knob.name)"):
         if tab.evaluate(f"typeof page.numbers.knobs['{knob}'] === 'boolean'"):
             tab.click(f"[data-knob={knob}]")
+            tab.wait(0.05)
         else:
             tab.evaluate(f"document.querySelector('[data-knob={knob}]').focus()")
             for _ in range(4):
@@ -129,6 +131,7 @@ def test_knobs_compute_and_go_back(chromium: Browser, pages: dict[str, Path], na
         assert tab.evaluate("page.active") == 0  # the keys are the knob's
         changed += tab.evaluate(picture) != before
         tab.click("#knobs button")
+        tab.wait(0.05)  # a click gives the keys back to the tour
         assert tab.evaluate(picture) == before, knob
     assert changed == len(tab.evaluate("page.numbers.data.knobs"))
     assert tab.told == []
@@ -176,7 +179,7 @@ def test_hover_tap_pin_and_walk(chromium: Browser, pages: dict[str, Path]) -> No
     assert phone.evaluate("document.getElementById('pop').hidden")
     phone.tap("#turn-knobs")
     phone.wait(0.1)
-    assert phone.evaluate("getComputedStyle(document.getElementById('knobs')).display") == "grid"
+    assert phone.evaluate("getComputedStyle(document.getElementById('knobs')).display") != "none"
     assert phone.evaluate("document.getElementById('turn-knobs').getAttribute('aria-expanded')") == "true"
     assert phone.told == []
 
@@ -188,7 +191,7 @@ def test_time_is_scrubbed_and_played(chromium: Browser, pages: dict[str, Path]) 
     assert tab.evaluate("page.state.t") == 1  # a step, since the card is of one
     tab.evaluate("document.getElementById('scrub').focus()")
     tab.key("ArrowRight")
-    assert tab.evaluate("page.state.t") == 2 and "step 3 of" in tab.evaluate(
+    assert tab.evaluate("page.state.t") == 2 and "from step 2 to step 3" in tab.evaluate(
         "document.querySelector('.active').textContent"
     )
     tab.evaluate("document.activeElement.blur()")

@@ -244,7 +244,7 @@ class Page {
 
   draw() {
     const box = byId("picture"), W = Math.round(box.clientWidth), first = this.cards[this.active].kind === "intro" && !this.all;
-    const most = wide() ? 460 : W >= 480 ? 250 : this.numbers.steps ? 112 : 134; // on a phone it is large at first, and leaves room for numbers later
+    const most = wide() ? 460 : W >= 480 ? 250 : this.numbers.steps ? 112 : 126; // on a phone it is large at first, and leaves room for numbers later
     const H = first && !wide() ? Math.round(Math.max(this.mechanism.height(W), Math.min(0.62 * W, 0.3 * innerHeight))) : Math.min(most, Math.round(this.mechanism.height(W)));
     const focus = document.activeElement?.getAttribute("data-word");
     box.innerHTML = `<svg class="${W < 420 ? "narrow" : ""}" width="${W}" height="${H}" viewBox="0 0 ${W} ${H}" role="group" aria-label="${said(this.mechanism.label).replaceAll('"', "")}">${this.mechanism.picture(W, H, false)}</svg>`;
