@@ -375,5 +375,6 @@ tour({
   sizes: { a: () => WIDE, b: () => WIDE, c: () => K.width, u: () => K.width + V.c(), v: () => K.width + V.c(), r: () => WIDE, z: () => WIDE },
   quantities, forward, backward, picture, caption,
   height: (W) => (W < 420 ? 150 : Math.min(400, Math.round(W * 0.7))),
+  tallest: () => 150,
   label: () => `What new columns are worth: ${features().map((r) => percent(V.part(r))).join(", ")}; ${V.c()} are added. The loss is ${show(V.loss())} before and ${show(V.lossn())} after.`,
 });
