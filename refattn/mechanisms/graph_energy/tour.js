@@ -160,7 +160,7 @@ function picture(W, H, small) {
   const R = Math.min((bottom - top) / 2 - (narrow ? 4 : 26), W * 0.14), across = narrow ? Math.min(1.25 * R, 0.115 * W) : R, cx = W - across - (narrow ? 18 : 48), cy = (top + (narrow ? H : bottom)) / 2 + (small ? 0 : 2), size = R / 82;
   const spot = J.map((j) => { const angle = -Math.PI / 2 + (2 * Math.PI * (j - Math.floor(J.length / 2))) / J.length; return [cx + across * Math.cos(angle), cy + R * Math.sin(angle)]; });
   if (!small && !narrow) drawn += text(W, 12, `the graph at step ${S.t}`, { class: "title", "text-anchor": "end" });
-  J.forEach((i) => others(i).filter((j) => j > i).forEach((j) => { drawn += svg("path", { d: `M${spot[i]}L${spot[j]}`, "stroke-width": 18 * size * 0.5 * (V.n(i, j) + V.n(j, i)), class: "bond" }); }));
+  J.forEach((i) => others(i).filter((j) => j > i).forEach((j) => { drawn += svg("path", { d: `M${spot[i]}L${spot[j]}`, "stroke-width": Math.max(0.8, 18 * size * 0.5 * (V.n(i, j) + V.n(j, i))), class: "bond" }); }));
   if (!back && read() !== undefined && read() !== S.i && !small) drawn += svg("path", { d: `M${spot[read()]}L${spot[S.i]}`, class: "cut" });
   J.forEach((j) => {
     const score = along(V.x, at, j, last), radius = size * (6 + 18 * Math.max(0, Math.min(1.3, score))), [px, py] = spot[j], slope = along(V.dx, at, j, last), above = py < cy - 2;
