@@ -106,10 +106,10 @@ const forward = [
   },
   {
     title: "Take the weight apart", label: "the same weight, as a sum of products", formula: "w_ij = sum_r psi_ri phi_rj", when: "last", show: [["psi[,i]", "phi"], ["apart"]], pick: () => ["apart", best()],
-    say: () => `A power of a sum is a sum of products. So the weight is a sum of ${R().length} terms. In each, φ is a product of elements of the key alone (${R().length < 40 ? "named in the picture, by the same numbers" : "row 1 is 1"}), and ψ the same product for the query, with the factor that the polynomial gives it.`,
+    say: () => `A power of a sum is a sum of products. So the weight is a sum of ${R().length} terms. In each, φ is a product of elements of the key alone, and ψ the same product for the query, with the factor that the polynomial gives it. The rows are ${products().slice(0, 10).map(named).join(", ")}${R().length > 10 ? ", and so on" : ""}.`,
   },
   {
-    title: "Fill the state", label: "what is kept of the keys and values", formula: "M_r = sum_j phi_rj v_j, N_r = sum_j phi_rj", when: "last", show: [["held", "counted"], ["v"], ["phi"]], pick: () => ["held", Math.min(1, R().length - 1), 0],
+    title: "Fill the state", label: "what is kept of the keys and values", formula: "M_r = sum_j phi_rj v_j, N_r = sum_j phi_rj", when: "last", show: [["held", "counted"], ["v"]], pick: () => ["held", Math.min(1, R().length - 1), 0],
     say: () => `φ has no query in it, so keys can be added up once. M adds up φ times the value, N adds up φ alone. That is the state: ${R().length} rows, however many keys there are${K.causal ? `; a query reads it as it is after its own key` : ""}.`,
   },
   {
