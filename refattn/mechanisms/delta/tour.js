@@ -45,7 +45,7 @@ function table(W, H, small) {
   const middle = { "text-anchor": "middle", class: "tick" };
   let drawn = "";
   if (!small) drawn += text(left + key / 2 - 1, head - 6, narrow ? "k" : "key k", middle) + text(x0 + (wide * E.length) / 2, head - 6, back ? "dS" : narrow ? "S" : "memory S", middle);
-  if (!small && !narrow) drawn += text(0, 12, back ? `gradients, after ${DATA.tokens[n]}` : S.t < J.length ? `${DATA.tokens[n]} comes` : `after ${DATA.tokens[n]}`, { class: "title" }) + text(0, H - 6, back ? "arrows: where values should move" : "○ said, ● remembered, black: output o, its way", { class: "title" });
+  if (!small && !narrow) drawn += text(0, 12, back ? `gradients, after ${DATA.tokens[n]}` : S.t < J.length ? `${DATA.tokens[n]} comes` : `after ${DATA.tokens[n]}`, { class: "title" }) + text(0, H - 6, back ? "arrows: where values should move" : "○ said, ● remembered, black: o and its way", { class: "title" });
   D.forEach((d) => {
     const y = head + d * high;
     if (!small) drawn += tile(left, y, key, high, V.k(n, d), 1, `k.${n}.${d}`);
@@ -91,7 +91,7 @@ function answers(W, H, small) {
   drawn += svg("path", { d: `M${[...path, here].map((p) => `${X(p).toFixed(1)} ${Y(p).toFixed(1)}`).join("L")}`, fill: "none", style: "stroke:var(--ink)", "stroke-width": 1, opacity: 0.6 });
   if (end >= 1) {
     drawn += svg("path", { d: `M${X(lazy)} ${Y(lazy) - 6}l6 6l-6 6l-6 -6z`, style: "fill:none;stroke:var(--soft)", "stroke-width": 1.8 });
-    if (!small && !narrow) drawn += text(Math.max(left + 36, Math.min(left + size - 36, X(lazy))), Y(lazy) + 20, "only adding", { class: "name title", "text-anchor": "middle" });
+    if (!small && !narrow) drawn += text(Math.max(left + 36, Math.min(left + size - 36, X(lazy))), Y(lazy) + (Y(here) > Y(lazy) ? -11 : 20), "only adding", { class: "name title", "text-anchor": "middle" });
   }
   return drawn + svg("circle", { cx: X(here), cy: Y(here), r: small ? 5 : 6.5, style: "fill:var(--ink);stroke:var(--paper)", "stroke-width": 1.5 }) + (small ? "" : text(X(here) + 10, Y(here) - 7, "o", { class: "name strong" }));
 }
@@ -100,7 +100,7 @@ function answers(W, H, small) {
 const along = (j, n) => D.reduce((total, d) => total + V.k(j, d) * V.k(n, d), 0);
 function disturbed() {
   const n = now(), other = J.slice(0, n).findLast((j) => Math.abs(along(j, n)) > 1e-9 && along(j, n) ** 2 < (1 - 1e-9) * along(j, j) * along(n, n));
-  return other === undefined ? "" : ` The key of ${names([other])}, (${keyOf(other).map(show).join(", ")}), is not: its answer moves, too, by ${show(along(other, n))} u. So what is remembered of it is disturbed.`;
+  return other === undefined ? "" : ` The key of ${names([other])}, (${keyOf(other).map(show).join(", ")}), is not at right angles: its answer moves, too, by ${show(along(other, n))} u, and what is remembered of it is disturbed.`;
 }
 
 const nearest = (point, among) => among.slice().sort((a, b) => Math.hypot(...E.map((e) => DATA.v[a][e] - point[e])) - Math.hypot(...E.map((e) => DATA.v[b][e] - point[e])))[0];
@@ -139,7 +139,7 @@ tour({
     miss: { id: "DELTA.2", axes: "te", symbol: "m", what: "miss", of: (t, e) => sub(v(t, e), answer(t, e)) },
     correction: { id: "DELTA.3", axes: "te", symbol: "u", what: "change of the answer", of: (t, e) => mul(beta, miss(t, e)) },
     state: { id: "DELTA.4", passes: 1, axes: "Tde", symbol: "S", what: "memory", of: (t, d, e) => (t === 0 ? words("at the start", 0) : add(faded(t - 1, d, e), mul(k(t - 1, d), correction(t - 1, e)))) },
-    o: { id: "DELTA.5", axes: "te", what: "output, the answer to the question", of: (t, e) => sum(D.map((d) => div(mul(state(t + 1, d, e), q(t, d)), root))) },
+    o: { id: "DELTA.5", axes: "te", what: "output, the answer to the question", of: (t, e) => mul(div(1, root), dot(D.map((d) => state(t + 1, d, e)), D.map((d) => q(t, d)))) },
     dread: { axes: "te", symbol: "do", what: "gradient of the output", of: (t, e) => (t === S.i ? sub(o(t, e), target(e)) : words("for the loss looks at another output", 0)) },
     dS: { id: "dDELTA.4", back: true, axes: "tde", what: "gradient of the memory after the token", of: (t, d, e) => add(div(mul(q(t, d), dread(t, e)), root), t + 1 < J.length ? mul(keep, dD(t + 1, d, e)) : words("as no token follows", 0)) },
     du: { id: "dDELTA.3", back: true, axes: "te", what: "gradient of the change", of: (t, e) => dot(D.map((d) => k(t, d)), D.map((d) => dS(t, d, e))) },

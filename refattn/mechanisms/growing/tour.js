@@ -313,7 +313,7 @@ function losses(x, y, W, H, small) {
   if (small) return drawn;
   const left = best > 0.5 * far, named = best > 0 && best <= far ? text(X(best) + (left ? -8 : 8), y + H + 12, "best", { class: "tick", "text-anchor": left ? "end" : "start" }) : "";
   return (
-    drawn + named + text(x + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + text(x, y + H + 14, "0", { class: "tick" }) +
+    drawn + named + text(x + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + (best > 0 && best < 0.15 * far ? "" : text(x, y + H + 14, "0", { class: "tick" })) +
     text(x + W, y + H + 14, `amplitude ${show(far)}`, { class: "tick", "text-anchor": "end" }) +
     text(x + W - 4, y + H - 6, "dotted: no new columns", { class: "tick", "text-anchor": "end" })
   );

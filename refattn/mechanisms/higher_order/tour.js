@@ -39,7 +39,7 @@ const quantities = {
   var_k: { axes: "j", symbol: "var_k", what: "variance of a key", of: (j) => spread2(D.map((c) => k(j, c)), mean_k(j)) },
   q1: { id: "HOL.1", axes: "id", symbol: "q'", what: "query of mean 0 and variance 1", of: (i, c) => normal(q(i, c), mean_q(i), var_q(i)) },
   k1: { id: "HOL.2", axes: "jd", symbol: "k'", what: "key of mean 0 and variance 1", of: (j, c) => normal(k(j, c), mean_k(j), var_k(j)) },
-  s: { id: "HOL.3", axes: "ij", what: "score", of: (i, j) => div(dot(D.map((c) => q1(i, c)), D.map((c) => k1(j, c))), divisor()) },
+  s: { id: "HOL.3", axes: "ij", what: "score", of: (i, j) => mul(div(1, divisor()), dot(D.map((c) => q1(i, c)), D.map((c) => k1(j, c)))) },
   w: {
     id: "HOL.4", axes: "ij", what: "weight",
     of: (i, j) => (K.causal ? choose(isTrue(j <= i, j <= i ? "it does not come later" : "it comes later and is hidden"), sum(P().map((r) => term(s(i, j), r))), 0) : sum(P().map((r) => term(s(i, j), r)))),
@@ -106,10 +106,10 @@ const forward = [
   },
   {
     title: "Take the weight apart", label: "the same weight, as a sum of products", formula: "w_ij = sum_r psi_ri phi_rj", when: "last", show: [["psi[,i]", "phi"], ["apart"]], pick: () => ["apart", best()],
-    say: () => `A power of a sum is a sum of products. So the weight is a sum of ${R().length} terms. In each, φ is a product of elements of the key alone (${R().length < 40 ? "named in the picture, by the same numbers" : "row 1 is 1"}), and ψ the same product for the query, with the factor that the polynomial gives it.`,
+    say: () => `A power of a sum is a sum of products. So the weight is a sum of ${R().length} terms. In each, φ is a product of elements of the key alone, and ψ the same product for the query, with the factor that the polynomial gives it. The rows are ${products().slice(0, 10).map(named).join(", ")}${R().length > 10 ? ", and so on" : ""}.`,
   },
   {
-    title: "Fill the state", label: "what is kept of the keys and values", formula: "M_r = sum_j phi_rj v_j, N_r = sum_j phi_rj", when: "last", show: [["held", "counted"], ["v"], ["phi"]], pick: () => ["held", Math.min(1, R().length - 1), 0],
+    title: "Fill the state", label: "what is kept of the keys and values", formula: "M_r = sum_j phi_rj v_j, N_r = sum_j phi_rj", when: "last", show: [["held", "counted"], ["v"]], pick: () => ["held", Math.min(1, R().length - 1), 0],
     say: () => `φ has no query in it, so keys can be added up once. M adds up φ times the value, N adds up φ alone. That is the state: ${R().length} rows, however many keys there are${K.causal ? `; a query reads it as it is after its own key` : ""}.`,
   },
   {
@@ -235,7 +235,7 @@ function caption() {
   const off = Math.max(...visible.map((j, n) => Math.abs(shares[n] - Math.exp(V.s(i, j)) / whole)));
   const turned = order.findLastIndex((j, n) => n && V.w(i, j) > V.w(i, order[n - 1]) + 1e-3);
   const odd = turned > 0 ? ` ${names([order[turned]])} matches worse than ${names([order[turned - 1]])} and yet weighs more, as ${K.order === 2 ? "1 + s + s²/2 rises again below −1" : "the polynomial rises again far below 0"}.` : "";
-  return `Shares differ from those of the exponential by ${off < 0.001 ? "less than 0.1 %" : `up to ${(100 * off).toFixed(1)} %`}.${odd}`;
+  return `Shares differ from those of the exponential by ${off < 0.001 ? "less than 0.1\u00a0%" : `up to ${(100 * off).toFixed(1)}\u00a0%`}.${odd}`;
 }
 
 tour({

@@ -102,7 +102,7 @@ const forward = [
   },
   {
     id: "SYMP.7", title: "Weigh", when: "step", show: [["s[i]"], ["logz[i]", "z[i]"]], pick: () => ["logz", now(), S.i],
-    say: "The mean of the exponentials is the mass z. A token that matches others well is heavy, since its push is z times as strong (step 5). Its velocity is divided by z again (step 8): so in the first layer all move as plain attention would move them, only by another length.",
+    say: "The mean of the exponentials is the mass z. A token that matches others well is heavy, since its push is z times as strong (step 5). Its velocity is divided by z again (step 8): so in the first layer all move as by plain attention, times one factor for all.",
   },
   {
     id: ["SYMP.9", "SYMP.10"], title: "Measure the speed", when: "step", show: [["p", "e", "z", "u"]], pick: () => ["u", now(), S.i],
@@ -118,7 +118,7 @@ const forward = [
   },
   {
     id: ["SYMP.15", "SYMP.16"], title: "Damp", when: "step", show: [["kicked[i]"], ["damping"], ["damped[i]"]], pick: () => ["damped", now(), S.i, 0],
-    say: () => `Friction takes a part of all momenta: ${percent(Math.exp(-V.damping(now())))} remain in this layer. c<sub>log</sub> is the knob “friction”, c<sub>lin</sub> a constant, ${LIN}, and t the time: 1 at first, and h<sub>x</sub> more after each layer. ${K.c_log > 0 ? "It is strongest at first and gets weaker with time." : "There is almost none of it here."}`,
+    say: () => `Friction takes a part of all momenta: ${percent(Math.exp(-V.damping(now())))} remain in this layer. c<sub>log</sub> is the knob “friction”, c<sub>lin</sub> a constant, ${LIN}, and t the time: 1 at first, and h<sub>x</sub> more after each layer. ${K.c_log > 0 ? "Friction is strongest at first and gets weaker with t." : "There is almost none of it here."}`,
   },
   {
     id: ["SYMP.17", "SYMP.18"], title: "Drift", when: "step", show: [["damped[i]", "z[i]"], ["velocity[i]"], ["x[i]", "x[i]+1"]], pick: () => ["x", now() + 1, S.i, 0],
