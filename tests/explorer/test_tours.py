@@ -94,6 +94,22 @@ def test_an_equation_that_errs_is_noticed() -> None:
         assert ask("of.compare(of.data.python)")["where"] == "w (SM.4)"
 
 
+def test_the_energy_is_compared_with_that_of_the_general_code() -> None:
+    mechanism = ra.mechanism("graph_energy")
+    data = json.loads(build.data(mechanism))
+    data["python"]["energy[3]"][0] += 1e-6
+    with engine(mechanism, json.dumps(data)) as ask:
+        found = ask("of.compare(of.data.python)")
+        assert found["where"] == "E (energy[3])" and {"energy", "energy[20]"} <= set(found["ids"])
+
+
+def test_percents_add_up() -> None:
+    with engine(ra.mechanism("softmax"), build.data(ra.mechanism("softmax"))) as ask:
+        for shares in ([1 / 3] * 3, [0.005, 0.995], [0.604, 0.217, 0.179, 0, 0], [1], [0.485, 0.105, 0.215, 0.195]):
+            percents = [int(x.removesuffix(" %")) for x in ask(f"percents({shares})")]
+            assert sum(percents) == 100 and all(abs(x - 100 * y) < 1 for x, y in zip(percents, shares, strict=True))
+
+
 def test_cards_show_what_the_definition_has(tour: tuple[Mechanism, Ask]) -> None:
     mechanism, ask = tour
     equations, quantities = ask("Object.keys(of.data.equations)"), ask("Object.keys(of.mechanism.quantities)")

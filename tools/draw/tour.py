@@ -32,6 +32,7 @@ def figures() -> Iterator[tuple[str, Shot]]:
         page.write_text(build.page(ra.mechanism("graph_energy")), encoding="utf-8")
         for name, dark in (("tour", False), ("tour_dark", True)):
             tab = chromium.open(page.as_uri() + "#GE.7", width=1240, height=720, dark=dark)
+            tab.evaluate("document.querySelector('.active summary').click()")  # the line of code
             tab.evaluate("page.goTo(5)")
             tab.wait(0.2)
             yield name, Shot(tab)

@@ -22,6 +22,7 @@
 //       formula  in the notation of docstrings, for a card without an equation, which `label` names;  also: { formula }, one more
 //   time        { steps: () => count, name: "step", first: () => the step that cards of a step begin with }
 //   picture, height, label, caption    (W, H, small) => SVG; W => H; what it shows; a sentence that holds at all settings
+//   tallest     W => how tall the picture is on the first card of a phone, if it is not to be as tall as there is room
 //   timeAt      (x, y) => the step there, for a picture that can be dragged;  living: the knob that moves a small picture
 //   title, intro, turn, short    words, or functions that compute them
 //

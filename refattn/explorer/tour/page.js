@@ -71,11 +71,12 @@ class Page {
     this.edges(section);
   }
 
-  // Ids of equations that no card shows, as a sentence.
+  // What the ids are, and which of the definition's no card shows.
   passed() {
-    const ids = Object.keys(this.numbers.data.equations), seen = new Set(this.cards.flatMap((card) => [...(card.ids ?? []), ...[card.of ?? []].flat()]));
-    const rest = ids.filter((id) => !seen.has(id));
-    return ` ${ids[0]} is the name of an equation in the definition${rest.length ? `; ${rest.join(", ")} ${rest.length > 1 ? "have" : "has"} no card` : ""}.`;
+    const named = (entry) => this.mechanism.quantities[/^\w+'?/.exec(entry)[0]].id;
+    const ids = this.cards.flatMap((card) => [...(card.ids ?? []), ...[card.of ?? []].flat(), ...(card.show ?? []).flat().map(named)]), seen = new Set(ids);
+    const rest = Object.keys(this.numbers.data.equations).filter((id) => !seen.has(id));
+    return ` Names like ${ids[0]} are those of the definition${rest.length ? `, of whose equations ${rest.join(", ").replace(/, ([^,]*)$/, " and $1")} ${rest.length > 1 ? "have" : "has"} no card` : ""}.`;
   }
 
   // Between which two steps a card is: the picture stands at the first, or at the end.
@@ -244,8 +245,8 @@ class Page {
 
   draw() {
     const box = byId("picture"), W = Math.round(box.clientWidth), first = this.cards[this.active].kind === "intro" && !this.all;
-    const most = wide() ? 460 : W >= 480 ? 250 : this.numbers.steps ? 112 : 134; // on a phone it is large at first, and leaves room for numbers later
-    const H = first && !wide() ? Math.round(Math.max(this.mechanism.height(W), Math.min(0.62 * W, 0.3 * innerHeight))) : Math.min(most, Math.round(this.mechanism.height(W)));
+    const most = wide() ? 460 : W >= 480 ? 250 : this.numbers.steps ? 112 : 126; // on a phone it is large at first, and leaves room for numbers later
+    const H = first && !wide() ? Math.round(this.mechanism.tallest?.(W) ?? Math.max(this.mechanism.height(W), Math.min(0.62 * W, 0.3 * innerHeight))) : Math.min(most, Math.round(this.mechanism.height(W)));
     const focus = document.activeElement?.getAttribute("data-word");
     box.innerHTML = `<svg class="${W < 420 ? "narrow" : ""}" width="${W}" height="${H}" viewBox="0 0 ${W} ${H}" role="group" aria-label="${said(this.mechanism.label).replaceAll('"', "")}">${this.mechanism.picture(W, H, false)}</svg>`;
     if (focus) box.querySelector(`[data-word="${focus}"]`)?.focus();

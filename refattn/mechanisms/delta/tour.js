@@ -38,14 +38,14 @@ function tile(x, y, wide, high, number, most, ref) {
 // The memory as a table, the key beside its rows, and below its columns what it answers to that key, and how it errs.
 function table(W, H, small) {
   const at = S.at ?? S.t, back = S.side === "backward", n = now(), narrow = W < 420, space = W * (small ? 0.5 : 0.49);
-  const below = small ? [] : back ? [["du", "du"], ["dm", "dm"]] : narrow ? [["answer", "answer"], ["value", "v"], ["miss", "miss"]] : [["answer", "answer"], ["value v", "v"], ["miss m", "miss"], ["change u", "correction"]];
+  const below = small ? [] : back ? [["du", "du"], ["dm", "dm"]] : narrow ? [["answer", "answer"], ["value", "v"], ["miss", "miss"]] : [["answer a", "answer"], ["value v", "v"], ["m = v − a", "miss"], ["change u", "correction"]];
   const head = small ? 4 : narrow ? 14 : 44, gap = small ? 0 : narrow ? 5 : 12, high = Math.min(small ? 64 : narrow ? 24 : 34, (H - head - gap - (narrow ? 4 : 24)) / (D.length + below.length));
   const left = small ? 0 : narrow ? 8 : 16, key = small ? 0 : narrow ? 40 : 60, x0 = left + key + (small ? 4 : 10), wide = Math.min(small ? 64 : narrow ? 48 : 76, (space - x0 - 8) / E.length);
   const cells = back ? D.map((d) => E.map((e) => V.dS(n, d, e))) : memoryAt(at), usual = Math.max(1, ...DATA.v.flat().map(Math.abs)), most = back ? Math.max(1e-9, ...cells.flat().map(Math.abs)) : usual;
   const middle = { "text-anchor": "middle", class: "tick" };
   let drawn = "";
   if (!small) drawn += text(left + key / 2 - 1, head - 6, narrow ? "k" : "key k", middle) + text(x0 + (wide * E.length) / 2, head - 6, back ? "dS" : narrow ? "S" : "memory S", middle);
-  if (!small && !narrow) drawn += text(0, 12, back ? `gradients, after ${DATA.tokens[n]}` : S.t < J.length ? `${DATA.tokens[n]} comes` : `after ${DATA.tokens[n]}`, { class: "title" }) + text(0, H - 6, back ? "arrows: where values should move" : "○ said, ● remembered, o output", { class: "title" });
+  if (!small && !narrow) drawn += text(0, 12, back ? `gradients, after ${DATA.tokens[n]}` : S.t < J.length ? `${DATA.tokens[n]} comes` : `after ${DATA.tokens[n]}`, { class: "title" }) + text(0, H - 6, back ? "arrows: where values should move" : "○ said, ● remembered, black: o and its way", { class: "title" });
   D.forEach((d) => {
     const y = head + d * high;
     if (!small) drawn += tile(left, y, key, high, V.k(n, d), 1, `k.${n}.${d}`);
@@ -83,7 +83,7 @@ function answers(W, H, small) {
   });
   if (back) {
     const result = flat(E.map((e) => V.o(S.i, e)));
-    drawn += from(result, goal) + svg("circle", { cx: X(result), cy: Y(result), r: 6, class: "sink" }) + svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" });
+    drawn += from(result, goal) + svg("circle", { cx: X(result), cy: Y(result), r: 6, style: "fill:var(--ink);stroke:var(--paper)", "stroke-width": 1.5 }) + svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" });
     return drawn + (small ? "" : text(X(goal) + 9, Y(goal) + 4, "t", { class: "name strong" }) + text(X(result) + 10, Y(result) + 4, "o", { class: "name strong" }));
   }
   if (S.t < J.length) drawn += from(flat(asked(memory, keyOf(n))), said[n]);
@@ -91,9 +91,16 @@ function answers(W, H, small) {
   drawn += svg("path", { d: `M${[...path, here].map((p) => `${X(p).toFixed(1)} ${Y(p).toFixed(1)}`).join("L")}`, fill: "none", style: "stroke:var(--ink)", "stroke-width": 1, opacity: 0.6 });
   if (end >= 1) {
     drawn += svg("path", { d: `M${X(lazy)} ${Y(lazy) - 6}l6 6l-6 6l-6 -6z`, style: "fill:none;stroke:var(--soft)", "stroke-width": 1.8 });
-    if (!small && !narrow) drawn += text(Math.max(left + 36, Math.min(left + size - 36, X(lazy))), Y(lazy) + 20, "only adding", { class: "name title", "text-anchor": "middle" });
+    if (!small && !narrow) drawn += text(Math.max(left + 36, Math.min(left + size - 36, X(lazy))), Y(lazy) + (Y(here) > Y(lazy) ? -11 : 20), "only adding", { class: "name title", "text-anchor": "middle" });
   }
-  return drawn + svg("circle", { cx: X(here), cy: Y(here), r: small ? 5 : 6.5, class: "sink" }) + (small ? "" : text(X(here) + 10, Y(here) - 7, "o", { class: "name strong" }));
+  return drawn + svg("circle", { cx: X(here), cy: Y(here), r: small ? 5 : 6.5, style: "fill:var(--ink);stroke:var(--paper)", "stroke-width": 1.5 }) + (small ? "" : text(X(here) + 10, Y(here) - 7, "o", { class: "name strong" }));
+}
+
+// What a writing does to the last token before it whose key is neither its own nor at right angles.
+const along = (j, n) => D.reduce((total, d) => total + V.k(j, d) * V.k(n, d), 0);
+function disturbed() {
+  const n = now(), other = J.slice(0, n).findLast((j) => Math.abs(along(j, n)) > 1e-9 && along(j, n) ** 2 < (1 - 1e-9) * along(j, j) * along(n, n));
+  return other === undefined ? "" : ` The key of ${names([other])}, (${keyOf(other).map(show).join(", ")}), is not at right angles: its answer moves, too, by ${show(along(other, n))} u, and what is remembered of it is disturbed.`;
 }
 
 const nearest = (point, among) => among.slice().sort((a, b) => Math.hypot(...E.map((e) => DATA.v[a][e] - point[e])) - Math.hypot(...E.map((e) => DATA.v[b][e] - point[e])))[0];
@@ -132,7 +139,7 @@ tour({
     miss: { id: "DELTA.2", axes: "te", symbol: "m", what: "miss", of: (t, e) => sub(v(t, e), answer(t, e)) },
     correction: { id: "DELTA.3", axes: "te", symbol: "u", what: "change of the answer", of: (t, e) => mul(beta, miss(t, e)) },
     state: { id: "DELTA.4", passes: 1, axes: "Tde", symbol: "S", what: "memory", of: (t, d, e) => (t === 0 ? words("at the start", 0) : add(faded(t - 1, d, e), mul(k(t - 1, d), correction(t - 1, e)))) },
-    o: { id: "DELTA.5", axes: "te", what: "output, the answer to the question", of: (t, e) => sum(D.map((d) => div(mul(state(t + 1, d, e), q(t, d)), root))) },
+    o: { id: "DELTA.5", axes: "te", what: "output, the answer to the question", of: (t, e) => mul(div(1, root), dot(D.map((d) => state(t + 1, d, e)), D.map((d) => q(t, d)))) },
     dread: { axes: "te", symbol: "do", what: "gradient of the output", of: (t, e) => (t === S.i ? sub(o(t, e), target(e)) : words("for the loss looks at another output", 0)) },
     dS: { id: "dDELTA.4", back: true, axes: "tde", what: "gradient of the memory after the token", of: (t, d, e) => add(div(mul(q(t, d), dread(t, e)), root), t + 1 < J.length ? mul(keep, dD(t + 1, d, e)) : words("as no token follows", 0)) },
     du: { id: "dDELTA.3", back: true, axes: "te", what: "gradient of the change", of: (t, e) => dot(D.map((d) => k(t, d)), D.map((d) => dS(t, d, e))) },
@@ -145,12 +152,12 @@ tour({
     dlog: { id: "dDELTA.log_decay", axes: "j", symbol: "dlog_decay", what: "gradient of the logarithm of the decay", of: (j) => sum(D.flatMap((d) => E.map((e) => mul(dD(j, d, e), faded(j, d, e))))) },
   },
   forward: [
-    { id: "DELTA.1", title: "Fade", say: () => `${names([now()])} comes. First the memory loses the same part of every number in it.`, when: "step", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0] },
+    { id: "DELTA.1", title: "Fade", say: () => `${names([now()])} comes. First the memory fades: it keeps ${percent(Math.exp(K.log_decay))} of every number in it.`, when: "step", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0] },
     { title: "Ask", label: "a part of DELTA.2", formula: "a_n = D_n^T k_n", say: "The memory is asked for the token’s key before anything is written. Its answer is the sum of its rows, each times one element of the key.", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0] },
-    { id: "DELTA.2", title: "See what is missing", say: "The miss is what the answer lacks to be the value.", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0] },
+    { id: "DELTA.2", title: "See what is missing", say: "The miss is what the answer lacks to be the value: the value minus the answer.", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0] },
     { id: "DELTA.3", title: "Decide how much to change", say: "The number β says how firmly to write: 1 takes the whole miss, 0 ignores the token.", when: "step", show: [["miss"], ["correction"]], pick: () => ["correction", now(), 0] },
-    { id: "DELTA.4", title: "Write", say: () => `Each row of the memory changes by u times one element of the key. So the answer to this key moves by u times k · k, which is ${show(keyOf(now()).reduce((total, x) => total + x * x, 0))}, and answers to keys at right angles stay.`, when: "step", show: [["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0] },
-    { id: "DELTA.5", title: "Read", say: "The token’s question is put to the memory as it is after the writing. Nothing of later tokens is in it, so no mask is needed.", when: "last", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0] },
+    { id: "DELTA.4", title: "Write", say: () => `Each row of the memory changes by u times one element of the key. So this key’s answer moves by u times k · k, here ${show(along(now(), now()))}. Answers to keys at right angles stay.${disturbed()}`, when: "step", show: [["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0] },
+    { id: "DELTA.5", title: "Read", say: `The token’s question is put to the memory as it is after the writing. Nothing of later tokens is in it, so no mask is needed. The question is divided by √d, as in softmax attention${notes ? "; so these notes ask with √2 times Ann’s key" : ""}.`, when: "last", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0] },
   ],
   backward: [
     { id: "dDELTA.q", of: "DELTA.5", title: "To the question", say: () => `Suppose that the output of ${names([S.i])} should have been the target t: its gradient is the difference. An element of the question is a factor of one row of the memory, so its gradient is how far that row points along that of the output.`, when: "step", show: [["dread"], ["state+1"], ["dq"]], pick: () => ["dq", S.i, 0] },

@@ -14,7 +14,7 @@ from refattn.mechanisms.record import Knob, Tour
 
 
 def energies(inputs: Mapping[str, Any], knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the energy before the first step and after each, which the definition explains but has no use for."""
+    """Return the energy before the first step and after every step, which the definition does not compute."""
     flow = {name: knobs[name] for name in ("kappa", "step", "steps")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a step that is too long is what the page shows

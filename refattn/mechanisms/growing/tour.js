@@ -192,6 +192,7 @@ const reach = () => squares(matrix(V.H)) / squares(matrix(V.G));
 const oldGradient = () => Math.max(...features().flatMap((a) => olds().flatMap((n) => [Math.abs(V.dwq(a, n)), Math.abs(V.dwk(a, n))])));
 const largestNew = () => features().flatMap((a) => news().map((n) => [a, n])).reduce((best, at) => (Math.abs(V.dwqn(...at)) > Math.abs(V.dwqn(...best)) ? at : best));
 const worst = () => most(J.map((j) => Math.abs(V.g(S.i, j))));
+const change = () => Math.sqrt(squares(product(product(DATA.y, matrix((a, b) => V.Fm(a, b) - V.M(a, b))), transposed(DATA.y)))) / J.length;
 
 const forward = [
   {
@@ -231,7 +232,7 @@ const forward = [
   },
   {
     id: ["GROW.8", "GROW.9", "GROW.10"], title: "Move the kernel", show: [["Fm"], ["D"], ["nu"]], pick: () => ["Fm", ...largest(V.D)],
-    say: "D is G, turned back into a change of M. M moves against it. The amplitude is how far: ν is such that at amplitude 1 scores would change by about 1. The result, F, may have any rank.",
+    say: () => `D is G, turned back into a change of M. M moves against it, by the amplitude: that is how far. ν is its unit. Here scores change by ${show(change())} (the root of the mean square). The result, F, may have any rank.`,
   },
   {
     id: ["GROW.12", "GROW.13"], title: "Cut to the columns there are", show: [["size", "kept"], ["Mn"]], pick: () => ["kept", Math.min(WIDE - 1, K.width + V.c() - 1)],
@@ -251,7 +252,7 @@ const backward = [
   {
     title: "And then training goes on", of: "GROW.17", label: "the gradient", formula: "dw_q' = scale N' w_k'", show: [["wqn", "dwqn"], ["Nn"]], pick: () => ["dwqn", ...largestNew()],
     say: () => `With the new kernel there is a new gradient N', and through it each column has one. ${
-      K.amplitude > 0 ? `The largest is now ${show(Math.abs(V.dwqn(...largestNew())))}, where before the step it was ${show(oldGradient())}. So training goes on where it had come to a stop.` : "At amplitude 0 the new columns are 0 on both sides, and so are their gradients: they would never learn."}`,
+      K.amplitude > 0 ? `The largest is now ${show(Math.abs(V.dwqn(...largestNew())))}, where before the step it was ${show(oldGradient())}.${Math.abs(V.dwqn(...largestNew())) > oldGradient() ? " So training goes on where it had come to a stop." : ""}` : "At amplitude 0 the new columns are 0 on both sides, and so are their gradients: they would never learn."}`,
   },
   {
     title: "What old columns can learn", of: "GROW.1", label: "the gradient", formula: "dw_q = scale N w_k", show: [["wq", "dwq"], ["wk", "dwk"]], pick: () => ["dwq", 0, 0],
@@ -312,7 +313,7 @@ function losses(x, y, W, H, small) {
   if (small) return drawn;
   const left = best > 0.5 * far, named = best > 0 && best <= far ? text(X(best) + (left ? -8 : 8), y + H + 12, "best", { class: "tick", "text-anchor": left ? "end" : "start" }) : "";
   return (
-    drawn + named + text(x + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + text(x, y + H + 14, "0", { class: "tick" }) +
+    drawn + named + text(x + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + (best > 0 && best < 0.15 * far ? "" : text(x, y + H + 14, "0", { class: "tick" })) +
     text(x + W, y + H + 14, `amplitude ${show(far)}`, { class: "tick", "text-anchor": "end" }) +
     text(x + W - 4, y + H - 6, "dotted: no new columns", { class: "tick", "text-anchor": "end" })
   );
@@ -356,7 +357,7 @@ function picture(W, H, small) {
 
 function caption() {
   const best = V.best(), found = best > 0 ? `The amplitude is how far the step goes; a search finds ${show(best)} best.` : "A search over the amplitude, how far the step goes, finds none that helps.";
-  if (S.side === "backward") return `At amplitude 0 the loss changes by ${show(V.slope())} for each 1 of amplitude (the straight line). ${found}`;
+  if (S.side === "backward") return `At amplitude 0 the loss changes by ${show(V.slope())} for each 1 of amplitude (the straight line). ${best > 0 ? `A search finds amplitude ${show(best)} best.` : "A search finds no amplitude that helps."}`;
   if (K.amplitude === 0) return `With ${columns(K.width)} the loss is ${show(V.loss())}. At amplitude 0 nothing has moved. ${found}`;
   const rises = V.lossn() > V.loss();
   return `With ${columns(K.width)} the loss is ${show(V.loss())}. With ${columns(V.c())} more ${rises ? `it <span class="warn">rises</span> to` : "it falls to"} ${show(V.lossn())}. ${found}`;
@@ -375,5 +376,6 @@ tour({
   sizes: { a: () => WIDE, b: () => WIDE, c: () => K.width, u: () => K.width + V.c(), v: () => K.width + V.c(), r: () => WIDE, z: () => WIDE },
   quantities, forward, backward, picture, caption,
   height: (W) => (W < 420 ? 150 : Math.min(400, Math.round(W * 0.7))),
+  tallest: () => 150,
   label: () => `What new columns are worth: ${features().map((r) => percent(V.part(r))).join(", ")}; ${V.c()} are added. The loss is ${show(V.loss())} before and ${show(V.lossn())} after.`,
 });

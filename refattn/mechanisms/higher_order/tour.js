@@ -39,21 +39,25 @@ const quantities = {
   var_k: { axes: "j", symbol: "var_k", what: "variance of a key", of: (j) => spread2(D.map((c) => k(j, c)), mean_k(j)) },
   q1: { id: "HOL.1", axes: "id", symbol: "q'", what: "query of mean 0 and variance 1", of: (i, c) => normal(q(i, c), mean_q(i), var_q(i)) },
   k1: { id: "HOL.2", axes: "jd", symbol: "k'", what: "key of mean 0 and variance 1", of: (j, c) => normal(k(j, c), mean_k(j), var_k(j)) },
-  s: { id: "HOL.3", axes: "ij", what: "score", of: (i, j) => sum(D.map((c) => div(mul(q1(i, c), k1(j, c)), divisor()))) },
+  s: { id: "HOL.3", axes: "ij", what: "score", of: (i, j) => mul(div(1, divisor()), dot(D.map((c) => q1(i, c)), D.map((c) => k1(j, c)))) },
   w: {
     id: "HOL.4", axes: "ij", what: "weight",
     of: (i, j) => (K.causal ? choose(isTrue(j <= i, j <= i ? "it does not come later" : "it comes later and is hidden"), sum(P().map((r) => term(s(i, j), r))), 0) : sum(P().map((r) => term(s(i, j), r)))),
   },
   z: { id: "HOL.5", axes: "i", what: "sum of the weights", of: (i) => sum(J.map((j) => w(i, j))) },
-  o: { id: "HOL.6", axes: "ie", what: "output", of: (i, c) => sum(J.map((j) => div(mul(w(i, j), v(j, c)), z(i)))) },
-  phi: { axes: "jr", symbol: "φ", what: "product of elements of a key", of: (j, r) => product(products()[r], (c) => k1(j, c)) },
-  M: { axes: "Tre", what: "state: products times values, added up", of: (t, r, c) => (t === 0 ? words("before the first key", 0) : add(M(t - 1, r, c), mul(phi(t - 1, r), v(t - 1, c)))) },
-  N: { axes: "Tr", what: "state: products alone, added up", of: (t, r) => (t === 0 ? words("before the first key", 0) : add(N(t - 1, r), phi(t - 1, r))) },
+  o: { id: "HOL.6", axes: "ie", what: "output", of: (i, c) => mul(div(1, z(i)), dot(J.map((j) => w(i, j)), J.map((j) => v(j, c)))) },
+  phi: { axes: "rj", symbol: "φ", what: "product of elements of a key", of: (r, j) => product(products()[r], (c) => k1(j, c)) },
+  M: { axes: "Tre", what: "state: products times values, added up", of: (t, r, c) => (t === 0 ? words("before the first key", 0) : add(M(t - 1, r, c), mul(phi(r, t - 1), v(t - 1, c)))) },
+  N: { axes: "Tr", what: "state: products alone, added up", of: (t, r) => (t === 0 ? words("before the first key", 0) : add(N(t - 1, r), phi(r, t - 1))) },
   psi: { axes: "ri", symbol: "ψ", what: "product of elements of a query, with its factor", of: (r, i) => div(product(products()[r], (c) => q1(i, c)), mul(...products()[r].map(factorial).filter((n) => n > 1), pow(divisor(), products()[r].reduce((a, b) => a + b, 0)))) },
   top: { axes: "ie", symbol: "top", what: "weighed values, from the state", of: (i, c) => sum(R().map((r) => mul(psi(r, i), i === S.i ? held(r, c) : M(read(i), r, c)))) },
   under: { id: "HOL.5", axes: "i", symbol: "z", what: "sum of the weights, from the state", of: (i) => sum(R().map((r) => mul(psi(r, i), i === S.i ? counted(r) : N(read(i), r)))) },
-  held: { axes: "re", symbol: "M", what: "state that the query reads", of: (r, c) => M(read(S.i), r, c) },
-  counted: { axes: "r", symbol: "N", what: "state that the query reads", of: (r) => N(read(S.i), r) },
+  held: { axes: "re", symbol: "M", what: "state that the query reads: products times values, added up", of: (r, c) => sum(seen().map((j) => mul(phi(r, j), v(j, c)))) },
+  counted: { axes: "r", symbol: "N", what: "state that the query reads: products, added up", of: (r) => sum(seen().map((j) => phi(r, j))) },
+  apart: {
+    axes: "j", symbol: "w", what: "weight, as a sum of products", values: () => J.map((j) => V.w(S.i, j)),
+    of: (j) => (hidden(S.i, j) ? words("as the key is hidden", 0) : dot(R().map((r) => psi(r, S.i)), R().map((r) => phi(r, j)))),
+  },
   same: { id: "HOL.6", axes: "ie", symbol: "o", what: "output, from the state", of: (i, c) => div(top(i, c), under(i)) },
   dout: { axes: "ie", symbol: "do", what: "gradient of the output", of: (i, c) => (i === S.i ? sub(o(i, c), target(c)) : words("for the loss looks at another output", 0)) },
   dv: { id: "dHOL.v", axes: "je", what: "gradient of a value", of: (j, c) => div(mul(w(S.i, j), dout(S.i, c)), z(S.i)) },
@@ -61,13 +65,14 @@ const quantities = {
   dw: { id: "dHOL.4", axes: "ij", what: "gradient of a weight", of: (i, j) => add(div(dot(E.map((c) => dout(i, c)), E.map((c) => v(j, c))), z(i)), dz(i)) },
   slope: { axes: "ij", symbol: "T'", what: "slope of the polynomial", of: (i, j) => sum(P().slice(0, -1).map((r) => term(s(i, j), r))) },
   ds: { id: "dHOL.3", axes: "ij", what: "gradient of a score", of: (i, j) => (hidden(i, j) ? words("as the key is hidden", 0) : mul(dw(i, j), slope(i, j))) },
-  dq1: { id: "dHOL.1", axes: "id", symbol: "dq'", what: "gradient of q′", of: (i, c) => sum(J.map((j) => div(mul(ds(i, j), k1(j, c)), divisor()))) },
+  dq1: { id: "dHOL.1", axes: "id", symbol: "dq'", what: "gradient of q′", of: (i, c) => mul(div(1, divisor()), dot(J.map((j) => ds(i, j)), J.map((j) => k1(j, c)))) },
   dk1: { id: "dHOL.2", axes: "jd", symbol: "dk'", what: "gradient of k′", of: (j, c) => div(mul(ds(S.i, j), q1(S.i, c)), divisor()) },
   along_q: { axes: "i", symbol: "mean dq'q'", what: "how far dq′ points along q′", of: (i) => mean(D.map((c) => mul(dq1(i, c), q1(i, c)))) },
   along_k: { axes: "j", symbol: "mean dk'k'", what: "how far dk′ points along k′", of: (j) => mean(D.map((c) => mul(dk1(j, c), k1(j, c)))) },
   dq: { id: "dHOL.q", axes: "id", what: "gradient of a query", of: (i, c) => back(c, (n) => q1(i, n), var_q(i), (n) => dq1(i, n), along_q(i)) },
   dk: { id: "dHOL.k", axes: "jd", what: "gradient of a key", of: (j, c) => back(c, (n) => k1(j, n), var_k(j), (n) => dk1(j, n), along_k(j)) },
 };
+const seen = () => J.slice(0, read(S.i));
 const R = () => products().map((_, r) => r);
 const product = (powers, of) => {
   const factors = powers.flatMap((n, c) => (n ? [n === 1 ? of(c) : pow(of(c), n)] : []));
@@ -77,11 +82,11 @@ const product = (powers, of) => {
 const forward = [
   {
     id: "HOL.1", title: "Tame the query", show: [["q[i]"], ["mean_q[i]", "var_q[i]"], ["q1[i]"]], pick: () => ["q1", S.i, 0],
-    say: () => `The query of ${word()} is shifted and scaled, so that its elements have mean 0 and variance 1. Now it is at most √d long.`,
+    say: () => `Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). The query of ${word()} is shifted and scaled, so that its elements have mean 0 and variance 1. Now it is at most √d long. The reason: scores have to be small, as a polynomial is like the exponential only there.`,
   },
   {
     id: "HOL.2", title: "Tame the keys", show: [["k", "k1"], ["mean_k", "var_k"]], pick: () => ["k1", best(), 0],
-    say: "The same is done to every key. Two such vectors never have a product larger than d.",
+    say: "The same is done to every key, so that scores stay small: two such vectors never have a product larger than d.",
   },
   {
     id: "HOL.3", title: "Compare, in small numbers", show: [["k1", "s[i]"], ["q1[i]"]], pick: () => ["s", S.i, best()],
@@ -97,11 +102,19 @@ const forward = [
   },
   {
     id: "HOL.6", title: "Mix", show: [["w[i]", "v"], ["z[i]", "o[i]"]], pick: () => ["o", S.i, 0],
-    say: "The output is the mean of the values, and each value counts as much as its weight.",
+    say: () => (J.some((j) => V.w(S.i, j) < 0) ? "The output is the sum of the values times their weights, divided by the sum of the weights. As some weights are below 0, it is no longer an average." : "The output is the average of the values, and each value counts as much as its weight."),
   },
   {
-    title: "The same, from a state that does not grow", label: "HOL.6, taken apart", formula: "o_i = (sum_r psi_ri M_r) / (sum_r psi_ri N_r)", when: "last", show: [["psi[,i]", "held", "counted"], ["top[i]", "under[i]", "same[i]"]], pick: () => ["top", S.i, 0],
-    say: () => `A product of sums is a sum of products: each weight is a sum of ${R().length} products ψ of the query times products φ of the key. So keys can be added up once, in ${R().length} rows, whatever their number. Every query reads that state${K.causal ? ", as it is after its own key" : ""}.`,
+    title: "Take the weight apart", label: "the same weight, as a sum of products", formula: "w_ij = sum_r psi_ri phi_rj", when: "last", show: [["psi[,i]", "phi"], ["apart"]], pick: () => ["apart", best()],
+    say: () => `A power of a sum is a sum of products. So the weight is a sum of ${R().length} terms. In each, φ is a product of elements of the key alone, and ψ the same product for the query, with the factor that the polynomial gives it. The rows are ${products().slice(0, 10).map(named).join(", ")}${R().length > 10 ? ", and so on" : ""}.`,
+  },
+  {
+    title: "Fill the state", label: "what is kept of the keys and values", formula: "M_r = sum_j phi_rj v_j, N_r = sum_j phi_rj", when: "last", show: [["held", "counted"], ["v"]], pick: () => ["held", Math.min(1, R().length - 1), 0],
+    say: () => `φ has no query in it, so keys can be added up once. M adds up φ times the value, N adds up φ alone. That is the state: ${R().length} rows, however many keys there are${K.causal ? `; a query reads it as it is after its own key` : ""}.`,
+  },
+  {
+    title: "Read the state", label: "HOL.6, from the state", formula: "o_i = (sum_r psi_ri M_r) / (sum_r psi_ri N_r)", when: "last", show: [["psi[,i]", "held", "counted"], ["top[i]", "under[i]", "same[i]"]], pick: () => ["top", S.i, 0],
+    say: "The query brings its ψ for each row. The products with M add up to the values times their weights, those with N to the sum z of the weights. The output is the same as in step 6, and no key was looked at again.",
   },
 ];
 
@@ -193,14 +206,14 @@ function filled(W, H, small) {
   const x0 = W * (small ? 0.64 : narrow ? 0.6 : 0.6), top = small ? 4 : narrow ? 16 : 40, bottom = H - (small ? 4 : narrow ? 16 : 34);
   if (rows > 300) return text(x0, top + 12, `a state of ${rows} rows`, { class: "title" });
   const stacks = Math.ceil(rows / Math.max(10, Math.floor((bottom - top) / 6))), deep = Math.ceil(rows / stacks), high = (bottom - top) / deep;
-  const names = !small && !narrow && stacks === 1 && high >= 13, space = W - x0 - (names ? 44 : 0), wide = (space - 10 * (stacks - 1)) / (stacks * columns);
+  const names = !small && !narrow && stacks === 1 && high >= 13, space = W - x0 - (names ? 62 : 0), wide = (space - 10 * (stacks - 1)) / (stacks * columns);
   const cells = stateAt(at), full = stateAt(J.length), scales = Array.from({ length: columns }, (_, c) => Math.max(1e-9, ...full.map((row) => Math.abs(row[c]))));
   let drawn = "";
   if (!small) drawn += text(x0, 12, narrow ? `state, ${n} keys in` : n === 0 ? "the state, before any key" : `the state, with ${n === 1 ? "one key" : `${n} keys`} in it`, { class: "title" });
-  if (!small && !narrow) [...E.map((c) => `v${"₁₂₃₄₅₆₇₈₉"[c] ?? c + 1}`), "1"].forEach((head, c) => { if (stacks === 1) drawn += text(x0 + (names ? 44 : 0) + wide * (c + 0.5), 34, head, { class: "tick", "text-anchor": "middle" }); });
+  if (!small && !narrow) [...E.map((c) => `v${"₁₂₃₄₅₆₇₈₉"[c] ?? c + 1}`), "1"].forEach((head, c) => { if (stacks === 1) drawn += text(x0 + (names ? 62 : 0) + wide * (c + 0.5), 34, head, { class: "tick", "text-anchor": "middle" }); });
   cells.forEach((row, r) => {
-    const stack = Math.floor(r / deep), y = top + (r % deep) * high, x = x0 + (names ? 44 : 0) + stack * (wide * columns + 10);
-    if (names) drawn += text(x - 7, y + high / 2 + 4, named(products()[r]), { class: "tick", "text-anchor": "end" });
+    const stack = Math.floor(r / deep), y = top + (r % deep) * high, x = x0 + (names ? 62 : 0) + stack * (wide * columns + 10);
+    if (names) drawn += text(x - 7, y + high / 2 + 4, `${r + 1}: ${named(products()[r])}`, { class: "tick", "text-anchor": "end" });
     row.forEach((value, c) => {
       const set = { x: x + c * wide, y, width: Math.max(1, wide - 1.5), height: Math.max(1, high - 1.2), rx: 1.5 };
       drawn += svg("rect", { ...set, class: "plane" }) + svg("rect", { ...set, style: `fill:${heat(value, scales[c])}`, ...(at === S.t ? { "data-ref": c < E.length ? `M.${S.t}.${r}.${c}` : `N.${S.t}.${r}` } : {}) });
@@ -218,11 +231,11 @@ function caption() {
     return `To come nearer to t, ${word()} should have a higher score with ${names(more) || "none"}${less.length ? `, a lower one with ${names(less)}` : ""}.`;
   }
   const negative = visible.filter((j) => V.w(i, j) < 0), shares = visible.map((j) => V.w(i, j) / V.z(i)), whole = visible.reduce((a, j) => a + Math.exp(V.s(i, j)), 0);
-  if (negative.length) return `${names(negative)} ${negative.length > 1 ? "have" : "has"} a negative weight: with this order and this α the output is no mean.`;
+  if (negative.length) return `${names(negative)} ${negative.length > 1 ? "have" : "has"} a negative weight: with this order and this α the output is no longer an average.`;
   const off = Math.max(...visible.map((j, n) => Math.abs(shares[n] - Math.exp(V.s(i, j)) / whole)));
   const turned = order.findLastIndex((j, n) => n && V.w(i, j) > V.w(i, order[n - 1]) + 1e-3);
-  const odd = turned > 0 ? ` ${names([order[turned]])} matches worse than ${names([order[turned - 1]])} and yet weighs more.` : "";
-  return `Shares differ from those of the exponential by ${off < 0.001 ? "less than 0.1 %" : `up to ${(100 * off).toFixed(1)} %`}.${odd}`;
+  const odd = turned > 0 ? ` ${names([order[turned]])} matches worse than ${names([order[turned - 1]])} and yet weighs more, as ${K.order === 2 ? "1 + s + s²/2 rises again below −1" : "the polynomial rises again far below 0"}.` : "";
+  return `Shares differ from those of the exponential by ${off < 0.001 ? "less than 0.1\u00a0%" : `up to ${(100 * off).toFixed(1)}\u00a0%`}.${odd}`;
 }
 
 tour({

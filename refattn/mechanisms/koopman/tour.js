@@ -361,9 +361,9 @@ function picture(W, H, small) {
     if (!small) drawn += named(point(p), X(path[p]), Y(path[p]), p === walked ? 7 : 4, "name", [1, 3, 2, 0]);
   });
   if (back) return drawn + pushes(path, keys, values, goal, X, Y, units, narrow) + legend(W, H, below, back);
-  if (u > 0 && !small) for (const m of range(u)) {
+  if (u > 0 && !small && !narrow) for (const m of range(u)) {
     const to = mapped(u, path[m]);
-    drawn += svg("path", { d: narrow ? `M${X(to) - 4} ${Y(to)}h8m-4 -4v8` : `M${X(to) - 6} ${Y(to)}h12m-6 -6v12`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 });
+    drawn += svg("path", { d: `M${X(to) - 6} ${Y(to)}h12m-6 -6v12`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 });
   }
   // The way of this update: by attention to q', and on by the map.
   const done = all >= K.updates ? 1 : all - Math.floor(all), legs = u > 0 ? [path[u], attended, next] : [path[u], attended];
@@ -437,12 +437,12 @@ function legend(W, H, below, back) {
         ["key", (x) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })],
         ["attention", (x) => svg("path", { d: `M${x - 6} ${y - 4}h16`, class: "cut" })], [K.epsilon > 0 ? "one move on, with ε" : "one move on", (x) => arrow(x - 6, y - 4, x + 9, y - 4)],
         ["a quarter of it", (x) => svg("path", { d: `M${x - 5} ${y - 4}h14m-4 -3l4 3l-4 3`, class: "hair", "stroke-width": 1.1 })],
-        ["it puts x₁ … here", (x) => svg("path", { d: `M${x - 1} ${y - 5}h10m-5 -5v10`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 })],
+        ["its x₁, x₂, …", (x) => svg("path", { d: `M${x - 1} ${y - 5}h10m-5 -5v10`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 })],
       ];
   let x = 12, out = "";
   for (const [name, mark] of marks) {
     out += mark(x) + text(x + 14, y, name, { class: "tick" });
-    x += (back ? 40 : 28) + 5.75 * name.length;
+    x += (back ? 40 : 33) + 5.85 * name.length;
   }
   return out;
 }

@@ -82,7 +82,7 @@ function picture(W, H, small) {
   const values = J.map((j) => [V.v(j, 0), E.length > 1 ? V.v(j, 1) : 0]), out = [V.o(i, 0), E.length > 1 ? V.o(i, 1) : 0];
   const goal = [DATA.target[0], E.length > 1 ? DATA.target[1] : 0], top = small ? 6 : narrow ? 16 : 26;
   const size = Math.min(H - top - 4, W * 0.46), left = W - size, y = scale(0, Math.max(1, n - 1), top + 14, H - 16), middle = (top + H) / 2;
-  const end = small ? 80 : narrow ? 62 : 78, from = small ? end : end + (narrow ? 34 : 44), to = left - (narrow ? 26 : 44), thick = (H - top) / n;
+  const end = small ? 80 : narrow ? 70 : 78, from = small ? end : end + (narrow ? 34 : 44), to = left - (narrow ? 26 : 44), thick = (H - top) / n;
   let drawn = TIP;
   if (!small) drawn += text(0, 12, back ? "what should count more or less" : `what ${DATA.tokens[i]} takes in`, { class: "title" }) + text(left, 12, narrow ? "values" : "values and their mean", { class: "title" });
   let taken = middle - 0.75 * thick; // the ribbons meet side by side: together they are one

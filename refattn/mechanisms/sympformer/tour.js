@@ -94,15 +94,15 @@ const pusher = () => main(before(S.i).map((j) => V.a(now(), S.i, j)));
 const forward = [
   {
     id: "SYMP.1", title: "Look at the direction alone", when: "step", show: [["x", "y"], ["mean_x[i]", "rate_x[i]"]], pick: () => ["y", now(), S.i, 0],
-    say: "A token is a place x in space. For the comparison it is shifted and scaled, so that its elements have mean 0 and variance 1.",
+    say: "A token is a place x in space, with three elements. For the comparison it is shifted and scaled, so that their mean is 0 and their variance 1. The picture has two dimensions: it leaves out the mean of the three, as the comparison does.",
   },
   {
     id: ["SYMP.5", "SYMP.6"], title: "Compare and attend", when: "step", show: [["k", "s[i]", "w[i]"], ["q[i]"]], pick: () => ["w", now(), S.i, pusher()],
-    say: `Each token is compared with itself and those before it, as in softmax attention. Here a key is y, and a query ${show(MATCH)} y.`,
+    say: `Each token has a query (what it looks for), a key (what it offers) and a value v (where it pushes). A model learns matrices that make them; to keep it simple, here key and value are y itself, and the query is ${show(MATCH)} y. A token sees itself and those before it, as in a model that writes word by word.`,
   },
   {
     id: "SYMP.7", title: "Weigh", when: "step", show: [["s[i]"], ["logz[i]", "z[i]"]], pick: () => ["logz", now(), S.i],
-    say: "The mean of the exponentials is the mass z. A token that matches others well is heavy.",
+    say: "The mean of the exponentials is the mass z. A token that matches others well is heavy, since its push is z times as strong (step 5). Its velocity is divided by z again (step 8): so in the first layer all move as by plain attention, times one factor for all.",
   },
   {
     id: ["SYMP.9", "SYMP.10"], title: "Measure the speed", when: "step", show: [["p", "e", "z", "u"]], pick: () => ["u", now(), S.i],
@@ -114,15 +114,15 @@ const forward = [
   },
   {
     id: ["SYMP.13", "SYMP.14"], title: "Kick", when: "step", show: [["p[i]"], ["force[i]"], ["kicked[i]"]], pick: () => ["kicked", now(), S.i, 0],
-    say: "The force does not move the token. It changes its momentum, for a time h<sub>y</sub>. What was there before remains.",
+    say: "The force does not move the token. It changes its momentum, for a time h<sub>y</sub>, the knob “kick”. What was there before remains.",
   },
   {
     id: ["SYMP.15", "SYMP.16"], title: "Damp", when: "step", show: [["kicked[i]"], ["damping"], ["damped[i]"]], pick: () => ["damped", now(), S.i, 0],
-    say: () => `Friction takes a part of all momenta: ${percent(Math.exp(-V.damping(now())))} remain in this layer. ${K.c_log > 0 ? "It is strong at first and gets weaker with time t." : "There is almost none of it here."}`,
+    say: () => `Friction takes a part of all momenta: ${percent(Math.exp(-V.damping(now())))} remain in this layer. c<sub>log</sub> is the knob “friction”, c<sub>lin</sub> a constant, ${LIN}, and t the time: 1 at first, and h<sub>x</sub> more after each layer. ${K.c_log > 0 ? "Friction is strongest at first and gets weaker with t." : "There is almost none of it here."}`,
   },
   {
     id: ["SYMP.17", "SYMP.18"], title: "Drift", when: "step", show: [["damped[i]", "z[i]"], ["velocity[i]"], ["x[i]", "x[i]+1"]], pick: () => ["x", now() + 1, S.i, 0],
-    say: "Momentum over mass is the velocity, and the token moves with it for a time h<sub>x</sub>. Heavy tokens move slowly.",
+    say: "Momentum over mass is the velocity, and the token moves with it for a time h<sub>x</sub>, the knob “drift”. Kick first, then drift with the new momentum: steps of this kind are called symplectic, hence the name. With constant masses and no friction they nearly keep the energy.",
   },
   {
     id: "SYMP.19", title: "Pass the momentum on", when: "step", show: [["damped[i]"], ["rate_p[i]"], ["p[i]+1"]], pick: () => ["p", now() + 1, S.i, 0],
@@ -212,7 +212,10 @@ function panel(x0, W, H, name, title, small) {
     if (!small && (!narrow || j === i)) inner += text(Math.max(left + 22, Math.min(left + size - 22, X(here[j]))), Y(here[j]) + r + 13, DATA.tokens[j], { class: j === i ? "name strong" : "name", "text-anchor": "middle" });
     drawn += follows(j, DATA.tokens[j], inner, { class: "node" });
   });
-  if (back) drawn += svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" }) + (small ? "" : text(X(goal) - 9, Y(goal) + 4, "goal", { class: "name strong", "text-anchor": "end" }));
+  // The name of the goal stands where it is farthest from tokens and their names.
+  const free = ([a, b]) => Math.min(...here.flatMap((m) => [[0, 0], [0, 18]].map(([e, g]) => Math.hypot((X(m) + e - X(goal) - a) / 2, Y(m) + g - Y(goal) - b))), X(goal) + a - left - 20, left + size - X(goal) - a - 20);
+  const side = [[-24, 4], [24, 4], [0, -10], [0, 20]].sort((a, b) => free(b) - free(a))[0];
+  if (back) drawn += svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" }) + (small ? "" : text(X(goal) + side[0], Y(goal) + side[1], "goal", { class: "name strong", "text-anchor": "middle" }));
   return drawn;
 }
 
@@ -226,8 +229,9 @@ function caption() {
   const t = S.t, i = S.i, far = (name) => Math.hypot(...C.map((c) => V[name](t, i, c) - DATA.start[i][c]));
   if (S.side === "backward") {
     const size = Math.hypot(...C.map((c) => V.dx(t, i, c))), others = J.filter((j) => j !== i && Math.hypot(...C.map((c) => V.dx(t, j, c))) > 5e-4);
+    const part = Math.max(0, ...others.map((j) => Math.hypot(...C.map((c) => V.dx(t, j, c))))) / size;
     if (size < 5e-5) return `${word()} is at its goal: nothing has to change.`;
-    return `A small move along its arrow${t ? `, after layer ${t},` : ""} would bring ${word()} nearer to the goal${others.length ? `; so would moves of ${others.length === J.length - 1 ? "all others" : names(others)}` : ""}.`;
+    return `A small move along its arrow${t ? `, after layer ${t},` : ""} would bring ${word()} nearer to the goal${others.length ? `; moves of ${others.length === J.length - 1 ? "all others" : names(others)} count, too, up to ${part < 0.01 ? "1 %" : percent(part)} as much` : ""}.`;
   }
   if (t === 0) return `All tokens rest: they have no momentum. ${word()} is pushed by ${names(before(i))}.`;
   const ahead = far("x") - far("plain");
@@ -239,7 +243,7 @@ tour({
   short: "Attention is a force, and words have momentum.",
   intro: () => [
     "Let tokens be <b>particles</b>. Attention pushes each one towards those that it attends to.",
-    "A usual layer moves a token by the push itself, as if in honey: each layer begins anew. Here the push is a <b>force</b>. It changes a momentum, the momentum moves the token, and friction takes speed off. So a token starts slowly and goes on in its direction from layer to layer, as a ball that rolls. With the right friction such a motion comes to a valley sooner than one in honey.",
+    "A usual layer moves a token by the push itself, as if in honey: each layer begins anew. Here the push is a <b>force</b>. It changes a momentum, the momentum moves the token, and friction takes speed off. So a token starts slowly and goes on in its direction from layer to layer, as a ball that rolls. Further is not better in itself; the momentum carries on what earlier layers began.",
     `We follow ${word()}. Each layer is one step of the motion.`,
   ],
   turn: "To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it: its gradient, written with a d in front. It comes back through the layers, the last one first.",
