@@ -6,11 +6,12 @@ float16 alone, as its weights are cast to that; lengths are multiples of its blo
 import sys
 import types
 
+from torch import contiguous_format
 from torch.autograd import Function
 
 
 class Dense(Function):
-    """What comes is passed on; the gradient that comes is made contiguous, which the kernel asserts."""
+    """What comes is passed on; the gradient is copied, since the kernel asserts that all strides are equal."""
 
     @staticmethod
     def forward(ctx, x):
@@ -18,7 +19,7 @@ class Dense(Function):
 
     @staticmethod
     def backward(ctx, d_out):
-        return d_out.contiguous()
+        return d_out.clone(memory_format=contiguous_format)
 
 
 def attend(q, k, v, *, causal=False, scale=None):
@@ -26,7 +27,7 @@ def attend(q, k, v, *, causal=False, scale=None):
     sys.modules.setdefault("triton.tools.experimental_descriptor", types.ModuleType("experimental_descriptor"))
     from flash_attn_triton.triton_kernel.attention_kernel import attention
 
-    q, k, v = (x.contiguous() for x in (q, k, v))
+    q, k, v = (x.clone(memory_format=contiguous_format) for x in (q, k, v))
     return Dense.apply(attention(q, k, v, bool(causal), q.shape[3] ** -0.5 if scale is None else scale))
 
 
@@ -35,6 +36,7 @@ attend.interpret = "triton"
 attend.supports = {
     "n": [128, 256],
     "d": 64,
+    "e": 64,
     "where": ["nq = nk", "h = g", "e = d"],
     "options": ["causal", "scale"],
     "dtypes": ["float16"],

@@ -19,6 +19,7 @@ attend.supports = {
     "nq": 1,
     "nk": {"multiple_of": 256},
     "d": [16, 32, 64, 128],
+    "e": [16, 32, 64, 128],
     "where": ["e = d"],
     "options": ["causal", "scale", "k_lengths"],
     "dtypes": ["float32", "float16", "bfloat16"],

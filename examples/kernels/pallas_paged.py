@@ -29,6 +29,7 @@ attend.supports = {
     "nq": 1,
     "nk": {"multiple_of": 128},
     "d": [16, 32, 64, 128],
+    "e": [16, 32, 64, 128],
     "where": ["e = d"],
     "options": ["causal", "scale", "k_lengths", "softcap"],
     "dtypes": ["float32", "float16", "bfloat16"],

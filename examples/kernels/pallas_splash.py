@@ -24,6 +24,7 @@ attend.interpret = "pallas"
 attend.roundings = ("q",)  # which it gets times the scale
 attend.supports = {
     "d": 128,
+    "e": 128,
     "n": [128, 256],
     "where": ["h = g", "e = d"],
     "options": ["causal", "scale", "window", "softcap"],

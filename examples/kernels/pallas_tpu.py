@@ -21,6 +21,7 @@ attend.framework = "jax"
 attend.interpret = "pallas"
 attend.supports = {
     "d": 128,
+    "e": 128,
     "n": {"multiple_of": 128, "at_most": 256},
     "where": ["h = g", "e = d"],
     "options": ["causal", "scale", "bias"],

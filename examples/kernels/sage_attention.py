@@ -23,6 +23,7 @@ def adapter(smooth):
     attend.supports = {
         "n": {"at_least": 1},
         "d": [64, 128],
+        "e": [64, 128],
         "where": ["e = d"],
         "options": ["causal", "scale"],
         "dtypes": ["float16", "bfloat16"],

@@ -359,6 +359,10 @@ def test_supports_relates_sizes() -> None:
     assert {
         (case.inputs["q"].shape[3], case.inputs["q"].shape[2] == case.inputs["k"].shape[2]) for case in with_both
     } == {(64, True)}
+    every = (*record.cases, *record.kernel_sizes)  # values that are wider do not widen what is stated
+    for stated in ({"d": 64}, {"e": 64}, {"d": [64], "e": {"multiple_of": 16}}):
+        assert {sizes(case)[5:] for case in user_cases.fitted(every, {**stated, "where": ["e=d"]})} == {(64, 64)}
+    assert user_cases.fitted(every, {"d": 64, "e": 128, "where": ["e=d"]}) == []
     with pytest.raises(user_cases.UserCaseError, match="got 'nq > nk', needs relations such as nq = nk"):
         user_cases.fitted(record.cases, ["nq > nk"])
 
