@@ -470,11 +470,11 @@ def _fit(case: Case, allowed: Mapping[str, Any], equal: Sequence[tuple[str, str]
     one_length = {"nq", "nk"} in [{*pair} for pair in equal]
     if not one_length and np.sign(rows - columns) != np.sign(new["nq"] - new["nk"]):
         longer = "nk" if rows < columns else "nq"
-        other = new["nq" if longer == "nk" else "nk"]
-        new[longer] = other if rows == columns else _nearest(2 * other, allowed.get(longer))
-        if rows != columns and new[longer] == other:
+        least = new["nq" if longer == "nk" else "nk"]
+        new[longer] = least if rows == columns else _nearest(2 * least, allowed.get(longer))
+        if rows != columns and new[longer] == least:
             return None
-        if rows == columns and _nearest(other, allowed.get(longer)) != other:
+        if rows == columns and _nearest(least, allowed.get(longer)) != least:
             return None
     new["e"] = new["e"] if allowed.get("e") is not None or e != d else new["d"]
     if any(new[one] != new[other] or _nearest(new[one], allowed.get(one)) != new[one] for one, other in equal):
