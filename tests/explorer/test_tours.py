@@ -100,7 +100,7 @@ def test_the_energy_is_compared_with_that_of_the_general_code() -> None:
     data["python"]["energy[3]"][0] += 1e-6
     with engine(mechanism, json.dumps(data)) as ask:
         found = ask("of.compare(of.data.python)")
-        assert found["where"] == "E (energy)" and {"energy", "energy[20]"} <= set(found["ids"])
+        assert found["where"] == "E (energy[3])" and {"energy", "energy[20]"} <= set(found["ids"])
 
 
 def test_percents_add_up() -> None:
