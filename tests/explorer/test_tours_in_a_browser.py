@@ -207,6 +207,11 @@ def test_arrow_keys_are_the_tours_after_a_slider_was_dragged(chromium: Browser, 
         assert float(after) < float(before)
         tab.key("ArrowRight")
         assert (tab.evaluate("page.active"), tab.evaluate(value)) == (n + 1, after), selector
+    if "softmax" in pages:
+        boxed = chromium.open(pages["softmax"].as_uri(), **DESK)
+        boxed.click("[data-knob=causal]")
+        boxed.key("ArrowRight")
+        assert boxed.evaluate("[page.active, page.numbers.knobs.causal]") == [1, True]
     tab.evaluate("document.querySelector('[data-knob=tau]').focus()")  # as with the tabulator: the keys are the knob's
     tab.key("ArrowRight")
     assert tab.evaluate("page.active") == 2

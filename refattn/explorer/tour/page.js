@@ -384,9 +384,8 @@ class Page {
     on("focusout", (event) => { if (numberAt(event)) this.unpoint(numberAt(event)); });
     on("pointerdown", (event) => { if (!numberAt(event)) byId("pop").hidden = true; });
     // After a slider was dragged, the arrow keys are the tour's again; who comes with the tabulator keeps them.
-    const free = () => setTimeout(() => { if (document.activeElement.tagName === "INPUT") document.activeElement.blur(); });
-    for (const kind of ["pointerup", "pointercancel"]) on(kind, free);
-    on("click", (event) => { if (event.detail) free(); });
+    const free = (slider) => { if (slider.type === "range") setTimeout(() => slider.blur()); };
+    for (const kind of ["pointerup", "pointercancel"]) on(kind, () => free(document.activeElement));
     on("toggle", ({ target }) => {
       if (!target.matches("details")) return;
       this.unfolded = target.open;
@@ -445,7 +444,7 @@ class Page {
       event.preventDefault();
       at.dispatchEvent(new MouseEvent("click", { bubbles: true }));
     }
-    if (event.altKey || event.ctrlKey || event.metaKey || at.tagName === "INPUT") return;
+    if (event.altKey || event.ctrlKey || event.metaKey || at.type === "range") return; // a box that is ticked has no use for arrows
     if ((event.key === "Home" || event.key === "End") && at.tagName !== "TD") {
       event.preventDefault();
       this.activate(event.key === "Home" ? 0 : this.cards.length - 1);
