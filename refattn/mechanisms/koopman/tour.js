@@ -435,9 +435,9 @@ function legend(W, H, below, back) {
     ? [["key", (x) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })], ["which way the loss falls", (x) => arrow(x - 8, y - 4, x + 9, y - 4)]]
     : [
         ["key", (x) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })],
-        ["attention", (x) => svg("path", { d: `M${x - 6} ${y - 4}h16`, class: "cut" })], [K.epsilon > 0 ? "one move on, with ε" : "one move on", (x) => arrow(x - 6, y - 4, x + 9, y - 4)],
+        ["attention", (x) => svg("path", { d: `M${x - 6} ${y - 4}h16`, class: "cut" })], [K.epsilon > 0 ? "one move, with ε" : "one move", (x) => arrow(x - 6, y - 4, x + 9, y - 4)],
         ["a quarter of it", (x) => svg("path", { d: `M${x - 5} ${y - 4}h14m-4 -3l4 3l-4 3`, class: "hair", "stroke-width": 1.1 })],
-        ["its x₁, x₂, …", (x) => svg("path", { d: `M${x - 1} ${y - 5}h10m-5 -5v10`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 })],
+        ["one from x₀, …", (x) => svg("path", { d: `M${x - 1} ${y - 5}h10m-5 -5v10`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 })],
       ];
   let x = 12, out = "";
   for (const [name, mark] of marks) {
