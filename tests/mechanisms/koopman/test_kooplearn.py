@@ -8,6 +8,7 @@ observable is the next state here.
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,13 @@ def test_kooplearn_predicts_the_same_state_by_the_same_spectrum() -> None:
         rng = np.random.default_rng(1)
         q, k, v = (rng.standard_normal((1, 1, n, WIDTH)) for n in (1, 9, 9))
         fit, start = Separable(ridge=RIDGE), Identity(epsilon=1e-7)
-        given = {"updates": UPDATES, "kernel": "linear", "space": "full", "fit": fit, "perturbation": start}
+        given: dict[str, Any] = {
+            "updates": UPDATES,
+            "kernel": "linear",
+            "space": "full",
+            "fit": fit,
+            "perturbation": start,
+        }
         _, saved = forward(q, k, v, jitter=1e-12, **given)
         path = np.array([np.asarray(x)[0, 0, 0] for x in saved.trajectory])
         before, last = path[:-1], path[-1]
