@@ -114,7 +114,7 @@ def interpreter_of(kernel: Kernel, folder: Path) -> Path:
     asked = kernel.requirements.read_text("utf-8")
     if not done.exists() or done.read_text("utf-8") != asked:
         venv.create(home, clear=True, with_pip=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", "-r", str(kernel.requirements), "-e", str(ROOT)]
+        command = [str(x) for x in (python, "-m", "pip", "install", "-q", "-r", kernel.requirements, "-e", ROOT)]
         subprocess.run(command, check=True)
         done.write_text(asked, "utf-8")
     return python
@@ -193,7 +193,9 @@ def page(kernels: Sequence[Kernel], absent: Sequence[Mapping[str, str]], rows: M
             title = ra.mechanism(mechanism).title
             parts += [f"## {title[0].upper()}{title[1:]}", _table(ran), _reasons(ran), _classes(ran)]
     tried = "\n".join(f"- **{one['name']}**: {one['reason']}" for one in absent)
-    return _PAGE.format(count=len(rows), parts="\n\n".join(filter(None, parts)), tried=tried)
+    waiting = ", ".join(one.name.replace(",", ":", 1) for one in kernels if one.name not in rows)
+    later = f"Not run yet: {waiting}." if waiting else ""
+    return _PAGE.format(count=len(rows), parts="\n\n".join(filter(None, parts)), tried=tried, later=later)
 
 
 def _lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -272,7 +274,7 @@ interpreters](verifying.md#triton-and-pallas-on-a-laptop).
 
 `python -m tools.kernels` makes an environment for each list of `examples/kernels/requirements/`, runs what
 `examples/kernels/kernels.toml` lists, keeps what it got in `examples/kernels/results.json`, and writes this page from
-it. It goes on where it was cut. `--only NAME` runs a part. One kernel takes one to five minutes of one core.
+it. It goes on where it was cut. `--only NAME` runs a part. One kernel takes one to five minutes of one core. {later}
 """
 
 

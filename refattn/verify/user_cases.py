@@ -464,9 +464,9 @@ def _fit(case: Case, allowed: Mapping[str, Any], equal: Sequence[tuple[str, str]
     now = sizes_of(case)
     b, h, g, rows, columns, d, e = now.values()
     new = {key: _nearest(n, allowed.get(key)) for key, n in now.items()}
-    for one, other in equal:
-        size = max(new[one], new[other])
-        new[one] = new[other] = _nearest(_nearest(size, allowed.get(one)), allowed.get(other))
+    for left, right in equal:
+        size = max(new[left], new[right])
+        new[left] = new[right] = _nearest(_nearest(size, allowed.get(left)), allowed.get(right))
     one_length = {"nq", "nk"} in [{*pair} for pair in equal]
     if not one_length and np.sign(rows - columns) != np.sign(new["nq"] - new["nk"]):
         longer = "nk" if rows < columns else "nq"
@@ -477,7 +477,7 @@ def _fit(case: Case, allowed: Mapping[str, Any], equal: Sequence[tuple[str, str]
         if rows == columns and _nearest(least, allowed.get(longer)) != least:
             return None
     new["e"] = new["e"] if allowed.get("e") is not None or e != d else new["d"]
-    if any(new[one] != new[other] or _nearest(new[one], allowed.get(one)) != new[one] for one, other in equal):
+    if any(new[x] != new[y] or _nearest(new[x], allowed.get(x)) != new[x] for x, y in equal):
         return None
     if new == now:
         return case
