@@ -25,7 +25,7 @@ EXCLUDED = {
     "delta": {
         **dict.fromkeys(combinations(SIZES, 2), "a case has one number of tokens"),
         **{(few, long): "queries and keys are the same tokens" for few in SIZES[:2] for long in LONG[:2]},
-        ("lengths", "several batches"): "sequences are packed in a batch of one",
+        ("lengths", "more than one batch"): "sequences are packed in a batch of one",
     },
 }
 

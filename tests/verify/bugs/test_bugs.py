@@ -127,7 +127,7 @@ def test_a_fault_is_told_in_words_with_its_tiles_and_its_report() -> None:
     )
     assert (first.sort, first.link, first.ids) == ("fault", BY_NAME["AccumulatorNotRescaled"].link, ("SM.5",))
     assert (first.cases, first.failing, first.whole) == (("plain", "causal"), 2, 2)
-    assert found.which == "the cases that fail are those with more than 16 keys"
+    assert found.which.startswith("the cases that fail are those with more than 16 keys (also: ")
     small = named("SumNotRescaled", " (tiles of 8 keys)", ("tiny", "plain", "causal"))
     assert told(small.ranked[0]).endswith("(tiles of 8 keys): explains everything")
 
