@@ -39,7 +39,7 @@ def features(case: Case) -> frozenset[str]:
         "more than one batch": q[0] > 1,
         "other lengths of queries and keys": q[2] != k[2],
     }
-    options = {name for name, value in case.options.items() if value is not False}
+    options = {name for name, value in case.options.items() if (name, value) != ("causal", False)}
     return frozenset(options | ({*arrays} - {*gates}) | {name for name, has in found.items() if has})
 
 
