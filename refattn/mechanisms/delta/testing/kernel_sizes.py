@@ -35,7 +35,6 @@ KERNEL_SIZES = (
         for rule in ("linear", "gated-head", "gated-channel", "delta", "momentum")  # of others there are long ones
     ),
     *(each for rule in RULES for each in _of(rule)),
-    case("wide-64", "size", "a width of 64, two chunks", h=1, n=66, d=64, e=4),
     case("wide-128", "size", "a width of 128, two chunks", "kda", h=2, n=66, d=128, e=2),
     case("wide-values", "size", "values of 128, two chunks", h=1, n=66, d=2, e=128),
     case(
