@@ -3,6 +3,7 @@
     python -m tools.rates                     # every mechanism, float32 and bfloat16; some minutes of one core
     python -m tools.rates softmax --survivors # one of them, and what was not caught, with the reason
     python -m tools.rates --runs 0            # wrong kernels alone
+    python -m tools.rates softmax --paths     # known bugs, each in one path of a kernel alone: minutes of one core
     python -m tools.rates --scheduler tcp://10.0.0.1:8786 --keep rates    # on a Dask cluster: docs/campaigns.md
 
 A rate is of the mutants that are not equivalent, since those change no result. Honest runs are those of
@@ -18,6 +19,7 @@ import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -29,11 +31,27 @@ from refattn.backends.blas import one_thread
 from refattn.cli.arguments import campaign_options
 from refattn.cli.output import progress
 from refattn.many_runs import HERE, Unit, Where
+from refattn.mechanisms.case_features import features
 from refattn.mechanisms.record import Case
 from refattn.mechanisms.wrong import WrongKernel
+from refattn.verify.bugs.fault import faults
 from refattn.verify.diagnose.mutants import Fate, census, kill_rate, mutants, truths_of
 from refattn.verify.outcome import Truth
 from tests.verify.honest import runs_with
+
+PATHS = (
+    "one query",
+    "2 to 8 queries",
+    "more than 64 queries",
+    "more than 64 keys",
+    "more than 128 keys",
+    "a head wider than 64",
+    "values of another width",
+    "grouped heads",
+    "more than one batch",
+    "other lengths of queries and keys",
+)
+"""What kernels have code of their own for, as `refattn.mechanisms.case_features` calls it."""
 
 LEAST = {"float32": 0.98, "bfloat16": 0.95}
 
@@ -59,6 +77,27 @@ def rates(names: Iterable[str], least: int, where: Where = HERE) -> Iterator[tup
     for each in asked:
         judged = [agrees for seed in sorted(honest[each]) for agrees in honest[each][seed]]
         yield told(*each, [fates[each][n] for n in sorted(fates[each])], judged)
+
+
+def of_paths(name: str, paths: Iterable[str] = PATHS, only: str = "") -> Iterator[tuple[str, tuple[Fate, ...]]]:
+    """Yield paths, each with the fates of a mechanism's known bugs in float32 where the kernel is wrong there alone.
+
+    Elsewhere it is right, so that cases of this path alone can show it. Bugs of tiles have small and large ones.
+    """
+    record = ra.mechanism(name)
+    record = record.changed(cases=(*record.cases, *record.kernel_sizes), kernel_sizes=())
+    tried = [
+        replace(one, name=f"{one.name}{size}", sizes={size: one.sizes[size]})
+        for one in faults(name)
+        if only in one.name
+        for size in dict.fromkeys(([*one.sizes][0], *[size for size in one.sizes if "128" in size][:1]))
+    ]
+    with one_thread(), np.errstate(all="ignore"):
+        known = truths_of(record, "float32")
+        for path in paths:
+            inside = [(case, truth) for case, truth in known if path in features(case)]
+            if inside:
+                yield path, census(record, "float32", tried, truths=inside)
 
 
 def _mutant(name: str, n: int) -> WrongKernel:
@@ -123,10 +162,23 @@ def told(name: str, dtype: str, fates: list[Fate], honest: list[bool]) -> tuple[
 @click.argument("mechanisms", nargs=-1, metavar="[MECHANISM]...")
 @click.option("--survivors", is_flag=True, help="List what was not caught, with the reason.")
 @click.option("--runs", "honest", default=1000, help="Honest runs of each mechanism and type, at least.")
+@click.option("--paths", is_flag=True, help="Known bugs in one path of a kernel alone, instead.")
 @campaign_options()
-def main(mechanisms: tuple[str, ...], survivors: bool, honest: int, where: Where) -> None:
+def main(mechanisms: tuple[str, ...], survivors: bool, honest: int, paths: bool, where: Where) -> None:
     """Print the rates of the mechanisms, all or those named."""
     well = True
+    for name in (mechanisms or ra.list_mechanisms()) if paths else ():
+        for path, fates in of_paths(name):
+            counts = Counter(fate.status for fate in fates)
+            lost = [fate for fate in fates if fate.status in ("missed", "below rounding")]
+            click.echo(
+                f"{name}, {path}: {counts['caught']} of {len(fates)} caught, {counts['equivalent']} change no result"
+            )
+            shown = [fate for fate in fates if fate.status != "caught"] if survivors else lost
+            click.echo("".join(f"  {fate.status}: {fate.mutant}\n" for fate in shown), nl=False)
+            well &= not lost
+    if paths:
+        sys.exit(0 if well else 1)
     for line, survived, good in rates(mechanisms or ra.list_mechanisms(), honest, where):
         click.echo("\n".join((line, *survived)) if survivors else line)
         well &= good

@@ -19,8 +19,8 @@ def features(case: Case) -> frozenset[str]:
 
     >>> import refattn as ra
     >>> from refattn.mechanisms.case_features import features
-    >>> sorted(features(ra.mechanism("softmax").case("latent")))
-    ['e != d', 'grouped heads', 'one query', 'other lengths of queries and keys', 'wide heads']
+    >>> sorted(features(ra.mechanism("softmax").case("one-query")))
+    ['causal', 'more than one batch', 'one query', 'other lengths of queries and keys']
     """
     q, k, v = (case.inputs[name].shape for name in "qkv")
     arrays = {name: x for name, x in case.inputs.items() if name not in "qkv"}
@@ -33,13 +33,13 @@ def features(case: Case) -> frozenset[str]:
         "2 to 8 queries": 2 <= q[2] <= 8,
         "more than 64 queries": q[2] > 64,
         **{f"more than {size} keys": k[2] > size for size in MANY},
-        "wide heads": q[3] > 64,
-        "e != d": q[3] != v[3],
+        "a head wider than 64": q[3] > 64,
+        "values of another width": q[3] != v[3],
         "grouped heads": len({q[1], k[1], v[1]}) > 1,
-        "several batches": q[0] > 1,
+        "more than one batch": q[0] > 1,
         "other lengths of queries and keys": q[2] != k[2],
     }
-    options = {name for name, value in case.options.items() if value is not False}
+    options = {name for name, value in case.options.items() if (name, value) != ("causal", False)}
     return frozenset(options | ({*arrays} - {*gates}) | {name for name, has in found.items() if has})
 
 

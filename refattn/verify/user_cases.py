@@ -29,6 +29,7 @@ from refattn.golden.tensors import unpack
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.messages import meant, shown
 from refattn.verify.selfcheck.samples import resized, resized_by
+from refattn.verify.selfcheck.samples import sizes_of as sizes_by_axes
 
 SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e")
 
@@ -205,9 +206,7 @@ def _with_arrays(
             shared = (sizes["h"] // sizes["g"], sizes["n_q"], sizes["n_k"], sizes["d"], sizes["e"])
             return resized(case, sizes["b"], sizes["g"], *shared).inputs
         other = resized_by(case, {**sizes, "n": sizes["n_k"], "f": sizes["g"]}).inputs
-        before, d = case.inputs["k"].shape[3], max(sizes["d"], 1)
-        scale = case.inputs["k"].numbers.get("scale", 1.0) * 2.0 ** round(math.log2(before / d) / 2.0)
-        return {**other, "k": replace(other["k"], numbers={**other["k"].numbers, "scale": scale})}
+        return {**other, "k": _as_long(other["k"], case.inputs["k"])}
 
     found = dict(inputs)
     if nearest("k")["k"].axes:  # arrays have letters, and keys the size that the state stays bounded with
@@ -402,10 +401,7 @@ def fitted(cases: Iterable[Case], supports: Mapping[str, Any] | Sequence[str]) -
     for case in cases:
         if taken is not None and {*case.options, *case.inputs} - {*taken, *"qkv"}:
             continue
-        if case.inputs["q"].axes:
-            one: Case | None = case
-        else:
-            one = _fit(case, allowed, equal)
+        one = (_fit_by_axes if case.inputs["q"].axes else _fit)(case, allowed, equal)
         if one is not None:
             about = tuple((name, x.shape, x.design, *sorted(x.numbers.items())) for name, x in one.inputs.items())
             found.setdefault((about, repr(sorted(one.options.items()))), one)
@@ -493,6 +489,38 @@ def _fit(case: Case, allowed: Mapping[str, Any], equal: Sequence[tuple[str, str]
         return replace(resized(case, *sizes), exact={}, given={})
     except (ValueError, ZeroDivisionError):
         return None
+
+
+def _fit_by_axes(case: Case, allowed: Mapping[str, Any], equal: Sequence[tuple[str, str]] = ()) -> Case | None:
+    """Return a case whose inputs have axes in sizes that are allowed: g are the heads of values, and tokens are one."""
+    now = sizes_by_axes(case)
+    old = {key: now[key] for key in "bhgde"} | {"nq": now["n"], "nk": now["n"]}
+    new = {key: _nearest(n, allowed.get(key)) for key, n in old.items()}
+    equal = [*equal, ("nq", "nk")]
+    new |= {one: max(new[one], new[other]) for pair in equal for one, other in (pair, pair[::-1])}
+    new["e"] = new["e"] if allowed.get("e") is not None or old["e"] != old["d"] else new["d"]
+    asked = [key for key in new if allowed.get(key) is not None]
+    if any(_nearest(new[key], allowed[key]) != new[key] for key in asked) or any(new[a] != new[b] for a, b in equal):
+        return None
+    # Neighbours share a head of keys: the others are multiples of as many.
+    same = (new["h"], new["g"]) == (old["h"], old["g"]) and {"h", "g"} not in [{*pair} for pair in equal]
+    found = {**{key: new[key] for key in "bhgde"}, "n": new["nq"], "f": now["f"] if same else min(new["h"], new["g"])}
+    if found == now:
+        return case
+    if max(found["h"], found["g"]) % max(found["f"], 1) or ("lengths" in case.options and found["b"] != 1):
+        return None
+    other = resized_by(case, found)
+    return replace(
+        other, inputs={**other.inputs, "k": _as_long(other.inputs["k"], case.inputs["k"])}, exact={}, given={}
+    )
+
+
+def _as_long(k: Input, before: Input) -> Input:
+    """Return keys of another width that are about as long as they were: with them a state stays bounded."""
+    if k.design not in ("normal", "repeated"):
+        return k
+    times = 2.0 ** round(math.log2(max(before.shape[3], 1) / max(k.shape[3], 1)) / 2.0)
+    return replace(k, numbers={**k.numbers, "scale": k.numbers.get("scale", 1.0) * times})
 
 
 def _nearest(size: int, allowed: Any) -> int:

@@ -15,19 +15,27 @@ from refattn.verify.outcome import Floats
 
 SIZES = ("one query", "2 to 8 queries", "more than 64 queries")
 LONG = ("more than 64 keys", "more than 128 keys", "more than 512 keys")
+ONE_SIZE = dict.fromkeys(combinations(SIZES, 2), "a case has one number of queries")
+ONE_LENGTH = {(few, long): "queries and keys are the same tokens" for few in SIZES[:2] for long in LONG[:2]}
 OF_PAIRS = {
-    **dict.fromkeys(combinations(SIZES, 2), "a case has one number of queries"),
+    **ONE_SIZE,
     ("more than 512 keys", "more than 64 queries"): "parts of the keys are for few queries; it costs a second",
 }
 EXCLUDED = {
     "softmax": OF_PAIRS,
     "growing": OF_PAIRS,
-    "delta": {
-        **dict.fromkeys(combinations(SIZES, 2), "a case has one number of tokens"),
-        **{(few, long): "queries and keys are the same tokens" for few in SIZES[:2] for long in LONG[:2]},
-        ("lengths", "several batches"): "sequences are packed in a batch of one",
+    "delta": {**ONE_SIZE, **ONE_LENGTH, ("lengths", "more than one batch"): "sequences are packed in a batch of one"},
+    "higher_order": ONE_SIZE,
+    "koopman": {SIZES[:2]: "a case has one number of queries"},
+    "sympformer": {**ONE_SIZE, **ONE_LENGTH},
+    "graph_energy": {
+        **ONE_SIZE,
+        **dict.fromkeys(ONE_LENGTH, "nodes are the keys only beside other queries, which have cases of their own"),
+        ("causal", "other lengths of queries and keys"): "causal scores have no links over keys",
+        ("start", "state"): "other states than that of tokens have a start of their own",
     },
 }
+"""By mechanism the pairs that no case has, each with its reason."""
 
 
 def absent(record: Mechanism) -> set[frozenset[str]]:

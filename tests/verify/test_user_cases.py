@@ -21,6 +21,7 @@ from refattn.golden.tensors import encode
 from refattn.mechanisms.record import Case
 from refattn.verify import user_cases
 from refattn.verify.run import verify_case
+from refattn.verify.selfcheck.samples import sizes_of
 from refattn.verify.tolerance import sampled
 
 RECORD = ra.mechanism("softmax")
@@ -395,3 +396,17 @@ def test_cases_that_fit_are_offered_where_most_are_declined(tmp_path: Path) -> N
         for one in (result, verify(f"{kernels}:told", "--dtype", "float32"))
     )
     assert many > 2 * few
+
+
+def test_cases_whose_inputs_have_axes_are_fitted_too() -> None:
+    record = ra.mechanism("delta")
+    cases = (*record.cases, *record.kernel_sizes)
+    fitted = user_cases.fitted(cases, ["h = g", "e = d", "n % 16 = 0"])
+    assert len(fitted) > 0.9 * len(cases)
+    for case in fitted:
+        sizes = sizes_of(case)
+        assert sizes["h"] == sizes["g"] == sizes["f"] and sizes["e"] == sizes["d"] and sizes["n"] % 16 == 0
+        assert sum(case.options.get("lengths", [sizes["n"]])) == sizes["n"]
+    wide = next(case for case in user_cases.fitted([record.case("gated-delta")], {"d": 64}))
+    assert 0.5 < np.linalg.norm(make("delta", wide, "float32")["k"], axis=-1).mean() < 2.0
+    assert user_cases.fitted([record.case("gated-delta")], {"n": 21, "h": 2}) == [record.case("gated-delta")]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.mechanisms.case_features import features
 from refattn.mechanisms.record import Case
 from refattn.verify.diagnose.residuals import Residuals
 from refattn.verify.outcome import Place
@@ -79,62 +81,64 @@ def _of(wrong: NDArray[np.bool_], singular: str, plural: str) -> Iterable[str]:
         yield f"only {plural} {', '.join(map(str, at))}"
 
 
-Feature = Callable[[Case], bool]
+SAME = 3
+"""Descriptions of the cases that fail that are told, if several are true."""
+
+FINER = (16, 32)
+"""Numbers of queries and keys beside those that cases are designed by."""
 
 
-def _sizes(case: Case) -> tuple[int, ...]:
-    (b, h, n_q, d), (_, g, n_k, _), e = case.inputs["q"].shape, case.inputs["k"].shape, case.inputs["v"].shape[3]
-    return b, h, g, n_q, n_k, d, e
-
-
-def _size(test: Callable[..., bool]) -> Feature:
-    return lambda case: test(*_sizes(case))
-
-
-FEATURES: dict[str, Feature] = {
-    "a mask": lambda case: "mask" in case.inputs,
-    "a mask and causal": lambda case: "mask" in case.inputs and case.options.get("causal", False) is not False,
-    "a mask that differs between batches": lambda case: "mask" in case.inputs and _leading(case, 4) > 1,
-    "a mask that differs between heads": lambda case: "mask" in case.inputs and _leading(case, 3) > 1,
-    "causal": lambda case: case.options.get("causal", False) is not False,
-    "causal with other lengths of queries and keys": lambda case: (
-        case.options.get("causal", False) is not False and _sizes(case)[3] != _sizes(case)[4]
-    ),
-    "a soft-cap": lambda case: "softcap" in case.options,
-    "a soft-cap and a mask": lambda case: "softcap" in case.options and "mask" in case.inputs,
-    "a given scale": lambda case: "scale" in case.options,
-    "grouped heads": _size(lambda b, h, g, *_: g < h),
-    "more than one batch": _size(lambda b, *_: b > 1),
-    "more than one head": _size(lambda b, h, *_: h > 1),
-    "other lengths of queries and keys": _size(lambda b, h, g, n_q, n_k, *_: n_q != n_k),
-    "values of another width": _size(lambda b, h, g, n_q, n_k, d, e: d != e),
-    "a width that is no power of two": _size(lambda b, h, g, n_q, n_k, d, e: bool(d & (d - 1))),
-    "one query": _size(lambda b, h, g, n_q, *_: n_q == 1),
-    **{f"more than {size} keys": _size(lambda b, h, g, n_q, n_k, d, e, size=size: n_k > size) for size in TILES},
-    **{f"more than {size} queries": _size(lambda b, h, g, n_q, n_k, d, e, size=size: n_q > size) for size in TILES},
-    "a number of keys that is no multiple of 16": _size(lambda b, h, g, n_q, n_k, d, e: n_k % 16 != 0),
-    "a number of queries that is no multiple of 16": _size(lambda b, h, g, n_q, n_k, d, e: n_q % 16 != 0),
-}
-"""What cases may have in common."""
-
-
-def _leading(case: Case, axis: int) -> int:
-    shape = case.inputs["mask"].shape
-    return shape[-axis] if len(shape) >= axis else 1
+def _told(case: Case) -> frozenset[str]:
+    """Return what may be told of a case: its features, and finer ones of its sizes and its mask."""
+    (_, h, n_q, d), n_k = case.inputs["q"].shape, case.inputs["k"].shape[2]
+    mask = case.inputs["mask"].shape if "mask" in case.inputs else ()
+    finer = {
+        "a mask that differs between batches": len(mask) > 3 and mask[-4] > 1,
+        "a mask that differs between heads": len(mask) > 2 and mask[-3] > 1,
+        "more than one head": h > 1,
+        "a width that is no power of two": bool(d & (d - 1)),
+        **{f"more than {size} keys": n_k > size for size in FINER},
+        **{f"more than {size} queries": n_q > size for size in (*FINER, 128)},
+        "a number of keys that is no multiple of 16": n_k % 16 != 0,
+        "a number of queries that is no multiple of 16": n_q % 16 != 0,
+    }
+    return features(case) | {name for name, has in finer.items() if has}
 
 
 def which_cases(failing: Sequence[Case], agreeing: Sequence[Case]) -> str:
-    """Return what the cases that fail have in common, and those that agree have not, in words; "" where nothing."""
+    """Return what the cases that fail have in common, and those that agree have not, in words; "" where nothing.
+
+    That is one feature, or two that meet. If several say the same of the cases that ran, three of them are told.
+    """
     if not failing or not agreeing or any({*"qkv"} - {*case.inputs} for case in (*failing, *agreeing)):
         return ""
-    common = [name for name, has in FEATURES.items() if all(has(case) for case in failing)]
-    others = {name: sum(FEATURES[name](case) for case in agreeing) for name in common}
-    if not others:
+    seen = [_told(case) for case in agreeing]
+    of_cases = [features(case) for case in (*failing, *agreeing)]
+    options = {name for case in (*failing, *agreeing) for name in (*case.options, *case.inputs)}
+    designed = frozenset().union(*of_cases)
+    common = sorted(frozenset.intersection(*map(_told, failing)), key=lambda name: (name not in options, name))
+
+    def left(*names: str) -> int:
+        return sum({*names} <= one for one in seen)
+
+    def rank(names: tuple[str, ...]) -> tuple[int, int, int]:
+        """Fewest others first, then what cases are designed by, then an option alone or beside a size."""
+        finer, given = sum(name not in designed for name in names), sum(name in options for name in names)
+        return left(*names), finer, abs(given - 1)
+
+    best: list[tuple[str, ...]] = sorted(((name,) for name in common), key=rank)
+    if not best:
         return ""
-    best = min(others, key=lambda name: others[name])
-    if others[best] == 0:
-        return f"the cases that fail are those with {best}"
-    return f"only cases with {best} fail, not all of them" if others[best] < len(agreeing) / 2 else ""
+    if others := left(*best[0]):  # there are many pairs: one is told if it is far better than a feature alone
+        pairs: list[tuple[str, ...]] = sorted(combinations(common, 2), key=rank)
+        best = pairs if pairs and 2 * left(*pairs[0]) < others else best
+    others = left(*best[0])
+    said = [" and ".join(names) for names in best if rank(names)[:2] == rank(best[0])[:2]]
+    if others == 0:
+        more = f" and {len(said) - SAME} more" if len(said) > SAME else ""
+        also = f" (also: {'; '.join(said[1:SAME])}{more})" if len(said) > 1 else ""
+        return f"the cases that fail are those with {said[0]}{also}"
+    return f"only cases with {said[0]} fail, not all of them" if others < len(agreeing) / 2 else ""
 
 
 def place_in_words(place: Place) -> str:

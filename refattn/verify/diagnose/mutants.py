@@ -23,6 +23,7 @@ from refattn import equations
 from refattn.golden.storage_types import LOWER, chop_to, has_gradient, round_to
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.mechanisms.wrong import Call, WrongKernel
+from refattn.verify.bugs.emulator import Unknown
 from refattn.verify.diagnose.changes import KINDS, applies, changed_by
 from refattn.verify.outcome import Result, Truth
 from refattn.verify.tolerance.budget import evaluate, rounded
@@ -210,6 +211,8 @@ def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mu
     for case, truth in truths:
         try:
             verdicts = judge(kernel(mechanism, case, truth, dtype, mutant), truth)
+        except Unknown:
+            continue
         except (ArithmeticError, ValueError):  # a kernel that finds no result is caught by whoever calls it
             return Fate(mutant, dtype, "caught", float("inf"), case.name, "")
         worst = max(worst, *((verdict.share, case.name, verdict.tensor) for verdict in verdicts))

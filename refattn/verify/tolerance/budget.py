@@ -525,7 +525,7 @@ def _signs(count: int, purpose: str, draw: int, seed: int) -> NDArray[np.int8]:
     block, number = divmod(draw, DRAWS)
     words = 1 << (count // 32).bit_length()
     if words <= FEW:
-        return _few_signs(words, purpose, block, seed)[number, :count]
+        return _few_signs(purpose, block, seed)[number, :count]
     return _of_bits(_bits(words, purpose, block, seed)[number, : -(-count // 8)])[:count]
 
 
@@ -534,8 +534,9 @@ FEW = 16
 
 
 @lru_cache(maxsize=1 << 13)
-def _few_signs(words: int, purpose: str, block: int, seed: int) -> NDArray[np.int8]:
-    return _of_bits(_bits(words, purpose, block, seed))
+def _few_signs(purpose: str, block: int, seed: int) -> NDArray[np.int8]:
+    """Return as many signs for all sizes, of which fewer are the first, so that cases share them."""
+    return _of_bits(_bits(FEW, purpose, block, seed))
 
 
 def _of_bits(packed: NDArray[np.uint8]) -> NDArray[np.int8]:

@@ -51,7 +51,9 @@ def test_a_chunk_that_begins_at_zero_or_anew_is_seen_in_every_rule(rule: str) ->
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("name", ["strong", "gated-channel", "chunks-gated-channel", "chunks-gated-head", "wide-64"])
+@pytest.mark.parametrize(
+    "name", ["strong", "gated-channel", "chunks-gated-channel", "chunks-gated-head", "wide-values"]
+)
 def test_the_gradient_of_a_decay_may_be_a_sum_in_which_terms_cancel(name: str, dtype: str) -> None:
     """q dq - k dk without the lookup's part, summed from the end: what libraries compute."""
     case = RECORD.case(name)

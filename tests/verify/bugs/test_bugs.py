@@ -27,6 +27,7 @@ from refattn.verify.run import verify
 from refattn.verify.tolerance.budget import truth
 from refattn.verify.tolerance.compare import judge
 from tools.measure_names import measured
+from tools.rates import PATHS, of_paths
 
 RECORD = ra.mechanism("softmax")
 NAMES = """
@@ -108,6 +109,17 @@ def test_each_fault_is_caught_and_leaves_right_what_it_says(mechanism: str, faul
     pytest.fail("no small case catches it")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", CASES)
+def test_each_fault_is_caught_in_each_path_where_it_changes_a_result(mechanism: str) -> None:
+    """A kernel that is wrong in one path alone, such as decoding, is caught by the cases of that path."""
+    paths = PATHS[::3] if "REFATTN_SLOW_SAMPLE" in os.environ else PATHS
+    for path, fates in of_paths(mechanism, paths):
+        lost = [str(fate.mutant) for fate in fates if fate.status not in ("caught", "equivalent")]
+        assert not lost, (path, lost)
+        assert any(fate.status == "caught" for fate in fates)
+
+
 def named(name: str, size: str, cases: tuple[str, ...], **options: Any) -> Any:
     given = [
         (one, known(one.name), kernel(RECORD, one, known(one.name), "float32", BY_NAME[name], size=size))
@@ -127,7 +139,7 @@ def test_a_fault_is_told_in_words_with_its_tiles_and_its_report() -> None:
     )
     assert (first.sort, first.link, first.ids) == ("fault", BY_NAME["AccumulatorNotRescaled"].link, ("SM.5",))
     assert (first.cases, first.failing, first.whole) == (("plain", "causal"), 2, 2)
-    assert found.which == "the cases that fail are those with more than 16 keys"
+    assert found.which.startswith("the cases that fail are those with more than 16 keys (also: ")
     small = named("SumNotRescaled", " (tiles of 8 keys)", ("tiny", "plain", "causal"))
     assert told(small.ranked[0]).endswith("(tiles of 8 keys): explains everything")
 

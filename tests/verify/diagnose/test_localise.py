@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import refattn as ra
+from refattn.mechanisms.case_features import features
 from refattn.verify.diagnose.localise import in_words, place_in_words, which_cases, words
 from refattn.verify.outcome import Place
 
-CASES = {case.name: case for case in ra.mechanism("softmax").cases}
+RECORD = ra.mechanism("softmax")
+CASES = {case.name: case for case in RECORD.cases}
 
 
 @pytest.mark.parametrize(
@@ -47,20 +49,36 @@ def test_rows_of_gradients_of_keys_are_keys() -> None:
     [
         (("causal", "mask-causal"), ("plain", "mask-full"), "the cases that fail are those with causal"),
         (("grouped",), ("plain", "causal"), "the cases that fail are those with grouped heads"),
-        (("causal-tail", "causal-head"), ("causal", "unequal"), None),
+        (
+            ("causal-tail", "causal-head"),
+            ("causal", "unequal"),
+            "the cases that fail are those with causal and other lengths of queries and keys",
+        ),
         (("plain",), (), ""),
         (("plain", "causal"), ("tiny",), "the cases that fail are those with more than one batch"),
     ],
 )
 def test_what_the_cases_that_fail_have_in_common(
-    failing: tuple[str, ...], agreeing: tuple[str, ...], expected: str | None
+    failing: tuple[str, ...], agreeing: tuple[str, ...], expected: str
 ) -> None:
     found = which_cases([CASES[name] for name in failing], [CASES[name] for name in agreeing])
-    assert found == (
-        expected
-        if expected is not None
-        else "the cases that fail are those with causal with other lengths of queries and keys"
-    )
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("window", "a head wider than 64"),
+        ("sink", "one query"),
+        ("offset", "values of another width"),
+        ("bias", "more than 64 keys"),
+        ("mask", "softcap"),
+    ],
+)
+def test_a_fault_of_two_features_that_meet_is_told_by_them(pair: tuple[str, str]) -> None:
+    cases = (*RECORD.cases, *RECORD.kernel_sizes)
+    failing = [case for case in cases if {*pair} <= features(case)]
+    assert " and ".join(pair) in which_cases(failing, [case for case in cases if case not in failing])
 
 
 def test_results_with_the_same_words_share_a_line() -> None:

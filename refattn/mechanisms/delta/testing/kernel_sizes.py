@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from refattn.mechanisms.delta.testing.cases import RULES, case
+from refattn.mechanisms.delta.testing.cases import RULES, case, uniform
 from refattn.mechanisms.record import Case
 
 _LONG: dict[str, Any] = {"h": 1, "n": 130, "d": 8, "e": 4}
 _CARRIED: dict[str, Any] = {"b": 2, "h": 2, "f": 1, "g": 1, "n": 67, "d": 8, "e": 3, "state": True}
-_PACKED: dict[str, Any] = {"h": 2, "f": 1, "g": 2, "n": 69, "d": 6, "e": 4, "state": True, "lengths": [66, 0, 3]}
-_ONE: dict[str, Any] = {"b": 2, "h": 4, "f": 2, "g": 2, "n": 1, "d": 128, "e": 6, "state": True}
+_PACKED: dict[str, Any] = {"h": 4, "f": 2, "g": 4, "n": 69, "d": 6, "e": 4, "state": True, "lengths": [66, 0, 3]}
+_STRONG: dict[str, Any] = {"h": 1, "n": 67, "d": 8, "e": 4, "log_decay": uniform(-5.0, -4.0)}
+_ONE: dict[str, Any] = {"b": 2, "h": 2, "f": 2, "g": 4, "n": 1, "d": 128, "e": 6, "state": True}
 _FEW: dict[str, Any] = {"b": 2, "h": 2, "f": 1, "g": 2, "n": 7, "d": 72, "e": 6, "keep": 0.7}
 
 
@@ -34,9 +35,22 @@ KERNEL_SIZES = (
         for rule in ("linear", "gated-head", "gated-channel", "delta", "momentum")  # of others there are long ones
     ),
     *(each for rule in RULES for each in _of(rule)),
-    case("wide-64", "size", "a width of 64, two chunks", h=1, n=66, d=64, e=4),
-    case("wide-128", "size", "a width of 128, two chunks", "kda", h=1, n=66, d=128, e=2),
+    case("wide-128", "size", "a width of 128, two chunks", "kda", h=2, n=66, d=128, e=2),
     case("wide-values", "size", "values of 128, two chunks", h=1, n=66, d=2, e=128),
+    case(
+        "long-weak",
+        "long",
+        "a state that lasts over three chunks of one sequence",
+        "gated-head",
+        h=1,
+        n=131,
+        d=8,
+        e=4,
+        state=True,
+        lengths=[131],
+        log_decay=uniform(-0.01, 0.0),
+    ),
+    case("long-strong", "long", "decays that products over a chunk do not survive", "kda", **_STRONG),
     case(
         "long-masked",
         "long",

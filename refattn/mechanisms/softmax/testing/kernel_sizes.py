@@ -38,11 +38,11 @@ _KIND = "kernel"
 
 # Each option beside each class of sizes that kernels compile apart, with as few other options as can be: one query,
 # which is wide, over parts of the keys; a few queries, with values of another width; and tiles of queries.
-_ONE: dict[str, Any] = {"b": 2, "h": 4, "g": 1, "n_q": 1, "n_k": 517, "d": 66, "e": 34}
+_ONE: dict[str, Any] = {"b": 2, "h": 4, "g": 2, "n_q": 1, "n_k": 513, "d": 66, "e": 34}
 _FEW: dict[str, Any] = {"b": 2, "h": 4, "g": 2, "n_q": 5, "n_k": 131, "d": 80, "e": 48}
 _TILES: dict[str, Any] = {"b": 2, "h": 2, "g": 1, "n_q": 67, "n_k": 70, "d": 66, "e": 34}
-_ONES, _FEWS, _TILED = (2, 4, 1, 517), (2, 4, 5, 131), (2, 2, 67, 70)
-_ENDS = {"one": counts(517, 130), "few": counts(131, 66), "tiles": counts(70, 31)}
+_ONES, _FEWS, _TILED = (2, 4, 1, 513), (2, 4, 5, 131), (2, 2, 67, 70)
+_ENDS = {"one": counts(513, 130), "few": counts(131, 66), "tiles": counts(70, 31)}
 _PAIRS = (
     _case("sink-one", _KIND, "a sink in decoding: once, not in each part of the keys", **_ONE, sink=Input((4,))),
     _case("sink-few", _KIND, "a sink beside a few queries", **_FEW, causal=True, sink=Input((4,))),
@@ -50,7 +50,7 @@ _PAIRS = (
     _case("softcap-one", _KIND, "a soft-cap in decoding", **_ONE, logits=4.0, softcap=5.0),
     _case("softcap-few", _KIND, "a soft-cap beside a few queries", **_FEW, logits=4.0, causal=True, softcap=5.0),
     _case("softcap-tiles", _KIND, "a soft-cap in each tile", **_TILES, logits=4.0, softcap=5.0),
-    _case("bias-one", _KIND, "a bias in decoding", **_ONE, bias=bias(*_ONES)),
+    _case("bias-one", _KIND, "a bias of keys in decoding", **_ONE, bias=bias(2, 1, 1, 513)),
     _case("bias-few", _KIND, "slopes for a few queries at the end", **_FEW, bias=alibi(1, 4, 5, 131, offset=126)),
     _case("bias-tiles", _KIND, "a bias for each tile", **_TILES, bias=bias(*_TILED)),
     _case("mask-one", _KIND, "a mask in decoding", **_ONE, mask=mask(*_ONES)),
@@ -80,10 +80,10 @@ _PAIRS = (
         slack="nan",
     ),
     _case("scale-one", _KIND, "a scale of the caller's in decoding", **_ONE, causal=True, scale=0.3),
-    _case("scale-few", _KIND, "a few queries over parts of the keys", **{**_FEW, "n_k": 517}, scale=0.3),
+    _case("scale-few", _KIND, "a few queries over parts of the keys", **{**_FEW, "n_k": 513}, scale=0.3),
     _case("dropout-few", _KIND, "dropout over tiles", **_FEW, keep=dropout(*_FEWS, p=0.5)),
     _case("dropout-tiles", _KIND, "dropout for each tile", **_TILES, keep=dropout(*_TILED, p=0.5)),
-    _case("offset-one", _KIND, "decoding into a cache that is not full", **_ONE, causal=True, offset=300),
+    _case("offset-one", _KIND, "decoding into a cache that is not full", **{**_ONE, "e": 68}, causal=True, offset=300),
     _case("offset-few", _KIND, "a chunk of a prompt in the middle", **_FEW, causal=True, offset=70),
     _case("offset-tiles", _KIND, "tiles on another diagonal", **_TILES, causal=True, offset=-2),
     _case(
@@ -94,7 +94,7 @@ _PAIRS = (
         causal=True,
         q_lengths=counts(1, 0),
         k_lengths=_ENDS["one"],
-        offset=counts(516, 129),
+        offset=counts(512, 129),
     ),
     _case(
         "offset-window",
@@ -114,9 +114,9 @@ _PAIRS = (
         "all that belongs to pairs, from another place",
         **_ONE,
         causal=True,
-        mask=mask(2, 1, 1, 517),
-        bias=bias(4, 1, 517),
-        keep=dropout(2, 4, 1, 517, p=0.5),
+        mask=mask(2, 1, 1, 513),
+        bias=bias(4, 1, 513),
+        keep=dropout(2, 4, 1, 513, p=0.5),
         q_lengths=counts(1, 0),
         offset=450,
     ),
@@ -183,6 +183,12 @@ KERNEL_SIZES = (
         {"scale": 0.25, "shift": 4.0},
         {"scale": 0.25, "shift": 4.0},
     ),
+    _moved(
+        _case("high-one", _KIND, "the same in decoding", b=1, h=4, g=2, n_q=1, n_k=261, d=66),
+        {"scale": 0.25, "shift": 4.0},
+        {"scale": 0.25, "shift": 4.0},
+    ),
+    _padded(_case("empty-one", _KIND, "decoding: a query that may attend nothing", h=2, n_q=1, n_k=67), 67, 3),
     _ones(
         _case(
             "mass",
@@ -201,5 +207,6 @@ KERNEL_SIZES = (
     _case(
         "sink-above", _KIND, "sinks of 95 and 120: no weight is left", b=1, n_q=5, n_k=67, sink=listed(120, 95, -120, 2)
     ),
+    _case("sink-above-one", _KIND, "the same in decoding", b=1, n_q=1, n_k=67, sink=listed(120, 95, -120, 2)),
     *_PAIRS,
 )

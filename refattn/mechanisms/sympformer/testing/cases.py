@@ -12,7 +12,7 @@ from refattn.mechanisms.case_builders import SHORT, long_tail
 from refattn.mechanisms.record import Case, Input
 
 
-def _case(
+def case(
     name: str,
     kind: str,
     purpose: str,
@@ -50,19 +50,19 @@ def _exact(name: str, kind: str, purpose: str) -> Case:
 
 
 CASES = (
-    _case("tiny", "causal", "small enough to read", b=1, h=1, n=4, d=2, causal=True),
-    _case("causal", "causal", "moderate scores", causal=True),
-    _case("causal-long", "causal", "several strips", b=1, h=1, n=280, d=12, causal=True),
-    _case("causal-top-left", "causal", "the same as the other alignment", n=13, causal="top_left"),
-    _case("all", "not causal", "every token pushes every other one"),
-    _case("all-long", "not causal", "several strips", b=1, h=1, n=280, d=12),
-    _case("scale", "scale", "a scale that is no power of two", scale=0.3, causal=True),
-    _case("rest", "rest", "no kinetic terms", kinetic=None, causal=True),
-    _case("fast", "fast", "kinetic terms far above the potential", kinetic=30.0, causal=True),
-    _case("grouped", "grouped", "two query heads share one key/value head", h=4, g=2, e=20, causal=True),
-    _case("wide", "unequal", "one head, values wider", h=1, d=40, e=48, causal=True),
-    _case("narrow", "unequal", "width 1", d=1, e=3),
-    _case("one-token", "size", "a token alone", n=1, causal=True),
-    long_tail(_case("long-tail", "tail", "one token of much weight, 100 of little", b=1, h=1, n=101), 101),
+    case("tiny", "causal", "small enough to read", b=1, h=1, n=4, d=2, causal=True),
+    case("causal", "causal", "moderate scores", causal=True),
+    case("causal-long", "causal", "several strips", b=1, h=1, n=280, d=12, causal=True),
+    case("causal-top-left", "causal", "the same as the other alignment", n=13, causal="top_left"),
+    case("all", "not causal", "every token pushes every other one"),
+    case("all-long", "not causal", "several strips", b=1, h=1, n=280, d=12),
+    case("scale", "scale", "a scale that is no power of two", scale=0.3, causal=True),
+    case("rest", "rest", "no kinetic terms", kinetic=None, causal=True),
+    case("fast", "fast", "kinetic terms far above the potential", kinetic=30.0, causal=True),
+    case("grouped", "grouped", "two query heads share one key/value head", h=4, g=2, e=20, causal=True),
+    case("wide", "unequal", "one head, values wider", h=1, d=40, e=48, causal=True),
+    case("narrow", "unequal", "width 1", d=1, e=3),
+    case("one-token", "size", "a token alone", n=1, causal=True),
+    long_tail(case("long-tail", "tail", "one token of much weight, 100 of little", b=1, h=1, n=101), 101),
     _exact("exact", "exact", "scores of 0, so that z is 1 and kinetic terms are whole numbers"),
 )
