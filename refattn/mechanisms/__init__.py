@@ -1,1 +1,1 @@
-"""One room a mechanism; `registry` is the only page that lists them."""
+"""One folder for each mechanism; `registry` is the only page that lists them."""

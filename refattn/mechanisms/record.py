@@ -242,7 +242,7 @@ class Knob:
 
 @dataclass(frozen=True, eq=False)
 class Tour:
-    """How a definition is called for the page that explains it; what the page says and draws is `tour.js` of the room.
+    """How a definition is called for the page that explains it; what the page says and draws is its `tour.js`.
 
     Attributes
     ----------
@@ -300,7 +300,7 @@ def _later(read: Callable[[Mechanism], Any]) -> Any:
 
 
 def _in_room(path: str, name: str = "", empty: Any = ()) -> Any:
-    """Read what a module of the room of the definition has under this name: all of it without one."""
+    """Read what a module of the folder of the definition has under this name: all of it without one."""
 
     def read(record: Mechanism) -> Any:
         home = record.definition.__name__.rpartition(".")[0] if record.definition else ""
@@ -326,8 +326,8 @@ def _options(record: Mechanism) -> dict[str, Any]:
 class Mechanism:
     """The record of a mechanism.
 
-    What only tools ask for is no argument of a room's record: it is read when it is first asked for, from files of the
-    room whose names say which field they are. ``testing/cases.py`` has ``CASES``, and so ``kernel_sizes``, ``wrong``,
+    What only tools ask for is no argument of a record: it is read when it is first asked for, from files of the folder
+    whose names say which field they are. ``testing/cases.py`` has ``CASES``, and so ``kernel_sizes``, ``wrong``,
     ``questions`` and ``layers``; ``testing/rounding_scales.py`` has ``ROUNDING_SCALES``, ``FURTHER``, ``STORED`` and
     ``NAMED``; ``testing/block_derived_twice.py`` the function of that name; ``layer/pictures.py`` has ``PICTURES``,
     ``example.py`` ``EXAMPLE``, ``tour.py`` ``TOUR``; ``loops.py`` and ``testing/parts.py`` are such fields themselves.
@@ -541,7 +541,7 @@ class Mechanism:
 
     @property
     def claims(self) -> Claims:
-        """What its sources claim, read from `testing/claims.toml` of its room; none where there is no such file."""
+        """What its sources claim, read from `testing/claims.toml` of its folder; none where there is no such file."""
         import tomllib
 
         file = resources.files("refattn.mechanisms") / self.name / "testing" / "claims.toml"

@@ -1,4 +1,4 @@
-"""What sizes of rounding errors are made from where a room has them by hand; see `refattn.instruments.sized`.
+"""What sizes of rounding errors are made from where a folder has them by hand; see `refattn.instruments.sized`.
 
 `inputs` holds the arguments of the call.
 """

@@ -1,7 +1,7 @@
 """Wrong kernels: the one record that all of them have, and those that any attention with masks and groups allows.
 
 Verification is worth what it catches of these, and it names the one that explains what an implementation returned. A
-room writes its own as *readings*, which have the signature of its core and return the outputs, and as wrong backward
+folder writes its own as *readings*, which have the signature of its core and return the outputs, and as wrong backward
 passes of a right forward, which take `d_out` as well and return gradients by name. Those below are made of a core, as a
 call ``core(q, k, v, **options)`` that returns the outputs, or of its module.
 """

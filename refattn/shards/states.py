@@ -8,7 +8,7 @@ does, in three steps:
    shards before its own act on the first state, one after the other;
 3. every device runs its tokens from the state that it has then.
 
-What an effect is depends on the state. `Sums` are of a mechanism whose room has ``merge_states``: the effect is the
+What an effect is depends on the state. `Sums` are of a mechanism whose folder has ``merge_states``: the effect is the
 state of the shard's own keys, and states merge. `Maps` are of a state X (d, e) that each token maps linearly, the same
 for each of its columns: the effect is X -> A X + B. A is found by the core itself, which runs with the columns of the
 unit matrix beside an empty state, and values of 0 there.

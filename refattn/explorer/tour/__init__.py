@@ -5,7 +5,7 @@
 - `pictures.js`, `page.js`, `page.css`, `page.html`: what all tours share.
 - `words.json`: the sentence of all tours, so that two of them can be compared.
 
-A mechanism brings two files of its room. `tour.py` has ``TOUR``, which says what may be set and how the definition is
+A mechanism brings two files of its folder. `tour.py` has ``TOUR``, which says what may be set and how the definition is
 called. `tour.js` has the formulas by the ids of their equations, the cards, a picture and its caption; how it is
 written stands on top of `formulas.js`. Formulas and lines of code on a card are the definition's own.
 """

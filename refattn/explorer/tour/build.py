@@ -61,7 +61,7 @@ def sentence(tour: Tour) -> Words:
 
 
 def has_tour(mechanism: Mechanism) -> bool:
-    """Tell whether the room of a mechanism has a tour."""
+    """Tell whether the folder of a mechanism has a tour."""
     return mechanism.tour is not None and _script(mechanism) is not None
 
 
@@ -300,7 +300,7 @@ def _text(name: str) -> str:
 
 
 def _script(mechanism: Mechanism) -> str | None:
-    """Return the text of a mechanism's `tour.js`, which lies in the room of its definition."""
+    """Return the text of a mechanism's `tour.js`, which lies in the folder of its definition."""
     assert mechanism.definition is not None
     file = resources.files(mechanism.definition.__name__.rpartition(".")[0]).joinpath("tour.js")
     return file.read_text(encoding="utf-8") if file.is_file() else None
