@@ -193,7 +193,7 @@ def page(kernels: Sequence[Kernel], absent: Sequence[Mapping[str, str]], rows: M
             title = ra.mechanism(mechanism).title
             parts += [f"## {title[0].upper()}{title[1:]}", _table(ran), _reasons(ran), _classes(ran)]
     tried = "\n".join(f"- **{one['name']}**: {one['reason']}" for one in absent)
-    waiting = ", ".join(one.name.replace(",", ":", 1) for one in kernels if one.name not in rows)
+    waiting = "; ".join(one.name for one in kernels if one.name not in rows)
     later = f"Not run yet: {waiting}." if waiting else ""
     return _PAGE.format(count=len(rows), parts="\n\n".join(filter(None, parts)), tried=tried, later=later)
 
