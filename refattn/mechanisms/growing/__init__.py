@@ -1,7 +1,7 @@
 """Attention whose queries and keys grow wider where the gradient needs it.
 
-The core is softmax attention with a scale that is stored: its definition and its implementations are those of the folder
-of softmax attention. What to read, in this order:
+The core is softmax attention with a scale that is stored: its definition and its implementations are those of `softmax`.
+What to read, in this order:
 
 - `definition`: growth itself, GROW.1 to GROW.19, from the gradient of the scores to wider weights; `example`: a small
   step of it.
