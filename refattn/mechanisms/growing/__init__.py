@@ -1,6 +1,6 @@
 """Attention whose queries and keys grow wider where the gradient needs it.
 
-The core is softmax attention with a scale that is stored: its definition and its implementations are those of `softmax`.
+The core is softmax attention with a scale that is stored: its definition and implementations are those of `softmax`.
 What to read, in this order:
 
 - `definition`: growth itself, GROW.1 to GROW.19, from the gradient of the scores to wider weights; `example`: a small
