@@ -203,7 +203,7 @@ def test_settings_of_a_file(here: Path) -> None:
     [
         ("steps =", "run.toml: is no TOML (Invalid value"),
         ("block = 3", "run.toml: block: got 3, needs a table"),
-        ("[bloc]\nscale = 1.0", "run.toml: bloc: got {'scale': 1.0}, needs a value; tables are block, growth, model"),
+        ("[bloc]\nscale = 1.0", "run.toml: bloc: got dict, needs a value; tables are block, growth, model"),
         ("width = 8\n[model]\nwidth = 8", "run.toml: model.width: got 8, which is none or is there twice"),
         ("widht = 3", "setting: got 'widht' (did you mean width?)"),
     ],
