@@ -107,7 +107,14 @@ FREE: list[tuple[int, dict[str, Any]]] = [
 OF_LINEAR: list[tuple[int, dict[str, Any]]] = [
     (2, {"integrator": "classical", "mlp": "plain", "oracle": "linear(implementation='state')"}),
     (3, {"integrator": "lie_trotter", "mlp": "momentum", "oracle": "linear", "look_ahead": True, "start": "table"}),
-    (2, {"integrator": "lie_trotter(connection='r2')", "mlp": "momentum(shared_norm=True)", "oracle": "signed(ridge=0.3)"}),
+    (
+        2,
+        {
+            "integrator": "lie_trotter(connection='r2')",
+            "mlp": "momentum(shared_norm=True)",
+            "oracle": "signed(ridge=0.3)",
+        },
+    ),
     (2, {"integrator": "strang", "mlp": "momentum(shared_norm=True)", "oracle": "linear"}),
 ]
 
