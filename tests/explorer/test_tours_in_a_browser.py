@@ -322,7 +322,10 @@ def test_time_is_scrubbed_and_played(chromium: Browser, pages: dict[str, Path]) 
 def test_motion_is_only_for_those_who_want_it(chromium: Browser, pages: dict[str, Path]) -> None:
     address = pages["graph_energy"].as_uri()
     assert chromium.open(address, **DESK, still=True).evaluate("page.playing") == 0
-    assert chromium.open(address, **DESK, still=False).evaluate("page.playing") != 0
+    moving = chromium.open(address, **DESK, still=False)
+    assert moving.evaluate("page.playing") != 0
+    moving.key("ArrowRight")  # what a card shows does not depend on when one comes to it
+    assert moving.evaluate("[page.playing, page.state.at, page.state.t]") == [0, 20, 20]
 
 
 @pytest.mark.parametrize("dark", [False, True])

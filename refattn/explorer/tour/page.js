@@ -210,9 +210,11 @@ class Page {
     const last = this.cards[this.active], card = this.cards[(this.active = Math.max(0, Math.min(this.cards.length - 1, n)))];
     const { state } = this, side = card.kind === "backward" || card.kind === "turn" ? "backward" : "forward", turned = state.side !== side;
     state.side = side;
-    const when = { first: 0, step: undefined, last: this.numbers.steps }[card.when];
-    if (card.when === "step" && last?.when !== "step") this.goTo(side === "backward" ? this.numbers.steps - 1 : Math.min(this.mechanism.time.first?.() ?? 1, this.numbers.steps - 1));
+    const when = { first: 0, step: undefined, last: this.numbers.steps }[card.when], playing = this.playing && last !== card;
+    if (playing) this.halt(); // what a card shows must not depend on how fast one reads
+    if (card.when === "step" && (playing || last?.when !== "step")) this.goTo(side === "backward" ? this.numbers.steps - 1 : Math.min(this.mechanism.time.first?.() ?? 1, this.numbers.steps - 1));
     else if (when !== undefined && last !== card) this.goTo(when);
+    else if (playing) this.goTo(this.numbers.steps);
     this.cards.forEach((each, m) => {
       each.section.classList.toggle("active", m === this.active);
       each.section.hidden = !this.all && m !== this.active;
