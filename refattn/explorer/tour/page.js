@@ -59,13 +59,14 @@ class Page {
       const { formula, code, line } = data.equations[id];
       return `<div class="line"><p class="label">${label}<a href="#${id}">${id}</a></p>${formulaLine(formula || data.formulas[otherwise])}${code ? `<details${this.unfolded ? " open" : ""}><summary>in code</summary><pre tabindex="-1" title="line ${line} of definition.py"><code>${escaped(code)}</code></pre></details>` : ""}</div>`;
     };
-    const own = card.ids.map((id, n) => equation(id, "", n ? "" : card.formula)).join("") || `<div class="line"><p class="label">${card.label ?? "the loss"}</p>${formulaLine(data.formulas[card.formula])}${formulaLine(data.formulas[card.also?.formula])}</div>`;
+    const own = card.ids.map((id, n) => equation(id, "", n ? "" : card.formula)).join("") || `<div class="line"><p class="label">${card.label ?? "the loss"}</p>${formulaLine(data.formulas[card.formula])}</div>`;
+    const also = card.also ? `<div class="line">${card.also.label ? `<p class="label">${card.also.label}</p>` : ""}${formulaLine(data.formulas[card.also.formula])}</div>` : "";
     const forward = card.of ? [card.of].flat().map((id) => equation(id, "differentiates ")).join("") : "";
     const step = this.steppedBy(card) ? `<p class="label moment">${this.moment(card)}; move along with the slider of the picture</p>` : "";
     section.innerHTML =
       `<h2><span>${card.n + 1}</span>${card.title}</h2><p class="say">${said(card.say)}</p>` +
-      `<div class="lines${forward ? " paired" : ""}">${forward ? `<div class="forwards">${forward}</div>` : ""}<div class="owns">${own}</div></div>` +
-      `<div class="numbers" aria-live="off"></div>${step}<div class="ledgers">${card.show.map((entries) => this.ledger(entries, card)).join("")}</div>`;
+      `<div class="lines${forward ? " paired" : ""}">${forward ? `<div class="forwards">${forward}</div>` : ""}<div class="owns">${own}${also}</div></div>` +
+      (this.state.t < (card.since ?? 0) ? `${step}<p class="label">None yet.</p>` : `<div class="numbers" aria-live="off"></div>${step}<div class="ledgers">${card.show.map((entries) => this.ledger(entries, card)).join("")}</div>`);
     for (const table of section.querySelectorAll("table")) table.querySelector("td[data-ref]")?.setAttribute("tabindex", "0");
     this.tell(card, this.picked(card));
     this.edges(section);
