@@ -10,6 +10,7 @@
 //       axes     a letter for each index: i j l n tokens, d e coordinates, t moves, T what moves lead to (one more)
 //       of       its formula; without it, it is given (DATA), or `values`, a function in plain JavaScript, has its numbers
 //       symbol   its letter, if that is not its name, or a function of the indices, which names the step itself;  what: its name in words
+//       from     what its first step is called, if not 0
 //       passes, back, since    of a quantity in time: V.x(t, ...) is pass t - passes of the equation; if `back`, pass 0
 //                              is the last t; before `since` it is not compared
 //   tokens, sizes    the letters that are tokens, if others than ijln; { m: () => length } of further letters
@@ -257,7 +258,7 @@ function symbol(of, name, at) {
   }).filter(Boolean);
   const words = scripts.some((script) => script.includes("mtext"));
   const own = typeof quantity.symbol === "function" ? quantity.symbol(...at) : undefined; // it names the step itself
-  const step = own === undefined && TIMES.includes(axes[0]) && at[0] !== undefined ? `<mrow><mo stretchy="false">(</mo><mn>${at[0]}</mn><mo stretchy="false">)</mo></mrow>` : "";
+  const step = own === undefined && TIMES.includes(axes[0]) && at[0] !== undefined ? `<mrow><mo stretchy="false">(</mo><mn>${at[0] + (quantity.from ?? 0)}</mn><mo stretchy="false">)</mo></mrow>` : "";
   let letter = own ?? quantity.symbol ?? name, before = "";
   if (/^d./.test(letter) && !GREEK[letter] && of.mechanism.quantities[letter.slice(1)]) [before, letter] = ['<mi mathvariant="normal">d</mi>', letter.slice(1)];
   else if (/^d./.test(letter) && quantity.id?.startsWith("d")) [before, letter] = ['<mi mathvariant="normal">d</mi>', letter.slice(1)];
