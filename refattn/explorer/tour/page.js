@@ -47,7 +47,7 @@ class Page {
       section.innerHTML =
         `<p class="eyebrow">Attention, step by step</p><h1>${card.title}</h1>${said(this.mechanism.intro).map((p) => `<p>${p}</p>`).join("")}` +
         `<p class="hint"><span class="keys"><kbd>←</kbd> <kbd>→</kbd> step through the tour. Point at a number to see what it is made of. </span><span class="touch">Tap a number to see what it is made of. </span>` +
-        `Pick a word in the picture to follow it.${this.passed()}</p>`;
+        `Pick a word in the picture to follow it.</p>`;
       return;
     }
     if (card.kind === "turn") {
@@ -481,6 +481,6 @@ class Page {
   test() {
     const { data } = this.numbers, found = (this.tested = this.numbers.compare(data.python));
     const told = found.worst < 1e-9 && found.numbers ? `Your browser computed ${found.numbers} numbers; none is more than ${found.worst.toExponential(0)} away from Python's.` : `The numbers of this page are wrong: one is ${found.worst} away from Python's, of ${found.where}.`;
-    document.querySelector("footer").innerHTML = `<p>${data.origin} ${told} Shown numbers are rounded. ${data.command ? `<code>${escaped(data.command)}</code> makes this page.` : ""}</p>`;
+    document.querySelector("footer").innerHTML = `<p>${data.origin} ${told} Shown numbers are rounded.${this.passed()} ${data.command ? `<code>${escaped(data.command)}</code> makes this page.` : ""}</p>`;
   }
 }
