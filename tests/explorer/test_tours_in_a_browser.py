@@ -241,6 +241,17 @@ def test_a_step_has_one_number_on_the_whole_page(chromium: Browser, pages: dict[
     assert counted > 3 or not tab.evaluate("page.cards.some((card) => page.steppedBy(card))")
 
 
+def test_before_there_is_a_fit_a_card_shows_no_numbers_of_it(chromium: Browser, pages: dict[str, Path]) -> None:
+    if "koopman" not in pages:
+        pytest.skip("the tour of Koopman attention is not in the sample")
+    tab = chromium.open(pages["koopman"].as_uri() + "#KOOP.9", **DESK)
+    text, cells = "document.querySelector('.active').textContent", "document.querySelectorAll('.active td').length"
+    assert tab.evaluate(cells) > 10 and "None yet" not in tab.evaluate(text)
+    tab.evaluate("page.goTo(0)")
+    assert tab.evaluate(cells) == 0 and "None yet" in tab.evaluate(text)
+    assert tab.told == []
+
+
 SMALL: dict[str, Any] = {"width": 1280, "height": 800}
 
 

@@ -347,7 +347,7 @@ function picture(W, H, small) {
   const top = 26, high = 0.36 * H, second = 0.3 * W, third = 0.68 * W, side = Math.min(high / (2 * WIDE + 1), (W - third - 30) / (2 * K.width + V.c() + 2));
   const cell = Math.min((W - 66 - 36) / (3 * J.length), (H - high - top - 66) / J.length), y = top + high + 58, x = (n) => 66 + n * (J.length * cell + (W - 66 - 3 * J.length * cell) / 2);
   return (
-    title(0, 12, "step 8: what each is worth") + bars(4, top + 12, second - 40, high - 12) + title(third, 12, "step 11: columns, grown") +
+    title(0, 12, "step 8: their worth") + bars(4, top + 12, second - 40, high - 12) + title(third, 12, "step 11: columns, grown") +
     grownWeights(third, top, side, "wq", "wqn", "q", size) + grownWeights(third, top + (WIDE + 1) * side, side, "wk", "wkn", "k", size) +
     title(second, 12, "step 9: loss by amplitude") + losses(second, top, third - second - 24, high) +
     title(x(0), y - 16, "step 2: weights, wanted") + weightMap(x(0), y, cell, wanted, "wanted", true) + title(x(1), y - 16, `with ${columns(K.width)}`) + weightMap(x(1), y, cell, before, "w") +
