@@ -241,6 +241,17 @@ def test_a_step_has_one_number_on_the_whole_page(chromium: Browser, pages: dict[
     assert counted > 3 or not tab.evaluate("page.cards.some((card) => page.steppedBy(card))")
 
 
+def test_before_there_is_a_fit_a_card_shows_no_numbers_of_it(chromium: Browser, pages: dict[str, Path]) -> None:
+    if "koopman" not in pages:
+        pytest.skip("the tour of Koopman attention is not in the sample")
+    tab = chromium.open(pages["koopman"].as_uri() + "#KOOP.9", **DESK)
+    text, cells = "document.querySelector('.active').textContent", "document.querySelectorAll('.active td').length"
+    assert tab.evaluate(cells) > 10 and "None yet" not in tab.evaluate(text)
+    tab.evaluate("page.goTo(0)")
+    assert tab.evaluate(cells) == 0 and "None yet" in tab.evaluate(text)
+    assert tab.told == []
+
+
 SMALL: dict[str, Any] = {"width": 1280, "height": 800}
 
 
@@ -322,7 +333,10 @@ def test_time_is_scrubbed_and_played(chromium: Browser, pages: dict[str, Path]) 
 def test_motion_is_only_for_those_who_want_it(chromium: Browser, pages: dict[str, Path]) -> None:
     address = pages["graph_energy"].as_uri()
     assert chromium.open(address, **DESK, still=True).evaluate("page.playing") == 0
-    assert chromium.open(address, **DESK, still=False).evaluate("page.playing") != 0
+    moving = chromium.open(address, **DESK, still=False)
+    assert moving.evaluate("page.playing") != 0
+    moving.key("ArrowRight")  # what a card shows does not depend on when one comes to it
+    assert moving.evaluate("[page.playing, page.state.at, page.state.t]") == [0, 20, 20]
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -9,7 +9,8 @@
 //       id       the equation whose value it is, whole: all its elements are compared with the definition's
 //       axes     a letter for each index: i j l n tokens, d e coordinates, t moves, T what moves lead to (one more)
 //       of       its formula; without it, it is given (DATA), or `values`, a function in plain JavaScript, has its numbers
-//       symbol   its letter, if that is not its name;  what: its name in words
+//       symbol   its letter, if that is not its name, or a function of the indices, which names the step itself;  what: its name in words
+//       from     what its first step is called, if not 0
 //       passes, back, since    of a quantity in time: V.x(t, ...) is pass t - passes of the equation; if `back`, pass 0
 //                              is the last t; before `since` it is not compared
 //   tokens, sizes    the letters that are tokens, if others than ijln; { m: () => length } of further letters
@@ -19,7 +20,8 @@
 //       show     ledgers, each a list of columns: "w", "w[i]" (row of the token that is followed), "w[,i]", "w[ii]", "x+1",
 //                "x.first", "x.last";  pick: () => [name, ...index], the number that is spelled out first
 //       when     where the step goes: "first", "last" or "step";  timed: it changes with the step
-//       formula  in the notation of docstrings, for a card without an equation, which `label` names;  also: { formula }, one more
+//       formula  in the notation of docstrings, for a card without an equation, which `label` names;  also: { label, formula }, one more
+//       since    before this step there is nothing to show
 //   time        { steps: () => count, name: "step", first: () => the step that cards of a step begin with }
 //   picture, height, label, caption    (W, H, small) => SVG; W => H; what it shows; a sentence that holds at all settings
 //   tallest     W => how tall the picture is on the first card of a phone, if it is not to be as tall as there is room
@@ -255,8 +257,9 @@ function symbol(of, name, at) {
     return of.isToken(letter) ? `<mtext class="word">${of.data.tokens[at[n]]}</mtext>` : `<mn>${at[n] + 1}</mn>`;
   }).filter(Boolean);
   const words = scripts.some((script) => script.includes("mtext"));
-  const step = TIMES.includes(axes[0]) && at[0] !== undefined ? `<mrow><mo stretchy="false">(</mo><mn>${at[0]}</mn><mo stretchy="false">)</mo></mrow>` : "";
-  let letter = quantity.symbol ?? name, before = "";
+  const own = typeof quantity.symbol === "function" ? quantity.symbol(...at) : undefined; // it names the step itself
+  const step = own === undefined && TIMES.includes(axes[0]) && at[0] !== undefined ? `<mrow><mo stretchy="false">(</mo><mn>${at[0] + (quantity.from ?? 0)}</mn><mo stretchy="false">)</mo></mrow>` : "";
+  let letter = own ?? quantity.symbol ?? name, before = "";
   if (/^d./.test(letter) && !GREEK[letter] && of.mechanism.quantities[letter.slice(1)]) [before, letter] = ['<mi mathvariant="normal">d</mi>', letter.slice(1)];
   else if (/^d./.test(letter) && quantity.id?.startsWith("d")) [before, letter] = ['<mi mathvariant="normal">d</mi>', letter.slice(1)];
   const [stem, under] = letter.replace(/'$/, "").split("_");

@@ -47,7 +47,7 @@ class Page {
       section.innerHTML =
         `<p class="eyebrow">Attention, step by step</p><h1>${card.title}</h1>${said(this.mechanism.intro).map((p) => `<p>${p}</p>`).join("")}` +
         `<p class="hint"><span class="keys"><kbd>←</kbd> <kbd>→</kbd> step through the tour. Point at a number to see what it is made of. </span><span class="touch">Tap a number to see what it is made of. </span>` +
-        `Pick a word in the picture to follow it.${this.passed()}</p>`;
+        `Pick a word in the picture to follow it.</p>`;
       return;
     }
     if (card.kind === "turn") {
@@ -59,13 +59,14 @@ class Page {
       const { formula, code, line } = data.equations[id];
       return `<div class="line"><p class="label">${label}<a href="#${id}">${id}</a></p>${formulaLine(formula || data.formulas[otherwise])}${code ? `<details${this.unfolded ? " open" : ""}><summary>in code</summary><pre tabindex="-1" title="line ${line} of definition.py"><code>${escaped(code)}</code></pre></details>` : ""}</div>`;
     };
-    const own = card.ids.map((id, n) => equation(id, "", n ? "" : card.formula)).join("") || `<div class="line"><p class="label">${card.label ?? "the loss"}</p>${formulaLine(data.formulas[card.formula])}${formulaLine(data.formulas[card.also?.formula])}</div>`;
+    const own = card.ids.map((id, n) => equation(id, "", n ? "" : card.formula)).join("") || `<div class="line"><p class="label">${card.label ?? "the loss"}</p>${formulaLine(data.formulas[card.formula])}</div>`;
+    const also = card.also ? `<div class="line">${card.also.label ? `<p class="label">${card.also.label}</p>` : ""}${formulaLine(data.formulas[card.also.formula])}</div>` : "";
     const forward = card.of ? [card.of].flat().map((id) => equation(id, "differentiates ")).join("") : "";
     const step = this.steppedBy(card) ? `<p class="label moment">${this.moment(card)}; move along with the slider of the picture</p>` : "";
     section.innerHTML =
       `<h2><span>${card.n + 1}</span>${card.title}</h2><p class="say">${said(card.say)}</p>` +
-      `<div class="lines${forward ? " paired" : ""}">${forward ? `<div class="forwards">${forward}</div>` : ""}<div class="owns">${own}</div></div>` +
-      `<div class="numbers" aria-live="off"></div>${step}<div class="ledgers">${card.show.map((entries) => this.ledger(entries, card)).join("")}</div>`;
+      `<div class="lines${forward ? " paired" : ""}">${forward ? `<div class="forwards">${forward}</div>` : ""}<div class="owns">${own}${also}</div></div>` +
+      (this.state.t < (card.since ?? 0) ? `${step}<p class="label">None yet.</p>` : `<div class="numbers" aria-live="off"></div>${step}<div class="ledgers">${card.show.map((entries) => this.ledger(entries, card)).join("")}</div>`);
     for (const table of section.querySelectorAll("table")) table.querySelector("td[data-ref]")?.setAttribute("tabindex", "0");
     this.tell(card, this.picked(card));
     this.edges(section);
@@ -210,9 +211,11 @@ class Page {
     const last = this.cards[this.active], card = this.cards[(this.active = Math.max(0, Math.min(this.cards.length - 1, n)))];
     const { state } = this, side = card.kind === "backward" || card.kind === "turn" ? "backward" : "forward", turned = state.side !== side;
     state.side = side;
-    const when = { first: 0, step: undefined, last: this.numbers.steps }[card.when];
-    if (card.when === "step" && last?.when !== "step") this.goTo(side === "backward" ? this.numbers.steps - 1 : Math.min(this.mechanism.time.first?.() ?? 1, this.numbers.steps - 1));
+    const when = { first: 0, step: undefined, last: this.numbers.steps }[card.when], playing = this.playing && last !== card;
+    if (playing) this.halt(); // what a card shows must not depend on how fast one reads
+    if (card.when === "step" && (playing || last?.when !== "step")) this.goTo(side === "backward" ? this.numbers.steps - 1 : Math.min(this.mechanism.time.first?.() ?? 1, this.numbers.steps - 1));
     else if (when !== undefined && last !== card) this.goTo(when);
+    else if (playing) this.goTo(this.numbers.steps);
     this.cards.forEach((each, m) => {
       each.section.classList.toggle("active", m === this.active);
       each.section.hidden = !this.all && m !== this.active;
@@ -478,6 +481,6 @@ class Page {
   test() {
     const { data } = this.numbers, found = (this.tested = this.numbers.compare(data.python));
     const told = found.worst < 1e-9 && found.numbers ? `Your browser computed ${found.numbers} numbers; none is more than ${found.worst.toExponential(0)} away from Python's.` : `The numbers of this page are wrong: one is ${found.worst} away from Python's, of ${found.where}.`;
-    document.querySelector("footer").innerHTML = `<p>${data.origin} ${told} Shown numbers are rounded. ${data.command ? `<code>${escaped(data.command)}</code> makes this page.` : ""}</p>`;
+    document.querySelector("footer").innerHTML = `<p>${data.origin} ${told} Shown numbers are rounded.${this.passed()} ${data.command ? `<code>${escaped(data.command)}</code> makes this page.` : ""}</p>`;
   }
 }

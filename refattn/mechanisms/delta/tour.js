@@ -45,7 +45,7 @@ function table(W, H, small) {
   const middle = { "text-anchor": "middle", class: "tick" };
   let drawn = "";
   if (!small) drawn += text(left + key / 2 - 1, head - 6, narrow ? "k" : "key k", middle) + text(x0 + (wide * E.length) / 2, head - 6, back ? "dS" : narrow ? "S" : "memory S", middle);
-  if (!small && !narrow) drawn += text(0, 12, back ? `gradients, after ${DATA.tokens[n]}` : S.t < J.length ? `${DATA.tokens[n]} comes` : `after ${DATA.tokens[n]}`, { class: "title" }) + text(0, H - 6, back ? "arrows: where values should move" : "○ said, ● remembered, black: o and its way", { class: "title" });
+  if (!small && !narrow) drawn += text(0, 12, back ? `gradients, after ${DATA.tokens[n]}` : S.t < J.length ? `next: ${DATA.tokens[n]}` : `after ${DATA.tokens[n]}`, { class: "title" }) + text(0, H - 6, back ? "arrows: where values should move" : "○ said, ● remembered, black: o and its way", { class: "title" });
   D.forEach((d) => {
     const y = head + d * high;
     if (!small) drawn += tile(left, y, key, high, V.k(n, d), 1, `k.${n}.${d}`);
@@ -111,7 +111,7 @@ function caption() {
     const push = J.map((j) => Math.hypot(...E.map((e) => V.dv(j, e)))), most = main(push), idle = J.filter((j) => push[j] < 5e-5);
     return push[most] < 5e-5 ? "No value matters for this loss." : `The loss of ${names([S.i])} changes most with the value of ${names([most])}${idle.length ? `; ${idle.length === 1 ? `that of ${names(idle)} hardly matters` : `those of ${names(idle)} hardly matter`}` : ""}.`;
   }
-  if (S.t < J.length) return `${names([n])} comes. The memory’s answer to its key misses the value by ${show(size)}; the writing leaves ${show(Math.hypot(...E.map((e) => DATA.v[n][e] - asked(states(n + 1), keyOf(n))[e])))}.`;
+  if (S.t < J.length) return `Next comes token ${n + 1}, ${names([n])}. The memory’s answer to its key misses the value by ${show(size)}; the writing leaves ${show(Math.hypot(...E.map((e) => DATA.v[n][e] - asked(states(n + 1), keyOf(n))[e])))}.`;
   if (K.beta === 0) return "Nothing is written, so the memory stays empty and every answer is 0.";
   const seen = J.slice(0, S.i + 1), own = nearest(E.map((e) => V.o(S.i, e)), seen), lazy = nearest(added(S.i + 1), seen);
   return `After ${names([S.i])} the output o is nearest to ${names([own])}; ${own === lazy ? "it would be by only adding, too" : `by only adding it would be nearest to ${names([lazy])}`}.`;
@@ -134,17 +134,17 @@ tour({
     v: { axes: "je", what: "value" },
     target: { axes: "e", symbol: "t", what: "wanted output" },
     k: { axes: "jd", what: "key", of: (j, d) => mul(knob("length"), DATA.k[j][d]), values: () => DATA.k.map((row) => row.map((x) => K.length * x)) },
-    faded: { id: "DELTA.1", axes: "tde", symbol: "D", what: "memory that has faded", of: (t, d, e) => mul(keep, state(t, d, e)) },
-    answer: { axes: "te", symbol: "a", what: "memory’s answer to the key", of: (t, e) => dot(D.map((d) => k(t, d)), D.map((d) => faded(t, d, e))) },
-    miss: { id: "DELTA.2", axes: "te", symbol: "m", what: "miss", of: (t, e) => sub(v(t, e), answer(t, e)) },
-    correction: { id: "DELTA.3", axes: "te", symbol: "u", what: "change of the answer", of: (t, e) => mul(beta, miss(t, e)) },
+    faded: { id: "DELTA.1", from: 1, axes: "tde", symbol: "D", what: "memory that has faded", of: (t, d, e) => mul(keep, state(t, d, e)) },
+    answer: { from: 1, axes: "te", symbol: "a", what: "memory’s answer to the key", of: (t, e) => dot(D.map((d) => k(t, d)), D.map((d) => faded(t, d, e))) },
+    miss: { id: "DELTA.2", from: 1, axes: "te", symbol: "m", what: "miss", of: (t, e) => sub(v(t, e), answer(t, e)) },
+    correction: { id: "DELTA.3", from: 1, axes: "te", symbol: "u", what: "change of the answer", of: (t, e) => mul(beta, miss(t, e)) },
     state: { id: "DELTA.4", passes: 1, axes: "Tde", symbol: "S", what: "memory", of: (t, d, e) => (t === 0 ? words("at the start", 0) : add(faded(t - 1, d, e), mul(k(t - 1, d), correction(t - 1, e)))) },
-    o: { id: "DELTA.5", axes: "te", what: "output, the answer to the question", of: (t, e) => mul(div(1, root), dot(D.map((d) => state(t + 1, d, e)), D.map((d) => q(t, d)))) },
-    dread: { axes: "te", symbol: "do", what: "gradient of the output", of: (t, e) => (t === S.i ? sub(o(t, e), target(e)) : words("for the loss looks at another output", 0)) },
-    dS: { id: "dDELTA.4", back: true, axes: "tde", what: "gradient of the memory after the token", of: (t, d, e) => add(div(mul(q(t, d), dread(t, e)), root), t + 1 < J.length ? mul(keep, dD(t + 1, d, e)) : words("as no token follows", 0)) },
-    du: { id: "dDELTA.3", back: true, axes: "te", what: "gradient of the change", of: (t, e) => dot(D.map((d) => k(t, d)), D.map((d) => dS(t, d, e))) },
-    dm: { id: "dDELTA.2", back: true, axes: "te", what: "gradient of the miss", of: (t, e) => mul(beta, du(t, e)) },
-    dD: { id: "dDELTA.1", back: true, axes: "tde", what: "gradient of the faded memory", of: (t, d, e) => sub(dS(t, d, e), mul(k(t, d), dm(t, e))) },
+    o: { id: "DELTA.5", from: 1, axes: "te", what: "output, the answer to the question", of: (t, e) => mul(div(1, root), dot(D.map((d) => state(t + 1, d, e)), D.map((d) => q(t, d)))) },
+    dread: { from: 1, axes: "te", symbol: "do", what: "gradient of the output", of: (t, e) => (t === S.i ? sub(o(t, e), target(e)) : words("for the loss looks at another output", 0)) },
+    dS: { id: "dDELTA.4", back: true, from: 1, axes: "tde", what: "gradient of the memory after the token", of: (t, d, e) => add(div(mul(q(t, d), dread(t, e)), root), t + 1 < J.length ? mul(keep, dD(t + 1, d, e)) : words("as no token follows", 0)) },
+    du: { id: "dDELTA.3", back: true, from: 1, axes: "te", what: "gradient of the change", of: (t, e) => dot(D.map((d) => k(t, d)), D.map((d) => dS(t, d, e))) },
+    dm: { id: "dDELTA.2", back: true, from: 1, axes: "te", what: "gradient of the miss", of: (t, e) => mul(beta, du(t, e)) },
+    dD: { id: "dDELTA.1", back: true, from: 1, axes: "tde", what: "gradient of the faded memory", of: (t, d, e) => sub(dS(t, d, e), mul(k(t, d), dm(t, e))) },
     dq: { id: "dDELTA.q", axes: "jd", what: "gradient of the question", of: (j, d) => sum(E.map((e) => div(mul(state(j + 1, d, e), dread(j, e)), root))) },
     dk: { id: "dDELTA.k", axes: "jd", what: "gradient of the key", of: (j, d) => sub(dot(E.map((e) => dS(j, d, e)), E.map((e) => correction(j, e))), dot(E.map((e) => faded(j, d, e)), E.map((e) => dm(j, e)))) },
     dv: { id: "dDELTA.v", axes: "je", what: "gradient of the value", of: (j, e) => dm(j, e) },
@@ -152,21 +152,21 @@ tour({
     dlog: { id: "dDELTA.log_decay", axes: "j", symbol: "dlog_decay", what: "gradient of the logarithm of the decay", of: (j) => sum(D.flatMap((d) => E.map((e) => mul(dD(j, d, e), faded(j, d, e))))) },
   },
   forward: [
-    { id: "DELTA.1", title: "Fade", say: () => `${names([now()])} comes. First the memory fades: it keeps ${percent(Math.exp(K.log_decay))} of every number in it.`, when: "step", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0] },
+    { id: "DELTA.1", title: "Fade", say: () => `Token ${now() + 1}, ${names([now()])}, comes. First the memory fades: it keeps ${percent(Math.exp(K.log_decay))} of every number in it.`, when: "step", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0] },
     { title: "Ask", label: "a part of DELTA.2", formula: "a_n = D_n^T k_n", say: "The memory is asked for the token’s key before anything is written. Its answer is the sum of its rows, each times one element of the key.", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0] },
     { id: "DELTA.2", title: "See what is missing", say: "The miss is what the answer lacks to be the value: the value minus the answer.", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0] },
     { id: "DELTA.3", title: "Decide how much to change", say: "The number β says how firmly to write: 1 takes the whole miss, 0 ignores the token.", when: "step", show: [["miss"], ["correction"]], pick: () => ["correction", now(), 0] },
-    { id: "DELTA.4", title: "Write", say: () => `Each row of the memory changes by u times one element of the key. So this key’s answer moves by u times k · k, here ${show(along(now(), now()))}. Answers to keys at right angles stay.${disturbed()}`, when: "step", show: [["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0] },
-    { id: "DELTA.5", title: "Read", say: `The token’s question is put to the memory as it is after the writing. Nothing of later tokens is in it, so no mask is needed. The question is divided by √d, as in softmax attention${notes ? "; so these notes ask with √2 times Ann’s key" : ""}.`, when: "last", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0] },
+    { id: "DELTA.4", title: "Write", say: () => `Each row of the memory changes by u times one element of the key. So this key’s answer moves by u times k · k, here ${show(along(now(), now()))}. Answers to keys at right angles stay.${disturbed()}`, when: "step", show: [["k"], ["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0] },
+    { id: "DELTA.5", title: "Read", say: () => `The token’s question is put to the memory as it is after the writing. Nothing of later tokens is in it, so no mask is needed. The question is divided by √d, as in softmax attention${notes ? `; so these notes ask with ${show(Math.hypot(...D.map((d) => V.q(now(), d))) / Math.hypot(...keyOf(0)))} times Ann’s key` : ""}. Here tokens come one by one; in practice they are taken in chunks, with the same result.`, when: "last", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0] },
   ],
   backward: [
     { id: "dDELTA.q", of: "DELTA.5", title: "To the question", say: () => `Suppose that the output of ${names([S.i])} should have been the target t: its gradient is the difference. An element of the question is a factor of one row of the memory, so its gradient is how far that row points along that of the output.`, when: "step", show: [["dread"], ["state+1"], ["dq"]], pick: () => ["dq", S.i, 0] },
     { id: "dDELTA.4", of: "DELTA.4", title: "To the memory", say: "The memory after a token was read by that token, and passed on to the next: the gradients of both uses add up.", when: "step", show: [["q"], ["dread"], ["dS"]], pick: () => ["dS", now(), 0, 0] },
     { id: "dDELTA.3", of: "DELTA.4", title: "To the change", say: "The change was written along the key, so its gradient is what the memory’s gradient answers to that key.", when: "step", show: [["k"], ["dS"], ["du"]], pick: () => ["du", now(), 0] },
-    { id: ["dDELTA.2", "dDELTA.beta"], of: "DELTA.3", title: "To the miss, and to β", say: "The miss was multiplied by β, so its gradient is, too. The gradient of β says how far the miss points where the loss grows.", when: "step", show: [["du"], ["dm"], ["dbeta"]], pick: () => ["dbeta", now()] },
+    { id: ["dDELTA.2", "dDELTA.beta"], of: "DELTA.3", title: "To the miss, and to β", say: "The miss was multiplied by β, so its gradient is, too. The gradient of β says how far the miss points where the loss grows.", when: "step", show: [["du"], ["dm"], ["miss"], ["dbeta"]], pick: () => ["dbeta", now()] },
     { id: "dDELTA.v", of: "DELTA.2", title: "To the value", say: "The miss is the value minus the answer, so the value gets the gradient as it is.", when: "step", show: [["dm"], ["dv"]], pick: () => ["dv", now(), 0] },
-    { id: "dDELTA.1", of: "DELTA.2", title: "To the faded memory", say: "The answer was subtracted, so a part of the gradient is taken off along the key: what this token has overwritten hears less of the loss.", when: "step", show: [["dS"], ["dm"], ["dD"]], pick: () => ["dD", now(), main(keyOf(now())), 0] },
-    { id: "dDELTA.k", of: "DELTA.4", title: "To the key", say: "The key was used twice, to ask and to write: the two gradients are put together.", when: "step", show: [["dS"], ["correction"], ["dk"]], pick: () => ["dk", now(), 0] },
+    { id: "dDELTA.1", of: "DELTA.2", title: "To the faded memory", say: "The answer was subtracted, so a part of the gradient is taken off along the key: what this token has overwritten hears less of the loss.", when: "step", show: [["k"], ["dS"], ["dm"], ["dD"]], pick: () => ["dD", now(), main(keyOf(now())), 0] },
+    { id: "dDELTA.k", of: "DELTA.4", title: "To the key", say: "The key was used twice, to ask and to write: the two gradients are put together.", when: "step", show: [["dS"], ["correction"], ["faded"], ["dm"], ["dk"]], pick: () => ["dk", now(), 0] },
     { id: "dDELTA.log_decay", of: "DELTA.1", title: "To the fading", say: "The faded memory is its own derivative by the logarithm of the decay: products with its gradient add up.", when: "step", show: [["faded"], ["dD"], ["dlog"]], pick: () => ["dlog", now()] },
   ],
   time: { steps: () => J.length, name: "token", first: () => J.length - 1 },

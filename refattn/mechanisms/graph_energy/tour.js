@@ -73,6 +73,11 @@ const saved = () => J.filter((j) => V.b(j) < K.tau && kept(j)), lost = () => J.f
 const mover = () => saved()[0] ?? lost()[0] ?? largest(J.map((j) => Math.abs(V.x(K.steps, j) - V.b(j))));
 const nearest = (i) => others(i).reduce((best, j) => (V.n(i, j) > V.n(i, best) ? j : best), others(i)[0] ?? i);
 const now = () => Math.min(S.t, K.steps - 1);
+// That pi times the link is the same both ways, in numbers.
+const both = (i, j) => {
+  const way = (l, m) => `π<sub>${DATA.tokens[l]}</sub> n<sub>${DATA.tokens[l]},${DATA.tokens[m]}</sub>`;
+  return `${way(i, j)} = ${way(j, i)} = ${show(V.pi(i) * V.n(i, j))}`;
+};
 const are = (list) => (list.length > 1 ? "are" : "is");
 
 const forward = [
@@ -82,25 +87,25 @@ const forward = [
     id: "GE.3", title: "Likeness", show: [["s"], ["r"]], pick: () => ["r", mover(), nearest(mover())],
     say: "Two words match one way and the other. We average both ways, so that alike means the same for both.",
   },
-  { id: "GE.4", title: "Link", show: [["r"], ["n"]], pick: () => ["n", mover(), nearest(mover())], say: () => `A softmax makes links of likeness. The links of a word add up to one, so those of two words to each other differ; a line of the graph is as thick as their mean. ${names([mover()])} is linked most with ${names([nearest(mover())])}.` },
-  { id: "GE.5", title: "Start", when: "first", show: [["s[ii]", "b"]], pick: () => ["b", mover()], say: "Each word has a score x, which says how much it counts for all others. It starts from how well the word's query matches its own key, squeezed between 0 and 1." },
-  { id: "GE.6", title: "Feel the neighbours", when: "step", show: [["x", "c"], ["n"]], pick: () => ["c", now(), mover()], say: "Each neighbour pulls a score x towards its own: by the link, times the sine of the difference. The sine is almost the difference, but the pull of one far off has a bound. A word does not pull at itself." },
+  { id: "GE.4", title: "Link", show: [["r"], ["n"]], pick: () => ["n", mover(), nearest(mover())], say: () => `A softmax makes links of likeness: the links of a word add up to one. Likeness is the same both ways, its share is not, which card 9 sets right; a line of the graph is as thick as the mean of both ways. The link of a word to itself (${show(V.n(mover(), mover()))} for ${names([mover()])}) pulls at nothing: it only makes the other pulls weaker.` },
+  { id: "GE.5", title: "Start", when: "first", show: [["s[ii]", "b"]], pick: () => ["b", mover()], say: "Each word has a score x, which says how much it counts for all others. It starts from how well the word's query matches its own key, squeezed between 0 and 1. This is a choice: it needs one number per word that a model can learn, and s<sub>ii</sub> is at hand." },
+  { id: "GE.6", title: "Feel the neighbours", when: "step", show: [["x", "c"], ["n"]], pick: () => ["c", now(), mover()], say: "Each neighbour pulls a score x towards its own: by the link, times the sine of the difference. The sine is about the difference, as scores start less than 1 apart; it keeps the pull bounded if they ever come further apart. A word does not pull at itself." },
   { id: "GE.7", title: "Add both forces", when: "step", show: [["b", "x", "c", "rate"]], pick: () => ["rate", now(), mover()], say: "A spring of strength μ, here 1, pulls the score back to its start, and the neighbours pull it to theirs. The sum is how fast it moves." },
   { id: "GE.8", title: "Move", when: "step", show: [["x", "rate", "x+1"]], pick: () => ["x", now() + 1, mover()], say: "The score takes a short step along its rate. Then all begins again from where the scores are." },
   {
-    title: "Lower the energy", when: "step", label: "what the flow goes down", formula: "E = mu/2 sum_i pi_i (x_i - b_i)^2 + kappa/2 sum_ij pi_i n_ij (1 - cos(x_j - x_i))", also: { formula: "pi_i = sum_l exp(r_il) / sum_jl exp(r_jl)" },
+    title: "Lower the energy", when: "step", label: "what the flow goes down", formula: "E = sum_i E_i, E_i = pi_i (mu/2 (x_i - b_i)^2 + kappa/2 sum_j n_ij (1 - cos(x_j - x_i)))", also: { formula: "pi_i = sum_l exp(r_il) / sum_jl exp(r_jl)" },
     show: [["pi", "e", "e+1"], ["E", "E+1"]], pick: () => ["E", now() + 1],
-    say: () => `The energy is the tension of all springs and links: low if linked words have like scores, and if each score is near its start. Both forces together point downhill, as π times n is the same both ways. ${
+    say: () => `The energy is the tension of all springs and links: low if linked words have like scores, and if each score is near its start. π says how strongly a word is linked in all. Weighted by it, a link is equally strong both ways: ${both(mover(), nearest(mover()))}. So each pull has an equal pull back, as with a spring, and such pulls go down one common energy. ${
       rises(now() + 1) ? "This step is too long: it goes beyond the valley, uphill." : V.E(now()) - V.E(now() + 1) > 1e-12 ? "This step goes downhill." : "At this step nothing moves."}`,
   },
   {
     id: "GE.9", title: "Cut", when: "last", show: [["b", "x.last", "y"]], pick: () => ["y", mover()],
     say: () => `After the last step a word whose score is below the threshold is dropped. ${dropped().length ? `Here ${names(dropped())} ${are(dropped())}.` : "Here none is."}`,
   },
-  { id: "GE.10", title: "Weigh", when: "last", show: [["a[i]", "y", "u[i]"]], pick: () => ["u", S.i, mover()], say: () => `The weight by which ${word()} would read a word is multiplied by that word's score.` },
+  { id: "GE.10", title: "Weigh", when: "last", show: [["a[i]", "y", "u[i]"]], pick: () => ["u", S.i, mover()], say: () => `The weight by which ${word()} would read a word is multiplied by that word's score. The part of a dropped word is 0, for all who would read it; it still reads others.` },
   {
     id: ["GE.12", "GE.11"], title: "Share", when: "last", show: [["u[i]", "p[i]"], ["z[i]"]], pick: () => ["p", S.i, read() ?? mover()],
-    say: () => `Divided by their sum, the parts are shares, which add up to one. If all words are dropped, ${word()} reads only its best match, the word of the largest a x${read() === undefined ? "" : `: here ${names([read()])}`}.`,
+    say: () => `Divided by their sum, the parts are shares, which add up to one. If all words are dropped, ${word()} reads only the word whose weight a times score x, before the cut, is largest${read() === undefined ? "" : `: here ${names([read()])}`}.`,
   },
   { id: "GE.13", title: "Mix", when: "last", show: [["p[i]", "v"], ["o[i]"]], pick: () => ["o", S.i, 0], say: "The output is the mean of the values, and each counts by its share." },
 ];
@@ -134,8 +139,8 @@ function picture(W, H, small) {
   const X = scale(0, last, left, right), Y = back ? scale(-1.08 * most, 1.08 * most, bottom, top) : scale(Math.min(0, ...flat), Math.max(1, ...flat), bottom, top);
   Object.assign(box, { left, right, top, bottom, last });
   const shares = percents(J.map((j) => V.p(S.i, j)));
-  let drawn = small ? "" : text(narrow ? left : 0, 12, back ? "gradients of the scores" : "score x of each word", { class: "title" });
-  if (!small && !back) drawn += text(right + 14, 12, narrow ? "share" : `attention of ${DATA.tokens[S.i]}`, { class: "title" });
+  let drawn = small ? "" : text(narrow ? left : 0, 12, back ? "gradients of the scores; above 0: a lower score is better" : "score x of each word", { class: "title" });
+  if (!small && !back) drawn += text(right + 14, 12, narrow ? "share" : `attention of ${DATA.tokens[S.i]}, after step ${last}`, { class: "title" });
   drawn += svg("rect", { x: left, y: top, width: right - left, height: bottom - top, rx: 3, class: "plane" });
   if (back) drawn += svg("path", { d: `M${left} ${Y(0)}H${right}`, class: "cut" }) + text(left - 5, Y(0) + 4, "0", { class: "tick", "text-anchor": "end" });
   else {
@@ -151,16 +156,19 @@ function picture(W, H, small) {
     const note = back ? "" : `<tspan class="share" data-ref="p.${S.i}.${j}"> ${shares[j]}</tspan>`;
     drawn += svg("path", { d: `M${right + 2} ${Y(of(last, j))}L${right + 11} ${places[j]}`, class: "tie", style: `stroke:${color(j)}` }) + text(right + 14, places[j] + 4, DATA.tokens[j] + note, kept(j) || back || j === read() ? {} : { class: "title" });
   });
-  const energies = steps_.map((t) => V.E(t));
-  const EY = scale(Math.min(...energies), Math.max(...energies, Math.min(...energies) + 1e-9), H - (small ? 5 : narrow ? 3 : 18), bottom + (narrow ? 7 : 12));
-  for (const t of times().map((m) => m + 1)) drawn += svg("path", { d: `M${X(t - 1)} ${EY(energies[t - 1])}L${X(t)} ${EY(energies[t])}`, class: rises(t) ? "rising" : "falling" });
-  drawn += svg("circle", { cx: X(at), cy: EY(along((t) => V.E(t), at, 0, last)), r: 3.5, class: "sink" });
-  if (!small) drawn += text(right + 14, (bottom + H) / 2 + (narrow ? 5 : 0), "energy", { class: "title" });
+  if (!back) {
+    const energies = steps_.map((t) => V.E(t));
+    const EY = scale(Math.min(...energies), Math.max(...energies, Math.min(...energies) + 1e-9), H - (small ? 5 : narrow ? 3 : 18), bottom + (narrow ? 7 : 12));
+    for (const t of times().map((m) => m + 1)) drawn += svg("path", { d: `M${X(t - 1)} ${EY(energies[t - 1])}L${X(t)} ${EY(energies[t])}`, class: rises(t) ? "rising" : "falling" });
+    drawn += svg("circle", { cx: X(at), cy: EY(along((t) => V.E(t), at, 0, last)), r: 3.5, class: "sink" });
+    if (!small) drawn += text(right + 14, (bottom + H) / 2 + (narrow ? 5 : 0), "energy", { class: "title" });
+  }
   if (!narrow && !small) drawn += text(left, H - 3, "step 0", { class: "tick" }) + text(right, H - 3, `${last}`, { class: "tick", "text-anchor": "end" });
   const R = Math.min((bottom - top) / 2 - (narrow ? 4 : 26), W * 0.14), across = narrow ? Math.min(1.25 * R, 0.115 * W) : R, cx = W - across - (narrow ? 18 : 48), cy = (top + (narrow ? H : bottom)) / 2 + (small ? 0 : 2), size = R / 82;
   const spot = J.map((j) => { const angle = -Math.PI / 2 + (2 * Math.PI * (j - Math.floor(J.length / 2))) / J.length; return [cx + across * Math.cos(angle), cy + R * Math.sin(angle)]; });
-  if (!small && !narrow) drawn += text(W, 12, `the graph at step ${S.t}`, { class: "title", "text-anchor": "end" });
-  if (back && !small && !narrow) drawn += text(W, (bottom + H) / 2, "▲ should be higher, ▼ lower", { class: "title", "text-anchor": "end" });
+  if (!small && !narrow) [`the graph at step ${S.t}`, back ? "▲ should be higher, ▼ lower" : "size: score; dashed: below τ"].forEach((line, n) => {
+    drawn += text(W, (bottom + H) / 2 + 16 * n, line, { class: "title", "text-anchor": "end" });
+  });
   J.forEach((i) => others(i).filter((j) => j > i).forEach((j) => { drawn += svg("path", { d: `M${spot[i]}L${spot[j]}`, "stroke-width": Math.max(0.8, 18 * size * 0.5 * (V.n(i, j) + V.n(j, i))), class: "bond" }); }));
   if (!back && read() !== undefined && read() !== S.i && !small) drawn += svg("path", { d: `M${spot[read()]}L${spot[S.i]}`, class: "cut" });
   J.forEach((j) => {
@@ -183,10 +191,10 @@ function caption() {
   }
   const energy = !rising.length
     ? from - to < 1e-12 ? "Nothing moves, so the energy stays." : `The energy falls${last > 1 ? " at every step" : ""}.`
-    : `<span class="warn">The energy rises at ${rising.length > 2 ? `${rising.length} of ${last} steps` : `step ${rising.join(" and ")}`}</span>: steps are too long for this pull.`;
+    : `<span class="warn">The energy rises at ${rising.length > 2 ? `${rising.length} of ${last} steps` : `step ${rising.join(" and ")}`}</span>: steps are too long for this pull; who is dropped may be chance.`;
   const cut = dropped(), lifted = saved(), sunk = lost();
   if (read() !== undefined) return `${energy} ${cut.length === J.length ? "All words are dropped" : "No weight is left"}, so ${word()} reads only its best match, ${names([read()])}.`;
-  const moved = lifted.length ? `${names(lifted)} started below τ and ${are(lifted)} lifted above it. ` : sunk.length ? `${names(sunk)} started above τ and ${are(sunk)} pulled below it. ` : "";
+  const moved = rising.length ? "" : lifted.length ? `${names(lifted)} started below τ and ${are(lifted)} lifted above it. ` : sunk.length ? `${names(sunk)} started above τ and ${are(sunk)} pulled below it. ` : "";
   return `${energy} ${moved}${cut.length ? `${names(cut)} ${are(cut)} dropped.` : "No word is dropped."}`;
 }
 
@@ -200,7 +208,7 @@ tour({
     `Each word has a score. Alike words are linked, and a link pulls their scores together, while a spring pulls each back to its start. The tension of links and springs is an energy, and the scores flow down it${times().some((t) => rises(t + 1)) ? " if steps are short: here they are too long, and the scores swing. " : ", towards rest. "}A threshold then drops what is low. ${
       times().some((t) => rises(t + 1)) ? "" : saved().length ? `So ${names(saved())}, too low alone, ${are(saved())} kept because of ${saved().length > 1 ? "their" : "its"} neighbours.` : lost().length ? `So ${names(lost())}, high enough alone, ${are(lost())} dropped because of ${lost().length > 1 ? "their" : "its"} neighbours.` : ""}`,
   ],
-  turn: () => `The gradient takes the same way in reverse, through every step of the flow. It is written with a d in front, and says how the loss changes with a number. The loss: we wish that the output of ${word()} had been t, and it is half the squared distance of the two. The picture now shows the gradients of the scores, from the last step to the first. ▲: to come nearer to t, this score should have been higher; ▼: lower.`,
+  turn: () => `The gradient takes the same way in reverse, through every step of the flow. It is written with a d in front, and says how the loss changes with a number. The loss: we wish that the output of ${word()} had been t, here (${DATA.target.map(show).join(", ")}), and it is half the squared distance of the two. The picture now shows the gradients of the scores, from the last step to the first. ▲: to come nearer to t, this score should have been higher; ▼: lower.`,
   quantities, forward, backward, picture, caption,
   height: (W) => (W < 420 ? 118 : Math.min(360, Math.round(W * 0.62))),
   label: () => `Scores from the first step to the last: ${J.map((j) => `${DATA.tokens[j]} ${show(V.x(0, j))} to ${show(V.x(K.steps, j))}`).join(", ")}.`,

@@ -211,7 +211,7 @@ const forward = [
   },
   {
     id: ["GROW.2", "GROW.3"], title: "What a change costs", show: [["C"], ["y"]], pick: () => ["C", 0, 0],
-    say: "N holds only while scores change little. So a change of M costs what it does to the scores. That depends on the tokens: where features are large, the same change does more. C adds up their products. There is one sequence, b = 1, so A is C.",
+    say: "A gradient can be trusted only for small changes of the scores. So we measure a change of M by how much it changes the scores (the root of the mean square): that is its cost. That depends on the tokens: where features are large, the same change does more. C adds up their products. There is one sequence, b = 1, so A is C.",
   },
   {
     id: "GROW.4", title: "A price for each direction", show: [["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
@@ -219,7 +219,7 @@ const forward = [
   },
   {
     id: "GROW.5", title: "The gradient in units of cost", show: [["G"], ["N"]], pick: () => ["G", ...largest(V.G)],
-    say: "V turns to these directions and divides by their prices. So G is the same gradient as N, but it is large where a change of M gains much at a low cost.",
+    say: "V has the directions, the eigenvectors of A, as columns; column r is divided by its price ρ<sub>r</sub>. So G is the same gradient as N, but it is large where a change of M gains much at a low cost.",
   },
   {
     id: "GROW.6", title: "What is out of reach", show: [["H"], ["G"]], pick: () => ["H", ...largest(V.H)],
@@ -228,7 +228,7 @@ const forward = [
   },
   {
     id: "GROW.7", title: "How many columns", show: [["sigma", "part"], ["c"]], pick: () => ["part", 0],
-    say: () => `H is a sum of matrices of rank 1, and one new column on both sides can make one of them. How large each is, σ, is called a singular value; σ² is what the column is worth. Those with a part above ${percent(K.share)} are added: ${V.c() ? columns(V.c()) : "here none"}.`,
+    say: () => `H is a sum of matrices of rank 1, and one new column on both sides can make one of them. How large each is, σ, is called a singular value; σ² is what the column is worth. Those with a part above ${percent(K.share)} are added: ${V.c() ? columns(V.c()) : "here none"}. H only tells how many. Which ones follows from steps 9 to 11, where old and new columns move together.`,
   },
   {
     id: ["GROW.8", "GROW.9", "GROW.10"], title: "Move the kernel", show: [["Fm"], ["D"], ["nu"]], pick: () => ["Fm", ...largest(V.D)],
@@ -344,20 +344,20 @@ function picture(W, H, small) {
       title(at + 26, 11, "weights") + weightMap(at + 28, 24, map, before, "w") + weightMap(at + 28, 40 + J.length * map, map, after, "wn") + title(0.76 * W, 11, "loss") + losses(0.76 * W, 20, 0.24 * W, H - 32, true)
     );
   }
-  const top = 26, high = 0.36 * H, second = 0.3 * W, third = 0.63 * W, side = Math.min(high / (2 * WIDE + 1), (third - second - 60) / (2 * K.width + V.c() + 2));
+  const top = 26, high = 0.36 * H, second = 0.3 * W, third = 0.68 * W, side = Math.min(high / (2 * WIDE + 1), (W - third - 30) / (2 * K.width + V.c() + 2));
   const cell = Math.min((W - 66 - 36) / (3 * J.length), (H - high - top - 66) / J.length), y = top + high + 58, x = (n) => 66 + n * (J.length * cell + (W - 66 - 3 * J.length * cell) / 2);
   return (
-    title(0, 12, "8: worth of a column") + bars(4, top + 12, second - 40, high - 12) + title(second, 12, "11: columns, old and new") +
-    grownWeights(second, top, side, "wq", "wqn", "q", size) + grownWeights(second, top + (WIDE + 1) * side, side, "wk", "wkn", "k", size) +
-    title(third, 12, "9: loss by amplitude") + losses(third, top, W - third, high) +
-    title(x(0), y - 16, "2: weights, wanted") + weightMap(x(0), y, cell, wanted, "wanted", true) + title(x(1), y - 16, `with ${columns(K.width)}`) + weightMap(x(1), y, cell, before, "w") +
+    title(0, 12, "step 8: their worth") + bars(4, top + 12, second - 40, high - 12) + title(third, 12, "step 11: columns, grown") +
+    grownWeights(third, top, side, "wq", "wqn", "q", size) + grownWeights(third, top + (WIDE + 1) * side, side, "wk", "wkn", "k", size) +
+    title(second, 12, "step 9: loss by amplitude") + losses(second, top, third - second - 24, high) +
+    title(x(0), y - 16, "step 2: weights, wanted") + weightMap(x(0), y, cell, wanted, "wanted", true) + title(x(1), y - 16, `with ${columns(K.width)}`) + weightMap(x(1), y, cell, before, "w") +
     title(x(2), y - 16, `with ${columns(K.width + V.c())}`) + weightMap(x(2), y, cell, after, "wn")
   );
 }
 
 function caption() {
-  const best = V.best(), found = best > 0 ? `The amplitude is how far the step goes; a search finds ${show(best)} best.` : "A search over the amplitude, how far the step goes, finds none that helps.";
-  if (S.side === "backward") return `At amplitude 0 the loss changes by ${show(V.slope())} for each 1 of amplitude (the straight line). ${best > 0 ? `A search finds amplitude ${show(best)} best.` : "A search finds no amplitude that helps."}`;
+  const best = V.best(), found = best > 0 ? `The amplitude is how far the step goes; of those that a search tried, ${show(best)} is best.` : "A search over the amplitude, how far the step goes, finds none that helps.";
+  if (S.side === "backward") return `At amplitude 0 the loss changes by ${show(V.slope())} for each 1 of amplitude (the straight line). ${best > 0 ? `Of the amplitudes that a search tried, ${show(best)} is best.` : "A search finds no amplitude that helps."}`;
   if (K.amplitude === 0) return `With ${columns(K.width)} the loss is ${show(V.loss())}. At amplitude 0 nothing has moved. ${found}`;
   const rises = V.lossn() > V.loss();
   return `With ${columns(K.width)} the loss is ${show(V.loss())}. With ${columns(V.c())} more ${rises ? `it <span class="warn">rises</span> to` : "it falls to"} ${show(V.lossn())}. ${found}`;
@@ -369,7 +369,7 @@ tour({
   short: "A head that is too narrow for what the loss asks gets new columns, where they help most.",
   intro: () => [
     `A <b>head</b> compares tokens by two narrow matrices. Each <b>column</b> is one way to compare, so few columns make few patterns of weights. Here each token should attend to the next, the last to the first. Training with ${columns(K.width)} has come no further than the picture shows.`,
-    `From the gradient one can read how many columns are missing, and which. It asks for a change of all scores. The part that old columns cannot follow is split into single columns, the most useful first. Those worth while are added, here ${V.c() || "none"}${
+    `This is no layer; it is done a few times during training. The gradient asks for a change of all scores. The part that old columns cannot follow is split into single columns, which tells how many are worth while; then old and new ones move together. Added here: ${V.c() || "none"}${
       V.lossn() > V.loss() ? `; but at amplitude ${show(K.amplitude)} the loss rises` : ""}. Then training goes on.`,
   ],
   turn: "Growth is no layer: nothing goes back through it. But gradients surround it: how fast the loss falls when the step begins, what training can do after it and could do before it, and N, with which all begins.",

@@ -94,7 +94,7 @@ const forward = [
   },
   {
     id: "HOL.4", title: "Weigh by a polynomial", show: [["s[i]", "w[i]"]], pick: () => ["w", S.i, best()],
-    say: () => `A polynomial of the score takes the place of the exponential. It has ${K.order + 1} terms, so it is a good likeness near 0 and a poor one far away.`,
+    say: () => `A polynomial of the score takes the place of the exponential. It has ${K.order + 1} terms, so it is a good likeness near 0 and a poor one far away. Steps 4 to 6 define the result, pair by pair; 7 to 9 get the same without pairs, which is what one would run for many keys.`,
   },
   {
     id: "HOL.5", title: "Add up the weights", show: [["w[i]"], ["z[i]"]], pick: () => ["z", S.i],
@@ -110,7 +110,7 @@ const forward = [
   },
   {
     title: "Fill the state", label: "what is kept of the keys and values", formula: "M_r = sum_j phi_rj v_j, N_r = sum_j phi_rj", when: "last", show: [["held", "counted"], ["v"]], pick: () => ["held", Math.min(1, R().length - 1), 0],
-    say: () => `φ has no query in it, so keys can be added up once. M adds up φ times the value, N adds up φ alone. That is the state: ${R().length} rows, however many keys there are${K.causal ? `; a query reads it as it is after its own key` : ""}.`,
+    say: () => `φ has no query in it, so keys can be added up once. M adds up φ times the value, N adds up φ alone. That is the state: ${R().length} rows, however many keys there are. With order p that is (d + p choose p); for d = 64 it would be ${show(P().slice(1).reduce((rows, n) => (rows * (64 + n)) / n, 1))}. It pays once there are more keys than about that${K.causal ? `; a query reads it as it is after its own key` : ""}.`,
   },
   {
     title: "Read the state", label: "HOL.6, from the state", formula: "o_i = (sum_r psi_ri M_r) / (sum_r psi_ri N_r)", when: "last", show: [["psi[,i]", "held", "counted"], ["top[i]", "under[i]", "same[i]"]], pick: () => ["top", S.i, 0],
@@ -202,14 +202,14 @@ function stateAt(at) {
 }
 
 function filled(W, H, small) {
-  const narrow = W < 420, at = S.at ?? S.t, rows = R().length, columns = E.length + 1, n = Math.min(Math.ceil(at), J.length);
+  const narrow = W < 420, at = S.at ?? S.t, rows = R().length, columns = E.length + 1, n = S.t, keys = `${n} key${n === 1 ? "" : "s"}`;
   const x0 = W * (small ? 0.64 : narrow ? 0.6 : 0.6), top = small ? 4 : narrow ? 16 : 40, bottom = H - (small ? 4 : narrow ? 16 : 34);
   if (rows > 300) return text(x0, top + 12, `a state of ${rows} rows`, { class: "title" });
   const stacks = Math.ceil(rows / Math.max(10, Math.floor((bottom - top) / 6))), deep = Math.ceil(rows / stacks), high = (bottom - top) / deep;
   const names = !small && !narrow && stacks === 1 && high >= 13, space = W - x0 - (names ? 62 : 0), wide = (space - 10 * (stacks - 1)) / (stacks * columns);
   const cells = stateAt(at), full = stateAt(J.length), scales = Array.from({ length: columns }, (_, c) => Math.max(1e-9, ...full.map((row) => Math.abs(row[c]))));
   let drawn = "";
-  if (!small) drawn += text(x0, 12, narrow ? `state, ${n} keys in` : n === 0 ? "the state, before any key" : `the state, with ${n === 1 ? "one key" : `${n} keys`} in it`, { class: "title" });
+  if (!small) drawn += text(x0, 12, narrow ? `state, ${keys} in` : n === 0 ? "the state, before any key" : `the state, with ${keys} in it`, { class: "title" });
   if (!small && !narrow) [...E.map((c) => `v${"₁₂₃₄₅₆₇₈₉"[c] ?? c + 1}`), "1"].forEach((head, c) => { if (stacks === 1) drawn += text(x0 + (names ? 62 : 0) + wide * (c + 0.5), 34, head, { class: "tick", "text-anchor": "middle" }); });
   cells.forEach((row, r) => {
     const stack = Math.floor(r / deep), y = top + (r % deep) * high, x = x0 + (names ? 62 : 0) + stack * (wide * columns + 10);
@@ -234,8 +234,8 @@ function caption() {
   if (negative.length) return `${names(negative)} ${negative.length > 1 ? "have" : "has"} a negative weight: with this order and this α the output is no longer an average.`;
   const off = Math.max(...visible.map((j, n) => Math.abs(shares[n] - Math.exp(V.s(i, j)) / whole)));
   const turned = order.findLastIndex((j, n) => n && V.w(i, j) > V.w(i, order[n - 1]) + 1e-3);
-  const odd = turned > 0 ? ` ${names([order[turned]])} matches worse than ${names([order[turned - 1]])} and yet weighs more, as ${K.order === 2 ? "1 + s + s²/2 rises again below −1" : "the polynomial rises again far below 0"}.` : "";
-  return `Shares differ from those of the exponential by ${off < 0.001 ? "less than 0.1\u00a0%" : `up to ${(100 * off).toFixed(1)}\u00a0%`}.${odd}`;
+  const odd = turned > 0 ? ` ${names([order[turned]])} matches worse than ${names([order[turned - 1]])} but weighs more: ${K.order === 2 ? "1 + s + s²/2 rises again below −1" : "the polynomial rises again far below 0"}.` : "";
+  return `The weights over their sum differ from softmax’s by ${off < 0.001 ? "less than 0.1" : `up to ${(100 * off).toFixed(1)}`} percentage points.${odd}`;
 }
 
 tour({
@@ -246,7 +246,7 @@ tour({
     "A polynomial of q · k comes apart: it is a sum of products of elements of q with products of elements of k. So the keys can be added up once, in a <b>state</b> of fixed size, and every query reads that state. Twice the words, twice the work.",
     `The price: a polynomial resembles the exponential only near 0. So scores are kept small. We follow ${word()}.`,
   ],
-  turn: "To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it. That is its gradient, written with a d in front. The steps come in reverse.",
+  turn: "To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it. That is its gradient, written with a d in front. The steps come in reverse, from step 6, pair by pair.",
   sizes: { T: () => J.length + 1, r: () => products().length },
   quantities, forward, backward, caption,
   time: { steps: () => J.length, name: "key" },

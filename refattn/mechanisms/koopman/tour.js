@@ -84,8 +84,8 @@ const quantities = {
   a: { id: "KOOP.4", axes: "td", symbol: "q'", what: "where attention leads", of: (u, e) => sum(J.map((j) => mul(w(u, j), v(j, e)))) },
 
   G: { id: "KOOP.1", axes: "jo", what: "how like two keys are to each other", of: (j, n) => (j === n ? add(kernel(at(k, j), at(k, n)), 2e-8) : kernel(at(k, j), at(k, n))) },
-  Ginv: { axes: "jo", symbol: "G*", what: "inverse of G", values: () => J.map((j) => solve(J.map((n) => J.map((l) => V.G(n, l))), J.map((n) => (n === j ? 1 : 0)))) },
-  g: { axes: "to", symbol: "g(x)", what: "how like a point of the path is to a key", of: (u, j) => kernel(at(x, u), at(k, j)) },
+  Ginv: { axes: "jo", symbol: "G⁻¹", what: "inverse of G", values: () => J.map((j) => solve(J.map((n) => J.map((l) => V.G(n, l))), J.map((n) => (n === j ? 1 : 0)))) },
+  g: { axes: "to", symbol: (u) => `g(${point(u)})`, what: "how like a point of the path is to a key", of: (u, j) => kernel(at(x, u), at(k, j)) },
   ga: { axes: "to", symbol: "g(q')", what: "how like q' is to a key", of: (u, j) => kernel(at(a, u), at(k, j)) },
   B: { id: "KOOP.5", passes: 1, axes: "tlo", what: "how like the start of a move is to a key", of: (u, m, j) => kernel(at(x, m), at(k, j)) },
   Y: { id: "KOOP.6", passes: 1, axes: "tlo", what: "how like the end of a move is to a key", of: (u, m, j) => kernel(at(x, m + 1), at(k, j)) },
@@ -103,13 +103,13 @@ const quantities = {
     of: (u, m, o) => mul(ridge, A(u, m, o)),
   },
   op: { axes: "tio", symbol: "K", what: "Koopman operator: how much g of the column has in g of the row after one move", of: (u, i, o) => sum(range(u).map((m) => mul(AG(u, m, i), N(u, m, o)))) },
-  began: { axes: "to", symbol: "g(x)", what: "how like the start of the last move is to a key", of: (u, o) => (u === 0 ? still : g(u - 1, o)) },
+  began: { axes: "to", symbol: (u) => `g(${before(u)})`, what: "how like the start of the last move is to a key", of: (u, o) => (u === 0 ? still : g(u - 1, o)) },
   answer: {
-    axes: "to", symbol: "K g(x)", what: "what the operator makes of that",
+    axes: "to", symbol: (u) => `K g(${before(u)})`, what: "what the operator makes of that",
     values: () => updates().map((u) => J.map((o) => (u === 0 ? 0 : V.P(u, u - 1, o)))),
     of: (u, i) => (u === 0 ? still : sum(J.map((o) => mul(F.op(u, i, o), F.began(u, o))))),
   },
-  ended: { axes: "to", symbol: "g(end)", what: "how like the end of the last move is to a key", of: (u, o) => (u === 0 ? still : g(u, o)) },
+  ended: { axes: "to", symbol: (u) => `g(${u ? point(u) : "x"})`, what: "how like the end of the last move is to a key", of: (u, o) => (u === 0 ? still : g(u, o)) },
   Dm: { id: "KOOP.10", passes: 1, axes: "tld", symbol: "D", what: "point of a move", of: (u, m, e) => sum(J.map((j) => mul(A(u, m, j), k(j, e)))) },
   R: { id: "KOOP.11", passes: 1, axes: "tlr", what: "what one move hands to another", of: (u, m, r) => sum(J.map((j) => mul(A(u, m, j), B(u, r, j)))) },
   RD: { axes: "tld", what: "point of a move, for two moves at once", of: (u, m, e) => sum(range(u).map((r) => mul(R(u, m, r), once(u, r, e)))) },
@@ -231,7 +231,10 @@ const misses = (u) => Math.max(...range(u).map((m) => apart(mapped(u, place(V.x,
 // How far the operator's list for the end of the last move is from what it was, at most.
 const gap = () => Math.max(...J.map((o) => Math.abs(V.answer(fitted(), o) - V.ended(fitted(), o))));
 
-const last = { when: "last", timed: true };
+// How far two moves from q' by the operator alone end from one move, back to a place, and one more.
+const split = (u) => apart(D.map((e) => range(u).reduce((past, m) => past + V.c(u, m) * V.RD(u, m, e), 0)), mapped(u, place(V.map, u)));
+
+const last = { when: "last", timed: true }, fit = { ...last, since: 1 };
 const forward = [
   {
     id: ["KOOP.2", "KOOP.3", "KOOP.4"], title: "Attend", when: "first", timed: true, show: [["k", "s", "w", "v"], ["x", "a"]], pick: () => ["w", shown(), best(shown())],
@@ -242,41 +245,41 @@ const forward = [
     say: () => `From here on a place is described by how like it is to each key: ${J.length} numbers, g. Two things make one of them: how far place and key point the same way, k · x, and how near they are, by their distance r. The second is 1 if they are the same, and nearly 0 far off.`,
   },
   {
-    id: ["KOOP.5", "KOOP.6"], title: "Write the moves down", ...last, show: [["B"], ["Y"]], pick: () => ["B", fitted(), 0, best(fitted())],
+    id: ["KOOP.5", "KOOP.6"], title: "Write the moves down", ...fit, show: [["B"], ["Y"]], pick: () => ["B", fitted(), 0, best(fitted())],
     say: () => `Every later update looks back at the moves so far${shown() ? `, here ${count(shown(), "move")}` : ""}. B has a row for each move, which describes where it began. Y describes where it ended.`,
   },
   {
-    id: ["KOOP.1", "KOOP.7"], title: "Count nothing twice", ...last, show: [["G"], ["N"]], pick: () => ["N", fitted(), 0, best(fitted())],
-    say: "G says how like the keys are to each other, in the same sense (the jitter is next to nothing). If two keys are nearly the same, they would count double. G⁻¹ corrects that: N is B after the correction.",
+    id: ["KOOP.1", "KOOP.7"], title: "Count nothing twice", ...fit, show: [["G"], ["Ginv"], ["N"]], pick: () => ["N", fitted(), 0, best(fitted())],
+    say: "G says how like the keys are to each other, in the same sense (the jitter is next to nothing). If two keys are nearly the same, they would count double. The inverse G⁻¹ corrects that: N is B times G⁻¹.",
   },
   {
-    id: "KOOP.8", title: "Compare with the moves", ...last, show: [["N"], ["B"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
-    say: "How like is a place to the start of each move? For any place x that is κ = N g(x), one number for each move. Z has these numbers for the starts themselves.",
+    id: "KOOP.8", title: "Compare with the moves", ...fit, show: [["N"], ["B"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
+    say: "How like is a place x to the start of each move? κ(x) = N g(x) has one number for each move. Z has these numbers for the starts themselves.",
   },
   {
-    id: "KOOP.9", title: "Fit the operator", ...last, show: [["A"], ["rest"]], pick: () => ["rest", fitted(), 0, most(J.map((j) => Math.abs(V.A(fitted(), 0, j))))],
-    say: "The operator should turn the description of each start into that of its end. What it learns are the numbers A. They are found by solving the equation. Check: at the starts the operator answers Y' = Z A G, and what is left over, Y − Y', is ridge times A. On the same path, a larger ridge would leave more.",
+    id: "KOOP.9", title: "Fit the operator", ...fit, show: [["A"], ["rest"]], pick: () => ["rest", fitted(), 0, most(J.map((j) => Math.abs(V.A(fitted(), 0, j))))],
+    say: "The operator should turn the description of each start into that of its end. What it learns are the numbers A. They are found by solving the equation. Check: at the starts the operator answers Y' = Z A G, and what is left over, Y − Y', is ridge times A. On the same path, a larger ridge would leave more; but it changes the path, too.",
   },
   {
-    title: "The Koopman operator", label: "the operator as one matrix", formula: "K = (A G)^T N", ...last, show: [["op"], ["began", "answer", "ended"]], pick: () => ["answer", fitted(), best(fitted())],
-    say: () => `This is the operator: a matrix K of ${J.length} by ${J.length}. It turns how like a place is to each key into the same list after one move. ${shown() ? `Try it where the last move began, at ${point(shown() - 1)}: K makes of g a list that is ${show(gap())} away, at most, from g at its end, ${point(shown())}. K takes any other place, too.` : "In the first update there is none yet."}`,
+    title: "The Koopman operator", label: "the operator as one matrix", formula: "K = (A G)^T N", ...fit, show: [["op"], ["began", "answer", "ended"]], pick: () => ["answer", fitted(), best(fitted())],
+    say: () => `This is the operator: a matrix K of ${J.length} by ${J.length}. It turns how like a place is to each key into the same list after one move. ${shown() ? `Try it where the last move began, at ${point(shown() - 1)}: K makes of g a list whose numbers are up to ${show(gap())} off those of g at its end, ${point(shown())}. K takes any other place, too.` : "In the first update there is none yet."}`,
   },
   {
-    id: "KOOP.10", title: "Back to a place", ...last, show: [["A"], ["k"], ["Dm"]], pick: () => ["Dm", fitted(), 0, 0],
-    say: () => `To get a place back from such a list, each move gets a point D. Where you go is the sum of these points, each times κ: how like you are to the start of its move. ${
+    id: "KOOP.10", title: "Back to a place", also: { label: "the place one move from x", formula: "(A k)^T kappa(x) = D^T kappa(x)" }, ...fit, show: [["A"], ["k"], ["Dm"]], pick: () => ["Dm", fitted(), 0, 0],
+    say: () => `K g(x) is a mixture of the lists of the keys, which are the columns of G. Mix the keys themselves instead, and you have a place. So each move gets a point D, a mixture of keys. Where you go is the sum of these points, each times κ: how like you are to the start of its move. ${
       shown() === 0 ? "In the first update there is no move yet." : shown() === 1 ? "Grey arrows show it. There is one move, so all of them point to one line through 0." : "Grey arrows show it for many places."}`,
   },
   {
-    id: "KOOP.13", title: "Go one move on from q'", ...last, show: [["ga"], ["c", "Dm"], ["a"], ["map"]], pick: () => ["map", fitted(), 0],
-    say: () => `Attention has led to q'. How like is q' to the start of each move? That is c. The points D, each times its c, add up to q'', one move from q'. ${K.epsilon === 0 ? "As epsilon is 0, the new point is q''." : "With epsilon 0, the new point would be q''."}`,
+    id: "KOOP.13", title: "Go one move on from q'", also: { label: "c is κ(q')", formula: "q'' = D^T c" }, ...fit, show: [["ga"], ["c", "Dm"], ["a"], ["map"]], pick: () => ["map", fitted(), 0],
+    say: () => `Attention has led to q'. The operator goes on from there, and not from x: attention says where to look, and the path's own habit carries on. This is how the mechanism is defined. How like is q' to the start of each move? That is c. The points D, each times its c, add up to q'', one move from q'. ${K.epsilon === 0 ? "As epsilon is 0, the new point is q''." : "With epsilon 0, the new point would be q''."}`,
   },
   {
-    id: ["KOOP.11", "KOOP.12"], title: "Epsilon: two moves at once", ...last, show: [["Dm", "RD", "H"], ["R"]], pick: () => ["H", fitted(), 0, 0],
+    id: ["KOOP.11", "KOOP.12"], title: "Epsilon: two moves at once", ...fit, show: [["Dm", "RD", "H"], ["R"]], pick: () => ["H", fitted(), 0, 0],
     say: () => `The operator can act twice. Then each move has another point, a sum of the points D, and R says how much of each. These points, R D, lead two moves on. H is D plus epsilon times R D${K.epsilon === 0 ? "; here epsilon is 0, so H is D" : ""}.`,
   },
   {
-    id: ["KOOP.14", "KOOP.15"], title: "Keep both wishes", ...last, show: [["map", "t", "next"], ["c", "H"], ["kn", "Dm"]], pick: () => ["next", fitted(), 0],
-    say: "The new point x' should be one move from q', and one move from x' should be two moves from q'. Epsilon is the weight of the second wish. Both together: x' plus epsilon times one move from x' is t. As x' stands there twice, it is found by trying, each time nearer (Newton's method). κ(x') says how like x' is to each start.",
+    id: ["KOOP.14", "KOOP.15"], title: "Keep both wishes", ...fit, show: [["map", "t", "next"], ["c", "H"], ["kn", "Dm"]], pick: () => ["next", fitted(), 0],
+    say: () => `The new point x' should be one move from q', and one move from x' should be two moves from q'. If K were the operator of a map exactly, the first wish would fulfil the second. It need not be one: two moves by K alone (K twice) end ${shown() ? `${show(split(shown()))} away from` : "elsewhere than"} one move, back to a place, and one more move. Epsilon is the weight of the second wish. Both together: x' plus epsilon times one move from x' is t. As x' stands there twice, it is found by trying, each time nearer (Newton's method). κ(x') says how like x' is to each start.`,
   },
 ];
 const backward = [
@@ -285,35 +288,35 @@ const backward = [
     say: "Suppose that the path should have ended at the goal. The loss is half the squared distance, so the gradient of the last point is the difference. An earlier point gets what all later updates ask of it.",
   },
   {
-    id: "dKOOP.14", of: "KOOP.15", title: "To t", ...last, show: [["dnext", "dt"], ["Jac"]], pick: () => ["dt", fitted(), 0],
+    id: "dKOOP.14", of: "KOOP.15", title: "To t", ...fit, show: [["dnext", "dt"], ["Jac"]], pick: () => ["dt", fitted(), 0],
     say: "The new point is where psi is t. Psi is x' plus epsilon times one move from x', and J says how psi changes when x' moves. So when t moves, the point moves by the inverse of J, and the gradient goes back by its transpose.",
   },
   {
-    id: ["dKOOP.13", "dKOOP.12"], of: "KOOP.14", title: "To c and the points H", formula: "dc = H dt, dH = c dt^T", ...last, show: [["c", "dc"], ["H", "dH"], ["dt"]], pick: () => ["dc", fitted(), fitted() - 1],
+    id: ["dKOOP.13", "dKOOP.12"], of: "KOOP.14", title: "To c and the points H", formula: "dc = H dt, dH = c dt^T", ...fit, show: [["c", "dc"], ["H", "dH"], ["dt"]], pick: () => ["dc", fitted(), fitted() - 1],
     say: "t is a sum of products of c and H. So each factor gets the gradient of t times the other factor.",
   },
   {
-    id: "dKOOP.10", of: "KOOP.12", title: "To the arrows", formula: "dD = dH + epsilon (R^T dH - kappa(x_(m+1)) dt^T)", ...last, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
+    id: "dKOOP.10", of: "KOOP.12", title: "To the arrows", formula: "dD = dH + epsilon (R^T dH - kappa(x_(m+1)) dt^T)", ...fit, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
     say: "A point D is in H, twice, and in the equation of the new point. So its gradient has three parts, and two of them are small if epsilon is.",
   },
   {
-    id: "dKOOP.9", of: "KOOP.10", title: "To the fit", formula: "dA = dD k^T + dR B", ...last, show: [["dD"], ["k"], ["dA"]], pick: () => ["dA", fitted(), 0, best(fitted())],
+    id: "dKOOP.9", of: "KOOP.10", title: "To the fit", formula: "dA = dD k^T + dR B", ...fit, show: [["dD"], ["k"], ["dA"]], pick: () => ["dA", fitted(), 0, best(fitted())],
     say: "A made the points D of the keys, so it gets their gradient along each key.",
   },
   {
-    id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", formula: "dY with Z dY G + ridge dY = dA", ...last, show: [["dA"], ["dY"], ["drest"]], pick: () => ["drest", fitted(), fitted() - 1, best(fitted())],
+    id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", formula: "dY with Z dY G + ridge dY = dA", ...fit, show: [["dA"], ["dY"], ["drest"]], pick: () => ["drest", fitted(), fitted() - 1, best(fitted())],
     say: "A solves an equation with Y on its right side. The gradient of Y solves the same equation once more, with the gradient of A on the right side. Check: what dA has beyond Z dY G is ridge times dY.",
   },
   {
-    id: ["dKOOP.8", "dKOOP.7"], of: "KOOP.8", title: "To the likeness of moves", formula: "dZ = -dY G A^T, dN = dZ B + dc g(q')^T - epsilon D dt g(x')^T", ...last, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
+    id: ["dKOOP.8", "dKOOP.7"], of: "KOOP.8", title: "To the likeness of moves", formula: "dZ = -dY G A^T, dN = dZ B + dc g(q')^T - epsilon D dt g(x')^T", ...fit, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
     say: "If Z changes, A changes as if Y had changed by the opposite of what that does to Z A G. Hence the minus of dZ. N is in Z, in c and in the map, and its gradient is the sum over all three.",
   },
   {
-    id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", formula: "dB = dN G^-1 + dR^T A + dZ^T N", ...last, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
+    id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", formula: "dB = dN G^-1 + dR^T A + dZ^T N", ...fit, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
     say: "The starts are in N and in Z. With the gradients of the ends this reaches every earlier point of the path.",
   },
   {
-    id: "dKOOP.4", of: "KOOP.13", title: "To where attention led", formula: "dq' = sum_j dg_j g'_j", ...last, show: [["dga", "sa"], ["a", "da"]], pick: () => ["da", fitted(), 0],
+    id: "dKOOP.4", of: "KOOP.13", title: "To where attention led", formula: "dq' = sum_j dg_j g'_j", ...last, show: [["dga", "sa"], ["a", "da"]], pick: () => ["da", shown(), 0],
     say: "The map was looked up at q', so q' gets a gradient by the slope of each likeness there. In the first update there is no map, and q' gets all of it.",
   },
   {
@@ -338,7 +341,7 @@ const backward = [
 function picture(W, H, small) {
   const back = S.side === "backward", narrow = W < 420, u = shown(), all = S.at === undefined ? S.t : S.at, path = range(K.updates + 1).map((p) => place(V.x, p));
   const keys = J.map((j) => D.map((e) => V.k(j, e))), values = J.map((j) => D.map((e) => V.v(j, e))), goal = D.map((e) => DATA.target[e]), flat = (p) => [p[0], p[1] ?? 0];
-  const below = small || narrow ? 0 : 24, room = small ? 10 : narrow ? 12 : 26, points = [...keys, ...values, ...path, ...(back ? [goal] : [])].map(flat);
+  const below = small || narrow ? 0 : 40, room = small ? 10 : narrow ? 12 : 26, points = [...keys, ...values, ...path, ...(back ? [goal] : [])].map(flat);
   const ends = [0, 1].map((c) => [Math.min(...points.map((p) => p[c])), Math.max(...points.map((p) => p[c]))]), bottom = H - below;
   const unit = Math.min((W - 2 * room) / (ends[0][1] - ends[0][0] || 1), (bottom - 2 * room) / (ends[1][1] - ends[1][0] || 1)), units = [unit, unit];
   const X = (p) => W / 2 + units[0] * (p[0] - (ends[0][0] + ends[0][1]) / 2), Y = (p) => bottom / 2 - units[1] * (flat(p)[1] - (ends[1][0] + ends[1][1]) / 2);
@@ -378,6 +381,7 @@ function picture(W, H, small) {
   return drawn + svg("circle", { cx: X(now), cy: Y(now), r: small ? 4 : 6.5, style: `fill:${mine}`, class: "sink" }) + legend(W, H, below, back);
 }
 
+const before = (u) => (u ? point(u - 1) : "x"); // where the last move began
 const point = (n) => `x${"₀₁₂₃₄₅₆"[n]}`;
 
 // Writes names beside marks, where no other name stands: above, below, to the right or the left, or not at all.
@@ -430,19 +434,21 @@ function pushes(path, keys, values, goal, X, Y, units, narrow) {
 
 function legend(W, H, below, back) {
   if (!below) return "";
-  const y = H - 5, soft = "var(--soft)";
+  const soft = "var(--soft)";
+  let x = 12, y = H - 21, out = "";
   const marks = back
-    ? [["key", (x) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })], ["which way the loss falls", (x) => arrow(x - 8, y - 4, x + 9, y - 4)]]
+    ? [["key", (x, y) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x, y) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })], ["which way the loss falls", (x, y) => arrow(x - 8, y - 4, x + 9, y - 4)]]
     : [
-        ["key", (x) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })],
-        ["attention", (x) => svg("path", { d: `M${x - 6} ${y - 4}h16`, class: "cut" })], [K.epsilon > 0 ? "one move, with ε" : "one move", (x) => arrow(x - 6, y - 4, x + 9, y - 4)],
-        ["a quarter of it", (x) => svg("path", { d: `M${x - 5} ${y - 4}h14m-4 -3l4 3l-4 3`, class: "hair", "stroke-width": 1.1 })],
-        ["one from x₀, …", (x) => svg("path", { d: `M${x - 1} ${y - 5}h10m-5 -5v10`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 })],
+        ["key", (x, y) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x, y) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })],
+        ["attention", (x, y) => svg("path", { d: `M${x - 6} ${y - 4}h16`, class: "cut" })], [`the next move, from q'${K.epsilon > 0 ? ", with ε" : ""}`, (x, y) => arrow(x - 6, y - 4, x + 9, y - 4)],
+        ["a quarter of a move, from anywhere", (x, y) => svg("path", { d: `M${x - 5} ${y - 4}h14m-4 -3l4 3l-4 3`, class: "hair", "stroke-width": 1.1 })],
+        ["where K takes x₀, … (should hit x₁, …)", (x, y) => svg("path", { d: `M${x - 1} ${y - 5}h10m-5 -5v10`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 })],
       ];
-  let x = 12, out = "";
   for (const [name, mark] of marks) {
-    out += mark(x) + text(x + 14, y, name, { class: "tick" });
-    x += (back ? 40 : 33) + 5.85 * name.length;
+    const wide = (back ? 40 : 33) + 5.85 * name.length;
+    if (x + wide > W + 20) [x, y] = [12, y + 16];
+    out += mark(x, y) + text(x + 14, y, name, { class: "tick" });
+    x += wide;
   }
   return out;
 }
@@ -455,7 +461,7 @@ function caption() {
   }
   if (u === 0) return `${word()} begins at x₀, its query. Attention leads it to q'. There is no move yet that an operator could be fitted to.`;
   const further = apart(place(V.x, u + 1), place(V.a, u));
-  return `The operator is fitted to ${count(u, "move")} and misses ${u === 1 ? "its end" : "their ends"} by ${show(misses(u))}${u === 1 ? "" : " at most"}. From q' it takes ${word()} ${show(further)} further.`;
+  return `${S.t < K.updates ? "Next, update" : "Update"} ${u + 1}: the operator is fitted to ${count(u, "move")} and, taken back to places, misses ${u === 1 ? "its end" : "their ends"} by ${show(misses(u))}${u === 1 ? "" : " at most"}. From q' it takes ${word()} ${show(further)} further.`;
 }
 
 tour({

@@ -36,9 +36,9 @@ const forward = [
     say: () => `The query of ${word()} is compared with the key of every word. The more the two point the same way, the higher the score.`,
   },
   {
-    id: ["SM.3", "SM.2"], title: "Exponentiate", show: [["s[i]", "m[i]", "p[i]"]], pick: () => ["p", S.i, J.find((j) => j !== best()) ?? 0],
-    say: () => `A score higher by 1 always gives e times the power p. Subtracting the largest score first changes no ratio, and keeps numbers from overflowing. ${
-      !K.causal ? "If a word may not look ahead, the score of what comes later is −∞ before; here all are seen, and m is s." : S.i < J.at(-1) ? `What comes later is hidden: its score is −∞, and its power 0. Here ${word()} does not see ${names(J.filter((j) => j > S.i))}.` : `What comes later is hidden: its score is −∞, and its power 0. ${word()} comes last and sees all.`}`,
+    id: ["SM.2", "SM.3"], title: "Exponentiate", show: [["s[i]", "m[i]", "p[i]"]], pick: () => ["p", S.i, J.find((j) => j !== best()) ?? 0],
+    say: () => `A mask comes first: m is the score s, or −∞ where a word may not look. ${
+      !K.causal ? "Here all are seen." : S.i < J.at(-1) ? `Here ${word()} does not see what comes later: ${names(J.filter((j) => j > S.i))}.` : `Here a word does not see what comes later; ${word()} comes last and sees all.`} A score higher by 1 always gives e times the power p. Subtracting the largest score changes no ratio, and keeps numbers from overflowing.`,
   },
   {
     id: "SM.4", title: "Share", show: [["p[i]", "w[i]"]], pick: () => ["w", S.i, best()],
@@ -56,7 +56,7 @@ const backward = [
   },
   {
     id: "dSM.v", of: "SM.5", title: "To the values", show: [["w[i]", "dv"], ["do[i]"]], pick: () => ["dv", best(), 0],
-    say: "A value moved the output by its weight, so it gets that share of the gradient.",
+    say: () => `A value moved the output by its weight, so it gets that share of the gradient. Only ${word()} has a loss here, so the sum over i has one term.`,
   },
   {
     id: "dSM.4", of: "SM.5", title: "To the weights", show: [["v", "dw[i]"], ["do[i]"]], pick: () => ["dw", S.i, best()],
@@ -64,15 +64,15 @@ const backward = [
   },
   {
     id: "dSM.2", of: "SM.4", title: "To the scores", show: [["w[i]", "dw[i]", "dm[i]"], ["mean[i]"]], pick: () => ["dm", S.i, most()],
-    say: "Weights add up to one, so one grows at the cost of the others. Only what a word does beyond the mean r counts.",
+    say: "Weights add up to one, so one grows at the cost of the others. Only what a word does beyond r counts, the weighted mean: the sum of w dw. A negative gradient means that this score should grow (▲).",
   },
   {
     id: "dSM.q", of: "SM.1", title: "To the query", show: [["dm[i]", "k"], ["dq[i]"]], pick: () => ["dq", S.i, 0],
-    say: "The query is pushed along each key, by the gradient of that key's score.",
+    say: "The gradient of the query is the sum of the keys, each times the gradient of its score, divided by √d as the scores were.",
   },
   {
     id: "dSM.k", of: "SM.1", title: "To the keys", show: [["dm[i]", "dk"], ["q[i]"]], pick: () => ["dk", most(), 0],
-    say: "Each key is pushed along the query, by the gradient of its own score.",
+    say: () => `The gradient of a key is the query times the gradient of its score, divided by √d. Again the sum over i has one term, that of ${word()}.`,
   },
 ];
 

@@ -14,7 +14,7 @@ def arguments(inputs: Mapping[str, Any], knobs: Mapping[str, Any]) -> dict[str, 
 
 TOUR = Tour(
     knobs=(
-        Knob("sharpness", "length of the query", 1.0, 0.0, 5.0),
+        Knob("sharpness", "query times", 1.0, 0.0, 5.0),
         Knob("causal", "hide what comes later", False),
     ),
     arguments=arguments,

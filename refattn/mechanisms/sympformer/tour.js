@@ -106,15 +106,15 @@ const forward = [
   },
   {
     id: ["SYMP.9", "SYMP.10"], title: "Measure the speed", when: "step", show: [["p", "e", "z", "u"]], pick: () => ["u", now(), S.i],
-    say: () => `Momentum over mass is speed, and u is its square. ${S.t === 0 ? "Before the first layer all tokens rest." : "From the second layer on each momentum has the same length, so light tokens are fast."}`,
+    say: () => `Momentum over mass is speed, and u is its square. A model learns a matrix w<sub>b</sub> for b; here it changes nothing, so b is p. ${S.t === 0 ? "Before the first layer all tokens rest." : "From the second layer on each momentum has the same length, so light tokens are fast."}`,
   },
   {
     id: ["SYMP.11", "SYMP.12"], title: "Push", when: "step", show: [["w[i]", "u", "a[i]", "v"], ["z[i]", "o[i]"]], pick: () => ["o", now(), S.i, 0],
-    say: "Attention becomes a push: each token is pushed towards those that it attends to. Fast tokens push more, and are pushed more.",
+    say: "Attention becomes a push: each token is pushed in the directions, from the centre, of those that it attends to. It attends to itself, too: that part of the push points outwards. The match of two tokens is in the masses of both, so the speeds of both make the factor of a weight: fast tokens push more, and are pushed more. For a kernel it is a number of the row plus one of the column.",
   },
   {
     id: ["SYMP.13", "SYMP.14"], title: "Kick", when: "step", show: [["p[i]"], ["force[i]"], ["kicked[i]"]], pick: () => ["kicked", now(), S.i, 0],
-    say: "The force does not move the token. It changes its momentum, for a time h<sub>y</sub>, the knob “kick”. What was there before remains.",
+    say: "The force does not move the token. It changes its momentum, for a time h<sub>y</sub>, the knob “kick”. What was there before remains. Here w<sub>o</sub> changes nothing, so the force is the push o.",
   },
   {
     id: ["SYMP.15", "SYMP.16"], title: "Damp", when: "step", show: [["kicked[i]"], ["damping"], ["damped[i]"]], pick: () => ["damped", now(), S.i, 0],
@@ -126,7 +126,7 @@ const forward = [
   },
   {
     id: "SYMP.19", title: "Pass the momentum on", when: "step", show: [["damped[i]"], ["rate_p[i]"], ["p[i]+1"]], pick: () => ["p", now() + 1, S.i, 0],
-    say: "The next layer gets the momentum, brought to a fixed length. So its direction is remembered, and paths bend slowly; friction slows the drift of its own layer alone.",
+    say: "The next layer gets the momentum, brought to a fixed length: only its direction goes on. So paths bend slowly; friction slows the drift of its own layer alone.",
   },
 ];
 
@@ -242,7 +242,7 @@ tour({
   title: "SympFormer",
   short: "Attention is a force, and words have momentum.",
   intro: () => [
-    "Let tokens be <b>particles</b>. Attention pushes each one towards those that it attends to.",
+    "Let tokens be <b>particles</b>. Attention pushes each one in the directions of those that it attends to.",
     "A usual layer moves a token by the push itself, as if in honey: each layer begins anew. Here the push is a <b>force</b>. It changes a momentum, the momentum moves the token, and friction takes speed off. So a token starts slowly and goes on in its direction from layer to layer, as a ball that rolls. Further is not better in itself; the momentum carries on what earlier layers began.",
     `We follow ${word()}. Each layer is one step of the motion.`,
   ],
