@@ -6,7 +6,6 @@ It speaks the DevTools protocol over two pipes, so that nothing listens on a por
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import os
 import shutil
@@ -91,16 +90,15 @@ class Browser:
         if (program := path()) is None:
             raise FileNotFoundError("there is no browser: apt-get install chromium")
         (theirs, ours), (back, answer) = os.pipe(), os.pipe()
-        theirs, answer = (fcntl.fcntl(end, fcntl.F_DUPFD, 64) for end in (theirs, answer))
-
-        def place() -> None:
-            os.dup2(theirs, 3)
-            os.dup2(answer, 4)
-
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
         options += [f"--user-data-dir={profile}", "--no-first-run", "--hide-scrollbars", "about:blank"]
+        # The browser reads 3 and writes 4. A shell puts them there, as a preexec_fn would fork a process that has JAX.
+        place = f'exec 98<&{theirs} 99>&{answer} 3<&98 4>&99 && exec "$0" "$@"'
         self.process = subprocess.Popen(
-            [program, *options], preexec_fn=place, pass_fds=(3, 4), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            ["bash", "-c", place, program, *options],
+            pass_fds=(theirs, answer),
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
         )
         os.close(theirs)
         os.close(answer)
