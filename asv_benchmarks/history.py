@@ -313,16 +313,11 @@ def asv(
     # On a terminal as narrow as this it prints tables of one number a row.
     whole = {**held_to(1), **STEADY, "COLUMNS": "56", "ASV_PYTHONPATH": str(ROOT), **(env or {})}
     last: list[str] = []
-    with Started(
-        command,
-        whole,
-        cwd=conf.parent if conf else FOLDER,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-    ) as started:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
+    where = conf.parent if conf else FOLDER
+    with Started(command, whole, cwd=where, **pipes) as started, started.process.stdout as lines:
         told = Told()
-        for line in started.process.stdout:
+        for line in lines:
             last = [*last[-20:], line.rstrip()]
             for text in told.read(line):
                 tell(text)
