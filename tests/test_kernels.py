@@ -15,7 +15,7 @@ from refattn.verify.run import verify
 from tools.kernels import HOME, PAGE, Kernel, listed, page, row, stored, verified
 
 KERNELS, ABSENT = listed()
-SAMPLE = ("NumPy, the formula", "PyTorch, math", "ONNX Runtime, GroupQueryAttention", "Pallas for GPUs, decoding")
+SAMPLE = ("NumPy, the formula", "PyTorch, math", "ONNX Runtime, GroupQueryAttention", "Pallas for GPUs, flash")
 
 
 def test_the_page_is_of_what_is_stored() -> None:

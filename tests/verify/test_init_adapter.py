@@ -58,7 +58,7 @@ def test_a_template_runs_and_agrees(
         request.addfinalizer(getattr(kernel, "close", int))
     report = verify(RECORD, kernel, dtypes=["float32"], grad=kind != "c")
     expected = {"run": 4 - declined, "agreed": 4 - declined, "failed": 0, "declined": declined}
-    assert report.counts()["all"] == expected
+    assert report.counts()["all"] == expected, [each.detail for each in report.outcomes]
 
 
 def test_the_template_of_fla_is_of_delta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
