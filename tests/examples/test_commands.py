@@ -78,7 +78,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree, target = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("site")
     for name in ("refattn", "backends"):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(target)]
     install = [sys.executable, "-m", "pip", "install", *options, str(tree)]
