@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Number
 from typing import Any, TypeVar
 
+from refattn.messages import html_table
 from refattn.xp import Array, ByClass, dtype_name, is_array, namespace
 
 T = TypeVar("T")
@@ -42,6 +43,13 @@ class Shown:
             return text
         lines = "".join(f"    {part}".replace("\n", "\n    ") + ",\n" for part in parts)  # for a reader, one each
         return f"{type(self).__name__}(\n{lines})"
+
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return html_table(
+            ("name", type(self).__name__), ((each.name, _shown(getattr(self, each.name))) for each in fields)
+        )
 
 
 def _shown(value: Any) -> str:

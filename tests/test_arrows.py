@@ -26,7 +26,7 @@ ARROWS: dict[str, set[str]] = {
     "args": {"backends", "xp", "tree"},
     "messages": set(),
     "xp": {"backends"},
-    "tree": {"xp"},
+    "tree": {"xp", "messages"},
     "equations": {"xp", "backends", "args", "messages"},
     "ops": BASE,
     "mechanisms": BASE | {"ops"},

@@ -385,6 +385,9 @@ class Suspects:
         """Return the lines that a report has on them."""
         return "\n".join(" " * columns + text for columns, text in _shown_by("suspects").lines(self))
 
+    def _repr_html_(self) -> str:
+        return _shown_by("page").verbatim([repr(self)])
+
 
 @dataclass(frozen=True)
 class Precision:

@@ -114,6 +114,7 @@ def test_a_report_shows_the_diagnosis(wrong: Report) -> None:
         wrong.raise_if_failed()
     assert str(raised.value) == text and not wrong
     assert wrong.suspects is not None and "1. top-left causality" in repr(wrong.suspects)
+    assert "1. top-left causality" in wrong.suspects._repr_html_() and wrong.suspects._repr_html_().startswith("<pre")
     html = wrong._repr_html_()
     assert html.count("<div") == html.count("</div") == 1 and "top-left causality" in html and "<html" not in html
     # Its rules are for its own part of a notebook.
@@ -128,6 +129,11 @@ def test_a_report_of_many_cases_that_agree_is_short() -> None:
     checks = CheckReport("softmax", "numpy", False, rows)
     assert repr(checks).startswith("laws: causal: row 3 feels key 4\nsoftmax on numpy: disagrees: 1 checks agree")
     assert not checks and CheckReport("softmax", "numpy", False, rows[1:]).passed
+
+
+def test_what_a_call_saved_shows_its_shapes() -> None:
+    _, saved = ra.softmax.forward(*np.zeros((3, 1, 2, 4, 3)))
+    assert "<tr><td>lse</td><td>float64(1, 2, 4)</td></tr>" in saved._repr_html_()
 
 
 def test_a_record_and_its_claims_show_themselves() -> None:

@@ -86,7 +86,7 @@ def page(
     title = f"{report.kernel} against {mechanism.title.lower()}"
     parts = _top(report, mechanism, "h1")
     suspect_lines = suspects.lines(report.suspects) if report.suspects else ()
-    parts += _section("Suspects", _verbatim(" " * columns + text for columns, text in suspect_lines))
+    parts += _section("Suspects", verbatim(" " * columns + text for columns, text in suspect_lines))
     parts += _smallest(report)
     parts += _section("Used share of the allowed error", _bars(report))
     parts += ["".join(f"<p>{escape(line)}</p>" for line in LEGEND.splitlines())]
@@ -129,9 +129,9 @@ def _smallest(report: Report) -> list[str]:
             header = (verdict.tensor if verdict else "", "got", "expected", "difference")
             parts += [f"<p>{escape(about)}</p>", _table(header, numbers)]
         if lines := example.program(case, outcome, report.kernel, report.framework, report.device):
-            parts += ["<p>Without refattn:</p>", _verbatim(lines)]
+            parts += ["<p>Without refattn:</p>", verbatim(lines)]
     if report.smallest:
-        parts += ["<p>With the verdict:</p>" if parts else "", _verbatim(report.smallest)]
+        parts += ["<p>With the verdict:</p>" if parts else "", verbatim(report.smallest)]
     return _section("The smallest case found that fails", "".join(parts))
 
 
@@ -183,7 +183,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return f'<div class="wide"><table>{line(header, "th")}{"".join(line(row, "td") for row in rows)}</table></div>'
 
 
-def _verbatim(lines: Iterable[str]) -> str:
+def verbatim(lines: Iterable[str]) -> str:
     text = escape("\n".join(lines))
     return f"<pre>{text}</pre>" if text else ""
 
