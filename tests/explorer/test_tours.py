@@ -134,11 +134,13 @@ SAID = """(() => {
   for (const side of ["forward", "backward"]) {
     state.side = side;
     for (const t of [0, Math.floor(of.steps / 2), of.steps]) {
-      state.t = state.at = t;
+      Object.assign(state, { t, at: t, view: "" });
       all.push(["caption", mechanism.caption()], ["label", said(mechanism.label)]);
       all.push(["intro", said(mechanism.intro).join(" ")]);
       for (const W of [300, 362, 568]) all.push(["picture", mechanism.picture(W, mechanism.height(W), W === 300)]);
       for (const card of mechanism[side]) {
+        state.view = card.view ?? "";
+        if (card.view) for (const W of [362, 568]) all.push([card.title, mechanism.picture(W, mechanism.height(W), false)]);
         all.push([card.title, said(card.say)]);
         const ref = card.pick && card.pick();
         if (ref) all.push([card.title, spelled(of, ref[0], ref.slice(1))]);

@@ -384,21 +384,6 @@ function picture(W, H, small) {
 const before = (u) => (u ? point(u - 1) : "x"); // where the last move began
 const point = (n) => `x${"₀₁₂₃₄₅₆"[n]}`;
 
-// Writes names beside marks, where no other name stands: above, below, to the right or the left, or not at all.
-function labels(W, H, high) {
-  const taken = [];
-  return (name, x, y, half, look, order = [0, 1, 2, 3]) => {
-    const wide = name.length * high * 0.56, sides = [[x, y - half - 4, "middle"], [x, y + half + high - 1, "middle"], [x + half + 3, y + high / 3, "start"], [x - half - 3, y + high / 3, "end"]];
-    for (const [left, base, anchor] of order.map((n) => sides[n])) {
-      const from = left - { start: 0, middle: wide / 2, end: wide }[anchor], box = [from, base - high * 0.8, from + wide, base + 2];
-      if (box[0] < 0 || box[2] > W || box[1] < 0 || box[3] > H || taken.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3])) continue;
-      taken.push(box);
-      return text(left, base, name, { "text-anchor": anchor, class: look });
-    }
-    return "";
-  };
-}
-
 // The map as arrows on a grid, as one path: a quarter of the way, at most as long as places are apart.
 function field(u, W, H, X, Y, units, like, gap) {
   let d = "";
