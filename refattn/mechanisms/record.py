@@ -252,6 +252,9 @@ class Tour:
         Numbers that the definition takes beside q, k and v of the sentence, by name, as nested lists.
     words
         What differs from the sentence of all tours, of tokens, follow, q, k, v and target.
+    instead
+        If the definition is no map of q, k and v: what it does with what, as the reason why a call of the core has no
+        tour.
     narrowest
         The least width of vectors of a user's own that its picture can show.
     arguments
@@ -268,6 +271,7 @@ class Tour:
     knobs: tuple[Knob, ...]
     given: Mapping[str, Any] = field(default_factory=dict)
     words: Mapping[str, Any] = field(default_factory=dict)
+    instead: str = ""
     narrowest: int = 1
     arguments: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] | None = None
     run: Callable[[Any, Mapping[str, Any], Mapping[str, Any], int], None] | None = None

@@ -140,7 +140,8 @@ SAID = """(() => {
       for (const W of [300, 362, 568]) all.push(["picture", mechanism.picture(W, mechanism.height(W), W === 300)]);
       for (const card of mechanism[side]) {
         state.view = card.view ?? "";
-        if (card.view) for (const W of [362, 568]) all.push([card.title, mechanism.picture(W, mechanism.height(W), false)]);
+        for (const W of card.view ? [362, 568] : [])
+          all.push([card.title, mechanism.picture(W, mechanism.height(W), false)]);
         all.push([card.title, said(card.say)]);
         const ref = card.pick && card.pick();
         if (ref) all.push([card.title, spelled(of, ref[0], ref.slice(1))]);
@@ -299,9 +300,12 @@ def test_a_call_that_no_tour_covers_says_why() -> None:
         ("softmax", {"scale": 0.3}, "the paper has no scale=0.3"),
         ("graph_energy", {"mu": 2.0}, "the tour has no knob for mu"),
         ("delta", gates, "the tour has no knob for beta"),
-        ("growing", {}, "its tour takes more than q, k and v"),
+        ("growing", {}, ra.mechanism("growing").tour.instead),  # type: ignore[union-attr]
+        ("sympformer", {}, ra.mechanism("sympformer").tour.instead),  # type: ignore[union-attr]
     ):
         assert build.taken(ra.mechanism(name), options, (q, k, v)) == why
+    assert "no tour: the definition moves tokens" in ra.explore("sympformer", q, k, v).html
+    assert "no tour: the definition makes new weights" in ra.explore("growing", q, k, v).html
     for shape, why in (((13, 2), "at most 12"), ((4, 9), "vectors of 1 to 8 numbers")):
         x = np.ones((1, 1, *shape))
         assert why in build.taken(ra.mechanism("softmax"), {}, (x, x, x))

@@ -138,7 +138,7 @@ tour({
     "Linear attention adds each token’s value to what is there, so old values of a key pile up. The delta rule asks first, sees by how much the answer <b>misses</b> the value, and writes only what is missing. The memory keeps its size, however many tokens come.",
     notes ? "Here tokens are notes: the key says who, the value how warm and sweet the drink is. Every token asks about Ann, who changes her mind." : "Each token brings a key, a value and a question.",
   ],
-  turn: "Learning asks how the loss changes with every number above. The way back goes from the last token to the first, for a correction changes all later answers.",
+  turn: "Learning asks how the loss changes with every number above. That is its gradient, written with a d in front. The way back goes from the last token to the first, for a correction changes all later answers.",
   sizes: { t: () => J.length, T: () => J.length + 1 },
   quantities: {
     q: { axes: "jd", what: "question (query)" },

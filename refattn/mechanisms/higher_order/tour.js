@@ -110,7 +110,7 @@ const forward = [
   },
   {
     title: "Fill the state", label: "what is kept of the keys and values", formula: "M_r = sum_j phi_rj v_j, N_r = sum_j phi_rj", when: "last", show: [["held", "counted"], ["v"]], pick: () => ["held", Math.min(1, R().length - 1), 0],
-    say: () => `φ has no query in it, so keys can be added up once. M adds up φ times the value, N adds up φ alone. That is the state: ${R().length} rows, however many keys there are. With order p that is (d + p choose p); for d = 64 it would be ${show(P().slice(1).reduce((rows, n) => (rows * (64 + n)) / n, 1))}. It pays once there are more keys than about that${K.causal ? `; a query reads it as it is after its own key` : ""}.`,
+    say: () => `φ has no query in it, so keys can be added up once. M adds up φ times the value, N adds up φ alone. That is the state: ${R().length} rows, however many keys there are. With order p that is (d + p choose p), the number of products of at most p of d elements; for d = 64 it would be ${show(P().slice(1).reduce((rows, n) => (rows * (64 + n)) / n, 1))}. It pays once there are more keys than about that${K.causal ? `; a query reads it as it is after its own key` : ""}.`,
   },
   {
     title: "Read the state", label: "HOL.6, from the state", formula: "o_i = (sum_r psi_ri M_r) / (sum_r psi_ri N_r)", when: "last", show: [["psi[,i]", "held", "counted"], ["top[i]", "under[i]", "same[i]"]], pick: () => ["top", S.i, 0],
