@@ -350,7 +350,7 @@ const tall = (label, name, wide, more) => ({ label, rows: WIDE, wide, value: V[n
 const pairs = (label, name, size) => ({ label, rows: J.length, wide: J.length, value: V[name], ref: (m, n) => `${name}.${m}.${n}`, size, tokens: true });
 const turned = (part, label) => ({ ...part, label, rows: part.wide, wide: part.rows, value: (m, n) => part.value(n, m), ref: (m, n) => part.ref(n, m) });
 const tokens = () => ({ label: "y", rows: J.length, wide: WIDE, value: V.y, ref: (m, n) => `y.${m}.${n}` });
-const worth = (x, y, W, H) => bars(x, y, W, H, features().map((r) => V.part(r)), { told: percent, counts: (r) => r < V.c(), ref: "part", line: K.share, under: "new columns, and the least part" });
+const worth = (x, y, W, H) => bars(x, y, W, H, features().map((r) => V.part(r)), { told: percent, counts: (r) => r < V.c(), ref: "part", line: K.share, under: "dashed: the least part" });
 const views = {
   kernel: ["scale times the columns make the kernel", () => [tall(below("w", "q"), "wq", K.width), "×", turned(tall("", "wk", K.width), below("w", "k", "ᵀ")), "=", square("M", "M")]],
   error: ["where weights are too large and too small", () => [pairs("weights", "w", 1), "−", pairs("wanted", "wanted", 1), "=", pairs("g", "g", 1)]],
@@ -416,7 +416,7 @@ tour({
     `This is no layer; it is done a few times during training. The gradient asks for a change of all scores. The part that old columns cannot follow is split into single columns, which tells how many are worth while; then old and new ones move together. Added here: ${V.c() || "none"}${
       V.lossn() > V.loss() ? `; but at amplitude ${show(K.amplitude)} the loss rises` : ""}. Then training goes on.`,
   ],
-  turn: "Growth is no layer: nothing goes back through it. But gradients surround it: how fast the loss falls when the step begins, what training can do after it and could do before it, and N, with which all begins.",
+  turn: "Growth is no layer: nothing goes back through it. But gradients surround it (a d in front of a letter: how the loss changes with it): how fast the loss falls when the step begins, what training can do after it and could do before it, and N, with which all begins.",
   sizes: { a: () => WIDE, b: () => WIDE, c: () => K.width, u: () => K.width + V.c(), v: () => K.width + V.c(), r: () => WIDE, z: () => WIDE },
   quantities, forward, backward, picture, caption,
   height: (W) => (W < 420 ? 130 : Math.min(400, Math.round(W * 0.7))),

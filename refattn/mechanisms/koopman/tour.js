@@ -297,7 +297,7 @@ const backward = [
     say: "t is a sum of products of c and H. So each factor gets the gradient of t times the other factor.",
   },
   {
-    id: "dKOOP.10", of: "KOOP.12", title: "To the arrows", formula: "dD = dH + epsilon (R^T dH - kappa(x_(m+1)) dt^T)", ...fit, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
+    id: "dKOOP.10", of: "KOOP.12", title: "To the points D", formula: "dD = dH + epsilon (R^T dH - kappa(x_(m+1)) dt^T)", ...fit, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
     say: "A point D is in H, twice, and in the equation of the new point. So its gradient has three parts, and two of them are small if epsilon is.",
   },
   {
