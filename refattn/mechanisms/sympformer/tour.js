@@ -94,7 +94,7 @@ const pusher = () => main(before(S.i).map((j) => V.a(now(), S.i, j)));
 const forward = [
   {
     id: "SYMP.1", title: "Look at the direction alone", when: "step", show: [["x", "y"], ["mean_x[i]", "rate_x[i]"]], pick: () => ["y", now(), S.i, 0],
-    say: "A token is a place x in space, with three elements. For the comparison it is shifted and scaled, so that their mean is 0 and their variance 1. The picture has two dimensions: it leaves out the mean of the three, as the comparison does.",
+    say: "A token is a place x in space, with three elements. For the comparison it is shifted and scaled, so that their mean is 0 and their variance 1 (norm). A model learns gains; here they are 1. The picture has two dimensions: it leaves out the mean of the three, as the comparison does.",
   },
   {
     id: ["SYMP.5", "SYMP.6"], title: "Compare and attend", when: "step", show: [["k", "s[i]", "w[i]"], ["q[i]"]], pick: () => ["w", now(), S.i, pusher()],
@@ -110,7 +110,7 @@ const forward = [
   },
   {
     id: ["SYMP.11", "SYMP.12"], title: "Push", when: "step", show: [["w[i]", "u", "a[i]", "v"], ["z[i]", "o[i]"]], pick: () => ["o", now(), S.i, 0],
-    say: "Attention becomes a push: each token is pushed in the directions, from the centre, of those that it attends to. It attends to itself, too: that part of the push points outwards. The match of two tokens is in the masses of both, so the speeds of both make the factor of a weight: fast tokens push more, and are pushed more. For a kernel it is a number of the row plus one of the column.",
+    say: "Attention becomes a push: each token is pushed in the directions, from the centre, of those that it attends to. It attends to itself, too: that part of the push points outwards. The match of two tokens is in the masses of both, so the speeds of both make the factor of a weight: fast tokens push more, and are pushed more.",
   },
   {
     id: ["SYMP.13", "SYMP.14"], title: "Kick", when: "step", show: [["p[i]"], ["force[i]"], ["kicked[i]"]], pick: () => ["kicked", now(), S.i, 0],
