@@ -168,6 +168,29 @@ def test_what_a_page_says_holds_at_all_settings(tour: tuple[Mechanism, Ask], cou
                 assert len(re.sub("<[^>]*>", "", text)) <= 175, text
 
 
+def test_a_picture_has_the_names_of_all_tokens_on_a_phone_too(tour: tuple[Mechanism, Ask]) -> None:
+    mechanism, ask = tour
+    for wide, high in ((362, 112), (362, 225), (568, 360)):
+        ask("(of.state.t = of.state.at = of.steps)")
+        picture = ask(f"of.mechanism.picture({wide}, {high}, false)")
+        names = {name.partition("<")[0] for name in re.findall(r"<text[^>]*>([^<]*)", picture)}
+        assert {*sentence(mechanism).tokens} <= {name.partition(",")[0].strip() for name in names}, (wide, high, names)
+
+
+def test_the_picture_of_growing_follows_the_card() -> None:
+    with engine(ra.mechanism("growing"), build.data(ra.mechanism("growing"))) as ask:
+        draw = "(S, W) => Object.assign(of.state, S) && of.mechanism.picture(W, of.mechanism.height(W), false)"
+        for wide in (362, 568):
+            drawn = {}
+            for side in SIDES:
+                for title, view in ask(f"of.mechanism.{side}.map((card) => [card.title, card.view])"):
+                    where = json.dumps({"side": side, "view": view})
+                    drawn[title] = re.findall(r'data-ref="(\w+)', ask(f"({draw})({where}, {wide})"))
+            for title, number in (("One kernel", "M"), ("What is out of reach", "H"), ("How many columns", "part")):
+                assert [title for title, numbers in drawn.items() if number in numbers][0] == title
+            assert "part" not in drawn["One kernel"] and {"wqn", "wkn"} <= {*drawn["Back to two matrices"]}
+
+
 READS = """(() => {
   const { quantities } = of.mechanism;
   const flat = (name, at) => at.reduce((n, i, axis) => n * of.length(quantities[name].axes[axis]) + i, 0);

@@ -174,13 +174,15 @@ function curves(W, H, small) {
   drawn += path(Math.exp, { style: "stroke:var(--soft)", "stroke-width": 1.8, "stroke-dasharray": "5 4" });
   drawn += path((x) => taylor(x, p), { style: "stroke:var(--ink)", "stroke-width": 2.2 });
   if (!small) {
-    drawn += svg("path", { d: `M${left + 10} ${top + 14}h22`, style: "stroke:var(--ink)", "stroke-width": 2.2 }) + text(left + 38, top + 18, "polynomial");
-    drawn += svg("path", { d: `M${left + 10} ${top + 31}h22`, style: "stroke:var(--soft)", "stroke-width": 1.8, "stroke-dasharray": "5 4" }) + text(left + 38, top + 35, "exponential");
+    const from = left + (narrow ? 4 : 10), long = narrow ? 14 : 22;
+    [["polynomial", { style: "stroke:var(--ink)", "stroke-width": 2.2 }], ["exponential", { style: "stroke:var(--soft)", "stroke-width": 1.8, "stroke-dasharray": narrow ? "4 3" : "5 4" }]].forEach(([name, look], n) => {
+      drawn += svg("path", { d: `M${from} ${top + 14 + 17 * n}h${long}`, ...look }) + text(from + long + 6, top + 18 + 17 * n, name);
+    });
   }
   const order = [...J].sort((a, b) => V.s(S.i, a) - V.s(S.i, b)), at = order.map((j) => X(V.s(S.i, j)));
-  const named = narrow && !small && labels(right, bottom, 11.5, [[left, top, left + 106, top + 36], ...order.map((j, n) => [at[n] - 5, Y(taylor(V.s(S.i, j), p)) - 5, at[n] + 5, Y(taylor(V.s(S.i, j), p)) + 5])], left, top);
+  const named = narrow && !small && labels(right, bottom, 11.5, [[left, top, left + 92, top + 36], ...order.map((j, n) => [at[n] - 5, Y(taylor(V.s(S.i, j), p)) - 5, at[n] + 5, Y(taylor(V.s(S.i, j), p)) + 5])], left, top);
   const steep = order.filter((j) => V.s(S.i, j) > 0.15 * far); // there the curve's left side is free for names
-  const heights = spread(steep.map((j) => Y(taylor(V.s(S.i, j), p)) - 10), 15, top + 52, bottom - 4);
+  const heights = spread(steep.map((j) => Y(taylor(V.s(S.i, j), p)) - (narrow ? 4 : 10)), narrow ? 11.5 : 15, top + (narrow ? 10 : 52), bottom - 2);
   order.forEach((j, n) => {
     const x = at[n], score = V.s(S.i, j), y = Y(taylor(score, p)), gap = Y(Math.exp(score));
     const push = -V.ds(S.i, j), size = Math.max(...J.map((l) => Math.abs(V.ds(S.i, l))), 1e-12), long = 26 * (push / size);
@@ -191,7 +193,8 @@ function curves(W, H, small) {
       const beside = steep.indexOf(j);
       inner += text(beside < 0 ? Math.max(left + 22, x) : x - 11, beside < 0 ? Math.min(y, gap) - (n % 2 ? 26 : 12) : heights[beside], DATA.tokens[j], { class: j === S.i ? "name strong" : "name", "text-anchor": beside < 0 ? "middle" : "end" });
     }
-    if (named) inner += named(DATA.tokens[j], x, y, 6, j === S.i ? "name strong" : "name", score > 0.15 * far ? [3, 2, 1, 0] : [0, 1, 2, 3]);
+    const steepest = steep.indexOf(j);
+    if (named) inner += steepest < 0 ? named(DATA.tokens[j], x, y, 6, j === S.i ? "name strong" : "name") : text(x - 8, heights[steepest], DATA.tokens[j], { class: j === S.i ? "name strong" : "name", "text-anchor": "end" });
     drawn += follows(j, DATA.tokens[j], inner, { class: "node" });
   });
   return drawn;
