@@ -321,8 +321,13 @@ def _read_tree(name: str, value: Any) -> None:
         leaves = tree.flatten(value)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from error
+    fit: set[Any] = set()  # dtypes of arrays that differ in nothing else
     for leaf, x in leaves.items():
-        check(f"{name}.{leaf}" if leaf else name, x, "*")
+        like = (type(x), x.dtype) if type(x) in _ALIKE.lasting else None
+        if like not in fit:
+            check(f"{name}.{leaf}" if leaf else name, x, "*")
+        if like is not None:
+            fit.add(like)
 
 
 # --- the entry of public functions
@@ -578,8 +583,7 @@ def _listed(kinds: Mapping[str, str]) -> str:
 
 def check_floating(**arrays: Array) -> None:
     """Raise where the arrays are not floating, or of several dtypes."""
-    found = {dtype_name(x) for x in arrays.values()}
-    if len(found) == 1 and found <= FLOATING:
+    if len({x.dtype for x in arrays.values()}) == 1 and is_floating(next(iter(arrays.values()))):
         return
     dtypes = {name: dtype_name(x) for name, x in arrays.items()}
     for name, dtype in dtypes.items():
