@@ -213,7 +213,8 @@ def check_fields(name: str, node: Any) -> None:
     if isinstance(node, tuple | list):
         for n, entry in enumerate(node):
             check_fields(f"{name}.{n}", entry)
-    for field, kinds, classes, many in _DECLARED.lasting.get(type(node)) or _declared(type(node)):
+    known = _DECLARED.lasting.get(type(node))
+    for field, kinds, classes, many in _declared(type(node)) if known is None else known:
         value = getattr(node, field)
         for entry in value if many and isinstance(value, tuple) else (value,):
             if entry is None and type(None) in classes:
