@@ -642,8 +642,8 @@ def check_per_head(name: str, value: Any, q: Array, nodes: int | None = None) ->
 
     With `nodes` there may be one for each node, too: (h, j, 1).
     """
-    if value is None:
-        return None
+    if value is None or type(value) is float and math.isfinite(value):
+        return value
     if not is_array(value) or tuple(value.shape) == ():
         number = check_number(name, value)
         if not is_array(number):

@@ -80,7 +80,10 @@ def _core(record: Mechanism) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def _block(record: Mechanism) -> Iterator[tuple[str, Callable[[], Any]]]:
     block, x = record.block, np.linspace(-1.0, 1.0, 64, dtype=np.float32).reshape(1, 8, 8)
-    params, context = block.init(block.Config(width=8, heads=2), like=x), Context(causal="causal" in record.context_fields)
+    params, context = (
+        block.init(block.Config(width=8, heads=2), like=x),
+        Context(causal="causal" in record.context_fields),
+    )
     state = block.start(params, x, context)
     last, saved = block.forward(params, state, context)
     d_state, _ = block.read_backward(params, last, x)

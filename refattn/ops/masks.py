@@ -192,7 +192,8 @@ def _extreme(x: int | Array | None, which: str) -> int | None:
 
 def own_pairs(n: int, like: Array) -> Array:
     """Tell of n tokens where i = j, (n, n)."""
-    return arange(0, n, like)[:, None] == arange(0, n, like)[None, :]
+    at = arange(0, n, like)
+    return at[:, None] == at[None, :]
 
 
 def earlier_pairs(n: int, like: Array) -> Array:
