@@ -10,6 +10,7 @@ generator is run as depends on the interpreter, and is left out.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+import refattn
 from refattn import backends
 from refattn.golden.inputs import make, make_upstream
 from refattn.mechanisms.context import Context
@@ -27,9 +29,7 @@ from refattn.mechanisms.registry import list_mechanisms, mechanism
 from refattn.train import data, loop
 from refattn.train.settings import Settings
 
-ROOT = Path(__file__).resolve().parents[1]
-
-HOMES = tuple(f"{ROOT / name}/" for name in ("refattn", "backends"))
+HOME = str(Path(str(refattn.__file__)).parent)
 
 INLINE = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 
@@ -45,8 +45,8 @@ def count(call: Callable[[], Any]) -> Counter[Place]:
 
     def seen(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(HOMES) and code.co_name not in INLINE:
-            found[str(Path(code.co_filename).relative_to(ROOT)), code.co_qualname] += 1
+        if event == "call" and code.co_filename.startswith(HOME) and code.co_name not in INLINE:
+            found[code.co_filename.removeprefix(HOME).lstrip(os.sep), code.co_qualname] += 1
 
     with backends.use_workers(1):
         sys.setprofile(seen)

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from refattn import equations
 from refattn.args import (
@@ -38,8 +37,7 @@ from refattn.tree import check_fields
 from refattn.xp import LOW_PRECISION, Array, is_array, namespace, raised
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """The arguments of a core, checked.
 
     Attributes
@@ -141,10 +139,11 @@ def upstream(like: Array, **given: tuple[Array | None, tuple[int, ...]]) -> list
     """
     found: list[Any] = []
     for name, (gradient, shape) in given.items():
-        if gradient is not None or name == "d_out":
-            check_gradient(name, gradient, shape, like)
-            gradient = raised(gradient) if gradient.dtype == like.dtype else cast(gradient, raised(like))
-        found.append(gradient)
+        x: Any = gradient
+        if x is not None or name == "d_out":
+            check_gradient(name, x, shape, like)
+            x = raised(x) if x.dtype == like.dtype else cast(x, raised(like))
+        found.append(x)
     return found
 
 
