@@ -1,7 +1,7 @@
 """How many Python functions of refattn a call enters, by file: what it costs beside its mathematics, without a clock.
 
-python -m tools.calls                 # forward and backward of all cores and blocks, and training steps
-python -m tools.calls softmax -v      # those whose name has this text, with the functions that are called
+python -m tools.calls                      # forward and backward of all cores and blocks, and training steps
+python -m tools.calls "softmax core" -v   # those whose name has this text, with the functions that are called
 
 Counted is a call like earlier ones: what is remembered from one call to the next is there. What a comprehension or a
 generator is run as depends on the interpreter, and is left out.
@@ -24,7 +24,6 @@ import refattn
 from refattn import backends
 from refattn.golden.inputs import make, make_upstream
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.registry import list_mechanisms, mechanism
 from refattn.train import data, loop
 from refattn.train.settings import Settings
@@ -57,38 +56,26 @@ def count(call: Callable[[], Any]) -> Counter[Place]:
     return found
 
 
-def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield what is counted, by name: a core on its case "tiny", a block, a step of a language model."""
-    for name in list_mechanisms():
-        record = mechanism(name)
-        if record.core is not None:
-            yield from _core(record)
-        yield from _block(record)
-    for name in ("softmax", "sympformer"):
-        yield f"{name} training step", training_step(name)
-
-
-def _core(record: Mechanism) -> Iterator[tuple[str, Callable[[], Any]]]:
+def core_calls(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return the forward and the backward of a core, on its case "tiny"."""
+    record = mechanism(name)
     core, case = record.core, record.case("tiny")
     assert core is not None
-    inputs = {**make(record.name, case, "float32"), **case.options}
-    out, saved = core.forward(**inputs)
-    d_out = make_upstream(record.name, case, "out", out.shape, "float32")
-    yield f"{record.name}.forward", lambda: core.forward(**inputs)
-    yield f"{record.name}.backward", lambda: core.backward(saved, d_out)
+    given = {**make(name, case, "float32"), **case.options}
+    out, saved = core.forward(**given)
+    d_out = make_upstream(name, case, "out", out.shape, "float32")
+    return lambda: core.forward(**given), lambda: core.backward(saved, d_out)
 
 
-def _block(record: Mechanism) -> Iterator[tuple[str, Callable[[], Any]]]:
-    block, x = record.block, np.linspace(-1.0, 1.0, 64, dtype=np.float32).reshape(1, 8, 8)
-    params, context = (
-        block.init(block.Config(width=8, heads=2), like=x),
-        Context(causal="causal" in record.context_fields),
-    )
+def block_calls(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return the forward and the backward of a block, on eight tokens."""
+    record, x = mechanism(name), np.linspace(-1.0, 1.0, 64, dtype=np.float32).reshape(1, 8, 8)
+    block, context = record.block, Context(causal="causal" in record.context_fields)
+    params = block.init(block.Config(width=8, heads=2), like=x)
     state = block.start(params, x, context)
     last, saved = block.forward(params, state, context)
     d_state, _ = block.read_backward(params, last, x)
-    yield f"{record.name} block forward", lambda: block.forward(params, state, context)
-    yield f"{record.name} block backward", lambda: block.backward(params, saved, d_state)
+    return lambda: block.forward(params, state, context), lambda: block.backward(params, saved, d_state)
 
 
 def training_step(mechanism: str) -> Callable[[], Any]:
@@ -98,12 +85,20 @@ def training_step(mechanism: str) -> Callable[[], Any]:
     return lambda: loop.step(state, settings, data.Text("made", given, given, data.Counts(), ""))
 
 
+def all_calls() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield what is counted, by name."""
+    for name in list_mechanisms():
+        for what, made in (("core", core_calls), ("block", block_calls)):
+            yield from zip((f"{name} {what} forward", f"{name} {what} backward"), made(name), strict=True)
+        yield f"{name} training step", training_step(name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("text", nargs="?", default="", help="only what has this text in its name")
     parser.add_argument("-v", "--verbose", action="store_true", help="with the functions that are called")
     chosen = parser.parse_args()
-    for name, call in calls():
+    for name, call in all_calls():
         if chosen.text not in name:
             continue
         found, files = count(call), Counter[str]()
