@@ -1,8 +1,9 @@
 """Trees of arrays: one flat dictionary with readable names, and back.
 
-A tree is an array, or a frozen dataclass, tuple, list or dict of trees. None, texts and numbers are static: they stay
-as they are and have no name. The name of an array is its path: ``layers.0.w_q`` is the field `w_q` of entry 0 of
-`layers`. Optimisers, checkpoints, gradient checks and golden vectors all see parameters through these names.
+A tree is an array, or a frozen dataclass, tuple, list or dict of trees. None, texts and numbers are static, and fields
+that are declared to hold nothing else: they stay as they are and have no name. The name of an array is its path:
+``layers.0.w_q`` is the field `w_q` of entry 0 of `layers`. Optimisers, checkpoints, gradient checks and golden vectors
+all see parameters through these names.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _DECLARED = ByClass()
 _STATIC = (str, int, float, Number)  # the usual ones first: asking an abstract class takes longer
 
 _PLAIN = frozenset((type(None), bool, str, int, float))
-"""Classes of most static parts: half of what a walk over a block's parameters meets are these, of its configuration."""
+"""Classes of most static parts."""
+
+_WORDS = frozenset(("None", "bool", "str", "int", "float"))
+"""What annotations call them. Most fields of parameters are those of a configuration, and need not be looked at."""
 
 
 class Shown:
@@ -279,7 +283,7 @@ def _children(node: Any, path: str) -> Iterable[tuple[str, Any]]:
 
 
 def _sort(node: Any) -> str | tuple[str, ...]:
-    """Return what nodes of this class are: "array", "static", the fields of a dataclass, or "other"."""
+    """Return what nodes of this class are: "array", "static", "other", or the fields of a dataclass but static ones."""
     kind = type(node)
     known: str | tuple[str, ...] | None = _SORTS.lasting.get(kind)
     if known is None and (known := _SORTS.get(kind)) is None:
@@ -288,7 +292,8 @@ def _sort(node: Any) -> str | tuple[str, ...]:
         elif isinstance(node, _STATIC):
             known = "static"
         elif dataclasses.is_dataclass(kind):
-            known = tuple(field.name for field in dataclasses.fields(kind)) or "static"
+            declared = ((field.name, str(field.type).split(" | ")) for field in dataclasses.fields(kind))
+            known = tuple(name for name, words in declared if not _WORDS.issuperset(words)) or "static"
         else:
             known = "other"
         _SORTS.set(kind, known)
