@@ -25,17 +25,17 @@ CORE = {
     "delta": (58, 68),
 }
 BLOCK = {
-    "softmax": (160, 140),
-    "higher_order": (220, 170),
-    "sympformer": (345, 420),
+    "softmax": (155, 140),
+    "higher_order": (215, 170),
+    "sympformer": (330, 400),
     "graph_energy": (510, 475),
-    "koopman": (495, 350),
-    "growing": (175, 155),
-    "delta": (265, 310),
+    "koopman": (490, 350),
+    "growing": (168, 155),
+    "delta": (260, 310),
 }
 """At most so many functions, forward and backward: what was counted, and about a twentieth more."""
 
-STEP = {"softmax": 1800, "sympformer": 2300}
+STEP = {"softmax": 1770, "sympformer": 2130}
 """The same for a training step."""
 
 
