@@ -5,6 +5,7 @@ Implementations differ in how they sum over pairs; a sparse graph may also have 
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial, polynomial
 from refattn.mechanisms.graph_energy.implementations import pairs, products, rows, sparse, tiled
 from refattn.mechanisms.graph_energy.options import FAMILIES
-from refattn.mechanisms.graph_energy.options.call import Options, any_of, check_step
+from refattn.mechanisms.graph_energy.options.call import Options, anywhere, check_step
 from refattn.mechanisms.graph_energy.options.integrator import (
     RK45,
     DiscreteGradient,
@@ -41,7 +42,7 @@ from refattn.mechanisms.graph_energy.options.integrator import (
 )
 from refattn.mechanisms.graph_energy.options.links import CausalMirror, Directed, Given, Kernel, Links, Min
 from refattn.mechanisms.graph_energy.options.start import Start
-from refattn.mechanisms.graph_energy.options.state import STATES
+from refattn.mechanisms.graph_energy.options.state import STATES, State
 from refattn.mechanisms.graph_energy.options.threshold import Hard, Proximal, Threshold
 from refattn.mechanisms.graph_energy.system import System, balanced, energy_backward, system_of
 from refattn.mechanisms.record import Unsupported
@@ -352,17 +353,10 @@ def _check_scores(inner: dense.Saved) -> None:
 
 def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given: Any) -> Options:
     """Return the options of a call; raise where one does not fit."""
-    nodes, state = k.shape[2], STATES[check_choice("state", given["state"], STATES)]
-    integrator, threshold, start = (FAMILIES[name](given[name]) for name in ("integrator", "threshold", "start"))
-    graph: Any = given["graph"]
-    if graph is None:
-        usual: dict[bool, tuple[Links, Links]] = {
-            True: (Directed(), CausalMirror()),
-            False: (Kernel(), Min()),
-        }
-        graph = usual[causal][state.name == "query"]
-    elif not isinstance(graph := FAMILIES["graph"](graph), Links):
-        graph = Given(links=graph)
+    nodes, chosen = k.shape[2], tuple(given[name] for name in CHOSEN)
+    read_once = all(type(one) is str or one is None for one in chosen)
+    kinds = (kinds_of_texts if read_once else kinds_of)(causal, *chosen)
+    state, coupling, intrinsic, integrator, threshold, graph, start = kinds
     if graph.over == "tokens" and q.shape[2] != nodes:
         raise ValueError(
             f"k: got {nodes} tokens and {q.shape[2]} in q, needs as many: they are nodes of one graph, unless its "
@@ -372,19 +366,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         _check_given(graph.links, q, nodes, causal, integrator)
         if masked and isinstance(graph.links, CSR):
             raise ValueError("mask: got one with a sparse graph; needs None, and a graph without the edges it hides")
-    if causal:
-        _check_causal(state.name, graph.name, graph.over, integrator)
-    if graph.over == "keys":
-        _check_over_keys(state.name, graph.name, start)
-    if graph.name == "none" and integrator.reads_energy:
-        raise ValueError(
-            'graph: got "none", which has no energy, with an integrator that needs one, or a stop by energy; needs '
-            "another graph"
-        )
-    if isinstance(threshold, Proximal):
-        _check_proximal(integrator)
     numbers: dict[str, tuple[int, ...]] = {}
-    coupling = FAMILIES["coupling"](state.coupling if given["coupling"] is None else given["coupling"])
     if isinstance(coupling, Polynomial):
         a = coupling.array(q)
         numbers["coefficients"] = tuple(a.shape)
@@ -393,7 +375,6 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         check_coupling(coupling, q)
     else:
         coupling = COUPLINGS[coupling]
-    intrinsic = FAMILIES["intrinsic"](given["intrinsic"])
     if isinstance(intrinsic, Intrinsic):
         check_intrinsic(intrinsic, q)
     found = {name: check_per_head(name, given[name], q) for name in ("kappa", "step")}
@@ -405,8 +386,13 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
     channels = state.channels(q.shape[2], v.shape[3])
     if start.at is not None and state.name != "token":
         raise ValueError(f'start: got an array with state="{state.name}", which has its own; needs None')
-    jitter = check_broadcasts("jitter", start.jitter, q, (*q.shape[:2], nodes, channels))
-    if jitter is not None:
+    jitter = at = bias = None
+    if start.at is not None:
+        at = check_broadcasts("start", start.at, q, (*q.shape[:2], nodes))
+    if given["bias"] is not None:
+        bias = check_broadcasts("bias", given["bias"], q, (*q.shape[:3], nodes))
+    if start.jitter is not None:
+        jitter = check_broadcasts("jitter", start.jitter, q, (*q.shape[:2], nodes, channels))
         jitter = namespace(jitter).broadcast_to(jitter, (*q.shape[:2], nodes, channels))
     scale = given["scale"]
     if scale is not None:
@@ -426,26 +412,72 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         step=found["step"],
         steps=count,
         integrator=integrator,
-        threshold=replace(threshold, signed=state.signed) if threshold.signed is None else threshold,
+        threshold=threshold,
         tau=found["tau"],
         links=graph,
-        start=check_broadcasts("start", start.at, q, (*q.shape[:2], nodes)),
+        start=at,
         jitter=jitter,
         scale=1.0 / math.sqrt(q.shape[3]) if scale is None else scale,
-        bias=check_broadcasts("bias", given["bias"], q, (*q.shape[:3], nodes)),
+        bias=bias,
         numbers=numbers,
         causal=causal,
         attends=True,
     )
 
 
+CHOSEN = ("state", "coupling", "intrinsic", "integrator", "threshold", "graph", "start")
+"""Options that are one of several kinds."""
+
+USUAL: dict[tuple[bool, bool], Links] = {
+    (True, True): CausalMirror(),
+    (True, False): Directed(),
+    (False, True): Min(),
+    (False, False): Kernel(),
+}
+"""The links where none are given, by whether scores are causal, and whether the state is "query"."""
+
+
+def kinds_of(
+    causal: bool, state: Any, coupling: Any, intrinsic: Any, integrator: Any, threshold: Any, graph: Any, start: Any
+) -> tuple[State, Any, Any, Integrator, Threshold, Links, Start]:
+    """Return the objects that these options mean, in this order; raise where they do not fit together.
+
+    Forces of the library stay names; the threshold has `signed` as it is in this state.
+    """
+    flows = STATES[check_choice("state", state, STATES)]
+    method, limit, begin = (
+        FAMILIES[name](x) for name, x in (("integrator", integrator), ("threshold", threshold), ("start", start))
+    )
+    links: Any = USUAL[causal, flows.name == "query"]
+    if graph is not None and not isinstance(links := FAMILIES["graph"](graph), Links):
+        links = Given(links=graph)
+    if causal:
+        _check_causal(flows.name, links.name, links.over, method)
+    if links.over == "keys":
+        _check_over_keys(flows.name, links.name, begin)
+    if links.name == "none" and method.reads_energy:
+        raise ValueError(
+            'graph: got "none", which has no energy, with an integrator that needs one, or a stop by energy; needs '
+            "another graph"
+        )
+    if isinstance(limit, Proximal):
+        _check_proximal(method)
+    couples = FAMILIES["coupling"](flows.coupling if coupling is None else coupling)
+    limit = replace(limit, signed=flows.signed) if limit.signed is None else limit
+    return flows, couples, FAMILIES["intrinsic"](intrinsic), method, limit, links, begin
+
+
+kinds_of_texts = functools.lru_cache(maxsize=64)(kinds_of)
+"""The same for what is given as texts, which are read once."""
+
+
 def _check_signs(numbers: Mapping[str, Any]) -> None:
     for name, needs in (("tau", "at least 0"), ("step", "above 0")):
         value = numbers[name]
-        if value is not None and concrete(any_of(value < 0.0 if name == "tau" else value <= 0.0)):
+        if value is not None and anywhere(value < 0.0 if name == "tau" else value <= 0.0):
             raise ValueError(f"{name}: got {value}, needs a number {needs}")
     for name, effect in (("mu", "scores are driven away from where they start"), ("kappa", "scores repel each other")):
-        if concrete(any_of(numbers[name] < 0.0)):
+        if anywhere(numbers[name] < 0.0):
             warnings.warn(f"{name}: got {numbers[name]}, below 0: {effect}, and may diverge", stacklevel=4)
 
 
