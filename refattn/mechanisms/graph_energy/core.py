@@ -41,7 +41,7 @@ from refattn.mechanisms.graph_energy.options.integrator import (
 )
 from refattn.mechanisms.graph_energy.options.links import CausalMirror, Directed, Given, Kernel, Links, Min
 from refattn.mechanisms.graph_energy.options.start import Start
-from refattn.mechanisms.graph_energy.options.state import STATES
+from refattn.mechanisms.graph_energy.options.state import STATES, State
 from refattn.mechanisms.graph_energy.options.threshold import Hard, Proximal, Threshold
 from refattn.mechanisms.graph_energy.system import System, balanced, energy_backward, system_of
 from refattn.mechanisms.record import Unsupported
@@ -133,8 +133,9 @@ def forward(
     v
         (b, g, n, e).
     state
-        What flows: "token": a score of each token, which weighs its attention scores; "query": for each query its
-        attention distribution; "feature": the values themselves, which then are the output.
+        What flows: "token": a score of each token, which weighs its attention scores; "prefix": such a score for each
+        query, on the graph of what the query may attend, with an energy where scores are causal; "query": for each
+        query its attention distribution; "feature": the values themselves, which then are the output.
     coupling
         How two scores act on each other: "sin", "tanh", "identity", "arctan", "sinh", "cubic", or a `Polynomial`, as
         text "polynomial(coefficients=(1.0, -0.2))"; None means "sin", and "tanh" in state "feature". Or a `Coupling` of
@@ -159,7 +160,7 @@ def forward(
     graph
         Which links the graph has: "kernel", "mean", "min", "none" or "causal_mirror", or a `Links`, as text
         "kernel(over='keys')", whose nodes are the keys, for queries that are others. None means "kernel" ("min" for
-        "query"), and where scores are causal "none" ("causal_mirror" for "query"). Or links of your own: an array
+        "query"), and where scores are causal "none" ("causal_mirror" for "query" and "prefix"). Or links of your own: an array
         (n, n), or one for each head, or a sparse one, a `CSR`; over keys in a `Given`.
     start
         Where scores start, in state "token": an array that broadcasts to (b, h, n); None: the sigmoid of s_jj. A
@@ -356,11 +357,10 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
     integrator, threshold, start = (FAMILIES[name](given[name]) for name in ("integrator", "threshold", "start"))
     graph: Any = given["graph"]
     if graph is None:
-        usual: dict[bool, tuple[Links, Links]] = {
-            True: (Directed(), CausalMirror()),
-            False: (Kernel(), Min()),
-        }
-        graph = usual[causal][state.name == "query"]
+        if causal:
+            graph = CausalMirror() if state.per_query else Directed()
+        else:
+            graph = Min() if state.name == "query" else Kernel()
     elif not isinstance(graph := FAMILIES["graph"](graph), Links):
         graph = Given(links=graph)
     if graph.over == "tokens" and q.shape[2] != nodes:
@@ -373,7 +373,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         if masked and isinstance(graph.links, CSR):
             raise ValueError("mask: got one with a sparse graph; needs None, and a graph without the edges it hides")
     if causal:
-        _check_causal(state.name, graph.name, graph.over, integrator)
+        _check_causal(state, graph.name, graph.over, integrator)
     if graph.over == "keys":
         _check_over_keys(state.name, graph.name, start)
     if graph.name == "none" and integrator.reads_energy:
@@ -449,33 +449,35 @@ def _check_signs(numbers: Mapping[str, Any]) -> None:
             warnings.warn(f"{name}: got {numbers[name]}, below 0: {effect}, and may diverge", stacklevel=4)
 
 
-def _check_causal(state: str, links: str, over: str, integrator: Integrator) -> None:
+def _check_causal(state: State, links: str, over: str, integrator: Integrator) -> None:
     if over == "keys":
         raise ValueError(
             'graph: got links over keys with causal scores, whose past depends on later keys; needs "none"'
         )
-    if state != "query" and links not in ("none", "given"):
+    if not state.per_query and links not in ("none", "given"):
         raise ValueError(
-            f'graph: got "{links}" with causal scores and state="{state}", where earlier scores would depend on later '
-            'tokens; needs "none", or state="query"'
+            f'graph: got "{links}" with causal scores and state="{state.name}", where earlier scores would depend on '
+            'later tokens; needs "none", or state="query" or "prefix"'
         )
-    if state == "query" and links in ("kernel", "min"):
+    if state.per_query and links in ("kernel", "min"):
         raise ValueError(
             f'graph: got "{links}" with causal scores, where no two tokens may attend each other; needs '
             '"causal_mirror", "mean" or "none"'
         )
-    if state != "query" and (integrator.stops or isinstance(integrator, (RK45, ImplicitMidpoint, DiscreteGradient))):
+    if not state.per_query and (integrator.stops or isinstance(integrator, (RK45, ImplicitMidpoint, DiscreteGradient))):
         name = integrator.stops or "integrator"
         got = "a number" if integrator.stops else f'"{integrator.name}"'
         raise ValueError(
-            f'{name}: got {got} with causal scores and state="{state}", where all tokens are one system and later '
-            'tokens would decide on steps of earlier ones; needs fixed explicit steps, or state="query"'
+            f'{name}: got {got} with causal scores and state="{state.name}", where all tokens are one system and later '
+            'tokens would decide on steps of earlier ones; needs fixed explicit steps, or state="query" or "prefix"'
         )
 
 
 def _check_over_keys(state: str, links: str, start: Start) -> None:
     if state == "feature":
         raise ValueError('graph: got links over keys with state="feature", whose output are its nodes')
+    if state == "prefix":
+        raise ValueError('graph: got links over keys with state="prefix", where no q meets its own k; needs "token"')
     if links == "causal_mirror":
         raise ValueError('graph: got "causal_mirror" over keys, which have no order')
     if state == "token" and start.at is None:
