@@ -20,7 +20,7 @@ import click
 import numpy as np
 
 from docs.experiments.page import put
-from docs.experiments.runs import Line, found, run_all
+from docs.experiments.runs import Line, read, run_all
 from docs.experiments.tasks import standard_library
 from refattn import tree
 from refattn.cli.arguments import campaign_options
@@ -62,11 +62,20 @@ GROWS = (1 / 3, 2 / 3)
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained: a mechanism, and a preset of it, or None for its defaults; `of` says whose settings these are."""
+    """What is trained: a mechanism, and a preset of it, or None for its defaults.
+
+    Attributes
+    ----------
+    of
+        Whose settings these are: "printed" are the author's, "corrected" those of this library.
+    whole
+        Whether it is trained for equal steps, too; one whose steps take seconds is not.
+    """
 
     mechanism: str
     preset: str | None
     of: str
+    whole: bool = True
 
     @property
     def command(self) -> str:
@@ -100,10 +109,11 @@ SETTINGS: dict[str, Setting] = {
     "SympFormer": Setting("sympformer", None, "corrected"),
     "Mercat": Setting("higher_order", "mercat2020", "printed"),
     "higher order": Setting("higher_order", None, "corrected"),
-    "Tie": Setting("koopman", "tie2024", "printed"),
+    "Tie": Setting("koopman", "tie2024", "printed", whole=False),
     "Koopman": Setting("koopman", None, "corrected"),
     "Burgund": Setting("growing", "burgund2025", "printed"),
     "growing": Setting("growing", "corrected", "corrected"),
+    "Preetham": Setting("graph_energy", "preetham2023", "printed"),
     "graph energy": Setting("graph_energy", None, "corrected"),
     "delta": Setting("delta", None, "corrected"),
 }
@@ -239,9 +249,34 @@ def wanted(names: Sequence[str], seeds: Sequence[int]) -> list[Job]:
         Job(setting, steps, seed)
         for seed in seeds
         for setting in (SETTINGS[name] for name in names)
-        for steps in (SIZE["steps"], steps_of(setting))
+        for steps in (*((SIZE["steps"],) if setting.whole else ()), steps_of(setting))
     ]
     return list(dict.fromkeys(jobs))
+
+
+def by_setting(results: Path, names: Sequence[str] = tuple(SETTINGS)) -> dict[str, dict[str, list[Line]]]:
+    """Return the lines of a file by setting, those of "steps" and of "operations"; ValueError where one is missing.
+
+    Nothing is counted again: what has another number of steps has the operations of the baseline.
+    """
+    every = read(results)
+    found: dict[str, dict[str, list[Line]]] = {}
+    for name in names:
+        setting = SETTINGS[name]
+        own = [
+            line
+            for line in every
+            if line["run"]["mechanism"] == setting.mechanism
+            and setting.settings(line["run"]["steps"], line["run"]["seed"]).to_json() == line["run"]
+        ]
+        own.sort(key=lambda line: line["run"]["seed"])
+        whole = [line for line in own if line["run"]["steps"] == SIZE["steps"]]
+        equal = [line for line in own if line["run"]["steps"] != SIZE["steps"]] or whole
+        found[name] = ({"steps": whole} if setting.whole else {}) | {"operations": equal}
+        for kind, lines in found[name].items():
+            if [line["run"]["seed"] for line in lines] != list(SEEDS):
+                raise ValueError(f"{results}: got {len(lines)} lines of {name} at equal {kind}, needs one of each seed")
+    return found
 
 
 @click.group(help=__doc__)
