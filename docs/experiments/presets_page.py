@@ -80,19 +80,25 @@ def conclusions(lines: Readings) -> list[str]:
     tie = lines["Tie"]["operations"][0]
     return [
         sure(
-            all(max(steps[name]) < min(steps["softmax"]) for name in authors) and min(mean, key=mean.__getitem__) == "H1",
+            all(max(steps[name]) < min(steps["softmax"]) for name in authors)
+            and min(mean, key=mean.__getitem__) == "H1",
             f"**Yurii's and the Hamiltonian blocks lead at equal steps**, H1 with {mean['H1']:.3f} bits against "
             f"{mean['softmax']:.3f} of softmax attention, every seed of each ahead of every seed of softmax attention. "
             f"They have {100 * more:.0f} % more parameters, most of them in tables of first velocities.",
         ),
         sure(
-            ahead == ["Y", "H0"] and mean["H1"] < mean["Y"] and min(same["H1"], same["R2"]) > max(same["Y"], same["H0"]),
+            ahead == ["Y", "H0"]
+            and mean["H1"] < mean["Y"]
+            and min(same["H1"], same["R2"]) > max(same["Y"], same["H0"]),
             f"At equal operations Y ({same['Y']:.3f}) and H0 ({same['H0']:.3f}) are still ahead of softmax attention "
             f"with every seed; H1 ({same['H1']:.3f}) and R2 ({same['R2']:.3f}), whose steps take half as much again, "
             f"are not{', R2 is behind' if behind == ['R2'] else ''}.",
         ),
         sure(
-            max(steps["presymplectic Euler"]) < min(steps["SympFormer"]) < max(steps["SympFormer"]) < min(steps["softmax"]),
+            max(steps["presymplectic Euler"])
+            < min(steps["SympFormer"])
+            < max(steps["SympFormer"])
+            < min(steps["softmax"]),
             f"The authors' presymplectic Euler ({mean['presymplectic Euler']:.3f}) is ahead of this library's default "
             f"of the same block ({mean['SympFormer']:.3f}), and both are ahead of softmax attention.",
         ),
@@ -151,4 +157,3 @@ def _fate(lines: Sequence[Line]) -> str:
 def _per_step(lines: Readings, name: str) -> float:
     line = lines[name]["operations"][0]
     return float(line["result"]["operations"]) / float(line["run"]["steps"])
-

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import refattn as ra
 from refattn import Context, backends, equations, mechanism
 from refattn.analysis.graph_flow import flow_of_call
 from refattn.mechanisms.graph_energy import core

@@ -271,7 +271,9 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
 def check_bounded(config: Config, context: Context) -> None:
     """Raise where a step follows the strengths, and links may add up to more than 1."""
     if config.step is None and config.links is None and STATES[config.state].per_query and context.causal is not False:
-        raise ValueError(f'step: got None with causal scores and state="{config.state}", whose degrees have no bound; {_NEEDS}')
+        raise ValueError(
+            f'step: got None with causal scores and state="{config.state}", whose degrees have no bound; {_NEEDS}'
+        )
 
 
 def core_options(config: Config, numbers: Mapping[str, Array | None]) -> dict[str, Any]:

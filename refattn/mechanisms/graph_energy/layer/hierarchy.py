@@ -1,9 +1,9 @@
 """Levels of tokens: each level gathers the one below, and every token reads all of them.
 
 The nodes of level l are every s^l-th token, the last of each s^l, without causality also where fewer are left. With
-stage_l(o), graph energy attention in state "token" or "prefix" from all tokens to the nodes of level l, whose values are v_l and
-whose scores flow on the graph of these nodes alone, p_ij is GE.12 of the definition, where A(i) are the nodes that i
-reads. Equations, a pass for each level::
+stage_l(o), graph energy attention in state "token" or "prefix" from all tokens to the nodes of level l, whose values are
+v_l and whose scores flow on the graph of these nodes alone, p_ij is GE.12 of the definition, where A(i) are the nodes
+that i reads. Equations, a pass for each level::
 
     [GE.level_weights]  omega_il = exp(a_l) / sum_k exp(a_k)  over the levels k of which i reads a node, else 0
     [GE.level_values]  v_lj = r_{l-1,j} at the nodes j of level l  of the first level: v_j
@@ -230,9 +230,7 @@ def forward(
     )
 
 
-def backward(
-    saved: Saved, d_out: Array, regulariser: str | None = None, strength: float = 1.0
-) -> dict[str, Array]:
+def backward(saved: Saved, d_out: Array, regulariser: str | None = None, strength: float = 1.0) -> dict[str, Array]:
     """Return the gradients of q, k, v and of every number that was given, "level_logits" among them.
 
     With a regulariser, "size", "roughness" or "level" of the dense implementation, they are those of the loss plus

@@ -2,8 +2,8 @@
 
 A causal graph without symmetry lets a token act on later ones alone. So the way that its score took is final, and a new
 token's score flows beside those that are kept: its memory grows by a number for each stage and channel, and its time
-with the number of tokens before it. In states "query" and "prefix" scores flow anew for every query, on a graph of all tokens so
-far; there queries are kept, and everything is computed again.
+with the number of tokens before it. In states "query" and "prefix" scores flow anew for every query, on a graph of all
+tokens so far; there queries are kept, and everything is computed again.
 
 With levels of tokens a level keeps its last nodes, no more than a token reads: then the time and the memory of a new
 token do not grow with what was before it.
@@ -46,7 +46,9 @@ class Nodes:
 
     k: Array  # (b, g, j, d)
     v: Array  # (b, g, j, e); of later levels (b, h, j, e)
-    points: Array | None  # (b, h, j, p, c): where each stage was evaluated, and the end; None in states "query", "prefix"
+    points: (
+        Array | None
+    )  # (b, h, j, p, c): where each stage was evaluated, and the end; None in states "query", "prefix"
 
 
 @dataclass(frozen=True)
