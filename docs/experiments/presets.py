@@ -48,7 +48,7 @@ SIZE: Mapping[str, Any] = {
     "floor": 0.05,
     "score_bytes": 1 << 20,
 }
-"""What all trainings have, whatever their preset says of it; what decays and the rates of single numbers are its own."""
+"""What all trainings have, whatever their preset says of it; what decays and rates of single numbers are its own."""
 
 EVERY = 16
 """Of so many sequences of the held-out bytes, the first is scored."""

@@ -45,8 +45,8 @@ class Config(projections.Config):
         links over keys tokens may attend a memory, and where scores of keys start is learned.
     step
         None: GE.safe_step, 1/L of the learned strengths, for links that add up to at most 1. "mean" and
-        "causal_mirror", which a causal block in state "query" or "prefix" has by itself, classes, couplings that may be steeper
-        than 1 and other intrinsic forces need a number.
+        "causal_mirror", which a causal block in state "query" or "prefix" has by itself, classes, couplings that may be
+        steeper than 1 and other intrinsic forces need a number.
     learn_step, learn_tau
         Whether the step and the threshold's tau are learned, per head, from what they would be otherwise.
     classes

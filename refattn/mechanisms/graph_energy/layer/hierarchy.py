@@ -1,8 +1,8 @@
 """Levels of tokens: each level gathers the one below, and every token reads all of them.
 
 The nodes of level l are every s^l-th token, the last of each s^l, without causality also where fewer are left. With
-stage_l(o), graph energy attention in state "token" or "prefix" from all tokens to the nodes of level l, whose values are
-v_l and whose scores flow on the graph of these nodes alone, p_ij is GE.12 of the definition, where A(i) are the nodes
+stage_l(o), graph energy attention in state "token" or "prefix" from all tokens to the nodes of level l, whose values
+are v_l and whose scores flow on the graph of these nodes alone, p_ij is GE.12 of the definition, where A(i) are the nodes
 that i reads. Equations, a pass for each level::
 
     [GE.level_weights]  omega_il = exp(a_l) / sum_k exp(a_k)  over the levels k of which i reads a node, else 0
