@@ -131,7 +131,8 @@ def conclusions(lines: Readings) -> list[str]:
             f"**Koopman**: the default is not ahead at equal steps, {mean['Koopman']:.3f} bits, with a step that takes "
             f"{_per_step(lines, 'Koopman') / _per_step(lines, 'softmax'):.1f} times the operations. Tie's preset takes "
             f"{_per_step(lines, 'Tie') / _per_step(lines, 'softmax'):.0f} times those of softmax attention: it was "
-            f"trained for {tie['run']['steps']} steps alone, in which it drew {tie['result']['redrawn']} times again (first seed), and "
+            f"trained for {tie['run']['steps']} steps alone, in which it drew "
+            f"{tie['result']['redrawn']} times again (first seed), and "
             f"{_fate(lines['Tie']['operations'])}.",
         ),
         sure(

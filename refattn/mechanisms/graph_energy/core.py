@@ -160,8 +160,8 @@ def forward(
     graph
         Which links the graph has: "kernel", "mean", "min", "none" or "causal_mirror", or a `Links`, as text
         "kernel(over='keys')", whose nodes are the keys, for queries that are others. None means "kernel" ("min" for
-        "query"), and where scores are causal "none" ("causal_mirror" for "query" and "prefix"). Or links of your own: an
-        array (n, n), or one for each head, or a sparse one, a `CSR`; over keys in a `Given`.
+        "query"), and where scores are causal "none" ("causal_mirror" for "query" and "prefix"). Or links of your own:
+        an array (n, n), or one for each head, or a sparse one, a `CSR`; over keys in a `Given`.
     start
         Where scores start, in state "token": an array that broadcasts to (b, h, n); None: the sigmoid of s_jj. A
         `Start` may add a jitter.

@@ -2,8 +2,8 @@
 
 The nodes of level l are every s^l-th token, the last of each s^l, without causality also where fewer are left. With
 stage_l(o), graph energy attention in state "token" or "prefix" from all tokens to the nodes of level l, whose values
-are v_l and whose scores flow on the graph of these nodes alone, p_ij is GE.12 of the definition, where A(i) are the nodes
-that i reads. Equations, a pass for each level::
+are v_l and whose scores flow on the graph of these nodes alone, p_ij is GE.12 of the definition, where A(i) are the
+nodes that i reads. Equations, a pass for each level::
 
     [GE.level_weights]  omega_il = exp(a_l) / sum_k exp(a_k)  over the levels k of which i reads a node, else 0
     [GE.level_values]  v_lj = r_{l-1,j} at the nodes j of level l  of the first level: v_j
