@@ -87,7 +87,7 @@ class Setting:
 
     def settings(self, steps: int = SIZE["steps"], seed: int = 0) -> settings.Settings:
         """Return the settings of a training."""
-        given = {"preset": self.preset} if self.preset else {}
+        given: dict[str, Any] = {"preset": self.preset} if self.preset else {}
         if settings.expanded(self.mechanism, given).get("grow"):
             given |= {"grow": [max(1, round(part * steps)) for part in GROWS]}
         return settings.build(self.mechanism, {**given, **SIZE, "steps": steps, "seed": seed})
@@ -226,7 +226,7 @@ def _grown(state: loop.Progress, chosen: settings.Settings, text: Any) -> tuple[
         tally = count.start()
         grown, _ = loop.grow(wrapped, chosen, text)
         flops = float(tally.flops)
-        plain = [
+        plain: list[Any] = [
             tree.unflatten(part, {name: np.asarray(leaf) for name, leaf in tree.flatten(part).items()})
             for part in (grown.params, grown.moments)
         ]
