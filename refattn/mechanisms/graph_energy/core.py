@@ -134,8 +134,9 @@ def forward(
     v
         (b, g, n, e).
     state
-        What flows: "token": a score of each token, which weighs its attention scores; "query": for each query its
-        attention distribution; "feature": the values themselves, which then are the output.
+        What flows: "token": a score of each token, which weighs its attention scores; "prefix": such a score for each
+        query, on the graph of what the query may attend, with an energy where scores are causal; "query": for each
+        query its attention distribution; "feature": the values themselves, which then are the output.
     coupling
         How two scores act on each other: "sin", "tanh", "identity", "arctan", "sinh", "cubic", or a `Polynomial`, as
         text "polynomial(coefficients=(1.0, -0.2))"; None means "sin", and "tanh" in state "feature". Or a `Coupling` of
@@ -160,8 +161,8 @@ def forward(
     graph
         Which links the graph has: "kernel", "mean", "min", "none" or "causal_mirror", or a `Links`, as text
         "kernel(over='keys')", whose nodes are the keys, for queries that are others. None means "kernel" ("min" for
-        "query"), and where scores are causal "none" ("causal_mirror" for "query"). Or links of your own: an array
-        (n, n), or one for each head, or a sparse one, a `CSR`; over keys in a `Given`.
+        "query"), and where scores are causal "none" ("causal_mirror" for "query" and "prefix"). Or links of your own:
+        an array (n, n), or one for each head, or a sparse one, a `CSR`; over keys in a `Given`.
     start
         Where scores start, in state "token": an array that broadcasts to (b, h, n); None: the sigmoid of s_jj. A
         `Start` may add a jitter.
@@ -428,15 +429,6 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
 CHOSEN = ("state", "coupling", "intrinsic", "integrator", "threshold", "graph", "start")
 """Options that are one of several kinds."""
 
-USUAL: dict[tuple[bool, bool], Links] = {
-    (True, True): CausalMirror(),
-    (True, False): Directed(),
-    (False, True): Min(),
-    (False, False): Kernel(),
-}
-"""The links where none are given, by whether scores are causal, and whether the state is "query"."""
-
-
 def kinds_of(
     causal: bool, state: Any, coupling: Any, intrinsic: Any, integrator: Any, threshold: Any, graph: Any, start: Any
 ) -> tuple[State, Any, Any, Integrator, Threshold, Links, Start]:
@@ -448,11 +440,16 @@ def kinds_of(
     method, limit, begin = (
         FAMILIES[name](x) for name, x in (("integrator", integrator), ("threshold", threshold), ("start", start))
     )
-    links: Any = USUAL[causal, flows.name == "query"]
-    if graph is not None and not isinstance(links := FAMILIES["graph"](graph), Links):
+    links: Any
+    if graph is None:
+        if causal:
+            links = CausalMirror() if flows.per_query else Directed()
+        else:
+            links = Min() if flows.name == "query" else Kernel()
+    elif not isinstance(links := FAMILIES["graph"](graph), Links):
         links = Given(links=graph)
     if causal:
-        _check_causal(flows.name, links.name, links.over, method)
+        _check_causal(flows, links.name, links.over, method)
     if links.over == "keys":
         _check_over_keys(flows.name, links.name, begin)
     if links.name == "none" and method.reads_energy:
@@ -481,33 +478,35 @@ def _check_signs(numbers: Mapping[str, Any]) -> None:
             warnings.warn(f"{name}: got {numbers[name]}, below 0: {effect}, and may diverge", stacklevel=4)
 
 
-def _check_causal(state: str, links: str, over: str, integrator: Integrator) -> None:
+def _check_causal(state: State, links: str, over: str, integrator: Integrator) -> None:
     if over == "keys":
         raise ValueError(
             'graph: got links over keys with causal scores, whose past depends on later keys; needs "none"'
         )
-    if state != "query" and links not in ("none", "given"):
+    if not state.per_query and links not in ("none", "given"):
         raise ValueError(
-            f'graph: got "{links}" with causal scores and state="{state}", where earlier scores would depend on later '
-            'tokens; needs "none", or state="query"'
+            f'graph: got "{links}" with causal scores and state="{state.name}", where earlier scores would depend on '
+            'later tokens; needs "none", or state="query" or "prefix"'
         )
-    if state == "query" and links in ("kernel", "min"):
+    if state.per_query and links in ("kernel", "min"):
         raise ValueError(
             f'graph: got "{links}" with causal scores, where no two tokens may attend each other; needs '
             '"causal_mirror", "mean" or "none"'
         )
-    if state != "query" and (integrator.stops or isinstance(integrator, (RK45, ImplicitMidpoint, DiscreteGradient))):
+    if not state.per_query and (integrator.stops or isinstance(integrator, (RK45, ImplicitMidpoint, DiscreteGradient))):
         name = integrator.stops or "integrator"
         got = "a number" if integrator.stops else f'"{integrator.name}"'
         raise ValueError(
-            f'{name}: got {got} with causal scores and state="{state}", where all tokens are one system and later '
-            'tokens would decide on steps of earlier ones; needs fixed explicit steps, or state="query"'
+            f'{name}: got {got} with causal scores and state="{state.name}", where all tokens are one system and later '
+            'tokens would decide on steps of earlier ones; needs fixed explicit steps, or state="query" or "prefix"'
         )
 
 
 def _check_over_keys(state: str, links: str, start: Start) -> None:
     if state == "feature":
         raise ValueError('graph: got links over keys with state="feature", whose output are its nodes')
+    if state == "prefix":
+        raise ValueError('graph: got links over keys with state="prefix", where no q meets its own k; needs "token"')
     if links == "causal_mirror":
         raise ValueError('graph: got "causal_mirror" over keys, which have no order')
     if state == "token" and start.at is None:

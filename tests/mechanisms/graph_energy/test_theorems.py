@@ -216,7 +216,8 @@ def test_integrators_have_their_order() -> None:
 @pytest.mark.parametrize(
     ("state", "symmetrise", "integrator"),
     [
-        *(("query", links, "euler") for links in ("causal_mirror", "mean", "none")),
+        *((state, links, "euler") for state in ("prefix", "query") for links in ("causal_mirror", "mean", "none")),
+        ("prefix", "causal_mirror", "discrete_gradient"),
         *(("query", "causal_mirror", name) for name in ("rk45", "implicit_midpoint", "discrete_gradient")),
         *((state, "none", "euler") for state in ("token", "feature")),
     ],
@@ -231,6 +232,24 @@ def test_nothing_flows_from_the_future(state: str, symmetrise: str, integrator: 
     first, second = (forward(*x, **options)[0] for x in ((q, k, v), other))
     assert np.array_equal(first[:, :, :4], second[:, :, :4])
     assert not np.array_equal(first[:, :, 4:], second[:, :, 4:])
+
+
+def test_the_scores_of_a_prefix_are_those_of_its_tokens_alone() -> None:
+    """A causal model with an energy: what query c reads, and the energy, are those of the tokens up to c in "token"."""
+    options: dict[str, Any] = {"coupling": "tanh", "kappa": 2.0, "step": 0.05, "steps": 20, "tau": 0.45}
+    out, saved = run(state="prefix", causal=True, **options)
+    energies = np.zeros((B, H, 21))
+    for last in range(1, N + 1):
+        cut = [x[:, :, :last] for x in qkv()]
+        attention = forward(*cut, state="query", causal=True, kappa=0.0, tau=0.0)[1].weights
+        below = np.tril(attention, -1)
+        alone, other = forward(*cut, graph=below + np.swapaxes(below, 2, 3), **options)
+        np.testing.assert_allclose(out[:, :, last - 1], alone[:, :, -1], rtol=0, atol=1e-14)
+        np.testing.assert_allclose(saved.scores[:, :, :last, last - 1], other.scores[..., 0], rtol=0, atol=1e-14)
+        each = ra.graph_energy.energy(other)
+        assert last == 1 or np.all(np.diff(each, axis=-1) < 0.0)
+        energies += each
+    np.testing.assert_allclose(ra.graph_energy.energy(saved), energies, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("state", ["token", "feature"])
