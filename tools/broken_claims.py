@@ -41,7 +41,9 @@ def broken_files(mechanism: Mechanism, broken: str, root: Path = ROOT) -> dict[s
     path = root / file
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     if not arrow or text.count(old) != 1:
-        raise ValueError(f"{broken}: needs 'FILE: OLD => NEW', and OLD {text.count(old)} times in {file}, needs it once")
+        raise ValueError(
+            f"{broken}: needs 'FILE: OLD => NEW', and OLD {text.count(old)} times in {file}, needs it once"
+        )
     return {file: text.replace(old, new)}
 
 

@@ -43,7 +43,10 @@ def test_a_state_that_decays_is_masked_attention() -> None:
     decays = np.tril(np.exp(total[..., :, None] - total[..., None, :]))
     wanted = (decays * (q @ np.swapaxes(k, 2, 3))) @ v
     more: dict[str, Any]
-    for more in ({"implementation": "recurrent"}, {"implementation": "chunked", "chunk": 3}):  # the mask of a chunk decays
+    for more in (
+        {"implementation": "recurrent"},
+        {"implementation": "chunked", "chunk": 3},
+    ):  # the mask of a chunk decays
         close(ra.delta.forward(q, k, v, log_decay=log_decay, scale=1.0, **more)[0], wanted)
 
 

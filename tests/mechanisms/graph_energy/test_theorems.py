@@ -162,8 +162,8 @@ def test_a_row_of_the_graph_is_the_softmax_of_mutual_scores() -> None:
 def test_a_step_of_the_tokens_is_what_the_equation_says() -> None:
     """x_i' = kappa sum_j w_ij sin(x_j - x_i), for a step of Euler from the values on."""
     q, k, v = draw("q", 1, 1, N, D), draw("k", 1, 1, N, D), draw("v", 1, 1, N, D)
-    given: dict[str, Any] = {"intrinsic": "none", "state": "feature", "kappa": 0.7, "steps": 1, "step": 0.2}
-    out, saved = ra.graph_energy.forward(q, k, v, **given)
+    given: dict[str, Any] = {"intrinsic": "none", "coupling": "sin", "state": "feature", "kappa": 0.7}
+    out, saved = ra.graph_energy.forward(q, k, v, steps=1, step=0.2, **given)
     pulls = np.sum(saved.graph[..., None] * np.sin(v[:, :, None, :, :] - v[:, :, :, None, :]), axis=3)
     np.testing.assert_allclose(out, v + 0.2 * 0.7 * pulls, rtol=1e-13, atol=1e-15)
 
