@@ -88,8 +88,9 @@ def conclusions(lines: Parts) -> list[str]:
             f"four classical layers after {steps[0]} steps and {ahead[2][strang]:.2f} after {steps[2]}, and ahead at "
             f"every rate; at {rates[3]} it is better still. The shape is not the cause: one classical layer with the "
             f"same wide MLP and a single call, {ahead[0][wide]:.2f} ahead of four layers after {steps[0]} steps, is "
-            f"{ahead[2][wide]:.2f} ahead after {steps[2]}, less than its seeds differ. What remains are three more calls "
-            "of the same matrices. A step of 0.3 is no close approximation of a flow, so this says nothing about the "
+            f"{ahead[2][wide]:.2f} ahead after {steps[2]}, less than its seeds differ. What remains are three more "
+            "calls of the same matrices. A step of 0.3 is no close approximation of a flow, so this says nothing "
+            "about the "
             "order of the splitting.",
         ),
     ]

@@ -42,11 +42,8 @@ def test_a_state_that_decays_is_masked_attention() -> None:
     total = np.cumsum(log_decay, axis=2)
     decays = np.tril(np.exp(total[..., :, None] - total[..., None, :]))
     wanted = (decays * (q @ np.swapaxes(k, 2, 3))) @ v
-    more: dict[str, Any]
-    for more in (
-        {"implementation": "recurrent"},
-        {"implementation": "chunked", "chunk": 3},
-    ):  # the mask of a chunk decays
+    more: dict[str, Any]  # the mask within a chunk has the decays, too
+    for more in ({"implementation": "recurrent"}, {"implementation": "chunked", "chunk": 3}):
         close(ra.delta.forward(q, k, v, log_decay=log_decay, scale=1.0, **more)[0], wanted)
 
 
