@@ -94,8 +94,8 @@ def test_that_is_red(mechanism: str, claim: Claim, folder: Path) -> str | None:
             (folder / file).write_text(text, encoding="utf-8")
         return red(folder, claim.tests)
     finally:
-        for file, text in whole.items():
-            (folder / file).write_bytes(text)
+        for file, before in whole.items():
+            (folder / file).write_bytes(before)
 
 
 @click.command()

@@ -12,6 +12,7 @@ import refattn as ra
 from refattn import philox
 from refattn.mechanisms.higher_order.dense import taylor
 from refattn.mechanisms.higher_order.testing.wrong import READINGS
+from tests.rows import holds
 
 
 def draw(name: str, *shape: int) -> Any:
@@ -70,6 +71,10 @@ def test_opposite_keys_weigh_much_less_than_aligned_ones() -> None:
     ratio = taylor(-s, 2) / taylor(s, 2)
     assert abs(ratio.min() - 0.172) < 1e-3 and abs(s[ratio.argmin()] - math.sqrt(2.0)) < 1e-3
     assert abs(ratio[-1] - 0.26) < 5e-3
+    wanted = (
+        f"their ratio is {ratio.min():.2f} at a score of -{s[ratio.argmin()]:.1f}, and {ratio[-1]:.2f} at the largest"
+    )
+    assert wanted in holds("higher_order", "opposite keys act about the same")
 
 
 def test_features_pay_from_d_squared_half_tokens_on() -> None:
