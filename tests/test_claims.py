@@ -66,8 +66,8 @@ BREAKABLE = [pytest.param(name, claim, id=str(n)) for n, (name, claim) in ROWS i
 
 def test_every_call_names_the_line_that_it_is_about() -> None:
     assert [f"{n}: {c.claim}" for n, (_, c) in ROWS if not c.broken and not c.shown.startswith(COMMANDS)] == []
-    for name, claim in (param.values for param in BREAKABLE):
-        for file, text in broken_claims.broken_files(ra.mechanism(str(name)), claim.broken).items():
+    for name, claim in (row for _, row in ROWS if row[1].broken):
+        for file, text in broken_claims.broken_files(ra.mechanism(name), claim.broken).items():
             assert text != (ROOT / file).read_text(encoding="utf-8")
             compile(text, file, "exec")
 
