@@ -152,6 +152,9 @@ class Claim:
         The call or the command that shows it. Calls know `np`, `ra`, and arrays q, k, v of shape (1, 2, 8, 4).
     tests
         The tests that hold it, each as PATH::NAME.
+    broken
+        The line that it is about, as `tools.broken_claims` breaks it to see its tests red: an equation, "KOOP.9", or
+        "FILE: OLD => NEW".
     """
 
     source: str
@@ -159,6 +162,7 @@ class Claim:
     holds: str
     shown: str
     tests: tuple[str, ...]
+    broken: str = ""
 
 
 class Claims(tuple[Claim, ...]):

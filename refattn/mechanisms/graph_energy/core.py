@@ -429,6 +429,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
 CHOSEN = ("state", "coupling", "intrinsic", "integrator", "threshold", "graph", "start")
 """Options that are one of several kinds."""
 
+
 def kinds_of(
     causal: bool, state: Any, coupling: Any, intrinsic: Any, integrator: Any, threshold: Any, graph: Any, start: Any
 ) -> tuple[State, Any, Any, Integrator, Threshold, Links, Start]:

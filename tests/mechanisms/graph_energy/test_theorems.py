@@ -18,6 +18,8 @@ from tests.mechanisms.graph_energy.calls import (
     STATES,
     SYMMETRIC,
     B,
+    D,
+    E,
     H,
     N,
     draw,
@@ -146,6 +148,24 @@ def test_the_kernel_has_detailed_balance() -> None:
     flux = weights_of(saved.inner.graph) * saved.graph
     np.testing.assert_allclose(flux, np.swapaxes(flux, 2, 3), rtol=0, atol=1e-16)
     assert np.max(np.sum(saved.graph, axis=-1)) <= 1.0
+
+
+def test_a_row_of_the_graph_is_the_softmax_of_mutual_scores() -> None:
+    """Without the link of a node to itself, which pulls at nothing."""
+    q, k, v = draw("q", 1, 2, N, D), draw("k", 1, 2, N, D), draw("v", 1, 2, N, E)
+    scores = q @ np.swapaxes(k, 2, 3) / np.sqrt(D)
+    powers = np.exp(0.5 * (scores + np.swapaxes(scores, 2, 3)))
+    wanted = powers / np.sum(powers, axis=-1, keepdims=True) * (1.0 - np.eye(N))
+    np.testing.assert_allclose(ra.graph_energy.forward(q, k, v)[1].graph, wanted, rtol=1e-13, atol=1e-16)
+
+
+def test_a_step_of_the_tokens_is_what_the_equation_says() -> None:
+    """x_i' = kappa sum_j w_ij sin(x_j - x_i), for a step of Euler from the values on."""
+    q, k, v = draw("q", 1, 1, N, D), draw("k", 1, 1, N, D), draw("v", 1, 1, N, D)
+    given: dict[str, Any] = {"intrinsic": "none", "coupling": "sin", "state": "feature", "kappa": 0.7}
+    out, saved = ra.graph_energy.forward(q, k, v, steps=1, step=0.2, **given)
+    pulls = np.sum(saved.graph[..., None] * np.sin(v[:, :, None, :, :] - v[:, :, :, None, :]), axis=3)
+    np.testing.assert_allclose(out, v + 0.2 * 0.7 * pulls, rtol=1e-13, atol=1e-15)
 
 
 # --- conservation, translation, bounds, contraction (T2, T3, T12, T13, T18)
