@@ -268,9 +268,7 @@ STACKED = 1 << 18
 """Traced numbers up to which all draws are made at once: what costs is that there are many calls of small arrays."""
 
 
-def _can_stack(
-    case: Case, inputs: Mapping[str, Any], traced: Mapping[str, Any], values: Mapping[str, Any]
-) -> bool:
+def _can_stack(case: Case, inputs: Mapping[str, Any], traced: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
     """Tell whether draws of a case can be elements of one batch: everything that it is given has an axis for that.
 
     What is summed over the batch, the gradient of a number, may be no result then; nothing else is computed from it.
