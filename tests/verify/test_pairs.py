@@ -13,7 +13,8 @@ import refattn as ra
 from refattn.mechanisms.case_features import features
 from refattn.verify import verify
 
-Given = dict[str, Any]
+Given = Any
+"""The arguments of a call, by name."""
 
 
 def _of_group(x: Any, heads: int) -> Any:
