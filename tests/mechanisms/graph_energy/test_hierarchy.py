@@ -61,7 +61,7 @@ def test_gradients_of_levels_are_those_of_autograd(implementation: str, options:
 @pytest.mark.parametrize("name", regularisers.OF_SCORES)
 def test_gradients_of_a_loss_with_a_sum_over_levels(name: str) -> None:
     """Of a causal model, too: every prefix of every level has an energy."""
-    arrays = dict(zip("qkv", qkv(LONG), strict=True)) | {"kappa": np.abs(draw("kappa", H))}
+    arrays: dict[str, Any] = dict(zip("qkv", qkv(LONG), strict=True)) | {"kappa": np.abs(draw("kappa", H))}
     options: dict[str, Any] = {"stride": 2, "levels": 3, "window": 4, "causal": True, "state": "prefix", "step": 0.1}
     options |= {"steps": 3, "implementation": "dense"}
 

@@ -156,7 +156,8 @@ def test_a_row_of_the_graph_is_the_softmax_of_mutual_scores() -> None:
     scores = q @ np.swapaxes(k, 2, 3) / np.sqrt(D)
     powers = np.exp(0.5 * (scores + np.swapaxes(scores, 2, 3)))
     wanted = powers / np.sum(powers, axis=-1, keepdims=True) * (1.0 - np.eye(N))
-    np.testing.assert_allclose(ra.graph_energy.forward(q, k, v)[1].graph, wanted, rtol=1e-13, atol=1e-16)
+    graph: Any = ra.graph_energy.forward(q, k, v)[1].graph
+    np.testing.assert_allclose(graph, wanted, rtol=1e-13, atol=1e-16)
 
 
 def test_a_step_of_the_tokens_is_what_the_equation_says() -> None:
@@ -164,7 +165,8 @@ def test_a_step_of_the_tokens_is_what_the_equation_says() -> None:
     q, k, v = draw("q", 1, 1, N, D), draw("k", 1, 1, N, D), draw("v", 1, 1, N, D)
     given: dict[str, Any] = {"intrinsic": "none", "coupling": "sin", "state": "feature", "kappa": 0.7}
     out, saved = ra.graph_energy.forward(q, k, v, steps=1, step=0.2, **given)
-    pulls = np.sum(saved.graph[..., None] * np.sin(v[:, :, None, :, :] - v[:, :, :, None, :]), axis=3)
+    graph: Any = saved.graph
+    pulls = np.sum(graph[..., None] * np.sin(v[:, :, None, :, :] - v[:, :, :, None, :]), axis=3)
     np.testing.assert_allclose(out, v + 0.2 * 0.7 * pulls, rtol=1e-13, atol=1e-15)
 
 
