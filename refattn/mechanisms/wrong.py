@@ -45,6 +45,8 @@ class Call:
         The right outputs, for what is wrong in the backward alone; {} where they are not known.
     size
         One of the sizes of the kernel, such as that of its tiles.
+    further
+        Gradients of outputs beside `out`, by the names of the backward's arguments ("d_lse"), if they are asked.
     """
 
     inputs: Mapping[str, Any]
@@ -54,6 +56,7 @@ class Call:
     exact: bool = True
     outputs: Mapping[str, Any] = field(default_factory=dict)
     size: Any = None
+    further: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,6 +87,9 @@ class Flash(Kernel):
 
     options = frozenset("q k v mask causal scale softcap window offset bias sink keep q_lengths k_lengths".split())
 
+    d_lse: Array | None = None
+    """The gradient of lse, (b, h, i); None where none is asked."""
+
     # What is read
 
     def given(self, q: Array, k: Array, v: Array) -> Inputs:
@@ -387,6 +390,8 @@ class Flash(Kernel):
         if self.q_lengths is not None:
             d_out = np.where(np.arange(self.n_q)[:, None] < self.q_lengths[:, None, None, None], d_out, 0.0)
         delta = self.delta(out, d_out)
+        if self.d_lse is not None:
+            delta = delta - np.where(np.isneginf(lse), 0.0, self.d_lse[..., None])
         found = {name: np.zeros((*lse.shape[:3], self.n_k), lse.dtype) for name in self.pairs}
         d_q, d_k, d_v = np.zeros_like(self.q), np.zeros_like(self.k), np.zeros_like(self.v)
         for start in range(0, self.n_k, self.columns):

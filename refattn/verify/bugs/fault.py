@@ -155,6 +155,8 @@ def _run(kind: type[Kernel], call: Call) -> dict[str, Array]:
     short = call.dtype in ("float16", "bfloat16") and not call.exact
     rows, columns = call.size
     kernel = kind(rows, columns, functools.partial(low, dtype=call.dtype)) if short else kind(rows, columns)
+    if isinstance(kernel, Flash):
+        kernel.d_lse = call.further.get("d_lse")
     return kernel.run(call.inputs, call.options, call.d_out, np.float64 if call.exact else call.inputs["q"].dtype)
 
 
@@ -163,6 +165,7 @@ def in_the_backward(kind: type[Flash], call: Call) -> dict[str, Array]:
     if call.d_out is None:
         raise Unknown("no gradient was asked")
     kernel, out, lse = kind(*call.size), call.outputs["out"], call.outputs["lse"]
+    kernel.d_lse = call.further.get("d_lse")
     kernel.forward = lambda: (out, lse[..., None])  # type: ignore[method-assign]
     kernel.written = lambda out, lse: (out, lse)  # type: ignore[method-assign]
     found = kernel.run(call.inputs, call.options, call.d_out)

@@ -248,6 +248,14 @@ def sink_gradient_lost(self: Flash, lse: Array, delta: Array) -> Array:
     return 0.0 * Flash.d_sinks(self, lse, delta)
 
 
+@wrong(Flash.d_sinks, "dSM.sink", "sink", link="Dao-AILab/flash-attention/pull/2706")
+def sink_gradient_without_lse(self: Flash, lse: Array, delta: Array) -> Array:
+    """The gradient of the sinks has no part of the gradient of lse."""
+    if self.d_lse is None:
+        return Flash.d_sinks(self, lse, delta)
+    return Flash.d_sinks(self, lse, delta + np.where(np.isneginf(lse), 0.0, self.d_lse[..., None]))
+
+
 @wrong(Flash.add_key, "dSM.k", "dSM.v", link="flagos-ai/FlagGems/pull/3607", tiles="both")
 def backward_starts_late(self: Flash, d_x: Array, rows: Array, start: int, part: Array) -> None:
     """The loop of the backward over queries begins at the tile of its keys, whatever the two lengths are."""

@@ -63,6 +63,7 @@ class Templates:
         self.mechanism, self.case, self.truth, self.known = mechanism, case, truth, known
         self.inputs = wide(truth.inputs)
         self.upstream = None if truth.upstream is None else truth.upstream.astype(np.float64)
+        self.further = wide(truth.further)
         learned = [f"d_{name}" for name, x in self.inputs.items() if has_gradient(x)]
         self.tensors = [name for name in ("out", *mechanism.outputs, *learned) if name in truth.values]
         self.targets = {name: rounded(truth, name) for name in self.tensors}
@@ -88,7 +89,7 @@ class Templates:
     def ran(self) -> dict[str, int]:
         """The equations that run in this case, in order, and how many elements they compute."""
         with equations.trace() as traced:
-            evaluate(self.mechanism, self.inputs, self.case.options, self.upstream)
+            evaluate(self.mechanism, self.inputs, self.case.options, self.upstream, further=self.further)
         found: dict[str, int] = {}
         for key, value in traced.items():
             id = key.partition("[")[0]
@@ -134,7 +135,7 @@ class Templates:
         """Return the results of the reference with one equation changed; None where it finds none."""
         try:
             with equations.mutate(id, change), np.errstate(all="ignore"):
-                return evaluate(self.mechanism, self.inputs, self.case.options, self.upstream)
+                return evaluate(self.mechanism, self.inputs, self.case.options, self.upstream, further=self.further)
         except (ArithmeticError, ValueError):
             return None
 

@@ -104,7 +104,14 @@ def results_of(named: Named, templates: Templates, grad: bool) -> Values:
     wrong, size = named
     outputs = right_outputs(templates)
     upstream = templates.upstream if grad else None
-    call = Call(templates.inputs, templates.case.options, upstream, templates.truth.stored["out"], outputs=outputs)
+    call = Call(
+        templates.inputs,
+        templates.case.options,
+        upstream,
+        templates.truth.stored["out"],
+        outputs=outputs,
+        further=templates.further,
+    )
     return (outputs if wrong.backward else {}) | {**wrong.results(call, size)}
 
 
@@ -161,7 +168,7 @@ def _changed(inputs: Mapping[str, NDArray[Any]], names: tuple[str, ...], how: st
 @np.errstate(all="ignore")
 def _read(mechanism: Mechanism, names: tuple[str, ...], how: str, call: Call) -> Values:
     inputs = _changed(call.inputs, names, how)
-    return {} if inputs is None else evaluate(mechanism, inputs, call.options, call.d_out)
+    return {} if inputs is None else evaluate(mechanism, inputs, call.options, call.d_out, further=call.further)
 
 
 def _read_backward(names: tuple[str, ...], how: str, call: Call) -> Values:
@@ -282,7 +289,13 @@ def recomputed(one: Residuals) -> list[Values]:
     if flash(one.templates.mechanism.name) and one.templates.upstream is not None and {"out", *names} <= {*one.errors}:
         out = one.result.tensors["out"].astype(np.float64)
         lses = [one.truth.values["lse"]]
-        call = Call(one.templates.inputs, one.case.options, one.templates.upstream, size=(128, 128))
+        call = Call(
+            one.templates.inputs,
+            one.case.options,
+            one.templates.upstream,
+            size=(128, 128),
+            further=one.templates.further,
+        )
         lses += [one.result.tensors["lse"].astype(np.float64)] if "lse" in one.wrong else []
         for lse in lses:
             try:

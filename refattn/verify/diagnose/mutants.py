@@ -112,7 +112,7 @@ def right(mechanism: Mechanism, call: Call) -> Tensors:
     with ExitStack() as stack:
         if call.dtype in SHORT and not call.exact:
             stack.enter_context(equations.rounding(dict.fromkeys(mechanism.stored, call.dtype), _round_here))
-        return evaluate(mechanism, call.inputs, call.options, call.d_out)
+        return evaluate(mechanism, call.inputs, call.options, call.d_out, further=call.further)
 
 
 @np.errstate(all="ignore")  # a wrong kernel may overflow or divide by zero
@@ -130,7 +130,8 @@ def _computed(
     inputs = {name: x.astype(working) if has_gradient(x) else x for name, x in truth.inputs.items()}
     upstream = None if truth.upstream is None else truth.upstream.astype(working)
     outputs = evaluate(mechanism, inputs, case.options, None) if wrong and wrong.backward else {}
-    call = Call(inputs, case.options, upstream, dtype, exact, outputs)
+    further = {name: x.astype(working) for name, x in truth.further.items()}
+    call = Call(inputs, case.options, upstream, dtype, exact, outputs, further=further)
     return {**outputs, **wrong.results(call, size)} if wrong else right(mechanism, call)
 
 
