@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.mechanisms.case_features import features
+from refattn.mechanisms.case_features import features, fewest
+from refattn.mechanisms.registry import list_mechanisms
 from refattn.verify import verify
 
 Given = Any
@@ -91,3 +92,12 @@ def test_what_is_wrong_where_two_features_meet_is_caught(
     report = verify(few, kernel, dtypes=["float32"])
     assert not report.passed
     assert all({*pair} <= features(few.case(one.case)) for one in report.outcomes if one.failed)
+
+
+@pytest.mark.parametrize("mechanism", list_mechanisms())
+def test_the_fewest_cases_have_every_feature_of_all(mechanism: str) -> None:
+    cases = ra.mechanism(mechanism).cases
+    few = fewest(cases)
+    of_all, of_few = (set().union(*(features(case) for case in some)) for some in (cases, few))
+    assert of_few == of_all and len(few) < len(cases)
+    assert all(set().union(*(features(case) for case in few if case is not one)) < of_all for one in few[:1])

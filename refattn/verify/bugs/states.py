@@ -30,7 +30,7 @@ def state_of_one_sequence_ignored(self: Recurrence, state: Array) -> Array:
     return state * 0.0 if len(state) == 1 else state
 
 
-@wrong(Recurrence.first_state, "DELTA.1", "state in ignored", link="", tiles="chunk")
+@wrong(Recurrence.first_state, "DELTA.1", "state in ignored", link="tile-ai/TileOPs/pull/1963", tiles="chunk")
 def state_for_one_chunk_alone(self: Recurrence, state: Array) -> Array:
     """The state that comes in is dropped where there is more than one chunk."""
     return state if self.q.shape[3] <= self.chunk else state * 0.0

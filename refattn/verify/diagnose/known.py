@@ -94,6 +94,7 @@ def errors_with_names(mechanism: Mechanism, without: Iterable[str] = ()) -> tupl
         *faults(name),
         *faults(name, again=True),
         *_inputs(mechanism),
+        *_options(mechanism),
         *storing(mechanism),
     )
     return tuple((one, size) for one in found if one.name not in out for size in one.sizes)
@@ -178,6 +179,23 @@ def _read_backward(names: tuple[str, ...], how: str, call: Call) -> Values:
     if inputs is None:
         return {}
     return in_the_backward(Flash, replace(call, d_out=inputs.pop(UPSTREAM), inputs=inputs, size=(128, 128)))
+
+
+@np.errstate(all="ignore")
+def _without_option(mechanism: Mechanism, name: str, call: Call) -> Values:
+    options = {given: x for given, x in call.options.items() if given != name}
+    if len(options) == len(call.options):
+        return {}
+    try:
+        return evaluate(mechanism, call.inputs, options, call.d_out, further=call.further)
+    except TypeError as error:  # it cannot be left out
+        raise Unknown(str(error)) from error
+
+
+def _options(mechanism: Mechanism) -> Iterator[WrongKernel]:
+    for name in dict.fromkeys(name for case in mechanism.cases for name in case.options):
+        run, kind = functools.partial(_without_option, mechanism, name), f"{name} ignored"
+        yield WrongKernel(kind, "input", run, kind, (name,))
 
 
 def _inputs(mechanism: Mechanism) -> Iterator[WrongKernel]:
