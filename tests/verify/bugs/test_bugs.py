@@ -189,6 +189,12 @@ def test_an_input_that_is_read_wrongly_is_named() -> None:
     assert told(found.ranked[0]) == "v of the next batch: explains everything"
 
 
+def test_an_option_that_is_ignored_is_named() -> None:
+    without = ("ScaleIgnored", "scale left out", "ScaleLeftOut")
+    found = named("ScaleIgnored", "", ("scale", "plain"), without=without)
+    assert told(found.ranked[0]) == "scale ignored: explains everything"
+
+
 def test_a_fault_of_the_backward_alone_is_named_by_that_of_the_forward() -> None:
     case, given = RECORD.case("window-causal"), known("window-causal")
     again = next(one for one in faults(again=True) if one.name == "WindowOneMoreLeft")
