@@ -258,8 +258,8 @@ its own. `refattn verify` judged them on its designed cases, with the adapters o
 in Triton and Pallas, and those for a TPU, run by [their
 interpreters](verifying.md#triton-and-pallas-on-a-laptop).
 
-- **cases**: those that it was given, in its sizes if it states these; it declines what it has no option for. There
-  were 150 when most kernels ran, and a few more later.
+- **cases**: those that it was given, in its sizes if it states these; it declines what it has no option for. The
+  number grows as cases are added, so that rows that ran earlier have fewer.
 - **float32, float16, bfloat16**: the cases that ran, and the largest part of the [allowed error](tolerances.md) that
   one of them used. **Two numbers** say how many agree; then the worst is of all, and *others* of those that agree. A
   dash is a type that it does not have, or that was not run.

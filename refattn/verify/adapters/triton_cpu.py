@@ -10,6 +10,8 @@ With TRITON_INTERPRET=1 Triton runs `@triton.jit` on tensors of the CPU, operati
 - Modules that ask for a device as they are imported get the CPU.
 - The numbers of a loop, tensors once compiled, are Python's: they learn `.to`.
 - libdevice is empty without a backend: its functions of one argument that NumPy has are NumPy's.
+- A load or store outside of all tensors that a kernel was given raises, where memory of the process would be read or
+  written over.
 - The language is patched once for a kernel and not again for each function that it calls, a third of all time.
 
 Afterwards each operation runs in each type, and is compared with PyTorch's: a type in which one fails is declined.
@@ -21,7 +23,7 @@ import builtins
 import linecache
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -63,7 +65,9 @@ def start(config: str) -> Interpreter:
     found.homes = (str(Path(triton.__file__).parent), __file__)
     _use_cpu(triton)
     _take_configurations(triton, config, found)
-    _mend_types(interpreter, tl)
+    bounds = Bounds()
+    _mend_types(interpreter, tl, bounds)
+    _watch(interpreter, bounds)
     interpreter.range = Indices
     _patch_once(interpreter, tl)
     _fill_libdevice(interpreter, tl)
@@ -121,7 +125,63 @@ def _take_configurations(triton: Any, choice: str, found: Interpreter) -> None:
     Autotuner.run = run
 
 
-def _mend_types(interpreter: Any, tl: Any) -> None:
+class Bounds:
+    """Where the tensors lie that a kernel was given."""
+
+    def __init__(self) -> None:
+        self.kernel = ""
+        self.ranges: list[tuple[int, int]] = []
+        self.known = False
+
+    def enter(self, kernel: str, given: Iterable[Any]) -> None:
+        """Take the tensors of a call; where one has no storage of PyTorch's nothing is checked."""
+        self.kernel, self.ranges, self.known = kernel, [], True
+        for x in given:
+            self._add(x)
+
+    def _add(self, x: Any) -> None:
+        x = getattr(x, "base", x)  # of a descriptor, and of a tensor that is read as another type
+        if isinstance(x, tuple):
+            for one in x:
+                self._add(one)
+        elif hasattr(x, "untyped_storage"):
+            storage = x.untyped_storage()
+            self.ranges.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+        elif hasattr(x, "data_ptr"):
+            self.known = False
+
+    def check(self, verb: str, pointers: Any, mask: Any, size: int) -> None:
+        """Raise IndexError where a pointer that is not masked is in none of them."""
+        at = pointers[mask]
+        if not self.known or not at.size:
+            return
+        low, high = int(at.min()), int(at.max()) + size
+        if any(start <= low and high <= end for start, end in self.ranges):
+            return
+        inside = np.zeros(at.shape, bool)
+        for start, end in self.ranges:
+            inside |= (at >= start) & (at + np.uint64(size) <= end)
+        if not inside.all():
+            missing = f"{np.count_nonzero(~inside)} of {at.size} elements that lie in none of its tensors"
+            raise IndexError(f"{self.kernel} {verb} {missing}: out of bounds")
+
+
+def _watch(interpreter: Any, bounds: Bounds) -> None:
+    """Let bounds know of each call; a kernel that makes pointers of integers is not checked any more in it."""
+    execute, convert = interpreter.GridExecutor.__call__, interpreter.InterpreterBuilder.create_int_to_ptr
+
+    def watched(self: Any, *given: Any, **named: Any) -> Any:
+        bounds.enter(self.fn.__name__, (*given, *named.values()))
+        return execute(self, *given, **named)
+
+    def pointer(self: Any, *given: Any) -> Any:
+        bounds.known = False
+        return convert(self, *given)
+
+    interpreter.GridExecutor.__call__, interpreter.InterpreterBuilder.create_int_to_ptr = watched, pointer
+
+
+def _mend_types(interpreter: Any, tl: Any, bounds: Bounds) -> None:
     """Let arrays of bfloat16 be of that type, and let conversions round."""
     import ml_dtypes
 
@@ -151,16 +211,19 @@ def _mend_types(interpreter: Any, tl: Any) -> None:
             return getattr(plain, name)
 
         def load(self, pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
+            bounds.check("loads", pointers, mask, np.dtype(dtype).itemsize)
             if dtype != bfloat16:
                 return plain.load(pointers, mask, other, dtype)
             return plain.load(pointers, mask, other.view(np.uint16), np.dtype(np.uint16)).view(bfloat16)
 
         def store(self, pointers: Any, value: Any, mask: Any) -> Any:
+            bounds.check("stores", pointers, mask, value.dtype.itemsize)
             return plain.store(pointers, value.view(np.uint16) if value.dtype == bfloat16 else value, mask)
 
         def atomic_rmw(self, operation: Any, pointers: Any, value: Any, mask: Any, order: Any) -> Any:
             if value.dtype == bfloat16:
                 raise NotImplementedError("no atomic operations on bfloat16")
+            bounds.check("stores", pointers, mask, value.dtype.itemsize)
             return plain.atomic_rmw(operation, pointers, value, mask, order)
 
     def fma(_: Any, x: Any, y: Any, z: Any) -> Any:

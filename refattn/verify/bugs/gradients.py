@@ -82,6 +82,13 @@ def group_gradient_overwritten(self: Flash, d_x: Array, groups: int) -> Array:
     return d_x[:, times - 1 :: times] if times else d_x
 
 
+@wrong(Flash.per_group, "dSM.k", "dSM.v", link="")
+def group_gradient_of_first_head(self: Flash, d_x: Array, groups: int) -> Array:
+    """The gradients of k and v are those of the first query head of a group alone."""
+    times = d_x.shape[1] // max(groups, 1)
+    return d_x[:, ::times] if times else d_x
+
+
 @wrong(Flash.per_group, "dSM.k", "dSM.v", link="fla-org/flash-linear-attention/pull/384")
 def group_gradient_of_query_head(self: Flash, d_x: Array, groups: int) -> Array:
     """The gradients of k and v of head g are those of query head g alone."""

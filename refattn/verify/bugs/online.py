@@ -74,6 +74,24 @@ def padding_of_last_tile(self: Flash, columns: Array) -> Array:
     return np.ones(len(columns), bool)
 
 
+@fault("SM.2", "SM.total", "SM.5", link="", tiles="columns")
+class PaddingOfSmoothedKeys(Flash):
+    """The mean of k is subtracted from the keys, not from those that pad the last tile: these count with a score of
+    q . mean(k).
+    """
+
+    def keys(self, start: int) -> Array:
+        found, mean = super().keys(start), np.mean(self.k, axis=2, keepdims=True)
+        return np.where(self.exists(start)[:, None], found, mean)
+
+    def exists(self, start: int) -> Array:
+        """Tell which keys of a tile are no padding."""
+        return np.arange(start, start + self.columns) < self.n_k
+
+    def inside(self, columns: Array) -> Array:
+        return np.ones(len(columns), bool)
+
+
 @wrong(Flash.attend, "SM.total", link="pytorch/pytorch/issues/159247", tiles="columns")
 def padding_in_the_sum(self: Flash, rows: Array) -> tuple[Array, Array, Array]:
     """The keys that pad the last tile are in the sum of the exponentials, with an exponential of 1."""

@@ -43,6 +43,14 @@ def by_atomics(x, o, n, N: tl.constexpr):
     at = tl.arange(0, N)
     tl.atomic_add(o + at, tl.load(x + at, at < n), at < n)
 
+@triton.jit
+def beyond(x, o, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(o + at, tl.load(x + at))
+
+def outside(q, k, v):
+    beyond[(1,)](q, torch.zeros_like(q), 1 << 16)
+
 def tuned(q, k, v):
     o = torch.zeros_like(q)
     doubled[lambda meta: (triton.cdiv(q.numel(), meta["N"]),)](q, o, q.numel())
@@ -55,7 +63,7 @@ def assembly(q, k, v):
 def atomics(q, k, v):
     by_atomics[(1,)](q, torch.zeros_like(q), q.numel(), 1024)
 
-tuned.framework = assembly.framework = atomics.framework = "torch"
+outside.framework = tuned.framework = assembly.framework = atomics.framework = "torch"
 """
 
 
@@ -104,6 +112,9 @@ def test_what_ran_is_told_and_what_cannot_run_is_declined(tmp_path: Path) -> Non
         with Isolated(f"{path}:{name}@triton") as kernel:
             found = verify_case(record, kernel, case, dtype)
             assert found.status == "declined" and reason in found.detail and "Triton" in found.detail
+    with Isolated(f"{path}:outside@triton") as kernel:
+        found = verify_case(record, kernel, case, "bfloat16")
+        assert found.status == "raises" and "beyond loads" in found.detail and "out of bounds" in found.detail
 
 
 def test_a_type_that_fails_the_self_test_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
