@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from asv_benchmarks import archive, culprit, history, machine
+from asv_benchmarks import archive, counts, culprit, history, machine
 from asv_benchmarks import changes as steplist
 from asv_benchmarks import compare as versions
 from asv_benchmarks.judge import LIMITS, WORSE, Verdict, number, summary, times
@@ -83,7 +83,7 @@ def _told() -> Iterator[None]:
         yield
     except versions.VersionError as error:
         raise click.UsageError(str(error)) from error
-    except (history.RunError, archive.ArchiveError) as error:
+    except (history.RunError, archive.ArchiveError, counts.CountError) as error:
         raise Failure(str(error)) from error
 
 
@@ -153,13 +153,26 @@ def compare_command(base: str, head: str, profile: str, bench: str | None, quick
         homes = tuple(versions.check_out(v, Path(folder) / n) for n, v in (("base", base), ("head", head)))
         with _progress(console) as progress:
             chosen = bench or PROFILES["quick" if quick else profile]
-            verdicts = _ours(versions.compare((homes[0], homes[1]), chosen, progress))
+            verdicts = counted_first((homes[0], homes[1]), bench or "", console)
+            verdicts += _ours(versions.compare((homes[0], homes[1]), chosen, progress))
     title = f"{base} -> {head}, in alternating rounds"
     if markdown is not None:
         markdown.write_text(as_markdown(verdicts, title), encoding="utf-8")
     show(verdicts, title, console)
     console.print(f"load average {load:.1f} before, {machine.load():.1f} after")
     sys.exit(1 if any(verdict.word in WORSE for verdict in verdicts) else 0)
+
+
+def counted_first(homes: versions.Homes, pattern: str, console: Console) -> list[Verdict]:
+    """Return verdicts on the instructions of small calls that the expression matches; say why there are none."""
+    if reason := counts.why_not():
+        console.print(reason, markup=False, soft_wrap=True)
+        return []
+    chosen = [one for one in benchmarks(counts.SMALL) if re.search(pattern, str(one))]
+    if not chosen:
+        return []
+    console.print(f"counting the instructions of {len(chosen)} small calls of both versions", markup=False)
+    return counts.compared(homes, chosen)
 
 
 @cli.command("bisect", short_help="Find the commit since which a benchmark differs.")
