@@ -17,8 +17,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-WARM = 4
-"""Calls before the counted ones: CPython specialises code that ran a few times."""
+WARM = 20
+"""Calls before the counted ones: CPython specialises code that ran some times, in several steps."""
 
 CALLS = 2
 """n: n calls are counted, and then 2n."""

@@ -17,6 +17,23 @@ from asv_benchmarks.suite import Benchmark, benchmarks
 
 CALL = Benchmark("core.Core.time_forward", ("softmax.dense", 64, 16, "float32", "numpy"), "time")
 
+PLANTED = """
+
+def _planted(call):
+    import functools
+
+    @functools.wraps(call)
+    def longer(*given, **options):
+        for _ in range(2000):
+            pass
+        return call(*given, **options)
+
+    return longer
+
+
+forward = _planted(forward)
+"""
+
 
 @pytest.mark.parametrize(
     ("head", "word"),
@@ -69,9 +86,8 @@ def test_more_instructions_are_worse(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_planted_loop_is_counted(tmp_path: Path) -> None:
     base, head = (check_out(WORKING_TREE, tmp_path / name) for name in ("base", "head"))
     core = head / "refattn" / "mechanisms" / "softmax" / "core.py"
-    planted = "\n\ndef _longer(*given, _call=forward, **options):\n    for _ in range(2000):\n        pass\n"
-    core.write_text(core.read_text() + planted + "    return _call(*given, **options)\n\n\nforward = _longer\n")
+    core.write_text(core.read_text() + PLANTED)
     chosen = [CALL, Benchmark("core.Core.time_forward", ("delta.chunked", *CALL.params[1:]), "time")]
     more, same = counts.compared((base, head), chosen)
-    assert more.word == "more instructions" and same.word == ""
-    assert more.base and more.head and 2000 * 5 < more.head - more.base < 2000 * 100
+    assert (more.word, same.word, more.detail) == ("more instructions", "", "")
+    assert more.base and more.head and 2000 * 5 < more.head - more.base < 2000 * 300
