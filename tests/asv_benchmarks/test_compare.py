@@ -17,7 +17,7 @@ from asv_benchmarks.compare import WORKING_TREE, VersionError, check_out, compar
 from asv_benchmarks.judge import Verdict
 from asv_benchmarks.machine import git
 from asv_benchmarks.sides import ROOT
-from asv_benchmarks.suite import Benchmark
+from asv_benchmarks.suite import PROFILES, Benchmark, benchmarks
 from refattn.cli import Terminated
 
 SHARES = r"accuracy.*track_mean\('softmax\.\w+', 'outputs', 'float32', 'numpy'\)"
@@ -139,6 +139,21 @@ def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, word: str, code: int) ->
         assert word in done.output and "2 [1.9, 2.1]" in done.output and "2 ms" in done.output
     else:
         assert "no difference" in done.output
+
+
+def test_options_of_what_runs_are_all_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(versions, "compare", lambda homes, pattern, progress: asked.append(pattern) or [])
+    name = "core.Core.time_both('softmax.dense', 64, 64, 'float32', 'numpy')"
+    for words in (["--quick", "--bench", "softmax"], ["--bench", name], ["--profile", "full", "--bench", "Train"]):
+        done = CliRunner().invoke(command.cli, ["compare", ".", ".", *words])
+        assert done.exit_code == 0, done.output
+    quick, one, full = (benchmarks(pattern) for pattern in asked)
+    assert quick and set(quick) == set(benchmarks(PROFILES["quick"])) & set(benchmarks("softmax"))
+    assert [str(benchmark) for benchmark in one] == [name]
+    assert set(full) == set(benchmarks("Train"))
+    done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--quick", "--bench", "Share"])
+    assert done.exit_code == 2 and "no benchmark matches together" in done.output
 
 
 def test_the_table_in_markdown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
