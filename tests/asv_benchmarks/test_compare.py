@@ -143,7 +143,12 @@ def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, word: str, code: int) ->
 
 def test_options_of_what_runs_are_all_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(versions, "compare", lambda homes, pattern, progress: asked.append(pattern) or [])
+
+    def fake(homes: versions.Homes, pattern: str, progress: Any) -> list[Verdict]:
+        asked.append(pattern)
+        return []
+
+    monkeypatch.setattr(versions, "compare", fake)
     name = "core.Core.time_both('softmax.dense', 64, 64, 'float32', 'numpy')"
     for words in (["--quick", "--bench", "softmax"], ["--bench", name], ["--profile", "full", "--bench", "Train"]):
         done = CliRunner().invoke(command.cli, ["compare", ".", ".", *words])
