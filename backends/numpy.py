@@ -47,7 +47,7 @@ class NumpyBackend(Backend):
         return isinstance(x, np.ndarray | np.generic)
 
     def product(self, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-        return products.product(a, b)
+        return products.together([(a, b)])[0]
 
     def together(self, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> list[NDArray[Any]]:
         return products.together(pairs)

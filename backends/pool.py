@@ -128,7 +128,11 @@ class _Run:
 
     def lane(self) -> None:
         with blas.one_thread():
-            while (item := self.take()) is not None:
+            while True:
+                with self.lock:
+                    item = None if self.stopped else next(self.waiting, None)
+                if item is None:
+                    return
                 index, task = item
                 try:
                     # A context can be entered once at a time, hence a copy for each task.
@@ -137,10 +141,6 @@ class _Run:
                     with self.lock:
                         self.errors[index] = error
                         self.stopped = True
-
-    def take(self) -> tuple[int, Any] | None:
-        with self.lock:
-            return None if self.stopped else next(self.waiting, None)
 
 
 class _Pool:

@@ -28,11 +28,6 @@ ROWS = 512
 """
 
 
-def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Return a @ b for arrays of at least two axes."""
-    return together([(a, b)])[0]
-
-
 def together(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> list[NDArray[Any]]:
     """Return a @ b of each pair; the pieces of all of them are handed out at once, which costs as much as one."""
     if pool.inside():

@@ -321,8 +321,13 @@ def _read_tree(name: str, value: Any) -> None:
         leaves = tree.flatten(value)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from error
+    fit: set[Any] = set()  # dtypes of arrays that differ in nothing else
     for leaf, x in leaves.items():
-        check(f"{name}.{leaf}" if leaf else name, x, "*")
+        like = (type(x), x.dtype) if type(x) in _ALIKE.lasting else None
+        if like not in fit:
+            check(f"{name}.{leaf}" if leaf else name, x, "*")
+        if like is not None:
+            fit.add(like)
 
 
 # --- the entry of public functions
@@ -545,29 +550,31 @@ def check_arrays(**arrays: Array) -> Namespace:
     return xp
 
 
-_FIT: set[Any] = set()
-"""Classes, shapes and dtypes of queries, keys and values that did fit."""
+_FIT: dict[Any, str] = {}
+"""Classes, shapes and dtypes of queries, keys and values that did fit, with the name of the dtype."""
 
 _MOST = 256
 """How many of them are remembered."""
 
 
-def check_inputs(q: Array, k: Array, v: Array) -> None:
-    """Raise where q, k, v are no arrays that fit together, as `check_arrays` and `check_qkv` say.
+def check_inputs(q: Array, k: Array, v: Array) -> str:
+    """Return the name of the dtype of q, k, v; raise where they do not fit, as `check_arrays` and `check_qkv` say.
 
     Arrays of NumPy like some that did fit are not looked at again: it would take as long as four small products.
     """
     kind, like = type(q), None
     if kind in _ALIKE.lasting and type(k) is kind and type(v) is kind:
         like = kind, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype
-        if like in _FIT:
-            return
+        if (known := _FIT.get(like)) is not None:
+            return known
     check_arrays(q=q, k=k, v=v)
     check_qkv(q, k, v)
+    name = dtype_name(q)
     if like is not None:
         if len(_FIT) >= _MOST:
             _FIT.clear()
-        _FIT.add(like)
+        _FIT[like] = name
+    return name
 
 
 def _listed(kinds: Mapping[str, str]) -> str:
@@ -578,8 +585,7 @@ def _listed(kinds: Mapping[str, str]) -> str:
 
 def check_floating(**arrays: Array) -> None:
     """Raise where the arrays are not floating, or of several dtypes."""
-    found = {dtype_name(x) for x in arrays.values()}
-    if len(found) == 1 and found <= FLOATING:
+    if len({x.dtype for x in arrays.values()}) == 1 and is_floating(next(iter(arrays.values()))):
         return
     dtypes = {name: dtype_name(x) for name, x in arrays.items()}
     for name, dtype in dtypes.items():
@@ -623,6 +629,8 @@ def check_mask(mask: Array | None, shape: tuple[int, int, int, int], name: str =
 
 def check_gradient(name: str, gradient: Array, shape: tuple[int, ...], like: Array) -> None:
     """Raise where an upstream gradient is not a floating array of the shape of what it is the gradient of."""
+    if type(gradient) is type(like) in _ALIKE.lasting and (gradient.shape, gradient.dtype) == (shape, like.dtype):
+        return
     check_arrays(**{name: gradient, "the output": like})
     check_floating(**{name: gradient})
     if tuple(gradient.shape) != tuple(shape):
@@ -634,8 +642,8 @@ def check_per_head(name: str, value: Any, q: Array, nodes: int | None = None) ->
 
     With `nodes` there may be one for each node, too: (h, j, 1).
     """
-    if value is None:
-        return None
+    if value is None or type(value) is float and math.isfinite(value):
+        return value
     if not is_array(value) or tuple(value.shape) == ():
         number = check_number(name, value)
         if not is_array(number):

@@ -1,8 +1,9 @@
 """Trees of arrays: one flat dictionary with readable names, and back.
 
-A tree is an array, or a frozen dataclass, tuple, list or dict of trees. None, texts and numbers are static: they stay
-as they are and have no name. The name of an array is its path: ``layers.0.w_q`` is the field `w_q` of entry 0 of
-`layers`. Optimisers, checkpoints, gradient checks and golden vectors all see parameters through these names.
+A tree is an array, or a frozen dataclass, tuple, list or dict of trees. None, texts and numbers are static, and fields
+that are declared to hold nothing else: they stay as they are and have no name. The name of an array is its path:
+``layers.0.w_q`` is the field `w_q` of entry 0 of `layers`. Optimisers, checkpoints, gradient checks and golden vectors
+all see parameters through these names.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from refattn.xp import Array, ByClass, dtype_name, is_array, namespace
 
 T = TypeVar("T")
 
-_FIELDS = ByClass()
-"""What `_fields` has found."""
+_SORTS = ByClass()
+"""What `_sort` has found."""
+
+_SORTS.lasting[type(None)] = "static"  # a class that its module has no name for
 
 _DECLARED = ByClass()
 """What `_declared` has found."""
@@ -27,7 +30,10 @@ _DECLARED = ByClass()
 _STATIC = (str, int, float, Number)  # the usual ones first: asking an abstract class takes longer
 
 _PLAIN = frozenset((type(None), bool, str, int, float))
-"""Classes of most static parts: half of what a walk over a block's parameters meets are these, of its configuration."""
+"""Classes of most static parts."""
+
+_WORDS = frozenset(("None", "bool", "str", "int", "float"))
+"""What annotations call them. Most fields of parameters are those of a configuration, and need not be looked at."""
 
 
 class Shown:
@@ -80,7 +86,15 @@ def flatten(tree: Any) -> dict[str, Array]:
     {'a': (2,), 'b.0': (3,), 'b.1': (4,)}
     """
     leaves: dict[str, Array] = {}
-    _collect(tree, "", leaves)
+    waiting = [("", tree)]  # in place of a recursion: a call for every leaf is most of what a walk takes
+    while waiting:
+        path, node = waiting.pop()
+        sort = _SORTS.lasting.get(type(node)) or _sort(node)
+        if sort == "array":
+            leaves[path] = node
+        elif sort != "static":
+            start = f"{path}." if path else ""
+            waiting += reversed([(start + name, child) for name, child in _children(node, path)])
     return leaves
 
 
@@ -114,7 +128,7 @@ def unflatten(template: T, leaves: Mapping[str, Array]) -> T:
         raise TypeError(f"leaves: got {type(leaves).__name__}, needs a mapping from names to arrays")
     compare_names("leaves", flatten(template), leaves)
     for name, leaf in leaves.items():
-        if not is_array(leaf):
+        if _SORTS.lasting.get(type(leaf)) != "array" and not is_array(leaf):
             raise TypeError(f"leaves[{name!r}]: got {type(leaf).__name__}, needs an array")
     return _rebuild(template, leaves, "")[0]
 
@@ -159,9 +173,9 @@ def union(a: T, b: Any, both: Callable[[Array, Array], Any]) -> T:
         return {name: union(a.get(name), b.get(name), both) for name in {**a, **b}}  # type: ignore[return-value]
     if isinstance(a, tuple):
         return tuple(union(*pair, both) for pair in zip(a, b, strict=True))  # type: ignore[return-value]
-    if _fields(type(a)) is None:
+    if not dataclasses.is_dataclass(a):
         return a
-    return _like(a, {name: union(getattr(a, name), getattr(b, name), both) for name in _fields(type(a)) or ()})
+    return _like(a, {name: union(own, getattr(b, name), both) for name, own in _children(a, "")})
 
 
 def only(tree: T, names: Collection[str]) -> T:
@@ -178,10 +192,7 @@ def only(tree: T, names: Collection[str]) -> T:
 def _only(node: Any, names: Collection[str], path: str) -> Any:
     if is_array(node):
         return node if path in names else None
-    children = _children(node, path)
-    if children is None:
-        return node
-    new = {name: _only(child, names, _join(path, name)) for name, child in children}
+    new = {name: _only(child, names, f"{path}.{name}" if path else name) for name, child in _children(node, path)}
     if isinstance(node, dict):
         return {name: kept for name, kept in new.items() if kept is not None or node[name] is None}
     return _like(node, new)
@@ -206,16 +217,17 @@ def check_fields(name: str, node: Any) -> None:
     if isinstance(node, tuple | list):
         for n, entry in enumerate(node):
             check_fields(f"{name}.{n}", entry)
-    for field, kinds, classes, many in _declared(type(node)):
+    known = _DECLARED.lasting.get(type(node))
+    for field, kinds, classes, many in _declared(type(node)) if known is None else known:
         value = getattr(node, field)
         for entry in value if many and isinstance(value, tuple) else (value,):
             if entry is None and type(None) in classes:
                 continue
-            array = is_array(entry)
+            array = (_SORTS.lasting.get(type(entry)) or _sort(entry)) == "array"
             if not (array and "Array" in kinds or isinstance(entry, classes)):
                 needs = " or ".join("an array" if kind == "Array" else kind.__name__ for kind in kinds)
                 raise TypeError(f"{name}.{field}: got {type(entry).__name__}, needs {needs}")
-            if array and dtype_name(entry).startswith(("object", "str", "<U", "bytes", "|S")):
+            if array and getattr(entry.dtype, "kind", "f") in "OSU":  # of NumPy: objects and texts
                 raise TypeError(f"{name}.{field}: got dtype {dtype_name(entry)}, needs numbers")
         if isinstance(value, tuple | list) or hasattr(type(value), "__dataclass_fields__"):
             check_fields(f"{name}.{field}", value)
@@ -246,12 +258,13 @@ def _kind(word: str, module: str) -> Any:
     return found if sure else None
 
 
-def _children(node: Any, path: str) -> Iterable[tuple[str, Any]] | None:
-    """Return the named entries of a node, or None for a static one."""
-    if node is None or isinstance(node, _STATIC):
-        return None
-    if (names := _fields(type(node))) is not None:
-        return [(name, getattr(node, name)) for name in names]
+def _children(node: Any, path: str) -> Iterable[tuple[str, Any]]:
+    """Return the named entries of a node that is no array; a static one has none."""
+    sort = _SORTS.lasting.get(type(node)) or _sort(node)
+    if isinstance(sort, tuple):
+        return [(name, getattr(node, name)) for name in sort]
+    if sort == "static":
+        return ()
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return zip(node._fields, node, strict=True)
     if isinstance(node, tuple | list):
@@ -269,37 +282,37 @@ def _children(node: Any, path: str) -> Iterable[tuple[str, Any]] | None:
     )
 
 
-def _fields(kind: type) -> tuple[str, ...] | None:
-    """Return the names of the fields of a dataclass, None for another class."""
-    known: tuple[tuple[str, ...] | None] | None = _FIELDS.lasting.get(kind)
-    if known is None and (known := _FIELDS.get(kind)) is None:
-        own = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else None
-        known = _FIELDS.set(kind, (None if own is None else tuple(field.name for field in own),))
-    return known[0]
-
-
-def _collect(node: Any, path: str, leaves: dict[str, Array]) -> None:
-    if is_array(node):
-        leaves[path] = node
-        return
-    for name, child in _children(node, path) or ():
-        if type(child) not in _PLAIN:
-            _collect(child, _join(path, name), leaves)
+def _sort(node: Any) -> str | tuple[str, ...]:
+    """Return what nodes of this class are: "array", "static", "other", or the fields of a dataclass but static ones."""
+    kind = type(node)
+    known: str | tuple[str, ...] | None = _SORTS.lasting.get(kind)
+    if known is None and (known := _SORTS.get(kind)) is None:
+        if is_array(node):
+            known = "array"
+        elif isinstance(node, _STATIC):
+            known = "static"
+        elif dataclasses.is_dataclass(kind):
+            declared = ((field.name, str(field.type).split(" | ")) for field in dataclasses.fields(kind))
+            known = tuple(name for name, words in declared if not _WORDS.issuperset(words)) or "static"
+        else:
+            known = "other"
+        _SORTS.set(kind, known)
+    return known
 
 
 def _rebuild(node: Any, leaves: Mapping[str, Any], path: str) -> tuple[Any, bool]:
     """Return the new node, and whether there was an array in it: what has none is static and stays as it is."""
-    if is_array(node):
+    if (_SORTS.lasting.get(type(node)) or _sort(node)) == "array":
         return leaves[path], True
-    new, found = {}, False
-    for name, child in _children(node, path) or ():
-        has_array = False
-        if type(child) not in _PLAIN:
-            child, has_array = _rebuild(child, leaves, _join(path, name))
+    new, found, start = {}, False, f"{path}." if path else ""
+    for name, child in _children(node, path):
+        sort, has_array = _SORTS.lasting.get(type(child)) or _sort(child), False
+        if sort == "array":
+            child, has_array = leaves[start + name], True
+        elif sort != "static":
+            child, has_array = _rebuild(child, leaves, start + name)
         new[name], found = child, found or has_array
-    if not found:
-        return node, False
-    return _like(node, new), True
+    return (_like(node, new), True) if found else (node, False)
 
 
 def _like(node: Any, new: dict[str, Any]) -> Any:
@@ -322,10 +335,6 @@ def compare_names(argument: str, needed: Mapping[str, Any], given: Mapping[str, 
         extra = f"has the unknown {', '.join(map(repr, unknown))}" if unknown else ""
         what = " and ".join(filter(None, (lacks, extra)))
         raise ValueError(f"{argument}: {what}; needs exactly the {len(needed)} names of the tree")
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _place(path: str) -> str:

@@ -6,7 +6,9 @@ describes it. NumPy 2 implements the standard itself; the other libraries are re
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import sys
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -220,10 +222,10 @@ def arange(start: int, stop: int, like: Array) -> Array:
     return namespace(like).arange(start, stop, device=device(like))
 
 
-def all_finite(x: Array) -> bool | None:
-    """Tell whether every element of `x` is finite; None where values are not known yet."""
-    xp = namespace(x)
-    return concrete(xp.all(xp.isfinite(x)))
+def all_finite(*arrays: Array) -> bool | None:
+    """Tell whether every element of arrays of one library is finite; None where values are not known yet."""
+    xp = namespace(*arrays)
+    return concrete(functools.reduce(operator.and_, [xp.all(xp.isfinite(x)) for x in arrays]))
 
 
 def any_outside(x: Array, count: int) -> bool | None:

@@ -18,6 +18,7 @@ from refattn.cli import cli
 from refattn.mechanisms.record import Claim
 from refattn.train import settings
 from tests.cli.command import run
+from tools import broken_claims, broken_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 CLAIMS = {name: ra.mechanism(name).claims for name in ra.list_mechanisms()}
@@ -57,6 +58,33 @@ def test_calls_run(name: str) -> None:
                 exec(claim.shown, {"np": np, "ra": ra, "q": q, "k": k, "v": v})
             except Exception as error:
                 raise AssertionError(f"{claim.shown}: {error!r}") from error
+
+
+ROWS = list(enumerate(broken_claims.rows(), 1))
+BREAKABLE = [pytest.param(name, claim, id=str(n)) for n, (name, claim) in ROWS if claim.broken]
+
+
+def test_every_call_names_the_line_that_it_is_about() -> None:
+    assert [f"{n}: {c.claim}" for n, (_, c) in ROWS if not c.broken and not c.shown.startswith(COMMANDS)] == []
+    for name, claim in (row for _, row in ROWS if row[1].broken):
+        for file, text in broken_claims.broken_files(ra.mechanism(name), claim.broken).items():
+            assert text != (ROOT / file).read_text(encoding="utf-8")
+            compile(text, file, "exec")
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tracked files, to be broken."""
+    folder = tmp_path_factory.mktemp("checkout")
+    broken_lines.copy(ROOT, folder)
+    return folder
+
+
+@pytest.mark.slow(sampled=False)
+@pytest.mark.parametrize(("name", "claim"), BREAKABLE)
+def test_a_test_of_the_row_is_red_where_its_line_is_broken(name: str, claim: Claim, checkout: Path) -> None:
+    assert broken_lines.red(checkout, claim.tests) is None
+    assert broken_claims.test_that_is_red(name, claim, checkout) is not None
 
 
 def resolved(line: str) -> click.Context:

@@ -113,6 +113,18 @@ def test_static_parts_come_from_the_template() -> None:
     assert template.layers[1].w_q.shape == (3, 2)
 
 
+@dataclass(frozen=True)
+class Scaled:
+    factor: float
+    learned: float | Array
+
+
+def test_a_field_that_is_declared_to_be_a_number_is_static() -> None:
+    scaled = Scaled(np.float64(2.0), np.ones(1))
+    assert list(tree.flatten(scaled)) == ["learned"]
+    assert tree.map_leaves(lambda x: 3.0 * x, scaled) == Scaled(2.0, np.asarray([3.0]))
+
+
 def test_map_over_several_trees() -> None:
     model = example()
     gradients = {"layers": [{"w_q": 2 * array(2, 3)}, {"w_q": 3 * array(3, 2), "bias": array(2)}]}

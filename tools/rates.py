@@ -46,8 +46,12 @@ PATHS = (
     "more than 64 keys",
     "more than 128 keys",
     "a head wider than 64",
-    "values of another width",
+    "values wider than keys",
+    "values narrower than keys",
     "grouped heads",
+    "queries share a state",
+    "states share a query",
+    "states share a key",
     "more than one batch",
     "other lengths of queries and keys",
 )

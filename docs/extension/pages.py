@@ -92,19 +92,17 @@ def lookup(mechanism: Mechanism) -> Iterator[str]:
 
 
 class Idea(SphinxDirective):
-    """``idea MECHANISM``: the picture of its idea, where it comes from, and the commands that show and check it."""
+    """``idea MECHANISM``: where its idea comes from, and the commands that show and check it."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        self.env.note_dependency(str(ROOT / "docs" / "figures" / "captions.toml"))
         return self.parse_text_to_nodes("\n".join(idea(registry.mechanism(self.arguments[0]))))
 
 
 def idea(mechanism: Mechanism) -> Iterator[str]:
-    """Yield what a page has below its first words."""
-    name, pictures = mechanism.name, captioned(mechanism.name)
-    yield from pictures[0] if pictures else ()
+    """Yield what a page has below its tour."""
+    name = mechanism.name
     yield f"Source: {markdown(mechanism.source)}."
     if (module := mechanism.definition) is not None:
         lines = len(inspect.getsource(module).splitlines())
@@ -114,11 +112,12 @@ def idea(mechanism: Mechanism) -> Iterator[str]:
 
 
 class Further(SphinxDirective):
-    """``further MECHANISM``: its other pictures, and its pages to look things up in."""
+    """``further MECHANISM``: its pictures beside the tour, and its pages to look things up in."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(str(ROOT / "docs" / "figures" / "captions.toml"))
         text = "\n".join(further(registry.mechanism(self.arguments[0])))
         return self.parse_text_to_nodes(text, allow_section_headings=True)
 
@@ -126,7 +125,7 @@ class Further(SphinxDirective):
 def further(mechanism: Mechanism) -> Iterator[str]:
     """Yield the sections that a page ends with."""
     name = mechanism.name
-    if pictures := captioned(name)[1:]:
+    if pictures := captioned(name):
         yield from ("## More pictures", "", *(line for lines in pictures for line in lines))
     yield from ("## To look up", "")
     said = ", ".join(map(str.lower, SECTIONS))
@@ -151,7 +150,7 @@ def _short(mechanism: Mechanism) -> Iterator[str]:
 
 
 def captioned(name: str) -> list[list[str]]:
-    """Return the figures of a mechanism with what is to be seen in them, the one of its idea first."""
+    """Return the figures of a mechanism with what is to be seen in them."""
     folder = ROOT / "docs" / "figures"
     captions = tomllib.loads((folder / "captions.toml").read_text(encoding="utf-8")).get(name, {})
     found = {path.name for path in folder.glob(f"{name}*") if path.suffix in (".png", ".svg")}

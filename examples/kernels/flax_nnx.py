@@ -13,6 +13,8 @@ import refattn
 def attend(q, k, v, *, mask=None, causal=False, scale=None, bias=None):
     if q.shape[1] != k.shape[1]:
         return refattn.Decline("no grouped heads")
+    if q.shape[3] != v.shape[3]:
+        return refattn.Decline("values as wide as keys")
     if declined := empty(q, k, v):
         return declined
     full = (*q.shape[:3], k.shape[2])

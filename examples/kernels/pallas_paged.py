@@ -19,7 +19,8 @@ def attend(q, k, v, *, causal=False, scale=None, k_lengths=None, softcap=None):
     tables = jnp.arange(b * n // PAGE, dtype=jnp.int32).reshape(b, n // PAGE)
     lengths = jnp.full(b, n, jnp.int32) if k_lengths is None else k_lengths.astype(jnp.int32)
     q = q[:, :, 0] * (d**-0.5 if scale is None else scale)
-    return paged_attention(q, k, v, tables, lengths, k_splits=2, attn_logits_soft_cap=softcap)[:, :, None]
+    tiles = {"k_splits": 2, "pages_per_compute_block": 4}
+    return paged_attention(q, k, v, tables, lengths, **tiles, attn_logits_soft_cap=softcap)[:, :, None]
 
 
 attend.framework = "jax"

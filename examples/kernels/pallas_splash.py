@@ -3,7 +3,7 @@
 Causal masks and windows take an offset, so that bottom right is its own; the soft-cap comes before the mask.
 """
 
-import jax
+import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -16,7 +16,8 @@ def attend(q, k, v, *, causal=False, scale=None, window=None, softcap=None):
         mask = mask & masks.LocalMask((nq, nk), window, offset)
     mask = masks.MultiHeadMask([mask] * h)
     run = kernel.make_splash_mha(mask, head_shards=1, q_seq_shards=1, attn_logits_soft_cap=softcap)
-    return jax.vmap(run)(q * (d**-0.5 if scale is None else scale), k, v)
+    q = q * (d**-0.5 if scale is None else scale)
+    return jnp.stack([run(*one) for one in zip(q, k, v, strict=True)])  # the interpreter for TPUs has no vmap
 
 
 attend.framework = "jax"

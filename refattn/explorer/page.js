@@ -215,7 +215,7 @@ function turn(knob, setting) {
 // --- pictures: matrices, lines, ways of points in a plane, bars
 
 const SVG = "http://www.w3.org/2000/svg";
-const COLOURS = ["#2a62c9", "#d9730d", "#1f8a54", "#a33ea1", "#8a6d1f", "#c23b3b", "#4a8fa8", "#777777"];
+const colour = (n) => `var(--c${n % 8})`;
 function element(name, attributes, text) {
   const made = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -247,8 +247,8 @@ const painters = {
     const x = (n) => 45 + (n / last) * 195, y = (v) => 145 - ((v - low) / (high - low)) * 130;
     lines.forEach((line, n) => {
       const points = line.map((v, i) => `${x(i).toFixed(1)},${y(v).toFixed(1)}`).join(" ");
-      svg.append(element("polyline", { points, fill: "none", stroke: COLOURS[n % COLOURS.length], "stroke-width": 2 }));
-      line.forEach((v, i) => svg.append(element("circle", { cx: x(i), cy: y(v), r: 2.5, fill: COLOURS[n % COLOURS.length] })));
+      svg.append(element("polyline", { points, fill: "none", stroke: colour(n), "stroke-width": 2 }));
+      line.forEach((v, i) => svg.append(element("circle", { cx: x(i), cy: y(v), r: 2.5, fill: colour(n) })));
     });
     svg.append(element("text", { x: 2, y: y(high) + 8 }, short(high)), element("text", { x: 2, y: y(low) }, short(low)));
     svg.append(element("text", { x: 42, y: 162 }, "0"), element("text", { x: 232, y: 162 }, String(lines[0].length - 1)));
@@ -260,7 +260,7 @@ const painters = {
     groups.forEach((group, n) => {
       for (const v of group) {
         const tall = Math.max(0.5, (v / high) * 130);
-        const bar = element("rect", { x: at, y: 145 - tall, width: wide * 0.8, height: tall, fill: COLOURS[n % COLOURS.length] });
+        const bar = element("rect", { x: at, y: 145 - tall, width: wide * 0.8, height: tall, fill: colour(n) });
         bar.append(element("title", {}, short(v)));
         svg.append(bar);
         at += wide;
@@ -277,12 +277,12 @@ const painters = {
     const x = (v) => 100 + ((v - (l + r) / 2) / span) * 180, y = (v) => 100 - ((v - (b + t) / 2) / span) * 180;
     svg.append(element("line", { x1: x(0), x2: x(0), y1: 4, y2: 196, stroke: "var(--line)" }));
     svg.append(element("line", { y1: y(0), y2: y(0), x1: 4, x2: 196, stroke: "var(--line)" }));
-    if (circle) svg.append(element("circle", { cx: x(0), cy: y(0), r: 180 / span, fill: "none", stroke: "var(--faint)", "stroke-dasharray": "3 3" }));
+    if (circle) svg.append(element("circle", { cx: x(0), cy: y(0), r: 180 / span, fill: "none", stroke: "var(--soft)", "stroke-dasharray": "3 3" }));
     ways.forEach((way, n) => {
-      const colour = COLOURS[n % COLOURS.length], points = way.map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`);
-      svg.append(element("polyline", { points: points.join(" "), fill: "none", stroke: colour, "stroke-width": 1.5 }));
+      const own = colour(n), points = way.map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`);
+      svg.append(element("polyline", { points: points.join(" "), fill: "none", stroke: own, "stroke-width": 1.5 }));
       way.forEach((p, i) => {
-        const dot = element("circle", { cx: x(p[0]), cy: y(p[1]), r: i === way.length - 1 ? 4 : 2, fill: colour });
+        const dot = element("circle", { cx: x(p[0]), cy: y(p[1]), r: i === way.length - 1 ? 4 : 2, fill: own });
         dot.append(element("title", {}, `${n}: ${short(p[0])}, ${short(p[1])}`));
         svg.append(dot);
       });

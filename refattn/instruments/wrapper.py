@@ -197,6 +197,9 @@ class WrappedBackend(NumpyBackend):
     def product(self, a: Any, b: Any) -> Any:
         return a @ b
 
+    def together(self, pairs: Any) -> Any:
+        return [self.product(a, b) for a, b in pairs]
+
     def sparse_product(self, indptr: Any, indices: Any, data: Any, x: Any) -> Any:
         return self.instrument.call("sparse_product", _NUMPY.sparse_product, (indptr, indices, data, x), {})
 

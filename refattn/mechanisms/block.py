@@ -154,9 +154,9 @@ class Block:
             leaves |= tree.flatten({name: value}) if name.endswith("state") else {name: value}
         check_arrays(**leaves)
         check_floating(**leaves)
-        for name, leaf in leaves.items():
-            if all_finite(leaf) is False:
-                raise ValueError(f"{name}: got an element that is not finite, needs finite numbers")
+        if all_finite(*leaves.values()) is False:
+            name = next(name for name, leaf in leaves.items() if not all_finite(leaf))
+            raise ValueError(f"{name}: got an element that is not finite, needs finite numbers")
         return leaves
 
 

@@ -34,8 +34,17 @@ def features(case: Case) -> frozenset[str]:
         "more than 64 queries": q[2] > 64,
         **{f"more than {size} keys": k[2] > size for size in MANY},
         "a head wider than 64": q[3] > 64,
-        "values of another width": q[3] != v[3],
-        "grouped heads": len({q[1], k[1], v[1]}) > 1,
+        "values wider than keys": v[3] > q[3],
+        "values narrower than keys": v[3] < q[3],
+        **(
+            {
+                "queries share a state": q[1] > v[1],
+                "states share a query": q[1] < v[1],
+                "states share a key": k[1] < v[1],
+            }
+            if case.inputs["q"].axes
+            else {"grouped heads": q[1] > k[1]}
+        ),
         "more than one batch": q[0] > 1,
         "other lengths of queries and keys": q[2] != k[2],
     }

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from refattn import equations
 from refattn.args import (
@@ -35,11 +34,10 @@ from refattn.args import (
 from refattn.mechanisms.use_definition import is_reading
 from refattn.ops.masks import Causal, causal_offset
 from refattn.tree import check_fields
-from refattn.xp import Array, is_array, namespace, raised
+from refattn.xp import LOW_PRECISION, Array, is_array, namespace, raised
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """The arguments of a core, checked.
 
     Attributes
@@ -64,12 +62,8 @@ class Call:
     plane: tuple[int, int, int, int]
     like: Array
 
-    def number(
-        self, name: str, value: float | Array | None, usual: float | None, *, positive: bool = False
-    ) -> float | Array | None:
-        """Return a number that may have a gradient, in the dtype that is computed in; `usual` where it is None."""
-        if value is None:
-            return usual
+    def number(self, name: str, value: float | Array, *, positive: bool = False) -> float | Array:
+        """Return a number that may have a gradient, in the dtype that is computed in."""
         number = check_number(name, value, positive=positive)
         if not is_array(number):
             return number
@@ -78,7 +72,7 @@ class Call:
 
     def back(self, x: Array) -> Array:
         """Return a result in the dtype of the inputs."""
-        return cast(x, self.like)
+        return x if x.dtype == self.like.dtype else cast(x, self.like)
 
 
 def enter(q: Array, k: Array, v: Array, *, mask: Array | None = None, causal: Causal = False) -> Call:
@@ -91,13 +85,16 @@ def enter(q: Array, k: Array, v: Array, *, mask: Array | None = None, causal: Ca
     ValueError
         Where a shape, the alignment or a device does not fit.
     """
-    check_inputs(q, k, v)
+    dtype, like, offset = check_inputs(q, k, v), q, None
+    plane = (*q.shape[:3], k.shape[2])
     if mask is not None:
         check_arrays(q=q, mask=mask)
-    plane = (*q.shape[:3], k.shape[2])
-    mask = check_mask(mask, plane)
-    offset = causal_offset(check_causal(causal), *plane[2:])
-    return Call(raised(q), raised(k), raised(v), mask, offset, plane, q)
+        mask = check_mask(mask, plane)
+    if causal is not False:
+        offset = causal_offset(check_causal(causal), *plane[2:])
+    if dtype in LOW_PRECISION:
+        q, k, v = raised(q), raised(k), raised(v)
+    return Call(q, k, v, mask, offset, plane, like)
 
 
 def implementation_of(
@@ -114,12 +111,13 @@ def implementation_of(
         Where the implementation is none of them.
     """
     names = tuple(implementations)
-    check_choice("implementation", implementation, ("auto", *names))
+    if type(implementation) is not str or implementation not in ("auto", *names):
+        check_choice("implementation", implementation, ("auto", *names))
     if 0 in plane:
         return names[0]
     if implementation != "auto":
         return implementation
-    return names[0] if equations.is_active() or is_reading() else usual
+    return names[0] if usual == names[0] or equations.is_active() or is_reading() else usual
 
 
 def check_saved(saved: Any, kind: type) -> None:
@@ -141,10 +139,11 @@ def upstream(like: Array, **given: tuple[Array | None, tuple[int, ...]]) -> list
     """
     found: list[Any] = []
     for name, (gradient, shape) in given.items():
-        if gradient is not None or name == "d_out":
-            check_gradient(name, gradient, shape, like)
-            gradient = cast(gradient, raised(like))
-        found.append(gradient)
+        x: Any = gradient
+        if x is not None or name == "d_out":
+            check_gradient(name, x, shape, like)
+            x = raised(x) if x.dtype == like.dtype else cast(x, raised(like))
+        found.append(x)
     return found
 
 
@@ -156,7 +155,7 @@ def defaults_of(forward: Callable[..., Any]) -> dict[str, Any]:
 
 def returned(gradients: Mapping[str, Array], names: Iterable[str], like: Array) -> dict[str, Array]:
     """Return the named gradients in the dtype of the inputs."""
-    return {name: cast(gradients[name], like) for name in names}
+    return {name: x if (x := gradients[name]).dtype == like.dtype else cast(x, like) for name in names}
 
 
 def cast(x: Array, like: Array) -> Array:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -31,16 +32,22 @@ def choose(option: str, value: Any, kinds: Mapping[str, type[T]]) -> T:
     TypeError, ValueError
         Where it is none of them, or one of its numbers does not fit; the message begins with the option.
     """
+    if isinstance(value, str):
+        return _of_text(option, value, tuple(kinds.items()))
     if any(isinstance(value, kind) for kind in kinds.values()):
         found: T = value
         return found
-    needs = f"one of {', '.join(kinds)}"
-    if not isinstance(value, str):
-        homes = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds.values()))
-        raise TypeError(f"{option}: got {type(value).__name__}, needs {needs}, or a {homes}")
+    homes = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds.values()))
+    raise TypeError(f"{option}: got {type(value).__name__}, needs one of {', '.join(kinds)}, or a {homes}")
+
+
+@functools.lru_cache(maxsize=256)
+def _of_text(option: str, value: str, known_kinds: tuple[tuple[str, type[T]], ...]) -> T:
+    """Return the object that a text means; the same text is read once."""
+    kinds = dict(known_kinds)
     name, numbers = (value, {}) if value in kinds else read(option, value)
     if name not in kinds:
-        raise ValueError(f"{option}: got {value!r}, needs {needs}")
+        raise ValueError(f"{option}: got {value!r}, needs one of {', '.join(kinds)}")
     known = [field.name for field in dataclasses.fields(kinds[name]) if field.init]  # type: ignore[arg-type]
     for number in numbers:
         if number not in known:

@@ -152,6 +152,9 @@ class Claim:
         The call or the command that shows it. Calls know `np`, `ra`, and arrays q, k, v of shape (1, 2, 8, 4).
     tests
         The tests that hold it, each as PATH::NAME.
+    broken
+        The line that it is about, as `tools.broken_claims` breaks it to see its tests red: an equation, "KOOP.9", or
+        "FILE: OLD => NEW".
     """
 
     source: str
@@ -159,6 +162,7 @@ class Claim:
     holds: str
     shown: str
     tests: tuple[str, ...]
+    broken: str = ""
 
 
 class Claims(tuple[Claim, ...]):
@@ -252,6 +256,9 @@ class Tour:
         Numbers that the definition takes beside q, k and v of the sentence, by name, as nested lists.
     words
         What differs from the sentence of all tours, of tokens, follow, q, k, v and target.
+    instead
+        If the definition is no map of q, k and v: what it does with what, as the reason why a call of the core has no
+        tour.
     narrowest
         The least width of vectors of a user's own that its picture can show.
     arguments
@@ -268,6 +275,7 @@ class Tour:
     knobs: tuple[Knob, ...]
     given: Mapping[str, Any] = field(default_factory=dict)
     words: Mapping[str, Any] = field(default_factory=dict)
+    instead: str = ""
     narrowest: int = 1
     arguments: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] | None = None
     run: Callable[[Any, Mapping[str, Any], Mapping[str, Any], int], None] | None = None

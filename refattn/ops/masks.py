@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from refattn.xp import Array, arange, concrete, namespace
+from refattn.xp import Array, arange, concrete, namespace, transpose
 
 Causal: TypeAlias = bool | Literal["top_left", "bottom_right"]
 
@@ -75,7 +75,7 @@ def band_pairs(
 
     Queries and keys from their lengths (b,) on do not exist: nothing attends them, and they attend nothing.
     """
-    xp, allowed = namespace(like), mask
+    allowed = mask
     if last is not None and not (isinstance(last, int) and keys - 1 <= last):
         allowed = both(allowed, arange(0, keys, like) <= arange(0, queries, like)[:, None] + last)
     if first is not None and not (isinstance(first, int) and first <= 1 - queries):
@@ -83,7 +83,7 @@ def band_pairs(
     if q_lengths is not None:
         allowed = both(allowed, existing(q_lengths, queries, like))
     if k_lengths is not None:
-        allowed = both(allowed, xp.matrix_transpose(existing(k_lengths, keys, like)))
+        allowed = both(allowed, transpose(existing(k_lengths, keys, like)))
     return allowed
 
 
@@ -192,7 +192,8 @@ def _extreme(x: int | Array | None, which: str) -> int | None:
 
 def own_pairs(n: int, like: Array) -> Array:
     """Tell of n tokens where i = j, (n, n)."""
-    return arange(0, n, like)[:, None] == arange(0, n, like)[None, :]
+    at = arange(0, n, like)
+    return at[:, None] == at[None, :]
 
 
 def earlier_pairs(n: int, like: Array) -> Array:

@@ -101,4 +101,7 @@ def not_finite(loss: float, norm: float, params: Params) -> str | None:
 
 def parameter_not_finite(params: Params) -> str | None:
     """Return the name of the first parameter that is not finite, or None."""
-    return next((name for name, leaf in tree.flatten(params).items() if all_finite(leaf) is False), None)
+    leaves = tree.flatten(params)
+    if all_finite(*leaves.values()) is not False:
+        return None
+    return next(name for name, leaf in leaves.items() if not all_finite(leaf))

@@ -16,11 +16,12 @@ PIECE = 2**20
 
 
 def by_pieces(
-    leaves: Mapping[str, Array], function: Callable[[str, Any], Any], join: Callable[[list[Any]], Any]
+    leaves: Mapping[str, Array], function: Callable[[tuple[str, Any]], Any], join: Callable[[list[Any]], Any]
 ) -> dict[str, Any]:
-    """Return ``join([function(name, part), ...])`` for the parts of each leaf, computed by the workers of the backend.
+    """Return for each leaf ``function((name, part))``, or where there are several parts what `join` makes of all.
 
-    A part is what a leaf is indexed with: all of it, or on a pool of threads a block of rows of a large leaf.
+    A part is what a leaf is indexed with: all of it, or on a pool of threads a block of rows of a large leaf. Parts are
+    the tasks of the backend.
     """
     if not leaves:
         return {}
@@ -32,15 +33,16 @@ def by_pieces(
             rows = leaf.shape[0]
             height = max(1, PIECE * rows // size)
             parts[name] = [(slice(n, min(n + height, rows)), ...) for n in range(0, rows, height)]
-    tasks = [(name, part) for name, found in parts.items() for part in found]
-    done = iter(owner.map(lambda task: function(*task), tasks))
-    results = [[next(done) for _ in found] for found in parts.values()]
-    return dict(zip(leaves, owner.map(join, results), strict=True))
+    done = iter(owner.map(function, [(name, part) for name, found in parts.items() for part in found]))
+    results = {name: [next(done) for _ in found] for name, found in parts.items()}
+    cut = [name for name, found in results.items() if len(found) > 1]
+    whole = dict(zip(cut, owner.map(lambda name: join(results[name]), cut), strict=True))
+    return {name: whole[name] if name in whole else found[0] for name, found in results.items()}
 
 
 def joined(parts: Sequence[Array]) -> Array:
     """Return the blocks of rows of one leaf as one array."""
-    return parts[0] if len(parts) == 1 else namespace(*parts).concat(list(parts), axis=0)
+    return namespace(*parts).concat(list(parts), axis=0)
 
 
 def total(parts: Sequence[Array]) -> Array:
@@ -57,6 +59,6 @@ def check_alike(params: Mapping[str, Array], others: Mapping[str, Mapping[str, A
             counts = argument == "state.count" and (not got or len(got) == len(needed))
             if got != needed and not (counts and all(n in (1, m) for n, m in zip(got, needed, strict=False))):
                 raise ValueError(f"{argument}: got {name!r} of shape {got}, needs {needed} as in params")
-            if dtype_name(leaf) != dtype_name(params[name]):
+            if leaf.dtype is not params[name].dtype and dtype_name(leaf) != dtype_name(params[name]):
                 dtypes = f"got {name!r} of dtype {dtype_name(leaf)}, needs {dtype_name(params[name])} as in params"
                 raise TypeError(f"{argument}: {dtypes}")

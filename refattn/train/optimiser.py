@@ -223,13 +223,15 @@ class AdamW:
         check_alike(p, {"gradients": g, "state.first": m, "state.second": v, "state.count": t})
         groups = {name: self.group_of(name, leaf) for name, leaf in p.items()}
         t = {name: count + 1.0 for name, count in t.items()}
+        logs = _log(self.beta1), _log(self.beta2)
 
-        def step(name: str, part: Any) -> tuple[Array, Array, Array]:
+        def step(task: tuple[str, Any]) -> tuple[Array, Array, Array]:
+            name, part = task
             count = t[name]
             if count.shape and count.shape[0] != 1:
                 count = count[part]
             p_part, g_part, m_part, v_part = (x[name][part] for x in (p, g, m, v))
-            return self._equations(p_part, g_part, m_part, v_part, count, rate, groups[name])
+            return self._equations(p_part, g_part, m_part, v_part, count, rate, groups[name], logs)
 
         stepped = by_pieces(p, step, lambda parts: tuple(map(joined, zip(*parts, strict=True))))
         new_p, new_m, new_v = ({name: parts[i] for name, parts in stepped.items()} for i in range(3))
@@ -237,14 +239,14 @@ class AdamW:
         return tree.unflatten(params, new_p), AdamWState(*moments, tree.unflatten(state.count, t))
 
     def _equations(
-        self, p: Array, g: Array, m: Array, v: Array, t: Array, rate: float, group: Group
+        self, p: Array, g: Array, m: Array, v: Array, t: Array, rate: float, group: Group, logs: tuple[float, float]
     ) -> tuple[Array, Array, Array]:
         xp = namespace(p, g)
         rate = rate * group.rate
         m = self.beta1 * m + (1.0 - self.beta1) * g
         v = self.beta2 * v + (1.0 - self.beta2) * (g * g)
         # 1 - beta^t, without the rounding error of a difference
-        mean, square = m / -xp.expm1(t * _log(self.beta1)), v / -xp.expm1(t * _log(self.beta2))
+        mean, square = m / -xp.expm1(t * logs[0]), v / -xp.expm1(t * logs[1])
         p = (1.0 - rate * group.weight_decay) * p - rate * (mean / (xp.sqrt(square) + self.epsilon))
         return p, m, v
 
@@ -298,7 +300,7 @@ def clip(gradients: T, limit: float | None) -> tuple[T, Array]:
     if not leaves:
         raise ValueError("gradients: got a tree without arrays, needs at least one")
     xp = namespace(*leaves.values())
-    squares = by_pieces(leaves, lambda name, part: _squares(leaves[name][part]), total)
+    squares = by_pieces(leaves, lambda task: _squares(leaves[task[0]][task[1]]), total)
     norm = xp.sqrt(total(list(squares.values())))
     if limit is None:
         return gradients, norm
@@ -307,7 +309,12 @@ def clip(gradients: T, limit: float | None) -> tuple[T, Array]:
     if concrete(scales) is False:
         return gradients, norm
     factor = xp.where(scales, factor, xp.ones_like(factor))
-    scaled = by_pieces(leaves, lambda name, part: leaves[name][part] * xp.astype(factor, leaves[name].dtype), joined)
+
+    def scale(task: tuple[str, Any]) -> Array:
+        name, part = task
+        return leaves[name][part] * xp.astype(factor, leaves[name].dtype)
+
+    scaled = by_pieces(leaves, scale, joined)
     return tree.unflatten(gradients, scaled), norm
 
 

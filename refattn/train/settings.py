@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import tomllib
@@ -142,7 +143,7 @@ class Settings:
         if late:
             raise ValueError(f"grow: got step {late[0]}, needs steps of at most {self.steps}, which is the last one")
 
-    @property
+    @functools.cached_property
     def model(self) -> model.Config:
         """The configuration of the model."""
         try:
@@ -152,7 +153,7 @@ class Settings:
                 raise type(error)(f"block.{error}") from error
             raise
 
-    @property
+    @functools.cached_property
     def schedule(self) -> WarmupCosine:
         """The learning rate of each step; a run shorter than the warm-up only warms up."""
         return WarmupCosine(self.learning_rate, min(self.warmup, self.steps - 1), self.steps, self.floor)
@@ -162,13 +163,13 @@ class Settings:
         largest = self.schedule(step)
         return largest if force is None or self.gamma is None else adaptive_rate(force, self.gamma, largest)
 
-    @property
+    @functools.cached_property
     def optimiser(self) -> AdamW:
         """The optimiser."""
         groups = default_groups(self.weight_decay, decayed=self.decayed, scalar_rate=self.scalar_rate)
         return AdamW(self.learning_rate, self.beta1, self.beta2, self.epsilon, groups)
 
-    @property
+    @functools.cached_property
     def growing(self) -> tuple[growing.Schedule, Any] | None:
         """When and how blocks get wider; None where they do not."""
         return growing.parts(self.mechanism, self.grow, self.growth)

@@ -174,8 +174,10 @@ def there_and_back(
 
 def _sum(parts: list[Params]) -> Params:
     """Return the sum of some gradients, from the first to the last; leaves are tasks of the backend."""
+    if len(parts) == 1:
+        return parts[0]
     leaves = [tree.flatten(part) for part in parts]
-    added = by_pieces(leaves[0], lambda name, piece: total([x[name][piece] for x in leaves]), joined)
+    added = by_pieces(leaves[0], lambda task: total([x[task[0]][task[1]] for x in leaves]), joined)
     return tree.unflatten(parts[0], added)
 
 

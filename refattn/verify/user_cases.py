@@ -408,6 +408,14 @@ def fitted(cases: Iterable[Case], supports: Mapping[str, Any] | Sequence[str]) -
     return list(found.values())
 
 
+def _letters(case: Case) -> dict[str, int]:
+    """Return the sizes of a case by the letters of `supports`."""
+    if not case.inputs["q"].axes:
+        return sizes_of(case)
+    now = sizes_by_axes(case)
+    return {key: now[key] for key in "bhgde"} | {"nq": now["n"], "nk": now["n"]}
+
+
 def inferred(ran: Sequence[Case], declined: Sequence[Case]) -> tuple[dict[str, Any], list[Case]]:
     """Return what `supports` may say of a kernel that declined cases for their sizes, and what they become with it.
 
@@ -415,9 +423,9 @@ def inferred(ran: Sequence[Case], declined: Sequence[Case]) -> tuple[dict[str, A
     """
     given = {name for case in ran for name in (*case.inputs, *case.options)}
     asked = [case for case in declined if {*case.inputs, *case.options} <= given]
-    if not ran or any(case.inputs["q"].axes for case in (*ran, *asked)):
+    if not ran:
         return {}, []
-    known, others = [sizes_of(case) for case in ran], [sizes_of(case) for case in asked]
+    known, others = ([_letters(case) for case in cases] for cases in (ran, asked))
     found: dict[str, Any] = {}
     for letter in ("d", "e"):
         values = {one[letter] for one in known}
@@ -493,8 +501,7 @@ def _fit(case: Case, allowed: Mapping[str, Any], equal: Sequence[tuple[str, str]
 
 def _fit_by_axes(case: Case, allowed: Mapping[str, Any], equal: Sequence[tuple[str, str]] = ()) -> Case | None:
     """Return a case whose inputs have axes in sizes that are allowed: g are the heads of values, and tokens are one."""
-    now = sizes_by_axes(case)
-    old = {key: now[key] for key in "bhgde"} | {"nq": now["n"], "nk": now["n"]}
+    now, old = sizes_by_axes(case), _letters(case)
     new = {key: _nearest(n, allowed.get(key)) for key, n in old.items()}
     equal = [*equal, ("nq", "nk")]
     new |= {one: max(new[one], new[other]) for pair in equal for one, other in (pair, pair[::-1])}

@@ -111,9 +111,10 @@ def test_a_page_shows_figures_and_deviations(tmp_path: Path, monkeypatch: pytest
     captions = figures / "captions.toml"
     captions.write_text('[softmax]\n"softmax_flow.svg" = "It flows."\n"softmax-speed.png" = "It is quick."\n')
     idea, further = ("\n".join(say(ra.mechanism("softmax"))) for say in (pages.idea, pages.further))
-    assert "../figures/softmax_flow.svg" in idea and "It flows." in idea and "It is quick." not in idea
+    assert "figures" not in idea
     assert (
         further.index("## More pictures")
+        < further.index("../figures/softmax_flow.svg")
         < further.index("../figures/softmax-speed.png")
         < further.rindex("It is quick.")
     )
@@ -122,7 +123,7 @@ def test_a_page_shows_figures_and_deviations(tmp_path: Path, monkeypatch: pytest
     assert "\nours\n" in text and "not-mine" not in text
     captions.write_text('[softmax]\n"softmax_flow.svg" = "It flows."\n')
     with pytest.raises(ValueError, match="softmax-speed.png"):
-        list(pages.idea(ra.mechanism("softmax")))
+        list(pages.further(ra.mechanism("softmax")))
 
 
 def test_pieces_of_a_definition_leave_nothing_out() -> None:

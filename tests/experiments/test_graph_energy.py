@@ -15,9 +15,8 @@ from docs.experiments.graph_energy import (
     Perturbed,
     Trial,
     every,
-    flows_of,
     known_from,
-    scores_of,
+    parts_of,
     verdict,
 )
 from docs.experiments.runs import read
@@ -45,4 +44,4 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     known = known_from(RESULTS)
     assert len(read(RESULTS)) == len(every())
     assert row("graph_energy") == verdict(known)
-    assert says(PAGE, {"scores": scores_of(known), "flows": flows_of(known)}, tmp_path)
+    assert says(PAGE, parts_of(known), tmp_path)

@@ -13,8 +13,12 @@ from docs.experiments import flops, growing, teacher
 from docs.experiments.growing import PAGE, RESULTS, SEEDS, TASKS, grid
 from docs.experiments.runs import found
 from tests.experiments.pages import row, says
+from tests.rows import holds
 
 WHOLE = grid(tuple(TASKS), SEEDS)
+
+
+ROOT = Path(__file__).parents[2]
 
 
 def script(*words: str) -> Result:
@@ -46,6 +50,9 @@ def test_what_growth_is_worth_on_the_teacher_task() -> None:
 
     known = results("condition 10")
     assert max(ratios(known, "optimal", 0)) <= 0.7 and max(ratios(known, "damped", 0)) <= 0.7
+    said = f"where the corrected step takes off {1.0 - mean(ratios(known, 'optimal', 0)):.2f} of it"
+    assert said in holds("growing", "its step lowers the loss")
+    assert said.removeprefix("where ") in (ROOT / "docs" / "deviations.md").read_text(encoding="utf-8")
     least = mean(scores(known, "optimal", "steps"))
     for way in ("random", "net2wider"):
         assert mean(scores(known, way, "steps")) >= 3.0 * least

@@ -134,11 +134,14 @@ SAID = """(() => {
   for (const side of ["forward", "backward"]) {
     state.side = side;
     for (const t of [0, Math.floor(of.steps / 2), of.steps]) {
-      state.t = state.at = t;
+      Object.assign(state, { t, at: t, view: "" });
       all.push(["caption", mechanism.caption()], ["label", said(mechanism.label)]);
       all.push(["intro", said(mechanism.intro).join(" ")]);
       for (const W of [300, 362, 568]) all.push(["picture", mechanism.picture(W, mechanism.height(W), W === 300)]);
       for (const card of mechanism[side]) {
+        state.view = card.view ?? "";
+        for (const W of card.view ? [362, 568] : [])
+          all.push([card.title, mechanism.picture(W, mechanism.height(W), false)]);
         all.push([card.title, said(card.say)]);
         const ref = card.pick && card.pick();
         if (ref) all.push([card.title, spelled(of, ref[0], ref.slice(1))]);
@@ -163,6 +166,29 @@ def test_what_a_page_says_holds_at_all_settings(tour: tuple[Mechanism, Ask], cou
             )
             if what == "caption":
                 assert len(re.sub("<[^>]*>", "", text)) <= 175, text
+
+
+def test_a_picture_has_the_names_of_all_tokens_on_a_phone_too(tour: tuple[Mechanism, Ask]) -> None:
+    mechanism, ask = tour
+    for wide, high in ((362, 112), (362, 225), (568, 360)):
+        ask("(of.state.t = of.state.at = of.steps)")
+        picture = ask(f"of.mechanism.picture({wide}, {high}, false)")
+        names = {name.partition("<")[0] for name in re.findall(r"<text[^>]*>([^<]*)", picture)}
+        assert {*sentence(mechanism).tokens} <= {name.partition(",")[0].strip() for name in names}, (wide, high, names)
+
+
+def test_the_picture_of_growing_follows_the_card() -> None:
+    with engine(ra.mechanism("growing"), build.data(ra.mechanism("growing"))) as ask:
+        draw = "(S, W) => Object.assign(of.state, S) && of.mechanism.picture(W, of.mechanism.height(W), false)"
+        for wide in (362, 568):
+            drawn = {}
+            for side in SIDES:
+                for title, view in ask(f"of.mechanism.{side}.map((card) => [card.title, card.view])"):
+                    where = json.dumps({"side": side, "view": view})
+                    drawn[title] = re.findall(r'data-ref="(\w+)', ask(f"({draw})({where}, {wide})"))
+            for title, number in (("One kernel", "M"), ("What is out of reach", "H"), ("How many columns", "part")):
+                assert [title for title, numbers in drawn.items() if number in numbers][0] == title
+            assert "part" not in drawn["One kernel"] and {"wqn", "wkn"} <= {*drawn["Back to two matrices"]}
 
 
 READS = """(() => {
@@ -297,9 +323,12 @@ def test_a_call_that_no_tour_covers_says_why() -> None:
         ("softmax", {"scale": 0.3}, "the paper has no scale=0.3"),
         ("graph_energy", {"mu": 2.0}, "the tour has no knob for mu"),
         ("delta", gates, "the tour has no knob for beta"),
-        ("growing", {}, "its tour takes more than q, k and v"),
+        ("growing", {}, ra.mechanism("growing").tour.instead),  # type: ignore[union-attr]
+        ("sympformer", {}, ra.mechanism("sympformer").tour.instead),  # type: ignore[union-attr]
     ):
         assert build.taken(ra.mechanism(name), options, (q, k, v)) == why
+    assert "no tour: the definition moves tokens" in ra.explore("sympformer", q, k, v).html
+    assert "no tour: the definition makes new weights" in ra.explore("growing", q, k, v).html
     for shape, why in (((13, 2), "at most 12"), ((4, 9), "vectors of 1 to 8 numbers")):
         x = np.ones((1, 1, *shape))
         assert why in build.taken(ra.mechanism("softmax"), {}, (x, x, x))

@@ -17,15 +17,23 @@ SIZES = ("one query", "2 to 8 queries", "more than 64 queries")
 LONG = ("more than 64 keys", "more than 128 keys", "more than 512 keys")
 ONE_SIZE = dict.fromkeys(combinations(SIZES, 2), "a case has one number of queries")
 ONE_LENGTH = {(few, long): "queries and keys are the same tokens" for few in SIZES[:2] for long in LONG[:2]}
+ONE_WIDTH = {("values wider than keys", "values narrower than keys"): "values have one width"}
 OF_PAIRS = {
     **ONE_SIZE,
+    **ONE_WIDTH,
     ("more than 512 keys", "more than 64 queries"): "parts of the keys are for few queries; it costs a second",
 }
 EXCLUDED = {
     "softmax": OF_PAIRS,
     "growing": OF_PAIRS,
-    "delta": {**ONE_SIZE, **ONE_LENGTH, ("lengths", "more than one batch"): "sequences are packed in a batch of one"},
-    "higher_order": ONE_SIZE,
+    "delta": {
+        **ONE_SIZE,
+        **ONE_WIDTH,
+        **ONE_LENGTH,
+        ("lengths", "more than one batch"): "sequences are packed in a batch of one",
+        ("queries share a state", "states share a query"): "there are more of the one or of the other",
+    },
+    "higher_order": {**ONE_SIZE, **ONE_WIDTH},
     "koopman": {SIZES[:2]: "a case has one number of queries"},
     "sympformer": {**ONE_SIZE, **ONE_LENGTH},
     "graph_energy": {

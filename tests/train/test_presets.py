@@ -17,7 +17,8 @@ SMALL = "width=16 heads=2 layers=2 context=8 batch=2 accumulate=1 steps=2 score_
 
 def trained(mechanism: str, preset: str, folder: Path, *more: str) -> Path:
     (folder / "text.txt").write_text("to be or not to be, " * 50)
-    words = [word for size in (*SMALL, *more, f"preset={preset}") for word in ("--set", size)]
+    grows = ["grow=[1]"] if "grow" in ra.mechanism(mechanism).presets[preset] else []
+    words = [word for size in (*SMALL, *grows, *more, f"preset={preset}") for word in ("--set", size)]
     result = run("train", mechanism, *words, "--data", str(folder / "text.txt"), "--out", str(folder / "run"))
     assert result.exit_code == 0, result.output
     return folder / "run"

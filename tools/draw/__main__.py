@@ -1,7 +1,7 @@
 """Draw the figures of docs/figures that show what the library computes.
 
     python -m tools.draw                       # all; budget.png alone takes a minute
-    python -m tools.draw koopman ideas         # those of some modules of this folder
+    python -m tools.draw koopman tour          # those of some modules of this folder
 
 What each figure shows stands at the head of its module. Nothing is drawn from a formula of its own.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-MODULES = ("budget", "graph_energy", "growing", "higher_order", "ideas", "koopman", "tour")
+MODULES = ("budget", "graph_energy", "higher_order", "koopman", "tour")
 TARGET = Path(__file__).parents[2] / "docs" / "figures"
 
 

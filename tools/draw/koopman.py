@@ -1,8 +1,5 @@
 """The figures of Koopman attention.
 
-- koopman_idea.png: one query of two coordinates at work: its path, the operator that is fitted to its moves so far as a
-  field of arrows from x to (K id)(x), and the next point; beside it what attention does to every point, and the
-  operator that is fitted to a longer path, of attention alone. All of it is computed by the definition.
 - koopman_updates.png: where queries of two coordinates move, from what they attend first, by plain attention again and
   again and by Koopman updates of both regularisations; and what both perturbations do as epsilon goes to 0.
 - koopman_spectrum.png: the eigenvalues of the operators that are fitted to trajectories of queries, and how far each
@@ -18,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import refattn as ra
@@ -26,72 +22,10 @@ from refattn.analysis import figure as pictures
 from refattn.analysis import prediction
 from refattn.analysis.known_systems import SYSTEMS
 from refattn.analysis.spectrum import COLOURS, designed, draw_eigenvalues, draw_unit_circle, draw_way, spectrum
-from refattn.mechanisms.koopman import Stein, definition
-from refattn.ops.plain import softmax
+from refattn.mechanisms.koopman import Stein
 from tools.draw.common import finished, panels
 
 UPDATES = 6
-
-
-def turning() -> tuple[Any, Any, Any]:
-    """Return a query, keys on two rings, and values that are the keys turned by 30 degrees: attention leads around."""
-    angles = np.concatenate([np.arange(6) / 6, (np.arange(10) + 0.5) / 10]) * 2.0 * np.pi
-    radii = np.asarray([1.6] * 6 + [3.2] * 10)[:, None]
-    turn = np.deg2rad(30.0)
-    k = radii * np.stack([np.cos(angles), np.sin(angles)], axis=-1)
-    v = k @ np.asarray([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
-    return np.asarray([[[[3.0, -0.8]]]]), k[None, None], v[None, None]
-
-
-def draw_idea() -> Figure:
-    """Draw a query at work: after 1 and 2 moves, and what 6 moves of attention would tell."""
-    figure = Figure(figsize=(10.0, 10.4), dpi=100, facecolor="white", layout="constrained")
-    (everywhere, one), (two, longer) = figure.subplots(2, 2)
-    q, k, v = turning()
-
-    def attend(x: Any) -> Any:
-        return softmax(x @ np.swapaxes(k, -1, -2) / np.sqrt(2.0)) @ v
-
-    gram = definition.kernel(k, k) + 2e-8 * np.eye(k.shape[2])
-    across = np.linspace(-3.6, 3.6, 15)
-    grid = np.stack(np.meshgrid(across, across), axis=-1).reshape(1, 1, -1, 2)
-    _field(everywhere, k, grid, attend(grid), "#777777")
-    everywhere.plot(*q[0, 0, 0], "o", color=COLOURS[0], markersize=8, label="the query, $x_0$")
-    everywhere.set_title("What attention does: from x to q'")
-    alone = [q]
-    for _ in range(6):
-        alone.append(attend(alone[-1]))
-    ways = (
-        (one, definition.forward(q, k, v, updates=1)[1][5], "K of its 1 move"),
-        (two, definition.forward(q, k, v, updates=2)[1][5], "K of its 2 moves"),
-        (longer, alone, "K of 6 moves of attention alone"),
-    )
-    for axes, points, title in ways:
-        attended = attend(points[-1])
-        following, kept = definition.predict(np.stack([*points, attended], axis=3), k, gram, 0.1, 0.1)
-        _, _, _, _, dual, _, _, once, *_ = kept
-        sections = definition.kernel(grid, k)  # g of every point of the grid
-        _field(axes, k, grid, sections @ np.swapaxes(dual[:, :, 0], -1, -2) @ once[:, :, 0], COLOURS[1])
-        way = np.concatenate(points, axis=2)[0, 0]
-        axes.plot(*way.T, "-o", color=COLOURS[0], markersize=7, linewidth=1.8, label="path so far")
-        for n, x in enumerate(way):
-            axes.annotate(f"$x_{n}$", x, xytext=(6, 6), textcoords="offset points", color=COLOURS[0], fontsize=13)
-        read, reached = attended[0, 0, 0], following[0, 0, 0]
-        axes.annotate("", reached, read, arrowprops={"arrowstyle": "-|>", "color": COLOURS[4], "lw": 2.0})
-        axes.plot(*read, "s", color=COLOURS[0], fillstyle="none", markersize=10, label="q', what it attends")
-        axes.plot(*reached, "*", color=COLOURS[4], markersize=16, label=f"the next point, $x_{len(points)}$")
-        axes.set_title(f"{title}: from x to (K id)(x)")
-    for axes in (everywhere, one, two, longer):
-        axes.set(xlim=(-4.0, 4.0), ylim=(-5.2, 4.0), aspect="equal", xticks=[-3, 0, 3], yticks=[-3, 0, 3])
-        axes.legend(frameon=False, fontsize=10, loc="lower center", ncols=2)
-    return finished(figure)
-
-
-def _field(axes: Axes, k: Any, starts: Any, ends: Any, colour: str) -> None:
-    """Draw the keys, and a third of the way from each point to where it goes."""
-    x, way = starts[0, 0].T, (ends - starts)[0, 0].T
-    axes.quiver(*x, *way, color=colour, angles="xy", scale_units="xy", scale=3.0, width=0.004, alpha=0.6)
-    axes.plot(*k[0, 0].T, "o", color="#b0b0b0", markersize=5, label="keys")
 
 
 def draw_updates() -> Figure:
@@ -175,7 +109,6 @@ def draw_prediction() -> Figure:
 def figures() -> Iterator[tuple[str, Figure]]:
     """Yield the figures by name."""
     for name, draw in (
-        ("idea", draw_idea),
         ("updates", draw_updates),
         ("spectrum", draw_spectrum),
         ("prediction", draw_prediction),

@@ -101,8 +101,8 @@ def taken(
     knobs = {knob.name: knob.value for knob in tour.knobs}
     if arrays is None and not options:
         return words, knobs
-    if mechanism.example is not None:
-        return "the definition is no map of q, k and v"
+    if tour.instead:
+        return tour.instead
     own = own_call(mechanism.core, {**options, **{name: getattr(words, name)[None, None] for name in "qkv"}})
     if isinstance(own, str):
         return own
@@ -126,8 +126,8 @@ def _own_words(tour: Tour, arrays: tuple[NDArray[Any], ...], tokens: Sequence[st
     count = k.shape[2]
     if tokens is not None and len(tokens) != count:
         raise ValueError(f"tokens: got {len(tokens)} names, needs {count}, one for each token of k")
-    if tour.given:
-        return "its tour takes more than q, k and v"
+    if tour.instead:
+        return tour.instead
     if q.shape[2] != count or count > MOST_TOKENS:
         return f"a tour has as many queries as keys, and at most {MOST_TOKENS}"
     if max(q.shape[3], v.shape[3]) > MOST_WIDTH or min(q.shape[3], v.shape[3]) < tour.narrowest:

@@ -1,9 +1,10 @@
 // Formulas that compute: what a tour shows of a number, what it is made of, and its value are one tree.
 //
 // A mechanism's `tour.js` calls tour({ ... }) with these fields. Its text is the body of a function of DATA (the sentence
-// tokens, q, k, v, target, which token it follows, and given numbers), S (S.i: the token that is followed, S.t: the step, S.at: the
-// same between two steps, S.side: "forward" or "backward"), K (knobs), V (V.w(i, j) is a number), F (F.w(i, j) is a
-// node of a formula), J, D, E (the indices of tokens, of q and k, of v), knob("kappa") (a node) and names([j, ...]).
+// tokens, q, k, v, target, which token it follows, and given numbers), S (S.i: the token that is followed, S.t: the step,
+// S.at: the same between two steps, S.side: "forward" or "backward", S.view: that of the card that is read), K (knobs),
+// V (V.w(i, j) is a number), F (F.w(i, j) is a node of a formula), J, D, E (the indices of tokens, of q and k, of v),
+// knob("kappa") (a node) and names([j, ...]).
 //
 //   quantities  { w: { id: "SM.4", axes: "ij", what: "weight", of: (i, j) => div(p(i, j), ...) }, ... }
 //       id       the equation whose value it is, whole: all its elements are compared with the definition's
@@ -21,7 +22,7 @@
 //                "x.first", "x.last";  pick: () => [name, ...index], the number that is spelled out first
 //       when     where the step goes: "first", "last" or "step";  timed: it changes with the step
 //       formula  in the notation of docstrings, for a card without an equation, which `label` names;  also: { label, formula }, one more
-//       since    before this step there is nothing to show
+//       since    before this step there is nothing to show;  view: what of the picture it is about, which is S.view then
 //   time        { steps: () => count, name: "step", first: () => the step that cards of a step begin with }
 //   picture, height, label, caption    (W, H, small) => SVG; W => H; what it shows; a sentence that holds at all settings
 //   tallest     W => how tall the picture is on the first card of a phone, if it is not to be as tall as there is room
@@ -69,7 +70,7 @@ class Numbers {
   constructor(data, write) {
     this.data = data;
     this.knobs = Object.fromEntries(data.knobs.map((knob) => [knob.name, knob.value]));
-    this.state = { i: data.follow, t: 0, side: "forward" };
+    this.state = { i: data.follow, t: 0, side: "forward", view: "" };
     this.kept = {};
     const proxy = (make) => new Proxy({}, { get: (_, name) => (...at) => make(name, at) });
     const range = (count) => Array.from({ length: count }, (_, n) => n);

@@ -209,9 +209,9 @@ class Page {
 
   activate(n, move = true) {
     const last = this.cards[this.active], card = this.cards[(this.active = Math.max(0, Math.min(this.cards.length - 1, n)))];
-    const { state } = this, side = card.kind === "backward" || card.kind === "turn" ? "backward" : "forward", turned = state.side !== side;
-    state.side = side;
-    const when = { first: 0, step: undefined, last: this.numbers.steps }[card.when], playing = this.playing && last !== card;
+    const { state } = this, side = card.kind === "backward" || card.kind === "turn" ? "backward" : "forward", turned = state.side !== side || state.view !== (card.view ?? "");
+    Object.assign(state, { side, view: card.view ?? "" });
+    const when = { first: 0, step: undefined, last: this.numbers.steps }[card.kind === "turn" ? "last" : card.when], playing = this.playing && last !== card;
     if (playing) this.halt(); // what a card shows must not depend on how fast one reads
     if (card.when === "step" && (playing || last?.when !== "step")) this.goTo(side === "backward" ? this.numbers.steps - 1 : Math.min(this.mechanism.time.first?.() ?? 1, this.numbers.steps - 1));
     else if (when !== undefined && last !== card) this.goTo(when);

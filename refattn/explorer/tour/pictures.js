@@ -24,15 +24,30 @@ function bounds(points, room = 0.15) {
   return [(l + r) / 2 - half, (l + r) / 2 + half, (b + t) / 2 - half, (b + t) / 2 + half];
 }
 
-// A plane in a square: its ground, its axes, and the functions that place a point.
-function plane(x, y, size, points) {
-  const [l, r, b, t] = bounds(points), X = scale(l, r, x, x + size), Y = scale(b, t, y + size, y);
+// A plane in a square, or wider than high: its ground, its axes, and the functions that place a point.
+function plane(x, y, size, points, wide = size) {
+  const [l, r, b, t] = bounds(points), X = scale(l, r, x + (wide - size) / 2, x + (wide + size) / 2), Y = scale(b, t, y + size, y);
   const inside = (at, low, high) => at > low && at < high;
   const ground =
-    svg("rect", { x, y, width: size, height: size, rx: 6, class: "plane" }) +
-    (inside(X(0), x, x + size) ? svg("path", { d: `M${X(0)} ${y}V${y + size}`, class: "axis" }) : "") +
-    (inside(Y(0), y, y + size) ? svg("path", { d: `M${x} ${Y(0)}H${x + size}`, class: "axis" }) : "");
+    svg("rect", { x, y, width: wide, height: size, rx: 6, class: "plane" }) +
+    (inside(X(0), x, x + wide) ? svg("path", { d: `M${X(0)} ${y}V${y + size}`, class: "axis" }) : "") +
+    (inside(Y(0), y, y + size) ? svg("path", { d: `M${x} ${Y(0)}H${x + wide}`, class: "axis" }) : "");
   return { X: (p) => X(p[0]), Y: (p) => Y(p[1]), unit: size / (r - l), ground };
+}
+
+// Writes names beside marks, where no other name stands: above, below, to the right or the left, or not at all. `taken`:
+// boxes [left, top, right, bottom] where none may stand.
+function labels(W, H, high, taken = [], left = 0, top = 0) {
+  return (name, x, y, half, look, order = [0, 1, 2, 3]) => {
+    const wide = name.length * high * 0.56, sides = [[x, y - half - 4, "middle"], [x, y + half + high - 1, "middle"], [x + half + 3, y + high / 3, "start"], [x - half - 3, y + high / 3, "end"]];
+    for (const [at, base, anchor] of order.map((n) => sides[n])) {
+      const from = at - { start: 0, middle: wide / 2, end: wide }[anchor], box = [from, base - high * 0.8, from + wide, base + 2];
+      if (box[0] < left || box[2] > W || box[1] < top || box[3] > H || taken.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3])) continue;
+      taken.push(box);
+      return text(at, base, name, { "text-anchor": anchor, class: look });
+    }
+    return "";
+  };
 }
 
 const TIP = '<defs><marker id="tip" orient="auto" markerWidth="5" markerHeight="6" refX="4" refY="3"><path d="M0 0L5 3L0 6z"/></marker></defs>';

@@ -39,7 +39,7 @@ function tile(x, y, wide, high, number, most, ref) {
 function table(W, H, small) {
   const at = S.at ?? S.t, back = S.side === "backward", n = now(), narrow = W < 420, space = W * (small ? 0.5 : 0.49);
   const below = small ? [] : back ? [["du", "du"], ["dm", "dm"]] : narrow ? [["answer", "answer"], ["value", "v"], ["miss", "miss"]] : [["answer a", "answer"], ["value v", "v"], ["m = v − a", "miss"], ["change u", "correction"]];
-  const head = small ? 4 : narrow ? 14 : 44, gap = small ? 0 : narrow ? 5 : 12, high = Math.min(small ? 64 : narrow ? 24 : 34, (H - head - gap - (narrow ? 4 : 24)) / (D.length + below.length));
+  const head = small ? 4 : narrow ? 14 : 44, gap = small ? 0 : narrow ? 5 : 12, high = Math.min(small ? 64 : narrow && H < 160 ? 24 : 34, (H - head - gap - (narrow ? 4 : 24)) / (D.length + below.length));
   const left = small ? 0 : narrow ? 8 : 16, key = small ? 0 : narrow ? 40 : 60, x0 = left + key + (small ? 4 : 10), wide = Math.min(small ? 64 : narrow ? 48 : 76, (space - x0 - 8) / E.length);
   const cells = back ? D.map((d) => E.map((e) => V.dS(n, d, e))) : memoryAt(at), usual = Math.max(1, ...DATA.v.flat().map(Math.abs)), most = back ? Math.max(1e-9, ...cells.flat().map(Math.abs)) : usual;
   const middle = { "text-anchor": "middle", class: "tick" };
@@ -63,20 +63,28 @@ function table(W, H, small) {
 // The plane of the values: rings are what tokens said, dots what the memory now answers to their keys.
 function answers(W, H, small) {
   const at = S.at ?? S.t, back = S.side === "backward", n = now(), memory = memoryAt(at), narrow = W < 420, end = Math.min(at, S.i + 1);
-  const top = small || narrow ? 2 : 24, size = Math.min(H - top - 2, W * 0.46), left = W - size;
+  const top = small || narrow ? 2 : 24, told_ = narrow && !small && H > 160 ? 34 : 0; // a legend below, where there is room
+  const wide = narrow && !small ? W - 168 : Math.min(H - top - 2, W * 0.46), size = Math.min(wide, H - top - 2 - told_), left = W - wide;
   const flat = (point) => [point[0], point[1] ?? 0], said = J.map((j) => flat(DATA.v[j])), goal = flat(DATA.target), lazy = flat(added(Math.floor(end + 1e-9)));
   const told = Array.from({ length: J.length + 1 }, (_, t) => [question(), ...J.slice(0, t).map(keyOf)].map((key) => flat(asked(states(t), key)))).flat();
-  const { X, Y, ground } = plane(left, top, size, [...said, ...told, goal, [0, 0], flat(added(S.i + 1))]);
-  const inside = (x) => Math.max(left + 36, Math.min(left + size - 36, x));
+  const { X, Y, ground } = plane(left, top, size, [...said, ...told, goal, [0, 0], flat(added(S.i + 1))], wide);
+  const inside = (x) => Math.max(left + 36, Math.min(left + wide - 36, x)), boxes = (marks, r) => marks.map((p) => [X(p) - r, Y(p) - r, X(p) + r, Y(p) + r]);
+  const place = (all, name) => all.sort((a, b) => a[0] - b[0]).map(([, word, at, half, look]) => name(word, X(at), Y(at), half, look)).join("");
   const from = (a, b, set) => (Math.hypot(X(a) - X(b), Y(a) - Y(b)) < 11 ? "" : arrow(X(a), Y(a), X(b), Y(b), set));
   let drawn = TIP + ground;
+  // On a phone a name stands where there is room.
+  const named = narrow && !small && labels(W, top + size, 11, [...boxes(said, 6), ...(notes ? [[W - 44, Y([0, 0]) - 14, W, Y([0, 0])], [X([0, 0]), top, X([0, 0]) + 48, top + 14]] : [])], left, top), names_ = [];
+  if (named && notes) {
+    drawn += text(W - 4, Y([0, 0]) - 3, "warm →", { class: "tick", "text-anchor": "end" }) + text(X([0, 0]) + 4, top + 11, "sweet ↑", { class: "tick" });
+  }
+  if (told_) ["○ said, ● remembered", back ? "arrows: where values should move" : "black: output o and its way"].forEach((line, n) => { drawn += text(left, top + size + 15 + 15 * n, line, { class: "title" }); });
   if (!small && !narrow) drawn += text(left, 12, notes ? "values: warm →, sweet ↑" : "values", { class: "title" });
   J.forEach((j) => {
     const seen = j < at - 1e-9 || back, heard = flat(asked(memory, keyOf(j))), r = small ? 5 : narrow ? 6 : 8, style = `stroke:${color(j)}`;
     if (seen && !back) drawn += svg("path", { d: `M${X(heard)} ${Y(heard)}L${X(said[j])} ${Y(said[j])}`, style, "stroke-width": 1.4, "stroke-dasharray": "2 3" });
     const ring = svg("circle", { cx: X(said[j]), cy: Y(said[j]), r, style: `${style};fill:var(--paper)`, "stroke-width": seen ? 2.6 : 1.2, opacity: seen || j === n ? 1 : 0.5 });
-    const hide = small || (narrow && j !== n && j !== S.i);
-    const label = hide ? "" : text(inside(X(said[j])), Y(said[j]) + (said[j][1] < 0 ? r + 13 : -r - 4), DATA.tokens[j], { "text-anchor": "middle", class: j === n ? "name strong" : "name" });
+    if (named) names_.push([j === n || j === S.i ? 0 : 1, DATA.tokens[j], said[j], r, j === n ? "name strong" : "name"]);
+    const label = small || narrow ? "" : text(inside(X(said[j])), Y(said[j]) + (said[j][1] < 0 ? r + 13 : -r - 4), DATA.tokens[j], { "text-anchor": "middle", class: j === n ? "name strong" : "name" });
     drawn += follows(j, DATA.tokens[j], ring + label);
     if (seen && !back) drawn += svg("circle", { cx: X(heard), cy: Y(heard), r: small ? 3 : 4, style: `fill:${color(j)}` });
     if (back) drawn += from(said[j], said[j].map((x, e) => x - (e < E.length ? V.dv(j, e) : 0)));
@@ -84,6 +92,7 @@ function answers(W, H, small) {
   if (back) {
     const result = flat(E.map((e) => V.o(S.i, e)));
     drawn += from(result, goal) + svg("circle", { cx: X(result), cy: Y(result), r: 6, style: "fill:var(--ink);stroke:var(--paper)", "stroke-width": 1.5 }) + svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" });
+    if (named) return drawn + place([[0, "t", goal, 6, "name strong"], [0, "o", result, 6, "name strong"], ...names_], named);
     return drawn + (small ? "" : text(X(goal) + 9, Y(goal) + 4, "t", { class: "name strong" }) + text(X(result) + 10, Y(result) + 4, "o", { class: "name strong" }));
   }
   if (S.t < J.length) drawn += from(flat(asked(memory, keyOf(n))), said[n]);
@@ -91,9 +100,11 @@ function answers(W, H, small) {
   drawn += svg("path", { d: `M${[...path, here].map((p) => `${X(p).toFixed(1)} ${Y(p).toFixed(1)}`).join("L")}`, fill: "none", style: "stroke:var(--ink)", "stroke-width": 1, opacity: 0.6 });
   if (end >= 1) {
     drawn += svg("path", { d: `M${X(lazy)} ${Y(lazy) - 6}l6 6l-6 6l-6 -6z`, style: "fill:none;stroke:var(--soft)", "stroke-width": 1.8 });
-    if (!small && !narrow) drawn += text(Math.max(left + 36, Math.min(left + size - 36, X(lazy))), Y(lazy) + (Y(here) > Y(lazy) ? -11 : 20), "only adding", { class: "name title", "text-anchor": "middle" });
+    if (named) names_.push([0, "only adding", lazy, 6, "name title"]);
+    else if (!small) drawn += text(inside(X(lazy)), Y(lazy) + (Y(here) > Y(lazy) ? -11 : 20), "only adding", { class: "name title", "text-anchor": "middle" });
   }
-  return drawn + svg("circle", { cx: X(here), cy: Y(here), r: small ? 5 : 6.5, style: "fill:var(--ink);stroke:var(--paper)", "stroke-width": 1.5 }) + (small ? "" : text(X(here) + 10, Y(here) - 7, "o", { class: "name strong" }));
+  drawn += svg("circle", { cx: X(here), cy: Y(here), r: small ? 5 : narrow ? 5.5 : 6.5, style: "fill:var(--ink);stroke:var(--paper)", "stroke-width": 1.5 });
+  return drawn + (named ? place([[-1, "o", here, 6, "name strong"], ...names_], named) : small ? "" : text(X(here) + 10, Y(here) - 7, "o", { class: "name strong" }));
 }
 
 // What a writing does to the last token before it whose key is neither its own nor at right angles.
@@ -127,7 +138,7 @@ tour({
     "Linear attention adds each token’s value to what is there, so old values of a key pile up. The delta rule asks first, sees by how much the answer <b>misses</b> the value, and writes only what is missing. The memory keeps its size, however many tokens come.",
     notes ? "Here tokens are notes: the key says who, the value how warm and sweet the drink is. Every token asks about Ann, who changes her mind." : "Each token brings a key, a value and a question.",
   ],
-  turn: "Learning asks how the loss changes with every number above. The way back goes from the last token to the first, for a correction changes all later answers.",
+  turn: "Learning asks how the loss changes with every number above. That is its gradient, written with a d in front. The way back goes from the last token to the first, for a correction changes all later answers.",
   sizes: { t: () => J.length, T: () => J.length + 1 },
   quantities: {
     q: { axes: "jd", what: "question (query)" },

@@ -21,7 +21,7 @@ def arguments(inputs: Mapping[str, Any], knobs: Mapping[str, Any]) -> dict[str, 
 
 TOUR = Tour(
     knobs=(
-        Knob("beta", "how much is written", 0.9, 0.0, 1.0, 0.05),
+        Knob("beta", "how much is written, β", 0.9, 0.0, 1.0, 0.05),
         Knob("log_decay", "fading (log of what is kept)", -0.05, -1.0, 0.0, 0.05),
         Knob("length", "length of keys", 1.0, 0.5, 1.6, 0.05),
     ),

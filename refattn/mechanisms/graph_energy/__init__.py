@@ -123,4 +123,20 @@ record = Mechanism(
     ),
     stream=ModuleStream(_stream, _BLOCK),
     diagnostics=_diagnostics,
+    # What the article has beside the flow: an energy in a language model, levels, classes, R(O) and gamma / |grad E|.
+    presets={
+        "preetham2023": {
+            "gamma": 0.05,
+            "block": {
+                "state": "prefix",
+                "step": 0.03,
+                "steps": 8,
+                "levels": 2,
+                "window": None,
+                "classes": 4,
+                "regulariser": "size",
+                "strength": 1e-6,
+            },
+        }
+    },
 )

@@ -5,6 +5,7 @@ Implementations differ in how they sum over pairs; a sparse graph may also have 
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial, polynomial
 from refattn.mechanisms.graph_energy.implementations import pairs, products, rows, sparse, tiled
 from refattn.mechanisms.graph_energy.options import FAMILIES
-from refattn.mechanisms.graph_energy.options.call import Options, any_of, check_step
+from refattn.mechanisms.graph_energy.options.call import Options, anywhere, check_step
 from refattn.mechanisms.graph_energy.options.integrator import (
     RK45,
     DiscreteGradient,
@@ -41,7 +42,7 @@ from refattn.mechanisms.graph_energy.options.integrator import (
 )
 from refattn.mechanisms.graph_energy.options.links import CausalMirror, Directed, Given, Kernel, Links, Min
 from refattn.mechanisms.graph_energy.options.start import Start
-from refattn.mechanisms.graph_energy.options.state import STATES
+from refattn.mechanisms.graph_energy.options.state import STATES, State
 from refattn.mechanisms.graph_energy.options.threshold import Hard, Proximal, Threshold
 from refattn.mechanisms.graph_energy.system import System, balanced, energy_backward, system_of
 from refattn.mechanisms.record import Unsupported
@@ -133,8 +134,9 @@ def forward(
     v
         (b, g, n, e).
     state
-        What flows: "token": a score of each token, which weighs its attention scores; "query": for each query its
-        attention distribution; "feature": the values themselves, which then are the output.
+        What flows: "token": a score of each token, which weighs its attention scores; "prefix": such a score for each
+        query, on the graph of what the query may attend, with an energy where scores are causal; "query": for each
+        query its attention distribution; "feature": the values themselves, which then are the output.
     coupling
         How two scores act on each other: "sin", "tanh", "identity", "arctan", "sinh", "cubic", or a `Polynomial`, as
         text "polynomial(coefficients=(1.0, -0.2))"; None means "sin", and "tanh" in state "feature". Or a `Coupling` of
@@ -159,8 +161,8 @@ def forward(
     graph
         Which links the graph has: "kernel", "mean", "min", "none" or "causal_mirror", or a `Links`, as text
         "kernel(over='keys')", whose nodes are the keys, for queries that are others. None means "kernel" ("min" for
-        "query"), and where scores are causal "none" ("causal_mirror" for "query"). Or links of your own: an array
-        (n, n), or one for each head, or a sparse one, a `CSR`; over keys in a `Given`.
+        "query"), and where scores are causal "none" ("causal_mirror" for "query" and "prefix"). Or links of your own:
+        an array (n, n), or one for each head, or a sparse one, a `CSR`; over keys in a `Given`.
     start
         Where scores start, in state "token": an array that broadcasts to (b, h, n); None: the sigmoid of s_jj. A
         `Start` may add a jitter.
@@ -352,17 +354,10 @@ def _check_scores(inner: dense.Saved) -> None:
 
 def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given: Any) -> Options:
     """Return the options of a call; raise where one does not fit."""
-    nodes, state = k.shape[2], STATES[check_choice("state", given["state"], STATES)]
-    integrator, threshold, start = (FAMILIES[name](given[name]) for name in ("integrator", "threshold", "start"))
-    graph: Any = given["graph"]
-    if graph is None:
-        usual: dict[bool, tuple[Links, Links]] = {
-            True: (Directed(), CausalMirror()),
-            False: (Kernel(), Min()),
-        }
-        graph = usual[causal][state.name == "query"]
-    elif not isinstance(graph := FAMILIES["graph"](graph), Links):
-        graph = Given(links=graph)
+    nodes, chosen = k.shape[2], tuple(given[name] for name in CHOSEN)
+    read_once = all(type(one) is str or one is None for one in chosen)
+    kinds = (kinds_of_texts if read_once else kinds_of)(causal, *chosen)
+    state, coupling, intrinsic, integrator, threshold, graph, start = kinds
     if graph.over == "tokens" and q.shape[2] != nodes:
         raise ValueError(
             f"k: got {nodes} tokens and {q.shape[2]} in q, needs as many: they are nodes of one graph, unless its "
@@ -372,19 +367,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         _check_given(graph.links, q, nodes, causal, integrator)
         if masked and isinstance(graph.links, CSR):
             raise ValueError("mask: got one with a sparse graph; needs None, and a graph without the edges it hides")
-    if causal:
-        _check_causal(state.name, graph.name, graph.over, integrator)
-    if graph.over == "keys":
-        _check_over_keys(state.name, graph.name, start)
-    if graph.name == "none" and integrator.reads_energy:
-        raise ValueError(
-            'graph: got "none", which has no energy, with an integrator that needs one, or a stop by energy; needs '
-            "another graph"
-        )
-    if isinstance(threshold, Proximal):
-        _check_proximal(integrator)
     numbers: dict[str, tuple[int, ...]] = {}
-    coupling = FAMILIES["coupling"](state.coupling if given["coupling"] is None else given["coupling"])
     if isinstance(coupling, Polynomial):
         a = coupling.array(q)
         numbers["coefficients"] = tuple(a.shape)
@@ -393,7 +376,6 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         check_coupling(coupling, q)
     else:
         coupling = COUPLINGS[coupling]
-    intrinsic = FAMILIES["intrinsic"](given["intrinsic"])
     if isinstance(intrinsic, Intrinsic):
         check_intrinsic(intrinsic, q)
     found = {name: check_per_head(name, given[name], q) for name in ("kappa", "step")}
@@ -405,8 +387,13 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
     channels = state.channels(q.shape[2], v.shape[3])
     if start.at is not None and state.name != "token":
         raise ValueError(f'start: got an array with state="{state.name}", which has its own; needs None')
-    jitter = check_broadcasts("jitter", start.jitter, q, (*q.shape[:2], nodes, channels))
-    if jitter is not None:
+    jitter = at = bias = None
+    if start.at is not None:
+        at = check_broadcasts("start", start.at, q, (*q.shape[:2], nodes))
+    if given["bias"] is not None:
+        bias = check_broadcasts("bias", given["bias"], q, (*q.shape[:3], nodes))
+    if start.jitter is not None:
+        jitter = check_broadcasts("jitter", start.jitter, q, (*q.shape[:2], nodes, channels))
         jitter = namespace(jitter).broadcast_to(jitter, (*q.shape[:2], nodes, channels))
     scale = given["scale"]
     if scale is not None:
@@ -426,56 +413,101 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         step=found["step"],
         steps=count,
         integrator=integrator,
-        threshold=replace(threshold, signed=state.signed) if threshold.signed is None else threshold,
+        threshold=threshold,
         tau=found["tau"],
         links=graph,
-        start=check_broadcasts("start", start.at, q, (*q.shape[:2], nodes)),
+        start=at,
         jitter=jitter,
         scale=1.0 / math.sqrt(q.shape[3]) if scale is None else scale,
-        bias=check_broadcasts("bias", given["bias"], q, (*q.shape[:3], nodes)),
+        bias=bias,
         numbers=numbers,
         causal=causal,
         attends=True,
     )
 
 
+CHOSEN = ("state", "coupling", "intrinsic", "integrator", "threshold", "graph", "start")
+"""Options that are one of several kinds."""
+
+
+def kinds_of(
+    causal: bool, state: Any, coupling: Any, intrinsic: Any, integrator: Any, threshold: Any, graph: Any, start: Any
+) -> tuple[State, Any, Any, Integrator, Threshold, Links, Start]:
+    """Return the objects that these options mean, in this order; raise where they do not fit together.
+
+    Forces of the library stay names; the threshold has `signed` as it is in this state.
+    """
+    flows = STATES[check_choice("state", state, STATES)]
+    method, limit, begin = (
+        FAMILIES[name](x) for name, x in (("integrator", integrator), ("threshold", threshold), ("start", start))
+    )
+    links: Any
+    if graph is None:
+        if causal:
+            links = CausalMirror() if flows.per_query else Directed()
+        else:
+            links = Min() if flows.name == "query" else Kernel()
+    elif not isinstance(links := FAMILIES["graph"](graph), Links):
+        links = Given(links=graph)
+    if causal:
+        _check_causal(flows, links.name, links.over, method)
+    if links.over == "keys":
+        _check_over_keys(flows.name, links.name, begin)
+    if links.name == "none" and method.reads_energy:
+        raise ValueError(
+            'graph: got "none", which has no energy, with an integrator that needs one, or a stop by energy; needs '
+            "another graph"
+        )
+    if isinstance(limit, Proximal):
+        _check_proximal(method)
+    couples = FAMILIES["coupling"](flows.coupling if coupling is None else coupling)
+    limit = replace(limit, signed=flows.signed) if limit.signed is None else limit
+    return flows, couples, FAMILIES["intrinsic"](intrinsic), method, limit, links, begin
+
+
+kinds_of_texts = functools.lru_cache(maxsize=64)(kinds_of)
+"""The same for what is given as texts, which are read once."""
+
+
 def _check_signs(numbers: Mapping[str, Any]) -> None:
     for name, needs in (("tau", "at least 0"), ("step", "above 0")):
         value = numbers[name]
-        if value is not None and concrete(any_of(value < 0.0 if name == "tau" else value <= 0.0)):
+        if value is not None and anywhere(value < 0.0 if name == "tau" else value <= 0.0):
             raise ValueError(f"{name}: got {value}, needs a number {needs}")
     for name, effect in (("mu", "scores are driven away from where they start"), ("kappa", "scores repel each other")):
-        if concrete(any_of(numbers[name] < 0.0)):
+        if anywhere(numbers[name] < 0.0):
             warnings.warn(f"{name}: got {numbers[name]}, below 0: {effect}, and may diverge", stacklevel=4)
 
 
-def _check_causal(state: str, links: str, over: str, integrator: Integrator) -> None:
+def _check_causal(state: State, links: str, over: str, integrator: Integrator) -> None:
     if over == "keys":
         raise ValueError(
             'graph: got links over keys with causal scores, whose past depends on later keys; needs "none"'
         )
-    if state != "query" and links not in ("none", "given"):
+    if not state.per_query and links not in ("none", "given"):
         raise ValueError(
-            f'graph: got "{links}" with causal scores and state="{state}", where earlier scores would depend on later '
-            'tokens; needs "none", or state="query"'
+            f'graph: got "{links}" with causal scores and state="{state.name}", where earlier scores would depend on '
+            'later tokens; needs "none", or state="query" or "prefix"'
         )
-    if state == "query" and links in ("kernel", "min"):
+    if state.per_query and links in ("kernel", "min"):
         raise ValueError(
             f'graph: got "{links}" with causal scores, where no two tokens may attend each other; needs '
             '"causal_mirror", "mean" or "none"'
         )
-    if state != "query" and (integrator.stops or isinstance(integrator, (RK45, ImplicitMidpoint, DiscreteGradient))):
+    if not state.per_query and (integrator.stops or isinstance(integrator, (RK45, ImplicitMidpoint, DiscreteGradient))):
         name = integrator.stops or "integrator"
         got = "a number" if integrator.stops else f'"{integrator.name}"'
         raise ValueError(
-            f'{name}: got {got} with causal scores and state="{state}", where all tokens are one system and later '
-            'tokens would decide on steps of earlier ones; needs fixed explicit steps, or state="query"'
+            f'{name}: got {got} with causal scores and state="{state.name}", where all tokens are one system and later '
+            'tokens would decide on steps of earlier ones; needs fixed explicit steps, or state="query" or "prefix"'
         )
 
 
 def _check_over_keys(state: str, links: str, start: Start) -> None:
     if state == "feature":
         raise ValueError('graph: got links over keys with state="feature", whose output are its nodes')
+    if state == "prefix":
+        raise ValueError('graph: got links over keys with state="prefix", where no q meets its own k; needs "token"')
     if links == "causal_mirror":
         raise ValueError('graph: got "causal_mirror" over keys, which have no order')
     if state == "token" and start.at is None:

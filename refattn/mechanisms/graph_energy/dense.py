@@ -261,8 +261,9 @@ def flow_forward(graph: Graph, tau: Number, implementation: Any) -> tuple[Array,
     if isinstance(method, RK45):
         factors = rk45.plan(method, system, x, options.step, options.steps)
     balance = weights_of(graph) if method.reads_energy else 1.0  # one of each node, or 1
+    stops = method.stops is not None
     for factor in factors:
-        if method.stops:
+        if stops:
             flows = still_flowing(method, system, balance, x, energies, flows)  # (b, h, 1, c)
             if concrete(namespace(x).any(flows > 0.0)) is False:
                 break

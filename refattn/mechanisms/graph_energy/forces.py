@@ -20,9 +20,9 @@ An intrinsic force f(x; b) has a potential F with f = -dF/dx; b is where the sco
     none         0               0                            0           0      0         0            0
     double_well  mu x - x^3 + b  -mu x^2 / 2 + x^4 / 4 - b x  mu - 3 x^2  1      x         -x           -x^2 / 2
 
-Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium); D. Sclosa, From Combinatorics to
-Geometry: The Dynamics of Graph Gradient Diffusion (arXiv:2308.08311), equation 1, for odd analytic coupling; sin is
-that of Kuramoto.
+Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium), and its part 2 (Medium, 22 August
+2023) for polynomials whose coefficients are learned; D. Sclosa, From Combinatorics to Geometry: The Dynamics of Graph
+Gradient Diffusion (arXiv:2308.08311), equation 1, for odd analytic coupling; sin is that of Kuramoto.
 """
 
 from __future__ import annotations

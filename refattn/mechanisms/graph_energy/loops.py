@@ -56,6 +56,8 @@ class _Head:
         self.kind, self.coupling = type(self.threshold).__name__, coupling_of(options)
         self.rows, self.n = allowed.shape
         self.feature, self.query = options["state"] == "feature", options["state"] == "query"
+        self.prefix = options["state"] == "prefix"
+        self.own = self.query or self.prefix  # each query has scores of its own
         self.signed = self.feature if self.threshold.signed is None else self.threshold.signed
         self.value: dict[str, Any] = {}
         self.link()
@@ -75,7 +77,7 @@ class _Head:
         value |= {"GE.1": scores, "GE.masked": masked, "GE.2": a}
         kind = "CausalMirror" if causal else "Min"
         if not self.query:
-            kind = "Directed" if causal else "Kernel"
+            kind = "Kernel" if not causal else "CausalMirror" if self.prefix else "Directed"
         kind = kind if self.links is None else type(self.links).__name__
         over_keys, links, seen = getattr(self.links, "over", "tokens") == "keys", a, np.any(self.allowed, axis=0)
         if over_keys or kind == "Kernel":
@@ -101,7 +103,7 @@ class _Head:
         elif "start" in leaves:
             begin = copies(leaves["start"])[:, None]
         else:
-            begin = self.matrix((n, 1), lambda j, c: _sigmoid(scores[j, j]))
+            begin = self.matrix((n, rows if self.prefix else 1), lambda j, c: _sigmoid(scores[j, j]))
         value["GE.5"] = begin
 
     def by_row(self, scores: Any) -> Any:
@@ -122,7 +124,7 @@ class _Head:
     def flow(self) -> None:
         """Move the scores from their start to their end, one channel after the other: each is a system of its own."""
         begin = self.value["GE.5"]
-        self.m = self.allowed.T.astype(float) if self.query else np.ones(begin.shape)
+        self.m = self.allowed.T.astype(float) if self.own else np.ones(begin.shape)
         self.x, passes = np.empty(begin.shape, dtype=object), dict[str, list[Any]]()
         for c in range(begin.shape[1]):
             ways: dict[str, list[Any]] = {"GE.point": [], "GE.6": [], "GE.7": [], "GE.8": []}
@@ -268,7 +270,7 @@ class _Head:
         def part(i: int, j: int) -> Scalar:
             if self.query:
                 return copy(phi[j, i]) if self.allowed[i, j] else Scalar(0.0)
-            return a[i, j] * phi[j, 0]
+            return a[i, j] * phi[j, i if self.prefix else 0]
 
         u = value["GE.10"] = self.matrix((rows, n), part)
         filled = np.any(values(u) > 0.0, axis=1)
@@ -287,7 +289,7 @@ class _Head:
 
     def best(self, i: int) -> int:
         """Return the first of the tokens that a row without scores goes to."""
-        a, x = values(self.value["GE.2"][i]), values(self.x[:, i if self.query else 0])
+        a, x = values(self.value["GE.2"][i]), values(self.x[:, i if self.own else 0])
         ranks = a if self.kind == "Proximal" else x if self.query else a * x
         return int(np.argmax(np.where(self.allowed[i], ranks, -math.inf)))
 
@@ -317,7 +319,7 @@ def _run(q: Any, k: Any, v: Any, mask: Any, options: dict[str, Any]) -> tuple[Va
     causal = o.get("causal", False) is not False
     if causal:
         allowed = allowed & np.tri(rows, n, dtype=np.bool_)
-    channels = {"token": 1, "query": rows, "feature": v.shape[3]}[o["state"]]
+    channels = {"token": 1, "prefix": rows, "query": rows, "feature": v.shape[3]}[o["state"]]
     jitter = np.broadcast_to(0.0 if start.jitter is None else start.jitter, (batch, heads, n, channels))
     shapes, parts = {"bias": plane, "start": (batch, heads, n)}, dict[str, Any]()
     for at in np.ndindex(batch, heads):

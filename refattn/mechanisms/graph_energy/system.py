@@ -89,10 +89,10 @@ class System:
 
     def coupled_keeping(self, *states: Array) -> tuple[Array, Any]:
         """Return c, and what the implementation keeps for its backward; None where it keeps nothing."""
-        keeping = getattr(self.implementation, "couple_keeping", None)
-        if keeping is None:
-            return self.coupled(*states), None
-        found: tuple[Array, Any] = keeping(self.coupling, self.links, self.visible, *states)
+        given, implementation = (self.coupling, self.links, self.visible, *states), self.implementation
+        if not hasattr(implementation, "couple_keeping"):
+            return implementation.couple_forward(*given), None
+        found: tuple[Array, Any] = implementation.couple_keeping(*given)
         return found
 
     def rate(self, *states: Array, coupled: Array | None = None) -> Array:

@@ -78,6 +78,12 @@ const both = (i, j) => {
   const way = (l, m) => `π<sub>${DATA.tokens[l]}</sub> n<sub>${DATA.tokens[l]},${DATA.tokens[m]}</sub>`;
   return `${way(i, j)} = ${way(j, i)} = ${show(V.pi(i) * V.n(i, j))}`;
 };
+// Where the threshold would drop one word more, or keep one more.
+function turns() {
+  const score = (j) => V.x(K.steps, j), lowest = J.filter(kept).sort((a, b) => score(a) - score(b))[0], highest = dropped().sort((a, b) => score(b) - score(a))[0];
+  const more = lowest === undefined ? "" : ` Above ${show(score(lowest))} it would drop ${names([lowest])}, too.`;
+  return more + (highest === undefined || score(highest) <= 0 ? "" : ` At ${show(score(highest))} or below it would keep ${names([highest])}.`);
+}
 const are = (list) => (list.length > 1 ? "are" : "is");
 
 const forward = [
@@ -100,7 +106,7 @@ const forward = [
   },
   {
     id: "GE.9", title: "Cut", when: "last", show: [["b", "x.last", "y"]], pick: () => ["y", mover()],
-    say: () => `After the last step a word whose score is below the threshold is dropped. ${dropped().length ? `Here ${names(dropped())} ${are(dropped())}.` : "Here none is."}`,
+    say: () => `After the last step a word whose score is below the threshold τ is dropped: nobody reads it. ${dropped().length ? `Here ${names(dropped())} ${are(dropped())}.` : "Here none is."} The scores do not know of τ, so its knob moves none of them; it only says where to cut.${turns()}`,
   },
   { id: "GE.10", title: "Weigh", when: "last", show: [["a[i]", "y", "u[i]"]], pick: () => ["u", S.i, mover()], say: () => `The weight by which ${word()} would read a word is multiplied by that word's score. The part of a dropped word is 0, for all who would read it; it still reads others.` },
   {
@@ -208,7 +214,7 @@ tour({
     `Each word has a score. Alike words are linked, and a link pulls their scores together, while a spring pulls each back to its start. The tension of links and springs is an energy, and the scores flow down it${times().some((t) => rises(t + 1)) ? " if steps are short: here they are too long, and the scores swing. " : ", towards rest. "}A threshold then drops what is low. ${
       times().some((t) => rises(t + 1)) ? "" : saved().length ? `So ${names(saved())}, too low alone, ${are(saved())} kept because of ${saved().length > 1 ? "their" : "its"} neighbours.` : lost().length ? `So ${names(lost())}, high enough alone, ${are(lost())} dropped because of ${lost().length > 1 ? "their" : "its"} neighbours.` : ""}`,
   ],
-  turn: () => `The gradient takes the same way in reverse, through every step of the flow. It is written with a d in front, and says how the loss changes with a number. The loss: we wish that the output of ${word()} had been t, here (${DATA.target.map(show).join(", ")}), and it is half the squared distance of the two. The picture now shows the gradients of the scores, from the last step to the first. ▲: to come nearer to t, this score should have been higher; ▼: lower.`,
+  turn: () => `We wish that the output of ${word()} had been t, here (${DATA.target.map(show).join(", ")}). The loss is half the squared distance of the two. The gradient of a number, written with a d in front, says how the loss changes with it. Gradients take the same way in reverse, through every step of the flow. The picture now shows the gradients of the scores, from the last step to the first. ▲: to come nearer to t, this score should have been higher; ▼: lower.`,
   quantities, forward, backward, picture, caption,
   height: (W) => (W < 420 ? 118 : Math.min(360, Math.round(W * 0.62))),
   label: () => `Scores from the first step to the last: ${J.map((j) => `${DATA.tokens[j]} ${show(V.x(0, j))} to ${show(V.x(K.steps, j))}`).join(", ")}.`,

@@ -57,4 +57,9 @@ record = Mechanism(
     block=_BLOCK,
     stream=KeyValueStream(_BLOCK),
     grow=_step,
+    # When it grows the report does not say. Its columns have nothing to do with the old ones, whose moments end.
+    presets={
+        "burgund2025": {"block": {}, "grow": [200, 400], "growth": {"method": "report", "moments": "reset"}},
+        "corrected": {"block": {}, "grow": [200, 400]},
+    },
 )

@@ -196,102 +196,126 @@ const change = () => Math.sqrt(squares(product(product(DATA.y, matrix((a, b) => 
 
 const forward = [
   {
-    id: "GROW.1", title: "One kernel", show: [["wq", "wk"], ["M"]], pick: () => ["M", ...largest(V.M)],
+    id: "GROW.1", title: "One kernel", view: "kernel", show: [["wq", "wk"], ["M"]], pick: () => ["M", ...largest(V.M)],
     say: () => `Each token has a query (what it looks for), made by w<sub>q</sub>, and a key (what it offers), made by w<sub>k</sub>. For the scores only the product M of the two counts. ${
       K.width === 1 ? "With one column each, all rows of M are multiples of one row. That is called rank 1." : `A matrix whose rows are multiples of one row has rank 1. With ${columns(K.width)} each, M is a sum of ${K.width} of these, so its rank is ${K.width} at most.`}`,
   },
   {
-    title: "Too much, too little", formula: "g = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"]], pick: () => ["g", S.i, worst()],
+    title: "Too much, too little", view: "error", formula: "g = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"]], pick: () => ["g", S.i, worst()],
     say: () => `Scores make weights w by a softmax, and the weights p are wanted. g says how much too much weight a token gets; below 0 it gets too little. Here ${word()} should attend ${
       V.g(S.i, worst()) < 0 ? "more" : "less"} to ${names([worst()])}.`,
   },
   {
-    title: "What the loss asks of the kernel", label: "the gradient of M", formula: "N = y^T g y", show: [["N"], ["y"]], pick: () => ["N", ...largest(V.N)],
+    title: "What the loss asks of the kernel", view: "gradient", label: "the gradient of M", formula: "N = y^T g y", show: [["N"], ["y"]], pick: () => ["N", ...largest(V.N)],
     say: "The rows of y are the tokens, each with its features. Scores are y M yᵀ, so N, the gradient of M, is put together of g and features of both tokens. N may have any rank: the loss can ask for what so few columns cannot make.",
   },
   {
-    id: ["GROW.2", "GROW.3"], title: "What a change costs", show: [["C"], ["y"]], pick: () => ["C", 0, 0],
+    id: ["GROW.2", "GROW.3"], title: "What a change costs", view: "cost", show: [["C"], ["y"]], pick: () => ["C", 0, 0],
     say: "A gradient can be trusted only for small changes of the scores. So we measure a change of M by how much it changes the scores (the root of the mean square): that is its cost. That depends on the tokens: where features are large, the same change does more. C adds up their products. There is one sequence, b = 1, so A is C.",
   },
   {
-    id: "GROW.4", title: "A price for each direction", show: [["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
+    id: "GROW.4", title: "A price for each direction", view: "price", show: [["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
     say: () => `A has ${WIDE} directions at right angles, and λ says how far tokens reach along each. Its root ρ is the price of that direction. The damping makes sure that none is free.`,
   },
   {
-    id: "GROW.5", title: "The gradient in units of cost", show: [["G"], ["N"]], pick: () => ["G", ...largest(V.G)],
+    id: "GROW.5", title: "The gradient in units of cost", view: "units", show: [["G"], ["N"]], pick: () => ["G", ...largest(V.G)],
     say: "V has the directions, the eigenvectors of A, as columns; column r is divided by its price ρ<sub>r</sub>. So G is the same gradient as N, but it is large where a change of M gains much at a low cost.",
   },
   {
-    id: "GROW.6", title: "What is out of reach", show: [["H"], ["G"]], pick: () => ["H", ...largest(V.H)],
+    id: "GROW.6", title: "What is out of reach", view: "reach", show: [["H"], ["G"]], pick: () => ["H", ...largest(V.H)],
     say: () => `P<sub>q</sub> and P<sub>k</sub> are what the old columns can follow by themselves. Take that away from G, and what is left, H, only new columns can make. Its squares are ${percent(reach())} of those of G${
       reach() > 0.9 ? ": the head has learned what it could" : ""}.`,
   },
   {
-    id: "GROW.7", title: "How many columns", show: [["sigma", "part"], ["c"]], pick: () => ["part", 0],
+    id: "GROW.7", title: "How many columns", view: "worth", show: [["sigma", "part"], ["c"]], pick: () => ["part", 0],
     say: () => `H is a sum of matrices of rank 1, and one new column on both sides can make one of them. How large each is, σ, is called a singular value; σ² is what the column is worth. Those with a part above ${percent(K.share)} are added: ${V.c() ? columns(V.c()) : "here none"}. H only tells how many. Which ones follows from steps 9 to 11, where old and new columns move together.`,
   },
   {
-    id: ["GROW.8", "GROW.9", "GROW.10"], title: "Move the kernel", show: [["Fm"], ["D"], ["nu"]], pick: () => ["Fm", ...largest(V.D)],
+    id: ["GROW.8", "GROW.9", "GROW.10"], title: "Move the kernel", view: "step", show: [["Fm"], ["D"], ["nu"]], pick: () => ["Fm", ...largest(V.D)],
     say: () => `D is G, turned back into a change of M. M moves against it, by the amplitude: that is how far. ν is its unit. Here scores change by ${show(change())} (the root of the mean square). The result, F, may have any rank.`,
   },
   {
-    id: ["GROW.12", "GROW.13"], title: "Cut to the columns there are", show: [["size", "kept"], ["Mn"]], pick: () => ["kept", Math.min(WIDE - 1, K.width + V.c() - 1)],
+    id: ["GROW.12", "GROW.13"], title: "Cut to the columns there are", view: "cut", show: [["size", "kept"], ["Mn"]], pick: () => ["kept", Math.min(WIDE - 1, K.width + V.c() - 1)],
     say: () => `A head of ${columns(K.width + V.c())} has a kernel of that rank, at most. K is F in units of cost (GROW.11). Of its singular values the ${K.width + V.c() === 1 ? "largest is" : `${K.width + V.c()} largest are`} kept. Turned back, that is M', the nearest to F that the grown head can make.`,
   },
   {
-    id: ["GROW.17", "GROW.18"], title: "Back to two matrices", show: [["wq", "wqn"], ["wk", "wkn"]], pick: () => ["wqn", 0, Math.min(K.width, K.width + V.c() - 1)],
+    id: ["GROW.17", "GROW.18"], title: "Back to two matrices", view: "columns", show: [["wq", "wqn"], ["wk", "wkn"]], pick: () => ["wqn", 0, Math.min(K.width, K.width + V.c() - 1)],
     say: () => `M' is split into two matrices, L and R, equally large (GROW.14, GROW.15). A rotation O, the same for both, brings the old columns near to where they were (GROW.16)${V.c() ? "; the new ones stand behind them" : ""}.`,
   },
 ];
 const backward = [
   {
-    id: "GROW.19", of: "GROW.10", title: "How fast the loss falls", show: [["slope"], ["all"], ["nu"], ["sigma"], ["G", "rows"]], pick: () => ["slope"],
+    id: "GROW.19", of: "GROW.10", title: "How fast the loss falls", view: "step", show: [["slope"], ["all"], ["nu"], ["sigma"], ["G", "rows"]], pick: () => ["slope"],
     say: () => `This is the derivative with respect to the amplitude, at 0. The cut keeps all of G but those parts of H that get no column. ${
       K.amplitude > 0 ? `For an amplitude of ${show(K.amplitude)} it promises ${show(V.slope() * K.amplitude)}, and the loss changes by ${show(V.lossn() - V.loss())}, as weights do not change in proportion.` : "The amplitude is 0, so nothing has moved yet."}`,
   },
   {
-    title: "And then training goes on", of: "GROW.17", label: "the gradient", formula: "dw_q' = scale N' w_k'", show: [["wqn", "dwqn"], ["Nn"]], pick: () => ["dwqn", ...largestNew()],
+    title: "And then training goes on", view: "further", of: "GROW.17", label: "the gradient", formula: "dw_q' = scale N' w_k'", show: [["wqn", "dwqn"], ["Nn"]], pick: () => ["dwqn", ...largestNew()],
     say: () => `With the new kernel there is a new gradient N', and through it each column has one. ${
       K.amplitude > 0 ? `The largest is now ${show(Math.abs(V.dwqn(...largestNew())))}, where before the step it was ${show(oldGradient())}.${Math.abs(V.dwqn(...largestNew())) > oldGradient() ? " So training goes on where it had come to a stop." : ""}` : "At amplitude 0 the new columns are 0 on both sides, and so are their gradients: they would never learn."}`,
   },
   {
-    title: "What old columns can learn", of: "GROW.1", label: "the gradient", formula: "dw_q = scale N w_k", show: [["wq", "dwq"], ["wk", "dwk"]], pick: () => ["dwq", 0, 0],
+    title: "What old columns can learn", view: "old", of: "GROW.1", label: "the gradient", formula: "dw_q = scale N w_k", show: [["wq", "dwq"], ["wk", "dwk"]], pick: () => ["dwq", 0, 0],
     say: () => `Training follows these gradients, and they see N only through the old columns. The largest is ${show(oldGradient())}, while N has entries up to ${show(Math.abs(V.N(...largest(V.N))))}: ${percent(reach())} of what the loss asks for, in units of cost, lies where the old columns do not reach.`,
   },
   {
-    id: "dGROW.1", of: "GROW.1", title: "Where N comes from", show: [["y"], ["gy"], ["g[i]"], ["N"]], pick: () => ["N", ...largest(V.N)],
+    id: "dGROW.1", of: "GROW.1", title: "Where N comes from", view: "gradient", show: [["y"], ["gy"], ["g[i]"], ["N"]], pick: () => ["N", ...largest(V.N)],
     say: "Scores are y M yᵀ, so an entry of M reaches a score by a feature of one token and a feature of the other. Its gradient is the sum over all pairs of tokens. The backward of attention computes g anyway.",
   },
 ];
 
-// A matrix as coloured cells, blue above 0 and orange below.
+// A matrix as coloured cells, blue above 0 and orange below; `ref`: what a cell shows when it is pointed at.
 function cells(x, y, side, rows, wide, value, ref, size) {
   let drawn = "";
   range(rows).forEach((m) => range(wide).forEach((n) => {
     const z = value(m, n), part = Math.min(1, Math.abs(z) / size);
-    drawn += svg("rect", { x: x + n * side, y: y + m * side, width: side - 1, height: side - 1, rx: 1.5, style: `fill:rgba(var(--${z < 0 ? "minus" : "plus"}),${(0.06 + 0.9 * part).toFixed(2)})`, ...(ref ? { "data-ref": `${ref}.${m}.${n}` } : {}) });
+    drawn += svg("rect", { x: x + n * side, y: y + m * side, width: side - 1, height: side - 1, rx: 1.5, style: `fill:rgba(var(--${z < 0 ? "minus" : "plus"}),${(0.06 + 0.9 * part).toFixed(2)})`, ...(ref ? { "data-ref": ref(m, n) } : {}) });
   }));
   return drawn;
 }
 
-// What a new column is worth: a bar for each, and the share above which it is added.
-function bars(x, y, W, H, small) {
-  const parts = features().map(V.part), high = Math.max(...parts, K.share) * 1.08, up = scale(0, high, y + H, y), wide = W / WIDE;
-  let drawn = svg("path", { d: `M${x} ${y + H}h${W}`, class: "axis" });
-  parts.forEach((z, r) => {
-    const added = r < V.c();
-    drawn += svg("rect", { x: x + r * wide + 0.16 * wide, y: Math.min(up(z), y + H - 1.5), width: 0.68 * wide, height: Math.max(1.5, y + H - up(z)), rx: 2, "data-ref": `part.${r}`, style: `fill:${added ? "var(--accent)" : "var(--soft)"};opacity:${added ? 1 : 0.5}` });
-    if (!small) drawn += text(x + (r + 0.5) * wide, Math.min(up(z), up(K.share)) - 5, percent(z), { "text-anchor": "middle", class: "tick" });
+// Matrices in a row with what is between them, as large as there is room, each with its name above it.
+function matrices(x, y, W, H, parts) {
+  const named = parts.some((part) => part.tokens) ? 62 : 0, high = Math.max(...parts.map((part) => part.rows ?? 0));
+  const units = parts.reduce((past, part) => past + (part.wide ?? 1.6), 0), side = Math.min((W - named) / units, (H - 18) / high, 26), middle = y + 18 + Math.max((H - 18) / 2, (high * side) / 2);
+  let at = x + named, drawn = "";
+  for (const part of parts) {
+    if (typeof part === "string") {
+      drawn += text(at + 0.8 * side - 0.5, middle + 5, part, { "text-anchor": "middle" });
+      at += 1.6 * side;
+      continue;
+    }
+    const { label, rows, wide, value, ref, tokens, from } = part, top = middle - (rows * side) / 2;
+    const size = part.size ?? (Math.max(...range(rows).flatMap((m) => range(wide).map((n) => Math.abs(value(m, n))))) || 1);
+    drawn += text(at + (wide * side) / 2, middle - (high * side) / 2 - 7, label, { "text-anchor": "middle", class: "name" }) + cells(at, top, side, rows, wide, value, ref, size);
+    if (from < wide) drawn += svg("rect", { x: at + from * side - 2, y: top - 2, width: (wide - from) * side + 3, height: rows * side + 3, rx: 3, style: "fill:none;stroke:var(--accent);stroke-width:2" });
+    if (tokens && at === x + named) J.forEach((j) => { drawn += rowName(x + named, top, side, j); });
+    if (tokens) drawn += svg("rect", { x: at - 1.5, y: top + S.i * side - 1.5, width: wide * side + 2, height: side + 2, rx: 3, class: "hair" });
+    at += wide * side;
+  }
+  return drawn;
+}
+
+// The name of a token left of its row; a click follows it.
+const rowName = (x, y, side, j) => follows(j, DATA.tokens[j], svg("rect", { x: x - 66, y: y + j * side, width: 62, height: side, rx: 5, class: "ground" }) + svg("circle", { cx: x - 10, cy: y + (j + 0.5) * side, r: 3.5, style: `fill:${color(j)}` }) + text(x - 18, y + (j + 0.5) * side + 4, DATA.tokens[j], { "text-anchor": "end" }), { class: j === S.i ? "word followed" : "word" });
+
+// A bar for each number of a list, with what is told of it; those that do not count are pale.
+function bars(x, y, W, H, list, { told = show, counts = () => true, ref, line, under }) {
+  const high = Math.max(...list, line ?? 0, 1e-9) * 1.08, foot = y + H - 16, up = scale(0, high, foot, y + 12), wide = W / list.length;
+  let drawn = svg("path", { d: `M${x} ${foot}h${W}`, class: "axis" });
+  list.forEach((z, r) => {
+    drawn += svg("rect", { x: x + (r + 0.16) * wide, y: Math.min(up(z), foot - 1.5), width: 0.68 * wide, height: Math.max(1.5, foot - up(z)), rx: 2, "data-ref": `${ref}.${r}`, style: `fill:${counts(r) ? "var(--accent)" : "var(--soft)"};opacity:${counts(r) ? 1 : 0.5}` });
+    drawn += text(x + (r + 0.5) * wide, Math.min(up(z), up(line ?? 0)) - 4, told(z), { "text-anchor": "middle", class: "tick" });
   });
-  return drawn + svg("path", { d: `M${x - 4} ${up(K.share)}h${W + 8}`, class: "cut" }) + (small ? "" : text(x + W + 4, y + H + 14, "new column", { "text-anchor": "end", class: "tick" }));
+  return drawn + (line === undefined ? "" : svg("path", { d: `M${x - 4} ${up(line)}h${W + 8}`, class: "cut" })) + text(x + W / 2, y + H - 2, under, { "text-anchor": "middle", class: "tick" });
 }
 
 // Weights of all tokens as a map: rows attend to columns.
 function weightMap(x, y, side, value, ref, named, small) {
-  let drawn = cells(x, y, side, J.length, J.length, value, ref, 1);
+  let drawn = cells(x, y, side, J.length, J.length, value, ref && ((i, j) => `${ref}.${i}.${j}`), 1);
   J.forEach((j) => {
     drawn += svg("circle", { cx: x + (j + 0.5) * side, cy: y - 5, r: Math.min(3.5, side / 4), style: `fill:${color(j)}` });
-    if (named) drawn += follows(j, DATA.tokens[j], svg("rect", { x: x - 66, y: y + j * side, width: 62, height: side, rx: 5, class: "ground" }) + svg("circle", { cx: x - 10, cy: y + (j + 0.5) * side, r: 3.5, style: `fill:${color(j)}` }) + text(x - 18, y + (j + 0.5) * side + 4, DATA.tokens[j], { "text-anchor": "end" }), { class: j === S.i ? "word followed" : "word" });
+    if (named) drawn += rowName(x, y, side, j);
   });
   return small ? drawn : drawn + svg("rect", { x: x - 1.5, y: y + S.i * side - 1.5, width: J.length * side + 2, height: side + 2, rx: 3, class: "hair" });
 }
@@ -319,40 +343,60 @@ function losses(x, y, W, H, small) {
   );
 }
 
-// Old weights and new ones, with the new columns in a frame.
-function grownWeights(x, y, side, old, after, name, size) {
-  const wide = K.width + V.c(), from = x + (K.width + 1.6) * side;
-  return (
-    cells(x, y, side, WIDE, K.width, V[old], old, size) + svg("path", { d: `M${x + (K.width + 0.25) * side} ${y + (WIDE / 2) * side}h${0.9 * side}m-4 -4l4 4l-4 4`, class: "hair" }) +
-    cells(from, y, side, WIDE, wide, V[after], after, size) + (V.c() ? svg("rect", { x: from + K.width * side - 2, y: y - 2, width: V.c() * side + 3, height: WIDE * side + 3, rx: 3, style: "fill:none;stroke:var(--accent);stroke-width:2" }) : "") +
-    (name && text(from + wide * side + 6, y + (WIDE / 2) * side + 4, `w<tspan dy="3" font-size="10">${name}</tspan>`, { class: "name" }))
-  );
+// What the card that is read is about, above the weights; on a phone it stands alone.
+const below = (letter, sign, raised = "") => `${letter}<tspan dy="3" font-size="10">${sign}</tspan>${raised && `<tspan dy="-3">${raised}</tspan>`}`;
+const square = (label, name, size) => ({ label, rows: WIDE, wide: WIDE, value: V[name], ref: (m, n) => `${name}.${m}.${n}`, size });
+const tall = (label, name, wide, more) => ({ label, rows: WIDE, wide, value: V[name], ref: (m, n) => `${name}.${m}.${n}`, ...more });
+const pairs = (label, name, size) => ({ label, rows: J.length, wide: J.length, value: V[name], ref: (m, n) => `${name}.${m}.${n}`, size, tokens: true });
+const turned = (part, label) => ({ ...part, label, rows: part.wide, wide: part.rows, value: (m, n) => part.value(n, m), ref: (m, n) => part.ref(n, m) });
+const tokens = () => ({ label: "y", rows: J.length, wide: WIDE, value: V.y, ref: (m, n) => `y.${m}.${n}` });
+const worth = (x, y, W, H) => bars(x, y, W, H, features().map((r) => V.part(r)), { told: percent, counts: (r) => r < V.c(), ref: "part", line: K.share, under: "dashed: the least part" });
+const views = {
+  kernel: ["scale times the columns make the kernel", () => [tall(below("w", "q"), "wq", K.width), "×", turned(tall("", "wk", K.width), below("w", "k", "ᵀ")), "=", square("M", "M")]],
+  error: ["where weights are too large and too small", () => [pairs("weights", "w", 1), "−", pairs("wanted", "wanted", 1), "=", pairs("g", "g", 1)]],
+  gradient: ["what the loss asks of the kernel", () => [turned(tokens(), "yᵀ"), "×", { ...pairs("g", "g"), tokens: false }, "×", tokens(), "=", square("N", "N")]],
+  cost: ["how tokens spread", () => [turned(tokens(), "yᵀ"), "×", tokens(), "=", square("C", "C")]],
+  price: ["the price ρ of each direction", (x, y, W, H) => bars(x, y, Math.min(W, 260), H, features().map((r) => V.rho(r)), { ref: "rho", under: "direction" })],
+  units: ["the gradient in units of cost", () => [turned(square("", "back"), "Vᵀ"), "×", square("N", "N"), "×", square("V", "back"), "=", square("G", "G")]],
+  reach: ["what old columns can follow, and what is left", () => {
+    const size = Math.max(...matrix(V.G).flat().map(Math.abs)), follow = (m, n) => V.G(m, n) - V.H(m, n);
+    return [square("G", "G", size), "=", { label: "old ones can", rows: WIDE, wide: WIDE, value: follow, size }, "+", square("H", "H", size)];
+  }],
+  worth: ["what each new column is worth", (x, y, W, H) => worth(x, y, Math.min(W, 260), H)],
+  step: ["the loss by how far the kernel moves", (x, y, W, H) => losses(x, y + 4, Math.min(W, 340), H - 20)],
+  cut: ["singular values of K, and those that are kept", (x, y, W, H) => bars(x, y, Math.min(W, 260), H, features().map((r) => V.size(r)), { counts: (r) => r < K.width + V.c(), ref: "size", under: `blue: kept, for ${columns(K.width + V.c())}` })],
+  columns: ["columns, grown: new ones in a frame", () => [tall(below("w", "q"), "wq", K.width), "→", tall(below("w", "q", "′"), "wqn", K.width + V.c(), { from: K.width }), "", tall(below("w", "k"), "wk", K.width), "→", tall(below("w", "k", "′"), "wkn", K.width + V.c(), { from: K.width })]],
+  further: ["the gradient of each column after the step", () => [square("scale N′", "Nn"), "×", tall(below("w", "k", "′"), "wkn", K.width + V.c(), { from: K.width }), "=", tall(`d${below("w", "q", "′")}`, "dwqn", K.width + V.c(), { from: K.width })]],
+  old: ["the gradient of the old columns", () => [square("scale N", "N"), "×", tall(below("w", "k"), "wk", K.width), "=", tall(`d${below("w", "q")}`, "dwq", K.width, { size: Math.max(...matrix(V.N).flat().map(Math.abs)) })]],
+};
+
+function view(W, H) {
+  const [title, draw] = views[S.view];
+  return text(0, 12, title, { class: "title" }) + (draw.length ? draw(4, 18, W - 8, H - 18) : matrices(2, 18, W - 4, H - 24, draw()));
 }
 
+function weights(x, y, W, H) {
+  const heads = [["wanted", "wanted"], [`with ${columns(K.width)}`, "w"], [`with ${columns(K.width + V.c())}`, "wn"]];
+  const side = Math.min((W - 66 - 28) / (3 * J.length), (H - 26) / J.length), wide = J.length * side;
+  return heads.map(([title, name], n) => {
+    const left = x + 66 + n * (wide + (W - 66 - 3 * wide) / 2);
+    return text(left, y + 11, title, { class: "title" }) + weightMap(left, y + 26, side, V[name], name, n === 0);
+  }).join("");
+}
+
+// Below: the weights of all tokens. Above: what the card is about, or at first the growth in three pictures.
 function picture(W, H, small) {
-  const title = (x, y, words) => text(x, y, words, { class: "title" }), before = (i, j) => V.w(i, j), after = (i, j) => V.wn(i, j), wanted = (i, j) => V.wanted(i, j);
   if (small) {
     const side = Math.min((H - 24) / J.length, (W - 40) / (2 * J.length)), y = (H - J.length * side) / 2 + 4, x = (W - 2 * J.length * side - 30) / 2;
-    return weightMap(x, y, side, before, "", false, true) + svg("path", { d: `M${x + J.length * side + 6} ${y + (J.length * side) / 2}h16m-5 -5l5 5l-5 5`, class: "hair", "stroke-width": 2 }) + weightMap(x + J.length * side + 30, y, side, after, "", false, true);
+    return weightMap(x, y, side, V.w, "", false, true) + svg("path", { d: `M${x + J.length * side + 6} ${y + (J.length * side) / 2}h16m-5 -5l5 5l-5 5`, class: "hair", "stroke-width": 2 }) + weightMap(x + J.length * side + 30, y, side, V.wn, "", false, true);
   }
-  const size = Math.max(...["wq", "wk"].flatMap((name) => features().flatMap((a) => olds().map((n) => Math.abs(V[name](a, n))))), ...["wqn", "wkn"].flatMap((name) => features().flatMap((a) => news().map((n) => Math.abs(V[name](a, n)))))) || 1;
-  if (W < 420) {
-    const side = 11, at = 0.5 * W, map = (H - 46) / (2 * J.length);
-    return (
-      title(0, 11, "worth") + bars(4, 26, 0.2 * W, H - 32, true) + title(0.27 * W, 11, "columns") +
-      grownWeights(0.27 * W, 26, side, "wq", "wqn", "", size) + grownWeights(0.27 * W, 26 + 5.4 * side, side, "wk", "wkn", "", size) +
-      title(at + 26, 11, "weights") + weightMap(at + 28, 24, map, before, "w") + weightMap(at + 28, 40 + J.length * map, map, after, "wn") + title(0.76 * W, 11, "loss") + losses(0.76 * W, 20, 0.24 * W, H - 32, true)
-    );
-  }
-  const top = 26, high = 0.36 * H, second = 0.3 * W, third = 0.68 * W, side = Math.min(high / (2 * WIDE + 1), (W - third - 30) / (2 * K.width + V.c() + 2));
-  const cell = Math.min((W - 66 - 36) / (3 * J.length), (H - high - top - 66) / J.length), y = top + high + 58, x = (n) => 66 + n * (J.length * cell + (W - 66 - 3 * J.length * cell) / 2);
-  return (
-    title(0, 12, "step 8: their worth") + bars(4, top + 12, second - 40, high - 12) + title(third, 12, "step 11: columns, grown") +
-    grownWeights(third, top, side, "wq", "wqn", "q", size) + grownWeights(third, top + (WIDE + 1) * side, side, "wk", "wkn", "k", size) +
-    title(second, 12, "step 9: loss by amplitude") + losses(second, top, third - second - 24, high) +
-    title(x(0), y - 16, "step 2: weights, wanted") + weightMap(x(0), y, cell, wanted, "wanted", true) + title(x(1), y - 16, `with ${columns(K.width)}`) + weightMap(x(1), y, cell, before, "w") +
-    title(x(2), y - 16, `with ${columns(K.width + V.c())}`) + weightMap(x(2), y, cell, after, "wn")
+  if (W < 420) return S.view ? view(W, H) : weights(0, 0, W, H);
+  const high = 0.42 * H, third = W / 3 - 16, title = (n, words) => text((n * W) / 3, 12, words, { class: "title" });
+  const above = S.view ? view(W, high) : (
+    title(0, "worth of new columns") + worth(4, 16, third - 8, high - 16) + title(1, "loss by amplitude") + losses(W / 3, 24, third, high - 40) + title(2, "columns, grown") +
+    matrices((2 * W) / 3, 16, third, high - 24, views.columns[1]())
   );
+  return above + weights(0, high + 14, W, H - high - 14);
 }
 
 function caption() {
@@ -372,10 +416,10 @@ tour({
     `This is no layer; it is done a few times during training. The gradient asks for a change of all scores. The part that old columns cannot follow is split into single columns, which tells how many are worth while; then old and new ones move together. Added here: ${V.c() || "none"}${
       V.lossn() > V.loss() ? `; but at amplitude ${show(K.amplitude)} the loss rises` : ""}. Then training goes on.`,
   ],
-  turn: "Growth is no layer: nothing goes back through it. But gradients surround it: how fast the loss falls when the step begins, what training can do after it and could do before it, and N, with which all begins.",
+  turn: "Growth is no layer: nothing goes back through it. But gradients surround it (a d in front of a letter: how the loss changes with it): how fast the loss falls when the step begins, what training can do after it and could do before it, and N, with which all begins.",
   sizes: { a: () => WIDE, b: () => WIDE, c: () => K.width, u: () => K.width + V.c(), v: () => K.width + V.c(), r: () => WIDE, z: () => WIDE },
   quantities, forward, backward, picture, caption,
-  height: (W) => (W < 420 ? 150 : Math.min(400, Math.round(W * 0.7))),
-  tallest: () => 150,
+  height: (W) => (W < 420 ? 130 : Math.min(400, Math.round(W * 0.7))),
+  tallest: () => 130,
   label: () => `What new columns are worth: ${features().map((r) => percent(V.part(r))).join(", ")}; ${V.c()} are added. The loss is ${show(V.loss())} before and ${show(V.lossn())} after.`,
 });

@@ -110,7 +110,7 @@ const forward = [
   },
   {
     title: "Fill the state", label: "what is kept of the keys and values", formula: "M_r = sum_j phi_rj v_j, N_r = sum_j phi_rj", when: "last", show: [["held", "counted"], ["v"]], pick: () => ["held", Math.min(1, R().length - 1), 0],
-    say: () => `φ has no query in it, so keys can be added up once. M adds up φ times the value, N adds up φ alone. That is the state: ${R().length} rows, however many keys there are. With order p that is (d + p choose p); for d = 64 it would be ${show(P().slice(1).reduce((rows, n) => (rows * (64 + n)) / n, 1))}. It pays once there are more keys than about that${K.causal ? `; a query reads it as it is after its own key` : ""}.`,
+    say: () => `φ has no query in it, so keys can be added up once. M adds up φ times the value, N adds up φ alone. That is the state: ${R().length} rows, however many keys there are. With order p that is (d + p choose p), the number of products of at most p of d elements; for d = 64 it would be ${show(P().slice(1).reduce((rows, n) => (rows * (64 + n)) / n, 1))}. It pays once there are more keys than about that${K.causal ? `; a query reads it as it is after its own key` : ""}.`,
   },
   {
     title: "Read the state", label: "HOL.6, from the state", formula: "o_i = (sum_r psi_ri M_r) / (sum_r psi_ri N_r)", when: "last", show: [["psi[,i]", "held", "counted"], ["top[i]", "under[i]", "same[i]"]], pick: () => ["top", S.i, 0],
@@ -160,7 +160,7 @@ const backward = [
 // Left: exponential and polynomial, with the keys at their scores.
 function curves(W, H, small) {
   const narrow = W < 420, side = S.side === "backward", p = K.order, far = Math.sqrt(D.length) / K.alpha, reach = 1.08 * far;
-  const left = small ? 2 : narrow ? 20 : 30, right = W * (small ? 0.56 : narrow ? 0.54 : 0.53), top = small ? 4 : narrow ? 16 : 26, bottom = H - (small ? 4 : narrow ? 16 : 34);
+  const left = small ? 2 : narrow ? 20 : 30, right = W * (small ? 0.56 : narrow ? 0.54 : 0.53), top = small ? 4 : narrow ? 16 : 26, bottom = H - (small ? 4 : narrow ? 15 : 34), low = narrow ? 4 : 18;
   const grid = Array.from({ length: 61 }, (_, n) => -reach + (n * reach) / 30), both = grid.flatMap((x) => [Math.exp(x), taylor(x, p)]);
   const X = scale(-reach, reach, left, right), Y = scale(Math.min(0, ...both), Math.max(...both) * 1.04, bottom, top);
   const path = (of, set) => svg("path", { d: `M${grid.map((x) => `${X(x).toFixed(1)} ${Y(of(x)).toFixed(1)}`).join("L")}`, fill: "none", ...set });
@@ -169,17 +169,20 @@ function curves(W, H, small) {
   if (!small) {
     drawn += text(0, 12, side ? "which scores should change" : `weights, at the scores of ${DATA.tokens[S.i]}`, { class: "title" });
     for (const y of [0, 1]) drawn += text(left - 5, Y(y) + 4, `${y}`, { class: "tick", "text-anchor": "end" });
-    if (!narrow) drawn += text(left, H - 18, show(-far), { class: "tick" }) + text(right, H - 18, show(far), { class: "tick", "text-anchor": "end" }) + text(X(0), H - 18, "score 0", { class: "tick", "text-anchor": "middle" });
+    drawn += text(left, H - low, show(-far), { class: "tick" }) + text(right, H - low, show(far), { class: "tick", "text-anchor": "end" }) + text(X(0), H - low, "score 0", { class: "tick", "text-anchor": "middle" });
   }
   drawn += path(Math.exp, { style: "stroke:var(--soft)", "stroke-width": 1.8, "stroke-dasharray": "5 4" });
   drawn += path((x) => taylor(x, p), { style: "stroke:var(--ink)", "stroke-width": 2.2 });
-  if (!small && !narrow) {
-    drawn += svg("path", { d: `M${left + 10} ${top + 14}h22`, style: "stroke:var(--ink)", "stroke-width": 2.2 }) + text(left + 38, top + 18, "polynomial");
-    drawn += svg("path", { d: `M${left + 10} ${top + 31}h22`, style: "stroke:var(--soft)", "stroke-width": 1.8, "stroke-dasharray": "5 4" }) + text(left + 38, top + 35, "exponential");
+  if (!small) {
+    const from = left + (narrow ? 4 : 10), long = narrow ? 14 : 22;
+    [["polynomial", { style: "stroke:var(--ink)", "stroke-width": 2.2 }], ["exponential", { style: "stroke:var(--soft)", "stroke-width": 1.8, "stroke-dasharray": narrow ? "4 3" : "5 4" }]].forEach(([name, look], n) => {
+      drawn += svg("path", { d: `M${from} ${top + 14 + 17 * n}h${long}`, ...look }) + text(from + long + 6, top + 18 + 17 * n, name);
+    });
   }
   const order = [...J].sort((a, b) => V.s(S.i, a) - V.s(S.i, b)), at = order.map((j) => X(V.s(S.i, j)));
+  const named = narrow && !small && labels(right, bottom, 11.5, [[left, top, left + 92, top + 36], ...order.map((j, n) => [at[n] - 5, Y(taylor(V.s(S.i, j), p)) - 5, at[n] + 5, Y(taylor(V.s(S.i, j), p)) + 5])], left, top);
   const steep = order.filter((j) => V.s(S.i, j) > 0.15 * far); // there the curve's left side is free for names
-  const heights = spread(steep.map((j) => Y(taylor(V.s(S.i, j), p)) - 10), 15, top + 52, bottom - 4);
+  const heights = spread(steep.map((j) => Y(taylor(V.s(S.i, j), p)) - (narrow ? 4 : 10)), narrow ? 11.5 : 15, top + (narrow ? 10 : 52), bottom - 2);
   order.forEach((j, n) => {
     const x = at[n], score = V.s(S.i, j), y = Y(taylor(score, p)), gap = Y(Math.exp(score));
     const push = -V.ds(S.i, j), size = Math.max(...J.map((l) => Math.abs(V.ds(S.i, l))), 1e-12), long = 26 * (push / size);
@@ -190,6 +193,8 @@ function curves(W, H, small) {
       const beside = steep.indexOf(j);
       inner += text(beside < 0 ? Math.max(left + 22, x) : x - 11, beside < 0 ? Math.min(y, gap) - (n % 2 ? 26 : 12) : heights[beside], DATA.tokens[j], { class: j === S.i ? "name strong" : "name", "text-anchor": beside < 0 ? "middle" : "end" });
     }
+    const steepest = steep.indexOf(j);
+    if (named) inner += steepest < 0 ? named(DATA.tokens[j], x, y, 6, j === S.i ? "name strong" : "name") : text(x - 8, heights[steepest], DATA.tokens[j], { class: j === S.i ? "name strong" : "name", "text-anchor": "end" });
     drawn += follows(j, DATA.tokens[j], inner, { class: "node" });
   });
   return drawn;
@@ -203,23 +208,28 @@ function stateAt(at) {
 
 function filled(W, H, small) {
   const narrow = W < 420, at = S.at ?? S.t, rows = R().length, columns = E.length + 1, n = S.t, keys = `${n} key${n === 1 ? "" : "s"}`;
-  const x0 = W * (small ? 0.64 : narrow ? 0.6 : 0.6), top = small ? 4 : narrow ? 16 : 40, bottom = H - (small ? 4 : narrow ? 16 : 34);
+  const x0 = W * (small ? 0.64 : narrow ? 0.6 : 0.6), top = small ? 4 : narrow ? 29 : 40, bottom = H - (small ? 4 : narrow ? 15 : 34);
   if (rows > 300) return text(x0, top + 12, `a state of ${rows} rows`, { class: "title" });
   const stacks = Math.ceil(rows / Math.max(10, Math.floor((bottom - top) / 6))), deep = Math.ceil(rows / stacks), high = (bottom - top) / deep;
-  const names = !small && !narrow && stacks === 1 && high >= 13, space = W - x0 - (names ? 62 : 0), wide = (space - 10 * (stacks - 1)) / (stacks * columns);
+  // A name for each row; where rows are low, one for those of as many factors.
+  const names = !small && stacks === 1, each = names && high >= 13, room = !names ? 0 : each ? (narrow ? 48 : 62) : 30, space = W - x0 - room, wide = (space - 10 * (stacks - 1)) / (stacks * columns);
   const cells = stateAt(at), full = stateAt(J.length), scales = Array.from({ length: columns }, (_, c) => Math.max(1e-9, ...full.map((row) => Math.abs(row[c]))));
   let drawn = "";
   if (!small) drawn += text(x0, 12, narrow ? `state, ${keys} in` : n === 0 ? "the state, before any key" : `the state, with ${keys} in it`, { class: "title" });
-  if (!small && !narrow) [...E.map((c) => `v${"₁₂₃₄₅₆₇₈₉"[c] ?? c + 1}`), "1"].forEach((head, c) => { if (stacks === 1) drawn += text(x0 + (names ? 62 : 0) + wide * (c + 0.5), 34, head, { class: "tick", "text-anchor": "middle" }); });
+  if (names) [...E.map((c) => `v${"₁₂₃₄₅₆₇₈₉"[c] ?? c + 1}`), "1"].forEach((head, c) => { drawn += text(x0 + room + wide * (c + 0.5), top - 5, head, { class: "tick", "text-anchor": "middle" }); });
+  if (names && !each) P().forEach((degree) => {
+    const own = R().filter((r) => products()[r].reduce((a, b) => a + b, 0) === degree), y = top + high * (own[0] + own.length / 2);
+    if (own.length * high >= 6) drawn += text(x0 + room - 6, y + 3.5, degree ? Array(degree).fill("k′").join("") : "1", { class: "tick", "text-anchor": "end" });
+  });
   cells.forEach((row, r) => {
-    const stack = Math.floor(r / deep), y = top + (r % deep) * high, x = x0 + (names ? 62 : 0) + stack * (wide * columns + 10);
-    if (names) drawn += text(x - 7, y + high / 2 + 4, `${r + 1}: ${named(products()[r])}`, { class: "tick", "text-anchor": "end" });
+    const stack = Math.floor(r / deep), y = top + (r % deep) * high, x = x0 + room + stack * (wide * columns + 10);
+    if (each) drawn += text(x - 7, y + high / 2 + 4, `${narrow ? "" : `${r + 1}: `}${named(products()[r])}`, { class: "tick", "text-anchor": "end" });
     row.forEach((value, c) => {
       const set = { x: x + c * wide, y, width: Math.max(1, wide - 1.5), height: Math.max(1, high - 1.2), rx: 1.5 };
       drawn += svg("rect", { ...set, class: "plane" }) + svg("rect", { ...set, style: `fill:${heat(value, scales[c])}`, ...(at === S.t ? { "data-ref": c < E.length ? `M.${S.t}.${r}.${c}` : `N.${S.t}.${r}` } : {}) });
     });
   });
-  if (!small && !narrow) drawn += text(x0, H - 18, `${rows * columns} numbers, for any number of keys`, { class: "tick" });
+  if (!small) drawn += text(x0, H - (narrow ? 4 : 18), narrow ? `always ${rows * columns} numbers` : `${rows * columns} numbers, for any number of keys`, { class: "tick" });
   return drawn;
 }
 

@@ -242,7 +242,7 @@ const forward = [
   },
   {
     title: "Describe a place", label: "how like a place is to the key of word o", formula: "g_o(x) = k_o . x + exp(-r^2 / (2 d))", ...last, show: [["k", "g"], ["x"]], pick: () => ["g", shown(), best(shown())],
-    say: () => `From here on a place is described by how like it is to each key: ${J.length} numbers, g. Two things make one of them: how far place and key point the same way, k · x, and how near they are, by their distance r. The second is 1 if they are the same, and nearly 0 far off.`,
+    say: () => `From here on a place is described by how like it is to each key: ${J.length} numbers, g. Two things make one of them: how far place and key point the same way, k · x, and how near they are, by their distance r. The second is 1 if they are the same, and nearly 0 far off. Why not by coordinates? A matrix can only turn and stretch them. These numbers already bend with the place, so a matrix that acts on them can make moves that bend.`,
   },
   {
     id: ["KOOP.5", "KOOP.6"], title: "Write the moves down", ...fit, show: [["B"], ["Y"]], pick: () => ["B", fitted(), 0, best(fitted())],
@@ -250,7 +250,8 @@ const forward = [
   },
   {
     id: ["KOOP.1", "KOOP.7"], title: "Count nothing twice", ...fit, show: [["G"], ["Ginv"], ["N"]], pick: () => ["N", fitted(), 0, best(fitted())],
-    say: "G says how like the keys are to each other, in the same sense (the jitter is next to nothing). If two keys are nearly the same, they would count double. The inverse G⁻¹ corrects that: N is B times G⁻¹.",
+    say: () => `G says how like the keys are to each other, in the same sense (the jitter is next to nothing). Keys that are alike tell nearly the same, and would count double. G⁻¹, the inverse of G, turns a list of likenesses into a recipe: how much of each row of G to add up to get that list. N = B G⁻¹ has such a recipe for the start of each move.${
+      shown() ? ` Check: ${J.map((j) => `${show(V.N(fitted(), 0, j))} of the row of <i>${DATA.tokens[j]}</i>`).slice(0, 2).join(", ")} and so on make the first row of B.` : ""}`,
   },
   {
     id: "KOOP.8", title: "Compare with the moves", ...fit, show: [["N"], ["B"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
@@ -296,7 +297,7 @@ const backward = [
     say: "t is a sum of products of c and H. So each factor gets the gradient of t times the other factor.",
   },
   {
-    id: "dKOOP.10", of: "KOOP.12", title: "To the arrows", formula: "dD = dH + epsilon (R^T dH - kappa(x_(m+1)) dt^T)", ...fit, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
+    id: "dKOOP.10", of: "KOOP.12", title: "To the points D", formula: "dD = dH + epsilon (R^T dH - kappa(x_(m+1)) dt^T)", ...fit, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
     say: "A point D is in H, twice, and in the equation of the new point. So its gradient has three parts, and two of them are small if epsilon is.",
   },
   {
@@ -341,7 +342,7 @@ const backward = [
 function picture(W, H, small) {
   const back = S.side === "backward", narrow = W < 420, u = shown(), all = S.at === undefined ? S.t : S.at, path = range(K.updates + 1).map((p) => place(V.x, p));
   const keys = J.map((j) => D.map((e) => V.k(j, e))), values = J.map((j) => D.map((e) => V.v(j, e))), goal = D.map((e) => DATA.target[e]), flat = (p) => [p[0], p[1] ?? 0];
-  const below = small || narrow ? 0 : 40, room = small ? 10 : narrow ? 12 : 26, points = [...keys, ...values, ...path, ...(back ? [goal] : [])].map(flat);
+  const below = small || (narrow && H < 180) ? 0 : narrow ? 36 : 40, room = small ? 10 : narrow ? 12 : 26, points = [...keys, ...values, ...path, ...(back ? [goal] : [])].map(flat);
   const ends = [0, 1].map((c) => [Math.min(...points.map((p) => p[c])), Math.max(...points.map((p) => p[c]))]), bottom = H - below;
   const unit = Math.min((W - 2 * room) / (ends[0][1] - ends[0][0] || 1), (bottom - 2 * room) / (ends[1][1] - ends[1][0] || 1)), units = [unit, unit];
   const X = (p) => W / 2 + units[0] * (p[0] - (ends[0][0] + ends[0][1]) / 2), Y = (p) => bottom / 2 - units[1] * (flat(p)[1] - (ends[1][0] + ends[1][1]) / 2);
@@ -384,21 +385,6 @@ function picture(W, H, small) {
 const before = (u) => (u ? point(u - 1) : "x"); // where the last move began
 const point = (n) => `x${"₀₁₂₃₄₅₆"[n]}`;
 
-// Writes names beside marks, where no other name stands: above, below, to the right or the left, or not at all.
-function labels(W, H, high) {
-  const taken = [];
-  return (name, x, y, half, look, order = [0, 1, 2, 3]) => {
-    const wide = name.length * high * 0.56, sides = [[x, y - half - 4, "middle"], [x, y + half + high - 1, "middle"], [x + half + 3, y + high / 3, "start"], [x - half - 3, y + high / 3, "end"]];
-    for (const [left, base, anchor] of order.map((n) => sides[n])) {
-      const from = left - { start: 0, middle: wide / 2, end: wide }[anchor], box = [from, base - high * 0.8, from + wide, base + 2];
-      if (box[0] < 0 || box[2] > W || box[1] < 0 || box[3] > H || taken.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3])) continue;
-      taken.push(box);
-      return text(left, base, name, { "text-anchor": anchor, class: look });
-    }
-    return "";
-  };
-}
-
 // The map as arrows on a grid, as one path: a quarter of the way, at most as long as places are apart.
 function field(u, W, H, X, Y, units, like, gap) {
   let d = "";
@@ -440,9 +426,9 @@ function legend(W, H, below, back) {
     ? [["key", (x, y) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x, y) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })], ["which way the loss falls", (x, y) => arrow(x - 8, y - 4, x + 9, y - 4)]]
     : [
         ["key", (x, y) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x, y) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })],
-        ["attention", (x, y) => svg("path", { d: `M${x - 6} ${y - 4}h16`, class: "cut" })], [`the next move, from q'${K.epsilon > 0 ? ", with ε" : ""}`, (x, y) => arrow(x - 6, y - 4, x + 9, y - 4)],
-        ["a quarter of a move, from anywhere", (x, y) => svg("path", { d: `M${x - 5} ${y - 4}h14m-4 -3l4 3l-4 3`, class: "hair", "stroke-width": 1.1 })],
-        ["where K takes x₀, … (should hit x₁, …)", (x, y) => svg("path", { d: `M${x - 1} ${y - 5}h10m-5 -5v10`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 })],
+        [W < 420 ? "attend" : "attention", (x, y) => svg("path", { d: `M${x - 6} ${y - 4}h16`, class: "cut" })], [W < 420 ? "next move" : `the next move, from q'${K.epsilon > 0 ? ", with ε" : ""}`, (x, y) => arrow(x - 6, y - 4, x + 9, y - 4)],
+        [W < 420 ? "a quarter of a move by K, from there" : "a quarter of a move, from anywhere", (x, y) => svg("path", { d: `M${x - 5} ${y - 4}h14m-4 -3l4 3l-4 3`, class: "hair", "stroke-width": 1.1 })],
+        ...(W < 420 ? [] : [["where K takes x₀, … (should hit x₁, …)", (x, y) => svg("path", { d: `M${x - 1} ${y - 5}h10m-5 -5v10`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 })]]),
       ];
   for (const [name, mark] of marks) {
     const wide = (back ? 40 : 33) + 5.85 * name.length;
@@ -461,7 +447,7 @@ function caption() {
   }
   if (u === 0) return `${word()} begins at x₀, its query. Attention leads it to q'. There is no move yet that an operator could be fitted to.`;
   const further = apart(place(V.x, u + 1), place(V.a, u));
-  return `${S.t < K.updates ? "Next, update" : "Update"} ${u + 1}: the operator is fitted to ${count(u, "move")} and, taken back to places, misses ${u === 1 ? "its end" : "their ends"} by ${show(misses(u))}${u === 1 ? "" : " at most"}. From q' it takes ${word()} ${show(further)} further.`;
+  return `${S.t < K.updates ? "Next, update" : "Update"} ${u + 1}: fitted to ${count(u, "move")}, the operator takes ${u === 1 ? "its start" : "their starts"} to within ${show(misses(u))} of ${u === 1 ? "its end" : "their ends"}. From q' it takes ${word()} ${show(further)} further.`;
 }
 
 tour({

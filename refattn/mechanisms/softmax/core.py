@@ -138,7 +138,7 @@ def forward(
     array([[1.  , 0.  ],
            [0.33, 0.67]])
     """
-    call = enter(q, k, v, mask=check_no_bias(mask), causal=causal)
+    call = enter(q, k, v, mask=None if mask is None else check_no_bias(mask), causal=causal)
     given = check_options(
         call,
         causal,
@@ -152,13 +152,18 @@ def forward(
     )
     usual = "dense" if q.shape[2] * k.shape[2] <= DENSE_UP_TO else "tiled"
     chosen = implementation_of(implementation, IMPLEMENTATIONS, usual=usual, plane=call.plane)
+    queries, keys, values = call.q, call.k, call.v
+    if q_lengths is not None:
+        queries = where_allowed(given.rows, queries, 0.0)
+    if k_lengths is not None:
+        keys, values = where_allowed(given.columns, keys, 0.0), where_allowed(given.columns, values, 0.0)
     out, lse, inner = equations.active(IMPLEMENTATIONS[chosen]).forward(
-        where_allowed(given.rows, call.q, 0.0),
-        where_allowed(given.columns, call.k, 0.0),
-        where_allowed(given.columns, call.v, 0.0),
+        queries,
+        keys,
+        values,
         **given.implementations,
-        scale=call.number("scale", scale, 1.0 / math.sqrt(q.shape[3])),
-        softcap=call.number("softcap", softcap, None, positive=True),
+        scale=1.0 / math.sqrt(q.shape[3]) if scale is None else call.number("scale", scale),
+        softcap=None if softcap is None else call.number("softcap", softcap, positive=True),
     )
     numbers = tuple(name for name, value in (("scale", scale), ("softcap", softcap)) if value is not None)
     return call.back(out), Saved(chosen, lse, tuple(out.shape), q, numbers, given, inner)
@@ -196,8 +201,9 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str
     check_saved(saved, Saved)
     d_out, d_lse = upstream(saved.like, d_out=(d_out, saved.shape), d_lse=(d_lse, saved.shape[:3]))
     given, rows = saved.given, saved.given.rows
-    d_out = where_allowed(rows, d_out, 0.0)
-    d_lse = d_lse if d_lse is None or rows is None else where_allowed(rows[..., 0], d_lse, 0.0)
+    if rows is not None:
+        d_out = where_allowed(rows, d_out, 0.0)
+        d_lse = None if d_lse is None else where_allowed(rows[..., 0], d_lse, 0.0)
     gradients = equations.active(IMPLEMENTATIONS[saved.implementation]).backward(saved.inner, d_out, d_lse)
     # -0.0 + 0.0 is 0.0: of what is hidden not even a sign is left.
     shaped = {name: namespace(d_out).reshape(gradients[name] + 0.0, shape) for name, shape in given.shapes.items()}

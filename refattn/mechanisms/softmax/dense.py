@@ -106,8 +106,8 @@ def forward(
     """
     xp = namespace(q, k, v)
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    k_heads = repeat_heads(k, heads)  # (b, h, j, d): copies of k
-    v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
+    k_heads = k if k.shape[1] == heads else repeat_heads(k, heads)  # (b, h, j, d): copies of k
+    v_heads = v if v.shape[1] == heads else repeat_heads(v, heads)  # (b, h, j, e): copies of v
     scores = q @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [SM.1]
     if softcap is None:
         capped = scores  # (b, h, i, j): SM.capped without a soft-cap
@@ -155,8 +155,8 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
     q, k, v, scale, softcap, keep = saved.q, saved.k, saved.v, saved.scale, saved.softcap, saved.keep
     xp = namespace(q, k, v)
     heads = q.shape[1]
-    k_heads = repeat_heads(k, heads)  # (b, h, j, d): copies of k
-    v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
+    k_heads = k if k.shape[1] == heads else repeat_heads(k, heads)  # (b, h, j, d): copies of k
+    v_heads = v if v.shape[1] == heads else repeat_heads(v, heads)  # (b, h, j, e): copies of v
     if d_lse is None:
         d_lse_rows = zeros(saved.total.shape, q)  # (b, h, i, 1): no gradient came in
     else:

@@ -59,11 +59,15 @@ def check_options(
         Where one is of a wrong type, dtype, shape, library or device, or has a value that means nothing.
     """
     q, (_, heads, queries, keys) = call.like, call.plane
-    q_lengths, k_lengths = (
-        check_lengths("q_lengths", q_lengths, q, queries),
-        check_lengths("k_lengths", k_lengths, q, keys),
-    )
-    first, last = _band(causal, window, offset, q, queries, keys, q_lengths, k_lengths)
+    rows = columns = first = last = None
+    if q_lengths is not None:
+        q_lengths = check_lengths("q_lengths", q_lengths, q, queries)
+        rows = existing(q_lengths, queries, q)
+    if k_lengths is not None:
+        k_lengths = check_lengths("k_lengths", k_lengths, q, keys)
+        columns = existing(k_lengths, keys, q)
+    if causal is not False or window is not None or offset is not None:
+        first, last = _band(causal, window, offset, q, queries, keys, q_lengths, k_lengths)
     given = {"bias": bias, "sink": sink, "keep": keep}
     shapes = {name: tuple(x.shape) for name, x in given.items() if x is not None and is_array(x) and is_floating(x)}
     implementations = {
@@ -76,7 +80,7 @@ def check_options(
         "sink": None if sink is None else _check_sink(sink, q, heads),
         "keep": None if keep is None else _check_keep(keep, q, call.plane),
     }
-    return Options(implementations, existing(q_lengths, queries, q), existing(k_lengths, keys, q), shapes)
+    return Options(implementations, rows, columns, shapes)
 
 
 def check_no_bias(mask: Array | None) -> Array | None:
@@ -106,10 +110,8 @@ def check_window(window: Any) -> Window:
     return left, right
 
 
-def check_lengths(name: str, lengths: Any, q: Array, size: int) -> Array | None:
+def check_lengths(name: str, lengths: Any, q: Array, size: int) -> Array:
     """Return lengths (b,) in the library's own integers; raise where they are none, or not between 0 and `size`."""
-    if lengths is None:
-        return None
     found = _whole(name, lengths, q)
     if any_outside(found, size + 1):
         raise ValueError(f"{name}: got lengths outside of 0 to {size}, needs at most the {size} that there are")

@@ -94,7 +94,7 @@ const pusher = () => main(before(S.i).map((j) => V.a(now(), S.i, j)));
 const forward = [
   {
     id: "SYMP.1", title: "Look at the direction alone", when: "step", show: [["x", "y"], ["mean_x[i]", "rate_x[i]"]], pick: () => ["y", now(), S.i, 0],
-    say: "A token is a place x in space, with three elements. For the comparison it is shifted and scaled, so that their mean is 0 and their variance 1. The picture has two dimensions: it leaves out the mean of the three, as the comparison does.",
+    say: "A token is a place x in space, with three elements. For the comparison it is shifted and scaled, so that their mean is 0 and their variance 1 (norm). A model learns gains; here they are 1. The picture has two dimensions: it leaves out the mean of the three, as the comparison does.",
   },
   {
     id: ["SYMP.5", "SYMP.6"], title: "Compare and attend", when: "step", show: [["k", "s[i]", "w[i]"], ["q[i]"]], pick: () => ["w", now(), S.i, pusher()],
@@ -110,7 +110,7 @@ const forward = [
   },
   {
     id: ["SYMP.11", "SYMP.12"], title: "Push", when: "step", show: [["w[i]", "u", "a[i]", "v"], ["z[i]", "o[i]"]], pick: () => ["o", now(), S.i, 0],
-    say: "Attention becomes a push: each token is pushed in the directions, from the centre, of those that it attends to. It attends to itself, too: that part of the push points outwards. The match of two tokens is in the masses of both, so the speeds of both make the factor of a weight: fast tokens push more, and are pushed more. For a kernel it is a number of the row plus one of the column.",
+    say: "Attention becomes a push: each token is pushed in the directions, from the centre, of those that it attends to. It attends to itself, too: that part of the push points outwards. The match of two tokens is in the masses of both, so the speeds of both make the factor of a weight: fast tokens push more, and are pushed more.",
   },
   {
     id: ["SYMP.13", "SYMP.14"], title: "Kick", when: "step", show: [["p[i]"], ["force[i]"], ["kicked[i]"]], pick: () => ["kicked", now(), S.i, 0],
@@ -191,12 +191,15 @@ function between(name, at, i) {
 }
 
 function panel(x0, W, H, name, title, small) {
-  const narrow = H < 200, at = S.at ?? S.t, back = S.side === "backward", top = small ? 2 : narrow ? 15 : 24, size = Math.min(W, H - top - 2), left = x0 + (W - size) / 2;
+  const narrow = H < 200, at = S.at ?? S.t, back = S.side === "backward", top = small ? 2 : narrow ? 15 : 24, size = Math.min(W, H - top - 2), phone = !small && W < 220, wide = phone ? W : size, left = x0 + (W - wide) / 2;
   const steps = Array.from({ length: K.layers + 1 }, (_, t) => t), ends = J.map((j) => placed("x", K.layers, j).map((n) => 1.2 * n));
   const all = [...["x", "plain"].flatMap((which) => steps.flatMap((t) => J.map((j) => placed(which, t, j)))), ...ends];
-  const area = plane(left, top, size, [...all, [0, 0], flat(DATA.target)]), { X, Y } = area, momentum = name === "x", layer = now();
+  const area = plane(left, top, size, [...all, [0, 0], flat(DATA.target)], wide), { X, Y } = area, momentum = name === "x", layer = now();
   let drawn = (small ? "" : text(left, 12, title, { class: "title" })) + area.ground;
-  const goal = flat(DATA.target), i = S.i, here = J.map((j) => between(name, at, j));
+  const goal = flat(DATA.target), i = S.i, here = J.map((j) => between(name, at, j)), marks = [...here, ...(back ? [goal] : [])];
+  const named = phone && labels(left + wide, top + size, 11, marks.map((m) => [X(m) - 4, Y(m) - 4, X(m) + 4, Y(m) + 4]), left, top); // names where there is room
+  if (named && back) drawn += named("goal", X(goal), Y(goal), 6, "name strong", [2, 3, 1, 0]);
+  if (named) drawn += [i, ...J.filter((j) => j !== i)].map((j) => named(DATA.tokens[j], X(here[j]), Y(here[j]), 5, j === i ? "name strong" : "name", [1, 2, 3, 0])).join("");
   if (momentum && !back) before(i).forEach((j) => {
     const strong = V.a(layer, i, j) / Math.max(...before(i).map((l) => V.a(layer, i, l)));
     if (j !== i) drawn += svg("path", { d: `M${X(here[i])} ${Y(here[i])}L${X(here[j])} ${Y(here[j])}`, class: "flow", style: `stroke:${color(j)}`, "stroke-width": (narrow ? 3 : 5) * strong });
@@ -209,13 +212,13 @@ function panel(x0, W, H, name, title, small) {
     const largest = Math.max(1e-12, ...J.map((l) => Math.hypot(...between("dx", at, l)))), long = back ? (size * 0.25) / largest : size * 0.075, end = [X(here[j]) + along * long * tip[0], Y(here[j]) - along * long * tip[1]];
     if (momentum && (!back || Math.hypot(...tip) > 5e-4) && Math.hypot(end[0] - X(here[j]), end[1] - Y(here[j])) > r + 3) inner += arrow(X(here[j]), Y(here[j]), end[0], end[1]);
     inner += svg("circle", { cx: X(here[j]), cy: Y(here[j]), r, style: `fill:${color(j)};stroke:${j === i ? "var(--ink)" : "var(--paper)"}`, "stroke-width": 1.6 });
-    if (!small && (!narrow || j === i)) inner += text(Math.max(left + 22, Math.min(left + size - 22, X(here[j]))), Y(here[j]) + r + 13, DATA.tokens[j], { class: j === i ? "name strong" : "name", "text-anchor": "middle" });
+    if (!small && !phone) inner += text(Math.max(left + 22, Math.min(left + size - 22, X(here[j]))), Y(here[j]) + r + 13, DATA.tokens[j], { class: j === i ? "name strong" : "name", "text-anchor": "middle" });
     drawn += follows(j, DATA.tokens[j], inner, { class: "node" });
   });
   // The name of the goal stands where it is farthest from tokens and their names.
-  const free = ([a, b]) => Math.min(...here.flatMap((m) => [[0, 0], [0, 18]].map(([e, g]) => Math.hypot((X(m) + e - X(goal) - a) / 2, Y(m) + g - Y(goal) - b))), X(goal) + a - left - 20, left + size - X(goal) - a - 20);
+  const free = ([a, b]) => Math.min(...here.flatMap((m) => [[0, 0], [0, 18]].map(([e, g]) => Math.hypot((X(m) + e - X(goal) - a) / 2, Y(m) + g - Y(goal) - b))), X(goal) + a - left - 20, left + wide - X(goal) - a - 20);
   const side = [[-24, 4], [24, 4], [0, -10], [0, 20]].sort((a, b) => free(b) - free(a))[0];
-  if (back) drawn += svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" }) + (small ? "" : text(X(goal) + side[0], Y(goal) + side[1], "goal", { class: "name strong", "text-anchor": "middle" }));
+  if (back) drawn += svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" }) + (small || phone ? "" : text(X(goal) + side[0], Y(goal) + side[1], "goal", { class: "name strong", "text-anchor": "middle" }));
   return drawn;
 }
 

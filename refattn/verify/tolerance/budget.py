@@ -241,7 +241,16 @@ def disturbances(
     distinct = {name: np.unique(inputs[name], return_inverse=True) for name in factored}
     # Numbers of few digits come again, and the same sums of the same numbers err alike.
     alike = {key: np.unique(x, return_inverse=True)[1].reshape(x.shape) for key, x in traced.items() if distinct}
-    errors: dict[str, list[Floats]] = {name: [] for name in values}
+    errors: dict[str, Any] = {name: [] for name in values}
+    if not (ran or held or low or distinct) and _can_stack(case, inputs, traced, values):
+        stacked, pulled = ({name: _stacked(x) for name, x in given.items()} for given in (inputs, upstream))
+        pull = pulled.pop("d_out", None)
+        with equations.apply(_disturbance_of_all(sizes, unit_of(dtype), seed)):
+            found = evaluate(mechanism, stacked, case.options, pull, further=pulled)
+        for name, value in values.items():
+            of_draws = finite(found[name]).reshape(DRAWS, *value.shape)
+            errors[name] = np.where(np.isfinite(value), of_draws - finite(value), 0.0)
+        return values, errors
     for draw in range(DRAWS):
         disturbing = equations.apply(disturbance(sizes, unit_of(dtype), draw, seed, held, alike))
         tracing: AbstractContextManager[Mapping[str, Any]] = equations.trace() if ran else nullcontext({})
@@ -253,6 +262,44 @@ def disturbances(
             # An output that is not finite has no noise.
             errors[name].append(np.where(np.isfinite(value), finite(found[name]) - finite(value), 0.0))
     return values, {name: np.stack(draws) for name, draws in errors.items()}
+
+
+STACKED = 1 << 18
+"""Traced numbers up to which all draws are made at once: what costs is that there are many calls of small arrays."""
+
+
+def _can_stack(case: Case, inputs: Mapping[str, Any], traced: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Tell whether draws of a case can be elements of one batch: everything that it is given has an axis for that.
+
+    What is summed over the batch, the gradient of a number, may be no result then; nothing else is computed from it.
+    """
+    axes = [case.inputs[name].axes if name in case.inputs else "" for name in inputs]
+    if not all(each.startswith("b") for each in axes) or any(np.ndim(x) for x in case.options.values()):
+        return False
+    batch, size = inputs["q"].shape[:1], sum(np.size(x) for x in traced.values())
+    kept = [*values.values(), *(x for key, x in traced.items() if np.ndim(x) or not key.startswith("d"))]
+    return size <= STACKED and all(np.shape(x)[:1] == batch for x in kept)
+
+
+def _stacked(x: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate([x] * DRAWS)
+
+
+def _disturbance_of_all(sizes: Mapping[str, Floats], unit: float, seed: int) -> equations.Hook:
+    """Return the hook of one run whose batch has all draws, one after the other: what `disturbance` does to each."""
+    passes: Counter[str] = Counter()
+
+    def hook(id: str, name: str, value: Floats) -> Floats:
+        key = f"{id}[{passes[id]}]" if passes[id] else id
+        passes[id] += 1
+        if not value.shape:
+            return value
+        each = value.reshape(DRAWS, -1)
+        signs = SIGMA * _signs_of_all(each.shape[1] + 1, f"budget.{key}", seed)
+        of_one = np.broadcast_to(sizes[key], (value.shape[0] // DRAWS, *value.shape[1:])).reshape(-1)
+        return (each * (1.0 + unit * signs[:, -1:]) + signs[:, :-1] * of_one).reshape(value.shape)
+
+    return hook
 
 
 def _alike(numbers: Floats, at: NDArray[np.intp], name: str, draw: int, seed: int) -> Floats:
@@ -523,10 +570,15 @@ def finite(x: Any) -> Floats:
 def _signs(count: int, purpose: str, draw: int, seed: int) -> NDArray[np.int8]:
     """Return +1 or -1, a bit of the counter each."""
     block, number = divmod(draw, DRAWS)
+    return _signs_of_all(count, purpose, seed, block, number)
+
+
+def _signs_of_all(count: int, purpose: str, seed: int, block: int = 0, draw: Any = slice(None)) -> NDArray[np.int8]:
+    """Return those of the draws of a block, (DRAWS, count), or of one of them."""
     words = 1 << (count // 32).bit_length()
     if words <= FEW:
-        return _few_signs(purpose, block, seed)[number, :count]
-    return _of_bits(_bits(words, purpose, block, seed)[number, : -(-count // 8)])[:count]
+        return _few_signs(purpose, block, seed)[draw, :count]
+    return _of_bits(_bits(words, purpose, block, seed)[draw, : -(-count // 8)])[..., :count]
 
 
 FEW = 16

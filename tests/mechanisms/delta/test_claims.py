@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import refattn as ra
@@ -39,4 +41,13 @@ def test_a_state_that_decays_is_masked_attention() -> None:
     log_decay = -np.abs(draw("decay", 1, 2, 7))
     total = np.cumsum(log_decay, axis=2)
     decays = np.tril(np.exp(total[..., :, None] - total[..., None, :]))
-    close(ra.delta.forward(q, k, v, log_decay=log_decay, scale=1.0)[0], (decays * (q @ np.swapaxes(k, 2, 3))) @ v)
+    wanted = (decays * (q @ np.swapaxes(k, 2, 3))) @ v
+    more: dict[str, Any]  # the mask within a chunk has the decays, too
+    for more in ({"implementation": "recurrent"}, {"implementation": "chunked", "chunk": 3}):
+        close(ra.delta.forward(q, k, v, log_decay=log_decay, scale=1.0, **more)[0], wanted)
+
+
+def test_a_row_of_the_state_is_a_channel_of_the_keys() -> None:
+    """Yang et al. 2024 have it transposed: what is written first is beta k v^T here."""
+    q, k, v, beta = draw("q", 1, 2, 1, 4), draw("k", 1, 2, 1, 4), draw("v", 1, 2, 1, 3), np.full((1, 2, 1), 0.7)
+    close(ra.delta.forward(q, k, v, beta=beta)[1].state, 0.7 * k[:, :, 0, :, None] * v[:, :, 0, None, :])

@@ -20,7 +20,7 @@ from refattn.mechanisms.graph_energy.system import Graph
 
 Floats = NDArray[np.float64]
 
-STATES = ("token", "query", "feature")
+STATES = ("token", "prefix", "query", "feature")
 COUPLINGS = ("sin", "tanh", "identity", "arctan", "sinh", "cubic")
 SYMMETRIC = ("kernel", "mean", "min")
 B, H, G, N, D, E = 2, 4, 2, 7, 3, 5

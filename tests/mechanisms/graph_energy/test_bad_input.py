@@ -28,7 +28,7 @@ PROXIMAL: dict[str, Any] = {"kind": "proximal"}
 CAUSAL: dict[str, Any] = {"causal": True}
 
 WRONG: dict[str, dict[str, Any]] = {
-    "state: got 'node', needs one of token, query, feature": {"state": "node"},
+    "state: got 'node', needs one of token, prefix, query, feature": {"state": "node"},
     "coupling: got 'relu', needs one of sin, tanh, identity": {"coupling": "relu"},
     "intrinsic: got None, needs one of anchor, none, double_well": {"intrinsic": None},
     "integrator: got 'leapfrog', needs one of euler, heun, rk4": {"integrator": "leapfrog"},
@@ -76,6 +76,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "graph: got links over keys with causal scores": {**CAUSAL, **KEYS},
     'graph: got links over keys with state="feature"': {"state": "feature", **KEYS},
     'start: got None with links over keys and state="token"': KEYS,
+    'graph: got links over keys with state="prefix"': {"state": "prefix", **KEYS},
     'graph: got "causal_mirror" over keys': {"state": "query", "symmetrise": "causal_mirror", **KEYS},
     'start: got an array with state="query"': {"state": "query", "start": np.zeros(N)},
     r"start: got shape \(3,\), needs one that broadcasts to \(2, 4, 7\)": {"start": np.zeros(3)},
@@ -133,9 +134,10 @@ WRONG_BLOCKS: dict[str, dict[str, Any]] = {
     "levels: got 0, needs a whole number of at least 1": {"levels": 0},
     "window: got 3 without levels, needs levels": {"window": 3},
     "stride: got 1, needs a whole number of at least 2": {"levels": 2, "stride": 1},
+    'levels: got 2 with state="query", which levels do not have': {"levels": 2, "state": "query"},
     'levels: got 2 with state="feature", which levels do not have': {"levels": 2, "state": "feature"},
     "levels: got 2 with jitter=0.1, which levels do not have": {"levels": 2, "jitter": 0.1},
-    'levels: got 2 with regulariser="size", which levels do not have': {"levels": 2, "regulariser": "size"},
+    'levels: got 2 with regulariser="gini", which levels do not have': {"levels": 2, "regulariser": "gini"},
     "levels: got 2 with graph=.*, which levels do not have": {"levels": 2, "graph": "kernel(over='keys')"},
     "regulariser: got 'sharpness', needs one of entropy, gini, size": {"regulariser": "sharpness"},
     'regulariser: got "gini" with state="feature"': {"regulariser": "gini", "state": "feature"},
@@ -155,7 +157,8 @@ WRONG_LEVELS: dict[str, dict[str, Any]] = {
     "stride: got 1, needs a whole number of at least 2": {"stride": 1},
     "levels: got 0, needs a whole number of at least 1": {"levels": 0},
     "window: got 0, needs a whole number of at least 1": {"window": 0},
-    "state: got an option that a hierarchy does not take": {"state": "query"},
+    'state: got "query" with levels, needs "token" or "prefix"': {"state": "query"},
+    "start: got an option that a hierarchy does not take": {"start": 0.5},
     r"level_logits: got shape \(2,\), needs \(3,\)": {"level_logits": np.zeros(2)},
     r"key_mask: got shape \(2, 3\), needs \(2, 7\)": {"key_mask": np.ones((2, 3), bool)},
     "key_mask: got dtype float64, needs bool": {"key_mask": np.ones((2, 7))},

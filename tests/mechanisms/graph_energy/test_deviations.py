@@ -21,6 +21,7 @@ def test_coupling_alone_makes_no_zero(coupling: str) -> None:
     _, saved = run(coupling=coupling, tau=0.0, steps=300)
     first, last = saved.inner.flow.states[0], saved.scores
     assert np.min(last) >= np.min(first) > 0.0
+    assert np.array_equal(saved.inner.readout.kept, last)
     assert np.all(np.ptp(last, axis=2) < np.ptp(first, axis=2))
     assert np.any(run(coupling=coupling, steps=300)[1].inner.readout.kept == 0.0)
 

@@ -41,7 +41,7 @@ N, ROWS = 5, 4
 ALL = [
     combination
     for combination in itertools.product(
-        ("token", "query", "feature"),
+        STATES,
         COUPLINGS,
         ("euler", "heun", "rk4"),
         GRAPHS,
@@ -49,7 +49,7 @@ ALL = [
         ("anchor", "none", "double_well"),
     )
     if (combination[4] != "proximal" or combination[2] == "euler")
-    and (combination[3][0] != "kk" or combination[0] != "feature")
+    and (combination[3][0] != "kk" or combination[0] not in ("prefix", "feature"))
 ]
 """Every combination of state, coupling, integrator, graph, threshold and intrinsic force, where they go together: 2394.
 
@@ -69,7 +69,7 @@ def options_of(combination: Any) -> dict[str, Any]:
 def numbers_of(state: str) -> dict[str, Any]:
     """Numbers for each head, and a tau that empties few rows."""
     per_head = {name: np.abs(draw(name, H)) * size for name, size in (("mu", 1.0), ("kappa", 0.5))}
-    tau = {"token": 0.45, "query": 0.05, "feature": 0.2}[state]
+    tau = {"token": 0.45, "prefix": 0.45, "query": 0.05, "feature": 0.2}[state]
     return {**per_head, "step": np.asarray(0.07), "tau": np.full((H,), tau), "scale": np.asarray(0.6)}
 
 

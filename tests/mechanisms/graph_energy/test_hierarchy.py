@@ -12,7 +12,8 @@ import pytest
 from refattn import Context, backends, equations, mechanism
 from refattn.analysis.graph_flow import flow_of_call
 from refattn.mechanisms.graph_energy import core
-from refattn.mechanisms.graph_energy.layer import hierarchy, sharing
+from refattn.mechanisms.graph_energy.layer import hierarchy, regularisers, sharing
+from refattn.mechanisms.graph_energy.system import energy
 from refattn.mechanisms.graph_energy.testing import level_loops
 from refattn.verify.selfcheck import sections
 from tests.mechanisms.graph_energy.calls import B, H, agree, draw, flat, forward, gradients_of, kept, qkv
@@ -34,6 +35,8 @@ def numbers(**more: Any) -> dict[str, Any]:
     [
         ("dense", {"causal": True}),
         ("dense", {"symmetrise": "min", "coupling": "tanh", "intrinsic": "double_well", "window": 3}),
+        ("dense", {"causal": True, "state": "prefix"}),
+        ("dense", {"causal": False, "state": "prefix", "window": 3}),
         ("banded", {"causal": True, "window": 2, "kind": "proximal"}),
         ("banded", {"causal": False, "window": 2, "integrator": "heun"}),
     ],
@@ -53,6 +56,49 @@ def test_gradients_of_levels_are_those_of_autograd(implementation: str, options:
     found = hierarchy.backward(saved, d_out)
     assert {name: x.shape for name, x in found.items()} == {name: np.shape(x) for name, x in arrays.items()}
     agree(found, gradients_of(call, arrays, d_out))
+
+
+@pytest.mark.parametrize("name", regularisers.OF_SCORES)
+def test_gradients_of_a_loss_with_a_sum_over_levels(name: str) -> None:
+    """Of a causal model, too: every prefix of every level has an energy."""
+    arrays: dict[str, Any] = dict(zip("qkv", qkv(LONG), strict=True)) | {"kappa": np.abs(draw("kappa", H))}
+    options: dict[str, Any] = {"stride": 2, "levels": 3, "window": 4, "causal": True, "state": "prefix", "step": 0.1}
+    options |= {"steps": 3, "implementation": "dense"}
+
+    def call(**leaves: Any) -> Any:
+        out, saved = hierarchy.forward(**leaves, **options)
+        return out, sum(regularisers.part_of(name, stage.core)[0] for stage in saved.stages)[None]
+
+    out, saved = hierarchy.forward(**arrays, **options)
+    d_out = draw("d_out", *out.shape)
+    found = hierarchy.backward(saved, d_out, name, 0.3)
+    agree(found, gradients_of(call, arrays, d_out, np.asarray([0.3])))
+    _, linear = hierarchy.forward(*qkv(LONG), causal=True)
+    with pytest.raises(ValueError, match="regulariser: got 'size' with banded levels, needs one of size, roughness"):
+        hierarchy.backward(linear, d_out, "size")
+
+
+def test_levels_of_prefixes_are_levels_of_what_a_token_reads() -> None:
+    """A token reads, on each level, as the last token would of a text that ends with it, without causality."""
+    q, k, v = qkv(LONG)
+    options: dict[str, Any] = {"stride": 3, "levels": 2, "window": None, "step": 0.05, "steps": 12, "coupling": "tanh"}
+    out, saved = hierarchy.forward(q, k, v, causal=True, state="prefix", **options)
+    for level, stage, read, values in zip(saved.levels, saved.stages, saved.read, (v, saved.read[0]), strict=True):
+        nodes = np.asarray(level.positions(q))
+        for i in range(level.first(), LONG):
+            own = nodes[nodes <= i]
+            cut = [np.repeat(x, H // x.shape[1], axis=1)[:, :, own] for x in (q, k, values)]
+            below = np.tril(forward(*cut, state="query", causal=True, kappa=0.0, tau=0.0)[1].weights, -1)
+            graph = below + np.swapaxes(below, 2, 3)
+            known = {name: x for name, x in options.items() if name in ("step", "steps", "coupling")}
+            x = forward(*cut, graph=graph, **known)[1].scores[..., 0]
+            scores = np.einsum("bhd,bhjd->bhj", q[:, :, i], cut[1]) / np.sqrt(q.shape[3])
+            parts = np.exp(scores) * np.where(x >= 0.4, x, 0.0)
+            some = np.sum(parts, axis=-1) > 0.0
+            expected = np.einsum("bhj,bhje->bhe", parts, cut[2])[some] / np.sum(parts, axis=-1)[some][:, None]
+            assert np.any(some)
+            np.testing.assert_allclose(read[:, :, i][some], expected, rtol=0, atol=1e-13)
+        assert np.all(np.diff(energy(stage.core), axis=-1) < 0.0)
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 17])
@@ -110,11 +156,12 @@ def test_a_check_has_the_levels() -> None:
 def test_levels_read_nothing_later() -> None:
     """Neither does a token read that more follow: what comes first is the same without them."""
     q, k, v = qkv(LONG)
-    base, _ = hierarchy.forward(q, k, v, stride=2, levels=4, causal=True, window=2)
-    for now in range(1, LONG):
-        first = [x[:, :, :now] for x in (q, k, v)]
-        out, _ = hierarchy.forward(*first, stride=2, levels=4, causal=True, window=2)
-        np.testing.assert_allclose(out, base[:, :, :now], rtol=0, atol=1e-15)
+    for options in ({}, {"state": "prefix", "step": 0.1}):
+        given: dict[str, Any] = {"stride": 2, "levels": 4, "causal": True, "window": 2, **options}
+        base, _ = hierarchy.forward(q, k, v, **given)
+        for now in range(1, LONG):
+            out, _ = hierarchy.forward(*(x[:, :, :now] for x in (q, k, v)), **given)
+            np.testing.assert_allclose(out, base[:, :, :now], rtol=0, atol=1e-15)
 
 
 def test_padding_counts_for_nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 from refattn import Context, mechanism
 from tests.mechanisms.graph_energy.calls import STATES, B, H, N, draw, run
 
-CHANNELS = {"token": 1, "query": N, "feature": 5}
+CHANNELS = {"token": 1, "prefix": N, "query": N, "feature": 5}
 
 
 def test_it_takes_scores_off_a_ridge() -> None:

@@ -11,7 +11,7 @@ import refattn as ra
 from refattn.mechanisms.graph_energy.system import weights_of
 from tests.mechanisms.graph_energy.calls import STATES, SYMMETRIC, qkv, run
 
-TAU = {"token": 0.1, "query": 0.1, "feature": 0.3}
+TAU = {"token": 0.1, "prefix": 0.1, "query": 0.1, "feature": 0.3}
 BOUNDED = ("sin", "tanh", "identity", "arctan")
 
 
@@ -31,7 +31,7 @@ def test_energy_and_sizes_fall_together(coupling: str, state: str, symmetrise: s
     x = saved.scores
     rate = saved.system.rate(x)
     zero = x == 0.0
-    assert np.any(zero) or state == "token"
+    assert np.any(zero) or state in ("token", "prefix")
     np.testing.assert_allclose(rate[~zero], tau * np.sign(x[~zero]), rtol=0, atol=1e-13)
     most = np.abs(rate[zero]) if state == "feature" else rate[zero]
     assert np.max(most, initial=0.0) <= tau + 1e-13

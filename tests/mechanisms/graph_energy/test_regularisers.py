@@ -45,6 +45,7 @@ def test_the_gradient_of_a_loss_with_a_sum_in_it(state: str, name: str) -> None:
         {"symmetrise": "kernel", "coupling": "polynomial", "coefficients": True, "kind": "proximal"},
         {"symmetrise": "kernel", "over": "keys", "start": True},
         {"causal": True, "state": "query", "symmetrise": "causal_mirror"},
+        {"causal": True, "state": "prefix"},
         {"symmetrise": "kernel", "mu": True, "adjoint": "implicit", "steps": 300},
     ],
     ids=str,

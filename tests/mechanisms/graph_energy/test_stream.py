@@ -13,8 +13,9 @@ from tests.mechanisms.graph_energy.calls import STATES, draw, kept
 
 RECORD = ra.mechanism("graph_energy")
 CONFIGS: dict[str, dict[str, Any]] = {
-    **{state: {"state": state} for state in STATES if state != "query"},
-    "query": {"state": "query", "step": 0.1},
+    **{state: {"state": state} for state in STATES if state not in ("prefix", "query")},
+    **{state: {"state": state, "step": 0.1} for state in ("prefix", "query")},
+    "prefix, levels": {"state": "prefix", "step": 0.1, "levels": 2, "stride": 2, "window": None, "classes": 2},
     "heun": {"integrator": "heun", "steps": 3, "kv_heads": 1, "bias": True, "residual": False},
     "rk4, feature": {"integrator": "rk4", "steps": 2, "state": "feature", "coupling": "arctan", "value_width": 3},
     "no anchor": {"intrinsic": "none", "threshold": "soft(tau=0.1)", "step": 0.2},

@@ -18,6 +18,8 @@ from tests.mechanisms.graph_energy.calls import (
     STATES,
     SYMMETRIC,
     B,
+    D,
+    E,
     H,
     N,
     draw,
@@ -148,6 +150,26 @@ def test_the_kernel_has_detailed_balance() -> None:
     assert np.max(np.sum(saved.graph, axis=-1)) <= 1.0
 
 
+def test_a_row_of_the_graph_is_the_softmax_of_mutual_scores() -> None:
+    """Without the link of a node to itself, which pulls at nothing."""
+    q, k, v = draw("q", 1, 2, N, D), draw("k", 1, 2, N, D), draw("v", 1, 2, N, E)
+    scores = q @ np.swapaxes(k, 2, 3) / np.sqrt(D)
+    powers = np.exp(0.5 * (scores + np.swapaxes(scores, 2, 3)))
+    wanted = powers / np.sum(powers, axis=-1, keepdims=True) * (1.0 - np.eye(N))
+    graph: Any = ra.graph_energy.forward(q, k, v)[1].graph
+    np.testing.assert_allclose(graph, wanted, rtol=1e-13, atol=1e-16)
+
+
+def test_a_step_of_the_tokens_is_what_the_equation_says() -> None:
+    """x_i' = kappa sum_j w_ij sin(x_j - x_i), for a step of Euler from the values on."""
+    q, k, v = draw("q", 1, 1, N, D), draw("k", 1, 1, N, D), draw("v", 1, 1, N, D)
+    given: dict[str, Any] = {"intrinsic": "none", "coupling": "sin", "state": "feature", "kappa": 0.7}
+    out, saved = ra.graph_energy.forward(q, k, v, steps=1, step=0.2, **given)
+    graph: Any = saved.graph
+    pulls = np.sum(graph[..., None] * np.sin(v[:, :, None, :, :] - v[:, :, :, None, :]), axis=3)
+    np.testing.assert_allclose(out, v + 0.2 * 0.7 * pulls, rtol=1e-13, atol=1e-15)
+
+
 # --- conservation, translation, bounds, contraction (T2, T3, T12, T13, T18)
 
 
@@ -216,7 +238,8 @@ def test_integrators_have_their_order() -> None:
 @pytest.mark.parametrize(
     ("state", "symmetrise", "integrator"),
     [
-        *(("query", links, "euler") for links in ("causal_mirror", "mean", "none")),
+        *((state, links, "euler") for state in ("prefix", "query") for links in ("causal_mirror", "mean", "none")),
+        ("prefix", "causal_mirror", "discrete_gradient"),
         *(("query", "causal_mirror", name) for name in ("rk45", "implicit_midpoint", "discrete_gradient")),
         *((state, "none", "euler") for state in ("token", "feature")),
     ],
@@ -231,6 +254,24 @@ def test_nothing_flows_from_the_future(state: str, symmetrise: str, integrator: 
     first, second = (forward(*x, **options)[0] for x in ((q, k, v), other))
     assert np.array_equal(first[:, :, :4], second[:, :, :4])
     assert not np.array_equal(first[:, :, 4:], second[:, :, 4:])
+
+
+def test_the_scores_of_a_prefix_are_those_of_its_tokens_alone() -> None:
+    """A causal model with an energy: what query c reads, and the energy, are those of the tokens up to c in "token"."""
+    options: dict[str, Any] = {"coupling": "tanh", "kappa": 2.0, "step": 0.05, "steps": 20, "tau": 0.45}
+    out, saved = run(state="prefix", causal=True, **options)
+    energies = np.zeros((B, H, 21))
+    for last in range(1, N + 1):
+        cut = [x[:, :, :last] for x in qkv()]
+        attention = forward(*cut, state="query", causal=True, kappa=0.0, tau=0.0)[1].weights
+        below = np.tril(attention, -1)
+        alone, other = forward(*cut, graph=below + np.swapaxes(below, 2, 3), **options)
+        np.testing.assert_allclose(out[:, :, last - 1], alone[:, :, -1], rtol=0, atol=1e-14)
+        np.testing.assert_allclose(saved.scores[:, :, :last, last - 1], other.scores[..., 0], rtol=0, atol=1e-14)
+        each = ra.graph_energy.energy(other)
+        assert last == 1 or np.all(np.diff(each, axis=-1) < 0.0)
+        energies += each
+    np.testing.assert_allclose(ra.graph_energy.energy(saved), energies, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("state", ["token", "feature"])

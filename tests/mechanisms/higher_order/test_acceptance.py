@@ -15,6 +15,7 @@ from refattn.mechanisms.higher_order.dense import divisor_of, taylor, through_di
 from refattn.mechanisms.higher_order.options import Add, Clamp, Exact, Signed
 from refattn.verify.selfcheck import gradients
 from tests.mechanisms.higher_order.calls import IMPLEMENTATIONS, WELL, assert_close, cut, make, rows, run
+from tests.rows import holds
 
 RECORD = ra.mechanism("higher_order")
 
@@ -145,6 +146,8 @@ def test_order_2_on_random_data(alpha: float, percent: float, uniform: float) ->
     mean = np.mean(v, axis=2, keepdims=True)
     assert 100.0 * np.linalg.norm(found - exact) / np.linalg.norm(exact) == pytest.approx(percent, rel=0.12)
     assert 100.0 * np.linalg.norm(mean - exact) / np.linalg.norm(exact) == pytest.approx(uniform, rel=0.12)
+    said = {3.0: f"by {percent:.0f} % on random data at alpha = 3,", 1.0: f", by {percent:.0f} % at 1"}
+    assert said.get(alpha, "") in holds("higher_order", "keep scores small enough")
 
 
 @pytest.mark.parametrize(

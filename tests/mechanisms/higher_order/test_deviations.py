@@ -12,6 +12,7 @@ import refattn as ra
 from refattn import philox
 from refattn.mechanisms.higher_order.dense import taylor
 from refattn.mechanisms.higher_order.testing.wrong import READINGS
+from tests.rows import holds
 
 
 def draw(name: str, *shape: int) -> Any:
@@ -20,6 +21,14 @@ def draw(name: str, *shape: int) -> Any:
 
 def arrays(n: int = 24, d: int = 8) -> tuple[Any, Any, Any]:
     return draw("q", 1, 2, n, d), draw("k", 1, 2, n, d), draw("v", 1, 2, n, d)
+
+
+def written_out(q: Any, k: Any, v: Any) -> Any:
+    """Attention of order 2 with alpha = 3, of the formulas alone."""
+    q, k = ((x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) for x in (q, k))
+    s = q @ np.swapaxes(k, 2, 3) / (3.0 * math.sqrt(q.shape[-1]))
+    weights = 1.0 + s + s * s / 2.0
+    return weights @ v / weights.sum(axis=-1, keepdims=True)
 
 
 def softmax_of_the_scores(q: Any, k: Any, v: Any) -> Any:
@@ -62,6 +71,10 @@ def test_opposite_keys_weigh_much_less_than_aligned_ones() -> None:
     ratio = taylor(-s, 2) / taylor(s, 2)
     assert abs(ratio.min() - 0.172) < 1e-3 and abs(s[ratio.argmin()] - math.sqrt(2.0)) < 1e-3
     assert abs(ratio[-1] - 0.26) < 5e-3
+    wanted = (
+        f"their ratio is {ratio.min():.2f} at a score of -{s[ratio.argmin()]:.1f}, and {ratio[-1]:.2f} at the largest"
+    )
+    assert wanted in holds("higher_order", "opposite keys act about the same")
 
 
 def test_features_pay_from_d_squared_half_tokens_on() -> None:
@@ -101,6 +114,7 @@ def test_the_second_order_of_the_authors_code_is_no_attention() -> None:
         )
         assert np.abs(ours[0] - ours[1]).max() < 1e-12 * max(1.0, np.abs(ours[0]).max())
         assert np.abs(theirs[0] - theirs[1]).max() > 0.1
+    np.testing.assert_allclose(ra.higher_order.forward(q, k, v)[0], written_out(q, k, v), rtol=1e-12, atol=1e-13)
     expected = READINGS["order 2 summed over queries"](q, k, v)[0]
     np.testing.assert_allclose(contracted_over_queries(q, k, v, "exact"), expected, rtol=1e-12, atol=1e-12)
 
@@ -110,6 +124,11 @@ def test_the_authors_sums_change_sign() -> None:
     q, k, v = (draw(name, 1, 40, 24, 8) for name in "qkv")
     _, saved = ra.higher_order.forward(q, k, v, normaliser="exact(delta=1.0)")
     assert 0.15 < float(np.mean(saved.normaliser < 0.0)) < 0.35
+    exact, plain = ra.higher_order.forward(q, k, v, normaliser="exact(delta=1.0)")
+    moved, _ = ra.higher_order.forward(q, k, v, normaliser="signed(delta=1.0, eps=0.5)")  # ours is used
+    z = plain.normaliser[..., None]
+    np.testing.assert_allclose(moved, exact * z / np.copysign(np.maximum(np.abs(z), 0.5), z), rtol=1e-9, atol=1e-9)
+    assert np.any(np.abs(z) < 0.5)
     _, saved = ra.higher_order.forward(q, k, v)
     assert saved.normaliser.min() >= 12.0
 
@@ -120,6 +139,8 @@ def test_a_mask_on_the_keys_alone_is_enough_with_delta_1_only() -> None:
     mask = philox.uniform((1, 24), seed=1, purpose="mask") < 0.7
     for normaliser, same in (("exact(delta=1)", True), ("exact", False)):
         right = ra.higher_order.forward(q, k, v, key_mask=mask, normaliser=normaliser)[0]
+        seen = [x[:, :, mask[0]] for x in (k, v)]
+        np.testing.assert_allclose(right, ra.higher_order.forward(q, *seen, normaliser=normaliser)[0], rtol=1e-9)
         zeroed = READINGS["padding by zeroed keys"](q, k, v, key_mask=mask, normaliser=normaliser)[0]
         assert (np.abs(right - zeroed).max() < 1e-10 * np.abs(right).max()) == same
 
@@ -138,12 +159,9 @@ def test_queries_and_keys_may_be_of_different_number() -> None:
     assert theirs(1, 24) == theirs(24, 1) == (24, 8)
     with pytest.raises(ValueError, match="broadcast"):
         theirs(5, 24)
-    np.testing.assert_allclose(
-        ra.higher_order.forward(q[:, :, :5], k, v, implementation="linear")[0],
-        ra.higher_order.forward(q, k, v, implementation="linear")[0][:, :, :5],
-        rtol=1e-12,
-        atol=1e-13,
-    )
+    for implementation in ("dense", "linear"):
+        ours = ra.higher_order.forward(q[:, :, :5], k, v, implementation=implementation)[0]
+        np.testing.assert_allclose(ours, written_out(q, k, v)[:, :, :5], rtol=1e-12, atol=1e-13)
 
 
 def test_decoding_computes_what_training_did() -> None:
@@ -168,3 +186,5 @@ def test_layer_normalisation_before_the_scale() -> None:
     factor = 1.0 / (3.0 * math.sqrt(8.0))
     first = ra.higher_order.forward(factor * q, k, v, norm_eps=0.0)[0]
     np.testing.assert_allclose(first, ra.higher_order.forward(q, k, v, norm_eps=0.0)[0], rtol=1e-12, atol=1e-13)
+    # After it, where ours stands, it does something.
+    np.testing.assert_allclose(ra.higher_order.forward(q, k, v)[0], written_out(q, k, v), rtol=1e-12, atol=1e-13)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import refattn as ra
 from refattn import philox
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
 from refattn.mechanisms.higher_order.implementations.monomials import count, monomials, monomials_backward, pieces
@@ -100,3 +101,10 @@ def test_squares_of_elements_are_not_the_square() -> None:
     x, y = draw("x", 6), draw("y", 6)
     assert abs(np.sum(x**2 * y**2) - np.sum(x * y) ** 2) > 0.1
     np.testing.assert_allclose(np.sum(np.outer(x, x) * np.outer(y, y)), np.sum(x * y) ** 2)
+    q, k, v = (draw(name, 1, 1, 5, 6) for name in ("q", "k", "v"))
+    found, _ = ra.higher_order.forward(q, k, v, layer_norm=False, alpha=1.0, implementation="linear")
+    s = q @ np.swapaxes(k, 2, 3) / np.sqrt(6.0)
+    weights, squares = 1.0 + s + s * s / 2.0, 1.0 + s + q * q @ np.swapaxes(k * k, 2, 3) / 12.0
+    right, mistaken = (w @ v / w.sum(-1, keepdims=True) for w in (weights, squares))
+    np.testing.assert_allclose(found, right, rtol=1e-11, atol=1e-12)
+    assert np.abs(found - mistaken).max() > 0.01

@@ -31,6 +31,11 @@ def test_certify_raises(implementation: str) -> None:
     forward(q, k, v, perturbation="identity", epsilon=0.01, certify=True, implementation=implementation)
     with pytest.raises(ValueError, match="certify: got a perturbation whose share of the one-step map is"):
         forward(q, k, v, perturbation="identity", epsilon=50.0, certify=True, implementation=implementation)
+    given: dict[str, Any] = {"perturbation": "identity", "implementation": implementation}
+    most = 1.0 / np.max(one_step_of(forward(q, k, v, **{**given, "implementation": "dense"})[1].inner).steepness())
+    forward(q, k, v, epsilon=0.999 * most, certify=True, **given)
+    with pytest.raises(ValueError, match="certify: got a perturbation whose share of the one-step map is 1"):
+        forward(q, k, v, epsilon=1.001 * most, certify=True, **given)
 
 
 def test_what_is_certified_is_what_the_map_adds_to_tau_x() -> None:

@@ -72,8 +72,48 @@ def test_what_was_fitted_is_optimal(way: str) -> None:
         assert error(0.5 * each["found"], x, following, k, RIDGE) > least
         for m in range(20):
             other = normal(f"other {n} {m}", *each["found"].shape)
-            moved = (each["found"] + size * other for size in (-0.01, 0.01, 1.0))
-            assert all(error(found, x, following, k, RIDGE) > least for found in moved)
+            more, less = (error(each["found"] + size * other, x, following, k, RIDGE) for size in (1.0, -1.0))
+            assert min(more, less) > least
+            # Of a parabola: where along this direction the least error lies.
+            assert abs(0.5 * (less - more) / (more + less - 2.0 * least)) < 1e-6
+
+
+@pytest.mark.parametrize("limit", [{"norm": 0.3}, {"rank": 1}, {"nuclear": 0.5}], ids=str)
+def test_what_was_fitted_within_a_limit_is_optimal(limit: dict[str, Any]) -> None:
+    """As a matrix M between orthonormal coordinates of the observables: no other within the limit errs less."""
+    k, queries = call("library", fit=ra.koopman.Separable(ridge=RIDGE, **limit))
+    values, vectors = np.linalg.eigh(gram(k))
+    root = vectors * np.sqrt(values) @ vectors.T
+    back, size = np.linalg.inv(root), len(k)
+    for n, each in enumerate(queries):
+        w, y = (kernel(each["points"][part], k) @ back for part in (slice(None, -1), slice(1, None)))
+        m = w.T @ each["found"] @ root
+
+        def missed(m: Any, w: Any = w, y: Any = y) -> float:
+            singular = np.linalg.svd(m, compute_uv=False)
+            weighed = 2.0 * limit.get("nuclear", 0.0) * np.sum(singular)
+            return float(np.sum((w @ m - y) ** 2) + RIDGE * np.sum(m * m) + weighed)
+
+        least = missed(m)
+        assert np.linalg.norm(m, 2) <= limit.get("norm", np.inf) * (1.0 + 1e-9)
+        assert np.linalg.matrix_rank(m, tol=1e-9) <= limit.get("rank", size)
+        for c in (0.5, 0.99, 1.01):  # scaled, it keeps its rank
+            u, s, v = np.linalg.svd(c * m)
+            assert missed((u * np.minimum(s, limit.get("norm", np.inf))) @ v) >= least * (1.0 - 1e-12)
+        assert missed(0.5 * m) > least
+        for t in range(60):
+            u, s, v = np.linalg.svd(m + 10.0 ** (-(t % 5)) * normal(f"change {n} {t}", size, size))
+            s = np.minimum(s, limit.get("norm", np.inf)) * (np.arange(size) < limit.get("rank", size))
+            assert missed((u * s) @ v) >= least * (1.0 - 1e-9)
+
+
+def test_the_gram_matrix_has_the_jitter_and_no_other_shift() -> None:
+    k = normal("k", 1, 1, 6, 3)
+    for jitter in (1e-6, 0.01):
+        with ra.trace() as traced:
+            ra.koopman.forward(k, k, k, jitter=jitter, implementation="dense")
+        wanted = kernel(k[0, 0], k[0, 0]) + 2.0 * jitter * np.eye(6)
+        np.testing.assert_allclose(traced["KOOP.1"][0, 0], wanted, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -108,6 +108,8 @@ def test_any_sizes(queries: int, keys: int, updates: int, d: int, fit: str) -> N
     given = {"fit": fit, "updates": updates, "jitter": 1e-2}
     arrays = qkv(queries, keys, d)
     assert_same(both(*arrays, "shared", **given), both(*arrays, "dense", **given))
+    once, attended = forward(*arrays, updates=1, jitter=1e-2)[0], ra.softmax.forward(*arrays)[0]
+    np.testing.assert_allclose(once, attended, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("options", [{"fit": "stein"}, {"fit": "separable", "causal": True}])

@@ -168,3 +168,6 @@ def test_averaging_heads_leaves_one_kernel() -> None:
     per_head = [q[:, n * width : (n + 1) * width] @ k[:, n * width : (n + 1) * width].T for n in range(heads)]
     scale = ra.mechanism("sympformer").block.Config(width=12, heads=heads).scale
     np.testing.assert_allclose(sum(per_head) / heads / math.sqrt(width), scale * (q @ k.T), rtol=1e-12)
+    _, saved = ra.sympformer.forward(*(x[None, None] for x in (q, k, k)), scale=scale)
+    mean = np.mean(np.exp(sum(per_head) / heads / math.sqrt(width)), axis=-1)
+    np.testing.assert_allclose(saved.log_z[0, 0], np.log(mean), rtol=1e-12, atol=1e-14)

@@ -70,7 +70,7 @@ def test_what_the_cases_that_fail_have_in_common(
     [
         ("window", "a head wider than 64"),
         ("sink", "one query"),
-        ("offset", "values of another width"),
+        ("offset", "values narrower than keys"),
         ("bias", "more than 64 keys"),
         ("mask", "softcap"),
     ],

@@ -12,11 +12,11 @@ from refattn.mechanisms.delta.testing.cases import RULES, case, uniform
 from refattn.mechanisms.record import Case
 
 _LONG: dict[str, Any] = {"h": 1, "n": 130, "d": 8, "e": 4}
-_CARRIED: dict[str, Any] = {"b": 2, "h": 2, "f": 1, "g": 1, "n": 67, "d": 8, "e": 3, "state": True}
-_PACKED: dict[str, Any] = {"h": 4, "f": 2, "g": 4, "n": 69, "d": 6, "e": 4, "state": True, "lengths": [66, 0, 3]}
+_CARRIED: dict[str, Any] = {"b": 2, "h": 2, "f": 1, "g": 1, "n": 67, "d": 8, "e": 12, "state": True}
+_PACKED: dict[str, Any] = {"h": 2, "f": 2, "g": 4, "n": 69, "d": 6, "e": 4, "state": True, "lengths": [66, 0, 3]}
 _STRONG: dict[str, Any] = {"h": 1, "n": 67, "d": 8, "e": 4, "log_decay": uniform(-5.0, -4.0)}
 _ONE: dict[str, Any] = {"b": 2, "h": 2, "f": 2, "g": 4, "n": 1, "d": 128, "e": 6, "state": True}
-_FEW: dict[str, Any] = {"b": 2, "h": 2, "f": 1, "g": 2, "n": 7, "d": 72, "e": 6, "keep": 0.7}
+_FEW: dict[str, Any] = {"b": 2, "h": 1, "f": 1, "g": 2, "n": 7, "d": 72, "e": 6, "keep": 0.7}
 
 
 def _of(rule: str) -> tuple[Case, ...]:
@@ -43,9 +43,11 @@ KERNEL_SIZES = (
         "a state that lasts over three chunks of one sequence",
         "gated-head",
         h=1,
+        f=1,
+        g=2,
         n=131,
         d=8,
-        e=4,
+        e=12,
         state=True,
         lengths=[131],
         log_decay=uniform(-0.01, 0.0),
@@ -62,7 +64,7 @@ KERNEL_SIZES = (
         g=2,
         n=131,
         d=8,
-        e=4,
+        e=12,
         keep=0.6,
         qk_norm=True,
         scale=0.3,
@@ -71,10 +73,10 @@ KERNEL_SIZES = (
     case(
         "long-packed",
         "packed",
-        "a sequence of three chunks behind a short one, padding in both",
-        h=2,
-        f=1,
-        g=1,
+        "a sequence of three chunks behind a short one, padding in both; two queries share each of two states",
+        h=4,
+        f=2,
+        g=2,
         n=136,
         d=66,
         e=2,
@@ -83,7 +85,33 @@ KERNEL_SIZES = (
         qk_norm=True,
         scale=0.3,
     ),
-    case("one-packed", "packed", "one token of one sequence", h=2, f=1, g=1, n=1, d=8, e=4, lengths=[0, 1], state=True),
-    case("few-packed", "packed", "sequences of one token each", h=1, n=3, d=8, e=4, lengths=[1, 1, 1], state=True),
-    case("one-masked", "masked", "the token is padding, or is not", b=4, h=1, n=1, keep=0.5, qk_norm=True, state=True),
+    case(
+        "one-packed", "packed", "one token of one sequence", h=2, f=1, g=1, n=1, d=8, e=12, lengths=[0, 1], state=True
+    ),
+    case(
+        "few-packed",
+        "packed",
+        "sequences of one token each, two queries for each state",
+        h=4,
+        f=1,
+        g=2,
+        n=3,
+        d=8,
+        e=12,
+        lengths=[1, 1, 1],
+        state=True,
+    ),
+    case(
+        "one-masked",
+        "masked",
+        "the token is padding, or is not",
+        b=4,
+        h=1,
+        n=1,
+        d=66,
+        e=68,
+        keep=0.5,
+        qk_norm=True,
+        state=True,
+    ),
 )

@@ -30,7 +30,7 @@ ELEMENTS = 2**18
 
 def fits(options: Options) -> bool:
     """Tell whether a call on a sparse graph needs nothing of n by n elements."""
-    return options.state.name != "query" and options.bias is None
+    return not options.state.per_query and options.bias is None
 
 
 def forward(

@@ -82,6 +82,7 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
         masks = {"mask": mask_of(context, (x.shape[0], config.heads, x.shape[1], y.shape[1])), "start": begin}
     else:
         masks = {"mask": context.mask, "key_mask": padding(context, x.shape[0], x.shape[1])}
+        masks |= {"implementation": "dense"} if config.regulariser is not None else {}
     attended, core_saved = way.forward(
         queries, keys, values, causal=context.causal, **masks, **core_options(config, chosen)
     )  # (b, h, i, e)
@@ -110,10 +111,11 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     # forward: joined = merge_heads(attended)
     d_attended = split_heads(d_joined, config.heads)  # (b, h, i, e) [dGE.13]
     d_pushed = d_probe = None  # of parts that there are not
+    regulariser = config.regulariser if saved.context.training else None
     if isinstance(saved.core, hierarchy.Saved):
-        d = equations.active(hierarchy).backward(saved.core, d_attended)
+        d = equations.active(hierarchy).backward(saved.core, d_attended, regulariser, config.strength)
     else:
-        more = added(config.regulariser if saved.context.training else None, config.strength, saved.core)
+        more = added(regulariser, config.strength, saved.core)
         d = core.backward(saved.core, d_attended, **more)
         if params.probe is not None:
             begin = saved.core.inner.graph.start[..., 0]  # (b, h, j): GE.learned_start

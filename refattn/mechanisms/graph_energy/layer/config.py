@@ -14,7 +14,7 @@ from refattn.mechanisms.core_arguments import defaults_of
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Polynomial
 from refattn.mechanisms.graph_energy.layer import hierarchy
-from refattn.mechanisms.graph_energy.layer.regularisers import NAMES
+from refattn.mechanisms.graph_energy.layer.regularisers import NAMES, OF_SCORES
 from refattn.mechanisms.graph_energy.options import FAMILIES
 from refattn.mechanisms.graph_energy.options.integrator import Integrator
 from refattn.mechanisms.graph_energy.options.links import CausalMirror, Given, Links, Mean
@@ -45,8 +45,8 @@ class Config(projections.Config):
         links over keys tokens may attend a memory, and where scores of keys start is learned.
     step
         None: GE.safe_step, 1/L of the learned strengths, for links that add up to at most 1. "mean" and
-        "causal_mirror", which a causal block in state "query" has by itself, classes, couplings that may be steeper
-        than 1 and other intrinsic forces need a number.
+        "causal_mirror", which a causal block in state "query" or "prefix" has by itself, classes, couplings that may be
+        steeper than 1 and other intrinsic forces need a number.
     learn_step, learn_tau
         Whether the step and the threshold's tau are learned, per head, from what they would be otherwise.
     classes
@@ -139,10 +139,10 @@ class Config(projections.Config):
                     raise ValueError(f"{name}: got {value} without levels, needs levels, such as 3")
             return
         others = {
-            f'state="{self.state}"': self.state != "token",
+            f'state="{self.state}"': self.state not in ("token", "prefix"),
             f"graph={self.graph!r}": self.over_keys,
             f"jitter={self.jitter}": self.jitter != 0.0,
-            f'regulariser="{self.regulariser}"': self.regulariser is not None,
+            f'regulariser="{self.regulariser}"': self.regulariser not in (None, *OF_SCORES),
         }
         _refuse(f"levels: got {self.levels} with {{}}, which levels do not have; needs None", others)
 
@@ -186,7 +186,7 @@ class Config(projections.Config):
     def first_tau(self) -> float:
         """Where a threshold that is learned starts; 0 where there is none."""
         tau: float | None = self.chosen("threshold").tau
-        return tau if tau is not None else 0.4 if self.state == "token" else 0.0
+        return tau if tau is not None else 0.4 if self.state in ("token", "prefix") else 0.0
 
     @property
     def first_step(self) -> float:
@@ -270,14 +270,16 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
 
 def check_bounded(config: Config, context: Context) -> None:
     """Raise where a step follows the strengths, and links may add up to more than 1."""
-    if config.step is None and config.links is None and config.state == "query" and context.causal is not False:
-        raise ValueError(f'step: got None with causal scores and state="query", whose degrees have no bound; {_NEEDS}')
+    if config.step is None and config.links is None and STATES[config.state].per_query and context.causal is not False:
+        raise ValueError(
+            f'step: got None with causal scores and state="{config.state}", whose degrees have no bound; {_NEEDS}'
+        )
 
 
 def core_options(config: Config, numbers: Mapping[str, Array | None]) -> dict[str, Any]:
     """Return the options of the core, or of levels, for the numbers that are learned; None stands for what is not."""
-    names = ["coupling", "intrinsic", "step", "steps", "integrator", "threshold", "graph", "scale"]
-    names += ["state"] if config.levels is None else ["levels", "window", "stride"]
+    names = ["coupling", "intrinsic", "step", "steps", "integrator", "threshold", "graph", "scale", "state"]
+    names += [] if config.levels is None else ["levels", "window", "stride"]
     chosen = {name: getattr(config, name) for name in names} | {"mu": 0.0}
     chosen |= {name: numbers[name] for name in ("mu", "kappa", "step") if numbers[name] is not None}
     if numbers["tau"] is not None:

@@ -1,9 +1,9 @@
 """Levels of tokens: each level gathers the one below, and every token reads all of them.
 
 The nodes of level l are every s^l-th token, the last of each s^l, without causality also where fewer are left. With
-stage_l(o), graph energy attention in state "token" from all tokens to the nodes of level l, whose values are v_l and
-whose scores flow on the graph of these nodes alone, p_ij is GE.12 of the definition, where A(i) are the nodes that i
-reads. Equations, a pass for each level::
+stage_l(o), graph energy attention in state "token" or "prefix" from all tokens to the nodes of level l, whose values
+are v_l and whose scores flow on the graph of these nodes alone, p_ij is GE.12 of the definition, where A(i) are the
+nodes that i reads. Equations, a pass for each level::
 
     [GE.level_weights]  omega_il = exp(a_l) / sum_k exp(a_k)  over the levels k of which i reads a node, else 0
     [GE.level_values]  v_lj = r_{l-1,j} at the nodes j of level l  of the first level: v_j
@@ -16,6 +16,10 @@ Adjoints for given do, from the last level on (q, k and the numbers gather those
     [dGE.level_values]  dv_lj = sum_i p_ij dr_li
     [dGE.level_weights]  domega_il = do_i . r_li         summed over batch and heads
     [dGE.level_logits]  da_l = sum_i omega_il (domega_il - sum_k omega_ik domega_ik)
+
+In state "prefix" the nodes that a node reads have scores for it, which flow on the graph of these nodes alone; a token
+reads with the scores for the node c that stands for it, see `.level`. So every level has an energy for each of its
+prefixes, in causal models too.
 
 The a_l are the level logits. The flow of a stage is GE.1 to GE.8 of the core on its nodes, once a level, under these
 ids (what nodes read there, GE.9 to GE.13, is not wanted). What tokens read has none: it is the same equations with
@@ -41,22 +45,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from refattn.args import check_arrays, check_mask, check_whole
+from refattn.args import check_arrays, check_choice, check_mask, check_whole
 from refattn.mechanisms.core_arguments import check_saved, defaults_of, enter, implementation_of, returned, upstream
 from refattn.mechanisms.graph_energy import core, dense
 from refattn.mechanisms.graph_energy.implementations import banded
 from refattn.mechanisms.graph_energy.layer.level import Level, levels_of
+from refattn.mechanisms.graph_energy.layer.regularisers import OF_SCORES, added
 from refattn.mechanisms.graph_energy.options.call import Options, tau_of
+from refattn.mechanisms.graph_energy.options.state import STATES
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import Causal
 from refattn.ops.softmax import softmax_backward, softmax_forward
-from refattn.ops.sums import sum_of, summed_for, summed_to
+from refattn.ops.sums import plus, sum_of, summed_for, summed_to
 from refattn.xp import Array, arange, device, is_array, namespace, sum_wide, zeros
 
 USUAL = defaults_of(core.forward)
 
-TAKEN = tuple(name for name in USUAL if name not in ("state", "start", "mask", "causal", "implementation"))
+TAKEN = tuple(name for name in USUAL if name not in ("start", "mask", "causal", "implementation"))
 """Options of the core that a hierarchy takes."""
 
 IMPLEMENTATIONS = ("dense", "banded")
@@ -155,7 +161,7 @@ def forward(
     implementation
         "dense", all pairs; "banded", linear for a window; or "auto": that, where it can.
     options
-        Others of the core in state "token", with a bias (b, h, n, n) and a mu of each node, too.
+        Others of the core in state "token" or "prefix", with a bias (b, h, n, n) and a mu of each node, too.
 
     Raises
     ------
@@ -181,7 +187,9 @@ def forward(
     given: dict[str, Any] = {name: x for name, x in USUAL.items() if name in TAKEN} | options
     if n != k.shape[2]:
         raise ValueError(f"k: got {k.shape[2]} tokens and {n} in q, needs as many: they are nodes of one graph")
-    known = core.checked(call.q, call.k, call.v, masked=False, causal=is_causal, state="token", start=None, **given)
+    if (state := check_choice("state", given["state"], STATES)) not in ("token", "prefix"):
+        raise ValueError(f'state: got "{state}" with levels, needs "token" or "prefix"')
+    known = core.checked(call.q, call.k, call.v, masked=False, causal=is_causal, start=None, **given)
     if known.threshold.empty == "error":
         raise ValueError('threshold: got empty="error" with levels, of which a token may read nothing; needs another')
     linear = banded.fits(known)
@@ -222,19 +230,30 @@ def forward(
     )
 
 
-def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
-    """Return the gradients of q, k, v and of every number that was given, "level_logits" among them."""
+def backward(saved: Saved, d_out: Array, regulariser: str | None = None, strength: float = 1.0) -> dict[str, Array]:
+    """Return the gradients of q, k, v and of every number that was given, "level_logits" among them.
+
+    With a regulariser, "size", "roughness" or "level" of the dense implementation, they are those of the loss plus
+    `strength` times the sum of it over the levels.
+    """
     check_saved(saved, Saved)
+    if regulariser is not None and (regulariser not in OF_SCORES or saved.implementation != "dense"):
+        needs = f"one of {', '.join(OF_SCORES)}, and the dense implementation"
+        raise ValueError(f"regulariser: got {regulariser!r} with {saved.implementation} levels, needs {needs}")
     (d_out,) = upstream(saved.like, d_out=(d_out, tuple(saved.read[0].shape)))  # (b, h, i, e)
     xp = namespace(d_out)
     gradients: dict[str, Array] = {}
     d_below = None  # of what the level above takes
-    way = banded.backward if saved.implementation == "banded" else _backward
     for at in reversed(range(len(saved.levels))):
         # forward: out = sum of omega[:, at, None] * read; values of the next level = read at its nodes
         d_read = sum_of(saved.omega[:, at, None] * d_out, d_below)  # (b, h, i, e) [dGE.level_reads]
         # forward: read, stage = those of a level for its values
-        d_values, own = way(saved.stages[at], d_read)  # [dGE.level_values], -
+        stage = saved.stages[at]
+        if saved.implementation == "banded":
+            d_values, own = banded.backward(stage, d_read)  # [dGE.level_values], -
+        else:
+            more = added(regulariser, strength, stage.core)
+            d_values, own = _backward(stage, d_read, more)  # [dGE.level_values], -
         d_below = saved.levels[at].spread(d_values, 2)  # (b, h, i, e)
         if _of_nodes(saved.options.mu):
             own["mu"] = saved.levels[at].spread(own["mu"], 1)  # (h, i)
@@ -291,18 +310,31 @@ def _forward(
     attention = softmax_forward(xp.where(allowed, scores, -math.inf))  # (b, h, i, j)
     tau = tau_of(options, None, flowed.scores)  # what it is for all nodes
     more = {"allowed": allowed, "options": options, "tau": tau}
-    out, readout = dense.readout_forward(flowed.scores, attention, values, **more)  # (b, h, i, e), -
+    scores_read = flowed.scores  # (b, h, j, c)
+    if options.state.per_query:
+        scores_read = scores_read @ xp.matrix_transpose(_stand_for(level, q))  # (b, h, j, i)
+    out, readout = dense.readout_forward(scores_read, attention, values, **more)  # (b, h, i, e), -
     return out, Stage(level, q, k, attention, flowed, readout)
 
 
-def _backward(saved: Stage, d_out: Array) -> tuple[Array, dict[str, Array]]:
+def _stand_for(level: Level, like: Array) -> Array:
+    """Return 1 where a node (c) stands for a token (i), else 0, as (i, c)."""
+    tokens, nodes = arange(0, level.n, like), arange(0, level.count, like)
+    return namespace(like).astype(level.home(tokens)[:, None] == nodes, like.dtype)
+
+
+def _backward(saved: Stage, d_out: Array, more: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
     """Return the gradients of a level's values, and those of q, k and the numbers."""
     level, (q, k), options = saved.level, (saved.q, saved.k), saved.readout.options  # (b, h, i, d) and (b, g, i, d)
     xp = namespace(d_out)
     d_x, d_attention, d_values, tau_terms = dense.readout_backward(saved.readout, d_out, None)  # of nodes, and pairs
     assert d_values is not None and d_attention is not None
+    if options.state.per_query:
+        # forward: scores_read = scores @ stand_for^T
+        d_x = d_x @ _stand_for(level, d_x)  # (b, h, j, c)
+    d_x = plus(d_x, more.pop("d_scores", None))  # (b, h, j, c)
     # forward: scores of the level = those of the core
-    d = core.backward(saved.core, zeros(saved.core.shape, d_out), d_scores=d_x)
+    d = core.backward(saved.core, zeros(saved.core.shape, d_out), d_scores=d_x, **more)
     # forward: attention = softmax(q @ own_k^T * scale + bias)
     d_scores = softmax_backward(saved.attention, d_attention)  # (b, h, i, j)
     d_product = d_scores @ repeat_heads(level.take(k, 2), q.shape[1])  # (b, h, i, d)

@@ -38,10 +38,14 @@ class Level:
     def read(self, tokens: Array, nodes: Array) -> Array:
         """Tell which tokens read which nodes, for their numbers; those that are none read nothing."""
         xp, there = namespace(tokens), (tokens < self.n) & (nodes >= 0) & (nodes < self.count)
-        home = (tokens + 1) // self.every - 1 if self.causal else tokens // self.every
+        home = self.home(tokens)
         if self.causal:
             there = there & (nodes <= home)
         return there if self.window is None else there & (xp.abs(nodes - home) < self.window)
+
+    def home(self, tokens: Array) -> Array:
+        """Return the node c that stands for each token: -1 where there is none."""
+        return (tokens + 1) // self.every - 1 if self.causal else tokens // self.every
 
     def first(self) -> int:
         """Return the first token that reads a node."""

@@ -28,6 +28,9 @@ from refattn.xp import Array, namespace, sum_wide
 NAMES = ("entropy", "gini", "size", "roughness", "level")
 """The sums by name."""
 
+OF_SCORES = ("size", "roughness", "level")
+"""Those that do not read weights."""
+
 
 def entropy(weights: Array) -> tuple[Array, dict[str, Array]]:
     """Return the entropy of all rows of weights (b, h, i, j), and its gradient."""

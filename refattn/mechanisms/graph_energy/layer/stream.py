@@ -2,8 +2,8 @@
 
 A causal graph without symmetry lets a token act on later ones alone. So the way that its score took is final, and a new
 token's score flows beside those that are kept: its memory grows by a number for each stage and channel, and its time
-with the number of tokens before it. In state "query" scores flow anew for every query, on a graph of all tokens so
-far; there queries are kept, and everything is computed again.
+with the number of tokens before it. In states "query" and "prefix" scores flow anew for every query, on a graph of all
+tokens so far; there queries are kept, and everything is computed again.
 
 With levels of tokens a level keeps its last nodes, no more than a token reads: then the time and the memory of a new
 token do not grow with what was before it.
@@ -31,6 +31,7 @@ from refattn.mechanisms.graph_energy.layer.config import Params, core_options
 from refattn.mechanisms.graph_energy.layer.level import Level
 from refattn.mechanisms.graph_energy.options.call import Options, tau_of
 from refattn.mechanisms.graph_energy.options.integrator import Stage
+from refattn.mechanisms.graph_energy.options.state import STATES
 from refattn.ops.heads import merge_heads, repeat_heads
 from refattn.ops.linear import linear_forward
 from refattn.ops.masks import where_allowed
@@ -45,7 +46,9 @@ class Nodes:
 
     k: Array  # (b, g, j, d)
     v: Array  # (b, g, j, e); of later levels (b, h, j, e)
-    points: Array | None  # (b, h, j, p, c): where each stage was evaluated, and the end; None in state "query"
+    points: (
+        Array | None
+    )  # (b, h, j, p, c): where each stage was evaluated, and the end; None in states "query", "prefix"
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,14 @@ class Cache:
 
     seen: int
     levels: tuple[Nodes, ...]
-    q: Array | None = None  # (b, h, j, d), in state "query"
+    q: Array | None = None  # (b, h, j, d), in states "query" and "prefix"
 
 
 def start(params: Params, batch: int) -> Cache:
     """Return the cache before the first token."""
     config, like = params.config, params.w_q
     h, g, d, e = config.sizes
-    if config.state == "query":
+    if STATES[config.state].per_query:
         keys, values = zeros((batch, g, 0, d), like), zeros((batch, g, 0, e), like)
         return Cache(0, (Nodes(keys, values, None),), zeros((batch, h, 0, d), like))
     like, channels = raised(like), e if config.state == "feature" else 1
@@ -85,7 +88,7 @@ def prefill(params: Params, cache: Cache, state: block.State, context: Context) 
         return replace(state, x=xp.concat(parts, axis=1) if parts else x), cache
     q, k, v = own.project(params, x, x)
     chosen = core_options(params.config, equations.active(learned).numbers(params, context))
-    if params.config.levels is not None:
+    if params.config.levels is not None and cache.q is None:
         attended, read = hierarchy.forward(q, k, v, key_mask=context.key_mask, causal=True, **chosen)
         kept, below = list(cache.levels), (read.v, *read.read)
         for at, (level, stage) in enumerate(zip(read.levels, read.stages, strict=True)):
@@ -97,7 +100,11 @@ def prefill(params: Params, cache: Cache, state: block.State, context: Context) 
         (past,) = cache.levels
         q, k, v = (xp.concat(pair, axis=2) for pair in ([cache.q, q], [past.k, k], [past.v, v]))
     tokens = (x.shape[0], q.shape[1], k.shape[2], k.shape[2])
-    attended, saved = core.forward(q, k, v, mask=block.mask_of(context, tokens), causal=True, **chosen)
+    saved: Any
+    if params.config.levels is not None:
+        attended, saved = hierarchy.forward(q, k, v, key_mask=context.key_mask, causal=True, **chosen)
+    else:
+        attended, saved = core.forward(q, k, v, mask=block.mask_of(context, tokens), causal=True, **chosen)
     result = replace(state, x=_result(params, x, attended[:, :, k.shape[2] - x.shape[1] :, :]))
     if cache.q is not None:
         return result, Cache(k.shape[2], (Nodes(k, v, None),), q)

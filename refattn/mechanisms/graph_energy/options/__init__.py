@@ -8,8 +8,7 @@ gets that it has left `empty`. Its `state` says what flows. The core takes an ob
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from refattn.args import check_choice
@@ -20,12 +19,6 @@ from refattn.mechanisms.graph_energy.options.links import LINKS
 from refattn.mechanisms.graph_energy.options.start import Start
 from refattn.mechanisms.graph_energy.options.threshold import THRESHOLDS
 from refattn.mechanisms.option_kinds import choose, imported
-
-
-def _chosen(option: str, kinds: Mapping[str, type[Any]]) -> Callable[[Any], Any]:
-    """Return what makes an object of an option; the same text is read once."""
-    of_text = functools.lru_cache(maxsize=64)(lambda text: choose(option, text, kinds))
-    return lambda given: of_text(given) if type(given) is str else choose(option, given, kinds)
 
 
 def _intrinsic(given: Any) -> str | Intrinsic:
@@ -45,14 +38,12 @@ def _coupling(given: Any) -> str | Coupling | Polynomial:
     return choose("coupling", given, {"polynomial": Polynomial})
 
 
-_links = _chosen("graph", LINKS)
-
 FAMILIES: dict[str, Callable[[Any], Any]] = {
     "coupling": lambda given: _coupling(given),
     "intrinsic": lambda given: _intrinsic(given),
-    "integrator": _chosen("integrator", INTEGRATORS),
-    "threshold": _chosen("threshold", THRESHOLDS),
-    "graph": lambda given: _links(given) if isinstance(given, str) else given,
+    "integrator": lambda given: choose("integrator", given, INTEGRATORS),
+    "threshold": lambda given: choose("threshold", given, THRESHOLDS),
+    "graph": lambda given: choose("graph", given, LINKS) if isinstance(given, str) else given,
     "start": lambda given: given if isinstance(given, Start) else Start(at=given),
 }
 """What makes an object of an option that is given as a name or as text."""

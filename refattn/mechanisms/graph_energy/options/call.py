@@ -116,11 +116,11 @@ def check_step(options: Options, links: Any, visible: Array | None) -> None:
     if not isinstance(options.integrator, Euler) or not options.steps:
         return
     longest = longest_of(options, links, visible)
-    if concrete(any_of((options.step > longest) & (longest > 0.0))):
+    if anywhere((options.step > longest) & (longest > 0.0)):
         least = longest if isinstance(longest, float) else float(backend(longest).to_numpy(longest).min())
         warnings.warn(f"step: got more than 2/L = {least:.3g}, the longest known to lower the energy", stacklevel=4)
 
 
-def any_of(condition: Array | bool) -> Array | bool:
-    """Tell whether a condition holds anywhere."""
-    return condition if isinstance(condition, bool) else namespace(condition).any(condition)
+def anywhere(condition: Array | bool) -> bool | None:
+    """Tell whether a condition holds anywhere; None where values are not known yet."""
+    return condition if isinstance(condition, bool) else concrete(namespace(condition).any(condition))

@@ -3,11 +3,12 @@
 ::
 
     [GE.own_score]  b_j = sigmoid(s_jj)         state "token": how well a token matches itself
+    [GE.own_scores]  b_jc = sigmoid(s_jj)       state "prefix": the same for every query c
     [GE.attention]  b_jc = a_cj                 state "query": the attention of query c
     [GE.features]  b_jc = v_jc                  state "feature": the values themselves
     [GE.started]  b_j = what the caller gives   state "token"; its gradient is summed over what it was broadcast to
 
-Backwards: ds_jj += db_j b_j (1 - b_j); da_cj += db_jc; dv = db.
+Backwards: ds_jj += db_j b_j (1 - b_j), in "prefix" for each c; da_cj += db_jc; dv = db.
 """
 
 from __future__ import annotations
@@ -50,6 +51,19 @@ class AtOwnScore:
     def backward(self, start: Array, own: Array, d_start: Array, groups: int) -> Parts:
         """Return parts of the gradients of scores, of attention and of v, which has `groups` heads."""
         return namespace(start).where(own, d_start * start * (1.0 - start), 0.0), None, None
+
+
+class AtOwnScoreForAll(AtOwnScore):
+    """b_jc = sigmoid(s_jj): where each token starts is the same for every query c."""
+
+    def forward(self, scores: Array, attention: Any, v: Array, own: Array) -> Array:
+        """Return b (b, h, j, c)."""
+        return super().forward(scores, attention, v, own) + zeros((scores.shape[2],), scores)
+
+    def backward(self, start: Array, own: Array, d_start: Array, groups: int) -> Parts:
+        """Return parts of the gradients of scores, of attention and of v."""
+        summed = namespace(start).sum(d_start, axis=-1, keepdims=True)  # (b, h, j, 1)
+        return super().backward(start[..., :1], own, summed, groups)
 
 
 class AtAttention:

@@ -1,19 +1,29 @@
-"""What flows: a score of each token, a distribution of each query, or the values.
+"""What flows: a score of each token, once or for every prefix, a distribution of each query, or the values.
 
 A state says where its scores start, how they become what query i reads of token j (GE.10), and by which weight the best
 token of a row that was emptied is found::
 
     [GE.of_token]  u_ij = a_ij phi(y_j)             rank a_ij x_j
+    [GE.of_prefix]  u_ij = a_ij phi(y_ji)           rank a_ij x_ji
     [GE.of_query]  u_ij = phi(y_ji) if i may attend j, else 0       rank x_ji
     [GE.of_feature]  o_i = y_i                      the scores are the output; there is no u, z, p
 
 with phi(y) = max(y, 0). Backwards::
 
     [dGE.of_token]  da_ij = du_ij phi(y_j),  dphi_j = sum_i du_ij a_ij
+    [dGE.of_prefix]  da_ij = du_ij phi(y_ji),  dphi_ji = du_ij a_ij
     [dGE.of_query]  dphi_ji = du_ij if i may attend j, else 0
     [dGE.of_feature]  dy_i = do_i
 
-In "query" node j exists in channel c, m_jc = 1, if query c may attend it; a pull needs both its ends.
+In "query" and "prefix" node j exists in channel c, m_jc = 1, if query c may attend it; a pull needs both its ends. So
+where scores are causal channel c is the flow of "token" on the tokens up to c alone, and nothing later acts on it. On a
+symmetric graph whose link w_ij depends on nothing after i and j, such as "causal_mirror", it goes down the energy of
+this prefix, which no token after c changes::
+
+    E_c = sum_(j <= c) F(x_jc; b_j) + kappa/2 sum_(i, j <= c) w_ij G(x_jc - x_ic)
+
+One score of each token for all queries cannot have that: a symmetric link pulls at its earlier token, too, and what an
+earlier query reads would depend on the later one.
 """
 
 from __future__ import annotations
@@ -21,7 +31,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.options.start import AtAttention, AtOwnScore, AtValues, Starts
+from refattn.mechanisms.graph_energy.options.start import AtAttention, AtOwnScore, AtOwnScoreForAll, AtValues, Starts
 from refattn.ops.masks import where_allowed
 from refattn.xp import Array, namespace, zeros
 
@@ -36,6 +46,8 @@ class State:
     """Whether a threshold compares |x| if that is not said."""
     weighs: ClassVar[bool] = True
     """Whether scores weigh values; otherwise they are the output."""
+    per_query: ClassVar[bool] = False
+    """Whether each query has scores of its own, which flow by themselves."""
     starts: ClassVar[Starts]
 
     def channels(self, queries: int, width: int) -> int:
@@ -90,10 +102,28 @@ class Token(State):
         return attention * namespace(x).matrix_transpose(x)
 
 
+class Prefix(Token):
+    """A score of each token for every query, on the graph of what the query may attend; causal with an energy."""
+
+    name, starts, per_query = "prefix", AtOwnScoreForAll(), True
+
+    def channels(self, queries: int, width: int) -> int:
+        """Return the number of queries."""
+        return queries
+
+    def visible(self, allowed: Array | None, like: Array) -> Array | None:
+        """Return 1 if query c may attend j, else 0."""
+        return _seen(allowed, like)
+
+    def parts_backward(self, attention: Any, rows: Array, allowed: Array | None, d_parts: Array) -> tuple[Any, Array]:
+        """Return du_ij phi(y_ji), and du_ij a_ij."""
+        return d_parts * rows, namespace(rows).matrix_transpose(d_parts * attention)  # (b, h, j, c)
+
+
 class Query(State):
     """A distribution of each query: attention itself flows, and may be causal with an energy."""
 
-    name, starts = "query", AtAttention()
+    name, starts, per_query = "query", AtAttention(), True
 
     def channels(self, queries: int, width: int) -> int:
         """Return the number of queries."""
@@ -109,8 +139,7 @@ class Query(State):
 
     def visible(self, allowed: Array | None, like: Array) -> Array | None:
         """Return 1 if query c may attend j, else 0."""
-        xp = namespace(like)
-        return None if allowed is None else xp.astype(xp.matrix_transpose(allowed), like.dtype)
+        return _seen(allowed, like)
 
     def parts(self, attention: Any, rows: Array, allowed: Array | None) -> Array:
         """Return phi(y_ji)."""
@@ -141,4 +170,9 @@ class Feature(State):
         return 0.0
 
 
-STATES: dict[str, State] = {"token": Token(), "query": Query(), "feature": Feature()}
+def _seen(allowed: Array | None, like: Array) -> Array | None:
+    xp = namespace(like)
+    return None if allowed is None else xp.astype(xp.matrix_transpose(allowed), like.dtype)
+
+
+STATES: dict[str, State] = {"token": Token(), "prefix": Prefix(), "query": Query(), "feature": Feature()}

@@ -39,7 +39,7 @@ _KIND = "kernel"
 # Each option beside each class of sizes that kernels compile apart, with as few other options as can be: one query,
 # which is wide, over parts of the keys; a few queries, with values of another width; and tiles of queries.
 _ONE: dict[str, Any] = {"b": 2, "h": 4, "g": 2, "n_q": 1, "n_k": 513, "d": 66, "e": 34}
-_FEW: dict[str, Any] = {"b": 2, "h": 4, "g": 2, "n_q": 5, "n_k": 131, "d": 80, "e": 48}
+_FEW: dict[str, Any] = {"b": 2, "h": 4, "g": 2, "n_q": 5, "n_k": 131, "d": 80, "e": 96}
 _TILES: dict[str, Any] = {"b": 2, "h": 2, "g": 1, "n_q": 67, "n_k": 70, "d": 66, "e": 34}
 _ONES, _FEWS, _TILED = (2, 4, 1, 513), (2, 4, 5, 131), (2, 2, 67, 70)
 _ENDS = {"one": counts(513, 130), "few": counts(131, 66), "tiles": counts(70, 31)}
@@ -84,7 +84,7 @@ _PAIRS = (
     _case("dropout-few", _KIND, "dropout over tiles", **_FEW, keep=dropout(*_FEWS, p=0.5)),
     _case("dropout-tiles", _KIND, "dropout for each tile", **_TILES, keep=dropout(*_TILED, p=0.5)),
     _case("offset-one", _KIND, "decoding into a cache that is not full", **{**_ONE, "e": 68}, causal=True, offset=300),
-    _case("offset-few", _KIND, "a chunk of a prompt in the middle", **_FEW, causal=True, offset=70),
+    _case("offset-few", _KIND, "chunks of prompts, at another place each", **_FEW, causal=True, offset=counts(70, 31)),
     _case("offset-tiles", _KIND, "tiles on another diagonal", **_TILES, causal=True, offset=-2),
     _case(
         "offset-lengths",
@@ -127,7 +127,7 @@ KERNEL_SIZES = (
     _case("tile-and-one", _KIND, "a key and a query too many", b=1, h=1, n_q=129, d=64),
     _case("tile-less-one", _KIND, "a key and a query too few", b=1, h=1, n_q=127, d=128, causal=True),
     _case("tile-32", _KIND, "a short tile", b=3, h=2, n_q=32, d=80, causal=True),
-    _case("tile-33", _KIND, "a short tile and one", b=1, h=2, n_q=64, n_k=33, d=64, e=128),
+    _case("tile-33", _KIND, "a short tile and one", b=1, h=2, n_q=65, n_k=33, d=64, e=128),
     _case("tile-63", _KIND, "half a tile less one", b=1, h=4, g=2, n_q=65, n_k=63, d=96),
     _case("tile-64", _KIND, "half a tile, a wide head", b=1, h=2, n_q=33, n_k=64, d=256),
     _case("tile-65", _KIND, "half a tile and one", b=3, h=2, n_q=8, n_k=65, d=128, causal=True),

@@ -1,0 +1,87 @@
+"""The table of the presets: its script, its results, and that its page says what these say."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import refattn as ra
+from docs.experiments import presets, presets_page
+from docs.experiments.presets import RESULTS, SETTINGS, SIZE, Job, by_setting, cost, steps_of
+from docs.experiments.runs import read
+from refattn.train import settings
+from tests.experiments.pages import says
+
+
+def test_every_mechanism_with_presets_has_both_in_the_table() -> None:
+    for name in ra.list_mechanisms():
+        if ra.mechanism(name).presets:
+            own = {setting.of for setting in SETTINGS.values() if setting.mechanism == name}
+            assert own == {"printed", "corrected"}, name
+
+
+@pytest.mark.parametrize("name", ["softmax", "B", "H1", "Mercat", "delta"])
+def test_operations_are_those_that_are_stored(name: str) -> None:
+    """And at equal operations a training has those of the baseline, to half a step."""
+    found, budget = by_setting(RESULTS, [name])[name], cost(SETTINGS["softmax"]).of(SIZE["steps"])
+    for lines in found.values():
+        for line in lines:
+            assert line["result"]["operations"] == cost(SETTINGS[name]).of(line["run"]["steps"])
+    (steps,) = {line["run"]["steps"] for line in found["operations"]}
+    assert steps == steps_of(SETTINGS[name])
+    assert abs(cost(SETTINGS[name]).of(steps) - budget) <= 0.5 * cost(SETTINGS[name]).of(1)
+
+
+@pytest.mark.slow
+def test_growth_is_counted_and_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presets, "SIZE", {**SIZE, "context": 16, "width": 16, "heads": 2, "score_bytes": 2000})
+    cost.cache_clear()
+    setting = SETTINGS["Burgund"]
+    own = cost(setting)
+    assert own.growth > 0.0 and len(own.steps) == 3 and own.steps[0] < own.steps[1] < own.steps[2]
+    assert own.of(6) == pytest.approx(2.0 * sum(own.steps) + own.growth)
+    result = Job(setting, 6, 0).result()
+    cost.cache_clear()
+    plain = presets.train(settings.build("growing", {**presets.SIZE, "steps": 6}))
+    columns = 2 * SIZE["layers"] * 2 * 2 * 4  # twice, of queries and keys of each head, four
+    assert result["diverged"] is None and result["parameters"] - plain["parameters"] in (columns * 16, columns * 17)
+
+
+@pytest.mark.slow
+def test_the_script_goes_on_where_it_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {**SIZE, "context": 8, "width": 8, "heads": 2, "layers": 1, "steps": 3, "batch": 2, "score_bytes": 2000}
+    monkeypatch.setattr(presets, "SIZE", small)
+    cost.cache_clear()
+    results = tmp_path / "results.jsonl"
+    words = ["run", "--results", str(results), "--seeds", "1", "-j", "1", "--setting", "softmax"]
+    stored = []
+    for more in ([], ["--setting", "B"]):
+        done = CliRunner().invoke(presets.main, [*words, *more])
+        assert done.exit_code == 0, done.output
+        stored.append(results.read_bytes().splitlines())
+    assert stored[0][0] == stored[1][0] and len(stored[0]) == 1 < len(stored[1])  # not run again, times and all
+    cost.cache_clear()
+    assert len(read(results)) == len(stored[1])
+    with pytest.raises(ValueError, match="got 1 lines of softmax at equal steps, needs one of each seed"):
+        by_setting(results, ["softmax"])
+
+
+def test_a_conclusion_that_the_results_do_not_have_is_an_error() -> None:
+    lines = by_setting(RESULTS)
+    presets_page.conclusions(lines)
+    for name in ("H1", "softmax", "Mercat", "growing", "graph energy", "Koopman", "delta"):
+        for bits in (0.5, 9.5):
+            other = deepcopy(lines)
+            for line in other[name]["steps"]:
+                line["result"]["bits"] = bits
+            if bits == {"H1": 0.5, "Mercat": 9.5, "delta": 0.5}.get(name, 0.5 if name == "Koopman" else None):
+                continue  # it would be said all the more
+            with pytest.raises(ValueError, match="the results do not say: "):
+                presets_page.conclusions(other)
+
+
+def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
+    assert says(presets.PAGE, presets_page.tables(by_setting(RESULTS)), tmp_path)
