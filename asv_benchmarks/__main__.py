@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from asv_benchmarks import archive, culprit, history, machine
+from asv_benchmarks import archive, counts, culprit, history, machine
 from asv_benchmarks import changes as steplist
 from asv_benchmarks import compare as versions
 from asv_benchmarks.judge import LIMITS, WORSE, Verdict, number, summary, times
@@ -30,7 +30,7 @@ from refattn.cli import Terminated, hear_sigterm
 from refattn.cli.arguments import INTERRUPTED, TERMINATED
 
 _profile = click.option(
-    "--profile", type=click.Choice(list(PROFILES)), default="short", help="Which benchmarks; short: those of NumPy."
+    "--profile", type=click.Choice(list(PROFILES)), help="Which benchmarks; without --bench: short, those of NumPy."
 )
 
 
@@ -40,7 +40,9 @@ class Expression(click.ParamType):
     name = "regex"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return it as it is."""
+        """Return it; a name with its parameters, as `run` prints it, is taken as it is."""
+        if value in map(str, benchmarks()):
+            return f"^{re.escape(value)}$"
         try:
             known = benchmarks(value)
         except re.error as error:
@@ -52,6 +54,16 @@ class Expression(click.ParamType):
 
 
 _bench = click.option("--bench", type=Expression(), metavar="REGEX", help="Only what it matches, name or parameters.")
+
+
+def _chosen(profile: str | None, bench: str | None, quick: bool) -> str:
+    """Return the expression of the benchmarks that all options ask for."""
+    asked = [*(["quick"] if quick else []), *([profile] if profile else [] if quick or bench else ["short"])]
+    every = [one for one in [*(PROFILES[name] for name in asked), bench] if one]
+    whole = every[0] if len(every) == 1 else "^" * bool(every) + "".join(f"(?=.*?(?:{one}))" for one in every)
+    if not benchmarks(whole):
+        raise click.UsageError("--bench, --quick and --profile: got expressions that no benchmark matches together")
+    return whole
 
 
 class Failure(click.ClickException):
@@ -83,7 +95,7 @@ def _told() -> Iterator[None]:
         yield
     except versions.VersionError as error:
         raise click.UsageError(str(error)) from error
-    except (history.RunError, archive.ArchiveError) as error:
+    except (history.RunError, archive.ArchiveError, counts.CountError) as error:
         raise Failure(str(error)) from error
 
 
@@ -114,10 +126,10 @@ def cli() -> None:
 @_profile
 @_bench
 @click.option("--quick", is_flag=True, help="A few benchmarks of each mechanism, in a minute.")
-def run_command(profile: str, bench: str | None, quick: bool) -> None:
+def run_command(profile: str | None, bench: str | None, quick: bool) -> None:
     """Run the benchmarks with asv, store the results, and compare them with the last ones of this machine."""
     console = _console()
-    chosen = bench or PROFILES["quick" if quick else profile]
+    chosen = _chosen(profile, bench, quick)
     with _told():
         found = history.run(chosen, lambda line: console.print(line, markup=False, soft_wrap=True), quick=quick)
     if found.before is None:
@@ -141,25 +153,39 @@ def run_command(profile: str, bench: str | None, quick: bool) -> None:
 @_bench
 @click.option("--quick", is_flag=True, help="A few benchmarks of each mechanism.")
 @click.option("--markdown", callback=_writable, metavar="FILE", help="Write the table there, too.")
-def compare_command(base: str, head: str, profile: str, bench: str | None, quick: bool, markdown: Path | None) -> None:
+def compare_command(
+    base: str, head: str, profile: str | None, bench: str | None, quick: bool, markdown: Path | None
+) -> None:
     """Compare the commit BASE with the commit HEAD, or with the files as they are (a dot).
 
     Exits with 1 where something got slower or less exact, needs more memory, or fails, and with 2 where there is no
     such version.
     """
     console = _console()
-    load = machine.load()
+    chosen, load = _chosen(profile, bench, quick), machine.load()
     with tempfile.TemporaryDirectory() as folder, _told():
         homes = tuple(versions.check_out(v, Path(folder) / n) for n, v in (("base", base), ("head", head)))
         with _progress(console) as progress:
-            chosen = bench or PROFILES["quick" if quick else profile]
-            verdicts = _ours(versions.compare((homes[0], homes[1]), chosen, progress))
+            verdicts = counted_first((homes[0], homes[1]), bench or "", console)
+            verdicts += _ours(versions.compare((homes[0], homes[1]), chosen, progress))
     title = f"{base} -> {head}, in alternating rounds"
     if markdown is not None:
         markdown.write_text(as_markdown(verdicts, title), encoding="utf-8")
     show(verdicts, title, console)
     console.print(f"load average {load:.1f} before, {machine.load():.1f} after")
     sys.exit(1 if any(verdict.word in WORSE for verdict in verdicts) else 0)
+
+
+def counted_first(homes: versions.Homes, pattern: str, console: Console) -> list[Verdict]:
+    """Return verdicts on the instructions of small calls that the expression matches; say why there are none."""
+    if reason := counts.why_not():
+        console.print(reason, markup=False, soft_wrap=True)
+        return []
+    chosen = [one for one in benchmarks(counts.SMALL) if re.search(pattern, str(one))]
+    if not chosen:
+        return []
+    console.print(f"counting the instructions of {len(chosen)} small calls of both versions", markup=False)
+    return counts.compared(homes, chosen)
 
 
 @cli.command("bisect", short_help="Find the commit since which a benchmark differs.")

@@ -57,6 +57,21 @@ class Train:
         return self.settings.batch * self.settings.context / least
 
 
+class Step(Timed):
+    """A training step of sixteen tokens: what is no arithmetic in it shows."""
+
+    param_names = ["mechanism", "backend"]
+    params = [MECHANISMS, BACKENDS]
+
+    def setup(self, mechanism: str, backend: str) -> None:
+        self.owner, self.settings = usable(backend), settings_of(mechanism, backend, 16)
+        self.timer, self.state = timer(self.owner), loop.fresh(self.settings)
+
+    def time_step(self, mechanism: str, backend: str) -> None:
+        loop.step(self.state, self.settings, text_of())
+        self.owner.synchronize()
+
+
 class Decode(Timed):
     """The latency of a token: the logits of the next one, after n others in the cache."""
 

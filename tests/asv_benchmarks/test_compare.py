@@ -12,11 +12,12 @@ from click.testing import CliRunner
 
 from asv_benchmarks import __main__ as command
 from asv_benchmarks import compare as versions
+from asv_benchmarks import counts
 from asv_benchmarks.compare import WORKING_TREE, VersionError, check_out, compare, listed, measure
 from asv_benchmarks.judge import Verdict
 from asv_benchmarks.machine import git
 from asv_benchmarks.sides import ROOT
-from asv_benchmarks.suite import Benchmark
+from asv_benchmarks.suite import PROFILES, Benchmark, benchmarks
 from refattn.cli import Terminated
 
 SHARES = r"accuracy.*track_mean\('softmax\.\w+', 'outputs', 'float32', 'numpy'\)"
@@ -116,6 +117,11 @@ def test_a_version_that_does_not_exist(tmp_path: Path) -> None:
 TIME = Benchmark("core.Core.time_both", ("softmax.dense", 64), "time")
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counts, "why_not", lambda: "instructions are not counted: there is no tool")
+
+
 @pytest.mark.parametrize(("word", "code"), [("slower", 1), ("less exact", 1), ("faster", 0), ("", 0), ("fails", 1)])
 def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, word: str, code: int) -> None:
     verdict = Verdict(TIME, word, 1e-3, 2e-3, (1.9, 2.0, 2.1))
@@ -133,6 +139,26 @@ def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, word: str, code: int) ->
         assert word in done.output and "2 [1.9, 2.1]" in done.output and "2 ms" in done.output
     else:
         assert "no difference" in done.output
+
+
+def test_options_of_what_runs_are_all_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def fake(homes: versions.Homes, pattern: str, progress: Any) -> list[Verdict]:
+        asked.append(pattern)
+        return []
+
+    monkeypatch.setattr(versions, "compare", fake)
+    name = "core.Core.time_both('softmax.dense', 64, 64, 'float32', 'numpy')"
+    for words in (["--quick", "--bench", "softmax"], ["--bench", name], ["--profile", "full", "--bench", "Train"]):
+        done = CliRunner().invoke(command.cli, ["compare", ".", ".", *words])
+        assert done.exit_code == 0, done.output
+    quick, one, full = (benchmarks(pattern) for pattern in asked)
+    assert quick and set(quick) == set(benchmarks(PROFILES["quick"])) & set(benchmarks("softmax"))
+    assert [str(benchmark) for benchmark in one] == [name]
+    assert set(full) == set(benchmarks("Train"))
+    done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--quick", "--bench", "Share"])
+    assert done.exit_code == 2 and "no benchmark matches together" in done.output
 
 
 def test_the_table_in_markdown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
