@@ -168,7 +168,7 @@ def compare_command(
         with _progress(console) as progress:
             verdicts = counted_first((homes[0], homes[1]), bench or "", console)
             verdicts += _ours(versions.compare((homes[0], homes[1]), chosen, progress))
-    title = f"{base} -> {head}, in alternating rounds"
+    title = f"{base} -> {head}"
     if markdown is not None:
         markdown.write_text(as_markdown(verdicts, title), encoding="utf-8")
     show(verdicts, title, console)

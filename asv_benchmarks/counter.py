@@ -1,27 +1,32 @@
-"""The process that valgrind counts in: many benchmarks, one after the other, without instrumentation until then.
+"""The process that valgrind counts in: each benchmark in a fork of its own, without instrumentation until then.
 
     valgrind --tool=callgrind --instr-atstart=no ... python -m asv_benchmarks.counter < benchmarks
 
-Everything is imported, made and called a few times before valgrind begins to count, since that is fifty times slower
-than to run. Then each benchmark is called n times, and 2n times: the difference is n calls and nothing around them.
+The process imports everything and then forks for each benchmark, so that a count does not depend on what else is
+counted. A fork makes its benchmark, calls it until CPython has specialised it, and is counted from then on: first calls
+of nothing, then its own, one by one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import mmap
+import os
 import platform
 import sys
 from collections.abc import Callable
 from typing import Any
 
-WARM = 20
-"""Calls before the counted ones: CPython specialises code that ran some times, in several steps."""
+WARM, WARM_STEPS = 40, 6
+"""Calls before the counted ones, and training steps: CPython specialises code that ran some times, in several steps."""
 
-CALLS = 2
-"""n: n calls are counted, and then 2n."""
+CALLS = 5
+"""Calls that are counted, each alone. What CPython could not specialise it tries again at times, after twice as many
+calls each time: such a call has up to 10 % more instructions, and the median leaves it out."""
 
 REQUEST = bytes.fromhex("4889f0 4889fa 48c1c703 48c1c70d 48c1c73d 48c1c733 4887db 4889d0 c3")
 """A function f(0, arguments) of x86-64 that asks valgrind: rotations of rdi that do nothing elsewhere (valgrind.h)."""
@@ -59,35 +64,48 @@ def repeat(call: Callable[[], Any], times: int) -> None:
         call()
 
 
-def made(name: str, params: list[Any]) -> tuple[Callable[[], Any] | None, dict[str, Any]]:
-    """Return a benchmark that ran a few times, or None and why it cannot."""
+def counted(ask: Callable[[int], Any], name: str, params: list[Any]) -> dict[str, Any]:
+    """Count a benchmark; return the process whose counts they are, or why there are none."""
     from asv_benchmarks.suite import prepare
 
     try:
         call = prepare(name, params)
-        repeat(call, WARM)
+        repeat(call, WARM_STEPS if name.startswith("language.") else WARM)
     except Exception as error:  # a version may raise anything, and that is a result
         missing = isinstance(error, NotImplementedError | ImportError)
-        return None, {"error": f"{type(error).__name__}: {error}".splitlines()[0], "missing": missing}
-    return call, {"calls": CALLS}
+        return {"error": f"{type(error).__name__}: {error}".splitlines()[0], "missing": missing}
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    ask(START)
+    for each in (nothing, call):
+        repeat(each, 1)
+        for _ in range(CALLS):
+            ask(ZERO)
+            repeat(each, 1)
+            ask(DUMP)
+    return {"process": os.getpid()}
+
+
+def nothing() -> None:
+    """Return at once: what counting itself takes."""
 
 
 def main() -> None:
     """Count the benchmarks of standard input, one JSON list [name, parameters] a line; answer with a line for each."""
     ask = asker()
-    found = [made(*json.loads(line)) for line in sys.stdin]
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    ask(START)
-    for call, answer in found:
-        if call is not None:
-            repeat(call, 1)  # what follows begins alike, whatever ran before
-            for times in (CALLS, 2 * CALLS):
-                ask(ZERO)
-                repeat(call, times)
-                ask(DUMP)
-        print(json.dumps(answer), flush=True)
+    asked = [json.loads(line) for line in sys.stdin]
+    for module in sorted({name.partition(".")[0] for name, _ in asked}):
+        with contextlib.suppress(Exception):  # the forks say what a version cannot import
+            importlib.import_module(f"asv_benchmarks.benchmarks.{module}")
+    for name, params in asked:
+        one = os.fork()
+        if one == 0:
+            print(json.dumps(counted(ask, name, params)), flush=True)
+            os._exit(0)
+        _, status = os.waitpid(one, 0)
+        if status:
+            print(json.dumps({"error": f"its process ended with status {status}", "missing": False}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,25 @@
 """Instructions of a call, of two versions: what they say does not depend on who else uses the machine.
 
-valgrind counts one process of each version, all benchmarks in it; `asv_benchmarks.counter` is that process. What is
-left to chance is taken away: where memory lies, how text is hashed, which kernels a library chooses, how many threads.
+valgrind counts one process of each version, with a fork for each benchmark; `asv_benchmarks.counter` is that process.
+What is left to chance is taken away: where memory lies, how text is hashed, which kernels a library chooses, how many
+threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import platform
 import re
 import shutil
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from asv_benchmarks.counter import CALLS
 from asv_benchmarks.judge import Verdict, paired
 from asv_benchmarks.sides import STEADY, held_to
 from asv_benchmarks.suite import Benchmark
@@ -34,6 +38,9 @@ FACTOR = 1.005
 ALONE = {**held_to(1), **STEADY, "PYTHONHASHSEED": "0", "OPENBLAS_CORETYPE": "Haswell"}
 """One thread, and kernels that valgrind can run: it knows no AVX-512."""
 
+Counts = dict[Benchmark, float | str | None]
+"""Of one version."""
+
 COUNT = ("valgrind", "--tool=callgrind", "--instr-atstart=no")
 
 
@@ -50,38 +57,46 @@ def why_not() -> str:
     return ""
 
 
-def counted(home: Path, chosen: Sequence[Benchmark]) -> dict[Benchmark, float | str | None]:
-    """Return by benchmark the instructions of a call in a version; its error as text, or None where it cannot run.
+def counted(homes: Sequence[Path], chosen: Sequence[Benchmark]) -> list[Counts]:
+    """Return by version and benchmark the instructions of a call; an error as text; None where it cannot run.
+
+    All versions are counted at once.
 
     Raises
     ------
     CountError
-        Where the process ends otherwise.
+        Where a process ends otherwise.
     """
     fixed = ("setarch", "-R") if shutil.which("setarch") else ()
-    with tempfile.TemporaryDirectory() as place:
-        asked, answers, said = (Path(place) / name for name in ("asked", "answers", "said"))
-        lines = [json.dumps([one.name, one.params]) + "\n" for one in chosen]
-        asked.write_text("".join(lines), encoding="utf-8")
-        command = [*fixed, *COUNT, f"--callgrind-out-file={place}/counts", sys.executable]
-        command += ["-m", "asv_benchmarks.counter"]
-        env = {**ALONE, "PYTHONPATH": str(home), "PYTHONSAFEPATH": ""}
-        with asked.open() as stdin, answers.open("w") as stdout, said.open("w") as stderr:
-            pipes = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
-            with Started(command, env, cwd=home, **pipes) as one:
-                code = one.process.wait()
-        told = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
-        if code or len(told) != len(chosen):
-            words = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise CountError(f"valgrind counted nothing (exit code {code}): {words[-1] if words else 'no message'}")
-        parts = iter(range(1, 2 * len(chosen) + 1))
-        found: dict[Benchmark, float | str | None] = {}
-        for benchmark, answer in zip(chosen, told, strict=True):
-            if "error" in answer:
-                found[benchmark] = None if answer["missing"] else str(answer["error"])
-            else:
-                once, twice = (_total(Path(place) / f"counts.{next(parts)}") for _ in range(2))
-                found[benchmark] = (twice - once) / answer["calls"]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        places, running = [Path(folder) / str(n) for n in range(len(homes))], []
+        for home, place in zip(homes, places, strict=True):
+            place.mkdir()
+            lines = [json.dumps([one.name, one.params]) + "\n" for one in chosen]
+            (place / "asked").write_text("".join(lines), encoding="utf-8")
+            command = [*fixed, *COUNT, f"--callgrind-out-file={place}/counts.%p", sys.executable]
+            command += ["-m", "asv_benchmarks.counter"]
+            pipes = {"stdin": stack.enter_context((place / "asked").open())}
+            for pipe, name in (("stdout", "answers"), ("stderr", "said")):
+                pipes[pipe] = stack.enter_context((place / name).open("w"))
+            env = {**ALONE, "PYTHONPATH": str(home), "PYTHONSAFEPATH": ""}
+            running.append(stack.enter_context(Started(command, env, cwd=home, **pipes)))
+        codes = [one.process.wait() for one in running]
+        return [_read(place, code, chosen) for place, code in zip(places, codes, strict=True)]
+
+
+def _read(place: Path, code: int, chosen: Sequence[Benchmark]) -> Counts:
+    told = [json.loads(line) for line in (place / "answers").read_text(encoding="utf-8").splitlines()]
+    if code or len(told) != len(chosen):
+        words = (place / "said").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise CountError(f"valgrind counted nothing (exit code {code}): {words[-1] if words else 'no message'}")
+    found: Counts = {}
+    for benchmark, answer in zip(chosen, told, strict=True):
+        if "error" in answer:
+            found[benchmark] = None if answer["missing"] else str(answer["error"])
+        else:
+            totals = [_total(place / f"counts.{answer['process']}.{n + 1}") for n in range(2 * CALLS)]
+            found[benchmark] = float(statistics.median(totals[CALLS:]) - statistics.median(totals[:CALLS]))
     return found
 
 
@@ -100,7 +115,7 @@ def compared(homes: tuple[Path, Path], chosen: Sequence[Benchmark]) -> list[Verd
     CountError
         Where valgrind fails.
     """
-    base, head = (counted(home, chosen) for home in homes)
+    base, head = counted(homes, chosen)
     return [judged(one, base[one], head[one]) for one in chosen if base[one] is not None or head[one] is not None]
 
 

@@ -166,10 +166,7 @@ def test_the_table_in_markdown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(versions, "compare", lambda homes, pattern, progress: found)
     CliRunner().invoke(command.cli, ["compare", ".", ".", "--markdown", str(tmp_path / "t.md")])
     lines = (tmp_path / "t.md").read_text().splitlines()
-    assert (
-        lines[0] == "**. -> ., in alternating rounds**"
-        and lines[-1] == "2 benchmarks: 1 faster, 1 slower, 0 without a difference"
-    )
+    assert lines[0] == "**. -> .**" and lines[-1] == "2 benchmarks: 1 faster, 1 slower, 0 without a difference"
     named = "`core.Core.time_both('softmax.dense', 64)`"
     assert lines[4:6] == [
         f"| slower | {named} | 1 ms | 2 ms | 2 [1.9, 2.1] |",
