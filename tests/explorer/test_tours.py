@@ -191,6 +191,53 @@ def test_the_picture_of_growing_follows_the_card() -> None:
             assert "part" not in drawn["One kernel"] and {"wqn", "wkn"} <= {*drawn["Back to two matrices"]}
 
 
+def test_the_picture_of_graph_energy_has_up_for_a_score_that_should_be_higher() -> None:
+    with engine(ra.mechanism("graph_energy"), build.data(ra.mechanism("graph_energy"))) as ask:
+        last = ask("of.steps")
+        for t in (0, last // 2, last):
+            ask(f"(Object.assign(of.state, {{ side: 'backward', t: {t}, at: {t} }}), 0)")
+            slopes, names = ask(f"of.data.tokens.map((_, j) => of.values.dx({t}, j))"), ask("of.data.tokens")
+            drawn = re.findall(r'cy="([^"]*)" r="4.5"', ask("of.mechanism.picture(568, 352, false)"))
+            heights = [-float(y) for y in drawn[: len(slopes)]]
+            assert np.argmin(slopes) == np.argmax(heights) and np.argmax(slopes) == np.argmin(heights)
+            caption = ask("of.mechanism.caption()")
+            higher, lower = caption.split("should be higher")
+            assert f"at step {t} " in caption
+            assert names[np.argmin(slopes)] in higher and names[np.argmax(slopes)] in lower
+
+
+def test_the_picture_of_koopman_has_the_map_from_the_card_of_the_operator_on() -> None:
+    with engine(ra.mechanism("koopman"), build.data(ra.mechanism("koopman"))) as ask:
+        ask("(of.state.t = of.state.at = of.steps)")
+        draw = "((view) => { of.state.view = view; return of.mechanism.picture(568, 398, false); })"
+        with_map = []
+        for title, view in ask("of.mechanism.forward.map((card) => [card.title, card.view ?? ''])"):
+            picture, caption = ask(f"{draw}({json.dumps(view)})"), ask("of.mechanism.caption()")
+            assert ("h12m-6 -6v12" in picture) == ("should hit" in picture) == ("crosses" in caption)
+            with_map += [title] if "crosses" in caption else []
+        titles = ask("of.mechanism.forward.map((card) => card.title)")
+        assert with_map == titles[titles.index("The Koopman operator") :]
+        ask("(Object.assign(of.state, { side: 'backward', view: 'query', t: 0, at: 0 }), 0)")
+        assert "The gradient of x₀, the query" in ask("of.mechanism.caption()")
+
+
+def test_updates_of_koopman_are_counted_as_the_slider_counts_them() -> None:
+    with engine(ra.mechanism("koopman"), build.data(ra.mechanism("koopman"))) as ask:
+        ask("(of.state.t = of.state.at = of.steps)")
+        assert "Update 4" in ask("of.mechanism.caption()")
+        for name, at, number in (("w", [3, 0], 4), ("next", [3, 0], 4), ("x", [3, 0], 3), ("dnext", [0, 0], 1)):
+            head = ask(f"spelled(of, {json.dumps(name)}, {at})").partition("=")[0]
+            assert f"<mn>{number}</mn>" in ask(f"symbol(of, {json.dumps(name)}, {at})"), (name, head)
+
+
+def test_a_long_fraction_and_a_wide_product_can_be_broken() -> None:
+    with engine(ra.mechanism("koopman"), build.data(ra.mechanism("koopman"))) as ask:
+        assert ask("spelled(of, 'dq', [0])").count("<math") > 10
+    with engine(ra.mechanism("graph_energy"), build.data(ra.mechanism("graph_energy"))) as ask:
+        terms = re.findall(r'<span class="term">(.*?)</span>', ask("spelled(of, 'dx', [3, 0])"))
+        assert len(terms) == 4 and all(term.count("<math") == 3 for term in terms)
+
+
 READS = """(() => {
   const { quantities } = of.mechanism;
   const flat = (name, at) => at.reduce((n, i, axis) => n * of.length(quantities[name].axes[axis]) + i, 0);

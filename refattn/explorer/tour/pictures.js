@@ -36,13 +36,13 @@ function plane(x, y, size, points, wide = size) {
 }
 
 // Writes names beside marks, where no other name stands: above, below, to the right or the left, or not at all. `taken`:
-// boxes [left, top, right, bottom] where none may stand.
-function labels(W, H, high, taken = [], left = 0, top = 0) {
+// boxes [left, top, right, bottom] where none may stand; `avoided`: where one may if there is no other place.
+function labels(W, H, high, taken = [], left = 0, top = 0, avoided = []) {
   return (name, x, y, half, look, order = [0, 1, 2, 3]) => {
-    const wide = name.length * high * 0.56, sides = [[x, y - half - 4, "middle"], [x, y + half + high - 1, "middle"], [x + half + 3, y + high / 3, "start"], [x - half - 3, y + high / 3, "end"]];
-    for (const [at, base, anchor] of order.map((n) => sides[n])) {
+    const wide = name.length * high * (look.includes("strong") ? 0.66 : 0.56), sides = [[x, y - half - 4, "middle"], [x, y + half + high - 1, "middle"], [x + half + 3, y + high / 3, "start"], [x - half - 3, y + high / 3, "end"]];
+    for (const there of avoided.length ? [[...taken, ...avoided], taken] : [taken]) for (const [at, base, anchor] of order.map((n) => sides[n])) {
       const from = at - { start: 0, middle: wide / 2, end: wide }[anchor], box = [from, base - high * 0.8, from + wide, base + 2];
-      if (box[0] < left || box[2] > W || box[1] < top || box[3] > H || taken.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3])) continue;
+      if (box[0] < left || box[2] > W || box[1] < top || box[3] > H || there.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3])) continue;
       taken.push(box);
       return text(at, base, name, { "text-anchor": anchor, class: look });
     }

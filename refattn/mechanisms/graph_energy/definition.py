@@ -47,9 +47,11 @@ There the sine rises with the difference, so E is convex, and if mu > 0 it has o
 a score from it is multiplied by at most 1 - h mu in each step: 10 steps leave at most (2/3)^10, 2 percent. tau is above
 0. A token with s_ii = 0 starts at 1/2, and the default 0.4 drops those that end clearly below that.
 
-Backwards, for the gradient do of o: dGE.n is the gradient with respect to the value of GE.n. Which tokens are dropped,
-and which is the largest, is taken as fixed. So tau gets no gradient. If no token is kept, q and k get none, only v. A
-token that is dropped still gets one through its pull on others. The steps are gone through from the last to the first.
+Backwards, for the gradient do of o: dGE.n is the gradient with respect to the value of GE.n, and dGE.9 with respect to
+its x. Which tokens are dropped, and which is the largest, is taken as fixed. So tau gets no gradient. If no token is
+kept, q and k get none, only v. The last x of a token that is dropped gets none, as a small change of it changes
+nothing; its earlier x still get some through their pull on others. The steps are gone through from the last to the
+first.
 x', rate and c are those of the step, x is what it began with; GE.before is that x. One mu, kappa and h serve all
 batches and heads: their gradients sum over these, too.
 
@@ -58,8 +60,8 @@ batches and heads: their gradients sum over these, too.
     [dGE.11]  dz_i = -sum_j dp_ij p_ij / z_i            0 if no token is kept
     [dGE.10]  du_ij = dp_ij / z_i + dz_i                0 if no token is kept
     [dGE.2]  da_ij = du_ij y_j
-    [dGE.9]  dy_j = sum_i du_ij a_ij                    0 if the token is dropped
-    [dGE.8]  dx' = dy for the last step                 for the others the dx of the step that follows
+    [dGE.9]  dx_j = sum_i du_ij a_ij if x_j >= tau, else 0      of the last x
+    [dGE.8]  dx' = dx                                   of the step that follows; of the last by dGE.9
     [dGE.7]  drate_i = h dx'_i
     [dGE.6]  dc_i = kappa drate_i
     [dGE.before]  dx_i = dx'_i - mu drate_i + sum_j f_ji - sum_j f_ij       f_ij = dc_i n_ij cos(x_j - x_i)
@@ -163,11 +165,10 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     d_parts = xp.where(filled, d_weights / total + d_total, 0.0)  # (b, h, i, j) [dGE.10]
     # forward: parts = attention * transpose(kept)
     d_attention = d_parts * transpose(kept)  # (b, h, i, j) [dGE.2]
-    d_y = transpose(xp.sum(d_parts * attention, axis=-2, keepdims=True))  # (b, h, j, 1)
+    d_kept = transpose(xp.sum(d_parts * attention, axis=-2, keepdims=True))  # (b, h, j, 1)
     # forward: kept = where(dropped, 0, x)
-    d_kept = xp.where(dropped, 0.0, d_y)  # (b, h, j, 1) [dGE.9]
+    d_x = xp.where(dropped, 0.0, d_kept)  # (b, h, j, 1) [dGE.9]
     # The flow, backwards. What is summed over the steps begins at 0.
-    d_x = d_kept  # (b, h, i, 1): of the last x
     anchor_sum = mu_sum = kappa_sum = step_sum = zeros(start.shape, start)  # (b, h, i, 1)
     links_sum = zeros(links.shape, links)  # (b, h, i, j)
     for x, pull, rate in reversed(path):

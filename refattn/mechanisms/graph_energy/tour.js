@@ -39,7 +39,7 @@ const quantities = {
   dz: { id: "dGE.11", axes: "i", what: "gradient of the sum", of: (i) => choose(filled(i), neg(div(sum(J.map((j) => mul(dp(i, j), p(i, j)))), z(i))), 0) },
   du: { id: "dGE.10", axes: "ij", what: "gradient of a part", of: (i, j) => choose(filled(i), add(div(dp(i, j), z(i)), dz(i)), 0) },
   da: { id: "dGE.2", axes: "ij", what: "gradient of a softmax weight", of: (i, j) => mul(du(i, j), y(j)) },
-  dy: { id: "dGE.9", axes: "j", what: "gradient of the last score", of: (j) => choose(lt(x(steps(), j), knob("tau")), 0, mul(du(S.i, j), a(S.i, j))) },
+  dy: { id: "dGE.9", axes: "j", symbol: "dx", what: "gradient of the last score", of: (j) => choose(lt(x(steps(), j), knob("tau")), 0, mul(du(S.i, j), a(S.i, j))) },
   dx: {
     id: "dGE.before", axes: "Ti", passes: 1, back: true, what: "gradient of a score",
     of: (t, i) =>
@@ -73,11 +73,15 @@ const saved = () => J.filter((j) => V.b(j) < K.tau && kept(j)), lost = () => J.f
 const mover = () => saved()[0] ?? lost()[0] ?? largest(J.map((j) => Math.abs(V.x(K.steps, j) - V.b(j))));
 const nearest = (i) => others(i).reduce((best, j) => (V.n(i, j) > V.n(i, best) ? j : best), others(i)[0] ?? i);
 const now = () => Math.min(S.t, K.steps - 1);
-// That pi times the link is the same both ways, in numbers.
-const both = (i, j) => {
-  const way = (l, m) => `π<sub>${DATA.tokens[l]}</sub> n<sub>${DATA.tokens[l]},${DATA.tokens[m]}</sub>`;
-  return `${way(i, j)} = ${way(j, i)} = ${show(V.pi(i) * V.n(i, j))}`;
-};
+// That a link is not the same both ways, but times pi it is, in numbers.
+const both = (i, j) =>
+  i === j ? "" : `As shares, links are not symmetric: ${names([i])} leans on ${names([j])} by ${show(V.n(i, j))}, ${names([j])} on ${names([i])} by ${show(V.n(j, i))}. Multiply each word's links by its size π (not 3.14 here; ${show(V.pi(i))} and ${show(V.pi(j))}), and they are: both give ${show(V.pi(i) * V.n(i, j))}. `;
+// What a step does to the energy, in numbers.
+function lowers(t) {
+  const way = `from ${show(V.E(t))} to ${show(V.E(t + 1))}`;
+  if (rises(t + 1)) return `A short step lowers E; this one is too long: it goes beyond the valley, and E rises ${way}.`;
+  return V.E(t) - V.E(t + 1) > 1e-12 ? `So a short step lowers E: here ${way}.` : `A short step lowers E; at this one nothing moves, and E stays ${show(V.E(t))}.`;
+}
 // Where the threshold would drop one word more, or keep one more.
 function turns() {
   const score = (j) => V.x(K.steps, j), lowest = J.filter(kept).sort((a, b) => score(a) - score(b))[0], highest = dropped().sort((a, b) => score(b) - score(a))[0];
@@ -93,16 +97,15 @@ const forward = [
     id: "GE.3", title: "Likeness", show: [["s"], ["r"]], pick: () => ["r", mover(), nearest(mover())],
     say: "Two words match one way and the other. We average both ways, so that alike means the same for both.",
   },
-  { id: "GE.4", title: "Link", show: [["r"], ["n"]], pick: () => ["n", mover(), nearest(mover())], say: () => `A softmax makes links of likeness: the links of a word add up to one. Likeness is the same both ways, its share is not, which card 9 sets right; a line of the graph is as thick as the mean of both ways. The link of a word to itself (${show(V.n(mover(), mover()))} for ${names([mover()])}) pulls at nothing: it only makes the other pulls weaker.` },
-  { id: "GE.5", title: "Start", when: "first", show: [["s[ii]", "b"]], pick: () => ["b", mover()], say: "Each word has a score x, which says how much it counts for all others. It starts from how well the word's query matches its own key, squeezed between 0 and 1. This is a choice: it needs one number per word that a model can learn, and s<sub>ii</sub> is at hand." },
+  { id: "GE.4", title: "Link", show: [["r"], ["n"]], pick: () => ["n", mover(), nearest(mover())], say: () => `A softmax makes links of likeness: the links of a word add up to one. Likeness is the same both ways, its share is not; step 9 comes back to this. A line of the graph is as thick as the mean of both ways. The link of a word to itself (${show(V.n(mover(), mover()))} for ${names([mover()])}) pulls at nothing: it only makes the other pulls weaker.` },
+  { id: "GE.5", title: "Start", when: "first", show: [["s[ii]", "b"]], pick: () => ["b", mover()], say: "Each word has a score x, which says how much it counts for all others. It starts from how well the word's query matches its own key, squeezed between 0 and 1. Any learned number per word would do. The method takes the word's match with itself, since it is already computed; a model can learn queries and keys that make it large for important words. In the graph a circle is as large as its score, and dashed while that is below τ." },
   { id: "GE.6", title: "Feel the neighbours", when: "step", show: [["x", "c"], ["n"]], pick: () => ["c", now(), mover()], say: "Each neighbour pulls a score x towards its own: by the link, times the sine of the difference. The sine is about the difference, as scores start less than 1 apart; it keeps the pull bounded if they ever come further apart. A word does not pull at itself." },
   { id: "GE.7", title: "Add both forces", when: "step", show: [["b", "x", "c", "rate"]], pick: () => ["rate", now(), mover()], say: "A spring of strength μ, here 1, pulls the score back to its start, and the neighbours pull it to theirs. The sum is how fast it moves." },
   { id: "GE.8", title: "Move", when: "step", show: [["x", "rate", "x+1"]], pick: () => ["x", now() + 1, mover()], say: "The score takes a short step along its rate. Then all begins again from where the scores are." },
   {
-    title: "Lower the energy", when: "step", label: "what the flow goes down", formula: "E = sum_i E_i, E_i = pi_i (mu/2 (x_i - b_i)^2 + kappa/2 sum_j n_ij (1 - cos(x_j - x_i)))", also: { formula: "pi_i = sum_l exp(r_il) / sum_jl exp(r_jl)" },
+    title: "Lower the energy", when: "step", label: "what the flow goes down", formula: "E = sum_i E_i, E_i = pi_i mu/2 (x_i - b_i)^2 + pi_i kappa/2 sum_j n_ij (1 - cos(x_j - x_i))", also: { formula: "pi_i = sum_l exp(r_il) / sum_jl exp(r_jl)" },
     show: [["pi", "e", "e+1"], ["E", "E+1"]], pick: () => ["E", now() + 1],
-    say: () => `The energy is the tension of all springs and links: low if linked words have like scores, and if each score is near its start. π says how strongly a word is linked in all. Weighted by it, a link is equally strong both ways: ${both(mover(), nearest(mover()))}. So each pull has an equal pull back, as with a spring, and such pulls go down one common energy. ${
-      rises(now() + 1) ? "This step is too long: it goes beyond the valley, uphill." : V.E(now()) - V.E(now() + 1) > 1e-12 ? "This step goes downhill." : "At this step nothing moves."}`,
+    say: () => `${both(mover(), nearest(mover()))}Now each link is a spring that pulls its two words equally hard. Springs have a stored energy E, low if linked words have like scores and each score is near its start. Each rate is the downhill slope of E, divided by π. ${lowers(now())}`,
   },
   {
     id: "GE.9", title: "Cut", when: "last", show: [["b", "x.last", "y"]], pick: () => ["y", mover()],
@@ -120,10 +123,10 @@ const backward = [
   { id: "dGE.v", of: "GE.13", title: "To the values", when: "last", show: [["p[i]", "dv"], ["do[i]"]], pick: () => ["dv", largest(J.map((j) => V.p(S.i, j))), 0], say: "A value moved the output by its share, so it gets that share of the gradient." },
   { id: "dGE.12", of: "GE.13", title: "To the shares", when: "last", show: [["v", "dp[i]"], ["do[i]"]], pick: () => ["dp", S.i, mover()], say: "A share moved the output along its value. So its gradient is how far that value points along the gradient of the output." },
   { id: ["dGE.11", "dGE.10"], of: "GE.12", title: "To the parts", when: "last", show: [["p[i]", "dp[i]", "du[i]"], ["z[i]", "dz[i]"]], pick: () => ["du", S.i, mover()], say: "Shares add up to one, so only what a word does beyond the mean counts." },
-  { id: ["dGE.2", "dGE.9"], of: "GE.10", title: "To weights and scores", when: "last", show: [["y", "a[i]", "du[i]", "da[i]", "dy"]], pick: () => ["dy", mover()], say: () => `A part is a weight times a score, so each gets the gradient times the other. A dropped word's score gets none here${dropped().length ? `: ${names(dropped())}` : ""}.` },
+  { id: ["dGE.2", "dGE.9"], of: "GE.10", title: "To weights and scores", when: "last", show: [["y", "a[i]", "du[i]", "da[i]", "dy"]], pick: () => ["dy", mover()], say: () => `A part is a weight times a score, so each gets the gradient times the other. A dropped word${dropped().length ? ` (here ${names(dropped())})` : ""} was set to 0 whatever its exact score; a tiny change of that score changes nothing, so its gradient is 0.` },
   { id: "dGE.7", of: "GE.8", title: "A step back, to the rates", when: "step", show: [["dx+1", "drate"]], pick: () => ["drate", now(), mover()], say: "The step moved a score by h times its rate, so the rate gets h times the gradient of the score after the step." },
   { id: "dGE.6", of: "GE.7", title: "A step back, to the pulls", when: "step", show: [["drate", "dc"]], pick: () => ["dc", now(), mover()], say: "The pull was multiplied by kappa, so its gradient is, too." },
-  { id: "dGE.before", of: "GE.6", title: "A step back, to the scores", when: "step", show: [["dx+1", "drate", "dc", "x", "dx"], ["n"]], pick: () => ["dx", now(), mover()], say: "A score was in the pull on its neighbours and in theirs on it. So the gradient spreads along the links, as the scores did: dx' is that after the step, and f<sub>ij</sub> is dc<sub>i</sub> n<sub>ij</sub> cos(x<sub>j</sub> − x<sub>i</sub>)." },
+  { id: "dGE.before", of: "GE.6", title: "A step back, to the scores", when: "step", show: [["dx+1", "drate", "dc", "x", "dx"], ["n"]], pick: () => ["dx", now(), mover()], say: "x<sub>i</sub> was used in three places: it was carried on to the next step, in its own spring, and in every pull between i and a neighbour. Add the gradient from each: dx' is that after the step. f<sub>ij</sub> = dc<sub>i</sub> n<sub>ij</sub> cos(x<sub>j</sub> − x<sub>i</sub>) is the gradient through i's pull from j: x<sub>j</sub> gets it, and x<sub>i</sub> its opposite." },
   { id: "dGE.4", of: "GE.6", title: "To the links", when: "first", show: [["dn"]], pick: () => ["dn", mover(), nearest(mover())], say: "A link pulled at every step, so its gradient is a sum over all steps." },
   { id: "dGE.5", of: "GE.5", title: "To the starts", when: "first", show: [["dx.first", "db"]], pick: () => ["db", mover()], say: "A start was the first score, and it pulled at every step: it gathers the gradients of all." },
   { id: ["dGE.kappa", "dGE.step"], of: ["GE.7", "GE.8"], title: "To the knobs", when: "first", show: [["dkappa", "dh", "dmu"]], pick: () => ["dkappa"], say: () => `The pull and the length of a step are numbers that can be learned. ${Math.abs(V.dkappa()) < 5e-5 ? "For this wish the pull is right as it is." : `For this wish the pull should be ${V.dkappa() > 0 ? "weaker" : "stronger"}.`}` },
@@ -139,14 +142,15 @@ const along = (of, at, j, last) => {
   return of(low, j) + (at - low) * (of(high, j) - of(low, j));
 };
 function picture(W, H, small) {
-  const back = S.side === "backward", last = K.steps, narrow = W < 420, of = back ? V.dx : V.x, at = S.at ?? S.t, steps_ = [...times(), last];
+  const back = S.side === "backward", last = K.steps, narrow = W < 420, of = back ? (t, j) => -V.dx(t, j) : V.x, at = S.at ?? S.t, steps_ = [...times(), last];
   const flat = steps_.flatMap((t) => J.map((j) => of(t, j))), most = Math.max(1e-9, ...flat.map(Math.abs));
   const top = small ? 6 : narrow ? 16 : 24, bottom = H - (narrow ? 26 : 64), left = small ? 2 : narrow ? 18 : 24, right = W * 0.42;
   const X = scale(0, last, left, right), Y = back ? scale(-1.08 * most, 1.08 * most, bottom, top) : scale(Math.min(0, ...flat), Math.max(1, ...flat), bottom, top);
   Object.assign(box, { left, right, top, bottom, last });
   const shares = percents(J.map((j) => V.p(S.i, j)));
-  let drawn = small ? "" : text(narrow ? left : 0, 12, back ? "gradients of the scores; above 0: a lower score is better" : "score x of each word", { class: "title" });
-  if (!small && !back) drawn += text(right + 14, 12, narrow ? "share" : `attention of ${DATA.tokens[S.i]}, after step ${last}`, { class: "title" });
+  let drawn = small ? "" : text(narrow ? left : 0, 12, back ? (narrow ? "minus the gradient; up: should be higher" : "minus the gradient of each score; up: it should be higher") : "score x of each word", { class: "title" });
+  if (!small && !back) drawn += text(right + 14, 12, narrow ? "final share" : `final attention${W < 540 ? "" : ` (step ${last})`}`, { class: "title" });
+  if (!small && !(narrow && back)) drawn += text(W, 12, narrow ? "now" : `the graph at step ${S.t}`, { class: "title", "text-anchor": "end" });
   drawn += svg("rect", { x: left, y: top, width: right - left, height: bottom - top, rx: 3, class: "plane" });
   if (back) drawn += svg("path", { d: `M${left} ${Y(0)}H${right}`, class: "cut" }) + text(left - 5, Y(0) + 4, "0", { class: "tick", "text-anchor": "end" });
   else {
@@ -172,7 +176,7 @@ function picture(W, H, small) {
   if (!narrow && !small) drawn += text(left, H - 3, "step 0", { class: "tick" }) + text(right, H - 3, `${last}`, { class: "tick", "text-anchor": "end" });
   const R = Math.min((bottom - top) / 2 - (narrow ? 4 : 26), W * 0.14), across = narrow ? Math.min(1.25 * R, 0.115 * W) : R, cx = W - across - (narrow ? 18 : 48), cy = (top + (narrow ? H : bottom)) / 2 + (small ? 0 : 2), size = R / 82;
   const spot = J.map((j) => { const angle = -Math.PI / 2 + (2 * Math.PI * (j - Math.floor(J.length / 2))) / J.length; return [cx + across * Math.cos(angle), cy + R * Math.sin(angle)]; });
-  if (!small && !narrow) [`the graph at step ${S.t}`, back ? "▲ should be higher, ▼ lower" : "size: score; dashed: below τ"].forEach((line, n) => {
+  if (!small && !narrow) (back ? ["▲ should be higher, ▼ lower"] : ["size: score; thick line: strong link;", "dashed: below τ now"]).forEach((line, n) => {
     drawn += text(W, (bottom + H) / 2 + 16 * n, line, { class: "title", "text-anchor": "end" });
   });
   J.forEach((i) => others(i).filter((j) => j > i).forEach((j) => { drawn += svg("path", { d: `M${spot[i]}L${spot[j]}`, "stroke-width": Math.max(0.8, 18 * size * 0.5 * (V.n(i, j) + V.n(j, i))), class: "bond" }); }));
@@ -191,9 +195,9 @@ function picture(W, H, small) {
 function caption() {
   const last = K.steps, rising = times().map((t) => t + 1).filter(rises), from = V.E(0), to = V.E(last);
   if (S.side === "backward") {
-    const most = 0.05 * Math.max(...J.map((j) => Math.abs(V.db(j)))), up = J.filter((j) => V.db(j) < -most), down = J.filter((j) => V.db(j) > most);
-    if (!up.length && !down.length) return "No gradient reaches the scores at these settings.";
-    return `To come nearer to t, ${up.length ? `the start of ${names(up)} should be higher` : ""}${up.length && down.length ? ", and " : ""}${down.length ? `that of ${names(down)} lower` : ""}.`;
+    const slope = J.map((j) => V.dx(S.t, j)), most = 0.05 * Math.max(...slope.map(Math.abs)), up = J.filter((j) => slope[j] < -most), down = J.filter((j) => slope[j] > most);
+    if (!up.length && !down.length) return `No gradient reaches the scores of step ${S.t} at these settings.`;
+    return `To come nearer to t, at step ${S.t} ${up.length ? `the score of ${names(up)} should be higher` : ""}${up.length && down.length ? ", and " : ""}${down.length ? `that of ${names(down)} lower` : ""}.`;
   }
   const energy = !rising.length
     ? from - to < 1e-12 ? "Nothing moves, so the energy stays." : `The energy falls${last > 1 ? " at every step" : ""}.`
@@ -214,7 +218,7 @@ tour({
     `Each word has a score. Alike words are linked, and a link pulls their scores together, while a spring pulls each back to its start. The tension of links and springs is an energy, and the scores flow down it${times().some((t) => rises(t + 1)) ? " if steps are short: here they are too long, and the scores swing. " : ", towards rest. "}A threshold then drops what is low. ${
       times().some((t) => rises(t + 1)) ? "" : saved().length ? `So ${names(saved())}, too low alone, ${are(saved())} kept because of ${saved().length > 1 ? "their" : "its"} neighbours.` : lost().length ? `So ${names(lost())}, high enough alone, ${are(lost())} dropped because of ${lost().length > 1 ? "their" : "its"} neighbours.` : ""}`,
   ],
-  turn: () => `We wish that the output of ${word()} had been t, here (${DATA.target.map(show).join(", ")}). The loss is half the squared distance of the two. The gradient of a number, written with a d in front, says how the loss changes with it. Gradients take the same way in reverse, through every step of the flow. The picture now shows the gradients of the scores, from the last step to the first. ▲: to come nearer to t, this score should have been higher; ▼: lower.`,
+  turn: () => `We wish that the output of ${word()} had been t, here (${DATA.target.map(show).join(", ")}). The loss is half the squared distance of the two. The gradient of a number, written with a d in front, says how the loss changes with it. Gradients take the same way in reverse, through every step of the flow. The picture now shows minus the gradient of each score, from the last step to the first: up means that, to come nearer to t, this score should have been higher, as ▲ does; ▼: lower.`,
   quantities, forward, backward, picture, caption,
   height: (W) => (W < 420 ? 118 : Math.min(360, Math.round(W * 0.62))),
   label: () => `Scores from the first step to the last: ${J.map((j) => `${DATA.tokens[j]} ${show(V.x(0, j))} to ${show(V.x(K.steps, j))}`).join(", ")}.`,

@@ -110,10 +110,10 @@ const quantities = {
     of: (u, i) => (u === 0 ? still : sum(J.map((o) => mul(F.op(u, i, o), F.began(u, o))))),
   },
   ended: { axes: "to", symbol: (u) => `g(${u ? point(u) : "x"})`, what: "how like the end of the last move is to a key", of: (u, o) => (u === 0 ? still : g(u, o)) },
-  Dm: { id: "KOOP.10", passes: 1, axes: "tld", symbol: "D", what: "point of a move", of: (u, m, e) => sum(J.map((j) => mul(A(u, m, j), k(j, e)))) },
+  Dm: { id: "KOOP.10", passes: 1, axes: "tld", symbol: "D", what: "vector of a move", of: (u, m, e) => sum(J.map((j) => mul(A(u, m, j), k(j, e)))) },
   R: { id: "KOOP.11", passes: 1, axes: "tlr", what: "what one move hands to another", of: (u, m, r) => sum(J.map((j) => mul(A(u, m, j), B(u, r, j)))) },
-  RD: { axes: "tld", what: "point of a move, for two moves at once", of: (u, m, e) => sum(range(u).map((r) => mul(R(u, m, r), once(u, r, e)))) },
-  H: { id: "KOOP.12", passes: 1, axes: "tld", what: "point of a move, for one move and epsilon times two", of: (u, m, e) => add(once(u, m, e), mul(epsilon, RD(u, m, e))) },
+  RD: { axes: "tld", what: "vector of a move, for two moves at once", of: (u, m, e) => sum(range(u).map((r) => mul(R(u, m, r), once(u, r, e)))) },
+  H: { id: "KOOP.12", passes: 1, axes: "tld", what: "vector of a move, for one move and epsilon times two", of: (u, m, e) => add(once(u, m, e), mul(epsilon, RD(u, m, e))) },
   c: { id: "KOOP.13", passes: 1, axes: "tl", what: "how like q' is to the start of a move", of: (u, m) => sum(J.map((j) => mul(N(u, m, j), ga(u, j)))) },
   t: { id: "KOOP.14", passes: 1, axes: "td", what: "one move from q' and epsilon times two", of: (u, e) => sum(range(u).map((m) => mul(c(u, m), H(u, m, e)))) },
   map: { axes: "td", symbol: "q''", what: "where the map takes q'", of: (u, e) => sum(range(u).map((m) => mul(c(u, m), once(u, m, e)))) },
@@ -215,11 +215,15 @@ const quantities = {
 };
 
 
+// Updates count from 1, as the caption does; points of the path from 0.
+for (const [name, quantity] of Object.entries(quantities)) if (quantity.axes?.startsWith("t") && !["x", "dx", "g", "dgx", "sx"].includes(name)) quantity.from = 1;
+
 // The update that is shown: of the step that is chosen, the last one at the end.
 const shown = () => Math.min(S.t, K.updates - 1);
 const fitted = () => Math.max(1, shown());
 const word = () => `<b>${DATA.tokens[S.i]}</b>`;
 const most = (list) => list.reduce((best, y, n) => (y > list[best] ? n : best), 0);
+const looked = () => (S.view === "query" ? 0 : shown() + 1); // the point whose gradient a card is about
 const best = (u) => most(J.map((j) => V.w(u, j)));
 const place = (quantity, u) => D.map((e) => quantity(u, e));
 const apart = (one, other) => Math.hypot(...one.map((y, e) => y - other[e]));
@@ -241,8 +245,8 @@ const forward = [
     say: "Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). The query stands at x and is compared with every key. Attention leads to q', the mean of the values by these weights. In the first update the query goes there: its first move.",
   },
   {
-    title: "Describe a place", label: "how like a place is to the key of word o", formula: "g_o(x) = k_o . x + exp(-r^2 / (2 d))", ...last, show: [["k", "g"], ["x"]], pick: () => ["g", shown(), best(shown())],
-    say: () => `From here on a place is described by how like it is to each key: ${J.length} numbers, g. Two things make one of them: how far place and key point the same way, k · x, and how near they are, by their distance r. The second is 1 if they are the same, and nearly 0 far off. Why not by coordinates? A matrix can only turn and stretch them. These numbers already bend with the place, so a matrix that acts on them can make moves that bend.`,
+    title: "Describe a place", label: "how like a place is to the key of word o", formula: "g_o(x) = kernel(k_o, x) = k_o . x + exp(-r^2 / (2 d))", ...last, show: [["k", "g"], ["x"]], pick: () => ["g", shown(), best(shown())],
+    say: () => `From here on a place is described by how like it is to each key: ${J.length} numbers, g. Two things make one of them: how far place and key point the same way, k · x, and how near they are, by their distance r. The second is 1 if they are the same, and nearly 0 far off; d = ${d} is the number of coordinates. The likeness of any two places is called kernel. Why not describe places by coordinates? A matrix can only turn and stretch them. These numbers already bend with the place, so a matrix that acts on them can make moves that bend.`,
   },
   {
     id: ["KOOP.5", "KOOP.6"], title: "Write the moves down", ...fit, show: [["B"], ["Y"]], pick: () => ["B", fitted(), 0, best(fitted())],
@@ -250,37 +254,38 @@ const forward = [
   },
   {
     id: ["KOOP.1", "KOOP.7"], title: "Count nothing twice", ...fit, show: [["G"], ["Ginv"], ["N"]], pick: () => ["N", fitted(), 0, best(fitted())],
-    say: () => `G says how like the keys are to each other, in the same sense (the jitter is next to nothing). Keys that are alike tell nearly the same, and would count double. G⁻¹, the inverse of G, turns a list of likenesses into a recipe: how much of each row of G to add up to get that list. N = B G⁻¹ has such a recipe for the start of each move.${
+    say: () => `We want to compare a place with the start of a move, but we only have their likenesses to the keys. If two keys are nearly the same, the plain dot product of the two lists would count that key twice. G⁻¹ corrects this. G has the list g of each key (kernel is the likeness of step 2): how like all keys are to each other. A tiny number on its diagonal, 2 jitter, sees to it that G has an inverse even if keys repeat. G⁻¹ turns a list of likenesses into a recipe: how much of each row of G to add up to get that list. N = B G⁻¹ has such a recipe for the start of each move.${
       shown() ? ` Check: ${J.map((j) => `${show(V.N(fitted(), 0, j))} of the row of <i>${DATA.tokens[j]}</i>`).slice(0, 2).join(", ")} and so on make the first row of B.` : ""}`,
   },
   {
     id: "KOOP.8", title: "Compare with the moves", ...fit, show: [["N"], ["B"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
-    say: "How like is a place x to the start of each move? κ(x) = N g(x) has one number for each move. Z has these numbers for the starts themselves.",
+    say: "Now a place x can be compared with the start of each move: take the dot product of the place's list g(x) and the start's list, with G⁻¹ between them. That is κ(x) = N g(x), one number for each move. Z has these numbers for the starts themselves.",
   },
   {
     id: "KOOP.9", title: "Fit the operator", ...fit, show: [["A"], ["rest"]], pick: () => ["rest", fitted(), 0, most(J.map((j) => Math.abs(V.A(fitted(), 0, j))))],
     say: "The operator should turn the description of each start into that of its end. What it learns are the numbers A. They are found by solving the equation. Check: at the starts the operator answers Y' = Z A G, and what is left over, Y − Y', is ridge times A. On the same path, a larger ridge would leave more; but it changes the path, too.",
   },
   {
-    title: "The Koopman operator", label: "the operator as one matrix", formula: "K = (A G)^T N", ...fit, show: [["op"], ["began", "answer", "ended"]], pick: () => ["answer", fitted(), best(fitted())],
-    say: () => `This is the operator: a matrix K of ${J.length} by ${J.length}. It turns how like a place is to each key into the same list after one move. ${shown() ? `Try it where the last move began, at ${point(shown() - 1)}: K makes of g a list whose numbers are up to ${show(gap())} off those of g at its end, ${point(shown())}. K takes any other place, too.` : "In the first update there is none yet."}`,
+    title: "The Koopman operator", label: "the operator as one matrix", formula: "K = (A G)^T N", ...fit, view: "map", show: [["op"], ["began", "answer", "ended"]], pick: () => ["answer", fitted(), best(fitted())],
+    say: () => `This is the operator: a matrix K of ${J.length} by ${J.length}. It turns how like a place is to each key into the same list after one move. ${shown() ? `Try it where the last move began, at ${point(shown() - 1)}: K turns the list g of that place into another. In that list, no number is off from g at the end, ${point(shown())}, by more than ${show(gap())}. A list can be turned back into a place (step 8): in the picture crosses show where K takes the starts of all moves, and grey arrows a quarter of the way from other places.` : "In the first update there is none yet."}`,
   },
   {
-    id: "KOOP.10", title: "Back to a place", also: { label: "the place one move from x", formula: "(A k)^T kappa(x) = D^T kappa(x)" }, ...fit, show: [["A"], ["k"], ["Dm"]], pick: () => ["Dm", fitted(), 0, 0],
-    say: () => `K g(x) is a mixture of the lists of the keys, which are the columns of G. Mix the keys themselves instead, and you have a place. So each move gets a point D, a mixture of keys. Where you go is the sum of these points, each times κ: how like you are to the start of its move. ${
-      shown() === 0 ? "In the first update there is no move yet." : shown() === 1 ? "Grey arrows show it. There is one move, so all of them point to one line through 0." : "Grey arrows show it for many places."}`,
+    id: "KOOP.10", title: "Back to a place", also: { label: "the place one move from x", formula: "(A k)^T kappa(x) = D^T kappa(x)" }, ...fit, view: "map", show: [["A"], ["k"], ["Dm"]], pick: () => ["Dm", fitted(), 0, 0],
+    say: () => `K g(x) is some mixture of the keys' own lists. Take the same mixture of the keys: that is our place. Worked out, it is a weighted sum of one vector D for each past move (not the end of that move). Its weight κ says how like x is to where that move began. ${
+      shown() === 0 ? "In the first update there is no move yet." : shown() === 1 ? "Grey arrows show a quarter of the way there. There is one move, so all of them point to one line through 0." : "Grey arrows show a quarter of the way there, for many places."}`,
   },
   {
-    id: "KOOP.13", title: "Go one move on from q'", also: { label: "c is κ(q')", formula: "q'' = D^T c" }, ...fit, show: [["ga"], ["c", "Dm"], ["a"], ["map"]], pick: () => ["map", fitted(), 0],
-    say: () => `Attention has led to q'. The operator goes on from there, and not from x: attention says where to look, and the path's own habit carries on. This is how the mechanism is defined. How like is q' to the start of each move? That is c. The points D, each times its c, add up to q'', one move from q'. ${K.epsilon === 0 ? "As epsilon is 0, the new point is q''." : "With epsilon 0, the new point would be q''."}`,
+    id: "KOOP.13", title: "Go one move on from q'", also: { label: "c is κ(q')", formula: "q'' = D^T c" }, ...fit, view: "map", show: [["ga"], ["c", "Dm"], ["a"], ["map"]], pick: () => ["map", fitted(), 0],
+    say: () => `Attention alone would stop at q'. We ask instead: had the path been at q', where would its next move have taken it? That point is q''. How like q' is to the start of each move is c; the vectors D, each times its c, add up to q''. ${
+      shown() === 0 ? "" : `Here q'' is ${show(apart(place(V.map, shown()), place(V.a, shown())))} from q'. In the picture the black arrow leads from q' to ${point(shown() + 1)}, which is ${K.epsilon === 0 ? "q'', as epsilon is 0" : `${show(apart(place(V.map, shown()), place(V.next, shown())))} from q''; steps 10 and 11 say why`}.`}`,
   },
   {
-    id: ["KOOP.11", "KOOP.12"], title: "Epsilon: two moves at once", ...fit, show: [["Dm", "RD", "H"], ["R"]], pick: () => ["H", fitted(), 0, 0],
-    say: () => `The operator can act twice. Then each move has another point, a sum of the points D, and R says how much of each. These points, R D, lead two moves on. H is D plus epsilon times R D${K.epsilon === 0 ? "; here epsilon is 0, so H is D" : ""}.`,
+    id: ["KOOP.11", "KOOP.12"], title: "Epsilon: two moves at once", ...fit, view: "map", show: [["Dm", "RD", "H"], ["R"]], pick: () => ["H", fitted(), 0, 0],
+    say: () => `The operator can act twice. Then each move has another vector, a sum of the vectors D, and R says how much of each. These, R D, lead two moves on. H is D plus epsilon times R D${K.epsilon === 0 ? "; here epsilon is 0, so H is D" : ""}.`,
   },
   {
-    id: ["KOOP.14", "KOOP.15"], title: "Keep both wishes", ...fit, show: [["map", "t", "next"], ["c", "H"], ["kn", "Dm"]], pick: () => ["next", fitted(), 0],
-    say: () => `The new point x' should be one move from q', and one move from x' should be two moves from q'. If K were the operator of a map exactly, the first wish would fulfil the second. It need not be one: two moves by K alone (K twice) end ${shown() ? `${show(split(shown()))} away from` : "elsewhere than"} one move, back to a place, and one more move. Epsilon is the weight of the second wish. Both together: x' plus epsilon times one move from x' is t. As x' stands there twice, it is found by trying, each time nearer (Newton's method). κ(x') says how like x' is to each start.`,
+    id: ["KOOP.14", "KOOP.15"], title: "Ask for both", ...fit, view: "map", show: [["map", "t", "next"], ["c", "H"], ["kn", "Dm"]], pick: () => ["next", fitted(), 0],
+    say: () => `There are two ways to go two moves from q': apply K twice, or apply K once, turn the list into a place, and apply K again. They should end at one place, but K is only fitted, so they end ${shown() ? `${show(split(shown()))} apart` : "apart"}. So we ask two things of x': to be one move from q', and that one move from x' ends where K twice ends. We add the two requests, the second times epsilon: x' + epsilon (one move from x') = t. The sum of what they ask for is t. As x' is in it twice, it is found by repeated guessing (Newton's method). κ(x') says how like x' is to each start.`,
   },
 ];
 const backward = [
@@ -290,19 +295,19 @@ const backward = [
   },
   {
     id: "dKOOP.14", of: "KOOP.15", title: "To t", ...fit, show: [["dnext", "dt"], ["Jac"]], pick: () => ["dt", fitted(), 0],
-    say: "The new point is where psi is t. Psi is x' plus epsilon times one move from x', and J says how psi changes when x' moves. So when t moves, the point moves by the inverse of J, and the gradient goes back by its transpose.",
+    say: "Forward step 11 solved x' + epsilon (one move from x') = t. Call the left side psi(x'), and J its matrix of slopes. If t moves a little, x' moves by J⁻¹ times that; so the gradient goes back by the transpose of J⁻¹.",
   },
   {
-    id: ["dKOOP.13", "dKOOP.12"], of: "KOOP.14", title: "To c and the points H", formula: "dc = H dt, dH = c dt^T", ...fit, show: [["c", "dc"], ["H", "dH"], ["dt"]], pick: () => ["dc", fitted(), fitted() - 1],
+    id: ["dKOOP.13", "dKOOP.12"], of: "KOOP.14", title: "To c and the vectors H", formula: "dc = H dt, dH = c dt^T", ...fit, show: [["c", "dc"], ["H", "dH"], ["dt"]], pick: () => ["dc", fitted(), fitted() - 1],
     say: "t is a sum of products of c and H. So each factor gets the gradient of t times the other factor.",
   },
   {
-    id: "dKOOP.10", of: "KOOP.12", title: "To the points D", formula: "dD = dH + epsilon (R^T dH - kappa(x_(m+1)) dt^T)", ...fit, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
-    say: "A point D is in H, twice, and in the equation of the new point. So its gradient has three parts, and two of them are small if epsilon is.",
+    id: "dKOOP.10", of: "KOOP.12", title: "To the vectors D", formula: "dD = dH + epsilon (R^T dH - kappa(x_(m+1)) dt^T)", ...fit, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
+    say: "A vector D is in H, twice, and in the equation of the new point. So its gradient has three parts, and two of them are small if epsilon is.",
   },
   {
     id: "dKOOP.9", of: "KOOP.10", title: "To the fit", formula: "dA = dD k^T + dR B", ...fit, show: [["dD"], ["k"], ["dA"]], pick: () => ["dA", fitted(), 0, best(fitted())],
-    say: "A made the points D of the keys, so it gets their gradient along each key.",
+    say: "A made the vectors D of the keys, so it gets their gradient along each key.",
   },
   {
     id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", formula: "dY with Z dY G + ridge dY = dA", ...fit, show: [["dA"], ["dY"], ["drest"]], pick: () => ["drest", fitted(), fitted() - 1, best(fitted())],
@@ -310,7 +315,7 @@ const backward = [
   },
   {
     id: ["dKOOP.8", "dKOOP.7"], of: "KOOP.8", title: "To the likeness of moves", formula: "dZ = -dY G A^T, dN = dZ B + dc g(q')^T - epsilon D dt g(x')^T", ...fit, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
-    say: "If Z changes, A changes as if Y had changed by the opposite of what that does to Z A G. Hence the minus of dZ. N is in Z, in c and in the map, and its gradient is the sum over all three.",
+    say: "Z A G + ridge A = Y must stay true. If Z grows by a little δ, the left side grows by δ A G, so A must change as if Y had shrunk by δ A G. Hence the minus of dZ. N is in Z, in c and in the map, and its gradient is the sum over all three.",
   },
   {
     id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", formula: "dB = dN G^-1 + dR^T A + dZ^T N", ...fit, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
@@ -325,7 +330,7 @@ const backward = [
     say: "From here on it is softmax attention. A weight gets the gradient of q' along its value, and a score what its weight has beyond the mean.",
   },
   {
-    id: "dKOOP.q", of: "KOOP.2", title: "To the query", formula: "dq = sum_j ds_j k_j / sqrt(d) + sum_j dg_j g'_j", when: "first", show: [["ds", "k", "dgx", "sx"], ["dq"]], pick: () => ["dq", 0],
+    id: "dKOOP.q", of: "KOOP.2", title: "To the query", formula: "dq = sum_j ds_j k_j / sqrt(d) + sum_j dg_j g'_j", when: "first", view: "query", show: [["ds", "k", "dgx", "sx"], ["dq"]], pick: () => ["dq", 0],
     say: "The query is the first point of the path. It made the first scores, and it is the start of the first move in every fit.",
   },
   {
@@ -342,14 +347,17 @@ const backward = [
 function picture(W, H, small) {
   const back = S.side === "backward", narrow = W < 420, u = shown(), all = S.at === undefined ? S.t : S.at, path = range(K.updates + 1).map((p) => place(V.x, p));
   const keys = J.map((j) => D.map((e) => V.k(j, e))), values = J.map((j) => D.map((e) => V.v(j, e))), goal = D.map((e) => DATA.target[e]), flat = (p) => [p[0], p[1] ?? 0];
-  const below = small || (narrow && H < 180) ? 0 : narrow ? 36 : 40, room = small ? 10 : narrow ? 12 : 26, points = [...keys, ...values, ...path, ...(back ? [goal] : [])].map(flat);
+  const mapping = !back && u > 0 && (small || S.view === "map"), below = small || (narrow && H < 140) ? 0 : narrow ? 18 : mapping ? 40 : 24, room = small ? 10 : narrow ? 12 : 26, points = [...keys, ...values, ...path, ...(back ? [goal] : [])].map(flat);
   const ends = [0, 1].map((c) => [Math.min(...points.map((p) => p[c])), Math.max(...points.map((p) => p[c]))]), bottom = H - below;
   const unit = Math.min((W - 2 * room) / (ends[0][1] - ends[0][0] || 1), (bottom - 2 * room) / (ends[1][1] - ends[1][0] || 1)), units = [unit, unit];
   const X = (p) => W / 2 + units[0] * (p[0] - (ends[0][0] + ends[0][1]) / 2), Y = (p) => bottom / 2 - units[1] * (flat(p)[1] - (ends[1][0] + ends[1][1]) / 2);
-  const mine = color(S.i), attended = place(V.a, u), next = place(V.x, u + 1), named = labels(W, bottom, narrow ? 11.5 : 13);
+  const mine = color(S.i), attended = place(V.a, u), next = place(V.x, u + 1), around = ([px, py], half) => [px - half, py - half, px + half, py + half];
+  const between = path.slice(1).flatMap((to, n) => range(9).map((m) => [D.map((e) => path[n][e] + ((m + 1) / 10) * (to[e] - path[n][e])), 2]));
+  const marks = [...between, ...[...keys, ...values].map((p) => [p, narrow ? 4 : 6]), ...path.map((p) => [p, 4]), ...(back ? [] : [[attended, 5]])].map(([p, half]) => around([X(p), Y(p)], half));
+  const named = labels(W, bottom, narrow ? 11.5 : 13, [], 0, 0, marks);
   let drawn = TIP + svg("rect", { x: 0, y: 0, width: W, height: bottom, rx: 6, class: "plane" }) + svg("path", { d: `M${X([0, 0])} 0V${bottom}M0 ${Y([0, 0])}H${W}`, class: "axis" });
   if (!small) drawn += svg("path", { d: `M8 ${bottom - 11}v6h${unit}v-6`, class: "hair", "stroke-width": 1.2 }) + text(8 + unit / 2, bottom - 9, "1", { class: "tick", "text-anchor": "middle" });
-  if (u > 0 && !back) drawn += svg("path", { d: field(u, W, bottom, X, Y, units, attended, small || narrow ? 26 : 36), class: "hair", "stroke-width": 1.1, opacity: 0.62 });
+  if (mapping) drawn += svg("path", { d: field(u, W, bottom, X, Y, units, attended, small || narrow ? 26 : 36), class: "hair", "stroke-width": 1.1, opacity: 0.62 });
   J.forEach((j) => {
     const weight = Math.sqrt(V.w(u, j)), scale = small || narrow ? 0.65 : 1, half = scale * (3.5 + 5 * weight);
     drawn += svg("path", { d: `M${X(keys[j])} ${Y(keys[j])}L${X(values[j])} ${Y(values[j])}`, class: "flow", style: `stroke:${color(j)}`, "stroke-width": scale * (1 + 3 * weight) });
@@ -360,14 +368,14 @@ function picture(W, H, small) {
   const walked = back ? path.length - 1 : Math.min(Math.floor(all), K.updates);
   drawn += svg("path", { d: `M${path.slice(0, walked + 1).map((p) => `${X(p)} ${Y(p)}`).join("L")}`, class: "line", style: `stroke:${mine}` });
   range(walked + 1).forEach((p) => {
-    if (back && p === u + 1 && !small) drawn += svg("circle", { cx: X(path[p]), cy: Y(path[p]), r: 9, class: "hair", style: "fill:none;stroke:var(--ink)", "stroke-width": 1.8 });
+    if (back && p === looked() && !small) drawn += svg("circle", { cx: X(path[p]), cy: Y(path[p]), r: 9, class: "hair", style: "fill:none;stroke:var(--ink)", "stroke-width": 1.8 });
     drawn += svg("circle", { cx: X(path[p]), cy: Y(path[p]), r: small ? 2.6 : 4, style: `fill:${mine}`, class: "dot" });
     if (!small) drawn += named(point(p), X(path[p]), Y(path[p]), p === walked ? 7 : 4, "name", [1, 3, 2, 0]);
   });
-  if (back) return drawn + pushes(path, keys, values, goal, X, Y, units, narrow) + legend(W, H, below, back);
-  if (u > 0 && !small && !narrow) for (const m of range(u)) {
-    const to = mapped(u, path[m]);
-    drawn += svg("path", { d: `M${X(to) - 6} ${Y(to)}h12m-6 -6v12`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 });
+  if (back) return drawn + pushes(path, keys, values, goal, X, Y, units, narrow, named) + legend(W, H, below, back, mapping);
+  if (mapping && !small) for (const m of range(u)) {
+    const to = mapped(u, path[m]), arm = narrow ? 4 : 6;
+    drawn += svg("path", { d: `M${X(to) - arm} ${Y(to)}h${2 * arm}m${-arm} ${-arm}v${2 * arm}`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 });
   }
   // The way of this update: by attention to q', and on by the map.
   const done = all >= K.updates ? 1 : all - Math.floor(all), legs = u > 0 ? [path[u], attended, next] : [path[u], attended];
@@ -379,7 +387,7 @@ function picture(W, H, small) {
   drawn += svg("circle", { cx: X(attended), cy: Y(attended), r: small ? 3 : 5, class: "sink" });
   if (!small) drawn += named("q'", X(attended), Y(attended), 6, "name strong", [2, 0, 3, 1]);
   const along = done * (legs.length - 1), leg = Math.min(legs.length - 2, Math.floor(along)), now = D.map((e) => legs[leg][e] + (along - leg) * (legs[leg + 1][e] - legs[leg][e]));
-  return drawn + svg("circle", { cx: X(now), cy: Y(now), r: small ? 4 : 6.5, style: `fill:${mine}`, class: "sink" }) + legend(W, H, below, back);
+  return drawn + svg("circle", { cx: X(now), cy: Y(now), r: small ? 4 : 6.5, style: `fill:${mine}`, class: "sink" }) + legend(W, H, below, back, mapping);
 }
 
 const before = (u) => (u ? point(u - 1) : "x"); // where the last move began
@@ -400,17 +408,17 @@ function field(u, W, H, X, Y, units, like, gap) {
 }
 
 // Backwards: which way each point, value and key would have to move for the loss to fall, as long as its gradient.
-function pushes(path, keys, values, goal, X, Y, units, narrow) {
+function pushes(path, keys, values, goal, X, Y, units, narrow, named) {
   const moves = [
     ...path.map((p, n) => [p, gradient(n)]),
     ...values.map((p, j) => [p, D.map((e) => V.dv(j, e))]),
     ...keys.map((p, j) => [p, D.map((e) => V.dk(j, e))]),
   ];
-  const way = ([, g]) => [-units[0] * g[0], units[1] * (g[1] ?? 0)], longest = Math.max(1e-9, ...moves.map((move) => Math.hypot(...way(move)))), long = (narrow ? 40 : 54) / longest;
+  const way = ([, g]) => [-units[0] * g[0], units[1] * (g[1] ?? 0)], longest = Math.max(1e-9, ...moves.map((move) => Math.hypot(...way(move)))), long = (narrow ? 28 : 54) / longest;
   const end = path.at(-1);
   return (
     svg("path", { d: `M${X(end)} ${Y(end)}L${X(goal)} ${Y(goal)}`, class: "cut" }) + svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" }) +
-    text(X(goal) + 8, Y(goal) + 5, "goal", { class: "name strong" }) +
+    named("goal", X(goal), Y(goal), 6, "name strong", [2, 3, 1, 0]) +
     moves.map((move) => {
       const [a, b] = way(move).map((z) => long * z), [p] = move;
       return Math.hypot(a, b) < 3 ? "" : arrow(X(p), Y(p), X(p) + a, Y(p) + b);
@@ -418,17 +426,17 @@ function pushes(path, keys, values, goal, X, Y, units, narrow) {
   );
 }
 
-function legend(W, H, below, back) {
+function legend(W, H, below, back, mapping) {
   if (!below) return "";
   const soft = "var(--soft)";
-  let x = 12, y = H - 21, out = "";
+  let x = 12, y = H - (below > 30 ? 21 : 5), out = "";
   const marks = back
     ? [["key", (x, y) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x, y) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })], ["which way the loss falls", (x, y) => arrow(x - 8, y - 4, x + 9, y - 4)]]
     : [
         ["key", (x, y) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x, y) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })],
         [W < 420 ? "attend" : "attention", (x, y) => svg("path", { d: `M${x - 6} ${y - 4}h16`, class: "cut" })], [W < 420 ? "next move" : `the next move, from q'${K.epsilon > 0 ? ", with ε" : ""}`, (x, y) => arrow(x - 6, y - 4, x + 9, y - 4)],
-        [W < 420 ? "a quarter of a move by K, from there" : "a quarter of a move, from anywhere", (x, y) => svg("path", { d: `M${x - 5} ${y - 4}h14m-4 -3l4 3l-4 3`, class: "hair", "stroke-width": 1.1 })],
-        ...(W < 420 ? [] : [["where K takes x₀, … (should hit x₁, …)", (x, y) => svg("path", { d: `M${x - 1} ${y - 5}h10m-5 -5v10`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 })]]),
+        ...(mapping ? [[W < 420 ? "¼ move" : "a quarter of a move, from anywhere", (x, y) => svg("path", { d: `M${x - 5} ${y - 4}h14m-4 -3l4 3l-4 3`, class: "hair", "stroke-width": 1.1 })]] : []),
+        ...(W < 420 || !mapping ? [] : [["where K takes x₀, … (should hit x₁, …)", (x, y) => svg("path", { d: `M${x - 1} ${y - 5}h10m-5 -5v10`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 })]]),
       ];
   for (const [name, mark] of marks) {
     const wide = (back ? 40 : 33) + 5.85 * name.length;
@@ -443,11 +451,13 @@ function caption() {
   const u = shown();
   if (S.side === "backward") {
     const sizes = range(K.updates + 1).map((p) => Math.hypot(...gradient(p)));
-    return `The path ends ${show(apart(place(V.x, K.updates), DATA.target))} from the goal. The gradient of ${point(u + 1)}, where update ${u + 1} led, is ${show(sizes[u + 1])} long${most(sizes) === u + 1 ? ", the longest of all points" : `; that of ${point(most(sizes))} is the longest`}.`;
+    const n = looked();
+    return `The path ends ${show(apart(place(V.x, K.updates), DATA.target))} from the goal. The gradient of ${point(n)}, ${n ? `where update ${n} led` : "the query"}, is ${show(sizes[n])} long${most(sizes) === n ? ", the longest of all points" : `; that of ${point(most(sizes))} is the longest`}.`;
   }
   if (u === 0) return `${word()} begins at x₀, its query. Attention leads it to q'. There is no move yet that an operator could be fitted to.`;
   const further = apart(place(V.x, u + 1), place(V.a, u));
-  return `${S.t < K.updates ? "Next, update" : "Update"} ${u + 1}: fitted to ${count(u, "move")}, the operator takes ${u === 1 ? "its start" : "their starts"} to within ${show(misses(u))} of ${u === 1 ? "its end" : "their ends"}. From q' it takes ${word()} ${show(further)} further.`;
+  const crosses = S.view === "map" ? ` In the picture, ${u === 1 ? "the cross misses the end" : "the crosses miss the ends"} by ${u === 1 ? "" : "at most "}${show(misses(u))}.` : "";
+  return `${S.t < K.updates ? "Next, update" : "Update"} ${u + 1}: from q' the operator, fitted to ${count(u, "move")}, takes ${word()} ${show(further)} further.${crosses}`;
 }
 
 tour({
@@ -462,6 +472,7 @@ tour({
   sizes: { t: () => K.updates, l: (u) => u, r: (u) => u },
   time: { steps: () => K.updates, name: "update" },
   quantities, forward, backward, picture, caption,
+  phone: 150,
   height: (W) => (W < 420 ? 150 : Math.min(400, Math.round(W * 0.7))),
   label: () => `The plane with keys, values and the path of ${DATA.tokens[S.i]}: ${range(S.t + 1).map((p) => `x${p} at ${place(V.x, p).map(show).join(", ")}`).join("; ")}.`,
 });
