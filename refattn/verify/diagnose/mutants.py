@@ -209,6 +209,7 @@ def kill_rate(fates: Iterable[Fate]) -> float:
 
 def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mutant: WrongKernel) -> Fate:
     worst: tuple[float, str, str] = (-1.0, "", "")
+    run: list[tuple[Case, Truth]] = []
     for case, truth in truths:
         try:
             verdicts = judge(kernel(mechanism, case, truth, dtype, mutant), truth)
@@ -219,15 +220,16 @@ def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mu
         worst = max(worst, *((verdict.share, case.name, verdict.tensor) for verdict in verdicts))
         if worst[0] > 1.0:
             return Fate(mutant, dtype, "caught", *worst)
+        run.append((case, truth))
     status = "equivalent"
-    for case, truth in truths:
+    for case, truth in run:
         of_storing = mutant.kind == "storing"  # where what is computed is right
         computed = _computed(mechanism, case, truth, dtype, None if of_storing else mutant, exact=True)
         result = kernel(mechanism, case, truth, dtype, mutant, exact=True) if of_storing else stored(computed, truth)
         if not all(verdict.agrees for verdict in judge(result, truth)):
             # Such as a truncation of what was rounded before: nothing of a kernel changes.
             same = all(
-                _bits(kernel(mechanism, *one, dtype, mutant)) == _bits(kernel(mechanism, *one, dtype)) for one in truths
+                _bits(kernel(mechanism, *one, dtype, mutant)) == _bits(kernel(mechanism, *one, dtype)) for one in run
             )
             return Fate(mutant, dtype, "equivalent" if same else "missed", *worst)
         # Equal as they are computed (but for float64's own rounding, which is relative to the largest result: a smaller

@@ -56,7 +56,7 @@ KERNEL_SIZES = (
     case(
         "long-masked",
         "long",
-        "three chunks of padding, queries and keys of length 1",
+        "three chunks of padding, queries and keys of length 1, and a state that lasts",
         "kda",
         b=2,
         h=2,
@@ -69,6 +69,7 @@ KERNEL_SIZES = (
         qk_norm=True,
         scale=0.3,
         state=True,
+        log_decay=uniform(-0.02, 0.0),
     ),
     case(
         "long-packed",
