@@ -63,14 +63,19 @@ class Limited:
     ) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
         """Return the gradient of Y for that of A (..., l, o), and what tells those of Z, G and, (..., 1, 1), the ridge.
 
-        They come out together: what is asked for the others is not read.
+        They come out together. Only the ridge's is computed from the gradient of Y that is handed back, -<dY, A G>, and
+        not if the rank is limited.
         """
         factor = _factor(gram)
         own, d_own = targets @ transpose(factor), d_found @ transpose(factor)
         within, before = self.within(inner, ridge, own)
         d_targets, d_inner, d_ridge = self.within_backward(inner, ridge, within, before, d_own)
         d_gram = transpose(factor) @ (transpose(d_targets) @ own + transpose(within) @ d_own) @ factor / -2.0
-        return d_targets @ factor, lambda _: (d_inner, d_gram, d_ridge)
+
+        def rest(d_targets: Array) -> tuple[Array, Array, Array]:
+            return d_inner, d_gram, d_ridge if self.rank is not None else -_summed(d_targets * (found @ gram))
+
+        return d_targets @ factor, rest
 
     def within(self, inner: Array, ridge: Any, targets: Array) -> tuple[Array, Array]:
         """Return A' and B (..., l, o) for Z and Y'."""
