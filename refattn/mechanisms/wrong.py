@@ -47,6 +47,8 @@ class Call:
         One of the sizes of the kernel, such as that of its tiles.
     further
         Gradients of outputs beside `out`, by the names of the backward's arguments ("d_lse"), if they are asked.
+    times
+        By what the numbers of q, k and v were multiplied, if the kernel is given numbers and factors; {} otherwise.
     """
 
     inputs: Mapping[str, Any]
@@ -57,6 +59,7 @@ class Call:
     outputs: Mapping[str, Any] = field(default_factory=dict)
     size: Any = None
     further: Mapping[str, Any] = field(default_factory=dict)
+    times: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

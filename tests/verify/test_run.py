@@ -369,29 +369,6 @@ def test_a_forgotten_factor_is_far_off_and_who_cannot_be_told_declines() -> None
     assert outcome.status == "declined" and "cannot be told" in outcome.detail
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
-def test_factors_of_the_first_batch_in_all_are_far_off(dtype: str) -> None:
-    """The table of factors has no offset for the batch (https://github.com/ROCm/rocm-libraries/pull/10474)."""
-
-    class First:
-        def __init__(self, reads: Any) -> None:
-            self.reads = reads
-
-        def forward(self, q: Any, k: Any, v: Any, *, dtype: str, descale: Any, **options: Any) -> Any:
-            assert options == {}
-            wide = []
-            for x, factor in zip((q, k, v), descale, strict=True):
-                by_head = self.reads(factor).repeat(x.shape[1] // k.shape[1], axis=1)
-                wide.append(x.astype(np.float64) * by_head[:, :, None, None])
-            out, saved = ra.softmax.forward(*wide)
-            return round_to(out, "bfloat16").astype(np.float32), saved.lse.astype(np.float32)
-
-    for case in ("plain", "grouped"):
-        (right,) = verify(one(case), First(lambda x: x), dtypes=[dtype]).outcomes
-        (wrong,) = verify(one(case), First(lambda x: x[:1].repeat(len(x), axis=0)), dtypes=[dtype]).outcomes
-        assert (right.status, wrong.status) == ("agrees", "disagrees") and wrong.verdicts[0].share > 10.0
-
-
 def test_nothing_agrees_whose_main_path_did_not_run() -> None:
     delta = ra.mechanism("delta")
     few = delta.changed(cases=(delta.case("linear"), delta.case("chunks-linear")), kernel_sizes=())

@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import equations, philox
-from refattn.golden.storage_types import TYPES, has_gradient, spacing
+from refattn.golden.storage_types import SCALED, TYPES, has_gradient, spacing
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.diagnose.changes import Change, kinds
 from refattn.verify.diagnose.mutants import core_tags, lower_type
 from refattn.verify.outcome import Truth
 from refattn.verify.tolerance.budget import SMALLEST, evaluate, rounded, rows, wide
+from refattn.verify.tolerance.quantised import products
 
 Floats = NDArray[np.float64]
 
@@ -44,7 +45,11 @@ CHANGED = 1e-9
 
 
 def changes(mechanism: Mechanism, dtype: str) -> dict[str, dict[str, Change]]:
-    """Return by equation of the core and by name what may be wrong with it in a kernel for this storage type."""
+    """Return by equation of the core and by name what may be wrong with it in a kernel for this storage type.
+
+    A kernel for a format with factors writes bfloat16, and rounds on the way as one for that type does.
+    """
+    dtype = "bfloat16" if dtype in SCALED else dtype
     return {tag.id: kinds(tag.axes or (), lower_type(mechanism, tag.id, dtype)) for tag in core_tags(mechanism)}
 
 
@@ -61,7 +66,7 @@ class Templates:
 
     def __init__(self, mechanism: Mechanism, case: Case, truth: Truth, known: dict[str, dict[str, Change]]) -> None:
         self.mechanism, self.case, self.truth, self.known = mechanism, case, truth, known
-        self.inputs = wide(truth.inputs)
+        self.inputs = products(truth.inputs, truth.times)
         self.upstream = None if truth.upstream is None else truth.upstream.astype(np.float64)
         self.further = wide(truth.further)
         learned = [f"d_{name}" for name, x in self.inputs.items() if has_gradient(x)]

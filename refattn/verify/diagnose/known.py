@@ -94,6 +94,7 @@ def errors_with_names(mechanism: Mechanism, without: Iterable[str] = ()) -> tupl
         *faults(name),
         *faults(name, again=True),
         *_inputs(mechanism),
+        *_factors(mechanism),
         *_options(mechanism),
         *storing(mechanism),
     )
@@ -112,6 +113,7 @@ def results_of(named: Named, templates: Templates, grad: bool) -> Values:
         templates.truth.stored["out"],
         outputs=outputs,
         further=templates.further,
+        times=templates.truth.times,
     )
     return (outputs if wrong.backward else {}) | {**wrong.results(call, size)}
 
@@ -152,7 +154,7 @@ def _axis(x: NDArray[Any], letter: str) -> int | None:
         axis = -x.ndim if letter == "h" else None
     else:
         axis = {"b": -4, "h": -3, "i": -2, "d": -1}[letter]
-    return axis if axis is not None and x.ndim >= -axis and x.shape[axis] > 1 else None
+    return axis if axis is not None and x.ndim >= -axis > 0 and x.shape[axis] > 1 else None
 
 
 def _changed(inputs: Mapping[str, NDArray[Any]], names: tuple[str, ...], how: str) -> dict[str, NDArray[Any]] | None:
@@ -210,6 +212,32 @@ def _inputs(mechanism: Mechanism) -> Iterator[WrongKernel]:
             if flash(mechanism.name):
                 run, of = functools.partial(_read_backward, names, how), (*names, *read_again(names))
                 yield WrongKernel(BACKWARD + kind, "input", run, BACKWARD + kind, of, backward=True)
+
+
+FACTORS = ("ignored", "of the next head", "of the first head in all", "of the next batch", "of the first batch in all")
+"""How factors may be read, of `READ`."""
+
+
+@np.errstate(all="ignore")
+def _read_factors(mechanism: Mechanism, names: tuple[str, ...], how: str, call: Call) -> Values:
+    if not call.times:
+        return {}
+    ones = {name: np.ones_like(call.times[name]) for name in names}  # of factors that are ignored
+    read = _changed(call.times, names, how) if READ[how][0] else ones
+    if read is None:
+        return {}
+    inputs = {name: call.inputs[name] / call.times[name] * read[name] for name in names}
+    return evaluate(mechanism, {**call.inputs, **inputs}, call.options, call.d_out, further=call.further)
+
+
+def _factors(mechanism: Mechanism) -> Iterator[WrongKernel]:
+    """Yield errors of kernels that multiply numbers by factors."""
+    for names in (("q",), ("k",), ("v",), ("q", "k"), ("k", "v"), ("q", "k", "v")):
+        for how in FACTORS:
+            link = "ROCm/rocm-libraries/pull/10474" if how == "of the first batch in all" else ""
+            kind = f"factors of {' and '.join((', '.join(names[:-1]), names[-1]) if names[1:] else names)} {how}"
+            run = functools.partial(_read_factors, mechanism, names, how)
+            yield WrongKernel(kind, "input", run, kind, names, link=link and f"https://github.com/{link}")
 
 
 def outputs_of(mechanism: Mechanism) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.golden.storage_types import DTYPES
+from refattn.golden.storage_types import DTYPES, SCALED
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.diagnose.changes import Change
 from refattn.verify.diagnose.error_templates import Templates, changes
@@ -347,7 +347,7 @@ def locate(
     'scale left out'
     """
     given: dict[str, Given] = {}
-    for dtype in DTYPES:
+    for dtype in (*DTYPES, *SCALED):
         judged_ = [outcome for outcome in report.outcomes if outcome.dtype == dtype and outcome.seen]
         if any(outcome.status == "disagrees" for outcome in judged_):
             given[dtype] = [(mechanism.case(o.case), *o.seen, o.failed) for o in judged_ if o.seen]
