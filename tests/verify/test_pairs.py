@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 import refattn as ra
+from refattn.golden.storage_types import has_gradient
 from refattn.mechanisms.case_features import features, fewest
 from refattn.mechanisms.registry import list_mechanisms
 from refattn.verify import verify
+from refattn.verify.diagnose.mutants import stored
+from refattn.verify.tolerance.budget import evaluate, truth
+from refattn.verify.tolerance.compare import judge
 
 Given = Any
 """The arguments of a call, by name."""
@@ -92,6 +96,50 @@ def test_what_is_wrong_where_two_features_meet_is_caught(
     report = verify(few, kernel, dtypes=["float32"])
     assert not report.passed
     assert all({*pair} <= features(few.case(one.case)) for one in report.outcomes if one.failed)
+
+
+ALONE = "one query alone, the last, sees every key; one token alone has all the weight"
+SILENT = {
+    "higher_order": {("causal", "one query"): ALONE},
+    "koopman": {
+        ("causal", "one query"): ALONE,
+        **dict.fromkeys(
+            [("perturbation", name) for name in ("causal", "grouped heads", "kernel", "mask", "similarity", "space")],
+            "another perturbation than the default is not always inverted",
+        ),
+    },
+    "sympformer": {("causal", "one query"): ALONE},
+    "graph_energy": {
+        **dict.fromkeys([(name, "one query") for name in ("causal", "mu", "start")], ALONE),
+        ("graph", "causal"): "causal scores have the graph of the default",
+    },
+}
+"""By mechanism the options whose absence shows in no case with a feature, each with its reason."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:step")
+@pytest.mark.parametrize("mechanism", [name for name in list_mechanisms() if name != "growing"])  # its core is softmax
+def test_an_option_that_is_ignored_beside_any_feature_is_caught(mechanism: str) -> None:
+    """A kernel ignores an option in calls that have a feature, and is right in all others."""
+    record = ra.mechanism(mechanism)
+    caught: dict[tuple[str, str], bool] = {}
+    for case in (*record.cases, *record.kernel_sizes):
+        known = truth(record, case, "float32", grad=True)
+        assert known.upstream is not None
+        single = {name: x.astype(np.float32) if has_gradient(x) else x for name, x in known.inputs.items()}
+        for option in ({*single} | {*case.options}) - {*"qkv"}:
+            without = [{name: x for name, x in given.items() if name != option} for given in (single, case.options)]
+            try:
+                with np.errstate(all="ignore"):  # another flow may diverge
+                    got = stored(evaluate(record, *without, known.upstream.astype(np.float32)), known)
+            except (ArithmeticError, TypeError, ValueError):  # the others need it
+                shows = True
+            else:
+                shows = not all(verdict.agrees for verdict in judge(got, known))
+            for feature in features(case):
+                caught[option, feature] = caught.get((option, feature), False) or shows
+    assert {pair for pair, shows in caught.items() if not shows} == {*SILENT.get(mechanism, {})}
 
 
 @pytest.mark.parametrize("mechanism", list_mechanisms())

@@ -18,7 +18,7 @@ _PADDED = mask(2, 131, keep=0.7)
 
 KERNEL_SIZES = (
     _case("one-padded", _KIND, "decoding over padded keys", **_ONE, causal=True, alpha=1.0, key_mask=_PADDED),
-    _case("one-order", _KIND, "decoding by the cube", **_ONE, order=3, normaliser="clamp(eps=9.0)"),
+    _case("one-order", _KIND, "decoding by the cube", **_ONE, order=3, normaliser="add(eps=20.0)"),
     _case("one-mask", _KIND, "decoding over any keys", **{**_ONE, "e": 6}, mask=mask(2, 1, 1, 131)),
     _case("few-padded", _KIND, "a few queries over padded keys", **_FEW, causal=True, alpha=1.0, key_mask=_PADDED),
     _case("few-order", _KIND, "a few queries, the cube", **_FEW, causal=True, order=3, normaliser="add(eps=0.5)"),
@@ -27,6 +27,7 @@ KERNEL_SIZES = (
         _KIND,
         "a few queries over any keys",
         **{**_FEW, "e": 12},
+        causal=True,
         mask=mask(2, 4, 5, 131),
         normaliser="add(eps=0.5)",
     ),
@@ -37,7 +38,7 @@ KERNEL_SIZES = (
         "the cube over tiles of padded keys",
         **_TILES,
         order=3,
-        normaliser="clamp(eps=9.0)",
+        normaliser="add(eps=20.0)",
         key_mask=_PADDED,
     ),
     _case(

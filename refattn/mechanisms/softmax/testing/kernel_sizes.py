@@ -89,12 +89,12 @@ _PAIRS = (
     _case(
         "offset-lengths",
         _KIND,
-        "one query or none in a paged cache: another place for each",
-        **_ONE,
+        "one query or none in a paged cache: places before the end of its sequence, and after it",
+        **{**_ONE, "b": 3},
         causal=True,
-        q_lengths=counts(1, 0),
-        k_lengths=_ENDS["one"],
-        offset=counts(512, 129),
+        q_lengths=counts(1, 0, 1),
+        k_lengths=counts(400, 130, 130),
+        offset=counts(300, 129, 200),
     ),
     _case(
         "offset-window",
