@@ -20,6 +20,7 @@ def adapter(smooth):
         return kernel(q8, k8, v.half().contiguous(), q_scale, k_scale, output_dtype=q.dtype)
 
     attend.framework = "torch"
+    attend.roundings = {"q": "int8", "k": "int8"}
     attend.supports = {
         "n": {"at_least": 1},
         "d": [64, 128],

@@ -43,6 +43,7 @@ TYPES = {
     "float8_e4m3fn": Storage(4, -6, 8, lost=1, saturates=True),  # up to 448; 480 is NaN, and nothing is infinite
     "float8_e5m2": Storage(3, -14, 15, saturates=True),  # up to 57344
     "float4_e2m1fn": Storage(2, 0, 2, saturates=True),  # 0, 0.5, 1, 1.5, 2, 3, 4 and 6
+    "int8": Storage(7, 6, 6, saturates=True),  # whole numbers up to 127, times a factor: all below 64 are subnormal
     "tf32": Storage(11, -126, 127),  # what matrix units round float32 to
     "bf16x3": Storage(16, -126, 127),  # as exact as three products of bfloat16: high and low parts, but low by low
 }

@@ -148,7 +148,7 @@ def absorbed(q: Rows, latent: Rows, turned: Rows, w_k: Rows) -> tuple[Rows, Rows
 
 
 def quantise(x: Rows, dtype: str, axes: Sequence[int]) -> tuple[Rows, Rows]:
-    """Return numbers of a float8 type, in float32, and the factors (float32, without these axes) that give x again.
+    """Return numbers of float8 or int8, in float32, and the factors (float32, without these axes) that give x again.
 
     Of what lies along the axes the largest becomes the largest number of the type; where all is 0 the factor is 1.
     """

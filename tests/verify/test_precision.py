@@ -14,6 +14,7 @@ from refattn.instruments.products import products
 from refattn.verify import verify
 from refattn.verify.adapters.adapter import LoadError
 from refattn.verify.bugs.emulator import low
+from refattn.verify.layouts import quantise
 from refattn.verify.outcome import Result
 from refattn.verify.report import diagnosis
 from refattn.verify.tolerance.budget import truth
@@ -129,6 +130,52 @@ def test_a_q_that_is_scaled_and_rounded_again() -> None:
     assert verify(record, scaled, dtypes=["bfloat16"], rounding=["q"]).exit_code == 0
 
 
+def with_int8(rows: int = 128, columns: int = 64, *, smooth: bool = False, wrong: bool = False) -> Any:
+    """A kernel whose queries and keys are in int8, with a factor of each block of rows.
+
+    A smooth one takes the mean of the keys from each first. A wrong one multiplies each block by the factor of the
+    first.
+    """
+
+    def quantised(x: Any, size: int) -> Any:
+        blocks = [quantise(x[:, :, n : n + size], "int8", (2, 3)) for n in range(0, x.shape[2], size)]
+        factors = [(blocks[0] if wrong else block)[1][..., None, None] for block in blocks]
+        return np.concatenate([block[0] * factor for block, factor in zip(blocks, factors, strict=True)], axis=2)
+
+    def attend(q: Any, k: Any, v: Any, *, dtype: str, causal: bool = False, scale: float | None = None) -> Any:
+        q, k = q.astype(np.float64), k.astype(np.float64)
+        k = k - k.mean(axis=2, keepdims=True) if smooth else k
+        out, _ = ra.softmax.forward(quantised(q, rows), quantised(k, columns), v.astype(F), causal=causal, scale=scale)
+        return round_to(out.astype(np.float64), dtype).astype(np.float16 if dtype == "float16" else F)
+
+    return attend
+
+
+IN_INT8 = {"q": "int8", "k": "int8"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_queries_and_keys_in_int8_are_named_and_declared_ones_agree(dtype: str) -> None:
+    record = some("plain", "peaked", "causal-long", "grouped", "wide", "tile-192")
+    for kernel in (with_int8(), with_int8(smooth=True), with_int8(32)):
+        report = explained(record, verify(record, kernel, dtypes=[dtype]), {})
+        assert {outcome.status for outcome in report.outcomes} == {"disagrees"}
+        words = "scale times q) were rounded to int8 and k were rounded to int8; meant so? declare roundings = "
+        assert any(f"{words}{IN_INT8}" in text for _, text in diagnosis.lines(report, record))
+        assert 0.1 < _share(record, kernel, dtype) < 0.9
+    assert 0.1 < _share(record, with_int8(1, 1), dtype) < 0.9  # a factor of each token
+
+
+def _share(record: Any, kernel: Any, dtype: str) -> float:
+    """Return the largest share that a kernel uses which declares int8."""
+    outcomes = verify(record, kernel, dtypes=[dtype], rounding=["q=int8", "k=int8"]).outcomes
+    return max(verdict.share for outcome in outcomes for verdict in outcome.verdicts)
+
+
+def test_a_factor_of_another_block_is_no_rounding_to_int8() -> None:
+    assert all(_share(some(name), with_int8(16, 16, wrong=True), "float16") > 1.5 for name in ("plain", "tile-192"))
+
+
 def test_a_wrong_kernel_is_explained_by_no_precision() -> None:
     record = some("tiny", "causal")
 
@@ -141,7 +188,11 @@ def test_a_wrong_kernel_is_explained_by_no_precision() -> None:
 
 def test_what_cannot_be_declared_is_refused() -> None:
     kernel = with_products("tf32")
-    for declared, words in (({"products": "tf33"}, "'tf33'"), (("product",), "needs some of products, q, k, v")):
+    for declared, words in (
+        ({"products": "tf33"}, "'tf33'"),
+        (("product",), "needs some of products, q, k, v"),
+        ({"SM.3": "int8"}, "have int8 for SM.3, needs it for q, k or v alone"),
+    ):
         kernel.roundings = declared
         with pytest.raises(LoadError, match=words):
             verify(some("tiny"), kernel, dtypes=["float32"])

@@ -41,6 +41,8 @@ def read_roundings(declared: Any, mechanism: Mechanism) -> dict[str, str]:
         raise ValueError(f"are {declared!r}, needs some of {', '.join(words)} and ids such as {known[0]}")
     if wrong := [type_ for type_ in listed.values() if type_ and type_ not in TYPES]:
         raise ValueError(f"name {wrong[0]!r}, needs one of {', '.join(TYPES)}")
+    if wrong := [id for id, type_ in listed.items() if type_ == "int8" and id not in ("q", "k", "v")]:
+        raise ValueError(f"have int8 for {wrong[0]}, needs it for q, k or v alone")
     return listed
 
 

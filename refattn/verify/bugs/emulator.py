@@ -271,6 +271,10 @@ class Flash(Kernel):
         """Return weights, or their gradients, as they go into a product."""
         return self.store(p)
 
+    def stored_scores(self, d_s: Array) -> Array:
+        """Return the gradients of the scores, which are not scaled yet, as they go into products."""
+        return self.stored_weights(d_s)
+
     def dropped(self, p: Array, rows: Array, start: int) -> Array:
         """Return the exponentials, or weights, after dropout."""
         return p if self.keep is None else p * self.of_tile(self.keep, rows, np.arange(start, start + self.columns))
@@ -407,7 +411,7 @@ class Flash(Kernel):
                 for name, pair in (("d_bias", d_c), ("d_keep", d_y * p)):
                     if name in found:
                         found[name][:, :, rows[:, None], columns] = pair[..., : len(columns)]
-                d_s = self.stored_weights(d_c * self.slope(rows, start))
+                d_s = self.stored_scores(d_c * self.slope(rows, start))
                 self.add_query(d_q, rows, start, self.matmul(d_s, self.keys(start)) * self.scale_of_query())
                 of_keys = self.matmul(np.swapaxes(d_s, -1, -2), self.q[:, :, rows])
                 self.add_key(d_k, rows, start, of_keys * self.scale_of_key())

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.verify.bugs.emulator import Array, Flash
+from refattn.verify.bugs.emulator import Array, Flash, low
 from refattn.verify.bugs.fault import fault, wrong
 from refattn.verify.bugs.memory import _layout
 
@@ -102,6 +102,12 @@ def group_gradient_interleaved(self: Flash, d_x: Array, groups: int) -> Array:
     for head in range(d_x.shape[1]):
         found[:, head % groups] += d_x[:, head]
     return found
+
+
+@wrong(Flash.stored_scores, "dSM.2", "dSM.1", link="")
+def scaled_gradient_in_half(self: Flash, d_s: Array) -> Array:
+    """The gradient of the scores is rounded to float16 after it is scaled: a small one to a subnormal number."""
+    return low(d_s * self.scale, "float16") / (self.scale or 1.0)
 
 
 @wrong(Flash.d_weights, "dSM.4", link="lucidrains/flash-attention-jax/pull/15")

@@ -78,6 +78,7 @@ def evaluate(
 Roundings = Mapping[str, str]
 """What a kernel rounds beside what every kernel rounds, and the type that it rounds to ("" is the storage type): ids of
 equations, "q", "k" and "v" (a q that is multiplied by the scale first), and "products", the factors of matrix products.
+Only q, k and v may be rounded to int8, with a factor of each head or of blocks of it.
 """
 
 NONE: Roundings = MappingProxyType({})
@@ -211,6 +212,7 @@ def disturbances(
     grown: Mapping[str, float] | None = None,
     ids: Iterable[str] = (),
     factored: Iterable[str] = (),
+    of_int8: Mapping[str, Floats] | None = None,
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Return the results of a call, and what rounding errors in every equation do to each: one more axis in front, for
     the draws.
@@ -225,6 +227,8 @@ def disturbances(
         Equations that are results, too.
     factored
         Inputs that are numbers of few digits times factors: a kernel may round these products to float32.
+    of_int8
+        The factors of inputs that are rounded to int8; those of this call if it is no part of another.
     """
     if unknown := [name for name in roundings if name not in names_of_roundings(mechanism)]:
         names = ", ".join((*UNTAGGED, *mechanism.named_roundings))
@@ -238,6 +242,8 @@ def disturbances(
     sizes |= {id: sizes[id] * times for id, times in (grown or {}).items()}
     held = held_in(mechanism, dtype, roundings)
     low = untagged(roundings, dtype)
+    if of_int8 is None:
+        of_int8 = quantised.factors_of_int8(inputs, roundings)
     distinct = {name: np.unique(inputs[name], return_inverse=True) for name in factored}
     # Numbers of few digits come again, and the same sums of the same numbers err alike.
     alike = {key: np.unique(x, return_inverse=True)[1].reshape(x.shape) for key, x in traced.items() if distinct}
@@ -256,7 +262,7 @@ def disturbances(
         tracing: AbstractContextManager[Mapping[str, Any]] = equations.trace() if ran else nullcontext({})
         with tracing as steps, disturbing:
             given = {**inputs, **{name: _alike(*numbers, name, draw, seed) for name, numbers in distinct.items()}}
-            found = _with_errors_of_factors(mechanism, case.options, given, upstream, low, draw, seed)
+            found = _with_errors_of_factors(mechanism, case.options, given, upstream, low, of_int8, draw, seed)
         found |= {id: plain(steps[key]) for id, key in ran.items()}
         for name, value in values.items():
             # An output that is not finite has no noise.
@@ -321,6 +327,7 @@ def _with_errors_of_factors(
     inputs: Mapping[str, Any],
     upstream: Mapping[str, Any],
     low: Mapping[str, str],
+    of_int8: Mapping[str, Floats],
     draw: int,
     seed: int,
 ) -> dict[str, Any]:
@@ -329,7 +336,8 @@ def _with_errors_of_factors(
     def near(x: Floats, type_: str, name: str) -> Floats:
         signs = SIGMA * _signs(x.size, f"budget.{name}", draw, seed).reshape(x.shape)
         kind = TYPES[type_]
-        size = MORE * np.maximum(kind.unit * np.abs(finite(x)), 2.0 ** (kind.lowest - kind.bits))
+        least = of_int8.get(name, 1.0) * 2.0 ** (kind.lowest - kind.bits)
+        size = MORE * np.maximum(kind.unit * np.abs(finite(x)), least)
         return np.asarray(np.where(np.isfinite(x) & (x != 0.0), x + signs * size, x))
 
     inputs = {n: near(x, low[n], n) if n in low else x for n, x in inputs.items()}

@@ -67,6 +67,8 @@ def _candidates(mechanism: Mechanism, dtype: str) -> Iterator[dict[str, str]]:
             yield {"products": "bfloat16"}
     elif dtype in SCALED:
         yield from ({id: type_} for type_ in FLOAT8 for id in mechanism.accumulates_before_rounding)
+    if dtype in ("float32", "float16", "bfloat16"):
+        yield {"q": "int8", "k": "int8"}
 
 
 def _agrees(mechanism: Mechanism, outcome: Outcome, roundings: Roundings, seed: int) -> bool:

@@ -52,9 +52,7 @@ def scaled(
     for name in "qkv":
         x = inputs[name].astype(np.float64)
         b, heads, rows, width = x.shape
-        missing = np.zeros((b, 1, rows, 1), dtype=np.bool_)
-        if LENGTHS[name] in inputs:
-            missing = (np.arange(rows) >= inputs[LENGTHS[name]][:, None])[:, None, :, None]
+        missing = _missing(inputs, name)
         x = np.where(missing, 0.0, x)
         if dtype in BLOCKS:
             small, factors[name], times[name], tensor = _in_blocks(x, dtype, SUMMED[name])
@@ -75,6 +73,25 @@ def scaled(
     if dtype == "nvfp4":
         factors["whole"] = np.asarray(whole, np.float32)
     return inputs, factors, {name: x.astype(np.float64) for name, x in times.items()}
+
+
+def factors_of_int8(inputs: Mapping[str, NDArray[Any]], roundings: Mapping[str, str]) -> Arrays:
+    """Return the factors, (b, h, 1, 1), of inputs that are rounded to int8: the largest number of a head becomes 127.
+
+    Those of blocks of a head are no larger.
+    """
+    found = {}
+    for name in (name for name, type_ in roundings.items() if type_ == "int8" and name in inputs):
+        x = np.where(_missing(inputs, name) | ~np.isfinite(inputs[name]), 0.0, np.abs(inputs[name]))
+        found[name] = np.max(x, axis=(2, 3), keepdims=True, initial=0.0) / largest("int8")
+    return found
+
+
+def _missing(inputs: Mapping[str, NDArray[Any]], name: str) -> NDArray[np.bool_]:
+    """Tell which rows of an array do not exist, (b, 1, n, 1)."""
+    b, _, rows, _ = inputs[name].shape
+    lengths = inputs.get(LENGTHS[name], np.full(b, rows))
+    return np.asarray((np.arange(rows) >= lengths[:, None])[:, None, :, None])
 
 
 def _cut(x: NDArray[Any], axis: int, size: int) -> NDArray[Any]:

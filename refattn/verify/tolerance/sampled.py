@@ -23,6 +23,7 @@ from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage_types import stored
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.outcome import Floats, Result, Truth, Verdict
+from refattn.verify.tolerance import quantised
 from refattn.verify.tolerance.budget import NONE, Roundings, disturbances, evaluate, finite, granted, ratio, wide
 from refattn.verify.tolerance.compare import compare, wrong_at_once
 
@@ -146,6 +147,7 @@ class _Cut:
         self.roundings, self.seed = roundings, seed
         self.inputs = wide(known.inputs)
         self.upstream = wide({} if known.upstream is None else {"d_out": known.upstream, **known.further})
+        self.of_int8 = quantised.factors_of_int8(self.inputs, roundings)
 
     @property
     def heads(self) -> tuple[int, int, int]:
@@ -160,28 +162,32 @@ class _Cut:
         part = self.mechanism.parts.of_queries(self.inputs, self.case.options, self.upstream, batch, group, at)
         shared = self.heads[2]
         heads = np.arange(group * shared, (group + 1) * shared)
-        return self._pieces(part, ("out", *self.mechanism.outputs, "d_q"), np.ix_(np.asarray([batch]), heads, at))
+        place = np.ix_(np.asarray([batch]), heads, at)
+        return self._pieces(part, ("out", *self.mechanism.outputs, "d_q"), place, group)
 
     def keys(self, batch: int, group: int, at: NDArray[np.int64]) -> dict[str, _Piece]:
         """Return `d_k` and `d_v` of some keys."""
         assert self.mechanism.parts is not None
         given = self.inputs, self.case.options, self.upstream, self.known.values
         part = self.mechanism.parts.of_keys(*given, batch, group, at)
-        return self._pieces(part, ("d_k", "d_v"), np.ix_(np.asarray([batch]), np.asarray([group]), at))
+        return self._pieces(part, ("d_k", "d_v"), np.ix_(np.asarray([batch]), np.asarray([group]), at), group)
 
-    def _pieces(self, part: Any, names: Iterable[str], at: tuple[Any, ...]) -> dict[str, _Piece]:
+    def _pieces(self, part: Any, names: Iterable[str], at: tuple[Any, ...], group: int) -> dict[str, _Piece]:
         """Return results of a part, without the key and the column of the values that stand for all others."""
         case = replace(self.case, options=part.options)
         given = case, self.dtype, part.inputs, part.upstream, self.roundings, self.seed
-        values, errors = disturbances(self.mechanism, *given, grown=part.grown)
+        batch, shared = at[0].reshape(-1), self.heads[2]
+        own = {"q": slice(group * shared, (group + 1) * shared)}
+        of_int8 = {name: x[batch, own.get(name, slice(group, group + 1))] for name, x in self.of_int8.items()}
+        values, errors = disturbances(self.mechanism, *given, grown=part.grown, of_int8=of_int8)
         types = {name: self.known.stored.get(name, self.dtype) for name in values}
         variance, bias = granted(values, errors, types, self.dtype)
         found = {}
         for name in names:
             if name in values and name in self.known.values:
                 shape = (*np.broadcast_shapes(*(x.shape for x in at)), *self.known.values[name].shape[3:])
-                own = tuple(map(slice, shape))
-                found[name] = _Piece(at, values[name][own], variance[name][own], bias[name])
+                rows = tuple(map(slice, shape))
+                found[name] = _Piece(at, values[name][rows], variance[name][rows], bias[name])
         return found
 
 

@@ -110,6 +110,20 @@ def test_each_fault_is_caught_and_leaves_right_what_it_says(mechanism: str, faul
     pytest.fail("no small case catches it")
 
 
+def test_a_gradient_that_is_scaled_before_it_is_rounded_shows_in_float16_where_it_is_small() -> None:
+    def shares(wrong: WrongKernel, name: str) -> dict[str, float]:
+        case = RECORD.case(name)
+        given = truth(RECORD, case, "float16", grad=True)  # the gradient of lse would not be small
+        result = kernel(RECORD, case, given, "float16", wrong, size=[*wrong.sizes][-1])
+        return {verdict.tensor: verdict.share for verdict in judge(result, given)}
+
+    wrong = BY_NAME["ScaledGradientInHalf"]
+    found = shares(wrong, "faint")
+    assert found["d_k"] > 5.0 and found["d_q"] > 1.0 and max(found["out"], found["d_v"]) < 0.8
+    assert max(shares(RIGHT["softmax"], "faint").values()) < 0.8
+    assert max(share for name in ("scale", "tile-97", "tiny-values") for share in shares(wrong, name).values()) < 1.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", CASES)
 def test_each_fault_is_caught_in_each_path_where_it_changes_a_result(mechanism: str) -> None:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import refattn as ra
+from refattn.golden.inputs import make
 from refattn.mechanisms.record import Case, Input
+from refattn.verify.layouts import quantise
 from refattn.verify.run import verify_case
 from refattn.verify.selfcheck.samples import shrunk
 from refattn.verify.tolerance import sampled
@@ -75,6 +77,21 @@ def test_an_error_in_one_row_is_seen(name: str, short: None) -> None:
     wrong = {verdict.tensor: verdict.index for verdict in found.verdicts if not verdict.agrees}
     tensor = name if name in ("out", "lse") else f"d_{name}"
     assert found.status == "disagrees" and {*wrong} == {tensor} and wrong[tensor][:3] == (1, 1, 13)
+
+
+def test_int8_is_granted_by_the_largest_number_of_a_head_that_may_be_in_no_sample(short: None) -> None:
+    case = from_text(RECORD, "b=2,h=4,g=2,n=64,d=8")
+    inputs = make("softmax", case, "float32")
+    inputs["q"][:, :, 40], inputs["k"][:, :, 40] = 30.0, 0.0
+    case = replace(case, given=inputs)
+
+    def in_int8(q: Any, k: Any, v: Any) -> Any:
+        low = (numbers * factors[..., None, None] for numbers, factors in (quantise(x, "int8", (2, 3)) for x in (q, k)))
+        return ra.softmax.forward(*low, v)[0]
+
+    declared = verify_case(RECORD, in_int8, case, "float32", rounding=["q=int8", "k=int8"])
+    assert declared.status == "agrees" and declared.verdicts[0].share > 0.1
+    assert verify_case(RECORD, in_int8, case, "float32").status == "disagrees"
 
 
 def test_what_fails_at_once_is_not_sampled(short: None) -> None:

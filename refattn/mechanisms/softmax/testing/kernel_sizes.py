@@ -165,6 +165,19 @@ KERNEL_SIZES = (
     ),
     _case("scale-negative", _KIND, "a scale below 0", b=1, h=2, n_q=33, n_k=129, d=96, scale=-0.37),
     _case("scale-odd", _KIND, "neither is a power of two", b=1, h=2, n_q=33, n_k=65, d=80, scale=0.13, causal=True),
+    # Gradients of the scores are some 1e-4, 64 times the scaled ones: these are no normal numbers of float16.
+    _case(
+        "faint",
+        _KIND,
+        "a small scale: what is scaled before it is rounded loses digits",
+        b=1,
+        h=2,
+        n_q=97,
+        d=64,
+        logits=8.0,
+        values=2.0**-10,
+        scale=1.0 / 64.0,
+    ),
     # Near -65,000, with differences of some units: a maximum that starts at -5e4 shows.
     _moved(
         _case("low", _KIND, "all scores below -5e4", b=1, h=2, n_q=33, n_k=97, d=64),
