@@ -23,6 +23,7 @@ from typing import Any
 
 from asv_benchmarks import archive, changes
 from asv_benchmarks.archive import Samples
+from asv_benchmarks.benchmarks.common import EVERY, LIBRARIES
 from asv_benchmarks.compare import VersionError, check_out
 from asv_benchmarks.judge import Verdict, apart
 from asv_benchmarks.machine import device, git
@@ -78,13 +79,19 @@ def run(pattern: str, tell: Callable[[str], None], *, quick: bool = False) -> Fo
     tell(f"{len(chosen)} benchmarks; {'less than a minute' if quick else expected(chosen)}")
     options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--record-samples", "--show-stderr"]
     options += ["-a", "rounds=1", "-a", "repeat=(3, 10, 0.05)", "-a", "warmup_time=0.0"] if quick else []
-    asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell)
+    asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell, env=libraries(chosen))
     if not archive.files():
         raise RunError("asv stored no results")
     stored = archive.files()[-1]
     name, numbers = before.get(archive.environment(stored), (None, {}))
     verdicts = judged(numbers, archive.samples(archive.results(stored)), chosen)
     return Found(name, archive.short(stored), verdicts, moved(verdicts))
+
+
+def libraries(chosen: Sequence[Benchmark]) -> dict[str, str]:
+    """Return the environment in which asv sees the libraries of these benchmarks, and no others."""
+    used = {value for benchmark in chosen for value in benchmark.params} & set(EVERY)
+    return {LIBRARIES: ",".join(name for name in EVERY if name in used or name == "numpy")}
 
 
 def expected(chosen: Sequence[Benchmark]) -> str:
@@ -164,7 +171,7 @@ def _recorded(commit: str, home: Path, pattern: str, name: str, tell: Callable[[
     options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--machine", name]
     options += ["-a", "rounds=1", "--show-stderr", "--record-samples"]
     before = own.read_text(encoding="utf-8") if again else None
-    env = {"HOME": str(place), "ASV_PYTHONPATH": str(home)}
+    env = {"HOME": str(place), "ASV_PYTHONPATH": str(home), **libraries(benchmarks(pattern))}
     asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell, conf=conf, env=env)
     if not own.exists():
         raise RunError("asv stored no results")
