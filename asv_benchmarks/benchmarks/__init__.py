@@ -9,14 +9,11 @@ import sys
 BY_ASV = __name__ == "benchmarks"
 """Whether asv itself imports this; `asv_benchmarks` imports it under another name, in processes that it set up."""
 
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "REFATTN_WORKERS")
-
 MALLOC = {-3: 32 << 20, -1: 1 << 30, -2: 64 << 20}
 """Numbers of mallopt that make glibc keep what is freed; see `STEADY` in `asv_benchmarks/sides.py`."""
 
-if BY_ASV:  # in asv's settings they would stand in the name of every environment
-    for variable in THREADS:
-        os.environ.setdefault(variable, "1")
+if BY_ASV:  # in asv's settings it would stand in the name of every environment, as the threads do
+    os.environ.setdefault("REFATTN_WORKERS", "1")
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         for parameter, size in MALLOC.items():
             libc.mallopt(parameter, size)
