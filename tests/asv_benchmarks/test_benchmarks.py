@@ -232,7 +232,8 @@ from asv_runner.discovery import disc_benchmarks
 update_sys_path({str(FOLDER / "benchmarks")!r})
 print(json.dumps([[b.name, b.params, b.version] for b in disc_benchmarks({str(FOLDER / "benchmarks")!r})]))
 """
-    found = python("-c", code, **({common.LIBRARIES: libraries} if libraries else {}))
+    chosen: Any = {common.LIBRARIES: libraries} if libraries else {}
+    found = python("-c", code, **chosen)
     return {name: (params, version) for name, params, version in json.loads(found.splitlines()[-1])}
 
 

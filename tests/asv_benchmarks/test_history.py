@@ -124,7 +124,7 @@ def test_files_that_are_not_committed_have_a_commit_of_their_own(
 )
 def test_the_command(monkeypatch: pytest.MonkeyPatch, found: Found, text: str, code: int) -> None:
     series = {last: Series(TIME, ("012", last), (1.0, 2.0)) for last in ("345", "def012")}
-    stored = {series[last]: [Change(TIME, "012", last, 2.0, "both", 0.9)] for last in series}
+    stored = {series[last]: [Change(TIME, "012", last, 2.0)] for last in series}
     monkeypatch.setattr(history, "steps", lambda pattern: {("m", "p.json"): stored})
     monkeypatch.setattr(history, "run", lambda pattern, tell, quick: found)
     done = CliRunner().invoke(command.cli, ["run"])
