@@ -19,7 +19,7 @@ LEAST = 2
 """Commits of a level: one alone is an outlier."""
 
 PRICE = 3.0
-"""What asv's fit pays for a jump, in parameters; with its own 4 it finds a third as many in histories of a dozen commits."""
+"""What asv's fit pays for a jump, in parameters; with its own 4 it finds a third as many in a dozen commits."""
 
 STILL = 1.05
 """Where NumPy alone took another time than usual by less than this, nothing is divided out: that would add noise."""

@@ -181,17 +181,7 @@ def _recorded(commit: str, home: Path, pattern: str, name: str, tell: Callable[[
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(_as(own, _python(), platform.python_version()), encoding="utf-8")
     shutil.copy(results / name / "machine.json", kept.parent)
-    _describe(archive.read(results / "benchmarks.json"), archive.RECORDED / "benchmarks.json")
     return kept
-
-
-def _describe(new: dict[str, Any], file: Path) -> None:
-    """Add what asv writes of benchmarks to a file of such: other commits have others, and other parameters."""
-    from asv_benchmarks import site
-
-    old = archive.read(file) if file.exists() else {}
-    named = {name: site.joined(old[name], x) if name in old and name != "version" else x for name, x in new.items()}
-    file.write_text(json.dumps(dict(sorted({**old, **named}.items())), indent=4), encoding="utf-8")
 
 
 def best_of(before: dict[str, Any], now: dict[str, Any], known: Sequence[Benchmark]) -> dict[str, Any]:
@@ -247,22 +237,22 @@ def publish(tell: Callable[[str], None]) -> tuple[Path, Path]:
     RunError
         Where asv cannot be imported or fails.
     """
-    from asv_benchmarks import page, site
+    from asv_benchmarks import page
 
     stored = archive.series(benchmarks())
     with tempfile.TemporaryDirectory() as place:
         results = Path(place) / "results"
-        paces = {
-            (machine, commit): pace
-            for (machine, _), series in stored.items()
-            for commit, pace in changes.paces(series).items()
-            if changes.counts(pace)
-        }
-        site.gather((archive.RECORDED, archive.RESULTS), results, paces)
+        for folder in (archive.RECORDED, archive.RESULTS):
+            if folder.exists():
+                shutil.copytree(folder, results, dirs_exist_ok=True)
         conf = _conf(Path(place), results, FOLDER / "benchmarks")
+        env = {"HOME": place, **libraries([one.benchmark for series in stored.values() for one in series])}
+        asv(["machine", "--yes"], lambda line: None, env=env)
+        # asv runs nothing for this name, but writes what benchmarks there are
+        discover = ["run", "-E", f"existing:{sys.executable}", "--bench", "just-discover"]
+        asv(discover, lambda line: None, conf=conf, env=env)
         asv(["publish"], tell, conf=conf)
         folder = Path(json.loads(conf.read_text(encoding="utf-8"))["html_dir"])
-    site.offline(folder)
     newest = folder / "newest.html"
     newest.write_text(page.page(stored), encoding="utf-8")
     return newest, folder / "index.html"

@@ -252,7 +252,7 @@ def test_asv_sees_numpy_alone_unless_others_are_named(monkeypatch: pytest.Monkey
     seen = seen_by_asv("")
     named = {x for params, _ in seen.values() for axis in params for x in axis}
     assert {f"'{name}'" for name in common.EVERY} & named == {"'numpy'"} and "'bfloat16'" not in named
-    assert math.prod(map(len, seen["memory.Device.track_peak_both"][0])) == 0, "it has no device"
+    assert "memory.Device.track_peak_both" not in seen, "it has no device"
     assert "'bfloat16'" in {x for params, _ in seen_by_asv("numpy,torch").values() for axis in params for x in axis}
     with pytest.raises(AssertionError, match="REFATTN_BENCHMARKS: got 'tensorflow', needs some of numpy,"):
         seen_by_asv("tensorflow")

@@ -65,7 +65,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_a_run_is_stored_and_compared_with_the_last_one(elsewhere: Path) -> None:
-    chosen = r"Machine|track_mean\('softmax\.tiled', 'outputs', 'float32', 'numpy'\)|track_peak.*softmax.*'numpy'"
+    chosen = r"Machine|track_mean\('softmax\.tiled', 'outputs', 'float32', 'numpy'\)|Causal.*delta.chunked.*'numpy'"
     told: list[str] = []
     first = history.run(chosen, told.append)
     assert first.before is None and {verdict.word for verdict in first.verdicts} == {"new", "n/a"}
