@@ -245,7 +245,7 @@ def publish(tell: Callable[[str], None]) -> tuple[Path, Path]:
         for folder in (archive.RECORDED, archive.RESULTS):
             if folder.exists():
                 shutil.copytree(folder, results, dirs_exist_ok=True)
-        conf = _conf(Path(place), results, FOLDER / "benchmarks")
+        conf = _conf(Path(place), results, ROOT / "asv_benchmarks" / "benchmarks")
         env = {"HOME": place, **libraries([one.benchmark for series in stored.values() for one in series])}
         asv(["machine", "--yes"], lambda line: None, env=env)
         # asv runs nothing for this name, but writes what benchmarks there are
