@@ -254,8 +254,7 @@ def publish_command() -> None:
 def changes_command(bench: str | None, least: float | None) -> None:
     """Find the steps in all stored results, those that come with the repository included.
 
-    Two detectors stand side by side: asv's fit of a piecewise constant curve (potts), and E-divisive, which believes
-    what chance would hardly do. What is counted and shares of the allowed error have no noise: any change is told.
+    asv's own detector finds them. What is counted and shares of the allowed error have no noise: any change is told.
     Exits with 1 where something got worse.
     """
     console = _console()
@@ -282,20 +281,11 @@ def show_steps(found: Mapping[steplist.Series, list[steplist.Change]], title: st
         for series, many in found.items()
     }
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("", "commit", "benchmark", "factor", "found by", "confidence", "curve"):
-        table.add_column(name, justify="right" if name in ("factor", "confidence") else "left", overflow="fold")
+    for name in ("", "commit", "benchmark", "factor", "curve"):
+        table.add_column(name, justify="right" if name == "factor" else "left", overflow="fold")
     for step in steps:
-        commits = f"{step.before[:8]}..{step.commit[:8]}"
-        sure = f"{step.confidence:.3f}"
-        cells = [
-            step.word,
-            commits,
-            str(step.benchmark),
-            times(step.benchmark.kind, step.factor, 3),
-            step.found,
-            sure,
-            curves[step.benchmark],
-        ]
+        commits, factor = f"{step.before[:8]}..{step.commit[:8]}", times(step.benchmark.kind, step.factor, 3)
+        cells = [step.word, commits, str(step.benchmark), factor, curves[step.benchmark]]
         of_machine = step.benchmark.name.startswith(MACHINE)
         table.add_row(*map(escape, cells), style=None if of_machine else "red" if step.worse else "green")
     console.print(table)

@@ -48,7 +48,7 @@ def check_out(version: str, folder: Path) -> Path:
         Where the version is neither "." nor something that git knows.
     """
     folder.mkdir()
-    clean = shutil.ignore_patterns("__pycache__", "results", "recorded", "vendor", "html", "env")
+    clean = shutil.ignore_patterns("__pycache__", "results", "recorded", "html", "env")
     shutil.copytree(ROOT / "asv_benchmarks", folder / "asv_benchmarks", ignore=clean)
     if version == WORKING_TREE:
         for part in PARTS:

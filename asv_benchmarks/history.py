@@ -23,6 +23,7 @@ from typing import Any
 
 from asv_benchmarks import archive, changes
 from asv_benchmarks.archive import Samples
+from asv_benchmarks.benchmarks.common import EVERY, LIBRARIES
 from asv_benchmarks.compare import VersionError, check_out
 from asv_benchmarks.judge import Verdict, apart
 from asv_benchmarks.machine import device, git
@@ -78,13 +79,19 @@ def run(pattern: str, tell: Callable[[str], None], *, quick: bool = False) -> Fo
     tell(f"{len(chosen)} benchmarks; {'less than a minute' if quick else expected(chosen)}")
     options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--record-samples", "--show-stderr"]
     options += ["-a", "rounds=1", "-a", "repeat=(3, 10, 0.05)", "-a", "warmup_time=0.0"] if quick else []
-    asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell)
+    asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell, env=libraries(chosen))
     if not archive.files():
         raise RunError("asv stored no results")
     stored = archive.files()[-1]
     name, numbers = before.get(archive.environment(stored), (None, {}))
     verdicts = judged(numbers, archive.samples(archive.results(stored)), chosen)
     return Found(name, archive.short(stored), verdicts, moved(verdicts))
+
+
+def libraries(chosen: Sequence[Benchmark]) -> dict[str, str]:
+    """Return the environment in which asv sees the libraries of these benchmarks, and no others."""
+    used = {value for benchmark in chosen for value in benchmark.params} & set(EVERY)
+    return {LIBRARIES: ",".join(name for name in EVERY if name in used or name == "numpy")}
 
 
 def expected(chosen: Sequence[Benchmark]) -> str:
@@ -164,7 +171,7 @@ def _recorded(commit: str, home: Path, pattern: str, name: str, tell: Callable[[
     options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--machine", name]
     options += ["-a", "rounds=1", "--show-stderr", "--record-samples"]
     before = own.read_text(encoding="utf-8") if again else None
-    env = {"HOME": str(place), "ASV_PYTHONPATH": str(home)}
+    env = {"HOME": str(place), "ASV_PYTHONPATH": str(home), **libraries(benchmarks(pattern))}
     asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell, conf=conf, env=env)
     if not own.exists():
         raise RunError("asv stored no results")
@@ -174,17 +181,7 @@ def _recorded(commit: str, home: Path, pattern: str, name: str, tell: Callable[[
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(_as(own, _python(), platform.python_version()), encoding="utf-8")
     shutil.copy(results / name / "machine.json", kept.parent)
-    _describe(archive.read(results / "benchmarks.json"), archive.RECORDED / "benchmarks.json")
     return kept
-
-
-def _describe(new: dict[str, Any], file: Path) -> None:
-    """Add what asv writes of benchmarks to a file of such: other commits have others, and other parameters."""
-    from asv_benchmarks import site
-
-    old = archive.read(file) if file.exists() else {}
-    named = {name: site.joined(old[name], x) if name in old and name != "version" else x for name, x in new.items()}
-    file.write_text(json.dumps(dict(sorted({**old, **named}.items())), indent=4), encoding="utf-8")
 
 
 def best_of(before: dict[str, Any], now: dict[str, Any], known: Sequence[Benchmark]) -> dict[str, Any]:
@@ -240,22 +237,22 @@ def publish(tell: Callable[[str], None]) -> tuple[Path, Path]:
     RunError
         Where asv cannot be imported or fails.
     """
-    from asv_benchmarks import page, site
+    from asv_benchmarks import page
 
     stored = archive.series(benchmarks())
     with tempfile.TemporaryDirectory() as place:
         results = Path(place) / "results"
-        paces = {
-            (machine, commit): pace
-            for (machine, _), series in stored.items()
-            for commit, pace in changes.paces(series).items()
-            if changes.counts(pace)
-        }
-        site.gather((archive.RECORDED, archive.RESULTS), results, paces)
-        conf = _conf(Path(place), results, FOLDER / "benchmarks")
+        for folder in (archive.RECORDED, archive.RESULTS):
+            if folder.exists():
+                shutil.copytree(folder, results, dirs_exist_ok=True)
+        conf = _conf(Path(place), results, ROOT / "asv_benchmarks" / "benchmarks")
+        env = {"HOME": place, **libraries([one.benchmark for series in stored.values() for one in series])}
+        asv(["machine", "--yes"], lambda line: None, env=env)
+        # asv runs nothing for this name, but writes what benchmarks there are
+        discover = ["run", "-E", f"existing:{sys.executable}", "--bench", "just-discover"]
+        asv(discover, lambda line: None, conf=conf, env=env)
         asv(["publish"], tell, conf=conf)
         folder = Path(json.loads(conf.read_text(encoding="utf-8"))["html_dir"])
-    site.offline(folder)
     newest = folder / "newest.html"
     newest.write_text(page.page(stored), encoding="utf-8")
     return newest, folder / "index.html"

@@ -175,7 +175,7 @@ def _cell(mine: Sequence[Shown], commits: Sequence[str]) -> str:
         text = number("share", max(one.series.values[-1] for one in head))
     else:
         text = times(head[0].series.benchmark.kind, ratio) if ratio else "new"
-    steps = {step.commit: step for one in mine for step in one.steps if step.found != "potts"}
+    steps = {step.commit: step for one in mine for step in one.steps}
     return f"<td class='n {look}'>{text}</td><td>{_svg(_index(mine, commits), commits, steps)}</td>"
 
 
@@ -215,17 +215,13 @@ def _svg(values: Mapping[str, float], commits: Sequence[str], steps: Mapping[str
 
 def _steps(shown: Sequence[Shown]) -> Iterable[str]:
     found = worst_first(step for one in shown for step in one.steps)
-    sure = [step for step in found if step.found != "potts"]
-    yield f"<h2>{len(found)} steps in the history</h2><p>{len(sure)} that E-divisive finds or that have no noise; the "
-    yield "others are found by asv's fit alone. Confidence is by permutations of the values of both levels.</p>"
-    yield "<details><summary>All steps</summary><table><tr><th></th><th>since</th><th>benchmark</th><th>factor</th>"
-    yield "<th>found by</th><th>confidence</th></tr>"
+    yield f"<h2>{len(found)} steps in the history</h2><details><summary>All steps</summary><table><tr><th></th>"
+    yield "<th>since</th><th>benchmark</th><th>factor</th></tr>"
     for step in found:
         factor = times(step.benchmark.kind, step.factor)
         yield (
             f"<tr><td class='{_class(step.word)}'>{step.word}</td><td>{_link(step.commit)}</td>"
-            f"<td>{_curve(step.benchmark, step.commit)}</td><td class='n'>{factor}</td>"
-            f"<td>{step.found}</td><td class='n'>{step.confidence:.2f}</td></tr>"
+            f"<td>{_curve(step.benchmark, step.commit)}</td><td class='n'>{factor}</td></tr>"
         )
     yield "</table></details>"
 

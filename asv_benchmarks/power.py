@@ -119,7 +119,6 @@ def ask(expression: str, homes: Mapping[float, Path], number: int) -> list[Row]:
         row: Row = {"round": number, "target": str(benchmark), "size": size, "values": values}
         row["compare"] = compared(benchmark, homes[0.0], home)
         row["changes"] = there if size else bool(steps)
-        row["sure"] = any(step.found in ("both", "e-divisive") for step in steps)
         rows.append(row)
     return rows
 

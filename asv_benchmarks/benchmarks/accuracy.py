@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.xp import dtype_name
 
-from .common import BACKENDS, FORMS, array, split, usable
+from .common import BACKENDS, FORMS, OTHERS, array, split, usable
 
 if TYPE_CHECKING:
     from refattn.verify.outcome import Truth
     from refattn.verify.selfcheck.sections import Scope
 
-DTYPES = ("float64", "float32", "float16", "bfloat16")
+DTYPES = ["float64", "float32", "float16", *(["bfloat16"] if OTHERS else [])]  # NumPy has none
 
 LARGEST = 1e6
 """Stands for an infinite share: a wrong shape or dtype, or NaN where a number should be."""
@@ -86,7 +86,7 @@ class Share:
     unit = "share of the allowed error"
     kind = "share"
     param_names = ["form", "of", "dtype", "backend"]
-    params = [FORMS, ["outputs", "gradients"], list(DTYPES), BACKENDS]
+    params = [FORMS, ["outputs", "gradients"], DTYPES, BACKENDS]
 
     def setup(self, form: str, of: str, dtype: str, backend: str) -> None:
         owner = usable(backend)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from refattn.golden.inputs import make, make_upstream
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.mechanisms.registry import list_mechanisms, mechanism
+
+from . import BY_ASV
 
 if TYPE_CHECKING:
     from refattn.instruments.counting import Tally
@@ -33,8 +36,23 @@ def _implementations(record: Mechanism) -> Iterable[str]:
 FORMS = [f"{name}.{x}" for name in MECHANISMS for x in _implementations(mechanism(name)) if mechanism(name).core]
 """Each form of each core, as "mechanism.form"."""
 
-BACKENDS = [name for name in backends.names() if name != "strict"]
+EVERY = [name for name in backends.names() if name != "strict"]
 """The libraries; array-api-strict checks what is called, and nobody uses it for its speed."""
+
+LIBRARIES = "REFATTN_BENCHMARKS"
+"""The environment variable that names the libraries for asv."""
+
+
+def _asked() -> list[str]:
+    """Return the libraries that asv sees: the same on every machine, whatever is installed there, for its history."""
+    asked = os.environ.get(LIBRARIES, "numpy").split(",") if BY_ASV else EVERY
+    if not set(asked) <= set(EVERY):
+        raise ValueError(f"{LIBRARIES}: got {','.join(asked)!r}, needs some of {','.join(EVERY)}")
+    return asked
+
+
+BACKENDS = _asked()
+OTHERS = [name for name in BACKENDS if name != "numpy"]
 
 HEADS = 4
 """Heads of a block."""

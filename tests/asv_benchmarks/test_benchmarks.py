@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -47,14 +48,14 @@ def smallest(chosen: list[Benchmark]) -> list[Benchmark]:
 
 
 def assert_is_missing(benchmark: Benchmark, reason: str) -> None:
-    """On NumPy nothing is n/a but bfloat16, the memory of a device, and what is not offered."""
+    """On NumPy nothing is n/a but bfloat16, and what is not offered."""
     assert reason
     name = benchmark.params[0]
     stream = benchmark.name.startswith("stream.") and ra.mechanism(str(name)).stream is None
     causal = benchmark.name.startswith("core.Causal.") and "causal" not in common.split(str(name))[0].defaults
     causal |= benchmark.name.startswith("core.Causal.") and reason.startswith("implementation: got")
     large = "matrices of at most" in reason  # an implementation that is for small arrays
-    assert stream or causal or large or "bfloat16" in benchmark.params or benchmark.name.startswith("memory.Device.")
+    assert stream or causal or large or "bfloat16" in benchmark.params
 
 
 def chosen() -> list[Any]:
@@ -197,7 +198,9 @@ def test_the_short_profile_is_numpy_alone() -> None:
     assert {x for b in short if b.name.startswith("core") for x in b.params} & set(("float64", "float32")) == {
         "float32"
     }
-    assert {b.name for b in short} == {b.name for b in ALL if not b.name.startswith("instructions.")}
+    assert {b.name for b in short} == {
+        b.name for b in ALL if not b.name.startswith(("instructions.", "memory.Device."))
+    }
     quick = benchmarks(PROFILES["quick"])
     assert {b.kind for b in quick} == {"time", "rate", "work"} and len(quick) < 50
     named = {str(b.params[0]).split(".")[0] for b in quick if b.name.startswith("block")}
@@ -219,18 +222,43 @@ def test_instructions_are_counted_to_the_last_one(monkeypatch: pytest.MonkeyPatc
 # --- asv
 
 
-def test_asv_sees_the_same_benchmarks() -> None:
+def seen_by_asv(libraries: str) -> dict[str, tuple[list[list[str]], str]]:
+    """Return by name the parameters and the version of each benchmark, as asv finds them."""
     pytest.importorskip("asv_runner")
     code = f"""
-import json, sys
+import json
 from asv_runner._aux import update_sys_path
 from asv_runner.discovery import disc_benchmarks
 update_sys_path({str(FOLDER / "benchmarks")!r})
 print(json.dumps([[b.name, b.params, b.version] for b in disc_benchmarks({str(FOLDER / "benchmarks")!r})]))
 """
-    seen = {name: (params, version) for name, params, version in json.loads(python("-c", code).splitlines()[-1])}
+    chosen: Any = {common.LIBRARIES: libraries} if libraries else {}
+    found = python("-c", code, **chosen)
+    return {name: (params, version) for name, params, version in json.loads(found.splitlines()[-1])}
+
+
+def test_asv_sees_the_same_benchmarks() -> None:
+    seen = seen_by_asv(",".join(common.EVERY))
     assert set(seen) == {b.name for b in ALL}
-    for name, (params, version) in seen.items():
+    for name, (params, _) in seen.items():
         ours = [b.params for b in ALL if b.name == name]
-        assert math.prod(map(len, params)) == len(ours) and version == "1"
+        assert math.prod(map(len, params)) == len(ours)
         assert [repr(x) for x in ours[-1]] == [values[-1] for values in params]
+
+
+def test_asv_sees_numpy_alone_unless_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is installed: asv compares what has the same parameters."""
+    monkeypatch.delenv(common.LIBRARIES, raising=False)
+    seen = seen_by_asv("")
+    named = {x for params, _ in seen.values() for axis in params for x in axis}
+    assert {f"'{name}'" for name in common.EVERY} & named == {"'numpy'"} and "'bfloat16'" not in named
+    assert "memory.Device.track_peak_both" not in seen, "it has no device"
+    assert "'bfloat16'" in {x for params, _ in seen_by_asv("numpy,torch").values() for axis in params for x in axis}
+    with pytest.raises(AssertionError, match="REFATTN_BENCHMARKS: got 'tensorflow', needs some of numpy,"):
+        seen_by_asv("tensorflow")
+
+
+def test_every_benchmark_has_a_version_that_was_set_by_hand() -> None:
+    """Otherwise asv takes a hash of its source, and a comment would end its history."""
+    for name, (_, version) in seen_by_asv("").items():
+        assert re.fullmatch(r"[1-9]\d?", version), f"{name}: version = {version}"

@@ -65,7 +65,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_a_run_is_stored_and_compared_with_the_last_one(elsewhere: Path) -> None:
-    chosen = r"Machine|track_mean\('softmax\.tiled', 'outputs', 'float32', 'numpy'\)|track_peak.*softmax.*'numpy'"
+    chosen = r"Machine|track_mean\('softmax\.tiled', 'outputs', 'float32', 'numpy'\)|Causal.*delta.chunked.*'numpy'"
     told: list[str] = []
     first = history.run(chosen, told.append)
     assert first.before is None and {verdict.word for verdict in first.verdicts} == {"new", "n/a"}
@@ -124,7 +124,7 @@ def test_files_that_are_not_committed_have_a_commit_of_their_own(
 )
 def test_the_command(monkeypatch: pytest.MonkeyPatch, found: Found, text: str, code: int) -> None:
     series = {last: Series(TIME, ("012", last), (1.0, 2.0)) for last in ("345", "def012")}
-    stored = {series[last]: [Change(TIME, "012", last, 2.0, "both", 0.9)] for last in series}
+    stored = {series[last]: [Change(TIME, "012", last, 2.0)] for last in series}
     monkeypatch.setattr(history, "steps", lambda pattern: {("m", "p.json"): stored})
     monkeypatch.setattr(history, "run", lambda pattern, tell, quick: found)
     done = CliRunner().invoke(command.cli, ["run"])

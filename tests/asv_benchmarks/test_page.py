@@ -1,18 +1,12 @@
-"""The page on the newest commit, and what asv's own pages are given, from results that are made here."""
+"""The page on the newest commit, from results that are made here."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import math
 import re
-from pathlib import Path
 
 import pytest
 
 from asv_benchmarks import page as pages
-from asv_benchmarks import site
 from asv_benchmarks.changes import Series
 from asv_benchmarks.suite import Benchmark
 
@@ -61,43 +55,6 @@ def test_each_mechanism_has_its_curves(shown: str) -> None:
     assert "<td class='n worse'>0.71</td>" in softmax and "<td class='n worse'>1.01</td>" in softmax
     assert softmax.count("<polyline") == 2 and "<circle class='worse'" in softmax
     assert "<td class='n '>0.3</td>" in next(row for row in table.split("<tr>") if row.startswith("<th>koopman"))
-
-
-def test_results_are_mended_for_asv(tmp_path: Path) -> None:
-    """Two commits told of their machine in two ways; one benchmark has no number, another one a single one."""
-    about = {"machine": "m", "cpu": "c", "version": 1}
-    (tmp_path / "from" / "m").mkdir(parents=True)
-    (tmp_path / "from" / "m" / "machine.json").write_text(json.dumps(about))
-    axes = [["'softmax'", "'koopman'"], ["'numpy'", "'torch'"]]
-    named = {"params": axes, "version": "1", "unit": "tokens per second"}
-    known = {RATE.name: named, TIME.name: {**named, "unit": "seconds"}, "version": 2}
-    (tmp_path / "from" / "benchmarks.json").write_text(json.dumps(known))
-    for n, told in enumerate(({"machine": "m"}, {"machine": "m", "cpu": "c", "arch": ""})):
-        results = {RATE.name: [[math.nan, math.nan, 200.0, None], axes], TIME.name: [[math.nan] * 4, axes]}
-        stored = {"params": told, "python": f"3.11.{n}", "result_columns": ["result", "params"], "results": results}
-        (tmp_path / "from" / "m" / f"{n}-p.json").write_text(json.dumps(stored))
-    site.gather([tmp_path / "from", tmp_path / "nothing"], tmp_path / "to")
-    files = [json.loads((tmp_path / "to" / "m" / f"{n}-p.json").read_text()) for n in (0, 1)]
-    assert files[0]["params"] == files[1]["params"] == {"machine": "m", "cpu": "c", "python": "3.11"}
-    assert files[0]["results"][RATE.name][0][2] == 0.005
-    mended = json.loads((tmp_path / "to" / "benchmarks.json").read_text())
-    assert set(mended) == {RATE.name, "version"}
-    assert mended[RATE.name]["params"] == [["'koopman'"], ["'numpy'"]]
-    assert mended[RATE.name]["unit"] == "seconds per token"
-
-
-def test_what_lies_here_is_what_asv_asks_for(tmp_path: Path) -> None:
-    asv = pytest.importorskip("asv")
-    www = Path(asv.__file__).parent / "www" / "index.html"
-    (tmp_path / "index.html").write_bytes(www.read_bytes())
-    site.offline(tmp_path)
-    assert not re.search(r'(src|href)="https?://[^"]*\.(js|css)', (tmp_path / "index.html").read_text())
-    same = 0
-    for url, kind, digest in re.findall(r'"https://([^"]+)" integrity="(sha\d+)-([^"]+)"', www.read_text()):
-        file = site.VENDOR / re.sub(r"-3\.3\.1", "", url.rpartition("/")[2])
-        if file.exists() and file.name != "stupidtable.min.js":  # of which npm has a later one
-            same += base64.b64encode(hashlib.new(kind, file.read_bytes()).digest()).decode() == digest
-    assert same == 5, "the others are not minified here"
 
 
 def test_what_fails_and_commits_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
