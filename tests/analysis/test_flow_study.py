@@ -88,6 +88,13 @@ def test_a_solution_that_takes_too_many_slopes_is_given_up(monkeypatch: pytest.M
         study(particles=5, end=4.0)
 
 
+def test_momentum_gains_little_in_a_potential_with_curvature() -> None:
+    """It is behind at three of four shares of the energy, and at the last one as soon to an eighth."""
+    slow, fast = (study("exponential").courses[name].reached.values() for name in ("classical", "accelerated"))
+    ratios = [b / a for a, b in zip(slow, fast, strict=True) if a is not None and b is not None]
+    assert len(ratios) == 4 and min(ratios[:3]) > 1.0 and ratios[3] > 0.87
+
+
 def test_the_page_says_when_the_flows_reach_an_energy() -> None:
     ends = (", without momentum |", ", accelerated |")
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if any(end in line for end in ends)]

@@ -56,6 +56,12 @@ def test_token_files(tmp_path: Path) -> None:
         replace(task, context=400).batch(1, seed=0, step=0)
 
 
+def test_the_published_size_is_that_and_was_not_run() -> None:
+    paper, stored = sympformer.PAPER, [line["run"]["plan"] for line in read(RESULTS)]
+    assert (paper.steps, paper.batch, TokenFiles(folder="", vocabulary=1).context) == (10_000, 72, 128)
+    assert stored and max(plan["steps"] for plan in stored) == sympformer.LONG < paper.steps
+
+
 @pytest.mark.slow
 def test_the_published_size_runs_on_token_files(tmp_path: Path) -> None:
     folder_of_tokens(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,14 +58,19 @@ def test_the_gradient_of_a_masked_hamiltonian_knows_the_future() -> None:
 def test_the_first_strang_knows_no_future() -> None:
     """Its force is no gradient: 1/2T sum_j E_ij (s_i + s_j - 2) v_j over what a token attends."""
 
-    def force(u: Any, p: Any) -> Any:
-        growth = np.tril(np.exp(0.2 * (u @ draw("w_q", D, D)) @ (u @ draw("w_k", D, D)).T))
+    def force(u: Any, p: Any, causal: bool = True) -> Any:
+        growth = np.exp(0.2 * (u @ draw("w_q", D, D)) @ (u @ draw("w_k", D, D)).T)
+        growth = np.tril(growth) if causal else growth
         s = np.sum(p * p, axis=1) / (np.sum(growth, axis=1) / N) ** 2
         return (growth * (s[:, None] + s[None, :] - 2.0)) @ (u @ draw("w_v", D, D)) / (2.0 * N)
 
     u, p = draw("u", N, D), draw("p", N, D)
     end = np.arange(N)[:, None] == N - 1  # the last token moves, and its momentum
     np.testing.assert_allclose(force(u + end, p + end)[:-1], force(u, p)[:-1], rtol=1e-13)
+    steps = 1e-6 * np.eye(N * D).reshape(-1, N, D)
+    for causal in (True, False):  # of a gradient these slopes would be a symmetric matrix
+        slopes = np.stack([(force(u + h, p, causal) - force(u - h, p, causal)).ravel() for h in steps]) / 2e-6
+        assert np.max(np.abs(slopes - slopes.T)) > 0.1 * np.max(np.abs(slopes))
 
 
 def test_dividing_by_all_tokens_makes_the_past_depend_on_how_many_follow() -> None:
@@ -150,6 +156,8 @@ def test_b_from_an_inverse_is_ill_conditioned() -> None:
         a = w_q.T @ w_k / math.sqrt(4 * 32) + 1e-6 * np.eye(32)
         b = w_v @ np.linalg.inv(a)
         assert np.linalg.norm(0.5 * (b + b.T), 2) > 1e3
+    free = BLOCK.Config(width=8, heads=2, layer=1, layers=2)
+    assert free.shapes()["w_b"] == (8, 8) and "w_b" not in replace(free, oracle="softmax(mobility='identity')").shapes()
 
 
 def test_exponentials_as_they_stand_overflow() -> None:
