@@ -133,6 +133,7 @@ def test_order_20_is_softmax_to_1e_14() -> None:
     assert 1.3 < np.abs(scores).max() <= 1.4
     out = ra.higher_order.forward(q, k, v, order=20, implementation="dense")[0]
     assert np.abs(out - softmax(scores, v)).max() < 1e-14
+    assert "order 20 is the softmax to 1e-14" in holds("higher_order", "the higher the order, the nearer")
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,8 @@ def test_features_pay_from_d_squared_half_tokens_on() -> None:
                 ra.higher_order.forward(x, x, x, implementation=implementation)
             products.append(tally.products)
         assert products[0] / products[1] == pytest.approx(n / half, rel=0.05)
+    said = "from about d (d + 1) / 2 tokens on, twice that for causal attention"
+    assert said == holds("higher_order", "features pay where n d_v d^2 < n^2 d_v d, from d tokens on")
 
 
 def contracted_over_queries(q: Any, k: Any, v: Any, normaliser: str) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from refattn import Context, tree
 from refattn.ops.layer_norm import layer_norm_forward
 from tests.mechanisms.sympformer.calls import BLOCK, back, draw, run, stack
+from tests.rows import holds
 
 N, D, H = 5, 6, 0.3
 PAST = Context(causal=True)
@@ -214,6 +215,7 @@ def test_a_clipped_damping_at_time_zero_has_a_gradient_of_nan() -> None:
 
 def test_the_floor_of_a_gain() -> None:
     """1e-6 beside gamma, in the manuscript of October 2026: a gamma that is larger by so much."""
+    assert holds("sympformer", "gains are gamma + 1e-6") == "no: gamma; one that is larger by 1e-6 does theirs"
     params = changed(stack(2, integrator="lie_trotter", mlp="none")[1], attention_gamma=0.5)
     state = dataclasses.replace(BLOCK.start(params, X[None], PAST), p=P[None])
     _, saved = BLOCK.forward(params, state, PAST)

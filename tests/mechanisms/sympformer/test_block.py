@@ -37,6 +37,7 @@ from tests.mechanisms.sympformer.calls import (
     second_layer,
     stack,
 )
+from tests.rows import claimed, holds
 from tests.thinned import thinned
 
 EXTRAS: tuple[dict[str, Any], ...] = (
@@ -221,6 +222,7 @@ def test_calls_of_the_oracle(integrator: str) -> None:
     with mock.patch.object(core, "forward", wraps=core.forward) as counted:
         run(params, x)
     assert counted.call_count == 2 * (4 if integrator in FOUR_CALLS else 1)
+    assert "four times for presymplectic and Strang; twice" in holds("sympformer", "a step calls attention as often")
 
 
 @pytest.mark.parametrize(("connection", "calls"), [("none", 2), ("h1", 3), ("r2", 4)])
@@ -375,8 +377,10 @@ def test_weight_of_a_force_in_a_damped_step(a: float) -> None:
         for rule in (coefficients.euler, coefficients.half):
             found, _ = rule(Layer(None, layer, numbers, True), np.ones(1))
             weights.append(float((found.weight * found.after)[0]) / 0.1)
-        assert abs(weights[0] / exact - 1.0) > 0.08
-        assert abs(weights[1] / exact - 1.0) < 4e-3
+        far, near = 8, 0.4  # percent
+        assert abs(weights[0] / exact - 1.0) > far / 100
+        assert abs(weights[1] / exact - 1.0) < near / 100
+        claimed("sympformer", f"e^-a is more than {far} % off at a = 0.176 and 0.3, half-damping below {near} %")
 
 
 def test_damping_is_the_difference_of_eta() -> None:

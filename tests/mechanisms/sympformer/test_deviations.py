@@ -13,6 +13,7 @@ import refattn as ra
 from refattn import Context, model
 from refattn.mechanisms.sympformer.testing.wrong import READINGS
 from tests.mechanisms.sympformer.calls import BLOCK, RECORD, draw, run, second_layer, stack
+from tests.rows import claimed, holds
 
 N, D = 7, 4
 
@@ -123,6 +124,7 @@ def test_the_sign_of_the_potential() -> None:
     attention, _ = ra.softmax.forward(x["q"], x["k"], x["v"], causal=True)
     ours, _ = ra.sympformer.forward(**x, causal=True)
     theirs, _ = READINGS["a potential that repels"](**x, causal=True)
+    assert claimed("sympformer", "the potential enters with -2").holds.startswith("no: with +2")
     assert np.all(np.sum(ours * attention, axis=-1) > 0.0)
     np.testing.assert_allclose(theirs, -ours, rtol=1e-12)
 
@@ -155,14 +157,17 @@ def test_b_from_an_inverse_is_ill_conditioned() -> None:
         w_q, w_k, w_v = (0.02 * draw(f"{name} {seed}", 32, 32) for name in ("w_q", "w_k", "w_v"))
         a = w_q.T @ w_k / math.sqrt(4 * 32) + 1e-6 * np.eye(32)
         b = w_v @ np.linalg.inv(a)
-        assert np.linalg.norm(0.5 * (b + b.T), 2) > 1e3
+        assert np.linalg.norm(0.5 * (b + b.T), 2) > (least := 1000)
+    assert f"its norm exceeds {least} at the start" in holds("sympformer", "B is the symmetric part of")
     free = BLOCK.Config(width=8, heads=2, layer=1, layers=2)
     assert free.shapes()["w_b"] == (8, 8) and "w_b" not in replace(free, oracle="softmax(mobility='identity')").shapes()
 
 
 def test_exponentials_as_they_stand_overflow() -> None:
+    clip = 60.0
+    claimed("sympformer", f"exponentials are clipped at {clip:g}, and 1e-8 is added to z^2")
     with np.errstate(over="ignore"):
-        assert np.isinf(np.float32(np.exp(60.0)) ** np.float32(2.0))
+        assert np.isinf(np.float32(np.exp(clip)) ** np.float32(2.0))
     ones = np.ones((1, 1, 3, 1), np.float32)
     out, saved = ra.sympformer.forward(60.0 * ones, ones, ones, kinetic=ones, causal=True, scale=1.0)
     gradients = ra.sympformer.backward(saved, ones)
