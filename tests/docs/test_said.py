@@ -24,9 +24,11 @@ from refattn.mechanisms.delta import core as delta
 from refattn.mechanisms.delta.testing.cases import RULES
 from refattn.mechanisms.graph_energy import definition as graph_energy
 from refattn.mechanisms.growing.growth.options import Options
+from refattn.mechanisms.higher_order.options import NORMALISERS
 from refattn.mechanisms.koopman import core as koopman
 from refattn.mechanisms.koopman import definition
 from refattn.mechanisms.koopman.layer import draws
+from refattn.mechanisms.option_kinds import choose
 from refattn.mechanisms.sympformer import dense
 from refattn.mechanisms.sympformer.integrators import damping, one_call
 from refattn.mechanisms.sympformer.layer import mlp, presets
@@ -38,10 +40,13 @@ FOLDER = ROOT / "docs" / "mechanisms"
 WORDS = "no one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
 
 USUAL = {name: ra.mechanism(name).defaults for name in ra.list_mechanisms()}
-GROWTH, GRAPH = Options(), USUAL["graph_energy"]
+GROWTH, GRAPH, ALPHA = Options(), USUAL["graph_energy"], USUAL["higher_order"]["alpha"]
 STEP = Fraction(GRAPH["step"]).limit_denominator(100)
 LEFT = math.ceil(100 * float(1 - STEP) ** GRAPH["steps"])
+UPDATES = USUAL["koopman"]["updates"]
 BLOCKS = {name: ra.mechanism(name).block.Config for name in ("koopman", "sympformer")}
+MERCAT = ra.mechanism("higher_order").presets["mercat2020"]["block"]
+DIVIDED = choose("normaliser", MERCAT["normaliser"], NORMALISERS)
 TAU = inspect.signature(graph_energy.forward).parameters["tau"].default
 JITTER = {**koopman.JITTER, "blocks": BLOCKS["koopman"](width=4, heads=2).jitter}
 LAW = draws.law_of(ra.mechanism("koopman").presets["tie2024"]["block"]["draws"])
@@ -53,10 +58,12 @@ def power(x: Any) -> str:
 
 
 PAGES = [
+    ("higher_order", f"with {{m}}`alpha = {ALPHA:g}` and {{m}}`d = 16`, at most {Fraction(4) / Fraction(ALPHA)}"),
     (
         "higher_order",
-        f"with {{m}}`alpha = {USUAL['higher_order']['alpha']:g}` and {{m}}`d = 16`, at most {Fraction(4, 3)}",
+        f"order {MERCAT['order']}, alpha {MERCAT['alpha']:g}, and {DIVIDED.delta:g} subtracted from every",
     ),
+    ("higher_order", f"The preset keeps that sum {power(DIVIDED.eps)} away from 0"),
     ("graph_energy", f"For differences up to 1 it is within {math.ceil(100 * (1 - math.sin(1)))} % of the difference"),
     ("graph_energy", f"The default step is half of that bound: {STEP} for {{m}}`mu = kappa = 1`"),
     ("graph_energy", f"at most {{m}}`1 - h mu`: after {GRAPH['steps']} steps at most {LEFT} percent is left"),
@@ -64,10 +71,7 @@ PAGES = [
     ("growing", f"is more than {100 * GROWTH.share:g} % of {{m}}`|H|^2`"),
     ("growing", f"One step adds at most {GROWTH.most} columns"),
     ("koopman", f"{{m}}`kernel(x, x) = {definition.kernel(np.eye(2), np.eye(2))[0, 0]:g}` for {{m}}`|x| = 1`"),
-    (
-        "koopman",
-        f"The preset has {WORDS[USUAL['koopman']['updates']]}: with four, {LAW.candidates} draws for an update",
-    ),
+    ("koopman", f"The preset has {WORDS[UPDATES]}: with four, {LAW.candidates} draws for an update"),
     ("sympformer", f"The {WORDS[len(presets.VARIANTS)]} variants of the authors' program"),
     ("sympformer", f"and the {WORDS[2 * len(presets.METHODS)]} methods of their later manuscript"),
     ("sympformer", f"and {{m}}`t = {BLOCKS['sympformer'](width=4, heads=2).start_time:g}`. Each later one"),
@@ -86,7 +90,7 @@ def test_pages_have_the_numbers_of_the_code(page: str, said: str) -> None:
 def test_what_follows_from_these_numbers() -> None:
     """The bound of the step is 2 / (mu + 2 kappa); and the choices of the paper that the pages tell in words."""
     assert STEP * (GRAPH["mu"] + 2.0 * GRAPH["kappa"]) == 1.0
-    assert BLOCKS["koopman"](width=4, heads=2).updates == USUAL["koopman"]["updates"]
+    assert BLOCKS["koopman"](width=4, heads=2).updates == UPDATES
     assert LAW.candidates == draws.CANDIDATES
 
 
