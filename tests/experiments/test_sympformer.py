@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from docs.experiments import sympformer
+from docs.experiments import presets, sympformer, training
 from docs.experiments.runs import read
 from docs.experiments.sympformer import PAGE, PLAN, RESULTS, TEXT, VARIANTS, by_part
 from docs.experiments.tasks import TokenFiles
@@ -98,13 +99,27 @@ def test_what_the_authors_report_stands_beside_ours() -> None:
     assert "Reported by the authors in version 4" in section and "not reproduced here" in section
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     assert rows == [f"| `{name}` | {' | '.join(numbers)} |" for name, numbers in REPORTED.items()]
-    presets = mechanism("sympformer").presets
-    assert all(presets[f"{name}{of}"]["scalar_rate"] == 10.0 for name in REPORTED for of in ("", "_L"))
-    assert presets["presymp_euler"]["scalar_rate"] == 100.0
+    known = mechanism("sympformer").presets
+    assert all(known[f"{name}{of}"]["scalar_rate"] == 10.0 for name in REPORTED for of in ("", "_L"))
+    assert known["presymp_euler"]["scalar_rate"] == 100.0
+    assert f"{known['R2']['steps']:,} steps of {known['R2']['batch']} sequences of {known['R2']['context']}" in section
+
+
+def test_single_numbers_learn_as_fast_as_all_others_on_this_page_alone() -> None:
+    plan = replace(PLAN, steps=1, batch=1, width=8, layers=1)
+    with mock.patch.object(training, "AdamW", wraps=training.AdamW) as made:
+        training.train("sympformer", {}, replace(TEXT, context=4, scored=64), plan, 0)
+    assert {group.rate for group in made.call_args.kwargs["groups"]} == {1.0}
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
     assert (
-        f"{presets['R2']['steps']:,} steps of {presets['R2']['batch']} sequences of {presets['R2']['context']}"
-        in section
+        "the trainings of this page have `scalar_rate=1`, those of the presets' table the rate of each preset" in page
     )
+    first, later = mechanism("sympformer").presets["presymp"], mechanism("sympformer").presets["H1"]
+    assert (
+        f"{first['scalar_rate']:g} times as large in their first program and {later['scalar_rate']:g} times in" in page
+    )
+    stored = [run for line in read(presets.RESULTS) if (run := line["run"])["mechanism"] == "sympformer"]
+    assert {run["scalar_rate"] for run in stored if run["block"]} == {first["scalar_rate"], later["scalar_rate"]}
 
 
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
