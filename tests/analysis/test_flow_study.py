@@ -33,6 +33,8 @@ def test_momentum_reaches_low_energies_of_linear_attention_first(linear: Flow) -
     assert slow.reached[0.5] < fast.reached[0.5]  # at rest at first
     assert fast.reached[0.03] is not None
     assert slow.reached[0.03] is None or slow.reached[0.03] > 2.0 * fast.reached[0.03]
+    page = (PAGE.parent / "mechanisms" / "sympformer.md").read_text(encoding="utf-8")
+    assert "such a motion reaches low energies sooner than one along the force" in " ".join(page.split())
     # Explicit steps of size 0.1 follow the flows.
     for course in (slow, fast):
         for share in SHARES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -197,6 +198,11 @@ def test_even_orders_are_positive(order: int, least: float, at: float) -> None:
     q, k = rows(30, 6, "q"), rows(50, 6, "k")
     _, saved = ra.higher_order.forward(q, k, k, order=order, alpha=0.3, implementation="dense")
     assert saved.normaliser.min() >= 50 * least
+    page = Path(__file__).parents[3] / "docs" / "mechanisms" / "higher_order.md"
+    assert "Weights should be positive, so that the output is a mean of values. An even order guarantees it." in (
+        page.read_text(encoding="utf-8")
+    )
+    assert holds("higher_order", "weights are positive").startswith("of even orders always, of odd ones up to a width")
 
 
 @pytest.mark.parametrize(("order", "widest"), [(1, 8), (3, 22), (5, 42), (7, 68)])
