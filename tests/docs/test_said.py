@@ -46,7 +46,7 @@ LEFT = math.ceil(100 * float(1 - STEP) ** GRAPH["steps"])
 UPDATES = USUAL["koopman"]["updates"]
 BLOCKS = {name: ra.mechanism(name).block.Config for name in ("koopman", "sympformer")}
 MERCAT = ra.mechanism("higher_order").presets["mercat2020"]["block"]
-DIVIDED = choose("normaliser", MERCAT["normaliser"], NORMALISERS)
+DIVIDED: Any = choose("normaliser", MERCAT["normaliser"], NORMALISERS)
 TAU = inspect.signature(graph_energy.forward).parameters["tau"].default
 JITTER = {**koopman.JITTER, "blocks": BLOCKS["koopman"](width=4, heads=2).jitter}
 LAW = draws.law_of(ra.mechanism("koopman").presets["tie2024"]["block"]["draws"])
@@ -91,13 +91,13 @@ def test_what_follows_from_these_numbers() -> None:
     """The bound of the step is 2 / (mu + 2 kappa); and the choices of the paper that the pages tell in words."""
     assert STEP * (GRAPH["mu"] + 2.0 * GRAPH["kappa"]) == 1.0
     assert BLOCKS["koopman"](width=4, heads=2).updates == UPDATES
-    assert LAW.candidates == draws.CANDIDATES
+    assert LAW.candidates == koopman.CANDIDATES
 
 
 ROWS = [
     ("sympformer", "exponentials are clipped at 60", f"and log z kept within {dense.BOUND:g}"),
     ("sympformer", "the number of a layer is its time", "time begins at 1 here"),
-    ("koopman", "psi is drawn until it is invertible", f"up to {draws.CANDIDATES} candidates are tried in order"),
+    ("koopman", "psi is drawn until it is invertible", f"up to {koopman.CANDIDATES} candidates are tried in order"),
     ("koopman", "ridge and epsilon come from a law", f"Beta(1, {draws.Beta().b:g})"),
     (
         "koopman",
@@ -124,8 +124,8 @@ KINDS: dict[str, Any] = {
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_options_have_the_defaults_of_the_code(name: str) -> None:
     known = dict(USUAL[name])
-    others = {"growing": [Options], "sympformer": [BLOCKS["sympformer"]]}.get(name, [])
-    owned = {field.name: field.default for other in others for field in dataclasses.fields(other)}
+    others: dict[str, Any] = {"growing": Options, "sympformer": BLOCKS["sympformer"]}
+    owned = {field.name: field.default for field in dataclasses.fields(others[name])} if name in others else {}
     rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \|", (FOLDER / f"{name}.md").read_text(), re.MULTILINE)
     seen = set()
     for named, told in rows:

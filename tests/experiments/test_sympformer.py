@@ -16,6 +16,7 @@ from docs.experiments.sympformer import PAGE, PLAN, RESULTS, TEXT, VARIANTS, by_
 from docs.experiments.tasks import TokenFiles
 from docs.experiments.training import fresh
 from refattn import mechanism, tree
+from refattn.train.optimiser import AdamW
 from tests.experiments.pages import row, says
 
 
@@ -107,7 +108,7 @@ def test_what_the_authors_report_stands_beside_ours() -> None:
 
 def test_single_numbers_learn_as_fast_as_all_others_on_this_page_alone() -> None:
     plan = replace(PLAN, steps=1, batch=1, width=8, layers=1)
-    with mock.patch.object(training, "AdamW", wraps=training.AdamW) as made:
+    with mock.patch.object(training, "AdamW", wraps=AdamW) as made:
         training.train("sympformer", {}, replace(TEXT, context=4, scored=64), plan, 0)
     assert {group.rate for group in made.call_args.kwargs["groups"]} == {1.0}
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
