@@ -1,4 +1,4 @@
-"""The six rules of `delta`, token by token, in plain PyTorch: a kernel for `refattn verify`.
+"""The seven rules of `delta`, token by token, in plain PyTorch: a kernel for `refattn verify`.
 
     refattn verify delta --impl examples/torch_delta.py:attend --grad
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import refattn as ra
+from refattn.mechanisms.record import Claim
 
 
 def holds(mechanism: str, claim: str) -> str:
     """Return what holds of the claim with these words."""
-    (found,) = [one.holds for one in ra.mechanism(mechanism).claims if claim in one.claim]
+    return claimed(mechanism, claim).holds
+
+
+def claimed(mechanism: str, words: str) -> Claim:
+    """Return the row whose claim has these words; ValueError where there is none, or are several."""
+    (found,) = [one for one in ra.mechanism(mechanism).claims if words in one.claim]
     return found

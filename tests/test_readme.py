@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,13 @@ def test_links_and_pictures_are_there() -> None:
     assert len(found) >= 6
     for link, picture in found:
         assert link.startswith("https://") or (ROOT / (link or picture)).exists(), link or picture
+
+
+def test_the_oldest_python_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for page in ("README.md", "CONTRIBUTING.md", "docs/index.md"):
+        told = re.findall(r"Python (\S+) or later", (ROOT / page).read_text(encoding="utf-8"))
+        assert {f">={version}" for version in told} == {project["requires-python"]}, page
 
 
 def test_targets_of_make_exist() -> None:

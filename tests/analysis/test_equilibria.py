@@ -23,6 +23,7 @@ from refattn.analysis.graphs import (
 )
 from refattn.analysis.stability import stability
 from refattn.mechanisms.graph_energy.forces import polynomial
+from tests.rows import holds
 
 TRIANGLES = [(0, 1), (1, 2), (0, 2)], [(2, 3), (3, 4), (2, 4)]
 
@@ -77,6 +78,9 @@ def test_equilibria_of_trees(graph: Floats, coupling: str, zeros: int, starts: i
     flow = GraphFlow(graph, coupling)
     found = find_equilibria(flow, starts)
     assert len(found.isolated) == zeros ** (flow.n - 1) and len(found.stable) == 1 and not found.degenerate
+    assert holds("graph_energy", "on a tree equilibria").startswith(
+        "as said: zeros^(n-1) of them, stable where g rises"
+    )
     assert found.lost == 0  # of the cubic coupling some flows have no end; Newton's method then starts where they did
     ends = np.argwhere(np.triu(graph))
     for one in found.isolated:
@@ -109,6 +113,7 @@ def test_stable_equilibria_of_cycles(n: int, starts: int) -> None:
     flow = GraphFlow(cycle_graph(n))
     found = find_equilibria(flow, starts)
     assert len(found.stable) == 2 * math.ceil(n / 4) - 1
+    assert holds("graph_energy", "on a ring with sin") == "as said: 2 ceil(n/4) - 1 stable ones"
     twists = {round(float(np.sum(flow.turned(np.roll(one.x, -1) - one.x))) / (2.0 * np.pi), 9) for one in found.stable}
     assert twists == {float(q) for q in range(-(n - 1) // 4, n) if 4 * abs(q) < n}
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from refattn.analysis import moments
-from refattn.analysis.particles import Damping, accelerate
+from refattn.analysis.particles import Damping, Exponential, accelerate, attention
 from tests.analysis.flow_systems import HELD, LINEAR, SOFTMAX, SYSTEMS, D, N, X, draw
 
 DAMPED = Damping(3.0, 0.2)
@@ -119,3 +119,21 @@ def test_softmax_attention_to_a_gaussian_law_is_affine() -> None:
     mean, scatter = draw("mean", D), 0.3 * np.eye(D) + 0.1 * np.outer(W, W)
     exact = (mean + X @ SOFTMAX.a @ scatter) @ SOFTMAX.a @ SOFTMAX.b
     np.testing.assert_allclose(gaussian_drift(X, mean, scatter, 20), exact, rtol=0.0, atol=1e-12)
+
+
+def far_from_affine(x: Any, field: Any) -> float:
+    """Return how much of a field at points is left beside the best affine map, as a share of its spread."""
+    wide = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+    rest = field - wide @ np.linalg.lstsq(wide, field)[0]
+    return float(np.linalg.norm(rest) / np.linalg.norm(field - field.mean(axis=0)))
+
+
+def test_a_gaussian_law_is_kept_without_momentum_alone() -> None:
+    """Of many particles: without momentum the field is affine; with momenta that are affine, it is not."""
+    drawn = draw("gaussian", 1000, D)
+    drawn = drawn - drawn.mean(axis=0)
+    drawn = drawn @ np.linalg.inv(np.linalg.cholesky(drawn.T @ drawn / len(drawn))).T
+    x, near = 0.6 * drawn + 0.3, np.linalg.norm(drawn, axis=1) < 1.8  # those at the edge attend few particles
+    strong = Exponential(3.0 * SOFTMAX.a, SOFTMAX.b)
+    assert far_from_affine(x[near], attention(strong, x)[near]) < 0.02
+    assert far_from_affine(x[near], strong.velocity(x, x @ P)[near]) > 0.1

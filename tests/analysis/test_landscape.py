@@ -12,9 +12,10 @@ from refattn.analysis.landscape import landscape_of
 
 WELLS = GraphFlow(path_graph(2), "identity", "double_well", kappa=0.2)
 TRIANGLE = GraphFlow(complete_graph(3))
+PUSHED = GraphFlow(path_graph(3), "identity", "double_well", b=(0.1, 0.2, 0.3), kappa=0.2)
 
 
-@pytest.mark.parametrize(("flow", "count"), [(WELLS, 9), (TRIANGLE, 31), (GraphFlow(cycle_graph(5)), 3)])
+@pytest.mark.parametrize(("flow", "count"), [(WELLS, 9), (TRIANGLE, 31), (GraphFlow(cycle_graph(5)), 3), (PUSHED, 2)])
 def test_marks_lie_where_the_energy_has_no_slope(flow: GraphFlow, count: int) -> None:
     shape = landscape_of(find_equilibria(flow, 200), points=41)
     assert shape is not None and len(shape.marks) >= count

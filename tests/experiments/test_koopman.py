@@ -74,6 +74,8 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
         ]
         assert own == results
     assert row("koopman") == koopman_page.verdict(groups)
+    other = (PAGE.parents[1] / "mechanisms" / "koopman.md").read_text(encoding="utf-8")
+    assert "has no experiment; [a small one](../experiments/koopman.md) speaks against it." in " ".join(other.split())
     assert says(PAGE, koopman_page.tables(lines, TASKS, MODELS), tmp_path)
     koopman_page.draw(lines, TASKS, MODELS, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"

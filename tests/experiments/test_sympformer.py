@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from docs.experiments import sympformer
+from docs.experiments import presets, sympformer, training
 from docs.experiments.runs import read
 from docs.experiments.sympformer import PAGE, PLAN, RESULTS, TEXT, VARIANTS, by_part
 from docs.experiments.tasks import TokenFiles
 from docs.experiments.training import fresh
 from refattn import mechanism, tree
+from refattn.train.optimiser import AdamW
 from tests.experiments.pages import row, says
 
 
@@ -56,6 +58,12 @@ def test_token_files(tmp_path: Path) -> None:
         replace(task, context=400).batch(1, seed=0, step=0)
 
 
+def test_the_published_size_is_that_and_was_not_run() -> None:
+    paper, stored = sympformer.PAPER, [line["run"]["plan"] for line in read(RESULTS)]
+    assert (paper.steps, paper.batch, TokenFiles(folder="", vocabulary=1).context) == (10_000, 72, 128)
+    assert stored and max(plan["steps"] for plan in stored) == sympformer.LONG < paper.steps
+
+
 @pytest.mark.slow
 def test_the_published_size_runs_on_token_files(tmp_path: Path) -> None:
     folder_of_tokens(tmp_path)
@@ -92,13 +100,27 @@ def test_what_the_authors_report_stands_beside_ours() -> None:
     assert "Reported by the authors in version 4" in section and "not reproduced here" in section
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     assert rows == [f"| `{name}` | {' | '.join(numbers)} |" for name, numbers in REPORTED.items()]
-    presets = mechanism("sympformer").presets
-    assert all(presets[f"{name}{of}"]["scalar_rate"] == 10.0 for name in REPORTED for of in ("", "_L"))
-    assert presets["presymp_euler"]["scalar_rate"] == 100.0
+    known = mechanism("sympformer").presets
+    assert all(known[f"{name}{of}"]["scalar_rate"] == 10.0 for name in REPORTED for of in ("", "_L"))
+    assert known["presymp_euler"]["scalar_rate"] == 100.0
+    assert f"{known['R2']['steps']:,} steps of {known['R2']['batch']} sequences of {known['R2']['context']}" in section
+
+
+def test_single_numbers_learn_as_fast_as_all_others_on_this_page_alone() -> None:
+    plan = replace(PLAN, steps=1, batch=1, width=8, layers=1)
+    with mock.patch.object(training, "AdamW", wraps=AdamW) as made:
+        training.train("sympformer", {}, replace(TEXT, context=4, scored=64), plan, 0)
+    assert {group.rate for group in made.call_args.kwargs["groups"]} == {1.0}
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
     assert (
-        f"{presets['R2']['steps']:,} steps of {presets['R2']['batch']} sequences of {presets['R2']['context']}"
-        in section
+        "the trainings of this page have `scalar_rate=1`, those of the presets' table the rate of each preset" in page
     )
+    first, later = mechanism("sympformer").presets["presymp"], mechanism("sympformer").presets["H1"]
+    assert (
+        f"{first['scalar_rate']:g} times as large in their first program and {later['scalar_rate']:g} times in" in page
+    )
+    stored = [run for line in read(presets.RESULTS) if (run := line["run"])["mechanism"] == "sympformer"]
+    assert {run["scalar_rate"] for run in stored if run["block"]} == {first["scalar_rate"], later["scalar_rate"]}
 
 
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def untied(params: model.Params) -> model.Params:
 def test_it_is_a_deeper_model_with_equal_layers(mechanism: str, options: dict[str, Any], layers: int) -> None:
     params = tied(mechanism, options, layers)
     deep = untied(params)
+    assert len(deep.layers) == 3 * layers
     fresh = model.init(deep.config, like=np.zeros(1))
     assert {n: x.shape for n, x in tree.flatten(deep).items()} == {n: x.shape for n, x in tree.flatten(fresh).items()}
     tokens = np.asarray([[0, 3, 1, 4], [2, 2, 0, 1]])

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import refattn as ra
 from refattn import philox, tree
 from refattn.backends import use_workers
 from refattn.train import leaves as pieces
 from refattn.train.optimiser import AdamW, AdamWState, Group, clip, default_groups
 from refattn.train.schedule import WarmupCosine
+from tests.rows import claimed
 
 SHAPES = {
     "token_embedding": (7, 4),
@@ -242,6 +244,8 @@ def test_decay_of_embeddings_and_the_rate_of_numbers() -> None:
     with pytest.raises(ValueError, match="decayed: got 'all', needs"):
         default_groups(0.3, decayed="all")
     assert AdamW(0.1).group_of("w", np.ones((2, 2))).weight_decay == 0.1
+    rate = ra.mechanism("sympformer").presets["presymp"]["scalar_rate"]
+    assert claimed("sympformer", f"single numbers have a rate {rate:g} times as large").holds == "as said"
 
 
 def test_a_leaf_without_a_group_is_named() -> None:

@@ -2,9 +2,10 @@
 
 The gated delta rule, DELTA.1 to DELTA.5, stands in `refattn.mechanisms.delta.definition`: read that first. A state S, a
 matrix, holds the value S^T k for the key k. Each token lets it decay, asks it for the value of its key, writes what was
-missed, and reads with its query. What is not given is neutral, and so one recurrence is six rules: linear attention;
-with a decay gated (RetNet, Mamba-2, GLA); with beta delta; with beta and a decay of heads gated delta, of channels KDA;
-and with a momentum of what is written momentum delta. The equations of other rules and of options have names.
+missed, and reads with its query. What is not given is neutral, and so one recurrence is seven rules: linear attention;
+gated, with a decay of heads (RetNet, Mamba-2) or of channels (GLA); with beta delta; with beta and a decay of heads
+gated delta, of channels KDA; and with a momentum of what is written momentum delta. The equations of other rules and of
+options have names.
 
 For a token n of one state head::
 

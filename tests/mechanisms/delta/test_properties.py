@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import refattn as ra
 from refattn import backends, philox
 from refattn.mechanisms.delta import options
 from refattn.mechanisms.delta.implementations import chunked
+from refattn.mechanisms.delta.layer.block import gates_of
 from refattn.mechanisms.delta.testing.cases import RULES
 from refattn.verify.selfcheck.probe import Core
 from refattn.verify.selfcheck.properties import PROPERTIES
@@ -246,6 +248,15 @@ def test_reflections_keep_the_size_of_the_state() -> None:
     close(np.linalg.norm(run(x)[1].state), np.linalg.norm(x["state"]))
 
 
+def test_a_block_reaches_its_largest_beta() -> None:
+    """A layer with beta up to 2 can reflect, one with beta up to 1 cannot."""
+    block, x = ra.mechanism("delta").block, np.ones((1, 3, 4))
+    for changes, most in (({"beta_max": 2.0}, 2.0), ({}, 1.0)):
+        params = block.init(block.Config(width=4, heads=2, rule="delta", **changes), seed=1, like=x)
+        params = replace(params, w_beta=np.full_like(params.w_beta, 9.0))
+        close(gates_of(params, x)[0]["beta"], np.full((1, 2, 3), most), 1e-12)
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_gradient_of_the_decay_from_those_of_queries_and_keys(implementation: str) -> None:
     """Sums from the end on of q dq - k dk, and the last state with its gradient."""
@@ -314,6 +325,12 @@ def test_a_state_in_bfloat16_does_not_converge() -> None:
         wide = wide + (v - wide) / 16.0
         narrow = round_to(narrow + (v - narrow) / 16.0, "bfloat16")
     assert np.max(np.abs(v - wide)) < 1e-6 and np.max(np.abs(v - narrow)) > 5e-3
+    # Here: of tokens in a short type the state is float32, and comes as near.
+    ones, short = np.ones((1, 1, 256, 1), np.float16), v[:, 0].astype(np.float16)
+    x = {"q": ones, "k": ones, "v": short * ones, "beta": ones[..., 0] / np.float16(16.0)}
+    for implementation in IMPLEMENTATIONS:
+        state = run(x, implementation)[1].state
+        assert state.dtype == np.float32 and np.max(np.abs(state[0, 0, 0] - short)) < 1e-5
 
 
 def test_padding_that_decays_breaks_its_law(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from refattn import Context, backends, equations, mechanism
 from refattn.analysis.graph_flow import flow_of_call
+from refattn.instruments.counting import counting
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.layer import hierarchy, regularisers, sharing
 from refattn.mechanisms.graph_energy.system import energy
@@ -176,16 +177,24 @@ def test_padding_counts_for_nothing() -> None:
 
 
 def test_nothing_of_levels_is_as_large_as_all_pairs() -> None:
-    """Twice the tokens take twice the memory, backward and all."""
-    peaks = []
-    for n in (512, 1024):
-        arrays = [x[:1, :1].astype(np.float32) for x in qkv(n)]
-        tracemalloc.start()
-        out, saved = hierarchy.forward(*arrays, causal=True, steps=2)
-        hierarchy.backward(saved, out)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 2.1 * peaks[0] and peaks[1] < 4 * 1024**2
+    """Twice the tokens take twice the memory and the work, backward and all; without a window four times."""
+    for window, growth in ((16, (1.8, 2.1)), (None, (3.5, 4.1))):
+        peaks, work = [], []
+        for n in (512, 1024):
+            arrays = [x[:1, :1].astype(np.float32) for x in qkv(n)]
+            tracemalloc.start()
+            out, saved = hierarchy.forward(*arrays, causal=True, steps=2, window=window)
+            hierarchy.backward(saved, out)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+            with counting() as count:
+                counted = [count.array(x) for x in arrays]
+                tally = count.start()
+                out, saved = hierarchy.forward(*counted, causal=True, steps=2, window=window)
+                hierarchy.backward(saved, out)
+            work.append(tally.flops)
+        assert window is None or peaks[1] < 4 * 1024**2
+        assert all(growth[0] < float(more / less) < growth[1] for less, more in (peaks, work))
 
 
 # --- shared parameters

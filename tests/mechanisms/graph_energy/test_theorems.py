@@ -29,6 +29,7 @@ from tests.mechanisms.graph_energy.calls import (
     qkv,
     run,
 )
+from tests.rows import holds
 
 EPS = 2.0**-52
 
@@ -105,6 +106,7 @@ def test_energy_falls_with_steps_up_to_2_over_l(coupling: str, state: str, symme
 def test_energy_rises_where_the_step_is_too_long() -> None:
     with pytest.warns(UserWarning, match="step: got more than 2/L"):
         _, saved = run(step=1.5, steps=30, kappa=4.0)
+    assert holds("graph_energy", "the flow is computed in steps").startswith("with steps up to 2 / L the energy falls")
     assert np.any(np.diff(ra.graph_energy.energy(saved), axis=-1) > 1e-3)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -18,3 +20,5 @@ def test_the_number_of_parameters_does_not_depend_on_the_heads(bias: bool) -> No
         params = BLOCK.init(config, seed=0, like=np.zeros(1))
         count = sum(w.size for w in (params.w_q, params.w_k, params.w_v, params.w_o))
         assert count == 2 * 8 * 4 + 2 * 8 * 12 + bias * (2 * 4 + 12 + 8)
+        shapes = BLOCK.module.Config(width=8, heads=heads, bias=bias).shapes()  # of heads that share the width
+        assert sum(map(math.prod, shapes.values())) == 4 * 8 * 8 + bias * 4 * 8

@@ -15,6 +15,7 @@ from refattn.mechanisms.growing.growth.statistics import Statistics, apply_metri
 from refattn.mechanisms.growing.growth.truncate import align, alternate, balance, distance, svd, truncate
 from tests.mechanisms.growing.calls import draw
 from tests.mechanisms.growing.test_metric import of_tokens, problem
+from tests.rows import holds
 
 
 def one_sequence(
@@ -118,6 +119,9 @@ def test_the_best_truncation_is_never_worse_and_at_most_by_the_fourth_power_of_t
 
 # --- several sequences
 
+STARTS = 20
+"""From how many random weights alternating least squares begin, for the best of them."""
+
 ALS_CASES = [
     (32, 12, 8, 2, 0.0, 5.0),
     (32, 12, 8, 2, 1.0, 5.0),
@@ -155,13 +159,14 @@ def shared_best(statistics: Statistics, f: Any, rank: int, starts: int, seed: in
 
 @pytest.mark.parametrize("case", ALS_CASES[3:])
 def test_alternating_least_squares_reach_the_best(case: tuple[Any, ...]) -> None:
+    assert f"the best of {STARTS} starts" in holds("growing", "with weights of each sequence the best kernel")
     check_alternating(case, starts=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ALS_CASES)
 def test_alternating_least_squares_reach_the_best_of_20_starts(case: tuple[Any, ...]) -> None:
-    check_alternating(case, starts=2 if os.environ.get("REFATTN_SLOW_SAMPLE") else 20)
+    check_alternating(case, starts=2 if os.environ.get("REFATTN_SLOW_SAMPLE") else STARTS)
 
 
 def check_alternating(case: tuple[Any, ...], starts: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,7 @@ def test_order_20_is_softmax_to_1e_14() -> None:
     assert 1.3 < np.abs(scores).max() <= 1.4
     out = ra.higher_order.forward(q, k, v, order=20, implementation="dense")[0]
     assert np.abs(out - softmax(scores, v)).max() < 1e-14
+    assert "order 20 is the softmax to 1e-14" in holds("higher_order", "the higher the order, the nearer")
 
 
 @pytest.mark.parametrize(
@@ -196,6 +198,11 @@ def test_even_orders_are_positive(order: int, least: float, at: float) -> None:
     q, k = rows(30, 6, "q"), rows(50, 6, "k")
     _, saved = ra.higher_order.forward(q, k, k, order=order, alpha=0.3, implementation="dense")
     assert saved.normaliser.min() >= 50 * least
+    page = Path(__file__).parents[3] / "docs" / "mechanisms" / "higher_order.md"
+    assert "Weights should be positive, so that the output is a mean of values. An even order guarantees it." in (
+        page.read_text(encoding="utf-8")
+    )
+    assert holds("higher_order", "weights are positive").startswith("of even orders always, of odd ones up to a width")
 
 
 @pytest.mark.parametrize(("order", "widest"), [(1, 8), (3, 22), (5, 42), (7, 68)])

@@ -10,6 +10,7 @@ import pytest
 
 import refattn as ra
 from refattn import philox
+from refattn.instruments.counting import counting
 from refattn.mechanisms.higher_order.dense import taylor
 from refattn.mechanisms.higher_order.testing.wrong import READINGS
 from tests.rows import holds
@@ -81,15 +82,26 @@ def test_features_pay_from_d_squared_half_tokens_on() -> None:
     """The paper compares n d_v d^2 with n^2 d_v d, which are equal at n = d.
 
     In multiplications pairs cost n^2 (d + d_v), and features, folded in and read, 2 n d_v d (d + 1) / 2: for d_v = d
-    they are equal at n = d (d + 1) / 2. A CPU adds what it takes to make the features.
+    they are equal at n = d (d + 1) / 2; a causal call has half of the pairs. A CPU adds what it takes to make the
+    features.
     """
-    for d in (16, 32, 64):
-        implementations = {}
-        for n in (d, d * (d + 1) // 2, 2 * d * (d + 1)):
-            x = np.zeros((1, 1, n, d), "float32")
-            implementations[n] = ra.higher_order.forward(x, x, x)[1].implementation
-        assert implementations[d] in ("dense", "tiled") and implementations[d * (d + 1) // 2] in ("tiled", "dense")
-        assert implementations[2 * d * (d + 1)] == "linear"
+    d, half = 64, 64 * 65 // 2
+    for causal, least, most in ((False, half, 1.3 * half), (True, 2 * half, 2.6 * half)):
+        below, above = (np.zeros((1, 1, int(n), d), "float32") for n in (least, most))
+        assert ra.higher_order.forward(below, below, below, causal=causal)[1].implementation == "tiled"
+        features = ra.higher_order.forward(above, above, above, causal=causal)[1].implementation
+        assert features == ("chunked" if causal else "linear")
+    for n in (d, half, 2 * half):
+        products = []
+        for implementation in ("dense", "linear"):
+            with counting() as count:
+                x = count.array(np.ones((1, 1, n, d), "float32"))
+                tally = count.start()
+                ra.higher_order.forward(x, x, x, implementation=implementation)
+            products.append(tally.products)
+        assert products[0] / products[1] == pytest.approx(n / half, rel=0.05)
+    said = "from about d (d + 1) / 2 tokens on, twice that for causal attention"
+    assert said == holds("higher_order", "features pay where n d_v d^2 < n^2 d_v d, from d tokens on")
 
 
 def contracted_over_queries(q: Any, k: Any, v: Any, normaliser: str) -> Any:

@@ -16,6 +16,7 @@ from refattn import philox
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
 from refattn.mechanisms.higher_order.implementations.monomials import count, monomials, monomials_backward, pieces
 from refattn.mechanisms.higher_order.options import Options
+from tests.rows import holds
 
 widths, degrees = st.integers(1, 9) | st.just(24), st.integers(0, 5)
 
@@ -89,6 +90,10 @@ def test_counts_of_order_2(width: int, square: int, general: int) -> None:
         return Kernel(Options(layer_norm=layer_norm), width).features
 
     assert (features(True), features(False)) == (square, general)
+    assert square == width * (width + 1) // 2
+    assert "d (d + 1) / 2 are enough for orders 0 to 2" in holds(
+        "higher_order", "d^2 products, or 1 + d + d^2, are needed"
+    )
 
 
 @pytest.mark.parametrize(("width", "order", "needs"), [(16, 3, 969), (16, 4, 4845), (8, 3, 165)])

@@ -11,6 +11,7 @@ import pytest
 import refattn as ra
 from refattn import philox
 from tests.mechanisms.koopman.calls import drawn, forward
+from tests.rows import holds
 
 draw = drawn(41)
 
@@ -108,6 +109,8 @@ def test_the_ridge_draws_to_0_or_to_the_identity() -> None:
             for ridge in (1.0, 1e3, 1e6)
         ]
         assert gaps[0] > 1e-2 > gaps[1] > 1e-4 > gaps[2]
+    said = "as said with tau = 0; tau = 1 draws it to the identity, and a huge ridge then leaves attention"
+    assert holds("koopman", "the ridge draws the operator to 0") == said
 
 
 def test_all_sections_would_know_the_keys_to_come() -> None:

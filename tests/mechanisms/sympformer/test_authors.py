@@ -12,6 +12,7 @@ import pytest
 from refattn import Context, tree
 from refattn.ops.layer_norm import layer_norm_forward
 from tests.mechanisms.sympformer.calls import BLOCK, back, draw, run, stack
+from tests.rows import holds
 
 N, D, H = 5, 6, 0.3
 PAST = Context(causal=True)
@@ -135,13 +136,18 @@ def test_each_substep_normalises_momenta_in_these_units() -> None:
         assert apart(ours(params, X, P, t).x[0], theirs) == pytest.approx(far, rel=0.05)
 
 
+def damped_twice_as_in_the_first_half(params: Any) -> Any:
+    """The state after a layer with so much more damping, at the time 1."""
+    more = 2.0 * np.log1p(0.5 * H) / np.log1p(H)
+    return ours(changed(params, c_log=more * value(params, "c_log")), X, P, 1.0)
+
+
 def test_strang_damps_twice_as_in_the_first_half() -> None:
     """And so it is of first order. A layer with a stronger damping does the same."""
     params = middle("strang(xi=0.5)")
     (x, p), found = strang(params, X, P, 1.0, euclidean=False), ours(params, X, P, 1.0)
     assert apart(found.x[0], x) == pytest.approx(0.026, rel=0.05)
-    more = 2.0 * np.log1p(0.5 * H) / np.log1p(H)
-    found = ours(changed(params, c_log=more * value(params, "c_log")), X, P, 1.0)
+    found = damped_twice_as_in_the_first_half(params)
     np.testing.assert_allclose(found.x[0], x, rtol=1e-13)
     np.testing.assert_allclose(found.p[0], p, rtol=1e-13)
     assert order(lambda x, p, t, h: strang(params, x, p, t, h, euclidean=False)) == pytest.approx(1.0, abs=0.1)
@@ -153,6 +159,7 @@ def test_the_energy_of_strang_has_no_b() -> None:
     params = changed(params, w_b=2.0 * params.w_b)
     ours_of_it, theirs = (strang(params, X, P, 1.0, euclidean=euclidean)[0] for euclidean in (False, True))
     assert apart(ours_of_it, theirs) == pytest.approx(0.098, rel=0.05)
+    np.testing.assert_allclose(damped_twice_as_in_the_first_half(params).x[0], ours_of_it, rtol=1e-13)
     same = changed(params, w_b=np.eye(D))
     assert np.array_equal(strang(same, X, P, 1.0, euclidean=False)[0], strang(same, X, P, 1.0)[0])
 
@@ -194,6 +201,7 @@ def test_linear_attention_begins_at_time_zero(integrator: str, kick: float) -> N
     force = y @ params.w_v - np.tril(P @ P.T) @ (y @ params.w_a) / n
     theirs = np.exp(-12.0) * P + kick * (1.0 - np.exp(-12.0) if kick > 0.01 else 1.0) * H * force
     np.testing.assert_allclose(ours(params, X, P, 1e-9).p[0], theirs, rtol=1e-12)
+    assert BLOCK.start(stack(1)[0], X[None], PAST).t == 1.0  # where it begins here
     kept = np.linalg.norm(theirs) / np.linalg.norm(ours(params, X, P, 1.0).p[0])
     assert kept < (2e-5 if integrator == "presymplectic_euler" else 0.2)
 
@@ -207,6 +215,7 @@ def test_a_clipped_damping_at_time_zero_has_a_gradient_of_nan() -> None:
 
 def test_the_floor_of_a_gain() -> None:
     """1e-6 beside gamma, in the manuscript of October 2026: a gamma that is larger by so much."""
+    assert holds("sympformer", "gains are gamma + 1e-6") == "no: gamma; one that is larger by 1e-6 does theirs"
     params = changed(stack(2, integrator="lie_trotter", mlp="none")[1], attention_gamma=0.5)
     state = dataclasses.replace(BLOCK.start(params, X[None], PAST), p=P[None])
     _, saved = BLOCK.forward(params, state, PAST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import refattn as ra
 from refattn import Context, model
 from refattn.mechanisms.sympformer.testing.wrong import READINGS
 from tests.mechanisms.sympformer.calls import BLOCK, RECORD, draw, run, second_layer, stack
+from tests.rows import claimed, holds
 
 N, D = 7, 4
 
@@ -57,14 +59,19 @@ def test_the_gradient_of_a_masked_hamiltonian_knows_the_future() -> None:
 def test_the_first_strang_knows_no_future() -> None:
     """Its force is no gradient: 1/2T sum_j E_ij (s_i + s_j - 2) v_j over what a token attends."""
 
-    def force(u: Any, p: Any) -> Any:
-        growth = np.tril(np.exp(0.2 * (u @ draw("w_q", D, D)) @ (u @ draw("w_k", D, D)).T))
+    def force(u: Any, p: Any, causal: bool = True) -> Any:
+        growth = np.exp(0.2 * (u @ draw("w_q", D, D)) @ (u @ draw("w_k", D, D)).T)
+        growth = np.tril(growth) if causal else growth
         s = np.sum(p * p, axis=1) / (np.sum(growth, axis=1) / N) ** 2
         return (growth * (s[:, None] + s[None, :] - 2.0)) @ (u @ draw("w_v", D, D)) / (2.0 * N)
 
     u, p = draw("u", N, D), draw("p", N, D)
     end = np.arange(N)[:, None] == N - 1  # the last token moves, and its momentum
     np.testing.assert_allclose(force(u + end, p + end)[:-1], force(u, p)[:-1], rtol=1e-13)
+    steps = 1e-6 * np.eye(N * D).reshape(-1, N, D)
+    for causal in (True, False):  # of a gradient these slopes would be a symmetric matrix
+        slopes = np.stack([(force(u + h, p, causal) - force(u - h, p, causal)).ravel() for h in steps]) / 2e-6
+        assert np.max(np.abs(slopes - slopes.T)) > 0.1 * np.max(np.abs(slopes))
 
 
 def test_dividing_by_all_tokens_makes_the_past_depend_on_how_many_follow() -> None:
@@ -117,6 +124,7 @@ def test_the_sign_of_the_potential() -> None:
     attention, _ = ra.softmax.forward(x["q"], x["k"], x["v"], causal=True)
     ours, _ = ra.sympformer.forward(**x, causal=True)
     theirs, _ = READINGS["a potential that repels"](**x, causal=True)
+    assert claimed("sympformer", "the potential enters with -2").holds.startswith("no: with +2")
     assert np.all(np.sum(ours * attention, axis=-1) > 0.0)
     np.testing.assert_allclose(theirs, -ours, rtol=1e-12)
 
@@ -149,12 +157,17 @@ def test_b_from_an_inverse_is_ill_conditioned() -> None:
         w_q, w_k, w_v = (0.02 * draw(f"{name} {seed}", 32, 32) for name in ("w_q", "w_k", "w_v"))
         a = w_q.T @ w_k / math.sqrt(4 * 32) + 1e-6 * np.eye(32)
         b = w_v @ np.linalg.inv(a)
-        assert np.linalg.norm(0.5 * (b + b.T), 2) > 1e3
+        assert np.linalg.norm(0.5 * (b + b.T), 2) > (least := 1000)
+    assert f"its norm exceeds {least} at the start" in holds("sympformer", "B is the symmetric part of")
+    free = BLOCK.Config(width=8, heads=2, layer=1, layers=2)
+    assert free.shapes()["w_b"] == (8, 8) and "w_b" not in replace(free, oracle="softmax(mobility='identity')").shapes()
 
 
 def test_exponentials_as_they_stand_overflow() -> None:
+    clip = 60.0
+    claimed("sympformer", f"exponentials are clipped at {clip:g}, and 1e-8 is added to z^2")
     with np.errstate(over="ignore"):
-        assert np.isinf(np.float32(np.exp(60.0)) ** np.float32(2.0))
+        assert np.isinf(np.float32(np.exp(clip)) ** np.float32(2.0))
     ones = np.ones((1, 1, 3, 1), np.float32)
     out, saved = ra.sympformer.forward(60.0 * ones, ones, ones, kinetic=ones, causal=True, scale=1.0)
     gradients = ra.sympformer.backward(saved, ones)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from refattn import mechanism, model
+from refattn.mechanisms.sympformer.layer.config import name_of
+from refattn.mechanisms.sympformer.layer.mlp import AttentionVelocity
 from refattn.mechanisms.sympformer.layer.presets import PRESETS
 from refattn.train import metrics, settings
 from tests.train.runs import train
@@ -23,6 +25,24 @@ def test_these_are_those_of_the_programs_and_of_the_manuscript() -> None:
     reduced = {"lin_reduced_exp_mid", "lin_reduced_ab2"}
     assert set(PRESETS) == {"baseline", "yurii_lt", "plain_euler", *SOFTMAX, *LINEAR, *later, *looped, *reduced}
     assert mechanism("sympformer").presets == PRESETS
+
+
+STEPS = {
+    **{"plain_euler": ("plain_euler", 0.3), "presymp_euler": ("explicit_euler", 0.3)},
+    **{"presymp_exp_euler": ("exponential_euler", 0.3), "presymp": ("presymplectic", 0.01)},
+    **{"presymp_ab2": ("ab2", 0.01), "presymp_etd_ab2": ("etd_ab2", 0.01), "presymp_strang": ("strang", 0.01)},
+    **{"lin_euler": ("plain_euler", 0.01), "lin_presymp": ("presymplectic_euler", 0.01)},
+    **{"lin_exp_euler": ("exponential_euler", 0.01), "lin_ab2": ("ab2", 0.01), "lin_etd_ab2": ("etd_ab2", 0.01)},
+}
+"""By name: the integrator, and where its steps start. The other four of the sixteen are compared with."""
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_variants_have_what_they_are_named_after(name: str) -> None:
+    linear, block = name.startswith("lin_"), settings.build("sympformer", {"preset": name}).model.block(1)
+    assert (name_of(type(block.integrator)), block.integrator.step) == STEPS[name]
+    assert (name_of(type(block.oracle)), block.look_ahead) == (("linear", False) if linear else ("softmax", True))
+    assert (block.start, type(block.mlp)) == ("table" if linear else "rest", AttentionVelocity)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -75,6 +95,10 @@ def test_the_reduced_variants_are_those_of_the_linear_screen() -> None:
     numbers = block.numbers()
     assert {n: numbers[n].start for n in ("h_x", "h_y", "c_log")} == {"h_x": 0.1, "h_y": 0.1, "c_log": 3.0}
     assert not numbers["c_log"].learned
+    blocks = {name: dict(PRESETS[f"lin_reduced_{name}"]["block"]) for name in ("exp_mid", "ab2")}
+    steps = {name: block.pop("integrator") for name, block in blocks.items()}
+    assert steps == {"exp_mid": "exponential_midpoint(step=0.1)", "ab2": "ab2(step=0.1)"}
+    assert blocks["exp_mid"] == blocks["ab2"] and (block.matrices, block.normalise) == (True, "none")
 
 
 def test_what_is_given_beside_a_preset_holds() -> None:
