@@ -105,10 +105,11 @@ def _told(case: Case) -> frozenset[str]:
     return features(case) | {name for name, has in finer.items() if has}
 
 
-def which_cases(failing: Sequence[Case], agreeing: Sequence[Case]) -> str:
+def which_cases(failing: Sequence[Case], agreeing: Sequence[Case], suspected: str = "") -> str:
     """Return what the cases that fail have in common, and those that agree have not, in words; "" where nothing.
 
-    That is one feature, or two that meet. If several say the same of the cases that ran, three of them are told.
+    That is one feature, or two that meet. If several say the same of the cases that ran, three of them are told, first
+    those that are in the words of what is suspected.
     """
     if not failing or not agreeing or any({*"qkv"} - {*case.inputs} for case in (*failing, *agreeing)):
         return ""
@@ -121,10 +122,10 @@ def which_cases(failing: Sequence[Case], agreeing: Sequence[Case]) -> str:
     def left(*names: str) -> int:
         return sum({*names} <= one for one in seen)
 
-    def rank(names: tuple[str, ...]) -> tuple[int, int, int]:
-        """Fewest others first, then what cases are designed by, then an option alone or beside a size."""
+    def rank(names: tuple[str, ...]) -> tuple[int, int, bool, int]:
+        """Fewest others first, then what cases are designed by, what is suspected, an option alone or beside a size."""
         finer, given = sum(name not in designed for name in names), sum(name in options for name in names)
-        return left(*names), finer, abs(given - 1)
+        return left(*names), finer, not {*names} & {*suspected.split()}, abs(given - 1)
 
     best: list[tuple[str, ...]] = sorted(((name,) for name in common), key=rank)
     if not best:

@@ -81,6 +81,14 @@ def test_a_fault_of_two_features_that_meet_is_told_by_them(pair: tuple[str, str]
     assert " and ".join(pair) in which_cases(failing, [case for case in cases if case not in failing])
 
 
+def test_of_what_says_the_same_the_suspected_option_is_told_first() -> None:
+    cases = [case for case in ra.mechanism("delta").kernel_sizes if case.name.startswith(("long-", "few-"))]
+    failing = [case for case in cases if {"qk_norm", "more than 64 queries"} <= features(case)]
+    agreeing = [case for case in cases if case not in failing]
+    assert "those with key_mask and" in which_cases(failing, agreeing)
+    assert "those with qk_norm and" in which_cases(failing, agreeing, "qk_norm ignored")
+
+
 def test_results_with_the_same_words_share_a_line() -> None:
     one = Place("out", ("only batch 1",), "plain", (1,), (0,), (0,), (0,), 0.5)
     other = Place("lse", ("only batch 1",), "plain", (1,), (0,), (0,), (), 0.5)
