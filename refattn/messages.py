@@ -55,11 +55,13 @@ def install(error: ImportError) -> str:
     """Return ': pip install "refattn[EXTRA]"' for a library that is missing and that an extra brings, "" for others.
 
     >>> from refattn.messages import install
-    >>> install(ImportError(name="torch")), install(ImportError(name="mine"))
-    (': pip install "refattn[torch]"', '')
+    >>> install(ImportError(name="torch")), install(ImportError(name="fla")), install(ImportError(name="mine"))
+    (': pip install "refattn[torch]"', ': pip install fla-core', '')
     """
-    extra = EXTRAS.get((error.name or "").partition(".")[0])
-    return f': pip install "refattn[{extra}]"' if extra else ""
+    library = (error.name or "").partition(".")[0]
+    if library == "fla":  # it has another name than its package
+        return ": pip install fla-core"
+    return f': pip install "refattn[{EXTRAS[library]}]"' if library in EXTRAS else ""
 
 
 def meant(name: Any, known: Iterable[str]) -> str:

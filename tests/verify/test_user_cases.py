@@ -277,6 +277,11 @@ def test_what_an_adapter_can_run_is_run(kernels: Path, monkeypatch: pytest.Monke
     result = verify(f"{kernels}:strict", "--dtype", "float32")
     assert result.exit_code == 3
     assert "The cases that come nearest" in result.stdout and "tiny: q (1, 2, 4, 2)" in result.stdout
+    assert "an adapter states the sizes" in result.stdout
+    (kernels.parent / "other.py").write_text("def attend(query, key, value):\n    return query\n")
+    result = verify(f"{kernels.parent}/other.py:attend", "--dtype", "float32")
+    assert "it takes no q, k, v, and is called by name" in result.stdout and result.exit_code == 3
+    assert "The cases that come nearest" in result.stdout and "an adapter states the sizes" not in result.stdout
     result = verify(f"{kernels}:stated")
     assert result.exit_code == 0 and "float16" not in result.stdout and "4 cases run, 0 declined" in result.stdout
 

@@ -202,7 +202,8 @@ def _call(
         dtype = "float32"
     arguments = {name: _given(x, framework, dtype, device) for name, x in inputs.items()}
     if lacking := _lacking(forward, (*arguments, *extra)):
-        return Decline(f"it takes no {', '.join(lacking)}")
+        by_name = ", and is called by name, attend(q=q, k=k, v=v)" if {"q", "k", "v"} & {*lacking} else ""
+        return Decline(f"it takes no {', '.join(lacking)}{by_name}")
     devices.wait()
     before = {name: to_host(name, x).tobytes() for name, x in arguments.items()}
     returned = memory_layouts.around(forward, arguments, extra)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,17 +102,20 @@ def declined(error: BaseException) -> Decline | None:
     cause: BaseException | None = error
     while cause is not None and _active:
         for one in _active.values():
-            if isinstance(cause, (NotImplementedError, AttributeError)) and _raised_in(cause, one.homes):
-                return Decline(f"{one.label}: {' '.join(str(cause).split())[:300]}")
+            place = _place(cause, one.homes)
+            if isinstance(cause, (NotImplementedError, AttributeError)) and place is not None:
+                return Decline(f"{one.label}: {' '.join(str(cause).split())[:300]}{place}")
         cause = cause.__cause__ or cause.__context__
     return None
 
 
-def _raised_in(error: BaseException, homes: tuple[str, ...]) -> bool:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(homes or ("\0",))
+def _place(error: BaseException, homes: tuple[str, ...]) -> str | None:
+    """Return which line of a kernel an interpreter refused, " (kernel, mine.py:12)"; None if it did not raise this."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not homes or not frames or not frames[-1].filename.startswith(homes):
+        return None
+    own = [frame for frame in frames if not frame.filename.startswith(homes)]
+    return f" ({own[-1].name}, {Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
 def told() -> str:

@@ -215,12 +215,17 @@ NEAREST = 3
 
 
 def nearest(report: Report, mechanism: Mechanism) -> list[str]:
-    """Return the declined cases that ask least, each with what was not done, and how to state what can be."""
+    """Return the declined cases that ask least, each with what was not done, and how to state what can be.
+
+    Sizes are no help to a kernel that does not take q, k and v, or that an interpreter cannot run.
+    """
     reasons = {outcome.case: outcome.detail for outcome in reversed(report.outcomes)}
     asked = [case for case in mechanism.cases if case.name in reasons]
     asked.sort(key=lambda case: (len(case.options) + len(case.inputs), 0 in case.inputs["q"].shape))
     lines = [f"{case.name}: {call_of(case)}: {reasons[case.name]}" for case in asked[:NEAREST]]
     how = "an adapter states the sizes that it can run, attend.supports = {'d': [64, 128], 'n': {'multiple_of': 128}},"
+    if all("called by name" in why or "interpreted on the CPU: " in why for why in reasons.values()):
+        return lines
     return [*lines, f"{how} and --shape b=1,h=8,n=128,d=64 runs any"]
 
 

@@ -204,6 +204,9 @@ def test_what_it_raises_becomes_one_line() -> None:
 def test_what_it_has_no_parameter_for_is_declined_by_name() -> None:
     found = call(lambda q, k, v, scale=None: OUT, INPUTS, {"causal": True, "scale": 1.0, "window": (1, 0)}, "float32")
     assert isinstance(found, ra.Decline) and found.reason == "it takes no causal, window"
+    found = call(lambda query, key, v: OUT, INPUTS, {}, "float32")
+    assert isinstance(found, ra.Decline)
+    assert found.reason == "it takes no q, k, and is called by name, attend(q=q, k=k, v=v)"
 
     def hidden(q: Any, k: Any, v: Any, **options: Any) -> Any:
         return (lambda scale=None: OUT)(**options)

@@ -112,6 +112,8 @@ def test_what_ran_is_told_and_what_cannot_run_is_declined(tmp_path: Path) -> Non
         with Isolated(f"{path}:{name}@triton") as kernel:
             found = verify_case(record, kernel, case, dtype)
             assert found.status == "declined" and reason in found.detail and "Triton" in found.detail
+            line = found.detail.rpartition(", kernels.py:")[2].rstrip(")")
+            assert reason in KERNELS.splitlines()[int(line) - 1]
     with Isolated(f"{path}:outside@triton") as kernel:
         found = verify_case(record, kernel, case, "bfloat16")
         assert found.status == "raises" and "beyond loads" in found.detail and "out of bounds" in found.detail
