@@ -143,6 +143,8 @@ def run_command(profile: str | None, bench: str | None, quick: bool) -> None:
             mine = {one: many for one, many in stored.items() if one.commits[-1].startswith(found.after)}
             if any(mine.values()):
                 show_steps(mine, f"since earlier runs, {name}, {python.removesuffix('.json')}", console)
+    if found.stopped:
+        raise found.stopped
     sys.exit(1 if any(verdict.word == "fails" for verdict in found.verdicts) else 0)
 
 

@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 from asv_benchmarks import archive, changes
 from asv_benchmarks.archive import Samples
 from asv_benchmarks.benchmarks.common import EVERY, LIBRARIES
-from asv_benchmarks.compare import VersionError, check_out
+from asv_benchmarks.compare import PARTS, VersionError, check_out, listed
 from asv_benchmarks.judge import Verdict, apart
 from asv_benchmarks.machine import device, git
 from asv_benchmarks.sides import ROOT, STEADY, held_to
@@ -32,6 +33,9 @@ from asv_benchmarks.suite import MACHINE, Benchmark, benchmarks
 from refattn.workers import Started
 
 FOLDER = ROOT / "asv_benchmarks"
+MEASURED = (*PARTS, "asv_benchmarks")
+"""What results depend on."""
+
 EACH = frozenset(f"stats_{what}" for what in ("ci_99_a", "ci_99_b", "q_25", "q_75", "number", "repeat")) | {"samples"}
 """Columns of asv's results that have, as "result", an entry for each choice of parameters."""
 
@@ -52,23 +56,28 @@ class Found:
         On every benchmark that ran.
     moved
         In words, how much faster or slower the machine itself was; "" where that is little.
+    stopped
+        What interrupted the run; the verdicts are then on what was stored before.
     """
 
     before: str | None
     after: str
     verdicts: list[Verdict] = field(default_factory=list)
     moved: str = ""
+    stopped: KeyboardInterrupt | None = None
 
 
 def run(pattern: str, tell: Callable[[str], None], *, quick: bool = False) -> Found:
     """Run the benchmarks that match the regular expression; store the results and compare them with the last ones.
 
-    `quick` takes one process for each, and few samples.
+    `quick` takes few samples, of processes that are forked from one which has imported everything.
 
     Raises
     ------
     RunError
         Where asv cannot be imported or fails.
+    KeyboardInterrupt
+        Where the run is interrupted before anything is stored.
     """
     commit = version()
     if archive.RESULTS.exists() and not os.access(archive.RESULTS, os.W_OK):
@@ -76,16 +85,41 @@ def run(pattern: str, tell: Callable[[str], None], *, quick: bool = False) -> Fo
     before = archive.last()  # read now: a run of the same commit replaces its results
     asv(["machine", "--yes"], lambda line: None)
     chosen = benchmarks(pattern)
-    tell(f"{len(chosen)} benchmarks; {'less than a minute' if quick else expected(chosen)}")
+    tell(f"{len(chosen)} benchmarks; {'less than a minute on an idle machine' if quick else expected(chosen)}")
     options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--record-samples", "--show-stderr"]
-    options += ["-a", "rounds=1", "-a", "repeat=(3, 10, 0.05)", "-a", "warmup_time=0.0"] if quick else []
-    asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell, env=libraries(chosen))
+    few = ["--launch-method", "forkserver", "-a", "rounds=1", "-a", "repeat=(3, 10, 0.05)", "-a", "warmup_time=0.0"]
+    stopped, done = None, []
+    try:
+        for name in each([*options, *(few if quick else [])], pattern, chosen, tell):
+            done.append(name)
+    except KeyboardInterrupt as error:
+        if not done:
+            raise
+        stopped = error
     if not archive.files():
         raise RunError("asv stored no results")
     stored = archive.files()[-1]
-    name, numbers = before.get(archive.environment(stored), (None, {}))
-    verdicts = judged(numbers, archive.samples(archive.results(stored)), chosen)
-    return Found(name, archive.short(stored), verdicts, moved(verdicts))
+    last, numbers = before.get(archive.environment(stored), (None, {}))
+    mine = [benchmark for benchmark in chosen if benchmark.name in done]
+    verdicts = judged(numbers, archive.samples(archive.results(stored)), mine)
+    return Found(last, archive.short(stored), verdicts, moved(verdicts), stopped)
+
+
+def each(
+    options: Sequence[str], pattern: str, chosen: Sequence[Benchmark], tell: Callable[[str], None], **how: Any
+) -> Iterator[str]:
+    """Run the chosen benchmarks, those that match the pattern, one name after the other; yield each name at its end.
+
+    asv stores what it has measured when it ends. So an interrupted run keeps what came before.
+    """
+    how["env"] = {**libraries(chosen), **how.get("env", {})}
+    done = 0
+    for name, number in Counter(benchmark.name for benchmark in chosen).items():
+        tell(f"{100 * done // len(chosen):>3} %  {name}: {number}")
+        done += number
+        expression = f"^(?={re.escape(name)}\\()(?=.*?(?:{pattern}))"
+        asv(["run", *options, "--bench", expression], Rows(name, tell).read, **how)
+        yield name
 
 
 def libraries(chosen: Sequence[Benchmark]) -> dict[str, str]:
@@ -171,8 +205,9 @@ def _recorded(commit: str, home: Path, pattern: str, name: str, tell: Callable[[
     options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--machine", name]
     options += ["-a", "rounds=1", "--show-stderr", "--record-samples"]
     before = own.read_text(encoding="utf-8") if again else None
-    env = {"HOME": str(place), "ASV_PYTHONPATH": str(home), **libraries(benchmarks(pattern))}
-    asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell, conf=conf, env=env)
+    env = {"HOME": str(place), "ASV_PYTHONPATH": str(home)}
+    for _ in each(options, pattern, listed(home, pattern), tell, conf=conf, env=env):
+        pass
     if not own.exists():
         raise RunError("asv stored no results")
     if before is not None:
@@ -302,64 +337,59 @@ def asv(
     conf: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Run asv on this checkout, or with other settings; `tell` gets its lines of progress."""
+    """Run asv on this checkout, or with other settings; `tell` gets its lines."""
     command = [sys.executable, "-m", "asv", *arguments]
     if arguments[0] != "machine":
         command += ["--config", str(conf or FOLDER / "asv.conf.json")]
     # asv drops PYTHONPATH, and hands this one on.
     # On a terminal as narrow as this it prints tables of one number a row.
-    whole = {**held_to(1), **STEADY, "COLUMNS": "56", "ASV_PYTHONPATH": str(ROOT), **(env or {})}
+    whole = {**held_to(1), **STEADY, "COLUMNS": "20", "ASV_PYTHONPATH": str(ROOT), **(env or {})}
     last: list[str] = []
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
     where = conf.parent if conf else FOLDER
     with Started(command, whole, cwd=where, **pipes) as started, started.process.stdout as lines:
-        told = Told()
         for line in lines:
             last = [*last[-20:], line.rstrip()]
-            for text in told.read(line):
-                tell(text)
+            tell(line.rstrip())
         code = started.process.wait()
     # 2 says that some benchmark failed, which the comparison tells one by one
     if code not in (0, 2):
         raise RunError("\n".join(["asv failed:", *last]))
 
 
-class Told:
-    """Makes of asv's output one line for each number: how much is done, the benchmark with parameters, the number."""
+class Rows:
+    """Makes of asv's table of a benchmark a line for each number."""
 
-    def __init__(self) -> None:
-        self._names = {benchmark.name for benchmark in benchmarks()}
-        self._done = self._name = ""
-        self._params = 0
+    def __init__(self, name: str, tell: Callable[[str], None]) -> None:
+        self._name, self._tell, self._params = name, tell, 0
 
-    def read(self, line: str) -> Iterator[str]:
-        """Yield what the line tells."""
-        if running := re.match(r"\[\s*(\d+)\.\d+%\] \S+ Running \((.+?)--\)", line):
-            yield f"{running[1]:>3} %  {running[2]} ..."
-            return
-        begun = re.match(r"\[\s*(\d+)\.\d+%\] \S+ (?:\.\.\.)?(\w*(?:\.\w+)+)\s+(\S.*)", line)
-        if begun:
-            whole = [name for name in self._names if name.endswith(begun[2])]  # long ones lose their beginning
-            self._done, self._name, self._params = begun[1], whole[0] if len(whole) == 1 else begun[2], 0
-            if begun[3] != "ok":
-                yield f"{self._done:>3} %  {self._name}: {begun[3].strip()}"
-            return
+    def read(self, line: str) -> None:
+        """Tell what a line of asv's output says."""
+        if failed := re.search(r"(\d+/\d+ )?failed$", line):
+            self._tell(f"  {self._name}: {failed[0]}")
         cells = re.split(r"\s{2,}", line.strip())
-        if not self._name or line.startswith("[") or set(line) <= set("-= \n"):
+        if line.startswith(("[", "·")) or set(line) <= set("-= "):
             return
         if self._params == 0:
             self._params = len(cells)  # the names of the parameters
         elif len(cells) == self._params + 1 and cells[-1] != "n/a":
-            yield f"{self._done:>3} %  {self._name}({', '.join(cells[:-1])})  {cells[-1]}"
+            self._tell(f"  {self._name}({', '.join(cells[:-1])})  {cells[-1]}")
 
 
 def version() -> str:
-    """Return the commit to store results under; where files differ from it, a commit of them that no branch has."""
-    changed = git("stash", "create", "files that were benchmarked")
-    head = changed or git("rev-parse", "HEAD")
+    """Return the commit to store results under; where measured files differ, a commit of them that no branch has."""
+    head = git("rev-parse", "HEAD")
     if not head:
         raise RunError("there is no git repository, and asv stores results by commit")
-    return head
+    with tempfile.TemporaryDirectory() as place:  # an index of its own, so that new files count and git's stays
+        index = {"GIT_INDEX_FILE": f"{place}/index"}
+        git("read-tree", "HEAD", env=index)
+        git("add", "--all", "--", *MEASURED, env=index)
+        tree = git("write-tree", env=index)
+    if tree == git("rev-parse", "HEAD^{tree}"):
+        return head
+    who = ("-c", "user.name=make bench", "-c", "user.email=")
+    return git(*who, "commit-tree", tree, "-p", head, "-m", "files that were benchmarked")
 
 
 def judged(before: Samples, now: Samples, chosen: Sequence[Benchmark]) -> list[Verdict]:

@@ -8,7 +8,9 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from asv_benchmarks.sides import ROOT
 
@@ -79,10 +81,11 @@ def commit() -> str:
     return git("describe", "--always", "--abbrev=10", "--dirty=+") or "unknown"
 
 
-def git(*arguments: str) -> str:
-    """Return what git prints, or "" where it fails."""
+def git(*arguments: str, env: Mapping[str, str] | None = None) -> str:
+    """Return what git prints, with these variables beside its environment, or "" where it fails."""
+    how: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, **(env or {})}, "capture_output": True}
     try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
+        done = subprocess.run(["git", *arguments], encoding="utf-8", check=False, **how)
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -70,8 +70,9 @@ def test_a_run_is_stored_and_compared_with_the_last_one(elsewhere: Path) -> None
     first = history.run(chosen, told.append)
     assert first.before is None and {verdict.word for verdict in first.verdicts} == {"new", "n/a"}
     assert told[0].startswith(f"{len(benchmarks(chosen))} benchmarks; about 1 min")
+    assert "  0 %  accuracy.Share.track_mean: 1" in told
     named = r"accuracy\.Share\.track_mean\(softmax\.tiled, outputs, float32, numpy\)"
-    assert any(re.fullmatch(rf" *\d+ %  {named}  0\.\d+", line) for line in told), told
+    assert any(re.fullmatch(rf" *{named}  0\.\d+", line) for line in told), told
     assert any(re.search(r"Machine\.time_numpy\(exp\)  [\d.]+\S*s$", line) for line in told)
     (stored,) = archive.files()
     assert stored.parent.parent == elsewhere / "results"
@@ -103,15 +104,40 @@ def test_files_that_are_not_committed_have_a_commit_of_their_own(
     git("init", "--quiet")
     for name, value in (("user.name", "n"), ("user.email", "e")):
         git("config", name, value)
-    (tmp_path / "file").write_text("1")
-    git("add", "file")
+    for part in history.MEASURED:
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "file").write_text("1")
+    git("add", ".")
     git("commit", "--quiet", "-m", "m")
     head = git("rev-parse", "HEAD")
+    (tmp_path / "page.md").write_text("what no benchmark depends on")
     assert head and history.version() == head
-    (tmp_path / "file").write_text("2")
+    (tmp_path / "refattn" / "file").write_text("2")
+    (tmp_path / "backends" / "new").write_text("3")
     changed = history.version()
-    assert changed != head and git("show", f"{changed}:file") == "2"
-    assert (tmp_path / "file").read_text() == "2" and git("stash", "list") == ""
+    assert git("show", f"{changed}:refattn/file") == "2" and git("show", f"{changed}:backends/new") == "3"
+    assert git("rev-parse", f"{changed}^") == head == git("rev-parse", "HEAD")
+    assert "?? backends/new" in git("status", "--porcelain").splitlines(), "git's own index stays as it is"
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_keeps_and_tells_what_came_before(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, run = "Machine|Share.*track_mean.*softmax.tiled.*outputs.*float32.*numpy", history.asv
+    monkeypatch.setattr(history, "version", lambda: git("rev-parse", "HEAD"))
+    history.run(chosen, lambda line: None, quick=True)
+
+    def stopped(arguments: list[str], *rest: Any, **how: Any) -> None:
+        if "(?=start" in arguments[-1]:
+            raise KeyboardInterrupt
+        run(arguments, *rest, **how)
+
+    monkeypatch.setattr(history, "asv", stopped)
+    monkeypatch.setattr(history, "steps", lambda pattern: {})
+    done = CliRunner().invoke(command.cli, ["run", "--bench", chosen])
+    assert done.exit_code == 130 and "interrupted" in done.output, done.output
+    assert "1 benchmarks: 1 without a difference" in done.output
+    with pytest.raises(KeyboardInterrupt):
+        history.run("Machine", lambda line: None)
 
 
 @pytest.mark.parametrize(
@@ -187,26 +213,23 @@ def test_a_machine_that_is_slower_makes_nothing_slower() -> None:
     assert [verdict.word for verdict in judged(before, {**now, str(MACHINE): [1e-3]}, [TIME])] == ["slower"]
 
 
-def test_lines_of_asv_with_its_tables_become_numbers() -> None:
-    told = history.Told()
-    lines = """\
+def test_tables_of_asv_become_lines_of_numbers() -> None:
+    told: list[str] = []
+    rows = history.Rows("start.Machine.time_numpy", told.append)
+    for line in """\
+· Discovering benchmarks
 [50.00%] ··· Running (start.Machine.time_numpy--).
-[ 75.00%] ··· ...ne.time_numpy ok
+[ 75.00%] ··· ...ne.time_numpy   1/3 failed
 [ 75.00%] ··· ========= ==========
                 what
              --------- ----------
               product   786±40μs
                 exp       n/a
              ========= ==========
-
-[100.00%] ··· memory.Core.peakmem_both   1/2 failed
-"""
-    found = [text for line in lines.splitlines(keepends=True) for text in told.read(line)]
-    assert found == [
-        " 50 %  start.Machine.time_numpy ...",
-        " 75 %  start.Machine.time_numpy(product)  786±40μs",
-        "100 %  memory.Core.peakmem_both: 1/2 failed",
-    ]
+""".splitlines():
+        rows.read(line)
+    name = "start.Machine.time_numpy"
+    assert told == [f"  {name}: 1/3 failed", f"  {name}(product)  786±40μs"]
 
 
 def test_of_several_rounds_times_and_rates_are_those_of_the_best() -> None:
