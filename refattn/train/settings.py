@@ -141,7 +141,8 @@ class Settings:
             check_block(self.model)
         late = [step for step in self.growing[0].steps if step > self.steps] if self.growing is not None else []
         if late:
-            raise ValueError(f"grow: got step {late[0]}, needs steps of at most {self.steps}, which is the last one")
+            needs = f"steps of at most {self.steps}, which is the last one: --grow takes the place of a preset's"
+            raise ValueError(f"grow: got step {late[0]}, needs {needs}")
 
     @functools.cached_property
     def model(self) -> model.Config:

@@ -19,6 +19,7 @@ import pytest
 from refattn.analysis import moments
 from refattn.analysis.particles import Damping, Exponential, accelerate, attention
 from tests.analysis.flow_systems import HELD, LINEAR, SOFTMAX, SYSTEMS, D, N, X, draw
+from tests.rows import holds
 
 DAMPED = Damping(3.0, 0.2)
 NAMES = ("linear", "exponential", "held")
@@ -137,3 +138,5 @@ def test_a_gaussian_law_is_kept_without_momentum_alone() -> None:
     strong = Exponential(3.0 * SOFTMAX.a, SOFTMAX.b)
     assert far_from_affine(x[near], attention(strong, x)[near]) < 0.02
     assert far_from_affine(x[near], strong.velocity(x, x @ P)[near]) > 0.1
+    said = "as said without momentum: its field is affine for a Gaussian; with one no longer"
+    assert holds("sympformer", "the flow of softmax attention keeps Gaussians") == said

@@ -13,6 +13,7 @@ from refattn.analysis import particles
 from refattn.analysis.flow import SHARES, Flow, study
 from refattn.analysis.particles import Damping
 from tests.cli.command import run
+from tests.rows import holds
 
 PAGE = Path(__file__).parents[2] / "docs" / "analysis.md"
 
@@ -91,10 +92,12 @@ def test_a_solution_that_takes_too_many_slopes_is_given_up(monkeypatch: pytest.M
 
 
 def test_momentum_gains_little_in_a_potential_with_curvature() -> None:
-    """It is behind at three of four shares of the energy, and at the last one as soon to an eighth."""
+    """It is behind at three of four shares of the energy, and an eighth sooner at the last one."""
     slow, fast = (study("exponential").courses[name].reached.values() for name in ("classical", "accelerated"))
     ratios = [b / a for a, b in zip(slow, fast, strict=True) if a is not None and b is not None]
-    assert len(ratios) == 4 and min(ratios[:3]) > 1.0 and ratios[3] > 0.87
+    assert len(ratios) == 4 and min(ratios[:3]) > 1.0 and ratios[3] == pytest.approx(7 / 8, abs=0.02)
+    said = "earlier with it; in a potential with curvature the lowest alone, by an eighth of the time"
+    assert holds("sympformer", "momentum is worth it where") == f"as said: linear attention reaches low energies {said}"
 
 
 def test_the_page_says_when_the_flows_reach_an_energy() -> None:

@@ -95,6 +95,7 @@ def test_what_follows_from_these_numbers() -> None:
 
 
 ROWS = [
+    ("higher_order", "rows divide by the variance", f"{power(USUAL['higher_order']['norm_eps'])} beside a biased"),
     ("sympformer", "exponentials are clipped at 60", f"and log z kept within {dense.BOUND:g}"),
     ("sympformer", "the number of a layer is its time", "time begins at 1 here"),
     ("koopman", "psi is drawn until it is invertible", f"up to {koopman.CANDIDATES} candidates are tried in order"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from docs.experiments.higher_order import MECHANISMS, PAGE, RESULTS, SEEDS, TASK
 from docs.experiments.page import put, ranged, table
 from docs.experiments.runs import found, read
 from tests.experiments.pages import says
+from tests.rows import holds
 
 WHOLE = grid(tuple(MECHANISMS), tuple(TASKS), SEEDS)
 QUICK = ["--steps", "3", "--jobs", "1", "--seeds", "1", "--task", "recall"]
@@ -48,6 +50,10 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     lines = found(WHOLE, RESULTS)
     more = {"divisors": normalisers.divisors_table(found(divided(), RESULTS), higher_order_page.SCORES)}
     assert says(PAGE, higher_order_page.tables(lines) | more, tmp_path)
+    models = [of for name in MECHANISMS for of, options in MECHANISMS[name] if "order" not in options]
+    assert Counter(models) == {"softmax": 1, higher_order.LINEAR: 2}
+    said = "orders and alphas beside softmax and two linear attentions: docs/experiments/higher_order.md"
+    assert holds("higher_order", "announced, for it was tested on random data alone") == said
     higher_order_page.draw(lines, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"
 

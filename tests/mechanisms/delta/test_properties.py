@@ -20,6 +20,7 @@ from refattn.mechanisms.delta.testing.cases import RULES
 from refattn.verify.selfcheck.probe import Core
 from refattn.verify.selfcheck.properties import PROPERTIES
 from refattn.verify.selfcheck.samples import property_samples
+from tests.rows import holds
 
 IMPLEMENTATIONS = ("recurrent", "chunked")
 Arrays = dict[str, Any]
@@ -331,6 +332,7 @@ def test_a_state_in_bfloat16_does_not_converge() -> None:
     for implementation in IMPLEMENTATIONS:
         state = run(x, implementation)[1].state
         assert state.dtype == np.float32 and np.max(np.abs(state[0, 0, 0] - short)) < 1e-5
+    assert holds("delta", "the state may be stored in a short type").startswith("at least float32: in bfloat16 what is")
 
 
 def test_padding_that_decays_breaks_its_law(monkeypatch: pytest.MonkeyPatch) -> None:

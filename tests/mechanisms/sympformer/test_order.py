@@ -10,6 +10,7 @@ import pytest
 from refattn import Context, tree
 from refattn.mechanisms.sympformer.layer.config import Number
 from tests.mechanisms.sympformer.calls import BLOCK, INTEGRATORS, draw, stack
+from tests.rows import holds
 
 SECOND = ("presymplectic", "strang", "ab2", "etd_ab2")
 TIME = 0.5
@@ -53,6 +54,8 @@ def test_order_of_linear_attention(integrator: str) -> None:
 def test_a_learned_rotation_is_of_first_order(integrator: str) -> None:
     first = 20 if integrator == "presymplectic" else 80
     assert slope(integrator, first, learned=True) == pytest.approx(1.0, abs=0.1)
+    said = "as said, with a rotation by a fixed rate; with a learned angle presymplectic and Strang are of first order"
+    assert holds("sympformer", "presymplectic, Strang, AB2 and ETD-AB2 are of second order") == said
 
 
 def test_all_go_to_one_limit() -> None:

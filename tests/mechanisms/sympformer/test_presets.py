@@ -11,8 +11,9 @@ import pytest
 from refattn import mechanism, model
 from refattn.mechanisms.sympformer.layer.config import name_of
 from refattn.mechanisms.sympformer.layer.mlp import AttentionVelocity
-from refattn.mechanisms.sympformer.layer.presets import PRESETS
+from refattn.mechanisms.sympformer.layer.presets import PRESETS, VARIANTS
 from refattn.train import metrics, settings
+from tests.rows import holds
 from tests.train.runs import train
 
 SOFTMAX = ("presymp", "presymp_euler", "presymp_exp_euler", "presymp_ab2", "presymp_etd_ab2", "presymp_strang")
@@ -25,6 +26,10 @@ def test_these_are_those_of_the_programs_and_of_the_manuscript() -> None:
     reduced = {"lin_reduced_exp_mid", "lin_reduced_ab2"}
     assert set(PRESETS) == {"baseline", "yurii_lt", "plain_euler", *SOFTMAX, *LINEAR, *later, *looped, *reduced}
     assert mechanism("sympformer").presets == PRESETS
+    compared = [name for name in VARIANTS if name not in STEPS and name in PUBLISHED]
+    assert len(VARIANTS) == 16 and len(compared) == 4
+    said = "as said; the four that are compared with have the numbers of parameters of the program"
+    assert holds("sympformer", "sixteen variants by name, as published") == said
 
 
 STEPS = {
