@@ -129,10 +129,12 @@ def test_an_option_that_is_ignored_beside_any_feature_is_caught(mechanism: str) 
         assert known.upstream is not None
         single = {name: x.astype(np.float32) if has_gradient(x) else x for name, x in known.inputs.items()}
         for option in ({*single} | {*case.options}) - {*"qkv"}:
-            without = [{name: x for name, x in given.items() if name != option} for given in (single, case.options)]
+            inputs, options = (
+                {name: x for name, x in given.items() if name != option} for given in (single, case.options)
+            )
             try:
                 with np.errstate(all="ignore"):  # another flow may diverge
-                    got = stored(evaluate(record, *without, known.upstream.astype(np.float32)), known)
+                    got = stored(evaluate(record, inputs, options, known.upstream.astype(np.float32)), known)
             except (ArithmeticError, TypeError, ValueError):  # the others need it
                 shows = True
             else:

@@ -138,8 +138,8 @@ def suspects(
     cases = tuple(one.case.name for one in residuals)
     departed = earliest(mechanism, (departure(one.templates, one.result, dtype) for one in residuals))
     between = lines_of(mechanism, departed.between) if departed else ()
-    cases_of = ([one.case for one in part] for part in (failing, agreeing))
-    which = which_cases(*cases_of, ranked[0].kind if ranked else "")
+    of_failing, of_agreeing = ([one.case for one in part] for part in (failing, agreeing))
+    which = which_cases(of_failing, of_agreeing, ranked[0].kind if ranked else "")
     return Suspects(
         dtype,
         cases,
