@@ -152,6 +152,8 @@ def test_a_triangle_of_cubic_coupling_has_a_circle_of_equilibria() -> None:
         x = np.cumsum([0.0, d[0], d[1]])
         assert np.max(np.abs(flow.rate(x))) < 1e-13
         assert stability(flow, x).zero + flow.free == 2
+    said = "at most the number of independent cycles, for any coupling; a ring of four and a triangle reach it"
+    assert holds("graph_energy", "the dimension of manifolds of equilibria") == said
 
 
 @pytest.mark.parametrize("groups", [(3, 2), (3, 3), (3, 3, 2)])

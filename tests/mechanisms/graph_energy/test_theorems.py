@@ -294,3 +294,5 @@ def test_a_flow_ends_at_one_point(coupling: str, intrinsic: str) -> None:
     _, saved = flow_of(graph, start, coupling=coupling, intrinsic=intrinsic, step=0.02, steps=5000)
     ways = [float(np.max(np.abs(b - a))) for a, b in zip(saved.states[:-1], saved.states[1:], strict=True)]
     assert sum(ways[2500:]) < 1e-6 * sum(ways)
+    said = "as said: the energy is analytic, so every bounded flow ends at one point, on a manifold of equilibria too"
+    assert holds("graph_energy", "solutions converge to equilibria") == said
