@@ -56,11 +56,11 @@ def install(error: ImportError) -> str:
 
     >>> from refattn.messages import install
     >>> install(ImportError(name="torch")), install(ImportError(name="fla")), install(ImportError(name="mine"))
-    (': pip install "refattn[torch]"', ': pip install fla-core', '')
+    (': pip install "refattn[torch]"', ': pip install fla-core packaging', '')
     """
     library = (error.name or "").partition(".")[0]
-    if library == "fla":  # it has another name than its package
-        return ": pip install fla-core"
+    if library == "fla":  # its package has another name, and does not say that it needs the other one
+        return ": pip install fla-core packaging"
     return f': pip install "refattn[{EXTRAS[library]}]"' if library in EXTRAS else ""
 
 

@@ -21,6 +21,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -427,6 +428,8 @@ def _lacking(function: Any, names: Iterable[str]) -> list[str]:
 
 
 def words(error: BaseException) -> str:
-    """Return what foreign code raised in one line; even its text may raise."""
+    """Return what foreign code raised in one line; even its text may raise. If there is none, the line that raised."""
     said = shown(" ".join(shown(error).split()), 300)
+    if not said and (frames := traceback.extract_tb(error.__traceback__)):
+        said = shown(frames[-1].line or "", 300)
     return f"raised {shown(type(error).__name__, 300)}: {said}{interpreted.hint(said)}"

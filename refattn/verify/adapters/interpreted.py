@@ -89,11 +89,13 @@ def refused(dtype: str) -> str:
 
 
 def hint(said: str) -> str:
-    """Return what to do where Triton or Pallas says that it misses a device; "" for any other error."""
+    """Return what to do where Triton or Pallas, or what calls them, misses a device; "" for any other error."""
     if "active drivers" in said:
         return "; without a GPU Triton needs --interpret, or attend.interpret = 'triton' in the adapter"
     if "interpret mode is supported on CPU" in said:
         return "; without a GPU or TPU Pallas needs --interpret pallas, or attend.interpret = 'pallas' in the adapter"
+    if _active and any(word in said.lower() for word in ("cuda", "nvidia")):
+        return "; the kernel is interpreted on the CPU, so that the adapter has to call it beneath what asks for a GPU"
     return ""
 
 

@@ -149,6 +149,18 @@ def test_a_kernel_without_a_gpu_is_told_of_interpreters(said: str, needs: str) -
     assert interpreted.hint("an error of the kernel") == ""
 
 
+def test_an_interpreted_kernel_is_called_beneath_what_asks_for_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, record = tmp_path / "wrapper.py", ra.mechanism("softmax")
+    path.write_text("def attend(q, k, v):\n    assert hasattr(q, 'is_cuda')\n    return q\n")
+    found = verify_case(record, load(f"{path}:attend"), record.case("tiny"), "float32")
+    assert found.detail == "raised AssertionError: assert hasattr(q, 'is_cuda')"
+    monkeypatch.setitem(interpreted._active, "triton", interpreted.Interpreter("Triton 0.0", "races"))
+    found = verify_case(record, load(f"{path}:attend"), record.case("tiny"), "float32")
+    assert "call it beneath what asks for a GPU" in found.detail
+
+
 PALLAS = """
 import jax, jax.numpy as jnp
 from jax.experimental import pallas as pl
