@@ -94,9 +94,10 @@ UPDATES: dict[str, tuple[str, dict[str, Any]]] = {
 """By name, as `MODELS`, none with an MLP."""
 
 TIMES = (1, 4)
-"""How often the steps of `SMALLER` each is trained; what stops at once is not trained for longer."""
+"""How often the steps of `SMALLER` each is trained."""
 
-STOPS = "Tie, 4 updates"
+ONCE = ("Koopman, 8 updates", "Tie, 3 updates", "Tie, 4 updates")
+"""What is not trained for longer: a step takes too long, or the training stops at once."""
 
 RIDGES, TRANSITIONS = (0.001, 0.1, 1.0), (1, 2, 3, 4, 8)
 """What is measured of random numbers."""
@@ -117,15 +118,20 @@ PATHS: list[Measured] = [
 
 
 def updates_grid(seeds: Sequence[int] = SEEDS) -> list[Run]:
-    """Return the runs of all `UPDATES`, one seed after the other."""
+    """Return the runs of all `UPDATES`, one seed after the other, then those for longer."""
     return [
         Run(mechanism, task, replace(plan, steps=times * plan.steps), seed, options)
-        for seed in seeds
         for times in TIMES
+        for seed in seeds
         for task, plan in SMALLER.values()
         for name, (mechanism, options) in UPDATES.items()
-        if times == 1 or name != STOPS
+        if times == 1 or name not in ONCE
     ]
+
+
+def measures(results: Path) -> dict[Measured, dict[str, float]]:
+    """Return what a file says of all `PATHS`."""
+    return dict(zip(PATHS, (line["result"] for line in found(PATHS, results)), strict=True))
 
 
 def trained_paths(seeds: Sequence[int] = SEEDS) -> list[TrainedPath]:
@@ -178,6 +184,7 @@ def page(results: Path) -> None:
 
     lines = found(grid(tuple(MODELS), tuple(TASKS), SEEDS), results)
     put(PAGE, koopman_page.tables(lines, TASKS, MODELS))
+    put(PAGE, koopman_page.path_tables(measures(results), found(trained_paths(), results)))
     koopman_page.draw(lines, TASKS, MODELS, FIGURE)
     click.echo(f"{PAGE}\n{FIGURE}")
 
