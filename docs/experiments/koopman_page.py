@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from docs.experiments.koopman import RIDGES, SMALLER, TIMES, TRANSITIONS, UPDATES
+from docs.experiments.koopman import ONCE, RIDGES, SMALLER, TIMES, TRANSITIONS, UPDATES
 from docs.experiments.koopman_paths import Path as Measured
 from docs.experiments.page import bullets, ranged, sure, table
 from docs.experiments.runs import Line
@@ -236,6 +236,22 @@ def update_tables(groups: Groups) -> dict[str, str]:
         rows.append([name, *(_score(task, groups.get((task, name, times))) for task, times in each)])
         rows[-1] += [_again(groups, name), f"{_seconds(groups, name):.3f}"]
     return {"updates": table(rows)}
+
+
+def redrawn(groups: Groups, presets: Sequence[Line]) -> str:
+    """Return how often numbers were drawn again, here and in the trainings of the preset on the page of the presets."""
+    stops = [result["diverged"] for (_, name, _), results in groups.items() if name == ONCE[-1] for result in results]
+    steps = [int(stop.split()[1].rstrip(":")) for stop in stops if stop is not None]
+    again = sum(line["result"]["redrawn"] for line in presets)
+    needed = sum(line["run"]["steps"] * line["run"]["layers"] for line in presets)
+    small, first = SMALLER["text"][1].batch * SMALLER["text"][0].context, presets[0]["run"]
+    return sure(
+        len(steps) == len(stops) and float(_again(groups, "Tie")) < float(_again(groups, "Tie, 3 updates")),
+        f"For 100 numbers that it needed it drew {_again(groups, 'Tie')} again in calls of {small} to 192 tokens, and "
+        f"{100 * again / needed:.0f} in calls of {first['batch'] * first['context']}. With three updates and the small "
+        f"calls it was {_again(groups, 'Tie, 3 updates')}. With four, 64 draws for an update were not enough: all "
+        f"{len(stops)} trainings stopped, at the latest in step {max(steps)}.",
+    )
 
 
 def _score(task: str, results: Results | None) -> str:
