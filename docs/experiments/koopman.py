@@ -29,6 +29,7 @@ from refattn.many_runs import Where
 
 RESULTS = Path(__file__).with_name("koopman.jsonl")
 PAGE = Path(__file__).with_name("koopman.md")
+MECHANISM = Path(__file__).parents[1] / "mechanisms" / "koopman.md"
 FIGURE = Path(__file__).parents[1] / "figures" / "koopman_experiment.png"
 
 SEEDS = (0, 1, 2)
@@ -179,14 +180,18 @@ def run(
 @main.command(short_help="Write the tables into koopman.md, and draw the figure.")
 @click.option("--results", type=click.Path(exists=True, path_type=Path), default=RESULTS, help="The file of lines.")
 def page(results: Path) -> None:
-    """Write the tables into koopman.md and draw the figure, from the lines of the whole experiment."""
-    from docs.experiments import koopman_page
+    """Write the tables into koopman.md and the mechanism's page, and draw the figure, from all lines."""
+    from docs.experiments import koopman_page, presets
 
     lines = found(grid(tuple(MODELS), tuple(TASKS), SEEDS), results)
+    updates = koopman_page.by_update(found(updates_grid(), results))
     put(PAGE, koopman_page.tables(lines, TASKS, MODELS))
     put(PAGE, koopman_page.path_tables(measures(results), found(trained_paths(), results)))
+    put(PAGE, koopman_page.update_tables(updates))
+    tie = presets.by_setting(presets.RESULTS, ["Tie"])["Tie"]["operations"]
+    put(MECHANISM, {"redrawn": koopman_page.redrawn(updates, tie)})
     koopman_page.draw(lines, TASKS, MODELS, FIGURE)
-    click.echo(f"{PAGE}\n{FIGURE}")
+    click.echo(f"{PAGE}\n{MECHANISM}\n{FIGURE}")
 
 
 if __name__ == "__main__":
