@@ -1,9 +1,11 @@
 """Koopman updates of queries in small models: against attention alone, and against attention with an MLP.
 
-    python -m docs.experiments.koopman run     # some 16 minutes of one core; goes on where it was stopped
+    python -m docs.experiments.koopman run     # some 45 minutes of one core; goes on where it was stopped
     python -m docs.experiments.koopman page    # the tables of koopman.md and the figure, from the results
 
-All models of a task have the same number of parameters, to 4 per cent; each learns with three seeds.
+All models of a task have the same number of parameters, to 4 per cent; each learns with three seeds. Smaller ones are
+the article's own system and longer paths, trained once, and once for four times as many steps. `PATHS` are no
+trainings: they measure what an update leaves of a query.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ from typing import Any
 
 import click
 
+import refattn as ra
+from docs.experiments.koopman_paths import Path as Measured
+from docs.experiments.koopman_paths import TrainedPath
 from docs.experiments.page import put
-from docs.experiments.runs import Run, found, run_all
+from docs.experiments.runs import Job, Run, found, run_all
 from docs.experiments.tasks import Recall, Task, Text
 from docs.experiments.training import Plan
 from refattn.cli.arguments import campaign_options
@@ -24,6 +29,7 @@ from refattn.many_runs import Where
 
 RESULTS = Path(__file__).with_name("koopman.jsonl")
 PAGE = Path(__file__).with_name("koopman.md")
+MECHANISM = Path(__file__).parents[1] / "mechanisms" / "koopman.md"
 FIGURE = Path(__file__).parents[1] / "figures" / "koopman_experiment.png"
 
 SEEDS = (0, 1, 2)
@@ -65,6 +71,74 @@ MODELS: dict[str, tuple[str, dict[str, Any], bool]] = {
 }
 """By name: the mechanism, the options of its block, and whether there are MLPs."""
 
+TIE = dict(ra.mechanism("koopman").presets["tie2024"]["block"])
+
+SMALLER: dict[str, tuple[Task, Plan]] = {
+    "text": (
+        Text(context=16, every=64),
+        replace(RECALL, width=32, heads=2, embedding=0.02, steps=150, batch=8, weight_decay=0.1),
+    ),
+    "recall": (Recall(pairs=4, keys=8, values=8, judged=512), replace(RECALL, width=16, steps=200, batch=16)),
+}
+"""What the article's own system learns: one draw serves all queries of a call, so that calls have to be small."""
+
+UPDATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "attention": ("softmax", {}),
+    "Koopman": ("koopman", {}),
+    "Koopman, 4 updates": ("koopman", {"updates": 4}),
+    "Koopman, 8 updates": ("koopman", {"updates": 8}),
+    "to the identity, 4 updates": ("koopman", {"updates": 4, "fit": "separable(tau=1.0)"}),
+    "Tie": ("koopman", TIE),
+    "Tie, 3 updates": ("koopman", TIE | {"updates": 3}),
+    "Tie, 4 updates": ("koopman", TIE | {"updates": 4}),
+}
+"""By name, as `MODELS`, none with an MLP."""
+
+TIMES = (1, 4)
+"""How often the steps of `SMALLER` each is trained."""
+
+ONCE = ("Koopman, 8 updates", "Tie, 3 updates", "Tie, 4 updates")
+"""What is not trained for longer: a step takes too long, or the training stops at once."""
+
+RIDGES, TRANSITIONS = (0.001, 0.1, 1.0), (1, 2, 3, 4, 8)
+"""What is measured of random numbers."""
+
+OTHERS: dict[str, Sequence[Any]] = {
+    "fit": ("stein",),
+    "tau": (1,),
+    "kernel": ("linear", "matern52"),
+    "keys": (8, 128),
+    "width": (4, 64),
+}
+
+PATHS: list[Measured] = [
+    *(Measured(n, ridge, path=path) for path in ("own", "attention") for n in TRANSITIONS for ridge in RIDGES),
+    *(replace(Measured(n), **{name: value}) for n in (1, 3) for name, values in OTHERS.items() for value in values),
+]
+"""Transitions, ridge and path; then one thing at a time is another."""
+
+
+def updates_grid(seeds: Sequence[int] = SEEDS) -> list[Run]:
+    """Return the runs of all `UPDATES`, one seed after the other, then those for longer."""
+    return [
+        Run(mechanism, task, replace(plan, steps=times * plan.steps), seed, options)
+        for times in TIMES
+        for seed in seeds
+        for task, plan in SMALLER.values()
+        for name, (mechanism, options) in UPDATES.items()
+        if times == 1 or name not in ONCE
+    ]
+
+
+def measures(results: Path) -> dict[Measured, dict[str, float]]:
+    """Return what a file says of all `PATHS`."""
+    return dict(zip(PATHS, (line["result"] for line in found(PATHS, results)), strict=True))
+
+
+def trained_paths(seeds: Sequence[int] = SEEDS) -> list[TrainedPath]:
+    """Return the models of the text whose paths are measured, the ridge to 0 and to the identity."""
+    return [TrainedPath(run) for run in grid(("Koopman, ridge to 0", "Koopman"), ("text",), seeds)]
+
 
 def grid(names: Sequence[str], tasks: Sequence[str], seeds: Sequence[int], steps: int | None = None) -> list[Run]:
     """Return the runs of some models on some tasks, one seed after the other."""
@@ -94,23 +168,30 @@ def run(
     results: Path, where: Where, seeds: int, steps: int | None, tasks: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
     """Train all models that have no line in the results yet."""
-    wanted = grid(names or tuple(MODELS), tasks or tuple(TASKS), range(seeds), steps)
+    wanted: list[Job] = [*grid(names or tuple(MODELS), tasks or tuple(TASKS), range(seeds), steps)]
+    if not (names or tasks or steps):
+        wanted += [*PATHS, *trained_paths(range(seeds)), *updates_grid(range(seeds))]
     lines = run_all(wanted, results, where)
     for each, line in zip(wanted, lines, strict=True):
         click.echo(each.told(line["result"]))
-    click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
+    click.echo(f"{sum(line['result'].get('seconds', 0.0) for line in lines):.0f} s of the CPU, {results}")
 
 
 @main.command(short_help="Write the tables into koopman.md, and draw the figure.")
 @click.option("--results", type=click.Path(exists=True, path_type=Path), default=RESULTS, help="The file of lines.")
 def page(results: Path) -> None:
-    """Write the tables into koopman.md and draw the figure, from the lines of the whole experiment."""
-    from docs.experiments import koopman_page
+    """Write the tables into koopman.md and the mechanism's page, and draw the figure, from all lines."""
+    from docs.experiments import koopman_page, presets
 
     lines = found(grid(tuple(MODELS), tuple(TASKS), SEEDS), results)
+    updates = koopman_page.by_update(found(updates_grid(), results))
     put(PAGE, koopman_page.tables(lines, TASKS, MODELS))
+    put(PAGE, koopman_page.path_tables(measures(results), found(trained_paths(), results)))
+    put(PAGE, koopman_page.update_tables(updates))
+    tie = presets.by_setting(presets.RESULTS, ["Tie"])["Tie"]["operations"]
+    put(MECHANISM, {"redrawn": koopman_page.redrawn(updates, tie)})
     koopman_page.draw(lines, TASKS, MODELS, FIGURE)
-    click.echo(f"{PAGE}\n{FIGURE}")
+    click.echo(f"{PAGE}\n{MECHANISM}\n{FIGURE}")
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ SETTINGS: dict[str, Setting] = {
     "SympFormer": Setting("sympformer", None, "corrected"),
     "Mercat": Setting("higher_order", "mercat2020", "printed"),
     "higher order": Setting("higher_order", None, "corrected"),
-    "Tie": Setting("koopman", "tie2024", "printed", whole=False, seeds=2),
+    "Tie": Setting("koopman", "tie2024", "printed", whole=False),
     "Koopman": Setting("koopman", None, "corrected"),
     "Burgund": Setting("growing", "burgund2025", "printed"),
     "growing": Setting("growing", "corrected", "corrected"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,8 @@ def train(mechanism: str, options: Mapping[str, Any], task: Task, plan: Plan, se
         - ``norms``: of each piece the `QUANTILES` of the norm of the gradients, before they are clipped;
         - ``clipped``: the part of all steps whose norm was above the limit;
         - ``diverged``: where and how numbers stopped being finite, or None;
-        - ``seconds``: time of the CPU.
+        - ``seconds``: time of the CPU;
+        - ``redrawn``: of blocks with a law, how often they drew again.
     """
     return trained(mechanism, options, task, plan, seed)[1]
 
@@ -75,9 +76,15 @@ def train(mechanism: str, options: Mapping[str, Any], task: Task, plan: Plan, se
 def trained(
     mechanism: str, options: Mapping[str, Any], task: Task, plan: Plan, seed: int
 ) -> tuple[model.Params, dict[str, Any]]:
-    """Return the parameters after a training, the last finite ones, and what came of it."""
+    """Return the parameters after a training, the last finite ones, and what came of it.
+
+    Blocks with a law draw their numbers for every step. The result then has ``redrawn``, too, how often they drew again
+    in all the steps, and is judged by batches as large as those of the training: a draw serves all queries of a call.
+    """
     began = time.process_time()
     params = fresh(mechanism, options, task, plan, seed)
+    law = getattr(params.at(0).block.config, "law", None)
+    redrawn: list[int] = []
     optimiser = AdamW(plan.learning_rate, beta1=0.9, beta2=0.95, groups=default_groups(plan.weight_decay))
     schedule = WarmupCosine(plan.learning_rate, min(plan.warmup, plan.steps - 1), plan.steps, 0.05)
     moments = optimiser.start(params)
@@ -90,16 +97,16 @@ def trained(
             batch = task.batch(plan.batch, seed=seed, step=step)
 
             def compute(step: int = step, batch: Batch = batch, state: Any = (params, moments)) -> Any:
-                loss, gradients = loss_and_gradients(state[0], batch)
+                loss, gradients = loss_and_gradients(state[0], batch, chance=(seed, step), redrawn=redrawn)
                 clipped, norm = clip(gradients, plan.clip)
                 return loss, float(norm), *optimiser.update(state[1], state[0], clipped, schedule(step))
 
             loss, norm, params, moments = diagnose.watched(params, compute, lambda x: diagnose.not_finite(*x[:3]))
             losses.append(loss)
             norms.append(norm)
-        found = score(params, task)
+        found = score(params, task, plan.batch if law else None)
     except (diagnose.DivergedError, ArithmeticError) as error:  # the second: no inverse was found, or a division
-        diverged = f"step {len(losses) + 1}: {error}"
+        diverged = f"{f'step {len(losses) + 1}' if len(losses) < plan.steps else 'judged'}: {error}"
     pieces = [piece for piece in np.array_split(np.asarray(norms), PIECES) if len(piece)]
     return params, found | {
         "losses": [round(float(np.mean(piece)), 4) for piece in np.array_split(losses, PIECES) if len(piece)],
@@ -107,6 +114,7 @@ def trained(
         "clipped": round(sum(norm > plan.clip for norm in norms) / plan.steps, 4),
         "diverged": diverged,
         "seconds": round(time.process_time() - began, 2),
+        **({"redrawn": sum(redrawn)} if law else {}),
     }
 
 
@@ -129,22 +137,38 @@ def fresh(mechanism: str, options: Mapping[str, Any], task: Task, plan: Plan, se
     return tree.unflatten(params, leaves | scaled)
 
 
-def loss_and_gradients(params: model.Params, batch: Batch) -> tuple[float, model.Params]:
-    """Return the mean loss of the tokens that are asked for, in nats, and its gradients."""
-    logits, saved = model.forward(params, batch.inputs, training=True)
+def loss_and_gradients(
+    params: model.Params, batch: Batch, chance: tuple[int, int] | None = None, redrawn: list[int] | None = None
+) -> tuple[float, model.Params]:
+    """Return the mean loss of the tokens that are asked for, in nats, and its gradients.
+
+    `chance` and `redrawn` are those of `refattn.train.step.measured`.
+    """
+    logits, saved = model.forward(params, batch.inputs, training=True, chance=chance)
+    if redrawn is not None and (count := params.config.record.redrawn) is not None:
+        redrawn.extend(count(layer.block) for layer in saved.layers)
     losses, loss_saved = cross_entropy_forward(logits, batch.targets)
     # forward: loss = sum(losses * shares)
     shares = batch.weights / np.sum(batch.weights)
     return float(np.sum(losses * shares)), model.backward(params, saved, cross_entropy_backward(loss_saved, shares))
 
 
-def score(params: model.Params, task: Task) -> dict[str, float]:
-    """Return the mean loss in bits, and how often the likeliest token is the right one, of what the task holds out."""
+def score(params: model.Params, task: Task, size: int | None = None) -> dict[str, float]:
+    """Return the mean loss in bits, and how often the likeliest token is the right one, of what the task holds out.
+
+    It is judged in batches as the task cuts them, or of at most `size` sequences.
+    """
     bits = right = count = 0.0
-    for batch in task.held_out():
+    for batch in (part for whole in task.held_out() for part in cut(whole, size or len(whole.inputs))):
         logits, _ = model.forward(params, batch.inputs)
         losses, _ = cross_entropy_forward(logits, batch.targets)
         bits += float(np.sum(losses * batch.weights, dtype=np.float64)) / math.log(2.0)
         right += float(np.sum((np.argmax(logits, axis=-1) == batch.targets) * batch.weights))
         count += float(np.sum(batch.weights))
     return {"bits": round(bits / count, 5), "accuracy": round(right / count, 5)}
+
+
+def cut(batch: Batch, size: int) -> Iterator[Batch]:
+    """Yield the sequences of a batch, at most so many at a time."""
+    for first in range(0, len(batch.inputs), size):
+        yield Batch(*(x[first : first + size] for x in batch))

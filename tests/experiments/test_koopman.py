@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import refattn as ra
-from docs.experiments import repeated_attention
+from docs.experiments import presets, repeated_attention, training
 from docs.experiments.baselines import REPEATED_ATTENTION
-from docs.experiments.koopman import MODELS, PAGE, RESULTS, SEEDS, TASKS, grid
-from docs.experiments.runs import found
+from docs.experiments.koopman import (
+    MECHANISM,
+    MODELS,
+    PAGE,
+    PATHS,
+    RESULTS,
+    SEEDS,
+    SMALLER,
+    TASKS,
+    UPDATES,
+    grid,
+    measures,
+    trained_paths,
+    updates_grid,
+)
+from docs.experiments.koopman_paths import HEADS, TrainedPath
+from docs.experiments.koopman_paths import Path as Measured
+from docs.experiments.runs import Line, found
+from docs.experiments.tasks import Text
 from docs.experiments.training import fresh
 from refattn import Context, philox, tree
 from tests.experiments.pages import row, says
@@ -58,9 +76,11 @@ def test_a_conclusion_that_the_results_do_not_have_is_an_error() -> None:
     groups = koopman_page.grouped(found(WHOLE, RESULTS), TASKS, MODELS)
     for name in ("Koopman", "Koopman + MLP"):
         groups["text", name] = [{**result, "bits": 1.0} for result in groups["text", name]]
-    for said in (koopman_page.verdict, koopman_page.conclusions):
-        with pytest.raises(ValueError, match="the results do not say: "):
-            said(groups)
+    updates = koopman_page.by_update(found(updates_grid(), RESULTS))
+    with pytest.raises(ValueError, match="the results do not say: "):
+        koopman_page.verdict(groups, updates)
+    with pytest.raises(ValueError, match="the results do not say: "):
+        koopman_page.conclusions(groups)
 
 
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
@@ -73,9 +93,121 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
             line["result"] for line in lines if line["run"] in [run.to_json() for run in grid([name], [task], SEEDS)]
         ]
         assert own == results
-    assert row("koopman") == koopman_page.verdict(groups)
+    updates = koopman_page.by_update(found(updates_grid(), RESULTS))
+    assert row("koopman") == koopman_page.verdict(groups, updates)
     other = (PAGE.parents[1] / "mechanisms" / "koopman.md").read_text(encoding="utf-8")
     assert "has no experiment; [a small one](../experiments/koopman.md) speaks against it." in " ".join(other.split())
     assert says(PAGE, koopman_page.tables(lines, TASKS, MODELS), tmp_path)
+    assert says(PAGE, koopman_page.path_tables(measures(RESULTS), found(trained_paths(), RESULTS)), tmp_path)
+    assert says(PAGE, koopman_page.update_tables(updates), tmp_path)
+    assert says(MECHANISM, {"redrawn": koopman_page.redrawn(updates, _tie())}, tmp_path)
     koopman_page.draw(lines, TASKS, MODELS, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize("ridge", [0.001, 1.0])
+def test_one_transition_leaves_what_the_operator_has_seen_of_it(ridge: float) -> None:
+    """With x . y alone K maps q' to x_1 (x_0 . q') / (|x_0|^2 + ridge), and has seen the cosine of x_0 and q'."""
+    q, k, v = (philox.normal((1, HEADS, 32, 4), seed=0, purpose=name) for name in "qkv")
+    start, _ = ra.softmax.forward(q, k, v)
+    attended, _ = ra.softmax.forward(start, k, v)
+    product, length = np.abs(np.sum(q * attended, axis=-1)), np.linalg.norm(attended, axis=-1)
+    moved = product / (np.sum(q**2, axis=-1) + ridge) * np.linalg.norm(start, axis=-1) / length
+    result = Measured(1, ridge=ridge, kernel="linear", width=4).result()
+    assert result["seen"] == pytest.approx(np.median(product / (length * np.linalg.norm(q, axis=-1))), abs=1e-4)
+    assert result["length"] == pytest.approx(np.median(moved), rel=0.1)  # epsilon moves it by its part of phi
+
+
+def test_the_path_of_attention_has_one_operator() -> None:
+    """The path before it is that of softmax attention again and again: with one transition there is no other."""
+    assert Measured(1, path="attention").result() == Measured(1).result()
+    assert Measured(3, path="attention").result()["length"] > 5.0 * Measured(3).result()["length"]
+
+
+def test_what_is_measured_is_what_is_stored() -> None:
+    stored = measures(RESULTS)
+    for n in (0, 5, 20, 33):
+        assert PATHS[n].result() == pytest.approx(stored[PATHS[n]], abs=2e-4)
+
+
+def test_layers_of_a_trained_model_are_measured() -> None:
+    (run,) = grid(["Koopman, ridge to 0"], ["text"], [0], steps=1)
+    result = TrainedPath(run).result()
+    assert len(result["layers"]) == 2 and all(0.0 < layer["length"] < layer["seen"] < 1.0 for layer in result["layers"])
+
+
+def test_a_reason_that_the_results_do_not_have_is_an_error() -> None:
+    from docs.experiments import koopman_page
+
+    stored, trained = measures(RESULTS), found(trained_paths(), RESULTS)
+    koopman_page.forgets(stored, trained)
+    for changed, values in (
+        (Measured(1, ridge=1.0), {"length": 0.02}),
+        (Measured(3, ridge=1.0), {"length": 0.5}),
+        (Measured(8), {"seen": 0.5}),
+        (Measured(3, path="attention"), {"length": 0.1}),
+    ):
+        other = {**stored, changed: {**stored[changed], **values}}
+        with pytest.raises(ValueError, match="the results do not say: "):
+            koopman_page.forgets(other, trained)
+
+
+def _tie() -> list[Line]:
+    return presets.by_setting(presets.RESULTS, ["Tie"])["Tie"]["operations"]
+
+
+def test_the_preset_is_what_is_trained() -> None:
+    assert UPDATES["Tie"][1] == dict(ra.mechanism("koopman").presets["tie2024"]["block"])
+    for task, plan in SMALLER.values():
+        counts = []
+        for mechanism, options in UPDATES.values():
+            counts.append(sum(x.size for x in tree.flatten(fresh(mechanism, options, task, plan, 0)).values()))
+        assert set(counts) == {counts[0], counts[0] + 2 * plan.layers}
+
+
+def test_a_model_with_a_law_draws_in_every_step_and_says_how_often_again() -> None:
+    """The numbers of a step are those of its seed and step, and calls are judged as large as they are trained."""
+    task, plan = SMALLER["text"]
+    params = fresh("koopman", UPDATES["Tie"][1], task, plan, 0)
+    batch = task.batch(plan.batch, seed=0, step=1)
+    losses = [training.loss_and_gradients(params, batch, chance=(0, step))[0] for step in (1, 1, 2)]
+    assert losses[0] == losses[1] != losses[2] != training.loss_and_gradients(params, batch)[0]
+    short = Text(context=16, scored=1000)
+    again = UPDATES["Tie, 3 updates"][1]
+    result = training.train("koopman", again, short, replace(plan, steps=3), 0)
+    assert result["diverged"] is None and result["redrawn"] > 0
+    assert "redrawn" not in training.train("koopman", {}, short, replace(plan, steps=1), 0)
+
+
+def test_batches_are_cut() -> None:
+    batch = SMALLER["text"][0].batch(5, seed=0, step=1)
+    parts = list(training.cut(batch, 2))
+    assert [len(part.inputs) for part in parts] == [2, 2, 1]
+    for name in batch._fields:
+        np.testing.assert_array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(batch, name))
+
+
+@pytest.mark.parametrize(
+    ("key", "bits"),
+    [
+        (("text", "Tie", 4), 1.0),
+        (("text", "Koopman", 1), 1.0),
+        (("text", "attention", 4), 9.0),
+        (("text", "to the identity, 4 updates", 1), 9.0),
+        (("text", "Koopman, 4 updates", 4), 9.0),
+        (("text", "Tie, 3 updates", 1), 1.0),
+    ],
+)
+def test_a_conclusion_on_the_preset_that_the_results_do_not_have_is_an_error(
+    key: tuple[str, str, int], bits: float
+) -> None:
+    """One of the two trainings is enough: what holds for one length alone is not said."""
+    from docs.experiments import koopman_page
+
+    groups = dict(koopman_page.by_update(found(updates_grid(), RESULTS)))
+    koopman_page.longer(groups)
+    groups[key] = [{**result, "bits": bits} for result in groups[key]]
+    if key[1] == "Koopman, 4 updates":
+        groups["text", key[1], 1] = [{**result, "bits": bits} for result in groups["text", key[1], 1]]
+    with pytest.raises(ValueError, match="the results do not say: "):
+        koopman_page.longer(groups)

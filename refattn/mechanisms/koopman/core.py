@@ -143,7 +143,7 @@ def forward(
         `Stein` or `Separable`, with the ridge; the latter with an operator of limited norm or rank, too.
     perturbation
         `Identity`, `Shift` or `Pencil`, with epsilon. `Shift` is the article's words taken literally, and has no
-        inverse in 1 to 4 % of calls with random numbers and two updates, in more than half with four: docs/deviations.
+        inverse in up to 4 % of calls with random numbers and two updates, in more than half with four: docs/deviations.
     similarity
         "dot" (q . k / sqrt(d)) or "kernel": what the softmax is taken of.
     jitter
