@@ -86,8 +86,8 @@ def test_int8_is_granted_by_the_largest_number_of_a_head_that_may_be_in_no_sampl
     case = replace(case, given=inputs)
 
     def in_int8(q: Any, k: Any, v: Any) -> Any:
-        low = (numbers * factors[..., None, None] for numbers, factors in (quantise(x, "int8", (2, 3)) for x in (q, k)))
-        return ra.softmax.forward(*low, v)[0]
+        (q, of_q), (k, of_k) = (quantise(x, "int8", (2, 3)) for x in (q, k))
+        return ra.softmax.forward(q * of_q[..., None, None], k * of_k[..., None, None], v)[0]
 
     declared = verify_case(RECORD, in_int8, case, "float32", rounding=["q=int8", "k=int8"])
     assert declared.status == "agrees" and declared.verdicts[0].share > 0.1
