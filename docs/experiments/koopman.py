@@ -1,6 +1,6 @@
 """Koopman updates of queries in small models: against attention alone, and against attention with an MLP.
 
-    python -m docs.experiments.koopman run     # some 45 minutes of one core; goes on where it was stopped
+    python -m docs.experiments.koopman run     # some 32 minutes of one core; goes on where it was stopped
     python -m docs.experiments.koopman page    # the tables of koopman.md and the figure, from the results
 
 All models of a task have the same number of parameters, to 4 per cent; each learns with three seeds. Smaller ones are

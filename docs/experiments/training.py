@@ -171,4 +171,5 @@ def score(params: model.Params, task: Task, size: int | None = None) -> dict[str
 def cut(batch: Batch, size: int) -> Iterator[Batch]:
     """Yield the sequences of a batch, at most so many at a time."""
     for first in range(0, len(batch.inputs), size):
-        yield Batch(*(x[first : first + size] for x in batch))
+        rows = slice(first, first + size)
+        yield Batch(batch.inputs[rows], batch.targets[rows], batch.weights[rows])
