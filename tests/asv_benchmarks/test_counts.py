@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from asv_benchmarks import compare as versions
 from asv_benchmarks import counts
 from asv_benchmarks.compare import WORKING_TREE, check_out
 from asv_benchmarks.suite import Benchmark, benchmarks
+from refattn.mechanisms.registry import list_mechanisms
 
 CALL = Benchmark("core.Core.time_forward", ("softmax.dense", 64, 16, "float32", "numpy"), "time")
 
@@ -47,6 +49,7 @@ def test_an_error_is_a_verdict() -> None:
     assert counts.judged(CALL, 1e6, "OSError: no more").word == "fails"
     assert counts.judged(CALL, "OSError: no more", 1e6).word == "works"
     assert counts.judged(CALL, None, 1e6).word == "new"
+    assert counts.judged(CALL, None, None).word == "n/a"
 
 
 def test_everything_is_counted() -> None:
@@ -59,14 +62,20 @@ def test_everything_is_counted() -> None:
     assert any(one.name == "language.Step.time_step" for one in chosen)
 
 
-def test_without_valgrind_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "check_out", lambda version, folder: folder)
+    monkeypatch.setattr(versions, "known", lambda homes: dict.fromkeys(benchmarks(), ""))
+    monkeypatch.setattr(versions, "compare", lambda homes, asked, progress: [])
+
+
+def test_without_valgrind_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, nothing_is_timed: None) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(versions, "compare", lambda homes, pattern, progress: [])
-    done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--bench", "Core"])
+    done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--all", "--bench", "Core"])
     assert done.exit_code == 0 and "apt-get install valgrind" in done.output
 
 
-def test_more_instructions_are_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_instructions_are_worse(monkeypatch: pytest.MonkeyPatch, nothing_is_timed: None) -> None:
     asked: list[Any] = []
 
     def fake(homes: versions.Homes, chosen: list[Benchmark]) -> Any:
@@ -75,10 +84,18 @@ def test_more_instructions_are_worse(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(counts, "why_not", lambda: "")
     monkeypatch.setattr(counts, "compared", fake)
-    monkeypatch.setattr(versions, "compare", lambda homes, pattern, progress: [])
-    done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--bench", r"forward.*softmax\.dense"])
+    done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--all", "--bench", r"Core.*forward.*softmax\.dense"])
     assert done.exit_code == 1 and "more instructions" in done.output and "1.010" in done.output
     assert [one.params[0] for one in asked] == ["softmax.dense"]
+
+
+def test_a_quick_look_counts_each_mechanism() -> None:
+    quick = {str(one) for one in benchmarks(counts.SMALL) if re.search(counts.QUICK, str(one))}
+    assert not any(".dense'" in one or "stream" in one for one in quick)
+    for name in list_mechanisms():
+        mine = {one.partition("(")[0] for one in quick if f"('{name}" in one}
+        assert {"core.Core.time_forward", "core.Core.time_backward", "block.Block.time_forward"} < mine
+        assert "language.Step.time_step" in mine
 
 
 @pytest.mark.slow
