@@ -25,8 +25,8 @@ from typing import Any
 WARM, CALLS = 18, 5
 """Calls before the counted ones, and calls that are counted, each alone. CPython specialises code that ran some times.
 
-What it could not specialise it tries again after twice as many calls each time, for most functions in the calls 8, 16
-and 32: these have up to 10 % more instructions, and a neighbour now and then 1 %. What is counted lies between, and the
+What it could not specialise it tries again after twice as many calls each time, for most functions in the calls 7, 11,
+18 and 33: these have up to 10 % more instructions, their neighbours up to 1 %. What is counted lies between, and the
 median leaves out such a call.
 """
 
