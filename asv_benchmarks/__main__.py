@@ -210,8 +210,7 @@ def _measured(
         console.print(reason, markup=False, soft_wrap=True)
     elif small:
         console.print(f"counting the instructions of {len(small)} small calls of both versions", markup=False)
-        for _, verdict in zip(progress(small), counts.compared(homes, small), strict=True):
-            yield verdict
+        yield from counts.compared(homes, small, progress)
     rest = {one: word for one, word in asked.items() if re.search(chosen, str(one))}
     yield from _ours(versions.compare(homes, rest, progress))
 

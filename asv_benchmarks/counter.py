@@ -1,6 +1,6 @@
 """The process that valgrind counts in: each benchmark in a fork of its own, without instrumentation until then.
 
-    valgrind --tool=callgrind --instr-atstart=no ... python -m asv_benchmarks.counter < benchmarks
+    valgrind --tool=callgrind --instr-atstart=no ... python -m asv_benchmarks.counter 0 < benchmarks
 
 The process imports everything and then forks for each benchmark, so that a count does not depend on what else is
 counted. A fork makes its benchmark, calls it until CPython has specialised it, and is counted from then on: first calls
@@ -117,8 +117,10 @@ def nothing() -> None:
 def main() -> None:
     """Count the benchmarks of standard input, one JSON list [name, parameters] a line; answer with a line for each.
 
-    A third element is a number of loops that are planted into the call.
+    A third element is a number of loops that are planted into the call. The program's argument is how many texts lie in
+    memory before everything else.
     """
+    before = [f"text {n}" for n in range(int(sys.argv[1]))]
     ask = asker()
     asked = [json.loads(line) for line in sys.stdin]
     for module in sorted({name.partition(".")[0] for name, *_ in asked}):
@@ -132,6 +134,7 @@ def main() -> None:
         _, status = os.waitpid(one, 0)
         if status:
             print(json.dumps({"error": f"its process ended with status {status}", "missing": False}), flush=True)
+    del before
 
 
 if __name__ == "__main__":

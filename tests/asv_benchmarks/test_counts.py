@@ -42,14 +42,14 @@ forward = _planted(forward)
     [(1e6, ""), (1.0049e6, ""), (1.0051e6, "more instructions"), (0.99e6, "fewer instructions"), (None, "gone")],
 )
 def test_what_differs_by_more_than_half_a_per_cent_is_a_difference(head: float | None, word: str) -> None:
-    assert counts.judged(CALL, 1e6, head).word == word
+    assert counts.judged(CALL, (1e6, head)).word == word
 
 
 def test_an_error_is_a_verdict() -> None:
-    assert counts.judged(CALL, 1e6, "OSError: no more").word == "fails"
-    assert counts.judged(CALL, "OSError: no more", 1e6).word == "works"
-    assert counts.judged(CALL, None, 1e6).word == "new"
-    assert counts.judged(CALL, None, None).word == "n/a"
+    assert counts.judged(CALL, (1e6, "OSError: no more")).word == "fails"
+    assert counts.judged(CALL, ("OSError: no more", 1e6)).word == "works"
+    assert counts.judged(CALL, (None, 1e6)).word == "new"
+    assert counts.judged(CALL, (None, None)).word == "n/a"
 
 
 def test_everything_is_counted() -> None:
@@ -60,6 +60,23 @@ def test_everything_is_counted() -> None:
         every = {one.params[0] for one in benchmarks() if one.name == name}
         assert {one.params[0] for one in chosen if one.name == name} == every
     assert any(one.name == "language.Step.time_step" for one in chosen)
+
+
+def test_a_small_difference_is_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At other addresses: it has to be there, too. A large one needs no second look."""
+    chosen = [Benchmark(CALL.name, (f"softmax.{n}",), "time") for n in range(4)]
+    first = {0: (1e6, 1.006e6), 1: (1e6, 1.006e6), 2: (1e6, 1.02e6), 3: (1e6, 1e6)}
+    second = {0: (1e6, 1.007e6), 1: (1e6, 1.001e6)}
+    asked: list[Any] = []
+
+    def counted(homes: versions.Homes, some: list[Benchmark], moved: int = 0) -> Any:
+        asked.append((some, moved))
+        return iter([(second if moved else first)[chosen.index(one)] for one in some])
+
+    monkeypatch.setattr(counts, "counted", counted)
+    found = {v.benchmark.params: v.word for v in counts.compared((Path("a"), Path("b")), chosen, iter)}
+    assert asked == [(chosen, 0), (chosen[:2], counts.MOVED)]
+    assert [found[one.params] for one in chosen] == ["more instructions", "", "more instructions", ""]
 
 
 @pytest.fixture
@@ -78,9 +95,9 @@ def test_without_valgrind_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch,
 def test_more_instructions_are_worse(monkeypatch: pytest.MonkeyPatch, nothing_is_timed: None) -> None:
     asked: list[Any] = []
 
-    def fake(homes: versions.Homes, chosen: list[Benchmark]) -> Any:
+    def fake(homes: versions.Homes, chosen: list[Benchmark], progress: Any) -> Any:
         asked.extend(chosen)
-        return [counts.judged(CALL, 1e6, 1.01e6)]
+        return [counts.judged(CALL, (1e6, 1.01e6))]
 
     monkeypatch.setattr(counts, "why_not", lambda: "")
     monkeypatch.setattr(counts, "compared", fake)
@@ -105,6 +122,6 @@ def test_a_planted_loop_is_counted(tmp_path: Path) -> None:
     core = head / "refattn" / "mechanisms" / "softmax" / "core.py"
     core.write_text(core.read_text() + PLANTED)
     chosen = [CALL, Benchmark("core.Core.time_forward", ("delta.chunked", *CALL.params[1:]), "time")]
-    more, same = counts.compared((base, head), chosen)
+    more, same = counts.compared((base, head), chosen, iter)
     assert (more.word, same.word, more.detail) == ("more instructions", "", "")
     assert more.base and more.head and 2000 * 5 < more.head - more.base < 2000 * 300
