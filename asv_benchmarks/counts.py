@@ -106,7 +106,9 @@ def counted(
 
 
 def _read(one: Started, place: Path, benchmark: Benchmark) -> Count:
-    line = one.process.stdout.readline()
+    answers = one.process.stdout
+    assert answers is not None
+    line = answers.readline()
     if not line:
         words = (place / "said").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         code = one.process.wait()

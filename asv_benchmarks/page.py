@@ -19,6 +19,7 @@ from asv_benchmarks.changes import Change, Series, calibrated, changes, paces, w
 from asv_benchmarks.judge import WORSE, Verdict, apart, number, times
 from asv_benchmarks.machine import git
 from asv_benchmarks.suite import MACHINE, Benchmark, param_names
+from asv_benchmarks.touched import mechanism_of
 from refattn.mechanisms.registry import list_mechanisms
 
 COLUMNS = {
@@ -58,8 +59,7 @@ class Shown:
     @property
     def mechanism(self) -> str:
         """The mechanism that it is of, or ""."""
-        first = str(self.series.benchmark.params[0]).partition(".")[0]
-        return first if first in list_mechanisms() else ""
+        return mechanism_of(self.series.benchmark)
 
 
 def page(found: Mapping[tuple[str, str], Sequence[Series]]) -> str:

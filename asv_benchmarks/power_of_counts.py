@@ -140,7 +140,7 @@ def main(rounds: int) -> None:
     """Count until there are so many rounds, beside the first one."""
     if reason := counts.why_not():
         raise click.ClickException(reason)
-    stored = (
+    stored: dict[str, Any] = (
         json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"machine": machine.describe(), "rows": []}
     )
     rows: list[Row] = stored["rows"]

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from asv_benchmarks import power, power_of_counts
 from asv_benchmarks.compare import WORKING_TREE, check_out
 from asv_benchmarks.counter import longer
+from asv_benchmarks.sides import ROOT
 
 
 def row(size: float, compare: str, changes: bool, number: int = 0, target: str = "t(1)") -> power.Row:
@@ -80,14 +81,15 @@ def test_what_runs_nothing_is_all_that_differs_between_rounds(tmp_path: Path) ->
         home = power_of_counts.disguised(home, number)
         texts.append((home / "refattn" / "mechanisms" / "delta" / "core.py").read_text())
     assert not (tmp_path / "home").exists() and len(list(tmp_path.iterdir())) == 1
-    original = (power_of_counts.ROOT / "refattn" / "mechanisms" / "delta" / "core.py").read_text()
+    original = (ROOT / "refattn" / "mechanisms" / "delta" / "core.py").read_text()
     assert all(text.startswith(original) and text.count("_planted") == 1 for text in texts) and texts[0] != texts[1]
 
 
 def test_a_loop_is_planted_before_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    monkeypatch.setattr("itertools.repeat", lambda what, times: seen.append(times) or [])
-    assert longer(lambda: "done", 7)() == "done" and seen == [7]
+    seen: list[str] = []
+    monkeypatch.setattr("itertools.repeat", lambda what, times: (seen.append("loop") for _ in range(times)))
+    longer(lambda: seen.append("call"), 3)()
+    assert seen == ["loop"] * 3 + ["call"]
 
 
 def test_each_number_is_compared_with_two_rounds_before() -> None:
