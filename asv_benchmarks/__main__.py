@@ -10,7 +10,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from asv_benchmarks import archive, counts, culprit, history, machine
+from asv_benchmarks import archive, cost, counts, culprit, history, machine, touched
 from asv_benchmarks import changes as steplist
 from asv_benchmarks import compare as versions
 from asv_benchmarks.judge import LIMITS, WORSE, Verdict, number, summary, times
-from asv_benchmarks.suite import MACHINE, PROFILES, benchmarks
+from asv_benchmarks.suite import MACHINE, PROFILES, Benchmark, benchmarks
 from refattn.cli import Terminated, hear_sigterm
 from refattn.cli.arguments import INTERRUPTED, TERMINATED
 
@@ -56,10 +56,10 @@ class Expression(click.ParamType):
 _bench = click.option("--bench", type=Expression(), metavar="REGEX", help="Only what it matches, name or parameters.")
 
 
-def _chosen(profile: str | None, bench: str | None, quick: bool) -> str:
-    """Return the expression of the benchmarks that all options ask for."""
-    asked = [*(["quick"] if quick else []), *([profile] if profile else [] if quick or bench else ["short"])]
-    every = [one for one in [*(PROFILES[name] for name in asked), bench] if one]
+def _chosen(profile: str | None, bench: str | None, quick: str) -> str:
+    """Return the expression of the benchmarks that all options ask for; `quick` is the one of --quick, or ""."""
+    usual = "" if quick or bench else PROFILES["short"]
+    every = [one for one in (quick, PROFILES[profile] if profile else usual, bench) if one]
     whole = every[0] if len(every) == 1 else "^" * bool(every) + "".join(f"(?=.*?(?:{one}))" for one in every)
     if not benchmarks(whole):
         raise click.UsageError("--bench, --quick and --profile: got expressions that no benchmark matches together")
@@ -129,14 +129,14 @@ def cli() -> None:
 def run_command(profile: str | None, bench: str | None, quick: bool) -> None:
     """Run the benchmarks with asv, store the results, and compare them with the last ones of this machine."""
     console = _console()
-    chosen = _chosen(profile, bench, quick)
+    chosen = _chosen(profile, bench, PROFILES["quick"] if quick else "")
     with _told():
         found = history.run(chosen, lambda line: console.print(line, markup=False, soft_wrap=True), quick=quick)
     if found.before is None:
         console.print(f"stored as {found.after}; there were no earlier results of this machine to compare with")
     else:
         title = f"{found.before} -> {found.after}, at different times"
-        show(_ours(found.verdicts), title, console)
+        show(list(_ours(found.verdicts)), title, console)
         if found.moved:
             console.print(f"[bold]{found.moved}[/]: believe no ratio near that; make bench-compare is robust to it")
         for (name, python), stored in history.steps(chosen).items():
@@ -154,40 +154,67 @@ def run_command(profile: str | None, bench: str | None, quick: bool) -> None:
 @_profile
 @_bench
 @click.option("--quick", is_flag=True, help="A few benchmarks of each mechanism.")
-@click.option("--markdown", callback=_writable, metavar="FILE", help="Write the table there, too.")
+@click.option("--all", "everything", is_flag=True, help="Also what does not import any file that differs.")
+@click.option("--markdown", callback=_writable, metavar="FILE", help="Write the tables there, too.")
+@click.option("--json", "numbers", callback=_writable, metavar="FILE", help="Write all numbers there.")
 def compare_command(
-    base: str, head: str, profile: str | None, bench: str | None, quick: bool, markdown: Path | None
+    base: str,
+    head: str,
+    profile: str | None,
+    bench: str | None,
+    quick: bool,
+    everything: bool,
+    markdown: Path | None,
+    numbers: Path | None,
 ) -> None:
     """Compare the commit BASE with the commit HEAD, or with the files as they are (a dot).
 
-    Exits with 1 where something got slower or less exact, needs more memory, or fails, and with 2 where there is no
-    such version.
+    Counts the instructions of small calls first, if valgrind is there, and measures then. Both take only what imports
+    a file that differs. Exits with 1 where something got slower or less exact, needs more memory or instructions, or
+    fails, and with 2 where there is no such version.
     """
     console = _console()
-    chosen, load = _chosen(profile, bench, quick), machine.load()
+    chosen, load = _chosen(profile, bench, versions.QUICK if quick else ""), machine.load()
+    title, found = f"{base} -> {head}", list[Verdict]()
     with tempfile.TemporaryDirectory() as folder, _told():
-        homes = tuple(versions.check_out(v, Path(folder) / n) for n, v in (("base", base), ("head", head)))
-        with _progress(console) as progress:
-            verdicts = counted_first((homes[0], homes[1]), bench or "", console)
-            verdicts += _ours(versions.compare((homes[0], homes[1]), chosen, progress))
-    title = f"{base} -> {head}"
-    if markdown is not None:
-        markdown.write_text(as_markdown(verdicts, title), encoding="utf-8")
-    show(verdicts, title, console)
+        one, other = (versions.check_out(v, Path(folder) / n) for n, v in (("base", base), ("head", head)))
+        asked = versions.known((one, other))
+        if not everything:
+            differing = touched.touched((one, other), list(asked))
+            console.print(touched.reason(differing), markup=False, soft_wrap=True)
+            asked = {benchmark: asked[benchmark] for benchmark in differing}
+        try:
+            with _progress(console) as progress:
+                for verdict in _measured((one, other), asked, chosen, bench or "", quick, progress, console):
+                    found.append(verdict)
+        except BaseException:
+            title += ", not to its end"
+            raise
+        finally:
+            if found:
+                told(found, title, console, markdown, numbers)
     console.print(f"load average {load:.1f} before, {machine.load():.1f} after")
-    sys.exit(1 if any(verdict.word in WORSE for verdict in verdicts) else 0)
+    sys.exit(1 if any(verdict.word in WORSE for verdict in found) else 0)
 
 
-def counted_first(homes: versions.Homes, pattern: str, console: Console) -> list[Verdict]:
-    """Return verdicts on the instructions of small calls that the expression matches; say why there are none."""
-    if reason := counts.why_not():
+def _measured(
+    homes: versions.Homes,
+    asked: Mapping[Benchmark, str],
+    chosen: str,
+    bench: str,
+    quick: bool,
+    progress: Any,
+    console: Console,
+) -> Iterator[Verdict]:
+    """Yield verdicts on the instructions of small calls, or say why there are none; then those on everything else."""
+    small = [one for one in asked if all(re.search(x, str(one)) for x in (counts.SMALL, counts.QUICK * quick, bench))]
+    if small and (reason := counts.why_not()):
         console.print(reason, markup=False, soft_wrap=True)
-        return []
-    chosen = [one for one in benchmarks(counts.SMALL) if re.search(pattern, str(one))]
-    if not chosen:
-        return []
-    console.print(f"counting the instructions of {len(chosen)} small calls of both versions", markup=False)
-    return counts.compared(homes, chosen)
+    elif small:
+        console.print(f"counting the instructions of {len(small)} small calls of both versions", markup=False)
+        yield from counts.compared(homes, small, progress)
+    rest = {one: word for one, word in asked.items() if re.search(chosen, str(one))}
+    yield from _ours(versions.compare(homes, rest, progress))
 
 
 @cli.command("bisect", short_help="Find the commit since which a benchmark differs.")
@@ -293,25 +320,61 @@ def show_steps(found: Mapping[steplist.Series, list[steplist.Change]], title: st
     console.print(table)
 
 
-def differing_first(verdicts: list[Verdict]) -> list[Verdict]:
+def told(
+    verdicts: Sequence[Verdict], title: str, console: Console, markdown: Path | None, numbers: Path | None
+) -> None:
+    """Print what a change costs each mechanism and then what differs; write both into the files that are asked for."""
+    heads, rows = cost.costs(verdicts)
+    if rows:
+        table = Table(
+            title=f"{escape(title)}: what it costs", box=box.SIMPLE_HEAD, title_justify="left", title_style="bold"
+        )
+        for name in heads:
+            table.add_column(name, justify="right" if name else "left")
+        for row in rows:
+            table.add_row(*(f"[{_colour(word)}]{escape(text)}[/]" if word else escape(text) for text, word in row))
+        console.print(table)
+        console.print(cost.READING, soft_wrap=True)
+    if line := cost.unchanged(verdicts):
+        console.print(line, markup=False, soft_wrap=True)
+    show(verdicts, title, console)
+    if markdown is not None:
+        markdown.write_text(as_markdown(verdicts, title), encoding="utf-8")
+    if numbers is not None:
+        cost.write(numbers, title, verdicts)
+
+
+def _colour(word: str) -> str:
+    return "red" if word in WORSE else "green"
+
+
+def differing_first(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return what differs, what got worse first."""
     found = [verdict for verdict in verdicts if verdict.word not in ("", "n/a", "new")]
     return sorted(found, key=lambda verdict: (verdict.word not in WORSE, -(verdict.ratio or (0.0,) * 3)[1]))
 
 
-def as_markdown(verdicts: list[Verdict], title: str) -> str:
-    """Return what differs as a table in Markdown, and the counts."""
-    rows = [_cells(verdict) for verdict in differing_first(verdicts)]
-    heads = ["", "benchmark", "base", "head", "head / base"]
-    lines = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: |"]
-    lines += [
-        f"| {word} | `{name}` | {' | '.join(x.replace('|', chr(92) + '|') for x in rest)} |"
-        for word, name, *rest in rows
-    ]
-    return "\n".join([f"**{title}**", "", *(lines if rows else ["no difference"]), "", summary(verdicts), ""])
+def as_markdown(verdicts: Sequence[Verdict], title: str) -> str:
+    """Return what a change costs, and what differs, as tables in Markdown."""
+    heads, rows = cost.costs(verdicts)
+    lines = _in_markdown(heads, [[f"**{text}**" if word in WORSE else text for text, word in row] for row in rows])
+    differing = [_cells(verdict) for verdict in differing_first(verdicts)]
+    listed = _in_markdown(
+        ["", "benchmark", "base", "head", "head / base"],
+        [[word, f"`{name}`", *(x.replace("|", "\\|") for x in rest)] for word, name, *rest in differing],
+    )
+    folded = ["<details><summary>what differs</summary>", "", *listed, "", "</details>"]
+    tables = ["\n".join(part) for part in ((*lines, "", cost.READING), folded)] if rows else ["no difference"]
+    every = [f"**{title}**", *tables, cost.unchanged(verdicts), summary(verdicts)]
+    return "\n\n".join(part for part in every if part) + "\n"
 
 
-def show(verdicts: list[Verdict], title: str, console: Console) -> None:
+def _in_markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    marks = ["---" if name in ("", "benchmark") else "---:" for name in heads]
+    return [f"| {' | '.join(cells)} |" for cells in (heads, marks, *rows)]
+
+
+def show(verdicts: Sequence[Verdict], title: str, console: Console) -> None:
     """Print what differs, worst first, and the counts."""
     differing = differing_first(verdicts)
     if differing:
@@ -319,7 +382,7 @@ def show(verdicts: list[Verdict], title: str, console: Console) -> None:
         for name in ("", "benchmark", "base", "head", "head / base"):
             table.add_column(name, justify="left" if name in ("", "benchmark") else "right", overflow="fold")
         for verdict in differing:
-            table.add_row(*map(escape, _cells(verdict)), style="red" if verdict.word in WORSE else "green")
+            table.add_row(*map(escape, _cells(verdict)), style=_colour(verdict.word))
         console.print(table)
     else:
         console.print(f"[bold]{escape(title)}[/]: no difference")
@@ -328,12 +391,12 @@ def show(verdicts: list[Verdict], title: str, console: Console) -> None:
     if times:
         console.print(f"median of head / base over {len(times)} times: {statistics.median(times):.3f}")
     limits = ", ".join(f"{kind} {limit.factor:g}" for kind, limit in LIMITS.items())
-    console.print(f"a difference is a ratio beyond: {limits} (a benchmark may ask for more)")
+    console.print(f"a difference is a ratio beyond: {limits} (a benchmark may ask for another)")
 
 
-def _ours(verdicts: list[Verdict]) -> list[Verdict]:
-    """Return the verdicts but those on NumPy alone: there it is the machine that differs."""
-    return [verdict for verdict in verdicts if not verdict.benchmark.name.startswith(MACHINE)]
+def _ours(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+    """Yield the verdicts but those on NumPy alone: there it is the machine that differs."""
+    return (verdict for verdict in verdicts if not verdict.benchmark.name.startswith(MACHINE))
 
 
 def _cells(verdict: Verdict) -> list[str]:
@@ -379,9 +442,8 @@ def _lines(benchmarks: list[Any]) -> Iterator[Any]:
     begun = time.monotonic()
     for done, benchmark in enumerate(benchmarks, start=1):
         yield benchmark
-        if done == len(benchmarks) or done % 20 == 0:
-            left = (time.monotonic() - begun) / done * (len(benchmarks) - done) / 60.0
-            click.echo(f"{done} of {len(benchmarks)} benchmarks, {left:.1f} min left", err=True)
+        left = (time.monotonic() - begun) / done * (len(benchmarks) - done) / 60.0
+        click.echo(f"{done} of {len(benchmarks)}, {left:.1f} min left: {benchmark}", err=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import json
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,12 @@ STARTS = 3
 
 RATES = 4
 """How often a rate is asked of each version, in turn: a benchmark of a rate times some calls by itself."""
+
+QUICK = (
+    r"^(?!.*'(cupy|torch|jax|float64|float16|bfloat16)')(?!.*\.(dense|recurrent)')("
+    r"(core\.Core|block\.Block)\.time_both\(.* 64, 64,|work.*(operations|held)\(.* 64, 64,|accuracy.*largest)"
+)
+"""What a quick look measures beside the instructions: what has no noise, and the clock."""
 
 Homes = tuple[Path, Path]
 
@@ -85,23 +91,26 @@ def listed(home: Path, pattern: str) -> list[Benchmark]:
     return [Benchmark(line["name"], tuple(line["params"]), line["kind"], line["factor"]) for line in lines]
 
 
-def compare(homes: Homes, pattern: str, progress: Callable[[list[Benchmark]], Iterator[Benchmark]]) -> list[Verdict]:
-    """Measure all benchmarks that match the pattern on both versions; return a verdict on each.
+def known(homes: Homes) -> dict[Benchmark, str]:
+    """Return the benchmarks of both versions with "", and those that one of them has not with "new" or "gone"."""
+    base, head = (listed(home, "") for home in homes)
+    found = dict.fromkeys(base, "gone") | dict.fromkeys(head, "new")
+    return found | dict.fromkeys(set(base) & set(head), "")
+
+
+def compare(
+    homes: Homes, asked: Mapping[Benchmark, str], progress: Callable[[list[Benchmark]], Iterator[Benchmark]]
+) -> Iterator[Verdict]:
+    """Measure benchmarks, as `known` returns them, on both versions; yield a verdict on each.
 
     `progress` wraps the list of benchmarks.
     """
-    base, head = (listed(home, pattern) for home in homes)
-    known = {str(benchmark) for benchmark in base}
-    new = {str(benchmark) for benchmark in head} - known
-    gone = known - {str(benchmark) for benchmark in head}
-    verdicts = []
-    for benchmark in progress(base + [benchmark for benchmark in head if str(benchmark) in new]):
-        if str(benchmark) in new | gone:
-            verdicts.append(Verdict(benchmark, "new" if str(benchmark) in new else "gone"))
+    for benchmark in progress(list(asked)):
+        if asked[benchmark]:
+            yield Verdict(benchmark, asked[benchmark])
             continue
         verdict = measure(benchmark, homes, 1)
-        verdicts.append(measure(benchmark, homes, STARTS) if suspect(verdict) else verdict)
-    return verdicts
+        yield measure(benchmark, homes, STARTS) if suspect(verdict) else verdict
 
 
 def measure(benchmark: Benchmark, homes: Homes, starts: int) -> Verdict:

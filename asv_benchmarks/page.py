@@ -19,16 +19,20 @@ from asv_benchmarks.changes import Change, Series, calibrated, changes, paces, w
 from asv_benchmarks.judge import WORSE, Verdict, apart, number, times
 from asv_benchmarks.machine import git
 from asv_benchmarks.suite import MACHINE, Benchmark, param_names
+from asv_benchmarks.touched import mechanism_of
 from refattn.mechanisms.registry import list_mechanisms
 
 COLUMNS = {
+    "instructions": ("instructions",),
+    "counted work": ("work",),
+    "share of the allowed error": ("share",),
     "time": ("time", "rate"),
     "memory": ("memory",),
-    "share of the allowed error": ("share",),
-    "counted work": ("work",),
-    "instructions": ("instructions",),
 }
-"""What each column of the table of mechanisms is made of, by kinds of benchmarks. Rates count by their reciprocals."""
+"""What each column of the table of mechanisms is made of, by kinds of benchmarks: what is counted comes first.
+
+Rates count by their reciprocals.
+"""
 
 STYLE = """
 :root { color-scheme: light dark; --worse: #b3261e; --better: #1a7f37; --line: #888; }
@@ -55,8 +59,7 @@ class Shown:
     @property
     def mechanism(self) -> str:
         """The mechanism that it is of, or ""."""
-        first = str(self.series.benchmark.params[0]).partition(".")[0]
-        return first if first in list_mechanisms() else ""
+        return mechanism_of(self.series.benchmark)
 
 
 def page(found: Mapping[tuple[str, str], Sequence[Series]]) -> str:
@@ -78,10 +81,13 @@ def page(found: Mapping[tuple[str, str], Sequence[Series]]) -> str:
     raw, commits = found[place], orders[place]
     base, head = released(commits) or commits[-2 if len(commits) > 1 else -1], commits[-1]
     shown = [_shown(one, base, head) for one in calibrated(raw) if not one.benchmark.name.startswith(MACHINE)]
-    paced = paces(raw)
+    paced, here = paces(raw), git("rev-parse", "HEAD")
     machine = f"NumPy alone took {times('time', paced.get(head, 1.0) / paced.get(base, 1.0))} of its time"
     parts = [
         f"<h1>refattn {_link(head)}</h1>",
+        f"<p class='worse'>HEAD, {_link(here)}, is not recorded: this page is about {_link(head)}.</p>"
+        if here not in ("", head)
+        else "",
         f"<p>beside {_link(base)}, {_what(base)}; {len(commits)} commits on {html.escape(place[0])}, "
         f"{html.escape(place[1].removesuffix('.json'))}. On the machine itself {machine}. "
         "<a href='index.html'>Every curve</a> is on asv's pages, which need a server.</p>",
@@ -121,7 +127,8 @@ def _shown(one: Series, base: str, head: str) -> Shown:
 
 def _differences(shown: Sequence[Shown]) -> Iterable[str]:
     found = [one.verdict for one in shown if one.verdict and one.verdict.word]
-    found.sort(key=lambda verdict: (verdict.word not in WORSE, -_size(verdict)))
+    counted = [kind for kinds in list(COLUMNS.values())[:3] for kind in kinds]
+    found.sort(key=lambda one: (one.word not in WORSE, one.benchmark.kind not in counted, -_size(one)))
     worse = sum(verdict.word in WORSE for verdict in found)
     compared = sum(one.verdict is not None for one in shown)
     failing = [one.series.benchmark for one in shown if one.series.fails]

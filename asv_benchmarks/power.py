@@ -1,4 +1,4 @@
-"""How small a slow-down is found: some are planted that are known exactly, and the two judges are asked many times.
+"""How small a slow-down the clock shows: some are planted that are known exactly, and two judges are asked many times.
 
     python -m asv_benchmarks.power --rounds 20
 
@@ -178,9 +178,14 @@ def write(rows: Sequence[Row], about: Mapping[str, str]) -> None:
     """Store the rounds, and write the table and the figure."""
     FILE.write_text(json.dumps({"machine": dict(about), "rows": list(rows)}) + "\n", encoding="utf-8")
     draw(rows)
-    begin, end = MARKS
+    put(MARKS, table(rows))
+
+
+def put(marks: tuple[str, str], lines: Sequence[str]) -> None:
+    """Write a table between its marks in docs/performance.md."""
+    begin, end = marks
+    inner = "\n".join([begin, "", *lines, "", end])
     text = PAGE.read_text(encoding="utf-8")
-    inner = "\n".join([begin, "", *table(rows), "", end])
     PAGE.write_text(re.sub(f"{begin}.*{end}", lambda _: inner, text, flags=re.DOTALL), encoding="utf-8")
 
 

@@ -11,6 +11,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import refattn as ra
+from tools import imports
 
 ROOT = Path(__file__).parents[1]
 
@@ -105,12 +106,8 @@ LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
 
 
 @dataclass(frozen=True)
-class Import:
+class Import(imports.Import):
     file: str  # under refattn/
-    line: int
-    module: str
-    inside: bool  # a function
-    typing: bool  # under `if TYPE_CHECKING`
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} imports {self.module}"
@@ -121,23 +118,9 @@ def part_of(file: str) -> str:
 
 
 def imports_of(file: str, modules: Container[str]) -> Iterator[Import]:
-    """All imports of a file; `from package import module` counts as the module where there is one."""
-    tree = files()[file]
-    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)]
-    inside = {id(node) for function in functions for node in ast.walk(function)}
-    guards = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test).endswith("TYPE_CHECKING")]
-    typing = {id(node) for guard in guards for statement in guard.body for node in ast.walk(statement)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{file}:{node.lineno}: a relative import"
-            within = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name in modules else str(node.module) for name in within]
-        else:
-            continue
-        for name in names:
-            yield Import(file, node.lineno, name, id(node) in inside, id(node) in typing)
+    """All imports of a file, none of which is relative."""
+    for found in imports.imports(files()[file], modules):
+        yield Import(found.line, found.module, found.inside, found.typing, file)
 
 
 def violation(found: Import, rooms: tuple[str, ...]) -> str | None:

@@ -46,8 +46,9 @@ if can:
 # %%
 # The comparison
 # --------------
-# ``make bench-compare BASE=HEAD~1 HEAD=HEAD`` runs every benchmark; ``--bench`` runs only those that match. Each ratio
-# has its interval. The exit code says whether something got slower, needs more memory or became less exact.
+# ``make bench-compare BASE=HEAD~1 HEAD=HEAD`` runs every benchmark that imports a file that differs; ``--bench`` runs
+# only those that match. Each ratio has its interval. The exit code says whether something got slower, needs more memory
+# or became less exact.
 
 if can:
     benchmark = r"core.Core.time_both\('softmax.dense', 1024, 16, 'float32', 'numpy'"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +14,12 @@ from click.testing import CliRunner
 
 from asv_benchmarks import __main__ as command
 from asv_benchmarks import compare as versions
-from asv_benchmarks import counts
-from asv_benchmarks.compare import WORKING_TREE, VersionError, check_out, compare, listed, measure
+from asv_benchmarks import counts, touched
+from asv_benchmarks.compare import WORKING_TREE, VersionError, check_out, compare, known, listed, measure
 from asv_benchmarks.judge import Verdict
 from asv_benchmarks.machine import git
 from asv_benchmarks.sides import ROOT
-from asv_benchmarks.suite import PROFILES, Benchmark, benchmarks
+from asv_benchmarks.suite import Benchmark, benchmarks
 from refattn.cli import Terminated
 
 SHARES = r"accuracy.*track_mean\('softmax\.\w+', 'outputs', 'float32', 'numpy'\)"
@@ -47,7 +49,8 @@ def test_a_loss_of_accuracy_is_found_where_it_is(homes: versions.Homes) -> None:
         seen.extend(benchmarks)
         yield from benchmarks
 
-    verdicts = {verdict.benchmark.params[0]: verdict for verdict in compare(homes, SHARES, progress)}
+    asked = {one: word for one, word in known(homes).items() if re.search(SHARES, str(one))}
+    verdicts = {verdict.benchmark.params[0]: verdict for verdict in compare(homes, asked, progress)}
     assert len(seen) == 2
     assert {implementation: verdict.word for implementation, verdict in verdicts.items()} == {
         "softmax.dense": "",
@@ -67,8 +70,9 @@ def test_what_does_not_exist_in_both_is_told(homes: versions.Homes, tmp_path: Pa
         )
     )
     for pair, word in (((homes[0], newer), "new"), ((newer, homes[0]), "gone")):
-        found = compare(pair, SHARES.replace(r"\w+", "third"), iter)
-        assert [(verdict.benchmark.params[0], verdict.word) for verdict in found] == [("softmax.third", word)]
+        asked = {one: told for one, told in known(pair).items() if one.params[0] == "softmax.third"}
+        assert asked and set(asked.values()) == {word}
+        assert [verdict.word for verdict in compare(pair, asked, iter)] == [word] * len(asked)
 
 
 @pytest.mark.slow
@@ -118,23 +122,33 @@ TIME = Benchmark("core.Core.time_both", ("softmax.dense", 64), "time")
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counts, "why_not", lambda: "instructions are not counted: there is no tool")
+    monkeypatch.setattr(versions, "check_out", lambda version, folder: folder)
+    monkeypatch.setattr(versions, "known", lambda homes: dict.fromkeys(benchmarks(), ""))
+
+
+def measuring(monkeypatch: pytest.MonkeyPatch, *verdicts: Verdict | type[BaseException]) -> list[Any]:
+    """Let comparisons have these verdicts, or end with this error; return what is asked of them."""
+    asked: list[Any] = []
+
+    def fake(homes: versions.Homes, chosen: dict[Benchmark, str], progress: Any) -> Iterator[Verdict]:
+        asked.append((homes[0].name, homes[1].name, list(chosen)))
+        for one in verdicts:
+            if not isinstance(one, Verdict):
+                raise one
+            yield one
+
+    monkeypatch.setattr(versions, "compare", fake)
+    return asked
 
 
 @pytest.mark.parametrize(("word", "code"), [("slower", 1), ("less exact", 1), ("faster", 0), ("", 0), ("fails", 1)])
 def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, word: str, code: int) -> None:
-    verdict = Verdict(TIME, word, 1e-3, 2e-3, (1.9, 2.0, 2.1))
-    asked: list[Any] = []
-
-    def fake(homes: versions.Homes, pattern: str, progress: Any) -> list[Verdict]:
-        asked.append((homes[0].name, homes[1].name, pattern))
-        return [verdict]
-
-    monkeypatch.setattr(versions, "compare", fake)
-    done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--bench", "Core"])
+    asked = measuring(monkeypatch, Verdict(TIME, word, 1e-3, 2e-3, (1.9, 2.0, 2.1)))
+    done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--all", "--bench", "Core"])
     assert done.exit_code == code, done.output
-    assert asked == [("base", "head", "Core")]
+    assert asked == [("base", "head", benchmarks("Core"))]
     if word:
         assert word in done.output and "2 [1.9, 2.1]" in done.output and "2 ms" in done.output
     else:
@@ -142,36 +156,81 @@ def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, word: str, code: int) ->
 
 
 def test_options_of_what_runs_are_all_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def fake(homes: versions.Homes, pattern: str, progress: Any) -> list[Verdict]:
-        asked.append(pattern)
-        return []
-
-    monkeypatch.setattr(versions, "compare", fake)
+    asked = measuring(monkeypatch)
     name = "core.Core.time_both('softmax.dense', 64, 64, 'float32', 'numpy')"
     for words in (["--quick", "--bench", "softmax"], ["--bench", name], ["--profile", "full", "--bench", "Train"]):
-        done = CliRunner().invoke(command.cli, ["compare", ".", ".", *words])
+        done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--all", *words])
         assert done.exit_code == 0, done.output
-    quick, one, full = (benchmarks(pattern) for pattern in asked)
-    assert quick and set(quick) == set(benchmarks(PROFILES["quick"])) & set(benchmarks("softmax"))
+    quick, one, full = (chosen for _, _, chosen in asked)
+    assert quick and set(quick) == set(benchmarks(versions.QUICK)) & set(benchmarks("softmax"))
     assert [str(benchmark) for benchmark in one] == [name]
     assert set(full) == set(benchmarks("Train"))
-    done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--quick", "--bench", "Share"])
+    done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--all", "--quick", "--bench", "Decode"])
     assert done.exit_code == 2 and "no benchmark matches together" in done.output
 
 
-def test_the_table_in_markdown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = [Verdict(TIME, "faster", 2e-3, 1e-3, (0.5,) * 3), Verdict(TIME, "slower", 1e-3, 2e-3, (1.9, 2.0, 2.1))]
-    monkeypatch.setattr(versions, "compare", lambda homes, pattern, progress: found)
-    CliRunner().invoke(command.cli, ["compare", ".", ".", "--markdown", str(tmp_path / "t.md")])
+def test_what_imports_nothing_that_differs_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = measuring(monkeypatch)
+    monkeypatch.setattr(touched, "touched", lambda homes, chosen: {})
+    done = CliRunner().invoke(command.cli, ["compare", ".", "."])
+    assert done.exit_code == 0 and "nothing is measured" in done.output and asked[0][2] == []
+    monkeypatch.setattr(touched, "touched", lambda homes, chosen: {benchmarks("koopman")[0]: {"refattn.x"}})
+    done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--profile", "full"])
+    assert asked[1][2] == benchmarks("koopman")[:1] and "measured: koopman" in done.output
+
+
+COUNT = Benchmark("core.Core.time_forward", ("koopman.shared", 64), "instructions", 1.005)
+HELD = Benchmark("work.Work.track_held", ("koopman.shared", 64), "work")
+SHARE = Benchmark("accuracy.Share.track_largest", ("delta.chunked", "outputs"), "share")
+FOUND = (
+    Verdict(TIME, "faster", 2e-3, 1e-3, (0.5,) * 3),
+    Verdict(COUNT, "more instructions", 1e6, 1.0123e6, (1.0123,) * 3),
+    Verdict(HELD, "", 100.0, 100.0, (1.0,) * 3),
+    Verdict(SHARE, "", 0.5, 0.5, (1.0,) * 3),
+)
+
+
+def test_what_a_change_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On the terminal, in Markdown and as numbers: the mechanisms in which something differs, the others in a line."""
+    measuring(monkeypatch, *FOUND)
+    words = ["--markdown", str(tmp_path / "t.md"), "--json", str(tmp_path / "t.json")]
+    done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--all", *words])
+    assert done.exit_code == 1, done.output
+    rows = [line.split() for line in done.output.splitlines()]
+    assert ["koopman", "+1.2", "%", "="] in rows and ["softmax", "-50", "%"] in rows
+    assert "unchanged: delta" in done.output.splitlines()
     lines = (tmp_path / "t.md").read_text().splitlines()
-    assert lines[0] == "**. -> .**" and lines[-1] == "2 benchmarks: 1 faster, 1 slower, 0 without a difference"
-    named = "`core.Core.time_both('softmax.dense', 64)`"
-    assert lines[4:6] == [
-        f"| slower | {named} | 1 ms | 2 ms | 2 [1.9, 2.1] |",
-        f"| faster | {named} | 2 ms | 1 ms | 0.500 |",
+    assert lines[:6] == [
+        "**. -> .**",
+        "",
+        "|  | forward | bytes held | share of the error | clock |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| softmax |  |  |  | -50 % |",
+        "| koopman | **+1.2 %** | = |  |  |",
     ]
+    named = "`core.Core.time_both('softmax.dense', 64)`"
+    assert f"| faster | {named} | 2 ms | 1 ms | 0.500 |" in lines
+    assert lines[-1] == "4 benchmarks: 1 faster, 1 more instructions, 2 without a difference"
+    numbers = json.loads((tmp_path / "t.json").read_text())["benchmarks"]
+    assert [(one["word"], one["head"]) for one in numbers] == [(one.word, one.head) for one in FOUND]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"), [(KeyboardInterrupt, 130, "interrupted"), (Terminated, 143, "terminated")]
+)
+def test_what_was_found_before_an_interrupt_is_told(
+    error: type[BaseException], code: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measuring(monkeypatch, *FOUND[:2], error)
+    done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--all", "--markdown", str(tmp_path / "t.md")])
+    assert done.exit_code == code and said in done.output
+    assert "2 benchmarks: 1 faster, 1 more instructions" in done.output
+    assert (tmp_path / "t.md").read_text().startswith("**. -> ., not to its end**\n")
+
+
+def test_without_a_terminal_each_benchmark_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(command._lines(["a", "b"])) == ["a", "b"]
+    assert capsys.readouterr().err == "1 of 2, 0.0 min left: a\n2 of 2, 0.0 min left: b\n"
 
 
 def test_a_rate_is_asked_of_both_in_turn(monkeypatch: pytest.MonkeyPatch, homes: versions.Homes) -> None:
@@ -200,17 +259,3 @@ def test_what_looks_like_an_option_is_no_version(tmp_path: Path) -> None:
     with pytest.raises(VersionError, match="got '--output=.*', needs a commit"):
         check_out(f"--output={tmp_path / 'file'}", tmp_path / "folder")
     assert not (tmp_path / "file").exists()
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "said"), [(KeyboardInterrupt, 130, "interrupted"), (Terminated, 143, "terminated")]
-)
-def test_an_interrupt_has_an_exit_code(
-    error: type[BaseException], code: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*arguments: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr(versions, "check_out", interrupted)
-    done = CliRunner().invoke(command.cli, ["compare"])
-    assert done.exit_code == code and said in done.output

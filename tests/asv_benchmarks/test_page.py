@@ -24,6 +24,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> str:
     """Of eight commits, the second of which is a release: the newest is slower, trains faster, and holds more."""
     pytest.importorskip("asv")
     answers = {"show": "<a fix>", "tag": "v1", "rev-list": COMMITS[1], "config": "git@example.org:a/refattn.git"}
+    answers["rev-parse"] = "f" * 40
 
     def git(*arguments: str) -> str:
         return str(int(arguments[-1], 16)) if "--format=%ct" in arguments else answers[arguments[0]]
@@ -44,9 +45,15 @@ def test_what_got_worse_comes_first(shown: str) -> None:
     assert "8 commits on mine, python3.11" in shown and "&lt;a fix&gt;" in shown and "<a fix>" not in shown
     assert "<h2>2 worse, 1 better, of 4 compared</h2>" in shown
     worse = shown[shown.index("compared</h2>") : shown.index("<h2>Mechanisms")]
-    assert re.findall(r"class='(?:worse|better)'>([^<]+)<", worse) == ["slower", "more work", "higher rate"]
+    assert re.findall(r"class='(?:worse|better)'>([^<]+)<", worse) == ["more work", "slower", "higher rate"], (
+        "what is counted first"
+    )
     assert "1 ms" in worse and "1.5 ms" in worse and "1.50" in worse
     assert "start.Machine" not in shown
+
+
+def test_a_page_that_is_not_about_head_says_so(shown: str) -> None:
+    assert f"HEAD, <a href='https://example.org/a/refattn/commit/{'f' * 40}'><code>ffffffff" in shown
 
 
 def test_each_mechanism_has_its_curves(shown: str) -> None:
@@ -63,5 +70,5 @@ def test_what_fails_and_commits_that_are_gone(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(pages, "git", lambda *arguments: "")
     made = [Series(TIME, COMMITS[:2], (1e-3,) * 2, COMMITS[2]), Series(WORK, COMMITS[:3], (1.0, 1.0, 2.0))]
     text = pages.page({("m", "p"): made})
-    assert f"<h1>refattn <a href='#{COMMITS[2][:8]}'>" in text and "1970" not in text
+    assert f"<h1>refattn <a href='#{COMMITS[2][:8]}'>" in text and "1970" not in text and "not recorded" not in text
     assert "<h2>1 fail, 1 worse, 0 better, of 1 compared</h2><ul><li class='worse'>fails: " in text
