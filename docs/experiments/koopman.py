@@ -98,7 +98,7 @@ TIMES = (1, 4)
 """How often the steps of `SMALLER` each is trained."""
 
 ONCE = ("Koopman, 8 updates", "Tie, 3 updates", "Tie, 4 updates")
-"""What is not trained for longer: a step takes too long, or the training stops at once."""
+"""What is not trained for longer: a step takes too long."""
 
 RIDGES, TRANSITIONS = (0.001, 0.1, 1.0), (1, 2, 3, 4, 8)
 """What is measured of random numbers."""

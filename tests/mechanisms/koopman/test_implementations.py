@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refattn as ra
+from refattn import philox
 from refattn.mechanisms.koopman import core
 from refattn.mechanisms.koopman.implementations import shared
 from refattn.mechanisms.koopman.options.kernel import KERNELS
@@ -285,3 +286,18 @@ def test_under_jit(options: dict[str, Any]) -> None:
     expected = run(*qkv())
     for name, x in jax.jit(run)(*qkv()).items():
         np.testing.assert_allclose(np.asarray(x), expected[name], rtol=1e-9, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize(("seed", "d"), [(15, 8), (23, 16)])
+def test_points_that_hardly_differ_are_no_reason_to_refuse_an_inverse(seed: int, d: int) -> None:
+    """The first token sees one key, where a path comes to rest: there psi has an inverse, in float32 too."""
+    q, k, v = (2.0 * philox.normal((1, 1, 3, d), seed=seed, purpose=name) for name in "qkv")
+
+    def out(implementation: str, dtype: Any) -> Any:
+        given = (x.astype(dtype) for x in (q, k, k + 0.1 * v))
+        options = {"causal": True, "updates": 6, "fit": "separable"}
+        return ra.koopman.forward(*given, **options, implementation=implementation)[0]
+
+    right = out("dense", np.float64)
+    errors = [np.max(np.abs(out(name, np.float32) - right)) for name in ("dense", "shared")]
+    assert max(errors) < 0.2 and errors[1] < 4.0 * errors[0]

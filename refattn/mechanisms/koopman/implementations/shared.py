@@ -33,13 +33,13 @@ from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.implementations.whitening import Whitening, fit, whiten
 from refattn.mechanisms.koopman.options.fits import Stein
 from refattn.mechanisms.koopman.options.limited import Limited
-from refattn.mechanisms.koopman.options.perturbation import certify, invert, is_regular
+from refattn.mechanisms.koopman.options.perturbation import certify, invert, is_regular, left_of
 from refattn.mechanisms.koopman.options.ridges import factor_of
 from refattn.mechanisms.koopman.options.spaces import AtPoints, Observables
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_in_tile
 from refattn.ops.solve import identity, solve
-from refattn.xp import Array, arange, namespace, transpose, zeros
+from refattn.xp import Array, arange, concrete, namespace, transpose, zeros
 
 CHUNK = 2**18
 """Elements (queries times observables, of all batches and heads) of a chunk; some tens of such arrays exist at once."""
@@ -216,7 +216,7 @@ def advance(saved: Saved, q: Array, start: int, stop: int) -> tuple[list[Array],
             certify(step.steepness(), step.own_part, step.b, alive)
         root, left = invert(step.residual, (step.lift.expected, attended, points[-1]), alive, step.step)
         points.append(xp.where(alive[..., None], root, 0.0))
-        lefts.append(xp.where(is_regular(step.solved), left, math.inf))
+        lefts.append(step.judged(left, root))
     return points, lefts
 
 
@@ -367,6 +367,20 @@ class Step:
         inverse = xp.astype(abs(self.own_part + 0.0 * small) > 0.0, small.dtype)
         self.solved = xp.where(taking[..., None, None], small * inverse, self.solved)
         return self._divided(known - self.b * combined(inner[..., 0], self.lift.modes))
+
+    def judged(self, left: Array, root: Array) -> Array:
+        """Return `left` of `invert`, infinite where psi is singular at its root, or this implementation has no inverse.
+
+        Points that hardly differ are poor coordinates: what is solved may be ill conditioned where the Jacobian is not.
+        """
+        xp, regular = namespace(left), is_regular(self.solved)
+        own = self.own_part + xp.zeros_like(left)
+        if concrete(xp.all(regular)) is not True:
+            modes = self.lift.modes
+            jacobian = own[..., None, None] * identity(root.shape[-1], root)
+            jacobian = jacobian + self.b * (transpose(modes) @ self.look(root)[2])
+            left = xp.where(regular, left, left_of(left, jacobian))
+        return xp.where(regular | (xp.abs(own) > 0.0), left, math.inf)
 
     def step_adjoint(self, jacobian: Array, d_x: Array, taking: Array) -> Array:
         """Return J^-T d_x where taking."""
