@@ -295,7 +295,7 @@ def test_points_that_hardly_differ_are_no_reason_to_refuse_an_inverse(seed: int,
 
     def out(implementation: str, dtype: Any) -> Any:
         given = (x.astype(dtype) for x in (q, k, k + 0.1 * v))
-        options = {"causal": True, "updates": 6, "fit": "separable"}
+        options: dict[str, Any] = {"causal": True, "updates": 6, "fit": "separable"}
         return ra.koopman.forward(*given, **options, implementation=implementation)[0]
 
     right = out("dense", np.float64)
