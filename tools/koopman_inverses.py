@@ -1,4 +1,4 @@
-"""How often the perturbations of Koopman attention have no inverse: in calls with random numbers, and in a training.
+"""How often the perturbations of Koopman attention have no inverse, in calls with random numbers.
 
 Usage: python -m tools.koopman_inverses
 """
@@ -9,8 +9,6 @@ from typing import Any
 
 import refattn as ra
 from refattn import philox
-from refattn.train import data, loop, settings
-from refattn.train.diagnose import DivergedError
 
 CALLS = 300
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -34,26 +32,7 @@ def failures(perturbation: str, *, n: int = 8, d: int = 4, **options: Any) -> in
     return failed
 
 
-STEPS = 60
-TRAINED = {"preset": "tie2024", "width": 32, "layers": 2, "context": 64, "batch": 4, "steps": STEPS}
-
-
-def training(updates: int) -> str:
-    """Return how often the article's settings drew again in a training, or at which step no draw was left."""
-    chosen = settings.build("koopman", {**TRAINED, "block": {"updates": updates}})
-    text, state, again = data.load(chosen.data), loop.fresh(chosen), 0
-    for step in range(1, STEPS + 1):
-        try:
-            state, row = loop.step(state, chosen, text)
-        except DivergedError:  # of a KoopmanInverseError
-            return f"no draw left at step {step}"
-        again += row.get("redrawn", 0)
-    return f"{again} drawn again beside {STEPS * chosen.model.layers * (updates - 1)} needed, in {STEPS} steps"
-
-
 if __name__ == "__main__":
     for name, setting in SETTINGS.items():
         found = [f"{kind} {failures(kind, **setting) / CALLS:.1%}" for kind in ("identity", "shift")]
         print(f"{name}: {', '.join(found)}")
-    for updates in (2, 4):
-        print(f"tie2024 with {updates} updates: {training(updates)}")
