@@ -70,15 +70,12 @@ class Setting:
         Whose settings these are: "printed" are the author's, "corrected" those of this library.
     whole
         Whether it is trained for equal steps, too; one whose steps take seconds is not.
-    seeds
-        How many seeds it has: fewer where a training is long.
     """
 
     mechanism: str
     preset: str | None
     of: str
     whole: bool = True
-    seeds: int = len(SEEDS)
 
     @property
     def command(self) -> str:
@@ -116,7 +113,7 @@ SETTINGS: dict[str, Setting] = {
     "Koopman": Setting("koopman", None, "corrected"),
     "Burgund": Setting("growing", "burgund2025", "printed"),
     "growing": Setting("growing", "corrected", "corrected"),
-    "Preetham": Setting("graph_energy", "preetham2023", "printed", seeds=2),
+    "Preetham": Setting("graph_energy", "preetham2023", "printed"),
     "graph energy": Setting("graph_energy", None, "corrected"),
     "delta": Setting("delta", None, "corrected"),
 }
@@ -250,7 +247,6 @@ def wanted(names: Sequence[str], seeds: Sequence[int]) -> list[Job]:
         Job(setting, steps, seed)
         for seed in seeds
         for setting in (SETTINGS[name] for name in names)
-        if seed < setting.seeds
         for steps in (*((SIZE["steps"],) if setting.whole else ()), steps_of(setting))
     ]
     return list(dict.fromkeys(jobs))
@@ -276,7 +272,7 @@ def by_setting(results: Path, names: Sequence[str] = tuple(SETTINGS)) -> dict[st
         equal = [line for line in own if line["run"]["steps"] != SIZE["steps"]] or whole
         found[name] = ({"steps": whole} if setting.whole else {}) | {"operations": equal}
         for kind, lines in found[name].items():
-            if [line["run"]["seed"] for line in lines] != list(SEEDS[: setting.seeds]):
+            if [line["run"]["seed"] for line in lines] != list(SEEDS):
                 raise ValueError(f"{results}: got {len(lines)} lines of {name} at equal {kind}, needs one of each seed")
     return found
 
