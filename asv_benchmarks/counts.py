@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from asv_benchmarks.counter import plan
 from asv_benchmarks.judge import Verdict, paired
@@ -101,14 +101,19 @@ def counted(
             env = {**ALONE, "PYTHONPATH": str(home), "PYTHONSAFEPATH": ""}
             pipes: dict[str, Any] = {"stdin": asked, "stdout": subprocess.PIPE, "stderr": said, "encoding": "utf-8"}
             running.append(stack.enter_context(Started(command, env, cwd=home, **pipes)))
+            stack.callback(answers_of(running[-1]).close)
         for benchmark in chosen:
             yield tuple(_read(one, place, benchmark) for one, place in zip(running, places, strict=True))
 
 
+def answers_of(one: Started) -> IO[str]:
+    """Return the pipe that a process answers in."""
+    assert one.process.stdout is not None
+    return one.process.stdout
+
+
 def _read(one: Started, place: Path, benchmark: Benchmark) -> Count:
-    answers = one.process.stdout
-    assert answers is not None
-    line = answers.readline()
+    line = answers_of(one).readline()
     if not line:
         words = (place / "said").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         code = one.process.wait()
