@@ -15,7 +15,7 @@ from refattn.verify.outcome import Result
 from refattn.verify.report.page import row_shares
 from refattn.verify.tolerance.budget import truth
 from refattn.verify.tolerance.compare import judge
-from tests.verify.honest import runs
+from tests.verify.honest import runs, runs_with
 from tests.verify.kernels import KERNELS, run
 
 RECORD = ra.mechanism("softmax")
@@ -141,3 +141,12 @@ def test_no_false_alarm_exhaustive(dtype: str, logits: float) -> None:
         for options in KINDS:
             alarms = {n: s for n, s in _shares(_case(logits, **options), dtype, seed).items() if s > 1.0}
             assert not alarms, (seed, options, alarms)
+
+
+@pytest.mark.parametrize("seed", [4, 7])
+def test_a_gradient_that_cancels_to_0_is_granted_the_size_of_its_terms(seed: int) -> None:
+    """An operator at the limit of its norm does not depend on the ridge: of its gradient only rounding is left."""
+    koopman = ra.mechanism("koopman")
+    one = koopman.changed(cases=(koopman.case("norm"),))
+    for name, verdicts in runs_with(one, "float32", seed):
+        assert all(verdict.agrees for verdict in verdicts), name
