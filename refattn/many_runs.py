@@ -28,7 +28,18 @@ from typing import Any
 import refattn
 from refattn import backends, workers
 from refattn.args import One
-from refattn.files import MIB, read_json, reason, remove_left_behind, source_digest, write_atomically
+from refattn.files import (
+    MIB,
+    HeldFolder,
+    HeldPath,
+    Place,
+    hold_folder,
+    read_json,
+    reason,
+    remove_left_behind,
+    source_digest,
+    write_atomically,
+)
 
 ENDED = "the process that ran it ended, of a lack of memory perhaps"
 
@@ -125,9 +136,24 @@ def run(
     CampaignError
         Where there is no cluster, a worker has other versions than this process, or a unit is lost.
     OSError, ValueError
-        Where the folder cannot be read or written, or holds something else.
+        Where the folder cannot be read or written, or is a link.
     """
-    files = _files(units, where.keep)
+    if where.keep is None:
+        yield from _run(units, where, {}, progress, lost)
+        return
+    where.keep.mkdir(parents=True, exist_ok=True)
+    with hold_folder(where.keep) as folder:
+        remove_left_behind(folder)
+        yield from _run(units, where, _files(units, folder), progress, lost)
+
+
+def _run(
+    units: Sequence[Unit],
+    where: Where,
+    files: dict[Unit, HeldPath],
+    progress: Callable[[Sequence[Any]], Iterable[Any]],
+    lost: Callable[[Unit], Any] | None,
+) -> Iterator[tuple[Unit, Any]]:
     known = {}
     for unit, file in files.items():
         try:
@@ -164,7 +190,7 @@ def run(
         yield unit, result
 
 
-def _kept(file: Path, unit: Unit) -> Any:
+def _kept(file: Place, unit: Unit) -> Any:
     """Return the result of a unit that is kept; OSError or ValueError if it is not there as it was written."""
     schema = {"unit": One((unit.name,)), "versions": dict, "result": None, "sha256": str}
     found = read_json(file, LARGEST, schema)
@@ -202,14 +228,10 @@ def call(unit: Unit, wanted: dict[str, str]) -> str:
         return json.dumps(unit.function(*unit.arguments))
 
 
-def _files(units: Sequence[Unit], keep: Path | None) -> dict[Unit, Path]:
-    """Return where each unit is kept; nowhere without a folder."""
-    if keep is None:
-        return {}
-    keep.mkdir(parents=True, exist_ok=True)
-    remove_left_behind(keep)
+def _files(units: Sequence[Unit], folder: HeldFolder) -> dict[Unit, HeldPath]:
+    """Return where each unit is kept."""
     about = json.dumps(versions())
-    return {unit: keep / f"{sha256(f'{unit.name} {about}'.encode()).hexdigest()[:32]}.json" for unit in units}
+    return {unit: folder / f"{sha256(f'{unit.name} {about}'.encode()).hexdigest()[:32]}.json" for unit in units}
 
 
 class _Ended(Sequence[Any]):

@@ -122,7 +122,8 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
         (tmp_path / name).touch()
     stay.append(".refattn-00000000000000ff.part")
     (tmp_path / stay[-1]).mkdir()
-    files.remove_left_behind(tmp_path)
+    with files.hold_folder(tmp_path) as folder:
+        files.remove_left_behind(folder)
     assert sorted(os.listdir(tmp_path)) == sorted(stay)
 
 

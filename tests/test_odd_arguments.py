@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to("run")
     result = run("sample", tmp_path / "run", "--prompt", "x")
     assert result.exit_code == 2
-    assert result.stderr == f"refattn: error: {tmp_path}/run/config.json: Too many levels of symbolic links\n"
+    assert result.stderr == f"refattn: error: {tmp_path}/run: Too many levels of symbolic links\n"
 
 
 def test_a_full_disk_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

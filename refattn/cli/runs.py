@@ -53,14 +53,13 @@ def sample(folder: str, prompt: str, length: int, temperature: float, seed: int)
 def plot(folders: tuple[str, ...], out: str) -> None:
     """Draw the loss of each step and the held-out scores of all RUNs, in bits per byte, into one picture."""
     from refattn.train import metrics
-    from refattn.train.folder import Folder
     from refattn.train.plot import draw_runs
 
     check_writable(out, "--out")
     runs: dict[str, Any] = {}
     for folder in folders:
         try:
-            runs[folder.rstrip("/")] = metrics.read(Folder(Path(folder)).metrics)
+            runs[folder.rstrip("/")] = metrics.read(Path(folder, "metrics.jsonl"))
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise Problem(f"run: got {folder!r}, needs the folder of a run with its metrics.jsonl ({why})") from error

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +21,23 @@ from typing import Any
 from numpy.typing import NDArray
 
 from refattn.args import SHA256, Each, Matching, Real, Whole, check_json, checked
-from refattn.files import MIB, exchange, fresh_name, parse_json, read_regular, write_atomically
+from refattn.files import (
+    LEFT_BEHIND,
+    MIB,
+    HeldFolder,
+    HeldPath,
+    create,
+    exchange,
+    fresh_name,
+    hold_folder,
+    left_behind,
+    lock,
+    parse_json,
+    read_regular,
+    remove,
+    rename,
+    write_atomically,
+)
 from refattn.golden.tensors import decode
 
 FORMAT = 1
@@ -125,7 +143,7 @@ def write(
 
     The set is made in a folder of its own beside that one and comes to its place when it is whole, so that a process
     that is killed leaves the set that was there, or the new one. An empty folder that is a mount is written to as it
-    is, the manifest last.
+    is, the manifest last. What writers that were killed have left beside the place is removed.
 
     Raises
     ------
@@ -135,52 +153,141 @@ def write(
     if folder.is_symlink():
         raise SetError(f"{folder}: is a link, needs the folder itself")
     place = folder.resolve()
-    there, mount = place.is_dir() and any(place.iterdir()), os.path.ismount(place)
+    mount = os.path.ismount(place)
+    if not mount:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with hold_folder(place.parent) as home:
+            _put_back(home / place.name)
+    there = place.is_dir() and any(place.iterdir())
     if there and not replace:
         raise SetError(f"{folder}: got a folder with something in it, needs a new or an empty one")
     if there:
         _vouch_for(place)
         if mount:
             raise SetError(f"{folder}: got a set at the root of a mount, needs another folder to replace it")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    part = place if mount else place.with_name(fresh_name())
-    part.mkdir(exist_ok=mount)
-    try:
-        manifest = _write(part, about, cases)
-        if there:
-            _replace(part, place)
-        elif not mount:
-            os.rename(part, place)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)  # a fresh folder, in which nobody else wrote
-        raise
+    if mount:
+        with hold_folder(place) as own:
+            try:
+                return _write(own, about, cases)
+            except BaseException:
+                with suppress(OSError):
+                    _empty(own)
+                raise
+    with hold_folder(place.parent) as home:
+        for part in left_behind(home, folders=True):
+            with suppress(OSError):  # of another user, perhaps
+                _remove(part)
+        with _new_part(home) as part, hold_folder(part) as own:
+            manifest = _write(own, about, cases)
+            if there:
+                _replace(part, home / place.name)
+            else:
+                rename(part, home / place.name)
     return manifest
 
 
-def _replace(part: Path, place: Path) -> None:
-    _vouch_for(place)  # again: time has passed
-    if not exchange(part, place):
-        aside = place.with_name(fresh_name())
-        os.rename(place, aside)
+@contextmanager
+def _new_part(home: HeldFolder) -> Iterator[HeldPath]:
+    """Give a new folder, which is locked, so that no other process removes it; it is removed if the block raises."""
+    with ExitStack() as opened:
+        while True:
+            part = home / fresh_name()
+            with suppress(FileNotFoundError):  # one who removes what is left behind was quicker
+                if lock(part, opened.enter_context(hold_folder(part, make=True)).handle):
+                    break
         try:
-            os.rename(part, place)
+            yield part
         except BaseException:
-            os.rename(aside, place)
+            with suppress(OSError):
+                _remove(part)
             raise
-        part = aside
-    shutil.rmtree(part)
 
 
-def _write(folder: Path, about: Mapping[str, Any], cases: Iterable[tuple[dict[str, Any], bytes]]) -> dict[str, Any]:
+def _replace(part: HeldPath, place: HeldPath) -> None:
+    """Bring a set to the place of another, which is removed."""
+    with hold_folder(place) as old:
+        if not lock(place, old.handle):
+            raise SetError(f"{place}: got a set that another process replaces at this moment")
+        _vouch_for(old.path)  # again: time has passed
+        if exchange(part, place):
+            aside = part
+            if not old.is_at(aside):
+                exchange(part, place)
+                raise SetError(f"{place}: another folder came to its place meanwhile, which stays")
+        else:
+            aside = place.folder / f"{fresh_name().removesuffix('part')}old-{place.name}"
+            rename(place, aside)
+            try:
+                if not old.is_at(aside):
+                    raise SetError(f"{place}: another folder came to its place meanwhile, which stays")
+                rename(part, place)
+            except BaseException:
+                rename(aside, place)
+                raise
+    if not _remove(aside):
+        raise SetError(f"{place}: is written; {aside}, which was there before, holds other files and stays")
+
+
+def _put_back(place: HeldPath) -> None:
+    """Put back the set that a process had set aside when it was killed; remove it if its place is taken."""
+    names = re.compile(rf"\.refattn-[0-9a-f]{{16}}\.old-{re.escape(place.name)}")
+    for aside in left_behind(place.folder, names, folders=True):
+        with suppress(OSError):
+            with hold_folder(aside) as folder:
+                removed = MANIFEST not in folder.names()  # which goes first
+            if removed or place.name in place.folder.names():
+                _remove(aside)
+            else:
+                rename(aside, place)
+
+
+def _remove(place: HeldPath) -> bool:
+    """Remove the folder of a set, or a part of one; False if it has anything else in it: then it stays as it is."""
+    with hold_folder(place) as folder:
+        if emptied := _empty(folder):
+            os.rmdir(place.name, dir_fd=place.folder.handle)
+    return emptied
+
+
+def _empty(folder: HeldFolder) -> bool:
+    """Remove all that is in the folder of a set, the manifest first; False if it has anything else in it."""
+    with ExitStack() as opened:
+        inner: list[HeldFolder] = []
+        files: list[HeldPath] = []
+        for name in folder.names():
+            if _is(folder / name, stat.S_ISREG) and (name == MANIFEST or LEFT_BEHIND.fullmatch(name)):
+                files.append(folder / name)
+            elif _is(folder / name, stat.S_ISDIR) and re.fullmatch(_NAME.pattern, name):
+                inner.append(opened.enter_context(hold_folder(folder / name)))
+            else:
+                return False
+        for own in inner:
+            for name in own.names():
+                if not _is(own / name, stat.S_ISREG) or not re.fullmatch(rf"{_NAME.pattern}\.safetensors", name):
+                    return False
+                files.append(own / name)
+        for file in files:
+            remove(file)
+        for own in inner:
+            os.rmdir(own.path.name, dir_fd=folder.handle)
+    return True
+
+
+def _is(place: HeldPath, kind: Callable[[int], bool]) -> bool:
+    return kind(os.stat(place.name, dir_fd=place.folder.handle, follow_symlinks=False).st_mode)
+
+
+def _write(
+    folder: HeldFolder, about: Mapping[str, Any], cases: Iterable[tuple[dict[str, Any], bytes]]
+) -> dict[str, Any]:
     entries = []
     for entry, data in cases:
         for key in ("mechanism", "case"):
             check_json(entry[key], _NAME, key)
         name = f"{entry['mechanism']}/{entry['case']}.safetensors"
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        with open(path, "xb") as file:  # a case that is there twice is an error
-            file.write(data)
+        with hold_folder(folder / entry["mechanism"], make=True) as own:
+            with create(own / os.path.basename(name)) as file:  # a case that is there twice is an error
+                file.write(data)
         entries.append({**entry, "file": name, "bytes": len(data), "sha256": sha256(data).hexdigest()})
     manifest = {"format": FORMAT, **about, "count": len(entries), "sha256": _of_all(entries), "cases": entries}
     manifest["manifest_sha256"] = _of_manifest(manifest)

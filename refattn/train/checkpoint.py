@@ -5,6 +5,8 @@ step, facts of the caller's, and the size and SHA-256 of the other file; last co
 written under a fresh name beside it, brought to the disk, and then renamed, the JSON after the arrays. **The JSON's
 appearance is the commit**: arrays without it are no checkpoint. Only then older checkpoints are removed.
 
+The folder is held meanwhile, whatever becomes of its name. Where it is a link it is refused, and so is a file in it.
+
 Equal arrays and facts give equal bytes: names are sorted and no time is kept.
 """
 
@@ -12,11 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,7 +24,18 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from refattn.args import SHA256, Each, Function, Named, Whole, checked
-from refattn.files import MIB, read_json, read_regular, remove_left_behind, write_atomically
+from refattn.files import (
+    MIB,
+    HeldFolder,
+    HeldPath,
+    Place,
+    hold_folder,
+    read_json,
+    read_regular,
+    remove,
+    remove_left_behind,
+    write_atomically,
+)
 
 FORMAT = 1
 
@@ -36,6 +47,8 @@ _NAME = re.compile(r"step-(\d{8,})\.(json|safetensors)")
 _SCHEMA = {"format": Whole(), "step": Whole(), "facts": dict, "bytes": Whole(), "sha256": SHA256, "digest": SHA256}
 
 Found = TypeVar("Found")
+
+_FOLDER = (HeldFolder, HeldPath, Named)
 
 
 class CheckpointError(OSError):
@@ -61,9 +74,9 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
-@checked(folder=Named, step=Whole(), arrays=Each(None), facts=Each(None), keep=Whole(1))
+@checked(folder=_FOLDER, step=Whole(), arrays=Each(None), facts=Each(None), keep=Whole(1))
 def save(
-    folder: str | os.PathLike[str],
+    folder: Place | HeldFolder,
     step: int,
     arrays: Mapping[str, NDArray[Any]],
     facts: Mapping[str, Any],
@@ -74,7 +87,7 @@ def save(
     Parameters
     ----------
     folder
-        Where; it is made where it is missing, in a folder that is there.
+        Where; it is made where it is missing, in a folder that is there. It may not be a link.
     step
         From 0. A checkpoint of the same step is replaced.
     arrays
@@ -101,7 +114,6 @@ def save(
     ...     newest(folder, warn=print).step
     30
     """
-    folder = Path(folder)
     tensors = _tensor_bytes(arrays)
     try:
         plain = json.loads(json.dumps(dict(facts), allow_nan=False))  # as it will be read: the digest is of that
@@ -110,20 +122,19 @@ def save(
     sha256 = hashlib.sha256(tensors).hexdigest()
     content = {"format": FORMAT, "step": step, "facts": plain, "bytes": len(tensors), "sha256": sha256}
     text = json.dumps(content | {"digest": _digest(content)}, sort_keys=True, indent=1) + "\n"
+    state = "the earlier checkpoints are untouched"
     try:
-        folder.mkdir(exist_ok=True)
-        write_atomically(_path(folder, step, "safetensors"), tensors)
-        write_atomically(_path(folder, step, "json"), text.encode())
+        with hold_folder(folder, make=True) as held:
+            write_atomically(_path(held, step, "safetensors"), tensors)
+            write_atomically(_path(held, step, "json"), text.encode())
+            state = f"the checkpoint of step {step} is written"
+            prune(held, step, keep)
     except OSError as error:
-        raise CheckpointError(f"{_told(error, folder)}; the earlier checkpoints are untouched") from error
-    try:
-        prune(folder, step, keep)
-    except OSError as error:
-        raise CheckpointError(f"{_told(error, folder)}; the checkpoint of step {step} is written") from error
+        raise CheckpointError(f"{error.filename}: {error.strerror or error}; {state}") from error
 
 
-@checked(folder=Named, warn=Function)
-def newest(folder: str | os.PathLike[str], warn: Callable[[str], None]) -> Checkpoint | None:
+@checked(folder=_FOLDER, warn=Function)
+def newest(folder: Place | HeldFolder, warn: Callable[[str], None]) -> Checkpoint | None:
     """Return the newest checkpoint that is whole, or None where there is none at all; the arguments are `newest_as`.
 
     >>> import tempfile, numpy as np
@@ -139,7 +150,7 @@ def newest(folder: str | os.PathLike[str], warn: Callable[[str], None]) -> Check
 
 
 def newest_as(
-    read: Callable[[Checkpoint], Found], folder: str | os.PathLike[str], warn: Callable[[str], None]
+    read: Callable[[Checkpoint], Found], folder: Place | HeldFolder, warn: Callable[[str], None]
 ) -> Found | None:
     """Return what `read` makes of the newest checkpoint that is whole, or None where there is none at all.
 
@@ -148,7 +159,7 @@ def newest_as(
     read
         Raises ValueError where a checkpoint is whole and yet none that it can read: it is passed over then, too.
     folder
-        Where to look; it may be missing.
+        Where to look; it may be missing. It may not be a link.
     warn
         Is told one line for each checkpoint that is passed over: the file, and what is wrong with it.
 
@@ -156,8 +167,17 @@ def newest_as(
     ------
     CheckpointError
         Where there are checkpoints, and none is whole.
+    OSError
+        Where the folder is a link, or cannot be read.
     """
-    folder = Path(folder)
+    try:
+        with hold_folder(folder) as held:
+            return _newest(read, held, warn)
+    except FileNotFoundError:
+        return None
+
+
+def _newest(read: Callable[[Checkpoint], Found], folder: HeldFolder, warn: Callable[[str], None]) -> Found | None:
     steps = _steps(folder)
     for step in reversed(steps):
         try:
@@ -168,11 +188,11 @@ def newest_as(
             warn(f"{_path(folder, step, 'json')}: {error}")
     if steps:
         names = ", ".join(_path(folder, step, "json").name for step in steps)
-        raise CheckpointError(f"{folder}: none of the checkpoints is whole: {names}")
+        raise CheckpointError(f"{folder.path}: none of the checkpoints is whole: {names}")
     return None
 
 
-def prune(folder: str | os.PathLike[str], step: int, keep: int = 2) -> None:
+def prune(folder: HeldFolder, step: int, keep: int = 2) -> None:
     """Remove checkpoints before `step` but the newest `keep` - 1, then what belongs to no checkpoint.
 
     `save` does so at its end; where a process died before that, whoever goes on does it.
@@ -182,16 +202,15 @@ def prune(folder: str | os.PathLike[str], step: int, keep: int = 2) -> None:
     OSError
         Where a file cannot be removed.
     """
-    folder = Path(folder)
     steps = _steps(folder)
     earlier = [n for n in steps if n < step]
     for n in earlier[: max(0, len(earlier) - (keep - 1))]:
-        _path(folder, n, "json").unlink()  # first, so that no JSON is without its arrays
+        remove(_path(folder, n, "json"))  # first, so that no JSON is without its arrays
         steps.remove(n)
-    for name in os.listdir(folder):
+    for name in folder.names():
         found = _NAME.fullmatch(name)
         if found and int(found[1]) not in steps:
-            (folder / name).unlink()
+            remove(folder / name)
     remove_left_behind(folder)
 
 
@@ -199,7 +218,7 @@ class _BrokenError(Exception):
     """A checkpoint is not whole; the text names the file and says why."""
 
 
-def _read(folder: Path, step: int) -> Checkpoint:
+def _read(folder: HeldFolder, step: int) -> Checkpoint:
     path = _path(folder, step, "json")
     try:
         content = read_json(path, LARGEST, _SCHEMA)
@@ -222,17 +241,14 @@ def _read(folder: Path, step: int) -> Checkpoint:
         raise _BrokenError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 
 
-def _steps(folder: Path) -> list[int]:
+def _steps(folder: HeldFolder) -> list[int]:
     """Return the steps of all checkpoints, whole or not, in order."""
-    try:
-        found = [_NAME.fullmatch(name) for name in os.listdir(folder)]
-    except FileNotFoundError:
-        return []
-    steps = {int(match[1]) for match in found if match and match[2] == "json"}
-    return sorted(step for step in steps if os.path.lexists(_path(folder, step, "json")))
+    names = set(folder.names())
+    steps = {int(match[1]) for match in map(_NAME.fullmatch, names) if match}
+    return sorted(step for step in steps if _path(folder, step, "json").name in names)
 
 
-def _path(folder: Path, step: int, kind: str) -> Path:
+def _path(folder: HeldFolder, step: int, kind: str) -> HeldPath:
     return folder / f"step-{step:08d}.{kind}"
 
 
@@ -254,7 +270,3 @@ def _tensor_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 def _digest(content: Mapping[str, Any]) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _told(error: OSError, folder: Path) -> str:
-    return f"{error.filename or folder}: {error.strerror or error}"

@@ -1,7 +1,8 @@
 """The folder of a run: ``config.json``, ``metrics.jsonl``, ``checkpoints/``, and at the end ``result.json``,
 ``sample.txt`` and ``loss.png``.
 
-What the folder says is compared with what is asked for, so that a run goes on as it began or not at all. Host side.
+What the folder says is compared with what is asked for, so that a run goes on as it began or not at all. A run holds
+its folder, so that it touches nothing else, whatever becomes of the name; links in it are refused. Host side.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,18 @@ import refattn
 from refattn import backends
 from refattn.args import SHA256, Each, Maybe
 from refattn.backends import blas
-from refattn.files import LEFT_BEHIND, MIB, read_json, remove_left_behind, source_digest, write_atomically
+from refattn.files import (
+    LEFT_BEHIND,
+    MIB,
+    HeldFolder,
+    HeldPath,
+    hold_folder,
+    is_link,
+    read_json,
+    remove_left_behind,
+    source_digest,
+    write_atomically,
+)
 from refattn.mechanisms import registry
 from refattn.train import checkpoint
 from refattn.train.data import Text
@@ -43,23 +55,43 @@ _SCHEMA = {
 }
 
 
-@dataclass(frozen=True)
+FILES = ("config.json", "metrics.jsonl", "checkpoints", "result.json", "sample.txt", "loss.png")
+"""What a run has in its folder."""
+
+
+@dataclass
 class Folder:
-    """The paths of a run."""
+    """The folder of a run that `hold` has opened."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.json"
+    held: HeldFolder
+    _opened: ExitStack
+    _checkpoints: HeldFolder | None = None
 
     @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
+    def path(self) -> Path:
+        """The name that it had when it was opened."""
+        return self.held.path
 
     @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    def metrics(self) -> HeldPath:
+        """The record of its steps."""
+        return self.held / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> HeldFolder:
+        """The folder of its checkpoints, made where there is none, and the same from then on."""
+        if self._checkpoints is None or "checkpoints" not in self.held.names():
+            self._checkpoints = self._opened.enter_context(hold_folder(self.held / "checkpoints", make=True))
+        return self._checkpoints
+
+    def check_place(self) -> None:
+        """Raise RunError where the folder, or that of its checkpoints, is no longer what has its name."""
+        for folder, place in ((self.held, self.path), (self._checkpoints, self.held / "checkpoints")):
+            if folder is not None and not folder.is_at(place):
+                raise RunError(
+                    f"out: {place} was moved or removed while the run worked in it; what is saved is where it is now, "
+                    "and --resume goes on from there"
+                )
 
     def write_json(self, name: str, facts: Mapping[str, Any]) -> None:
         """Write a JSON file, all of it or nothing."""
@@ -67,10 +99,10 @@ class Folder:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file, all of it or nothing."""
-        write_atomically(self.path / name, data)
+        write_atomically(self.held / name, data)
 
 
-def stored_config(path: Path, mechanism: str) -> dict[str, Any] | None:
+def stored_config(path: Path | HeldFolder, mechanism: str) -> dict[str, Any] | None:
     """Return what ``config.json`` says of the run in a folder, or None where there is none.
 
     A file never chooses what code runs: a mechanism that the library does not list has to be `mechanism`, which the
@@ -81,11 +113,12 @@ def stored_config(path: Path, mechanism: str) -> dict[str, Any] | None:
     RunError
         Where the file cannot be understood, or its mechanism is neither.
     OSError
-        Where it cannot be read.
+        Where it cannot be read, or is a link.
     """
-    file = Folder(path).config
+    file = (path.path if isinstance(path, HeldFolder) else path) / "config.json"
     try:
-        config: dict[str, Any] = read_json(file, LARGEST, _SCHEMA)
+        with hold_folder(path, follow=True) as held:
+            config: dict[str, Any] = read_json(held / file.name, LARGEST, _SCHEMA)
         named = config["settings"]["mechanism"]
         if named not in (mechanism, *registry.list_mechanisms()):
             raise ValueError(f"mechanism {named!r} is none of the library's; only a user may choose it, by its name")
@@ -104,21 +137,21 @@ def hold(path: Path) -> Iterator[Folder]:
 
     The system lets go of it when the process ends, however that happens.
     """
+    if path.is_symlink():
+        raise RunError(f"out: got {path}, a link to {os.readlink(path)}; needs the folder itself")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise RunError(f"out: got {path}, but {error.filename} is a file; needs a folder") from error
-    handle = os.open(path, os.O_RDONLY)
-    try:
+    with ExitStack() as opened:
+        held = opened.enter_context(hold_folder(path))
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(held.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(f"out: another process works in {path}; wait for it, or give another folder") from None
         except OSError:  # a file system without locks
             pass
-        yield Folder(path)
-    finally:
-        os.close(handle)
+        yield Folder(held, opened)
 
 
 def check_place(path: Path, text: Text) -> None:
@@ -150,12 +183,15 @@ def begin(
     Raises
     ------
     RunError
-        Where the folder holds a run and `resume` is false, something else, or a run with other settings or another
-        text.
+        Where the folder holds a run and `resume` is false, something else, a link, or a run with other settings or
+        another text.
     OSError
         Where the folder cannot be written.
     """
     path = folder.path
+    for name in FILES:
+        if is_link(folder.held / name):
+            raise RunError(f"out: {path / name} is a link; needs the folder of a run that holds its own files")
     config = {
         "settings": settings.to_json(),
         "text": {"source": text.source, "fingerprint": text.fingerprint, "files": vars(text.files)}
@@ -163,12 +199,12 @@ def begin(
         "versions": versions(settings.backend),
         "machine": machine(),
     }
-    stored = stored_config(path, settings.mechanism)
+    stored = stored_config(folder.held, settings.mechanism)
     if stored is None:
         # A process that was killed while it wrote its configuration leaves a part of that.
-        if not all(LEFT_BEHIND.fullmatch(entry.name) for entry in path.iterdir()):
+        if not all(map(LEFT_BEHIND.fullmatch, folder.held.names())):
             raise RunError(f"out: {path} holds files that are no run; needs a new or an empty folder")
-        remove_left_behind(path)
+        remove_left_behind(folder.held)
         folder.write_json("config.json", config)
         return False
     if not resume:
@@ -206,7 +242,7 @@ def begin(
         longer = True
     if longer:
         folder.write_json("config.json", stored)
-    remove_left_behind(path)
+    remove_left_behind(folder.held)
     return True
 
 

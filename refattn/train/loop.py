@@ -20,6 +20,7 @@ import numpy as np
 
 from refattn import backends, model, tree
 from refattn.args import Maybe, Real, Whole, check_json
+from refattn.files import hold_folder
 from refattn.messages import NO_PICTURE
 from refattn.train import baselines, checkpoint, data, diagnose, growing, metrics, plot
 from refattn.train.diagnose import DivergedError
@@ -337,15 +338,15 @@ def continued(path: Path, prompt: bytes, length: int, warn: Callable[[str], None
     RunError
         Where the folder holds no run, one without a checkpoint, or one of a mechanism that the library does not list.
     OSError
-        Where it cannot be read, or no checkpoint is whole.
+        Where it cannot be read, has a link in it, or no checkpoint is whole.
     """
     config = stored_config(path, "")
     if config is None:
         raise RunError(f"run: got {path}, needs the folder of a run: there is no config.json")
     settings = from_json(config["settings"])
-    with _precision(settings):
+    with _precision(settings), hold_folder(path, follow=True) as run:
         first = fresh(settings)
-        state = checkpoint.newest_as(lambda found: _restored(found, settings, first), Folder(path).checkpoints, warn)
+        state = checkpoint.newest_as(lambda found: _restored(found, settings, first), run / "checkpoints", warn)
         if state is None:
             raise RunError(f"run: {path} has no checkpoint yet")
         return generate(state.params, prompt, length, **choice)
@@ -362,12 +363,13 @@ def _keep(state: Progress, settings: Settings, folder: Folder) -> str:
         return f"{name} was not finite before this step"
     try:
         _save(folder, settings, state)
-    except checkpoint.CheckpointError as error:
+    except (checkpoint.CheckpointError, RunError) as error:
         return str(error)
     return f"the state after step {state.step} is saved"
 
 
 def _save(folder: Folder, settings: Settings, state: Progress) -> None:
+    """Save a state in the run's own folder, wherever that is now; RunError if it is no longer what has its name."""
     leaves = tree.flatten({"params": state.params, "optimiser": state.moments})
     owner = backends.get(settings.backend)
     facts: dict[str, Any] = {"settings": settings.to_json(), "tokens": state.tokens}
@@ -375,7 +377,10 @@ def _save(folder: Folder, settings: Settings, state: Progress) -> None:
         # The arrays tell their shapes; what else a block is after a growth stands in its configuration.
         blocks = [asdict(layer.block.config) for layer in state.params.layers]
         facts["growth"] = asdict(state.history) | {"blocks": blocks}
-    checkpoint.save(folder.checkpoints, state.step, {n: owner.to_numpy(x) for n, x in leaves.items()}, facts)
+    try:
+        checkpoint.save(folder.checkpoints, state.step, {n: owner.to_numpy(x) for n, x in leaves.items()}, facts)
+    finally:
+        folder.check_place()
 
 
 def _load(folder: Folder, settings: Settings, first: Progress, report: Report) -> Progress:
@@ -384,7 +389,10 @@ def _load(folder: Folder, settings: Settings, first: Progress, report: Report) -
     if state is None:
         return first
     checkpoint.prune(folder.checkpoints, state.step)  # a process that was killed may have come no further
-    rows = metrics.read(folder.metrics) if folder.metrics.exists() else []
+    try:
+        rows = metrics.read(folder.metrics)
+    except FileNotFoundError:
+        rows = []
     seconds = max((row.get("seconds") or 0.0 for row in rows if row["step"] <= state.step), default=0.0)
     return replace(state, seconds=seconds)
 
@@ -461,7 +469,7 @@ def _finish(state: Progress, settings: Settings, text: data.Text, folder: Folder
     folder.write_json("result.json", facts)
     folder.write("sample.txt", sample)
     try:
-        plot.draw_loss(metrics.read(folder.metrics), facts, folder.path / "loss.png")
+        plot.draw_loss(metrics.read(folder.metrics), facts, folder.held / "loss.png")
     except ImportError as error:
         report.say(f"loss.png is not drawn: {NO_PICTURE} ({error})")
     return Result(folder.path, state.step, True, facts, sample)

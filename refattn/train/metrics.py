@@ -7,12 +7,20 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from refattn.args import Maybe, Named, Real, Whole, check_json, check_whole, checked
-from refattn.files import MIB, parse_json, read_regular, write_atomically
+from refattn.files import (
+    MIB,
+    HeldPath,
+    Place,
+    in_folder,
+    open_to_append,
+    parse_json,
+    read_regular,
+    write_atomically,
+)
 
 LARGEST = 256 * MIB
 """The most bytes that the file may have."""
@@ -26,12 +34,14 @@ _SCHEMA = {"step": Whole(), **dict.fromkeys(("loss", "rate", "norm", "seconds", 
 class Metrics:
     """Appends lines to a file, each by one write, so that a run that is killed leaves at most its last line broken.
 
-    Before a run goes on, `cut` brings the file into order. Use it in a ``with`` block, or `close` it.
+    Before a run goes on, `cut` brings the file into order. Use it in a ``with`` block, or `close` it. If the file is a
+    link, or no regular file, that is an OSError.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: Place) -> None:
         self._path = str(path)
-        self._file: Any = open(path, "ab", buffering=0)
+        with in_folder(path) as place:
+            self._file = open_to_append(place)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one line.
@@ -79,19 +89,20 @@ class Metrics:
         self.close()
 
 
-@checked(path=Named)
-def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+@checked(path=(HeldPath, Named))
+def read(path: Place) -> list[dict[str, Any]]:
     """Return the lines in order, without a broken last one.
 
     Raises
     ------
     OSError
-        Where there is no file, or it is no regular file of at most `LARGEST` bytes.
+        Where there is no file, or it is a link, or no regular file of at most `LARGEST` bytes.
     ValueError
         Where another line is broken.
     """
     rows: list[dict[str, Any]] = []
-    lines = read_regular(path, LARGEST).splitlines()
+    with in_folder(path) as place:
+        lines = read_regular(place, LARGEST).splitlines()
     for number, line in enumerate(lines, 1):
         row = None
         try:
@@ -105,15 +116,18 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def cut(path: str | os.PathLike[str], step: int) -> None:
+def cut(path: Place, step: int) -> None:
     """Keep the lines of steps up to `step`, so that a run that goes on from there has each step once.
 
     A broken last line goes too. The file is replaced at once or not at all; where there is none, none is made.
     """
     check_whole("step", step, 0)
-    if Path(path).exists():
-        rows = [row for row in read(path) if row["step"] <= step]
-        write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    with in_folder(path) as place:
+        try:
+            rows = [row for row in read(place) if row["step"] <= step]
+        except FileNotFoundError:
+            return
+        write_atomically(place, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def _finite(value: Any) -> Any:

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refattn.files import write_atomically
+from refattn.files import Place, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw_loss(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], path: Path) -> None:
+def draw_loss(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], path: Place) -> None:
     """Draw the metrics and the result of a run, beside the baselines; ImportError where matplotlib is missing."""
     figure, axes = _empty()
     axes.plot(*_losses(rows), color="0.75", linewidth=0.8, label="training, each step")
@@ -61,7 +61,7 @@ def _empty() -> tuple[Figure, Any]:
     return figure, axes
 
 
-def _write(figure: Figure, path: Path) -> None:
+def _write(figure: Figure, path: Place) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,7 +48,5 @@ def watch(patches: pytest.MonkeyPatch, before: Callable[..., None]) -> None:
         return call
 
     patches.setattr(files, "open", told("open", File), raising=False)
-    for name in ("open", "fsync", "replace", "listdir"):
+    for name in ("open", "fsync", "replace", "listdir", "unlink", "mkdir"):
         patches.setattr(os, name, told(f"os.{name}", getattr(os, name)))
-    for name in ("unlink", "mkdir"):
-        patches.setattr(Path, name, told(name, getattr(Path, name)))

@@ -250,16 +250,16 @@ def test_a_broken_configuration_is_told(tmp_path: Path, chosen: Settings, whole:
 def test_the_state_that_is_loaded_is_the_one_that_was_saved(tmp_path: Path, chosen: Settings) -> None:
     """Parameters and moments too, whatever the library: what goes on is not merely close."""
     from refattn import backends, tree
-    from refattn.train.folder import Folder
+    from refattn.train.folder import hold
 
     text = data.load(chosen.data)
     for name in ("numpy", "strict"):
         other = small(chosen.data, backend=name)
         fresh = loop.fresh(other)
         state, _ = loop.step(fresh, other, text)
-        (tmp_path / name).mkdir()
-        loop._save(Folder(tmp_path / name), other, state)
-        again = loop._load(Folder(tmp_path / name), other, fresh, Listener())
+        with hold(tmp_path / name) as folder:
+            loop._save(folder, other, state)
+            again = loop._load(folder, other, fresh, Listener())
         owner = backends.get(name)
         for one, two in ((state.params, again.params), (state.moments, again.moments)):
             a, b = ({k: owner.to_numpy(x) for k, x in tree.flatten({"x": part}).items()} for part in (one, two))

@@ -11,6 +11,7 @@ import numpy as np
 
 from refattn import tree
 from refattn.cli.arguments import Problem, record_of
+from refattn.files import reason
 
 Map = Callable[[Any], Any]
 
@@ -96,7 +97,7 @@ def trained(mechanism: str, run: str) -> tuple[Any, Any, int]:
         stored = folder.stored_config(path, mechanism)
         found = checkpoint.newest(path / "checkpoints", lambda _: None)
     except (OSError, folder.RunError) as error:
-        raise Problem(f"--run: got {run!r}, {needs}: {getattr(error, 'strerror', None) or error}") from error
+        raise Problem(f"--run: got {run!r}, {needs}: {reason(error, named=True)}") from error
     if stored is None or found is None:
         raise Problem(f"--run: got {run!r}, {needs}")
     settings = from_json(stored["settings"])
