@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import itertools
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -120,11 +124,145 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
     stay = ["a.part", ".refattn-1.part", ".refattn-0123456789abcdeg.part", "x.refattn-0123456789abcdef.part"]
     for name in [*stay, ".refattn-0123456789abcdef.part"]:
         (tmp_path / name).touch()
-    stay.append(".refattn-00000000000000ff.part")
-    (tmp_path / stay[-1]).mkdir()
+    more = {kind: f".refattn-{n:016x}.part" for n, kind in enumerate(("folder", "fifo", "link"))}
+    (tmp_path / more["folder"]).mkdir()
+    os.mkfifo(tmp_path / more["fifo"])
+    (tmp_path / more["link"]).symlink_to("a.part")
     with files.hold_folder(tmp_path) as folder:
         files.remove_left_behind(folder)
-    assert sorted(os.listdir(tmp_path)) == sorted(stay)
+    assert sorted(os.listdir(tmp_path)) == sorted([*stay, *more.values()])
+
+
+def test_what_a_process_writes_at_this_moment_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = os.replace
+    seen: list[list[str]] = []
+
+    def swept(*names: Any, **folders: Any) -> None:
+        with files.hold_folder(tmp_path) as folder:
+            files.remove_left_behind(folder)
+            seen.append(folder.names())
+        replace(*names, **folders)
+
+    monkeypatch.setattr(os, "replace", swept)
+    files.write_atomically(tmp_path / "facts.json", b"new")
+    assert os.listdir(tmp_path) == ["facts.json"] and len(seen) == 1
+    assert len(seen[0]) == 1 and files.LEFT_BEHIND.fullmatch(seen[0][0])
+
+
+def test_a_part_that_is_removed_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, calls = fcntl.flock, itertools.count()
+
+    def late(handle: int, how: int) -> None:
+        if next(calls) == 0:
+            (part,) = tmp_path.iterdir()
+            part.unlink()
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    files.write_atomically(tmp_path / "facts.json", b"new")
+    assert (tmp_path / "facts.json").read_bytes() == b"new" and len(os.listdir(tmp_path)) == 1
+
+
+def test_without_locks_files_are_written_and_nothing_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    (tmp_path / ".refattn-0123456789abcdef.part").touch()
+    files.write_atomically(tmp_path / "facts.json", b"new")
+    with files.hold_folder(tmp_path) as folder:
+        files.remove_left_behind(folder)
+        assert sorted(folder.names()) == [".refattn-0123456789abcdef.part", "facts.json"]
+
+
+def test_a_fresh_name_that_is_taken_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").write_text("mine")
+    name = files.fresh_name()
+    assert files.LEFT_BEHIND.fullmatch(name) and files.fresh_name() != name
+    (tmp_path / name).symlink_to("mine")
+    monkeypatch.setattr(files, "fresh_name", lambda: name)
+    with pytest.raises(FileExistsError):
+        files.write_atomically(tmp_path / "facts.json", b"new")
+    assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "facts.json").exists()
+
+
+# --- folders that are held
+
+
+def test_a_folder_that_is_held_is_the_same_one_wherever_it_is(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "old").write_text("old")
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    with files.hold_folder(tmp_path / "one") as held:
+        assert held.is_at(tmp_path / "one") and not held.is_at(tmp_path / "other")
+        (tmp_path / "one").rename(tmp_path / "moved")
+        assert not held.is_at(tmp_path / "one")  # nothing is there
+        (tmp_path / "other").rename(tmp_path / "one")
+        assert held.is_at(tmp_path / "moved") and not held.is_at(tmp_path / "one")
+        files.write_atomically(held / "facts", b"new")
+        with files.open_to_append(held / "lines") as file:
+            file.write(b"one")
+        with files.create(held / "created"), pytest.raises(FileExistsError):
+            files.create(held / "created")
+        files.rename(held / "created", held / "renamed")
+        with files.hold_folder(held / "inner", make=True) as inner:
+            files.write_atomically(inner / "facts", b"new")
+        assert files.read_regular(held / "lines", 10) == b"one"
+        files.remove(held / "old")
+        assert sorted(held.names()) == ["facts", "inner", "lines", "renamed"] == sorted(os.listdir(tmp_path / "moved"))
+    assert os.listdir(tmp_path / "one") == ["old"] and os.listdir(tmp_path / "moved" / "inner") == ["facts"]
+    (tmp_path / "link").symlink_to("moved")
+    assert not held.path.samefile(tmp_path / "link")
+
+
+def test_a_name_in_a_held_folder_is_no_path(tmp_path: Path) -> None:
+    """Who opens it by name has lost the folder."""
+    with files.hold_folder(tmp_path) as held:
+        uses: list[Any] = [open, os.stat, os.fspath, Path]
+        for use in uses:
+            with pytest.raises(TypeError):
+                use(held / "facts")
+
+
+@pytest.mark.parametrize("leads", ["mine", "nowhere", "folder"])
+def test_links_in_a_held_folder_are_refused(tmp_path: Path, leads: str) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "link").symlink_to(f"../{leads}")
+    uses: list[Callable[[files.HeldPath], Any]] = [
+        lambda link: files.read_regular(link, 10),
+        files.open_to_append,
+        lambda link: files.read_json(link, 10),
+        lambda link: files.hold_folder(link).__enter__(),
+        lambda link: files.hold_folder(link, make=True).__enter__(),
+    ]
+    with files.hold_folder(tmp_path / "home") as held:
+        for use in uses:
+            with pytest.raises(OSError, match=r"is a link, needs the (file|folder) itself") as caught:
+                use(held / "link")
+            assert caught.value.filename == str(tmp_path / "home" / "link")
+        files.write_atomically(held / "link", b"new")
+        assert not files.is_link(held / "link") and files.read_regular(held / "link", 10) == b"new"
+    assert (tmp_path / "mine").read_text() == "mine" and os.listdir(tmp_path / "folder") == []
+    assert sorted(os.listdir(tmp_path)) == ["folder", "home", "mine"]
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.timeout(10)
+def test_nothing_is_appended_to_what_is_no_regular_file(kind: str, tmp_path: Path) -> None:
+    STRANGE[kind](tmp_path / "strange")
+    with files.hold_folder(tmp_path) as held, contextlib.ExitStack() as opened:
+        if kind == "sparse":
+            opened.enter_context(files.open_to_append(held / "strange"))
+        else:
+            with pytest.raises(OSError) as caught:
+                files.open_to_append(held / "strange")
+            assert caught.value.filename == str(tmp_path / "strange")
 
 
 def test_many_write_one_file_at_once(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shutil import copytree, ignore_patterns
+from typing import Any
 
 import pytest
 
-from refattn import many_runs
+from refattn import files, many_runs
 from refattn.many_runs import CampaignError, Unit, Where
 
 ROOT = Path(__file__).parents[1]
@@ -170,6 +171,66 @@ def test_a_part_that_is_damaged_is_run_again_and_told(damage: Callable[[bytes], 
     file.write_bytes(damage(kept))
     assert found(where) == THIRDS and len(ran) == 7 and file.read_bytes() == kept
     assert str(file) in said[0] and "is damaged; the unit is run again" in said[0] and "4 of 5 units" in said[1]
+
+
+def campaign(keep: Path, at: int, do: Callable[[], object], said: list[str]) -> dict[str, object]:
+    """Run all units, and do something to the disk when so many have ended."""
+    ran.append(3)
+    results: dict[str, object] = {}
+    for unit, result in many_runs.run(UNITS, Where(jobs=1, keep=keep, tell=said.append)):
+        results[unit.name] = result
+        if len(results) == at:
+            do()
+    return results
+
+
+def test_a_campaign_keeps_to_its_own_folder(tmp_path: Path) -> None:
+    """It is moved, and another has its name."""
+    kept, other, said = tmp_path / "kept", tmp_path / "other", list[str]()
+    other.mkdir()
+    (other / files.fresh_name()).write_text("mine")
+    before = os.listdir(other)
+
+    def move() -> None:
+        kept.rename(tmp_path / "moved")
+        other.rename(kept)
+
+    assert campaign(kept, 2, move, said) == THIRDS
+    assert os.listdir(kept) == before and len(os.listdir(tmp_path / "moved")) == 5 and said == []
+
+
+def test_links_of_a_campaign_are_not_followed(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / files.fresh_name()).write_text("mine")
+    before = os.listdir(tmp_path / "other")
+    (tmp_path / "link").symlink_to("other")
+    with pytest.raises(OSError, match="is a link, needs the folder itself") as caught:
+        campaign(tmp_path / "link", 9, int, said)
+    assert caught.value.filename == str(tmp_path / "link") and os.listdir(tmp_path / "other") == before
+    assert campaign(tmp_path / "kept", 9, int, said) == THIRDS
+    file = min((tmp_path / "kept").iterdir())
+    file.rename(tmp_path / "outside")
+    file.symlink_to("../outside")
+    kept = (tmp_path / "outside").read_bytes()
+    assert campaign(tmp_path / "kept", 9, int, said) == THIRDS
+    assert f"{file}" in said[0] and "is a link, needs the file itself" in said[0] and not file.is_symlink()
+    assert file.read_bytes() == kept == (tmp_path / "outside").read_bytes()
+
+
+def test_two_campaigns_in_one_folder_leave_each_other_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One begins, and removes what was left behind, while the other writes."""
+    replace, said = os.replace, list[str]()
+
+    def swept(*names: Any, **folders: Any) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        (tmp_path / files.fresh_name()).touch()
+        assert list(many_runs.run([], Where(jobs=1, keep=tmp_path))) == []
+        replace(*names, **folders)
+
+    monkeypatch.setattr(os, "replace", swept)
+    assert campaign(tmp_path, 9, int, said) == THIRDS
+    assert said == [] and len(os.listdir(tmp_path)) == 5
 
 
 def test_a_full_disk_ends_no_campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from refattn import files
 from refattn.golden import vectors
 from refattn.golden.tensors import decode, encode
 from refattn.verify import freeze
+from tests.processes import python
 from tests.test_files import STRANGE
 from tests.verify.test_freeze import FEW, SOFTMAX_CASES, written
 
@@ -184,8 +186,8 @@ def test_a_whole_set_is_there_at_any_time(copy: Path, monkeypatch: pytest.Monkey
 
         return run
 
-    for module, name in ((os, "rename"), (os, "replace"), (shutil, "rmtree")):
-        monkeypatch.setattr(module, name, watched(getattr(module, name)))
+    for name in ("rename", "replace", "unlink", "rmdir"):
+        monkeypatch.setattr(os, name, watched(getattr(os, name)))
     replaced(copy)
     assert vectors.read(copy).manifest["producer"]["refattn"] == "1.2.4"
 
@@ -246,6 +248,86 @@ def test_a_write_that_fails_leaves_what_there_was(replace: bool, copy: Path) -> 
     assert snapshot(copy.parent) == before and [path.name for path in copy.parent.iterdir()] == ["set"]
 
 
+@pytest.mark.parametrize(("how", "deaths"), [("new", 12), ("old", 20), ("renames", 20)])
+def test_the_next_writer_clears_up_after_one_that_was_killed_at_any_call(tmp_path: Path, how: str, deaths: int) -> None:
+    assert int(python("-m", "tests.golden.killed", how, tmp_path, REFATTN_WORKERS="1")) >= deaths
+
+
+def left(home: Path, *names: str) -> Path:
+    """What a writer that was killed has left, with more of these names in it."""
+    part = home / files.fresh_name()
+    for name in ("softmax/tiny.safetensors", "softmax/mask-full.safetensors", files.fresh_name(), *names):
+        (part / name).parent.mkdir(parents=True, exist_ok=True)
+        (part / name).write_text("")
+    return part
+
+
+def test_of_what_was_left_behind_only_what_is_ours_is_removed(copy: Path) -> None:
+    home = copy.parent
+    gone = [left(home), left(home, vectors.MANIFEST), home / files.fresh_name()]
+    gone[2].mkdir()
+    mine = [left(home, name) for name in ("thesis.txt", "softmax/notes.txt", "softmax/more/tiny.safetensors", "x/.y")]
+    for target in ("nowhere", "../mine"):
+        mine.append(left(home))
+        (mine[-1] / "softmax" / "link.safetensors").symlink_to(target)
+    mine.append(left(home))
+    (mine[-1] / "sympformer").symlink_to(copy / "softmax")
+    mine.append(home / files.fresh_name())
+    mine[-1].symlink_to("elsewhere")
+    shutil.copytree(copy, home / "elsewhere")
+    mine.append(home / files.fresh_name())
+    mine[-1].write_text("mine")
+    mine.append(home / "new.part")
+    mine[-1].mkdir()
+    before = {path.name: snapshot(path) for path in (*mine, home / "elsewhere")}
+    replaced(copy)
+    assert {path.name for path in home.iterdir()} == {"set", *before}
+    assert {name: snapshot(home / name) for name in before} == before
+
+
+def test_a_set_that_another_process_writes_is_not_removed(copy: Path) -> None:
+    def cases() -> Any:
+        yield frozen()[0]
+        replaced(copy)  # as another process would
+        (part,) = copy.parent.glob(".refattn-*.part")
+        assert [path.name for path in (part / "softmax").iterdir()] == ["tiny.safetensors"]
+        yield frozen()[1]
+
+    vectors.write(copy.with_name("new"), freeze.about([FEW], "small", "1.2.5"), cases())
+    assert sorted(os.listdir(copy.parent)) == ["new", "set"] and len(vectors.read(copy.with_name("new")).cases) == 2
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_what_comes_to_the_place_of_a_set_meanwhile_stays(
+    exchanges: bool, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the last moment another folder, whole set or not, takes the name."""
+    shutil.copytree(copy, copy.with_name("other"))
+    before = snapshot(copy)
+    own: Any = files.exchange if exchanges else lambda *names: False
+
+    def late(*names: Any) -> bool:
+        if copy.with_name("other").exists():
+            copy.rename(copy.with_name("moved"))
+            copy.with_name("other").rename(copy)
+        return own(*names)
+
+    monkeypatch.setattr(vectors, "exchange", late)
+    with pytest.raises(vectors.SetError, match="another folder came to its place meanwhile, which stays"):
+        replaced(copy)
+    assert sorted(os.listdir(copy.parent)) == ["moved", "set"]
+    assert snapshot(copy) == before == snapshot(copy.with_name("moved"))
+
+
+def test_a_set_that_another_process_replaces_is_refused(copy: Path) -> None:
+    before = snapshot(copy)
+    with files.hold_folder(copy) as held:
+        assert files.lock(copy, held.handle)
+        with pytest.raises(vectors.SetError, match="got a set that another process replaces at this moment"):
+            replaced(copy)
+    assert snapshot(copy) == before and os.listdir(copy.parent) == ["set"]
+
+
 def test_a_set_over_a_mount_is_refused_at_once(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty one is written to: all that is made stands in it."""
     monkeypatch.setattr(os.path, "ismount", lambda path: True)
@@ -255,6 +337,21 @@ def test_a_set_over_a_mount_is_refused_at_once(copy: Path, monkeypatch: pytest.M
     empty.mkdir()
     vectors.write(empty, freeze.about([FEW], "small", "1.2.4"), frozen())
     assert vectors.read(empty).cases and sorted(os.listdir(copy.parent)) == ["empty", "set"]
+
+
+def test_a_write_into_a_mount_that_fails_removes_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "ismount", lambda path: True)
+
+    def cases(*names: str) -> Any:
+        yield frozen()[0]
+        for name in names:
+            (tmp_path / name).write_text("mine")
+        raise KeyboardInterrupt
+
+    for names in ((), ("thesis.txt",)):
+        with pytest.raises(KeyboardInterrupt):
+            vectors.write(tmp_path, {}, cases(*names))
+        assert [path.name for path in tmp_path.iterdir() if path.is_file()] == list(names)
 
 
 def test_a_name_leads_nowhere_else(tmp_path: Path) -> None:

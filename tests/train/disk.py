@@ -48,5 +48,5 @@ def watch(patches: pytest.MonkeyPatch, before: Callable[..., None]) -> None:
         return call
 
     patches.setattr(files, "open", told("open", File), raising=False)
-    for name in ("open", "fsync", "replace", "listdir", "unlink", "mkdir"):
+    for name in ("open", "fsync", "replace", "rename", "listdir", "unlink", "rmdir", "mkdir"):
         patches.setattr(os, name, told(f"os.{name}", getattr(os, name)))

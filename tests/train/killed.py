@@ -21,7 +21,7 @@ from tests.train.checkpoints import fail, fill, is_of
 from tests.train.disk import watch
 from tests.train.runs import remains, small, train, write_text
 
-CHANGES = ("open", "write", "os.fsync", "os.replace", "os.unlink")
+CHANGES = ("open", "write", "os.fsync", "os.replace", "os.rename", "os.unlink", "os.rmdir", "os.mkdir")
 
 
 def life(work: Callable[[], object], point: int | None) -> bool:
