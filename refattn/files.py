@@ -140,7 +140,7 @@ def _is_at(place: Place, handle: int) -> bool:
     name, within = _located(place)
     try:
         return os.path.samestat(os.fstat(handle), os.stat(name, dir_fd=within, follow_symlinks=False))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -153,19 +153,9 @@ def write(
     if folder.is_symlink():
         raise SetError(f"{folder}: is a link, needs the folder itself")
     place = folder.resolve()
-    mount = os.path.ismount(place)
-    if not mount:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with hold_folder(place.parent) as home:
-            _put_back(home / place.name)
-    there = place.is_dir() and any(place.iterdir())
-    if there and not replace:
-        raise SetError(f"{folder}: got a folder with something in it, needs a new or an empty one")
-    if there:
-        _vouch_for(place)
-        if mount:
+    if os.path.ismount(place):
+        if _is_taken(folder, replace):
             raise SetError(f"{folder}: got a set at the root of a mount, needs another folder to replace it")
-    if mount:
         with hold_folder(place) as own:
             try:
                 return _write(own, about, cases)
@@ -173,33 +163,49 @@ def write(
                 with suppress(OSError):
                     _empty(own)
                 raise
+    place.parent.mkdir(parents=True, exist_ok=True)
     with hold_folder(place.parent) as home:
-        for part in left_behind(home, folders=True):
+        _put_back(home / place.name)
+        taken = _is_taken(folder, replace)
+        for left in left_behind(home, folders=True):
             with suppress(OSError):  # of another user, perhaps
-                _remove(part)
-        with _new_part(home) as part, hold_folder(part) as own:
+                _remove(left)
+        with _new_part(home) as own:
+            part = home / own.path.name
             manifest = _write(own, about, cases)
-            if there:
+            if taken:
                 _replace(part, home / place.name)
             else:
                 rename(part, home / place.name)
     return manifest
 
 
+def _is_taken(folder: Path, replace: bool) -> bool:
+    """Tell whether a set is there, which may be replaced; SetError if it may not, or is something else."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return False
+    if not replace:
+        raise SetError(f"{folder}: got a folder with something in it, needs a new or an empty one")
+    _vouch_for(folder)
+    return True
+
+
 @contextmanager
-def _new_part(home: HeldFolder) -> Iterator[HeldPath]:
+def _new_part(home: HeldFolder) -> Iterator[HeldFolder]:
     """Give a new folder, which is locked, so that no other process removes it; it is removed if the block raises."""
     with ExitStack() as opened:
         while True:
             part = home / fresh_name()
             with suppress(FileNotFoundError):  # one who removes what is left behind was quicker
-                if lock(part, opened.enter_context(hold_folder(part, make=True)).handle):
+                own = opened.enter_context(hold_folder(part, make=True))
+                if lock(part, own.handle):
                     break
         try:
-            yield part
+            yield own
         except BaseException:
             with suppress(OSError):
-                _remove(part)
+                if own.is_at(part):
+                    _remove(part)
             raise
 
 
@@ -209,23 +215,24 @@ def _replace(part: HeldPath, place: HeldPath) -> None:
         if not lock(place, old.handle):
             raise SetError(f"{place}: got a set that another process replaces at this moment")
         _vouch_for(old.path)  # again: time has passed
+        changed = SetError(f"{place}: another folder came to its place meanwhile, which stays")
         if exchange(part, place):
             aside = part
             if not old.is_at(aside):
                 exchange(part, place)
-                raise SetError(f"{place}: another folder came to its place meanwhile, which stays")
+                raise changed
         else:
             aside = place.folder / f"{fresh_name().removesuffix('part')}old-{place.name}"
             rename(place, aside)
             try:
                 if not old.is_at(aside):
-                    raise SetError(f"{place}: another folder came to its place meanwhile, which stays")
+                    raise changed
                 rename(part, place)
             except BaseException:
                 rename(aside, place)
                 raise
-    if not _remove(aside):
-        raise SetError(f"{place}: is written; {aside}, which was there before, holds other files and stays")
+        if not _remove(aside):
+            raise SetError(f"{place}: is written; {aside}, which was there before, holds other files and stays")
 
 
 def _put_back(place: HeldPath) -> None:
