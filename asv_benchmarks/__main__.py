@@ -26,8 +26,10 @@ from asv_benchmarks import changes as steplist
 from asv_benchmarks import compare as versions
 from asv_benchmarks.judge import LIMITS, WORSE, Verdict, number, summary, times
 from asv_benchmarks.suite import MACHINE, PROFILES, Benchmark, benchmarks
-from refattn.cli import Terminated, hear_sigterm
-from refattn.cli.arguments import INTERRUPTED, TERMINATED
+from refattn import interrupts
+from refattn.cli.output import show_cursor
+from refattn.files import temporary_folder
+from refattn.interrupts import Interrupted
 
 _profile = click.option(
     "--profile", type=click.Choice(list(PROFILES)), help="Which benchmarks; without --bench: short, those of NumPy."
@@ -104,14 +106,12 @@ class Commands(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run a command as click does."""
-        with contextlib.suppress(ValueError):  # another thread than the first one
-            hear_sigterm()
         try:
             sys.exit(super().main(*args, **{**extra, "standalone_mode": False}))
         except click.Abort as error:
-            terminated = isinstance(error.__cause__, Terminated)
-            click.echo("terminated" if terminated else "interrupted", err=True)
-            sys.exit(TERMINATED if terminated else INTERRUPTED)
+            how = error.__cause__ if isinstance(error.__cause__, Interrupted) else Interrupted()
+            click.echo(how.word, err=True)
+            sys.exit(how.code)
         except click.ClickException as error:
             error.show()
             sys.exit(error.exit_code)
@@ -176,8 +176,8 @@ def compare_command(
     console = _console()
     chosen, load = _chosen(profile, bench, versions.QUICK if quick else ""), machine.load()
     title, found = f"{base} -> {head}", list[Verdict]()
-    with tempfile.TemporaryDirectory() as folder, _told():
-        one, other = (versions.check_out(v, Path(folder) / n) for n, v in (("base", base), ("head", head)))
+    with temporary_folder() as folder, _told():
+        one, other = (versions.check_out(v, folder / n) for n, v in (("base", base), ("head", head)))
         asked = versions.known((one, other))
         if not everything:
             differing = touched.touched((one, other), list(asked))
@@ -426,11 +426,12 @@ def _progress(console: Console) -> Iterator[Any]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with interrupts.undo(show_cursor), Progress(*columns, console=console, transient=True) as bar:
 
         def wrap(benchmarks: list[Any]) -> Iterator[Any]:
             task = bar.add_task("", total=len(benchmarks))
             for benchmark in benchmarks:
+                interrupts.check()
                 bar.update(task, description=str(benchmark))
                 yield benchmark
                 bar.advance(task)
@@ -441,10 +442,15 @@ def _progress(console: Console) -> Iterator[Any]:
 def _lines(benchmarks: list[Any]) -> Iterator[Any]:
     begun = time.monotonic()
     for done, benchmark in enumerate(benchmarks, start=1):
+        interrupts.check()
         yield benchmark
         left = (time.monotonic() - begun) / done * (len(benchmarks) - done) / 60.0
         click.echo(f"{done} of {len(benchmarks)}, {left:.1f} min left: {benchmark}", err=True)
 
 
 if __name__ == "__main__":
-    cli(prog_name="python -m asv_benchmarks")
+    interrupts.listen()
+    try:
+        cli(prog_name="python -m asv_benchmarks")
+    except SystemExit as ended:
+        sys.exit(interrupts.finish(ended.code))

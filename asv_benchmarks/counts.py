@@ -16,16 +16,16 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from asv_benchmarks.counter import plan
 from asv_benchmarks.judge import Verdict, paired
 from asv_benchmarks.sides import STEADY, held_to
 from asv_benchmarks.suite import Benchmark
-from refattn.workers import Started
+from refattn.files import temporary_folder
+from refattn.workers import Started, lines
 
 SMALL = (
     r"^(core\.Core\.time_(forward|backward)\(.* 64, 16, 'float32', 'numpy'|"
@@ -87,33 +87,27 @@ def counted(
         Where a process ends otherwise.
     """
     fixed = ("setarch", "-R") if shutil.which("setarch") else ()
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        places, running = [Path(folder) / str(n) for n in range(len(homes))], []
+    with temporary_folder() as folder, contextlib.ExitStack() as stack:
+        places, running = [folder / str(n) for n in range(len(homes))], []
         for home, place in zip(homes, places, strict=True):
             place.mkdir()
-            lines = [json.dumps([one.name, one.params, *planted[n : n + 1]]) + "\n" for n, one in enumerate(chosen)]
-            (place / "asked").write_text("".join(lines), encoding="utf-8")
+            words = [json.dumps([one.name, one.params, *planted[n : n + 1]]) + "\n" for n, one in enumerate(chosen)]
+            (place / "asked").write_text("".join(words), encoding="utf-8")
             command = [*fixed, *COUNT, f"--callgrind-out-file={place}/counts.%p", sys.executable]
             command += ["-m", "asv_benchmarks.counter", str(moved)]
             asked, said = (
                 stack.enter_context((place / name).open(how)) for name, how in (("asked", "r"), ("said", "w"))
             )
             env = {**ALONE, "PYTHONPATH": str(home), "PYTHONSAFEPATH": ""}
-            pipes: dict[str, Any] = {"stdin": asked, "stdout": subprocess.PIPE, "stderr": said, "encoding": "utf-8"}
-            running.append(stack.enter_context(Started(command, env, cwd=home, **pipes)))
-            stack.callback(answers_of(running[-1]).close)
+            pipes: dict[str, Any] = {"stdin": asked, "stdout": subprocess.PIPE, "stderr": said}
+            one = stack.enter_context(Started(command, env, cwd=home, **pipes))
+            running.append((one, lines(stack.enter_context(one.process.stdout))))
         for benchmark in chosen:
-            yield tuple(_read(one, place, benchmark) for one, place in zip(running, places, strict=True))
+            yield tuple(_read(*one, place, benchmark) for one, place in zip(running, places, strict=True))
 
 
-def answers_of(one: Started) -> IO[str]:
-    """Return the pipe that a process answers in."""
-    assert one.process.stdout is not None
-    return one.process.stdout
-
-
-def _read(one: Started, place: Path, benchmark: Benchmark) -> Count:
-    line = answers_of(one).readline()
+def _read(one: Started, answers: Iterator[str], place: Path, benchmark: Benchmark) -> Count:
+    line = next(answers, "")
     if not line:
         words = (place / "said").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         code = one.process.wait()

@@ -30,7 +30,7 @@ from asv_benchmarks.judge import Verdict, apart
 from asv_benchmarks.machine import device, git
 from asv_benchmarks.sides import ROOT, STEADY, held_to
 from asv_benchmarks.suite import MACHINE, Benchmark, benchmarks
-from refattn.workers import Started
+from refattn.workers import Started, lines
 
 FOLDER = ROOT / "asv_benchmarks"
 MEASURED = (*PARTS, "asv_benchmarks")
@@ -345,10 +345,10 @@ def asv(
     # On a terminal as narrow as this it prints tables of one number a row.
     whole = {**held_to(1), **STEADY, "COLUMNS": "20", "ASV_PYTHONPATH": str(ROOT), **(env or {})}
     last: list[str] = []
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     where = conf.parent if conf else FOLDER
-    with Started(command, whole, cwd=where, **pipes) as started, started.process.stdout as lines:
-        for line in lines:
+    with Started(command, whole, cwd=where, **pipes) as started, started.process.stdout as said:
+        for line in lines(said):
             last = [*last[-20:], line.rstrip()]
             tell(line.rstrip())
         code = started.process.wait()

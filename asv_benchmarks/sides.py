@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,15 +107,17 @@ class Worker:
         SideError
             Where the side raised, its process ended, or the answer took too long; the last two end it.
         """
+        from refattn.workers import SLICE, slices
+
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
-        try:
+        with suppress(BrokenPipeError):
             stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
             stdin.flush()
-            ready, _, _ = select.select([stdout], [], [], self.timeout)
-        except BrokenPipeError:
-            ready = [stdout]
-        if not ready:
+        for _ in slices(self.timeout):
+            if select.select([stdout], [], [], SLICE)[0]:
+                break
+        else:
             self.close()
             raise SideError(f"no answer to {do!r} for {self.timeout:.0f} s")
         line = stdout.readline()
@@ -142,9 +144,14 @@ class Worker:
 
 def ran(module: str, *words: str, env: Mapping[str, str], home: Path = ROOT) -> tuple[int, str, str]:
     """Run a module as a program to its end; return its exit code, its output and its errors."""
+    from refattn.workers import SLICE, slices
+
     pipe = subprocess.PIPE
     with started([module, *words], env, cwd=home, stdout=pipe, stderr=pipe, encoding="utf-8") as one:
-        out, errors = one.process.communicate()
+        for _ in slices(math.inf):
+            with suppress(subprocess.TimeoutExpired):
+                out, errors = one.process.communicate(timeout=SLICE)
+                break
     return one.process.returncode, out, errors
 
 

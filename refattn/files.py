@@ -21,11 +21,14 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from refattn import interrupts
 
 MIB = 1 << 20
 
@@ -313,7 +316,7 @@ def write_atomically(path: Place, data: bytes) -> None:
         folder = place.folder.handle
         part, file = _new_part(place.folder)
         try:
-            with file:
+            with interrupts.undo(functools.partial(remove, part)), file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -368,6 +371,16 @@ def check_output(path: str | os.PathLike[str]) -> None:
     part = Path(path).with_name(fresh_name())
     part.touch(exist_ok=False)
     part.unlink()
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Return a folder that is gone at the end of the ``with`` block, also if a signal ends the command within it."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="refattn-", ignore_cleanup_errors=True) as name:
+        with interrupts.undo(lambda: shutil.rmtree(name, ignore_errors=True)):
+            yield Path(name)
 
 
 def _is_stream(path: str | os.PathLike[str]) -> bool:

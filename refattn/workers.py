@@ -6,6 +6,9 @@ it starts inherits: `close` finds by both what is left behind (on Linux, in /pro
 and kills it. If this process is killed itself, the guard that it has started does the same: see `refattn.guard`.
 
 What a worker prints, in C too, comes on a pipe of its own and never among the answers. Nothing here unpickles anything.
+
+There are no threads. Whoever waits for a process reads all pipes that are open meanwhile, and looks at times whether
+Ctrl-C or SIGTERM has come: see `refattn.interrupts`.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ import faulthandler
 import functools
 import importlib
 import io
+import math
 import os
-import queue
 import secrets
+import select
+import selectors
 import signal
 import socket
 import struct
@@ -26,10 +31,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, cast
 
-from refattn import guard
+from refattn import guard, interrupts
 from refattn.messages import shown
 
 SLICE = 0.05
@@ -47,18 +53,78 @@ class EndedError(Exception):
     """A process has ended, or did not answer in time; the message says how."""
 
 
+class Pipes:
+    """What comes through the pipes of processes, read by whoever waits for one of them.
+
+    Attributes
+    ----------
+    events
+        What workers have answered and nobody has taken, each with its worker; None for one that has ended.
+    workers
+        Those whose end is an event.
+    """
+
+    def __init__(self) -> None:
+        self.events: deque[Event] = deque()
+        self.workers: list[Worker] = []
+        self._selector = selectors.PollSelector()
+
+    def add(self, stream: Stream, take: Callable[[], bool]) -> None:
+        """Call `take` whenever something has come through a stream, until it returns False."""
+        os.set_blocking(stream.fileno(), False)
+        self._selector.register(stream, selectors.EVENT_READ, take)
+
+    def remove(self, stream: Any) -> None:
+        """Read a stream no longer; one that is not read stays so."""
+        with contextlib.suppress(KeyError, ValueError):  # ValueError: it is closed
+            self._selector.unregister(stream)
+
+    def release(self, worker: Worker, stream: Stream) -> None:
+        """Wait for no more answers of a worker, nor for its end."""
+        self.remove(stream)
+        if worker in self.workers:
+            self.workers.remove(worker)
+
+    def read(self, seconds: float, writing: Stream | None = None) -> None:
+        """Take what has come, once. Wait at most so long for something to come, or until one can be written to."""
+        if writing is not None:
+            with contextlib.suppress(KeyError):
+                both = selectors.EVENT_READ | selectors.EVENT_WRITE
+                self._selector.modify(writing, both, self._selector.get_key(writing).data)
+        for key, what in self._selector.select(seconds):
+            if key.events & selectors.EVENT_WRITE:
+                self._selector.modify(key.fileobj, selectors.EVENT_READ, key.data)
+            if what & selectors.EVENT_READ and not key.data():
+                self.remove(key.fileobj)
+        for worker in [*self.workers]:
+            worker.look()
+
+    def next(self) -> Event:
+        """Wait for the next event and return it."""
+        for _ in slices(math.inf):
+            if self.events:
+                break
+            self.read(SLICE)
+        return self.events.popleft()
+
+
 class Tail:
-    """The end of what comes through a pipe, read by a thread so that nobody who prints is held up."""
+    """The end of what comes through a pipe."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.data, self.count, self._stream = b"", 0, stream
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
+    def __init__(self, stream: IO[bytes], pipes: Pipes) -> None:
+        self.data, self.count, self._stream, self._pipes = b"", 0, stream, pipes
+        pipes.add(stream, self._take)
 
-    def _read(self) -> None:
-        while part := os.read(self._stream.fileno(), _AT_ONCE):
-            self.add(part)
-        self._stream.close()
+    def _take(self) -> bool:
+        try:
+            part = os.read(self._stream.fileno(), _AT_ONCE)
+        except BlockingIOError:
+            return True
+        self.add(part)
+        if not part:
+            self._pipes.remove(self._stream)
+            self._stream.close()
+        return bool(part)
 
     def add(self, part: bytes) -> None:
         """Take some more."""
@@ -68,9 +134,15 @@ class Tail:
         """Return what has come after so many bytes as text; bytes that are no UTF-8 are replaced."""
         return self.data[max(0, len(self.data) - (self.count - since)) :].decode(errors="replace")
 
-    def wait(self) -> None:
-        """Wait until all has come, but not for ever: what could not be ended may hold the pipe."""
-        self._thread.join(1.0)
+    @property
+    def open(self) -> bool:
+        """Whether more may come."""
+        return not self._stream.closed
+
+    def close(self) -> None:
+        """Read no more."""
+        self._pipes.remove(self._stream)
+        self._stream.close()
 
 
 class Started:
@@ -96,6 +168,7 @@ class Started:
     ) -> None:
         self._mark = f"{os.environ.get(guard.MARK, '')}/{secrets.token_hex(16)}"
         env = {**os.environ, **(environment or {}), guard.MARK: self._mark}
+        self._code: int | None = None  # once it is closed
         _tell_guard(f"+ {self._mark}")
         try:
             self.process = subprocess.Popen([*command], env=env, start_new_session=True, **how)
@@ -103,6 +176,7 @@ class Started:
             _tell_guard(f"- {self._mark}")
             raise
         _tell_guard(f"+ {self._mark} {self.process.pid}")
+        self._undo = interrupts.remember(functools.partial(guard.end, self._mark, self.process.pid))
 
     def __enter__(self) -> Any:
         return self
@@ -112,13 +186,15 @@ class Started:
 
     def close(self) -> int:
         """End it and all that it has started; return its exit code, that of its own end if that came first."""
-        guard.end(self._mark, self.process.pid)
-        try:
-            code = self.process.wait(guard.LONGEST)
-        except subprocess.TimeoutExpired:  # another user's, or it waits for a device
-            code = -signal.SIGKILL
-        _tell_guard(f"- {self._mark}")
-        return code
+        if self._code is None:
+            guard.end(self._mark, self.process.pid)
+            try:
+                self._code = self.process.wait(guard.LONGEST)
+            except subprocess.TimeoutExpired:  # another user's, or it waits for a device
+                self._code = -signal.SIGKILL
+            interrupts.forget(self._undo)
+            _tell_guard(f"- {self._mark}")
+        return self._code
 
 
 class Process(Started):
@@ -132,6 +208,8 @@ class Process(Started):
         Descriptors that it inherits.
     environment
         What its environment has beside that of this process.
+    pipes
+        Where what it prints is read, together with that of others; its own if absent.
 
     Raises
     ------
@@ -144,26 +222,36 @@ class Process(Started):
         command: Sequence[str | os.PathLike[str]],
         keeps: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
+        pipes: Pipes | None = None,
     ) -> None:
         pipe = subprocess.PIPE
         streams = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "bufsize": 0}
         super().__init__(command, environment, pass_fds=keeps, **streams)
         assert self.process.stdout is not None and self.process.stderr is not None
-        self.out, self.err = Tail(self.process.stdout), Tail(self.process.stderr)
+        self.pipes = Pipes() if pipes is None else pipes
+        self.out, self.err = Tail(self.process.stdout, self.pipes), Tail(self.process.stderr, self.pipes)
 
     def wait(self, seconds: float, watch: Callable[[], Any] = lambda: None) -> int:
         """Return the code with which it ends, calling `watch` now and then; EndedError if that takes too long."""
-        for _ in _slices(seconds):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return self.process.wait(SLICE)
+        for _ in slices(seconds):
+            if self.out.open or self.err.open:
+                self.pipes.read(SLICE)
+            else:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(SLICE)
+            if (code := self.process.poll()) is not None:
+                return code
             watch()
         raise EndedError(f"did not end within {seconds:g} s")
 
     def close(self) -> int:
         """End it and all that it has started; return its exit code, that of its own end if that came first."""
         code = super().close()
-        for tail in (self.out, self.err):
-            tail.wait()
+        end = time.monotonic() + 1.0  # what could not be ended may hold a pipe
+        while (self.out.open or self.err.open) and (left := end - time.monotonic()) > 0.0:
+            self.pipes.read(left)
+        self.out.close()
+        self.err.close()
         return code
 
 
@@ -201,16 +289,32 @@ def _guard(parent: int) -> subprocess.Popen[bytes]:
     return process
 
 
-def _slices(seconds: float) -> Iterator[None]:
-    """Yield until the time is over; time in which this process is stopped counts as one slice."""
+def slices(seconds: float) -> Iterator[None]:
+    """Yield until the time is over, or a signal ends the command; what it is stopped for counts as one slice."""
     left, before = seconds, time.monotonic()
     while left > 0.0:
+        interrupts.check()
         yield
         now = time.monotonic()
         left, before = left - min(now - before, 2 * SLICE), now
 
 
+def lines(stream: IO[Any]) -> Iterator[str]:
+    """Yield the lines that come through a pipe, which nobody else reads; a signal ends the command meanwhile."""
+    poll, rest = select.poll(), b""
+    poll.register(stream, select.POLLIN)
+    for _ in slices(math.inf):
+        if poll.poll(1000.0 * SLICE):
+            part = os.read(stream.fileno(), _AT_ONCE)
+            if not part:
+                yield from filter(None, [rest.decode(errors="replace")])
+                return
+            *whole, rest = (rest + part).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
+
+
 Event = tuple["Worker", bytes | None]
+Stream = IO[bytes] | socket.socket
 
 
 class Worker(Process):
@@ -220,43 +324,60 @@ class Worker(Process):
     ----------
     target
         The function, as MODULE:NAME.
-    events
-        Where answers go, (the worker, the answer), and (the worker, None) when no more will come. Without it a queue of
-        its own, which `ask` waits for.
+    pipes
+        Where its answers come, as (the worker, the answer), and (the worker, None) when no more will come: what several
+        workers have in common, and `Pipes.next` waits for. Without it its own, which `ask` waits for.
     """
 
-    def __init__(self, target: str, events: queue.SimpleQueue[Event] | None = None) -> None:
+    def __init__(self, target: str, pipes: Pipes | None = None) -> None:
         self.limit = 1 << 62  # bytes of an answer
         self._stray = b""  # what came and was no answer
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue() if events is None else events
+        self._begun = bytearray()  # the next answer, as far as it has come
+        self._listens = True
         self._socket, theirs = socket.socketpair()
         with theirs:
-            begin = f"import sys; sys.path[:] = {sys.path!r}; from refattn import workers"
-            serve = f"workers.serve({target!r}, {theirs.fileno()})"
-            super().__init__([sys.executable, "-c", f"{begin}; {serve}"], keeps=[theirs.fileno()])
-        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._listen, self._reap)]
-        for thread in self._threads:
-            thread.start()
+            home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+            # The package itself comes from where this one is from; a file refattn.py elsewhere is not it.
+            begin = f"import sys; sys.path[:] = {[home, *sys.path]!r}; import refattn; del sys.path[0]"
+            serve = f"from refattn import workers; workers.serve({target!r}, {theirs.fileno()})"
+            super().__init__([sys.executable, "-c", f"{begin}; {serve}"], keeps=[theirs.fileno()], pipes=pipes)
+        self.pipes.add(self._socket, self._take)
+        self.pipes.workers.append(self)
 
-    def send(self, question: bytes) -> None:
-        """Send a question; if the worker has ended its event says so."""
-        with contextlib.suppress(OSError):
-            self._socket.sendall(_HEAD.pack(_BEGINS, len(question)))
-            self._socket.sendall(question)
+    def send(self, question: bytes, seconds: float = math.inf) -> None:
+        """Send a question; if the worker has ended its event says so. EndedError if it takes none in time."""
+        for part in (_HEAD.pack(_BEGINS, len(question)), question):
+            rest = memoryview(part)
+            for _ in slices(seconds):
+                try:
+                    while rest:
+                        rest = rest[self._socket.send(rest) :]
+                    break
+                except BlockingIOError:
+                    self.pipes.read(SLICE, self._socket)
+                except OSError:
+                    return
+                if not self._listens:
+                    return
+            else:
+                raise EndedError(f"did not end within {seconds:g} s")
 
     def ask(self, question: bytes, seconds: float) -> bytes:
         """Send a question and return the answer; EndedError, and the worker is closed, if there is none in time."""
+        self.pipes.read(0.0)
         begun = self.err.count
         try:
-            self.send(question)
-            for _ in _slices(seconds):
-                with contextlib.suppress(queue.Empty):
-                    answer = self.events.get(timeout=SLICE)[1]
+            self.send(question, seconds)
+            for _ in slices(seconds):
+                if self.pipes.events:
                     break
+                self.pipes.read(SLICE)
             else:
                 raise EndedError(f"did not end within {seconds:g} s")
+            answer = self.pipes.events.popleft()[1]
             if answer is None:
                 raise EndedError(self._end(begun))
+            self.pipes.read(0.0)  # what it printed before it answered
             return answer
         except BaseException:  # the user's interrupt, too
             self.close()
@@ -264,27 +385,55 @@ class Worker(Process):
 
     def close(self) -> int:
         """End it, and all that it has started."""
+        self.pipes.release(self, self._socket)
         code = super().close()
-        for thread in self._threads:
-            thread.join(1.0)
         self._socket.close()
         return code
 
-    def _listen(self) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            while True:
-                head = _exactly(self._socket, _HEAD.size)
-                begins, size = _HEAD.unpack(head)
-                if begins != _BEGINS or size > self.limit:
-                    self._stray = head
-                    break
-                self.events.put((self, _exactly(self._socket, size)))
-        self.events.put((self, None))
+    def look(self) -> None:
+        """See whether the process has ended; what it has left behind may hold the other end of the socket."""
+        if self.process.poll() is not None:
+            while (part := self._receive()) and self._understand(part):
+                pass
+            self._stop()
 
-    def _reap(self) -> None:
-        self.process.wait()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # what it has left behind may hold the other end
+    def _take(self) -> bool:
+        part = self._receive()
+        if part is None or self._understand(part):
+            return True
+        self._stop()
+        return False
+
+    def _receive(self) -> bytes | None:
+        """Return what has come, b"" at the end, None if it has to be waited for."""
+        try:
+            return self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def _understand(self, part: bytes) -> bool:
+        """Make events of what has come; return whether more is wanted."""
+        self._begun += part
+        while len(self._begun) >= _HEAD.size:
+            begins, size = _HEAD.unpack_from(self._begun)
+            if begins != _BEGINS or size > self.limit:
+                self._stray = bytes(self._begun[: _HEAD.size])
+                return False
+            end = _HEAD.size + size
+            if len(self._begun) < end:
+                break
+            self.pipes.events.append((self, bytes(memoryview(self._begun)[_HEAD.size : end])))
+            self._begun = self._begun[end:]
+        return bool(part)
+
+    def _stop(self) -> None:
+        """Wait for no more answers."""
+        if self._listens:
+            self._listens = False
+            self.pipes.release(self, self._socket)
+            self.pipes.events.append((self, None))
 
     def _end(self, begun: int) -> str:
         """Return how it has ended, in words."""
@@ -303,13 +452,13 @@ class Worker(Process):
 
 def each(target: str, questions: Sequence[bytes], jobs: int) -> Iterator[tuple[int, bytes | None]]:
     """Have workers answer questions; yield each number with its answer, None if its worker ended, as they come."""
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    pipes = Pipes()
     waiting = iter(enumerate(questions))
     busy: dict[Worker, int] = {}
 
     def give(worker: Worker | None) -> None:
         for number, question in waiting:
-            worker = worker or Worker(target, events)
+            worker = worker or Worker(target, pipes)
             busy[worker] = number
             worker.send(question)
             return
@@ -320,7 +469,7 @@ def each(target: str, questions: Sequence[bytes], jobs: int) -> Iterator[tuple[i
         for _ in range(jobs):
             give(None)
         while busy:
-            worker, answer = events.get()
+            worker, answer = pipes.next()
             if worker not in busy:  # the end of one that was closed
                 continue
             number = busy.pop(worker)

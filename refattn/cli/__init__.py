@@ -10,7 +10,6 @@ A command is a small file here; what it needs is imported inside its function, s
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from typing import Any
@@ -18,9 +17,10 @@ from typing import Any
 import click
 
 import refattn
+from refattn import interrupts
 from refattn.cli import stdio
 from refattn.cli.analyse import analyse
-from refattn.cli.arguments import BAD_INPUT, INTERRUPTED, TERMINATED, Group, read_help
+from refattn.cli.arguments import BAD_INPUT, INTERRUPTED, Group, read_help
 from refattn.cli.check import check
 from refattn.cli.golden import golden
 from refattn.cli.inspect import backends, list_
@@ -30,6 +30,7 @@ from refattn.cli.show import show
 from refattn.cli.trace import trace
 from refattn.cli.train import train
 from refattn.cli.verify import verify
+from refattn.interrupts import Interrupted
 from refattn.messages import shown
 
 
@@ -57,25 +58,11 @@ class Commands(Group):
             ctx.exit(_explain(error, ctx.invoked_subcommand))
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: an end like that by Ctrl-C, with another exit code."""
-
-
-def hear_sigterm() -> None:
-    """Have SIGTERM raise `Terminated`, unless this process does something else with it."""
-
-    def terminate(*_: Any) -> None:
-        raise Terminated
-
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, terminate)
-
-
 def _explain(error: BaseException, command: str | None = None) -> int:
     """Print an error of a command, or of what stands before it, as one line; return its exit code."""
-    if isinstance(error, Terminated):
-        click.echo("refattn: terminated", file=sys.stderr)
-        return TERMINATED
+    if isinstance(error, Interrupted):
+        click.echo(f"refattn: {error.word}", file=sys.stderr)
+        return error.code
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         click.echo("refattn: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -118,13 +105,14 @@ if cli.help is None:  # python -OO
 
 def main() -> None:
     """Run the command line: the console entry point."""
-    hear_sigterm()
     output = stdio.hold()
+    interrupts.listen("refattn: ")
     try:
         cli(prog_name="refattn")
     except SystemExit as ended:
         sys.stdout.flush()
-        if output.failure is None or ended.code:
-            raise
-        click.echo(f"refattn: error: standard output: {output.failure.strerror}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        code = ended.code
+        if output.failure is not None and not code:
+            click.echo(f"refattn: error: standard output: {output.failure.strerror}", file=sys.stderr)
+            code = BAD_INPUT
+        sys.exit(interrupts.finish(code))

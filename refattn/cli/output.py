@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from refattn import interrupts
 from refattn.cli.arguments import Problem
 from refattn.files import reason, write_output
 
@@ -76,8 +77,20 @@ def _bar(what: str) -> Iterator[Wrap]:
             return Text(f"{task.speed:.3g}/s" if task.speed else "")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield lambda items: bar.track(items, description=what)
+    with interrupts.undo(show_cursor), Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield lambda items: _checked(bar.track(items, description=what))
+
+
+def show_cursor() -> None:
+    """Have a terminal show its cursor again, which a bar hides."""
+    os.write(2, b"\x1b[?25h\n")
+
+
+def _checked(items: Iterable[Any]) -> Iterator[Any]:
+    """Pass items on; between two of them a signal ends the command."""
+    for item in items:
+        interrupts.check()
+        yield item
 
 
 def _lines(items: Iterable[Any], what: str, unit: str) -> Iterator[Any]:
@@ -85,7 +98,7 @@ def _lines(items: Iterable[Any], what: str, unit: str) -> Iterator[Any]:
     todo = items if isinstance(items, Sized) else list(items)  # what comes as it is ready is not waited for
     begun = said = time.monotonic()
     size = len(todo)
-    for done, item in enumerate(todo, start=1):
+    for done, item in enumerate(_checked(todo), start=1):
         yield item
         quarter = 4 * done // size > 4 * (done - 1) // size
         if quarter or time.monotonic() - said > 10.0:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from refattn import interrupts
 from refattn.cli.arguments import INTERRUPTED, TERMINATED, Name, Place, Problem, a_backend, record_of
-from refattn.cli.output import is_terminal
+from refattn.cli.output import is_terminal, show_cursor
 
 if TYPE_CHECKING:
     from refattn.train.loop import Report, Result
@@ -172,7 +173,7 @@ def _report() -> Iterator[Report]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = ("train", BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with interrupts.undo(show_cursor), Progress(*columns, console=Console(stderr=True)) as bar:
         yield _Bar(bar)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import refattn
+from refattn import interrupts
 from refattn.cli.arguments import (
     Name,
     Place,
@@ -419,6 +420,7 @@ def _kernel(stack: contextlib.ExitStack, record: Mechanism, asked: Asked) -> tup
         return Program(asked.program, named, asked.timeout), text
     impl = asked.impl or ""
     if asked.in_process:
+        interrupts.leave_to_python()  # a debugger has Ctrl-C for itself
         return load(impl), f"load({impl!r})"
     kernel = Isolated(impl, asked.timeout)
 

@@ -14,12 +14,14 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
+from refattn import interrupts
 from refattn.args import SHA256, Each, Matching, Real, Whole, check_json, checked
 from refattn.files import (
     LEFT_BEHIND,
@@ -156,7 +158,7 @@ def write(
     if os.path.ismount(place):
         if _is_taken(folder, replace):
             raise SetError(f"{folder}: got a set at the root of a mount, needs another folder to replace it")
-        with hold_folder(place) as own:
+        with hold_folder(place) as own, interrupts.undo(partial(_empty, own)):
             try:
                 return _write(own, about, cases)
             except BaseException:
@@ -200,12 +202,17 @@ def _new_part(home: HeldFolder) -> Iterator[HeldFolder]:
                 own = opened.enter_context(hold_folder(part, make=True))
                 if lock(part, own.handle):
                     break
-        try:
-            yield own
-        except BaseException:
+
+        def undo() -> None:
             with suppress(OSError):
                 if own.is_at(part):
                     _remove(part)
+
+        try:
+            with interrupts.undo(undo):
+                yield own
+        except BaseException:
+            undo()
             raise
 
 

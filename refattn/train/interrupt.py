@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
+from typing import Any
+
+from refattn import interrupts
 
 
 class Stop(threading.Event):
@@ -17,32 +21,40 @@ class Stop(threading.Event):
 
 @contextmanager
 def interruptible(say: Callable[[str], None]) -> Iterator[Stop]:
-    """Give an event that the first Ctrl-C (or SIGTERM) sets; the second raises KeyboardInterrupt.
+    """Give an event that the first Ctrl-C (or SIGTERM) sets; the second does what it did before, in a command ends it.
 
     Outside of the main thread, where Python allows no handlers, it is never set. A signal that is ignored, as for a
     process in the background of a script, stays ignored.
     """
     stop = Stop()
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            if callable(
-                first := before[signal.Signals(number)]
-            ):  # the command's own, which tells one signal from the other
-                first(number, frame)
-            raise KeyboardInterrupt
+    def bear(number: int) -> None:
         stop.number = number
         stop.set()
-        with suppress(RuntimeError, OSError):  # the line that it came into the middle of, or nobody who reads
+        with contextlib.suppress(Exception):  # the line that it came into the middle of, or nobody who reads
             say("interrupted: the step is finished and saved; once more stops at once")
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        restore()
+        bear(number)
+
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for each, handler in [*before.items()]:
+            signal.signal(each, handler)
 
     if threading.current_thread() is not threading.main_thread():
         yield stop
-        return
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) not in (signal.SIG_IGN, None)]
-    before = {number: signal.signal(number, handle) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    elif interrupts.listening():
+        with interrupts.bearing(bear):
+            yield stop
+    else:
+        numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) not in (signal.SIG_IGN, None)]
+        try:
+            for number in numbers:
+                before[number] = signal.getsignal(number)
+                signal.signal(number, handle)
+            yield stop
+        finally:
+            restore()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from asv_benchmarks.judge import Verdict
 from asv_benchmarks.machine import git
 from asv_benchmarks.sides import ROOT
 from asv_benchmarks.suite import Benchmark, benchmarks
-from refattn.cli import Terminated
+from refattn.interrupts import Interrupted
 
 SHARES = r"accuracy.*track_mean\('softmax\.\w+', 'outputs', 'float32', 'numpy'\)"
 EXPONENTIAL = "exponentials = xp.exp(masked"
@@ -216,10 +217,11 @@ def test_what_a_change_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"), [(KeyboardInterrupt, 130, "interrupted"), (Terminated, 143, "terminated")]
+    ("error", "code", "said"),
+    [(KeyboardInterrupt, 130, "interrupted"), (Interrupted(signal.SIGTERM), 143, "terminated")],
 )
 def test_what_was_found_before_an_interrupt_is_told(
-    error: type[BaseException], code: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    error: Any, code: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     measuring(monkeypatch, *FOUND[:2], error)
     done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--all", "--markdown", str(tmp_path / "t.md")])

@@ -6,7 +6,6 @@ import contextlib
 import json
 import shlex
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.args import Real, check
-from refattn.files import read_regular
+from refattn.files import read_regular, temporary_folder
 from refattn.golden.storage_types import has_gradient
 from refattn.golden.tensors import decode, encode
 from refattn.messages import shown
@@ -94,8 +93,8 @@ class Program:
     ) -> dict[str, NDArray[Any]] | Decline:
         stored = {name: (dtype if has_gradient(x) else x.dtype.name, x) for name, x in arrays.items()}
         about = {"dtype": dtype, "options": json.dumps(dict(options))}
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            given, wanted = Path(folder, "in.safetensors"), Path(folder, "out.safetensors")
+        with temporary_folder() as folder:
+            given, wanted = folder / "in.safetensors", folder / "out.safetensors"
             given.write_bytes(encode(stored, about))
             limit = LARGEST + 64 * given.stat().st_size
             code, said, complained = _ended([*self.command, given, wanted], self.seconds, wanted, limit)

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ import numpy as np
 from refattn.shards import mesh
 from refattn.verify.adapters import adapter, interpreted
 from refattn.verify.outcome import Decline
-from refattn.workers import Event, Worker
+from refattn.workers import Pipes, Worker
 
 LAYOUTS = ("contiguous", "zigzag")
 PLANE = ("mask", "bias", "keep")
@@ -159,7 +158,7 @@ class Ranks:
             worker.send(_packed(self._shards(rank, d_out)))
         answers: dict[int, Any] = {}
         while len(answers) < self._size:
-            worker, answer = self._events.get()
+            worker, answer = self._pipes.next()
             rank = self._ranks.index(worker)
             kind, found = ("error", "its process ended") if answer is None else _unpacked(answer)
             if kind == "joined":
@@ -173,8 +172,8 @@ class Ranks:
         return [answers[rank][1] for rank in range(self._size)]
 
     def _start(self) -> None:
-        self._store, self._events = tempfile.TemporaryDirectory(), SimpleQueue[Event]()
-        self._ranks = [Worker(f"{__name__}:answer", self._events) for _ in range(self._size)]
+        self._store, self._pipes = tempfile.TemporaryDirectory(), Pipes()
+        self._ranks = [Worker(f"{__name__}:answer", self._pipes) for _ in range(self._size)]
         for rank, worker in enumerate(self._ranks):
             place = os.path.join(self._store.name, "store")
             worker.send(_packed({"spec": self._spec, "rank": rank, "size": self._size, "store": place}))
