@@ -142,49 +142,50 @@ class _Listener:
             raise Interrupted(self.number)
 
     def end(self) -> None:
-        """End the process from the thread, which goes on to watch; if it has not ended then, or again, exit at once."""
-        if self.ending is not None:
+        """End the process from the thread, which goes on to watch; exit at once if that takes too long, or again."""
+        if self.ending is None and self.end_once.acquire(blocking=False):
+            self.ending, self.again = time.monotonic(), False
+            try:
+                threading.Thread(target=self.exit, daemon=True).start()
+            except RuntimeError:  # there can be no more threads
+                self.exit()
+            return
+        time.sleep(0.0 if self.ending else 0.05)  # the command has just come to its end
+        if self.deadline() <= time.monotonic():
             os._exit(Interrupted(self.number).code)
-        self.end_once.acquire()
-        self.ending, self.again = time.monotonic(), False
-        try:
-            threading.Thread(target=self.exit, daemon=True).start()
-        except RuntimeError:  # there can be no more threads
-            self.exit()
 
     def exit(self) -> None:
         """Undo what is open, say why, and exit."""
         for action in [*_undos.values()][::-1]:
             with contextlib.suppress(Exception):
                 action()
-        self.say()
+        if not (self.over and self.answered):  # otherwise the command has said it
+            self.say()
         os._exit(Interrupted(self.number).code)
 
     def say(self) -> None:
-        """Say what ends the command, unless it has said so, or would have to wait for a reader."""
-        if self.over and self.answered:
-            return
+        """Say what ends the command, unless that would have to wait for a reader."""
         with contextlib.suppress(OSError, ValueError):
             if select.select([], [2], [], 0.0)[1]:
                 os.write(2, f"{self.name}{Interrupted(self.number).word}\n".encode())
 
     def finish(self, code: Any) -> Any:
+        """Return the exit code; if the process is being ended, wait for that."""
         self.over = True
-        with self.end_once:  # if the process is being ended this waits for its end
-            pass
-        if not self.number or self.answered:
-            return code
-        self.say()
-        self.answer()
-        return Interrupted(self.number).code
+        with self.end_once:
+            if self.number and not self.answered:
+                self.answer()
+                self.say()
+                return Interrupted(self.number).code
+        return code
 
     def stop(self) -> None:
         """Leave signals to the system, by which they end the process; a last one may have come just before."""
         for number in self.heard:
             signal.signal(number, signal.SIG_DFL)
-        if self.number and not self.answered:
-            self.say()
-            os._exit(Interrupted(self.number).code)
+        code = self.finish(None)
+        if code is not None:
+            os._exit(code)
 
 
 def listen(name: str = "") -> None:

@@ -47,6 +47,7 @@ ARROWS: dict[str, set[str]] = {
     "cli": BASE
     | RECORDS
     | {
+        "interrupts",
         "many_runs",
         "files",
         "ops",
