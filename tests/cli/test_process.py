@@ -135,6 +135,116 @@ def test_a_signal_ends_the_command_and_all_its_processes(command: str, number: i
     assert "Traceback" not in said
 
 
+# Sends SIGTERM to a command at the Nth time that its main thread comes to a place, in a file sitecustomize.py.
+HOOK = """
+import atexit, os, signal, subprocess, sys, threading, time, weakref
+
+place, _, n = os.environ.pop("REFATTN_TEST_HOOK", "").rpartition(" ")
+main, left = threading.get_ident(), [int(n or 0)]
+
+def send(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(100): pass  # bytecodes, between which Python runs handlers
+
+class Dies:
+    def __del__(self):
+        send()
+
+def come(do=send):
+    left[0] -= threading.get_ident() == main
+    if left[0] == 0:
+        left[0] = -1
+        do()
+
+def after(owner, name, do=send):
+    original = getattr(owner, name)
+    def hooked(*args, **how):
+        found = original(*args, **how)
+        come(do)
+        return found
+    setattr(owner, name, hooked)
+
+def reference():
+    x = threading.Event()
+    kept.append(weakref.ref(x, send))
+
+kept = []
+if place == "a thread was made":
+    after(threading, "_start_new_thread")
+elif place == "a thread's start waits":
+    after(threading.Condition, "_release_save")
+elif place == "a thread ends":
+    original = threading.Thread._delete
+    def delete(self):
+        if threading.get_ident() != main: left[0] -= 1
+        if left[0] == 0: send()
+        original(self)
+    threading.Thread._delete = delete
+elif place:
+    do = {"a process was started": send, "a reference's callback": reference, "__del__": Dies,
+          "atexit": lambda: atexit.register(send)}[place]
+    after(subprocess.Popen, "_execute_child", do)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc"), reason="needs /proc")
+@pytest.mark.parametrize(
+    ("words", "place", "n"),
+    [
+        ("golden check -j 2", "a thread was made", 1),
+        ("golden check -j 2", "a thread's start waits", 1),
+        ("check softmax -j 1", "a thread was made", 2),
+        ("check softmax -j 1", "a thread's start waits", 2),
+        ("check softmax -j 1", "a thread ends", 1),
+        *(("golden check -j 2", "a process was started", n) for n in (1, 2, 3)),  # the guard, two workers
+        ("verify softmax --impl KERNEL", "a process was started", 2),
+        ("golden check -j 2", "a reference's callback", 2),
+        ("golden check -j 2", "__del__", 3),
+        ("verify softmax --impl KERNEL --shape b=1,h=2,nq=3,nk=4,d=4", "atexit", 2),
+    ],
+)
+def test_a_signal_where_an_exception_would_break_something(words: str, place: str, n: int, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HOOK)
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text(
+        "import refattn\n\ndef attend(*qkv, **how):\n    return refattn.softmax.forward(*qkv, **how)[0]\n"
+    )
+    mark = f"hooked-{os.getpid()}-{time.monotonic_ns()}"
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "REFATTN_TEST_HOOK": f"{place} {n}", "REFATTN_TEST": mark}
+    asked = [sys.executable, "-m", "refattn", *words.replace("KERNEL", f"{kernel}:attend").split()]
+    done = subprocess.run(asked, env=env, capture_output=True, text=True, timeout=120.0, check=False)
+    assert done.returncode == 143, done.stderr
+    assert done.stderr.splitlines()[-1] == "refattn: terminated"
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    end = time.monotonic() + 4.0
+    while left := marked(mark):
+        assert time.monotonic() < end, left
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_computation_of_the_command_itself(number: int, code: int, tmp_path: Path) -> None:
+    """In two seconds on a machine that has nothing else to do, and without a traceback; Ctrl-C in a debugger too."""
+    (tmp_path / "kernel.py").write_text(
+        "import os\nimport numpy as np\n\n\ndef attend(q, k, v, **options):\n"
+        f"    open({str(tmp_path / 'begun')!r}, 'w').close()\n    while True:\n        np.ones(10**6).sum()\n"
+    )
+    words = ["verify", "softmax", "--impl", f"{tmp_path / 'kernel.py'}:attend", "--in-process", *SMALL]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-m", "refattn", *words], env=env, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        begun = time.monotonic()
+        assert process.wait(10.0) == code
+        assert time.monotonic() < begun + 4.0
+        assert process.stderr.read().decode().splitlines()[-1] == {130: "refattn: interrupted"}.get(
+            code, "refattn: terminated"
+        )
+
+
 def test_progress_waits_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Items that come one after the other are passed on as they come."""
 
