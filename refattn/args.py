@@ -243,8 +243,14 @@ def refused(name: str, value: Any, needs: str, kind: type[Exception] = TypeError
     if isinstance(value, int) and value.bit_length() > 128:
         got = f"a whole number of {value.bit_length()} bits"
     else:
-        got = repr(value)[:80] if isinstance(value, str | int | float | None) else type(value).__name__
+        got = repr(value)[:80] if isinstance(value, str | int | float | None) else _class_of(value)
     return kind(f"{name or 'the file'}: got {got}, needs {needs}")
+
+
+def _class_of(value: Any) -> str:
+    """Return the name of its class, of a dataclass with the module: there are many called Saved, Params and Config."""
+    kind = type(value)
+    return f"{kind.__name__} of {kind.__module__}" if is_dataclass(kind) else kind.__name__
 
 
 def _read_either(name: str, value: Any, needs: tuple[Any, ...]) -> None:
@@ -628,13 +634,19 @@ def check_mask(mask: Array | None, shape: tuple[int, int, int, int], name: str =
 
 
 def check_gradient(name: str, gradient: Array, shape: tuple[int, ...], like: Array) -> None:
-    """Raise where an upstream gradient is not a floating array of the shape of what it is the gradient of."""
+    """Raise where an upstream gradient has not the shape and dtype of what it is the gradient of.
+
+    A gradient of more digits than the output would be cut off, one of fewer would have been computed with less than
+    the caller may think.
+    """
     if type(gradient) is type(like) in _ALIKE.lasting and (gradient.shape, gradient.dtype) == (shape, like.dtype):
         return
     check_arrays(**{name: gradient, "the output": like})
     check_floating(**{name: gradient})
     if tuple(gradient.shape) != tuple(shape):
         raise ValueError(f"{name}: got shape {tuple(gradient.shape)}, needs {tuple(shape)}")
+    if (got := dtype_name(gradient)) != (needed := dtype_name(like)):
+        raise TypeError(f"{name}: got dtype {got}, needs {needed}, that of the inputs")
 
 
 def check_per_head(name: str, value: Any, q: Array, nodes: int | None = None) -> Any:

@@ -69,7 +69,7 @@ def explore(
     >>> page.html.startswith("<!doctype html>")
     True
     """
-    record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    record = registry.record_of(mechanism, "explore(mechanism, q, k, v)")
     named, _ = on_arrays(record, {"q": q, "k": k, "v": v}, options)
     given, plain = make(named.name, named.cases[0], "float64"), named.cases[0].options
     arrays = given["q"], given["k"], given["v"]

@@ -30,6 +30,7 @@ from refattn.args import (
     check_inputs,
     check_mask,
     check_number,
+    refused,
 )
 from refattn.mechanisms.use_definition import is_reading
 from refattn.ops.masks import Causal, causal_offset
@@ -123,7 +124,7 @@ def implementation_of(
 def check_saved(saved: Any, kind: type) -> None:
     """Raise TypeError where `saved` is not what the core's forward returned, or has no arrays where that has them."""
     if not isinstance(saved, kind):
-        raise TypeError(f"saved: got {type(saved).__name__}, needs what forward returned")
+        raise refused("saved", saved, f"the Saved of {kind.__module__} that forward returned")
     check_fields("saved", saved)
 
 
@@ -142,7 +143,7 @@ def upstream(like: Array, **given: tuple[Array | None, tuple[int, ...]]) -> list
         x: Any = gradient
         if x is not None or name == "d_out":
             check_gradient(name, x, shape, like)
-            x = raised(x) if x.dtype == like.dtype else cast(x, raised(like))
+            x = raised(x)
         found.append(x)
     return found
 

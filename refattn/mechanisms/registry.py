@@ -56,6 +56,26 @@ def mechanism(name: str) -> Mechanism:
     return record
 
 
+def record_of(given: str | Mechanism, usage: str) -> Mechanism:
+    """Return the record that an argument `mechanism` means, which may be a name or the record itself.
+
+    Raises
+    ------
+    TypeError
+        Where it is neither, for instance because arguments are swapped: the message shows their order, `usage`.
+    ValueError
+        Where there is no mechanism of this name.
+    """
+    from refattn.mechanisms.record import Mechanism
+
+    if isinstance(given, str):
+        return mechanism(given)
+    if not isinstance(given, Mechanism):
+        got = type(given).__name__
+        raise TypeError(f"mechanism: got {got}, needs a name such as 'softmax' or a record, as in {usage}")
+    return given
+
+
 def able(field: str) -> str:
     """Return the mechanisms whose record has something in an optional field, listed for a message."""
     return ", ".join(name for name in _NAMES if getattr(mechanism(name), field) is not None)

@@ -4,7 +4,8 @@ A definition has ``forward(q, k, v, allowed, ...)``, which returns out and what 
 ``backward(saved, d_out)``, which returns the gradients of q, k and v by name. `allowed` says which query may attend
 which key, broadcastable to (b, h, i, j), and is None if every query may attend every key. Whatever else `forward` takes
 is an option of the core, a number or a word with its default; None stands for a number that is not given. The
-definition is the general code, too: keys and values may have fewer heads than queries.
+definition is the general code, too: keys and values may have fewer heads than queries. What a number must be beyond
+finite, such as a temperature above 0, the record says: ``mechanism(..., options={"beta": Real(0.0, above=True)})``.
 
 From this `mechanism` makes the core, which checks its arguments, takes masks and causality, and casts; the block of
 `multihead` around it; and the record. A block decodes by computing everything again, unless a stream is given.
@@ -20,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from refattn import equations
-from refattn.args import Maybe, Real, Whole, check
+from refattn.args import Maybe, One, Real, Whole, check
 from refattn.mechanisms import multihead
 from refattn.mechanisms.block import Block
 from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, returned, upstream
@@ -46,10 +47,18 @@ NEEDS = {bool: bool, int: Whole(), float: Real(), str: str, type(None): Maybe(Re
 """What an option has to be, by the type of its default."""
 
 
-def core_of(definition: ModuleType) -> ModuleType:
-    """Return the core of a definition: the module NAME.core, which is made and has no file."""
+def core_of(definition: ModuleType, needs: Mapping[str, Any] | None = None) -> ModuleType:
+    """Return the core of a definition: the module NAME.core, which is made and has no file.
+
+    `needs` are the `options` of `mechanism`.
+    """
     options = list(inspect.signature(definition.forward).parameters.values())[4:]
+    home = f"{definition.__name__.rpartition('.')[0]}.core"
+    own_saved: Any = type("Saved", (Saved,), {"__module__": home})  # another mechanism's is no instance of it
     known = {option.name: NEEDS.get(type(option.default)) for option in options}
+    for name, need in (needs or {}).items():
+        check("options", name, One(tuple(known)))
+        known[name] = Maybe(need) if isinstance(known[name], Maybe) else need
 
     def forward(
         q: Array,
@@ -70,11 +79,11 @@ def core_of(definition: ModuleType) -> ModuleType:
         implementation_of(implementation, ("dense",), usual="dense")
         allowed = allowed_pairs(call.mask, call.offset, *call.plane[2:], call.q)
         out, inner = equations.active(definition).forward(call.q, call.k, call.v, allowed, **given)
-        return call.back(out), Saved(q, inner, tuple(out.shape))
+        return call.back(out), own_saved(q, inner, tuple(out.shape))
 
     def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         """Return the gradients of q, k and v."""
-        check_saved(saved, Saved)
+        check_saved(saved, own_saved)
         (d_out,) = upstream(saved.like, d_out=(d_out, saved.shape))
         return returned(equations.active(definition).backward(saved.inner, d_out), "qkv", saved.like)
 
@@ -82,8 +91,8 @@ def core_of(definition: ModuleType) -> ModuleType:
     own = [option.replace(kind=option.KEYWORD_ONLY) for option in options]
     forward.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
     forward.said = lambda given, *arrays: given  # type: ignore[attr-defined]  # every call is the definition's
-    core = ModuleType(f"{definition.__name__.rpartition('.')[0]}.core", definition.__doc__)
-    vars(core).update(forward=forward, backward=backward, Saved=Saved)
+    core = ModuleType(home, definition.__doc__)
+    vars(core).update(forward=forward, backward=backward, Saved=own_saved)
     sys.modules[core.__name__] = core  # its classes can be pickled
     return core
 
@@ -96,6 +105,7 @@ def mechanism(
     *,
     cases: tuple[Case, ...],
     properties: tuple[str, ...] = ("causal", "padding", "independent", "repeatable"),
+    options: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> Mechanism:
     """Return the record of a mechanism, which is called after the folder of its definition.
@@ -106,12 +116,14 @@ def mechanism(
         As in the record.
     definition
         The equations with their ids, forward and backward: see above.
+    options
+        By the name of an option what it has to be, in the words of `refattn.args`, where its default does not say it.
     others
         Further fields of the record, and those that shall be others: its `core`, `block` or `context_fields`, for
         instance.
     """
     home = definition.__name__.rpartition(".")[0]
-    core: Any = others.get("core") or core_of(definition)
+    core: Any = others.get("core") or core_of(definition, options)
     context_fields = others.get("context_fields", READS)
     config = type("Config", (multihead.Config,), {"core": core, "__module__": core.__name__})
     core.Config = config

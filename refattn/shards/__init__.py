@@ -51,7 +51,7 @@ def parallel(mechanism: str | Mechanism, mesh: Any, **options: Any) -> Keys | St
     Unsupported
         Where the mechanism has neither an lse nor a state, by which shards of its tokens could work together.
     """
-    record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    record = registry.record_of(mechanism, "parallel(mechanism, mesh)")
     kind = kind_of(record)
     if kind is None:
         raise Unsupported(

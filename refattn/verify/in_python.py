@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from refattn.golden.storage_types import DTYPES
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
@@ -80,7 +82,7 @@ def verify(
     >>> report.passed, report.suspects.ranked[0].kind
     (False, 'top-left causality')
     """
-    record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    record = registry.record_of(mechanism, "verify(mechanism, kernel)")
     for name, given in (("dtypes", dtypes), ("cases", cases), ("rounding", rounding)):
         if isinstance(given, str):
             raise TypeError(f"{name}: got {given!r}, needs a list of names")
@@ -149,7 +151,8 @@ def assert_close(
     AssertionError
         Its message has the share, the place, and the reading that would explain the result.
     TypeError, ValueError
-        Where arguments are none of the mechanism, or do not fit each other.
+        Where arguments are none of the mechanism, or do not fit each other, or where a result that agrees is empty or
+        NaN throughout, so that no number was compared.
 
     Examples
     --------
@@ -166,7 +169,7 @@ def assert_close(
     which      the causal mask is ignored: explains everything
     """
     __tracebackhide__ = True  # pytest then shows the caller's line
-    record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    record = registry.record_of(mechanism, "assert_close(mechanism, q, k, v, out)")
     if (gradients is None) != (d_out is None):
         given, missing = ("d_out", "gradients") if gradients is None else ("gradients", "d_out")
         raise TypeError(f"{missing}: got None beside {given}, needs both or neither")
@@ -178,7 +181,18 @@ def assert_close(
     report = Report(record.name, "your result", gradients is not None, (outcome,), record=record)
     report = _diagnosed(report, kernel, tuple(rounding))
     report.raise_if_failed()
+    _check_compared("out", [out["out"] if isinstance(out, dict) else out[0] if isinstance(out, tuple) else out])
+    if gradients is not None:
+        _check_compared("gradients", [*(gradients.values() if isinstance(gradients, dict) else gradients)])
     return report
+
+
+def _check_compared(name: str, arrays: Iterable[Any]) -> None:
+    """Raise ValueError where arrays that agree have no number that could have disagreed."""
+    found = [to_host(name, x) for x in arrays if x is not None]
+    if all(np.isnan(x).all() for x in found):
+        got = "NaN alone" if any(x.size for x in found) else "no element"
+        raise ValueError(f"{name}: got {got}, as the reference has it, needs at least one number to be compared")
 
 
 def on_arrays(record: Mechanism, named: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Mechanism, str]:

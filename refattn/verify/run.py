@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.args import One, Whole, checked
+from refattn.args import One, Whole, check, checked
 from refattn.golden.storage_types import DTYPES, SCALED
 from refattn.mechanisms.case_features import MANY, features
 from refattn.mechanisms.record import Case, Mechanism
@@ -228,6 +228,7 @@ def verify(
     >>> report.counts()["all"], report.exit_code
     ({'run': 2, 'agreed': 0, 'failed': 2, 'declined': 0}, 1)
     """
+    check("mechanism", mechanism, Mechanism)
     dtypes = tuple(dtypes)
     usual = [(case, dtype) for dtype in dtypes for case in mechanism.cases]
     plan = sorted(usual, key=lambda one: (one[0].name, one[1]) not in first)

@@ -376,7 +376,12 @@ def learned(inputs: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
 
 
 def to_host(name: str, x: Any) -> NDArray[Any]:
-    """Return an array of any library as a NumPy array; bfloat16 becomes float32."""
+    """Return an array of any library as a NumPy array; bfloat16 becomes float32.
+
+    A masked array is refused: what its mask hides would be judged as if it were shown.
+    """
+    if backends.changes_meaning(type(x)):
+        raise CallError(f"{name}: got {type(x).__name__}, needs a plain array")
     try:
         try:
             return _numbers(backends.of(x).to_numpy(x))

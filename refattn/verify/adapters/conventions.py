@@ -77,7 +77,7 @@ def probe_conventions(kernel: Any, mechanism: Mechanism | str, *, dtypes: Iterab
     >>> probe_conventions(attend, "softmax")["causal mask"]
     'top-left'
     """
-    record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    record = registry.record_of(mechanism, "probe_conventions(kernel, mechanism)")
 
     def reference(q: Any, k: Any, v: Any, **options: Any) -> Any:
         assert record.core is not None
@@ -98,7 +98,7 @@ def expected(mechanism: Mechanism) -> Answers:
 
 def differing(kernel: Any, mechanism: Mechanism | str, *, dtypes: Iterable[str] = ("float32",)) -> Answers:
     """Return of `probe_conventions` what is known, and is not the convention of refattn."""
-    record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    record = registry.record_of(mechanism, "differing(kernel, mechanism)")
     answers, right = probe_conventions(kernel, record, dtypes=dtypes), expected(record)
     return {
         question: answer

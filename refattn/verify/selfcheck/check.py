@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, replace
 from typing import Any
 
-from refattn import backends, many_runs
+from refattn import args, backends, many_runs
 from refattn.backends import blas
 from refattn.many_runs import HERE, Unit, Where
 from refattn.mechanisms import registry
@@ -66,6 +66,7 @@ def check(
     >>> report.counts()
     {'agrees': 1, 'disagrees': 0, 'not run': 0}
     """
+    args.check("mechanism", mechanism, Mechanism)
     owner = backends.get(backend) if isinstance(backend, str) else backend
     reason = owner.why_unavailable()
     if reason is not None:
