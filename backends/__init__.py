@@ -23,6 +23,7 @@ __all__ = [
     "get",
     "names",
     "of",
+    "usable",
     "use_workers",
     "workers",
 ]
@@ -67,6 +68,22 @@ def get(name: str) -> Backend:
         built_in = name in BUILT_IN
         _loaded[name] = importlib.import_module(f"{__name__}.{name}").backend if built_in else _load_plug_in(name)
     return _loaded[name]
+
+
+def usable(name: str) -> Backend:
+    """Return the backend called `name`, whose library can be used.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `get`.
+    ImportError
+        Where it cannot be used; the message says why, and what to do about it.
+    """
+    backend = get(name)
+    if (reason := backend.why_unavailable()) is not None:
+        raise ImportError(f"backend: {name} cannot be used: {reason}")
+    return backend
 
 
 def of(x: object) -> Backend:

@@ -183,12 +183,12 @@ def record_of(name: str) -> Mechanism:
     return registry.mechanism(name)
 
 
-def backend_of(name: str) -> Backend:
-    """Return the backend of this name."""
+def backend_of(name: str, *, usable: bool = True) -> Backend:
+    """Return the backend of this name, one that can be used unless the caller itself reports why it cannot."""
     from refattn import backends
 
     try:
-        return backends.get(name)
+        return backends.usable(name) if usable else backends.get(name)
     except (ImportError, TypeError, ValueError) as error:
         raise Problem(str(error)) from error
 

@@ -59,7 +59,7 @@ def check(
     for everything: each case in one dtype, properties in half of their combinations, differences along one direction.
     """
     records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
-    library = backend_of(backend)
+    library = backend_of(backend, usable=False)  # its report says why nothing was run
     check_writable(file)
     sizes = _mesh(library.name, devices, mesh)
     from refattn.verify.report import tables
@@ -67,10 +67,13 @@ def check(
 
     found: list[CheckReport] = []
     names = [record.name for record in records]
+    unavailable = library.why_unavailable() is not None
     asked: dict[str, Any] = {"full": full, "require_all": require_all, "where": where, "mesh": sizes}
     with progress("check", "parts") as wrap:
         for one in check.check_all(names, library.name, progress=wrap, **asked):
-            say(partial(tables.checked, one, table=verbose or sizes is not None or one.exit_code != 0), file)
+            table = verbose or sizes is not None or one.exit_code != 0
+            # A backend that cannot be used has the same table for every mechanism.
+            say(partial(tables.checked, one, table=table and not (unavailable and found)), file)
             found.append(one)
     codes = {one.exit_code for one in found}
     code = 1 if 1 in codes else NOTHING_RUN if codes == {NOTHING_RUN} or require_all and NOTHING_RUN in codes else 0

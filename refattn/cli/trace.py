@@ -96,8 +96,6 @@ def trace(
     if case is not None and case not in (names := [each.name for each in record.cases]):
         raise Problem(f"--case: got {case!r}{meant(case, names)}, needs one of {', '.join(names)}")
     library = backend_of(backend)
-    if (reason := library.why_unavailable()) is not None:
-        raise Problem(f"--backend: {backend} cannot be used: {reason}")
     if dtype == "float64":
         library.enable_float64()
         if not library.float64():

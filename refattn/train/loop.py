@@ -140,8 +140,8 @@ def run(settings: Settings, path: Path, report: Report, *, resume: bool = False,
 
 @contextmanager
 def _precision(settings: Settings) -> Iterator[None]:
-    """Have the library compute as precisely as the settings need."""
-    owner = backends.get(settings.backend)
+    """Have the library, which has to be usable, compute as precisely as the settings need."""
+    owner = backends.usable(settings.backend)
     wide = settings.dtype == "float64" or settings.growing is not None
     with owner.with_float64() if wide else nullcontext(), owner.full_precision():
         yield

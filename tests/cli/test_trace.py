@@ -93,4 +93,4 @@ def test_trace_says_what_a_backend_lacks(monkeypatch: pytest.MonkeyPatch) -> Non
     assert refused("trace", "softmax").startswith("--dtype: got float64, which numpy does not have here")
     assert run("trace", "softmax", "--dtype", "float32").exit_code == 0
     monkeypatch.setattr("refattn.backends.numpy.NumpyBackend.why_unavailable", lambda self: "no numbers today")
-    assert refused("trace", "softmax") == "--backend: numpy cannot be used: no numbers today"
+    assert refused("trace", "softmax") == "backend: numpy cannot be used: no numbers today"

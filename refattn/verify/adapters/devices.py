@@ -36,7 +36,7 @@ def placed(x: NDArray[Any], framework: str, dtype: str, device: str | None) -> A
         kind, _, number = device.partition(":")
         return jax.device_put(given, jax.devices(kind)[int(number or 0)])
     typed = x.astype(dtype) if has_gradient(x) else x
-    return backends.get("cupy").from_numpy(typed, device)
+    return backends.usable("cupy").from_numpy(typed, device)
 
 
 def checked(framework: str | None, device: Any) -> str | None:

@@ -10,8 +10,10 @@ With TRITON_INTERPRET=1 Triton runs `@triton.jit` on tensors of the CPU, operati
 - Modules that ask for a device as they are imported get the CPU.
 - The numbers of a loop, tensors once compiled, are Python's: they learn `.to`.
 - libdevice is empty without a backend: its functions of one argument that NumPy has are NumPy's.
-- A load or store outside of all tensors that a kernel was given raises, where memory of the process would be read or
-  written over.
+- A load, store or atomic operation outside of all tensors that a kernel was given raises, where memory of the process
+  would be read or written over.
+- The interpreter has one state for all threads, such as the number of the program that runs. So kernels that several
+  threads launch run one after the other.
 - The language is patched once for a kernel and not again for each function that it calls, a third of all time.
 
 Afterwards each operation runs in each type, and is compared with PyTorch's: a type in which one fails is declined.
@@ -23,6 +25,7 @@ import builtins
 import linecache
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
@@ -40,6 +43,12 @@ UNSEEN = "races, layouts, shared memory, tf32 in tl.dot, which computes in float
 
 UNARY = "ceil cos cosh exp exp2 expm1 floor log log10 log1p log2 rint sin sinh sqrt tan tanh".split()
 """Functions of libdevice that NumPy has by the same name."""
+
+PURE = ("fma_fp32", "fma_fp64")
+"""Functions of Triton's compiled interpreter that compute on arrays and follow no pointer."""
+
+_one_launch = threading.RLock()
+"""Held while a kernel runs; its hooks may launch another one."""
 
 
 def start(config: str) -> Interpreter:
@@ -106,6 +115,10 @@ def _take_configurations(triton: Any, choice: str, found: Interpreter) -> None:
     tune, calls = Autotuner.run, count()
 
     def run(self: Any, *given: Any, **named: Any) -> Any:
+        with _one_launch:  # the configurations of the kernel are replaced for the call
+            return taken(self, *given, **named)
+
+    def taken(self: Any, *given: Any, **named: Any) -> Any:
         every = self.configs
         self.nargs = dict(zip(self.arg_names, given, strict=False))
         usable = self.prune_configs(named)
@@ -160,19 +173,25 @@ class Bounds:
             return
         inside = np.zeros(at.shape, bool)
         for start, end in self.ranges:
-            inside |= (at >= start) & (at + np.uint64(size) <= end)
+            if end - start >= size:  # not at + size <= end: an address near 2^64 would wrap around
+                inside |= (at >= start) & (at <= end - size)
         if not inside.all():
             missing = f"{np.count_nonzero(~inside)} of {at.size} elements that lie in none of its tensors"
             raise IndexError(f"{self.kernel} {verb} {missing}: out of bounds")
 
 
 def _watch(interpreter: Any, bounds: Bounds) -> None:
-    """Let bounds know of each call; a kernel that makes pointers of integers is not checked any more in it."""
+    """Let bounds know of each call, one at a time; a kernel that makes pointers of integers is not checked any more."""
     execute, convert = interpreter.GridExecutor.__call__, interpreter.InterpreterBuilder.create_int_to_ptr
 
     def watched(self: Any, *given: Any, **named: Any) -> Any:
-        bounds.enter(self.fn.__name__, (*given, *named.values()))
-        return execute(self, *given, **named)
+        with _one_launch:
+            outer = vars(bounds).copy()  # of a kernel whose hook launches this one
+            bounds.enter(self.fn.__name__, (*given, *named.values()))
+            try:
+                return execute(self, *given, **named)
+            finally:
+                vars(bounds).update(outer)
 
     def pointer(self: Any, *given: Any) -> Any:
         bounds.known = False
@@ -205,10 +224,13 @@ def _mend_types(interpreter: Any, tl: Any, bounds: Bounds) -> None:
         return data.astype(to)
 
     class Memory:
-        """Triton's loads and stores, which know NumPy's own types alone."""
+        """Triton's loads and stores, which know NumPy's own types alone, within bounds."""
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(plain, name)
+            found = getattr(plain, name)
+            if callable(found) and not isinstance(found, type) and name not in PURE:
+                raise NotImplementedError(f"no {name}, whose pointers are not checked here")
+            return found
 
         def load(self, pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
             bounds.check("loads", pointers, mask, np.dtype(dtype).itemsize)
@@ -225,6 +247,16 @@ def _mend_types(interpreter: Any, tl: Any, bounds: Bounds) -> None:
                 raise NotImplementedError("no atomic operations on bfloat16")
             bounds.check("stores", pointers, mask, value.dtype.itemsize)
             return plain.atomic_rmw(operation, pointers, value, mask, order)
+
+        def atomic_cas(self, pointers: Any, expected: Any, value: Any, order: Any) -> Any:
+            if value.dtype == bfloat16:
+                raise NotImplementedError("no atomic operations on bfloat16")
+            # Triton's own goes through all three by one index and one size of elements.
+            if len({(x.size, x.dtype.itemsize) for x in (expected, value)} | {(pointers.size, value.itemsize)}) > 1:
+                got = ", ".join(f"{x.dtype} {x.shape}" for x in (expected, value))
+                raise ValueError(f"atomic_cas: got {got}, needs two of one type and of the shape {pointers.shape}")
+            bounds.check("compares and swaps", pointers, np.ones_like(pointers, bool), value.itemsize)
+            return plain.atomic_cas(pointers, expected, value, order)
 
     def fma(_: Any, x: Any, y: Any, z: Any) -> Any:
         found = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
