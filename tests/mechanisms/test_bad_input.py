@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -105,18 +106,58 @@ def test_forward(name: str) -> None:
 def test_backward(name: str) -> None:
     core: Any = ra.mechanism(name).core
     out, saved = core.forward(**GOOD)
+    home = re.escape(type(saved).__module__)
+    name_of_other = "delta" if name != "delta" else "softmax"
+    _, other = ra.mechanism(name_of_other).core.forward(**GOOD)  # type: ignore[union-attr]
+    needs = f"needs the Saved of {home} that forward returned"
     cases: list[tuple[tuple[Any, Any], type[Exception], str]] = [
-        ((None, out), T, "saved: got NoneType, needs what forward returned"),
-        (((out, saved), out), T, "saved: got tuple, needs what forward returned"),
+        ((None, out), T, f"saved: got None, {needs}"),
+        (((out, saved), out), T, f"saved: got tuple, {needs}"),
+        ((other, out), T, rf"saved: got Saved of refattn\.mechanisms\.{name_of_other}\.core, {needs}"),
         ((saved, None), T, f"d_out: got NoneType, {ARRAY}"),
         ((saved, 1.0), T, f"d_out: got float, {ARRAY}"),
         ((saved, out[..., :3]), E, r"d_out: got shape \(2, 2, 5, 3\), needs \(2, 2, 5, 4\)"),
         ((saved, out[:1]), E, r"d_out: got shape \(1, 2, 5, 4\), needs \(2, 2, 5, 4\)"),
         ((saved, out.astype("int64")), T, f"d_out: got dtype int64, {KINDS}"),
         ((saved, out.astype("complex64")), T, f"d_out: got dtype complex64, {KINDS}"),
+        ((saved, out.astype("float32")), T, "d_out: got dtype float32, needs float64, that of the inputs"),
     ]
     for arguments, kind, text in cases:
         raises(kind, text, partial(core.backward, *arguments))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("name", CORES)
+def test_every_upstream_gradient_has_the_dtype_of_the_inputs(name: str, dtype: str) -> None:
+    core: Any = ra.mechanism(name).core
+    arrays = {n: x.astype(dtype) for n, x in GOOD.items()}
+    out, saved = core.forward(**arrays)
+    strict = backends.get("strict")
+    names = [name for name in inspect.signature(core.backward).parameters if name not in ("saved", "d_out")]
+    given = {name: _like_of(name, saved) for name in names}
+    given = {name: x for name, x in given.items() if x is not None}
+    core.backward(saved, out, **{name: x.astype(dtype) for name, x in given.items()})
+    for wrong in {"float64", "float32", "float16"} - {dtype}:
+        needs = f"needs {dtype}, that of the inputs"
+        raises(T, f"d_out: got dtype {wrong}, {needs}", partial(core.backward, saved, out.astype(wrong)))
+        for each, x in given.items():
+            raises(
+                T,
+                f"{each}: got dtype {wrong}, {needs}",
+                partial(core.backward, saved, out, **{each: x.astype(wrong)}),
+            )
+    if strict.why_unavailable() is None and dtype == "float64":
+        for each, x in given.items():
+            with pytest.raises(TypeError, match=rf"several libraries \({each}: array_api_strict; .*, needs one library"):
+                core.backward(saved, out, **{each: strict.from_numpy(x)})
+
+
+def _like_of(name: str, saved: Any) -> Any:
+    """Return an array of the shape that a further upstream gradient has, None where the call has no such output."""
+    if name == "d_energy":
+        return ra.graph_energy.energy(saved)[..., -1]
+    found = getattr(saved, name.removeprefix("d_"), None)
+    return found if hasattr(found, "dtype") else None
 
 
 @pytest.mark.parametrize("name", CORES)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pickle
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,12 @@ import pytest
 
 import refattn as ra
 from refattn import backends, tree
+from refattn.args import Real
 from refattn.cli.show import standalone
 from refattn.mechanisms.cache import KeyValueStream
 from refattn.mechanisms.projections import State
 from refattn.mechanisms.record import Mechanism
+from refattn.mechanisms.simple import core_of, mechanism
 from refattn.verify import check, traced
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
@@ -75,8 +79,41 @@ def test_a_configuration_can_be_pickled(record: Mechanism) -> None:
 
 def test_two_mechanisms_do_not_take_each_others_parameters(record: Mechanism) -> None:
     params = record.block.init(record.block.Config(width=8, heads=2), like=X)
-    with pytest.raises(TypeError, match=r"params: got Params, needs a Params of refattn.mechanisms.softmax"):
+    with pytest.raises(TypeError, match=r"params: got Params of .*, needs a Params of refattn.mechanisms.softmax"):
         ra.mechanism("softmax").block.start(params, X, ra.Context())
+
+
+def other_definition(sigmoid: Any) -> ModuleType:
+    """Return the definition under another name: a core is a module that others find by its name."""
+    other = ModuleType("other.definition")
+    vars(other).update(forward=sigmoid.definition.forward, backward=sigmoid.definition.backward)
+    return other
+
+
+def test_a_core_refuses_what_another_one_saved(record: Mechanism, sigmoid: Any) -> None:
+    core: Any = record.core
+    q = X[:, None]
+    out, saved = core.forward(q, q, q)
+    with pytest.raises(TypeError, match=r"saved: got Saved of sigmoid\.core, needs the Saved of other\.core that forward"):
+        core_of(other_definition(sigmoid)).backward(saved, out)
+    copy = pickle.loads(pickle.dumps(saved))
+    assert np.array_equal(core.backward(copy, out)["q"], core.backward(saved, out)["q"])
+
+
+def test_the_record_says_what_an_option_has_to_be(sigmoid: Any) -> None:
+    q, definition = X[:, None], other_definition(sigmoid)
+    wide, positive = core_of(definition), core_of(definition, {"scale": Real(0.0, above=True)})
+    assert wide.forward(q, q, q, scale=0.0)[0].shape == q.shape
+    assert np.array_equal(positive.forward(q, q, q, scale=0.5)[0], wide.forward(q, q, q, scale=0.5)[0])
+    assert np.array_equal(positive.forward(q, q, q)[0], wide.forward(q, q, q, scale=None)[0])
+    for wrong in (0.0, -0.0, -1.0, math.inf):
+        with pytest.raises(ValueError, match=rf"scale: got {wrong}, needs a finite number above 0"):
+            positive.forward(q, q, q, scale=wrong)
+    with pytest.raises(ValueError, match="options: got 'scal', needs one of scale"):
+        core_of(definition, {"scal": Real()})
+    made = mechanism("", "", definition, sigmoid.loops, cases=(), options={"scale": Real(0.0, above=True)})
+    with pytest.raises(ValueError, match="scale: got 0.0, needs a finite number above 0"):
+        made.core.forward(q, q, q, scale=0.0)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("bias", [False, True])

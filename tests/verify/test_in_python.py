@@ -19,7 +19,7 @@ import pytest
 import refattn as ra
 from refattn import backends
 from refattn.golden.inputs import make
-from refattn.verify import in_python
+from refattn.verify import check, in_python, probe_conventions, run
 from refattn.verify.outcome import CheckReport, Report, Row
 
 CASES = ("plain", "causal-tail")
@@ -243,6 +243,69 @@ def test_what_is_no_call_is_told(change: dict[str, Any], message: str) -> None:
         ra.assert_close("softmax", **given)
     with pytest.raises(AssertionError, match=r"error +returned no output"):
         ra.assert_close("softmax", x, x, x, None)
+
+
+MASKED: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = [
+    ("out", lambda out: np.ma.array(out, mask=True), lambda d: d),
+    ("out", lambda out: np.ma.array(out), lambda d: d),
+    ("out", lambda out: (np.ma.array(out, mask=True),), lambda d: d),
+    ("out", lambda out: {"out": np.ma.array(out, mask=True)}, lambda d: d),
+    ("d_k", lambda out: out, lambda d: d | {"k": np.ma.array(d["k"], mask=True)}),
+]
+
+
+@pytest.mark.parametrize(("name", "of_out", "of_gradients"), MASKED)
+def test_what_a_mask_hides_is_not_judged(name: str, of_out: Any, of_gradients: Any) -> None:
+    q, k, v, d_out = np.random.default_rng(0).standard_normal((4, 1, 2, 5, 4)).astype(np.float32)
+    out, saved = ra.softmax.forward(q, k, v)
+    gradients = ra.softmax.backward(saved, d_out)
+    assert ra.assert_close("softmax", q, k, v, out, gradients, d_out=d_out)
+    with pytest.raises(AssertionError, match=f"{name}: got MaskedArray, needs a plain array"):
+        ra.assert_close("softmax", q, k, v, of_out(out), of_gradients(gradients), d_out=d_out)
+
+    def hidden(q: Any, k: Any, v: Any) -> Any:
+        return np.ma.array(ra.softmax.forward(q, k, v)[0], mask=True)
+
+    assert ra.verify("softmax", hidden, cases=["tiny"]).outcomes[0].status == "raises"
+
+
+def test_a_result_without_a_number_is_no_agreement() -> None:
+    q, k, v, d_out = np.random.default_rng(0).standard_normal((4, 1, 2, 5, 4)).astype(np.float32)
+    nothing = np.full_like(q, np.nan)
+    for given in ((nothing, k, v, nothing), (q, k, nothing, nothing)):
+        with pytest.raises(ValueError, match=r"^out: got NaN alone, as the reference has it, needs at least one number"):
+            ra.assert_close("softmax", *given)
+    for at in (slice(0), slice(1)):  # no query, and one of them
+        given = (q[:, :, at], k, v, ra.softmax.forward(q, k, v)[0][:, :, at])
+        if at.stop:
+            assert ra.assert_close("softmax", *given)
+        else:
+            with pytest.raises(ValueError, match=r"^out: got no element, as the reference has it, needs at least one"):
+                ra.assert_close("softmax", *given)
+    out = ra.softmax.forward(q, k, v)[0]
+    with pytest.raises(ValueError, match=r"^gradients: got NaN alone"):
+        ra.assert_close("softmax", q, k, v, out, (nothing, nothing, nothing), d_out=nothing)
+    hidden = {"mask": np.zeros((5, 5), bool)}  # all numbers are 0, and were compared
+    assert ra.assert_close("softmax", q, k, v, 0.0 * out, **hidden)
+    with pytest.raises(AssertionError):
+        ra.assert_close("softmax", q, k, v, nothing)
+
+
+def test_arguments_in_another_order_are_told_the_attend_one() -> None:
+    x = np.ones((1, 1, 2, 2), np.float32)
+    softmax, needs = ra.mechanism("softmax"), "needs a name such as 'softmax' or a record, as in"
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: ra.verify(attend, "softmax"), f"got function, {needs} verify(mechanism, kernel)"),
+        (lambda: ra.verify(attend, softmax), f"got function, {needs} verify(mechanism, kernel)"),
+        (lambda: ra.assert_close(x, x, x, x, softmax), f"got ndarray, {needs} assert_close(mechanism, q, k, v, out)"),  # type: ignore[arg-type]
+        (lambda: ra.explore(x, x, x, "softmax"), f"got ndarray, {needs} explore(mechanism, q, k, v)"),  # type: ignore[arg-type]
+        (lambda: probe_conventions("softmax", attend), f"got function, {needs} probe_conventions(kernel, mechanism)"),
+        (lambda: run.verify(attend, softmax), "got function, needs a Mechanism of refattn.mechanisms.record"),  # type: ignore[arg-type]
+        (lambda: check("softmax"), "got 'softmax', needs a Mechanism of refattn.mechanisms.record"),  # type: ignore[arg-type]
+    ]
+    for call, message in calls:
+        with pytest.raises(TypeError, match=rf"^mechanism: {re.escape(message)}$"):
+            call()
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
