@@ -1,7 +1,8 @@
 """Trees of arrays: one flat dictionary with readable names, and back.
 
 A tree is an array, or a frozen dataclass, tuple, list or dict of trees. None, texts and numbers are static, and fields
-that are declared to hold nothing else: they stay as they are and have no name. The name of an array is its path:
+that are declared to hold nothing else, and dataclasses with ``STATIC = True``, which may hold functions: they stay as
+they are and have no name. The name of an array is its path:
 ``layers.0.w_q`` is the field `w_q` of entry 0 of `layers`. Optimisers, checkpoints, gradient checks and golden vectors
 all see parameters through these names.
 """
@@ -290,6 +291,8 @@ def _sort(node: Any) -> str | tuple[str, ...]:
         if is_array(node):
             known = "array"
         elif isinstance(node, _STATIC):
+            known = "static"
+        elif dataclasses.is_dataclass(kind) and getattr(kind, "STATIC", False):
             known = "static"
         elif dataclasses.is_dataclass(kind):
             declared = ((field.name, str(field.type).split(" | ")) for field in dataclasses.fields(kind))

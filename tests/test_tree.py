@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -123,6 +123,20 @@ def test_a_field_that_is_declared_to_be_a_number_is_static() -> None:
     scaled = Scaled(np.float64(2.0), np.ones(1))
     assert list(tree.flatten(scaled)) == ["learned"]
     assert tree.map_leaves(lambda x: 3.0 * x, scaled) == Scaled(2.0, np.asarray([3.0]))
+
+
+@dataclass(frozen=True)
+class Choices:
+    function: Any
+    STATIC: ClassVar[bool] = True
+
+
+def test_a_dataclass_that_says_so_is_static_whatever_it_holds() -> None:
+    node = (Choices(np.sin), np.ones(1), Choices(np.ones(2)))
+    assert list(tree.flatten(node)) == ["1"]
+    assert tree.map_leaves(lambda x: 3.0 * x, node)[::2] == node[::2]
+    with pytest.raises(TypeError, match="tree entry 'f': got ufunc, needs"):
+        tree.flatten({"f": np.sin})
 
 
 def test_map_over_several_trees() -> None:

@@ -1,4 +1,4 @@
-"""What experiments compare with beside the mechanisms of the library: records that a model takes by their place."""
+"""What experiments compare with beside the mechanisms of the library: records, and what results call them."""
 
 from __future__ import annotations
 
@@ -36,3 +36,9 @@ REPEATED_ATTENTION = Mechanism(
     cases=(),
     properties=(),
 )
+
+RECORDS: dict[str, Mechanism] = {
+    f"{__name__}:{name}": record
+    for name, record in (("LINEAR_ATTENTION", LINEAR_ATTENTION), ("REPEATED_ATTENTION", REPEATED_ATTENTION))
+}
+"""By what runs and their results call them."""

@@ -47,7 +47,7 @@ class Run:
     Attributes
     ----------
     mechanism, options
-        As in `refattn.model.Config`: the name of a mechanism or of a record, and the options of its block.
+        The name of a mechanism or one of `docs.experiments.baselines.RECORDS`, and the options of its block.
     task, plan, seed
         The rest: two runs that are equal give the same bits on the same machine with the same versions.
     """

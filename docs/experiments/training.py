@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from docs.experiments.baselines import RECORDS
 from docs.experiments.tasks import Batch, Task
 from refattn import model, tree
 from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
@@ -121,7 +122,7 @@ def trained(
 def fresh(mechanism: str, options: Mapping[str, Any], task: Task, plan: Plan, seed: int) -> model.Params:
     """Return the parameters before the first step, float32 on NumPy."""
     config = model.Config(
-        mechanism,
+        RECORDS.get(mechanism, mechanism),
         vocabulary=task.vocabulary,
         context=task.context,
         width=plan.width,

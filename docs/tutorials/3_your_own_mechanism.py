@@ -87,13 +87,13 @@ assert bad == ["d_k", "d_q"]
 # %%
 # Train it
 # --------
-# A model takes any record by its place, ``MODULE:NAME``. It learns by plain gradient descent along the hand-written
-# gradients. Each text counts on from a first letter, and after some steps the model can do this.
+# A model takes any record in place of a name. It learns by plain gradient descent along the hand-written gradients.
+# Each text counts on from a first letter, and after some steps the model can do this.
 
 from refattn import model, tree  # noqa: E402
 from refattn.train.step import loss_and_gradients  # noqa: E402
 
-config = model.Config("sigmoid:record", vocabulary=16, context=8, width=16, layers=1, heads=2)
+config = model.Config(sigmoid.record, vocabulary=16, context=8, width=16, layers=1, heads=2)
 params = model.init(config, like=np.zeros(1, np.float32))
 texts = (np.random.default_rng(1).integers(0, 16, (64, 1)) + np.arange(9)) % 16
 losses = []

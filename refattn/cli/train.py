@@ -88,7 +88,7 @@ def train(
             given = settings.merge(settings.read_toml(config), given)
         given = settings.expanded(mechanism, given)
         path = Path(out) if out is not None else _folder(mechanism, resume)
-        stored = folder.stored_config(path, mechanism) if resume else None
+        stored = folder.stored_config(path, given) if resume else None
         chosen = settings.build(mechanism, settings.merge(stored["settings"] if stored else {}, given))
     except (ValueError, TypeError, folder.RunError) as error:
         raise Problem(str(error)) from error

@@ -7,6 +7,9 @@ how cases, settings and command lines write it::
     forward(q, k, v, threshold=Soft(tau=0.1))
     forward(q, k, v, threshold="soft")
     forward(q, k, v, threshold="soft(tau=0.1)")
+
+Text names the library's own kinds and nothing else: it may come from a file, and nothing that a file says is imported.
+A function of the user's own is passed as an object, from Python.
 """
 
 from __future__ import annotations
@@ -14,11 +17,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from refattn.args import check
 from refattn.xp import is_array
 
 T = TypeVar("T")
@@ -57,20 +58,6 @@ def _of_text(option: str, value: str, known_kinds: tuple[tuple[str, type[T]], ..
         return kinds[name](**numbers)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{option}: got {value!r}; {error}") from None
-
-
-def imported(option: str, given: Any, kind: type) -> Any:
-    """Return what the text MODULE:NAME names, which has to be of a kind, and anything else as it is."""
-    module, sign, name = given.partition(":") if isinstance(given, str) else ("", "", "")
-    if not sign:
-        return given
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        article = "an" if kind.__name__[0] in "AEIO" else "a"
-        raise ValueError(f"{option}: got {given!r}, needs MODULE:NAME of {article} {kind.__name__}: {error}") from error
-    check(f"{option} {given}", found, kind)
-    return found
 
 
 def text_of(value: Any, kinds: Mapping[str, type[Any]]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from refattn import tree
 from refattn.args import check, check_arrays, check_gradient, check_mask, check_plain, check_whole
@@ -45,6 +45,7 @@ class Sizes:
     head_width: int | None = None
     bias: bool = False
     residual: bool = True
+    STATIC: ClassVar[bool] = True  # of `refattn.tree`
 
     def __post_init__(self) -> None:
         check_plain(self)

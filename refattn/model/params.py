@@ -7,12 +7,11 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from refattn import tree
 from refattn.args import Axes, Maybe, One, Whole, check, check_all, check_arrays, check_floating
 from refattn.mechanisms import registry
-from refattn.mechanisms.option_kinds import imported
 from refattn.mechanisms.record import Mechanism
 from refattn.ops import mlp
 from refattn.ops.weights import fresh_weight
@@ -42,7 +41,7 @@ class Config:
     Attributes
     ----------
     mechanism
-        Name of the mechanism of the blocks; ``MODULE:NAME`` for a record that the library does not list.
+        Name of the mechanism of the blocks; for one that the library does not list its record.
     vocabulary
         Number of different tokens: 256 for bytes.
     context
@@ -70,7 +69,7 @@ class Config:
     1
     """
 
-    mechanism: str
+    mechanism: str | Mechanism
     vocabulary: int = 256
     context: int = 256
     width: int = 128
@@ -82,28 +81,28 @@ class Config:
     gelu: str = "tanh"
     decode: str = "vocabulary"
     options: Mapping[str, Any] = field(default_factory=dict)
+    STATIC: ClassVar[bool] = True  # of `refattn.tree`
 
     def __post_init__(self) -> None:
-        self.record  # noqa: B018 (which checks the name)
+        name = self.record.name
         check_all(self, **NEEDS)
         if self.decode == "pointer" and self.record.pointer is None:
-            raise ValueError(f"decode: got 'pointer' with {self.mechanism}, needs one of {registry.able('pointer')}")
+            raise ValueError(f"decode: got 'pointer' with {name}, needs one of {registry.able('pointer')}")
         if "causal" not in self.record.context_fields:
-            raise ValueError(f"mechanism: got {self.mechanism!r}, which cannot be causal, needs one that can")
+            raise ValueError(f"mechanism: got {name!r}, which cannot be causal, needs one that can")
         known = [f.name for f in dataclasses.fields(self.record.block.Config) if f.name not in OWN]
-        if unknown := [name for name in self.options if name not in known]:
-            raise ValueError(f"options: got {', '.join(map(repr, unknown))}, {self.mechanism} has {', '.join(known)}")
+        if unknown := [option for option in self.options if option not in known]:
+            raise ValueError(f"options: got {', '.join(map(repr, unknown))}, {name} has {', '.join(known)}")
         for place in range(self.depth):
             self.block(place)  # which checks the rest
 
     @property
     def record(self) -> Mechanism:
         """The record of the mechanism."""
+        if isinstance(self.mechanism, Mechanism):
+            return self.mechanism
         check("mechanism", self.mechanism, str)
-        if ":" not in self.mechanism:
-            return registry.mechanism(self.mechanism)
-        record: Mechanism = imported("mechanism", self.mechanism, Mechanism)
-        return record
+        return registry.mechanism(self.mechanism)
 
     @property
     def depth(self) -> int:

@@ -33,7 +33,6 @@ from refattn.files import (
     source_digest,
     write_atomically,
 )
-from refattn.mechanisms import registry
 from refattn.train import checkpoint
 from refattn.train.data import Text
 from refattn.train.settings import Settings, completed, differences, flat, from_json
@@ -102,16 +101,16 @@ class Folder:
         write_atomically(self.held / name, data)
 
 
-def stored_config(path: Path | HeldFolder, mechanism: str) -> dict[str, Any] | None:
+def stored_config(path: Path | HeldFolder, own: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
     """Return what ``config.json`` says of the run in a folder, or None where there is none.
 
-    A file never chooses what code runs: a mechanism that the library does not list has to be `mechanism`, which the
-    user named.
+    A file never chooses what code runs: what the library does not have, the user's `own` settings have to have, see
+    `refattn.train.settings.from_json`.
 
     Raises
     ------
     RunError
-        Where the file cannot be understood, or its mechanism is neither.
+        Where the file cannot be understood, or names what neither has.
     OSError
         Where it cannot be read, or is a link.
     """
@@ -119,10 +118,7 @@ def stored_config(path: Path | HeldFolder, mechanism: str) -> dict[str, Any] | N
     try:
         with hold_folder(path, follow=True) as held:
             config: dict[str, Any] = read_json(held / file.name, LARGEST, _SCHEMA)
-        named = config["settings"]["mechanism"]
-        if named not in (mechanism, *registry.list_mechanisms()):
-            raise ValueError(f"mechanism {named!r} is none of the library's; only a user may choose it, by its name")
-        from_json(config["settings"])
+        from_json(config["settings"], own)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
@@ -199,7 +195,7 @@ def begin(
         "versions": versions(settings.backend),
         "machine": machine(),
     }
-    stored = stored_config(folder.held, settings.mechanism)
+    stored = stored_config(folder.held, vars(settings))
     if stored is None:
         # A process that was killed while it wrote its configuration leaves a part of that.
         if not all(map(LEFT_BEHIND.fullmatch, folder.held.names())):

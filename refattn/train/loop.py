@@ -328,22 +328,31 @@ def fresh(settings: Settings) -> Progress:
     return Progress(0, params, settings.optimiser.start(params), 0.0, 0)
 
 
-def continued(path: Path, prompt: bytes, length: int, warn: Callable[[str], None], **choice: Any) -> bytes:
+def continued(
+    path: Path,
+    prompt: bytes,
+    length: int,
+    warn: Callable[[str], None],
+    *,
+    own: Mapping[str, Any] | None = None,
+    **choice: Any,
+) -> bytes:
     """Return what the model of a run's newest checkpoint continues a prompt with; `choice` is for `generate`.
 
-    `warn` is told of each checkpoint that is passed over.
+    `warn` is told of each checkpoint that is passed over. `own` are settings that no file holds, such as ``{"block":
+    {"kernel": Own(...)}}``, of a run that has some.
 
     Raises
     ------
     RunError
-        Where the folder holds no run, one without a checkpoint, or one of a mechanism that the library does not list.
+        Where the folder holds no run, one without a checkpoint, or one with what neither the library nor `own` has.
     OSError
         Where it cannot be read, has a link in it, or no checkpoint is whole.
     """
-    config = stored_config(path, "")
+    config = stored_config(path, own)
     if config is None:
         raise RunError(f"run: got {path}, needs the folder of a run: there is no config.json")
-    settings = from_json(config["settings"])
+    settings = from_json(config["settings"], own)
     with _precision(settings), hold_folder(path, follow=True) as run:
         first = fresh(settings)
         state = checkpoint.newest_as(lambda found: _restored(found, settings, first), run / "checkpoints", warn)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from refattn import model
+from refattn import backends, model
 from refattn.args import Each, Maybe, One, Real, Whole, check, check_all, checked, refused
 from refattn.files import MIB, read_regular
 from refattn.mechanisms import registry
@@ -20,6 +20,7 @@ from refattn.train import growing
 from refattn.train.optimiser import AdamW, adaptive_rate, default_groups
 from refattn.train.probe import check_block
 from refattn.train.schedule import WarmupCosine
+from refattn.xp import backend, is_array
 
 MAPPINGS = ("block", "growth")
 """Settings that hold settings of their own, called ``block.NAME``."""
@@ -176,9 +177,18 @@ class Settings:
         return growing.parts(self.mechanism, self.grow, self.growth)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON has them."""
-        mappings = {name: dict(getattr(self, name)) for name in MAPPINGS}
-        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self) | mappings))
+        """Return the settings as JSON has them.
+
+        An object in the block is stored as the text that the block makes of it, such as "rbf(bandwidth=2.0)". One that
+        has no such text, because it consists of functions, is stored as its description in angle brackets, which no
+        option accepts: see `from_json`.
+        """
+        made = self.model.block(0)
+        objects = {name: getattr(made, name) for name, x in self.block.items() if dataclasses.is_dataclass(x)}
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain: dict[str, Any] = json.loads(
+            json.dumps(fields | {"block": {**self.block, **objects}, "growth": dict(self.growth)}, default=_stored)
+        )
         return plain
 
 
@@ -241,7 +251,7 @@ def read_toml(file: str | os.PathLike[str]) -> dict[str, Any]:
     OSError
         Where it cannot be read, or has more than 1 MiB.
     ValueError
-        Where it is no TOML, or a table has another name.
+        Where it is no TOML, a table has another name, or the backend is that of another package.
     """
     try:
         found = tomllib.loads(read_regular(file, MIB).decode("utf-8"))
@@ -252,6 +262,10 @@ def read_toml(file: str | os.PathLike[str]) -> dict[str, Any]:
         if isinstance(value, dict) is not (name in tables):
             needs = "a table" if name in tables else f"a value; tables are {', '.join(tables)}"
             raise refused(f"{os.fspath(file)}: {name}", value, needs, ValueError)
+    try:
+        check_backend(found.get("backend", "numpy"))
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(file)}: {error}") from error
     own = found.pop("model", {})
     if wrong := [name for name in own if name not in MODEL or name in found]:
         raise ValueError(f"{os.fspath(file)}: model.{wrong[0]}: got {own[wrong[0]]!r}, which is none or is there twice")
@@ -279,9 +293,59 @@ def expanded(mechanism: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return merge(known[name], {key: value for key, value in given.items() if key != "preset"})
 
 
-def from_json(stored: Mapping[str, Any]) -> Settings:
-    """Return the settings that `Settings.to_json` gave; ValueError, TypeError or KeyError where they are none."""
-    return build(stored["mechanism"], {name: x for name, x in stored.items() if name != "mechanism"})
+def from_json(stored: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> Settings:
+    """Return the settings that `Settings.to_json` gave; ValueError, TypeError or KeyError where they are none.
+
+    A file names the library's own kinds and backends, and nothing that it names is imported. What else a run has comes
+    from `own`, the settings that the user gives: the objects of the block, which have to be of the same description,
+    and a backend of another package.
+    """
+    own = own or {}
+    check_backend(stored.get("backend", "numpy"), own.get("backend"))
+    block = stored.get("block", {})
+    if isinstance(block, Mapping):
+        block = {name: _given(name, x, own.get("block", {}).get(name)) for name, x in block.items()}
+    given = {name: x for name, x in stored.items() if name != "mechanism"}
+    return build(stored["mechanism"], given | {"block": block})
+
+
+def check_backend(name: Any, own: Any = None) -> None:
+    """Raise ValueError where a file names a backend that is neither the library's own nor the one that the user gives.
+
+    That of another package is code that this package brings: the user chooses it, not a file.
+    """
+    if isinstance(name, str) and name not in (*backends.BUILT_IN, own):
+        needs = f"one of {', '.join(backends.BUILT_IN)} in a file; another one is given by --backend {name}"
+        raise refused("backend", name, needs, ValueError)
+
+
+def _stored(value: Any) -> str:
+    """Return the description of an object, for a file."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        raise TypeError(f"settings: got a {type(value).__name__}, needs what JSON has, or an object of an option")
+    return f"<{_described(value)}>"
+
+
+def _described(value: Any) -> str:
+    """Return the kind of an object and what it consists of: numbers, and functions by name."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = (f"{f.name}={_described(getattr(value, f.name))}" for f in dataclasses.fields(value))
+        return f"{type(value).__name__}({', '.join(parts)})"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_described, value))})"
+    if is_array(value):
+        return str(backend(value).to_numpy(value).tolist())
+    return str(getattr(value, "__qualname__", repr(value)))
+
+
+def _given(name: str, stored: Any, own: Any) -> Any:
+    """Return a stored option of the block; in place of the description of an object the user's own object."""
+    if not isinstance(stored, str) or not stored.startswith("<"):
+        return stored
+    if not dataclasses.is_dataclass(own) or _stored(own) != stored:
+        needs = "the same object from Python, in the settings of `refattn.train.loop.run` or `continued`"
+        raise refused(f"block.{name}", stored, f"{needs}: no file holds it", ValueError)
+    return own
 
 
 def completed(stored: Mapping[str, Any]) -> dict[str, Any]:

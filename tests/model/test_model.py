@@ -245,12 +245,8 @@ def test_options_that_have_no_stream_are_computed_again() -> None:
     ("changes", "message"),
     [
         ({"mechanism": "hardmax"}, "mechanism: got 'hardmax', needs one of softmax"),
-        (
-            {"mechanism": "nowhere:record"},
-            "mechanism: got .nowhere:record., needs MODULE:NAME of a Mechanism: No",
-        ),
-        ({"mechanism": ":record"}, "mechanism: got ':record', needs MODULE:NAME of a Mechanism"),
-        ({"mechanism": "math:record"}, "mechanism: got 'math:record', needs MODULE:NAME of a Mechanism: module 'math'"),
+        ({"mechanism": "math:record"}, "mechanism: got 'math:record', needs one of softmax"),
+        ({"mechanism": 3}, "mechanism: got 3, needs"),
         ({"layers": 0}, "layers: got 0, needs a whole number of at least 1"),
         ({"width": True}, "width: got True, needs a whole number of at least 1"),
         ({"context": 1.5}, "context: got 1.5, needs a whole number of at least 1"),

@@ -94,7 +94,7 @@ def trained(mechanism: str, run: str) -> tuple[Any, Any, int]:
 
     path, needs = Path(run), "needs the folder of a run of refattn train with a checkpoint"
     try:
-        stored = folder.stored_config(path, mechanism)
+        stored = folder.stored_config(path)
         found = checkpoint.newest(path / "checkpoints", lambda _: None)
     except (OSError, folder.RunError) as error:
         raise Problem(f"--run: got {run!r}, {needs}: {reason(error, named=True)}") from error

@@ -143,7 +143,7 @@ def forward(
         your own, an odd analytic function with its derivatives, which is checked when it is first used.
     intrinsic
         "anchor": a score is drawn to where it started; "none"; "double_well"; or an `Intrinsic` of your own, checked as
-        couplings are. Of both the text "MODULE:NAME" names one that can be imported.
+        couplings are.
     mu, kappa
         Strength of the intrinsic force and of the coupling: a number, or an array (h,); mu also (h, n), one for each
         node, which `refattn.mechanisms.graph_energy.layer.sharing` takes from a table.

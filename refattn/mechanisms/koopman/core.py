@@ -135,7 +135,7 @@ def forward(
     kernel
         `Linear` (x . y alone), or with a second kernel `Rbf`, `Matern32`, `Matern52` or `Polynomial`, with a bandwidth
         and a weight. As every family of options an object, its name ("rbf"), or text ("rbf(bandwidth=2.0)"). `Own` is
-        a second kernel of your own, an object or the text MODULE:NAME of one.
+        a second kernel of your own, an object; "rational" is one that the library has, as an example.
     space
         "keys": the operator acts on the span of the kernel's sections at the keys; "augmented": on that of the
         coordinate functions, too; "full": on all functions.

@@ -66,13 +66,8 @@ def _options(given: dict[str, Any], d: int) -> dict[str, Any]:
 
 
 def _read(option: str, value: Any) -> tuple[str, dict[str, Any]]:
-    """Return the name and the numbers of a family of options, an object or text such as "rbf(bandwidth=2.0)".
-
-    Of a kernel of one's own, MODULE:NAME, it is the name, in lower case.
-    """
-    if not isinstance(value, str):
-        return type(value).__name__.lower(), dict(vars(value))
-    return (value.partition(":")[2].lower(), {}) if ":" in value else read(option, value)
+    """Return the name and the numbers of a family of options, an object or text such as "rbf(bandwidth=2.0)"."""
+    return read(option, value) if isinstance(value, str) else (type(value).__name__.lower(), dict(vars(value)))
 
 
 NUMBERS: tuple[str, ...] = ("ridge", "epsilon", "bandwidth", "weight", "mix")

@@ -121,9 +121,7 @@ def test_wrong_options(message: str) -> None:
 WRONG_BLOCKS: dict[str, dict[str, Any]] = {
     "steps: got 0, needs a whole number of at least 1": {"steps": 0},
     "step: got None with coupling='sinh', needs a number": {"coupling": "sinh"},
-    "coupling: got 'math:nothing', needs MODULE:NAME of a Coupling": {"coupling": "math:nothing"},
     "step: got None with intrinsic='double_well', needs a number": {"intrinsic": "double_well"},
-    "intrinsic: got 'nowhere:force', needs MODULE:NAME of an Intrinsic: No": {"intrinsic": "nowhere:force"},
     "step: got 0.0, needs a finite number above 0": {"step": 0.0},
     "state: got 'node'": {"state": "node"},
     "classes: got 0, needs a whole number of at least 1": {"classes": 0, "step": 0.1},

@@ -129,7 +129,7 @@ SINE, HALF = sine(), logistic()
 
 
 def test_an_intrinsic_force_of_ones_own() -> None:
-    """As the definition has it, by the loops' way: differences of the loss; and as text, in a block."""
+    """As the definition has it, by the loops' way: differences of the loss; and in a block."""
     q, k, v = qkv()
     options: dict[str, Any] = {"intrinsic": SINE, "steps": 3, "step": 0.2, "mu": 1.3}
     out, saved = forward(q, k, v, **options)
@@ -140,14 +140,14 @@ def test_an_intrinsic_force_of_ones_own() -> None:
     assert np.all(np.diff(levels, axis=-1) < 0.0)
     block, x = ra.mechanism("graph_energy").block, draw("x", 2, 5, 4)
     found = {}
-    for name in ("anchor", f"{__name__}:SINE"):
-        config = block.Config(width=4, heads=2, step=0.1, coupling=f"{__name__}:HALF", intrinsic=name)
+    for name, intrinsic in (("anchor", "anchor"), ("sine", SINE)):
+        config = block.Config(width=4, heads=2, step=0.1, coupling=HALF, intrinsic=intrinsic)
         params = block.init(config, seed=1, like=x)
         found[name], inner = block.forward(params, block.start(params, x, Context()), Context())
         assert (inner.core.options.coupling, params.raw_mu is None) == (HALF, False)
     assert not np.allclose(*(state.x for state in found.values()))
-    with pytest.raises(TypeError, match="intrinsic: got a Intrinsic, needs the text MODULE:NAME"):
-        block.Config(width=4, heads=2, step=0.1, intrinsic=SINE)
+    with pytest.raises(ValueError, match="step: got None with intrinsic='sine', needs a number, or learn_step"):
+        block.Config(width=4, heads=2, intrinsic=SINE)
 
 
 @pytest.mark.parametrize("name", ["potential", "d_x", "d_b", "d_mu", "potential_b", "potential_mu"])

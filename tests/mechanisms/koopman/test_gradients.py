@@ -15,6 +15,7 @@ from refattn import Context, philox, tree
 from refattn.mechanisms.koopman.options.kernel import KERNELS
 from refattn.verify.selfcheck.gradients import STENCIL
 from tests.mechanisms.koopman.calls import drawn, forward
+from tests.mechanisms.koopman.test_own import KERNEL
 from tests.thinned import thinned
 
 BLOCK = ra.mechanism("koopman").block
@@ -48,7 +49,7 @@ def assert_core(implementation: str, **options: Any) -> None:
     options = usual | options
     later = options["updates"] - 1
     leaves = {"q": q, "k": k, "v": v}
-    if options.get("kernel") not in ("linear", OWN):
+    if options.get("kernel") not in ("linear", KERNEL):
         leaves |= {"bandwidth": np.asarray(1.4), "weight": np.asarray(0.7)}
     leaves |= {"ridge": options.pop("ridge", 0.2 + 0.1 * np.arange(later)), "epsilon": np.full((1, later), 0.3)}
     if options["perturbation"] == "pencil":
@@ -63,9 +64,6 @@ def assert_core(implementation: str, **options: Any) -> None:
     _, saved = forward(**leaves, **options, implementation=implementation)
     assert_differences(loss, leaves, ra.koopman.backward(saved, d_out))
 
-
-OWN = "tests.mechanisms.koopman.test_own:KERNEL"
-"""A kernel that no built-in one is."""
 
 SPACES: tuple[dict[str, Any], ...] = ({}, {"space": "full"}, {"space": "augmented"})
 
@@ -116,8 +114,8 @@ RIDGES = np.asarray([[[0.2, 0.5, 0.2], [0.4, 0.4, 0.1]], [[0.3, 0.3, 0.9], [1.0,
         {"ridge": RIDGES, "fit": "separable", "causal": True},
         {"ridge": RIDGES, "space": "augmented", "tau": 1.0, "scale": "mean"},
         {"ridge": RIDGES, "space": "full"},
-        {"kernel": OWN, "fit": "separable", "causal": True},
-        {"kernel": OWN, "fit": "separable", "causal": True, "space": "full"},
+        {"kernel": KERNEL, "fit": "separable", "causal": True},
+        {"kernel": KERNEL, "fit": "separable", "causal": True, "space": "full"},
         {"fit": "separable", "rank": 1, "scale": "mean", "tau": 1.0},
         pytest.param({"fit": "separable", "norm": 0.3}, marks=pytest.mark.slow),
         pytest.param({"fit": "separable", "nuclear": 0.2, "space": "full", "tau": 1.0}, marks=pytest.mark.slow),

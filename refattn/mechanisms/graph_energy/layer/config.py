@@ -41,8 +41,8 @@ class Config(projections.Config):
     Attributes
     ----------
     state, coupling, intrinsic, steps, integrator, threshold, graph, scale
-        As in the core; those of your own as text. Coefficients of a polynomial are learned by all heads together. With
-        links over keys tokens may attend a memory, and where scores of keys start is learned.
+        As in the core. Coefficients of a polynomial are learned by all heads together. With links over keys tokens may
+        attend a memory, and where scores of keys start is learned.
     step
         None: GE.safe_step, 1/L of the learned strengths, for links that add up to at most 1. "mean" and
         "causal_mirror", which a causal block in state "query" or "prefix" has by itself, classes, couplings that may be
@@ -66,8 +66,8 @@ class Config(projections.Config):
     """
 
     state: str = USUAL["state"]
-    coupling: str | Polynomial | None = USUAL["coupling"]
-    intrinsic: str = USUAL["intrinsic"]
+    coupling: str | Coupling | Polynomial | None = USUAL["coupling"]
+    intrinsic: str | Intrinsic = USUAL["intrinsic"]
     step: float | None = None
     steps: int = USUAL["steps"]
     integrator: str | Integrator = USUAL["integrator"]
@@ -92,9 +92,7 @@ class Config(projections.Config):
             check(name, getattr(self, name), bool)
         check_choice("state", self.state, STATES)
         for name in ("coupling", "intrinsic"):
-            if isinstance(given := getattr(self, name), (Coupling, Intrinsic)):
-                raise TypeError(f"{name}: got a {type(given).__name__}, needs the text MODULE:NAME of it in a block")
-        self.chosen("intrinsic")
+            self.chosen(name)
         if self.threshold is None:
             raise TypeError("threshold: got None, needs the name of one, or a Threshold")
         for name, value in (("tau", self.chosen("threshold").tau), ("step", self.step), ("scale", self.scale)):
@@ -111,9 +109,9 @@ class Config(projections.Config):
         if self.step is None and not self.learn_step:
             own = {
                 "classes": self.classes is not None,
-                f"coupling={self.coupling!r}": self.coupling is not None
+                f"coupling={_named(self.coupling)}": self.coupling is not None
                 and self.chosen("coupling") not in SLOPES_BELOW_1,
-                f"intrinsic={self.intrinsic!r}": self.intrinsic not in ("anchor", "none"),
+                f"intrinsic={_named(self.intrinsic)}": self.intrinsic not in ("anchor", "none"),
             }
             _refuse("step: got None with {}, needs a number, or learn_step", own)
         if self.step is None and isinstance(self.links, (Mean, CausalMirror)):
@@ -213,6 +211,11 @@ class Config(projections.Config):
         if self.levels is not None:
             found["level_logits"] = (self.levels,)
         return found
+
+
+def _named(force: Any) -> str:
+    """Return what a message calls a coupling or an intrinsic force."""
+    return repr(force.name if isinstance(force, (Coupling, Intrinsic)) else force)
 
 
 def _refuse(message: str, reasons: Mapping[str, bool]) -> None:

@@ -18,18 +18,16 @@ from refattn.mechanisms.graph_energy.options.integrator import STOPS as STOPS
 from refattn.mechanisms.graph_energy.options.links import LINKS
 from refattn.mechanisms.graph_energy.options.start import Start
 from refattn.mechanisms.graph_energy.options.threshold import THRESHOLDS
-from refattn.mechanisms.option_kinds import choose, imported
+from refattn.mechanisms.option_kinds import choose
 
 
 def _intrinsic(given: Any) -> str | Intrinsic:
     """Return a name of `INTRINSICS`, or functions of the user's own."""
-    given = imported("intrinsic", given, Intrinsic)
     return given if isinstance(given, Intrinsic) else check_choice("intrinsic", given, tuple(INTRINSICS))
 
 
 def _coupling(given: Any) -> str | Coupling | Polynomial:
     """Return a name of `COUPLINGS`, a polynomial or functions of the user's own."""
-    given = imported("coupling", given, Coupling)
     if isinstance(given, (Coupling, Polynomial)) or (isinstance(given, str) and given in COUPLINGS):
         return given
     if isinstance(given, str) and given.partition("(")[0].strip() not in ("polynomial", *COUPLINGS):

@@ -58,23 +58,23 @@ class Config(projections.Sizes):
     Attributes
     ----------
     updates, kernel, space, fit, perturbation, similarity, jitter
-        As in the core; families as text, or as objects without arrays, which become text.
+        As in the core; families as text, or as objects without arrays, which become text, an `Own` kernel excepted.
     learn_kernel
         Whether the bandwidth and weight of the second kernel are parameters, which start at the kernel's.
     draws
-        None, or the law of ridges and epsilons: "beta", "beta(b=19.0, candidates=8)", or the text MODULE:NAME of a
-        `refattn.mechanisms.koopman.layer.draws.Law`.
+        None, or the law of ridges and epsilons: "beta", "beta(b=19.0, candidates=8)", or a
+        `refattn.mechanisms.koopman.layer.draws.Law` of your own.
     """
 
     updates: int = _USUAL["updates"]
-    kernel: str = _USUAL["kernel"]
+    kernel: str | Own = _USUAL["kernel"]
     space: str = _USUAL["space"]
     fit: str = _FIT
     perturbation: str = _USUAL["perturbation"]
     similarity: str = _USUAL["similarity"]
     jitter: float | None = _JITTER
     learn_kernel: bool = True
-    draws: str | Beta | None = None
+    draws: str | Beta | Law | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,12 +83,8 @@ class Config(projections.Sizes):
         core.check_choices(**own)
         families = core.chosen_families(**{name: getattr(self, name) for name in core.KINDS})
         for name, kind in families.items():
-            if isinstance(getattr(self, name), Own):
-                raise TypeError("kernel: got an Own, needs the text MODULE:NAME of it in a block")
-            if not isinstance(getattr(self, name), str):
+            if not isinstance(getattr(self, name), (str, Own)):
                 object.__setattr__(self, name, text_of(kind, core.KINDS[name]))
-        if isinstance(self.draws, Law):
-            raise TypeError("draws: got a Law, needs the text MODULE:NAME of it in a block")
         if self.law is not None:
             for name, kind in (("ridge", families["fit"]), ("epsilon", families["perturbation"])):
                 if getattr(kind, name) is not None:

@@ -15,7 +15,7 @@ from typing import Any
 from refattn import philox
 from refattn.args import ROUNDS, check_number, check_whole
 from refattn.mechanisms.koopman.core import CANDIDATES
-from refattn.mechanisms.option_kinds import choose, imported
+from refattn.mechanisms.option_kinds import choose
 from refattn.xp import Array, backend, device, namespace
 
 Quantile = Callable[[Array], Array]
@@ -91,9 +91,8 @@ LAWS: dict[str, type[Beta]] = {"beta": Beta}
 
 
 def law_of(given: Any) -> Law | Beta:
-    """Return the law that is meant: an object, "beta" with or without numbers, or the text MODULE:NAME of a `Law`."""
-    found = imported("draws", given, Law)
-    return found if isinstance(found, Law) else choose("draws", found, LAWS)
+    """Return the law that is meant: an object, or "beta" with or without numbers."""
+    return given if isinstance(given, Law) else choose("draws", given, LAWS)
 
 
 def draw(

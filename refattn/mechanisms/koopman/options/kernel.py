@@ -10,10 +10,16 @@ With rho = |x - y|^2, the bandwidth l, and s = sqrt(3 rho) / l or sqrt(5 rho) / 
     matern52     k2 = (1 + s + s^2 / 3) exp(-s)
     polynomial   k2 = (x . y / l^2 + constant)^degree
 
+    rational     k2 = 1 / (1 + rho / 2)
+
 All are differentiable at x = y. The derivative is dk/dx = cross y + own x, with own = 2 c dk2/d rho, cross = 1 - own;
-for a polynomial own = 0 and cross = 1 + c dk2/d(x . y).
+for a polynomial own = 0 and cross = 1 + c dk2/d(x . y). The rational kernel has no bandwidth. It is an `Own` kernel of
+the library, which shows how one is written, and has a designed case.
 
 Letters: p and q points, d coordinates; all other axes in front broadcast.
+
+Source of the rational kernel: Rasmussen, Williams 2006 (Gaussian Processes for Machine Learning), equation 4.19, with
+alpha = l = 1.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn.args import Real, Whole, check_all
-from refattn.mechanisms.option_kinds import choose, imported
+from refattn.mechanisms.option_kinds import choose
 from refattn.xp import Array, namespace, sum_wide, transpose
 
 
@@ -245,6 +251,21 @@ class Own(Kernel):
         return d_x, d_y, 0.0 * of_weight, of_weight
 
 
+def rational(x: Array, y: Array) -> Array:
+    """Return 1 / (1 + |x - y|^2 / 2), (..., p, q), of points (..., p, d) and (..., q, d)."""
+    difference = x[..., :, None, :] - y[..., None, :, :]
+    return 1.0 / (1.0 + 0.5 * namespace(x, y).sum(difference * difference, axis=-1))
+
+
+def rational_gradient(x: Array, y: Array) -> Array:
+    """Return its derivative with respect to x, -(x - y) k2^2, (..., p, q, d)."""
+    value = rational(x, y)
+    return (value * value)[..., None] * (y[..., None, :, :] - x[..., :, None, :])
+
+
+OWN: dict[str, Own] = {"rational": Own(rational, rational_gradient)}
+"""The kernels of the library that are written as a user's are."""
+
 KERNELS: dict[str, type[Kernel]] = {
     "linear": Linear,
     "rbf": Rbf,
@@ -255,8 +276,8 @@ KERNELS: dict[str, type[Kernel]] = {
 
 
 def kernel_of(given: Any) -> Kernel:
-    """Return the kernel that is meant: an object, its name or text, or the text MODULE:NAME of an `Own`."""
-    found = imported("kernel", given, Own)
+    """Return the kernel that is meant: an object, its name or text."""
+    found = OWN.get(given, given) if isinstance(given, str) else given
     return found if isinstance(found, Own) else choose("kernel", found, KERNELS)
 
 

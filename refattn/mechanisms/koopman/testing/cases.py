@@ -114,7 +114,7 @@ CASES = (
         "1 / (1 + |x - y|^2 / 2), of a user's, and an operator of one mode",
         **SMALL,
         updates=3,
-        kernel="refattn.mechanisms.koopman.testing.rational:RATIONAL",
+        kernel="rational",
         fit="separable(ridge=0.5, rank=1)",
     ),
     case("shift", "perturbation", "psi = phi + epsilon pi", perturbation="shift(epsilon=2.0)", fit="stein(ridge=0.5)"),
