@@ -16,21 +16,22 @@ of the default::
     [GE.7]  rate = f(y; b) + kappa c                f(y; b) = mu (b - y) by "intrinsic"
     [GE.8]  x' = x + h rate                         by `integrator`, and by `threshold` if it acts on every step
     [GE.9]  y_jc = x_jc if x_jc >= tau, else 0      by `threshold`
-    [GE.10]  u_ij = a_ij phi(y_ij)                  by `state`; phi(y) = max(y, 0), and y_ij = y_j1 for "token"
-    [GE.11]  z_i = sum_j u_ij                       1 if that is 0
-    [GE.12]  p_ij = u_ij / z_i                      by `empty` if all u_ij are 0
+    [GE.10]  u_ij = exp(m_ij - t_i) phi(y_ij)       by `state`; phi(y) = max(y, 0), and y_ij = y_j1 for "token"
+    [GE.11]  z_i = sum_j u_ij                       1 if i reads no token
+    [GE.12]  p_ij = u_ij / z_i                      by `empty` if i reads no token
     [GE.13]  o_i = sum_j p_ij v_j                   "feature" has none of GE.10 to GE.13: o_i = y_i
 
-In "query" m_jc is 1 if query c may attend node j, else 0: m_jc f stands for f, and m_ic w_ij m_jc for w_ij.
+Token i reads the j in A(i) with phi(y_ij) > 0, and t_i is the largest m_ij of these. In "query" m_jc is 1 if query c
+may attend node j, else 0: m_jc f stands for f, and m_ic w_ij m_jc for w_ij.
 
 Adjoints for given do (dGE.n is the gradient with respect to the value of GE.n), from the last step on; sums over steps
 are over their stages, too::
 
     [dGE.v]  dv_j = sum_i p_ij do_i                 "feature": dv = db
     [dGE.12]  dp_ij = do_i . v_j
-    [dGE.11]  dz_i = -sum_j dp_ij p_ij / z_i        0 if all u_ij are 0
-    [dGE.10]  du_ij = dp_ij / z_i + dz_i            0 if all u_ij are 0
-    [dGE.9]  dy_jc = sum_i du_ij a_ij if y_jc > 0   by `state`; "straight_through": if x_jc > 0
+    [dGE.11]  dz_i = -sum_j dp_ij p_ij / z_i        0 if i reads no token
+    [dGE.10]  du_ij = dp_ij / z_i + dz_i            0 if i reads no token
+    [dGE.9]  dy_jc = sum_i du_ij exp(m_ij - t_i) if y_jc > 0    by `state`; "straight_through": if x_jc > 0
     [dGE.8]  dx' = dx                               of the step after; of the last by `threshold`, for dy of GE.9
     [dGE.7]  drate = h dx'                          by `integrator`
     [dGE.6]  dc = kappa drate
@@ -44,8 +45,8 @@ are over their stages, too::
     [dGE.coefficients]  da_m = sum over steps of dc_ic sum_j w_ij (y_jc - y_ic)^(2m+1)     of a polynomial g
     [dGE.4]  dn_ij = dw_ij if i != j, else 0        by `links`
     [dGE.3]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)
-    [dGE.2]  da_ij = du_ij phi(y_ij)                by `state`; with what `links`, `start` and `empty` add
-    [dGE.masked]  dm_ij = a_ij (da_ij - sum_l a_il da_il)
+    [dGE.2]  da_ij = 0                              with what `links`, `start` and `empty` add
+    [dGE.masked]  dm_ij = du_ij u_ij + a_ij (da_ij - sum_l a_il da_il)      by `state`
     [dGE.1]  ds_ij = dm_ij + (dr_ij + dr_ji) / 2    with what `start` adds, db_j b_j (1 - b_j) for i = j; `links`
     [dGE.q]  dq_i = scale sum_j ds_ij k_j
     [dGE.k]  dk_j = scale sum_i ds_ij q_i           with what `links` add over keys
@@ -116,11 +117,12 @@ class Readout:
 
     options: Options
     tau: Number
-    attention: Any
     allowed: Array | None
     v: Array  # (b, g, j, e)
     x: Array  # (b, h, j, c)
     kept: Array  # (b, h, j, c): the scores that the threshold has left
+    powers: Any = None  # (b, h, i, j): the derivative of u by phi(y)
+    parts: Any = None  # (b, h, i, j)
     total: Any = None  # (b, h, i, 1)
     filled: Any = None  # (b, h, i, 1): whether the threshold left something
     weights: Any = None  # (b, h, i, j)
@@ -142,28 +144,30 @@ def forward(
 
     `allowed` (..., i, j) or None tells what is in A(i).
     """
-    graph = graph_forward(q, k, v, allowed=allowed, options=options)
+    graph, masked = graph_forward(q, k, v, allowed=allowed, options=options)  # -, (b, h, i, j)
     tau = tau_of(options, allowed, graph.start)  # broadcasts to x
     x, flow = flow_forward(graph, tau, implementation)  # (b, h, j, c)
-    out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)  # (b, h, i, e)
+    more = {"allowed": allowed, "options": options, "tau": tau}
+    out, readout = readout_forward(x, masked, graph.attention, v, **more)  # (b, h, i, e)
     return out, Saved(graph, flow, readout)
 
 
 def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Array]:
     """Return the gradients of q, k, v and of all numbers; `read` are those of what else a loss reads."""
-    d_x, d_attended, d_v, tau_terms = readout_backward(saved.readout, d_out, read.get("weights"))  # (b, h, j, c)
+    d_x, d_read, d_attended, d_v, tau_terms = readout_backward(saved.readout, d_out, read.get("weights"))
     d_b, d_w, numbers = flow_backward(saved.flow, plus(d_x, read.get("scores")), tau_terms)  # (b, h, j, c)
     d_start = plus(d_b, read.get("start"))  # (b, h, j, c)
     d_graph = plus(d_w, read.get("graph"))  # (b, h, j, j) [dGE.links]
-    d, d_begin = graph_backward(saved.graph, d_attended, d_graph, d_start, saved.readout.v, read.get("sums"))  # -, -
+    begin = (saved.readout.v, read.get("sums"))
+    d, d_begin = graph_backward(saved.graph, d_read, d_attended, d_graph, d_start, *begin)  # -, -
     return {**d, **numbers, "v": plus(d_v, d_begin)}
 
 
 # --- the graph
 
 
-def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options) -> Graph:
-    """Return the graph: attention, the links and where scores start."""
+def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options) -> tuple[Graph, Array]:
+    """Return the graph (attention, the links and where scores start), and the masked scores (b, h, i, j)."""
     xp, linking = namespace(q, k), options.links
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
     scores = plus(product(q, xp.matrix_transpose(k_heads)) * options.scale, options.bias)  # (b, h, i, j) [GE.1]
@@ -185,11 +189,12 @@ def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, option
     if is_array(links):
         links = xp.where(own, 0.0, links)  # (b, h, j, j) [GE.links]: a sparse graph has none on the diagonal
     start = options.starts.forward(scores, attention, v, own)  # (b, h, j, c) [GE.5]
-    return Graph(options, q, k, attention, kernel, links, start, options.state.visible(allowed, q), rows)
+    return Graph(options, q, k, attention, kernel, links, start, options.state.visible(allowed, q), rows), masked
 
 
 def graph_backward(
     saved: Graph,
+    d_read: Array | None,
     d_attended: Array | None,
     d_graph: Array,
     d_start: Array,
@@ -201,7 +206,7 @@ def graph_backward(
     xp, linking, scale = namespace(q, k), options.links, options.scale
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
     own = own_pairs(k.shape[2], k)  # (j, j): whether i = j
-    d_made = d_masked = d_mean = d_keys = d_scale_keys = None  # of parts that there are not
+    d_made = d_mean = d_keys = d_scale_keys = None  # of parts that there are not
     # forward: start = options.starts.forward(scores, attention, v, own)
     begun = options.starts.backward(saved.start, own, d_start, v.shape[1])
     d_own, d_of_start, d_v = begun  # (b, h, i, j), (b, h, i, j), -
@@ -212,15 +217,17 @@ def graph_backward(
     else:
         d_kernel = linking.backward(kernel, d_linked)  # (b, h, j, j) [dGE.4]
         # forward: kernel = softmax(mutual)
-        d_read = None if d_sums is None else kernel * d_sums  # (b, h, j, j)
-        d_mutual = plus(softmax_backward(kernel, d_kernel), d_read)  # (b, h, j, j) [dGE.3]
+        d_summed = None if d_sums is None else kernel * d_sums  # (b, h, j, j)
+        d_mutual = plus(softmax_backward(kernel, d_kernel), d_summed)  # (b, h, j, j) [dGE.3]
         # forward: mutual = linking.nodes.alike(pairs)
         d_both = with_transposed(d_mutual)  # (b, h, j, j)
         d_mean, d_keys, d_scale_keys = linking.nodes.backward(d_both, k_heads)  # (b, h, i, j), (b, h, j, d), ()
+    d_masked = d_read  # (b, h, i, j)
     if attention is not None:
-        d_attention = plus(plus(d_attended, d_made), d_of_start)  # (b, h, i, j) [dGE.2]
-        # forward: attention = softmax(masked)
-        d_masked = softmax_backward(attention, d_attention)  # (b, h, i, j) [dGE.masked]
+        given = plus(plus(d_attended, d_made), d_of_start)  # (b, h, i, j)
+        d_attention = zeros(attention.shape, attention) if given is None else given  # (b, h, i, j) [dGE.2]
+        # forward: attention = softmax(masked), and the readout reads masked, too
+        d_masked = plus(d_read, softmax_backward(attention, d_attention))  # (b, h, i, j) [dGE.masked]
     d_scores = plus(plus(d_masked, d_mean), d_own)  # (b, h, i, j) [dGE.1]
     # forward: scores = q @ k_heads^T * scale + bias; over keys pairs = k_heads @ k_heads^T * scale
     d_product = product(d_scores, k_heads)  # (b, h, i, d): dGE.q without its scale
@@ -396,34 +403,38 @@ def rate_backward(
 
 
 def readout_forward(
-    x: Array, attention: Any, v: Array, *, allowed: Array | None, options: Options, tau: Number
+    x: Array, masked: Any, attention: Any, v: Array, *, allowed: Array | None, options: Options, tau: Number
 ) -> tuple[Array, Readout]:
     """Return the readout: the output (b, h, i, e) for scores x (b, h, j, c), and what `readout_backward` reads."""
     xp, state, threshold = namespace(x), options.state, options.threshold
     kept = threshold.forward(x, tau)  # (b, h, j, c) [GE.9]
-    known = Readout(options, tau, attention, allowed, v, x, kept)
+    known = Readout(options, tau, allowed, v, x, kept)
     if not state.weighs:
         return _read(allowed, kept), known
     rows = xp.matrix_transpose(xp.maximum(kept, zeros((), x)))  # (b, h, c, j): phi(y)
-    parts = state.parts(attention, rows, allowed)  # (b, h, i, j) [GE.10]
-    sums = xp.sum(parts, axis=-1, keepdims=True)  # (b, h, i, 1)
-    filled = sums != 0.0  # (b, h, i, 1): whether something is left; NaN propagates
-    total = xp.where(filled, sums, 1.0)  # (b, h, i, 1) [GE.11]
+    powers, filled = state.powers(masked, rows, allowed)  # (b, h, i, j), (b, h, i, 1): whether i reads a token
+    parts = powers * rows  # (b, h, i, j) [GE.10]
+    total = xp.where(filled, xp.sum(parts, axis=-1, keepdims=True), 1.0)  # (b, h, i, 1) [GE.11]
     instead = threshold.emptied.forward(threshold, state, attention, x, allowed)  # (b, h, i, j)
     weights = xp.where(filled, parts / total, instead)  # (b, h, i, j) [GE.12]
     v_heads = repeat_heads(v, x.shape[1])  # (b, h, j, e): copies of v
     out = weights @ v_heads  # (b, h, i, e) [GE.13]
-    return out, Readout(options, tau, attention, allowed, v, x, kept, total, filled, weights)
+    if threshold.passes_dropped:
+        powers = state.powers(masked, rows, allowed, xp.matrix_transpose(x))[0]  # (b, h, i, j): of dropped tokens, too
+    return out, Readout(options, tau, allowed, v, x, kept, powers, parts, total, filled, weights)
 
 
-def readout_backward(saved: Readout, d_out: Array, read: Array | None) -> tuple[Array, Any, Array | None, Array]:
-    """Return the gradients of the readout: of x, a part of that of attention, of v, and the terms of that of tau."""
+def readout_backward(
+    saved: Readout, d_out: Array, read: Array | None
+) -> tuple[Array, Array | None, Array | None, Array | None, Array]:
+    """Return the gradients of the readout: of x, parts of those of the masked scores and of attention, where there are
+    such, of v, and the terms of that of tau."""
     xp, state, threshold = namespace(d_out), saved.options.state, saved.options.threshold
-    attention, weights, total, filled = saved.attention, saved.weights, saved.total, saved.filled
+    weights, total, filled = saved.weights, saved.total, saved.filled
     if not state.weighs:
         d_kept = _read(saved.allowed, d_out)  # (b, h, j, c) [dGE.9]
         d_x, tau_terms = threshold.backward(saved.x, saved.tau, d_kept)  # (b, h, j, c), (b, h, j, c)
-        return d_x, None if attention is None else zeros(attention.shape, d_out), None, tau_terms
+        return d_x, None, None, None, tau_terms
     # forward: out = weights @ v_heads
     v_heads = repeat_heads(saved.v, d_out.shape[1])  # (b, h, j, e): copies of v
     d_v = sum_heads(xp.matrix_transpose(weights) @ d_out, saved.v.shape[1])  # (b, g, j, e) [dGE.v]
@@ -433,16 +444,15 @@ def readout_backward(saved: Readout, d_out: Array, read: Array | None) -> tuple[
     d_total = xp.where(filled, -inner / total, 0.0)  # (b, h, i, 1) [dGE.11]
     # forward: total = sum(parts)
     d_parts = xp.where(filled, d_weights / total + d_total, 0.0)  # (b, h, i, j) [dGE.10]
-    # forward: parts = state.parts(attention, rows, allowed)
-    rows = xp.matrix_transpose(xp.maximum(saved.kept, zeros((), d_out)))  # (b, h, c, j): phi(y)
-    d_attended, d_rows = state.parts_backward(attention, rows, saved.allowed, d_parts)  # (b, h, i, j), (b, h, j, c)
+    # forward: parts = powers * rows; powers = state.powers(masked, rows, allowed)
+    d_read, d_rows = state.backward(saved.powers, saved.parts, d_parts)  # (b, h, i, j), (b, h, j, c)
     # forward: instead = threshold.emptied.forward(...)
-    d_attended = threshold.emptied.backward(d_attended, filled, d_weights)  # (b, h, i, j)
+    d_attended = threshold.emptied.backward(filled, d_weights)  # (b, h, i, j)
     # forward: rows = max(kept, 0)^T
     d_kept = xp.where(threshold.positive(saved.x, saved.kept) <= 0.0, 0.0, d_rows)  # (b, h, j, c) [dGE.9]
     # forward: kept = threshold.forward(x, tau)
     d_x, tau_terms = threshold.backward(saved.x, saved.tau, d_kept)  # (b, h, j, c), (b, h, j, c)
-    return d_x, d_attended, d_v, tau_terms
+    return d_x, d_read, d_attended, d_v, tau_terms
 
 
 def _read(allowed: Array | None, x: Array) -> Array:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from refattn.mechanisms.graph_energy.testing.given import coupling_of, graph_of, integrator_of, start_of, threshold_of
-from refattn.mechanisms.scalar_autodiff import Scalar, copies, copy, dot, scalars, slopes, softmax, sweep, total, values
+from refattn.mechanisms.scalar_autodiff import Scalar, copies, copy, dot, exp, scalars, slopes, softmax, sweep, total, values
 
 Values = dict[str, np.ndarray]
 
@@ -267,13 +267,18 @@ class _Head:
 
         phi = self.matrix(y.shape, positive)
 
+        masked, own = value["GE.masked"], range(rows) if self.own else [0] * rows
+        reads = [[j for j in range(n) if self.allowed[i, j] and phi[j, own[i]].value > 0.0] for i in range(rows)]
+        top = [max((masked[i, j].value for j in read), default=0.0) for i, read in enumerate(reads)]
+
         def part(i: int, j: int) -> Scalar:
-            if self.query:
-                return copy(phi[j, i]) if self.allowed[i, j] else Scalar(0.0)
-            return a[i, j] * phi[j, i if self.prefix else 0]
+            passed = through and reads[i] and self.allowed[i, j] and x[j, own[i]].value > 0.0
+            if j not in reads[i] and not passed:
+                return Scalar(0.0)
+            return copy(phi[j, i]) if self.query else exp(masked[i, j] - top[i]) * phi[j, own[i]]
 
         u = value["GE.10"] = self.matrix((rows, n), part)
-        filled = np.any(values(u) > 0.0, axis=1)
+        filled = [len(read) > 0 for read in reads]
         z = value["GE.11"] = self.matrix((rows, 1), lambda i, _: total(u[i]) if filled[i] else Scalar(1.0))
 
         def weight(i: int, j: int) -> Scalar:

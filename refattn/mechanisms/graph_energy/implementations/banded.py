@@ -25,6 +25,7 @@ from refattn.mechanisms.graph_energy.system import Graph
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import where_allowed
 from refattn.ops.softmax import softmax_backward, softmax_forward
+from refattn.ops.sums import plus
 from refattn.xp import Array, all_finite, arange, device, is_array, namespace, sum_wide
 
 LEAST = 16
@@ -169,7 +170,8 @@ def forward(
     blocks_q, near_k = band.split(_padded(q, rows, 2)), band.near(own_k)
     allowed = _allowed(level, band, mask, key_mask, q)
     scores = blocks_q @ xp.matrix_transpose(near_k) * options.scale  # (b, h*r, i, j)
-    attention = softmax_forward(xp.where(allowed, scores, -math.inf))
+    masked = xp.where(allowed, scores, -math.inf)  # (b, h*r, i, j)
+    attention = softmax_forward(masked)
     itself = band.itself(q)
     if not options.links.of_alike:
         links = _rows(level, band, attention)
@@ -190,7 +192,7 @@ def forward(
         raise FloatingPointError(f"the scores diverged: reduce step, which is {options.step}")
     near_v = band.near(_padded(values, nodes, 2))
     out, readout = dense.readout_forward(
-        band.near(x), attention, near_v, allowed=allowed, options=options, tau=_by_block(tau, band)
+        band.near(x), masked, attention, near_v, allowed=allowed, options=options, tau=_by_block(tau, band)
     )
     saved = Saved(level, band, blocks_q, near_k, attention, flow, readout, k.shape[1])
     return band.joined(out)[:, :, : level.n, :], saved
@@ -202,21 +204,22 @@ def backward(saved: Saved, d_out: Array) -> tuple[Array, dict[str, Array]]:
     xp, options, groups = namespace(d_out), graph.options, saved.groups
     scale, nodes, n = options.scale, level.count, level.n
     d_blocks = band.split(_padded(d_out, band.blocks * band.size * level.every, 2))
-    d_near_x, d_attention, d_near_v, tau_terms = dense.readout_backward(saved.readout, d_blocks, None)
-    assert d_attention is not None and d_near_v is not None
+    d_near_x, d_scores, d_attention, d_near_v, tau_terms = dense.readout_backward(saved.readout, d_blocks, None)
+    assert d_scores is not None and d_near_v is not None
     # forward: x, flow = flow_forward(graph)
     d_start, d_links, numbers = flow_backward(saved.flow, band.far(d_near_x), band.far(tau_terms))
     # forward: links = those of attention, or of "kernel", and 0 of a node with itself
     d_links = xp.where(band.itself(d_links), 0.0, d_links)
     d_pair = None
     if graph.kernel is None:
-        d_attention = d_attention + _rows_backward(level, band, d_links)
+        d_attention = plus(d_attention, _rows_backward(level, band, d_links))
     else:
         d_mean = softmax_backward(graph.kernel, d_links)
         d_pair = _rows_backward(level, band, 0.5 * (d_mean + band.turned(d_mean)))
-    # forward: attention = softmax(blocks_q @ near_k^T * scale)
-    d_scores = softmax_backward(saved.attention, d_attention)
-    d_scores = d_scores if d_pair is None else d_scores + d_pair
+    # forward: attention = softmax(masked)
+    d_softmax = None if d_attention is None else softmax_backward(saved.attention, d_attention)
+    # forward: masked = blocks_q @ near_k^T * scale, and links are made of this, or of attention
+    d_scores = plus(plus(d_scores, d_softmax), d_pair)
     # forward: start = sigmoid(scale q_j . k_j)
     d_own = d_start * graph.start * (1.0 - graph.start)
     d_q = band.joined(d_scores @ saved.near_k)[:, :, :n, :] + level.spread((d_own * graph.k)[:, :, :nodes, :], 2)

@@ -48,13 +48,13 @@ def forward(
     graph = Graph(options, q, k, None, None, options.graph, start, None, None)
     tau = tau_of(options, None, start)
     x, flow = flow_forward(graph, tau, implementation)
-    whole = Readout(options, tau, None, None, v, x, x)
+    whole = Readout(options, tau, None, v, x, x)
     if not options.state.weighs:
-        out, whole = equations.active(dense).readout_forward(x, None, v, allowed=None, options=options, tau=tau)
+        out, whole = equations.active(dense).readout_forward(x, None, None, v, allowed=None, options=options, tau=tau)
         return out, Saved(graph, flow, whole)
     outs, filled = [], []
     for rows in _tiles(q):
-        out, readout = _row(graph, whole, rows)
+        out, readout, _ = _row(graph, whole, rows)
         outs.append(out)
         filled.append(readout.filled)
     return xp.concat(outs, axis=2), Saved(graph, flow, replace(whole, filled=xp.concat(filled, axis=2)))
@@ -68,16 +68,17 @@ def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Arra
     d_q, d_k = zeros(q.shape, q), zeros((*q.shape[:2], *k.shape[2:]), k)
     d_x, d_v, tau_terms = read.get("scores"), None, zeros(known.x.shape, q)
     if not options.state.weighs:
-        d_kept, _, _, tau_terms = page.readout_backward(known, d_out, None)
+        d_kept, _, _, _, tau_terms = page.readout_backward(known, d_out, None)
         d_x = plus(d_kept, d_x)
     else:
         k_heads, every = repeat_heads(k, heads), []
         for rows in _tiles(q):
-            _, readout = _row(graph, known, rows)
-            d_part, d_attention, d_values, d_tau = page.readout_backward(readout, d_out[:, :, rows, :], None)
+            _, readout, attention = _row(graph, known, rows)
+            d_part, d_scores, d_attention, d_values, d_tau = page.readout_backward(readout, d_out[:, :, rows, :], None)
             d_x, d_v, tau_terms = plus(d_x, d_part), plus(d_v, d_values), tau_terms + d_tau
-            # forward: attention = softmax(q @ k_heads^T * scale)
-            d_scores = softmax_backward(readout.attention, d_attention)
+            # forward: scores = q @ k_heads^T * scale; attention = softmax(scores)
+            if d_attention is not None:
+                d_scores = d_scores + softmax_backward(attention, d_attention)
             every.append(product(d_scores, k_heads))
             d_k = d_k + product(xp.matrix_transpose(d_scores), q[:, :, rows, :])
         d_q = xp.concat(every, axis=2)
@@ -94,8 +95,8 @@ def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Arra
     return {"q": d_q * scale, "k": sum_heads(d_k, k.shape[1]) * scale, "scale": sum_wide(d_q * q), "v": d_v, **numbers}
 
 
-def _row(graph: Graph, whole: Readout, rows: slice) -> tuple[Array, Readout]:
-    """Return the output of some tokens, and what the backward of their readout reads."""
+def _row(graph: Graph, whole: Readout, rows: slice) -> tuple[Array, Readout, Array]:
+    """Return the output of some tokens, what the backward of their readout reads, and their attention."""
     options, q, k = graph.options, graph.q, graph.k
     xp, n = namespace(q), k.shape[2]
     scores = product(q[:, :, rows, :], xp.matrix_transpose(repeat_heads(k, q.shape[1]))) * options.scale
@@ -104,10 +105,8 @@ def _row(graph: Graph, whole: Readout, rows: slice) -> tuple[Array, Readout]:
         allowed = xp.broadcast_to(allowed, scores.shape)
         scores = xp.where(allowed, scores, -math.inf)
     attention, page = softmax_forward(scores), equations.active(dense)
-    found: tuple[Array, Readout] = page.readout_forward(
-        whole.x, attention, whole.v, allowed=allowed, options=options, tau=whole.tau
-    )
-    return found
+    more = {"allowed": allowed, "options": options, "tau": whole.tau}
+    return *page.readout_forward(whole.x, scores, attention, whole.v, **more), attention
 
 
 def _tiles(q: Array) -> Iterator[slice]:

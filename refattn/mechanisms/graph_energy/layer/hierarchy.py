@@ -307,13 +307,14 @@ def _forward(
     # What the nodes themselves would read is not wanted, and so any values do.
     _, flowed = core.forward(own_q, own_k, own_k, mask=level.take(allowed, 2), causal=options.causal, **own)  # -, -
     allowed = xp.broadcast_to(allowed, scores.shape)  # (b, h, i, j)
-    attention = softmax_forward(xp.where(allowed, scores, -math.inf))  # (b, h, i, j)
+    masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j)
+    attention = softmax_forward(masked)  # (b, h, i, j)
     tau = tau_of(options, None, flowed.scores)  # what it is for all nodes
     more = {"allowed": allowed, "options": options, "tau": tau}
     scores_read = flowed.scores  # (b, h, j, c)
     if options.state.per_query:
         scores_read = scores_read @ xp.matrix_transpose(_stand_for(level, q))  # (b, h, j, i)
-    out, readout = dense.readout_forward(scores_read, attention, values, **more)  # (b, h, i, e), -
+    out, readout = dense.readout_forward(scores_read, masked, attention, values, **more)  # (b, h, i, e), -
     return out, Stage(level, q, k, attention, flowed, readout)
 
 
@@ -327,16 +328,17 @@ def _backward(saved: Stage, d_out: Array, more: dict[str, Array]) -> tuple[Array
     """Return the gradients of a level's values, and those of q, k and the numbers."""
     level, (q, k), options = saved.level, (saved.q, saved.k), saved.readout.options  # (b, h, i, d) and (b, g, i, d)
     xp = namespace(d_out)
-    d_x, d_attention, d_values, tau_terms = dense.readout_backward(saved.readout, d_out, None)  # of nodes, and pairs
-    assert d_values is not None and d_attention is not None
+    d_x, d_read, d_attention, d_values, tau_terms = dense.readout_backward(saved.readout, d_out, None)
+    assert d_values is not None
     if options.state.per_query:
         # forward: scores_read = scores @ stand_for^T
         d_x = d_x @ _stand_for(level, d_x)  # (b, h, j, c)
     d_x = plus(d_x, more.pop("d_scores", None))  # (b, h, j, c)
     # forward: scores of the level = those of the core
     d = core.backward(saved.core, zeros(saved.core.shape, d_out), d_scores=d_x, **more)
-    # forward: attention = softmax(q @ own_k^T * scale + bias)
-    d_scores = softmax_backward(saved.attention, d_attention)  # (b, h, i, j)
+    # forward: attention = softmax(masked), which the readout reads, too; masked = q @ own_k^T * scale + bias
+    d_softmax = None if d_attention is None else softmax_backward(saved.attention, d_attention)  # (b, h, i, j)
+    d_scores = plus(d_read, d_softmax)  # (b, h, i, j)
     d_product = d_scores @ repeat_heads(level.take(k, 2), q.shape[1])  # (b, h, i, d)
     d_own_k = sum_heads(xp.matrix_transpose(d_scores) @ q, k.shape[1]) * options.scale  # (b, g, j, d)
     d["q"] = d_product * options.scale + level.spread(d["q"], 2)  # (b, h, i, d)

@@ -171,7 +171,8 @@ class _Token:
         options, heads, nodes = self.options, self.q.shape[1], k.shape[2]
         xp, allowed = namespace(k), None if mask is None else mask[:, None, None, :]  # (b, 1, 1, j)
         scores = self.q @ xp.matrix_transpose(repeat_heads(k, heads)) * options.scale  # (b, h, 1, j)
-        attention = softmax_forward(where_allowed(allowed, scores, -math.inf))  # (b, h, 1, j)
+        masked = where_allowed(allowed, scores, -math.inf)  # (b, h, 1, j)
+        attention = softmax_forward(masked)  # (b, h, 1, j)
         tau = tau_of(options, None, scores)
         if new:
             last = xp.concat([zeros((nodes - 1,), scores), xp.ones_like(scores[0, 0, 0, :1])])  # (j), 1 for the token
@@ -180,7 +181,7 @@ class _Token:
                 begin = repeat_heads(v[:, :, nodes - 1 :, :], heads)  # (b, h, 1, c)
             points = xp.concat([points, self.way(attention * (1.0 - last), begin, points, tau)], axis=2)
         ends = points[:, :, nodes - 1 :, -1, :] if not options.state.weighs else points[:, :, :, -1, :]
-        out, _ = dense.readout_forward(ends, attention, v, allowed=allowed, options=options, tau=tau)
+        out, _ = dense.readout_forward(ends, masked, attention, v, allowed=allowed, options=options, tau=tau)
         return out, points
 
     def way(self, links: Array, begin: Array, others: Array, tau: Number) -> Array:

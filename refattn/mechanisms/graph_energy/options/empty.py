@@ -1,4 +1,4 @@
-"""What a row gets whose scores are all below the threshold: its weights p (GE.12) where z is 0.
+"""What a row gets whose scores are all below the threshold: its weights p (GE.12) where it reads no token.
 
 ::
 
@@ -24,9 +24,9 @@ class Emptied:
         """Return p (b, h, i, j)."""
         return zeros(attention.shape, x)
 
-    def backward(self, d_attended: Array, filled: Array, d_weights: Array) -> Array:
-        """Return the gradient of attention, with what comes of p."""
-        return d_attended
+    def backward(self, filled: Array, d_weights: Array) -> Array | None:
+        """Return what p adds to the gradient of attention."""
+        return None
 
 
 class Best(Emptied):
@@ -45,9 +45,10 @@ class Usual(Emptied):
         found: Array = attention
         return found
 
-    def backward(self, d_attended: Array, filled: Array, d_weights: Array) -> Array:
-        """Return the gradient of attention, with what comes of p."""
-        return d_attended + namespace(filled).where(filled, 0.0, d_weights)
+    def backward(self, filled: Array, d_weights: Array) -> Array | None:
+        """Return what p adds to the gradient of attention."""
+        found: Array = namespace(filled).where(filled, 0.0, d_weights)
+        return found
 
 
 EMPTIED: dict[str, Emptied] = {"argmax": Best(), "dense": Usual(), "zero": Emptied(), "error": Emptied()}

@@ -3,15 +3,16 @@
 A state says where its scores start, how they become what query i reads of token j (GE.10), and by which weight the best
 token of a row that was emptied is found::
 
-    [GE.of_token]  u_ij = a_ij phi(y_j)             rank a_ij x_j
-    [GE.of_prefix]  u_ij = a_ij phi(y_ji)           rank a_ij x_ji
+    [GE.of_token]  u_ij = exp(m_ij - t_i) phi(y_j)          rank a_ij x_j
+    [GE.of_prefix]  u_ij = exp(m_ij - t_i) phi(y_ji)        rank a_ij x_ji
     [GE.of_query]  u_ij = phi(y_ji) if i may attend j, else 0       rank x_ji
     [GE.of_feature]  o_i = y_i                      the scores are the output; there is no u, z, p
 
-with phi(y) = max(y, 0). Backwards::
+with phi(y) = max(y, 0) and t_i the largest m_ij of the j with phi > 0: p_ij is a_ij phi over its sum, which a_ij may
+round to 0. Backwards (t_i gets no gradient, as p does not depend on it)::
 
-    [dGE.of_token]  da_ij = du_ij phi(y_j),  dphi_j = sum_i du_ij a_ij
-    [dGE.of_prefix]  da_ij = du_ij phi(y_ji),  dphi_ji = du_ij a_ij
+    [dGE.of_token]  dm_ij = du_ij u_ij,  dphi_j = sum_i du_ij exp(m_ij - t_i)
+    [dGE.of_prefix]  dm_ij = du_ij u_ij,  dphi_ji = du_ij exp(m_ij - t_i)
     [dGE.of_query]  dphi_ji = du_ij if i may attend j, else 0
     [dGE.of_feature]  dy_i = do_i
 
@@ -28,12 +29,13 @@ earlier query reads would depend on the later one.
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 from refattn.mechanisms.graph_energy.forces import Number
 from refattn.mechanisms.graph_energy.options.start import AtAttention, AtOwnScore, AtOwnScoreForAll, AtValues, Starts
 from refattn.ops.masks import where_allowed
-from refattn.xp import Array, namespace, zeros
+from refattn.xp import Array, max_last, namespace
 
 
 class State:
@@ -62,12 +64,17 @@ class State:
         """Return m (..., j, c) as numbers, or None if every node exists."""
         return None
 
-    def parts(self, attention: Any, rows: Array, allowed: Array | None) -> Array:
-        """Return u (b, h, i, j) for phi(y) as (b, h, c, j)."""
+    def powers(
+        self, masked: Any, rows: Array, allowed: Array | None, passed: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Return by what phi(y) is multiplied in u, (b, h, i, j), and whether i reads a token, (b, h, i, 1).
+
+        phi(y) comes in as `rows` (b, h, c, j). Factors are 0 where it is 0; with `passed` where that is not above 0.
+        """
         raise NotImplementedError
 
-    def parts_backward(self, attention: Any, rows: Array, allowed: Array | None, d_parts: Array) -> tuple[Any, Array]:
-        """Return a part of the gradient of attention, and that of phi(y) as (b, h, j, c)."""
+    def backward(self, powers: Array, parts: Array, d_parts: Array) -> tuple[Array | None, Array]:
+        """Return a part of the gradient of the masked scores, if any, and that of phi(y) as (b, h, j, c)."""
         raise NotImplementedError
 
     def rank(self, attention: Any, x: Array) -> Array:
@@ -88,14 +95,21 @@ class Token(State):
         """Return 0.4: scores are between 0 and 1, and 1/2 for a token that matches itself neither well nor badly."""
         return 0.4
 
-    def parts(self, attention: Any, rows: Array, allowed: Array | None) -> Array:
-        """Return a_ij phi(y_j)."""
-        return attention * rows
+    def powers(
+        self, masked: Any, rows: Array, allowed: Array | None, passed: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Return exp(m_ij - t_i), and whether there is a t_i."""
+        xp = namespace(rows)
+        read = xp.where(rows != 0.0, masked, -math.inf)  # (b, h, i, j): NaN propagates
+        top = max_last(read)  # (b, h, i, 1)
+        filled = top != -math.inf
+        if passed is not None:
+            read = xp.where(filled & (passed > 0.0), masked, -math.inf)
+        return xp.exp(read - xp.where(filled, top, 0.0)), filled
 
-    def parts_backward(self, attention: Any, rows: Array, allowed: Array | None, d_parts: Array) -> tuple[Any, Array]:
-        """Return du_ij phi(y_j), and sum_i du_ij a_ij."""
-        d_rows = namespace(rows).sum(d_parts * attention, axis=2)[..., None]  # (b, h, j, c)
-        return d_parts * rows, d_rows
+    def backward(self, powers: Array, parts: Array, d_parts: Array) -> tuple[Array | None, Array]:
+        """Return du_ij u_ij, and sum_i du_ij exp(m_ij - t_i)."""
+        return d_parts * parts, namespace(parts).sum(d_parts * powers, axis=2)[..., None]
 
     def rank(self, attention: Any, x: Array) -> Array:
         """Return a_ij x_j."""
@@ -115,9 +129,9 @@ class Prefix(Token):
         """Return 1 if query c may attend j, else 0."""
         return _seen(allowed, like)
 
-    def parts_backward(self, attention: Any, rows: Array, allowed: Array | None, d_parts: Array) -> tuple[Any, Array]:
-        """Return du_ij phi(y_ji), and du_ij a_ij."""
-        return d_parts * rows, namespace(rows).matrix_transpose(d_parts * attention)  # (b, h, j, c)
+    def backward(self, powers: Array, parts: Array, d_parts: Array) -> tuple[Array | None, Array]:
+        """Return du_ij u_ij, and du_ij exp(m_ij - t_i)."""
+        return d_parts * parts, namespace(parts).matrix_transpose(d_parts * powers)
 
 
 class Query(State):
@@ -141,14 +155,17 @@ class Query(State):
         """Return 1 if query c may attend j, else 0."""
         return _seen(allowed, like)
 
-    def parts(self, attention: Any, rows: Array, allowed: Array | None) -> Array:
-        """Return phi(y_ji)."""
-        return where_allowed(allowed, rows, 0.0)
+    def powers(
+        self, masked: Any, rows: Array, allowed: Array | None, passed: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Return 1 where i may attend j, else 0, and whether some phi(y_ji) is not 0 there."""
+        xp = namespace(rows)
+        powers = where_allowed(allowed, xp.ones_like(masked), 0.0)
+        return powers, xp.any(powers * rows != 0.0, axis=-1, keepdims=True)
 
-    def parts_backward(self, attention: Any, rows: Array, allowed: Array | None, d_parts: Array) -> tuple[Any, Array]:
-        """Return 0, and du_ij."""
-        d_rows = namespace(rows).matrix_transpose(where_allowed(allowed, d_parts, 0.0))  # (b, h, j, c)
-        return zeros(attention.shape, d_parts), d_rows
+    def backward(self, powers: Array, parts: Array, d_parts: Array) -> tuple[Array | None, Array]:
+        """Return nothing, and du_ij where i may attend j."""
+        return None, namespace(parts).matrix_transpose(d_parts * powers)
 
     def rank(self, attention: Any, x: Array) -> Array:
         """Return x_ji."""

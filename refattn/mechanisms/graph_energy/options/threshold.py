@@ -76,6 +76,11 @@ class Threshold:
         return state.rank(attention, x)
 
     @property
+    def passes_dropped(self) -> bool:
+        """Whether scores that became 0 get a gradient."""
+        return False
+
+    @property
     def emptied(self) -> Emptied:
         """What an emptied row gets."""
         return EMPTIED[self.empty]
@@ -126,6 +131,11 @@ class Hard(Threshold):
     def positive(self, x: Array, kept: Array) -> Array:
         """Return y, or x if the gradient passes the threshold by."""
         return x if self.straight_through else kept
+
+    @property
+    def passes_dropped(self) -> bool:
+        """Whether the gradient passes the threshold by."""
+        return self.straight_through
 
 
 class Soft(Threshold):

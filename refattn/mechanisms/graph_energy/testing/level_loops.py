@@ -79,10 +79,11 @@ class _Levels:
             near = self.read(level, i)
             if not near:
                 continue
-            attention = _softmax(np.asarray([s[i, nodes[place]] for place in near]))
-            parts = attention * kept[near]
-            if not np.any(parts):  # the largest of what there was
-                parts = np.eye(len(near))[int(np.argmax(attention * x[near]))]
+            own = np.asarray([s[i, nodes[place]] for place in near])
+            if np.any(kept[near]):
+                parts = _softmax(np.where(kept[near] > 0.0, own, -math.inf)) * kept[near]
+            else:  # the largest of what there was
+                parts = np.eye(len(near))[int(np.argmax(_softmax(own) * x[near]))]
             out[i, near] = parts / np.sum(parts)
         return out
 
