@@ -17,14 +17,14 @@ their sum. If all scores are equal and none is dropped, this is softmax attentio
     [GE.7]  rate_i = mu (b_i - x_i) + kappa c_i         how fast x_i moves: back to its start, and to its neighbours
     [GE.8]  x'_i = x_i + h rate_i                       x after a step of length h; there are `steps` of them
     [GE.9]  y_j = x_j if x_j >= tau, else 0             of the last x: the score of a token that is kept, 0 if dropped
-    [GE.10]  u_ij = exp(s_ij - t_i) y_j                 the part of token j in what query i reads; t_i: see below
+    [GE.10]  u_ij = exp(s_ij - top_i) y_j                 the part of token j in what query i reads; top_i: see below
     [GE.11]  z_i = sum_j u_ij                           1 if no token is kept, which avoids 0 / 0
     [GE.12]  p_ij = u_ij / z_i                          if no token is kept, i reads only the j of the largest a_ij x_j
     [GE.13]  o_i = sum_j p_ij v_j
 
-t_i is the largest s_il of the tokens l that are kept. It cancels in p_ij, which is a_ij y_j divided by the sum of
+top_i is the largest s_il of the tokens l that are kept. It cancels in p_ij, which is a_ij y_j divided by the sum of
 these over j. Only rounding differs: if a token that matches much better is dropped, a_ij may round to 0 for all tokens
-that are kept, as exp(-110) does in float32. z_i is never less than the score y of the token whose match is t_i.
+that are kept, as exp(-110) does in float32. z_i is never less than the score y of the token whose match is top_i.
 
 The links of a token, that to itself included, sum to 1: so the pull, and with it the step that is allowed, does not
 depend on how many tokens there are. The link to itself pulls nothing, but it takes its share from the others.
@@ -63,7 +63,7 @@ batches and heads: their gradients sum over these, too.
     [dGE.12]  dp_ij = do_i . v_j
     [dGE.11]  dz_i = -sum_j dp_ij p_ij / z_i            0 if no token is kept
     [dGE.10]  du_ij = dp_ij / z_i + dz_i                0 if no token is kept
-    [dGE.9]  dx_j = sum_i du_ij exp(s_ij - t_i) if x_j >= tau, else 0       of the last x
+    [dGE.9]  dx_j = sum_i du_ij exp(s_ij - top_i) if x_j >= tau, else 0       of the last x
     [dGE.8]  dx' = dx                                   of the step that follows; of the last by dGE.9
     [dGE.7]  drate_i = h dx'_i
     [dGE.6]  dc_i = kappa drate_i
@@ -74,7 +74,7 @@ batches and heads: their gradients sum over these, too.
     [dGE.step]  dh = sum over steps and i of dx'_i rate_i
     [dGE.4]  dn_ij = sum over steps of dc_i sin(x_j - x_i)
     [dGE.3]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)
-    [dGE.1]  ds_ij = du_ij u_ij + (dr_ij + dr_ji) / 2   and if i = j + db_i b_i (1 - b_i); t_i gets none, as p has none
+    [dGE.1]  ds_ij = du_ij u_ij + (dr_ij + dr_ji) / 2   and if i = j + db_i b_i (1 - b_i); top_i gets none, as p has none
     [dGE.q]  dq_i = sum_j ds_ij k_j / sqrt(d)
     [dGE.k]  dk_j = sum_i ds_ij q_i / sqrt(d)
 
@@ -144,7 +144,7 @@ def forward(
     kept = xp.where(dropped, 0.0, x)  # (b, h, j, 1) [GE.9]
     empty = xp.all(dropped, axis=2, keepdims=True)  # (b, h, 1, 1): whether no token is kept
     read = xp.where(transpose(dropped), -math.inf, logits)  # (b, h, i, j): exp of it is 0 for a token that is dropped
-    top = xp.where(empty, 0.0, xp.max(read, axis=-1, keepdims=True))  # (b, h, i, 1): t_i
+    top = xp.where(empty, 0.0, xp.max(read, axis=-1, keepdims=True))  # (b, h, i, 1): top_i
     powers = xp.exp(read - top)  # (b, h, i, j)
     parts = powers * transpose(kept)  # (b, h, i, j) [GE.10]
     total = xp.where(empty, 1.0, xp.sum(parts, axis=-1, keepdims=True))  # (b, h, i, 1) [GE.11]

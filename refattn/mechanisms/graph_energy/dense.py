@@ -16,12 +16,12 @@ of the default::
     [GE.7]  rate = f(y; b) + kappa c                f(y; b) = mu (b - y) by "intrinsic"
     [GE.8]  x' = x + h rate                         by `integrator`, and by `threshold` if it acts on every step
     [GE.9]  y_jc = x_jc if x_jc >= tau, else 0      by `threshold`
-    [GE.10]  u_ij = exp(m_ij - t_i) phi(y_ij)       by `state`; phi(y) = max(y, 0), and y_ij = y_j1 for "token"
+    [GE.10]  u_ij = exp(m_ij - top_i) phi(y_ij)       by `state`; phi(y) = max(y, 0), and y_ij = y_j1 for "token"
     [GE.11]  z_i = sum_j u_ij                       1 if i reads no token
     [GE.12]  p_ij = u_ij / z_i                      by `empty` if i reads no token
     [GE.13]  o_i = sum_j p_ij v_j                   "feature" has none of GE.10 to GE.13: o_i = y_i
 
-Token i reads the j in A(i) with phi(y_ij) > 0, and t_i is the largest m_ij of these. In "query" m_jc is 1 if query c
+Token i reads the j in A(i) with phi(y_ij) > 0, and top_i is the largest m_ij of these. In "query" m_jc is 1 if query c
 may attend node j, else 0: m_jc f stands for f, and m_ic w_ij m_jc for w_ij.
 
 Adjoints for given do (dGE.n is the gradient with respect to the value of GE.n), from the last step on; sums over steps
@@ -31,7 +31,7 @@ are over their stages, too::
     [dGE.12]  dp_ij = do_i . v_j
     [dGE.11]  dz_i = -sum_j dp_ij p_ij / z_i        0 if i reads no token
     [dGE.10]  du_ij = dp_ij / z_i + dz_i            0 if i reads no token
-    [dGE.9]  dy_jc = sum_i du_ij exp(m_ij - t_i) if y_jc > 0    by `state`; "straight_through": if x_jc > 0
+    [dGE.9]  dy_jc = sum_i du_ij exp(m_ij - top_i) if y_jc > 0    by `state`; "straight_through": if x_jc > 0
     [dGE.8]  dx' = dx                               of the step after; of the last by `threshold`, for dy of GE.9
     [dGE.7]  drate = h dx'                          by `integrator`
     [dGE.6]  dc = kappa drate

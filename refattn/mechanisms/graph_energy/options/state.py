@@ -3,16 +3,16 @@
 A state says where its scores start, how they become what query i reads of token j (GE.10), and by which weight the best
 token of a row that was emptied is found::
 
-    [GE.of_token]  u_ij = exp(m_ij - t_i) phi(y_j)          rank a_ij x_j
-    [GE.of_prefix]  u_ij = exp(m_ij - t_i) phi(y_ji)        rank a_ij x_ji
+    [GE.of_token]  u_ij = exp(m_ij - top_i) phi(y_j)          rank a_ij x_j
+    [GE.of_prefix]  u_ij = exp(m_ij - top_i) phi(y_ji)        rank a_ij x_ji
     [GE.of_query]  u_ij = phi(y_ji) if i may attend j, else 0       rank x_ji
     [GE.of_feature]  o_i = y_i                      the scores are the output; there is no u, z, p
 
-with phi(y) = max(y, 0) and t_i the largest m_ij of the j with phi > 0: p_ij is a_ij phi over its sum, which a_ij may
-round to 0. Backwards (t_i gets no gradient, as p does not depend on it)::
+with phi(y) = max(y, 0) and top_i the largest m_ij of the j with phi > 0: p_ij is a_ij phi over its sum, which a_ij may
+round to 0. Backwards (top_i gets no gradient, as p does not depend on it)::
 
-    [dGE.of_token]  dm_ij = du_ij u_ij,  dphi_j = sum_i du_ij exp(m_ij - t_i)
-    [dGE.of_prefix]  dm_ij = du_ij u_ij,  dphi_ji = du_ij exp(m_ij - t_i)
+    [dGE.of_token]  dm_ij = du_ij u_ij,  dphi_j = sum_i du_ij exp(m_ij - top_i)
+    [dGE.of_prefix]  dm_ij = du_ij u_ij,  dphi_ji = du_ij exp(m_ij - top_i)
     [dGE.of_query]  dphi_ji = du_ij if i may attend j, else 0
     [dGE.of_feature]  dy_i = do_i
 
@@ -98,7 +98,7 @@ class Token(State):
     def powers(
         self, masked: Any, rows: Array, allowed: Array | None, passed: Array | None = None
     ) -> tuple[Array, Array]:
-        """Return exp(m_ij - t_i), and whether there is a t_i."""
+        """Return exp(m_ij - top_i), and whether there is a top_i."""
         xp = namespace(rows)
         read = xp.where(rows != 0.0, masked, -math.inf)  # (b, h, i, j): NaN propagates
         top = max_last(read)  # (b, h, i, 1)
@@ -108,7 +108,7 @@ class Token(State):
         return xp.exp(read - xp.where(filled, top, 0.0)), filled
 
     def backward(self, powers: Array, parts: Array, d_parts: Array) -> tuple[Array | None, Array]:
-        """Return du_ij u_ij, and sum_i du_ij exp(m_ij - t_i)."""
+        """Return du_ij u_ij, and sum_i du_ij exp(m_ij - top_i)."""
         return d_parts * parts, namespace(parts).sum(d_parts * powers, axis=2)[..., None]
 
     def rank(self, attention: Any, x: Array) -> Array:
@@ -130,7 +130,7 @@ class Prefix(Token):
         return _seen(allowed, like)
 
     def backward(self, powers: Array, parts: Array, d_parts: Array) -> tuple[Array | None, Array]:
-        """Return du_ij u_ij, and du_ij exp(m_ij - t_i)."""
+        """Return du_ij u_ij, and du_ij exp(m_ij - top_i)."""
         return d_parts * parts, namespace(parts).matrix_transpose(d_parts * powers)
 
 
