@@ -154,7 +154,8 @@ def forward(
 
 def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Array]:
     """Return the gradients of q, k, v and of all numbers; `read` are those of what else a loss reads."""
-    d_x, d_read, d_attended, d_v, tau_terms = readout_backward(saved.readout, d_out, read.get("weights"))
+    given = (saved.readout, d_out, read.get("weights"))
+    d_x, d_read, d_attended, d_v, tau_terms = readout_backward(*given)  # (b, h, j, c)
     d_b, d_w, numbers = flow_backward(saved.flow, plus(d_x, read.get("scores")), tau_terms)  # (b, h, j, c)
     d_start = plus(d_b, read.get("start"))  # (b, h, j, c)
     d_graph = plus(d_w, read.get("graph"))  # (b, h, j, j) [dGE.links]

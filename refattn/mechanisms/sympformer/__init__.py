@@ -125,6 +125,8 @@ record = Mechanism(
     block_modules=_AROUND,
     further_modules=(_noise, _step, _prefixes),
     one_sequence=True,
+    # Later tokens that are larger have a z beyond float32, and 0 times infinity reaches the tokens before them.
+    perturbation=3.0,
     configs=_CONFIGS,
     provides=("norm", "mlp"),
     stream=ModuleStream(_stream, _BLOCK),

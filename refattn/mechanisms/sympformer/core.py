@@ -29,8 +29,8 @@ class Saved(Shown):
     implementation
         The implementation that ran: "dense" or "tiled".
     log_z
-        (b, h, n): logarithm of the mean over the attended tokens of e to the power of the scores, at most 20 in size.
-        For float16 and bfloat16 inputs it is float32.
+        (b, h, n): logarithm of the mean over the attended tokens of e to the power of the scores. For float16 and
+        bfloat16 inputs it is float32.
     """
 
     implementation: str
@@ -91,6 +91,10 @@ def forward(
     Equations SYMP.5 to SYMP.7 and SYMP.10 to SYMP.12 of the definition, with options in
     `refattn.mechanisms.sympformer.dense`. Source: Stein, Li, Steidl 2026 (arXiv:2603.16535). At rest the force is
     exp(log_z) times softmax attention. Adding a number to all scores is no symmetry: it changes log_z.
+
+    Nothing is clipped: where exp(log_z), exp(-log_z) or kinetic exp(-2 log_z) is beyond the range of the dtype, results
+    are infinite or NaN. In float32 tokens at rest have finite results for log_z from -87 to 88, and those with a
+    kinetic term of 1 for log_z above -44.
 
     Examples
     --------

@@ -101,10 +101,10 @@ def forward(
     count = xp.astype(arange(1, n + 1, x), x.dtype)[:, None]  # (i, 1): n_i
     top = xp.max(scores, axis=-1, keepdims=True)  # (b, i, 1): as in softmax, and no log of 0
     log_mass = top + xp.log(xp.sum(xp.exp(scores - top), axis=-1, keepdims=True) / count)  # (b, i, 1) [SYMP.7]
-    mass = xp.exp(log_mass)  # (b, i, 1): z_i; the library clips log_mass to 20, with gradient 0 there
+    mass = xp.exp(log_mass)  # (b, i, 1): z_i
     heading = p @ w_b  # (b, i, m) [SYMP.8]
     square = xp.vecdot(heading, p)[..., None]  # (b, i, 1) [SYMP.9]
-    motion = square / (mass * mass)  # (b, i, 1) [SYMP.10]
+    motion = square / mass / mass  # (b, i, 1) [SYMP.10]: mass * mass would round to 0 first
     factor = 1.0 + (motion + transpose(motion)) / 2.0  # (b, i, j)
     pairs = weights * factor  # (b, i, j) [SYMP.11]
     out = mass * (pairs @ v)  # (b, i, m) [SYMP.12]
@@ -163,8 +163,8 @@ def backward(saved: tuple[tuple[Array, ...], ...], d_moved: Array, d_momentum: A
     d_weights = d_pairs * factor  # (b, i, j) [dSYMP.6]
     d_factor = d_pairs * weights  # (b, i, j)
     d_motion = xp.sum(d_factor + transpose(d_factor), axis=-1, keepdims=True) / 2.0  # (b, i, 1) [dSYMP.10]
-    # forward: motion = square / (mass * mass); square = heading . p; heading = p @ w_b
-    d_square = d_motion / (mass * mass)  # (b, i, 1) [dSYMP.9]
+    # forward: motion = square / mass / mass; square = heading . p; heading = p @ w_b
+    d_square = d_motion / mass / mass  # (b, i, 1) [dSYMP.9]
     d_heading = d_square * p  # (b, i, m) [dSYMP.8]
     d_p = d_kicked + d_square * heading + d_heading @ transpose(w_b)  # (b, i, m) [dSYMP.p]
     d_w_b = over_tokens(p, d_heading) + over_tokens(damped, d_drift)  # (m, m) [dSYMP.w_b]: also of the velocity

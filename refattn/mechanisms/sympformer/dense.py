@@ -2,7 +2,7 @@
 
 Beyond the definition there are heads, which may share keys and values; q, k and v of any width; any scale of the
 scores; all tokens in place of those up to i; and tokens that come after others of a past. e_i = <B p_i, p_i> comes in,
-as the argument `kinetic`. log z is kept within bounds, so that nothing overflows.
+as the argument `kinetic`.
 
 Equations (A(i) is the set of tokens that i attends, and n_i their number; numbers are those of the definition)::
 
@@ -12,7 +12,7 @@ Equations (A(i) is the set of tokens that i attends, and n_i their number; numbe
     [SYMP.exponentials]  p_ij = exp(m_ij - t_i)
     [SYMP.total]  r_i = sum_j p_ij
     [SYMP.6]  w_ij = p_ij / r_i
-    [SYMP.7]  c_i = clip(t_i + log(r_i / n_i), -20, 20)    which is log z_i
+    [SYMP.7]  c_i = t_i + log(r_i / n_i)                which is log z_i
     [SYMP.10]  u_i = e_i exp(-2 c_i)
     [SYMP.11]  a_ij = w_ij (1 + (u_i + u_j) / 2)
     [SYMP.12]  o_i = exp(c_i) sum_j a_ij v_j
@@ -25,7 +25,7 @@ Adjoints, for given d_o and a further gradient d_log_z of c (t has none, because
     [dSYMP.kinetic]  de_i = du_i exp(-2 c_i)
     [dSYMP.7]  dc_i = do_i . o_i - 2 u_i du_i + dlog_z_i
     [dSYMP.6]  dw_ij = da_ij (1 + (u_i + u_j) / 2)
-    [dSYMP.total]  dr_i = (dc_i - sum_j dw_ij w_ij) / r_i    where c is clipped: without dc_i
+    [dSYMP.total]  dr_i = (dc_i - sum_j dw_ij w_ij) / r_i
     [dSYMP.exponentials]  dp_ij = dw_ij / r_i + dr_i
     [dSYMP.5]  dm_ij = dp_ij p_ij
     [dSYMP.q]  dq_i = scale sum_j dm_ij k_j
@@ -36,10 +36,13 @@ Axes: b batch, h query head, g key/value head, i token as a query, j token as a 
 Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), the accelerated softmax attention, with the prefix in place of all
 tokens; derived again here from H.
 
+Nothing is clipped. Weights share the largest score of the row, so that no score overflows; but z and 1 / z are factors.
+In float32 they are numbers up to |log z| = 87, and u = e z^-2 is for momenta of about unit size one from log z = -43
+on. Beyond that results are infinite or NaN.
+
 How the authors' code differs: it takes e^(s) of scores that are clipped at 60, whose square overflows float32 from 44
-on, and adds 1e-8 to z^2. Here numerators and z share the largest score of the row, and only log z has to be bounded;
-where it is not at its bound the two agree. Its first version divides by the number of all tokens and takes the gradient
-of the whole H, so that a token's force knows its future.
+on, and adds 1e-8 to z^2; their paper has neither. Its first version divides by the number of all tokens and takes the
+gradient of the whole H, so that a token's force knows its future.
 """
 
 from __future__ import annotations
@@ -50,10 +53,6 @@ from dataclasses import dataclass
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_pairs
 from refattn.xp import Array, arange, max_last, namespace, zeros
-
-BOUND = 20.0
-"""Of |log z|: u grows as z^-2 and its gradient as z^-3, which float32 holds up to here."""
-
 
 @dataclass(frozen=True)
 class Saved:
@@ -67,7 +66,6 @@ class Saved:
     total: Array  # (b, h, i, 1)
     weights: Array  # (b, h, i, j)
     log_z: Array  # (b, h, i, 1)
-    free: Array  # (b, h, i, 1)
     push: Array  # (b, h, i, 1)
     factor: Array  # (b, h, i, j)
     pairs: Array  # (b, h, i, j)
@@ -105,15 +103,14 @@ def forward(
     exponentials = xp.exp(masked - maximum)  # (b, h, i, j) [SYMP.exponentials]
     total = xp.sum(exponentials, axis=-1, keepdims=True)  # (b, h, i, 1) [SYMP.total]
     weights = exponentials / total  # (b, h, i, j) [SYMP.6]
-    mean = maximum + xp.log(total / n)  # (b, h, i, 1): SYMP.7 before it is clipped
-    log_z = xp.clip(mean, -BOUND, BOUND)  # (b, h, i, 1) [SYMP.7]
-    push = kinetic * xp.exp(-2.0 * log_z)  # (b, h, i, 1) [SYMP.10]
+    log_z = maximum + xp.log(total / n)  # (b, h, i, 1) [SYMP.7]
+    inverse = xp.exp(-log_z)  # (b, h, i, 1): 1 / z, whose square would overflow first
+    push = kinetic * inverse * inverse  # (b, h, i, 1) [SYMP.10]
     pushes = push if before is None else xp.concat([before, push], axis=2)  # (b, h, j, 1): u of the keys
     factor = (1.0 + 0.5 * push) + 0.5 * xp.matrix_transpose(pushes)  # (b, h, i, j): 1 + (u_i + u_j) / 2
     pairs = weights * factor  # (b, h, i, j) [SYMP.11]
     out = xp.exp(log_z) * (pairs @ v_heads)  # (b, h, i, e) [SYMP.12]
-    free = xp.abs(mean) < BOUND  # (b, h, i, 1): where c is not clipped
-    saved = Saved(q, k, v, scale, exponentials, total, weights, log_z, free, push, factor, pairs, out)
+    saved = Saved(q, k, v, scale, exponentials, total, weights, log_z, push, factor, pairs, out)
     return out, log_z[..., 0], saved
 
 
@@ -134,13 +131,14 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
     as_key = xp.matrix_transpose(xp.sum(pulled, axis=-2, keepdims=True))  # (b, h, i, 1): part of dSYMP.10
     d_push = 0.5 * (as_query + as_key)  # (b, h, i, 1) [dSYMP.10]
     d_weights = d_pairs * saved.factor  # (b, h, i, j) [dSYMP.6]
-    # forward: push = kinetic * exp(-2 log_z)
-    d_kinetic = d_push * xp.exp(-2.0 * saved.log_z)  # (b, h, i, 1) [dSYMP.kinetic]
+    # forward: push = kinetic * inverse * inverse; inverse = exp(-log_z)
+    inverse = xp.exp(-saved.log_z)  # (b, h, i, 1)
+    d_kinetic = d_push * inverse * inverse  # (b, h, i, 1) [dSYMP.kinetic]
     along = xp.sum(d_out * saved.out, axis=-1, keepdims=True)  # (b, h, i, 1): part of dSYMP.7
     d_mean = along - 2.0 * saved.push * d_push + d_given  # (b, h, i, 1) [dSYMP.7]
-    # forward: log_z = clip(maximum + log(total / n)); weights = exponentials / total
+    # forward: log_z = maximum + log(total / n); weights = exponentials / total
     inner = xp.sum(d_weights * weights, axis=-1, keepdims=True)  # (b, h, i, 1): part of dSYMP.total
-    d_total = (xp.where(saved.free, d_mean, 0.0) - inner) / saved.total  # (b, h, i, 1) [dSYMP.total]
+    d_total = (d_mean - inner) / saved.total  # (b, h, i, 1) [dSYMP.total]
     d_exponentials = d_weights / saved.total + d_total  # (b, h, i, j) [dSYMP.exponentials]
     # forward: exponentials = exp(masked - maximum)
     d_masked = d_exponentials * saved.exponentials  # (b, h, i, j) [dSYMP.5]

@@ -6,7 +6,7 @@ u_i = e_i / z_i^2 the force is
 
     o_i = 1/n_i sum_j E_ij (1 + (u_i + u_j) / 2) v_j
 
-and where log z_i would leave its bounds, z_i / S_i stands for 1/n_i. Adjoints are taken with respect to E_ij, which the
+Adjoints are taken with respect to E_ij, which the
 output of row i has as a factor and z_i as a summand. Values come back by the ids of the dense implementation's
 docstring. Slow on purpose; for small sizes, and scores below some 700.
 
@@ -23,9 +23,6 @@ from typing import Any
 import numpy as np
 
 Values = dict[str, np.ndarray]
-
-
-BOUND = 20.0  # of log z
 
 
 def forward(q: Any, k: Any, v: Any, kinetic: Any = None, **options: Any) -> Values:
@@ -74,15 +71,13 @@ def _forward(q: Any, k: Any, v: Any, kinetic: Any, causal: Any = False, scale: f
             value["SYMP.5"][i, j] = scores[i][j]
             value["SYMP.exponentials"][i, j] = math.exp(scores[i][j] - top)
         value["SYMP.largest"][i, 0], value["SYMP.total"][i, 0] = top, math.fsum(value["SYMP.exponentials"][i])
-        log_z = min(max(math.log(_total(value, i, seen) / len(seen)), -BOUND), BOUND)
+        log_z = math.log(_total(value, i, seen) / len(seen))
         value["SYMP.7"][i, 0] = log_z
         value["SYMP.10"][i, 0] = 0.0 if kinetic is None else float(kinetic[i, 0]) / math.exp(log_z) ** 2
     push = value["SYMP.10"][:, 0]
     for i in range(n):
         seen = _seen(causal, i, n)
         total, share = _total(value, i, seen), 1.0 / len(seen)
-        if abs(value["SYMP.7"][i, 0]) == BOUND:
-            share = math.exp(value["SYMP.7"][i, 0]) / total
         for j in seen:
             growth = math.exp(scores[i][j])
             value["SYMP.6"][i, j] = growth / total
@@ -128,19 +123,14 @@ def _backward(
         d_z = -2.0 * own * grad["dSYMP.10"][i, 0] / z[i] ** 3 + (0.0 if d_log_z is None else float(d_log_z[i]) / z[i])
         factor_of = sum(float(d_out[i, c]) * value["SYMP.12"][i, c] / z[i] for c in range(e))
         grad["dSYMP.7"][i, 0] = z[i] * (d_z + factor_of)
-        total, r = _total(value, i, seen), value["SYMP.total"][i, 0]
-        bound = abs(value["SYMP.7"][i, 0]) == BOUND
+        r = value["SYMP.total"][i, 0]
         spread = sum(by_weight[j] * value["SYMP.exponentials"][i, j] for j in range(n))
-        d_total = (0.0 if bound else grad["dSYMP.7"][i, 0]) / r - spread / r**2
+        d_total = grad["dSYMP.7"][i, 0] / r - spread / r**2
         grad["dSYMP.total"][i, 0] = d_total
         for j in range(n):
             grad["dSYMP.exponentials"][i, j] = by_weight[j] / r + d_total
-        mean = sum(by_weight[j] * weights[i, j] for j in range(n))
         for j in seen:
-            if bound:  # z_i does not move; o_i is z_i times a mean with the weights E_ij / S_i
-                d_growth = (by_weight[j] - mean) / total
-            else:
-                d_growth = (by_weight[j] / z[i] + d_z) / len(seen)
+            d_growth = (by_weight[j] / z[i] + d_z) / len(seen)
             d_score = math.exp(value["SYMP.unmasked"][i, j]) * d_growth
             grad["dSYMP.5"][i, j] = d_score
             for c in range(d):

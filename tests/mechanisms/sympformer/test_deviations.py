@@ -169,9 +169,11 @@ def test_exponentials_as_they_stand_overflow() -> None:
     with np.errstate(over="ignore"):
         assert np.isinf(np.float32(np.exp(clip)) ** np.float32(2.0))
     ones = np.ones((1, 1, 3, 1), np.float32)
-    out, saved = ra.sympformer.forward(60.0 * ones, ones, ones, kinetic=ones, causal=True, scale=1.0)
-    gradients = ra.sympformer.backward(saved, ones)
-    assert all(np.all(np.isfinite(value)) for value in (out, *gradients.values()))
+    for score in (clip + 10.0, -30.0):  # theirs are e^60, and u is 1e8 in place of e^60
+        out, saved = ra.sympformer.forward(score * ones, ones, ones, kinetic=ones, causal=True, scale=1.0)
+        np.testing.assert_allclose(out, math.exp(score) * (1.0 + math.exp(-2.0 * score)), rtol=1e-5)
+        gradients = ra.sympformer.backward(saved, ones)
+        assert all(np.all(np.isfinite(value)) for value in (out, *gradients.values()))
 
 
 def test_averaging_heads_leaves_one_kernel() -> None:

@@ -328,7 +328,7 @@ def _backward(saved: Stage, d_out: Array, more: dict[str, Array]) -> tuple[Array
     """Return the gradients of a level's values, and those of q, k and the numbers."""
     level, (q, k), options = saved.level, (saved.q, saved.k), saved.readout.options  # (b, h, i, d) and (b, g, i, d)
     xp = namespace(d_out)
-    d_x, d_read, d_attention, d_values, tau_terms = dense.readout_backward(saved.readout, d_out, None)
+    d_x, d_read, d_attention, d_values, tau_terms = dense.readout_backward(saved.readout, d_out, None)  # of nodes
     assert d_values is not None
     if options.state.per_query:
         # forward: scores_read = scores @ stand_for^T

@@ -1,8 +1,8 @@
-"""The attention of the baselines: a softmax for each head, by the core at rest, and the output matrix.
+"""The attention of the baselines: a softmax for each head, and the output matrix.
 
-Equations (o, z of the core for heads(y w_q + b_q), heads(y w_k), heads(y w_v + b_v), y the normalised tokens)::
+Equations (o is softmax attention of heads(y w_q + b_q), heads(y w_k), heads(y w_v + b_v), y the normalised tokens)::
 
-    [SYMP.attended]  a = merge(o / z)
+    [SYMP.attended]  a = merge(o)
     [SYMP.attended_force]  f = a w_o + b_o
 
 Adjoints, for a given df::
@@ -10,7 +10,7 @@ Adjoints, for a given df::
     [dSYMP.attended]  da = df w_o^T
     [dSYMP.trotter_normed]  dy = dq w_q^T + dk w_k^T + dv w_v^T
 
-where dq, dk and dv are the core's adjoint at do = da / z and dlog_z = -da . a.
+where dq, dk and dv are the adjoint of softmax attention at do = da.
 
 Without biases b_q, b_v and b_o are 0. Keys have none: it would add one number to all scores of a query, which changes
 no weight.
@@ -26,32 +26,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.mechanisms.softmax import core as softmax
-from refattn.mechanisms.sympformer import core, maps
+from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.oracles.past import Prefix
 from refattn.mechanisms.sympformer.params import Add, Layer
 from refattn.ops.heads import merge_heads, split_heads
-from refattn.xp import Array, namespace
+from refattn.xp import Array
 
 Heads = tuple[Array, Array, Array]
 """Queries, keys and values by head, or their gradients."""
 
 
 @dataclass(frozen=True)
-class Attended:
-    """What the backward of the attention reads; `core` is None where tokens came one after the other."""
-
-    core: Any
-    log_z: Array | None  # (b, h, i, 1); None: with dropout
-    result: Array  # (b, h, i, e)
-
-
-@dataclass(frozen=True)
 class Saved:
-    """What the backward reads."""
+    """What the backward reads; `attended` is what softmax attention saved."""
 
     y: Array
     qkv: Heads
-    attended: Attended
+    attended: Any
     joined: Array
 
 
@@ -94,32 +85,17 @@ def both(d_qkv: Heads, d_further: Heads | None) -> Heads:
     return d_qkv[0] + d_further[0], d_qkv[1] + d_further[1], d_qkv[2] + d_further[2]
 
 
-def attention(q: Array, k: Array, v: Array, causal: bool | Prefix, keep: Array | None = None) -> tuple[Array, Attended]:
-    """Return o / z (b, h, i, e) of queries and keys (b, h, i, d), values (b, h, i, e); and what is saved.
+def attention(q: Array, k: Array, v: Array, causal: bool | Prefix, keep: Array | None = None) -> tuple[Array, Any]:
+    """Return softmax attention (b, h, i, e) of queries and keys (b, h, i, d), values (b, h, i, e); and what is saved.
 
-    With a mask (b, h, i, j) of the weights it is that of softmax attention with dropout, SM.kept.
+    A mask (b, h, i, j) of the weights is dropout, SM.kept.
     """
-    xp, inner = namespace(q), None
     if isinstance(causal, Prefix):
-        out, log_z = causal.attend(q, k, v, None, q.shape[-1] ** -0.5)  # (b, h, i, e), (b, h, i)
-    elif keep is not None:
-        result, whole = softmax.forward(q, k, v, causal=causal, keep=keep)  # (b, h, i, e)
-        return result, Attended(whole, None, result)
-    else:
-        out, inner = core.forward(q, k, v, causal=causal)  # (b, h, i, e)
-        log_z = inner.log_z  # (b, h, i)
-    result = out * xp.exp(-log_z)[..., None]  # (b, h, i, e)
-    return result, Attended(inner, log_z[..., None], result)
+        k, v = causal.with_past(k, v)  # (b, h, j, d), (b, h, j, e)
+    return softmax.forward(q, k, v, causal=causal is not False, keep=keep)
 
 
-def attention_backward(saved: Attended, d_result: Array) -> Heads:
+def attention_backward(saved: Any, d_result: Array) -> Heads:
     """Return the gradients of q, k and v."""
-    xp = namespace(d_result)
-    assert saved.core is not None
-    if saved.log_z is None:
-        d = softmax.backward(saved.core, d_result)
-        return d["q"], d["k"], d["v"]
-    # forward: result = out * exp(-log_z)
-    d_log_z = -xp.sum(d_result * saved.result, axis=-1)  # (b, h, i)
-    d = core.backward(saved.core, d_result * xp.exp(-saved.log_z), d_log_z)
+    d = softmax.backward(saved, d_result)
     return d["q"], d["k"], d["v"]

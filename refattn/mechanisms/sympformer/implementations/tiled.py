@@ -6,7 +6,7 @@ it, so one walk does; otherwise a first walk finds every u. The backward walks f
 comes to a strip, all rows that attend its tokens have already told what they ask of them. It computes the scores again,
 and with lse_i = t_i + log r_i
 
-    ds_ij = w_ij (dw_ij - do_i . o_i + dc_i),   dc_i = 0 where c is clipped.
+    ds_ij = w_ij (dw_ij - do_i . o_i + dc_i) = w_ij (dw_ij - 2 u_i du_i + dlog_z_i).
 
 A walk goes in waves of a few strips, which are tasks themselves where there is only one of the heads: each tells its u
 and waits, with its scores, for those of the others.
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.sympformer.dense import BOUND, counts
+from refattn.mechanisms.sympformer.dense import counts
 from refattn.ops.heads import group_heads, sum_group, ungroup_heads
 from refattn.ops.masks import allowed_in_tile
 from refattn.ops.tiles import Plan, Tile, plan, run
@@ -56,7 +56,7 @@ def forward(
 
     def task(tile: Tile) -> tuple[Array, ...]:
         keys, values = tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...]
-        lses, bounded, pushes, outs = [], [], [], []
+        lses, logs, pushes, outs = [], [], [], []
 
         def scored(strip: _Strip) -> tuple[Array, ...]:
             return _scored(strip.part.of_rows(queries), keys, strip, offset, scale)
@@ -69,9 +69,10 @@ def forward(
         for wave in waves:
             found = _longest_first(q, scored, wave)
             for strip, (_, _, lse, log_z) in zip(wave, found, strict=True):
-                push = strip.part.of_rows(energies) * xp.exp(-2.0 * log_z)  # (b, g, r, i, 1) [SYMP.10]
+                inverse = xp.exp(-log_z)  # (b, g, r, i, 1)
+                push = strip.part.of_rows(energies) * inverse * inverse  # (b, g, r, i, 1) [SYMP.10]
                 lses.append(lse)
-                bounded.append(log_z)
+                logs.append(log_z)
                 pushes.append(push)
             if offset is not None:
                 known = xp.concat(pushes, axis=3)
@@ -80,7 +81,7 @@ def forward(
             known = xp.concat(pushes, axis=3)
             for wave in waves:
                 outs += run(q, lambda strip: pushed((strip, scored(strip))), wave)
-        return tuple(xp.concat(parts, axis=3) for parts in (outs, lses, bounded, pushes))
+        return tuple(xp.concat(parts, axis=3) for parts in (outs, lses, logs, pushes))
 
     out, lse, log_z, push = _each(q, task, grid)
     saved = Saved(q, k, v, offset, scale, lse, log_z, push, out)
@@ -123,7 +124,7 @@ def _scored(q: Array, k: Array, strip: _Strip, offset: int | None, scale: float)
     exponentials = xp.exp(masked - maximum)  # (b, g, r, i, j) [SYMP.exponentials]
     total = xp.sum(exponentials, axis=-1, keepdims=True)  # (b, g, r, i, 1) [SYMP.total]
     n = counts(offset, strip.rows, strip.columns, q)
-    log_z = xp.clip(maximum + xp.log(total / n), -BOUND, BOUND)  # (b, g, r, i, 1) [SYMP.7]
+    log_z = maximum + xp.log(total / n)  # (b, g, r, i, 1) [SYMP.7]
     return exponentials, total, maximum + xp.log(total), log_z
 
 
@@ -155,8 +156,6 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
     """Return the gradients of q, k, v and kinetic for given d_out and d_log_z."""
     q, k, v, offset, groups = saved.q, saved.k, saved.v, saved.offset, saved.k.shape[1]
     xp, grid = namespace(q, k, v), plan(saved.q, saved.k)
-    n = counts(offset, (0, q.shape[2]), k.shape[2], q)
-    free = xp.abs(saved.lse - xp.log(n)) < BOUND
     d_given = zeros(saved.lse.shape, q) if d_log_z is None else group_heads(d_log_z[..., None], groups)
     queries, d_outs = group_heads(q, groups), group_heads(d_out, groups)
 
@@ -192,15 +191,13 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
             """Return the gradient of the scores of a strip, pairs, and the gradient of the queries."""
             strip, (weights, pulled, _, _) = each
             part = strip.part
-            along = xp.vecdot(part.of_rows(d_outs), part.of_rows(saved.out))[..., None]
-            # forward: push = kinetic * exp(-2 log_z)
+            # forward: push = kinetic * inverse * inverse; inverse = exp(-log_z)
             turned = part.of_rows(d_given) - 2.0 * part.of_rows(saved.push) * asked[0][..., slice(*strip.rows), :]
-            bound = xp.where(part.of_rows(free), turned, -along)
             factor = _factor(push, strip)
             # forward: weights = exp(masked - lse)
             pulled *= factor
             factor *= weights
-            weights *= bound
+            weights *= turned
             weights += pulled
             d_masked = weights  # (b, g, r, i, j) [dSYMP.6-dSYMP.5]
             # forward: scores = q @ k^T * scale
@@ -242,7 +239,8 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
         return xp.concat(d_queries, axis=3), xp.concat(d_keys, axis=2), xp.concat(d_values, axis=2), asked[0]
 
     d_q, d_k, d_v, d_push = _each(q, task, grid)
-    d_kinetic = ungroup_heads(d_push * xp.exp(-2.0 * saved.log_z))  # (b, h, i, 1) [dSYMP.kinetic]
+    inverse = xp.exp(-saved.log_z)
+    d_kinetic = ungroup_heads(d_push * inverse * inverse)  # (b, h, i, 1) [dSYMP.kinetic]
     return {"q": ungroup_heads(d_q), "k": d_k, "v": d_v, "kinetic": d_kinetic}
 
 

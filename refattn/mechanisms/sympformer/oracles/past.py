@@ -48,8 +48,8 @@ class Prefix:
     def attend(self, q: Array, k: Array, v: Array, kinetic: Array | None, scale: float) -> tuple[Array, Array]:
         """Return (out, log_z) of new tokens (b, h, n, d) with a softmax, and leave them behind."""
         xp, past, b, n = namespace(q), self.calls[len(self.after)], q.shape[0], q.shape[2]
-        assert past.k is not None and past.v is not None and past.push is not None
-        keys, values = xp.concat([past.k, k], axis=2), xp.concat([past.v, v], axis=2)
+        assert past.k is not None and past.push is not None
+        keys, values = self.with_past(k, v)
         if count := past.k.shape[2]:
             energy = zeros((b, q.shape[1], n, 1), q) if kinetic is None else kinetic
             own = equations.active(dense)
@@ -59,8 +59,17 @@ class Prefix:
             # The first tokens may be many: memory stays linear in their number.
             out, found = core.forward(q, k, v, kinetic=kinetic, causal=True, scale=scale)
             log_z, push = found.log_z, xp.reshape(found.inner.push, (b, q.shape[1], n, 1))
-        self.after.append(Past(keys, values, push))
+        self.after[-1] = replace(self.after[-1], push=push)
         return out, log_z
+
+    def with_past(self, k: Array, v: Array) -> tuple[Array, Array]:
+        """Return the keys and values of the past and of new tokens (b, h, n, d) at rest, and leave them behind."""
+        xp, past = namespace(k), self.calls[len(self.after)]
+        assert past.k is not None and past.v is not None and past.push is not None
+        keys, values = xp.concat([past.k, k], axis=2), xp.concat([past.v, v], axis=2)
+        push = xp.concat([past.push, zeros((*k.shape[:3], 1), k)], axis=2)
+        self.after.append(Past(keys, values, push))
+        return keys, values
 
     def begin(self, tokens: int, like: Array) -> Array:
         """Begin a call of linear attention with some new tokens; return how many came before, as a float."""

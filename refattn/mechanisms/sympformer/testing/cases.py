@@ -1,7 +1,7 @@
 """Designed calls of the core: together they exercise every option, and each could expose some plausible error.
 
-Scores of about unit size give z of about unit size, and then kinetic and potential terms are of one size too. Where z
-reaches its bounds no gradient fits float16: that is for the tests. Lengths are no multiples of 8.
+Scores of about unit size give z of about unit size, and then kinetic and potential terms are of one size too. With
+large scores no gradient fits float16: that is for the tests. Lengths are no multiples of 8.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from refattn.mechanisms.sympformer import core
-from refattn.mechanisms.sympformer.dense import BOUND, counts
+from refattn.mechanisms.sympformer.dense import counts
 from refattn.mechanisms.wrong import Changed, conventions, of_group_gradients, of_masks, recomputed
 from refattn.xp import Array, namespace
 
@@ -39,7 +39,7 @@ def _log_z(top: float, counted: str) -> Callable[[dict[str, Any], dict[str, Any]
         tokens = total.shape[2]
         offset = 0 if given.get("causal") and counted == "prefix" else None
         number = counts(offset, (0, tokens), 1 if counted == "one" else tokens, total)
-        return xp.clip(top * seen["SYMP.largest"] + xp.log(total / number), -BOUND, BOUND)
+        return top * seen["SYMP.largest"] + xp.log(total / number)
 
     return value
 
