@@ -238,13 +238,20 @@ def check_json(value: Any, schema: Any, at: str = "") -> None:
 
 def refused(name: str, value: Any, needs: str, kind: type[Exception] = TypeError) -> Exception:
     """Return the error that says what was got and what is needed."""
+    return kind(f"{name or 'the file'}: got {described(value)}, needs {needs}")
+
+
+def described(value: Any) -> str:
+    """Return a value in one short line, as a message has it: of an array its type, shape and dtype."""
     if isinstance(value, float):  # NumPy's is one, with a text of its own
         value = float(value)
     if isinstance(value, int) and value.bit_length() > 128:
-        got = f"a whole number of {value.bit_length()} bits"
-    else:
-        got = repr(value)[:80] if isinstance(value, str | int | float | None) else _class_of(value)
-    return kind(f"{name or 'the file'}: got {got}, needs {needs}")
+        return f"a whole number of {value.bit_length()} bits"
+    if isinstance(value, str | int | float | None):
+        return repr(value)[:80]
+    if is_array(value):
+        return f"{type(value).__name__} of shape {tuple(value.shape)} and dtype {dtype_name(value)}"
+    return _class_of(value)
 
 
 def _class_of(value: Any) -> str:
@@ -272,10 +279,12 @@ def _read_whole(name: str, value: Any, need: Whole) -> None:
 
 def _read_real(name: str, value: Any, need: Real) -> None:
     needs = "a number" if need.infinite else "a finite number"
-    if need.low > -math.inf:
+    bounded = need.low > -math.inf
+    if bounded:
         needs += f" {'above' if need.above else 'from'} {need.low:g}"
     if need.high < math.inf:
-        needs += f" to {'below ' if need.below else ''}{need.high:g}"
+        most = "below " if need.below else "" if bounded else "of at most "
+        needs += f"{' to' if bounded else ''} {most}{need.high:g}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise refused(name, value, needs)
     try:
@@ -509,7 +518,7 @@ def check_causal(causal: Any) -> bool | Literal["top_left", "bottom_right"]:
     if type(causal) in (bool, str) and causal in (True, False, "top_left", "bottom_right"):
         value: bool | Literal["top_left", "bottom_right"] = causal
         return value
-    raise ValueError(f'causal: got {causal!r}, needs True, False, "top_left" or "bottom_right"')
+    raise refused("causal", causal, 'True, False, "top_left" or "bottom_right"', ValueError)
 
 
 def check_plain(config: Any) -> None:

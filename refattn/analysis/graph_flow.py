@@ -21,7 +21,7 @@ from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic
 from refattn.mechanisms.graph_energy.implementations import pairs, sparse
 from refattn.mechanisms.graph_energy.solvers.newton import jacobian_of
-from refattn.mechanisms.graph_energy.system import System
+from refattn.mechanisms.graph_energy.system import System, over_pairs
 
 MECHANISM = Saved.__module__.split(".")[2]
 """The name of the mechanism whose flows these are."""
@@ -88,7 +88,7 @@ class GraphFlow:
         f = INTRINSICS[self.intrinsic] if isinstance(self.intrinsic, str) else self.intrinsic
         links: Any = self.graph if isinstance(self.graph, CSR) else self.graph[None, None]
         implementation, start = sparse if isinstance(self.graph, CSR) else pairs, self.anchors[None, None, :, None]
-        return System(g, f, float(self.mu), float(self.kappa), links, start, None, implementation)
+        return System(g, f, float(self.mu), float(self.kappa), links, start, None, over_pairs(implementation))
 
     @cached_property
     def matrix(self) -> Any:

@@ -29,7 +29,6 @@ from refattn.mechanisms.koopman import core as koopman
 from refattn.mechanisms.koopman import definition
 from refattn.mechanisms.koopman.layer import draws
 from refattn.mechanisms.option_kinds import choose
-from refattn.mechanisms.sympformer import dense
 from refattn.mechanisms.sympformer.integrators import damping, one_call
 from refattn.mechanisms.sympformer.layer import mlp, presets
 from refattn.mechanisms.sympformer.oracles import softmax
@@ -95,9 +94,12 @@ def test_what_follows_from_these_numbers() -> None:
     assert LAW.candidates == koopman.CANDIDATES
 
 
+FLOAT32 = math.log(np.finfo(np.float32).max)
+"""The largest number whose exponential is one of float32."""
+
 ROWS = [
     ("higher_order", "rows divide by the variance", f"{power(USUAL['higher_order']['norm_eps'])} beside a biased"),
-    ("sympformer", "exponentials are clipped at 60", f"and log z kept within {dense.BOUND:g}"),
+    ("sympformer", "exponentials are clipped at 60", f"overflows in float32 from {math.floor(FLOAT32 / 2)} on"),
     ("sympformer", "the number of a layer is its time", "time begins at 1 here"),
     ("koopman", "psi is drawn until it is invertible", f"up to {koopman.CANDIDATES} candidates are tried in order"),
     ("koopman", "ridge and epsilon come from a law", f"Beta(1, {draws.Beta().b:g})"),

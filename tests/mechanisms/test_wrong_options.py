@@ -77,6 +77,8 @@ def problem(option: str, call: Call, value: Any) -> str | None:
             call(value)
     except (TypeError, ValueError, NotImplementedError) as error:
         text = str(error)
+        if "\n" in text or len(text) > 500:
+            return f"a message of {text.count(chr(10)) + 1} lines and {len(text)} letters"
         if f"{option}:" in text and ("needs" in text or "has" in text):
             return None
         # One that fits by itself, and not together with another option, which is named.
@@ -103,6 +105,14 @@ def swept(found: Iterator[tuple[str, Call]], seed: int, sample: int | None) -> l
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_options_that_do_not_fit_are_named(name: str) -> None:
     assert swept(calls(name), 0, SAMPLE) == []
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_an_array_is_told_in_one_line(name: str) -> None:
+    """Of one that no option takes a message has the type, the shape and the dtype, not its numbers."""
+    for option, call in calls(name):
+        for value in (np.ones((2, 2, 2, 2)), np.ones((3, 50), np.int64), np.ones((40, 2), np.bool_)):
+            assert problem(option, call, value) is None, (option, value.shape)
 
 
 def test_settings_that_do_not_fit_are_named() -> None:

@@ -27,6 +27,7 @@ Gradient Diffusion (arXiv:2308.08311), equation 1, for odd analytic coupling; si
 
 from __future__ import annotations
 
+import copyreg
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,8 +61,8 @@ class Coupling:
     terms
         What gives all (alpha_t, beta_t, alpha_t', beta_t') at x, where g(x_j - x_i) is the sum of
         alpha_t(x_i) beta_t(x_j); None where no finite sum is.
-    powers
-        Of a polynomial, what its coefficients multiply: x, x^3, ...
+    coefficients, powers
+        Of a polynomial, its coefficients, and what these multiply: x, x^3, ...
     """
 
     name: str
@@ -74,7 +75,24 @@ class Coupling:
     zeros: tuple[float, ...] | None = None
     period: float | None = None
     terms: Callable[[Array], Terms] | None = None
+    coefficients: tuple[Number, ...] = ()
     powers: tuple[Coupling, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Tell copies and pickles, which cannot hold lambdas, how it is made again."""
+        if COUPLINGS.get(self.name) is self:
+            return _coupling_named, (self.name,)
+        if self.coefficients:
+            return _polynomial_again, (self.coefficients, not self.powers)
+        return copyreg.__newobj__, (type(self),), self.__dict__  # type: ignore[attr-defined]
+
+
+def _coupling_named(name: str) -> Coupling:
+    return COUPLINGS[name]
+
+
+def _polynomial_again(coefficients: tuple[Number, ...], part: bool) -> Coupling:
+    return polynomial(coefficients, part=part)
 
 
 def _square(x: Array) -> Array:
@@ -236,6 +254,7 @@ def polynomial(coefficients: Sequence[float | Array], *, part: bool = False) -> 
         largest_slope=lambda reach: math.inf,
         increasing=0.0,
         terms=lambda x: tuple(_term(a, power, x) for power in range(2 * len(a))),
+        coefficients=a,
         powers=tuple(polynomial((0.0,) * n + (1.0,), part=True) for n in range(0 if part else len(a))),
     )
 
@@ -298,6 +317,16 @@ class Intrinsic:
     potential_b: Intrinsics
     potential_mu: Intrinsics
     largest_slope: Callable[[Number, Number], Number]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Tell copies and pickles, which cannot hold lambdas, how it is made again."""
+        if INTRINSICS.get(self.name) is self:
+            return _intrinsic_named, (self.name,)
+        return copyreg.__newobj__, (type(self),), self.__dict__  # type: ignore[attr-defined]
+
+
+def _intrinsic_named(name: str) -> Intrinsic:
+    return INTRINSICS[name]
 
 
 def _nothing(x: Array, b: Array, mu: Number) -> Array:

@@ -23,9 +23,9 @@ and for others with detailed balance weights of mean 1: `balanced`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 from refattn.args import Having, checked
@@ -56,6 +56,15 @@ class Graph:
 
 
 @dataclass(frozen=True)
+class OverPairs:
+    """The functions of an implementation that sum over pairs: a module could be neither copied nor pickled."""
+
+    couple_forward: Callable[..., Array]
+    couple_backward: Callable[..., tuple[Array, Any]]
+    couple_keeping: Callable[..., tuple[Array, Any]] | None
+
+
+@dataclass(frozen=True)
 class System:
     """What makes scores flow.
 
@@ -70,7 +79,7 @@ class System:
     visible
         m (b, h, j, c): 1 where a node exists in a channel, else 0; None where all do.
     implementation
-        The module that sums over pairs, of `refattn.mechanisms.graph_energy.implementations`.
+        What sums over pairs.
     """
 
     coupling: Coupling
@@ -80,20 +89,18 @@ class System:
     links: Any
     start: Array
     visible: Array | None
-    implementation: ModuleType
+    implementation: OverPairs
 
     def coupled(self, *states: Array) -> Array:
         """Return c at x; at two states that of a coupling of both."""
-        found: Array = self.implementation.couple_forward(self.coupling, self.links, self.visible, *states)
-        return found
+        return self.implementation.couple_forward(self.coupling, self.links, self.visible, *states)
 
     def coupled_keeping(self, *states: Array) -> tuple[Array, Any]:
         """Return c, and what the implementation keeps for its backward; None where it keeps nothing."""
         given, implementation = (self.coupling, self.links, self.visible, *states), self.implementation
-        if not hasattr(implementation, "couple_keeping"):
+        if implementation.couple_keeping is None:
             return implementation.couple_forward(*given), None
-        found: tuple[Array, Any] = implementation.couple_keeping(*given)
-        return found
+        return implementation.couple_keeping(*given)
 
     def rate(self, *states: Array, coupled: Array | None = None) -> Array:
         """Return v at x, for c where it is known; at two states that of forces of both."""
@@ -144,8 +151,7 @@ class System:
         if not isinstance(self.links, CSR):
             return namespace(x).sum(self.links[..., None] * self._potentials(coupling, x), axis=3)
         known: Any = replace(coupling, force=coupling.potential, terms=None)
-        pulls: Array = self.implementation.couple_forward(known, self.links, self.visible, x)
-        return pulls
+        return self.implementation.couple_forward(known, self.links, self.visible, x)
 
     def _potentials(self, coupling: Coupling, x: Array) -> Array:
         """Return m_ic m_jc G(x_jc - x_ic) as (b, h, i, j, c)."""
@@ -155,11 +161,18 @@ class System:
         return found * self.visible[:, :, None, :, :] * self.visible[:, :, :, None, :]
 
 
-def system_of(graph: Graph, implementation: ModuleType) -> System:
-    """Return the system of a call, with the module that sums over pairs."""
+def system_of(graph: Graph, implementation: Any) -> System:
+    """Return the system of a call, with what sums over pairs."""
     known = graph.options
     numbers = (known.mu, known.kappa)
-    return System(known.coupling, known.intrinsic, *numbers, graph.links, graph.start, graph.visible, implementation)
+    sums = over_pairs(implementation)
+    return System(known.coupling, known.intrinsic, *numbers, graph.links, graph.start, graph.visible, sums)
+
+
+def over_pairs(implementation: Any) -> OverPairs:
+    """Return the functions of a module of `refattn.mechanisms.graph_energy.implementations`, or of an object."""
+    keeping = getattr(implementation, "couple_keeping", None)
+    return OverPairs(implementation.couple_forward, implementation.couple_backward, keeping)
 
 
 def balance_of(graph: Graph) -> Array | None:

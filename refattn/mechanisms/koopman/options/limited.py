@@ -114,7 +114,7 @@ class Limited:
             # forward: weights = Z (Z + ridge); (Z + ridge) B = Y'
             d_inner = d_weights @ inner + inner @ d_weights + ridge * d_weights - d_targets @ transpose(before)
             d_ridge = _summed(d_weights * inner) - _summed(d_targets * before)
-            return d_targets + lost + lost_too, d_inner + lost + lost_too, d_ridge
+            return d_targets + lost + lost_too, d_inner + lost + lost_too, d_ridge + lost + lost_too
 
         def solved(x: Array) -> Array:
             return _shifted(values, vectors, ridge + rho, x)
