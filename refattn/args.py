@@ -238,20 +238,20 @@ def check_json(value: Any, schema: Any, at: str = "") -> None:
 
 def refused(name: str, value: Any, needs: str, kind: type[Exception] = TypeError) -> Exception:
     """Return the error that says what was got and what is needed."""
-    return kind(f"{name or 'the file'}: got {described(value)}, needs {needs}")
-
-
-def described(value: Any) -> str:
-    """Return a value in one short line, as a message has it: of an array its type, shape and dtype."""
     if isinstance(value, float):  # NumPy's is one, with a text of its own
         value = float(value)
     if isinstance(value, int) and value.bit_length() > 128:
-        return f"a whole number of {value.bit_length()} bits"
-    if isinstance(value, str | int | float | None):
-        return repr(value)[:80]
-    if is_array(value):
+        got = f"a whole number of {value.bit_length()} bits"
+    else:
+        got = repr(value)[:80] if isinstance(value, str | int | float | None) else _class_of(value)
+    return kind(f"{name or 'the file'}: got {got}, needs {needs}")
+
+
+def described(value: Any) -> str:
+    """Return a value of any kind in one short line: of an array its type, shape and dtype, else how it is written."""
+    if is_array(value) and value.shape != ():
         return f"{type(value).__name__} of shape {tuple(value.shape)} and dtype {dtype_name(value)}"
-    return _class_of(value)
+    return " ".join(repr(value).split())[:80]
 
 
 def _class_of(value: Any) -> str:
@@ -518,7 +518,7 @@ def check_causal(causal: Any) -> bool | Literal["top_left", "bottom_right"]:
     if type(causal) in (bool, str) and causal in (True, False, "top_left", "bottom_right"):
         value: bool | Literal["top_left", "bottom_right"] = causal
         return value
-    raise refused("causal", causal, 'True, False, "top_left" or "bottom_right"', ValueError)
+    raise ValueError(f'causal: got {described(causal)}, needs True, False, "top_left" or "bottom_right"')
 
 
 def check_plain(config: Any) -> None:

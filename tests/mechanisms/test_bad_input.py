@@ -76,8 +76,9 @@ FORWARD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     *(
         ({"causal": value}, E, f'causal: got {re.escape(repr(value))}, needs True, False, "top_left" or "bottom_right"')
-        for value in ("left", "True", 1, 0, None, 1.0, [True], np.asarray([True, False]), np.True_)
+        for value in ("left", "True", 1, 0, None, 1.0, [True], np.True_)
     ),
+    ({"causal": ones(2, 2, 2)}, E, r"causal: got ndarray of shape \(2, 2, 2\) and dtype bool, needs True, False, .*"),
     *(
         ({"implementation": value}, E, f"implementation: got {re.escape(repr(value))}, needs one of auto, .*")
         for value in ("flash", "", "Dense", None, 1)

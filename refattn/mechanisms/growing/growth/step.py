@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from refattn import equations
-from refattn.args import Real, check
+from refattn.args import Real, check, described
 from refattn.mechanisms.growing import dense
 from refattn.mechanisms.growing.growth import bottleneck, metric, path, truncate, uneven
 from refattn.mechanisms.growing.growth.bottleneck import Bottleneck, embedding_bottleneck, select_columns, with_ties
@@ -81,7 +81,7 @@ def plan(
     _check_statistics(params, statistics, halves)
     check("options", options, Options)
     if columns is not None and (isinstance(columns, bool) or not isinstance(columns, int) or columns < 0):
-        raise ValueError(f"columns: got {columns!r}, needs None or a whole number of at least 0")
+        raise ValueError(f"columns: got {described(columns)}, needs None or a whole number of at least 0")
     width, inputs = params.config.sizes[1], params.config.inputs
     most = min(options.largest or inputs, inputs)
     room = max(0, most - width)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from refattn.args import ROUNDS, check_arrays, check_whole
+from refattn.args import ROUNDS, check_arrays, check_whole, described
 from refattn.mechanisms.core_arguments import defaults_of, enter
 from refattn.mechanisms.koopman.core import KINDS, check_choices, chosen_families, forward, placed
 from refattn.mechanisms.koopman.layer.pointer import log_weights_of
@@ -201,7 +201,7 @@ def generate(
         raise ValueError(f"start: got shape {tuple(start.shape)}, needs ({source.shape[1]},) as the source tokens")
     check_whole("steps", steps, 0, ROUNDS)
     if stop is not None and (isinstance(stop, bool) or not isinstance(stop, int) or not 0 <= stop < count):
-        raise ValueError(f"stop: got {stop!r}, needs None or one of the {count} source tokens, from 0")
+        raise ValueError(f"stop: got {described(stop)}, needs None or one of the {count} source tokens, from 0")
     if uniform is not None and tuple(uniform.shape) != (steps,):
         raise ValueError(f"uniform: got shape {tuple(uniform.shape)}, needs ({steps},)")
     found: list[int] = []
