@@ -33,6 +33,7 @@ from weakref import WeakKeyDictionary
 from refattn import backends, tree
 from refattn.xp import (
     FLOATING,
+    LOW_PRECISION,
     Array,
     ByClass,
     Namespace,
@@ -643,10 +644,10 @@ def check_mask(mask: Array | None, shape: tuple[int, int, int, int], name: str =
 
 
 def check_gradient(name: str, gradient: Array, shape: tuple[int, ...], like: Array) -> None:
-    """Raise where an upstream gradient has not the shape and dtype of what it is the gradient of.
+    """Raise where an upstream gradient is not of the shape given, or of another dtype than the array `like`.
 
-    A gradient of more digits than the output would be cut off, one of fewer would have been computed with less than
-    the caller may think.
+    A gradient of more digits would be cut off, and one of fewer has fewer than the caller may think. Where `like` is of
+    a storage type, the gradient may be float32, too: the one that is computed in, and that outputs in `saved` have.
     """
     if type(gradient) is type(like) in _ALIKE.lasting and (gradient.shape, gradient.dtype) == (shape, like.dtype):
         return
@@ -654,8 +655,9 @@ def check_gradient(name: str, gradient: Array, shape: tuple[int, ...], like: Arr
     check_floating(**{name: gradient})
     if tuple(gradient.shape) != tuple(shape):
         raise ValueError(f"{name}: got shape {tuple(gradient.shape)}, needs {tuple(shape)}")
-    if (got := dtype_name(gradient)) != (needed := dtype_name(like)):
-        raise TypeError(f"{name}: got dtype {got}, needs {needed}, that of the inputs")
+    needed = (own, "float32") if (own := dtype_name(like)) in LOW_PRECISION else (own,)
+    if (got := dtype_name(gradient)) not in needed:
+        raise TypeError(f"{name}: got dtype {got}, needs {' or '.join(needed)}")
 
 
 def check_per_head(name: str, value: Any, q: Array, nodes: int | None = None) -> Any:

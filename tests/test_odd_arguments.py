@@ -28,7 +28,7 @@ CALLS: list[tuple[str, Any]] = [
     ("weights: got a number that is not finite", lambda: graph_energy.sparse_graph(np.full((2, 2), math.nan))),
     ("weights: got a number that is not finite", lambda: graph_energy.sparse_graph(np.full((2, 2), math.inf))),
     *(
-        (r"saved: got Saved of .*softmax\.core, needs what the forward of graph energy returned", lambda call=call: call(OTHERS))
+        (r"saved: got Saved of .*softmax\.core, needs what the forward of graph energy", lambda call=call: call(OTHERS))
         for call in (graph_energy.energy, graph_energy.residual, graph_energy.steps_taken, graph_energy.longest_step)
     ),
     ("order: got 4294967296, needs at most 1000000", lambda: ra.higher_order.forward(X, X, X, order=2**32)),

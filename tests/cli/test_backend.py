@@ -1,4 +1,4 @@
-"""Commands on a backend whose library is there and finds no device: a line that says so, no traceback of the library."""
+"""Commands on a backend whose library is there and finds no device: one line says so."""
 
 from __future__ import annotations
 

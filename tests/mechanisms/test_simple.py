@@ -94,7 +94,7 @@ def test_a_core_refuses_what_another_one_saved(record: Mechanism, sigmoid: Any) 
     core: Any = record.core
     q = X[:, None]
     out, saved = core.forward(q, q, q)
-    with pytest.raises(TypeError, match=r"saved: got Saved of sigmoid\.core, needs the Saved of other\.core that forward"):
+    with pytest.raises(TypeError, match=r"saved: got Saved of sigmoid\.core, needs the Saved of other\.core"):
         core_of(other_definition(sigmoid)).backward(saved, out)
     copy = pickle.loads(pickle.dumps(saved))
     assert np.array_equal(core.backward(copy, out)["q"], core.backward(saved, out)["q"])

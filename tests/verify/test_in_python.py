@@ -273,7 +273,7 @@ def test_a_result_without_a_number_is_no_agreement() -> None:
     q, k, v, d_out = np.random.default_rng(0).standard_normal((4, 1, 2, 5, 4)).astype(np.float32)
     nothing = np.full_like(q, np.nan)
     for given in ((nothing, k, v, nothing), (q, k, nothing, nothing)):
-        with pytest.raises(ValueError, match=r"^out: got NaN alone, as the reference has it, needs at least one number"):
+        with pytest.raises(ValueError, match=r"^out: got NaN alone, as the reference has it, needs at least one"):
             ra.assert_close("softmax", *given)
     for at in (slice(0), slice(1)):  # no query, and one of them
         given = (q[:, :, at], k, v, ra.softmax.forward(q, k, v)[0][:, :, at])
@@ -291,7 +291,7 @@ def test_a_result_without_a_number_is_no_agreement() -> None:
         ra.assert_close("softmax", q, k, v, nothing)
 
 
-def test_arguments_in_another_order_are_told_the_attend_one() -> None:
+def test_arguments_in_another_order_are_told_the_right_one() -> None:
     x = np.ones((1, 1, 2, 2), np.float32)
     softmax, needs = ra.mechanism("softmax"), "needs a name such as 'softmax' or a record, as in"
     calls: list[tuple[Callable[[], Any], str]] = [

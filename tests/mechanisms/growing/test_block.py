@@ -236,5 +236,5 @@ def test_wrong_arguments() -> None:
     _, saved = ra.growing.forward(q, q[:, :, :3], q[:, :, :3])
     with pytest.raises(ValueError, match=r"x: got shape .*, needs as many queries \(4\) as keys \(3\)"):
         ra.growing.contract(saved, q, draw("x", 1, 4, 2))
-    with pytest.raises(TypeError, match="saved: got NoneType, needs what forward returned"):
+    with pytest.raises(TypeError, match="saved: got None, needs the Saved of .* that forward returned"):
         ra.growing.contract(None, q, q)  # type: ignore[arg-type]
