@@ -20,7 +20,6 @@ import numpy as np
 
 from refattn import backends, model, tree
 from refattn.args import Maybe, Real, Whole, check_json
-from refattn.files import hold_folder
 from refattn.messages import NO_PICTURE
 from refattn.train import baselines, checkpoint, data, diagnose, growing, metrics, plot
 from refattn.train.diagnose import DivergedError
@@ -353,9 +352,9 @@ def continued(
     if config is None:
         raise RunError(f"run: got {path}, needs the folder of a run: there is no config.json")
     settings = from_json(config["settings"], own)
-    with _precision(settings), hold_folder(path, follow=True) as run:
+    with _precision(settings):
         first = fresh(settings)
-        state = checkpoint.newest_as(lambda found: _restored(found, settings, first), run / "checkpoints", warn)
+        state = checkpoint.newest_as(lambda found: _restored(found, settings, first), path / "checkpoints", warn)
         if state is None:
             raise RunError(f"run: {path} has no checkpoint yet")
         return generate(state.params, prompt, length, **choice)
