@@ -315,7 +315,9 @@ def check_backend(name: Any, own: Any = None) -> None:
     That of another package is code that this package brings: the user chooses it, not a file.
     """
     if isinstance(name, str) and name not in (*backends.BUILT_IN, own):
-        needs = f"one of {', '.join(backends.BUILT_IN)} in a file; another one is given by --backend {name}"
+        needs = (
+            f"one of {', '.join(backends.BUILT_IN)} in a file; the user gives another one, by --backend or from Python"
+        )
         raise refused("backend", name, needs, ValueError)
 
 

@@ -9,7 +9,7 @@ archive that unpacks to one, another file), and has it read. What comes of it is
 - other: a file without a sum of its own (config.json, metrics.jsonl), or one whose sum was made anew, is read with
   other values that are valid
 - obscure: another error, or one that does not name the file
-- wrong: something else is read where a sum should have told
+- wrong: something else is read where a sum should have told, or a module was imported that a text names
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import json
 import os
 import random
 import shutil
+import sys
 import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -35,12 +37,12 @@ from refattn.golden import vectors
 from refattn.golden.tensors import encode
 from refattn.train import checkpoint, folder, metrics
 from refattn.train.folder import RunError
-from refattn.train.settings import read_toml
+from refattn.train.settings import build, read_toml
 from refattn.verify import user_cases
 from tests.fuzz.command import Bad, Totals, command
-from tests.train.runs import small, train, write_text
+from tests.train.runs import SMALL, small, train, write_text
 
-UNSIGNED = ("config", "metrics", "npz", "safetensors", "toml", "json", "jsonl", "graph")
+UNSIGNED = ("config", "block", "metrics", "npz", "safetensors", "toml", "json", "jsonl", "graph")
 """Files without a sum of their own."""
 
 PLAIN = (*UNSIGNED, "part")
@@ -48,6 +50,9 @@ PLAIN = (*UNSIGNED, "part")
 
 NAMED = (vectors.SetError, RunError, checkpoint.CheckpointError, user_cases.UserCaseError)
 """Errors that readers promise."""
+
+PLANTED = "planted_by_the_fuzzer"
+"""A module beside the files, which nothing that is read may import."""
 
 STRANGE: list[Any] = [
     None,
@@ -67,6 +72,8 @@ STRANGE: list[Any] = [
     [None] * 3,
     "\0",
     "é" * 50,
+    f"{PLANTED}:x",
+    f"{PLANTED}:x(y=1)",
 ]
 
 Read = Callable[[Path], Any]
@@ -79,7 +86,10 @@ def make(home: Path) -> dict[str, tuple[Path, str, Read]]:
     cases = [entry for entry in manifest["cases"] if entry["mechanism"] == "growing"]
     manifest |= {"cases": cases, "count": len(cases), "sha256": vectors._of_all(cases)}
     signed_manifest(home / "set" / vectors.MANIFEST, manifest)
-    train(small(write_text(home), steps=2, checkpoint_every=1), home / "run")
+    text = write_text(home)
+    train(small(text, steps=2, checkpoint_every=1), home / "run")
+    block = {"coupling": "tanh", "intrinsic": "anchor", "step": 0.1}
+    train(build("graph_energy", SMALL | {"data": text, "steps": 1, "block": block}), home / "forces")
     held = home / "run" / "checkpoints"
     unit = many_runs.Unit("part", float, (0.1,))
     assert list(many_runs.run([unit], many_runs.Where(jobs=1, keep=home / "kept"))) == [(unit, 0.1)]
@@ -90,8 +100,9 @@ def make(home: Path) -> dict[str, tuple[Path, str, Read]]:
         "config": (
             home / "run" / "config.json",
             "config.json",
-            lambda path: folder.stored_config(path.parent, "softmax"),
+            lambda path: folder.stored_config(path.parent),
         ),
+        "block": (home / "forces" / "config.json", "config.json", lambda path: folder.stored_config(path.parent)),
         "metrics": (home / "run" / "metrics.jsonl", "metrics.jsonl", metrics.read),
         "part": (part, part.name, lambda path: many_runs._kept(path, unit)),
         "checkpoint": (held / "step-00000002.json", "step-00000002.", newest),
@@ -157,8 +168,12 @@ def signed_manifest(path: Path, content: Any) -> None:
 def change(kind: str, path: Path, draw: random.Random) -> bool:
     """Change a file; return whether its sums, if it has any, were made anew."""
     data = path.read_bytes()
-    if kind in ("manifest", "config", "checkpoint", "json", "part") and draw.random() < 0.6:
-        content = altered(json.loads(data), draw)
+    if kind in ("manifest", "config", "block", "checkpoint", "json", "part") and draw.random() < 0.6:
+        content = json.loads(data)
+        if kind == "block":  # of all that a configuration has
+            content["settings"]["block"] = altered(content["settings"]["block"], draw)
+        else:
+            content = altered(content, draw)
         if kind == "manifest":
             signed_manifest(path, content)
             return True
@@ -251,8 +266,9 @@ def run(calls: int, seed: int) -> tuple[Counter[str], list[str]]:
     draw = random.Random(seed)
     counts: Counter[str] = Totals("files")
     bad: list[str] = Bad()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, mock.patch.object(sys, "path", [name, *sys.path]):
         home = Path(name)
+        (home / f"{PLANTED}.py").touch()
         kinds = make(home)
         whole = {kind: path.read_bytes() for kind, (path, _, _) in kinds.items()}
         bomb(home / "bomb.npz")
@@ -280,6 +296,8 @@ def run(calls: int, seed: int) -> tuple[Counter[str], list[str]]:
             else:
                 told = "read"
                 outcome = "the same" if found == right[kind] else "other" if signed else "wrong"
+            if sys.modules.pop(PLANTED, None) is not None:
+                outcome, told = "wrong", f"imported {PLANTED}"
             counts[outcome] += 1
             if outcome in ("obscure", "wrong"):
                 bad.append(f"call {n}, {kind}: {told[:200]}")
