@@ -13,7 +13,7 @@ import pytest
 
 import refattn as ra
 from refattn import backends
-from refattn.mechanisms.record import Case, Mechanism, Unsupported
+from refattn.mechanisms.record import Mechanism, Unsupported
 from refattn.verify.selfcheck.probe import Core, Values
 from refattn.verify.selfcheck.samples import Sample, sample, shrunk
 
@@ -22,8 +22,7 @@ RECORDS = [record for record in map(ra.mechanism, ra.list_mechanisms()) if recor
 
 
 def calls(record: Mechanism, *names: str) -> Iterator[tuple[str, Core, Sample]]:
-    """Yield a small call of every case, and of every implementation that has it; `names` are all that it may be given.
-    """
+    """Yield a small call of every case and every implementation; `names` are all that a case may be given."""
     for case in record.cases:
         if names and ({*case.inputs} - {*names} or case.given or 0 in case.inputs["k"].shape):
             continue
@@ -45,7 +44,8 @@ def test_what_forward_saved_can_be_copied_and_pickled(record: Mechanism) -> None
             assert all(found[name].tobytes() == x.tobytes() for name, x in expected.items()), where
             found = core.backward(pickle.loads(pickle.dumps(saved)), small.upstream)
             for name, x in expected.items():
-                np.testing.assert_allclose(found[name], x, rtol=0.0, atol=1e-11 * max(np.max(np.abs(x), initial=0.0), 1.0))
+                scale = max(np.max(np.abs(x), initial=0.0), 1.0)
+                np.testing.assert_allclose(found[name], x, rtol=0.0, atol=1e-11 * scale)
             count += 1
     assert count >= len(record.cases)
 

@@ -17,14 +17,15 @@ their sum. If all scores are equal and none is dropped, this is softmax attentio
     [GE.7]  rate_i = mu (b_i - x_i) + kappa c_i         how fast x_i moves: back to its start, and to its neighbours
     [GE.8]  x'_i = x_i + h rate_i                       x after a step of length h; there are `steps` of them
     [GE.9]  y_j = x_j if x_j >= tau, else 0             of the last x: the score of a token that is kept, 0 if dropped
-    [GE.10]  u_ij = exp(s_ij - top_i) y_j                 the part of token j in what query i reads; top_i: see below
+    [GE.10]  u_ij = w_ij y_j                            the part of token j in what query i reads; w: see below
     [GE.11]  z_i = sum_j u_ij                           1 if no token is kept, which avoids 0 / 0
     [GE.12]  p_ij = u_ij / z_i                          if no token is kept, i reads only the j of the largest a_ij x_j
     [GE.13]  o_i = sum_j p_ij v_j
 
-top_i is the largest s_il of the tokens l that are kept. It cancels in p_ij, which is a_ij y_j divided by the sum of
-these over j. Only rounding differs: if a token that matches much better is dropped, a_ij may round to 0 for all tokens
-that are kept, as exp(-110) does in float32. z_i is never less than the score y of the token whose match is top_i.
+w_i is the softmax of GE.2 over the tokens that are kept, w_ij = exp(s_ij) / sum over kept l of exp(s_il), and 0 for a
+token that is dropped. p_ij is a_ij y_j divided by the sum of these, all the same: w_ij and a_ij differ by a factor of
+the query i, which cancels. But if a token that matches much better is dropped, a_ij may round to 0 for all tokens that
+are kept, as exp(-110) does in float32. w_ij cannot for all of them.
 
 The links of a token, that to itself included, sum to 1: so the pull, and with it the step that is allowed, does not
 depend on how many tokens there are. The link to itself pulls nothing, but it takes its share from the others.
@@ -56,14 +57,14 @@ its x. Which tokens are dropped, and which is the largest, is taken as fixed. So
 kept, q and k get none, only v. The last x of a token that is dropped gets none, as a small change of it changes
 nothing; its earlier x still get some through their pull on others. The steps are gone through from the last to the
 first.
-x', rate and c are those of the step, x is what it began with; GE.before is that x. One mu, kappa and h serve all
-batches and heads: their gradients sum over these, too.
+x', rate and c are those of the step, x is what it began with; GE.before is that x. In dGE.1 dw_ij is du_ij y_j. One
+mu, kappa and h serve all batches and heads: their gradients sum over these, too.
 
     [dGE.v]  dv_j = sum_i p_ij do_i
     [dGE.12]  dp_ij = do_i . v_j
     [dGE.11]  dz_i = -sum_j dp_ij p_ij / z_i            0 if no token is kept
     [dGE.10]  du_ij = dp_ij / z_i + dz_i                0 if no token is kept
-    [dGE.9]  dx_j = sum_i du_ij exp(s_ij - top_i) if x_j >= tau, else 0       of the last x
+    [dGE.9]  dx_j = sum_i du_ij w_ij if x_j >= tau, else 0      of the last x
     [dGE.8]  dx' = dx                                   of the step that follows; of the last by dGE.9
     [dGE.7]  drate_i = h dx'_i
     [dGE.6]  dc_i = kappa drate_i
@@ -74,7 +75,7 @@ batches and heads: their gradients sum over these, too.
     [dGE.step]  dh = sum over steps and i of dx'_i rate_i
     [dGE.4]  dn_ij = sum over steps of dc_i sin(x_j - x_i)
     [dGE.3]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)
-    [dGE.1]  ds_ij = du_ij u_ij + (dr_ij + dr_ji) / 2   and if i = j + db_i b_i (1 - b_i); top_i gets none, as p has none
+    [dGE.1]  ds_ij = w_ij (dw_ij - sum_l w_il dw_il) + (dr_ij + dr_ji) / 2      and if i = j + db_i b_i (1 - b_i)
     [dGE.q]  dq_i = sum_j ds_ij k_j / sqrt(d)
     [dGE.k]  dk_j = sum_i ds_ij q_i / sqrt(d)
 
@@ -105,8 +106,8 @@ class Saved(NamedTuple):
     start: Array
     path: list[tuple[Array, Array, Array]]  # x before each step, its pull and its rate
     dropped: Array
-    powers: Array
-    parts: Array
+    kept: Array
+    near: Array
     total: Array
     weights: Array
 
@@ -143,22 +144,21 @@ def forward(
     dropped = x < tau  # (b, h, j, 1)
     kept = xp.where(dropped, 0.0, x)  # (b, h, j, 1) [GE.9]
     empty = xp.all(dropped, axis=2, keepdims=True)  # (b, h, 1, 1): whether no token is kept
-    read = xp.where(transpose(dropped), -math.inf, logits)  # (b, h, i, j): exp of it is 0 for a token that is dropped
-    top = xp.where(empty, 0.0, xp.max(read, axis=-1, keepdims=True))  # (b, h, i, 1): top_i
-    powers = xp.exp(read - top)  # (b, h, i, j)
-    parts = powers * transpose(kept)  # (b, h, i, j) [GE.10]
+    hidden = transpose(dropped) & ~empty  # (b, h, 1, j): the softmax of a row needs a token
+    near = softmax(xp.where(hidden, -math.inf, logits))  # (b, h, i, j): w_ij
+    parts = near * transpose(kept)  # (b, h, i, j) [GE.10]
     total = xp.where(empty, 1.0, xp.sum(parts, axis=-1, keepdims=True))  # (b, h, i, 1) [GE.11]
     best = xp.argmax(attention * transpose(x), axis=-1, keepdims=True)  # (b, h, i, 1): which a_ij x_j is the largest
     alone = xp.astype(arange(0, q.shape[2], like=q) == best, q.dtype)  # (b, h, i, j): 1 there, else 0
     weights = xp.where(empty, alone, parts / total)  # (b, h, i, j) [GE.12]
     out = weights @ v  # (b, h, i, e) [GE.13]
     numbers = (mu, kappa, step)
-    return out, Saved((q, k, v), numbers, links, start, path, dropped, powers, parts, total, weights)
+    return out, Saved((q, k, v), numbers, links, start, path, dropped, kept, near, total, weights)
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     """Return the gradients of q, k, v, mu, kappa and step for d_out, that of out."""
-    (q, k, v), (mu, kappa, step), links, start, path, dropped, powers, parts, total, weights = saved
+    (q, k, v), (mu, kappa, step), links, start, path, dropped, kept, near, total, weights = saved
     xp, root = namespace(d_out), math.sqrt(q.shape[3])
     # forward: out = weights @ v
     d_v = transpose(weights) @ d_out  # (b, h, j, e) [dGE.v]
@@ -168,9 +168,9 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     shared = xp.sum(d_weights * weights, axis=-1, keepdims=True)  # (b, h, i, 1)
     d_total = xp.where(empty, 0.0, -shared / total)  # (b, h, i, 1) [dGE.11]
     d_parts = xp.where(empty, 0.0, d_weights / total + d_total)  # (b, h, i, j) [dGE.10]
-    # forward: parts = powers * transpose(kept); powers = exp(logits - top) of what is kept
-    d_read = d_parts * parts  # (b, h, i, j)
-    d_kept = transpose(xp.sum(d_parts * powers, axis=-2, keepdims=True))  # (b, h, j, 1)
+    # forward: parts = near * transpose(kept)
+    d_near = d_parts * transpose(kept)  # (b, h, i, j)
+    d_kept = transpose(xp.sum(d_parts * near, axis=-2, keepdims=True))  # (b, h, j, 1)
     # forward: kept = where(dropped, 0, x)
     d_x = xp.where(dropped, 0.0, d_kept)  # (b, h, j, 1) [dGE.9]
     # The flow, backwards. What is summed over the steps begins at 0.
@@ -202,9 +202,9 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     # forward: links = softmax(alike); alike = (logits + logits^T) / 2
     d_alike = softmax_backward(links, d_links)  # (b, h, i, j) [dGE.3]
     d_both = 0.5 * (d_alike + transpose(d_alike))  # (b, h, i, j): what s_ij and s_ji get of it
-    # forward: start = sigmoid(s_ii)
+    # forward: start = sigmoid(s_ii); near = softmax(logits) of the tokens that are kept
     d_own = d_start * start * (1.0 - start) * eye_like(q.shape[2], q)  # (b, h, i, j): on the diagonal
-    d_logits = d_read + d_both + d_own  # (b, h, i, j) [dGE.1]
+    d_logits = softmax_backward(near, d_near) + d_both + d_own  # (b, h, i, j) [dGE.1]
     # forward: logits = q @ k^T / root
     d_q = d_logits @ k / root  # (b, h, i, d) [dGE.q]
     d_k = transpose(d_logits) @ q / root  # (b, h, j, d) [dGE.k]

@@ -16,13 +16,13 @@ of the default::
     [GE.7]  rate = f(y; b) + kappa c                f(y; b) = mu (b - y) by "intrinsic"
     [GE.8]  x' = x + h rate                         by `integrator`, and by `threshold` if it acts on every step
     [GE.9]  y_jc = x_jc if x_jc >= tau, else 0      by `threshold`
-    [GE.10]  u_ij = exp(m_ij - top_i) phi(y_ij)       by `state`; phi(y) = max(y, 0), and y_ij = y_j1 for "token"
+    [GE.10]  u_ij = w_ij phi(y_ij)                  by `state`; phi(y) = max(y, 0), and y_ij = y_j1 for "token"
     [GE.11]  z_i = sum_j u_ij                       1 if i reads no token
     [GE.12]  p_ij = u_ij / z_i                      by `empty` if i reads no token
     [GE.13]  o_i = sum_j p_ij v_j                   "feature" has none of GE.10 to GE.13: o_i = y_i
 
-Token i reads the j in A(i) with phi(y_ij) > 0, and top_i is the largest m_ij of these. In "query" m_jc is 1 if query c
-may attend node j, else 0: m_jc f stands for f, and m_ic w_ij m_jc for w_ij.
+Token i reads the j in A(i) with phi(y_ij) > 0. In GE.10 w_i is the softmax of m_i over these. In "query" m_jc is 1 if
+query c may attend node j, else 0: m_jc f stands for f, and m_ic w_ij m_jc for w_ij.
 
 Adjoints for given do (dGE.n is the gradient with respect to the value of GE.n), from the last step on; sums over steps
 are over their stages, too::
@@ -31,7 +31,7 @@ are over their stages, too::
     [dGE.12]  dp_ij = do_i . v_j
     [dGE.11]  dz_i = -sum_j dp_ij p_ij / z_i        0 if i reads no token
     [dGE.10]  du_ij = dp_ij / z_i + dz_i            0 if i reads no token
-    [dGE.9]  dy_jc = sum_i du_ij exp(m_ij - top_i) if y_jc > 0    by `state`; "straight_through": if x_jc > 0
+    [dGE.9]  dy_jc = sum_i du_ij w_ij if y_jc > 0   by `state`; "straight_through": if x_jc > 0
     [dGE.8]  dx' = dx                               of the step after; of the last by `threshold`, for dy of GE.9
     [dGE.7]  drate = h dx'                          by `integrator`
     [dGE.6]  dc = kappa drate
@@ -46,7 +46,7 @@ are over their stages, too::
     [dGE.4]  dn_ij = dw_ij if i != j, else 0        by `links`
     [dGE.3]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)
     [dGE.2]  da_ij = 0                              with what `links`, `start` and `empty` add
-    [dGE.masked]  dm_ij = du_ij u_ij + a_ij (da_ij - sum_l a_il da_il)      by `state`
+    [dGE.masked]  dm_ij = a_ij (da_ij - sum_l a_il da_il)    with what GE.10 adds, the same of w_ij for du_ij phi(y_ij)
     [dGE.1]  ds_ij = dm_ij + (dr_ij + dr_ji) / 2    with what `start` adds, db_j b_j (1 - b_j) for i = j; `links`
     [dGE.q]  dq_i = scale sum_j ds_ij k_j
     [dGE.k]  dk_j = scale sum_i ds_ij q_i           with what `links` add over keys
@@ -121,8 +121,8 @@ class Readout:
     v: Array  # (b, g, j, e)
     x: Array  # (b, h, j, c)
     kept: Array  # (b, h, j, c): the scores that the threshold has left
-    powers: Any = None  # (b, h, i, j): the derivative of u by phi(y)
-    parts: Any = None  # (b, h, i, j)
+    near: Any = None  # (b, h, i, j): w of GE.10
+    passed: Any = None  # (b, h, i, j): the derivative of u by phi(y)
     total: Any = None  # (b, h, i, 1)
     filled: Any = None  # (b, h, i, 1): whether the threshold left something
     weights: Any = None  # (b, h, i, j)
@@ -147,7 +147,7 @@ def forward(
     graph, masked = graph_forward(q, k, v, allowed=allowed, options=options)  # -, (b, h, i, j)
     tau = tau_of(options, allowed, graph.start)  # broadcasts to x
     x, flow = flow_forward(graph, tau, implementation)  # (b, h, j, c)
-    more = {"allowed": allowed, "options": options, "tau": tau}
+    more: Any = {"allowed": allowed, "options": options, "tau": tau}
     out, readout = readout_forward(x, masked, graph.attention, v, **more)  # (b, h, i, e)
     return out, Saved(graph, flow, readout)
 
@@ -413,16 +413,15 @@ def readout_forward(
     if not state.weighs:
         return _read(allowed, kept), known
     rows = xp.matrix_transpose(xp.maximum(kept, zeros((), x)))  # (b, h, c, j): phi(y)
-    powers, filled = state.powers(masked, rows, allowed)  # (b, h, i, j), (b, h, i, 1): whether i reads a token
-    parts = powers * rows  # (b, h, i, j) [GE.10]
+    dropped = xp.matrix_transpose(x) if threshold.passes_dropped else None  # (b, h, c, j): x, if all get a gradient
+    near, passed, filled = state.near(masked, rows, allowed, dropped)  # (b, h, i, j), (b, h, i, j), (b, h, i, 1)
+    parts = near * rows  # (b, h, i, j) [GE.10]
     total = xp.where(filled, xp.sum(parts, axis=-1, keepdims=True), 1.0)  # (b, h, i, 1) [GE.11]
     instead = threshold.emptied.forward(threshold, state, attention, x, allowed)  # (b, h, i, j)
     weights = xp.where(filled, parts / total, instead)  # (b, h, i, j) [GE.12]
     v_heads = repeat_heads(v, x.shape[1])  # (b, h, j, e): copies of v
     out = weights @ v_heads  # (b, h, i, e) [GE.13]
-    if threshold.passes_dropped:
-        powers = state.powers(masked, rows, allowed, xp.matrix_transpose(x))[0]  # (b, h, i, j): of dropped tokens, too
-    return out, Readout(options, tau, allowed, v, x, kept, powers, parts, total, filled, weights)
+    return out, Readout(options, tau, allowed, v, x, kept, near, passed, total, filled, weights)
 
 
 def readout_backward(
@@ -445,8 +444,9 @@ def readout_backward(
     d_total = xp.where(filled, -inner / total, 0.0)  # (b, h, i, 1) [dGE.11]
     # forward: total = sum(parts)
     d_parts = xp.where(filled, d_weights / total + d_total, 0.0)  # (b, h, i, j) [dGE.10]
-    # forward: parts = powers * rows; powers = state.powers(masked, rows, allowed)
-    d_read, d_rows = state.backward(saved.powers, saved.parts, d_parts)  # (b, h, i, j), (b, h, j, c)
+    # forward: parts = near * rows; near = softmax(masked) over what is read
+    rows = xp.matrix_transpose(xp.maximum(saved.kept, zeros((), d_out)))  # (b, h, c, j): phi(y)
+    d_read, d_rows = state.backward(saved.near, saved.passed, rows, d_parts)  # (b, h, i, j), (b, h, j, c)
     # forward: instead = threshold.emptied.forward(...)
     d_attended = threshold.emptied.backward(filled, d_weights)  # (b, h, i, j)
     # forward: rows = max(kept, 0)^T

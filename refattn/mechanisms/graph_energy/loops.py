@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from refattn.mechanisms.graph_energy.testing.given import coupling_of, graph_of, integrator_of, start_of, threshold_of
-from refattn.mechanisms.scalar_autodiff import Scalar, copies, copy, dot, exp, scalars, slopes, softmax, sweep, total, values
+from refattn.mechanisms.scalar_autodiff import Scalar, copies, copy, dot, scalars, slopes, softmax, sweep, total, values
 
 Values = dict[str, np.ndarray]
 
@@ -269,13 +269,18 @@ class _Head:
 
         masked, own = value["GE.masked"], range(rows) if self.own else [0] * rows
         reads = [[j for j in range(n) if self.allowed[i, j] and phi[j, own[i]].value > 0.0] for i in range(rows)]
-        top = [max((masked[i, j].value for j in read), default=0.0) for i, read in enumerate(reads)]
+        near = [
+            softmax([s if j in read else Scalar(-math.inf) for j, s in enumerate(masked[i])])
+            for i, read in enumerate(reads)
+        ]
 
         def part(i: int, j: int) -> Scalar:
-            passed = through and reads[i] and self.allowed[i, j] and x[j, own[i]].value > 0.0
-            if j not in reads[i] and not passed:
-                return Scalar(0.0)
-            return copy(phi[j, i]) if self.query else exp(masked[i, j] - top[i]) * phi[j, own[i]]
+            if j in reads[i]:
+                return copy(phi[j, i]) if self.query else near[i][j] * phi[j, own[i]]
+            if through and reads[i] and self.allowed[i, j] and x[j, own[i]].value > 0.0:  # 0, but not its derivative
+                whole = math.fsum(math.exp(masked[i, l].value - masked[i, j].value) for l in reads[i])
+                return Scalar(0.0, ((phi[j, own[i]], 1.0 if self.query else 1.0 / whole),))
+            return Scalar(0.0)
 
         u = value["GE.10"] = self.matrix((rows, n), part)
         filled = [len(read) > 0 for read in reads]

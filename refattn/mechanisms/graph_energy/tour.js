@@ -1,13 +1,12 @@
 // The tour of graph energy attention: formulas, cards, picture.
 
-const { q, k, v, target, s, a, r, n, b, x, c, rate, y, top, u, z, p, o, do: dout, dv, dp, dz, du, dy, dx, drate, dc, db, own, dn, dr, da_s, ds, all, pi, e: each } = F;
+const { q, k, v, target, s, a, r, n, b, x, c, rate, y, w, u, z, p, o, do: dout, dv, dp, dz, du, dy, dx, drate, dc, db, own, dn, dr, da_s, ds, all, pi, e: each } = F;
 const MU = 1; // its own knob would only scale the step and kappa
 const steps = () => K.steps, times = () => Array.from({ length: K.steps }, (_, t) => t);
 const others = (i) => J.filter((j) => j !== i);
 const softmax = (of, i, j) => div(exp(of(i, j)), sum(J.map((l) => exp(of(i, l)))));
 const kept = (j) => V.x(K.steps, j) >= K.tau;
 const filled = () => isTrue(J.some(kept), J.some(kept) ? "a word is kept" : "no word is kept");
-const power = (i, j) => exp(sub(s(i, j), top(i))); // of a word that is kept
 const strongest = (i) => largest(J.map((j) => V.a(i, j) * V.x(K.steps, j)));
 const read = () => (J.some(kept) ? undefined : strongest(S.i)); // the only word that is read if all are dropped
 const rises = (t) => V.E(t) > V.E(t - 1) + 1e-12;
@@ -27,8 +26,8 @@ const quantities = {
   c: { id: "GE.6", axes: "ti", what: "pull of the neighbours", of: (t, i) => sum(others(i).map((j) => mul(n(i, j), sin(sub(x(t, j), x(t, i)))))) },
   rate: { id: "GE.7", axes: "ti", what: "rate of a score", of: (t, i) => add(mul(MU, sub(b(i), x(t, i))), mul(knob("kappa"), c(t, i))) },
   y: { id: "GE.9", axes: "j", what: "score after the cut", of: (j) => choose(lt(x(steps(), j), knob("tau")), 0, x(steps(), j)) },
-  top: { axes: "i", what: "largest match of a word that is kept", of: (i) => (J.some(kept) ? max(J.filter(kept).map((j) => s(i, j))) : words("(no word is kept)", 0)) },
-  u: { id: "GE.10", axes: "ij", what: "part", of: (i, j) => (kept(j) ? mul(power(i, j), y(j)) : words("(the word is dropped)", 0)) },
+  w: { axes: "ij", what: "softmax weight among the words that are kept", of: (i, j) => (kept(j) ? div(exp(s(i, j)), sum(J.filter(kept).map((l) => exp(s(i, l))))) : words("(the word is dropped)", 0)) },
+  u: { id: "GE.10", axes: "ij", what: "part", of: (i, j) => mul(w(i, j), y(j)) },
   z: { id: "GE.11", axes: "i", what: "sum of the parts", of: (i) => choose(filled(), sum(J.map((j) => u(i, j))), 1) },
   p: {
     id: "GE.12", axes: "ij", what: "share",
@@ -40,7 +39,7 @@ const quantities = {
   dp: { id: "dGE.12", axes: "ij", what: "gradient of a share", of: (i, j) => dot(E.map((e) => dout(i, e)), E.map((e) => v(j, e))) },
   dz: { id: "dGE.11", axes: "i", what: "gradient of the sum", of: (i) => choose(filled(), neg(div(sum(J.map((j) => mul(dp(i, j), p(i, j)))), z(i))), 0) },
   du: { id: "dGE.10", axes: "ij", what: "gradient of a part", of: (i, j) => choose(filled(), add(div(dp(i, j), z(i)), dz(i)), 0) },
-  dy: { id: "dGE.9", axes: "j", symbol: "dx", what: "gradient of the last score", of: (j) => (kept(j) ? mul(du(S.i, j), power(S.i, j)) : words("(the word is dropped)", 0)) },
+  dy: { id: "dGE.9", axes: "j", symbol: "dx", what: "gradient of the last score", of: (j) => choose(lt(x(steps(), j), knob("tau")), 0, mul(du(S.i, j), w(S.i, j))) },
   dx: {
     id: "dGE.before", axes: "Ti", passes: 1, back: true, what: "gradient of a score",
     of: (t, i) =>
@@ -55,7 +54,7 @@ const quantities = {
   dh: { id: "dGE.step", axes: "", what: "gradient of the length of a step", of: () => sum(times().flatMap((t) => J.map((i) => mul(dx(t + 1, i), rate(t, i))))) },
   dn: { id: "dGE.4", axes: "ij", what: "gradient of a link", of: (i, j) => (i === j ? words("(a link to itself pulls nothing)", 0) : sum(times().map((t) => mul(dc(t, i), sin(sub(x(t, j), x(t, i))))))) },
   dr: { id: "dGE.3", axes: "ij", what: "gradient of a likeness", of: (i, j) => mul(n(i, j), sub(dn(i, j), sum(J.map((l) => mul(n(i, l), dn(i, l)))))) },
-  da_s: { axes: "ij", symbol: "g", what: "gradient of a match, through the part", of: (i, j) => mul(du(i, j), u(i, j)) },
+  da_s: { axes: "ij", symbol: "g", what: "gradient of a match, through w", of: (i, j) => mul(w(i, j), sub(mul(du(i, j), y(j)), sum(J.map((l) => mul(w(i, l), du(i, l), y(l)))))) },
   own: { axes: "i", symbol: "f", what: "gradient of a token's own match, through its start", of: (i) => mul(db(i), b(i), sub(1, b(i))) },
   ds: { id: "dGE.1", axes: "ij", what: "gradient of a match", of: (i, j) => add(da_s(i, j), div(add(dr(i, j), dr(j, i)), 2), ...(i === j ? [own(i)] : [])) },
   dq: { id: "dGE.q", axes: "id", what: "gradient of a query", of: (i, e) => div(sum(J.map((j) => mul(ds(i, j), k(j, e)))), sqrt(D.length)) },
@@ -112,7 +111,7 @@ const forward = [
     id: "GE.9", title: "Cut", when: "last", show: [["b", "x.last", "y"]], pick: () => ["y", mover()],
     say: () => `After the last step a word whose score is below the threshold τ is dropped: nobody reads it. ${dropped().length ? `Here ${names(dropped())} ${are(dropped())}.` : "Here none is."} The scores do not know of τ, so its knob moves none of them; it only says where to cut.${turns()}`,
   },
-  { id: "GE.10", title: "Weigh", when: "last", show: [["s[i]", "y", "u[i]"], ["top[i]"]], pick: () => ["u", S.i, mover()], say: () => `The weight by which ${word()} would read a word is multiplied by that word's score. Only parts in proportion count, so any common factor will do: we take the exponential of how far the match stays below the best match of a kept word, which is top. The part of a dropped word is 0, for all who would read it; it still reads others.` },
+  { id: "GE.10", title: "Weigh", when: "last", show: [["s[i]", "w[i]", "y", "u[i]"]], pick: () => ["u", S.i, mover()], say: () => `The softmax once more, over the kept words alone: w is how ${word()} would weigh these. Each w is multiplied by that word's score. The part of a dropped word is 0, for all who would read it; it still reads others.` },
   {
     id: ["GE.12", "GE.11"], title: "Share", when: "last", show: [["u[i]", "p[i]"], ["z[i]"]], pick: () => ["p", S.i, read() ?? mover()],
     say: () => `Divided by their sum, the parts are shares, which add up to one. If all words are dropped, ${word()} reads only the word whose weight a times score x, before the cut, is largest${read() === undefined ? "" : `: here ${names([read()])}`}.`,
@@ -124,7 +123,7 @@ const backward = [
   { id: "dGE.v", of: "GE.13", title: "To the values", when: "last", show: [["p[i]", "dv"], ["do[i]"]], pick: () => ["dv", largest(J.map((j) => V.p(S.i, j))), 0], say: "A value moved the output by its share, so it gets that share of the gradient." },
   { id: "dGE.12", of: "GE.13", title: "To the shares", when: "last", show: [["v", "dp[i]"], ["do[i]"]], pick: () => ["dp", S.i, mover()], say: "A share moved the output along its value. So its gradient is how far that value points along the gradient of the output." },
   { id: ["dGE.11", "dGE.10"], of: "GE.12", title: "To the parts", when: "last", show: [["p[i]", "dp[i]", "du[i]"], ["z[i]", "dz[i]"]], pick: () => ["du", S.i, mover()], say: "Shares add up to one, so only what a word does beyond the mean counts." },
-  { id: "dGE.9", of: "GE.10", title: "To scores", when: "last", show: [["s[i]", "du[i]", "dy"], ["top[i]"]], pick: () => ["dy", mover()], say: () => `A part is a power of e times a score, so the score gets the gradient times that power. A dropped word${dropped().length ? ` (here ${names(dropped())})` : ""} was set to 0 whatever its exact score; a tiny change of that score changes nothing, so its gradient is 0.` },
+  { id: "dGE.9", of: "GE.10", title: "To scores", when: "last", show: [["w[i]", "du[i]", "dy"]], pick: () => ["dy", mover()], say: () => `A part is a weight w times a score, so the score gets the gradient times w, and w the gradient times the score. A dropped word${dropped().length ? ` (here ${names(dropped())})` : ""} was set to 0 whatever its exact score; a tiny change of that score changes nothing, so its gradient is 0.` },
   { id: "dGE.7", of: "GE.8", title: "A step back, to the rates", when: "step", show: [["dx+1", "drate"]], pick: () => ["drate", now(), mover()], say: "The step moved a score by h times its rate, so the rate gets h times the gradient of the score after the step." },
   { id: "dGE.6", of: "GE.7", title: "A step back, to the pulls", when: "step", show: [["drate", "dc"]], pick: () => ["dc", now(), mover()], say: "The pull was multiplied by kappa, so its gradient is, too." },
   { id: "dGE.before", of: "GE.6", title: "A step back, to the scores", when: "step", show: [["dx+1", "drate", "dc", "x", "dx"], ["n"]], pick: () => ["dx", now(), mover()], say: "x<sub>i</sub> was used in three places: it was carried on to the next step, in its own spring, and in every pull between i and a neighbour. Add the gradient from each: dx' is that after the step. f<sub>ij</sub> = dc<sub>i</sub> n<sub>ij</sub> cos(x<sub>j</sub> − x<sub>i</sub>) is the gradient through i's pull from j: x<sub>j</sub> gets it, and x<sub>i</sub> its opposite." },
@@ -132,7 +131,7 @@ const backward = [
   { id: "dGE.5", of: "GE.5", title: "To the starts", when: "first", show: [["dx.first", "db"]], pick: () => ["db", mover()], say: "A start was the first score, and it pulled at every step: it gathers the gradients of all." },
   { id: ["dGE.kappa", "dGE.step"], of: ["GE.7", "GE.8"], title: "To the knobs", when: "first", show: [["dkappa", "dh", "dmu"]], pick: () => ["dkappa"], say: () => `The pull and the length of a step are numbers that can be learned. ${Math.abs(V.dkappa()) < 5e-5 ? "For this wish the pull is right as it is." : `For this wish the pull should be ${V.dkappa() > 0 ? "weaker" : "stronger"}.`}` },
   { id: "dGE.3", of: "GE.4", title: "To likeness", when: "first", show: [["n"], ["dn"], ["dr"]], pick: () => ["dr", mover(), nearest(mover())], say: "Links come from a softmax, so again only what goes beyond the mean counts." },
-  { id: "dGE.1", of: "GE.1", title: "To the matches", when: "first", show: [["da_s[i]", "own"], ["dr"], ["ds"]], pick: () => ["ds", S.i, S.i], say: "A match was used for parts, for links and for a start: its gradient is the sum of three. g is the gradient of the part times the part, since the derivative of a power of e is itself. Then come the mean of dr both ways, and f." },
+  { id: "dGE.1", of: "GE.1", title: "To the matches", when: "first", show: [["da_s[i]", "own"], ["dr"], ["ds"]], pick: () => ["ds", S.i, S.i], say: "A match was used for parts, for links and for a start: its gradient is the sum of three. g goes through the softmax w, whose gradient is dw = du y; then come the mean of dr both ways, and f." },
   { id: ["dGE.q", "dGE.k"], of: "GE.1", title: "To queries and keys", when: "first", show: [["dq", "k", "dk"], ["ds"]], pick: () => ["dq", S.i, 0], say: "All queries and keys get a gradient, those of dropped words too: through their links they pulled at the words that were kept." },
 ];
 

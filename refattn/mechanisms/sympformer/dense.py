@@ -54,6 +54,7 @@ from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_pairs
 from refattn.xp import Array, arange, max_last, namespace, zeros
 
+
 @dataclass(frozen=True)
 class Saved:
     """What the backward of the dense implementation reads."""

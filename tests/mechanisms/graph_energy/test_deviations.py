@@ -10,7 +10,7 @@ import pytest
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS
 from refattn.mechanisms.graph_energy.implementations import pairs
 from refattn.mechanisms.graph_energy.solvers.newton import jacobian_of
-from refattn.mechanisms.graph_energy.system import System
+from refattn.mechanisms.graph_energy.system import System, over_pairs
 from tests.mechanisms.graph_energy.calls import COUPLINGS as NAMES
 from tests.mechanisms.graph_energy.calls import run
 
@@ -31,7 +31,9 @@ def _equilibria(kappa: float) -> set[tuple[float, float]]:
     x = np.linspace(-1.5, 1.5, 14)
     start = np.stack(np.meshgrid(x, x + 0.013), axis=-1).reshape(-1, 1, 2, 1)
     graph = np.array([[0.0, 1.0], [1.0, 0.0]])[None, None] + np.zeros((len(start), 1, 1, 1))
-    system = System(COUPLINGS["identity"], INTRINSICS["double_well"], 1.0, kappa, graph, 0.0 * start, None, pairs)
+    system = System(
+        COUPLINGS["identity"], INTRINSICS["double_well"], 1.0, kappa, graph, 0.0 * start, None, over_pairs(pairs)
+    )
     x = start
     for _ in range(4000):
         x = x + 0.05 * system.rate(x)
@@ -61,7 +63,7 @@ def test_the_third_derivative_is_0_where_a_pitchfork_is(nodes: int, links: tuple
     tanh, wells = COUPLINGS["tanh"], INTRINSICS["double_well"]
 
     def system(mu: float) -> System:
-        return System(tanh, wells, mu, kappa, graph[None, None], zero, None, pairs)
+        return System(tanh, wells, mu, kappa, graph[None, None], zero, None, over_pairs(pairs))
 
     def energy(at: float, mode: int, mu: float) -> float:
         x = at * vectors[:, mode].reshape(1, 1, nodes, 1)

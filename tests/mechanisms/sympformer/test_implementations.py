@@ -76,7 +76,11 @@ def test_large_scores_in_float32_are_those_of_float64(implementation: str, size:
     if size > 40.0:
         del x["kinetic"]
     scores, d_out = x["q"] @ np.swapaxes(x["k"], -1, -2), draw("d", 1, 2, 37, 4).astype(np.float32)
-    options = {"causal": True, "scale": size / float(np.max(np.abs(scores))), "implementation": implementation}
+    options: dict[str, Any] = {
+        "causal": True,
+        "scale": size / float(np.max(np.abs(scores))),
+        "implementation": implementation,
+    }
     found: list[dict[str, Any]] = []
     for dtype in (np.float32, np.float64):
         out, saved = ra.sympformer.forward(**{name: value.astype(dtype) for name, value in x.items()}, **options)

@@ -3,16 +3,16 @@
 A state says where its scores start, how they become what query i reads of token j (GE.10), and by which weight the best
 token of a row that was emptied is found::
 
-    [GE.of_token]  u_ij = exp(m_ij - top_i) phi(y_j)          rank a_ij x_j
-    [GE.of_prefix]  u_ij = exp(m_ij - top_i) phi(y_ji)        rank a_ij x_ji
+    [GE.of_token]  u_ij = w_ij phi(y_j)             rank a_ij x_j
+    [GE.of_prefix]  u_ij = w_ij phi(y_ji)           rank a_ij x_ji
     [GE.of_query]  u_ij = phi(y_ji) if i may attend j, else 0       rank x_ji
     [GE.of_feature]  o_i = y_i                      the scores are the output; there is no u, z, p
 
-with phi(y) = max(y, 0) and top_i the largest m_ij of the j with phi > 0: p_ij is a_ij phi over its sum, which a_ij may
-round to 0. Backwards (top_i gets no gradient, as p does not depend on it)::
+with phi(y) = max(y, 0), and w_i the softmax of m_i over the j with phi > 0: a_ij may round to 0 for all of these.
+Backwards::
 
-    [dGE.of_token]  dm_ij = du_ij u_ij,  dphi_j = sum_i du_ij exp(m_ij - top_i)
-    [dGE.of_prefix]  dm_ij = du_ij u_ij,  dphi_ji = du_ij exp(m_ij - top_i)
+    [dGE.of_token]  dm_ij = w_ij (dw_ij - sum_l w_il dw_il), dw_ij = du_ij phi(y_j),  dphi_j = sum_i du_ij w_ij
+    [dGE.of_prefix]  dm_ij = w_ij (dw_ij - sum_l w_il dw_il), dw_ij = du_ij phi(y_ji),  dphi_ji = du_ij w_ij
     [dGE.of_query]  dphi_ji = du_ij if i may attend j, else 0
     [dGE.of_feature]  dy_i = do_i
 
@@ -35,7 +35,8 @@ from typing import Any, ClassVar
 from refattn.mechanisms.graph_energy.forces import Number
 from refattn.mechanisms.graph_energy.options.start import AtAttention, AtOwnScore, AtOwnScoreForAll, AtValues, Starts
 from refattn.ops.masks import where_allowed
-from refattn.xp import Array, max_last, namespace
+from refattn.ops.softmax import softmax_and_sums, softmax_backward
+from refattn.xp import Array, namespace
 
 
 class State:
@@ -64,16 +65,17 @@ class State:
         """Return m (..., j, c) as numbers, or None if every node exists."""
         return None
 
-    def powers(
-        self, masked: Any, rows: Array, allowed: Array | None, passed: Array | None = None
-    ) -> tuple[Array, Array]:
-        """Return by what phi(y) is multiplied in u, (b, h, i, j), and whether i reads a token, (b, h, i, 1).
+    def near(
+        self, masked: Any, rows: Array, allowed: Array | None, dropped: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """Return by what phi(y) is multiplied in u and du/dphi, (b, h, i, j), and whether i reads a token (b, h, i, 1).
 
-        phi(y) comes in as `rows` (b, h, c, j). Factors are 0 where it is 0; with `passed` where that is not above 0.
+        phi(y) comes in as `rows` (b, h, c, j). The first is 0 where this is 0; the second is the same, but with x as
+        `dropped` (b, h, c, j) it is 0 only where x is not above 0.
         """
         raise NotImplementedError
 
-    def backward(self, powers: Array, parts: Array, d_parts: Array) -> tuple[Array | None, Array]:
+    def backward(self, near: Array, passed: Array, rows: Array, d_parts: Array) -> tuple[Array | None, Array]:
         """Return a part of the gradient of the masked scores, if any, and that of phi(y) as (b, h, j, c)."""
         raise NotImplementedError
 
@@ -95,21 +97,21 @@ class Token(State):
         """Return 0.4: scores are between 0 and 1, and 1/2 for a token that matches itself neither well nor badly."""
         return 0.4
 
-    def powers(
-        self, masked: Any, rows: Array, allowed: Array | None, passed: Array | None = None
-    ) -> tuple[Array, Array]:
-        """Return exp(m_ij - top_i), and whether there is a top_i."""
+    def near(
+        self, masked: Any, rows: Array, allowed: Array | None, dropped: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """Return w, du/dphi, and whether there is a j to read."""
         xp = namespace(rows)
-        read = xp.where(rows != 0.0, masked, -math.inf)  # (b, h, i, j): NaN propagates
-        top = max_last(read)  # (b, h, i, 1)
+        near, top, total = softmax_and_sums(xp.where(rows != 0.0, masked, -math.inf))  # NaN propagates
         filled = top != -math.inf
-        if passed is not None:
-            read = xp.where(filled & (passed > 0.0), masked, -math.inf)
-        return xp.exp(read - xp.where(filled, top, 0.0)), filled
+        if dropped is None:
+            return near, near, filled
+        others = xp.where(filled & (dropped > 0.0), masked, -math.inf)
+        return near, xp.exp(others - xp.where(filled, top, 0.0)) / total, filled
 
-    def backward(self, powers: Array, parts: Array, d_parts: Array) -> tuple[Array | None, Array]:
-        """Return du_ij u_ij, and sum_i du_ij exp(m_ij - top_i)."""
-        return d_parts * parts, namespace(parts).sum(d_parts * powers, axis=2)[..., None]
+    def backward(self, near: Array, passed: Array, rows: Array, d_parts: Array) -> tuple[Array | None, Array]:
+        """Return the gradient through w, and sum_i du_ij w_ij."""
+        return softmax_backward(near, d_parts * rows), namespace(near).sum(d_parts * passed, axis=2)[..., None]
 
     def rank(self, attention: Any, x: Array) -> Array:
         """Return a_ij x_j."""
@@ -129,9 +131,9 @@ class Prefix(Token):
         """Return 1 if query c may attend j, else 0."""
         return _seen(allowed, like)
 
-    def backward(self, powers: Array, parts: Array, d_parts: Array) -> tuple[Array | None, Array]:
-        """Return du_ij u_ij, and du_ij exp(m_ij - top_i)."""
-        return d_parts * parts, namespace(parts).matrix_transpose(d_parts * powers)
+    def backward(self, near: Array, passed: Array, rows: Array, d_parts: Array) -> tuple[Array | None, Array]:
+        """Return the gradient through w, and du_ij w_ij."""
+        return softmax_backward(near, d_parts * rows), namespace(near).matrix_transpose(d_parts * passed)
 
 
 class Query(State):
@@ -155,17 +157,17 @@ class Query(State):
         """Return 1 if query c may attend j, else 0."""
         return _seen(allowed, like)
 
-    def powers(
-        self, masked: Any, rows: Array, allowed: Array | None, passed: Array | None = None
-    ) -> tuple[Array, Array]:
-        """Return 1 where i may attend j, else 0, and whether some phi(y_ji) is not 0 there."""
+    def near(
+        self, masked: Any, rows: Array, allowed: Array | None, dropped: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """Return 1 where i may attend j, else 0, twice, and whether some phi(y_ji) is not 0 there."""
         xp = namespace(rows)
-        powers = where_allowed(allowed, xp.ones_like(masked), 0.0)
-        return powers, xp.any(powers * rows != 0.0, axis=-1, keepdims=True)
+        near = where_allowed(allowed, xp.ones_like(masked), 0.0)
+        return near, near, xp.any(near * rows != 0.0, axis=-1, keepdims=True)
 
-    def backward(self, powers: Array, parts: Array, d_parts: Array) -> tuple[Array | None, Array]:
+    def backward(self, near: Array, passed: Array, rows: Array, d_parts: Array) -> tuple[Array | None, Array]:
         """Return nothing, and du_ij where i may attend j."""
-        return None, namespace(parts).matrix_transpose(d_parts * powers)
+        return None, namespace(near).matrix_transpose(d_parts * passed)
 
     def rank(self, attention: Any, x: Array) -> Array:
         """Return x_ji."""

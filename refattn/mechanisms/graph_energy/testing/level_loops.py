@@ -79,11 +79,11 @@ class _Levels:
             near = self.read(level, i)
             if not near:
                 continue
-            own = np.asarray([s[i, nodes[place]] for place in near])
+            scores = np.asarray([s[i, nodes[place]] for place in near])
             if np.any(kept[near]):
-                parts = _softmax(np.where(kept[near] > 0.0, own, -math.inf)) * kept[near]
+                parts = _softmax(np.where(kept[near] > 0.0, scores, -math.inf)) * kept[near]
             else:  # the largest of what there was
-                parts = np.eye(len(near))[int(np.argmax(_softmax(own) * x[near]))]
+                parts = np.eye(len(near))[int(np.argmax(_softmax(scores) * x[near]))]
             out[i, near] = parts / np.sum(parts)
         return out
 
