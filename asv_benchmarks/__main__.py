@@ -192,7 +192,7 @@ def compare_command(
             raise
         finally:
             if found:
-                told(found, title, console, markdown, numbers)
+                interrupts.whole(lambda: told(found, title, console, markdown, numbers))
     console.print(f"load average {load:.1f} before, {machine.load():.1f} after")
     sys.exit(1 if any(verdict.word in WORSE for verdict in found) else 0)
 

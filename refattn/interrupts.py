@@ -125,10 +125,10 @@ class _Listener:
             return math.inf if self.came is None else 0.0
         if self.ending is not None:
             return self.ending + UNDOES
-        if self.answered is not None:
-            return self.answered + UNWINDS
         if self.bear is not None:
             return math.inf
+        if self.answered is not None:
+            return self.answered + UNWINDS
         return 0.0 if self.over else self.came + COMPUTES
 
     def answer(self) -> None:
@@ -260,6 +260,22 @@ def bearing(bear: Callable[[int], Any]) -> Iterator[None]:
         if _listener.number:
             _listener.answer()
         _listener.bear = None
+
+
+def whole(action: Callable[[], Any]) -> None:
+    """Do something to its end, such as writing a report; one signal waits for that, a second one does not."""
+    listener = _listener
+    if listener is None or listener.bear is not None:
+        action()
+        return
+    listener.bear = lambda number: None
+    try:
+        action()
+    finally:
+        now = time.monotonic()
+        listener.came = listener.came and now
+        listener.answered = listener.answered and now
+        listener.bear = None
 
 
 def _after_fork() -> None:

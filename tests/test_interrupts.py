@@ -139,6 +139,19 @@ def test_a_second_signal_ends_what_hangs_while_it_unwinds() -> None:
     assert run(body, signal.SIGINT)[:2] == (130, "x: interrupted\n")
 
 
+@pytest.mark.parametrize("raised", [False, True])
+def test_a_report_is_finished_first(raised: bool) -> None:
+    body = """
+    try:
+        if sys.argv[2] == "True":
+            send()
+            wait()
+    finally:
+        interrupts.whole(lambda: (send(), time.sleep(1.5 * interrupts.COMPUTES), print("x: whole", file=sys.stderr)))"""
+    code, said, _ = run(body, signal.SIGTERM, str(raised))
+    assert (code, said) == (143, "x: whole\nx: terminated\n")
+
+
 def test_what_undoes_may_hang() -> None:
     body = "with interrupts.undo(lambda: time.sleep(300.0)):\n        send()\n        while True: pass"
     code, _, seconds = run(body, signal.SIGTERM)

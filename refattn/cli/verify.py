@@ -255,13 +255,15 @@ def verify(
             raise Problem(f"{' or '.join(sources)}: {error}") from error
     with contextlib.ExitStack() as reports:  # each is written whatever becomes of the others
         if asked.other:
-            reports.callback(lambda: _write_junit(junit, checked))
-            reports.callback(lambda: deliver(partial(tables.checked, checked), checked.to_json(), file))
+            reports.callback(interrupts.whole, lambda: _write_junit(junit, checked))
+            reports.callback(
+                interrupts.whole, lambda: deliver(partial(tables.checked, checked), checked.to_json(), file)
+            )
             ctx.exit(checked.exit_code)
-        reports.callback(lambda: _write_junit(junit, found))
-        reports.callback(lambda: _write_page(html, found, record, stand_in))
+        reports.callback(interrupts.whole, lambda: _write_junit(junit, found))
+        reports.callback(interrupts.whole, lambda: _write_page(html, found, record, stand_in))
         told = partial(tables.verified, mechanism=record, details=verbose)
-        reports.callback(lambda: deliver(partial(told, found), found.to_json(), file))
+        reports.callback(interrupts.whole, lambda: deliver(partial(told, found), found.to_json(), file))
         if not derivatives and any(outcome.status == "disagrees" for outcome in found.outcomes):
             found = _explained(record, found, known, stand_in, missing)
     ctx.exit(found.exit_code)
