@@ -46,7 +46,8 @@ def hold() -> Stream:
     os.close(handle)
     streams = []
     for number, name in ((1, "stdout"), (2, "stderr")):
-        old, stream = getattr(sys, name), Stream(number, "wb", closefd=False)
+        # A descriptor of its own: a kernel in this process may close the other one, or put a file in its place.
+        old, stream = getattr(sys, name), Stream(os.dup(number), "wb")
         # A signal handler may write to standard error in the middle of another line; a buffer would refuse that.
         made = io.TextIOWrapper(
             io.BufferedWriter(stream) if number == 1 else stream,

@@ -20,10 +20,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,9 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
         raise LoadError(f"--impl: got {spec!r}, needs MODULE_OR_FILE:FUNCTION")
     try:
         interpreted.start_for(place)
-        module = _import_file(Path(place)) if place.endswith(".py") or "/" in place else importlib.import_module(place)
+        with _streams_held():
+            file = place.endswith(".py") or "/" in place
+            module = _import_file(Path(place)) if file else importlib.import_module(place)
     except LoadError:
         raise
     except interpreted.NoInterpreterError as error:
@@ -150,7 +153,7 @@ def call(
         return found
     # Otherwise JAX turns float64 into float32 as it comes in; afterwards it is as it was.
     wide = backends.get("jax").with_float64() if dtype == "float64" and "jax" in sys.modules else nullcontext()
-    with wide, memory_layouts.using(manner):
+    with wide, memory_layouts.using(manner), _streams_held():
         try:
             return _call(kernel, inputs, options, dtype, upstream, outputs, further or {}, along or {}, asked)
         except CallError:
@@ -161,6 +164,35 @@ def call(
             if (lacks := interpreted.declined(error)) is not None:
                 return lacks
             raise CallError(_passed_on(error, (*inputs, *options)) or words(error)) from error
+
+
+@contextmanager
+def _streams_held() -> Iterator[None]:
+    """Open standard output and error again if foreign code closes them: somebody else may have to write there."""
+    held: dict[int, int] = {}
+    with suppress(OSError):  # it may have used up all descriptors
+        held |= {n: os.dup(n) for n in (1, 2) if _is_open(n)}
+    try:
+        yield
+    finally:
+        closed = [n for n in held if not _is_open(n)]
+        with suppress(OSError):  # it may have closed every descriptor
+            for n in closed:
+                os.dup2(held[n], n)
+            if closed:
+                names = " and ".join({1: "standard output", 2: "standard error"}[n] for n in closed)
+                os.write(2, f"\nit closed its {names}, opened again; what it printed meanwhile is lost\n".encode())
+        for n in held.values():
+            with suppress(OSError):
+                os.close(n)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def _passed_on(error: BaseException, names: Iterable[str]) -> str:
@@ -388,6 +420,9 @@ def to_host(name: str, x: Any) -> NDArray[Any]:
         except TypeError:
             return _numbers(devices.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x))
     except Exception as error:
+        if str(getattr(x, "device", "")) == "meta":
+            asks = 'does the kernel call torch.set_default_device("meta")?'
+            raise CallError(f'{name}: got a tensor on the device "meta", which has no numbers; {asks}') from error
         why = words(error).removeprefix("raised ")
         raise CallError(f"{name}: got {type(x).__name__}, needs an array ({why})") from error
 

@@ -18,6 +18,7 @@ from refattn.verify.adapters.adapter import CallError, LoadError, call
 from refattn.verify.adapters.isolate import Isolated
 from refattn.verify.outcome import Result
 from refattn.verify.run import verify
+from tests.cli.command import SMALL, process
 
 RNG = np.random.default_rng(3)
 INPUTS = {name: RNG.normal(size=(1, 2, 3, 4)).astype(np.float32) for name in "qkv"}
@@ -192,6 +193,7 @@ TROUBLES = {
     "close": ("os.closerange(3, 4096)", "its last words: it closed a descriptor that was not its own"),
     "close all": ("os.closerange(0, 4096)", "ended its process with exit code 1"),
     "close the streams": ("sys.stdout.close(); sys.stderr.close()", ""),
+    "close descriptors 1 and 2": ("os.closerange(1, 3)", ""),
     "write everywhere": (
         "[os.write(n, b'stray') for n in range(3, 64) if is_open(n)]",
         "wrote to the pipe of its answers: b'stray",
@@ -250,10 +252,42 @@ def test_trouble_is_a_line_of_its_case_and_leaves_no_process(tmp_path: Path) -> 
                 found[name] = ""
             except CallError as error:
                 found[name] = str(error)
+            if name == "close descriptors 1 and 2":
+                assert "it closed its standard output and standard error, opened again" in kernel.said
         assert len(kernel.said) <= 4000
     assert not {name: got for name, got in found.items() if bool(got) != bool(TROUBLES[name][1])}
     assert not {name: got for name, got in found.items() if TROUBLES[name][1] not in got}
     assert not sleepers()
+
+
+def test_a_kernel_in_this_process_that_closes_the_streams_loses_no_report(tmp_path: Path) -> None:
+    """Nor if a file of its own takes their place."""
+    (tmp_path / "closes.py").write_text(
+        "import os\nimport refattn\n\ndef attend(q, k, v, **options):\n    os.closerange(1, 3)\n"
+        "    return refattn.softmax.forward(q, k, v, **options)[0]\n\ndef takes(q, k, v, **options):\n"
+        "    os.close(1)\n    open('own', 'w').detach()\n    return refattn.softmax.forward(q, k, v)[0]\n"
+    )
+    said = "it closed its standard output and standard error, opened again; what it printed meanwhile is lost"
+    for name in ("attend", "takes"):
+        kernel = f"{tmp_path / 'closes.py'}:{name}"
+        result = process("verify", "softmax", "--impl", kernel, "--in-process", *SMALL, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert "softmax: agrees: 1 case run" in result.stdout and (name == "takes" or said in result.stderr)
+
+
+def test_a_tensor_without_numbers_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "meta.py").write_text(
+        "import torch\ntorch.set_default_device('meta')\n\ndef attend(q, k, v):\n    return torch.tensor(q)\n\n"
+        "def given(q, k, v):\n    return q\n\ngiven.framework = 'torch'\n"
+    )
+    for name, what in (("attend", "out"), ("given", "q")):
+        with Isolated(f"{tmp_path / 'meta.py'}:{name}") as kernel, pytest.raises(CallError) as raised:
+            call(kernel, INPUTS, {}, "float32")
+        assert str(raised.value) == (
+            f'{what}: got a tensor on the device "meta", which has no numbers; '
+            'does the kernel call torch.set_default_device("meta")?'
+        )
 
 
 def test_bad_usage() -> None:
