@@ -164,6 +164,12 @@ def raised(x: Array) -> Array:
     return x
 
 
+def widest(x: Array) -> Array:
+    """Return `x` in float64 where the library, as it is set now, has it, or else in float32: for systems to solve."""
+    xp = namespace(x)
+    return xp.astype(x, xp.float64 if backends.of(x).float64() else xp.float32, copy=False)
+
+
 def product(a: Array, b: Array) -> Array:
     """Return a @ b for arrays of at least two axes; where the library pools, a large one is the work of many."""
     return backends.of(a).product(a, b)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
@@ -83,7 +83,7 @@ def trace() -> Iterator[equations.Trace]:
 
 
 def defined_by(
-    definition: ModuleType, says: Callable[..., str | None] | None = None
+    definition: ModuleType, says: Callable[..., str | None] | None = None, dtype: Callable[[Any], Any] = raised
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Have a core's forward hand the paper's own calls to its definition while somebody reads.
 
@@ -94,6 +94,8 @@ def defined_by(
     says
         Takes the options of a call that are not the core's defaults, and q, k and v. It makes the options, in place,
         those of the definition, or returns why the call is not the paper's own: "the paper has no mask".
+    dtype
+        Takes an array, and returns it in the dtype that the core computes in.
     """
 
     def around(forward: Callable[P, R]) -> Callable[P, R]:
@@ -130,7 +132,8 @@ def defined_by(
                 if len(arrays) == 3 and _alike(*arrays):
                     own = said(options, *arrays)
                     if not isinstance(own, str):
-                        return cast(R, _read(definition, arrays, own, functools.partial(forward, *args, **given)))
+                        general = functools.partial(forward, *args, **given)
+                        return cast(R, _read(definition, arrays, own, dtype, general))
             return forward(*args, **given)
 
         entry.said = said  # type: ignore[attr-defined]
@@ -151,7 +154,7 @@ def backward_of_definition(backward: Callable[P, R]) -> Callable[P, R]:
             return backward(*args, **given)
         d_out: Any = args[1] if len(args) > 1 else given.get("d_out")
         try:
-            own = equations.active(definition).backward(cast(Any, saved).of_definition, raised(d_out))
+            own = equations.active(definition).backward(cast(Any, saved).of_definition, cast(Any, saved).dtype(d_out))
         finally:  # the general code says what is wrong with an argument, and which gradients there are
             with equations.paused():
                 general: Any = backward(*args, **given)
@@ -160,23 +163,26 @@ def backward_of_definition(backward: Callable[P, R]) -> Callable[P, R]:
     return entry
 
 
-def _read(definition: ModuleType, arrays: tuple[Any, ...], own: Options, general: Callable[[], Any]) -> Any:
+def _read(
+    definition: ModuleType,
+    arrays: Sequence[Any],
+    own: Options,
+    dtype: Callable[[Any], Any],
+    general: Callable[[], Any],
+) -> Any:
     """Run the definition; then the general code, which checks what was given and has what else a caller may ask for."""
-    q, k, v = arrays
     try:
-        if getattr(q.dtype, "itemsize", 8) < 4:  # float16 and bfloat16 are computed in float32
-            q, k, v = raised(q), raised(k), raised(v)
-        out, inner = equations.active(definition).forward(q, k, v, **own)
+        out, inner = equations.active(definition).forward(*(dtype(x) for x in arrays), **own)
     finally:
         with equations.paused():
             general_out, saved = general()
-    return _like(out, general_out), _with_definition(saved, definition, inner)
+    return _like(out, general_out), _with_definition(saved, definition=definition, of_definition=inner, dtype=dtype)
 
 
-def _with_definition(saved: Any, definition: ModuleType, inner: Any) -> Any:
+def _with_definition(saved: Any, **own: Any) -> Any:
     """Return what a core's forward saved, with what its definition saved."""
     copy = object.__new__(type(saved))
-    copy.__dict__.update(vars(saved), definition=definition, of_definition=inner)
+    copy.__dict__.update(vars(saved), **own)
     return copy
 
 

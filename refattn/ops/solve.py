@@ -5,11 +5,16 @@ Letters: n unknowns, k right-hand sides; all other axes in front broadcast. h an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from refattn.xp import Array, concrete, eye_like, namespace, zeros
 
 Linear = Callable[[Array], Array]
+
+
+NUDGES = 64
+"""How often a singular matrix is moved at most."""
 
 
 def identity(size: int, like: Array) -> Array:
@@ -20,19 +25,52 @@ def identity(size: int, like: Array) -> Array:
 def solve(a: Array, b: Array) -> Array:
     """Return x (..., n, k) with a x = b for a (..., n, n).
 
-    Where a matrix is exactly singular, some libraries raise and others return what is not finite. Here the diagonal of
-    such a matrix, and of no other, is moved by some units of its largest element: the result is huge, and the caller,
-    who looks at what it solves in the end, sees it.
+    Of a matrix that is exactly singular some libraries raise, others return what is not finite. Here the diagonal of
+    such a matrix, and of no other, is moved by some units of its largest element: the result is huge, and `condition`
+    is infinite to rounding. What is NaN or infinite in a or b goes on, and so does what overflows.
     """
     xp = namespace(a, b)
-    try:
-        return xp.linalg.solve(a, b)
-    except (ValueError, RuntimeError):  # of these classes are the errors of NumPy and PyTorch
+    if a.shape[:-2] != b.shape[:-2]:  # which not every library broadcasts
+        front = xp.broadcast_arrays(a[..., :0, :0], b[..., :0, :0])[0].shape[:-2]
+        a, b = (xp.broadcast_to(x, (*front, *x.shape[-2:])) for x in (a, b))
+    for _ in range(NUDGES):
+        try:
+            x = xp.linalg.solve(a, b)
+        except (ValueError, RuntimeError) as error:  # NumPy's errors of linear algebra are of the first, PyTorch's of
+            if not _of_algebra(error):  # the second class, as are errors of shapes and devices
+                raise
+            whole = xp.all(xp.isfinite(a), axis=(-2, -1))
+            a = xp.where(whole[..., None, None], a, identity(a.shape[-1], a))  # some raise for these, too
+            b = xp.where(whole[..., None, None], b, math.nan)
+            lost = xp.linalg.slogdet(a)[0] == 0.0
+        else:
+            if concrete(xp.all(xp.isfinite(x))) is not False:
+                return x
+            of_a, of_b, of_x = (xp.all(xp.isfinite(each), axis=(-2, -1)) for each in (a, b, x))
+            lost = of_a & of_b & ~of_x
+            if not concrete(xp.any(lost)):
+                return x
         largest = xp.max(xp.abs(a), axis=(-2, -1))
         size = 64.0 * float(xp.finfo(a.dtype).eps) * xp.where(largest == 0.0, 1.0, largest)
-        while xp.any(lost := xp.linalg.slogdet(a)[0] == 0.0):  # rounding may make one singular again
-            a = a + xp.where(lost, size, 0.0)[..., None, None] * identity(a.shape[-1], a)
-        return xp.linalg.solve(a, b)
+        # Rounding may make a matrix singular again, which then is moved again.
+        a = a + xp.where(lost, size, 0.0)[..., None, None] * identity(a.shape[-1], a)
+    return xp.linalg.solve(a, b)
+
+
+def _of_algebra(error: Exception) -> bool:
+    """Tell whether an error of a library is about numbers, and not about shapes, types or memory."""
+    return type(error).__name__.endswith("LinAlgError")
+
+
+def condition(a: Array) -> Array:
+    """Return |a| |a^-1| (...,) of matrices (..., n, n), by their Frobenius norms over n: 1 for an orthogonal matrix.
+
+    Solutions of a x = b, and its adjoints, lose so many units of rounding at most. It is infinite where a is 0.
+    """
+    xp = namespace(a)
+    inverse = solve(a, identity(a.shape[-1], a) + 0.0 * a)
+    sizes = [xp.linalg.matrix_norm(x) for x in (a, inverse)]
+    return xp.where(sizes[0] > 0.0, sizes[0] * sizes[1] / a.shape[-1], math.inf)
 
 
 def solve_backward(a: Array, x: Array, d_x: Array) -> tuple[Array, Array]:

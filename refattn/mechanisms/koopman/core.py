@@ -22,7 +22,7 @@ from refattn.args import (
     naming,
 )
 from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, returned, upstream
-from refattn.mechanisms.koopman import definition, dense
+from refattn.mechanisms.koopman import definition, dense, precision
 from refattn.mechanisms.koopman.implementations import shared
 from refattn.mechanisms.koopman.options.fits import FITS, Fit, Stein
 from refattn.mechanisms.koopman.options.kernel import KERNELS, Kernel, Own, kernel_of
@@ -41,12 +41,13 @@ from refattn.mechanisms.koopman.options.ridges import OneRidge, RidgeByCoordinat
 from refattn.mechanisms.koopman.options.similarity import SIMILARITIES
 from refattn.mechanisms.koopman.options.spaces import SPACES
 from refattn.mechanisms.option_kinds import choose
+from refattn.mechanisms.precision import bound_of, report
 from refattn.mechanisms.record import Unsupported
 from refattn.mechanisms.use_definition import backward_of_definition, defined_by
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import Causal
 from refattn.tree import Shown
-from refattn.xp import Array, concrete, device, is_array, namespace, raised, zeros
+from refattn.xp import Array, concrete, device, dtype_name, is_array, namespace, raised, widest, zeros
 
 IMPLEMENTATIONS: dict[str, Any] = {"dense": dense, "shared": shared}
 
@@ -84,17 +85,23 @@ class Saved(Shown):
     implementation
         The implementation that ran.
     trajectory
-        The queries q^0, q^1, ..., the last of them the output, (b, h, i, d) each; float32 for float16 and bfloat16.
+        The queries q^0, q^1, ..., the last of them the output, (b, h, i, d) each, in the dtype that was computed in.
+    error
+        (b, h, i): an estimate of the relative error of the output by rounding, before it is cast to the dtype of the
+        inputs. It is 0 with one update, which solves nothing.
     """
 
     implementation: str
     trajectory: tuple[Array, ...]
+    error: Array
     shape: tuple[int, ...]  # of the output
     inputs: tuple[Array, Array, Array]  # q, k, v: for their shapes and dtype
     given: dict[str, tuple[int, ...]]  # the differentiable numbers that were given, with their shapes
     inner: Any
     tables: dict[str, Array]  # ridge and epsilon, for each candidate and update
     chosen: tuple[int, ...]  # the candidate of each update from the second on
+    repeated: tuple[Array, ...] | None  # the arguments of the implementation, where it was computed again
+    seen: dict[str, Any]  # mask and offset
 
 
 def _as_printed(options: dict[str, Any], q: Array, k: Array, v: Array) -> str | None:
@@ -103,7 +110,7 @@ def _as_printed(options: dict[str, Any], q: Array, k: Array, v: Array) -> str | 
     return None
 
 
-@defined_by(definition, _as_printed)
+@defined_by(definition, _as_printed, widest)
 def forward(
     q: Array,
     k: Array,
@@ -125,7 +132,8 @@ def forward(
     Parameters
     ----------
     q
-        (b, h, i, d), float64, float32, float16 or bfloat16; the last two are computed in float32.
+        (b, h, i, d), float64, float32, float16 or bfloat16. All are computed in float64 where the library has it, since
+        the systems to solve may lose all digits of float32; JAX has it if ``jax_enable_x64`` is set.
     k
         (b, g, j, d) with g a divisor of h: each key/value head serves h/g consecutive query heads.
     v
@@ -148,7 +156,7 @@ def forward(
         "dot" (q . k / sqrt(d)) or "kernel": what the softmax is taken of.
     jitter
         At least 0: what is added to the diagonal of the Gram matrix, in units of the kernel's weight + 1 (of 1 where
-        the kernel is x . y alone). None means 1e-8 in float64 and 1e-4 in float32.
+        the kernel is x . y alone). None means 1e-8 for arguments in float64 and 1e-4 for others.
     mask
         Boolean, broadcastable to (b, h, i, j); True = may attend, and is an observable of the query.
     causal
@@ -162,13 +170,20 @@ def forward(
     out : Array
         (b, h, i, d): the last query of each trajectory; 0 for a query that sees no key.
     saved : Saved
-        What `backward` reads, with `saved.trajectory`.
+        What `backward` reads, with `saved.trajectory` and `saved.error`.
+
+    Warns
+    -----
+    PrecisionWarning
+        Where rounding may have moved the output by more than 1e-6 of its size, for arguments in float64, or 1e-2.
 
     Raises
     ------
     KoopmanInverseError
         Where psi was not inverted for some query by any candidate. Under ``jax.jit`` the query is NaN instead, and
         only the first candidate is tried. Numbers that come in as NaN or infinite go on as NaN, and raise nothing.
+    PrecisionError
+        Where rounding may have moved the output by half of its size. Under ``jax.jit`` nothing is said of rounding.
     TypeError
         Where an argument is of a wrong type or dtype, or the arrays are of several libraries.
     ValueError
@@ -189,35 +204,56 @@ def forward(
     ((1, 1, 2, 2), 3)
     """
     call = enter(q, k, v, mask=mask, causal=causal)
+    wide = widest(call.q), widest(call.k), widest(call.v)
     if v.shape[3] != q.shape[3]:
         raise ValueError(
             f"v: got width {v.shape[3]}, needs {q.shape[3]} as q: what is attended is the query's next place"
         )
     check_choices(updates=updates, space=space, similarity=similarity, jitter=jitter)
     families = chosen_families(kernel=kernel, fit=fit, perturbation=perturbation)
+    jitter = jitter_of(q) if jitter is None else jitter
     options, given, tables = placed(
-        call.q, updates=updates, space=space, similarity=similarity, jitter=jitter, **families
+        wide[0], updates=updates, space=space, similarity=similarity, jitter=jitter, **families
     )
     chosen = dispatch(implementation, options, call.mask, call.offset, call.plane, q.shape[3])
     trajectory: tuple[Array, ...]
     if 0 in call.plane:
-        nothing = 0.0 * call.q
-        trajectory = (call.q, *([nothing] * updates))
-        return call.back(nothing), Saved(chosen, trajectory, tuple(q.shape), (q, k, v), given, None, {}, ())
+        nothing = 0.0 * wide[0]
+        trajectory = (wide[0], *([nothing] * updates))
+        error = zeros(q.shape[:3], nothing)
+        return call.back(nothing), Saved(chosen, trajectory, error, tuple(q.shape), (q, k, v), given, None, {}, (), None, {})
+
+    seen = {"mask": call.mask, "offset": call.offset}
 
     def run(candidates: tuple[int, ...]) -> tuple[Array, Any, KoopmanInverseError | None]:
         taken = replace(options, **{name: picked(table, candidates) for name, table in tables.items()})
-        arrays, more = (call.q, call.k, call.v), {"mask": call.mask, "offset": call.offset}
-        out, inner = equations.active(IMPLEMENTATIONS[chosen]).forward(*arrays, **more, options=taken)
+        out, inner = equations.active(IMPLEMENTATIONS[chosen]).forward(*wide, **seen, options=taken)
         lefts = inner.left
         for left in lefts:  # under jax.jit nothing is raised
             out = namespace(out).where((left <= STALLED)[..., None], out, float("nan"))
-        failures = (failure_of(left, partial(_lost, *arrays), n) for n, left in enumerate(lefts, start=2))
+        failures = (failure_of(left, partial(_lost, *wide), n) for n, left in enumerate(lefts, start=2))
         return out, inner, next((failure for failure in failures if failure is not None), None)
 
     out, inner, taken = first_that_inverts(run, max(x.shape[0] for x in tables.values()), updates - 1)
-    arrays = (q, k, v)
-    return call.back(out), Saved(chosen, inner.trajectory, tuple(out.shape), arrays, given, inner, tables, taken)
+    error, bound = inner.error, bound_of(q)
+    again = not equations.is_active() and precision.is_true(precision.suspects(error, out, bound))
+    if again:
+        doubtful = precision.suspects(error, out, bound)
+        others = [_again(chosen, *each, seen) for each in precision.repeats(wide, inner.options)]
+        found = precision.apart(out, [None if x is None else x[0] for x in others], -1)
+        error = namespace(out).where(doubtful, found, error)
+        report("out", error, bound, precision.needs_of(out), stacklevel=4)
+    rest = (given, inner, tables, taken, wide if again else None, seen)
+    return call.back(out), Saved(chosen, inner.trajectory, error, tuple(out.shape), (q, k, v), *rest)
+
+
+def _again(chosen: str, arrays: tuple[Array, ...], options: dense.Options, seen: dict[str, Any]) -> Any:
+    """Return what an implementation gives; None where it cannot invert psi, or factor the Gram matrix."""
+    try:
+        out, inner = IMPLEMENTATIONS[chosen].forward(*arrays, **seen, options=options)
+    except ValueError:
+        return None
+    return out, inner
 
 
 @backward_of_definition
@@ -240,8 +276,16 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
 
     Raises
     ------
+    PrecisionError
+        Where rounding may have moved a gradient by half of its largest element.
     TypeError, ValueError
         Where the gradient is of a wrong type, dtype, shape, library or device.
+
+    Warns
+    -----
+    PrecisionWarning
+        Where rounding may have moved a gradient by more than 1e-6, for arguments in float64, or 1e-2 of its largest
+        element.
 
     Notes
     -----
@@ -249,16 +293,29 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     """
     check_saved(saved, Saved)
     like = saved.inputs[0]
-    (d_wide,) = upstream(like, d_out=(d_out, saved.shape))
+    d_wide = widest(upstream(like, d_out=(d_out, saved.shape))[0])
     if saved.inner is None:
         gradients = {name: raised(0.0 * x) for name, x in zip("qkv", saved.inputs, strict=True)}
     else:
-        gradients = equations.active(IMPLEMENTATIONS[saved.implementation]).backward(saved.inner, d_wide)
+        implementation = IMPLEMENTATIONS[saved.implementation]
+        gradients = equations.active(implementation).backward(saved.inner, d_wide)
+        if saved.repeated is not None and not equations.is_active():
+            calls = precision.repeats(saved.repeated, saved.inner.options)
+            others = [_again(saved.implementation, *each, saved.seen) for each in calls]
+            found = [None if x is None else implementation.backward(x[1], d_wide) for x in others]
+            for name in ("q", "k", "v", *(name for name in saved.given if name in gradients)):
+                error = precision.apart(gradients[name], [None if x is None else x[name] for x in found], None)
+                report(f"gradient of {name}", error, bound_of(like), precision.needs_of(d_wide), stacklevel=4)
         for name, table in saved.tables.items():
             gradients |= {name: picked_backward(table, saved.chosen, gradients[name])} if saved.chosen else {}
     for name, shape in saved.given.items():
         gradients[name] = _shaped(gradients.get(name), shape, raised(like))
     return returned(gradients, ("q", "k", "v", *saved.given), like)
+
+
+def jitter_of(like: Array) -> float:
+    """Return the jitter of a call where none is given, for arguments of the dtype of `like`."""
+    return JITTER["float64" if dtype_name(like) == "float64" else "float32"]
 
 
 def _lost(q: Array, k: Array, v: Array) -> Array:
@@ -316,8 +373,7 @@ def placed(
     kernel = replace(kernel, **{n: x for n, x in numbers.items() if n in asked and n != "mix"})  # type: ignore[type-var]
     if isinstance(kernel, Own):
         check_own(kernel, like, space)
-    if jitter is None:
-        jitter = JITTER["float64" if xp.finfo(like.dtype).bits == 64 else "float32"]
+    jitter = jitter_of(like) if jitter is None else jitter
     if "mix" in asked:
         perturbation = replace(perturbation, mix=numbers["mix"])  # type: ignore[call-arg]
     options = dense.Options(

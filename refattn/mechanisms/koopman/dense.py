@@ -85,6 +85,7 @@ Source: N. Tie 2024; for the operator Khosravi 2023 (arXiv:2208.01681). How they
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,7 @@ from refattn.mechanisms.koopman.options.perturbation import Perturbation, certif
 from refattn.mechanisms.koopman.options.ridges import OneRidge, factor_of
 from refattn.mechanisms.koopman.options.similarity import Similarity
 from refattn.mechanisms.koopman.options.spaces import AtPoints, Observables, Projected, Space
+from refattn.mechanisms.koopman.precision import grown, unchanged
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, arange, max_last, namespace, transpose, zeros
 
@@ -116,6 +118,7 @@ class Options:
     perturbation: Perturbation
     epsilon: Array  # (updates - 1)
     certify: bool
+    nudge: Callable[[Array], Array] = unchanged  # of what rounding may move most, see `precision`
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,8 @@ class Step(Lift):
 
     points: Array  # (b, h, i, l + 1, d): x_0 ... x_L
     root: Array  # (b, h, i, d): q^r
-    left: Array  # (b, h, i): how far psi is from having been inverted, see `invert`
+    left: Array  # (b, h, i): how far psi is from having been inverted, see `left_of`
+    condition: Array  # (b, h, i): of J
     jacobian: Array  # (b, h, i, d, d): J, the identity where there is nothing to solve
     targets: Array  # (b, h, i, l, o): Y
     kappa: Projected | AtPoints
@@ -164,7 +168,16 @@ class Saved:
     @property
     def left(self) -> tuple[Array, ...]:
         """How far psi is from having been inverted, of each update from the second on."""
-        return tuple(left_of(step.left, step.jacobian) for step in self.updates)
+        return tuple(step.left for step in self.updates)
+
+    @property
+    def error(self) -> Array:
+        """What the norms say of the relative error of the last point, (b, h, i): see `precision.grown`."""
+        error = 0.0 * self.trajectory[0][..., 0]  # (b, h, i)
+        for step in self.updates:
+            size = namespace(error).linalg.matrix_norm(self.visible)  # (b, h, i)
+            error = grown(error, step, step.kappa.dual, step.inner, size, self.options, step.condition)  # (b, h, i)
+        return error
 
 
 def forward(
@@ -321,7 +334,7 @@ def update(points: Array, attended: Array, g: Observables, visible: Any, options
     starts = at_points[..., :-1, :]  # (b, h, i, l, o) [KOOP.5]
     targets = at_points[..., 1:, :] - tau * starts  # (b, h, i, l, o) [KOOP.6]
     kappa = options.space.kappa(g, first, starts, visible, dual_of)  # tagged there
-    inner = kappa.inner()  # (b, h, i, l, l) [KOOP.8]
+    inner = options.nudge(kappa.inner())  # (b, h, i, l, l) [KOOP.8]
     lam = options.ridges.spread(ridge) * factor_of(options.scale, first.shape[-2], g.count)  # () or (d, 1, 1, 1, 1, 1)
     found = options.fit.forward(inner, visible, lam, targets)  # (b, h, i, l, o) [KOOP.9]
     own = lift(attended, starts, found, found @ g.coordinates(), kappa.at, options, numbers)  # tagged there
@@ -340,7 +353,8 @@ def update(points: Array, attended: Array, g: Observables, visible: Any, options
     reached, left = invert(psi, (own.expected, attended, points[..., -1, :]), alive)  # (b, h, i, d), (b, h, i)
     root = xp.where(alive[..., None], reached, 0.0)  # (b, h, i, d) [KOOP.15]
     jacobian = xp.where(alive[..., None, None], psi(root)[2], eye)  # (b, h, i, d, d): J
-    rest = {"points": points, "root": root, "left": left, "jacobian": jacobian}
+    left, condition = left_of(left, jacobian)  # (b, h, i), (b, h, i)
+    rest = {"points": points, "root": root, "left": left, "condition": condition, "jacobian": jacobian}
     return Step(**vars(own), **rest, targets=targets, kappa=kappa, inner=inner)
 
 
@@ -350,11 +364,11 @@ def lift(
     """Return (K psi)(q'), and what it is made of, for A, A P and the functions kappa."""
     xp, ridges, (tau, epsilon, _) = namespace(attended), options.ridges, numbers
     a, b = options.perturbation.shares(epsilon)  # (), ()
-    modes = ridges.joined(at_coordinates)  # (b, h, i, l, d) [KOOP.10]
-    koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.11]
+    modes = options.nudge(ridges.joined(at_coordinates))  # (b, h, i, l, d) [KOOP.10]
+    koopman = options.nudge(found @ transpose(starts))  # (b, h, i, l, l) [KOOP.11]
     twice = ridges.joined(koopman @ modes)  # (b, h, i, l, d): R D
     lifted = (a + 2.0 * tau * b) * modes + b * twice  # (b, h, i, l, d) [KOOP.12]
-    section = kappa(attended)  # (b, h, i, l) [KOOP.13]
+    section = options.nudge(kappa(attended))  # (b, h, i, l) [KOOP.13]
     image = (a + b) * tau * attended + xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d) [KOOP.14]
     expected = tau * attended + xp.sum(modes * section[..., None], axis=-2)  # (b, h, i, d): phi(q')
     return Lift(attended, starts, found, modes, koopman, twice, lifted, section, image, expected, numbers)

@@ -36,9 +36,10 @@ from refattn.mechanisms.koopman.options.limited import Limited
 from refattn.mechanisms.koopman.options.perturbation import certify, invert, is_regular, left_of
 from refattn.mechanisms.koopman.options.ridges import factor_of
 from refattn.mechanisms.koopman.options.spaces import AtPoints, Observables
+from refattn.mechanisms.koopman.precision import grown
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_in_tile
-from refattn.ops.solve import identity, solve
+from refattn.ops.solve import condition, identity, solve
 from refattn.xp import Array, arange, concrete, namespace, transpose, zeros
 
 CHUNK = 2**18
@@ -57,7 +58,8 @@ class Saved:
     v: Array  # (b, h, j, d)
     whitening: Whitening
     trajectory: tuple[Array, ...]  # q^0, q^1, ..., (b, h, i, d) each
-    left: tuple[Array, ...]  # (b, h, i) of each update after the first, see `invert`
+    left: tuple[Array, ...]  # (b, h, i) of each update after the first, see `left_of`
+    error: Array  # (b, h, i): what the norms say of the relative error of the last point
 
 
 def forward(
@@ -71,13 +73,13 @@ def forward(
         g = of_all(keys, mask, options)
         gram = dense.gram_of(g, keys, options.jitter)[:, :, 0, :, :]
         whitening = whiten(gram, isinstance(options.fit, Stein), options.space.size(0, q.shape[3]))
-    saved = Saved(options, offset, k.shape[1], mask, keys, values, whitening, (q,), ())
+    saved = Saved(options, offset, k.shape[1], mask, keys, values, whitening, (q,), (), q[..., 0])
     chunks = [advance(saved, q, start, stop) for start, stop in chunks_of(saved, q.shape[2])]
-    points, left = zip(*chunks, strict=True)
+    points, left, errors = zip(*chunks, strict=True)
     trajectory, left = (
         tuple(xp.concat(list(parts), axis=2) for parts in zip(*each, strict=True)) for each in (points, left)
     )
-    return trajectory[-1], replace(saved, trajectory=trajectory, left=left)
+    return trajectory[-1], replace(saved, trajectory=trajectory, left=left, error=xp.concat(list(errors), axis=2))
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
@@ -202,11 +204,12 @@ class Way:
             self.duals.append(self.chunk.whitening.back(self.features[len(self.duals)]))
 
 
-def advance(saved: Saved, q: Array, start: int, stop: int) -> tuple[list[Array], list[Array]]:
-    """Return the trajectory of a chunk of queries, and how far psi is from having been inverted in each update."""
+def advance(saved: Saved, q: Array, start: int, stop: int) -> tuple[list[Array], list[Array], Array]:
+    """Return the trajectory of a chunk of queries, how far psi is from having been inverted in each update, and e."""
     options, chunk, xp = saved.options, chunk_of(saved, start, stop), namespace(q)
     alive = xp.any(chunk.g.seen, axis=-1)
     points, lefts = [q[:, :, start:stop, :]], list[Array]()
+    error = 0.0 * points[0][..., 0]
     points.append(dense.attend(points[0], saved.k, saved.v, chunk.g.seen, options)[1])
     way = Way(chunk, points)
     for number in range(2, options.updates + 1):
@@ -217,7 +220,8 @@ def advance(saved: Saved, q: Array, start: int, stop: int) -> tuple[list[Array],
         root, left = invert(step.residual, (step.lift.expected, attended, points[-1]), alive, step.step)
         points.append(xp.where(alive[..., None], root, 0.0))
         lefts.append(step.judged(left, root))
-    return points, lefts
+        error = step.grown(error)
+    return points, lefts, error
 
 
 def chunk_backward(
@@ -306,10 +310,10 @@ class Step:
         self.kappa: AtPoints | None = None
         if options.space.full:
             self.kappa = options.space.kappa(chunk.g, self.first, starts, starts, dense.dual_of)
-            self.inner = self.kappa.inner()  # (b, h, i, l, l): Z
+            self.inner = options.nudge(self.kappa.inner())  # (b, h, i, l, l): Z
         else:
             self.dual = xp.stack(way.duals[at : number - 1], axis=-2)  # (b, h, i, l, o): N
-            self.inner = starts @ transpose(starts)  # (b, h, i, l, l): Z
+            self.inner = options.nudge(starts @ transpose(starts))  # (b, h, i, l, l): Z
         self.before = self.targets  # (b, h, i, l, o): B of a fit that is limited
         if isinstance(options.fit, Limited):
             found, self.before = options.fit.within(self.inner, self.ridge, self.targets)
@@ -373,14 +377,21 @@ class Step:
 
         Points that hardly differ are poor coordinates: what is solved may be ill conditioned where the Jacobian is not.
         """
-        xp, regular = namespace(left), is_regular(self.solved)
+        xp, self.condition = namespace(left), condition(self.solved)
+        regular = is_regular(self.condition, self.solved.shape[-1])
         own = self.own_part + xp.zeros_like(left)
         if concrete(xp.all(regular)) is not True:
             modes = self.lift.modes
             jacobian = own[..., None, None] * identity(root.shape[-1], root)
             jacobian = jacobian + self.b * (transpose(modes) @ self.look(root)[2])
-            left = xp.where(regular, left, left_of(left, jacobian))
+            left = xp.where(regular, left, left_of(left, jacobian)[0])
         return xp.where(regular | (xp.abs(own) > 0.0), left, math.inf)
+
+    def grown(self, error: Array) -> Array:
+        """Return the relative error of the root, by norms, for that of the points; see `precision.grown`."""
+        dual = self.dual if self.kappa is None else self.kappa.dual
+        size = self.chunk.whitening.size
+        return grown(error, self.lift, dual, self.inner, size, self.chunk.options, self.condition)
 
     def step_adjoint(self, jacobian: Array, d_x: Array, taking: Array) -> Array:
         """Return J^-T d_x where taking."""

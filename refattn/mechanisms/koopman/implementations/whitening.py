@@ -28,6 +28,7 @@ class Whitening:
 
     factor: Array  # (b, h, o, o)
     gains: Array | None  # (b, h, 1, 1, o)
+    size: Array | None = None  # (b, h, 1): |G|
 
     def features(self, sections: Array) -> Array:
         """Return F g (b, h, i, o) for sections g (b, h, i, o)."""
@@ -51,17 +52,18 @@ def whiten(gram: Array, stein: bool, width: int = 0) -> Whitening:
     """
     xp = namespace(gram)
     gram, lost = finite(gram, identity(gram.shape[-1], gram))
+    size = xp.linalg.matrix_norm(gram)[..., None]
     if not stein:
         j = gram.shape[-1] - width
         rows = xp.concat([gram[..., j:, :], gram[..., :j, :]], axis=-2)
         lower = cholesky(xp.concat([rows[..., j:], rows[..., :j]], axis=-1), '"dense"')
         factor = triangular_inverse(lower) + lost
-        return Whitening(xp.concat([factor[..., width:], factor[..., :width]], axis=-1), None)
+        return Whitening(xp.concat([factor[..., width:], factor[..., :width]], axis=-1), None, size)
     values, vectors = xp.linalg.eigh(gram)
     vectors = vectors + lost
     least = float(xp.finfo(gram.dtype).eps) * gram.shape[-1] * values[..., -1:]
     values = xp.where(values > least, values, least)
-    return Whitening(xp.matrix_transpose(vectors) / xp.sqrt(values)[..., None], values[..., None, None, :])
+    return Whitening(xp.matrix_transpose(vectors) / xp.sqrt(values)[..., None], values[..., None, None, :], size)
 
 
 def triangular_inverse(lower: Array) -> Array:

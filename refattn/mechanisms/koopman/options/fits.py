@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.args import check_choice, check_number, check_whole
-from refattn.mechanisms.koopman.options.limited import Limited
+from refattn.mechanisms.koopman.options.limited import Limited, gain_of_two
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, namespace, transpose
 
@@ -70,6 +70,10 @@ class Fit:
 @dataclass(frozen=True)
 class Stein(Fit):
     """Least squares over all observables."""
+
+    def gain(self, inner: Array, gram: Array, ridge: Array, delta: Any) -> Array:
+        """Return by how much an error in Y grows, for |Z|, |G|, the ridge and the jitter; see `precision`."""
+        return namespace(inner).sqrt(1.0 + inner * gram / ridge)
 
     def forward(self, inner: Array, gram: Array, ridge: Any, targets: Array) -> Array:
         """Return A with Z A G + ridge A = Y, a system of l o unknowns."""
@@ -130,6 +134,8 @@ class Separable(Fit):
     def solver(self) -> Solver:
         """Return what solves it: itself, or what finds a limited operator."""
         return self if self.limits() is None else Limited(self.norm, self.rank, self.nuclear)
+
+    gain = staticmethod(gain_of_two)
 
     def limits(self) -> str | None:
         """Return which limit is given."""

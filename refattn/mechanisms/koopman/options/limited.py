@@ -30,6 +30,7 @@ Source: Khosravi 2023 (arXiv:2208.01681), sections IV and V.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,13 @@ REST = 1e-9
 """The largest relative change by a last step that counts as rest, for float64; 1e-4 for float32."""
 
 
+def gain_of_two(inner: Array, gram: Array, ridge: Array, delta: Any) -> Array:
+    """Return by how much an error in Y grows, for |Z|, |G|, the ridge and the jitter; see `precision`."""
+    xp = namespace(inner)
+    beside = gram / delta if concrete(delta > 0.0) is not False else math.inf
+    return xp.sqrt((1.0 + inner / ridge) * (1.0 + beside))
+
+
 @dataclass(frozen=True)
 class Limited:
     """The fit of an operator of which one of these numbers is given, those of the kind `Separable`."""
@@ -52,6 +60,8 @@ class Limited:
     norm: float | None
     rank: int | None
     nuclear: float | None
+
+    gain = staticmethod(gain_of_two)
 
     def forward(self, inner: Array, gram: Array, ridge: Any, targets: Array) -> Array:
         """Return A (..., l, o) for Z, G and Y."""

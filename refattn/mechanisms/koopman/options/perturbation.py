@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn.args import check
-from refattn.ops.solve import identity, solve
+from refattn.ops.solve import condition, identity, solve
 from refattn.xp import Array, backend, concrete, namespace, zeros
 
 TOLERANCE = {"float64": 1e-13, "float32": 1e-6}
@@ -137,18 +137,20 @@ def invert(
     return xp.where((left <= STALLED)[..., None], root, float("nan")), left
 
 
-def is_regular(x: Array) -> Array:
-    """Return whether matrices (..., n, n) are regular to rounding."""
-    norm, rounding = namespace(x).linalg.matrix_norm, float(namespace(x).finfo(x.dtype).eps) * x.shape[-1]
-    inverse = solve(x, identity(x.shape[-1], x) + 0.0 * x)
-    return (norm(x) > 0.0) & (norm(x) * norm(inverse) * rounding < 1.0)
+def is_regular(conditions: Array, n: int) -> Array:
+    """Return whether matrices (..., n, n) of these conditions (...,) are regular to rounding."""
+    return conditions * n * n * float(namespace(conditions).finfo(conditions.dtype).eps) < 1.0
 
 
-def left_of(left: Array, jacobian: Array) -> Array:
-    """Return `left` of `invert`, infinite where psi is singular at its root, for Jacobians (..., d, d) there."""
+def left_of(left: Array, jacobian: Array) -> tuple[Array, Array]:
+    """Return `left` of `invert`, infinite where psi is singular at its root, for Jacobians (..., d, d) there.
+
+    Behind it come their conditions (...,).
+    """
     xp, eye = namespace(left), identity(jacobian.shape[-1], jacobian)
     known = xp.where((left <= STALLED)[..., None, None], jacobian, eye)
-    return xp.where(is_regular(known), left, math.inf)
+    conditions = condition(known)
+    return xp.where(is_regular(conditions, jacobian.shape[-1]), left, math.inf), conditions
 
 
 def certify(steepness: Array, own: Any, share: Any, alive: Array) -> None:
