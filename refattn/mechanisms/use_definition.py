@@ -171,8 +171,11 @@ def _read(
     general: Callable[[], Any],
 ) -> Any:
     """Run the definition; then the general code, which checks what was given and has what else a caller may ask for."""
+    q, k, v = arrays
     try:
-        out, inner = equations.active(definition).forward(*(dtype(x) for x in arrays), **own)
+        if getattr(q.dtype, "itemsize", 8) < 8:
+            q, k, v = dtype(q), dtype(k), dtype(v)
+        out, inner = equations.active(definition).forward(q, k, v, **own)
     finally:
         with equations.paused():
             general_out, saved = general()

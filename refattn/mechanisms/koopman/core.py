@@ -221,7 +221,9 @@ def forward(
         nothing = 0.0 * wide[0]
         trajectory = (wide[0], *([nothing] * updates))
         error = zeros(q.shape[:3], nothing)
-        return call.back(nothing), Saved(chosen, trajectory, error, tuple(q.shape), (q, k, v), given, None, {}, (), None, {})
+        return call.back(nothing), Saved(
+            chosen, trajectory, error, tuple(q.shape), (q, k, v), given, None, {}, (), None, {}
+        )
 
     seen = {"mask": call.mask, "offset": call.offset}
 
@@ -303,8 +305,12 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
             calls = precision.repeats(saved.repeated, saved.inner.options)
             others = [_again(saved.implementation, *each, saved.seen) for each in calls]
             found = [None if x is None else implementation.backward(x[1], d_wide) for x in others]
+            xp = namespace(d_wide)
+            loss, arrays = xp.sum(xp.abs(d_wide * saved.trajectory[-1])), dict(zip("qkv", saved.repeated, strict=True))
             for name in ("q", "k", "v", *(name for name in saved.given if name in gradients)):
-                error = precision.apart(gradients[name], [None if x is None else x[name] for x in found], None)
+                least = precision.FAINT * loss / (1.0 + (xp.max(xp.abs(arrays[name])) if name in arrays else 0.0))
+                each = [None if x is None else x[name] for x in found]
+                error = precision.apart(gradients[name], each, None, least)
                 report(f"gradient of {name}", error, bound_of(like), precision.needs_of(d_wide), stacklevel=4)
         for name, table in saved.tables.items():
             gradients |= {name: picked_backward(table, saved.chosen, gradients[name])} if saved.chosen else {}
@@ -357,7 +363,7 @@ def placed(
 
     Last come ridge and epsilon for all candidates; the options have those of the first.
     """
-    xp, later = namespace(like), updates - 1
+    later = updates - 1
     owners = {"ridge": fit, "epsilon": perturbation, "bandwidth": kernel, "weight": kernel, "mix": perturbation}
     asked = {n: getattr(owner, n) for n, owner in owners.items() if n in [field.name for field in fields(owner)]}  # type: ignore[arg-type]
     given = {name: tuple(getattr(x, "shape", ())) for name, x in asked.items() if x is not None}

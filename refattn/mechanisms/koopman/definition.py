@@ -111,7 +111,7 @@ def predict(points: Array, k: Array, gram: Array, ridge: float, epsilon: float) 
     functions = kernel(points, keys)  # (b, h, i, l + 2, o): g at the points
     start = functions[..., :-2, :]  # (b, h, i, l, o) [KOOP.5]
     end = functions[..., 1:-1, :]  # (b, h, i, l, o) [KOOP.6]
-    dual = transpose(xp.linalg.solve(grams, transpose(start)))  # (b, h, i, l, o) [KOOP.7]
+    dual = over(start, grams)  # (b, h, i, l, o) [KOOP.7]
     inner = dual @ transpose(start)  # (b, h, i, l, l) [KOOP.8]
     fitted = sylvester(inner, grams, ridge, end)  # (b, h, i, l, o) [KOOP.9]
     once = fitted @ keys  # (b, h, i, l, d) [KOOP.10]
@@ -170,7 +170,7 @@ def backward(saved: tuple[Any, ...], d_out: Array) -> dict[str, Array]:
             d_dual = d_inner @ start + of_points  # (b, h, i, l, o) [dKOOP.7]
             d_at_attended = d_place[..., None, :] @ dual  # (b, h, i, 1, o)
             # forward: dual = start @ gram^-1; again = fitted @ start^T; inner = dual @ start^T
-            d_solved = transpose(xp.linalg.solve(grams, transpose(d_dual)))  # (b, h, i, l, o): dN G^-1
+            d_solved = over(d_dual, grams)  # (b, h, i, l, o): dN G^-1
             d_start = d_solved + transpose(d_again) @ fitted + transpose(d_inner) @ dual  # (b, h, i, l, o) [dKOOP.5]
             d_grams = -transpose(fitted) @ inner @ d_end - transpose(dual) @ d_solved  # (b, h, i, o, o)
             gram_sum = gram_sum + xp.sum(d_grams, axis=2)  # (b, h, o, o)
@@ -212,6 +212,14 @@ def kernel_backward(x: Array, y: Array, d_values: Array) -> Array:
     near = xp.exp(-xp.sum(apart * apart, axis=-1, keepdims=True) / (2.0 * x.shape[-1]))  # (..., p, q, 1)
     slopes = y[..., None, :, :] - apart * near / x.shape[-1]  # (..., p, q, d): of kernel(x, y) with respect to x
     return xp.sum(d_values[..., None] * slopes, axis=-2)
+
+
+def over(x: Array, gram: Array) -> Array:
+    """Return x gram^-1 (b, h, i, l, o) for a symmetric gram (b, h, 1, o, o): one system for the rows of all queries."""
+    xp, (b, h, _, _, o) = namespace(x), x.shape
+    rows = xp.reshape(x, (b, h, 1, -1, o))  # (b, h, 1, i*l, o)
+    solved = transpose(xp.linalg.solve(gram, transpose(rows)))  # (b, h, 1, i*l, o)
+    return xp.reshape(solved, x.shape)
 
 
 def sylvester(z: Array, g: Array, ridge: float, y: Array) -> Array:

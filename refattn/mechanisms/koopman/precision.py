@@ -10,8 +10,8 @@ where the first factor is what kappa errs by, the second what cancels in KOOP.14
 error in its right-hand side. The answers to it are seen through kappa and the coordinates, whose parts along the
 eigenvectors of Z and G are at most sqrt(z) and sqrt(g), in units of the norms of the functions; so it is the largest of
 
-    stein       sqrt(z g) / (z g + ridge) times sqrt(|Z| |G|)             hence sqrt(1 + |Z| |G| / ridge)
-    separable   the same of z with the ridge, and of g with the jitter    hence sqrt((1 + |Z| / ridge) (1 + |G| / delta))
+    stein       sqrt(z g) / (z g + ridge) times sqrt(|Z| |G|)            hence sqrt(1 + |Z| |G| / ridge)
+    separable   the same of z and the ridge, times that of g and delta   hence sqrt((1 + |Z| / ridge) (1 + |G| / delta))
 
 It is no bound, as norms leave out factors of the sizes, but it lies far above nearly all errors, and costs nothing. A
 call where it is below a hundredth of what is passed over is done. Any other is computed twice more with all that may
@@ -36,7 +36,11 @@ ENOUGH = 1e-2
 REPEATS = 2
 """How often a call is computed again: by chance one result may lie near a wrong one."""
 
-UNITS = 32.0
+FAINT = 1e-3
+"""A gradient counts as no smaller than this part of the loss, sum(d_out out), over 1 + the largest of its variable: one
+that is 0 by what the equations say, as that of epsilon with a linear kernel, has no digit that is right."""
+
+UNITS = 16.0
 """Units of rounding by which numbers are changed: more than a value of the kernel, or a point, errs by."""
 
 
@@ -45,9 +49,7 @@ def unchanged(x: Array) -> Array:
     return x
 
 
-def grown(
-    error: Array, lift: Any, dual: Array, inner: Array, gram: Any, options: Any, condition: Array
-) -> Array:
+def grown(error: Array, lift: Any, dual: Array, inner: Array, gram: Any, options: Any, condition: Array) -> Array:
     """Return e' (b, h, i) for e, for what an update computed, the norms of G, and the condition of its inverse."""
     xp, norm = namespace(inner), namespace(inner).linalg.matrix_norm
     unit, ridge = 0.5 * float(xp.finfo(inner.dtype).eps), xp.min(lift.numbers[2])
@@ -109,19 +111,22 @@ class Nudged:
         return xp.reshape(1.0 + self.size * xp.sin(places * 12.9898 + call * 78.233), (rows, columns))
 
 
-def repeats(
-    arrays: tuple[Array, Array, Array], options: Any
-) -> Iterable[tuple[tuple[Array, ...], Any]]:
+def repeats(arrays: tuple[Array, Array, Array], options: Any) -> Iterable[tuple[tuple[Array, ...], Any]]:
     """Yield q, k and v and the options of calls that differ by rounding alone."""
     for number in range(1, REPEATS + 1):
         kernel = Nudged(options.kernel, arrays[0], number)
-        yield tuple(kernel.nudged(x) for x in arrays), replace(options, kernel=kernel, nudge=kernel.nudged, certify=False)
+        nudged = replace(options, kernel=kernel, nudge=kernel.nudged, certify=False)
+        yield tuple(kernel.nudged(x) for x in arrays), nudged
 
 
-def apart(results: Array, others: Iterable[Array | None], axes: Any) -> Array:
-    """Return by how much others lie from results at most, over the largest of these along the axes; inf for None."""
+def apart(results: Array, others: Iterable[Array | None], axes: Any, least: Any = 0.0) -> Array:
+    """Return by how much others lie from results at most, over the largest of these along the axes, or the least size.
+
+    Where there is no other result it is infinite.
+    """
     xp = namespace(results)
     size, error = xp.max(xp.abs(results), axis=axes), xp.max(0.0 * xp.abs(results), axis=axes)
+    size = xp.where(size < least, least + 0.0 * size, size)
     for other in others:
         if other is None:
             return error + math.inf
