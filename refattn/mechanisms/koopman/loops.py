@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.mechanisms.koopman.testing.trajectory_loops import gram_of, kernel, trajectory, transposed, visible_of
+from refattn.mechanisms.koopman.testing.trajectory_loops import trajectory
 from refattn.mechanisms.option_kinds import read
 
 Values = dict[str, np.ndarray]
@@ -121,19 +121,17 @@ def _run(
         b, h, i = at
         group, seen = h * groups // heads, seen_of[at]
         inputs = {"q": q[b, h, i][None, None], "k": k[b, group][None], "v": v[b, group][None]}
-        if not seen:
-            for id, x in _unseen(inputs, o).items():
-                put(value, id, at, x)
+        one, own = _One(inputs, seen, o), {"q": at, "k": (b, group), "v": (b, group)}
+        for (id, number), found in one.values.items():
+            if number >= 0 and id != "first":
+                put(value, _name(id, number), at, _of_query(id, found[0]))
+        if not seen:  # the query goes to 0, whatever its numbers are
             if d_out is not None:
                 put(grad, "dKOOP.15", at, d_out[at])
                 if o["updates"] == 1:
                     put(grad, "dKOOP.4", at, d_out[at])
                     put(grad, "dKOOP.3", at, v[b, group] @ d_out[at])
             continue
-        one, own = _One(inputs, seen, o), {"q": at, "k": (b, group), "v": (b, group)}
-        for (id, number), found in one.values.items():
-            if number >= 0 and id != "first":
-                put(value, _name(id, number), at, _of_query(id, found[0]))
         for (id, number), found in {} if d_out is None else one.gradients(d_out[at]).items():
             if id in inputs or id in NUMBERS:
                 if f"dKOOP.{id}" in grad:
@@ -148,21 +146,6 @@ def _run(
         x = grad[f"dKOOP.{name}"]
         grad[f"dKOOP.{name}"] = x[0] if name in ("ridge", "epsilon") else np.sum(x)
     return value, grad
-
-
-def _unseen(inputs: Values, o: dict[str, Any]) -> Values:
-    """Return what a query without keys has that is not 0: scores that it does not use, and the jitter."""
-    if o["updates"] > 1 and o["space"] == "augmented":
-        raise NotImplementedError("an empty row with augmented observables")
-    q, k, found = inputs["q"], inputs["k"], Values()
-    for number in range(o["updates"]):
-        x = q if number == 0 else 0.0 * q
-        raw = x @ transposed(k) / math.sqrt(q.shape[-1]) if o["similarity"] == "dot" else kernel(x, k, o)
-        found |= {_name("KOOP.2", number): raw[0, 0], _name("KOOP.masked", number): np.full(k.shape[1], -math.inf)}
-        found |= {_name("KOOP.3", number): np.zeros(k.shape[1]), _name("KOOP.4", number): np.zeros(q.shape[-1])}
-    if o["updates"] > 1:
-        found |= {"KOOP.1": gram_of(k, o)[0], "KOOP.visible": visible_of(gram_of(k, o), [], o)[0]}
-    return found
 
 
 class _One:

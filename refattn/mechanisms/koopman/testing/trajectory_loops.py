@@ -53,6 +53,8 @@ def kernel(x: np.ndarray, y: np.ndarray, o: dict[str, Any]) -> np.ndarray:
 
 def _fit(z: np.ndarray, g: np.ndarray, y: np.ndarray, o: dict[str, Any], ridge: Any) -> np.ndarray:
     """A of Z A G + ridge A = Y: a real solution from eigenvectors, and one correction for the imaginary parts."""
+    if y.shape[-1] == 0:  # no observable
+        return y
     if any(o[limit] is not None for limit in ("norm", "rank", "nuclear")):
         return _limited(z, g, y, o, ridge)
     if o["fit"] == "separable":
@@ -156,13 +158,16 @@ def visible_of(gram: np.ndarray, at: list[int], o: dict[str, Any]) -> np.ndarray
 
 
 def trajectory(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: list[int], o: dict[str, Any], see: See) -> np.ndarray:
-    """Return the last query (., 1, d) of q (., 1, d), which sees some of k, v (., j, d); `see` gets every value."""
+    """Return the last query (., 1, d) of q (., 1, d), which sees some of k, v (., j, d), or none; `see` gets every value.
+
+    Without a key it attends 0, and the fit has no observable but coordinates, so that it goes to 0.
+    """
     (keys, d), x, points = k.shape[-2:], q, [q]
     fit = None
     for number in range(1, o["updates"] + 1):
         raw = see("KOOP.2", x @ transposed(k) / math.sqrt(d) if o["similarity"] == "dot" else kernel(x, k, o))
         scores = see("KOOP.masked", np.where(np.isin(np.arange(keys), seen), raw, -math.inf))[..., seen]
-        powers = np.exp(scores - np.max(scores.real, axis=-1, keepdims=True))
+        powers = np.exp(scores - np.max(scores.real, axis=-1, keepdims=True, initial=-math.inf))  # none of no key
         weights = see("KOOP.3", spread(powers / np.sum(powers, axis=-1, keepdims=True), seen, keys))
         attended = see("KOOP.4", weights @ v)
         if number == 1:
@@ -203,7 +208,8 @@ class _Fit:
     def g(self, y: np.ndarray) -> np.ndarray:
         """The observables at y (., p, d)."""
         at = kernel(y, self.k, self.o)
-        return np.concatenate([at, y + 0.0 * at[..., :1]], axis=-1) if self.o["space"] == "augmented" else at
+        own = np.broadcast_to(y, (*at.shape[:-1], y.shape[-1]))
+        return np.concatenate([at, own], axis=-1) if self.o["space"] == "augmented" else at
 
     def update(self, points: list[np.ndarray], attended: np.ndarray, number: int) -> np.ndarray:
         """Return q^r by the operator of the points so far."""
