@@ -13,10 +13,11 @@ eigenvectors of Z and G are at most sqrt(z) and sqrt(g), in units of the norms o
     stein       sqrt(z g) / (z g + ridge) times sqrt(|Z| |G|)            hence sqrt(1 + |Z| |G| / ridge)
     separable   the same of z and the ridge, times that of g and delta   hence sqrt((1 + |Z| / ridge) (1 + |G| / delta))
 
-It is no bound, as norms leave out factors of the sizes, but it lies far above nearly all errors, and costs nothing. A
-call where it is below a hundredth of what is passed over is done. Any other is computed twice more with all that may
-err changed by some units of rounding, each in its own way: q, k and v, and every value and gradient of the kernel. What
-the results then differ by, at most, is the estimate.
+It is no bound, as norms leave out factors of the sizes, but it lies far above nearly all errors, and costs nothing: of
+random calls with numbers of the sizes 1e-3 to 1e3, those where it was below 1e-6 erred by 3e-9, and their gradients by
+2e-8. A call where it is below what is passed over is done. Any other is computed twice more, with all that may err
+changed by some units of rounding, each in its own way: q, k and v, every value and gradient of the kernel, Z, D, R and
+c. What the results then differ by, at most, is the estimate.
 
 Letters: b batch, h head, i query.
 """
@@ -29,9 +30,6 @@ from dataclasses import replace
 from typing import Any
 
 from refattn.xp import Array, arange, concrete, namespace
-
-ENOUGH = 1e-2
-"""The part of the error that is passed over up to which the norms are believed."""
 
 REPEATS = 2
 """How often a call is computed again: by chance one result may lie near a wrong one."""
@@ -69,7 +67,7 @@ def _over(a: Array, b: Array) -> Array:
 def suspects(error: Array, out: Array, bound: float) -> Array:
     """Return where (b, h, i) the norms do not show that the output is right."""
     xp = namespace(out)
-    return ~(error <= ENOUGH * bound) & xp.all(xp.isfinite(out), axis=-1)
+    return ~(error <= bound) & xp.all(xp.isfinite(out), axis=-1)
 
 
 class Nudged:
