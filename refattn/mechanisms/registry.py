@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from refattn.messages import meant
 
@@ -56,7 +56,7 @@ def mechanism(name: str) -> Mechanism:
     return record
 
 
-def record_of(given: str | Mechanism, usage: str) -> Mechanism:
+def record_of(given: Any, usage: str) -> Mechanism:
     """Return the record that an argument `mechanism` means, which may be a name or the record itself.
 
     Raises

@@ -141,7 +141,7 @@ def test_every_upstream_gradient_has_a_dtype_of_the_call(name: str, dtype: str) 
         for each, x in given.items():
             text = f"{each}: got dtype {wrong}, needs {' or '.join(right)}"
             raises(T, text, partial(core.backward, saved, **{**given, each: x.astype(wrong)}))
-    if backends.get("strict").why_unavailable() is None:
+    if dtype != "float16" and backends.get("strict").why_unavailable() is None:  # which it does not have
         for each, x in given.items():
             other = {**given, each: backends.get("strict").from_numpy(x)}
             with pytest.raises(TypeError, match=rf"several libraries \({each}: array_api_strict; .*, needs one"):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import numpy as np
@@ -292,15 +292,15 @@ def test_a_result_without_a_number_is_no_agreement() -> None:
 
 
 def test_arguments_in_another_order_are_told_the_right_one() -> None:
-    x = np.ones((1, 1, 2, 2), np.float32)
+    x, kernel = np.ones((1, 1, 2, 2), np.float32), cast(Any, attend)
     softmax, needs = ra.mechanism("softmax"), "needs a name such as 'softmax' or a record, as in"
     calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: ra.verify(attend, "softmax"), f"got function, {needs} verify(mechanism, kernel)"),
-        (lambda: ra.verify(attend, softmax), f"got function, {needs} verify(mechanism, kernel)"),
+        (lambda: ra.verify(kernel, "softmax"), f"got function, {needs} verify(mechanism, kernel)"),
+        (lambda: ra.verify(kernel, softmax), f"got function, {needs} verify(mechanism, kernel)"),
         (lambda: ra.assert_close(x, x, x, x, softmax), f"got ndarray, {needs} assert_close(mechanism, q, k, v, out)"),  # type: ignore[arg-type]
         (lambda: ra.explore(x, x, x, "softmax"), f"got ndarray, {needs} explore(mechanism, q, k, v)"),  # type: ignore[arg-type]
-        (lambda: probe_conventions("softmax", attend), f"got function, {needs} probe_conventions(kernel, mechanism)"),
-        (lambda: run.verify(attend, softmax), "got function, needs a Mechanism of refattn.mechanisms.record"),  # type: ignore[arg-type]
+        (lambda: probe_conventions("softmax", kernel), f"got function, {needs} probe_conventions(kernel, mechanism)"),
+        (lambda: run.verify(kernel, softmax), "got function, needs a Mechanism of refattn.mechanisms.record"),
         (lambda: check("softmax"), "got 'softmax', needs a Mechanism of refattn.mechanisms.record"),  # type: ignore[arg-type]
     ]
     for call, message in calls:
