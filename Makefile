@@ -24,18 +24,21 @@ lint: $(VENV)/.with-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy refattn tests asv_benchmarks docs
 
-# Runs the benchmarks (float32 on NumPy), stores the results, and says what differs from those stored last on this
-# machine.  make bench ARGS=--quick      make bench ARGS="--profile full"
+# asv's benchmarks of NumPy, stored under the commit; where files differ from it they are printed alone.
+# make bench ARGS="--bench 'block.*softmax'"      make bench ARGS=--quick
 bench: $(VENV)/.with-bench
-	$(BIN)/python -m asv_benchmarks run $(ARGS)
+	cd asv_benchmarks && ../$(BIN)/asv machine --yes >/dev/null && ASV_PYTHONPATH=.. ../$(BIN)/asv run --python=same \
+		$$(git status --porcelain -- . ../refattn ../backends | grep -q . || echo --set-commit-hash $$(git rev-parse HEAD)) $(ARGS)
 
 # Two commits in alternating rounds, offline; a dot means the files as they are.  make bench-compare BASE=v0.1.0 HEAD=main
 bench-compare: $(VENV)/.with-bench
 	$(BIN)/python -m asv_benchmarks compare $(or $(BASE),HEAD) $(or $(HEAD),.) $(ARGS)
 
-# Web pages of all stored results: newest.html on the newest commit, index.html with every curve.
+# asv's web pages of all stored results, those that come with the repository included: curves, and the steps in them.
 bench-publish: $(VENV)/.with-bench
-	$(BIN)/python -m asv_benchmarks publish
+	mkdir -p asv_benchmarks/results && cp -R asv_benchmarks/recorded/. asv_benchmarks/results
+	cd asv_benchmarks && ../$(BIN)/asv machine --yes >/dev/null && \
+		../$(BIN)/asv run --python=same --bench just-discover >/dev/null && ../$(BIN)/asv publish
 
 # The pages, into docs/_build/html; a warning is an error.
 docs: $(VENV)/.with-docs

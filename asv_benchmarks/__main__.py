@@ -1,9 +1,8 @@
-"""The commands behind `make bench`, `make bench-compare` and `make bench-publish`."""
+"""The command behind `make bench-compare`; `make bench` and `make bench-publish` are those of asv."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import statistics
@@ -21,9 +20,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from asv_benchmarks import archive, cost, counts, culprit, history, machine, touched
-from asv_benchmarks import changes as steplist
 from asv_benchmarks import compare as versions
+from asv_benchmarks import cost, counts, machine, touched
 from asv_benchmarks.judge import LIMITS, WORSE, Verdict, number, summary, times
 from asv_benchmarks.suite import MACHINE, PROFILES, Benchmark, benchmarks
 from refattn import interrupts
@@ -42,7 +40,7 @@ class Expression(click.ParamType):
     name = "regex"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return it; a name with its parameters, as `run` prints it, is taken as it is."""
+        """Return it; a name with its parameters, as the tables print it, is taken as it is."""
         if value in map(str, benchmarks()):
             return f"^{re.escape(value)}$"
         try:
@@ -69,7 +67,7 @@ def _chosen(profile: str | None, bench: str | None, quick: str) -> str:
 
 
 class Failure(click.ClickException):
-    """Nothing can be told. Exit 1 is for what got worse."""
+    """Nothing was measured: exit code 2, because 1 means that something got worse."""
 
     exit_code = 2
 
@@ -84,25 +82,19 @@ def _writable(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     return file
 
 
-def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"got {value}, needs a finite number", ctx, param)
-    return value
-
-
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """Turn the errors of a command into a line and an exit with 2."""
+    """Turn the errors of the command into a line and an exit with 2."""
     try:
         yield
     except versions.VersionError as error:
         raise click.UsageError(str(error)) from error
-    except (history.RunError, archive.ArchiveError, counts.CountError) as error:
+    except counts.CountError as error:
         raise Failure(str(error)) from error
 
 
 class Commands(click.Group):
-    """Commands that exit with 130 or 143 where they are interrupted; 1 would say that something got worse."""
+    """A command that exits with 130 or 143 where it is interrupted; 1 would say that something got worse."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run a command as click does."""
@@ -120,32 +112,6 @@ class Commands(click.Group):
 @click.group(cls=Commands, help=(__doc__ or "").strip())
 def cli() -> None:
     """Group of the commands."""
-
-
-@cli.command("run", short_help="Run the benchmarks and compare them with the last stored results.")
-@_profile
-@_bench
-@click.option("--quick", is_flag=True, help="A few benchmarks of each mechanism, in a minute.")
-def run_command(profile: str | None, bench: str | None, quick: bool) -> None:
-    """Run the benchmarks with asv, store the results, and compare them with the last ones of this machine."""
-    console = _console()
-    chosen = _chosen(profile, bench, PROFILES["quick"] if quick else "")
-    with _told():
-        found = history.run(chosen, lambda line: console.print(line, markup=False, soft_wrap=True), quick=quick)
-    if found.before is None:
-        console.print(f"stored as {found.after}; there were no earlier results of this machine to compare with")
-    else:
-        title = f"{found.before} -> {found.after}, at different times"
-        show(list(_ours(found.verdicts)), title, console)
-        if found.moved:
-            console.print(f"[bold]{found.moved}[/]: believe no ratio near that; make bench-compare is robust to it")
-        for (name, python), stored in history.steps(chosen).items():
-            mine = {one: many for one, many in stored.items() if one.commits[-1].startswith(found.after)}
-            if any(mine.values()):
-                show_steps(mine, f"since earlier runs, {name}, {python.removesuffix('.json')}", console)
-    if found.stopped:
-        raise found.stopped
-    sys.exit(1 if any(verdict.word == "fails" for verdict in found.verdicts) else 0)
 
 
 @cli.command("compare", short_help="Compare two commits.")
@@ -215,109 +181,6 @@ def _measured(
         yield from counts.compared(homes, small, progress)
     rest = {one: word for one, word in asked.items() if re.search(chosen, str(one))}
     yield from _ours(versions.compare(homes, rest, progress))
-
-
-@cli.command("bisect", short_help="Find the commit since which a benchmark differs.")
-@click.argument("good")
-@click.argument("bad")
-@click.argument("benchmark")
-def bisect_command(good: str, bad: str, benchmark: str) -> None:
-    """Find the first commit after GOOD, up to BAD, with the difference that BENCHMARK has between the two.
-
-    BENCHMARK is a name with its parameters, or a regular expression of one. Every commit that git asks about runs
-    beside GOOD in alternating rounds, each from a folder of its own; nothing is checked out here.
-    """
-    console = _console()
-    with tempfile.TemporaryDirectory() as folder, _told():
-        found = culprit.search(
-            good, bad, benchmark, Path(folder), lambda line: console.print(line, markup=False, soft_wrap=True)
-        )
-    if len(found.commits) > 1:
-        console.print(f"one of these, which could not be measured: {', '.join(c[:10] for c in found.commits)}")
-        return
-    told = machine.git("show", "-s", "--format=%h %an, %ad: %s", "--date=short", found.commits[0])
-    console.print(f"first with the difference: {told}", markup=False, soft_wrap=True)
-    if found.step is not None:
-        show([found.step], "it beside its first parent", console)
-
-
-@cli.command("record", short_help="Add results of commits to those that come with the repository.")
-@click.argument("commits", nargs=-1, required=True, metavar="COMMIT...")
-@click.option("--machine", "name", required=True, metavar="NAME", help="What this machine is called there.")
-@click.option("--profile", type=click.Choice(list(PROFILES)), default="history", help="Which benchmarks.")
-@_bench
-@click.option("--rounds", type=click.IntRange(1), default=2, show_default=True, help="How often all are run, in turn.")
-def record_command(commits: tuple[str, ...], name: str, profile: str, bench: str | None, rounds: int) -> None:
-    """Run this checkout's benchmarks on each COMMIT in turn, and add what they give.
-
-    A benchmark that a commit has already is measured again. Nothing is installed. This is for a quiet machine.
-    """
-    console = _console()
-    with _told():
-        files = history.record(
-            commits,
-            bench or PROFILES[profile],
-            name,
-            lambda line: console.print(line, markup=False, soft_wrap=True),
-            rounds=rounds,
-        )
-    for file in files:
-        console.print(f"wrote {file}", markup=False)
-
-
-@cli.command("publish", short_help="Make web pages of all stored results.")
-def publish_command() -> None:
-    """Make web pages of all stored results, with asv."""
-    console = _console()
-    with _told():
-        newest, every = history.publish(lambda line: console.print(line, markup=False))
-    console.print(f"the newest commit: {newest}", markup=False)
-    console.print(f"every curve, through a web server: python -m http.server -d {every.parent}", markup=False)
-
-
-@cli.command("changes", short_help="Say since which commits benchmarks cost more, or less.")
-@_bench
-@click.option(
-    "--least", type=click.FloatRange(1.0), callback=_finite, help="The factor that a step must exceed; else by kind."
-)
-def changes_command(bench: str | None, least: float | None) -> None:
-    """Find the steps in all stored results, those that come with the repository included.
-
-    asv's own detector finds them. What is counted and shares of the allowed error have no noise: any change is told.
-    Exits with 1 where something got worse.
-    """
-    console = _console()
-    with _told():
-        stored = history.steps(bench or "", least)
-    for (name, python), found in stored.items():
-        show_steps(found, f"{name}, {python.removesuffix('.json')}", console)
-    every = {series: steps for found in stored.values() for series, steps in found.items()}
-    sys.exit(1 if any(series.fails or any(step.worse for step in steps) for series, steps in every.items()) else 0)
-
-
-def show_steps(found: Mapping[steplist.Series, list[steplist.Change]], title: str, console: Console) -> None:
-    """Print steps as a table, with the curves that they are in."""
-    steps = steplist.worst_first(step for many in found.values() for step in many)
-    longest = max((len(series.commits) for series in found), default=0)
-    console.print(f"[bold]{escape(title)}[/]: {len(steps)} steps in {len(found)} series of up to {longest} commits")
-    for series in found:
-        if series.fails:
-            console.print(f"[red]fails[/] at {series.fails[:8]}: {escape(str(series.benchmark))}", soft_wrap=True)
-    if not steps:
-        return
-    curves = {
-        series.benchmark: steplist.sparkline(series.values, [series.commits.index(step.commit) for step in many])
-        for series, many in found.items()
-    }
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("", "commit", "benchmark", "factor", "curve"):
-        table.add_column(name, justify="right" if name == "factor" else "left", overflow="fold")
-    for step in steps:
-        commits, factor = f"{step.before[:8]}..{step.commit[:8]}", times(step.benchmark.kind, step.factor, 3)
-        cells = [step.word, commits, str(step.benchmark), factor, curves[step.benchmark]]
-        of_machine = step.benchmark.name.startswith(MACHINE)
-        table.add_row(*map(escape, cells), style=None if of_machine else "red" if step.worse else "green")
-    console.print(table)
 
 
 def told(

@@ -1,8 +1,6 @@
 """What is a difference, and what is noise.
 
-Two kinds of evidence are judged. Rounds that alternate come in pairs: whatever the machine did hit both, so each pair
-gives a ratio. Samples of two runs at different times do not: they are compared by their medians and by their least
-values, only what both tell is believed, and times have to differ by more.
+Rounds that alternate come in pairs: whatever the machine did hit both, so each pair gives a ratio.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from asv_benchmarks.sides import ratio, ratios, spread
+from asv_benchmarks.sides import ratios, spread
 from asv_benchmarks.suite import Benchmark
 
 
@@ -91,18 +89,11 @@ def paired(benchmark: Benchmark, starts: Sequence[tuple[Sequence[float], Sequenc
     whole = spread([one for start in found for one in start])
     base, head = (statistics.median([x for start in starts for x in start[side]]) for side in (0, 1))
     each = [statistics.median(start) for start in found]
-    return _judged(benchmark, base, head, whole, each, limit(benchmark))
-
-
-def apart(benchmark: Benchmark, base: Sequence[float], head: Sequence[float]) -> Verdict:
-    """Judge the samples of two runs at different times: times and rates differ by the factor's square."""
-    middle = ratio(statistics.median(head), statistics.median(base))
-    least = ratio(min(head), min(base))
-    agreed = min(middle, least, key=lambda x: abs(_log(x))) if (middle > 1.0) == (least > 1.0) else 1.0
     bound = limit(benchmark)
-    if benchmark.kind in ("time", "rate"):
-        bound = Limit(bound.factor**2, bound.least)
-    return _judged(benchmark, statistics.median(base), statistics.median(head), (agreed,) * 3, [agreed], bound)
+    size, sign = math.log(bound.factor), 1.0 if whole[1] > 1.0 else -1.0
+    differs = sign * _log(whole[1]) > size and all(sign * _log(one) > 0.5 * size for one in each)
+    word = WORDS[benchmark.kind][sign < 0.0] if differs and abs(head - base) > bound.least else ""
+    return Verdict(benchmark, word, base, head, whole)
 
 
 def suspect(verdict: Verdict) -> bool:
@@ -111,22 +102,6 @@ def suspect(verdict: Verdict) -> bool:
     if benchmark.kind not in ("time", "rate") or verdict.ratio is None:
         return False
     return abs(_log(verdict.ratio[1])) > 0.5 * math.log(limit(benchmark).factor)
-
-
-def _judged(
-    benchmark: Benchmark,
-    base: float,
-    head: float,
-    between: tuple[float, float, float],
-    each: Sequence[float],
-    bound: Limit,
-) -> Verdict:
-    size = math.log(bound.factor)
-    sign = 1.0 if between[1] > 1.0 else -1.0
-    differs = sign * _log(between[1]) > size and all(sign * _log(one) > 0.5 * size for one in each)
-    if not differs or abs(head - base) <= bound.least:
-        return Verdict(benchmark, "", base, head, between)
-    return Verdict(benchmark, WORDS[benchmark.kind][sign < 0.0], base, head, between)
 
 
 def _log(ratio: float) -> float:

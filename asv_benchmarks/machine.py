@@ -8,9 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from asv_benchmarks.sides import ROOT
 
@@ -28,18 +26,6 @@ def describe() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": f"{sys.implementation.name} {platform.python_version()}",
         "commit": commit(),
-    }
-
-
-def device() -> dict[str, str]:
-    """Return the machine by the names that asv has for its parts."""
-    found = describe()
-    return {
-        "os": platform.system(),
-        "arch": platform.machine(),
-        "cpu": _cpu(),
-        "num_cpu": str(cpus()),
-        "ram": found["memory"],
     }
 
 
@@ -81,11 +67,10 @@ def commit() -> str:
     return git("describe", "--always", "--abbrev=10", "--dirty=+") or "unknown"
 
 
-def git(*arguments: str, env: Mapping[str, str] | None = None) -> str:
-    """Return what git prints, with these variables beside its environment, or "" where it fails."""
-    how: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, **(env or {})}, "capture_output": True}
+def git(*arguments: str) -> str:
+    """Return what git prints, or "" where it fails."""
     try:
-        done = subprocess.run(["git", *arguments], encoding="utf-8", check=False, **how)
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

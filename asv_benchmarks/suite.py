@@ -26,20 +26,13 @@ MACHINE = "start.Machine"
 PROFILES = {
     "short": r"^(?!.*'(cupy|torch|jax)')(?!instructions)(accuracy|(?!.*'float64'))",
     "full": "",
-    "history": (
-        r"^(?!.*'(cupy|torch|jax)')(?!.*\.(dense|recurrent)')(?!.*'(float64|float16|bfloat16)')("
-        r"start\.Machine|start.*'refattn(\.cli)?'|core\.Core\.time_(forward|backward)\(.* 64, 64,|"
-        r"core\.Core\.time_(forward|backward)\((?!.*shared).* 1024, 64,|peak(?!.*shared).* 512,|"
-        r"block.*both\(.* 64, 64,|stream.*step|language|memory\.Core.*both\((?!.*shared).* 2048,|"
-        r"accuracy.*largest|work.* 64, 64,|instructions)"
-    ),
     "quick": (
         r"^(start\.Machine|(?!.*'(cupy|torch|jax|float64)')(?!.*\.(dense|recurrent)')("
         r"(core\.Core|block\.Block)\.time_both\(.* 64, 64,|language\.Train|work.*operations\(.* 64, 64,))"
     ),
 }
 """Which benchmarks a run takes, as regular expressions, as asv reads them: short is NumPy, float32 but for accuracy,
-without valgrind, which is slow; history is what is recorded over many commits; quick is what a minute is enough for."""
+without valgrind, which is slow; quick is what a minute is enough for."""
 
 
 @dataclass(frozen=True)
@@ -112,22 +105,6 @@ def prepare(name: str, params: list[Any]) -> Callable[[], Any]:
 
     run.clock = "wall" if getattr(instance, "timer", None) is time.perf_counter else "cpu"  # type: ignore[attr-defined]
     return run
-
-
-def param_names(name: str) -> list[str]:
-    """Return what the parameters of a benchmark are called."""
-    found: list[str] = _class_of(name).param_names
-    return found
-
-
-def version(name: str) -> str:
-    """Return the version of a benchmark: numbers of another one do not compare with its own."""
-    return str(_class_of(name).version)
-
-
-def _class_of(name: str) -> Any:
-    module, kind, _ = name.split(".")
-    return getattr(importlib.import_module(f"asv_benchmarks.benchmarks.{module}"), kind)
 
 
 def main() -> None:

@@ -61,4 +61,4 @@ if can:
 
 # %%
 # Accuracy is a benchmark like time: the same table reports a change with a larger error / tolerance as "less exact".
-# :doc:`/performance` says how small a change is still found, and how to read the history from version to version.
+# :doc:`/performance` says how small a change is still found, and how asv keeps a history of many commits.

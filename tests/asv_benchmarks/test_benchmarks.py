@@ -18,13 +18,14 @@ import pytest
 
 import refattn as ra
 from asv_benchmarks.benchmarks import common
-from asv_benchmarks.history import FOLDER
+from asv_benchmarks.sides import ROOT
 from asv_benchmarks.suite import PROFILES, Benchmark, benchmarks, prepare
 from refattn import backends
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from tests.processes import python
 
+SUITE = ROOT / "asv_benchmarks" / "benchmarks"
 ALL = benchmarks()
 NUMPY = [
     benchmark
@@ -229,8 +230,8 @@ def seen_by_asv(libraries: str) -> dict[str, tuple[list[list[str]], str]]:
 import json
 from asv_runner._aux import update_sys_path
 from asv_runner.discovery import disc_benchmarks
-update_sys_path({str(FOLDER / "benchmarks")!r})
-print(json.dumps([[b.name, b.params, b.version] for b in disc_benchmarks({str(FOLDER / "benchmarks")!r})]))
+update_sys_path({str(SUITE)!r})
+print(json.dumps([[b.name, b.params, b.version] for b in disc_benchmarks({str(SUITE)!r})]))
 """
     chosen: Any = {common.LIBRARIES: libraries} if libraries else {}
     found = python("-c", code, **chosen)
@@ -262,3 +263,31 @@ def test_every_benchmark_has_a_version_that_was_set_by_hand() -> None:
     """Otherwise asv takes a hash of its source, and a comment would end its history."""
     for name, (_, version) in seen_by_asv("").items():
         assert re.fullmatch(r"[1-9]\d?", version), f"{name}: version = {version}"
+
+
+def test_asv_holds_libraries_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU time is what a call costs on one thread; --python=same does not read the environment of asv's settings."""
+    pytest.importorskip("asv_runner")
+    for name in ("REFATTN_WORKERS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    code = f"""
+import os, sys, numpy, threadpoolctl
+sys.path.insert(0, {str(ROOT / "asv_benchmarks")!r})
+import benchmarks
+threads = {{library["num_threads"] for library in threadpoolctl.threadpool_info()}}
+print(os.environ["REFATTN_WORKERS"], os.environ["OMP_NUM_THREADS"], *threads)
+"""
+    assert python("-c", code).split() == ["1", "1", "1"]
+
+
+def test_results_of_several_commits_come_with_the_repository() -> None:
+    """asv reads them, of one machine, and their benchmarks are those of today."""
+    stored = pytest.importorskip("asv.results")
+    folder, *others = (ROOT / "asv_benchmarks" / "recorded").iterdir()
+    assert not others and json.loads((folder / "machine.json").read_text())["machine"] == folder.name
+    found = [stored.Results.load(str(file), folder.name) for file in folder.glob("*-*.json")]
+    assert len(found) >= 5 and len({one.commit_hash for one in found}) == len(found)
+    for one in found:
+        assert {*one.get_all_result_keys()} <= {b.name for b in ALL}
+    rooms = set.intersection(*({name.partition(".")[0] for name in one.get_all_result_keys()} for one in found))
+    assert rooms >= {"accuracy", "core", "language", "memory", "peak", "stream"}

@@ -261,3 +261,19 @@ def test_what_looks_like_an_option_is_no_version(tmp_path: Path) -> None:
     with pytest.raises(VersionError, match="got '--output=.*', needs a commit"):
         check_out(f"--output={tmp_path / 'file'}", tmp_path / "folder")
     assert not (tmp_path / "file").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--bench", "("], "Invalid value for '--bench': got '(', needs a regular expression"),
+        (["--bench", "nonesuch"], "got 'nonesuch', needs to match a benchmark"),
+        (["--markdown", "/nowhere/table.md"], "got '/nowhere/table.md', needs a file that can be written"),
+        (["--json", "/"], "got '/', needs a file that can be written"),
+    ],
+)
+def test_what_the_command_cannot_use_is_told_before_it_measures(words: list[str], text: str) -> None:
+    done = CliRunner().invoke(command.cli, ["compare", "HEAD", *words])
+    assert done.exit_code == 2 and text in done.output, done.output
+    if example := done.output.partition("as '")[2].partition("' does")[0]:
+        assert str(benchmarks(example)[0]) == str(benchmarks()[0]), "the example works"
