@@ -1,7 +1,6 @@
 """Linear recurrences in small models: what gates, the delta rule, decays of channels and momentum buy.
 
     python -m docs.experiments.delta run     # some 16 minutes of one core; goes on where it was stopped
-    python -m docs.experiments.delta page    # the tables of delta.md and the figure, from the results
 
 Every model learns each task with three seeds, and with the first of them again, four times as long.
 """
@@ -15,16 +14,13 @@ from typing import Any
 
 import click
 
-from docs.experiments.page import put
-from docs.experiments.runs import Run, found, run_all
+from docs.experiments.runs import Run, run_all
 from docs.experiments.tasks import Overwriting, Parity, Task, Text
 from docs.experiments.training import Plan
 from refattn.cli.arguments import campaign_options
 from refattn.many_runs import Where
 
 RESULTS = Path(__file__).with_name("delta.jsonl")
-PAGE = Path(__file__).with_name("delta.md")
-FIGURE = Path(__file__).parents[1] / "figures" / "delta_experiment.png"
 
 SEEDS = (0, 1, 2)
 LONGER, LONGER_SEEDS = 4, (0,)
@@ -91,7 +87,7 @@ def _run(name: str, task: str, seed: int, steps: int | None, longer: int) -> Run
 
 @click.group(help=__doc__)
 def main() -> None:
-    """Run the experiment, or write its page."""
+    """Run the experiment."""
 
 
 @main.command(short_help="Train all models that have no line in the results yet.")
@@ -108,18 +104,6 @@ def run(results: Path, where: Where, steps: int | None, tasks: tuple[str, ...], 
     for each, line in zip(wanted, lines, strict=True):
         click.echo(each.told(line["result"]))
     click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
-
-
-@main.command(short_help="Write the tables into delta.md, and draw the figure.")
-@click.option("--results", type=click.Path(exists=True, path_type=Path), default=RESULTS, help="The file of lines.")
-def page(results: Path) -> None:
-    """Write the tables into delta.md and draw the figure, from the lines of the whole experiment."""
-    from docs.experiments import delta_page
-
-    lines = found(whole(), results)
-    put(PAGE, delta_page.tables(lines, TASKS, MODELS, len(SEEDS)))
-    delta_page.draw(lines, TASKS, MODELS, len(SEEDS), FIGURE)
-    click.echo(f"{PAGE}\n{FIGURE}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Growing attention on the teacher task and on a text: grown, against the last width from the start.
 
     python -m docs.experiments.growing run     # at most 15 minutes on one core; goes on where it was stopped
-    python -m docs.experiments.growing page    # the tables of growing.md and the figure, from the results
 
 Every way is read at equal steps and at equal operations, which are counted from the shapes; four seeds each.
 """
@@ -15,14 +14,11 @@ from pathlib import Path
 import click
 
 from docs.experiments.growing_training import WAYS, Plan, Run, Teacher, Written
-from docs.experiments.page import put
-from docs.experiments.runs import found, run_all
+from docs.experiments.runs import run_all
 from refattn.cli.arguments import campaign_options
 from refattn.many_runs import Where
 
 RESULTS = Path(__file__).with_name("growing.jsonl")
-PAGE = Path(__file__).with_name("growing.md")
-FIGURE = Path(__file__).parents[1] / "figures" / "growing_experiment.png"
 
 SEEDS = (0, 1, 2, 3)
 
@@ -80,7 +76,7 @@ def grid(tasks: Sequence[str], seeds: Sequence[int], ways: Sequence[str] = (), s
 
 @click.group(help=__doc__)
 def main() -> None:
-    """Run the experiment, or write its page."""
+    """Run the experiment."""
 
 
 @main.command(short_help="Train all that has no line in the results yet.")
@@ -99,18 +95,6 @@ def run(
     for each, line in zip(wanted, lines, strict=True):
         click.echo(each.told(line["result"]))
     click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
-
-
-@main.command(short_help="Write the tables into growing.md, and draw the figure.")
-@click.option("--results", type=click.Path(exists=True, path_type=Path), default=RESULTS, help="The file of lines.")
-def page(results: Path) -> None:
-    """Write the tables into growing.md and draw the figure, from the lines of the whole experiment."""
-    from docs.experiments import growing_page
-
-    lines = found(grid(tuple(TASKS), SEEDS), results)
-    put(PAGE, growing_page.tables(lines))
-    growing_page.draw(lines, FIGURE)
-    click.echo(f"{PAGE}\n{FIGURE}")
 
 
 if __name__ == "__main__":

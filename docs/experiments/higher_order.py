@@ -2,7 +2,6 @@
 
     python -m docs.experiments.higher_order run     # at most 20 minutes on two cores; goes on where it was stopped
     python -m docs.experiments.higher_order divide  # what normalisation does, at four times the training; so does it
-    python -m docs.experiments.higher_order page    # the tables of higher_order.md and the figure, from the results
 
 Beside it softmax attention and the two linear attentions of `linear_attention` learn the same, each with three seeds.
 """
@@ -18,16 +17,13 @@ from typing import Any
 import click
 
 from docs.experiments import normalisers
-from docs.experiments.page import put
-from docs.experiments.runs import Run, found, run_all
+from docs.experiments.runs import Run, run_all
 from docs.experiments.tasks import Recall, Task, Text
 from docs.experiments.training import Plan
 from refattn.cli.arguments import campaign_options
 from refattn.many_runs import Where
 
 RESULTS = Path(__file__).with_name("higher_order.jsonl")
-PAGE = Path(__file__).with_name("higher_order.md")
-FIGURE = Path(__file__).parents[1] / "figures" / "higher_order_experiment.png"
 
 ORDERS = (1, 2, 3, 4)
 LIMIT = 20
@@ -109,7 +105,7 @@ def divided() -> list[Run]:
 
 @click.group(help=__doc__)
 def main() -> None:
-    """Run the experiment, or write its page."""
+    """Run the experiment."""
 
 
 @main.command(short_help="Train all models that have no line in the results yet.")
@@ -140,20 +136,6 @@ def divide(results: Path, where: Where) -> None:
     for each, line in zip(wanted, lines, strict=True):
         click.echo(each.told(line["result"]))
     click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
-
-
-@main.command(short_help="Write the tables into higher_order.md, and draw the figure.")
-@click.option("--results", type=click.Path(exists=True, path_type=Path), default=RESULTS, help="The file of lines.")
-def page(results: Path) -> None:
-    """Write the tables into higher_order.md and draw the figure, from the lines of the whole experiment."""
-    from docs.experiments import higher_order_page
-
-    lines = found(grid(tuple(MECHANISMS), tuple(TASKS), SEEDS), results)
-    divisors = normalisers.divisors_table(found(divided(), results), higher_order_page.SCORES)
-    tables = higher_order_page.tables(lines) | {"divisors": divisors}
-    put(PAGE, tables | {"small sums": normalisers.small_sums_table(*TASKS["text"], ORDERS, ALPHAS)})
-    higher_order_page.draw(lines, FIGURE)
-    click.echo(f"{PAGE}\n{FIGURE}")
 
 
 if __name__ == "__main__":

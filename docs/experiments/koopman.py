@@ -1,7 +1,6 @@
 """Koopman updates of queries in small models: against attention alone, and against attention with an MLP.
 
     python -m docs.experiments.koopman run     # some 32 minutes of one core; goes on where it was stopped
-    python -m docs.experiments.koopman page    # the tables of koopman.md and the figure, from the results
 
 All models of a task have the same number of parameters, to 4 per cent; each learns with three seeds. Smaller ones are
 the article's own system and longer paths, trained once, and once for four times as many steps. `PATHS` are no
@@ -20,7 +19,6 @@ import click
 import refattn as ra
 from docs.experiments.koopman_paths import Path as Measured
 from docs.experiments.koopman_paths import TrainedPath
-from docs.experiments.page import put
 from docs.experiments.runs import Job, Run, found, run_all
 from docs.experiments.tasks import Recall, Task, Text
 from docs.experiments.training import Plan
@@ -28,9 +26,6 @@ from refattn.cli.arguments import campaign_options
 from refattn.many_runs import Where
 
 RESULTS = Path(__file__).with_name("koopman.jsonl")
-PAGE = Path(__file__).with_name("koopman.md")
-MECHANISM = Path(__file__).parents[1] / "mechanisms" / "koopman.md"
-FIGURE = Path(__file__).parents[1] / "figures" / "koopman_experiment.png"
 
 SEEDS = (0, 1, 2)
 
@@ -154,7 +149,7 @@ def _run(name: str, task: str, seed: int, steps: int | None) -> Run:
 
 @click.group(help=__doc__)
 def main() -> None:
-    """Run the experiment, or write its page."""
+    """Run the experiment."""
 
 
 @main.command(short_help="Train all models that have no line in the results yet.")
@@ -175,23 +170,6 @@ def run(
     for each, line in zip(wanted, lines, strict=True):
         click.echo(each.told(line["result"]))
     click.echo(f"{sum(line['result'].get('seconds', 0.0) for line in lines):.0f} s of the CPU, {results}")
-
-
-@main.command(short_help="Write the tables into koopman.md, and draw the figure.")
-@click.option("--results", type=click.Path(exists=True, path_type=Path), default=RESULTS, help="The file of lines.")
-def page(results: Path) -> None:
-    """Write the tables into koopman.md and the mechanism's page, and draw the figure, from all lines."""
-    from docs.experiments import koopman_page, presets
-
-    lines = found(grid(tuple(MODELS), tuple(TASKS), SEEDS), results)
-    updates = koopman_page.by_update(found(updates_grid(), results))
-    put(PAGE, koopman_page.tables(lines, TASKS, MODELS))
-    put(PAGE, koopman_page.path_tables(measures(results), found(trained_paths(), results)))
-    put(PAGE, koopman_page.update_tables(updates))
-    tie = presets.by_setting(presets.RESULTS, ["Tie"])["Tie"]["operations"]
-    put(MECHANISM, {"redrawn": koopman_page.redrawn(updates, tie)})
-    koopman_page.draw(lines, TASKS, MODELS, FIGURE)
-    click.echo(f"{PAGE}\n{MECHANISM}\n{FIGURE}")
 
 
 if __name__ == "__main__":

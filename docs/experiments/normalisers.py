@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from docs.experiments.page import ranged, table
-from docs.experiments.runs import Line, Run
+from docs.experiments.runs import Run
 from docs.experiments.tasks import Batch, Task
 from docs.experiments.training import Plan, fresh, trained
 from refattn import model
@@ -65,46 +64,9 @@ def parts_of_sums(params: model.Params, batch: Batch, options: Mapping[str, Any]
     return {"replaced": round(float(np.mean(moved)), 5), "small": round(float(np.mean(few)), 5)}
 
 
-def divisors_table(lines: Sequence[Line], tasks: Mapping[str, tuple[str, int, str]]) -> str:
-    """Return the table of the page: by what is divided, the score of each task, and parts of its queries.
-
-    `tasks` has for each what is shown of its results, with how many digits, and its name.
-    """
-    head = ["order", "alpha", "what divides"]
-    for task, (_, _, words) in tasks.items():
-        head += [f"{task}: {words}", "replaced", "small"]
-    rows = [head]
-    for (order, alpha), normalisers in DIVISORS.items():
-        for normaliser in normalisers:
-            row = [str(order), f"{alpha:g}", f"`{normaliser}`"]
-            wanted = {"order": order, "alpha": alpha, "normaliser": normaliser}
-            for task, (name, digits, _) in tasks.items():
-                results = [
-                    line["result"]
-                    for line in lines
-                    if line["run"]["options"] == wanted and line["run"]["task"]["name"] == task
-                ]
-                row.append(ranged([result[name] for result in results], digits))
-                row += [
-                    f"{100.0 * np.mean([result[part] for result in results]):.1f} %" for part in ("replaced", "small")
-                ]
-            rows.append(row)
-    return table(rows)
-
-
 def small_sums(task: Task, plan: Plan, order: int, alpha: float) -> float:
     """Return the part of all queries whose weights sum to less than `SMALL` times the number of their keys."""
     params = fresh("higher_order", {"order": order, "alpha": alpha, "normaliser": "signed"}, task, plan, 0)
     _, saved = model.forward(params, task.batch(plan.batch, seed=0, step=1).inputs)
     sums = np.concatenate([layer.block.core.normaliser for layer in saved.layers])  # (layer and batch, head, query)
     return float(np.mean(sums < SMALL * np.arange(1, task.context + 1)))
-
-
-def small_sums_table(task: Task, plan: Plan, orders: Iterable[int], alphas: Iterable[float]) -> str:
-    """Return the table of the page."""
-    alphas = list(alphas)
-    rows = [
-        [f"order {order}", *(f"{100 * small_sums(task, plan, order, alpha):.1f} %" for alpha in alphas)]
-        for order in orders
-    ]
-    return table([["", *(f"alpha = {alpha:g}" for alpha in alphas)], *rows])

@@ -1,7 +1,6 @@
 """Each paper's own settings beside those of this library: one small training of each, and of softmax attention.
 
     python -m docs.experiments.presets run     # some 45 minutes of one core; goes on where it was stopped
-    python -m docs.experiments.presets page    # the tables of presets.md, from the results
 
 All learn the same text with three seeds, once for equally many steps, once for equally many operations.
 """
@@ -19,7 +18,6 @@ from typing import Any
 import click
 import numpy as np
 
-from docs.experiments.page import put
 from docs.experiments.runs import Line, read, run_all
 from docs.experiments.tasks import standard_library
 from refattn import tree
@@ -31,7 +29,6 @@ from refattn.train.diagnose import DivergedError
 from refattn.train.step import measured, score
 
 RESULTS = Path(__file__).with_name("presets.jsonl")
-PAGE = Path(__file__).parents[1] / "presets.md"
 
 SEEDS = (0, 1, 2)
 
@@ -279,7 +276,7 @@ def by_setting(results: Path, names: Sequence[str] = tuple(SETTINGS)) -> dict[st
 
 @click.group(help=__doc__)
 def main() -> None:
-    """Run the trainings, or write their page."""
+    """Run the trainings."""
 
 
 @main.command(short_help="Train all settings that have no line in the results yet.")
@@ -294,16 +291,6 @@ def run(results: Path, where: Where, seeds: int, names: tuple[str, ...]) -> None
     for each, line in zip(jobs, lines, strict=True):
         click.echo(each.told(line["result"]))
     click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
-
-
-@main.command(short_help="Write the tables into presets.md.")
-@click.option("--results", type=click.Path(exists=True, path_type=Path), default=RESULTS, help="The file of lines.")
-def page(results: Path) -> None:
-    """Write the tables into presets.md, from the lines of all settings."""
-    from docs.experiments import presets_page
-
-    put(PAGE, presets_page.tables(by_setting(results)))
-    click.echo(PAGE)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Classical blocks, Yurii's and those of SympFormer, at equal parameters and equal calls of the oracle.
 
     python -m docs.experiments.sympformer run     # some 45 minutes of one core; goes on where it was stopped
-    python -m docs.experiments.sympformer page    # the tables of sympformer.md and the figure, from the results
     python -m docs.experiments.sympformer paper --tokens DIR   # the size that was published, on token files; days
 
 Each configuration learns the text with three seeds; most of them four times as long too, and at other rates. What a
@@ -19,7 +18,6 @@ from typing import Any
 
 import click
 
-from docs.experiments.page import put
 from docs.experiments.runs import Line, Run, found, run_all
 from docs.experiments.tasks import Text, TokenFiles
 from docs.experiments.training import Plan
@@ -28,7 +26,6 @@ from refattn.many_runs import Where
 
 RESULTS = Path(__file__).with_name("sympformer.jsonl")
 PAGE = Path(__file__).with_name("sympformer.md")
-FIGURE = Path(__file__).parents[1] / "figures" / "sympformer_experiment.png"
 
 SEEDS = (0, 1, 2)
 
@@ -127,7 +124,7 @@ def parts(names: Sequence[str] = tuple(VARIANTS), seeds: Sequence[int] = SEEDS) 
 
 @click.group(help=__doc__)
 def main() -> None:
-    """Run the experiment, or write its page."""
+    """Run the experiment."""
 
 
 variants = click.option("--variant", "names", type=click.Choice(list(VARIANTS)), multiple=True, help="Only these.")
@@ -176,18 +173,6 @@ def _run(runs: Sequence[Run], results: Path, where: Where) -> None:
     for each, line in zip(runs, lines, strict=True):
         click.echo(each.told(line["result"]))
     click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
-
-
-@main.command(short_help="Write the tables into sympformer.md, and draw the figure.")
-@click.option("--results", type=click.Path(exists=True, path_type=Path), default=RESULTS, help="The file of lines.")
-def page(results: Path) -> None:
-    """Write the tables into sympformer.md and draw the figure, from the lines of the whole experiment."""
-    from docs.experiments import sympformer_page
-
-    lines = by_part(results)
-    put(PAGE, sympformer_page.tables(lines, TEXT, PLAN))
-    sympformer_page.draw(lines, FIGURE)
-    click.echo(f"{PAGE}\n{FIGURE}")
 
 
 def by_part(results: Path) -> dict[str, dict[str, list[Line]]]:

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from docs.experiments.graph_energy import (
-    PAGE,
     PLAN,
-    RESULTS,
     VARIANTS,
     Perturbed,
     Trial,
-    every,
-    known_from,
-    parts_of,
-    verdict,
 )
-from docs.experiments.runs import read
 from docs.experiments.tasks import Recall
-from tests.experiments.pages import row, says
 
 
 def test_what_a_model_is_asked_after_its_training() -> None:
@@ -38,10 +29,3 @@ def test_a_share_of_the_tokens_is_replaced_and_no_target() -> None:
     ((plain, other),) = zip(task.held_out(), Perturbed(task, 0.25).held_out(), strict=True)
     assert 0.15 < np.mean(plain.inputs != other.inputs) < 0.3
     assert np.array_equal(plain.targets, other.targets)
-
-
-def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
-    known = known_from(RESULTS)
-    assert len(read(RESULTS)) == len(every())
-    assert row("graph_energy") == verdict(known)
-    assert says(PAGE, parts_of(known), tmp_path)

@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 
 import refattn as ra
 from docs.experiments import flops, growing, teacher
-from docs.experiments.growing import PAGE, RESULTS, SEEDS, TASKS, grid
+from docs.experiments.growing import RESULTS, SEEDS, TASKS, grid
 from docs.experiments.runs import found
-from tests.experiments.pages import row, says
+from tests.experiments.stored import grouped, mean, ratios, scores
 from tests.rows import holds
 
 WHOLE = grid(tuple(TASKS), SEEDS)
@@ -39,15 +39,11 @@ def test_operations_are_those_of_the_matrix_products() -> None:
 
 
 def results(task: str) -> dict[str, Any]:
-    from docs.experiments.growing_page import grouped
-
     return grouped(found(WHOLE, RESULTS), task)
 
 
 def test_what_growth_is_worth_on_the_teacher_task() -> None:
     """Of the committed results, condition 10: each first growth, and the means of four seeds after as many steps."""
-    from docs.experiments.growing_page import mean, ratios, scores
-
     known = results("condition 10")
     assert max(ratios(known, "optimal", 0)) <= 0.7 and max(ratios(known, "damped", 0)) <= 0.7
     said = f"where the corrected step takes off {1.0 - mean(ratios(known, 'optimal', 0)):.2f} of it"
@@ -63,8 +59,6 @@ def test_what_growth_is_worth_on_the_teacher_task() -> None:
 
 def test_where_growth_is_worth_nothing() -> None:
     """Of the committed results: isotropic inputs, and the text where the metric is not damped."""
-    from docs.experiments.growing_page import mean, scores
-
     known = results("condition 1")
     assert mean(scores(known, "optimal", "steps")) > 10.0 * mean(scores(known, "scratch", "steps"))
     known = results("text")
@@ -74,13 +68,3 @@ def test_where_growth_is_worth_nothing() -> None:
     assert min(np.mean(scores(known, way, "operations")) for way in known) == np.mean(
         scores(known, "narrow", "operations")
     )
-
-
-def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
-    from docs.experiments import growing_page
-
-    lines = found(WHOLE, RESULTS)
-    assert row("growing") == growing_page.verdict(lines)
-    assert says(PAGE, growing_page.tables(lines), tmp_path)
-    growing_page.draw(lines, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import refattn as ra
-from docs.experiments import presets, repeated_attention, training
+from docs.experiments import repeated_attention, training
 from docs.experiments.baselines import REPEATED_ATTENTION
 from docs.experiments.koopman import (
-    MECHANISM,
     MODELS,
-    PAGE,
     PATHS,
     RESULTS,
     SEEDS,
@@ -24,16 +21,12 @@ from docs.experiments.koopman import (
     UPDATES,
     grid,
     measures,
-    trained_paths,
-    updates_grid,
 )
 from docs.experiments.koopman_paths import HEADS, TrainedPath
 from docs.experiments.koopman_paths import Path as Measured
-from docs.experiments.runs import Line, found
 from docs.experiments.tasks import Text
 from docs.experiments.training import fresh
 from refattn import Context, philox, tree
-from tests.experiments.pages import row, says
 
 WHOLE = grid(tuple(MODELS), tuple(TASKS), SEEDS)
 
@@ -69,42 +62,6 @@ def test_attention_that_is_repeated() -> None:
         repeated_attention.forward(wrong, block.start(wrong, x, context), context)
 
 
-def test_a_conclusion_that_the_results_do_not_have_is_an_error() -> None:
-    """Where the model with the update had the best scores, the page could not be written."""
-    from docs.experiments import koopman_page
-
-    groups = koopman_page.grouped(found(WHOLE, RESULTS), TASKS, MODELS)
-    for name in ("Koopman", "Koopman + MLP"):
-        groups["text", name] = [{**result, "bits": 1.0} for result in groups["text", name]]
-    updates = koopman_page.by_update(found(updates_grid(), RESULTS))
-    with pytest.raises(ValueError, match="the results do not say: "):
-        koopman_page.verdict(groups, updates)
-    with pytest.raises(ValueError, match="the results do not say: "):
-        koopman_page.conclusions(groups)
-
-
-def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
-    from docs.experiments import koopman_page
-
-    lines = found(WHOLE, RESULTS)
-    groups = koopman_page.grouped(lines, TASKS, MODELS)
-    for (task, name), results in groups.items():
-        own = [
-            line["result"] for line in lines if line["run"] in [run.to_json() for run in grid([name], [task], SEEDS)]
-        ]
-        assert own == results
-    updates = koopman_page.by_update(found(updates_grid(), RESULTS))
-    assert row("koopman") == koopman_page.verdict(groups, updates)
-    other = (PAGE.parents[1] / "mechanisms" / "koopman.md").read_text(encoding="utf-8")
-    assert "has no experiment; [a small one](../experiments/koopman.md) speaks against it." in " ".join(other.split())
-    assert says(PAGE, koopman_page.tables(lines, TASKS, MODELS), tmp_path)
-    assert says(PAGE, koopman_page.path_tables(measures(RESULTS), found(trained_paths(), RESULTS)), tmp_path)
-    assert says(PAGE, koopman_page.update_tables(updates), tmp_path)
-    assert says(MECHANISM, {"redrawn": koopman_page.redrawn(updates, _tie())}, tmp_path)
-    koopman_page.draw(lines, TASKS, MODELS, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"
-
-
 @pytest.mark.parametrize("ridge", [0.001, 1.0])
 def test_one_transition_leaves_what_the_operator_has_seen_of_it(ridge: float) -> None:
     """With x . y alone K maps q' to x_1 (x_0 . q') / (|x_0|^2 + ridge), and has seen the cosine of x_0 and q'."""
@@ -136,26 +93,6 @@ def test_layers_of_a_trained_model_are_measured() -> None:
     assert len(result["layers"]) == 2 and all(0.0 < layer["length"] < layer["seen"] < 1.0 for layer in result["layers"])
 
 
-def test_a_reason_that_the_results_do_not_have_is_an_error() -> None:
-    from docs.experiments import koopman_page
-
-    stored, trained = measures(RESULTS), found(trained_paths(), RESULTS)
-    koopman_page.forgets(stored, trained)
-    for changed, values in (
-        (Measured(1, ridge=1.0), {"length": 0.02}),
-        (Measured(3, ridge=1.0), {"length": 0.5}),
-        (Measured(8), {"seen": 0.5}),
-        (Measured(3, path="attention"), {"length": 0.1}),
-    ):
-        other = {**stored, changed: {**stored[changed], **values}}
-        with pytest.raises(ValueError, match="the results do not say: "):
-            koopman_page.forgets(other, trained)
-
-
-def _tie() -> list[Line]:
-    return presets.by_setting(presets.RESULTS, ["Tie"])["Tie"]["operations"]
-
-
 def test_the_preset_is_what_is_trained() -> None:
     assert UPDATES["Tie"][1] == dict(ra.mechanism("koopman").presets["tie2024"]["block"])
     for task, plan in SMALLER.values():
@@ -185,29 +122,3 @@ def test_batches_are_cut() -> None:
     assert [len(part.inputs) for part in parts] == [2, 2, 1]
     for name in batch._fields:
         np.testing.assert_array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(batch, name))
-
-
-@pytest.mark.parametrize(
-    ("key", "bits"),
-    [
-        (("text", "Tie", 4), 1.0),
-        (("text", "Koopman", 1), 1.0),
-        (("text", "attention", 4), 9.0),
-        (("text", "to the identity, 4 updates", 1), 9.0),
-        (("text", "Koopman, 4 updates", 4), 9.0),
-        (("text", "Tie, 3 updates", 1), 1.0),
-    ],
-)
-def test_a_conclusion_on_the_preset_that_the_results_do_not_have_is_an_error(
-    key: tuple[str, str, int], bits: float
-) -> None:
-    """One of the two trainings is enough: what holds for one length alone is not said."""
-    from docs.experiments import koopman_page
-
-    groups = dict(koopman_page.by_update(found(updates_grid(), RESULTS)))
-    koopman_page.longer(groups)
-    groups[key] = [{**result, "bits": bits} for result in groups[key]]
-    if key[1] == "Koopman, 4 updates":
-        groups["text", key[1], 1] = [{**result, "bits": bits} for result in groups["text", key[1], 1]]
-    with pytest.raises(ValueError, match="the results do not say: "):
-        koopman_page.longer(groups)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import refattn as ra
-from docs.experiments import presets, presets_page
+from docs.experiments import presets
 from docs.experiments.presets import RESULTS, SETTINGS, SIZE, Job, by_setting, cost, steps_of
 from docs.experiments.runs import read
 from refattn.train import settings
-from tests.experiments.pages import says
 
 
 def test_every_mechanism_with_presets_has_both_in_the_table() -> None:
@@ -67,21 +65,3 @@ def test_the_script_goes_on_where_it_was_cut(tmp_path: Path, monkeypatch: pytest
     assert len(read(results)) == len(stored[1])
     with pytest.raises(ValueError, match="got 1 lines of softmax at equal steps, needs one of each seed"):
         by_setting(results, ["softmax"])
-
-
-def test_a_conclusion_that_the_results_do_not_have_is_an_error() -> None:
-    lines = by_setting(RESULTS)
-    presets_page.conclusions(lines)
-    for name in ("H1", "softmax", "Mercat", "growing", "graph energy", "Koopman", "delta"):
-        for bits in (0.5, 9.5):
-            other = deepcopy(lines)
-            for line in other[name]["steps"]:
-                line["result"]["bits"] = bits
-            if bits == {"H1": 0.5, "Mercat": 9.5, "delta": 0.5}.get(name, 0.5 if name == "Koopman" else None):
-                continue  # it would be said all the more
-            with pytest.raises(ValueError, match="the results do not say: "):
-                presets_page.conclusions(other)
-
-
-def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
-    assert says(presets.PAGE, presets_page.tables(by_setting(RESULTS)), tmp_path)

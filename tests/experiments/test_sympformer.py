@@ -12,12 +12,11 @@ from click.testing import CliRunner, Result
 
 from docs.experiments import presets, sympformer, training
 from docs.experiments.runs import read
-from docs.experiments.sympformer import PAGE, PLAN, RESULTS, TEXT, VARIANTS, by_part
+from docs.experiments.sympformer import PAGE, PLAN, RESULTS, TEXT, VARIANTS
 from docs.experiments.tasks import TokenFiles
 from docs.experiments.training import fresh
 from refattn import mechanism, tree
 from refattn.train.optimiser import AdamW
-from tests.experiments.pages import row, says
 
 
 def script(*words: str) -> Result:
@@ -121,14 +120,3 @@ def test_single_numbers_learn_as_fast_as_all_others_on_this_page_alone() -> None
     )
     stored = [run for line in read(presets.RESULTS) if (run := line["run"])["mechanism"] == "sympformer"]
     assert {run["scalar_rate"] for run in stored if run["block"]} == {first["scalar_rate"], later["scalar_rate"]}
-
-
-def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
-    from docs.experiments import sympformer_page
-
-    lines = by_part(RESULTS)
-    assert len(read(RESULTS)) == sum(len(of_it) for part in lines.values() for of_it in part.values())
-    assert row("sympformer") == sympformer_page.verdict(lines)
-    assert says(PAGE, sympformer_page.tables(lines, TEXT, PLAN), tmp_path)
-    sympformer_page.draw(lines, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"
