@@ -55,8 +55,8 @@ def test_functions(said: str, call: Any) -> None:
 
 SEED = "1" * 80
 COMMANDS: list[tuple[str, tuple[str, ...]]] = [
-    ("--timeout: got 'nan', needs seconds above 0", ("mutants", "softmax", "--suite", "true", "--timeout", "nan")),
-    ("--timeout: got '0', needs seconds above 0", ("mutants", "softmax", "--suite", "true", "--timeout", "0")),
+    ("--timeout: got 'nan', needs seconds above 0", ("verify", "softmax", "--impl", "x:y", "--timeout", "nan")),
+    ("--timeout: got '0', needs seconds above 0", ("verify", "softmax", "--impl", "x:y", "--timeout", "0")),
     ("--timeout: got 'x', needs seconds above 0", ("verify", "softmax", "--impl", "x:y", "--timeout", "x")),
     ("got no vectors, needs the folder of a set", ("golden", "show", "nosuch")),
     ("got no vectors, needs the folder of a set", ("golden", "check", "nosuch")),

@@ -24,7 +24,6 @@ from refattn.cli.arguments import BAD_INPUT, INTERRUPTED, Group, read_help
 from refattn.cli.check import check
 from refattn.cli.golden import golden
 from refattn.cli.inspect import backends, list_
-from refattn.cli.mutants import mutants
 from refattn.cli.runs import plot, sample
 from refattn.cli.show import show
 from refattn.cli.trace import trace
@@ -97,7 +96,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
         ctx.exit(BAD_INPUT)
 
 
-for _command in (list_, show, backends, check, verify, trace, train, sample, plot, analyse, golden, mutants):
+for _command in (list_, show, backends, check, verify, trace, train, sample, plot, analyse, golden):
     cli.add_command(_command)
 if cli.help is None:  # python -OO
     read_help(cli)

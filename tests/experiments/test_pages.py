@@ -6,6 +6,7 @@ the page, and what they leave has to be in `NOT_MEASURED`.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -229,8 +230,8 @@ def of_growing() -> Iterator[str]:
     halves = [left(text, way) for way in ("additive", "optimal", "damped")]
     near = max(abs(float(np.mean(apart(way)))) for way in text if way not in ("additive", "optimal"))
     yield f"lowers the loss by {100 * (1 - min(halves)):.1f} per cent, and all ways but two end within {near:.3f} bits"
-    bits = {way: float(np.mean(apart(way))) for way in text}
-    yield f"{bits['optimal']:.2f} and {bits['additive']:.2f} bits are lost on average"
+    lost = {way: float(np.mean(apart(way))) for way in text}
+    yield f"{lost['optimal']:.2f} and {lost['additive']:.2f} bits are lost on average"
     most = max(growth["amplitude"] for result in text["additive"] for growth in result["growths"])
     yield f"which went to amplitudes of {most:.0f}."
     yield f"It costs a factor of {over(thirty, 'damped', 'optimal'):.1f} at condition 30"
@@ -240,8 +241,8 @@ def of_growing() -> Iterator[str]:
     yield f"it ends {over(thirty, 'auto', 'damped'):.1f} times above damped and {1 / over(thirty, 'auto'):.0f} times"
     damped = apart("damped")
     yield (
-        f"damped ends {-bits['damped']:.2f} bits below (seeds from {-min(damped):.2f} below to {max(damped):.2f} "
-        f"above), undamped {bits['optimal']:.2f} above, additive {bits['additive']:.2f} above"
+        f"damped ends {-lost['damped']:.2f} bits below (seeds from {-min(damped):.2f} below to {max(damped):.2f} "
+        f"above), undamped {lost['optimal']:.2f} above, additive {lost['additive']:.2f} above"
     )
 
 
@@ -264,8 +265,8 @@ def of_higher_order() -> Iterator[str]:
         spread = math.exp(np.mean([math.log(piece[2] / piece[0]) for piece in pieces]))
         return f"{spread:.2f}, {max(piece[3] / piece[1] for piece in pieces):.1f}"
 
-    for task, kind in kinds.items():
-        for shown in (lambda results, kind=kind: told(results, *kind), steady):
+    for task, (kind, digits) in kinds.items():
+        for shown in (functools.partial(told, kind=kind, digits=digits), steady):
             for order in (1, 2, 3, 4, 20):
                 yield row(f"order {order}", *(shown(groups[task, f"order {order}", alpha]) for alpha in alphas))
             yield row(*(shown(results) for (at, _, alpha), results in groups.items() if at == task and alpha is None))
@@ -624,7 +625,7 @@ def versions(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_number_on_a_page_is_one_of_the_results(name: str) -> None:
+def test_every_number_is_of_the_results(name: str) -> None:
     path, said = PAGES[name]
     text = (DOCS / path).read_text(encoding="utf-8")
     if name in ra.list_mechanisms():
