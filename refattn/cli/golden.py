@@ -58,7 +58,7 @@ def golden() -> None:
     "kind",
     default="safetensors",
     metavar="NAME",
-    help="safetensors (default), a set that is checked and read again; npz; or onnx, models with test data.",
+    help="safetensors (default), a set that is checked and read again; or onnx, models with test data.",
 )
 @click.pass_context
 def write(ctx: click.Context, folder: str, mechanisms: tuple[str, ...], size: str, replace: bool, kind: str) -> None:
@@ -76,7 +76,7 @@ def write(ctx: click.Context, folder: str, mechanisms: tuple[str, ...], size: st
     path = Path(folder)
     todo = list(freeze.frozen_cases(records, size))
     if kind != "safetensors":
-        _write_elsewhere(ctx, path, todo, kind, replace)
+        _write_onnx(ctx, path, todo, kind, replace)
         return
     try:
         if path.exists() and not path.is_dir():
@@ -92,11 +92,9 @@ def write(ctx: click.Context, folder: str, mechanisms: tuple[str, ...], size: st
     click.echo(f"{folder}: {manifest['count']} cases, {total} bytes, sha256 {manifest['sha256']}", file=sys.stdout)
 
 
-def _write_elsewhere(
-    ctx: click.Context, path: Path, todo: list[tuple[Mechanism, Case]], kind: str, replace: bool
-) -> None:
-    """Write cases in a format of others; exit where a runtime disagrees with one."""
-    from refattn.verify import exported, freeze
+def _write_onnx(ctx: click.Context, path: Path, todo: list[tuple[Mechanism, Case]], kind: str, replace: bool) -> None:
+    """Write cases as models of ONNX; exit where a runtime disagrees with one."""
+    from refattn.verify import exported
 
     if kind not in exported.FORMATS:
         raise Problem(f"--format: got {kind!r}, needs one of {', '.join(exported.FORMATS)}")
@@ -106,11 +104,6 @@ def _write_elsewhere(
         raise Problem(f"DIR: got {str(path)!r}, needs a new or empty folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if kind == "npz":
-            with progress("golden", "cases") as wrap:
-                count = exported.write_npz(path, (freeze.freeze(record, case) for record, case in wrap(todo)))
-            click.echo(f"{path}: {count} cases", file=sys.stdout)
-            return
         with progress("golden", "cases") as wrap:
             models, sets, left = exported.write_onnx(path, wrap(todo))
         wrong = list(exported.checked(path, {case.name: case for _, case in todo}, todo[0][0]))

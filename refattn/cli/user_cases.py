@@ -85,9 +85,9 @@ def supported(
     stated = attribute(kernel, "supports")
     if stated is None:
         return record, dtypes
-    if not isinstance(stated, (dict, list, tuple)):
-        raise Problem(f"supports: got {stated!r}, needs a dict of sizes by their letters, or a list of relations")
-    types = stated.get("dtypes", ()) if isinstance(stated, dict) else ()
+    if not isinstance(stated, dict):
+        raise Problem(f"supports: got {stated!r}, needs a dict of sizes by their letters")
+    types = stated.get("dtypes", ())
     types = (types,) if isinstance(types, str) else tuple(types)
     if unknown := [name for name in types if name not in DTYPES]:
         raise Problem(f"supports: got the dtype {unknown[0]!r}, needs some of {', '.join(DTYPES)}")

@@ -1,4 +1,4 @@
-"""Golden vectors in the formats of others: .npz files, and models of ONNX's Attention with their test data.
+"""Golden vectors as models of ONNX's Attention with their test data.
 
 A folder of an ONNX model has what backends test with: ``model.onnx``, and in each ``test_data_set_N`` the inputs and
 the output of a case as protocol buffers. Cases whose nodes have the same attributes share a model, its shapes open.
@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.files import parse_json, read_users
-from refattn.golden import tensors
 from refattn.golden.storage_types import round_to
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.bugs.fault import MECHANISM
@@ -25,7 +24,7 @@ from refattn.verify.outcome import Result, Truth
 from refattn.verify.tolerance.budget import truth
 from refattn.verify.tolerance.compare import ELEMENT, judge
 
-FORMATS = ("safetensors", "npz", "onnx")
+FORMATS = ("safetensors", "onnx")
 """The first is that of `refattn.golden.vectors`."""
 
 OPSET, FILE = 23, 10
@@ -39,22 +38,6 @@ LOW = ("SM.1", "SM.capped", "SM.biased")
 
 ABOUT = "cases.json"
 """What stands beside a model: its cases, and what each may differ by."""
-
-
-def write_npz(folder: Path, frozen: Iterable[tuple[dict[str, Any], bytes]]) -> int:
-    """Write each case of `refattn.verify.freeze` into a file MECHANISM/CASE.npz; return how many.
-
-    Its arrays have the names of the safetensors files with dots for slashes, and ``entry`` is the JSON of the manifest.
-    """
-    count = 0
-    for entry, data in frozen:
-        file = folder / entry["mechanism"] / f"{entry['case']}.npz"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        arrays = {name.replace("/", "."): x for name, (_, x) in tensors.decode(data).items()}
-        with file.open("wb") as stream:
-            np.savez_compressed(stream, allow_pickle=False, entry=np.asarray(json.dumps(entry)), **arrays)
-        count += 1
-    return count
 
 
 @dataclass(frozen=True)

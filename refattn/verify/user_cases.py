@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.args import Each, Real, Whole, check_json, refused
+from refattn.args import Real, Whole, check_json, refused
 from refattn.files import check_size, parse_json, read_users
 from refattn.golden.inputs import make
 from refattn.golden.storage_types import DTYPES, has_gradient
@@ -36,10 +36,7 @@ SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e")
 _NEEDS: dict[str, Any] = {key: Whole(0 if key in ("n", "nq", "nk") else 1, 1 << 31) for key in SIZES}
 _NEEDS |= {"logits": Real(), "mask": Real(0.0, 1.0)}
 
-_WORKLOAD = {"definition": str, "workload": {"axes": Each(Whole(0, 1 << 40))}}
-
 _EQUAL = re.compile(r"\s*(b|h|g|nq|nk|d|e)\s*==?\s*(b|h|g|nq|nk|d|e)\s*")
-_MULTIPLE = re.compile(r"\s*(b|h|g|n|nq|nk|d|e)\s*%\s*([1-9]\d*)\s*==?\s*0\s*")
 
 
 class UserCaseError(Exception):
@@ -250,7 +247,7 @@ def from_file(mechanism: Mechanism, path: Path) -> list[Case]:
     seen: Counter[str] = Counter()
     for number, one in enumerate(found):
         try:
-            case = _from_entry(mechanism, one, number)
+            case = _from_entry(mechanism, one)
         except UserCaseError as error:
             raise UserCaseError(f"{path}: {number}: {error}") from error
         name = case.name
@@ -261,54 +258,17 @@ def from_file(mechanism: Mechanism, path: Path) -> list[Case]:
     return list(cases.values())
 
 
-def _from_entry(mechanism: Mechanism, one: Any, number: int) -> Case:
+def _from_entry(mechanism: Mechanism, one: Any) -> Case:
     if isinstance(one, str):
         return from_text(mechanism, one)
     if not isinstance(one, dict):
         raise UserCaseError(f"got {str(one)[:80]}, needs a text or an object")
-    if "workload" in one:
-        return _from_workload(mechanism, one, number)
     sizes = {key: x for key, x in one.items() if key != "name"}
     text = ",".join(key if x is True else f"{key}={x}" for key, x in sizes.items())
     name = one.get("name", text)
     if not isinstance(name, str) or not name:
         raise UserCaseError(str(refused("name", name, "a text")))
     return of_sizes(mechanism, sizes, name)
-
-
-_DEFINITION = re.compile(r"_(h|kv|d|qk|vo)([0-9]{1,9})(?![0-9])")
-
-
-def _from_workload(mechanism: Mechanism, one: Mapping[str, Any], number: int) -> Case:
-    try:
-        check_json(one, _WORKLOAD)
-    except ValueError as error:
-        raise UserCaseError(str(error)) from error
-    definition = one["definition"]
-    axes = one["workload"]["axes"]
-    named = {letter: int(value) for letter, value in _DEFINITION.findall(definition)}
-    if "h" not in named or not {"d", "qk"} & {*named}:
-        needs = "one such as gqa_paged_decode_h32_kv8_d128_ps1"
-        raise UserCaseError(f"definition: got {definition[:80]!r}, needs {needs}")
-    b = axes.get("batch_size", axes.get("len_indptr", 2) - 1)
-    if b < 1:
-        raise UserCaseError(f"workload.axes: got {b} sequences, needs a batch_size of at least 1, or a len_indptr of 2")
-    tokens = next((axes[key] for key in ("num_kv_indices", "total_kv", "total_tokens", "seq_len") if key in axes), None)
-    if tokens is None:
-        raise UserCaseError(f"workload.axes: got {', '.join(axes)[:80]!r}, needs num_kv_indices, total_kv or seq_len")
-    queries = 1 if "decode" in definition else math.ceil(axes.get("total_q", axes.get("seq_len", tokens)) / b)
-    d = named.get("d", named.get("qk", 1))
-    sizes = {
-        "b": b,
-        "h": named["h"],
-        "g": named.get("kv", named["h"]),
-        "nq": queries,
-        "nk": math.ceil(tokens / b),
-        "d": d,
-        "e": named.get("vo", d),
-    }
-    options = {"causal": True} if "causal" in definition else {}
-    return of_sizes(mechanism, {**sizes, **options}, f"{definition}#{number}")
 
 
 def captured(mechanism: Mechanism, path: Path) -> tuple[Case, str]:
@@ -372,25 +332,20 @@ FEW = 2
 """Sequences and key/value heads that a fitted case has at most."""
 
 
-def fitted(cases: Iterable[Case], supports: Mapping[str, Any] | Sequence[str]) -> list[Case]:
+def fitted(cases: Iterable[Case], supports: Mapping[str, Any]) -> list[Case]:
     """Return the designed cases in sizes that an adapter states it can run, without those that it cannot.
 
     `supports` has sizes by their letters: a number, several, or ``{"multiple_of": 128, "at_least": 128, "at_most":
     4096}``; n is both lengths. Under "options" it may name the arguments beside q, k and v that it takes, under "where"
-    relations of sizes, such as ``["nq = nk", "h = g", "e = d", "n % 16 = 0"]``, which may stand alone, too.
+    sizes that are equal, such as ``["nq = nk", "h = g", "e = d"]``.
 
     Raises
     ------
     UserCaseError
         Where that is something else.
     """
-    if not isinstance(supports, Mapping):
-        supports = {"where": supports}
     letters = {key: x for key, x in supports.items() if key not in ("options", "dtypes", "where")}
-    multiples, equal = _relations(supports.get("where", ()))
-    if twice := [key for key in multiples if key in letters]:
-        raise UserCaseError(f"supports: got {twice[0]} twice, needs its sizes or a relation")
-    letters |= multiples
+    equal = _equal(supports.get("where", ()))
     if unknown := [key for key in letters if key not in SIZES]:
         raise UserCaseError(
             f"supports: got {unknown[0]!r}, needs some of {', '.join((*SIZES, 'options', 'dtypes', 'where'))}"
@@ -416,46 +371,12 @@ def _letters(case: Case) -> dict[str, int]:
     return {key: now[key] for key in "bhgde"} | {"nq": now["n"], "nk": now["n"]}
 
 
-def inferred(ran: Sequence[Case], declined: Sequence[Case]) -> tuple[dict[str, Any], list[Case]]:
-    """Return what `supports` may say of a kernel that declined cases for their sizes, and what they become with it.
-
-    It is what holds of all sizes that ran. Cases with an option that none of these has tell nothing of sizes.
-    """
-    given = {name for case in ran for name in (*case.inputs, *case.options)}
-    asked = [case for case in declined if {*case.inputs, *case.options} <= given]
-    if not ran:
-        return {}, []
-    known, others = ([_letters(case) for case in cases] for cases in (ran, asked))
-    found: dict[str, Any] = {}
-    for letter in ("d", "e"):
-        values = {one[letter] for one in known}
-        if {one[letter] for one in others} - values:
-            found[letter] = sorted(values)
-    common = math.gcd(*(one[letter] for one in known for letter in ("nq", "nk")))
-    step = common & -common  # the largest power of two that divides all
-    if step > 1 and any(one[letter] % step for one in others for letter in ("nq", "nk")):
-        found["n"] = {"multiple_of": step}
-    pairs = (("nq", "nk"), ("h", "g"), ("e", "d"))
-    equal = [pair for pair in pairs if all(one[pair[0]] == one[pair[1]] for one in known)]
-    where = [f"{a} = {b}" for a, b in equal if any(one[a] != one[b] for one in others)]
-    found |= {"where": where} if where else {}
-    if "e = d" in where:
-        found.pop("e", None)
-    return found, [case for case in fitted(asked, found) if case not in asked] if found else []
-
-
-def _relations(texts: Any) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Return what multiples sizes are of, by their letters, and the pairs of sizes that are equal."""
-    multiples: dict[str, Any] = {}
-    equal: list[tuple[str, str]] = []
-    for text in [texts] if isinstance(texts, str) else texts:
-        if found := _EQUAL.fullmatch(str(text)):
-            equal.append((found[1], found[2]))
-        elif found := _MULTIPLE.fullmatch(str(text)):
-            multiples[found[1]] = {"multiple_of": int(found[2])}
-        else:
-            raise UserCaseError(f"supports: got {text!r}, needs relations such as nq = nk, h = g, e = d, n % 16 = 0")
-    return multiples, equal
+def _equal(texts: Any) -> list[tuple[str, str]]:
+    """Return the pairs of sizes that are equal."""
+    found = [(text, _EQUAL.fullmatch(str(text))) for text in ([texts] if isinstance(texts, str) else texts)]
+    if wrong := [text for text, one in found if one is None]:
+        raise UserCaseError(f"supports: got {wrong[0]!r}, needs equal sizes such as nq = nk, h = g, e = d")
+    return [(one[1], one[2]) for _, one in found if one is not None]
 
 
 def sizes_of(case: Case) -> dict[str, int]:

@@ -15,7 +15,7 @@ import pytest
 import refattn as ra
 from refattn import equations
 from refattn.golden import tensors, vectors
-from refattn.verify import exported, freeze
+from refattn.verify import exported
 from refattn.verify.selfcheck.samples import shrunk
 from tests.cli.command import run
 from tests.thinned import thinned
@@ -143,16 +143,16 @@ def test_what_a_set_says_of_all_its_cases_is_what_the_package_says(
     assert found.exit_code == 2 and where in found.stderr
 
 
-def test_npz_files_hold_what_the_set_holds(folder: Path, tmp_path: Path) -> None:
-    record = ra.mechanism("higher_order")
-    assert exported.write_npz(tmp_path / "npz", [freeze.freeze(record, shrunk(record.case("tiny")))]) == 1
-    with np.load(tmp_path / "npz" / "higher_order" / "tiny.npz", allow_pickle=False) as file:
-        entry = json.loads(str(file["entry"]))
-        out, _ = record.core.forward(*(file[f"float64.{name}"] for name in "qkv"), **entry["options"])  # type: ignore[union-attr]
-        assert np.allclose(out, file["results.out"], rtol=0.0, atol=1e-13)
-    assert run("golden", "write", str(tmp_path / "npz"), "softmax", "--format", "npz").exit_code == 2
-    assert run("golden", "write", str(tmp_path / "x"), "higher_order", "--format", "onnx").exit_code == 2
-    assert run("golden", "write", str(tmp_path / "x"), "softmax", "--format", "csv").exit_code == 2
+def test_what_is_no_format_or_has_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "x").touch()
+    for words, said in (
+        (("there", "softmax", "--format", "onnx"), "needs a new or empty folder"),
+        (("x", "higher_order", "--format", "onnx"), "--format onnx: "),
+        (("x", "softmax", "--format", "npz"), "--format: got 'npz', needs one of safetensors, onnx"),
+    ):
+        found = run("golden", "write", str(tmp_path / words[0]), *words[1:])
+        assert found.exit_code == 2 and said in found.stderr, found.stderr
 
 
 def test_models_have_data_that_runtimes_agree_with(tmp_path: Path) -> None:

@@ -120,11 +120,9 @@ def users(home: Path) -> dict[str, tuple[Path, str, Read]]:
     typed = {name: ("float64", x) for name in "qkv"}
     (place / "x.safetensors").write_bytes(encode(typed, {"options": '{"causal": true, "scale": 0.5}'}))
     (place / "x.toml").write_text("steps = 3\nwidth = 8\n[block]\nheads = 2\n")
-    line = {"definition": "gqa_ragged_prefill_causal_h8_kv2_d64", "workload": {"axes": {"len_indptr": 3}}}
-    line["workload"]["axes"] |= {"total_q": 20, "total_kv": 40}  # type: ignore[index]
     shapes = ["n=4,d=2", {"n": 5, "causal": True, "window": [2, None]}, {"name": "mine", "nq": 1, "nk": 9}]
     (place / "x.json").write_text(json.dumps(shapes))
-    (place / "x.jsonl").write_text("\n".join(json.dumps(each) for each in (line, shapes[1], shapes[2])))
+    (place / "x.jsonl").write_text("\n".join(json.dumps(each) for each in shapes))
     (place / "graph.txt").write_text("0 1 0.5\n1 2\n")
     listed = {kind: (place / f"x.{kind}", f"x.{kind}") for kind in ("json", "jsonl")}
     captured = {kind: (place / f"x.{kind}", f"x.{kind}") for kind in ("npz", "safetensors")}

@@ -20,16 +20,12 @@ from typing import Any
 import refattn as ra
 from refattn.verify import user_cases
 from tests.fuzz.command import Bad, Totals, command
-from tests.fuzz.files import STRANGE, altered
+from tests.fuzz.files import STRANGE
 
 SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e", "logits", "mask", "k_lengths", "q_lengths")
 NUMBERS = ("1", "2", "3", "8", "0", "-1", "1.5", "nan", "inf", "1e400", "4294967296", "1e9", "9" * 5000)
 ODD = ("2:3", ":::", "[1]", "[", "[" * 3000, "{}", "true", "null", "x", "top_left")
 VALUES = (*NUMBERS, *ODD, "\ud800", "\x1b[31m", "", " ", "\0", "=", "é" * 300)
-WORKLOAD = {
-    "definition": "gqa_ragged_prefill_causal_h8_kv2_d64",
-    "workload": {"axes": {"len_indptr": 3, "total_q": 20, "total_kv": 40, "batch_size": 2, "num_kv_indices": 9}},
-}
 NAMES = [name for name in ra.list_mechanisms() if ra.mechanism(name).core is not None]
 
 
@@ -45,11 +41,9 @@ def text_of(options: list[str], draw: random.Random) -> str:
 
 def entry_of(options: list[str], draw: random.Random) -> Any:
     """Return an entry of a file of shapes that may be odd."""
-    if draw.random() < 0.4:
-        return altered(WORKLOAD, draw)
     one: Any = {"n": 4, "d": 2}
     for _ in range(draw.randrange(1, 4)):
-        one[draw.choice([*SIZES, *options, *options, "name", "workload"])] = copy.deepcopy(draw.choice(STRANGE))
+        one[draw.choice([*SIZES, *options, *options, "name"])] = copy.deepcopy(draw.choice(STRANGE))
     return one
 
 
@@ -66,7 +60,7 @@ def run(calls: int, seed: int) -> tuple[Counter[str], list[str]]:
             if isinstance(given, str):
                 user_cases.from_text(record, given)
             else:
-                user_cases._from_entry(record, json.loads(json.dumps(given)), 0)
+                user_cases._from_entry(record, json.loads(json.dumps(given)))
             outcome, told = "fine", ""
         except user_cases.UserCaseError as error:
             told = str(error)

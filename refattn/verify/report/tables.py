@@ -162,8 +162,6 @@ def verified(
         parts += [_table(("cases", "reason", "where"), decline_rows(declined), width), ""]
     if declined and not report.counts()["all"]["run"]:
         parts += ["The cases that come nearest", *(indented(2, line) for line in nearest(report, mechanism)), ""]
-    if fitting := offered(report, mechanism):
-        parts += [*map(Text, fitting), ""]
     if report.reference:
         parts += ["It has loaded a definition of refattn: where it calls that, its agreement says nothing.", ""]
     if report.interpreted:
@@ -227,23 +225,6 @@ def nearest(report: Report, mechanism: Mechanism) -> list[str]:
     if all("called by name" in why or "interpreted on the CPU: " in why for why in reasons.values()):
         return lines
     return [*lines, f"{how} and --shape b=1,h=8,n=128,d=64 runs any"]
-
-
-def offered(report: Report, mechanism: Mechanism) -> list[str]:
-    """Return how cases can be made to fit, where most were declined for their sizes; nothing elsewhere."""
-    from refattn.verify.user_cases import inferred
-
-    status = {outcome.case: outcome.status for outcome in report.outcomes}
-    cases = [case for case in mechanism.cases if case.name in status and {*"qkv"} <= {*case.inputs}]
-    declined = [case for case in cases if status[case.name] == "declined"]
-    ran = [case for case in cases if status[case.name] != "declined"]
-    supports, fitting = inferred(ran, declined) if len(declined) > len(ran) else ({}, [])
-    if not fitting:
-        return []
-    return [
-        f"Most cases were declined. {len(fitting)} more fit the sizes of those that ran, if its adapter states these:",
-        f"  attend.supports = {supports}",
-    ]
 
 
 def closing(report: Report) -> str:
