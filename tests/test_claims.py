@@ -17,8 +17,9 @@ import refattn as ra
 from refattn.cli import cli
 from refattn.mechanisms.record import Claim
 from refattn.train import settings
+from tests import broken
 from tests.cli.command import run
-from tools import broken_claims, broken_lines
+from tools import broken_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 CLAIMS = {name: ra.mechanism(name).claims for name in ra.list_mechanisms()}
@@ -60,13 +61,13 @@ def test_calls_run(name: str) -> None:
                 raise AssertionError(f"{claim.shown}: {error!r}") from error
 
 
-ROWS = list(enumerate(broken_claims.rows(), 1))
+ROWS = list(enumerate(broken.rows(), 1))
 
 
 def test_every_row_names_the_line_that_it_is_about() -> None:
     assert [f"{n}: {claim.claim}" for n, (_, claim) in ROWS if not claim.broken] == []
     for _, (name, claim) in ROWS:
-        for file, text in broken_claims.broken_files(ra.mechanism(name), claim.broken).items():
+        for file, text in broken.broken_files(ra.mechanism(name), claim.broken).items():
             assert text != (ROOT / file).read_text(encoding="utf-8")
             if file.endswith(".py"):
                 compile(text, file, "exec")
@@ -84,7 +85,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("name", "claim"), [pytest.param(name, claim, id=str(n)) for n, (name, claim) in ROWS])
 def test_a_test_of_the_row_is_red_where_its_line_is_broken(name: str, claim: Claim, checkout: Path) -> None:
     assert broken_lines.red(checkout, claim.tests) is None
-    assert broken_claims.test_that_is_red(name, claim, checkout) is not None
+    assert broken.red_test(name, claim, checkout) is not None
 
 
 def resolved(line: str) -> click.Context:

@@ -1,14 +1,15 @@
 """What verification is worth: how many wrong kernels it catches, and how many honest ones it rejects.
 
     python -m tools.rates                     # every mechanism, float32 and bfloat16; some minutes of one core
-    python -m tools.rates softmax --survivors # one of them, and what was not caught, with the reason
+    python -m tools.rates softmax --survivors # one of them, and what was not caught
     python -m tools.rates --runs 0            # wrong kernels alone
     python -m tools.rates softmax --paths     # known bugs, each in one path of a kernel alone: minutes of one core
     python -m tools.rates --scheduler tcp://10.0.0.1:8786 --keep rates    # on a Dask cluster: docs/campaigns.md
 
 A rate is of the mutants that are not equivalent, since those change no result. Honest runs are those of
-tests/verify/honest.py. The exit code is 1 where something was missed that exact arithmetic shows, or a rate is lower
-than it may be, or an honest run is rejected.
+`refattn.verify.diagnose.honest`. The reasons why mutants are not caught stand in tests/mechanisms/NAME/survivors.py.
+The exit code is 1 where something was missed that exact arithmetic shows, or a rate is lower than it may be, or an
+honest run is rejected.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from refattn.mechanisms.case_features import features
 from refattn.mechanisms.record import Case
 from refattn.mechanisms.wrong import WrongKernel
 from refattn.verify.bugs.fault import faults
+from refattn.verify.diagnose.honest import runs_with
 from refattn.verify.diagnose.mutants import Fate, census, kill_rate, mutants, truths_of
 from refattn.verify.outcome import Truth
-from tests.verify.honest import runs_with
 
 PATHS = (
     "one query",
@@ -61,7 +62,7 @@ LEAST = {"float32": 0.98, "bfloat16": 0.95}
 
 
 def rates(names: Iterable[str], least: int, where: Where = HERE) -> Iterator[tuple[str, list[str], bool]]:
-    """Yield of each mechanism and type its line, its survivors with reasons, and whether all is well."""
+    """Yield of each mechanism and type its line, its survivors, and whether all is well."""
     asked = list(itertools.product(names, LEAST))
     fates: dict[tuple[str, str], dict[int, Fate]] = {each: {} for each in asked}
     honest: dict[tuple[str, str], dict[int, list[bool]]] = {each: {} for each in asked}
@@ -145,8 +146,7 @@ def judged_of(name: str, dtype: str, seed: int) -> list[bool]:
 
 
 def told(name: str, dtype: str, fates: list[Fate], honest: list[bool]) -> tuple[str, list[str], bool]:
-    """Return the line of a mechanism in a storage type, its survivors with reasons, and whether all is well."""
-    known = importlib.import_module(f"tests.mechanisms.{name}.survivors").SURVIVORS[dtype]
+    """Return the line of a mechanism in a storage type, its survivors, and whether all is well."""
     counts, rate = Counter(fate.status for fate in fates), kill_rate(fates)
     line = (
         f"{name}, {dtype}: {counts['caught']} of {len(fates)} mutants caught, {counts['equivalent']} equivalent: "
@@ -154,17 +154,13 @@ def told(name: str, dtype: str, fates: list[Fate], honest: list[bool]) -> tuple[
     )
     if honest:
         line += f"; {honest.count(False)} of {len(honest)} honest runs rejected"
-    survivors = [
-        f"  {fate.status}: {fate.mutant}: {known.get(str(fate.mutant), 'NO REASON KNOWN')}"
-        for fate in fates
-        if fate.status != "caught"
-    ]
+    survivors = [f"  {fate.status}: {fate.mutant}" for fate in fates if fate.status != "caught"]
     return line, survivors, not counts["missed"] and rate >= LEAST[dtype] and all(honest)
 
 
 @click.command()
 @click.argument("mechanisms", nargs=-1, metavar="[MECHANISM]...")
-@click.option("--survivors", is_flag=True, help="List what was not caught, with the reason.")
+@click.option("--survivors", is_flag=True, help="List what was not caught.")
 @click.option("--runs", "honest", default=1000, help="Honest runs of each mechanism and type, at least.")
 @click.option("--paths", is_flag=True, help="Known bugs in one path of a kernel alone, instead.")
 @campaign_options()

@@ -153,7 +153,7 @@ class Claim:
     tests
         The tests that hold it, each as PATH::NAME.
     broken
-        The line that it is about, as `tools.broken_claims` breaks it to see its tests red: an equation, "KOOP.9", or
+        The line that it is about, as `tests/broken.py` breaks it to see its tests red: an equation, "KOOP.9", or
         "FILE: OLD => NEW".
     """
 

@@ -15,7 +15,7 @@ Host side. Everything here knows mechanisms through their records alone. What to
   wrong
    kernels on purpose; `error_templates.py` knows what an error in each equation does; `residuals.py` and `nearest.py`
    find the one that explains best what was got, `substitution.py` the first value that does not follow from those
-   before; `localise.py` says where; `suspects.py` joins them; `leave_one_out.py` measures how often that is right.
+   before; `localise.py` says where; `suspects.py` joins them; `honest.py` has correct kernels.
 7. `report/`: the diagnosis, reports, suspects, golden vectors and traces as text (`texts.py` has what they share), a
    report as a page.
 8. Tools on top: `user_cases.py`, shapes and arrays of the user's; `traced.py`, a run with every equation; `freeze.py`,

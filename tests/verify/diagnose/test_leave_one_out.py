@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 import refattn as ra
-from refattn.verify.diagnose.leave_one_out import found
 from refattn.verify.diagnose.mutants import mutants
+from tests.verify.diagnose.left_out import found
 
 SAMPLED = ("growing", "sympformer")
 

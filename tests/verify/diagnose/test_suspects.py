@@ -18,7 +18,6 @@ from refattn.golden.storage_types import round_to
 from refattn.mechanisms.softmax import definition
 from refattn.verify.diagnose.changes import KINDS
 from refattn.verify.diagnose.error_templates import Templates, changes, reach
-from refattn.verify.diagnose.leave_one_out import FAMILIES, found
 from refattn.verify.diagnose.mutants import kernel, mutants
 from refattn.verify.diagnose.suspects import locate
 from refattn.verify.outcome import Report, Result
@@ -26,6 +25,7 @@ from refattn.verify.report import diagnosis, tables
 from refattn.verify.report.suspects import told
 from refattn.verify.run import verify
 from refattn.verify.tolerance.budget import truth, wide
+from tests.verify.diagnose.left_out import FAMILIES, found
 
 RECORD = ra.mechanism("softmax")
 CASES = ("unequal", "causal-tail", "softcap")

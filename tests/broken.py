@@ -1,8 +1,4 @@
-"""Which rows of the claims say more than their tests hold: the line that a row is about is broken, and its tests run.
-
-    python -m tools.broken_claims                  # every row that names a line; those that stay green are printed
-    python -m tools.broken_claims koopman -v       # those of a mechanism, and which test was red
-    python -m tools.broken_claims --row 185        # one row, counted from 1 over all mechanisms
+"""Breaks the line that a row of the claims is about, to see one of its tests red.
 
 `broken` in `testing/claims.toml` says what is broken: an equation, whose value is halved ("SM.1 * 2": doubled) wherever
 it is computed, in the definition and in the general code at once, so that no two of them tell it; or a text of a file
@@ -13,18 +9,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
-import sys
-import tempfile
 from pathlib import Path
-
-import click
 
 import refattn as ra
 from refattn import equations
 from refattn.mechanisms.record import Claim, Mechanism
 from refattn.verify.traced import file_of
-from tools.broken_lines import ROOT, copy, red
+from tools.broken_lines import ROOT, red
 
 
 def rows() -> list[tuple[str, Claim]]:
@@ -85,7 +76,7 @@ def _with_factor(text: str, node: ast.Assign | ast.AnnAssign, tag: equations.Tag
     return "\n".join(lines) + "\n"
 
 
-def test_that_is_red(mechanism: str, claim: Claim, folder: Path) -> str | None:
+def red_test(mechanism: str, claim: Claim, folder: Path) -> str | None:
     """Break the line of a row in a copy of the files; return which of its tests is red, None where none is."""
     found = broken_files(ra.mechanism(mechanism), claim.broken)
     whole = {file: (folder / file).read_bytes() for file in found}
@@ -96,35 +87,3 @@ def test_that_is_red(mechanism: str, claim: Claim, folder: Path) -> str | None:
     finally:
         for file, before in whole.items():
             (folder / file).write_bytes(before)
-
-
-@click.command()
-@click.argument("mechanisms", nargs=-1, type=click.Choice(ra.list_mechanisms()), metavar="[MECHANISM]...")
-@click.option("--row", "numbers", multiple=True, type=int, help="Only this row; may be given repeatedly.")
-@click.option("-v", "--verbose", is_flag=True, help="Say of each row which test was red.")
-def main(mechanisms: tuple[str, ...], numbers: tuple[int, ...], verbose: bool) -> None:
-    """Print the rows whose tests stay green while the line that they are about is broken."""
-    os.environ["REFATTN_TEST_BACKENDS"] = "numpy"
-    asked = [
-        (n, name, claim)
-        for n, (name, claim) in enumerate(rows(), 1)
-        if claim.broken and (not mechanisms or name in mechanisms) and (not numbers or n in numbers)
-    ]
-    green = 0
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        folder.chmod(0o755)
-        copy(ROOT, folder)
-        if name := red(folder, tuple(dict.fromkeys(test for _, _, claim in asked for test in claim.tests))):
-            raise click.ClickException(f"red before anything is broken: {name}")
-        for n, mechanism, claim in asked:
-            name = test_that_is_red(mechanism, claim, folder)
-            green += name is None
-            if name is None or verbose:
-                click.echo(f"{n} {mechanism}: {claim.claim}: {claim.broken}: {name or 'GREEN'}")
-    click.echo(f"{len(asked) - green} of {len(asked)} rows see their line broken")
-    sys.exit(1 if green else 0)
-
-
-if __name__ == "__main__":
-    main()
