@@ -195,3 +195,19 @@ def test_no_import_comes_back_to_its_file() -> None:
     edges = {name: (found & known.keys()) - {name} for name, found in imported.items()}  # docstrings' examples
     assert len(edges) > 300 and sum(map(len, edges.values())) > 1000
     TopologicalSorter(edges).prepare()  # a CycleError names the circle
+
+
+def test_only_tests_import_tests() -> None:
+    """And what draws figures: tools/draw takes its kernels and its browser from there."""
+    tops = [
+        path
+        for top in ("refattn", "backends", "asv_benchmarks", "docs", "examples", "tools")
+        for path in (ROOT / top).rglob("*.py")
+    ]
+    assert len(tops) > 400
+    for path in tops:
+        if "tests." in (text := path.read_text(encoding="utf-8")) and "draw" not in path.parts:
+            nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom | ast.Import)]
+            names = [node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name for node in nodes]
+            assert not [name for name in names if name.partition(".")[0] == "tests"], path
+            assert 'import_module(f"tests.' not in text and 'import_module("tests.' not in text, path

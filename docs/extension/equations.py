@@ -1,10 +1,9 @@
-"""Directives that show the equations of a mechanism, each with its anchor, the line that computes it, and its value."""
+"""Directives that show the equations of a mechanism, each with its anchor and the line that computes it."""
 
 from __future__ import annotations
 
 import ast
 import functools
-import html
 import importlib
 import inspect
 import pkgutil
@@ -12,23 +11,20 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 from docutils import nodes
-from numpy.typing import NDArray
 from sphinx.environment import BuildEnvironment
 from sphinx.roles import XRefRole
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from docs.extension.docstrings import markdown, parts
 from docs.extension.listing import anchor_of_line
-from docs.extension.values import Ran, read_of, values_of
 from refattn.equations import declared, tags
 from refattn.explorer.mathml import mathml
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.traced import file_of, places_in
+from refattn.verify.traced import Place, file_of, places_in
 
 _EQUATION = re.compile(r"\s*\[(d?[A-Z]+\.\w+)\]\s+(.*?)\s*$")
 
@@ -79,7 +75,7 @@ def general(mechanism: Mechanism) -> dict[str, ModuleType]:
 
 
 class Derived(SphinxDirective):
-    """``derived MECHANISM ID ...``: a piece of the definition: equations with their values, and the lines that ran.
+    """``derived MECHANISM ID ...``: a piece of the definition: equations, and the lines that compute them.
 
     The lines reach from behind the equation before, so that nothing is left out. The name of a function in place of an
     id is all of that function. Without either all of the definition is shown.
@@ -90,28 +86,29 @@ class Derived(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         name, *wanted = self.arguments
-        mechanism, ran = registry.mechanism(name), read_of(name)
+        mechanism = registry.mechanism(name)
         definition = mechanism.definition
         if definition is None:
             raise self.error(f"derived: {name} has no definition")
+        places = places_in(definition)
         self.env.note_dependency(definition.__file__ or "")
-        ids = [id for id in wanted if id in ran] if wanted else list(ran)
+        ids = [id for id in wanted if id in places] if wanted else list(places)
         try:
-            pieces = pieces_of(definition, [id for id in wanted or ran])
+            pieces = pieces_of(definition, [id for id in wanted or places])
         except ValueError as error:
             raise self.error(f"derived: {error}") from None
         made: list[nodes.Node] = []
         if ids:
-            quoted = all(ran[id].place.formula.startswith(QUOTED) for id in ids)
+            quoted = all(places[id].formula.startswith(QUOTED) for id in ids)
             listed = nodes.definition_list(classes=["equations", "quoted" if quoted else "piece"])
             for id in ids:
-                code = f"{name}/reference.html#{anchor_of_line(definition, ran[id].place.line)}"
-                term, about = _term(self, id, [ran[id].place.formula], label=anchor(id)), nodes.paragraph()
-                about += nodes.reference("", f"line {ran[id].place.line}", refuri=code, internal=True)
+                code = f"{name}/reference.html#{anchor_of_line(definition, places[id].line)}"
+                term, about = _term(self, id, [places[id].formula], label=anchor(id)), nodes.paragraph()
+                about += nodes.reference("", f"line {places[id].line}", refuri=code, internal=True)
                 if not id.startswith("d") and id in general(mechanism):
                     link = f'<a href="{name}/reference.html#{anchor(id)}">options</a>'
                     about += [nodes.Text(", "), nodes.raw("", link, format="html")]
-                listed += nodes.definition_list_item("", term, nodes.definition("", about, _fold(id, ran[id], "value")))
+                listed += nodes.definition_list_item("", term, nodes.definition("", about))
             made.append(listed)
         for first, text in pieces:
             block = _block(text, "python")
@@ -239,9 +236,8 @@ class Equations(SphinxDirective):
                 notes += [nodes.reference("", "", nodes.literal("", other), refuri=f"#{anchor(other)}", internal=True)]
             if elsewhere := _parts_elsewhere(mechanism).get(id):
                 notes += [nodes.Text(f"; in parts: {', '.join(elsewhere)}")]
-            if (ran := values_of(mechanism.name).get(id)) is not None:
-                home = next(each for each in defining(mechanism) if file_of(each) == ran.place.file)
-                shown = _shown(id, ran, f"reference.html#{anchor_of_line(home, ran.place.line)}", notes)
+            if (place := places_in(module).get(id)) is not None:
+                shown = _shown(place, f"reference.html#{anchor_of_line(module, place.line)}", notes)
             else:  # of an option, whose object computes it
                 text = inspect.getsource(module).splitlines()
                 number = 1 + next(n for n, each in enumerate(text) if f"[{id}]" in each)
@@ -268,30 +264,18 @@ def _term(directive: SphinxDirective, id: str, formula: list[str], *, label: str
     return term
 
 
-def _shown(id: str, ran: Ran, code: str, notes: list[nodes.Node]) -> nodes.Node:
-    """Return the line that ran, where it stands, with its axes, and its value behind a fold."""
-    place, about = ran.place, nodes.paragraph()
+def _shown(place: Place, code: str, notes: list[nodes.Node]) -> nodes.Node:
+    """Return the line that computes an equation, where it stands, and its axes."""
+    about = nodes.paragraph()
     about += _link(place.file, place.line, code)
     if place.axes is not None:
         about += [nodes.Text(", axes "), nodes.literal("", f"({', '.join(place.axes)})")]
     about += notes
-    return nodes.definition("", _block(place.code, "python"), about, _fold(id, ran, f"{id} in {ran.where}"))
-
-
-def _fold(id: str, ran: Ran, words: str) -> nodes.Node:
-    """Return a value behind a fold."""
-    text = f"{id} in {ran.where}\n{_printed(ran.value)}"
-    fold = f"<details><summary>{words}</summary><pre>{html.escape(text)}</pre></details>"
-    return nodes.raw("", fold, format="html")
+    return nodes.definition("", _block(place.code, "python"), about)
 
 
 def _link(file: str, line: int, address: str) -> nodes.Node:
     return nodes.reference("", f"{file.rpartition('/')[2]}:{line}", refuri=address, internal=True)
-
-
-def _printed(value: NDArray[Any]) -> str:
-    """Return an array in a few digits: whole where it is small, otherwise its corners."""
-    return np.array2string(value, precision=4, suppress_small=True, threshold=128, edgeitems=2, max_line_width=100)
 
 
 class EquationMap(SphinxDirective):

@@ -12,7 +12,6 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 import refattn
-from docs.extension import values
 from refattn.backends import get
 from refattn.explorer import page
 from refattn.explorer.tour import build
@@ -43,8 +42,17 @@ def tour(name: str) -> str:
     mechanism = registry.mechanism(name)
     if build.has_tour(mechanism):
         return build.page(mechanism, command=f"refattn trace {name} --html FILE")
-    run = values.reader_run(mechanism)
+    run = reader_run(mechanism)
     return page.page(mechanism, run, traced.record(mechanism, run, get("numpy")))
+
+
+def reader_run(mechanism: Mechanism) -> traced.Run:
+    """Return what a reader sees first of a mechanism: its definition, or a step of its block if it has none."""
+    if mechanism.example is not None:
+        return traced.example_run(mechanism, "float64", get("numpy"))
+    if mechanism.core is not None:
+        return traced.read_run(mechanism, traced.first_case(mechanism), "float64", get("numpy"))
+    return traced.block_run(mechanism, "float64", get("numpy"))
 
 
 def gallery(names: Sequence[str]) -> str:

@@ -116,7 +116,6 @@ def test_an_equation_of_the_definition_stands_above_its_lines(pages: dict[str, A
             assert term.find("math")["alttext"] == formula
             assert " ".join(note.replace("`", "").split()) in " ".join(term.get_text().split())
         about = term.find_next("dd")
-        assert f"{id} in " in about.select("details > pre")[0].get_text()
         link = about.find("a", string=f"line {place.line}")
         number, line = line_of(code, link["href"]).split(maxsplit=1)
         assert int(number) == place.line and line.startswith(place.code.splitlines()[0])
@@ -194,7 +193,6 @@ def test_an_equation_of_the_general_code_stands_beside_its_line(pages: dict[str,
         assert (int(number), link.get_text().partition(":")[0]) in [(n, Path(file).name) for file, n in lines[id]]
         shown = about.find("pre").get_text().strip()
         assert line.startswith(shown.splitlines()[0])
-        assert f"{id} in " in about.find("summary").get_text() and about.select("details > pre")[0].get_text()
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import refattn as ra
-from refattn.equations import tags as tags_of
+from refattn.backends import get
 from refattn.verify import traced
 
 pytest.importorskip("sphinx", reason='the pages are built with pip install -e ".[docs]"')
 
-from docs.extension import claims, docstrings, equations, notebooks, pages, values  # noqa: E402
+from docs.extension import claims, docstrings, equations, notebooks, pages, tours  # noqa: E402
 
 TEXT = """Small: |s_ij| is h*d.
 
@@ -147,15 +147,15 @@ def test_pieces_of_a_definition_leave_nothing_out() -> None:
 
 
 def test_an_equation_is_shown_by_the_line_that_ran() -> None:
-    for name in ra.list_mechanisms():
-        module = ra.mechanism(name).definition
-        assert module is not None
-        places = traced.places_in(module)
-        assert {id: ran.place for id, ran in values.read_of(name).items()} == places
-    ran = values.values_of("graph_energy")
-    assert ran["GE.8"].place.file.endswith("graph_energy/dense.py")
-    tags = [tag.line for tag in tags_of(ra.mechanism("graph_energy").equation_modules[0]) if tag.id == "GE.8"]
-    assert ran["GE.8"].place.line in tags
+    for mechanism in map(ra.mechanism, ra.list_mechanisms()):
+        assert mechanism.definition is not None
+        ran = traced.record(mechanism, tours.reader_run(mechanism), get("numpy")).steps
+        places = traced.places_in(mechanism.definition)
+        for step in ran:
+            if "[" not in step.id:
+                place = places.pop(step.id)
+                assert (step.place.file, step.place.line, step.place.code) == (place.file, place.line, place.code)
+        assert not places, "each equation ran"
 
 
 def test_a_claim_says_where_it_stands_what_holds_and_what_shows_it() -> None:
