@@ -78,6 +78,14 @@ class Backend:
         """Compute in float64 in the ``with`` block, and afterwards as before."""
         return nullcontext()
 
+    def on(self, device: Any) -> AbstractContextManager[None]:
+        """Make a device the current one in the ``with`` block, where the library computes on the current one alone."""
+        return nullcontext()
+
+    def misplaced(self, x: Array) -> str | None:
+        """Return why an array cannot be computed with where it lies, as things are now, None if it can."""
+        return None
+
     def precision_lost(self, x: Array) -> str | None:
         """Return why products of arrays like `x` lose digits as the library is set now, None if they do not."""
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -42,6 +44,38 @@ class CupyBackend(Backend):
         cupy = self.library()
         with cupy.cuda.Device(self._index(device)):
             return cupy.array(x, copy=True)
+
+    def on(self, device: Any) -> AbstractContextManager[None]:
+        return self.library().cuda.Device(self._index(device))
+
+    def misplaced(self, x: Array) -> str | None:
+        current, own = self.library().cuda.runtime.getDevice(), x.device.id
+        if own == current:
+            return None
+        where = f"needs one on cuda:{current}, the current device, or a call in `with cupy.cuda.Device({own}):`"
+        return f"got an array on cuda:{own}, {where}"
+
+    def precision_lost(self, x: Array) -> str | None:
+        kinds = self._products()
+        if x.dtype.char not in "efF" or kinds.get_compute_type("float32") != kinds.COMPUTE_TYPE_TF32:
+            return None
+        return "CuPy's products of float32 are set to TF32 (CUPY_TF32)"
+
+    @contextmanager
+    def full_precision(self) -> Iterator[None]:
+        kinds = self._products()
+        before = kinds.get_compute_type("float32")
+        kinds.set_compute_type("float32", kinds.COMPUTE_TYPE_DEFAULT)
+        try:
+            yield
+        finally:
+            kinds.set_compute_type("float32", before)
+
+    def _products(self) -> Any:
+        self.library()
+        from cupy._core import _routines_linalg  # the environment variable is read once, and this is where it is kept
+
+        return _routines_linalg
 
     def to_numpy(self, x: Array) -> NDArray[Any]:
         # The copy must be queued on the device of x, behind the work that computes it.

@@ -563,6 +563,8 @@ def check_arrays(**arrays: Array) -> Namespace:
     devices = {name: str(place) for name, x in arrays.items() if (place := device(x)) is not None}
     if len(set(devices.values())) > 1:
         raise ValueError(f"got arrays on several devices ({_listed(devices)}), needs one device")
+    if (why := backends.of(first).misplaced(first)) is not None:
+        raise ValueError(f"{next(iter(arrays))}: {why}")
     return xp
 
 

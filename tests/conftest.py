@@ -1,7 +1,7 @@
 """Fixtures and settings that all tests share: the array libraries, what a run may not skip, and Hypothesis.
 
 A test with three parameters or more runs on as many of their combinations as hold every pair of values, and on JAX a
-third of them; the others are slow.
+third of them; the others are slow. Where CuPy is not installed, its place is taken by a test double (backends/double).
 
 Environment variables::
 
@@ -29,6 +29,7 @@ import itertools
 import os
 import re
 import signal
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
@@ -49,6 +50,9 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="refattn-cache-")  # what
 # Most of the time with JAX is that of its compiler, for functions that run once. Of the CPU it makes four devices.
 _XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ.setdefault("XLA_FLAGS", f"{_XLA} --xla_force_host_platform_device_count=4")
+
+if DOUBLE := importlib.util.find_spec("cupy") is None:
+    sys.path.append(str(Path(__file__).parent / "backends" / "double"))  # processes of a pool get it, too
 
 from refattn import backends  # noqa: E402
 
@@ -172,7 +176,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header() -> str:
     chosen = _chosen()
     left_out = [library.value for library in Library if library not in chosen]
-    return f"array libraries: {', '.join(library.value for library in chosen)}; not: {', '.join(left_out) or 'none'}"
+    names = [library.value + " (a double)" * (DOUBLE and library is Library.CUPY) for library in chosen]
+    return f"array libraries: {', '.join(names)}; not: {', '.join(left_out) or 'none'}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -210,12 +215,15 @@ def _mark_beyond_pairs(items: Sequence[pytest.Item]) -> None:
         _put_off(_beyond_pairs(same))
 
 
-def _mark_most_of_jax(items: Sequence[pytest.Item]) -> None:
-    """JAX compiles every operation for every shape: it runs one of three variants of a test over libraries."""
+def _mark_most_of_some(items: Sequence[pytest.Item]) -> None:
+    """JAX compiles every operation for every shape: it runs one of three variants of a test over libraries, and so does
+    the double of CuPy, whose numbers are NumPy's."""
     tests = defaultdict(list)
     for item in items:
-        if _parameters(item).get("backend") is Library.JAX and item.get_closest_marker("slow") is None:
-            tests[item.nodeid.partition("[")[0]].append(item)
+        library = _parameters(item).get("backend")
+        thinned = library is Library.JAX or (DOUBLE and library is Library.CUPY)
+        if thinned and item.get_closest_marker("slow") is None:
+            tests[library, item.nodeid.partition("[")[0]].append(item)
     for same in tests.values():
         _put_off([item for number, item in enumerate(same) if number % 3])
 
@@ -280,7 +288,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _mark_beyond_pairs(items)
-    _mark_most_of_jax(items)
+    _mark_most_of_some(items)
     _mark_not_sampled(items)
     _mark_other_parts(items, config.getoption("slow_part"))
     if (file := config.getoption("leave_out")) is not None:

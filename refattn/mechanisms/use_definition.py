@@ -225,4 +225,4 @@ def _same(value: Any, default: Any) -> bool:
 
 def _like(x: Array, like: Array) -> Array:
     xp = namespace(like)
-    return xp.reshape(xp.astype(xp.asarray(x), like.dtype), like.shape)
+    return xp.astype(xp.reshape(x, like.shape), like.dtype)

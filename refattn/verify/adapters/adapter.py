@@ -155,7 +155,7 @@ def call(
     wide = backends.get("jax").with_float64() if dtype == "float64" and "jax" in sys.modules else nullcontext()
     with wide, memory_layouts.using(manner), _streams_held():
         try:
-            return _call(kernel, inputs, options, dtype, upstream, outputs, further or {}, along or {}, asked)
+            return _on_its_device(kernel, inputs, options, dtype, upstream, outputs, further or {}, along or {}, asked)
         except CallError:
             raise
         except BaseException as error:  # foreign code may raise anything, even where it is only looked at
@@ -205,6 +205,12 @@ def _passed_on(error: BaseException, names: Iterable[str]) -> str:
     return name and f"it takes {name} and passes it on to what takes none: decline it, {hint} ({said})"
 
 
+def _on_its_device(kernel: Any, *given: Any) -> Result | Decline:
+    framework = attribute(kernel, "framework")
+    with devices.on(framework, devices.checked(framework, attribute(kernel, "device"))):
+        return _call(kernel, *given)
+
+
 def _call(
     kernel: Any,
     inputs: Mapping[str, NDArray[Any]],
@@ -224,7 +230,7 @@ def _call(
         return Decline("an object with a backward of its own has one forward at a time")
     device = devices.checked(framework, attribute(kernel, "device"))
     told = _takes_dtype(forward)
-    if not told and (dtype in SCALED or (dtype == "bfloat16" and not framework)):
+    if not told and (dtype in SCALED or (dtype == "bfloat16" and framework not in devices.BFLOAT16)):
         return Decline(f"it takes no dtype=, and so cannot be told that its float32 arrays stand for {dtype}")
     extra = dict(options) | ({"dtype": dtype} if told else {})
     if dtype in SCALED:

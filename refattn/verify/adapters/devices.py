@@ -7,6 +7,7 @@ may use streams of its own. What comes back of a library that nobody knows is ta
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from refattn import backends
 from refattn.golden.storage_types import has_gradient
 
 FRAMEWORKS = ("torch", "jax", "cupy")
+
+BFLOAT16 = ("torch", "jax")
+"""Those that have the type; others are given float32 that stand for it, as NumPy's kernels are."""
 
 
 def placed(x: NDArray[Any], framework: str, dtype: str, device: str | None) -> Any:
@@ -35,8 +39,13 @@ def placed(x: NDArray[Any], framework: str, dtype: str, device: str | None) -> A
             return given
         kind, _, number = device.partition(":")
         return jax.device_put(given, jax.devices(kind)[int(number or 0)])
-    typed = x.astype(dtype) if has_gradient(x) else x
+    typed = x.astype("float32" if dtype == "bfloat16" else dtype) if has_gradient(x) else x
     return backends.usable("cupy").from_numpy(typed, device)
+
+
+def on(framework: str | None, device: str | None) -> AbstractContextManager[None]:
+    """Call a kernel in the ``with`` block with its device as the current one, where its library has such a thing."""
+    return backends.get("cupy").on(device) if framework == "cupy" and device is not None else nullcontext()
 
 
 def checked(framework: str | None, device: Any) -> str | None:

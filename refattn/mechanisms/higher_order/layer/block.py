@@ -100,7 +100,7 @@ def options_of(params: Params) -> Options:
     """Return the choices of the core, with the numbers that are parameters."""
     config, xp = params.config, namespace(params.w_q)
     # A number that NumPy made of a 0-d array is one again.
-    alpha, delta = (None if x is None else xp.asarray(x) for x in (params.alpha, params.delta))
+    alpha, delta = (None if x is None else xp.reshape(x, ()) for x in (params.alpha, params.delta))
     normaliser = config.normaliser if delta is None else replace(config.normaliser, delta=delta)
     return Options(
         config.order, config.alpha if alpha is None else alpha, normaliser, config.layer_norm, config.norm_eps

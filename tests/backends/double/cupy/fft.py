@@ -1,0 +1,1 @@
+"""Nothing of refattn uses it; array-api-compat imports it."""

@@ -1,0 +1,1 @@
+"""What refattn uses of cupyx."""
