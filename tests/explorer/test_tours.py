@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from py_mini_racer import MiniRacer
 
 import refattn as ra
 from refattn import backends, equations
@@ -19,6 +18,7 @@ from refattn.explorer.tour import build
 from refattn.mechanisms.record import Knob, Mechanism
 from refattn.verify.traced import Run, record
 
+MiniRacer: Any = pytest.importorskip("py_mini_racer", reason="mini-racer is not installed").MiniRacer
 TOURS = [name for name in ra.list_mechanisms() if build.has_tour(ra.mechanism(name))]
 SIDES = ("forward", "backward")
 
