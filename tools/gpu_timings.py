@@ -1,11 +1,18 @@
-"""Time softmax attention on a GPU: refattn on CuPy beside PyTorch's scaled_dot_product_attention, float32 and linear
-memory. Prints a Markdown table; each number is the median of several runs, the device synchronised around each."""
+"""Time refattn on a GPU: softmax attention on CuPy and on PyTorch's CUDA tensors beside PyTorch's kernels, then all cores.
+
+    python tools/gpu_timings.py [--short]
+
+Prints Markdown tables. Each number is the median of several runs after two to warm up, in milliseconds; the device is
+waited for around each.
+"""
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,63 +20,143 @@ import numpy as np
 import refattn as ra
 from refattn import backends
 
-SIZES = ((8, 1024, 64), (8, 4096, 64), (8, 16384, 64))
+SHORT = "--short" in sys.argv
+RUNS, SECONDS = (2, 1.0) if SHORT else (7, 3.0)
+HEADS, WIDTH = (2, 8) if SHORT else (8, 64)
+TOKENS = (32, 64) if SHORT else (1024, 4096, 16384)
+CORES = {
+    "softmax": 4096,
+    "higher_order": 4096,
+    "sympformer": 4096,
+    "growing": 4096,
+    "delta": 4096,
+    "graph_energy": 1024,
+    "koopman": 512,
+}
+"""Tokens of each core."""
+
+KERNELS = ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION")
 
 
-def median_ms(work: Callable[[], Any], wait: Callable[[], None], runs: int = 7) -> float:
-    """Return the median time of `work` in milliseconds, after two runs to warm up."""
-    times = []
-    for n in range(runs + 2):
+def median(work: Callable[[], Any], wait: Callable[[], None]) -> float:
+    """Return the median time of `work` in milliseconds; fewer runs where one takes long."""
+    times: list[float] = []
+    begun = time.perf_counter()
+    for _ in range(RUNS + 2):
         wait()
         start = time.perf_counter()
         work()
         wait()
-        if n >= 2:
-            times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
+        times.append(1e3 * (time.perf_counter() - start))
+        if time.perf_counter() - begun > SECONDS and len(times) > 2:
+            break
+    return statistics.median(times[2:])
 
 
-def cupy_times(arrays: list[Any]) -> tuple[float, float]:
-    """Return the times of forward, and of forward and backward."""
-    backend = backends.get("cupy")
-    q, k, v, d_out = (backend.from_numpy(x) for x in arrays)
-
-    def both() -> None:
-        _, saved = ra.softmax.forward(q, k, v, implementation="tiled")
-        ra.softmax.backward(saved, d_out)
-
-    forward = median_ms(lambda: ra.softmax.forward(q, k, v, implementation="tiled"), backend.synchronize)
-    return forward, median_ms(both, backend.synchronize)
+def both(times: Callable[[], tuple[float, float]]) -> str:
+    """Return two times as cells of a table, or why there are none."""
+    try:
+        return "{:.2f} | {:.2f}".format(*times())
+    except Exception as error:  # not installed, without CUDA, or a kernel that is not there
+        words = " ".join(str(error).split()).replace("|", "/")
+        return f"{type(error).__name__}: {words[:60]} | "
 
 
-def torch_times(arrays: list[Any]) -> tuple[float, float]:
-    """Return the same for PyTorch."""
+def core(name: str, library: str, arrays: list[Any], **options: Any) -> tuple[float, float]:
+    """Return the times of the forward, and of forward and backward, of a core."""
+    backend, module = backends.get(library), getattr(ra, name)
+    device = "cuda:0" if library == "torch" else None
+    q, k, v, d_out = (backend.from_numpy(x, device) for x in arrays)
+
+    def run() -> None:
+        _, saved = module.forward(q, k, v, **options)
+        module.backward(saved, d_out)
+
+    forward = median(lambda: module.forward(q, k, v, **options), backend.synchronize)
+    return forward, median(run, backend.synchronize)
+
+
+def kernel(call: Callable[..., Any], arrays: list[Any], dtype: str, context: Any = nullcontext) -> tuple[float, float]:
+    """Return the same for a function of PyTorch."""
     import torch
 
+    q, k, v, d_out = (torch.tensor(x, device="cuda", dtype=getattr(torch, dtype)).requires_grad_() for x in arrays)
+
+    def run() -> None:
+        with context():
+            out = call(q, k, v)
+        torch.autograd.grad(out, (q, k, v), d_out)
+
+    def forward() -> None:
+        with context(), torch.no_grad():
+            call(q, k, v)
+
+    return median(forward, torch.cuda.synchronize), median(run, torch.cuda.synchronize)
+
+
+def kernels(arrays: list[Any]) -> Iterator[tuple[str, Callable[[], tuple[float, float]]]]:
+    """Yield PyTorch's kernels with what times them."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
     attend = torch.nn.functional.scaled_dot_product_attention
-    q, k, v, d_out = (torch.tensor(x, device="cuda", requires_grad=True) for x in arrays)
+    for name in KERNELS:
+        for dtype in ("float32", "bfloat16"):
+            place = getattr(SDPBackend, name)
+            yield (
+                f"SDPA {name.partition('_')[0].lower()}, {dtype}",
+                lambda p=place, t=dtype: kernel(  # type: ignore[misc]
+                    attend, arrays, t, lambda: sdpa_kernel(p)
+                ),
+            )
+    from torch.nn.attention.flex_attention import flex_attention
 
-    def both() -> None:
-        torch.autograd.grad(attend(q, k, v), (q, k, v), d_out)
+    compiled = torch.compile(flex_attention)
+    yield "FlexAttention, compiled, float32", lambda: kernel(compiled, arrays, "float32")
 
-    with torch.no_grad():
-        forward = median_ms(lambda: attend(q, k, v), torch.cuda.synchronize)
-    return forward, median_ms(both, torch.cuda.synchronize)
+
+def has_cuda() -> bool:
+    """Tell whether PyTorch is installed with CUDA."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return bool(torch.cuda.is_available())
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     draw = np.random.default_rng(0)
-    print("| heads, n, d | refattn forward, both (ms) | PyTorch forward, both (ms) |")
-    print("| --- | --- | --- |")
-    for heads, n, d in SIZES:
-        arrays = [draw.standard_normal((1, heads, n, d), dtype=np.float32) for _ in range(4)]
-        ours = cupy_times(arrays)
-        try:
-            theirs = "{:.2f}, {:.2f}".format(*torch_times(arrays))
-        except ImportError:
-            theirs = "not installed"
-        print(f"| {heads}, {n}, {d} | {ours[0]:.2f}, {ours[1]:.2f} | {theirs} |")
+
+    def drawn(n: int, dtype: Any = np.float32) -> list[Any]:
+        return [(draw.standard_normal((1, HEADS, n, WIDTH)) / 4).astype(dtype) for _ in range(4)]
+
+    backend = backends.get("cupy")
+    print(f"### Softmax attention: {HEADS} heads of width {WIDTH}\n\n| tokens | what | forward, ms | both, ms |")
+    print("| --- | --- | --- | --- |")
+    for n in TOKENS:
+        arrays = drawn(n)
+        own = [("refattn on CuPy, float32", "cupy")]
+        own += [("refattn on PyTorch's CUDA tensors, float32", "torch")] if has_cuda() else []
+        for label, library in own:
+            print(f"| {n} | {label} | {both(lambda a=arrays, b=library: core('softmax', b, a))} |", flush=True)  # type: ignore[misc]
+        for label, times in kernels(arrays) if has_cuda() else ():
+            print(f"| {n} | {label} | {both(times)} |", flush=True)
+        if not SHORT:
+            wide = drawn(n, np.float64)
+            print(f"| {n} | refattn on CuPy, float64 | {both(lambda a=wide: core('softmax', 'cupy', a))} |", flush=True)  # type: ignore[misc]
+    print(
+        f"\n### Every core: {HEADS} heads of width {WIDTH}, float32\n\n| core | tokens | on CuPy: forward, ms | both, ms | peak, MiB |"
+    )
+    print("| --- | --- | --- | --- | --- |")
+    for name, tokens in CORES.items():
+        n, options = (32 if SHORT else tokens), ({"causal": True} if name == "higher_order" else {})
+        backend.reset_peak_memory()
+        cells = both(lambda name=name, n=n, options=options: core(name, "cupy", drawn(n), **options))  # type: ignore[misc]
+        print(
+            f"| `{name}`{' causal' * bool(options)} | {n} | {cells} | {(backend.peak_memory() or 0) >> 20} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

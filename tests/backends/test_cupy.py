@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from refattn.train import loop, settings
 from refattn.verify import check, load, verify
 from refattn.verify.selfcheck.gradients import block_subjects, by_autograd, by_hand, largest_error
 from tests.conftest import DOUBLE
-from tests.processes import python
+from tests.processes import ROOT, python
 from tests.train.runs import SMALL, Listener, train, write_text
 
 CUPY = backends.get("cupy")
@@ -249,4 +252,22 @@ def test_the_double_counts() -> None:
         "uploads": 1,
         "waits": 2,
         "downloads": 1,
+    }
+
+
+# --- the script for a machine with a GPU
+
+
+@pytest.mark.slow
+@on_the_double
+def test_the_script_for_a_gpu_runs_through(tmp_path: Path) -> None:
+    path = os.pathsep.join((str(FOLDER), str(ROOT)))
+    environment = os.environ | {"SHORT": "1", "PYTHONPATH": path, "SECONDS_IN_ALL": "280"}
+    words = ["bash", "tools/gpu_check.sh", str(tmp_path), sys.executable]
+    result = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr
+    tables = (tmp_path / "tables.md").read_text()
+    assert tables.startswith("a test double, 8 GiB") and "| cupy | float32 | 2 | 0 | 0 |" in tables
+    assert {"first", "timings", "check-growing", "tests", "train-softmax", "verify-math-cupy"} == {
+        line.split(" | ")[0].strip("| ") for line in (tmp_path / "rows").read_text().splitlines()
     }
