@@ -1,4 +1,4 @@
-"""Time refattn on a GPU: softmax attention on CuPy and on PyTorch's CUDA tensors beside PyTorch's kernels, then all cores.
+"""Time refattn on a GPU: softmax attention, on CuPy and on PyTorch's CUDA tensors, beside PyTorch's kernels; all cores.
 
     python tools/gpu_timings.py [--short]
 
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,21 +99,14 @@ def kernels(arrays: list[Any]) -> Iterator[tuple[str, Callable[[], tuple[float, 
     """Yield PyTorch's kernels with what times them."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.flex_attention import flex_attention
 
     attend = torch.nn.functional.scaled_dot_product_attention
     for name in KERNELS:
+        held = partial(sdpa_kernel, getattr(SDPBackend, name))
         for dtype in ("float32", "bfloat16"):
-            place = getattr(SDPBackend, name)
-            yield (
-                f"SDPA {name.partition('_')[0].lower()}, {dtype}",
-                lambda p=place, t=dtype: kernel(  # type: ignore[misc]
-                    attend, arrays, t, lambda: sdpa_kernel(p)
-                ),
-            )
-    from torch.nn.attention.flex_attention import flex_attention
-
-    compiled = torch.compile(flex_attention)
-    yield "FlexAttention, compiled, float32", lambda: kernel(compiled, arrays, "float32")
+            yield f"SDPA {name.partition('_')[0].lower()}, {dtype}", partial(kernel, attend, arrays, dtype, held)
+    yield "FlexAttention, compiled, float32", partial(kernel, torch.compile(flex_attention), arrays, "float32")
 
 
 def has_cuda() -> bool:
@@ -135,28 +129,21 @@ def main() -> None:
     print(f"### Softmax attention: {HEADS} heads of width {WIDTH}\n\n| tokens | what | forward, ms | both, ms |")
     print("| --- | --- | --- | --- |")
     for n in TOKENS:
-        arrays = drawn(n)
-        own = [("refattn on CuPy, float32", "cupy")]
-        own += [("refattn on PyTorch's CUDA tensors, float32", "torch")] if has_cuda() else []
-        for label, library in own:
-            print(f"| {n} | {label} | {both(lambda a=arrays, b=library: core('softmax', b, a))} |", flush=True)  # type: ignore[misc]
-        for label, times in kernels(arrays) if has_cuda() else ():
-            print(f"| {n} | {label} | {both(times)} |", flush=True)
+        arrays, rows = drawn(n), [("refattn on CuPy, float32", partial(core, "softmax", "cupy", drawn(n)))]
+        if has_cuda():
+            rows += [("refattn on PyTorch's CUDA tensors, float32", partial(core, "softmax", "torch", arrays))]
+            rows += kernels(arrays)
         if not SHORT:
-            wide = drawn(n, np.float64)
-            print(f"| {n} | refattn on CuPy, float64 | {both(lambda a=wide: core('softmax', 'cupy', a))} |", flush=True)  # type: ignore[misc]
-    print(
-        f"\n### Every core: {HEADS} heads of width {WIDTH}, float32\n\n| core | tokens | on CuPy: forward, ms | both, ms | peak, MiB |"
-    )
-    print("| --- | --- | --- | --- | --- |")
+            rows += [("refattn on CuPy, float64", partial(core, "softmax", "cupy", drawn(n, np.float64)))]
+        for label, times in rows:
+            print(f"| {n} | {label} | {both(times)} |", flush=True)
+    print(f"\n### Every core on CuPy: {HEADS} heads of width {WIDTH}, float32\n")
+    print("| core | tokens | forward, ms | both, ms | peak, MiB |\n| --- | --- | --- | --- | --- |")
     for name, tokens in CORES.items():
         n, options = (32 if SHORT else tokens), ({"causal": True} if name == "higher_order" else {})
         backend.reset_peak_memory()
-        cells = both(lambda name=name, n=n, options=options: core(name, "cupy", drawn(n), **options))  # type: ignore[misc]
-        print(
-            f"| `{name}`{' causal' * bool(options)} | {n} | {cells} | {(backend.peak_memory() or 0) >> 20} |",
-            flush=True,
-        )
+        cells, peak = both(partial(core, name, "cupy", drawn(n), **options)), backend.peak_memory() or 0
+        print(f"| `{name}`{' causal' * bool(options)} | {n} | {cells} | {peak >> 20} |", flush=True)
 
 
 if __name__ == "__main__":
