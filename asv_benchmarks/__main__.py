@@ -7,7 +7,6 @@ import os
 import re
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
