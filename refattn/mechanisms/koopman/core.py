@@ -244,7 +244,7 @@ def forward(
         others = [_again(chosen, *each, seen) for each in precision.repeats(wide, inner.options)]
         found = precision.apart(out, [None if x is None else x[0] for x in others], -1)
         error = namespace(out).where(doubtful, found, error)
-        report("out", error, bound, precision.needs_of(out), stacklevel=4)
+        report("out", error, bound, precision.needs_of(out), stacklevel=3)
     rest = (given, inner, tables, taken, wide if again else None, seen)
     return call.back(out), Saved(chosen, inner.trajectory, error, tuple(out.shape), (q, k, v), *rest)
 

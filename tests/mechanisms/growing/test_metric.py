@@ -12,6 +12,7 @@ import pytest
 import refattn as ra
 from refattn.mechanisms.growing.growth import metric
 from refattn.mechanisms.growing.growth.statistics import Kept, Statistics, apply_metric
+from refattn.mechanisms.precision import PrecisionError, PrecisionWarning
 from refattn.ops.solve import conjugate_gradients
 from tests.mechanisms.growing.calls import BLOCK, SIZES, block_of, cut, draw, step
 
@@ -306,3 +307,17 @@ def test_bad_input() -> None:
             metric.direction(replace(statistics, kept=()), how)
     with pytest.raises(ValueError, match="statistics: got tokens that are all 0"):
         metric.factor(np.zeros((3, 3)), 1)
+
+
+def test_a_direction_that_was_not_reached_is_said() -> None:
+    """With the residual that it ends with, of the equation itself; half of the digits are a warning, none an error."""
+    statistics = problem(16, 20, 12, condition=30.0)
+    exact = metric.direction(statistics, "exact")
+    assert exact.residual < 1e-7
+    with pytest.warns(PrecisionWarning, match=r"residual: rounding may move it by .*, needs more iterations") as said:
+        early = metric.direction(statistics, "exact", iterations=4)
+    assert said[0].filename == __file__
+    missing = apply_metric(statistics, early.p) - statistics.gradient
+    assert early.residual == pytest.approx(np.linalg.norm(missing) / np.linalg.norm(statistics.gradient))
+    with pytest.raises(PrecisionError, match="needs more iterations"):
+        metric.direction(statistics, "exact", iterations=0)

@@ -12,6 +12,7 @@ import refattn as ra
 from refattn.mechanisms.koopman.implementations import shared
 from refattn.mechanisms.koopman.options.kernel import KERNELS
 from refattn.mechanisms.koopman.options.perturbation import KoopmanInverseError, certify
+from refattn.mechanisms.precision import PrecisionWarning
 from tests.mechanisms.koopman.calls import drawn, forward, one_step_of
 
 draw = drawn(11)
@@ -103,12 +104,18 @@ def test_twice_every_key_is_half_the_ridge() -> None:
     "options", [{}, {"causal": True}, {"fit": "separable"}, {"space": "full"}, {"space": "augmented"}]
 )
 def test_trouble_gives_finite_numbers(options: dict[str, Any]) -> None:
-    """One key; equal keys; no keys but 0; a trajectory that stands still; more transitions than keys."""
+    """One key; equal keys; no keys but 0; a trajectory that stands still; more transitions than keys.
+
+    Of equal keys the gradients have few digits: dense and shared differ by up to 3e-5. That is said.
+    """
     q, k, v = qkv()
-    for given in ((q, k[:, :, :1], v[:, :, :1]), (q, k[:, :, :1] + 0.0 * k, v), (q, 0.0 * k, v), (v, v, v)):
+    equal = (q, k[:, :, :1] + 0.0 * k, v)
+    for given in ((q, k[:, :, :1], v[:, :, :1]), equal, (q, 0.0 * k, v), (v, v, v)):
         for updates in (2, 5):
             out, saved = forward(*given, perturbation="identity", updates=updates, **options)
-            gradients = ra.koopman.backward(saved, draw("d", *out.shape))
+            said = given is equal and updates == 5 and "space" not in options
+            with pytest.warns(PrecisionWarning, match="^gradient of k") if said else nullcontext():
+                gradients = ra.koopman.backward(saved, draw("d", *out.shape))
             assert all(np.all(np.isfinite(x)) for x in (out, *gradients.values()))
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from refattn.mechanisms.graph_energy.implementations.pairs import between
 from refattn.mechanisms.graph_energy.solvers.newton import jacobian_of, told
 from refattn.mechanisms.graph_energy.system import System
+from refattn.mechanisms.precision import bound_of, report
 from refattn.xp import Array, concrete, namespace
 
 REST = 1e-6
@@ -27,6 +28,11 @@ SMALLEST = 1e-6
 
 def rate_at_rest(system: System, x: Array, d_x: Array) -> Array:
     """Return u (b, h, j, c), for the gradient of scores x at rest.
+
+    Warns
+    -----
+    PrecisionWarning
+        If the inverse of J may move a gradient by more than 1e-2 of its size, as it can in float32.
 
     Raises
     ------
@@ -47,4 +53,7 @@ def rate_at_rest(system: System, x: Array, d_x: Array) -> Array:
         raise ArithmeticError(
             'adjoint: the equilibrium is at or near a bifurcation, or not isolated; use adjoint="unroll"'
         )
+    # What J itself errs by comes back as many times as large.
+    error = float(xp.finfo(x.dtype).eps) * values[..., 0] / values[..., -1]  # (b, h, c)
+    report("adjoint", error, bound_of(x), 'float64, or adjoint="unroll"', stacklevel=7)
     return xp.permute_dims(xp.linalg.solve(transposed, right)[..., 0], (0, 1, 3, 2))
