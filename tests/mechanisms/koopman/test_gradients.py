@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -124,7 +125,7 @@ RIDGES = np.asarray([[[0.2, 0.5, 0.2], [0.4, 0.4, 0.1]], [[0.3, 0.3, 0.9], [1.0,
             marks=pytest.mark.slow,
         ),
     ],
-    ids=str,
+    ids=lambda options: re.sub(" at 0x[0-9a-f]+", "", str(options)),  # all workers have to name a test alike
 )
 def test_t18_ridges_by_coordinate_own_kernels_and_limits(options: dict[str, Any], implementation: str) -> None:
     assert_core(implementation, jitter=1e-2, **options)
