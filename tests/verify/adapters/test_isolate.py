@@ -265,7 +265,7 @@ def test_a_kernel_in_this_process_that_closes_the_streams_loses_no_report(tmp_pa
     (tmp_path / "closes.py").write_text(
         "import os\nimport refattn\n\ndef attend(q, k, v, **options):\n    os.closerange(1, 3)\n"
         "    return refattn.softmax.forward(q, k, v, **options)[0]\n\ndef takes(q, k, v, **options):\n"
-        "    os.close(1)\n    open('own', 'w').detach()\n    return refattn.softmax.forward(q, k, v)[0]\n"
+        "    os.close(1)\n    os.open('own', os.O_CREAT | 1)\n    return refattn.softmax.forward(q, k, v)[0]\n"
     )
     said = "it closed its standard output and standard error, opened again; what it printed meanwhile is lost"
     for name in ("attend", "takes"):
