@@ -111,7 +111,7 @@ def forward(
     total = xp.sum(counted, axis=-1, keepdims=True)  # (b, h, i, 1) [HOL.5]
     numerator = weights @ v_heads  # (b, h, i, e) [HOL.summed]
     attended = None
-    if options.counts:
+    if normaliser.counts:
         attended = xp.sum(masked(xp.ones_like(values), allowed), axis=-1, keepdims=True)  # (b, h, i, 1): n_i
     divisor = divisor_of(total, normaliser, attended)  # (b, h, i, 1) [HOL.divisor]
     out = numerator / divisor  # (b, h, i, e) [HOL.6]

@@ -104,7 +104,6 @@ class Options:
     normaliser: Normaliser = "exact"  # type: ignore[assignment]  # text is read below
     layer_norm: bool = True
     norm_eps: float = 1e-5
-    counts: bool = False  # whether the number of keys that a query may attend divides, too: the normaliser says so
 
     def __post_init__(self) -> None:
         order = check_whole("order", self.order, 0, ROUNDS)
@@ -116,7 +115,6 @@ class Options:
         checked["norm_eps"] = eps = _number("norm_eps", self.norm_eps, positive=False)
         if eps < 0.0:
             raise ValueError(f"norm_eps: got {self.norm_eps}, needs a finite number of at least 0")
-        checked["counts"] = normaliser.counts
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
