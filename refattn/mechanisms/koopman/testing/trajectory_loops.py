@@ -158,7 +158,7 @@ def visible_of(gram: np.ndarray, at: list[int], o: dict[str, Any]) -> np.ndarray
 
 
 def trajectory(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: list[int], o: dict[str, Any], see: See) -> np.ndarray:
-    """Return the last query (., 1, d) of q (., 1, d), which sees some of k, v (., j, d), or none; `see` gets every value.
+    """Return the last query (., 1, d) of q (., 1, d), which sees some of k, v (., j, d); `see` gets every value.
 
     Without a key it attends 0, and the fit has no observable but coordinates, so that it goes to 0.
     """
