@@ -81,9 +81,7 @@ def _with_one_width(run: Callable[[], None]) -> None:
         return one
 
     forward = hidden(attend.attention, lambda q, k, v, *rest: v.shape[-1] != q.shape[-1])
-    backward = hidden(
-        attend.attention_backward, lambda saved, d_result: d_result.shape[-1] != saved.core.inner.q.shape[-1]
-    )
+    backward = hidden(attend.attention_backward, lambda saved, d_result: d_result.shape[-1] != saved.like.shape[-1])
     with mock.patch.multiple(attend, attention=forward, attention_backward=backward):
         run()
 
