@@ -12,9 +12,8 @@ What agrees with refattn: the layout (batch, heads, tokens, dim), boolean masks 
 
 What differs (measured with torch 2.13):
 - `is_causal` aligns top-left. Bottom-right, refattn's default, is torch's own `causal_lower_right`, which has no kernel
-  on the CPU: torch builds the triangle and passes it on as a boolean mask. For n_q > n_k the first rows are empty, and
-  torch warns of NaN there. A kernel on CUDA gave them other numbers than 0 (torch 2.11 on an H200: -1.5), and wrong
-  gradients of k and v. So the triangle is a mask here if n_q > n_k.
+  on the CPU: torch builds the triangle and passes it on as a boolean mask. For n_q > n_k torch warns of NaN in the
+  empty rows; on the CPU they are 0.
 - `is_causal` together with a mask is an error by torch's documentation. The math kernel raises; the flash kernel
   applies both without a word. So the triangle is combined with the mask here, and `is_causal` is not exercised then.
 - There is no soft-cap: declined. So are windows, offsets, sinks and lengths, which would be masks here, and dropout,
@@ -61,12 +60,12 @@ def attend(
     n_q, n_k = q.shape[2], k.shape[2]
     shift = n_k - n_q if causal in (True, "bottom_right") else 0  # query i may see key j when j <= i + shift
     seen = None
-    if mask is not None or (bias is not None and causal) or shift < 0:
+    if mask is not None or (bias is not None and causal):
         past = torch.ones(n_q, n_k, dtype=torch.bool, device=q.device).tril(shift)
         seen = past if mask is None else tensor(mask)
         seen = seen[(None,) * (4 - seen.ndim)]
         seen = seen & past if causal and mask is not None else seen
-    elif shift > 0 and bias is None:
+    elif shift and bias is None:
         with warnings.catch_warnings():  # the warning of NaN, which refattn will see if it comes true
             warnings.filterwarnings("ignore", "Lower right causal bias")
             seen = causal_lower_right(n_q, n_k)

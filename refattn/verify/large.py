@@ -104,7 +104,7 @@ def causal(core: Core, s: Sample) -> float:
         changed = {name: x.copy() for name, x in s.inputs.items()}
         upstream = {name: x.copy() for name, x in s.upstream.items()}
         for x in changed.values():
-            x[:, :, now:] += NUDGE
+            x[:, :, now:] += core.mechanism.perturbation
         for x in upstream.values():
             x[:, :, now:] = 0.0
         a, b = ({n: y[:, :, :now] for n, y in core(x, options, upstream).items()} for x in (s.inputs, changed))
@@ -116,7 +116,7 @@ def independent(core: Core, s: Sample) -> float:
     """The first head changes no other one."""
     changed = {name: x.copy() for name, x in s.inputs.items()}
     for x in changed.values():
-        x[:, :1] += NUDGE
+        x[:, :1] += core.mechanism.perturbation
     a, b = ({n: y[:, 1:] for n, y in core(x, s.options, s.upstream).items()} for x in (s.inputs, changed))
     return used_share(a, b, core.noise(s.inputs, s.options, s.upstream))
 

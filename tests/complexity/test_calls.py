@@ -33,8 +33,8 @@ CORE = {
     "softmax": (15, 30),
     "higher_order": (70, 58),
     "sympformer": (40, 28),
-    "graph_energy": (150, 185),
-    "koopman": (345, 215),
+    "graph_energy": (162, 193),
+    "koopman": (438, 233),
     "growing": (15, 30),
     "delta": (58, 68),
 }
@@ -43,7 +43,7 @@ BLOCK = {
     "higher_order": (215, 170),
     "sympformer": (330, 400),
     "graph_energy": (510, 475),
-    "koopman": (490, 350),
+    "koopman": (580, 372),
     "growing": (168, 155),
     "delta": (260, 310),
 }

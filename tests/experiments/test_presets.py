@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import refattn as ra
 from docs.experiments import presets
-from docs.experiments.presets import RESULTS, SETTINGS, SIZE, Job, by_setting, cost, steps_of
+from docs.experiments.presets import RESULTS, SETTINGS, SIZE, Cost, Job, by_setting, cost, steps_of
 from docs.experiments.runs import read
 from refattn.train import settings
 
@@ -21,16 +21,22 @@ def test_every_mechanism_with_presets_has_both_in_the_table() -> None:
             assert own == {"printed", "corrected"}, name
 
 
+TRAINED_WITH = {"B": 215_053_644.0, "H1": 343_654_602.0}
+"""Operations of a step when these were trained: their attention took the core of sympformer, and divided by z."""
+
+
 @pytest.mark.parametrize("name", ["softmax", "B", "H1", "Mercat", "delta"])
 def test_operations_are_those_that_are_stored(name: str) -> None:
     """And at equal operations a training has those of the baseline, to half a step."""
     found, budget = by_setting(RESULTS, [name])[name], cost(SETTINGS["softmax"]).of(SIZE["steps"])
+    own = Cost((TRAINED_WITH[name],), 0.0) if name in TRAINED_WITH else cost(SETTINGS[name])
     for lines in found.values():
         for line in lines:
-            assert line["result"]["operations"] == cost(SETTINGS[name]).of(line["run"]["steps"])
+            assert line["result"]["operations"] == own.of(line["run"]["steps"])
     (steps,) = {line["run"]["steps"] for line in found["operations"]}
-    assert steps == steps_of(SETTINGS[name])
-    assert abs(cost(SETTINGS[name]).of(steps) - budget) <= 0.5 * cost(SETTINGS[name]).of(1)
+    assert name in TRAINED_WITH or steps == steps_of(SETTINGS[name])
+    assert abs(own.of(steps) - budget) <= 0.5 * own.of(1)
+    assert 0.97 * own.of(1) < cost(SETTINGS[name]).of(1) <= own.of(1)  # docs/presets.md says by how much
 
 
 @pytest.mark.slow

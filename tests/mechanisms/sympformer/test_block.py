@@ -14,6 +14,7 @@ import pytest
 
 from refattn import Context, tree
 from refattn.mechanisms import option_kinds
+from refattn.mechanisms.softmax import core as softmax
 from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.integrators import coefficients, four_calls
 from refattn.mechanisms.sympformer.integrators.coefficients import phi
@@ -219,7 +220,8 @@ def test_a_token_knows_nothing_of_its_future(integrator: str, others: dict[str, 
 @pytest.mark.parametrize("integrator", [*INTEGRATORS, *BASELINES])
 def test_calls_of_the_oracle(integrator: str) -> None:
     params, x = stack(2, integrator=integrator, mlp="plain"), draw("x", 1, 4, 6)
-    with mock.patch.object(core, "forward", wraps=core.forward) as counted:
+    oracle = softmax if integrator in BASELINES else core
+    with mock.patch.object(oracle, "forward", wraps=oracle.forward) as counted:
         run(params, x)
     assert counted.call_count == 2 * (4 if integrator in FOUR_CALLS else 1)
     assert "four times for presymplectic and Strang; twice" in holds("sympformer", "a step calls attention as often")
@@ -229,7 +231,7 @@ def test_calls_of_the_oracle(integrator: str) -> None:
 def test_a_connection_is_a_second_call(connection: str, calls: int) -> None:
     """Where there is one: along the old momentum there is none at rest."""
     params, x = stack(2, integrator=f"lie_trotter(connection={connection!r})", mlp="plain"), draw("x", 1, 4, 6)
-    with mock.patch.object(core, "forward", wraps=core.forward) as counted:
+    with mock.patch.object(softmax, "forward", wraps=softmax.forward) as counted:
         run(params, x)
     assert counted.call_count == calls
 

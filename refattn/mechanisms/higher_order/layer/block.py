@@ -99,8 +99,9 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
 def options_of(params: Params) -> Options:
     """Return the choices of the core, with the numbers that are parameters."""
     config, xp = params.config, namespace(params.w_q)
-    # A number that NumPy made of a 0-d array is one again.
-    alpha, delta = (None if x is None else xp.reshape(x, ()) for x in (params.alpha, params.delta))
+    # A number that NumPy made of a 0-d array is one again. `asarray` would cut PyTorch's gradients off.
+    numbers = (None if x is None else xp.reshape(xp.reshape(x, (1,)), ()) for x in (params.alpha, params.delta))
+    alpha, delta = numbers
     normaliser = config.normaliser if delta is None else replace(config.normaliser, delta=delta)
     return Options(
         config.order, config.alpha if alpha is None else alpha, normaliser, config.layer_norm, config.norm_eps

@@ -97,7 +97,8 @@ def extend(params: Params, cache: KeysAndValues, x: Array, context: Context) -> 
 def point(params: Params, x: Array, y: Array, among: KeysAndValues, context: Context) -> tuple[Array, Array, Saved]:
     """Return what `forward` does, of tokens x (b, i, m), the last of those whose keys and values are given."""
     following, saved = equations.active(block).attend(params.block, x, among.k, among.v, context)  # (b, i, m)
-    last, keys = saved.core.trajectory[-1], among.k  # (b, h, i, d), (b, g, j, d)
+    keys = among.k  # (b, g, j, d)
+    last = namespace(x).astype(saved.core.trajectory[-1], keys.dtype)  # (b, h, i, d): the core's is of float64
     rows, columns = last.shape[2], keys.shape[2]
     seen = arange(0, columns, x)[None, :] <= arange(0, rows, x)[:, None] + (columns - rows)  # (i, j)
     log_weights = log_weights_of(last, keys, seen, similarity_of(saved))  # tagged there
@@ -107,7 +108,8 @@ def point(params: Params, x: Array, y: Array, among: KeysAndValues, context: Con
 def backward(params: Params, saved: Saved, d_log_weights: Array, d_following: Array) -> tuple[Array, Params]:
     """Return the gradients of x and of the parameters; a gradient of a weight that is not seen counts for nothing."""
     xp, config, inner = namespace(d_following), params.block.config, saved.block
-    last, keys = inner.core.trajectory[-1], inner.core.inputs[1]  # (b, h, i, d), (b, g, j, d)
+    keys = inner.core.inputs[1]  # (b, g, j, d)
+    last = xp.astype(inner.core.trajectory[-1], keys.dtype)  # (b, h, i, d)
     # forward: log_weights = log_weights_of(last, keys, ...)
     own = log_weights_backward(last, keys, saved.log_weights, similarity_of(inner), d_log_weights)
     # forward: following = x + merge_heads(last) @ w_o + b_o

@@ -72,9 +72,15 @@ CASES = (
     case("mask-causal", "masked", "both masks at once", mask=_mask(7, 7), causal=True),
     case("empty-rows", "masked", "most rows may attend nothing", mask=_mask(2, 2, 7, 7, keep=0.1)),
     case(
-        "empty-full", "masked", "the same, on all functions", mask=_mask(2, 2, 7, 7, keep=0.1), space="full", updates=3
+        "empty-full",
+        "masked",
+        "the same, on all functions",
+        b=1,
+        mask=_mask(1, 2, 7, 7, keep=0.1),
+        space="full",
+        updates=3,
     ),
-    case("empty-augmented", "masked", "and with coordinates", mask=_mask(2, 2, 7, 7, keep=0.1), space="augmented"),
+    case("empty-augmented", "masked", "and with coordinates", b=1, mask=_mask(1, 2, 7, 7, keep=0.1), space="augmented"),
     case(
         "grouped",
         "grouped",
