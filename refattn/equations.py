@@ -123,6 +123,11 @@ def declared(module: ModuleType) -> dict[str, str]:
     return found
 
 
+def family(id: str) -> str:
+    """Return the letters of a mechanism's ids: "SM" of SM.1 and of dSM.1."""
+    return id.partition(".")[0].removeprefix("d")
+
+
 def docstring(module: ModuleType) -> str:
     """Return the docstring of a module, from its source where Python left it out (``python -OO``)."""
     return _written_docstring(module) if module.__doc__ is None else module.__doc__

@@ -75,8 +75,8 @@ def id_problems(modules: Sequence[ModuleType], traced: Iterable[str]) -> list[st
     tags = [tag for module in modules for tag in equations.tags(module)]
     claimed = Counter(tag.id for tag in tags if tag.claims)
     named = {id for tag in tags for id in (tag.id, tag.last) if id}
-    own = {id.partition(".")[0].removeprefix("d") for id in declared}
-    ran = {id for id in traced if id.partition(".")[0].removeprefix("d") in own}  # those of another core are its own
+    own = {equations.family(id) for id in declared}
+    ran = {id for id in traced if equations.family(id) in own}  # those of another core are its own
     found = [f"{id} is declared {times} times" for id, times in declared.items() if times > 1]
     found += [f"{id} is declared and computed on 0 lines" for id in declared if not claimed[id]]
     found += [f"{id} is declared and computed on {claimed[id]} lines" for id in declared if not _once(modules, id)]

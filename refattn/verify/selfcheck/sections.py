@@ -301,19 +301,14 @@ def _ids(scope: Scope) -> Found:
                     with suppress(Unsupported):
                         gradients.by_hand(subject, scope.owner, implementation)
     named = set(mechanism.equations)
-    own = {_family(id) for id in named}
-    computed = {id for id in traced.variables if _family(id) in own}  # another core that it calls has its own
+    own = {equations.family(id) for id in named}
+    computed = {id for id in traced.variables if equations.family(id) in own}  # another core that it calls has its own
     odd = computed - named if scope.compiles else computed ^ named
     problems = [f"{id} is not both declared and computed" for id in odd]
     for module in mechanism.equation_modules:
         differ = {tag.id for tag in equations.tags(module) if tag.id} ^ set(equations.declared(module))
         problems += [f"{id} is not both declared and tagged in {module.__name__}" for id in differ]
     return (math.inf, "; ".join(sorted(problems))) if problems else (0.0, f"{len(computed)} equations")
-
-
-def _family(id: str) -> str:
-    """Return "SM" of SM.1 and dSM.1."""
-    return id.partition(".")[0].removeprefix("d")
 
 
 def _vectors(scope: Scope) -> Found:

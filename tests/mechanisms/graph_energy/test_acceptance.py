@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.precision import PrecisionWarning
 from tests.mechanisms.graph_energy.calls import (
     COUPLINGS,
     STATES,
@@ -61,6 +62,18 @@ def test_14_the_implicit_gradient_is_refused_where_there_is_none() -> None:
         out, saved = run(**options, adjoint="implicit")
         with pytest.raises(ArithmeticError, match=message):
             core.backward(saved, out)
+
+
+def test_14_the_implicit_gradient_says_where_rounding_may_move_it() -> None:
+    """Nearly without a way back to the start J is nearly singular: float32 may lose all but two digits, and says so."""
+    for dtype in ("float32", "float64"):
+        out, saved = forward(*(x.astype(dtype) for x in qkv(N)), adjoint="implicit", mu=1e-5, steps=400)
+        if dtype == "float64":
+            core.backward(saved, out)  # a warning is an error in tests
+            continue
+        with pytest.warns(PrecisionWarning, match="adjoint: rounding may move it by .*, needs float64, or") as said:
+            core.backward(saved, out)
+        assert said[0].filename == __file__
 
 
 def test_13_a_table_of_biases_is_shared_by_tokens_of_a_class() -> None:
