@@ -112,6 +112,10 @@ class Backend:
         """Return the truth of a condition, or None while the library traces and values are not known."""
         return bool(value)
 
+    def known(self, value: Any) -> bool:
+        """Tell whether `concrete` would return a truth."""
+        return self.concrete(value) is not None
+
     def erf(self, x: Array) -> Array:
         """Return the error function, which the standard lacks, of each element."""
         from scipy.special import erf
@@ -129,6 +133,14 @@ class Backend:
     def products(self) -> AbstractContextManager[None]:
         """Prepare once, for the ``with`` block, what each `product` in it would prepare for itself."""
         return nullcontext()
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        """Return a @ b in one piece, where one of them is the transpose of a large array."""
+        return a @ b
+
+    def constants(self, numbers: Sequence[float], dtype: Any, make: Callable[[], Array]) -> Array:
+        """Return the array of these numbers, the same in every call: `make` makes it, and it may be kept."""
+        return make()
 
     def sparse_product(self, indptr: Array, indices: Array, data: Array, x: Array) -> Array:
         """Return W x (rows, k) for a sparse W by rows, and x (columns, k).

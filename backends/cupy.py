@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
 from numpy.typing import NDArray
 
 from refattn.backends.base import Array, Backend, widened
+
+CONSTANTS = 256
+"""How many arrays of constant numbers are kept on the devices."""
 
 
 class CupyBackend(Backend):
@@ -19,7 +24,18 @@ class CupyBackend(Backend):
     package = "cupy"
     array_type = "ndarray"
     install = 'pip install "refattn[cupy]", or the cupy wheel for your version of CUDA'
-    tile_bytes = 64 << 20  # a GPU is only filled by large products
+
+    def __init__(self) -> None:
+        self._constants: dict[Hashable, Array] = {}
+
+    @cached_property
+    def tile_bytes(self) -> int:  # type: ignore[override]
+        """A share of the memory of the device: a call launches as few kernels as it can, and holds some ten tiles.
+
+        Of the memory that is free tiles would depend on the moment, and with them the last bits of results.
+        """
+        runtime = self.library().cuda.runtime
+        return max(64 << 20, int(runtime.getDeviceProperties(runtime.getDevice())["totalGlobalMem"]) // 64)
 
     def why_unavailable(self) -> str | None:
         reason = super().why_unavailable()
@@ -81,6 +97,28 @@ class CupyBackend(Backend):
         # The copy must be queued on the device of x, behind the work that computes it.
         with x.device:
             return widened(self.library().asnumpy(x))
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        # A product of batches copies operands that are not in C order: of a b and (b^T a^T)^T the one that copies less.
+        copied = sum(x.nbytes for x in (a, b) if not x.flags.c_contiguous)
+        if a.ndim == 2 or copied <= sum(x.nbytes for x in (a, b) if not x.mT.flags.c_contiguous):
+            return a @ b
+        return (b.mT @ a.mT).mT
+
+    def product(self, a: Array, b: Array) -> Array:
+        return self.matmul(a, b)
+
+    def constants(self, numbers: Sequence[float], dtype: Any, make: Callable[[], Array]) -> Array:
+        held = bytes(memoryview(numbers)) if isinstance(numbers, array) else tuple(numbers)
+        key = (held, str(dtype), self.library().cuda.runtime.getDevice())
+        if key not in self._constants:
+            if len(self._constants) >= CONSTANTS:
+                self._constants.clear()
+            self._constants[key] = make()
+        return self._constants[key]
+
+    def known(self, value: Any) -> bool:
+        return True  # to look at it would be to wait for it
 
     def erf(self, x: Array) -> Array:
         from cupyx.scipy.special import erf

@@ -10,6 +10,7 @@ import functools
 import math
 import operator
 import sys
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -134,6 +135,11 @@ def concrete(condition: Array | bool) -> bool | None:
     return backends.of(condition).concrete(condition)
 
 
+def known(condition: Array | bool) -> bool:
+    """Tell whether the truth of a condition is known, without a look at it where that would mean to wait."""
+    return isinstance(condition, bool) or backends.of(condition).known(condition)
+
+
 def dtype_name(x: Array) -> str:
     """Return the name of the dtype of `x` without its library: ``"float32"``, ``"bfloat16"``, ``"bool"``."""
     dtype, kind = x.dtype, type(x)
@@ -178,6 +184,23 @@ def product(a: Array, b: Array) -> Array:
 def products(*pairs: tuple[Array, Array]) -> list[Array]:
     """Return the `product` of each pair, whose work is handed out at once."""
     return backends.of(pairs[0][0]).together(pairs)
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """Return a @ b in one piece, where one of them is the transpose of a large array, which a library might copy."""
+    return backends.of(a).matmul(a, b)
+
+
+def constants(numbers: Sequence[float], dtype: Any, like: Array) -> Array:
+    """Return numbers that are the same in every call as an array on the device of `like`, where it may be kept."""
+    xp = namespace(like)
+    return backends.of(like).constants(numbers, dtype, lambda: xp.asarray(numbers, dtype=dtype, device=device(like)))
+
+
+def clip(x: Array, low: float, high: float) -> Array:
+    """Return x, at least `low` and at most `high`; NaN stays. The libraries' own may wait to look at the bounds."""
+    xp = namespace(x)
+    return xp.minimum(xp.maximum(x, low), high)
 
 
 def transpose(x: Array) -> Array:

@@ -10,7 +10,7 @@ Letters: b batch, h query head, i query, j key.
 
 from __future__ import annotations
 
-from refattn.xp import Array, arange, device, namespace, sum_wide_to
+from refattn.xp import Array, arange, constants, namespace, sum_wide_to
 
 
 def alibi_slopes(heads: int, like: Array) -> Array:
@@ -23,7 +23,7 @@ def alibi_slopes(heads: int, like: Array) -> Array:
         power *= 2
     slopes = [2.0 ** (-8.0 * n / power) for n in range(1, power + 1)]
     slopes += [2.0 ** (-4.0 * n / power) for n in range(1, 2 * (heads - power) + 1, 2)]
-    return namespace(like).asarray(slopes[:heads], dtype=like.dtype, device=device(like))
+    return constants(slopes[:heads], like.dtype, like)
 
 
 def alibi_forward(slopes: Array, queries: int, keys: int, offset: int | Array) -> Array:

@@ -255,6 +255,58 @@ def test_the_double_counts() -> None:
     }
 
 
+# --- what a call asks of a device
+
+
+LOOKS = {
+    "koopman": "koopman/options/perturbation.py koopman/implementations/shared.py",
+    "graph_energy": "graph_energy/core.py",
+}
+"""Files in which a core looks at values to say that there is no result: a solver that ended without one, scores that
+diverged."""
+
+
+@on_the_double
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_a_warm_call_neither_waits_nor_uploads(name: str, dtype: str) -> None:
+    double, module = importlib.import_module("cupy._double"), getattr(ra, name)
+    q, k, v, d_out = (0.25 * array(1, 2, 24, 8, dtype=dtype) for _ in range(4))
+    calls: list[dict[str, Any]] = [{}]
+    calls += [{"causal": True}] if name in ("softmax", "growing", "higher_order", "sympformer") else []
+    calls += [{"implementation": x} for x in ra.mechanism(name).implementations if x not in ("chunked", "recurrent")]
+    for options in calls:
+        for _ in range(2):
+            double.reset()
+            _, saved = module.forward(q, k, v, **options)
+            module.backward(saved, d_out)
+        looks = [place for kind, place in double.places if kind == "waits"]
+        allowed = LOOKS.get(name, "").split()
+        assert not [place for place in looks if not any(file in place for file in allowed)], options
+        assert double.tally["uploads"] == double.tally["downloads"] == 0, double.places
+
+
+@on_the_double
+def test_softmax_attention_takes_few_launches() -> None:
+    """One tile holds all scores where they are a small share of the device's memory."""
+    double = importlib.import_module("cupy._double")
+    q, k, v, d_out = (array(1, 2, 600, 16, dtype="float32") for _ in range(4))
+    double.reset()
+    _, saved = ra.softmax.forward(q, k, v)
+    assert saved.implementation == "tiled" and double.tally["launches"] <= 40
+    double.reset()
+    ra.softmax.backward(saved, d_out)
+    assert double.tally["launches"] <= 50
+    assert double.tally["copies"] < 600 * 600 * 4  # of what is as large as q and k alone, no scores
+
+
+def test_a_product_with_a_transpose_is_the_same() -> None:
+    a, b = array(2, 3, 50, 40), array(2, 3, 50, 4)
+    for x, y in ((a.mT, b), (b.mT, a), (a, a.mT), (a.mT[0, 0], b[0, 0]), (b.mT, b)):
+        found = CUPY.to_numpy(CUPY.matmul(x, y))
+        np.testing.assert_allclose(found, CUPY.to_numpy(x) @ CUPY.to_numpy(y), rtol=1e-13, atol=1e-13)
+
+
 # --- the script for a machine with a GPU
 
 
@@ -267,7 +319,7 @@ def test_the_script_for_a_gpu_runs_through(tmp_path: Path) -> None:
     result = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr
     tables = (tmp_path / "tables.md").read_text()
-    assert tables.startswith("a test double, 8 GiB") and "| cupy | float32 | 2 | 0 | 0 |" in tables
+    assert tables.startswith("a test double, 80 GiB") and "| cupy | float32 | 2 | 0 | 0 |" in tables
     assert {"first", "timings", "check-growing", "tests", "train-softmax", "verify-math-cupy"} == {
         line.split(" | ")[0].strip("| ") for line in (tmp_path / "rows").read_text().splitlines()
     }

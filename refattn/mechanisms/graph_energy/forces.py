@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.args import check_arrays, check_floating
-from refattn.xp import Array, concrete, device, is_array, namespace, raised
+from refattn.xp import Array, concrete, constants, is_array, namespace, raised
 
 Number = float | Array
 Function = Callable[[Array], Array]
@@ -226,7 +226,7 @@ class Polynomial:
         a: Any = self.coefficients
         xp = namespace(q)
         if not is_array(a):
-            a = xp.asarray([float(c) for c in a], dtype=raised(q).dtype, device=device(q))
+            a = constants([float(c) for c in a], raised(q).dtype, q)
         check_arrays(q=q, coefficients=a)
         check_floating(coefficients=a)
         if len(a.shape) != 1 or a.shape[0] == 0:

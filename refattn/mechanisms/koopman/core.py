@@ -416,7 +416,8 @@ def table(name: str, value: Any, like: Array, later: int) -> Array:
     if own and shape[2] != width:
         raise ValueError(f"ridge: got shape {shape}, needs one number for each of the {width} coordinates")
     low = x <= 0.0 if name == "ridge" else x < 0.0
-    if concrete(xp.any(low | ~xp.isfinite(x))):
+    fine = type(value) is float and 0.0 < value < math.inf  # known on the host: no look at the device
+    if not fine and concrete(xp.any(low | ~xp.isfinite(x))):
         raise ValueError(f"{name}: got {value}, needs finite numbers {'above' if name == 'ridge' else 'of at least'} 0")
     return xp.reshape(x, shape)
 
@@ -468,7 +469,7 @@ def _like(name: str, value: Any, like: Array) -> Array:
     """Return a number or an array as an array of the dtype of `like`."""
     xp = namespace(like)
     if not is_array(value):
-        return xp.asarray(value, dtype=like.dtype, device=device(like))
+        return xp.full((), value, dtype=like.dtype, device=device(like))
     if type(value).__module__.partition(".")[0] == "numpy" and value.shape == ():
         return xp.asarray(float(value), dtype=like.dtype, device=device(like))
     check_arrays(q=like, **{name: value})

@@ -175,7 +175,7 @@ def cut(chunk: int, heads: int = 1) -> Iterator[None]:
         whole, blocks = tiles(q, k, chunk)
         return Plan(whole, blocks, max(chunk - 1, 1))
 
-    sizes: dict[str, Any] = {"SHORTEST": chunk, "LONGEST": chunk, "HEADS": heads}
+    sizes: dict[str, Any] = {"SHORTEST": chunk, "LONGEST": chunk, "FEWER": chunk, "HEADS": heads}
     with mock.patch.multiple(schedule, **sizes), mock.patch.object(tiled, "plan", plan):
         yield
 

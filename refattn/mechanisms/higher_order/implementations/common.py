@@ -18,7 +18,7 @@ from refattn.mechanisms.higher_order.implementations.state import State
 from refattn.mechanisms.higher_order.options import Options
 from refattn.ops.heads import ungroup_heads
 from refattn.ops.tiles import Tile
-from refattn.xp import Array, arange, namespace, sum_wide, zeros
+from refattn.xp import Array, arange, clip, namespace, sum_wide, zeros
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def sums_attended(x: Array, offset: int | None, queries: int) -> Array:
         total = xp.sum(x, axis=2, keepdims=True)
         return xp.broadcast_to(total, (*x.shape[:2], queries, x.shape[3]))[:, :, None, ...]
     up_to = xp.cumulative_sum(x, axis=2, include_initial=True)
-    seen = xp.clip(arange(0, queries, x) + (offset + 1), 0, x.shape[2])
+    seen = clip(arange(0, queries, x) + (offset + 1), 0, x.shape[2])
     return xp.take(up_to, seen, axis=2)[:, :, None, ...]
 
 

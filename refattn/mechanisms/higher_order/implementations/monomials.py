@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement
 
-from refattn.xp import Array, device, namespace
+from refattn.xp import Array, constants, namespace
 
 ROWS = 1024
 """Rows of the highest degree that are made at once, and rows that the adjoint selects at once: they are used up while
@@ -77,7 +77,7 @@ def monomials_backward(x: Array, lowest: int, degree: int, d_monomials: Array, *
         if r > 1:
             table = _table(width, r)
             if not divided:
-                factorial = xp.asarray(table.factorial, dtype=xp.float32, device=device(x))
+                factorial = constants(table.factorial, xp.float32, x)
                 d_power = d_power * xp.astype(factorial, x.dtype)[:, None]
             # forward: power = all x^m / m! of degree r
             d_power = _pull(powers[r - 1], d_power, table)
@@ -162,4 +162,4 @@ def _pull(lower: Array, d_power: Array, table: _Table) -> Array:
 def _select(x: Array, rows: array[int]) -> Array:
     """Return rows of x (..., f, c) in a given order."""
     xp = namespace(x)
-    return xp.take(x, xp.asarray(rows, dtype=xp.int32, device=device(x)), axis=-2)
+    return xp.take(x, constants(rows, xp.int32, x), axis=-2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
 from refattn.ops.heads import sum_group
-from refattn.xp import Array, namespace
+from refattn.xp import Array, matmul, namespace
 
 
 def forward(kernel: Kernel, queries: Array, keys: Array, values: Array, allowed: Array | None) -> Array:
@@ -29,14 +29,14 @@ def backward(
     xp = namespace(queries)
     products, weights = _weights(kernel, queries, keys, allowed)
     # forward: sums = weights @ values
-    d_values = sum_group(xp.matrix_transpose(weights) @ d_sums) * kernel.factor
+    d_values = sum_group(matmul(xp.matrix_transpose(weights), d_sums)) * kernel.factor
     d_weights = d_sums @ xp.matrix_transpose(values)[:, :, None, ...]
     if allowed is not None:
         d_weights *= allowed
     # forward: weights = K(products), products = queries @ keys^T
     d_weights *= kernel.slope(products)
     d_queries = d_weights @ keys[:, :, None, ...]
-    d_keys = sum_group(xp.matrix_transpose(d_weights) @ queries)
+    d_keys = sum_group(matmul(xp.matrix_transpose(d_weights), queries))
     return d_queries, d_keys, d_values
 
 

@@ -16,8 +16,9 @@ from refattn.xp import Array, backend, namespace, zeros
 Chunk = tuple[int, int]
 """First and last-plus-one position of some tokens."""
 
-SHORTEST, LONGEST = 16, 256
-"""Tokens of a chunk: the most, and fewer where their features would fill memory."""
+SHORTEST, LONGEST, FEWER = 16, 256, 1024
+"""Tokens of a chunk: the most on a pool, and of one that takes all heads at once; fewer where their features would fill
+memory."""
 
 LARGEST = 4 << 20
 """Bytes of features of one head that a task of a pool makes at once."""
@@ -36,7 +37,7 @@ def plan(kernel: Kernel, q: Array, k: Array) -> tuple[Plan, int]:
         batch, heads = 1, max(1, min(HEADS, TOGETHER // (size * chunk)))
     else:
         batch, heads = b, groups
-        chunk = max(SHORTEST, min(LONGEST, owner.tile_bytes // (size * b * q.shape[1])))
+        chunk = max(SHORTEST, min(FEWER, owner.tile_bytes // (size * b * q.shape[1])))
     tiles = tuple(
         Tile(slice(n, min(n + batch, b)), slice(g, min(g + heads, groups)), (0, queries))
         for n in range(0, b, batch)

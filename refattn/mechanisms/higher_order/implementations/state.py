@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from refattn.args import check, check_arrays
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
 from refattn.ops.tiles import Tile
-from refattn.xp import Array, concrete, device, is_array, namespace, zeros
+from refattn.xp import Array, concrete, constants, is_array, namespace, zeros
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def settings(kernel: Kernel, like: Array) -> Array:
     numbers = (options.order, options.alpha, options.normaliser.delta, options.layer_norm, eps, kernel.width)
     xp = namespace(like)
     if not options.learned:
-        return xp.asarray([float(x) for x in numbers], dtype=like.dtype, device=device(like))
+        return constants([float(x) for x in numbers], like.dtype, like)
     return xp.stack([x if is_array(x) else zeros((), like) + float(x) for x in numbers])
 
 

@@ -38,7 +38,7 @@ from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.options.kernel import Kernel, Linear, Polynomial
 from refattn.mechanisms.koopman.options.spaces import Observables, Projected, counted
 from refattn.ops.solve import identity, solve
-from refattn.xp import Array, device, namespace, transpose, zeros
+from refattn.xp import Array, constants, namespace, transpose, zeros
 
 MOST = 1024
 """Features up to which S is worth while."""
@@ -88,7 +88,7 @@ def _factors(kernel: Polynomial, x: Array) -> Iterator[tuple[Array, Array]]:
     xp, width = namespace(x), x.shape[-1]
     longer = xp.concat([x / kernel.bandwidth, 0.0 * x[..., :1] + math.sqrt(kernel.constant)], axis=-1)
     for places in zip(*_monomials(kernel, width), strict=True):
-        at = xp.asarray(places, dtype=xp.int32, device=device(x))
+        at = constants(places, xp.int32, x)
         yield xp.take(longer, at, axis=-1), xp.take(identity(width + 1, x)[:, :width], at, axis=0) / kernel.bandwidth
 
 
@@ -97,7 +97,7 @@ def _roots(kernel: Polynomial, x: Array) -> Array:
     orders = (Counter(places).values() for places in _monomials(kernel, x.shape[-1]))
     counts = [math.factorial(kernel.degree) / math.prod(map(math.factorial, order)) for order in orders]
     xp = namespace(x)
-    return xp.sqrt(xp.asarray(counts, dtype=x.dtype, device=device(x)) * kernel.weight)
+    return xp.sqrt(constants(counts, x.dtype, x) * kernel.weight)
 
 
 def with_keys(span: Array, features: Array, delta: Array) -> Array:

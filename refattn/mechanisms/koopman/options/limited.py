@@ -37,7 +37,7 @@ from typing import Any
 
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.solve import identity, solve
-from refattn.xp import Array, concrete, namespace, transpose
+from refattn.xp import Array, concrete, known, namespace, transpose
 
 STEPS = 5000
 """Steps of a fit at most."""
@@ -226,7 +226,7 @@ def _settled(x: Array, like: Array, change: Callable[[Array], Array]) -> Array:
     xp = namespace(x)
     eps = float(xp.finfo(x.dtype).eps)
     going = xp.sum(x, axis=(-2, -1), keepdims=True) == xp.sum(x, axis=(-2, -1), keepdims=True)
-    unseen = concrete(xp.any(going)) is None
+    unseen = not known(xp.any(going))
     if unseen and x.shape[-2] > 1:
         raise Unsupported("fit: got a norm or nuclear with several transitions under jax.jit, whose steps ask values")
     for n in range(1 if unseen else STEPS):

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 from refattn.args import check
 from refattn.ops.solve import condition, identity, solve
-from refattn.xp import Array, backend, concrete, namespace, zeros
+from refattn.xp import Array, backend, concrete, known, namespace, zeros
 
 TOLERANCE = {"float64": 1e-13, "float32": 1e-6}
 STALLED = 1e3
@@ -114,7 +114,7 @@ def invert(
     for start in tried:
         x, change, length, going = start, xp.zeros_like(start), xp.zeros_like(left), left > STALLED
         norm, x_left = length + math.inf, length + math.inf
-        for _ in range(STEPS_UNSEEN if concrete(xp.any(going)) is None else STEPS):
+        for _ in range(STEPS if known(xp.any(going)) else STEPS_UNSEEN):
             next_x = x - length[..., None] * change
             residual, size, jacobian = evaluate(next_x)
             next_norm = xp.sqrt(xp.sum(residual * residual, axis=-1))

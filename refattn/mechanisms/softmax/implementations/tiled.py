@@ -31,7 +31,7 @@ from refattn.mechanisms.softmax.implementations.bound import safe_rows
 from refattn.ops.heads import group_heads, group_mask, sum_group, ungroup_heads
 from refattn.ops.masks import Band, existing, part_of, where_allowed
 from refattn.ops.tiles import PlaneSum, Tile, concat, most_rows, plan
-from refattn.xp import Array, max_last, namespace, sum_wide, sum_wide_to, zeros
+from refattn.xp import Array, backend, matmul, max_last, namespace, sum_wide, sum_wide_to, zeros
 
 Span = tuple[int, int]
 
@@ -112,9 +112,9 @@ def forward(
     grid = plan(q, k, most)
     q_grouped = group_heads(q, groups)
     safe: Array | bool | None = False
-    if all(x is None for x in (first, q_lengths, k_lengths, bias, sink, keep)) and (
-        last is None or isinstance(last, int)
-    ):
+    plain = all(x is None for x in (first, q_lengths, k_lengths, bias, sink, keep))
+    # To know which rows are safe takes longer than their maximum where the host has to wait for what it looks at.
+    if backend(q).pools and plain and (last is None or isinstance(last, int)):
         safe = safe_rows(q_grouped, k, v, last, scale, softcap)
     mask, bias, keep = (group_mask(x, groups) for x in (mask, bias, keep))
     pairs = Pairs(Band(first, last, q_lengths, k_lengths, q), mask, bias, keep, scale, softcap, slice(None))
@@ -288,7 +288,7 @@ def _backward_heads(
             size = columns[1] - columns[0]
             # forward: out = kept @ v
             if keep is None:
-                d_v_tile = sum_group(xp.matrix_transpose(weights) @ d_out)  # (b, g, j, e) [dSM.v]
+                d_v_tile = sum_group(matmul(xp.matrix_transpose(weights), d_out))  # (b, g, j, e) [dSM.v]
                 d_v[n] = _add_rows(d_v[n], d_v_tile, size)
                 del d_v_tile  # so that the next product fits where the scores were
                 # forward: weights = exp(masked - lse)
@@ -296,7 +296,7 @@ def _backward_heads(
             else:
                 factor = part_of(keep, rows, columns)
                 kept = factor * weights  # (b, g, r, i, j) [SM.kept]
-                d_v_tile = sum_group(xp.matrix_transpose(kept) @ d_out)  # (b, g, j, e) [dSM.v]
+                d_v_tile = sum_group(matmul(xp.matrix_transpose(kept), d_out))  # (b, g, j, e) [dSM.v]
                 d_v[n] = _add_rows(d_v[n], d_v_tile, size)
                 d_kept = d_out @ xp.matrix_transpose(v[..., at, :])  # (b, g, r, i, j) [dSM.kept]
                 assert d_keep is not None
@@ -313,7 +313,7 @@ def _backward_heads(
                 d_scores = d_scores * slope  # (b, g, r, i, j) [dSM.1]
             # forward: scores = q @ k^T * scale
             d_product += d_scores @ k[..., at, :]
-            d_k_tile = sum_group(xp.matrix_transpose(d_scores) @ q_scaled)  # (b, g, j, d) [dSM.k]
+            d_k_tile = sum_group(matmul(xp.matrix_transpose(d_scores), q_scaled))  # (b, g, j, d) [dSM.k]
             d_k[n] = _add_rows(d_k[n], d_k_tile, size)
             del weights, d_scores, d_k_tile
         d_rows.append(d_product)

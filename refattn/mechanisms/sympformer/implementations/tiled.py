@@ -26,7 +26,7 @@ from refattn.mechanisms.sympformer.dense import counts
 from refattn.ops.heads import group_heads, sum_group, ungroup_heads
 from refattn.ops.masks import allowed_in_tile
 from refattn.ops.tiles import Plan, Tile, plan, run
-from refattn.xp import Array, max_last, namespace, zeros
+from refattn.xp import Array, matmul, max_last, namespace, zeros
 
 WAVE = 2
 """Strips of a wave: enough for several workers, and few, since it is their scores that fill the memory."""
@@ -219,10 +219,10 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
                     if strip.columns > block[0]:
                         at = slice(block[0], min(block[1], strip.columns))
                         # forward: sum = pairs @ v
-                        more = sum_group(xp.matrix_transpose(pairs[..., at]) @ d_sum)
+                        more = sum_group(matmul(xp.matrix_transpose(pairs[..., at]), d_sum))
                         d_v_block = _plus(d_v_block, more)
                         # forward: scores = q @ k^T * scale
-                        more = sum_group(xp.matrix_transpose(d_masked[..., at]) @ strip.part.of_rows(queries))
+                        more = sum_group(matmul(xp.matrix_transpose(d_masked[..., at]), strip.part.of_rows(queries)))
                         d_k_block = _plus(d_k_block, more * saved.scale)
                 return d_k_block, d_v_block
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from refattn.args import check, check_number
 from refattn.mechanisms.sympformer.params import Add, Layer
-from refattn.xp import Array, namespace
+from refattn.xp import Array, clip, namespace
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def friction_backward(layer: Layer, t: Array, d_minus_alpha: Array, add: Add) ->
 
 def damping(layer: Layer, t: Array, h: Array) -> Array:
     """Return a, the integral of the damping from t to t + h."""
-    xp, clip = namespace(t), layer.params.config.damping.clip
-    a = xp.clip(_integral(layer, t, h), -clip, clip)  # (1) [SYMP.15]
+    bound = layer.params.config.damping.clip
+    a = clip(_integral(layer, t, h), -bound, bound)  # (1) [SYMP.15]
     return a
 
 

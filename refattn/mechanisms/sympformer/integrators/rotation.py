@@ -28,7 +28,7 @@ Source: Tao 2016 (arXiv:1609.02212), equation 3.
 from __future__ import annotations
 
 from refattn.mechanisms.sympformer.params import Add, Layer, inner
-from refattn.xp import Array, namespace
+from refattn.xp import Array, clip, namespace
 
 Copies = tuple[Array, Array, Array, Array]
 """X, Y, P and Q, or their gradients."""
@@ -39,9 +39,9 @@ def xi_of(layer: Layer) -> tuple[Array, Array | None]:
     kind, h_x = layer.params.config.integrator, layer.numbers["h_x"]  # -, (1)
     if "xi" not in layer.numbers:
         return 0.0 * h_x + kind.xi, None
-    xp, learned = namespace(h_x), layer.numbers["xi"]  # -, (1)
+    learned = layer.numbers["xi"]  # (1)
     asked = learned if kind.angle is None else 0.5 * kind.angle * learned / h_x  # (1): xi before it is clipped
-    xi = xp.clip(asked, kind.least, kind.most)  # (1) [SYMP.frequency]
+    xi = clip(asked, kind.least, kind.most)  # (1) [SYMP.frequency]
     return xi, (asked > kind.least) & (asked < kind.most)
 
 

@@ -34,7 +34,7 @@ class runtime:  # noqa: N801 (a module of CuPy)
         return {"name": b"a test double", "totalGlobalMem": TOTAL}
 
 
-TOTAL = 8 << 30
+TOTAL = 80 << 30
 
 
 class Device:
