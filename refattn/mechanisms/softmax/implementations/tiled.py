@@ -12,7 +12,7 @@ implementation.
 
 Rows whose scores are provably small (see `bound`) take 0 for their maximum, and where all rows of a block are such rows
 no maximum is computed. A row gives the same bits whether or not its neighbours need theirs. Calls with a window, a
-bias, sinks, lengths or dropout compute the maximum of every row.
+bias, sinks, lengths or dropout compute the maximum of every row, and so do libraries without a pool of workers.
 
 Of the sums of the backward two come from the output: sum_j dw_ij w_ij = do_i . o_i, with dropout and sinks as well, and
 dsink_s = sum_i exp(sink_s - lse_i) (dlse_i - do_i . o_i).
