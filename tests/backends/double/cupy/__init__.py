@@ -120,9 +120,9 @@ class ndarray:  # noqa: N801 (CuPy's name)
     def __init__(self, *_: Any, **__: Any) -> None:
         raise TypeError("the double makes arrays by functions alone")
 
-    def __del__(self) -> None:
+    def __del__(self, held: Any = _double.held) -> None:  # at the end modules are gone
         if getattr(self, "_owner", 0) is None:
-            _double.held["now"] -= self._x.nbytes
+            held["now"] -= self._x.nbytes
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise TypeError(
