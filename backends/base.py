@@ -33,6 +33,8 @@ class Backend:
     """The command that installs it."""
     pools: bool = False
     """Whether `map` runs tasks at the same time, so that many small ones are better than a few large ones."""
+    waits: bool = False
+    """Whether the host waits for a device where it looks at a value, so that what only saves work is not looked at."""
     tile_bytes: int = 16 << 20
     """The size of the largest temporary that a tiled implementation should make."""
 
@@ -113,8 +115,8 @@ class Backend:
         return bool(value)
 
     def known(self, value: Any) -> bool:
-        """Tell whether `concrete` would return a truth."""
-        return self.concrete(value) is not None
+        """Tell whether `concrete` would return a truth; a look at the value is not worth waiting for a device."""
+        return self.waits or self.concrete(value) is not None
 
     def erf(self, x: Array) -> Array:
         """Return the error function, which the standard lacks, of each element."""

@@ -24,6 +24,7 @@ class CupyBackend(Backend):
     package = "cupy"
     array_type = "ndarray"
     install = 'pip install "refattn[cupy]", or the cupy wheel for your version of CUDA'
+    waits = True
 
     def __init__(self) -> None:
         self._constants: dict[Hashable, Array] = {}
@@ -116,9 +117,6 @@ class CupyBackend(Backend):
                 self._constants.clear()
             self._constants[key] = make()
         return self._constants[key]
-
-    def known(self, value: Any) -> bool:
-        return True  # to look at it would be to wait for it
 
     def erf(self, x: Array) -> Array:
         from cupyx.scipy.special import erf

@@ -225,4 +225,5 @@ def _same(value: Any, default: Any) -> bool:
 
 def _like(x: Array, like: Array) -> Array:
     xp = namespace(like)
-    return xp.astype(xp.reshape(x, like.shape), like.dtype)
+    # NumPy's numbers are no arrays; of one axis they are. `asarray` would cut PyTorch's gradients off.
+    return xp.reshape(xp.astype(xp.reshape(x, (-1,)), like.dtype), like.shape)

@@ -12,7 +12,7 @@ implementation.
 
 Rows whose scores are provably small (see `bound`) take 0 for their maximum, and where all rows of a block are such rows
 no maximum is computed. A row gives the same bits whether or not its neighbours need theirs. Calls with a window, a
-bias, sinks, lengths or dropout compute the maximum of every row, and so do libraries without a pool of workers.
+bias, sinks, lengths or dropout compute the maximum of every row, and so does CuPy.
 
 Of the sums of the backward two come from the output: sum_j dw_ij w_ij = do_i . o_i, with dropout and sinks as well, and
 dsink_s = sum_i exp(sink_s - lse_i) (dlse_i - do_i . o_i).
@@ -113,8 +113,8 @@ def forward(
     q_grouped = group_heads(q, groups)
     safe: Array | bool | None = False
     plain = all(x is None for x in (first, q_lengths, k_lengths, bias, sink, keep))
-    # To know which rows are safe takes longer than their maximum where the host has to wait for what it looks at.
-    if backend(q).pools and plain and (last is None or isinstance(last, int)):
+    # Where the host waits for what it looks at, the maximum of every row is there sooner than which rows are safe.
+    if not backend(q).waits and plain and (last is None or isinstance(last, int)):
         safe = safe_rows(q_grouped, k, v, last, scale, softcap)
     mask, bias, keep = (group_mask(x, groups) for x in (mask, bias, keep))
     pairs = Pairs(Band(first, last, q_lengths, k_lengths, q), mask, bias, keep, scale, softcap, slice(None))
