@@ -75,7 +75,9 @@ def sdist_names(sdist: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def clones(tmp_path_factory: pytest.TempPathFactory) -> Clones:
     """The tree as git checks it out with `core.symlinks`, and without: the link is a file that holds its target."""
-    ignore = shutil.ignore_patterns("__pycache__", "*.py[cod]", "*.egg-info", ".*_cache", "_build", "env", "results")
+    ignore = shutil.ignore_patterns(
+        "__pycache__", "*.py[cod]", "*.egg-info", ".*_cache", "_build", "learn", "env", "results"
+    )
     made = {}
     for way in WAYS:
         clone = made[way] = tmp_path_factory.mktemp("clone")

@@ -41,7 +41,8 @@ def test_operations_are_those_that_are_stored(name: str) -> None:
 
 @pytest.mark.slow
 def test_growth_is_counted_and_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presets, "SIZE", {**SIZE, "context": 16, "width": 16, "heads": 2, "score_bytes": 2000})
+    # A head has 16 columns after two growths. In a width of 16 the second growth would find gradients of rounding alone.
+    monkeypatch.setattr(presets, "SIZE", {**SIZE, "context": 16, "heads": 2, "score_bytes": 2000})
     cost.cache_clear()
     setting = SETTINGS["Burgund"]
     own = cost(setting)
@@ -51,7 +52,7 @@ def test_growth_is_counted_and_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     cost.cache_clear()
     plain = presets.train(settings.build("growing", {**presets.SIZE, "steps": 6}))
     columns = 2 * SIZE["layers"] * 2 * 2 * 4  # twice, of queries and keys of each head, four
-    assert result["diverged"] is None and result["parameters"] - plain["parameters"] in (columns * 16, columns * 17)
+    assert result["diverged"] is None and result["parameters"] - plain["parameters"] in (columns * 32, columns * 33)
 
 
 @pytest.mark.slow

@@ -61,21 +61,30 @@ def true(q: Any, k: Any, v: Any, updates: int, jitter: float, fit: str = "stein"
         both = once + epsilon * (fitted * start.T * once)
         place = dual * mp.matrix([kernel(key, attended) for key in k])
         target, mapping = both.T * place, once.T * dual
-        x = once.T * place
-        for _ in range(60):
-            at = mp.matrix([kernel(key, x) for key in k])
-            missing = x + epsilon * (mapping * at) - target
-            slopes = mp.eye(d)
+        x = root(k, epsilon, mapping, target, [once.T * place, mp.matrix(attended), mp.matrix(path[-1])])
+        path.append([x[p] for p in range(d)])
+    return path[-1]
+
+
+def root(k: Any, epsilon: Any, mapping: Any, target: Any, starts: Any) -> Any:
+    """The x with x + epsilon mapping kernel(k, x) = target that damped Newton reaches: there may be more than one."""
+    for start in starts:
+        x, move, length, norm, d = start, 0 * start, mp.mpf(1), mp.inf, len(start)
+        for _ in range(400):
+            moved = x - length * move
+            missing = moved + epsilon * (mapping * mp.matrix([kernel(key, moved) for key in k])) - target
+            if mp.norm(missing) > (1 - length / 10**4) * norm:
+                length /= 2
+                continue
+            x, norm, length, slopes = moved, mp.norm(missing), mp.mpf(1), mp.eye(d)
             for o, key in enumerate(k):
                 near = mp.exp(-mp.fsum((a - b) ** 2 for a, b in zip(x, key, strict=True)) / (2 * d))
                 slope = mp.matrix([[key[p] - (x[p] - key[p]) * near / d for p in range(d)]])
                 slopes += epsilon * mapping[:, o] * slope
             move = mp.lu_solve(slopes, missing)
-            x -= move
             if mp.norm(move) <= mp.mpf(10) ** -40 * (1 + mp.norm(x)):
-                break
-        path.append([x[p] for p in range(d)])
-    return path[-1]
+                return x - move
+    raise ZeroDivisionError("psi has no inverse there")
 
 
 def drawn(rng: Any, sizes: tuple[float, float], dtype: str) -> tuple[tuple[Any, Any, Any], Any, int]:
