@@ -353,9 +353,6 @@ class Mechanism:
         The modules whose lines carry the equations: the dense implementation first, then the block.
     block_modules
         Those modules of `equation_modules` that stand around the core, beside the module of the block.
-    further_modules
-        Modules with equations of their own that no call of the core and no configuration of the block computes: what a
-        context may bring, and functions beside the block.
     loops
         The second derivation: ``forward`` and ``backward`` in scalar loops, returning equation values by id.
     block_derived_twice
@@ -487,7 +484,6 @@ class Mechanism:
     differentiable: tuple[str, ...] = ()
     families: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     block_modules: tuple[ModuleType, ...] = ()
-    further_modules: tuple[ModuleType, ...] = ()
     one_sequence: bool = False
     configs: tuple[Mapping[str, Any], ...] = ()
     sampled: Mapping[str, Any] = field(default_factory=dict)
@@ -538,7 +534,6 @@ class Mechanism:
         return (
             *getattr(self.grow, "TAGGED", ()),
             *(() if self.pointer is None else (self.pointer,)),
-            *self.further_modules,
         )
 
     @property

@@ -15,11 +15,10 @@ Beside these:
 - `params.py`, the parameters of a block; `maps.py`, its affine maps and norms by their names;
 - `integrators/`, what the step makes of the momentum (`coefficients.py`, `damping.py`), and the methods of two steps
   and of four calls;
-- `oracles/`, linear attention, the same with matrices for momenta, the Hamiltonian of all tokens, dropout, noise, and
-  what decoding keeps of the past;
-- `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, restarts, decoding,
-  the authors' variants by name (`presets.py`), and what learned numbers come to;
-- `geometry/`, a step in the geometry of the scores, and an ensemble for each prefix;
+- `oracles/`, linear attention, the same with matrices for momenta, the Hamiltonian of all tokens, and what decoding
+  keeps of the past;
+- `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, decoding, the
+  authors' variants by name (`presets.py`), and what learned numbers come to;
 - `baselines/`, the blocks that SympFormer is compared with;
 - `implementations/`, the force in linear memory;
 - `testing/`, the second derivation, designed calls, sizes of rounding errors, wrong readings.
@@ -40,13 +39,10 @@ from refattn.mechanisms.sympformer.baselines import attend_linear as _attend_lin
 from refattn.mechanisms.sympformer.baselines import connection as _connection
 from refattn.mechanisms.sympformer.baselines import connection_signed as _connection_signed
 from refattn.mechanisms.sympformer.core import Saved, backward, forward
-from refattn.mechanisms.sympformer.geometry import prefixes as _prefixes
-from refattn.mechanisms.sympformer.geometry import step as _step
 from refattn.mechanisms.sympformer.integrators import damping as _damping
 from refattn.mechanisms.sympformer.integrators import rotation as _rotation
 from refattn.mechanisms.sympformer.layer import block as _block
 from refattn.mechanisms.sympformer.layer import mlp as _mlp
-from refattn.mechanisms.sympformer.layer import restart as _restart
 from refattn.mechanisms.sympformer.layer import stream as _stream
 from refattn.mechanisms.sympformer.layer import tables as _tables
 from refattn.mechanisms.sympformer.layer.config import INTEGRATORS as _INTEGRATORS
@@ -54,12 +50,11 @@ from refattn.mechanisms.sympformer.layer.config import ORACLES as _ORACLES
 from refattn.mechanisms.sympformer.layer.config import module_of as _module_of
 from refattn.mechanisms.sympformer.layer.learned import learned as _learned
 from refattn.mechanisms.sympformer.layer.presets import PRESETS as _PRESETS
-from refattn.mechanisms.sympformer.oracles import noise as _noise
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
 _TITLE = "SympFormer"
-_READS = ("causal", "tokens", "draws")
+_READS = ("causal", "tokens")
 _BLOCK = Block(_block, _TITLE, _READS)
 
 _SMALL = {"width": 3, "heads": 1, "mlp": "attention_velocity(ratio=1)", "layers": 2}
@@ -86,7 +81,6 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
     {**_SMALL, "integrator": "classical", "mlp": "none", "oracle": "linear"},
     {**_SMALL, "integrator": "lie_trotter(connection='r2')", "mlp": "none", "oracle": "signed(ridge=0.5)"},
     {**_MOVING, "integrator": "lie_trotter", "mlp": "momentum(ratio=1)", "look_ahead": True},
-    {**_SMALL, "integrator": "lie_trotter", "mlp": "momentum(ratio=1)", "restart": 1, **_MIDDLE},
     {**_MOVING, "integrator": "lie_trotter(connection='h1')", "mlp": "momentum(ratio=1)"},
     {**_SMALL, "integrator": "lie_trotter(connection='r2', strength=0.7)", "mlp": "none"},
     {**_SMALL, "integrator": "forward_euler", "mlp": "none", "start": "table", "vocabulary": 3, "context": 4},
@@ -106,7 +100,6 @@ _SHARED = (
     _connection_signed,
     _mlp,
     _tables,
-    _restart,
 )
 _AROUND = (*dict.fromkeys(map(_module_of, (*_INTEGRATORS.values(), *_ORACLES.values()))), *_SHARED)
 
@@ -123,7 +116,6 @@ record = Mechanism(
     stored=dict.fromkeys(("SYMP.11", "dSYMP.10", "dSYMP.5")),
     outputs={"log_z": "SYMP.7"},
     block_modules=_AROUND,
-    further_modules=(_noise, _step, _prefixes),
     one_sequence=True,
     # Later tokens that are larger have a z beyond float32, and 0 times infinity reaches the tokens before them.
     perturbation=3.0,

@@ -119,15 +119,12 @@ class Layer:
         Its parameters, and its numbers, learned or not.
     causal
         Which tokens push a token: all (False), those up to itself (True), or also those of the past, a `Prefix`.
-    keep
-        Masks of a dropout, and noise, by name.
     """
 
     oracle: Any
     params: Params
     numbers: Numbers
     causal: Any
-    keep: Mapping[str, Array] = field(default_factory=dict)
 
 
 def inner(a: Array, b: Array) -> Array:

@@ -89,9 +89,7 @@ def by_autograd(params: tuple[Any, ...], x: Any, d_x: Any, context: Context | No
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in tree.flatten(whole).items()}
     placed = tree.unflatten(whole, leaves)
     if context is not None:
-        draws = context.draws and {name: torch.tensor(value) for name, value in context.draws.items()}
         context = replace(context, tokens=context.tokens if context.tokens is None else torch.tensor(context.tokens))
-        context = replace(context, draws=draws)
     loss = (run(placed["params"], placed["x"], context)[0].x * torch.tensor(d_x)).sum()
     found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return {name: value.numpy() for name, value in zip(leaves, found, strict=True)}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 from unittest import mock
 
 from refattn import Context, equations, mechanism, philox
 from refattn.mechanisms.sympformer.baselines import attend
-from refattn.mechanisms.sympformer.geometry import prefixes, step
 from refattn.mechanisms.sympformer.oracles import reduced
 from refattn.mechanisms.sympformer.params import Layer
 from tests.mechanisms.exercises import Make, Run, draw
@@ -35,8 +34,6 @@ STACKS: tuple[dict[str, Any], ...] = (
     {"integrator": "strang(angle=1.0)", "look_ahead": True},
     {"integrator": "lie_trotter", "mlp": "none", "start": "table"},
     {"integrator": "exponential_midpoint"},
-    {"mlp": "momentum", "draws": {"force", "velocity", "mlp"}},
-    {"integrator": "lie_trotter", "mlp": "momentum", "start": "linear", "draws": {"noise_force"}, "restart": 1},
 )
 
 
@@ -62,7 +59,6 @@ def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]
         *stacks,
         *connected,
         (sizes, partial(_reduced, sizes, make)),
-        *((tokens, partial(_geometry, sizes, make, connection)) for connection in ("none", "old", "new")),
         _decoding(sizes, make),
         _decoding(sizes, make, integrator="lie_trotter", mlp="none"),
     ]
@@ -113,17 +109,6 @@ def _reduced(sizes: Mapping[str, int], make: Make) -> None:
     own.backward(layer, saved, answer.g, d_p, d_moments, lambda name, value: None)
 
 
-def _geometry(sizes: Mapping[str, int], make: Make, connection: str) -> None:
-    b, i, m = (sizes[letter] for letter in "bim")
-    own, whole = equations.active(step), equations.active(prefixes)
-    x, v, d_x = (make(draw(name, b, i, m)) for name in ("x", "v", "d_x"))
-    params = own.fresh(m, x, beta=0.9, gamma=0.1)
-    _, _, saved = own.forward(params, x, v, connection=connection, normed=True)
-    own.backward(params, saved, d_x, v)
-    _, saves = whole.forward(lambda part: (part, None), x)
-    whole.backward(lambda _, d: d, saves, d_x)
-
-
 def _decoding(sizes: Mapping[str, int], make: Make, **options: Any) -> Run:
     """The last i of j tokens, after the others."""
     b, i, j, m = (sizes[letter] for letter in "bijm")
@@ -143,24 +128,13 @@ def _decoding(sizes: Mapping[str, int], make: Make, **options: Any) -> Run:
     return {**sizes, "h": h, "g": h, "r": 1, "d": m // h, "e": m // h}, run
 
 
-def _stack(
-    sizes: Mapping[str, int],
-    make: Make,
-    layers: int = 2,
-    causal: bool = True,
-    draws: Collection[str] = (),
-    **options: Any,
-) -> list[Run]:
+def _stack(sizes: Mapping[str, int], make: Make, layers: int = 2, causal: bool = True, **options: Any) -> list[Run]:
     """Every layer of a stack, with the state that the one before it gives and the gradients of the one after it."""
     b, i, m, t = (sizes[letter] for letter in "bimt")
     tokens = make(philox.integers((b, i), 0, t, seed=7, purpose="tokens"))
     block, context = (
         mechanism("sympformer").block,
-        Context(
-            causal=causal,
-            tokens=tokens if options.get("start") == "table" else None,
-            draws={name: make(draw(name, b, i, m)) for name in sorted(draws)} or None,
-        ),
+        Context(causal=causal, tokens=tokens if options.get("start") == "table" else None),
     )
     x = make(draw("x", b, i, m))
     configs = [block.Config(width=m, heads=3, layer=n, layers=layers, vocabulary=t, **options) for n in range(layers)]

@@ -49,7 +49,7 @@ class Saved:
 def forward(layer: Layer, y: Array) -> tuple[Array, Saved]:
     """Return f of normalised tokens y, and what `backward` reads."""
     q, k, v = (heads_of(layer, y, name) for name in "qkv")  # (b, h, i, d), (b, h, i, d), (b, h, i, e)
-    by_head, attended = attention(q, k, v, layer.causal, layer.keep.get("weights"))  # (b, h, i, d)
+    by_head, attended = attention(q, k, v, layer.causal)  # (b, h, i, d)
     joined = merge_heads(by_head)  # (b, i, m) [SYMP.attended]
     force = maps.affine(layer.params, joined, "o")  # (b, i, m) [SYMP.attended_force]
     return force, Saved(y, (q, k, v), attended, joined)
@@ -85,14 +85,11 @@ def both(d_qkv: Heads, d_further: Heads | None) -> Heads:
     return d_qkv[0] + d_further[0], d_qkv[1] + d_further[1], d_qkv[2] + d_further[2]
 
 
-def attention(q: Array, k: Array, v: Array, causal: bool | Prefix, keep: Array | None = None) -> tuple[Array, Any]:
-    """Return softmax attention (b, h, i, e) of queries and keys (b, h, i, d), values (b, h, i, e); and what is saved.
-
-    A mask (b, h, i, j) of the weights is dropout, SM.kept.
-    """
+def attention(q: Array, k: Array, v: Array, causal: bool | Prefix) -> tuple[Array, Any]:
+    """Return softmax attention (b, h, i, e) of q and k (b, h, i, d) and v (b, h, i, e), and what is saved."""
     if isinstance(causal, Prefix):
         k, v = causal.with_past(k, v)  # (b, h, j, d), (b, h, j, e)
-    return softmax.forward(q, k, v, causal=causal is not False, keep=keep)
+    return softmax.forward(q, k, v, causal=causal is not False)
 
 
 def attention_backward(saved: Any, d_result: Array) -> Heads:

@@ -40,7 +40,6 @@ from typing import Any, ClassVar
 from refattn import equations
 from refattn.args import check_choice, check_number
 from refattn.mechanisms.sympformer import maps
-from refattn.mechanisms.sympformer.oracles import noise
 from refattn.mechanisms.sympformer.params import Add, Integrator, Layer, inner, plus
 from refattn.ops import layer_norm
 from refattn.xp import Array
@@ -103,16 +102,13 @@ class Saved:
 
 def forward(layer: Layer, x: Array, p: Array | None, t: Array, history: None) -> tuple[Array, Array, None, Saved]:
     """Return the next tokens and momenta, no history, and what `backward` reads."""
-    kind, own = layer.params.config.integrator.connection, equations.active(noise)
-    point = own.noisy(layer.keep, "noise_ahead", maps.ahead(layer, x, p, "attention_mu"))  # (b, i, m): SYMP.noisy
-    y, norm = maps.normed(layer.params, point)  # (b, i, m) [SYMP.trotter_normed]
+    kind = layer.params.config.integrator.connection
+    y, norm = maps.normed(layer.params, maps.ahead(layer, x, p, "attention_mu"))  # (b, i, m) [SYMP.trotter_normed]
     force, attended = layer.oracle.forward(layer, y)  # (b, i, m): SYMP.attended_force
-    force = own.noisy(layer.keep, "noise_force", force)  # (b, i, m): SYMP.noisy
     whole = force  # (b, i, m): SYMP.trotter_blend at rest
     if p is not None:
         beta, gamma = layer.numbers["attention_beta"], layer.numbers["attention_gamma"]  # (1), (1)
         whole = beta * p + gamma * force  # (b, i, m) [SYMP.trotter_blend]
-    whole = own.noisy(layer.keep, "noise_momentum", whole)  # (b, i, m): SYMP.noisy
     turned, bent, bend, norm_half = whole, None, None, None  # (b, i, m): without a connection
     along = {"h1": p, "r2": whole}.get(kind)  # (b, i, m): what the connection is taken along
     if along is not None:

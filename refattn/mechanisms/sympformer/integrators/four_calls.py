@@ -50,7 +50,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn import equations
-from refattn.args import check, check_number
+from refattn.args import check_number
 from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.integrators import coefficients, damping, rotation
 from refattn.mechanisms.sympformer.integrators.coefficients import Coefficients, Rule, Ruled
@@ -71,15 +71,12 @@ class Doubled(Ruled):
         The rotation turns by 2 xi h_x. Where xi is learned it starts here.
     angle
         None, or a largest angle: xi is learned, and the rotation turns by a share of this angle.
-    free
-        Whether xi is learned without a largest angle.
     least, most
         Bounds of a learned xi.
     """
 
     xi: float = 1.0
     angle: float | None = None
-    free: bool = False
     least: float = 1e-4
     most: float = 100.0
 
@@ -92,20 +89,17 @@ class Doubled(Ruled):
         super().__post_init__()
         for name in ("xi", "least", "most"):
             check_number(name, getattr(self, name), positive=True)
-        check("free", self.free, bool)
         if self.angle is not None:
             check_number("angle", self.angle, positive=True)
-            if self.free:
-                raise ValueError(f"free: got True with a largest angle of {self.angle!r}, needs one of them")
         if self.least >= self.most:
             raise ValueError(f"least: got {self.least!r}, needs less than most, which is {self.most!r}")
 
     def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
-        """Return what xi is learned by: a share of the largest angle, or xi itself."""
-        if self.angle is not None:
-            share = 2.0 * self.xi * self.step / self.angle
-            return {"xi": ("unit", min(max(share, EDGE), 1.0 - EDGE))}
-        return {"xi": ("positive", self.xi)} if self.free else {}
+        """Return what xi is learned by: a share of the largest angle."""
+        if self.angle is None:
+            return {}
+        share = 2.0 * self.xi * self.step / self.angle
+        return {"xi": ("unit", min(max(share, EDGE), 1.0 - EDGE))}
 
 
 class Presymplectic(Doubled):

@@ -1,8 +1,8 @@
 """The rotation that holds two copies of tokens and momenta, (X, P) and (Y, Q), together.
 
-Equations (share and r, numbers of the block: xi is learned below a largest angle, or above 0, or not at all)::
+Equations (share, a number of the block: xi is learned below a largest angle, or not at all)::
 
-    [SYMP.frequency]  xi = clip(largest share / (2 h_x), least, most)    without a largest angle: clip(r, least, most)
+    [SYMP.frequency]  xi = clip(largest share / (2 h_x), least, most)
     [SYMP.rotation_angle]  angle = 2 xi h_x
     [SYMP.rotated_x]  X = (X + Y + cos(angle) (X - Y) + sin(angle) (P - Q)) / 2
     [SYMP.rotated_y]  Y = X + Y - X'                    X' the new X
@@ -18,7 +18,7 @@ Adjoints, for given dX, dY, dP and dQ of what it makes::
 
 with U = cos(angle) (P - Q) - sin(angle) (X - Y) and V = -cos(angle) (X - Y) - sin(angle) (P - Q); dY, dP and dQ of
 what goes in are SYMP.rotated_y to SYMP.rotated_q of the gradients, for minus the angle. dh_x = 2 xi dangle - xi dxi /
-h_x (without a largest angle 2 xi dangle), dshare = largest dxi / (2 h_x), dr = dxi.
+h_x (2 xi dangle where xi is fixed), dshare = largest dxi / (2 h_x).
 
 Axes: b batch, i token, m width.
 
@@ -39,8 +39,7 @@ def xi_of(layer: Layer) -> tuple[Array, Array | None]:
     kind, h_x = layer.params.config.integrator, layer.numbers["h_x"]  # -, (1)
     if "xi" not in layer.numbers:
         return 0.0 * h_x + kind.xi, None
-    learned = layer.numbers["xi"]  # (1)
-    asked = learned if kind.angle is None else 0.5 * kind.angle * learned / h_x  # (1): xi before it is clipped
+    asked = 0.5 * kind.angle * layer.numbers["xi"] / h_x  # (1): xi before it is clipped
     xi = clip(asked, kind.least, kind.most)  # (1) [SYMP.frequency]
     return xi, (asked > kind.least) & (asked < kind.most)
 
@@ -61,9 +60,8 @@ def angle_backward(layer: Layer, d_angle: Array, add: Add) -> None:
     if free is not None:
         d_xi = namespace(d_angle).where(free, 2.0 * h_x * d_angle, 0.0)  # (1) [dSYMP.frequency]
         # forward: xi = clip(largest * share / (2 * h_x), least, most)
-        add("xi", d_xi if largest is None else 0.5 * largest * d_xi / h_x)
-        if largest is not None:
-            add("h_x", -xi * d_xi / h_x)
+        add("xi", 0.5 * largest * d_xi / h_x)
+        add("h_x", -xi * d_xi / h_x)
 
 
 def forward(one: Array, two: Array, first: Array, second: Array, angle: Array) -> tuple[Array, Array, Array, Array]:

@@ -14,12 +14,10 @@ Adjoints, for given dp and dp0::
 
 Axes: b batch, i token, m width; momenta that are matrices (oracle="reduced") have one axis m more.
 
-With `restart` tokens may begin a layer again: SYMP.prefix_speed to SYMP.restarted of `restart`.
-
-The state is (x, t, p, v, history, speed): tokens, the time, momenta, the velocity of the MLP step, what a multistep
-integrator remembers, and how much tokens moved. All but x and t are None before the first layer and after the last: see
-`config`. The first momentum may also be looked up: see `tables`. float16 and bfloat16 are raised to float32 at entry,
-and results cast back.
+The state is (x, t, p, v, history): tokens, the time, momenta, the velocity of the MLP step, and what a multistep
+integrator remembers. All but x and t are None before the first layer and after the last: see `config`. The first
+momentum may also be looked up: see `tables`. float16 and bfloat16 are raised to float32 at entry, and results cast
+back.
 
 Source: Stein, Li, Steidl 2026 (arXiv:2603.16535).
 
@@ -29,7 +27,6 @@ here they are, unless `detach` asks for the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -40,11 +37,9 @@ from refattn.mechanisms.projections import check_shapes, check_tokens
 from refattn.mechanisms.sympformer import maps
 from refattn.mechanisms.sympformer.integrators.two_steps import History
 from refattn.mechanisms.sympformer.layer import mlp as substep
-from refattn.mechanisms.sympformer.layer import restart as restarts
 from refattn.mechanisms.sympformer.layer import tables
 from refattn.mechanisms.sympformer.layer.config import Config, one_element
 from refattn.mechanisms.sympformer.layer.init import init
-from refattn.mechanisms.sympformer.oracles import dropout, noise
 from refattn.mechanisms.sympformer.oracles.past import Prefix
 from refattn.mechanisms.sympformer.params import Layer, Mlp, Numbers, Params
 from refattn.ops import layer_norm
@@ -64,7 +59,6 @@ class State:
     p: Array | None = None  # (b, i, m), or matrices (b, i, m, m)
     v: Array | None = None  # (b, i, m)
     history: History | None = None
-    speed: Array | None = None  # (b, i, 1)
 
 
 @dataclass(frozen=True)
@@ -73,13 +67,11 @@ class Saved:
 
     state: State
     tokens: Array | None  # (b, i), of tables
-    keep: Mapping[str, Array]  # masks of a dropout, and noise
     numbers: Numbers
     attention: Any  # of the integrator
     norm_p: layer_norm.Saved | None
     mlp: substep.Saved | None
     like: Array  # the tokens as they came, for their dtype
-    restart: restarts.Saved | None = None
 
 
 def start(params: Params, x: Array, context: Context) -> State:
@@ -92,8 +84,7 @@ def start(params: Params, x: Array, context: Context) -> State:
     momentum = at_rest if config.integrator.carries else None  # (b, i, m)
     if config.matrices and at_rest is not None:
         momentum = namespace(x).zeros_like(x[..., None] * x[..., None, :])  # (b, i, m, m)
-    speed = at_rest[..., :1] if config.begins_again and at_rest is not None else None  # (b, i, 1)
-    return State(x, t, momentum, at_rest if isinstance(config.mlp, substep.Velocity) else None, speed=speed)
+    return State(x, t, momentum, at_rest if isinstance(config.mlp, substep.Velocity) else None)
 
 
 def start_backward(params: Params, d_state: State) -> tuple[Array, None]:
@@ -113,25 +104,10 @@ def read_backward(params: Params, state: State, d_x: Array) -> tuple[State, None
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
-    causal, begins = check_causal(context.causal) is not False, params.config.begins_again
-
-    def step(state: State) -> tuple[State, Saved]:
-        return advance(params, state, causal, context.tokens, context.draws)
-
-    if params.config.restart is None:
-        return step(state)
-    result, saved = equations.active(restarts).forward(state, step, causal, begins)
-    later = not params.config.last and params.config.layer + 1 >= params.config.restart
-    return result if later else replace(result, speed=None), saved
+    return advance(params, state, check_causal(context.causal) is not False, context.tokens)
 
 
-def advance(
-    params: Params,
-    state: State,
-    causal: bool | Prefix,
-    tokens: Array | None,
-    draws: dict[str, Array] | None = None,
-) -> tuple[State, Saved]:
+def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array | None) -> tuple[State, Saved]:
     """Return the same; of new tokens alone where those before them stand in a `Prefix`."""
     config, like = params.config, state.x
     check_tokens("state.x", like, config.width)
@@ -140,7 +116,6 @@ def advance(
     params, state = _raised(params, like), _raised(state, like)
     x, t, p = state.x, state.t, state.p
     numbers = {name: number.value(params.numbers.get(name), x) for name, number in config.numbers().items()}
-    keep = dropout.masks_of(config, draws, like) if draws else {}
     if params.w_start is not None:
         p = maps.affine(params, x, "start")  # (b, i, m) [SYMP.first_momentum]
     looked_up, velocity = None, state.v  # -, (b, i, m)
@@ -153,9 +128,7 @@ def advance(
             p = equations.active(tables).forward(params, looked_up, first)  # (b, i, m): SYMP.looked_up
         if config.velocity_tables and params.mlp is not None:
             velocity = equations.active(tables).forward(params.mlp, looked_up, first)  # (b, i, m): SYMP.looked_up
-    if p is not None and keep:
-        p = equations.active(noise).noisy(keep, "noise_start", p)  # (b, i, m): SYMP.noisy
-    layer, own = Layer(_oracle(config, keep), params, numbers, causal, keep), equations.active(config.steps)
+    layer, own = Layer(equations.active(config.asks), params, numbers, causal), equations.active(config.steps)
     moved, raw, history, attention = own.forward(layer, x, p, t, state.history)  # (b, i, m), (b, i, m)
     momentum, norm_p = raw if config.keeps else None, None  # (b, i, m)
     if momentum is not None and params.gain_p is not None and not config.integrator.baseline:
@@ -170,22 +143,15 @@ def advance(
             v = push  # (b, i, m): SYMP.mlp_push
     later = t + numbers.get("h_x", 0.0)  # (1): the time of the next layer
     following = State(result, later, *((None, None, None) if config.last else (momentum, v, history)))
-    return _cast(following, like), Saved(state, looked_up, keep, numbers, attention, norm_p, mlp, like)
+    return _cast(following, like), Saved(state, looked_up, numbers, attention, norm_p, mlp, like)
 
 
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     """Return (d_state, d_params, d_context); no field of the context has a gradient."""
-    if saved.restart is None:
-        return _backward(params, saved, d_state)
-    own = equations.active(restarts)
-    return own.backward(saved, d_state, lambda *given: _backward(params, *given))
-
-
-def _backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     check_gradient("d_state.x", d_state.x, saved.like.shape, saved.like)
     params, d_state = _raised(params, saved.like), _raised(d_state, saved.like)
     config, x = params.config, saved.state.x
-    layer = Layer(_oracle(config, saved.keep), params, saved.numbers, None, saved.keep)
+    layer = Layer(equations.active(config.asks), params, saved.numbers, None)
     found: dict[str, Array] = {}
 
     def add(name: str, value: Array) -> None:
@@ -232,12 +198,6 @@ def _backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Para
     return _cast(d_inner, saved.like), _cast(_gradients(params, found), saved.like), {}
 
 
-def _oracle(config: Config, keep: Mapping[str, Array]) -> Any:
-    """Return what the integrator asks: the module of an oracle, with a dropout where there are masks."""
-    oracle = equations.active(config.asks)
-    return dropout.Dropped(oracle, keep) if {"force", "velocity"} & set(keep) else oracle
-
-
 def _gradients(params: Params, found: dict[str, Array]) -> Params:
     """Return the gradients of all parameters."""
     numbers = params.config.numbers()
@@ -266,7 +226,6 @@ def _check_state(params: Params, state: State) -> None:
     for name, needed, wanted in (
         ("p", later and config.integrator.carries, momentum),
         ("v", later and carried, shape),
-        ("speed", config.begins_again, (*shape[:2], 1)),
     ):
         given = getattr(state, name)  # what it is called
         got = None if given is None else tuple(given.shape)

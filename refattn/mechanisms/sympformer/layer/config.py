@@ -150,9 +150,6 @@ class Config:
         The time of the first layer.
     spread
         Standard deviation of fresh weights; None: 1 / sqrt(inputs). The authors take 0.02.
-    restart
-        The first layer that begins again without a momentum where tokens move less than in the layer before, see
-        `restart`, of the Lie-Trotter block; None: none does. The first layer of all, 0, has none before it.
     bias
         Whether the projections to q, k, v and from attention, the maps of the MLP and the norms have biases, as in the
         authors' first program with the same option. A, B and V have none; a connection does not go with biases.
@@ -176,7 +173,6 @@ class Config:
     context: int = 256
     start_time: float = 1.0
     spread: float | None = None
-    restart: int | None = None
     bias: bool = False
     detach: bool = False
 
@@ -199,8 +195,6 @@ class Config:
         check_number("start_time", self.start_time, positive=True)
         if self.spread is not None:
             check_number("spread", self.spread, positive=True)
-        if self.restart is not None:
-            check_whole("restart", self.restart, 1)
         self._check_pairs()
 
     def _check_pairs(self) -> None:
@@ -225,8 +219,6 @@ class Config:
                     "oracle: got 'reduced', whose momenta are matrices: it needs integrator='ab2' or "
                     "'exponential_midpoint', normalise='none', start='rest', no look_ahead, and no mlp='momentum'"
                 )
-        if self.restart is not None and not isinstance(kind, lie_trotter.LieTrotter):
-            raise ValueError(f"restart: got {self.restart!r}, which lie_trotter alone has: {name} needs None")
         if kind.baseline and isinstance(self.mlp, mlp.AttentionVelocity):
             raise ValueError(f"mlp: got 'attention_velocity', {name} has no steps: it needs another substep")
         if not kind.carries and isinstance(self.mlp, mlp.Momentum):
@@ -298,11 +290,6 @@ class Config:
     def last(self) -> bool:
         """Whether the block is the last one."""
         return self.layer == self.layers - 1
-
-    @property
-    def begins_again(self) -> bool:
-        """Whether tokens may begin this layer again."""
-        return self.restart is not None and self.layer >= self.restart
 
     @property
     def keeps(self) -> bool:

@@ -31,14 +31,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from refattn import equations
 from refattn.args import check, check_choice
 from refattn.mechanisms.projections import check_sizes
 from refattn.mechanisms.sympformer import maps
-from refattn.mechanisms.sympformer.oracles import noise
 from refattn.mechanisms.sympformer.params import Add, Layer, Mlp, Params, inner
 from refattn.ops import layer_norm
-from refattn.ops.mlp import GELU
+from refattn.ops.activations import gelu_exact_backward, gelu_exact_forward
 from refattn.xp import Array
 
 
@@ -50,16 +48,12 @@ class Substep:
     ----------
     ratio
         Width of the MLP in widths of the tokens.
-    gelu
-        "exact" or "tanh".
     """
 
     ratio: int = 4
-    gelu: str = "exact"
 
     def __post_init__(self) -> None:
         check_sizes(self, "ratio")
-        check_choice("gelu", self.gelu, GELU)
 
     def names(self, config: Any) -> tuple[str, ...]:
         """Return which of the numbers mu, beta and gamma change anything."""
@@ -157,19 +151,15 @@ class Saved:
 
 def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> tuple[Array, Array, Saved]:
     """Return the next tokens, what moved them, and what `backward` reads."""
-    kind, mlp, own = layer.params.config.mlp, layer.params.mlp, equations.active(noise)
+    kind, mlp = layer.params.config.mlp, layer.params.mlp
     assert mlp is not None
     u = carried  # (b, i, m)
     if isinstance(kind, AttentionVelocity) and "mu" in layer.numbers:
         u = (x - x_before) / layer.numbers["h_x"]  # (b, i, m) [SYMP.mlp_carried]
-    point = own.noisy(layer.keep, "noise_mlp_ahead", maps.ahead(layer, x, u, "mu"))  # (b, i, m): SYMP.noisy
-    seen, norm = maps.normed(mlp, point)  # (b, i, m) [SYMP.mlp_normed]
+    seen, norm = maps.normed(mlp, maps.ahead(layer, x, u, "mu"))  # (b, i, m) [SYMP.mlp_normed]
     hidden = maps.affine(mlp, seen, "in")  # as wide as the MLP
-    active, gate = GELU[kind.gelu][0](hidden)  # as wide as the MLP
+    active, gate = gelu_exact_forward(hidden)  # as wide as the MLP
     added = maps.affine(mlp, active, "out")  # (b, i, m) [SYMP.mlp_out]
-    if "mlp" in layer.keep:
-        added = layer.keep["mlp"] * added  # (b, i, m): what is left of it
-    added = own.noisy(layer.keep, "noise_mlp_force", added)  # (b, i, m): SYMP.noisy
     norm_v = None
     if isinstance(kind, Plain):
         push = added  # (b, i, m): SYMP.mlp_scaled with gamma = 1
@@ -179,7 +169,6 @@ def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> t
         total = added  # (b, i, m)
         if u is not None:
             total = layer.numbers["beta"] * u + layer.numbers["gamma"] * added  # (b, i, m)
-        total = own.noisy(layer.keep, "noise_mlp_momentum", total)  # (b, i, m): SYMP.noisy
         owner, of = _norm(layer, mlp)
         push, norm_v = maps.normed(owner, total, of)  # (b, i, m) [SYMP.mlp_push]
     result = x + push  # (b, i, m) [SYMP.mlp_moved]
@@ -203,12 +192,9 @@ def backward(
     if "gamma" in layer.numbers:
         d_added = layer.numbers["gamma"] * d_total  # (b, i, m) [dSYMP.mlp_out]
         add("gamma", inner(d_total, saved.added))
-    if "mlp" in layer.keep:
-        # forward: added = keep * added
-        d_added = layer.keep["mlp"] * d_added  # (b, i, m): of all of it
     # forward: added = gelu(seen @ w_in + b_in) @ w_out + b_out
     d_active = maps.affine_backward(mlp, saved.active, "out", d_added, add)  # as wide as the MLP
-    d_hidden = GELU[kind.gelu][1](saved.hidden, saved.gate, d_active)  # as wide as the MLP
+    d_hidden = gelu_exact_backward(saved.hidden, saved.gate, d_active)  # as wide as the MLP
     d_seen = maps.affine_backward(mlp, saved.y, "in", d_hidden, add)  # (b, i, m)
     # forward: seen = norm(x + mu * u)
     d_point = maps.normed_backward(mlp, saved.norm, d_seen, add)  # (b, i, m) [dSYMP.mlp_normed]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from refattn import equations, tree
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.record import Unsupported
 from refattn.mechanisms.sympformer.baselines.attend_signed import Signed
 from refattn.mechanisms.sympformer.layer import block
 from refattn.mechanisms.sympformer.oracles.linear import Linear
@@ -51,10 +50,6 @@ def start(params: block.Params, batch: int) -> Cache:
 
 def prefill(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
     """Return the next state of new tokens (b, n, m), and the cache with them."""
-    if params.config.restart is not None:
-        raise Unsupported(f"restart: got {params.config.restart!r}, but a stream begins no layer again: it needs None")
-    if context.draws:
-        raise ValueError(f"context.draws: got {', '.join(context.draws)}, but a stream takes none: it needs None")
     prefix = Prefix(cache.calls)
     result, _ = equations.active(block).advance(params, state, prefix, context.tokens)
     return result, Cache(tuple(prefix.after))
