@@ -307,6 +307,10 @@ def _later(read: Callable[[Mechanism], Any]) -> Any:
     return _Later(read)
 
 
+_IN_SMALL_ROOMS = {"example": "tour", "layer.pictures": "tour"}
+"""The file that has the same where there is no file of its own; otherwise it is that of the folder."""
+
+
 def _in_room(path: str, name: str = "", empty: Any = ()) -> Any:
     """Read what a module of the folder of the definition has under this name: all of it without one."""
 
@@ -314,13 +318,15 @@ def _in_room(path: str, name: str = "", empty: Any = ()) -> Any:
         home = record.definition.__name__.rpartition(".")[0] if record.definition else ""
         if not home:
             return empty
-        try:
-            module = importlib.import_module(f"{home}.{path}")
-        except ModuleNotFoundError as problem:
-            if problem.name in (f"{home}.{path}", f"{home}.{path.partition('.')[0]}"):
-                return empty
-            raise
-        return getattr(module, name, empty) if name else module
+        for place in (path, _IN_SMALL_ROOMS.get(path, path.partition(".")[0])):
+            try:
+                module = importlib.import_module(f"{home}.{place}")
+            except ModuleNotFoundError as problem:
+                if problem.name not in (f"{home}.{place}", f"{home}.{place.partition('.')[0]}"):
+                    raise
+            else:
+                return getattr(module, name, empty) if name else module
+        return empty
 
     return _Later(read)
 
@@ -339,7 +345,8 @@ class Mechanism:
     ``questions`` and ``layers``; ``testing/rounding_scales.py`` has ``ROUNDING_SCALES``, ``FURTHER``, ``STORED`` and
     ``NAMED``; ``testing/block_derived_twice.py`` the function of that name; ``layer/pictures.py`` has ``PICTURES``,
     ``example.py`` ``EXAMPLE``, ``tour.py`` ``TOUR``; ``loops.py`` and ``testing/parts.py`` are such fields themselves.
-    If a file is missing, the field is empty.
+    A small folder has them in ``testing/__init__.py``, and the example and the pictures in ``tour.py``. If a file is
+    missing, the field is empty.
 
     Attributes
     ----------

@@ -29,9 +29,9 @@ from refattn.mechanisms.koopman import core as koopman
 from refattn.mechanisms.koopman import definition
 from refattn.mechanisms.koopman.layer import draws
 from refattn.mechanisms.option_kinds import choose
+from refattn.mechanisms.sympformer import mlp, presets
+from refattn.mechanisms.sympformer.forces import softmax
 from refattn.mechanisms.sympformer.integrators import damping, one_call
-from refattn.mechanisms.sympformer.layer import mlp, presets
-from refattn.mechanisms.sympformer.oracles import softmax
 from tests.rows import holds
 
 ROOT = Path(__file__).parents[2]

@@ -5,23 +5,13 @@ Tokens are particles with momenta; attention is the force between them, and a la
 What to read, in this order:
 
 1. `definition.py`, the paper alone: a layer, forward and backward;
-2. `dense.py`, its force with all options (`core.py` is the public call of it);
-3. `oracles/softmax.py`, what a block makes of it with its matrices: the force and the velocity of tokens;
+2. `dense.py`, its force with all options (`core.py` is the public call of it, `tiled.py` the same in linear memory);
+3. `forces/softmax.py`, what a block makes of it with its matrices: the force and the velocity of tokens;
 4. `integrators/one_call.py`, the step for any force: kick, damp, drift;
-5. `layer/block.py`, a layer: the attention step, a norm of the momentum, the MLP step (`layer/mlp.py`).
+5. `block.py`, a layer: the attention step, a norm of the momentum, the MLP step (`mlp.py`).
 
-Beside these:
-
-- `params.py`, the parameters of a block; `maps.py`, its affine maps and norms by their names;
-- `integrators/`, what the step makes of the momentum (`coefficients.py`, `damping.py`), and the methods of two steps
-  and of four calls;
-- `oracles/`, linear attention, the same with matrices for momenta, the Hamiltonian of all tokens, and what decoding
-  keeps of the past;
-- `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, decoding, the
-  authors' variants by name (`presets.py`), and what learned numbers come to;
-- `baselines/`, the blocks that SympFormer is compared with;
-- `implementations/`, the force in linear memory;
-- `testing/`, the second derivation, designed calls, sizes of rounding errors, wrong readings.
+`forces/` has a file for each other force, and `integrators/` for each other family of steps, among them the blocks that
+SympFormer is compared with. `config.py` has the options of a block, `presets.py` the authors' variants by name.
 """
 
 from __future__ import annotations
@@ -31,25 +21,19 @@ from typing import Any
 
 from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.record import Mechanism
+from refattn.mechanisms.sympformer import block as _block
 from refattn.mechanisms.sympformer import core as _core
 from refattn.mechanisms.sympformer import definition as _definition
 from refattn.mechanisms.sympformer import dense as _dense
-from refattn.mechanisms.sympformer.baselines import attend as _attend
-from refattn.mechanisms.sympformer.baselines import attend_linear as _attend_linear
-from refattn.mechanisms.sympformer.baselines import connection as _connection
-from refattn.mechanisms.sympformer.baselines import connection_signed as _connection_signed
+from refattn.mechanisms.sympformer import mlp as _mlp
+from refattn.mechanisms.sympformer import stream as _stream
+from refattn.mechanisms.sympformer.config import FORCES as _FORCES
+from refattn.mechanisms.sympformer.config import INTEGRATORS as _INTEGRATORS
+from refattn.mechanisms.sympformer.config import learned as _learned
+from refattn.mechanisms.sympformer.config import module_of as _module_of
 from refattn.mechanisms.sympformer.core import Saved, backward, forward
 from refattn.mechanisms.sympformer.integrators import damping as _damping
-from refattn.mechanisms.sympformer.integrators import rotation as _rotation
-from refattn.mechanisms.sympformer.layer import block as _block
-from refattn.mechanisms.sympformer.layer import mlp as _mlp
-from refattn.mechanisms.sympformer.layer import stream as _stream
-from refattn.mechanisms.sympformer.layer import tables as _tables
-from refattn.mechanisms.sympformer.layer.config import INTEGRATORS as _INTEGRATORS
-from refattn.mechanisms.sympformer.layer.config import ORACLES as _ORACLES
-from refattn.mechanisms.sympformer.layer.config import module_of as _module_of
-from refattn.mechanisms.sympformer.layer.learned import learned as _learned
-from refattn.mechanisms.sympformer.layer.presets import PRESETS as _PRESETS
+from refattn.mechanisms.sympformer.presets import PRESETS as _PRESETS
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
@@ -91,17 +75,7 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
 )
 """Every integrator, and with them every other choice; those of several steps go on in the tests of the block."""
 
-_SHARED = (
-    _damping,
-    _rotation,
-    _attend,
-    _attend_linear,
-    _connection,
-    _connection_signed,
-    _mlp,
-    _tables,
-)
-_AROUND = (*dict.fromkeys(map(_module_of, (*_INTEGRATORS.values(), *_ORACLES.values()))), *_SHARED)
+_AROUND = (*dict.fromkeys(map(_module_of, (*_INTEGRATORS.values(), *_FORCES.values()))), _damping, _mlp)
 
 record = Mechanism(
     name="sympformer",

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from refattn import equations
 from refattn.args import check_arrays, check_floating, check_number, naming
 from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, returned, upstream
-from refattn.mechanisms.sympformer import dense
-from refattn.mechanisms.sympformer.implementations import tiled
+from refattn.mechanisms.sympformer import dense, tiled
 from refattn.ops.masks import Causal
 from refattn.tree import Shown
 from refattn.xp import Array, is_array, raised, zeros

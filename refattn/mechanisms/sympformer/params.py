@@ -1,6 +1,7 @@
-"""The parameters of a block, what every integrator has, and the words that integrators and oracles share.
+"""The parameters of a block, the maps that have them (affine ones, norms, looking ahead), and what integrators have.
 
-A parameter that can have no gradient is None: which these are, and how the others start, stands in `layer`.
+A parameter that can have no gradient is None: which these are, and how the others start, stands in `config`. Each
+backward of a map returns the gradient of what came in, and adds those of the parameters to what is known of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from refattn.args import check, check_number
+from refattn.ops import layer_norm
+from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace, sum_wide
 
 Numbers = Mapping[str, Array]
@@ -114,7 +117,7 @@ class Layer:
     Attributes
     ----------
     oracle
-        The module of `oracles` that it asks for forces and velocities.
+        The module of `forces` that it asks for forces and velocities.
     params, numbers
         Its parameters, and its numbers, learned or not.
     causal
@@ -143,3 +146,49 @@ def plus(a: Array | None, b: Array | None) -> Array | None:
     if a is None or b is None:
         return a if b is None else b
     return a + b
+
+
+def affine(owner: Params | Mlp, x: Array, name: str) -> Array:
+    """Return x w + b for the matrix and, if there is one, the bias of a name."""
+    return linear_forward(x, getattr(owner, f"w_{name}"), getattr(owner, f"b_{name}", None))
+
+
+def affine_backward(owner: Params | Mlp, x: Array, name: str, d_y: Array, add: Add) -> Array:
+    """Return the gradient of x, and add those of the matrix and the bias."""
+    d_x, d_w, d_b = linear_backward(x, getattr(owner, f"w_{name}"), d_y)
+    add(f"{head_of(owner)}w_{name}", d_w)
+    add(f"{head_of(owner)}b_{name}", d_b)
+    return d_x
+
+
+def normed(owner: Params | Mlp, x: Array, name: str = "") -> tuple[Array, layer_norm.Saved]:
+    """Return gain norm(x) + shift for the gain and, if there is one, the shift of a name."""
+    return layer_norm.layer_norm_forward(x, getattr(owner, f"gain{name}"), getattr(owner, f"shift{name}"))
+
+
+def normed_backward(owner: Params | Mlp, saved: layer_norm.Saved, d_y: Array, add: Add, name: str = "") -> Array:
+    """Return the gradient of x, and add those of the gain and the shift."""
+    d_x, d_gain, d_shift = layer_norm.layer_norm_backward(saved, d_y)
+    add(f"{head_of(owner)}gain{name}", d_gain)
+    add(f"{head_of(owner)}shift{name}", d_shift)
+    return d_x
+
+
+def head_of(owner: Params | Mlp) -> str:
+    """Return what the names of parameters begin with."""
+    return "mlp." if isinstance(owner, Mlp) else ""
+
+
+def ahead(layer: Layer, x: Array, p: Array | None, name: str = "look") -> Array:
+    """Return x + s p for the number s of a name: x itself at rest, or if there is no such number."""
+    return x if p is None or name not in layer.numbers else x + layer.numbers[name] * p
+
+
+def ahead_backward(
+    layer: Layer, p: Array | None, d_ahead: Array, d_p: Array | None, add: Add, name: str = "look"
+) -> Array | None:
+    """Return the gradient of p, with what else asks for it, and add that of the number; that of x is `d_ahead`."""
+    if p is None or name not in layer.numbers:
+        return d_p
+    add(name, inner(d_ahead, p))
+    return plus(d_p, layer.numbers[name] * d_ahead)

@@ -1,12 +1,12 @@
-"""What a reader of the tour of SympFormer may set, and words as particles: how they start, and how they are matched."""
+"""What a reader steps through: the tour, an example of the definition, and pictures of a layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from refattn.mechanisms.record import Knob, Tour
-from refattn.xp import namespace
+from refattn.mechanisms.record import Example, Input, Knob, Picture, Tour
+from refattn.xp import Array, namespace
 
 
 def run(definition: Any, inputs: Mapping[str, Any], knobs: Mapping[str, Any], follow: int) -> None:
@@ -45,4 +45,58 @@ TOUR = Tour(
     instead="the definition moves tokens with momenta through layers, and a call of the core is one force, of their "
     "q, k and v alone",
     run=run,
+)
+
+
+_MATRIX = Input((3, 3), "normal", {"scale": 0.6})
+_MOBILITY = (1.0, 0.2, 0.0, 0.2, 1.0, 0.1, 0.0, 0.1, 1.0)  # symmetric
+_GAIN = Input((3,), "uniform", {"low": 0.5, "high": 1.5})
+
+
+def _number(value: float) -> Input:
+    return Input((1,), "list", {"0": value})
+
+
+EXAMPLE = Example(
+    {
+        "x": Input((1, 4, 3)),
+        "p": Input((1, 4, 3)),
+        "t": _number(1.3),
+        "gain": _GAIN,
+        "w_q": _MATRIX,
+        "w_k": _MATRIX,
+        "w_v": _MATRIX,
+        "w_o": _MATRIX,
+        "w_b": Input((3, 3), "list", dict(zip("012345678", _MOBILITY, strict=True))),
+        "gain_p": _GAIN,
+        "h_x": _number(0.3),
+        "h_y": _number(0.3),
+        "c_log": _number(3.0),
+        "c_lin": _number(0.1),
+    }
+)
+"""A second layer of the definition: four tokens that move, as wide as a norm needs to leave more than signs."""
+
+
+def weights(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
+    """Return the weights a_ij of the first oracle."""
+    return values["SYMP.11"][0, 0, ...]
+
+
+def positions(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
+    """Return, for each token, the way from x to x' and on by the MLP, in the first two coordinates."""
+    points = (values["x"], values["SYMP.18"], values["SYMP.mlp_moved"])
+    return namespace(points[0]).stack(points, axis=2)[0, :, :, :2]
+
+
+def momenta(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
+    """Return, for each token, the way of the momentum: the kick, and what damping leaves of it."""
+    kicked = values["SYMP.14"]
+    return namespace(kicked).stack((0.0 * kicked, kicked, values["SYMP.16"]), axis=2)[0, :, :, :2]
+
+
+PICTURES = (
+    Picture("matrix", "The weights a_ij: how much token i, a row, is pushed by token j.", weights),
+    Picture("plane", "Tokens as particles: from x by the drift to x', then by the MLP (two coordinates).", positions),
+    Picture("plane", "Their momenta: from rest by the kick to p*, then damped to p' (two coordinates).", momenta),
 )

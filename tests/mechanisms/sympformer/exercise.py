@@ -8,8 +8,8 @@ from typing import Any
 from unittest import mock
 
 from refattn import Context, equations, mechanism, philox
-from refattn.mechanisms.sympformer.baselines import attend
-from refattn.mechanisms.sympformer.oracles import reduced
+from refattn.mechanisms.sympformer.forces import reduced
+from refattn.mechanisms.sympformer.integrators import classical
 from refattn.mechanisms.sympformer.params import Layer
 from tests.mechanisms.exercises import Make, Run, draw
 
@@ -76,9 +76,9 @@ def _with_one_width(run: Callable[[], None]) -> None:
 
         return one
 
-    forward = hidden(attend.attention, lambda q, k, v, *rest: v.shape[-1] != q.shape[-1])
-    backward = hidden(attend.attention_backward, lambda saved, d_result: d_result.shape[-1] != saved.like.shape[-1])
-    with mock.patch.multiple(attend, attention=forward, attention_backward=backward):
+    forward = hidden(classical.attention, lambda q, k, v, *rest: v.shape[-1] != q.shape[-1])
+    backward = hidden(classical.attention_backward, lambda saved, d_result: d_result.shape[-1] != saved.like.shape[-1])
+    with mock.patch.multiple(classical, attention=forward, attention_backward=backward):
         run()
 
 

@@ -16,11 +16,11 @@ from refattn import Context, tree
 from refattn.mechanisms import option_kinds
 from refattn.mechanisms.softmax import core as softmax
 from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer import mlp as substep
+from refattn.mechanisms.sympformer.config import INTEGRATORS as INTEGRATORS_BY_NAME
 from refattn.mechanisms.sympformer.integrators import coefficients, four_calls
 from refattn.mechanisms.sympformer.integrators.coefficients import phi
 from refattn.mechanisms.sympformer.integrators.damping import damping
-from refattn.mechanisms.sympformer.layer import mlp as substep
-from refattn.mechanisms.sympformer.layer.config import INTEGRATORS as INTEGRATORS_BY_NAME
 from refattn.mechanisms.sympformer.params import Integrator, Layer
 from refattn.ops.layer_norm import layer_norm_forward
 from refattn.verify.selfcheck import gradients

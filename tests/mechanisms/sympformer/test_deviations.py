@@ -11,7 +11,7 @@ import pytest
 
 import refattn as ra
 from refattn import Context, model
-from refattn.mechanisms.sympformer.testing.wrong import READINGS
+from refattn.mechanisms.sympformer.testing import READINGS
 from tests.mechanisms.sympformer.calls import BLOCK, RECORD, draw, run, second_layer, stack
 from tests.rows import claimed, holds
 

@@ -12,8 +12,8 @@ import pytest
 from refattn import Context, tree
 from refattn.analysis.particles import Exponential
 from refattn.mechanisms.sympformer import core
-from refattn.mechanisms.sympformer.layer.config import module_of
-from refattn.mechanisms.sympformer.oracles import hamiltonian
+from refattn.mechanisms.sympformer.config import module_of
+from refattn.mechanisms.sympformer.forces import hamiltonian
 from refattn.mechanisms.sympformer.params import Layer
 from refattn.ops import layer_norm
 from refattn.verify.selfcheck.gradients import block_subjects

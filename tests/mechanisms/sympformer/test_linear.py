@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refattn import Context
-from refattn.mechanisms.sympformer.oracles import linear, mixing
+from refattn.mechanisms.sympformer.forces import linear, prefix
 from tests.mechanisms.sympformer.calls import back, draw, run, stack
 
 
@@ -18,7 +18,7 @@ from tests.mechanisms.sympformer.calls import back, draw, run, stack
 @given(st.integers(1, 200), st.integers(1, 9), st.sampled_from([1, -1, 0]))
 def test_forms_agree(n: int, m: int, side: int) -> None:
     a, b, c = (draw(name, 2, n, m) for name in "abc")
-    gram, state = mixing.mix_gram(a, b, c, side), mixing.mix_state(a, b, c, side)
+    gram, state = prefix.mix_gram(a, b, c, side), prefix.mix_state(a, b, c, side)
     np.testing.assert_allclose(state, gram, rtol=0.0, atol=1e-12 * np.max(np.abs(gram)))
 
 
@@ -30,7 +30,7 @@ def test_the_sum_is_that_of_scalar_loops(side: int) -> None:
         for j in range(5):
             if side * (i - j) >= 0:
                 expected[i] += sum(a[i, d] * b[j, d] for d in range(3)) * c[j]
-    np.testing.assert_allclose(mixing.mix_gram(a[None], b[None], c[None], side)[0], expected, rtol=1e-13)
+    np.testing.assert_allclose(prefix.mix_gram(a[None], b[None], c[None], side)[0], expected, rtol=1e-13)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -57,7 +57,7 @@ def test_force_and_velocity_are_the_canonical_equations() -> None:
     x, p, h = draw("x", 4, 6), draw("p", 4, 6), 1e-5
     kernel = linear.Kernel(x[None], (x @ a)[None], np.full((4, 1), 4.0), 0, "gram", None)
     speed = linear.velocity(p[None], kernel)[0]
-    force = x @ v - mixing.mix(p[None], p[None], (x @ a)[None], 0, "gram")[0] / 4.0
+    force = x @ v - prefix.mix(p[None], p[None], (x @ a)[None], 0, "gram")[0] / 4.0
     for i in range(4):
         for c in range(6):
             step = np.zeros((4, 6))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from refattn import Context, tree
-from refattn.mechanisms.sympformer.layer.config import Number
+from refattn.mechanisms.sympformer.config import Number
 from tests.mechanisms.sympformer.calls import BLOCK, INTEGRATORS, draw, stack
 from tests.rows import holds
 

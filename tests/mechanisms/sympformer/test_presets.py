@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from refattn import mechanism, model
-from refattn.mechanisms.sympformer.layer.config import name_of
-from refattn.mechanisms.sympformer.layer.mlp import AttentionVelocity
-from refattn.mechanisms.sympformer.layer.presets import PRESETS, VARIANTS
+from refattn.mechanisms.sympformer.config import name_of
+from refattn.mechanisms.sympformer.mlp import AttentionVelocity
+from refattn.mechanisms.sympformer.presets import PRESETS, VARIANTS
 from refattn.train import metrics, settings
 from tests.rows import holds
 from tests.train.runs import train

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from refattn import Context
+from refattn.mechanisms.sympformer.forces import linear, reduced
 from refattn.mechanisms.sympformer.integrators import coefficients
-from refattn.mechanisms.sympformer.oracles import linear, reduced
 from refattn.mechanisms.sympformer.params import Layer
 from tests.mechanisms.sympformer.calls import BLOCK, decoded, draw, run, stack
 

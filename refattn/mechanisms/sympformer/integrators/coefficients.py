@@ -16,8 +16,8 @@ The integral is taken with 16 nodes of Gauss and Legendre. With T = t + h_y, E(s
 T its derivatives are dI/dh_y = 1 - alpha I, dI/dt = 1 - E(t) - alpha I, dI/dc_log = -int E(s) log(T / s) ds and
 dI/dc_lin = -int E(s) (T - s) ds; phi'(a) = (exp(-a) - phi(a)) / a.
 
-Source: Stein, Li, Steidl 2026 (arXiv:2603.16535); the midpoint is that of the authors' second version, for the oracle
-`reduced`, here with all oracles.
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535); the midpoint is that of the authors' second version, for the force
+`reduced`, here with all forces.
 """
 
 from __future__ import annotations

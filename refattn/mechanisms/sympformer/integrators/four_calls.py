@@ -1,8 +1,8 @@
 """The methods of four calls: two copies of tokens and momenta, (X, P) and (Y, Q), each moved by the other.
 
-The map A asks the oracle at (X, Q) and moves P and Y, the map B asks at (Y, P) and moves X and Q, both by half a step,
-and `rotation` holds the copies together. A, B, rotation, B, A is the same backwards, and hence of second order, where
-the angle is 2 xi h with xi fixed. A learned angle that does not vanish with h makes it first order.
+The map A asks the force at (X, Q) and moves P and Y, the map B asks at (Y, P) and moves X and Q, both by half a step,
+and a rotation (Tao's equation 3) holds the copies together. A, B, rotation, B, A is the same backwards, and hence of
+second order, where the angle is 2 xi h with xi fixed. A learned angle that does not vanish with h makes it first order.
 
 "presymplectic": the system depends on time through its damping. In P = exp(a_s) p, a_s the damping of the time s
 since the step began, nothing is lost. The maps B and the rotation have the a_s of s = h_y/2, the last map A that of s
@@ -42,6 +42,25 @@ equations 1 to 3, and Strang 1968 (doi:10.1137/0705041) for the splitting; deriv
 How the authors' code differs: the momenta of "presymplectic" are scaled by all damping since the time 1, and not since
 the step began, so that the rotation turns other pairs the later a layer is; and the damping of a step is that of h_x,
 not of h_y. In "strang" both halves are damped as the first one, from t to t + h/2, so that it is of first order.
+
+Equations of the rotation (share, a number of the block: xi is learned below a largest angle, or not at all)::
+
+    [SYMP.frequency]  xi = clip(largest share / (2 h_x), least, most)
+    [SYMP.rotation_angle]  angle = 2 xi h_x
+    [SYMP.rotated_x]  X = (X + Y + cos(angle) (X - Y) + sin(angle) (P - Q)) / 2
+    [SYMP.rotated_y]  Y = X + Y - X'                    X' the new X
+    [SYMP.rotated_p]  P = (P + Q - sin(angle) (X - Y) + cos(angle) (P - Q)) / 2
+    [SYMP.rotated_q]  Q = P + Q - P'
+
+Adjoints, for given dX, dY, dP and dQ of what it makes::
+
+    [dSYMP.rotated_x]  dX = (dX + dY + cos(angle) (dX - dY) - sin(angle) (dP - dQ)) / 2    of what goes in; the left dX
+    [dSYMP.rotation_angle]  dangle = 1/2 sum ((dX - dY) U + (dP - dQ) V)
+    [dSYMP.frequency]  dxi = 2 h_x dangle               0 where it is clipped
+
+with U = cos(angle) (P - Q) - sin(angle) (X - Y) and V = -cos(angle) (X - Y) - sin(angle) (P - Q); dY, dP and dQ of
+what goes in are SYMP.rotated_y to SYMP.rotated_q of the gradients, for minus the angle. dh_x = 2 xi dangle - xi dxi /
+h_x (2 xi dangle where xi is fixed), dshare = largest dxi / (2 h_x).
 """
 
 from __future__ import annotations
@@ -51,11 +70,13 @@ from typing import Any, ClassVar
 
 from refattn import equations
 from refattn.args import check_number
-from refattn.mechanisms.sympformer import maps
-from refattn.mechanisms.sympformer.integrators import coefficients, damping, rotation
+from refattn.mechanisms.sympformer.integrators import coefficients, damping
 from refattn.mechanisms.sympformer.integrators.coefficients import Coefficients, Rule, Ruled
-from refattn.mechanisms.sympformer.params import Add, Layer, at_rest, inner
-from refattn.xp import Array, namespace
+from refattn.mechanisms.sympformer.params import Add, Layer, at_rest, inner, normed, normed_backward
+from refattn.xp import Array, clip, namespace
+
+Copies = tuple[Array, Array, Array, Array]
+"""X, Y, P and Q, or their gradients."""
 
 EDGE = 1e-4
 """How near to 0 or 1 a share of an angle may start, where it hardly moves."""
@@ -125,7 +146,7 @@ class Saved:
     entering: Array
     momentum: Array
     shears: tuple[Any, ...]
-    before: rotation.Copies
+    before: Copies
     normed: tuple[Any, Any] | None
     angle: Array
 
@@ -141,8 +162,8 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array, history: None) ->
     copies, shear_1 = _shear(layer, (x, x, entering, entering), none)
     copies, shear_2 = _shear(layer, swapped(copies), half)
     before, normed = swapped(copies), None
-    angle = equations.active(rotation).angle_of(layer)  # (1): SYMP.rotation_angle
-    one, two, first, second = equations.active(rotation).forward(*before, angle)  # (b, i, m), (b, i, m), (b, i, m)
+    angle = angle_of(layer)  # (1): SYMP.rotation_angle
+    one, two, first, second = rotate(*before, angle)  # (b, i, m), (b, i, m), (b, i, m)
     if layer.params.config.normalise == "each_substep":
         first, normed_1 = _normalise(layer, first, half)  # (b, i, m)
         second, normed_2 = _normalise(layer, second, half)  # (b, i, m)
@@ -169,10 +190,9 @@ def backward(
         d_first, d_a = _normalise_backward(layer, saved.normed[0], d_first, add)  # (b, i, m), (1)
         d_second, d_b = _normalise_backward(layer, saved.normed[1], d_second, add)  # (b, i, m), (1)
         d_half = d_half + d_a + d_b  # (1)
-    # forward: one, two, first, second = rotation(*before, angle)
-    own = equations.active(rotation)
-    d, d_angle = own.backward(saved.before, saved.angle, (d_one, d_two, d_first, d_second))  # -, (1)
-    own.angle_backward(layer, d_angle, add)
+    # forward: one, two, first, second = rotate(*before, angle)
+    d, d_angle = rotate_backward(saved.before, saved.angle, (d_one, d_two, d_first, d_second))  # -, (1)
+    angle_backward(layer, d_angle, add)
     d, d_a = _shear_backward(layer, shear_2, swapped(d), add)  # -, (1)
     d, _ = _shear_backward(layer, shear_1, swapped(d), add)  # -, (1)
     d_entering = d[2] + d[3]  # (b, i, m) [dSYMP.doubled_entering]
@@ -188,13 +208,13 @@ def backward(
     return d[0] + d[1], c.before * d_entering, None, d_t
 
 
-def swapped(copies: rotation.Copies) -> rotation.Copies:
+def swapped(copies: Copies) -> Copies:
     """Return the copies, or their gradients, with one in place of the other: so the map A is B."""
     one, two, first, second = copies
     return two, one, second, first
 
 
-def _shear(layer: Layer, copies: rotation.Copies, a: Array) -> tuple[rotation.Copies, tuple[Any, ...]]:
+def _shear(layer: Layer, copies: Copies, a: Array) -> tuple[Copies, tuple[Any, ...]]:
     """Return the copies after the map A, with a_s, and what its backward reads."""
     x_at, x_move, p_move, p_at = copies
     grown = namespace(x_at).exp(a)  # (1)
@@ -209,9 +229,7 @@ def _shear(layer: Layer, copies: rotation.Copies, a: Array) -> tuple[rotation.Co
     return (x_at, drifted, kicked, p_at), (p, answer, speed, asked, a, norm)
 
 
-def _shear_backward(
-    layer: Layer, saved: tuple[Any, ...], d: rotation.Copies, add: Add
-) -> tuple[rotation.Copies, Array]:
+def _shear_backward(layer: Layer, saved: tuple[Any, ...], d: Copies, add: Add) -> tuple[Copies, Array]:
     """Return the gradients of the copies before the map A for those after it, and that of a_s."""
     p, answer, speed, asked, a, norm = saved  # (b, i, m), -, (b, i, m), -, (1), -
     d_x_at, d_x_move, d_p_move, d_p_at = d
@@ -238,7 +256,7 @@ def _normalise(layer: Layer, momentum: Array, a: Array) -> tuple[Array, tuple[An
     """Return the momentum of which exp(-a_s) is normalised, and what its backward reads."""
     xp = namespace(momentum)
     physical = xp.exp(-a) * momentum  # (b, i, m): part of SYMP.copy_normed
-    unit, norm = maps.normed(layer.params, physical, "_p")  # (b, i, m): part of SYMP.copy_normed
+    unit, norm = normed(layer.params, physical, "_p")  # (b, i, m): part of SYMP.copy_normed
     result = xp.exp(a) * unit  # (b, i, m) [SYMP.copy_normed]
     return result, (norm, a, physical, result)
 
@@ -247,6 +265,65 @@ def _normalise_backward(layer: Layer, saved: tuple[Any, ...], d_result: Array, a
     """Return the gradients of the momentum and of a_s, and add those of the norm."""
     xp, (norm, a, physical, result) = namespace(d_result), saved  # -, (1), (b, i, m), (b, i, m)
     # forward: result = exp(a) * norm(physical); physical = exp(-a) * momentum
-    d_physical = maps.normed_backward(layer.params, norm, xp.exp(a) * d_result, add, "_p")  # (b, i, m)
+    d_physical = normed_backward(layer.params, norm, xp.exp(a) * d_result, add, "_p")  # (b, i, m)
     d_momentum = xp.exp(-a) * d_physical  # (b, i, m) [dSYMP.copy_normed]
     return d_momentum, inner(d_result, result) - inner(d_physical, physical)
+
+
+def xi_of(layer: Layer) -> tuple[Array, Array | None]:
+    """Return xi, and where it is not clipped, or None where it is not learned."""
+    kind, h_x = layer.params.config.integrator, layer.numbers["h_x"]  # -, (1)
+    if "xi" not in layer.numbers:
+        return 0.0 * h_x + kind.xi, None
+    asked = 0.5 * kind.angle * layer.numbers["xi"] / h_x  # (1): xi before it is clipped
+    xi = clip(asked, kind.least, kind.most)  # (1) [SYMP.frequency]
+    return xi, (asked > kind.least) & (asked < kind.most)
+
+
+def angle_of(layer: Layer) -> Array:
+    """Return the angle of a block: of a fixed xi, or of one that is learned."""
+    h_x = layer.numbers["h_x"]  # (1)
+    angle = 2.0 * xi_of(layer)[0] * h_x  # (1) [SYMP.rotation_angle]
+    return angle
+
+
+def angle_backward(layer: Layer, d_angle: Array, add: Add) -> None:
+    """Add the gradients of h_x and of what xi is learned by."""
+    h_x, largest = layer.numbers["h_x"], layer.params.config.integrator.angle  # (1), -
+    xi, free = xi_of(layer)  # (1), (1)
+    # forward: angle = 2 * xi * h_x
+    add("h_x", 2.0 * xi * d_angle)
+    if free is not None:
+        d_xi = namespace(d_angle).where(free, 2.0 * h_x * d_angle, 0.0)  # (1) [dSYMP.frequency]
+        # forward: xi = clip(largest * share / (2 * h_x), least, most)
+        add("xi", 0.5 * largest * d_xi / h_x)
+        add("h_x", -xi * d_xi / h_x)
+
+
+def rotate(one: Array, two: Array, first: Array, second: Array, angle: Array) -> tuple[Array, Array, Array, Array]:
+    """Return X, Y, P, Q with the differences of the copies turned by an angle; minus the angle is its adjoint."""
+    xp = namespace(one)
+    cos, sin = xp.cos(angle), xp.sin(angle)  # (1), (1)
+    d_x, d_p = one - two, first - second  # (b, i, m), (b, i, m)
+    x = 0.5 * (one + two + cos * d_x + sin * d_p)  # (b, i, m) [SYMP.rotated_x]
+    y = one + two - x  # (b, i, m) [SYMP.rotated_y]
+    p = 0.5 * (first + second - sin * d_x + cos * d_p)  # (b, i, m) [SYMP.rotated_p]
+    q = first + second - p  # (b, i, m) [SYMP.rotated_q]
+    return x, y, p, q
+
+
+def rotate_backward(before: Copies, angle: Array, d: Copies) -> tuple[Copies, Array]:
+    """Return the gradients of X, Y, P and Q before the rotation, and of the angle."""
+    one, two, first, second = before
+    d_one, d_two, d_first, d_second = d
+    xp = namespace(one)
+    cos, sin = xp.cos(angle), xp.sin(angle)  # (1), (1)
+    turned_x, turned_p = d_one - d_two, d_first - d_second  # (b, i, m), (b, i, m)
+    d_x, d_p = one - two, first - second  # (b, i, m), (b, i, m)
+    # forward: x = (... + cos d_x + sin d_p) / 2; p = (... - sin d_x + cos d_p) / 2; y and q with the other signs
+    quarter_x = cos * d_p - sin * d_x  # (b, i, m): the pair turned by a quarter
+    quarter_p = -cos * d_x - sin * d_p  # (b, i, m): the pair turned by a quarter
+    d_angle = 0.5 * (inner(turned_x, quarter_x) + inner(turned_p, quarter_p))  # (1) [dSYMP.rotation_angle]
+    back_x = 0.5 * (d_one + d_two + cos * turned_x - sin * turned_p)  # (b, i, m) [dSYMP.rotated_x]
+    back_p = 0.5 * (d_first + d_second + sin * turned_x + cos * turned_p)  # (b, i, m): dSYMP.rotated_x of momenta
+    return (back_x, d_one + d_two - back_x, back_p, d_first + d_second - back_p), d_angle

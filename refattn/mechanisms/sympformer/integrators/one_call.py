@@ -34,7 +34,7 @@ Adjoints, for given dx' and later, the gradient of p' if a later layer reads it;
     [dSYMP.13]  dg = weight dp*
     [dSYMP.entering]  dp_in = kept dp* + dSYMP.momentum    and dy; the latter: what the oracle asks for dg and dz
     [dSYMP.p]  dp = before dp_in                        not at rest
-    [dSYMP.x]  dx = dx' + X                             X the adjoint of norm at dSYMP.1, in `oracles.softmax`
+    [dSYMP.x]  dx = dx' + X                             X the adjoint of norm at dSYMP.1, in `forces.softmax`
     [dSYMP.h_y]  dh_y = sum dp* g + da (c_log / (t + h_y) + c_lin)    with Euler and Half
 
 and of the logarithms dlog before = sum dp_in p_in, dlog after = sum dp' p'; da is dSYMP.15.
@@ -51,9 +51,9 @@ from typing import Any, ClassVar
 
 from refattn import equations
 from refattn.args import Real, check
+from refattn.mechanisms.sympformer.forces import softmax
 from refattn.mechanisms.sympformer.integrators import coefficients
 from refattn.mechanisms.sympformer.integrators.coefficients import Coefficients, Rule, Ruled
-from refattn.mechanisms.sympformer.oracles import softmax
 from refattn.mechanisms.sympformer.params import Add, Layer, at_rest, inner, plus
 from refattn.xp import Array
 

@@ -33,8 +33,19 @@ from typing import Any
 
 from refattn.args import check, check_choice
 from refattn.mechanisms.projections import check_sizes
-from refattn.mechanisms.sympformer import maps
-from refattn.mechanisms.sympformer.params import Add, Layer, Mlp, Params, inner
+from refattn.mechanisms.sympformer.params import (
+    Add,
+    Layer,
+    Mlp,
+    Params,
+    affine,
+    affine_backward,
+    ahead,
+    ahead_backward,
+    inner,
+    normed,
+    normed_backward,
+)
 from refattn.ops import layer_norm
 from refattn.ops.activations import gelu_exact_backward, gelu_exact_forward
 from refattn.xp import Array
@@ -97,7 +108,7 @@ class Velocity(Substep):
     Attributes
     ----------
     start
-        What it is in a first layer: 0, with "rest", or looked up like first momenta, with "table"; see `tables`.
+        What it is in a first layer: 0, with "rest", or looked up like first momenta, with "table"; see `block`.
     """
 
     start: str = "rest"
@@ -156,10 +167,10 @@ def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> t
     u = carried  # (b, i, m)
     if isinstance(kind, AttentionVelocity) and "mu" in layer.numbers:
         u = (x - x_before) / layer.numbers["h_x"]  # (b, i, m) [SYMP.mlp_carried]
-    seen, norm = maps.normed(mlp, maps.ahead(layer, x, u, "mu"))  # (b, i, m) [SYMP.mlp_normed]
-    hidden = maps.affine(mlp, seen, "in")  # as wide as the MLP
+    seen, norm = normed(mlp, ahead(layer, x, u, "mu"))  # (b, i, m) [SYMP.mlp_normed]
+    hidden = affine(mlp, seen, "in")  # as wide as the MLP
     active, gate = gelu_exact_forward(hidden)  # as wide as the MLP
-    added = maps.affine(mlp, active, "out")  # (b, i, m) [SYMP.mlp_out]
+    added = affine(mlp, active, "out")  # (b, i, m) [SYMP.mlp_out]
     norm_v = None
     if isinstance(kind, Plain):
         push = added  # (b, i, m): SYMP.mlp_scaled with gamma = 1
@@ -170,7 +181,7 @@ def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> t
         if u is not None:
             total = layer.numbers["beta"] * u + layer.numbers["gamma"] * added  # (b, i, m)
         owner, of = _norm(layer, mlp)
-        push, norm_v = maps.normed(owner, total, of)  # (b, i, m) [SYMP.mlp_push]
+        push, norm_v = normed(owner, total, of)  # (b, i, m) [SYMP.mlp_push]
     result = x + push  # (b, i, m) [SYMP.mlp_moved]
     return result, push, Saved(u, norm, seen, hidden, gate, active, added, norm_v)
 
@@ -187,19 +198,19 @@ def backward(
     if saved.norm_v is not None:
         # forward: push = norm(beta * u + gamma * added)
         owner, of = _norm(layer, mlp)
-        d_total = maps.normed_backward(owner, saved.norm_v, d_push, add, of)  # (b, i, m)
+        d_total = normed_backward(owner, saved.norm_v, d_push, add, of)  # (b, i, m)
     d_added = d_total  # (b, i, m): where gamma is 1
     if "gamma" in layer.numbers:
         d_added = layer.numbers["gamma"] * d_total  # (b, i, m) [dSYMP.mlp_out]
         add("gamma", inner(d_total, saved.added))
     # forward: added = gelu(seen @ w_in + b_in) @ w_out + b_out
-    d_active = maps.affine_backward(mlp, saved.active, "out", d_added, add)  # as wide as the MLP
+    d_active = affine_backward(mlp, saved.active, "out", d_added, add)  # as wide as the MLP
     d_hidden = gelu_exact_backward(saved.hidden, saved.gate, d_active)  # as wide as the MLP
-    d_seen = maps.affine_backward(mlp, saved.y, "in", d_hidden, add)  # (b, i, m)
+    d_seen = affine_backward(mlp, saved.y, "in", d_hidden, add)  # (b, i, m)
     # forward: seen = norm(x + mu * u)
-    d_point = maps.normed_backward(mlp, saved.norm, d_seen, add)  # (b, i, m) [dSYMP.mlp_normed]
+    d_point = normed_backward(mlp, saved.norm, d_seen, add)  # (b, i, m) [dSYMP.mlp_normed]
     d_x = d_result + d_point  # (b, i, m)
-    d_u = maps.ahead_backward(layer, u, d_point, None, add, "mu")  # (b, i, m): dSYMP.mlp_carried but for beta
+    d_u = ahead_backward(layer, u, d_point, None, add, "mu")  # (b, i, m): dSYMP.mlp_carried but for beta
     if u is None or d_u is None:
         return None, d_x, None
     if not isinstance(kind, AttentionVelocity):

@@ -1,9 +1,27 @@
-"""What a momentum is turned by along its way where attention is linear, of heads: a proxy, with a ridge.
+"""Linear attention of several heads, for the baselines: products of queries and keys, of either sign, and no softmax.
 
-Linear attention has no weights that are a mean, so that the way along which scores change is found by least squares:
+Equations (y the normalised tokens, d the width of a head, n_i the number of tokens that i attends)::
+
+    [SYMP.signed_queries]  q = heads(y w_q + b_q) d^(-1/4)
+    [SYMP.signed_keys]  k = heads(y w_k + b_k) d^(-1/4)
+    [SYMP.signed_values]  w = heads(y w_v + b_v)
+    [SYMP.signed_attended]  a_i = 1/n_i sum_j <q_i, k_j> w_j
+    [SYMP.signed_force]  f = merge(a) w_o + b_o         without biases the b_ are 0
+
+Adjoints, for a given df::
+
+    [dSYMP.signed_attended]  da = heads(df w_o^T)
+    [dSYMP.signed_values]  dw_j = sum_{i>=j} <q_i, k_j> da_i / n_i
+    [dSYMP.signed_keys]  dk_j = sum_{i>=j} <da_i, w_j> q_i / n_i
+    [dSYMP.signed_queries]  dq_i = 1/n_i sum_j <da_i, w_j> k_j
+
+and dy = merge(dq) w_q^T d^(-1/4) + merge(dk) w_k^T d^(-1/4) + merge(dw) w_v^T. A connection asks of q and k besides.
+
+The connection is what a momentum is turned by along its way: here a proxy, with a ridge. Linear attention has no
+weights that are a mean, so that the way along which scores change is found by least squares:
 E takes queries to directions, J, T and s take keys to what the scores are made of, all over the tokens that i attends.
 
-Equations (q, k as in `attend_signed`, d the width of a head, u the direction, I the identity)::
+Equations of the connection (u the direction, I the identity)::
 
     [SYMP.signed_moved_queries]  uq = heads(u w_q) d^(-1/4)
     [SYMP.signed_moved_keys]  uk = heads(u w_k) d^(-1/4)
@@ -29,29 +47,105 @@ Adjoints, for a given dc::
 and dq = J^T dr + (C_q + C_q^T) q + C_u u + D_q^T k, dk = (D_k + D_k^T) k + D_uk uk + D_q q, du = sum_heads (E^T T dt +
 C_u^T q) + merge(duq) w_q^T d^(-1/4) + merge(duk) w_k^T d^(-1/4).
 
-Axes: b batch, h head, i token, d width of a head, m width.
+Axes: b batch, h head, i token, d and e widths of a head, m width.
 
-Source: H1 and R2 of the signed linear family in the authors' manuscript of October 2026.
+Source: the signed linear family of the authors' manuscript of October 2026, with its H1 and R2.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.sympformer.baselines.attend_signed import scaled, scaled_backward
-from refattn.mechanisms.sympformer.oracles.past import Prefix
-from refattn.mechanisms.sympformer.params import Add, Layer
+from refattn.args import check_number
+from refattn.mechanisms.sympformer.forces import linear
+from refattn.mechanisms.sympformer.forces.linear import Kernel, Linear
+from refattn.mechanisms.sympformer.forces.prefix import Prefix
+from refattn.mechanisms.sympformer.integrators import classical
+from refattn.mechanisms.sympformer.integrators.classical import Heads
+from refattn.mechanisms.sympformer.params import Add, Layer, affine, affine_backward
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward
 from refattn.ops.solve import identity, solve, solve_backward
 from refattn.xp import Array, namespace
 
-Saved = tuple[Any, ...]
-"""What the backward reads: of the two systems first the matrix, with its ridge, then the solution."""
+
+@dataclass(frozen=True)
+class Signed(Linear):
+    """Linear attention of heads, with the four matrices of softmax attention, which baselines alone have: this file.
+
+    Attributes
+    ----------
+    ridge
+        What is added to the matrices that a connection divides by.
+    """
+
+    ridge: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("ridge", self.ridge, positive=True)
+
+    def weights(self, kicks: bool, drifts: bool) -> set[str]:
+        """Return the matrices of a block."""
+        return {"w_q", "w_k", "w_v", "w_o"}
 
 
-def forward(layer: Layer, u: Array, q: Array, k: Array, v: Array, f: Array) -> tuple[Array, Saved]:
-    """Return c along u (b, i, m) for queries and keys by head, and what `backward` reads; v and f are not asked for."""
+@dataclass(frozen=True)
+class Attended:
+    """What `attend_backward` reads."""
+
+    kernel: Kernel
+    qkv: Heads
+    joined: Array
+
+
+def scaled(layer: Layer, x: Array, name: str) -> Array:
+    """Return heads(x w + b) d^(-1/4) for the matrix and the bias of a name, "q" or "k"."""
+    part = classical.heads_of(layer, x, name)  # (b, h, i, d)
+    return part * part.shape[-1] ** -0.25
+
+
+def scaled_backward(layer: Layer, x: Array, name: str, d_part: Array, add: Add) -> Array:
+    """Return the gradient of x, and add those of the matrix and the bias."""
+    return classical.heads_of_backward(layer, x, name, d_part * d_part.shape[-1] ** -0.25, add)
+
+
+def attend(layer: Layer, y: Array) -> tuple[Array, Attended]:
+    """Return f of normalised tokens y, and what `attend_backward` reads."""
+    q = scaled(layer, y, "q")  # (b, h, i, d) [SYMP.signed_queries]
+    k = scaled(layer, y, "k")  # (b, h, i, d) [SYMP.signed_keys]
+    w = classical.heads_of(layer, y, "v")  # (b, h, i, d) [SYMP.signed_values]
+    kernel = linear.kernel_of(layer, y, None)
+    mean = kernel.mix("force", q, k, w) / kernel.n  # (b, h, i, d) [SYMP.signed_attended]
+    joined = merge_heads(mean)  # (b, i, m)
+    force = affine(layer.params, joined, "o")  # (b, i, m) [SYMP.signed_force]
+    return force, Attended(kernel, (q, k, w), joined)
+
+
+def attend_backward(layer: Layer, saved: Attended, d_force: Array, d_further: Heads | None, add: Add) -> Array:
+    """Return the gradient of y, and add those of the weights; `d_further` is what else asks of q, k and w."""
+    kernel = saved.kernel
+    # forward: force = merge(mean) @ w_o
+    d_joined = affine_backward(layer.params, saved.joined, "o", d_force, add)  # (b, i, m)
+    d_mean = split_heads(d_joined, layer.params.config.heads)  # (b, h, i, d) [dSYMP.signed_attended]
+    # forward: mean = mix(q, k, w) / n
+    d_q, d_k, d_w = kernel.mix_backward(
+        *saved.qkv, d_mean / kernel.n
+    )  # (b, h, i, d) [dSYMP.signed_queries], (b, h, i, d) [dSYMP.signed_keys], (b, h, i, d) [dSYMP.signed_values]
+    d_q, d_k, d_w = classical.both((d_q, d_k, d_w), d_further)  # (b, h, i, d), (b, h, i, d), (b, h, i, d)
+    # forward: q, k, w = scaled(y @ w_q), scaled(y @ w_k), split(y @ w_v)
+    d_y = scaled_backward(layer, kernel.y, "q", d_q, add)  # (b, i, m)
+    d_y = d_y + scaled_backward(layer, kernel.y, "k", d_k, add)  # (b, i, m)
+    return d_y + classical.heads_of_backward(layer, kernel.y, "v", d_w, add)
+
+
+Bent = tuple[Any, ...]
+"""What `connect_backward` reads: of the two systems first the matrix, with its ridge, then the solution."""
+
+
+def connect(layer: Layer, u: Array, q: Array, k: Array, v: Array, f: Array) -> tuple[Array, Bent]:
+    """Return c along u (b, i, m) for queries and keys by head, and what is saved; v and f are not read."""
     xp, heads, d, ridge = namespace(u), q.shape[1], q.shape[-1], layer.params.config.oracle.ridge
     uq = scaled(layer, u, "q")  # (b, h, i, d) [SYMP.signed_moved_queries]
     uk = scaled(layer, u, "k")  # (b, h, i, d) [SYMP.signed_moved_keys]
@@ -70,7 +164,7 @@ def forward(layer: Layer, u: Array, q: Array, k: Array, v: Array, f: Array) -> t
     return turn, (u, q, k, uk, s_matrix, e, r_matrix, solved, r, t, ahead, layer.causal is not False)
 
 
-def backward(layer: Layer, saved: Saved, d_turn: Array, add: Add) -> tuple[Array, Array, Array, Array, Array]:
+def connect_backward(layer: Layer, saved: Bent, d_turn: Array, add: Add) -> tuple[Array, Array, Array, Array, Array]:
     """Return the gradients of u, q, k, v and f, of which the last two are 0, and add those of the parameters."""
     u, q, k, uk, s_matrix, e, r_matrix, solved, r, t, ahead, causal = saved  # as they were given to it
     xp = namespace(d_turn)

@@ -44,10 +44,20 @@ from typing import Any, ClassVar
 
 from refattn import equations
 from refattn.args import check_choice
-from refattn.mechanisms.sympformer import core, maps
-from refattn.mechanisms.sympformer.oracles import softmax
-from refattn.mechanisms.sympformer.oracles.softmax import MOBILITIES, Answer
-from refattn.mechanisms.sympformer.params import Add, Layer, plus
+from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer.forces import softmax
+from refattn.mechanisms.sympformer.forces.softmax import MOBILITIES, Answer
+from refattn.mechanisms.sympformer.params import (
+    Add,
+    Layer,
+    affine,
+    affine_backward,
+    ahead,
+    ahead_backward,
+    normed,
+    normed_backward,
+    plus,
+)
 from refattn.ops.linear import linear_backward
 from refattn.xp import Array, namespace
 
@@ -86,9 +96,9 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
             "pushes a token by those that come later, which attend it; oracle='softmax' does not"
         )
     xp, kicks, scale = namespace(x), layer.params.config.kicks, layer.params.config.scale
-    y, norm = maps.normed(layer.params, maps.ahead(layer, x, p))  # (b, i, m) [SYMP.hamiltonian_normed]
-    q = maps.affine(layer.params, y, "q")  # (b, i, m) [SYMP.hamiltonian_queries]
-    k = maps.affine(layer.params, y, "k")  # (b, i, m) [SYMP.hamiltonian_keys]
+    y, norm = normed(layer.params, ahead(layer, x, p))  # (b, i, m) [SYMP.hamiltonian_normed]
+    q = affine(layer.params, y, "q")  # (b, i, m) [SYMP.hamiltonian_queries]
+    k = affine(layer.params, y, "k")  # (b, i, m) [SYMP.hamiltonian_keys]
     moved = None if p is None else equations.active(softmax).mobilised(layer, p)  # (b, i, m): SYMP.8
     values = k if kicks else k[..., :0]  # no value where only z is asked for
     three = (each[:, None, ...] for each in (q, k, values))
@@ -164,8 +174,8 @@ def backward(
     if as_key is not None:
         d_own = d_own + d["v"][:, 0, ...]  # (b, i, m)
     d_keys = d_k + d_own  # (b, i, m) [dSYMP.hamiltonian_keys]
-    d_y_q = maps.affine_backward(params, y, "q", d_queries, add)  # (b, i, m)
-    d_y = d_y_q + maps.affine_backward(params, y, "k", d_keys, add)  # (b, i, m) [dSYMP.hamiltonian_normed]
+    d_y_q = affine_backward(params, y, "q", d_queries, add)  # (b, i, m)
+    d_y = d_y_q + affine_backward(params, y, "k", d_keys, add)  # (b, i, m) [dSYMP.hamiltonian_normed]
     # forward: y = norm(x + look * p)
-    d_ahead = maps.normed_backward(params, norm, d_y, add)  # (b, i, m)
-    return d_ahead, maps.ahead_backward(layer, p, d_ahead, d_p, add)
+    d_ahead = normed_backward(params, norm, d_y, add)  # (b, i, m)
+    return d_ahead, ahead_backward(layer, p, d_ahead, d_p, add)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from refattn import equations, tree
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.sympformer.baselines.attend_signed import Signed
-from refattn.mechanisms.sympformer.layer import block
-from refattn.mechanisms.sympformer.oracles.linear import Linear
-from refattn.mechanisms.sympformer.oracles.past import Past, Prefix
-from refattn.mechanisms.sympformer.oracles.reduced import Reduced
+from refattn.mechanisms.sympformer import block
+from refattn.mechanisms.sympformer.forces.linear import Linear
+from refattn.mechanisms.sympformer.forces.prefix import Past, Prefix
+from refattn.mechanisms.sympformer.forces.reduced import Reduced
+from refattn.mechanisms.sympformer.forces.signed import Signed
 from refattn.xp import device, namespace, raised, zeros
 
 

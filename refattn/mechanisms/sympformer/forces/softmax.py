@@ -36,10 +36,19 @@ from typing import Any, ClassVar
 
 from refattn.args import check_choice
 from refattn.mechanisms.record import Unsupported
-from refattn.mechanisms.sympformer import core, maps
+from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.dense import counts
-from refattn.mechanisms.sympformer.oracles.past import Prefix
-from refattn.mechanisms.sympformer.params import Add, Layer
+from refattn.mechanisms.sympformer.forces.prefix import Prefix
+from refattn.mechanisms.sympformer.params import (
+    Add,
+    Layer,
+    affine,
+    affine_backward,
+    ahead,
+    ahead_backward,
+    normed,
+    normed_backward,
+)
 from refattn.ops import layer_norm
 from refattn.xp import Array, namespace
 
@@ -100,12 +109,12 @@ class Saved:
 def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
     xp, params, causal = namespace(x), layer.params, layer.causal
-    y, norm = maps.normed(params, maps.ahead(layer, x, p))  # (b, i, m) [SYMP.1]
-    q = maps.affine(params, y, "q")  # (b, i, m) [SYMP.2]
-    k = maps.affine(params, y, "k")  # (b, i, m) [SYMP.3]
+    y, norm = normed(params, ahead(layer, x, p))  # (b, i, m) [SYMP.1]
+    q = affine(params, y, "q")  # (b, i, m) [SYMP.2]
+    k = affine(params, y, "k")  # (b, i, m) [SYMP.3]
     kicks = params.w_o is not None
     if kicks:
-        v = maps.affine(params, y, "v")  # (b, i, m) [SYMP.4]
+        v = affine(params, y, "v")  # (b, i, m) [SYMP.4]
     else:
         v = y[..., :0]  # (b, i, 0): no value, only z is asked for
     share = share_of(layer, x)  # (i, 1): n_i over the number of all tokens
@@ -128,7 +137,7 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
         attended = share * attended  # (b, i, e): SYMP.12 divided by all tokens
         log_z = log_z + xp.log(share)  # (b, i, 1): SYMP.7 divided by all tokens
     if kicks:
-        force = maps.affine(params, attended, "o")  # (b, i, m) [SYMP.13]
+        force = affine(params, attended, "o")  # (b, i, m) [SYMP.13]
     return Answer(force, moved, log_z), Saved(p, moved, y, norm, saved, attended, share)
 
 
@@ -141,17 +150,17 @@ def backward(
     d_attended = xp.zeros_like(saved.attended)  # (b, i, e): where nobody asks for the force
     if d_force is not None and params.w_o is not None:
         # forward: force = attended @ w_o
-        d_attended = maps.affine_backward(params, saved.attended, "o", d_force, add)  # (b, i, m) [dSYMP.12]
+        d_attended = affine_backward(params, saved.attended, "o", d_force, add)  # (b, i, m) [dSYMP.12]
     # forward: attended = share * out
     d_out = d_attended if share is None else share * d_attended  # (b, i, e)
     d_bounded = None if d_log_z is None else xp.permute_dims(d_log_z, (0, 2, 1))  # (b, 1, i)
     d = core.backward(saved.core, d_out[:, None, ...], d_bounded)
     # forward: q = y @ w_q, and so for k and v
     asked = "qk" if d_force is None else "qkv"
-    parts = [maps.affine_backward(params, saved.y, name, d[name][:, 0, ...], add) for name in asked]
+    parts = [affine_backward(params, saved.y, name, d[name][:, 0, ...], add) for name in asked]
     d_y = sum(parts[1:], parts[0])  # (b, i, m) [dSYMP.1]
     # forward: y = norm(x + look * p)
-    d_ahead = maps.normed_backward(params, saved.norm, d_y, add)  # (b, i, m)
+    d_ahead = normed_backward(params, saved.norm, d_y, add)  # (b, i, m)
     if p is None:
         return d_ahead, None
     d_pull = xp.zeros_like(p)  # (b, i, m): what kinetic asks of p, but for B p
@@ -163,7 +172,7 @@ def backward(
         d_pull = d_kinetic * saved.b  # (b, i, m)
         d_ask = d_ask + d_kinetic * p  # (b, i, m) [dSYMP.8]
     d_own = d_pull + mobilised_backward(layer, p, d_ask, add)  # (b, i, m): without looking ahead
-    d_p = maps.ahead_backward(layer, p, d_ahead, d_own, add)  # (b, i, m) [dSYMP.momentum]
+    d_p = ahead_backward(layer, p, d_ahead, d_own, add)  # (b, i, m) [dSYMP.momentum]
     return d_ahead, d_p
 
 
@@ -182,7 +191,7 @@ def mobilised(layer: Layer, p: Array) -> Array:
     """Return B p."""
     if layer.params.w_b is None:
         return p
-    moved = maps.affine(layer.params, p, "b")  # (b, i, m) [SYMP.8]
+    moved = affine(layer.params, p, "b")  # (b, i, m) [SYMP.8]
     return moved
 
 
@@ -191,7 +200,7 @@ def mobilised_backward(layer: Layer, p: Array, d_moved: Array, add: Add) -> Arra
     if layer.params.w_b is None:
         return d_moved
     # forward: moved = p @ w_b
-    return maps.affine_backward(layer.params, p, "b", d_moved, add)
+    return affine_backward(layer.params, p, "b", d_moved, add)
 
 
 def velocity(moved: Array, log_z: Array) -> Array:

@@ -16,13 +16,26 @@ Axes: b batch, i token, m width; momenta that are matrices (oracle="reduced") ha
 
 The state is (x, t, p, v, history): tokens, the time, momenta, the velocity of the MLP step, and what a multistep
 integrator remembers. All but x and t are None before the first layer and after the last: see `config`. The first
-momentum may also be looked up: see `tables`. float16 and bfloat16 are raised to float32 at entry, and results cast
-back.
+momentum may also be looked up. float16 and bfloat16 are raised to float32 at entry, and results cast back.
 
 Source: Stein, Li, Steidl 2026 (arXiv:2603.16535).
 
 How the authors' code differs: it lets no gradient through the time, so that its gradients are not those of its loss;
 here they are, unless `detach` asks for the same.
+
+With start="table" the first momenta come from two learned tables, one row for each token of the vocabulary and one for
+each position. The first velocities of the MLP step may come from two tables of their own, by the same equations.
+
+Equations of tables, for the token at position n::
+
+    [SYMP.looked_up]  p0_n = E[token_n] + P[n]
+
+Adjoints, for given dp0::
+
+    [dSYMP.token_embedding]  dE = sum of dp0_n in the row of token_n
+    [dSYMP.position_embedding]  dP_n = sum_b dp0_bn
+
+There t is a token of the vocabulary.
 """
 
 from __future__ import annotations
@@ -34,16 +47,23 @@ from refattn import equations, tree
 from refattn.args import check_causal, check_gradient
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.projections import check_shapes, check_tokens
-from refattn.mechanisms.sympformer import maps
+from refattn.mechanisms.sympformer import mlp as substep
+from refattn.mechanisms.sympformer.config import Config, init, one_element
+from refattn.mechanisms.sympformer.forces.prefix import Prefix
 from refattn.mechanisms.sympformer.integrators.two_steps import History
-from refattn.mechanisms.sympformer.layer import mlp as substep
-from refattn.mechanisms.sympformer.layer import tables
-from refattn.mechanisms.sympformer.layer.config import Config, one_element
-from refattn.mechanisms.sympformer.layer.init import init
-from refattn.mechanisms.sympformer.oracles.past import Prefix
-from refattn.mechanisms.sympformer.params import Layer, Mlp, Numbers, Params
-from refattn.ops import layer_norm
-from refattn.xp import Array, namespace, raised
+from refattn.mechanisms.sympformer.params import (
+    Add,
+    Layer,
+    Mlp,
+    Numbers,
+    Params,
+    affine,
+    affine_backward,
+    normed,
+    normed_backward,
+)
+from refattn.ops import embedding, layer_norm
+from refattn.xp import Array, arange, concrete, namespace, raised, zeros
 
 __all__ = ["Config", "History", "Mlp", "Params", "Saved", "State", "init"]
 
@@ -117,22 +137,22 @@ def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array |
     x, t, p = state.x, state.t, state.p
     numbers = {name: number.value(params.numbers.get(name), x) for name, number in config.numbers().items()}
     if params.w_start is not None:
-        p = maps.affine(params, x, "start")  # (b, i, m) [SYMP.first_momentum]
+        p = affine(params, x, "start")  # (b, i, m) [SYMP.first_momentum]
     looked_up, velocity = None, state.v  # -, (b, i, m)
     if tokens is not None and "table" not in (config.start, getattr(config.mlp, "start", "")):
         raise ValueError(f'context.tokens was given with start="{config.start}", which reads none; needs "table"')
     if config.tables or config.velocity_tables:
         first = causal.tokens() if isinstance(causal, Prefix) else 0
-        looked_up = tables.check_tokens(params, tokens, x, first)  # (b, i): they came in
+        looked_up = check_numbers(params, tokens, x, first)  # (b, i): they came in
         if config.tables:
-            p = equations.active(tables).forward(params, looked_up, first)  # (b, i, m): SYMP.looked_up
+            p = look_up(params, looked_up, first)  # (b, i, m): SYMP.looked_up
         if config.velocity_tables and params.mlp is not None:
-            velocity = equations.active(tables).forward(params.mlp, looked_up, first)  # (b, i, m): SYMP.looked_up
+            velocity = look_up(params.mlp, looked_up, first)  # (b, i, m): SYMP.looked_up
     layer, own = Layer(equations.active(config.asks), params, numbers, causal), equations.active(config.steps)
     moved, raw, history, attention = own.forward(layer, x, p, t, state.history)  # (b, i, m), (b, i, m)
     momentum, norm_p = raw if config.keeps else None, None  # (b, i, m)
     if momentum is not None and params.gain_p is not None and not config.integrator.baseline:
-        momentum, norm_p = maps.normed(params, raw, "_p")  # (b, i, m) [SYMP.19]
+        momentum, norm_p = normed(params, raw, "_p")  # (b, i, m) [SYMP.19]
     result, v, mlp = moved, None, None  # (b, i, m)
     if params.mlp is not None:
         carried = momentum if isinstance(config.mlp, substep.Momentum) else velocity  # (b, i, m): what it carries on
@@ -170,7 +190,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d_raw = d_momentum  # (b, i, m): dSYMP.19 without a norm
     if saved.norm_p is not None and d_momentum is not None:
         # forward: momentum = norm(raw)
-        d_raw = maps.normed_backward(params, saved.norm_p, d_momentum, add, "_p")  # (b, i, m) [dSYMP.19]
+        d_raw = normed_backward(params, saved.norm_p, d_momentum, add, "_p")  # (b, i, m) [dSYMP.19]
     step = equations.active(config.steps).backward(layer, saved.attention, d_moved, d_raw, d_state.history, add)
     d_x, d_p, d_history, d_t = step  # (b, i, m), (b, i, m), -, (1)
     d_t = 0.0 * d_state.t if d_t is None else d_t  # (1)
@@ -186,13 +206,13 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
         d_x = d_x + d_before  # (b, i, m): the velocity of the attention step begins at x
     if params.w_start is not None:
         # forward: p = x @ w_start
-        d_x = d_x + maps.affine_backward(params, x, "start", d_p, add)  # (b, i, m) [dSYMP.first_momentum]
+        d_x = d_x + affine_backward(params, x, "start", d_p, add)  # (b, i, m) [dSYMP.first_momentum]
     if saved.tokens is not None and config.tables:
-        # forward: p = tables.forward(params, tokens)
-        equations.active(tables).backward(params, saved.tokens, d_p, add)
+        # forward: p = look_up(params, tokens)
+        look_up_backward(params, saved.tokens, d_p, add)
     if saved.tokens is not None and config.velocity_tables and params.mlp is not None:
-        # forward: velocity = tables.forward(params.mlp, tokens)
-        equations.active(tables).backward(params.mlp, saved.tokens, d_v, add)
+        # forward: velocity = look_up(params.mlp, tokens)
+        look_up_backward(params.mlp, saved.tokens, d_v, add)
         d_v = None
     d_inner = State(d_x, d_t, None if saved.state.p is None else d_p, d_v, d_history)
     return _cast(d_inner, saved.like), _cast(_gradients(params, found), saved.like), {}
@@ -239,3 +259,40 @@ def _check_state(params: Params, state: State) -> None:
         )
     if tuple(state.t.shape) != (1,):
         raise ValueError(f"state.t: got shape {tuple(state.t.shape)}, needs (1,)")
+
+
+def look_up(owner: Params | Mlp, tokens: Array, first: int | Array) -> Array:
+    """Return the momenta or velocities (b, i, m) of tokens (b, i) at the positions `first`, `first` + 1, ..."""
+    table, places = owner.token_embedding, owner.position_embedding
+    assert table is not None and places is not None
+    at = first + arange(0, tokens.shape[1], tokens)  # (i): positions
+    rows = namespace(places).take(places, at, axis=0)  # (i, m): part of P
+    p = embedding.embedding_forward(table, tokens) + rows  # (b, i, m) [SYMP.looked_up]
+    return p
+
+
+def look_up_backward(owner: Params | Mlp, tokens: Array, d_p: Array, add: Add) -> None:
+    """Add the gradients of both tables; the tokens are those from the first position on."""
+    xp, n, head = namespace(d_p), tokens.shape[1], "mlp." if isinstance(owner, Mlp) else ""
+    table, places = owner.token_embedding, owner.position_embedding
+    assert table is not None and places is not None
+    # forward: p = table[tokens] + places[:n]
+    d_table = embedding.embedding_backward(table, tokens, d_p)  # (t, m) [dSYMP.token_embedding]
+    unused = zeros((places.shape[0] - n, d_p.shape[2]), d_p)  # positions without a token
+    d_places = xp.concat([xp.sum(d_p, axis=0), unused], axis=0)  # [dSYMP.position_embedding]
+    add(f"{head}token_embedding", d_table)
+    add(f"{head}position_embedding", d_places)
+
+
+def check_numbers(params: Params, tokens: Array | None, x: Array, first: int | Array) -> Array:
+    """Return the tokens of x; raise where the tables have no row for one of them, or for its position."""
+    config, shape = params.config, tuple(x.shape[:2])
+    if tokens is None:
+        raise ValueError(f"context.tokens: got None, start='table' needs the numbers of the tokens {shape}")
+    if tuple(tokens.shape) != shape:
+        raise ValueError(f"context.tokens: got shape {tuple(tokens.shape)}, needs {shape}")
+    if concrete(namespace(tokens).any((tokens < 0) | (tokens >= config.vocabulary))):
+        raise ValueError(f"context.tokens: got one outside of 0 to {config.vocabulary - 1}")
+    if concrete(namespace(x).any(namespace(x).asarray(first + shape[1] > config.context))):
+        raise ValueError(f"context.tokens: got {int(first) + shape[1]} in all, needs at most {config.context}")
+    return tokens

@@ -33,10 +33,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.sympformer import maps
-from refattn.mechanisms.sympformer.oracles.linear import Bilinear, counted
-from refattn.mechanisms.sympformer.oracles.softmax import Answer
-from refattn.mechanisms.sympformer.params import Add, Layer
+from refattn.mechanisms.sympformer.forces.linear import Bilinear, counted
+from refattn.mechanisms.sympformer.forces.softmax import Answer
+from refattn.mechanisms.sympformer.params import Add, Layer, normed, normed_backward
 from refattn.xp import Array, namespace
 
 
@@ -68,7 +67,7 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, tuple[Any,
         if past is not None:
             past.add_up("moments", 0.0 * (x[:, None, :, :, None] * x[:, None, :, None, :]))
         return Answer(force, p, None), (p, x, None)
-    y, norm = maps.normed(params, x)  # (b, i, m) [SYMP.reduced_normed]
+    y, norm = normed(params, x)  # (b, i, m) [SYMP.reduced_normed]
     pairs = y[..., :, None] * y[..., None, :]  # (b, i, m, m)
     if past is not None:
         sums = past.add_up("moments", pairs[:, None, ...])[:, 0, ...]  # (b, i, m, m): with the past
@@ -148,5 +147,5 @@ def backward(
         later = xp.sum(mean, axis=1, keepdims=True)  # of all tokens
     d_y = d_y + ((later + xp.matrix_transpose(later)) @ y[..., None])[..., 0]  # (b, i, m) [dSYMP.reduced_normed]
     # forward: y = norm(x)
-    d_x = maps.normed_backward(layer.params, norm, d_y, add)  # (b, i, m)
+    d_x = normed_backward(layer.params, norm, d_y, add)  # (b, i, m)
     return d_x, xp.zeros_like(p) if p is not None and d_p is None else d_p

@@ -1,4 +1,4 @@
-"""The static choices of a block, and what follows from them: which parameters and numbers it has.
+"""The options of a block, and what follows from them: which parameters and numbers it has, and how they start.
 
 A parameter that can have no gradient is not allocated. Which these are depends on the block's place. A stack that
 starts at rest has no momentum before its first layer, and what nothing reads after its last is not computed:
@@ -6,6 +6,9 @@ starts at rest has no momentum before its first layer, and what nothing reads af
 * integrators that move tokens at rest drift with the new momentum; the others drift with the old one, and their first
   layer moves nothing: no B, no step of the positions, no look-ahead there;
 * the others kick a momentum in the last layer that nobody reads: no values, no output matrix, no damping there.
+
+Weights start uniform with variance 1 / inputs, tables with the standard deviation `SPREAD`, or both with the `spread`
+of the configuration; B starts as the identity, gains as 1, biases as 0.
 """
 
 from __future__ import annotations
@@ -20,19 +23,11 @@ from typing import Any
 from refattn.args import check, check_choice, check_number, check_plain, check_whole
 from refattn.mechanisms.option_kinds import choose
 from refattn.mechanisms.projections import check_sizes
-from refattn.mechanisms.sympformer.baselines import (
-    attend,
-    attend_linear,
-    attend_signed,
-    classical,
-    connection,
-    connection_signed,
-    lie_trotter,
-)
-from refattn.mechanisms.sympformer.integrators import damping, four_calls, one_call, two_steps
-from refattn.mechanisms.sympformer.layer import mlp
-from refattn.mechanisms.sympformer.oracles import hamiltonian, linear, reduced, softmax
-from refattn.mechanisms.sympformer.params import Integrator
+from refattn.mechanisms.sympformer import mlp
+from refattn.mechanisms.sympformer.forces import hamiltonian, linear, reduced, signed, softmax
+from refattn.mechanisms.sympformer.integrators import classical, damping, four_calls, lie_trotter, one_call, two_steps
+from refattn.mechanisms.sympformer.params import Integrator, Layer, Mlp, Params
+from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, device, namespace
 
 INTEGRATORS: dict[str, type[Integrator]] = {
@@ -51,25 +46,25 @@ INTEGRATORS: dict[str, type[Integrator]] = {
     "exponential_midpoint": one_call.ExponentialMidpoint,
     "lie_trotter": lie_trotter.LieTrotter,
 }
-ORACLES: dict[str, type[Any]] = {
+FORCES: dict[str, type[Any]] = {
     "softmax": softmax.Softmax,
     "hamiltonian": hamiltonian.Hamiltonian,
     "linear": linear.Linear,
     "reduced": reduced.Reduced,
-    "signed": attend_signed.Signed,
+    "signed": signed.Signed,
 }
 ATTENTIONS: dict[type, ModuleType] = {
-    softmax.Softmax: attend,
-    linear.Linear: attend_linear,
-    attend_signed.Signed: attend_signed,
+    softmax.Softmax: classical,
+    linear.Linear: linear,
+    signed.Signed: signed,
 }
-CONNECTIONS: dict[type, ModuleType] = {softmax.Softmax: connection, attend_signed.Signed: connection_signed}
+CONNECTIONS: dict[type, ModuleType] = {softmax.Softmax: lie_trotter, signed.Signed: signed}
 """Where the attention of a baseline is computed, and its connection, by its oracle."""
 
 
 def name_of(kind: type) -> str:
     """Return the name of a kind of integrator or oracle."""
-    return next(name for name, known in {**INTEGRATORS, **ORACLES}.items() if known is kind)
+    return next(name for name, known in {**INTEGRATORS, **FORCES}.items() if known is kind)
 
 
 def module_of(kind: type) -> ModuleType:
@@ -126,16 +121,17 @@ class Config:
         Position in the stack, counted from 0, and the number of its layers.
     oracle
         "softmax" attention, linear attention ("linear"), the same with matrices for momenta ("reduced"), or the
-        gradient of a Hamiltonian of all tokens, which may not be causal ("hamiltonian"): the files of `oracles`.
-        `baselines` have softmax attention of their heads, "linear" attention, or that of heads, "signed", which they
-        alone have.
+        gradient of a Hamiltonian of all tokens, which may not be causal ("hamiltonian"): the files of `forces`.
+        "classical" and "lie_trotter" have softmax attention of their heads, "linear" attention, or that of heads,
+        "signed", which they alone have.
     integrator
-        "presymplectic_euler", the files of `integrators`, or the blocks they are compared with, those of `baselines`.
+        "presymplectic_euler" and the others of `integrators`; "classical" and "lie_trotter" are what these are compared
+        with.
     damping
         "log", "linear" or "loglin": the kinds of `integrators.damping`.
     mlp
         What the MLP substep looks ahead along and changes: "attention_velocity", "momentum", "velocity", "plain", or
-        "none", where there is none: the kinds of `layer.mlp`.
+        "none", where there is none: the kinds of `mlp`.
     normalise
         Layer normalisation of the momentum: at the "end" of a step, "each_substep" (`presymplectic` and `strang`: also
         after every kick and after the rotation) or "none".
@@ -143,7 +139,7 @@ class Config:
         Whether the oracle sees x + lambda p in place of x, with lambda learned from 0.001 on (`lie_trotter`: 0.9).
     start
         "rest"; "linear": the first momentum is a linear map of the tokens; "table": it is looked up by the number of a
-        token and by its position, see `tables`.
+        token and by its position, see `block`.
     vocabulary, context
         Of these tables: the number of different tokens, and the most tokens of a sequence.
     start_time
@@ -185,7 +181,7 @@ class Config:
             raise ValueError(f"heads: got {self.heads}, needs a divisor of the width {self.width}")
         if self.layer >= self.layers:
             raise ValueError(f"layer: got {self.layer}, needs one below the {self.layers} layers")
-        kinds: dict[str, Any] = {"oracle": ORACLES, "integrator": INTEGRATORS, "damping": damping.KINDS}
+        kinds: dict[str, Any] = {"oracle": FORCES, "integrator": INTEGRATORS, "damping": damping.KINDS}
         for name, known in {**kinds, "mlp": mlp.KINDS}.items():
             object.__setattr__(self, name, choose(name, getattr(self, name), known))
         check_choice("normalise", self.normalise, ("end", "each_substep", "none"))
@@ -209,7 +205,7 @@ class Config:
             raise ValueError(f"oracle: got {self.oracle!r}, but the attention of {name} is one of {needs}")
         if self.bias and known is CONNECTIONS:
             raise ValueError(f"bias: got True, the connection of {name} is defined without biases: it needs False")
-        if not kind.baseline and isinstance(self.oracle, attend_signed.Signed):
+        if not kind.baseline and isinstance(self.oracle, signed.Signed):
             raise ValueError("oracle: got 'signed', which baselines alone have")
         if self.matrices:
             plain = isinstance(self.mlp, mlp.Momentum) or self.look_ahead or self.normalise != "none"
@@ -363,3 +359,43 @@ class Config:
         if "mlp.w_in" in needs:
             found |= {"mlp.b_in": needs["mlp.w_in"][1:], "mlp.b_out": (m,)}
         return found
+
+
+SPREAD = 0.02
+"""Standard deviation of a fresh table: that of the embeddings of a model, and the authors'."""
+
+
+def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
+    """Return fresh parameters."""
+    xp = namespace(like)
+
+    def fresh(name: str, shape: tuple[int, ...]) -> Array:
+        if len(shape) == 1:
+            start = xp.ones if "gain" in name else xp.zeros
+            return start(shape, dtype=like.dtype, device=device(like))
+        if name == "w_b":
+            return xp.eye(shape[0], dtype=like.dtype, device=device(like))
+        spread = config.spread or (SPREAD if name.endswith("embedding") else shape[0] ** -0.5)
+        purpose = f"sympformer.{name.removeprefix('mlp.')}"
+        return fresh_weight(*shape, bound=math.sqrt(3.0) * spread, seed=seed, purpose=purpose, layer=layer, like=like)
+
+    shapes = config.shapes()
+    arrays = {name: fresh(name, shape) for name, shape in shapes.items() if not name.startswith("numbers.")}
+    of_mlp = {name.removeprefix("mlp."): arrays.pop(name) for name in shapes if name.startswith("mlp.")}
+    numbers = {name: one_element(number.raw(), like) for name, number in config.numbers().items() if number.learned}
+    return Params(config, **arrays, numbers=numbers, mlp=Mlp(**of_mlp) if of_mlp else None)
+
+
+def learned(params: Params) -> dict[str, Array]:
+    """Return the learned numbers of a block by name, each an array of one element; xi itself, not its share."""
+    known = params.config.numbers()
+    if not params.numbers:
+        return {}
+    numbers = {
+        name: number.value(params.numbers.get(name), next(iter(params.numbers.values())))
+        for name, number in known.items()
+    }
+    found = {name: numbers[name] for name in params.numbers}
+    if "xi" in found and isinstance(params.config.integrator, four_calls.Doubled):
+        found["xi"] = four_calls.xi_of(Layer(None, params, numbers, True))[0]
+    return found

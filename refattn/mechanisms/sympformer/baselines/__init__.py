@@ -1,1 +1,0 @@
-"""The blocks that SympFormer is compared with: they have no Hamiltonian."""

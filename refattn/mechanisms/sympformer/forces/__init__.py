@@ -1,0 +1,1 @@
+"""The forces: what a step asks for its force and its velocity, and what these save of the past."""

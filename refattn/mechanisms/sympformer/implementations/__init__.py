@@ -1,1 +1,0 @@
-"""The force in memory linear in the number of tokens."""
