@@ -41,6 +41,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -110,6 +112,8 @@ class Tag:
 def declared(module: ModuleType) -> dict[str, str]:
     """Return the equations of a module's docstring, id to formula: lines such as ``[SM.1]  s_ij = scale q_i . k_j``.
 
+    Where a file of the general code has "as in the definition" for one, that is its formula, with the note of the file.
+
     >>> from refattn.equations import declared
     >>> from refattn.mechanisms.softmax import dense
     >>> declared(dense)["SM.1"]
@@ -119,8 +123,24 @@ def declared(module: ModuleType) -> dict[str, str]:
     for match in _DECLARED.finditer(docstring(module)):
         if match["id"] in found:
             raise ValueError(f"{module.__name__}: the docstring declares {match['id']} twice")
-        found[match["id"]] = match["formula"]
+        formula, gap, note = match["formula"].partition("  ")
+        if formula == AS_DEFINED:
+            formula = declared(_definition(module))[match["id"]].partition("  ")[0]
+        found[match["id"]] = f"{formula}{gap}{note}"
     return found
+
+
+AS_DEFINED = "as in the definition"
+"""What stands in place of a formula that the definition of the mechanism has."""
+
+
+def _definition(module: ModuleType) -> ModuleType:
+    """Return the definition that stands in the folder of a module, or in one above it."""
+    folder = module.__name__
+    while folder := folder.rpartition(".")[0]:
+        if find_spec(f"{folder}.definition") is not None:
+            return import_module(f"{folder}.definition")
+    raise ValueError(f"{module.__name__}: its docstring says {AS_DEFINED!r}, but there is none")
 
 
 def family(id: str) -> str:

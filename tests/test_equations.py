@@ -205,6 +205,16 @@ def test_the_declared_equations() -> None:
     assert equations.declared(ModuleType("empty")) == {}
 
 
+def test_a_formula_that_the_definition_has_is_read_there() -> None:
+    from refattn.mechanisms.sympformer import definition, dense
+
+    assert "[dSYMP.11]  as in the definition" in equations.docstring(dense)
+    assert equations.declared(dense)["dSYMP.11"] == equations.declared(definition)["dSYMP.11"]
+    alone = ModuleType("alone", "[SYMP.1]  as in the definition")
+    with pytest.raises(ValueError, match="alone: its docstring says 'as in the definition', but there is none"):
+        equations.declared(alone)
+
+
 # --- nesting, leaving, and other threads
 
 

@@ -20,7 +20,7 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from docs.extension.docstrings import markdown, parts
 from docs.extension.listing import anchor_of_line
-from refattn.equations import declared, tags
+from refattn.equations import AS_DEFINED, declared, tags
 from refattn.explorer.mathml import mathml
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
@@ -213,7 +213,7 @@ class Equations(SphinxDirective):
         found: dict[str, list[str]] = {}
         for line in lines:
             if match := _EQUATION.match(line):
-                found[match[1]] = [match[2]]
+                found[match[1]] = [declared(module)[match[1]] if match[2].startswith(AS_DEFINED) else match[2]]
                 start = line.index(match[2]) + len(re.split(r" {2,}", match[2])[0])
             elif line.strip() and found:
                 formula = found[list(found)[-1]]

@@ -56,8 +56,45 @@ and 0.0001. w_b begins as the identity, gain and gain_p as 1: then |P_i|^2 = m, 
 Why P is normalised: the force grows with the square of the momentum, so momenta would feed on themselves. norm(p') is
 norm(kicked), up to its epsilon: between layers friction takes off nothing, exp(-damping) is a second factor on h_x.
 
-Axes: b batch (b_i is a vector of m), i token that is pushed, j token that pushes, m width. dSYMP.n is the gradient with
-respect to the value of SYMP.n, dSYMP.name that of an input. Above each group of them the forward line is quoted.
+Backward, for given dx' and dP: d in front of a value is the gradient of the loss with respect to it, dSYMP.n that of
+SYMP.n, dSYMP.name that of an input.
+
+    [dSYMP.gain_p]  dgain_p = sum_i norm(p'_i) dP_i     element by element
+    [dSYMP.17]  dvelocity_i = h_x dx'_i
+    [dSYMP.h_x]  dh_x = sum_i velocity_i . dx'_i
+    [dSYMP.16]  dp'_i = back(gain_p dP_i) + dvelocity_i w_b^T / z_i    back: of the norm, below
+    [dSYMP.14]  dkicked_i = exp(-damping) dp'_i
+    [dSYMP.15]  ddamping = -sum_i p'_i . dp'_i
+    [dSYMP.c_log]  dc_log = ddamping log(1 + h_y / t)
+    [dSYMP.c_lin]  dc_lin = ddamping h_y
+    [dSYMP.t]  dt = -ddamping c_log h_y / (t (t + h_y))
+    [dSYMP.13]  dforce_i = h_y dkicked_i
+    [dSYMP.h_y]  dh_y = sum_i force_i . dkicked_i + ddamping (c_log / (t + h_y) + c_lin)
+    [dSYMP.12]  do_i = dforce_i w_o^T
+    [dSYMP.w_o]  dw_o = sum_i o_i^T dforce_i
+    [dSYMP.4]  dv_j = sum_i a_ij z_i do_i
+    [dSYMP.11]  da_ij = z_i do_i . v_j
+    [dSYMP.6]  dw_ij = da_ij (1 + (u_i + u_j) / 2)
+    [dSYMP.10]  du_i = 1/2 sum_j (da_ij w_ij + da_ji w_ji)    as the pushed token, and as the pushing one
+    [dSYMP.9]  de_i = du_i / z_i^2
+    [dSYMP.8]  db_i = de_i p_i
+    [dSYMP.p]  dp_i = dkicked_i + de_i b_i + db_i w_b^T
+    [dSYMP.w_b]  dw_b = sum_i (p_i^T db_i + p'_i^T dvelocity_i / z_i)
+    [dSYMP.7]  dlog_z_i = do_i . o_i - dvelocity_i . velocity_i - 2 du_i u_i    z^1, z^-1 and z^-2
+    [dSYMP.5]  ds_ij = w_ij (dw_ij - sum_l w_il dw_il + dlog_z_i)    the adjoint of the softmax, and that of log z
+    [dSYMP.2]  dq_i = sum_j ds_ij k_j / sqrt(m)
+    [dSYMP.3]  dk_j = sum_i ds_ij q_i / sqrt(m)
+    [dSYMP.w_q]  dw_q = sum_i y_i^T dq_i
+    [dSYMP.w_k]  dw_k = sum_j y_j^T dk_j
+    [dSYMP.w_v]  dw_v = sum_j y_j^T dv_j
+    [dSYMP.1]  dy_i = dq_i w_q^T + dk_i w_k^T + dv_i w_v^T
+    [dSYMP.gain]  dgain = sum_i norm(x_i) dy_i
+    [dSYMP.x]  dx_i = dx'_i + back(gain dy_i)
+
+For n = norm(x) and r, one over the standard deviation, back(g) = r (g - mean(g) - n mean(n g)). Without an index on the
+left, a sum is over the batch, too.
+
+Axes: b batch (b_i is a vector of m), i token that is pushed, j token that pushes, m width.
 
 Source: V. Stein, W. Li, G. Steidl 2026, SympFormer: Accelerated attention blocks via Inertial Dynamics on Density
 Manifolds, arXiv:2603.16535: softmax attention, presymplectic Euler, one head, no MLP; see docs/deviations.md.

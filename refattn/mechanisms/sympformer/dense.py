@@ -14,17 +14,17 @@ Equations (A(i) is the set of tokens that i attends, and n_i their number; numbe
     [SYMP.6]  w_ij = p_ij / r_i
     [SYMP.7]  c_i = t_i + log(r_i / n_i)                which is log z_i
     [SYMP.10]  u_i = e_i exp(-2 c_i)
-    [SYMP.11]  a_ij = w_ij (1 + (u_i + u_j) / 2)
-    [SYMP.12]  o_i = exp(c_i) sum_j a_ij v_j
+    [SYMP.11]  as in the definition
+    [SYMP.12]  as in the definition
 
 Adjoints, for given d_o and a further gradient d_log_z of c (t has none, because neither o nor c changes when t does)::
 
     [dSYMP.v]  dv_j = sum_i a_ij exp(c_i) do_i
-    [dSYMP.11]  da_ij = exp(c_i) do_i . v_j
-    [dSYMP.10]  du_l = 1/2 (sum_j da_lj w_lj + sum_i da_il w_il)
+    [dSYMP.11]  as in the definition
+    [dSYMP.10]  as in the definition
     [dSYMP.kinetic]  de_i = du_i exp(-2 c_i)
     [dSYMP.7]  dc_i = do_i . o_i - 2 u_i du_i + dlog_z_i
-    [dSYMP.6]  dw_ij = da_ij (1 + (u_i + u_j) / 2)
+    [dSYMP.6]  as in the definition
     [dSYMP.total]  dr_i = (dc_i - sum_j dw_ij w_ij) / r_i
     [dSYMP.exponentials]  dp_ij = dw_ij / r_i + dr_i
     [dSYMP.5]  dm_ij = dp_ij p_ij
@@ -100,19 +100,32 @@ def forward(
         masked = scores  # (b, h, i, j): SYMP.5 without causality
     else:
         masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j) [SYMP.5]
-    maximum = max_last(masked)  # (b, h, i, 1) [SYMP.largest]
-    exponentials = xp.exp(masked - maximum)  # (b, h, i, j) [SYMP.exponentials]
-    total = xp.sum(exponentials, axis=-1, keepdims=True)  # (b, h, i, 1) [SYMP.total]
+    exponentials, total, _, log_z = masses(masked, n)  # (b, h, i, j), (b, h, i, 1), -, (b, h, i, 1)
     weights = exponentials / total  # (b, h, i, j) [SYMP.6]
-    log_z = maximum + xp.log(total / n)  # (b, h, i, 1) [SYMP.7]
-    inverse = xp.exp(-log_z)  # (b, h, i, 1): 1 / z, whose square would overflow first
-    push = kinetic * inverse * inverse  # (b, h, i, 1) [SYMP.10]
+    push = push_of(kinetic, log_z)  # (b, h, i, 1): SYMP.10
     pushes = push if before is None else xp.concat([before, push], axis=2)  # (b, h, j, 1): u of the keys
     factor = (1.0 + 0.5 * push) + 0.5 * xp.matrix_transpose(pushes)  # (b, h, i, j): 1 + (u_i + u_j) / 2
     pairs = weights * factor  # (b, h, i, j) [SYMP.11]
     out = xp.exp(log_z) * (pairs @ v_heads)  # (b, h, i, e) [SYMP.12]
     saved = Saved(q, k, v, scale, exponentials, total, weights, log_z, push, factor, pairs, out)
     return out, log_z[..., 0], saved
+
+
+def masses(masked: Array, n: Array) -> tuple[Array, Array, Array, Array]:
+    """Return the exponentials of scores (..., i, j), and by row their sum, the largest score and log z."""
+    xp = namespace(masked)
+    maximum = max_last(masked)  # (b, h, i, 1) [SYMP.largest]
+    exponentials = xp.exp(masked - maximum)  # (b, h, i, j) [SYMP.exponentials]
+    total = xp.sum(exponentials, axis=-1, keepdims=True)  # (b, h, i, 1) [SYMP.total]
+    log_z = maximum + xp.log(total / n)  # (b, h, i, 1) [SYMP.7]
+    return exponentials, total, maximum, log_z
+
+
+def push_of(kinetic: Array, log_z: Array) -> Array:
+    """Return u of tokens with kinetic terms and log z (..., i, 1)."""
+    inverse = namespace(log_z).exp(-log_z)  # (b, h, i, 1): 1 / z, whose square would overflow first
+    push = kinetic * inverse * inverse  # (b, h, i, 1) [SYMP.10]
+    return push
 
 
 def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Array]:

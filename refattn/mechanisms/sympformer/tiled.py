@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.sympformer.dense import counts
+from refattn.mechanisms.sympformer.dense import counts, masses, push_of
 from refattn.ops.heads import group_heads, sum_group, ungroup_heads
 from refattn.ops.masks import allowed_in_tile
 from refattn.ops.tiles import Plan, Tile, plan, run
-from refattn.xp import Array, matmul, max_last, namespace, zeros
+from refattn.xp import Array, matmul, namespace, zeros
 
 WAVE = 2
 """Strips of a wave: enough for several workers, and few, since it is their scores that fill the memory."""
@@ -69,11 +69,9 @@ def forward(
         for wave in waves:
             found = _longest_first(q, scored, wave)
             for strip, (_, _, lse, log_z) in zip(wave, found, strict=True):
-                inverse = xp.exp(-log_z)  # (b, g, r, i, 1)
-                push = strip.part.of_rows(energies) * inverse * inverse  # (b, g, r, i, 1) [SYMP.10]
                 lses.append(lse)
                 logs.append(log_z)
-                pushes.append(push)
+                pushes.append(push_of(strip.part.of_rows(energies), log_z))
             if offset is not None:
                 known = xp.concat(pushes, axis=3)
                 outs += _longest_first(q, pushed, list(zip(wave, found, strict=True)))
@@ -118,14 +116,9 @@ def _longest_first(like: Array, task: Callable[[Any], Any], wave: Sequence[Any])
 
 def _scored(q: Array, k: Array, strip: _Strip, offset: int | None, scale: float) -> tuple[Array, Array, Array, Array]:
     """Return (exponentials, total, lse, log_z) of a strip."""
-    xp = namespace(q)
-    masked = _scores(q, k, strip, offset, scale)
-    maximum = max_last(masked)  # (b, g, r, i, 1) [SYMP.largest]
-    exponentials = xp.exp(masked - maximum)  # (b, g, r, i, j) [SYMP.exponentials]
-    total = xp.sum(exponentials, axis=-1, keepdims=True)  # (b, g, r, i, 1) [SYMP.total]
     n = counts(offset, strip.rows, strip.columns, q)
-    log_z = maximum + xp.log(total / n)  # (b, g, r, i, 1) [SYMP.7]
-    return exponentials, total, maximum + xp.log(total), log_z
+    exponentials, total, maximum, log_z = masses(_scores(q, k, strip, offset, scale), n)
+    return exponentials, total, maximum + namespace(q).log(total), log_z
 
 
 def _scores(q: Array, k: Array, strip: _Strip, offset: int | None, scale: float) -> Array:

@@ -136,47 +136,47 @@ const backward = [
     say: () => `Suppose that ${word()} should have come to a goal, the cross. The loss is half the squared distance after the last layer, and its gradient is the difference.`,
   },
   {
-    id: ["dSYMP.17", "dSYMP.h_x"], formula: "dvelocity_i = h_x dx'_i", of: "SYMP.18", title: "To the velocity", when: "step", show: [["dx[i]+1"], ["dvelocity[i]"], ["dh_x"]], pick: () => ["dvelocity", now(), S.i, steepest()],
+    id: ["dSYMP.17", "dSYMP.h_x"], of: "SYMP.18", title: "To the velocity", when: "step", show: [["dx[i]+1"], ["dvelocity[i]"], ["dh_x"]], pick: () => ["dvelocity", now(), S.i, steepest()],
     say: "A velocity acted for a time h<sub>x</sub>, so it gets h<sub>x</sub> times the gradient of the place. The gradient of h<sub>x</sub> is how far all velocities point along theirs.",
   },
   {
-    id: "dSYMP.16", formula: "dp'_i = r_p (dP_i - mean dP_i - P_i mean(dP_i P_i)) + dvelocity_i / z_i", of: ["SYMP.17", "SYMP.19"], title: "To the momentum", when: "step", show: [["dvelocity[i]", "z[i]"], ["dp[i]+1", "along_p[i]"], ["ddamped[i]"]], pick: () => ["ddamped", now(), S.i, steepest()],
+    id: "dSYMP.16", of: ["SYMP.17", "SYMP.19"], title: "To the momentum", when: "step", show: [["dvelocity[i]", "z[i]"], ["dp[i]+1", "along_p[i]"], ["ddamped[i]"]], pick: () => ["ddamped", now(), S.i, steepest()],
     say: "The momentum was used twice: it moved the token now, and it was passed on to the next layer. Both gradients add up.",
   },
   {
-    id: ["dSYMP.14", "dSYMP.15"], formula: "dkicked_i = exp(-damping) dp'_i", of: "SYMP.16", title: "Through the friction", when: "step", show: [["ddamped[i]"], ["dkicked[i]"], ["ddamping", "dc_log"]], pick: () => ["dkicked", now(), S.i, steepest()],
+    id: ["dSYMP.14", "dSYMP.15"], of: "SYMP.16", title: "Through the friction", when: "step", show: [["ddamped[i]"], ["dkicked[i]"], ["ddamping", "dc_log"]], pick: () => ["dkicked", now(), S.i, steepest()],
     say: "Friction left a part of the momentum, and the same part of the gradient goes through.",
   },
   {
-    id: ["dSYMP.13", "dSYMP.12"], formula: "dforce_i = h_y dkicked_i", of: ["SYMP.14", "SYMP.13"], title: "To the force", when: "step", show: [["dkicked[i]"], ["dforce[i]"], ["dh_y"]], pick: () => ["dforce", now(), S.i, steepest()],
+    id: ["dSYMP.13", "dSYMP.12"], of: ["SYMP.14", "SYMP.13"], title: "To the force", when: "step", show: [["dkicked[i]"], ["dforce[i]"], ["dh_y"]], pick: () => ["dforce", now(), S.i, steepest()],
     say: "The force acted for a time h<sub>y</sub>, so its gradient is h<sub>y</sub> times that of the kicked momentum.",
   },
   {
-    id: ["dSYMP.11", "dSYMP.4"], formula: "da_ij = z_i do_i . v_j", of: "SYMP.12", title: "To who pushed", when: "step", show: [["v", "da[i]"], ["z[i]", "dout[i]"], ["dv"]], pick: () => ["da", now(), S.i, pusher()],
+    id: ["dSYMP.11", "dSYMP.4"], of: "SYMP.12", title: "To who pushed", when: "step", show: [["v", "da[i]"], ["z[i]", "dout[i]"], ["dv"]], pick: () => ["da", now(), S.i, pusher()],
     say: "A push is good if it points where the loss falls. Its strength gets this gradient, and its direction v the rest.",
   },
   {
-    id: ["dSYMP.6", "dSYMP.10"], formula: "dw_ij = da_ij (1 + (u_i + u_j) / 2)", of: "SYMP.11", title: "To weights and speeds", when: "step", show: [["u", "da[i]", "dw[i]", "du"]], pick: () => ["dw", now(), S.i, pusher()],
+    id: ["dSYMP.6", "dSYMP.10"], of: "SYMP.11", title: "To weights and speeds", when: "step", show: [["u", "da[i]", "dw[i]", "du"]], pick: () => ["dw", now(), S.i, pusher()],
     say: "The strength was a weight times a factor of the speeds. The speed of a token is in all pushes on it, and in all pushes by it.",
   },
   {
-    id: "dSYMP.p", formula: "dp_i = dkicked_i + 2 du_i p_i / z_i^2", of: ["SYMP.14", "SYMP.9"], title: "To the momentum that came in", when: "step", show: [["dkicked[i]"], ["du[i]", "z[i]", "p[i]"], ["dp[i]"]], pick: () => ["dp", now(), S.i, steepest()],
+    id: "dSYMP.p", of: ["SYMP.14", "SYMP.9"], title: "To the momentum that came in", when: "step", show: [["dkicked[i]"], ["du[i]", "z[i]", "p[i]"], ["dp[i]"]], pick: () => ["dp", now(), S.i, steepest()],
     say: "The incoming momentum remained after the kick, and it made the speed. This is what the layer before gets.",
   },
   {
-    id: "dSYMP.7", formula: "dlog_z_i = do_i . o_i - dvelocity_i . velocity_i - 2 du_i u_i", of: "SYMP.7", title: "To the mass", when: "step", show: [["du[i]", "u[i]"], ["dlogz[i]"]], pick: () => ["dlogz", now(), S.i],
+    id: "dSYMP.7", of: "SYMP.7", title: "To the mass", when: "step", show: [["du[i]", "u[i]"], ["dlogz[i]"]], pick: () => ["dlogz", now(), S.i],
     say: "A heavier token is pushed more, moves more slowly, and has a smaller u. The three count against each other.",
   },
   {
-    id: "dSYMP.5", formula: "ds_ij = w_ij (dw_ij - sum_l w_il dw_il + dlog_z_i)", of: ["SYMP.6", "SYMP.7"], title: "To the scores", when: "step", show: [["w[i]", "dw[i]", "ds[i]"], ["dlogz[i]"]], pick: () => ["ds", now(), S.i, pusher()],
+    id: "dSYMP.5", of: ["SYMP.6", "SYMP.7"], title: "To the scores", when: "step", show: [["w[i]", "dw[i]", "ds[i]"], ["dlogz[i]"]], pick: () => ["ds", now(), S.i, pusher()],
     say: "Weights add up to one, so only what is beyond the mean counts. The gradient of the mass comes on top.",
   },
   {
-    id: ["dSYMP.1", "dSYMP.2", "dSYMP.3"], formula: "dy_i = dq_i w_q^T + dk_i w_k^T + dv_i w_v^T", of: "SYMP.5", title: "To the directions", when: "step", show: [["ds[i]", "k"], ["dq[i]"], ["dk[i]"], ["dv[i]"], ["dy[i]"]], pick: () => ["dy", now(), S.i, 0],
+    id: ["dSYMP.1", "dSYMP.2", "dSYMP.3"], of: "SYMP.5", title: "To the directions", when: "step", show: [["ds[i]", "k"], ["dq[i]"], ["dk[i]"], ["dv[i]"], ["dy[i]"]], pick: () => ["dy", now(), S.i, 0],
     say: "A direction was a query, a key and a push: its gradient is the sum of the three.",
   },
   {
-    id: "dSYMP.x", formula: "dx_i = dx'_i + r_x (dy_i - mean dy_i - y_i mean(dy_i y_i))", of: ["SYMP.1", "SYMP.18"], title: "To the places", when: "step", show: [["dy[i]", "along_y[i]"], ["dx[i]+1"], ["dx[i]"]], pick: () => ["dx", now(), S.i, steepest()],
+    id: "dSYMP.x", of: ["SYMP.1", "SYMP.18"], title: "To the places", when: "step", show: [["dy[i]", "along_y[i]"], ["dx[i]+1"], ["dx[i]"]], pick: () => ["dx", now(), S.i, steepest()],
     say: "The place went on to the next layer, and its direction was compared. This is the gradient for the layer before.",
   },
 ];

@@ -8,17 +8,17 @@ wide as the tokens; the product of the queries and keys of all heads is averaged
     [SYMP.3]  k = y w_k + b_k
     [SYMP.4]  v = y w_v + b_v
     [SYMP.8]  b = p w_b                                 B p; with the identity for B: p
-    [SYMP.9]  e = sum_m b_m p_m                         not at rest
+    [SYMP.9]  as in the definition                       not at rest
     [SYMP.13]  g = o w_o + b_o
     [SYMP.17]  f = b exp(-c)                            B p / z, the velocity
 
 Adjoints, for given dg, df and what else asks for a gradient of b and c::
 
-    [dSYMP.12]  do = dg w_o^T
+    [dSYMP.12]  as in the definition
     [dSYMP.8]  db = df exp(-c) + de p + further
     [dSYMP.log_z]  dc = -sum_m df_m f_m + further
     [dSYMP.momentum]  dp = de b + db w_b^T + look dn    dn the gradient of what is normalised
-    [dSYMP.1]  dy = dq w_q^T + dk w_k^T + dv w_v^T
+    [dSYMP.1]  as in the definition
 
 The shift and b_q to b_o are there with bias=True, and 0 otherwise; their gradients are those of y, q, k, v and g,
 summed over all tokens.

@@ -9,10 +9,10 @@ With c_log = 3 the damping is Nesterov's 3/t. Some methods ask for the a of anot
 
 Adjoints. A factor of the momentum is exp(-a), or has -alpha in it, so that what comes are gradients of -a and -alpha::
 
-    [dSYMP.15]  da = -sum dp' p'                        where p' = exp(-a) p*
-    [dSYMP.c_log]  dc_log = da log(1 + h_y / t)         if a is clipped: 0, and so are the next two
-    [dSYMP.c_lin]  dc_lin = da h_y
-    [dSYMP.t]  dt = -da c_log h_y / (t (t + h_y))
+    [dSYMP.15]  as in the definition                    where p' = exp(-a) p*
+    [dSYMP.c_log]  as in the definition                 if a is clipped: 0, and so are the next two
+    [dSYMP.c_lin]  as in the definition
+    [dSYMP.t]  as in the definition
     [dSYMP.friction]  dalpha = -h_y sum dp' p           where p' = (1 - h_y alpha) p + ...
 
 and a's part of dSYMP.h_y is da (c_log / (t + h_y) + c_lin); of alpha dc_log = dalpha / t, dc_lin = dalpha, dt = -dalpha

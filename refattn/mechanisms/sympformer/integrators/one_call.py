@@ -25,8 +25,8 @@ and puts its clock on by h_x. A layer at rest moves nothing if it drifts with th
 
 Adjoints, for given dx' and later, the gradient of p' if a later layer reads it; dy = df w_b^T / z that of y::
 
-    [dSYMP.17]  df = h_x dx'
-    [dSYMP.h_x]  dh_x = sum dx' f
+    [dSYMP.17]  as in the definition
+    [dSYMP.h_x]  as in the definition
     [dSYMP.16]  dp' = later + dy                        here and below dy times the share that the line has in y
     [dSYMP.14]  dp* = after dp'                         and dy
     [dSYMP.kept]  dkept = sum dp* p_in
@@ -34,8 +34,8 @@ Adjoints, for given dx' and later, the gradient of p' if a later layer reads it;
     [dSYMP.13]  dg = weight dp*
     [dSYMP.entering]  dp_in = kept dp* + dSYMP.momentum    and dy; the latter: what the oracle asks for dg and dz
     [dSYMP.p]  dp = before dp_in                        not at rest
-    [dSYMP.x]  dx = dx' + X                             X the adjoint of norm at dSYMP.1, in `forces.softmax`
-    [dSYMP.h_y]  dh_y = sum dp* g + da (c_log / (t + h_y) + c_lin)    with Euler and Half
+    [dSYMP.x]  as in the definition
+    [dSYMP.h_y]  as in the definition                    with Euler and Half
 
 and of the logarithms dlog before = sum dp_in p_in, dlog after = sum dp' p'; da is dSYMP.15.
 
