@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -191,43 +191,15 @@ class Config:
         check_number("start_time", self.start_time, positive=True)
         if self.spread is not None:
             check_number("spread", self.spread, positive=True)
-        self._check_pairs()
+        for option, forbidden, text in PAIRS:
+            if forbidden(self):
+                names = {"name": name_of(type(self.integrator)), "known": ", ".join(map(name_of, self.attentions))}
+                raise ValueError(f"{option}: got {text.format(got=getattr(self, option), **names)}")
 
-    def _check_pairs(self) -> None:
-        """Raise where two choices do not go together."""
-        kind, name = self.integrator, name_of(type(self.integrator))
-        if self.normalise == "each_substep" and kind.calls == 1:
-            raise ValueError("normalise: got 'each_substep', which only presymplectic and strang have")
-        known = CONNECTIONS if getattr(kind, "connection", "none") != "none" else ATTENTIONS
-        plain = self.oracle == softmax.Softmax() or not isinstance(self.oracle, softmax.Softmax)
-        if kind.baseline and not (type(self.oracle) in known and plain):
-            needs = ", ".join(name_of(each) for each in known)
-            raise ValueError(f"oracle: got {self.oracle!r}, but the attention of {name} is one of {needs}")
-        if self.bias and known is CONNECTIONS:
-            raise ValueError(f"bias: got True, the connection of {name} is defined without biases: it needs False")
-        if not kind.baseline and isinstance(self.oracle, signed.Signed):
-            raise ValueError("oracle: got 'signed', which baselines alone have")
-        if self.matrices:
-            plain = isinstance(self.mlp, mlp.Momentum) or self.look_ahead or self.normalise != "none"
-            able = (two_steps.AB2, one_call.ExponentialMidpoint)
-            if plain or self.start != "rest" or not isinstance(kind, able):
-                raise ValueError(
-                    "oracle: got 'reduced', whose momenta are matrices: it needs integrator='ab2' or "
-                    "'exponential_midpoint', normalise='none', start='rest', no look_ahead, and no mlp='momentum'"
-                )
-        if kind.baseline and isinstance(self.mlp, mlp.AttentionVelocity):
-            raise ValueError(f"mlp: got 'attention_velocity', {name} has no steps: it needs another substep")
-        if not kind.carries and isinstance(self.mlp, mlp.Momentum):
-            raise ValueError(f"mlp: got 'momentum', {name} has none: it needs another substep")
-        if getattr(self.mlp, "shared_norm", False) and self.normalise == "none" and not kind.baseline:
-            raise ValueError("mlp: got shared_norm=True with normalise='none', which has no norm that could be shared")
-        if not kind.carries and self.start != "rest":
-            raise ValueError(f"start: got {self.start!r}, {name} has no momentum: it needs 'rest'")
-        if self.rests and self.layers == 1 and not kind.moves:
-            raise ValueError(
-                f"layers: got 1, but {name} moves no token in a first layer that starts at rest: it needs "
-                "more layers, or start='linear' or 'table'"
-            )
+    @property
+    def attentions(self) -> dict[type, ModuleType]:
+        """Which attention a block without a Hamiltonian may have, and where it, or its connection, is computed."""
+        return CONNECTIONS if getattr(self.integrator, "connection", "none") != "none" else ATTENTIONS
 
     @property
     def context_fields(self) -> tuple[str, ...]:
@@ -359,6 +331,76 @@ class Config:
         if "mlp.w_in" in needs:
             found |= {"mlp.b_in": needs["mlp.w_in"][1:], "mlp.b_out": (m,)}
         return found
+
+
+PAIRS: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
+    (
+        "normalise",
+        lambda c: c.normalise == "each_substep" and c.integrator.calls == 1,
+        "{got!r}, which only presymplectic and strang have",
+    ),
+    (
+        "oracle",
+        lambda c: (
+            c.integrator.baseline
+            and (
+                type(c.oracle) not in c.attentions
+                or (isinstance(c.oracle, softmax.Softmax) and c.oracle != softmax.Softmax())
+            )
+        ),
+        "{got!r}, but the attention of {name} is one of {known}",
+    ),
+    (
+        "bias",
+        lambda c: c.bias and c.attentions is CONNECTIONS,
+        "True, the connection of {name} is defined without biases: it needs False",
+    ),
+    (
+        "oracle",
+        lambda c: not c.integrator.baseline and isinstance(c.oracle, signed.Signed),
+        "'signed', which baselines alone have",
+    ),
+    (
+        "oracle",
+        lambda c: (
+            c.matrices
+            and (
+                not isinstance(c.integrator, two_steps.AB2 | one_call.ExponentialMidpoint)
+                or (c.normalise, c.start, c.look_ahead) != ("none", "rest", False)
+                or isinstance(c.mlp, mlp.Momentum)
+            )
+        ),
+        "'reduced', whose momenta are matrices: it needs integrator='ab2' or 'exponential_midpoint', normalise='none', "
+        "start='rest', no look_ahead, and no mlp='momentum'",
+    ),
+    (
+        "mlp",
+        lambda c: c.integrator.baseline and isinstance(c.mlp, mlp.AttentionVelocity),
+        "'attention_velocity', {name} has no steps: it needs another substep",
+    ),
+    (
+        "mlp",
+        lambda c: not c.integrator.carries and isinstance(c.mlp, mlp.Momentum),
+        "'momentum', {name} has none: it needs another substep",
+    ),
+    (
+        "mlp",
+        lambda c: getattr(c.mlp, "shared_norm", False) and c.normalise == "none" and not c.integrator.baseline,
+        "shared_norm=True with normalise='none', which has no norm that could be shared",
+    ),
+    (
+        "start",
+        lambda c: not c.integrator.carries and c.start != "rest",
+        "{got!r}, {name} has no momentum: it needs 'rest'",
+    ),
+    (
+        "layers",
+        lambda c: c.rests and c.layers == 1 and not c.integrator.moves,
+        "1, but {name} moves no token in a first layer that starts at rest: it needs more layers, or start='linear' or "
+        "'table'",
+    ),
+)
+"""What does not go together: an option, when it is an error, and the message; the first row that holds is raised."""
 
 
 SPREAD = 0.02
