@@ -59,16 +59,16 @@ ATTENTIONS: dict[type, ModuleType] = {
     signed.Signed: signed,
 }
 CONNECTIONS: dict[type, ModuleType] = {softmax.Softmax: lie_trotter, signed.Signed: signed}
-"""Where the attention of a baseline is computed, and its connection, by its oracle."""
+"""Where the attention of a baseline is computed, and its connection, by the kind of its force."""
 
 
 def name_of(kind: type) -> str:
-    """Return the name of a kind of integrator or oracle."""
+    """Return the name of a kind of integrator or force."""
     return next(name for name, known in {**INTEGRATORS, **FORCES}.items() if known is kind)
 
 
 def module_of(kind: type) -> ModuleType:
-    """Return the module of a kind of integrator or oracle, which computes it."""
+    """Return the module that computes a kind of integrator or force."""
     return sys.modules[kind.__module__]
 
 
@@ -136,7 +136,7 @@ class Config:
         Layer normalisation of the momentum: at the "end" of a step, "each_substep" (`presymplectic` and `strang`: also
         after every kick and after the rotation) or "none".
     look_ahead
-        Whether the oracle sees x + lambda p in place of x, with lambda learned from 0.001 on (`lie_trotter`: 0.9).
+        Whether the force is that at x + lambda p in place of x, with lambda learned from 0.001 on (`lie_trotter`: 0.9).
     start
         "rest"; "linear": the first momentum is a linear map of the tokens; "table": it is looked up by the number of a
         token and by its position, see `block`.
@@ -214,7 +214,7 @@ class Config:
 
     @property
     def asks(self) -> ModuleType:
-        """The module that a step asks for forces: its oracle, or the attention of a baseline."""
+        """The module that computes the force of a step, or the attention of a baseline."""
         kind = type(self.oracle)
         return ATTENTIONS[kind] if self.integrator.baseline else module_of(kind)
 

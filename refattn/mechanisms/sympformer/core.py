@@ -1,4 +1,4 @@
-"""The public core, the force of the prefix oracle: arguments are checked, cast once and given to an implementation."""
+"""The public core, the force of a prefix: arguments are checked, cast once and given to an implementation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def forward(
     scale: float | None = None,
     implementation: str = "auto",
 ) -> tuple[Array, Saved]:
-    """Force of the prefix oracle on tokens with queries q, keys k, values v and kinetic terms.
+    """Force of a prefix on tokens with queries q, keys k, values v and kinetic terms.
 
     Parameters
     ----------

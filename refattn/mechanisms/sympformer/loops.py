@@ -1,5 +1,4 @@
-"""The force of the prefix oracle a second time: scalar loops from the Hamiltonian, independent of other
-implementations.
+"""The force of a prefix a second time: scalar loops from the Hamiltonian, independent of other implementations.
 
 With E_ij = e^(s_ij) as it stands, without the largest score taken out, S_i = sum_j E_ij, z_i = S_i / n_i and
 u_i = e_i / z_i^2 the force is

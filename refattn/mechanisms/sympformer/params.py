@@ -40,7 +40,7 @@ class Integrator:
     moves: ClassVar[bool] = False
     """Whether tokens at rest move: positions drift with the new momentum."""
     calls: ClassVar[int] = 1
-    """How often a step asks the oracle."""
+    """How often a step computes the force."""
     remembers: ClassVar[bool] = False
     """Whether the layer before is remembered."""
     baseline: ClassVar[bool] = False
@@ -116,15 +116,15 @@ class Layer:
 
     Attributes
     ----------
-    oracle
-        The module of `forces` that it asks for forces and velocities.
+    force
+        The module of `forces` that computes forces and velocities.
     params, numbers
         Its parameters, and its numbers, learned or not.
     causal
         Which tokens push a token: all (False), those up to itself (True), or also those of the past, a `Prefix`.
     """
 
-    oracle: Any
+    force: Any
     params: Params
     numbers: Numbers
     causal: Any

@@ -1,6 +1,6 @@
-"""Decoding: every call of the oracle keeps its own past.
+"""Decoding: every call of the force keeps its own past.
 
-The oracle sees positions and momenta, which the calls of one step do not share, so a step that calls it four times
+The force is of positions and momenta, which the calls of one step do not share, so a step that calls it four times
 keeps four pasts. Of softmax attention a past is the keys, values and u of all tokens, of linear attention two sums of
 constant size. What a later token asks of an earlier one does not change the earlier one: its state stays as it was.
 

@@ -79,7 +79,7 @@ EXAMPLE = Example(
 
 
 def weights(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
-    """Return the weights a_ij of the first oracle."""
+    """Return the weights a_ij of the first force."""
     return values["SYMP.11"][0, 0, ...]
 
 

@@ -1,4 +1,4 @@
-"""The oracle of a Hamiltonian of all tokens: its force is the gradient, and a token is pushed by all others.
+"""The force of a Hamiltonian of all tokens: it is the gradient, and a token is pushed by all others.
 
     H = 1/2 sum_i <p_i, B p_i> / z_i - 1/2n sum_ij E_ij       E_ij = e^(scale q_i . k_j), z_i = 1/n sum_j E_ij
 

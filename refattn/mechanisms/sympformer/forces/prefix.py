@@ -23,7 +23,7 @@ from refattn.xp import Array, namespace, zeros
 
 @dataclass(frozen=True)
 class Past:
-    """What one call of the oracle keeps: of softmax attention every token, of linear attention sums over them.
+    """What one call of a force saves: of softmax attention every token, of linear attention sums over them.
 
     The sums are by name: "force", over p_j^T a_j, "velocity", over y_j^T p_j, the S of this file, and of moments.
     How many tokens there were says the length of `k`, and beside the sums `count`: a tree of arrays holds all that
@@ -45,7 +45,7 @@ class Past:
 
 
 class Prefix:
-    """The past of one step of a block: `calls` of the oracle in their order, and `after`, what they leave behind."""
+    """The past of one step of a block: `calls` of the force in their order, and `after`, what they leave behind."""
 
     def __init__(self, calls: tuple[Past, ...]) -> None:
         self.calls = calls

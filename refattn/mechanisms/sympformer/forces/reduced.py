@@ -1,4 +1,4 @@
-"""The oracle of reduced linear attention: momenta are symmetric matrices P, for P times a token is its momentum.
+"""The force of reduced linear attention: momenta are symmetric matrices P, for P times a token is its momentum.
 
 Where all momenta are p_i = P x_i for one matrix, linear attention keeps them so, and P alone has to move. Behind a
 causal mask each token has a matrix of its own, of the tokens up to itself: m times the memory of momenta.

@@ -1,4 +1,4 @@
-"""The oracle of a block: what tokens at x with momenta p are pushed by, and how fast they move.
+"""The force of a block by softmax attention, on tokens at x with momenta p, and their velocity.
 
 Equations (norm is layer normalisation; o and c are those of SYMP.12 and SYMP.7 for these q, k, v, e, with one head as
 wide as the tokens; the product of the queries and keys of all heads is averaged by the scale)::
@@ -86,7 +86,7 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the oracle says; None where nobody asks."""
+    """A force, and what the velocity needs; None where nobody reads it."""
 
     g: Array | None  # (b, i, m)
     b: Array | None  # (b, i, m)

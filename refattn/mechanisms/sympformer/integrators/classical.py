@@ -75,7 +75,7 @@ class Saved:
 def forward(layer: Layer, x: Array, p: Array | None, t: Array, history: None) -> tuple[Array, None, None, Saved]:
     """Return the next tokens, no momenta, no history, and what `backward` reads."""
     y, norm = normed(layer.params, x)  # (b, i, m) [SYMP.classical_normed]
-    force, attended = layer.oracle.attend(layer, y)  # (b, i, m): SYMP.attended_force
+    force, attended = layer.force.attend(layer, y)  # (b, i, m): SYMP.attended_force
     result = x + force  # (b, i, m) [SYMP.classical_moved]
     return result, None, None, Saved(norm, attended)
 
@@ -85,7 +85,7 @@ def backward(
 ) -> tuple[Array, None, None, None]:
     """Return the gradient of x, and none of a momentum, a history and the time; add those of the parameters."""
     # forward: result = x + attend(norm(x))
-    d_y = layer.oracle.attend_backward(layer, saved.attended, d_result, None, add)  # (b, i, m) [dSYMP.classical_normed]
+    d_y = layer.force.attend_backward(layer, saved.attended, d_result, None, add)  # (b, i, m) [dSYMP.classical_normed]
     return d_result + normed_backward(layer.params, saved.norm, d_y, add), None, None, None
 
 

@@ -8,17 +8,17 @@ second order, where the angle is 2 xi h with xi fixed. A learned angle that does
 since the step began, nothing is lost. The maps B and the rotation have the a_s of s = h_y/2, the last map A that of s
 = h_y; in the first it is 0. The system of P is Hamiltonian, by exp(a_s) H, if velocity and force are derivatives of
 one H: without causality, and with B and w_v w_o = scale w_q w_k^T symmetric (softmax attention), with A and V
-symmetric (linear attention), or with B symmetric (the oracle "hamiltonian"); and then in the normalised tokens, whose
+symmetric (linear attention), or with B symmetric (the force "hamiltonian"); and then in the normalised tokens, whose
 norm is left out of H. A causal layer, or one with free matrices, is no Hamiltonian system: there the step is of
 second order, and no more is said of it.
 
 "strang" splits instead: half of the damping, the maps without any (a_s = 0), the other half.
 
-Equations (a is SYMP.15; `at` the copies that the oracle is asked at, `move` those that move)::
+Equations (a is SYMP.15; `at` the copies at which the force is computed, `move` those that move)::
 
     [SYMP.doubled_entering]  p_in = before p            both copies begin there; "strang": before = exp(-a/2), else 1
     [SYMP.copy_momentum]  p = exp(-a_s) P_at
-    [SYMP.copy_kicked]  P_move = P_move + h_y/2 exp(a_s) g    g, f of the oracle at (x_at, p)
+    [SYMP.copy_kicked]  P_move = P_move + h_y/2 exp(a_s) g    g force and f velocity at (x_at, p)
     [SYMP.copy_drifted]  x_move = x_move + h_x/2 f
     [SYMP.copy_normed]  P_move = exp(a_s) (gain_p norm(exp(-a_s) P_move) + shift_p)    where substeps are normalised
     [SYMP.doubled_momentum]  p' = after P               "strang": after = exp(-a/2), "presymplectic": exp(-a)
@@ -28,7 +28,7 @@ Adjoints, for given gradients of what a map makes, in reverse order of the maps:
     [dSYMP.copy_normed]  dP_move = exp(-a_s) times the adjoint of norm at exp(a_s) dP_move
     [dSYMP.copy_kicked]  dg = h_y/2 exp(a_s) dP_move
     [dSYMP.copy_drifted]  df = h_x/2 dx_move
-    [dSYMP.copy_momentum]  dp = dSYMP.momentum          what the oracle asks for dg and df; dP_at = exp(-a_s) dp
+    [dSYMP.copy_momentum]  dp = dSYMP.momentum          from the force at dg and df; dP_at = exp(-a_s) dp
     [dSYMP.doubled_entering]  dp_in = dP + dQ           of the copies as they begin
 
 and da_s = sum dP_move (exp(a_s) h_y/2 g) - sum dp p, with a norm of the momentum its own part of the same kind; dP =
@@ -219,8 +219,8 @@ def _shear(layer: Layer, copies: Copies, a: Array) -> tuple[Copies, tuple[Any, .
     x_at, x_move, p_move, p_at = copies
     grown = namespace(x_at).exp(a)  # (1)
     p = namespace(x_at).exp(-a) * p_at  # (b, i, m) [SYMP.copy_momentum]
-    answer, asked = layer.oracle.forward(layer, x_at, p)
-    speed = layer.oracle.velocity(answer.b, answer.context)  # (b, i, m)
+    answer, asked = layer.force.forward(layer, x_at, p)
+    speed = layer.force.velocity(answer.b, answer.context)  # (b, i, m)
     kicked = p_move + 0.5 * layer.numbers["h_y"] * grown * answer.g  # (b, i, m) [SYMP.copy_kicked]
     drifted = x_move + 0.5 * layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.copy_drifted]
     norm = None
@@ -243,9 +243,9 @@ def _shear_backward(layer: Layer, saved: tuple[Any, ...], d: Copies, add: Add) -
     d_force = 0.5 * layer.numbers["h_y"] * xp.exp(a) * d_p_move  # (b, i, m) [dSYMP.copy_kicked]
     work = 0.5 * xp.exp(a) * inner(d_p_move, answer.g)  # (1)
     add("h_y", work)
-    back = layer.oracle.velocity_backward(answer.b, speed, answer.context, d_speed)
+    back = layer.force.velocity_backward(answer.b, speed, answer.context, d_speed)
     d_moved, d_context = back  # (b, i, m)
-    back = layer.oracle.backward(layer, asked, d_force, d_moved, d_context, add)
+    back = layer.force.backward(layer, asked, d_force, d_moved, d_context, add)
     d_x, d_p = back  # (b, i, m), (b, i, m) [dSYMP.copy_momentum]
     # forward: p = exp(-a) * p_at
     d_a = d_a + layer.numbers["h_y"] * work - inner(d_p, p)  # (1)

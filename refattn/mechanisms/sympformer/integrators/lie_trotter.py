@@ -144,7 +144,7 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array, history: None) ->
     """Return the next tokens and momenta, no history, and what `backward` reads."""
     kind = layer.params.config.integrator.connection
     y, norm = normed(layer.params, ahead(layer, x, p, "attention_mu"))  # (b, i, m) [SYMP.trotter_normed]
-    force, attended = layer.oracle.attend(layer, y)  # (b, i, m): SYMP.attended_force
+    force, attended = layer.force.attend(layer, y)  # (b, i, m): SYMP.attended_force
     whole = force  # (b, i, m): SYMP.trotter_blend at rest
     if p is not None:
         beta, gamma = layer.numbers["attention_beta"], layer.numbers["attention_gamma"]  # (1), (1)
@@ -204,7 +204,7 @@ def backward(
         d_p = plus(d_along if kind == "h1" else None, d_p)  # (b, i, m)
         gamma = layer.numbers["attention_gamma"]  # (1)
     d_force = gamma * d_whole + d_own  # (b, i, m) [dSYMP.attended_force]
-    d_y = layer.oracle.attend_backward(layer, saved.attended, d_force, d_bent, add)  # (b, i, m): dSYMP.trotter_normed
+    d_y = layer.force.attend_backward(layer, saved.attended, d_force, d_bent, add)  # (b, i, m): dSYMP.trotter_normed
     # forward: y = norm(x + mu * p)
     d_ahead = normed_backward(layer.params, saved.norm, d_y, add)  # (b, i, m)
     return d_result + d_ahead, ahead_backward(layer, p, d_ahead, d_p, add, "attention_mu"), None, None

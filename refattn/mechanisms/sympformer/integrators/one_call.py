@@ -1,7 +1,7 @@
-"""The methods that ask the oracle once: a table of coefficients, and one step for all of them.
+"""The methods that compute the force once: a table of coefficients, and one step for all of them.
 
 A step damps, kicks, damps, and drifts. Equations (g is the force SYMP.13 at (x, p_in), f the velocity SYMP.17 with what
-the oracle gave there; a last layer whose momentum nobody reads has no SYMP.14 and no SYMP.16)::
+the force gave there; a last layer whose momentum nobody reads has no SYMP.14 and no SYMP.16)::
 
     [SYMP.kept]  kept = 1                               see `coefficients`, as all four
     [SYMP.weight]  weight = h_y
@@ -32,7 +32,7 @@ Adjoints, for given dx' and later, the gradient of p' if a later layer reads it;
     [dSYMP.kept]  dkept = sum dp* p_in
     [dSYMP.weight]  dweight = sum dp* g
     [dSYMP.13]  dg = weight dp*
-    [dSYMP.entering]  dp_in = kept dp* + dSYMP.momentum    and dy; the latter: what the oracle asks for dg and dz
+    [dSYMP.entering]  dp_in = kept dp* + dSYMP.momentum    and dy; the latter: from the force at dg and dz
     [dSYMP.p]  dp = before dp_in                        not at rest
     [dSYMP.x]  as in the definition
     [dSYMP.h_y]  as in the definition                    with Euler and Half
@@ -165,7 +165,7 @@ def forward(
     entering = kicked = momentum = speed = None
     if p is not None:
         entering = before * p  # (b, i, m) [SYMP.entering]
-    answer, asked = layer.oracle.forward(layer, x, entering)
+    answer, asked = layer.force.forward(layer, x, entering)
     if answer.g is not None:
         kicked = kept * at_rest(entering, answer.g) + weight * answer.g  # (b, i, m) [SYMP.14]
         momentum = after * kicked  # (b, i, m) [SYMP.16]
@@ -177,7 +177,7 @@ def forward(
         moved = equations.active(softmax).mobilised(layer, y)  # (b, i, m): B y
     result = x  # (b, i, m): at rest
     if moved is not None:
-        speed = layer.oracle.velocity(moved, answer.context)  # (b, i, m): B y / z
+        speed = layer.force.velocity(moved, answer.context)  # (b, i, m): B y / z
         result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.18]
     c = Coefficients(before, kept, weight, after)
     return (
@@ -200,7 +200,7 @@ def backward(
         d_h_x = inner(d_result, saved.speed)  # (1) [dSYMP.h_x]
         add("h_x", d_h_x)
         # forward: speed = velocity(mobilised(y), z)
-        back = layer.oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)
+        back = layer.force.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)
         d_moved, d_context = back  # (b, i, m)
         if kind.moves:
             d_y = equations.active(softmax).mobilised_backward(layer, saved.y, d_moved, add)  # (b, i, m)
@@ -208,15 +208,15 @@ def backward(
     d_t = 0.0 * saved.t  # (1)
     if saved.momentum is not None:
         old, middle, new = kind.drift
-        d_y = at_rest(d_y, saved.momentum)  # (b, i, m): 0 if tokens drift with the old momentum, which the oracle has
+        d_y = at_rest(d_y, saved.momentum)  # (b, i, m): 0 if tokens drift with the old momentum, which the force has
         # forward: momentum = after * kicked; y = old * entering + middle * kicked + new * momentum
         d_momentum = at_rest(d_later, saved.momentum) + new * d_y  # (b, i, m) [dSYMP.16]
         d_kicked = c.after * d_momentum + middle * d_y  # (b, i, m) [dSYMP.14]
         # forward: kicked = kept * entering + weight * force
         d_force = c.weight * d_kicked  # (b, i, m) [dSYMP.13]
-        d_own = c.kept * d_kicked + old * d_y  # (b, i, m): dSYMP.entering but for the oracle
-    # forward: answer = oracle(x, entering)
-    back = layer.oracle.backward(layer, saved.asked, d_force, d_moved, d_context, add)
+        d_own = c.kept * d_kicked + old * d_y  # (b, i, m): dSYMP.entering but for the force
+    # forward: answer = force(x, entering)
+    back = layer.force.backward(layer, saved.asked, d_force, d_moved, d_context, add)
     d_ahead, d_asked = back  # (b, i, m), (b, i, m)
     d_x = d_result + d_ahead  # (b, i, m) [dSYMP.x]
     d_before, d_p = 0.0 * saved.t, None  # (1)

@@ -1,4 +1,4 @@
-"""The methods of two steps: of second order, with one call of the oracle, by the line through the layer before.
+"""The methods of two steps: of second order, with one call of the force, by the line through the layer before.
 
 A value y that was y_0 a step ago is carried half a step ahead. Equations (g and f are SYMP.13 and SYMP.17 for the
 momentum that came in, r the ratio of a step to the one before it; a is SYMP.15, b the same from t_0, the time of the
@@ -110,10 +110,10 @@ def forward(
 ) -> tuple[Array, Array | None, History | None, Saved]:
     """Return the next tokens, momenta (None where nobody reads them) and history, and what `backward` reads."""
     kind, h_x, h_y = layer.params.config.integrator, layer.numbers["h_x"], layer.numbers["h_y"]  # -, (1), (1)
-    answer, asked = layer.oracle.forward(layer, x, p)
+    answer, asked = layer.force.forward(layer, x, p)
     result, speed, drift = x, None, None  # (b, i, m): at rest
     if answer.b is not None:
-        speed = layer.oracle.velocity(answer.b, answer.context)  # (b, i, m): B p / z
+        speed = layer.force.velocity(answer.b, answer.context)  # (b, i, m): B p / z
         before = speed if history is None else at_rest(history.f, x)  # (b, i, m): f_0
         speed_ahead = ahead(speed, before, h_x, h_x if history is None else history.h_x)  # (b, i, m): F
         result = x + h_x * speed_ahead  # (b, i, m) [SYMP.extrapolated_moved]
@@ -182,10 +182,10 @@ def backward(
             add("h_x", d_h_x)
         d_speed = plus(d_speed, None if d_following is None else d_following.f)  # (b, i, m)
         # forward: speed = velocity(mobilised(p), z)
-        turned = layer.oracle.velocity_backward(answer.b, speed, answer.context, d_speed)
+        turned = layer.force.velocity_backward(answer.b, speed, answer.context, d_speed)
         d_moved, d_context = turned  # (b, i, m)
-    # forward: answer = oracle(x, p); the force has the gradient of what is handed on
-    turned = layer.oracle.backward(layer, saved.asked, d_handed, d_moved, d_context, add)
+    # forward: answer = force(x, p); the force has the gradient of what is handed on
+    turned = layer.force.backward(layer, saved.asked, d_handed, d_moved, d_context, add)
     d_x, d_p = turned  # (b, i, m), (b, i, m)
     if d_following is not None:
         # forward: following = History(..., t, h_x, h_y)
