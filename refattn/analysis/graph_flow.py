@@ -20,7 +20,7 @@ from refattn.mechanisms.graph_energy.core import Saved
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic
 from refattn.mechanisms.graph_energy.implementations import pairs, sparse
-from refattn.mechanisms.graph_energy.solvers.newton import jacobian_of
+from refattn.mechanisms.graph_energy.solvers.equilibrium import jacobian_of
 from refattn.mechanisms.graph_energy.system import System, over_pairs
 
 MECHANISM = Saved.__module__.split(".")[2]

@@ -2,8 +2,7 @@
 
 - left: the scores of 24 tokens as they flow, drawn together by the coupling and back to where they started by the
   anchor, with the threshold below which they are dropped.
-- right: the energy above that of the equilibrium, step by step, of Euler's method with steps of 1/L, 2/L and 4/L, and
-  of the discrete gradient with steps of 4/L and 100/L.
+- right: the energy above that of the equilibrium, step by step, of Euler's method with steps of 1/L, 2/L and 4/L.
 
 Both show what `refattn.mechanisms.graph_energy` computes; nothing is drawn from a formula of its own.
 """
@@ -20,9 +19,9 @@ from matplotlib.figure import Figure
 
 import refattn as ra
 from refattn import philox
-from tools.draw.common import BLUE, GREEN, ORANGE, RED, VIOLET, finished, panels
+from tools.draw.common import BLUE, RED, VIOLET, finished, panels
 
-COLOURS = (BLUE, VIOLET, RED, GREEN, ORANGE)
+COLOURS = (BLUE, VIOLET, RED)
 TOKENS, WIDTH, STEPS = 24, 16, 16
 
 
@@ -49,15 +48,12 @@ def draw_energy(axes: Axes) -> None:
     _, rest = ra.graph_energy.forward(*tokens(), step=1.0 / 9.0, steps=200, kappa=4.0)  # 1 / L
     lowest = float(ra.graph_energy.energy(rest)[0, 0, -1])
     step = rest.options.step
-    runs = [("euler", 1.0), ("euler", 2.0), ("euler", 4.0), ("discrete_gradient", 4.0), ("discrete_gradient", 100.0)]
-    for (integrator, times), colour in zip(runs, COLOURS, strict=True):
+    for times, colour in zip((1.0, 2.0, 4.0), COLOURS, strict=True):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of steps beyond 2/L, which are what is shown
-            options: dict[str, Any] = {"integrator": integrator, "step": times * step, "steps": STEPS, "kappa": 4.0}
-            _, saved = ra.graph_energy.forward(*tokens(), **options)
+            _, saved = ra.graph_energy.forward(*tokens(), step=times * step, steps=STEPS, kappa=4.0)
         above = ra.graph_energy.energy(saved)[0, 0] - lowest
-        name = {"euler": "Euler", "discrete_gradient": "discrete gradient"}[integrator]
-        axes.semilogy(np.maximum(above, 1e-16), color=colour, linewidth=1.6, label=f"{name}, {times:g}/L")
+        axes.semilogy(np.maximum(above, 1e-16), color=colour, linewidth=1.6, label=f"Euler, {times:g}/L")
     axes.set(xlabel="step", title="Energy above the equilibrium")
     axes.set_ylabel("energy")
     axes.legend(frameon=False)

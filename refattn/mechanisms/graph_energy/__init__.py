@@ -14,7 +14,7 @@ What to read, in this order:
   tokens; `layer.stream`: token by token; `layer.sharing`, `layer.regularisers`: parameters that tokens share, sums that
   are added to a loss.
 - `implementations`: the same sums over pairs in tiles, as matrix products, on sparse graphs, and of what is near.
-- `solvers`: steps whose length is chosen or that are equations, flows that stop, the gradient at an equilibrium.
+- `solvers`: flows that stop, the gradient at an equilibrium.
 - `loops`: a second derivation, one number after the other; `testing`: designed calls, sizes of rounding errors, and
   wrong readings.
 """
@@ -35,14 +35,7 @@ from refattn.mechanisms.graph_energy.layer import hierarchy as _hierarchy
 from refattn.mechanisms.graph_energy.layer import learned as _learned
 from refattn.mechanisms.graph_energy.layer import stream as _stream
 from refattn.mechanisms.graph_energy.options import FAMILIES
-from refattn.mechanisms.graph_energy.options.integrator import (
-    RK4,
-    RK45,
-    DiscreteGradient,
-    Euler,
-    Heun,
-    ImplicitMidpoint,
-)
+from refattn.mechanisms.graph_energy.options.integrator import RK4, Euler, Heun
 from refattn.mechanisms.graph_energy.options.links import CausalMirror, Directed, Given, Kernel, Mean, Min
 from refattn.mechanisms.graph_energy.options.start import Start
 from refattn.mechanisms.graph_energy.options.threshold import Hard, Proximal, Soft
@@ -52,16 +45,13 @@ from refattn.mechanisms.record import Mechanism
 __all__ = [
     "CSR",
     "RK4",
-    "RK45",
     "CausalMirror",
     "Coupling",
     "Directed",
-    "DiscreteGradient",
     "Euler",
     "Given",
     "Hard",
     "Heun",
-    "ImplicitMidpoint",
     "Intrinsic",
     "Kernel",
     "Mean",

@@ -33,19 +33,12 @@ from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupli
 from refattn.mechanisms.graph_energy.implementations import pairs, products, rows, sparse, tiled
 from refattn.mechanisms.graph_energy.options import FAMILIES
 from refattn.mechanisms.graph_energy.options.call import Options, anywhere, check_step
-from refattn.mechanisms.graph_energy.options.integrator import (
-    RK45,
-    DiscreteGradient,
-    Euler,
-    ImplicitMidpoint,
-    Integrator,
-)
+from refattn.mechanisms.graph_energy.options.integrator import Euler, Integrator
 from refattn.mechanisms.graph_energy.options.links import CausalMirror, Directed, Given, Kernel, Links, Min
 from refattn.mechanisms.graph_energy.options.start import Start
 from refattn.mechanisms.graph_energy.options.state import STATES, State
 from refattn.mechanisms.graph_energy.options.threshold import Hard, Proximal, Threshold
 from refattn.mechanisms.graph_energy.system import System, balanced, energy_backward, system_of
-from refattn.mechanisms.record import Unsupported
 from refattn.mechanisms.use_definition import backward_of_definition, defined_by
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.tree import Shown
@@ -152,9 +145,8 @@ def forward(
     steps
         How many; with 0 scores stay where they start.
     integrator
-        "euler", "heun", "rk4": fixed explicit steps; "rk45": as long as its `accuracy` allows, over the same time;
-        "implicit_midpoint"; "discrete_gradient": the energy falls with every step, of any length. Or an `Integrator`,
-        as text "heun(checkpoint=4)", which may also stop early, and take the gradient at an equilibrium.
+        "euler", "heun", "rk4": of order 1, 2, 4. Or an `Integrator`, as text "heun(checkpoint=4)", which may also stop
+        early, and take the gradient at an equilibrium.
     threshold
         "hard" (below tau: 0), "soft" (tau is subtracted) or "proximal" (after every step of Euler). Or a `Threshold`,
         as text "soft(tau=0.1)", which also says what becomes of a row without scores.
@@ -193,8 +185,6 @@ def forward(
         Where a shape, a number, a choice or a device does not fit, or the graph would let the future act on the past.
     FloatingPointError
         Where scores diverge, or a row is emptied and the threshold says "error".
-    ArithmeticError
-        Where "rk45" would need more evaluations than its `max_nfe`, or a step that is an equation has no solution near.
 
     Notes
     -----
@@ -317,16 +307,10 @@ def _implementation(implementation: str, options: Options, plane: tuple[int, ...
             implementation, ("sparse", "rows"), usual="rows" if rows.fits(options) else "sparse", plane=plane
         )
     n, channels = plane[3], options.state.channels(plane[2], width)
-    solves = isinstance(options.integrator, DiscreteGradient)
-    usual = "tiled" if options.coupling.terms is None or solves else "products"
-    chosen = implementation_of(
+    usual = "tiled" if options.coupling.terms is None else "products"
+    return implementation_of(
         implementation, IMPLEMENTATIONS, usual="dense" if n * n * channels <= DENSE_UP_TO else usual
     )
-    if chosen == "products" and solves:
-        raise Unsupported(
-            'implementation: got "products" with integrator="discrete_gradient", needs "tiled" or "dense"'
-        )
-    return chosen
 
 
 def _sums(implementation: str) -> ModuleType:
@@ -455,8 +439,7 @@ def kinds_of(
         _check_over_keys(flows.name, links.name, begin)
     if links.name == "none" and method.reads_energy:
         raise ValueError(
-            'graph: got "none", which has no energy, with an integrator that needs one, or a stop by energy; needs '
-            "another graph"
+            f'graph: got "none", which has no energy, with {method.stops}, a stop by energy; needs another graph'
         )
     if isinstance(limit, Proximal):
         _check_proximal(method)
@@ -494,12 +477,10 @@ def _check_causal(state: State, links: str, over: str, integrator: Integrator) -
             f'graph: got "{links}" with causal scores, where no two tokens may attend each other; needs '
             '"causal_mirror", "mean" or "none"'
         )
-    if not state.per_query and (integrator.stops or isinstance(integrator, (RK45, ImplicitMidpoint, DiscreteGradient))):
-        name = integrator.stops or "integrator"
-        got = "a number" if integrator.stops else f'"{integrator.name}"'
+    if not state.per_query and integrator.stops:
         raise ValueError(
-            f'{name}: got {got} with causal scores and state="{state.name}", where all tokens are one system and later '
-            'tokens would decide on steps of earlier ones; needs fixed explicit steps, or state="query" or "prefix"'
+            f'{integrator.stops}: got a number with causal scores and state="{state.name}", where all tokens are one '
+            'system and later tokens would decide on steps of earlier ones; needs None, or state="query" or "prefix"'
         )
 
 
@@ -527,13 +508,12 @@ def _check_proximal(integrator: Integrator) -> None:
 
 def _check_given(graph: Any, q: Array, nodes: int, causal: bool, integrator: Integrator) -> None:
     """Raise where a graph is neither an array of links nor a sparse one, or does not fit the integrator."""
-    solves = isinstance(integrator, (ImplicitMidpoint, DiscreteGradient)) or integrator.adjoint == "implicit"
     if isinstance(graph, CSR):
         graph.check(q, nodes, causal)
-        if solves:
+        if integrator.adjoint == "implicit":
             raise ValueError(
-                "graph: got a sparse one with an integrator or a gradient that solves systems of equations; needs a "
-                "dense one"
+                'adjoint: got "implicit" with a sparse graph, a gradient that solves systems of equations; needs a '
+                "dense graph"
             )
         return
     if not is_array(graph):

@@ -74,17 +74,8 @@ from typing import Any
 from refattn.mechanisms.graph_energy.forces import Number
 from refattn.mechanisms.graph_energy.implementations.products import Factors
 from refattn.mechanisms.graph_energy.options.call import Options, tau_of
-from refattn.mechanisms.graph_energy.options.integrator import (
-    RK45,
-    DiscreteGradient,
-    ImplicitMidpoint,
-    Stage,
-    Step,
-    Sums,
-)
-from refattn.mechanisms.graph_energy.solvers import discrete_gradient, implicit_midpoint, rk45
+from refattn.mechanisms.graph_energy.options.integrator import Stage, Step, Sums
 from refattn.mechanisms.graph_energy.solvers.equilibrium import rate_at_rest
-from refattn.mechanisms.graph_energy.solvers.newton import end_of_step, pulled_back
 from refattn.mechanisms.graph_energy.solvers.stopping import still_flowing
 from refattn.mechanisms.graph_energy.system import Graph, System, system_of, weights_of
 from refattn.ops.heads import repeat_heads, sum_heads
@@ -92,9 +83,6 @@ from refattn.ops.masks import own_pairs, where_allowed
 from refattn.ops.softmax import softmax_and_sums, softmax_backward, softmax_forward
 from refattn.ops.sums import moved_by, plus, summed_for, summed_to, with_transposed
 from refattn.xp import Array, concrete, is_array, namespace, product, sum_wide, zeros
-
-SOLVED: dict[type, Any] = {ImplicitMidpoint: implicit_midpoint, DiscreteGradient: discrete_gradient}
-"""The methods whose steps are equations."""
 
 
 @dataclass(frozen=True)
@@ -252,9 +240,8 @@ def graph_backward(
 def flow_forward(graph: Graph, tau: Number, implementation: Any) -> tuple[Array, Flow]:
     """Return the scores (b, h, j, c) after the last step, and what `flow_backward` reads.
 
-    `implementation` sums over pairs. A step may be shorter than h, by a factor (b, h, 1, c) that the backward takes for
-    a constant: 0 for a channel that has stopped, what its errors allow for "rk45", less than 1 if an equation had no
-    solution. Such a choice is made for each channel from all its nodes, later tokens too.
+    `implementation` sums over pairs. A channel that has stopped takes steps of length 0: its factor of h,
+    (b, h, 1, c), is 0, else 1, and a constant of the backward. It depends on all nodes of the channel.
     """
     options, method = graph.options, graph.options.integrator
     system = system_of(graph, implementation)
@@ -265,17 +252,14 @@ def flow_forward(graph: Graph, tau: Number, implementation: Any) -> tuple[Array,
     states, flows = [x], None
     steps: list[Step] = []
     energies: list[Array] = []
-    factors: Sequence[Number] = [1.0] * options.steps
-    if isinstance(method, RK45):
-        factors = rk45.plan(method, system, x, options.step, options.steps)
     balance = weights_of(graph) if method.reads_energy else 1.0  # one of each node, or 1
-    stops = method.stops is not None
-    for factor in factors:
-        if stops:
+    for _ in range(options.steps):
+        factor: Number = 1.0
+        if method.stops is not None:
             flows = still_flowing(method, system, balance, x, energies, flows)  # (b, h, 1, c)
             if concrete(namespace(x).any(flows > 0.0)) is False:
                 break
-            factor = factor * flows  # (b, h, 1, c)
+            factor = flows  # (b, h, 1, c)
         x, taken = step_forward(known, x, factor)  # (b, h, j, c), -
         steps.append(taken if method.checkpoint is None else Step((), factor=taken.factor))
         if method.checkpoint is None or len(steps) % method.checkpoint == 0:
@@ -287,28 +271,18 @@ def flow_forward(graph: Graph, tau: Number, implementation: Any) -> tuple[Array,
 
 def step_forward(flow: Flow, x: Array, factor: Number) -> tuple[Array, Step]:
     """Return x' of a step whose length is a factor of h, and what its backward reads."""
-    options, system, ends, points = flow.graph.options, flow.system, None, None
-    solved: Any = SOLVED.get(type(options.integrator))
-    if solved is not None:
-        end, factor = end_of_step(solved, system, x, options.step, factor)  # (b, h, j, c), -
-        ends, system, points = (x, end), solved.forces(system), solved.stage(x, end)
+    options = flow.graph.options
     step = options.threshold.around(options.integrator, flow.tau)
-    rate = functools.partial(stage_forward, system, points)
+    rate = functools.partial(stage_forward, flow.system)
     x_next, stages = step.forward(rate, x, options.step * factor)  # (b, h, j, c) [GE.8], -
-    return x_next, Step(stages, x_next, factor, ends)
+    return x_next, Step(stages, x_next, factor)
 
 
-def stage_forward(
-    system: System, points: Sequence[Array] | None, x: Array, h: Number, alpha: Sequence[float], rates: Sequence[Array]
-) -> Stage:
-    """Return the point of a stage, the pull there, the rate and what is kept; earlier stages had `rates`.
-
-    A step that is an equation has one stage, at `points`.
-    """
-    begin, *others = points or (x,)  # of each node
-    point = moved_by(begin, h, alpha, rates)  # (b, h, j, c) [GE.point]
-    coupled, kept = system.coupled_keeping(point, *others)  # (b, h, j, c) [GE.6], -
-    rate = system.rate(point, *others, coupled=coupled)  # (b, h, j, c) [GE.7]
+def stage_forward(system: System, x: Array, h: Number, alpha: Sequence[float], rates: Sequence[Array]) -> Stage:
+    """Return the point of a stage, the pull there, the rate and what is kept; earlier stages had `rates`."""
+    point = moved_by(x, h, alpha, rates)  # (b, h, j, c) [GE.point]
+    coupled, kept = system.coupled_keeping(point)  # (b, h, j, c) [GE.6], -
+    rate = system.rate(point, coupled)  # (b, h, j, c) [GE.7]
     return point, coupled, rate, kept
 
 
@@ -321,7 +295,7 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     if options.integrator.adjoint == "implicit" and 0 not in d_x.shape:
         x = saved.states[-1]  # (b, h, j, c)
         d_rate = rate_at_rest(system, x, d_x)  # (b, h, j, c)
-        rate_backward(system, sums, (x,), system.coupled(x), None, d_rate)
+        rate_backward(system, sums, x, system.coupled(x), None, d_rate)
         d_x = none if system.visible is None else (1.0 - system.visible) * d_x  # (b, h, j, c): of nodes that stay
     else:
         step = options.threshold.around(options.integrator, tau)
@@ -365,38 +339,31 @@ def _last_first(flow: Flow) -> Iterator[Step]:
 def stage_backward(saved: Flow, taken: Step, sums: Sums, stage: Stage, inner: Array) -> Array:
     """Return the gradient of the point of a stage for drate / h; those of all steps are added to `sums`."""
     point, coupled, rate, kept = stage  # (b, h, j, c) each, -
-    options, system, points = saved.graph.options, saved.system, (point,)
-    h = options.step * taken.factor  # a number, or one of each channel
-    if taken.ends is not None:
-        solved: Any = SOLVED[type(options.integrator)]
-        inner = pulled_back(solved, system, *taken.ends, h, inner)  # (b, h, j, c)
-        system, points = solved.forces(system), solved.stage(*taken.ends)
+    h = saved.graph.options.step * taken.factor  # a number, or one of each channel
     d_rate = h * inner  # (b, h, j, c) [dGE.7]
     sums.add("step", taken.factor * inner * rate)
-    return rate_backward(system, sums, points, coupled, kept, d_rate)
+    return rate_backward(saved.system, sums, point, coupled, kept, d_rate)
 
 
-def rate_backward(
-    system: System, sums: Sums, points: Sequence[Array], coupled: Array, kept: Any, d_rate: Array
-) -> Array:
-    """Return the gradient of the point at which a rate was taken, or of two points; the others are added to `sums`."""
+def rate_backward(system: System, sums: Sums, point: Array, coupled: Array, kept: Any, d_rate: Array) -> Array:
+    """Return the gradient of the point at which a rate was taken; the others are added to `sums`."""
     implementation, links, m, start, mu = system.implementation, system.links, system.visible, system.start, system.mu
-    f: Any = system.intrinsic  # of a point, or between two
+    f = system.intrinsic
     # forward: rate = m f(point; start) + kappa coupled
     d_own = system.seen(d_rate)  # (b, h, j, c)
-    sums.add("start", d_own * f.d_b(*points, start, mu))
-    sums.add("mu", d_own * f.d_mu(*points, start, mu))
+    sums.add("start", d_own * f.d_b(point, start, mu))
+    sums.add("mu", d_own * f.d_mu(point, start, mu))
     sums.add("kappa", d_rate * coupled)
     d_coupled = system.kappa * d_rate  # (b, h, j, c) [dGE.6]
     # forward: coupled_i = sum_j w_ij g(y_j - y_i)
-    pulls = [implementation.couple_forward(power, links, m, *points) for power in system.coupling.powers]
+    pulls = [implementation.couple_forward(power, links, m, point) for power in system.coupling.powers]
     sums["powers"] = [a + sum_wide(d_coupled * pull) for a, pull in zip(sums["powers"], pulls, strict=True)]
     more = {} if kept is None else {"kept": kept}
     d_pull, d_edges = implementation.couple_backward(
-        system.coupling, links, m, d_coupled, *points, **more
+        system.coupling, links, m, d_coupled, point, **more
     )  # (b, h, j, c), -
     sums["edges"] = plus(sums["edges"], d_edges)  # as the implementation has them
-    d_point = d_own * f.d_x(*points, start, mu) + d_pull  # (b, h, j, c) [dGE.point]
+    d_point = d_own * f.d_x(point, start, mu) + d_pull  # (b, h, j, c) [dGE.point]
     return d_point
 
 

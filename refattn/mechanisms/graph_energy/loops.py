@@ -1,9 +1,7 @@
 """Graph energy attention a second time: one number after the other, sharing nothing with the other files.
 
 The forward is written in scalars (`refattn.mechanisms.scalar_autodiff`), whose adjoints come from the chain rule alone,
-where the other files have formulas. A step that is an equation is solved by Newton's method with an explicit Jacobian,
-and its derivative is that of one more Newton step. Values come back by the ids of the docstrings. Slow on purpose; for
-small sizes.
+where the other files have formulas. Values come back by the ids of the docstrings. Slow on purpose; for small sizes.
 
 Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): the equation of a node; and the
 sources that the other files name.
@@ -37,12 +35,6 @@ METHODS: dict[str, tuple[list[list[float]], list[float]]] = {
     "heun": ([[], [1.0]], [0.5, 0.5]),
     "rk4": ([[], [0.5], [0.0, 0.5], [0.0, 0.0, 1.0]], [1 / 6, 1 / 3, 1 / 3, 1 / 6]),
 }
-
-WAYS: dict[str, list[tuple[float, float]]] = {
-    "implicit_midpoint": [(0.5, 1.0)],
-    "discrete_gradient": [(0.5 + 0.5 * t, 0.5 * w) for t, w in zip(*np.polynomial.legendre.leggauss(20), strict=True)],
-}
-"""Where between x and x' an implicit method takes its rates, and their weights."""
 
 USUAL = {"state": "token", "intrinsic": "anchor", "mu": 1.0, "kappa": 1.0, "step": 1.0 / 3.0, "steps": 10}
 
@@ -144,72 +136,27 @@ class _Head:
 
     def step(self, x: list[Scalar], c: int, ways: dict[str, list[Any]]) -> list[Scalar]:
         h, rates = self.leaves["step"][()], list[list[Scalar]]()
-        if self.integrator in WAYS:
-            return self.solved(x, c, ways)
         stages, weights = METHODS[self.integrator]
         for row in stages:
             point = [
                 total((z, *(alpha * (h * r[j]) for alpha, r in zip(row, rates, strict=True)))) for j, z in enumerate(x)
             ]
-            rates.append(self.rate([(1.0, point)], c, ways, point))
+            rates.append(self.rate(point, c, ways))
         return [
             total((z, *(beta * (h * r[j]) for beta, r in zip(weights, rates, strict=True)))) for j, z in enumerate(x)
         ]
 
-    def solved(self, x: list[Scalar], c: int, ways: dict[str, list[Any]]) -> list[Scalar]:
-        """Return x' = x + h v, where v is a mean of rates between x and x'."""
-        h, way, here = self.leaves["step"][()], WAYS[self.integrator], np.array([z.value for z in x])
-        end = here
-        for _ in range(60):
-            points = [(w, list(scalars(here + t * (end - here)))) for t, w in way]
-            residual = end - here - h.value * values(self.rate(points, c))
-            change = np.linalg.solve(self.newton(here, end, c), residual)
-            end = end - change
-            if np.max(np.abs(change), initial=0.0) < 1e-10:  # the next change would be about its square
-                break
-        at = way[0][0] if len(way) == 1 else 0.0
-        point = [Scalar(s + at * (e - s), ((z, 1.0),)) for z, s, e in zip(x, here, end, strict=True)]
-        points = [(w, [p + (t - at) * by for p, by in zip(point, end - here, strict=True)]) for t, w in way]
-        moved = [h * v for v in self.rate(points, c, ways, point)]
-        inverse = np.linalg.inv(self.newton(here, end, c))
-        return [Scalar(e, ((x[j], 1.0), *zip(moved, inverse[j], strict=True))) for j, e in enumerate(end)]
-
-    def newton(self, here: Any, end: Any, c: int) -> Any:
-        """Return the derivative of x' - x - h v with respect to x'."""
-        jacobian, links, kappa = (
-            np.zeros((self.n, self.n)),
-            values(self.value["GE.links"]),
-            self.leaves["kappa"][()].value,
-        )
-        for t, w in WAYS[self.integrator]:
-            y = scalars(here + t * (end - here))
-            for i, j in np.ndindex(self.n, self.n):
-                edge = w * t * kappa * self.m[i, c] * self.m[j, c] * links[i, j] * self.couple(y[j], y[i]).parts[0][1]
-                mu, kind = self.leaves["mu"][i].value, self.o["intrinsic"]
-                own = {"anchor": -mu, "none": 0.0, "double_well": mu - 3.0 * y[i].value ** 2}[kind]
-                jacobian[i, j] += edge
-                jacobian[i, i] += w * t * self.m[i, c] * own * (i == j) - edge
-        return np.eye(self.n) - self.leaves["step"][()].value * jacobian
-
-    def rate(
-        self, points: Any, c: int, ways: dict[str, list[Any]] | None = None, shown: list[Scalar] | None = None
-    ) -> list[Scalar]:
-        """Return the mean rate of each node at some points, which come with their weights."""
-        weights, links, found = [w for w, _ in points], self.value["GE.links"], list[tuple[Scalar, Scalar]]()
+    def rate(self, y: list[Scalar], c: int, ways: dict[str, list[Any]]) -> list[Scalar]:
+        """Return the rate of each node at a point."""
+        links, pulls, rates = self.value["GE.links"], list[Scalar](), list[Scalar]()
         for i in range(self.n):
             there = [j for j in range(self.n) if j != i and self.m[i, c] * self.m[j, c]]
-            pulls = [dot([links[i, j] for j in there], [self.couple(y[j], y[i]) for j in there]) for _, y in points]
-            own = [self.alone(y[i], self.value["GE.5"][i, c], self.leaves["mu"][i]) for _, y in points]
-            coupled = dot(weights, pulls)
-            found.append((coupled, self.m[i, c] * dot(weights, own) + self.leaves["kappa"][()] * coupled))
-        if ways is not None:
-            for id, x in (
-                ("GE.point", shown),
-                ("GE.6", [one for one, _ in found]),
-                ("GE.7", [one for _, one in found]),
-            ):
-                ways[id].append(x)
-        return [rate for _, rate in found]
+            pulls.append(dot([links[i, j] for j in there], [self.couple(y[j], y[i]) for j in there]))
+            own = self.alone(y[i], self.value["GE.5"][i, c], self.leaves["mu"][i])
+            rates.append(self.m[i, c] * own + self.leaves["kappa"][()] * pulls[i])
+        for id, x in (("GE.point", y), ("GE.6", pulls), ("GE.7", rates)):
+            ways[id].append(x)
+        return rates
 
     def couple(self, there: Scalar, here: Scalar) -> Scalar:
         """Return g(there - here)."""

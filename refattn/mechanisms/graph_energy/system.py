@@ -91,22 +91,21 @@ class System:
     visible: Array | None
     implementation: OverPairs
 
-    def coupled(self, *states: Array) -> Array:
-        """Return c at x; at two states that of a coupling of both."""
-        return self.implementation.couple_forward(self.coupling, self.links, self.visible, *states)
+    def coupled(self, x: Array) -> Array:
+        """Return c at x."""
+        return self.implementation.couple_forward(self.coupling, self.links, self.visible, x)
 
-    def coupled_keeping(self, *states: Array) -> tuple[Array, Any]:
+    def coupled_keeping(self, x: Array) -> tuple[Array, Any]:
         """Return c, and what the implementation keeps for its backward; None where it keeps nothing."""
-        given, implementation = (self.coupling, self.links, self.visible, *states), self.implementation
+        given, implementation = (self.coupling, self.links, self.visible, x), self.implementation
         if implementation.couple_keeping is None:
             return implementation.couple_forward(*given), None
         return implementation.couple_keeping(*given)
 
-    def rate(self, *states: Array, coupled: Array | None = None) -> Array:
-        """Return v at x, for c where it is known; at two states that of forces of both."""
-        f: Any = self.intrinsic
-        own = self.seen(f.force(*states, self.start, self.mu))
-        return own + self.kappa * (self.coupled(*states) if coupled is None else coupled)
+    def rate(self, x: Array, coupled: Array | None = None) -> Array:
+        """Return v at x, for c where it is known."""
+        own = self.seen(self.intrinsic.force(x, self.start, self.mu))
+        return own + self.kappa * (self.coupled(x) if coupled is None else coupled)
 
     def seen(self, x: Array) -> Array:
         """Return m x."""
@@ -293,7 +292,7 @@ def residual(saved: Any) -> Array:
 
 @checked(saved=_SAVED)
 def steps_taken(saved: Any) -> Array:
-    """Return how many steps each channel has taken, (b, h, c): those of "rk45" that were refused do not count."""
+    """Return how many steps each channel has taken, (b, h, c)."""
     xp = namespace(saved.scores)
     count = xp.zeros_like(saved.inner.graph.start[:, :, :1, :])
     for step in saved.inner.flow.steps:

@@ -163,8 +163,6 @@ def tasks(scope: Scope) -> Iterator[Task]:
             for implementation in mechanism.implementations:
                 yield Task("implementations", f"{implementation} under jit", partial(_jit, scope, implementation))
         yield Task("loops", "every equation", partial(_loops, scope))
-        for layer in mechanism.layers:
-            yield Task("loops", layer.title, partial(_loops, replace(scope, mechanism=layer, truths={}, noises={})))
         yield Task("equations", "hooked copies", partial(_hooked, scope))
     if mechanism.block_derived_twice is not None and scope.owner.name == "numpy":
         yield Task("loops", "block and growth", partial(_beside, scope))

@@ -51,7 +51,7 @@ def flat(**options: Any) -> dict[str, Any]:
     threshold = {n: left.pop(n) for n in ("tau", "signed", "straight_through", "empty") if n in left}
     if "kind" in left or threshold:
         left["threshold"] = THRESHOLDS[left.pop("kind", "hard")](**threshold)
-    names = ("adjoint", "checkpoint", "stop_force", "stop_plateau", "stop_level", "accuracy", "max_nfe")
+    names = ("adjoint", "checkpoint", "stop_force", "stop_plateau", "stop_level")
     integrator = {n: left.pop(n) for n in names if n in left}
     if integrator:
         left["integrator"] = INTEGRATORS[left.get("integrator", "euler")](**integrator)

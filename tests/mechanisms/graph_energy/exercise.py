@@ -23,7 +23,6 @@ def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]
     """
     token, cross = {**sizes, "j": sizes["i"], "c": 1}, {**sizes, "c": 1}
     query, feature = {**token, "c": sizes["i"]}, {**token, "c": sizes["e"]}
-    solved = "implicit_midpoint" if implementation == "products" else "discrete_gradient"
     links, mask = make(hidden("graph", token["i"], token["i"])), make(hidden("m", 1, sizes["j"]))
     full: dict[str, Any] = {"full": True}
     calls: list[tuple[dict[str, int], str, dict[str, Any]]] = [
@@ -33,8 +32,7 @@ def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]
         (token, "token", {**full, "graph": "kernel", "causal": False}),
         (query, "query", {**full, "graph": "causal_mirror"}),
         (query, "query", {"integrator": "rk4", "threshold": "soft"}),
-        (query, "query", {"integrator": "rk45(stop_force=1e-3)", "steps": 2}),
-        (token, "token", {"integrator": solved, "steps": 2}),
+        (query, "query", {"integrator": "heun(stop_force=1e-3)", "steps": 2}),
         (token, "token", {"graph": links, "step": 0.1}),
         (token, "token", {"integrator": "euler(checkpoint=2)", "steps": 3}),
         (token, "token", {"threshold": "proximal"}),
@@ -50,11 +48,11 @@ def runs(sizes: Mapping[str, int], make: Make, implementation: str) -> list[Run]
     return [
         *((of, partial(_core, of, make=make, implementation=implementation, state=s, **o)) for of, s, o in calls),
         *((of, partial(_block, of, make=make, **options)) for of, options in blocks),
-        *((levels, partial(_levels, levels, make=make, implementation=each)) for each in hierarchy.IMPLEMENTATIONS),
+        (levels, partial(_levels, levels, make=make)),
     ]
 
 
-def _levels(sizes: Mapping[str, int], *, make: Make, implementation: str) -> None:
+def _levels(sizes: Mapping[str, int], *, make: Make) -> None:
     """One level: what its stage runs in the core has sizes of its own where there are more."""
     b, h, g, n, d = (sizes[letter] for letter in "bhgid")
     q, k, v = make(draw("q", b, h, n, d)), make(draw("k", b, g, n, d)), make(draw("v", b, g, n, d))
@@ -62,10 +60,8 @@ def _levels(sizes: Mapping[str, int], *, make: Make, implementation: str) -> Non
     options |= {
         "mask": make(hidden("mask", b, h, n, n)),
         "mu": make(abs(draw("mu", h, n))),
-        "implementation": implementation,
+        "bias": make(draw("bias", h, 1, n)),
     }
-    if implementation == "dense":
-        options["bias"] = make(draw("bias", h, 1, n))
     _, saved = equations.active(hierarchy).forward(q, k, v, **options)
     equations.active(hierarchy).backward(saved, make(draw("d_out", b, h, n, d)))
 

@@ -128,7 +128,7 @@ JITTER: dict[str, Any] = {"steps": 3, "step": 0.1, "kind": "soft", "tau": 0.05, 
     [
         OF_NODES,
         {**OF_NODES, "intrinsic": "double_well", "integrator": "heun", "coupling": "tanh"},
-        {**OF_NODES, "state": "query", "symmetrise": "min", "integrator": "discrete_gradient"},
+        {**OF_NODES, "state": "query", "symmetrise": "min", "integrator": "rk4"},
         {**OF_NODES, "state": "feature", "kind": "proximal", "tau": 0.1},
         {**OF_NODES, "over": "keys", "start": draw("start", N), "intrinsic": "none"},
         {**JITTER, "jitter": draw("jitter", H, N, N), "state": "query", "symmetrise": "min", "integrator": "heun"},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +9,9 @@ import pytest
 
 from refattn import Context, backends, equations, mechanism
 from refattn.analysis.graph_flow import flow_of_call
-from refattn.instruments.counting import counting
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.layer import hierarchy, regularisers, sharing
 from refattn.mechanisms.graph_energy.system import energy
-from refattn.mechanisms.graph_energy.testing import level_loops
 from refattn.verify.selfcheck import sections
 from tests.mechanisms.graph_energy.calls import B, H, agree, draw, flat, forward, gradients_of, kept, qkv
 
@@ -32,21 +28,20 @@ def numbers(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("implementation", "options"),
+    "options",
     [
-        ("dense", {"causal": True}),
-        ("dense", {"symmetrise": "min", "coupling": "tanh", "intrinsic": "double_well", "window": 3}),
-        ("dense", {"causal": True, "state": "prefix"}),
-        ("dense", {"causal": False, "state": "prefix", "window": 3}),
-        ("banded", {"causal": True, "window": 2, "kind": "proximal"}),
-        ("banded", {"causal": False, "window": 2, "integrator": "heun"}),
+        {"causal": True},
+        {"symmetrise": "min", "coupling": "tanh", "intrinsic": "double_well", "window": 3},
+        {"causal": True, "state": "prefix"},
+        {"causal": False, "state": "prefix", "window": 3},
+        {"causal": True, "window": 2, "kind": "proximal"},
+        {"causal": False, "window": 2, "integrator": "heun"},
     ],
     ids=str,
 )
-def test_gradients_of_levels_are_those_of_autograd(implementation: str, options: dict[str, Any]) -> None:
-    bias = {"bias": draw("bias", H, 1, LONG)} if implementation == "dense" else {}
-    arrays = dict(zip("qkv", qkv(LONG), strict=True)) | numbers(**bias)
-    options = {"stride": 2, "levels": 5, "kind": "soft", "steps": 3, "implementation": implementation, **options}
+def test_gradients_of_levels_are_those_of_autograd(options: dict[str, Any]) -> None:
+    arrays = dict(zip("qkv", qkv(LONG), strict=True)) | numbers(bias=draw("bias", H, 1, LONG))
+    options = {"stride": 2, "levels": 5, "kind": "soft", "steps": 3, **options}
 
     def call(**leaves: Any) -> Any:
         return hierarchy.forward(**flat(**leaves, **options))
@@ -64,7 +59,7 @@ def test_gradients_of_a_loss_with_a_sum_over_levels(name: str) -> None:
     """Of a causal model, too: every prefix of every level has an energy."""
     arrays: dict[str, Any] = dict(zip("qkv", qkv(LONG), strict=True)) | {"kappa": np.abs(draw("kappa", H))}
     options: dict[str, Any] = {"stride": 2, "levels": 3, "window": 4, "causal": True, "state": "prefix", "step": 0.1}
-    options |= {"steps": 3, "implementation": "dense"}
+    options |= {"steps": 3}
 
     def call(**leaves: Any) -> Any:
         out, saved = hierarchy.forward(**leaves, **options)
@@ -74,9 +69,8 @@ def test_gradients_of_a_loss_with_a_sum_over_levels(name: str) -> None:
     d_out = draw("d_out", *out.shape)
     found = hierarchy.backward(saved, d_out, name, 0.3)
     agree(found, gradients_of(call, arrays, d_out, np.asarray([0.3])))
-    _, linear = hierarchy.forward(*qkv(LONG), causal=True)
-    with pytest.raises(ValueError, match="regulariser: got 'size' with banded levels, needs one of size, roughness"):
-        hierarchy.backward(linear, d_out, "size")
+    with pytest.raises(ValueError, match="regulariser: got 'gini', needs one of size, roughness, level"):
+        hierarchy.backward(saved, d_out, "gini")
 
 
 def test_levels_of_prefixes_are_levels_of_what_a_token_reads() -> None:
@@ -102,22 +96,6 @@ def test_levels_of_prefixes_are_levels_of_what_a_token_reads() -> None:
         assert np.all(np.diff(energy(stage.core), axis=-1) < 0.0)
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 17])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("n", [1, LONG, 70])
-def test_the_linear_form_is_the_dense_one(n: int, causal: bool, window: int | None) -> None:
-    """With blocks of nodes that are full or not, one, two or many, and padding anywhere."""
-    more = {"mu": np.abs(draw("mu", H, n)), "level_logits": draw("logits", 3), "key_mask": kept("padding", B, n)}
-    more["mask"] = kept("mask", H, n, n, keep=0.9)
-    options = flat(stride=3, levels=3, window=window, causal=causal, integrator="rk4", steps=2, step=0.1, **more)
-    (out, saved), (expected, other) = (
-        hierarchy.forward(*qkv(n), implementation=implementation, **options) for implementation in ("banded", "dense")
-    )
-    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-14)
-    d_out = draw("d_out", *out.shape)
-    agree(hierarchy.backward(saved, d_out), hierarchy.backward(other, d_out))
-
-
 def test_one_level_is_the_core() -> None:
     """Without a window all pairs; with one those that a mask leaves."""
     q, k, v = qkv()
@@ -131,27 +109,52 @@ def test_one_level_is_the_core() -> None:
             np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("window", [3, None])
 @pytest.mark.parametrize("causal", [False, True])
-def test_levels_gather_the_one_below(causal: bool) -> None:
-    """As the second derivation in loops says, in both implementations."""
+def test_levels_gather_the_one_below(causal: bool, window: int | None) -> None:
+    """Token by token, from the nodes that it reads; scores flow in the core, on the nodes of a level alone."""
     q, k, v = qkv(LONG)
-    options: dict[str, Any] = {"stride": 2, "window": 3, "causal": causal, "step": 0.2, "steps": 4}
-    options |= {"threshold": "hard(tau=0.2)", "level_logits": draw("logits", 3)}
-    expected = level_loops.forward(q, k, v, **options)["GE.mixed"]
-    for implementation in ("dense", "banded"):
-        out, saved = hierarchy.forward(q, k, v, implementation=implementation, **options)
-        np.testing.assert_allclose(out, expected, rtol=0, atol=1e-14)
-        places = [stage.level.positions(q).tolist() for stage in saved.stages]
-        assert places == [[*range(LONG)], [1, 3, 5, 7, 9, *([] if causal else [10])], [3, 7, *([] if causal else [10])]]
+    logits, k_heads, below = draw("logits", 3), np.repeat(k, H // k.shape[1], axis=1), np.repeat(v, H // v.shape[1], 1)
+    options: dict[str, Any] = {"causal": causal, "step": 0.2, "steps": 4, "threshold": "hard(tau=0.2, empty='zero')"}
+    out, saved = hierarchy.forward(q, k, v, stride=2, window=window, level_logits=logits, **options)
+    expected, counts = np.zeros(out.shape), np.zeros(LONG)
+    for level, stage in enumerate(saved.stages):
+        nodes = [*range(2**level - 1, LONG, 2**level), *([LONG - 1] if not causal and LONG % 2**level else [])]
+        assert stage.level.positions(q).tolist() == nodes
+        near = np.zeros((LONG, len(nodes)), bool)
+        for i in range(LONG):
+            home = sum(j <= i for j in nodes) - 1 if causal else i // 2**level
+            near[i] = [
+                (place <= home or not causal) and abs(place - home) < (window or 99) for place in range(len(nodes))
+            ]
+        x = forward(*(each[:, :, nodes] for each in (q, k, v)), mask=near[nodes], **options)[1].scores[..., 0]
+        powers = np.where(near, np.exp(q @ np.swapaxes(k_heads[:, :, nodes], 2, 3) / np.sqrt(q.shape[3])), 0.0)
+        parts = powers * np.where(x >= 0.2, x, 0.0)[:, :, None, :]
+        weights = parts / np.maximum(np.sum(parts, axis=-1, keepdims=True), 1e-300)
+        read = weights @ below[:, :, nodes]
+        np.testing.assert_allclose(saved.read[level], read, rtol=0, atol=1e-14)
+        share = np.exp(logits[level]) * np.any(near, axis=1)
+        expected, counts, below = expected + share[:, None] * read, counts + share, read
+    np.testing.assert_allclose(out, expected / counts[:, None], rtol=0, atol=1e-14)
+
+
+def test_a_window_bounds_what_a_token_reads() -> None:
+    """On each level it reads at most so many nodes, and so does a node in its graph: n w numbers are enough."""
+    for causal, most in ((True, 3), (False, 5)):
+        _, saved = hierarchy.forward(*qkv(70), stride=3, levels=3, window=3, causal=causal)
+        for stage in saved.stages:
+            links: Any = stage.core.graph
+            assert np.max(np.sum(stage.readout.weights > 0.0, axis=-1)) <= most
+            assert np.max(np.sum(links > 0.0, axis=-1)) <= most - 1
 
 
 def test_a_check_has_the_levels() -> None:
-    """And it fails where a level counts for more than it says."""
+    """And it fails where the gradient of a level is wrong."""
     scope = sections.Scope(mechanism("graph_energy"), backends.get("numpy"))
-    found = {task.section: task for task in sections.tasks(scope) if task.name.startswith("levels")}
-    assert [*found] == ["loops", "gradients"] and found["loops"].run()[0] <= 1.0
-    with equations.apply(lambda id, name, x: 1.01 * x if id == "GE.level_weights" else x):
-        assert found["loops"].run()[0] > 1.0
+    task, *others = (task for task in sections.tasks(scope) if task.name.startswith("levels"))
+    assert {each.section for each in (task, *others)} == {"gradients"} and task.run()[0] <= 1.0
+    with equations.apply(lambda id, name, x: 1.01 * x if id == "dGE.level_reads" else x):
+        assert task.run()[0] > 1.0
 
 
 def test_levels_read_nothing_later() -> None:
@@ -174,27 +177,6 @@ def test_padding_counts_for_nothing() -> None:
     assert not np.any(out[np.broadcast_to(~padding[:, None, :], out.shape[:3])])
     as_pairs, _ = hierarchy.forward(*qkv(LONG), stride=2, window=3, mask=pairs & padding[:, None, None, :])
     np.testing.assert_allclose(np.where(padding[:, None, :, None], as_pairs, 0.0), out, rtol=0, atol=1e-14)
-
-
-def test_nothing_of_levels_is_as_large_as_all_pairs() -> None:
-    """Twice the tokens take twice the memory and the work, backward and all; without a window four times."""
-    for window, growth in ((16, (1.8, 2.1)), (None, (3.5, 4.1))):
-        peaks, work = [], []
-        for n in (512, 1024):
-            arrays = [x[:1, :1].astype(np.float32) for x in qkv(n)]
-            tracemalloc.start()
-            out, saved = hierarchy.forward(*arrays, causal=True, steps=2, window=window)
-            hierarchy.backward(saved, out)
-            peaks.append(tracemalloc.get_traced_memory()[1])
-            tracemalloc.stop()
-            with counting() as count:
-                counted = [count.array(x) for x in arrays]
-                tally = count.start()
-                out, saved = hierarchy.forward(*counted, causal=True, steps=2, window=window)
-                hierarchy.backward(saved, out)
-            work.append(tally.flops)
-        assert window is None or peaks[1] < 4 * 1024**2
-        assert all(growth[0] < float(more / less) < growth[1] for less, more in (peaks, work))
 
 
 # --- shared parameters
@@ -266,13 +248,9 @@ def test_a_block_with_levels() -> None:
     expected, _ = hierarchy.forward(q, k, v, causal=True, key_mask=context.key_mask, **options)
     np.testing.assert_allclose(state.x, np.moveaxis(expected, 1, 2).reshape(2, 40, 4) @ params.w_o, rtol=0, atol=1e-14)
     force = mechanism("graph_energy").diagnostics.force
-    _, other = hierarchy.forward(q, k, v, causal=True, key_mask=context.key_mask, implementation="dense", **options)
     whole, count = force(saved)
     assert count == 4
-    np.testing.assert_allclose(whole, force(replace(saved, core=other))[0], rtol=1e-12)
-    for stage, same in zip(saved.core.stages, other.stages, strict=True):
-        np.testing.assert_allclose(stage.scores, same.scores, rtol=0, atol=1e-14)
-    np.testing.assert_allclose(whole, sum(np.sum(stage.rate**2) for stage in other.stages), rtol=1e-12)
+    np.testing.assert_allclose(whole, sum(np.sum(stage.rate**2) for stage in saved.core.stages), rtol=1e-12)
 
 
 def test_a_flow_of_levels_is_no_single_one() -> None:
@@ -282,12 +260,11 @@ def test_a_flow_of_levels_is_no_single_one() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow|invalid value")
-@pytest.mark.parametrize("implementation", hierarchy.IMPLEMENTATIONS)
-def test_steps_of_levels_that_are_too_long(implementation: str) -> None:
+def test_steps_of_levels_that_are_too_long() -> None:
     with pytest.warns(UserWarning, match=r"step: got more than 2/L = 0\.667"):
-        hierarchy.forward(*qkv(), implementation=implementation, step=0.7)
+        hierarchy.forward(*qkv(), step=0.7)
     with pytest.raises(FloatingPointError, match="the scores diverged"), pytest.warns(UserWarning):
-        hierarchy.forward(*qkv(), implementation=implementation, step=9.0, steps=60, coupling="cubic")
+        hierarchy.forward(*qkv(), step=9.0, steps=60, coupling="cubic")
 
 
 def test_a_polynomial_of_a_block_starts_as_the_identity() -> None:

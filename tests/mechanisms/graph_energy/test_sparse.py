@@ -169,14 +169,13 @@ def balanced_links(n: int) -> Any:
     return np.where(apart[:, None] == apart, symmetric, 0.0) / np.exp(draw("balance", B, H, n, 1))
 
 
-@pytest.mark.parametrize("integrator", ["euler(stop_plateau=1e-9)", "discrete_gradient"])
-def test_energy_falls_where_there_is_detailed_balance(integrator: str) -> None:
+def test_energy_falls_where_there_is_detailed_balance() -> None:
     """pi_i w_ij is symmetric, by component; and the rate is minus the gradient of the energy, over pi."""
     links = balanced_links(N) / 20.0
     pi: Any = balanced(links)
     flux = pi * links
     np.testing.assert_allclose(flux, np.swapaxes(flux, 2, 3), rtol=0, atol=1e-13 * np.max(flux))
-    _, saved = run(graph=links, integrator=integrator, steps=20)
+    _, saved = run(graph=links, integrator="euler(stop_plateau=1e-9)", steps=20)
     levels = ra.graph_energy.energy(saved)
     assert np.all(np.diff(levels, axis=-1) <= 1e-14) and np.all(levels[..., -1] < levels[..., 0])
     start, h, moved = saved.inner.flow.states[0], 1e-5, np.zeros((B, H, N, 1))

@@ -66,17 +66,9 @@ def test_memory_of_a_token() -> None:
     """Keys and values, and a number for each stage of the flow; no queries."""
     leaves = tree.flatten(decode({"integrator": "heun", "steps": 3}, [5])[2])
     assert {name: x.shape for name, x in leaves.items()} == {
-        "levels.0.k": (2, 2, 9, 4),
-        "levels.0.v": (2, 2, 9, 4),
-        "levels.0.points": (2, 2, 9, 2 * 3 + 1, 1),
-    }
-
-
-def test_memory_of_levels_does_not_grow() -> None:
-    """A level keeps the nodes that a token reads: 9 tokens, 4 and 2, of which the last two."""
-    leaves = tree.flatten(decode(CONFIGS["levels"], [5])[2])
-    assert {name: x.shape[2] for name, x in leaves.items()} == {
-        f"levels.{level}.{name}": 2 for level in range(3) for name in ("k", "v", "points")
+        "k": (2, 2, 9, 4),
+        "v": (2, 2, 9, 4),
+        "points": (2, 2, 9, 2 * 3 + 1, 1),
     }
 
 

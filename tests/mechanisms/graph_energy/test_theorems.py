@@ -220,7 +220,7 @@ def test_an_equilibrium_is_reached_and_is_the_only_one() -> None:
     assert np.all(norms[1] <= (2.0 / 3.0) ** 10 * norms[0])
 
 
-ORDERS = {"euler": 1, "heun": 2, "rk4": 4, "implicit_midpoint": 2, "discrete_gradient": 2}
+ORDERS = {"euler": 1, "heun": 2, "rk4": 4}
 
 
 def test_integrators_have_their_order() -> None:
@@ -241,8 +241,7 @@ def test_integrators_have_their_order() -> None:
     ("state", "symmetrise", "integrator"),
     [
         *((state, links, "euler") for state in ("prefix", "query") for links in ("causal_mirror", "mean", "none")),
-        ("prefix", "causal_mirror", "discrete_gradient"),
-        *(("query", "causal_mirror", name) for name in ("rk45", "implicit_midpoint", "discrete_gradient")),
+        *(("query", "causal_mirror", name) for name in ("heun", "rk4")),
         *((state, "none", "euler") for state in ("token", "feature")),
     ],
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+from refattn.mechanisms.graph_energy.forces import Coupling
 from refattn.mechanisms.graph_energy.implementations.pairs import rows_backward, rows_forward
 from refattn.xp import Array, namespace
 
@@ -12,23 +12,21 @@ ELEMENTS = 2**16
 """Differences of one head that a tile has at most, unless a single row has more."""
 
 
-def couple_forward(coupling: Any, links: Array, visible: Array | None, *states: Array) -> Array:
+def couple_forward(coupling: Coupling, links: Array, visible: Array | None, x: Array) -> Array:
     """Return c_ic = m_ic sum_j w_ij m_jc g(x_jc - x_ic) as (b, h, i, c)."""
-    x = states[0]
-    parts = [rows_forward(coupling, links[:, :, rows, :], visible, rows, *states) for rows in _tiles(x)]
+    parts = [rows_forward(coupling, links[:, :, rows, :], visible, rows, x) for rows in _tiles(x)]
     return namespace(x).concat(parts, axis=2)
 
 
 def couple_backward(
-    coupling: Any, links: Array, visible: Array | None, d_coupled: Array, *states: Array
+    coupling: Coupling, links: Array, visible: Array | None, d_coupled: Array, x: Array
 ) -> tuple[Array, Array]:
-    """Return the gradients of x (of several states the sum) and of the links, for a given gradient of c."""
-    x = states[0]
+    """Return the gradients of x and of the links, for a given gradient of c."""
     xp = namespace(x)
     gained, own, edges = None, [], []
     for rows in _tiles(x):
         toward, lost, d_links = rows_backward(
-            coupling, links[:, :, rows, :], visible, rows, d_coupled[:, :, rows, :], *states
+            coupling, links[:, :, rows, :], visible, rows, d_coupled[:, :, rows, :], x
         )
         gained = toward if gained is None else gained + toward
         own.append(lost)

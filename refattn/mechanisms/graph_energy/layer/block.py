@@ -82,7 +82,6 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
         masks = {"mask": mask_of(context, (x.shape[0], config.heads, x.shape[1], y.shape[1])), "start": begin}
     else:
         masks = {"mask": context.mask, "key_mask": padding(context, x.shape[0], x.shape[1])}
-        masks |= {"implementation": "dense"} if config.regulariser is not None else {}
     attended, core_saved = way.forward(
         queries, keys, values, causal=context.causal, **masks, **core_options(config, chosen)
     )  # (b, h, i, e)

@@ -61,8 +61,8 @@ class Config(projections.Config):
         Where a loss is the mean over N tokens, lambda / N weighs the mean of R over tokens with lambda.
     levels, window, stride
         How many levels of tokens there are, at most, of which a token reads a few nodes near to it: those of
-        `refattn.mechanisms.graph_energy.layer.hierarchy`, in time and memory linear in the number of tokens. How much
-        each level counts is learned. None: a token reads all tokens, as in the core.
+        `refattn.mechanisms.graph_energy.layer.hierarchy`. How much each level counts is learned. None: a token reads
+        all tokens, as in the core.
     """
 
     state: str = USUAL["state"]

@@ -24,13 +24,8 @@ prefixes, in causal models too.
 The a_l are the level logits. The flow of a stage is GE.1 to GE.8 of the core on its nodes, once a level, under these
 ids (what nodes read there, GE.9 to GE.13, is not wanted). What tokens read has none: it is the same equations with
 other sizes, and an id has one value a pass. With a window of w a token, and a node in the graph, reads the last w nodes
-that are no later; without causality those fewer than w nodes away: see `.level`. Then time and memory are linear in the
-number of tokens n: a level has n / s^l nodes, and costs n w numbers. All levels share their numbers.
-
-A stage has two implementations. "dense" takes all pairs: the core on the nodes of a level gives their scores, with
-which all tokens read them as in the readout of the definition. "banded", of
-`refattn.mechanisms.graph_energy.implementations.banded`, is linear; it takes no bias, explicit steps, and the links of
-"none" and "kernel".
+that are no later; without causality those fewer than w nodes away: see `.level`. So a kernel needs n w numbers of a
+level. Here all n^2 / s^l are computed, and a mask hides the others. All levels share their numbers.
 
 Axes: b batch, h query head, g key/value head, i tokens, j nodes of a level, d and e widths of a head.
 
@@ -42,18 +37,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from refattn.args import check_arrays, check_choice, check_mask, check_whole
-from refattn.mechanisms.core_arguments import check_saved, defaults_of, enter, implementation_of, returned, upstream
+from refattn.mechanisms.core_arguments import check_saved, defaults_of, enter, returned, upstream
 from refattn.mechanisms.graph_energy import core, dense
-from refattn.mechanisms.graph_energy.implementations import banded
 from refattn.mechanisms.graph_energy.layer.level import Level, levels_of
 from refattn.mechanisms.graph_energy.layer.regularisers import OF_SCORES, added
 from refattn.mechanisms.graph_energy.options.call import Options, tau_of
 from refattn.mechanisms.graph_energy.options.state import STATES
-from refattn.mechanisms.record import Unsupported
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import Causal
 from refattn.ops.softmax import softmax_backward, softmax_forward
@@ -65,12 +58,10 @@ USUAL = defaults_of(core.forward)
 TAKEN = tuple(name for name in USUAL if name not in ("start", "mask", "causal", "implementation"))
 """Options of the core that a hierarchy takes."""
 
-IMPLEMENTATIONS = ("dense", "banded")
-
 
 @dataclass(frozen=True)
 class Stage:
-    """What the backward of a stage in the dense implementation reads."""
+    """What the backward of a stage reads."""
 
     level: Level
     q: Array  # (b, h, i, d)
@@ -78,11 +69,6 @@ class Stage:
     attention: Array  # (b, h, i, j)
     core: core.Saved
     readout: dense.Readout
-
-    @property
-    def flow(self) -> Any:
-        """What the flow has saved."""
-        return self.core.inner.flow
 
     @property
     def scores(self) -> Array:
@@ -101,8 +87,6 @@ class Saved:
 
     Attributes
     ----------
-    implementation
-        The implementation that ran.
     levels
         The levels that there are, from the first on.
     omega
@@ -111,10 +95,9 @@ class Saved:
         Of each level what its backward reads, and what tokens read of it, (b, h, i, e).
     """
 
-    implementation: str
     levels: tuple[Level, ...]
     omega: Array
-    stages: tuple[Any, ...]
+    stages: tuple[Stage, ...]
     read: tuple[Array, ...]
     q: Array
     k: Array
@@ -136,7 +119,6 @@ def forward(
     key_mask: Array | None = None,
     causal: Causal = USUAL["causal"],
     level_logits: Array | None = None,
-    implementation: str = "auto",
     **options: Any,
 ) -> tuple[Array, Saved]:
     """Return the output (b, h, n, e) and what `backward` reads.
@@ -149,7 +131,7 @@ def forward(
         s above, and how many levels at most; `len(saved.levels)` tells how many there are.
     window
         How many nodes of a level a token reads, at most: the last ones, or without causality those fewer than so many
-        away. None: all of them, or all earlier ones, which is not linear.
+        away. None: all of them, or all earlier ones.
     mask
         As of the core: which token may attend which, on all levels. It has n by n elements itself.
     key_mask
@@ -158,8 +140,6 @@ def forward(
         As of the core.
     level_logits
         (levels,): None means that all levels count alike. Those of levels that are not there count for nothing.
-    implementation
-        "dense", all pairs; "banded", linear for a window; or "auto": that, where it can.
     options
         Others of the core in state "token" or "prefix", with a bias (b, h, n, n) and a mu of each node, too.
 
@@ -192,12 +172,6 @@ def forward(
     known = core.checked(call.q, call.k, call.v, masked=False, causal=is_causal, start=None, **given)
     if known.threshold.empty == "error":
         raise ValueError('threshold: got empty="error" with levels, of which a token may read nothing; needs another')
-    linear = banded.fits(known)
-    chosen = implementation_of(implementation, IMPLEMENTATIONS, usual="banded" if linear else "dense", plane=call.plane)
-    if chosen == "banded" and not linear:
-        raise Unsupported(
-            'implementation: got "banded" with a bias, implicit steps or links other than kernel, needs "dense"'
-        )
     found = levels_of(n, stride, levels, window, is_causal)
     numbers = dict(known.numbers)
     logits = zeros((levels,), call.q)  # a number for each level
@@ -208,38 +182,29 @@ def forward(
         numbers["level_logits"] = (levels,)
         logits = namespace(q).astype(level_logits, call.q.dtype)  # a number for each level
     omega = omega_of(logits, found, arange(0, n, q))  # [GE.level_weights]
-    mu: Any = known.mu if _of_nodes(known.mu) else None  # (h, i, 1)
     below = repeat_heads(call.v, q.shape[1])  # (b, h, i, e)
-    stages: list[Any] = []
+    stages: list[Stage] = []
     every: list[Array] = []
     for level in found:
         values = level.take(below, 2)  # [GE.level_values]
-        stage: Any
-        if chosen == "banded":
-            own = known if mu is None else replace(known, mu=level.take(mu, 1))
-            read, stage = banded.forward(call.q, call.k, values, level, call.mask, key_mask, own)  # [GE.level_reads], -
-        else:
-            masks = (call.mask, key_mask)
-            read, stage = _forward(call.q, call.k, values, level, *masks, given, known)  # [GE.level_reads], -
+        masks = (call.mask, key_mask)
+        read, stage = _forward(call.q, call.k, values, level, *masks, given, known)  # [GE.level_reads], -
         below = read  # (b, h, i, e)
         stages.append(stage)
         every.append(read)
     out = sum_of(*(omega[:, at, None] * read for at, read in enumerate(every)))  # (b, h, i, e) [GE.mixed]
-    return call.back(out), Saved(
-        chosen, found, omega, tuple(stages), tuple(every), call.q, call.k, call.v, q, known, numbers
-    )
+    return call.back(out), Saved(found, omega, tuple(stages), tuple(every), call.q, call.k, call.v, q, known, numbers)
 
 
 def backward(saved: Saved, d_out: Array, regulariser: str | None = None, strength: float = 1.0) -> dict[str, Array]:
     """Return the gradients of q, k, v and of every number that was given, "level_logits" among them.
 
-    With a regulariser, "size", "roughness" or "level" of the dense implementation, they are those of the loss plus
-    `strength` times the sum of it over the levels.
+    With a regulariser, "size", "roughness" or "level", they are those of the loss plus `strength` times the sum of it
+    over the levels.
     """
     check_saved(saved, Saved)
-    if regulariser is not None and (regulariser not in OF_SCORES or saved.implementation != "dense"):
-        needs = f"one of {', '.join(OF_SCORES)}, and the dense implementation"
-        raise ValueError(f"regulariser: got {regulariser!r} with {saved.implementation} levels, needs {needs}")
+    if regulariser is not None:
+        check_choice("regulariser", regulariser, OF_SCORES)
     (d_out,) = upstream(saved.like, d_out=(d_out, tuple(saved.read[0].shape)))  # (b, h, i, e)
     xp = namespace(d_out)
     gradients: dict[str, Array] = {}
@@ -249,11 +214,8 @@ def backward(saved: Saved, d_out: Array, regulariser: str | None = None, strengt
         d_read = sum_of(saved.omega[:, at, None] * d_out, d_below)  # (b, h, i, e) [dGE.level_reads]
         # forward: read, stage = those of a level for its values
         stage = saved.stages[at]
-        if saved.implementation == "banded":
-            d_values, own = banded.backward(stage, d_read)  # [dGE.level_values], -
-        else:
-            more = added(regulariser, strength, stage.core)
-            d_values, own = _backward(stage, d_read, more)  # [dGE.level_values], -
+        more = added(regulariser, strength, stage.core)
+        d_values, own = _backward(stage, d_read, more)  # [dGE.level_values], -
         d_below = saved.levels[at].spread(d_values, 2)  # (b, h, i, e)
         if _of_nodes(saved.options.mu):
             own["mu"] = saved.levels[at].spread(own["mu"], 1)  # (h, i)

@@ -5,8 +5,6 @@ left. Token i reads, with a window of w nodes::
 
     causal      j <= c, j > c - w    with c = (i + 1) div s - 1, the last node that is no later than i
     otherwise   |j - c| < w          with c = i div s, the node that stands for i
-
-What a token reads lies in the block of nodes in which c is, and the blocks beside it, where a block has at least w.
 """
 
 from __future__ import annotations

@@ -3,10 +3,7 @@
 A causal graph without symmetry lets a token act on later ones alone. So the way that its score took is final, and a new
 token's score flows beside those that are kept: its memory grows by a number for each stage and channel, and its time
 with the number of tokens before it. In states "query" and "prefix" scores flow anew for every query, on a graph of all
-tokens so far; there queries are kept, and everything is computed again.
-
-With levels of tokens a level keeps its last nodes, no more than a token reads: then the time and the memory of a new
-token do not grow with what was before it.
+tokens so far; there, and with levels of tokens, queries are kept, and everything is computed again.
 
 A key mask covers the tokens of the past and the new ones, and so do positions.
 
@@ -18,17 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.core_arguments import defaults_of
 from refattn.mechanisms.graph_energy import core, dense
+from refattn.mechanisms.graph_energy.dense import Flow
 from refattn.mechanisms.graph_energy.forces import Number
 from refattn.mechanisms.graph_energy.implementations import pairs
 from refattn.mechanisms.graph_energy.layer import block, hierarchy, learned
 from refattn.mechanisms.graph_energy.layer.config import Params, core_options
-from refattn.mechanisms.graph_energy.layer.level import Level
 from refattn.mechanisms.graph_energy.options.call import Options, tau_of
 from refattn.mechanisms.graph_energy.options.integrator import Stage
 from refattn.mechanisms.graph_energy.options.state import STATES
@@ -36,41 +32,31 @@ from refattn.ops.heads import merge_heads, repeat_heads
 from refattn.ops.linear import linear_forward
 from refattn.ops.masks import where_allowed
 from refattn.ops.softmax import softmax_forward
-from refattn.ops.sums import moved_by, sum_of
-from refattn.xp import Array, arange, namespace, raised, zeros
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """What is kept of the last nodes of a level; without levels, of every token."""
-
-    k: Array  # (b, g, j, d)
-    v: Array  # (b, g, j, e); of later levels (b, h, j, e)
-    points: (
-        Array | None
-    )  # (b, h, j, p, c): where each stage was evaluated, and the end; None in states "query", "prefix"
+from refattn.ops.sums import moved_by
+from refattn.xp import Array, namespace, raised, zeros
 
 
 @dataclass(frozen=True)
 class Cache:
-    """What is kept of the `seen` tokens so far."""
+    """What is kept of the `seen` tokens so far: their ways, or else their queries."""
 
     seen: int
-    levels: tuple[Nodes, ...]
-    q: Array | None = None  # (b, h, j, d), in states "query" and "prefix"
+    k: Array  # (b, g, j, d)
+    v: Array  # (b, g, j, e)
+    points: Array | None = None  # (b, h, j, p, c): where each stage was evaluated, and the end
+    q: Array | None = None  # (b, h, j, d)
 
 
 def start(params: Params, batch: int) -> Cache:
     """Return the cache before the first token."""
     config, like = params.config, params.w_q
     h, g, d, e = config.sizes
-    if STATES[config.state].per_query:
+    if STATES[config.state].per_query or config.levels is not None:
         keys, values = zeros((batch, g, 0, d), like), zeros((batch, g, 0, e), like)
-        return Cache(0, (Nodes(keys, values, None),), zeros((batch, h, 0, d), like))
+        return Cache(0, keys, values, q=zeros((batch, h, 0, d), like))
     like, channels = raised(like), e if config.state == "feature" else 1
     points = zeros((batch, h, 0, len(config.chosen("integrator").beta) * config.steps + 1, channels), like)
-    heads = [h if at else g for at in range(config.levels or 1)]
-    return Cache(0, tuple(Nodes(zeros((batch, g, 0, d), like), zeros((batch, n, 0, e), like), points) for n in heads))
+    return Cache(0, zeros((batch, g, 0, d), like), zeros((batch, g, 0, e), like), points)
 
 
 def prefill(params: Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
@@ -88,27 +74,18 @@ def prefill(params: Params, cache: Cache, state: block.State, context: Context) 
         return replace(state, x=xp.concat(parts, axis=1) if parts else x), cache
     q, k, v = own.project(params, x, x)
     chosen = core_options(params.config, equations.active(learned).numbers(params, context))
-    if params.config.levels is not None and cache.q is None:
-        attended, read = hierarchy.forward(q, k, v, key_mask=context.key_mask, causal=True, **chosen)
-        kept, below = list(cache.levels), (read.v, *read.read)
-        for at, (level, stage) in enumerate(zip(read.levels, read.stages, strict=True)):
-            first = 0 if level.window is None else max(level.count - level.window, 0)
-            every = (level.take(read.k, 2), level.take(below[at], 2), _points(stage.flow, level.count))
-            kept[at] = Nodes(*(each[:, :, first:, ...] for each in every))
-        return replace(state, x=_result(params, x, attended)), Cache(x.shape[1], tuple(kept))
     if cache.q is not None:
-        (past,) = cache.levels
-        q, k, v = (xp.concat(pair, axis=2) for pair in ([cache.q, q], [past.k, k], [past.v, v]))
-    tokens = (x.shape[0], q.shape[1], k.shape[2], k.shape[2])
-    saved: Any
+        q, k, v = (xp.concat(pair, axis=2) for pair in ([cache.q, q], [cache.k, k], [cache.v, v]))
+    count, saved = k.shape[2], None
     if params.config.levels is not None:
-        attended, saved = hierarchy.forward(q, k, v, key_mask=context.key_mask, causal=True, **chosen)
+        attended, _ = hierarchy.forward(q, k, v, key_mask=context.key_mask, causal=True, **chosen)
     else:
-        attended, saved = core.forward(q, k, v, mask=block.mask_of(context, tokens), causal=True, **chosen)
-    result = replace(state, x=_result(params, x, attended[:, :, k.shape[2] - x.shape[1] :, :]))
-    if cache.q is not None:
-        return result, Cache(k.shape[2], (Nodes(k, v, None),), q)
-    return result, Cache(k.shape[2], (Nodes(raised(k), raised(v), _points(saved.inner.flow, k.shape[2])),))
+        mask = block.mask_of(context, (x.shape[0], q.shape[1], count, count))
+        attended, saved = core.forward(q, k, v, mask=mask, causal=True, **chosen)
+    result = replace(state, x=_result(params, x, attended[:, :, count - x.shape[1] :, :]))
+    if cache.q is not None or saved is None:
+        return result, Cache(count, k, v, q=q)
+    return result, Cache(count, raised(k), raised(v), _points(saved.inner.flow))
 
 
 def _step(params: Params, cache: Cache, x: Array, context: Context) -> tuple[Array, Cache]:
@@ -118,40 +95,20 @@ def _step(params: Params, cache: Cache, x: Array, context: Context) -> tuple[Arr
     chosen = core_options(config, equations.active(learned).numbers(params, context))
     if config.classes is not None:
         chosen["mu"] = chosen["mu"][:, -1:]  # of the new token
-    logits = chosen.pop("level_logits", None)
-    usual = {
-        name: each for name, each in defaults_of(core.forward).items() if name in {*hierarchy.TAKEN, "state", "start"}
-    }
-    given = {name: each for name, each in chosen.items() if name in usual}
-    token = _Token(core.checked(q, k, v, masked=False, causal=True, **(usual | given)), q)
-    mask = None
+    given = {name: each for name, each in defaults_of(core.forward).items() if name not in _OF_CALLS} | chosen
+    token = _Token(core.checked(q, k, v, masked=False, causal=True, **given), q)
+    mask, seen = None, cache.seen + 1
     if context.key_mask is not None:
-        block.mask_of(context, (x.shape[0], q.shape[1], cache.seen + 1, cache.seen + 1))
+        block.mask_of(context, (x.shape[0], q.shape[1], seen, seen))
         mask = context.key_mask & context.key_mask[:, -1:]  # (b, j)
-    window = None if config.levels is None else config.window
-    known = [Level(cache.seen + 1, config.stride**at, window, True) for at in range(config.levels or 1)]
-    kept, outs, value = list[Nodes](), list[Array](), v
-    for level, nodes in zip(known, cache.levels, strict=True):
-        new = level.n % level.every == 0
-        if new:
-            before = 0 if window is None else max(nodes.k.shape[2] + 1 - window, 0)
-            k_nodes, v_nodes = xp.concat([nodes.k, k], axis=2), xp.concat([nodes.v, value], axis=2)
-            assert nodes.points is not None
-            nodes = Nodes(k_nodes[:, :, before:, :], v_nodes[:, :, before:, :], nodes.points[:, :, before:, :, :])
-        count = nodes.k.shape[2]
-        if count:
-            seen = None if mask is None else xp.take(mask, level.positions(mask)[-count:], axis=1)
-            value, points = token.read(nodes, seen, new=new)
-            nodes = replace(nodes, points=points)
-        else:
-            value = zeros(value.shape, value)
-        kept.append(nodes)
-        outs.append(value)
-    out = outs[0]
-    if logits is not None:
-        omega = hierarchy.omega_of(xp.astype(logits, k.dtype), known, arange(cache.seen, cache.seen + 1, k))
-        out = sum_of(*(omega[0, at] * read for at, read in enumerate(outs)))
-    return _result(params, x, xp.astype(out, x.dtype)), Cache(cache.seen + 1, tuple(kept))
+    k, v = xp.concat([cache.k, k], axis=2), xp.concat([cache.v, v], axis=2)
+    assert cache.points is not None
+    out, points = token.read(k, v, cache.points, mask)
+    return _result(params, x, xp.astype(out, x.dtype)), Cache(seen, k, v, points)
+
+
+_OF_CALLS = ("mask", "causal", "implementation")
+"""Options of the core that are no choices of a block."""
 
 
 @dataclass(frozen=True)
@@ -161,25 +118,22 @@ class _Token:
     options: Options
     q: Array
 
-    def read(self, known: Nodes, mask: Array | None, *, new: bool) -> tuple[Array, Array]:
-        """Return what it reads of nodes, (b, h, 1, e), and the ways of their scores.
+    def read(self, k: Array, v: Array, points: Array, mask: Array | None) -> tuple[Array, Array]:
+        """Return what it reads of all tokens, (b, h, 1, e), and the ways of their scores.
 
-        A `new` one is a node, the last of the keys and values, and the points are the ways of the others.
+        It is the last of the keys and values itself, and the points are the ways of the others.
         """
-        k, v, points = known.k, known.v, known.points
-        assert points is not None
         options, heads, nodes = self.options, self.q.shape[1], k.shape[2]
         xp, allowed = namespace(k), None if mask is None else mask[:, None, None, :]  # (b, 1, 1, j)
         scores = self.q @ xp.matrix_transpose(repeat_heads(k, heads)) * options.scale  # (b, h, 1, j)
         masked = where_allowed(allowed, scores, -math.inf)  # (b, h, 1, j)
         attention = softmax_forward(masked)  # (b, h, 1, j)
         tau = tau_of(options, None, scores)
-        if new:
-            last = xp.concat([zeros((nodes - 1,), scores), xp.ones_like(scores[0, 0, 0, :1])])  # (j), 1 for the token
-            begin = 0.5 + 0.5 * xp.tanh(0.5 * scores[:, :, :, nodes - 1 :])  # (b, h, 1, c)
-            if not options.state.weighs:
-                begin = repeat_heads(v[:, :, nodes - 1 :, :], heads)  # (b, h, 1, c)
-            points = xp.concat([points, self.way(attention * (1.0 - last), begin, points, tau)], axis=2)
+        last = xp.concat([zeros((nodes - 1,), scores), xp.ones_like(scores[0, 0, 0, :1])])  # (j), 1 for the token
+        begin = 0.5 + 0.5 * xp.tanh(0.5 * scores[:, :, :, nodes - 1 :])  # (b, h, 1, c)
+        if not options.state.weighs:
+            begin = repeat_heads(v[:, :, nodes - 1 :, :], heads)  # (b, h, 1, c)
+        points = xp.concat([points, self.way(attention * (1.0 - last), begin, points, tau)], axis=2)
         ends = points[:, :, nodes - 1 :, -1, :] if not options.state.weighs else points[:, :, :, -1, :]
         out, _ = dense.readout_forward(ends, masked, attention, v, allowed=allowed, options=options, tau=tau)
         return out, points
@@ -202,10 +156,10 @@ class _Token:
         return xp.stack([*points, at], axis=3)
 
 
-def _points(flow: Any, count: int) -> Array:
-    """Return the ways of the scores of nodes, (b, h, j, p, c), by what a flow has saved."""
+def _points(flow: Flow) -> Array:
+    """Return the ways of the scores of tokens, (b, h, j, p, c), by what a flow has saved."""
     ways = [point for taken in flow.steps for point, *_ in taken.stages]
-    return namespace(ways[0] if ways else flow.states[0]).stack([*ways, flow.states[-1]], axis=3)[:, :, :count, :, :]
+    return namespace(flow.states[0]).stack([*ways, flow.states[-1]], axis=3)
 
 
 def _result(params: Params, x: Array, attended: Array) -> Array:

@@ -10,8 +10,7 @@ Backwards, from the last stage to the first, where dy_l is what the rate at y_l 
     [dGE.euler]  drate = h dx',  dx = dx' + dy
     [dGE.stages]  drate_n = h (beta_n dx' + sum_{l>n} alpha_ln dy_l),  dx = dx' + sum_n dy_n
 
-"heun" and "rk4" are of order 2 and 4. Steps that are as long as the accuracy allows, or that are equations for where
-they end, are made by `refattn.mechanisms.graph_energy.solvers`; at its point each of the latter is one of Euler.
+Each is a row of a Butcher tableau: "euler", "heun" and "rk4" are of order 1, 2 and 4.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ class Step:
     stages: tuple[Stage, ...]
     after: Array | None = None  # (b, h, j, c): x'
     factor: Number = 1.0  # of the length of the step
-    ends: tuple[Array, Array] | None = None  # (b, h, j, c): x and x' of a step that is an equation
 
 
 class Sums(dict[str, Any]):
@@ -57,7 +55,7 @@ class Sums(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Integrator:
-    """How the flow is followed, with a row of alpha and a beta for each stage of a step.
+    """How the flow is followed: a Butcher tableau, with a row of alpha and a beta for each stage of a step.
 
     Attributes
     ----------
@@ -78,8 +76,8 @@ class Integrator:
     stop_plateau: float | None = None
     stop_level: float | None = None
 
-    alphas: ClassVar[tuple[tuple[float, ...], ...]] = ((),)
-    beta: ClassVar[tuple[float, ...]] = (1.0,)
+    alphas: ClassVar[tuple[tuple[float, ...], ...]]
+    beta: ClassVar[tuple[float, ...]]
 
     def __post_init__(self) -> None:
         check_choice("adjoint", self.adjoint, ("unroll", "implicit"))
@@ -91,38 +89,6 @@ class Integrator:
                 check_number(name, value)
                 if name != "stop_level" and value < 0.0:
                     raise ValueError(f"{name}: got {value}, needs a number at least 0")
-
-    def forward(self, rate: Rate, x: Array, h: Number) -> tuple[Array, tuple[Stage, ...]]:
-        """Return x' and the stages: a step of Euler."""
-        stage = rate(x, h, (), ())
-        return x + h * stage[2], (stage,)
-
-    def backward(self, rate_backward: RateBackward, step: Step, h: Number, d_after: Array, sums: Sums) -> Array:
-        """Return the gradient of x for that of x'; gradients of numbers are added to `sums`."""
-        return d_after + rate_backward(step.stages[0], d_after)
-
-    @property
-    def name(self) -> str:
-        """What the option `integrator` calls it."""
-        return next(name for name, kind in INTEGRATORS.items() if type(self) is kind)
-
-    @property
-    def stops(self) -> str | None:
-        """The first condition by which channels stop, or None."""
-        return next((name for name in STOPS if getattr(self, name) is not None), None)
-
-    @property
-    def reads_energy(self) -> bool:
-        """Whether a graph without an energy will not do."""
-        return self.stop_plateau is not None or self.stop_level is not None or isinstance(self, DiscreteGradient)
-
-
-class Euler(Integrator):
-    """x' = x + h v(x): the simplest, and with steps up to 2/L the energy falls."""
-
-
-class RungeKutta(Integrator):
-    """Explicit stages, a row of alpha for each: closer to the flow than steps of Euler of the same length."""
 
     def forward(self, rate: Rate, x: Array, h: Number) -> tuple[Array, tuple[Stage, ...]]:
         """Return x' and the stages."""
@@ -141,64 +107,39 @@ class RungeKutta(Integrator):
             d_x = d_x + d_points[-1]
         return d_x
 
+    @property
+    def name(self) -> str:
+        """What the option `integrator` calls it."""
+        return next(name for name, kind in INTEGRATORS.items() if type(self) is kind)
 
-class Heun(RungeKutta):
+    @property
+    def stops(self) -> str | None:
+        """The first condition by which channels stop, or None."""
+        return next((name for name in STOPS if getattr(self, name) is not None), None)
+
+    @property
+    def reads_energy(self) -> bool:
+        """Whether a graph without an energy will not do."""
+        return self.stop_plateau is not None or self.stop_level is not None
+
+
+class Euler(Integrator):
+    """x' = x + h v(x): the simplest, and with steps up to 2/L the energy falls."""
+
+    alphas, beta = ((),), (1.0,)
+
+
+class Heun(Integrator):
     """The mean of the rates at x and at where Euler's step ends: of order 2."""
 
     alphas, beta = ((), (1.0,)), (0.5, 0.5)
 
 
-class RK4(RungeKutta):
+class RK4(Integrator):
     """The classical method of Runge and Kutta: of order 4."""
 
     alphas = ((), (0.5,), (0.0, 0.5), (0.0, 0.0, 1.0))
     beta = (1.0 / 6.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 6.0)
 
 
-@dataclass(frozen=True)
-class RK45(RungeKutta):
-    """Dormand and Prince, of order 5, with steps as long as the accuracy allows, over the same time.
-
-    Attributes
-    ----------
-    accuracy
-        The error of a step, relative to 1 plus the size of a score.
-    max_nfe
-        How many rates it may evaluate.
-    """
-
-    accuracy: float = 1e-6
-    max_nfe: int = 10000
-
-    alphas = (
-        (),
-        (1.0 / 5.0,),
-        (3.0 / 40.0, 9.0 / 40.0),
-        (44.0 / 45.0, -56.0 / 15.0, 32.0 / 9.0),
-        (19372.0 / 6561.0, -25360.0 / 2187.0, 64448.0 / 6561.0, -212.0 / 729.0),
-        (9017.0 / 3168.0, -355.0 / 33.0, 46732.0 / 5247.0, 49.0 / 176.0, -5103.0 / 18656.0),
-    )
-    beta = (35.0 / 384.0, 0.0, 500.0 / 1113.0, 125.0 / 192.0, -2187.0 / 6784.0, 11.0 / 84.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("accuracy", self.accuracy, positive=True)
-        check_whole("max_nfe", self.max_nfe, 1)
-
-
-class ImplicitMidpoint(Integrator):
-    """x' = x + h v((x + x') / 2): of order 2."""
-
-
-class DiscreteGradient(Integrator):
-    """x' = x + h times the mean of v from x to x': the energy falls with every step, of any length."""
-
-
-INTEGRATORS: dict[str, type[Integrator]] = {
-    "euler": Euler,
-    "heun": Heun,
-    "rk4": RK4,
-    "rk45": RK45,
-    "implicit_midpoint": ImplicitMidpoint,
-    "discrete_gradient": DiscreteGradient,
-}
+INTEGRATORS: dict[str, type[Integrator]] = {"euler": Euler, "heun": Heun, "rk4": RK4}

@@ -13,10 +13,13 @@ flow.
 
 from __future__ import annotations
 
+import math
+
 from refattn.mechanisms.graph_energy.implementations.pairs import between
-from refattn.mechanisms.graph_energy.solvers.newton import jacobian_of, told
 from refattn.mechanisms.graph_energy.system import System
 from refattn.mechanisms.precision import bound_of, report
+from refattn.ops.masks import own_pairs
+from refattn.ops.solve import identity
 from refattn.xp import Array, concrete, namespace
 
 REST = 1e-6
@@ -43,7 +46,7 @@ def rate_at_rest(system: System, x: Array, d_x: Array) -> Array:
     own = system.seen(system.intrinsic.d_x(x, system.start, system.mu))
     own = own if system.visible is None else own + system.visible - 1.0  # -1 for a node that does not exist
     jacobian = jacobian_of(system, system.coupling.slope(between(x)), own)
-    transposed, right = told(xp.matrix_transpose(jacobian), right)
+    transposed, right = _finite_systems(xp.matrix_transpose(jacobian), right)
     # What is NaN, or comes of it, passes these checks.
     fastest, largest = (xp.max(xp.where(xp.isfinite(each), abs(each), 0.0)) for each in (system.rate(x), x))
     if concrete(fastest > REST * (1.0 + largest)):
@@ -57,3 +60,25 @@ def rate_at_rest(system: System, x: Array, d_x: Array) -> Array:
     error = float(xp.finfo(x.dtype).eps) * values[..., 0] / values[..., -1]  # (b, h, c)
     report("adjoint", error, bound_of(x), 'float64, or adjoint="unroll"', stacklevel=7)
     return xp.permute_dims(xp.linalg.solve(transposed, right)[..., 0], (0, 1, 3, 2))
+
+
+def jacobian_of(system: System, slopes: Array, own: Array) -> Array:
+    """Return dv_i / dx_j of each channel as (b, h, c, i, j), for g' (b, h, i, j, c) and m f' (b, h, j, c)."""
+    xp, visible, kappa = namespace(own), system.visible, system.kappa
+    slopes = system.links[..., None] * slopes
+    if visible is not None:
+        slopes = slopes * visible[:, :, None, :, :] * visible[:, :, :, None, :]
+    kappa = kappa if isinstance(kappa, float) or len(kappa.shape) == 0 else kappa[..., None]
+    edges = xp.permute_dims(kappa * slopes, (0, 1, 4, 2, 3))
+    diagonal = xp.permute_dims(own, (0, 1, 3, 2))[..., None] - xp.sum(edges, axis=-1, keepdims=True)
+    return edges + xp.where(own_pairs(edges.shape[-1], edges), diagonal, 0.0)
+
+
+def _finite_systems(matrix: Array, right: Array) -> tuple[Array, Array]:
+    """Return systems (..., i, j) and their right sides (..., i, k), where one is not finite 1 and NaN.
+
+    Some libraries raise for such matrices.
+    """
+    xp = namespace(right)
+    lost = ~xp.all(xp.isfinite(matrix), axis=(-2, -1), keepdims=True)
+    return xp.where(lost, identity(matrix.shape[-1], matrix), matrix), xp.where(lost, math.nan, right)

@@ -53,9 +53,6 @@ NEAR = Input((9, 9), "band", {"before": 2, "after": 2})
 
 SHORT: dict[str, Any] = {"b": 1, "h": 2, "n": 11, "d": 8}
 CROSS: dict[str, Any] = {"n": 13, "rows": 7, "start": Input((13,)), "mask": _mask(1, 1, 7, 13, keep=0.3)}
-MIDPOINT: dict[str, Any] = {"steps": 3, "step": 0.8, "mu": 0.5, "kappa": 2.0}
-LONG_STEPS: dict[str, Any] = {"integrator": "discrete_gradient", "steps": 3, "step": 3.0, "coupling": "tanh"}
-LONG_STEPS |= {"mu": 0.5, "kappa": 4.0}
 STRONG: dict[str, Any] = {"kappa": 4.0, "mu": 0.5, "step": 0.1}
 WEAK: dict[str, Any] = {"kappa": 2.0, "mu": 0.5, "step": 0.1}
 FEW_STEPS: dict[str, Any] = {"mu": 0.5, "kappa": 2.0, "step": 0.1}
@@ -91,8 +88,6 @@ CASES = (
     case("directed", "graph", "no symmetry at all", graph="none", mu=0.5, kappa=2.0, step=0.2),
     case("heun", "integrator", "two stages", integrator="heun", steps=4, mu=1.5, kappa=3.0, step=0.3),
     case("rk4", "integrator", "four stages", integrator="rk4", steps=3, step=0.4, kappa=2.0, mu=0.5),
-    case("midpoint", "integrator", "an equation for each step", n=11, integrator="implicit_midpoint", **MIDPOINT),
-    case("discrete-gradient", "integrator", "steps as long as one likes", n=11, **LONG_STEPS),
     case("tanh", "coupling", "another coupling", coupling="tanh", **STRONG),
     case("identity", "coupling", "diffusion", coupling="identity", **STRONG),
     case("arctan", "coupling", "another coupling", coupling="arctan", **STRONG),

@@ -10,7 +10,6 @@ from refattn import equations
 from refattn.mechanisms.core_arguments import defaults_of
 from refattn.mechanisms.graph_energy import record
 from refattn.mechanisms.graph_energy.layer import hierarchy
-from refattn.mechanisms.graph_energy.testing import level_loops
 from refattn.mechanisms.record import Case, Input
 from refattn.xp import Array
 
@@ -18,7 +17,9 @@ DEFAULTS = {**{name: hierarchy.USUAL[name] for name in hierarchy.TAKEN}, **defau
 """Its options with their defaults."""
 
 
-def forward(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, hierarchy.Saved]:
+def forward(
+    q: Array, k: Array, v: Array, implementation: str = "dense", **options: Any
+) -> tuple[Array, hierarchy.Saved]:
     """Return what `hierarchy.forward` does, under hooks, too."""
     found: tuple[Array, hierarchy.Saved] = equations.active(hierarchy).forward(q, k, v, **options)
     return found
@@ -50,8 +51,7 @@ LAYERS = (
         title="levels",
         equation_modules=(hierarchy,),
         block_modules=(),
-        loops=level_loops,
-        implementations=hierarchy.IMPLEMENTATIONS,
+        implementations=("dense",),
         defaults=DEFAULTS,
         core=sys.modules[__name__],
         cases=CASES,

@@ -3,9 +3,6 @@
 Those of all other equations are measured, see `refattn.instruments.sized`. `inputs` holds the arguments of the call and
 d_out; `values` the traced equations. If an equation has passes, its size is that of the first, which the others
 resemble.
-
-Steps may be solutions of equations that iterations find: their errors do not add up as those of other operations do,
-so that they are relative to their own values.
 """
 
 from __future__ import annotations
