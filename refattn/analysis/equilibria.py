@@ -22,7 +22,7 @@ from refattn.analysis.graph_flow import GraphFlow
 from refattn.analysis.graphs import Floats
 from refattn.analysis.stability import Stability, stability
 from refattn.args import Function, Maybe, Real, Whole, checked
-from refattn.mechanisms.graph_energy.csr import CSR
+from refattn.mechanisms.graph_energy.implementations.sparse import CSR
 
 REST = 1e-10
 """Largest rate at which scores count as being at rest, in units of the largest score or 1."""

@@ -17,10 +17,10 @@ from scipy.sparse import csr_array, diags_array
 from refattn.analysis.graphs import Floats, balance_of, component_of
 from refattn.args import Real, Whole, check, checked
 from refattn.mechanisms.graph_energy.core import Saved
-from refattn.mechanisms.graph_energy.csr import CSR
+from refattn.mechanisms.graph_energy.equilibrium import jacobian_of
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic
 from refattn.mechanisms.graph_energy.implementations import pairs, sparse
-from refattn.mechanisms.graph_energy.solvers.equilibrium import jacobian_of
+from refattn.mechanisms.graph_energy.implementations.sparse import CSR
 from refattn.mechanisms.graph_energy.system import System, over_pairs
 
 MECHANISM = Saved.__module__.split(".")[2]

@@ -17,7 +17,7 @@ from scipy.sparse.linalg import eigs, eigsh, norm
 
 from refattn.analysis.graph_flow import GraphFlow
 from refattn.analysis.graphs import Floats
-from refattn.mechanisms.graph_energy.csr import CSR
+from refattn.mechanisms.graph_energy.implementations.sparse import CSR
 
 ZERO = 1e-9
 """Eigenvalues that are smaller, relative to the size of H or 1, count as 0."""

@@ -7,14 +7,13 @@ What to read, in this order:
   start, the state that flows, integrators, thresholds, and what an emptied row gets.
 - `forces`: what moves a score: the couplings g of an edge and the intrinsic forces f, with potentials and derivatives.
 - `dense`: the definition with all options, put together from these objects, with every pair at once.
-- `core`: the public map of q, k and v: checks, and which implementation runs; `csr` and `analytic` hold sparse graphs
-  and the check of couplings of your own.
+- `core`: the public map of q, k and v: checks, and which implementation runs.
 - `system`: the flow as a system of its own, x' = v(x), with its energy.
 - `layer.block`: projections around the core; `layer.learned`: the numbers of a block; `layer.hierarchy`: levels of
   tokens; `layer.stream`: token by token; `layer.sharing`, `layer.regularisers`: parameters that tokens share, sums that
   are added to a loss.
 - `implementations`: the same sums over pairs in tiles, as matrix products, on sparse graphs, and of what is near.
-- `solvers`: flows that stop, the gradient at an equilibrium.
+- `equilibrium`: flows that stop, the gradient at an equilibrium.
 - `loops`: a second derivation, one number after the other; `testing`: designed calls, sizes of rounding errors, and
   wrong readings.
 """
@@ -26,9 +25,8 @@ from refattn.mechanisms.graph_energy import core as _core
 from refattn.mechanisms.graph_energy import definition as _definition
 from refattn.mechanisms.graph_energy import dense as _dense
 from refattn.mechanisms.graph_energy.core import Saved, backward, forward
-from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Polynomial
-from refattn.mechanisms.graph_energy.implementations.sparse import nearest_graph, sparse_graph, window_graph
+from refattn.mechanisms.graph_energy.implementations.sparse import CSR, nearest_graph, sparse_graph, window_graph
 from refattn.mechanisms.graph_energy.layer import block as _block
 from refattn.mechanisms.graph_energy.layer import diagnostics as _diagnostics
 from refattn.mechanisms.graph_energy.layer import hierarchy as _hierarchy
@@ -37,7 +35,7 @@ from refattn.mechanisms.graph_energy.layer import stream as _stream
 from refattn.mechanisms.graph_energy.options import FAMILIES
 from refattn.mechanisms.graph_energy.options.integrator import RK4, Euler, Heun
 from refattn.mechanisms.graph_energy.options.links import CausalMirror, Directed, Given, Kernel, Mean, Min
-from refattn.mechanisms.graph_energy.options.start import Start
+from refattn.mechanisms.graph_energy.options.state import Start
 from refattn.mechanisms.graph_energy.options.threshold import Hard, Proximal, Soft
 from refattn.mechanisms.graph_energy.system import energy, longest_step, residual, steps_taken
 from refattn.mechanisms.record import Mechanism

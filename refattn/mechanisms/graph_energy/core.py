@@ -27,16 +27,23 @@ from refattn.args import (
 )
 from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, returned, upstream
 from refattn.mechanisms.graph_energy import definition, dense
-from refattn.mechanisms.graph_energy.analytic import check_coupling, check_intrinsic
-from refattn.mechanisms.graph_energy.csr import CSR
-from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial, polynomial
+from refattn.mechanisms.graph_energy.forces import (
+    COUPLINGS,
+    INTRINSICS,
+    Coupling,
+    Intrinsic,
+    Polynomial,
+    check_coupling,
+    check_intrinsic,
+    polynomial,
+)
 from refattn.mechanisms.graph_energy.implementations import pairs, products, rows, sparse, tiled
+from refattn.mechanisms.graph_energy.implementations.sparse import CSR
 from refattn.mechanisms.graph_energy.options import FAMILIES
 from refattn.mechanisms.graph_energy.options.call import Options, anywhere, check_step
 from refattn.mechanisms.graph_energy.options.integrator import Euler, Integrator
 from refattn.mechanisms.graph_energy.options.links import CausalMirror, Directed, Given, Kernel, Links, Min
-from refattn.mechanisms.graph_energy.options.start import Start
-from refattn.mechanisms.graph_energy.options.state import STATES, State
+from refattn.mechanisms.graph_energy.options.state import STATES, Start, State
 from refattn.mechanisms.graph_energy.options.threshold import Hard, Proximal, Threshold
 from refattn.mechanisms.graph_energy.system import System, balanced, energy_backward, system_of
 from refattn.mechanisms.use_definition import backward_of_definition, defined_by

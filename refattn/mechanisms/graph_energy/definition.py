@@ -39,8 +39,9 @@ n is not symmetric, because each row is divided by its own sum. But pi_i n_ij = 
 the terms in which x_i comes first equal those in which it comes second, and that cancels the 1/2. The derivative of
 1 - cos is the sine, and dE/dx_i = -pi_i rate_i. The rate is thus the steepest descent of E, if a move by m is measured
 by sum_i pi_i m_i^2. While x flows, E changes by sum_i dE/dx_i rate_i = -sum_i pi_i rate_i^2 per unit of time, which is
-never positive. This is why links are made from r: exp(s_ij) is not symmetric, so a has in general no such pi, and a
-flow along it need not go down any energy of this form.
+never positive. A common factor of all pi changes the unit of E alone: the tour and `energy` divide them by their sum,
+so that they add up to 1. This is why links are made from r: exp(s_ij) is not symmetric, so a has in general no such pi,
+and a flow along it need not go down any energy of this form.
 
 Why a sine: the energy asks for an odd function, so that pi_i n_ij sin(x_j - x_i) is opposite for i and j. Any odd
 function that rises would do. The sine is the source's. For differences up to 1 it is the difference within 16 %.

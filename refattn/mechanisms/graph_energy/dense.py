@@ -71,12 +71,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from refattn.mechanisms.graph_energy.equilibrium import rate_at_rest, still_flowing
 from refattn.mechanisms.graph_energy.forces import Number
 from refattn.mechanisms.graph_energy.implementations.products import Factors
 from refattn.mechanisms.graph_energy.options.call import Options, tau_of
 from refattn.mechanisms.graph_energy.options.integrator import Stage, Step, Sums
-from refattn.mechanisms.graph_energy.solvers.equilibrium import rate_at_rest
-from refattn.mechanisms.graph_energy.solvers.stopping import still_flowing
 from refattn.mechanisms.graph_energy.system import Graph, System, system_of, weights_of
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import own_pairs, where_allowed

@@ -29,8 +29,8 @@ from functools import partial
 from typing import Any
 
 from refattn.args import Having, checked
-from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Number
+from refattn.mechanisms.graph_energy.implementations.sparse import CSR
 from refattn.mechanisms.graph_energy.options.call import Options, longest_of
 from refattn.ops.sums import summed_for
 from refattn.xp import Array, arange, concrete, namespace, sum_wide, zeros

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from refattn.mechanisms.graph_energy.equilibrium import jacobian_of
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS
 from refattn.mechanisms.graph_energy.implementations import pairs
-from refattn.mechanisms.graph_energy.solvers.equilibrium import jacobian_of
 from refattn.mechanisms.graph_energy.system import System, over_pairs
 from tests.mechanisms.graph_energy.calls import COUPLINGS as NAMES
 from tests.mechanisms.graph_energy.calls import run

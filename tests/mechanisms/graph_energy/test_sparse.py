@@ -11,10 +11,9 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms.graph_energy import core
-from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.implementations import rows
 from refattn.mechanisms.graph_energy.implementations import sparse as sparse_implementation
-from refattn.mechanisms.graph_energy.implementations.sparse import dense_graph
+from refattn.mechanisms.graph_energy.implementations.sparse import CSR, dense_graph
 from refattn.mechanisms.graph_energy.system import balanced
 from tests.conftest import Library
 from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, B, H, N, draw, forward, kept, qkv, run

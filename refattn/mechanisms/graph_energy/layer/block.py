@@ -36,7 +36,7 @@ from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.layer import hierarchy, learned
 from refattn.mechanisms.graph_energy.layer.config import Config, Params, core_options, init
 from refattn.mechanisms.graph_energy.layer.regularisers import added
-from refattn.mechanisms.graph_energy.options.start import Start
+from refattn.mechanisms.graph_energy.options.state import Start
 from refattn.mechanisms.projections import (
     State,
     check_memory,

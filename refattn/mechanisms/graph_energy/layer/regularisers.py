@@ -21,7 +21,7 @@ saying how.
 from __future__ import annotations
 
 from refattn.mechanisms.graph_energy.core import Saved
-from refattn.mechanisms.graph_energy.csr import CSR
+from refattn.mechanisms.graph_energy.implementations.sparse import CSR
 from refattn.mechanisms.graph_energy.system import energy
 from refattn.xp import Array, namespace, sum_wide
 

@@ -1,7 +1,7 @@
 """The options of the core, as objects: each has its equations, its forward and its backward.
 
-A call has one of each family: `links` of the graph, a `start` of scores, an `integrator`, a `threshold` and what a row
-gets that it has left `empty`. Its `state` says what flows. The core takes an object, its name, or text such as
+A call has one of each family: `links` of the graph, an `integrator`, a `threshold` with what a row gets that it leaves
+empty. Its `state` says what flows, and where it starts. The core takes an object, its name, or text such as
 ``soft(tau=0.1)``, and makes the `Options` of a `call`. Forces are objects of their own kind: see
 `refattn.mechanisms.graph_energy.forces`.
 """
@@ -16,7 +16,7 @@ from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupli
 from refattn.mechanisms.graph_energy.options.integrator import INTEGRATORS
 from refattn.mechanisms.graph_energy.options.integrator import STOPS as STOPS
 from refattn.mechanisms.graph_energy.options.links import LINKS
-from refattn.mechanisms.graph_energy.options.start import Start
+from refattn.mechanisms.graph_energy.options.state import Start
 from refattn.mechanisms.graph_energy.options.threshold import THRESHOLDS
 from refattn.mechanisms.option_kinds import choose
 

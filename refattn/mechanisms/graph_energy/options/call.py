@@ -7,12 +7,11 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Number
+from refattn.mechanisms.graph_energy.implementations.sparse import CSR
 from refattn.mechanisms.graph_energy.options.integrator import Euler, Integrator
 from refattn.mechanisms.graph_energy.options.links import Given, Links
-from refattn.mechanisms.graph_energy.options.start import AtGiven, Starts
-from refattn.mechanisms.graph_energy.options.state import State
+from refattn.mechanisms.graph_energy.options.state import AtGiven, Starts, State
 from refattn.mechanisms.graph_energy.options.threshold import Threshold
 from refattn.xp import Array, backend, concrete, namespace
 

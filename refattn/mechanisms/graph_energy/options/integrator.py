@@ -61,7 +61,7 @@ class Integrator:
     ----------
     adjoint
         "unroll": the gradient of the steps that were taken; "implicit": that of the equilibrium, which they have
-        to have reached, see `refattn.mechanisms.graph_energy.solvers.equilibrium`.
+        to have reached, see `refattn.mechanisms.graph_energy.equilibrium`.
     checkpoint
         Every how many steps a state is kept for the backward, which takes the steps between again, to the same bits;
         None: all of every step is kept. The square root of `steps` needs the least memory.

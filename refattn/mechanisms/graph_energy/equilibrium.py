@@ -9,13 +9,17 @@ Each channel of a state is a system of its own. dv/dtheta is that of one stage o
 with u in place of dv, and so the dense implementation adds it up. Where scores started, and the step, then have no
 effect. It is what the adjoint of the steps tends to as their number grows, and the two differ by what is left of the
 flow.
+
+A channel that is at rest may also stop, each by itself, and then stays as it is: `still_flowing`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from refattn.mechanisms.graph_energy.implementations.pairs import between
+from refattn.mechanisms.graph_energy.options.integrator import Integrator
 from refattn.mechanisms.graph_energy.system import System
 from refattn.mechanisms.precision import bound_of, report
 from refattn.ops.masks import own_pairs
@@ -82,3 +86,42 @@ def _finite_systems(matrix: Array, right: Array) -> tuple[Array, Array]:
     xp = namespace(right)
     lost = ~xp.all(xp.isfinite(matrix), axis=(-2, -1), keepdims=True)
     return xp.where(lost, identity(matrix.shape[-1], matrix), matrix), xp.where(lost, math.nan, right)
+
+
+PATIENCE = 3
+"""Steps in a row over which the energy has to stay."""
+
+
+def still_flowing(
+    integrator: Integrator,
+    system: System,
+    balance: Array | float,
+    x: Array,
+    energies: list[Array],
+    before: Array | None,
+) -> Array:
+    """Tell which channels take another step, as 1 or 0 (b, h, 1, c); put their energy at the end of `energies`.
+
+    `before` says the same of the step before; a channel that has stopped never starts again. One with NaN flows on.
+    """
+    xp, plateau, level = namespace(x), integrator.stop_plateau, integrator.stop_level
+    flows = xp.ones_like(x[:, :, :1, :], dtype=xp.bool)
+    if integrator.stop_force is not None and x.shape[2]:
+        flows = flows & ~(xp.max(xp.abs(system.rate(x)), axis=2, keepdims=True) <= integrator.stop_force)
+    if plateau is not None or level is not None:
+        energies.append(system.energy(balance, x))
+        if level is not None:
+            flows = flows & ~(energies[-1] <= level)
+        if plateau is not None and len(energies) > PATIENCE:
+            flows = flows & ~_rests(energies[-PATIENCE - 1 :], plateau)
+    if before is not None:
+        flows = flows & (before > 0.0)
+    return xp.astype(flows, x.dtype)
+
+
+def _rests(energies: Sequence[Array], plateau: float) -> Array:
+    xp = namespace(energies[0])
+    rests = xp.ones_like(energies[0], dtype=xp.bool)
+    for earlier, later in zip(energies[:-1], energies[1:], strict=True):
+        rests = rests & (xp.abs(later - earlier) <= plateau * (1.0 + xp.abs(later)))
+    return rests

@@ -1,1 +1,0 @@
-"""Flows that stop, and gradients at rest."""
