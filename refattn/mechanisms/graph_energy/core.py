@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from refattn import equations
 from refattn.args import (
@@ -376,8 +376,6 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
             raise TypeError(f"{name}: got None, needs a number, or an array ({q.shape[1]},)")
     _check_signs(found)
     channels = state.channels(q.shape[2], v.shape[3])
-    if start.at is not None and state.name != "token":
-        raise ValueError(f'start: got an array with state="{state.name}", which has its own; needs None')
     jitter = at = bias = None
     if start.at is not None:
         at = check_broadcasts("start", start.at, q, (*q.shape[:2], nodes))
@@ -417,6 +415,92 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
     )
 
 
+class Chosen(NamedTuple):
+    """The options of one call that are kinds, for `FORBIDDEN`."""
+
+    state: State
+    links: Links
+    integrator: Integrator
+    threshold: Threshold
+    start: Start
+    causal: bool
+
+    @property
+    def one_system(self) -> bool:
+        """Whether scores are causal and all tokens one system."""
+        return self.causal and not self.state.per_query
+
+    @property
+    def over_keys(self) -> str | None:
+        """The state of links over keys."""
+        return self.state.name if self.links.over == "keys" else None
+
+    @property
+    def proximal(self) -> bool:
+        """Whether the threshold acts after every step."""
+        return isinstance(self.threshold, Proximal)
+
+
+FORBIDDEN: tuple[tuple[Callable[[Chosen], Any], str], ...] = (
+    (
+        lambda c: c.causal and c.over_keys,
+        'graph: got links over keys with causal scores, whose past depends on later keys; needs "none"',
+    ),
+    (
+        lambda c: c.one_system and c.links.name not in ("none", "given"),
+        'graph: got "{links.name}" with causal scores and state="{state.name}", where earlier scores would depend on '
+        'later tokens; needs "none", or state="query" or "prefix"',
+    ),
+    (
+        lambda c: c.causal and c.state.per_query and c.links.name in ("kernel", "min"),
+        'graph: got "{links.name}" with causal scores, where no two tokens may attend each other; needs '
+        '"causal_mirror", "mean" or "none"',
+    ),
+    (
+        lambda c: c.one_system and c.integrator.stops,
+        '{integrator.stops}: got a number with causal scores and state="{state.name}", where all tokens are one system '
+        'and later tokens would decide on steps of earlier ones; needs None, or state="query" or "prefix"',
+    ),
+    (
+        lambda c: c.over_keys == "feature",
+        'graph: got links over keys with state="feature", whose output are its nodes',
+    ),
+    (
+        lambda c: c.over_keys == "prefix",
+        'graph: got links over keys with state="prefix", where no q meets its own k; needs "token"',
+    ),
+    (
+        lambda c: c.over_keys and c.links.name == "causal_mirror",
+        'graph: got "causal_mirror" over keys, which have no order',
+    ),
+    (
+        lambda c: c.over_keys == "token" and c.start.at is None,
+        'start: got None with links over keys and state="token", needs an array: no q meets its own k',
+    ),
+    (
+        lambda c: c.start.at is not None and c.state.name != "token",
+        'start: got an array with state="{state.name}", which has its own; needs None',
+    ),
+    (
+        lambda c: c.links.name == "none" and c.integrator.reads_energy,
+        'graph: got "none", which has no energy, with {integrator.stops}, a stop by energy; needs another graph',
+    ),
+    (
+        lambda c: c.proximal and not isinstance(c.integrator, Euler),
+        'integrator: got "{integrator.name}" with threshold="proximal", needs "euler"',
+    ),
+    (
+        lambda c: c.proximal and c.integrator.adjoint == "implicit",
+        'adjoint: got "implicit" with threshold="proximal", whose rest is not that of the flow; needs "unroll"',
+    ),
+    (
+        lambda c: c.proximal and c.integrator.stops,
+        '{integrator.stops}: got a number with threshold="proximal", needs None',
+    ),
+)
+"""What does not go together: when, and the message, which names the option, what it got and what it needs."""
+
+
 CHOSEN = ("state", "coupling", "intrinsic", "integrator", "threshold", "graph", "start")
 """Options that are one of several kinds."""
 
@@ -440,16 +524,10 @@ def kinds_of(
             links = Min() if flows.name == "query" else Kernel()
     elif not isinstance(links := FAMILIES["graph"](graph), Links):
         links = Given(links=graph)
-    if causal:
-        _check_causal(flows, links.name, links.over, method)
-    if links.over == "keys":
-        _check_over_keys(flows.name, links.name, begin)
-    if links.name == "none" and method.reads_energy:
-        raise ValueError(
-            f'graph: got "none", which has no energy, with {method.stops}, a stop by energy; needs another graph'
-        )
-    if isinstance(limit, Proximal):
-        _check_proximal(method)
+    chosen = {"state": flows, "links": links, "integrator": method, "threshold": limit, "start": begin}
+    for forbids, message in FORBIDDEN:
+        if forbids(Chosen(**chosen, causal=causal)):
+            raise ValueError(message.format(**chosen))
     couples = FAMILIES["coupling"](flows.coupling if coupling is None else coupling)
     limit = replace(limit, signed=flows.signed) if limit.signed is None else limit
     return flows, couples, FAMILIES["intrinsic"](intrinsic), method, limit, links, begin
@@ -467,50 +545,6 @@ def _check_signs(numbers: Mapping[str, Any]) -> None:
     for name, effect in (("mu", "scores are driven away from where they start"), ("kappa", "scores repel each other")):
         if anywhere(numbers[name] < 0.0):
             warnings.warn(f"{name}: got {numbers[name]}, below 0: {effect}, and may diverge", stacklevel=4)
-
-
-def _check_causal(state: State, links: str, over: str, integrator: Integrator) -> None:
-    if over == "keys":
-        raise ValueError(
-            'graph: got links over keys with causal scores, whose past depends on later keys; needs "none"'
-        )
-    if not state.per_query and links not in ("none", "given"):
-        raise ValueError(
-            f'graph: got "{links}" with causal scores and state="{state.name}", where earlier scores would depend on '
-            'later tokens; needs "none", or state="query" or "prefix"'
-        )
-    if state.per_query and links in ("kernel", "min"):
-        raise ValueError(
-            f'graph: got "{links}" with causal scores, where no two tokens may attend each other; needs '
-            '"causal_mirror", "mean" or "none"'
-        )
-    if not state.per_query and integrator.stops:
-        raise ValueError(
-            f'{integrator.stops}: got a number with causal scores and state="{state.name}", where all tokens are one '
-            'system and later tokens would decide on steps of earlier ones; needs None, or state="query" or "prefix"'
-        )
-
-
-def _check_over_keys(state: str, links: str, start: Start) -> None:
-    if state == "feature":
-        raise ValueError('graph: got links over keys with state="feature", whose output are its nodes')
-    if state == "prefix":
-        raise ValueError('graph: got links over keys with state="prefix", where no q meets its own k; needs "token"')
-    if links == "causal_mirror":
-        raise ValueError('graph: got "causal_mirror" over keys, which have no order')
-    if state == "token" and start.at is None:
-        raise ValueError('start: got None with links over keys and state="token", needs an array: no q meets its own k')
-
-
-def _check_proximal(integrator: Integrator) -> None:
-    if not isinstance(integrator, Euler):
-        raise ValueError(f'integrator: got "{integrator.name}" with threshold="proximal", needs "euler"')
-    if integrator.adjoint == "implicit":
-        raise ValueError(
-            'adjoint: got "implicit" with threshold="proximal", whose rest is not that of the flow; needs "unroll"'
-        )
-    if integrator.stops:
-        raise ValueError(f'{integrator.stops}: got a number with threshold="proximal", needs None')
 
 
 def _check_given(graph: Any, q: Array, nodes: int, causal: bool, integrator: Integrator) -> None:
