@@ -31,11 +31,7 @@ DEAR = ("token", "query", "implicit")
 
 def implementations_of(call: str, library: Library) -> list[str]:
     """The implementations that a library is tried with: one on JAX, which compiles for every shape."""
-    implementations = [
-        implementation
-        for implementation in IMPLEMENTATIONS
-        if implementation != "products" or CALLS[call].get("integrator") != "discrete_gradient"
-    ]
+    implementations = list(IMPLEMENTATIONS)
     return (
         implementations
         if library is not Library.JAX
