@@ -1,24 +1,153 @@
-"""What holds for every mechanism in each of its implementations: of what forward saved, and of what masks hide."""
+"""The laws: what holds of every mechanism in every implementation, whatever the numbers are.
+
+One test a law. The mechanisms are those of the registry; what they are called with comes from their records: the
+designed cases, and by Hypothesis their options put together anew, in other sizes, cut in the smallest parts
+(`drawn_cases`). Allowed errors are those of `refattn.verify.selfcheck`, whose sections are laws, too. The folder of a
+mechanism tests what is its own: the claims of its sources, what stands beside core and block, what was once wrong. What
+no option may be is in `test_wrong_options`, and what no array may be in `test_bad_input`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import itertools
 import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 import refattn as ra
-from refattn import backends
-from refattn.mechanisms.record import Mechanism, Unsupported
-from refattn.verify.selfcheck.probe import Core, Values
-from refattn.verify.selfcheck.samples import Sample, sample, shrunk
+from refattn import Context, backends, philox, tree
+from refattn.mechanisms.record import Case, Mechanism, Unsupported
+from refattn.verify.selfcheck.probe import Core, Values, used_share
+from refattn.verify.selfcheck.samples import Sample, resized, sample, shrunk
+from refattn.verify.selfcheck.sections import NotRun, Scope, Task, tasks
+from refattn.verify.tolerance.budget import evaluate, truth
+from refattn.verify.tolerance.compare import compare
+from refattn.xp import dtype_name
+from tests.mechanisms.drawn_cases import CORES, REFUSED, cases, small_parts
 
 NUMPY = backends.get("numpy")
-RECORDS = [record for record in map(ra.mechanism, ra.list_mechanisms()) if record.core is not None]
+RECORDS = [ra.mechanism(name) for name in CORES]
+STREAMS = [name for name in ra.list_mechanisms() if ra.mechanism(name).stream is not None]
+
+FEW = 16.0
+"""The share of the allowed error that may be used where a result has few numbers: its noise is known from as few draws.
+
+What a mutant does to such a result is thousands of times the allowed error.
+"""
+
+
+# --- the sections of `refattn check` hold
+
+
+def checked(name: str) -> Iterator[Any]:
+    for task in tasks(Scope(ra.mechanism(name), NUMPY)):
+        yield pytest.param(task, id=f"{name}, {task.section}, {task.name}")
+
+
+@pytest.mark.parametrize("task", [task for name in ra.list_mechanisms() for task in checked(name)])
+def test_the_check_holds(task: Task) -> None:
+    """All implementations, definition and loops are one map; gradients are differences and tangents; properties."""
+    try:
+        share, where = task.run()
+    except NotRun as reason:
+        pytest.skip(str(reason))
+    assert share <= 1.0, where
+
+
+# --- so they do where options and sizes are others
+
+
+def assert_agreement(name: str, case: Case) -> None:
+    """Every implementation, cut small, gives what the dense one gives, forward and backward."""
+    record = ra.mechanism(name)
+    s, dense = sample(record, case), Core(record, record.implementations[0], NUMPY, "float64")
+    expected, noise = dense(s.inputs, s.options, s.upstream), dense.noise(s.inputs, s.options, s.upstream)
+    for implementation in (*record.implementations[1:], "auto"):
+        with small_parts(name), contextlib.suppress(Unsupported):
+            found = Core(record, implementation, NUMPY, "float64")(s.inputs, s.options, s.upstream)
+            share = used_share(found, expected, noise)
+            assert share <= FEW, (implementation, share, case.inputs["q"].shape, case.inputs["v"].shape, case.options)
+
+
+def assert_sections(name: str, case: Case, *wanted: str) -> None:
+    """Some sections of the check hold of one case."""
+    scope = Scope(ra.mechanism(name).changed(cases=(case,), layers=()), NUMPY, full=True)
+    for task in tasks(scope):
+        if f"{task.section}, {task.name}" in wanted:
+            with contextlib.suppress(NotRun):
+                share, where = task.run()
+                assert share <= FEW, (task.section, task.name, where, case.inputs["q"].shape, case.options)
+
+
+def not_derived(name: str, case: Case) -> bool:
+    """Tell whether the loops leave a call out: a row without keys, where observables are not the keys alone."""
+    hides = "mask" in case.inputs or case.options.get("causal", False) is not False
+    return name == "koopman" and hides and case.options.get("space", "keys") != "keys"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of numbers that were drawn: their gradients are no worse
+@pytest.mark.parametrize("name", CORES)
+def test_any_options_in_any_sizes(name: str) -> None:
+    """Implementations and loops are the dense map, and the gradients of each are tangents."""
+
+    @settings(max_examples={"koopman": 12, "graph_energy": 12, "sympformer": 12}.get(name, 30))  # by what a call costs
+    @given(cases(name))
+    def holds(case: Case) -> None:
+        assert_agreement(name, case)
+        loops = () if not_derived(name, case) else ("loops, every equation",)
+        assert_sections(name, case, "tangents, core, duality", *loops)
+
+    holds()
+
+
+@pytest.mark.filterwarnings("ignore:step. got more than")
+@pytest.mark.parametrize("name", CORES)
+def test_cases_in_small_parts(name: str) -> None:
+    for case in ra.mechanism(name).cases:
+        assert_agreement(name, shrunk(case))
+
+
+@pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape: see tests/verify/selfcheck")
+@pytest.mark.skip_xp_backend("numpy", reason="the check is of NumPy, with read-only arrays")
+@pytest.mark.skip_xp_backend("numpy-readonly", reason="the check is of NumPy, with read-only arrays")
+@pytest.mark.filterwarnings("ignore:step. got more than")
+@pytest.mark.parametrize("name", CORES)
+def test_every_library_gives_the_same(name: str, backend: Any) -> None:
+    """The first case of each kind, in every implementation."""
+    record = ra.mechanism(name)
+    for case in map(shrunk, Scope(record, NUMPY).kinds):
+        s, dense = sample(record, case), Core(record, record.implementations[0], NUMPY, "float64")
+        expected, noise = dense(s.inputs, s.options, s.upstream), dense.noise(s.inputs, s.options, s.upstream)
+        for implementation in record.implementations:
+            with contextlib.suppress(Unsupported):
+                found = Core(record, implementation, backend.owner, "float64")(s.inputs, s.options, s.upstream)
+                assert used_share(found, expected, noise) <= 1.0, (case.name, implementation)
+
+
+# --- storage
+
+
+@pytest.mark.filterwarnings("ignore:step. got more than")
+@pytest.mark.parametrize("name", CORES)
+def test_half_types_are_within_their_budget(name: str) -> None:
+    """float16, computed in float32: the error is that of storing. A state stays in float32."""
+    record = ra.mechanism(name)
+    for case in map(shrunk, Scope(record, NUMPY).kinds):
+        right = truth(record, case, "float16", grad=True)
+        for implementation in record.implementations:
+            with contextlib.suppress(Unsupported):
+                found = evaluate(record, right.inputs, case.options, right.upstream, implementation)
+                for tensor, x in found.items():
+                    if tensor.removeprefix("d_") not in record.tokenless:
+                        share = compare(tensor, x, dtype_name(x), right).share
+                        assert share <= 1.0, (case.name, implementation, tensor)
 
 
 def calls(record: Mechanism, *names: str) -> Iterator[tuple[str, Core, Sample]]:
@@ -97,3 +226,85 @@ def test_behind_a_mask_of_pairs_a_number_that_is_not_finite_makes_no_wrong_one(r
                 finite = np.isfinite(found[name])
                 scale = max(np.max(np.abs(x), initial=0.0), 1.0)
                 assert np.all(np.abs(np.where(finite, found[name] - x, 0.0)) <= 1e-12 * scale), (where, name)
+
+
+@pytest.mark.parametrize("record", [r for r in RECORDS if not r.one_sequence], ids=lambda record: record.name)
+def test_nothing_to_attend_gives_0(record: Mechanism) -> None:
+    """Output and gradients of a batch element, exactly, with the options of every case; another one is as without."""
+    allowed = np.ones((2, 5), bool)
+    allowed[0] = False
+    mask = {"key_mask": allowed} if hides(record, "key_mask") else {"mask": allowed[:, None, None, :]}
+    for case in record.cases:
+        if {*case.inputs} - {*"qkv"} or case.given or 0 in (*case.inputs["q"].shape, *case.inputs["k"].shape):
+            continue
+        s = sample(record, resized(case, 2, 1, 2, 4, 5, 4, 4))
+        for implementation in record.implementations:
+            with contextlib.suppress(Unsupported):
+                core, where = Core(record, implementation, NUMPY, "float64"), (case.name, implementation)
+                found = core({**s.inputs, **mask}, s.options, s.upstream)
+                assert not any(np.any(found[n][0]) for n in ("out", "d_q", "d_k", "d_v")), where
+                other = core(s.inputs, s.options, s.upstream)
+                assert all(np.any(found[n][1]) == np.any(other[n][1]) for n in ("out", "d_v")), where
+
+
+# --- streams
+
+
+def configs(name: str) -> Iterator[Any]:
+    """Blocks of all configurations of the record, and of the options of each case that a block takes."""
+    record = ra.mechanism(name)
+    known = {field.name for field in dataclasses.fields(record.block.Config)}
+    usual = {n: x for n, x in {"width": 8, "heads": 2, "kv_heads": 1, "bias": True}.items() if n in known}
+    found = [{}, *record.configs, *(case.options for case in record.cases)]
+    given = [{n: x for n, x in one.items() if n in known and isinstance(x, str | int | float | tuple)} for one in found]
+    seen = set()
+    for one in given:
+        with contextlib.suppress(*REFUSED):
+            config = record.block.Config(**{**usual, **one})
+            if repr(config) not in seen:
+                seen.add(repr(config))
+                yield pytest.param(name, config, id=f"{name}, {one}")
+
+
+def in_parts(record: Mechanism, params: Any, x: Any, cuts: list[int], mask: Any) -> Any:
+    """Return the block over x[:, :cuts[0]], x[:, cuts[0]:cuts[1]], ..., through a cache that is saved by its names."""
+    stream: Any = record.stream
+    cache, found = stream.start(params, x.shape[0]), []
+    for first, stop in itertools.pairwise([0, *cuts, x.shape[1]]):
+        context = Context(causal=True, **({} if mask is None else {"key_mask": mask[:, :stop]}))
+        advance = stream.step if stop - first == 1 else stream.prefill
+        state, cache = advance(params, cache, record.block.start(params, x[:, first:stop], context), context)
+        found.append(record.block.read(params, state))
+        cache = tree.unflatten(cache, {n: np.array(leaf) for n, leaf in tree.flatten(cache).items()})
+    return np.concatenate(found, axis=1)
+
+
+@pytest.mark.parametrize(("name", "config"), [param for name in STREAMS for param in configs(name)])
+def test_a_stream_is_the_whole(name: str, config: Any) -> None:
+    """With and without a mask of tokens; where the block itself refuses a configuration, so does the stream."""
+    record, x = ra.mechanism(name), philox.normal((2, 12, 8), seed=5, purpose="laws.stream")
+    fresh = record.block.init(config, seed=3, like=np.zeros(1))
+    moved = {n: w + 0.1 * philox.normal(w.shape, seed=3, purpose=n) for n, w in tree.flatten(fresh).items()}
+    params = tree.unflatten(fresh, moved)
+    masks = [None, philox.uniform((2, 12), seed=1, purpose="mask") < 0.7]
+    for mask in masks if "key_mask" in record.context_fields else masks[:1]:
+        context = Context(causal=True, **({} if mask is None else {"key_mask": mask}))
+        try:
+            state, _ = record.block.forward(params, record.block.start(params, x, context), context)
+        except REFUSED as refused:
+            with pytest.raises(type(refused)):
+                in_parts(record, params, x, [4, 5, 6], mask)
+            continue
+        expected = record.block.read(params, state)
+        shown: Any = np.ones((2, 12), bool) if mask is None else mask
+        for cuts in ([4, 5, 6, 7, 8, 9, 11], list(range(1, 12))):
+            with small_parts(name):
+                found = in_parts(record, params, x, cuts, mask)
+            error = np.max(np.abs(found - expected)[shown])
+            assert error <= 1e-10 * np.max(np.abs(expected)), (cuts, mask is not None)
+
+
+def test_every_law_has_mechanisms() -> None:
+    """What is passed over is passed over by name: no law holds of nothing."""
+    assert len(CORES) >= 7 and len(STREAMS) >= 6 and sum(hides(record, "key_mask") for record in RECORDS) >= 2
+    assert used_share({"x": np.ones(1)}, {"x": np.zeros(1)}, {"x": 1e-3}) > FEW
