@@ -120,7 +120,7 @@ def cases(draw: Any, name: str) -> Case:
     return case
 
 
-SMALL: dict[str, list[tuple[Any, dict[str, int]]]] = {
+SMALL: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "higher_order": [
         (schedule, {"SHORTEST": 3, "LONGEST": 3, "FEWER": 3, "HEADS": 1}),
         (higher_order_stream, {"BUFFER": 3}),

@@ -1,4 +1,7 @@
-"""Decoding token by token, for all mechanisms that can: it gives what the block gives for all tokens at once."""
+"""Decoding token by token, for all mechanisms that can: on every library, and what it refuses.
+
+That it gives what the block gives for all tokens at once is a law (`test_laws`).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import Context, philox, tree
@@ -37,44 +38,8 @@ def at_once(name: str, x: Any) -> Any:
     return record.block.read(params, state)
 
 
-def in_parts(name: str, x: Any, cuts: list[int], *, through_names: bool = False) -> Any:
-    """The block over x[:, :cuts[0]], x[:, cuts[0]:cuts[1]], ..."""
-    record, params = block_of(name)
-    cache, found = record.stream.start(params, x.shape[0]), []
-    for first, stop in zip([0, *cuts], [*cuts, x.shape[1]], strict=True):
-        if first == stop:
-            continue
-        state = record.block.start(params, x[:, first:stop], Context(causal=True))
-        advance = record.stream.step if stop - first == 1 else record.stream.prefill
-        state, cache = advance(params, cache, state, Context(causal=True))
-        if through_names:
-            cache = tree.unflatten(cache, {n: leaf.copy() for n, leaf in tree.flatten(cache).items()})
-        found.append(record.block.read(params, state))
-    return np.concatenate(found, axis=1)
-
-
 def test_there_are_streams() -> None:
     assert "softmax" in STREAMS
-
-
-@pytest.mark.parametrize("name", STREAMS)
-@settings(max_examples=25)
-@given(st.integers(1, 3), st.lists(st.integers(0, 20), max_size=5))
-def test_parts_give_the_whole(name: str, batch: int, cuts: list[int]) -> None:
-    x = draw("x", batch, 20, WIDTH)
-    np.testing.assert_allclose(in_parts(name, x, sorted(cuts)), at_once(name, x), rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", STREAMS)
-def test_one_token_after_the_other(name: str) -> None:
-    x = draw("x", 2, 9, WIDTH)
-    np.testing.assert_allclose(in_parts(name, x, list(range(1, 9))), at_once(name, x), rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", STREAMS)
-def test_a_cache_can_be_saved(name: str) -> None:
-    x = draw("x", 1, 7, WIDTH)
-    assert np.array_equal(in_parts(name, x, [3, 4], through_names=True), in_parts(name, x, [3, 4]))
 
 
 @pytest.mark.parametrize("name", STREAMS)

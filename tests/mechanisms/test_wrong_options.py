@@ -62,6 +62,10 @@ def calls(name: str) -> Iterator[tuple[str, Call]]:
         yield field.name, partial(block, field.name)
 
 
+def with_number(kind: Any, number: str, value: Any) -> object:
+    return replace(kind, **{number: value})
+
+
 def numbers_of_kinds(name: str) -> Iterator[tuple[str, Call]]:
     """Every number of every kind that an option may be, and what makes the kind with a value of it."""
     families = ra.mechanism(name).families
@@ -69,7 +73,7 @@ def numbers_of_kinds(name: str) -> Iterator[tuple[str, Call]]:
         usual = families[option](kind)
         for field in dataclasses.fields(usual) if dataclasses.is_dataclass(usual) else ():
             if field.init:
-                yield field.name, lambda value, usual=usual, field=field.name: replace(usual, **{field: value})
+                yield field.name, partial(with_number, usual, field.name)
 
 
 def run_with(option: str, value: Any) -> None:
