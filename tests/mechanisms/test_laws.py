@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 
 import refattn as ra
 from refattn import Context, backends, philox, tree
@@ -131,7 +131,10 @@ def assert_sections(name: str, case: Case, *wanted: str) -> None:
 def test_any_options_in_any_sizes(name: str) -> None:
     """Implementations and loops are the dense map, and the gradients of each are tangents."""
 
-    @settings(max_examples={"koopman": 10, "graph_energy": 8, "sympformer": 12}.get(name, 30))  # by what a call costs
+    # By what a call costs. What fails is small, and says what it is; to look for a smaller one takes minutes.
+    examples = {"koopman": 10, "graph_energy": 8, "sympformer": 12}.get(name, 30)
+
+    @settings(max_examples=examples, phases=(Phase.explicit, Phase.reuse, Phase.generate))
     @given(cases(name))
     def holds(case: Case) -> None:
         assert_agreement(name, reference(ra.mechanism(name), case))

@@ -52,37 +52,6 @@ def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:
         ra.higher_order.forward(X, X, X, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"order": 2.0}, r"order: got 2.0, needs a whole number"),
-        ({"order": True}, r"order: got True, needs a whole number"),
-        ({"alpha": "3"}, r"alpha: got '3', needs a finite number above 0"),
-        ({"alpha": np.asarray(3)}, r"alpha: got an array of dtype int64, needs .* or a 0-d float array"),
-        ({"layer_norm": 1}, r"layer_norm: got 1, needs true or false"),
-        ({"normaliser": 1.0}, r"normaliser: got float, needs one of exact, add, clamp, signed, or a Exact or Add"),
-        ({"normaliser": "exact(plain=1)"}, r"normaliser: got 'exact\(plain=1\)'; plain: got 1, needs true or false"),
-        ({"normaliser": "exact(delta=True)"}, r"delta: got True, needs a finite number"),
-        ({"key_mask": np.ones((1, 3))}, r"key_mask: got dtype float64, needs bool"),
-        ({"key_mask": [[True]]}, r"key_mask: got list, needs an array"),
-        ({"state": X, "causal": True}, r"state: got ndarray, needs a State"),
-        ({"window": (3, None)}, r"unexpected keyword argument 'window'"),
-    ],
-)
-def test_a_type_that_is_wrong(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        ra.higher_order.forward(X, X, X, **options)
-
-
-@pytest.mark.parametrize("order", [np.int64(2), np.uint8(2)])
-def test_whole_numbers_of_numpy_are_whole_numbers(order: Any) -> None:
-    q = np.linspace(0.0, 1.0, 24).reshape(X.shape)
-    np.testing.assert_array_equal(ra.higher_order.forward(q, q, q, order=order)[0], ra.higher_order.forward(q, q, q)[0])
-    assert type(BLOCK.Config(width=order, heads=1, order=order).width) is int
-    with pytest.raises(TypeError, match=r"order: got bool, needs a whole number of at least 0"):
-        ra.higher_order.forward(X, X, X, order=np.True_)  # type: ignore[arg-type]
-
-
 # --- states
 
 

@@ -7,52 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import equations
-from refattn.mechanisms.higher_order import loops
 from refattn.mechanisms.higher_order.implementations.schedule import causal_schedule
-from refattn.mechanisms.higher_order.options import Signed
-from tests.mechanisms.higher_order.calls import FIXED, Call, assert_close, calls, cut, make, run
-
-
-@settings(max_examples=200)
-@given(calls(), st.integers(1, 5), st.integers(1, 2))
-@example(make(1, 2, 1, 3, 9, 4, 2, causal=True), 2, 1)
-@example(make(1, 2, 1, 9, 3, 4, 2, causal=True), 2, 1)
-@example(make(1, 2, 1, 9, 3, 4, 2, causal="top_left", normaliser="exact(delta=1.0, plain=True)"), 2, 1)
-@example(make(1, 1, 1, 3, 9, 4, 2, causal="top_left"), 2, 1)
-def test_every_form_is_the_dense_one(call: Call, chunk: int, heads: int) -> None:
-    expected = run(call)
-    with cut(chunk, heads):
-        for implementation in call.implementations[1:]:
-            assert_close(run(call, implementation), expected, 2e-11)
-
-
-@settings(max_examples=60)
-@given(calls(longest=4))
-def test_dense_is_loops_id_by_id(call: Call) -> None:
-    expected = loops.forward(call.q, call.k, call.v, **call.options)
-    expected |= loops.backward(call.q, call.k, call.v, call.d_out, **call.options)
-    with ra.trace() as t:
-        run(call)
-    assert set(t) == set(expected)
-    for id, value in expected.items():
-        size = max(float(np.max(np.abs(value), initial=0.0)), 1e-2)
-        np.testing.assert_allclose(t[id], value, rtol=0.0, atol=1e-11 * size, err_msg=id)
-
-
-@pytest.mark.parametrize(("order", "delta"), [(p, x) for p in range(6) for x in (0.0, 0.5, 1.0) if p or x < 1.0])
-@pytest.mark.parametrize("causal", [False, True])
-def test_every_order_and_delta(causal: bool, order: int, delta: float) -> None:
-    """Odd orders too, and weights of both signs: far from 0 the sums are kept by an eps."""
-    call = make(2, 2, 1, 13, 13, 5, 3, order=order, causal=causal, normaliser=Signed(delta=delta, eps=2.0))
-    expected = run(call)
-    with cut(4):
-        for implementation in call.implementations[1:]:
-            assert_close(run(call, implementation), expected, 1e-11)
 
 
 @settings(max_examples=200)
@@ -71,32 +31,6 @@ def test_a_schedule_covers_what_may_be_attended(queries: int, keys: int, offset:
         folded += range(c, d)
     assert folded == list(range(plan.seen))
     np.testing.assert_array_equal(seen, np.tri(queries, keys, offset, dtype=int))
-
-
-@pytest.mark.parametrize(
-    ("name", "implementation"),
-    [(name, implementation) for name, call in FIXED.items() for implementation in call.implementations],
-)
-def test_every_library_gives_the_same(name: str, implementation: str, backend: Any) -> None:
-    """JAX compiled, where no value is known while the code runs."""
-    call = FIXED[name]
-    with cut(3, 2):
-        assert_close(run(call, implementation, backend), run(call), 1e-11)
-
-
-@pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_storage_types_are_computed_in_float32(dtype: str, backend: Any) -> None:
-    if not backend.has(dtype):
-        pytest.skip(f"no {dtype} here")
-    call = FIXED["causal"]
-    found = run(call, "chunked", backend, dtype)
-    unit = 2.0**-11 if dtype == "float16" else 2.0**-8
-    rounded = {name: backend.host(backend.array(getattr(call, name), dtype)).astype("float64") for name in "qkv"}
-    truth = run(
-        Call(**rounded, d_out=backend.host(backend.array(call.d_out, dtype)).astype("float64"), options=call.options)
-    )
-    assert_close(found, truth, 2.0 * unit)
 
 
 def test_auto_takes_the_quickest() -> None:

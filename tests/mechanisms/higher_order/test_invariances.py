@@ -10,18 +10,10 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import philox
 from refattn.mechanisms.higher_order import loops
-from refattn.mechanisms.higher_order.options import NORMALISERS
 from tests.mechanisms.higher_order.calls import IMPLEMENTATIONS, assert_close, cut, make, run
 
 # --- causality
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[True])
-def test_the_first_causal_row_is_the_first_value(implementation: str) -> None:
-    call = make(1, 2, 2, 5, 5, 6, 4, causal=True)
-    np.testing.assert_allclose(run(call, implementation)["out"][:, :, 0], call.v[:, :, 0], rtol=1e-14)
 
 
 # --- means, permutations, invariances
@@ -113,36 +105,6 @@ def test_a_large_mean_costs_float32_no_digits_of_the_square(implementation: str)
 
 
 # --- padding
-
-
-@pytest.mark.parametrize("shape", [(2, 4, 9, 13), (4, 1, 13), (9, 13), (2, 1, 1, 13)])
-@pytest.mark.parametrize("normaliser", ["exact(delta=0.5)", "add(delta=1.0, plain=True)"])
-def test_any_mask_beside_a_key_mask(normaliser: str, shape: tuple[int, ...]) -> None:
-    """With causality, in both implementations with pairs; written out here."""
-    call = make(2, 4, 2, 9, 13, 6, 4, keep=0.7, causal=True, normaliser=normaliser)
-    mask = philox.uniform(shape, seed=3, purpose="any") < 0.8
-    with ra.trace() as t:
-        dense = run(call.but(mask=mask))
-    allowed = call.allowed & np.broadcast_to(mask, (2, 4, 9, 13))
-    delta = 0.5 if "exact" in normaliser else 1.0
-    total = np.where(allowed, t["HOL.taylor"] - (0.5 if delta == 0.5 else 0.0), 0.0).sum(axis=-1, keepdims=True)
-    divisor = np.where(total == 0.0, 1.0, total) if delta == 0.5 else total + 1e-6
-    expected = np.where(allowed, t["HOL.taylor"] - delta, 0.0) @ np.repeat(call.v, 2, axis=1) / divisor
-    np.testing.assert_allclose(dense["out"], expected, rtol=1e-12, atol=1e-12)
-    with cut(4):
-        assert_close(run(call.but(mask=mask), "tiled"), dense, 1e-12)
-
-
-@pytest.mark.parametrize("kind", NORMALISERS)
-@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS[False], "chunked", "recurrent"])
-def test_nothing_to_attend_gives_0(implementation: str, kind: str) -> None:
-    """Output and gradients, exactly; warnings are errors here."""
-    call = make(2, 2, 2, 5, 5, 4, 3, causal=implementation in ("chunked", "recurrent"), normaliser=f"{kind}(delta=0.5)")
-    mask = np.ones((2, 5), bool)
-    mask[0] = False
-    found = run(call.but(key_mask=mask), implementation)
-    assert all(not np.any(x[0]) for x in found.values())
-    assert all(np.any(x[1]) for x in found.values())
 
 
 # --- a rotation

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import refattn as ra
 from refattn import philox
 from refattn.mechanisms.higher_order.implementations.kernel import Kernel
-from refattn.mechanisms.higher_order.implementations.monomials import count, monomials, monomials_backward, pieces
+from refattn.mechanisms.higher_order.implementations.monomials import count, monomials, pieces
 from refattn.mechanisms.higher_order.options import Options
 from tests.rows import holds
 
@@ -61,25 +61,6 @@ def test_inner_products_are_powers(width: int, degree: int, all_degrees: bool) -
     size = sum(np.sum(np.abs(x * y), axis=-2) ** r / math.factorial(r) for r in range(lowest, degree + 1))
     expected = sum(s**r / math.factorial(r) for r in range(lowest, degree + 1))
     assert np.all(np.abs(found - expected) <= 1e-14 * size)
-
-
-@settings(max_examples=60)
-@given(widths, degrees, st.booleans(), st.booleans())
-def test_the_adjoint_is_that_of_differences(width: int, degree: int, all_degrees: bool, divided: bool) -> None:
-    x, direction = draw("x", width, 3), draw("direction", width, 3)
-    lowest = 0 if all_degrees else degree
-    d_phi = draw("d_phi", count(width, lowest, degree), 3)
-
-    def value(t: float) -> Any:
-        return np.sum(d_phi * whole(x + t * direction, lowest, degree, divided=divided), axis=0)
-
-    # A polynomial of degree 5 in t: a sixth-order difference is exact.
-    weights = {1: 3.0 / 4.0, 2: -3.0 / 20.0, 3: 1.0 / 60.0}
-    expected = sum(w * (value(n / 8.0) - value(-n / 8.0)) for n, w in weights.items()) * 8.0
-    d_x = monomials_backward(x, lowest, degree, d_phi, divided=divided)
-    np.testing.assert_allclose(
-        np.sum(d_x * direction, axis=0), expected, rtol=0.0, atol=1e-9 * (1.0 + np.abs(d_x).max())
-    )
 
 
 @pytest.mark.parametrize(("width", "square", "general"), [(16, 136, 153), (64, 2080, 2145)])

@@ -13,18 +13,10 @@ from refattn import Context, philox, tree
 from refattn.mechanisms.higher_order.layer import stream
 
 RECORD = ra.mechanism("higher_order")
-CONFIGS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "grouped": {"kv_heads": 1, "bias": True, "normaliser": "exact(delta=0.5)", "alpha": 4.0},
-    "signed": {"normaliser": "signed(delta=1.0, eps=2.0)"},
-    "plain denominator": {"normaliser": "exact(delta=1.0, plain=True)"},
-    "general": {"order": 3, "layer_norm": False, "normaliser": "add(eps=1.0)", "residual": False},
-}
 
 
-def block_of(name: str) -> Any:
-    config = RECORD.block.Config(width=12, heads=2, **CONFIGS[name])
-    return RECORD.block.init(config, seed=3, like=np.zeros(1))
+def fresh() -> Any:
+    return RECORD.block.init(RECORD.block.Config(width=12, heads=2), seed=3, like=np.zeros(1))
 
 
 def tokens(n: int) -> Any:
@@ -48,22 +40,8 @@ def in_parts(params: Any, x: Any, cuts: list[int], key_mask: Any = None, cache: 
     return np.concatenate(found, axis=1), cache
 
 
-@pytest.mark.parametrize("buffer", [1, 3, 64])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_steps_give_the_whole(name: str, masked: bool, buffer: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The buffer is folded in 0, 3 and 11 times on the way, and what a mask hides is nowhere."""
-    monkeypatch.setattr(stream, "BUFFER", buffer)
-    params, x = block_of(name), tokens(17)
-    mask = philox.uniform((2, 17), seed=1, purpose="mask") < 0.7 if masked else None
-    whole = at_once(params, x, **({} if mask is None else {"key_mask": mask}))
-    found, cache = in_parts(params, x, [4, *range(5, 12), 14, 15, 16], mask)
-    np.testing.assert_allclose(found, whole, rtol=0.0, atol=1e-12)
-    assert cache.keys.shape[2] < buffer
-
-
 def test_a_cache_stays_small() -> None:
-    params = block_of("plain")
+    params = fresh()
     _, cache = in_parts(params, tokens(3), [1, 2])
     sizes = {n: leaf.shape for n, leaf in tree.flatten(cache).items() if n.startswith("state")}
     x, largest = tokens(200), 0
@@ -76,7 +54,7 @@ def test_a_cache_stays_small() -> None:
 
 
 def test_a_cache_of_another_configuration_is_refused() -> None:
-    params, x = block_of("plain"), tokens(4)
+    params, x = fresh(), tokens(4)
     _, cache = in_parts(params, x, [2])
     other = RECORD.block.init(replace(params.config, alpha=2.0), seed=3, like=np.zeros(1))
     for cuts in ([2], [1, 2, 3]):
@@ -85,7 +63,7 @@ def test_a_cache_of_another_configuration_is_refused() -> None:
 
 
 def test_what_a_stream_does_not_take() -> None:
-    params, x = block_of("plain"), tokens(3)
+    params, x = fresh(), tokens(3)
     stream_of: Any = RECORD.stream
     cache, state = stream_of.start(params, 2), RECORD.block.start(params, x, Context())
     with pytest.raises(ValueError, match=r"context.memory was given to a stream, whose tokens attend themselves"):
