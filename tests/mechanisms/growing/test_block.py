@@ -213,16 +213,14 @@ def test_fresh_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("given", "message"),
     [
-        ({"scale": 0.0}, ValueError, "scale: got 0.0, needs a finite number above 0"),
-        ({"scale": np.ones(())}, TypeError, "scale: got an array, needs a finite number above 0"),
-        ({"softcap": -1.0}, ValueError, "softcap: got -1.0, needs a finite number above 0"),
-        ({"train_scale": None}, TypeError, "train_scale: got None, needs true or false"),
+        ({"scale": 0.0}, "scale: got 0.0, needs a finite number above 0"),
+        ({"softcap": -1.0}, "softcap: got -1.0, needs a finite number above 0"),
     ],
 )
-def test_a_wrong_configuration(given: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_a_wrong_configuration(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         BLOCK.Config(**{"width": 8, "heads": 2, **given})
 
 
