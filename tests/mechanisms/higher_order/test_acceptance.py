@@ -1,4 +1,4 @@
-"""The numbers that higher-order attention has to meet: agreement, the exponential, signs."""
+"""The numbers that higher-order attention has to meet: rounding, the exponential, signs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from refattn.mechanisms.higher_order.options import Add, Clamp, Exact, Signed
 from tests.mechanisms.higher_order.calls import rows
 from tests.rows import holds
 
-RECORD = ra.mechanism("higher_order")
-
 
 def scores_of(q: Any, k: Any, alpha: float) -> Any:
     with ra.trace() as t:
@@ -30,7 +28,7 @@ def softmax(scores: Any, v: Any) -> Any:
     return weights @ v / weights.sum(axis=-1, keepdims=True)
 
 
-# --- implementations and gradients
+# --- rounding
 
 
 @pytest.mark.parametrize("implementation", ["tiled", "chunked"])

@@ -1,4 +1,4 @@
-"""All evaluations of higher-order attention agree: the definition, tiles, states and scalar loops, on every library."""
+"""Implementations of higher-order attention: their schedule, which one is taken, what is refused, and memory."""
 
 from __future__ import annotations
 

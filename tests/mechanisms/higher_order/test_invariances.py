@@ -1,4 +1,4 @@
-"""What changes nothing: what comes later, the order of keys, padding, what layer normalisation takes away."""
+"""What changes nothing: above all what layer normalisation takes away."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ import refattn as ra
 from refattn.mechanisms.higher_order import loops
 from tests.mechanisms.higher_order.calls import IMPLEMENTATIONS, assert_close, cut, make, run
 
-# --- causality
-
-
-# --- means, permutations, invariances
+# --- means, invariances
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[False])
@@ -102,9 +99,6 @@ def test_a_large_mean_costs_float32_no_digits_of_the_square(implementation: str)
         )
         dense = run(moved, "dense", dtype="float32")["out"]
         np.testing.assert_allclose(run(moved, implementation, dtype="float32")["out"], dense, rtol=0.0, atol=2e-6)
-
-
-# --- padding
 
 
 # --- a rotation
