@@ -1,6 +1,6 @@
 """The numbers that the mechanism has to reach, one test each, T1 to T22 and T7b, in float64.
 
-T18, T19 and T22 stand in test_gradients.py, test_implementations.py and test_decode.py.
+T14 to T17 and T19 are laws (`test_laws`), and so is T18 but for what is in test_gradients.py; T22 is in test_decode.py.
 """
 
 from __future__ import annotations
@@ -182,46 +182,6 @@ def test_t13_both_fits_agree_without_a_ridge() -> None:
     q, k, v = qkv()
     stein, separable = (run(q, k, v, updates=3, fit=f"{fit}(ridge=1e-10)") for fit in ("stein", "separable"))
     assert np.max(np.abs(stein - separable)) < 1e-7 * np.max(np.abs(stein))
-
-
-@pytest.mark.parametrize("options", [{}, {"space": "full"}, {"space": "augmented"}, {"fit": "separable"}])
-def test_t14_permutations(options: dict[str, Any]) -> None:
-    q, k, v = qkv()
-    out = run(q, k, v, updates=3, **options)
-    order = [3, 0, 6, 1, 5, 2, 4]
-    np.testing.assert_allclose(run(q, k[:, :, order], v[:, :, order], updates=3, **options), out, rtol=0, atol=1e-11)
-    turned, straight = (run(x, k, v, updates=3, implementation="dense", **options) for x in (q[:, :, ::-1], q))
-    assert np.array_equal(turned[:, :, ::-1], straight)
-
-
-CAUSAL: list[dict[str, Any]] = [{"space": s, "fit": f} for s in ("keys", "full") for f in ("stein", "separable")]
-
-
-@pytest.mark.parametrize("options", CAUSAL)
-def test_t15_no_leak(options: dict[str, Any]) -> None:
-    q, k, v = qkv(6, 6)
-    out = run(q, k, v, updates=3, causal=True, **options)
-    for j in (1, 3, 5):
-        parts = []
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            parts.append(np.concatenate([x[:, :, :j], 10.0 * draw(f"other {name}", 1, 2, 6 - j, 4)], axis=2))
-        assert np.array_equal(run(*parts, updates=3, causal=True, **options)[:, :, :j], out[:, :, :j])
-
-
-@pytest.mark.parametrize("options", CAUSAL)
-def test_t16_a_prefix(options: dict[str, Any]) -> None:
-    q, k, v = qkv(6, 6)
-    out = run(q, k, v, updates=3, causal=True, **options)
-    short = run(q[:, :, :4], k[:, :, :4], v[:, :, :4], updates=3, causal=True, **options)
-    assert np.max(np.abs(short - out[:, :, :4])) < 1e-8
-
-
-@pytest.mark.parametrize("options", [*CAUSAL, {"space": "augmented"}])
-def test_t17_a_masked_key_is_deleted(options: dict[str, Any]) -> None:
-    q, k, v = qkv()
-    keep = np.asarray([True, False, True, True, False, True, True])
-    masked = run(q, k, v, updates=3, mask=keep, **options)
-    assert np.max(np.abs(masked - run(q, k[:, :, keep], v[:, :, keep], updates=3, **options))) < 1e-9
 
 
 @pytest.mark.parametrize("space", [{}, {"space": "full"}, {"space": "augmented"}])

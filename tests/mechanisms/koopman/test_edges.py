@@ -119,17 +119,6 @@ def test_trouble_gives_finite_numbers(options: dict[str, Any]) -> None:
             assert all(np.all(np.isfinite(x)) for x in (out, *gradients.values()))
 
 
-@pytest.mark.parametrize("fit", ["stein", "separable(norm=0.5)"])
-def test_a_query_that_sees_nothing_gives_nothing(fit: str) -> None:
-    q, k, v = qkv()
-    mask = np.ones((5, 7), dtype=bool)
-    mask[2] = False
-    out, saved = forward(q, k, v, perturbation="identity", fit=fit, mask=mask, updates=3)
-    assert np.all(out[:, :, 2] == 0.0)
-    gradients = ra.koopman.backward(saved, draw("d", *out.shape))
-    assert np.all(gradients["q"][:, :, 2] == 0.0) and all(np.all(np.isfinite(x)) for x in gradients.values())
-
-
 # --- a ridge for each coordinate
 
 

@@ -1,26 +1,19 @@
-"""The shared implementation computes what dense.py does (T19), and says what it is not for."""
+"""The shared implementation: candidates, chunks, memory, and what it is not for. That it is the dense one is a law."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import philox
 from refattn.mechanisms.koopman import core
 from refattn.mechanisms.koopman.implementations import shared
-from refattn.mechanisms.koopman.options.kernel import KERNELS
 from refattn.mechanisms.koopman.options.perturbation import KoopmanInverseError, first_that_inverts
 from refattn.mechanisms.record import Unsupported
 from tests.mechanisms.koopman.calls import drawn, forward
-
-KERNELS_FITS = list(itertools.product(KERNELS, ("stein", "separable"), ("keys", "full", "augmented")))
-
 
 draw = drawn(31)
 
@@ -46,105 +39,6 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], tolerance: floa
     assert set(found) == set(expected)
     for name, x in expected.items():
         assert np.max(np.abs(found[name] - x)) <= tolerance * max(np.max(np.abs(x)), 1e-3), name
-
-
-@pytest.mark.parametrize(("kernel", "fit", "space"), KERNELS_FITS)
-def test_t19_forms_agree(kernel: str, fit: str, space: str) -> None:
-    """For every kernel, fit and space, with tau, masks of keys and perturbations taken in turn."""
-    n = KERNELS_FITS.index((kernel, fit, space))
-    mask = np.asarray([True, False, True, True, True, False, True])[None, None, None]
-    varied = {
-        "tau": float(n % 2),
-        "mask": mask if n % 3 == 0 else None,
-        "perturbation": ("identity", "pencil")[n % 2],
-        "similarity": ("dot", "kernel")[n % 5 == 0],
-        "scale": ("sum", "mean")[n % 7 == 0],
-        "window": (None, 2)[n % 4 == 0],
-    }
-    given = {"kernel": kernel, "fit": fit, "space": space, **varied}
-    found, expected = both(*qkv(), "shared", **given), both(*qkv(), "dense", **given)
-    if kernel == "linear":
-        # K psi is psi of a linear map then, and psi drops out, but for the jitter, 1e-8: 100 times as much may be left.
-        assert max(abs(found.pop("epsilon")), abs(expected.pop("epsilon"))) < 1e-6
-    assert_same(found, expected)
-
-
-CAUSAL: list[dict[str, Any]] = [
-    {},
-    {"space": "full"},
-    {"space": "augmented"},
-    {"tau": 1.0, "window": 1},
-    {"scale": "mean"},
-    {"mask": np.asarray([True, False, True, True, True, False, True])[None, None, None]},
-]
-
-
-@pytest.mark.parametrize("options", CAUSAL)
-@pytest.mark.parametrize("causal", [True, "top_left"])
-@pytest.mark.parametrize("queries", [5, 7, 9])
-def test_t19_forms_agree_where_the_future_is_hidden(queries: int, causal: Any, options: dict[str, Any]) -> None:
-    """With fewer queries than keys, and with more: then the first of them see nothing."""
-    given = {"fit": "separable", "causal": causal, **options}
-    assert_same(both(*qkv(queries), "shared", **given), both(*qkv(queries), "dense", **given))
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"perturbation": "shift", "epsilon": np.asarray(2.0), "updates": 3},
-        {"fit": "separable", "rank": 1, "scale": "mean", "tau": 1.0, "jitter": 1e-3},
-        {"fit": "separable", "nuclear": 0.2, "space": "full", "tau": 1.0, "jitter": 1e-3, "updates": 3},
-    ],
-    ids=str,
-)
-def test_a_strong_perturbation_and_limits(given: dict[str, Any]) -> None:
-    assert_same(both(*qkv(), "shared", **given), both(*qkv(), "dense", **given), 1e-8)
-
-
-@settings(max_examples=30)
-@given(
-    st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(1, 3), st.sampled_from(["stein", "separable"])
-)
-def test_any_sizes(queries: int, keys: int, updates: int, d: int, fit: str) -> None:
-    given = {"fit": fit, "updates": updates, "jitter": 1e-2}
-    arrays = qkv(queries, keys, d)
-    assert_same(both(*arrays, "shared", **given), both(*arrays, "dense", **given))
-    once, attended = forward(*arrays, updates=1, jitter=1e-2)[0], ra.softmax.forward(*arrays)[0]
-    np.testing.assert_allclose(once, attended, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("options", [{"fit": "stein"}, {"fit": "separable", "causal": True}])
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    arrays = qkv(41, 41, b=1)
-    whole = both(*arrays, "shared", **options)
-    monkeypatch.setattr(shared, "CHUNK", 1)  # of 8 queries
-    assert len(list(shared.chunks_of(saved_of(*arrays), 41))) == 6
-    assert_same(both(*arrays, "shared", **options), whole, 1e-12)
-
-
-def saved_of(q: Any, k: Any, v: Any) -> Any:
-    return forward(q, k, v, perturbation="identity", implementation="shared")[1].inner
-
-
-@pytest.mark.parametrize("options", [{}, {"space": "augmented"}, {"space": "full"}])
-def test_no_bit_of_the_future(options: dict[str, Any]) -> None:
-    """T15 for the shared implementation: tokens from j on become others, and huge ones."""
-    q, k, v = qkv(21, 21, b=1)
-    given: dict[str, Any] = {
-        "perturbation": "identity",
-        "fit": "separable",
-        "causal": True,
-        "updates": 3,
-        "implementation": "shared",
-    }
-    out = forward(q, k, v, **given, **options)[0]
-    for j, size in itertools.product((1, 9, 17), (1.0, 1e3)):
-        changed = [np.concatenate([x[:, :, :j], size * draw("other", *x[:, :, j:].shape)], axis=2) for x in (q, k, v)]
-        try:
-            other = forward(changed[0], changed[1], changed[2], **given, **options)[0]
-        except KoopmanInverseError:  # of a query with huge keys
-            continue
-        assert np.array_equal(other[:, :, :j], out[:, :, :j])
 
 
 # --- candidates
@@ -253,39 +147,6 @@ def test_memory_is_that_of_a_chunk() -> None:
     assert shared.CHUNK == 2**18  # 1024 queries with 256 keys
     few, many = peak(1024), peak(4096)
     assert many < few + 4 * 4096 * 8 * 8 * 4
-
-
-@pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape: see the slow test")
-def test_every_library_gives_the_same(backend: Any) -> None:
-    for options in ({"fit": "stein"}, {"fit": "separable", "causal": True, "space": "augmented"}):
-        expected = both(*qkv(9, 9), "shared", jitter=1e-3, **options)
-        arrays = [backend.array(x) for x in qkv(9, 9)]
-        given = {"perturbation": "identity", "jitter": 1e-3, "updates": 4, "implementation": "shared", **options}
-        given |= {"ridge": 0.15, "epsilon": 0.2, "bandwidth": 1.3, "weight": 0.8}
-        out, saved = forward(*arrays, **given)
-        gradients = ra.koopman.backward(saved, backend.array(draw("d", *out.shape)))
-        for name, x in {"out": out, **gradients}.items():
-            np.testing.assert_allclose(backend.host(x), expected[name], rtol=1e-9, atol=1e-10, err_msg=name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [{"fit": "stein"}, pytest.param({"fit": "separable", "causal": True}, marks=pytest.mark.slow(sampled=False))],
-)
-def test_under_jit(options: dict[str, Any]) -> None:
-    jax = pytest.importorskip("jax", reason="jax is not installed")
-    jax.config.update("jax_enable_x64", True)
-    given = {"perturbation": "identity", "jitter": 1e-3, "updates": 3, "implementation": "shared", **options}
-    upstream = draw("d", 2, 2, 6, 4)
-
-    def run(*arrays: Any) -> dict[str, Any]:
-        out, saved = forward(*arrays, **given)
-        return {"out": out, **ra.koopman.backward(saved, 0.0 * out + upstream)}
-
-    expected = run(*qkv())
-    for name, x in jax.jit(run)(*qkv()).items():
-        np.testing.assert_allclose(np.asarray(x), expected[name], rtol=1e-9, atol=1e-10, err_msg=name)
 
 
 @pytest.mark.parametrize(("seed", "d"), [(15, 8), (23, 16)])
