@@ -12,6 +12,7 @@ from refattn.mechanisms.delta.testing.cases import RULES
 from refattn.verify.run import verify_case
 from refattn.verify.tolerance.budget import evaluate, truth
 from refattn.verify.tolerance.compare import compare
+from tests.thinned import thinned
 
 RECORD = ra.mechanism("delta")
 
@@ -42,7 +43,7 @@ class Chunked:
         return np.concatenate(outs, axis=2)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", thinned([*RULES], 3))
 def test_a_chunk_that_begins_at_zero_or_anew_is_seen_in_every_rule(rule: str) -> None:
     for name in (f"carried-{rule}", "long-masked"):
         assert verify_case(RECORD, Chunked(), RECORD.case(name), "float32").status == "agrees"
@@ -50,7 +51,7 @@ def test_a_chunk_that_begins_at_zero_or_anew_is_seen_in_every_rule(rule: str) ->
             assert verify_case(RECORD, Chunked(fault), RECORD.case(name), "float32").status == "disagrees"
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32"])
 @pytest.mark.parametrize(
     "name", ["strong", "gated-channel", "chunks-gated-channel", "chunks-gated-head", "wide-values"]
 )

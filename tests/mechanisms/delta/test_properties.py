@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import refattn as ra
 from refattn import backends, philox
 from refattn.mechanisms.delta import options
-from refattn.mechanisms.delta.implementations import chunked
 from refattn.mechanisms.delta.layer.block import gates_of
 from refattn.mechanisms.delta.testing.cases import RULES
 from refattn.verify.selfcheck.probe import Core
@@ -78,41 +77,6 @@ def test_a_sequence_in_two_parts_is_the_whole(rule: str, implementation: str, cu
         close(np.concatenate([earlier[name], later[name]], axis=2), wanted[name], 1e-11)
 
 
-@settings(max_examples=15)
-@given(
-    st.sampled_from(list(RULES)),
-    st.sampled_from([(2, 2, 2), (4, 2, 2), (4, 1, 1), (2, 2, 4), (2, 1, 4), (1, 1, 2)]),
-    st.sampled_from([1, 2, 5, 16, 17, 37, 100]),
-    st.booleans(),
-)
-def test_any_chunk_gives_the_recurrence(rule: str, heads: tuple[int, int, int], chunk: int, norm: bool) -> None:
-    h, f, g = heads
-    x = call(rule, 37, b=1, h=h, f=f, g=g)
-    a, b = (run(x, implementation, qk_norm=norm, chunk=chunk) for implementation in IMPLEMENTATIONS)
-    close(b[0], a[0])
-    close(b[1].state, a[1].state)
-    d_out, d_state = draw("d_out", *a[0].shape), draw("d_state", *a[1].state.shape)
-    wanted, found = (ra.delta.backward(saved, d_out, d_state) for _, saved in (a, b))
-    assert set(wanted) == set(found) == {*x, "scale"}
-    for name, gradient in wanted.items():
-        assert name == "scale" or gradient.shape == x[name].shape
-        close(found[name], gradient, 1e-11)
-
-
-@pytest.mark.parametrize("rule", ["linear", "gated-delta", "kda", "momentum"])
-def test_long_sequences_in_pieces_are_the_recurrence(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "AT_ONCE", 13)  # three chunks of 4 and not a fourth
-    x = call(rule, 29, b=1)
-    x["state"] = np.concatenate([x["state"]] * 3)
-    runs = [run(x, implementation, chunk=4, lengths=(25, 0, 4)) for implementation in IMPLEMENTATIONS]
-    d_out, d_state = draw("d_out", *runs[0][0].shape), draw("d_state", *runs[0][1].state.shape)
-    wanted, found = (ra.delta.backward(saved, d_out, d_state) for _, saved in runs)
-    close(runs[1][0], runs[0][0])
-    close(runs[1][1].state, runs[0][1].state)
-    for name, gradient in wanted.items():
-        close(found[name], gradient, 1e-11)
-
-
 @pytest.mark.parametrize(
     ("channels", "width", "n", "implementation"),
     [
@@ -149,16 +113,6 @@ def test_packed_sequences_are_separate_ones_to_the_bit(rule: str, implementation
     assert np.array_equal(saved.state[1], x["state"][1]) and np.array_equal(gradients["state"][1], d_state[1])
 
 
-def test_no_token_passes_the_state() -> None:
-    x = call("kda", 0)
-    out, saved = run(x)
-    d_state = draw("d_state", *saved.state.shape)
-    gradients = ra.delta.backward(saved, out, d_state)
-    assert out.shape == (2, 2, 0, 3)
-    assert np.array_equal(saved.state, x["state"]) and np.array_equal(gradients["state"], d_state)
-    assert gradients["log_decay"].shape == (2, 2, 0, 4) and gradients["scale"] == 0.0
-
-
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_neutral_gates_are_absent_ones(implementation: str) -> None:
     x = call("delta")
@@ -173,24 +127,6 @@ def test_neutral_gates_are_absent_ones(implementation: str) -> None:
     both = np.stack([y["state"], draw("M", *y["state"].shape)], axis=2)
     forgotten = {**y, "state": both, "log_momentum": np.full((2, 2, 13), -np.inf)}
     close(run(forgotten, implementation)[0], run(y, implementation)[0])
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_masked_tokens_are_removed_ones(implementation: str) -> None:
-    x, keep = call("kda", b=1), np.arange(13) % 3 != 1
-    dirty = {n: a.copy() for n, a in x.items()}
-    for name in ("k", "v", "beta", "log_decay"):
-        dirty[name][:, :, ~keep] = np.nan
-    out, saved = run(dirty, implementation, key_mask=keep[None], chunk=4)
-    short, kept = run({n: a if n == "state" else a[:, :, keep] for n, a in x.items()}, implementation, chunk=4)
-    d_out = draw("d_out", *out.shape)
-    gradients = ra.delta.backward(saved, d_out)
-    if implementation == "recurrent":
-        assert np.array_equal(out[:, :, keep], short) and np.array_equal(saved.state, kept.state)
-    close(out[:, :, keep], short)
-    close(saved.state, kept.state)
-    for name in ("k", "v", "beta", "log_decay"):
-        assert not np.any(gradients[name][:, :, ~keep]) and np.all(np.isfinite(gradients[name]))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
