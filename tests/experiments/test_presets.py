@@ -41,7 +41,7 @@ def test_operations_are_those_that_are_stored(name: str) -> None:
 
 @pytest.mark.slow
 def test_growth_is_counted_and_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A head has 16 columns after two growths. In a width of 16 the second growth would find gradients of rounding alone.
+    # A head has 16 columns after two growths. In a width of 16 the second would find gradients of rounding alone.
     monkeypatch.setattr(presets, "SIZE", {**SIZE, "context": 16, "heads": 2, "score_bytes": 2000})
     cost.cache_clear()
     setting = SETTINGS["Burgund"]
