@@ -65,7 +65,10 @@ def test_claims_of_sources() -> None:
     assert result.stderr == run("list", "koopman", "softmax", "--claims").stdout
     words = "".join(result.stderr.split())
     for row in rows:
-        assert "".join(row["claim"][:30].split()) in words and row["tests"][0].rpartition("::")[2] in words
+        assert (
+            "".join(row["claim"][:30].split()) in words
+            and "".join(row["tests"][0].rpartition("::")[2].split()) in words
+        )
     assert {row["mechanism"] for row in facts(run("list", "--claims", "--json", "-").stdout)} == {*ra.list_mechanisms()}
 
 

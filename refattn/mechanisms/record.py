@@ -318,7 +318,9 @@ def _in_room(path: str, name: str = "", empty: Any = ()) -> Any:
         home = record.definition.__name__.rpartition(".")[0] if record.definition else ""
         if not home:
             return empty
-        for place in (path, _IN_SMALL_ROOMS.get(path, path.partition(".")[0])):
+        # A field that is a whole module has a file of its own.
+        others = (_IN_SMALL_ROOMS.get(path, path.partition(".")[0]),) if name else ()
+        for place in (path, *others):
             try:
                 module = importlib.import_module(f"{home}.{place}")
             except ModuleNotFoundError as problem:

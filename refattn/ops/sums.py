@@ -27,8 +27,11 @@ def plus(a: Array | None, b: Array | None) -> Any:
 
 def moved_by(x: Array, step: float | Array, weights: Sequence[float], rates: Sequence[Array]) -> Array:
     """Return x + step sum_l weights_l rates_l."""
-    parts = [weight * rate for weight, rate in zip(weights, rates, strict=True) if weight != 0.0]
-    return x + step * sum_of(*parts) if parts else x
+    total: Any = None
+    for weight, rate in zip(weights, rates, strict=True):
+        if weight != 0.0:
+            total = weight * rate if total is None else total + weight * rate
+    return x if total is None else x + step * total
 
 
 def with_transposed(x: Array) -> Array:

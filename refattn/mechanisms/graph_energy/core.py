@@ -416,7 +416,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
 
 
 class Chosen(NamedTuple):
-    """The options of one call that are kinds, for `FORBIDDEN`."""
+    """The options of one call that are kinds, for `FORBIDDEN`, and what several of its rows ask."""
 
     state: State
     links: Links
@@ -424,21 +424,12 @@ class Chosen(NamedTuple):
     threshold: Threshold
     start: Start
     causal: bool
-
-    @property
-    def one_system(self) -> bool:
-        """Whether scores are causal and all tokens one system."""
-        return self.causal and not self.state.per_query
-
-    @property
-    def over_keys(self) -> str | None:
-        """The state of links over keys."""
-        return self.state.name if self.links.over == "keys" else None
-
-    @property
-    def proximal(self) -> bool:
-        """Whether the threshold acts after every step."""
-        return isinstance(self.threshold, Proximal)
+    one_system: bool
+    """Scores are causal, and all tokens are one system."""
+    over_keys: str | None
+    """The state of links over keys."""
+    proximal: bool
+    """The threshold acts after every step."""
 
 
 FORBIDDEN: tuple[tuple[Callable[[Chosen], Any], str], ...] = (
@@ -524,10 +515,12 @@ def kinds_of(
             links = Min() if flows.name == "query" else Kernel()
     elif not isinstance(links := FAMILIES["graph"](graph), Links):
         links = Given(links=graph)
-    chosen = {"state": flows, "links": links, "integrator": method, "threshold": limit, "start": begin}
+    over_keys = flows.name if links.over == "keys" else None
+    one_system, proximal = causal and not flows.per_query, isinstance(limit, Proximal)
+    chosen = Chosen(flows, links, method, limit, begin, causal, one_system, over_keys, proximal)
     for forbids, message in FORBIDDEN:
-        if forbids(Chosen(**chosen, causal=causal)):
-            raise ValueError(message.format(**chosen))
+        if forbids(chosen):
+            raise ValueError(message.format(**chosen._asdict()))
     couples = FAMILIES["coupling"](flows.coupling if coupling is None else coupling)
     limit = replace(limit, signed=flows.signed) if limit.signed is None else limit
     return flows, couples, FAMILIES["intrinsic"](intrinsic), method, limit, links, begin

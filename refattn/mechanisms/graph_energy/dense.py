@@ -251,10 +251,11 @@ def flow_forward(graph: Graph, tau: Number, implementation: Any) -> tuple[Array,
     states, flows = [x], None
     steps: list[Step] = []
     energies: list[Array] = []
+    stops = method.stops is not None
     balance = weights_of(graph) if method.reads_energy else 1.0  # one of each node, or 1
     for _ in range(options.steps):
         factor: Number = 1.0
-        if method.stops is not None:
+        if stops:
             flows = still_flowing(method, system, balance, x, energies, flows)  # (b, h, 1, c)
             if concrete(namespace(x).any(flows > 0.0)) is False:
                 break
@@ -279,7 +280,7 @@ def step_forward(flow: Flow, x: Array, factor: Number) -> tuple[Array, Step]:
 
 def stage_forward(system: System, x: Array, h: Number, alpha: Sequence[float], rates: Sequence[Array]) -> Stage:
     """Return the point of a stage, the pull there, the rate and what is kept; earlier stages had `rates`."""
-    point = moved_by(x, h, alpha, rates)  # (b, h, j, c) [GE.point]
+    point = moved_by(x, h, alpha, rates) if rates else x  # (b, h, j, c) [GE.point]
     coupled, kept = system.coupled_keeping(point)  # (b, h, j, c) [GE.6], -
     rate = system.rate(point, coupled)  # (b, h, j, c) [GE.7]
     return point, coupled, rate, kept
