@@ -149,7 +149,11 @@ def test_in_mode_zero_the_old_columns_go_on_as_if_nothing_had_happened(text: str
         pytest.param(
             {"metric": "exact", "method": "optimal_als", "moments": "reset", "sequences": 4},
             (4,),
-            marks=pytest.mark.slow,
+            marks=[
+                pytest.mark.slow,
+                # So few sequences leave the exact metric nearly singular: its solve ends with a residual, and says so.
+                pytest.mark.filterwarnings("ignore:residual:refattn.mechanisms.precision.PrecisionWarning"),
+            ],
         ),
     ],
     ids=("default", "additive", "exact"),
