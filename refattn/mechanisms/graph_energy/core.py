@@ -474,7 +474,7 @@ FORBIDDEN: tuple[tuple[Callable[[Chosen], Any], str], ...] = (
     ),
     (
         lambda c: c.links.name == "none" and c.integrator.reads_energy,
-        'graph: got "none", which has no energy, with {integrator.stops}, a stop by energy; needs another graph',
+        'graph: got "none", which has no energy, with a stop by energy (stop_plateau, stop_level); needs another graph',
     ),
     (
         lambda c: c.proximal and not isinstance(c.integrator, Euler),
