@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The reference certifies itself; then a production kernel is verified against it.  make check MECHANISMS=softmax
 check: $(VENV)/.with-onnx
 	$(BIN)/refattn check $(MECHANISMS)
-	$(BIN)/refattn verify softmax --impl examples/onnxruntime_attention.py:attend --dtype float32
+	$(BIN)/refattn verify softmax --impl examples/onnxruntime_attention.py:attend --dtype float32 --limit 0
 
 # The workers share the cores, so each is held to one thread; nothing outside this line sees the setting.
 test: $(VENV)/.with-onnx $(VENV)/.with-test

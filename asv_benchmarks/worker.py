@@ -91,20 +91,6 @@ def memory() -> dict[str, Any]:
     return {"bytes": max(0, peak - before)}
 
 
-def live() -> dict[str, Any]:
-    """Return how many bytes of arrays and objects a call holds at once, beyond those before it, results included."""
-    import tracemalloc
-
-    gc.collect()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        call()()
-        return {"bytes": tracemalloc.get_traced_memory()[1] - before}
-    finally:
-        tracemalloc.stop()
-
-
 def result(file: str) -> dict[str, Any]:
     """Save the arrays that a call returns, in their order."""
     import numpy as np
@@ -152,9 +138,7 @@ def _status(field: str) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
-    f.__name__: f for f in (make, warm, round, memory, live, result, value)
-}
+COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {f.__name__: f for f in (make, warm, round, memory, result, value)}
 
 
 def main() -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any, TypedDict
+from typing import TypedDict
 from weakref import WeakKeyDictionary
 
+from refattn import entry_points
 from refattn.backends.base import Backend
 from refattn.backends.pool import use_workers, workers
 from refattn.messages import meant
@@ -49,7 +50,7 @@ class Description(TypedDict):
 
 def names() -> tuple[str, ...]:
     """Return the names of all backends, usable or not: the built-in ones, then those of other packages."""
-    return (*BUILT_IN, *sorted({entry.name for entry in _entry_points()} - set(BUILT_IN)))
+    return (*BUILT_IN, *(name for name in entry_points.names(GROUP) if name not in BUILT_IN))
 
 
 def get(name: str) -> Backend:
@@ -62,11 +63,15 @@ def get(name: str) -> Backend:
     ImportError, TypeError
         Where the package that offers it cannot be imported, or what it offers is no backend.
     """
-    if not isinstance(name, str):
+    if not isinstance(name, str) or name not in (*BUILT_IN, *_loaded) and name not in names():
         raise ValueError(f"backend: got {name!r}{meant(name, names())}, needs one of {', '.join(names())}")
     if name not in _loaded:
         built_in = name in BUILT_IN
-        _loaded[name] = importlib.import_module(f"{__name__}.{name}").backend if built_in else _load_plug_in(name)
+        _loaded[name] = (
+            importlib.import_module(f"{__name__}.{name}").backend
+            if built_in
+            else entry_points.load(GROUP, "backend", name, Backend)
+        )
     return _loaded[name]
 
 
@@ -163,29 +168,3 @@ def _find_owner(x: object) -> Backend:
         except (ImportError, TypeError, ValueError) as error:
             broken.append(f"; {error}")
     raise TypeError(f"got {type(x).__name__}, needs an array of one of {', '.join(names())}{''.join(broken)}")
-
-
-def _load_plug_in(name: str) -> Backend:
-    found = {entry.value: entry for entry in _entry_points() if entry.name == name}
-    if not found:
-        raise ValueError(f"backend: got {name!r}{meant(name, names())}, needs one of {', '.join(names())}")
-    if len(found) > 1:
-        raise ValueError(f"backend: {name!r} is offered by {' and by '.join(map(_origin, found.values()))}; remove one")
-    (entry,) = found.values()
-    try:
-        backend = entry.load()
-    except Exception as error:  # another package's import may raise anything
-        raise ImportError(f"backend {name!r} of {_origin(entry)} cannot be loaded: {error}") from error
-    if not isinstance(backend, Backend):
-        raise TypeError(f"backend {name!r} of {_origin(entry)}: got {backend!r}, needs an object of a Backend")
-    return backend
-
-
-def _origin(entry: Any) -> str:
-    return f"{entry.dist.name} {entry.dist.version} (entry point {entry.value})"
-
-
-def _entry_points() -> Any:
-    from importlib.metadata import entry_points  # slow to import, and needed only for names that are not built in
-
-    return entry_points(group=GROUP)

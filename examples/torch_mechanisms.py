@@ -198,7 +198,7 @@ def koopman(
         return section(x, k[:, :, None]) * seen[..., None, :]
 
     def at(x: torch.Tensor, columns: torch.Tensor, dual: torch.Tensor) -> torch.Tensor:
-        return (observed(x[..., None, :]) @ dual.mT @ columns)[..., 0, :]  # columns^T kappa(x) [KOOP.13]
+        return (observed(x[..., None, :]) @ dual.mT @ columns)[..., 0, :]  # columns^T kappa(x) [KOOP.section]
 
     def attend(x: torch.Tensor) -> torch.Tensor:
         scores = x @ k.mT / math.sqrt(x.shape[3])  # [KOOP.2]
@@ -214,7 +214,7 @@ def koopman(
         attended, path = attend(points[-1]), torch.stack(points, dim=3)
         starts = observed(path[..., :-1, :])  # [KOOP.5]
         targets = observed(path[..., 1:, :]) - tau * starts  # [KOOP.6]
-        dual = torch.linalg.solve(gram, starts.mT).mT  # [KOOP.7]
+        dual = torch.linalg.solve(gram, starts.mT).mT  # [KOOP.dual]
         inner = dual @ starts.mT  # [KOOP.8]
         if fit == "stein":  # [KOOP.9], of all elements of A, row by row
             system = torch.einsum("...lm,...po->...lomp", inner, gram).flatten(-2).flatten(-3, -2)
@@ -223,8 +223,8 @@ def koopman(
         else:
             ridged = inner + ridge * torch.eye(inner.shape[-1], dtype=q.dtype)
             found = torch.linalg.solve(gram, torch.linalg.solve(ridged, targets).mT).mT
-        modes = found @ k[:, :, None]  # [KOOP.10]
-        lifted = (a + 2.0 * tau * b) * modes + b * found @ starts.mT @ modes  # [KOOP.11] [KOOP.12]
+        modes = found @ k[:, :, None]  # [KOOP.modes]
+        lifted = (a + 2.0 * tau * b) * modes + b * found @ starts.mT @ modes  # [KOOP.operator] [KOOP.lifted]
         image = (a + b) * tau * attended + at(attended, lifted, dual)  # [KOOP.14]
         begin = (tau * attended + at(attended, modes, dual), attended, points[-1])
         psi = functools.partial(lambda m, n, x: (a + b * tau) * x + b * at(x, m, n), modes, dual)

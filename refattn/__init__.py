@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     # `as` says that these are meant to be imported from here.
     from refattn import bridges as bridges
+    from refattn import train as train
     from refattn.explorer.call import explore as explore
     from refattn.instruments.dual import tangent as tangent
     from refattn.mechanisms import delta as delta
@@ -51,7 +52,7 @@ _HOMES = {
     "trace": "refattn.mechanisms.use_definition",
 }
 
-_MODULES = ("bridges", "verify")
+_MODULES = ("bridges", "train", "verify")
 
 __all__ = sorted(["__version__", *_MODULES, *_HOMES, *_registry.list_mechanisms()])
 

@@ -31,6 +31,7 @@ from typing import Any, Literal, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from refattn import backends, tree
+from refattn.messages import meant
 from refattn.xp import (
     FLOATING,
     LOW_PRECISION,
@@ -201,7 +202,7 @@ def check(name: str, value: Any, need: Any, sizes: Sizes | None = None) -> None:
             check(at, value.get(key), own, sizes)
     elif isinstance(need, One):
         if not isinstance(value, str) or value not in need.words:
-            raise refused(name, value, f"one of {', '.join(need.words)}", ValueError)
+            raise refused(name, value, f"one of {', '.join(need.words)}{meant(value, need.words)}", ValueError)
     elif isinstance(need, Matching):
         if not isinstance(value, str) or not re.fullmatch(need.pattern, value):
             raise refused(name, value, need.what, ValueError)
@@ -398,6 +399,37 @@ def checked(**needs: Any) -> Callable[[F], F]:
     return around
 
 
+def spelled(function: F) -> F:
+    """Have a call with an argument that a function does not have say which one may have been meant."""
+
+    @functools.wraps(function)
+    def entry(*args: Any, **given: Any) -> Any:
+        try:
+            return function(*args, **given)
+        except TypeError as error:
+            raise_misspelled(function, error, args, given)
+            raise
+
+    return cast(F, entry)
+
+
+def raise_misspelled(function: Any, error: TypeError, args: Sequence[Any], given: Mapping[str, Any]) -> None:
+    """Raise a TypeError that names the argument if `error` is Python's, of a call that fits no parameters."""
+    if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+        return  # it comes from inside of the function
+    parameters = inspect.signature(function).parameters
+    name = ".".join([*function.__module__.split(".")[2:-1][:1], function.__name__])
+    places = [each.name for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    for other in given:
+        if other not in parameters:
+            listed = ", ".join(parameters)
+            said = f"{other}: is no argument of {name}{meant(other, parameters)}; it has {listed}"
+            raise TypeError(said) from None
+    if len(args) > len(places):
+        said = f"{name}: got {len(args)} arguments by place, needs {', '.join(places)}; the others by name"
+        raise TypeError(said) from None
+
+
 def naming(*trees: str) -> Callable[[F], F]:
     """Have errors from inside of a function name these of its arguments, where they name none.
 
@@ -414,6 +446,8 @@ def naming(*trees: str) -> Callable[[F], F]:
             try:
                 return function(*args, **given)
             except _SLIPS as error:
+                if isinstance(error, TypeError):
+                    raise_misspelled(function, error, args, given)
                 if named.search(str(error)) or not _says_too_little(error) or error.__traceback__ is None:
                     raise
                 words = str(error) if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: {error}"
@@ -452,7 +486,7 @@ def _holds_arrays(need: Any) -> bool:
 def _hands_on_what_was_read(module: str) -> bool:
     """Tell whether a module is a definition or an implementation, whose core has read the arguments."""
     parts = module.split(".")
-    return parts[:2] == ["refattn", "mechanisms"] and (parts[-1] == "dense" or "implementations" in parts)
+    return parts[:2] == ["refattn", "mechanisms"] and (parts[-1] in ("dense", "general") or "implementations" in parts)
 
 
 def _alike(args: tuple[Any, ...], given: dict[str, Any]) -> tuple[type | None, Any]:

@@ -1,19 +1,25 @@
-"""A mechanism inside a model of PyTorch or JAX: its core as a function whose gradient is our backward.
+"""A mechanism inside a model of PyTorch or JAX, and a model's attention beside the reference.
 
-attend = ra.bridges.torch("softmax")
-out = attend(q, k, v, causal=True)
-out.sum().backward()
+`torch` and `jax` return a core as a function whose gradient is our backward; `attention_calls` records what a layer
+gives to its attention and gets from it::
+
+    attend = ra.bridges.torch("softmax")
+    out = attend(q, k, v, causal=True)
+    out.sum().backward()
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from types import ModuleType
 from typing import Any
 
 from refattn import backends, tree
 from refattn.mechanisms import registry
+from refattn.xp import is_array
 
 
 def torch(name: str, *, outputs: bool = False) -> Callable[..., Any]:
@@ -288,6 +294,250 @@ def jax(name: str, *, outputs: bool = False) -> Callable[..., Any]:
         return found if outputs else found[0]
 
     return attend
+
+
+# --- what a layer gives to its attention, and gets from it
+
+AXES = ("bhnd", "bnhd")
+
+
+@contextlib.contextmanager
+def attention_calls(
+    owner: Any = None,
+    name: str = "",
+    read: Callable[..., Mapping[str, Any]] | None = None,
+    *,
+    axes: str = "bhnd",
+    out_axes: str = "",
+) -> Iterator[list[dict[str, Any]]]:
+    """Record the calls of attention that layers make in a ``with`` block, each as the arguments of `assert_close`.
+
+    Without arguments these are the calls of ``torch.nn.functional.scaled_dot_product_attention``, from wherever it was
+    imported, and of ``jax.nn.dot_product_attention`` by this name. With arguments they are the calls of another
+    function, which stands in place of ``owner.name`` as long as the block runs.
+
+    Parameters
+    ----------
+    owner, name
+        The module, class or object, and its attribute that the layer calls; of a ``torch.nn.Module`` "forward".
+    read
+        Takes the arguments of such a call and returns what they mean: a dict with q, k, v, and the options of the
+        mechanism. The tensors q, k and v are those that it was given: their gradients are found by that.
+    axes, out_axes
+        How q, k, v, and the output, lie for that function: bhnd (batch, heads, tokens, width) or bnhd; the output as q
+        by default. If the function returns a tuple, the output is its first element.
+
+    Yields
+    ------
+    list
+        A dict for each call, in order: q, k, v, out, and the options. If torch differentiates q, k and v, a backward
+        adds their gradients and d_out, for this call alone.
+
+    Raises
+    ------
+    ValueError
+        If nothing was called: a loop over no calls would agree with everything. If a call has dropout, or a gradient
+        went around the tensors that `read` returned.
+    TypeError
+        If a call is traced by ``jax.jit`` or a transformation, so that there are no numbers.
+
+    Examples
+    --------
+    >>> import numpy as np, refattn as ra
+    >>> class Layer:
+    ...     def attention(self, queries, keys, values, is_causal):  # a kernel
+    ...         return ra.softmax.forward(queries, keys, values, causal=is_causal)[0]
+    ...     def __call__(self, x):
+    ...         return x + self.attention(x, x, 2.0 * x, True)
+    >>> def read(self, queries, keys, values, is_causal):
+    ...     return {"q": queries, "k": keys, "v": values, "causal": is_causal}
+    >>> with ra.bridges.attention_calls(Layer, "attention", read) as calls:
+    ...     y = Layer()(np.random.default_rng(0).standard_normal((1, 2, 5, 4)))
+    >>> [*calls[0]], ra.assert_close("softmax", **calls[0]).passed
+    (['q', 'k', 'v', 'causal', 'out'], True)
+    """
+    for argument, given in (("axes", axes), ("out_axes", out_axes or axes)):
+        if given not in AXES:
+            raise ValueError(f"{argument}: got {given!r}, needs one of {', '.join(AXES)}")
+    if (owner is None) != (read is None) or (owner is None) != (not name):
+        raise TypeError("owner, name, read: got some of them, needs all three or none")
+    calls: list[dict[str, Any]] = []
+    finished: list[Callable[[], None]] = []
+    busy: list[Callable[..., Any]] = []
+
+    def around(function: Callable[..., Any], read: Callable[..., Mapping[str, Any]], axes: str, out_axes: str) -> Any:
+        def watched(*given: Any, **named: Any) -> Any:
+            if busy:  # the function itself, by another of its names
+                return function(*given, **named)
+            given, named = tuple(map(_apart, given)), {each: _apart(x) for each, x in named.items()}
+            meant = read(*given, **named)
+            arrays = {each: meant[each] for each in "qkv"}
+            options = {each: x for each, x in meant.items() if each not in arrays and x is not None and x is not False}
+            call = {each: _copied(each, x, axes) for each, x in arrays.items()}
+            call |= {each: _copied(each, x, "") for each, x in options.items()}
+            busy.append(function)
+            try:
+                result = function(*given, **named)
+            finally:
+                busy.pop()
+            first = result[0] if isinstance(result, tuple) else result
+            call["out"] = _copied("out", first, out_axes)
+            if _is_tensor(first) and first.requires_grad:
+                finished.append(_watch_gradients(call, arrays, first, axes, out_axes))
+            calls.append(call)
+            return result
+
+        return watched
+
+    with contextlib.ExitStack() as stack:
+        if owner is not None and read is not None:
+            stack.enter_context(_in_place(owner, name, around(getattr(owner, name), read, axes, out_axes or axes)))
+            needs = f"a layer that looks {name} up in {getattr(owner, '__name__', type(owner).__name__)}"
+        else:
+            needs = (
+                "a layer that calls torch's scaled_dot_product_attention (nn.MultiheadAttention does with "
+                "need_weights=False, transformers with attn_implementation='sdpa') or jax.nn.dot_product_attention; or "
+                "owner, name and read of what it calls"
+            )
+            if "torch" in sys.modules:
+                function = sys.modules["torch"].nn.functional.scaled_dot_product_attention
+                watched = around(function, _read_torch, "bhnd", "bhnd")
+                stack.enter_context(_everywhere_in_torch(function, watched))
+                stack.enter_context(_in_place(sys.modules["torch"].nn.functional, function.__name__, watched))
+            if "jax" in sys.modules:
+                function = sys.modules["jax"].nn.dot_product_attention
+                watched = around(function, _read_jax, "bnhd", "bnhd")
+                stack.enter_context(_in_place(sys.modules["jax"].nn, "dot_product_attention", watched))
+        yield calls
+    if not calls:
+        raise ValueError(f"attention_calls: got no call in its block, needs {needs}")
+    for check in finished:
+        check()
+
+
+@contextlib.contextmanager
+def _in_place(owner: Any, name: str, function: Any) -> Iterator[None]:
+    before = vars(owner).get(name, _in_place)
+    setattr(owner, name, staticmethod(function) if isinstance(before, staticmethod) else function)
+    try:
+        yield
+    finally:
+        if before is _in_place:  # it came from a class
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+def _everywhere_in_torch(function: Callable[..., Any], watched: Callable[..., Any]) -> Any:
+    """Return a context in which `watched` is called for a function of torch, whatever name it was imported by.
+
+    torch runs its own composite functions, such as that of nn.MultiheadAttention, without the mode. They look the
+    function up by its name, so it is replaced there, too.
+    """
+    from torch.overrides import TorchFunctionMode
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, called: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return (watched if called is function else called)(*args, **(kwargs or {}))
+
+    return Watch()
+
+
+def _read_torch(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> dict[str, Any]:
+    """Return what the arguments of torch's scaled_dot_product_attention mean; its causal mask is top left."""
+    if dropout_p:
+        raise ValueError(
+            f"dropout_p: got {dropout_p}, needs 0, for torch draws what it drops: call eval() of the layer"
+        )
+    kind = "mask" if attn_mask is None or str(attn_mask.dtype) == "torch.bool" else "bias"
+    aligned = True if query.shape[-2] == key.shape[-2] else "top_left"
+    return {"q": query, "k": key, "v": value, kind: attn_mask, "causal": is_causal and aligned, "scale": scale}
+
+
+def _read_jax(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: Any = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+) -> dict[str, Any]:
+    """Return what the arguments of jax.nn.dot_product_attention mean; its causal mask is top left."""
+    square = query.shape[-3] == key.shape[-3]
+    if local_window_size is not None and not square:
+        raise ValueError(f"local_window_size: got {local_window_size}, needs as many queries as keys to be judged")
+    window = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
+    found = {"q": query, "k": key, "v": value, "bias": bias, "mask": mask, "scale": scale, "window": window}
+    found |= {"q_lengths": query_seq_lengths, "k_lengths": key_value_seq_lengths}
+    return found | {"causal": is_causal and "top_left"}
+
+
+def _is_tensor(x: Any) -> bool:
+    return "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor)
+
+
+def _apart(x: Any) -> Any:
+    """Return a tensor as one of its own, so that its gradient is that of one call; anything else as it is."""
+    return x.view_as(x) if _is_tensor(x) and x.requires_grad else x
+
+
+def _copied(name: str, x: Any, axes: str) -> Any:
+    """Return an array as it is now, in four axes (batch, heads, tokens, width) where `axes` says how it lies."""
+    if not is_array(x):
+        return x
+    if "jax" in sys.modules and isinstance(x, sys.modules["jax"].core.Tracer):
+        raise TypeError(f"{name}: got a value that JAX traces, needs numbers: call the layer outside of jit and grad")
+    x = x.detach().clone() if _is_tensor(x) else x.copy()
+    return _four_axes(name, x, axes) if axes else x
+
+
+def _four_axes(name: str, x: Any, axes: str) -> Any:
+    if not 2 <= x.ndim <= 4:
+        raise ValueError(f"{name}: got {x.ndim} axes, needs 2 to 4")
+    if axes == "bnhd":
+        return (x if x.ndim == 4 else x[None]).swapaxes(1, 2)
+    return x[None, None] if x.ndim == 2 else x[:, None] if x.ndim == 3 else x
+
+
+def _watch_gradients(
+    call: dict[str, Any], arrays: Mapping[str, Any], out: Any, axes: str, out_axes: str
+) -> Callable[[], None]:
+    """Have a backward write the gradients of a call into it; return a check that they came."""
+    wanted = [each for each, x in arrays.items() if x.requires_grad]
+    gradients: dict[str, Any] = {}
+    pulled: list[Any] = []
+
+    def arrived(name: str, x: Any) -> None:
+        gradients[name] = _copied(f"d_{name}", x, axes)
+        if len(gradients) == len(arrays):
+            call["gradients"], call["d_out"] = dict(gradients), pulled[-1]
+
+    out.register_hook(lambda x: pulled.append(_copied("d_out", x, out_axes)))
+    for each in wanted:
+        arrays[each].register_hook(lambda x, name=each: arrived(name, x))
+
+    def check() -> None:
+        if pulled and (missing := [each for each in wanted if each not in gradients]):
+            needs = "the tensor that the call was given, as it came, so that its gradient is found"
+            raise ValueError(f"read: got another {missing[0]}, needs {needs}")
+
+    return check
 
 
 def _on_host(owner: Any, x: Any) -> Any:

@@ -23,6 +23,7 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -290,9 +291,9 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 @functools.cache
-def source_digest() -> str:
-    """Return the SHA-256 of all Python files of the package: their paths and what they hold."""
-    top, digest = Path(__file__).parent, hashlib.sha256()
+def source_digest(package: str = "refattn") -> str:
+    """Return the SHA-256 of all Python files of a package: their paths and what they hold."""
+    top, digest = Path(sys.modules[package].__file__ or "").parent, hashlib.sha256()
     # The symlink to backends/ is not followed by the first pattern.
     for file in sorted({*top.glob("**/*.py"), *top.glob("backends/*.py")}):
         digest.update(f"{file.relative_to(top).as_posix()}\n".encode() + file.read_bytes())

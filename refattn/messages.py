@@ -8,6 +8,19 @@ from typing import Any
 NO_PICTURE = 'needs matplotlib: pip install "refattn[plots]"'
 """What is said where there is nothing to draw with."""
 
+
+class BoundWarning(UserWarning):
+    """Says that a number of a call is beyond a bound; each call has its own bound, and a training shows the least."""
+
+    def __init__(self, text: str, bound: float) -> None:
+        super().__init__(text, bound)
+        self.bound = bound
+
+    def __str__(self) -> str:
+        """Return the text alone."""
+        return str(self.args[0])
+
+
 MOST = 2000
 """Characters that are kept of what a kernel or a program says at once."""
 
@@ -64,14 +77,23 @@ def install(error: ImportError) -> str:
     return f': pip install "refattn[{EXTRAS[library]}]"' if library in EXTRAS else ""
 
 
+_OTHER_NAMES = {"fp64": "float64", "double": "float64", "fp32": "float32", "single": "float32", "float": "float32"}
+_OTHER_NAMES |= {"fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+
+
 def meant(name: Any, known: Iterable[str]) -> str:
     """Return " (did you mean NAME?)" for the known name that is closest, "" where none is close.
 
     >>> from refattn.messages import meant
     >>> meant("softmx", ["softmax", "delta"]), meant("x", ["softmax"])
     (' (did you mean softmax?)', '')
+    >>> meant("bf16", ["float32", "bfloat16"])
+    ' (did you mean bfloat16?)'
     """
     from difflib import get_close_matches  # only for a mistake: it takes longer to load than the rest
 
-    close = get_close_matches(name, list(known), 1, 0.75) if isinstance(name, str) else []
+    if not isinstance(name, str):
+        return ""
+    known, other = list(known), _OTHER_NAMES.get(name.lower())
+    close = [other] if other in known else get_close_matches(name, known, 1, 0.75)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -45,6 +45,9 @@ _HALF = np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 
+_BLOCKS = 1 << 14
+"""Blocks of four words that are computed at once: what they need fits in a cache, however many words are asked for."""
+
 
 def philox4x32(counter: NDArray[np.uint32], key: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return the blocks of Philox4x32-10 for the given counters and keys.
@@ -99,13 +102,17 @@ def words_of_steps(count: int, steps: Sequence[int], *, seed: int, purpose: str,
     seed = check_whole("seed", seed, 0, 2**64 - 1)
     if not isinstance(purpose, str):
         raise TypeError(f"purpose: got {type(purpose).__name__}, needs a text")
-    counter = np.empty((len(steps), -(-count // 4), 4), dtype=np.uint32)
-    counter[..., 0] = np.arange(counter.shape[1], dtype=np.uint32)
+    found = np.empty((len(steps), -(-count // 4), 4), dtype=np.uint32)
+    counter = np.empty((len(steps), min(found.shape[1], _BLOCKS), 4), dtype=np.uint32)
     counter[..., 1] = zlib.crc32(purpose.encode("utf-8"))
     counter[..., 2] = [[check_whole("step", step, 0, 2**32 - 1)] for step in steps]
     counter[..., 3] = check_whole("layer", layer, 0, 2**32 - 1)
     key = np.asarray([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32)
-    return philox4x32(counter, key).reshape(len(steps), 4 * counter.shape[1])[:, :count]
+    for first in range(0, found.shape[1], _BLOCKS):
+        some = found[:, first : first + _BLOCKS]
+        counter[:, : some.shape[1], 0] = np.arange(first, first + some.shape[1], dtype=np.uint32)
+        some[...] = philox4x32(counter[:, : some.shape[1]], key)
+    return found.reshape(len(steps), 4 * found.shape[1])[:, :count]
 
 
 def uniform(shape: Shape, *, seed: int, purpose: str, step: int = 0, layer: int = 0) -> NDArray[np.float64]:
@@ -132,9 +139,10 @@ def normal(shape: Shape, *, seed: int, purpose: str, step: int = 0, layer: int =
     [[1.0473, -0.5794], [1.0153, -1.073]]
     """
     shape = _shape(shape)
-    w = words(2 * math.prod(shape), seed=seed, purpose=purpose, step=step, layer=layer).astype(np.int64)
-    halves = (w[0::2] & 0xFFFF) + (w[0::2] >> 16) + (w[1::2] & 0xFFFF)
-    return ((2 * halves - 196605) * 2.0**-16).reshape(shape)
+    w = words(2 * math.prod(shape), seed=seed, purpose=purpose, step=step, layer=layer)
+    low, half = np.uint32(0xFFFF), np.uint32(16)
+    halves = (w[0::2] & low) + (w[0::2] >> half) + (w[1::2] & low)
+    return ((2.0 * halves - 196605.0) * 2.0**-16).reshape(shape)
 
 
 def integers(

@@ -53,6 +53,10 @@ class EndedError(Exception):
     """A process has ended, or did not answer in time; the message says how."""
 
 
+class LateError(EndedError):
+    """It did not end, or answer, within its time limit."""
+
+
 class Pipes:
     """What comes through the pipes of processes, read by whoever waits for one of them.
 
@@ -232,7 +236,7 @@ class Process(Started):
         self.out, self.err = Tail(self.process.stdout, self.pipes), Tail(self.process.stderr, self.pipes)
 
     def wait(self, seconds: float, watch: Callable[[], Any] = lambda: None) -> int:
-        """Return the code with which it ends, calling `watch` now and then; EndedError if that takes too long."""
+        """Return the code with which it ends, calling `watch` now and then; LateError if that takes too long."""
         for _ in slices(seconds):
             if self.out.open or self.err.open:
                 self.pipes.read(SLICE)
@@ -242,7 +246,7 @@ class Process(Started):
             if (code := self.process.poll()) is not None:
                 return code
             watch()
-        raise EndedError(f"did not end within {seconds:g} s")
+        raise LateError(f"did not end within {seconds:g} s")
 
     def close(self) -> int:
         """End it and all that it has started; return its exit code, that of its own end if that came first."""
@@ -345,7 +349,7 @@ class Worker(Process):
         self.pipes.workers.append(self)
 
     def send(self, question: bytes, seconds: float = math.inf) -> None:
-        """Send a question; if the worker has ended its event says so. EndedError if it takes none in time."""
+        """Send a question; if the worker has ended its event says so. LateError if it takes none in time."""
         for part in (_HEAD.pack(_BEGINS, len(question)), question):
             rest = memoryview(part)
             for _ in slices(seconds):
@@ -360,7 +364,7 @@ class Worker(Process):
                 if not self._listens:
                     return
             else:
-                raise EndedError(f"did not end within {seconds:g} s")
+                raise LateError(f"did not end within {seconds:g} s")
 
     def ask(self, question: bytes, seconds: float) -> bytes:
         """Send a question and return the answer; EndedError, and the worker is closed, if there is none in time."""
@@ -373,7 +377,7 @@ class Worker(Process):
                     break
                 self.pipes.read(SLICE)
             else:
-                raise EndedError(f"did not end within {seconds:g} s")
+                raise LateError(f"did not end within {seconds:g} s")
             answer = self.pipes.events.popleft()[1]
             if answer is None:
                 raise EndedError(self._end(begun))

@@ -123,6 +123,8 @@ def test_commands_are_read(here: Path) -> None:
 RUN = [line for line in LINES if not line.startswith(("python", "refattn verify"))]
 
 
+# So few sequences leave growth's exact metric nearly singular: its solve ends with a residual, and says so.
+@pytest.mark.filterwarnings("ignore:residual:refattn.mechanisms.precision.PrecisionWarning")
 @pytest.mark.parametrize(
     "line", [pytest.param(line, marks=pytest.mark.slow(sampled=n % 8 == 0)) for n, line in enumerate(RUN)]
 )

@@ -93,7 +93,8 @@ def test_what_show_prints_is_the_definition_on_numpy_alone(name: str, tmp_path: 
     source = inspect.getsource(definition_of(name)).splitlines()
     missing = [line for line in source if line not in printed]
     told = ("@paper_alone", ")", "(")  # and the imports of refattn, with what is said of them
-    assert all("refattn" in line or "# namespace(x)" in line or line in told for line in missing), missing
+    about = ("# namespace(x)", "# normalise(x")
+    assert all("refattn" in line or line.startswith(about) or line in told for line in missing), missing
     if name in MAPS:
         own: dict[str, Any] = {}
         exec(compile(file.read_text(), str(file), "exec"), own)
@@ -115,6 +116,13 @@ def paper_call(mechanism: Mechanism) -> tuple[dict[str, Any], dict[str, Any]]:
     said = use_definition.own_call(mechanism.core, {**inputs, **case.options})
     assert not isinstance(said, str), said
     return {name: inputs[name] for name in ("q", "k", "v")}, dict(said)
+
+
+@pytest.mark.parametrize("name", ["softmax", "delta", "higher_order", "koopman", "graph_energy"])
+def test_the_docstring_of_forward_leads_to_the_definition(name: str) -> None:
+    core = ra.mechanism(name).core
+    text = " ".join((inspect.getdoc(core and core.forward) or "").split())
+    assert f"`refattn show {name} > " in text and "with ra.reading():" in text
 
 
 # --- the general code is the definition and more
@@ -174,6 +182,25 @@ def test_the_definition_is_the_general_code_at_the_paper_s_values(name: str, dat
         if gradient in gradients:
             near(np.reshape(gradients[gradient], np.shape(x)), x, gradient)
             assert np.asarray(read_gradients[gradient]).tobytes() == np.asarray(gradients[gradient]).tobytes()
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_equal_ids_mean_equal_values(name: str) -> None:
+    inputs, options = paper_call(ra.mechanism(name))
+    core = getattr(ra, name)
+    found = []
+    for chosen in ({}, {"implementation": ra.mechanism(name).implementations[0]}):
+        with ra.trace() as traced:
+            out, saved = core.forward(**inputs, **options, **chosen)
+            core.backward(saved, np.cos(np.arange(out.size, dtype=np.float64)).reshape(out.shape))
+        found.append(dict(traced))
+    both = [id for id in found[0] if id in found[1]]
+    assert any(id.startswith("d") for id in both) and any(not id.startswith("d") for id in both)
+    for id in both:
+        read, general = np.asarray(found[0][id]), np.asarray(found[1][id])
+        if id.partition(".")[2] in ("ridge", "epsilon"):  # the general code has one for each update
+            general = np.sum(general)
+        near(np.where(np.isfinite(read), read, 0.0), np.where(np.isfinite(general), general, 0.0), id)
 
 
 def near(x: Any, expected: Any, what: str) -> None:

@@ -9,17 +9,20 @@ import ast
 import doctest
 import importlib
 import importlib.util
+import inspect
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 import refattn as ra
 from refattn import model
+from refattn.mechanisms.graph_energy import definition
 
 ROOT = Path(__file__).resolve().parents[1]
 # Pages below those of mechanisms are written from records when the documentation is built: see tests/docs/.
@@ -203,6 +206,22 @@ def test_examples_give_what_they_show(example: doctest.DocTest) -> None:
 def test_examples_are_found() -> None:
     names = [example.name.partition(":")[0] for example in examples()]
     assert {"refattn/equations.py", "refattn/mechanisms/softmax/core.py", "docs/design.md"} <= set(names)
+
+
+def test_the_comments_beside_the_call_of_graph_energy_are_what_it_gives() -> None:
+    """Scores below tau are dropped: their tokens are not read, and the scores themselves stay as they are."""
+    page = (ROOT / "docs/mechanisms/graph_energy.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    given: dict[str, Any] = {"np": np, "ra": ra}
+    exec(code, given)
+    scores = given["saved"].scores
+    tau = inspect.signature(definition.forward).parameters["tau"].default
+    assert f"# out: {given['out'].shape}" in code and np.all(scores > 0.0)
+    below = f"{np.sum(scores < tau)} of {scores.size} are below {tau:g}, and dropped"
+    assert f"# {scores.shape}: the score of each token when the flow ends; {below}" in code
+    with ra.trace() as values:
+        ra.graph_energy.forward(given["q"], given["k"], given["v"])
+    assert np.sum(values["GE.9"] == 0.0) == np.sum(scores < tau)
 
 
 def test_the_trace_is_shown_as_it_is_printed() -> None:

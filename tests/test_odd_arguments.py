@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import inspect
 import math
 import os
 from pathlib import Path
@@ -19,6 +20,7 @@ from refattn.analysis.graph_flow import GraphFlow
 from refattn.golden.tensors import encode
 from refattn.mechanisms.record import Input
 from refattn.train.settings import read_toml
+from refattn.verify import in_python
 from tests.cli.command import run
 
 X = np.ones((1, 2, 3, 4))
@@ -33,6 +35,19 @@ CALLS: list[tuple[str, Any]] = [
     ),
     ("order: got 4294967296, needs at most 1000000", lambda: ra.higher_order.forward(X, X, X, order=2**32)),
     ("flow: got 'x', needs a GraphFlow", lambda: diagram_of("x", "mu", 0.0, 1.0)),  # type: ignore[arg-type]
+    (
+        "casual: is no argument of softmax.forward .did you mean causal",
+        lambda: ra.softmax.forward(X, X, X, casual=True),  # type: ignore[call-arg]
+    ),
+    (
+        "q, k, v; the others by name",
+        lambda: ra.softmax.forward(X, X, X, np.ones((3, 3), bool)),  # type: ignore[call-arg]
+    ),
+    ("beta: is no argument of sympformer.forward", lambda: ra.sympformer.forward(X, X, X, beta=1.0)),  # type: ignore[call-arg]
+    ("dout: is no argument of softmax.backward .did you mean d_out", lambda: ra.softmax.backward(OTHERS, dout=X)),  # type: ignore[call-arg]
+    ("dtype: is no argument of verify .did you mean dtypes", lambda: ra.verify("softmax", len, dtype="fp32")),  # type: ignore[call-arg]
+    ("float8.*nvfp4 .did you mean float32", lambda: ra.verify("softmax", len, dtypes=("fp32",))),
+    ("window: got -1, needs a tuple", lambda: ra.softmax.forward(X, X, X, window=-1)),  # type: ignore[arg-type]
     ("low: got nan", lambda: diagram_of(FLOW, "mu", math.nan, 1.0)),
     ("high: got 'x'", lambda: diagram_of(FLOW, "mu", 0.0, "x")),  # type: ignore[arg-type]
     ("starts: got 0", lambda: diagram_of(FLOW, "mu", 0.0, 1.0, starts=0)),
@@ -45,6 +60,13 @@ CALLS: list[tuple[str, Any]] = [
     ("x: got list, needs an array", lambda: encode({"x": ("float64", [1.0])})),  # type: ignore[dict-item]
     ("about.a: got 3, needs a text", lambda: encode({"x": ("float64", X)}, {"a": 3})),  # type: ignore[dict-item]
 ]
+
+
+def test_names_that_are_not_there() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'foward' .did you mean forward"):
+        _ = ra.softmax.foward  # type: ignore[attr-defined]
+    assert not hasattr(ra.delta, "__wrapped__")
+    assert inspect.getdoc(ra.verify) == inspect.getdoc(in_python.verify)
 
 
 @pytest.mark.parametrize(("said", "call"), CALLS)

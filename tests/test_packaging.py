@@ -227,7 +227,7 @@ def test_links_and_pictures_work_where_the_package_is_published(
     text, tag = str(found.get_payload()), f"v{found['Version']}"
     links = re.findall(r"()\[[^]]*\]\(([^)]*)\)", text) + re.findall(r'\b(src|srcset)="([^"]*)"', text)
     assert len(links) > 6 and {picture for picture, _ in links} == {"", "src", "srcset"}
-    for picture, link in links:
+    for picture, link in (pair for pair in links if not pair[1].startswith("https://arxiv.org/")):
         place = f"https://example.org/someone/refattn/{'raw' if picture else 'blob'}/{tag}/"
         assert link.startswith(place) and (ROOT / link.removeprefix(place).partition("#")[0]).exists()
     assert "](docs" not in text and '="docs' not in text
@@ -243,3 +243,81 @@ def test_an_editable_install_is_the_tree(
     assert seen["refattn"] == str(clone / "refattn" / "__init__.py")
     assert Path(seen["backends"]).resolve() == clone / "backends" / "__init__.py"
     assert_complete(seen)
+
+
+KERNELS = """
+from guests import hopfield, power
+
+
+def right_hopfield(q, k, v, **options):
+    return hopfield.forward(q, k, v, **options)[0]
+
+
+def wrong_hopfield(q, k, v, *, updates=2, **options):
+    return hopfield.forward(q, k, v, updates=updates + 1, **options)[0]
+
+
+def right_power(q, k, v, **options):
+    return power.forward(q, k, v, **options)[0]
+
+
+def wrong_power(q, k, v, *, p=2, **options):
+    return power.forward(q, k, v, p=p + 2, **options)[0]
+"""
+"""Kernels of the mechanisms of examples/guests: right ones, and one of the wrong kernels that each record names."""
+
+
+@pytest.fixture(scope="module")
+def beside(build: Callable[[str, str], Built], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and, installed from its own folder, the package of examples/guests."""
+    target, guests = tmp_path_factory.mktemp("beside"), tmp_path_factory.mktemp("source") / "guests"
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+    shutil.copytree(ROOT / "examples" / "guests", guests, ignore=ignore)
+    pip_install(target, build("symlink", "wheel")[".whl"])
+    pip_install(target, guests)
+    return target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("guest", "option", "wrong"), [
+    ("hopfield", "updates=3", "one update more"),
+    ("power", "p=4", "the next power"),
+])  # fmt: skip
+@pytest.mark.parametrize("by", ["name", "MODULE:NAME"])
+def test_every_command_takes_a_mechanism_installed_beside_the_wheel(
+    beside: Path, tmp_path: Path, guest: str, option: str, wrong: str, by: str
+) -> None:
+    env = {name: x for name, x in os.environ.items() if not name.startswith("PYTHON")} | {"PYTHONPATH": str(beside)}
+    mechanism = guest if by == "name" else f"guests.{guest}:record"
+
+    def python(*words: str, code: int = 0) -> str:
+        command = [sys.executable, *words]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == code, f"{words}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    refattn = functools.partial(python, "-m", "refattn")
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    homes = python("-c", "import guests, refattn; print(refattn.__file__, guests.__file__)").split()
+    assert homes == [str(beside / name / "__init__.py") for name in ("refattn", "guests")]
+    assert f"\n{guest} " in refattn("list") and guest in refattn("list", mechanism, "--claims")
+    exec(compile(refattn("show", mechanism), "shown.py", "exec"), {})
+    assert f"guests/{guest}/definition.py:" in refattn("trace", mechanism)
+    refattn("trace", mechanism, "--block", "--set", option)
+    refattn("trace", mechanism, "--html", "tour.html")
+    assert "no tour" not in (tmp_path / "tour.html").read_text(encoding="utf-8")
+    refattn("verify", mechanism, "--quick", "--impl", f"kernels.py:right_{guest}")
+    assert wrong in refattn("verify", mechanism, "--quick", "--impl", f"kernels:wrong_{guest}", code=1)
+    refattn("golden", "write", "golden", mechanism)
+    assert "all agree" in refattn("golden", "check", "golden", mechanism)
+    small = {"width": 8, "heads": 2, "layers": 1, "context": 8, "batch": 2, "sample_bytes": 4, "score_bytes": 64}
+    settings = [
+        word for name, x in {**small, f"block.{option[:-2]}": option[-1]}.items() for word in ("--set", f"{name}={x}")
+    ]
+    refattn("train", mechanism, "--steps", "3", "--data", "repeats", "--out", "run", *settings)
+    assert refattn("sample", "run", "--prompt", "a", "--bytes", "3", "--mechanism", mechanism).startswith("a")
+    refattn("plot", "run", "--out", "curves.svg")
+    refattn("analyse", "clusters", mechanism, "--particles", "3", "--end", "0.5", "--out", "clusters")
+    refattn("analyse", "lyapunov", mechanism, "--run", "run", "--tokens", "3", "--out", "lyapunov")
+    rows = json.loads(refattn("check", mechanism, "--json", "-"))["checks"][0]["rows"]
+    assert {row["status"] for row in rows if row["section"] == "vectors"} == {"agrees"}

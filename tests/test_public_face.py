@@ -38,7 +38,7 @@ def test_the_mechanisms() -> None:
 
 def test_all_and_dir() -> None:
     fixed = {"Context", "Decline", "__version__", "bridges", "list_mechanisms", "mechanism", "reading"}
-    fixed |= {"assert_close", "explore", "tangent", "trace", "verify"}
+    fixed |= {"assert_close", "explore", "tangent", "trace", "train", "verify"}
     expected = fixed | set(ra.list_mechanisms())
     assert set(ra.__all__) == expected
     assert list(ra.__all__) == sorted(ra.__all__)

@@ -1,4 +1,4 @@
-"""README.md: its code stands in the files that it names, its commands print what it shows, its links lead somewhere."""
+"""README.md: its code and its commands print what they show, its links lead somewhere."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ def test_it_is_one_screen() -> None:
     assert len(README.splitlines()) <= 60
 
 
-def test_code_stands_in_the_file_that_is_named_before_it() -> None:
-    codes = blocks("python")
-    assert codes
-    for code in codes:
-        file = re.findall(r"\]\(([^)]*\.py)\)", README[: README.index(code)])[-1]
-        assert code in (ROOT / file).read_text(encoding="utf-8"), file
-        assert len(code.splitlines()) == 8
+def test_the_first_lines_print_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("python")
+    lines = [line.partition("  # torch")[0] for line in (ROOT / "docs/index.md").read_text("utf-8").splitlines()]
+    assert code in "\n".join(lines), "the front page begins with the same lines"
+    exec(code, {})
+    printed = capsys.readouterr().out
+    values = [float(x) for x in re.findall(r"\d\.\d*", printed.partition("]")[0])]
+    said = re.findall(r"# \[(.*?)\]", code)[0].split()
+    assert [f"{x:.2g}" for x in values] == [f"{float(x):.2g}" for x in said]
+    assert re.findall(r'# "(.*)"', code)[0] in printed
 
 
 def test_links_and_pictures_are_there() -> None:

@@ -20,6 +20,7 @@ import refattn as ra
 from refattn import model
 from refattn.golden import vectors
 from refattn.golden.tensors import encode
+from refattn.mechanisms import registry
 from refattn.model.params import OWN
 from refattn.train import checkpoint, loop, plot, settings
 from refattn.train.folder import RunError
@@ -51,7 +52,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nrecord = 3\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))  # as `python -m` has it
-    monkeypatch.setattr(plot, "draw_loss", lambda *arguments: None)
+    monkeypatch.setattr(plot, "draw", lambda *arguments: None)
     for name in ("evil", "this", "antigravity"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield tmp_path
@@ -64,7 +65,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("runs")
     text = write_text(home)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plot, "draw_loss", lambda *arguments: None)
+        patch.setattr(plot, "draw", lambda *arguments: None)
         return {
             name: train(settings.build(name, SMALL | {"data": text}), home / name).folder
             for name in ra.list_mechanisms()
@@ -170,6 +171,43 @@ def test_the_backend_of_another_package(here: Path, runs: dict[str, Path]) -> No
         ("train", "softmax", "--out", "new", "--config", "settings.toml"),
     ):
         assert "backend: got 'evil', needs one of numpy, cupy" in refused(*command)
+
+
+def test_the_mechanism_of_another_package(here: Path, runs: dict[str, Path]) -> None:
+    """The user names one in a command; no file does, neither by its entry point nor by its module."""
+    (here / "evil-1.dist-info").mkdir()
+    (here / "evil-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1\n")
+    (here / "evil-1.dist-info" / "entry_points.txt").write_text("[refattn.mechanisms]\nevil = evil:record\n")
+    assert registry.declared() == ("evil",)
+    folder = shutil.copytree(runs["softmax"], here / "run")
+    config = json.loads((folder / "config.json").read_text())
+    whole = json.loads((vectors.SHIPPED / vectors.MANIFEST).read_text())
+    entry = next(entry for entry in whole["cases"] if entry["file"] == "softmax/tiny.safetensors")
+    (here / "set" / "evil").mkdir(parents=True)
+    shutil.copy(vectors.SHIPPED / entry["file"], here / "set" / "evil" / "tiny.safetensors")
+    cases = [entry | {"mechanism": "evil", "file": "evil/tiny.safetensors"}]
+    part = whole | {"cases": cases, "count": 1, "sha256": vectors._of_all(cases)}
+    part["mechanisms"] = {"evil": whole["mechanisms"]["softmax"]}
+    signed_manifest(here / "set" / vectors.MANIFEST, part)
+    (here / "results").mkdir()
+    for text in ("evil", "evil:record"):
+        config["settings"]["mechanism"] = text
+        (folder / "config.json").write_text(json.dumps(config))
+        (here / "settings.toml").write_text(f'mechanism = "{text}"\n')
+        for command in (
+            ("train", "softmax", "--out", folder, "--resume"),
+            ("sample", folder, "--prompt", "a"),
+            ("sample", folder, "--prompt", "a", "--mechanism", "softmax"),
+            ("train", "softmax", "--out", "new", "--config", "settings.toml"),
+            ("train", "softmax", "--out", "new", "--set", f"mechanism={text}"),
+            ("analyse", "clusters", "softmax", "--run", folder),
+        ):
+            assert "mechanism" in refused(*command), command
+        with pytest.raises(ValueError, match=f"mechanism: got '{text}', needs one of softmax"):
+            model.Config(text, width=8, heads=2)
+    assert names("mechanism", refused("golden", "check", here / "set"))
+    assert run("golden", "show", here / "set").exit_code == 0
+    run("verify", "softmax", "--outputs", "results", "--vectors", "set")
 
 
 # --- options of cores

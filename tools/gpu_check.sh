@@ -85,4 +85,4 @@ grep -ahE ' disagrees |^(FAILED|ERROR) ' "$logs"/check-*.txt "$logs/tests.txt" |
 echo "== tables"
 cat "$logs/tables.md"
 tar -czf "$logs/all.tgz" -C "$logs" --exclude=all.tgz . 2>/dev/null # what comes back may be few files
-! grep -qE '\| no |out of time|not run' "$logs/rows"
+! grep -qvE '^\| [^|]* \| yes \|' "$logs/rows" # by the second column: a result may say "0 not run"

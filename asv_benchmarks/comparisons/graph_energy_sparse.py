@@ -25,16 +25,16 @@ def graph_of(n: int) -> Any:
 def sparse(n: int, coupling: str, channels: int) -> Callable[[], Any]:
     """The sparse form."""
     from refattn.mechanisms.graph_energy import sparse_graph
-    from refattn.mechanisms.graph_energy.implementations import sparse
+    from refattn.mechanisms.graph_energy.implementations.sparse import SPARSE
 
-    return evaluation(sparse, sparse_graph(graph_of(n)), n, coupling, channels)
+    return evaluation(SPARSE, sparse_graph(graph_of(n)), n, coupling, channels)
 
 
 def dense(n: int, coupling: str, channels: int) -> Callable[[], Any]:
     """Tiles of every difference of two scores."""
-    from refattn.mechanisms.graph_energy.implementations import tiled
+    from refattn.mechanisms.graph_energy.implementations.pairs import TILED
 
-    return evaluation(tiled, graph_of(n)[None, None], n, coupling, channels)
+    return evaluation(TILED, graph_of(n)[None, None], n, coupling, channels)
 
 
 def evaluation(form: Any, graph: Any, n: int, coupling: str, channels: int) -> Callable[[], Any]:

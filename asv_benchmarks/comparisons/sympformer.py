@@ -110,32 +110,6 @@ def products(batch: int, tokens: int, width: int, heads: int) -> Callable[[], An
     return run
 
 
-def operations(batch: int, tokens: int, width: int, heads: int) -> Callable[[], Any]:
-    """The whole substep in NumPy's functions and nothing else, `asv_benchmarks.substep_in_numpy`: a bound for refattn.
-
-    A sequence is a task.
-    """
-    if batch == 1:
-        raise NotImplementedError("the bound takes a sequence as one task")
-    import numpy as np
-
-    from asv_benchmarks.substep_in_numpy import substep
-    from refattn import backends, philox
-
-    def draw(name: str, *shape: int) -> Any:
-        return philox.normal(shape, seed=0, purpose=f"comparison.sympformer.{name}").astype(np.float32)
-
-    w = {name: draw(name, width, width) / np.float32(math.sqrt(width)) for name in "qkvob"}
-    xs, ps = (draw(name, batch, tokens, width) for name in "xp")
-
-    def run() -> Any:
-        done = backends.get("numpy").map(lambda one: substep(w, xs[one], ps[one], heads), range(batch))
-        whole = [np.stack(found) for found in zip(*(each[:4] for each in done), strict=True)]
-        return [*whole, *(sum(found) for found in zip(*(each[4:] for each in done), strict=True))]
-
-    return run
-
-
 COMPARISON = Comparison(
     name="sympformer",
     title="An attention substep of SympFormer",
@@ -144,14 +118,12 @@ COMPARISON = Comparison(
         "our own classical block. *plain* is the prefix oracle in PyTorch's operations, as its authors write it but "
         "with one product for all heads, and autograd. A substep is a part of a training step, so all sides keep the "
         "memory of freed arrays, as the trainer does: otherwise faults of pages take another fifth of refattn's time. "
-        "*products* are the matrix products in NumPy, without anything else; *operations* all of *plain* and its "
-        "adjoint in NumPy, a sequence for each task."
+        "*products* are the matrix products in NumPy, without anything else."
     ),
     sides=(
         Side("refattn", f"{__name__}:presymplectic", ours=True),
         Side("classical", f"{__name__}:classical"),
         Side("products", f"{__name__}:products", bound=True),
-        Side("operations", f"{__name__}:operations", bound=True),
         Side("plain", f"{__name__}:plain"),
     ),
     grid=(

@@ -35,28 +35,6 @@ def bare(run: str) -> Callable[[], Any]:
     return attend
 
 
-def operations(run: str) -> Callable[[], Any]:
-    """The operations of the definition's equations in NumPy and nothing else: a bound for refattn."""
-    if run != "forward":
-        raise NotImplementedError("the bound is that of the forward")
-    q, k, v, _ = softmax.arrays(N, "float32", HEADS, WIDTH)
-    scale = 1.0 / math.sqrt(WIDTH)
-
-    def attend() -> Any:
-        scores = q @ np.matrix_transpose(k) * scale
-        top = np.max(scores, axis=-1, keepdims=True)
-        alive = top != -math.inf
-        maximum = np.where(alive, top, 0.0)
-        exponentials = np.exp(scores - maximum)
-        total = np.where(alive, np.sum(exponentials, axis=-1, keepdims=True), 1.0)
-        weights = exponentials / total
-        out = weights @ v
-        _ = np.where(alive, maximum + np.log(total), -math.inf)[..., 0]  # lse
-        return out
-
-    return attend
-
-
 def definition(run: str) -> Callable[[], Any]:
     """The forward of refattn's dense form, given what its core makes of the arguments: a bound for refattn."""
     if run != "forward":
@@ -85,14 +63,12 @@ COMPARISON = Comparison(
     text=(
         f"Softmax attention of {N} tokens, one head of width {WIDTH}, float32: what a call costs before it computes "
         "anything. *NumPy* is the bare formula, *eager* the same in PyTorch. refattn also checks all its arguments, "
-        "looks for queries that may attend nothing, returns lse and keeps what its backward reads. *operations* are "
-        "those of its definition in NumPy, without anything else; *definition* is the dense form as it stands, whose "
-        "arguments nobody has looked at."
+        "looks for queries that may attend nothing, returns lse and keeps what its backward reads. *definition* "
+        "is the dense form as it stands, whose arguments nobody has looked at."
     ),
     sides=(
         Side("refattn", f"{__name__}:ours", ours=True),
         Side("NumPy", f"{__name__}:bare"),
-        Side("operations", f"{__name__}:operations", bound=True),
         Side("definition", f"{__name__}:definition", bound=True),
         Side("SDPA", f"{__name__}:sdpa"),
         Side("eager", f"{__name__}:eager"),

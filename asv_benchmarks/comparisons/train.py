@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from asv_benchmarks import step_in_numpy
 from asv_benchmarks.comparison import Comparison, Point, Side
 from refattn import philox, tree
 from refattn.train import data
@@ -98,42 +96,6 @@ def products(width: int, layers: int, context: int, batch: int) -> Callable[[], 
     return lambda: backends.get("numpy").map(shard, range(batch * context // SHARD_TOKENS))
 
 
-def operations(width: int, layers: int, context: int, batch: int) -> Callable[[], Any]:
-    """The whole step in NumPy's functions and nothing else, `asv_benchmarks.step_in_numpy`: a bound for refattn."""
-    from refattn import backends
-    from refattn.train import loop
-    from refattn.train.step import SHARD_TOKENS
-
-    settings, text = settings_of(width, layers, context, batch), text_of()
-    params = {name: x.copy() for name, x in tree.flatten(loop.fresh(settings).params).items()}
-    first, second = ({name: np.zeros_like(x) for name, x in params.items()} for _ in range(2))
-    plain = {name for name, x in params.items() if x.ndim < 2 or "embedding" in name}
-    decays = {name: 0.0 if name in plain else settings.weight_decay for name in params}
-    own, rows = (settings.beta1, settings.beta2, settings.epsilon), max(1, SHARD_TOKENS // context)
-    losses: list[float] = []
-
-    def run() -> Any:
-        number = len(losses) + 1
-        inputs, targets = data.batch(text.train, size=batch, context=context, seed=settings.seed, step=number)
-
-        def shard(at: slice) -> Any:
-            weight = 1.0 / inputs.size
-            return step_in_numpy.loss_and_gradients(params, inputs[at], targets[at], layers, settings.heads, weight)
-
-        found = backends.get("numpy").map(shard, [slice(n, n + rows) for n in range(0, batch, rows)])
-        (loss, gradients), *others = found
-        for other, added in others:
-            loss += other
-            for name, x in added.items():
-                gradients[name] += x
-        step_in_numpy.clip(gradients, settings.clip or math.inf)
-        step_in_numpy.adamw(params, first, second, gradients, number, settings.schedule(number), decays, own)
-        losses.append(loss / inputs.size)
-        return np.asarray(losses[:SHOWN])
-
-    return run
-
-
 def _torch_model(settings: Settings, start: dict[str, Any]) -> Any:
     """Return the model as one writes it in PyTorch, with queries, keys and values from one product."""
     import torch
@@ -204,13 +166,11 @@ COMPARISON = Comparison(
     text=(
         "One step of `refattn train`: a batch of the text, loss, gradients of all parameters, clipping and AdamW, "
         "beside the same model from the same parameters in PyTorch's eager mode, with its attention kernel, autograd "
-        "and AdamW. *products* are those of the linear maps alone, forward and backward, in NumPy; *operations* the "
-        "whole step in NumPy's functions, which overwrite what they can."
+        "and AdamW. *products* are those of the linear maps alone, forward and backward, in NumPy."
     ),
     sides=(
         Side("refattn", f"{__name__}:ours", ours=True),
         Side("products", f"{__name__}:products", bound=True),
-        Side("operations", f"{__name__}:operations"),
         Side("eager", f"{__name__}:eager"),
     ),
     grid=(

@@ -14,11 +14,9 @@ from typing import Any
 
 import click
 
-from docs.experiments.runs import Run, run_all
+from docs.experiments.runs import Run, choice, steps_option, trains
 from docs.experiments.tasks import Overwriting, Parity, Task, Text
 from docs.experiments.training import Plan
-from refattn.cli.arguments import campaign_options
-from refattn.many_runs import Where
 
 RESULTS = Path(__file__).with_name("delta.jsonl")
 
@@ -85,25 +83,17 @@ def _run(name: str, task: str, seed: int, steps: int | None, longer: int) -> Run
     return Run(mechanism, what, plan, seed, options)
 
 
-@click.group(help=__doc__)
-def main() -> None:
-    """Run the experiment."""
+main = click.Group(help=__doc__)
 
 
-@main.command(short_help="Train all models that have no line in the results yet.")
-@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
-@campaign_options(keep=False)
-@click.option("--steps", type=click.IntRange(1), help="Updates of every training, for a quick look: one seed.")
-@click.option("--task", "tasks", type=click.Choice(list(TASKS)), multiple=True, help="Only this one, or these.")
-@click.option("--model", "names", type=click.Choice(list(MODELS)), multiple=True, help="The same.")
-def run(results: Path, where: Where, steps: int | None, tasks: tuple[str, ...], names: tuple[str, ...]) -> None:
-    """Train all models that have no line in the results yet."""
+@trains(main, RESULTS, "Train all models that have no line in the results yet.")
+@steps_option()
+@choice("--task", "tasks", TASKS)
+@choice("--model", "names", MODELS)
+def run(steps: int | None, tasks: tuple[str, ...], names: tuple[str, ...]) -> list[Run]:
+    """Train all models that have no line in the results yet. A part is of one seed."""
     part = steps is not None or tasks or names
-    wanted = grid(names or tuple(MODELS), tasks or tuple(TASKS), SEEDS[:1], steps) if part else whole()
-    lines = run_all(wanted, results, where)
-    for each, line in zip(wanted, lines, strict=True):
-        click.echo(each.told(line["result"]))
-    click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
+    return grid(names or tuple(MODELS), tasks or tuple(TASKS), SEEDS[:1], steps) if part else whole()
 
 
 if __name__ == "__main__":

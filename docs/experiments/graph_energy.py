@@ -15,12 +15,10 @@ from typing import Any
 import click
 import numpy as np
 
-from docs.experiments.runs import Run, run_all
+from docs.experiments.runs import Run, trains
 from docs.experiments.tasks import Batch, Task, Text
 from docs.experiments.training import Plan, fresh, score, trained
 from refattn import model, philox, tree
-from refattn.cli.arguments import campaign_options
-from refattn.many_runs import Where
 from refattn.mechanisms.graph_energy import residual
 
 RESULTS = Path(__file__).with_name("graph_energy.jsonl")
@@ -135,18 +133,13 @@ def longer() -> Plan:
     return replace(PLAN, steps=TIMES * PLAN.steps)
 
 
-@click.group(help=__doc__)
-def main() -> None:
-    """Run the experiment."""
+main = click.Group(help=__doc__)
 
 
-@main.command(short_help="Train all models that have no line in the results yet.")
-@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
-@campaign_options(keep=False)
-def run(results: Path, where: Where) -> None:
+@trains(main, RESULTS, "Train all models that have no line in the results yet.")
+def run() -> list[Run]:
     """Train all models that have no line in the results yet."""
-    for each, line in zip(every(), run_all(every(), results, where), strict=True):
-        click.echo(each.told(line["result"]))
+    return every()
 
 
 if __name__ == "__main__":

@@ -14,9 +14,7 @@ from pathlib import Path
 import click
 
 from docs.experiments.growing_training import WAYS, Plan, Run, Teacher, Written
-from docs.experiments.runs import run_all
-from refattn.cli.arguments import campaign_options
-from refattn.many_runs import Where
+from docs.experiments.runs import choice, seeds_option, steps_option, trains
 
 RESULTS = Path(__file__).with_name("growing.jsonl")
 
@@ -74,27 +72,17 @@ def grid(tasks: Sequence[str], seeds: Sequence[int], ways: Sequence[str] = (), s
     return runs
 
 
-@click.group(help=__doc__)
-def main() -> None:
-    """Run the experiment."""
+main = click.Group(help=__doc__)
 
 
-@main.command(short_help="Train all that has no line in the results yet.")
-@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
-@campaign_options(keep=False)
-@click.option("--seeds", type=click.IntRange(1), default=len(SEEDS), help="How many seeds: 0, 1, ...")
-@click.option("--steps", type=click.IntRange(4), help="Updates of every training, for a quick look.")
-@click.option("--task", "tasks", type=click.Choice(list(TASKS)), multiple=True, help="Only this one, or these.")
-@click.option("--way", "ways", type=click.Choice(list(WAYS)), multiple=True, help="The same.")
-def run(
-    results: Path, where: Where, seeds: int, steps: int | None, tasks: tuple[str, ...], ways: tuple[str, ...]
-) -> None:
+@trains(main, RESULTS, "Train all that has no line in the results yet.")
+@seeds_option(len(SEEDS))
+@steps_option(4)
+@choice("--task", "tasks", TASKS)
+@choice("--way", "ways", WAYS)
+def run(seeds: int, steps: int | None, tasks: tuple[str, ...], ways: tuple[str, ...]) -> list[Run]:
     """Train all that has no line in the results yet."""
-    wanted = grid(tasks or tuple(TASKS), range(seeds), ways, steps)
-    lines = run_all(wanted, results, where)
-    for each, line in zip(wanted, lines, strict=True):
-        click.echo(each.told(line["result"]))
-    click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
+    return grid(tasks or tuple(TASKS), range(seeds), ways, steps)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,9 @@ from typing import Any
 import click
 
 from docs.experiments import normalisers
-from docs.experiments.runs import Run, run_all
+from docs.experiments.runs import Run, choice, seeds_option, steps_option, trains
 from docs.experiments.tasks import Recall, Task, Text
 from docs.experiments.training import Plan
-from refattn.cli.arguments import campaign_options
-from refattn.many_runs import Where
 
 RESULTS = Path(__file__).with_name("higher_order.jsonl")
 
@@ -103,39 +101,23 @@ def divided() -> list[Run]:
     return normalisers.divided((*TASKS[task], seeds) for task, seeds in FEW.items())
 
 
-@click.group(help=__doc__)
-def main() -> None:
-    """Run the experiment."""
+main = click.Group(help=__doc__)
 
 
-@main.command(short_help="Train all models that have no line in the results yet.")
-@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
-@campaign_options(keep=False)
-@click.option("--seeds", type=click.IntRange(1), default=len(SEEDS), help="How many seeds: 0, 1, ...")
-@click.option("--steps", type=click.IntRange(1), help="Updates of every training, for a quick look.")
-@click.option("--task", "tasks", type=click.Choice(list(TASKS)), multiple=True, help="Only this one, or these.")
-@click.option("--mechanism", "names", type=click.Choice(list(MECHANISMS)), multiple=True, help="The same.")
-def run(
-    results: Path, where: Where, seeds: int, steps: int | None, tasks: tuple[str, ...], names: tuple[str, ...]
-) -> None:
+@trains(main, RESULTS, "Train all models that have no line in the results yet.")
+@seeds_option(len(SEEDS))
+@steps_option()
+@choice("--task", "tasks", TASKS)
+@choice("--mechanism", "names", MECHANISMS)
+def run(seeds: int, steps: int | None, tasks: tuple[str, ...], names: tuple[str, ...]) -> list[Run]:
     """Train all models that have no line in the results yet."""
-    wanted = grid(names or tuple(MECHANISMS), tasks or tuple(TASKS), range(seeds), steps)
-    lines = run_all(wanted, results, where)
-    for each, line in zip(wanted, lines, strict=True):
-        click.echo(each.told(line["result"]))
-    click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
+    return grid(names or tuple(MECHANISMS), tasks or tuple(TASKS), range(seeds), steps)
 
 
-@main.command(short_help="Train models that divide by something else than their sums, four times as long.")
-@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
-@campaign_options(keep=False)
-def divide(results: Path, where: Where) -> None:
+@trains(main, RESULTS, "Train models that divide by something else than their sums, four times as long.")
+def divide() -> list[Run]:
     """Train models that divide by something else than their sums, four times as long."""
-    wanted = divided()
-    lines = run_all(wanted, results, where)
-    for each, line in zip(wanted, lines, strict=True):
-        click.echo(each.told(line["result"]))
-    click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
+    return divided()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m docs.experiments.koopman run     # some 32 minutes of one core; goes on where it was stopped
 
 All models of a task have the same number of parameters, to 4 per cent; each learns with three seeds. Smaller ones are
-the article's own system and longer paths, trained once, and once for four times as many steps. `PATHS` are no
+the preset tie2024 and longer paths, trained once, and once for four times as many steps. `PATHS` are no
 trainings: they measure what an update leaves of a query.
 """
 
@@ -19,11 +19,9 @@ import click
 import refattn as ra
 from docs.experiments.koopman_paths import Path as Measured
 from docs.experiments.koopman_paths import TrainedPath
-from docs.experiments.runs import Job, Run, found, run_all
+from docs.experiments.runs import Job, Run, choice, found, seeds_option, steps_option, trains
 from docs.experiments.tasks import Recall, Task, Text
 from docs.experiments.training import Plan
-from refattn.cli.arguments import campaign_options
-from refattn.many_runs import Where
 
 RESULTS = Path(__file__).with_name("koopman.jsonl")
 
@@ -75,7 +73,7 @@ SMALLER: dict[str, tuple[Task, Plan]] = {
     ),
     "recall": (Recall(pairs=4, keys=8, values=8, judged=512), replace(RECALL, width=16, steps=200, batch=16)),
 }
-"""What the article's own system learns: one draw serves all queries of a call, so that calls have to be small."""
+"""What the preset tie2024 learns: one draw serves all queries of a call, so that calls have to be small."""
 
 UPDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "attention": ("softmax", {}),
@@ -147,29 +145,20 @@ def _run(name: str, task: str, seed: int, steps: int | None) -> Run:
     return Run(mechanism, what, plan if steps is None else replace(plan, steps=steps), seed, options)
 
 
-@click.group(help=__doc__)
-def main() -> None:
-    """Run the experiment."""
+main = click.Group(help=__doc__)
 
 
-@main.command(short_help="Train all models that have no line in the results yet.")
-@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
-@campaign_options(keep=False)
-@click.option("--seeds", type=click.IntRange(1), default=len(SEEDS), help="How many seeds: 0, 1, ...")
-@click.option("--steps", type=click.IntRange(1), help="Updates of every training, for a quick look.")
-@click.option("--task", "tasks", type=click.Choice(list(TASKS)), multiple=True, help="Only this one, or these.")
-@click.option("--model", "names", type=click.Choice(list(MODELS)), multiple=True, help="The same.")
-def run(
-    results: Path, where: Where, seeds: int, steps: int | None, tasks: tuple[str, ...], names: tuple[str, ...]
-) -> None:
+@trains(main, RESULTS, "Train all models that have no line in the results yet.")
+@seeds_option(len(SEEDS))
+@steps_option()
+@choice("--task", "tasks", TASKS)
+@choice("--model", "names", MODELS)
+def run(seeds: int, steps: int | None, tasks: tuple[str, ...], names: tuple[str, ...]) -> list[Job]:
     """Train all models that have no line in the results yet."""
     wanted: list[Job] = [*grid(names or tuple(MODELS), tasks or tuple(TASKS), range(seeds), steps)]
     if not (names or tasks or steps):
         wanted += [*PATHS, *trained_paths(range(seeds)), *updates_grid(range(seeds))]
-    lines = run_all(wanted, results, where)
-    for each, line in zip(wanted, lines, strict=True):
-        click.echo(each.told(line["result"]))
-    click.echo(f"{sum(line['result'].get('seconds', 0.0) for line in lines):.0f} s of the CPU, {results}")
+    return wanted
 
 
 if __name__ == "__main__":

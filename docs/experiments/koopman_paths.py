@@ -73,8 +73,9 @@ class Path:
                 updates=self.transitions + 1,
                 kernel=self.kernel,
                 fit=f"{self.fit}(ridge={self.ridge}, tau={self.tau})",
+                implementation="dense",
             )
-        point, place, inner = (values.passes(f"KOOP.{n}")[-1] for n in (15, 13, 8))
+        point, place, inner = (values.passes(f"KOOP.{id}")[-1] for id in READ)
         return measured(values.passes("KOOP.4")[-1], point, place, inner, 0.0 if self.kernel == "linear" else 1.0)
 
     def told(self, result: Mapping[str, Any]) -> str:
@@ -83,6 +84,9 @@ class Path:
 
 
 HEADS = 8
+
+READ = ("15", "section", "8")
+"""Equations of the general code that are read: the next point, kappa(q'), and kappa at the starts of moves."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ class TrainedPath:
         layers = []
         for n in range(self.run.plan.layers):
             weight = float(np.exp(params.at(n).block.log_weight[0]))
-            point, place, inner = (values.passes(f"KOOP.{number}")[n] for number in (15, 13, 8))
+            point, place, inner = (values.passes(f"KOOP.{id}")[n] for id in READ)
             layers.append(measured(values.passes("KOOP.4")[2 * n + 1], point, place, inner, weight))
         return {"bits": found["bits"], "layers": layers, "seconds": found["seconds"]}
 

@@ -1,4 +1,4 @@
-"""Each paper's own settings beside those of this library: one small training of each, and of softmax attention.
+"""Settings after each paper beside those of this library: one small training of each, and of softmax attention.
 
     python -m docs.experiments.presets run     # some 45 minutes of one core; goes on where it was stopped
 
@@ -18,12 +18,10 @@ from typing import Any
 import click
 import numpy as np
 
-from docs.experiments.runs import Line, read, run_all
+from docs.experiments.runs import Line, choice, read, seeds_option, trains
 from docs.experiments.tasks import standard_library
 from refattn import tree
-from refattn.cli.arguments import campaign_options
 from refattn.instruments.counting import Count, counting
-from refattn.many_runs import Where
 from refattn.train import loop, settings
 from refattn.train.diagnose import DivergedError
 from refattn.train.step import measured, score
@@ -44,6 +42,8 @@ SIZE: Mapping[str, Any] = {
     "warmup": 30,
     "floor": 0.05,
     "score_bytes": 1 << 20,
+    "mlp": None,
+    "decode": "vocabulary",
 }
 """What all trainings have, whatever their preset says of it; what decays and rates of single numbers are its own."""
 
@@ -64,7 +64,8 @@ class Setting:
     Attributes
     ----------
     of
-        Whose settings these are: "printed" are the author's, "corrected" those of this library.
+        Whose settings these are, of a preset as its record says of each: "printed" in the paper, those of the authors'
+        or of "his code", "in part ours", or "this library's".
     whole
         Whether it is trained for equal steps, too; one whose steps take seconds is not.
     """
@@ -87,32 +88,24 @@ class Setting:
         return settings.build(self.mechanism, {**given, **SIZE, "steps": steps, "seed": seed})
 
 
-PAPERS = {
-    "sympformer": "Stein, Li, Steidl 2026",
-    "higher_order": "Mercat 2020",
-    "koopman": "Tie 2024",
-    "graph_energy": "Preetham 2023",
-    "growing": "Burgund 2025",
-}
-
 SETTINGS: dict[str, Setting] = {
     "softmax": Setting("softmax", None, "baseline"),
-    "B": Setting("sympformer", "B", "printed"),
-    "presymplectic Euler": Setting("sympformer", "presymp_euler", "printed"),
-    "Y": Setting("sympformer", "Y", "printed"),
-    "H0": Setting("sympformer", "H0", "printed"),
-    "H1": Setting("sympformer", "H1", "printed"),
-    "R2": Setting("sympformer", "R2", "printed"),
-    "SympFormer": Setting("sympformer", None, "corrected"),
-    "Mercat": Setting("higher_order", "mercat2020", "printed"),
-    "higher order": Setting("higher_order", None, "corrected"),
-    "Tie": Setting("koopman", "tie2024", "printed", whole=False),
-    "Koopman": Setting("koopman", None, "corrected"),
-    "Burgund": Setting("growing", "burgund2025", "printed"),
-    "growing": Setting("growing", "corrected", "corrected"),
-    "Preetham": Setting("graph_energy", "preetham2023", "printed"),
-    "graph energy": Setting("graph_energy", None, "corrected"),
-    "delta": Setting("delta", None, "corrected"),
+    "B": Setting("sympformer", "B", "authors'"),
+    "presymplectic Euler": Setting("sympformer", "presymp_euler", "authors'"),
+    "Y": Setting("sympformer", "Y", "authors'"),
+    "H0": Setting("sympformer", "H0", "authors'"),
+    "H1": Setting("sympformer", "H1", "authors'"),
+    "R2": Setting("sympformer", "R2", "authors'"),
+    "SympFormer": Setting("sympformer", None, "this library's"),
+    "Mercat, printed: the default": Setting("higher_order", None, "printed"),
+    "Mercat, his code: minus one": Setting("higher_order", "mercat2020", "his code"),
+    "Tie": Setting("koopman", "tie2024", "in part ours", whole=False),
+    "Koopman": Setting("koopman", None, "this library's"),
+    "Burgund": Setting("growing", "burgund2025", "in part ours"),
+    "growing": Setting("growing", "corrected", "this library's"),
+    "Preetham": Setting("graph_energy", "preetham2023", "in part ours"),
+    "graph energy": Setting("graph_energy", None, "this library's"),
+    "delta": Setting("delta", None, "this library's"),
 }
 """By name, in the order of the table."""
 
@@ -274,23 +267,15 @@ def by_setting(results: Path, names: Sequence[str] = tuple(SETTINGS)) -> dict[st
     return found
 
 
-@click.group(help=__doc__)
-def main() -> None:
-    """Run the trainings."""
+main = click.Group(help=__doc__)
 
 
-@main.command(short_help="Train all settings that have no line in the results yet.")
-@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
-@campaign_options(keep=False)
-@click.option("--seeds", type=click.IntRange(1), default=len(SEEDS), help="How many seeds: 0, 1, ...")
-@click.option("--setting", "names", type=click.Choice(list(SETTINGS)), multiple=True, help="Only this one, or these.")
-def run(results: Path, where: Where, seeds: int, names: tuple[str, ...]) -> None:
+@trains(main, RESULTS, "Train all settings that have no line in the results yet.")
+@seeds_option(len(SEEDS))
+@choice("--setting", "names", SETTINGS)
+def run(seeds: int, names: tuple[str, ...]) -> list[Job]:
     """Train all settings that have no line in the results yet."""
-    jobs = wanted(names or tuple(SETTINGS), range(seeds))
-    lines = run_all(jobs, results, where)
-    for each, line in zip(jobs, lines, strict=True):
-        click.echo(each.told(line["result"]))
-    click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
+    return wanted(names or tuple(SETTINGS), range(seeds))
 
 
 if __name__ == "__main__":

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import click
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from docs.experiments.tasks import Task, Text, standard_library
 from docs.experiments.training import Plan, train
 from refattn import backends, many_runs
+from refattn.cli.arguments import campaign_options
 from refattn.cli.output import progress
 from refattn.files import write_atomically
 from refattn.many_runs import HERE, Unit, Where
@@ -145,6 +148,41 @@ def one(run: Job) -> Line:
     if run.text:
         versions["text"] = standard_library().fingerprint[:16]
     return {"run": run.to_json(), "result": result, "versions": versions}
+
+
+def trains(group: click.Group, results: Path | None, short_help: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a function that returns jobs: it runs those that have no line in the results yet."""
+
+    def make(wanted: Callable[..., Sequence[Job]]) -> click.Command:
+        @functools.wraps(wanted)
+        def run(results: Path, where: Where, **chosen: Any) -> None:
+            jobs = wanted(**chosen)
+            lines = run_all(jobs, results, where)
+            for job, line in zip(jobs, lines, strict=True):
+                click.echo(job.told(line["result"]))
+            click.echo(f"{sum(line['result'].get('seconds', 0.0) for line in lines):.0f} s of the CPU, {results}")
+
+        path = click.Path(dir_okay=False, path_type=Path)
+        needed = {"required": True} if results is None else {"default": results}
+        file = click.option("--results", type=path, help="The file of lines.", **needed)
+        return group.command(short_help=short_help)(file(campaign_options(keep=False)(run)))
+
+    return make
+
+
+def choice(option: str, name: str, known: Iterable[str]) -> Callable[[Any], Any]:
+    """Return the option that takes some of the known names, none for all."""
+    return click.option(option, name, type=click.Choice(list(known)), multiple=True, help="Only this one, or these.")
+
+
+def seeds_option(most: int) -> Callable[[Any], Any]:
+    """Return the option that says how many seeds."""
+    return click.option("--seeds", type=click.IntRange(1), default=most, help="How many seeds: 0, 1, ...")
+
+
+def steps_option(least: int = 1) -> Callable[[Any], Any]:
+    """Return the option of a quick look."""
+    return click.option("--steps", type=click.IntRange(least), help="Updates of every training, for a quick look.")
 
 
 def _key(run: Mapping[str, Any]) -> str:

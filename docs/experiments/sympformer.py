@@ -18,11 +18,9 @@ from typing import Any
 
 import click
 
-from docs.experiments.runs import Line, Run, found, run_all
+from docs.experiments.runs import Line, Run, choice, found, seeds_option, steps_option, trains
 from docs.experiments.tasks import Text, TokenFiles
 from docs.experiments.training import Plan
-from refattn.cli.arguments import campaign_options
-from refattn.many_runs import Where
 
 RESULTS = Path(__file__).with_name("sympformer.jsonl")
 PAGE = Path(__file__).with_name("sympformer.md")
@@ -122,57 +120,36 @@ def parts(names: Sequence[str] = tuple(VARIANTS), seeds: Sequence[int] = SEEDS) 
     return found
 
 
-@click.group(help=__doc__)
-def main() -> None:
-    """Run the experiment."""
+main = click.Group(help=__doc__)
 
 
-variants = click.option("--variant", "names", type=click.Choice(list(VARIANTS)), multiple=True, help="Only these.")
-seeds_of = click.option("--seeds", type=click.IntRange(1), default=len(SEEDS), help="How many seeds: 0, 1, ...")
-
-
-@main.command(short_help="Train all models that have no line in the results yet.")
-@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
-@click.option("--steps", type=click.IntRange(1), help="Updates of a training, of the short ones alone: a quick look.")
-@variants
-@seeds_of
-@campaign_options(keep=False)
-def run(results: Path, steps: int | None, names: tuple[str, ...], seeds: int, where: Where) -> None:
-    """Train all models that have no line in the results yet."""
-    wanted = parts(names or tuple(VARIANTS), range(seeds))
+@trains(main, RESULTS, "Train all models that have no line in the results yet.")
+@steps_option()
+@choice("--variant", "names", VARIANTS)
+@seeds_option(len(SEEDS))
+def run(steps: int | None, names: tuple[str, ...], seeds: int) -> list[Run]:
+    """Train all models that have no line in the results yet. With steps it is the short ones alone."""
     if steps is not None:
-        wanted = {"short": grid(names or tuple(VARIANTS), range(seeds), steps)}
-    _run([each for part in wanted.values() for each in part], results, where)
+        return grid(names or tuple(VARIANTS), range(seeds), steps)
+    return [each for part in parts(names or tuple(VARIANTS), range(seeds)).values() for each in part]
 
 
-@main.command(short_help="The published size, on token files that are not part of this project.")
+@trains(main, None, "The published size, on token files that are not part of this project.")
 @click.option(
     "--tokens", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True, help="See above."
 )
-@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file of lines.")
 @click.option("--steps", type=click.IntRange(1), default=PAPER.steps, help="Updates of every training.")
 @click.option("--vocabulary", type=click.IntRange(2), default=50304, help="Number of different tokens.")
-@variants
-@seeds_of
-@campaign_options(keep=False)
-def paper(
-    tokens: Path, results: Path, steps: int, vocabulary: int, names: tuple[str, ...], seeds: int, where: Where
-) -> None:
+@choice("--variant", "names", VARIANTS)
+@seeds_option(len(SEEDS))
+def paper(tokens: Path, steps: int, vocabulary: int, names: tuple[str, ...], seeds: int) -> list[Run]:
     """Train the published size on `train.bin` and `val.bin` of a folder: tokens of 16 bits, the lower byte first."""
     task, plan = TokenFiles(str(tokens), vocabulary), replace(PAPER, steps=steps)
-    runs = [
+    return [
         Run("sympformer", task, replace(plan, layers=layers), seed, {**options, "spread": 0.02})
         for seed in range(seeds)
         for layers, options in (VARIANTS[name] for name in names or tuple(VARIANTS))
     ]
-    _run(runs, results, where)
-
-
-def _run(runs: Sequence[Run], results: Path, where: Where) -> None:
-    lines = run_all(runs, results, where)
-    for each, line in zip(runs, lines, strict=True):
-        click.echo(each.told(line["result"]))
-    click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
 
 
 def by_part(results: Path) -> dict[str, dict[str, list[Line]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -127,28 +127,44 @@ class TokenFiles:
 
 
 @dataclass(frozen=True)
-class Recall:
-    """Associative recall with several queries: pairs of a key and a value, then every key again, in another order.
-
-    A sequence is ``k_1 v_1 ... k_P v_P`` and then the keys once more, shuffled; after each of these its value is asked
-    for, and nothing before. Keys of a sequence differ from each other, values need not. Which value belongs to a key is
-    drawn for every sequence anew, so that no weight can know it. Source: the multi-query associative recall of Arora
-    et al. 2023 (arXiv:2312.04927), without the gaps between the queries.
+class Drawn:
+    """A task whose sequences are drawn, those that are held out for no seed of a training.
 
     Attributes
     ----------
-    pairs
-        P, the pairs of a sequence; it has 3 P tokens.
-    keys, values
-        How many different keys and values there are; tokens 0 to keys - 1 are keys, those after them values.
     judged
         Sequences that are held out.
     """
 
+    judged: int = field(default=1024, kw_only=True)
+
+    def batch(self, size: int, *, seed: int, step: int) -> Batch:
+        """Return sequences drawn for this seed and step."""
+        return self._drawn(size, "learnt", seed, step)
+
+    def held_out(self) -> Iterator[Batch]:
+        """Yield sequences drawn for no seed of a training."""
+        yield self._drawn(self.judged, "judged", 0, 0)
+
+    def _drawn(self, size: int, part: str, seed: int, step: int) -> Batch:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Pairs(Drawn):
+    """Associative recall: after a key its value is asked for.
+
+    Attributes
+    ----------
+    pairs
+        Different keys of a sequence.
+    keys, values
+        How many different keys and values there are; tokens 0 to keys - 1 are keys, those after them values.
+    """
+
     pairs: int = 4
-    keys: int = 16
-    values: int = 16
-    judged: int = 1024
+    keys: int = field(default=16, kw_only=True)
+    values: int = field(default=16, kw_only=True)
 
     def __post_init__(self) -> None:
         if not 1 <= self.pairs <= self.keys:
@@ -159,18 +175,23 @@ class Recall:
         """Keys and values."""
         return self.keys + self.values
 
+
+@dataclass(frozen=True)
+class Recall(Pairs):
+    """Associative recall with several queries: pairs of a key and a value, then every key again, in another order.
+
+    A sequence is ``k_1 v_1 ... k_P v_P`` and then the keys once more, shuffled; after each of these its value is asked
+    for, and nothing before. Keys of a sequence differ from each other, values need not. Which value belongs to a key is
+    drawn for every sequence anew, so that no weight can know it. Source: the multi-query associative recall of Arora
+    et al. 2023 (arXiv:2312.04927), without the gaps between the queries.
+
+    A sequence has P = `pairs` pairs, 3 P tokens in all.
+    """
+
     @property
     def context(self) -> int:
         """Tokens of a sequence."""
         return 3 * self.pairs
-
-    def batch(self, size: int, *, seed: int, step: int) -> Batch:
-        """Return sequences drawn for this seed and step."""
-        return self._drawn(size, "learnt", seed, step)
-
-    def held_out(self) -> Iterator[Batch]:
-        """Yield sequences drawn for no seed of a training."""
-        yield self._drawn(self.judged, "judged", 0, 0)
 
     def _drawn(self, size: int, part: str, seed: int, step: int) -> Batch:
         name: dict[str, Any] = {"seed": seed, "step": step}
@@ -185,7 +206,7 @@ class Recall:
 
 
 @dataclass(frozen=True)
-class Overwriting:
+class Overwriting(Pairs):
     """Associative recall of keys that are assigned again: what is asked for is the last value of each.
 
     A sequence is ``rounds`` times every key of it with a value drawn anew, all in a random order, and then the keys
@@ -194,41 +215,16 @@ class Overwriting:
 
     Attributes
     ----------
-    pairs, rounds
-        Different keys of a sequence, and how often each is assigned; it has (2 rounds + 1) pairs tokens.
-    keys, values
-        How many different keys and values there are; tokens 0 to keys - 1 are keys, those after them values.
-    judged
-        Sequences that are held out.
+    rounds
+        How often each key is assigned; a sequence has (2 rounds + 1) pairs tokens.
     """
 
-    pairs: int = 4
     rounds: int = 3
-    keys: int = 16
-    values: int = 16
-    judged: int = 1024
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.pairs <= self.keys:
-            raise ValueError(f"pairs: got {self.pairs}, needs 1 to the number of keys, {self.keys}")
-
-    @property
-    def vocabulary(self) -> int:
-        """Keys and values."""
-        return self.keys + self.values
 
     @property
     def context(self) -> int:
         """Tokens of a sequence."""
         return (2 * self.rounds + 1) * self.pairs
-
-    def batch(self, size: int, *, seed: int, step: int) -> Batch:
-        """Return sequences drawn for this seed and step."""
-        return self._drawn(size, "learnt", seed, step)
-
-    def held_out(self) -> Iterator[Batch]:
-        """Yield sequences drawn for no seed of a training."""
-        yield self._drawn(self.judged, "judged", 0, 0)
 
     def _drawn(self, size: int, part: str, seed: int, step: int) -> Batch:
         name: dict[str, Any] = {"seed": seed, "step": step}
@@ -249,38 +245,27 @@ class Overwriting:
 
 
 @dataclass(frozen=True)
-class Parity:
+class Parity(Drawn):
     """Whether the bits so far have an odd sum, asked for after every bit.
 
     Attributes
     ----------
     context
-        Bits of a sequence.
-    judged
-        Sequences that are held out; they are judged by the bits of their second half.
+        Bits of a sequence; those that are held out are judged by the bits of their second half.
     """
 
     context: int = 32
-    judged: int = 1024
 
     @property
     def vocabulary(self) -> int:
         """Two bits."""
         return 2
 
-    def batch(self, size: int, *, seed: int, step: int) -> Batch:
-        """Return sequences drawn for this seed and step."""
-        return _all(*self._drawn(size, "learnt", seed, step))
-
-    def held_out(self) -> Iterator[Batch]:
-        """Yield sequences drawn for no seed of a training."""
-        bits, sums = self._drawn(self.judged, "judged", 0, 0)
-        late = np.broadcast_to(np.arange(self.context) >= self.context // 2, bits.shape)
-        yield Batch(bits, sums, late.astype(np.float32))
-
-    def _drawn(self, size: int, part: str, seed: int, step: int) -> tuple[Tokens, Tokens]:
+    def _drawn(self, size: int, part: str, seed: int, step: int) -> Batch:
         bits = philox.integers((size, self.context), 0, 2, purpose=f"parity.{part}", seed=seed, step=step)
-        return bits, np.cumsum(bits, axis=1) % 2
+        first = self.context // 2 if part == "judged" else 0
+        asked = np.broadcast_to(np.arange(self.context) >= first, bits.shape)
+        return Batch(bits, np.cumsum(bits, axis=1) % 2, asked.astype(np.float32))
 
 
 def _all(inputs: Tokens, targets: Tokens) -> Batch:

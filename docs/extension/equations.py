@@ -168,18 +168,8 @@ def _functions(module: ModuleType) -> dict[str, Function]:
     return found
 
 
-class General(SphinxDirective):
-    """``general MECHANISM``: all files of the general code that carry equations, a section for each."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        text = "\n".join(sections(registry.mechanism(self.arguments[0])))
-        return self.parse_text_to_nodes(text, allow_section_headings=True)
-
-
 def sections(mechanism: Mechanism) -> Iterator[str]:
-    """Yield the sections of a mechanism's general code as Markdown."""
+    """Yield all files of the general code that carry equations as Markdown, a section for each."""
     for module in defining(mechanism):
         room = owner(module)
         path = f"`{file_of(module).partition(f'/{room}/')[2]}`"

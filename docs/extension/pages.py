@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from refattn.verify import traced
 from refattn.verify.selfcheck import properties
 
 ROOT = Path(__file__).resolve().parents[2]
+CAPTIONS = ROOT / "docs" / "figures" / "captions.toml"
 
 
 def write(folder: Path) -> None:
@@ -37,6 +39,21 @@ def write(folder: Path) -> None:
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(begin(mechanism), encoding="utf-8")
+
+
+def directive(written: Callable[[Mechanism], Iterable[str]], *files: Path) -> type[SphinxDirective]:
+    """Return the directive ``NAME MECHANISM`` that shows the Markdown which a function yields of a mechanism."""
+
+    class Written(SphinxDirective):
+        required_arguments = 1
+
+        def run(self) -> list[nodes.Node]:
+            for file in files:
+                self.env.note_dependency(str(file))
+            text = "\n".join(written(registry.mechanism(self.arguments[0])))
+            return self.parse_text_to_nodes(text, allow_section_headings=True)
+
+    return Written
 
 
 class Index(SphinxDirective):
@@ -73,35 +90,16 @@ def reference(mechanism: Mechanism) -> str:
     return "\n".join([*lines, f"```{{general}} {name}", "```", "", f"```{{lookup}} {name}", "```", ""])
 
 
-class Lookup(SphinxDirective):
-    """``lookup MECHANISM``: what its record and its code say, section by section."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        text = "\n".join(lookup(registry.mechanism(self.arguments[0])))
-        return self.parse_text_to_nodes(text, allow_section_headings=True)
-
-
 def lookup(mechanism: Mechanism) -> Iterator[str]:
-    """Yield the sections that have something to say."""
+    """Yield what its record and its code say, section by section; those that have something to say."""
     for section, write_it in SECTIONS.items():
         body = list(write_it(mechanism))
         if body:
             yield from (f"## {section}", "", *body, "")
 
 
-class Idea(SphinxDirective):
-    """``idea MECHANISM``: where its idea comes from, and the commands that show and check it."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        return self.parse_text_to_nodes("\n".join(idea(registry.mechanism(self.arguments[0]))))
-
-
 def idea(mechanism: Mechanism) -> Iterator[str]:
-    """Yield what a page has below its tour."""
+    """Yield where its idea comes from, and the commands that show and check it."""
     name = mechanism.name
     yield f"Source: {markdown(mechanism.source)}."
     if (module := mechanism.definition) is not None:
@@ -111,19 +109,8 @@ def idea(mechanism: Mechanism) -> Iterator[str]:
         yield f"alone, `refattn trace {name}` shows every value, `refattn check {name}` checks the library."
 
 
-class Further(SphinxDirective):
-    """``further MECHANISM``: its pictures beside the tour, and its pages to look things up in."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        self.env.note_dependency(str(ROOT / "docs" / "figures" / "captions.toml"))
-        text = "\n".join(further(registry.mechanism(self.arguments[0])))
-        return self.parse_text_to_nodes(text, allow_section_headings=True)
-
-
 def further(mechanism: Mechanism) -> Iterator[str]:
-    """Yield the sections that a page ends with."""
+    """Yield its pictures beside the tour, and its pages to look things up in."""
     name = mechanism.name
     if pictures := captioned(name):
         yield from ("## More pictures", "", *(line for lines in pictures for line in lines))
@@ -166,11 +153,22 @@ def _implementations(mechanism: Mechanism) -> Iterator[str]:
     modules: Mapping[str, Any] = getattr(mechanism.core, "IMPLEMENTATIONS", {})
     for n, name in enumerate(mechanism.implementations):
         module = modules.get(name) or _module(f"refattn.mechanisms.{mechanism.name}.{name}")
+        if not isinstance(module, ModuleType | None):  # an object of functions: it stands where these do
+            module = inspect.getmodule(next(filter(inspect.isfunction, vars(module).values())))
         if n == 0 or not isinstance(module, ModuleType) or module in mechanism.equation_modules:
             definition = " The definition, with which the others are compared." if n == 0 else ""
             yield from (f"### `{name}`", "", definition.strip() or summary(_doc(module)), "")
         else:
             yield from (f"### `{name}`", "", *_prose(module), "")
+
+
+def _forbidden(mechanism: Mechanism) -> Iterator[str]:
+    """What the core and the block refuse, by the message that says so; dots stand for what was given."""
+    messages = [re.sub(r"\{[^}]*\}", "...", message).partition(": ") for _, message in mechanism.forbidden]
+    rows = [(f"`{option.replace('...', 'a stop')}`", markdown(message)) for option, _, message in messages]
+    if rows:
+        yield from ("Of options that are fine by themselves.", "")
+        yield from _table(("option", "what is refused, and what it needs"), rows)
 
 
 def _presets(mechanism: Mechanism) -> Iterator[str]:
@@ -294,6 +292,7 @@ SECTIONS: dict[str, Callable[[Mechanism], Iterator[str]]] = {
     "In short": _short,
     "Functions": _functions,
     "Implementations": _implementations,
+    "What does not go together": _forbidden,
     "Presets": _presets,
     "Deviations": _deviations,
     "Properties": _properties,

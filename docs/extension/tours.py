@@ -12,12 +12,9 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 import refattn
-from refattn.backends import get
-from refattn.explorer import page
 from refattn.explorer.tour import build
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
-from refattn.verify import traced
 
 HOME = Path(__file__).parent
 HIGH = {"tour": "58rem", "gallery": "54rem"}
@@ -30,34 +27,17 @@ def write(folder: Path) -> None:
     suffixes = {".py", ".js", ".css", ".html", ".json"}
     files = [HOME / "tours.py", HOME / "gallery.html", *(path for path in root.rglob("*") if path.suffix in suffixes)]
     newest = max(path.stat().st_mtime for path in files)
-    names = registry.list_mechanisms()
-    for name in [*names, "index"]:
+    toured = [one for one in map(registry.mechanism, registry.list_mechanisms()) if build.has_tour(one)]
+    for name, mechanism in [*((one.name, one) for one in toured), ("index", None)]:
         file = folder / f"{name}.html"
         if not file.exists() or file.stat().st_mtime < newest:
-            file.write_text(gallery(names) if name == "index" else tour(name), encoding="utf-8")
+            command = f"refattn trace {name} --html FILE"
+            text = gallery(toured) if mechanism is None else build.page(mechanism, command=command)
+            file.write_text(text, encoding="utf-8")
 
 
-def tour(name: str) -> str:
-    """Return the tour of a mechanism, or a table of what a reader sees first if its room has no tour."""
-    mechanism = registry.mechanism(name)
-    if build.has_tour(mechanism):
-        return build.page(mechanism, command=f"refattn trace {name} --html FILE")
-    run = reader_run(mechanism)
-    return page.page(mechanism, run, traced.record(mechanism, run, get("numpy")))
-
-
-def reader_run(mechanism: Mechanism) -> traced.Run:
-    """Return what a reader sees first of a mechanism: its definition, or a step of its block if it has none."""
-    if mechanism.example is not None:
-        return traced.example_run(mechanism, "float64", get("numpy"))
-    if mechanism.core is not None:
-        return traced.read_run(mechanism, traced.first_case(mechanism), "float64", get("numpy"))
-    return traced.block_run(mechanism, "float64", get("numpy"))
-
-
-def gallery(names: Sequence[str]) -> str:
+def gallery(toured: Sequence[Mechanism]) -> str:
     """Return the page of small pictures: of each tour its picture, which moves, and its sentence."""
-    toured = [mechanism for mechanism in map(registry.mechanism, names) if build.has_tour(mechanism)]
     shown = "".join(
         f'<a href="../../mechanisms/{one.name}.html" target="_top" data-name="{one.name}"><svg role="img"></svg>'
         f"<strong>{escape(one.title)}</strong> <span></span></a>\n"
@@ -82,12 +62,14 @@ def _drawn(mechanism: Mechanism) -> str:
 
 
 class Tour(SphinxDirective):
-    """``tour MECHANISM``: its tour, in a frame, and the command that makes such a page."""
+    """``tour MECHANISM``: its tour, if it has one, in a frame, and the command that makes such a page."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
+        if not build.has_tour(registry.mechanism(name)):
+            return []
         address, title = f"../_static/tours/{name}.html", f"A tour of {registry.mechanism(name).title.lower()}"
         alone = f'<p><a href="{address}">The same on a page of its own</a>; '
         command = f"<code>refattn trace {name} --html FILE</code> makes it</p>"

@@ -105,5 +105,7 @@ print(f"loss {losses[0]:.2f}, after {len(losses)} steps {losses[-1]:.2f}")
 assert losses[-1] < 0.2 * losses[0]
 
 # %%
-# :doc:`/adding` says how to bring it into the library. It needs a page that derives it, wrong readings for the census
-# of wrong kernels, more cases, and a line in the registry.
+# Every command takes the record in place of a name: in the folder of this script, ``refattn trace sigmoid:record``.
+# :doc:`/adding` says how a package declares it, so that its name is enough, and how to bring it into the library. There
+# it also needs a page that derives it, wrong readings for the census of wrong kernels, more cases, and a line in the
+# registry.

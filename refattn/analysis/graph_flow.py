@@ -19,9 +19,9 @@ from refattn.args import Real, Whole, check, checked
 from refattn.mechanisms.graph_energy.core import Saved
 from refattn.mechanisms.graph_energy.equilibrium import jacobian_of
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic
-from refattn.mechanisms.graph_energy.implementations import pairs, sparse
-from refattn.mechanisms.graph_energy.implementations.sparse import CSR
-from refattn.mechanisms.graph_energy.system import System, over_pairs
+from refattn.mechanisms.graph_energy.implementations.pairs import DENSE, between
+from refattn.mechanisms.graph_energy.implementations.sparse import CSR, SPARSE
+from refattn.mechanisms.graph_energy.system import System
 
 MECHANISM = Saved.__module__.split(".")[2]
 """The name of the mechanism whose flows these are."""
@@ -87,8 +87,8 @@ class GraphFlow:
         g = COUPLINGS[self.coupling] if isinstance(self.coupling, str) else self.coupling
         f = INTRINSICS[self.intrinsic] if isinstance(self.intrinsic, str) else self.intrinsic
         links: Any = self.graph if isinstance(self.graph, CSR) else self.graph[None, None]
-        implementation, start = sparse if isinstance(self.graph, CSR) else pairs, self.anchors[None, None, :, None]
-        return System(g, f, float(self.mu), float(self.kappa), links, start, None, over_pairs(implementation))
+        implementation, start = SPARSE if isinstance(self.graph, CSR) else DENSE, self.anchors[None, None, :, None]
+        return System(g, f, float(self.mu), float(self.kappa), links, start, None, implementation)
 
     @cached_property
     def matrix(self) -> Any:
@@ -150,7 +150,7 @@ class GraphFlow:
             slopes = self.system.kappa * self.graph.data * g.slope(x[columns] - x[rows])
             links = csr_array((slopes, (rows, columns)), shape=self.graph.shape)
             return (links + diags_array(self._of_state(own, x) - links.sum(axis=1))).tocsc()
-        each = jacobian_of(self.system, g.slope(pairs.between(state)), own)
+        each = jacobian_of(self.system, g.slope(between(state)), own)
         return np.asarray(each, np.float64).reshape(*np.shape(x)[:-1], self.n, self.n)
 
     def by_mu(self, x: Floats) -> Floats:

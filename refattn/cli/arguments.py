@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -64,13 +66,14 @@ class Seconds(click.ParamType):
 
 
 class Name(click.ParamType):
-    """The name of a mechanism, which a shell can complete; that there is one `record_of` finds out."""
+    """What names a mechanism; a shell completes names, and `record_of` finds out whether there is such a one."""
 
     name = "text"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the names that begin so."""
-        return [CompletionItem(name) for name in registry.list_mechanisms() if name.startswith(incomplete)]
+        known = (*registry.list_mechanisms(), *registry.declared())
+        return [CompletionItem(name) for name in known if name.startswith(incomplete)]
 
 
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -90,7 +93,8 @@ def _cases(ctx: click.Context) -> list[str]:
     """Return the names of the designed cases of the mechanism that the line has so far."""
     # An option that waits for its value stops the parser before it has given the words their names.
     name = next((word for word in (ctx.params.get("mechanism"), *ctx.args) if word), "")
-    return [case.name for case in registry.mechanism(name).cases] if name in registry.list_mechanisms() else []
+    # A completion loads no package of others.
+    return [case.name for case in registry.listed(name).cases] if name in registry.list_mechanisms() else []
 
 
 def _types(ctx: click.Context) -> tuple[str, ...]:
@@ -176,11 +180,19 @@ def read_help(command: click.Command) -> None:
 
 
 def record_of(name: str) -> Mechanism:
-    """Return the record of a mechanism."""
-    if name not in registry.list_mechanisms():
-        known = registry.list_mechanisms()
-        raise Problem(f"mechanism: got {name!r}{meant(name, known)}, needs one of {', '.join(known)}")
-    return registry.mechanism(name)
+    """Return the record of a mechanism that the user names, also one of another package or of the working directory."""
+    if ":" in name and "" not in sys.path:
+        sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # where a package prints when it is imported
+            return registry.mechanism(name)
+    except (ImportError, TypeError, ValueError) as error:
+        raise Problem(str(error)) from error
+
+
+def records_of(names: Iterable[str]) -> list[Mechanism]:
+    """Return the records of mechanisms that the user names, each once; all of the library if none is named."""
+    return [record_of(name) for name in dict.fromkeys(names) or registry.list_mechanisms()]
 
 
 def backend_of(name: str, *, usable: bool = True) -> Backend:

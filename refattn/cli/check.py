@@ -17,10 +17,9 @@ from refattn.cli.arguments import (
     campaign_options,
     check_writable,
     json_option,
-    record_of,
+    records_of,
 )
 from refattn.cli.output import deliver, progress, say
-from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
     from refattn.many_runs import Where
@@ -53,12 +52,12 @@ def check(
     verbose: bool,
 ) -> None:
     """Let the reference certify itself: implementations, equations, properties and gradients of all mechanisms, or of
-    those named.
+    those named, also by MODULE:NAME of a record.
 
     A line for each mechanism, and a table of its checks where something disagrees. A sample is run unless --full asks
     for everything: each case in one dtype, properties in half of their combinations, differences along one direction.
     """
-    records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
+    records = records_of(mechanisms)
     library = backend_of(backend, usable=False)  # its report says why nothing was run
     check_writable(file)
     sizes = _mesh(library.name, devices, mesh)
@@ -66,7 +65,7 @@ def check(
     from refattn.verify.selfcheck import check
 
     found: list[CheckReport] = []
-    names = [record.name for record in records]
+    names = [record.address for record in records]
     unavailable = library.why_unavailable() is not None
     asked: dict[str, Any] = {"full": full, "require_all": require_all, "where": where, "mesh": sizes}
     with progress("check", "parts") as wrap:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from refattn.cli.arguments import (
     completing,
     json_option,
     record_of,
+    records_of,
 )
 from refattn.cli.output import deliver, progress
 from refattn.files import reason
@@ -67,7 +68,7 @@ def write(ctx: click.Context, folder: str, mechanisms: tuple[str, ...], size: st
     The same version gives the same bytes on the same machine. --format onnx writes the cases that the operator
     Attention has, and runs them with ONNX Runtime and ONNX's reference evaluator: exit code 1 where one disagrees.
     """
-    records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
+    records = records_of(mechanisms)
     from refattn.golden import vectors
     from refattn.verify import freeze
 
@@ -94,10 +95,10 @@ def write(ctx: click.Context, folder: str, mechanisms: tuple[str, ...], size: st
 
 def _write_onnx(ctx: click.Context, path: Path, todo: list[tuple[Mechanism, Case]], kind: str, replace: bool) -> None:
     """Write cases as models of ONNX; exit where a runtime disagrees with one."""
-    from refattn.verify import exported
+    from refattn.verify import onnx_export
 
-    if kind not in exported.FORMATS:
-        raise Problem(f"--format: got {kind!r}, needs one of {', '.join(exported.FORMATS)}")
+    if kind not in onnx_export.FORMATS:
+        raise Problem(f"--format: got {kind!r}, needs one of {', '.join(onnx_export.FORMATS)}")
     if replace:
         raise Problem("--replace: only a set of safetensors vouches for its files")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -105,8 +106,8 @@ def _write_onnx(ctx: click.Context, path: Path, todo: list[tuple[Mechanism, Case
     try:
         path.mkdir(parents=True, exist_ok=True)
         with progress("golden", "cases") as wrap:
-            models, sets, left = exported.write_onnx(path, wrap(todo))
-        wrong = list(exported.checked(path, {case.name: case for _, case in todo}, todo[0][0]))
+            models, sets, left = onnx_export.write_onnx(path, wrap(todo))
+        wrong = list(onnx_export.checked(path, {case.name: case for _, case in todo}, todo[0][0]))
     except ImportError as error:
         raise Problem(f"--format onnx: {error}, needs refattn[onnx]") from error
     except ValueError as error:
@@ -125,11 +126,14 @@ def _write_onnx(ctx: click.Context, path: Path, todo: list[tuple[Mechanism, Case
 
 @golden.command(short_help="Check that a set is whole, and that the reference still computes it.")
 @click.argument("folder", type=Place(), metavar="[DIR]", required=False)
+@click.argument("mechanisms", type=Name(), nargs=-1, metavar="[MECHANISM]...")
 @json_option
 @campaign_options()
 @click.pass_context
-def check(ctx: click.Context, folder: str | None, file: str | None, where: Where) -> None:
+def check(ctx: click.Context, folder: str | None, mechanisms: tuple[str, ...], file: str | None, where: Where) -> None:
     """Check that the set in DIR is whole, and compute every case of it again: inputs, values and budgets.
+
+    MECHANISM names one of another package that the set has: no file of a set loads it.
 
     Exit codes: 0 all cases agree; 1 some do not; 2 the set is incomplete or was changed; 3 there are none.
     """
@@ -137,25 +141,36 @@ def check(ctx: click.Context, folder: str | None, file: str | None, where: Where
     found = read_set(ctx, folder)
     from refattn import many_runs
     from refattn.verify import freeze
+    from refattn.verify.parallel import named
     from refattn.verify.report import golden as golden_text
 
-    _check_about(found, freeze.about([record_of(name) for name in found.manifest["mechanisms"]], "small", ""))
+    addresses, names = (
+        {record.name: record.address for record in map(record_of, mechanisms)},
+        found.manifest["mechanisms"],
+    )
+    if unknown := [name for name in addresses if name not in names]:
+        raise Problem(f"MECHANISM: got {unknown[0]!r}, needs one of the set: {', '.join(names)}")
+    records = [_of_set(name, addresses) for name in names]
+    _check_about(found, freeze.about(records, "small", ""))
     cases, path, vouched = found.cases, str(found.folder.resolve()), found.manifest["sha256"]
+    told = " ".join([vouched, *map(named, records)])
     units = [
-        many_runs.Unit(f"golden check {vouched} {n}", _shares, (path, vouched, range(n, min(n + PART, len(cases)))))
+        many_runs.Unit(
+            f"golden check {told} {n}", _shares, (path, vouched, addresses, range(n, min(n + PART, len(cases))))
+        )
         for n in range(0, len(cases), PART)
     ]
     shares: dict[int, tuple[float, str]] = {}
     with progress("golden", "parts") as wrap:
         for unit, part in many_runs.run(units, where, progress=wrap):
-            shares |= zip(unit.arguments[2], part, strict=True)
+            shares |= zip(unit.arguments[3], part, strict=True)
     rows = [
         {"mechanism": entry["mechanism"], "case": entry["case"], "share": shares[n][0], "where": shares[n][1]}
         for n, entry in enumerate(cases)
     ]
     failed = [row for row in rows if not row["share"] <= 1.0]
-    told = [row | {"share": row["share"] if math.isfinite(row["share"]) else None} for row in failed]
-    data = {"folder": str(found.folder), "sha256": found.manifest["sha256"], "cases": len(rows), "failed": told}
+    listed = [row | {"share": row["share"] if math.isfinite(row["share"]) else None} for row in failed]
+    data = {"folder": str(found.folder), "sha256": found.manifest["sha256"], "cases": len(rows), "failed": listed}
     deliver(lambda **implementation: golden_text.agreement(rows, **implementation), data, file)
     ctx.exit(1 if failed else 0)
 
@@ -171,23 +186,31 @@ def _check_about(found: GoldenSet, now: dict[str, Any]) -> None:
                 raise Problem(f"{found.folder}: mechanisms.{name}.{field}: got {stored}, needs {needs}")
 
 
-def _shares(folder: str, vouched: str, part: Sequence[int]) -> list[tuple[float, str]]:
+def _of_set(name: str, addresses: Mapping[str, str]) -> Mechanism:
+    """Return the record that a set calls so: one of the library, or the one that the user has named."""
+    try:
+        return record_of(addresses[name]) if name in addresses else registry.listed(name)
+    except ValueError as error:
+        raise Problem(f"{error}: refattn golden check DIR MECHANISM") from error
+
+
+def _shares(folder: str, vouched: str, addresses: Mapping[str, str], part: Sequence[int]) -> list[tuple[float, str]]:
     """Return `_recomputed` of some cases of the set in a folder, which has to be the one that is vouched for."""
     from refattn.golden import vectors
 
     found = vectors.read(Path(folder))
     if found.manifest["sha256"] != vouched:
         raise Problem(f"{folder}: got a set whose sha256 is {found.manifest['sha256']}, needs {vouched}")
-    return [_recomputed(found, found.cases[n]) for n in part]
+    return [_recomputed(found, found.cases[n], addresses) for n in part]
 
 
-def _recomputed(found: GoldenSet, entry: dict[str, Any]) -> tuple[float, str]:
+def _recomputed(found: GoldenSet, entry: dict[str, Any], addresses: Mapping[str, str]) -> tuple[float, str]:
     """Return the largest used share of an allowed error of a stored case, and where; infinity where facts differ."""
     from refattn.golden import agreement, tensors
     from refattn.verify import freeze
     from refattn.verify.selfcheck.samples import shrunk
 
-    record = record_of(entry["mechanism"])
+    record = _of_set(entry["mechanism"], addresses)
     if entry["case"] not in [case.name for case in record.cases]:
         return math.inf, "there is no such case now"
     case = record.case(entry["case"])
@@ -199,7 +222,7 @@ def _recomputed(found: GoldenSet, entry: dict[str, Any]) -> tuple[float, str]:
 def _entries(ctx: click.Context) -> Iterator[str]:
     """Yield the names of all cases, as `--case` takes them."""
     for name in registry.list_mechanisms():
-        yield from (f"{name}/{case.name}" for case in registry.mechanism(name).cases)
+        yield from (f"{name}/{case.name}" for case in registry.listed(name).cases)
 
 
 @golden.command(short_help="Show what a set holds.")
@@ -223,12 +246,13 @@ def show(ctx: click.Context, folder: str | None, case: str | None, file: str | N
     deliver(lambda **implementation: golden_text.arrays(entries[case], arrays, **implementation), entries[case], file)
 
 
-def read_set(ctx: click.Context, folder: str | None) -> GoldenSet:
-    """Return the set; where it is no whole one, say so and exit."""
+def read_set(ctx: click.Context, folder: str | None, mechanism: Mechanism | None = None) -> GoldenSet:
+    """Return the set, without a folder that of the mechanism's package; where it is no whole one, say so and exit."""
     from refattn.golden import vectors
 
     try:
-        return vectors.read(Path(folder) if folder is not None else vectors.SHIPPED)
+        usual = vectors.SHIPPED if mechanism is None else vectors.shipped(mechanism)
+        return vectors.read(Path(folder) if folder is not None else usual)
     except vectors.SetError as error:
         click.echo(f"refattn: error: {error}", file=sys.stderr)
         there = folder is None or os.path.isdir(folder)  # False for a name that is too long, too

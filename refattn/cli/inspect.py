@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from dataclasses import asdict
 
 import click
 
-from refattn.cli.arguments import Name, check_writable, json_option, record_of
+from refattn.cli.arguments import Name, check_writable, json_option, records_of
 from refattn.cli.output import deliver
 from refattn.mechanisms import registry
+from refattn.messages import shown
 
 
 @click.command("list", short_help="Show the mechanisms, or what their sources claim.")
@@ -16,9 +19,17 @@ from refattn.mechanisms import registry
 @click.option("--claims", is_flag=True, help="Show what the sources claim, whether it holds, and what shows it.")
 @json_option
 def list_(mechanisms: tuple[str, ...], claims: bool, file: str | None) -> None:
-    """Show the mechanisms of the library, or those that are named."""
+    """Show the mechanisms of the library and of installed packages, or those that are named."""
     check_writable(file)
-    records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
+    records, failed = records_of(mechanisms), dict[str, str]()
+    with contextlib.redirect_stdout(sys.stderr):  # where a package prints when it is imported
+        for name, found in registry.of_packages().items() if not mechanisms else ():
+            if isinstance(found, str):
+                failed[name] = found
+            else:
+                records.append(found)
+    for problem in failed.values():
+        click.echo(f"refattn: warning: {shown(problem)}", file=sys.stderr)
     from refattn.verify.report import tables
 
     if claims:
@@ -29,6 +40,7 @@ def list_(mechanisms: tuple[str, ...], claims: bool, file: str | None) -> None:
             {"name": m.name, "title": m.title, "implementations": list(m.implementations), "source": m.source}
             for m in records
         ]
+        data += [{"name": name, "error": problem} for name, problem in failed.items()]
         deliver(lambda **implementation: tables.mechanisms(records, **implementation), data, file)
 
 

@@ -43,6 +43,11 @@ def say(text: Callable[..., str], file: str | None = None) -> None:
     click.echo(text(**implementation), file=stream)
 
 
+def wrote(file: str) -> Callable[..., str]:
+    """Return the text that names a file that was written."""
+    return lambda **_: f"wrote {file}"
+
+
 def write_text(file: str, text: str, option: str) -> None:
     """Write a file; that it cannot be written is the user's problem."""
     write_data(file, text.encode("utf-8", "backslashreplace"), option)

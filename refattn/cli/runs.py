@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from refattn.cli.arguments import MOST_SEED, Place, Problem, check_writable
+from refattn.cli.arguments import MOST_SEED, Name, Place, Problem, check_writable, record_of
 from refattn.cli.train import printable
 from refattn.messages import NO_PICTURE
 
@@ -23,11 +23,13 @@ from refattn.messages import NO_PICTURE
 @click.option(
     "--seed", type=click.IntRange(0, MOST_SEED), default=0, metavar="N", help="Of the random choices; 0 by default."
 )
-def sample(folder: str, prompt: str, length: int, temperature: float, seed: int) -> None:
+@click.option("--mechanism", type=Name(), metavar="MECHANISM", help="That of the run, if it is of another package.")
+def sample(folder: str, prompt: str, length: int, temperature: float, seed: int, mechanism: str | None) -> None:
     """Print TEXT and what the model of a run's newest checkpoint makes of it.
 
     RUN is a folder that `refattn train` has made, whether it has come to its end or not.
     """
+    own = {} if mechanism is None else {"mechanism": record_of(mechanism)}
     from refattn.train import loop
     from refattn.train.checkpoint import CheckpointError
     from refattn.train.folder import RunError
@@ -39,6 +41,7 @@ def sample(folder: str, prompt: str, length: int, temperature: float, seed: int)
             given,
             length,
             lambda line: click.echo(line, file=sys.stderr),
+            own=own,
             seed=seed,
             temperature=temperature,
         )
@@ -53,7 +56,7 @@ def sample(folder: str, prompt: str, length: int, temperature: float, seed: int)
 def plot(folders: tuple[str, ...], out: str) -> None:
     """Draw the loss of each step and the held-out scores of all RUNs, in bits per byte, into one picture."""
     from refattn.train import metrics
-    from refattn.train.plot import draw_runs
+    from refattn.train.plot import draw
 
     check_writable(out, "--out")
     runs: dict[str, Any] = {}
@@ -64,6 +67,6 @@ def plot(folders: tuple[str, ...], out: str) -> None:
             why = error.strerror if isinstance(error, OSError) else error
             raise Problem(f"run: got {folder!r}, needs the folder of a run with its metrics.jsonl ({why})") from error
     try:
-        draw_runs(runs, Path(out))
+        draw(runs, out)
     except ImportError as error:
         raise Problem(f"{out}: {NO_PICTURE} ({error})") from error

@@ -17,11 +17,13 @@ ON_NUMPY = {
     "Array": "Array = np.ndarray",
     "namespace": "def namespace(*arrays):\n    return np",
     "transpose": "def transpose(x):\n    return np.matrix_transpose(x)",
+    "sum_wide": "def sum_wide(x):\n    return np.sum(x, dtype=np.float64).astype(x.dtype)",
     "zeros": "def zeros(shape, like):\n    return np.zeros(shape, like.dtype)",
     "eye_like": "def eye_like(size, like):\n    return np.eye(size, dtype=like.dtype)",
     "arange": "def arange(start, stop, like):\n    return np.arange(start, stop)",
+    "Unsupported": 'class Unsupported(ValueError):\n    """Raised for a call that this does not compute."""',
 }
-"""What a definition takes of `refattn.xp`, on NumPy."""
+"""What a definition takes of `refattn.xp`, on NumPy, and what it raises."""
 
 LEFT_OUT = ("paper_alone",)
 """Decorators that a file of its own does not need."""
@@ -57,8 +59,9 @@ def standalone(definition: ModuleType) -> str:
     for node in imports:
         if _is_own(node):
             lines[node.lineno - 1 : node.end_lineno] = [None] * ((node.end_lineno or node.lineno) - node.lineno + 1)
-            if (lines[node.lineno - 2] or "").startswith("#"):  # it says what is imported, which stands below
-                lines[node.lineno - 2] = None
+            above = node.lineno - 2
+            while (lines[above] or "").startswith("#"):  # it says what is imported, which stands below
+                lines[above], above = None, above - 1
     last = max(n for n, line in enumerate(lines) if line is not None and line.startswith(("import ", "from ")))
     lines[last] = f"{lines[last]}\n\nimport numpy as np"
     while lines[last + 1] in ("", None):

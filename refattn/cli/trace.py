@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +22,7 @@ from refattn.cli.arguments import (
     json_option,
     record_of,
 )
-from refattn.cli.output import deliver, write_data, write_text
+from refattn.cli.output import deliver, write_data, write_text, wrote
 from refattn.messages import meant
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ if TYPE_CHECKING:
     "--html",
     type=Place(),
     metavar="FILE",
-    help="Write the tour, a page that explains the mechanism; of a run that it does not cover, all values.",
+    help="Write the tour, a page that explains the mechanism, and print its name alone; of a run that no tour covers,"
+    " the page has all values.",
 )
 @click.option(
     "--safetensors", type=Place(), metavar="FILE", help="Write every array, equations by id, in the safetensors format."
@@ -88,7 +90,7 @@ def trace(
     from refattn.verify.report import trace as traced_text
 
     if dtype not in DTYPES:
-        raise Problem(f"--dtype: got {dtype!r}, needs one of {', '.join(DTYPES)}")
+        raise Problem(f"--dtype: got {dtype!r}, needs one of {', '.join(DTYPES)}{meant(dtype, DTYPES)}")
     example = record.example is not None and case is None and not block and not assignments
     block = block or (record.core is None and not example)
     if block and case is not None:
@@ -133,8 +135,10 @@ def trace(
         _page(record, run, found, html, case, chosen)
     if safetensors is not None:
         _write(found, safetensors)
+    # The page may be of another run than these values: a tour has a sentence of its own.
+    printed = wrote(html) if html is not None else partial(traced_text.text, found, only)
     deliver(
-        lambda **implementation: traced_text.text(found, only, **implementation),
+        printed,
         {**found.to_json(), "version": refattn.__version__},
         file,
     )
@@ -169,7 +173,7 @@ def _page(
         arrays = (q, k, v) if case is not None and q is not None and k is not None and v is not None else None
         tour = build.taken(mechanism, chosen if case is None else {**run.options, **_others(run)}, arrays)
     asked = [*([f"--case {case}"] if case is not None else []), *(f"--set {name}={x}" for name, x in chosen.items())]
-    command = " ".join(["refattn trace", mechanism.name, *asked, "--html FILE"])
+    command = " ".join(["refattn trace", mechanism.address, *asked, "--html FILE"])
     try:
         if isinstance(tour, str):
             text = page(mechanism, run, found, tour)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +71,7 @@ def train(
     Ctrl-C once finishes the step and saves, twice stops at once; --resume goes on. The settings for --set, with their
     defaults, stand in config.json of any run.
     """
-    record_of(mechanism)
+    record = record_of(mechanism)
     from refattn.train import folder, loop, settings
     from refattn.train.checkpoint import CheckpointError
     from refattn.train.diagnose import DivergedError
@@ -86,10 +84,10 @@ def train(
         given = settings.parse(assignments) | given
         if config is not None:
             given = settings.merge(settings.read_toml(config), given)
-        given = settings.expanded(mechanism, given)
-        path = Path(out) if out is not None else _folder(mechanism, resume)
-        stored = folder.stored_config(path, given) if resume else None
-        chosen = settings.build(mechanism, settings.merge(stored["settings"] if stored else {}, given))
+        given = settings.expanded(record, given)
+        path = Path(out) if out is not None else folder.of_mechanism(record.name, resume)
+        stored = folder.stored_config(path, given | {"mechanism": record}) if resume else None
+        chosen = settings.build(record, settings.merge(stored["settings"] if stored else {}, given))
     except (ValueError, TypeError, folder.RunError) as error:
         raise Problem(str(error)) from error
     except OSError as error:
@@ -117,15 +115,6 @@ def train(
 def _steps(grow: str | None) -> str | list[int] | None:
     """Return the steps of a list of them; any other text as it is."""
     return [int(n) for n in grow.split(",")] if grow and re.fullmatch(r"\d+(,\d+)*", grow) else grow
-
-
-def _folder(mechanism: str, resume: bool) -> Path:
-    """Return runs/MECHANISM, or with the number after the last that there is; with `resume` that last one."""
-    pattern = re.compile(rf"{re.escape(mechanism)}(?:-([1-9]\d*))?")
-    found = [pattern.fullmatch(path.name) for path in Path("runs").glob(f"{mechanism}*")]
-    last = max((int(match[1] or 1) for match in found if match), default=0)
-    number = last if resume and last else last + 1
-    return Path("runs", mechanism if number == 1 else f"{mechanism}-{number}")
 
 
 def _of_system(error: OSError, path: Path) -> str:
@@ -167,7 +156,9 @@ def printable(sample: bytes) -> str:
 def _report() -> Iterator[Report]:
     """Return a bar on a terminal, elsewhere lines at times."""
     if not is_terminal(sys.stderr):
-        yield _Lines()
+        from refattn.train.report import Lines
+
+        yield Lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -177,25 +168,11 @@ def _report() -> Iterator[Report]:
         yield _Bar(bar)
 
 
-class _Speed:
-    """Tokens per second since this process began to train."""
-
-    def __init__(self) -> None:
-        self.first: tuple[float, int] | None = None
-
-    def of(self, row: Mapping[str, Any]) -> str:
-        first = self.first = self.first or (row["seconds"], row["tokens"])
-        seconds = row["seconds"] - first[0]
-        speed = f"{(row['tokens'] - first[1]) / seconds:.0f} tokens/s" if seconds > 0.0 else ""
-        heldout = f"held out {row['heldout_bits']:.3f} bits/byte" if "heldout_bits" in row else ""
-        loss = f"loss {row['loss'] / math.log(2.0):.3f} bits/byte"  # the row has it in nats
-        redrawn = f"redrawn {row['redrawn']}" if "redrawn" in row else ""
-        return "  ".join(part for part in (loss, heldout, redrawn, speed) if part)
-
-
 class _Bar:
     def __init__(self, bar: Any) -> None:
-        self.bar, self.task, self.speed = bar, None, _Speed()
+        from refattn.train.report import Speed
+
+        self.bar, self.task, self.speed = bar, None, Speed()
 
     def say(self, text: str) -> None:
         self.bar.console.print(text, markup=False, highlight=False)
@@ -205,19 +182,3 @@ class _Bar:
         if self.task is None:
             self.task = self.bar.add_task(told, total=steps, completed=row["step"])
         self.bar.update(self.task, completed=row["step"], description=told)
-
-
-class _Lines:
-    def __init__(self) -> None:
-        self.said, self.speed = time.monotonic(), _Speed()
-
-    def say(self, text: str) -> None:
-        click.echo(text, file=sys.stderr)
-
-    def step(self, row: Mapping[str, Any], steps: int) -> None:
-        """Say a line at the first and the last step, at each score, and every ten seconds."""
-        told = self.speed.of(row)
-        due = row["step"] in (1, steps) or "heldout_bits" in row or time.monotonic() - self.said > 10.0
-        if due:
-            self.said = time.monotonic()
-            self.say(f"step {row['step']} of {steps}: {told}")

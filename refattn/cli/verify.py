@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,21 @@ from refattn.cli.arguments import (
     json_option,
     record_of,
 )
+from refattn.cli.call import called
 from refattn.cli.golden import read_set
 from refattn.cli.init_adapter import INITS, begin
-from refattn.cli.output import deliver, progress, write_text
-from refattn.cli.user_cases import own_cases, seed_of, sizes_of_large, some_of, supported, without_float64
-from refattn.messages import shown
+from refattn.cli.output import deliver, progress, say, write_text, wrote
+from refattn.cli.user_cases import (
+    of_dump,
+    own_cases,
+    renamed_by,
+    seed_of,
+    sizes_of_large,
+    some_of,
+    supported,
+    without_float64,
+)
+from refattn.messages import meant, shown
 
 if TYPE_CHECKING:
     from refattn.many_runs import Where
@@ -42,14 +52,20 @@ KERNEL = ("--impl", "--exec", "--outputs")
 CASES = ("--shape", "--cases", "--inputs")
 OTHERS = ("--large", "--memory", "--bitwise")
 DERIVATIVES = ("--tangent", "--hessian")
+LIMIT = 60.0
+"""Seconds after which, on a terminal, a run of designed cases begins no further one."""
+
 PARTS = ("--jobs", "--scheduler", "--keep")
 
 NEEDS = {
     "--vectors": ("--outputs",),
+    **dict.fromkeys(("--options", "--axes"), ("--inputs",)),
+    "--rename": ("--inputs", "--impl"),
     **dict.fromkeys(("--in-process", "--interpret", "--memory", "--bitwise", "--mesh", *DERIVATIVES), ("--impl",)),
-    **dict.fromkeys(
-        (*CASES, "--seed", "--rounding", "--large", "--require-all", "--case", "--quick", *PARTS), ("--impl", "--exec")
-    ),
+    **dict.fromkeys(("--shape", "--cases", "--seed", "--large", *PARTS), ("--impl", "--exec")),
+    **dict.fromkeys(("--require-all", "--case", "--quick", "--limit"), ("--impl", "--exec")),
+    "--inputs": ("--impl", "--exec"),  # or no kernel at all
+    "--rounding": ("--impl", "--exec", "--inputs"),
 }
 """Option -> those of which it needs one beside it."""
 
@@ -62,6 +78,7 @@ WITHOUT = {
     "--mesh": (*DERIVATIVES, "--interpret"),
     "--in-process": PARTS,
     "--html": PARTS,
+    "--limit": (*OTHERS, *PARTS),
 }
 """Option -> those that it cannot be combined with."""
 
@@ -69,11 +86,12 @@ WITHOUT = {
 def check_combination(given: tuple[str, ...]) -> None:
     """Raise Problem if options cannot be given together, by the tables above."""
     kernels = [name for name in KERNEL if name in given]
-    if len(kernels) != 1:
-        raise Problem(f"got {' and '.join(kernels) or 'no kernel'}, needs one of --impl, --exec and --outputs")
+    if len(kernels) > 1 or not kernels and "--inputs" not in given:
+        needs = "one of --impl, --exec and --outputs, or a file for --inputs with out in it"
+        raise Problem(f"got {' and '.join(kernels) or 'no kernel'}, needs {needs}")
     for name, needed in NEEDS.items():
-        if name in given and not {*needed} & {*given}:
-            raise Problem(f"{name}: needs {' or '.join(needed)} beside it, got {kernels[0]}")
+        if name in given and not {*needed} & {*given} and (kernels or name != "--inputs"):
+            raise Problem(f"{name}: needs {' or '.join(needed)} beside it, got {(kernels or ['--inputs'])[0]}")
     for name, others in WITHOUT.items():
         if name in given and (wrong := [other for other in others if other in given and other != name]):
             raise Problem(f"{name}: cannot be combined with {_listed(wrong)}")
@@ -92,6 +110,18 @@ class Asked(SimpleNamespace):
         return self.tokens is None and bool(self.shapes or self.listed is not None or self.inputs is not None)
 
     @property
+    def dump(self) -> bool:
+        """Whether what a file holds is judged, without a kernel."""
+        return self.inputs is not None and self.impl is None and self.program is None
+
+    @property
+    def seconds(self) -> float | None:
+        """After how long no further case begins; None for no limit. Somebody at a terminal waits, a script does not."""
+        usual = not (self.own or self.names or self.in_process or self.require_all) and self.where.plain
+        usual = usual and sys.stderr.isatty()
+        return (LIMIT if self.limit is None and usual else self.limit) or None
+
+    @property
     def other(self) -> str:
         """The option of what is checked in place of cases; "" if these are run."""
         kinds = {"--large": self.tokens is not None, "--memory": self.memory, "--bitwise": self.bitwise}
@@ -100,7 +130,12 @@ class Asked(SimpleNamespace):
 
 @click.command("verify", short_help="Verify a kernel against the reference.")
 @click.argument("mechanism", type=Name())
-@click.option("--impl", metavar="MODULE_OR_FILE:FUNCTION", help="The kernel, such as kernel.py:attend.")
+@click.argument("words", nargs=-1, metavar="[WORD=VALUE]...")
+@click.option(
+    "--call", "function", metavar="MODULE_OR_FILE:FUNCTION", help="Any function, called as the WORDs say; no adapter."
+)
+@click.option("--adapt", is_flag=True, help="Find the WORDs of --call by trial, and write an adapter with them.")
+@click.option("--impl", metavar="MODULE_OR_FILE:FUNCTION", help="The kernel: kernel.py:attend, or a model, attn.onnx.")
 @click.option("--exec", "program", metavar="CMD", help="A program of any language, run as CMD IN OUT for each case.")
 @click.option(
     "--outputs", type=Place(), metavar="DIR", help="A folder of results, CASE.DTYPE.safetensors, of golden vectors."
@@ -112,6 +147,12 @@ class Asked(SimpleNamespace):
     help="The golden vectors that --outputs is from; those of the package if absent.",
 )
 @click.option("--timeout", type=Seconds(), default=60.0, metavar="SECONDS", help="For each case; 60 by default.")
+@click.option(
+    "--limit",
+    type=click.FloatRange(0.0),
+    metavar="SECONDS",
+    help="Begin no case after so long, the most telling first; 60 by default on a terminal, 0 for none.",
+)
 @click.option("--in-process", is_flag=True, help="Run --impl in this process: for a debugger, without a time limit.")
 @click.option(
     "--interpret",
@@ -156,7 +197,14 @@ class Asked(SimpleNamespace):
 )
 @click.option("--quick", is_flag=True, help="Run the fewest designed cases that have every feature once.")
 @click.option("--cases", "listed", metavar="FILE", help="Shapes of your own as JSON, a list or one in each line.")
-@click.option("--inputs", metavar="FILE", help="Captured q, k, v, ... of your own as .safetensors or .npz.")
+@click.option(
+    "--inputs",
+    metavar="FILE",
+    help="Your q, k, v, ... (.safetensors, .npz, .pt); with out in it a dump, judged without a kernel.",
+)
+@click.option("--rename", multiple=True, metavar="THEIRS=OURS,...", help="What names in --inputs mean: query=q, x=-.")
+@click.option("--options", multiple=True, metavar="NAME=VALUE,...", help="Of the call in --inputs: causal,scale=0.3.")
+@click.option("--axes", metavar="bhnd|bnhd", help="How arrays in --inputs lie, if shapes do not tell.")
 @click.option("--seed", default="0", metavar="N|random", help="Of the random numbers of all inputs; 0 by default.")
 @click.option("--memory", is_flag=True, help="Check layouts and calls around a call, not the designed cases.")
 @click.option("--bitwise", is_flag=True, help="Check that the same bits come, not the designed cases.")
@@ -167,7 +215,7 @@ class Asked(SimpleNamespace):
 @click.option(
     "--init",
     type=click.Choice(INITS),
-    help="Write an adapter to begin with (plain attention, which agrees) into this folder, and end.",
+    help="Write an adapter that agrees (NumPy: of any mechanism, others: attention), or benchmarks for asv, and end.",
 )
 @click.option("--require-all", is_flag=True, help="Exit with 3 where no case ran that crosses a tile or chunk.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every case that fails and all that is known of the suspects.")
@@ -177,6 +225,9 @@ def verify(
     ctx: click.Context,
     /,
     mechanism: str,
+    words: tuple[str, ...],
+    function: str | None,
+    adapt: bool,
     where: Where,
     init: str | None,
     html: str | None,
@@ -188,20 +239,31 @@ def verify(
     """Verify a kernel of MECHANISM against the reference, on its designed cases.
 
     The kernel is f(q, k, v, *, mask=None, causal=False, scale=None, **options) with NumPy arrays (batch, heads,
-    tokens, dim); it returns an array of any library, or refattn.Decline("why") for what it does not do.
+    tokens, dim); it returns an array of any library, or refattn.Decline("why") for what it does not do. Its attribute
+    supports = {"d": [64, 128], "fixed": {"causal": True}} says in which sizes it runs, and which options it always has.
 
-    In place of the designed cases it is run on shapes and arrays of your own where these are given: --shape
+    A function with other names or axes needs no adapter: --call package.module:function layout=bnhd
+    causal=is_causal:top_left scale=sm_scale returns=out,lse. With --adapt the words are found; docs/verifying.md
+    lists them.
+
+    A model, --impl attn.onnx, runs in ONNX Runtime. A dump, --inputs dump.safetensors with q, k, v and out in it, is
+    judged without a kernel; .npz and .pt too.
+
+    In place of the designed cases a kernel is run on shapes and arrays of your own where these are given: --shape
     b=2,h=32,g=8,nq=1024,nk=4096,d=128,causal (several times), --cases and --inputs.
     """
     record = record_of(mechanism)
     if record.core is None:
         raise Problem(f"mechanism: got {mechanism!r}, which is no map of q, k and v, needs one that is")
     if init is not None:
-        begin(init, mechanism)
+        begin(init, record)
         return
+    given["impl"] = called(record, function, words, given["impl"], adapt=adapt)
     where = replace(where, jobs=where.jobs or 1)
     options = [(max(one.opts, key=len), ctx.params[one.name or ""], one.default) for one in ctx.command.params]
-    named = tuple(name for name, x, usual in options if x not in (usual, None, (), False))
+    named = tuple(
+        {"--call": "--impl"}.get(name, name) for name, x, usual in options if x not in (usual, None, (), False)
+    )
     check_combination(tuple(name for name in named if not (where.plain and name in PARTS)))
     derivatives = tuple(name for name in ("tangent", "hessian") if given.pop(name))
     given |= {"seed": seed_of(given["seed"]), "rounding": _roundings(record, given["rounding"])}
@@ -209,6 +271,11 @@ def verify(
     if asked.mesh is not None:
         record = _over_mesh(record, asked.mesh)
         asked.impl = f"{asked.impl}@{asked.mesh}"
+    if asked.impl is not None and asked.impl.endswith(".onnx"):
+        if names := ",".join(f"{theirs}={ours}" for theirs, ours in renamed_by(asked).items()):
+            asked.impl = f"{asked.impl}@{names}"
+    elif asked.rename and asked.inputs is None:
+        raise Problem("--rename: needs --inputs, or a model for --impl, such as attn.onnx")
     if asked.interpret is not None:
         from refattn.verify.adapters import interpreted
 
@@ -217,10 +284,13 @@ def verify(
         except interpreted.NoInterpreterError as error:
             raise Problem(f"--{error}") from error
         asked.impl = f"{asked.impl}@{asked.interpret}"
-    if asked.own:
-        record, stored = own_cases(record, asked.shapes, asked.listed, asked.inputs)
-        asked.dtypes = asked.dtypes or stored
+    if asked.axes not in (None, "bhnd", "bnhd"):
+        raise Problem(f"--axes: got {asked.axes!r}, needs bhnd (batch, heads, tokens, width) or bnhd")
     _check_sizes(asked)
+    remarks: tuple[str, ...] = ()
+    if asked.own and not asked.dump:
+        record, stored, remarks = own_cases(record, asked)
+        asked.dtypes = asked.dtypes or stored
     for place, option in ((file, "--json"), (html, "--html"), (junit, "--junit")):
         check_writable(place, option)
     if "" not in sys.path:
@@ -229,6 +299,7 @@ def verify(
     from refattn.verify.report import tables
     from refattn.verify.tolerance import sampled
 
+    interrupt: list[KeyboardInterrupt] = []
     stand_in: tuple[Mechanism, Report] | None = None
     known: Mapping[str, str] = {}
     missing: tuple[str, ...] = ()
@@ -239,13 +310,17 @@ def verify(
         try:
             if asked.outputs is not None:
                 record, found = _stored_results(ctx, record, asked, wrap)
+            elif asked.dump:
+                record, found, stand_in = of_dump(record, asked)
+                known = adapter.read_roundings(asked.rounding, record)
             else:
                 kernel, text = _kernel(stack, record, asked)
                 if asked.other:
                     checked = _invariances(record, kernel, asked, wrap)
                 else:
-                    record, found, stand_in, known = _cases(record, kernel, text, asked, wrap)
-                    missing = devices.missing_types(adapter.attribute(kernel, "device"))
+                    record, found, stand_in, known = _cases(record, kernel, text, asked, wrap, interrupt.append)
+                    found = replace(found, remarks=(*found.remarks, *remarks))
+                    missing = devices.missing_types(adapter.Adapter.of(kernel).device)
         except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
         except (TypeError, ValueError) as error:
@@ -261,11 +336,13 @@ def verify(
             )
             ctx.exit(checked.exit_code)
         reports.callback(interrupts.whole, lambda: _write_junit(junit, found))
-        reports.callback(interrupts.whole, lambda: _write_page(html, found, record, stand_in))
+        reports.callback(interrupts.whole, lambda: _write_page(html, found, record, stand_in, file))
         told = partial(tables.verified, mechanism=record, details=verbose)
         reports.callback(interrupts.whole, lambda: deliver(partial(told, found), found.to_json(), file))
-        if not derivatives and any(outcome.status == "disagrees" for outcome in found.outcomes):
+        if not interrupt and not derivatives and any(outcome.status == "disagrees" for outcome in found.outcomes):
             found = _explained(record, found, known, stand_in, missing)
+    if interrupt:
+        raise interrupt[0]
     ctx.exit(found.exit_code)
 
 
@@ -276,12 +353,16 @@ def _write_junit(file: str | None, report: Report | CheckReport) -> None:
         write_text(file, junit(report), "--junit")
 
 
-def _write_page(file: str | None, report: Report, record: Mechanism, stand_in: tuple[Mechanism, Report] | None) -> None:
-    if file is not None:
+def _write_page(
+    html: str | None, report: Report, record: Mechanism, stand_in: tuple[Mechanism, Report] | None, file: str | None
+) -> None:
+    """Write the page and print its name: to standard error if facts go to standard output."""
+    if html is not None:
         from refattn.verify.report import page
 
         instead = stand_in[1].outcomes if stand_in else ()
-        write_text(file, page.page(report, record, refattn.__version__, instead), "--html")
+        write_text(html, page.page(report, record, refattn.__version__, instead), "--html")
+        say(wrote(html), file)
 
 
 def _check_sizes(asked: Asked) -> None:
@@ -293,7 +374,9 @@ def _check_sizes(asked: Asked) -> None:
         sizes_of_large(asked.shapes)
     names = asked.dtypes
     if unknown := [name for name in names if name not in (*DTYPES, *SCALED)]:
-        raise Problem(f"--dtype: got {unknown[0]!r}, needs one of {', '.join((*DTYPES, *SCALED))}")
+        near = [name for name in SCALED if name.startswith(unknown[0].lower().replace("fp8", "float8"))]
+        says = f" (did you mean {' or '.join(near)}?)" if near else meant(unknown[0], (*DTYPES, *SCALED))
+        raise Problem(f"--dtype: got {unknown[0]!r}, needs one of {', '.join((*DTYPES, *SCALED))}{says}")
     if (scaled := [name for name in names if name in SCALED]) and (
         asked.impl is None or asked.inputs is not None or asked.other
     ):
@@ -311,7 +394,7 @@ def _stored_results(ctx: click.Context, record: Mechanism, asked: Asked, wrap: A
     from refattn.verify.adapters import result_files
 
     folder = Path(asked.outputs or "")
-    golden = read_set(ctx, asked.vectors)
+    golden = read_set(ctx, asked.vectors, record)
     record = result_files.as_stored(record, golden)
     if not folder.is_dir():
         raise Problem(f"--outputs: got {asked.outputs!r}, needs a folder")
@@ -333,25 +416,33 @@ def _invariances(record: Mechanism, kernel: Any, asked: Asked, wrap: Any) -> Che
 
 
 def _cases(
-    record: Mechanism, kernel: Any, text: str, asked: Asked, wrap: Any
+    record: Mechanism,
+    kernel: Any,
+    text: str,
+    asked: Asked,
+    wrap: Any,
+    interrupted: Callable[[KeyboardInterrupt], Any],
 ) -> tuple[Mechanism, Report, tuple[Mechanism, Report] | None, Mapping[str, str]]:
-    """Run a kernel on designed cases or the user's own.
+    """Run a kernel on designed cases or the user's own; an interrupt is passed on, and ends them.
 
     Returns the record with these cases, the report, what stands for cases that are too long to look for suspects in,
     and what the kernel rounds.
     """
     from refattn.golden.storage_types import DTYPES
-    from refattn.verify import failed, run
-    from refattn.verify.adapters.declarations import read_roundings, roundings
+    from refattn.mechanisms.case_features import fewest
+    from refattn.verify import last_failures, run
+    from refattn.verify.adapters.adapter import Adapter, read_roundings
     from refattn.verify.tolerance import derivatives
 
     dtypes = tuple(dict.fromkeys(asked.dtypes)) or (derivatives.DTYPES if asked.derivatives else DTYPES)
     left_out = ""
     if not asked.own:
-        more = () if asked.derivatives else record.kernel_sizes
+        more = () if asked.derivatives and not asked.names else record.kernel_sizes
         record = record.changed(cases=(*record.cases, *more), kernel_sizes=())
-        record = record.changed(cases=some_of(record, asked.names, asked.quick))
+        record = record.changed(cases=some_of(record, asked.names))
         record, dtypes = supported(record, kernel, dtypes, given=bool(asked.dtypes))
+        if asked.quick:
+            record = record.changed(cases=fewest(record.cases))
         if dtypes == DTYPES and not asked.dtypes and asked.impl is not None:
             left_out = without_float64(record, kernel)
             dtypes = DTYPES[1:] if left_out else DTYPES
@@ -364,19 +455,30 @@ def _cases(
         start = parallel.Given(_absolute(asked.impl or ""), asked.program or "", outputs, asked.timeout)
         known["outcomes"] = partial(parallel.outcomes, record, kernel, start, asked.where)
     name = asked.program or _absolute(asked.impl or "")
-    before = failed.recall(record.name, name)
-    found = run.verify(record, kernel, dtypes=dtypes, progress=wrap, first=before, **known)
-    failed.remember(record.name, name, found, before)
+    before = last_failures.recall(record.name, name)
+    stopped: list[KeyboardInterrupt] = []
+
+    def stop(error: KeyboardInterrupt) -> None:
+        stopped.append(error)
+        interrupted(error)
+
+    known["interrupted"] = stop
+    found = run.verify(record, kernel, dtypes=dtypes, progress=wrap, first=before, limit=asked.seconds, **known)
+    last_failures.remember(record.name, name, found, before)
     found = replace(found, left_out=left_out, require_all=asked.require_all)
     stand_in = None
-    if found.failed and not asked.derivatives and asked.mesh is None:  # a shorter sequence would not fit the mesh
+    # A shorter sequence would not fit a mesh.
+    if found.failed and not stopped and not asked.derivatives and asked.mesh is None:
         from refattn.verify import shrink
 
-        least = shrink.least(record, kernel, found, rounding=asked.rounding)
-        six = shrink.lines(record.name, *least, text, found.grad, asked.rounding, asked.seed) if least else ()
-        found = replace(found, smallest=six, least=least)
-        stand_in = shrink.in_place_of_long(record, kernel, found, rounding=asked.rounding)
-    rounds = read_roundings(asked.rounding, record) | roundings(kernel, record)
+        try:
+            least = shrink.least(record, kernel, found, rounding=asked.rounding)
+            six = shrink.lines(record.address, *least, text, found.grad, asked.rounding, asked.seed) if least else ()
+            found = replace(found, smallest=six, least=least)
+            stand_in = shrink.in_place_of_long(record, kernel, found, rounding=asked.rounding)
+        except KeyboardInterrupt as error:  # all cases have run
+            interrupted(error)
+    rounds = read_roundings(asked.rounding, record) | Adapter.of(kernel).rounds(record)
     return record, found, stand_in, rounds
 
 
@@ -415,6 +517,7 @@ def _over_mesh(record: Mechanism, text: str) -> Mechanism:
 def _kernel(stack: contextlib.ExitStack, record: Mechanism, asked: Asked) -> tuple[Any, str]:
     """Return the kernel and how Python names it."""
     from refattn.verify import Isolated, Program, load
+    from refattn.verify.adapters.adapter import Adapter
 
     if asked.program is not None:
         named = ("out", *record.outputs)
@@ -423,7 +526,7 @@ def _kernel(stack: contextlib.ExitStack, record: Mechanism, asked: Asked) -> tup
     impl = asked.impl or ""
     if asked.in_process:
         interrupts.leave_to_python()  # a debugger has Ctrl-C for itself
-        return load(impl), f"load({impl!r})"
+        return Adapter.of(load(impl)), f"load({impl!r})"
     kernel = Isolated(impl, asked.timeout)
 
     def told() -> None:
@@ -437,12 +540,16 @@ def _kernel(stack: contextlib.ExitStack, record: Mechanism, asked: Asked) -> tup
 
 def _absolute(impl: str) -> str:
     """Return what names a kernel as any folder has it."""
-    place, colon, name = impl.rpartition(":")
-    return f"{Path(place).resolve()}:{name}" if colon and Path(place).is_file() else impl
+    from refattn.verify import adapt
+
+    function, words = adapt.split(impl)
+    place, colon, name = function.rpartition(":")
+    path = f"{Path(place).resolve()}:{name}" if colon and Path(place).is_file() else function
+    return f"{path} {words}" if words else path
 
 
 def _roundings(record: Mechanism, given: str | None) -> tuple[str, ...]:
-    from refattn.verify.adapters.declarations import read_roundings
+    from refattn.verify.adapters.adapter import read_roundings
 
     ids = tuple(id.strip() for id in (given or "").split(",") if id.strip())
     try:

@@ -2,8 +2,8 @@
 
 Names have subscripts and superscripts (``s_ij``, ``w_o^T``, ``x_{l+1}``), a prime, a star, or the minus of ``c-_i`` is
 part of a name, a ``d`` in front of a name makes it a gradient, ``sum_j`` and ``max_j`` have what they run over below
-them, and ``a / b`` is a fraction of the two things beside the line, as its precedence has it. What is no such thing is
-words, and stays.
+them. ``/`` makes a fraction: the product or inner product before it is the numerator, the one factor after it the
+denominator. Longer words are names, too, unless the formula says something in words: "x_i if token i is kept".
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ LARGE = {"sum": "∑", "max": "max", "sup": "sup", "prod": "∏"}
 SIGNS = {"-": "−", ".": "·", "<=": "≤", ">=": "≥", "!=": "≠", "->": "→", "...": "…", "*": "∗"}
 OPERATORS = {"in": "∈"}
 SYMBOLS = {"inf": "∞"}
+PROSE = {"if", "of", "over", "the", "at", "and", "for", "is", "with"}
+"""Words of formulas that say something in words."""
+
 WORDS = {"if", "of", "at", "is", "it", "to", "by", "or", "go", "as", "on"}
+FACTORS = ("atom", "function", "dot")
+"""Kinds of pieces that a product is made of."""
+
 SCRIPTS = {"in", "out", "at", "log", "lin", "eps", "of"}
 """Short words below a name; other short scripts are the letters of axes."""
 
@@ -45,6 +51,11 @@ NAMES = {
     "log_decay",
     "log_momentum",
     "retention",
+    "step",
+    "force",
+    "kicked",
+    "damping",
+    "velocity",
     "angle",
 }
 """Names of several letters which, with a ``d`` in front, are gradients."""
@@ -53,7 +64,7 @@ _TOKEN = re.compile(
     r"""(?P<quoted>"[^"]*")"""
     r"""|(?P<id>\bd?[A-Z]+\.\w+)"""
     r"""|(?P<number>\d+(?:\.\d+)?(?:!(?!=))?)"""
-    r"""|(?P<name>(?:d?log_(?:z|decay|momentum)|[A-Za-z]+\d*)(?:'+|\*(?=[\W_]|$)|-(?=_))?)"""
+    r"""|(?P<name>(?:d?log_(?:z|decay|momentum)|d_[a-z]+|[A-Za-z]+\d*)(?:'+|\*(?=[\W_]|$)|-(?=_))?)"""
     r"""|(?P<sign>\.\.\.|<=|>=|!=|->|[-+/=<>|.,;:()\[\]{}_^*'])"""
     r"""|(?P<space>\s+)"""
 )
@@ -64,7 +75,7 @@ class Piece:
     """A part of a formula: its MathML, and what it is to its neighbours."""
 
     text: str
-    kind: str = "atom"  # or "sign", "slash", "large", "words", "function", "space"
+    kind: str = "atom"  # or "sign", "dot", "slash", "large", "words", "function", "space"
     inner: str = ""  # of what stands in parentheses, itself
 
 
@@ -95,7 +106,7 @@ def _spaced(pieces: list[Piece]) -> Iterator[str]:
 
 
 def _fractions(pieces: list[Piece]) -> list[Piece]:
-    """Put ``a / b`` one above the other; a function takes its argument along, and a sum below the line all it sums."""
+    """Put ``a / b`` one above the other: all that is multiplied above the line, one factor or a whole sum below it."""
     made: list[Piece] = []
     rest = list(pieces)
     while rest:
@@ -103,17 +114,23 @@ def _fractions(pieces: list[Piece]) -> list[Piece]:
         if piece.kind != "slash" or not made or not rest or made[-1].kind != "atom":
             made.append(Piece(piece.text, "sign") if piece.kind == "slash" else piece)
             continue
-        above = made.pop()
-        if above.inner and made and made[-1].kind == "function":
-            above = Piece(made.pop().text + above.text)
+        above: list[Piece] = []
+        while made and made[-1].kind in FACTORS:
+            above.insert(0, made.pop())
+        while above[0].kind == "dot":
+            made.append(above.pop(0))
         below = [rest.pop(0)]
-        while below[-1].kind in ("large", "function") and rest:
+        while rest and (
+            below[-1].kind == "function" or (below[0].kind == "large" and rest[0].kind in (*FACTORS, "large"))
+        ):
             below.append(rest.pop(0))
-        top, bottom = above.inner or above.text, "".join(_spaced(below))
-        if len(below) == 1 and below[0].inner:
-            bottom = below[0].inner
-        made.append(Piece(f"<mfrac><mrow>{top}</mrow><mrow>{bottom}</mrow></mfrac>"))
+        made.append(Piece(f"<mfrac><mrow>{_beside_line(above)}</mrow><mrow>{_beside_line(below)}</mrow></mfrac>"))
     return made
+
+
+def _beside_line(pieces: list[Piece]) -> str:
+    """Return what stands above or below the line of a fraction, which needs no parentheses around all of it."""
+    return pieces[0].inner if len(pieces) == 1 and pieces[0].inner else "".join(_spaced(pieces))
 
 
 class _Reader:
@@ -131,6 +148,7 @@ class _Reader:
                 self._tokens.append((match.lastgroup or "", match.group()))
                 at = match.end()
         self._at = 0
+        self._prose = any(kind == "name" and text in PROSE for kind, text in self._tokens)
 
     def _peek(self, ahead: int = 0) -> tuple[str, str]:
         place = self._at + ahead
@@ -169,13 +187,18 @@ class _Reader:
             inner = _row(self.pieces(closing))
             high = "" if "<mfrac>" in inner else ' stretchy="false"'
             whole = f"<mrow><mo{high}>{text}</mo>{inner}<mo{high}>{closing}</mo></mrow>"
-            scripted = self._scripted(whole, False)
+            scripted = self._factorial(self._scripted(whole, False))
             return [Piece(scripted, inner=inner if scripted == whole else "")]
         if text == "<" and self._peek()[0] != "space":
             inner = _row(self.pieces(">"))
             return [Piece(f"<mrow><mo>⟨</mo>{inner}<mo>⟩</mo></mrow>")]
         if text == "|":
-            return [Piece(self._scripted("<mo>|</mo>", False), "sign")]
+            if ("sign", "|") not in self._tokens[self._at :]:
+                return [Piece("<mo>|</mo>", "sign")]
+            bar = '<mo stretchy="false">|</mo>'
+            return [Piece(self._scripted(f"<mrow>{bar}{_row(self.pieces('|'))}{bar}</mrow>", False))]
+        if text == ".":
+            return [Piece(f"<mo>{SIGNS['.']}</mo>", "dot")]
         if text == "/":
             return [Piece("<mo>/</mo>", "slash")]
         return [Piece(f"<mo>{escape(SIGNS.get(text, text))}</mo>", "sign")]
@@ -196,18 +219,20 @@ class _Reader:
             return Piece(self._scripted(f"<mi>{text}</mi>", False), "function")
         mark = text.rstrip("'*-")
         word = len(mark) > 2 and mark not in GREEK and mark not in NAMES and not _is_gradient(mark)
-        if (word or mark in WORDS) and self._peek()[1] not in ("_", "^"):
+        if (word and self._prose or mark in WORDS) and self._peek()[1] not in ("_", "^"):
             return Piece(escape(text), "words")
-        made = self._scripted(*self._name(text))
-        if self._peek()[1] == "!":
-            made = f"<mrow>{made}<mo>{self._next()[1]}</mo></mrow>"
+        made = self._factorial(self._scripted(*self._name(text)))
         return Piece(made, "function" if self._peek()[1] == "(" else "atom")
+
+    def _factorial(self, made: str) -> str:
+        """Put the ! that follows behind what was read."""
+        return f"<mrow>{made}<mo>{self._next()[1]}</mo></mrow>" if self._peek()[1] == "!" else made
 
     def _name(self, text: str) -> tuple[str, bool]:
         mark = text.rstrip("'*-")
         after = text[len(mark) :].replace("'", "′").replace("*", "∗").replace("-", "⁻")
         gradient = '<mi mathvariant="normal">d</mi>' if _is_gradient(mark) else ""
-        letter = mark[1:] if gradient else mark
+        letter = re.sub("^d_?", "", mark) if gradient else mark
         letter = f"<mi>{GREEK.get(letter, letter).replace('_', ' ')}</mi>"
         if after:
             letter = f'<mrow>{letter}<mo lspace="0" rspace="0">{after}</mo></mrow>'
@@ -252,6 +277,7 @@ class _Reader:
 
 
 def _is_gradient(mark: str) -> bool:
-    """Tell whether a name is a ``d`` and a name."""
+    """Tell whether a name is a ``d`` and a name: ``dx``, or as in the code ``d_x``."""
     rest = mark[1:].rstrip("0123456789")
-    return mark.startswith("d") and (len(rest) == 1 or rest in NAMES or rest in GREEK) and mark not in GREEK
+    known = len(rest) == 1 or rest in NAMES or rest in GREEK
+    return mark.startswith("d_") or (mark.startswith("d") and known and mark not in GREEK)

@@ -19,7 +19,6 @@ from refattn.explorer.mathml import mathml
 from refattn.explorer.measured import Children, links, nodes
 from refattn.explorer.pictures import drawn
 from refattn.explorer.varied import Knob, knobs
-from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.traced import Run, Step, Traced
 
@@ -59,7 +58,7 @@ def page(mechanism: Mechanism, run: Run, found: Traced, why: str = "") -> str:
         "letters": _letters(mechanism, found),
         "css": home.joinpath("colours.css").read_text(encoding="utf-8") + parts["css"],
         "js": parts["js"],
-        "rows": "\n".join(_rows(found)),
+        "rows": "\n".join(_rows(mechanism, found)),
         "data": data,
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], parts["html"])
@@ -85,9 +84,9 @@ def _letters(mechanism: Mechanism, found: Traced) -> str:
     return f"<details><summary>Letters</summary>{told}</details>" if told else ""
 
 
-def _rows(found: Traced) -> Iterator[str]:
+def _rows(mechanism: Mechanism, found: Traced) -> Iterator[str]:
     """Yield the cards, those of an equation and of its adjoint side by side."""
-    for given, adjoints in _paired(found):
+    for given, adjoints in _paired(mechanism, found):
         left = _card(given, found, "forward") if given else '<div class="none"></div>'
         right = "".join(_card(adjoint, found, "backward") for adjoint in adjoints)
         yield f'<div class="row">{left}<div class="adjoints">{right}</div></div>'
@@ -96,11 +95,10 @@ def _rows(found: Traced) -> Iterator[str]:
 Row = tuple[Step | str | None, list[Step | str]]
 
 
-def _paired(found: Traced) -> list[Row]:
+def _paired(mechanism: Mechanism, found: Traced) -> list[Row]:
     """Pair arguments and equations with their adjoints, in the order of the forward; some have none, or no partner."""
     upstream = _upstream(found)
     left = {step.id: step for step in found.backward}
-    mechanism = registry.mechanism(found.mechanism)
     defined = {} if mechanism.definition is None else equations.declared(mechanism.definition)
     order = {id: n for n, id in enumerate([*defined, *mechanism.equations])}
     rows: list[Row] = []
@@ -181,7 +179,7 @@ def _data(
     index = {node.name: n for n, node in enumerate(known)}
     upstream = _upstream(found)
     given = [name for name in found.arguments if name not in upstream]
-    axes = _axes(found)
+    axes = _axes(mechanism, found)
     data = {
         "nodes": [
             {
@@ -210,10 +208,10 @@ def _data(
     return json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("</", "<\\/")
 
 
-def _axes(found: Traced) -> dict[str, tuple[str, ...] | None]:
+def _axes(mechanism: Mechanism, found: Traced) -> dict[str, tuple[str, ...] | None]:
     """Return the axes of all nodes by name; those of an argument are those of its gradient, or of what it is one of."""
     axes = {step.id: step.place.axes for step in found.steps}
-    for one, others in _paired(found):
+    for one, others in _paired(mechanism, found):
         for other in others:
             a, b = (x.id if isinstance(x, Step) else x for x in (one, other)) if one else (None, None)
             if a in found.arguments and isinstance(other, Step) and other.value.shape == found.arguments[a].shape:

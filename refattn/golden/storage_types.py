@@ -53,8 +53,32 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
-SCALED = (*FLOAT8, "mxfp8", "nvfp4")
-"""Formats whose numbers come with factors, by which they are multiplied: verified in where they are asked for."""
+
+@dataclass(frozen=True)
+class Scaled:
+    """A format whose numbers come with factors, by which they are multiplied.
+
+    Attributes
+    ----------
+    number
+        The type of the numbers.
+    block
+        How many numbers that are summed over in a product have one factor; 0 where a kernel says which do.
+    factor
+        The type of the factors: "float32", "power of two", or a short type, beside which a tensor has one factor more.
+    """
+
+    number: str
+    block: int = 0
+    factor: str = "float32"
+
+
+SCALED = {
+    **{dtype: Scaled(dtype) for dtype in FLOAT8},
+    "mxfp8": Scaled("float8_e4m3fn", 32, "power of two"),
+    "nvfp4": Scaled("float4_e2m1fn", 16, "float8_e4m3fn"),
+}
+"""Formats with factors: kernels are verified in them where they are asked for."""
 
 LOWER = {"float64": "float32", "float32": "bfloat16", "float16": "float8", "bfloat16": "float8"}
 """The type that is one step coarser."""
@@ -102,4 +126,7 @@ def chop_to(x: Floats, dtype: str) -> Floats:
 
 def stored(x: Floats, dtype: str) -> NDArray[np.floating]:
     """Return x rounded to the type, as the NumPy array that is given: float32 where NumPy has no such type."""
-    return round_to(x, dtype).astype("float32" if dtype in ("bfloat16", *FLOAT8) else dtype)
+    if dtype in ("float64", "float32", "float16"):  # NumPy rounds as `round_to` does, and needs no other memory
+        with np.errstate(over="ignore"):
+            return x.astype(dtype)
+    return round_to(x, dtype).astype("float32")

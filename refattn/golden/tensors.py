@@ -22,6 +22,9 @@ from refattn.golden.storage_types import TYPES, round_to
 KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "I64": "int64"}
 """The types of the format that are read and written -> their names here."""
 
+READ = {**KINDS, "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8"}
+"""The same with those that are read alone: lengths and masks of libraries come in them."""
+
 
 @checked(arrays=Each([None]), about=Maybe(Each(str)))
 def encode(arrays: Mapping[str, tuple[str, NDArray[Any]]], about: Mapping[str, str] | None = None) -> bytes:
@@ -67,9 +70,9 @@ def decode(data: bytes) -> dict[str, tuple[str, NDArray[Any]]]:
 
 def _unpacked(name: str, entry: Mapping[str, Any]) -> tuple[str, NDArray[Any]]:
     kind, shape, data = entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])
-    if kind not in KINDS:
-        raise ValueError(f"{name}: got the type {kind}, needs one of {', '.join(KINDS)}")
-    dtype = KINDS[kind]
+    if kind not in READ:
+        raise ValueError(f"{name}: got the type {kind}, needs one of {', '.join(READ)}")
+    dtype = READ[kind]
     size = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
     if len(data) != size * math.prod(shape):
         raise ValueError(f"{name}: got {len(data)} bytes for the shape {shape} of {dtype}")

@@ -41,6 +41,8 @@ from refattn.files import (
     write_atomically,
 )
 from refattn.golden.tensors import decode
+from refattn.mechanisms import registry
+from refattn.mechanisms.record import Mechanism
 
 FORMAT = 1
 """Version of the format: it goes up where a reader of the last one would misread."""
@@ -93,6 +95,19 @@ _SCHEMA = {
 
 SHIPPED = Path(__file__).with_name("frozen")
 """The set that comes with the package."""
+
+
+def shipped(mechanism: Mechanism) -> Path:
+    """Return the folder of the golden vectors that come with a mechanism: of another package `golden` beside its files.
+
+    >>> import refattn as ra
+    >>> from refattn.golden import vectors
+    >>> vectors.shipped(ra.mechanism("softmax")) == vectors.SHIPPED
+    True
+    """
+    file = getattr(mechanism.definition, "__file__", None)
+    own = mechanism.name not in registry.list_mechanisms()
+    return Path(file).with_name("golden") if own and file else SHIPPED
 
 
 class SetError(ValueError):

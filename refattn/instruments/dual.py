@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from refattn import tree
-from refattn.args import Function, check
+from refattn.args import Function, check, spelled
 from refattn.instruments import rules_linalg  # noqa: F401 (it registers its rules)
 from refattn.instruments.rules import CONSTANT, RULES
 from refattn.instruments.wrapper import Instrument, Wrapped, plain
@@ -114,6 +114,7 @@ def tangents() -> Iterator[Tangents]:
         yield found
 
 
+@spelled
 def tangent(f: Callable[..., Any], x: Mapping[str, Any], t: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return f(**x) and its derivative along t, by arrays that carry a tangent.
 
@@ -148,7 +149,9 @@ def tangent(f: Callable[..., Any], x: Mapping[str, Any], t: Mapping[str, Any]) -
     Notes
     -----
     At a tie or kink (max, abs, clip, a threshold) it is the derivative of the branch that was taken. Numbers that f
-    reads out of an array, such as ``float(x)``, and decisions on values are constants.
+    reads out of an array, such as ``float(x)``, and decisions on values are constants. Eigenvectors and singular
+    vectors of equal values are those that have a derivative; a RuntimeWarning says where values are so near each other
+    that digits are lost. Singular vectors of the value 0 count as constants.
 
     Examples
     --------

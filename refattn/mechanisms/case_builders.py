@@ -26,7 +26,6 @@ def qkv(
     e: int | None = None,
     logits: float = 1.0,
     values: float = 1.0,
-    mask: Input | None = None,
     slack: str = "",
     **options: Any,
 ) -> Case:
@@ -40,11 +39,14 @@ def qkv(
         "k": Input((b, g, n_k, d)),
         "v": Input((b, g, n_k, e), "normal", {} if values == 1.0 else {"scale": values}),
     }
-    if mask is not None:
-        inputs["mask"] = mask
-    inputs |= {n: x for n, x in options.items() if isinstance(x, Input)}
-    plain = {n: x for n, x in options.items() if not isinstance(x, Input)}
-    return Case(name, kind, inputs, plain, purpose, slack=slack)
+    return _case(name, kind, purpose, inputs, options, slack=slack)
+
+
+def _case(name: str, kind: str, purpose: str, inputs: dict[str, Input], options: dict[str, Any], **others: Any) -> Case:
+    """Return a case whose options that are designed arrays, such as a mask, are inputs."""
+    arrays = {n: x for n, x in options.items() if isinstance(x, Input)}
+    plain = {n: x for n, x in options.items() if n not in arrays}
+    return Case(name, kind, {**inputs, **arrays}, plain, purpose, **others)
 
 
 def repeated(case: Case, period: int) -> Case:
@@ -82,7 +84,6 @@ def one_hot(
     n_q: int = 11,
     n_k: int = 13,
     d: int = 16,
-    mask: Input | None = None,
     **options: Any,
 ) -> Case:
     """Return an exact case: each query gives one key, the first or last that it may attend, all of its weight.
@@ -96,7 +97,7 @@ def one_hot(
         "k": Input((b, g, n_k, d), "ranks", {"step": 32, "ties": 1}),
         "v": Input((b, g, n_k, d), "powers", {"low": 0, "high": 3}),
     }
-    return _exact(name, kind, purpose, inputs, mask, options, EVERY)
+    return _case(name, kind, purpose, inputs, options, exact={"out": EVERY, "d_v": SHORT})
 
 
 def equal_scores(
@@ -109,7 +110,6 @@ def equal_scores(
     g: int = 2,
     n: int = 16,
     d: int = 16,
-    mask: Input | None = None,
     **options: Any,
 ) -> Case:
     """Return an exact case where `ties` neighbouring keys have equal scores: all n, or pairs of which one wins.
@@ -122,22 +122,7 @@ def equal_scores(
         "k": Input((1, g, n, d), "ranks", {"step": 32 if ties < n else 0.25, "ties": ties}),
         "v": Input((1, g, n, d), "integers", {"low": 1, "high": 8}),
     }
-    return _exact(name, kind, purpose, inputs, mask, options, SHORT)
-
-
-def _exact(
-    name: str,
-    kind: str,
-    purpose: str,
-    inputs: dict[str, Input],
-    mask: Input | None,
-    options: dict[str, Any],
-    types: tuple[str, ...],
-) -> Case:
-    """Return a case with outputs that are exact in some types, and gradients of v in short ones."""
-    given = {**({} if mask is None else {"mask": mask}), **{n: x for n, x in options.items() if isinstance(x, Input)}}
-    plain = {n: x for n, x in options.items() if n not in given}
-    return Case(name, kind, {**inputs, **given}, plain, purpose, {"out": types, "d_v": SHORT})
+    return _case(name, kind, purpose, inputs, options, exact={"out": SHORT, "d_v": SHORT})
 
 
 def bias(*shape: int, scale: float = 1.0, hidden: float = 0.0) -> Input:

@@ -67,12 +67,13 @@ def fewest(cases: Sequence[Case]) -> tuple[Case, ...]:
     size = {case.name: sum(math.prod(x.shape) for x in case.inputs.values()) for case in cases}
     odd = {case.name for case in cases if case.exact or case.slack or 0 in (size[case.name], *case.inputs["k"].shape)}
     given = {case.name: len({*case.options, *case.inputs} - {*"qkv"}) for case in cases}
-    left = frozenset().union(*map(features, cases))
+    of = {case.name: features(case) for case in cases}
+    left = frozenset().union(*of.values())
     found: set[str] = set()
     for most in sorted({*given.values()}):
-        pool = [case for case in cases if given[case.name] <= most]
-        while left & frozenset().union(*map(features, pool)):
-            best = max(pool, key=lambda case: (len(left & features(case)), case.name not in odd, -size[case.name]))
-            left -= features(best)
-            found.add(best.name)
+        pool = [case.name for case in cases if given[case.name] <= most]
+        while left & frozenset().union(*(of[name] for name in pool)):
+            best = max(pool, key=lambda name: (len(left & of[name]), name not in odd, -size[name]))
+            left -= of[best]
+            found.add(best)
     return tuple(case for case in cases if case.name in found)

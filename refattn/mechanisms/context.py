@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from refattn.args import Whole, check_all
+from refattn.args import Whole, check_all, refused
 from refattn.ops.masks import Causal
 from refattn.xp import Array, dtype_name, is_array
 
@@ -68,13 +68,11 @@ class Context:
     def __post_init__(self) -> None:
         for name in ("mask", "key_mask", "memory", "memory_mask", "positions", "tokens"):
             if (x := getattr(self, name)) is not None and not is_array(x):
-                raise TypeError(
-                    f"context.{name}: got {type(x).__name__}, needs an array of NumPy, CuPy, PyTorch, JAX, ..."
-                )
+                raise refused(f"context.{name}", x, "an array of NumPy, CuPy, PyTorch, JAX, ...")
             if x is not None and dtype_name(x).startswith(("str", "<U", "object", "complex")):
                 raise TypeError(f"context.{name}: got dtype {dtype_name(x)}, needs numbers, or a mask")
         if self.draws is not None and not isinstance(self.draws, dict):
-            raise TypeError(f"draws: got {type(self.draws).__name__}, needs a dict of arrays by name")
+            raise refused("draws", self.draws, "a dict of arrays by name")
         check_all(self, training=bool, layer=Whole())
 
     def check_reads(self, title: str, reads: tuple[str, ...]) -> None:

@@ -4,8 +4,9 @@ A core reads::
 
     call = enter(q, k, v, mask=mask, causal=causal)
     chosen = implementation_of(implementation, IMPLEMENTATIONS, usual="dense", plane=call.plane)
-    out, ... = equations.active(IMPLEMENTATIONS[chosen]).forward(call.q, call.k, call.v, mask=call.mask,
-    offset=call.offset, ...) return call.back(out), Saved(...)
+    run = equations.active(IMPLEMENTATIONS[chosen]).forward
+    out, ... = run(call.q, call.k, call.v, mask=call.mask, offset=call.offset, ...)
+    return call.back(out), Saved(...)
 
 and its backward::
 
@@ -17,8 +18,7 @@ and its backward::
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from refattn import equations
@@ -32,6 +32,7 @@ from refattn.args import (
     check_number,
     refused,
 )
+from refattn.mechanisms.use_definition import defaults_of as defaults_of
 from refattn.mechanisms.use_definition import is_reading
 from refattn.ops.masks import Causal, causal_offset
 from refattn.tree import check_fields
@@ -146,12 +147,6 @@ def upstream(like: Array, **given: tuple[Array | None, tuple[int, ...]]) -> list
             x = raised(x)
         found.append(x)
     return found
-
-
-def defaults_of(forward: Callable[..., Any]) -> dict[str, Any]:
-    """Return the options of a core with their defaults, as its signature has them."""
-    options = inspect.signature(forward).parameters.values()
-    return {option.name: option.default for option in options if option.kind is option.KEYWORD_ONLY}
 
 
 def returned(gradients: Mapping[str, Array], names: Iterable[str], like: Array) -> dict[str, Array]:

@@ -24,10 +24,12 @@ Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2; the residual of i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from refattn.args import check_all
 from refattn.mechanisms import projections
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.projections import State, fresh, mask_of, output_backward, tokens_backward
@@ -46,9 +48,16 @@ class Config(projections.Config):
     ----------
     core
         The module with the map of q, k and v, which takes `mask` and `causal`.
+    needs
+        What the fields that it takes beside these have to be, in the words of `refattn.args`.
     """
 
     core: ClassVar[ModuleType]
+    needs: ClassVar[Mapping[str, Any]] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_all(self, **self.needs)
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class Saved(projections.Saved):
 
 def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, and biases of 0."""
-    return Params(config, *fresh(config, config.core.__name__, seed=seed, like=like, layer=layer))
+    return Params(config, **fresh(config, config.core.__name__, seed=seed, like=like, layer=layer))
 
 
 def keys_and_values(params: Params, y: Array) -> tuple[Array, Array]:
@@ -79,7 +88,8 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
     config, h = params.config, params.config.heads
     queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [MHA.queries]
     mask = mask_of(context, (x.shape[0], h, x.shape[1], keys.shape[2]))  # of pairs and of padding
-    attended, saved = config.core.forward(queries, keys, values, mask=mask, causal=context.causal)
+    options = {name: getattr(config, name) for name in config.needs}
+    attended, saved = config.core.forward(queries, keys, values, mask=mask, causal=context.causal, **options)
     joined = merge_heads(attended)  # (b, i, h*e) [MHA.merged]
     out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): MHA.output without its residual
     result = x + out if config.residual else out  # (b, i, m) [MHA.output]

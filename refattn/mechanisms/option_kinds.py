@@ -103,21 +103,25 @@ def with_numbers(
 
 def read(option: str, text: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the numbers of text such as ``soft(tau=0.1)``."""
-    wrong = ValueError(f"{option}: got {text!r}, needs a name such as soft, or a name and numbers: soft(tau=0.1)")
     if len(text) > 1000:
         raise ValueError(f"{option}: got text of {len(text)} characters, needs a name, or a name and numbers")
     try:
         node = ast.parse(text.strip(), mode="eval").body
+        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+        if not isinstance(call.func, ast.Name) or call.args or any(each.arg is None for each in call.keywords):
+            raise ValueError
+        return call.func.id, {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise wrong from None
-    if isinstance(node, ast.Name):
-        return node.id, {}
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
-        raise wrong
-    try:
-        numbers = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
-    except ValueError:
-        raise wrong from None
-    if None in numbers:
-        raise wrong
-    return node.func.id, {str(name): number for name, number in numbers.items()}
+        needs = "a name such as soft, or a name and numbers: soft(tau=0.1)"
+        raise ValueError(f"{option}: got {text!r}, needs {needs}") from None
+
+
+Forbidden = tuple[tuple[Callable[[Any], Any], str], ...]
+"""What does not go together: when it is asked for, and the message; {c} stands for what was asked."""
+
+
+def refuse(forbidden: Forbidden, c: Any) -> None:
+    """Raise ValueError with the message of the first row that forbids what is asked for."""
+    for forbids, message in forbidden:
+        if forbids(c):
+            raise ValueError(message.format(c=c))

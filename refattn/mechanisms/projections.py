@@ -18,7 +18,7 @@ from refattn.mechanisms.context import Context
 from refattn.ops.heads import merge_heads
 from refattn.ops.linear import linear_backward
 from refattn.ops.weights import fresh_weight
-from refattn.xp import Array, device, namespace
+from refattn.xp import Array, zeros
 
 C = TypeVar("C", bound="Sizes")
 
@@ -161,21 +161,16 @@ def forward(own: Any, params: Any, state: State, context: Context) -> tuple[Stat
     return State(following), saved
 
 
-def fresh(config: Sizes, purpose: str, *, seed: int, like: Array, layer: int) -> tuple[Array | None, ...]:
-    """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, and biases of 0, as `Params` has them."""
-    h, g, d, e = config.sizes
-    m = config.width
-    xp = namespace(like)
+def fresh(config: Sizes, purpose: str, *, seed: int, like: Array, layer: int) -> dict[str, Array]:
+    """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, and biases of 0, by their names."""
 
-    def weight(name: str, rows: int, columns: int) -> Array:
+    def drawn(name: str, shape: tuple[int, ...]) -> Array:
+        if len(shape) == 1:
+            return zeros(shape, like)
         own: dict[str, Any] = {"seed": seed, "purpose": f"{purpose}.{name}", "layer": layer, "like": like}
-        return fresh_weight(rows, columns, bound=math.sqrt(3.0 / rows), **own)
+        return fresh_weight(*shape, bound=math.sqrt(3.0 / shape[0]), **own)
 
-    def bias(size: int) -> Array | None:
-        return xp.zeros((size,), dtype=like.dtype, device=device(like)) if config.bias else None
-
-    weights = (weight("w_q", m, h * d), weight("w_k", m, g * d), weight("w_v", m, g * e), weight("w_o", h * e, m))
-    return (*weights, bias(h * d), bias(g * d), bias(g * e), bias(m))
+    return {name: drawn(name, shape) for name, shape in Sizes.shapes(config).items()}
 
 
 def projected_backward(

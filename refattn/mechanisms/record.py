@@ -16,7 +16,8 @@ from typing import Any
 from refattn import equations
 from refattn.args import Each, Real, Whole, check_all
 from refattn.mechanisms.block import Block, Stream
-from refattn.mechanisms.option_kinds import numbers_of, with_numbers
+from refattn.mechanisms.core_arguments import defaults_of
+from refattn.mechanisms.option_kinds import Forbidden, numbers_of, with_numbers
 from refattn.mechanisms.wrong import WrongKernel
 from refattn.messages import html_table, meant
 from refattn.xp import Array
@@ -155,6 +156,8 @@ class Claim:
     broken
         The line that it is about, as `tests/broken.py` breaks it to see its tests red: an equation, "KOOP.9", or
         "FILE: OLD => NEW".
+    ours
+        Why the row is ours, though it stands beside the source: what this does not say. Empty where the source says it.
     """
 
     source: str
@@ -163,6 +166,7 @@ class Claim:
     shown: str
     tests: tuple[str, ...]
     broken: str = ""
+    ours: str = ""
 
 
 class Claims(tuple[Claim, ...]):
@@ -172,11 +176,11 @@ class Claims(tuple[Claim, ...]):
 
     def __repr__(self) -> str:
         """Return what is claimed, and whether it holds."""
-        lines = (f"- {one.claim}: {one.holds} ({one.source})" for one in self)
+        lines = (f"- {one.claim}: {one.holds} ({one.source}{'; ours' if one.ours else ''})" for one in self)
         return "\n".join((f"{len(self)} claims", *lines))
 
     def _repr_html_(self) -> str:
-        rows = ((one.claim, one.holds, one.source, one.shown) for one in self)
+        rows = ((one.claim, one.holds, f"{one.source}{'; ours' if one.ours else ''}", one.shown) for one in self)
         return html_table(("claim", "holds", "source", "shown by"), rows)
 
 
@@ -315,7 +319,7 @@ def _in_room(path: str, name: str = "", empty: Any = ()) -> Any:
     """Read what a module of the folder of the definition has under this name: all of it without one."""
 
     def read(record: Mechanism) -> Any:
-        home = record.definition.__name__.rpartition(".")[0] if record.definition else ""
+        home = record.home
         if not home:
             return empty
         # A field that is a whole module has a file of its own.
@@ -331,11 +335,6 @@ def _in_room(path: str, name: str = "", empty: Any = ()) -> Any:
         return empty
 
     return _Later(read)
-
-
-def _options(record: Mechanism) -> dict[str, Any]:
-    options = inspect.signature(record.core.forward).parameters.values() if record.core else ()
-    return {option.name: option.default for option in options if option.kind is option.KEYWORD_ONLY}
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,6 +353,8 @@ class Mechanism:
     ----------
     name, title, source
         The identifier, the name in words, and the publication.
+    address
+        What another process finds it by: its name, or the MODULE:NAME that it was loaded from.
     definition
         The paper alone: the module that a reader opens first.
     example
@@ -404,12 +405,15 @@ class Mechanism:
     fallback_equation
         Equations that are not computed where an option is not given, each with the one whose value goes on then.
     accumulates_before_rounding
-        Equations whose values a kernel sums before it rounds them to a type of few digits, each with the equations,
-        the first that ran, that such a rounding is felt in.
+        Equations whose values a kernel may sum before it rounds them, each with the equations, the first that ran,
+        that such a rounding is felt in.
     differentiable
         Options of the core that are numbers with a gradient, and such numbers of its families, by their own names.
     families
         The options that are one of several kinds (`refattn.mechanisms.option_kinds`), each with what makes its object.
+    forbidden
+        Which options of the core and of the block do not go together: when, and the message, see
+        `refattn.mechanisms.option_kinds.refuse`.
     one_sequence
         Whether queries and keys are those of the same tokens, and so have to be as many.
     configs
@@ -457,7 +461,10 @@ class Mechanism:
         How often a call of the block drew its random numbers again, for what its forward saved; None where it draws
         none.
     presets
-        Settings of published runs by name, as `refattn.train.settings` has them; ``--set preset=NAME`` takes one.
+        Settings after a source by name, as `refattn.train.settings` has them; ``--set preset=NAME`` takes one.
+    whose
+        Of each preset whose each setting is, by its name (``block.order``): "printed, PLACE", "code, PLACE" of what
+        only the authors' code has, or "ours, REASON". Settings that the preset leaves at their defaults may be named.
     layers
         Maps of q, k and v that a block may have in place of the core, each as a record of its own, with its equations,
         second derivation and designed cases: they are checked beside the core.
@@ -495,6 +502,7 @@ class Mechanism:
     block_modules: tuple[ModuleType, ...] = ()
     one_sequence: bool = False
     configs: tuple[Mapping[str, Any], ...] = ()
+    forbidden: Forbidden = ()
     sampled: Mapping[str, Any] = field(default_factory=dict)
     tokenless: tuple[str, ...] = ()
     perturbation: float = 1e6
@@ -507,8 +515,10 @@ class Mechanism:
     learned: Callable[[Any], Mapping[str, Array]] | None = None
     redrawn: Callable[[Any], int] | None = None
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    whose: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    address: str = _later(lambda record: record.name)
     implementations: tuple[str, ...] = _later(lambda record: tuple(getattr(record.core, "IMPLEMENTATIONS", ())))
-    defaults: Mapping[str, Any] = _later(_options)
+    defaults: Mapping[str, Any] = _later(lambda record: defaults_of(record.core.forward) if record.core else {})
     definition: ModuleType | None = None
     example: Example | None = _in_room("example", "EXAMPLE", None)
     tour: Tour | None = _in_room("tour", "TOUR", None)
@@ -528,6 +538,11 @@ class Mechanism:
         "testing.block_derived_twice", "block_derived_twice", None
     )
 
+    @property
+    def home(self) -> str:
+        """The package of the definition, which has the folder's other files; "" without a definition."""
+        return self.definition.__name__.rpartition(".")[0] if self.definition else ""
+
     def changed(self, **fields: Any) -> Mechanism:
         """Return the record with other fields, as `dataclasses.replace` does, but without reading those that wait."""
         return Mechanism(**{**vars(self), **fields})
@@ -540,10 +555,8 @@ class Mechanism:
     @property
     def extra_modules(self) -> tuple[ModuleType, ...]:
         """The modules whose lines carry equations of what a block is used for, how it grows and points."""
-        return (
-            *getattr(self.grow, "TAGGED", ()),
-            *(() if self.pointer is None else (self.pointer,)),
-        )
+        pointer = () if self.pointer is None else (self.pointer,)
+        return (*getattr(self.grow, "TAGGED", ()), *pointer)
 
     @property
     def pulled(self) -> tuple[str, ...]:
@@ -553,11 +566,13 @@ class Mechanism:
 
     @property
     def claims(self) -> Claims:
-        """What its sources claim, read from `testing/claims.toml` of its folder; none where there is no such file."""
+        """What its sources claim, read from `claims.toml` of its folder or of `testing/`; none if neither is there."""
         import tomllib
 
-        file = resources.files("refattn.mechanisms") / self.name / "testing" / "claims.toml"
-        rows = tomllib.loads(file.read_text(encoding="utf-8"))["claims"] if file.is_file() else []
+        home = resources.files(self.home) if self.home else None
+        files = [] if home is None else [home / "testing" / "claims.toml", home / "claims.toml"]
+        texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()][:1]
+        rows = [row for text in texts for row in tomllib.loads(text)["claims"]]
         return Claims(Claim(**{**row, "tests": tuple(row["tests"])}) for row in rows)
 
     def numbers(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -574,10 +589,9 @@ class Mechanism:
 
     def case(self, name: str) -> Case:
         """Return the case of this name; ValueError where there is none."""
-        for case in (*self.cases, *self.kernel_sizes):
-            if isinstance(name, str) and case.name == name:
-                return case
-        known = [case.name for case in (*self.cases, *self.kernel_sizes)]
+        known = {case.name: case for case in (*self.cases, *self.kernel_sizes)}
+        if isinstance(name, str) and name in known:
+            return known[name]
         needs = ", ".join(case.name for case in self.cases)
         raise ValueError(f"case: got {name!r}{meant(name, known)}, needs one of {needs}")
 

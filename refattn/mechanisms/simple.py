@@ -6,9 +6,19 @@ which key, broadcastable to (b, h, i, j), and is None if every query may attend 
 is an option of the core, a number or a word with its default; None stands for a number that is not given. The
 definition is the general code, too: keys and values may have fewer heads than queries. What a number must be beyond
 finite, such as a temperature above 0, the record says: ``mechanism(..., options={"beta": Real(0.0, above=True)})``.
+A number whose gradient `backward` returns beside those of q, k and v is named, ``differentiable=("beta",)``: it may be
+a 0-d array, and the core returns its gradient if the number was given.
+
+Other implementations of the same mathematics are modules beside the definition, ``more={"chunked": chunked}``. Theirs
+is ``forward(q, k, v, mask, offset, ...)`` with the options of the definition: `mask` is broadcastable to (b, h, i, j)
+or None, and `offset` says that query i may attend key j where j <= i + offset, None that the call is not causal. Its
+docstring declares the equations that it alone has, and for the others "as in the definition". For a call that it does
+not compute, such as values of another width than keys, an implementation or the definition raises
+`refattn.mechanisms.record.Unsupported`.
 
 From this `mechanism` makes the core, which checks its arguments, takes masks and causality, and casts; the block of
-`multihead` around it; and the record. A block decodes by computing everything again, unless a stream is given.
+`multihead` around it, whose configuration has the core's options; and the record. A block decodes by computing
+everything again, unless a stream is given.
 """
 
 from __future__ import annotations
@@ -16,7 +26,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from types import ModuleType
 from typing import Any
 
@@ -24,10 +34,21 @@ from refattn import equations
 from refattn.args import Maybe, One, Real, Whole, check
 from refattn.mechanisms import multihead
 from refattn.mechanisms.block import Block
-from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, returned, upstream
+from refattn.mechanisms.core_arguments import (
+    Call,
+    check_saved,
+    defaults_of,
+    enter,
+    implementation_of,
+    returned,
+    upstream,
+)
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.ops.masks import Causal, allowed_pairs
-from refattn.xp import Array
+from refattn.xp import Array, is_array
+
+OF_A_CALL = ("mask", "causal", "implementation")
+"""The options of a core that are no choices of its block."""
 
 READS = ("mask", "key_mask", "causal", "memory", "memory_mask")
 """What the block reads of its context."""
@@ -38,20 +59,28 @@ class Saved:
     """What the backward of a core reads."""
 
     like: Array
-    inner: Any  # of the definition
+    inner: Any  # of the implementation
     shape: tuple[int, ...]
     implementation: str = "dense"
+    numbers: Mapping[str, Any] = field(default_factory=dict)  # with a gradient
 
 
 NEEDS = {bool: bool, int: Whole(), float: Real(), str: str, type(None): Maybe(Real())}
 """What an option has to be, by the type of its default."""
 
 
-def core_of(definition: ModuleType, needs: Mapping[str, Any] | None = None) -> ModuleType:
+def core_of(
+    definition: ModuleType,
+    needs: Mapping[str, Any] | None = None,
+    *,
+    more: Mapping[str, ModuleType] | None = None,
+    differentiable: tuple[str, ...] = (),
+) -> ModuleType:
     """Return the core of a definition: the module NAME.core, which is made and has no file.
 
-    `needs` are the `options` of `mechanism`.
+    `needs` are the `options` of `mechanism`; `more` and `differentiable` are its arguments.
     """
+    implementations = {"dense": definition, **(more or {})}
     options = list(inspect.signature(definition.forward).parameters.values())[4:]
     home = f"{definition.__name__.rpartition('.')[0]}.core"
     own_saved: Any = type("Saved", (Saved,), {"__module__": home})  # another mechanism's is no instance of it
@@ -59,6 +88,8 @@ def core_of(definition: ModuleType, needs: Mapping[str, Any] | None = None) -> M
     for name, need in (needs or {}).items():
         check("options", name, One(tuple(known)))
         known[name] = Maybe(need) if isinstance(known[name], Maybe) else need
+    for name in differentiable:
+        check("differentiable", name, One(tuple(known)))
 
     def forward(
         q: Array,
@@ -73,19 +104,27 @@ def core_of(definition: ModuleType, needs: Mapping[str, Any] | None = None) -> M
         """Return out (b, h, i, e) of q (b, h, i, d), k (b, g, j, d), v (b, g, j, e), and what `backward` reads."""
         if unknown := given.keys() - known.keys():
             raise TypeError(f"{min(unknown)}: got an option that {definition.__name__} does not have")
-        for name, value in given.items():
-            check(name, value, known[name])
         call = enter(q, k, v, mask=mask, causal=causal)
-        implementation_of(implementation, ("dense",), usual="dense")
-        allowed = allowed_pairs(call.mask, call.offset, *call.plane[2:], call.q)
-        out, inner = equations.active(definition).forward(call.q, call.k, call.v, allowed, **given)
-        return call.back(out), own_saved(q, inner, tuple(out.shape))
+        numbers = {name: x for name, x in given.items() if name in differentiable and x is not None}
+        for name, value in given.items():
+            if name in numbers and is_array(value):
+                numbers[name] = given[name] = _number(call, name, value, known[name])
+            else:
+                check(name, value, known[name])
+        chosen = implementation_of(implementation, implementations, usual="dense")
+        run = equations.active(implementations[chosen]).forward
+        hidden: tuple[Any, ...] = (call.mask, call.offset)
+        if chosen == "dense":
+            hidden = (allowed_pairs(call.mask, call.offset, *call.plane[2:], call.q),)
+        out, inner = run(call.q, call.k, call.v, *hidden, **given)
+        return call.back(out), own_saved(q, inner, tuple(out.shape), chosen, numbers)
 
     def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
-        """Return the gradients of q, k and v."""
+        """Return the gradients of q, k and v, and of the numbers that have one and were given."""
         check_saved(saved, own_saved)
         (d_out,) = upstream(saved.like, d_out=(d_out, saved.shape))
-        return returned(equations.active(definition).backward(saved.inner, d_out), "qkv", saved.like)
+        gradients = equations.active(implementations[saved.implementation]).backward(saved.inner, d_out)
+        return returned(gradients, ("q", "k", "v", *saved.numbers), saved.like)
 
     shared = [p for p in inspect.signature(forward).parameters.values() if p.kind is not p.VAR_KEYWORD]
     own = [option.replace(kind=option.KEYWORD_ONLY) for option in options]
@@ -93,8 +132,30 @@ def core_of(definition: ModuleType, needs: Mapping[str, Any] | None = None) -> M
     forward.said = lambda given, *arrays: given  # type: ignore[attr-defined]  # every call is the definition's
     core = ModuleType(home, definition.__doc__)
     vars(core).update(forward=forward, backward=backward, Saved=own_saved)
+    vars(core).update(IMPLEMENTATIONS=implementations, NEEDS=known, DIFFERENTIABLE=differentiable)
     sys.modules[core.__name__] = core  # its classes can be pickled
     return core
+
+
+def _number(call: Call, name: str, value: Array, need: Any) -> float | Array:
+    """Return a number that is a 0-d array, in the dtype that is computed in, above 0 if its need says so."""
+    bounds = need.schema if isinstance(need, Maybe) else need
+    return call.number(name, value, positive=bounds == Real(0.0, above=True))
+
+
+def _config(core: Any) -> type[multihead.Config]:
+    """Return the configurations of the block around a core: those of its projections, and the core's options."""
+    own = {name: usual for name, usual in defaults_of(core.forward).items() if name not in OF_A_CALL}
+    if taken := own.keys() & {each.name for each in fields(multihead.Config)}:
+        raise ValueError(f"options: got {min(taken)!r}, which a block calls one of its own, needs another name")
+    namespace = {
+        "core": core,
+        "needs": {name: getattr(core, "NEEDS", {}).get(name) for name in own},
+        "__module__": core.__name__,
+        "__doc__": multihead.Config.__doc__,
+    }
+    chosen = [(name, Any, field(default=usual)) for name, usual in own.items()]
+    return make_dataclass("Config", chosen, bases=(multihead.Config,), frozen=True, namespace=namespace)
 
 
 def mechanism(
@@ -106,6 +167,8 @@ def mechanism(
     cases: tuple[Case, ...],
     properties: tuple[str, ...] = ("causal", "padding", "independent", "repeatable"),
     options: Mapping[str, Any] | None = None,
+    more: Mapping[str, ModuleType] | None = None,
+    differentiable: tuple[str, ...] = (),
     **others: Any,
 ) -> Mechanism:
     """Return the record of a mechanism, which is called after the folder of its definition.
@@ -118,20 +181,25 @@ def mechanism(
         The equations with their ids, forward and backward: see above.
     options
         By the name of an option what it has to be, in the words of `refattn.args`, where its default does not say it.
+    more
+        Further implementations by name, beside the definition, which is "dense".
+    differentiable
+        The options that are numbers with a gradient.
     others
         Further fields of the record, and those that shall be others: its `core`, `block` or `context_fields`, for
         instance.
     """
     home = definition.__name__.rpartition(".")[0]
-    core: Any = others.get("core") or core_of(definition, options)
+    core: Any = others.get("core") or core_of(definition, options, more=more, differentiable=differentiable)
     context_fields = others.get("context_fields", READS)
-    config = type("Config", (multihead.Config,), {"core": core, "__module__": core.__name__})
-    core.Config = config
+    config = core.Config = _config(core)
+    beside = tuple(module for module in getattr(core, "IMPLEMENTATIONS", {}).values() if module is not definition)
     usual: Mapping[str, Any] = {
         "name": home.rpartition(".")[2],
         "definition": definition,
-        "equation_modules": (definition, multihead),
-        "implementations": ("dense",),
+        "equation_modules": (definition, *beside, multihead),
+        "block_modules": beside,
+        "differentiable": getattr(core, "DIFFERENTIABLE", ()),
         "context_fields": context_fields,
         "core": core,
         "block": Block(multihead, title, context_fields, config),

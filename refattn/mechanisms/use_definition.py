@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from refattn import backends, equations
+from refattn.args import raise_misspelled
 from refattn.xp import Array, namespace, raised
 
 P = ParamSpec("P")
@@ -57,6 +58,12 @@ def reading() -> Iterator[None]:
             yield
     finally:
         _reading.reset(token)
+
+
+def defaults_of(forward: Callable[..., Any]) -> dict[str, Any]:
+    """Return the options of a core with their defaults, as its signature has them."""
+    options = inspect.signature(forward).parameters.values()
+    return {option.name: option.default for option in options if option.kind is option.KEYWORD_ONLY}
 
 
 def is_reading() -> bool:
@@ -99,8 +106,7 @@ def defined_by(
     """
 
     def around(forward: Callable[P, R]) -> Callable[P, R]:
-        known = inspect.signature(forward).parameters.values()
-        defaults = {one.name: one.default for one in known if one.kind is one.KEYWORD_ONLY}
+        defaults = defaults_of(forward)
         parameters = inspect.signature(definition.forward).parameters
         needed = {name for name, one in parameters.items() if one.default is one.empty} - {*ARRAYS}
 
@@ -110,19 +116,20 @@ def defined_by(
             chosen = {name: x for name, x in given.items() if x is not defaults.get(name)}
             if says is not None and (why := says(chosen, q, k, v)):
                 return why
-            if further := chosen.keys() - parameters.keys():
-                for name in [name for name in chosen if name in further]:
-                    if name not in defaults or not _same(chosen.pop(name), defaults[name]):
-                        value = given[name]
-                        return f"the paper has no {name}" + (
-                            f"={value!r}" if isinstance(value, str | int | float) else ""
-                        )
-            own = _by_name(needed, chosen)
-            if isinstance(own, str):
-                return own
-            if own.get("causal") and q.shape[2] > k.shape[2]:
+            for name in [name for name in chosen if name not in parameters]:
+                value = chosen.pop(name)
+                if name not in defaults or not _same(value, defaults[name]):
+                    shown = f"={value!r}" if isinstance(value, str | int | float) else ""
+                    return f"the paper has no {name}{shown}"
+            if missing := needed - chosen.keys():
+                return f"the paper has {min(missing)}"
+            if "causal" not in chosen:
+                return chosen
+            if chosen["causal"] not in (True, "bottom_right"):
+                return f"the paper has no causal={chosen['causal']!r}"
+            if q.shape[2] > k.shape[2]:
                 return "the paper has no query without a key"
-            return own
+            return {**chosen, "causal": True}
 
         @functools.wraps(forward)
         def entry(*args: P.args, **given: P.kwargs) -> R:
@@ -134,7 +141,11 @@ def defined_by(
                     if not isinstance(own, str):
                         general = functools.partial(forward, *args, **given)
                         return cast(R, _read(definition, arrays, own, dtype, general))
-            return forward(*args, **given)
+            try:  # here and not in a function of its own: warnings count the calls to the caller
+                return forward(*args, **given)
+            except TypeError as error:
+                raise_misspelled(forward, error, args, given)
+                raise
 
         entry.said = said  # type: ignore[attr-defined]
         return entry
@@ -151,7 +162,11 @@ def backward_of_definition(backward: Callable[P, R]) -> Callable[P, R]:
         definition = getattr(saved, "definition", None)
         ups = [*args[1:], *(x for name, x in given.items() if name not in ("saved", "d_out"))]
         if definition is None or any(x is not None for x in ups[len(args) > 1 :]):
-            return backward(*args, **given)
+            try:
+                return backward(*args, **given)
+            except TypeError as error:
+                raise_misspelled(backward, error, args, given)
+                raise
         d_out: Any = args[1] if len(args) > 1 else given.get("d_out")
         try:
             own = equations.active(definition).backward(cast(Any, saved).of_definition, cast(Any, saved).dtype(d_out))
@@ -199,17 +214,6 @@ def own_call(core: Any, arguments: Options) -> Options | str:
         return "the definition is no map of q, k and v"
     arrays = (arguments[name] for name in ARRAYS)
     return cast("Options | str", said({name: x for name, x in arguments.items() if name not in ARRAYS}, *arrays))
-
-
-def _by_name(needed: Set[str], chosen: Options) -> Options | str:
-    """Return options as they are, or why a definition that needs some of them cannot take them."""
-    if missing := needed - chosen.keys():
-        return f"the paper has {min(missing)}"
-    if "causal" not in chosen:
-        return chosen
-    if chosen["causal"] not in (True, "bottom_right"):
-        return f"the paper has no causal={chosen['causal']!r}"
-    return {**chosen, "causal": True}
 
 
 def _alike(q: Any, k: Any, v: Any) -> bool:

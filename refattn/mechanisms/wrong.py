@@ -23,7 +23,10 @@ Outputs = tuple[Array, ...]
 Values = dict[str, Any]
 Core = Callable[..., Outputs]
 Change = Callable[[dict[str, Any]], Mapping[str, Any]]
-Backward = Callable[..., dict[str, Array]]
+Gradients = dict[str, Array]
+Backward = Callable[..., Gradients]
+GradientChange = Callable[[Gradients, dict[str, Any], Any], Gradients]
+"""Of the right gradients, of all arguments with `d_out`, and of what was saved: those that are others."""
 
 MASKS = ("mask", "key_mask")
 """Options in which True means that something may be attended."""
@@ -78,7 +81,7 @@ class WrongKernel:
         Gives its results by name: with gradients where they are asked and it has some, and those alone where outputs
         are right.
     wrong
-        What is wrong, in words.
+        What is wrong, in words; of a convention and of a gradient the name says it.
     of
         What it is an error of: ids of equations, and names of conventions or inputs.
     link
@@ -95,7 +98,7 @@ class WrongKernel:
     >>> import numpy as np, refattn as ra
     >>> wrong = ra.mechanism("softmax").wrong["scale left out"]
     >>> wrong.kind, wrong.wrong
-    ('convention', 'Leave the scale out.')
+    ('convention', 'scale left out')
     >>> x = np.ones((1, 1, 2, 4))
     >>> wrong(x, x, x)[1]  # lse
     array([[[4.69314718, 4.69314718]]])
@@ -124,8 +127,8 @@ class WrongKernel:
         return [*self.sizes][min(1, len(self.sizes) - 1)]
 
     def in_words(self, size: str = "") -> str:
-        """Return what is wrong in words, with those of a size; its name where that says it."""
-        return (self.name if self.kind in ("convention", "gradient") else self.wrong) + size
+        """Return what is wrong in words, with those of a size."""
+        return self.wrong + size
 
     def results(self, call: Call, size: str = "") -> Mapping[str, Any]:
         """Return what it gives in a size."""
@@ -146,7 +149,7 @@ def conventions(
             name,
             "convention",
             partial(run, one),
-            _words(one),
+            name,
             (name,),
             sizes=sizes or {"": None},
             change=getattr(one, "change", None),
@@ -164,22 +167,16 @@ def gradients(backwards: Mapping[str, Backward]) -> dict[str, WrongKernel]:
         return {f"d_{name}": x for name, x in backward(**call.inputs, **call.options, d_out=call.d_out).items()}
 
     return {
-        name: WrongKernel(name, "gradient", partial(run, one), _words(one), (name,), backward=True)
+        name: WrongKernel(name, "gradient", partial(run, one), name, (name,), backward=True)
         for name, one in backwards.items()
     }
 
 
-def _words(function: Callable[..., Any]) -> str:
-    words = function.words if isinstance(function, Changed) else function.__doc__ or ""
-    return " ".join(words.partition("\n\n")[0].split())
-
-
 @dataclass(frozen=True)
 class Changed:
-    """The core with other arguments: those that `change`, a function of all that are given, returns; in words."""
+    """The core with other arguments: those that `change`, a function of all that are given, returns."""
 
     core: Core
-    words: str
     change: Change
 
     def __call__(self, q: Array, k: Array, v: Array, **options: Any) -> Outputs:
@@ -187,13 +184,13 @@ class Changed:
         return self.core(**{**given, **self.change(given)})
 
 
-def if_given(core: Core, words: str, name: str, change: Change) -> Changed:
-    """Return the core with other arguments, in words, if the option `name` is given."""
-    return Changed(core, words, lambda given: {} if given.get(name) is None else change(given))
+def if_given(core: Core, name: str, change: Change) -> Changed:
+    """Return the core with other arguments if the option `name` is given."""
+    return Changed(core, lambda given: {} if given.get(name) is None else change(given))
 
 
-def recomputed(core: Core, words: str, changes: Mapping[str, Callable[[Values, dict[str, Any]], Array]]) -> Core:
-    """Return the core with other values of some equations, in words.
+def recomputed(core: Core, changes: Mapping[str, Callable[[Values, dict[str, Any]], Array]]) -> Core:
+    """Return the core with other values of some equations.
 
     `changes` gives, by the id of an equation, its value in terms of those of the equations up to it, its own right one
     among them, and of all arguments.
@@ -212,8 +209,34 @@ def recomputed(core: Core, words: str, changes: Mapping[str, Callable[[Values, d
         with equations.apply(hook):
             return core(q, k, v, **options)
 
-    reading.__doc__ = words
     return reading
+
+
+def other_outputs(core: Core, change: Callable[[Outputs, dict[str, Any]], Outputs]) -> Core:
+    """Return the core with other outputs: a function of the right ones and of all arguments."""
+
+    def reading(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
+        given = {"q": q, "k": k, "v": v, **options}
+        return change(core(**given), given)
+
+    return reading
+
+
+def other_gradients(core: ModuleType, change: GradientChange) -> Backward:
+    """Return the backward of a core with other gradients."""
+
+    def wrong(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> Gradients:
+        given = {"q": q, "k": k, "v": v, "d_out": d_out, **options}
+        right, saved = gradients_of(core, given)
+        return right | change(right, given, saved)
+
+    return wrong
+
+
+def gradients_of(core: ModuleType, given: Mapping[str, Any]) -> tuple[Gradients, Any]:
+    """Return the gradients of a call of a core for its `d_out`, and what its forward saved."""
+    _, saved = core.forward(**{name: x for name, x in given.items() if name != "d_out"})
+    return core.backward(saved, given["d_out"]), saved
 
 
 def _aligned(alignment: str) -> Change:
@@ -242,20 +265,20 @@ def _of_masks(given: dict[str, Any], change: Callable[[Array], Array | None]) ->
     return {name: change(given[name]) for name in MASKS if given.get(name) is not None}
 
 
-MASK_READINGS: dict[str, tuple[str, Change]] = {
-    "mask ignored": ("Let every query attend masked keys.", lambda given: _of_masks(given, lambda mask: None)),
-    "mask inverted": ('Take True for "may not attend".', lambda given: _of_masks(given, lambda mask: ~mask)),
-    "top-left causality": ("Align the causal mask at the first key, whatever was asked.", _aligned("top_left")),
-    "bottom-right causality": ("Align the causal mask at the last key, whatever was asked.", _aligned("bottom_right")),
-    "a token does not see itself": ("Hide a token from itself.", _strict),
-    "interleaved groups": ("Give query head h the key/value head h mod g, not floor(h g / h_total).", _interleaved),
+MASK_READINGS: dict[str, Change] = {
+    "mask ignored": lambda given: _of_masks(given, lambda mask: None),
+    "mask inverted": lambda given: _of_masks(given, lambda mask: ~mask),
+    "top-left causality": _aligned("top_left"),
+    "bottom-right causality": _aligned("bottom_right"),
+    "a token does not see itself": _strict,
+    "interleaved groups": _interleaved,  # query head h has key/value head h mod g, not floor(h g / h_total)
 }
-"""Wrong readings of masks, causality and groups: words, and the arguments that change."""
+"""Wrong readings of masks, causality and groups: the arguments that change."""
 
 
 def of_masks(core: Core, *names: str) -> dict[str, Core]:
     """Return wrong readings of masks, causality and groups by name: some, or all."""
-    return {name: Changed(core, *MASK_READINGS[name]) for name in names or MASK_READINGS}
+    return {name: Changed(core, MASK_READINGS[name]) for name in names or MASK_READINGS}
 
 
 def scale_of(given: Mapping[str, Any]) -> float:
@@ -263,48 +286,40 @@ def scale_of(given: Mapping[str, Any]) -> float:
     return float(1.0 / math.sqrt(given["q"].shape[3])) if given.get("scale") is None else given["scale"]
 
 
-def usual_scale(core: Core, words: str, width: Callable[[dict[str, Any]], int]) -> Changed:
+def usual_scale(core: Core, width: Callable[[dict[str, Any]], int]) -> Changed:
     """Return the core with 1 / sqrt(another width) if no scale is given."""
-
-    def change(given: dict[str, Any]) -> dict[str, Any]:
-        return {"scale": 1.0 / math.sqrt(width(given))} if given.get("scale") is None else {}
-
-    return Changed(core, words, change)
+    return Changed(
+        core, lambda given: {} if given.get("scale") is not None else {"scale": 1.0 / math.sqrt(width(given))}
+    )
 
 
 def of_scales(core: Core) -> dict[str, Core]:
     """Return wrong readings of the scale of the scores by name."""
     return {
-        "scale left out": Changed(core, "Leave the scale out.", lambda given: {"scale": 1.0}),
-        "scale applied twice": Changed(
-            core, "Scale q and the scores, each by the whole factor.", lambda given: {"scale": scale_of(given) ** 2}
-        ),
-        "scale of the values' width": usual_scale(
-            core, "Take 1 / sqrt(width of v) if no scale is given.", lambda given: given["v"].shape[3]
-        ),
+        "scale left out": Changed(core, lambda given: {"scale": 1.0}),
+        "scale applied twice": Changed(core, lambda given: {"scale": scale_of(given) ** 2}),
+        "scale of the values' width": usual_scale(core, lambda given: given["v"].shape[3]),
     }
 
 
 def of_group_gradients(core: ModuleType) -> dict[str, WrongKernel]:
     """Return wrong sums over the query heads that share a key/value head, by name."""
 
-    def mean_of_group(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
-        """Average the gradients of k and v over the heads of a group."""
-        _, saved = core.forward(q, k, v, **options)
-        gradients: dict[str, Array] = core.backward(saved, d_out)
-        times = q.shape[1] // max(k.shape[1], 1)
-        return gradients | {name: gradients[name] / times for name in ("k", "v")}
+    def shared(given: dict[str, Any]) -> int:
+        return given["q"].shape[1] // max(given["k"].shape[1], 1)
 
-    def one_of_group(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
-        """Keep the gradients of k and v of the last head of a group alone, which overwrote the others."""
-        xp, times = namespace(q, k, v), q.shape[1] // max(k.shape[1], 1)
-        _, saved = core.forward(q, xp.repeat(k, times, axis=1), xp.repeat(v, times, axis=1), **options)
-        gradients: dict[str, Array] = core.backward(saved, d_out)
-        return gradients | {name: gradients[name][:, times - 1 :: times, ...] for name in ("k", "v")}
+    def averaged(right: Gradients, given: dict[str, Any], _: Any) -> Gradients:
+        return {name: right[name] / shared(given) for name in ("k", "v")}
+
+    def of_last_head(right: Gradients, given: dict[str, Any], _: Any) -> Gradients:
+        times = shared(given)
+        alone = {name: namespace(given[name]).repeat(given[name], times, axis=1) for name in ("k", "v")}
+        found, _ = gradients_of(core, {**given, **alone})
+        return {name: found[name][:, times - 1 :: times, ...] for name in ("k", "v")}
 
     return gradients(
         {
-            "gradients averaged over a group": mean_of_group,
-            "gradients of the last head of a group": one_of_group,
+            "gradients averaged over a group": other_gradients(core, averaged),
+            "gradients of the last head of a group": other_gradients(core, of_last_head),
         }
     )

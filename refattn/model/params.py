@@ -41,7 +41,7 @@ class Config:
     Attributes
     ----------
     mechanism
-        Name of the mechanism of the blocks; for one that the library does not list its record.
+        Name of the mechanism of the blocks; of one from another package its record.
     vocabulary
         Number of different tokens: 256 for bytes.
     context
@@ -102,7 +102,7 @@ class Config:
         if isinstance(self.mechanism, Mechanism):
             return self.mechanism
         check("mechanism", self.mechanism, str)
-        return registry.mechanism(self.mechanism)
+        return registry.listed(self.mechanism)
 
     @property
     def depth(self) -> int:

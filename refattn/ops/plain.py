@@ -14,10 +14,14 @@ R = TypeVar("R")
 
 
 def softmax(scores: Array) -> Array:
-    """Return w_j = exp(s_j) / sum_l exp(s_l) of each row; without its largest score exp cannot overflow."""
-    xp = namespace(scores)
-    powers = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
-    return powers / xp.sum(powers, axis=-1, keepdims=True)
+    """Return w_j = exp(s_j) / sum_l exp(s_l) of each row; 0 for a row that sees nothing, where every score is -inf.
+
+    The largest score is subtracted first, so that exp cannot overflow.
+    """
+    xp, largest = namespace(scores), namespace(scores).max(scores, axis=-1, keepdims=True)
+    sees = largest != float("-inf")
+    exponentials = xp.exp(scores - xp.where(sees, largest, 0.0))
+    return exponentials / xp.where(sees, xp.sum(exponentials, axis=-1, keepdims=True), 1.0)
 
 
 def softmax_backward(weights: Array, d_weights: Array) -> Array:

@@ -22,12 +22,12 @@ Letters: b batch, g state head, n token, d and e width of keys and of values; of
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism, Unsupported
 from refattn.shards.mesh import axes_of, over, spec
 from refattn.xp import Array, is_array
@@ -72,7 +72,7 @@ class States:
             piece,
         )
         self.size = mesh.shape.get("tokens", 1)
-        self.effects: Sums | Maps = Sums(record) if hasattr(registry.room(record.name), "merge_states") else Maps()
+        self.effects: Sums | Maps = Sums(record) if hasattr(_room(record), "merge_states") else Maps()
 
     def forward(self, q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Saved]:
         """Return what the core's forward returns, out and a `Saved` with state, same options but `implementation`."""
@@ -264,7 +264,7 @@ class Sums:
     def __init__(self, record: Mechanism) -> None:
         import jax
 
-        self.room: Any = registry.room(record.name)
+        self.room: Any = _room(record)
         with suppress(ValueError):  # it is known already
             fields = [field.name for field in dataclasses.fields(self.room.State)]
             jax.tree_util.register_dataclass(self.room.State, fields, [])
@@ -345,6 +345,11 @@ class Maps:
             found.append(jnp.concatenate([d_after, d_a], axis=-1))
             d_after = d_before + (jnp.matrix_transpose(a) @ _rows(d_after)).reshape(first.shape)
         return d_after, found[::-1]
+
+
+def _room(record: Mechanism) -> Any:
+    """Return the package of a mechanism: its public functions."""
+    return importlib.import_module(record.home)
 
 
 def _rows(state: Array) -> Array:

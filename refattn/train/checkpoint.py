@@ -12,6 +12,7 @@ Equal arrays and facts give equal bytes: names are sorted and no time is kept.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -170,25 +171,22 @@ def newest_as(
     OSError
         Where the folder is a link, or cannot be read.
     """
-    try:
-        with hold_folder(folder) as held:
-            return _newest(read, held, warn)
-    except FileNotFoundError:
-        return None
-
-
-def _newest(read: Callable[[Checkpoint], Found], folder: HeldFolder, warn: Callable[[str], None]) -> Found | None:
-    steps = _steps(folder)
-    for step in reversed(steps):
+    with contextlib.ExitStack() as opened:
         try:
-            return read(_read(folder, step))
-        except _BrokenError as error:
-            warn(str(error))
-        except ValueError as error:
-            warn(f"{_path(folder, step, 'json')}: {error}")
+            held = opened.enter_context(hold_folder(folder))
+        except FileNotFoundError:
+            return None
+        steps = _steps(held)
+        for step in reversed(steps):
+            try:
+                return read(_read(held, step))
+            except _BrokenError as error:
+                warn(str(error))
+            except ValueError as error:
+                warn(f"{_path(held, step, 'json')}: {error}")
     if steps:
-        names = ", ".join(_path(folder, step, "json").name for step in steps)
-        raise CheckpointError(f"{folder.path}: none of the checkpoints is whole: {names}")
+        names = ", ".join(_path(held, step, "json").name for step in steps)
+        raise CheckpointError(f"{held.path}: none of the checkpoints is whole: {names}")
     return None
 
 

@@ -11,13 +11,14 @@ import fcntl
 import json
 import os
 import platform
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import refattn
 from refattn import backends
 from refattn.args import SHA256, Each, Maybe
 from refattn.backends import blas
@@ -33,6 +34,8 @@ from refattn.files import (
     source_digest,
     write_atomically,
 )
+from refattn.mechanisms import registry
+from refattn.mechanisms.record import Mechanism
 from refattn.train import checkpoint
 from refattn.train.data import Text
 from refattn.train.settings import Settings, completed, differences, flat, from_json
@@ -127,6 +130,15 @@ def stored_config(path: Path | HeldFolder, own: Mapping[str, Any] | None = None)
     return config
 
 
+def of_mechanism(mechanism: str, resume: bool) -> Path:
+    """Return runs/MECHANISM, or with the number after the last that there is; with `resume` that last one."""
+    pattern = re.compile(rf"{re.escape(mechanism)}(?:-([1-9]\d*))?")
+    found = [pattern.fullmatch(path.name) for path in Path("runs").glob(f"{mechanism}*")]
+    last = max((int(match[1] or 1) for match in found if match), default=0)
+    number = last if resume and last else last + 1
+    return Path("runs", mechanism if number == 1 else f"{mechanism}-{number}")
+
+
 @contextmanager
 def hold(path: Path) -> Iterator[Folder]:
     """Give the folder, which is made where it is missing, and keep other processes from working in it meanwhile.
@@ -193,7 +205,7 @@ def begin(
         "text": {"source": text.source, "fingerprint": text.fingerprint, "files": vars(text.files)}
         | {"train_bytes": len(text.train), "heldout_bytes": len(text.heldout)},
         "versions": versions(settings.backend),
-        "machine": machine(),
+        "machine": machine() | _source(settings.model.record),
     }
     stored = stored_config(folder.held, vars(settings))
     if stored is None:
@@ -251,7 +263,7 @@ def versions(backend: str) -> dict[str, str]:
     """Return the versions that results may depend on."""
     library = backends.get(backend)
     return {
-        "refattn": refattn.__version__,
+        "refattn": sys.modules["refattn"].__version__,  # the public face leads here: an import would be a circle
         "python": platform.python_version(),
         "numpy": backends.get("numpy").version(),
         library.name: library.version(),
@@ -261,6 +273,12 @@ def versions(backend: str) -> dict[str, str]:
 def machine() -> dict[str, str]:
     """Return what else last bits may depend on: the processor, the kernels of BLAS, and the source of this package."""
     return {"processor": _processor(), "BLAS": ", ".join(blas.kernels()), "source": source_digest()}
+
+
+def _source(mechanism: Mechanism) -> dict[str, str]:
+    """Return the source of the package of a mechanism, if it is another one's."""
+    own = mechanism.name in registry.list_mechanisms() or not mechanism.home
+    return {} if own else {f"source of {mechanism.name}": source_digest(mechanism.home)}
 
 
 def _processor() -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from refattn import model, tree
 from refattn.args import Maybe, One, Real, Whole, check, check_all
 from refattn.mechanisms import registry
+from refattn.mechanisms.record import Mechanism
 from refattn.ops.losses import cross_entropy_forward
 from refattn.train.step import parts_of, there_and_back
 from refattn.xp import Array, backend, device, namespace, sum_wide
@@ -84,13 +85,13 @@ class History:
         return replace(self, losses=(*self.losses, loss)[-window:])
 
 
-def parts(mechanism: str, grow: Any, given: Mapping[str, Any]) -> tuple[Schedule, Any] | None:
+def parts(mechanism: Mechanism, grow: Any, given: Mapping[str, Any]) -> tuple[Schedule, Any] | None:
     """Return the schedule and the mechanism's options, or None where nothing grows.
 
     Parameters
     ----------
     mechanism
-        Its name.
+        Its record.
     grow
         None, "auto" or steps.
     given
@@ -101,7 +102,7 @@ def parts(mechanism: str, grow: Any, given: Mapping[str, Any]) -> tuple[Schedule
     TypeError, ValueError
         Where the mechanism does not grow, or a name or a value is none.
     """
-    ability = registry.mechanism(mechanism).grow
+    ability = mechanism.grow
     if grow is None:
         if given:
             raise ValueError(f"growth: got {', '.join(given)}, needs grow as well")
@@ -109,7 +110,9 @@ def parts(mechanism: str, grow: Any, given: Mapping[str, Any]) -> tuple[Schedule
     if not isinstance(grow, list | tuple) and not (isinstance(grow, str) and grow == "auto"):
         raise ValueError(f'grow: got {grow!r}, needs null, "auto" or a list of steps')
     if ability is None:
-        raise ValueError(f"grow: got {grow!r}, but {mechanism} does not grow; needs one of {registry.able('grow')}")
+        raise ValueError(
+            f"grow: got {grow!r}, but {mechanism.name} does not grow; needs one of {registry.able('grow')}"
+        )
     own = [field.name for field in fields(Schedule) if field.name != "steps"]
     known = [*own, *(field.name for field in fields(ability.Options))]
     if unknown := [name for name in given if name not in known]:

@@ -20,12 +20,23 @@ import numpy as np
 
 from refattn import backends, model, tree
 from refattn.args import Maybe, Real, Whole, check_json
-from refattn.messages import NO_PICTURE
+from refattn.mechanisms import registry
+from refattn.messages import NO_PICTURE, BoundWarning
 from refattn.train import baselines, checkpoint, data, diagnose, growing, metrics, plot
 from refattn.train.diagnose import DivergedError
-from refattn.train.folder import Folder, RunError, begin, check_place, compare_with_checkpoint, hold, stored_config
+from refattn.train.folder import (
+    Folder,
+    RunError,
+    begin,
+    check_place,
+    compare_with_checkpoint,
+    hold,
+    of_mechanism,
+    stored_config,
+)
 from refattn.train.interrupt import Stop, interruptible
 from refattn.train.optimiser import AdamWState, clip
+from refattn.train.report import Lines
 from refattn.train.sample import generate
 from refattn.train.settings import Settings, from_json
 from refattn.train.step import loss_and_gradients, measured, score, to_tokens
@@ -103,9 +114,39 @@ class Result:
     sample: bytes
     signal: int = 0
 
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The metrics of each step, as the folder has them: step, loss (in nats), rate, norm, heldout_bits."""
+        return metrics.read(self.folder / "metrics.jsonl")
 
-def run(settings: Settings, path: Path, report: Report, *, resume: bool = False, exact: bool = False) -> Result:
-    """Train, or with `resume` go on, in a folder; with `exact` only where every bit will be as if it had never stopped.
+
+def run(
+    settings: Settings,
+    path: str | Path | None = None,
+    report: Report | None = None,
+    *,
+    resume: bool = False,
+    exact: bool = False,
+) -> Result:
+    """Train, or with `resume` go on, in a folder.
+
+    Parameters
+    ----------
+    settings
+        Everything that the run depends on.
+    path
+        Its folder; runs/MECHANISM by default, or the next free name, and with `resume` the last of them.
+    report
+        Who is told how far the run has come; lines on standard error by default.
+    resume
+        Whether it goes on from the newest checkpoint in the folder.
+    exact
+        With `resume`: only where every bit will be as if it had never stopped.
+
+    Returns
+    -------
+    Result
+        Its `rows` have the loss of each step, its `facts` the scores at the end.
 
     Raises
     ------
@@ -119,22 +160,21 @@ def run(settings: Settings, path: Path, report: Report, *, resume: bool = False,
     Examples
     --------
     >>> import pathlib, tempfile
-    >>> from refattn.train import loop
-    >>> from refattn.train.settings import Settings
-    >>> class Silent:
-    ...     def say(self, text): ...
-    ...     def step(self, row, steps): ...
+    >>> import refattn as ra
     >>> small = {"context": 8, "width": 4, "heads": 1, "layers": 1, "steps": 2, "warmup": 1, "batch": 2}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = pathlib.Path(folder)
     ...     _ = (path / "text").write_text("to be or not to be, " * 20)
-    ...     settings = Settings("softmax", data=str(path / "text"), sample_bytes=3, **small)
-    ...     result = loop.run(settings, path / "run", Silent())
-    >>> result.step, result.finished
-    (2, True)
+    ...     settings = ra.train.Settings("softmax", data=str(path / "text"), sample_bytes=3, **small)
+    ...     result = ra.train.run(settings, path / "run")
+    ...     steps = [row["step"] for row in result.rows]
+    >>> result.finished, steps
+    (True, [1, 2])
     """
-    with _precision(settings):
-        return _run(settings, path, report, resume, exact)
+    if path is None:
+        path = of_mechanism(registry.record_of(settings.mechanism, "run(settings)").name, resume)
+    with _precision(settings), _least_bound():
+        return _run(settings, Path(path), report or Lines(), resume, exact)
 
 
 @contextmanager
@@ -144,6 +184,29 @@ def _precision(settings: Settings) -> Iterator[None]:
     wide = settings.dtype == "float64" or settings.growing is not None
     with owner.with_float64() if wide else nullcontext(), owner.full_precision():
         yield
+
+
+@contextmanager
+def _least_bound() -> Iterator[None]:
+    """Show of all warnings about a bound the one with the least, once, at the end: each batch has its own bound."""
+    worst: BoundWarning | None = None
+    others = warnings.showwarning
+
+    def show(message: Warning | str, *rest: Any, **named: Any) -> None:
+        nonlocal worst
+        if not isinstance(message, BoundWarning):
+            others(message, *rest, **named)
+        elif worst is None or message.bound < worst.bound:
+            worst = message
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", BoundWarning)
+            warnings.showwarning = show
+            yield
+    finally:
+        if worst is not None:
+            warnings.warn(worst, stacklevel=4)
 
 
 def _run(settings: Settings, path: Path, report: Report, resume: bool, exact: bool) -> Result:
@@ -477,7 +540,7 @@ def _finish(state: Progress, settings: Settings, text: data.Text, folder: Folder
     folder.write_json("result.json", facts)
     folder.write("sample.txt", sample)
     try:
-        plot.draw_loss(metrics.read(folder.metrics), facts, folder.held / "loss.png")
+        plot.draw({"this run": metrics.read(folder.metrics)}, folder.held / "loss.png", facts)
     except ImportError as error:
         report.say(f"loss.png is not drawn: {NO_PICTURE} ({error})")
     return Result(folder.path, state.step, True, facts, sample)

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import Any
 
 from refattn.args import Maybe, Named, Real, Whole, check_json, check_whole, checked
@@ -31,7 +31,7 @@ _SCHEMA = {"step": Whole(), **dict.fromkeys(("loss", "rate", "norm", "seconds", 
 }
 
 
-class Metrics:
+class Metrics(AbstractContextManager["Metrics"]):
     """Appends lines to a file, each by one write, so that a run that is killed leaves at most its last line broken.
 
     Before a run goes on, `cut` brings the file into order. Use it in a ``with`` block, or `close` it. If the file is a
@@ -80,12 +80,7 @@ class Metrics:
         """Close the file."""
         self._file.close()
 
-    def __enter__(self) -> Metrics:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

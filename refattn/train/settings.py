@@ -15,6 +15,7 @@ from refattn import backends, model
 from refattn.args import Each, Maybe, One, Real, Whole, check, check_all, checked, refused
 from refattn.files import MIB, read_regular
 from refattn.mechanisms import registry
+from refattn.mechanisms.record import Mechanism
 from refattn.messages import meant
 from refattn.train import growing
 from refattn.train.optimiser import AdamW, adaptive_rate, default_groups
@@ -55,7 +56,7 @@ class Settings:
     Attributes
     ----------
     mechanism, context, width, heads, layers, loops, mlp, mlp_ratio, gelu, decode, block
-        The model, as `refattn.model.Config` describes it; `block` are its options.
+        The model, as `refattn.model.Config` describes it; `block` are its options. A file has the mechanism's name.
     data
         "stdlib", "repeats" or a path.
     steps
@@ -91,7 +92,7 @@ class Settings:
     (0.003, 'float32', 3)
     """
 
-    mechanism: str
+    mechanism: str | Mechanism
     context: int = 128
     width: int = 128
     heads: int = 4
@@ -133,10 +134,8 @@ class Settings:
         check_all(self, **NEEDS)
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate: got {self.accumulate}, needs a divisor of the batch of {self.batch}")
-        if self.gamma is not None and registry.mechanism(self.mechanism).diagnostics is None:
-            raise ValueError(
-                f"gamma: got {self.gamma} with {self.mechanism}, needs one of {registry.able('diagnostics')}"
-            )
+        if self.gamma is not None and (record := self.model.record).diagnostics is None:
+            raise ValueError(f"gamma: got {self.gamma} with {record.name}, needs one of {registry.able('diagnostics')}")
         self.model, self.schedule, self.optimiser, self.growing  # noqa: B018 (each checks its own)
         if self.block:
             check_block(self.model)
@@ -174,7 +173,7 @@ class Settings:
     @functools.cached_property
     def growing(self) -> tuple[growing.Schedule, Any] | None:
         """When and how blocks get wider; None where they do not."""
-        return growing.parts(self.mechanism, self.grow, self.growth)
+        return growing.parts(self.model.record, self.grow, self.growth)
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON has them.
@@ -186,6 +185,7 @@ class Settings:
         made = self.model.block(0)
         objects = {name: getattr(made, name) for name, x in self.block.items() if dataclasses.is_dataclass(x)}
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields["mechanism"] = self.model.record.name
         plain: dict[str, Any] = json.loads(
             json.dumps(fields | {"block": {**self.block, **objects}, "growth": dict(self.growth)}, default=_stored)
         )
@@ -227,7 +227,7 @@ def parse(assignments: Iterable[str]) -> dict[str, Any]:
 
 
 @checked(given=Each(None))
-def build(mechanism: str, given: Mapping[str, Any]) -> Settings:
+def build(mechanism: str | Mechanism, given: Mapping[str, Any]) -> Settings:
     """Return the settings with the given values in place of the defaults; ValueError names one that there is not."""
     known = [f.name for f in dataclasses.fields(Settings) if f.name != "mechanism"]
     given = expanded(mechanism, given)
@@ -251,7 +251,7 @@ def read_toml(file: str | os.PathLike[str]) -> dict[str, Any]:
     OSError
         Where it cannot be read, or has more than 1 MiB.
     ValueError
-        Where it is no TOML, a table has another name, or the backend is that of another package.
+        Where it is no TOML, a table has another name, it names a mechanism, or the backend is that of another package.
     """
     try:
         found = tomllib.loads(read_regular(file, MIB).decode("utf-8"))
@@ -267,13 +267,16 @@ def read_toml(file: str | os.PathLike[str]) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{os.fspath(file)}: {error}") from error
     own = found.pop("model", {})
+    for name, value in (found | own).items():
+        if name == "mechanism":
+            raise refused(f"{os.fspath(file)}: mechanism", value, "none: the command names it", ValueError)
     if wrong := [name for name in own if name not in MODEL or name in found]:
         raise ValueError(f"{os.fspath(file)}: model.{wrong[0]}: got {own[wrong[0]]!r}, which is none or is there twice")
     return found | own
 
 
 @checked(given=Each(None))
-def expanded(mechanism: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def expanded(mechanism: str | Mechanism, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with those that ``preset`` names in its place; one that is given too has the given value.
 
     >>> from refattn.train.settings import expanded
@@ -283,10 +286,11 @@ def expanded(mechanism: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "preset" not in given:
         return dict(given)
-    name, known = given["preset"], registry.mechanism(mechanism).presets
+    record = mechanism if isinstance(mechanism, Mechanism) else registry.listed(mechanism)
+    name, known = given["preset"], record.presets
     check("preset", name, str)
     if name not in known:
-        has = f"one of {', '.join(known)}" if known else f"none: {mechanism} has no presets"
+        has = f"one of {', '.join(known)}" if known else f"none: {record.name} has no presets"
         raise ValueError(f"preset: got {name!r}, needs {has}")
     for head in MAPPINGS:
         check(head, given.get(head, {}), Mapping)
@@ -296,17 +300,24 @@ def expanded(mechanism: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def from_json(stored: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> Settings:
     """Return the settings that `Settings.to_json` gave; ValueError, TypeError or KeyError where they are none.
 
-    A file names the library's own kinds and backends, and nothing that it names is imported. What else a run has comes
-    from `own`, the settings that the user gives: the objects of the block, which have to be of the same description,
-    and a backend of another package.
+    A file names the library's own mechanisms, kinds and backends, and nothing that it names is imported. What else a
+    run has comes from `own`, the settings that the user gives: the record of a mechanism and a backend of another
+    package, and the objects of the block, which have to be of the same description.
     """
     own = own or {}
+    name, record = stored["mechanism"], own.get("mechanism")
+    if not isinstance(record, Mechanism) or record.name != name:
+        check("mechanism", name, str)
+        if name not in registry.list_mechanisms():
+            needs = f"one of {', '.join(registry.list_mechanisms())} in a file; the user names another one"
+            raise refused("mechanism", name, f"{needs}, in the command or from Python", ValueError)
+        record = name
     check_backend(stored.get("backend", "numpy"), own.get("backend"))
     block = stored.get("block", {})
     if isinstance(block, Mapping):
         block = {name: _given(name, x, own.get("block", {}).get(name)) for name, x in block.items()}
     given = {name: x for name, x in stored.items() if name != "mechanism"}
-    return build(stored["mechanism"], given | {"block": block})
+    return build(record, given | {"block": block})
 
 
 def check_backend(name: Any, own: Any = None) -> None:

@@ -25,7 +25,7 @@ SHARD_TOKENS = 512
 """Tokens of a shard."""
 
 Force = tuple[float, int]
-"""What the diagnostics of a block tell: a sum of squares, and of how many."""
+"""What the diagnostics of a pass through a block tell: a sum of squares, and of how many."""
 
 PARTS = 8
 """Parts of a batch: each holds gradients of its own."""
@@ -92,18 +92,35 @@ def measured(
         raise ValueError(f"accumulate: got {accumulate}, needs a divisor of the {size} sequences")
     weight = 1.0 / math.prod(inputs.shape)
     portion = size // accumulate
+    record = params.config.record
+    count = record.redrawn if redrawn is not None else None
+
+    def shard(rows: slice) -> tuple[Array, Params, list[Force]]:
+        of_passes: dict[int, Force] = {}
+
+        def watch(index: int, block: Any, saved: Any, d_state: Any) -> None:
+            if forces:
+                squares, elements = record.diagnostics.force(saved)
+                of_passes[index] = float(squares), elements
+            if redrawn is not None and count is not None:
+                redrawn.append(count(saved))
+
+        watched = watch if forces or count is not None else None
+        found = there_and_back(params, inputs[rows, :], targets[rows, :], weight, watched, chance)
+        return *found, [of_passes[index] for index in sorted(of_passes)]
+
+    def part(shards: list[slice]) -> tuple[Array, Params, list[Force]]:
+        return functools.reduce(lambda a, b: (a[0] + b[0], _sum([a[1], b[1]]), _more(a[2], b[2])), map(shard, shards))
+
     loss = 0.0
     gradients: list[Params] = []
     asked: list[Force] = [(0.0, 0)] * (params.config.depth if forces else 0)
     for first in range(0, size, portion):
-        parts = parts_of(params, first, first + portion, inputs.shape[1])
-        found = backend(params.token_embedding).map(
-            lambda part: _part(params, inputs, targets, part, weight, forces, chance, redrawn), parts
-        )
+        found = backend(params.token_embedding).map(part, parts_of(params, first, first + portion, inputs.shape[1]))
         loss += sum(float(part_loss) for part_loss, _, _ in found)
         gradients = [_sum(gradients + [part_gradients for _, part_gradients, _ in found])]
         asked = functools.reduce(_more, (part_forces for _, _, part_forces in found), asked)
-    total_force = sum(math.sqrt(squares / count) for squares, count in asked) if forces else None
+    total_force = sum(math.sqrt(squares / elements) for squares, elements in asked) if forces else None
     return loss * weight, gradients[0], total_force
 
 
@@ -117,47 +134,8 @@ def parts_of(params: Params, first: int, stop: int, tokens: int) -> list[list[sl
     return [shards[n : n + each] for n in range(0, len(shards), each)]
 
 
-def _part(
-    params: Params,
-    inputs: Array,
-    targets: Array,
-    shards: list[slice],
-    weight: float,
-    forces: bool,
-    chance: Chance | None,
-    redrawn: list[int] | None,
-) -> tuple[Array, Params, list[Force]]:
-    """Return the sum of the losses of some sequences, the gradients of `weight` times that sum, and the forces."""
-    found = (_shard(params, inputs[rows, :], targets[rows, :], weight, forces, chance, redrawn) for rows in shards)
-    return functools.reduce(lambda a, b: (a[0] + b[0], _sum([a[1], b[1]]), _more(a[2], b[2])), found)
-
-
 def _more(a: list[Force], b: list[Force]) -> list[Force]:
     return [(x[0] + y[0], x[1] + y[1]) for x, y in zip(a, b, strict=True)]
-
-
-def _shard(
-    params: Params,
-    inputs: Array,
-    targets: Array,
-    weight: float,
-    forces: bool,
-    chance: Chance | None,
-    redrawn: list[int] | None,
-) -> tuple[Array, Params, list[Force]]:
-    found: dict[int, Force] = {}
-    record = params.config.record
-    counts = redrawn is not None and record.redrawn is not None
-
-    def watch(index: int, block: Any, saved: Any, d_state: Any) -> None:
-        if forces:
-            squares, count = record.diagnostics.force(saved)
-            found[index] = float(squares), count
-        if redrawn is not None and record.redrawn is not None:
-            redrawn.append(record.redrawn(saved))
-
-    loss, gradients = there_and_back(params, inputs, targets, weight, watch if forces or counts else None, chance)
-    return loss, gradients, [found[index] for index in sorted(found)]
 
 
 def there_and_back(

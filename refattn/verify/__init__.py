@@ -5,22 +5,23 @@ Host side. Everything here knows mechanisms through their records alone. What to
 1. `outcome.py`, the data: a truth, a result, the verdict on a tensor, outcomes and reports.
 2. `tolerance/`: `budget.py` measures what rounding may do to a result, `compare.py` judges a result by it; `sampled.py`
    does both for calls whose scores cannot be held at once.
-3. `run.py`: a kernel on the designed cases, judged one by one. `adapters/` loads it, calls it, in a process of
-   its own or as a program, reads results from files, and asks which conventions it follows.
+3. `run.py`: a kernel on the designed cases, judged one by one. `adapters/` loads it, reads once what it declares (the
+   record `Adapter`), calls it, in a process of its own or as a program, reads results from files, and asks which
+   conventions it follows.
 4. `selfcheck/`: `check.py` and its `sections.py`, with `properties.py`, `gradients.py`, and what they call a core by,
-  `probe.py`
-   and `samples.py`.
+   `probe.py` and `samples.py`.
 5. `bugs/`, real bugs of flash kernels on an emulator.
 6. `diagnose/`, which error it is: `known.py` tries all that have a name, the known bugs among them; `mutants.py` are
-  wrong
-   kernels on purpose; `error_templates.py` knows what an error in each equation does; `residuals.py` and `nearest.py`
-   find the one that explains best what was got, `substitution.py` the first value that does not follow from those
-   before; `localise.py` says where; `suspects.py` joins them; `honest.py` has correct kernels.
-7. `report/`: the diagnosis, reports, suspects, golden vectors and traces as text (`texts.py` has what they share), a
-   report as a page.
-8. Tools on top: `user_cases.py`, shapes and arrays of the user's; `traced.py`, a run with every equation; `freeze.py`,
-  golden
-   vectors; `shrink.py`, the smallest case that fails; `large.py`, properties where no truth can be afforded;
+   wrong kernels on purpose; `unasked.py` measures options that nobody asked for; `error_templates.py` knows what an
+   error in each equation does; `residuals.py` and `nearest.py` find the one that explains best what was got,
+   `substitution.py` the first value that does not follow from those before; `localise.py` says where; `suspects.py`
+   joins them; `correct_kernels.py` has some without any.
+7. `report/`: `sections.py` has a report as data, with `diagnosis.py` and `suspects.py`; `tables.py` draws it as text,
+   `page.py` as a page, `junit.py` as XML; golden vectors and traces as text (`texts.py` has what texts share).
+8. Tools on top: `user_cases.py`, shapes of the user's; `captured.py`, files of arrays, and dumps, whose names
+   `names.py` guesses; `adapt.py`, a function called through a few words, which `adapters/find_words.py` finds by
+   trial; `traced.py`, a run with every equation; `freeze.py`,
+   golden vectors; `shrink.py`, the smallest case that fails; `large.py`, properties where no truth can be afforded;
    `memory.py`, layouts and calls around a call; `bitwise.py`, the same bits; `plugin.py`, for pytest.
 
 What users call is imported from here; nothing is loaded before it is asked for.
@@ -79,6 +80,13 @@ class _Callable(ModuleType):
         from refattn.verify.in_python import verify
 
         return verify(*given, **named)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        """That of the function, whose parameters ``help(ra.verify)`` is asked for."""
+        from refattn.verify.in_python import verify
+
+        return verify.__doc__
 
     @property
     def __signature__(self) -> Any:

@@ -17,7 +17,7 @@ from refattn.args import checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage_types import spacing
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.adapters import memory_layouts
+from refattn.verify.adapters import call_manners
 from refattn.verify.adapters.adapter import CallError
 from refattn.verify.invariances import Found, answered, report
 from refattn.verify.outcome import CheckReport
@@ -34,17 +34,26 @@ THREADS = (2, 3, 4)
 Arrays = Mapping[str, NDArray[Any]]
 Pair = tuple[Arrays, Arrays]
 Run = Callable[..., Arrays]  # of arrays, options, and perhaps a manner
+Check = Callable[[Run, Arrays], Iterator[Pair]]
 
 
-def _cut(arrays: Arrays, batch: Any = np.s_[:], groups: Any = np.s_[:], rows: Any = np.s_[:]) -> dict[str, Any]:
-    """Return some sequences, key/value heads with their query heads, and queries."""
-    found = {}
-    for name, x in arrays.items():
-        shared = SIZES["h"] // SIZES["g"] if name not in ("k", "v", "d_k", "d_v") else 1
-        heads = np.arange(x.shape[1]).reshape(-1, shared)[groups].reshape(-1)
-        x = x[batch][:, heads]
-        found[name] = x[:, :, rows] if name in ("q", "d_out", "out", "lse", "d_q") else x
-    return found
+def checks_of(mechanism: Mechanism) -> dict[str, Check]:
+    """Return what is compared, by name: each check yields pairs of results that have the same bits."""
+    parts: dict[str, list[dict[str, slice]]] = {
+        "batch size": [{"batch": np.s_[n : n + 1]} for n in range(SIZES["b"])],
+        "position in the batch": [{"batch": np.s_[::-1]}],
+    }
+    if "independent" in mechanism.properties:
+        parts["heads"] = [{"groups": np.s_[n : n + 1]} for n in range(SIZES["g"])]
+    if "query_permutation" in mechanism.properties:
+        parts["chunk of queries"] = [{"rows": np.s_[:17]}, {"rows": np.s_[17:]}]
+    found: dict[str, Check] = {"repetition": _repetition, "threads": _threads}
+    found |= {name: partial(_parts, cuts=cuts, options={}) for name, cuts in parts.items()}
+    if "chunk of queries" in parts and "causal" in mechanism.defaults:
+        last = [{"rows": np.s_[-1:]}, {"rows": np.s_[-5:]}]
+        found["prefill and decode"] = partial(_parts, cuts=last, options={"causal": True})
+    by = [name for name in ("mask", "k_lengths") if name in mechanism.defaults]
+    return found | {f"padding by {name}": partial(_padding, by=name) for name in by}
 
 
 def _repetition(run: Run, given: Arrays) -> Iterator[Pair]:
@@ -52,41 +61,29 @@ def _repetition(run: Run, given: Arrays) -> Iterator[Pair]:
 
 
 def _threads(run: Run, given: Arrays) -> Iterator[Pair]:
-    one = run(given, {}, f"{memory_layouts.THREADS}1")
+    one = run(given, {}, f"{call_manners.THREADS}1")
     for count in THREADS:
-        yield run(given, {}, f"{memory_layouts.THREADS}{count}"), one
+        yield run(given, {}, f"{call_manners.THREADS}{count}"), one
 
 
-def _batch(run: Run, given: Arrays) -> Iterator[Pair]:
-    whole = run(given, {})
-    for n in range(SIZES["b"]):
-        yield run(_cut(given, np.s_[n : n + 1]), {}), _cut(whole, np.s_[n : n + 1])
+def _parts(run: Run, given: Arrays, cuts: list[dict[str, slice]], options: Mapping[str, Any]) -> Iterator[Pair]:
+    whole = run(given, options)
+    for cut in cuts:
+        yield run(_cut(given, **cut), options), _cut(whole, **cut)
 
 
-def _position(run: Run, given: Arrays) -> Iterator[Pair]:
-    yield run(_cut(given, np.s_[::-1]), {}), _cut(run(given, {}), np.s_[::-1])
-
-
-def _heads(run: Run, given: Arrays) -> Iterator[Pair]:
-    whole = run(given, {})
-    for n in range(SIZES["g"]):
-        yield run(_cut(given, groups=np.s_[n : n + 1]), {}), _cut(whole, groups=np.s_[n : n + 1])
-
-
-def _rows_of(found: Arrays) -> dict[str, Any]:
-    return {name: x for name, x in found.items() if name not in ("d_k", "d_v")}
-
-
-def _chunk(run: Run, given: Arrays) -> Iterator[Pair]:
-    whole = run(given, {})
-    for rows in (np.s_[:17], np.s_[17:]):
-        yield _rows_of(run(_cut(given, rows=rows), {})), _rows_of(_cut(whole, rows=rows))
-
-
-def _decode(run: Run, given: Arrays) -> Iterator[Pair]:
-    whole = run(given, {"causal": True})
-    for rows in (np.s_[-1:], np.s_[-5:]):
-        yield _rows_of(run(_cut(given, rows=rows), {"causal": True})), _rows_of(_cut(whole, rows=rows))
+def _cut(
+    arrays: Arrays, batch: slice = np.s_[:], groups: slice = np.s_[:], rows: slice | None = None
+) -> dict[str, Any]:
+    """Return some sequences, key/value heads with their query heads, and queries, which have no d_k and d_v alone."""
+    found = {}
+    for name, x in arrays.items():
+        shared = SIZES["h"] // SIZES["g"] if name not in ("k", "v", "d_k", "d_v") else 1
+        heads = np.arange(x.shape[1]).reshape(-1, shared)[groups].reshape(-1)
+        x = x[batch][:, heads]
+        if rows is None or name not in ("d_k", "d_v"):
+            found[name] = x[:, :, rows] if rows is not None and name in ("q", "d_out", "out", "lse", "d_q") else x
+    return found
 
 
 def _padding(run: Run, given: Arrays, by: str) -> Iterator[Pair]:
@@ -132,25 +129,11 @@ def verify_bitwise(
         d_out = arrays.pop("d_out", None)
         return answered(kernel, arrays, options, dtype, d_out, ("out", *mechanism.outputs), manner=manner).tensors
 
-    checks: list[tuple[str, Callable[[Run, Arrays], Iterator[Pair]]]] = [
-        ("repetition", _repetition),
-        ("threads", _threads),
-        ("batch size", _batch),
-        ("position in the batch", _position),
-    ]
-    if "independent" in mechanism.properties:
-        checks.append(("heads", _heads))
-    if "query_permutation" in mechanism.properties:
-        checks.append(("chunk of queries", _chunk))
-        checks += [("prefill and decode", _decode)] if "causal" in mechanism.defaults else []
-    checks += [
-        (f"padding by {by}", partial(_padding, by=by)) for by in ("mask", "k_lengths") if by in mechanism.defaults
-    ]
-    tasks = [(name, partial(_same, check, run, given, dtype)) for name, check in checks]
+    tasks = [(name, partial(_same, check, run, given, dtype)) for name, check in checks_of(mechanism).items()]
     return report(mechanism, label or repr(kernel), "bitwise", tasks, progress)
 
 
-def _same(check: Callable[[Run, Arrays], Iterator[Pair]], run: Run, given: Arrays, dtype: str) -> Found:
+def _same(check: Check, run: Run, given: Arrays, dtype: str) -> Found:
     for one, other in check(run, given):
         for tensor, a in one.items():
             if tensor in other and (told := differing(tensor, a, other[tensor], dtype)):

@@ -8,32 +8,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from refattn.args import spelled
 from refattn.golden.storage_types import DTYPES
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
-from refattn.verify import run
-from refattn.verify.adapters.adapter import LoadError, to_host
-from refattn.verify.adapters.declarations import read_roundings, roundings
+from refattn.verify import captured, run
+from refattn.verify.adapters.adapter import Adapter, LoadError, read_roundings, to_host
 from refattn.verify.adapters.isolate import Isolated
 from refattn.verify.diagnose.suspects import locate
 from refattn.verify.outcome import Report
-from refattn.verify.shrink import least, lines
+from refattn.verify.shrink import in_place_of_long, least, lines
 from refattn.verify.tolerance import precision
-from refattn.verify.user_cases import UserCaseError, of_arrays
+from refattn.verify.user_cases import UserCaseError, from_text, of_arrays, supported
 from refattn.xp import dtype_name, is_array
 
 
+@spelled
 def verify(
     mechanism: str | Mechanism,
-    kernel: Any,
+    kernel: Any = None,
     *,
-    dtypes: Iterable[str] = ("float32",),
+    dtypes: Iterable[str] | None = None,
     grad: bool = False,
     cases: Iterable[str] | None = None,
+    shapes: Iterable[str] = (),
+    inputs: str | Path | None = None,
+    rename: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    axes: str = "",
     rounding: Iterable[str] = (),
     seed: int = 0,
     timeout: float = 60.0,
@@ -47,13 +54,21 @@ def verify(
         Its name or its record.
     kernel
         A function ``f(q, k, v, **options)`` or an object with ``forward`` and ``backward``, which run in this process;
-        or a text, ``"FILE.py:NAME"`` or ``"MODULE:NAME"``, which runs in a process of its own.
+        or a text, ``"FILE.py:NAME"``, ``"MODULE:NAME"`` or ``"MODEL.onnx"``, which runs in a process of its own. None
+        judges what `inputs` says was returned.
     dtypes
-        Storage types to run: float64, float32, float16, bfloat16, or a format with factors such as mxfp8.
+        Storage types to run: float64, float32, float16, bfloat16, or a format with factors such as mxfp8. By default
+        float32, or what `inputs` is stored in.
     grad
         Whether gradients are judged too.
     cases
         The names of the cases to run; all of them by default.
+    shapes
+        Shapes of your own in place of these: "b=1,h=8,n=128,d=64,causal".
+    inputs
+        A file of your own arrays, .safetensors, .npz or of `torch.save`; with "out" in it a dump.
+    rename, options, axes
+        How the file is read: {"query": "q"}, {"causal": True}, "bnhd". See `refattn.verify.captured.readings`.
     rounding
         What the kernel rounds beside what every kernel does: names, or "NAME=TYPE".
     seed
@@ -83,30 +98,56 @@ def verify(
     (False, 'top-left causality')
     """
     record = registry.record_of(mechanism, "verify(mechanism, kernel)")
-    for name, given in (("dtypes", dtypes), ("cases", cases), ("rounding", rounding)):
+    for name, given in (("dtypes", dtypes), ("cases", cases), ("shapes", shapes), ("rounding", rounding)):
         if isinstance(given, str):
             raise TypeError(f"{name}: got {given!r}, needs a list of names")
+    how: dict[str, Any] = {"rename": rename, "options": options, "axes": axes}
+    if inputs is None and any(how.values()):
+        name = next(name for name, x in how.items() if x)
+        raise TypeError(f"{name}: got {how[name]!r} without inputs, needs a file that it is about")
+    asked: dict[str, Any] = {"rounding": tuple(rounding), "grad": grad, "seed": seed}
+    dtypes = None if dtypes is None else tuple(dtypes)
+    if kernel is None and inputs is not None:
+        if dtypes is not None and len(dtypes) != 1:
+            raise ValueError(f"dtypes: got {dtypes}, needs one beside inputs: what was returned is of one type")
+        found = captured.readings(record, Path(inputs), **how, dtype=dtypes[0] if dtypes else "")
+        if "out" not in found[0].results:
+            raise ValueError(f"inputs: got {', '.join(found[0].case.given)}, needs out to be judged, or a kernel")
+        _, report, part = captured.judged(record, found, Path(inputs).name, asked["rounding"])
+        return _diagnosed(report, captured.Stored(found[0]), asked["rounding"], part)
     if not (isinstance(kernel, str) or callable(kernel) or hasattr(kernel, "forward")):
-        needs = "a function, an object with forward, or a text such as 'mine.py:attend'"
+        needs = "a function, an object with forward, or a text such as 'mine.py:attend'; None needs inputs"
         raise TypeError(f"kernel: got {type(kernel).__name__}, needs {needs}")
-    chosen = (*record.cases, *record.kernel_sizes) if cases is None else tuple(map(record.case, cases))
-    record = replace(record, cases=chosen, kernel_sizes=())
+    own = [from_text(record, text) for text in shapes]
+    stored = "float32"
+    remarks: tuple[str, ...] = ()
+    if inputs is not None:
+        read = captured.readings(record, Path(inputs), **how)[0]
+        own, stored, remarks = [*own, read.case], read.dtype, read.remarks
+    chosen = own or ((*record.cases, *record.kernel_sizes) if cases is None else [*map(record.case, cases)])
+    record = replace(record, cases=tuple(chosen), kernel_sizes=())
     label = kernel if isinstance(kernel, str) else getattr(kernel, "__name__", type(kernel).__name__)
     with ExitStack() as stack:
         text = f"load({kernel!r})" if isinstance(kernel, str) else label
-        if isinstance(kernel, str):
-            try:
-                kernel = stack.enter_context(Isolated(kernel, timeout))
-            except LoadError as error:
-                raise ValueError(str(error).replace("--impl", "kernel", 1)) from error
-        asked: dict[str, Any] = {"rounding": tuple(rounding), "grad": grad, "seed": seed}
-        report = run.verify(record, kernel, label=label, dtypes=dtypes, progress=progress, **asked)
-        if found := least(record, kernel, report, rounding=asked["rounding"]):
-            told = lines(record.name, *found, text, grad, asked["rounding"], seed)
-            report = replace(report, smallest=told, least=found)
-        return _diagnosed(report, kernel, asked["rounding"])
+        try:
+            kernel = Adapter.of(stack.enter_context(Isolated(kernel, timeout)) if isinstance(kernel, str) else kernel)
+        except LoadError as error:
+            raise ValueError(str(error).replace("--impl", "kernel", 1)) from error
+        types = dtypes or (stored,)
+        if not own and cases is None:
+            record, types = supported(record, kernel.supports, types, given=True)
+        report = run.verify(record, kernel, label=label, dtypes=types, progress=progress, **asked)
+        report = replace(report, remarks=remarks)
+        part = None
+        if report.failed:
+            smallest = least(record, kernel, report, rounding=asked["rounding"])
+            told = lines(record.name, *smallest, text, grad, asked["rounding"], seed) if smallest else ()
+            report = replace(report, smallest=told, least=smallest)
+            part = in_place_of_long(record, kernel, report, rounding=asked["rounding"])
+        return _diagnosed(report, kernel, asked["rounding"], part)
 
 
+@spelled
 def assert_close(
     mechanism: str | Mechanism,
     q: Any,
@@ -229,10 +270,13 @@ class _Returned:
         return self.gradients
 
 
-def _diagnosed(report: Report, kernel: Any, rounding: tuple[str, ...]) -> Report:
-    """Return a report with what would explain its failures."""
+def _diagnosed(
+    report: Report, kernel: Any, rounding: tuple[str, ...], part: tuple[Mechanism, Report] | None = None
+) -> Report:
+    """Return a report with what would explain its failures; `part` stands for a call that is too long for suspects."""
     if not any(outcome.status == "disagrees" for outcome in report.outcomes):
         return report
     record = report.against
-    declared = read_roundings(rounding, record) | roundings(kernel, record)
-    return locate(record, precision.explained(record, report, declared))
+    declared = read_roundings(rounding, record) | Adapter.of(kernel).rounds(record)
+    report = locate(record, precision.explained(record, report, declared))
+    return replace(report, suspects=locate(*part).suspects) if part and not report.suspects else report

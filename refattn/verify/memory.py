@@ -1,6 +1,6 @@
 """Layouts and memory: whether a kernel gives the same wherever its arrays lie and whatever is called around.
 
-Each row calls it on a few designed cases in one layout (`refattn.verify.adapters.memory_layouts`) and judges what comes
+Each row calls it on a few designed cases in one layout (`refattn.verify.adapters.call_manners`) and judges what comes
 back by the error budget, as it is in C order by itself.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from refattn.args import checked
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.verify.adapters.adapter import CallError
-from refattn.verify.adapters.memory_layouts import TIMES
+from refattn.verify.adapters.call_manners import TIMES
 from refattn.verify.invariances import Found, answered, report
 from refattn.verify.outcome import CheckReport, Truth
 from refattn.verify.selfcheck.sections import NotRun
@@ -27,6 +27,13 @@ from refattn.verify.user_cases import qkv
 
 LARGE = 1e4
 """What stands in masked keys and values, where it must not matter."""
+
+PATHS = (
+    ("memory", "several tiles", 65, 97, 24),
+    ("memory-decode", "parts of the keys", 4, 519, 64),
+    ("memory-wide", "wide heads", 19, 70, 136),
+)
+"""What kernels have code of their own for: name, purpose, queries, keys, width."""
 
 MEANING = {
     "transposed": "memory is (b, n, h, d)",
@@ -44,12 +51,14 @@ MEANING = {
 
 
 def memory_cases(mechanism: Mechanism) -> list[Case]:
-    """Return the cases that are called: a plain one, one that is causal if there is such, and one of several tiles."""
+    """Return the cases that are called: a plain one, one that is causal if there is such, and one for each path of
+    kernels that read memory in another way: several tiles, parts of the keys for a few queries, wide heads."""
     plain = [case for case in mechanism.cases if not case.exact and not case.slack and 0 not in case.inputs["q"].shape]
     chosen = [case for case in plain if case.kind == "plain" and case.inputs["q"].shape[0] > 1][:1] or plain[:1]
     chosen += [case for case in plain if {*case.options} == {"causal"} and len(case.inputs) == 3][:1]
     if mechanism.parts is not None:
-        chosen.append(qkv("memory", "memory", "several tiles", {"b": 2, "h": 4, "g": 2, "n_q": 65, "n_k": 97, "d": 24}))
+        for name, purpose, n_q, n_k, d in PATHS:
+            chosen.append(qkv(name, "memory", purpose, {"b": 2, "h": 4, "g": 2, "n_q": n_q, "n_k": n_k, "d": d}))
     return list({case.name: case for case in chosen}.values())
 
 

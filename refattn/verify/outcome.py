@@ -81,7 +81,7 @@ class Truth:
     further
         Gradients with respect to outputs beside `out`, by the names of the backward's arguments: "d_lse".
     factors
-        In formats with factors these of q, k and v by name, as a kernel is given them; {} in others.
+        In formats with factors these of q, k and v, by the argument of a kernel that they are: "descale"; {} in others.
     times
         The same as what each element is multiplied by, broadcast.
     along
@@ -96,7 +96,7 @@ class Truth:
     stored: dict[str, str]
     exact: frozenset[str] = frozenset()
     further: dict[str, NDArray[Any]] = field(default_factory=dict)
-    factors: dict[str, NDArray[Any]] = field(default_factory=dict)
+    factors: dict[str, tuple[NDArray[Any], ...]] = field(default_factory=dict)
     times: dict[str, NDArray[Any]] = field(default_factory=dict)
     along: dict[str, NDArray[Any]] = field(default_factory=dict)
 
@@ -167,7 +167,7 @@ class Outcome:
     Attributes
     ----------
     status
-        "agrees", "disagrees", "raises" (with `detail`) or "declined" (with `detail`).
+        "agrees", "disagrees", or with `detail` "raises", "declined" or "not finished" within its time limit.
     verdicts
         One per tensor that was returned.
     seen
@@ -473,11 +473,18 @@ class Report(Judged):
     left_out
         Why float64, which nobody asked for by name, was not run; "" where it was.
     not_run
-        What cases are there for and none that ran does, in words: to cross a tile or chunk.
+        In words, the cases that did not run in time or did not finish, and what cases are there for and none that ran
+        does: to cross a tile or chunk, or, where most cases were declined, the features that none has.
+    waiting
+        How many cases did not run, as the time was over or the run was interrupted.
     require_all
         Whether that is a failure.
     framework, device
         The library whose arrays the kernel is given, and where they lie; "" for NumPy's.
+    no_attention
+        What it returns in all cases if it computes no attention at all, in words; "" otherwise.
+    remarks
+        What was guessed, or set aside, of a file of arrays or of an adapter's options, in words.
     record
         The record that was verified against, with the cases that were run; None for that of the mechanism.
 
@@ -506,9 +513,12 @@ class Report(Judged):
     precision: tuple[Precision, ...] = ()
     left_out: str = ""
     not_run: tuple[str, ...] = ()
+    waiting: int = 0
     require_all: bool = False
     framework: str = ""
     device: str = ""
+    no_attention: str = ""
+    remarks: tuple[str, ...] = ()
     record: Mechanism | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -521,7 +531,7 @@ class Report(Judged):
     @property
     def against(self) -> Mechanism:
         """The record that was verified against."""
-        return self.record or registry.mechanism(self.mechanism)
+        return self.record or registry.listed(self.mechanism)
 
     @property
     def failed(self) -> list[Outcome]:
@@ -529,9 +539,14 @@ class Report(Judged):
         return [outcome for outcome in self.outcomes if outcome.failed]
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return how many cases agreed, failed and were declined: by case class, then "all"."""
+        """Return how many cases agreed, failed and were declined: by case class, then "all".
+
+        A case that did not finish is none of these; `not_run` names it.
+        """
         table: dict[str, dict[str, int]] = {}
         for outcome in self.outcomes:
+            if outcome.status == "not finished":
+                continue
             column = {"agrees": "agreed", "declined": "declined"}.get(outcome.status, "failed")
             for kind in (outcome.kind, "all"):
                 row = table.setdefault(kind, {"run": 0, "agreed": 0, "failed": 0, "declined": 0})
@@ -542,11 +557,12 @@ class Report(Judged):
 
     @property
     def exit_code(self) -> int:
-        """0 all that ran agree, 1 something fails, 3 nothing was run, or not all that is required."""
+        """0 all that ran agree, 1 something fails, 3 nothing ran, not all cases finished, or not all required."""
         total = self.counts()["all"]
         if total["failed"]:
             return 1
-        return 3 if not total["run"] or (self.require_all and self.not_run) else 0
+        unfinished = self.waiting or any(outcome.status == "not finished" for outcome in self.outcomes)
+        return 3 if unfinished or not total["run"] or (self.require_all and self.not_run) else 0
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return the report as a page for a browser that needs no other file; write it to a file, too."""
@@ -570,7 +586,11 @@ class Report(Judged):
             if verdict["statistic"] not in ("shape", "dtype"):
                 verdict |= {name: _number(verdict[name]) for name in ("got", "expected")}
         about = {"schema_version": SCHEMA_VERSION, "kind": "cases"}
-        return _as_json({**about, **data, "counts": self.counts(), "exit_code": self.exit_code}, path)
+        answers = (
+            [[word, text] for word, text in _shown_by("diagnosis").lines(self, self.against)] if self.failed else []
+        )
+        more = {"diagnosis": answers, "counts": self.counts(), "exit_code": self.exit_code}
+        return _as_json({**about, **data, **more}, path)
 
 
 def for_json(data: Any) -> Any:

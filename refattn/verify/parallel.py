@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from refattn import many_runs
+from refattn.files import source_digest
 from refattn.many_runs import Unit, Where
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Case, Mechanism
@@ -67,9 +69,10 @@ def outcomes(
     """
     units = [
         Unit(
-            f"verify {mechanism.name} {given} {given.digest} {asked} {[(_text(case), dtype) for case, dtype in part]}",
+            f"verify {named(mechanism)} {given} {given.digest} {asked} "
+            f"{[(_text(case), dtype) for case, dtype in part]}",
             run_part,
-            (mechanism.name, given, part, asked),
+            (mechanism.address, given, part, asked),
         )
         for part in (plan[n : n + PART] for n in range(0, len(plan), PART))
     ]
@@ -84,6 +87,13 @@ def outcomes(
             again = verify_case(mechanism, kernel, case, dtype, **asked)
             listed[n] = replace(listed[n], seen=again.seen)
     return listed
+
+
+def named(mechanism: Mechanism) -> str:
+    """Return what tells a mechanism from all others: of one from another package its address and its code's digest."""
+    if mechanism.name in registry.list_mechanisms():
+        return mechanism.name
+    return f"{mechanism.address} {source_digest(mechanism.home) if mechanism.home in sys.modules else ''}"
 
 
 def run_part(name: str, given: Given, plan: Sequence[tuple[Case, str]], asked: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class GoldenCase:
     Attributes
     ----------
     mechanism, case, dtype
-        Their names.
+        Their names; a mechanism of another package may be MODULE:NAME of its record.
     """
 
     mechanism: str
@@ -65,7 +65,8 @@ class GoldenCase:
         from refattn.golden.inputs import make
         from refattn.mechanisms import registry
 
-        return make(self.mechanism, registry.mechanism(self.mechanism).case(self.case), self.dtype)
+        record = registry.mechanism(self.mechanism)
+        return make(record.name, record.case(self.case), self.dtype)
 
     @property
     def options(self) -> Mapping[str, Any]:

@@ -33,8 +33,6 @@ from refattn.xp import Array
 BLOCK = {"width": 4, "heads": 2, "tokens": 4}
 """Sizes of a block that is traced, where its configuration has them, and the number of its tokens."""
 
-_ROOT = Path(equations.__file__).parents[1]
-
 
 @dataclass(frozen=True)
 class Place:
@@ -47,7 +45,7 @@ class Place:
     axes
         The letters of `docs/notation.md`, one entry per axis; None where the line names none.
     file, line
-        The line that computes it; the path begins with ``refattn/``.
+        The line that computes it; the path begins with ``refattn/``, or with the first package of another library.
     variable
         The name that the line assigns.
     code
@@ -106,6 +104,8 @@ class Traced:
         Outputs ("out", ...) and gradients ("d_q", ...).
     why
         If the general code ran: why the definition did not, "the paper has no mask".
+    title
+        The mechanism in words.
 
     Examples
     --------
@@ -130,6 +130,7 @@ class Traced:
     backward: tuple[Step, ...]
     results: dict[str, NDArray[Any]]
     why: str = ""
+    title: str = ""
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -157,8 +158,11 @@ class Traced:
 
 
 def file_of(module: ModuleType) -> str:
-    """Return the file of a module as a path that begins with ``refattn/``."""
-    return Path(inspect.getsourcefile(module) or "").relative_to(_ROOT).as_posix()
+    """Return the file of a module as a path that begins with its first package: ``refattn/...``."""
+    path = Path(inspect.getsourcefile(module) or "")
+    names = module.__name__.split(".")
+    parts = len(names) + (path.stem == "__init__")
+    return Path(*path.parts[-parts:]).as_posix()
 
 
 def places(mechanism: Mechanism) -> dict[str, Place]:
@@ -396,7 +400,8 @@ def record(
     formulas = mechanism.equations
     steps = tuple(Step(key, _ran(traced, key, formulas), _host(backend, x)) for key, x in traced.items())
     outcome = {name: _host(backend, x) for name, x in results.items()}
-    return Traced(*run.about, given, run.options, steps[: counts[0]], steps[counts[0] :], outcome, run.why)
+    forward, backward = steps[: counts[0]], steps[counts[0] :]
+    return Traced(*run.about, given, run.options, forward, backward, outcome, run.why, mechanism.title)
 
 
 def _ran(traced: equations.Trace, key: str, formulas: Mapping[str, str]) -> Place:

@@ -1,9 +1,10 @@
-"""Cases of the user's own: shapes as text, files of cases, files of captured arrays, and what an adapter can run.
+"""Cases of the user's own: shapes as text, files of cases, arrays, and what an adapter can run.
 
 A shape is ``b=2,h=32,g=8,nq=1024,nk=4096,d=128,causal``: sizes by their letters (n is both lengths, g is h, e is d and
 b and h are 1 where they are not given), ``logits`` (the size of q), ``mask`` (the part of the pairs that may attend),
 ``k_lengths=37:12``, and options of the core, such as ``scale=0.3`` or ``window=100:0``. Arrays by their name alone,
-such as ``sink`` or ``log_decay``, are designed as in the cases of the mechanism.
+such as ``sink`` or ``log_decay``, are designed as in the cases of the mechanism. Masks, biases and what dropout keeps
+may have axes, ``mask=0.7:b,h,1,k``, and ``log_decay=channel`` is a decay of every channel.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from refattn.args import Real, Whole, check_json, refused
 from refattn.files import check_size, parse_json, read_users
 from refattn.golden.inputs import make
 from refattn.golden.storage_types import DTYPES, has_gradient
-from refattn.golden.tensors import unpack
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.messages import meant, shown
 from refattn.verify.selfcheck.samples import resized, resized_by
@@ -36,10 +36,19 @@ SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e")
 _NEEDS: dict[str, Any] = {key: Whole(0 if key in ("n", "nq", "nk") else 1, 1 << 31) for key in SIZES}
 _NEEDS |= {"logits": Real(), "mask": Real(0.0, 1.0)}
 
+BY = {"head": 3, "channel": 4}
+"""What numbers of each token may be for, and how many axes these have."""
+
+PLANE = ("mask", "bias", "keep")
+"""Arrays of pairs of queries and keys, which may be broadcast."""
+
+_BROADCAST = re.compile(rf"\b(?:{'|'.join(PLANE)})=(?:[0-9.eE+-]+:)?[b1],[h1],[qi1],[kj1](?=,|$)")
+"""An array of pairs with its axes: mask=0.7:b,h,1,k; 1 is an axis that is broadcast."""
+
 _EQUAL = re.compile(r"\s*(b|h|g|nq|nk|d|e)\s*==?\s*(b|h|g|nq|nk|d|e)\s*")
 
 
-class UserCaseError(Exception):
+class UserCaseError(ValueError):
     """A shape or a file is none; the message says what was given and what is needed, in a line."""
 
     def __init__(self, message: str) -> None:
@@ -61,19 +70,20 @@ def qkv(name: str, kind: str, purpose: str, sizes: Mapping[str, int], logits: fl
 def from_text(mechanism: Mechanism, text: str) -> Case:
     """Return the case of a shape; its name is the text, which its random numbers follow from, too."""
     given: dict[str, Any] = {}
-    for part in text.split(","):
+    for part in _BROADCAST.sub(lambda found: found[0].replace(",", ""), text).split(","):
         name, equals, value = (x.strip() for x in part.partition("="))
         if not name or name in given:
             raise UserCaseError(
                 f"got {text[:80]!r}, needs a list such as b=2,h=8,nq=1024,nk=4096,d=128,causal, each name once"
             )
-        given[name] = _value(value) if equals else True
+        given[name] = value_of(value) if equals else True
     return of_sizes(mechanism, given, ",".join(part.strip() for part in text.split(",")))
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """Return the value of an option as text: JSON, several numbers such as 31:0, or the text itself."""
     if ":" in text:
-        return [None if not part else _value(part) for part in text.split(":")]
+        return [None if not part else value_of(part) for part in text.split(":")]
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -82,6 +92,7 @@ def _value(text: str) -> Any:
 
 def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
     """Return the case of sizes by letter, and options by name."""
+    given, axes = _without_axes(given)
     options = {key: x for key, x in given.items() if key not in (*SIZES, "logits", "mask")}
     try:
         check_json(
@@ -120,13 +131,15 @@ def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
     # What is designed as an array and has no value, or the part of a mask, is as in the nearest designed case.
     gates = {key for key, x in mechanism.sampled.items() if isinstance(x, Input)}
     named: dict[str, Any] = {} if gates & {*options} else dict.fromkeys(gates, True)
-    for key in [key for key, x in options.items() if x is not None and _designs(mechanism, key)]:
+    for key in [key for key, x in options.items() if x is not None and designs(mechanism, key)]:
         value = options[key]
-        if isinstance(value, list) and "counts" in _designs(mechanism, key):
+        if isinstance(value, list) and "counts" in designs(mechanism, key):
             if len(value) != b or not all(type(n) is int for n in value):
                 raise UserCaseError(f"{key}: got {value}, needs {b} whole numbers")
             arrays[key] = Input((b,), "counts", {str(at): n for at, n in enumerate(value)})
-        elif value is True or (type(value) in (int, float) and "mask" in _designs(mechanism, key)):
+        elif value is True or (type(value) in (int, float) and "mask" in designs(mechanism, key)):
+            named[key] = value
+        elif isinstance(value, str) and any(len(x.axes) == BY.get(value) for x in _designed(mechanism, key)):
             named[key] = value
         elif value is not False:
             continue
@@ -136,6 +149,11 @@ def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
             raise UserCaseError(f"{key}: got no value, needs one: {key}=...")
     logits = float(given.get("logits", 1.0))
     case = _case(mechanism, shown(name, 200), sizes, logits, options, arrays, named)
+    for key, letters in axes.items():
+        if key not in case.inputs:
+            raise UserCaseError(f"{key}: got {given[key]} before its axes, needs {key} with axes alone")
+        shape = tuple(1 if letter == "1" else n for letter, n in zip(letters, (b, h, queries, keys), strict=True))
+        case = replace(case, inputs={**case.inputs, key: replace(case.inputs[key], shape=shape)})
     try:
         check_size(8 * max(math.prod(x.shape) for x in case.inputs.values()), "its largest array ")
     except ValueError as error:
@@ -179,9 +197,26 @@ def _check_options(
         raise UserCaseError(str(error) or f"got {dict(options)}, which {mechanism.name} does not take") from error
 
 
-def _designs(mechanism: Mechanism, name: str) -> set[str]:
+def _without_axes(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, str]]:
+    """Return what is given for arrays of pairs without their axes, and these: "bh1k" of mask=0.7:b,h,1,k."""
+    plain: dict[str, Any] = dict(given)
+    axes: dict[str, str] = {}
+    for name in [name for name in PLANE if isinstance(given.get(name), str | list)]:
+        text = given[name] if isinstance(given[name], str) else ":".join(map(str, given[name]))
+        part, _, letters = text.replace(",", "").replace(" ", "").rpartition(":")
+        if not re.fullmatch("[b1][h1][qi1][kj1]", letters):
+            raise UserCaseError(f"{name}: got {text[:80]!r}, needs axes such as b,h,1,k, with 1 for what is broadcast")
+        plain[name], axes[name] = (value_of(part) if part else True), letters
+    return plain, axes
+
+
+def designs(mechanism: Mechanism, name: str) -> set[str]:
     """Return the designs of an argument in the cases that have it as an array."""
-    return {case.inputs[name].design for case in mechanism.cases if name in case.inputs}
+    return {x.design for x in _designed(mechanism, name)}
+
+
+def _designed(mechanism: Mechanism, name: str) -> list[Input]:
+    return [case.inputs[name] for case in mechanism.cases if name in case.inputs]
 
 
 def _with_arrays(
@@ -198,6 +233,12 @@ def _with_arrays(
 
     def nearest(name: str) -> Mapping[str, Input]:
         has = [case for case in mechanism.cases if name in case.inputs]
+        axes = {one: BY[value] for one, value in named.items() if isinstance(value, str)}
+        has = [
+            case
+            for case in has
+            if all(len(case.inputs[one].axes) == n for one, n in axes.items() if one in case.inputs)
+        ]
         case = min(has, key=lambda one: distance(one, {*one.inputs} - {*"qkv"}))
         if not case.inputs["q"].axes:
             shared = (sizes["h"] // sizes["g"], sizes["n_q"], sizes["n_k"], sizes["d"], sizes["e"])
@@ -212,7 +253,7 @@ def _with_arrays(
         found["q"] = replace(found["q"], design="normal", numbers=logits)
     for name, value in named.items():
         found[name] = nearest(name)[name]
-        if value is not True:
+        if value is not True and not isinstance(value, str):
             found[name] = replace(found[name], numbers={"keep": float(value)})
         if lengths is not None and found[name].axes.startswith("b") and name == "state":
             found[name] = replace(
@@ -271,28 +312,6 @@ def _from_entry(mechanism: Mechanism, one: Any) -> Case:
     return of_sizes(mechanism, sizes, name)
 
 
-def captured(mechanism: Mechanism, path: Path) -> tuple[Case, str]:
-    """Return the case of a file of arrays, .safetensors or .npz, and the type that its q is stored in.
-
-    It has q, k and v, and may have further arguments of the core and upstream gradients (d_out, d_lse). Options are
-    JSON under "options", in the metadata or as an array of one text, or arrays of one number.
-    """
-    try:
-        found, about = unpack(read_users(path))
-        types, arrays = {name: dtype for name, (dtype, _) in found.items()}, {name: x for name, (_, x) in found.items()}
-        options = parse_json(str(about["options"]).encode(errors="surrogateescape")) if "options" in about else {}
-        check_json(options, dict, "options")
-    except ValueError as error:
-        raise UserCaseError(
-            f"{path}: {str(error).removeprefix(f'{path}: ')}; needs arrays as .safetensors or .npz"
-        ) from error
-    try:
-        case = of_arrays(mechanism, arrays, options, shown(path.stem, 200))
-    except UserCaseError as error:
-        raise UserCaseError(f"{path}: {error}") from error
-    return case, types.get("q", "float32") if types.get("q") in DTYPES else "float32"
-
-
 def of_arrays(mechanism: Mechanism, given: Mapping[str, NDArray[Any]], plain: Mapping[str, Any], called: str) -> Case:
     """Return the case of arrays by name, upstream gradients (d_out, d_lse) among them, and of other arguments."""
     arrays, options = dict(given), dict(plain)
@@ -337,30 +356,85 @@ def fitted(cases: Iterable[Case], supports: Mapping[str, Any]) -> list[Case]:
 
     `supports` has sizes by their letters: a number, several, or ``{"multiple_of": 128, "at_least": 128, "at_most":
     4096}``; n is both lengths. Under "options" it may name the arguments beside q, k and v that it takes, under "where"
-    sizes that are equal, such as ``["nq = nk", "h = g", "e = d"]``.
+    sizes that are equal, such as ``["nq = nk", "h = g", "e = d"]``, and under "fixed" options that it always has:
+    every case is run with these. Under "causal" it may say that True is "top_left", or that it needs as many queries as
+    keys, "square": causal cases are run so.
 
     Raises
     ------
     UserCaseError
         Where that is something else.
     """
-    letters = {key: x for key, x in supports.items() if key not in ("options", "dtypes", "where")}
+    others = ("options", "dtypes", "where", "fixed", "causal")
+    letters = {key: x for key, x in supports.items() if key not in others}
     equal = _equal(supports.get("where", ()))
     if unknown := [key for key in letters if key not in SIZES]:
-        raise UserCaseError(
-            f"supports: got {unknown[0]!r}, needs some of {', '.join((*SIZES, 'options', 'dtypes', 'where'))}"
-        )
+        raise UserCaseError(f"supports: got {unknown[0]!r}, needs some of {', '.join((*SIZES, *others))}")
+    if (form := supports.get("causal")) not in (None, "top_left", "square"):
+        raise UserCaseError(f"supports: got causal = {form!r}, needs top_left or square")
     allowed = {key: letters.get(key, letters.get("n") if key in ("nq", "nk") else None) for key in SIZES if key != "n"}
     taken = supports.get("options")
+    fixed = {name: tuple(x) if isinstance(x, list) else x for name, x in (supports.get("fixed") or {}).items()}
     found: dict[Any, Case] = {}
-    for case in cases:
-        if taken is not None and {*case.options, *case.inputs} - {*taken, *"qkv"}:
+    for case in (_with_fixed(case, fixed) for case in cases):
+        if taken is not None and {*case.options, *case.inputs} - {*taken, *fixed, *"qkv"}:
             continue
-        one = (_fit_by_axes if case.inputs["q"].axes else _fit)(case, allowed, equal)
+        causal = bool(case.options.get("causal"))
+        aligned = causal and form == "top_left" and "offset" not in {*case.options, *case.inputs}
+        case = _with_fixed(case, {"causal": "top_left"} if aligned else {})
+        own = [*equal, ("nq", "nk")] if causal and form == "square" else equal
+        one = (_fit_by_axes if case.inputs["q"].axes else _fit)(case, allowed, own)
         if one is not None:
             about = tuple((name, x.shape, x.design, *sorted(x.numbers.items())) for name, x in one.inputs.items())
             found.setdefault((about, repr(sorted(one.options.items()))), one)
     return list(found.values())
+
+
+def supported(
+    record: Mechanism, stated: Any, dtypes: tuple[str, ...], *, given: bool
+) -> tuple[Mechanism, tuple[str, ...]]:
+    """Return the record with its cases as an adapter states that it can run them, and the types that it states.
+
+    `stated` is its attribute `supports`, None if it has none. Types that are `given` stay.
+
+    Raises
+    ------
+    UserCaseError
+        If it is no dict of what `fitted` takes, or no case fits.
+    """
+    if stated is None:
+        return record, dtypes
+    if not isinstance(stated, dict):
+        raise UserCaseError(f"supports: got {stated!r}, needs a dict of sizes by their letters")
+    types = stated.get("dtypes", ())
+    types = (types,) if isinstance(types, str) else tuple(types)
+    if unknown := [name for name in types if name not in DTYPES]:
+        raise UserCaseError(f"supports: got the dtype {unknown[0]!r}, needs some of {', '.join(DTYPES)}")
+    try:
+        check_fixed(record, stated)
+        cases = fitted(record.cases, stated)
+    except (UserCaseError, TypeError, ValueError) as error:
+        raise UserCaseError(f"supports: {str(error).removeprefix('supports: ')}") from error
+    if not cases:
+        raise UserCaseError(f"supports: got {stated!r}, which no case can be made to fit")
+    return record.changed(cases=tuple(cases)), dtypes if given else types or dtypes
+
+
+def check_fixed(mechanism: Mechanism, supports: Mapping[str, Any]) -> None:
+    """Raise UserCaseError where the options that an adapter always has are none of a mechanism."""
+    fixed = supports.get("fixed") or {}
+    if not isinstance(fixed, Mapping):
+        raise UserCaseError(f"fixed: got {fixed!r}, needs a dict of options such as {{'causal': True}}")
+    if wrong := [name for name in fixed if name not in mechanism.defaults]:
+        raise UserCaseError(f"fixed: got {wrong[0]!r}, needs some of {', '.join(mechanism.defaults)}")
+    plain = {name: tuple(x) if isinstance(x, list) else x for name, x in fixed.items()}
+    _check_options(mechanism, plain, {}, {"n_q": 8, "n_k": 8, "d": 8, "e": 8})
+
+
+def _with_fixed(case: Case, fixed: Mapping[str, Any]) -> Case:
+    """Return a case with the options that a kernel always has; its exact results are others then."""
+    options = {**case.options, **fixed}
+    return case if options == case.options else replace(case, options=options, exact={})
 
 
 def _letters(case: Case) -> dict[str, int]:

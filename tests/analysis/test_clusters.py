@@ -117,7 +117,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (["softmax", "--run", str(tmp_path)], "--run: got"),
         (["softmax", "--run", str(tmp_path), "--set", "scale=1"], "--set: got one beside --run, needs one of them"),
         (["softmax", "--set", "implementation=fast"], "implementation: got"),
-        (["softmax", "--set", "colour=1"], "unexpected keyword argument 'colour'"),
+        (["softmax", "--set", "colour=1"], "colour: is no argument of softmax.forward"),
         (
             ["softmax", "--run", str(Path(__file__))],
             "needs the folder of a run of refattn train with a checkpoint: Not a dir",

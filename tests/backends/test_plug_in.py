@@ -77,7 +77,7 @@ def test_an_installed_package_adds_a_backend(tmp_path: Path) -> None:
         ("absent_module:backend", "", ImportError, "cannot be loaded: No module named 'absent_module'"),
         ("raises_module:backend", "1 / 0", ImportError, "cannot be loaded: division by zero"),
         ("empty_module:backend", "x = 1", ImportError, "cannot be loaded: module 'empty_module' has no attribute"),
-        ("number_module:backend", "backend = 3", TypeError, "got 3, needs an object of a Backend"),
+        ("number_module:backend", "backend = 3", TypeError, " is 3, needs an object of a Backend"),
         (
             "class_module:Class",
             "from refattn.backends.numpy import NumpyBackend as Class",

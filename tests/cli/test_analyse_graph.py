@@ -28,7 +28,7 @@ def facts(study: str, folder: str | None = None) -> Any:
 
 
 def test_equilibria_of_a_triangle() -> None:
-    result = run("equilibria", "--graph", "complete:3", "--starts", "150")
+    result = run("equilibria", "--graph", "complete:3", "--starts", "60")
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines()[1:4]]
     assert rows == [
@@ -36,7 +36,7 @@ def test_equilibria_of_a_triangle() -> None:
         ["unstable", "1", "4.000000", "3", "-3.000000"],
         ["unstable", "2", "4.500000", "2", "-1.500000"],
     ]
-    assert "6 isolated equilibria found, 1 of them stable\n150 starts, of which 0 led nowhere" in result.stdout
+    assert "6 isolated equilibria found, 1 of them stable\n60 starts, of which 0 led nowhere" in result.stdout
     data = facts("equilibria")
     assert [one["label"] for one in data["isolated"]] == ["stable", *["unstable"] * 5]
     assert data["coupling"] == "sin" and data["graph"] == [[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
@@ -57,7 +57,7 @@ def test_a_graph_of_a_file_with_wells_of_its_own(here: Path) -> None:
         "--mu",
         "0.5",
     )
-    first, second = (run("equilibria", *words, "--starts", "200", "--out", out) for out in ("first", "second"))
+    first, second = (run("equilibria", *words, "--starts", "100", "--out", out) for out in ("first", "second"))
     assert first.exit_code == second.exit_code == 0
     data = facts("equilibria", "first")
     assert (data["b"], data["mu"]) == ([0.02, 0.0, -0.02], 0.5) and data["stable"] == 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,17 @@ def test_an_unforeseen_error_is_one_line_too(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_interrupt_is_one_line(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
     result = verify(kernels("interrupted"))
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "refattn: interrupted\n")
+
+
+def test_an_interrupted_verification_leaves_the_report_of_what_ran(tmp_path: Path) -> None:
+    kernel, report = tmp_path / "kernel.py", tmp_path / "report.json"
+    kernel.write_text(
+        "import refattn\n\ncalls = []\n\n\ndef attend(q, k, v, **options):\n    calls.append(0)\n"
+        "    if len(calls) == 4:\n        raise KeyboardInterrupt\n"
+        "    return refattn.softmax.forward(q, k, v, **options)[0] * 1.5\n"
+    )
+    result = verify(f"{kernel}:attend", "--json", report)
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (130, "refattn: interrupted")
+    found = json.loads(report.read_text())
+    assert found["counts"]["all"]["failed"] == 3 and "it was interrupted" in found["not_run"][0]
+    assert found["suspects"] is None

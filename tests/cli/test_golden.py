@@ -15,7 +15,7 @@ import pytest
 import refattn as ra
 from refattn import equations
 from refattn.golden import tensors, vectors
-from refattn.verify import exported
+from refattn.verify import onnx_export
 from refattn.verify.selfcheck.samples import shrunk
 from tests.cli.command import run
 from tests.thinned import thinned
@@ -160,15 +160,15 @@ def test_models_have_data_that_runtimes_agree_with(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     record = ra.mechanism("softmax")
     cases = {name: shrunk(record.case(name)) for name in ("causal-tail", "mask-full", "softcap", "sink")}
-    models, sets, left = exported.write_onnx(tmp_path, [(record, case) for case in cases.values()])
+    models, sets, left = onnx_export.write_onnx(tmp_path, [(record, case) for case in cases.values()])
     assert (models, sets) == (6, 6) and [*left] == ["the operator has no option sink"]
-    assert list(exported.checked(tmp_path, cases, record)) == []
+    assert list(onnx_export.checked(tmp_path, cases, record)) == []
     places = sorted(file.parent for file in tmp_path.glob("*/test_data_set_0/output_0.pb"))
     assert len(places) == 6 and all((place.parent / "model.onnx").is_file() for place in places)
     file = next(tmp_path.glob("attention_float32*softcap*")) / "model.onnx"
     model = onnx.load(str(file))
     next(one for one in model.graph.node[0].attribute if one.name == "softcap").f = 0.5
     file.write_bytes(model.SerializeToString())
-    wrong = list(exported.checked(tmp_path, cases, record))
+    wrong = list(onnx_export.checked(tmp_path, cases, record))
     assert [runtime for _, runtime, _ in wrong] == ["onnxruntime", "onnx reference"]
     assert all("case softcap: out" in told for *_, told in wrong)

@@ -78,7 +78,7 @@ def test_trace_refuses_what_is_not_there(tmp_path: Path) -> None:
     assert refused("trace", "relu").startswith("mechanism: got 'relu', needs one of softmax")
     assert refused("trace", "softmax", "--case", "huge").startswith("--case: got 'huge', needs one of tiny, plain")
     assert refused("trace", "softmax", "--dtype", "float8") == (
-        "--dtype: got 'float8', needs one of float64, float32, float16, bfloat16"
+        "--dtype: got 'float8', needs one of float64, float32, float16, bfloat16 (did you mean float64?)"
     )
     assert "'abacus'" in refused("trace", "softmax", "--backend", "abacus")
     line = refused("trace", "softmax", "--case", "tiny", "--block")

@@ -8,11 +8,12 @@ import re
 import signal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from refattn.cli.train import _folder
-from refattn.train import data, loop, plot
+from refattn.train import data, loop
+from refattn.train.folder import of_mechanism
 from tests.cli.command import refused, run, terminal
 from tests.train.runs import arguments, remains, small, train, write_text
 
@@ -22,7 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in an empty folder, with a text in it; the picture would take half of the time."""
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path)
-    monkeypatch.setattr(plot, "draw_loss", lambda *arguments: None)
+    monkeypatch.setattr(loop, "plot", mock.Mock())
     return tmp_path
 
 
@@ -99,13 +100,13 @@ def test_a_run_goes_on_from_a_prompt_and_stands_beside_another(here: Path) -> No
 
 
 def test_progress_is_a_bar_on_a_terminal() -> None:
-    code, written = terminal(*short("run", steps=80, checkpoint_every=40, score_every=40), COLUMNS="120")
+    code, written = terminal(*short("run", steps=30, score_every=30), COLUMNS="120")
     assert code == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
     assert "\x1b[" in written and "━" in plain  # it draws over itself
-    left = r"train .*\d+/80 loss \d\.\d{3} bits/byte  +\d+ tokens/s \d:\d\d:\d\d"  # the last is the time left
+    left = r"train .*\d+/30 loss \d\.\d{3} bits/byte  +\d+ tokens/s \d:\d\d:\d\d"  # the last is the time left
     assert re.search(left, plain)
-    assert re.search(r"80/80 loss \d\.\d{3} bits/byte  held out \d\.\d{3} bits/byte  \d+ tokens/s 0:00:00", plain)
+    assert re.search(r"30/30 loss \d\.\d{3} bits/byte  held out \d\.\d{3} bits/byte  \d+ tokens/s 0:00:00", plain)
     assert "scoring the held-out text" in plain
 
 
@@ -134,8 +135,8 @@ def test_runs_without_a_folder_get_one_each(here: Path) -> None:
 def test_which_folder(here: Path, there: list[str], new: str, last: str) -> None:
     for name in there:
         (here / "runs" / name).mkdir(parents=True)
-    assert _folder("softmax", False) == Path("runs", new)
-    assert _folder("softmax", True) == Path("runs", last)
+    assert of_mechanism("softmax", False) == Path("runs", new)
+    assert of_mechanism("softmax", True) == Path("runs", last)
 
 
 # --- what is wrong

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from refattn.cli.verify import KERNEL, NEEDS, WITHOUT
+from refattn.verify import run
 from tests.cli.command import facts, refused, verify
+from tests.cli.command import run as command
 
 
 def test_a_right_implementation_agrees(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
@@ -69,7 +74,7 @@ def test_declining_everything_is_no_success(few: tuple[str, ...], kernels: Calla
     assert "not today" in result.stdout
 
 
-VALUES = {"--large": ["64"], "--shape": ["n=4"], "--jobs": ["2"], "--timeout": ["1"], "--seed": ["1"]}
+VALUES = {"--large": ["64"], "--shape": ["n=4"], "--jobs": ["2"], "--timeout": ["1"], "--limit": ["1"], "--seed": ["1"]}
 FLAGS = ("--in-process", "--require-all", "--memory", "--bitwise", "--tangent", "--hessian", "--quick")
 
 
@@ -78,7 +83,7 @@ def words(*options: str) -> list[str]:
 
 
 def test_options_that_need_or_exclude_others() -> None:
-    assert refused("verify", "softmax") == "got no kernel, needs one of --impl, --exec and --outputs"
+    assert refused("verify", "softmax").startswith("got no kernel, needs one of --impl, --exec and")
     assert refused("verify", "softmax", *words("--impl", "--exec")).startswith("got --impl and --exec, needs one of")
     for name, needed in NEEDS.items():
         for other in set(KERNEL) - set(needed):
@@ -92,11 +97,40 @@ def test_options_that_need_or_exclude_others() -> None:
     assert line == "--bitwise: cannot be combined with --shape, --cases or --inputs"
 
 
+def test_a_type_that_is_none_is_answered_with_those_that_are_meant() -> None:
+    for given, meant in (("float8", "float8_e4m3fn or float8_e5m2"), ("fp8_e5m2", "float8_e5m2"), ("bf16", "bfloat16")):
+        line = refused("verify", "softmax", "--impl", "x:y", "--dtype", given)
+        assert line.startswith(f"--dtype: got {given!r}, needs one of float64, ") and line.endswith(f"mean {meant}?)")
+
+
+def test_designed_cases_have_a_limit_but_for_those_that_are_named_or_required(
+    kernels: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = SimpleNamespace(times=[])
+    plain = run.verify
+
+    def timed(*arguments: Any, limit: float | None, **named: Any) -> Any:
+        given.times.append(limit)
+        return plain(*arguments, limit=limit, **named)
+
+    monkeypatch.setattr(run, "verify", timed)
+    words = ("verify", "softmax", "--impl", kernels("declines"), "--dtype", "float32")
+    assert command(*words).exit_code == command(*words, "--limit", "5").exit_code == 3
+    assert given.times == [None, 5.0]  # a script's standard error is no terminal
+    terminal = SimpleNamespace(**{**vars(sys), "stderr": SimpleNamespace(isatty=lambda: True)})
+    monkeypatch.setattr(sys.modules["refattn.cli.verify"], "sys", terminal)
+    for more in ((), ("--quick",), ("--limit", "0"), ("--require-all",), ("--case", "tiny"), ("--in-process",)):
+        assert command(*words, *more).exit_code == 3
+    assert given.times[2:] == [60.0, 60.0, None, None, None, None]
+
+
 def test_some_cases_by_name(kernels: Callable[[str], str]) -> None:
     given = (kernels("attend"), "--dtype", "float32")
     result = verify(*given, "--case", "causal,tiny", "--case", "sink-tiles")
     assert result.exit_code == 0 and "2 cases run, 1 declined, 0 failed" in result.stdout.splitlines()[-1]
     assert "verify softmax: 3 of 3 cases" in result.stderr
+    named = verify(*given, "--case", "tile-33", "--tangent")  # no case of golden vectors
+    assert "returned no t_out" in named.stdout or "declined" in named.stdout
     line = refused("verify", "softmax", "--impl", kernels("attend"), "--case", "causl")
     assert line.startswith("--case: got 'causl', needs a case of softmax, such as causal")
 
@@ -107,11 +141,11 @@ def test_what_failed_is_run_first_the_next_time(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kernel = tmp_path / "logs.py"
     kernel.write_text(
-        "from kernels import attend, top_left\n"
+        "from kernels import attend\n"
         "def logs(q, k, v, **options):\n"
         f"    with open({str(tmp_path / 'log')!r}, 'a') as file:\n"
         "        file.write('causal ' if 'causal' in options else '. ')\n"
-        "    return top_left(q, k, v, **options)\n"
+        "    return attend(q, k, v, **options)[..., 'causal' in options :]\n"
     )
     kernels("attend")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -119,10 +153,10 @@ def test_what_failed_is_run_first_the_next_time(
     for _ in range(2):
         (tmp_path / "log").write_text("")
         result = verify(f"{kernel}:logs", "--in-process", "--dtype", "float32")
-        assert result.exit_code == 1 and "  float32, 1 case: out disagrees: causal-tail" in result.stdout.splitlines()
+        assert result.exit_code == 1 and "wrong shape (float32 out, case causal-tail)" in result.stdout
         orders.append((tmp_path / "log").read_text().split()[:5])
     assert (orders[0].index("causal"), orders[1].index("causal")) == (1, 0)
-    kernel.write_text(kernel.read_text().replace("return top_left", "return attend"))
+    kernel.write_text(kernel.read_text().replace("[..., 'causal' in options :]", ""))
     assert [*(tmp_path / "cache/refattn/failed").iterdir()]
     assert verify(f"{kernel}:logs", "--dtype", "float32").exit_code == 0
     assert not [*(tmp_path / "cache/refattn/failed").iterdir()]
@@ -144,3 +178,10 @@ def test_a_quick_run_has_every_feature(kernels: Callable[[str], str]) -> None:
     result = verify(kernels("attend"), "--dtype", "float32", "--quick")
     assert result.exit_code == 0 and "softmax: agrees: " in result.stdout
     assert int(result.stderr.rpartition("verify softmax: ")[2].split()[0]) < 30
+
+
+def test_gradients_of_a_kernel_that_has_none(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
+    """Its outputs are judged: that is said, and no size is offered as the remedy."""
+    result = verify(kernels("attend"), "--grad")
+    assert result.exit_code == 3 and "supports" not in result.stdout
+    assert "softmax: no gradient was judged: all" in result.stdout.splitlines()[-1]

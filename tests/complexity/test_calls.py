@@ -32,7 +32,7 @@ from refattn.xp import namespace, zeros
 CORE = {
     "softmax": (15, 30),
     "higher_order": (70, 58),
-    "sympformer": (40, 28),
+    "sympformer": (43, 28),
     "graph_energy": (162, 193),
     "koopman": (438, 233),
     "growing": (15, 30),

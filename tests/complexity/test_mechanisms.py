@@ -1,4 +1,4 @@
-"""How work and memory grow with the number of tokens, counted: docs/performance.md states what is tested here.
+"""How work and memory grow with the number of tokens, counted: docs/counts.md states what is tested here.
 
 Counts at n, 2n, 3n, ... that are values of a polynomial have differences that end: the k-th are constant and the next
 ones 0. So growth of degree k is read off exactly, with its leading coefficient, and no clock is asked.
@@ -22,7 +22,7 @@ from refattn import philox
 from refattn.instruments.counting import Count, Tally, counting
 from refattn.mechanisms.context import Context
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "counts.md"
 
 WIDTHS = (4, 8)
 CHUNK, STEPS = 256, 2

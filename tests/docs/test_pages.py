@@ -13,7 +13,7 @@ from refattn.verify import traced
 
 pytest.importorskip("sphinx", reason='the pages are built with pip install -e ".[docs]"')
 
-from docs.extension import claims, docstrings, equations, notebooks, pages, tours  # noqa: E402
+from docs.extension import claims, docstrings, equations, notebooks, pages  # noqa: E402
 
 TEXT = """Small: |s_ij| is h*d.
 
@@ -134,7 +134,7 @@ def test_pieces_of_a_definition_leave_nothing_out() -> None:
         equations.pieces_of(module, ids)[0] for ids in (["SM.1", "SM.2"], ["SM.3", "SM.4", "SM.5"])
     )
     assert scores.startswith("def forward(q: Array") and scores.endswith("[SM.2]")
-    assert rest.startswith("powers = ") and rest.splitlines()[-1].startswith("return out")
+    assert rest.startswith("exponentials = ") and rest.splitlines()[-1].startswith("return out")
     assert second == first + len(scores.splitlines())
     assert [line.strip() for line in rest.splitlines()] == [line.strip() for line in lines[second - 1 :]][
         : rest.count("\n") + 1
@@ -149,7 +149,11 @@ def test_pieces_of_a_definition_leave_nothing_out() -> None:
 def test_an_equation_is_shown_by_the_line_that_ran() -> None:
     for mechanism in map(ra.mechanism, ra.list_mechanisms()):
         assert mechanism.definition is not None
-        ran = traced.record(mechanism, tours.reader_run(mechanism), get("numpy")).steps
+        if mechanism.example is not None:
+            run = traced.example_run(mechanism, "float64", get("numpy"))
+        else:
+            run = traced.read_run(mechanism, traced.first_case(mechanism), "float64", get("numpy"))
+        ran = traced.record(mechanism, run, get("numpy")).steps
         places = traced.places_in(mechanism.definition)
         for step in ran:
             if "[" not in step.id:
@@ -158,10 +162,19 @@ def test_an_equation_is_shown_by_the_line_that_ran() -> None:
         assert not places, "each equation ran"
 
 
+def test_claims_that_no_source_makes_have_a_table_of_their_own() -> None:
+    sources, ours = "\n".join(claims.sections()).split("## Rows that are ours\n")
+    for claim in (claim for name in ra.list_mechanisms() for claim in ra.mechanism(name).claims):
+        (said, *_) = claims.lines(claim)
+        assert (said in ours, said in sources) == (bool(claim.ours), not claim.ours)
+    assert "##" not in ours and "; ours: " not in sources
+
+
 def test_a_claim_says_where_it_stands_what_holds_and_what_shows_it() -> None:
     for claim in (claim for name in ra.list_mechanisms() for claim in ra.mechanism(name).claims):
         said, holds, shown, held = claims.lines(claim)
-        assert said == f"**{docstrings.markdown(claim.claim)}** ({docstrings.markdown(claim.source)})"
+        whose = f"; ours: {docstrings.markdown(claim.ours)}" if claim.ours else ""
+        assert said == f"**{docstrings.markdown(claim.claim)}** ({docstrings.markdown(claim.source)}{whose})"
         assert holds.endswith(f": {docstrings.markdown(claim.holds)}")
         assert holds.startswith("Holds: as said") or holds.startswith("**What holds**: ")
         assert shown == f"Shown by `{claim.shown}`" and all(f"`{test}`" in held for test in claim.tests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -30,6 +31,22 @@ def attend(q, k, v, *, dtype=None, descale=None, **options):
 READS = ("verify", "trace", "show", "list", "golden", "backends")
 WORKS = ("check", "train", "sample", "plot", "analyse")
 """What takes long; a training is run for two steps on a short text."""
+
+CALLED = """
+import numpy as np
+
+
+def function(q, k, v, *, is_causal=False, sm_scale=None):
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    scores = q @ k.swapaxes(2, 3) * (q.shape[3] ** -0.5 if sm_scale is None else sm_scale)
+    if is_causal:
+        scores = np.where(np.tril(np.ones(scores.shape[2:], bool)), scores, -np.inf)
+    largest = np.max(scores, axis=-1, keepdims=True)
+    weights = np.exp(scores - largest)
+    sums = np.sum(weights, axis=-1, keepdims=True)
+    return (weights / sums @ v).swapaxes(1, 2), (largest + np.log(sums))[..., 0]
+"""
+"""What `--call` is shown with: batch, token, head, width, and a causal mask from the top left."""
 
 NEEDS = (
     *"--exec --outputs --init MECHANISM NAME FILE DIR ... [ vectors frozen > \\ =mine: docs/studies STUDY".split(),
@@ -68,7 +85,7 @@ def of_examples() -> list[str]:
 
 def needed(command: str) -> list[str]:
     """Return the libraries that a command needs."""
-    told = command.replace("onnx_", "onnxruntime").replace("ring.py:ring", "torch")
+    told = command.replace("onnx_", "onnxruntime").replace("ring.py:ring", "torch").replace(".onnx", " onnxruntime")
     return [name for name in ("torch", "jax", "onnxruntime") if name in told]
 
 
@@ -110,6 +127,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     shutil.copytree(ROOT / "examples", place / "examples")
     for name in ("mine.py", "faulty.py"):
         (place / name).write_text(MINE, encoding="utf-8")
+    (place / "package").mkdir()
+    (place / "package" / "module.py").write_text(CALLED, encoding="utf-8")
     shutil.copy(ROOT / "examples" / "torch_ring.py", place / "ring.py")
     (place / "shapes.json").write_text('["h=2,n=9,d=8", {"h": 4, "g": 2, "nq": 3, "nk": 7, "d": 8, "causal": true}]')
     begin = [sys.executable, "-m", "refattn", "verify", "softmax", "--init", "triton"]
@@ -118,6 +137,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     np.savez(place / "captured.npz", q=q, k=k, v=v)
     (place / "my_text.txt").write_text("a text that somebody has written\n" * 400)
     (place / "links.txt").write_text("0 1\n1 2\n2 0\n")
+    if importlib.util.find_spec("onnxruntime") and importlib.util.find_spec("onnx"):
+        from tests.verify.adapters.test_onnx_model import model  # what is in it needs both
+
+        model(place / "attn.onnx", {name: [None] * 4 for name in "qkv"})
     for name in ("softmax", "delta", "graph_energy", "koopman"):
         found = run(f"train {name} --out runs/{name} --set context=32", place, wheel)
         assert found.returncode == 0, found.stderr

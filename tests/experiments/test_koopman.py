@@ -104,16 +104,14 @@ def test_the_preset_is_what_is_trained() -> None:
 
 def test_a_model_with_a_law_draws_in_every_step_and_says_how_often_again() -> None:
     """The numbers of a step are those of its seed and step, and calls are judged as large as they are trained."""
-    task, plan = SMALLER["text"]
+    task, plan = Text(context=16, scored=1000), replace(SMALLER["text"][1], batch=3, steps=3)
     params = fresh("koopman", UPDATES["Tie"][1], task, plan, 0)
     batch = task.batch(plan.batch, seed=0, step=1)
     losses = [training.loss_and_gradients(params, batch, chance=(0, step))[0] for step in (1, 1, 2)]
     assert losses[0] == losses[1] != losses[2] != training.loss_and_gradients(params, batch)[0]
-    short = Text(context=16, scored=1000)
-    again = UPDATES["Tie, 3 updates"][1]
-    result = training.train("koopman", again, short, replace(plan, steps=3), 0)
+    result = training.train("koopman", UPDATES["Tie, 3 updates"][1], task, plan, 0)
     assert result["diverged"] is None and result["redrawn"] > 0
-    assert "redrawn" not in training.train("koopman", {}, short, replace(plan, steps=1), 0)
+    assert "redrawn" not in training.train("koopman", {}, task, replace(plan, steps=1), 0)
 
 
 def test_batches_are_cut() -> None:

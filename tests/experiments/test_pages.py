@@ -419,7 +419,17 @@ def of_updates() -> Iterator[str]:
     for name in koopman.UPDATES:
         each = [(groups.get((task, name, times)), kind) for task, kind in kinds.items() for times in koopman.TIMES]
         cells = [told(results, *kind) if results else "not run" for results, kind in each]
-        yield row(name, *cells, again(name), f"{np.mean(values(groups['text', name, 1], 'seconds')) / text.steps:.3f}")
+        cells += [again(name), f"{np.mean(values(groups['text', name, 1], 'seconds')) / text.steps:.3f}"]
+        own = [
+            x for (_, model, _), results in groups.items() if model == name for x in results if x["diverged"] is None
+        ]
+        shares = [100.0 * x["clipped"] for x in own]
+        yield row(
+            name,
+            *cells,
+            f"{min(shares):.1f} to {max(shares):.1f}",
+            f"{max(piece[-1] for x in own for piece in x['norms']):,.0f}",
+        )
     mean_of = {key: float(np.mean(values(results, kinds[key[0]][0]))) for key, results in groups.items()}
 
     def bits(name: str) -> str:
@@ -428,6 +438,10 @@ def of_updates() -> Iterator[str]:
     for times in koopman.TIMES:  # every seed of each is behind every seed of the next
         ends = [values(groups["text", name, times], "bits") for name in ("attention", "Koopman", "Tie")]
         assert max(ends[0]) < min(ends[1]) and max(ends[1]) < min(ends[2])
+    tie = [x for (task, name, _), own in groups.items() if name[:3] == "Tie" and task == "text" for x in own]
+    assert {x["clipped"] for x in tie} == {1.0}
+    largest = max(piece[-1] for x in tie for piece in x["norms"])
+    yield f"every step of every training on text was clipped, at norms of up to {largest / 1e6:.1f} million"
     four, near = "Koopman, 4 updates", "to the identity, 4 updates"
     yield f"On the text it has {bits('Tie')} bits after 150 and 600 steps, the default {bits('Koopman')}, and"
     yield f"and attention {bits('attention')}: every seed"
@@ -441,6 +455,16 @@ def of_updates() -> Iterator[str]:
     yield f"the preset {between(values(groups['recall', 'Tie', 4], 'accuracy'))}."
     seconds = sum(result["seconds"] for results in groups.values() for result in results)
     yield f"The {len(runs)} trainings of the preset and of longer paths took {seconds:.0f} s of one core."
+
+
+def of_clipping(name: str) -> Iterator[str]:
+    """The smallest and the largest share of clipped steps of the trainings on each task."""
+    shares: dict[str, list[float]] = {}
+    for line in read(RESULTS / f"{name}.jsonl"):
+        if "clipped" in line["result"]:
+            shares.setdefault(line["run"]["task"]["name"], []).append(100.0 * line["result"]["clipped"])
+    for task, own in shares.items():
+        yield f"{min(own):.0f} to {max(own):.0f} % of the steps of a training on {task}"
 
 
 def of_redrawn() -> Iterator[str]:
@@ -507,21 +531,56 @@ def of_presets() -> Iterator[str]:
         first = own.get("steps", own["operations"])[0]
         cells = [presets.SETTINGS[name].of, f"{first['result']['parameters']:,}"]
         cells += [f"{first['result']['operations'] / first['run']['steps'] / 1e6:,.0f}"]
+        trained = own.get("steps", own["operations"])
+        cells += [f"{np.mean([x['result']['seconds'] / x['run']['steps'] for x in trained]):.3f}"]
         cells += [told(steps[name], "bits", 3) if name in steps else "not run"]
         yield row(name, *cells, str(each[name]["run"]["steps"]), told(same[name], "bits", 3))
+    same_whose: dict[tuple[str, str], list[str]] = {}
     for name, setting in presets.SETTINGS.items():
         given = expanded(setting.mechanism, {"preset": setting.preset}) if setting.preset else {}
-        own = {key: value for key, value in flat(given).items() if key not in presets.SIZE and key != "grow"}
+        sizes = set(presets.SIZE) - {"mlp", "decode"}
+        own = {key: value for key, value in flat(given).items() if key not in sizes and key != "grow"}
         differs = ", ".join(f"`{key}={value}`" for key, value in own.items()) or "nothing"
         yield row(f"{name}: `{setting.command}`", ra.mechanism(setting.mechanism).source, differs)
+        whose = ra.mechanism(setting.mechanism).whose.get(setting.preset or "", {})
+        for text in dict.fromkeys(whose.values()):
+            said = (", ".join(f"`{each}`" for each in whose if whose[each] == text), text)
+            same_whose.setdefault(said, []).append(name)
+    for said, names in same_whose.items():
+        yield row(", ".join(names), *said)
     bits = {name: float(np.mean(values(own, "bits"))) for name, own in steps.items()}
     equal = {name: float(np.mean(values(own, "bits"))) for name, own in same.items()}
     yield f"H1 with {bits['H1']:.3f} bits against {bits['softmax']:.3f} of softmax attention"
+    size = presets.SIZE
+    yield f"width {size['width']}, {size['heads']} heads, {size['layers']} layers with an MLP"
+    yield f"sequences of {size['context']} bytes, batches of {size['batch']}, AdamW at"
+    yield (
+        f"AdamW at {size['learning_rate']:g} after".replace("0.003", "3e-3")
+        + f" {size['warmup']} steps, then half a cosine"
+    )
+    yield f"Bits per byte of {size['score_bytes'] // presets.EVERY:,} held-out bytes"
+    yield f"At equal steps each has {size['steps']}. At equal operations"
+    yield f"as fit into the floating-point operations of {size['steps']} steps of softmax attention"
+    assert max(equal["Y"], equal["H0"]) < equal["softmax"] < equal["R2"] and equal["H1"] < equal["R2"]
+    assert max(values(same["Y"], "bits") + values(same["H0"], "bits")) < min(values(same["softmax"], "bits"))
+    assert bits["presymplectic Euler"] < bits["SympFormer"] < bits["softmax"] < bits["growing"] < bits["Burgund"]
+    assert bits["softmax"] < bits["graph energy"] and bits["softmax"] < bits["Koopman"]
+    low, high = ({name: end(values(own, "bits")) for name, own in steps.items()} for end in (min, max))
+    assert max(high[name] for name in ("Y", "H0", "H1", "R2")) < low["softmax"]
+    assert max(low[name] for name in ("Y", "H0", "H1")) < min(high[name] for name in ("Y", "H0", "H1"))
+    assert high["H1"] < low["R2"] < min(high["Y"], high["H0"])
+    yield f"Y is {bits['B'] - bits['Y']:.3f} bits ahead of B."
+    more = steps["Y"][0]["parameters"] / steps["softmax"][0]["parameters"] - 1.0
+    yield f"a table of first velocities here, with {100 * more:.0f} % more parameters than softmax attention"
+    yield f"{lines['Y']['steps'][0]['run']['scalar_rate']:g} times as fast here (`scalar_rate`)"
     yield f"At equal operations Y ({equal['Y']:.3f}) and H0 ({equal['H0']:.3f}) are still ahead"
     yield f"H1 ({equal['H1']:.3f}) and R2 ({equal['R2']:.3f}), whose steps"
     yield f"presymplectic Euler ({bits['presymplectic Euler']:.3f}) is ahead of this library's default of the same"
     yield f"of the same block ({bits['SympFormer']:.3f})"
-    yield f"always subtracted, {bits['Mercat']:.3f} bits; the default {bits['higher order']:.3f};"
+    printed, code = (bits[f"Mercat, {name}"] for name in ("printed: the default", "his code: minus one"))
+    yield f"as his equations 1 and 2 are printed, {printed:.3f} bits; as his code has it, with 1 always"
+    yield f"with 1 always subtracted, {code:.3f}; softmax attention is ahead of both"
+    assert bits["softmax"] < printed < code
     yield f"steps end at {bits['Burgund']:.3f} bits and the corrected ones at {bits['growing']:.3f}, with ranges apart"
     yield f"which does not grow, has {bits['softmax']:.3f}:"
     yield f"**Graph energy**: the default has {bits['graph energy']:.3f} bits"
@@ -589,6 +648,8 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
         "decay 0.1, clipped at 1": SETTING,
         "**damping of 0.3/t** instead": SETTING,
         "A step of 0.3 is no close": SETTING,
+        "deviations are 0.035 to 0.043,": "the authors', held by tests/experiments/test_sympformer.py",
+        "has 3.42 M parameters, the others 6.65 M:": "the authors', held by the same",
         "| `B` | 2.659 | 5.395 |": "the authors', held by tests/experiments/test_sympformer.py",
         "| `Y` | 2.575 | 5.267 |": "the authors'",
         "| `H0` | 2.578 | 5.258 |": "the authors'",
@@ -652,6 +713,19 @@ RUNS: dict[str, list[Any]] = {
 def test_what_is_stored_is_what_the_script_runs(name: str) -> None:
     stored = read(RESULTS / f"{name}.jsonl")
     assert found(RUNS[name], RESULTS / f"{name}.jsonl") == stored
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "growing"])
+def test_every_page_shows_the_share_of_clipped_steps(name: str) -> None:
+    text = one_line((RESULTS / f"{name}.md").read_text(encoding="utf-8"))
+    said = list(of_clipping(name))
+    assert said and [each for each in said if each not in text] == []
+
+
+def test_pages_say_which_results_have_no_share_of_clipped_steps() -> None:
+    for name, page in (("growing", "experiments/growing.md"), ("presets", "presets.md")):
+        assert not any("clipped" in line["result"] for line in read(RESULTS / f"{name}.jsonl"))
+        assert "How many steps were clipped is not stored." in one_line((DOCS / page).read_text(encoding="utf-8"))
 
 
 def test_a_page_of_a_mechanism_says_how_often_numbers_were_drawn_again() -> None:

@@ -17,6 +17,7 @@ from docs.experiments.tasks import TokenFiles
 from docs.experiments.training import fresh
 from refattn import mechanism, tree
 from refattn.train.optimiser import AdamW
+from tests.mechanisms.sympformer.test_presets import PUBLISHED
 
 
 def script(*words: str) -> Result:
@@ -103,6 +104,22 @@ def test_what_the_authors_report_stands_beside_ours() -> None:
     assert all(known[f"{name}{of}"]["scalar_rate"] == 10.0 for name in REPORTED for of in ("", "_L"))
     assert known["presymp_euler"]["scalar_rate"] == 100.0
     assert f"{known['R2']['steps']:,} steps of {known['R2']['batch']} sequences of {known['R2']['context']}" in section
+
+
+def test_the_authors_own_caveats_stand_beside_their_numbers() -> None:
+    """Standard deviations above the gaps among their methods, and the parameters that differ."""
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    for column in range(2):
+        scores = [float(numbers[column]) for name, numbers in REPORTED.items() if name != "B"]
+        assert max(scores) - min(scores) < 0.035
+    assert "standard deviations are 0.035 to 0.043, larger than the gaps among Y, H0, H1 and R2" in page
+    plain, moving = (PUBLISHED[name] / 1e6 for name in ("B", "R2"))
+    assert f"B has {plain:.2f} M parameters, the others {moving:.2f} M" in page
+    for said in ("cost 44 to 66 % more than B", "R2 loses all six comparisons", "must not disappear from an overview"):
+        assert said in page
+    known = mechanism("sympformer").presets
+    assert [known[name]["block"].get("start") for name in REPORTED] == [None, *["table"] * 4]
+    assert all(options.get("start") != "table" for name, (_, options) in sympformer.VARIANTS.items() if name == "Yurii")
 
 
 def test_single_numbers_learn_as_fast_as_all_others_on_this_page_alone() -> None:

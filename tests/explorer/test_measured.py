@@ -30,7 +30,7 @@ def test_softmax_is_made_as_its_formulas_say(softmax: dict[str, Any]) -> None:
     heads, n, d, e = 2, 4, 2, 2
     for h, i, j in np.ndindex(heads, n, n):
         at = (h * n + i) * n + j
-        # p_ij: z_i and w_ij; and of the backward dm_ij = dp_ij p_ij
+        # u_ij: z_i and w_ij; and of the backward dm_ij = du_ij u_ij
         assert softmax["SM.3"][at] == {"SM.total": (h * n + i,), "SM.4": (at,), "dSM.2": (at,)}
         # w_ij: o_i; dv_j, and of dz_i the sum over j
         values, d_v = ((h * n + i) * e, (h * n + i) * e + 1), ((h * n + j) * e, (h * n + j) * e + 1)

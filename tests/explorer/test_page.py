@@ -18,6 +18,7 @@ from click.testing import CliRunner
 import refattn as ra
 from refattn import backends
 from refattn.cli import cli
+from refattn.explorer import page as pages
 from refattn.explorer.page import page
 from refattn.verify.traced import Run, Traced, block_run, core_run, record
 
@@ -108,13 +109,14 @@ def test_an_equation_stands_beside_its_adjoint(softmax: str) -> None:
 
 
 def test_repeated_equations_meet_their_own_pass() -> None:
-    run, found = run_of("graph_energy", "core")
-    rows = page(ra.mechanism("graph_energy"), run, found).split('<div class="row">')[1:]
+    _, found = run_of("graph_energy", "core")
+    rows = "".join(pages._rows(ra.mechanism("graph_energy"), found)).split('<div class="row">')[1:]
     ids = [re.findall(r'<article id="([^"]*)"', row) for row in rows]
     assert ["GE.6", "dGE.6[1]"] in ids and ["GE.6[1]", "dGE.6"] in ids
 
 
-def test_command(tmp_path: Path) -> None:
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "knobs", lambda *run: ())  # which take most of the time
     file = tmp_path / "page.html"
     for more, title, why in (
         (["growing"], "Growing attention, step by step", ""),
@@ -127,7 +129,10 @@ def test_command(tmp_path: Path) -> None:
         told = CliRunner().invoke(cli, ["trace", *more, "--html", str(file)])
         text = file.read_text(encoding="utf-8")
         assert told.exit_code == 0 and f"<title>{title}</title>" in text, (more, told.output, told.exception)
+        assert told.stdout == f"wrote {file}\n"
         assert (f"no tour: {why}" if why else "class Page") in text
+    told = CliRunner().invoke(cli, ["trace", "softmax", "--html", str(file), "--json", "-"])
+    assert json.loads(told.stdout)["mechanism"] == "softmax" and told.stderr == f"wrote {file}\n"
     for more, problem in (
         (["--html", "-"], "--html: got '-', needs a file"),
         (["--html", str(tmp_path / "no" / "x.html")], "--html"),

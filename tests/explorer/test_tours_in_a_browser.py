@@ -12,7 +12,7 @@ import pytest
 
 import refattn as ra
 from refattn.explorer.tour import build
-from tests.explorer.chromium import Browser, Tab, browser, path
+from tools.chromium import Browser, Tab, browser, path
 
 pytestmark = pytest.mark.slow(sampled=True)
 
@@ -352,7 +352,7 @@ def test_small_pictures_live_and_stop(chromium: Browser, tmp_path: Path) -> None
     from docs.extension.tours import gallery
 
     names = ra.list_mechanisms()
-    (tmp_path / "gallery.html").write_text(gallery(names), encoding="utf-8")
+    (tmp_path / "gallery.html").write_text(gallery([*map(ra.mechanism, names)]), encoding="utf-8")
     tab = chromium.open((tmp_path / "gallery.html").as_uri(), **DESK, still=False)
     assert tab.evaluate("[...document.querySelectorAll('a')].map((a) => a.dataset.name)") == list(names)
     drawn = "[...document.querySelectorAll('svg')].map((svg) => svg.innerHTML)"

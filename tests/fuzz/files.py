@@ -38,7 +38,7 @@ from refattn.golden.tensors import encode
 from refattn.train import checkpoint, folder, metrics
 from refattn.train.folder import RunError
 from refattn.train.settings import build, read_toml
-from refattn.verify import user_cases
+from refattn.verify import captured, user_cases
 from tests.fuzz.command import Bad, Totals, command
 from tests.train.runs import SMALL, small, train, write_text
 
@@ -125,15 +125,15 @@ def users(home: Path) -> dict[str, tuple[Path, str, Read]]:
     (place / "x.jsonl").write_text("\n".join(json.dumps(each) for each in shapes))
     (place / "graph.txt").write_text("0 1 0.5\n1 2\n")
     listed = {kind: (place / f"x.{kind}", f"x.{kind}") for kind in ("json", "jsonl")}
-    captured = {kind: (place / f"x.{kind}", f"x.{kind}") for kind in ("npz", "safetensors")}
+    of_arrays = {kind: (place / f"x.{kind}", f"x.{kind}") for kind in ("npz", "safetensors")}
 
     def arrays(path: Path) -> Any:
-        case, dtype = user_cases.captured(softmax, path)
-        return dtype, repr(case), {name: x.tobytes() for name, x in case.given.items()}
+        found = captured.readings(softmax, path)[0]
+        return found.dtype, repr(found.case), {name: x.tobytes() for name, x in found.case.given.items()}
 
     return {
         **{kind: (*where, lambda path: repr(user_cases.from_file(softmax, path))) for kind, where in listed.items()},
-        **{kind: (*where, arrays) for kind, where in captured.items()},
+        **{kind: (*where, arrays) for kind, where in of_arrays.items()},
         "toml": (place / "x.toml", "x.toml", read_toml),
         "graph": (place / "graph.txt", "graph.txt", lambda path: read_graph(path).tobytes()),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -169,6 +170,49 @@ def test_complex_numbers(name: str) -> None:
     h = 1e-5
     plus, minus = (function(np, *(x + s * t for x, t in zip(arrays, along, strict=True))) for s in (h, -h))
     np.testing.assert_allclose(found, (plus - minus) / (2.0 * h), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("repeated", [(2.0, 2.0, 2.0, 2.0), (1.0, 1.0, 3.0, 3.0), (0.5, 2.0, 2.0, 2.0)])
+@pytest.mark.parametrize("exact", [True, False])
+def test_equal_eigenvalues_and_singular_values(repeated: tuple[float, ...], exact: bool) -> None:
+    """What does not depend on the basis of a space has its derivative, whether values are equal or so to rounding."""
+    turns = [np.eye(4) if exact else np.linalg.qr(draw(f"turn {n}", 4, 4))[0] for n in range(2)]
+    diagonal = np.diag(repeated)
+    a = turns[0] @ diagonal @ turns[0].T
+    a, b = (a + a.T) / 2.0, turns[0] @ diagonal @ turns[1].T
+    da, db = symmetric(draw("da", 4, 4)), draw("db", 4, 4)
+
+    def inverse(xp: Any, x: Any) -> Any:
+        values, vectors = xp.linalg.eigh(x)
+        return (vectors / (1.0 + values)) @ vectors.mT, xp.sum(values**3), xp.sum(xp.linalg.eigvalsh(x) ** 3)
+
+    _, (found, *cubes) = moved(inverse, (a,), (da,))
+    within = np.linalg.inv(np.eye(4) + a)
+    np.testing.assert_allclose(found, -within @ da @ within, atol=1e-13)
+    np.testing.assert_allclose(cubes, 2 * [np.trace(3.0 * a @ a @ da)], rtol=1e-12)
+
+    def parts(xp: Any, x: Any) -> Any:
+        u, s, vh = xp.linalg.svd(x, full_matrices=False)
+        return u * (s**3 + s) @ vh, u @ vh
+
+    _, (odd, rotation) = moved(parts, (b,), (db,))
+    np.testing.assert_allclose(odd, db + db @ b.T @ b + b @ db.T @ b + b @ b.T @ db, atol=1e-12)
+    # with b = r h, where r is a rotation and h positive: dh h + h dh = d(b^T b), db = dr h + r dh
+    r = turns[0] @ turns[1].T
+    h = r.T @ b
+    eye, right = np.eye(4), db.T @ b + b.T @ db
+    dh = np.linalg.solve(np.kron(h, eye) + np.kron(eye, h), right.ravel()).reshape(4, 4)
+    np.testing.assert_allclose(rotation, (db - r @ dh) @ np.linalg.inv(h), atol=1e-12)
+
+
+def test_nearly_equal_eigenvalues_are_said() -> None:
+    a = np.diag([1.0, 1.0 + 1e-12, 2.0])
+    with pytest.warns(RuntimeWarning, match=r"eigh: values nearly equal, the tangent may be off by \de-0[34] of it"):
+        moved(lambda xp, x: xp.linalg.eigh(x)[1], (a,), (np.ones((3, 3)),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the values have their tangents
+        moved(lambda xp, x: xp.linalg.eigvalsh(x), (a,), (np.ones((3, 3)),))
+        moved(lambda xp, x: xp.linalg.eigh(x)[1], (a,), (np.diag([1.0, 2.0, 3.0]),))  # nothing turns
 
 
 def test_the_branch_that_was_taken() -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import refattn as ra
 from refattn.mechanisms.delta.implementations import chunked as delta_chunked
+from refattn.mechanisms.graph_energy.implementations import pairs
 from refattn.mechanisms.higher_order.implementations import schedule
 from refattn.mechanisms.higher_order.layer import stream as higher_order_stream
 from refattn.mechanisms.koopman.implementations import shared
@@ -120,8 +121,6 @@ def cases(draw: Any, name: str) -> Case:
         rows, columns, d, e = (draw(size) for _ in range(4))
         # The layer norm of two numbers is -1 and 1, whatever they are: gradients are rounding alone.
         d = max(d, 3) if options.get("layer_norm", record.defaults.get("layer_norm")) else d
-        # With fewer keys than coordinates the Gram matrix has equal eigenvalues, whose vectors have no tangent.
-        columns = max(columns, d) if options.get("space") == "augmented" else columns
         rows = columns if record.one_sequence else rows
         e = d if all(one.inputs["v"].shape[3] == one.inputs["q"].shape[3] for one in record.cases) else e
         case = resized(case, draw(few), draw(few), draw(few), rows, columns, d, e)
@@ -143,6 +142,7 @@ SMALL: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "koopman": [(shared, {"CHUNK": 1})],
     "delta": [(delta_chunked, {"AT_ONCE": 4})],
+    "graph_energy": [(pairs, {"ELEMENTS": 9})],
 }
 """The sizes of parts that are no tiles, by module."""
 

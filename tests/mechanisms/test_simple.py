@@ -18,9 +18,11 @@ from refattn import backends, tree
 from refattn.args import Real
 from refattn.cli.show import standalone
 from refattn.mechanisms.cache import KeyValueStream
+from refattn.mechanisms.case_builders import qkv
 from refattn.mechanisms.projections import State
-from refattn.mechanisms.record import Mechanism
+from refattn.mechanisms.record import Mechanism, Unsupported
 from refattn.mechanisms.simple import core_of, mechanism
+from refattn.train import settings
 from refattn.verify import check, traced
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
@@ -142,3 +144,139 @@ def test_a_stream_of_keys_and_values_fits(record: Mechanism) -> None:
         state, cache = stream.step(params, cache, State(X[:, n : n + 1]), causal)
         parts.append(state.x)
     assert np.allclose(np.concatenate(parts, axis=1), whole, rtol=1e-12, atol=1e-12)
+
+
+# --- options that reach the block, numbers with a gradient, further implementations
+
+
+def halves(sigmoid: Any) -> ModuleType:
+    """An implementation of sigmoid attention that takes half of the queries at a time, and no mask."""
+    own = ModuleType("other.halves", "As in the definition, queries in two parts.")
+
+    def forward(q: Any, k: Any, v: Any, mask: Any, offset: Any, scale: Any = None) -> Any:
+        if mask is not None or offset is not None:
+            raise Unsupported("implementation: got halves, needs a call without a mask that is not causal")
+        n = q.shape[2] // 2
+        parts = [sigmoid.definition.forward(x, k, v, None, scale) for x in (q[:, :, :n], q[:, :, n:])]
+        return np.concatenate([out for out, _ in parts], axis=2), (n, [saved for _, saved in parts])
+
+    def backward(saved: Any, d_out: Any) -> Any:
+        n, parts = saved
+        first, second = (
+            sigmoid.definition.backward(own, d)
+            for own, d in zip(parts, (d_out[:, :, :n], d_out[:, :, n:]), strict=True)
+        )
+        joined = np.concatenate([first["q"], second["q"]], axis=2)
+        return {"q": joined, "k": first["k"] + second["k"], "v": first["v"] + second["v"]}
+
+    vars(own).update(forward=forward, backward=backward)
+    return own
+
+
+def test_options_reach_the_block(record: Mechanism) -> None:
+    block = record.block
+    outs = []
+    for options in ({}, {"scale": None}, {"scale": 0.25}, {"scale": 0.5}):
+        params = block.init(block.Config(width=8, heads=2, **options), like=X)
+        state, saved = block.forward(params, State(X), ra.Context(causal=True))
+        assert block.backward(params, saved, state)[0].x.shape == X.shape
+        outs.append(state.x)
+    assert np.array_equal(outs[0], outs[1]) and np.array_equal(outs[0], outs[3])  # 1 / sqrt(4)
+    assert not np.allclose(outs[0], outs[2])
+    config = block.Config(width=8, heads=2, scale=0.25)
+    assert pickle.loads(pickle.dumps(config)) == config != block.Config(width=8, heads=2)
+    for wrong in ("wide", [0.5], math.nan):
+        with pytest.raises((TypeError, ValueError), match="scale: got .*, needs a finite number"):
+            block.Config(width=8, heads=2, scale=wrong)
+    chosen = settings.build(record, {"width": 8, "heads": 2, "layers": 1, "context": 8, "block": {"scale": 0.25}})
+    assert chosen.model.block(0).scale == 0.25
+    with pytest.raises(ValueError, match="options: got 'beta', sigmoid has .*scale"):
+        settings.build(record, {"width": 8, "heads": 2, "block": {"beta": 1.0}})
+
+
+def test_an_option_may_not_be_called_as_one_of_the_block(sigmoid: Any) -> None:
+    taken = ModuleType("other.definition")
+
+    def forward(q: Any, k: Any, v: Any, allowed: Any = None, head_width: int = 2) -> Any:
+        return v, None
+
+    vars(taken).update(forward=forward, backward=sigmoid.definition.backward)
+    with pytest.raises(ValueError, match="options: got 'head_width', which a block calls one of its own"):
+        mechanism("", "", taken, sigmoid.loops, cases=())
+
+
+def with_scale_gradient(sigmoid: Any, factor: float = 1.0) -> ModuleType:
+    """Return a definition whose backward has the gradient of the scale, too, times a factor."""
+    definition = other_definition(sigmoid)
+
+    def backward(saved: Any, d_out: Any) -> Any:
+        q, k, v, weights, scale = saved
+        scores = q @ k.swapaxes(-1, -2)
+        d_scale = np.sum(d_out @ v.swapaxes(-1, -2) * weights * (1.0 - weights) * scores)
+        return {**sigmoid.definition.backward(saved, d_out), "scale": np.asarray(factor * d_scale)}
+
+    vars(definition).update(backward=backward)
+    return definition
+
+
+def test_numbers_have_gradients_if_they_are_given(sigmoid: Any) -> None:
+    definition = with_scale_gradient(sigmoid)
+    core = core_of(definition, {"scale": Real(0.0, above=True)}, differentiable=("scale",))
+    q, k, v, d = np.random.default_rng(1).standard_normal((4, 1, 2, 3, 4))
+    out, saved = core.forward(q, k, v)
+    assert set(core.backward(saved, out)) == {"q", "k", "v"}
+
+    def loss(scale: Any) -> float:
+        return float(np.sum(core.forward(q, k, v, scale=scale)[0] * d))
+
+    for scale in (0.7, np.asarray(0.7)):
+        found = core.backward(core.forward(q, k, v, scale=scale)[1], d)["scale"]
+        assert found.shape == () and np.isclose(found, (loss(0.7 + 1e-6) - loss(0.7 - 1e-6)) / 2e-6, rtol=1e-6)
+    for wrong in (0.0, np.asarray(0.0), np.ones(2)):
+        with pytest.raises(ValueError, match="scale: got .*, needs a finite number above 0"):
+            core.forward(q, k, v, scale=wrong)
+    with pytest.raises(ValueError, match="differentiable: got 'scal', needs one of scale"):
+        core_of(definition, differentiable=("scal",))
+    made = mechanism("", "", definition, sigmoid.loops, cases=(), differentiable=("scale",))
+    assert made.differentiable == ("scale",)
+
+
+@pytest.mark.parametrize(("factor", "scale", "says"), [
+    (1.0, 0.5, ""),
+    (1.001, 0.5, "gradient of scale, implementation dense"),
+    (1.001, None, "gradient of scale: no case gives this option a number"),
+])  # fmt: skip
+def test_a_wrong_gradient_of_an_option_is_named(
+    sigmoid: Any, factor: float, scale: float | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a sample, too: no row may pass it over because other cases were drawn."""
+    monkeypatch.setitem(sys.modules, "other", ModuleType("other"))
+    sizes: dict[str, Any] = {"b": 1, "h": 1, "n_q": 3, "d": 2}
+    cases = tuple(qkv(name, "plain", "", **sizes) for name in ("tiny", "plain"))
+    cases += (qkv("scaled", "scaled", "", **sizes, scale=scale),)
+    definition = with_scale_gradient(sigmoid, factor)
+    made = mechanism("", "", definition, sigmoid.loops, cases=cases, differentiable=("scale",))
+    report = check(made, progress=lambda tasks: [task for task in tasks if task.name == "core, differences"])
+    (row,) = report.rows
+    assert (row.status == "agrees") is (factor == 1.0) and says in row.detail
+
+
+def test_implementations_beside_the_definition(sigmoid: Any) -> None:
+    definition, other = other_definition(sigmoid), halves(sigmoid)
+    made = mechanism("", "", definition, sigmoid.loops, cases=(), more={"halves": other})
+    assert made.implementations == ("dense", "halves") and made.block_modules == (other,)
+    assert made.equation_modules[:2] == (definition, other)
+    core: Any = made.core
+    q, k, v, d = np.random.default_rng(1).standard_normal((4, 1, 2, 6, 4))
+    found = {}
+    for name in ("auto", "dense", "halves"):
+        out, saved = core.forward(q, k, v, scale=0.3, implementation=name)
+        assert saved.implementation == ("halves" if name == "halves" else "dense")
+        found[name] = {"out": out, **core.backward(saved, d)}
+    for name, x in found["dense"].items():
+        np.testing.assert_allclose(found["halves"][name], x, rtol=1e-12, atol=1e-14)
+    for options in ({"causal": True}, {"mask": np.ones((1, 1, 6, 6), bool)}):
+        with pytest.raises(Unsupported, match="implementation: got halves"):
+            core.forward(q, k, v, implementation="halves", **options)
+    with pytest.raises(ValueError, match="implementation: got 'thirds', needs one of auto, dense, halves"):
+        core.forward(q, k, v, implementation="thirds")

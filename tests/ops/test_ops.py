@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refattn import backends, equations, philox
-from refattn.ops import heads, linear, masks, tiles
+from refattn.ops import heads, linear, masks, plain, tiles
 
 sizes = st.integers(0, 4)
 
@@ -190,3 +190,26 @@ def test_masks_over_libraries(backend: Any) -> None:
     tile = masks.allowed_in_tile(backend.array(mask), 1, (1, 3), (2, 5), backend.array(0.0))
     expected = mask[..., 1:3, 2:5] & (np.arange(2, 5) <= np.arange(1, 3)[:, None] + 1)
     assert np.array_equal(backend.host(tile), expected)
+
+
+# --- the softmax of the definitions
+
+
+@pytest.mark.parametrize("name", ["numpy", "strict", "torch", "jax"])
+def test_a_softmax_of_rows_that_see_nothing(name: str) -> None:
+    backend = backends.get(name)
+    if backend.why_unavailable() is not None:
+        pytest.skip(f"{name} is not installed")
+    backend.enable_float64()
+    scores = 900.0 * draw("scores", 2, 3, 5)
+    scores[0, 1], scores[1, 2, 1:], scores[1, 0, 0] = -math.inf, -math.inf, math.nan
+    weights = plain.softmax(backend.from_numpy(scores))
+    found = backend.to_numpy(weights)
+    assert found[0, 1].tolist() == [0.0] * 5 and found[1, 2].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert np.isnan(found[1, 0]).all()
+    for row in ((0, 0), (0, 2), (1, 1)):
+        exponentials = np.exp(scores[row] - np.max(scores[row]))
+        tiny = np.finfo(np.float64).tiny  # XLA takes numbers below it for 0
+        np.testing.assert_allclose(found[row], exponentials / np.sum(exponentials), rtol=1e-14, atol=tiny)
+    d_scores = backend.to_numpy(plain.softmax_backward(weights, backend.from_numpy(draw("d_weights", 2, 3, 5))))
+    assert d_scores[0, 1].tolist() == [0.0] * 5 and np.isfinite(d_scores[0]).all()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from refattn.train import loop, plot, settings
+from refattn.train import loop, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,7 +105,7 @@ def train(
     picture: bool = False,
 ) -> loop.Result:
     """Run here; without the picture, which would take half of the time."""
-    with contextlib.nullcontext() if picture else mock.patch.object(plot, "draw_loss"):
+    with contextlib.nullcontext() if picture else mock.patch.object(loop, "plot"):
         return loop.run(chosen, out, report or Listener(), resume=resume)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import refattn as ra
 from refattn import files
 from refattn.cli.analyse.stack import trained as trained_parameters
 from refattn.cli.arguments import Problem
@@ -213,7 +214,7 @@ def test_readers_follow_no_link_within_a_run(tmp_path: Path, run: Path, name: st
     """The run itself may be a link there: nothing is written."""
     read: list[Callable[[Path], Any]] = [
         lambda path: loop.continued(path, b"the", 5, print),
-        lambda path: trained_parameters("softmax", str(path)),
+        lambda path: trained_parameters(ra.mechanism("softmax"), str(path)),
         lambda path: metrics.read(path / "metrics.jsonl"),
     ]
     (tmp_path / "latest").symlink_to("run")
@@ -273,53 +274,37 @@ def signed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(content | {"digest": checkpoint._digest(content)}), encoding="utf-8")
 
 
-def lacks(*path: str) -> Callable[[dict[str, Any]], object]:
-    def change(content: dict[str, Any]) -> None:
-        place: Any = content
-        for key in path[:-1]:
-            place = place[key]
-        del place[path[-1]]
-
-    return change
-
-
-FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "no tokens": (lacks("facts", "tokens"), "facts.tokens: is missing"),
-    "tokens": (lambda content: content["facts"].update(tokens=-1), "facts.tokens: got -1"),
-    "a list": (lambda content: content.update(facts=[]), "facts: got list, needs an object"),
-    "format": (lambda content: content.update(format=None), "format: got None"),
+GAIN = "params.norm.gain"
+FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "facts.tokens: is missing": lambda content: content["facts"].pop("tokens"),
+    "facts.tokens: got -1": lambda content: content["facts"].update(tokens=-1),
+    "facts: got list, needs an object": lambda content: content.update(facts=[]),
+    "format: got None": lambda content: content.update(format=None),
+}
+ANOTHER_MODEL: dict[str, Callable[[dict[str, Any]], object]] = {
+    f"{GAIN}: got float32 (1, 16)": lambda arrays: arrays.update({GAIN: np.ones((1, 16), np.float32)}),
+    f"{GAIN}: got float64 (16,), needs float32 (16,)": lambda arrays: arrays.update({GAIN: np.ones(16)}),
+    "has the unknown 'params.norm.other'": lambda arrays: arrays.update({"params.norm.other": np.ones(1)}),
+    "lacks 'optimiser.first.norm": lambda arrays: arrays.pop("optimiser.first.norm.gain"),
 }
 
 
-@pytest.mark.parametrize("how", FORGED)
-def test_a_forged_checkpoint_falls_back_to_the_one_before(run: Path, chosen: Settings, how: str) -> None:
-    whole = remains(run)
-    change, reason = FORGED[how]
-    path = run / "checkpoints" / "step-00000004.json"
-    signed(path, change)
+@pytest.mark.parametrize("reason", [*FORGED, *ANOTHER_MODEL])
+def test_a_checkpoint_that_is_none_of_the_run_falls_back_to_the_one_before(
+    run: Path, chosen: Settings, reason: str
+) -> None:
+    whole, path = remains(run), run / "checkpoints" / "step-00000004.json"
+    if reason in FORGED:
+        signed(path, FORGED[reason])
+    else:
+        found = newest(run / "checkpoints", print)
+        assert found is not None
+        ANOTHER_MODEL[reason](found.arrays)
+        checkpoint.save(run / "checkpoints", 4, found.arrays, found.facts)
     report = Listener()
     train(chosen, run, report, resume=True)
     assert report.lines[0].startswith(f"{path}: ") and reason in report.lines[0]
     assert report.lines[1] == "going on after step 2 of 4" and remains(run) == whole
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda x: {**x, "params.norm.gain": np.ones((1, 16), np.float32)}, "params.norm.gain: got float32 (1, 16)"),
-        (lambda x: {**x, "params.norm.gain": np.ones(16)}, "params.norm.gain: got float64 (16,), needs float32 (16,)"),
-        (lambda x: {**x, "params.norm.other": np.ones(1)}, "has the unknown 'params.norm.other'"),
-        (lambda x: {n: y for n, y in x.items() if n != "optimiser.first.norm.gain"}, "lacks 'optimiser.first.norm"),
-    ],
-)
-def test_arrays_of_another_model_fall_back_too(run: Path, chosen: Settings, change: Any, reason: str) -> None:
-    whole = remains(run)
-    found = newest(run / "checkpoints", print)
-    assert found is not None
-    checkpoint.save(run / "checkpoints", 4, change(found.arrays), found.facts)
-    report = Listener()
-    train(chosen, run, report, resume=True)
-    assert reason in report.lines[0] and remains(run) == whole
 
 
 # --- where a run goes on

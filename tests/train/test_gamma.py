@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import refattn as ra
 from refattn import backends, philox
-from refattn.train import metrics, settings, step
+from refattn.messages import BoundWarning
+from refattn.train import loop, metrics, settings, step
 from refattn.train.optimiser import adaptive_rate
 from tests.cli.command import run
 from tests.train.runs import SMALL, arguments, train, write_text
@@ -23,6 +26,20 @@ GAMMA = 1.2e-4  # forces are about 0.06 here, and rates up to 3e-3
 def chosen(data: str, **changes: Any) -> settings.Settings:
     block = {"steps": 3, "threshold": "soft", "learn_step": True, "learn_tau": True}
     return settings.build("graph_energy", SMALL | {"data": data, "gamma": GAMMA, "block": block} | changes)
+
+
+def test_a_step_that_is_too_long_is_warned_of_once_with_the_least_bound(tmp_path: Path) -> None:
+    """The strengths of the classes are learned, and with them the longest step changes from step to step."""
+    block = {"state": "prefix", "classes": 4, "step": 1.9, "steps": 2}
+    plan = chosen(write_text(tmp_path), gamma=None, steps=4, warmup=1, block=block)
+    with mock.patch.object(loop, "_least_bound", contextlib.nullcontext), pytest.warns(BoundWarning) as every:
+        train(plan, tmp_path / "every")
+    with pytest.warns(BoundWarning) as once:
+        train(plan, tmp_path / "once")
+    bounds = {each.message.bound for each in every if isinstance(each.message, BoundWarning)}
+    assert len(every) > len(bounds) > 1
+    (shown,) = once
+    assert str(shown.message).startswith(f"step: got more than 2/L = {min(bounds):.3g}, ")
 
 
 def test_the_rate_is_bounded_by_the_schedule_and_by_the_force(tmp_path: Path) -> None:
@@ -40,7 +57,8 @@ def test_the_rate_is_bounded_by_the_schedule_and_by_the_force(tmp_path: Path) ->
     assert plain[0] == {**{n: x for n, x in rows[0].items() if n != "force"}, "seconds": plain[0]["seconds"]}
 
 
-def test_the_command_takes_it_and_names_what_has_none(tmp_path: Path) -> None:
+def test_the_command_takes_it_and_names_what_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "plot", mock.Mock())  # which would take most of the time
     data = write_text(tmp_path)
     words = arguments(data, tmp_path / "run", gamma=GAMMA, steps=2)
     words[1] = "graph_energy"
@@ -79,9 +97,7 @@ def test_the_force_is_the_norm_of_the_gradient_of_the_energy() -> None:
 
 def test_forces_do_not_depend_on_workers_or_portions(tmp_path: Path) -> None:
     plan = chosen(write_text(tmp_path), batch=128)
-    from refattn.train.loop import fresh
-
-    params = fresh(plan).params
+    params = loop.fresh(plan).params
     tokens = (philox.uniform((128, 17), seed=1, purpose="tokens") * 256).astype("int32")
     batch = tokens[:, :-1], tokens[:, 1:]
     found = []

@@ -16,7 +16,7 @@ from refattn.train import checkpoint, data, loop, metrics
 from refattn.train.growing import History, Schedule, due, widened
 from refattn.train.optimiser import AdamW, Group
 from refattn.train.settings import Settings, build
-from tests.train.runs import SMALL, Listener, Stopping, write_text
+from tests.train.runs import SMALL, Listener, Stopping, remains, train, write_text
 
 GROWS = [name for name in ra.list_mechanisms() if ra.mechanism(name).grow is not None]
 GROWTH = {"most": 2, "sequences": 16}
@@ -140,84 +140,63 @@ def test_in_mode_zero_the_old_columns_go_on_as_if_nothing_had_happened(text: str
 # --- runs
 
 
+RUNS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "default": ({}, (2, 4, 9)),  # before the first growth, between both and after the second
+    "additive": ({"mode": "additive", "scale": "rescale"}, (4,)),
+    "uneven": ({"uneven": True, "most": 1}, (4,)),
+    "exact": ({"metric": "exact", "method": "optimal_als", "moments": "reset", "sequences": 4}, (4,)),
+}
+"""Options of growth, and the steps after which a run is stopped."""
+
+# So few sequences leave the exact metric nearly singular: its solve ends with a residual, and says so.
+EXACT = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:residual:refattn.mechanisms.precision.PrecisionWarning"),
+]
+
+
 @pytest.mark.parametrize("name", GROWS)
-@pytest.mark.parametrize(
-    ("growth", "stops"),
-    [
-        ({}, (2, 4, 9)),  # before the first growth, between both and after the second
-        ({"mode": "additive", "scale": "rescale"}, (4,)),
-        pytest.param(
-            {"metric": "exact", "method": "optimal_als", "moments": "reset", "sequences": 4},
-            (4,),
-            marks=[
-                pytest.mark.slow,
-                # So few sequences leave the exact metric nearly singular: its solve ends with a residual, and says so.
-                pytest.mark.filterwarnings("ignore:residual:refattn.mechanisms.precision.PrecisionWarning"),
-            ],
-        ),
-    ],
-    ids=("default", "additive", "exact"),
-)
-def test_a_run_grows_and_goes_on_to_the_bit(
-    tmp_path: Path, text: str, name: str, growth: dict[str, Any], stops: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize("how", [pytest.param(how, marks=EXACT if how == "exact" else ()) for how in RUNS])
+def test_a_run_grows_and_goes_on_to_the_bit(tmp_path: Path, text: str, name: str, how: str) -> None:
+    growth, stops = RUNS[how]
     chosen = settings_of(text, name, growth=GROWTH | growth, checkpoint_every=2)
-    whole = loop.run(chosen, tmp_path / "whole", Listener())
-    assert whole.finished and whole.facts["widths"] == [6, 6]
-    rows = metrics.read(tmp_path / "whole" / "metrics.jsonl")
-    looks = [row for row in rows if "growth" in row]
-    assert [row["step"] for row in looks] == [3, 7] and [row["growth"]["widths"] for row in looks] == [[4, 4], [6, 6]]
-    for row in looks:
-        assert row["growth"]["grown"] and row["growth"]["after"] <= row["growth"]["before"] * (1.0 + 1e-6)
-    for stop in stops:
+    whole = train(chosen, tmp_path / "whole")
+    rows = [row for row in metrics.read(whole.folder / "metrics.jsonl") if "growth" in row]
+    looks = [row["growth"] for row in rows]
+    columns = GROWTH["most"] if how != "uneven" else 1
+    widths = [[2 + columns] * 2, [2 + 2 * columns] * 2]
+    assert [row["step"] for row in rows] == [3, 7] and all(look["grown"] for look in looks)
+    assert all(look["after"] <= look["before"] * (1.0 + 1e-6) for look in looks)
+    if how == "uneven":
+        each = [layer["each"] for look in looks for layer in look["layers"].values()]
+        assert all(sum(columns) == 2 for columns in each) and any(columns != [1, 1] for columns in each)
+    else:
+        assert [look["widths"] for look in looks] == widths and whole.facts["widths"] == widths[1]
+        last = checkpoint.newest(whole.folder / "checkpoints", print)
+        assert last is not None and [block["head_width"] for block in last.facts["growth"]["blocks"]] == widths[1]
+        assert last.arrays["params.layers.0.block.w_q"].shape == (2, 16, 6)
+        assert last.arrays["optimiser.count.layers.0.block.w_q"].shape == (1, 1, 6)
+    for stop in stops:  # as a process that is killed there
         path = tmp_path / f"stopped{stop}"
-        _stop_after(chosen, path, stop)
-        found = loop.run(chosen, path, Listener(), resume=True)
-        assert found.facts["heldout_bits"] == whole.facts["heldout_bits"]
-        files = [checkpoint.newest(folder / "checkpoints", print) for folder in (path, tmp_path / "whole")]
-        assert files[0] is not None and files[1] is not None
-        assert files[0].facts == files[1].facts and files[0].arrays.keys() == files[1].arrays.keys()
-        for leaf, array in files[0].arrays.items():
-            assert array.tobytes() == files[1].arrays[leaf].tobytes(), leaf
-    last = files[1]
-    assert last is not None
-    assert [block["head_width"] for block in last.facts["growth"]["blocks"]] == [6, 6]
-    assert last.arrays["params.layers.0.block.w_q"].shape == (2, 16, 6)
-    assert last.arrays["optimiser.count.layers.0.block.w_q"].shape == (1, 1, 6)
-
-
-def test_heads_of_unequal_widths_go_on_to_the_bit(tmp_path: Path, text: str) -> None:
-    growth = {**GROWTH, "uneven": True, "most": 1}
-    chosen = settings_of(text, growth=growth, checkpoint_every=2)
-    whole = loop.run(chosen, tmp_path / "whole", Listener())
-    _stop_after(chosen, tmp_path / "stopped", 4)
-    found = loop.run(chosen, tmp_path / "stopped", Listener(), resume=True)
-    assert found.facts["heldout_bits"] == whole.facts["heldout_bits"]
-    rows = [row["growth"] for row in metrics.read(tmp_path / "whole" / "metrics.jsonl") if "growth" in row]
-    each = [layer["each"] for row in rows for layer in row["layers"].values()]
-    assert all(sum(columns) == 2 for columns in each) and any(columns != [1, 1] for columns in each)
-
-
-def _stop_after(chosen: Settings, path: Path, stop: int) -> None:
-    """Run until a step and leave what a process that is killed there leaves."""
-    with pytest.raises(InterruptedError):
-        loop.run(chosen, path, Stopping(stop, InterruptedError))
+        with pytest.raises(InterruptedError):
+            train(chosen, path, Stopping(stop, InterruptedError))
+        assert remains(train(chosen, path, resume=True).folder) == remains(whole.folder), stop
 
 
 def test_where_nothing_is_gained_nothing_grows(tmp_path: Path, text: str) -> None:
     growth = {"every": 2, "window": 2, "plateau": 1.0, "cooldown": 0, "sequences": 8, "gain": 1e9}
     chosen = settings_of(text, grow="auto", growth=growth)
     report = Listener()
-    found = loop.run(chosen, tmp_path / "run", report)
+    found = train(chosen, tmp_path / "run", report)
     assert found.facts["widths"] == [2, 2]
     assert "step 2: nothing to gain by growing, widths [2, 2]" in report.lines
-    plain = loop.run(settings_of(text, grow=None, growth={}), tmp_path / "plain", Listener())
+    plain = train(settings_of(text, grow=None, growth={}), tmp_path / "plain", Listener())
     assert plain.facts["heldout_bits"] == found.facts["heldout_bits"] and "widths" not in plain.facts
 
 
 def test_columns_of_an_automatic_growth_are_confirmed(tmp_path: Path, text: str) -> None:
     growth = {"every": 4, "window": 4, "plateau": 1.0, "cooldown": 8, "sequences": 64, "gain": 0.0, "trust": 0.0}
-    found = loop.run(settings_of(text, grow="auto", growth=growth), tmp_path / "run", Listener())
+    found = train(settings_of(text, grow="auto", growth=growth), tmp_path / "run", Listener())
     assert all(width > 2 for width in found.facts["widths"])
     rows = [row["growth"] for row in metrics.read(tmp_path / "run" / "metrics.jsonl") if "growth" in row]
     assert [row["grown"] for row in rows] == [True, True]  # after 4 and 12 steps: 8 is too soon after 4
@@ -228,7 +207,7 @@ def test_an_option_that_does_not_fit_is_named(tmp_path: Path, text: str) -> None
     """A model is causal, and hidden keys have no mean: nothing to do with numbers that are not finite."""
     chosen = settings_of(text, growth={**GROWTH, "center_keys": True})
     with pytest.raises(ValueError, match="center_keys: got True with a mask, needs False"):
-        loop.run(chosen, tmp_path / "run", Listener())
+        train(chosen, tmp_path / "run", Listener())
 
 
 def test_statistics_do_not_depend_on_workers_or_parts(text: str) -> None:

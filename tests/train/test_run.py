@@ -52,10 +52,10 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
 
 
 def test_equal_runs_leave_equal_bytes(tmp_path: Path) -> None:
-    chosen = small(write_text(tmp_path))
+    chosen = small(write_text(tmp_path), steps=4)
     kept = [remains(train(chosen, tmp_path / name, picture=True).folder) for name in ("one", "two")]
     assert kept[0] == kept[1]
-    other = remains(train(small(chosen.data, seed=1), tmp_path / "three").folder)
+    other = remains(train(small(chosen.data, steps=4, seed=1), tmp_path / "three").folder)
     assert other["metrics.jsonl"] != kept[0]["metrics.jsonl"] and other["sample.txt"] != kept[0]["sample.txt"]
 
 
@@ -94,7 +94,7 @@ def test_every_library_trains_alike(tmp_path: Path, library: str) -> None:
     path = write_text(tmp_path)
     kept = []
     for name in ("numpy", library):
-        result = train(small(path, steps=20, layers=2, dtype="float64", backend=name), tmp_path / name)
+        result = train(small(path, steps=6, layers=2, dtype="float64", backend=name), tmp_path / name)
         rows = metrics.read(result.folder / "metrics.jsonl")
         kept.append([[row["loss"] for row in rows], [row["heldout_bits"] for row in rows if "heldout_bits" in row]])
         assert checkpoint.newest(result.folder / "checkpoints", fail) is not None

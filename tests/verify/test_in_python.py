@@ -19,7 +19,7 @@ import pytest
 import refattn as ra
 from refattn import backends
 from refattn.golden.inputs import make
-from refattn.verify import check, in_python, probe_conventions, run
+from refattn.verify import check, in_python, locate, probe_conventions, run, verify
 from refattn.verify.outcome import CheckReport, Report, Row
 
 CASES = ("plain", "causal-tail")
@@ -71,6 +71,23 @@ def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path: Path) -> No
         ra.verify("softmax", f"{tmp_path}/mine.py:attend")
 
 
+def test_attributes_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    source = """
+class Odd:
+    @property
+    def framework(self):
+        raise OSError("no driver")
+    def forward(self, q, k, v):
+        return q
+"""
+    (tmp_path / "mine.py").write_text(source)
+    space: dict[str, Any] = {}
+    exec(source, space)
+    for kernel in (space["Odd"](), f"{tmp_path}/mine.py:Odd"):
+        with pytest.raises(ValueError, match="^kernel: reading its attributes raised OSError: no driver$"):
+            ra.verify("softmax", kernel, cases=["tiny"])
+
+
 def test_arrays_of_several_types_are_refused() -> None:
     q, k, v = np.ones((3, 1, 1, 4, 2), np.float32)
     with pytest.raises(TypeError, match="k: got dtype float64, needs float32, as q has"):
@@ -120,6 +137,16 @@ def test_a_report_shows_the_diagnosis(wrong: Report) -> None:
     # Its rules are for its own part of a notebook.
     rules = re.findall(r"([^{}]+){", html.partition("<style>")[2].partition("</style>")[0])
     assert rules and all(rule.strip().startswith(".refattn ") for rule in rules)
+
+
+def test_a_report_without_suspects_says_how_to_ask_for_them() -> None:
+    record = replace(ra.mechanism("softmax"), cases=(ra.mechanism("softmax").case("tiny"),), kernel_sizes=())
+    ask = "\nwhich error it is: refattn.verify.locate(record, report)"
+    report = verify(record, lambda q, k, v: ra.softmax.forward(q, k, v, scale=1.0)[0], dtypes=["float32"])
+    assert repr(report).endswith(ask)
+    assert "which error it is" not in repr(locate(record, report))
+    right = verify(record, lambda q, k, v: ra.softmax.forward(q, k, v)[0], dtypes=["float32"])
+    assert "which error it is" not in repr(right)
 
 
 def test_a_report_of_many_cases_that_agree_is_short() -> None:

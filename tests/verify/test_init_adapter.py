@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import refattn as ra
-from refattn.cli import cli
-from refattn.cli.init_adapter import INITS
+from refattn.cli import cli, init_adapter
+from refattn.cli.init_adapter import ADAPTERS
 from refattn.verify import Isolated, Program, load, verify, verify_case
 from refattn.verify.outcome import CheckReport, Row
 from refattn.verify.report.junit import junit
@@ -31,7 +35,7 @@ LIBRARY = {"pallas": "jax"}
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=pytest.mark.slow) if k in COMPILES else k for k in INITS if k != "fla"]
+    "kind", [pytest.param(k, marks=pytest.mark.slow) if k in COMPILES else k for k in ADAPTERS if k != "fla"]
 )
 def test_a_template_runs_and_agrees(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -59,6 +63,26 @@ def test_a_template_runs_and_agrees(
     report = verify(RECORD, kernel, dtypes=["float32"], grad=kind != "c")
     expected = {"run": 4 - declined, "agreed": 4 - declined, "failed": 0, "declined": declined}
     assert report.counts()["all"] == expected, [each.detail for each in report.outcomes]
+
+
+@pytest.mark.parametrize("name", ["growing", "delta", "higher_order", "graph_energy", "koopman", "sympformer"])
+def test_a_template_agrees_with_its_own_mechanism_or_there_is_none(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for kind in ("torch", "jax", "triton", "c") if name != "growing" else ():  # attention is no other mechanism
+        found = CliRunner().invoke(cli, ["verify", name, "--init", kind])
+        assert found.exit_code == 2 and f"in which there is no kernel of {name}" in found.stderr
+    found = CliRunner().invoke(cli, ["verify", name, "--init", "numpy"])
+    if name in ("koopman", "sympformer"):  # whose designed cases have options that the definition does not have
+        assert found.exit_code == 2 and f"refattn show {name} prints it" in found.stderr and not [*tmp_path.iterdir()]
+        return
+    assert found.exit_code == 0 and f"refattn verify {name} --impl attend_numpy.py:Attend" in found.stdout
+    record = ra.mechanism(name)
+    few = record.changed(cases=record.cases[:24], kernel_sizes=())
+    report = verify(few, load("attend_numpy.py:Attend"), dtypes=["float64"], grad=True)
+    counts = report.counts()["all"]
+    assert counts["agreed"] == counts["run"] > 3, [one.detail for one in report.failed]
 
 
 def test_the_template_of_fla_is_of_delta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,4 +161,63 @@ def test_the_action_gives_the_command_what_it_was_given(tmp_path: Path) -> None:
     wanted = ["verify", "softmax", "--grad", "--seed", "7", "--dtype", "float32", "--dtype", "bfloat16"]
     wanted += ["--impl", "my kernel.py:attend; false", "--junit", "report.xml", "--json", "report.json"]
     assert found.stdout.split("\n")[:-1] == [f"<{x}>" for x in (*wanted, "--html", "report.html")]
-    assert "<softmax>" in (tmp_path / "summary").read_text()
+    summary = (tmp_path / "summary").read_text()
+    assert summary == (tmp_path / "comment.md").read_text()
+    assert summary.startswith("### refattn verify softmax: exit code 3\n\n```text\n<verify>\n<softmax>\n")
+    files = {f"${{{{ inputs.{name} }}}}" for name in action["inputs"]}
+    assert {each["value"] for name, each in action["outputs"].items() if name != "exit-code"} <= files
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "delta"])
+def test_benchmarks_of_ones_own_kernel(mechanism: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A right kernel, a wrong one, one that raises and one of another shape each have their number."""
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(cli, ["verify", mechanism, "--init", "asv"])
+    assert found.exit_code == 0 and "asv run ALL" in found.stdout
+    again = CliRunner().invoke(cli, ["verify", mechanism, "--init", "asv"])
+    assert again.exit_code == 2 and "needs a folder without it" in again.stderr
+    settings = json.loads(Path("asv.conf.json").read_text("utf-8"))
+    assert "{wheel_file} " in settings["install_command"][0]
+    names: dict[str, Any] = {"__name__": "attention"}
+    exec(Path("benchmarks/attention.py").read_text("utf-8").replace("n=256", "n=64"), names)
+    forward = ra.mechanism(mechanism).core.forward  # type: ignore[union-attr]
+    benchmark, shape = names["Kernel"](), names["SHAPES"][0]
+    names["kernel"] = lambda **given: forward(**given)[0]
+    benchmark.setup(shape)
+    benchmark.time_forward(shape)
+    assert 0.0 < benchmark.track_share(shape) <= 1.0
+    names["kernel"] = lambda **given: 1.1 * forward(**given)[0]
+    assert 1.0 < benchmark.track_share(shape) <= 1e6
+    for wrong in (
+        lambda **given: 1 / 0,
+        lambda **given: forward(**given)[0][:, :1],
+        lambda **given: np.nan * given["v"],
+    ):
+        names["kernel"] = wrong
+        assert benchmark.track_share(shape) == 1e6
+
+
+@pytest.mark.parametrize(
+    ("place", "needed"),
+    [
+        (None, f"refattn=={ra.__version__}"),
+        ('{"url": "file:///a/refattn", "dir_info": {}}', "file:///a/refattn"),
+        ('{"url": "https://b/c", "vcs_info": {"vcs": "git", "commit_id": "d0"}}', "git+https://b/c@d0"),
+    ],
+)
+def test_benchmarks_install_refattn_from_where_it_came(
+    place: str | None, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    installed = SimpleNamespace(version=ra.__version__, read_text=lambda name: place)
+    monkeypatch.setattr(init_adapter.metadata, "distribution", lambda name: installed)
+    assert CliRunner().invoke(cli, ["verify", "softmax", "--init", "asv"]).exit_code == 0
+    assert f"{{wheel_file}} {needed}" in json.loads(Path("asv.conf.json").read_text("utf-8"))["install_command"][0]
+
+
+def test_the_hook_of_pre_commit_runs_the_command() -> None:
+    yaml = pytest.importorskip("yaml")
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    assert (hook["id"], hook["language"], hook["pass_filenames"]) == ("refattn-verify", "python", False)
+    name, *words = hook["entry"].split()
+    assert name in entry_points(group="console_scripts").names and words == ["verify"]

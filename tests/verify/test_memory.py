@@ -130,7 +130,7 @@ def test_what_nothing_attends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_wrong_anyhow_is_not_blamed_on_a_manner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "MEANING", {"strided": ""})
     found = verify_memory(RECORD, lambda q, k, v, **o: 2 * attend(q, k, v, **o))
-    assert (found.rows[0].status, found.rows[0].detail) == ("not run", "case memory fails in C order, too")
+    assert (found.rows[0].status, found.rows[0].detail) == ("not run", "case memory-wide fails in C order, too")
 
 
 @pytest.mark.slow
@@ -234,16 +234,32 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_stride_of_one_width_is_seen_in_a_shape_of_that_width(tmp_path: Path) -> None:
-    """Its own cases are at most 24 wide."""
+    """None of its own cases is so wide."""
     file = tmp_path / "kernel.py"
     file.write_text(
         "import numpy as np, refattn as ra\n"
         "def attend(q, k, v):\n"
-        "    if q.shape[3] == 64:\n"
+        "    if q.shape[3] == 48:\n"
         "        q = q.ravel(order='K').reshape(q.shape)\n"
         "    return ra.softmax.forward(q, k, v)[0]\n"
     )
     command = ["verify", "softmax", "--impl", f"{file}:attend", "--in-process", "--memory"]
     assert CliRunner().invoke(cli, command).exit_code == 0
-    found = CliRunner().invoke(cli, [*command, "--shape", "b=2,h=2,n=8,d=64"])
-    assert found.exit_code == 1 and "case b=2,h=2,n=8,d=64" in " ".join(found.stdout.split())
+    found = CliRunner().invoke(cli, [*command, "--shape", "b=2,h=2,n=8,d=48"])
+    assert found.exit_code == 1 and "case b=2,h=2,n=8,d=48" in " ".join(found.stdout.split())
+
+
+def test_a_stride_of_one_path_is_seen_in_the_cases_that_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that lie as (b, n, h, d) are read as (b, h, n, d) where they are many, or wide."""
+
+    def faulty(q: Any, k: Any, v: Any, **o: Any) -> Any:
+        other = k.shape[2] > 512 if path == "decode" else k.shape[3] > 128
+        return attend(q, in_order(k) if other else k, v, **o)
+
+    def in_order(x: Any) -> Any:
+        return np.lib.stride_tricks.as_strided(x, x.shape, np.zeros(x.shape, x.dtype).strides)
+
+    monkeypatch.setattr(memory, "MEANING", {"transposed": ""})
+    for path in ("decode", "wide"):
+        row = verify_memory(RECORD, faulty).rows[0]
+        assert row.status == "disagrees" and f"memory-{path}" in row.detail

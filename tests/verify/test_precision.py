@@ -20,7 +20,7 @@ from refattn.verify.report import diagnosis
 from refattn.verify.tolerance.budget import truth
 from refattn.verify.tolerance.compare import judge
 from refattn.verify.tolerance.precision import explained
-from tests.verify import kernels
+from tools import honest_kernels as kernels
 
 RECORD = ra.mechanism("softmax")
 F = np.float32
@@ -184,6 +184,14 @@ def test_a_wrong_kernel_is_explained_by_no_precision() -> None:
 
     report = verify(record, wrong, dtypes=["float32"])
     assert report.exit_code == 1 and not explained(record, report, {}).precision
+
+
+def test_no_type_is_offered_that_is_coarser_than_the_kernels_own() -> None:
+    """Of float16 numbers, products in bfloat16 would explain a sum in a narrow accumulator, too."""
+    record = some("tiny", "causal")
+    report = verify(record, with_products("bfloat16"), dtypes=["float16"])
+    assert {outcome.status for outcome in report.outcomes} == {"disagrees"}
+    assert explained(record, report, {}).precision == ()
 
 
 def test_what_cannot_be_declared_is_refused() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,13 @@ import pytest
 
 import refattn as ra
 from refattn.golden.storage_types import DTYPES, round_to
+from refattn.mechanisms.case_features import fewest
+from refattn.verify import run
 from refattn.verify.adapters.adapter import LoadError
 from refattn.verify.outcome import Outcome, Report, Verdict
-from refattn.verify.report.tables import closing, verified
+from refattn.verify.report.junit import junit
+from refattn.verify.report.sections import closing
+from refattn.verify.report.tables import verified
 from refattn.verify.run import verify, verify_case
 
 CASES = ("tiny", "causal-tail", "grouped", "empty-rows")
@@ -147,10 +153,55 @@ def outcome(status: str) -> Outcome:
         (["agrees", "declined"], 0),
         (["agrees", "disagrees"], 1),
         (["declined", "raises"], 1),
+        (["not finished"], 3),
+        (["agrees", "not finished"], 3),
+        (["disagrees", "not finished"], 1),
     ],
 )
 def test_exit_codes(found: list[str], code: int) -> None:
     assert Report("softmax", "it", False, tuple(map(outcome, found))).exit_code == code
+
+
+def test_a_limit_begins_no_further_case_and_says_which_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()  # each look at it takes a second
+
+    def wrong(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return 1.02 * reference(q, k, v, **options)
+
+    monkeypatch.setattr("refattn.verify.run.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr(run, "differing", lambda *_, **__: {"causal": "ignored"})
+    report = verify(RECORD, wrong, dtypes=["float32"], limit=1.5)
+    assert len(report.outcomes) == 2 and report.conventions  # it is diagnosed from what ran
+    left = len(RECORD.cases) - 2
+    assert report.not_run[0].startswith(f"{left} of {len(RECORD.cases)} cases did not run, the limit of 1.5 s is over")
+    right = verify(RECORD, reference, dtypes=["float32"], limit=0.5)
+    assert right.exit_code == 3 and report.exit_code == 1
+    assert "cases did not run" in junit(right) and "nothing was run" not in junit(right)
+    closing = repr(right).splitlines()[-1]
+    assert f"{left + 1} of {left + 2} cases did not run" in closing and " agrees:" not in closing
+    assert not verify(RECORD, reference, dtypes=["float32"]).not_run
+    required = dataclasses.replace(report, outcomes=(outcome("agrees"),), require_all=True)
+    assert required.exit_code == 3
+
+
+def test_what_tells_most_runs_first_and_what_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = ra.mechanism("softmax")
+    asked: list[tuple[str, str]] = []
+
+    def judged(record: Any, kernel: Any, case: Any, dtype: str, **_: Any) -> Outcome:
+        asked.append((case.name, dtype))
+        return Outcome(case.name, case.kind, dtype, "agrees")
+
+    monkeypatch.setattr(run, "verify_case", judged)
+    report = verify(record, reference, dtypes=["float64", "float32"], first={("wide", "float32")})
+    few = {case.name for case in fewest(record.cases)}
+    assert asked[0] == ("wide", "float32") and {name for name, _ in asked[1 : 2 * len(few)]} <= few
+    rest = asked[2 * len(few) + 1 - ("wide" in few) :]
+    narrow = [name for name, dtype in rest if dtype == "float32"]
+    assert [dtype for _, dtype in rest] == ["float32"] * len(narrow) + ["float64"] * (len(rest) - len(narrow))
+    costs = [math.prod(record.case(name).inputs["q"].shape) for name in narrow]
+    assert max(costs[: len(costs) // 4]) < max(costs[-len(costs) // 4 :])
+    assert [one.case for one in report.outcomes[: len(record.cases)]] == [case.name for case in record.cases]
 
 
 def test_json_is_plain_and_complete() -> None:
@@ -423,3 +474,20 @@ def test_factors_multiplied_in_float32_are_honest_and_weights_that_lose_mass_are
     # Weights below 2^-10 of the largest become 0, and the sum that was taken before knows nothing of it.
     (outcome,) = verify(mass, Multiplied(1.0), dtypes=["float8_e4m3fn"]).outcomes
     assert [(v.tensor, v.agrees) for v in outcome.verdicts] == [("out", False), ("lse", True)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("summed", ["before", "after"])
+def test_declared_numerators_in_bfloat16_are_accepted_wherever_they_are_summed(summed: str, dtype: str) -> None:
+    def kernel(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        q, k, v = (x.astype(np.float32) for x in (q, *(x.repeat(q.shape[1] // x.shape[1], axis=1) for x in (k, v))))
+        scores = q @ k.swapaxes(2, 3) * np.float32(q.shape[3] ** -0.5)
+        top = scores.max(axis=-1, keepdims=True)
+        numerators = np.exp(scores - top)
+        rounded = round_to(numerators.astype(np.float64), "bfloat16").astype(np.float32)
+        total = (numerators if summed == "before" else rounded).sum(axis=-1, keepdims=True)
+        return (rounded @ v / total).astype(dtype), (top + np.log(total))[..., 0]
+
+    for name in ("mass", "long"):
+        assert not verify(one(name), kernel, dtypes=[dtype]).passed
+        assert verify(one(name), kernel, dtypes=[dtype], rounding=["SM.3=bfloat16"]).passed

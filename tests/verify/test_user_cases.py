@@ -19,7 +19,7 @@ from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage_types import round_to
 from refattn.golden.tensors import encode
 from refattn.mechanisms.record import Case
-from refattn.verify import user_cases
+from refattn.verify import captured, user_cases
 from refattn.verify.run import verify_case
 from refattn.verify.selfcheck.samples import sizes_of
 from refattn.verify.tolerance import sampled
@@ -88,7 +88,7 @@ def test_a_shape() -> None:
         ("n=4,k_lengths=5", "needs 1 numbers up to 4"),
         ("n=4,logits=:::", "logits: got list, needs a finite number"),
         ("n=4,softcap=[1]", "softcap: got tuple, needs a finite number"),
-        ("n=4,window=\ud800", "window: got str, needs a tuple"),
+        ("n=4,window=\ud800", "window: got '\\ud800', needs a tuple"),
         ("n=4,scale=NaN", "scale: got nan"),
         ("n=2000000000,d=64", "REFATTN_LARGEST="),
         ("n=4,mask", "mask: got True, needs a finite number from 0 to 1"),
@@ -133,7 +133,8 @@ def test_captured_arrays_are_what_it_is_given(kind: str, tmp_path: Path) -> None
     else:
         typed = {name: ("bool" if x.dtype == bool else "bfloat16", x) for name, x in arrays.items()}
         file.write_bytes(encode(typed, {"options": json.dumps(options)}))
-    found, dtype = user_cases.captured(RECORD, file)
+    read = captured.readings(RECORD, file)[0]
+    found, dtype = read.case, read.dtype
     assert (found.name, found.options, dtype) == ("mine", options, "float32" if kind == "npz" else "bfloat16")
     given: dict[str, Any] = {}
 
@@ -158,14 +159,14 @@ def test_what_are_no_captured_arrays(tmp_path: Path) -> None:
     for arrays in wrong:
         np.savez(file, **arrays)
         with pytest.raises(user_cases.UserCaseError):
-            user_cases.captured(RECORD, file)
+            captured.readings(RECORD, file)[0]
     for dtype in (int, bool, "U1"):
         np.savez(file, q=x.astype(dtype), k=x, v=x)
         with pytest.raises(user_cases.UserCaseError, match=r"mine\.npz: q: got dtype .*, needs one of float64"):
-            user_cases.captured(RECORD, file)
+            captured.readings(RECORD, file)[0]
     for name in ("none.npz", "none.safetensors"):
         with pytest.raises(user_cases.UserCaseError):
-            user_cases.captured(RECORD, tmp_path / name)
+            captured.readings(RECORD, tmp_path / name)[0]
 
 
 @pytest.mark.timeout(20)
@@ -209,13 +210,13 @@ def test_an_archive_is_not_unpacked_beyond_the_limit(tmp_path: Path, monkeypatch
     with pytest.raises(
         user_cases.UserCaseError, match="unpacked got 6291840 bytes, needs at most 1048576; REFATTN_LAR"
     ):
-        user_cases.captured(RECORD, file)
+        captured.readings(RECORD, file)[0]
     monkeypatch.undo()
-    assert user_cases.captured(RECORD, file)[0].inputs["q"].shape == x.shape
+    assert captured.readings(RECORD, file)[0].case.inputs["q"].shape == x.shape
     with zipfile.ZipFile(file, "w") as archive, archive.open("q.npy", "w") as stream:  # a header that lies
         np.lib.format.write_array_header_1_0(stream, {"descr": "<f8", "fortran_order": False, "shape": (1 << 50,)})
     with pytest.raises(user_cases.UserCaseError, match="q: got 0 bytes for the shape"):
-        user_cases.captured(RECORD, file)
+        captured.readings(RECORD, file)[0]
 
 
 @pytest.mark.parametrize("name", ["mine.npz", "mine.safetensors", "mine"])
@@ -223,9 +224,9 @@ def test_what_a_file_of_arrays_is_its_bytes_say(name: str, tmp_path: Path) -> No
     file, x = tmp_path / name, np.asfortranarray(np.arange(24.0).reshape(1, 2, 3, 4))
     with open(file, "wb") as stream:
         np.savez(stream, q=x, k=x, v=x)
-    assert np.array_equal(user_cases.captured(RECORD, file)[0].given["q"], x)
+    assert np.array_equal(captured.readings(RECORD, file)[0].case.given["q"], x)
     file.write_bytes(encode({name: ("float64", x) for name in "qkv"}))
-    assert np.array_equal(user_cases.captured(RECORD, file)[0].given["q"], x)
+    assert np.array_equal(captured.readings(RECORD, file)[0].case.given["q"], x)
 
 
 def test_from_the_command_line(kernels: Path, tmp_path: Path) -> None:
@@ -357,3 +358,100 @@ def test_cases_whose_inputs_have_axes_are_fitted_too() -> None:
     wide = next(case for case in user_cases.fitted([record.case("gated-delta")], {"d": 64}))
     assert 0.5 < np.linalg.norm(make("delta", wide, "float32")["k"], axis=-1).mean() < 2.0
     assert user_cases.fitted([record.case("gated-delta")], {"n": 21, "h": 2}) == [record.case("gated-delta")]
+
+
+FIXED = """
+import refattn as ra
+
+def attend(q, k, v, *, mask=None):
+    return ra.softmax.forward(q, k, v, mask=mask, causal=True, window=(9, None))[0]
+
+attend.supports = {"fixed": {"causal": True, "window": [9, None]}, "options": ["mask"]}
+
+def none(q, k, v):
+    return ra.softmax.forward(q, k, v, causal=True)[0]
+
+none.supports = {"fixed": {"casual": True}}
+
+def plain(q, k, v):
+    return ra.softmax.forward(q, k, v)[0]
+"""
+
+
+def test_a_kernel_without_a_choice_is_run_with_what_it_always_has(tmp_path: Path) -> None:
+    file = tmp_path / "fixed.py"
+    file.write_text(FIXED)
+    result = verify(
+        f"{file}:attend", "--dtype", "float32", "--case", "plain,causal,mask-full,unequal"
+    )  # two are one then
+    assert result.exit_code == 0 and "3 cases run, 0 declined" in result.stdout, result.output
+    result = verify(f"{file}:attend", "--shape", "n=30,d=8", "--dtype", "float32")
+    assert result.exit_code == 3 and "it always has causal=True, window=(9, None)" in result.stdout
+    assert verify(f"{file}:attend", "--shape", "n=30,d=8,causal,window=9:", "--dtype", "float32").exit_code == 0
+    result = verify(f"{file}:none")
+    assert result.exit_code == 2 and "supports: fixed: got 'casual', needs some of mask, causal" in result.stderr
+    with pytest.raises(user_cases.UserCaseError, match="fixed: got 3, needs a dict"):
+        user_cases.check_fixed(RECORD, {"fixed": 3})
+    cases = user_cases.fitted(RECORD.cases, {"fixed": {"causal": True}, "options": []})
+    assert {tuple(case.options) for case in cases} == {("causal",)} and len(cases) > 3
+
+
+def test_few_cases_that_ran_do_not_say_that_all_agrees(tmp_path: Path) -> None:
+    file = tmp_path / "fixed.py"
+    file.write_text(FIXED)
+    names = ("plain", "causal", "sink-tiles", "softcap", "window-tiles")
+    known = [name for name in names if name in {case.name for case in (*RECORD.cases, *RECORD.kernel_sizes)}]
+    result = verify(f"{file}:plain", "--dtype", "float32", "--case", ",".join(known))
+    assert result.exit_code == 0 and f"only 1 of {len(known)} cases ran, none with " in result.stdout
+    assert "softmax: agrees" not in result.stdout
+    asked = ("--dtype", "float32", "--case", ",".join(known), "--require-all")
+    assert verify(f"{file}:plain", *asked).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        ("b=2,h=4,nq=5,nk=9,d=8,mask=0.7:b,h,1,k", {"mask": (2, 4, 1, 9)}),
+        ("b=2,h=4,nq=5,nk=9,d=8,mask=0.7:1,h,q,k,causal,bias=b,1,1,k", {"mask": (1, 4, 5, 9), "bias": (2, 1, 1, 9)}),
+        ("mask=0.7:b,1,i,1,b=2,h=4,nq=5,nk=9,d=8,keep=b,h,q,k", {"mask": (2, 1, 5, 1), "keep": (2, 4, 5, 9)}),
+    ],
+)
+def test_masks_and_biases_of_any_broadcast_shape(text: str, shapes: dict[str, Any]) -> None:
+    case = user_cases.from_text(RECORD, text)
+    assert {name: x.shape for name, x in case.inputs.items() if name not in "qkv"} == shapes and case.name == text
+
+    def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return ra.softmax.forward(q, k, v, **options)[0]
+
+    assert verify_case(RECORD, attend, case, "float32").status == "agrees"
+    made = make("softmax", case, "float32")
+    assert {name: made[name].shape for name in shapes} == shapes
+    wrong = text.replace("nk=9", "nk=9,mask=0.7:b,b,1,k") if "mask" not in text else text.replace("0.7:", "0.7:2,")
+    with pytest.raises(user_cases.UserCaseError):
+        user_cases.from_text(RECORD, wrong)
+
+
+def test_what_a_shape_says_an_object_in_a_file_says_too(tmp_path: Path) -> None:
+    file, text = tmp_path / "cases.json", "b=2,h=4,nq=5,nk=9,d=8,mask=0.7:b,h,1,k,causal"
+    as_object = {"b": 2, "h": 4, "nq": 5, "nk": 9, "d": 8, "mask": "0.7:b,h,1,k", "causal": True}
+    file.write_text(json.dumps([text, as_object]))
+    first, second = user_cases.from_file(RECORD, file)
+    assert first.inputs == second.inputs and first.options == second.options
+    with pytest.raises(user_cases.UserCaseError, match="bias: got 'b,h', needs axes such as b,h,1,k"):
+        user_cases.of_sizes(RECORD, {"n": 4, "bias": "b,h"}, "mine")
+    with pytest.raises(user_cases.UserCaseError, match="keep: got 0.9 before its axes"):
+        user_cases.from_text(RECORD, "n=4,keep=0.9:b,h,q,k")
+
+
+def test_a_decay_of_every_channel() -> None:
+    delta = ra.mechanism("delta")
+    for text, axes in (("channel", 4), ("head", 3)):
+        case = user_cases.from_text(delta, f"b=2,h=2,n=70,d=16,beta,log_decay={text}")
+        assert len(case.inputs["log_decay"].shape) == axes == len(case.inputs["log_decay"].axes)
+
+        def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+            return ra.delta.forward(q, k, v, **options)[0]
+
+        assert verify_case(delta, attend, case, "float32").status == "agrees"
+    with pytest.raises(user_cases.UserCaseError, match="log_decay: got"):
+        user_cases.from_text(delta, "n=70,d=16,log_decay=chanel")

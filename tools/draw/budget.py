@@ -1,7 +1,7 @@
 """What verification lets pass and what it catches.
 
 Each dot is one kernel of softmax attention, judged on all designed cases, forward and backward, and stands at the
-largest share of the allowed error that it used. Honest kernels are those of tests/verify/kernels.py, each with several
+largest share of the allowed error that it used. Honest kernels are those of tools/honest_kernels.py, each with several
 seeds of the inputs (and without the cases of size 0, where there is nothing to compute); the others are the mutants of
 `refattn.verify.diagnose.mutants`, conventions and faults of storing included.
 """
@@ -25,8 +25,8 @@ from refattn.verify.diagnose.mutants import census, kernel, mutants
 from refattn.verify.outcome import Result
 from refattn.verify.tolerance.budget import truth
 from refattn.verify.tolerance.compare import judge
-from tests.verify.kernels import KERNELS, run
 from tools.draw.common import TEXT
+from tools.honest_kernels import KERNELS, run
 
 DTYPES = ("float32", "bfloat16")
 SEEDS = 8

@@ -10,7 +10,7 @@ from typing import Any
 
 import refattn as ra
 from refattn.explorer.tour import build
-from tests.explorer.chromium import Tab, browser
+from tools.chromium import Tab, browser
 
 
 @dataclass

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from refattn import tree
 from refattn.cli.arguments import Problem, record_of
 from refattn.files import reason
+
+if TYPE_CHECKING:
+    from refattn.mechanisms.record import Mechanism
 
 Map = Callable[[Any], Any]
 
@@ -47,11 +50,11 @@ def stacks(
     record = record_of(mechanism)
     try:
         if run is None:
-            config = model.Config(mechanism, context=tokens, width=width, heads=heads, layers=layers)
+            config = model.Config(record, context=tokens, width=width, heads=heads, layers=layers)
             params = model.init(config, seed=seed, like=np.zeros(1))
             title = f"{record.title}: {layers} fresh layers, {tokens} tokens of width {width}"
             return {"fresh": _stack(params, tokens, title)}
-        settings, params, step = trained(mechanism, run)
+        settings, params, step = trained(record, run)
         tokens = min(tokens, params.position_embedding.shape[0])
         title = f"{record.title}: {len(params.passes)} layers after {step} steps of training, {tokens} tokens"
         before = model.init(settings.model, seed=settings.seed, like=np.zeros(1))
@@ -86,7 +89,7 @@ def _stack(params: Any, tokens: int, title: str) -> Stack:
     return Stack([map_of(index) for index in range(len(params.passes))], state, title)
 
 
-def trained(mechanism: str, run: str) -> tuple[Any, Any, int]:
+def trained(mechanism: Mechanism, run: str) -> tuple[Any, Any, int]:
     """Return the settings of a run, the parameters of its newest checkpoint, and that one's step."""
     from refattn import model
     from refattn.train import checkpoint, folder
@@ -94,15 +97,15 @@ def trained(mechanism: str, run: str) -> tuple[Any, Any, int]:
 
     path, needs = Path(run), "needs the folder of a run of refattn train with a checkpoint"
     try:
-        stored = folder.stored_config(path)
+        stored = folder.stored_config(path, {"mechanism": mechanism})
         found = checkpoint.newest(path / "checkpoints", lambda _: None)
     except (OSError, folder.RunError) as error:
         raise Problem(f"--run: got {run!r}, {needs}: {reason(error, named=True)}") from error
     if stored is None or found is None:
         raise Problem(f"--run: got {run!r}, {needs}")
-    settings = from_json(stored["settings"])
-    if (other := settings.model.mechanism) != mechanism:
-        raise Problem(f"--run: got {run!r}, a run of {other}, needs one of {mechanism}")
+    settings = from_json(stored["settings"], {"mechanism": mechanism})
+    if (other := settings.model.record.name) != mechanism.name:
+        raise Problem(f"--run: got {run!r}, a run of {other}, needs one of {mechanism.name}")
     template = model.init(settings.model, seed=0, like=np.zeros(1))
     own = {n.removeprefix("params."): x.astype(np.float64) for n, x in found.arrays.items() if n.startswith("params.")}
     return settings, tree.unflatten(template, own), found.step
@@ -113,7 +116,7 @@ def flow_of_run(run: str, layer: int, head: int, text: str) -> Any:
     from refattn import model
     from refattn.analysis.graph_flow import MECHANISM, flow_of_call
 
-    _, params, _ = trained(MECHANISM, run)
+    _, params, _ = trained(record_of(MECHANISM), run)
     tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int64)[None]
     if not 1 < tokens.shape[1] <= params.position_embedding.shape[0]:
         raise Problem(f"--text: got {tokens.shape[1]} bytes, needs 2 to {params.position_embedding.shape[0]}")

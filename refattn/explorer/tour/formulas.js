@@ -267,7 +267,8 @@ function symbol(of, name, at) {
   const own = typeof quantity.symbol === "function" ? quantity.symbol(...at) : undefined; // it names the step itself
   const step = own === undefined && TIMES.includes(axes[0]) && at[0] !== undefined ? `<mrow><mo stretchy="false">(</mo><mn>${at[0] + (quantity.from ?? 0)}</mn><mo stretchy="false">)</mo></mrow>` : "";
   let letter = own ?? quantity.symbol ?? name, before = "";
-  if (/^d./.test(letter) && !GREEK[letter] && of.mechanism.quantities[letter.slice(1)]) [before, letter] = ['<mi mathvariant="normal">d</mi>', letter.slice(1)];
+  if (letter.startsWith("d_")) [before, letter] = ['<mi mathvariant="normal">d</mi>', letter.slice(2)];
+  else if (/^d./.test(letter) && !GREEK[letter] && of.mechanism.quantities[letter.slice(1)]) [before, letter] = ['<mi mathvariant="normal">d</mi>', letter.slice(1)];
   else if (/^d./.test(letter) && quantity.id?.startsWith("d")) [before, letter] = ['<mi mathvariant="normal">d</mi>', letter.slice(1)];
   const [stem, under] = letter.replace(/'$/, "").split("_");
   const base = `<mi>${GREEK[stem] ?? stem}</mi>`, marked = letter.endsWith("'") ? `<mrow>${base}<mo lspace="0" rspace="0">′</mo></mrow>` : base;

@@ -77,6 +77,9 @@ def forward(
     rule, with both the gated delta rule (a decay of heads) or KDA (of channels), and with `log_momentum` too the
     momentum delta rule.
 
+    `refattn show delta > delta.py` writes the definition, the gated delta rule, as one file on NumPy alone; in a block
+    ``with ra.reading():`` a debugger steps through it.
+
     Parameters
     ----------
     q

@@ -6,13 +6,13 @@ What to read, in this order:
 - `options`: what may be chosen otherwise, each an object with its equations, forward and backward: links, where scores
   start, the state that flows, integrators, thresholds, and what an emptied row gets.
 - `forces`: what moves a score: the couplings g of an edge and the intrinsic forces f, with potentials and derivatives.
-- `dense`: the definition with all options, put together from these objects, with every pair at once.
+- `general`: the definition with all options, put together from these objects.
 - `core`: the public map of q, k and v: checks, and which implementation runs.
 - `system`: the flow as a system of its own, x' = v(x), with its energy.
-- `layer.block`: projections around the core; `layer.learned`: the numbers of a block; `layer.hierarchy`: levels of
-  tokens; `layer.stream`: token by token; `layer.sharing`, `layer.regularisers`: parameters that tokens share, sums that
-  are added to a loss.
-- `implementations`: the same sums over pairs in tiles, as matrix products, on sparse graphs, and of what is near.
+- `layer.block`: projections around the core; `layer.numbers`: the numbers of a block, and parameters that tokens share;
+  `layer.hierarchy`: levels of tokens; `layer.stream`: token by token; `layer.regularisers`: sums that are added to a
+  loss.
+- `implementations`: sums over pairs, all at once or in tiles, as matrix products, and on sparse graphs.
 - `equilibrium`: flows that stop, the gradient at an equilibrium.
 - `loops`: a second derivation, one number after the other; `testing`: designed calls, sizes of rounding errors, and
   wrong readings.
@@ -23,14 +23,14 @@ from __future__ import annotations
 from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.graph_energy import core as _core
 from refattn.mechanisms.graph_energy import definition as _definition
-from refattn.mechanisms.graph_energy import dense as _dense
+from refattn.mechanisms.graph_energy import general as _general
 from refattn.mechanisms.graph_energy.core import Saved, backward, forward
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Polynomial
 from refattn.mechanisms.graph_energy.implementations.sparse import CSR, nearest_graph, sparse_graph, window_graph
 from refattn.mechanisms.graph_energy.layer import block as _block
-from refattn.mechanisms.graph_energy.layer import diagnostics as _diagnostics
+from refattn.mechanisms.graph_energy.layer import config as _config
 from refattn.mechanisms.graph_energy.layer import hierarchy as _hierarchy
-from refattn.mechanisms.graph_energy.layer import learned as _learned
+from refattn.mechanisms.graph_energy.layer import numbers as _numbers
 from refattn.mechanisms.graph_energy.layer import stream as _stream
 from refattn.mechanisms.graph_energy.options import FAMILIES
 from refattn.mechanisms.graph_energy.options.integrator import RK4, Euler, Heun
@@ -81,8 +81,8 @@ record = Mechanism(
     title=_TITLE,
     definition=_definition,
     source="F. Preetham 2023, Graph Dynamical Systems and Odd Analytic Coupling (Medium, 21 August 2023)",
-    equation_modules=(_dense, _block, _learned, _hierarchy),
-    block_modules=(_learned, _hierarchy),
+    equation_modules=(_general, _block, _numbers, _hierarchy),
+    block_modules=(_numbers, _hierarchy),
     families=FAMILIES,
     context_fields=_READS,
     core=_core,
@@ -100,6 +100,7 @@ record = Mechanism(
     ),
     differentiable=("mu", "kappa", "scale", "step", "tau", "coefficients"),
     one_sequence=True,
+    forbidden=(*_core.FORBIDDEN, *_config.FORBIDDEN),
     configs=(
         {"threshold": "proximal(tau=0.2)", **_LEARNED},
         {"graph": "min(over='keys')", "threshold": "soft(tau=0.1)", "learn_tau": True, "steps": 3},
@@ -110,7 +111,7 @@ record = Mechanism(
         {"classes": 2, "coupling": "polynomial(coefficients=(1.0, 0.0))", "step": 0.2, "threshold": "soft(tau=0.1)"},
     ),
     stream=ModuleStream(_stream, _BLOCK),
-    diagnostics=_diagnostics,
+    diagnostics=_block,
     # What the article has beside the flow: an energy in a language model, levels, classes, R(O) and gamma / |grad E|.
     presets={
         "preetham2023": {
@@ -125,6 +126,19 @@ record = Mechanism(
                 "regulariser": "size",
                 "strength": 1e-6,
             },
+        }
+    },
+    whose={
+        "preetham2023": {
+            "gamma": "ours, the article prints the rate gamma / norm of grad E and no number",
+            "block.state": "ours, a causal model needs an energy for every prefix",
+            "block.step": "ours, the article prints no number",
+            "block.steps": "ours, the article prints no number",
+            "block.levels": "ours, the article prints levels and no number",
+            "block.window": "ours, the article prints no window",
+            "block.classes": "ours, the article prints classes and no number",
+            "block.regulariser": "ours, the article prints a regularised loss and no regulariser",
+            "block.strength": "ours, the article prints no number",
         }
     },
 )

@@ -1,4 +1,4 @@
-"""The public core of graph energy attention: arguments are checked once, cast once, and handed to the definition.
+"""The public core of graph energy attention: arguments are checked once, cast once, and handed to the general code.
 
 Implementations differ in how they sum over pairs; a sparse graph may also have its readout a few rows at a time.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from refattn import equations
@@ -26,7 +25,7 @@ from refattn.args import (
     naming,
 )
 from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, returned, upstream
-from refattn.mechanisms.graph_energy import definition, dense
+from refattn.mechanisms.graph_energy import definition, general
 from refattn.mechanisms.graph_energy.forces import (
     COUPLINGS,
     INTRINSICS,
@@ -37,8 +36,10 @@ from refattn.mechanisms.graph_energy.forces import (
     check_intrinsic,
     polynomial,
 )
-from refattn.mechanisms.graph_energy.implementations import pairs, products, rows, sparse, tiled
-from refattn.mechanisms.graph_energy.implementations.sparse import CSR
+from refattn.mechanisms.graph_energy.implementations import rows
+from refattn.mechanisms.graph_energy.implementations.pairs import DENSE, TILED, OverPairs
+from refattn.mechanisms.graph_energy.implementations.products import PRODUCTS
+from refattn.mechanisms.graph_energy.implementations.sparse import CSR, SPARSE
 from refattn.mechanisms.graph_energy.options import FAMILIES
 from refattn.mechanisms.graph_energy.options.call import Options, anywhere, check_step
 from refattn.mechanisms.graph_energy.options.integrator import Euler, Integrator
@@ -46,12 +47,14 @@ from refattn.mechanisms.graph_energy.options.links import CausalMirror, Directed
 from refattn.mechanisms.graph_energy.options.state import STATES, Start, State
 from refattn.mechanisms.graph_energy.options.threshold import Hard, Proximal, Threshold
 from refattn.mechanisms.graph_energy.system import System, balanced, energy_backward, system_of
+from refattn.mechanisms.option_kinds import Forbidden, refuse
 from refattn.mechanisms.use_definition import backward_of_definition, defined_by
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.tree import Shown
 from refattn.xp import Array, all_finite, concrete, dtype_name, is_array, is_bool, is_floating, namespace, raised
 
-IMPLEMENTATIONS = {"dense": pairs, "products": products, "tiled": tiled}
+IMPLEMENTATIONS = {"dense": DENSE, "products": PRODUCTS, "tiled": TILED}
+"""How each sums over pairs; what stands around these sums is `general` for all."""
 
 DENSE_UP_TO = 64 * 64
 """Differences of scores of one head up to which `implementation="auto"` takes the dense implementation."""
@@ -81,7 +84,7 @@ class Saved(Shown):
     shape: tuple[int, ...]  # of the output
     like: Array  # an input, for its dtype
     options: Options
-    inner: dense.Saved
+    inner: general.Saved
 
     @property
     def system(self) -> System:
@@ -124,6 +127,9 @@ def forward(
 ) -> tuple[Array, Saved]:
     """Attention whose scores first flow on the graph of the tokens, down the gradient of an energy.
 
+    `refattn show graph_energy > ge.py` writes the definition, how it is computed, as one file on NumPy alone; in a
+    block ``with ra.reading():`` a debugger steps through it.
+
     Parameters
     ----------
     q
@@ -134,8 +140,8 @@ def forward(
     v
         (b, g, n, e).
     state
-        What flows: "token": a score of each token, which weighs its attention scores; "prefix": such a score for each
-        query, on the graph of what the query may attend, with an energy where scores are causal; "query": for each
+        What flows: "token": a score of each token, which weighs its attention; "prefix": such a score for each
+        query, on the graph of what the query may attend, with an energy where attention is causal; "query": for each
         query its attention distribution; "feature": the values themselves, which then are the output.
     coupling
         How two scores act on each other: "sin", "tanh", "identity", "arctan", "sinh", "cubic", or a `Polynomial`, as
@@ -146,7 +152,7 @@ def forward(
         couplings are.
     mu, kappa
         Strength of the intrinsic force and of the coupling: a number, or an array (h,); mu also (h, n), one for each
-        node, which `refattn.mechanisms.graph_energy.layer.sharing` takes from a table.
+        node, which `refattn.mechanisms.graph_energy.layer.numbers` takes from a table.
     step
         h, above 0: a number, or an array (h,). A longer one than `longest_step` is warned of, where Euler takes it.
     steps
@@ -170,9 +176,9 @@ def forward(
     causal
         False; True, "bottom_right" or "top_left", which are the same here.
     scale
-        Factor of the scores; None means 1/sqrt(d).
+        Factor of the matches q_i . k_j; None means 1/sqrt(d).
     bias
-        Broadcastable to (b, h, n, n): what is added to the scores.
+        Broadcastable to (b, h, n, n): what is added to the matches.
     implementation
         "dense" (every difference of scores at once), "products" (matrix products: the couplings "sin", "identity" and
         "cubic", and polynomials), "tiled" (a few rows of differences at a time) or "auto".
@@ -196,7 +202,7 @@ def forward(
     Notes
     -----
     Equations GE.1 to GE.13, written out in `refattn.mechanisms.graph_energy.definition`, and with all options in
-    `refattn.mechanisms.graph_energy.dense`. Numbers that are not finite propagate.
+    `refattn.mechanisms.graph_energy.general`. Numbers that are not finite propagate.
 
     Examples
     --------
@@ -218,7 +224,7 @@ def forward(
     if allowed is not None:
         allowed = namespace(q).broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *call.plane[2:]))
     options = replace(options, attends=chosen == "dense")
-    out, inner = equations.active(rows if chosen == "rows" else dense).forward(
+    out, inner = equations.active(rows if chosen == "rows" else general).forward(
         call.q, call.k, call.v, allowed=allowed, options=options, implementation=_sums(chosen)
     )
     check_step(options, inner.graph.links, inner.graph.visible)
@@ -271,7 +277,7 @@ def backward(
 
     Notes
     -----
-    Equations dGE.1 to dGE.13 of `refattn.mechanisms.graph_energy.dense`: the adjoint of the steps that were taken.
+    Equations dGE.1 to dGE.13 of `refattn.mechanisms.graph_energy.general`: the adjoint of the steps that were taken.
     Called twice it gives the same bits.
     """
     check_saved(saved, Saved)
@@ -294,7 +300,7 @@ def backward(
     if d_energy is not None:
         by_energy, more = energy_backward(saved, d_energy)
         read |= {n: x if read.get(n) is None else read[n] + x for n, x in by_energy.items()}
-    way = equations.active(rows if saved.implementation == "rows" else dense)
+    way = equations.active(rows if saved.implementation == "rows" else general)
     gradients = way.backward(saved.inner, d_out, **read)
     gradients |= {name: gradients[name] + x for name, x in more.items()}
     xp, numbers = namespace(d_out), saved.options.numbers
@@ -320,12 +326,12 @@ def _implementation(implementation: str, options: Options, plane: tuple[int, ...
     )
 
 
-def _sums(implementation: str) -> ModuleType:
-    """Return the module that sums over pairs."""
-    return IMPLEMENTATIONS.get(implementation, sparse)
+def _sums(implementation: str) -> OverPairs:
+    """Return how an implementation sums over pairs."""
+    return IMPLEMENTATIONS.get(implementation, SPARSE)
 
 
-def _check_scores(inner: dense.Saved) -> None:
+def _check_scores(inner: general.Saved) -> None:
     """Raise where finite scores have become infinite."""
     if all_finite(inner.readout.x) is not False:
         return
@@ -432,25 +438,25 @@ class Chosen(NamedTuple):
     """The threshold acts after every step."""
 
 
-FORBIDDEN: tuple[tuple[Callable[[Chosen], Any], str], ...] = (
+FORBIDDEN: Forbidden = (
     (
         lambda c: c.causal and c.over_keys,
         'graph: got links over keys with causal scores, whose past depends on later keys; needs "none"',
     ),
     (
         lambda c: c.one_system and c.links.name not in ("none", "given"),
-        'graph: got "{links.name}" with causal scores and state="{state.name}", where earlier scores would depend on '
-        'later tokens; needs "none", or state="query" or "prefix"',
+        'graph: got "{c.links.name}" with causal scores and state="{c.state.name}", where earlier scores would depend '
+        'on later tokens; needs "none", or state="query" or "prefix"',
     ),
     (
         lambda c: c.causal and c.state.per_query and c.links.name in ("kernel", "min"),
-        'graph: got "{links.name}" with causal scores, where no two tokens may attend each other; needs '
+        'graph: got "{c.links.name}" with causal scores, where no two tokens may attend each other; needs '
         '"causal_mirror", "mean" or "none"',
     ),
     (
         lambda c: c.one_system and c.integrator.stops,
-        '{integrator.stops}: got a number with causal scores and state="{state.name}", where all tokens are one system '
-        'and later tokens would decide on steps of earlier ones; needs None, or state="query" or "prefix"',
+        '{c.integrator.stops}: got a number with causal scores and state="{c.state.name}", where all tokens are one '
+        'system and later tokens would decide on steps of earlier ones; needs None, or state="query" or "prefix"',
     ),
     (
         lambda c: c.over_keys == "feature",
@@ -470,7 +476,7 @@ FORBIDDEN: tuple[tuple[Callable[[Chosen], Any], str], ...] = (
     ),
     (
         lambda c: c.start.at is not None and c.state.name != "token",
-        'start: got an array with state="{state.name}", which has its own; needs None',
+        'start: got an array with state="{c.state.name}", which has its own; needs None',
     ),
     (
         lambda c: c.links.name == "none" and c.integrator.reads_energy,
@@ -478,7 +484,7 @@ FORBIDDEN: tuple[tuple[Callable[[Chosen], Any], str], ...] = (
     ),
     (
         lambda c: c.proximal and not isinstance(c.integrator, Euler),
-        'integrator: got "{integrator.name}" with threshold="proximal", needs "euler"',
+        'integrator: got "{c.integrator.name}" with threshold="proximal", needs "euler"',
     ),
     (
         lambda c: c.proximal and c.integrator.adjoint == "implicit",
@@ -486,10 +492,10 @@ FORBIDDEN: tuple[tuple[Callable[[Chosen], Any], str], ...] = (
     ),
     (
         lambda c: c.proximal and c.integrator.stops,
-        '{integrator.stops}: got a number with threshold="proximal", needs None',
+        '{c.integrator.stops}: got a number with threshold="proximal", needs None',
     ),
 )
-"""What does not go together: when, and the message, which names the option, what it got and what it needs."""
+"""What does not go together in a call, and in the configuration of a block."""
 
 
 CHOSEN = ("state", "coupling", "intrinsic", "integrator", "threshold", "graph", "start")
@@ -517,10 +523,7 @@ def kinds_of(
         links = Given(links=graph)
     over_keys = flows.name if links.over == "keys" else None
     one_system, proximal = causal and not flows.per_query, isinstance(limit, Proximal)
-    chosen = Chosen(flows, links, method, limit, begin, causal, one_system, over_keys, proximal)
-    for forbids, message in FORBIDDEN:
-        if forbids(chosen):
-            raise ValueError(message.format(**chosen._asdict()))
+    refuse(FORBIDDEN, Chosen(flows, links, method, limit, begin, causal, one_system, over_keys, proximal))
     couples = FAMILIES["coupling"](flows.coupling if coupling is None else coupling)
     limit = replace(limit, signed=flows.signed) if limit.signed is None else limit
     return flows, couples, FAMILIES["intrinsic"](intrinsic), method, limit, links, begin

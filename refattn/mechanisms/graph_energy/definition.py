@@ -1,93 +1,139 @@
-"""Graph energy attention: how much each token counts is settled between the tokens, by a flow on their graph.
+"""Graph energy attention: tokens first settle among themselves how much each of them counts; then softmax reads them.
 
-The purpose: tokens that no similar token supports get no attention at all, for any query. So every token has a score
-x_i between 0 and 1, the same for all queries: how much it counts. It starts from s_ii, the one score that belongs to
-the token alone. As q and k are learned, training decides which tokens have a large one. The tokens are the nodes of a
-graph, whose links say how alike two tokens are. Along the links the scores pull at one another, while each is also held
-where it started. So a token that stands out alone comes to count less. A threshold drops the tokens whose scores are
-small. The others keep their softmax weights, each multiplied by its score, and the weights of a query are divided by
-their sum. If all scores are equal and none is dropped, this is softmax attention.
+In softmax attention each query decides alone how much a token counts. Here every token has a score x_i (from 0 to 1, by
+default), the same for all queries. Tokens are the nodes of a graph, and its links join tokens that match each other.
+The scores flow along the links: each is pulled towards the scores of its neighbours, and held near its own start. A
+threshold then drops the tokens with small scores. The others keep their softmax weights, times their scores, divided by
+the sum. So a token can lose all attention because its neighbours have low scores. With equal scores, and no token
+dropped, this is softmax attention.
 
-    [GE.1]  s_ij = q_i . k_j / sqrt(d)                  how well token j matches query i
-    [GE.2]  a_ij = exp(s_ij) / sum_l exp(s_il)          softmax attention
-    [GE.3]  r_ij = (s_ij + s_ji) / 2                    how alike i and j are, the same both ways
-    [GE.4]  n_ij = exp(r_ij) / sum_l exp(r_il)          the link by which j pulls at i; see below
-    [GE.5]  b_i = 1 / (1 + exp(-s_ii))                  where the score x_i starts
-    [GE.6]  c_i = sum_j n_ij sin(x_j - x_i)             how its neighbours pull at x_i
-    [GE.7]  rate_i = mu (b_i - x_i) + kappa c_i         how fast x_i moves: back to its start, and to its neighbours
-    [GE.8]  x'_i = x_i + h rate_i                       x after a step of length h; there are `steps` of them
-    [GE.9]  y_j = x_j if x_j >= tau, else 0             of the last x: the score of a token that is kept, 0 if dropped
-    [GE.10]  u_ij = w_ij y_j                            the part of token j in what query i reads; w: see below
-    [GE.11]  z_i = sum_j u_ij                           1 if no token is kept, which avoids 0 / 0
-    [GE.12]  p_ij = u_ij / z_i                          if no token is kept, i reads only the j of the largest a_ij x_j
-    [GE.13]  o_i = sum_j p_ij v_j
+All formulas are of one head. i, j and l are tokens; token i reads and is pulled; token j is read, and pulls token
+i. Every token has a query q_i, a key k_i and a value v_i; q and k have width d. mu, kappa, step, steps and tau are
+numbers that the caller chooses. Which formulas are ours stands at the end, with the sources.
 
-w_i is the softmax of GE.2 over the tokens that are kept, w_ij = exp(s_ij) / sum over kept l of exp(s_il), and 0 for a
-token that is dropped. p_ij is a_ij y_j divided by the sum of these, all the same: w_ij and a_ij differ by a factor of
-the query i, which cancels. But if a token that matches much better is dropped, a_ij may round to 0 for all tokens that
-are kept, as exp(-110) does in float32. w_ij cannot for all of them.
+    [GE.1]  s_ij = q_i . k_j / sqrt(d)                  the match: how well key j answers query i
+    [GE.2]  a_ij = exp(s_ij) / sum_l exp(s_il)          softmax attention; used only if no token is kept
+    [GE.3]  r_ij = (s_ij + s_ji) / 2                    the likeness: the match, made the same both ways
+    [GE.4]  n_ij = exp(r_ij) / sum_l exp(r_il)          the link by which j pulls i; the links of i sum to 1
+    [GE.5]  b_i = 1 / (1 + exp(-s_ii))                  the start of the score: the sigmoid of the match with itself
+    [GE.6]  c_i = sum_j n_ij sin(x_j - x_i)             the pull of all tokens (Kuramoto coupling)
+    [GE.7]  rate_i = mu (b_i - x_i) + kappa c_i         a spring back to the start, and the pull
+    [GE.8]  x'_i = x_i + step rate_i                    `steps` times: first from x = b, then from x = x'
+    [GE.9]  y_j = x_j if x_j >= tau, else 0             of the last x: token j is kept, or it is dropped
+            w_ij = exp(s_ij) / (sum over kept l of exp(s_il)) if j is kept, else 0      softmax attention to kept tokens
+    [GE.10]  u_ij = w_ij y_j                            the part of token j
+    [GE.11]  z_i = sum_j u_ij if any token is kept, else 1
+    [GE.12]  p_ij = u_ij / z_i if any token is kept, else best_ij      the weights
+    [GE.13]  o_i = sum_j p_ij v_j                       the output
 
-The links of a token, that to itself included, sum to 1: so the pull, and with it the step that is allowed, does not
-depend on how many tokens there are. The link to itself pulls nothing, but it takes its share from the others.
+If no token is kept (then w_ij is not used), i reads one token alone: best_ij is 1 for the j with the largest a_ij
+x_j (of equals the first), and 0 for all others. x is the last x there, as in GE.9.
 
-The flow goes down an energy, so it cannot go round in circles and comes to rest. Nothing below computes the energy. Let
-pi_i = sum_l exp(r_il), which says how strongly token i is linked in all, and
+Why links are a softmax: the links of a token sum to 1, so the pull does not grow with the number of tokens.
 
-    E = mu/2 sum_i pi_i (x_i - b_i)^2 + kappa/2 sum_ij pi_i n_ij (1 - cos(x_j - x_i)).
+Why the start is s_ii: it belongs to token i alone, and training can make it large for the tokens that should count.
 
-n is not symmetric, because each row is divided by its own sum. But pi_i n_ij = exp(r_ij) is symmetric. So in dE/dx_i
-the terms in which x_i comes first equal those in which it comes second, and that cancels the 1/2. The derivative of
-1 - cos is the sine, and dE/dx_i = -pi_i rate_i. The rate is thus the steepest descent of E, if a move by m is measured
-by sum_i pi_i m_i^2. While x flows, E changes by sum_i dE/dx_i rate_i = -sum_i pi_i rate_i^2 per unit of time, which is
-never positive. A common factor of all pi changes the unit of E alone: the tour and `energy` divide them by their sum,
-so that they add up to 1. This is why links are made from r: exp(s_ij) is not symmetric, so a has in general no such pi,
-and a flow along it need not go down any energy of this form.
+Why w and not a: for kept j the quotient w_ij / a_ij depends on i alone, so it cancels in GE.12, and p is the same.
+But if a dropped token matches much better than all kept ones, a_ij rounds to 0 for every kept j, as exp(-110) does
+in float32; w_ij does not.
 
-Why a sine: the energy asks for an odd function, so that pi_i n_ij sin(x_j - x_i) is opposite for i and j. Any odd
-function that rises would do. The sine is the source's. For differences up to 1 it is the difference within 16 %.
+The energy. The flow goes down an energy E, and comes to rest (below). No line of code computes this:
 
-The ratio of mu and kappa decides where the flow ends; both are 1, so that neither is preferred. Along a move of length
-1 in the measure above, the second derivative of E is at most mu + 2 kappa. So a step cannot raise E if h is at most
-2 / (mu + 2 kappa); the default 1/3 is half of that. If h (mu + kappa) <= 1, no score leaves the range from 0 to 1.
-There the sine rises with the difference, so E is convex, and if mu > 0 it has one lowest point. The largest distance of
-a score from it is multiplied by at most 1 - h mu in each step: 10 steps leave at most (2/3)^10, 2 percent. tau is above
-0. A token with s_ii = 0 starts at 1/2, and the default 0.4 drops those that end clearly below that.
+    pi_i n_ij = pi_j n_ji                               detailed balance, with pi_i = sum_l exp(r_il)
+    E = mu/2 sum_i pi_i (x_i - b_i)^2 + kappa/2 sum_ij pi_i n_ij (1 - cos(x_j - x_i))
+    dE/dx_i = -pi_i rate_i                              rate is minus the gradient, but for the weight pi_i
+    dE/dt = sum_i dE/dx_i rate_i = -sum_i pi_i rate_i^2      in continuous time
 
-Backwards, for the gradient do of o: dGE.n is the gradient with respect to the value of GE.n, and dGE.9 with respect to
-its x. Which tokens are dropped, and which is the largest, is taken as fixed. So tau gets no gradient. If no token is
-kept, q and k get none, only v. The last x of a token that is dropped gets none, as a small change of it changes
-nothing; its earlier x still get some through their pull on others. The steps are gone through from the last to the
-first.
-x', rate and c are those of the step, x is what it began with; GE.before is that x. In dGE.1 dw_ij is du_ij y_j. One
-mu, kappa and h serve all batches and heads: their gradients sum over these, too.
+Line 1: n_ij and n_ji differ, since each row is divided by its own sum, but pi_i n_ij is exp(r_ij), the same both
+ways. Line 3: x_i is in the double sum of E twice, in the pairs in which i is pulled and in those in which i pulls.
+By line 1 both give the same, which cancels the 1/2; and the derivative of 1 - cos(x_j - x_i) with respect to x_i is
+-sin(x_j - x_i).
+
+So links are made of r. With a, the softmax of s, line 1 would need some pi. Multiply it for the pairs 12, 23 and 31:
+pi cancels, and a_12 a_23 a_31 = a_21 a_32 a_13 is left, which is false for most s.
+
+How long may a step be? Let a move m have the length |m|^2 = sum_i pi_i m_i^2. In this metric rate is minus the gradient
+of E, so this is a gradient flow. Along m with |m| = 1 the second derivative E'' of E is at most mu + 2 kappa, as cos <=
+1 and (m_j - m_i)^2 <= 2 m_i^2 + 2 m_j^2:
+
+    E'' = mu sum_i pi_i m_i^2 + kappa/2 sum_ij pi_i n_ij cos(x_j - x_i) (m_j - m_i)^2
+    <= mu + kappa sum_ij pi_i n_ij (m_i^2 + m_j^2) = mu + 2 kappa
+
+The last sum is 2, because the links of i sum to 1, and by line 1 the same holds for m_j^2. So a step changes E by
+at most (-step + step^2 (mu + 2 kappa) / 2) |rate|^2, and cannot raise it if step <= 2 / (mu + 2 kappa). The default
+1/3 is half of that for mu = kappa = 1.
+
+Where does it rest? If step (mu + kappa) <= 1, as by default, scores stay between 0 and 1: b_i <= 1 and sin(x_j - x_i)
+<= 1 - x_i, so x'_i <= x_i + step (mu + kappa) (1 - x_i) <= 1; likewise x'_i >= (1 - step (mu + kappa)) x_i >= 0. Let e
+be the difference of two such states x. By the mean value theorem a step makes of it
+
+    e'_i = (1 - step mu) e_i + step kappa sum_j n_ij C_ij (e_j - e_i)      C_ij: the cosine of a number in [-1, 1]
+
+The factor of e_i is at least 1 - step (mu + kappa) >= 0, those of the e_j are step kappa n_ij C_ij >= 0, and all add up
+to 1 - step mu. So a step shrinks the largest |e_i| to 1 - step mu of it or less (a contraction). Hence there is one
+point of rest, and after 10 default steps at most (2/3)^10 = 0.017 of the largest distance to it is left. tau = 0.4
+drops tokens that end clearly below 1/2, the start if s_ii is 0.
+
+Backward: do_i is the gradient of a loss with respect to o_i, and so for every symbol; d alone is the width. The id
+dGE.4 is that of the gradient with respect to the value of GE.4, dGE.q with respect to the input q. Which tokens are
+kept, and best, are taken as fixed; so tau and a have no gradient. If all tokens are dropped, p is constant, and
+only v has a gradient.
+
+The readout. The derivative of p_ij with respect to z_i is -p_ij / z_i. u_ij is in its own p_ij, and in z_i; y_j is
+in the u_ij of all i.
 
     [dGE.v]  dv_j = sum_i p_ij do_i
     [dGE.12]  dp_ij = do_i . v_j
-    [dGE.11]  dz_i = -sum_j dp_ij p_ij / z_i            0 if no token is kept
-    [dGE.10]  du_ij = dp_ij / z_i + dz_i                0 if no token is kept
-    [dGE.9]  dx_j = sum_i du_ij w_ij if x_j >= tau, else 0      of the last x
-    [dGE.8]  dx' = dx                                   of the step that follows; of the last by dGE.9
-    [dGE.7]  drate_i = h dx'_i
+    [dGE.11]  dz_i = -sum_j dp_ij p_ij / z_i if any token is kept, else 0
+    [dGE.10]  du_ij = dp_ij / z_i + dz_i if any token is kept, else 0
+    [dGE.9]  dy_j = sum_i du_ij w_ij                    0 if j is dropped, as w_ij is; if none is kept, du_ij is 0
+             dw_ij = du_ij y_j
+
+The flow, from the last step to the first. A step reads dx', the gradient with respect to its x', and gives dx, with
+respect to its x. x_i is in x'_i itself, in the spring of rate_i, in c_i as the pulled token, and in all c_j as a
+pulling one. In c_i the difference x_j - x_i gets f_ij, which x_j gets with + and x_i with -:
+
+    [dGE.8]  dx'_i = dx_i                               the dx_i of the next step; dy_i after the last
+    [dGE.7]  drate_i = step dx'_i
     [dGE.6]  dc_i = kappa drate_i
-    [dGE.before]  dx_i = dx'_i - mu drate_i + sum_j f_ji - sum_j f_ij       f_ij = dc_i n_ij cos(x_j - x_i)
-    [dGE.5]  db_i = dx_i + mu sum over steps of drate_i                     dx of the first step
-    [dGE.mu]  dmu = sum over steps and i of drate_i (b_i - x_i)
-    [dGE.kappa]  dkappa = sum over steps and i of drate_i c_i
-    [dGE.step]  dh = sum over steps and i of dx'_i rate_i
-    [dGE.4]  dn_ij = sum over steps of dc_i sin(x_j - x_i)
+             f_ij = dc_i n_ij cos(x_j - x_i)            the gradient with respect to x_j - x_i in c_i
+    [dGE.before]  dx_i = dx'_i - mu drate_i + sum_j f_ji - sum_j f_ij      as pulling, as pulled
+
+All steps t share b, n, mu, kappa and step: sum_t is over steps. b is the first x, too. The gradients of the three
+numbers sum over batch and heads as well.
+
+    [dGE.5]  db_i = dx_i + mu sum_t drate_i             dx of the first step
+    [dGE.mu]  dmu = sum_ti drate_i (b_i - x_i)
+    [dGE.kappa]  dkappa = sum_ti drate_i c_i
+    [dGE.step]  dstep = sum_ti dx'_i rate_i
+    [dGE.4]  dn_ij = sum_t dc_i sin(x_j - x_i)
+
+The graph. n and w are softmaxes: for n = softmax(r), dr is n (dn - mean) with the mean of dn weighted by n. s_ij is
+in w_ij, in r_ij and r_ji with a half each, and s_ii in b_i, whose derivative is b_i (1 - b_i). I_ij is 1 if i = j,
+else 0.
+
     [dGE.3]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)
-    [dGE.1]  ds_ij = w_ij (dw_ij - sum_l w_il dw_il) + (dr_ij + dr_ji) / 2      and if i = j + db_i b_i (1 - b_i)
+    [dGE.1]  ds_ij = w_ij (dw_ij - sum_l w_il dw_il) + (dr_ij + dr_ji) / 2 + I_ij db_i b_i (1 - b_i)
     [dGE.q]  dq_i = sum_j ds_ij k_j / sqrt(d)
     [dGE.k]  dk_j = sum_i ds_ij q_i / sqrt(d)
 
-Axes: b batch, h head, i token that attends and is pulled, j token that is attended and pulls, d width of q and k, e of
-v; in formulas h is the length of a step, and b_i a start. q, k and v are of the same tokens. It is not causal: all
-queries share one score, and the flow mixes those of all tokens.
+Axes: b batch (b_i is a start), h head, i and j token, d width of q and k, e of v. It is not causal: the flow mixes
+all tokens. Sources: F. Preetham, Graph Dynamical Systems and Odd Analytic Coupling, Medium, 2023; D. Sclosa, From
+Combinatorics to Geometry: The Dynamics of Graph Gradient Diffusion, arXiv:2308.08311. From Preetham: scores that
+flow on a graph of tokens down an energy, a sine, a threshold. Its displayed formulas are not preserved. So these
+are ours: the links (GE.3, GE.4), the start (GE.5), the spring to the start (in GE.7), how scores weigh values
+(GE.10 to GE.12), and all numbers. GE.6 is equation 1 of Sclosa, with weights. The article has no experiment; in
+ours the flow makes no better model (docs/experiments/graph_energy.md, docs/deviations.md).
 
-Source: F. Preetham 2023, Graph Dynamical Systems and Odd Analytic Coupling, Medium: graph, rate, energy, threshold. Its
-formulas are lost; GE.3 to GE.5, what holds a score in GE.7, and GE.10 to GE.12 are choices made here. D. Sclosa 2023,
-From Combinatorics to Geometry: The Dynamics of Graph Gradient Diffusion, arXiv:2308.08311: GE.6 is its equation 1 with
-weights.
+x starts at (1/2, 0.06, 1/2) and ends at (0.43, 0.22, 0.38). The second token pulls the last one, which is similar
+(r = 1.4), below tau, but not the first (r = -0.4). So the second query, which softmax lets read the last token,
+reads the first:
+
+    >>> import numpy as np, refattn as ra
+    >>> q, k = [[[[0.0, 0.0], [-2.0, 1.0], [0.0, 2.0]]]], [[[[0.0, -1.0], [2.0, 0.0], [-2.0, 0.0]]]]
+    >>> q, k, v = np.asarray(q), np.asarray(k), np.eye(3)[None, None]
+    >>> [x.forward(q, k, v)[0][0, 0, 1].round(2).tolist() for x in (ra.softmax, ra.graph_energy)]
+    [[0.03, 0.0, 0.97], [1.0, 0.0, 0.0]]
 """
 
 import math
@@ -103,14 +149,14 @@ class Saved(NamedTuple):
 
     inputs: tuple[Array, Array, Array]  # q, k, v
     numbers: tuple[float, float, float]  # mu, kappa, step
-    links: Array
-    start: Array
-    path: list[tuple[Array, Array, Array]]  # x before each step, its pull and its rate
-    dropped: Array
-    kept: Array
-    near: Array
-    total: Array
-    weights: Array
+    links: Array  # n
+    start: Array  # b
+    path: list[tuple[Array, Array, Array]]  # of each step: x before it, pull c and rate
+    dropped: Array  # whether x < tau
+    kept_scores: Array  # y
+    kept_attention: Array  # w
+    total: Array  # z
+    weights: Array  # p
 
 
 @paper_alone
@@ -127,13 +173,13 @@ def forward(
 ) -> tuple[Array, Saved]:
     """Return out (b, h, i, e) for q and k (b, h, i, d) and v (b, h, i, e), and what `backward` reads."""
     xp, root = namespace(q, k, v), math.sqrt(q.shape[3])
-    # The graph, and where the scores start.
-    logits = q @ transpose(k) / root  # (b, h, i, j) [GE.1]
-    attention = softmax(logits)  # (b, h, i, j) [GE.2]
-    alike = 0.5 * (logits + transpose(logits))  # (b, h, i, j) [GE.3]
-    links = softmax(alike)  # (b, h, i, j) [GE.4]
-    own = xp.sum(logits * eye_like(q.shape[2], q), axis=-1, keepdims=True)  # (b, h, i, 1): s_ii
-    start = 1.0 / (1.0 + xp.exp(-own))  # (b, h, i, 1) [GE.5]
+    # The graph, and the start of the scores.
+    matches = q @ transpose(k) / root  # (b, h, i, j) [GE.1]
+    attention = softmax(matches)  # (b, h, i, j) [GE.2]
+    likeness = 0.5 * (matches + transpose(matches))  # (b, h, i, j) [GE.3]
+    links = softmax(likeness)  # (b, h, i, j) [GE.4]
+    self_match = xp.sum(matches * eye_like(q.shape[2], q), axis=-1, keepdims=True)  # (b, h, i, 1): s_ii
+    start = 1.0 / (1.0 + xp.exp(-self_match))  # (b, h, i, 1) [GE.5]
     # The flow. x is a column, so that x_j - x_i of all pairs is a row minus a column.
     x, path = start, []
     for _ in range(steps):
@@ -143,39 +189,39 @@ def forward(
         x = x + step * rate  # (b, h, i, 1) [GE.8]
     # The readout.
     dropped = x < tau  # (b, h, j, 1)
-    kept = xp.where(dropped, 0.0, x)  # (b, h, j, 1) [GE.9]
-    empty = xp.all(dropped, axis=2, keepdims=True)  # (b, h, 1, 1): whether no token is kept
-    hidden = transpose(dropped) & ~empty  # (b, h, 1, j): the softmax of a row needs a token
-    near = softmax(xp.where(hidden, -math.inf, logits))  # (b, h, i, j): w_ij
-    parts = near * transpose(kept)  # (b, h, i, j) [GE.10]
-    total = xp.where(empty, 1.0, xp.sum(parts, axis=-1, keepdims=True))  # (b, h, i, 1) [GE.11]
-    best = xp.argmax(attention * transpose(x), axis=-1, keepdims=True)  # (b, h, i, 1): which a_ij x_j is the largest
-    alone = xp.astype(arange(0, q.shape[2], like=q) == best, q.dtype)  # (b, h, i, j): 1 there, else 0
-    weights = xp.where(empty, alone, parts / total)  # (b, h, i, j) [GE.12]
+    kept_scores = xp.where(dropped, 0.0, x)  # (b, h, j, 1) [GE.9]
+    none_kept = xp.all(dropped, axis=2, keepdims=True)  # (b, h, 1, 1)
+    masked = transpose(dropped) & ~none_kept  # (b, h, 1, j): a softmax needs a token
+    kept_attention = softmax(xp.where(masked, -math.inf, matches))  # (b, h, i, j): w_ij
+    parts = kept_attention * transpose(kept_scores)  # (b, h, i, j) [GE.10]
+    total = xp.where(none_kept, 1.0, xp.sum(parts, axis=-1, keepdims=True))  # (b, h, i, 1) [GE.11]
+    largest = xp.argmax(attention * transpose(x), axis=-1, keepdims=True)  # (b, h, i, 1): the j of the largest a_ij x_j
+    best = xp.astype(arange(0, q.shape[2], like=q) == largest, q.dtype)  # (b, h, i, j): 1 there, else 0
+    weights = xp.where(none_kept, best, parts / total)  # (b, h, i, j) [GE.12]
     out = weights @ v  # (b, h, i, e) [GE.13]
     numbers = (mu, kappa, step)
-    return out, Saved((q, k, v), numbers, links, start, path, dropped, kept, near, total, weights)
+    return out, Saved((q, k, v), numbers, links, start, path, dropped, kept_scores, kept_attention, total, weights)
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     """Return the gradients of q, k, v, mu, kappa and step for d_out, that of out."""
-    (q, k, v), (mu, kappa, step), links, start, path, dropped, kept, near, total, weights = saved
+    (q, k, v), (mu, kappa, step), links, start, path, dropped, kept_scores, kept_attention, total, weights = saved
     xp, root = namespace(d_out), math.sqrt(q.shape[3])
     # forward: out = weights @ v
     d_v = transpose(weights) @ d_out  # (b, h, j, e) [dGE.v]
     d_weights = d_out @ transpose(v)  # (b, h, i, j) [dGE.12]
-    # forward: weights = where(empty, alone, parts / total); total = sum(parts)
-    empty = xp.all(dropped, axis=2, keepdims=True)  # (b, h, 1, 1)
+    # forward: weights = where(none_kept, best, parts / total); total = where(none_kept, 1, sum(parts))
+    none_kept = xp.all(dropped, axis=2, keepdims=True)  # (b, h, 1, 1)
     shared = xp.sum(d_weights * weights, axis=-1, keepdims=True)  # (b, h, i, 1)
-    d_total = xp.where(empty, 0.0, -shared / total)  # (b, h, i, 1) [dGE.11]
-    d_parts = xp.where(empty, 0.0, d_weights / total + d_total)  # (b, h, i, j) [dGE.10]
-    # forward: parts = near * transpose(kept)
-    d_near = d_parts * transpose(kept)  # (b, h, i, j)
-    d_kept = transpose(xp.sum(d_parts * near, axis=-2, keepdims=True))  # (b, h, j, 1)
-    # forward: kept = where(dropped, 0, x)
-    d_x = xp.where(dropped, 0.0, d_kept)  # (b, h, j, 1) [dGE.9]
-    # The flow, backwards. What is summed over the steps begins at 0.
-    anchor_sum = mu_sum = kappa_sum = step_sum = zeros(start.shape, start)  # (b, h, i, 1)
+    d_total = xp.where(none_kept, 0.0, -shared / total)  # (b, h, i, 1) [dGE.11]
+    d_parts = xp.where(none_kept, 0.0, d_weights / total + d_total)  # (b, h, i, j) [dGE.10]
+    # forward: parts = kept_attention * transpose(kept_scores)
+    d_kept_attention = d_parts * transpose(kept_scores)  # (b, h, i, j): dw_ij
+    d_kept_scores = transpose(xp.sum(d_parts * kept_attention, axis=-2, keepdims=True))  # (b, h, j, 1) [dGE.9]
+    # forward: kept_scores = where(dropped, 0, x)
+    d_x = xp.where(dropped, 0.0, d_kept_scores)  # (b, h, j, 1): of the last x
+    # The flow, backwards. The sums over the steps begin at 0.
+    start_sum = mu_sum = kappa_sum = step_sum = zeros(start.shape, start)  # (b, h, i, 1)
     links_sum = zeros(links.shape, links)  # (b, h, i, j)
     for x, pull, rate in reversed(path):
         # forward: x' = x + step * rate
@@ -183,7 +229,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         d_rate = step * d_next  # (b, h, i, 1) [dGE.7]
         step_sum = step_sum + d_next * rate  # (b, h, i, 1)
         # forward: rate = mu * (start - x) + kappa * pull
-        anchor_sum = anchor_sum + mu * d_rate  # (b, h, i, 1)
+        start_sum = start_sum + mu * d_rate  # (b, h, i, 1)
         mu_sum = mu_sum + d_rate * (start - x)  # (b, h, i, 1)
         kappa_sum = kappa_sum + d_rate * pull  # (b, h, i, 1)
         d_pull = kappa * d_rate  # (b, h, i, 1) [dGE.6]
@@ -195,18 +241,18 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         d_as_i = -xp.sum(d_between, axis=-1, keepdims=True)  # (b, h, i, 1)
         d_x = d_next - mu * d_rate + d_as_j + d_as_i  # (b, h, i, 1) [dGE.before]
     # forward: x = start
-    d_start = d_x + anchor_sum  # (b, h, i, 1) [dGE.5]
+    d_start = d_x + start_sum  # (b, h, i, 1) [dGE.5]
     d_mu = xp.sum(mu_sum)  # () [dGE.mu]
     d_kappa = xp.sum(kappa_sum)  # () [dGE.kappa]
     d_step = xp.sum(step_sum)  # () [dGE.step]
     d_links = links_sum  # (b, h, i, j) [dGE.4]
-    # forward: links = softmax(alike); alike = (logits + logits^T) / 2
-    d_alike = softmax_backward(links, d_links)  # (b, h, i, j) [dGE.3]
-    d_both = 0.5 * (d_alike + transpose(d_alike))  # (b, h, i, j): what s_ij and s_ji get of it
-    # forward: start = sigmoid(s_ii); near = softmax(logits) of the tokens that are kept
-    d_own = d_start * start * (1.0 - start) * eye_like(q.shape[2], q)  # (b, h, i, j): on the diagonal
-    d_logits = softmax_backward(near, d_near) + d_both + d_own  # (b, h, i, j) [dGE.1]
-    # forward: logits = q @ k^T / root
-    d_q = d_logits @ k / root  # (b, h, i, d) [dGE.q]
-    d_k = transpose(d_logits) @ q / root  # (b, h, j, d) [dGE.k]
+    # forward: links = softmax(likeness); likeness = (matches + matches^T) / 2
+    d_likeness = softmax_backward(links, d_links)  # (b, h, i, j) [dGE.3]
+    of_likeness = 0.5 * (d_likeness + transpose(d_likeness))  # (b, h, i, j): r_ij and r_ji read s_ij
+    # forward: start = sigmoid(s_ii); kept_attention = softmax(matches) over the kept tokens
+    of_start = d_start * start * (1.0 - start) * eye_like(q.shape[2], q)  # (b, h, i, j): on the diagonal
+    d_matches = softmax_backward(kept_attention, d_kept_attention) + of_likeness + of_start  # (b, h, i, j) [dGE.1]
+    # forward: matches = q @ k^T / root
+    d_q = d_matches @ k / root  # (b, h, i, d) [dGE.q]
+    d_k = transpose(d_matches) @ q / root  # (b, h, j, d) [dGE.k]
     return {"q": d_q, "k": d_k, "v": d_v, "mu": d_mu, "kappa": d_kappa, "step": d_step}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.mechanisms.graph_energy.testing.given import coupling_of, graph_of, integrator_of, start_of, threshold_of
+from refattn.mechanisms.graph_energy.options import coupling_of, graph_of, integrator_of, start_of, threshold_of
 from refattn.mechanisms.scalar_autodiff import Scalar, copies, copy, dot, scalars, slopes, softmax, sweep, total, values
 
 Values = dict[str, np.ndarray]
@@ -61,12 +61,12 @@ class _Head:
     def link(self) -> None:
         rows, n, value, leaves = self.rows, self.n, self.value, self.leaves
         q, k, scale, causal = leaves["q"], leaves["k"], leaves["scale"][()], self.o.get("causal", False) is not False
-        scores = self.matrix((rows, n), lambda i, j: scale * dot(q[i], k[j]))
+        matches = self.matrix((rows, n), lambda i, j: scale * dot(q[i], k[j]))
         if "bias" in leaves:
-            scores = self.matrix((rows, n), lambda i, j: scores[i, j] + leaves["bias"][i, j])
-        masked = self.matrix((rows, n), lambda i, j: copy(scores[i, j]) if self.allowed[i, j] else Scalar(-math.inf))
+            matches = self.matrix((rows, n), lambda i, j: matches[i, j] + leaves["bias"][i, j])
+        masked = self.matrix((rows, n), lambda i, j: copy(matches[i, j]) if self.allowed[i, j] else Scalar(-math.inf))
         a = self.by_row(masked)
-        value |= {"GE.1": scores, "GE.masked": masked, "GE.2": a}
+        value |= {"GE.1": matches, "GE.masked": masked, "GE.2": a}
         kind = "CausalMirror" if causal else "Min"
         if not self.query:
             kind = "Kernel" if not causal else "CausalMirror" if self.prefix else "Directed"
@@ -77,7 +77,7 @@ class _Head:
             def alike(i: int, j: int) -> Scalar:
                 if not (seen[i] and seen[j] if over_keys else self.allowed[i, j] and self.allowed[j, i]):
                     return Scalar(-math.inf)
-                return scale * dot(k[i], k[j]) if over_keys else 0.5 * (scores[i, j] + scores[j, i])
+                return scale * dot(k[i], k[j]) if over_keys else 0.5 * (matches[i, j] + matches[j, i])
 
             value["GE.3"] = self.matrix((n, n), alike)
             value["GE.4"] = links = self.by_row(value["GE.3"])
@@ -95,13 +95,13 @@ class _Head:
         elif "start" in leaves:
             begin = copies(leaves["start"])[:, None]
         else:
-            begin = self.matrix((n, rows if self.prefix else 1), lambda j, c: _sigmoid(scores[j, j]))
+            begin = self.matrix((n, rows if self.prefix else 1), lambda j, c: _sigmoid(matches[j, j]))
         value["GE.5"] = begin
 
-    def by_row(self, scores: Any) -> Any:
+    def by_row(self, matches: Any) -> Any:
         """Return the softmax of each row."""
-        rows = [softmax(row) for row in scores]
-        return self.matrix(scores.shape, lambda i, j: rows[i][j])
+        rows = [softmax(row) for row in matches]
+        return self.matrix(matches.shape, lambda i, j: rows[i][j])
 
     @staticmethod
     def matrix(shape: tuple[int, int], of: Callable[[int, int], Any]) -> Any:

@@ -23,13 +23,13 @@ and for others with detailed balance weights of mean 1: `balanced`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from refattn.args import Having, checked
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Number
+from refattn.mechanisms.graph_energy.implementations.pairs import OverPairs
 from refattn.mechanisms.graph_energy.implementations.sparse import CSR
 from refattn.mechanisms.graph_energy.options.call import Options, longest_of
 from refattn.ops.sums import summed_for
@@ -53,15 +53,6 @@ class Graph:
     start: Array  # (b, h, j, c)
     visible: Array | None  # (..., j, c): m, as numbers; None where every node exists
     rows: tuple[Array, Array] | None  # (b, h, j, 1): of "kernel", t_i = max_l r_il and sum_l exp(r_il - t_i)
-
-
-@dataclass(frozen=True)
-class OverPairs:
-    """The functions of an implementation that sum over pairs: a module could be neither copied nor pickled."""
-
-    couple_forward: Callable[..., Array]
-    couple_backward: Callable[..., tuple[Array, Any]]
-    couple_keeping: Callable[..., tuple[Array, Any]] | None
 
 
 @dataclass(frozen=True)
@@ -160,18 +151,11 @@ class System:
         return found * self.visible[:, :, None, :, :] * self.visible[:, :, :, None, :]
 
 
-def system_of(graph: Graph, implementation: Any) -> System:
+def system_of(graph: Graph, implementation: OverPairs) -> System:
     """Return the system of a call, with what sums over pairs."""
     known = graph.options
     numbers = (known.mu, known.kappa)
-    sums = over_pairs(implementation)
-    return System(known.coupling, known.intrinsic, *numbers, graph.links, graph.start, graph.visible, sums)
-
-
-def over_pairs(implementation: Any) -> OverPairs:
-    """Return the functions of a module of `refattn.mechanisms.graph_energy.implementations`, or of an object."""
-    keeping = getattr(implementation, "couple_keeping", None)
-    return OverPairs(implementation.couple_forward, implementation.couple_backward, keeping)
+    return System(known.coupling, known.intrinsic, *numbers, graph.links, graph.start, graph.visible, implementation)
 
 
 def balance_of(graph: Graph) -> Array | None:

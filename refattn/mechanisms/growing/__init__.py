@@ -34,6 +34,8 @@ _TITLE = "Growing attention"
 _READS = ("mask", "key_mask", "causal")
 _BLOCK = Block(_block, _TITLE, _READS)
 
+_WHEN = "ours, the report does not say when"
+
 _FROM_SOFTMAX = (
     "loops",
     "implementations",
@@ -61,5 +63,13 @@ record = Mechanism(
     presets={
         "burgund2025": {"block": {}, "grow": [200, 400], "growth": {"method": "report", "moments": "reset"}},
         "corrected": {"block": {}, "grow": [200, 400]},
+    },
+    whose={
+        "burgund2025": {
+            "grow": _WHEN,
+            "growth.method": "printed, section 1",
+            "growth.moments": "ours, the report has none: its new columns have nothing to do with the old ones",
+        },
+        "corrected": {"grow": _WHEN},
     },
 )

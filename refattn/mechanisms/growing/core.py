@@ -46,7 +46,7 @@ def functional_gradient(saved: Saved, d_out: Array) -> Array:
 
     Notes
     -----
-    g of `refattn.mechanisms.growing.dense`. Source: L. Burgund, Attention Growing Networks, section 1.
+    ds of `refattn.mechanisms.growing.dense`. Source: L. Burgund, Attention Growing Networks, section 1.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def functional_gradient(saved: Saved, d_out: Array) -> Array:
 
 @naming("saved")
 def contract(saved: Saved, d_out: Array, x: Array, *, total: bool = False) -> Array:
-    """Contract the functional gradient g with tokens that are queries and keys at once: x^T g x, for each head.
+    """Contract the functional gradient ds with tokens that are queries and keys at once: x^T ds x, for each head.
 
     Parameters
     ----------

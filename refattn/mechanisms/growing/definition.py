@@ -1,86 +1,131 @@
-"""Growing attention: a head that is too narrow for the scores that the loss asks for gets new columns.
+"""Growing attention: if a head is too narrow for the scores that the loss asks for, it gets new columns.
 
-A head makes queries y w_q and keys y w_k of the tokens y, with no biases and no rotation by position. Its scores are
-y M y^T with a kernel M = scale w_q w_k^T, whose rank is at most d, the width of the head. If the loss asks for scores
-that no kernel of this rank has, training cannot reach them: the head needs more columns. How many, and which?
+A head makes queries y w_q and keys y w_k of n tokens, the rows of y, without biases and without rotary positions. w_q
+and w_k have m rows and d columns. The scores are s = y M y^T, with the kernel M = scale w_q w_k^T of rank d at most;
+scale is a constant, which stays as d grows. If the loss asks for scores that no such kernel gives, training cannot
+reach them: the head needs more columns. The gradient of the loss with respect to M may have any rank. A growth step
+moves M down the loss, and takes the nearest kernel of rank d + c there (both in the metric of part 2). Two factors of
+that kernel are the new weights, wider by c columns. The caller does this a few times, between steps of training.
 
-The backward of attention knows. On its way it has g, the gradient of the loss with respect to each score before the
-softmax (0 if the score is masked). Scores are linear in M, so g gives the gradient N with respect to M, which may have
-any rank. A growth step moves M against N, as far as the loss says. Then it takes the nearest kernel of rank d + c, and
-the two factors of that are the new weights, wider by c columns. Nothing else grows. The scale, such as 1 / sqrt(d) of
-the first d, stays, so that old columns go on to mean the same. With the tokens and the loss of g, a step is
+1. What does the loss ask for? Let ds_ij be the gradient of the loss with respect to the score s_ij, 0 if it is
+masked. The backward of attention computes it. <X, Y> is the sum of all X_ij Y_ij, the trace of X^T Y, and |X|^2 =
+<X, X>. If M changes by E, the scores change by y E y^T, and the loss by <ds, y E y^T> = <y^T ds y, E>. So its
+gradient is N:
+
+    [GROW.1]  M = scale w_q w_k^T
+    [dGROW.1]  N = sum_b y_b^T ds_b y_b                 over the sequences b of a batch
+    [GROW.2]  C = sum_b y_b^T y_b                       which directions tokens take; below, C_b = y_b^T y_b
+
+2. What does a change cost? N is right while scores change little. So the cost of E is the sum of the squares of all
+changes of scores, and of one sequence this is
+
+    |y_b E y_b^T|^2 = trace(y_b E^T y_b^T y_b E y_b^T) = <E, C_b E C_b>
+
+To have one matrix for all sequences, each C_b is replaced by their mean, C / sequences. The sum over sequences is
+then about
+
+    sequences <E, (C / sequences) E (C / sequences)> = <E, A E A> = |V E V^T|^2      for any V with V^T V = A
+
+    [GROW.3]  A = C / sqrt(sequences)                   A = U diag(lambda) U^T, its eigenvectors and eigenvalues
+    [GROW.4]  rho_r = sqrt(lambda_r + damping mean(lambda))      W = diag(rho) U^T
+
+V = W without damping. But then directions that hardly any token takes would cost nothing, and columns along them
+could be huge. So the cost is |W E W^T|^2 with damping: W^T W is A + damping mean(lambda) I. Let Z = W E W^T, the
+change in units of its cost (whitened), so E = W^-1 Z (W^-1)^T. M, N, C, A, W, E, Z, G, H, D and F are m x m.
+
+3. What can old columns not do? The loss changes by <N, E> = <G, Z> (GROW.5). Let w_q and w_k have rank d. If they
+change by E_q and E_k, then M changes by scale (E_q w_k^T + w_q E_k^T), to first order, and so
+
+    Z = scale (W E_q) (W w_k)^T + scale (W w_q) (W E_k)^T
+
+X is orthogonal to all such Z exactly if X W w_k = 0 and (W w_q)^T X = 0, as <X, (W E_q) (W w_k)^T> is <X W w_k, W E_q>,
+and <X, (W w_q) (W E_k)^T> is <(W w_q)^T X, (W E_k)^T>. H (GROW.6) is the part of G for which that holds; P_q projects
+orthogonally on the columns of W w_q, P_k on those of W w_k. G - H = P_q G + (I - P_q) G P_k is such a Z: the first term
+is W w_q times a matrix, the second a matrix times (W w_k)^T.
+
+    [GROW.5]  G = (W^-1)^T N W^-1                       the gradient with respect to Z
+    [GROW.6]  H = (I - P_q) G (I - P_k)                 the part that only new columns can follow
+    [GROW.7]  sigma = the singular values of H          sigma_1 is the largest
+
+One new column of w_q and one of w_k add a matrix of rank 1 to Z. Of all these with |Z| = 1 and orthogonal to what old
+columns can do, -a_1 b_1^T lowers the loss most, by sigma_1, where H = sum_r sigma_r a_r b_r^T is the singular value
+decomposition (<G, Z> = <H, Z> for these Z). A step along -H goes sigma_r far along -a_r b_r^T, and gains sigma_r for
+each unit: so the r-th new column is worth sigma_r^2. H only says how many columns. The step of part 4 is along -G;
+there the r-th column adds sigma_r^2, too (GROW.19).
+
+How many? The r-th column is added, to every head, if its worth, summed over the heads, is more than 2 % of the sum
+of all worths; less may be noise of the batch. One growth adds at most 4 columns, and at most m - d. Heads share C,
+A, W and c, and (part 4) nu and the amplitude.
+
+4. The step. Of all Z with |Z| = |G|, -G lowers the loss most. As a change of M it is -D, where W D W^T = G. D has the
+cost |G|^2, about the sum of the squares of all changes of scores by D (exactly so without damping and with one
+sequence). There are `scores` scores, so D / nu changes a score by about 1 (root mean square). If G is 0, M stays.
+
+    [GROW.8]  D = W^-1 G (W^-1)^T                       (W^T W)^-1 N (W^T W)^-1, the natural gradient
+    [GROW.9]  nu = |G| / sqrt(scores)                   of all heads; masked scores are not counted; if G is 0, 1
+    [GROW.10]  F = M - amplitude D / nu                 of any rank
+    [GROW.11]  Z_F = W F W^T                            F in the coordinates of Z
+    [GROW.12]  Z_F' = Z_F with its d + c largest singular values alone      nearest to Z_F of this rank (Eckart, Young)
+    [GROW.13]  M' = W^-1 Z_F' (W^-1)^T                  the new kernel: nearest to F in cost
+
+5. Back to weights. M' = L R^T, but also (L T) (R (T^-1)^T)^T for every T with an inverse. We choose L^T L = R^T R: the
+gradient of L is N R, that of R is N^T L, so unequal ones would learn unequally fast. An orthogonal matrix O in both, L
+O and R O, keeps that, and M'. (So even at amplitude 0 weights move, if w_q^T w_q and w_k^T w_k differ; M does not.) An
+optimiser has a state for each column, so columns should stay in their places: O brings L O and R O nearest (GROW.17
+divides both by sqrt(scale), which changes no O) to the old weights with c columns of zeros, (w_q, 0) and (w_k, 0),
+which is Procrustes' problem. |L O - (w_q, 0)|^2 + |R O - (w_k, 0)|^2 is least if <O, B> is largest, with
+
+    B = L^T (w_q, 0) + R^T (w_k, 0) = B_L diag(beta) B_R^T      its singular value decomposition
+
+and <O, B> is at most the sum of beta, which O = B_L B_R^T reaches.
+
+    [GROW.14]  L = Q_L diag(sqrt(tau))                  M' = Q_L diag(tau) Q_R^T, its singular value decomposition
+    [GROW.15]  R = Q_R diag(sqrt(tau))                  so M' = L R^T; d + c columns, as other tau are 0
+    [GROW.16]  O = B_L B_R^T
+    [GROW.17]  w_q' = L O / sqrt(scale)
+    [GROW.18]  w_k' = R O / sqrt(scale)
+
+6. How fast does the loss fall? Let t = amplitude / nu be small, so Z_F = W M W^T - t G. Take two orthonormal bases:
+the first d vectors of the left one span the columns of W w_q, those of the right one the columns of W w_k. In them
+W M W^T has a first block alone, Z_M, which is d x d and has an inverse, and the last block of G is H:
+
+    Z_F = ( Z_M - t G_11    -t G_12 )
+          (     - t G_21       -t H )
+
+The rank of such a matrix is d plus that of its last block after elimination with the first d rows (Schur complement),
+here -t H - t^2 G_21 (Z_M - t G_11)^-1 G_12. To first order it is the last block itself, -t H. So, to first order, rank
+d + c restricts the last block alone, to rank c. |.|^2 is a sum over blocks: the nearest such matrix keeps the other
+three blocks, and of -t H the c largest singular values. It drops -t H_cut, H_cut = sum_(r > c) sigma_r a_r b_r^T. So Z
+changes by -t (G - H_cut), and the loss by -t (|G|^2 - <G, H_cut>), where <G, H_cut> = <H, H_cut> = |H_cut|^2:
+
+    [GROW.19]  slope = -(|G|^2 - sum_(r > c) sigma_r^2) / nu      summed over heads: d loss / d amplitude, at 0
+
+If attention is causal, masked pairs are in C, too, or the cost would not have the form <E, A E A>. So D is not
+quite the best direction, and nu may be too large. That does no harm: nu is only the unit of the amplitude.
+
+7. In code, if loss(w_q, w_k) is the loss of a batch and d_scores its gradient with respect to the scores:
 
     heads = heads_of(w_q, w_k, scale=scale)
-    planned = plan(heads, observe(y, g))
+    planned = plan(heads, observe(y, d_scores))
     c = columns_of(planned)
     amplitude = search(lambda a: loss(*grow(heads, planned, columns=c, amplitude=a)), slope_of(planned, c))
     if amplitude > 0.0:  # at 0, new columns would be 0 in both factors and never learn
         w_q, w_k = grow(heads, planned, columns=c, amplitude=amplitude)
 
-    [GROW.1]  M = scale w_q w_k^T                       the kernel of a head
-    [dGROW.1]  N = sum over sequences of y^T g y        a change E of M changes the loss by <g, y E y^T> = <N, E>
-    [GROW.2]  C = sum over sequences of y^T y           which directions tokens take
+Axes: b sequence, h head, i and j token, m width of tokens, d width of a head, u = d + c. Sources: L. Burgund,
+Attention Growing Networks, internship report at LISN, 2025, sections 1 and 2; M. Verbockhaven et al., Growing Tiny
+Networks, arXiv:2405.19816; P. Schoenemann, A generalized solution of the orthogonal Procrustes problem, 1966. From
+the report: the kernel, its gradient, a step that is measured in scores, and the cut to a rank. From Verbockhaven:
+GROW.6. Ours: the step goes down (the report moves M by +D), the cut is nearest in scores (there: in weights), the
+damping, how many columns, GROW.16, and the search. See docs/deviations.md and docs/experiments/growing.md.
 
-Here <X, Y> is the sum of all X_ij Y_ij, and |X|^2 = <X, X>. V and K below are no values and keys.
+Each of three tokens should attend more to itself: ds = -I. A kernel of rank 1 does that for one token: two more
+columns.
 
-What a change costs. N is right while the scores change little, for these are what the loss reads. So the cost of E is
-the sum over sequences of |y E y^T|^2 = <E, C_1 E C_1>, where C_1 = y^T y. Let each C_1 be replaced by their mean, C / b
-for b sequences. Then the sum is b <E, (C / b) E (C / b)> = <E, A E A> with A = C / sqrt(b). For any W with W^T W = A it
-is |W E W^T|^2: Z = W E W^T is the change in units of what it costs.
-
-    [GROW.3]  A = C / sqrt(b)                           A = U diag(lambda) U^T
-    [GROW.4]  rho_r = sqrt(lambda_r + damping mean(lambda))     W = diag(rho) U^T, and V is its inverse
-
-So W^T W = A + damping mean(lambda) 1. Undamped, columns along directions that hardly any token takes could be huge.
-
-Where to go. E = V Z V^T, so the loss changes by <N, V Z V^T> = <V^T N V, Z> = <G, Z>. Of all Z of one length, the best
-is along -G, which as a change of M is -D. It costs |G|^2, so nu is about the root mean square change of a score by it.
-
-    [GROW.5]  G = V^T N V                               the gradient with respect to Z
-    [GROW.6]  H = (1 - P_q) G (1 - P_k)                 P_q and P_k project on the columns of W w_q and W w_k
-    [GROW.7]  sigma = the singular values of H          the largest first: sigma_r^2 is what the r-th column is worth
-    [GROW.8]  D = V G V^T                               which is (W^T W)^-1 N (W^T W)^-1
-    [GROW.9]  nu = |G| / sqrt(number of scores)         of all heads
-
-What columns are worth. To first order, changes dw_q and dw_k of the old columns change Z by scale times
-W dw_q (W w_k)^T + W w_q (W dw_k)^T. X is at right angles to all of these if X W w_k = 0 and (W w_q)^T X = 0. H is the
-part of G for which that holds: it is out of reach for old columns. A new column of w_q and one of w_k add to Z a matrix
-of rank 1. Of all such out of reach and of length 1, minus the first singular pair of H lowers the loss most: sigma_1.
-
-How many. The heads share C, A, W, V, nu, the amplitude and c. The r-th new column is worth while if, summed over heads,
-sigma_r^2 is more than 2 % of |H|^2; less may be noise of the batch. One growth adds at most 4, and no more than m - d.
-2 %, 4, damping 0.01 and the first amplitude 0.5 are chosen by hand. Whether to grow at all is for the caller to say.
-
-    [GROW.10]  F = M - amplitude D / nu                 of any rank; scores change by about the amplitude
-    [GROW.11]  K = W F W^T                              in units of cost
-    [GROW.12]  K' = K with its d + c largest singular values alone      nearest to K of this rank (Eckart and Young)
-    [GROW.13]  M' = V K' V^T                            the new kernel: nearest to F in what scores become
-    [GROW.14]  L = Q_L diag(sqrt(tau))                  by the singular value decomposition M' = Q_L diag(tau) Q_R^T
-    [GROW.15]  R = Q_R diag(sqrt(tau))                M' = L R^T, with d + c columns each
-    [GROW.16]  O = B_L B_R^T                            for B_L diag(beta) B_R^T = L^T (w_q, 0) + R^T (w_k, 0)
-    [GROW.17]  w_q' = L O / sqrt(scale)
-    [GROW.18]  w_k' = R O / sqrt(scale)
-
-Why these factors. M' = (L T) (R T^-T)^T for any T that has an inverse. L and R are equally large: the gradient of one
-is N times the other, so unequal ones would learn unequally fast. An optimiser keeps a state for each column, such as
-a momentum (zeros for new ones). So after balancing, one O for both, which leaves M' as it is, brings L O and R O as
-near as a rotation can to (w_q, 0) and (w_k, 0): the old weights, then c columns of zeros. O may mix the new ones.
-
-How far. To first order, a matrix of rank d can follow any change but H without gaining rank. So if w_q and w_k have
-rank d, the cut to d + c keeps of -G all but H, and of -H the best matrix of rank c. A small step is amplitude / nu
-times what is kept, so the loss falls by amplitude / nu times the square of its length (all summed over heads):
-
-    [GROW.19]  slope = -(|G|^2 - sum_(r > c) sigma_r^2) / nu    the derivative of the loss by the amplitude, at 0
-
-If causal, g is 0 where scores are masked, so N needs nothing, and the number of scores counts the others. C has the
-masked pairs, too, or the cost would not be <E, A E A>. So D is not quite the best direction, and nu may be too large,
-by about sqrt(2) if D changes all scores alike. The search makes up for nu: it is only the unit of the amplitude.
-
-Axes: b sequence, h head, i and j token (n of them), m width of tokens, d width of a head, u that of a grown one, d + c.
-
-Source: L. Burgund 2025, Attention Growing Networks, internship report at LISN, sections 1 and 2. There M moves by +D,
-without a search, and M' is nearest to F in its entries; see docs/deviations.md. H: M. Verbockhaven et al. 2024, Growing
-Tiny Networks, arXiv:2405.19816. O: P. Schoenemann 1966, A generalized solution of the orthogonal Procrustes problem.
+    >>> import numpy as np; from refattn.mechanisms.growing.definition import columns_of, heads_of, observe, plan
+    >>> y, w = np.eye(3)[None], np.eye(3)[None, :, :1]  # tokens (1, 3, 3), weights (1, 3, 1)
+    >>> columns_of(plan(heads_of(w, w, scale=1.0), observe(y, d_scores=-y[None])))
+    2
 """
 
 import math
@@ -101,7 +146,7 @@ class Heads(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What growth reads of a batch. If the loss is the sum of those of batches, so are these, field by field."""
+    """What growth reads of a batch. Of several batches, whose losses add up, all four fields add up."""
 
     gradient: Array  # N
     gram: Array  # C
@@ -110,15 +155,15 @@ class Statistics(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where the kernels would go."""
+    """Where the kernels would go, and what new columns are worth."""
 
     whiten: Array  # W
-    back: Array  # V
-    whole: Array  # G
-    worth: Array  # sigma
+    unwhiten: Array  # W^-1
+    whitened_gradient: Array  # G
+    sigma: Array
     room: int  # m - d
-    way: Array  # D
-    size: Array  # nu
+    direction: Array  # D
+    unit: Array  # nu
 
 
 def heads_of(w_q: Array, w_k: Array, *, scale: float) -> Heads:
@@ -127,12 +172,12 @@ def heads_of(w_q: Array, w_k: Array, *, scale: float) -> Heads:
     return Heads(w_q, w_k, scale, kernel)
 
 
-def observe(y: Array, g: Array, *, causal: bool = False) -> Statistics:
-    """Return the statistics of tokens y (b, i, m) and the gradient g (b, h, i, j) of their scores."""
-    xp, (b, h, n, _) = namespace(y, g), g.shape
+def observe(y: Array, d_scores: Array, *, causal: bool = False) -> Statistics:
+    """Return the statistics of tokens y (b, i, m) and the gradient ds (b, h, i, j) of their scores."""
+    xp, (b, h, n, _) = namespace(y, d_scores), d_scores.shape
     tokens = y[:, None, :, :]  # (b, 1, i, m)
     # forward: scores = tokens @ kernel @ transpose(tokens)
-    gradient = xp.sum(transpose(tokens) @ g @ tokens, axis=0)  # (h, m, m) [dGROW.1]
+    gradient = xp.sum(transpose(tokens) @ d_scores @ tokens, axis=0)  # (h, m, m) [dGROW.1]
     gram = xp.sum(transpose(y) @ y, axis=0)  # (m, m) [GROW.2]
     scores = b * h * (n * (n + 1) // 2 if causal else n * n)
     return Statistics(gradient, gram, b, scores)
@@ -144,61 +189,63 @@ def plan(heads: Heads, statistics: Statistics, *, damping: float = 0.01) -> Plan
     metric = statistics.gram / math.sqrt(statistics.sequences)  # (m, m) [GROW.3]
     values, vectors = xp.linalg.eigh(metric)  # (m), (m, m)
     roots = xp.sqrt(values + damping * xp.mean(values))  # (m) [GROW.4]
-    whiten, back = transpose(vectors * roots), vectors / roots  # (m, m): W, (m, m): V
-    whole = transpose(back) @ statistics.gradient @ back  # (h, m, m) [GROW.5]
+    whiten, unwhiten = transpose(vectors * roots), vectors / roots  # (m, m): W, (m, m): W^-1
+    gradient = transpose(unwhiten) @ statistics.gradient @ unwhiten  # (h, m, m) [GROW.5]
     span_q, _ = xp.linalg.qr(whiten @ heads.w_q)  # (h, m, d): P_q = span_q @ span_q^T
     span_k, _ = xp.linalg.qr(whiten @ heads.w_k)  # (h, m, d)
-    outside = whole - span_q @ (transpose(span_q) @ whole)  # (h, m, m): (1 - P_q) G
-    beyond = outside - (outside @ span_k) @ transpose(span_k)  # (h, m, m) [GROW.6]
-    worth = xp.linalg.svdvals(beyond)  # (h, m) [GROW.7]
-    way = back @ whole @ transpose(back)  # (h, m, m) [GROW.8]
-    size = xp.sqrt(xp.sum(whole * whole) / statistics.scores)  # () [GROW.9]
+    outside_q = gradient - span_q @ (transpose(span_q) @ gradient)  # (h, m, m): (I - P_q) G
+    outside = outside_q - (outside_q @ span_k) @ transpose(span_k)  # (h, m, m) [GROW.6]
+    sigma = xp.linalg.svdvals(outside)  # (h, m) [GROW.7]
+    direction = unwhiten @ gradient @ transpose(unwhiten)  # (h, m, m) [GROW.8]
+    square = xp.sum(gradient * gradient)  # (): |G|^2 of all heads
+    unit = xp.where(square > 0.0, xp.sqrt(square / statistics.scores), 1.0)  # () [GROW.9]
     room = max(0, heads.w_q.shape[1] - heads.w_q.shape[2])
-    return Plan(whiten, back, whole, worth, room, way, size)
+    return Plan(whiten, unwhiten, gradient, sigma, room, direction, unit)
 
 
 def columns_of(planned: Plan, *, share: float = 0.02, most: int = 4) -> int:
-    """Return how many new columns are worth while: c. The loss falls along one as sigma^2 / nu, hence the squares."""
-    xp = namespace(planned.worth)
-    squares = xp.sum(planned.worth * planned.worth, axis=0)  # (m): of all heads
-    return min(most, planned.room, int(xp.sum(xp.astype(squares > share * xp.sum(squares), xp.int64))))
+    """Return c, how many new columns are worth more than a `share` of the worth of all, at most `most`."""
+    xp = namespace(planned.sigma)
+    worths = xp.sum(planned.sigma * planned.sigma, axis=0)  # (m): of all heads
+    return min(most, planned.room, int(xp.sum(xp.astype(worths > share * xp.sum(worths), xp.int64))))
 
 
 def grow(heads: Heads, planned: Plan, *, columns: int, amplitude: float) -> tuple[Array, Array]:
-    """Return w_q and w_k (h, m, u) with so many new columns, after a step as long as the amplitude says."""
-    (w_q, w_k, scale, kernel), whiten, back = heads, planned.whiten, planned.back
+    """Return w_q and w_k (h, m, u) with `columns` new columns, after a step of this amplitude."""
+    (w_q, w_k, scale, kernel), whiten, unwhiten = heads, planned.whiten, planned.unwhiten
     xp, (h, m, d) = namespace(kernel), w_q.shape
     width = d + columns
-    moved = kernel - amplitude * planned.way / planned.size  # (h, m, m) [GROW.10]
+    moved = kernel - amplitude * planned.direction / planned.unit  # (h, m, m) [GROW.10]
     whitened = whiten @ moved @ transpose(whiten)  # (h, m, m) [GROW.11]
     left, values, right = xp.linalg.svd(whitened)  # (h, m, m), (h, m), (h, m, m): right is transposed
     cut = (left * values[:, None, :])[:, :, :width] @ right[:, :width, :]  # (h, m, m) [GROW.12]
-    grown = back @ cut @ transpose(back)  # (h, m, m) [GROW.13]
-    left, values, right = xp.linalg.svd(grown)  # (h, m, m), (h, m), (h, m, m)
-    roots = xp.sqrt(values[:, None, :width])  # (h, 1, u)
-    of_q = left[:, :, :width] * roots  # (h, m, u) [GROW.14]
-    of_k = transpose(right)[:, :, :width] * roots  # (h, m, u) [GROW.15]
+    grown = unwhiten @ cut @ transpose(unwhiten)  # (h, m, m) [GROW.13]
+    q_l, tau, q_r = xp.linalg.svd(grown)  # (h, m, m), (h, m), (h, m, m)
+    roots = xp.sqrt(tau[:, None, :width])  # (h, 1, u)
+    of_q = q_l[:, :, :width] * roots  # (h, m, u) [GROW.14]
+    of_k = transpose(q_r)[:, :, :width] * roots  # (h, m, u) [GROW.15]
     old_q, old_k = (xp.concat([w, zeros((h, m, columns), w)], axis=2) for w in (w_q, w_k))  # (h, m, u), (h, m, u)
-    left, _, right = xp.linalg.svd(transpose(of_q) @ old_q + transpose(of_k) @ old_k)  # (h, u, u), -, (h, u, u)
-    turn = left @ right  # (h, u, u) [GROW.16]
-    new_q = of_q @ turn / math.sqrt(scale)  # (h, m, u) [GROW.17]
-    new_k = of_k @ turn / math.sqrt(scale)  # (h, m, u) [GROW.18]
+    b_l, _, b_r = xp.linalg.svd(transpose(of_q) @ old_q + transpose(of_k) @ old_k)  # (h, u, u), -, (h, u, u)
+    orthogonal = b_l @ b_r  # (h, u, u) [GROW.16]
+    new_q = of_q @ orthogonal / math.sqrt(scale)  # (h, m, u) [GROW.17]
+    new_k = of_k @ orthogonal / math.sqrt(scale)  # (h, m, u) [GROW.18]
     return new_q, new_k
 
 
 def slope_of(planned: Plan, columns: int) -> Array:
-    """Return the derivative of the loss with respect to the amplitude, at 0, for so many new columns."""
-    xp = namespace(planned.worth)
-    falls = xp.sum(planned.whole**2) - xp.sum(planned.worth[:, columns:] ** 2)  # ()
-    slope = -falls / planned.size  # () [GROW.19]
+    """Return the derivative of the loss with respect to the amplitude, at 0, for `columns` new columns."""
+    xp = namespace(planned.sigma)
+    followed = xp.sum(planned.whitened_gradient**2) - xp.sum(planned.sigma[:, columns:] ** 2)  # ()
+    slope = -followed / planned.unit  # () [GROW.19]
     return slope
 
 
 def search(loss_at: Callable[[float], float], slope: float, *, amplitude: float = 0.5, tries: int = 30) -> float:
-    """Return an amplitude at which the loss falls, or 0 if none is found.
+    """Return an amplitude at which the loss falls, or 0 if none is found (a line search).
 
-    Good is one at which it falls by at least 1e-4 of what the slope promises (Armijo's rule). The first one is doubled
-    if it is good, otherwise halved. That goes on until one is good and the next is not, or no better.
+    An amplitude is good if the loss falls by at least 1e-4 times amplitude times slope (Armijo's rule). If the first
+    one is good, amplitudes are doubled as long as each is good and better than the last; otherwise they are halved,
+    until one is good and the next one is not better.
     """
     before = loss_at(0.0)
     best, lowest, factor = 0.0, before, 0.5

@@ -3,13 +3,13 @@
 The core is softmax attention, which `refattn.mechanisms.softmax.dense` defines. With its weights w_ij, its capped
 scores c_ij, and do, the gradient of a loss with respect to the output::
 
-    [GROW.functional_gradient]  g_ij = w_ij (do_i . v_j - sum_l w_il do_i . v_l)
-    [dGROW.1]  N = sum_b sum_ij x_i g_ij x_j^T          for tokens x that are queries and keys at once, and each head
+    [GROW.functional_gradient]  ds_ij = w_ij (do_i . v_j - sum_l w_il do_i . v_l)
+    [dGROW.1]  N = sum_b sum_ij x_i ds_ij x_j^T         for tokens x that are queries and keys at once, and each head
     [GROW.2]  C = sum_b sum_i x_i x_i^T
 
-With a soft-cap g is multiplied by 1 - (c_ij / softcap)^2. With dropout do_i . v_j is multiplied by keep_ij.
+With a soft-cap ds is multiplied by 1 - (c_ij / softcap)^2. With dropout do_i . v_j is multiplied by keep_ij.
 
-g is the functional gradient: that of the loss with respect to the scores, if each of them were free to change. Its rows
+ds is the functional gradient: that of the loss with respect to the scores, if each were free to change. Its rows
 sum to 0 without a soft-cap, because a softmax does not see what is added to a whole row. It is 0 where a mask hides a
 key. If the scores are x M x^T with a kernel M (GROW.1), N is the gradient of the loss with respect to M, and C says
 what a change of M does to the scores. All that growth does follows from the two.
@@ -28,7 +28,7 @@ from refattn.xp import Array, namespace, sum_wide
 
 
 def functional_gradient(saved: Saved, d_out: Array) -> Array:
-    """Return g (b, h, i, j) for the gradient d_out (b, h, i, e) of the output."""
+    """Return ds (b, h, i, j) for the gradient d_out (b, h, i, e) of the output."""
     xp, weights = namespace(d_out), saved.weights
     v_heads = repeat_heads(saved.v, weights.shape[1])  # (b, h, j, e): copies of v
     # forward: out = keep * weights @ v_heads
@@ -46,14 +46,14 @@ def functional_gradient(saved: Saved, d_out: Array) -> Array:
 
 
 def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, Array]:
-    """Return N of each sequence (b, h, in, in), or of all (h, in, in), for tokens x (b, n, in); and |g|^2."""
+    """Return N of each sequence (b, h, in, in), or of all (h, in, in), for tokens x (b, n, in); and |ds|^2."""
     xp = namespace(x)
     g = xp.astype(functional_gradient(saved, d_out), x.dtype, copy=False)  # (b, h, n, n)
     b, h, n, _ = g.shape
     # All heads of a sequence at once, and where the sum is wanted all sequences: few large products are quicker.
-    pulled = xp.reshape(xp.reshape(g, (b, h * n, n)) @ x, (b, h, n, x.shape[2]))  # (b, h, n, in): g x
+    pulled = xp.reshape(xp.reshape(g, (b, h * n, n)) @ x, (b, h, n, x.shape[2]))  # (b, h, n, in): ds x
     if total:
-        side = xp.reshape(xp.permute_dims(pulled, (1, 0, 2, 3)), (h, b * n, x.shape[2]))  # (h, b*n, in): g x
+        side = xp.reshape(xp.permute_dims(pulled, (1, 0, 2, 3)), (h, b * n, x.shape[2]))  # (h, b*n, in): ds x
         found = xp.matrix_transpose(xp.reshape(x, (b * n, x.shape[2]))) @ side  # (h, in, in) [dGROW.1]
     else:
         found = xp.matrix_transpose(x)[:, None, :, :] @ pulled  # (b, h, in, in): the part of each sequence in N

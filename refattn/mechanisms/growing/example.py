@@ -33,8 +33,8 @@ def run(definition: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return 0.5 * namespace(off).sum(off * off)
 
     weights, off = attend(w_q, w_k)
-    g = softmax_backward(weights, off @ transpose(v))
-    heads, statistics = definition.heads_of(w_q, w_k, scale=SCALE), definition.observe(y, g)
+    d_scores = softmax_backward(weights, off @ transpose(v))
+    heads, statistics = definition.heads_of(w_q, w_k, scale=SCALE), definition.observe(y, d_scores)
     planned = definition.plan(heads, statistics)
     columns = definition.columns_of(planned, most=1)
     grown_q, grown_k = definition.grow(heads, planned, columns=columns, amplitude=AMPLITUDE)

@@ -1,7 +1,7 @@
 """A block and its growth step a second time: one sequence and one head after the other, from the report.
 
 The step is that of the usual options: the Kronecker metric, damped, its truncation, a given amplitude; no mask, no
-bias, no soft-cap. It shares no code with the other implementations, and goes other ways where there are others: g by
+bias, no soft-cap. It shares no code with the other implementations, and goes other ways where there are others: ds by
 the full Jacobian of the softmax, N pair by pair, projectors from pseudo-inverses, D from the equations A D A = N,
 balanced factors from the singular value decomposition of the kernel, and the turn from that of a product.
 
@@ -144,6 +144,6 @@ def _weights(q: np.ndarray, k: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _functional_gradient(weights: np.ndarray, v: np.ndarray, d_out: np.ndarray) -> np.ndarray:
-    """Return g of one head of one sequence, by the full Jacobian of the softmax of each row."""
+    """Return ds of one head of one sequence, by the full Jacobian of the softmax of each row."""
     rows = [(np.diag(row) - np.outer(row, row)) @ (v @ d) for row, d in zip(weights, d_out, strict=True)]
     return np.asarray(rows)

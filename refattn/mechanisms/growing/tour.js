@@ -2,7 +2,7 @@
 //
 // One head reads one sentence. i, j and l count tokens, a and b features of a token, c old columns, u columns after
 // growing, r, s and z directions of W. Signs of singular vectors are free, and so is how new columns are mixed: what
-// depends on that (G, H, K, K', the new weights) has no id here, for it is no fault if another library has it otherwise.
+// depends on that (G, H, Z_F, Z_F', the new weights) has no id here, for it is no fault if another library has it otherwise.
 
 const { y, wq, wk, M, Mk, s, w, g, gy, N, C, lambda, rho, back, white, NV, G, Pq, Pk, E: out, sigma, VG, D: way, nu, Fm, WF, cut, VK, Mn } = F;
 const { L, R, O, sn, wn, scale: scaled } = F;
@@ -126,8 +126,8 @@ const quantities = {
   row: { axes: "i", symbol: "loss", what: "how far the weights of a token are from the wanted ones", of: (i) => over(J, (j) => mul(F.wanted(i, j), log(div(F.wanted(i, j), w(i, j))))) },
   loss: { what: "loss before", of: () => over(J, (i) => F.row(i)) },
 
-  g: { axes: "ij", what: "how much too much weight a token gets, the gradient of a score", of: (i, j) => sub(w(i, j), F.wanted(i, j)) },
-  gy: { axes: "ia", what: "tokens by the gradients of a token's scores", of: (i, b) => over(J, (j) => mul(g(i, j), y(j, b))) },
+  g: { axes: "ij", symbol: "ds", what: "how much too much weight a token gets, the gradient of a score", of: (i, j) => sub(w(i, j), F.wanted(i, j)) },
+  gy: { axes: "ia", symbol: "ds y", what: "tokens by the gradients of a token's scores", of: (i, b) => over(J, (j) => mul(g(i, j), y(j, b))) },
   N: { id: "dGROW.1", axes: "ab", what: "gradient of the kernel", of: (a, b) => over(J, (i) => mul(y(i, a), gy(i, b))) },
   C: { id: "GROW.2", axes: "ab", what: "how tokens spread", of: (a, b) => over(J, (i) => mul(y(i, a), y(i, b))) },
   A: { id: "GROW.3", axes: "ab", what: "what a change costs", of: (a, b) => div(C(a, b), sqrt(1)) },
@@ -135,8 +135,8 @@ const quantities = {
   U: { axes: "ar", what: "eigenvector of A", values: () => eigen(matrix(V.A)).vectors },
   rho: { id: "GROW.4", axes: "r", symbol: "ρ", what: "price of a direction", of: (r) => sqrt(add(lambda(r), mul(knob("damping"), div(over(features(), (n) => lambda(n)), WIDE)))) },
   white: { axes: "ra", symbol: "W", what: "into units of cost", of: (r, a) => mul(rho(r), F.U(a, r)) },
-  back: { axes: "ar", symbol: "V", what: "back from units of cost", of: (a, r) => div(F.U(a, r), rho(r)) },
-  NV: { axes: "ar", what: "N times V", of: (a, r) => over(features(), (b) => mul(N(a, b), back(b, r))) },
+  back: { axes: "ar", symbol: "W⁻¹", what: "back from units of cost", of: (a, r) => div(F.U(a, r), rho(r)) },
+  NV: { axes: "ar", symbol: "N W⁻¹", what: "N times the inverse of W", of: (a, r) => over(features(), (b) => mul(N(a, b), back(b, r))) },
   G: { axes: "rz", what: "gradient in units of cost", of: (r, z) => over(features(), (a) => mul(back(a, r), NV(a, z))) },
   Pq: { axes: "rz", symbol: "P_q", what: "projection on the columns of W w_q", values: () => projector(features().map((a) => olds().map((n) => V.wq(a, n)))) },
   Pk: { axes: "rz", symbol: "P_k", what: "projection on the columns of W w_k", values: () => projector(features().map((a) => olds().map((n) => V.wk(a, n)))) },
@@ -145,18 +145,18 @@ const quantities = {
   sigma: { id: "GROW.7", axes: "r", what: "singular value of H", values: () => rid(svd(matrix(V.H)).values) },
   part: { axes: "r", symbol: "part", what: "part of a new column in all that is out of reach", of: (r) => div(pow(sigma(r), 2), over(features(), (n) => pow(sigma(n), 2))) },
   c: { what: "new columns", values: () => Math.min(MOST, WIDE - K.width, features().filter((r) => V.part(r) > K.share).length) },
-  VG: { axes: "ar", what: "V times G", of: (a, z) => over(features(), (r) => mul(back(a, r), G(r, z))) },
+  VG: { axes: "ar", symbol: "W⁻¹ G", what: "the inverse of W times G", of: (a, z) => over(features(), (r) => mul(back(a, r), G(r, z))) },
   D: { id: "GROW.8", axes: "ab", what: "the gradient, as a change of M", of: (a, b) => over(features(), (z) => mul(VG(a, z), back(b, z))) },
   rows: { axes: "r", symbol: "G²", what: "a row of G, squared and added up", of: (r) => over(features(), (z) => pow(G(r, z), 2)) },
   all: { symbol: "|G|²", what: "all of G, squared and added up", of: () => over(features(), (r) => F.rows(r)) },
   nu: { id: "GROW.9", symbol: "ν", what: "unit of a step", of: () => sqrt(div(F.all(), J.length ** 2)) },
   Fm: { id: "GROW.10", axes: "ab", symbol: "F", what: "kernel after the step", of: (a, b) => sub(M(a, b), div(mul(knob("amplitude"), way(a, b)), nu())) },
   WF: { axes: "ra", what: "W times F", of: (r, b) => over(features(), (a) => mul(white(r, a), Fm(a, b))) },
-  Kw: { axes: "rz", symbol: "K", what: "kernel after the step in units of cost", of: (r, z) => over(features(), (b) => mul(WF(r, b), white(z, b))) },
-  size: { axes: "r", symbol: "value", what: "singular value of K", values: () => rid(svd(matrix(V.Kw)).values) },
+  Kw: { axes: "rz", symbol: "Z_F", what: "kernel after the step in units of cost", of: (r, z) => over(features(), (b) => mul(WF(r, b), white(z, b))) },
+  size: { axes: "r", symbol: "value", what: "singular value of Z_F", values: () => rid(svd(matrix(V.Kw)).values) },
   kept: { axes: "r", symbol: "kept", what: "singular value that is kept", of: (r) => choose(isTrue(r < K.width + V.c(), r < K.width + V.c() ? "it is among the largest" : "there is no column for it"), F.size(r), 0) },
-  cut: { axes: "rz", symbol: "K'", what: "K cut to its rank", values: () => nearest(matrix(V.Kw), K.width + V.c()) },
-  VK: { axes: "ar", what: "V times K'", of: (a, z) => over(features(), (r) => mul(back(a, r), cut(r, z))) },
+  cut: { axes: "rz", symbol: "Z_F'", what: "Z_F cut to its rank", values: () => nearest(matrix(V.Kw), K.width + V.c()) },
+  VK: { axes: "ar", symbol: "W⁻¹ Z_F'", what: "the inverse of W times the cut kernel", of: (a, z) => over(features(), (r) => mul(back(a, r), cut(r, z))) },
   Mn: { id: "GROW.13", axes: "ab", symbol: "M'", what: "new kernel", of: (a, b) => over(features(), (z) => mul(VK(a, z), back(b, z))) },
   L: { axes: "au", what: "left factor", values: () => factors().l },
   R: { axes: "au", what: "right factor", values: () => factors().r },
@@ -170,8 +170,8 @@ const quantities = {
   lossn: { symbol: "loss'", what: "loss after", of: () => over(J, (i) => F.rown(i)) },
   dwq: { axes: "ac", symbol: "dw_q", what: "gradient of an old column of queries", of: (a, n) => mul(scaled(), over(features(), (b) => mul(N(a, b), wk(b, n)))) },
   dwk: { axes: "ac", symbol: "dw_k", what: "gradient of an old column of keys", of: (b, n) => mul(scaled(), over(features(), (a) => mul(N(a, b), wq(a, n)))) },
-  gn: { axes: "ij", symbol: "g'", what: "gradient of a score, after", of: (i, j) => sub(wn(i, j), F.wanted(i, j)) },
-  gyn: { axes: "ia", symbol: "g'y", what: "tokens by the gradients of a token's scores, after", of: (i, b) => over(J, (j) => mul(F.gn(i, j), y(j, b))) },
+  gn: { axes: "ij", symbol: "ds'", what: "gradient of a score, after", of: (i, j) => sub(wn(i, j), F.wanted(i, j)) },
+  gyn: { axes: "ia", symbol: "ds' y", what: "tokens by the gradients of a token's scores, after", of: (i, b) => over(J, (j) => mul(F.gn(i, j), y(j, b))) },
   Nn: { axes: "ab", symbol: "N'", what: "gradient of the new kernel", of: (a, b) => over(J, (i) => mul(y(i, a), F.gyn(i, b))) },
   dwqn: { axes: "au", symbol: "dw_q'", what: "gradient of a column of queries, after", of: (a, n) => mul(scaled(), over(features(), (b) => mul(F.Nn(a, b), F.wkn(b, n)))) },
   best: { what: "amplitude that the search takes", values: searched },
@@ -201,13 +201,13 @@ const forward = [
       K.width === 1 ? "With one column each, all rows of M are multiples of one row. That is called rank 1." : `A matrix whose rows are multiples of one row has rank 1. With ${columns(K.width)} each, M is a sum of ${K.width} of these, so its rank is ${K.width} at most.`}`,
   },
   {
-    title: "Too much, too little", view: "error", formula: "g = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"]], pick: () => ["g", S.i, worst()],
-    say: () => `Scores make weights w by a softmax, and the weights p are wanted. g says how much too much weight a token gets; below 0 it gets too little. Here ${word()} should attend ${
+    title: "Too much, too little", view: "error", formula: "ds = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"]], pick: () => ["g", S.i, worst()],
+    say: () => `Scores make weights w by a softmax, and the weights p are wanted. ds, the gradient of a score, says how much too much weight a token gets; below 0 it gets too little. Here ${word()} should attend ${
       V.g(S.i, worst()) < 0 ? "more" : "less"} to ${names([worst()])}.`,
   },
   {
-    title: "What the loss asks of the kernel", view: "gradient", label: "the gradient of M", formula: "N = y^T g y", show: [["N"], ["y"]], pick: () => ["N", ...largest(V.N)],
-    say: "The rows of y are the tokens, each with its features. Scores are y M yᵀ, so N, the gradient of M, is put together of g and features of both tokens. N may have any rank: the loss can ask for what so few columns cannot make.",
+    title: "What the loss asks of the kernel", view: "gradient", label: "the gradient of M", formula: "N = y^T ds y", show: [["N"], ["y"]], pick: () => ["N", ...largest(V.N)],
+    say: "The rows of y are the tokens, each with its features. Scores are y M yᵀ, so N, the gradient of M, is put together of ds and features of both tokens. N may have any rank: the loss can ask for what so few columns cannot make.",
   },
   {
     id: ["GROW.2", "GROW.3"], title: "What a change costs", view: "cost", show: [["C"], ["y"]], pick: () => ["C", 0, 0],
@@ -219,7 +219,7 @@ const forward = [
   },
   {
     id: "GROW.5", title: "The gradient in units of cost", view: "units", show: [["G"], ["N"]], pick: () => ["G", ...largest(V.G)],
-    say: "V has the directions, the eigenvectors of A, as columns; column r is divided by its price ρ<sub>r</sub>. So G is the same gradient as N, but it is large where a change of M gains much at a low cost.",
+    say: "The inverse of W has the directions, the eigenvectors of A, as columns; column r is divided by its price ρ<sub>r</sub>. So G is the same gradient as N, but it is large where a change of M gains much at a low cost.",
   },
   {
     id: "GROW.6", title: "What is out of reach", view: "reach", show: [["H"], ["G"]], pick: () => ["H", ...largest(V.H)],
@@ -236,7 +236,7 @@ const forward = [
   },
   {
     id: ["GROW.12", "GROW.13"], title: "Cut to the columns there are", view: "cut", show: [["size", "kept"], ["Mn"]], pick: () => ["kept", Math.min(WIDE - 1, K.width + V.c() - 1)],
-    say: () => `A head of ${columns(K.width + V.c())} has a kernel of that rank, at most. K is F in units of cost (GROW.11). Of its singular values the ${K.width + V.c() === 1 ? "largest is" : `${K.width + V.c()} largest are`} kept. Turned back, that is M', the nearest to F that the grown head can make.`,
+    say: () => `A head of ${columns(K.width + V.c())} has a kernel of that rank, at most. Z<sub>F</sub> is F in units of cost (GROW.11). Of its singular values the ${K.width + V.c() === 1 ? "largest is" : `${K.width + V.c()} largest are`} kept. Turned back, that is M', the nearest to F that the grown head can make.`,
   },
   {
     id: ["GROW.17", "GROW.18"], title: "Back to two matrices", view: "columns", show: [["wq", "wqn"], ["wk", "wkn"]], pick: () => ["wqn", 0, Math.min(K.width, K.width + V.c() - 1)],
@@ -260,7 +260,7 @@ const backward = [
   },
   {
     id: "dGROW.1", of: "GROW.1", title: "Where N comes from", view: "gradient", show: [["y"], ["gy"], ["g[i]"], ["N"]], pick: () => ["N", ...largest(V.N)],
-    say: "Scores are y M yᵀ, so an entry of M reaches a score by a feature of one token and a feature of the other. Its gradient is the sum over all pairs of tokens. The backward of attention computes g anyway.",
+    say: "Scores are y M yᵀ, so an entry of M reaches a score by a feature of one token and a feature of the other. Its gradient is the sum over all pairs of tokens. The backward of attention computes ds anyway.",
   },
 ];
 
@@ -353,18 +353,18 @@ const tokens = () => ({ label: "y", rows: J.length, wide: WIDE, value: V.y, ref:
 const worth = (x, y, W, H) => bars(x, y, W, H, features().map((r) => V.part(r)), { told: percent, counts: (r) => r < V.c(), ref: "part", line: K.share, under: "dashed: the least part" });
 const views = {
   kernel: ["scale times the columns make the kernel", () => [tall(below("w", "q"), "wq", K.width), "×", turned(tall("", "wk", K.width), below("w", "k", "ᵀ")), "=", square("M", "M")]],
-  error: ["where weights are too large and too small", () => [pairs("weights", "w", 1), "−", pairs("wanted", "wanted", 1), "=", pairs("g", "g", 1)]],
-  gradient: ["what the loss asks of the kernel", () => [turned(tokens(), "yᵀ"), "×", { ...pairs("g", "g"), tokens: false }, "×", tokens(), "=", square("N", "N")]],
+  error: ["where weights are too large and too small", () => [pairs("weights", "w", 1), "−", pairs("wanted", "wanted", 1), "=", pairs("ds", "g", 1)]],
+  gradient: ["what the loss asks of the kernel", () => [turned(tokens(), "yᵀ"), "×", { ...pairs("ds", "g"), tokens: false }, "×", tokens(), "=", square("N", "N")]],
   cost: ["how tokens spread", () => [turned(tokens(), "yᵀ"), "×", tokens(), "=", square("C", "C")]],
   price: ["the price ρ of each direction", (x, y, W, H) => bars(x, y, Math.min(W, 260), H, features().map((r) => V.rho(r)), { ref: "rho", under: "direction" })],
-  units: ["the gradient in units of cost", () => [turned(square("", "back"), "Vᵀ"), "×", square("N", "N"), "×", square("V", "back"), "=", square("G", "G")]],
+  units: ["the gradient in units of cost", () => [turned(square("", "back"), "W⁻ᵀ"), "×", square("N", "N"), "×", square("W⁻¹", "back"), "=", square("G", "G")]],
   reach: ["what old columns can follow, and what is left", () => {
     const size = Math.max(...matrix(V.G).flat().map(Math.abs)), follow = (m, n) => V.G(m, n) - V.H(m, n);
     return [square("G", "G", size), "=", { label: "old ones can", rows: WIDE, wide: WIDE, value: follow, size }, "+", square("H", "H", size)];
   }],
   worth: ["what each new column is worth", (x, y, W, H) => worth(x, y, Math.min(W, 260), H)],
   step: ["the loss by how far the kernel moves", (x, y, W, H) => losses(x, y + 4, Math.min(W, 340), H - 20)],
-  cut: ["singular values of K, and those that are kept", (x, y, W, H) => bars(x, y, Math.min(W, 260), H, features().map((r) => V.size(r)), { counts: (r) => r < K.width + V.c(), ref: "size", under: `blue: kept, for ${columns(K.width + V.c())}` })],
+  cut: ["singular values of Z_F, and those that are kept", (x, y, W, H) => bars(x, y, Math.min(W, 260), H, features().map((r) => V.size(r)), { counts: (r) => r < K.width + V.c(), ref: "size", under: `blue: kept, for ${columns(K.width + V.c())}` })],
   columns: ["columns, grown: new ones in a frame", () => [tall(below("w", "q"), "wq", K.width), "→", tall(below("w", "q", "′"), "wqn", K.width + V.c(), { from: K.width }), "", tall(below("w", "k"), "wk", K.width), "→", tall(below("w", "k", "′"), "wkn", K.width + V.c(), { from: K.width })]],
   further: ["the gradient of each column after the step", () => [square("scale N′", "Nn"), "×", tall(below("w", "k", "′"), "wkn", K.width + V.c(), { from: K.width }), "=", tall(`d${below("w", "q", "′")}`, "dwqn", K.width + V.c(), { from: K.width })]],
   old: ["the gradient of the old columns", () => [square("scale N", "N"), "×", tall(below("w", "k"), "wk", K.width), "=", tall(`d${below("w", "q")}`, "dwq", K.width, { size: Math.max(...matrix(V.N).flat().map(Math.abs)) })]],

@@ -12,8 +12,8 @@ def run(definition: Any, inputs: Mapping[str, Any], knobs: Mapping[str, Any], _:
     width, y = knobs["width"], inputs["y"]
     w_q, w_k = (inputs[name][None, width - 1, :, :width] for name in ("w_q", "w_k"))
     heads = definition.heads_of(w_q, w_k, scale=float(inputs["scale"]))
-    g = softmax(y @ heads.kernel[0] @ y.T) - inputs["wanted"]
-    planned = definition.plan(heads, definition.observe(y[None], g[None, None]), damping=knobs["damping"])
+    d_scores = softmax(y @ heads.kernel[0] @ y.T) - inputs["wanted"]
+    planned = definition.plan(heads, definition.observe(y[None], d_scores[None, None]), damping=knobs["damping"])
     columns = definition.columns_of(planned, share=knobs["share"])
     definition.grow(heads, planned, columns=columns, amplitude=knobs["amplitude"])
     definition.slope_of(planned, columns)

@@ -59,8 +59,16 @@ record = Mechanism(
         "repeatable",
     ),
     stream=ModuleStream(_stream, _BLOCK),
-    # The author's code subtracts 1 from every weight, always. His eps is never used: "signed" keeps sums away from 0.
+    # What his code does. Equations 1 and 2, as he prints them, are the default: they subtract nothing.
     presets={
         "mercat2020": {"block": {"order": 2, "alpha": 3.0, "normaliser": "signed(delta=1.0)", "layer_norm": True}}
+    },
+    whose={
+        "mercat2020": {
+            "block.order": "printed, abstract: a second-order approximation",
+            "block.alpha": "code, branch linear-softmax at 76cc12f",
+            "block.normaliser": "code, which always subtracts 1; its eps is never used, and the 1e-6 of signed is ours",
+            "block.layer_norm": "code, the layer normalisation of queries and keys has no affine map",
+        }
     },
 )

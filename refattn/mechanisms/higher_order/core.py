@@ -74,6 +74,9 @@ def forward(
 ) -> tuple[Array, Saved]:
     """Higher-order attention of queries q over keys k and values v.
 
+    `refattn show higher_order > ho.py` writes the definition, how it is computed, as one file on NumPy alone; in a
+    block ``with ra.reading():`` a debugger steps through it.
+
     Parameters
     ----------
     q

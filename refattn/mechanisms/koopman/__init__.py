@@ -82,9 +82,23 @@ record = Mechanism(
     stream=_stream.Stream(_BLOCK),
     pointer=_pointer,
     redrawn=lambda saved: sum(saved.core.chosen),
+    # Not his system whole: the residual around a block stays, which the article does not have.
     presets={
         "tie2024": {
+            "mlp": False,
+            "heads": 1,
+            "decode": "pointer",
             "block": {"perturbation": "shift", "draws": "beta(candidates=64)"},
+        }
+    },
+    whose={
+        "tie2024": {
+            "mlp": "printed, abstract, step 4 and summary: instead of a feed-forward network",
+            "heads": "ours, the article has no heads",
+            "decode": "printed, the next output is a source token that the last query points at",
+            "block.perturbation": "printed, psi is a proxy of phi",
+            "block.draws": "ours, the article prints that ridge and epsilon are near 0, not from Beta(1, 9), and no 64",
+            "block.updates": "ours, the article prints no number of updates",
         }
     },
 )

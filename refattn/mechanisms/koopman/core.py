@@ -129,6 +129,9 @@ def forward(
 ) -> tuple[Array, Saved]:
     """Queries q, updated by a Koopman operator that is fitted to the trajectory of each.
 
+    `refattn show koopman > koop.py` writes the definition, how it is computed, as one file on NumPy alone; in a block
+    ``with ra.reading():`` a debugger steps through it.
+
     Parameters
     ----------
     q

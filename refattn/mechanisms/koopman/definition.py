@@ -1,80 +1,113 @@
-"""Koopman attention: a query attends several times, and a map that is fitted to its moves so far takes it further.
+"""Koopman attention: a query moves several times, and a matrix that is fitted to its moves predicts one move more.
 
-In softmax attention a query moves once, to q', the mean of the values that it attends. Here it is updated several
-times, and its points x_0 = q, x_1, x_2, ... are a path. Update m, counted from 0, attends from x_m, which gives q'. In
-update 0 that is all: x_1 = q'. A later one also fits a map to the m moves so far, from x_l to x_(l+1), and goes one
-move further than attention does: x_(m+1) is about map(q'). Why the map is applied at q' and not at x_m, the paper does
-not say; at x_m, only update 0 would read values. With one update this is softmax attention.
+Softmax attention moves a query q once, to a mean of values. Here it goes along a path of points, x_0 = q, x_1, x_2, ...
+Update m (0, 1, ...) makes x_(m+1) from x_m. It attends from x_m, as softmax attention does, and the mean of the values
+is a point called attended. Update 0 ends there: x_1 = attended. A later update has m moves to learn from, x_l to
+x_(l+1) for l < m. It fits a map to them and applies it to attended, not to x_m (the paper's choice): where would a
+query that moves like this go from there? That is x_(m+1), but for a correction (KOOP.15). By default there are two
+updates: one map is fitted, to one move. Nothing is causal. Values are points, too, of width d.
 
-Why one would want it: the paper puts it in the place of a layer's MLP, whose learned weights all queries share. Here
-each query has a map of its own, made of how it moved among these keys and values. The paper has no experiment.
+Lists. A matrix that acts on coordinates can make linear moves only. So a point x also has a list g(x) of n numbers: how
+alike x is to each of the n keys. The list is not linear in x, so a matrix that acts on lists, koopman (n x n), can make
+moves that are not linear in x. Points and lists are rows, k is the n x d matrix of the keys:
 
-A map of points need not be linear, but what it does to functions is linear: f(x) becomes f(map(x)), so that a sum
-becomes a sum. That is the map's Koopman operator. So a linear operator K on functions is fitted, by least squares. It
-is wanted for the function id(x) = x: if K is the operator of a map, (K id)(x) = map(x).
+    kernel(x, y) = x . y + exp(-|x - y|^2 / (2 d))          large if x and y have one direction, or are near
+    g_j(x) = kernel(x, k_j)                                 x . k_j is linear in x, exp(...) is not
+    g(x_l) koopman = g(x_(l+1))                             koopman is fitted to this, for all moves so far
 
-q, k and v are points of one space with d coordinates, and id is d functions, one for each coordinate. All formulas are
-of one query. l and r count its moves, j the keys, and o functions, of which each key has one:
+This is extended dynamic mode decomposition (EDMD). Let next(x) be the point that x moves to. Its Koopman operator K
+turns a function f into x -> f(next(x)). It is linear in f, whatever next is, so a matrix can stand for it.
 
-    kernel(x, y) = x . y + exp(-|x - y|^2 / (2 d)),        g_o(x) = kernel(k_o, x).
+Mixtures. A row c of n weights is a mixture; its point is c k. Row j of the matrix gram is the list of k_j. The mixture
+of x is c = g(x) gram^-1. For a function f, sum_j c_j f(k_j) is about f(x) (kernel interpolation): it is f(x) if x is a
+key, as g(k_j) is row j of gram. So c k is about x. A mixture times gram is a list, times k a point.
 
-The kernel says how alike two points are: x . y how far they point the same way, exp(...) how near they are; 2 d is
-there because squared distances grow with d. The first term makes linear functions, as id is, the second makes others.
-K reads the values of a function f at the keys, and answers with a sum of functions kappa_l, one for each move:
+The fit finds the matrix transfer, which takes the list of x to the mixture that x moves to. So the fitted K is (K f)(x)
+= g(x) transfer f(k), where row j of f(k) is f(k_j). For f = g, f(k) is gram; so koopman is transfer gram.
 
-    (K f)(x) = sum_lj kappa_l(x) A_lj f(k_j),        kappa(x) = N g(x).
+The paper (G. Nan Tie 2024) has the path, the lists, an operator for each query, and KOOP.15 with an open function (psi,
+below), and no experiment (ours: docs/experiments/koopman.md). Where it is silent, these are ours: x_1, exp, the fit (of
+M. Khosravi 2023), psi, defaults. Formulas: one query, update m; l is a move, j and o are keys.
 
-kappa_l(x) says how alike x and x_l are, as kernel(x_l, x) does. But it is a sum of the g_o, so that what K answers is
-of the kind that K is fitted on, and K can act on it again. KOOP.11 to KOOP.15 apply K to psi = id + epsilon K id; why,
-is said below. The first word on the right is the name in the code.
+    [KOOP.1]  gram_jo = kernel(k_j, k_o) + 2 jitter I_jo    jitter for each of the two terms: gram is invertible
+    [KOOP.2]  scores_j = x_m . k_j / sqrt(d)
+    [KOOP.3]  weights_j = exp(scores_j) / sum_o exp(scores_o)
+    [KOOP.4]  attended = sum_j weights_j v_j
+    [KOOP.5]  start_l = g(x_l)                              a row for each move: the list before it
+    [KOOP.6]  end_l = g(x_(l+1))                            and the list after it
+    [KOOP.7]  mixtures = start gram^-1                      row l is the mixture of x_l
 
-    [KOOP.1]  G_jo = kernel(k_j, k_o) + 2 jitter I_jo       gram: the functions at the keys; kernel(x, x) = 2 if |x| = 1
-    [KOOP.2]  s_j = x_m . k_j / sqrt(d)                     scores
-    [KOOP.3]  w_j = exp(s_j) / sum exp(s)                   weights; the sum is over all keys
-    [KOOP.4]  q' = sum_j w_j v_j                            attended; update 0 ends here
-    [KOOP.5]  B_lo = g_o(x_l)                               start: the functions before each move
-    [KOOP.6]  Y_lo = g_o(x_(l+1))                           end: the functions after each move
-    [KOOP.7]  N = B G^-1                                    dual: kappa(x) = N g(x)
-    [KOOP.8]  Z = N B^T                                     inner: Z_lr = kappa_l(x_r), the same as Z_rl
-    [KOOP.9]  A with Z A G + ridge A = Y                    fitted: the coefficients of K
-    [KOOP.10]  D = A k                                      once: (K id)(x) = D^T kappa(x), since id(k_j) = k_j
-    [KOOP.11]  R = A B^T                                    again: (K K id)(x) = (R D)^T kappa(x)
-    [KOOP.12]  H = D + epsilon R D                          both: (K psi)(x) = H^T kappa(x)
-    [KOOP.13]  c = N g(q')                                  place: kappa(q')
-    [KOOP.14]  t = H^T c                                    target: (K psi)(q')
-    [KOOP.15]  x_(m+1) = x with x + epsilon D^T N g(x) = t    following: where psi(x) = t
+The fit. m moves do not determine n x n numbers, so a ridge prefers a small operator (kernel ridge regression). Give the
+functions sum_j c_j g_j the inner product with <g_j, g_o> = gram_jo (that of the RKHS, but for the jitter). Then <g_o,
+f> = f(k_o), so the fitted K is the sum over j and o of the maps f -> transfer_jo g_j <g_o, f>. Two of them, jo and pq,
+have the (Hilbert-Schmidt) inner product transfer_jo transfer_pq gram_jp gram_oq. So |K|^2 is <transfer, gram transfer
+gram>, where <a, b> sums all a_jo b_jo. transfer minimises
 
-N, R: up to the jitter, kappa_l is the sum of the g_o that is kernel(x_l, x) at every key x, as N G = B. So kappa(k_j)
-is column j of B. Reading K id there, K answers kappa^T A (D^T B)^T = kappa^T R D. The jitter is for keys that repeat;
-float32 needs a larger one, such as 1e-4.
+    |start transfer gram - end|^2 + ridge |K|^2             with |a|^2 = <a, a>; half the gradient, set to 0:
+    start^T (start transfer gram - end) gram + ridge gram transfer gram = 0
 
-A: at x_r, the start of move r, K g_o is (Z A G)_ro, since g_o(k_j) = G_jo. It should be Y_ro. Few moves leave much of
-K open. The ridge, in units of kernel squared, prefers a small K: A makes |Z A G - Y|^2 + ridge |K|^2 the least, as its
-slope 2 Z (Z A G + ridge A - Y) G is 0. If G_jo is the inner product of g_j and g_o, Z_lr is that of kappa_l and
-kappa_r, and |K|^2 = sum_lo A_lo (Z A G)_lo is the sum of squares of K's matrix in an orthonormal basis. No operator on
-sums of the g_o does better (Khosravi). K sees id only at the keys, as the sum of the g_o that is id there. So
-(K id)(x_r) is that sum at x_(r+1), about x_(r+1) itself; the linear term of the kernel is there for this.
+A transfer = mixtures^T fit, with a row of fit for each move, solves it (representer theorem): start transfer is overlap
+fit (KOOP.8), and gram transfer is start^T fit, so the left side is start^T (overlap fit gram - end + ridge fit) gram.
 
-psi: K answers with functions, but the query needs a point. (K id)(q') is one, and epsilon = 0 takes it. The paper puts
-some psi that has an inverse in the place of id, and takes the x with psi(x) = (K psi)(q'). If K is the operator of a
-map, that is psi(map(q')), and x = map(q') for every psi. Which psi, the paper leaves open. With id + epsilon K id it is
-x + epsilon (K id)(x) = (K id)(q') + epsilon (K K id)(q'): x should be one move from q', and one move from x should be
-two moves from q'. A fitted K may not allow both, and epsilon is the weight of the second. If it is small, epsilon K id
-changes by less than x does, and there is one such x. That is not checked: if it is large, Newton's method may fail, and
-x and its gradients are wrong.
+    [KOOP.8]  overlap = mixtures start^T                    m x m, symmetric
+    [KOOP.9]  fit: overlap fit gram + ridge fit = end       solve for fit (a Sylvester equation)
+    [KOOP.10]  transfer = mixtures^T fit                    g(x) transfer: the mixture that x moves to
+    [KOOP.11]  koopman = transfer gram                      g(x) koopman: the list that x moves to
+    [KOOP.12]  one_move = transfer k                        g(x) one_move: the point that x moves to
 
-The next point is a sum of keys, along at most as many directions as there are moves: D has a row for each. Values
-decide it only through the path and q'. A large ridge pulls it to 0. The paper takes ridge and epsilon at random, most
-of them near 0.
+The next point. The paper has the x with psi(x) = (K psi)(attended), for a psi with an inverse. With the K of next that
+is psi(x) = psi(next(attended)), so x = next(attended) for every psi. With the fitted K psi matters. Ours is id +
+epsilon K id, with id(x) = x. (K id)(x) is g(x) one_move, at the keys gram one_move; so (K K id)(x) is g(x) transfer
+gram one_move, or g(x) koopman one_move. KOOP.15 asks: following is one move after attended, and one move after
+following is two moves after attended. K may not allow both; epsilon weighs the second.
 
-Backwards, dKOOP.n is the gradient with respect to the value of KOOP.n, and dKOOP.q that of q. Each line differentiates
-the forward line that is quoted above it. With the Jacobian J of psi at x_(m+1),
+    [KOOP.13]  both_moves = one_move + epsilon koopman one_move      one move, and epsilon times two moves
+    [KOOP.14]  target = g(attended) both_moves
+    [KOOP.15]  following: following + epsilon g(following) one_move = target        solve for following, x_(m+1)
 
-    [dKOOP.14]  dt = J^-T dx_(m+1)      if t moves by e, or psi by -e, x_(m+1) moves by J^-1 e
+Backward. d_end is the gradient of the loss with respect to end. dKOOP.4 is that of the value of KOOP.4, dKOOP.q that of
+the input q. A product: A = B C gives d_B = d_A C^T and d_C = B^T d_A (transposed in dKOOP.1, as key_j adds both). A
+solve (KOOP.7, mixtures gram = start; KOOP.9; KOOP.15): let u solve E(u) = r, with J the derivative of E. Then J^T d_r =
+d_u, and other inputs of E get the gradients of E(u), u fixed, for d_E = -d_r (implicit function theorem).
 
-Axes: b batch, h head, i query, j key, o function, l move, d width. If the future is hidden, query i is this map of
-q[:, :, i:i+1], k[:, :, :i+1] and v[:, :, :i+1]. Source: G. Nan Tie 2024, Koopman attention; M. Khosravi 2023,
-Representer theorem for learning Koopman operators, arXiv:2208.01681 (the fit). See docs/deviations.md.
+A list g(x) reads x and all keys: x gets sum_j d_g_j(x) slope(x, k_j), and each key k_j gets d_g_j(x) slope(k_j, x).
+sum_x is over the lists of an update: of x_0 to x_m, attended and following. What following gets is in J, so its list
+gives something to the keys alone. Key j is also in row j and in column j of gram. sum_m is over updates and queries.
+
+    slope(x, y) = y - (x - y) exp(-|x - y|^2 / (2 d)) / d      the derivative of kernel(x, y) with respect to x
+    d_g(x_l) = d_start_l + d_end_(l-1)                      x_l starts move l, ends move l - 1; 0 if there is none
+    d_g(attended) = d_target both_moves^T
+    d_g(following) = -epsilon d_target one_move^T           the - of a solve
+    key_j = sum_o (d_gram_jo + d_gram_oj) slope(k_j, k_o) + sum_mx d_g_j(x) slope(k_j, x)      through all kernels
+
+    [dKOOP.15]  d_following = d_x_(m+1)                     the next line; that of the last point comes in
+    [dKOOP.q]  d_x_l = sum_j d_scores_lj k_j / sqrt(d) + sum_mj d_g_j(x_l) slope(x_l, k_j)      scores of update l
+    [dKOOP.14]  d_target = d_following J^-1                 J = I + epsilon sum_j one_move_j^T slope(following, k_j)
+    [dKOOP.13]  d_both_moves = g(attended)^T d_target
+    [dKOOP.12]  d_one_move = d_both_moves + epsilon koopman^T d_both_moves - epsilon g(following)^T d_target
+    [dKOOP.11]  d_koopman = epsilon d_both_moves one_move^T
+    [dKOOP.10]  d_transfer = d_one_move k^T + d_koopman gram
+    [dKOOP.9]  d_fit = mixtures d_transfer
+    [dKOOP.6]  d_end: overlap d_end gram + ridge d_end = d_fit      overlap and gram are symmetric: J^T is J
+    [dKOOP.8]  d_overlap = -d_end gram fit^T                the - of a solve
+    [dKOOP.7]  d_mixtures = fit d_transfer^T + d_overlap start      of KOOP.10, of KOOP.8
+    [dKOOP.5]  d_start = d_mixtures gram^-1 + d_overlap^T mixtures      of KOOP.7, of KOOP.8
+    [dKOOP.4]  d_attended = sum_j d_g_j(attended) slope(attended, k_j)      d_following in update 0
+    [dKOOP.3]  d_weights_j = d_attended . v_j
+    [dKOOP.2]  d_scores_j = weights_j (d_weights_j - sum_o weights_o d_weights_o)
+    [dKOOP.1]  d_gram = sum_m (d_koopman^T transfer - fit^T overlap d_end - mixtures^T d_mixtures gram^-1)
+    [dKOOP.v]  d_v_j = sum_m weights_j d_attended
+    [dKOOP.k]  d_k_j = key_j + sum_m (d_scores_j x_m / sqrt(d) + (transfer^T d_one_move)_j)
+    [dKOOP.ridge]  d_ridge = -sum_m <d_end, fit>            both numbers sum over b, h, too
+    [dKOOP.epsilon]  d_epsilon = sum_m d_target . (g(attended) koopman one_move - g(following) one_move)
+
+Axes: b batch, h head, i query, j and o key, l move, d width. Below, the value of each key on a circle is the next key:
+x_0 is (4, 0), x_1 about (0, 4), attended about -x_0. x . y is most of the kernel, so -x_0 moves to about -x_1, (0, -4).
+
+    >>> import numpy as np, refattn as ra
+    >>> k = 4.0 * np.asarray([[[[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]]])
+    >>> ra.koopman.forward(k[:, :, :1], k, np.roll(k, -1, axis=2))[0].round(1)[..., 1].tolist()
+    [[[-3.8]]]
 """
 
 import math
@@ -91,99 +124,60 @@ def forward(
 ) -> tuple[Array, tuple[Any, ...]]:
     """Return the last point (b, h, i, d) for q (b, h, i, d), k and v (b, h, j, d), and what `backward` reads."""
     xp, root = namespace(q, k, v), math.sqrt(q.shape[3])
-    gram = kernel(k, k) + 2.0 * jitter * eye_like(k.shape[2], k)  # (b, h, o, o) [KOOP.1]
+    gram = kernel(k, k) + 2.0 * jitter * eye_like(k.shape[2], k)  # (b, h, j, o) [KOOP.1]
+    fixed = (k[:, :, None, :, :], gram[:, :, None, :, :], ridge, epsilon)  # (b, h, 1, j, d), (b, h, 1, j, o), -, -
     path, tape = [q], []
     for update in range(updates):
         scores = path[-1] @ transpose(k) / root  # (b, h, i, j) [KOOP.2]
         weights = softmax(scores)  # (b, h, i, j) [KOOP.3]
         attended = weights @ v  # (b, h, i, d) [KOOP.4]
-        following, kept = attended, None  # (b, h, i, d), -: update 0 has no moves to fit
-        if update > 0:
-            following, kept = predict(xp.stack([*path, attended], axis=3), k, gram, ridge, epsilon)  # (b, h, i, d), -
+        points = xp.stack([*path, attended], axis=3)  # (b, h, i, l + 2, d)
+        following, kept = predict(points, *fixed) if update > 0 else (attended, None)  # (b, h, i, d), -
         path.append(following)
         tape.append((weights, kept))
-    return path[-1], (k, v, gram, ridge, epsilon, path, tape)
+    return path[-1], (k, v, gram, fixed, path, tape)
 
 
-def predict(points: Array, k: Array, gram: Array, ridge: float, epsilon: float) -> tuple[Array, tuple[Array, ...]]:
-    """Return what follows the points (b, h, i, l + 2, d) of a path and attended, and what `backward` reads."""
-    xp, keys, grams = namespace(k), k[:, :, None, :, :], gram[:, :, None, :, :]  # -, (b, h, 1, j, d), (b, h, 1, o, o)
-    functions = kernel(points, keys)  # (b, h, i, l + 2, o): g at the points
-    start = functions[..., :-2, :]  # (b, h, i, l, o) [KOOP.5]
-    end = functions[..., 1:-1, :]  # (b, h, i, l, o) [KOOP.6]
-    dual = over(start, grams)  # (b, h, i, l, o) [KOOP.7]
-    inner = dual @ transpose(start)  # (b, h, i, l, l) [KOOP.8]
-    fitted = sylvester(inner, grams, ridge, end)  # (b, h, i, l, o) [KOOP.9]
-    once = fitted @ keys  # (b, h, i, l, d) [KOOP.10]
-    again = fitted @ transpose(start)  # (b, h, i, l, l) [KOOP.11]
-    both = once + epsilon * again @ once  # (b, h, i, l, d) [KOOP.12]
-    at_attended = functions[..., -1:, :]  # (b, h, i, 1, o): g(q')
-    place = (at_attended @ transpose(dual))[..., 0, :]  # (b, h, i, l) [KOOP.13]
-    target = (place[..., None, :] @ both)[..., 0, :]  # (b, h, i, d) [KOOP.14]
-    mapping = transpose(once) @ dual  # (b, h, i, d, o): D^T N
-    x = at_attended @ transpose(mapping)  # (b, h, i, 1, d): (K id)(q'), where Newton's method begins
-    for _ in range(20):  # far more steps than it needs, as there is no test of when to stop
-        missing = target[..., None, :] - x - epsilon * kernel(x, keys) @ transpose(mapping)  # (b, h, i, 1, d)
-        slopes = eye_like(k.shape[3], k) + kernel_backward(x, keys, epsilon * mapping)  # (b, h, i, d, d): J, but at x
-        x = x + transpose(xp.linalg.solve(slopes, transpose(missing)))  # (b, h, i, 1, d)
+def predict(points: Array, keys: Array, gram: Array, ridge: float, epsilon: float) -> tuple[Array, tuple[Array, ...]]:
+    """Return what follows the points (b, h, i, l + 2, d), x_0 ... x_m and attended, and what its backward reads."""
+    xp, lists = namespace(points), kernel(points, keys)  # -, (b, h, i, l + 2, j)
+    start = lists[..., :-2, :]  # (b, h, i, l, j) [KOOP.5]
+    end = lists[..., 1:-1, :]  # (b, h, i, l, j) [KOOP.6]
+    mixtures = over(start, gram)  # (b, h, i, l, j) [KOOP.7]
+    overlap = mixtures @ transpose(start)  # (b, h, i, l, l) [KOOP.8]
+    fit = sylvester(overlap, gram, ridge, end)  # (b, h, i, l, j) [KOOP.9]
+    transfer = transpose(mixtures) @ fit  # (b, h, i, j, o) [KOOP.10]
+    koopman = transfer @ gram  # (b, h, i, j, o) [KOOP.11]
+    one_move = transfer @ keys  # (b, h, i, j, d) [KOOP.12]
+    both_moves = one_move + epsilon * koopman @ one_move  # (b, h, i, j, d) [KOOP.13]
+    g_attended = lists[..., -1:, :]  # (b, h, i, 1, j)
+    target = (g_attended @ both_moves)[..., 0, :]  # (b, h, i, d) [KOOP.14]
+    x = g_attended @ one_move  # (b, h, i, 1, d): (K id)(attended), where Newton's method begins
+    for _ in range(20):  # far more steps than it needs, as no test ends it; if epsilon is large it may fail unnoticed
+        missing = target[..., None, :] - x - epsilon * kernel(x, keys) @ one_move  # (b, h, i, 1, d)
+        J = eye_like(x.shape[-1], x) + kernel_backward(x, keys, epsilon * transpose(one_move))  # (b, h, i, d, d)
+        x = x + transpose(xp.linalg.solve(J, transpose(missing)))  # (b, h, i, 1, d)
     following = x[..., 0, :]  # (b, h, i, d) [KOOP.15]
-    points = xp.concat([points, x], axis=3)  # (b, h, i, l + 3, d): where functions were taken
-    return following, (keys, grams, points, start, dual, inner, fitted, once, again, both, at_attended, place, mapping)
+    return following, (points, x, start, g_attended, mixtures, overlap, fit, transfer, koopman, one_move, both_moves)
 
 
 def backward(saved: tuple[Any, ...], d_out: Array) -> dict[str, Array]:
     """Return the gradients of q, k, v, ridge and epsilon for d_out, that of the last point."""
-    k, v, gram, ridge, epsilon, path, tape = saved
-    xp, root, unit = namespace(d_out), math.sqrt(k.shape[3]), eye_like(k.shape[3], k)  # -, -, (d, d)
-    d_path = [*(xp.zeros_like(x) for x in path[:-1]), d_out]  # each point gets more from every later update
+    k, v, gram, fixed, path, tape = saved
+    xp, root = namespace(d_out), math.sqrt(k.shape[3])
+    d_path = [*(xp.zeros_like(x) for x in path[:-1]), d_out]  # each (b, h, i, d): more from every later update
     k_sum, v_sum, gram_sum = xp.zeros_like(k), xp.zeros_like(v), xp.zeros_like(gram)  # of all updates
     ridge_sum = epsilon_sum = 0.0 * xp.sum(d_out)  # ()
     for update in range(len(tape) - 1, -1, -1):
         weights, kept = tape[update]  # (b, h, i, j), -
-        # forward: path.append(following)
         d_following = d_path[update + 1]  # (b, h, i, d) [dKOOP.15]
         if update > 0:
-            keys, grams, points, start, dual, inner, fitted, once, again, both, at_attended, place, mapping = kept
-            # forward: following + epsilon * at_following @ mapping^T = target
-            at_following = kernel(points[..., -1:, :], keys)  # (b, h, i, 1, o): g(x_(m+1))
-            slopes = unit + kernel_backward(points[..., -1:, :], keys, epsilon * mapping)  # (b, h, i, d, d): J
-            d_target = xp.linalg.solve(transpose(slopes), d_following[..., None])[..., 0]  # (b, h, i, d) [dKOOP.14]
-            d_row = d_target[..., None, :]  # (b, h, i, 1, d)
-            d_change = -d_target[..., None] * at_following  # (b, h, i, d, o): of epsilon * mapping
-            d_at_following = -epsilon * d_row @ mapping  # (b, h, i, 1, o)
-            # forward: target = place @ both
-            d_place = (d_row @ transpose(both))[..., 0, :]  # (b, h, i, l) [dKOOP.13]
-            d_both = place[..., None] * d_row  # (b, h, i, l, d) [dKOOP.12]
-            # forward: both = once + epsilon * again @ once; mapping = once^T @ dual
-            d_again = epsilon * d_both @ transpose(once)  # (b, h, i, l, l) [dKOOP.11]
-            of_once = transpose(again) @ d_both + dual @ transpose(d_change)  # (b, h, i, l, d)
-            d_once = d_both + epsilon * of_once  # (b, h, i, l, d) [dKOOP.10]
-            epsilon_sum = epsilon_sum + xp.sum(d_both * (again @ once)) + xp.sum(d_change * mapping)  # ()
-            # forward: once = fitted @ keys; again = fitted @ start^T
-            d_fitted = d_once @ transpose(keys) + d_again @ start  # (b, h, i, l, o) [dKOOP.9]
-            # forward: inner @ fitted @ gram + ridge * fitted = end, which is symmetric and so its own adjoint
-            d_end = sylvester(inner, grams, ridge, d_fitted)  # (b, h, i, l, o) [dKOOP.6]
-            d_inner = -d_end @ grams @ transpose(fitted)  # (b, h, i, l, l) [dKOOP.8]
-            ridge_sum = ridge_sum - xp.sum(d_end * fitted)  # ()
-            # forward: inner = dual @ start^T; mapping = once^T @ dual; place = dual @ at_attended
-            of_points = epsilon * once @ d_change + d_place[..., None] * at_attended  # (b, h, i, l, o)
-            d_dual = d_inner @ start + of_points  # (b, h, i, l, o) [dKOOP.7]
-            d_at_attended = d_place[..., None, :] @ dual  # (b, h, i, 1, o)
-            # forward: dual = start @ gram^-1; again = fitted @ start^T; inner = dual @ start^T
-            d_solved = over(d_dual, grams)  # (b, h, i, l, o): dN G^-1
-            d_start = d_solved + transpose(d_again) @ fitted + transpose(d_inner) @ dual  # (b, h, i, l, o) [dKOOP.5]
-            d_grams = -transpose(fitted) @ inner @ d_end - transpose(dual) @ d_solved  # (b, h, i, o, o)
-            gram_sum = gram_sum + xp.sum(d_grams, axis=2)  # (b, h, o, o)
-            # forward: once = fitted @ keys; functions = kernel(points, keys); start and end are functions on the path
-            none = xp.zeros_like(d_at_attended)  # (b, h, i, 1, o)
-            d_on_path = xp.concat([d_start, none], axis=3) + xp.concat([none, d_end], axis=3)  # (b, h, i, l + 1, o)
-            d_functions = xp.concat([d_on_path, d_at_attended, d_at_following], axis=3)  # (b, h, i, l + 3, o)
-            d_points = kernel_backward(points, keys, d_functions)  # (b, h, i, l + 3, d): the last has its part in J
+            # forward: following = predict([*path, attended], keys, gram, ridge, epsilon)
+            d_points, d_keys, d_grams, d_ridges, d_epsilons = predict_backward(kept, fixed, d_following)
             d_path[: update + 1] = [d_path[m] + d_points[..., m, :] for m in range(update + 1)]
-            d_keys = kernel_backward(keys, points, transpose(d_functions))  # (b, h, i, j, d)
-            k_sum = k_sum + xp.sum(d_keys + transpose(fitted) @ d_once, axis=2)  # (b, h, j, d)
-        # forward: points = stack([*path, attended, following]); in update 0 following = attended
-        d_attended = d_points[..., -2, :] if update > 0 else d_following  # (b, h, i, d) [dKOOP.4]
+            k_sum, gram_sum = k_sum + xp.sum(d_keys, axis=2), gram_sum + xp.sum(d_grams, axis=2)  # of all queries
+            ridge_sum, epsilon_sum = ridge_sum + d_ridges, epsilon_sum + d_epsilons  # (), ()
+        d_attended = d_points[..., -1, :] if update > 0 else d_following  # (b, h, i, d) [dKOOP.4]
         # forward: attended = weights @ v
         d_weights = d_attended @ transpose(v)  # (b, h, i, j) [dKOOP.3]
         v_sum = v_sum + transpose(weights) @ d_attended  # (b, h, j, d)
@@ -192,12 +186,51 @@ def backward(saved: tuple[Any, ...], d_out: Array) -> dict[str, Array]:
         d_path[update] = d_path[update] + d_scores @ k / root  # (b, h, i, d)
         k_sum = k_sum + transpose(d_scores) @ path[update] / root  # (b, h, j, d)
     # forward: gram = kernel(k, k) + 2 jitter I
-    d_gram = gram_sum  # (b, h, o, o) [dKOOP.1]
+    d_gram = gram_sum  # (b, h, j, o) [dKOOP.1]
     d_k = k_sum + kernel_backward(k, k, d_gram + transpose(d_gram))  # (b, h, j, d) [dKOOP.k]
-    # forward: path = [q]; all updates read v, ridge and epsilon
     d_q, d_v = d_path[0], v_sum  # (b, h, i, d) [dKOOP.q], (b, h, j, d) [dKOOP.v]
     d_ridge, d_epsilon = ridge_sum, epsilon_sum  # () [dKOOP.ridge], () [dKOOP.epsilon]
     return {"q": d_q, "k": d_k, "v": d_v, "ridge": d_ridge, "epsilon": d_epsilon}
+
+
+def predict_backward(kept: tuple[Array, ...], fixed: tuple[Any, ...], d_following: Array) -> tuple[Array, ...]:
+    """Return the gradients of what `predict` takes; those of keys (b, h, i, j, d) and gram are of each query."""
+    keys, gram, ridge, epsilon = fixed
+    points, x, start, g_attended, mixtures, overlap, fit, transfer, koopman, one_move, both_moves = kept
+    xp, g_following = namespace(x), kernel(x, keys)  # -, (b, h, i, 1, j)
+    # forward: x + epsilon * g_following @ one_move = target; following = x[..., 0, :]
+    J = eye_like(x.shape[-1], x) + kernel_backward(x, keys, epsilon * transpose(one_move))  # (b, h, i, d, d)
+    d_target = xp.linalg.solve(transpose(J), d_following[..., None])[..., 0]  # (b, h, i, d) [dKOOP.14]
+    d_row = d_target[..., None, :]  # (b, h, i, 1, d)
+    # forward: target = g_attended @ both_moves
+    d_both_moves = transpose(g_attended) @ d_row  # (b, h, i, j, d) [dKOOP.13]
+    d_g_attended = d_row @ transpose(both_moves)  # (b, h, i, 1, j)
+    # forward: both_moves = one_move + epsilon * koopman @ one_move; x + epsilon * g_following @ one_move = target
+    of_product = transpose(koopman) @ d_both_moves - transpose(g_following) @ d_row  # of epsilon * one_move
+    d_one_move = d_both_moves + epsilon * of_product  # (b, h, i, j, d) [dKOOP.12]
+    d_epsilon = xp.sum(d_row * (g_attended @ (koopman @ one_move) - g_following @ one_move))  # ()
+    d_koopman = epsilon * d_both_moves @ transpose(one_move)  # (b, h, i, j, o) [dKOOP.11]
+    # forward: one_move = transfer @ keys; koopman = transfer @ gram; transfer = mixtures^T @ fit
+    d_transfer = d_one_move @ transpose(keys) + d_koopman @ gram  # (b, h, i, j, o) [dKOOP.10]
+    d_fit = mixtures @ d_transfer  # (b, h, i, l, j) [dKOOP.9]
+    # forward: overlap @ fit @ gram + ridge * fit = end
+    d_end = sylvester(overlap, gram, ridge, d_fit)  # (b, h, i, l, j) [dKOOP.6]
+    d_overlap, d_ridge = -d_end @ gram @ transpose(fit), -xp.sum(d_end * fit)  # (b, h, i, l, l) [dKOOP.8], ()
+    # forward: transfer = mixtures^T @ fit; overlap = mixtures @ start^T; mixtures = start @ gram^-1
+    d_mixtures = fit @ transpose(d_transfer) + d_overlap @ start  # (b, h, i, l, j) [dKOOP.7]
+    d_solved = over(d_mixtures, gram)  # (b, h, i, l, j): d_mixtures @ gram^-1
+    d_start = d_solved + transpose(d_overlap) @ mixtures  # (b, h, i, l, j) [dKOOP.5]
+    # forward: koopman^T = gram @ transfer^T; overlap @ fit @ gram + ridge * fit = end; mixtures @ gram = start
+    of_fit = transpose(fit) @ overlap @ d_end + transpose(mixtures) @ d_solved  # (b, h, i, j, o)
+    d_gram = transpose(d_koopman) @ transfer - of_fit  # (b, h, i, j, o): of this query
+    # forward: start = lists[..., :-2, :]; end = lists[..., 1:-1, :]; g_attended = lists[..., -1:, :]
+    z = xp.zeros_like(d_g_attended)  # (b, h, i, 1, j)
+    d_lists = xp.concat([d_start, z, d_g_attended], axis=3) + xp.concat([z, d_end, z], axis=3)  # (b, h, i, l + 2, j)
+    # forward: lists = kernel(points, keys); g_following = kernel(x, keys); one_move = transfer @ keys
+    d_points = kernel_backward(points, keys, d_lists)  # (b, h, i, l + 2, d)
+    of_lists = kernel_backward(keys, points, transpose(d_lists)) + transpose(transfer) @ d_one_move  # (b, h, i, j, d)
+    d_keys = of_lists + kernel_backward(keys, x, -epsilon * one_move @ transpose(d_row))  # (b, h, i, j, d)
+    return d_points, d_keys, d_gram, d_ridge, d_epsilon
 
 
 def kernel(x: Array, y: Array) -> Array:
@@ -207,24 +240,21 @@ def kernel(x: Array, y: Array) -> Array:
 
 
 def kernel_backward(x: Array, y: Array, d_values: Array) -> Array:
-    """Return the gradient of x (..., p, d) for that of kernel(x, y), d_values (..., p, q); one x may serve all p."""
+    """Return the gradient of x (..., p, d) for d_values (..., p, q), that of kernel(x, y); one x may serve all p."""
     xp, apart = namespace(x), x[..., :, None, :] - y[..., None, :, :]  # -, (..., p, q, d)
     near = xp.exp(-xp.sum(apart * apart, axis=-1, keepdims=True) / (2.0 * x.shape[-1]))  # (..., p, q, 1)
-    slopes = y[..., None, :, :] - apart * near / x.shape[-1]  # (..., p, q, d): of kernel(x, y) with respect to x
+    slopes = y[..., None, :, :] - apart * near / x.shape[-1]  # (..., p, q, d): slope(x, y)
     return xp.sum(d_values[..., None] * slopes, axis=-2)
 
 
 def over(x: Array, gram: Array) -> Array:
-    """Return x gram^-1 (b, h, i, l, o) for a symmetric gram (b, h, 1, o, o): one system for the rows of all queries."""
-    xp, (b, h, _, _, o) = namespace(x), x.shape
-    rows = xp.reshape(x, (b, h, 1, -1, o))  # (b, h, 1, i*l, o)
-    solved = transpose(xp.linalg.solve(gram, transpose(rows)))  # (b, h, 1, i*l, o)
-    return xp.reshape(solved, x.shape)
+    """Return x gram^-1 (b, h, i, l, j) for a symmetric gram (b, h, 1, j, o): one system for the rows of all queries."""
+    rows = namespace(x).reshape(x, (*x.shape[:2], 1, -1, x.shape[-1]))  # (b, h, 1, i*l, j)
+    return namespace(x).reshape(transpose(namespace(x).linalg.solve(gram, transpose(rows))), x.shape)
 
 
-def sylvester(z: Array, g: Array, ridge: float, y: Array) -> Array:
-    """Return the A with z A g + ridge A = y, z and g symmetric: between their eigenvectors it is a division."""
-    z_values, left = namespace(z).linalg.eigh(z)  # (b, h, i, l), (b, h, i, l, l)
-    g_values, right = namespace(g).linalg.eigh(g)  # (b, h, 1, o), (b, h, 1, o, o)
-    scales = z_values[..., :, None] * g_values[..., None, :] + ridge  # (b, h, i, l, o)
-    return left @ (transpose(left) @ y @ right / scales) @ transpose(right)
+def sylvester(overlap: Array, gram: Array, ridge: float, right: Array) -> Array:
+    """Return the u with overlap u gram + ridge u = right: in the bases of eigenvectors, elements are divided."""
+    a, to_a = namespace(gram).linalg.eigh(overlap)  # (b, h, i, l), (b, h, i, l, l)
+    b, to_b = namespace(gram).linalg.eigh(gram)  # (b, h, 1, j), (b, h, 1, j, j)
+    return to_a @ (transpose(to_a) @ right @ to_b / (a[..., :, None] * b[..., None, :] + ridge)) @ transpose(to_b)

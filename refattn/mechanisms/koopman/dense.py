@@ -8,8 +8,9 @@ off its value of psi, which is one to one, as pi is, of which it is a perturbati
 (K psi)(q') = psi(f(q')), and the query goes to f(q').
 
 The definition, the paper's own case, is `definition`; ids with numbers are its equations, and here they have options.
-Every update repeats KOOP.2 to KOOP.4 with the newest query x = q^{r-1}, and from the second on KOOP.5 to KOOP.15. J(i)
-are the keys that query i sees, and P_op = <g_o, pi_p> is (k_o)_p::
+Its n x n matrix (KOOP.7, KOOP.10 to KOOP.13) is not formed here: in the functions kappa, of which each transition has
+one, the operator is the l x l matrix R. Every update repeats KOOP.2 to KOOP.4 with the newest query x = q^{r-1}, and
+from the second on the others. J(i) are the keys that query i sees, and P_op = <g_o, pi_p> is (k_o)_p::
 
     [KOOP.1]  G_oo' = k(k_o, k_o') + delta I_oo'
     [KOOP.visible]  G_oo'^i = G_oo' if o, o' in J(i), else (1 + delta) I_oo'       what is called G from here on
@@ -19,13 +20,13 @@ are the keys that query i sees, and P_op = <g_o, pi_p> is (k_o)_p::
     [KOOP.4]  q'_i = sum_j w_ij v_j                        update 1: q^1 = q'
     [KOOP.5]  B_lo = g_o(x_l)
     [KOOP.6]  Y_lo = g_o(x_{l+1}) - tau B_lo
-    [KOOP.7]  N = B G^-1                                   not for "full"
+    [KOOP.dual]  N = B G^-1                                not for "full"
     [KOOP.8]  Z = N B^T                                    "full": Z_lm = k(x_l, x_m)
     [KOOP.9]  A: Z A G + ridge A = Y                       one system of l o unknowns; "separable": (Z + ridge) A G = Y
-    [KOOP.10]  D = A P                                     phi(x) = tau x + D^T kappa(x) = (K pi)(x)
-    [KOOP.11]  R = A B^T                                   (K phi)(x) = tau x + (2 tau D + R D)^T kappa(x)
-    [KOOP.12]  H = (a + 2 tau b) D + b R D
-    [KOOP.13]  c = kappa(q'), kappa(x) = N g(x)            "full": kappa_l(x) = k(x_l, x)
+    [KOOP.modes]  D = A P                                  phi(x) = tau x + D^T kappa(x) = (K pi)(x)
+    [KOOP.operator]  R = A B^T                             (K phi)(x) = tau x + (2 tau D + R D)^T kappa(x)
+    [KOOP.lifted]  H = (a + 2 tau b) D + b R D
+    [KOOP.section]  c = kappa(q'), kappa(x) = N g(x)       "full": kappa_l(x) = k(x_l, x)
     [KOOP.14]  t = (K psi)(q') = (a + b) tau q' + H^T c
     [KOOP.15]  q^r = x: psi(x) = (a + b tau) x + b D^T kappa(x) = t
 
@@ -47,14 +48,14 @@ at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). Sums over r are over upda
 
     [dKOOP.15]  dq^s = sum_j ds_j k_j / sqrt(d) + sum_r sum_o dg_o(q^s) k_x(q^s, k_o)      of the last: + d_o
     [dKOOP.14]  dt = J^-T dq^r
-    [dKOOP.13]  dc = H dt
-    [dKOOP.12]  dH = c dt^T
-    [dKOOP.11]  dR = b dH D^T
-    [dKOOP.10]  dD = (a + 2 tau b) dH + b R^T dH - b u dt^T
+    [dKOOP.section]  dc = H dt
+    [dKOOP.lifted]  dH = c dt^T
+    [dKOOP.operator]  dR = b dH D^T
+    [dKOOP.modes]  dD = (a + 2 tau b) dH + b R^T dH - b u dt^T
     [dKOOP.9]  dA = dD P^T + dR B                          0 for observables that are not seen
     [dKOOP.6]  dY: Z dY G + ridge dY = dA                  "separable": (Z + ridge) dY G = dA
     [dKOOP.8]  dZ = -dY G A^T
-    [dKOOP.7]  dN = dZ B + du g(q^r)^T + dc g(q')^T, du = -b D dt
+    [dKOOP.dual]  dN = dZ B + du g(q^r)^T + dc g(q')^T, du = -b D dt
     [dKOOP.5]  dB = dR^T A + dZ^T N + dN G^-1 - tau dY     "full": dB = dR^T A - tau dY
     [dKOOP.visible]  dG = -sum_r (A^T Z dY + N^T dN G^-1)  "separable": Z A + ridge A in place of Z A
     [dKOOP.4]  dq'_i = (a + b) tau dt + sum_o (N^T dc)_o k_x(q', k_o)      update 1: dq'_i = dq^1_i
@@ -315,14 +316,14 @@ def gram_backward(g: Observables, keys: Array, jitter: float, d_visible: Array, 
 
 def dual_of(starts: Array, visible: Array) -> Array:
     """Return N (b, h, i, l, o)."""
-    dual = transpose(solve(visible, transpose(starts)))  # (b, h, i, l, o) [KOOP.7]
+    dual = transpose(solve(visible, transpose(starts)))  # (b, h, i, l, o) [KOOP.dual]
     return dual
 
 
 def dual_backward(starts: Array, visible: Array, d_inner: Array, d_kappa: Array, at_kappa: Array) -> Array:
     """Return dN G^-1 (b, h, i, l, o), for the gradients of Z and of kappa(x), where the observables are `at_kappa`."""
     # forward: inner = dual @ starts^T; kappa(x) = dual @ g(x)
-    d_dual = d_inner @ starts + transpose(d_kappa) @ at_kappa  # (b, h, i, l, o) [dKOOP.7]
+    d_dual = d_inner @ starts + transpose(d_kappa) @ at_kappa  # (b, h, i, l, o) [dKOOP.dual]
     # forward: dual = starts G^-1
     return transpose(solve(transpose(visible), transpose(d_dual)))
 
@@ -364,11 +365,11 @@ def lift(
     """Return (K psi)(q'), and what it is made of, for A, A P and the functions kappa."""
     xp, ridges, (tau, epsilon, _) = namespace(attended), options.ridges, numbers
     a, b = options.perturbation.shares(epsilon)  # (), ()
-    modes = options.nudge(ridges.joined(at_coordinates))  # (b, h, i, l, d) [KOOP.10]
-    koopman = options.nudge(found @ transpose(starts))  # (b, h, i, l, l) [KOOP.11]
+    modes = options.nudge(ridges.joined(at_coordinates))  # (b, h, i, l, d) [KOOP.modes]
+    koopman = options.nudge(found @ transpose(starts))  # (b, h, i, l, l) [KOOP.operator]
     twice = ridges.joined(koopman @ modes)  # (b, h, i, l, d): R D
-    lifted = (a + 2.0 * tau * b) * modes + b * twice  # (b, h, i, l, d) [KOOP.12]
-    section = options.nudge(kappa(attended))  # (b, h, i, l) [KOOP.13]
+    lifted = (a + 2.0 * tau * b) * modes + b * twice  # (b, h, i, l, d) [KOOP.lifted]
+    section = options.nudge(kappa(attended))  # (b, h, i, l) [KOOP.section]
     image = (a + b) * tau * attended + xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d) [KOOP.14]
     expected = tau * attended + xp.sum(modes * section[..., None], axis=-2)  # (b, h, i, d): phi(q')
     return Lift(attended, starts, found, modes, koopman, twice, lifted, section, image, expected, numbers)
@@ -382,13 +383,13 @@ def lift_backward(step: Lift, d_image: Array, root: Array, at_root: Array, optio
     # forward: psi(root) = (a + b tau) root + b modes^T kappa(root) = image
     d_at_root = -(b * modes @ d_image[..., None])[..., 0]  # (b, h, i, l): du
     # forward: image = (a + b) tau attended + lifted^T section
-    d_section = (step.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l) [dKOOP.13]
-    d_lifted = step.section[..., None] * d_image[..., None, :]  # (b, h, i, l, d) [dKOOP.12]
+    d_section = (step.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l) [dKOOP.section]
+    d_lifted = step.section[..., None] * d_image[..., None, :]  # (b, h, i, l, d) [dKOOP.lifted]
     # forward: lifted = (a + 2 tau b) modes + b koopman @ modes
     d_twice = ridges.summed(transpose(step.koopman) @ ridges.apart(d_lifted))  # (b, h, i, l, d): R^T dH
     of_psi = at_root[..., None] * d_image[..., None, :]  # (b, h, i, l, d): u dt^T
-    d_modes = (a + 2.0 * tau * b) * d_lifted + b * (d_twice - of_psi)  # (b, h, i, l, d) [dKOOP.10]
-    d_koopman = b * ridges.apart(d_lifted) @ transpose(modes)  # (b, h, i, l, l) [dKOOP.11]
+    d_modes = (a + 2.0 * tau * b) * d_lifted + b * (d_twice - of_psi)  # (b, h, i, l, d) [dKOOP.modes]
+    d_koopman = b * ridges.apart(d_lifted) @ transpose(modes)  # (b, h, i, l, l) [dKOOP.operator]
     # forward: a and b in psi, in image and in lifted
     d_a = xp.sum(d_image * (tau * attended - root)) + xp.sum(d_lifted * modes)  # (): da
     of_image = d_image * (tau * (attended - root) - xp.sum(modes * at_root[..., None], axis=-2))  # (b, h, i, d)

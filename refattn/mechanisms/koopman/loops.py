@@ -77,7 +77,7 @@ ROWS = {"KOOP.2", "KOOP.masked", "KOOP.3", "KOOP.4", "KOOP.14", "KOOP.15", "firs
 
 def _of_query(id: str, value: np.ndarray) -> np.ndarray:
     """Return a value of one query as the other implementations have it, without its axis of one."""
-    return value[0] if id in ROWS else value[:, 0] if id == "KOOP.13" else value
+    return value[0] if id in ROWS else value[:, 0] if id == "KOOP.section" else value
 
 
 def _name(id: str, number: int) -> str:

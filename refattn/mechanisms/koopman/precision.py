@@ -1,6 +1,6 @@
 """How far rounding may have moved the results of a call: by the norms of its systems, or by computing it again.
 
-Where points hardly differ, or are large beside the ridge and the jitter, the systems of KOOP.7 and KOOP.9 are nearly
+Where points hardly differ, or are large beside the ridge and the jitter, the systems of KOOP.dual and KOOP.9 are nearly
 singular, and rounding in the points, their values and their sums comes out multiplied. The first estimate follows the
 norms through the updates. The relative error e of the points before an update becomes, with the unit roundoff u,
 

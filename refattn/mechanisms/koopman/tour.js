@@ -3,8 +3,8 @@
 // t counts updates, l and r the moves that are known then (as many as t), j keys, o the function that each of them has.
 // x(t) is where the query stands before update t, x'(t) = x(t + 1) where it goes. Queries do not meet, so there is one.
 
-const { q, k, v, target, G, Ginv, x, s, w, a, g, ga, B, Y, N, Z, AG, A, Dm: once, R, RD, H, c, kn, t, next } = F;
-const { dnext, dt, Dt, dc, dH, dR, dD, dA, dY, dYG, dZ, dN, sol, dB, dgx, dga, dgn, da, dw, mean, ds, dx, dG, ZdY } = F;
+const { q, k, v, target, G, Ginv, x, s, w, a, g, ga, B, Y, N, Z, AG, A, T, op, one, two, both, t, next } = F;
+const { dnext, dt, dboth, done, dop, dT, dA, dY, dYG, dZ, dN, sol, dB, dgx, dga, dgn, da, dw, mean, ds, dx, dG, ZdY } = F;
 const { sx, sa, kf, ka, ks, kg } = F;
 const range = (count) => Array.from({ length: count }, (_, l) => l);
 const updates = () => range(K.updates), fits = () => range(K.updates).slice(1), d = D.length, epsilon = knob("epsilon"), ridge = knob("ridge");
@@ -48,13 +48,13 @@ const nearness = (p, j) => Math.exp(-D.reduce((past, e) => past + (p[e] - V.k(j,
 // (K id)(p), where the map that is fitted in update u takes a point p.
 function mapped(u, p) {
   const like = J.map((j) => D.reduce((past, e) => past + p[e] * V.k(j, e), 0) + nearness(p, j));
-  return D.map((e) => J.reduce((past, j) => past + V.T(u, e, j) * like[j], 0));
+  return D.map((e) => J.reduce((past, j) => past + like[j] * V.one(u, j, e), 0));
 }
 
 // J_ef, how coordinate e of psi changes with coordinate f, at the point p.
 function jacobian(u, p) {
   const slopes = J.map((j) => D.map((f) => V.k(j, f) - ((p[f] - V.k(j, f)) * nearness(p, j)) / d));
-  return D.map((e) => D.map((f) => (e === f ? 1 : 0) + K.epsilon * J.reduce((past, j) => past + V.T(u, e, j) * slopes[j][f], 0)));
+  return D.map((e) => D.map((f) => (e === f ? 1 : 0) + K.epsilon * J.reduce((past, j) => past + V.one(u, j, e) * slopes[j][f], 0)));
 }
 
 // The x with psi(x) = t, by Newton's method.
@@ -79,56 +79,53 @@ const quantities = {
   v: { axes: "jd", what: "value" },
   target: { axes: "d", symbol: "goal", what: "wanted end of the path" },
   x: { axes: "td", what: "point of the path", of: (u, e) => (u === 0 ? q(S.i, e) : next(u - 1, e)) },
-  s: { id: "KOOP.2", axes: "tj", what: "score", of: (u, j) => div(dot(D.map((e) => x(u, e)), D.map((e) => k(j, e))), sqrt(d)) },
-  w: { id: "KOOP.3", axes: "tj", what: "weight", of: (u, j) => div(exp(s(u, j)), sum(J.map((n) => exp(s(u, n))))) },
-  a: { id: "KOOP.4", axes: "td", symbol: "q'", what: "where attention leads", of: (u, e) => sum(J.map((j) => mul(w(u, j), v(j, e)))) },
+  s: { id: "KOOP.2", axes: "tj", symbol: "score", what: "how well a key matches the point", of: (u, j) => div(dot(D.map((e) => x(u, e)), D.map((e) => k(j, e))), sqrt(d)) },
+  w: { id: "KOOP.3", axes: "tj", symbol: "weight", what: "share of a value", of: (u, j) => div(exp(s(u, j)), sum(J.map((n) => exp(s(u, n))))) },
+  a: { id: "KOOP.4", axes: "td", symbol: "attended", what: "where attention leads", of: (u, e) => sum(J.map((j) => mul(w(u, j), v(j, e)))) },
 
-  G: { id: "KOOP.1", axes: "jo", what: "how like two keys are to each other", of: (j, n) => (j === n ? add(kernel(at(k, j), at(k, n)), 2e-8) : kernel(at(k, j), at(k, n))) },
-  Ginv: { axes: "jo", symbol: "G⁻¹", what: "inverse of G", values: () => J.map((j) => solve(J.map((n) => J.map((l) => V.G(n, l))), J.map((n) => (n === j ? 1 : 0)))) },
+  G: { id: "KOOP.1", axes: "jo", symbol: "gram", what: "how like two keys are to each other", of: (j, n) => (j === n ? add(kernel(at(k, j), at(k, n)), 2e-8) : kernel(at(k, j), at(k, n))) },
+  Ginv: { axes: "jo", symbol: "gram⁻¹", what: "inverse of gram", values: () => J.map((j) => solve(J.map((n) => J.map((l) => V.G(n, l))), J.map((n) => (n === j ? 1 : 0)))) },
   g: { axes: "to", symbol: (u) => `g(${point(u)})`, what: "how like a point of the path is to a key", of: (u, j) => kernel(at(x, u), at(k, j)) },
-  ga: { axes: "to", symbol: "g(q')", what: "how like q' is to a key", of: (u, j) => kernel(at(a, u), at(k, j)) },
-  B: { id: "KOOP.5", passes: 1, axes: "tlo", what: "how like the start of a move is to a key", of: (u, m, j) => kernel(at(x, m), at(k, j)) },
-  Y: { id: "KOOP.6", passes: 1, axes: "tlo", what: "how like the end of a move is to a key", of: (u, m, j) => kernel(at(x, m + 1), at(k, j)) },
-  N: { id: "KOOP.7", passes: 1, axes: "tlo", what: "B, with nothing counted twice", of: (u, m, j) => sum(J.map((n) => mul(B(u, m, n), Ginv(n, j)))) },
-  Z: { id: "KOOP.8", passes: 1, axes: "tlr", what: "how like the starts of two moves are to each other", of: (u, m, r) => sum(J.map((j) => mul(N(u, m, j), B(u, r, j)))) },
-  AG: { axes: "tlo", what: "a product of the fit", of: (u, m, j) => sum(J.map((n) => mul(A(u, m, n), G(n, j)))) },
-  P: { axes: "tlo", symbol: "Y'", what: "what the operator answers at the start of a move", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), AG(u, r, j)))) },
+  ga: { axes: "to", symbol: "g(attended)", what: "how like the attended point is to a key", of: (u, j) => kernel(at(a, u), at(k, j)) },
+  B: { id: "KOOP.5", passes: 1, axes: "tlo", symbol: "start", what: "how like the start of a move is to a key", of: (u, m, j) => kernel(at(x, m), at(k, j)) },
+  Y: { id: "KOOP.6", passes: 1, axes: "tlo", symbol: "end", what: "how like the end of a move is to a key", of: (u, m, j) => kernel(at(x, m + 1), at(k, j)) },
+  N: { id: "KOOP.7", passes: 1, axes: "tlo", symbol: "mixtures", what: "share of a key in the mixture that the start of a move is read as", of: (u, m, j) => sum(J.map((n) => mul(B(u, m, n), Ginv(n, j)))) },
+  Z: { id: "KOOP.8", passes: 1, axes: "tlr", symbol: "overlap", what: "how like the starts of two moves are to each other", of: (u, m, r) => sum(J.map((j) => mul(N(u, m, j), B(u, r, j)))) },
+  AG: { axes: "tlo", symbol: "fit gram", what: "list that a move leads to", of: (u, m, j) => sum(J.map((n) => mul(A(u, m, n), G(n, j)))) },
+  P: { axes: "tlo", symbol: "start koopman", what: "list that the matrix makes of the start of a move", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), AG(u, r, j)))) },
   A: {
-    id: "KOOP.9", passes: 1, axes: "tlj", what: "coefficient of the fit",
+    id: "KOOP.9", passes: 1, axes: "tlj", symbol: "fit", what: "share of a key in the mixture that a move leads to",
     values: () => lazily((u) => sylvester(u, (m, j) => V.Y(u, m, j))),
   },
   rest: {
-    axes: "tlo", symbol: "rest", what: "what is left over, Y - Y': the ridge times A",
+    axes: "tlo", symbol: "rest", what: "by how much the matrix misses the end of a move: the ridge times fit",
     values: () => updates().map((u) => range(u).map((m) => J.map((o) => V.Y(u, m, o) - V.P(u, m, o)))),
     of: (u, m, o) => mul(ridge, A(u, m, o)),
   },
-  op: { axes: "tio", symbol: "K", what: "Koopman operator: how much g of the column has in g of the row after one move", of: (u, i, o) => sum(range(u).map((m) => mul(AG(u, m, i), N(u, m, o)))) },
+  T: { id: "KOOP.10", passes: 1, axes: "tjo", symbol: "transfer", what: "share of the key of the column in the mixture, for each of the likeness to the key of the row", of: (u, j, n) => sum(range(u).map((m) => mul(N(u, m, j), A(u, m, n)))) },
+  op: { id: "KOOP.11", passes: 1, axes: "tjo", symbol: "koopman", what: "how much the list after a move has at the column, for each of the list before it at the row", of: (u, j, n) => sum(J.map((o) => mul(T(u, j, o), G(o, n)))) },
   began: { axes: "to", symbol: (u) => `g(${before(u)})`, what: "how like the start of the last move is to a key", of: (u, o) => (u === 0 ? still : g(u - 1, o)) },
   answer: {
-    axes: "to", symbol: (u) => `K g(${before(u)})`, what: "what the operator makes of that",
+    axes: "to", symbol: (u) => `g(${before(u)}) koopman`, what: "list that the matrix makes of it",
     values: () => updates().map((u) => J.map((o) => (u === 0 ? 0 : V.P(u, u - 1, o)))),
-    of: (u, i) => (u === 0 ? still : sum(J.map((o) => mul(F.op(u, i, o), F.began(u, o))))),
+    of: (u, n) => (u === 0 ? still : sum(J.map((o) => mul(F.began(u, o), op(u, o, n))))),
   },
   ended: { axes: "to", symbol: (u) => `g(${u ? point(u) : "x"})`, what: "how like the end of the last move is to a key", of: (u, o) => (u === 0 ? still : g(u, o)) },
-  Dm: { id: "KOOP.10", passes: 1, axes: "tld", symbol: "D", what: "vector of a move", of: (u, m, e) => sum(J.map((j) => mul(A(u, m, j), k(j, e)))) },
-  R: { id: "KOOP.11", passes: 1, axes: "tlr", what: "what one move hands to another", of: (u, m, r) => sum(J.map((j) => mul(A(u, m, j), B(u, r, j)))) },
-  RD: { axes: "tld", what: "vector of a move, for two moves at once", of: (u, m, e) => sum(range(u).map((r) => mul(R(u, m, r), once(u, r, e)))) },
-  H: { id: "KOOP.12", passes: 1, axes: "tld", what: "vector of a move, for one move and epsilon times two", of: (u, m, e) => add(once(u, m, e), mul(epsilon, RD(u, m, e))) },
-  c: { id: "KOOP.13", passes: 1, axes: "tl", what: "how like q' is to the start of a move", of: (u, m) => sum(J.map((j) => mul(N(u, m, j), ga(u, j)))) },
-  t: { id: "KOOP.14", passes: 1, axes: "td", what: "one move from q' and epsilon times two", of: (u, e) => sum(range(u).map((m) => mul(c(u, m), H(u, m, e)))) },
-  map: { axes: "td", symbol: "q''", what: "where the map takes q'", of: (u, e) => sum(range(u).map((m) => mul(c(u, m), once(u, m, e)))) },
-  T: { axes: "tdo", what: "pull of a key's function", of: (u, e, j) => sum(range(u).map((m) => mul(once(u, m, e), N(u, m, j)))) },
-  kn: { axes: "tl", symbol: "κ(x')", what: "how like the next point is to the start of a move", of: (u, m) => sum(J.map((j) => mul(N(u, m, j), g(u + 1, j)))) },
+  one: { id: "KOOP.12", passes: 1, axes: "tjd", symbol: "one_move", what: "what likeness to a key adds to the point after a move", of: (u, j, e) => sum(J.map((n) => mul(T(u, j, n), k(n, e)))) },
+  two: { axes: "tjd", symbol: "two_moves", what: "what likeness to a key adds to the point after two moves", of: (u, j, e) => sum(J.map((n) => mul(op(u, j, n), one(u, n, e)))) },
+  both: { id: "KOOP.13", passes: 1, axes: "tjd", symbol: "both_moves", what: "one move, and epsilon times two", of: (u, j, e) => add(one(u, j, e), mul(epsilon, two(u, j, e))) },
+  t: { id: "KOOP.14", passes: 1, axes: "td", symbol: "target", what: "one move from the attended point, and epsilon times two", of: (u, e) => sum(J.map((j) => mul(ga(u, j), both(u, j, e)))) },
+  map: { axes: "td", symbol: "moved", what: "the point one move from the attended one", of: (u, e) => sum(J.map((j) => mul(ga(u, j), one(u, j, e)))) },
   next: {
-    id: "KOOP.15", passes: 1, axes: "td", symbol: "x'", what: "next point of the path",
+    id: "KOOP.15", passes: 1, axes: "td", symbol: "following", what: "next point of the path",
     values: () => lazily((u) => follow(u)),
-    of: (u, e) => (u === 0 ? a(0, e) : sub(t(u, e), mul(epsilon, sum(range(u).map((m) => mul(kn(u, m), once(u, m, e))))))),
+    of: (u, e) => (u === 0 ? a(0, e) : sub(t(u, e), mul(epsilon, sum(J.map((j) => mul(g(u + 1, j), one(u, j, e))))))),
   },
 
   sx: { axes: "tod", symbol: "g'", what: "how g changes with a point of the path", of: (u, j, e) => slope(at(x, u), at(k, j), e) },
-  sa: { axes: "tod", symbol: "g'", what: "how g changes with q'", of: (u, j, e) => slope(at(a, u), at(k, j), e) },
+  sa: { axes: "tod", symbol: "g'", what: "how g changes with the attended point", of: (u, j, e) => slope(at(a, u), at(k, j), e) },
   dnext: {
-    id: "dKOOP.15", back: true, axes: "td", symbol: "dx'", what: "gradient of the next point",
+    id: "dKOOP.15", back: true, axes: "td", symbol: "d_following", what: "gradient of the next point",
     of: (u, e) => (u === K.updates - 1 ? sub(next(u, e), target(e)) : dx(u + 1, e)),
   },
   dx: {
@@ -137,66 +134,68 @@ const quantities = {
   },
   Jac: { axes: "tde", symbol: "J", what: "slope of psi", values: () => lazily((u) => jacobian(u, D.map((e) => V.next(u, e)))) },
   dt: {
-    id: "dKOOP.14", since: 1, back: true, axes: "td", what: "gradient of what psi should be",
+    id: "dKOOP.14", since: 1, back: true, axes: "td", symbol: "d_target", what: "gradient of target",
     values: () => lazily((u) => solve(D.map((e) => D.map((f) => V.Jac(u, f, e))), D.map((e) => V.dnext(u, e)))),
     of: d === 2 ? (u, e) => div(
       sub(mul(F.Jac(u, 1 - e, 1 - e), dnext(u, e)), mul(F.Jac(u, 1 - e, e), dnext(u, 1 - e))),
       sub(mul(F.Jac(u, 0, 0), F.Jac(u, 1, 1)), mul(F.Jac(u, 0, 1), F.Jac(u, 1, 0)))) : undefined,
   },
-  Dt: { axes: "tl", symbol: "b", what: "how much a pull counts in the loss", of: (u, m) => sum(D.map((e) => mul(once(u, m, e), dt(u, e)))) },
-  dc: { id: "dKOOP.13", since: 1, back: true, axes: "tl", what: "gradient of c", of: (u, m) => sum(D.map((e) => mul(H(u, m, e), dt(u, e)))) },
-  dH: { id: "dKOOP.12", since: 1, back: true, axes: "tld", what: "gradient of H", of: (u, m, e) => mul(c(u, m), dt(u, e)) },
-  dR: { id: "dKOOP.11", since: 1, back: true, axes: "tlr", what: "gradient of R", of: (u, m, r) => mul(epsilon, sum(D.map((e) => mul(dH(u, m, e), once(u, r, e))))) },
-  dD: {
-    id: "dKOOP.10", since: 1, back: true, axes: "tld", what: "gradient of D",
-    of: (u, m, e) => add(dH(u, m, e), mul(epsilon, sub(sum(range(u).map((r) => mul(R(u, r, m), dH(u, r, e)))), mul(kn(u, m), dt(u, e))))),
+  dboth: { id: "dKOOP.13", since: 1, back: true, axes: "tjd", symbol: "d_both_moves", what: "gradient of both_moves", of: (u, j, e) => mul(ga(u, j), dt(u, e)) },
+  done: {
+    id: "dKOOP.12", since: 1, back: true, axes: "tjd", symbol: "d_one_move", what: "gradient of one_move",
+    of: (u, j, e) => add(dboth(u, j, e), mul(epsilon, sub(sum(J.map((n) => mul(op(u, n, j), dboth(u, n, e)))), mul(g(u + 1, j), dt(u, e))))),
+  },
+  dop: { id: "dKOOP.11", since: 1, back: true, axes: "tjo", symbol: "d_koopman", what: "gradient of koopman", of: (u, j, n) => mul(epsilon, sum(D.map((e) => mul(dboth(u, j, e), one(u, n, e))))) },
+  dT: {
+    id: "dKOOP.10", since: 1, back: true, axes: "tjo", symbol: "d_transfer", what: "gradient of transfer",
+    of: (u, j, n) => add(sum(D.map((e) => mul(done(u, j, e), k(n, e)))), sum(J.map((o) => mul(dop(u, j, o), G(o, n))))),
   },
   dA: {
-    id: "dKOOP.9", since: 1, back: true, axes: "tlj", what: "gradient of A",
-    of: (u, m, j) => add(sum(D.map((e) => mul(dD(u, m, e), k(j, e)))), sum(range(u).map((r) => mul(dR(u, m, r), B(u, r, j))))),
+    id: "dKOOP.9", since: 1, back: true, axes: "tlj", symbol: "d_fit", what: "gradient of fit",
+    of: (u, m, j) => sum(J.map((n) => mul(N(u, m, n), dT(u, n, j)))),
   },
-  dYG: { axes: "tlj", symbol: "W", what: "a product of the fit", of: (u, m, j) => sum(J.map((n) => mul(dY(u, m, n), G(n, j)))) },
+  dYG: { axes: "tlj", symbol: "d_end gram", what: "a product", of: (u, m, j) => sum(J.map((n) => mul(dY(u, m, n), G(n, j)))) },
   drest: {
-    axes: "tlo", symbol: "rest", what: "what is left over, dA - Z dY G: the ridge times dY",
+    axes: "tlo", symbol: "rest", what: "what d_fit has beyond overlap d_end gram: the ridge times d_end",
     values: () => updates().map((u) => range(u).map((m) => J.map((o) => V.dA(u, m, o) - range(u).reduce((past, r) => past + V.Z(u, m, r) * V.dYG(u, r, o), 0)))),
     of: (u, m, o) => mul(ridge, dY(u, m, o)),
   },
   dY: {
-    id: "dKOOP.6", since: 1, back: true, axes: "tlo", what: "gradient of Y",
+    id: "dKOOP.6", since: 1, back: true, axes: "tlo", symbol: "d_end", what: "gradient of end",
     values: () => lazily((u) => sylvester(u, (m, j) => V.dA(u, m, j))),
   },
-  dZ: { id: "dKOOP.8", since: 1, back: true, axes: "tlr", what: "gradient of Z", of: (u, m, r) => neg(sum(J.map((j) => mul(dYG(u, m, j), A(u, r, j))))) },
-  dgn: { axes: "to", symbol: "dg", what: "gradient of g at the next point", of: (u, j) => neg(mul(epsilon, sum(range(u).map((m) => mul(Dt(u, m), N(u, m, j)))))) },
+  dZ: { id: "dKOOP.8", since: 1, back: true, axes: "tlr", symbol: "d_overlap", what: "gradient of overlap", of: (u, m, r) => neg(sum(J.map((j) => mul(dYG(u, m, j), A(u, r, j))))) },
+  dgn: { axes: "to", symbol: "dg", what: "gradient of g at the next point", of: (u, j) => neg(mul(epsilon, sum(D.map((e) => mul(dt(u, e), one(u, j, e)))))) },
   dN: {
-    id: "dKOOP.7", since: 1, back: true, axes: "tlo", what: "gradient of N",
-    of: (u, m, j) => add(sum(range(u).map((r) => mul(dZ(u, m, r), B(u, r, j)))), mul(dc(u, m), ga(u, j)), neg(mul(epsilon, Dt(u, m), g(u + 1, j)))),
+    id: "dKOOP.7", since: 1, back: true, axes: "tlo", symbol: "d_mixtures", what: "gradient of mixtures",
+    of: (u, m, j) => add(sum(J.map((n) => mul(A(u, m, n), dT(u, j, n)))), sum(range(u).map((r) => mul(dZ(u, m, r), B(u, r, j))))),
   },
-  sol: { axes: "tlo", symbol: "dN*", what: "gradient of N through the inverse of G", of: (u, m, j) => sum(J.map((n) => mul(dN(u, m, n), Ginv(n, j)))) },
+  sol: { axes: "tlo", symbol: "d_mixtures gram⁻¹", what: "gradient of start through mixtures", of: (u, m, j) => sum(J.map((n) => mul(dN(u, m, n), Ginv(n, j)))) },
   dB: {
-    id: "dKOOP.5", since: 1, back: true, axes: "tlo", what: "gradient of B",
-    of: (u, m, j) => add(sol(u, m, j), sum(range(u).map((r) => mul(dR(u, r, m), A(u, r, j)))), sum(range(u).map((r) => mul(dZ(u, r, m), N(u, r, j))))),
+    id: "dKOOP.5", since: 1, back: true, axes: "tlo", symbol: "d_start", what: "gradient of start",
+    of: (u, m, j) => add(sol(u, m, j), sum(range(u).map((r) => mul(dZ(u, r, m), N(u, r, j))))),
   },
   dgx: {
     axes: "to", symbol: "dg", what: "gradient of g at a point of the path, as start and as end of moves",
     of: (u, j) => sum(fits().flatMap((f) => [...(u < f ? [dB(f, u, j)] : []), ...(u > 0 && u <= f ? [dY(f, u - 1, j)] : [])])),
   },
-  dga: { axes: "to", symbol: "dg", what: "gradient of g at q'", of: (u, j) => sum(range(u).map((m) => mul(dc(u, m), N(u, m, j)))) },
+  dga: { axes: "to", symbol: "dg", what: "gradient of g at the attended point", of: (u, j) => sum(D.map((e) => mul(dt(u, e), both(u, j, e)))) },
   da: {
-    id: "dKOOP.4", back: true, axes: "td", symbol: "dq'", what: "gradient of where attention leads",
+    id: "dKOOP.4", back: true, axes: "td", symbol: "d_attended", what: "gradient of where attention leads",
     of: (u, e) => (u === 0 ? dnext(0, e) : sum(J.map((j) => mul(dga(u, j), sa(u, j, e))))),
   },
-  dw: { id: "dKOOP.3", back: true, axes: "tj", what: "gradient of a weight", of: (u, j) => sum(D.map((e) => mul(da(u, e), v(j, e)))) },
+  dw: { id: "dKOOP.3", back: true, axes: "tj", symbol: "d_weight", what: "gradient of a weight", of: (u, j) => sum(D.map((e) => mul(da(u, e), v(j, e)))) },
   mean: { axes: "t", symbol: "p", what: "mean of the gradients of the weights", of: (u) => sum(J.map((j) => mul(w(u, j), dw(u, j)))) },
-  ds: { id: "dKOOP.2", back: true, axes: "tj", what: "gradient of a score", of: (u, j) => mul(w(u, j), sub(dw(u, j), mean(u))) },
-  dq: { id: "dKOOP.q", axes: "d", what: "gradient of the query", of: (e) => moved(0, e) },
-  dv: { id: "dKOOP.v", axes: "jd", what: "gradient of a value", of: (j, e) => sum(updates().map((u) => mul(w(u, j), da(u, e)))) },
-  ZdY: { axes: "tlo", what: "a product of the fit", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), dY(u, r, j)))) },
+  ds: { id: "dKOOP.2", back: true, axes: "tj", symbol: "d_score", what: "gradient of a score", of: (u, j) => mul(w(u, j), sub(dw(u, j), mean(u))) },
+  dq: { id: "dKOOP.q", axes: "d", symbol: "d_q", what: "gradient of the query", of: (e) => moved(0, e) },
+  dv: { id: "dKOOP.v", axes: "jd", symbol: "d_v", what: "gradient of a value", of: (j, e) => sum(updates().map((u) => mul(w(u, j), da(u, e)))) },
+  ZdY: { axes: "tlo", symbol: "overlap d_end", what: "a product", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), dY(u, r, j)))) },
   dG: {
-    id: "dKOOP.1", axes: "jo", what: "gradient of G",
-    of: (j, n) => neg(sum(fits().flatMap((u) => range(u).map((m) => add(mul(A(u, m, j), ZdY(u, m, n)), mul(N(u, m, j), sol(u, m, n))))))),
+    id: "dKOOP.1", axes: "jo", symbol: "d_gram", what: "gradient of gram",
+    of: (j, n) => sum(fits().flatMap((u) => [...J.map((o) => mul(dop(u, o, j), T(u, o, n))), ...range(u).map((m) => neg(add(mul(A(u, m, j), ZdY(u, m, n)), mul(N(u, m, j), sol(u, m, n)))))])),
   },
   ks: { axes: "jd", what: "gradient of a key by scores", of: (j, e) => div(sum(updates().map((u) => mul(ds(u, j), x(u, e)))), sqrt(d)) },
-  ka: { axes: "jd", what: "gradient of a key by D", of: (j, e) => sum(fits().flatMap((u) => range(u).map((m) => mul(A(u, m, j), dD(u, m, e))))) },
+  ka: { axes: "jd", what: "gradient of a key by one_move", of: (j, e) => sum(fits().flatMap((u) => J.map((n) => mul(T(u, n, j), done(u, n, e))))) },
   kf: {
     axes: "jd", what: "gradient of a key by its function at points",
     of: (j, e) => sum([
@@ -205,12 +204,12 @@ const quantities = {
       ...fits().map((u) => mul(dgn(u, j), slope(at(k, j), at(x, u + 1), e))),
     ]),
   },
-  kg: { axes: "jd", what: "gradient of a key by G", of: (j, e) => sum(J.map((n) => mul(add(dG(j, n), dG(n, j)), slope(at(k, j), at(k, n), e)))) },
-  dk: { id: "dKOOP.k", axes: "jd", what: "gradient of a key", of: (j, e) => add(ks(j, e), ka(j, e), kf(j, e), kg(j, e)) },
-  dridge: { id: "dKOOP.ridge", what: "gradient of the ridge", of: () => neg(sum(fits().flatMap((u) => range(u).flatMap((m) => J.map((j) => mul(dY(u, m, j), A(u, m, j))))))) },
+  kg: { axes: "jd", what: "gradient of a key by gram", of: (j, e) => sum(J.map((n) => mul(add(dG(j, n), dG(n, j)), slope(at(k, j), at(k, n), e)))) },
+  dk: { id: "dKOOP.k", axes: "jd", symbol: "d_k", what: "gradient of a key", of: (j, e) => add(ks(j, e), ka(j, e), kf(j, e), kg(j, e)) },
+  dridge: { id: "dKOOP.ridge", symbol: "d_ridge", what: "gradient of the ridge", of: () => neg(sum(fits().flatMap((u) => range(u).flatMap((m) => J.map((j) => mul(dY(u, m, j), A(u, m, j))))))) },
   depsilon: {
-    id: "dKOOP.epsilon", what: "gradient of epsilon",
-    of: () => sum(fits().flatMap((u) => range(u).map((m) => sub(sum(D.map((e) => mul(dH(u, m, e), RD(u, m, e)))), mul(Dt(u, m), kn(u, m)))))),
+    id: "dKOOP.epsilon", symbol: "d_epsilon", what: "gradient of epsilon",
+    of: () => sum(fits().flatMap((u) => D.map((e) => mul(dt(u, e), sub(sum(J.map((j) => mul(ga(u, j), two(u, j, e)))), sum(J.map((j) => mul(g(u + 1, j), one(u, j, e))))))))),
   },
 };
 
@@ -235,110 +234,114 @@ const misses = (u) => Math.max(...range(u).map((m) => apart(mapped(u, place(V.x,
 // How far the operator's list for the end of the last move is from what it was, at most.
 const gap = () => Math.max(...J.map((o) => Math.abs(V.answer(fitted(), o) - V.ended(fitted(), o))));
 
-// How far two moves from q' by the operator alone end from one move, back to a place, and one more.
-const split = (u) => apart(D.map((e) => range(u).reduce((past, m) => past + V.c(u, m) * V.RD(u, m, e), 0)), mapped(u, place(V.map, u)));
+// How far two moves from the attended point by the matrix alone end from one move, back to a point, and one more.
+const split = (u) => apart(D.map((e) => J.reduce((past, j) => past + V.ga(u, j) * V.two(u, j, e), 0)), mapped(u, place(V.map, u)));
 
 const last = { when: "last", timed: true }, fit = { ...last, since: 1 };
 const forward = [
   {
     id: ["KOOP.2", "KOOP.3", "KOOP.4"], title: "Attend", when: "first", timed: true, show: [["k", "s", "w", "v"], ["x", "a"]], pick: () => ["w", shown(), best(shown())],
-    say: "Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). The query stands at x and is compared with every key. Attention leads to q', the mean of the values by these weights. In the first update the query goes there: its first move.",
+    say: "Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). The query stands at x and is compared with every key. Attention leads to the attended point, the mean of the values by these weights. In the first update the query goes there: its first move.",
   },
   {
-    title: "Describe a place", label: "how like a place is to the key of word o", formula: "g_o(x) = kernel(k_o, x) = k_o . x + exp(-r^2 / (2 d))", ...last, show: [["k", "g"], ["x"]], pick: () => ["g", shown(), best(shown())],
-    say: () => `From here on a place is described by how like it is to each key: ${J.length} numbers, g. Two things make one of them: how far place and key point the same way, k · x, and how near they are, by their distance r. The second is 1 if they are the same, and nearly 0 far off; d = ${d} is the number of coordinates. The likeness of any two places is called kernel. Why not describe places by coordinates? A matrix can only turn and stretch them. These numbers already bend with the place, so a matrix that acts on them can make moves that bend.`,
+    title: "Describe a point by a list", label: "how alike the point and the key of word j are", formula: "g_j(x) = kernel(x, k_j) = x . k_j + exp(-r^2 / (2 d))", ...last, show: [["k", "g"], ["x"]], pick: () => ["g", shown(), best(shown())],
+    say: () => `From here on a point is described by how alike it is to each key: a list of ${J.length} numbers, g(x). Two things make one of them: how far point and key point the same way, x · k, and how near they are, by their distance r. The second is 1 if they are the same, and nearly 0 far off; d = ${d} is the number of coordinates. Why not describe points by coordinates? A matrix can only turn and stretch them. A list already bends with the point, so a matrix that acts on lists can make moves that bend.`,
   },
   {
     id: ["KOOP.5", "KOOP.6"], title: "Write the moves down", ...fit, show: [["B"], ["Y"]], pick: () => ["B", fitted(), 0, best(fitted())],
-    say: () => `Every later update looks back at the moves so far${shown() ? `, here ${count(shown(), "move")}` : ""}. B has a row for each move, which describes where it began. Y describes where it ended.`,
+    say: () => `Every later update looks back at the moves so far${shown() ? `, here ${count(shown(), "move")}` : ""}. There is a row for each move: in start the list of where it began, in end that of where it ended.`,
   },
   {
-    id: ["KOOP.1", "KOOP.7"], title: "Count nothing twice", ...fit, show: [["G"], ["Ginv"], ["N"]], pick: () => ["N", fitted(), 0, best(fitted())],
-    say: () => `We want to compare a place with the start of a move, but we only have their likenesses to the keys. If two keys are nearly the same, the plain dot product of the two lists would count that key twice. G⁻¹ corrects this. G has the list g of each key (kernel is the likeness of step 2): how like all keys are to each other. A tiny number on its diagonal, 2 jitter, sees to it that G has an inverse even if keys repeat. G⁻¹ turns a list of likenesses into a recipe: how much of each row of G to add up to get that list. N = B G⁻¹ has such a recipe for the start of each move.${
-      shown() ? ` Check: ${J.map((j) => `${show(V.N(fitted(), 0, j))} of the row of <i>${DATA.tokens[j]}</i>`).slice(0, 2).join(", ")} and so on make the first row of B.` : ""}`,
+    id: ["KOOP.1", "KOOP.7"], title: "Read a list as a mixture of keys", ...fit, show: [["G"], ["Ginv"], ["N"]], pick: () => ["N", fitted(), 0, best(fitted())],
+    say: () => `The keys have lists, too: they are the rows of gram. Any list is a mixture of these rows, and gram⁻¹ says how much of each: multiply the list by it. A point is then read as the same mixture of the keys themselves. A tiny number on the diagonal of gram, 2 jitter, sees to it that there is an inverse even if keys repeat. Row l of mixtures is the mixture that the start of move l is read as.${
+      shown() ? ` Check: ${J.map((j) => `${show(V.N(fitted(), 0, j))} of the row of <i>${DATA.tokens[j]}</i>`).slice(0, 2).join(", ")} and so on make the first row of start.` : ""}`,
   },
   {
-    id: "KOOP.8", title: "Compare with the moves", ...fit, show: [["N"], ["B"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
-    say: "Now a place x can be compared with the start of each move: take the dot product of the place's list g(x) and the start's list, with G⁻¹ between them. That is κ(x) = N g(x), one number for each move. Z has these numbers for the starts themselves.",
+    id: "KOOP.8", title: "Compare the moves", ...fit, show: [["N"], ["B"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
+    say: "How alike are the starts of two moves? Their lists tell: mix the second list as the first start mixes the keys. A plain product of the two lists would count two keys that are nearly the same twice; here they share.",
   },
   {
-    id: "KOOP.9", title: "Fit the operator", ...fit, show: [["A"], ["rest"]], pick: () => ["rest", fitted(), 0, most(J.map((j) => Math.abs(V.A(fitted(), 0, j))))],
-    say: "The operator should turn the description of each start into that of its end. What it learns are the numbers A. They are found by solving the equation. Check: at the starts the operator answers Y' = Z A G, and what is left over, Y − Y', is ridge times A. On the same path, a larger ridge would leave more; but it changes the path, too.",
+    id: "KOOP.9", title: "Fit the matrix", ...fit, show: [["A"], ["rest"]], pick: () => ["rest", fitted(), 0, most(J.map((j) => Math.abs(V.A(fitted(), 0, j))))],
+    say: "The matrix should turn each start into its end. The best one needs no more than a row for each move: the mixture of keys that the move leads to. The rows of fit solve this equation. Check: the matrix makes overlap fit gram of the starts, and what the ends have beyond it is ridge times fit. On the same path, a larger ridge would leave more; but it changes the path, too.",
   },
   {
-    title: "The Koopman operator", label: "the operator as one matrix", formula: "K = (A G)^T N", ...fit, view: "map", show: [["op"], ["began", "answer", "ended"]], pick: () => ["answer", fitted(), best(fitted())],
-    say: () => `This is the operator: a matrix K of ${J.length} by ${J.length}. It turns how like a place is to each key into the same list after one move. ${shown() ? `Try it where the last move began, at ${point(shown() - 1)}: K turns the list g of that place into another. In that list, no number is off from g at the end, ${point(shown())}, by more than ${show(gap())}. A list can be turned back into a place (step 8): in the picture crosses show where K takes the starts of all moves, and grey arrows a quarter of the way from other places.` : "In the first update there is none yet."}`,
+    id: ["KOOP.10", "KOOP.11"], title: "The Koopman operator", ...fit, view: "map", show: [["T"], ["op"], ["began", "answer", "ended"]], pick: () => ["answer", fitted(), best(fitted())],
+    say: () => `transfer turns the list of a point into the mixture of keys that it moves to. Multiplied by gram, a mixture becomes a list again: so koopman, ${J.length} by ${J.length}, turns a list into the list after one move. ${shown() ? `Try it where the last move began, at ${point(shown() - 1)}: koopman turns the list of that point into another. In that list, no number is off from the list of the end, ${point(shown())}, by more than ${show(gap())}. In the picture crosses show where the starts of all moves are taken, and grey arrows a quarter of the way from other points.` : "In the first update there is no move yet."}`,
   },
   {
-    id: "KOOP.10", title: "Back to a place", also: { label: "the place one move from x", formula: "(A k)^T kappa(x) = D^T kappa(x)" }, ...fit, view: "map", show: [["A"], ["k"], ["Dm"]], pick: () => ["Dm", fitted(), 0, 0],
-    say: () => `K g(x) is some mixture of the keys' own lists. Take the same mixture of the keys: that is our place. Worked out, it is a weighted sum of one vector D for each past move (not the end of that move). Its weight κ says how like x is to where that move began. ${
-      shown() === 0 ? "In the first update there is no move yet." : shown() === 1 ? "Grey arrows show a quarter of the way there. There is one move, so all of them point to one line through 0." : "Grey arrows show a quarter of the way there, for many places."}`,
+    id: "KOOP.12", title: "Back to a point", also: { label: "the point one move from x", formula: "g(x) transfer k = g(x) one_move" }, ...fit, view: "map", show: [["T"], ["k"], ["one"]], pick: () => ["one", fitted(), 0, 0],
+    say: () => `g(x) transfer is a mixture of keys. Mix the keys themselves by it: that is the point one move from x. So one_move has a row for each key, and the list of x says how much of each row to take. ${
+      shown() === 0 ? "In the first update there is no move yet." : shown() === 1 ? "Grey arrows show a quarter of the way there. There is one move, so all of them point to one line through 0." : "Grey arrows show a quarter of the way there, for many points."}`,
   },
   {
-    id: "KOOP.13", title: "Go one move on from q'", also: { label: "c is κ(q')", formula: "q'' = D^T c" }, ...fit, view: "map", show: [["ga"], ["c", "Dm"], ["a"], ["map"]], pick: () => ["map", fitted(), 0],
-    say: () => `Attention alone would stop at q'. We ask instead: had the path been at q', where would its next move have taken it? That point is q''. How like q' is to the start of each move is c; the vectors D, each times its c, add up to q''. ${
-      shown() === 0 ? "" : `Here q'' is ${show(apart(place(V.map, shown()), place(V.a, shown())))} from q'. In the picture the black arrow leads from q' to ${point(shown() + 1)}, which is ${K.epsilon === 0 ? "q'', as epsilon is 0" : `${show(apart(place(V.map, shown()), place(V.next, shown())))} from q''; steps 10 and 11 say why`}.`}`,
+    title: "Go one move on from where attention led", label: "one move from the attended point", formula: "moved = g(attended) one_move", ...fit, view: "map", show: [["ga", "one"], ["a"], ["map"]], pick: () => ["map", fitted(), 0],
+    say: () => `Attention alone would stop at the attended point. We ask instead: had the path been there, where would its next move have taken it? The list of the attended point, times one_move, is that point. ${
+      shown() === 0 ? "" : `Here it is ${show(apart(place(V.map, shown()), place(V.a, shown())))} from the attended one. In the picture the black arrow leads from there to ${point(shown() + 1)}, which is ${K.epsilon === 0 ? "the point one move on, as epsilon is 0" : `${show(apart(place(V.map, shown()), place(V.next, shown())))} from the point one move on; steps 10 and 11 say why`}.`}`,
   },
   {
-    id: ["KOOP.11", "KOOP.12"], title: "Epsilon: two moves at once", ...fit, view: "map", show: [["Dm", "RD", "H"], ["R"]], pick: () => ["H", fitted(), 0, 0],
-    say: () => `The operator can act twice. Then each move has another vector, a sum of the vectors D, and R says how much of each. These, R D, lead two moves on. H is D plus epsilon times R D${K.epsilon === 0 ? "; here epsilon is 0, so H is D" : ""}.`,
+    id: "KOOP.13", title: "Epsilon: two moves at once", ...fit, view: "map", show: [["one", "two", "both"]], pick: () => ["both", fitted(), 0, 0],
+    say: () => `The matrix can act twice: koopman one_move takes a list to the point two moves on. both_moves is one_move plus epsilon times that${K.epsilon === 0 ? "; here epsilon is 0, so it is one_move" : ""}.`,
   },
   {
-    id: ["KOOP.14", "KOOP.15"], title: "Ask for both", ...fit, view: "map", show: [["map", "t", "next"], ["c", "H"], ["kn", "Dm"]], pick: () => ["next", fitted(), 0],
-    say: () => `There are two ways to go two moves from q': apply K twice, or apply K once, turn the list into a place, and apply K again. They should end at one place, but K is only fitted, so they end ${shown() ? `${show(split(shown()))} apart` : "apart"}. So we ask two things of x': to be one move from q', and that one move from x' ends where K twice ends. We add the two requests, the second times epsilon: x' + epsilon (one move from x') = t. The sum of what they ask for is t. As x' is in it twice, it is found by repeated guessing (Newton's method). κ(x') says how like x' is to each start.`,
+    id: ["KOOP.14", "KOOP.15"], title: "Ask for both", ...fit, view: "map", show: [["map", "t", "next"], ["ga", "both"], ["one"]], pick: () => ["next", fitted(), 0],
+    say: () => `There are two ways to go two moves: apply koopman twice, or apply it once, turn the list into a point, and move once more. They should end at one point, but the matrix is only fitted, so they end ${shown() ? `${show(split(shown()))} apart` : "apart"}. So we ask two things of the following point: to be one move from the attended one, and that one move from it ends where two moves from the attended one do. We add the two requests, the second times epsilon: following + epsilon (one move from following) = target. As following is in it twice, it is found by Newton's method.`,
   },
 ];
 const backward = [
   {
-    id: "dKOOP.15", of: "KOOP.15", title: "What is wished for", formula: "dx_(m+1) = x_(m+1) - goal if it is the last", ...last, show: [["next", "dnext"], ["target"]], pick: () => ["dnext", shown(), 0],
+    id: "dKOOP.15", of: "KOOP.15", title: "What is wished for", formula: "d_following = d_x_(m+1) = x_(m+1) - goal if it is the last", ...last, show: [["next", "dnext"], ["target"]], pick: () => ["dnext", shown(), 0],
     say: "Suppose that the path should have ended at the goal. The loss is half the squared distance, so the gradient of the last point is the difference. An earlier point gets what all later updates ask of it.",
   },
   {
-    id: "dKOOP.14", of: "KOOP.15", title: "To t", ...fit, show: [["dnext", "dt"], ["Jac"]], pick: () => ["dt", fitted(), 0],
-    say: "Forward step 11 solved x' + epsilon (one move from x') = t. Call the left side psi(x'), and J its matrix of slopes. If t moves a little, x' moves by J⁻¹ times that; so the gradient goes back by the transpose of J⁻¹.",
+    id: "dKOOP.14", of: "KOOP.15", title: "To the target", ...fit, show: [["dnext", "dt"], ["Jac"]], pick: () => ["dt", fitted(), 0],
+    say: "Forward step 11 solved following + epsilon (one move from following) = target. Call the left side psi(following), and J its matrix of slopes. If the target moves a little, following moves by J⁻¹ times that; so the gradient goes back by the transpose of J⁻¹.",
   },
   {
-    id: ["dKOOP.13", "dKOOP.12"], of: "KOOP.14", title: "To c and the vectors H", formula: "dc = H dt, dH = c dt^T", ...fit, show: [["c", "dc"], ["H", "dH"], ["dt"]], pick: () => ["dc", fitted(), fitted() - 1],
-    say: "t is a sum of products of c and H. So each factor gets the gradient of t times the other factor.",
+    id: "dKOOP.13", of: "KOOP.14", title: "To both moves", ...fit, show: [["ga", "dboth"], ["dt"]], pick: () => ["dboth", fitted(), best(fitted()), 0],
+    say: "The target is the list of the attended point times both_moves. So each factor gets the gradient of the target times the other factor.",
   },
   {
-    id: "dKOOP.10", of: "KOOP.12", title: "To the vectors D", formula: "dD = dH + epsilon (R^T dH - kappa(x_(m+1)) dt^T)", ...fit, show: [["dH"], ["dD"], ["dt"]], pick: () => ["dD", fitted(), 0, 0],
-    say: "A vector D is in H, twice, and in the equation of the new point. So its gradient has three parts, and two of them are small if epsilon is.",
+    id: "dKOOP.12", of: "KOOP.13", title: "To one move", ...fit, show: [["dboth", "done"], ["op"], ["dt"]], pick: () => ["done", fitted(), 0, 0],
+    say: "one_move is in both_moves, twice, and in the equation of the following point. So its gradient has three parts, and two of them are small if epsilon is.",
   },
   {
-    id: "dKOOP.9", of: "KOOP.10", title: "To the fit", formula: "dA = dD k^T + dR B", ...fit, show: [["dD"], ["k"], ["dA"]], pick: () => ["dA", fitted(), 0, best(fitted())],
-    say: "A made the vectors D of the keys, so it gets their gradient along each key.",
+    id: ["dKOOP.11", "dKOOP.10"], of: ["KOOP.13", "KOOP.11"], title: "To the matrix", ...fit, show: [["dop"], ["dT"]], pick: () => ["dT", fitted(), 0, best(fitted())],
+    say: "koopman made the second of the two moves. transfer made koopman and one_move, so it gets the gradient of both.",
   },
   {
-    id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", formula: "dY with Z dY G + ridge dY = dA", ...fit, show: [["dA"], ["dY"], ["drest"]], pick: () => ["drest", fitted(), fitted() - 1, best(fitted())],
-    say: "A solves an equation with Y on its right side. The gradient of Y solves the same equation once more, with the gradient of A on the right side. Check: what dA has beyond Z dY G is ridge times dY.",
+    id: "dKOOP.9", of: "KOOP.10", title: "To the fit", ...fit, show: [["dT"], ["N"], ["dA"]], pick: () => ["dA", fitted(), 0, best(fitted())],
+    say: "A row of fit is in transfer as often as the start of its move mixes the keys.",
   },
   {
-    id: ["dKOOP.8", "dKOOP.7"], of: "KOOP.8", title: "To the likeness of moves", formula: "dZ = -dY G A^T, dN = dZ B + dc g(q')^T - epsilon D dt g(x')^T", ...fit, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
-    say: "Z A G + ridge A = Y must stay true. If Z grows by a little δ, the left side grows by δ A G, so A must change as if Y had shrunk by δ A G. Hence the minus of dZ. N is in Z, in c and in the map, and its gradient is the sum over all three.",
+    id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", ...fit, show: [["dA"], ["dY"], ["drest"]], pick: () => ["drest", fitted(), fitted() - 1, best(fitted())],
+    say: "fit solves an equation with end on its right side. d_end solves the same equation, with d_fit on the right side. Check: what d_fit has beyond overlap d_end gram is ridge times d_end.",
   },
   {
-    id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", formula: "dB = dN G^-1 + dR^T A + dZ^T N", ...fit, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
-    say: "The starts are in N and in Z. With the gradients of the ends this reaches every earlier point of the path.",
+    id: ["dKOOP.8", "dKOOP.7"], of: ["KOOP.9", "KOOP.7"], title: "To overlap and mixtures", ...fit, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
+    say: "overlap fit gram + ridge fit = end must stay true. If overlap grows by a little t, the left side grows by t fit gram, so fit must change as if end had shrunk by that. Hence the minus of d_overlap. mixtures is in transfer and in overlap, and its gradient is the sum of both.",
   },
   {
-    id: "dKOOP.4", of: "KOOP.13", title: "To where attention led", formula: "dq' = sum_j dg_j g'_j", ...last, show: [["dga", "sa"], ["a", "da"]], pick: () => ["da", shown(), 0],
-    say: "The map was looked up at q', so q' gets a gradient by the slope of each likeness there. In the first update there is no map, and q' gets all of it.",
+    id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", ...fit, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
+    say: "The starts are in mixtures and in overlap. With the gradients of the ends this reaches every earlier point of the path.",
   },
   {
-    id: ["dKOOP.3", "dKOOP.2"], of: ["KOOP.4", "KOOP.3"], title: "To the scores", formula: "dw_j = dq' . v_j, ds_j = w_j (dw_j - sum_o w_o dw_o)", ...last, show: [["v", "dw", "w", "ds"], ["da"]], pick: () => ["ds", shown(), most(J.map((j) => Math.abs(V.ds(shown(), j))))],
-    say: "From here on it is softmax attention. A weight gets the gradient of q' along its value, and a score what its weight has beyond the mean.",
+    id: "dKOOP.4", of: "KOOP.14", title: "To where attention led", ...last, show: [["dga", "sa"], ["a", "da"]], pick: () => ["da", shown(), 0],
+    say: "The list of the attended point is in the target, so this point gets a gradient by the slope of each likeness there. In the first update there is no list, and the attended point gets all of it.",
   },
   {
-    id: "dKOOP.q", of: "KOOP.2", title: "To the query", formula: "dq = sum_j ds_j k_j / sqrt(d) + sum_j dg_j g'_j", when: "first", view: "query", show: [["ds", "k", "dgx", "sx"], ["dq"]], pick: () => ["dq", 0],
+    id: ["dKOOP.3", "dKOOP.2"], of: ["KOOP.4", "KOOP.3"], title: "To the scores", ...last, show: [["v", "dw", "w", "ds"], ["da"]], pick: () => ["ds", shown(), most(J.map((j) => Math.abs(V.ds(shown(), j))))],
+    say: "From here on it is softmax attention. A weight gets the gradient of the attended point along its value, and a score what its weight has beyond the mean.",
+  },
+  {
+    id: "dKOOP.q", of: "KOOP.2", title: "To the query", when: "first", view: "query", show: [["ds", "k", "dgx", "sx"], ["dq"]], pick: () => ["dq", 0],
     say: "The query is the first point of the path. It made the first scores, and it is the start of the first move in every fit.",
   },
   {
-    id: ["dKOOP.v", "dKOOP.k"], of: ["KOOP.4", "KOOP.2"], title: "To values and keys", formula: "dv_j = sum_m w_j dq'", when: "last", show: [["v", "dv"], ["k", "dk"]], pick: () => ["dv", best(0), 0],
+    id: ["dKOOP.v", "dKOOP.k"], of: ["KOOP.4", "KOOP.2"], title: "To values and keys", when: "last", show: [["v", "dv"], ["k", "dk"]], pick: () => ["dv", best(0), 0],
     say: "Values serve in every update, so they get the sum over all of them. Keys get more, since they also describe the points.",
   },
   {
-    id: ["dKOOP.ridge", "dKOOP.epsilon"], of: "KOOP.9", title: "To the knobs", formula: "dridge = -sum_lo dY_lo A_lo", when: "last", show: [["dridge", "depsilon"]], pick: () => ["dridge"],
+    id: ["dKOOP.ridge", "dKOOP.epsilon"], of: "KOOP.9", title: "To the knobs", when: "last", show: [["dridge", "depsilon"]], pick: () => ["dridge"],
     say: () => `Even the two knobs have gradients, so they could be learned. A ${V.dridge() < 0 ? "larger" : "smaller"} ridge would lower the loss here, and so would a ${V.depsilon() < 0 ? "larger" : "smaller"} epsilon.`,
   },
 ];
@@ -377,7 +380,7 @@ function picture(W, H, small) {
     const to = mapped(u, path[m]), arm = narrow ? 4 : 6;
     drawn += svg("path", { d: `M${X(to) - arm} ${Y(to)}h${2 * arm}m${-arm} ${-arm}v${2 * arm}`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 });
   }
-  // The way of this update: by attention to q', and on by the map.
+  // The way of this update: by attention, and on by the map.
   const done = all >= K.updates ? 1 : all - Math.floor(all), legs = u > 0 ? [path[u], attended, next] : [path[u], attended];
   drawn += svg("path", { d: `M${X(path[u])} ${Y(path[u])}L${X(attended)} ${Y(attended)}`, class: "cut" });
   if (u > 0) {
@@ -385,7 +388,7 @@ function picture(W, H, small) {
     drawn += svg("path", { d: `M${X(attended)} ${Y(attended)}L${X(tip)} ${Y(tip)}`, class: "push", style: "stroke-width:2.2", "marker-end": "url(#tip)" });
   }
   drawn += svg("circle", { cx: X(attended), cy: Y(attended), r: small ? 3 : 5, class: "sink" });
-  if (!small) drawn += named("q'", X(attended), Y(attended), 6, "name strong", [2, 0, 3, 1]);
+  if (!small) drawn += named("attended", X(attended), Y(attended), 6, "name strong", [2, 0, 3, 1]);
   const along = done * (legs.length - 1), leg = Math.min(legs.length - 2, Math.floor(along)), now = D.map((e) => legs[leg][e] + (along - leg) * (legs[leg + 1][e] - legs[leg][e]));
   return drawn + svg("circle", { cx: X(now), cy: Y(now), r: small ? 4 : 6.5, style: `fill:${mine}`, class: "sink" }) + legend(W, H, below, back, mapping);
 }
@@ -434,7 +437,7 @@ function legend(W, H, below, back, mapping) {
     ? [["key", (x, y) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x, y) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })], ["which way the loss falls", (x, y) => arrow(x - 8, y - 4, x + 9, y - 4)]]
     : [
         ["key", (x, y) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x, y) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })],
-        [W < 420 ? "attend" : "attention", (x, y) => svg("path", { d: `M${x - 6} ${y - 4}h16`, class: "cut" })], [W < 420 ? "next move" : `the next move, from q'${K.epsilon > 0 ? ", with ε" : ""}`, (x, y) => arrow(x - 6, y - 4, x + 9, y - 4)],
+        [W < 420 ? "attend" : "attention", (x, y) => svg("path", { d: `M${x - 6} ${y - 4}h16`, class: "cut" })], [W < 420 ? "next move" : `the next move, from attended${K.epsilon > 0 ? ", with ε" : ""}`, (x, y) => arrow(x - 6, y - 4, x + 9, y - 4)],
         ...(mapping ? [[W < 420 ? "¼ move" : "a quarter of a move, from anywhere", (x, y) => svg("path", { d: `M${x - 5} ${y - 4}h14m-4 -3l4 3l-4 3`, class: "hair", "stroke-width": 1.1 })]] : []),
         ...(W < 420 || !mapping ? [] : [["where K takes x₀, … (should hit x₁, …)", (x, y) => svg("path", { d: `M${x - 1} ${y - 5}h10m-5 -5v10`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 })]]),
       ];
@@ -454,10 +457,10 @@ function caption() {
     const n = looked();
     return `The path ends ${show(apart(place(V.x, K.updates), DATA.target))} from the goal. The gradient of ${point(n)}, ${n ? `where update ${n} led` : "the query"}, is ${show(sizes[n])} long${most(sizes) === n ? ", the longest of all points" : `; that of ${point(most(sizes))} is the longest`}.`;
   }
-  if (u === 0) return `${word()} begins at x₀, its query. Attention leads it to q'. There is no move yet that an operator could be fitted to.`;
+  if (u === 0) return `${word()} begins at x₀, its query. Attention leads it to the attended point. There is no move yet that an operator could be fitted to.`;
   const further = apart(place(V.x, u + 1), place(V.a, u));
   const crosses = S.view === "map" ? ` In the picture, ${u === 1 ? "the cross misses the end" : "the crosses miss the ends"} by ${u === 1 ? "" : "at most "}${show(misses(u))}.` : "";
-  return `${S.t < K.updates ? "Next, update" : "Update"} ${u + 1}: from q' the operator, fitted to ${count(u, "move")}, takes ${word()} ${show(further)} further.${crosses}`;
+  return `${S.t < K.updates ? "Next, update" : "Update"} ${u + 1}: from the attended point the operator, fitted to ${count(u, "move")}, takes ${word()} ${show(further)} further.${crosses}`;
 }
 
 tour({
@@ -465,7 +468,7 @@ tour({
   short: "A query walks, learns from its own path how it moves, and goes one move further than attention.",
   intro: () => [
     "Attention moves a query once, to the mean of the values that it attends to. It sees only where the query is. Here the query moves several times, and its <b>path</b> also shows where it is heading.",
-    `We don't describe a place by coordinates but by how like it is to each key: ${J.length} numbers. The <b>Koopman operator</b> is a matrix that turns these numbers into those after one move. It is learned from the moves so far. From the second update on, attention leads to q', and the operator one move further: there the query goes.`,
+    `We don't describe a point by coordinates but by a list of how alike it is to each key: ${J.length} numbers. The <b>Koopman operator</b> is a matrix that turns a list into the list after one move. It is learned from the moves so far. From the second update on, attention leads to the attended point, and the operator one move further: there the query goes.`,
   ],
   turn: "What would have to change for the path to end at a goal? The gradient goes back through the last update, and from there to all earlier points, for every fit has read them. A d in front of a letter means the gradient of the loss with respect to it.",
   tokens: "ijo",

@@ -72,6 +72,9 @@ def forward(
 ) -> tuple[Array, Saved]:
     """Softmax attention of queries q over keys k and values v.
 
+    `refattn show softmax > sm.py` writes the definition, how it is computed, as one file on NumPy alone; in a block
+    ``with ra.reading():`` a debugger steps through it.
+
     Parameters
     ----------
     q

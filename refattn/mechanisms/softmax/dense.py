@@ -12,10 +12,10 @@ that query i may attend. In the order of computing::
     [SM.2]  m_ij = a_ij if j in A(i), else -inf         with a mask
     [SM.largest]  x_i = max_j m_ij                      -inf if A(i) is empty
     [SM.top]  t_i = max(x_i, max_s sink_s)              without sinks: x_i; 0 if that is -inf
-    [SM.3]  p_ij = exp(m_ij - t_i)
+    [SM.3]  u_ij = exp(m_ij - t_i)
     [SM.sunk]  u_is = exp(sink_s - t_i)                 with sinks
-    [SM.total]  z_i = sum_j p_ij + sum_s u_is           1 if there is neither key nor sink
-    [SM.4]  w_ij = p_ij / z_i
+    [SM.total]  z_i = sum_j u_ij + sum_s u_is           1 if there is neither key nor sink
+    [SM.4]  w_ij = u_ij / z_i
     [SM.kept]  y_ij = keep_ij w_ij                      with dropout
     [SM.5]  o_i = sum_j y_ij v_j
     [SM.lse]  lse_i = t_i + log z_i                     -inf if there is neither key nor sink
@@ -29,10 +29,10 @@ o nor lse changes when t does; that of SM.sunk is dz)::
     [dSM.4]  dw_ij = keep_ij dy_ij
     [dSM.total]  dz_i = (dlse_i - sum_j dw_ij w_ij) / z_i
     [dSM.sink]  dsink_s = sum_i dz_i u_is               summed over the batch, too
-    [dSM.3]  dp_ij = dw_ij / z_i + dz_i
-    [dSM.2]  dm_ij = dp_ij p_ij                         w_ij (dw_ij - sum_l w_il dw_il) + w_ij dlse_i
+    [dSM.3]  du_ij = dw_ij / z_i + dz_i
+    [dSM.2]  dm_ij = du_ij u_ij                         w_ij (dw_ij - sum_l w_il dw_il) + w_ij dlse_i
     [dSM.bias]  dbias_ij = dm_ij                        summed over the axes that the bias was broadcast along
-    [dSM.1]  ds_ij = dm_ij (1 - (c_ij / softcap)^2)     without a soft-cap: ds = dm; outside A(i) p = 0, and so dm = 0
+    [dSM.1]  ds_ij = dm_ij (1 - (c_ij / softcap)^2)     without a soft-cap: ds = dm; outside A(i) u = 0, and so dm = 0
     [dSM.q]  dq_i = scale sum_j ds_ij k_j
     [dSM.k]  dk_j = scale sum_i ds_ij q_i
     [dSM.scale]  dscale = sum_ij ds_ij q_i . k_j

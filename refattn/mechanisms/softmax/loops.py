@@ -100,12 +100,12 @@ def _run(q: np.ndarray, k: np.ndarray, v: np.ndarray, options: dict[str, Any]) -
         top = max([largest, *(logit.value for logit in logits)])
         alive = top > -math.inf
         value["SM.largest"][row], value["SM.top"][row] = Scalar(largest), [Scalar(top if alive else 0.0)]
-        powers = [exp(m - top) if m.value > -math.inf else Scalar(0.0) for m in value["SM.2"][row]]
+        exponentials = [exp(m - top) if m.value > -math.inf else Scalar(0.0) for m in value["SM.2"][row]]
         sunk = [exp(logit - top) for logit in logits] if alive else []
-        z = total([*powers, *sunk]) if alive else Scalar(1.0)
-        weights = [p / z for p in powers]
+        z = total([*exponentials, *sunk]) if alive else Scalar(1.0)
+        weights = [u / z for u in exponentials]
         kept = [weight * wide["keep"][b, h, i, j] for j, weight in enumerate(weights)] if "keep" in wide else weights
-        value["SM.3"][row], value["SM.sunk"][row] = powers, sunk or [Scalar(0.0)] * sinks
+        value["SM.3"][row], value["SM.sunk"][row] = exponentials, sunk or [Scalar(0.0)] * sinks
         value["SM.total"][row], value["SM.4"][row], value["SM.kept"][row] = [z], weights, kept
         value["SM.5"][row] = [dot(kept, [content[j][c] for j in range(keys)]) for c in range(e)]
         # The largest score is taken for a constant: neither the output nor lse changes with it.

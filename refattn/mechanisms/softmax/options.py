@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.args import check_arrays, check_floating, fits
+from refattn.args import check_arrays, check_floating, fits, refused
 from refattn.mechanisms.core_arguments import Call
 from refattn.ops.masks import existing
 from refattn.xp import Array, any_outside, arange, dtype_name, is_array, is_bool, is_floating, namespace, raised
@@ -98,7 +98,7 @@ def check_window(window: Any) -> Window:
     """Return a window (left, right); raise where it is none."""
     needs = "a tuple (left, right) of whole numbers of at least 0 or None, which means no bound"
     if not isinstance(window, tuple):
-        raise TypeError(f"window: got {type(window).__name__}, needs {needs}")
+        raise refused("window", window, needs)
     if len(window) != 2:
         raise ValueError(f"window: got {len(window)} numbers, needs {needs}")
     for side in window:

@@ -1,6 +1,6 @@
 // The tour of softmax attention: formulas, cards, picture.
 
-const { q, k, v, s, m, p, w, o, target, do: dout, dw, mean, dm } = F;
+const { q, k, v, s, m, u, w, o, target, do: dout, dw, mean, dm } = F;
 const hidden = (i, j) => K.causal && j > i;
 
 const quantities = {
@@ -13,8 +13,8 @@ const quantities = {
     id: "SM.2", axes: "ij", what: "score after the mask",
     of: (i, j) => choose(isTrue(!hidden(i, j), hidden(i, j) ? "it comes later and is hidden" : K.causal ? "it does not come later" : "nothing is hidden"), s(i, j), -Infinity),
   },
-  p: { id: "SM.3", axes: "ij", what: "power", of: (i, j) => exp(sub(m(i, j), max(J.map((l) => m(i, l))))) },
-  w: { id: "SM.4", axes: "ij", what: "weight", of: (i, j) => div(p(i, j), sum(J.map((l) => p(i, l)))) },
+  u: { id: "SM.3", axes: "ij", what: "unnormalised weight", of: (i, j) => exp(sub(m(i, j), max(J.map((l) => m(i, l))))) },
+  w: { id: "SM.4", axes: "ij", what: "weight", of: (i, j) => div(u(i, j), sum(J.map((l) => u(i, l)))) },
   o: { id: "SM.5", axes: "ie", what: "output", of: (i, c) => sum(J.map((j) => mul(w(i, j), v(j, c)))) },
   do: { axes: "ie", what: "gradient of the output", of: (i, c) => (i === S.i ? sub(o(i, c), target(c)) : 0) },
   dv: { id: "dSM.v", axes: "je", what: "gradient of a value", of: (j, c) => mul(w(S.i, j), dout(S.i, c)) },
@@ -36,13 +36,13 @@ const forward = [
     say: () => `The query of ${word()} is compared with the key of every word. The more the two point the same way, the higher the score.`,
   },
   {
-    id: ["SM.2", "SM.3"], title: "Exponentiate", show: [["s[i]", "m[i]", "p[i]"]], pick: () => ["p", S.i, J.find((j) => j !== best()) ?? 0],
+    id: ["SM.2", "SM.3"], title: "Exponentiate", show: [["s[i]", "m[i]", "u[i]"]], pick: () => ["u", S.i, J.find((j) => j !== best()) ?? 0],
     say: () => `A mask comes first: m is the score s, or −∞ where a word may not look. ${
-      !K.causal ? "Here all are seen." : S.i < J.at(-1) ? `Here ${word()} does not see what comes later: ${names(J.filter((j) => j > S.i))}.` : `Here a word does not see what comes later; ${word()} comes last and sees all.`} A score higher by 1 always gives e times the power p. Subtracting the largest score changes no ratio, and keeps numbers from overflowing.`,
+      !K.causal ? "Here all are seen." : S.i < J.at(-1) ? `Here ${word()} does not see what comes later: ${names(J.filter((j) => j > S.i))}.` : `Here a word does not see what comes later; ${word()} comes last and sees all.`} A score higher by 1 always gives e times the unnormalised weight u. Subtracting the largest score changes no ratio, and keeps numbers from overflowing.`,
   },
   {
-    id: "SM.4", title: "Share", show: [["p[i]", "w[i]"]], pick: () => ["w", S.i, best()],
-    say: "Each power p is divided by the sum of all of them. That is the weight w, and the weights add up to one.",
+    id: "SM.4", title: "Share", show: [["u[i]", "w[i]"]], pick: () => ["w", S.i, best()],
+    say: "Each u is divided by the sum of all of them. That is the weight w, and the weights add up to one.",
   },
   {
     id: "SM.5", title: "Mix", show: [["w[i]", "v"], ["o[i]"]], pick: () => ["o", S.i, 0],

@@ -27,6 +27,7 @@ from refattn.mechanisms.sympformer import definition as _definition
 from refattn.mechanisms.sympformer import dense as _dense
 from refattn.mechanisms.sympformer import mlp as _mlp
 from refattn.mechanisms.sympformer import stream as _stream
+from refattn.mechanisms.sympformer.config import FORBIDDEN as _FORBIDDEN
 from refattn.mechanisms.sympformer.config import FORCES as _FORCES
 from refattn.mechanisms.sympformer.config import INTEGRATORS as _INTEGRATORS
 from refattn.mechanisms.sympformer.config import learned as _learned
@@ -34,6 +35,7 @@ from refattn.mechanisms.sympformer.config import module_of as _module_of
 from refattn.mechanisms.sympformer.core import Saved, backward, forward
 from refattn.mechanisms.sympformer.integrators import damping as _damping
 from refattn.mechanisms.sympformer.presets import PRESETS as _PRESETS
+from refattn.mechanisms.sympformer.presets import WHOSE as _WHOSE
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
@@ -94,8 +96,10 @@ record = Mechanism(
     # Later tokens that are larger have a z beyond float32, and 0 times infinity reaches the tokens before them.
     perturbation=3.0,
     configs=_CONFIGS,
+    forbidden=_FORBIDDEN,
     provides=("norm", "mlp"),
     stream=ModuleStream(_stream, _BLOCK),
     presets=_PRESETS,
+    whose=_WHOSE,
     learned=_learned,
 )

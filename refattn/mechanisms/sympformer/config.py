@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from refattn.args import check, check_choice, check_number, check_plain, check_whole
-from refattn.mechanisms.option_kinds import choose
+from refattn.mechanisms.option_kinds import Forbidden, choose, refuse
 from refattn.mechanisms.projections import check_sizes
 from refattn.mechanisms.sympformer import mlp
 from refattn.mechanisms.sympformer.forces import hamiltonian, linear, reduced, signed, softmax
@@ -191,15 +191,22 @@ class Config:
         check_number("start_time", self.start_time, positive=True)
         if self.spread is not None:
             check_number("spread", self.spread, positive=True)
-        for option, forbidden, text in PAIRS:
-            if forbidden(self):
-                names = {"name": name_of(type(self.integrator)), "known": ", ".join(map(name_of, self.attentions))}
-                raise ValueError(f"{option}: got {text.format(got=getattr(self, option), **names)}")
+        refuse(FORBIDDEN, self)
 
     @property
     def attentions(self) -> dict[type, ModuleType]:
         """Which attention a block without a Hamiltonian may have, and where it, or its connection, is computed."""
         return CONNECTIONS if getattr(self.integrator, "connection", "none") != "none" else ATTENTIONS
+
+    @property
+    def integrator_name(self) -> str:
+        """What a message calls the integrator."""
+        return name_of(type(self.integrator))
+
+    @property
+    def attention_names(self) -> str:
+        """What a message calls these attentions."""
+        return ", ".join(map(name_of, self.attentions))
 
     @property
     def context_fields(self) -> tuple[str, ...]:
@@ -333,14 +340,12 @@ class Config:
         return found
 
 
-PAIRS: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
+FORBIDDEN: Forbidden = (
     (
-        "normalise",
         lambda c: c.normalise == "each_substep" and c.integrator.calls == 1,
-        "{got!r}, which only presymplectic and strang have",
+        "normalise: got {c.normalise!r}, which only presymplectic and strang have",
     ),
     (
-        "oracle",
         lambda c: (
             c.integrator.baseline
             and (
@@ -348,20 +353,17 @@ PAIRS: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
                 or (isinstance(c.oracle, softmax.Softmax) and c.oracle != softmax.Softmax())
             )
         ),
-        "{got!r}, but the attention of {name} is one of {known}",
+        "oracle: got {c.oracle!r}, but the attention of {c.integrator_name} is one of {c.attention_names}",
     ),
     (
-        "bias",
         lambda c: c.bias and c.attentions is CONNECTIONS,
-        "True, the connection of {name} is defined without biases: it needs False",
+        "bias: got True, the connection of {c.integrator_name} is defined without biases: it needs False",
     ),
     (
-        "oracle",
         lambda c: not c.integrator.baseline and isinstance(c.oracle, signed.Signed),
-        "'signed', which baselines alone have",
+        "oracle: got 'signed', which baselines alone have",
     ),
     (
-        "oracle",
         lambda c: (
             c.matrices
             and (
@@ -370,37 +372,32 @@ PAIRS: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
                 or isinstance(c.mlp, mlp.Momentum)
             )
         ),
-        "'reduced', whose momenta are matrices: it needs integrator='ab2' or 'exponential_midpoint', normalise='none', "
-        "start='rest', no look_ahead, and no mlp='momentum'",
+        "oracle: got 'reduced', whose momenta are matrices: it needs integrator='ab2' or 'exponential_midpoint', "
+        "normalise='none', start='rest', no look_ahead, and no mlp='momentum'",
     ),
     (
-        "mlp",
         lambda c: c.integrator.baseline and isinstance(c.mlp, mlp.AttentionVelocity),
-        "'attention_velocity', {name} has no steps: it needs another substep",
+        "mlp: got 'attention_velocity', {c.integrator_name} has no steps: it needs another substep",
     ),
     (
-        "mlp",
         lambda c: not c.integrator.carries and isinstance(c.mlp, mlp.Momentum),
-        "'momentum', {name} has none: it needs another substep",
+        "mlp: got 'momentum', {c.integrator_name} has none: it needs another substep",
     ),
     (
-        "mlp",
         lambda c: getattr(c.mlp, "shared_norm", False) and c.normalise == "none" and not c.integrator.baseline,
-        "shared_norm=True with normalise='none', which has no norm that could be shared",
+        "mlp: got shared_norm=True with normalise='none', which has no norm that could be shared",
     ),
     (
-        "start",
         lambda c: not c.integrator.carries and c.start != "rest",
-        "{got!r}, {name} has no momentum: it needs 'rest'",
+        "start: got {c.start!r}, {c.integrator_name} has no momentum: it needs 'rest'",
     ),
     (
-        "layers",
         lambda c: c.rests and c.layers == 1 and not c.integrator.moves,
-        "1, but {name} moves no token in a first layer that starts at rest: it needs more layers, or start='linear' or "
-        "'table'",
+        "layers: got 1, but {c.integrator_name} moves no token in a first layer that starts at rest: it needs more "
+        "layers, or start='linear' or 'table'",
     ),
 )
-"""What does not go together: an option, when it is an error, and the message; the first row that holds is raised."""
+"""What does not go together."""
 
 
 SPREAD = 0.02

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from refattn import equations
-from refattn.args import check_arrays, check_floating, check_number, naming
+from refattn.args import check_arrays, check_floating, check_number, naming, spelled
 from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, returned, upstream
 from refattn.mechanisms.sympformer import dense, tiled
 from refattn.ops.masks import Causal
@@ -40,6 +40,7 @@ class Saved(Shown):
     inner: dense.Saved | tiled.Saved
 
 
+@spelled
 def forward(
     q: Array,
     k: Array,
@@ -51,6 +52,9 @@ def forward(
     implementation: str = "auto",
 ) -> tuple[Array, Saved]:
     """Force of a prefix on tokens with queries q, keys k, values v and kinetic terms.
+
+    `refattn show sympformer > symp.py` writes the definition, a whole step of which this is the force, as one file on
+    NumPy alone.
 
     Parameters
     ----------

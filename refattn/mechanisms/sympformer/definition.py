@@ -1,87 +1,105 @@
-"""A layer of SympFormer: attention is a force between tokens, and tokens have momenta.
+"""SympFormer: attention is a force between tokens, and a layer is one step of a motion with momenta and friction.
 
-In a usual residual block attention moves a token along the force, as if in honey. Here the force changes a momentum,
-the momentum moves the token, and friction takes energy off. With the right friction such a motion comes to low energies
-sooner than one along the force, as Nesterov's method is faster than plain gradient descent.
+In a usual residual block attention moves a token, as a force moves a body in a thick liquid: without force it rests.
+Here a token x_i also has a momentum p_i, and a layer hands both to the next. A layer does three things (the paper's
+presymplectic Euler method). Kick: attention is a force, which changes the momentum. Damp: friction shrinks the
+momentum. Drift: the momentum moves the token. With friction 3 / t such a motion reaches low values of a convex energy
+sooner than one along the force (Nesterov). Formulas are of one sequence of n tokens; x_i and p_i are rows of m numbers.
 
-Tokens are rows x_i with momenta p_i. Let s_ij = s_ji say how well tokens i and j match. The energy of n tokens is
+From the paper (V. Stein, W. Li, G. Steidl 2026): the energy, the motion, the layer. From the authors' second program
+(v2 in docs/deviations.md): sums over no later tokens (point 2).
 
-    H = 1/2 sum_i (e_i / z_i - z_i),    e_i = p_i B . p_i,    z_i = 1/n sum_j exp(s_ij)
+From an energy to a force. Let s_ij = s_ji be how well tokens i and j match, and B a symmetric positive m x m matrix. A
+token that matches many has a large mass z_i. The energy H (a Hamiltonian) is kinetic energy plus a potential, which is
+low if tokens match. alpha is the friction, strong at first; c_log and c_lin are learned:
 
-e_i / (2 z_i) is kinetic energy. B is a symmetric positive matrix, and z_i the mass of a token: one that matches others
-well is heavy. -z_i / 2 makes the energy low if tokens match. With the friction alpha, strong at first, the motion is
+    z_i = 1/n sum_j exp(s_ij)
+    e_i = p_i B . p_i
+    H = sum_i (e_i / (2 z_i) - z_i / 2)
+    dx_i/dt = dH/dp_i = p_i B / z_i                     the velocity: momentum over mass
+    dp_i/dt = -dH/dx_i - alpha p_i                      the force, and friction; alpha = c_log / t + c_lin
 
-    dx_i/dt = dH/dp_i = p_i B / z_i,    dp_i/dt = -dH/dx_i - alpha p_i,    alpha = c_log / t + c_lin
+Without friction H stays; friction lowers it: dH/dt = -alpha sum_i e_i / z_i. The force is -dH/dx_i; x_i is in H only
+through the masses. The derivative of H with respect to z_i is -(u_i + 1) / 2 with u_i = e_i / z_i^2 (for B = I the
+squared speed). x_i is in its own z_i through all s_ij, and in each z_j through s_ji (s_ii: once as first, once as
+second token). Let D_ij be the derivative of s_ij by x_i as its first token alone (that of s_ii by x_i is 2 D_ii):
 
-Only friction changes H, and lowers it. The derivative of H by z_i is -(u_i + 1) / 2 with u_i = e_i / z_i^2: for B = 1
-the squared speed of token i. Let D_ij be the derivative of s_ij by its first token, x_i. As s is symmetric, that of
-s_ji by its second is the same. x_i is in z_i by all s_ij, and in each z_j by s_ji. So the force is
+    -dH/dx_i = 1/(2n) sum_j exp(s_ij) ((u_i + 1) + (u_j + 1)) D_ij      u_i + 1 through z_i, u_j + 1 through z_j
+             = z_i sum_j w_ij (1 + (u_i + u_j) / 2) D_ij      (F); w_ij = exp(s_ij) / (n z_i): softmax attention
 
-    -dH/dx_i = 1/(2n) sum_j exp(s_ij) ((u_i + 1) + (u_j + 1)) D_ij
+For tokens at rest (p = 0) all u are 0, and the force is z_i times softmax attention with values D_ij. The velocity
+divides by the mass z_i, which cancels. So with B = I a first layer moves tokens where attention would.
 
-Why the mass is z_i: among tokens at rest all u are 0, and the force is z_i times the mean of D_ij by softmax weights.
-The velocity divides by z_i. So the first layer (p = 0) moves tokens as usual attention does, if w_b = 1.
+From the force to a layer. The layer takes four liberties, so H only motivates its form and need not fall:
 
-A layer learns what this is made of: s from queries and keys. For s_ij = x_i S . x_j with S symmetric, D_ij is x_j S, a
-linear map of token j alone, learned as v_j w_o. B is any w_b: nothing prevents that e_i, u_i and 1 + (u_i + u_j) / 2
-are negative. Token i may not know later ones: it sums over j <= i, n_i tokens, in z_i as well. No earlier z_j has x_i
-in it then. So its term u_j + 1 should vanish from the force on i, but is kept. H need not fall: it motivates the form.
+1. It learns the parts: s of queries and keys, and v_j w_o in place of D_ij. (For s_ij = x_i S . x_j with a symmetric
+S, D_ij = x_j S is a linear map of token j alone.) All are made of normalised tokens y_i. As queries are no keys, s is
+not symmetric; nor is B, which is any matrix w_b, so u_i may even be negative.
+2. It is causal: sums, also in z_i, run over the tokens 0 to i, n_i of them. Then -dH/dx_i would be
 
-    [SYMP.1]  y_i = gain norm(x_i)                      norm, over m: minus the mean, over the standard deviation
-    [SYMP.2]  q_i = y_i w_q                             what token i looks for
-    [SYMP.3]  k_j = y_j w_k                             what token j is found by
-    [SYMP.4]  v_j = y_j w_v                             where token j pushes
+    1/2 sum_(j <= i) exp(s_ij) / n_i (u_i + 1) D_ij + 1/2 sum_(j >= i) exp(s_ji) / n_j (u_j + 1) D_ij
+
+But token i may not know the tokens j > i. Without them only j = i is left of the second sum: token i would count twice,
+all others once. So the layer takes (F), its sums over j <= i: all count alike. But it is the gradient of no H.
+3. It has two step lengths: h_y, how long force and friction act on the momentum, and h_x, how long the momentum moves
+the token. The next layer begins at t + h_x (the authors' choice, though friction acts until t + h_y).
+4. It normalises the momentum that goes on: the force grows with the square of momenta, and they would feed on
+themselves. A norm removes any factor, so friction slows the drift of its own layer, but does not reach the next one.
+
+    [SYMP.1]  y_i = gain norm(x_i)                      norm(x) = (x - mean(x)) / sqrt(var(x) + eps), below
+    [SYMP.2]  q_i = y_i w_q                             the query: what token i looks for
+    [SYMP.3]  k_j = y_j w_k                             the key: what token j is found by
+    [SYMP.4]  v_j = y_j w_v                             the value: where token j pushes others
     [SYMP.5]  s_ij = q_i . k_j / sqrt(m)                -inf if j > i
     [SYMP.6]  w_ij = exp(s_ij) / sum_l exp(s_il)        softmax attention
-    [SYMP.7]  log z_i = log(sum_j exp(s_ij) / n_i)      the logarithm: its derivative by s_ij is w_ij; n_0 = 1
-    [SYMP.8]  b_i = p_i w_b                             where the momentum heads: mass times velocity
-    [SYMP.9]  e_i = b_i . p_i
-    [SYMP.10]  u_i = e_i / z_i^2                        a fast token pushes more, and is pushed more
-    [SYMP.11]  a_ij = w_ij (1 + (u_i + u_j) / 2)        how strongly j pushes i
-    [SYMP.12]  o_i = z_i sum_j a_ij v_j                 the sum above, since exp(s_ij) / n_i = z_i w_ij
-    [SYMP.13]  force_i = o_i w_o
-    [SYMP.14]  kicked_i = p_i + h_y force_i             kick: the force acts for a time h_y
+    [SYMP.7]  log z_i = log(sum_j exp(s_ij) / n_i)      z_i is the mass; by its log, as d log z_i / d s_ij = w_ij
+    [SYMP.8]  b_i = p_i w_b                             the direction in which p_i moves token i
+    [SYMP.9]  e_i = b_i . p_i                           2 z_i times the kinetic energy
+    [SYMP.10]  u_i = e_i / z_i^2
+    [SYMP.11]  a_ij = w_ij (1 + (u_i + u_j) / 2)        how strongly token j pushes token i
+    [SYMP.12]  o_i = z_i sum_j a_ij v_j
+    [SYMP.13]  force_i = o_i w_o                        in place of -dH/dx_i
+    [SYMP.14]  kicked_i = p_i + h_y force_i             kick: the force acts for the time h_y
     [SYMP.15]  damping = c_log log(1 + h_y / t) + c_lin h_y      the integral of alpha from t to t + h_y
-    [SYMP.16]  p'_i = exp(-damping) kicked_i            damp: what dp/dt = -alpha p leaves
+    [SYMP.16]  p'_i = exp(-damping) kicked_i            damp: solves dp/dt = -alpha p
     [SYMP.17]  velocity_i = p'_i w_b / z_i
-    [SYMP.18]  x'_i = x_i + h_x velocity_i              drift: the token moves for a time h_x
-    [SYMP.19]  P_i = gain_p norm(p'_i)                  the momentum that the next layer gets
+    [SYMP.18]  x'_i = x_i + h_x velocity_i              drift: the token moves for the time h_x
+    [SYMP.19]  P_i = gain_p norm(p'_i)                  the momentum of the next layer
 
-Kick, damp, drift is the paper's presymplectic Euler method: the drift uses the new momentum, which with constant masses
-and without friction keeps an energy nearly constant. The first layer gets p = 0 and t = 1, each later one P and t + h_x
-of the layer before it (as in the source, though friction lasts h_y): the caller adds that, and its gradient. h_x, h_y,
-c_log and c_lin are learned as log(1 + exp(r)) to stay above 0. They begin at 0.3, 0.3, 3 (Nesterov's friction 3 / t)
-and 0.0001. w_b begins as the identity, gain and gain_p as 1: then |P_i|^2 = m, and the next layer has u_i = m / z_i^2.
+norm is LayerNorm without gain: mean and var are over the m numbers of x, var with 1/m, eps = 1e-5. The first layer gets
+p = 0 and t = 1. The caller learns h_x, h_y, c_log and c_lin as log(1 + exp(raw)), from 0.3, 0.3, 3 (Nesterov's friction
+3 / t) and 0.0001; w_b begins as I, gain and gain_p as 1. Then |P_i|^2 is about m, u_i of later layers about m / z_i^2.
 
-Why P is normalised: the force grows with the square of the momentum, so momenta would feed on themselves. norm(p') is
-norm(kicked), up to its epsilon: between layers friction takes off nothing, exp(-damping) is a second factor on h_x.
+Backward: dx'_i and dP_i come in. From here on d before a symbol means the gradient of a loss with respect to it.
+dSYMP.4 is that of the value of SYMP.4, dSYMP.x of the input x. Gradients of parameters and t sum over the batch, too.
+The next layer begins at t + h_x: the caller adds the dt of that layer to dh_x and dt. For rows Y_i = X_i W, dX_i = dY_i
+W^T and dW = sum_i X_i^T dY_i, column times row. If c = norm(x) gets g, x gets (r = 1 / sqrt(var(x) + eps))
 
-Backward, for given dx' and dP: d in front of a value is the gradient of the loss with respect to it, dSYMP.n that of
-SYMP.n, dSYMP.name that of an input.
+    back(x, g) = r (g - mean(g) - c mean(c g))          if x moves along (1, ..., 1) or, but for eps, along c, c stays
 
-    [dSYMP.gain_p]  dgain_p = sum_i norm(p'_i) dP_i     element by element
+    [dSYMP.gain_p]  dgain_p = sum_i norm(p'_i) dP_i     two rows: element by element
     [dSYMP.17]  dvelocity_i = h_x dx'_i
     [dSYMP.h_x]  dh_x = sum_i velocity_i . dx'_i
-    [dSYMP.16]  dp'_i = back(gain_p dP_i) + dvelocity_i w_b^T / z_i    back: of the norm, below
+    [dSYMP.16]  dp'_i = back(p'_i, gain_p dP_i) + dvelocity_i w_b^T / z_i
     [dSYMP.14]  dkicked_i = exp(-damping) dp'_i
     [dSYMP.15]  ddamping = -sum_i p'_i . dp'_i
     [dSYMP.c_log]  dc_log = ddamping log(1 + h_y / t)
     [dSYMP.c_lin]  dc_lin = ddamping h_y
-    [dSYMP.t]  dt = -ddamping c_log h_y / (t (t + h_y))
+    [dSYMP.t]  dt = -ddamping c_log h_y / (t (t + h_y))      log(1 + h_y / t) is log(t + h_y) - log t
     [dSYMP.13]  dforce_i = h_y dkicked_i
-    [dSYMP.h_y]  dh_y = sum_i force_i . dkicked_i + ddamping (c_log / (t + h_y) + c_lin)
+    [dSYMP.h_y]  dh_y = sum_i force_i . dkicked_i + ddamping (c_log / (t + h_y) + c_lin)      of kick and damping
     [dSYMP.12]  do_i = dforce_i w_o^T
     [dSYMP.w_o]  dw_o = sum_i o_i^T dforce_i
     [dSYMP.4]  dv_j = sum_i a_ij z_i do_i
     [dSYMP.11]  da_ij = z_i do_i . v_j
     [dSYMP.6]  dw_ij = da_ij (1 + (u_i + u_j) / 2)
-    [dSYMP.10]  du_i = 1/2 sum_j (da_ij w_ij + da_ji w_ji)    as the pushed token, and as the pushing one
+    [dSYMP.10]  du_i = 1/2 sum_j (da_ij w_ij + da_ji w_ji)    i is pushed in a_ij, and pushes in a_ji
     [dSYMP.9]  de_i = du_i / z_i^2
     [dSYMP.8]  db_i = de_i p_i
-    [dSYMP.p]  dp_i = dkicked_i + de_i b_i + db_i w_b^T
+    [dSYMP.p]  dp_i = dkicked_i + de_i b_i + db_i w_b^T    p is in kicked, in e = b . p, and in b
     [dSYMP.w_b]  dw_b = sum_i (p_i^T db_i + p'_i^T dvelocity_i / z_i)
-    [dSYMP.7]  dlog_z_i = do_i . o_i - dvelocity_i . velocity_i - 2 du_i u_i    z^1, z^-1 and z^-2
-    [dSYMP.5]  ds_ij = w_ij (dw_ij - sum_l w_il dw_il + dlog_z_i)    the adjoint of the softmax, and that of log z
+    [dSYMP.7]  dlog_z_i = do_i . o_i - dvelocity_i . velocity_i - 2 du_i u_i      o has z, velocity 1/z, u 1/z^2
+    [dSYMP.5]  ds_ij = w_ij (dw_ij - sum_l w_il dw_il + dlog_z_i)    of the softmax and of log z_i
     [dSYMP.2]  dq_i = sum_j ds_ij k_j / sqrt(m)
     [dSYMP.3]  dk_j = sum_i ds_ij q_i / sqrt(m)
     [dSYMP.w_q]  dw_q = sum_i y_i^T dq_i
@@ -89,15 +107,21 @@ SYMP.n, dSYMP.name that of an input.
     [dSYMP.w_v]  dw_v = sum_j y_j^T dv_j
     [dSYMP.1]  dy_i = dq_i w_q^T + dk_i w_k^T + dv_i w_v^T
     [dSYMP.gain]  dgain = sum_i norm(x_i) dy_i
-    [dSYMP.x]  dx_i = dx'_i + back(gain dy_i)
+    [dSYMP.x]  dx_i = dx'_i + back(x_i, gain dy_i)
 
-For n = norm(x) and r, one over the standard deviation, back(g) = r (g - mean(g) - n mean(n g)). Without an index on the
-left, a sum is over the batch, too.
+Axes: b batch (b_i is a vector), i token that is pushed, j token that pushes, m width. Source: SympFormer: Accelerated
+attention blocks via Inertial Dynamics on Density Manifolds, arXiv:2603.16535; softmax attention, one head, no MLP.
 
-Axes: b batch (b_i is a vector of m), i token that is pushed, j token that pushes, m width.
+One token, no friction, a force in the first layer only. It moves on in the second, faster: the norm made 1 of p = 0.5:
 
-Source: V. Stein, W. Li, G. Steidl 2026, SympFormer: Accelerated attention blocks via Inertial Dynamics on Density
-Manifolds, arXiv:2603.16535: softmax attention, presymplectic Euler, one head, no MLP; see docs/deviations.md.
+    >>> import numpy as np; from refattn.mechanisms.sympformer.definition import forward
+    >>> x, p, one, I = np.asarray([[[1.0, -1.0]]]), np.zeros((1, 1, 2)), np.ones(1), np.eye(2)
+    >>> weights = {"gain": np.ones(2), "gain_p": np.ones(2), "w_q": 0.0 * I, "w_k": 0.0 * I, "w_v": I, "w_b": I}
+    >>> numbers = {"h_x": 0.5 * one, "h_y": 0.5 * one, "c_log": 0.0 * one, "c_lin": 0.0 * one}
+    >>> for w_o in (I, 0.0 * I):
+    ...     (x, p), _ = forward(x, p, one, w_o=w_o, **weights, **numbers); print(x.round(2).tolist())
+    [[[1.25, -1.25]]]
+    [[[1.75, -1.75]]]
 """
 
 import math
@@ -141,7 +165,7 @@ def forward(
     mass = xp.exp(log_mass)  # (b, i, 1): z_i
     heading = p @ w_b  # (b, i, m) [SYMP.8]
     square = xp.vecdot(heading, p)[..., None]  # (b, i, 1) [SYMP.9]
-    motion = square / mass / mass  # (b, i, 1) [SYMP.10]: mass * mass would round to 0 first
+    motion = square / mass / mass  # (b, i, 1) [SYMP.10]: mass * mass may underflow
     factor = 1.0 + (motion + transpose(motion)) / 2.0  # (b, i, j)
     pairs = weights * factor  # (b, i, j) [SYMP.11]
     out = mass * (pairs @ v)  # (b, i, m) [SYMP.12]
@@ -232,5 +256,5 @@ def over_tokens(x: Array, d_y: Array) -> Array:
 
 
 def inner(a: Array, b: Array) -> Array:
-    """Return the sum of all a * b (1): the gradient of a number that multiplies b, if a is that of the product."""
+    """Return the sum of all a * b (1): if c = number * b and a is the gradient of c, that of the number."""
     return namespace(a).reshape(namespace(a).sum(a * b), (1,))

@@ -114,3 +114,21 @@ PRESETS: dict[str, Mapping[str, Any]] = {
         for layout, depth in (("tied", {"layers": 2, "loops": 4}), ("untied", {"layers": 8}))
     },
 }
+
+_CONFIGURATIONS = "code, the configurations of the manuscript of October 2026"
+
+
+def _place(preset: str) -> str:
+    if preset in VARIANTS:
+        return "code, the program of March 2026 and its jobs"
+    return "code, the program of autumn 2026 and its linear screen" if preset.startswith("lin_") else _CONFIGURATIONS
+
+
+WHOSE: dict[str, Mapping[str, str]] = {
+    preset: {
+        name: "ours, portions of a batch save memory and change no result" if name == "accumulate" else _place(preset)
+        for name in (*(n for n in settings if n != "block"), *(f"block.{option}" for option in settings["block"]))
+    }
+    for preset, settings in PRESETS.items()
+}
+"""Whose each setting is: all are the authors', but for the portions that a batch is cut into."""

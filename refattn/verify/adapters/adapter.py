@@ -23,8 +23,9 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,14 @@ from numpy.typing import NDArray
 
 from refattn import backends
 from refattn.args import checked
-from refattn.golden.storage_types import SCALED, has_gradient
+from refattn.golden.storage_types import SCALED, TYPES, has_gradient
+from refattn.mechanisms.record import Mechanism
 from refattn.messages import install, meant, shown
-from refattn.verify.adapters import devices, interpreted, memory_layouts
+from refattn.verify import adapt
+from refattn.verify.adapters import call_manners, devices, interpreted
 from refattn.verify.adapters.tangents import Called, derivatives
 from refattn.verify.outcome import Decline, Result
+from refattn.verify.tolerance.budget import UNTAGGED, names_of_roundings
 
 LARGEST = 256 << 20
 """Bytes of results that are taken beside 64 times those of the inputs."""
@@ -52,9 +56,173 @@ class CallError(Exception):
     """A kernel raised, changed its inputs or returned what is no result."""
 
 
+class LateCallError(CallError):
+    """A kernel did not end within its time limit."""
+
+
+DECLARED = ("framework", "device", "roundings", "slack", "descale", "result", "supports", "keep")
+"""The attributes that a kernel, or its forward, may carry."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A kernel with all that it declares, read once.
+
+    Attributes
+    ----------
+    kernel
+        What was loaded: a function, an object with `forward`, or one in another process.
+    framework, device, roundings, slack, descale, result, supports, keep
+        Its attributes of these names, as it has them; None where it has none.
+    pulls
+        The outputs beside `out` that it may be asked the gradient of: its backward has a parameter ``d_lse``, or it has
+        a true attribute of this name.
+    parameters
+        The names that its forward takes; None where these are not known.
+    takes_all
+        Whether its forward takes any name.
+    """
+
+    kernel: Any
+    framework: Any = None
+    device: Any = None
+    roundings: Any = None
+    slack: Any = None
+    descale: Any = None
+    result: Any = None
+    supports: Any = None
+    keep: Callable[[str, tuple[int, ...]], Any] | None = None
+    pulls: frozenset[str] = frozenset()
+    parameters: frozenset[str] = frozenset()
+    takes_all: bool = True
+
+    @classmethod
+    def of(cls, kernel: Any) -> Adapter:
+        """Return the record of a kernel, or the one that it is or has already.
+
+        Raises
+        ------
+        LoadError
+            Where reading an attribute raises.
+        """
+        try:
+            known = kernel if isinstance(kernel, cls) else getattr(kernel, "adapter", None)
+            if isinstance(known, cls):
+                return known
+            owners = (kernel, getattr(kernel, "forward", kernel))
+            declared = {name: [getattr(one, name, None) for one in owners] for name in DECLARED}
+            pulls = {*(_parameters(getattr(kernel, "backward", None)) or ())}
+            pulls |= {name for one in owners for name in dir(one) if name[:2] == "d_" and getattr(one, name) is True}
+            parameters = _parameters(owners[1])
+            return cls(
+                kernel,
+                **{name: next((x for x in found if x is not None), None) for name, found in declared.items()},
+                pulls=frozenset(name[2:] for name in pulls if name[:2] == "d_"),
+                parameters=frozenset(parameters or ()),
+                takes_all=parameters is None or any(x.kind is x.VAR_KEYWORD for x in parameters.values()),
+            )
+        except Exception as error:  # properties of foreign code may raise anything
+            raise LoadError(f"--impl: reading its attributes {words(error)}") from error
+
+    def __repr__(self) -> str:
+        return repr(self.kernel)
+
+    def rounds(self, mechanism: Mechanism) -> dict[str, str]:
+        """Return what it declares to round, as `refattn.verify.tolerance.budget.Roundings` has it.
+
+        Raises
+        ------
+        LoadError
+            Where that is no tuple, list or dict of such names, or a type is none.
+        """
+        try:
+            return read_roundings(() if self.roundings is None else self.roundings, mechanism)
+        except ValueError as error:
+            raise LoadError(f"--impl: its roundings {error}") from error
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The options that it always has, and has no argument for: ``supports = {"fixed": {"causal": True}}``."""
+        fixed = self.supports.get("fixed") if isinstance(self.supports, dict) else None
+        return {name: tuple(x) if isinstance(x, list) else x for name, x in (fixed or {}).items()}
+
+    def scaled(self) -> dict[str, Any]:
+        """Return what it says of formats with factors, as `refattn.verify.tolerance.budget.truth` takes it.
+
+        Raises
+        ------
+        LoadError
+            Where its attribute `result` or `descale` is none.
+        """
+        result, descale = self.result or "", str(self.descale or "")
+        if result not in ("", "float32", "float16", "bfloat16"):
+            raise LoadError(f"--impl: its result is {result!r}, needs one of float32, float16, bfloat16")
+        per = {"": None, "head": None, "tensor": 0}
+        if descale not in per and not (descale.isdecimal() and int(descale) > 0):
+            raise LoadError(f'--impl: its descale is {descale!r}, needs "head", "tensor" or a number of tokens')
+        return {"result": result or "bfloat16", "per": per[descale] if descale in per else int(descale)}
+
+    def drawn(self, case: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return the factors of weights that it draws itself for a case.
+
+        Raises
+        ------
+        CallError
+            Where it raises, or they are not of the shape that was asked.
+        """
+        assert self.keep is not None
+        try:
+            keep = to_host("keep", self.keep(case, shape))
+        except CallError:
+            raise
+        except BaseException as error:  # foreign code may raise anything
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise CallError(f"keep {words(error)}") from error
+        if keep.shape != shape or keep.dtype.kind not in "bf":
+            needs = f"needs bool or floating numbers of {shape}"
+            raise CallError(f"keep returned {keep.dtype} of shape {keep.shape}, {needs}")
+        return keep
+
+    def lacks(self, names: Iterable[str]) -> list[str]:
+        """Return the arguments of a case that it has no parameter for."""
+        return [] if self.takes_all else [name for name in names if name not in self.parameters]
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter] | None:
+    """Return the parameters of a function; None where they are not known."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+
+
+def read_roundings(declared: Any, mechanism: Mechanism) -> dict[str, str]:
+    """Return what is declared to be rounded with its type, of names, "NAME=TYPE", or a dict; "" is the storage type.
+
+    Raises
+    ------
+    ValueError
+        Where it is something else.
+    """
+    known, listed = names_of_roundings(mechanism), declared
+    if isinstance(declared, (tuple, list, set)) and all(isinstance(id, str) for id in declared):
+        listed = {id: type_ for id, _, type_ in (one.partition("=") for one in declared)}
+    words = (*UNTAGGED, *mechanism.named_roundings)
+    if not isinstance(listed, dict) or not all(id in known for id in listed):
+        raise ValueError(f"are {declared!r}, needs some of {', '.join(words)} and ids such as {known[0]}")
+    if wrong := [type_ for type_ in listed.values() if type_ and type_ not in TYPES]:
+        raise ValueError(f"name {wrong[0]!r}, needs one of {', '.join(TYPES)}")
+    if wrong := [id for id, type_ in listed.items() if type_ == "int8" and id not in ("q", "k", "v")]:
+        raise ValueError(f"have int8 for {wrong[0]}, needs it for q, k or v alone")
+    return listed
+
+
 @checked(spec=str)
 def load(spec: str, *, interrupts: bool = True) -> Any:
     """Return the kernel that ``MODULE:NAME`` or ``FILE.py:NAME`` names; a class is instantiated.
+
+    After its name there may be words of `refattn.verify.adapt`, which say how it is called.
 
     With ``interrupts=False`` a KeyboardInterrupt is the kernel's own, and one more error.
 
@@ -70,7 +238,8 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
     >>> callable(attend)
     True
     """
-    place, colon, name = spec.rpartition(":")
+    function, described = adapt.split(spec)
+    place, colon, name = function.rpartition(":")
     if not (colon and place and name):
         raise LoadError(f"--impl: got {spec!r}, needs MODULE_OR_FILE:FUNCTION")
     try:
@@ -88,9 +257,11 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
         if interrupts and isinstance(error, KeyboardInterrupt):
             raise
         raise LoadError(f"--impl {spec}: importing {place} {words(error)}") from error
-    if not hasattr(module, name):
-        raise LoadError(f"--impl {spec}: {place} has no {name!r}{meant(name, dir(module))}")
-    found = getattr(module, name)
+    found = module
+    for part in name.split("."):  # Class.apply, too
+        if not hasattr(found, part):
+            raise LoadError(f"--impl {spec}: {place} has no {name!r}{meant(part, dir(found))}")
+        found = getattr(found, part)
     try:
         kernel = found() if inspect.isclass(found) else found
     except BaseException as error:
@@ -99,7 +270,10 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
         raise LoadError(f"--impl {spec}: making {name} {words(error)}") from error
     if not callable(kernel) and not hasattr(kernel, "forward"):
         raise LoadError(f"--impl {spec}: {name} is {type(found).__name__}, needs a function or an object with forward")
-    return kernel
+    try:
+        return adapt.call(kernel if callable(kernel) else kernel.forward, described) if described else kernel
+    except adapt.WordError as error:
+        raise LoadError(f"--call {function}: {error}") from error
 
 
 def _import_file(path: Path) -> Any:
@@ -125,6 +299,7 @@ def call(
     upstream: NDArray[Any] | None = None,
     outputs: tuple[str, ...] = ("out", "lse"),
     *,
+    factors: Mapping[str, Sequence[NDArray[Any]]] | None = None,
     along: Mapping[str, NDArray[Any]] | None = None,
     asked: tuple[str, ...] = (),
     interrupts: bool = True,
@@ -133,9 +308,10 @@ def call(
 ) -> Result | Decline:
     """Run a kernel on one case, with gradients where `upstream` is given, and `further` ones ("d_lse").
 
-    Of "tangent" and "hessian" those that are `asked` are taken `along` a direction of its arrays.
+    Of "tangent" and "hessian" those that are `asked` are taken `along` a direction of its arrays. `factors` are those
+    of the numbers in a format that has some, by the argument that each tuple of them is.
 
-    In a `manner` of `refattn.verify.adapters.memory_layouts` arrays lie elsewhere, or other calls are around this one.
+    In a `manner` of `refattn.verify.adapters.call_manners` arrays lie elsewhere, or other calls are around this one.
 
     `outputs` are the names of what it may return: the first alone, a tuple of as many as it has, or a dict. With
     ``interrupts=False`` a KeyboardInterrupt is the kernel's own, and one more error.
@@ -145,17 +321,19 @@ def call(
     CallError
         Where it raises, changes its inputs, or returns anything but arrays, (out, lse) or `Decline`.
     """
-    elsewhere = getattr(kernel, "call_case", None)  # in another process: `refattn.verify.adapters.isolate`
+    adapter = Adapter.of(kernel)
+    given = inputs, options, dtype, upstream, outputs, factors or {}, further or {}, along or {}, asked
+    elsewhere = getattr(adapter.kernel, "call_case", None)  # in another process: `refattn.verify.adapters.isolate`
     if elsewhere is not None:
-        more: dict[str, Any] = {"along": along, "asked": asked} if asked else {}
-        more |= {"manner": manner} if manner else {}
-        found: Result | Decline = elsewhere(inputs, options, dtype, upstream, outputs, further, **more)
+        found: Result | Decline = elsewhere(*given, manner)
         return found
     # Otherwise JAX turns float64 into float32 as it comes in; afterwards it is as it was.
     wide = backends.get("jax").with_float64() if dtype == "float64" and "jax" in sys.modules else nullcontext()
-    with wide, memory_layouts.using(manner), _streams_held():
+    with wide, call_manners.using(manner), _streams_held():
         try:
-            return _on_its_device(kernel, inputs, options, dtype, upstream, outputs, further or {}, along or {}, asked)
+            device = devices.checked(adapter.framework, adapter.device)
+            with devices.on(adapter.framework, device):
+                return _call(adapter, device, *given)
         except CallError:
             raise
         except BaseException as error:  # foreign code may raise anything, even where it is only looked at
@@ -205,47 +383,41 @@ def _passed_on(error: BaseException, names: Iterable[str]) -> str:
     return name and f"it takes {name} and passes it on to what takes none: decline it, {hint} ({said})"
 
 
-def _on_its_device(kernel: Any, *given: Any) -> Result | Decline:
-    framework = attribute(kernel, "framework")
-    with devices.on(framework, devices.checked(framework, attribute(kernel, "device"))):
-        return _call(kernel, *given)
-
-
 def _call(
-    kernel: Any,
+    adapter: Adapter,
+    device: str | None,
     inputs: Mapping[str, NDArray[Any]],
     options: Mapping[str, Any],
     dtype: str,
     upstream: NDArray[Any] | None,
     outputs: tuple[str, ...],
+    factors: Mapping[str, Sequence[NDArray[Any]]],
     further: Mapping[str, NDArray[Any]],
     along: Mapping[str, NDArray[Any]],
     asked: tuple[str, ...],
 ) -> Result | Decline:
+    kernel, framework = adapter.kernel, adapter.framework
     forward = getattr(kernel, "forward", kernel)
-    framework = attribute(kernel, "framework")
     if why := interpreted.refused(dtype):
         return Decline(why)
-    if memory_layouts.current() == "interleaved" and hasattr(kernel, "backward"):
+    if call_manners.current() == "interleaved" and hasattr(kernel, "backward"):
         return Decline("an object with a backward of its own has one forward at a time")
-    device = devices.checked(framework, attribute(kernel, "device"))
-    told = _takes_dtype(forward)
+    told = "dtype" in adapter.parameters
     if not told and (dtype in SCALED or (dtype == "bfloat16" and framework not in devices.BFLOAT16)):
         return Decline(f"it takes no dtype=, and so cannot be told that its float32 arrays stand for {dtype}")
-    extra = dict(options) | ({"dtype": dtype} if told else {})
-    if dtype in SCALED:
-        for name in ("descale", "descale_whole"):
-            if name in options:
-                factors = (np.asarray(x, np.float32).reshape(shape) for shape, x in options[name])
-                extra[name] = tuple(_given(x, framework, "float32", device) for x in factors)
-        dtype = "float32"
-    arguments = {name: _given(x, framework, dtype, device) for name, x in inputs.items()}
-    if lacking := _lacking(forward, (*arguments, *extra)):
+    extra = {name: x for name, x in options.items() if name not in adapter.fixed}
+    if other := [name for name, x in adapter.fixed.items() if options.get(name) != x]:
+        return Decline(f"it always has {', '.join(f'{name}={adapter.fixed[name]}' for name in other)}")
+    extra |= {"dtype": dtype} if told else {}
+    extra |= {name: tuple(_given(x, framework, "float32", device) for x in each) for name, each in factors.items()}
+    held = "float32" if dtype in SCALED else dtype
+    arguments = {name: _given(x, framework, held, device) for name, x in inputs.items()}
+    if lacking := adapter.lacks((*arguments, *extra)):
         by_name = ", and is called by name, attend(q=q, k=k, v=v)" if {"q", "k", "v"} & {*lacking} else ""
         return Decline(f"it takes no {', '.join(lacking)}{by_name}")
     devices.wait()
     before = {name: to_host(name, x).tobytes() for name, x in arguments.items()}
-    returned = memory_layouts.around(forward, arguments, extra)
+    returned = call_manners.around(forward, arguments, extra)
     devices.wait()
     if isinstance(returned, Decline):
         return Decline(shown(returned.reason))
@@ -254,7 +426,7 @@ def _call(
     declined = ""
     if upstream is not None or asked:
         library = type(result[outputs[0]]).__module__.partition(".")[0].replace("jaxlib", "jax")
-        place = partial(_given, dtype=dtype, device=device)
+        place = partial(_given, dtype=held, device=device)
         again = Called(kernel, forward, inputs, extra, place, partial(_named, outputs=outputs), library)
     if upstream is not None:
         gradients = _gradients(again, {f"d_{outputs[0]}": upstream, **further}, framework if device else None)
@@ -292,51 +464,6 @@ def _named(returned: Any, outputs: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def attribute(kernel: Any, name: str) -> Any:
-    """Return an attribute of a kernel, or of its forward; None where there is none."""
-    found = getattr(kernel, name, None)
-    return getattr(getattr(kernel, "forward", None), name, None) if found is None else found
-
-
-def own_keep(kernel: Any, case: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the factors of weights that a kernel draws itself for a case.
-
-    Raises
-    ------
-    CallError
-        Where it raises, or they are not of the shape that was asked.
-    """
-    try:
-        keep = to_host("keep", attribute(kernel, "keep")(case, shape))
-    except CallError:
-        raise
-    except BaseException as error:  # foreign code may raise anything
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise CallError(f"keep {words(error)}") from error
-    if keep.shape != shape or keep.dtype.kind not in "bf":
-        raise CallError(f"keep returned {keep.dtype} of shape {keep.shape}, needs bool or floating numbers of {shape}")
-    return keep
-
-
-def pulls(kernel: Any, outputs: Iterable[str]) -> tuple[str, ...]:
-    """Return the outputs beside `out` that a kernel may be asked the gradient of.
-
-    Its backward has a parameter for that, ``d_lse``, or it has a true attribute of this name.
-    """
-    told = getattr(kernel, "pulls", None)  # of a kernel in another process
-    if isinstance(told, tuple):
-        return tuple(name for name in outputs if name in told)
-    forward = getattr(kernel, "forward", kernel)
-    return tuple(
-        name
-        for name in outputs
-        if _takes(getattr(kernel, "backward", None), f"d_{name}")
-        or getattr(forward, f"d_{name}", None) is True
-        or getattr(kernel, f"d_{name}", None) is True
-    )
-
-
 def _intermediates(forward: Any, kernel: Any) -> dict[str, Any]:
     """Return its own values of equations by their ids, none where it has no such attribute."""
     own = getattr(forward, "intermediates", None)
@@ -350,7 +477,7 @@ def _intermediates(forward: Any, kernel: Any) -> dict[str, Any]:
 def _given(x: NDArray[Any], framework: str | None, dtype: str, device: str | None) -> Any:
     """Return a fresh copy of an input: a read-only NumPy array, or a tensor of the library that was named."""
     if framework in devices.FRAMEWORKS:
-        return memory_layouts.laid_out(devices.placed(x, framework, dtype, device))
+        return call_manners.laid_out(devices.placed(x, framework, dtype, device))
     return _read_only(x)
 
 
@@ -385,15 +512,19 @@ def _torch_gradients(
     out = call.forward(**given, **call.extra)
     if isinstance(out, Decline):
         return out
-    memory_layouts.interleaved(call.forward, given, call.extra)
+    call_manners.interleaved(call.forward, given, call.extra)
     results = [call.named(out)[name] for name in asked]
     if not results[0].requires_grad:
         return Decline("no gradients: torch says that the output depends on no input")
     pairs = zip(pulls.values(), results, strict=True)
-    upstream = [memory_layouts.laid_out(torch.tensor(pull, dtype=x.dtype).to(x.device)) for pull, x in pairs]
+    upstream = [call_manners.laid_out(torch.tensor(pull, dtype=x.dtype).to(x.device)) for pull, x in pairs]
+    # Not torch.autograd.grad: reentrant checkpoints and the hooks of parallel modules work in a whole backward alone.
+    torch.autograd.backward(results, upstream)
+    found = {name: x.grad for name, x in zip(names, leaves, strict=True) if x.grad is not None}
     # What comes without a gradient of q, k or v is an error; of other arrays few kernels have one.
-    found = torch.autograd.grad(results, leaves, upstream, allow_unused=len(names) > 3)
-    return {name: x for name, x in zip(names, found, strict=True) if x is not None}
+    if len(names) == 3 and (missing := [name for name in names if name not in found]):
+        raise CallError(f"no gradient of {', '.join(missing)}: torch says that the output does not depend on it")
+    return found
 
 
 def _jax_gradients(
@@ -446,31 +577,9 @@ def _dtype(name: str, x: Any) -> str:
 
 
 def _read_only(x: NDArray[Any]) -> NDArray[Any]:
-    fresh = memory_layouts.laid_out(x.copy())
+    fresh = call_manners.laid_out(x.copy())
     fresh.setflags(write=False)
     return fresh
-
-
-def _takes_dtype(function: Any) -> bool:
-    return _takes(function, "dtype")
-
-
-def _takes(function: Any, name: str) -> bool:
-    try:
-        return function is not None and name in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
-
-
-def _lacking(function: Any, names: Iterable[str]) -> list[str]:
-    """Return the arguments of a case that a function has no parameter for; none where its parameters are not known."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return []
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return []
-    return [name for name in names if name not in parameters]
 
 
 def words(error: BaseException) -> str:

@@ -236,8 +236,32 @@ def _causal(run: Run) -> Answers:
         "bottom-right, and a token sees the next one": _uniform("xxxxx.", "xxxxxx", "xxxxxx"),
         "top-left, and a token sees the next one": _uniform("xx....", "xxx...", "xxxx.."),
         "the past is hidden": _uniform("...xxx", "....xx", ".....x"),
+        "the past is hidden, and a token does not see itself": _uniform("....xx", ".....x", "......"),
+        "top-left, but for the last row, which sees every key": _uniform("x.....", "xx....", "xxxxxx"),
     }
-    return {"causal mask": _which(found["out"][0, 0, :, :6], found["unit"], readings)}
+    weights = found["out"][0, 0, :, :6]
+    answer = _which(weights, found["unit"], readings)
+    return {"causal mask": (answer.startswith("unknown") and visible(weights)) or answer}
+
+
+def visible(weights: Floats) -> str:
+    """Return which keys each query sees, of weights of equal scores (query, key); "" where they are not equal.
+
+    >>> import numpy as np
+    >>> from refattn.verify.adapters.conventions import visible
+    >>> visible(np.asarray([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.0, 0.5]]))
+    'query 0 sees key 0; query 1 sees keys 0-1; query 2 sees keys 0, 2'
+    """
+    rows = []
+    for n, row in enumerate(weights):
+        seen = np.flatnonzero(row > 0.5 / row.shape[0])
+        even = 1.0 / max(seen.shape[0], 1)
+        if not np.allclose(row[seen], even, rtol=0.02) or not np.allclose(np.delete(row, seen), 0.0, atol=0.02):
+            return ""
+        runs = np.split(seen, np.flatnonzero(np.diff(seen) > 1) + 1)
+        keys = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs if len(run))
+        rows.append(f"query {n} sees " + (f"key{'s' * (len(seen) > 1)} {keys}" if keys else "no key"))
+    return "; ".join(rows)
 
 
 def _mask(run: Run) -> Answers:

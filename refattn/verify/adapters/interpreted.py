@@ -5,8 +5,8 @@ the attribute ``interpret = "triton"`` of an adapter is read from the text of it
 which is what ``refattn verify --interpret`` makes of ``--impl``, says the same. ``triton=2`` takes the third
 configuration of `@triton.autotune`, ``triton=all`` another one at each call.
 
-What an interpreter cannot run is declined: an operation that it does not have, and a storage type in which an operation
-fails the self-test.
+What an interpreter cannot run is declined: an operation that it does not have, a `static_assert` of the kernel, and a
+storage type in which an operation fails the self-test.
 """
 
 from __future__ import annotations
@@ -104,20 +104,22 @@ def declined(error: BaseException) -> Decline | None:
     cause: BaseException | None = error
     while cause is not None and _active:
         for one in _active.values():
-            place = _place(cause, one.homes)
-            if isinstance(cause, (NotImplementedError, AttributeError)) and place is not None:
-                return Decline(f"{one.label}: {' '.join(str(cause).split())[:300]}{place}")
+            if (refused := _refused(cause, one)) is not None:
+                return Decline(f"{one.label}: {refused}")
         cause = cause.__cause__ or cause.__context__
     return None
 
 
-def _place(error: BaseException, homes: tuple[str, ...]) -> str | None:
-    """Return which line of a kernel an interpreter refused, " (kernel, mine.py:12)"; None if it did not raise this."""
+def _refused(error: BaseException, one: Interpreter) -> str | None:
+    """Return what an interpreter refused and which line of a kernel, "... (kernel, mine.py:12)"; None if it did not."""
     frames = traceback.extract_tb(error.__traceback__)
-    if not homes or not frames or not frames[-1].filename.startswith(homes):
+    if not one.homes or not frames or not frames[-1].filename.startswith(one.homes):
         return None
-    own = [frame for frame in frames if not frame.filename.startswith(homes)]
-    return f" ({own[-1].name}, {Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    if not one.lacks(error, frames[-1].name):
+        return None
+    own = [frame for frame in frames if not frame.filename.startswith(one.homes)]
+    said = " ".join(str(error).split())[:300] or (own[-1].line if own else "") or type(error).__name__
+    return f"{said} ({own[-1].name}, {Path(own[-1].filename).name}:{own[-1].lineno})" if own else said
 
 
 def told() -> str:
@@ -153,9 +155,13 @@ def _pallas(config: str) -> Interpreter:
     for module in [*sys.modules.values()]:
         if getattr(module, "pallas_call", None) is plain and module.__name__.startswith("jax."):
             module.pallas_call = interpreted  # type: ignore[attr-defined]
-    return Interpreter(
+    found = Interpreter(
         f"Pallas of JAX {jax.__version__}, interpreted on the CPU", "races, layouts, memory spaces, tf32 in dots"
     )
+    found.homes = (str(Path(jax.__file__).parent), __file__)
+    # A primitive of kernels inside jax.jit, jax.checkpoint or a branch of lax.cond, such as program_id.
+    found.lacks = lambda error, _: isinstance(error, NotImplementedError) and "for platform cpu" in str(error)
+    return found
 
 
 _STARTS: dict[str, Callable[[str], Interpreter]] = {"triton": _triton, "pallas": _pallas}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -24,4 +25,9 @@ class Interpreter:
     """The configurations that ran, by kernels."""
 
     homes: tuple[str, ...] = ()
-    """Folders of files that raise NotImplementedError for what it does not have."""
+    """Folders of files that raise for what it does not have."""
+
+    lacks: Callable[[BaseException, str], bool] = lambda error, raised_in: isinstance(
+        error, NotImplementedError | AttributeError
+    )
+    """Whether an error says so that a function of these files has raised."""

@@ -6,12 +6,11 @@ prints, in C too, ends up in `Isolated.said` and in no report.
 
 from __future__ import annotations
 
-import inspect
 import io
 import json
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,10 @@ from numpy.typing import NDArray
 
 from refattn.files import parse_json
 from refattn.verify.adapters import interpreted
-from refattn.verify.adapters.adapter import LARGEST, CallError, LoadError, attribute, call, own_keep, pulls
+from refattn.verify.adapters.adapter import DECLARED, LARGEST, Adapter, CallError, LateCallError, LoadError, call
 from refattn.verify.adapters.sharded import load
-from refattn.verify.adapters.tangents import joined, split
 from refattn.verify.outcome import Decline, Result
-from refattn.workers import SAID, EndedError, Worker
+from refattn.workers import SAID, EndedError, LateError, Worker
 
 Arrays = Mapping[str, NDArray[Any]]
 Message = tuple[dict[str, Any], dict[str, NDArray[Any]]]
@@ -90,11 +88,11 @@ class Isolated:
         dtype: str,
         upstream: NDArray[Any] | None,
         outputs: tuple[str, ...],
-        further: Mapping[str, NDArray[Any]] | None = None,
-        *,
-        along: Arrays | None = None,
-        asked: tuple[str, ...] = (),
-        manner: str = "",
+        factors: Mapping[str, Sequence[NDArray[Any]]],
+        further: Arrays,
+        along: Arrays,
+        asked: tuple[str, ...],
+        manner: str,
     ) -> Result | Decline:
         """Do what `refattn.verify.adapters.adapter.call` does, over there."""
         if self._worker is None:
@@ -102,17 +100,11 @@ class Isolated:
                 self._start()
             except LoadError as error:
                 raise CallError(f"cannot be started again: {error}") from error
-        arrays = joined(inputs, along or {})
-        arrays |= {} if upstream is None else {"d_out": upstream, **(further or {})}
-        about = {
-            "options": dict(options),
-            "dtype": dtype,
-            "grad": upstream is not None,
-            "outputs": outputs,
-            "further": list(further or {}),
-            "asked": asked,
-            "manner": manner,
-        }
+        pulls = {} if upstream is None else {"d_out": upstream, **further}
+        groups: dict[str, Arrays] = {"inputs": inputs, "pulls": pulls, "along": along}
+        groups |= {name: dict(zip("012", each, strict=False)) for name, each in factors.items()}
+        arrays = {f"{group}/{name}": x for group, named in groups.items() for name, x in named.items()}
+        about = {"options": dict(options), "dtype": dtype, "outputs": outputs, "asked": asked, "manner": manner}
         answer, found = self._ask("call", about, arrays)
         self.reference = self.reference or bool(answer["reference"])
         self.interpreted = answer["interpreted"]
@@ -128,14 +120,11 @@ class Isolated:
 
     def _start(self) -> None:
         self._worker = Worker(f"{__name__}:answer")
-        answer, _ = self._ask("load", {"spec": self.spec}, {})
-        declared = answer.pop("roundings")
-        self.roundings: Any = tuple(declared) if isinstance(declared, list) else declared
-        self.pulls = tuple(answer["pulls"])
-        self.slack, self.descale, self.result = answer["slack"], answer["descale"], answer["result"]
-        self.framework, self.device = answer["framework"], answer["device"]
-        self.supports = answer["supports"]
-        self.keep = self._keep if answer["keep"] else None
+        told, _ = self._ask("load", {"spec": self.spec}, {})
+        told |= {"keep": self._keep if told["keep"] else None, "pulls": frozenset(told["pulls"])}
+        if isinstance(told["roundings"], list):
+            told["roundings"] = tuple(told["roundings"])
+        self.adapter = Adapter(self, **told)
 
     def _keep(self, case: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return the factors that it draws for a case."""
@@ -151,7 +140,7 @@ class Isolated:
             answer, found = _unpacked(worker.ask(question, self.loading if what == "load" else self.seconds))
         except EndedError as error:
             self.close()
-            raise CallError(str(error)) from None
+            raise (LateCallError if isinstance(error, LateError) else CallError)(str(error)) from None
         except BaseException:  # the user's interrupt, too
             self.close()
             raise
@@ -180,7 +169,7 @@ def _unpacked(message: bytes) -> Message:
 
 # --- the other process
 
-_kernel: Any = None
+_adapter: Adapter
 
 
 def answer(question: bytes) -> bytes:
@@ -193,56 +182,45 @@ def answer(question: bytes) -> bytes:
 
 
 def _loaded(about: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
-    global _kernel
-    _kernel = kernel = load(about["spec"], interrupts=False)
-    declared = attribute(kernel, "roundings")
-    declared = () if declared is None else declared
-    told: Any = repr(declared)[:300]
-    if isinstance(declared, (tuple, list, dict)) and all(isinstance(id, str) for id in declared):
-        told = {id: str(type_) for id, type_ in declared.items()} if isinstance(declared, dict) else list(declared)
-    return {
-        "roundings": told,
-        "pulls": _pulls(kernel),
-        "keep": callable(attribute(kernel, "keep")),
-        "supports": _plain(attribute(kernel, "supports")),
-        **{name: str(attribute(kernel, name) or "") for name in ("slack", "descale", "result", "framework", "device")},
-    }, {}
+    global _adapter
+    _adapter = Adapter.of(load(about["spec"], interrupts=False))
+    told = {name: _plain(getattr(_adapter, name)) for name in DECLARED if name != "keep"}
+    return {**told, "keep": callable(_adapter.keep), "pulls": [*_adapter.pulls]}, {}
 
 
 def _kept(about: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
-    return {}, {"keep": own_keep(_kernel, about["case"], tuple(about["shape"]))}
+    return {}, {"keep": _adapter.drawn(about["case"], tuple(about["shape"]))}
 
 
 def _plain(x: Any) -> Any:
-    """Return what an adapter states as JSON has it; its text where that cannot be."""
+    """Return what an adapter declares as JSON has it; its text where that cannot be."""
     try:
         return json.loads(json.dumps(x, default=list))
     except (TypeError, ValueError):
-        return repr(x)[:300]
-
-
-def _pulls(kernel: Any) -> list[str]:
-    """Return the outputs whose gradients it takes: those that parameters of its backward and its attributes name."""
-    owner = getattr(kernel, "forward", kernel)
-    backward = getattr(kernel, "backward", None)
-    try:
-        named = list(inspect.signature(backward).parameters) if backward is not None else []
-    except (TypeError, ValueError):
-        named = []
-    named += [*vars(owner)] if hasattr(owner, "__dict__") else []
-    named += [*dir(kernel)]
-    names = dict.fromkeys(name.removeprefix("d_") for name in named if name.startswith("d_"))
-    return list(pulls(kernel, names))
+        return str(x)[:300]
 
 
 def _called(about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> tuple[dict[str, Any], Arrays]:
-    upstream = arrays.pop("d_out") if about["grad"] else None
-    further = {name: arrays.pop(name) for name in about["further"] if name in arrays}
+    groups: dict[str, dict[str, NDArray[Any]]] = {"inputs": {}, "pulls": {}, "along": {}}
+    for place, x in arrays.items():
+        group, _, name = place.partition("/")
+        groups.setdefault(group, {})[name] = x
+    inputs, pulls, along = (groups.pop(group) for group in ("inputs", "pulls", "along"))
     options = {name: tuple(x) if isinstance(x, list) else x for name, x in about["options"].items()}
-    asked = options, about["dtype"], upstream, tuple(about["outputs"])
-    inputs, along = split(arrays)
-    more: dict[str, Any] = {"along": along, "asked": tuple(about["asked"]), "manner": about["manner"]}
-    found = call(_kernel, inputs, *asked, interrupts=False, further=further, **more)
+    found = call(
+        _adapter,
+        inputs,
+        options,
+        about["dtype"],
+        pulls.pop("d_out", None),
+        tuple(about["outputs"]),
+        factors={name: tuple(each.values()) for name, each in groups.items()},
+        further=pulls,
+        along=along,
+        asked=tuple(about["asked"]),
+        manner=about["manner"],
+        interrupts=False,
+    )
     if isinstance(found, Decline):
         return {"decline": found.reason, **_process()}, {}
     size = sum(x.nbytes for x in found.tensors.values())
@@ -257,7 +235,9 @@ ASKED = {"load": _loaded, "keep": _kept, "call": _called}
 
 def _process() -> dict[str, Any]:
     """Tell whether this process, which only calls others, has loaded a definition of refattn, and what interprets."""
-    loaded = any(name.startswith("refattn.mechanisms.") and name.endswith(".dense") for name in sys.modules)
+    loaded = any(
+        name.startswith("refattn.mechanisms.") and name.endswith((".dense", ".general")) for name in sys.modules
+    )
     return {"reference": loaded, "interpreted": interpreted.told()}
 
 

@@ -18,9 +18,9 @@ from refattn.files import read_regular, temporary_folder
 from refattn.golden.storage_types import has_gradient
 from refattn.golden.tensors import decode, encode
 from refattn.messages import shown
-from refattn.verify.adapters.adapter import LARGEST, CallError, LoadError
+from refattn.verify.adapters.adapter import LARGEST, CallError, LateCallError, LoadError
 from refattn.verify.outcome import Decline
-from refattn.workers import EndedError, Process
+from refattn.workers import LateError, Process
 
 DECLINED = 77
 """The exit code of a program that does not do what it was asked, as test suites have it for a test that is skipped."""
@@ -123,8 +123,8 @@ def _ended(command: Sequence[str | Path], seconds: float, wanted: Path, limit: i
     try:
         with Process(command) as process:
             code = process.wait(seconds, watch)
-    except EndedError as error:
-        raise CallError(str(error)) from None
+    except LateError as error:
+        raise LateCallError(str(error)) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL
         text = error.strerror if isinstance(error, OSError) else str(error)
         raise CallError(f"cannot be run: {text}: {command[0]}") from error

@@ -36,7 +36,7 @@ def verify_files(
     entries = [entry for entry in golden.cases if entry["mechanism"] == mechanism.name]
     plan = [(entry, dtype) for dtype in dtypes for entry in entries]
     outcomes = [_outcome(folder, golden, entry, dtype, grad) for entry, dtype in progress(plan)]
-    return Report(mechanism.name, str(folder), grad, tuple(outcomes))
+    return Report(mechanism.name, str(folder), grad, tuple(outcomes), record=mechanism)
 
 
 def as_stored(mechanism: Mechanism, golden: GoldenSet) -> Mechanism:

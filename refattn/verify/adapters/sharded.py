@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from refattn.shards import mesh
-from refattn.verify.adapters import adapter, interpreted
+from refattn.verify.adapters import adapter, interpreted, onnx_model
 from refattn.verify.outcome import Decline
 from refattn.workers import Pipes, Worker
 
@@ -38,9 +38,15 @@ PLANE = ("mask", "bias", "keep")
 def load(spec: str, *, interrupts: bool = True) -> Any:
     """Return the kernel that a text names, as `adapter.load` does.
 
-    If it ends in ``@tokens=4``, the kernel runs on a mesh; in ``@triton`` or ``@pallas``, in this interpreter.
+    If it ends in ``@tokens=4``, the kernel runs on a mesh; in ``@triton`` or ``@pallas``, in this interpreter. A file
+    that ends in ``.onnx`` is a model: `onnx_model`.
     """
     place, _, text = spec.partition("@")
+    if place.endswith(onnx_model.ENDING):
+        try:
+            return onnx_model.load(place, text)
+        except onnx_model.ModelError as error:
+            raise adapter.LoadError(f"--impl {place}: {error}") from error
     if not text:
         return adapter.load(spec, interrupts=interrupts)
     try:
@@ -63,7 +69,7 @@ def _prepare(count: int) -> None:
 
 def over(kernel: Any, sizes: Mapping[str, int], spec: str) -> Any:
     """Return a kernel that runs on a mesh of these sizes; `spec` names it for other processes."""
-    framework = getattr(getattr(kernel, "forward", kernel), "framework", None)
+    framework = adapter.Adapter.of(kernel).framework
     if framework == "jax":
         return OnDevices(kernel, sizes)
     if framework != "torch":
@@ -73,7 +79,19 @@ def over(kernel: Any, sizes: Mapping[str, int], spec: str) -> Any:
     return Ranks(kernel, sizes["tokens"], spec)
 
 
-class OnDevices:
+class _Over:
+    """A kernel whose attributes are those of another one."""
+
+    _implementation: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._implementation, name)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._implementation)
+
+
+class OnDevices(_Over):
     """A function of JAX that is given arrays on a mesh of devices."""
 
     def __init__(self, kernel: Any, sizes: Mapping[str, int]) -> None:
@@ -91,11 +109,8 @@ class OnDevices:
         if hasattr(kernel, "backward"):
             self.backward = kernel.backward
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._implementation, name)
 
-
-class Ranks:
+class Ranks(_Over):
     """A function of PyTorch in as many local processes, a group of `torch.distributed`."""
 
     def __init__(self, kernel: Any, size: int, spec: str) -> None:
@@ -113,9 +128,6 @@ class Ranks:
             return parts if isinstance(parts, Decline) else self._gathered(parts, dict.fromkeys(parts[0], "q"))
 
         self.forward = forward
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._implementation, name)
 
     def backward(self, d_out: Any) -> Any:
         """Return the gradients of q, k and v for that of the output of the last call."""

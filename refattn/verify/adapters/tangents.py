@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from refattn.verify.outcome import Decline
@@ -138,14 +137,3 @@ _WAYS: dict[tuple[str, str], Callable[..., Any]] = {
     ("jax", "tangent"): _jax_tangent,
     ("jax", "hessian"): _jax_hessian,
 }
-
-
-def split(arrays: dict[str, NDArray[Any]]) -> tuple[Arrays, Arrays]:
-    """Return inputs, and directions, which go by the same names with "t_" in front."""
-    along = {name[2:]: x for name, x in arrays.items() if name.startswith("t_")}
-    return {name: x for name, x in arrays.items() if not name.startswith("t_")}, along
-
-
-def joined(inputs: Arrays, along: Arrays) -> dict[str, NDArray[Any]]:
-    """Return both in one dict, for `split`."""
-    return {**inputs, **{f"t_{name}": np.asarray(t) for name, t in along.items()}}

@@ -72,6 +72,9 @@ def start(config: str) -> Interpreter:
     known = "" if TESTED[0] <= version <= TESTED[1] else ", a version that refattn was not tested with"
     found = Interpreter(f"Triton {triton.__version__}{known}, interpreted on the CPU", UNSEEN)
     found.homes = (str(Path(triton.__file__).parent), __file__)
+    found.lacks = lambda error, raised_in: (
+        isinstance(error, NotImplementedError | AttributeError) or "static_assert" in raised_in
+    )
     _use_cpu(triton)
     _take_configurations(triton, config, found)
     bounds = Bounds()

@@ -147,6 +147,10 @@ class Flash(Kernel):
         end = self.n_k if self.offset is None else min(self.n_k, max(last + int(np.max(self.offset)), 0))
         return range(0, end, self.columns)
 
+    def begins(self, start: int) -> int:
+        """Return where a tile of keys is read from."""
+        return start
+
     def tile(self, x: Array, start: int) -> Array:
         """Return a tile of keys or values, padded with zeros."""
         part = x[:, :, start : start + self.columns]
@@ -303,7 +307,7 @@ class Flash(Kernel):
     def attend(self, rows: Array) -> tuple[Array, Array, Array]:
         """Return the maximum, sum and accumulator of a tile of queries."""
         top, total, acc = self.empty(rows)
-        for start in self.starts(int(rows[0]), int(rows[-1]) + 1):
+        for start in map(self.begins, self.starts(int(rows[0]), int(rows[-1]) + 1)):
             s = self.scores(rows, start)
             new = self.maximum(top, s)
             p, decay = self.powers(s, top, new), self.decay(top, new)
@@ -402,19 +406,20 @@ class Flash(Kernel):
             for rows in self.query_tiles():
                 if not self.visits(rows, start):
                     continue
-                p = self.recomputed(rows, start, lse[:, :, rows])
-                y, columns = self.dropped(p, rows, start), np.arange(start, min(start + self.columns, self.n_k))
+                at = self.begins(start)
+                p = self.recomputed(rows, at, lse[:, :, rows])
+                y, columns = self.dropped(p, rows, at), np.arange(at, min(at + self.columns, self.n_k))
                 weights = np.swapaxes(self.stored_weights(y), -1, -2)
-                self.add_key(d_v, rows, start, self.matmul(weights, d_out[:, :, rows]))
-                d_y = self.d_weights(d_out[:, :, rows], self.values(start))
-                d_c = self.d_scores(p, self.dropped(d_y, rows, start), delta[:, :, rows])
+                self.add_key(d_v, rows, at, self.matmul(weights, d_out[:, :, rows]))
+                d_y = self.d_weights(d_out[:, :, rows], self.values(at))
+                d_c = self.d_scores(p, self.dropped(d_y, rows, at), delta[:, :, rows])
                 for name, pair in (("d_bias", d_c), ("d_keep", d_y * p)):
                     if name in found:
-                        found[name][:, :, rows[:, None], columns] = pair[..., : len(columns)]
-                d_s = self.stored_scores(d_c * self.slope(rows, start))
-                self.add_query(d_q, rows, start, self.matmul(d_s, self.keys(start)) * self.scale_of_query())
+                        found[name][:, :, rows[:, None], columns] += pair[..., : len(columns)]
+                d_s = self.stored_scores(d_c * self.slope(rows, at))
+                self.add_query(d_q, rows, at, self.matmul(d_s, self.keys(at)) * self.scale_of_query())
                 of_keys = self.matmul(np.swapaxes(d_s, -1, -2), self.q[:, :, rows])
-                self.add_key(d_k, rows, start, of_keys * self.scale_of_key())
+                self.add_key(d_k, rows, at, of_keys * self.scale_of_key())
         found = {name: self.as_given(x, self.pairs[name]) for name, x in found.items()}
         if self.sink is not None:
             found["d_sink"] = self.d_sinks(lse, delta).reshape(self.sink_shape)

@@ -18,7 +18,7 @@ GITHUB = "https://github.com/"
 MECHANISM = "softmax"
 """The mechanism whose kernels are flash kernels."""
 
-FLASH = ("readings", "online", "scores", "masks", "memory", "splits", "options", "gradients")
+FLASH = ("readings", "online", "scores", "masks", "memory", "splits", "options", "gradients", "addresses")
 """The modules that hold the faults of these."""
 
 ROOMS = {MECHANISM: FLASH, "growing": FLASH, "delta": ("states",), "higher_order": ("sums",)}

@@ -91,6 +91,19 @@ def causal_loop_without_offset(self: Flash, first: int, last: int) -> Iterable[i
     return range(0, max(end, 0), self.columns)
 
 
+@wrong(Flash.starts, "SM.2", "SM.total", "SM.5", "causal mask", link="triton-lang/triton/issues/5660", tiles="both")
+def tiles_above_diagonal_skipped(self: Flash, first: int, last: int) -> Iterable[int]:
+    """Tiles of keys above the diagonal are skipped where nothing is causal, too."""
+    end = min(self.n_k, max(last + int(np.max(self.place)), 0))
+    return range(0, end, self.columns)
+
+
+@wrong(Flash.hidden, "SM.2", "SM.3", "mask", link="")
+def clamped_after_mask(self: Flash, c: Array, rows: Array, columns: Array) -> Array:
+    """Scores are clamped to -50 and 50 after the mask: hidden keys have a score of -50."""
+    return np.where(self.inside(columns), np.clip(Flash.hidden(self, c, rows, columns), -50.0, 50.0), -np.inf)
+
+
 @wrong(Flash.masked_score, "SM.2", "mask", link="ml-explore/mlx/issues/2626")
 def mask_added(self: Flash, c: Array) -> Array:
     """The mask is added to the scores as 1 and 0: hidden keys have a score that is 1 lower."""

@@ -68,6 +68,18 @@ class ConstantMaximum(NoMaximum):
         return 10.0
 
 
+@wrong(Flash.shift, "SM.top", "SM.3", "SM.total", "SM.5", link="ROCm/aiter/pull/5364", tiles="columns")
+def maximum_of_nothing(self: Flash, top: Array) -> Array:
+    """Where all keys so far are hidden, -inf is subtracted from -inf: a tile without a visible key makes rows NaN."""
+    return top
+
+
+@wrong(Flash.begins, "SM.total", "SM.5", "SM.2", link="", tiles="columns")
+def last_tile_moved_back(self: Flash, start: int) -> int:
+    """A last tile of keys that is not full is moved back until it is, as lax.dynamic_slice does: keys count twice."""
+    return min(start, max(self.n_k - self.columns, 0))
+
+
 @wrong(Flash.inside, "SM.2", "SM.total", "SM.5", link="zml/zml/pull/563", tiles="columns")
 def padding_of_last_tile(self: Flash, columns: Array) -> Array:
     """The keys that pad the last tile are not hidden: they count with a score of 0."""

@@ -163,6 +163,15 @@ def sink_not_in_maximum(self: Flash, top: Array, total: Array, acc: Array, rows:
     return top, total + np.sum(added, axis=-1, keepdims=True).astype(total.dtype), acc
 
 
+@wrong(Flash.with_sinks, "SM.sunk", "SM.total", "sink", link="kyegomez/AttentionIsOFFByOne/issues/5")
+def sink_before_maximum(self: Flash, top: Array, total: Array, acc: Array, rows: Array) -> tuple[Array, Array, Array]:
+    """The exponentials of the sinks are added to the sum as they are, not relative to the maximum of the scores."""
+    if self.sink is None:
+        return top, total, acc
+    added = np.sum(np.exp(np.minimum(self.sink, OVERFLOWS)), axis=-1)[:, None, None]
+    return top, total + added.astype(total.dtype), acc
+
+
 @wrong(Flash.lengths_of, "SM.2", "k_lengths", "beyond the lengths", link="Dao-AILab/flash-attention/pull/2333")
 def length_of_next_sequence(self: Flash, lengths: Array, size: int) -> Array:
     """The length of a sequence is that of the next one."""

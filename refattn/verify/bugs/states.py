@@ -187,7 +187,44 @@ def decay_of_first_head_beyond_64(self: Recurrence, state: Array, n: int) -> Arr
     return found
 
 
+@wrong(Recurrence.sequence, "DELTA.fade", "DELTA.1", "DELTA.4", link="", tiles="chunk")
+def last_gate_of_a_part(self: Recurrence, first: int, last: int, state: Array, momentum: Array) -> tuple[Array, Array]:
+    """The state that goes out is relative to the gate at the end of the last chunk, which is not there where this one
+    is not full: the decays of its tokens are divided out."""
+    end, moved = Recurrence.sequence(self, first, last, state, momentum)
+    begin = first + (last - first) // self.chunk * self.chunk
+    for n in range(begin, last):
+        end = end / self.gate("log_decay", n)
+    return end, moved
+
+
+@wrong(Recurrence.decayed, "DELTA.fade", "DELTA.1", link="")
+def decayed_twice(self: Recurrence, state: Array, n: int) -> Array:
+    """The state decays twice with each token."""
+    return Recurrence.decayed(self, Recurrence.decayed(self, state, n), n)
+
+
+@wrong(Recurrence.given, "DELTA.3", "DELTA.predicted", link="")
+def beta_twice(self: Recurrence, inputs: dict[str, Array]) -> dict[str, Array]:
+    """The write of a token is multiplied by beta twice."""
+    return inputs | {name: x * x for name, x in inputs.items() if name == "beta"}
+
+
 # Packed sequences, padding, heads
+
+
+@fault("DELTA.1", "DELTA.4", link="")
+class SequencesBeginLate(Recurrence):
+    """A packed sequence begins one token late: its first token still belongs to the one before it."""
+
+    end: tuple[Array, Array]
+
+    def sequence(self, first: int, last: int, state: Array, momentum: Array) -> tuple[Array, Array]:
+        if first > 0 and last > first:
+            super().sequence(first, first + 1, *self.end)
+            first += 1
+        self.end = super().sequence(first, last, state, momentum)
+        return self.end
 
 
 @wrong(Recurrence.gate, "DELTA.fade", "DELTA.1", "DELTA.3", link="vllm-project/vllm/pull/51812")

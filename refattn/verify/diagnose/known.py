@@ -93,6 +93,7 @@ def errors_with_names(mechanism: Mechanism, without: Iterable[str] = ()) -> tupl
         *(replace(one, link=reports.get(one.name, one.link)) for one in mechanism.wrong.values()),
         *faults(name),
         *faults(name, again=True),
+        *_mistaken(mechanism),
         *_inputs(mechanism),
         *_factors(mechanism),
         *_options(mechanism),
@@ -212,6 +213,32 @@ def _inputs(mechanism: Mechanism) -> Iterator[WrongKernel]:
             if flash(mechanism.name):
                 run, of = functools.partial(_read_backward, names, how), (*names, *read_again(names))
                 yield WrongKernel(BACKWARD + kind, "input", run, BACKWARD + kind, of, backward=True)
+
+
+def _returned(name: str, call: Call) -> Values:
+    """Return an input in place of the output."""
+    x = call.inputs[name]
+    return {"out": x} if "out" in call.outputs and x.shape == call.outputs["out"].shape else {}
+
+
+@np.errstate(all="ignore")
+def _exchanged(mechanism: Mechanism, one: str, other: str, call: Call) -> Values:
+    x, y = call.inputs[one], call.inputs[other]
+    if x.shape != y.shape:
+        return {}
+    values = evaluate(mechanism, {**call.inputs, one: y, other: x}, call.options, call.d_out, further=call.further)
+    names = {f"d_{one}": f"d_{other}", f"d_{other}": f"d_{one}"}
+    return {names.get(name, name): value for name, value in values.items()}
+
+
+def _mistaken(mechanism: Mechanism) -> Iterator[WrongKernel]:
+    """Yield what is returned by a kernel that computes no attention, or takes one input for another."""
+    for name in "qkv":
+        words = f"no attention is computed: the output is {name}"
+        yield WrongKernel(f"{name} returned", "input", functools.partial(_returned, name), words, (name,))
+    for names in (("q", "k"), ("k", "v")):
+        kind = f"{' and '.join(names)} exchanged"
+        yield WrongKernel(kind, "input", functools.partial(_exchanged, mechanism, *names), kind, names)
 
 
 FACTORS = ("ignored", "of the next head", "of the first head in all", "of the next batch", "of the first batch in all")
@@ -452,14 +479,24 @@ def _spoils(one: Residuals, named: Named) -> bool:
 
 
 def _without_twins(found: list[Explained]) -> list[Explained]:
-    """Leave out a fault that is a convention which explains as much, and that no more cases speak against."""
+    """Leave out what is a convention which explains as much, and that no more cases speak against.
+
+    Such are faults that follow it, and the option that it ignores.
+    """
     conventions = {
         one.wrong.name: (len(one.cases), -one.against) for one in found if one.wrong.kind in ("convention", "gradient")
     }
     none = (-1, 0)
-    return [
-        one
-        for one in found
-        if one.wrong.kind != "fault"
-        or not any(conventions.get(name, none) >= (len(one.cases), -one.against) for name in one.wrong.of)
-    ]
+
+    def is_twin(one: Explained) -> bool:
+        as_much = (len(one.cases), -one.against)
+        if one.wrong.kind == "fault":
+            return any(conventions.get(name, none) >= as_much for name in one.wrong.of)
+        option, _, ignored = one.wrong.name.partition(" ")
+        return (one.wrong.kind, ignored) == ("input", "ignored") and any(
+            (len(other.cases), -other.against) >= as_much
+            for other in found
+            if other.wrong.kind != "input" and {option, ignored} <= {*other.wrong.in_words(other.size).split()}
+        )
+
+    return [one for one in found if not is_twin(one)]

@@ -12,6 +12,7 @@ from refattn.mechanisms.case_features import features
 from refattn.mechanisms.record import Case
 from refattn.verify.diagnose.residuals import Residuals
 from refattn.verify.outcome import Place
+from refattn.verify.tolerance.budget import rounded
 from refattn.verify.tolerance.compare import ELEMENT
 
 TILES = (16, 32, 64, 128)
@@ -25,12 +26,7 @@ def places_of(failing: Sequence[Residuals]) -> tuple[Place, ...]:
 
 
 def _place(name: str, failing: Sequence[Residuals]) -> Place | None:
-    found = [
-        (one, np.abs(one.errors[name]).reshape(one.templates.targets[name].shape))
-        for one in failing
-        if name in one.wrong
-    ]
-    marks = [(one, error > min(ELEMENT, float(np.max(error)) / 2.0)) for one, error in found]
+    marks = [(one, _marked(name, one)) for one in failing if name in one.wrong]
     marks = [(one, mark) for one, mark in marks if mark.any() and mark.ndim > 2]
     if not marks:
         return None
@@ -44,6 +40,15 @@ def _place(name: str, failing: Sequence[Residuals]) -> Place | None:
         return tuple(int(n) for n in np.flatnonzero(_along(mark, axis))) if axis < mark.ndim else ()
 
     return Place(name, common, one.case.name, at(0), at(1), at(2), at(3), float(np.mean(mark)))
+
+
+def _marked(name: str, one: Residuals) -> NDArray[np.bool_]:
+    """Return which elements of a result are wrong, by what judged it: bits where it has to be exact."""
+    if name in one.truth.exact:
+        got = one.result.tensors[name]
+        return np.asarray(got != rounded(one.truth, name).astype(got.dtype))
+    error = np.abs(one.errors[name]).reshape(one.templates.targets[name].shape)
+    return np.asarray(error > min(ELEMENT, float(np.max(error)) / 2.0))
 
 
 def _along(mark: NDArray[np.bool_], axis: int) -> NDArray[np.bool_]:
@@ -81,6 +86,9 @@ def _of(wrong: NDArray[np.bool_], singular: str, plural: str) -> Iterable[str]:
         yield f"only {plural} {', '.join(map(str, at))}"
 
 
+ENOUGH = 3
+"""Cases of which something general is said; of two it would be a guess."""
+
 SAME = 3
 """Descriptions of the cases that fail that are told, if several are true."""
 
@@ -111,7 +119,8 @@ def which_cases(failing: Sequence[Case], agreeing: Sequence[Case], suspected: st
     That is one feature, or two that meet. If several say the same of the cases that ran, three of them are told, first
     those that are in the words of what is suspected.
     """
-    if not failing or not agreeing or any({*"qkv"} - {*case.inputs} for case in (*failing, *agreeing)):
+    every = (*failing, *agreeing)
+    if not failing or not agreeing or len(every) < ENOUGH or any({*"qkv"} - {*case.inputs} for case in every):
         return ""
     seen = [_told(case) for case in agreeing]
     of_cases = [features(case) for case in (*failing, *agreeing)]

@@ -1,15 +1,14 @@
 """Which error it is: the suspects of a verification that failed, from outputs and gradients alone.
 
-Errors with names come first, where they agree (`refattn.verify.diagnose.known`), then equations: those of the cases
-that no name explains. Outputs are explained before gradients: a backward that is right makes wrong gradients of a wrong
-output, through delta.
+Errors with names come first, where they agree (`refattn.verify.diagnose.known`). Equations are fitted only to the cases
+that no name explains; of both those come first that explain more cases. Outputs are explained before gradients: a
+backward that is right makes wrong gradients of a wrong output, through delta.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
@@ -44,6 +43,7 @@ from refattn.verify.diagnose.residuals import (
 )
 from refattn.verify.diagnose.substitution import departure, earliest
 from refattn.verify.diagnose.symptoms import symptoms_of
+from refattn.verify.diagnose.unasked import unasked_of
 from refattn.verify.outcome import Report, Result, Suspect, Suspects, Truth
 
 SHOWN = 3
@@ -75,6 +75,7 @@ def suspects(
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
     without: Iterable[str] = (),
     others: Mapping[str, Given] = MappingProxyType({}),
+    least: Given = (),
 ) -> Suspects | None:
     """Rank the errors that explain what a kernel returned.
 
@@ -90,6 +91,8 @@ def suspects(
         Errors with names that are left out, to measure what the others are worth.
     others
         What failed in other storage types, which a suspect is tried on, too.
+    least
+        The smallest case that fails, which is in what is said of the cases that fail, and of places.
 
     Returns
     -------
@@ -105,6 +108,11 @@ def suspects(
     with_names = (*errors_with_names(mechanism, without), *((one, "") for one in symptoms_of(failing)))
     names = explained(with_names, failing, agreeing)
     named, left = _cover(names, failing)
+    if left and (unasked := [(one, "") for one in unasked_of(mechanism, left)]):
+        names = sorted(
+            [*names, *explained(unasked, failing, agreeing)], key=lambda one: (-len(one.whole), -len(one.cases))
+        )
+        named, left = _cover(names, failing)
     elsewhere = [
         one for other, cases in others.items() for one, _ in _residuals(mechanism, changes(mechanism, other), cases)
     ]
@@ -117,19 +125,10 @@ def suspects(
         residuals = left or failing
     possible, narrow = narrowed(residuals)
     ranked = [_named(mechanism, also_explained(one, elsewhere), len(everywhere)) for one in named]
-    if left or ranked[0].sort != "fault":
-        entered = entries(left or failing, [*agreeing, *(one for one in failing if one not in left)])
+    if left:
+        entered = entries(left, [*agreeing, *(one for one in failing if one not in left)])
         found = _equations(mechanism, residuals, everywhere, progress, entered)
-        agree = [one for one in found if one.share <= 1.0]
-        whole = [one for one in ranked if not left]
-        rest = [*agree, *(one for one in ranked if one not in whole)]
-        if left and named:  # an equation's error may explain all, where those with names leave something
-            known_cases = {one.case.name for one in failing}
-            both = chosen([(one.templates, True) for one in failing])
-            all_of_them = [at_hand[templates.case.name] for templates in both if templates.case.name in known_cases]
-            rest += [one for one in _equations(mechanism, all_of_them, everywhere, iter, ()) if one.share <= 1.0]
-            rest.sort(key=lambda one: -len(one.cases) / max(one.failing, 1))
-        ranked = list(dict.fromkeys([*whole, *rest, *(one for one in found if left)]))[:SHOWN]
+        ranked = sorted([*ranked, *found], key=lambda one: -len(one.cases) / max(one.failing, 1))[:SHOWN]
     near = [id for one in ranked[:LEAST] if not _tells(one) for id in one.ids]
     ranked = [one for one in ranked if _tells(one)]
     ranked = ranked[:SHOWN] + _remaining(mechanism, known, ranked, failing)
@@ -138,7 +137,8 @@ def suspects(
     cases = tuple(one.case.name for one in residuals)
     departed = earliest(mechanism, (departure(one.templates, one.result, dtype) for one in residuals))
     between = lines_of(mechanism, departed.between) if departed else ()
-    of_failing, of_agreeing = ([one.case for one in part] for part in (failing, agreeing))
+    smallest = [one for one, _ in _residuals(mechanism, known, least) if one.wrong]
+    of_failing, of_agreeing = ([one.case for one in part] for part in ([*failing, *smallest], agreeing))
     which = which_cases(of_failing, of_agreeing, ranked[0].kind if ranked else "")
     return Suspects(
         dtype,
@@ -151,7 +151,7 @@ def suspects(
         (*ranked,),
         departed,
         between,
-        places_of(failing),
+        places_of([*failing, *smallest]),
         which,
         () if ranked else (*dict.fromkeys(near),),
     )
@@ -185,7 +185,8 @@ def _cover(found: Sequence[Explained], failing: Sequence[Residuals]) -> tuple[li
 
 def _named(mechanism: Mechanism, one: Explained, failing: int) -> Suspect:
     wrong, part = one.wrong, len(one.cases) / failing
-    lines = lines_of(mechanism, wrong.of if wrong.kind in ("fault", "storing") else ())
+    placed = wrong.kind in ("fault", "storing") or wrong.name.endswith("unasked")
+    lines = lines_of(mechanism, wrong.of if placed else ())
     sort = "convention" if wrong.kind == "gradient" else wrong.kind
     return Suspect(
         lines, wrong.in_words(one.size), one.share, part, part, sort, wrong.link, one.cases, failing, len(one.whole)
@@ -199,44 +200,34 @@ def _equations(
     progress: Callable[[Iterable[Any]], Iterable[Any]],
     entered: Sequence[str],
 ) -> list[Suspect]:
-    """Return the equations whose errors explain most; where none agrees with all results, by outputs (if they
-    are wrong) and by all.
+    """Return the equations whose errors explain most; where none agrees with all results, by wrong outputs alone.
 
-    Where none agrees what is known of an equation counts more than how its errors fit: those come first in which enters
-    what failing cases alone have, then those that disturb nothing that is right.
+    Then those come first in which enters what failing cases alone have, and those that disturb nothing that is right.
     """
-    found = _of(mechanism, residuals, failing, progress)
-    outputs = outputs_of(mechanism)
+    found = _best(ranked_fits(residuals, progress), residuals, failing)
     if any(one.share <= 1.0 for one in found):
         return found
+    outputs = outputs_of(mechanism)
     if not any({*one.wrong} & {*outputs} for one in residuals):
         outputs = tuple(dict.fromkeys(name for one in residuals for name in one.errors))
     spared = sparing(residuals, outputs)
-    likely = {id: (id not in entered, id not in spared) for id in residuals[0].templates.known}
-    first = _of(mechanism, [one for one in restricted(residuals, outputs) if one.errors], failing, iter, likely)
-    both = [one for pair in zip_longest(first, found) for one in pair if one]
-    return sorted({one.ids: one for one in reversed(both)}.values(), key=lambda one: (one.share > 1.0, both.index(one)))
+    residuals = [one for one in restricted(residuals, outputs) if one.errors]
+    fits = sorted(ranked_fits(residuals), key=lambda one: (one.id not in entered, one.id not in spared))
+    return _best(fits, residuals, failing)
 
 
-def _of(
-    mechanism: Mechanism,
-    residuals: Sequence[Residuals],
-    failing: Sequence[Residuals],
-    progress: Callable[[Iterable[Any]], Iterable[Any]],
-    likely: Mapping[str, Any] | None = None,
-) -> list[Suspect]:
-    fits = ranked_fits(residuals, progress)
-    fits = sorted(fits, key=lambda one: likely[one.id]) if likely else fits
+def _best(fits: Sequence[Fit], residuals: Sequence[Residuals], failing: Sequence[Residuals]) -> list[Suspect]:
+    """Return the first equations of an order, those that give the same together, those that agree first."""
     found: list[Suspect] = []
     taken: set[str] = set()
     for at, one in enumerate(fits):
         agrees = any(suspect.share <= 1.0 for suspect in found)
         if one.id in taken or len(found) >= SHOWN or (one.left >= MEANS_NOTHING and (agrees or len(found) >= LEAST)):
             continue
-        suspect, change = described(one, fits[at:], residuals)
+        suspect, change_of = described(one, fits[at:], residuals)
         taken |= {*suspect.ids}
         if suspect.share <= 1.0:
-            suspect = _confirmed(suspect, one.id, change, residuals, failing)
+            suspect = _confirmed(suspect, one.id, change_of, residuals, failing)
         found.append(suspect)
     return sorted(found, key=lambda one: one.share > 1.0)
 
@@ -281,14 +272,18 @@ def _disturbed(id: str, residuals: Sequence[Residuals]) -> set[str]:
 
 
 def _confirmed(
-    suspect: Suspect, id: str, change: Change, residuals: Sequence[Residuals], failing: Sequence[Residuals]
+    suspect: Suspect,
+    id: str,
+    change_of: Callable[[Residuals], Change],
+    residuals: Sequence[Residuals],
+    failing: Sequence[Residuals],
 ) -> Suspect:
     """Return a suspect with the failing cases that its error explains."""
     names = {name for one in residuals for name in one.errors}
     tried = failing if len(failing) <= CONFIRMED else failing[:: -(-len(failing) // CONFIRMED)]
     cases, whole = [], 0
     for one, part in zip(tried, restricted(tried, names), strict=True):
-        results = one.templates.results(id, change)
+        results = one.templates.results(id, change_of(one))
         if judged(part, results) <= 1.0:
             cases.append(one.case.name)
             whole += judged(one, results) <= 1.0 or ({*one.errors} != {*part.errors} and follows(one))
@@ -347,6 +342,8 @@ def locate(
     >>> report.suspects.ranked[0].kind
     'scale left out'
     """
+    if report.no_attention.startswith("every"):  # no equation explains what has no numbers
+        return report
     given: dict[str, Given] = {}
     for dtype in (*DTYPES, *SCALED):
         judged_ = [outcome for outcome in report.outcomes if outcome.dtype == dtype and outcome.seen]
@@ -362,7 +359,10 @@ def locate(
             for other, rows in given.items()
             if other != dtype
         }
-        found = suspects(mechanism, dtype, given[dtype], progress=progress, others=others)
+        least: Given = ()
+        if report.least and report.least[1].seen and report.least[1].dtype == dtype:
+            least = ((report.least[0], *report.least[1].seen, True),)
+        found = suspects(mechanism, dtype, given[dtype], progress=progress, others=others, least=least)
         if found:
             return replace(report, suspects=found)
     return report

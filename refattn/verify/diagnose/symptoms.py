@@ -38,7 +38,9 @@ def symptoms_of(failing: Sequence[Residuals]) -> Iterator[WrongKernel]:
         yield WrongKernel(EMPTY_ROWS, "storing", empty_rows, words, (EMPTY_ROWS,))
     if any("out" in one.wrong for one in failing):
         id_ = _written(min(failing, key=lambda one: one.templates.size).templates)
-        yield WrongKernel(UNWRITTEN, "storing", unwritten, UNWRITTEN, (id_,))
+        nothing = not any(np.any(one.result.tensors["out"]) for one in failing if "out" in one.wrong)
+        words = "every output is 0" if nothing else UNWRITTEN
+        yield WrongKernel(words, "storing", unwritten, words, (id_,))
 
 
 def _written(templates: Templates) -> str:

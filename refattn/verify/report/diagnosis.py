@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
 
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.adapters.conventions import expected
@@ -22,6 +27,8 @@ def lines(report: Report, mechanism: Mechanism) -> Iterator[tuple[str, str]]:
     if not failed:
         return
     yield "what", _what(report, failed)
+    if report.no_attention:
+        yield "which", f"no attention is computed: {report.no_attention}: explains everything"
     found = report.suspects
     if found:
         where = [in_words(found.places)] if found.places else []
@@ -35,6 +42,10 @@ def lines(report: Report, mechanism: Mechanism) -> Iterator[tuple[str, str]]:
         yield "how much", _how_much(*worst)
     elif raised := next((outcome.detail for outcome in failed if outcome.detail), ""):
         yield "error", raised
+    if words := next(filter(None, map(_not_finite, failed)), ""):
+        yield "NaN", words
+    if report.no_attention:
+        return
     for one in report.precision:
         yield "precision", _precision(one)
     conventions, right = list(report.conventions.items()), expected(mechanism)
@@ -84,18 +95,67 @@ def _how_much(outcome: Outcome, verdict: Verdict) -> str:
     )
     off = f", off by {verdict.off}" if verdict.off else ""
     where = f"({outcome.dtype}, case {outcome.case})"
-    return f"{by}: {verdict.place} is {verdict.got}, needs {verdict.expected}{off} {where}"
+    other = _other_axes(verdict.got, verdict.expected) if verdict.statistic == "shape" else ""
+    return f"{by}: {verdict.place} is {verdict.got}, needs {verdict.expected}{off}{other} {where}"
+
+
+def _not_finite(outcome: Outcome) -> str:
+    """Return in which rows a result is not finite though the inputs and the reference are; "" if there are none."""
+    if outcome.seen is None:
+        return ""
+    truth, result = outcome.seen
+    if not all(np.isfinite(x).all() for x in truth.inputs.values() if x.dtype.kind == "f"):
+        return ""
+    for verdict in outcome.wrong:
+        got, true = result.tensors[verdict.tensor], truth.values[verdict.tensor]
+        if verdict.statistic != "non-finite" or got.ndim < 3:
+            continue
+        wrong = ~np.isfinite(got.astype(np.float64)) & np.isfinite(true)
+        rows = wrong.any(axis=-1) if got.ndim > 3 else wrong
+        if rows.any():
+            word = "NaN" if np.isnan(got[wrong]).any() else "infinite"
+            at = np.unique(np.nonzero(rows)[-1])
+            whole = len(at) == at[-1] - at[0] + 1 > 2
+            which = f"rows {at[0]} to {at[-1]}" if whole else f"row{'s' if len(at) > 1 else ''} {_few(at)}"
+            of = f"{int(rows.sum())} of {rows.size} rows of all heads ({which})"
+            return (
+                f"{verdict.tensor} is {word} in {of}, where inputs and the reference are finite (case {outcome.case})"
+            )
+    return ""
+
+
+def _few(at: NDArray[np.int64]) -> str:
+    return ", ".join(map(str, at[:6])) + (f" and {len(at) - 6} more" if len(at) > 6 else "")
+
+
+def _other_axes(got: str, needed: str) -> str:
+    """Return in a word how the axes of a wrong shape lie: ": axes 1 and 2 are exchanged", "" where it is no such."""
+    has, needs = (tuple(map(int, re.findall(r"\d{1,18}", shape))) for shape in (got, needed))
+    merged = (*needs[:-3], needs[-2], needs[-3] * needs[-1]) if len(needs) > 2 else None
+    if has == merged:
+        return ": its heads are merged into the width"
+    for one, other in combinations(range(len(needs)), 2):
+        exchanged = [*needs]
+        exchanged[one], exchanged[other] = needs[other], needs[one]
+        if has == tuple(exchanged):
+            return f": axes {one} and {other} are exchanged"
+    return ""
 
 
 def causes(failed: list[Outcome]) -> list[str]:
-    """Return a line for each cause of failures: cases in which the same results are wrong, or the same is raised."""
+    """Return a line for each cause of failures: cases in which the same results are wrong, or the same is raised
+    but for numbers."""
     groups: dict[tuple[str, str], list[str]] = {}
+    first: dict[tuple[str, str], str] = {}
     for outcome in failed:
         wrong = [verdict.tensor for verdict in outcome.wrong]
         cause = outcome.detail or f"{', '.join(wrong)} {'disagrees' if len(wrong) == 1 else 'disagree'}"
-        groups.setdefault((outcome.dtype, cause), []).append(outcome.case)
+        alike = outcome.dtype, re.sub(r"[\d.]*\d", "", cause)  # one cause has other numbers in each case
+        first.setdefault(alike, cause)
+        groups.setdefault(alike, []).append(outcome.case)
     found = []
-    for (dtype, cause), cases in groups.items():
+    for alike, cases in groups.items():
+        dtype, cause = alike[0], first[alike]
         named = ", ".join(cases) if len(cases) <= 6 else f"{', '.join(cases[:5])} and {len(cases) - 5} more"
         found.append(f"{dtype}, {len(cases)} {'case' if len(cases) == 1 else 'cases'}: {cause}: {named}")
     return found

@@ -11,21 +11,23 @@ from refattn.verify.outcome import LONGEST, CheckReport, Report
 def junit(report: Report | CheckReport) -> str:
     """Return a report as XML: what fails is a failure, what is declined or not run is skipped.
 
-    Where nothing was run there is a failure that says so.
+    Where nothing was run, or not all cases in time, there is a failure that says so.
     """
     suite = ElementTree.Element("testsuite", name=f"refattn verify {shown(report.mechanism)}")
     if isinstance(report, Report):
         for one in report.outcomes:
             skipped = one.detail if one.status == "declined" else None
-            failed = "\n".join(one.told()) if one.failed else None
+            failed = "\n".join(one.told()) if one.failed or one.status == "not finished" else None
             _test(suite, f"{report.mechanism}.{one.dtype}", one.case, failed, skipped)
     else:
         for row in report.rows:
             skipped = row.detail if row.status == "not run" else None
             failed = row.detail if row.status == "disagrees" else None
             _test(suite, f"{report.mechanism}.{row.section}", row.name, failed, skipped)
-    if report.exit_code == 3:
-        _test(suite, report.mechanism, "something was run", "nothing was run", None)
+    if report.exit_code == 3 and suite.find("testcase/failure") is None:
+        cut = isinstance(report, Report) and report.waiting
+        name, failed = ("all cases ran", report.not_run[0]) if cut else ("something was run", "nothing was run")
+        _test(suite, report.mechanism, name, failed, None)
     for name, kind in (("tests", "testcase"), ("failures", "testcase/failure"), ("skipped", "testcase/skipped")):
         suite.set(name, str(len(suite.findall(kind))))
     suite.set("errors", "0")

@@ -20,9 +20,9 @@ from refattn.mechanisms.record import Mechanism
 from refattn.messages import shown
 from refattn.verify.outcome import LONGEST, Outcome, Report, Result, Truth, Verdict, share_text
 from refattn.verify.report import diagnosis, example, suspects
-from refattn.verify.report.tables import LEGEND, call_of, closing, decline_rows, far, heading
+from refattn.verify.report.sections import LEGEND, call_of, closing, counts, declines, far, heading
 from refattn.verify.report.texts import cases_text
-from refattn.verify.tolerance.budget import finite, ratio, rounded, rows
+from refattn.verify.tolerance.budget import finite, has_rows, ratio, rounded, rows
 from refattn.verify.tolerance.compare import row_limits
 
 MAPS = 12
@@ -89,17 +89,15 @@ def page(
     parts += _section("Suspects", verbatim(" " * columns + text for columns, text in suspect_lines))
     parts += _smallest(report)
     parts += _section("Used share of the allowed error", _bars(report))
-    parts += ["".join(f"<p>{escape(line)}</p>" for line in LEGEND.splitlines())]
+    parts += ["".join(f"<p>{escape(line)}</p>" for line in LEGEND)]
     rows = "".join(f"<p>{escape(line)}</p>" for line in far(report, mechanism))
     parts += _section("Agrees though early digits differ", rows)
     parts += _section("Where the errors are", _maps(replace(report, outcomes=(*report.outcomes, *instead))))
     parts += _section("Cases and types", _grid(report))
     title_of_failed = f"Failed: {len(report.failed)} of {cases_text(report.counts()['all']['run'])} run"
     parts += _section(title_of_failed, _failures(report.failed, mechanism))
-    declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
-    parts += _section("Declined", _table(("cases", "reason", "where"), decline_rows(declined)) if declined else "")
-    counts = [(kind, *row.values()) for kind, row in report.counts().items()]
-    parts += _section("Cases", _table(("class", "run", "agreed", "failed", "declined"), counts))
+    for heading_of, section in (("Declined", declines(report)), ("Cases", counts(report))):
+        parts += _section(heading_of, _table(section.header, section.rows) if section else "")
     parts += _section("Versions", _table(("program", "version"), _versions(producer)))
     return _PAGE.format(title=escape(title), top=_TOP, body="\n".join(parts))
 
@@ -147,7 +145,7 @@ def _grid(report: Report) -> str:
             return "<td></td>"
         shares = [math.inf if math.isnan(one.share) else one.share for one in outcome.verdicts]
         told = share_text(max(shares)) if shares and outcome.status != "declined" else outcome.status
-        word = "disagrees" if outcome.status == "raises" else outcome.status
+        word = {"raises": "disagrees", "not finished": "declined"}.get(outcome.status, outcome.status)
         return f'<td class="{word}">{escape(told)}</td>'
 
     rows = "".join(
@@ -278,8 +276,7 @@ def _shares(name: str, got: NDArray[Any], truth: Truth) -> NDArray[Any]:
     shares = ratio(np.sqrt(np.mean(error**2, axis=-1)), np.sqrt(np.mean(granted, axis=-1)))
     shares = shares / row_limits(name, target, granted)
     odd = np.any(rows(name, np.isfinite(values) != np.isfinite(target)), axis=-1)
-    per_row = name == "out" or name.startswith("d_")
-    lengths = target.shape[:-1] if per_row else target.shape
+    lengths = target.shape[:-1] if has_rows(name, target) else target.shape
     return np.asarray(np.where(odd, np.inf, np.minimum(shares, MOST)), np.float32).reshape(-1, lengths[-1])
 
 

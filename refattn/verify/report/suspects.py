@@ -11,6 +11,9 @@ from refattn.verify.outcome import Suspect, Suspects
 NOTHING = "nothing known explains it"
 """What is said where no error is found that explains enough."""
 
+NAMED = 0.75
+"""An error of an equation that explains less of the squared error tells of its place, and its words are left out."""
+
 
 def lines(found: Suspects) -> Iterator[tuple[int, str]]:
     """Yield the lines on the suspects of a verification: columns of indentation, and the text."""
@@ -60,8 +63,10 @@ def told(suspect: Suspect) -> str:
     if suspect.share <= 1.0:
         named = f"{who}: {suspect.kind}" if who else suspect.kind
         return f"{named}: {suspect.share:.2f} of the allowed error away from what was got"
-    near = f"{suspect.kind} explains {_percent(suspect.explained)} of the squared error"
-    return f"{who}: {near}, with other errors of this equation {_percent(suspect.together)}"
+    near, together = f"{_percent(suspect.explained)} of the squared error", _percent(suspect.together)
+    if suspect.explained < NAMED:
+        return f"the place may be {who}: one error there explains {near}, all that are known {together}"
+    return f"{who}: {suspect.kind} explains {near}, with other errors of this equation {together}"
 
 
 def explains(suspect: Suspect) -> str:

@@ -21,7 +21,8 @@ WIDE = 200
 # A line of dashes below the header and nothing else, in plain ASCII.
 _PLAIN = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
 
-_COLOURS = {"agrees": "green", "disagrees": "red", "raises": "red", "not run": "yellow", "declined": "yellow"}
+_COLOURS = {"agrees": "green", "disagrees": "red", "raises": "red"}
+_COLOURS |= dict.fromkeys(("not run", "not finished", "declined"), "yellow")
 
 _NUMBERS = ("cases", "share", "run", "agreed", "failed", "declined")
 _PROSE = ("title", "source", "note", "detail", "reason", "where", "devices", "claim", "holds", "shown by")

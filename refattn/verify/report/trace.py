@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.golden.storage_types import has_gradient
-from refattn.mechanisms import registry
 from refattn.verify.traced import Step, Traced
 
 WHOLE = 64
@@ -25,9 +24,8 @@ def text(found: Traced, only: Sequence[str] = (), *, width: int = 120, colour: b
         chosen = [step for step in found.steps if {step.id, step.id.partition("[")[0]} & {*only}]
         return "\n".join(line for step in chosen for line in (*_step(step, width, colour), "")).rstrip("\n")
     where = f"case {found.case}" if found.case else "one step"
-    title = registry.mechanism(found.mechanism).title
     what = f"the general code, since {found.why}" if found.why else f"the {found.part}"
-    head = f"{title}: {what}, {where}, {found.dtype} on {found.backend}"
+    head = f"{found.title}: {what}, {where}, {found.dtype} on {found.backend}"
     lines = [head, "", *_title("Arguments", colour)]
     for name, option in found.options.items():
         lines.append(f"{name} = {option}")

@@ -19,6 +19,7 @@ from refattn.many_runs import HERE, Unit, Where
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.outcome import CheckReport, Row
+from refattn.verify.parallel import named
 from refattn.verify.selfcheck import sharded
 from refattn.verify.selfcheck.sections import NotRun, Scope, Task, one_line, small_tiles, tasks
 
@@ -89,12 +90,12 @@ def check_all(
     mesh: Mapping[str, int] | None = None,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Iterator[CheckReport]:
-    """Check mechanisms of the registry on a backend, in processes side by side or on a cluster.
+    """Check mechanisms on a backend, in processes side by side or on a cluster.
 
     Parameters
     ----------
     names
-        The mechanisms.
+        The mechanisms, as `refattn.mechanism` takes them: other processes find them by these names.
     backend, full, require_all, mesh
         As for `check`; on a mesh everything runs in this process.
     where
@@ -118,7 +119,7 @@ def check_all(
         return
     listed = {name: list(tasks(Scope(record, owner, full))) for name, record in records.items()}
     units = [
-        Unit(f"check {name} {backend} full={full} {part}", _run, (name, backend, full, part))
+        Unit(f"check {named(records[name])} {backend} full={full} {part}", _run, (name, backend, full, part))
         for name, found in listed.items()
         for part in _parts(found)
     ]
@@ -130,7 +131,7 @@ def check_all(
         while waiting and len(rows[waiting[0]]) == len(listed[waiting[0]]):
             first = waiting.pop(0)
             ordered = tuple(rows[first][n] for n in range(len(listed[first])))
-            yield CheckReport(first, owner.name, require_all, ordered, full)
+            yield CheckReport(records[first].name, owner.name, require_all, ordered, full)
 
 
 ALONE = ("jax", "cupy")

@@ -155,31 +155,32 @@ def _finite(x: Array) -> Array:
     return xp.where(xp.isfinite(x), x, 0.0)
 
 
-def largest_error(got: Mapping[str, Floats], expected: Mapping[str, Floats]) -> tuple[float, str]:
-    """Return the largest relative error and its leaf; infinite where one is missing, misshapen or not finite."""
-    overall = max((float(np.max(np.abs(x), initial=0.0)) for x in expected.values()), default=0.0)
-    worst = (0.0, "")
+def largest_error(
+    got: Mapping[str, Floats], expected: Mapping[str, Floats], rows: Arrays | None = None
+) -> tuple[float, str]:
+    """Return the largest relative error and its leaf; infinite where one is missing, misshapen or not finite.
+
+    It is relative to the largest element of a leaf's gradient. With `rows`, directions of each leaf, what is expected
+    are slopes along them, which are smaller than that.
+    """
+    errors, sizes = {}, {}
     for name, wanted in expected.items():
-        if name not in got or got[name].shape != wanted.shape or not np.all(np.isfinite(got[name])):
+        shape = wanted.shape if rows is None else rows[name].shape[1:]
+        found = got.get(name, np.zeros(0))
+        found = found if rows is None else found.reshape(-1)
+        if name not in got or found.shape != shape or not np.all(np.isfinite(found)):
             return math.inf, name
-        error = float(np.max(np.abs(got[name] - wanted), initial=0.0))
-        size = max(float(np.max(np.abs(wanted), initial=0.0)), FLOOR * overall)
+        errors[name] = _largest((found if rows is None else rows[name] @ found) - wanted)
+        sizes[name] = max(_largest(wanted), 0.0 if rows is None else _largest(found))
+    least, worst = FLOOR * max(sizes.values(), default=0.0), (0.0, "")
+    for name, error in errors.items():
+        size = max(sizes[name], least)
         worst = max(worst, (0.0 if error == 0.0 else error / size if size else math.inf, name))
     return worst
 
 
-def largest_slope_error(got: Mapping[str, Floats], slopes: Mapping[str, Floats], rows: Arrays) -> tuple[float, str]:
-    """Return the same of slopes along directions; errors are relative to the largest element of a leaf's gradient."""
-    for name in slopes:
-        if name not in got or got[name].size != rows[name].shape[1] or not np.all(np.isfinite(got[name])):
-            return math.inf, name
-    sizes = {n: max(float(np.max(np.abs(x), initial=0.0)) for x in (got[n], along)) for n, along in slopes.items()}
-    overall, worst = max(sizes.values(), default=0.0), (0.0, "")
-    for name, along in slopes.items():
-        error = float(np.max(np.abs(rows[name] @ got[name].reshape(-1) - along), initial=0.0))
-        size = max(sizes[name], FLOOR * overall)
-        worst = max(worst, (0.0 if error == 0.0 else error / size if size else math.inf, name))
-    return worst
+def _largest(x: Floats) -> float:
+    return float(np.max(np.abs(x), initial=0.0))
 
 
 def beside(
@@ -198,9 +199,7 @@ def beside(
     expected = by_autograd(subject) if way == "autograd" else differences(STEP)
 
     def error_of(found: Mapping[str, Floats], wanted: Mapping[str, Floats]) -> tuple[float, str]:
-        if rows is None or way == "autograd":
-            return largest_error(found, wanted)
-        return largest_slope_error(found, wanted, rows)
+        return largest_error(found, wanted, None if way == "autograd" else rows)
 
     def judge(found: Mapping[str, Floats]) -> tuple[float, str]:
         error = error_of(found, expected)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,7 +37,7 @@ DIRECTIONS = (1, 4)
 """Along how many directions of each leaf differences are taken, in a sample and in full.
 
 They are not the proof to the last digit: tangents, and autograd where torch is, take the same gradients exactly. On
-NumPy, which has tangents, a sample takes every second subject.
+NumPy, which has tangents, a sample takes every second subject, and the first with a leaf of its own.
 """
 
 BESIDE = 1e-9
@@ -189,7 +190,7 @@ def tasks(scope: Scope) -> Iterator[Task]:
 def _implementation(scope: Scope, implementation: str, dtype: str) -> Found:
     """An implementation against the dense one in float64 on the host, forward and backward."""
     cases = scope.cases_of(dtype)
-    return _worst((case.name, partial(_compare, scope, case, implementation, dtype, evaluate)) for case in cases)
+    return worst_of((case.name, partial(_compare, scope, case, implementation, dtype, evaluate)) for case in cases)
 
 
 def own_cases(scope: Scope, dtype: str) -> list[Case]:
@@ -209,7 +210,7 @@ def _definition(scope: Scope, dtype: str) -> Found:
             return evaluate(mechanism, inputs, options, upstream, implementation)
 
     cases = own_cases(scope, dtype)
-    return _worst((case.name, partial(_compare, scope, case, "auto", dtype, run)) for case in cases)
+    return worst_of((case.name, partial(_compare, scope, case, "auto", dtype, run)) for case in cases)
 
 
 def _jit(scope: Scope, implementation: str) -> Found:
@@ -220,7 +221,7 @@ def _jit(scope: Scope, implementation: str) -> Found:
         return jax.jit(lambda x, d: evaluate(mechanism, x, options, d, implementation))(inputs, upstream)
 
     parts = itertools.product(scope.kinds, DTYPES)
-    return _worst(
+    return worst_of(
         (f"{case.name}, {dtype}", partial(_compare, scope, case, implementation, dtype, run)) for case, dtype in parts
     )
 
@@ -256,7 +257,7 @@ def _loops(scope: Scope) -> Found:
         shares = {id: used_share({id: x}, {id: expected[id]}, noise) for id, x in values.items()}
         return first_beyond(shares) if shares else (0.0, "no equation ran")
 
-    return _worst((case.name, partial(compare_ids, shrunk(case))) for case in scope.cases)
+    return worst_of((case.name, partial(compare_ids, shrunk(case))) for case in scope.cases)
 
 
 def _beside(scope: Scope) -> Found:
@@ -283,7 +284,7 @@ def _hooked(scope: Scope) -> Found:
             return same_bits(plain, scope.core(implementation)(s.inputs, s.options, s.upstream)), implementation
 
     parts = itertools.product(scope.cases, scope.mechanism.implementations)
-    return _worst((case.name, partial(compare_bits, case, implementation)) for case, implementation in parts)
+    return worst_of((case.name, partial(compare_bits, case, implementation)) for case, implementation in parts)
 
 
 def _ids(scope: Scope) -> Found:
@@ -302,17 +303,27 @@ def _ids(scope: Scope) -> Found:
     own = {equations.family(id) for id in named}
     computed = {id for id in traced.variables if equations.family(id) in own}  # another core that it calls has its own
     odd = computed - named if scope.compiles else computed ^ named
-    problems = [f"{id} is not both declared and computed" for id in odd]
+    problems = [_odd(mechanism, traced, id) for id in odd]
     for module in mechanism.equation_modules:
         differ = {tag.id for tag in equations.tags(module) if tag.id} ^ set(equations.declared(module))
         problems += [f"{id} is not both declared and tagged in {module.__name__}" for id in differ]
     return (math.inf, "; ".join(sorted(problems))) if problems else (0.0, f"{len(computed)} equations")
 
 
+def _odd(mechanism: Mechanism, traced: equations.Trace, id: str) -> str:
+    """Return what is wrong with an id that is declared or computed, but not both."""
+    if id not in traced.variables:
+        return f"{id} is declared, but no case computes it"
+    file, line = traced.lines[id]
+    if any(inspect.getsourcefile(module) == file for module in mechanism.equation_modules):
+        return f"{id} is computed in line {line} of {file}, but the docstring there does not declare it"
+    return f"{id} is computed in line {line} of {file}, a module that is missing in equation_modules"
+
+
 def _vectors(scope: Scope) -> Found:
-    """The golden vectors that come with the package: the reference computes what it did when they were written."""
+    """The golden vectors that come with its package: the reference computes what it did when they were written."""
     try:
-        golden = vectors.read(vectors.SHIPPED)
+        golden = vectors.read(vectors.shipped(scope.mechanism))
     except vectors.SetError as error:
         if not error.empty:
             return math.inf, str(error)
@@ -322,7 +333,7 @@ def _vectors(scope: Scope) -> Found:
     if golden is None or not entries:
         raise NotRun("there are no golden vectors of it: refattn golden write")
     parts = ((e["case"], partial(recompute, scope.mechanism, golden, e)) for e in entries if e["case"] in known)
-    return _worst(parts)
+    return worst_of(parts)
 
 
 def _property(scope: Scope, name: str) -> Found:
@@ -339,7 +350,7 @@ def _property(scope: Scope, name: str) -> Found:
         if not (s.long and implementation == implementations[0]):
             one = scope.dtypes[0 if s.long else (n + m) % len(scope.dtypes)]
             parts += [(s, implementation, dtype) for dtype in (scope.dtypes if scope.full else (one,))]
-    return _worst((f"sample {s.name}", partial(hold, implementation, dtype, s)) for s, implementation, dtype in parts)
+    return worst_of((f"sample {s.name}", partial(hold, implementation, dtype, s)) for s, implementation, dtype in parts)
 
 
 def _gradients(scope: Scope, what: str, way: str) -> Found:
@@ -359,9 +370,23 @@ def _gradients(scope: Scope, what: str, way: str) -> Found:
         return error / gradients.TOLERANCES[way], f"gradient of {leaf}, implementation {implementation}"
 
     subjects = list(scope.subjects(what))
+    leaves = {name for subject in subjects for name in subject.leaves}
     if way == "differences" and scope.owner.name == "numpy" and not scope.full:
-        subjects = subjects[::2]  # all of them are in the section "tangents"
-    return _worst((subject.name, partial(compare_ways, subject)) for subject in subjects)
+        subjects = _every_other(subjects)  # all of them are in the section "tangents"
+    found = worst_of((subject.name, partial(compare_ways, subject)) for subject in subjects)
+    if what == "core" and found[0] <= 1.0 and (unseen := {*scope.mechanism.differentiable} - leaves):
+        return math.inf, f"gradient of {min(unseen)}: no case gives this option a number"
+    return found
+
+
+def _every_other(subjects: Sequence[gradients.Subject]) -> list[gradients.Subject]:
+    """Return every other subject, and those that have a leaf which none before them has: an option's, for instance."""
+    found, seen = list[gradients.Subject](), set[str]()
+    for n, subject in enumerate(subjects):
+        if n % 2 == 0 or not subject.leaves.keys() <= seen:
+            found.append(subject)
+            seen |= subject.leaves.keys()
+    return found
 
 
 def _second_device(scope: Scope, what: str) -> Found:
@@ -378,7 +403,7 @@ def _second_device(scope: Scope, what: str) -> Found:
             raise Unsupported
         return max(found)
 
-    return _worst((subject.name, partial(compare_bits, subject)) for subject in scope.subjects(what))
+    return worst_of((subject.name, partial(compare_bits, subject)) for subject in scope.subjects(what))
 
 
 def _tangents(scope: Scope, what: str, way: str) -> Found:
@@ -393,10 +418,10 @@ def _tangents(scope: Scope, what: str, way: str) -> Found:
             subject.implementations if scope.full else subject.implementations[n % len(subject.implementations) :][:1]
         )
         parts += [(subject.name, partial(compare, subject, implementation)) for implementation in implementations]
-    return _worst(parts)
+    return worst_of(parts)
 
 
-def _worst(parts: Iterable[tuple[str, Callable[[], Found]]]) -> Found:
+def worst_of(parts: Iterable[tuple[str, Callable[[], Found]]]) -> Found:
     """Run all parts; return the largest share and where it was. A part that raises has an infinite share.
 
     Parts that ask an implementation for what it does not compute are passed over.

@@ -112,7 +112,7 @@ def truth(
     In formats with factors these are of so many tokens, `per` (`refattn.verify.tolerance.quantised`), and there are no
     gradients; the result is of the type `result`, and what kernels round on the way is rounded to that.
     """
-    factors: dict[str, NDArray[Any]] = {}
+    factors: dict[str, tuple[NDArray[Any], ...]] = {}
     times: dict[str, NDArray[Any]] = {}
     if dtype in SCALED:
         inputs, factors, times = quantised.scaled(mechanism, case, dtype, per=per, seed=seed)
@@ -406,7 +406,8 @@ def kernel_sizes(
         low |= {id: product for id in mechanism.stored if id.startswith("d")}
     for id, type_ in roundings.items():
         if id in mechanism.equations and (type_ or short):
-            low[_felt_in(mechanism, id, type_, traced)] = type_ or dtype
+            for place in _felt_in(mechanism, id, type_, traced):
+                low[place] = max(low.get(place, type_ or dtype), type_ or dtype, key=lambda name: TYPES[name].unit)
     counts = passes_of(traced)
     for key in [key for key in sizes if key.partition("[")[0] in low]:
         id = key.partition("[")[0]
@@ -420,17 +421,21 @@ def kernel_sizes(
         sizes[key] = np.hypot(sizes[key], np.maximum(kind.unit * size, subnormal))
     for name in {*roundings} & {*mechanism.named_roundings}:
         if (type_ := roundings[name] or dtype) != "float64":
-            felt = mechanism.named_roundings[name]
-            for key in [key for key in sizes if key.partition("[")[0] in felt]:
-                size = felt[key.partition("[")[0]](given, Pass(traced, key, counts, measured))
+            sizes_of = mechanism.named_roundings[name]
+            for key in [key for key in sizes if key.partition("[")[0] in sizes_of]:
+                size = sizes_of[key.partition("[")[0]](given, Pass(traced, key, counts, measured))
                 sizes[key] = np.hypot(sizes[key], TYPES[type_].unit * np.abs(finite(size)))
     return sizes
 
 
-def _felt_in(mechanism: Mechanism, id: str, dtype: str, traced: Mapping[str, Any]) -> str:
-    """Return the equation that a rounding is felt in: the next one, where a kernel sums before it rounds."""
-    later = mechanism.accumulates_before_rounding.get(id, ()) if dtype in FLOAT8 else ()
-    return next((name for name in later if name in traced), id)
+def _felt_in(mechanism: Mechanism, id: str, dtype: str, traced: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the equations that a rounding is felt in: the next one, too, where kernels may sum before they round.
+
+    Nobody sums numbers of float8.
+    """
+    later = mechanism.accumulates_before_rounding.get(id, ())
+    of_sum = tuple(name for name in later if name in traced)[:1]
+    return of_sum if of_sum and dtype in FLOAT8 else (id, *of_sum)
 
 
 def rounding_sizes(

@@ -38,6 +38,16 @@ BIAS = 0.25
 """Allowed mean of signed errors over a tensor of many rows; at least 5/sqrt(n) with n rows, and at least 5 times what
 constants that are rounded once do."""
 
+FAR = 100
+"""Numbers that agree differ in early digits where they are as many units of rounding of their type apart."""
+
+
+def is_far(verdict: Verdict, truth: Truth) -> bool:
+    """Tell whether the worst element of a result is off by early digits, though it may agree."""
+    if verdict.error is None or not verdict.largest:
+        return False
+    return verdict.error > FAR * TYPES[truth.stored[verdict.tensor]].unit * verdict.largest
+
 
 def compare(tensor: str, got: NDArray[Any], dtype: str, truth: Truth, *, extremes: bool = False) -> Verdict:
     """Judge one tensor; `dtype` is the name of the dtype that the kernel returned it in.

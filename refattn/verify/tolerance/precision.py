@@ -50,7 +50,10 @@ def explained(
 
 
 def _candidates(mechanism: Mechanism, dtype: str) -> Iterator[dict[str, str]]:
-    """Yield what a kernel may have rounded in a dtype, from fine to coarse."""
+    """Yield what a kernel may have rounded in a dtype, from fine to coarse, to no type that is coarser than its own.
+
+    What is coarser explains errors of another kind, too, such as rows that are summed up in a narrow accumulator.
+    """
     forward = [id for id in mechanism.equations if not id.startswith("d")]
     before_products = [id for id in mechanism.stored if not id.startswith("d")]
     if dtype == "float32":
@@ -63,8 +66,6 @@ def _candidates(mechanism: Mechanism, dtype: str) -> Iterator[dict[str, str]]:
         yield from ({id: dtype} for id in forward if id not in mechanism.stored)
         yield dict.fromkeys(forward[:2], dtype)
         yield from ({**dict.fromkeys(forward[:2], dtype), name: dtype} for name in mechanism.named_roundings)
-        if dtype == "float16":
-            yield {"products": "bfloat16"}
     elif dtype in SCALED:
         yield from ({id: type_} for type_ in FLOAT8 for id in mechanism.accumulates_before_rounding)
     if dtype in ("float32", "float16", "bfloat16"):

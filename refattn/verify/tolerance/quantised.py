@@ -18,15 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.golden.inputs import make
-from refattn.golden.storage_types import has_gradient, largest, round_to
+from refattn.golden.storage_types import SCALED, TYPES, Scaled, has_gradient, largest, round_to
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.layouts import quantise
 
 LENGTHS = {"q": "q_lengths", "k": "k_lengths", "v": "k_lengths"}
 """What says how many rows of an array exist."""
-
-BLOCKS = {"mxfp8": ("float8_e4m3fn", 32), "nvfp4": ("float4_e2m1fn", 16)}
-"""The type of the numbers, and how many have one factor."""
 
 SUMMED = {"q": 3, "k": 3, "v": 2}
 """The axis that products sum over."""
@@ -36,43 +33,41 @@ Arrays = dict[str, NDArray[Any]]
 
 def scaled(
     mechanism: Mechanism, case: Case, dtype: str, *, per: int | None = None, seed: int = 0
-) -> tuple[Arrays, Arrays, Arrays]:
-    """Return the inputs of a case, float32 arrays with q, k and v in numbers of a format, these' factors, and the same
-    factors as what each number is multiplied by.
+) -> tuple[Arrays, dict[str, tuple[NDArray[Any], ...]], Arrays]:
+    """Return the inputs of a case, float32 arrays with q, k and v in numbers of a format, these' factors by the
+    arguments that they are, and the same factors as what each number is multiplied by.
 
     In float8 the factors are (b, g), those of q for the heads of a group; () where `per` is 0, of a whole tensor; or
     (b, h, blocks), one for each `per` tokens of a head. In a format of blocks they have the shape of the array with as
-    many numbers as there are blocks along one axis; of nvfp4 there is "whole", too, the factors of the tensors.
+    many numbers as there are blocks along one axis; of nvfp4 there is "descale_whole", too, those of the tensors.
 
     Other inputs are float32. Rows that do not exist hold NaN, or the largest number, where the case says so.
     """
     inputs = make(mechanism.name, case, "float32", seed=seed)
     groups = inputs["k"].shape[1]
-    number, factors, times, whole = BLOCKS.get(dtype, (dtype, 0))[0], {}, {}, []
+    kind, factors, times, whole = SCALED[dtype], {}, {}, []
     for name in "qkv":
         x = inputs[name].astype(np.float64)
         b, heads, rows, width = x.shape
         missing = _missing(inputs, name)
         x = np.where(missing, 0.0, x)
-        if dtype in BLOCKS:
-            small, factors[name], times[name], tensor = _in_blocks(x, dtype, SUMMED[name])
-            whole.append(tensor)
+        if kind.block:
+            small, factors[name], times[name], tensor = _in_blocks(x, kind, SUMMED[name])
+            whole += [] if tensor is None else [np.asarray(tensor, np.float32)]
         elif per:
-            blocks = _cut(x, 2, per)
-            small, factors[name] = quantise(blocks, dtype, (3, 4))
+            small, factors[name] = quantise(_cut(x, 2, per), kind.number, (3, 4))
             small = small.reshape(b, heads, -1, width)[:, :, :rows]
             times[name] = np.repeat(factors[name], per, axis=2)[:, :, :rows, None]
         else:
             grouped = x.reshape(b, groups, heads // max(groups, 1), rows, width)
-            small, factors[name] = quantise(grouped, dtype, (2, 3, 4) if per is None else (0, 1, 2, 3, 4))
+            small, factors[name] = quantise(grouped, kind.number, (2, 3, 4) if per is None else (0, 1, 2, 3, 4))
             times[name] = factors[name]
             if per is None:  # heads of a group share one
                 times[name] = np.repeat(factors[name], heads // max(groups, 1), axis=1)[:, :, None, None]
-        slack = {"": 0.0, "nan": np.nan, "huge": largest(number)}[case.slack]
+        slack = {"": 0.0, "nan": np.nan, "huge": largest(kind.number)}[case.slack]
         inputs[name] = np.where(missing, np.float32(slack), small.reshape(x.shape))
-    if dtype == "nvfp4":
-        factors["whole"] = np.asarray(whole, np.float32)
-    return inputs, factors, {name: x.astype(np.float64) for name, x in times.items()}
+    given = {"descale": tuple(factors.values()), **({"descale_whole": tuple(whole)} if whole else {})}
+    return inputs, given, {name: x.astype(np.float64) for name, x in times.items()}
 
 
 def factors_of_int8(inputs: Mapping[str, NDArray[Any]], roundings: Mapping[str, str]) -> Arrays:
@@ -101,21 +96,22 @@ def _cut(x: NDArray[Any], axis: int, size: int) -> NDArray[Any]:
     return np.pad(x, more).reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :])
 
 
-def _in_blocks(x: NDArray[Any], dtype: str, axis: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], float]:
+def _in_blocks(
+    x: NDArray[Any], kind: Scaled, axis: int
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], float | None]:
     """Return numbers, the factors of blocks, what each number is multiplied by, and the factor of the tensor."""
-    type_, size = BLOCKS[dtype]
-    cut = _cut(x, axis, size)
+    cut, most_of_type, whole = _cut(x, axis, kind.block), largest(kind.number), None
     most = np.max(np.abs(cut), axis=axis + 1, initial=0.0)
-    if dtype == "mxfp8":
+    if kind.factor == "power of two":
         # The largest power of two in the block becomes that of the type, 2^8; what lies above 448 saturates.
-        whole = 1.0
-        factor = np.ldexp(1.0, np.maximum(np.frexp(most)[1] - 1, -119) - 8)
+        factor = np.ldexp(1.0, np.maximum(np.frexp(most)[1] - 1, -119) - TYPES[kind.number].highest)
     else:
-        whole = float(np.float32(np.max(most, initial=0.0) / largest(type_) / largest("float8_e4m3fn"))) or 1.0
-        factor = round_to(most / largest(type_) / whole, "float8_e4m3fn")
+        whole = float(np.float32(np.max(most, initial=0.0) / most_of_type / largest(kind.factor))) or 1.0
+        factor = round_to(most / most_of_type / whole, kind.factor)
     factor = np.where((most == 0.0) | (factor == 0.0), 1.0, factor)
-    each = np.take(np.repeat(factor * whole, size, axis=axis), np.arange(x.shape[axis]), axis=axis)
-    return round_to(x / each, type_).astype(np.float32), factor.astype(np.float32), each, whole
+    times = factor if whole is None else factor * whole
+    each = np.take(np.repeat(times, kind.block, axis=axis), np.arange(x.shape[axis]), axis=axis)
+    return round_to(x / each, kind.number).astype(np.float32), factor.astype(np.float32), each, whole
 
 
 def products(inputs: Mapping[str, NDArray[Any]], times: Mapping[str, NDArray[Any]]) -> Arrays:

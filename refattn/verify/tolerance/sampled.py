@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ from refattn.verify.tolerance.compare import compare, wrong_at_once
 
 FULL = 1 << 20
 """Scores up to which the definition is run on the whole call."""
+
+REPEATED = 1 << 24
+"""Numbers of keys and values up to which the same: the definition has those of a group once for each query head."""
 
 WHOLE_AT_MOST = 1 << 24
 """The same for a mechanism whose calls cannot be cut."""
@@ -69,9 +73,12 @@ def is_long(mechanism: Mechanism, case: Case) -> bool:
     """
     if "q" not in case.inputs or case.inputs["q"].axes:
         return False
-    pairs = math.prod(case.inputs["q"].shape[:3]) * case.inputs["k"].shape[2]
-    if pairs <= FULL or mechanism.parts is not None:
-        return pairs > FULL
+    (b, h, queries, width), keys = case.inputs["q"].shape, case.inputs["k"].shape[2]
+    pairs = b * h * queries * keys
+    if mechanism.parts is not None:
+        return pairs > FULL or b * h * keys * (width + case.inputs["v"].shape[3]) > REPEATED
+    if pairs <= FULL:
+        return False
     if pairs > WHOLE_AT_MOST:
         raise TooLargeError(
             f"{case.name}: got {pairs} scores, needs at most {WHOLE_AT_MOST}: the definition of {mechanism.name} holds "
@@ -94,7 +101,7 @@ def long_truth(
     d_out = upstream.pop("d_out", None)
     lean = replace(mechanism, outputs={n: id for n, id in mechanism.outputs.items() if n in mechanism.pulled})
     pulled = None if d_out is None else d_out.astype(np.float64)
-    values = evaluate(lean, wide(inputs), case.options, pulled, "auto", wide(upstream))
+    values = evaluate(lean, wide(inputs), case.options, pulled, mechanism.implementations[-1], wide(upstream))
     values = {name: x for name, x in values.items() if name in ("out", "d_q", "d_k", "d_v") or name in lean.outputs}
     types = {name: "float32" if name in lean.outputs and dtype != "float64" else dtype for name in values}
     return Truth(inputs, d_out, values, {}, {}, types, further=upstream)
@@ -145,21 +152,34 @@ class _Cut:
     def __init__(self, mechanism: Mechanism, case: Case, dtype: str, known: Truth, roundings: Roundings, seed: int):
         self.mechanism, self.case, self.dtype, self.known = mechanism, case, dtype, known
         self.roundings, self.seed = roundings, seed
-        self.inputs = wide(known.inputs)
         self.upstream = wide({} if known.upstream is None else {"d_out": known.upstream, **known.further})
-        self.of_int8 = quantised.factors_of_int8(self.inputs, roundings)
+        self.of_int8 = quantised.factors_of_int8(known.inputs, roundings)
+        self._known: dict[Any, dict[str, _Piece]] = {}
+
+    @cached_property
+    def inputs(self) -> dict[str, NDArray[Any]]:
+        """All inputs in float64, which only the gradients of keys need at once."""
+        return wide(self.known.inputs)
 
     @property
     def heads(self) -> tuple[int, int, int]:
         """Sequences, key/value heads, and the query heads that share one."""
-        b, h = self.inputs["q"].shape[:2]
-        g = self.inputs["k"].shape[1]
+        b, h = self.known.inputs["q"].shape[:2]
+        g = self.known.inputs["k"].shape[1]
         return b, g, h // g
+
+    def piece(self, side: str, batch: int, group: int, at: NDArray[np.int64]) -> dict[str, _Piece]:
+        """Return `queries` or `keys`, each part once: of few queries the largest errors are among those chosen."""
+        key = side, batch, group, *at.tolist()
+        if key not in self._known:
+            self._known[key] = (self.queries if side == "queries" else self.keys)(batch, group, at)
+        return self._known[key]
 
     def queries(self, batch: int, group: int, at: NDArray[np.int64]) -> dict[str, _Piece]:
         """Return `out`, `lse` and `d_q` of some queries."""
         assert self.mechanism.parts is not None
-        part = self.mechanism.parts.of_queries(self.inputs, self.case.options, self.upstream, batch, group, at)
+        part = self.mechanism.parts.of_queries(self.known.inputs, self.case.options, self.upstream, batch, group, at)
+        part = replace(part, inputs=wide(part.inputs))
         shared = self.heads[2]
         heads = np.arange(group * shared, (group + 1) * shared)
         place = np.ix_(np.asarray([batch]), heads, at)
@@ -193,7 +213,7 @@ class _Cut:
 
 def _at_random(cut: _Cut, case: Case, seed: int, keys: bool) -> tuple[dict[str, list[_Piece]], str]:
     """Return pieces of random parts by tensor, and how many rows they have, in words."""
-    (b, g, shared), n_q, n_k = cut.heads, cut.inputs["q"].shape[2], cut.inputs["k"].shape[2]
+    (b, g, shared), n_q, n_k = cut.heads, cut.known.inputs["q"].shape[2], cut.known.inputs["k"].shape[2]
     purpose = f"sampled.{case.name}"
     order = np.argsort(philox.uniform((b * g,), seed=seed, purpose=purpose))[:COMBINATIONS]
     pieces: dict[str, list[_Piece]] = {}
@@ -205,7 +225,7 @@ def _at_random(cut: _Cut, case: Case, seed: int, keys: bool) -> tuple[dict[str, 
         for number in order:
             chance = philox.uniform((rows,), seed=seed, purpose=f"{purpose}.{side}.{number}")
             at = np.sort(np.argsort(chance)[:size]).astype(np.int64)
-            for name, piece in getattr(cut, side)(*divmod(int(number), g), at).items():
+            for name, piece in cut.piece(side, *divmod(int(number), g), at).items():
                 pieces.setdefault(name, []).append(piece)
         heads = shared if side == "queries" else 1
         counts.append(f"{size * len(order) * heads} of {b * g * heads * rows} {side}")
@@ -231,7 +251,7 @@ def _at_worst(
     found: dict[str, list[_Piece]] = {name: [] for name in errors}
     for side, of_heads in chosen.items():
         for place, rows in of_heads.items():
-            for name, piece in getattr(cut, side)(*place, np.asarray(sorted(rows), dtype=np.int64)).items():
+            for name, piece in cut.piece(side, *place, np.asarray(sorted(rows), dtype=np.int64)).items():
                 if name in found:
                     found[name].append(piece)
     counts = {side: sum(map(len, of_heads.values())) for side, of_heads in chosen.items()}

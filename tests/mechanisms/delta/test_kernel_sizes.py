@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
+from refattn.golden.storage_types import round_to
 from refattn.mechanisms.delta.testing.cases import RULES
 from refattn.verify.run import verify_case
 from refattn.verify.tolerance.budget import evaluate, truth
@@ -71,3 +72,24 @@ def test_the_gradient_of_a_decay_may_be_a_sum_in_which_terms_cancel(name: str, d
     assert compare("d_log_decay", summed, dtype, known).agrees
     # What is granted is still less than the cancelling terms, times some units.
     assert not compare("d_log_decay", summed * (1 + 1e-4), dtype, known).agrees
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rounds", [False, True], ids=["mended", "rounded"])
+def test_a_prediction_that_is_rounded_before_it_is_taken_from_the_value_is_caught(rounds: bool, dtype: str) -> None:
+    def kernel(q: Any, k: Any, v: Any, *, beta: Any, log_decay: Any, scale: float, dtype: str) -> Any:
+        single = [np.asarray(x, np.float32) for x in (q, k, v, beta, log_decay)]
+        state = np.zeros((*q.shape[:2], q.shape[3], v.shape[3]), np.float32)
+        out = np.zeros(v.shape, np.float32)
+        for t in range(q.shape[2]):
+            row, key, value, write, decay = (x[:, :, t] for x in single)
+            state = state * np.exp(decay)[..., None, None]
+            predicted = (key[..., None, :] @ state)[..., 0, :]
+            if rounds:
+                predicted = round_to(predicted.astype(np.float64), dtype).astype(np.float32)
+            state = state + key[..., :, None] * (write[..., None] * (value - predicted))[..., None, :]
+            out[:, :, t] = (row[..., None, :] @ state)[..., 0, :] * np.float32(scale)
+        return out.astype(q.dtype)
+
+    outcome = verify_case(RECORD, kernel, RECORD.case("cancels-gated-delta"), dtype)
+    assert outcome.status == ("disagrees" if rounds else "agrees"), outcome.detail

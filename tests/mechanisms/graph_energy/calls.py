@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from refattn import equations, philox
 from refattn.mechanisms.core_arguments import defaults_of
-from refattn.mechanisms.graph_energy import Given, Polynomial, Start, core, dense, loops
-from refattn.mechanisms.graph_energy.implementations import pairs
+from refattn.mechanisms.graph_energy import Given, Polynomial, Start, core, general, loops
+from refattn.mechanisms.graph_energy.implementations.pairs import DENSE
 from refattn.mechanisms.graph_energy.options.integrator import INTEGRATORS
 from refattn.mechanisms.graph_energy.options.links import LINKS
 from refattn.mechanisms.graph_energy.options.threshold import THRESHOLDS
@@ -81,7 +81,7 @@ def flow_of(links: Any, start: Any, **options: Any) -> tuple[Any, Any]:
     }
     known = core.checked(q, q, q, masked=False, causal=False, **(given | flat(**options)))
     graph = Graph(known, q, q, None, None, links, start, None, None)
-    return dense.flow_forward(graph, known.tau or 0.0, pairs)
+    return general.flow_forward(graph, known.tau or 0.0, DENSE)
 
 
 def loops_of(q: Any, k: Any, v: Any, d_out: Any, **options: Any) -> dict[str, Any]:

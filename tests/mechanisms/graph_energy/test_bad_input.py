@@ -28,36 +28,21 @@ PROXIMAL: dict[str, Any] = {"kind": "proximal"}
 CAUSAL: dict[str, Any] = {"causal": True}
 
 WRONG: dict[str, dict[str, Any]] = {
-    "state: got 'node', needs one of token, prefix, query, feature": {"state": "node"},
-    "coupling: got 'relu', needs one of sin, tanh, identity": {"coupling": "relu"},
-    "intrinsic: got None, needs one of anchor, none, double_well": {"intrinsic": None},
-    "integrator: got 'rk45', needs one of euler, heun, rk4": {"integrator": "rk45"},
-    "graph: got 'max', needs one of kernel, mean, min, none": {"graph": "max"},
-    "threshold: got 'firm', needs one of hard, soft": {"threshold": "firm"},
-    "empty: got 'nan', needs one of argmax, dense, zero, error": {"empty": "nan"},
-    "adjoint: got 'exact', needs one of unroll, implicit": {"adjoint": "exact"},
-    "implementation: got 'sparse', needs one of auto, dense, products, tiled": {"implementation": "sparse"},
     "steps: got -1, needs a whole number of at least 0": {"steps": -1},
-    "steps: got 2.0, needs a whole number of at least 0": {"steps": 2.0},
     "steps: got 1000000000, needs at most 1000000": {"steps": 10**9},
     "step: got 0.0, needs a number above 0": {"step": 0.0},
     "step: got -1.0, needs a number above 0": {"step": -1.0},
-    r"step: got None, needs a number, or an array \(4,\)": {"step": None},
     "tau: got -0.1, needs a number at least 0": {"tau": -0.1},
     "(?s)tau: got .*, needs a number at least 0": {"tau": np.array([0.1, 0.2, -0.1, 0.3])},
     r"mu: got shape \(5,\), needs a number or an array \(4,\)": {"mu": np.ones(H + 1)},
     "kappa: got dtype int64, needs a floating one": {"kappa": np.ones(H, int)},
     "kappa: got a number that is not finite": {"kappa": np.full(H, np.nan)},
-    "mu: got inf, needs a finite number": {"mu": float("inf")},
-    "mu: got 'strong', needs a finite number": {"mu": "strong"},
-    "signed: got 1, needs true or false": {"signed": 1},
     "threshold: got 'straight_through' in .* but soft has": {"threshold": "soft(straight_through=True)"},
     'implementation: got "products" with the coupling tanh': {"coupling": "tanh", "implementation": "products"},
     'graph: got "min" with causal scores': {"state": "query", "symmetrise": "min", **CAUSAL},
     # integrators
     'stop_force: got a number with causal scores and state="token"': {"stop_force": 0.1, **CAUSAL},
     "stop_force: got -0.1, needs a number at least 0": {"stop_force": -0.1},
-    "stop_plateau: got nan, needs a finite number": {"stop_plateau": float("nan")},
     'graph: got "none", which has no energy': {"stop_level": 0.1, "symmetrise": "none"},
     "checkpoint: got 0, needs a whole number of at least 1": {"checkpoint": 0},
     # a threshold after every step
@@ -72,24 +57,17 @@ WRONG: dict[str, dict[str, Any]] = {
     'graph: got "causal_mirror" over keys': {"state": "query", "symmetrise": "causal_mirror", **KEYS},
     'start: got an array with state="query"': {"state": "query", "start": np.zeros(N)},
     r"start: got shape \(3,\), needs one that broadcasts to \(2, 4, 7\)": {"start": np.zeros(3)},
-    "over: got 'both', needs one of tokens, keys": {"over": "both"},
     r"jitter: got shape \(7, 2\), needs one that broadcasts to \(2, 4, 7, 1\)": {"jitter": np.zeros((N, 2))},
-    "jitter: got float, needs an array": {"jitter": 0.1},
     r"bias: got shape \(3,\), needs one that broadcasts to": {"bias": np.zeros(3)},
-    "bias: got float, needs an array": {"bias": 1.0},
     # polynomials
     "coupling: got 'polynomial'; .*coefficients": CUBES,
-    "coefficients: got 1.0, needs an array": {"coupling": "polynomial(coefficients=1.0)"},
-    "coefficients: got '1', needs an array": {"coefficients": "1", **CUBES},
     r"coefficients: got shape \(1, 2\)": {"coefficients": np.ones((1, 2)), **CUBES},
     r"coefficients: got shape \(0,\)": {"coefficients": np.ones(0), **CUBES},
     "coefficients: got dtype int64": {"coefficients": np.ones(2, int), **CUBES},
     "coefficients: got a number that is not": {"coefficients": (1.0, np.inf), **CUBES},
     # graphs that are given
-    "graph: got list, needs an array": {"graph": [[0.0]]},
     "graph: got dtype int64, needs bool or a floating one": {"graph": np.zeros((N, N), int)},
     r"graph: got shape \(3, 7\), needs \(2, 4, 7, 7\)": {"graph": np.zeros((3, N))},
-    "over: got 'rows', needs one of tokens, keys": {"graph": "kernel(over='rows')"},
     "only for graphs with detailed bal": {"graph": draw("weights", N, N), "stop_level": 0.1},
     'adjoint: got "implicit" with a sparse graph': {"graph": GOOD, "adjoint": "implicit"},
     'implementation: got "dense" with a sparse graph': {"graph": GOOD, "implementation": "dense"},
@@ -115,7 +93,6 @@ WRONG_BLOCKS: dict[str, dict[str, Any]] = {
     "step: got None with coupling='sinh', needs a number": {"coupling": "sinh"},
     "step: got None with intrinsic='double_well', needs a number": {"intrinsic": "double_well"},
     "step: got 0.0, needs a finite number above 0": {"step": 0.0},
-    "state: got 'node'": {"state": "node"},
     "classes: got 0, needs a whole number of at least 1": {"classes": 0, "step": 0.1},
     "step: got None with classes, needs a number, or learn_step": {"classes": 2},
     "step: got None with coupling='polynomial.*, needs a number, or": {"coupling": "polynomial(coefficients=(1.0,))"},
@@ -264,5 +241,5 @@ def test_kinds_are_objects_names_or_text() -> None:
     for wrong in ({"threshold": None}, {"integrator": 3}, {"graph": "kernel(over=1)"}, {"threshold": "soft(by=1)"}):
         with pytest.raises((TypeError, ValueError), match=f"{next(iter(wrong))}: got|over: got"):
             core.forward(*qkv(), **wrong)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'tables'"):
+    with pytest.raises(TypeError, match="tables: is no argument of graph_energy.forward"):
         core.forward(*qkv(), tables=1)  # type: ignore[call-arg]

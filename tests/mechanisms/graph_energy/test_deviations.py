@@ -9,8 +9,8 @@ import pytest
 
 from refattn.mechanisms.graph_energy.equilibrium import jacobian_of
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS
-from refattn.mechanisms.graph_energy.implementations import pairs
-from refattn.mechanisms.graph_energy.system import System, over_pairs
+from refattn.mechanisms.graph_energy.implementations.pairs import DENSE, between
+from refattn.mechanisms.graph_energy.system import System
 from tests.mechanisms.graph_energy.calls import COUPLINGS as NAMES
 from tests.mechanisms.graph_energy.calls import run
 
@@ -31,9 +31,7 @@ def _equilibria(kappa: float) -> set[tuple[float, float]]:
     x = np.linspace(-1.5, 1.5, 14)
     start = np.stack(np.meshgrid(x, x + 0.013), axis=-1).reshape(-1, 1, 2, 1)
     graph = np.array([[0.0, 1.0], [1.0, 0.0]])[None, None] + np.zeros((len(start), 1, 1, 1))
-    system = System(
-        COUPLINGS["identity"], INTRINSICS["double_well"], 1.0, kappa, graph, 0.0 * start, None, over_pairs(pairs)
-    )
+    system = System(COUPLINGS["identity"], INTRINSICS["double_well"], 1.0, kappa, graph, 0.0 * start, None, DENSE)
     x = start
     for _ in range(4000):
         x = x + 0.05 * system.rate(x)
@@ -63,7 +61,7 @@ def test_the_third_derivative_is_0_where_a_pitchfork_is(nodes: int, links: tuple
     tanh, wells = COUPLINGS["tanh"], INTRINSICS["double_well"]
 
     def system(mu: float) -> System:
-        return System(tanh, wells, mu, kappa, graph[None, None], zero, None, over_pairs(pairs))
+        return System(tanh, wells, mu, kappa, graph[None, None], zero, None, DENSE)
 
     def energy(at: float, mode: int, mu: float) -> float:
         x = at * vectors[:, mode].reshape(1, 1, nodes, 1)
@@ -73,7 +71,7 @@ def test_the_third_derivative_is_0_where_a_pitchfork_is(nodes: int, links: tuple
         # The second derivative is linear in mu: by the implicit Jacobian at two values, where it is 0.
         slopes = []
         for mu in (0.0, 1.0):
-            slope = tanh.slope(pairs.between(zero))
+            slope = tanh.slope(between(zero))
             jacobian = jacobian_of(system(mu), slope, wells.d_x(zero, zero, mu))[0, 0, 0]
             slopes.append(float(vectors[:, mode] @ jacobian @ vectors[:, mode]))
         located = -slopes[0] / (slopes[1] - slopes[0])

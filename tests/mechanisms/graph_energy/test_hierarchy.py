@@ -10,7 +10,8 @@ import pytest
 from refattn import Context, backends, equations, mechanism
 from refattn.analysis.graph_flow import flow_of_call
 from refattn.mechanisms.graph_energy import core
-from refattn.mechanisms.graph_energy.layer import hierarchy, regularisers, sharing
+from refattn.mechanisms.graph_energy.layer import hierarchy, regularisers
+from refattn.mechanisms.graph_energy.layer import numbers as of_nodes
 from refattn.mechanisms.graph_energy.system import energy
 from refattn.verify.selfcheck import sections
 from tests.mechanisms.graph_energy.calls import B, H, agree, draw, flat, forward, gradients_of, kept, qkv
@@ -189,14 +190,14 @@ def test_nodes_of_a_class_share_a_strength_and_a_start() -> None:
 
     def call(mu: Any, start: Any) -> Any:
         index = classes if isinstance(mu, np.ndarray) else __import__("torch").tensor(classes)
-        given = {"mu": sharing.nodes_forward(mu, index), "start": sharing.nodes_forward(start, index)}
+        given = {"mu": of_nodes.nodes_forward(mu, index), "start": of_nodes.nodes_forward(start, index)}
         like = [x if isinstance(mu, np.ndarray) else __import__("torch").tensor(x) for x in (q, k, v)]
         return forward(*like, **given, step=0.2)
 
     out, saved = call(**tables)
     d_out = draw("d_out", *out.shape)
     d = core.backward(saved, d_out)
-    found = {name: sharing.nodes_backward(d[name], classes, 3) for name in tables}
+    found = {name: of_nodes.nodes_backward(d[name], classes, 3) for name in tables}
     agree(found, gradients_of(call, tables, d_out))
 
 
@@ -204,19 +205,19 @@ def test_pairs_of_classes_share_a_bias() -> None:
     """Each element is that of the table, and its adjoint adds up by class."""
     table, d = draw("table", H, 3, 2), draw("d", B, H, 4, 5)
     rows, columns = np.array([2, 0, 1, 2]), np.array([1, 1, 0, 0, 1])
-    taken = sharing.pairs_forward(table, rows, columns)
+    taken = of_nodes.pairs_forward(table, rows, columns)
     assert np.array_equal(taken, table[:, rows][:, :, columns])
     expected = np.zeros((B, H, 3, 2))
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
             expected[:, :, row, column] += d[:, :, i, j]
-    np.testing.assert_allclose(sharing.pairs_backward(d, rows, columns, (3, 2)), expected, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(of_nodes.pairs_backward(d, rows, columns, (3, 2)), expected, rtol=0, atol=1e-14)
     with pytest.raises(
         IndexError, match="columns: got a class that the table does not have, needs numbers from 0 to 1"
     ):
-        sharing.pairs_forward(table, rows, columns + 1)
+        of_nodes.pairs_forward(table, rows, columns + 1)
     with pytest.raises(TypeError, match="classes: got dtype float64, needs an integer one"):
-        sharing.nodes_forward(table, np.zeros(3))
+        of_nodes.nodes_forward(table, np.zeros(3))
 
 
 BLOCK = mechanism("graph_energy").block

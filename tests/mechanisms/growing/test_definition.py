@@ -76,9 +76,9 @@ def test_it_is_what_the_library_does(seed: int, causal: bool) -> None:
     close(statistics.gram, given.statistics.gram)
     assert statistics.scores == given.statistics.pairs and statistics.sequences == given.statistics.sequences
     made = GROWTH.plan(given.params, given.statistics, columns=given.columns)
-    close(planned.worth, made.found.sigma)
-    close(planned.way, made.direction.p)
-    close(planned.size, made.direction.size)
+    close(planned.sigma, made.found.sigma)
+    close(planned.direction, made.direction.p)
+    close(planned.unit, made.direction.size)
     close(definition.slope_of(planned, given.columns), made.slope)
     assert definition.columns_of(planned) == GROWTH.plan(given.params, given.statistics).columns
     old = given.params.w_q.shape[2]
@@ -139,9 +139,9 @@ def test_what_the_root_mean_square_is_worth_to_scores_that_are_seen() -> None:
             given = task(seed, causal)
             _, statistics, planned = own(given)
             tokens = given.y[:, None, :, :]
-            change = tokens @ planned.way @ np.matrix_transpose(tokens)
+            change = tokens @ planned.direction @ np.matrix_transpose(tokens)
             seen = np.tril(np.ones(change.shape[2:])) if causal else 1.0
-            shares.append(np.sqrt(np.sum((seen * change) ** 2) / statistics.scores) / planned.size)
+            shares.append(np.sqrt(np.sum((seen * change) ** 2) / statistics.scores) / planned.unit)
         assert 0.7 < min(shares) and max(shares) < 1.4
 
 
@@ -185,6 +185,22 @@ def test_a_head_gets_no_more_columns_than_its_tokens_have_room_for(head_width: i
     if head_width <= 4:
         wider, _ = definition.grow(heads, planned, columns=room, amplitude=0.1)
         assert wider.shape == (2, 4, 4)
+
+
+def test_without_a_gradient_nothing_grows() -> None:
+    """No column, no slope, and a search along kernels that stay gives 0; the library does the same."""
+    given = task(2, causal=True)
+    heads, statistics, _ = own(given)
+    planned = definition.plan(heads, statistics._replace(gradient=np.zeros_like(statistics.gradient)))
+    made = GROWTH.plan(given.params, replace(given.statistics, gradient=np.zeros_like(given.statistics.gradient)))
+    assert (definition.columns_of(planned), definition.slope_of(planned, 0)) == (0, 0.0) == (made.columns, made.slope)
+
+    def grown(amplitude: float) -> tuple[Any, Any]:
+        return definition.grow(heads, planned, columns=0, amplitude=amplitude)
+
+    w_q, w_k = grown(0.5)
+    close(SCALE * w_q @ np.matrix_transpose(w_k), heads.kernel)
+    assert definition.search(lambda amplitude: given.loss(*grown(amplitude)), 0.0) == 0.0
 
 
 def test_columns_that_are_grown_at_0_never_learn() -> None:

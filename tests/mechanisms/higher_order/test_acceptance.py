@@ -11,6 +11,7 @@ import pytest
 
 import refattn as ra
 from refattn import philox
+from refattn.mechanisms.higher_order import definition
 from refattn.mechanisms.higher_order.dense import divisor_of, taylor, through_divisor
 from refattn.mechanisms.higher_order.options import Add, Clamp, Exact, Signed
 from tests.mechanisms.higher_order.calls import rows
@@ -173,3 +174,14 @@ def test_what_divides(normaliser: Any, expected: tuple[float, ...]) -> None:
     assert through_divisor(np.ones_like(total), total, normaliser)[2] == (
         0.0 if isinstance(normaliser, Clamp | Signed) else 1.0
     )
+
+
+@pytest.mark.parametrize(("n", "d", "alpha"), [(1, 1, 1.0), (7, 2, 3.0), (40, 5, 0.5)])
+def test_the_state_of_the_definition_gives_what_all_pairs_give(n: int, d: int, alpha: float) -> None:
+    normal = np.random.default_rng([n, d]).standard_normal
+    q, k, v = normal((2, 3, 4, d)), normal((2, 3, n, d)), normal((2, 3, n, 6))
+    out, _ = definition.forward(q, k, v, alpha=alpha, eps=0.1)
+    np.testing.assert_allclose(definition.from_state(q, k, v, alpha=alpha, eps=0.1), out, rtol=0.0, atol=1e-13)
+    s = (q[..., :1, :] @ np.matrix_transpose(k)) / 1.7
+    products = definition.phi(q[..., :1, :], 1.7) @ np.matrix_transpose(definition.phi(k, 1.7))
+    np.testing.assert_allclose(products, 1.0 + s + s**2 / 2.0, rtol=1e-13)

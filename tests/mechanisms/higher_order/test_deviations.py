@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,8 @@ def test_opposite_keys_weigh_much_less_than_aligned_ones() -> None:
         f"their ratio is {ratio.min():.2f} at a score of -{s[ratio.argmin()]:.1f}, and {ratio[-1]:.2f} at the largest"
     )
     assert wanted in holds("higher_order", "opposite keys act about the same")
+    page = (Path(__file__).resolve().parents[3] / "docs" / "deviations.md").read_text(encoding="utf-8")
+    assert f"is {ratio.min():.2f} at s = {s[ratio.argmin()]:.1f}, and {ratio[-1]:.2f} at the largest score of" in page
 
 
 def test_features_pay_from_d_squared_half_tokens_on() -> None:

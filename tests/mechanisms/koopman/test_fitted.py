@@ -26,10 +26,9 @@ def call(way: str, updates: int = 4, **fit: Any) -> tuple[Any, list[dict[str, An
     q, k, v = normal("q", 1, 1, 5, 3), normal("k", 1, 1, 6, 3), normal("v", 1, 1, 6, 3)
     if way == "definition":
         out, (*_, tape) = definition.forward(q, k, v, updates=updates, ridge=RIDGE, epsilon=EPSILON, jitter=JITTER)
-        _, _, points, start, _, _, fitted, once, again, *_ = tape[-1][1]
-        # Beside the path the points hold q' and the root.
-        own = {"points": points[..., :-2, :], "attended": points[..., -2, :], "starts": start, "found": fitted}
-        own |= {"modes": once, "koopman": again}
+        points, _, start, _, _, _, fit, *_ = tape[-1][1]
+        own = {"points": points[..., :-1, :], "attended": points[..., -1, :], "starts": start, "found": fit}
+        own |= {"modes": fit @ k[:, :, None], "koopman": fit @ np.swapaxes(start, -1, -2)}
     else:
         chosen = {"fit": ra.koopman.Stein(ridge=RIDGE), "perturbation": ra.koopman.Identity(epsilon=EPSILON)}
         more = {"jitter": JITTER, "implementation": "dense", "updates": updates}

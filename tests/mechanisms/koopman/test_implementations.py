@@ -86,6 +86,11 @@ def test_auto_takes_the_quicker_one() -> None:
     assert forward(*large, perturbation="identity")[1].implementation == "shared"
     assert forward(*large, perturbation="identity", causal=True)[1].implementation == "dense"
     assert forward(*large, perturbation="identity", causal=True, fit="separable")[1].implementation == "shared"
+    # A system has a row for each transition of the window: two of 8 tokens are still quick, three are not.
+    transitions = {(3, None): 2, (3, 5): 2, (4, 2): 2, (4, None): 3, (4, 5): 3}
+    for (updates, window), count in transitions.items():
+        saved = forward(*qkv(8, 8, b=1), perturbation="identity", updates=updates, window=window)[1]
+        assert saved.implementation == ("dense" if count == 2 else "shared"), (updates, window)
     with ra.trace() as traced:
         forward(*large, perturbation="identity")
     assert "KOOP.9" in traced.variables

@@ -122,7 +122,7 @@ def test_bounds_beyond_all_numbers_are_none(implementation: str) -> None:
 
 F, I = np.zeros, np.asarray
 BAD: tuple[tuple[Arrays, type[Exception], str], ...] = (
-    ({"window": 3}, TypeError, "window: got int, needs a tuple"),
+    ({"window": 3}, TypeError, "window: got 3, needs a tuple"),
     ({"window": [1, 2]}, TypeError, "window: got list, needs a tuple"),
     ({"window": (1,)}, ValueError, "window: got 1 numbers"),
     ({"window": (True, 1)}, TypeError, "window: got bool"),

@@ -53,8 +53,12 @@ def stack(layers: int, moved: float = 0.2, **options: Any) -> tuple[Any, ...]:
     return tuple(tree.map_leaves(lambda w: w + moved * draw(f"moved {next(names)}", *w.shape), each) for each in fresh)
 
 
-def told(params: tuple[Any, ...], x: Any, causal: bool = True, first: int = 0) -> Context:
-    """What blocks are told for x, with numbers of its tokens where they read them; `first` are before them."""
+def told(params: tuple[Any, ...], x: Any, first: int = 0) -> Context:
+    """What blocks are told for x: causality if they may have it, and the numbers of its tokens where they read them.
+
+    Of the tokens `first` are before x.
+    """
+    causal = params[0].config.oracle.may_be_causal
     if "tokens" not in params[0].config.context_fields:
         return Context(causal=causal)
     b, n = x.shape[:2]
@@ -82,31 +86,31 @@ def back(params: tuple[Any, ...], state: Any, saves: list[Any], d_x: Any) -> dic
     return {"x": BLOCK.start_backward(params[0], d_state)[0], **tree.flatten({"params": found})}
 
 
-def by_autograd(params: tuple[Any, ...], x: Any, d_x: Any, context: Context | None = None) -> dict[str, Any]:
+def by_autograd(params: tuple[Any, ...], x: Any, d_x: Any, context: Context) -> dict[str, Any]:
     """The same by the autograd of torch."""
     torch = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
     whole = {"x": x, "params": params}
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in tree.flatten(whole).items()}
     placed = tree.unflatten(whole, leaves)
-    if context is not None:
-        context = replace(context, tokens=context.tokens if context.tokens is None else torch.tensor(context.tokens))
+    if context.tokens is not None:
+        context = replace(context, tokens=torch.tensor(context.tokens))
     loss = (run(placed["params"], placed["x"], context)[0].x * torch.tensor(d_x)).sum()
     found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return {name: value.numpy() for name, value in zip(leaves, found, strict=True)}
 
 
-def check_gradients(params: tuple[Any, ...], context: Context | None = None, alive: bool = True) -> list[Any]:
-    """Compare all gradients with those of autograd, see that none is 0, and return what each layer saved."""
+def check_gradients(params: tuple[Any, ...]) -> None:
+    """Compare all gradients with those of autograd, and see that none is 0."""
     x, d_x = draw("x", 2, 5, 6), draw("d_x", 2, 5, 6)
+    context = told(params, x)
     state, saves = run(params, x, context)
     found = back(params, state, saves, d_x)
     assert list(found) == list(tree.flatten({"x": x, "params": params}))
     largest = max(float(np.max(np.abs(value))) for value in found.values())
-    assert not alive or [name for name, value in found.items() if not np.max(np.abs(value)) > 1e-13 * largest] == []
+    assert [name for name, value in found.items() if not np.max(np.abs(value)) > 1e-13 * largest] == []
     if not params[0].config.detach:  # then they are no gradients of the loss
         error, leaf = gradients.largest_error(found, by_autograd(params, x, d_x, context))
         assert error < gradients.TOLERANCES["autograd"], leaf
-    return saves
 
 
 def second_layer(params: tuple[Any, ...], x: Any, causal: bool = True) -> tuple[Any, Any, Any]:

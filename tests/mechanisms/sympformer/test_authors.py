@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.rows import holds
 
 N, D, H = 5, 6, 0.3
 PAST = Context(causal=True)
+DEVIATIONS = (Path(__file__).resolve().parents[3] / "docs" / "deviations.md").read_text(encoding="utf-8")
 X, P = draw("x", N, D), draw("p", N, D)
 
 
@@ -47,6 +49,11 @@ def ours(params: Any, x: Any, p: Any, t: float, history: Any = None) -> Any:
 def apart(found: Any, theirs: Any, x: Any = X) -> float:
     """How far two results are from one another, in parts of how far theirs moves."""
     return float(np.linalg.norm(found - theirs) / np.linalg.norm(theirs - x))
+
+
+def percent(part: float) -> str:
+    """A part in percent, as docs/deviations.md has it."""
+    return f"{100 * part:.{1 if part < 0.005 else 0}f} %"
 
 
 def ask(params: Any, x: Any, p: Any, euclidean: bool = False) -> tuple[Any, Any]:
@@ -119,21 +126,29 @@ def order(step: Callable[..., tuple[Any, ...]], time: float = 0.5) -> float:
 def test_presymplectic_rotates_in_units_of_the_first_time() -> None:
     """Ours rotates in those of the layer's own time; given other numbers it does as theirs, to the last places."""
     params = middle("presymplectic(xi=0.5)")
+    said = []
     for t, far in ((1.0, 0.003), (1.7, 0.089), (3.0, 0.40)):
         (x, p), unit = presymplectic(params, X, P, t), np.exp(eta(params, t))
-        assert apart(ours(params, X, P, t).x[0], x) == pytest.approx(far, rel=0.15)
+        away = apart(ours(params, X, P, t).x[0], x)
+        assert away == pytest.approx(far, rel=0.15)
+        said.append(percent(away))
         rescaled = {"w_b": params.w_b / unit**2, "w_o": params.w_o * unit, "h_x": H * unit}
         found = ours(changed(params, integrator=f"presymplectic(xi={0.5 / unit})", **rescaled), X, unit * P, t)
         np.testing.assert_allclose(found.x[0], x, rtol=1e-12)
         np.testing.assert_allclose(found.p[0] / unit, p, rtol=1e-12)
+    assert f"{said[0]} apart at t = 1, {said[1]} at 1.7, {said[2]} at 3." in DEVIATIONS
 
 
 def test_each_substep_normalises_momenta_in_these_units() -> None:
     """Ours are normalised as they are, in every map; theirs in the first two maps and after the rotation."""
     params = middle("presymplectic(xi=0.5)", normalise="each_substep")
+    said = []
     for t, far in ((1.0, 0.091), (1.3, 1.25)):
         theirs, _ = presymplectic(params, X, P, t, lambda p: layer_norm_forward(p, params.gain_p)[0])
-        assert apart(ours(params, X, P, t).x[0], theirs) == pytest.approx(far, rel=0.05)
+        away = apart(ours(params, X, P, t).x[0], theirs)
+        assert away == pytest.approx(far, rel=0.05)
+        said.append(percent(away))
+    assert f"{said[0]} apart at t = 1, {said[1]} at 1.3;" in DEVIATIONS
 
 
 def damped_twice_as_in_the_first_half(params: Any) -> Any:
@@ -147,6 +162,7 @@ def test_strang_damps_twice_as_in_the_first_half() -> None:
     params = middle("strang(xi=0.5)")
     (x, p), found = strang(params, X, P, 1.0, euclidean=False), ours(params, X, P, 1.0)
     assert apart(found.x[0], x) == pytest.approx(0.026, rel=0.05)
+    assert f"second order. {percent(apart(found.x[0], x))} apart at t = 1, less later;" in DEVIATIONS
     found = damped_twice_as_in_the_first_half(params)
     np.testing.assert_allclose(found.x[0], x, rtol=1e-13)
     np.testing.assert_allclose(found.p[0], p, rtol=1e-13)
@@ -159,6 +175,7 @@ def test_the_energy_of_strang_has_no_b() -> None:
     params = changed(params, w_b=2.0 * params.w_b)
     ours_of_it, theirs = (strang(params, X, P, 1.0, euclidean=euclidean)[0] for euclidean in (False, True))
     assert apart(ours_of_it, theirs) == pytest.approx(0.098, rel=0.05)
+    assert f"{percent(apart(ours_of_it, theirs))} apart where B is about twice the identity" in DEVIATIONS
     np.testing.assert_allclose(damped_twice_as_in_the_first_half(params).x[0], ours_of_it, rtol=1e-13)
     same = changed(params, w_b=np.eye(D))
     assert np.array_equal(strang(same, X, P, 1.0, euclidean=False)[0], strang(same, X, P, 1.0)[0])
@@ -171,11 +188,13 @@ def test_etd_ab2_drifts_with_the_new_momentum() -> None:
     found = ours(params, X, P, 1.0)
     np.testing.assert_allclose(found.p[0], p, rtol=1e-13)
     assert apart(found.x[0], x) == pytest.approx(1.19, rel=0.05)
+    first = percent(apart(found.x[0], x))
     later, momenta, _ = etd_ab2(params, x, p, 1.0 + H, before)
     found = ours(params, x, p, 1.0 + H, found.history)
     np.testing.assert_allclose(found.p[0], momenta, rtol=1e-13)
     np.testing.assert_allclose(x + H * ask(params, x, found.p[0])[0], later, rtol=1e-13)
     assert apart(found.x[0], later, x) == pytest.approx(0.36, rel=0.05)
+    assert f"{first} apart in a first layer, {percent(apart(found.x[0], later, x))} in the next." in DEVIATIONS
     assert order(lambda x, p, t, h, past=None: etd_ab2(params, x, p, t, past, h)) == pytest.approx(1.0, abs=0.1)
 
 

@@ -30,6 +30,7 @@ from tests.mechanisms.sympformer.calls import (
     FOUR_CALLS,
     INTEGRATORS,
     OLD_DRIFT,
+    RECORD,
     SUBSTEPS,
     back,
     check_gradients,
@@ -50,18 +51,6 @@ EXTRAS: tuple[dict[str, Any], ...] = (
     {"oracle": "linear"},
     {"normalise": "each_substep", "detach": True},
 )
-
-TABLES = [
-    (layers, {"integrator": integrator, "mlp": mlp, "start": "table", **extra})
-    for layers, integrator, mlp, extra in (
-        (1, "forward_euler", "none", {}),
-        (2, "lie_trotter", "momentum", {"look_ahead": True}),
-        (3, "etd_ab2", "velocity", {"oracle": "linear"}),
-        (2, "strang", "velocity(ratio=2, start='table')", {"start": "rest"}),
-        (1, "strang(angle=1.0)", "momentum", {}),
-        (2, "presymplectic_euler", "attention_velocity", {}),
-    )
-]
 
 
 def goes(layers: int, options: dict[str, Any]) -> bool:
@@ -86,13 +75,19 @@ def variants() -> list[tuple[int, dict[str, Any]]]:
     return found
 
 
-CONNECTED = [
-    (layers, {"integrator": f"lie_trotter(connection={connection!r})", "mlp": mlp, **extra})
-    for connection, mlp, layers, extra in itertools.product(
-        ("h1", "r2"), ("momentum", "velocity", "none"), (1, 2, 3), ({}, {"look_ahead": True, "start": "linear"})
-    )
+OPTIONS = ("integrator", "oracle", "damping", "mlp", "normalise", "look_ahead", "start")
+OF_RECORD = [
+    (layers, {**{name: x for name, x in config.items() if name in OPTIONS}, **more})
+    for config in RECORD.configs
+    for layers, more in ((2, {}), (3, {}), (2, {"bias": True}), (2, {"start": "table"}))
 ]
+"""The record's own, in stacks: every force, connection and kind of step, with biases and with tables."""
 
+HAMILTONIAN = [
+    (2, {"integrator": integrator, "oracle": "hamiltonian", **extra})
+    for integrator in INTEGRATORS
+    for extra in ({}, {"look_ahead": True, "start": "linear", "mlp": "momentum"})
+]
 
 BY_LENGTH = [
     (2, {"integrator": integrator, "oracle": f"{oracle}(normaliser='length')", "start": "linear"})
@@ -100,51 +95,18 @@ BY_LENGTH = [
     for oracle in ("softmax", "linear")
 ]
 
-FREE: list[tuple[int, dict[str, Any]]] = [
-    (2, {"integrator": "classical", "mlp": "plain", "oracle": "signed(implementation='state')"}),
-    (2, {"integrator": "lie_trotter(connection='r2', strength=0.7)", "mlp": "none", "oracle": "signed(ridge=0.3)"}),
-    (3, {"integrator": "lie_trotter(connection='h1')", "mlp": "momentum", "oracle": "signed(ridge=0.3)"}),
-    (2, {"integrator": "lie_trotter(connection='r2', strength=0.7)", "mlp": "none", "start": "linear"}),
-    (3, {"integrator": "lie_trotter(connection='h1', strength=0.7)", "mlp": "momentum"}),
-]
+KINDS: tuple[dict[str, Any], ...] = (
+    {"integrator": "classical", "mlp": "plain", "oracle": "signed(implementation='state')"},
+    {"integrator": "lie_trotter(connection='h1', strength=0.7)", "mlp": "momentum(shared_norm=True)"},
+    {"integrator": "lie_trotter(connection='r2', strength=0.7)", "mlp": "velocity", "oracle": "signed(ridge=0.3)"},
+    {"integrator": "lie_trotter", "mlp": "momentum", "oracle": "linear(implementation='state')", "look_ahead": True},
+    {"integrator": "strang", "mlp": "velocity(ratio=2, start='table')"},
+    {"integrator": "exponential_midpoint", "mlp": "velocity", "oracle": "reduced", "normalise": "none"},
+    {"integrator": "ab2", "mlp": "attention_velocity", "oracle": "reduced", "normalise": "none", "bias": True},
+)
 
-OF_LINEAR: list[tuple[int, dict[str, Any]]] = [
-    (2, {"integrator": "classical", "mlp": "plain", "oracle": "linear(implementation='state')"}),
-    (3, {"integrator": "lie_trotter", "mlp": "momentum", "oracle": "linear", "look_ahead": True, "start": "table"}),
-    (
-        2,
-        {
-            "integrator": "lie_trotter(connection='r2')",
-            "mlp": "momentum(shared_norm=True)",
-            "oracle": "signed(ridge=0.3)",
-        },
-    ),
-    (2, {"integrator": "strang", "mlp": "momentum(shared_norm=True)", "oracle": "linear"}),
-]
-
-REDUCED: list[tuple[int, dict[str, Any]]] = [
-    (layers, {"integrator": integrator, "oracle": "reduced", "normalise": "none", **more})
-    for layers, integrator, more in (
-        (1, "exponential_midpoint", {"mlp": "none", "bias": True}),
-        (3, "exponential_midpoint", {"mlp": "velocity"}),
-        (3, "ab2", {"mlp": "attention_velocity"}),
-    )
-]
-
-BIASED: list[tuple[int, dict[str, Any]]] = [
-    (layers, {"bias": True, **options})
-    for layers, options in (
-        (1, {"mlp": "attention_velocity"}),
-        (2, {"integrator": "half_damped", "mlp": "momentum", "look_ahead": True, "start": "linear"}),
-        (2, {"integrator": "forward_euler", "mlp": "velocity", "oracle": "linear"}),
-        (2, {"integrator": "presymplectic", "normalise": "each_substep", "mlp": "none"}),
-        (1, {"integrator": "classical", "mlp": "plain"}),
-        (2, {"integrator": "lie_trotter", "mlp": "momentum(shared_norm=True)", "oracle": "signed"}),
-        (2, {"integrator": "lie_trotter", "mlp": "none", "start": "linear"}),
-    )
-]
-
-ALL = [*variants(), *CONNECTED, *BY_LENGTH, *FREE, *OF_LINEAR, *BIASED, *REDUCED, *TABLES]
+FURTHER = [each for each in [*OF_RECORD, *HAMILTONIAN, *BY_LENGTH, *((3, kind) for kind in KINDS)] if goes(*each)]
+ALL = [*variants(), *FURTHER]
 SLOW = ALL[:: 25 if os.environ.get("REFATTN_SLOW_SAMPLE") else 1]
 
 
@@ -153,9 +115,7 @@ def said(variant: Any) -> str:
     return " ".join([str(layers), *(f"{name}={value}" for name, value in options.items())])
 
 
-@pytest.mark.parametrize(
-    "variant", [*ALL[: -len(TABLES) : 13], *FREE, *OF_LINEAR, *BIASED, *REDUCED, *TABLES], ids=said
-)
+@pytest.mark.parametrize("variant", [*variants()[::20], *FURTHER[: -len(KINDS) : 2], *FURTHER[-len(KINDS) :]], ids=said)
 def test_gradients_agree_and_no_parameter_is_dead(variant: Any) -> None:
     layers, options = variant
     check_gradients(stack(layers, **options))
@@ -195,17 +155,19 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"oracle": "linear(implementation='gram')"},
     {"oracle": "linear(implementation='state')"},
 )
+REDUCED_FORCE = {"mlp": "none", "oracle": "reduced", "normalise": "none", "look_ahead": False}
 CAUSAL = [
     *itertools.product(INTEGRATORS, OTHERS),
     *((name, {"mlp": "plain", "oracle": oracle}) for name in BASELINES for oracle in ("softmax", "linear")),
     *((f"lie_trotter(connection={name!r})", {"mlp": "momentum"}) for name in ("h1", "r2")),
     ("lie_trotter(connection='r2')", {"mlp": "none", "oracle": "signed(ridge=0.3)"}),
+    *((name, REDUCED_FORCE) for name in ("exponential_midpoint", "ab2")),
 ]
 
 
 @pytest.mark.parametrize(("integrator", "others"), thinned(CAUSAL, 3))
 def test_a_token_knows_nothing_of_its_future(integrator: str, others: dict[str, Any]) -> None:
-    params, x = stack(3, integrator=integrator, look_ahead=True, **others), draw("x", 1, 9, 6)
+    params, x = stack(3, **{"integrator": integrator, "look_ahead": True, **others}), draw("x", 1, 9, 6)
     whole, saves = run(params, x)
     for now in (1, 4, 8):
         d_x = draw("d_x", 1, 9, 6)
@@ -415,52 +377,36 @@ def test_biases_are_those_of_their_projections() -> None:
 # --- bad input
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"integrator": "rk4"}, "integrator: got 'rk4', needs one of presymplectic_euler"),
-        ({"integrator": "strang(least=2.0, most=1.0)"}, "; least: got 2.0, needs less than most, which is 1.0"),
-        ({"layer": 2, "layers": 2}, "layer: got 2, needs one below the 2 layers"),
-        ({"integrator": "strang(step=0.0)"}, "integrator: got .*; step: got 0.0, needs a finite number above 0"),
-        ({"integrator": "plain_euler(retention=1.0)"}, "; retention: got 1.0, needs a finite number above 0 to"),
-        ({"normalise": "each_substep"}, "normalise: got 'each_substep', which only presymplectic and strang have"),
-        ({"mlp": "plain(ratio=0)"}, "; ratio: got 0, needs a whole number of at least 1"),
-        ({"damping": "loglin(clip=0.0)"}, "; clip: got 0.0, needs a finite number above 0"),
-        (
-            {"integrator": "lie_trotter(connection='r2')", "mlp": "none", "bias": True},
-            "bias: got True, the connection of lie_trotter is defined without biases: it needs False",
-        ),
-        ({"oracle": "cubic"}, "oracle: got 'cubic', needs one of softmax, hamiltonian, linear"),
-        ({"oracle": "signed"}, "oracle: got 'signed', which baselines alone have"),
-        ({"integrator": "lie_trotter(strength=1.0)"}, "; strength: got 1.0, but connection='none' has nothing"),
-        ({"integrator": "classical", "mlp": "momentum"}, "mlp: got 'momentum', classical has none"),
-        (
-            {"mlp": "momentum(shared_norm=True)", "normalise": "none"},
-            "mlp: got shared_norm=True with normalise='none', which has no norm that could be shared",
-        ),
-        ({"integrator": "classical"}, "mlp: got 'attention_velocity', classical has no steps"),
-        (
-            {"integrator": "classical", "mlp": "plain", "start": "linear"},
-            "start: got 'linear', classical has no momentum",
-        ),
-        (
-            {"integrator": "lie_trotter", "oracle": "hamiltonian"},
-            "got Hamiltonian.*, but the attention of lie_trotter is",
-        ),
-        (
-            {"integrator": "lie_trotter(connection='r2')", "oracle": "linear"},
-            "lie_trotter is one of softmax, signed$",
-        ),
-        (
-            {"integrator": "strang(connection='h1')"},
-            "got 'connection' in .*, but strang has step, learned, xi, angle, least",
-        ),
-        ({"oracle": "reduced"}, "oracle: got 'reduced', whose momenta are matrices: it needs integrator='ab2'"),
-    ],
-)
-def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:
+LIE: dict[str, Any] = {"integrator": "lie_trotter", "mlp": "none"}
+CLASSICAL: dict[str, Any] = {"integrator": "classical"}
+R2: dict[str, Any] = {"integrator": "lie_trotter(connection='r2')", "mlp": "none"}
+WRONG: dict[str, dict[str, Any]] = {
+    "; least: got 2.0, needs less than most, which is 1.0": {"integrator": "strang(least=2.0, most=1.0)"},
+    "layer: got 2, needs one below the 2 layers": {"layer": 2, "layers": 2},
+    "integrator: got .*; step: got 0.0, needs a finite number above 0": {"integrator": "strang(step=0.0)"},
+    "; retention: got 1.0, needs a finite number above 0 to": {"integrator": "plain_euler(retention=1.0)"},
+    "; ratio: got 0, needs a whole number of at least 1": {"mlp": "plain(ratio=0)"},
+    "; clip: got 0.0, needs a finite number above 0": {"damping": "loglin(clip=0.0)"},
+    "; strength: got 1.0, but connection='none' has nothing": {"integrator": "lie_trotter(strength=1.0)"},
+    "got 'connection' in .*, but strang has step, learned, xi, angle": {"integrator": "strang(connection='h1')"},
+    # what does not go together
+    "normalise: got 'each_substep', which only presymplectic and strang have": {"normalise": "each_substep"},
+    "got Hamiltonian.*, but the attention of lie_trotter is": {**LIE, "oracle": "hamiltonian"},
+    "lie_trotter is one of softmax, signed$": {**R2, "oracle": "linear"},
+    "bias: got True, the connection of lie_trotter is defined without biases: it needs False": {**R2, "bias": True},
+    "oracle: got 'signed', which baselines alone have": {"oracle": "signed"},
+    "oracle: got 'reduced', whose momenta are matrices: it needs integrator='ab2'": {"oracle": "reduced"},
+    "mlp: got 'attention_velocity', classical has no steps": CLASSICAL,
+    "mlp: got 'momentum', classical has none": {**CLASSICAL, "mlp": "momentum"},
+    "mlp: got shared_norm=True with normalise='none'": {"mlp": "momentum(shared_norm=True)", "normalise": "none"},
+    "start: got 'linear', classical has no momentum": {**CLASSICAL, "mlp": "plain", "start": "linear"},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_configuration(message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        BLOCK.Config(**{"width": 6, "heads": 2, **changes})
+        BLOCK.Config(**{"width": 6, "heads": 2, **WRONG[message]})
 
 
 def test_kinds_are_taken_as_objects_names_and_text() -> None:

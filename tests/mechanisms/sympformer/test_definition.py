@@ -134,6 +134,33 @@ def test_its_force_is_the_slope_of_the_energy() -> None:
         assert np.sum(velocity * along) == pytest.approx((energy(x, p + step) - energy(x, p - step)) / 2e-5, abs=1e-7)
 
 
+def test_the_slope_of_an_energy_with_causal_masses_needs_later_tokens() -> None:
+    """The docstring's -dH/dx_i where z_i is over j <= i: u_i + 1 of earlier tokens, u_j + 1 of later ones."""
+    n, m = 5, 3
+    random = np.random.default_rng(1)
+    x, p = random.standard_normal((2, n, m))
+    a, b = (0.2 * (w + w.T) for w in random.standard_normal((2, m, m)))
+    count = np.arange(1.0, n + 1.0)
+
+    def parts(x: Any) -> tuple[Any, Any, Any]:
+        pairs = np.exp(x @ a @ x.T)
+        z = np.sum(np.tril(pairs), axis=-1) / count
+        return pairs, z, np.sum(p @ b * p, axis=-1)
+
+    def energy(x: Any) -> Any:
+        _, z, e = parts(x)
+        return np.sum(e / (2.0 * z) - z / 2.0)
+
+    pairs, z, e = parts(x)
+    u = e / z**2
+    earlier = np.tril(pairs) / count[:, None] * (u[:, None] + 1.0)
+    later = np.triu(pairs) / count * (u + 1.0)
+    force = 0.5 * (earlier + later) @ (x @ a)
+    for along in np.eye(n * m).reshape(-1, n, m):
+        step = 1e-5 * along
+        assert -np.sum(force * along) == pytest.approx((energy(x + step) - energy(x - step)) / 2e-5, abs=1e-7)
+
+
 def test_tokens_at_rest_move_as_usual_attention_moves_them() -> None:
     """And friction does not reach the next layer, but for the epsilon of the norm."""
     given = {**task(0).inputs(), "p": np.zeros_like(task(0).inputs()["p"])}

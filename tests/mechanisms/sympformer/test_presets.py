@@ -50,6 +50,42 @@ def test_variants_have_what_they_are_named_after(name: str) -> None:
     assert (block.start, type(block.mlp)) == ("table" if linear else "rest", AttentionVelocity)
 
 
+FIRST: dict[str, object] = {
+    "context": 128,
+    "width": 64,
+    "heads": 4,
+    "layers": 4,
+    "steps": 1001,
+    "batch": 72,
+    "accumulate": 12,
+}
+LATER: dict[str, object] = FIRST | {"steps": 6103, "batch": 128, "accumulate": 16}
+LINEAR_HEADS = LATER | {"context": 512, "batch": 32, "accumulate": 8}
+PLANS: dict[str, dict[str, object]] = {
+    "first": {"learning_rate": 3e-4, "warmup": 150, "floor": 0.4, "scalar_rate": 100.0},
+    "later": {"learning_rate": 6e-4, "warmup": 610, "floor": 0.1, "scalar_rate": 10.0},
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_numbers_of_a_run_are_the_authors(name: str) -> None:
+    """Of the first program and its jobs, or of the later configurations: rates, decay, sizes and lengths."""
+    if name in VARIANTS:
+        wanted: dict[str, object] = FIRST | PLANS["first"]
+    elif name.startswith("lin_reduced"):
+        wanted = LATER | PLANS["later"] | {"steps": 1220, "warmup": 122}
+    else:
+        wanted = (LATER if name in ("B", "Y", "H0", "H1", "R2") else LINEAR_HEADS) | PLANS["later"]
+    if name.endswith("tied"):
+        wanted |= {
+            "width": 256,
+            "heads": 8,
+            **({"layers": 8} if name.endswith("untied") else {"layers": 2, "loops": 4}),
+        }
+    wanted |= {"weight_decay": 0.1, "decayed": "embeddings"}
+    assert {key: value for key, value in PRESETS[name].items() if key != "block"} == wanted
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_layer_of_a_preset_has_a_configuration(name: str) -> None:
     chosen = settings.Settings("sympformer", **{**PRESETS[name], "block": {}})

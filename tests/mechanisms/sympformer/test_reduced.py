@@ -1,4 +1,4 @@
-"""Reduced linear attention, whose momenta are matrices: the closure, one step spelled out, decoding, the integral."""
+"""Reduced linear attention, whose momenta are matrices: the closure, one step spelled out, the integral."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from refattn import Context
 from refattn.mechanisms.sympformer.forces import linear, reduced
 from refattn.mechanisms.sympformer.integrators import coefficients
 from refattn.mechanisms.sympformer.params import Layer
-from tests.mechanisms.sympformer.calls import BLOCK, decoded, draw, run, stack
+from tests.mechanisms.sympformer.calls import BLOCK, draw, run, stack
 
 M = 6
 OPTIONS: dict[str, Any] = {"integrator": "exponential_midpoint", "normalise": "none", "mlp": "none"}
@@ -74,12 +74,3 @@ def test_the_integral_of_a_damping_has_its_closed_form(c_log: float, c_lin: floa
     end = t + h
     exact = end / (c_log + 1.0) * (1.0 - (t / end) ** (c_log + 1.0)) if c_log else -np.expm1(-c_lin * h) / c_lin
     np.testing.assert_allclose(value, exact, rtol=1e-13)
-
-
-@pytest.mark.parametrize("integrator", ["exponential_midpoint", "ab2"])
-def test_decoding_and_what_comes_later(integrator: str) -> None:
-    params = stack(3, oracle="reduced", **{**OPTIONS, "integrator": integrator, "mlp": "velocity"})
-    x = draw("x", 2, 7, M)
-    whole = run(params, x)[0].x
-    np.testing.assert_allclose(run(params, x[:, :4])[0].x, whole[:, :4], rtol=0.0, atol=1e-13)
-    np.testing.assert_allclose(np.concatenate(decoded(params, x, (3, 4))[0], axis=1), whole, rtol=0.0, atol=1e-12)

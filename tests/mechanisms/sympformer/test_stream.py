@@ -1,4 +1,4 @@
-"""Decoding token by token, through stacks of every integrator and both kinds of attention."""
+"""Decoding in pieces, through stacks of every integrator and every kind of attention."""
 
 from __future__ import annotations
 
@@ -10,41 +10,28 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from refattn import tree
-from tests.mechanisms.sympformer.calls import BASELINES, BLOCK, INTEGRATORS, RECORD, decoded, draw, run, stack, told
+from tests.mechanisms.sympformer.calls import BLOCK, INTEGRATORS, RECORD, decoded, draw, run, stack, told
 
 TOKENS = 11
+REDUCED = ("exponential_midpoint", "ab2")
+MOVING: dict[str, Any] = {"look_ahead": True, "start": "linear", "mlp": "velocity"}
+LIE_TROTTER = ("lie_trotter", "lie_trotter(connection='h1')", "lie_trotter(connection='r2')")
+STACKS: tuple[dict[str, Any], ...] = (
+    *({"integrator": name, "oracle": oracle, **MOVING} for name in INTEGRATORS for oracle in ("softmax", "linear")),
+    *({"integrator": name, "oracle": oracle, **MOVING} for name in LIE_TROTTER for oracle in ("softmax", "signed")),
+    *({"integrator": "classical", "oracle": oracle, "mlp": "plain"} for oracle in ("softmax", "linear", "signed")),
+    *({"integrator": name, "oracle": "reduced", "normalise": "none", "mlp": "none"} for name in REDUCED),
+    {"integrator": "lie_trotter", "oracle": "linear", "mlp": "momentum", "start": "table"},
+    {"integrator": "lie_trotter", "mlp": "velocity(ratio=2, start='table')"},
+)
 
 
-def check(params: tuple[Any, ...], cuts: tuple[int, ...]) -> None:
-    x = draw("x", 2, TOKENS, 6)
-    pieces = np.concatenate(decoded(params, x, cuts)[0], axis=1)
+@pytest.mark.parametrize("options", STACKS, ids=str)
+def test_pieces_give_the_whole(options: dict[str, Any]) -> None:
+    """Layers hand momenta, velocities and what they remember on; the first piece is of several tokens."""
+    params, x = stack(3, **options), draw("x", 2, TOKENS, 6)
+    pieces = np.concatenate(decoded(params, x, (4, 5, 6))[0], axis=1)
     np.testing.assert_allclose(pieces, run(params, x)[0].x, rtol=1e-10, atol=1e-11)
-
-
-@pytest.mark.parametrize("integrator", [*BASELINES, "lie_trotter(connection='h1')", "lie_trotter(connection='r2')"])
-@pytest.mark.parametrize("cuts", [(4, 5, 6), tuple(range(1, TOKENS))])
-def test_pieces_of_baselines_give_the_whole(cuts: tuple[int, ...], integrator: str) -> None:
-    for oracle in ("softmax", "signed(ridge=0.3)", *([] if "connection" in integrator else ["linear"])):
-        check(stack(3, integrator=integrator, mlp="velocity", look_ahead=True, oracle=oracle), cuts)
-
-
-@pytest.mark.parametrize("oracle", ["softmax", "linear"])
-@pytest.mark.parametrize("integrator", INTEGRATORS)
-@pytest.mark.parametrize("cuts", [(4, 5, 6), tuple(range(1, TOKENS)), (7,)])
-def test_pieces_give_the_whole(cuts: tuple[int, ...], integrator: str, oracle: str) -> None:
-    pairs: tuple[dict[str, Any], ...] = ({}, {"look_ahead": True, "start": "linear", "mlp": "velocity"})
-    for options in pairs:
-        check(stack(3, oracle=oracle, integrator=integrator, **options), cuts)
-
-
-@pytest.mark.parametrize("cuts", [(4, 5, 6), (7,)])
-def test_pieces_find_their_rows_of_the_tables(cuts: tuple[int, ...]) -> None:
-    kinds: tuple[dict[str, Any], ...] = (
-        {"mlp": "momentum", "start": "table"},
-        {"mlp": "velocity(ratio=2, start='table')"},
-    )
-    for options in kinds:
-        check(stack(2, integrator="lie_trotter", **options), cuts)
 
 
 def test_the_past_of_linear_attention_does_not_grow() -> None:

@@ -359,3 +359,25 @@ def test_float64_of_jax_is_as_it_was_afterwards() -> None:
         assert seen == [True] and not jax.config.jax_enable_x64
     finally:
         jax.config.update("jax_enable_x64", before)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_torch_differentiates_in_a_whole_backward() -> None:
+    """Reentrant checkpoints refuse `torch.autograd.grad`."""
+    torch = pytest.importorskip("torch")
+    checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
+
+    def attend(q: Any, k: Any, v: Any, *, scale: float | None = None) -> Any:
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        return checkpoint(lambda *x: sdpa(*x, scale=scale), q, k, v, use_reentrant=True)
+
+    def without_keys(q: Any, k: Any, v: Any) -> Any:
+        return q + v
+
+    for kernel in (attend, without_keys):
+        kernel.framework = "torch"  # type: ignore[attr-defined]
+    report = ra.verify("softmax", attend, grad=True, cases=["plain", "scale"])
+    assert report.passed and report.outcomes[0].verdicts[-1].tensor == "d_v", report
+    given = dict(zip("qkv", np.ones((3, 1, 1, 2, 4), np.float32), strict=True))
+    with pytest.raises(CallError, match="no gradient of k: torch says that the output does not depend on it"):
+        call(without_keys, given, {}, "float32", given["q"])

@@ -196,3 +196,16 @@ def test_an_answer_may_err_by_some_roundings_of_its_largest_number(off: float, k
     answer = np.asarray([11.3, -0.5])
     found = conventions._which(answer + off * float(unit) * 11.3, unit, {"one": answer, "other": answer + 0.1})
     assert (found == "one") is known and found.startswith(("one", "unknown: got 11.3"))
+
+
+def test_the_mask_is_read_off() -> None:
+    """A causal mask that no convention has is shown as the keys that each query sees."""
+
+    def attend(q: Any, k: Any, v: Any, *, causal: Any = False) -> Any:
+        mask = np.tri(q.shape[2], k.shape[2], k.shape[2] - q.shape[2], dtype=bool)
+        mask[0, 1::2] = False
+        return ra.softmax.forward(q, k, v, mask=mask if causal else None)[0]
+
+    expected = "query 0 sees keys 0, 2; query 1 sees keys 0-4; query 2 sees keys 0-5"
+    assert probe_conventions(attend, "softmax")["causal mask"] == expected
+    assert expected in " ".join(repr(ra.verify("softmax", attend, cases=["causal-tail"])).split())

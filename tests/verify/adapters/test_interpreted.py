@@ -57,13 +57,25 @@ def tuned(q, k, v):
     assert torch.equal(o, q * 2)
     return o
 
+@triton.jit
+def narrow(x, o, N: tl.constexpr):
+    tl.static_assert(N <= 128)
+    tl.store(o + tl.arange(0, N), 0.0)
+
+def asserting(q, k, v):
+    narrow[(1,)](q, torch.zeros_like(q), 1024)
+
+def own(q, k, v):
+    assert q is None
+
 def assembly(q, k, v):
     by_assembly[(1,)](q, torch.zeros_like(q), q.numel(), 1024)
 
 def atomics(q, k, v):
     by_atomics[(1,)](q, torch.zeros_like(q), q.numel(), 1024)
 
-outside.framework = tuned.framework = assembly.framework = atomics.framework = "torch"
+for kernel in (outside, tuned, assembly, atomics, asserting, own):
+    kernel.framework = "torch"
 """
 
 
@@ -108,12 +120,15 @@ def test_what_ran_is_told_and_what_cannot_run_is_declined(tmp_path: Path) -> Non
     with Isolated(f"{path}:tuned@triton=1") as kernel:
         assert verify_case(record, kernel, case, "bfloat16").status == "disagrees"  # it ran, and its own check held
         assert "doubled ran with configuration 1 of 2 (N: 32" in kernel.interpreted
-    for name, dtype, reason in (("assembly", "float32", "inline_asm"), ("atomics", "bfloat16", "atomic")):
+    refused = (("assembly", "float32", "inline_asm"), ("atomics", "bfloat16", "atomic"))
+    for name, dtype, reason in (*refused, ("asserting", "float32", "tl.static_assert(N <= 128)")):
         with Isolated(f"{path}:{name}@triton") as kernel:
             found = verify_case(record, kernel, case, dtype)
             assert found.status == "declined" and reason in found.detail and "Triton" in found.detail
             line = found.detail.rpartition(", kernels.py:")[2].rstrip(")")
             assert reason in KERNELS.splitlines()[int(line) - 1]
+    with Isolated(f"{path}:own@triton") as kernel:
+        assert verify_case(record, kernel, case, "float32").status == "raises"
     with Isolated(f"{path}:outside@triton") as kernel:
         found = verify_case(record, kernel, case, "bfloat16")
         assert found.status == "raises" and "beyond loads" in found.detail and "out of bounds" in found.detail
@@ -289,7 +304,15 @@ def attend(q, k, v):
     one = lambda q, k, v: pl.pallas_call(kernel, jax.ShapeDtypeStruct((len(q), v.shape[1]), q.dtype))(q, k, v)
     return jax.vmap(jax.vmap(one))(q, k, v)
 
-attend.framework = "jax"
+def nested(q, k, v):
+    def body(q, o):
+        o[...] = jax.jit(lambda x: x * pl.program_id(0))(q[...])
+    return pl.pallas_call(body, jax.ShapeDtypeStruct(q.shape, q.dtype), grid=(1,))(q)
+
+def unable(q, k, v):
+    raise NotImplementedError("no such kernel")
+
+attend.framework = nested.framework = unable.framework = "jax"
 attend.interpret = "pallas"
 """
 
@@ -302,6 +325,11 @@ def test_pallas_is_interpreted_by_an_attribute(tmp_path: Path) -> None:
     with Isolated(f"{path}:attend") as kernel:
         assert verify_case(record, kernel, record.case("plain"), "float32").status == "agrees"
         assert kernel.interpreted.startswith("Pallas of JAX")
+    with Isolated(f"{path}:nested") as kernel:  # the interpreter has no program_id in a nested function
+        found = verify_case(record, kernel, record.case("plain"), "float32")
+        assert found.status == "declined" and "'program_id' not found for platform cpu (nested, k" in found.detail
+    with Isolated(f"{path}:unable") as kernel:
+        assert verify_case(record, kernel, record.case("plain"), "float32").status == "raises"
 
 
 def test_an_interpreter_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,16 +103,20 @@ def test_hanging_crashing_raising_and_printing_are_a_line_each(few: None, file: 
         "peaked": "",
     }
     assert [outcomes[name]["status"] for name in ("tiny", "peaked")] == ["agrees", "agrees"]
+    assert outcomes["causal-tail"]["status"] == "not finished"
+    late = "1 of 6 cases did not end within 1 s (--timeout): 1 in float32 (causal-tail)"
+    assert late in json.loads(found.stdout)["not_run"]
     said, _, report = found.stderr.partition("against softmax attention")
     assert "to Python's output" in said and "to the output of C" in said and "to the output" not in report[:200]
-    assert 'raise KeyError("grouped")' in said  # its traceback
+    alone = CliRunner().invoke(cli, ["verify", "softmax", *arguments, "--case", "grouped"])
+    assert 'raise KeyError("grouped")' in alone.stderr  # its traceback
 
 
 def test_outputs_gradients_and_declared_roundings_come_back(file: Path) -> None:
     record = ra.mechanism("softmax")
     small = dataclasses.replace(record, cases=(record.case("grouped"),))
     with Isolated(f"{file}:Pair") as kernel:
-        assert kernel.roundings == ("SM.1",)
+        assert kernel.adapter.roundings == ("SM.1",) and kernel.adapter.device is None  # it names none
         report = verify(small, kernel, dtypes=["float64", "float32"], grad=True)
     assert [outcome.status for outcome in report.outcomes] == ["agrees", "agrees"]
     assert [v.tensor for v in report.outcomes[0].verdicts] == ["out", "lse", "d_q", "d_k", "d_v"]
@@ -122,12 +126,9 @@ def test_what_it_says_of_itself_comes_over_and_so_does_its_dropout(file: Path) -
     record = ra.mechanism("softmax")
     small = dataclasses.replace(record, cases=(record.case("dropout-half"), record.case("dropout-much")))
     with Isolated(f"{file}:Drawing") as kernel:
-        assert kernel.roundings == {"SM.3": "bfloat16"}
-        assert (kernel.slack, kernel.descale, kernel.result) == (
-            "unwritten",
-            "tensor",
-            "float16",
-        )
+        assert kernel.adapter.roundings == {"SM.3": "bfloat16"}
+        told = kernel.adapter
+        assert (told.slack, told.descale, told.result) == ("unwritten", "tensor", "float16")
         report = verify(small, kernel, dtypes=["float32"])
         assert "no generator" in kernel.said
     assert [outcome.status for outcome in report.outcomes] == ["agrees", "raises"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms.case_features import features
+from refattn.verify import locate, verify, verify_case
 from refattn.verify.diagnose.localise import in_words, place_in_words, which_cases, words
 from refattn.verify.outcome import Place
 
@@ -49,6 +51,7 @@ def test_rows_of_gradients_of_keys_are_keys() -> None:
     [
         (("causal", "mask-causal"), ("plain", "mask-full"), "the cases that fail are those with causal"),
         (("grouped",), ("plain", "causal"), "the cases that fail are those with grouped heads"),
+        (("grouped",), ("plain",), ""),
         (
             ("causal-tail", "causal-head"),
             ("causal", "unequal"),
@@ -95,3 +98,43 @@ def test_results_with_the_same_words_share_a_line() -> None:
     third = Place("d_q", (), "plain", (0, 1), (0,), (0,), (0,), 0.25)
     assert in_words((one, other, third)) == "out, lse: only batch 1; d_q: in 25 % of its elements (case plain)"
     assert place_in_words(Place("d_v", (), "plain", (0,), (0,), (0,), (0,), 1.0)) == "d_v: everywhere"
+
+
+def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    return ra.softmax.forward(q, k, v, **options)[0]
+
+
+def test_a_place_in_an_exact_case_is_counted_by_bits() -> None:
+    record = RECORD.changed(cases=(RECORD.case("exact"),), kernel_sizes=())
+    assert "out" in record.cases[0].exact
+
+    def moved(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        out = attention(q, k, v, **options)
+        out[:, 1:, -1] += np.spacing(out[:, 1:, -1])  # by a bit, in the last row
+        out[0, 1, -1, 0] += 1.0  # and by far in one number
+        return out
+
+    found = locate(record, verify(record, moved, dtypes=["float32"]))
+    assert found.suspects is not None
+    (place,) = found.suspects.places
+    shape = found.outcomes[0].seen[1].tensors["out"].shape  # type: ignore[index]
+    assert place.batches == (*range(shape[0]),) and place.columns == (*range(shape[3]),)
+
+
+def test_the_smallest_case_is_in_what_is_said_of_the_cases_that_fail() -> None:
+    names = ("plain", "causal", "tiny")
+    record = RECORD.changed(cases=tuple(RECORD.case(name) for name in names), kernel_sizes=())
+
+    def wrong(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return attention(q, k, v, **options) * (1.1 if k.shape[2] > 4 else 1.0)
+
+    report = verify(record, wrong, dtypes=["float32"])
+    found = locate(record, report).suspects
+    assert found is not None and "more than one batch" in found.which
+    small = record.case("tiny")
+    inputs = {name: dataclasses.replace(x, shape=(1, 1, 5, 4)) for name, x in small.inputs.items()}
+    case = dataclasses.replace(small, inputs=inputs)
+    least = verify_case(record, wrong, case, "float32")
+    assert least.status == "disagrees"
+    found = locate(record, dataclasses.replace(report, least=(case, least))).suspects
+    assert found is not None and "more than one batch" not in found.which

@@ -125,7 +125,7 @@ def test_the_report_says_it() -> None:
     found = given_by(returned("SM.total", 1.01)[1])
     text = tables.verified(found, FEW)
     assert "given SM.1, SM.3, SM.4, dSM.4, dSM.2: the first that does not follow from those before it is" in text
-    assert "what computes it from them:\n      SM.total  z_i = sum_j p_ij" in text
+    assert "what computes it from them:\n      SM.total  z_i = sum_j u_ij" in text
     data = json.loads(json.dumps(found.to_json(), allow_nan=False))["suspects"]
     assert data["departure"]["verdict"]["tensor"] == "SM.4"
     assert [line["id"] for line in data["between"]] == ["SM.total", "SM.4"]

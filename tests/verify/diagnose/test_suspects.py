@@ -124,6 +124,40 @@ def test_a_factor_that_is_in_no_bank_is_named(dtype: str) -> None:
     assert name == "scaled by" and float(factor) == pytest.approx(1.37, rel=5e-3 if dtype == "bfloat16" else 1e-3)
 
 
+def by_softcap(plain: float, capped: float) -> Callable[..., Any]:
+    """A kernel whose output has one factor with a soft-cap and another without."""
+
+    def attend(q: Any, k: Any, v: Any, *, softcap: Any = None, **options: Any) -> Any:
+        out, _ = ra.softmax.forward(q, k, v, softcap=softcap, **options)
+        return out * (plain if softcap is None else capped)
+
+    return attend
+
+
+def test_a_factor_that_depends_on_options_is_fitted_for_each_set_of_them() -> None:
+    suspects = located(by_softcap(1.25, 2.0), grad=False).suspects
+    assert suspects is not None
+    first = suspects.ranked[0]
+    # The sum of the weights divides the output.
+    assert {*first.kind.split(", ")} == {
+        "scaled by 0.8 with causal=True or with no option",
+        f"by 0.5 with softcap={RECORD.case('softcap').options['softcap']}",
+    }
+    assert first.ids[0] == "SM.total" and first.share <= 1.0
+    assert len(first.cases) == first.failing == len(CASES)
+
+
+def test_a_factor_over_different_options_that_explains_little_says_so() -> None:
+    def attend(q: Any, k: Any, v: Any, *, softcap: Any = None, **options: Any) -> Any:
+        longer = 0.7 * q if softcap is None else 2.0 * q
+        return by_softcap(1.25, 2.0)(longer, 1.5 * k, np.flip(v, 2), softcap=softcap, **options)
+
+    suspects = located(attend, grad=False).suspects
+    assert suspects is not None
+    scaled = [one for one in suspects.ranked if one.kind.startswith("scaled by")]
+    assert scaled and all(one.kind.endswith(", over cases with different options") for one in scaled)
+
+
 def test_equations_that_give_the_same_stand_together() -> None:
     suspects = located(Wrong("dSM.2", lambda x: x * 1.02)).suspects
     assert suspects is not None
@@ -203,8 +237,9 @@ def test_what_agrees_has_no_suspects_and_costs_nothing() -> None:
     assert agreed.to_json()["suspects"] is None
 
 
-def test_a_wrong_shape_alone_has_no_suspects() -> None:
-    found = located(lambda q, k, v, **options: ra.softmax.forward(q, k, v, **options)[0][..., :1], grad=False)
+@pytest.mark.parametrize("wrong", [lambda out: out[..., :1], lambda out: np.zeros(out.shape)], ids=["shape", "type"])
+def test_a_wrong_shape_or_type_alone_has_no_suspects(wrong: Callable[[Any], Any]) -> None:
+    found = located(lambda q, k, v, **options: wrong(ra.softmax.forward(q, k, v, **options)[0]), grad=False)
     assert found.suspects is None and found.exit_code == 1
 
 
@@ -278,11 +313,6 @@ def test_what_changes_nothing_in_the_failing_case_is_no_suspect() -> None:
     assert not [one.kind for one in suspects.ranked if any(word in one.kind for word in ("cap", "window", "offset"))]
 
 
-def test_a_wrong_type_asks_for_no_suspects() -> None:
-    found = located(lambda q, k, v, **options: np.zeros((*q.shape[:3], v.shape[3])), grad=False)
-    assert found.exit_code == 1 and found.suspects is None
-
-
 def test_everything_is_what_failed_in_every_type() -> None:
     def kernel(q: Any, k: Any, v: Any, *, causal: bool = False, softcap: float | None = None) -> Any:
         """In float16 the soft-cap is left out, too."""
@@ -309,3 +339,69 @@ def test_what_explains_little_is_not_listed() -> None:
     which = [text for word, text in diagnosis.lines(report, FEW) if word == "which"]
     assert len(which) == 1 and which[0].startswith("nothing known explains it; the place may be SM.")
     assert "; of 27 equations these can disturb it" in which[0]
+
+
+SQUARE = dataclasses.replace(RECORD, cases=(RECORD.case("faint"), RECORD.case("tile-97")))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        (lambda q, k, v, **_: q, ("which", "no attention is computed: the output is q: explains everything")),
+        (lambda q, k, v, **_: v, ("which", "no attention is computed: the output is v: explains everything")),
+        (lambda q, k, v, **how: ra.softmax.forward(q, v, k, **how)[0], ("which", "k and v exchanged")),
+        (lambda q, k, v, **how: ra.softmax.forward(k, q, v, **how)[0], ("which", "q and k exchanged")),
+        (
+            lambda q, k, v, **how: np.swapaxes(ra.softmax.forward(q, k, v, **how)[0], 1, 2),
+            ("how much", ": axes 1 and 2 are exchanged"),
+        ),
+        (
+            lambda q, k, v, **how: np.swapaxes(ra.softmax.forward(q, k, v, **how)[0], 1, 2).reshape(*q.shape[::2], -1),
+            ("how much", ": its heads are merged into the width"),
+        ),
+    ],
+)
+def test_a_kernel_that_computes_something_else_is_told_so(kernel: Any, said: tuple[str, str]) -> None:
+    two_heads = dataclasses.replace(RECORD, cases=(RECORD.case("grouped"),))
+    report = located(kernel, grad=False, record=two_heads if said[0] == "how much" else SQUARE)
+    word, text = said
+    assert text in dict(diagnosis.lines(report, RECORD))[word]
+
+
+def test_no_attention_is_told_first_and_no_convention_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refattn.verify.run.differing", lambda *given, **more: pytest.fail("conventions were probed"))
+    kernels: dict[str, Any] = {
+        "every output is 0": lambda q, k, v, **_: np.zeros((*q.shape[:3], v.shape[3]), q.dtype),
+        "every output is the same number": lambda q, k, v, **_: np.full((*q.shape[:3], v.shape[3]), 0.5, q.dtype),
+        "the output is k": lambda q, k, v, **_: k,
+    }
+    for words, attend in kernels.items():
+        report = located(attend, grad=False, record=SQUARE)
+        assert (report.suspects is None) == words.startswith("every")  # no equation explains them
+        answers = list(diagnosis.lines(report, SQUARE))
+        assert [word for word, _ in answers][:2] == ["what", "which"]
+        assert answers[1][1] == f"no attention is computed: {words}: explains everything"
+        assert not [text for word, text in answers if word in ("convention", "or", "precision")]
+        data = report.to_json()
+        assert data["no_attention"] == words and data["diagnosis"] == [list(pair) for pair in answers]
+
+
+def test_nan_from_finite_inputs_has_its_rows() -> None:
+    def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        out = ra.softmax.forward(q, k, v, **options)[0].copy()
+        out[:, :, 5:9, 1] = np.nan
+        return out
+
+    report = located(attend, grad=False, record=dataclasses.replace(RECORD, cases=(RECORD.case("plain"),)))
+    (text,) = [text for word, text in diagnosis.lines(report, RECORD) if word == "NaN"]
+    assert text.startswith("out is NaN in ") and "(rows 5 to 8), where inputs and the reference are finite" in text
+
+
+def test_an_option_that_is_ignored_is_named_once() -> None:
+    record = dataclasses.replace(RECORD, cases=tuple(RECORD.case(name) for name in ("causal", "causal-head")))
+    report = located(
+        lambda q, k, v, causal=False, **how: ra.softmax.forward(q, k, v, **how)[0], grad=False, record=record
+    )
+    lines = list(diagnosis.lines(report, RECORD))
+    assert ("which", "the causal mask is ignored: explains everything") in lines
+    assert not [text for word, text in lines if word == "or" and "ignored" in text]

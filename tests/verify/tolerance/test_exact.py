@@ -17,7 +17,7 @@ from refattn.golden.storage_types import round_to, spacing
 from refattn.mechanisms.case_builders import EVERY, SHORT
 from refattn.mechanisms.record import Case
 from refattn.verify.outcome import Truth
-from refattn.verify.report import tables
+from refattn.verify.report import sections
 from refattn.verify.run import verify
 from refattn.verify.selfcheck.samples import shrunk
 from refattn.verify.tolerance.budget import truth
@@ -124,4 +124,4 @@ def test_the_report_says_that_exact_numbers_differ() -> None:
     few = replace(SOFTMAX, cases=tuple(SOFTMAX.case(name) for name in ("plain", "ties", "exact", "exact-mean")))
     found = verify(few, attend, dtypes=["float32"])
     assert [outcome.case for outcome in found.outcomes if outcome.status == "disagrees"] == ["exact"]
-    assert "worst: exact numbers differ (float32 out, case exact)" in tables.closing(found)
+    assert "worst: exact numbers differ (float32 out, case exact)" in sections.closing(found)

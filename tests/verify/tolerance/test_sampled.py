@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -122,3 +124,19 @@ def test_a_mechanism_that_cannot_be_cut_refuses_what_its_definition_cannot_hold(
     with pytest.raises(sampled.TooLargeError, match="needs at most 16777216"):
         sampled.is_long(ra.mechanism("higher_order"), case)
     assert sampled.is_long(RECORD, case) and not sampled.is_long(replace(RECORD, parts=None), RECORD.case("plain"))
+
+
+def test_few_queries_over_many_keys_need_little_more_memory_than_the_keys() -> None:
+    """One query has few scores, while the definition would hold the keys of a group once for each of 16 heads."""
+    case = from_text(RECORD, "b=2,h=32,g=2,nq=1,nk=2100,d=64")
+    keys = 8 * math.prod(case.inputs["k"].shape)
+    assert sampled.is_long(RECORD, case)
+    tracemalloc.start()
+    try:
+        outcome = verify_case(
+            RECORD, lambda q, k, v: ra.softmax.forward(q, k, v, implementation="tiled")[0], case, "float32"
+        )
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert outcome.status == "agrees" and peak < 16 * keys < 8 * sampled.REPEATED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn import philox, tree
+from refattn import philox
 from refattn.args import Real, Whole, check, check_all, check_choice
 from refattn.mechanisms import projections
 from refattn.mechanisms.projections import fresh
@@ -141,7 +141,7 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     projected = fresh(config, "delta", seed=seed, like=like, layer=layer)
     xp, own = namespace(like), {}
     for name, shape in config.shapes().items():
-        if name in tree.flatten(Params(config, *projected)):
+        if name in projected:
             continue
         if name.startswith(("w_", "conv_")) and len(shape) == 2:
             bound = math.sqrt(3.0 / shape[0])
@@ -152,7 +152,7 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
             own[name] = xp.ones(shape, dtype=like.dtype, device=device(like))
         else:
             own[name] = _placed(_rates(config, name, shape, seed, layer), like)
-    return Params(config, *projected, **own)
+    return Params(config, **projected, **own)
 
 
 def _rates(config: Config, name: str, shape: tuple[int, ...], seed: int, layer: int) -> Array:

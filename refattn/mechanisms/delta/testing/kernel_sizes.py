@@ -6,9 +6,12 @@ along one axis at a time, so that they stay small.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from refattn.mechanisms.case_builders import EVERY
 from refattn.mechanisms.delta.testing.cases import RULES, case, uniform
+from refattn.mechanisms.delta.testing.meetings import MEETINGS
 from refattn.mechanisms.record import Case
 
 _LONG: dict[str, Any] = {"h": 1, "n": 130, "d": 8, "e": 4}
@@ -29,7 +32,28 @@ def _of(rule: str) -> tuple[Case, ...]:
     )
 
 
+def _cancelling(rule: str) -> Case:
+    """Return an exact case in which v - S k is 1/2048 of v: 4098 is no number of bfloat16 or float16, 4096 is.
+
+    The second key holds -4096, so that a query of both keys reads 4096, 0, 2 and 1. If a prediction of 4098 is rounded
+    before it is taken from v = 4096, the last one is 2.
+    """
+    keys, values, betas = (0, 1, 0, 0), (4096.0, -4096.0, 4128.0, 4096.0), (1.0, 1.0, 0.0625, 0.5)
+    both = (1.0, 1.0, *(0.0,) * 62)
+    given: dict[str, Any] = {
+        "q": (((both,) * 4,) * 2,),
+        "k": ((tuple(tuple(float(at == key) for at in range(64)) for key in keys),) * 2,),
+        "v": ((tuple((value,) * 64 for value in values),) * 2,),
+        "beta": ((betas,) * 2,),
+    }
+    purpose = "a prediction that cancels the value it is taken from, and must not be rounded before"
+    sizes: dict[str, Any] = {"h": 2, "n": 4, "d": 64, "e": 64}
+    found = case(f"cancels-{rule}", "exact", purpose, rule, **sizes, log_decay=uniform(0.0, 0.0), scale=1.0)
+    return replace(found, given=given, exact={"out": EVERY})
+
+
 KERNEL_SIZES = (
+    _cancelling("gated-delta"),
     *(
         case(f"chunks-{rule}", "long", "three chunks: what one leaves the next begins with", rule, **_LONG)
         for rule in ("linear", "gated-head", "gated-channel", "delta", "momentum")  # of others there are long ones
@@ -37,6 +61,21 @@ KERNEL_SIZES = (
     *(each for rule in RULES for each in _of(rule)),
     case("wide-128", "size", "a width of 128, two chunks", "kda", h=2, n=66, d=128, e=2),
     case("wide-values", "size", "values of 128, two chunks", h=1, n=66, d=2, e=128),
+    case("wide-256", "size", "a width of 256, two chunks", h=1, n=66, d=256, e=2, state=True),
+    case("square-64", "size", "keys and values of 64, two chunks", h=1, n=66, d=64, e=64, state=True),
+    case(
+        "square-128",
+        "size",
+        "keys and values of 128, a few tokens",
+        "kda",
+        h=2,
+        f=2,
+        g=2,
+        n=5,
+        d=128,
+        e=128,
+        state=True,
+    ),
     case(
         "long-weak",
         "long",
@@ -115,4 +154,5 @@ KERNEL_SIZES = (
         qk_norm=True,
         state=True,
     ),
+    *MEETINGS,
 )

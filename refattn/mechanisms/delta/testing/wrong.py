@@ -1,26 +1,40 @@
 """Plausible wrong readings of the recurrences: functions of the core's arguments that return (out, state).
 
-Those that change a step are written token by token; those that change an argument call the core. What stages of kernels
-get wrong, `stages` has.
+Those that change a step replace values of equations while the core runs; the others change an argument or an output.
+What stages of kernels get wrong, `stages` has.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
+from refattn import equations
 from refattn.mechanisms.delta import core
+from refattn.mechanisms.delta.dense import by_row
+from refattn.mechanisms.delta.options import GATES, hidden
 from refattn.mechanisms.delta.testing.stages import SIZES, STAGES, usual_eps
 from refattn.mechanisms.delta.testing.wrong_gradients import WRONG_GRADIENTS
-from refattn.mechanisms.wrong import Changed, conventions, gradients, if_given, of_scales, scale_of
-from refattn.ops.heads import group_heads, repeat_heads, ungroup_heads
+from refattn.mechanisms.wrong import (
+    Changed,
+    conventions,
+    gradients,
+    if_given,
+    of_scales,
+    other_gradients,
+    other_outputs,
+    scale_of,
+)
+from refattn.ops.heads import group_heads, repeat_heads
 from refattn.ops.unit_norm import unit
 from refattn.xp import Array, namespace, zeros
 
 Outputs = tuple[Array, Array]
 Reading = Callable[..., Outputs]
+Given = dict[str, Any]
 
 
 def _core(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
@@ -31,205 +45,153 @@ def _core(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
 # --- readings that change a step
 
 
-@dataclass(frozen=True)
-class _Token:
-    """What a token brings: k (b, g, d, 1), v (b, g, 1, e), and gates that broadcast to the state; 1 where absent."""
+class _Token(dict[str, Any]):
+    """The values of the equations of a token, by id, while the core runs token by token.
 
-    k: Array
-    v: Array
-    predicts: bool
-    beta: Any
-    a: Any
-    log_a: Any
-    mu: Any  # None without momentum
-    step: Any
-
-    def held(self, state: Array) -> Any:
-        """Return what a state holds for the key, 0 where nothing is predicted."""
-        return namespace(self.k).matrix_transpose(self.k) @ state if self.predicts else 0.0
-
-    def written(self, decayed: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
-        """Return the state and the momentum after an error was written."""
-        if self.mu is None:
-            return decayed + self.k * (self.beta * error), momentum
-        momentum = self.mu * momentum + self.k * (self.step * error)
-        return decayed + self.beta * momentum, momentum
-
-
-def _along(x: Array | None, n: int) -> Any:
-    if x is None:
-        return 1.0
-    return x[:, :, n, None, None] if len(x.shape) == 3 else x[:, :, n, :, None]
-
-
-Write = Callable[["_Token", Array, Any, Any], tuple[Array, Any]]
-"""Of a token, a decayed state, a momentum and an error: the next state and momentum."""
-
-
-def _step(
-    words: str,
-    *,
-    decay: Callable[[_Token, Array], Array] = lambda t, state: t.a * state,
-    asked: Callable[[Array, Array], Array] = lambda state, decayed: decayed,
-    error: Callable[[_Token, Any], Any] = lambda t, held: t.v - held,
-    write: Write = lambda t, *given: t.written(*given),
-    moving: Write | None = None,
-    read: Callable[[Array, Array, Array], Array] = lambda state, decayed, new: new,
-) -> Reading:
-    """Return the recurrence with another step, in words.
-
-    Of the decay of a state; which state is asked, of that before and after the decay; the error of a token, of what is
-    held for its key; how it is written, or written with a momentum alone; and which state is read: that before, the
-    decayed one or the new one.
+    Keys and values are rows, (b, g, 1, d) and (b, g, 1, e), states (b, g, d, e); what is padding holds 0.
     """
 
-    def step(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
-        decayed = decay(t, state)
-        wrote = write if t.mu is None or moving is None else moving
-        new, momentum = wrote(t, decayed, momentum, error(t, t.held(asked(state, decayed))))
-        return new, momentum, read(state, decayed, new)
+    def __init__(self, given: Given) -> None:
+        given, mask = {name: x for name, x in given.items() if x is not None}, given.get("key_mask")
+        shown = {n: hidden(x, mask) for n, x in given.items() if n in ("v", *GATES)} if mask is not None else {}
+        self.given = {**given, **shown}
+        self.n, self.moving = -1, "log_momentum" in given
+        self.firsts = [0, *accumulate(given.get("lengths", ()))]
 
-    reading = _stepwise(step)
-    reading.__doc__ = words
+    def next(self) -> None:
+        """Go to the next token: set the state and the momentum before it."""
+        self.n += 1
+        state, v = self.given.get("state"), self.given["v"]
+        if self.n not in self.firsts:
+            self.before, self.momentum = self["DELTA.4"], self.get("DELTA.momentum")
+        elif state is None:
+            self.before = self.momentum = zeros((v.shape[0], v.shape[1], self.given["k"].shape[3], v.shape[3]), v)
+        else:
+            # Of empty sequences and the one that begins behind them, the last.
+            number = len(self.firsts) - 1 - self.firsts[::-1].index(self.n)
+            start = state[number : number + 1, ...] if "lengths" in self.given else state
+            self.before, self.momentum = (start[:, :, 0, ...], start[:, :, 1, ...]) if self.moving else (start, None)
+
+    def gate(self, name: str) -> Any:
+        """Return a gate, to be multiplied with a state; 1 where it is absent."""
+        return by_row(self.given[name], self.n) if name in self.given else 1.0
+
+    @property
+    def decay(self) -> Any:
+        """a: what is kept of the state; 1 where no decay is given."""
+        return namespace(self.value).exp(self.gate("log_decay")) if "log_decay" in self.given else 1.0
+
+    @property
+    def mu(self) -> Array:
+        """What is kept of the momentum."""
+        return namespace(self.value).exp(self.gate("log_momentum"))
+
+    @property
+    def value(self) -> Array:
+        return self.given["v"][:, :, self.n : self.n + 1, :]
+
+    @property
+    def key(self) -> Array:
+        return repeat_heads(self["DELTA.unit_k"], self.given["v"].shape[1])[:, :, self.n : self.n + 1, :]
+
+    def write(self, row: Array) -> Array:
+        """Return what a row adds to the state."""
+        return namespace(row).matrix_transpose(self.key) * row
+
+    def read(self, state: Array) -> Array:
+        """Return what the query reads from a state."""
+        groups, queries = state.shape[1], self["DELTA.unit_q"]
+        queries = group_heads(repeat_heads(queries, max(queries.shape[1], groups)), groups)
+        return scale_of(self.given) * (queries[:, :, :, self.n, :] @ state)
+
+
+Changes = Mapping[str, Callable[[_Token], Array]]
+
+
+def _stepwise(changes: Changes, needed: str = "") -> Reading:
+    """Return the core with other values of some equations, by id: each a function of those of the token up to it.
+
+    Calls that do not give the `needed` gate are right.
+    """
+
+    def reading(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
+        if needed and options.get(needed) is None:
+            return _core(q, k, v, **options)
+        token = _Token({"q": q, "k": k, "v": v, **options})
+
+        def hook(id: str, name: str, value: Array) -> Array:
+            if id == "DELTA.1":
+                token.next()
+            token[id] = value
+            if id in changes:
+                token[id] = changes[id](token)
+            return token[id]
+
+        # A decay of 1 in place of none: DELTA.1 runs for every token.
+        decay = options.get("log_decay")
+        decay = zeros(v.shape[:3], v) if decay is None else decay
+        with equations.apply(hook):
+            return _core(q, k, v, **{**options, "log_decay": decay, "implementation": "recurrent"})
+
     return reading
 
 
-def _stepwise(step: Callable[[_Token, Array, Any], tuple[Array, Any, Array]]) -> Reading:
-    """Return the recurrence with another step: of a token, a state and a momentum, the next ones, and what is read."""
-
-    def reading(
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        qk_norm: bool = False,
-        norm_eps: float | None = None,
-        state: Array | None = None,
-        scale: Any = None,
-        key_mask: Array | None = None,
-        lengths: Any = None,
-        chunk: Any = None,
-        **gates: Array | None,
-    ) -> Outputs:
-        xp, (b, g, tokens, e) = namespace(q, k, v), v.shape
-        d, heads = q.shape[3], max(q.shape[1], g)
-        if key_mask is not None:
-            rows = key_mask[:, None, :]
-            k, v = (xp.where(rows[..., None], x, 0.0) for x in (k, v))
-            gates = {
-                name: None if x is None else xp.where(rows if len(x.shape) == 3 else rows[..., None], x, 0.0)
-                for name, x in gates.items()
-            }
-        if qk_norm:
-            eps = usual_eps() if norm_eps is None else norm_eps
-            q, k = unit(q, eps)[0], unit(k, eps)[0]
-        queries, keys = group_heads(repeat_heads(q, heads), g), repeat_heads(k, g)
-        factor = 1.0 / math.sqrt(d) if scale is None else scale
-        beta, log_a, log_mu = (gates.get(name) for name in ("beta", "log_decay", "log_momentum"))
-        moving = log_mu is not None
-        first, outs, ends = 0, [zeros((b, g, heads // g, 0, e), v)], []
-        for m, length in enumerate([tokens] if lengths is None else lengths):
-            start = None if state is None else state if lengths is None else state[m : m + 1, ...]
-            zero = zeros((b, g, d, e), v)
-            at = zero if start is None else start[:, :, 0, ...] if moving else start
-            momentum = None if not moving else zero if start is None else start[:, :, 1, ...]
-            for n in range(first, first + length):
-                log = _along(log_a, n)
-                token = _Token(
-                    xp.matrix_transpose(keys[:, :, n : n + 1, :]),
-                    v[:, :, n : n + 1, :],
-                    beta is not None,
-                    _along(beta, n),
-                    1.0 if log_a is None else xp.exp(log),
-                    None if log_a is None else log,
-                    None if log_mu is None else xp.exp(_along(log_mu, n)),
-                    _along(gates.get("step"), n),
-                )
-                at, momentum, read = step(token, at, momentum)
-                outs.append((factor * (queries[:, :, :, n, :] @ read))[:, :, :, None, :])
-            first += length
-            ends.append(at if momentum is None else xp.stack([at, momentum], axis=2))
-        return ungroup_heads(xp.concat(outs, axis=3)), xp.concat(ends, axis=0)
-
-    return reading
+def _logarithm(t: _Token) -> Array:
+    log = t.gate("log_decay")
+    return t["DELTA.1"] if isinstance(log, float) else namespace(log).where(log == -math.inf, 0.0, log) * t.before
 
 
-def _then_decay(t: _Token, state: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
-    state, momentum = t.written(state, momentum, error)
-    return t.a * state, momentum
+def _columns(t: _Token) -> Array:
+    a = t.decay
+    turns = t.before.shape[-2] == t.before.shape[-1] and not isinstance(a, float)
+    return (namespace(a).matrix_transpose(a) if turns else a) * t.before
 
 
-def _without_beta(t: _Token, decayed: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
-    return replace(t, beta=1.0).written(decayed, momentum, error)
+WHOLE: Changes = {
+    "DELTA.3": lambda t: t["DELTA.3"] if t.moving else t["DELTA.2"],
+    "DELTA.4": lambda t: t["DELTA.1"] + t["DELTA.momentum"] if t.moving else t["DELTA.4"],
+}
+"""What is written is not multiplied by beta."""
 
-
-def _logarithm(t: _Token, state: Array) -> Array:
-    return state if t.log_a is None else namespace(t.k).where(t.log_a == -math.inf, 0.0, t.log_a) * state
-
-
-def _columns(t: _Token, state: Array) -> Array:
-    turns = state.shape[-2] == state.shape[-1] and not isinstance(t.a, float)
-    return (namespace(t.k).matrix_transpose(t.a) if turns else t.a) * state
-
-
-def _nesterov(t: _Token, decayed: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
-    _, momentum = t.written(decayed, momentum, error)
-    return decayed + t.beta * (t.mu * momentum + t.k * (t.step * error)), momentum
-
-
-def _damped(t: _Token, decayed: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
-    momentum = t.mu * (momentum + t.k * (t.step * error))
-    return decayed + t.beta * momentum, momentum
-
-
-def _before(t: _Token, decayed: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
-    return decayed + t.beta * momentum, t.written(decayed, momentum, error)[1]
-
-
-def _step_on_state(t: _Token, decayed: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
-    momentum = t.mu * momentum + t.k * error
-    return decayed + t.beta * t.step * momentum, momentum
-
-
-def _negated(t: _Token, decayed: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
-    state, momentum = t.written(decayed, -momentum, error)
-    return state, -momentum
-
+_moving = partial(_stepwise, needed="log_momentum")
 
 STEPS: dict[str, Reading] = {
-    "write, then decay": _step(
-        "Predict, write, and let all of it decay.", decay=lambda t, state: state, write=_then_decay
+    "write, then decay": _stepwise({"DELTA.1": lambda t: t.before, "DELTA.4": lambda t: t.decay * t["DELTA.4"]}),
+    "prediction before the decay": _stepwise({"DELTA.predicted": lambda t: t.key @ t.before}),
+    "beta on the prediction alone": _stepwise(
+        {"DELTA.2": lambda t: t.value - t.gate("beta") * t["DELTA.predicted"], **WHOLE}
     ),
-    "prediction before the decay": _step("Ask the state that has not decayed yet.", asked=lambda state, decayed: state),
-    "beta on the prediction alone": _step(
-        "Write v - beta p.", error=lambda t, held: t.v - t.beta * held, write=_without_beta
+    "beta on the value alone": _stepwise(
+        {"DELTA.2": lambda t: t.gate("beta") * t.value - t["DELTA.predicted"], **WHOLE}
     ),
-    "beta on the value alone": _step(
-        "Write beta v - p.", error=lambda t, held: t.beta * t.v - held, write=_without_beta
+    "beta in the keys, read and written": _stepwise(
+        {"DELTA.2": lambda t: t.value - t.gate("beta") * t["DELTA.predicted"]}
     ),
-    "beta in the keys, read and written": _step(
-        "Predict with beta k, and write with beta k.", error=lambda t, held: t.v - t.beta * held
+    "read before the token": _stepwise({"DELTA.5": lambda t: t.read(t.before)}),
+    "read before the write": _stepwise({"DELTA.5": lambda t: t.read(t["DELTA.1"])}),
+    "error of the other sign": _stepwise({"DELTA.2": lambda t: -t["DELTA.2"]}),
+    "gate not exponentiated": _stepwise({"DELTA.1": _logarithm}),
+    "decay on the axis of values": _stepwise({"DELTA.1": _columns}),  # where the state is square
+    "momentum of Nesterov": _moving(
+        {"DELTA.4": lambda t: t["DELTA.1"] + t.gate("beta") * (t.mu * t["DELTA.momentum"] + t.write(t["DELTA.3"]))}
     ),
-    "read before the token": _step("Read the state of the token before.", read=lambda state, decayed, new: state),
-    "read before the write": _step("Read after the decay, before the write.", read=lambda state, decayed, new: decayed),
-    "error of the other sign": _step("Write p - v.", error=lambda t, held: held - t.v if t.predicts else t.v),
-    "gate not exponentiated": _step("Multiply by the logarithm of the decay.", decay=_logarithm),
-    "decay on the axis of values": _step(
-        "Let columns of the state decay, where it has as many as rows.", decay=_columns
+    "momentum damps the new write": _moving({"DELTA.momentum": lambda t: t.mu * (t.momentum + t.write(t["DELTA.3"]))}),
+    "momentum of the token before": _moving({"DELTA.4": lambda t: t["DELTA.1"] + t.gate("beta") * t.momentum}),
+    "momentum as an average": _moving(
+        {"DELTA.momentum": lambda t: t.mu * t.momentum + t.write((1.0 - t.mu) * t["DELTA.3"])}
     ),
-    "momentum of Nesterov": _step("Write mu M_n + k u^T.", moving=_nesterov),
-    "momentum damps the new write": _step(
-        "Let the write of the token itself be damped, too: M = mu (M + k u^T).", moving=_damped
+    "step on the state": _moving(
+        {
+            "DELTA.momentum": lambda t: t.mu * t.momentum + t.write(t["DELTA.2"]),
+            "DELTA.4": lambda t: t["DELTA.1"] + t.gate("beta") * t.gate("step") * t["DELTA.momentum"],
+        }
     ),
-    "momentum of the token before": _step("Write the momentum of the token before.", moving=_before),
-    "momentum as an average": _step(
-        "Weigh what is new by 1 - mu.", moving=lambda t, decayed, m, error: t.written(decayed, m, (1.0 - t.mu) * error)
-    ),
-    "step on the state": _step(
-        "Let the step scale the write to the state, not the error that enters the momentum.", moving=_step_on_state
-    ),
-    "momentum of the other sign": _step(
-        "Take the momentum that comes in for that of the gradient, and give that: -M.", moving=_negated
+    # That of the gradient, -M, comes in and goes out.
+    "momentum of the other sign": _moving(
+        {
+            "DELTA.momentum": lambda t: t.mu * t.momentum - t.write(t["DELTA.3"]),
+            "DELTA.4": lambda t: t["DELTA.1"] - t.gate("beta") * t["DELTA.momentum"],
+        }
     ),
 }
 
@@ -237,23 +199,21 @@ STEPS: dict[str, Reading] = {
 # --- readings that change an argument
 
 
-def scale_on_keys(q: Array, k: Array, v: Array, *, scale: Any = None, qk_norm: bool = False, **options: Any) -> Outputs:
+def _scaled_keys(given: Given) -> Given:
     """Scale keys as well, those that are normalised too."""
-    eps = options.pop("norm_eps", usual_eps())
-    q, k = (unit(q, eps)[0], unit(k, eps)[0]) if qk_norm else (q, k)
-    return _core(q, k * scale_of({"q": q, "scale": scale}), v, scale=scale, **options)
+    normal = _normalised(given, "qk", lambda x, eps: unit(x, eps)[0])
+    return {**normal, "k": {**given, **normal}["k"] * scale_of(given)}
 
 
-def _normalised(which: str, by: Callable[[Array, float], Array]) -> Reading:
-    """Return the core with queries, keys or both normalised in another way, where they are."""
+def _normalised(given: Given, names: str, by: Callable[[Array, float], Array]) -> Given:
+    """Return queries, keys or both normalised in another way, where they are."""
+    if not given.get("qk_norm"):
+        return {}
+    return {"qk_norm": False, **{name: by(given[name], given.get("norm_eps", usual_eps())) for name in names}}
 
-    def reading(q: Array, k: Array, v: Array, *, qk_norm: bool = False, **options: Any) -> Outputs:
-        if not qk_norm:
-            return _core(q, k, v, **options)
-        eps = options.pop("norm_eps", usual_eps())
-        return _core(by(q, eps) if "q" in which else q, by(k, eps) if "k" in which else k, v, **options)
 
-    return reading
+def _with_norm(names: str, by: Callable[[Array, float], Array]) -> Changed:
+    return Changed(_core, lambda given: _normalised(given, names, by))
 
 
 def _at_least(x: Array, eps: float) -> Array:
@@ -269,9 +229,9 @@ def _of_the_mean(x: Array, eps: float) -> Array:
     return x / xp.sqrt(xp.vecdot(x, x)[..., None] + eps * x.shape[-1])
 
 
-def _changed(words: str, name: str, change: Callable[[Array], Array | None]) -> Reading:
+def _changed(name: str, change: Callable[[Array], Array | None]) -> Reading:
     """Return the core with another array, where it is given."""
-    return if_given(_core, words, name, lambda given: {name: change(given[name])})
+    return if_given(_core, name, lambda given: {name: change(given[name])})
 
 
 def _transposed(state: Array) -> Array:
@@ -296,12 +256,6 @@ def _unseen(*names: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return change
 
 
-def state_turned_out(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
-    """Give the state as (value, key), where that fits."""
-    out, last = _core(q, k, v, **options)
-    return out, _transposed(last)
-
-
 def _tiled(x: Array, heads: int) -> Array:
     """Return heads 0, 1, ..., 0, 1, ... in place of 0, 0, ..., 1, 1, ..."""
     return x if x.shape[1] == 0 else namespace(x).concat([x] * (heads // x.shape[1]), axis=1)
@@ -324,35 +278,29 @@ def queries_tiled(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
 READINGS: dict[str, Reading] = {
     **STEPS,
     **of_scales(_core),
-    "scale on keys too": scale_on_keys,
-    "norm_eps as the least norm": _normalised("qk", _at_least),
-    "norm_eps on the mean": _normalised("qk", _of_the_mean),
-    "queries alone normalised": _normalised("q", lambda x, eps: unit(x, eps)[0]),
-    "keys alone normalised": _normalised("k", lambda x, eps: unit(x, eps)[0]),
-    "gate to base 2": _changed("Take the gate for a power of 2.", "log_decay", lambda x: x * math.log(2.0)),
-    "gate one token late": _changed("Decay by the gate of the token before.", "log_decay", lambda x: _late(x, 0)),
-    "first token does not decay": _changed("Keep the first state whole.", "log_decay", lambda x: _late(x, 1)),
-    "beta through a sigmoid again": _changed(
-        "Take beta for what a sigmoid is still to be taken of.", "beta", lambda x: 1.0 / (1.0 + namespace(x).exp(-x))
-    ),
-    "half of beta": _changed("Write half.", "beta", lambda x: 0.5 * x),
-    "state in ignored": _changed("Begin with 0.", "state", lambda x: None),
-    "state in transposed": _changed(
-        "Take the state that comes in as (value, key), where that fits.", "state", _transposed
-    ),
-    "state out transposed": state_turned_out,
+    "scale on keys too": Changed(_core, _scaled_keys),
+    "norm_eps as the least norm": _with_norm("qk", _at_least),
+    "norm_eps on the mean": _with_norm("qk", _of_the_mean),
+    "queries alone normalised": _with_norm("q", lambda x, eps: unit(x, eps)[0]),
+    "keys alone normalised": _with_norm("k", lambda x, eps: unit(x, eps)[0]),
+    "gate to base 2": _changed("log_decay", lambda x: x * math.log(2.0)),
+    "gate one token late": _changed("log_decay", lambda x: _late(x, 0)),
+    "first token does not decay": _changed("log_decay", lambda x: _late(x, 1)),
+    "beta through a sigmoid again": _changed("beta", lambda x: 1.0 / (1.0 + namespace(x).exp(-x))),
+    "half of beta": _changed("beta", lambda x: 0.5 * x),
+    "state in ignored": _changed("state", lambda x: None),
+    # States as (value, key), where that fits.
+    "state in transposed": _changed("state", _transposed),
+    "state out transposed": other_outputs(_core, lambda right, given: (right[0], _transposed(right[1]))),
     "queries tiled": queries_tiled,
-    "keys tiled": Changed(
-        _core, "Give state head x key head x mod f.", lambda given: {"k": _tiled(given["k"], given["v"].shape[1])}
-    ),
-    "mask of values alone": Changed(_core, "Let padding have values of 0, and do all else.", _unseen("v")),
-    "masked tokens decay": Changed(
-        _core, "Write nothing for padding, and let the state decay there.", _unseen("v", "k")
-    ),
+    # State head x has key head x mod f.
+    "keys tiled": Changed(_core, lambda given: {"k": _tiled(given["k"], given["v"].shape[1])}),
+    "mask of values alone": Changed(_core, _unseen("v")),
+    "masked tokens decay": Changed(_core, _unseen("v", "k")),
 }
 
 WRONG = {
     **conventions(READINGS, ("state",)),
     **conventions(STAGES, ("state",), SIZES),
-    **gradients(WRONG_GRADIENTS),
+    **gradients({name: other_gradients(core, change) for name, change in WRONG_GRADIENTS.items()}),
 }

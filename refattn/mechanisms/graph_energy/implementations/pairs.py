@@ -1,13 +1,26 @@
-"""Every difference of two scores at once, as in the definition: the sums over pairs that other ways of stepping take.
+"""Every difference of two scores, at once or a few rows at a time: sums over pairs, and how other ways look.
 
 They read the links w (b, h, i, j), where a node exists in some channels only, visible (b, h, j, c), 1 or 0, and a state
-x (b, h, j, c).
+x (b, h, j, c). In tiles memory is linear in the number of tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
 from refattn.mechanisms.graph_energy.forces import Coupling
 from refattn.xp import Array, namespace
+
+
+@dataclass(frozen=True)
+class OverPairs:
+    """How an implementation sums over pairs: c of scores x, its gradients, and c with what these may read again."""
+
+    couple_forward: Callable[..., Array]
+    couple_backward: Callable[..., tuple[Array, Any]]
+    couple_keeping: Callable[..., tuple[Array, Any]] | None = None
 
 
 def couple_forward(coupling: Coupling, links: Array, visible: Array | None, x: Array) -> Array:
@@ -53,3 +66,39 @@ def between(x: Array, rows: slice = slice(None)) -> Array:  # noqa: B008 (a slic
 
 def _both(visible: Array, rows: slice) -> Array:
     return visible[:, :, None, :, :] * visible[:, :, rows, None, :]
+
+
+ELEMENTS = 2**16
+"""Differences of one head that a tile has at most, unless a single row has more."""
+
+
+def tiled_forward(coupling: Coupling, links: Array, visible: Array | None, x: Array) -> Array:
+    """Return c_ic = m_ic sum_j w_ij m_jc g(x_jc - x_ic) as (b, h, i, c)."""
+    parts = [rows_forward(coupling, links[:, :, rows, :], visible, rows, x) for rows in _tiles(x)]
+    return namespace(x).concat(parts, axis=2)
+
+
+def tiled_backward(
+    coupling: Coupling, links: Array, visible: Array | None, d_coupled: Array, x: Array
+) -> tuple[Array, Array]:
+    """Return the gradients of x and of the links, for a given gradient of c."""
+    xp = namespace(x)
+    gained, own, edges = None, [], []
+    for rows in _tiles(x):
+        toward, lost, d_links = rows_backward(
+            coupling, links[:, :, rows, :], visible, rows, d_coupled[:, :, rows, :], x
+        )
+        gained = toward if gained is None else gained + toward
+        own.append(lost)
+        edges.append(d_links)
+    return gained - xp.concat(own, axis=2), xp.concat(edges, axis=2)
+
+
+def _tiles(x: Array) -> Iterator[slice]:
+    n, channels = x.shape[2:]
+    rows = max(1, ELEMENTS // max(n * channels, 1))
+    return (slice(first, min(first + rows, n)) for first in range(0, max(n, 1), rows))
+
+
+DENSE = OverPairs(couple_forward, couple_backward)
+TILED = OverPairs(tiled_forward, tiled_backward)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from refattn.mechanisms.graph_energy.forces import Coupling, Terms
+from refattn.mechanisms.graph_energy.implementations.pairs import OverPairs
 from refattn.mechanisms.record import Unsupported
 from refattn.xp import Array, namespace, product
 
@@ -94,3 +95,6 @@ def terms_of(coupling: Coupling, x: Array) -> Terms:
 def seen(visible: Array | None, x: Array) -> Array:
     """Return m x."""
     return x if visible is None else visible * x
+
+
+PRODUCTS = OverPairs(couple_forward, couple_backward, couple_keeping)

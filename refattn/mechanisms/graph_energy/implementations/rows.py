@@ -3,7 +3,7 @@
 The flow reads the edges alone. In state "feature" its end is the output, and no score is computed: such a call is
 linear in the edges in time, too. In state "token" a query attends all tokens, as everywhere: its rows of scores, of
 attention and of the readout are made, read and forgotten, and the backward makes them again. State "query", whose
-scores are as many as pairs, and a bias, which is as large, are computed at once.
+matches are as many as pairs, and a bias, which is as large, are computed at once.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from types import ModuleType
 
 from refattn import equations
-from refattn.mechanisms.graph_energy import dense
-from refattn.mechanisms.graph_energy.dense import Readout, Saved, flow_backward, flow_forward
+from refattn.mechanisms.graph_energy import general
+from refattn.mechanisms.graph_energy.general import Readout, Saved, flow_backward, flow_forward
+from refattn.mechanisms.graph_energy.implementations.pairs import OverPairs
 from refattn.mechanisms.graph_energy.options.call import Options, tau_of
 from refattn.mechanisms.graph_energy.system import Graph
 from refattn.ops.heads import repeat_heads, sum_heads
@@ -34,7 +34,7 @@ def fits(options: Options) -> bool:
 
 
 def forward(
-    q: Array, k: Array, v: Array, *, allowed: None, options: Options, implementation: ModuleType
+    q: Array, k: Array, v: Array, *, allowed: None, options: Options, implementation: OverPairs
 ) -> tuple[Array, Saved]:
     """Return the output and what `backward` reads; `implementation` sums over the edges."""
     xp, heads = namespace(q), q.shape[1]
@@ -50,7 +50,7 @@ def forward(
     x, flow = flow_forward(graph, tau, implementation)
     whole = Readout(options, tau, None, v, x, x)
     if not options.state.weighs:
-        out, whole = equations.active(dense).readout_forward(x, None, None, v, allowed=None, options=options, tau=tau)
+        out, whole = equations.active(general).readout_forward(x, None, None, v, allowed=None, options=options, tau=tau)
         return out, Saved(graph, flow, whole)
     outs, filled = [], []
     for rows in _tiles(q):
@@ -62,7 +62,7 @@ def forward(
 
 def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Array]:
     """Return the gradients that the definition returns."""
-    page, graph, known = equations.active(dense), saved.graph, saved.readout
+    page, graph, known = equations.active(general), saved.graph, saved.readout
     options, q, k, scale = graph.options, graph.q, graph.k, graph.options.scale
     xp, heads = namespace(d_out), q.shape[1]
     d_q, d_k = zeros(q.shape, q), zeros((*q.shape[:2], *k.shape[2:]), k)
@@ -76,7 +76,7 @@ def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Arra
             _, readout, attention = _row(graph, known, rows)
             d_part, d_scores, d_attention, d_values, d_tau = page.readout_backward(readout, d_out[:, :, rows, :], None)
             d_x, d_v, tau_terms = plus(d_x, d_part), plus(d_v, d_values), tau_terms + d_tau
-            # forward: scores = q @ k_heads^T * scale; attention = softmax(scores)
+            # forward: matches = q @ k_heads^T * scale; attention = softmax(matches)
             if d_attention is not None:
                 d_scores = d_scores + softmax_backward(attention, d_attention)
             every.append(product(d_scores, k_heads))
@@ -99,14 +99,14 @@ def _row(graph: Graph, whole: Readout, rows: slice) -> tuple[Array, Readout, Arr
     """Return the output of some tokens, what the backward of their readout reads, and their attention."""
     options, q, k = graph.options, graph.q, graph.k
     xp, n = namespace(q), k.shape[2]
-    scores = product(q[:, :, rows, :], xp.matrix_transpose(repeat_heads(k, q.shape[1]))) * options.scale
+    matches = product(q[:, :, rows, :], xp.matrix_transpose(repeat_heads(k, q.shape[1]))) * options.scale
     allowed = allowed_in_tile(None, 0 if options.causal else None, (rows.start, rows.stop), (0, n), q)
     if allowed is not None:
-        allowed = xp.broadcast_to(allowed, scores.shape)
-        scores = xp.where(allowed, scores, -math.inf)
-    attention, page = softmax_forward(scores), equations.active(dense)
+        allowed = xp.broadcast_to(allowed, matches.shape)
+        matches = xp.where(allowed, matches, -math.inf)
+    attention, page = softmax_forward(matches), equations.active(general)
     more = {"allowed": allowed, "options": options, "tau": whole.tau}
-    return *page.readout_forward(whole.x, scores, attention, whole.v, **more), attention
+    return *page.readout_forward(whole.x, matches, attention, whole.v, **more), attention
 
 
 def _tiles(q: Array) -> Iterator[slice]:

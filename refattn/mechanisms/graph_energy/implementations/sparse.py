@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from refattn.args import check, check_arrays, check_floating, check_whole
 from refattn.mechanisms.graph_energy.forces import Coupling
+from refattn.mechanisms.graph_energy.implementations.pairs import OverPairs
 from refattn.mechanisms.graph_energy.implementations.products import seen
 from refattn.xp import (
     Array,
@@ -230,3 +231,6 @@ def _spread(flat: Array, like: Array) -> Array:
     """Return (n, b*h*c) as (b, h, n, c)."""
     xp, (b, h, n, c) = namespace(flat), like.shape
     return xp.permute_dims(xp.reshape(flat, (n, b, h, c)), (1, 2, 0, 3))
+
+
+SPARSE = OverPairs(couple_forward, couple_backward)

@@ -15,7 +15,7 @@ Adjoints, for given dx'::
     [dGE.keys]  dk = dk of the core + dl u
     [dGE.x]  dx = dq w_q^T + dk w_k^T + dv w_v^T + dx'      the parts for k and v go to the memory where there is one
 
-with dq, dk and dv of the core, and those of numbers there and in `.learned`, which says what u, dl and the numbers are.
+with dq, dk and dv of the core, and those of numbers there and in `.numbers`, which says what u, dl and the numbers are.
 The gradients of weights and biases are those of the affine map. Where the configuration has a regulariser R and the
 call belongs to training, these are the gradients of the loss plus strength times R.
 
@@ -33,10 +33,12 @@ from refattn.args import check_mask
 from refattn.mechanisms import projections
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.graph_energy import core
-from refattn.mechanisms.graph_energy.layer import hierarchy, learned
+from refattn.mechanisms.graph_energy.layer import hierarchy, numbers
 from refattn.mechanisms.graph_energy.layer.config import Config, Params, core_options, init
 from refattn.mechanisms.graph_energy.layer.regularisers import added
+from refattn.mechanisms.graph_energy.options.call import tau_of
 from refattn.mechanisms.graph_energy.options.state import Start
+from refattn.mechanisms.graph_energy.options.threshold import Proximal
 from refattn.mechanisms.projections import (
     State,
     check_memory,
@@ -46,10 +48,11 @@ from refattn.mechanisms.projections import (
     padding,
     tokens_backward,
 )
+from refattn.ops.activations import soft_threshold
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_forward
 from refattn.ops.sums import sum_of
-from refattn.xp import Array
+from refattn.xp import Array, sum_wide
 
 __all__ = ["Config", "Params", "Saved", "State", "init"]
 
@@ -74,7 +77,7 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
     queries, keys, values = project(params, x, y)  # (b, h, i, d), (b, g, j, d), (b, g, j, e)
     if context.positions is not None and config.classes is None:
         raise ValueError("context.positions was given to a block without classes, needs None")
-    own = equations.active(learned)
+    own = equations.active(numbers)
     chosen = own.numbers(params, context)
     begin = Start(at=own.starts(params, keys), jitter=own.jitter_of(config, context))
     way = core if config.levels is None else equations.active(hierarchy)
@@ -104,7 +107,7 @@ def project(params: Params, x: Array, y: Array) -> tuple[Array, Array, Array]:
 
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     """Return (d_state, d_params, d_context); the context's gradient has "memory" where there is one."""
-    config, own = params.config, equations.active(learned)
+    config, own = params.config, equations.active(numbers)
     # forward: out = joined @ w_o + b_o
     d_joined, of_output = output_backward(params, saved, d_state)  # (b, i, h*e) [dGE.merged]
     # forward: joined = merge_heads(attended)
@@ -137,3 +140,25 @@ def mask_of(context: Context, shape: tuple[int, int, int, int]) -> Array | None:
     if context.memory is None:
         seen = tokens[:, None, :, None] & seen  # (b, 1, i, j)
     return seen if mask is None else mask & seen
+
+
+def force(saved: Saved) -> tuple[Array, int]:
+    """Return the sum over batch and heads of the squared norm of the rate after the last step, and how many there are.
+
+    With a threshold after every step the rate is that of such a step: 0 where neither the flow nor the threshold moves
+    a score. Those of several levels of tokens are added. Where the graph has an energy, the rate of the scores is minus
+    its gradient.
+    """
+    options = saved.core.options
+    h = options.step
+    if isinstance(saved.core, hierarchy.Saved):
+        ends = [(stage.scores, stage.rate, tau_of(options, None, stage.scores)) for stage in saved.core.stages]
+    else:
+        x = saved.core.scores
+        ends = [(x, saved.core.system.rate(x), saved.core.inner.flow.tau)]
+    squares: list[Array] = []
+    for x, rate, tau in ends:
+        if isinstance(options.threshold, Proximal):
+            rate = (soft_threshold(x + h * rate, h * tau, signed=bool(options.threshold.signed)) - x) / h
+        squares.append(sum_wide(rate * rate))
+    return sum_of(*squares), x.shape[0] * x.shape[1]

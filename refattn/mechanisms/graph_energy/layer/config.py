@@ -18,8 +18,9 @@ from refattn.mechanisms.graph_energy.layer.regularisers import NAMES, OF_SCORES
 from refattn.mechanisms.graph_energy.options import FAMILIES
 from refattn.mechanisms.graph_energy.options.integrator import Integrator
 from refattn.mechanisms.graph_energy.options.links import CausalMirror, Given, Links, Mean
-from refattn.mechanisms.graph_energy.options.state import STATES
+from refattn.mechanisms.graph_energy.options.state import STATES, Start
 from refattn.mechanisms.graph_energy.options.threshold import Hard, Threshold
+from refattn.mechanisms.option_kinds import Forbidden, refuse
 from refattn.mechanisms.projections import check_sizes, fresh
 from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, device, namespace, zeros
@@ -90,59 +91,18 @@ class Config(projections.Config):
         check_whole("stride", self.stride, 2)
         for name in ("learn_step", "learn_tau"):
             check(name, getattr(self, name), bool)
-        check_choice("state", self.state, STATES)
-        for name in ("coupling", "intrinsic"):
-            self.chosen(name)
-        if self.threshold is None:
-            raise TypeError("threshold: got None, needs the name of one, or a Threshold")
-        for name, value in (("tau", self.chosen("threshold").tau), ("step", self.step), ("scale", self.scale)):
-            if value is not None:
-                check_number(name, value, positive=name == "step")
-        for name in ("integrator", "graph"):
-            self.chosen(name)
-        if self.integrator is None:
-            raise TypeError("integrator: got None, needs the name of one, or an Integrator")
         if self.graph is not None and (not isinstance(self.links, Links) or isinstance(self.links, Given)):
             raise TypeError(f"graph: got {type(self.graph).__name__}, needs the links of a block: a name, or a Links")
-        if self.classes is not None and not self.has_mu:
-            raise ValueError(f'classes: got {self.classes} with intrinsic="{self.intrinsic}", which has no mu')
-        if self.step is None and not self.learn_step:
-            own = {
-                "classes": self.classes is not None,
-                f"coupling={_named(self.coupling)}": self.coupling is not None
-                and self.chosen("coupling") not in SLOPES_BELOW_1,
-                f"intrinsic={_named(self.intrinsic)}": self.intrinsic not in ("anchor", "none"),
-            }
-            _refuse("step: got None with {}, needs a number, or learn_step", own)
-        if self.step is None and isinstance(self.links, (Mean, CausalMirror)):
-            raise ValueError(f"step: got None with graph={self.graph!r}, whose degrees have no bound; {_NEEDS}")
+        kinds = (self.state, self.coupling, self.intrinsic, self.integrator, self.threshold, self.graph)
+        core.kinds_of(False, *kinds, Start(at=0.0 if self.probes else None))
+        for name, value in (("tau", self.tau), ("step", self.step), ("scale", self.scale)):
+            if value is not None:
+                check_number(name, value, positive=name == "step")
         for name in ("strength", "jitter"):
             check_number(name, getattr(self, name))
         if self.regulariser is not None:
             check_choice("regulariser", self.regulariser, NAMES)
-            if self.regulariser in ("entropy", "gini") and self.state == "feature":
-                raise ValueError(f'regulariser: got "{self.regulariser}" with state="feature", which has no weights')
-        if self.learn_tau and isinstance(self.chosen("threshold"), Hard):
-            raise ValueError('learn_tau: got True with threshold="hard", whose tau has no gradient; needs another kind')
-        if self.learn_tau and not self.first_tau > 0.0:
-            tau = self.chosen("threshold").tau
-            raise ValueError(f'tau: got {tau} with learn_tau and state="{self.state}", needs a number above 0')
-        self._check_levels()
-
-    def _check_levels(self) -> None:
-        """Raise where levels are asked for together with what they do not have."""
-        if self.levels is None:
-            for name in ("window", "stride"):
-                if (value := getattr(self, name)) != LEVELS[name]:
-                    raise ValueError(f"{name}: got {value} without levels, needs levels, such as 3")
-            return
-        others = {
-            f'state="{self.state}"': self.state not in ("token", "prefix"),
-            f"graph={self.graph!r}": self.over_keys,
-            f"jitter={self.jitter}": self.jitter != 0.0,
-            f'regulariser="{self.regulariser}"': self.regulariser not in (None, *OF_SCORES),
-        }
-        _refuse(f"levels: got {self.levels} with {{}}, which levels do not have; needs None", others)
+        refuse(FORBIDDEN, self)
 
     def chosen(self, option: str) -> Any:
         """Return the object of an option that is one of several kinds, or None."""
@@ -153,6 +113,21 @@ class Config(projections.Config):
     def links(self) -> Any:
         """The links of the graph, or None, as the core chooses."""
         return self.chosen("graph")
+
+    @property
+    def follows(self) -> bool:
+        """Whether the step follows the strengths: 1 / L."""
+        return self.step is None and not self.learn_step
+
+    @property
+    def coupling_name(self) -> str:
+        """What a message calls the coupling."""
+        return named(self.coupling)
+
+    @property
+    def intrinsic_name(self) -> str:
+        """What a message calls the intrinsic force."""
+        return named(self.intrinsic)
 
     @property
     def over_keys(self) -> bool:
@@ -181,10 +156,15 @@ class Config(projections.Config):
         return self.chosen("intrinsic") != "none"
 
     @property
+    def tau(self) -> float | None:
+        """The tau of the threshold; None where the state says what it is."""
+        tau: float | None = self.chosen("threshold").tau
+        return tau
+
+    @property
     def first_tau(self) -> float:
         """Where a threshold that is learned starts; 0 where there is none."""
-        tau: float | None = self.chosen("threshold").tau
-        return tau if tau is not None else 0.4 if self.state in ("token", "prefix") else 0.0
+        return self.tau if self.tau is not None else 0.4 if self.state in ("token", "prefix") else 0.0
 
     @property
     def first_step(self) -> float:
@@ -213,16 +193,70 @@ class Config(projections.Config):
         return found
 
 
-def _named(force: Any) -> str:
+def named(force: Any) -> str:
     """Return what a message calls a coupling or an intrinsic force."""
     return repr(force.name if isinstance(force, (Coupling, Intrinsic)) else force)
 
 
-def _refuse(message: str, reasons: Mapping[str, bool]) -> None:
-    """Raise for the first reason that there is."""
-    for name, there in reasons.items():
-        if there:
-            raise ValueError(message.format(name))
+FORBIDDEN: Forbidden = (
+    (
+        lambda c: c.classes is not None and not c.has_mu,
+        'classes: got {c.classes} with intrinsic="{c.intrinsic}", which has no mu',
+    ),
+    (
+        lambda c: c.follows and c.classes is not None,
+        "step: got None with classes, needs a number, or learn_step",
+    ),
+    (
+        lambda c: c.follows and c.coupling is not None and c.chosen("coupling") not in SLOPES_BELOW_1,
+        "step: got None with coupling={c.coupling_name}, needs a number, or learn_step",
+    ),
+    (
+        lambda c: c.follows and c.intrinsic not in ("anchor", "none"),
+        "step: got None with intrinsic={c.intrinsic_name}, needs a number, or learn_step",
+    ),
+    (
+        lambda c: c.step is None and isinstance(c.links, (Mean, CausalMirror)),
+        f"step: got None with graph={{c.graph!r}}, whose degrees have no bound; {_NEEDS}",
+    ),
+    (
+        lambda c: c.regulariser in ("entropy", "gini") and c.state == "feature",
+        'regulariser: got "{c.regulariser}" with state="feature", which has no weights',
+    ),
+    (
+        lambda c: c.learn_tau and isinstance(c.chosen("threshold"), Hard),
+        'learn_tau: got True with threshold="hard", whose tau has no gradient; needs another kind',
+    ),
+    (
+        lambda c: c.learn_tau and not c.first_tau > 0.0,
+        'tau: got {c.tau} with learn_tau and state="{c.state}", needs a number above 0',
+    ),
+    (
+        lambda c: c.levels is None and c.window != LEVELS["window"],
+        "window: got {c.window} without levels, needs levels, such as 3",
+    ),
+    (
+        lambda c: c.levels is None and c.stride != LEVELS["stride"],
+        "stride: got {c.stride} without levels, needs levels, such as 3",
+    ),
+    (
+        lambda c: c.levels is not None and c.state not in ("token", "prefix"),
+        'levels: got {c.levels} with state="{c.state}", which levels do not have; needs None',
+    ),
+    (
+        lambda c: c.levels is not None and c.over_keys,
+        "levels: got {c.levels} with graph={c.graph!r}, which levels do not have; needs None",
+    ),
+    (
+        lambda c: c.levels is not None and c.jitter != 0.0,
+        "levels: got {c.levels} with jitter={c.jitter}, which levels do not have; needs None",
+    ),
+    (
+        lambda c: c.levels is not None and c.regulariser not in (None, *OF_SCORES),
+        'levels: got {c.levels} with regulariser="{c.regulariser}", which levels do not have; needs None',
+    ),
+)
+"""What does not go together in a block, beside what does not in the core."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +294,7 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
         probe = xp.matrix_transpose(fresh_weight(d, h, bound=math.sqrt(3.0 / d), **own))
     return Params(
         config,
-        *fresh(config, "graph_energy", seed=seed, like=like, layer=layer),
+        **fresh(config, "graph_energy", seed=seed, like=like, layer=layer),
         raw_kappa=raw(1.0),
         raw_mu=mu,
         raw_step=raw(config.first_step) if config.learn_step else None,

@@ -48,7 +48,7 @@ from typing import Any
 
 from refattn.args import check_arrays, check_choice, check_mask, check_whole
 from refattn.mechanisms.core_arguments import check_saved, defaults_of, enter, returned, upstream
-from refattn.mechanisms.graph_energy import core, dense
+from refattn.mechanisms.graph_energy import core, general
 from refattn.mechanisms.graph_energy.layer.regularisers import OF_SCORES, added
 from refattn.mechanisms.graph_energy.options.call import Options, tau_of
 from refattn.mechanisms.graph_energy.options.state import STATES
@@ -131,7 +131,7 @@ class Stage:
     k: Array  # (b, g, i, d)
     attention: Array  # (b, h, i, j)
     core: core.Saved
-    readout: dense.Readout
+    readout: general.Readout
 
     @property
     def scores(self) -> Array:
@@ -325,21 +325,21 @@ def _forward(
     own_q, own_k, own = level.take(q, 2), level.take(k, 2), dict(given)  # of nodes
     if _of_nodes(options.mu):
         own["mu"] = level.take(given["mu"], 1)  # of nodes
-    scores = q @ xp.matrix_transpose(repeat_heads(own_k, q.shape[1])) * options.scale  # (b, h, i, j)
+    matches = q @ xp.matrix_transpose(repeat_heads(own_k, q.shape[1])) * options.scale  # (b, h, i, j)
     if options.bias is not None:
         bias = level.take(xp.broadcast_to(options.bias, (*q.shape[:3], n)), 3)  # (b, h, i, j)
-        scores, own["bias"] = scores + bias, level.take(bias, 2)  # (b, h, i, j), -
+        matches, own["bias"] = matches + bias, level.take(bias, 2)  # (b, h, i, j), -
     # What the nodes themselves would read is not wanted, and so any values do.
     _, flowed = core.forward(own_q, own_k, own_k, mask=level.take(allowed, 2), causal=options.causal, **own)  # -, -
-    allowed = xp.broadcast_to(allowed, scores.shape)  # (b, h, i, j)
-    masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j)
+    allowed = xp.broadcast_to(allowed, matches.shape)  # (b, h, i, j)
+    masked = xp.where(allowed, matches, -math.inf)  # (b, h, i, j)
     attention = softmax_forward(masked)  # (b, h, i, j)
     tau = tau_of(options, None, flowed.scores)  # what it is for all nodes
     more = {"allowed": allowed, "options": options, "tau": tau}
     scores_read = flowed.scores  # (b, h, j, c)
     if options.state.per_query:
         scores_read = scores_read @ xp.matrix_transpose(_stand_for(level, q))  # (b, h, j, i)
-    out, readout = dense.readout_forward(scores_read, masked, attention, values, **more)  # (b, h, i, e), -
+    out, readout = general.readout_forward(scores_read, masked, attention, values, **more)  # (b, h, i, e), -
     return out, Stage(level, q, k, attention, flowed, readout)
 
 
@@ -353,7 +353,7 @@ def _backward(saved: Stage, d_out: Array, more: dict[str, Array]) -> tuple[Array
     """Return the gradients of a level's values, and those of q, k and the numbers."""
     level, (q, k), options = saved.level, (saved.q, saved.k), saved.readout.options  # (b, h, i, d) and (b, g, i, d)
     xp = namespace(d_out)
-    d_x, d_read, d_attention, d_values, tau_terms = dense.readout_backward(saved.readout, d_out, None)  # of nodes
+    d_x, d_read, d_attention, d_values, tau_terms = general.readout_backward(saved.readout, d_out, None)  # of nodes
     assert d_values is not None
     if options.state.per_query:
         # forward: scores_read = scores @ stand_for^T

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from refattn import equations
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.core_arguments import defaults_of
-from refattn.mechanisms.graph_energy import core, dense
-from refattn.mechanisms.graph_energy.dense import Flow
+from refattn.mechanisms.graph_energy import core, general
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.implementations import pairs
-from refattn.mechanisms.graph_energy.layer import block, hierarchy, learned
+from refattn.mechanisms.graph_energy.general import Flow
+from refattn.mechanisms.graph_energy.implementations.pairs import rows_forward
+from refattn.mechanisms.graph_energy.layer import block, hierarchy, numbers
 from refattn.mechanisms.graph_energy.layer.config import Params, core_options
 from refattn.mechanisms.graph_energy.options.call import Options, tau_of
 from refattn.mechanisms.graph_energy.options.integrator import Stage
@@ -73,7 +73,7 @@ def prefill(params: Params, cache: Cache, state: block.State, context: Context) 
             parts.append(one)
         return replace(state, x=xp.concat(parts, axis=1) if parts else x), cache
     q, k, v = own.project(params, x, x)
-    chosen = core_options(params.config, equations.active(learned).numbers(params, context))
+    chosen = core_options(params.config, equations.active(numbers).numbers(params, context))
     if cache.q is not None:
         q, k, v = (xp.concat(pair, axis=2) for pair in ([cache.q, q], [cache.k, k], [cache.v, v]))
     count, saved = k.shape[2], None
@@ -92,7 +92,7 @@ def _step(params: Params, cache: Cache, x: Array, context: Context) -> tuple[Arr
     """Return the next x of one new token (b, 1, m), and the cache with it."""
     config, xp = params.config, namespace(x)
     q, k, v = (raised(each) for each in equations.active(block).project(params, x, x))
-    chosen = core_options(config, equations.active(learned).numbers(params, context))
+    chosen = core_options(config, equations.active(numbers).numbers(params, context))
     if config.classes is not None:
         chosen["mu"] = chosen["mu"][:, -1:]  # of the new token
     given = {name: each for name, each in defaults_of(core.forward).items() if name not in _OF_CALLS} | chosen
@@ -125,17 +125,17 @@ class _Token:
         """
         options, heads, nodes = self.options, self.q.shape[1], k.shape[2]
         xp, allowed = namespace(k), None if mask is None else mask[:, None, None, :]  # (b, 1, 1, j)
-        scores = self.q @ xp.matrix_transpose(repeat_heads(k, heads)) * options.scale  # (b, h, 1, j)
-        masked = where_allowed(allowed, scores, -math.inf)  # (b, h, 1, j)
+        matches = self.q @ xp.matrix_transpose(repeat_heads(k, heads)) * options.scale  # (b, h, 1, j)
+        masked = where_allowed(allowed, matches, -math.inf)  # (b, h, 1, j)
         attention = softmax_forward(masked)  # (b, h, 1, j)
-        tau = tau_of(options, None, scores)
-        last = xp.concat([zeros((nodes - 1,), scores), xp.ones_like(scores[0, 0, 0, :1])])  # (j), 1 for the token
-        begin = 0.5 + 0.5 * xp.tanh(0.5 * scores[:, :, :, nodes - 1 :])  # (b, h, 1, c)
+        tau = tau_of(options, None, matches)
+        last = xp.concat([zeros((nodes - 1,), matches), xp.ones_like(matches[0, 0, 0, :1])])  # (j), 1 for the token
+        begin = 0.5 + 0.5 * xp.tanh(0.5 * matches[:, :, :, nodes - 1 :])  # (b, h, 1, c)
         if not options.state.weighs:
             begin = repeat_heads(v[:, :, nodes - 1 :, :], heads)  # (b, h, 1, c)
         points = xp.concat([points, self.way(attention * (1.0 - last), begin, points, tau)], axis=2)
         ends = points[:, :, nodes - 1 :, -1, :] if not options.state.weighs else points[:, :, :, -1, :]
-        out, _ = dense.readout_forward(ends, masked, attention, v, allowed=allowed, options=options, tau=tau)
+        out, _ = general.readout_forward(ends, masked, attention, v, allowed=allowed, options=options, tau=tau)
         return out, points
 
     def way(self, links: Array, begin: Array, others: Array, tau: Number) -> Array:
@@ -146,7 +146,7 @@ class _Token:
         def rate(x: Array, h: Number, alpha: Sequence[float], rates: Sequence[Array]) -> Stage:
             point = moved_by(x, h, alpha, rates)  # (b, h, 1, c)
             every = xp.concat([others[:, :, :, len(points), :], point], axis=2)  # (b, h, j, c)
-            pull = pairs.rows_forward(options.coupling, links, None, slice(nodes - 1, nodes), every)
+            pull = rows_forward(options.coupling, links, None, slice(nodes - 1, nodes), every)
             points.append(point)
             return point, pull, options.intrinsic.force(point, begin, options.mu) + options.kappa * pull
 

@@ -8,7 +8,7 @@ empty. Its `state` says what flows, and where it starts. The core takes an objec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from refattn.args import check_choice
@@ -45,3 +45,34 @@ FAMILIES: dict[str, Callable[[Any], Any]] = {
     "start": lambda given: given if isinstance(given, Start) else Start(at=given),
 }
 """What makes an object of an option that is given as a name or as text."""
+
+
+# --- of the options of a call, as cases have them
+
+
+def threshold_of(options: Mapping[str, Any]) -> Any:
+    """Return the threshold of a call."""
+    return FAMILIES["threshold"](options.get("threshold", "hard"))
+
+
+def graph_of(options: Mapping[str, Any]) -> Any:
+    """Return the links of a call; None where they are not given."""
+    given = options.get("graph")
+    return None if given is None else FAMILIES["graph"](given)
+
+
+def integrator_of(options: Mapping[str, Any]) -> str:
+    """Return the name of the integrator of a call."""
+    name: str = FAMILIES["integrator"](options.get("integrator", "euler")).name
+    return name
+
+
+def coupling_of(options: Mapping[str, Any]) -> Any:
+    """Return the coupling of a call, its name or an object."""
+    usual = "tanh" if options.get("state") == "feature" else "sin"
+    return FAMILIES["coupling"](options.get("coupling") or usual)
+
+
+def start_of(options: Mapping[str, Any]) -> Any:
+    """Return where scores start, an object."""
+    return FAMILIES["start"](options.get("start"))

@@ -13,6 +13,7 @@ from refattn.mechanisms.graph_energy.options.integrator import Euler, Integrator
 from refattn.mechanisms.graph_energy.options.links import Given, Links
 from refattn.mechanisms.graph_energy.options.state import AtGiven, Starts, State
 from refattn.mechanisms.graph_energy.options.threshold import Threshold
+from refattn.messages import BoundWarning
 from refattn.xp import Array, backend, concrete, namespace
 
 
@@ -117,7 +118,8 @@ def check_step(options: Options, links: Any, visible: Array | None) -> None:
     longest = longest_of(options, links, visible)
     if anywhere((options.step > longest) & (longest > 0.0)):
         least = longest if isinstance(longest, float) else float(backend(longest).to_numpy(longest).min())
-        warnings.warn(f"step: got more than 2/L = {least:.3g}, the longest known to lower the energy", stacklevel=4)
+        text = f"step: got more than 2/L = {least:.3g}, the longest known to lower the energy"
+        warnings.warn(BoundWarning(text, least), stacklevel=4)
 
 
 def anywhere(condition: Array | bool) -> bool | None:

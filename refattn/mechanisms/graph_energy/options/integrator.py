@@ -1,6 +1,6 @@
 """How the flow is followed: what a step is (GE.8), and its adjoint.
 
-An explicit method takes the rate (GE.7) at points on the way::
+An explicit method takes the rate (GE.7) at points on the way; h is the length of the step::
 
     [GE.euler]  x' = x + h rate(x)
     [GE.stages]  y_n = x + h sum_l alpha_nl rate(y_l),  x' = x + h sum_n beta_n rate(y_n)

@@ -39,26 +39,26 @@ from refattn.xp import Array, is_array, namespace, sum_wide, zeros
 
 
 class OverTokens:
-    """Nodes are the tokens. Two are as alike as the mean of the two scores between them."""
+    """Nodes are the tokens. Two are as alike as the mean of the two matches between them."""
 
-    def pairs(self, scores: Array, k: Array, scale: Number, allowed: Array | None) -> tuple[Array, Array | None]:
-        """Return scores of pairs of nodes, and which pairs may be linked, for keys (b, h, j, d)."""
-        return scores, allowed
+    def pairs(self, matches: Array, k: Array, scale: Number, allowed: Array | None) -> tuple[Array, Array | None]:
+        """Return matches of pairs of nodes, and which pairs may be linked, for keys (b, h, j, d)."""
+        return matches, allowed
 
     def alike(self, pairs: Array) -> Array:
         """Return r (b, h, j, j)."""
         return 0.5 * with_transposed(pairs)
 
     def backward(self, d_both: Array, k: Array) -> tuple[Array | None, Array | None, Array | None]:
-        """Return parts of the gradients of scores, of keys without scale, and of scale, for dr + dr^T."""
+        """Return parts of the gradients of matches, of keys without scale, and of scale, for dr + dr^T."""
         return 0.5 * d_both, None, None
 
 
 class OverKeys:
-    """Nodes are the keys. The scores of keys with keys are symmetric by themselves."""
+    """Nodes are the keys. The matches of keys with keys are symmetric by themselves."""
 
-    def pairs(self, scores: Array, k: Array, scale: Number, allowed: Array | None) -> tuple[Array, Array | None]:
-        """Return scores of pairs of nodes, and which pairs may be linked, for keys (b, h, j, d)."""
+    def pairs(self, matches: Array, k: Array, scale: Number, allowed: Array | None) -> tuple[Array, Array | None]:
+        """Return matches of pairs of nodes, and which pairs may be linked, for keys (b, h, j, d)."""
         xp = namespace(k)
         pairs = k @ xp.matrix_transpose(k) * scale  # (b, h, j, j)
         if allowed is None:
@@ -71,7 +71,7 @@ class OverKeys:
         return pairs
 
     def backward(self, d_both: Array, k: Array) -> tuple[Array | None, Array | None, Array | None]:
-        """Return parts of the gradients of scores, of keys without scale, and of scale, for dr + dr^T."""
+        """Return parts of the gradients of matches, of keys without scale, and of scale, for dr + dr^T."""
         d_keys = d_both @ k  # (b, h, j, d)
         return None, d_keys, 0.5 * sum_wide(d_keys * k)
 
@@ -89,7 +89,7 @@ class Links:
     Attributes
     ----------
     over
-        "tokens": links come from the scores of queries with keys, as many; "keys": from those of keys with keys, and
+        "tokens": links come from the matches of queries with keys, as many; "keys": from those of keys with keys, and
         the queries, any number of them, are no nodes. Keys that no query may attend are none either.
     """
 
@@ -119,7 +119,7 @@ class Links:
         return self.over == "keys"
 
     def forward(self, weights: Any, both: Array | None, pairs: Array) -> Any:
-        """Return w for n or a, `both` that tells which pairs may be linked, and scores of pairs: what they are."""
+        """Return w for n or a, `both` that tells which pairs may be linked, and matches of pairs: what they are."""
         return weights
 
     def backward(self, weights: Any, d_linked: Array) -> Array | None:

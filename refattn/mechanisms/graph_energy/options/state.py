@@ -74,26 +74,26 @@ class Start:
 class AtOwnScore:
     """b_j = sigmoid(s_jj): a score between 0 and 1 that needs no weights of its own."""
 
-    def forward(self, scores: Array, attention: Any, v: Array, own: Array) -> Array:
+    def forward(self, matches: Array, attention: Any, v: Array, own: Array) -> Array:
         """Return b (b, h, j, c); `own` (j, j) tells whether i = j."""
-        xp = namespace(scores)
-        to_itself = xp.sum(xp.where(own, scores, 0.0), axis=-1, keepdims=True)  # (b, h, j, 1): s_jj
+        xp = namespace(matches)
+        to_itself = xp.sum(xp.where(own, matches, 0.0), axis=-1, keepdims=True)  # (b, h, j, 1): s_jj
         return 0.5 + 0.5 * xp.tanh(0.5 * to_itself)
 
     def backward(self, start: Array, own: Array, d_start: Array, groups: int) -> Parts:
-        """Return parts of the gradients of scores, of attention and of v, which has `groups` heads."""
+        """Return parts of the gradients of matches, of attention and of v, which has `groups` heads."""
         return namespace(start).where(own, d_start * start * (1.0 - start), 0.0), None, None
 
 
 class AtOwnScoreForAll(AtOwnScore):
     """b_jc = sigmoid(s_jj): where each token starts is the same for every query c."""
 
-    def forward(self, scores: Array, attention: Any, v: Array, own: Array) -> Array:
+    def forward(self, matches: Array, attention: Any, v: Array, own: Array) -> Array:
         """Return b (b, h, j, c)."""
-        return super().forward(scores, attention, v, own) + zeros((scores.shape[2],), scores)
+        return super().forward(matches, attention, v, own) + zeros((matches.shape[2],), matches)
 
     def backward(self, start: Array, own: Array, d_start: Array, groups: int) -> Parts:
-        """Return parts of the gradients of scores, of attention and of v."""
+        """Return parts of the gradients of matches, of attention and of v."""
         summed = namespace(start).sum(d_start, axis=-1, keepdims=True)  # (b, h, j, 1)
         return super().backward(start[..., :1], own, summed, groups)
 
@@ -101,24 +101,24 @@ class AtOwnScoreForAll(AtOwnScore):
 class AtAttention:
     """b_jc = a_cj: what flows is the attention distribution of each query."""
 
-    def forward(self, scores: Array, attention: Any, v: Array, own: Array) -> Array:
+    def forward(self, matches: Array, attention: Any, v: Array, own: Array) -> Array:
         """Return b (b, h, j, c)."""
-        return namespace(scores).matrix_transpose(attention)
+        return namespace(matches).matrix_transpose(attention)
 
     def backward(self, start: Array, own: Array, d_start: Array, groups: int) -> Parts:
-        """Return parts of the gradients of scores, of attention and of v."""
+        """Return parts of the gradients of matches, of attention and of v."""
         return None, namespace(d_start).matrix_transpose(d_start), None
 
 
 class AtValues:
     """b_jc = v_jc: what flows are the values, which are the output in the end."""
 
-    def forward(self, scores: Array, attention: Any, v: Array, own: Array) -> Array:
+    def forward(self, matches: Array, attention: Any, v: Array, own: Array) -> Array:
         """Return b (b, h, j, c)."""
-        return repeat_heads(v, scores.shape[1])
+        return repeat_heads(v, matches.shape[1])
 
     def backward(self, start: Array, own: Array, d_start: Array, groups: int) -> Parts:
-        """Return parts of the gradients of scores, of attention and of v."""
+        """Return parts of the gradients of matches, of attention and of v."""
         return None, None, sum_heads(d_start, groups)
 
 
@@ -128,9 +128,9 @@ class AtGiven:
 
     at: Array
 
-    def forward(self, scores: Array, attention: Any, v: Array, own: Array) -> Array:
+    def forward(self, matches: Array, attention: Any, v: Array, own: Array) -> Array:
         """Return b (b, h, j, c)."""
-        return self.at[..., None] + zeros((*scores.shape[:2], scores.shape[3], 1), scores)
+        return self.at[..., None] + zeros((*matches.shape[:2], matches.shape[3], 1), matches)
 
     def backward(self, start: Array, own: Array, d_start: Array, groups: int) -> Parts:
         """Return nothing: it is an input of its own."""
@@ -177,7 +177,7 @@ class State:
         raise NotImplementedError
 
     def backward(self, near: Array, passed: Array, rows: Array, d_parts: Array) -> tuple[Array | None, Array]:
-        """Return a part of the gradient of the masked scores, if any, and that of phi(y) as (b, h, j, c)."""
+        """Return a part of the gradient of the masked matches, if any, and that of phi(y) as (b, h, j, c)."""
         raise NotImplementedError
 
     def rank(self, attention: Any, x: Array) -> Array:

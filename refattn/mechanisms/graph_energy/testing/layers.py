@@ -42,6 +42,7 @@ def _case(name: str, purpose: str, *, key_mask: bool = False, n: int = 5, **opti
 CASES = (
     _case("causal", "the past alone", causal=True, levels=3),
     _case("padded", "padding, and a threshold that is subtracted", key_mask=True, levels=3, threshold="soft(tau=0.3)"),
+    _case("numbers", "a gradient for each number", levels=3, mu=0.8, kappa=1.3, scale=0.4),
 )
 """Designed calls of a hierarchy."""
 
@@ -56,6 +57,7 @@ LAYERS = (
         core=sys.modules[__name__],
         cases=CASES,
         rounding_scales={},
+        differentiable=tuple(name for name in record.differentiable if name != "coefficients"),  # levels have none
         layers=(),
     ),
 )

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from refattn.mechanisms.graph_energy.options import integrator_of, threshold_of
 from refattn.mechanisms.graph_energy.options.threshold import Proximal
-from refattn.mechanisms.graph_energy.testing import given
 from refattn.mechanisms.record import RoundingScale
 from refattn.mechanisms.rounding_sizes import of_exponents, of_sum
 from refattn.xp import Array, namespace
@@ -26,12 +26,12 @@ def number_of(inputs: Given, name: str, usual: float) -> Any:
 
 
 def stages_of(inputs: Given) -> int:
-    return int(inputs.get("steps", 10)) * {"heun": 2, "rk4": 4}.get(given.integrator_of(inputs), 1)
+    return int(inputs.get("steps", 10)) * {"heun": 2, "rk4": 4}.get(integrator_of(inputs), 1)
 
 
 def tau_of(inputs: Given) -> Any:
-    """Return the threshold of a call, 0.5 where it is not given."""
-    tau = given.threshold_of(inputs).tau
+    """Return the threshold of a call, 0.5 where it is not"""
+    tau = threshold_of(inputs).tau
     return 0.5 if tau is None else abs(tau)
 
 
@@ -42,7 +42,7 @@ def _weights(inputs: Given, values: Given) -> Array:
 def _next(inputs: Given, values: Given) -> Array:
     # A threshold after the step subtracts; otherwise a sum that is rounded once.
     x = values["GE.8"]
-    proximal = isinstance(given.threshold_of(inputs), Proximal)
+    proximal = isinstance(threshold_of(inputs), Proximal)
     return abs(x) + (2.0 * tau_of(inputs) * number_of(inputs, "step", 1.0) if proximal else 0.0)
 
 

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy.options import graph_of, threshold_of
 from refattn.mechanisms.graph_energy.options.links import Directed
 from refattn.mechanisms.graph_energy.options.threshold import Soft
-from refattn.mechanisms.graph_energy.testing.given import graph_of, threshold_of
 from refattn.mechanisms.wrong import Changed, conventions, of_group_gradients, of_masks
 from refattn.xp import Array
 
@@ -39,18 +39,13 @@ def _directed(given: dict[str, Any]) -> dict[str, Any]:
 
 
 READINGS: dict[str, Wrong] = {
-    "no flow": _with("Leave scores where they start.", lambda given: {"steps": 0}),
-    "one step less": _with("Take one step less.", lambda given: {"steps": max(given.get("steps", 10) - 1, 0)}),
-    "soft for hard": _with("Subtract tau where scores below it should be dropped.", _soft),
-    "directed graph": _with("Take attention itself for the graph.", _directed),
-    "edges counted twice": _with(
-        "Count every edge of the energy from both ends.", lambda given: {"kappa": 2.0 * given.get("kappa", 1.0)}
-    ),
-    "no anchor": _with("Leave the intrinsic force out.", lambda given: {"intrinsic": "none"}),
-    "emptied rows get 0": _with(
-        "Give 0 for a row that the threshold has emptied.",
-        lambda given: {"threshold": replace(threshold_of(given), empty="zero")},
-    ),
+    "no flow": _with(lambda given: {"steps": 0}),
+    "one step less": _with(lambda given: {"steps": max(given.get("steps", 10) - 1, 0)}),
+    "soft for hard": _with(_soft),
+    "directed graph": _with(_directed),
+    "edges counted twice": _with(lambda given: {"kappa": 2.0 * given.get("kappa", 1.0)}),  # from both ends
+    "no anchor": _with(lambda given: {"intrinsic": "none"}),
+    "emptied rows get 0": _with(lambda given: {"threshold": replace(threshold_of(given), empty="zero")}),
     **of_masks(_core, "mask ignored", "interleaved groups"),
 }
 

@@ -13,7 +13,7 @@ Its first-order gain is |tangent|^2 + sum_{j<=p} sigma_j^2, divided by nu for a 
 vanishes exactly where the weights have no gradient, so psi goes to 1 at every plateau; the gain says more.
 
 All of this is about what some kernel of full rank can follow. What none can, whatever the width, is the bottleneck of
-the embedding: |g|^2 - <N, T^+ N>, the part of the functional gradient outside of all y dM y^T.
+the embedding: |ds|^2 - <N, T^+ N>, the part of the functional gradient outside of all y dM y^T.
 
 Axes: h head, in width of the augmented tokens.
 

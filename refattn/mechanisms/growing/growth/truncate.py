@@ -6,8 +6,8 @@ of the weights, which is the report's claim. optimal is nearest in the Kronecker
 so exactly nearest for one sequence, or if all C_b are equal. optimal_als goes on from there with some sweeps of
 alternating least squares on <M' - F, T(M' - F)> itself. With W of the metric (GROW.4)::
 
-    [GROW.11]  K = W F W^T
-    [GROW.singular_values]  kappa = the singular values of K: K = A_L diag(kappa) A_R^T     frobenius: of F
+    [GROW.11]  Z_F = W F W^T
+    [GROW.singular_values]  kappa = the singular values of Z_F: Z_F = A_L diag(kappa) A_R^T     frobenius: of F
     [GROW.left_factor]  L_0 = W^+ A_L diag(sqrt(kappa))         the first r columns
     [GROW.right_factor]  R_0 = W^+ A_R diag(sqrt(kappa))        the first r columns; M' = L_0 R_0^T
 

@@ -2,7 +2,7 @@
 
 A task owns some heads and walks over blocks of rows and blocks of keys. For each tile it computes the weights again
 from the lse of the tiled implementation of softmax attention, w_ij = exp(m_ij - lse_i), and takes the inner product of
-g from the output: sum_l w_il do_i . v_l = do_i . o_i. Lines that compute a tile of an equation carry its tag.
+ds from the output: sum_l w_il do_i . v_l = do_i . o_i. Lines that compute a tile of an equation carry its tag.
 
 Axes as in the definition, with the query heads as two axes: g key/value head, r query head within its group.
 """
@@ -19,7 +19,7 @@ from refattn.xp import Array, namespace, sum_wide, zeros
 
 
 def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, Array]:
-    """Return N of each sequence (b, h, in, in), or their sum (h, in, in), for tokens x (b, n, in); and |g|^2."""
+    """Return N of each sequence (b, h, in, in), or their sum (h, in, in), for tokens x (b, n, in); and |ds|^2."""
     xp, all_pairs = namespace(x), saved.pairs
     q, k, v, softcap, groups = saved.q, saved.k, saved.v, all_pairs.softcap, saved.k.shape[1]
     grid = plan(q, k)
@@ -32,7 +32,7 @@ def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, 
     tokens = x[:, None, None, :, :]
 
     def functional_gradient(tile: Tile, columns: tuple[int, int]) -> Array:
-        """Return g of some rows and columns."""
+        """Return ds of some rows and columns."""
         at = slice(*columns)
         pairs = all_pairs.of(tile)
         keys, values = tile.of(k)[:, :, None, at, :], tile.of(v)[:, :, None, at, :]

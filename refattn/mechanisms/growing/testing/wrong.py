@@ -19,11 +19,8 @@ def _core(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
     return out, saved.lse
 
 
-scale_of_the_width = Changed(
-    _core,
-    "Take 1/sqrt(d) of the width that there is, whatever scale is stored: so a growth would change all scores.",
-    lambda given: {"scale": None},
-)
+# 1/sqrt(d) of the width that there is, whatever scale is stored: so a growth would change all scores.
+scale_of_the_width = Changed(_core, lambda given: {"scale": None})
 
 WRONG = {
     **OF_SOFTMAX,

@@ -91,7 +91,7 @@ class Saved(projections.Saved):
 
 def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, and biases of 0."""
-    params = Params(config, *fresh(config, "higher_order", seed=seed, like=like, layer=layer))
+    params = Params(config, **fresh(config, "higher_order", seed=seed, like=like, layer=layer))
     numbers = {name: zeros((), like) + start for name, start in config.starts.items()}
     return replace(params, **numbers)
 

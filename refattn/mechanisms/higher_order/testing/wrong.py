@@ -15,7 +15,7 @@ from refattn import equations
 from refattn.mechanisms.higher_order import core
 from refattn.mechanisms.higher_order.dense import masked, taylor
 from refattn.mechanisms.higher_order.options import Options
-from refattn.mechanisms.wrong import Changed, conventions, of_group_gradients, of_masks, recomputed
+from refattn.mechanisms.wrong import Changed, conventions, if_given, of_group_gradients, of_masks, recomputed
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import allowed_pairs, both, causal_offset
 from refattn.xp import Array, namespace
@@ -35,12 +35,12 @@ def _options(given: Given) -> Options:
     return Options.of({name: x for name, x in given.items() if name not in "qkv"})
 
 
-def _recomputed(words: str, id: str, value: Callable[[Given, Given, Options], Array]) -> Wrong:
+def _recomputed(id: str, value: Callable[[Given, Given, Options], Array]) -> Wrong:
     """Return the core with another value of one equation: of the values up to it, all arguments and the options."""
-    return recomputed(_core, words, {id: lambda seen, given: value(seen, given, _options(given))})
+    return recomputed(_core, {id: lambda seen, given: value(seen, given, _options(given))})
 
 
-def _normalised(words: str, normal: Callable[[Array, float], Array]) -> Wrong:
+def _normalised(normal: Callable[[Array, float], Array]) -> Wrong:
     """Return the core with another layer normalisation, in calls that have one."""
 
     def of(name: str, id: str) -> Callable[[Given, Given], Array]:
@@ -50,7 +50,7 @@ def _normalised(words: str, normal: Callable[[Array, float], Array]) -> Wrong:
 
         return value
 
-    return recomputed(_core, words, {"HOL.1": of("q", "HOL.1"), "HOL.2": of("k", "HOL.2")})
+    return recomputed(_core, {"HOL.1": of("q", "HOL.1"), "HOL.2": of("k", "HOL.2")})
 
 
 def _unbiased(x: Array, eps: float) -> Array:
@@ -88,20 +88,14 @@ def _element_squares(seen: Given, given: Given, options: Options) -> Array:
     return 1.0 + seen["HOL.3"] + squares
 
 
-def _with(words: str, change: Callable[[dict[str, Any], Options], dict[str, Any]]) -> Wrong:
+def _with(change: Callable[[Given, Options], Given]) -> Wrong:
     """Return the core with other arguments."""
-
-    def changes(given: dict[str, Any]) -> dict[str, Any]:
-        return change(given, _options(given))
-
-    return Changed(_core, words, changes)
+    return Changed(_core, lambda given: change(given, _options(given)))
 
 
-def _zeroed_keys(given: dict[str, Any], options: Options) -> dict[str, Any]:
-    mask = given.get("key_mask")
-    return (
-        {} if mask is None else {"k": namespace(mask).where(mask[:, None, :, None], given["k"], 0.0), "key_mask": None}
-    )
+def _zeroed_keys(given: Given) -> Given:
+    mask = given["key_mask"]
+    return {"k": namespace(mask).where(mask[:, None, :, None], given["k"], 0.0), "key_mask": None}
 
 
 def query_contraction(q: Array, k: Array, v: Array, **given: Any) -> Out:
@@ -117,76 +111,50 @@ def query_contraction(q: Array, k: Array, v: Array, **given: Any) -> Out:
 
 
 READINGS: dict[str, Wrong] = {
-    "the exponential itself": _recomputed(
-        "Attend by the exponential itself: softmax attention.",
+    "the exponential itself": _recomputed(  # softmax attention
         "HOL.taylor",
         lambda seen, given, options: namespace(seen["HOL.3"]).exp(seen["HOL.3"]) + options.normaliser.delta,
     ),
+    # As the paper's formula for the normaliser reads.
     "a sum of exponentials divides": _recomputed(
-        "Divide by the sum of exponentials, as the paper's formula for the normaliser reads.",
-        "HOL.5",
-        lambda seen, given, options: _summed(given, namespace(seen["HOL.3"]).exp(seen["HOL.3"])),
+        "HOL.5", lambda seen, given, options: _summed(given, namespace(seen["HOL.3"]).exp(seen["HOL.3"]))
     ),
-    "factorials left out": _recomputed(
-        "Sum the powers without their factorials, as who takes equation 3 of the paper, the square alone, for a term.",
-        "HOL.taylor",
-        _powers,
-    ),
+    # Who takes equation 3 of the paper, the square alone, for a term.
+    "factorials left out": _recomputed("HOL.taylor", _powers),
     "highest order left out": _recomputed(
-        "Leave the highest power out.",
-        "HOL.taylor",
-        lambda seen, given, options: taylor(seen["HOL.3"], max(options.order - 1, 0)),
+        "HOL.taylor", lambda seen, given, options: taylor(seen["HOL.3"], max(options.order - 1, 0))
     ),
-    "squares of elements for order 2": _recomputed(
-        "Take x_a^2 for the features of order 2, without the products of different elements.",
-        "HOL.taylor",
-        _element_squares,
-    ),
+    # x_a^2, without the products of different elements.
+    "squares of elements for order 2": _recomputed("HOL.taylor", _element_squares),
+    # As the author's code does.
     "1 always subtracted": recomputed(
         _core,
-        "Subtract the 1 always, as the author's code does.",
         {
             "HOL.taylor": lambda seen, given: seen["HOL.taylor"] + (_options(given).normaliser.delta - 1.0),
             "HOL.5": lambda seen, given: _summed(given, seen["HOL.4"]),
         },
     ),
-    "nothing subtracted": _with(
-        "Subtract nothing, whatever was asked.",
-        lambda given, options: {"normaliser": replace(options.normaliser, delta=0.0)},
-    ),
+    "nothing subtracted": _with(lambda given, options: {"normaliser": replace(options.normaliser, delta=0.0)}),
+    # In the numerator where both were asked, and the other way round.
     "subtracted in one sum alone": _recomputed(
-        "Subtract in the numerator alone where both were asked, and the other way round.",
         "HOL.5",
         lambda seen, given, options: _summed(given, seen["HOL.4" if options.normaliser.plain else "HOL.taylor"]),
     ),
-    "layer normalisation left out": _with(
-        "Leave the layer normalisation out, or put it in where it was left out.",
-        lambda given, options: {"layer_norm": not options.layer_norm},
-    ),
-    "unbiased variance": _normalised("Divide by d - 1 in the variance.", _unbiased),
-    "mean not subtracted": _normalised(
-        "Divide by the root mean square and leave the mean where it is.", _root_mean_square
-    ),
-    "nothing added to the variance": _with("Add nothing to the variance.", lambda given, options: {"norm_eps": 0.0}),
-    "alpha left out": _with(
-        "Leave alpha out of the scale.",
-        lambda given, options: {"alpha": 1.0 if options.alpha != 1.0 else Options.alpha},
-    ),
+    # Or put in where it was left out.
+    "layer normalisation left out": _with(lambda given, options: {"layer_norm": not options.layer_norm}),
+    "unbiased variance": _normalised(_unbiased),
+    "mean not subtracted": _normalised(_root_mean_square),
+    "nothing added to the variance": _with(lambda given, options: {"norm_eps": 0.0}),
+    "alpha left out": _with(lambda given, options: {"alpha": 1.0 if options.alpha != 1.0 else Options.alpha}),
     "scale on queries and keys": _with(
-        "Scale queries and keys each by the whole factor.",
-        lambda given, options: {"alpha": options.alpha**2 * math.sqrt(given["q"].shape[3])},
+        lambda given, options: {"alpha": options.alpha**2 * math.sqrt(given["q"].shape[3])}
     ),
-    "scale without the width": _with(
-        "Take 1 / alpha for the scale.",
-        lambda given, options: {"alpha": options.alpha / math.sqrt(given["q"].shape[3])},
-    ),
-    "padding by zeroed keys": _with(
-        "Mask by zeroing the keys alone: a zeroed key has a score of 0, and a weight of 1.", _zeroed_keys
-    ),
+    "scale without the width": _with(lambda given, options: {"alpha": options.alpha / math.sqrt(given["q"].shape[3])}),
+    # A zeroed key has a score of 0, and a weight of 1.
+    "padding by zeroed keys": if_given(_core, "key_mask", _zeroed_keys),
     **of_masks(_core, "mask ignored", "mask inverted"),
     **of_masks(_core, "top-left causality", "bottom-right causality", "interleaved groups"),
     "normaliser ignored": _recomputed(
-        "Divide by the sum as it is, whatever normaliser was asked.",
         "HOL.divisor",
         lambda seen, given, options: namespace(seen["HOL.5"]).where(seen["HOL.5"] == 0.0, 1.0, seen["HOL.5"]),
     ),

@@ -143,11 +143,12 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, biases of 0, and the kernel's numbers."""
     weights = fresh(config, "koopman", seed=seed, like=like, layer=layer)
     if not config.learns:
-        return Params(config, *weights)
+        return Params(config, **weights)
     xp, kernel = namespace(like), config.families["kernel"]
     bandwidth = math.sqrt(config.sizes[2]) if kernel.bandwidth is None else kernel.bandwidth
     starts = (math.log(bandwidth), math.log(1.0 if kernel.weight is None else kernel.weight))
-    return Params(config, *weights, *(xp.full((1,), x, dtype=like.dtype, device=device(like)) for x in starts))
+    numbers = (xp.full((1,), x, dtype=like.dtype, device=device(like)) for x in starts)
+    return Params(config, **weights, **dict(zip(("log_bandwidth", "log_weight"), numbers, strict=True)))
 
 
 def keys_and_values(params: Params, y: Array) -> tuple[Array, Array]:

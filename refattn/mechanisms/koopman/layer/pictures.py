@@ -14,11 +14,10 @@ def operators(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
     """Return the matrices tau + R of the fitted operators of head 0, one for each query."""
     given = {name: values[name] for name in ("q", "k", "v")}
     _, saved = core.forward(**given, **options, implementation="dense")
-    matrices = [x for name, x in values.items() if name.startswith("KOOP.11")]
-    if not matrices:
-        raise KeyError("KOOP.11")
-    xp = namespace(matrices[-1])
-    return saved.inner.options.tau * xp.eye(matrices[-1].shape[-1]) + matrices[-1][0, 0, ...]
+    if not saved.inner.updates:
+        raise KeyError("KOOP.operator")
+    matrices = saved.inner.updates[-1].koopman  # (b, h, i, l, l): R
+    return saved.inner.options.tau * namespace(matrices).eye(matrices.shape[-1]) + matrices[0, 0, ...]
 
 
 def ways(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:

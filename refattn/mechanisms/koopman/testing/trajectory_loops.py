@@ -222,22 +222,22 @@ class _Fit:
         y_ = self.put("KOOP.6", self.g(last) - tau * b_)
         if o["space"] != "full":
             solved = np.linalg.solve(transposed(gram) + 0.0 * b_[..., :1, :1], transposed(b_))
-            n_ = self.put("KOOP.7", transposed(solved))
+            n_ = self.put("KOOP.dual", transposed(solved))
             z_ = see("KOOP.8", n_ @ transposed(b_))
         else:
             n_, z_ = None, see("KOOP.8", kernel(first, first, o))
         ridge, epsilon = (o[name][..., number - 2][..., None, None] for name in ("ridge", "epsilon"))
         factor = first.shape[-2] * self.k.shape[-2] if o["scale"] == "mean" else 1.0
         a_ = self.put("KOOP.9", _fit(z_, gram, y_, o, ridge * factor))
-        d_ = see("KOOP.10", a_ @ self.coordinates)
-        r_ = see("KOOP.11", a_ @ transposed(b_))
+        d_ = see("KOOP.modes", a_ @ self.coordinates)
+        r_ = see("KOOP.operator", a_ @ transposed(b_))
         a, b = {"identity": (1.0, epsilon), "shift": (epsilon, 1.0), "pencil": (o["mix"], epsilon)}[o["perturbation"]]
-        h_ = see("KOOP.12", (a + 2.0 * tau * b) * d_ + b * (r_ @ d_))
+        h_ = see("KOOP.lifted", (a + 2.0 * tau * b) * d_ + b * (r_ @ d_))
 
         def kappa(y: np.ndarray) -> np.ndarray:
             return kernel(first, y, o) if n_ is None else n_ @ transposed(self.g(y))
 
-        c_ = see("KOOP.13", kappa(attended))
+        c_ = see("KOOP.section", kappa(attended))
         z = see("KOOP.14", (a + b) * tau * attended + transposed(c_) @ h_)
 
         def residual(y: np.ndarray) -> np.ndarray:

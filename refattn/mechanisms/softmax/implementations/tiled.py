@@ -4,7 +4,7 @@ A task owns some heads and a block of rows, walks over blocks of keys, and keeps
 [SM.top], the running total [SM.total] and the unnormalised output [SM.5]. Lines that compute a part of an equation
 carry its tag; their values are tiles. The backward computes the exponentials again from lse:
 
-    exp(m_ij - lse_i) = p_ij / z_i = w_ij
+    exp(m_ij - lse_i) = u_ij / z_i = w_ij
 
 so that forward and backward hold tiles and outputs alone. Memory is linear in the lengths. Because the division comes
 last, values beyond the largest float divided by the number of keys may overflow here, and not in the dense

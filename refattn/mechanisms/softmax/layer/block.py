@@ -87,7 +87,7 @@ class Saved(projections.Saved):
 def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, and biases and sinks of 0."""
     sink = zeros((config.heads,), like) if config.sink else None  # (h)
-    params = Params(config, *fresh(config, "softmax", seed=seed, like=like, layer=layer))
+    params = Params(config, **fresh(config, "softmax", seed=seed, like=like, layer=layer))
     return replace(params, sink=sink)
 
 

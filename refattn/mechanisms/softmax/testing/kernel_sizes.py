@@ -12,6 +12,7 @@ from typing import Any
 from refattn.mechanisms.case_builders import alibi, bias, counts, dropout, listed, mask
 from refattn.mechanisms.case_builders import qkv as _case
 from refattn.mechanisms.record import Case, Input
+from refattn.mechanisms.softmax.testing.meetings import MEETINGS
 
 
 def _moved(case: Case, q: dict[str, float], k: dict[str, float]) -> Case:
@@ -140,6 +141,21 @@ KERNEL_SIZES = (
     _case("few-5", _KIND, "five queries", b=3, h=2, n_q=5, n_k=127, d=64, causal=True),
     _case("few-8", _KIND, "eight queries, peaked", b=1, h=4, n_q=8, n_k=193, d=96, logits=4.0),
     _case("decode-long", _KIND, "one query over tiles", b=1, h=4, g=1, n_q=1, n_k=321, d=256, causal=True),
+    _case("decode-1029", _KIND, "keys beyond 1,024 of two sequences", b=2, h=4, g=2, n_q=1, n_k=1029, d=64),
+    _case(
+        "decode-2053",
+        _KIND,
+        "keys beyond 2,048, and half of them",
+        b=2,
+        h=4,
+        g=2,
+        n_q=1,
+        n_k=2053,
+        d=32,
+        causal=True,
+        k_lengths=counts(2053, 1031),
+    ),
+    _case("decode-16389", _KIND, "keys beyond 16,384 of two sequences", b=2, h=2, g=1, n_q=1, n_k=16389, d=8),
     _case("groups-8", _KIND, "eight heads share one", b=3, h=8, g=1, n_q=2, n_k=129, d=128, causal=True),
     _case("groups-16", _KIND, "sixteen heads share one", b=1, h=16, g=1, n_q=3, n_k=65, d=64),
     _case("groups-32", _KIND, "32 heads share one, twice", b=1, h=64, g=2, n_q=4, n_k=33, d=80, causal=True),
@@ -222,4 +238,5 @@ KERNEL_SIZES = (
     ),
     _case("sink-above-one", _KIND, "the same in decoding", b=1, n_q=1, n_k=67, sink=listed(120, 95, -120, 2)),
     *_PAIRS,
+    *MEETINGS,
 )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from refattn.mechanisms.softmax import core as softmax
-from refattn.mechanisms.wrong import Change, Changed, if_given, scale_of
+from refattn.mechanisms.wrong import Changed, Outputs, if_given, other_outputs, scale_of
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import existing
 from refattn.xp import Array, namespace
@@ -26,9 +27,7 @@ def core(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
     return out, saved.lse
 
 
-def _with(needed: str, change: Change) -> Changed:
-    """Return the core with other options, where the option `needed` is given."""
-    return if_given(core, change.__doc__ or "", needed, change)
+_with = partial(if_given, core)
 
 
 def _moved_window(left: int, right: int) -> Changed:
@@ -61,13 +60,12 @@ def _placed(change: Callable[[Given], Any], needed: str = "window") -> Changed:
     return _with(needed, moved)
 
 
-def window_is_none_where_empty(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+def _open_where_empty(right: Outputs, given: Given) -> Outputs:
     """Let a query whose window holds no key see all of them."""
-    out, lse = core(q, k, v, **options)
-    if options.get("window") is None:
-        return out, lse
-    open_out, open_lse = core(q, k, v, **{**options, "window": None, "causal": False})
-    xp = namespace(q)
+    if given.get("window") is None:
+        return right
+    (out, lse), (open_out, open_lse) = right, core(**{**given, "window": None, "causal": False})
+    xp = namespace(lse)
     empty = ~xp.isfinite(lse)
     return xp.where(empty[..., None], open_out, out), xp.where(empty, open_lse, lse)
 
@@ -155,18 +153,6 @@ def _weight_sink(given: Given) -> Given:
     return {"sink": xp.log(xp.abs(given["sink"]) + 1e-30)}
 
 
-def sink_left_out_of_lse(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
-    """Return the logarithm of the sum over the keys alone."""
-    out, lse = core(q, k, v, **options)
-    return out, core(q, k, v, **{**options, "sink": None})[1] if options.get("sink") is not None else lse
-
-
-def empty_rows_with_infinite_lse(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
-    """Return +inf for a query that may attend nothing, as FlashAttention 2 does."""
-    out, lse = core(q, k, v, **options)
-    return out, namespace(q).where(lse == -math.inf, math.inf, lse)
-
-
 def _dropped_before_normalising(given: Given) -> Given:
     """Multiply the exponentials, so that the sum has lost what was dropped."""
     stays, mask = given["keep"] != 0, given.get("mask")
@@ -188,14 +174,14 @@ def _inverted(given: Given) -> Given:
     return {"keep": (1.0 - _kept(given)) * xp.max(xp.astype(given["keep"], q.dtype))}
 
 
-def slack_has_sinks(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+def _sinks_of_slack(right: Outputs, given: Given) -> Outputs:
     """Treat a query that does not exist as one without keys."""
-    out, lse = core(q, k, v, **options)
-    if options.get("q_lengths") is None:
-        return out, lse
-    xp, exists = namespace(q), existing(options["q_lengths"], q.shape[2], q)
+    (out, lse), q = right, given["q"]
+    if given.get("q_lengths") is None:
+        return right
+    xp, exists = namespace(q), existing(given["q_lengths"], q.shape[2], q)
     assert exists is not None
-    _, whole = core(q, k, v, **{**options, "q_lengths": None, "offset": _place({**options, "q": q, "k": k})})
+    _, whole = core(**{**given, "q_lengths": None, "offset": _place(given)})
     return out, xp.where(exists[..., 0], lse, xp.where(xp.isnan(whole), lse, whole))
 
 
@@ -210,7 +196,7 @@ PLACED: dict[str, Wrong] = {
     "window left out": _with("window", lambda given: {"window": None}),
     "a bound of None is -1": _with("window", _minus_one),
     "causal ignored beside a window": _with("window", lambda given: {"causal": False}),
-    "an empty window is no window": window_is_none_where_empty,
+    "an empty window is no window": other_outputs(core, _open_where_empty),
     "offset ignored": _with("offset", lambda given: {"offset": None}),
     "offset of the other sign": _with("offset", lambda given: {"offset": -given["offset"]}),
     "offset one too far": _with("offset", lambda given: {"offset": given["offset"] + 1}),
@@ -239,7 +225,7 @@ PLACED: dict[str, Wrong] = {
     "first of several sinks alone": _with(
         "sink", lambda given: {"sink": given["sink"] if given["sink"].ndim == 1 else given["sink"][:, 0]}
     ),
-    "sink left out of lse": sink_left_out_of_lse,
+    "sink left out of lse": other_outputs(core, lambda right, given: (right[0], core(**{**given, "sink": None})[1])),
     "key lengths ignored": _with("k_lengths", lambda given: {"k_lengths": None, "causal": given.get("causal", False)}),
     "query lengths ignored": _with("q_lengths", lambda given: {"q_lengths": None}),
     "a length is the last index": _with(
@@ -250,8 +236,11 @@ PLACED: dict[str, Wrong] = {
         "k_lengths",
         lambda given: {"offset": given["k"].shape[2] - given["q"].shape[2]} if given.get("causal") is True else {},
     ),
-    "queries beyond their length have sinks": slack_has_sinks,
-    "lse of empty rows +inf": empty_rows_with_infinite_lse,
+    "queries beyond their length have sinks": other_outputs(core, _sinks_of_slack),
+    # As FlashAttention 2 has it.
+    "lse of empty rows +inf": other_outputs(
+        core, lambda right, given: (right[0], namespace(right[1]).where(right[1] == -math.inf, math.inf, right[1]))
+    ),
     "dropped before normalising": _with("keep", _dropped_before_normalising),
     "dropout not scaled": _with("keep", lambda given: {"keep": _kept(given)}),
     "dropout scaled by the part kept": _with("keep", _by_part_kept),

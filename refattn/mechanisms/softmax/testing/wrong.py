@@ -15,7 +15,7 @@ from refattn.mechanisms import wrong as readings
 from refattn.mechanisms.softmax import core as softmax
 from refattn.mechanisms.softmax.testing.placed import PLACED, core
 from refattn.mechanisms.softmax.testing.wrong_gradients import WRONG_GRADIENTS
-from refattn.mechanisms.wrong import conventions, gradients
+from refattn.mechanisms.wrong import Outputs, conventions, gradients
 from refattn.ops.heads import repeat_heads
 from refattn.xp import Array, namespace
 
@@ -60,66 +60,47 @@ def _without_maximum(seen: Given, given: Given) -> Array:
     return xp.where(xp.isfinite(lse), xp.where(known, lse - xp.where(known, largest, 0.0), 0.0), lse)
 
 
-def uniform_empty_rows(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+def _mean_in_empty_rows(right: Outputs, given: Given) -> Outputs:
     """Give the mean of all values to a query that may attend nothing."""
-    out, lse = core(q, k, v, **options)
-    if k.shape[2] == 0:
-        return out, lse
-    xp = namespace(q, k, v)
-    mean = repeat_heads(xp.mean(v, axis=2, keepdims=True), q.shape[1])
+    (out, lse), v = right, given["v"]
+    if v.shape[2] == 0:
+        return right
+    xp = namespace(v)
+    mean = repeat_heads(xp.mean(v, axis=2, keepdims=True), given["q"].shape[1])
     return xp.where(xp.isfinite(lse)[..., None], out, mean), lse
 
 
-def nan_in_empty_rows(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+def _nan_in_empty_rows(right: Outputs, given: Given) -> Outputs:
     """Divide 0 by 0 for a query that may attend nothing."""
-    out, lse = core(q, k, v, **options)
-    return namespace(q).where(namespace(q).isfinite(lse)[..., None], out, math.nan), lse
+    (out, lse), xp = right, namespace(given["q"])
+    return xp.where(xp.isfinite(lse)[..., None], out, math.nan), lse
 
 
 READINGS: dict[str, Wrong] = {
     **readings.of_masks(core),
     **readings.of_scales(core),
-    "soft-cap after the mask": _recomputed(
-        "Mask first: the soft-cap then lifts -inf to -softcap, and hidden keys are attended a little.",
-        {"SM.2": _softcap_after_mask},
-    ),
-    "soft-cap left out": _changed("Leave the soft-cap out.", lambda given: {"softcap": None}),
+    # -inf becomes -softcap, and hidden keys are attended a little.
+    "soft-cap after the mask": _recomputed({"SM.2": _softcap_after_mask}),
+    "soft-cap left out": _changed(lambda given: {"softcap": None}),
     # factor softcap tanh(q . k / softcap) is a soft-cap of factor * softcap on factor q . k.
     "soft-cap before the scale": readings.if_given(
-        core,
-        "Cap q . k and scale after it, so that scores are bounded by scale * softcap.",
-        "softcap",
-        lambda given: {"softcap": readings.scale_of(given) * given["softcap"]},
+        core, "softcap", lambda given: {"softcap": readings.scale_of(given) * given["softcap"]}
     ),
-    "softmax over the queries": _recomputed(
-        "Normalise over the queries of a key, not over the keys of a query.", {"SM.4": _over_queries}
-    ),
-    "masked keys have a score of 0": _recomputed(
-        "Multiply the scores by the mask, so that a masked key has a score of 0 and a weight of 1.",
-        {"SM.2": _zero_for_masked},
-    ),
-    "keys missing in the denominator": _recomputed(
-        "Leave the last three keys out of the denominator alone.", {"SM.total": _fewer_in_total}
-    ),
-    "scale of the model's width": readings.usual_scale(
-        core,
-        "Take 1 / sqrt(heads * width) if no scale is given.",
-        lambda given: given["q"].shape[1] * given["q"].shape[3],
-    ),
-    "empty rows get the mean": uniform_empty_rows,
-    "empty rows are NaN": nan_in_empty_rows,
-    "lse to base 2": _recomputed(
-        "Return the logarithm to base 2.", {"SM.lse": lambda seen, given: seen["SM.lse"] / math.log(2.0)}
-    ),
-    "lse without the maximum": _recomputed(
-        "Return the logarithm of the sum that was divided by, in which the largest score counts 0.",
-        {"SM.lse": _without_maximum},
-    ),
+    "softmax over the queries": _recomputed({"SM.4": _over_queries}),
+    # The scores are multiplied by the mask: a weight of 1.
+    "masked keys have a score of 0": _recomputed({"SM.2": _zero_for_masked}),
+    "keys missing in the denominator": _recomputed({"SM.total": _fewer_in_total}),  # the last three
+    "scale of the model's width": readings.usual_scale(core, lambda given: given["q"].shape[1] * given["q"].shape[3]),
+    "empty rows get the mean": readings.other_outputs(core, _mean_in_empty_rows),
+    "empty rows are NaN": readings.other_outputs(core, _nan_in_empty_rows),
+    "lse to base 2": _recomputed({"SM.lse": lambda seen, given: seen["SM.lse"] / math.log(2.0)}),
+    # The logarithm of the sum that was divided by, in which the largest score counts 0.
+    "lse without the maximum": _recomputed({"SM.lse": _without_maximum}),
     **PLACED,
 }
 
 WRONG = {
     **conventions(READINGS, ("lse",)),
     **readings.of_group_gradients(softmax),
-    **gradients(WRONG_GRADIENTS),
+    **gradients({name: readings.other_gradients(softmax, change) for name, change in WRONG_GRADIENTS.items()}),
 }

@@ -98,9 +98,9 @@ def _core(q: Array, k: Array, v: Array, kinetic: Array | None = None, **options:
 _changed = partial(Changed, _core)
 
 
-def _recomputed(words: str, id: str, value: Callable[[dict[str, Any], dict[str, Any]], Array]) -> Wrong:
+def _recomputed(id: str, value: Callable[[dict[str, Any], dict[str, Any]], Array]) -> Wrong:
     """Return the force with another value of one equation."""
-    return recomputed(_core, words, {id: value})
+    return recomputed(_core, {id: value})
 
 
 def _log_z(top: float, counted: str) -> Callable[[dict[str, Any], dict[str, Any]], Array]:
@@ -128,31 +128,22 @@ def _factor(own: float, other: float, potential: float) -> Callable[[dict[str, A
 
 
 READINGS: dict[str, Wrong] = {
-    "the future pushes": _changed(
-        "Let every token push every other one, whatever was asked.", lambda given: {"causal": False}
-    ),
-    "kinetic terms left out": _changed("Leave the kinetic terms out.", lambda given: {"kinetic": None}),
-    "scores without a scale": _changed(
-        "Take the scores as they are if no scale is given.",
-        lambda given: {"scale": 1.0} if given.get("scale") is None else {},
-    ),
+    "the future pushes": _changed(lambda given: {"causal": False}),
+    "kinetic terms left out": _changed(lambda given: {"kinetic": None}),
+    "scores without a scale": _changed(lambda given: {"scale": 1.0} if given.get("scale") is None else {}),
     **of_masks(_core, "interleaved groups"),
-    "a potential that repels": _recomputed("Take -2 for the potential.", "SYMP.11", _factor(1.0, 1.0, -2.0)),
-    "a potential of half the size": _recomputed("Take 1 for the potential.", "SYMP.11", _factor(1.0, 1.0, 1.0)),
-    "only the token's own kinetic term": _recomputed("Leave u_j out.", "SYMP.11", _factor(1.0, 0.0, 2.0)),
-    "only the others' kinetic terms": _recomputed("Leave u_i out.", "SYMP.11", _factor(0.0, 1.0, 2.0)),
-    "kinetic terms over z": _recomputed(
-        "Divide kinetic terms by z, not by its square.",
-        "SYMP.10",
-        lambda seen, given: seen["SYMP.10"] * namespace(seen["SYMP.7"]).exp(seen["SYMP.7"]),
+    "a potential that repels": _recomputed("SYMP.11", _factor(1.0, 1.0, -2.0)),
+    "a potential of half the size": _recomputed("SYMP.11", _factor(1.0, 1.0, 1.0)),
+    "only the token's own kinetic term": _recomputed("SYMP.11", _factor(1.0, 0.0, 2.0)),
+    "only the others' kinetic terms": _recomputed("SYMP.11", _factor(0.0, 1.0, 2.0)),
+    "kinetic terms over z": _recomputed(  # not over its square
+        "SYMP.10", lambda seen, given: seen["SYMP.10"] * namespace(seen["SYMP.7"]).exp(seen["SYMP.7"])
     ),
-    "z is a mean over all tokens": _recomputed("Divide z by the number of all.", "SYMP.7", _log_z(1.0, "all")),
-    "z is a sum": _recomputed("Divide z by nothing.", "SYMP.7", _log_z(1.0, "one")),
-    "the largest score is lost": _recomputed("Do not add it again to log z.", "SYMP.7", _log_z(0.0, "prefix")),
-    "the output of an attention": _recomputed(
-        "Leave z out of the output.",
-        "SYMP.12",
-        lambda seen, given: seen["SYMP.12"] * namespace(seen["SYMP.7"]).exp(-seen["SYMP.7"]),
+    "z is a mean over all tokens": _recomputed("SYMP.7", _log_z(1.0, "all")),
+    "z is a sum": _recomputed("SYMP.7", _log_z(1.0, "one")),
+    "the largest score is lost": _recomputed("SYMP.7", _log_z(0.0, "prefix")),  # it is not added again to log z
+    "the output of an attention": _recomputed(  # without z
+        "SYMP.12", lambda seen, given: seen["SYMP.12"] * namespace(seen["SYMP.7"]).exp(-seen["SYMP.7"])
     ),
 }
 
