@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import refattn as ra
-from refattn.cli import cli, init_adapter
+from refattn.cli import cli
 from refattn.cli.init_adapter import ADAPTERS
 from refattn.verify import Isolated, Program, load, verify, verify_case
 from refattn.verify.outcome import CheckReport, Row
@@ -210,7 +210,7 @@ def test_benchmarks_install_refattn_from_where_it_came(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     installed = SimpleNamespace(version=ra.__version__, read_text=lambda name: place)
-    monkeypatch.setattr(init_adapter.metadata, "distribution", lambda name: installed)
+    monkeypatch.setattr("refattn.cli.init_adapter.metadata.distribution", lambda name: installed)
     assert CliRunner().invoke(cli, ["verify", "softmax", "--init", "asv"]).exit_code == 0
     assert f"{{wheel_file}} {needed}" in json.loads(Path("asv.conf.json").read_text("utf-8"))["install_command"][0]
 
