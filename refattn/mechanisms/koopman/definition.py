@@ -1,86 +1,88 @@
 """Koopman attention: a query moves several times, and a matrix that is fitted to its moves predicts one move more.
 
-Softmax attention moves a query q once, to a mean of values. Here it goes along a path of points, x_0 = q, x_1, x_2, ...
-Update m (0, 1, ...) makes x_(m+1) from x_m. It attends from x_m, as softmax attention does, and the mean of the values
-is a point called attended. Update 0 ends there: x_1 = attended. A later update has m moves to learn from, x_l to
-x_(l+1) for l < m. It fits a map to them and applies it to attended, not to x_m (the paper's choice): where would a
-query that moves like this go from there? That is x_(m+1), but for a correction (KOOP.15). By default there are two
-updates: one map is fitted, to one move. Nothing is causal. Values are points, too, of width d.
+Softmax attention moves a query q once, to a mean of values. Here a query goes along a path of points, x_0 = q, x_1, ...
+Update m (0, 1, ...) makes x_(m+1) from x_m. It attends from x_m, as softmax attention does; the mean of the values is a
+point, called attended. Update 0 ends there: x_1 = attended. A later update knows m moves, x_l to x_(l+1) for l < m. It
+fits a map to them and applies it to attended, not to x_m (the paper's choice): where would a query that moves like this
+go from there? That is x_(m+1), but for a correction (KOOP.15). The last point is the output. By default there are two
+updates: one map, fitted to one move. Nothing is causal. Values are points, too, of width d.
 
-Lists. A matrix that acts on coordinates can make linear moves only. So a point x also has a list g(x) of n numbers: how
-alike x is to each of the n keys. The list is not linear in x, so a matrix that acts on lists, koopman (n x n), can make
-moves that are not linear in x. Points and lists are rows, k is the n x d matrix of the keys:
+Lists. A matrix that acts on coordinates can make linear moves only. So a point x is also described by its list g(x) of
+n numbers: number j, g_j(x), says how alike x and key j are. The list is not linear in x, so a matrix that acts on
+lists, koopman, can make moves that are not linear in x. Points and lists are rows; k, n x d, has all keys:
 
     kernel(x, y) = x . y + exp(-|x - y|^2 / (2 d))          large if x and y have one direction, or are near
     g_j(x) = kernel(x, k_j)                                 x . k_j is linear in x, exp(...) is not
     g(x_l) koopman = g(x_(l+1))                             koopman is fitted to this, for all moves so far
 
-This is extended dynamic mode decomposition (EDMD). Let next(x) be the point that x moves to. Its Koopman operator K
-turns a function f into x -> f(next(x)). It is linear in f, whatever next is, so a matrix can stand for it.
+This is extended dynamic mode decomposition (EDMD) with a kernel. Let next(x) be the point that x moves to. Its Koopman
+operator K turns a function f into K f, with (K f)(x) = f(next(x)). K is linear in f, whatever next is, so a matrix can
+stand for it: the list of next(x), (K g)(x), is g(x) koopman.
 
-Mixtures. A row c of n weights is a mixture; its point is c k. Row j of the matrix gram is the list of k_j. The mixture
-of x is c = g(x) gram^-1. For a function f, sum_j c_j f(k_j) is about f(x) (kernel interpolation): it is f(x) if x is a
-key, as g(k_j) is row j of gram. So c k is about x. A mixture times gram is a list, times k a point.
+Mixtures. A row c of n weights is a mixture of the keys; its point is c k, its list c gram, where row j of gram (KOOP.1)
+is the list of key j. The mixture of x is the c that has the list of x, c = g(x) gram^-1. For any function f, sum_j c_j
+f(k_j) is about f(x), and f(x) if x is a key (kernel interpolation); so c k is about x. Rows stand left of matrices: a
+matrix has a row for each number that goes in, a column for each that comes out.
 
-The fit finds the matrix transfer, which takes the list of x to the mixture that x moves to. So the fitted K is (K f)(x)
-= g(x) transfer f(k), where row j of f(k) is f(k_j). For f = g, f(k) is gram; so koopman is transfer gram.
+The paper (G. Nan Tie 2024) replaces a layer's MLP, whose weights all queries share, by a map for each query. It has the
+path, the lists, the operator, KOOP.15 with an open function psi, and no experiment (ours: docs/experiments/koopman.md).
+Ours are x_1, exp, the fit (M. Khosravi's, 2023), psi, defaults. Formulas: one query in update m, move l, keys j and o.
 
-The paper (G. Nan Tie 2024) has the path, the lists, an operator for each query, and KOOP.15 with an open function (psi,
-below), and no experiment (ours: docs/experiments/koopman.md). Where it is silent, these are ours: x_1, exp, the fit (of
-M. Khosravi 2023), psi, defaults. Formulas: one query, update m; l is a move, j and o are keys.
-
-    [KOOP.1]  gram_jo = kernel(k_j, k_o) + 2 jitter I_jo    jitter for each of the two terms: gram is invertible
+    [KOOP.1]  gram_jo = kernel(k_j, k_o) + 2 jitter I_jo    n x n: jitter for each of two terms makes it invertible
     [KOOP.2]  scores_j = x_m . k_j / sqrt(d)
     [KOOP.3]  weights_j = exp(scores_j) / sum_o exp(scores_o)
     [KOOP.4]  attended = sum_j weights_j v_j
-    [KOOP.5]  start_l = g(x_l)                              a row for each move: the list before it
-    [KOOP.6]  end_l = g(x_(l+1))                            and the list after it
-    [KOOP.7]  mixtures = start gram^-1                      row l is the mixture of x_l
+    [KOOP.5]  start_l = g(x_l)                              m x n: a row for each move, the list before it
+    [KOOP.6]  end_l = g(x_(l+1))                            m x n: the list after it
+    [KOOP.7]  mixtures = start gram^-1                      m x n: row l is the mixture of x_l
 
-The fit. m moves do not determine n x n numbers, so a ridge prefers a small operator (kernel ridge regression). Give the
-functions sum_j c_j g_j the inner product with <g_j, g_o> = gram_jo (that of the RKHS, but for the jitter). Then <g_o,
-f> = f(k_o), so the fitted K is the sum over j and o of the maps f -> transfer_jo g_j <g_o, f>. Two of them, jo and pq,
-have the (Hilbert-Schmidt) inner product transfer_jo transfer_pq gram_jp gram_oq. So |K|^2 is <transfer, gram transfer
-gram>, where <a, b> sums all a_jo b_jo. transfer minimises
+The fit finds transfer, which turns the list of x into the mixture of next(x): (K f)(x) is g(x) transfer f(k), where row
+j of f(k) is f(k_j). m moves do not determine n x n numbers, so a ridge keeps K small (kernel ridge regression). |K| is
+its Hilbert-Schmidt norm in the kernel's space of functions (RKHS). There <g_j, g_o> is gram_jo, but for the jitter, and
+<g_o, f> is f(k_o); so K sums all f -> transfer_jo g_j <g_o, f>. Of matrices, <a, b> sums all a_jo b_jo.
 
-    |start transfer gram - end|^2 + ridge |K|^2             with |a|^2 = <a, a>; half the gradient, set to 0:
-    start^T (start transfer gram - end) gram + ridge gram transfer gram = 0
+    |start transfer gram - end|^2 + ridge |K|^2             is minimised; |K|^2 = <transfer, gram transfer gram>
+    start^T (start transfer gram - end) gram + ridge gram transfer gram = 0      half of its gradient
 
-A transfer = mixtures^T fit, with a row of fit for each move, solves it (representer theorem): start transfer is overlap
-fit (KOOP.8), and gram transfer is start^T fit, so the left side is start^T (overlap fit gram - end + ridge fit) gram.
+With transfer = mixtures^T fit, a row of fit for each move, KOOP.9 solves it (representer theorem): as start mixtures^T
+is overlap and gram mixtures^T is start^T, the left side is start^T (overlap fit gram - end + ridge fit) gram.
 
-    [KOOP.8]  overlap = mixtures start^T                    m x m, symmetric
-    [KOOP.9]  fit: overlap fit gram + ridge fit = end       solve for fit (a Sylvester equation)
-    [KOOP.10]  transfer = mixtures^T fit                    g(x) transfer: the mixture that x moves to
-    [KOOP.11]  koopman = transfer gram                      g(x) koopman: the list that x moves to
-    [KOOP.12]  one_move = transfer k                        g(x) one_move: the point that x moves to
+    [KOOP.8]  overlap = mixtures start^T                    m x m, symmetric: start gram^-1 start^T
+    [KOOP.9]  fit: overlap fit gram + ridge fit = end       m x n: solve for fit (a Sylvester equation)
+    [KOOP.10]  transfer = mixtures^T fit                    n x n: list of x in, mixture of next(x) out
+    [KOOP.11]  koopman = transfer gram                      n x n: list of x in, list of next(x) out
+    [KOOP.12]  one_move = transfer k                        n x d: list of x in, point next(x) out
 
-The next point. The paper has the x with psi(x) = (K psi)(attended), for a psi with an inverse. With the K of next that
-is psi(x) = psi(next(attended)), so x = next(attended) for every psi. With the fitted K psi matters. Ours is id +
-epsilon K id, with id(x) = x. (K id)(x) is g(x) one_move, at the keys gram one_move; so (K K id)(x) is g(x) transfer
-gram one_move, or g(x) koopman one_move. KOOP.15 asks: following is one move after attended, and one move after
-following is two moves after attended. K may not allow both; epsilon weighs the second.
+The next point. For the K of a true map next, (K psi)(attended) is psi(next(attended)). So the x with psi(x) = (K
+psi)(attended) is next(attended), for every function psi that has an inverse. The paper takes this x with the fitted K,
+for which psi matters. Ours is psi = id + epsilon K id, with id(x) = x. (K id)(x) is g(x) one_move, one move from x. At
+the keys that is gram one_move, so (K K id)(x) is g(x) transfer gram one_move, two moves from x: g(x) koopman one_move.
+KOOP.15 asks that following be one move from attended, and one move from following two moves from attended. A fitted K
+may not allow both; epsilon weighs the second.
 
-    [KOOP.13]  both_moves = one_move + epsilon koopman one_move      one move, and epsilon times two moves
+    [KOOP.13]  both_moves = one_move + epsilon koopman one_move      g(x) both_moves is (K psi)(x)
     [KOOP.14]  target = g(attended) both_moves
     [KOOP.15]  following: following + epsilon g(following) one_move = target        solve for following, x_(m+1)
 
-Backward. d_end is the gradient of the loss with respect to end. dKOOP.4 is that of the value of KOOP.4, dKOOP.q that of
-the input q. A product: A = B C gives d_B = d_A C^T and d_C = B^T d_A (transposed in dKOOP.1, as key_j adds both). A
-solve (KOOP.7, mixtures gram = start; KOOP.9; KOOP.15): let u solve E(u) = r, with J the derivative of E. Then J^T d_r =
-d_u, and other inputs of E get the gradients of E(u), u fixed, for d_E = -d_r (implicit function theorem).
+Backward. d_end is the gradient of the loss with respect to end: a small change end' changes the loss by <d_end, end'>.
+dKOOP.4 is that of the value of KOOP.4, dKOOP.q that of the input q. A product A = B C gives d_B = d_A C^T and d_C = B^T
+d_A. A solve, such as KOOP.9: small changes that keep it true fulfil the first line; dKOOP.6 makes the second true:
 
-A list g(x) reads x and all keys: x gets sum_j d_g_j(x) slope(x, k_j), and each key k_j gets d_g_j(x) slope(k_j, x).
-sum_x is over the lists of an update: of x_0 to x_m, attended and following. What following gets is in J, so its list
-gives something to the keys alone. Key j is also in row j and in column j of gram. sum_m is over updates and queries.
+    overlap fit' gram + ridge fit' = end' - overlap' fit gram - overlap fit gram' - ridge' fit
+    <d_fit, fit'> = <overlap d_end gram + ridge d_end, fit'> = <d_end, overlap fit' gram + ridge fit'>
+
+as overlap and gram are symmetric. By the first line this is <d_end, end' - overlap' fit gram - ...>, so d_overlap is
+-d_end (fit gram)^T, and so on. KOOP.7 (mixtures gram = start) and KOOP.15 (J: the slope of its left side) go the same
+way. A list g(x) gives its point sum_j d_g_j(x) slope(x, k_j), and key j d_g_j(x) slope(k_j, x); but J has the part of
+following. sum_x is over x_0 to x_m, attended and following; sum_m over updates, and for all inputs but q over queries.
 
     slope(x, y) = y - (x - y) exp(-|x - y|^2 / (2 d)) / d      the derivative of kernel(x, y) with respect to x
     d_g(x_l) = d_start_l + d_end_(l-1)                      x_l starts move l, ends move l - 1; 0 if there is none
-    d_g(attended) = d_target both_moves^T
-    d_g(following) = -epsilon d_target one_move^T           the - of a solve
-    key_j = sum_o (d_gram_jo + d_gram_oj) slope(k_j, k_o) + sum_mx d_g_j(x) slope(k_j, x)      through all kernels
+    d_g(attended) = d_target both_moves^T,      d_g(following) = -epsilon d_target one_move^T
+    key_j = 2 sum_o d_gram_jo slope(k_j, k_o) + sum_mx d_g_j(x) slope(k_j, x)      2: k_j is in row and column j
+    parts = transfer^T d_koopman - fit^T overlap d_end - mixtures^T d_mixtures gram^-1      of KOOP.11, 9 and 7
 
-    [dKOOP.15]  d_following = d_x_(m+1)                     the next line; that of the last point comes in
+    [dKOOP.15]  d_following = d_x_(m+1)                     by the next line; d_out if it is the last point
     [dKOOP.q]  d_x_l = sum_j d_scores_lj k_j / sqrt(d) + sum_mj d_g_j(x_l) slope(x_l, k_j)      scores of update l
     [dKOOP.14]  d_target = d_following J^-1                 J = I + epsilon sum_j one_move_j^T slope(following, k_j)
     [dKOOP.13]  d_both_moves = g(attended)^T d_target
@@ -88,21 +90,21 @@ gives something to the keys alone. Key j is also in row j and in column j of gra
     [dKOOP.11]  d_koopman = epsilon d_both_moves one_move^T
     [dKOOP.10]  d_transfer = d_one_move k^T + d_koopman gram
     [dKOOP.9]  d_fit = mixtures d_transfer
-    [dKOOP.6]  d_end: overlap d_end gram + ridge d_end = d_fit      overlap and gram are symmetric: J^T is J
-    [dKOOP.8]  d_overlap = -d_end gram fit^T                the - of a solve
+    [dKOOP.6]  d_end: overlap d_end gram + ridge d_end = d_fit      solve for d_end, as KOOP.9 for fit
+    [dKOOP.8]  d_overlap = -d_end gram fit^T
     [dKOOP.7]  d_mixtures = fit d_transfer^T + d_overlap start      of KOOP.10, of KOOP.8
     [dKOOP.5]  d_start = d_mixtures gram^-1 + d_overlap^T mixtures      of KOOP.7, of KOOP.8
     [dKOOP.4]  d_attended = sum_j d_g_j(attended) slope(attended, k_j)      d_following in update 0
     [dKOOP.3]  d_weights_j = d_attended . v_j
     [dKOOP.2]  d_scores_j = weights_j (d_weights_j - sum_o weights_o d_weights_o)
-    [dKOOP.1]  d_gram = sum_m (d_koopman^T transfer - fit^T overlap d_end - mixtures^T d_mixtures gram^-1)
+    [dKOOP.1]  d_gram = sum_m (parts + parts^T) / 2         gram is symmetric, and so is its gradient
     [dKOOP.v]  d_v_j = sum_m weights_j d_attended
     [dKOOP.k]  d_k_j = key_j + sum_m (d_scores_j x_m / sqrt(d) + (transfer^T d_one_move)_j)
     [dKOOP.ridge]  d_ridge = -sum_m <d_end, fit>            both numbers sum over b, h, too
     [dKOOP.epsilon]  d_epsilon = sum_m d_target . (g(attended) koopman one_move - g(following) one_move)
 
 Axes: b batch, h head, i query, j and o key, l move, d width. Below, the value of each key on a circle is the next key:
-x_0 is (4, 0), x_1 about (0, 4), attended about -x_0. x . y is most of the kernel, so -x_0 moves to about -x_1, (0, -4).
+x_0 is (4, 0), x_1 about (0, 4), attended about -x_0. As x . y is most of the kernel, -x_0 moves to about -x_1, (0, -4).
 
     >>> import numpy as np, refattn as ra
     >>> k = 4.0 * np.asarray([[[[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]]])
@@ -141,14 +143,12 @@ def forward(
 def predict(points: Array, keys: Array, gram: Array, ridge: float, epsilon: float) -> tuple[Array, tuple[Array, ...]]:
     """Return what follows the points (b, h, i, l + 2, d), x_0 ... x_m and attended, and what its backward reads."""
     xp, lists = namespace(points), kernel(points, keys)  # -, (b, h, i, l + 2, j)
-    start = lists[..., :-2, :]  # (b, h, i, l, j) [KOOP.5]
-    end = lists[..., 1:-1, :]  # (b, h, i, l, j) [KOOP.6]
+    start, end = lists[..., :-2, :], lists[..., 1:-1, :]  # (b, h, i, l, j) [KOOP.5], (b, h, i, l, j) [KOOP.6]
     mixtures = over(start, gram)  # (b, h, i, l, j) [KOOP.7]
     overlap = mixtures @ transpose(start)  # (b, h, i, l, l) [KOOP.8]
     fit = sylvester(overlap, gram, ridge, end)  # (b, h, i, l, j) [KOOP.9]
     transfer = transpose(mixtures) @ fit  # (b, h, i, j, o) [KOOP.10]
-    koopman = transfer @ gram  # (b, h, i, j, o) [KOOP.11]
-    one_move = transfer @ keys  # (b, h, i, j, d) [KOOP.12]
+    koopman, one_move = transfer @ gram, transfer @ keys  # (b, h, i, j, o) [KOOP.11], (b, h, i, j, d) [KOOP.12]
     both_moves = one_move + epsilon * koopman @ one_move  # (b, h, i, j, d) [KOOP.13]
     g_attended = lists[..., -1:, :]  # (b, h, i, 1, j)
     target = (g_attended @ both_moves)[..., 0, :]  # (b, h, i, d) [KOOP.14]
@@ -186,8 +186,8 @@ def backward(saved: tuple[Any, ...], d_out: Array) -> dict[str, Array]:
         d_path[update] = d_path[update] + d_scores @ k / root  # (b, h, i, d)
         k_sum = k_sum + transpose(d_scores) @ path[update] / root  # (b, h, j, d)
     # forward: gram = kernel(k, k) + 2 jitter I
-    d_gram = gram_sum  # (b, h, j, o) [dKOOP.1]
-    d_k = k_sum + kernel_backward(k, k, d_gram + transpose(d_gram))  # (b, h, j, d) [dKOOP.k]
+    d_gram = (gram_sum + transpose(gram_sum)) / 2.0  # (b, h, j, o) [dKOOP.1]
+    d_k = k_sum + 2.0 * kernel_backward(k, k, d_gram)  # (b, h, j, d) [dKOOP.k]
     d_q, d_v = d_path[0], v_sum  # (b, h, i, d) [dKOOP.q], (b, h, j, d) [dKOOP.v]
     d_ridge, d_epsilon = ridge_sum, epsilon_sum  # () [dKOOP.ridge], () [dKOOP.epsilon]
     return {"q": d_q, "k": d_k, "v": d_v, "ridge": d_ridge, "epsilon": d_epsilon}
@@ -220,9 +220,9 @@ def predict_backward(kept: tuple[Array, ...], fixed: tuple[Any, ...], d_followin
     d_mixtures = fit @ transpose(d_transfer) + d_overlap @ start  # (b, h, i, l, j) [dKOOP.7]
     d_solved = over(d_mixtures, gram)  # (b, h, i, l, j): d_mixtures @ gram^-1
     d_start = d_solved + transpose(d_overlap) @ mixtures  # (b, h, i, l, j) [dKOOP.5]
-    # forward: koopman^T = gram @ transfer^T; overlap @ fit @ gram + ridge * fit = end; mixtures @ gram = start
+    # forward: koopman = transfer @ gram; overlap @ fit @ gram + ridge * fit = end; mixtures @ gram = start
     of_fit = transpose(fit) @ overlap @ d_end + transpose(mixtures) @ d_solved  # (b, h, i, j, o)
-    d_gram = transpose(d_koopman) @ transfer - of_fit  # (b, h, i, j, o): of this query
+    d_gram = transpose(transfer) @ d_koopman - of_fit  # (b, h, i, j, o): of this query
     # forward: start = lists[..., :-2, :]; end = lists[..., 1:-1, :]; g_attended = lists[..., -1:, :]
     z = xp.zeros_like(d_g_attended)  # (b, h, i, 1, j)
     d_lists = xp.concat([d_start, z, d_g_attended], axis=3) + xp.concat([z, d_end, z], axis=3)  # (b, h, i, l + 2, j)

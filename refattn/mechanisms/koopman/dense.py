@@ -61,7 +61,7 @@ at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). Sums over r are over upda
     [dKOOP.4]  dq'_i = (a + b) tau dt + sum_o (N^T dc)_o k_x(q', k_o)      update 1: dq'_i = dq^1_i
     [dKOOP.3]  dw_ij = dq'_i . v_j
     [dKOOP.2]  ds_ij = w_ij (dw_ij - sum_j w_ij dw_ij)
-    [dKOOP.1]  dG_oo' = sum_i dG_oo' of dKOOP.visible, over o, o' in J(i)
+    [dKOOP.1]  dG = (S + S^T) / 2                          S_oo' = sum_i dG_oo' of dKOOP.visible, over o, o' in J(i)
     [dKOOP.q]  dq = dq^0 of dKOOP.15
     [dKOOP.k]  dk_j = sum_r sum_i (ds_ij x_i / sqrt(d) + (A^T dD)_j + sum_x dg_j(x) k_y(x, k_j)) + of KOOP.1
     [dKOOP.v]  dv_j = sum_r sum_i w_ij dq'_i
@@ -307,7 +307,8 @@ def gram_backward(g: Observables, keys: Array, jitter: float, d_visible: Array, 
     xp, seen = namespace(d_visible), g.observed()  # -, (b, h, i, o)
     # forward: visible = gram where both are seen, else what does not move but with the jitter
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, o, o)
-    d_gram = xp.sum(xp.where(pairs, d_visible, 0.0), axis=2)  # (b, h, o, o) [dKOOP.1]
+    total = xp.sum(xp.where(pairs, d_visible, 0.0), axis=2)  # (b, h, o, o): S
+    d_gram = (total + transpose(total)) / 2.0  # (b, h, o, o) [dKOOP.1]
     # forward: gram = g.gram(keys, delta), with delta = jitter * unit on the diagonal
     passed = g.gram_backward(keys, d_gram, d_norm)
     trace = xp.sum(d_gram * identity(d_gram.shape[-1], d_gram))  # ()

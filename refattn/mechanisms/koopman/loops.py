@@ -184,8 +184,12 @@ class _One:
         def visit(key: tuple[str, int], x: np.ndarray) -> np.ndarray:
             moved = np.array(np.broadcast_to(x, (total, *x.shape[1:])), dtype=complex, order="C")
             if key in first:
-                rows = np.arange(math.prod(x.shape[1:]))
-                moved.reshape(total, -1)[first[key] + rows, rows] += 1j * H
+                rows, flat = np.arange(math.prod(x.shape[1:])), moved.reshape(total, -1)
+                if key[0] == "KOOP.1":  # which is symmetric: two elements get half of the increment each
+                    flat[first[key] + rows, rows.reshape(x.shape[1:]).T.ravel()] += 0.5j * H
+                    flat[first[key] + rows, rows] += 0.5j * H
+                else:
+                    flat[first[key] + rows, rows] += 1j * H
             return moved
 
         slopes = np.sum(self._go(visit)[:, 0] * d_out, axis=-1).imag / H

@@ -190,10 +190,11 @@ const quantities = {
   dq: { id: "dKOOP.q", axes: "d", symbol: "d_q", what: "gradient of the query", of: (e) => moved(0, e) },
   dv: { id: "dKOOP.v", axes: "jd", symbol: "d_v", what: "gradient of a value", of: (j, e) => sum(updates().map((u) => mul(w(u, j), da(u, e)))) },
   ZdY: { axes: "tlo", symbol: "overlap d_end", what: "a product", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), dY(u, r, j)))) },
-  dG: {
-    id: "dKOOP.1", axes: "jo", symbol: "d_gram", what: "gradient of gram",
-    of: (j, n) => sum(fits().flatMap((u) => [...J.map((o) => mul(dop(u, o, j), T(u, o, n))), ...range(u).map((m) => neg(add(mul(A(u, m, j), ZdY(u, m, n)), mul(N(u, m, j), sol(u, m, n)))))])),
+  parts: {
+    axes: "jo", symbol: "parts", what: "gradient of gram as if it were not symmetric",
+    of: (j, n) => sum(fits().flatMap((u) => [...J.map((o) => mul(T(u, o, j), dop(u, o, n))), ...range(u).map((m) => neg(add(mul(A(u, m, j), ZdY(u, m, n)), mul(N(u, m, j), sol(u, m, n)))))])),
   },
+  dG: { id: "dKOOP.1", axes: "jo", symbol: "d_gram", what: "gradient of gram", of: (j, n) => div(add(F.parts(j, n), F.parts(n, j)), 2) },
   ks: { axes: "jd", what: "gradient of a key by scores", of: (j, e) => div(sum(updates().map((u) => mul(ds(u, j), x(u, e)))), sqrt(d)) },
   ka: { axes: "jd", what: "gradient of a key by one_move", of: (j, e) => sum(fits().flatMap((u) => J.map((n) => mul(T(u, n, j), done(u, n, e))))) },
   kf: {
@@ -204,7 +205,7 @@ const quantities = {
       ...fits().map((u) => mul(dgn(u, j), slope(at(k, j), at(x, u + 1), e))),
     ]),
   },
-  kg: { axes: "jd", what: "gradient of a key by gram", of: (j, e) => sum(J.map((n) => mul(add(dG(j, n), dG(n, j)), slope(at(k, j), at(k, n), e)))) },
+  kg: { axes: "jd", what: "gradient of a key by gram", of: (j, e) => sum(J.map((n) => mul(2, dG(j, n), slope(at(k, j), at(k, n), e)))) },
   dk: { id: "dKOOP.k", axes: "jd", symbol: "d_k", what: "gradient of a key", of: (j, e) => add(ks(j, e), ka(j, e), kf(j, e), kg(j, e)) },
   dridge: { id: "dKOOP.ridge", symbol: "d_ridge", what: "gradient of the ridge", of: () => neg(sum(fits().flatMap((u) => range(u).flatMap((m) => J.map((j) => mul(dY(u, m, j), A(u, m, j))))))) },
   depsilon: {

@@ -37,12 +37,12 @@ def point(numbers: Any, *place: Any) -> Point:
 
 
 def shown(text: str) -> dict[str, str]:
-    """Return what the docstring displays without an id, by its left side: the kernel, slope, J, d_g and key."""
+    """Return what the docstring displays without an id, by its left side: the kernel, slope, J, d_g, key and parts."""
     pieces = [each for line in text.splitlines() if line.startswith("    ") for each in re.split(r",? {6,}", line)]
     found = {}
     for piece in pieces:
         left, equals, right = piece.strip().partition(" = ")
-        if equals and re.fullmatch(r"J|key_j|(kernel|slope|g_j|d_g)\(.*\)", left):
+        if equals and re.fullmatch(r"J|key_j|parts|(kernel|slope|g_j|d_g)\(.*\)", left):
             found[left] = right
     return found
 
@@ -78,7 +78,7 @@ class Run:
         self.of_query["following"][0] = self.of_query["attended"][0]
         self.functions: dict[str, Callable[..., Any]] = {}
         self.known = {*self.of_head, *self.of_query, "x", "q", "y", "g", "d_x", "d_g"}
-        self.known |= {"kernel", "slope", "key", "J", "I"}
+        self.known |= {"kernel", "slope", "key", "parts", "J", "I"}
 
     def names(self, name: str, index: tuple[Any, ...], scope: Any) -> Any:
         if name in scope:
@@ -91,8 +91,8 @@ class Run:
             return self.list_gradient
         if name == "key":
             return self.eval(self.shown["key_j"], {"j": index[0]}) if index else np.zeros(WIDTH)
-        if name == "J":
-            return self.eval(self.shown["J"], scope)
+        if name in ("J", "parts"):
+            return self.eval(self.shown[name], scope)
         i, m = scope.get("i"), scope.get("m")
         if isinstance(m, tuple):  # of a sum over updates and queries
             (i, m), index = m, tuple(m[1] if at is m else at for at in index)
@@ -234,6 +234,6 @@ def test_a_wrong_sign_is_noticed(id: str) -> None:
 @pytest.mark.parametrize("left", list(shown(TEXT)))
 def test_a_wrong_sign_of_what_formulas_use_is_noticed(left: str) -> None:
     right = shown(TEXT)[left]
-    used = {"J": "dKOOP.14", "kernel(x, y)": "KOOP.1", "g_j(x)": "KOOP.5"}.get(left, "dKOOP.k")
+    used = {"J": "dKOOP.14", "kernel(x, y)": "KOOP.1", "g_j(x)": "KOOP.5", "parts": "dKOOP.1"}.get(left, "dKOOP.k")
     for wrong in with_a_sign_turned(right):
         assert differs(TEXT.replace(f"{left} = {right}", f"{left} = {wrong}"), used) > 1e-4, wrong
