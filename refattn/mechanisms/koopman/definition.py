@@ -3,7 +3,7 @@
 Softmax attention moves a query q once, to a mean of values. Here a query goes along a path of points, x_0 = q, x_1, ...
 Update m (0, 1, ...) makes x_(m+1) from x_m. It attends from x_m, as softmax attention does; the mean of the values is a
 point, called attended. Update 0 ends there: x_1 = attended. A later update knows m moves, x_l to x_(l+1) for l < m. It
-fits a map to them and applies it to attended, not to x_m (the paper's choice): where would a query that moves like this
+fits a map to them and applies it to attended, as the paper does, not to x_m: where would a query that moves like this
 go from there? That is x_(m+1), but for a correction (KOOP.15). The last point is the output. By default there are two
 updates: one map, fitted to one move. Nothing is causal. Values are points, too, of width d.
 
@@ -16,19 +16,19 @@ lists, koopman, can make moves that are not linear in x. Points and lists are ro
     g(x_l) koopman = g(x_(l+1))                             koopman is fitted to this, for all moves so far
 
 This is extended dynamic mode decomposition (EDMD) with a kernel. Let next(x) be the point that x moves to. Its Koopman
-operator K turns a function f into K f, with (K f)(x) = f(next(x)). K is linear in f, whatever next is, so a matrix can
-stand for it: the list of next(x), (K g)(x), is g(x) koopman.
+operator K turns a function f into K f, with (K f)(x) = f(next(x)). K is linear in f, whatever next is. If K turns each
+g_j into a sum of the g_o, one matrix gives the list of next(x), (K g)(x) = g(x) koopman. In general it does so nearly.
 
-Mixtures. A row c of n weights is a mixture of the keys; its point is c k, its list c gram, where row j of gram (KOOP.1)
-is the list of key j. The mixture of x is the c that has the list of x, c = g(x) gram^-1. For any function f, sum_j c_j
-f(k_j) is about f(x), and f(x) if x is a key (kernel interpolation); so c k is about x. Rows stand left of matrices: a
-matrix has a row for each number that goes in, a column for each that comes out.
+Mixtures. A row c of n weights is a mixture of the keys: its point is c k, its list c gram, as row j of gram (KOOP.1) is
+the list of key j. The mixture of x has the list of x: c = g(x) gram^-1. But for jitter sum_j c_j f(k_j) is then f(x) if
+x is a key or f a sum of the g_o, and near f(x) for another smooth f, such as f(x) = x, if x is near the keys; so c k is
+about x. Rows stand left of matrices, whose rows are inputs and columns outputs.
 
 The paper (G. Nan Tie 2024) replaces a layer's MLP, whose weights all queries share, by a map for each query. It has the
 path, the lists, the operator, KOOP.15 with an open function psi, and no experiment (ours: docs/experiments/koopman.md).
-Ours are x_1, exp, the fit (M. Khosravi's, 2023), psi, defaults. Formulas: one query in update m, move l, keys j and o.
+We chose x_1 = attended, exp, the fit (after M. Khosravi 2023), psi and defaults. Formulas are of one query in update m.
 
-    [KOOP.1]  gram_jo = kernel(k_j, k_o) + 2 jitter I_jo    n x n: jitter for each of two terms makes it invertible
+    [KOOP.1]  gram_jo = kernel(k_j, k_o) + 2 jitter I_jo    n x n: with jitter it has an inverse if keys repeat
     [KOOP.2]  scores_j = x_m . k_j / sqrt(d)
     [KOOP.3]  weights_j = exp(scores_j) / sum_o exp(scores_o)
     [KOOP.4]  attended = sum_j weights_j v_j
@@ -36,10 +36,11 @@ Ours are x_1, exp, the fit (M. Khosravi's, 2023), psi, defaults. Formulas: one q
     [KOOP.6]  end_l = g(x_(l+1))                            m x n: the list after it
     [KOOP.7]  mixtures = start gram^-1                      m x n: row l is the mixture of x_l
 
-The fit finds transfer, which turns the list of x into the mixture of next(x): (K f)(x) is g(x) transfer f(k), where row
-j of f(k) is f(k_j). m moves do not determine n x n numbers, so a ridge keeps K small (kernel ridge regression). |K| is
-its Hilbert-Schmidt norm in the kernel's space of functions (RKHS). There <g_j, g_o> is gram_jo, but for the jitter, and
-<g_o, f> is f(k_o); so K sums all f -> transfer_jo g_j <g_o, f>. Of matrices, <a, b> sums all a_jo b_jo.
+The fit finds transfer, which turns the list of x into the mixture of next(x). From here K is the fitted operator, K f =
+sum_jo g_j transfer_jo f(k_o). m moves do not determine n x n numbers, so a ridge keeps K small (kernel ridge
+regression). |K| is its Hilbert-Schmidt norm in the kernel's space of functions (RKHS), where <g_o, f> = f(k_o), so that
+<g_j, g_o> = gram_jo, but for jitter. Two maps f -> a <b, f> and f -> c <e, f> have the inner product <a, c> <b, e>, and
+K sums maps f -> transfer_jo g_j <g_o, f>: hence |K|^2 below. Of matrices, <a, b> sums all a_jo b_jo.
 
     |start transfer gram - end|^2 + ridge |K|^2             is minimised; |K|^2 = <transfer, gram transfer gram>
     start^T (start transfer gram - end) gram + ridge gram transfer gram = 0      half of its gradient
@@ -48,17 +49,18 @@ With transfer = mixtures^T fit, a row of fit for each move, KOOP.9 solves it (re
 is overlap and gram mixtures^T is start^T, the left side is start^T (overlap fit gram - end + ridge fit) gram.
 
     [KOOP.8]  overlap = mixtures start^T                    m x m, symmetric: start gram^-1 start^T
-    [KOOP.9]  fit: overlap fit gram + ridge fit = end       m x n: solve for fit (a Sylvester equation)
+    [KOOP.9]  fit: overlap fit gram + ridge fit = end       m x n: solve for fit (a generalised Sylvester equation)
     [KOOP.10]  transfer = mixtures^T fit                    n x n: list of x in, mixture of next(x) out
     [KOOP.11]  koopman = transfer gram                      n x n: list of x in, list of next(x) out
     [KOOP.12]  one_move = transfer k                        n x d: list of x in, point next(x) out
 
-The next point. For the K of a true map next, (K psi)(attended) is psi(next(attended)). So the x with psi(x) = (K
-psi)(attended) is next(attended), for every function psi that has an inverse. The paper takes this x with the fitted K,
-for which psi matters. Ours is psi = id + epsilon K id, with id(x) = x. (K id)(x) is g(x) one_move, one move from x. At
-the keys that is gram one_move, so (K K id)(x) is g(x) transfer gram one_move, two moves from x: g(x) koopman one_move.
-KOOP.15 asks that following be one move from attended, and one move from following two moves from attended. A fitted K
-may not allow both; epsilon weighs the second.
+The next point. Let psi turn points into points, and K act on each of its coordinates. For the K of a true map next, (K
+psi)(attended) is psi(next(attended)). So the x with psi(x) = (K psi)(attended) is next(attended), for each psi that has
+an inverse. The paper takes this x with the fitted K, for which psi matters. Ours is psi = id + epsilon K id with id(x)
+= x, for small epsilon. (K id)(x) is g(x) one_move, one move from x, at the keys gram one_move. So (K K id)(x), two
+moves from x, is g(x) transfer gram one_move = g(x) koopman one_move. KOOP.15 is a wish plus epsilon times another:
+following is one move from attended, and a move from it, g(following) one_move, two from attended. A fitted K may not
+allow both.
 
     [KOOP.13]  both_moves = one_move + epsilon koopman one_move      g(x) both_moves is (K psi)(x)
     [KOOP.14]  target = g(attended) both_moves
@@ -66,15 +68,17 @@ may not allow both; epsilon weighs the second.
 
 Backward. d_end is the gradient of the loss with respect to end: a small change end' changes the loss by <d_end, end'>.
 dKOOP.4 is that of the value of KOOP.4, dKOOP.q that of the input q. A product A = B C gives d_B = d_A C^T and d_C = B^T
-d_A. A solve, such as KOOP.9: small changes that keep it true fulfil the first line; dKOOP.6 makes the second true:
+d_A. A solve, such as KOOP.9: small changes that keep it true fulfil the first line. dKOOP.6 makes the second true:
 
     overlap fit' gram + ridge fit' = end' - overlap' fit gram - overlap fit gram' - ridge' fit
     <d_fit, fit'> = <overlap d_end gram + ridge d_end, fit'> = <d_end, overlap fit' gram + ridge fit'>
 
 as overlap and gram are symmetric. By the first line this is <d_end, end' - overlap' fit gram - ...>, so d_overlap is
--d_end (fit gram)^T, and so on. KOOP.7 (mixtures gram = start) and KOOP.15 (J: the slope of its left side) go the same
-way. A list g(x) gives its point sum_j d_g_j(x) slope(x, k_j), and key j d_g_j(x) slope(k_j, x); but J has the part of
-following. sum_x is over x_0 to x_m, attended and following; sum_m over updates, and for all inputs but q over queries.
+-d_end (fit gram)^T, and so on. KOOP.7 (mixtures gram = start) goes the same way. So does KOOP.15: its left side changes
+by following' J^T, where J_ca (here rows are outputs) is the slope of its number c in number a of following. A list g(x)
+adds sum_j d_g_j(x) slope(x, k_j) to d_x, and d_g_j(x) slope(k_j, x) to d_k_j; following gets none, as J has it. sum_x:
+x_0 to x_m, attended, following. sum_m: updates, and queries, too, but for d_q. Each update after l has its own
+d_g(x_l); update 0 has dKOOP.2 to 4 alone.
 
     slope(x, y) = y - (x - y) exp(-|x - y|^2 / (2 d)) / d      the derivative of kernel(x, y) with respect to x
     d_g(x_l) = d_start_l + d_end_(l-1)                      x_l starts move l, ends move l - 1; 0 if there is none
@@ -82,7 +86,7 @@ following. sum_x is over x_0 to x_m, attended and following; sum_m over updates,
     key_j = 2 sum_o d_gram_jo slope(k_j, k_o) + sum_mx d_g_j(x) slope(k_j, x)      2: k_j is in row and column j
     parts = transfer^T d_koopman - fit^T overlap d_end - mixtures^T d_mixtures gram^-1      of KOOP.11, 9 and 7
 
-    [dKOOP.15]  d_following = d_x_(m+1)                     by the next line; d_out if it is the last point
+    [dKOOP.15]  d_following = d_x_(m+1)                     from later updates, by the next line; d_out if it is last
     [dKOOP.q]  d_x_l = sum_j d_scores_lj k_j / sqrt(d) + sum_mj d_g_j(x_l) slope(x_l, k_j)      scores of update l
     [dKOOP.14]  d_target = d_following J^-1                 J = I + epsilon sum_j one_move_j^T slope(following, k_j)
     [dKOOP.13]  d_both_moves = g(attended)^T d_target
@@ -104,7 +108,7 @@ following. sum_x is over x_0 to x_m, attended and following; sum_m over updates,
     [dKOOP.epsilon]  d_epsilon = sum_m d_target . (g(attended) koopman one_move - g(following) one_move)
 
 Axes: b batch, h head, i query, j and o key, l move, d width. Below, the value of each key on a circle is the next key:
-x_0 is (4, 0), x_1 about (0, 4), attended about -x_0. As x . y is most of the kernel, -x_0 moves to about -x_1, (0, -4).
+x_0 is (4, 0), x_1 about (0, 4), attended about -x_0. x . y is 16 of kernel(x_0, x_0) = 17: -x_0 moves to -16/17 x_1.
 
     >>> import numpy as np, refattn as ra
     >>> k = 4.0 * np.asarray([[[[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]]])
@@ -168,8 +172,7 @@ def backward(saved: tuple[Any, ...], d_out: Array) -> dict[str, Array]:
     d_path = [*(xp.zeros_like(x) for x in path[:-1]), d_out]  # each (b, h, i, d): more from every later update
     k_sum, v_sum, gram_sum = xp.zeros_like(k), xp.zeros_like(v), xp.zeros_like(gram)  # of all updates
     ridge_sum = epsilon_sum = 0.0 * xp.sum(d_out)  # ()
-    for update in range(len(tape) - 1, -1, -1):
-        weights, kept = tape[update]  # (b, h, i, j), -
+    for update, (weights, kept) in reversed([*enumerate(tape)]):  # -, (b, h, i, j), -
         d_following = d_path[update + 1]  # (b, h, i, d) [dKOOP.15]
         if update > 0:
             # forward: following = predict([*path, attended], keys, gram, ridge, epsilon)
