@@ -55,7 +55,7 @@ def steps(tab: Tab) -> Iterator[int]:
 def test_every_card_is_reached_and_every_number_explains_itself(
     chromium: Browser, pages: dict[str, Path], name: str, window: dict[str, Any]
 ) -> None:
-    assert pages[name].stat().st_size < 300_000
+    assert pages[name].stat().st_size < 250_000
     tab = chromium.open(pages[name].as_uri(), **window, dark=name == "koopman")
     tested = tab.evaluate("page.tested")
     assert tested["worst"] < 1e-9 and tested["numbers"] > 100
@@ -338,6 +338,45 @@ def test_motion_is_only_for_those_who_want_it(chromium: Browser, pages: dict[str
     assert moving.evaluate("page.playing") != 0
     moving.key("ArrowRight")  # what a card shows does not depend on when one comes to it
     assert moving.evaluate("[page.playing, page.state.at, page.state.t]") == [0, 20, 20]
+
+
+def test_pictures_move_from_card_to_card_for_those_who_want_it(chromium: Browser, pages: dict[str, Path]) -> None:
+    if "softmax" not in pages:
+        pytest.skip("the tour of softmax attention is not in the sample")
+    drawn, address = "document.querySelector('#picture svg').innerHTML", pages["softmax"].as_uri() + "#SM.1"
+    after = "(page.activate(2), [page.stage.moving !== 0, document.querySelector('#picture svg').innerHTML])"
+    still, moving = (chromium.open(address, **DESK, still=still) for still in (True, False))
+    assert still.evaluate(after) == [False, end := still.evaluate(drawn)]
+    begun, picture = moving.evaluate(after)
+    assert begun and picture != end
+    moving.wait(0.6)
+    assert moving.evaluate("page.stage.moving") == 0 and moving.evaluate(drawn) == end
+    assert still.told == [] and moving.told == []
+
+
+@pytest.mark.parametrize("name", TOURS)
+def test_every_equation_of_the_definition_opens_a_card(chromium: Browser, pages: dict[str, Path], name: str) -> None:
+    tab = chromium.open(pages[name].as_uri(), **DESK)
+    for id in tab.evaluate("Object.keys(page.numbers.data.equations)"):
+        tab.evaluate(f"location.hash = {id!r}")
+        tab.wait(0.03)
+        shown = tab.evaluate("[page.active, page.idsOn(page.cards[page.active]), page.asked, page.passed()]")
+        assert id in shown[1] or (shown[0] == 0 and shown[2] == id and id in shown[3]), (id, shown)
+        section = tab.evaluate("document.querySelector('.active').textContent")
+        assert shown[0] or id in section
+    assert tab.told == []
+
+
+def test_sliders_have_names_and_the_space_key_pauses(chromium: Browser, pages: dict[str, Path]) -> None:
+    tab = chromium.open(pages["graph_energy"].as_uri(), **DESK, still=False)
+    assert tab.evaluate("page.playing") != 0
+    tab.key(" ")
+    assert tab.evaluate("page.playing") == 0
+    tab.call("Accessibility.enable")
+    nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
+    sliders = [one["name"]["value"] for one in nodes if one.get("role", {}).get("value") == "slider"]
+    assert len(sliders) > 3 and all(sliders)
+    assert tab.told == []
 
 
 @pytest.mark.parametrize("dark", [False, True])
