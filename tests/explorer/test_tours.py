@@ -175,7 +175,9 @@ def test_a_picture_has_the_names_of_all_tokens_on_a_phone_too(tour: tuple[Mechan
     mechanism, ask = tour
     for wide, high in ((362, 112), (362, 225), (568, 360)):
         ask("(of.state.t = of.state.at = of.steps)")
-        of_cards = "[undefined, ...of.mechanism.forward, ...of.mechanism.backward].filter((card) => card?.picture ?? !card)"
+        of_cards = (
+            "[undefined, ...of.mechanism.forward, ...of.mechanism.backward].filter((card) => card?.picture ?? !card)"
+        )
         for picture in ask(f"{of_cards}.map((card) => of.drawing(card, {wide}, {high}))"):
             names = {name.partition("<")[0] for name in re.findall(r"<text[^>]*>([^<]*)", picture)}
             names = {name.partition(",")[0].strip() for name in names}

@@ -174,6 +174,8 @@ def test_hover_tap_pin_and_walk(chromium: Browser, pages: dict[str, Path]) -> No
     assert tab.told == []
 
     phone = chromium.open(f"{address}#GE.9", **PHONE)
+    phone.evaluate("document.querySelector('.active td[data-ref=\"y.4\"]').scrollIntoView({ block: 'center' })")
+    phone.wait(0.1)
     phone.tap("#cards .active td[data-ref='y.4']")
     phone.wait(0.1)
     assert "score after the cut" in phone.evaluate("document.getElementById('pop').textContent")
@@ -352,6 +354,29 @@ def test_pictures_move_from_card_to_card_for_those_who_want_it(chromium: Browser
     moving.wait(0.6)
     assert moving.evaluate("page.stage.moving") == 0 and moving.evaluate(drawn) == end
     assert still.told == [] and moving.told == []
+
+
+def test_points_are_dragged_and_tasks_noticed(chromium: Browser, pages: dict[str, Path]) -> None:
+    if "softmax" not in pages:
+        pytest.skip("the tour of softmax attention is not in the sample")
+    tab = chromium.open(pages["softmax"].as_uri() + "#SM.1", **DESK)
+    x, y = tab.centre("[data-drag='dot.1']")
+    for kind, at in (("mousePressed", x), ("mouseMoved", x - 30), ("mouseReleased", x - 30)):
+        buttons = int(kind != "mouseReleased")
+        where = {"x": at, "y": y, "button": "left", "buttons": buttons}
+        tab.call("Input.dispatchMouseEvent", type=kind, clickCount=1, **where)
+    key = "page.numbers.data.k[1]"
+    assert tab.centre("[data-drag='dot.1']") == pytest.approx((x - 30, y), abs=5)
+    before = tab.evaluate(key)
+    tab.evaluate("document.querySelector('[data-drag=\"dot.1\"]').focus()")
+    tab.key("ArrowUp")
+    assert tab.evaluate(key)[1] > before[1] and tab.evaluate("page.active") == 1
+    tab.click("#knobs button")
+    assert tab.evaluate(key) == [0.1, 2.0]
+    assert tab.evaluate("document.querySelectorAll('#tasks .done').length") == 0
+    tab.evaluate("page.update({ sharpness: 5 })")
+    assert tab.evaluate("document.querySelectorAll('#tasks .done').length") == 1
+    assert tab.told == []
 
 
 @pytest.mark.parametrize("name", TOURS)

@@ -26,7 +26,7 @@ class Page {
     for (const card of this.cards) card.section = byId(`card-${card.anchor}`);
     this.knobs();
     this.listen();
-    this.update();
+    this.update({}, undefined, false);
     const from = this.fromAddress();
     this.activate(Math.max(0, from), from > 0);
     this.test();
@@ -50,7 +50,7 @@ class Page {
     const { section } = card, { data } = this.numbers;
     if (card.kind === "intro") {
       section.innerHTML =
-        `<p class="eyebrow">Attention, step by step</p><h1>${card.title}</h1>${said(this.mechanism.intro).map((p) => `<p>${p}</p>`).join("")}` +
+        `<p class="eyebrow">Attention, step by step</p><p class="headline">${card.title}</p>${said(this.mechanism.intro).map((p) => `<p>${p}</p>`).join("")}` +
         `<p class="hint"><span class="keys"><kbd>←</kbd> <kbd>→</kbd> step through the tour. Point at a number to see what it is made of. </span><span class="touch">Tap a number to see what it is made of. </span>` +
         `Pick a word in the picture to follow it. <span class="keys">The space key plays and pauses.</span></p>`;
       if (this.asked) section.innerHTML += `<p>The tour has no card of this equation, which the address asks for:</p>${this.equation(this.asked)}`;
@@ -161,7 +161,7 @@ class Page {
   // What a number is, in words, with the id of its equation.
   nameOf(ref, rest = "") {
     const { what, id } = this.mechanism.quantities[ref.split(".")[0]];
-    return `<p class="label">${what}${rest}${id ? ` <a href="#${id}">${id}</a>` : ""}</p>`;
+    return `<p class="label">${what}${rest}${this.numbers.data.equations[id] ? ` <a href="#${id}">${id}</a>` : ""}</p>`;
   }
 
   spelled(ref) {
@@ -229,12 +229,12 @@ class Page {
     const heads = groups.some((group) => group.each.length > 1), gap = '<td class="gap"></td>';
     const title = (group) => `<th colspan="${group.each.length}" scope="colgroup"${this.made(card, group.name) ? ' class="made"' : ""}><span>${this.mechanism.quantities[group.name].what}</span> <math>${group.head}</math></th>`;
     let out = `<div class="scroll" tabindex="-1"><table><caption>${groups.map((group) => this.mechanism.quantities[group.name].what).join(", ")}</caption><thead><tr><td></td>${groups.map(title).join(gap)}</tr>`;
-    if (heads) out += `<tr class="sub"><td></td>${groups.map((group) => group.each.map(([label]) => `<th scope="col">${label}</th>`).join("")).join(gap)}</tr>`;
+    if (heads) out += `<tr class="sub"><td></td>${groups.map((group) => group.each.map(([label]) => (label === "" ? "<td></td>" : `<th scope="col">${label}</th>`)).join("")).join(gap)}</tr>`;
     out += "</thead><tbody>";
     for (const row of rows) {
       const token = byToken ? row : groups[0].only, label = token !== undefined ? tokens[token] : kind ? row + 1 : "";
       const mark = token !== undefined ? ` style="--c:${color(token)}"` : "";
-      out += `<tr><th scope="row"${mark} class="${token !== undefined ? "token" : ""}${token === this.state.i ? " followed" : ""}">${label}</th>`;
+      out += label === "" ? "<tr><td></td>" : `<tr><th scope="row"${mark} class="${token !== undefined ? "token" : ""}${token === this.state.i ? " followed" : ""}">${label}</th>`;
       out += cells.map(({ refs, most }) => refs[row].map((ref) => {
         const x = value(ref), share = Number.isFinite(x) ? Math.round((x ? 5 : 0) + 35 * Math.min(1, Math.abs(x) / most)) : 0;
         return `<td data-ref="${ref}" tabindex="-1" class="${x < 0 ? "minus" : "plus"}" style="--p:${share}%">${show(x)}</td>`;
@@ -478,11 +478,11 @@ class Page {
       this.update();
     };
     this.nudge = (node, x, y) => {
-      const box = node.getBoundingClientRect(), own = byId("picture").getBoundingClientRect();
+      const box = node.getBoundingClientRect(), own = byId("picture").firstElementChild.getBoundingClientRect();
       pull(node.dataset.drag, box.left + box.width / 2 - own.left + x, box.top + box.height / 2 - own.top + y);
     };
     const drag = (event) => {
-      const box = byId("picture").getBoundingClientRect(), t = this.mechanism.timeAt?.(event.clientX - box.left, event.clientY - box.top);
+      const box = byId("picture").firstElementChild.getBoundingClientRect(), t = this.mechanism.timeAt?.(event.clientX - box.left, event.clientY - box.top);
       if (event.type === "pointerdown") this.pulled = event.target.closest("[data-drag]")?.dataset.drag;
       if (this.pulled) return pull(this.pulled, event.clientX - box.left, event.clientY - box.top);
       if (t === undefined || t === false) return;

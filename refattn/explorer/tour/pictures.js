@@ -14,12 +14,13 @@
 //   bars(numbers, left, right, y, high, ref)    a bar for each word, to the left and the right of a zero line
 //   plane(x, y, size, points, wide)    a square for points: `ground`, `X(p)`, `Y(p)`; `back(x, y)` is the point at a place
 //
-// A mark with `drag: (x, y) => { DATA.k[2] = at.back(x, y); }` can be dragged by mouse, finger, and arrow keys; the page
-// computes all anew. A text of SVG in the list (the ground, words) has no key: it changes at once. Text says
-// `data-ref: "w.1.2"` to show the formula of a number. The tour's own `picture` is that of the first card, of the turn and of the
-// gallery; a card without `picture` shows it, too. A card may have a `caption` (a function or words; its own words below
-// its own picture) and `alt` (what a screen reader says of the picture).
-// No two cards of a side may draw the same: a test compares the marks without text.
+// The last argument of mark and point, `drag: (x, y) => { DATA.k[2] = at.back(x, y); }`, lets a reader drag it, by mouse,
+// finger and arrow keys; give it an "aria-label". The page computes all anew. Let the plane be made of the points as they
+// were at first, so that it stays. Text of SVG in the list (a ground, words) has no key and changes at once. `data-ref:
+// "w.1.2"` shows the formula of a number, `data-word: j` follows a word. Between two steps of time a picture reads S.at.
+// Tests compare the marks of the cards of a side without text: no two may be the same; every key is there once; names of
+// all words are drawn at 362 x 112, too; nothing reads NaN at any setting. `../../mechanisms/softmax/tour.js` is the
+// example: `board` has what stays from card to card (the words and their bars), each card adds what it is about.
 
 const svg = (tag, set = {}, inner = "") =>
   `<${tag} ${Object.entries(set).map(([key, x]) => `${key}="${typeof x === "number" ? +x.toFixed(2) : x}"`).join(" ")}>${inner}</${tag}>`;

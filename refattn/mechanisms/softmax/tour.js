@@ -77,7 +77,7 @@ function feet(at, points, along, quiet) {
       const share = size ? (p[0] * along[0] + p[1] * along[1]) / size : 0, foot = along.map((x) => share * x);
       return [
         line(`drop.${j}`, [[at.X(p), at.Y(p)], [at.X(foot), at.Y(foot)]], { class: "hair dashed", style: `stroke:${color(j)}` }),
-        mark(`foot.${j}`, "circle", { cx: at.X(foot), cy: at.Y(foot), r: quiet ? 2 : 3.5, style: `fill:var(--paper);stroke:${color(j)}`, "stroke-width": 2 }),
+        mark(`foot.${j}`, "circle", { cx: at.X(foot), cy: at.Y(foot), r: quiet ? 2 : 3.5, class: "foot", style: `fill:var(--paper);stroke:${color(j)}`, "stroke-width": 2 }),
       ];
     }),
   ];
