@@ -106,7 +106,7 @@ const point = (key, x, y, r, j, set = {}, drag = undefined) => mark(key, "circle
 const line = (key, points, set = {}) => mark(key, "path", { d: `M${points.map(([x, y]) => `${at_(x)} ${at_(y)}`).join("L")}`, class: "hair", ...set });
 const cross = (key, x, y, half = 4) => mark(key, "path", { d: `M${at_(x - half)} ${at_(y - half)}L${at_(x + half)} ${at_(y + half)}M${at_(x + half)} ${at_(y - half)}L${at_(x - half)} ${at_(y + half)}`, class: "cross" });
 const cell = (key, x, y, width, height, number, most, set = {}) =>
-  mark(key, "rect", { x, y, width, height, rx: Math.min(3, width / 6), "fill-opacity": Number.isFinite(number) ? 0.05 + 0.75 * Math.min(1, Math.abs(number) / (most || 1)) : 0, style: `fill:rgb(var(--${number < 0 ? "minus" : "plus"}))`, ...set });
+  mark(key, "rect", { x, y, width, height, rx: Math.min(3, width / 6), "fill-opacity": Number.isFinite(number) ? 0.05 + 0.5 * Math.min(1, Math.abs(number) / (most || 1)) : 0, style: `fill:rgb(var(--${number < 0 ? "minus" : "plus"}))`, ...set });
 
 // An arrow, whose head is a part of its line, so that it moves with it and has its colour.
 function vector(key, x, y, to, at, set = {}) {
