@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Enter": 13, "Escape": 27, "Home": 36}
-KEYS |= {"End": 35, "Tab": 9}
+KEYS |= {"End": 35, "Tab": 9, " ": 32}
 
 
 def path() -> str | None:

@@ -138,11 +138,13 @@ SAID = """(() => {
       Object.assign(state, { t, at: t, view: "" });
       all.push(["caption", mechanism.caption()], ["label", said(mechanism.label)]);
       all.push(["intro", said(mechanism.intro).join(" ")]);
-      for (const W of [300, 362, 568]) all.push(["picture", mechanism.picture(W, mechanism.height(W), W === 300)]);
+      for (const W of [300, 362, 568]) all.push(["picture", of.drawing(undefined, W, mechanism.height(W), W === 300)]);
       for (const card of mechanism[side]) {
         state.view = card.view ?? "";
-        for (const W of card.view ? [362, 568] : [])
-          all.push([card.title, mechanism.picture(W, mechanism.height(W), false)]);
+        for (const W of card.view || card.picture ? [362, 568] : [])
+          all.push([card.title, of.drawing(card, W, mechanism.height(W))]);
+        if (card.caption) all.push(["caption", said(card.caption)]);
+        if (card.alt) all.push(["label", said(card.alt)]);
         all.push([card.title, said(card.say)]);
         const ref = card.pick && card.pick();
         if (ref) all.push([card.title, spelled(of, ref[0], ref.slice(1))]);
@@ -173,14 +175,81 @@ def test_a_picture_has_the_names_of_all_tokens_on_a_phone_too(tour: tuple[Mechan
     mechanism, ask = tour
     for wide, high in ((362, 112), (362, 225), (568, 360)):
         ask("(of.state.t = of.state.at = of.steps)")
-        picture = ask(f"of.mechanism.picture({wide}, {high}, false)")
-        names = {name.partition("<")[0] for name in re.findall(r"<text[^>]*>([^<]*)", picture)}
-        assert {*sentence(mechanism).tokens} <= {name.partition(",")[0].strip() for name in names}, (wide, high, names)
+        of_cards = (
+            "[undefined, ...of.mechanism.forward, ...of.mechanism.backward].filter((card) => card?.picture ?? !card)"
+        )
+        for picture in ask(f"{of_cards}.map((card) => of.drawing(card, {wide}, {high}))"):
+            names = {name.partition("<")[0] for name in re.findall(r"<text[^>]*>([^<]*)", picture)}
+            names = {name.partition(",")[0].strip() for name in names}
+            assert {*sentence(mechanism).tokens} <= names, (wide, high, names)
+
+
+ONE_FOR_ALL = {"higher_order", "sympformer", "graph_energy", "koopman", "growing", "delta"}
+"""Mechanisms whose tours have one picture for several cards, or pictures without keyed marks, which cannot move."""
+
+
+@pytest.mark.parametrize("name", TOURS)
+def test_no_two_cards_of_a_side_draw_the_same(name: str) -> None:
+    """Nor do the marks of a card share a key; words and links in the picture do not count."""
+    drawn = """(side, W) => of.mechanism[side].map((card) => {
+      const { time } = of.mechanism, when = { first: 0, step: Math.min(time?.first?.() ?? 1, of.steps - 1) }[card.when];
+      const t = when ?? of.steps;
+      Object.assign(of.state, { side, view: card.view ?? "", t, at: t });
+      const marks = of.marks(card, W, of.mechanism.height(W)), shapes = marks.filter(({ tag }) => tag !== "text");
+      const keys = marks.filter(({ key }) => key).map(({ key, tag }) => `${tag} ${key}`);
+      const picture = written(shapes).replace(/<text.*?<.text>/g, "").replace(/ (data|aria)-[a-z-]*="[^"]*"/g, "");
+      return [card.title, picture, keys.length, keys.filter((key, n) => keys.indexOf(key) !== n)];
+    })"""
+    with engine(ra.mechanism(name), build.data(ra.mechanism(name))) as ask:
+        same = []
+        for side in SIDES:
+            for wide in (362, 780):
+                cards = ask(f"({drawn})({json.dumps(side)}, {wide})")
+                assert all(not twice for *_, twice in cards), cards
+                titles = {picture: title for title, picture, *_ in cards}
+                same += [title for title, picture, *_ in cards if titles[picture] != title]
+                same += [title for title, _, keyed, _ in cards if not keyed]
+        assert bool(same) == (name in ONE_FOR_ALL), same  # a tour that has been converted leaves the list
+
+
+def test_a_picture_moves_to_that_of_the_next_card() -> None:
+    with engine(ra.mechanism("softmax"), build.data(ra.mechanism("softmax"))) as ask:
+        ask("(globalThis.at = (n) => of.marks(of.mechanism.forward[n], 780, 400), 0)")
+        half = {one["key"]: one["set"] for one in ask("halfway(at(0), at(4), 0.5)") if not isinstance(one, str)}
+        ends = [{one["key"]: one["set"] for one in ask(f"at({n})") if not isinstance(one, str)} for n in (0, 4)]
+        for name in ("cx", "cy", "r"):
+            assert half["dot.2"][name] == pytest.approx((ends[0]["dot.2"][name] + ends[1]["dot.2"][name]) / 2)
+        assert half["key.2"]["opacity"] == 0.5 and half["tie.2"]["opacity"] == 0.25  # one goes, one comes
+        assert ask("blend('M0 10L4 2', 'M2 0L4 -2', 0.5, 'd')") == "M1 5L4 0"
+        assert ask("blend('M0 0L4 2', 'M2 2L4 -2L1 1', 0.5, 'd')") == "M2 2L4 -2L1 1"
+        assert ask("blend('stroke:var(--c1)', 'stroke:var(--c3)', 0.5, 'style')") == "stroke:var(--c3)"
+
+
+@pytest.mark.parametrize("name", TOURS)
+def test_what_a_reader_may_try_is_not_done_yet_and_can_be(name: str) -> None:
+    mechanism = ra.mechanism(name)
+    with engine(mechanism, build.data(mechanism)) as ask:
+        done = "(of.mechanism.tasks ?? []).map((task) => task.done())"
+        assert not any(ask(done))
+        ever = set()
+        for knobs, follow in settings(mechanism, 60):
+            ever |= {n for n, x in enumerate(ask(f"(of.set({json.dumps(knobs)}, {follow}), {done})")) if x}
+        drags = ask("(of.mechanism.tasks ?? []).flatMap((task, n) => (task.say.includes('drag') ? [n] : []))")
+        assert ever | {*drags} == {*range(len(ask(done)))}
+
+
+def test_a_point_is_dragged_to_where_it_is_let_go() -> None:
+    with engine(ra.mechanism("softmax"), build.data(ra.mechanism("softmax"))) as ask:
+        ask("(globalThis.card = of.mechanism.forward[0], globalThis.dots = () => of.marks(card, 780, 400), 0)")
+        place = "(({ set }) => [set.cx, set.cy])(dots().find(({ key }) => key === 'dot.2'))"
+        x, y = ask(place)
+        ask(f"(dots().find(({{ key, drag }}) => key === 'dot.2' && drag).drag({x + 60}, {y - 40}), of.set({{}}), 0)")
+        assert ask(place) == pytest.approx([x + 60, y - 40], abs=5)  # to one decimal
 
 
 def test_the_picture_of_growing_follows_the_card() -> None:
     with engine(ra.mechanism("growing"), build.data(ra.mechanism("growing"))) as ask:
-        draw = "(S, W) => Object.assign(of.state, S) && of.mechanism.picture(W, of.mechanism.height(W), false)"
+        draw = "(S, W) => Object.assign(of.state, S) && of.drawing(undefined, W, of.mechanism.height(W))"
         for wide in (362, 568):
             drawn = {}
             for side in SIDES:
@@ -198,7 +267,7 @@ def test_the_picture_of_graph_energy_has_up_for_a_score_that_should_be_higher() 
         for t in (0, last // 2, last):
             ask(f"(Object.assign(of.state, {{ side: 'backward', t: {t}, at: {t} }}), 0)")
             slopes, names = ask(f"of.data.tokens.map((_, j) => of.values.dx({t}, j))"), ask("of.data.tokens")
-            drawn = re.findall(r'cy="([^"]*)" r="4.5"', ask("of.mechanism.picture(568, 352, false)"))
+            drawn = re.findall(r'cy="([^"]*)" r="4.5"', ask("of.drawing(undefined, 568, 352)"))
             heights = [-float(y) for y in drawn[: len(slopes)]]
             assert np.argmin(slopes) == np.argmax(heights) and np.argmax(slopes) == np.argmin(heights)
             caption = ask("of.mechanism.caption()")
@@ -210,7 +279,7 @@ def test_the_picture_of_graph_energy_has_up_for_a_score_that_should_be_higher() 
 def test_the_picture_of_koopman_has_the_map_from_the_card_of_the_operator_on() -> None:
     with engine(ra.mechanism("koopman"), build.data(ra.mechanism("koopman"))) as ask:
         ask("(of.state.t = of.state.at = of.steps)")
-        draw = "((view) => { of.state.view = view; return of.mechanism.picture(568, 398, false); })"
+        draw = "((view) => { of.state.view = view; return of.drawing(undefined, 568, 398); })"
         with_map = []
         for title, view in ask("of.mechanism.forward.map((card) => [card.title, card.view ?? ''])"):
             picture, caption = ask(f"{draw}({json.dumps(view)})"), ask("of.mechanism.caption()")

@@ -55,7 +55,7 @@ def steps(tab: Tab) -> Iterator[int]:
 def test_every_card_is_reached_and_every_number_explains_itself(
     chromium: Browser, pages: dict[str, Path], name: str, window: dict[str, Any]
 ) -> None:
-    assert pages[name].stat().st_size < 300_000
+    assert pages[name].stat().st_size < 250_000
     tab = chromium.open(pages[name].as_uri(), **window, dark=name == "koopman")
     tested = tab.evaluate("page.tested")
     assert tested["worst"] < 1e-9 and tested["numbers"] > 100
@@ -174,6 +174,8 @@ def test_hover_tap_pin_and_walk(chromium: Browser, pages: dict[str, Path]) -> No
     assert tab.told == []
 
     phone = chromium.open(f"{address}#GE.9", **PHONE)
+    phone.evaluate("document.querySelector('.active td[data-ref=\"y.4\"]').scrollIntoView({ block: 'center' })")
+    phone.wait(0.1)
     phone.tap("#cards .active td[data-ref='y.4']")
     phone.wait(0.1)
     assert "score after the cut" in phone.evaluate("document.getElementById('pop').textContent")
@@ -338,6 +340,68 @@ def test_motion_is_only_for_those_who_want_it(chromium: Browser, pages: dict[str
     assert moving.evaluate("page.playing") != 0
     moving.key("ArrowRight")  # what a card shows does not depend on when one comes to it
     assert moving.evaluate("[page.playing, page.state.at, page.state.t]") == [0, 20, 20]
+
+
+def test_pictures_move_from_card_to_card_for_those_who_want_it(chromium: Browser, pages: dict[str, Path]) -> None:
+    if "softmax" not in pages:
+        pytest.skip("the tour of softmax attention is not in the sample")
+    drawn, address = "document.querySelector('#picture svg').innerHTML", pages["softmax"].as_uri() + "#SM.1"
+    after = "(page.activate(2), [page.stage.moving !== 0, document.querySelector('#picture svg').innerHTML])"
+    still, moving = (chromium.open(address, **DESK, still=still) for still in (True, False))
+    assert still.evaluate(after) == [False, end := still.evaluate(drawn)]
+    begun, picture = moving.evaluate(after)
+    assert begun and picture != end
+    moving.wait(0.6)
+    assert moving.evaluate("page.stage.moving") == 0 and moving.evaluate(drawn) == end
+    assert still.told == [] and moving.told == []
+
+
+def test_points_are_dragged_and_tasks_noticed(chromium: Browser, pages: dict[str, Path]) -> None:
+    if "softmax" not in pages:
+        pytest.skip("the tour of softmax attention is not in the sample")
+    tab = chromium.open(pages["softmax"].as_uri() + "#SM.1", **DESK)
+    x, y = tab.centre("[data-drag='dot.1']")
+    for kind, at in (("mousePressed", x), ("mouseMoved", x - 30), ("mouseReleased", x - 30)):
+        buttons = int(kind != "mouseReleased")
+        where = {"x": at, "y": y, "button": "left", "buttons": buttons}
+        tab.call("Input.dispatchMouseEvent", type=kind, clickCount=1, **where)
+    key = "page.numbers.data.k[1]"
+    assert tab.centre("[data-drag='dot.1']") == pytest.approx((x - 30, y), abs=5)
+    before = tab.evaluate(key)
+    tab.evaluate("document.querySelector('[data-drag=\"dot.1\"]').focus()")
+    tab.key("ArrowUp")
+    assert tab.evaluate(key)[1] > before[1] and tab.evaluate("page.active") == 1
+    tab.click("#knobs button")
+    assert tab.evaluate(key) == [0.1, 2.0]
+    assert tab.evaluate("document.querySelectorAll('#tasks .done').length") == 0
+    tab.evaluate("page.update({ sharpness: 5 })")
+    assert tab.evaluate("document.querySelectorAll('#tasks .done').length") == 1
+    assert tab.told == []
+
+
+@pytest.mark.parametrize("name", TOURS)
+def test_every_equation_of_the_definition_opens_a_card(chromium: Browser, pages: dict[str, Path], name: str) -> None:
+    tab = chromium.open(pages[name].as_uri(), **DESK)
+    for id in tab.evaluate("Object.keys(page.numbers.data.equations)"):
+        tab.evaluate(f"location.hash = {id!r}")
+        tab.wait(0.03)
+        shown = tab.evaluate("[page.active, page.idsOn(page.cards[page.active]), page.asked, page.passed()]")
+        assert id in shown[1] or (shown[0] == 0 and shown[2] == id and id in shown[3]), (id, shown)
+        section = tab.evaluate("document.querySelector('.active').textContent")
+        assert shown[0] or id in section
+    assert tab.told == []
+
+
+def test_sliders_have_names_and_the_space_key_pauses(chromium: Browser, pages: dict[str, Path]) -> None:
+    tab = chromium.open(pages["graph_energy"].as_uri(), **DESK, still=False)
+    assert tab.evaluate("page.playing") != 0
+    tab.key(" ")
+    assert tab.evaluate("page.playing") == 0
+    tab.call("Accessibility.enable")
+    nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
+    sliders = [one["name"]["value"] for one in nodes if one.get("role", {}).get("value") == "slider"]
+    assert len(sliders) > 3 and all(sliders)
+    assert tab.told == []
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -15,7 +15,9 @@
 //       passes, back, since    of a quantity in time: V.x(t, ...) is pass t - passes of the equation; if `back`, pass 0
 //                              is the last t; before `since` it is not compared
 //   tokens, sizes    the letters that are tokens, if others than ijln; { m: () => length } of further letters
-//   forward, backward    cards: { id, title, say, show, pick, of, when, timed, formula, also, label }
+//   forward, backward    cards: { id, title, say, show, pick, picture, caption, alt, of, when, timed, formula, also, label }
+//       picture, caption, alt    (W, H, small) => [marks]: how, is said on top of `pictures.js`; what the picture shows, as a
+//                sentence of at most 175 characters below it, and as words for those who do not see it
 //       id       its equation, or several; formula and line of code are the definition's
 //       say      a sentence, or a function that computes it;  of: what a backward card differentiates
 //       show     ledgers, each a list of columns: "w", "w[i]" (row of the token that is followed), "w[,i]", "w[ii]", "x+1",
@@ -24,7 +26,9 @@
 //       formula  in the notation of docstrings, for a card without an equation, which `label` names;  also: { label, formula }, one more
 //       since    before this step there is nothing to show;  view: what of the picture it is about, which is S.view then
 //   time        { steps: () => count, name: "step", first: () => the step that cards of a step begin with }
-//   picture, height, label, caption    (W, H, small) => SVG; W => H; what it shows; a sentence that holds at all settings
+//   picture, height, label, caption    those of the first card, of the turn, of the gallery, and of cards that have none:
+//               (W, H, small) => [marks]; W => H; what it shows; a sentence that holds at all settings
+//   tasks       what a reader may try: [{ say, done: () => truth }], noticed when it is done; none is done at first
 //   tallest     W => how tall the picture is on the first card of a phone, if it is not to be as tall as there is room
 //   phone       how tall the picture may be on the other cards of a phone, if not as tall as most
 //   timeAt      (x, y) => the step there, for a picture that can be dragged;  living: the knob that moves a small picture

@@ -5,6 +5,9 @@ const said = (x) => (typeof x === "function" ? x() : x);
 const escaped = (x) => x.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 const wide = () => matchMedia("(min-width: 960px)").matches;
+const roomy = () => matchMedia("(min-width: 1180px)").matches && !document.body.classList.contains("all");
+
+const MOVED = ["q", "k", "v", "target"]; // what a reader may drag
 
 class Page {
   constructor(numbers) {
@@ -15,13 +18,15 @@ class Page {
     this.cards = this.listed();
     this.active = 0;
     this.playing = 0;
+    this.given = structuredClone(Object.fromEntries(MOVED.map((name) => [name, numbers.data[name]])));
+    this.stage = new Stage(byId("picture"));
     this.arrived = -1e9; // when the page last moved by itself
     byId("cards").innerHTML = this.cards.map((card) => `<section id="card-${card.anchor}" class="card ${card.kind}" aria-label="${card.title}"></section>`).join("") + "<footer></footer>";
     byId("dots").innerHTML = this.cards.map((card) => `<button type="button" class="${card.kind}" tabindex="-1" aria-label="${card.where}" title="${card.where}"></button>`).join("");
     for (const card of this.cards) card.section = byId(`card-${card.anchor}`);
     this.knobs();
     this.listen();
-    this.update();
+    this.update({}, undefined, false);
     const from = this.fromAddress();
     this.activate(Math.max(0, from), from > 0);
     this.test();
@@ -45,37 +50,49 @@ class Page {
     const { section } = card, { data } = this.numbers;
     if (card.kind === "intro") {
       section.innerHTML =
-        `<p class="eyebrow">Attention, step by step</p><h1>${card.title}</h1>${said(this.mechanism.intro).map((p) => `<p>${p}</p>`).join("")}` +
+        `<p class="eyebrow">Attention, step by step</p><p class="headline">${card.title}</p>${said(this.mechanism.intro).map((p) => `<p>${p}</p>`).join("")}` +
         `<p class="hint"><span class="keys"><kbd>←</kbd> <kbd>→</kbd> step through the tour. Point at a number to see what it is made of. </span><span class="touch">Tap a number to see what it is made of. </span>` +
-        `Pick a word in the picture to follow it.</p>`;
+        `Pick a word in the picture to follow it. <span class="keys">The space key plays and pauses.</span></p>`;
+      if (this.asked) section.innerHTML += `<p>The tour has no card of this equation, which the address asks for:</p>${this.equation(this.asked)}`;
+      this.edges(section);
       return;
     }
     if (card.kind === "turn") {
       section.innerHTML = `<h2>${card.title}</h2><p>${said(this.mechanism.turn)}</p>`;
       return;
     }
-    const formulaLine = (formula) => (formula ? `<p class="formula">${formula}</p>` : "");
-    const equation = (id, label, otherwise) => {
-      const { formula, code, line } = data.equations[id];
-      return `<div class="line"><p class="label">${label}<a href="#${id}">${id}</a></p>${formulaLine(formula || data.formulas[otherwise])}${code ? `<details${this.unfolded ? " open" : ""}><summary>in code</summary><pre tabindex="-1" title="line ${line} of definition.py"><code>${escaped(code)}</code></pre></details>` : ""}</div>`;
-    };
-    const own = card.ids.map((id, n) => equation(id, "", n ? "" : card.formula)).join("") || `<div class="line"><p class="label">${card.label ?? "the loss"}</p>${formulaLine(data.formulas[card.formula])}</div>`;
+    const { formulaLine } = this, own = card.ids.map((id, n) => this.equation(id, "", n ? "" : card.formula)).join("") || `<div class="line"><p class="label">${card.label ?? "the loss"}</p>${formulaLine(data.formulas[card.formula])}</div>`;
     const also = card.also ? `<div class="line">${card.also.label ? `<p class="label">${card.also.label}</p>` : ""}${formulaLine(data.formulas[card.also.formula])}</div>` : "";
-    const forward = card.of ? [card.of].flat().map((id) => equation(id, "differentiates ")).join("") : "";
+    const forward = card.of ? [card.of].flat().map((id) => this.equation(id, "differentiates ")).join("") : "";
     const step = this.steppedBy(card) ? `<p class="label moment">${this.moment(card)}; move along with the slider of the picture</p>` : "";
     section.innerHTML =
-      `<h2><span>${card.n + 1}</span>${card.title}</h2><p class="say">${said(card.say)}</p>` +
-      `<div class="lines${forward ? " paired" : ""}">${forward ? `<div class="forwards">${forward}</div>` : ""}<div class="owns">${own}${also}</div></div>` +
-      (this.state.t < (card.since ?? 0) ? `${step}<p class="label">None yet.</p>` : `<div class="numbers" aria-live="off"></div>${step}<div class="ledgers">${card.show.map((entries) => this.ledger(entries, card)).join("")}</div>`);
+      `<div class="words"><h2><span>${card.n + 1}</span>${card.title}</h2><p class="say">${said(card.say)}</p>` +
+      `<div class="lines${forward ? " paired" : ""}">${forward ? `<div class="forwards">${forward}</div>` : ""}<div class="owns">${own}${also}</div></div></div><div class="evidence">` +
+      (this.state.t < (card.since ?? 0) ? `${step}<p class="label">None yet.</p>` : `<div class="numbers" aria-live="off"></div>${step}<div class="ledgers">${card.show.map((entries) => this.ledger(entries, card)).join("")}</div>`) + "</div>";
     for (const table of section.querySelectorAll("table")) table.querySelector("td[data-ref]")?.setAttribute("tabindex", "0");
     this.tell(card, this.picked(card));
     this.edges(section);
   }
 
+  formulaLine(formula) {
+    return formula ? `<p class="formula">${formula}</p>` : "";
+  }
+
+  // An equation of the definition with its name and its line of code.
+  equation(id, label = "", otherwise = "") {
+    const { data } = this.numbers, { formula, code, line } = data.equations[id];
+    return `<div class="line"><p class="label">${label}<a href="#${id}">${id}</a></p>${this.formulaLine(formula || data.formulas[otherwise])}${code ? `<details${this.unfolded ? " open" : ""}><summary>in code</summary><pre tabindex="-1" title="line ${line} of definition.py"><code>${escaped(code)}</code></pre></details>` : ""}</div>`;
+  }
+
+  // The ids on a card: its own, what it differentiates, those of its numbers.
+  idsOn(card) {
+    const named = (entry) => this.mechanism.quantities[/^\w+'?/.exec(entry)[0]].id;
+    return [...(card.ids ?? []), ...[card.of ?? []].flat(), ...(card.show ?? []).flat().map(named)];
+  }
+
   // What the ids are, and which of the definition's no card shows.
   passed() {
-    const named = (entry) => this.mechanism.quantities[/^\w+'?/.exec(entry)[0]].id;
-    const ids = this.cards.flatMap((card) => [...(card.ids ?? []), ...[card.of ?? []].flat(), ...(card.show ?? []).flat().map(named)]), seen = new Set(ids);
+    const ids = this.cards.flatMap((card) => this.idsOn(card)), seen = new Set(ids);
     const rest = Object.keys(this.numbers.data.equations).filter((id) => !seen.has(id));
     return ` Names like ${ids[0]} are those of the definition${rest.length ? `, of whose equations ${rest.join(", ").replace(/, ([^,]*)$/, " and $1")} ${rest.length > 1 ? "have" : "has"} no card` : ""}.`;
   }
@@ -135,10 +152,16 @@ class Page {
   tell(card, ref) {
     const panel = card.section.querySelector(".numbers");
     if (!panel || !ref) return;
-    panel.innerHTML = this.spelled(ref);
+    panel.innerHTML = `${this.nameOf(ref)}${this.spelled(ref)}`;
     card.told = ref;
     this.edges(card.section);
     this.mark(card.section, ref);
+  }
+
+  // What a number is, in words, with the id of its equation.
+  nameOf(ref, rest = "") {
+    const { what, id } = this.mechanism.quantities[ref.split(".")[0]];
+    return `<p class="label">${what}${rest}${this.numbers.data.equations[id] ? ` <a href="#${id}">${id}</a>` : ""}</p>`;
   }
 
   spelled(ref) {
@@ -204,14 +227,14 @@ class Page {
       return { refs, most: Math.max(1e-9, ...all) };
     });
     const heads = groups.some((group) => group.each.length > 1), gap = '<td class="gap"></td>';
-    const title = (group) => `<th colspan="${group.each.length}" scope="colgroup"${this.made(card, group.name) ? ' class="made"' : ""} title="${this.mechanism.quantities[group.name].what}"><math>${group.head}</math></th>`;
+    const title = (group) => `<th colspan="${group.each.length}" scope="colgroup"${this.made(card, group.name) ? ' class="made"' : ""}><span>${this.mechanism.quantities[group.name].what}</span> <math>${group.head}</math></th>`;
     let out = `<div class="scroll" tabindex="-1"><table><caption>${groups.map((group) => this.mechanism.quantities[group.name].what).join(", ")}</caption><thead><tr><td></td>${groups.map(title).join(gap)}</tr>`;
-    if (heads) out += `<tr class="sub"><td></td>${groups.map((group) => group.each.map(([label]) => `<th scope="col">${label}</th>`).join("")).join(gap)}</tr>`;
+    if (heads) out += `<tr class="sub"><td></td>${groups.map((group) => group.each.map(([label]) => (label === "" ? "<td></td>" : `<th scope="col">${label}</th>`)).join("")).join(gap)}</tr>`;
     out += "</thead><tbody>";
     for (const row of rows) {
       const token = byToken ? row : groups[0].only, label = token !== undefined ? tokens[token] : kind ? row + 1 : "";
       const mark = token !== undefined ? ` style="--c:${color(token)}"` : "";
-      out += `<tr><th scope="row"${mark} class="${token !== undefined ? "token" : ""}${token === this.state.i ? " followed" : ""}">${label}</th>`;
+      out += label === "" ? "<tr><td></td>" : `<tr><th scope="row"${mark} class="${token !== undefined ? "token" : ""}${token === this.state.i ? " followed" : ""}">${label}</th>`;
       out += cells.map(({ refs, most }) => refs[row].map((ref) => {
         const x = value(ref), share = Number.isFinite(x) ? Math.round((x ? 5 : 0) + 35 * Math.min(1, Math.abs(x) / most)) : 0;
         return `<td data-ref="${ref}" tabindex="-1" class="${x < 0 ? "minus" : "plus"}" style="--p:${share}%">${show(x)}</td>`;
@@ -228,11 +251,16 @@ class Page {
 
   fromAddress() {
     const id = decodeURIComponent(location.hash.slice(1));
-    return this.cards.findIndex((card) => card.anchor === id || card.ids?.includes(id));
+    this.asked = "";
+    const own = this.cards.findIndex((card) => card.anchor === id || card.ids?.includes(id));
+    if (own >= 0 || !this.numbers.data.equations[id]) return own;
+    const shown = this.cards.findIndex((card) => this.idsOn(card).includes(id));
+    this.asked = shown >= 0 ? "" : id; // the first card has what no other shows
+    return Math.max(0, shown);
   }
 
   activate(n, move = true) {
-    const last = this.cards[this.active], card = this.cards[(this.active = Math.max(0, Math.min(this.cards.length - 1, n)))];
+    const from = this.stage.marks, last = this.cards[this.active], card = this.cards[(this.active = Math.max(0, Math.min(this.cards.length - 1, n)))];
     const { state } = this, side = card.kind === "backward" || card.kind === "turn" ? "backward" : "forward", turned = state.side !== side || state.view !== (card.view ?? "");
     Object.assign(state, { side, view: card.view ?? "" });
     const when = { first: 0, step: undefined, last: this.numbers.steps }[card.kind === "turn" ? "last" : card.when], playing = this.playing && last !== card;
@@ -246,7 +274,7 @@ class Page {
     });
     document.querySelector("footer").hidden = !this.all && this.active > 0;
     if (!this.all || turned) this.fill(card);
-    if (turned || last === card || last?.kind === "intro" || card.kind === "intro") this.draw();
+    if (turned || last === card || !last?.n || !card.n || last.picture || card.picture) this.draw(still() || last === card ? undefined : from);
     [...byId("dots").children].forEach((dot, m) => (m === this.active ? dot.setAttribute("aria-current", "step") : dot.removeAttribute("aria-current")));
     byId("where").textContent = card.where;
     byId("previous").disabled = this.active === 0;
@@ -271,14 +299,15 @@ class Page {
 
   // ---- picture, knobs, time ------------------------------------------------------------------------------------------
 
-  draw() {
-    const box = byId("picture"), W = Math.round(box.clientWidth), first = this.cards[this.active].kind === "intro" && !this.all;
-    const most = wide() ? 460 : W >= 480 ? 250 : (this.mechanism.phone ?? (this.numbers.steps ? 112 : 126)); // on a phone it is large at first, and leaves room for numbers later
+  // `from`: the marks from which it moves, if it is to move.
+  draw(from = undefined) {
+    const box = byId("picture"), W = Math.round(box.clientWidth), card = this.cards[this.active], first = card.kind === "intro" && !this.all;
+    const most = roomy() ? Math.max(340, Math.min(520, 0.5 * innerHeight)) : wide() ? 460 : W >= 480 ? 250 : (this.mechanism.phone ?? (this.numbers.steps ? 112 : 126)); // on a phone it is large at first, and leaves room for numbers later
     const H = first && !wide() ? Math.round(this.mechanism.tallest?.(W) ?? Math.max(this.mechanism.height(W), Math.min(0.62 * W, 0.3 * innerHeight))) : Math.min(most, Math.round(this.mechanism.height(W)));
-    const focus = document.activeElement?.getAttribute("data-word");
-    box.innerHTML = `<svg class="${W < 420 ? "narrow" : ""}" width="${W}" height="${H}" viewBox="0 0 ${W} ${H}" role="group" aria-label="${said(this.mechanism.label).replaceAll('"', "")}">${this.mechanism.picture(W, H, false)}</svg>`;
-    if (focus) box.querySelector(`[data-word="${focus}"]`)?.focus();
-    const caption = this.mechanism.caption();
+    const alt = said(card.alt ?? this.mechanism.label).replaceAll('"', "");
+    const open = `<svg class="${W < 420 ? "narrow" : ""}" width="${W}" height="${H}" viewBox="0 0 ${W} ${H}" role="group" aria-label="${alt}">`;
+    this.stage.show(this.numbers.marks(card, W, H), open, `${W} ${H}`, from);
+    const caption = said(card.caption ?? this.mechanism.caption);
     if (byId("caption").innerHTML !== caption) byId("caption").innerHTML = caption;
     const steps = this.numbers.steps;
     for (const id of ["play", "scrub", "now"]) byId(id).hidden = !steps;
@@ -290,12 +319,21 @@ class Page {
   }
 
   // All anew, as knobs or the followed word have changed.
-  update(knobs = {}, follow = undefined) {
+  update(knobs = {}, follow = undefined, byReader = true) {
     const end = this.state.t === this.numbers.steps;
     this.numbers.set(knobs, follow);
     this.state.at = this.state.t = end ? this.numbers.steps : Math.min(this.state.t, this.numbers.steps);
-    this.draw();
+    this.draw(follow === undefined || still() ? undefined : this.stage.marks);
     for (const card of this.all ? this.cards : [this.cards[this.active]]) this.fill(card);
+    if (byReader) this.tasks(true);
+  }
+
+  // What a reader may try, and what of it has been done.
+  tasks(tried = false) {
+    const tasks = this.mechanism.tasks ?? [], done = (this.done ??= new Set()), before = done.size;
+    if (tried) tasks.forEach((task, n) => { if (task.done()) done.add(n); });
+    if (tasks.length && (!tried || done.size > before))
+      byId("tasks").innerHTML = tasks.map((task, n) => `<li${done.has(n) ? ' class="done"' : ""}>${done.has(n) ? "Done" : "Try"}: ${said(task.say)}</li>`).join("");
   }
 
   knobs() {
@@ -304,8 +342,9 @@ class Page {
     const input = (knob) =>
       typeof knob.value === "boolean"
         ? `<label class="check"><input type="checkbox" data-knob="${knob.name}"><span>${knob.label}</span></label>`
-        : `<label><span>${knob.label}${knob.symbol ? ` <math><mi>${knob.symbol}</mi></math>` : ""}</span><output></output><input type="range" data-knob="${knob.name}" min="${knob.low}" max="${knob.high}" step="${knob.step || "any"}"></label>`;
-    byId("knobs").innerHTML = knobs.map(input).join("") + '<button type="reset" aria-label="Put all knobs back">↺</button>';
+        : `<label><span>${knob.label}</span><output></output><input type="range" aria-label="${knob.label}" data-knob="${knob.name}" min="${knob.low}" max="${knob.high}" step="${knob.step || "any"}"></label>`;
+    byId("knobs").innerHTML = knobs.map(input).join("") + '<button type="reset" aria-label="Put all knobs back">↺</button>' + (this.mechanism.tasks ? '<ul id="tasks" aria-live="polite"></ul>' : "");
+    this.tasks();
     const told = () => {
       for (const input of byId("knobs").querySelectorAll("input")) {
         const x = this.numbers.knobs[input.dataset.knob];
@@ -313,6 +352,7 @@ class Page {
         else {
           input.value = x;
           input.parentNode.querySelector("output").textContent = show(x);
+          input.setAttribute("aria-valuetext", show(x));
         }
       }
     };
@@ -324,7 +364,8 @@ class Page {
     });
     byId("knobs").addEventListener("reset", (event) => {
       event.preventDefault();
-      this.update(Object.fromEntries(knobs.map((knob) => [knob.name, knob.value])));
+      Object.assign(this.numbers.data, structuredClone(this.given));
+      this.update(Object.fromEntries(knobs.map((knob) => [knob.name, knob.value])), undefined, false);
       told();
     });
     byId("knobs").addEventListener("submit", (event) => event.preventDefault());
@@ -378,13 +419,13 @@ class Page {
     const { what } = this.mechanism.quantities[name], given = this.formulaOf(ref) === undefined, pop = byId("pop"), markup = this.spelled(ref);
     node.setAttribute("aria-description", `${what}${given ? ", given" : ""}: ${spoken(markup)}`);
     if (card) this.mark(card.section, ref);
-    pop.innerHTML = `<p>${what}${given ? (this.mechanism.quantities[name].values ? ", computed" : ", given") : ""}</p><div class="numbers">${markup}</div>`;
+    pop.innerHTML = `${this.nameOf(ref, given ? (this.mechanism.quantities[name].values ? ", computed" : ", given") : "")}<div class="numbers">${markup}</div>`;
     pop.hidden = this.spelledOut(card, ref);
     const box = node.getBoundingClientRect(), { offsetWidth: w, offsetHeight: h } = pop, beside = box.right + w + 20 < innerWidth;
     const place = (x, y) => Object.assign(pop.style, { left: `${x}px`, top: `${y}px` });
     if (!wide()) place(8, innerHeight - h - 74);
     else if (beside) place(box.right + 10, Math.max(8, Math.min(innerHeight - h - 8, box.top + box.height / 2 - h / 2)));
-    else place(Math.max(8, Math.min(innerWidth - w - 8, box.left + box.width / 2 - w / 2)), box.top > h + 12 ? box.top - h - 8 : box.bottom + 8);
+    else place(Math.max(8, Math.min(innerWidth - w - 8, box.left + box.width / 2 - w / 2)), box.top > h + 12 ? Math.min(box.top, innerHeight) - h - 8 : box.bottom + 8);
   }
 
   // Whether a number's formula is in view on its card, so that no other need show it.
@@ -431,8 +472,19 @@ class Page {
       if (event.detail) document.activeElement.blur(); // a ring of focus is for the keyboard
       this.update({}, Number(word.dataset.word));
     });
+    // A mark that can be dragged says itself what becomes of it at a place of the picture.
+    const pull = (key, x, y) => {
+      this.stage.marks.find((one) => one.key === key && one.drag)?.drag(x, y);
+      this.update();
+    };
+    this.nudge = (node, x, y) => {
+      const box = node.getBoundingClientRect(), own = byId("picture").firstElementChild.getBoundingClientRect();
+      pull(node.dataset.drag, box.left + box.width / 2 - own.left + x, box.top + box.height / 2 - own.top + y);
+    };
     const drag = (event) => {
-      const box = byId("picture").getBoundingClientRect(), t = this.mechanism.timeAt?.(event.clientX - box.left, event.clientY - box.top);
+      const box = byId("picture").firstElementChild.getBoundingClientRect(), t = this.mechanism.timeAt?.(event.clientX - box.left, event.clientY - box.top);
+      if (event.type === "pointerdown") this.pulled = event.target.closest("[data-drag]")?.dataset.drag;
+      if (this.pulled) return pull(this.pulled, event.clientX - box.left, event.clientY - box.top);
       if (t === undefined || t === false) return;
       this.halt();
       this.goTo(t);
@@ -462,7 +514,12 @@ class Page {
   }
 
   key(event) {
-    const at = document.activeElement, step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    const at = document.activeElement;
+    if (event.key === " " && this.numbers.steps && !at.matches("button, input, summary, td, [data-word], [data-drag]")) {
+      event.preventDefault();
+      this.play();
+    }
+    const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
     if (event.key === "Escape") {
       byId("pop").hidden = true;
       document.body.classList.remove("turning");
@@ -478,6 +535,11 @@ class Page {
       this.activate(event.key === "Home" ? 0 : this.cards.length - 1);
     }
     if (!step) return;
+    if (at.dataset.drag) {
+      event.preventDefault();
+      this.nudge(at, 8 * step[1], 8 * step[0]);
+      return;
+    }
     if (at.tagName === "TD" && at.dataset.ref) {
       const rows = [...at.closest("tbody").rows], line = rows[rows.indexOf(at.parentNode) + step[0]]?.cells ?? [];
       const cell = line[at.cellIndex + step[1]], next = cell?.className === "gap" ? line[at.cellIndex + 2 * step[1]] : cell;

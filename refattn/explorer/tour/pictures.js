@@ -1,4 +1,26 @@
-// What the pictures of all tours are made of: elements of SVG as text, scales, and labels that do not overlap.
+// Pictures of tours: keyed marks, which move from one card to the next; scales, and labels that do not overlap.
+//
+// A card states its picture as `picture: (W, H, small) => [marks]`, W by H pixels; `small`: in the gallery, without words.
+// A mark is an element of SVG with a key. If the next card has a mark of the same key and tag, the page moves the one to
+// the other in 300 ms: numbers (x, r, opacity, ...) and the numbers within `d`, `points` and `transform` if the text
+// around them is the same. A mark that is new fades in, one without a successor fades out. With reduced motion all is
+// still. So let a key name the thing, not its place: "key.2" is the third key on every card, as arrow, bar or point.
+//
+//   mark("dot.2", "circle", { cx, cy, r, style: `fill:${color(2)}` })     any element; lists of marks may be nested
+//   vector("pull.2", x, y, to, at, { style })    an arrow                 bar("bar.2", x, y, width, height, j)
+//   point("dot.2", x, y, r, j)    a filled circle                           line("line.2", [[x, y], ...], { class: "hair" })
+//   cell("m.0.2", x, y, width, height, number, most)    of a heat map     label("name.2", x, y, "bank", { class: "name" })
+//   rows(names, S.i, y, width)    the words, one below the other, y(j) high: who clicks one follows it
+//   bars(numbers, left, right, y, high, ref)    a bar for each word, to the left and the right of a zero line
+//   plane(x, y, size, points, wide)    a square for points: `ground`, `X(p)`, `Y(p)`; `back(x, y)` is the point at a place
+//
+// The last argument of mark and point, `drag: (x, y) => { DATA.k[2] = at.back(x, y); }`, lets a reader drag it, by mouse,
+// finger and arrow keys; give it an "aria-label". The page computes all anew. Let the plane be made of the points as they
+// were at first, so that it stays. Text of SVG in the list (a ground, words) has no key and changes at once. `data-ref:
+// "w.1.2"` shows the formula of a number, `data-word: j` follows a word. Between two steps of time a picture reads S.at.
+// Tests compare the marks of the cards of a side without text: no two may be the same; every key is there once; names of
+// all words are drawn at 362 x 112, too; nothing reads NaN at any setting. `../../mechanisms/softmax/tour.js` is the
+// example: `board` has what stays from card to card (the words and their bars), each card adds what it is about.
 
 const svg = (tag, set = {}, inner = "") =>
   `<${tag} ${Object.entries(set).map(([key, x]) => `${key}="${typeof x === "number" ? +x.toFixed(2) : x}"`).join(" ")}>${inner}</${tag}>`;
@@ -24,6 +46,17 @@ function bounds(points, room = 0.15) {
   return [(l + r) / 2 - half, (l + r) / 2 + half, (b + t) / 2 - half, (b + t) / 2 + half];
 }
 
+// The corners of the convex hull of points, in order.
+function hull(points) {
+  const sorted = [...points].sort((a, b) => a[0] - b[0] || a[1] - b[1]), turn = (o, a, b) => (a[0] - o[0]) * (b[1] - o[1]) - (a[1] - o[1]) * (b[0] - o[0]);
+  const half = (list) => list.reduce((made, p) => {
+    while (made.length > 1 && turn(made.at(-2), made.at(-1), p) <= 0) made.pop();
+    return [...made, p];
+  }, []);
+  const [low, high] = [half(sorted), half(sorted.toReversed())];
+  return points.length < 2 ? points : [...low.slice(0, -1), ...high.slice(0, -1)];
+}
+
 // A plane in a square, or wider than high: its ground, its axes, and the functions that place a point.
 function plane(x, y, size, points, wide = size) {
   const [l, r, b, t] = bounds(points), X = scale(l, r, x + (wide - size) / 2, x + (wide + size) / 2), Y = scale(b, t, y + size, y);
@@ -32,7 +65,8 @@ function plane(x, y, size, points, wide = size) {
     svg("rect", { x, y, width: wide, height: size, rx: 6, class: "plane" }) +
     (inside(X(0), x, x + wide) ? svg("path", { d: `M${X(0)} ${y}V${y + size}`, class: "axis" }) : "") +
     (inside(Y(0), y, y + size) ? svg("path", { d: `M${x} ${Y(0)}H${x + wide}`, class: "axis" }) : "");
-  return { X: (p) => X(p[0]), Y: (p) => Y(p[1]), unit: size / (r - l), ground };
+  const back = (px, py) => [scale(X(0), X(1), 0, 1)(Math.max(x, Math.min(x + wide, px))), scale(Y(0), Y(1), 0, 1)(Math.max(y, Math.min(y + size, py)))].map((at) => Math.round(10 * at) / 10);
+  return { X: (p) => X(p[0]), Y: (p) => Y(p[1]), unit: size / (r - l), back, ground, box: [x, y, x + wide, y + size] };
 }
 
 // Writes names beside marks, where no other name stands: above, below, to the right or the left, or not at all. `taken`:
@@ -59,3 +93,113 @@ const follows = (j, label, inner, set = {}) =>
 
 // The ground behind a number: its sign as a colour, its size beside the largest one as the strength of it.
 const heat = (x, most) => `rgba(var(--${x < 0 ? "minus" : "plus"}), ${(0.55 * Math.min(1, Math.abs(x) / most)).toFixed(3)})`;
+
+// ---- marks, which a page moves from card to card -----------------------------------------------------------------------
+
+const mark = (key, tag, set, inner = "", drag = undefined) => ({ key, tag, set, inner, drag });
+const inSvg = ({ key, tag, set, inner, drag }) => svg(tag, drag ? { ...set, "data-drag": key, tabindex: 0, role: "button" } : set, inner);
+const written = (marks) => [marks].flat(Infinity).map((one) => (typeof one === "string" ? one : one ? inSvg(one) : "")).join("");
+const at_ = (x) => +x.toFixed(2) || 0;
+
+const label = (key, x, y, inner, set = {}) => mark(key, "text", { x, y, ...set }, inner);
+const point = (key, x, y, r, j, set = {}, drag = undefined) => mark(key, "circle", { cx: x, cy: y, r, style: `fill:${color(j)}`, class: "dot", ...set }, "", drag);
+const line = (key, points, set = {}) => mark(key, "path", { d: `M${points.map(([x, y]) => `${at_(x)} ${at_(y)}`).join("L")}`, class: "hair", ...set });
+const cross = (key, x, y, half = 4) => mark(key, "path", { d: `M${at_(x - half)} ${at_(y - half)}L${at_(x + half)} ${at_(y + half)}M${at_(x + half)} ${at_(y - half)}L${at_(x - half)} ${at_(y + half)}`, class: "cross" });
+const cell = (key, x, y, width, height, number, most, set = {}) =>
+  mark(key, "rect", { x, y, width, height, rx: Math.min(3, width / 6), "fill-opacity": Number.isFinite(number) ? 0.05 + 0.5 * Math.min(1, Math.abs(number) / (most || 1)) : 0, style: `fill:rgb(var(--${number < 0 ? "minus" : "plus"}))`, ...set });
+
+// An arrow, whose head is a part of its line, so that it moves with it and has its colour.
+function vector(key, x, y, to, at, set = {}) {
+  const long = Math.hypot(to - x, at - y), head = Math.min(8, 0.6 * long), [c, s] = long > 1e-9 ? [(to - x) / long, (at - y) / long] : [1, 0];
+  const side = (turn) => `${at_(to - head * (c - turn * 0.5 * s))} ${at_(at - head * (s + turn * 0.5 * c))}`;
+  return mark(key, "path", { d: `M${at_(x)} ${at_(y)}L${at_(to)} ${at_(at)}M${side(1)}L${at_(to)} ${at_(at)}L${side(-1)}`, class: "vector", ...set });
+}
+
+// A bar from a zero line to where its number is, on either side.
+const bar = (key, zero, y, to, high, j, set = {}) =>
+  mark(key, "rect", { x: Math.min(zero, to), y: y - high / 2, width: Math.max(0.8, Math.abs(to - zero)), height: high, rx: 2, style: `fill:${color(j)}`, ...set });
+
+// Bars of numbers between two places, around a zero line where it has to be, each with its number if there is room.
+function bars(numbers, left, right, y, high, ref = undefined) {
+  const finite = numbers.filter(Number.isFinite), low = Math.min(0, ...finite), most = Math.max(0, ...finite), room = high >= 12 ? 46 : 0;
+  const X = scale(low, most || (low ? 0 : 1), left + (low ? room : 0), right - (most ? room : 0)), zero = X(0);
+  return [
+    line("zero", [[zero, y(0) - high], [zero, y(numbers.length - 1) + high]], { class: "axis" }),
+    numbers.map((x, j) => {
+      const to = Number.isFinite(x) ? X(x) : zero, before = x < 0 && Number.isFinite(x);
+      return [
+        bar(`bar.${j}`, zero, y(j), to, high, j),
+        room ? label(`told.${j}`, to + (before ? -5 : 5), y(j) + 4, show(x), { "text-anchor": before ? "end" : "start", class: "share", ...(ref ? { "data-ref": ref(j) } : {}) }) : [],
+      ];
+    }),
+  ];
+}
+
+// The words, one below the other: who clicks one follows it.
+const rows = (names, followed, y, width, small = false) =>
+  names.map((name, j) =>
+    follows(j, name,
+      svg("rect", { x: 0, y: y(j) - 13, width, height: 26, rx: 6, class: "ground" }) + svg("circle", { cx: 8, cy: y(j), r: 4, style: `fill:${color(j)}` }) + text(17, y(j) + 4, name),
+      { class: j === followed ? "word followed" : "word" }));
+
+// Between two values of an attribute: numbers, and texts that differ in their numbers alone.
+const NUMBER = /-?\d+(?:\.\d+)?/g, SHAPES = ["d", "points", "transform"];
+function blend(a, b, part, name) {
+  if (typeof a === "number" && typeof b === "number") return a + part * (b - a);
+  if (!SHAPES.includes(name) || typeof a !== "string" || a.replace(NUMBER, "#") !== b.replace(NUMBER, "#")) return b;
+  const from = a.match(NUMBER) ?? [];
+  let n = 0;
+  return b.replace(NUMBER, (x) => at_(blend(Number(from[n++]), Number(x), part)));
+}
+
+// The marks of a picture on the way from another: `part` goes from 0 to 1.
+function halfway(from, to, part) {
+  const old = new Map(from.filter((one) => one.key).map((one) => [`${one.tag} ${one.key}`, one])), coming = new Set(to.map((one) => `${one.tag} ${one.key}`));
+  const fade = (one, share) => ({ ...one, drag: undefined, set: { ...one.set, opacity: share * (one.set.opacity ?? 1) } });
+  const gone = from.filter((one) => one.key && !coming.has(`${one.tag} ${one.key}`)).map((one) => fade(one, 1 - part));
+  return [
+    ...gone,
+    ...to.map((one) => {
+      const before = one.key && old.get(`${one.tag} ${one.key}`);
+      if (!one.key) return one;
+      if (!before) return fade(one, part);
+      const set = Object.fromEntries(Object.entries({ opacity: 1, "fill-opacity": 1, ...one.set }).map(([name, x]) => [name, blend(before.set[name] ?? x, x, part, name)]));
+      return { ...one, set };
+    }),
+  ];
+}
+
+// The marks of a card, of the tour where it has none of its own.
+Numbers.prototype.marks = function marks(card, W, H, small = false) {
+  return [(card?.picture ?? this.mechanism.picture)(W, H, small)].flat(Infinity).filter(Boolean);
+};
+Numbers.prototype.drawing = function drawing(card, W, H, small = false) {
+  return written(this.marks(card, W, H, small));
+};
+
+// What shows marks in an element of the page; where there is something to move and the reader wants it, in 300 ms.
+class Stage {
+  constructor(box) {
+    Object.assign(this, { box, marks: [], moving: 0, size: "" });
+  }
+
+  show(marks, open, size, from = undefined) {
+    cancelAnimationFrame(this.moving);
+    this.moving = 0;
+    const put = (all) => {
+      const focus = ["data-word", "data-drag"].map((name) => [name, document.activeElement?.getAttribute(name)]).find(([, x]) => x);
+      this.marks = all;
+      this.box.innerHTML = `${open}${written(all)}</svg>`;
+      if (focus) this.box.querySelector(`[${focus[0]}="${focus[1]}"]`)?.focus();
+    };
+    const same = this.size === size && from?.some((one) => one.key), began = performance.now();
+    this.size = size;
+    if (!same) return put(marks);
+    const frame = () => {
+      const gone = Math.min(1, (performance.now() - began) / 300), part = gone * gone * (3 - 2 * gone);
+      this.moving = gone < 1 ? requestAnimationFrame(frame) : 0;
+      put(gone < 1 ? halfway(from, marks, part) : marks);
+    };
+    frame();
+  }
+}

@@ -30,101 +30,281 @@ const best = () => largest(J.map((j) => V.w(S.i, j)));
 const most = () => largest(J.map((j) => Math.abs(V.dm(S.i, j))));
 const word = () => `<b>${DATA.tokens[S.i]}</b>`;
 
+// ---- pictures: the words with a bar each, and beside them what the card is about ---------------------------------------
+
+const flat = (p) => [p[0], p[1] ?? 0]; // of wider vectors the first two numbers are drawn
+const first = { q: DATA.q.map(flat), k: DATA.k.map(flat), v: DATA.v.map(flat), target: flat(DATA.target) }; // a plane stays while points are dragged
+const vectorOf = (name, wide, ...at) => flat(wide.map((c) => V[name](...at, c)));
+const put = (list, [x, y], by = 1) => { if (by) [x, y].slice(0, list.length).forEach((z, c) => { list[c] = z / by; }); };
+const weights = () => J.map((j) => V.w(S.i, j));
+const enlarged = (length, room) => [1, 2, 5, 10, 20, 50, 100].findLast((times) => times * length <= room) ?? 1;
+
+// Where things are; the words, and a bar for each, which is told, too.
+function board(W, H, small, numbers, told, heading, quantity) {
+  const narrow = W < 420, top = small || narrow ? 6 : 26, n = J.length, y = scale(0, Math.max(1, n - 1), top + 14, H - 16), thick = (H - top) / n;
+  const names = narrow ? 70 : 92, left = Math.round(narrow ? W * 0.48 : W * 0.42), high = narrow ? 7 : Math.min(22, 0.4 * thick);
+  const head = small || narrow ? "" : text(0, 12, told, { class: "title" }) + text(left + 10, 12, heading, { class: "title" });
+  const drawn = [head, rows(DATA.tokens, S.i, y, names, small), bars(numbers, names + 4, left - 14, y, small ? 7 : high, quantity && ((j) => `${quantity}.${S.i}.${j}`))];
+  return { drawn, narrow, top, left: left + (narrow ? 0 : 10), y, size: H - top - 4, wide: W - left - (narrow ? 0 : 10), quiet: small || narrow };
+}
+
+// The query and the keys as arrows.
+function arrows(b) {
+  const scaled = flat(J.length ? first.q[S.i].map((x) => K.sharpness * x) : [0, 0]), at = plane(b.left, b.top, b.size, [...first.k, scaled, [0, 0]], b.wide);
+  const q = vectorOf("q", D, S.i), zero = [at.X([0, 0]), at.Y([0, 0])], keys = J.map((j) => vectorOf("k", D, j));
+  const one = (key, p, set) => vector(key, ...zero, at.X(p), at.Y(p), set);
+  const drawn = [
+    at.ground,
+    J.map((j) => [
+      one(`key.${j}`, keys[j], { style: `stroke:${color(j)}`, opacity: hidden(S.i, j) ? 0.3 : 1 }),
+      b.quiet ? [] : label(`name.${j}`, at.X(keys[j]) + (keys[j][0] < 0 ? -8 : 8), at.Y(keys[j]) + (keys[j][1] < 0 ? 14 : -6), DATA.tokens[j], { class: "name", "text-anchor": keys[j][0] < 0 ? "end" : "start" }),
+      point(`dot.${j}`, at.X(keys[j]), at.Y(keys[j]), b.quiet ? 3 : 5, j, { "aria-label": `drag the key of ${DATA.tokens[j]}` }, (x, y) => put(DATA.k[j], at.back(x, y))),
+    ]),
+    one("query", q, { class: "vector thick" }),
+    mark("q", "circle", { cx: at.X(q), cy: at.Y(q), r: b.quiet ? 4 : 6, class: "sink", "aria-label": "drag the query" }, "", (x, y) => put(DATA.q[S.i], at.back(x, y), K.sharpness)),
+    b.quiet ? [] : label("query name", at.X(q) + 10, at.Y(q) + 4, "q", { class: "name strong" }),
+  ];
+  return { at, q, keys, zero, drawn };
+}
+
+// The feet of points on the line along a direction.
+function feet(at, points, along, quiet) {
+  const size = along[0] ** 2 + along[1] ** 2, [l, t, r, b] = at.box, [mx, my] = [at.X([0, 0]), at.Y([0, 0])], far = size ? Math.min(...[[l, r, mx, along[0]], [t, b, my, -along[1]]].map(([low, high, m, d]) => (d ? Math.min(high - m, m - low) / Math.abs(d) : Infinity))) : 0;
+  const reach = size ? far : 0, end = (s) => [mx + s * reach * along[0], my - s * reach * along[1]];
+  return [
+    line("along", [end(-1), end(1)], { class: "hair dashed" }),
+    points.map((p, j) => {
+      const share = size ? (p[0] * along[0] + p[1] * along[1]) / size : 0, foot = along.map((x) => share * x);
+      return [
+        line(`drop.${j}`, [[at.X(p), at.Y(p)], [at.X(foot), at.Y(foot)]], { class: "hair dashed", style: `stroke:${color(j)}` }),
+        mark(`foot.${j}`, "circle", { cx: at.X(foot), cy: at.Y(foot), r: quiet ? 2 : 3.5, class: "foot", style: `fill:var(--paper);stroke:${color(j)}`, "stroke-width": 2 }),
+      ];
+    }),
+  ];
+}
+
+function compare(W, H, small) {
+  const b = board(W, H, small, J.map((j) => V.s(S.i, j)), "score s", `the query of ${DATA.tokens[S.i]} and all keys${D.length > 2 ? ", two of their numbers" : ""}`, "s"), { drawn, at, q, keys } = arrows(b);
+  return [b.drawn, drawn, feet(at, keys, q, b.quiet)];
+}
+
+function mask(W, H, small) {
+  const b = board(W, H, small, J.map((j) => V.m(S.i, j)), "score after the mask m", "who sees whom: a row for each query", "m"), n = J.length;
+  const names = b.quiet ? 4 : 74, head = b.quiet ? 10 : 26, wide = (b.wide - names) / n, high = (b.size - head) / n, X = (j) => b.left + names + j * wide, Y = (i) => b.top + head + i * high;
+  const size = Math.max(...J.flatMap((i) => J.map((j) => Math.abs(V.s(i, j)))));
+  return [
+    b.drawn,
+    J.map((i) => [
+      b.quiet ? [] : text(X(0) - 8, Y(i) + high / 2 + 4, DATA.tokens[i], { "text-anchor": "end", class: i === S.i ? "strong" : "title" }),
+      J.map((j) => [
+        cell(`m.${i}.${j}`, X(j) + 1, Y(i) + 1, wide - 2, high - 2, V.m(i, j), size),
+        hidden(i, j) ? [line(`shut.${i}.${j}`, [[X(j) + 4, Y(i) + high - 4], [X(j) + wide - 4, Y(i) + 4]])] : [],
+        b.quiet ? [] : text(X(j) + wide / 2, Y(i) + high / 2 + 4, show(V.m(i, j)), { "text-anchor": "middle", "data-ref": `m.${i}.${j}` }),
+      ]),
+    ]),
+    J.map((j) => point(`dot.${j}`, X(j) + wide / 2, b.top + head / 2 - 2, b.quiet ? 3 : 5, j)),
+    mark("row", "rect", { x: X(0), y: Y(S.i), width: n * wide, height: high, rx: 4, class: "frame" }),
+  ];
+}
+
+function exponentiate(W, H, small) {
+  const scores = J.map((j) => V.m(S.i, j)), top = Math.max(...scores), below = scores.map((x) => x - top), b = board(W, H, small, below, "before: m − max", "after: u = exp(m − max)");
+  const low = Math.min(-1, ...below.filter(Number.isFinite)) * 1.08, X = scale(low, 0, b.left + 14, b.left + b.wide - 14), Y = scale(0, 1, b.top + b.size - 18, b.top + 16), place = (x) => Math.max(X(low), X(x));
+  const curve = Array.from({ length: 41 }, (_, n) => low * (1 - n / 40));
+  return [
+    b.drawn,
+    line("floor", [[X(low), Y(0)], [X(0), Y(0)]], { class: "axis" }),
+    line("curve", curve.map((x) => [X(x), Y(Math.exp(x))]), { class: "curve" }),
+    J.map((j) => [
+      mark(`part.${j}`, "rect", { x: place(below[j]) - 4, y: Y(V.u(S.i, j)), width: 8, height: Y(0) - Y(V.u(S.i, j)), style: `fill:${color(j)}`, "fill-opacity": 0.5 }),
+      point(`dot.${j}`, place(below[j]), Y(V.u(S.i, j)), b.quiet ? 3 : 5, j),
+      b.quiet || hidden(S.i, j) ? [] : label(`u.${j}`, place(below[j]) - 8, Y(V.u(S.i, j)) - 7, show(V.u(S.i, j)), { class: "name share", "text-anchor": "end", "data-ref": `u.${S.i}.${j}` }),
+    ]),
+  ];
+}
+
+function share(W, H, small) {
+  const w = weights(), shares = percents(w), b = board(W, H, small, w, "weight w", "the parts u, and each divided by their sum", "w"), u = J.map((j) => V.u(S.i, j));
+  const X = scale(0, 1, b.left + 4, b.left + b.wide - 4), unit = Math.min(1, 1 / Math.max(2, J.length * 0.6)), whole = u.reduce((x, y) => x + y, 0), high = b.size * 0.24, up = b.top + b.size * 0.12, down = b.top + b.size * 0.6;
+  let before = 0, after = 0;
+  return [
+    b.drawn,
+    J.map((j) => {
+      const [x, y] = [before, after], wide = X(w[j]) - X(0);
+      before += u[j] * Math.min(unit, 1 / whole);
+      after += w[j];
+      const from = X(x), to = X(before);
+      return [
+        mark(`u.${j}`, "rect", { x: from, y: up, width: to - from, height: high, style: `fill:${color(j)}`, "fill-opacity": 0.45 }),
+        line(`drop.${j}`, [[to, up + high], [X(after), down]], { class: "hair dashed", style: `stroke:${color(j)}` }),
+        mark(`part.${j}`, "rect", { x: X(y), y: down, width: Math.max(0, wide - 1), height: high, style: `fill:${color(j)}` }),
+        point(`dot.${j}`, X(y) + wide / 2, down + high / 2, b.quiet ? 2 : 4, j),
+        b.quiet || wide < 34 ? [] : label(`share.${j}`, X(y) + wide / 2, down + high + 16, shares[j], { "text-anchor": "middle", class: "share" }),
+      ];
+    }),
+    b.quiet ? "" : text(X(0), up - 6, `sum of u = ${show(whole)}`, { class: "title" }) + text(X(1), down - 6, "sum of w = 1", { class: "title", "text-anchor": "end" }),
+  ];
+}
+
+// The values as points, each as large as its weight, within their hull; and the output.
+function values(b, tied = true) {
+  const w = weights(), points = J.map((j) => vectorOf("v", E, j)), at = plane(b.left, b.top, b.size, [...first.v, [0, 0], first.target], b.wide), out = vectorOf("o", E, S.i), goal = flat(E.map((c) => V.target(c)));
+  const seen = points.filter((_, j) => !hidden(S.i, j)), place = (p) => [at.X(p), at.Y(p)], radius = (j) => (b.narrow ? 2.5 : 4) + (b.narrow ? 5 : 13) * Math.sqrt(w[j]);
+  const drawn = [
+    at.ground,
+    mark("hull", "path", { d: `M${hull(seen).map((p) => place(p).map(at_).join(" ")).join("L")}Z`, class: "hull" }),
+    tied ? J.map((j) => line(`tie.${j}`, [place(points[j]), place(out)], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": Math.max(0.3, 12 * w[j]), opacity: hidden(S.i, j) ? 0 : 0.5 })) : [],
+    J.map((j) => [
+      point(`dot.${j}`, ...place(points[j]), radius(j), j, { opacity: hidden(S.i, j) ? 0.35 : 1, "aria-label": `drag the value of ${DATA.tokens[j]}` }, (x, y) => put(DATA.v[j], at.back(x, y))),
+      b.quiet ? [] : label(`name.${j}`, ...((x, y) => [x, y + (y > b.top + b.size / 2 ? radius(j) + 14 : -radius(j) - 5)])(...place(points[j])), DATA.tokens[j], { "text-anchor": "middle", class: "name" }),
+    ]),
+    mark("out", "circle", { cx: at.X(out), cy: at.Y(out), r: b.quiet ? 4 : 7, class: "sink" }),
+    b.quiet ? [] : label("out name", at.X(out) + 11, at.Y(out) - 8, "o", { class: "name strong" }),
+  ];
+  const aim = [
+    cross("goal", ...place(goal), b.quiet ? 3 : 5),
+    mark("goal hold", "circle", { cx: at.X(goal), cy: at.Y(goal), r: 12, class: "ground", "aria-label": "drag the wanted output" }, "", (x, y) => put(DATA.target, at.back(x, y))),
+    b.quiet ? [] : label("goal name", at.X(goal) - 9, at.Y(goal) - 9, "t", { class: "name strong", "text-anchor": "end" }),
+  ];
+  return { at, points, out, goal, place, drawn, aim };
+}
+
+function mix(W, H, small) {
+  const b = board(W, H, small, weights(), `what ${DATA.tokens[S.i]} takes in: w`, "values, and their mean o within their hull", "w");
+  return [b.drawn, values(b).drawn];
+}
+
+function wish(W, H, small) {
+  const b = board(W, H, small, weights(), "weight w", "from the output o to what is wished for, t", "w"), { at, out, goal, place, drawn, aim } = values(b, false), far = at.unit * Math.hypot(goal[0] - out[0], goal[1] - out[1]);
+  return [b.drawn, drawn, [1, 0.66, 0.33].map((part, n) => mark(`ring.${n}`, "circle", { cx: at.X(goal), cy: at.Y(goal), r: part * far, class: "ghost" })), vector("down", ...place(out), ...place(goal), { class: "vector thick" }), aim];
+}
+
+function toValues(W, H, small) {
+  const b = board(W, H, small, weights(), "weight w", "where each value should go: −dv", "w"), { points, place, drawn, aim } = values(b, false);
+  return [b.drawn, drawn, aim, points.map((p, j) => vector(`push.${j}`, ...place(p), ...place(p.map((x, c) => x - (c < E.length ? V.dv(j, c) : 0)))))];
+}
+
+function toWeights(W, H, small) {
+  const b = board(W, H, small, J.map((j) => V.dw(S.i, j)), "gradient dw", "how far each value points along do", "dw"), { at, points, place, drawn, aim } = values(b, false), along = flat(E.map((c) => V.do(S.i, c)));
+  return [b.drawn, drawn, feet(at, points, along, b.quiet), vector("down", ...place([0, 0]), ...place(along), { class: "vector thick" }), b.quiet ? [] : label("do name", at.X(along) + 8, at.Y(along) - 8, "do", { class: "name strong" }), aim];
+}
+
+function toScores(W, H, small) {
+  const b = board(W, H, small, J.map((j) => V.dm(S.i, j)), "gradient dm = w (dw − r)", "dw, and how far it is from the mean r", "dm"), dw = J.map((j) => V.dw(S.i, j)), w = weights(), mean = V.mean(S.i);
+  const Y = scale(Math.min(...dw, mean - 1e-6), Math.max(...dw, mean + 1e-6), b.top + b.size - 24, b.top + 24), X = (j) => b.left + (b.wide * (j + 0.5)) / J.length;
+  return [
+    b.drawn,
+    svg("rect", { x: b.left, y: b.top, width: b.wide, height: b.size, rx: 6, class: "plane" }),
+    line("along", [[b.left, Y(mean)], [b.left + b.wide, Y(mean)]], { class: "hair dashed" }),
+    b.quiet ? [] : label("mean", b.left + 6, Y(mean) - 6, `r = ${show(mean)}`, { class: "name strong", "data-ref": `mean.${S.i}` }),
+    J.map((j) => [
+      line(`drop.${j}`, [[X(j), Y(dw[j])], [X(j), Y(mean)]], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": Math.max(1, 26 * w[j]) }),
+      point(`dot.${j}`, X(j), Y(dw[j]), (b.narrow ? 2.5 : 4) + (b.narrow ? 5 : 13) * Math.sqrt(w[j]), j, { opacity: hidden(S.i, j) ? 0.35 : 1 }),
+      b.quiet ? [] : label(`name.${j}`, X(j), b.top + b.size - 6, DATA.tokens[j], { "text-anchor": "middle", class: "title" }),
+    ]),
+  ];
+}
+
+function toQuery(W, H, small) {
+  const root_ = Math.sqrt(D.length), steps = J.map((j) => flat(D.map((d) => (-V.dm(S.i, j) * V.k(j, d)) / root_))), length = Math.max(1e-9, Math.hypot(...flat(D.map((d) => V.dq(S.i, d)))), ...steps.map((p) => Math.hypot(...p)));
+  const b = board(W, H, small, J.map((j) => V.dm(S.i, j)), "gradient dm", "", "dm"), { at, q, drawn } = arrows(b), times = enlarged(at.unit * length, 0.3 * b.size);
+  let here = q;
+  const chain = steps.map((p, j) => { const from = here; here = here.map((x, c) => x + times * p[c]); return vector(`push.${j}`, at.X(from), at.Y(from), at.X(here), at.Y(here), { style: `stroke:${color(j)}` }); });
+  return [b.drawn, b.quiet ? "" : text(b.left, 12, `each key pulls or pushes the query: −dq${times > 1 ? `, ${times} times as long` : ""}`, { class: "title" }), drawn, chain, vector("down", at.X(q), at.Y(q), at.X(here), at.Y(here), { class: "vector thick" })];
+}
+
+function toKeys(W, H, small) {
+  const steps = J.map((j) => flat(D.map((d) => -V.dk(j, d)))), b = board(W, H, small, J.map((j) => V.dm(S.i, j)), "gradient dm", "", "dm"), { at, keys, drawn } = arrows(b), times = enlarged(at.unit * Math.max(1e-9, ...steps.map((p) => Math.hypot(...p))), 0.3 * b.size);
+  return [b.drawn, b.quiet ? "" : text(b.left, 12, `where each key should go, along the query: −dk${times > 1 ? `, ${times} times as long` : ""}`, { class: "title" }), drawn, keys.map((p, j) => { const to = p.map((x, c) => x + times * steps[j][c]); return vector(`push.${j}`, at.X(p), at.Y(p), at.X(to), at.Y(to)); })];
+}
+
+// ---- cards -------------------------------------------------------------------------------------------------------------
+
+const shown = (j) => percents(weights())[j];
+const wanted = () => {
+  const more = J.filter((j) => V.dm(S.i, j) < -5e-4), less = J.filter((j) => V.dm(S.i, j) > 5e-4);
+  if (!more.length) return `No weight of ${word()} needs to change for this target.`;
+  return `To come nearer to t, ${word()} should attend more to ${names(more)}${less.length ? ` and less to ${names(less)}` : ""}.`;
+};
+
 const forward = [
   {
-    id: "SM.1", title: "Compare", show: [["k", "s[i]"], ["q[i]"]], pick: () => ["s", S.i, best()],
+    id: "SM.1", title: "Compare", show: [["k", "s[i]"], ["q[i]"]], pick: () => ["s", S.i, best()], picture: compare,
+    alt: () => `The query of ${DATA.tokens[S.i]} and the keys as arrows, each key with its foot on the line of the query`,
+    caption: () => `A key’s foot on the line of the query, times the query’s length, over √d, is its score: the highest is that of ${names([largest(J.map((j) => V.s(S.i, j)))])}.`,
     say: () => `The query of ${word()} is compared with the key of every word. The more the two point the same way, the higher the score.`,
   },
   {
-    id: ["SM.2", "SM.3"], title: "Exponentiate", show: [["s[i]", "m[i]", "u[i]"]], pick: () => ["u", S.i, J.find((j) => j !== best()) ?? 0],
-    say: () => `A mask comes first: m is the score s, or −∞ where a word may not look. ${
-      !K.causal ? "Here all are seen." : S.i < J.at(-1) ? `Here ${word()} does not see what comes later: ${names(J.filter((j) => j > S.i))}.` : `Here a word does not see what comes later; ${word()} comes last and sees all.`} A score higher by 1 always gives e times the unnormalised weight u. Subtracting the largest score changes no ratio, and keeps numbers from overflowing.`,
+    id: "SM.2", title: "Mask", show: [["s[i]", "m[i]"]], pick: () => ["m", S.i, J.at(-1)], picture: mask,
+    alt: "The scores of all queries and keys as a table, the row of the followed word framed",
+    caption: () => {
+      const shut = J.filter((j) => hidden(S.i, j));
+      return !K.causal ? "Nothing is hidden: every row has all its scores. Tick “causal” to hide what comes later." : shut.length ? `${word()} does not see ${names(shut)}: those scores become −∞.` : `${word()} comes last and sees all; the rows above have lost what comes after them.`;
+    },
+    say: () => `A mask comes first: m is the score s, or −∞ where a word may not look. A model that predicts the next word must not see it (causal attention). ${!K.causal ? "Here all are seen." : S.i < J.at(-1) ? `Here ${word()} does not see what comes later: ${names(J.filter((j) => j > S.i))}.` : `Here a word does not see what comes later; ${word()} comes last and sees all.`}`,
   },
   {
-    id: "SM.4", title: "Share", show: [["u[i]", "w[i]"]], pick: () => ["w", S.i, best()],
+    id: "SM.3", title: "Exponentiate", show: [["m[i]", "u[i]"]], pick: () => ["u", S.i, J.find((j) => j !== best()) ?? 0], picture: exponentiate,
+    alt: "The curve of the exponential function with a point for each word",
+    caption: () => `Left: how far each score is below the largest. Right: what exp makes of it. That of ${names([best()])} is the largest, so its u is 1.`,
+    say: "A score higher by 1 always gives e times the unnormalised weight u. Subtracting the largest score changes no ratio, and keeps numbers from overflowing.",
+  },
+  {
+    id: "SM.4", title: "Share", show: [["u[i]", "w[i]"]], pick: () => ["w", S.i, best()], picture: share,
+    alt: () => `A bar divided: ${J.map((j) => `${DATA.tokens[j]} ${shown(j)}`).join(", ")}`,
+    caption: () => `The bar of all u is stretched, or shrunk, to length 1. ${names([best()])} has ${shown(best())} of it.`,
     say: "Each u is divided by the sum of all of them. That is the weight w, and the weights add up to one.",
   },
   {
-    id: "SM.5", title: "Mix", show: [["w[i]", "v"], ["o[i]"]], pick: () => ["o", S.i, 0],
-    say: "The output is the mean of the values, and each value counts as much as its weight.",
+    id: "SM.5", title: "Mix", show: [["w[i]", "v"], ["o[i]"]], pick: () => ["o", S.i, 0], picture: mix,
+    say: "The output is the mean of the values, and each value counts as much as its weight. So it lies within the hull of the values, whatever the weights are.",
   },
 ];
 const backward = [
   {
-    title: "What is wished for", of: "SM.5", formula: "do = o - t", show: [["o[i]", "do[i]"], ["target"]], pick: () => ["do", S.i, 0],
+    title: "What is wished for", of: "SM.5", formula: "do = o - t", show: [["o[i]", "do[i]"], ["target"]], pick: () => ["do", S.i, 0], picture: wish,
+    alt: "An arrow from the output to the wanted output, and circles of equal loss",
+    caption: () => `The arrow from o to t is −do: the way on which the loss falls fastest. It is ${show(Math.hypot(...E.map((c) => V.do(S.i, c))))} long. Drag t.`,
     say: () => `We wish that the output of ${word()} had been t. The loss is half the squared distance, so its gradient is the difference.`,
   },
   {
-    id: "dSM.v", of: "SM.5", title: "To the values", show: [["w[i]", "dv"], ["do[i]"]], pick: () => ["dv", best(), 0],
+    id: "dSM.v", of: "SM.5", title: "To the values", show: [["w[i]", "dv"], ["do[i]"]], pick: () => ["dv", best(), 0], picture: toValues,
+    alt: "An arrow at each value, as long as its weight is large",
+    caption: () => `All arrows are parallel; that of ${names([best()])} is the longest, for its weight is the largest.`,
     say: () => `A value moved the output by its weight, so it gets that share of the gradient. Only ${word()} has a loss here, so the sum over i has one term.`,
   },
   {
-    id: "dSM.4", of: "SM.5", title: "To the weights", show: [["v", "dw[i]"], ["do[i]"]], pick: () => ["dw", S.i, best()],
+    id: "dSM.4", of: "SM.5", title: "To the weights", show: [["v", "dw[i]"], ["do[i]"]], pick: () => ["dw", S.i, best()], picture: toWeights,
+    alt: "The values, each with its foot on the line of the gradient of the output",
+    caption: () => `A value whose foot lies along do raises the loss if its weight grows, most of all that of ${names([largest(J.map((j) => V.dw(S.i, j)))])}.`,
     say: "A weight moved the output along its value. So its gradient is how far that value points along the gradient of the output.",
   },
   {
-    id: "dSM.2", of: "SM.4", title: "To the scores", show: [["w[i]", "dw[i]", "dm[i]"], ["mean[i]"]], pick: () => ["dm", S.i, most()],
-    say: "Weights add up to one, so one grows at the cost of the others. Only what a word does beyond r counts, the weighted mean: the sum of w dw. A negative gradient means that this score should grow (▲).",
+    id: "dSM.2", of: "SM.4", title: "To the scores", show: [["w[i]", "dw[i]", "dm[i]"], ["mean[i]"]], pick: () => ["dm", S.i, most()], picture: toScores,
+    alt: "The gradients of the weights above and below their weighted mean", caption: wanted,
+    say: "Weights add up to one, so one grows at the cost of the others. Only what a word does beyond r counts, the weighted mean: the sum of w dw. A negative gradient means that this score should grow.",
   },
   {
-    id: "dSM.q", of: "SM.1", title: "To the query", show: [["dm[i]", "k"], ["dq[i]"]], pick: () => ["dq", S.i, 0],
+    id: "dSM.q", of: "SM.1", title: "To the query", show: [["dm[i]", "k"], ["dq[i]"]], pick: () => ["dq", S.i, 0], picture: toQuery,
+    alt: "The way of the query, as a chain of arrows, one along each key",
+    caption: () => (Math.abs(V.dm(S.i, most())) < 5e-4 ? "No key moves the query: no score needs to change." : `From the query on, one arrow for each key: ${names([most()])} has the largest gradient of a score. The thick arrow is all of them together.`),
     say: "The gradient of the query is the sum of the keys, each times the gradient of its score, divided by √d as the scores were.",
   },
   {
-    id: "dSM.k", of: "SM.1", title: "To the keys", show: [["dm[i]", "dk"], ["q[i]"]], pick: () => ["dk", most(), 0],
+    id: "dSM.k", of: "SM.1", title: "To the keys", show: [["dm[i]", "dk"], ["q[i]"]], pick: () => ["dk", most(), 0], picture: toKeys,
+    alt: "An arrow at each key, along the query or against it",
+    caption: () => (Math.abs(V.dm(S.i, most())) < 5e-4 ? "No key has to move: no score needs to change." : "Keys whose score should grow move along the query; the others move against it."),
     say: () => `The gradient of a key is the query times the gradient of its score, divided by √d. Again the sum over i has one term, that of ${word()}.`,
   },
 ];
 
-// Left: what flows from each word to the one that is followed. Right: the values, and their mean.
-function picture(W, H, small) {
-  const back = S.side === "backward", n = J.length, narrow = W < 420, i = S.i, weights = J.map((j) => V.w(i, j)), shares = percents(weights);
-  const values = J.map((j) => [V.v(j, 0), E.length > 1 ? V.v(j, 1) : 0]), out = [V.o(i, 0), E.length > 1 ? V.o(i, 1) : 0];
-  const goal = [DATA.target[0], E.length > 1 ? DATA.target[1] : 0], top = small ? 6 : narrow ? 16 : 26;
-  const size = Math.min(H - top - 4, W * 0.46), left = W - size, y = scale(0, Math.max(1, n - 1), top + 14, H - 16), middle = (top + H) / 2;
-  const end = small ? 80 : narrow ? 70 : 78, from = small ? end : end + (narrow ? 34 : 44), to = left - (narrow ? 26 : 44), thick = (H - top) / n;
-  let drawn = TIP;
-  if (!small) drawn += text(0, 12, back ? "what should count more or less" : `what ${DATA.tokens[i]} takes in`, { class: "title" }) + text(left, 12, narrow ? "values" : "values and their mean", { class: "title" });
-  let taken = middle - 0.75 * thick; // the ribbons meet side by side: together they are one
-  J.forEach((j) => {
-    const width = 1.5 * thick * weights[j], end = taken + width / 2, half = (from + to) / 2;
-    taken += width;
-    if (width > 0.1) drawn += svg("path", { d: `M${from} ${y(j)}C${half} ${y(j)} ${half} ${end} ${to} ${end}`, "stroke-width": Math.max(0.8, width), class: "flow", style: `stroke:${color(j)}` });
-  });
-  J.forEach((j) => {
-    const change = -V.dm(i, j), told = back ? (Math.abs(change) < 5e-4 ? "=" : change > 0 ? "▲" : "▼") : hidden(i, j) ? "hidden" : shares[j];
-    drawn += follows(j, DATA.tokens[j],
-      svg("rect", { x: 0, y: y(j) - 13, width: from - 2, height: 26, rx: 6, class: "ground" }) + svg("circle", { cx: 8, cy: y(j), r: 4, style: `fill:${color(j)}` }) +
-        text(17, y(j) + 4, DATA.tokens[j]) + (small ? "" : text(from - 6, y(j) + 4, told, { "text-anchor": "end", class: "share", "data-ref": back ? `dm.${i}.${j}` : `w.${i}.${j}` })),
-      { class: j === i ? "word followed" : "word" });
-  });
-  drawn += svg("circle", { cx: to + 9, cy: middle, r: 10, class: "sink", style: `stroke:${color(i)}` }) + (small ? "" : text(to + 9, middle + 4, "o", { "text-anchor": "middle" }));
-  const at = plane(left, top, size, [...values, [0, 0], goal]);
-  drawn += at.ground;
-  J.forEach((j) => { drawn += svg("path", { d: `M${at.X(values[j])} ${at.Y(values[j])}L${at.X(out)} ${at.Y(out)}`, "stroke-width": Math.max(0.3, 10 * weights[j]), class: "flow", style: `stroke:${color(j)}` }); });
-  J.forEach((j) => {
-    const r = (narrow ? 2.5 : 3) + (narrow ? 6 : 10) * Math.sqrt(weights[j]), below = at.Y(values[j]) > top + size / 2, x = at.X(values[j]);
-    drawn += svg("circle", { cx: x, cy: at.Y(values[j]), r, style: `fill:${color(j)}`, class: "dot" });
-    if (!small) drawn += text(Math.min(x, W - 20), at.Y(values[j]) + (below ? r + 12 : -r - 4), DATA.tokens[j], { "text-anchor": "middle", class: "name" });
-    const moved = values[j].map((x, c) => x - (c < E.length ? V.dv(j, c) : 0));
-    if (back && at.unit * Math.hypot(moved[0] - values[j][0], moved[1] - values[j][1]) > 4) drawn += arrow(at.X(values[j]), at.Y(values[j]), at.X(moved), at.Y(moved));
-  });
-  drawn += svg("circle", { cx: at.X(out), cy: at.Y(out), r: 6, class: "sink" }) + (small ? "" : text(at.X(out) + 10, at.Y(out) - 7, "o", { class: "name strong" }));
-  if (back) drawn += arrow(at.X(out), at.Y(out), at.X(goal), at.Y(goal)) + svg("path", { d: `M${at.X(goal) - 4} ${at.Y(goal) - 4}l8 8m0 -8l-8 8`, class: "cross" }) + text(at.X(goal) - 8, at.Y(goal) - 8, "t", { class: "name strong", "text-anchor": "end" });
-  return drawn;
-}
-
 function caption() {
-  const i = S.i, seen = J.filter((j) => !hidden(i, j)), order = [...seen].sort((a, b) => V.w(i, b) - V.w(i, a)), shares = percents(J.map((j) => V.w(i, j)));
-  if (S.side === "backward") {
-    const more = J.filter((j) => V.dm(i, j) < -5e-4), less = J.filter((j) => V.dm(i, j) > 5e-4);
-    if (!more.length) return `No weight of ${word()} needs to change for this target.`;
-    return `To come nearer to t, ${word()} should attend more to ${names(more)}${less.length ? ` and less to ${names(less)}` : ""}.`;
-  }
+  if (S.side === "backward") return wanted();
+  const seen = J.filter((j) => !hidden(S.i, j)), order = [...seen].sort((a, b) => V.w(S.i, b) - V.w(S.i, a));
   if (seen.length === 1) return `${word()} sees only itself, so its output is its own value.`;
-  if (V.w(i, order[0]) - V.w(i, order.at(-1)) < 5e-3) return `All ${seen.length} words that ${word()} sees count the same: the output is the plain mean of their values.`;
-  const [first, second] = order.map((j) => `${shares[j]} from ${names([j])}`);
-  return `${word()} takes ${first} and ${second}.${V.w(i, order[0]) > 0.95 ? " The mean has almost become a choice." : ""}`;
+  if (V.w(S.i, order[0]) - V.w(S.i, order.at(-1)) < 5e-3) return `All ${seen.length} words that ${word()} sees count the same: the output is the plain mean of their values.`;
+  const [one, other] = order.map((j) => `${shown(j)} from ${names([j])}`);
+  return `${word()} takes ${one} and ${other}.${V.w(S.i, order[0]) > 0.95 ? " The mean has almost become a choice." : ""}`;
 }
 
 tour({
@@ -135,7 +315,13 @@ tour({
     `Each word has a <b>query</b> (what it looks for), a <b>key</b> (what it offers) and a <b>value</b> (what it hands over). A key that matches the query well gets a large weight, and the output is the mean of the values by these weights. The softmax makes the weights: positive, adding up to one, and smooth, so that they can be learned. We follow ${word()}.`,
   ],
   turn: "To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it. That is its gradient, written with a d in front. The steps come in reverse.",
-  quantities, forward, backward, picture, caption,
-  height: (W) => (W < 420 ? 134 : Math.min(340, Math.round(W * 0.56))),
+  quantities, forward, backward, caption,
+  picture: (W, H, small) => (S.side === "backward" ? wish : mix)(W, H, small),
+  tasks: [
+    { say: "lower the temperature until one word gets more than 95 %", done: () => Math.max(...weights()) > 0.95 },
+    { say: "follow a word that gets everything from itself, with the mask", done: () => K.causal && S.i === 0 },
+    { say: "drag keys and values, or the target t, until o meets t", done: () => Math.hypot(...E.map((c) => V.o(S.i, c) - V.target(c))) < 0.1 },
+  ],
+  height: (W) => (W < 420 ? 134 : Math.min(520, Math.round(W * 0.56))),
   label: () => `What flows to ${DATA.tokens[S.i]}: ${J.map((j) => `${DATA.tokens[j]} ${percents(J.map((l) => V.w(S.i, l)))[j]}`).join(", ")}.`,
 });

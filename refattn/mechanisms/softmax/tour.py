@@ -14,8 +14,8 @@ def arguments(inputs: Mapping[str, Any], knobs: Mapping[str, Any]) -> dict[str, 
 
 TOUR = Tour(
     knobs=(
-        Knob("sharpness", "query times", 1.0, 0.0, 5.0),
-        Knob("causal", "hide what comes later", False),
+        Knob("sharpness", "query times (1 / temperature)", 1.0, 0.0, 5.0),
+        Knob("causal", "hide what comes later (causal)", False),
     ),
     arguments=arguments,
 )
