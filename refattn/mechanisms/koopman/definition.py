@@ -54,13 +54,12 @@ is overlap and gram mixtures^T is start^T, the left side is start^T (overlap fit
     [KOOP.11]  koopman = transfer gram                      n x n: list of x in, list of next(x) out
     [KOOP.12]  one_move = transfer k                        n x d: list of x in, point next(x) out
 
-The next point. Let psi turn points into points, and K act on each of its coordinates. For the K of a true map next, (K
-psi)(attended) is psi(next(attended)). So the x with psi(x) = (K psi)(attended) is next(attended), for each psi that has
-an inverse. The paper takes this x with the fitted K, for which psi matters. Ours is psi = id + epsilon K id with id(x)
-= x, for small epsilon. (K id)(x) is g(x) one_move, one move from x, at the keys gram one_move. So (K K id)(x), two
-moves from x, is g(x) transfer gram one_move = g(x) koopman one_move. KOOP.15 is a wish plus epsilon times another:
-following is one move from attended, and a move from it, g(following) one_move, two from attended. A fitted K may not
-allow both.
+The next point. K acts on each coordinate of a map psi of points. For the K of a true map next, (K psi)(attended) is
+psi(next(attended)). So the x with psi(x) = (K psi)(attended) is next(attended), for each psi that has an inverse. The
+paper takes this x with the fitted K, for which psi matters. Ours is psi = id + epsilon K id with id(x) = x, for small
+epsilon. (K id)(x) is g(x) one_move, one move from x, at the keys gram one_move. So (K K id)(x), two moves from x, is
+g(x) transfer gram one_move = g(x) koopman one_move. KOOP.15 is a wish plus epsilon times another: following is one move
+from attended, and a move from it, g(following) one_move, two from attended. A fitted K may not allow both.
 
     [KOOP.13]  both_moves = one_move + epsilon koopman one_move      g(x) both_moves is (K psi)(x)
     [KOOP.14]  target = g(attended) both_moves
@@ -74,11 +73,11 @@ d_A. A solve, such as KOOP.9: small changes that keep it true fulfil the first l
     <d_fit, fit'> = <overlap d_end gram + ridge d_end, fit'> = <d_end, overlap fit' gram + ridge fit'>
 
 as overlap and gram are symmetric. By the first line this is <d_end, end' - overlap' fit gram - ...>, so d_overlap is
--d_end (fit gram)^T, and so on. KOOP.7 (mixtures gram = start) goes the same way. So does KOOP.15: its left side changes
-by following' J^T, where J_ca (here rows are outputs) is the slope of its number c in number a of following. A list g(x)
-adds sum_j d_g_j(x) slope(x, k_j) to d_x, and d_g_j(x) slope(k_j, x) to d_k_j; following gets none, as J has it. sum_x:
-x_0 to x_m, attended, following. sum_m: updates, and queries, too, but for d_q. Each update after l has its own
-d_g(x_l); update 0 has dKOOP.2 to 4 alone.
+-d_end (fit gram)^T, and so on. KOOP.7 (mixtures gram = start) and KOOP.15 go the same way: the left side of KOOP.15
+changes by following' J^T, J_ca (here rows are outputs) is the slope of its number c in number a of following. A list
+g(x) adds sum_j d_g_j(x) slope(x, k_j) to d_x, and d_g_j(x) slope(k_j, x) to d_k_j; following gets none, as J has it.
+sum_x: x_0 to x_m, attended, following. sum_m: updates, and queries but for d_q. d_g(x_l) is each later update's own;
+update 0 has dKOOP.2 to 4 alone.
 
     slope(x, y) = y - (x - y) exp(-|x - y|^2 / (2 d)) / d      the derivative of kernel(x, y) with respect to x
     d_g(x_l) = d_start_l + d_end_(l-1)                      x_l starts move l, ends move l - 1; 0 if there is none
@@ -207,7 +206,7 @@ def predict_backward(kept: tuple[Array, ...], fixed: tuple[Any, ...], d_followin
     d_row = d_target[..., None, :]  # (b, h, i, 1, d)
     # forward: target = g_attended @ both_moves
     d_both_moves = transpose(g_attended) @ d_row  # (b, h, i, j, d) [dKOOP.13]
-    d_g_attended = d_row @ transpose(both_moves)  # (b, h, i, 1, j)
+    d_g_attended, z = d_row @ transpose(both_moves), xp.zeros_like(g_attended)  # (b, h, i, 1, j), (b, h, i, 1, j)
     # forward: both_moves = one_move + epsilon * koopman @ one_move; x + epsilon * g_following @ one_move = target
     of_product = transpose(koopman) @ d_both_moves - transpose(g_following) @ d_row  # of epsilon * one_move
     d_one_move = d_both_moves + epsilon * of_product  # (b, h, i, j, d) [dKOOP.12]
@@ -227,7 +226,6 @@ def predict_backward(kept: tuple[Array, ...], fixed: tuple[Any, ...], d_followin
     of_fit = transpose(fit) @ overlap @ d_end + transpose(mixtures) @ d_solved  # (b, h, i, j, o)
     d_gram = transpose(transfer) @ d_koopman - of_fit  # (b, h, i, j, o): of this query
     # forward: start = lists[..., :-2, :]; end = lists[..., 1:-1, :]; g_attended = lists[..., -1:, :]
-    z = xp.zeros_like(d_g_attended)  # (b, h, i, 1, j)
     d_lists = xp.concat([d_start, z, d_g_attended], axis=3) + xp.concat([z, d_end, z], axis=3)  # (b, h, i, l + 2, j)
     # forward: lists = kernel(points, keys); g_following = kernel(x, keys); one_move = transfer @ keys
     d_points = kernel_backward(points, keys, d_lists)  # (b, h, i, l + 2, d)
