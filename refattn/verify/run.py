@@ -18,7 +18,7 @@ from refattn.verify.adapters.adapter import Adapter, CallError, LateCallError, c
 from refattn.verify.adapters.conventions import differing
 from refattn.verify.outcome import Decline, Outcome, Report, Result, Truth
 from refattn.verify.tolerance import sampled
-from refattn.verify.tolerance.budget import rounded, truth, with_equations
+from refattn.verify.tolerance.budget import granting, rounded, with_equations, without_values
 from refattn.verify.tolerance.compare import is_far, judge
 from refattn.verify.tolerance.derivatives import DTYPES as DERIVED
 from refattn.verify.tolerance.derivatives import with_derivatives
@@ -70,14 +70,15 @@ def verify_case(
     declared |= adapter.rounds(mechanism)
     try:
         further = tuple(name for name in mechanism.pulled if grad and not small and name in adapter.pulls)
-        more: dict[str, Any] = {"roundings": declared, "further": further, **(adapter.scaled() if small else {})}
+        more: dict[str, Any] = {"further": further, **(adapter.scaled() if small else {})}
         if "keep" in case.inputs and adapter.keep is not None:
             more["replaced"] = {"keep": adapter.drawn(case.name, case.inputs["keep"].shape)}
         if long:
             case_truth = sampled.long_truth(mechanism, case, dtype, grad=grad, seed=seed, further=further)
         else:
-            case_truth = truth(mechanism, case, dtype, grad=grad and not small, seed=seed, **more)
+            case_truth = without_values(mechanism, case, dtype, grad=grad and not small, seed=seed, **more)
         if asked:
+            case_truth = granting(mechanism, case, dtype, case_truth, declared, seed)
             case_truth = with_derivatives(case_truth, mechanism, case, dtype, asked, seed)
         result = call(
             adapter,
@@ -93,6 +94,8 @@ def verify_case(
         )
         if isinstance(result, Decline):
             return Outcome(case.name, case.kind, dtype, "declined", result.reason)
+        if not (long or asked):  # after the call, as most kernels decline most cases
+            case_truth = granting(mechanism, case, case_truth.stored["out"], case_truth, declared, seed)
         if result.judged and not long:
             types = {id: _type_of(id, result, dtype, mechanism) for id in result.judged}
             case_truth = with_equations(mechanism, case, dtype, case_truth, types, declared, seed)

@@ -104,7 +104,7 @@ def test_a_type_that_is_none_is_answered_with_those_that_are_meant() -> None:
 
 
 def test_designed_cases_have_a_limit_but_for_those_that_are_named_or_required(
-    kernels: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    few: tuple[str, ...], kernels: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = SimpleNamespace(times=[])
     plain = run.verify

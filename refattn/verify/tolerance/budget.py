@@ -97,17 +97,35 @@ def truth(
     grad: bool,
     seed: int = 0,
     roundings: Roundings = NONE,
+    **given: Any,
+) -> Truth:
+    """Return inputs, true results and error budget of a case in a storage type.
+
+    `roundings` are equations that the kernel declares to round to the storage type, beside the record's. `given` are
+    further arguments of `without_values`.
+    """
+    known = without_values(mechanism, case, dtype, grad=grad, seed=seed, **given)
+    return granting(mechanism, case, known.stored["out"], known, roundings, seed)
+
+
+def without_values(
+    mechanism: Mechanism,
+    case: Case,
+    dtype: str,
+    *,
+    grad: bool,
+    seed: int = 0,
     given: str = "",
     further: Iterable[str] = (),
     replaced: Mapping[str, NDArray[Any]] | None = None,
     result: str = "bfloat16",
     per: int | None = None,
 ) -> Truth:
-    """Return inputs, true results and error budget of a case in a storage type.
+    """Return what a kernel is given in a case: a truth that `granting` gives its values, which take most of the time.
 
-    `roundings` are equations that the kernel declares to round to the storage type, beside the record's. The
-    inputs are rounded to `given` where that is another type, one that `dtype` holds. `further` are outputs beside `out`
-    on which the loss of the gradients depends, too; `replaced` are inputs that are not those of the case.
+    The inputs are rounded to `given` where that is another type than `dtype`, one that `dtype` holds. `further` are
+    outputs beside `out` on which the loss of the gradients depends, too; `replaced` are inputs that are not those of
+    the case.
 
     In formats with factors these are of so many tokens, `per` (`refattn.verify.tolerance.quantised`), and there are no
     gradients; the result is of the type `result`, and what kernels round on the way is rounded to that.
@@ -131,8 +149,7 @@ def truth(
     exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes and not factors)
     beside = dict.fromkeys(mechanism.outputs, "float64" if dtype == "float64" else "float32")
     types, d_out = {"out": dtype, **beside}, upstream.pop("d_out", None)
-    known = Truth(inputs, d_out, {}, {}, {}, types, exact_names, upstream, factors, times)
-    return granting(mechanism, case, dtype, known, roundings, seed)
+    return Truth(inputs, d_out, {}, {}, {}, types, exact_names, upstream, factors, times)
 
 
 def granting(
