@@ -7,9 +7,14 @@ threshold then drops the tokens with small scores. The others keep their softmax
 the sum. So a token can lose all attention because its neighbours have low scores. With equal scores, and no token
 dropped, this is softmax attention.
 
-All formulas are of one head. i, j and l are tokens; token i reads and is pulled; token j is read, and pulls token
-i. Every token has a query q_i, a key k_i and a value v_i; q and k have width d. mu, kappa, step, steps and tau are
-numbers that the caller chooses. Which formulas are ours stands at the end, with the sources.
+The source, an article (F. Preetham 2023), has scores that flow on a graph of tokens down an energy, a sine and a
+threshold. Its displayed formulas are not preserved. So these are ours: the links (GE.3, GE.4), the start (GE.5), the
+spring (in GE.7), how scores weigh values (GE.10 to GE.12), all numbers. GE.6 is equation 1 of D. Sclosa 2023, with
+weights. The article has no experiment; in ours the flow makes no better model (docs/experiments/graph_energy.md).
+
+All formulas are of one head. i, j and l are tokens; token i reads and is pulled; token j is read, and pulls token i.
+Every token has a query q_i, a key k_i and a value v_i; q and k have width d. mu, kappa, step, steps and tau are numbers
+that the caller chooses.
 
     [GE.1]  s_ij = q_i . k_j / sqrt(d)                  the match: how well key j answers query i
     [GE.2]  a_ij = exp(s_ij) / sum_l exp(s_il)          softmax attention; used only if no token is kept
@@ -26,8 +31,8 @@ numbers that the caller chooses. Which formulas are ours stands at the end, with
     [GE.12]  p_ij = u_ij / z_i if any token is kept, else best_ij      the weights
     [GE.13]  o_i = sum_j p_ij v_j                       the output
 
-If no token is kept (then w_ij is not used), i reads one token alone: best_ij is 1 for the j with the largest a_ij
-x_j (of equals the first), and 0 for all others. x is the last x there, as in GE.9.
+If no token is kept (then w_ij is not used), i reads one token alone: best_ij is 1 for the j with the largest a_ij x_j
+(the first of equals), and 0 for all others. x is the last x there, as in GE.9.
 
 Why links are a softmax: the links of a token sum to 1, so the pull does not grow with the number of tokens.
 
@@ -117,13 +122,10 @@ else 0.
     [dGE.q]  dq_i = sum_j ds_ij k_j / sqrt(d)
     [dGE.k]  dk_j = sum_i ds_ij q_i / sqrt(d)
 
-Axes: b batch (b_i is a start), h head, i and j token, d width of q and k, e of v. It is not causal: the flow mixes
-all tokens. Sources: F. Preetham, Graph Dynamical Systems and Odd Analytic Coupling, Medium, 2023; D. Sclosa, From
-Combinatorics to Geometry: The Dynamics of Graph Gradient Diffusion, arXiv:2308.08311. From Preetham: scores that
-flow on a graph of tokens down an energy, a sine, a threshold. Its displayed formulas are not preserved. So these
-are ours: the links (GE.3, GE.4), the start (GE.5), the spring to the start (in GE.7), how scores weigh values
-(GE.10 to GE.12), and all numbers. GE.6 is equation 1 of Sclosa, with weights. The article has no experiment; in
-ours the flow makes no better model (docs/experiments/graph_energy.md, docs/deviations.md).
+Axes: b batch (b_i is a start), h head, i and j token, d width of q and k, e of v. It is not causal: the flow mixes all
+tokens. Sources: F. Preetham, Graph Dynamical Systems and Odd Analytic Coupling, Medium, 2023; D. Sclosa, From
+Combinatorics to Geometry: The Dynamics of Graph Gradient Diffusion, arXiv:2308.08311. How they are read:
+docs/deviations.md.
 
 x starts at (1/2, 0.06, 1/2) and ends at (0.43, 0.22, 0.38). The second token pulls the last one, which is similar
 (r = 1.4), below tau, but not the first (r = -0.4). So the second query, which softmax lets read the last token,

@@ -4,7 +4,7 @@ A head makes queries y w_q and keys y w_k of n tokens, the rows of y, without bi
 and w_k have m rows and d columns. The scores are s = y M y^T, with the kernel M = scale w_q w_k^T of rank d at most;
 scale is a constant, which stays as d grows. If the loss asks for scores that no such kernel gives, training cannot
 reach them: the head needs more columns. The gradient of the loss with respect to M may have any rank. A growth step
-moves M down the loss, and takes the nearest kernel of rank d + c there (both in the metric of part 2). Two factors of
+moves M against its gradient, then takes the nearest kernel of rank d + c (both in the metric of part 2). Two factors of
 that kernel are the new weights, wider by c columns. The caller does this a few times, between steps of training.
 
 1. What does the loss ask for? Let ds_ij be the gradient of the loss with respect to the score s_ij, 0 if it is
@@ -14,7 +14,7 @@ gradient is N:
 
     [GROW.1]  M = scale w_q w_k^T
     [dGROW.1]  N = sum_b y_b^T ds_b y_b                 over the sequences b of a batch
-    [GROW.2]  C = sum_b y_b^T y_b                       which directions tokens take; below, C_b = y_b^T y_b
+    [GROW.2]  C = sum_b y_b^T y_b                       how much tokens use each direction; C_b = y_b^T y_b
 
 2. What does a change cost? N is right while scores change little. So the cost of E is the sum of the squares of all
 changes of scores, and of one sequence this is
@@ -29,9 +29,9 @@ then about
     [GROW.3]  A = C / sqrt(sequences)                   A = U diag(lambda) U^T, its eigenvectors and eigenvalues
     [GROW.4]  rho_r = sqrt(lambda_r + damping mean(lambda))      W = diag(rho) U^T
 
-V = W without damping. But then directions that hardly any token takes would cost nothing, and columns along them
-could be huge. So the cost is |W E W^T|^2 with damping: W^T W is A + damping mean(lambda) I. Let Z = W E W^T, the
-change in units of its cost (whitened), so E = W^-1 Z (W^-1)^T. M, N, C, A, W, E, Z, G, H, D and F are m x m.
+V = W without damping. But then directions that hardly any token uses would cost nothing, and columns along them could
+be huge. So the cost is |W E W^T|^2 with damping: W^T W is A + damping mean(lambda) I. Let Z = W E W^T, the change in
+units of its cost (whitened), so E = W^-1 Z (W^-1)^T. M, N, C, A, W, E, Z, G, H, D and F are m x m.
 
 3. What can old columns not do? The loss changes by <N, E> = <G, Z> (GROW.5). Let w_q and w_k have rank d. If they
 change by E_q and E_k, then M changes by scale (E_q w_k^T + w_q E_k^T), to first order, and so

@@ -61,7 +61,7 @@ at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). Sums over r are over upda
     [dKOOP.4]  dq'_i = (a + b) tau dt + sum_o (N^T dc)_o k_x(q', k_o)      update 1: dq'_i = dq^1_i
     [dKOOP.3]  dw_ij = dq'_i . v_j
     [dKOOP.2]  ds_ij = w_ij (dw_ij - sum_j w_ij dw_ij)
-    [dKOOP.1]  dG = (S + S^T) / 2                          S_oo' = sum_i dG_oo' of dKOOP.visible, over o, o' in J(i)
+    [dKOOP.1]  dG = (S + S^T) / 2, S_oo' = sum_i dG_oo' of dKOOP.visible, over o, o' in J(i)
     [dKOOP.q]  dq = dq^0 of dKOOP.15
     [dKOOP.k]  dk_j = sum_r sum_i (ds_ij x_i / sqrt(d) + (A^T dD)_j + sum_x dg_j(x) k_y(x, k_j)) + of KOOP.1
     [dKOOP.v]  dv_j = sum_r sum_i w_ij dq'_i

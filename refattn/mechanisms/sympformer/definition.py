@@ -7,7 +7,7 @@ momentum. Drift: the momentum moves the token. With friction 3 / t such a motion
 sooner than one along the force (Nesterov). Formulas are of one sequence of n tokens; x_i and p_i are rows of m numbers.
 
 From the paper (V. Stein, W. Li, G. Steidl 2026): the energy, the motion, the layer. From the authors' second program
-(v2 in docs/deviations.md): sums over no later tokens (point 2).
+(v2 in docs/deviations.md): how it is made causal (point 2).
 
 From an energy to a force. Let s_ij = s_ji be how well tokens i and j match, and B a symmetric positive m x m matrix. A
 token that matches many has a large mass z_i. The energy H (a Hamiltonian) is kinetic energy plus a potential, which is
@@ -21,8 +21,8 @@ low if tokens match. alpha is the friction, strong at first; c_log and c_lin are
 
 Without friction H stays; friction lowers it: dH/dt = -alpha sum_i e_i / z_i. The force is -dH/dx_i; x_i is in H only
 through the masses. The derivative of H with respect to z_i is -(u_i + 1) / 2 with u_i = e_i / z_i^2 (for B = I the
-squared speed). x_i is in its own z_i through all s_ij, and in each z_j through s_ji (s_ii: once as first, once as
-second token). Let D_ij be the derivative of s_ij by x_i as its first token alone (that of s_ii by x_i is 2 D_ii):
+squared speed). x_i is in its own z_i through all s_ij, and in each z_j through s_ji (s_ii: as both). Let D_ij be the
+derivative of s_ij by x_i as its first token; s_ji = s_ij has the same by x_i as its second:
 
     -dH/dx_i = 1/(2n) sum_j exp(s_ij) ((u_i + 1) + (u_j + 1)) D_ij      u_i + 1 through z_i, u_j + 1 through z_j
              = z_i sum_j w_ij (1 + (u_i + u_j) / 2) D_ij      (F); w_ij = exp(s_ij) / (n z_i): softmax attention
@@ -37,14 +37,14 @@ S, D_ij = x_j S is a linear map of token j alone.) All are made of normalised to
 not symmetric; nor is B, which is any matrix w_b, so u_i may even be negative.
 2. It is causal: sums, also in z_i, run over the tokens 0 to i, n_i of them. Then -dH/dx_i would be
 
-    1/2 sum_(j <= i) exp(s_ij) / n_i (u_i + 1) D_ij + 1/2 sum_(j >= i) exp(s_ji) / n_j (u_j + 1) D_ij
+    1/2 sum_(j <= i) exp(s_ij) (u_i + 1) D_ij / n_i + 1/2 sum_(j >= i) exp(s_ji) (u_j + 1) D_ij / n_j
 
-But token i may not know the tokens j > i. Without them only j = i is left of the second sum: token i would count twice,
-all others once. So the layer takes (F), its sums over j <= i: all count alike. But it is the gradient of no H.
-3. It has two step lengths: h_y, how long force and friction act on the momentum, and h_x, how long the momentum moves
-the token. The next layer begins at t + h_x (the authors' choice, though friction acts until t + h_y).
+But token i may not know the tokens j > i. Of the second sum j = i alone would be left: token i would count twice, all
+others once. So the layer takes (F) with sums over j <= i. It is the gradient of no H, as z_j has no x_i if j < i.
+3. It has two step lengths: force and friction act on the momentum for the time h_y, and the momentum moves the token
+for the time h_x. The next layer begins at t + h_x (the authors' choice, though friction acts until t + h_y).
 4. It normalises the momentum that goes on: the force grows with the square of momenta, and they would feed on
-themselves. A norm removes any factor, so friction slows the drift of its own layer, but does not reach the next one.
+themselves. A norm removes any factor: friction slows the drift of its own layer, but not of the next.
 
     [SYMP.1]  y_i = gain norm(x_i)                      norm(x) = (x - mean(x)) / sqrt(var(x) + eps), below
     [SYMP.2]  q_i = y_i w_q                             the query: what token i looks for
