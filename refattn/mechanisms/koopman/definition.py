@@ -17,12 +17,12 @@ lists, koopman, can make moves that are not linear in x. Points and lists are ro
 
 This is extended dynamic mode decomposition (EDMD) with a kernel. Let next(x) be the point that x moves to. Its Koopman
 operator K turns a function f into K f, with (K f)(x) = f(next(x)). K is linear in f, whatever next is. If K turns each
-g_j into a sum of the g_o, one matrix gives the list of next(x), (K g)(x) = g(x) koopman. In general it does so nearly.
+g_j into a sum of the g_o, a matrix gives the list of next(x), (K g)(x) = g(x) koopman; if not, an approximation.
 
-Mixtures. A row c of n weights is a mixture of the keys: its point is c k, its list c gram, as row j of gram (KOOP.1) is
-the list of key j. The mixture of x has the list of x: c = g(x) gram^-1. But for jitter sum_j c_j f(k_j) is then f(x) if
-x is a key or f a sum of the g_o, and near f(x) for another smooth f, such as f(x) = x, if x is near the keys; so c k is
-about x. Rows stand left of matrices, whose rows are inputs and columns outputs.
+Mixtures. A row c of n weights is a mixture of the keys: its point is c k, its list c gram, the same sum of the keys'
+lists (row j of gram, KOOP.1; not g(c k), as g is not linear). The mixture of x is the c with x's list, g(x) gram^-1.
+But for jitter sum_j c_j f(k_j) is then f(x) if x is a key or f a sum of the g_o, and near f(x) for a smooth f, such as
+f(x) = x, if x is near the keys: so c k is about x.
 
 The paper (G. Nan Tie 2024) replaces a layer's MLP, whose weights all queries share, by a map for each query. It has the
 path, the lists, the operator, KOOP.15 with an open function psi, and no experiment (ours: docs/experiments/koopman.md).
@@ -36,11 +36,11 @@ We chose x_1 = attended, exp, the fit (after M. Khosravi 2023), psi and defaults
     [KOOP.6]  end_l = g(x_(l+1))                            m x n: the list after it
     [KOOP.7]  mixtures = start gram^-1                      m x n: row l is the mixture of x_l
 
-The fit finds transfer, which turns the list of x into the mixture of next(x). From here K is the fitted operator, K f =
-sum_jo g_j transfer_jo f(k_o). m moves do not determine n x n numbers, so a ridge keeps K small (kernel ridge
-regression). |K| is its Hilbert-Schmidt norm in the kernel's space of functions (RKHS), where <g_o, f> = f(k_o), so that
-<g_j, g_o> = gram_jo, but for jitter. Two maps f -> a <b, f> and f -> c <e, f> have the inner product <a, c> <b, e>, and
-K sums maps f -> transfer_jo g_j <g_o, f>: hence |K|^2 below. Of matrices, <a, b> sums all a_jo b_jo.
+The fit finds transfer, which turns the list of x into the mixture c of next(x). As f(next(x)) is about sum_o c_o
+f(k_o), the fitted K is K f = sum_jo g_j transfer_jo f(k_o). m moves do not determine n x n numbers, so a ridge keeps K
+small (kernel ridge regression). |K| is its Hilbert-Schmidt norm in the kernel's space of functions (RKHS), where <g_o,
+f> = f(k_o), so that <g_j, g_o> = gram_jo, but for jitter. Maps f -> a <b, f> and f -> c <e, f> have the inner product
+<a, c> <b, e>, and K sums maps f -> transfer_jo g_j <g_o, f>: hence |K|^2 below. Of matrices, <a, b> sums all a_jo b_jo.
 
     |start transfer gram - end|^2 + ridge |K|^2             is minimised; |K|^2 = <transfer, gram transfer gram>
     start^T (start transfer gram - end) gram + ridge gram transfer gram = 0      half of its gradient
@@ -56,10 +56,11 @@ is overlap and gram mixtures^T is start^T, the left side is start^T (overlap fit
 
 The next point. K acts on each coordinate of a map psi of points. For the K of a true map next, (K psi)(attended) is
 psi(next(attended)). So the x with psi(x) = (K psi)(attended) is next(attended), for each psi that has an inverse. The
-paper takes this x with the fitted K, for which psi matters. Ours is psi = id + epsilon K id with id(x) = x, for small
-epsilon. (K id)(x) is g(x) one_move, one move from x, at the keys gram one_move. So (K K id)(x), two moves from x, is
-g(x) transfer gram one_move = g(x) koopman one_move. KOOP.15 is a wish plus epsilon times another: following is one move
-from attended, and a move from it, g(following) one_move, two from attended. A fitted K may not allow both.
+paper takes this x with the fitted K, for which psi matters, and leaves it open. Ours is the simplest with K, psi = id +
+epsilon K id, id(x) = x. (K id)(x) is g(x) one_move, one move from x, and row j of gram one_move at key j. So (K K
+id)(x), two moves from x, is g(x) transfer gram one_move = g(x) koopman one_move. KOOP.15 is (following - g(attended)
+one_move) + epsilon (g(following) one_move - g(attended) koopman one_move) = 0; a fitted K may not allow both brackets
+to be 0.
 
     [KOOP.13]  both_moves = one_move + epsilon koopman one_move      g(x) both_moves is (K psi)(x)
     [KOOP.14]  target = g(attended) both_moves
@@ -74,10 +75,9 @@ d_A. A solve, such as KOOP.9: small changes that keep it true fulfil the first l
 
 as overlap and gram are symmetric. By the first line this is <d_end, end' - overlap' fit gram - ...>, so d_overlap is
 -d_end (fit gram)^T, and so on. KOOP.7 (mixtures gram = start) and KOOP.15 go the same way: the left side of KOOP.15
-changes by following' J^T, J_ca (here rows are outputs) is the slope of its number c in number a of following. A list
-g(x) adds sum_j d_g_j(x) slope(x, k_j) to d_x, and d_g_j(x) slope(k_j, x) to d_k_j; following gets none, as J has it.
-sum_x: x_0 to x_m, attended, following. sum_m: updates, and queries but for d_q. d_g(x_l) is each later update's own;
-update 0 has dKOOP.2 to 4 alone.
+changes by following' J^T, J_ca is the slope of its number c in number a of following. A list g(x) adds sum_j d_g_j(x)
+slope(x, k_j) to d_x, and d_g_j(x) slope(k_j, x) to d_k_j; following gets none, as J has it. sum_x: x_0 to x_m,
+attended, following. sum_m: updates, and queries but in dKOOP.q. An update m >= l has its own d_g(x_l); 0 has no lists.
 
     slope(x, y) = y - (x - y) exp(-|x - y|^2 / (2 d)) / d      the derivative of kernel(x, y) with respect to x
     d_g(x_l) = d_start_l + d_end_(l-1)                      x_l starts move l, ends move l - 1; 0 if there is none
