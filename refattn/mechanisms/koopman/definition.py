@@ -59,8 +59,7 @@ psi(next(attended)). So the x with psi(x) = (K psi)(attended) is next(attended),
 paper takes this x with the fitted K, for which psi matters, and leaves it open. Ours is the simplest with K, psi = id +
 epsilon K id, id(x) = x. (K id)(x) is g(x) one_move, one move from x, and row j of gram one_move at key j. So (K K
 id)(x), two moves from x, is g(x) transfer gram one_move = g(x) koopman one_move. KOOP.15 is (following - g(attended)
-one_move) + epsilon (g(following) one_move - g(attended) koopman one_move) = 0; a fitted K may not allow both brackets
-to be 0.
+one_move) + epsilon (g(following) one_move - g(attended) koopman one_move) = 0; K may not allow both to be 0.
 
     [KOOP.13]  both_moves = one_move + epsilon koopman one_move      g(x) both_moves is (K psi)(x)
     [KOOP.14]  target = g(attended) both_moves
