@@ -60,7 +60,7 @@ def test_a_preset_sets_the_model_too() -> None:
 
 
 def test_a_run_says_how_often_it_drew_again(tmp_path: Path) -> None:
-    folder = trained("koopman", "tie2024", tmp_path, "context=64", "batch=4", "width=32", "heads=4")
+    folder = trained("koopman", "tie2024", tmp_path, "context=32", "batch=4", "width=32", "heads=4")
     assert any(row.get("redrawn", 0) > 0 for row in metrics.read(folder / "metrics.jsonl"))
 
 
