@@ -256,7 +256,7 @@ _PAGE = """# Kernels side by side
 What do the kernels of the field agree with? {count} of them ran on the CPU of one machine, each in an environment of
 its own. `refattn verify` judged them on its designed cases, with the adapters of `examples/kernels/`. Kernels for a GPU
 in Triton and Pallas, and those for a TPU, run by [their
-interpreters](verifying.md#triton-and-pallas-on-a-laptop).
+interpreters](verifying/triton.md).
 
 - **cases**: those that it was given, in its sizes if it states these; it declines what it has no option for. The
   number grows as cases are added, so that rows that ran earlier have fewer.

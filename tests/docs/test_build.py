@@ -261,7 +261,7 @@ def test_figures_are_filled_in(pages: dict[str, Any]) -> None:
     from tools.facts import load
 
     facts = load()
-    text = " ".join(pages["verifying.html"].get_text().split())
+    text = " ".join(pages["verifying/report.html"].get_text().split())
     assert f"of {facts['mutants'].value} wrong kernels of softmax attention" in text
     table = pages["checking.html"].get_text()
     for id, fact in facts.items():
