@@ -88,5 +88,7 @@ def plain_aliases(
 
 
 def _unwrapped(text: str | None) -> str | None:
-    # "<factory>" is how dataclasses print a default that is made anew; Sphinx cannot read it.
+    # Sphinx cannot read a default in angle brackets, and then shows all types with their modules. "<factory>" is how
+    # dataclasses print one that is made anew.
+    text = text and re.sub(r"<(?:built-in )?(?:function|class) '?(?:[\w.]+\.)?(\w+)'?(?: at 0x\w+)?>", r"\1", text)
     return text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text).replace("<factory>", "...")
