@@ -323,8 +323,9 @@ interpreters](verifying/triton.md).
   one of them used. **Two numbers** say how many agree; then the worst is of all, and *others* of those that agree. A
   dash is a type that it does not have, or that was not run.
 - **gradients**: whether those were judged, too.
-- **right since**: the oldest version of the package that agreed in every case that it ran, and so did every later one that ran.
-  *Or before*: none older has run. In brackets is the next older one, with the cases that agreed. A dash is a kernel that disagrees.
+- **right since**: the oldest version of the package that agreed in every case that it ran, as did all later ones that
+  ran. *Or before*: none older has run. In brackets is the next older one, with the cases that agreed. A dash is a
+  kernel that disagrees.
 
 {parts}
 

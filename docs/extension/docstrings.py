@@ -90,5 +90,8 @@ def plain_aliases(
 def _unwrapped(text: str | None) -> str | None:
     # Sphinx cannot read a default in angle brackets, and then shows all types with their modules. "<factory>" is how
     # dataclasses print one that is made anew.
-    text = text and re.sub(r"<(?:built-in )?(?:function|class) '?(?:[\w.]+\.)?(\w+)'?(?: at 0x\w+)?>", r"\1", text)
-    return text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text).replace("<factory>", "...")
+    if not text:
+        return text
+    text = re.sub(r"<(?:built-in )?function (?:[\w.]+\.)?(\w+)(?: at \w+)?>", r"\1", text)
+    text = re.sub(r"<(?:factory|[\w.]+ object(?: at \w+)?)>", "...", text)
+    return re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)

@@ -8,7 +8,7 @@ from typing import Any
 SHORT = 24
 """Letters up to which a name does not break."""
 
-_NAME = re.compile(r'<(span class="pre|em)(">|>)([^<]{%d,})(?=</)' % (SHORT + 1))
+_NAME = re.compile(rf'<(span class="pre|em)(">|>)([^<]{{{SHORT + 1},}})(?=</)')
 _BETWEEN = re.compile(r"(?<=[\w)\]])([_./:,=(\[]+)(?=\w)")
 
 

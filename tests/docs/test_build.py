@@ -312,10 +312,11 @@ PHONE = """(() => {
     }
   }
   for (const one of document.querySelectorAll("article pre, article table")) {
+    const moves = (box) => ["auto", "scroll"].includes(getComputedStyle(box).overflowX);
     let box = one;
-    while (box.tagName != "ARTICLE" && !["auto", "scroll"].includes(getComputedStyle(box).overflowX)) box = box.parentElement;
-    if (box.tagName == "ARTICLE" && one.scrollWidth > box.clientWidth + 1) found.cut.push(one.textContent.slice(0, 60));
-    if (box.tagName != "ARTICLE" && box.getBoundingClientRect().right > innerWidth + 1) found.cut.push(one.textContent.slice(0, 60));
+    while (box.tagName != "ARTICLE" && !moves(box)) box = box.parentElement;
+    const still = box.tagName == "ARTICLE" && one.scrollWidth > box.clientWidth + 1;
+    if (still || box.getBoundingClientRect().right > innerWidth + 1) found.cut.push(one.textContent.slice(0, 60));
   }
   return found;
 })()"""

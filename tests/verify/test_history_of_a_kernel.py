@@ -38,7 +38,8 @@ def test_shares_tell_the_wrong_commit_and_times_the_slow_one(tmp_path: Path) -> 
     # asv keeps what it knows of the machine in the home folder, and gives a benchmark the path that ASV_PYTHONPATH has.
     path = f"{tmp_path}{os.pathsep}{Path(str(ra.__file__)).parents[1]}"
     single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    environment = {**os.environ, **identity, **single, "HOME": str(tmp_path), "PYTHONPATH": path, "ASV_PYTHONPATH": path}
+    environment = {**os.environ, **identity, **single, "HOME": str(tmp_path)}
+    environment |= {"PYTHONPATH": path, "ASV_PYTHONPATH": path}
 
     def run(*words: str) -> str:
         done = subprocess.run(
@@ -68,10 +69,12 @@ def test_shares_tell_the_wrong_commit_and_times_the_slow_one(tmp_path: Path) -> 
     site = tmp_path / ".asv" / "html"
     index = json.loads((site / "index.json").read_text("utf-8"))
     commits = {commit: int(n) for n, commit in index["revision_to_hash"].items()}
-    (shares,), (times,) = (
-        [dict(json.loads(file.read_text("utf-8"))) for file in site.glob(f"graphs/arch*/**/attention.Kernel.{each}.json")]
-        for each in ("track_share", "time_forward")
-    )
+
+    def curve(benchmark: str) -> dict[int, list[float]]:
+        (file,) = site.glob(f"graphs/arch*/**/attention.Kernel.{benchmark}.json")
+        return dict(json.loads(file.read_text("utf-8")))
+
+    shares, times = curve("track_share"), curve("time_forward")
     right, wrong, slow = (commits[hashes[name]] for name in ("right", "wrong", "slow"))
     assert right < wrong < slow and {*shares} == {*times} == {right, wrong, slow}
     assert max(*shares[right], *shares[slow]) <= 1.0 < 10.0 < min(shares[wrong])
