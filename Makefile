@@ -24,11 +24,14 @@ lint: $(VENV)/.with-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy refattn tests asv_benchmarks docs
 
-# asv's benchmarks of NumPy, stored under the commit; where files differ from it they are printed alone.
-# make bench ARGS="--bench 'block.*softmax'"      make bench ARGS=--quick
+# asv's benchmarks of NumPy, stored under the commit; where files differ from it, and with --quick, they are printed
+# alone. The last line says which.  make bench ARGS="--bench 'block.*softmax'"      make bench ARGS=--quick
 bench: $(VENV)/.with-bench
-	cd asv_benchmarks && ../$(BIN)/asv machine --yes >/dev/null && ASV_PYTHONPATH=.. ../$(BIN)/asv run --python=same \
-		$$(git status --porcelain -- . ../refattn ../backends | grep -q . || echo --set-commit-hash $$(git rev-parse HEAD)) $(ARGS)
+	@cd asv_benchmarks && ../$(BIN)/asv machine --yes >/dev/null && commit=$$(git rev-parse HEAD) || exit; \
+	if [ -n "$(filter --quick -q,$(ARGS))" ]; then hash=; told="not stored: one call each says little"; \
+	elif git status --porcelain -- . ../refattn ../backends | grep -q .; then hash=; told="not stored: files differ from $$commit"; \
+	else hash="--set-commit-hash $$commit"; told="stored under $$commit; make bench-publish shows it"; fi; \
+	ASV_PYTHONPATH=.. ../$(BIN)/asv run --python=same $$hash $(ARGS); status=$$?; echo "$$told"; exit $$status
 
 # Two commits in alternating rounds, offline; a dot means the files as they are.  make bench-compare BASE=v0.1.0 HEAD=main
 bench-compare: $(VENV)/.with-bench

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import refattn as ra
 from refattn.verify.run import verify
-from tools.kernels import HOME, PAGE, Kernel, listed, page, row, stored, verified
+from tools.kernels import HOME, PAGE, Kernel, joined, listed, page, row, since, stored, verified
 
 KERNELS, ABSENT = listed()
 SAMPLE = ("NumPy, the formula", "PyTorch, math", "ONNX Runtime, GroupQueryAttention", "Pallas for GPUs, flash")
@@ -58,6 +59,42 @@ def test_a_row_says_what_failed_and_the_worst_of_the_others() -> None:
     text = page([kernel], [{"name": "theirs", "reason": "no"}], {"Mine": found})
     assert "| Mine | numpy 2.4.6 | 3 | **1 of 2**, >1000, others" in text or "**1 of 2**" in text
     assert "- **Mine**: It is wrong: `causal`." in text and "- **theirs**: no" in text
+
+
+def test_since_which_version_a_package_is_right() -> None:
+    kernel = Kernel("Mine", "numpy_formula.py:attend", "numpy")
+    version = kernel.version.split()[1]
+
+    def ran(failed: int, version: str = version) -> dict[str, Any]:
+        cases = {f"case{n}": 2.0 for n in range(failed)}
+        types = {"float32": {"run": 5, "declined": 0, "share": 0.5, "failed": cases}}
+        return {"digest": version, "version": version, "types": types}
+
+    found = ran(0)
+    assert since(kernel, found) == f"{version} or before" and since(kernel, ran(1)) == "–"
+    found = joined(found, ran(0, "1.10.0"), True)
+    assert since(kernel, found) == "1.10.0 or before" and found["digest"] == version
+    found = joined(found, ran(0, "99.0"), True)  # later than the one in the table
+    found = joined(found, ran(2, "1.9.0"), True)
+    assert since(kernel, found) == "1.10.0 (1.9.0: **3 of 5**)"
+    # The package has a newer version in the list: the one of before has become another version.
+    before = {**ran(1, "1.11.0"), "versions": {version: [5, 5], "1.9.0": [3, 5]}}
+    found = joined(before, ran(0), False)
+    assert found["versions"] == {"1.9.0": [3, 5], "1.11.0": [4, 5]}
+    assert since(kernel, found) == f"{version} (1.11.0: **4 of 5**)"
+    # A row from before versions were kept has none.
+    old = {name: x for name, x in ran(1).items() if name != "version"}
+    assert joined(old, ran(0), False) == ran(0)
+
+
+def test_another_version_is_installed_in_its_place() -> None:
+    for kernel in KERNELS:
+        package, version = kernel.version.split()
+        other = replace(kernel, other="0.0.1")
+        assert other.version == f"{package} 0.0.1" and kernel.installed == kernel.requirements.read_text("utf-8")
+        lines = zip(kernel.installed.splitlines(), other.installed.splitlines(), strict=True)
+        ((before, after),) = (pair for pair in lines if len({*pair}) == 2)
+        assert before.replace(f"=={version}", "==0.0.1") == after
 
 
 @pytest.mark.slow

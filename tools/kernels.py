@@ -3,6 +3,7 @@
     python -m tools.kernels                      # those that have not run yet, and the page; hours of one core for all
     python -m tools.kernels --only jax           # those with this in their name
     python -m tools.kernels --only nothing       # the page alone
+    python -m tools.kernels --only mlx --version 0.30.0    # another version: since which one is it right?
 
 `examples/kernels/kernels.toml` lists them with what is to say of each, and `requirements/` beside it what is installed.
 A kernel that has ended is kept in `results.json` there, until its adapter, its requirements or what is asked of it
@@ -22,7 +23,7 @@ import tomllib
 import venv
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ class Kernel:
         What is verified: every case if not `quick`.
     differs
         Why it disagrees where it does.
+    other
+        A version to run in place of the one in the list.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Kernel:
     gradients: bool = False
     quick: bool = False
     differs: str = ""
+    other: str = ""
 
     @property
     def requirements(self) -> Path:
@@ -80,8 +84,18 @@ class Kernel:
     def version(self) -> str:
         """The package with the version that is installed."""
         package = self.package or self.environment
-        (pin,) = re.findall(rf"^{re.escape(package)}(?:\[\w+\])?==(\S+)$", self.requirements.read_text("utf-8"), re.M)
-        return f"{package} {pin}"
+        (pin,) = re.findall(self._pin, self.requirements.read_text("utf-8"), re.M)
+        return f"{package} {self.other or pin[1]}"
+
+    @property
+    def installed(self) -> str:
+        """The list of what is installed, with the version that is run."""
+        text = self.requirements.read_text("utf-8")
+        return re.sub(self._pin, rf"\g<1>{self.other}", text, flags=re.M) if self.other else text
+
+    @property
+    def _pin(self) -> str:
+        return rf"^({re.escape(self.package or self.environment)}(?:\[\w+\])?==)(\S+)$"
 
     @property
     def arguments(self) -> list[str]:
@@ -109,12 +123,13 @@ def listed() -> tuple[list[Kernel], list[dict[str, str]]]:
 
 def interpreter_of(kernel: Kernel, folder: Path) -> Path:
     """Return the Python of a kernel's environment, which is made if it is not there or has an older list."""
-    home = folder / "environments" / kernel.environment
-    python, done = home / "bin" / "python", home / "requirements.txt"
-    asked = kernel.requirements.read_text("utf-8")
+    home = folder / "environments" / "-".join(filter(None, (kernel.environment, kernel.other)))
+    python, done, wanted = home / "bin" / "python", home / "requirements.txt", home / "wanted.txt"
+    asked = kernel.installed
     if not done.exists() or done.read_text("utf-8") != asked:
         venv.create(home, clear=True, with_pip=True)
-        command = [str(x) for x in (python, "-m", "pip", "install", "-q", "-r", kernel.requirements, "-e", ROOT)]
+        wanted.write_text(asked, "utf-8")
+        command = [str(x) for x in (python, "-m", "pip", "install", "-q", "-r", wanted, "-e", ROOT)]
         subprocess.run(command, check=True)
         done.write_text(asked, "utf-8")
     return python
@@ -163,7 +178,8 @@ def row(kernel: Kernel, report: Mapping[str, Any], seconds: float) -> dict[str, 
             classes[one["kind"]][one["status"]] += 1
     pulled = any(v["tensor"].startswith("d_") for one in report["outcomes"] for v in one["verdicts"])
     ran = {kind: [found["agrees"], sum(found[x] for x in RUN)] for kind, found in classes.items()}
-    told = {"digest": kernel.digest, "seconds": round(seconds), "gradients": pulled, "types": types}
+    told = {"digest": kernel.digest, "version": kernel.version.split()[1], "seconds": round(seconds)}
+    told |= {"gradients": pulled, "types": types}
     return {**told, "classes": {kind: found for kind, found in ran.items() if found[1]}}
 
 
@@ -171,6 +187,49 @@ def _worst(outcome: Mapping[str, Any]) -> float:
     """Return the largest share of a case, at most LARGEST, which stands for NaN and what was raised, too."""
     shares = [LARGEST if one["share"] is None else one["share"] for one in outcome["verdicts"]]
     return round(min(max(shares, default=LARGEST), LARGEST), 3)
+
+
+def joined(before: Mapping[str, Any], after: Mapping[str, Any], other: bool) -> dict[str, Any]:
+    """Return the row of a kernel that has run once more: of another version only how many cases agreed is kept."""
+    versions = dict(before.get("versions", {}))
+    kept, counted = (before, after) if other else (after, before)
+    if "version" in counted:
+        versions[counted["version"]] = agreed(counted)
+    versions.pop(kept.get("version", ""), None)
+    return {**kept, "versions": versions} if versions else dict(kept)
+
+
+def agreed(found: Mapping[str, Any]) -> list[int]:
+    """Return how many cases agreed in all types, and how many ran."""
+    run, failed = (sum(count(one) for one in found["types"].values()) for count in (_run, _failed))
+    return [run - failed, run]
+
+
+def _run(found: Mapping[str, Any]) -> int:
+    return int(found["run"])
+
+
+def _failed(found: Mapping[str, Any]) -> int:
+    return len(found["failed"])
+
+
+def since(kernel: Kernel, found: Mapping[str, Any]) -> str:
+    """Return since which version a kernel agrees, as far as versions of it have run; a dash if it disagrees."""
+    right, run = agreed(found)
+    if right < run:
+        return "–"
+    oldest = kernel.version.split()[1]
+    older = {version: counts for version, counts in found.get("versions", {}).items() if _key(version) < _key(oldest)}
+    for version in sorted(older, key=_key, reverse=True):
+        right, run = older[version]
+        if right < run:
+            return f"{oldest} ({version}: **{right} of {run}**)"
+        oldest = version
+    return f"{oldest} or before"
+
+
+def _key(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def stored() -> dict[str, Any]:
@@ -209,8 +268,8 @@ def _table(rows: Mapping[Kernel, Any]) -> str:
         first = next(iter(found["types"].values()))
         cases = f"{first['run'] + first['declined']}{', the quick ones' if kernel.quick else ''}"
         gradients = "yes" if found["gradients"] else "no"
-        lines.append([kernel.name, kernel.version, cases, *cells, gradients])
-    return _lines(["kernel", "package", "cases", *TYPES, "gradients"], lines)
+        lines.append([kernel.name, kernel.version, cases, *cells, gradients, since(kernel, found)])
+    return _lines(["kernel", "package", "cases", *TYPES, "gradients", "right since"], lines)
 
 
 def _cell(found: Mapping[str, Any] | None) -> str:
@@ -256,7 +315,7 @@ _PAGE = """# Kernels side by side
 What do the kernels of the field agree with? {count} of them ran on the CPU of one machine, each in an environment of
 its own. `refattn verify` judged them on its designed cases, with the adapters of `examples/kernels/`. Kernels for a GPU
 in Triton and Pallas, and those for a TPU, run by [their
-interpreters](verifying.md#triton-and-pallas-on-a-laptop).
+interpreters](verifying/triton.md).
 
 - **cases**: those that it was given, in its sizes if it states these; it declines what it has no option for. The
   number grows as cases are added, so that rows that ran earlier have fewer.
@@ -264,6 +323,9 @@ interpreters](verifying.md#triton-and-pallas-on-a-laptop).
   one of them used. **Two numbers** say how many agree; then the worst is of all, and *others* of those that agree. A
   dash is a type that it does not have, or that was not run.
 - **gradients**: whether those were judged, too.
+- **right since**: the oldest version of the package that agreed in every case that it ran, as did all later ones that
+  ran. *Or before*: none older has run. In brackets is the next older one, with the cases that agreed. A dash is a
+  kernel that disagrees.
 
 {parts}
 
@@ -275,31 +337,35 @@ interpreters](verifying.md#triton-and-pallas-on-a-laptop).
 
 `python -m tools.kernels` makes an environment for each list of `examples/kernels/requirements/`, runs what
 `examples/kernels/kernels.toml` lists, keeps what it got in `examples/kernels/results.json`, and writes this page from
-it. It goes on where it was cut. `--only NAME` runs a part. One kernel takes one to five minutes of one core. {later}
+it. It goes on where it was cut. `--only NAME` runs a part, and `--only NAME --version VERSION` another version of the
+package, which enters the last column alone. One kernel takes one to five minutes of one core. {later}
 """
 
 
 @click.command()
 @click.option("--only", default="", help="Kernels with this in their name.")
+@click.option("--version", "other", default="", help="Another version of the package, in an environment of its own.")
 @click.option("--again", is_flag=True, help="Run them although they have ended before.")
 @click.option("--seconds", default=1200.0, show_default=True, help="For one kernel.")
 @click.option("--folder", type=Path, default=FOLDER, help="Of environments and reports; in the cache folder if absent.")
-def main(only: str, again: bool, seconds: float, folder: Path) -> None:
+def main(only: str, other: str, again: bool, seconds: float, folder: Path) -> None:
     """Verify kernels of many libraries, and write the page."""
     kernels, absent = listed()
     failed = []
-    for kernel in kernels:
-        known = not again and stored().get(kernel.name, {}).get("digest") == kernel.digest
-        if known or only.lower() not in kernel.name.lower():
+    for listing in kernels:
+        kernel, before = replace(listing, other=other), stored().get(listing.name, {})
+        known = other in before.get("versions", {}) if other else before.get("digest") == kernel.digest
+        if (known and not again) or only.lower() not in kernel.name.lower() or (other and not before):
             continue
         click.echo(kernel.name, err=True)
         try:
             python, start = interpreter_of(kernel, folder), time.monotonic()
-            report = verified(kernel, python, folder / "reports", seconds)
+            report = verified(kernel, python, folder / "reports" / other, seconds)
         except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
             failed.append(str(error))
             continue
-        write({**stored(), kernel.name: row(kernel, report, time.monotonic() - start)}, kernels)
+        found = row(kernel, report, time.monotonic() - start)
+        write({**stored(), kernel.name: joined(before, found, bool(other))}, kernels)
     write_atomically(PAGE, page(kernels, absent, stored()).encode())
     for line in failed:
         click.echo(line, err=True)

@@ -9,7 +9,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from docs.extension import claims, docstrings, equations, facts, listing, notebooks, pages, tours
+from docs.extension import claims, docstrings, equations, facts, listing, narrow, notebooks, pages, tours
 
 WORDS = 24
 """Letters of a cell from which on it is words."""
@@ -49,6 +49,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", drop_empty_globs)
     app.connect("source-read", link_papers)
     app.connect("doctree-read", mark_words)
+    app.connect("html-page-context", narrow.break_names)
     app.connect("autodoc-process-docstring", docstrings.escape, priority=400)  # before napoleon makes markup of it
     app.connect("autodoc-process-signature", docstrings.plain_aliases)
     app.add_directive("equations", equations.Equations)

@@ -88,5 +88,10 @@ def plain_aliases(
 
 
 def _unwrapped(text: str | None) -> str | None:
-    # "<factory>" is how dataclasses print a default that is made anew; Sphinx cannot read it.
-    return text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text).replace("<factory>", "...")
+    # Sphinx cannot read a default in angle brackets, and then shows all types with their modules. "<factory>" is how
+    # dataclasses print one that is made anew.
+    if not text:
+        return text
+    text = re.sub(r"<(?:built-in )?function (?:[\w.]+\.)?(\w+)(?: at \w+)?>", r"\1", text)
+    text = re.sub(r"<(?:factory|[\w.]+ object(?: at \w+)?)>", "...", text)
+    return re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)

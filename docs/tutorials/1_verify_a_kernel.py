@@ -171,5 +171,5 @@ if compiler := shutil.which("cc"):
 shutil.rmtree(folder)
 
 # %%
-# Next: :doc:`/verifying` describes everything that an adapter may declare, ``--shape`` for your own sizes, ``--large``
-# for sizes too large for a reference result, and the fixture for pytest.
+# Next: :doc:`/verifying/function` describes everything that an adapter may declare, :doc:`/verifying/cases` your own
+# sizes and sizes too large for a reference result, and :doc:`/verifying/pytest` tests.

@@ -243,8 +243,8 @@ def verify(
     supports = {"d": [64, 128], "fixed": {"causal": True}} says in which sizes it runs, and which options it always has.
 
     A function with other names or axes needs no adapter: --call package.module:function layout=bnhd
-    causal=is_causal:top_left scale=sm_scale returns=out,lse. With --adapt the words are found; docs/verifying.md
-    lists them.
+    causal=is_causal:top_left scale=sm_scale returns=out,lse. With --adapt the words are found;
+    docs/verifying/function.md lists them.
 
     A model, --impl attn.onnx, runs in ONNX Runtime. A dump, --inputs dump.safetensors with q, k, v and out in it, is
     judged without a kernel; .npz and .pt too.

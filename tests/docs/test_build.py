@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import pkgutil
 import re
@@ -22,9 +23,12 @@ import refattn as ra
 from refattn import equations
 from refattn.mechanisms import registry
 from refattn.verify.traced import Place, file_of, places_in
+from tools import chromium
 
 for _package in ("sphinx", "myst_parser", "furo", "bs4"):
     pytest.importorskip(_package, reason='the pages are built with pip install -e ".[docs]"')
+
+from docs.extension.narrow import with_breaks  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -261,8 +265,86 @@ def test_figures_are_filled_in(pages: dict[str, Any]) -> None:
     from tools.facts import load
 
     facts = load()
-    text = " ".join(pages["verifying.html"].get_text().split())
+    text = " ".join(pages["verifying/report.html"].get_text().split())
     assert f"of {facts['mutants'].value} wrong kernels of softmax attention" in text
     table = pages["checking.html"].get_text()
     for id, fact in facts.items():
         assert id in table and fact.command in table
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("linear attention", "mechanisms/delta"),
+        ("linear attention", "mechanisms/higher_order"),
+        ("KV cache", "blocks"),
+        ("gated delta net", "mechanisms/delta"),
+        ("ring attention", "backends"),
+        ("EDMD", "mechanisms/koopman"),
+        ("Triton", "verifying/triton"),
+        ("pytest", "verifying/pytest"),
+    ],
+)
+def test_the_search_finds_the_words_of_the_field(words: str, page: str, site: Path) -> None:
+    """A page is found that has all words, each by its stem, in its text or in a title."""
+    from sphinx.search.en import SearchEnglish
+
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    index, stem = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")")), SearchEnglish({}).stem
+    found = {*range(len(index["docnames"]))}
+    for word in words.lower().split():
+        places = [index[part].get(stem(word), []) for part in ("terms", "titleterms")]
+        found &= {n for each in places for n in (each if isinstance(each, list) else [each])}
+    assert page in {index["docnames"][n] for n in found}
+
+
+PHONE = """(() => {
+  const found = { width: document.documentElement.scrollWidth, words: [], cut: [] };
+  const texts = document.createTreeWalker(document.querySelector("article") || document.body, NodeFilter.SHOW_TEXT);
+  const range = document.createRange();
+  for (let text; (text = texts.nextNode()); ) {
+    if (text.parentElement.closest("pre, script, style, svg, math, a[href^=http]")) continue;
+    for (const word of text.data.matchAll(/[A-Za-z0-9]+/g)) {
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      const boxes = [...range.getClientRects()].filter((box) => box.width);
+      if (new Set(boxes.map((box) => Math.round(box.top))).size > 1) found.words.push(word[0]);
+    }
+  }
+  for (const one of document.querySelectorAll("article pre, article table")) {
+    const moves = (box) => ["auto", "scroll"].includes(getComputedStyle(box).overflowX);
+    let box = one;
+    while (box.tagName != "ARTICLE" && !moves(box)) box = box.parentElement;
+    const still = box.tagName == "ARTICLE" && one.scrollWidth > box.clientWidth + 1;
+    if (still || box.getBoundingClientRect().right > innerWidth + 1) found.cut.push(one.textContent.slice(0, 60));
+  }
+  return found;
+})()"""
+"""What is wider than the screen, which words are broken, and which listings and tables are cut and cannot be moved."""
+
+
+def test_a_page_can_be_read_on_a_telephone(site: Path, pages: dict[str, Any], tmp_path: Path) -> None:
+    if chromium.path() is None:
+        pytest.skip("needs a browser: apt-get install chromium")
+    wrong = {}
+    with chromium.browser(tmp_path) as browser:
+        for name in pages:
+            tab = browser.open((site / name).resolve().as_uri(), width=390, height=844, touch=True)
+            found = tab.evaluate(PHONE)
+            tab.call("Page.close")
+            if found != {"width": 390, "words": [], "cut": []}:
+                wrong[name] = found
+    assert wrong == {}
+
+
+def test_signatures_have_types_without_their_modules(pages: dict[str, Any]) -> None:
+    signatures = [each.get_text() for each in pages["api.html"].select("dt.sig")]
+    assert signatures and [each for each in signatures if "~" in each or "<" in each] == []
+
+
+def test_long_names_alone_break_between_their_words() -> None:
+    long, short = "tests/a_file.py::test_x[b, c=&#x27;&lt;]", "log_decay"
+    html = '<code><span class="pre">{}</span></code><em>{}</em>'
+    assert with_breaks(html.format(short, short)) == html.format(short, short)
+    name = "tests/<wbr>a_<wbr>file.<wbr>py::<wbr>test_<wbr>x[<wbr>b, c=&#x27;&lt;]"
+    assert with_breaks(html.format(long, long)) == f'<code><span class="pre long">{name}</span></code><em>{name}</em>'

@@ -32,16 +32,21 @@ def test_mine(golden_case):
 def run(text: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_user.py").write_text(text)
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rs", "--rootdir", str(folder)]
-    loaded = [] if _installed() else ["-p", "refattn.verify.plugin"]
-    call = [sys.executable, "-m", "pytest", *options, *more, *loaded, str(folder)]
-    path = str(Path(str(ra.__file__)).parents[1])
-    return subprocess.run(call, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    call = [sys.executable, "-m", "pytest", *options, *more, *loaded(), str(folder)]
+    return subprocess.run(call, capture_output=True, text=True, env=environment())
 
 
-def _installed() -> bool:
+def environment() -> dict[str, str]:
+    """The environment of a process that imports this refattn."""
+    return {**os.environ, "PYTHONPATH": str(Path(str(ra.__file__)).parents[1])}
+
+
+def loaded() -> list[str]:
+    """What loads the plugin where refattn is not installed."""
     from importlib.metadata import entry_points
 
-    return any(entry.value == "refattn.verify.plugin" for entry in entry_points(group="pytest11"))
+    installed = any(entry.value == "refattn.verify.plugin" for entry in entry_points(group="pytest11"))
+    return [] if installed else ["-p", "refattn.verify.plugin"]
 
 
 def test_honest_and_wrong(tmp_path: Path) -> None:
