@@ -1,20 +1,19 @@
 """Graph energy attention: tokens first settle among themselves how much each of them counts; then softmax reads them.
 
-In softmax attention each query decides alone how much a token counts. Here every token has a score x_i (from 0 to 1, by
-default), the same for all queries. Tokens are the nodes of a graph, and its links join tokens that match each other.
-The scores flow along the links: each is pulled towards the scores of its neighbours, and held near its own start. A
-threshold then drops the tokens with small scores. The others keep their softmax weights, times their scores, divided by
-the sum. So a token can lose all attention because its neighbours have low scores. With equal scores, and no token
-dropped, this is softmax attention.
+In softmax attention each query decides alone how much a token counts. Here every token has a score x_i, one for all
+queries. Tokens are the nodes of a graph. All pairs are linked, strongly if they match. The scores flow along the links:
+each is pulled towards the scores of its neighbours, and held near its start. A threshold then drops tokens with small
+scores. The others keep their softmax weights, times their scores, divided by the sum. So a token can lose all attention
+because its neighbours have low scores. With equal scores and no token dropped, this is softmax attention.
 
-The source, an article (F. Preetham 2023), has scores that flow on a graph of tokens down an energy, a sine and a
-threshold. Its displayed formulas are not preserved. So these are ours: the links (GE.3, GE.4), the start (GE.5), the
-spring (in GE.7), how scores weigh values (GE.10 to GE.12), all numbers. GE.6 is equation 1 of D. Sclosa 2023, with
+The source, an article (F. Preetham 2023), has a graph of tokens, scores that flow down an energy, a sine in the pull,
+and a threshold. Its displayed formulas are not preserved. So these are ours: the links (GE.3, GE.4), the start (GE.5),
+the spring (in GE.7), how scores weigh values (GE.10 to GE.12), all numbers. GE.6 is equation 1 of D. Sclosa 2023, with
 weights. The article has no experiment; in ours the flow makes no better model (docs/experiments/graph_energy.md).
 
 All formulas are of one head. i, j and l are tokens; token i reads and is pulled; token j is read, and pulls token i.
 Every token has a query q_i, a key k_i and a value v_i; q and k have width d. mu, kappa, step, steps and tau are numbers
-that the caller chooses.
+that the caller chooses, mu, kappa and step above 0. With the default numbers, x_i stays between 0 and 1.
 
     [GE.1]  s_ij = q_i . k_j / sqrt(d)                  the match: how well key j answers query i
     [GE.2]  a_ij = exp(s_ij) / sum_l exp(s_il)          softmax attention; used only if no token is kept
@@ -27,20 +26,24 @@ that the caller chooses.
     [GE.9]  y_j = x_j if x_j >= tau, else 0             of the last x: token j is kept, or it is dropped
             w_ij = exp(s_ij) / (sum over kept l of exp(s_il)) if j is kept, else 0      softmax attention to kept tokens
     [GE.10]  u_ij = w_ij y_j                            the part of token j
-    [GE.11]  z_i = sum_j u_ij if any token is kept, else 1
+    [GE.11]  z_i = sum_j u_ij if any token is kept, else 1      not 0 if tau > 0: kept y_j >= tau
     [GE.12]  p_ij = u_ij / z_i if any token is kept, else best_ij      the weights
     [GE.13]  o_i = sum_j p_ij v_j                       the output
 
-If no token is kept (then w_ij is not used), i reads one token alone: best_ij is 1 for the j with the largest a_ij x_j
-(the first of equals), and 0 for all others. x is the last x there, as in GE.9.
+If no token is kept, best_ij is 1 for the j with the largest a_ij x_j (of the last x; the first of equals), and 0 for
+all others. w_ij is not used then; in the code it is the softmax over all tokens.
+
+Why best: the weights of i have to sum to 1, so if all tokens are dropped, i has to read a dropped one. Without a
+threshold p_ij would be a_ij x_j over its sum, and i would read all the tokens that should be dropped. We choose the one
+with the largest of these weights. Small changes of q and k do not change which one it is. So q and k get no gradient,
+and a head that drops all tokens cannot learn to keep one by its own gradient.
 
 Why links are a softmax: the links of a token sum to 1, so the pull does not grow with the number of tokens.
-
-Why the start is s_ii: it belongs to token i alone, and training can make it large for the tokens that should count.
-
-Why w and not a: for kept j the quotient w_ij / a_ij depends on i alone, so it cancels in GE.12, and p is the same.
-But if a dropped token matches much better than all kept ones, a_ij rounds to 0 for every kept j, as exp(-110) does
-in float32; w_ij does not.
+Why a sine: it is the source's. For scores between 0 and 1, sin(x_j - x_i) is nearly x_j - x_i.
+Why the start is s_ii: it belongs to token i alone, and training can make it large for the tokens that should count. It
+also shields them: r_ii is s_ii, so n_ii is large, too, and this part of the 1 pulls nothing, as sin(0) = 0.
+Why w and not a: for kept j the quotient w_ij / a_ij depends on i alone, so it cancels in GE.12, and p is the same. But
+if a dropped token matches much better than all kept ones, a_ij rounds to 0 for all kept j (as exp(-110) in float32).
 
 The energy. The flow goes down an energy E, and comes to rest (below). No line of code computes this:
 
@@ -49,23 +52,22 @@ The energy. The flow goes down an energy E, and comes to rest (below). No line o
     dE/dx_i = -pi_i rate_i                              rate is minus the gradient, but for the weight pi_i
     dE/dt = sum_i dE/dx_i rate_i = -sum_i pi_i rate_i^2      in continuous time
 
-Line 1: n_ij and n_ji differ, since each row is divided by its own sum, but pi_i n_ij is exp(r_ij), the same both
-ways. Line 3: x_i is in the double sum of E twice, in the pairs in which i is pulled and in those in which i pulls.
-By line 1 both give the same, which cancels the 1/2; and the derivative of 1 - cos(x_j - x_i) with respect to x_i is
--sin(x_j - x_i).
+Line 1: n_ij and n_ji differ, since each row is divided by its own sum, but pi_i n_ij is exp(r_ij), the same both ways.
+Line 3: x_i is in the double sum of E twice, as the pulled token and as the pulling one. By line 1 both give the same,
+which cancels the 1/2; and the derivative of 1 - cos(x_j - x_i) with respect to x_i is -sin(x_j - x_i).
 
 So links are made of r. With a, the softmax of s, line 1 would need some pi. Multiply it for the pairs 12, 23 and 31:
 pi cancels, and a_12 a_23 a_31 = a_21 a_32 a_13 is left, which is false for most s.
 
-How long may a step be? Let a move m have the length |m|^2 = sum_i pi_i m_i^2. In this metric rate is minus the gradient
-of E, so this is a gradient flow. Along m with |m| = 1 the second derivative E'' of E is at most mu + 2 kappa, as cos <=
-1 and (m_j - m_i)^2 <= 2 m_i^2 + 2 m_j^2:
+How long may a step be? Let a move m have the length |m|^2 = sum_i pi_i m_i^2. In this metric the gradient of E is
+(dE/dx_i) / pi_i, which is -rate_i by line 3: a gradient flow. Along m with |m| = 1 the second derivative E'' of E is at
+most mu + 2 kappa, as cos <= 1 and (m_j - m_i)^2 <= 2 m_i^2 + 2 m_j^2:
 
     E'' = mu sum_i pi_i m_i^2 + kappa/2 sum_ij pi_i n_ij cos(x_j - x_i) (m_j - m_i)^2
     <= mu + kappa sum_ij pi_i n_ij (m_i^2 + m_j^2) = mu + 2 kappa
 
-The last sum is 2, because the links of i sum to 1, and by line 1 the same holds for m_j^2. So a step changes E by
-at most (-step + step^2 (mu + 2 kappa) / 2) |rate|^2, and cannot raise it if step <= 2 / (mu + 2 kappa). The default
+The last sum is 2: the links of i sum to 1, and by detailed balance the part of m_j^2 is the same. So a step changes E
+by at most (-step + step^2 (mu + 2 kappa) / 2) |rate|^2, and cannot raise it if step <= 2 / (mu + 2 kappa). The default
 1/3 is half of that for mu = kappa = 1.
 
 Where does it rest? If step (mu + kappa) <= 1, as by default, scores stay between 0 and 1: b_i <= 1 and sin(x_j - x_i)
@@ -80,9 +82,9 @@ point of rest, and after 10 default steps at most (2/3)^10 = 0.017 of the larges
 drops tokens that end clearly below 1/2, the start if s_ii is 0.
 
 Backward: do_i is the gradient of a loss with respect to o_i, and so for every symbol; d alone is the width. The id
-dGE.4 is that of the gradient with respect to the value of GE.4, dGE.q with respect to the input q. Which tokens are
-kept, and best, are taken as fixed; so tau and a have no gradient. If all tokens are dropped, p is constant, and
-only v has a gradient.
+dGE.4 is that of the gradient with respect to the value of GE.4, dGE.q with respect to the input q. p jumps if a score
+crosses tau. Elsewhere small changes leave the kept tokens and best as they are, so tau and a have no gradient. If all
+tokens are dropped, p is constant, and only v has one.
 
 The readout. The derivative of p_ij with respect to z_i is -p_ij / z_i. u_ij is in its own p_ij, and in z_i; y_j is
 in the u_ij of all i.
@@ -98,7 +100,7 @@ The flow, from the last step to the first. A step reads dx', the gradient with r
 respect to its x. x_i is in x'_i itself, in the spring of rate_i, in c_i as the pulled token, and in all c_j as a
 pulling one. In c_i the difference x_j - x_i gets f_ij, which x_j gets with + and x_i with -:
 
-    [dGE.8]  dx'_i = dx_i                               the dx_i of the next step; dy_i after the last
+    [dGE.8]  dx'_i = dx_i                               dx_i of step t + 1 if dx'_i is of step t; of the last, dy_i
     [dGE.7]  drate_i = step dx'_i
     [dGE.6]  dc_i = kappa drate_i
              f_ij = dc_i n_ij cos(x_j - x_i)            the gradient with respect to x_j - x_i in c_i
@@ -113,9 +115,8 @@ numbers sum over batch and heads as well.
     [dGE.step]  dstep = sum_ti dx'_i rate_i
     [dGE.4]  dn_ij = sum_t dc_i sin(x_j - x_i)
 
-The graph. n and w are softmaxes: for n = softmax(r), dr is n (dn - mean) with the mean of dn weighted by n. s_ij is
-in w_ij, in r_ij and r_ji with a half each, and s_ii in b_i, whose derivative is b_i (1 - b_i). I_ij is 1 if i = j,
-else 0.
+The graph. n and w are softmaxes: for n = softmax(r), dr is n (dn - mean) with the mean of dn weighted by n. s_ij is in
+w_ij, in r_ij and r_ji with a half each, and s_ii in b_i, whose derivative is b_i (1 - b_i). I_ij is 1 if i = j, or 0.
 
     [dGE.3]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)
     [dGE.1]  ds_ij = w_ij (dw_ij - sum_l w_il dw_il) + (dr_ij + dr_ji) / 2 + I_ij db_i b_i (1 - b_i)
@@ -123,13 +124,12 @@ else 0.
     [dGE.k]  dk_j = sum_i ds_ij q_i / sqrt(d)
 
 Axes: b batch (b_i is a start), h head, i and j token, d width of q and k, e of v. It is not causal: the flow mixes all
-tokens. Sources: F. Preetham, Graph Dynamical Systems and Odd Analytic Coupling, Medium, 2023; D. Sclosa, From
-Combinatorics to Geometry: The Dynamics of Graph Gradient Diffusion, arXiv:2308.08311. How they are read:
-docs/deviations.md.
+tokens. Sources (see docs/deviations.md): F. Preetham, Graph Dynamical Systems and Odd Analytic Coupling, Medium, 2023;
+D. Sclosa, From Combinatorics to Geometry: The Dynamics of Graph Gradient Diffusion, arXiv:2308.08311.
 
-x starts at (1/2, 0.06, 1/2) and ends at (0.43, 0.22, 0.38). The second token pulls the last one, which is similar
-(r = 1.4), below tau, but not the first (r = -0.4). So the second query, which softmax lets read the last token,
-reads the first:
+x starts at (1/2, 0.06, 1/2) and ends at (0.43, 0.22, 0.38). The second token pulls the last one (n_32 = 0.73) below
+tau. It pulls the first one less (n_12 = 0.32), and that stays above. So the second query, which softmax lets read the
+last token, reads the first:
 
     >>> import numpy as np, refattn as ra
     >>> q, k = [[[[0.0, 0.0], [-2.0, 1.0], [0.0, 2.0]]]], [[[[0.0, -1.0], [2.0, 0.0], [-2.0, 0.0]]]]

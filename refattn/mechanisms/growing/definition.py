@@ -7,31 +7,27 @@ reach them: the head needs more columns. The gradient of the loss with respect t
 moves M against its gradient, then takes the nearest kernel of rank d + c (both in the metric of part 2). Two factors of
 that kernel are the new weights, wider by c columns. The caller does this a few times, between steps of training.
 
-1. What does the loss ask for? Let ds_ij be the gradient of the loss with respect to the score s_ij, 0 if it is
-masked. The backward of attention computes it. <X, Y> is the sum of all X_ij Y_ij, the trace of X^T Y, and |X|^2 =
-<X, X>. If M changes by E, the scores change by y E y^T, and the loss by <ds, y E y^T> = <y^T ds y, E>. So its
-gradient is N:
+1. What does the loss ask for? Let ds_ij be the gradient of the loss with respect to the score s_ij, 0 if it is masked;
+attention's backward computes it. <X, Y> is the sum of all X_ij Y_ij, or the trace of X^T Y; |X|^2 = <X, X>. If M
+changes by E, the scores change by y E y^T, and the loss by <ds, y E y^T> = <y^T ds y, E>. So N is its gradient:
 
     [GROW.1]  M = scale w_q w_k^T
-    [dGROW.1]  N = sum_b y_b^T ds_b y_b                 over the sequences b of a batch
-    [GROW.2]  C = sum_b y_b^T y_b                       how much tokens use each direction; C_b = y_b^T y_b
+    [dGROW.1]  N = sum_b y_b^T ds_b y_b                 over the sequences b of a batch; d in an id: a gradient
 
 2. What does a change cost? N is right while scores change little. So the cost of E is the sum of the squares of all
-changes of scores, and of one sequence this is
+changes of scores (of masked ones, too: without them it would not have the form <E, A E A>). Below is the cost in one
+sequence b, with C_b = y_b^T y_b, then that in all. There the mean C / sequences replaces each C_b, to have one matrix:
 
     |y_b E y_b^T|^2 = trace(y_b E^T y_b^T y_b E y_b^T) = <E, C_b E C_b>
+    in all: about sequences <E, (C / sequences) E (C / sequences)> = <E, A E A> = |V E V^T|^2      if V^T V = A
 
-To have one matrix for all sequences, each C_b is replaced by their mean, C / sequences. The sum over sequences is
-then about
-
-    sequences <E, (C / sequences) E (C / sequences)> = <E, A E A> = |V E V^T|^2      for any V with V^T V = A
-
+    [GROW.2]  C = sum_b y_b^T y_b                       how much tokens use each direction
     [GROW.3]  A = C / sqrt(sequences)                   A = U diag(lambda) U^T, its eigenvectors and eigenvalues
     [GROW.4]  rho_r = sqrt(lambda_r + damping mean(lambda))      W = diag(rho) U^T
 
-V = W without damping. But then directions that hardly any token uses would cost nothing, and columns along them could
-be huge. So the cost is |W E W^T|^2 with damping: W^T W is A + damping mean(lambda) I. Let Z = W E W^T, the change in
-units of its cost (whitened), so E = W^-1 Z (W^-1)^T. M, N, C, A, W, E, Z, G, H, D and F are m x m.
+With damping = 0, W is such a V. But then directions that hardly any token uses would cost nothing, and columns along
+them could be huge. So the cost is |W E W^T|^2 with damping: W^T W is A + damping mean(lambda) I. Let Z = W E W^T, the
+change in units of its cost (whitened), so E = W^-1 Z (W^-1)^T. M, N, C, A, W, E, Z, G, H, D and F are m x m.
 
 3. What can old columns not do? The loss changes by <N, E> = <G, Z> (GROW.5). Let w_q and w_k have rank d. If they
 change by E_q and E_k, then M changes by scale (E_q w_k^T + w_q E_k^T), to first order, and so
@@ -49,78 +45,80 @@ is W w_q times a matrix, the second a matrix times (W w_k)^T.
 
 One new column of w_q and one of w_k add a matrix of rank 1 to Z. Of all these with |Z| = 1 and orthogonal to what old
 columns can do, -a_1 b_1^T lowers the loss most, by sigma_1, where H = sum_r sigma_r a_r b_r^T is the singular value
-decomposition (<G, Z> = <H, Z> for these Z). A step along -H goes sigma_r far along -a_r b_r^T, and gains sigma_r for
-each unit: so the r-th new column is worth sigma_r^2. H only says how many columns. The step of part 4 is along -G;
-there the r-th column adds sigma_r^2, too (GROW.19).
+decomposition (<G, Z> = <H, Z> for these Z). A step along -H goes sigma_r far along -a_r b_r^T, and gains sigma_r per
+unit: so the r-th new column is worth sigma_r^2. H only says how many columns. The step of part 4 is along -G, which
+also has the part that old columns can follow, at no new column. There the r-th column adds sigma_r^2, too (GROW.19).
 
-How many? The r-th column is added, to every head, if its worth, summed over the heads, is more than 2 % of the sum
-of all worths; less may be noise of the batch. One growth adds at most 4 columns, and at most m - d. Heads share C,
-A, W and c, and (part 4) nu and the amplitude.
+How many? The r-th column is added, to every head, if its worth, summed over the heads, is more than 2 % of the sum of
+all worths (less may be noise of the batch), and more than the machine epsilon times |G|^2 (less is rounding). One
+growth adds at most 4 columns, and at most m - d. Heads share C, A, W and c. So a head whose own sigma_r is 0 gets a
+column that is 0 in both weights, but for rounding. It hardly learns (part 7), and the next growth takes its rounding
+for a direction of old columns. We accept that, as it is rare; the general code makes such a column random in w_q.
 
 4. The step. Of all Z with |Z| = |G|, -G lowers the loss most. As a change of M it is -D, where W D W^T = G. D has the
-cost |G|^2, about the sum of the squares of all changes of scores by D (exactly so without damping and with one
-sequence). There are `scores` scores, so D / nu changes a score by about 1 (root mean square). If G is 0, M stays.
+cost |G|^2, about the sum of the squares of all changes of scores by D. There are `scores` scores, so D / nu changes a
+score by about 1 (root mean square). The step is `amplitude` times that, a number that the caller searches (part 7). nu
+and the amplitude are those of all heads. If G is 0, M stays.
 
     [GROW.8]  D = W^-1 G (W^-1)^T                       (W^T W)^-1 N (W^T W)^-1, the natural gradient
     [GROW.9]  nu = |G| / sqrt(scores)                   of all heads; masked scores are not counted; if G is 0, 1
     [GROW.10]  F = M - amplitude D / nu                 of any rank
-    [GROW.11]  Z_F = W F W^T                            F in the coordinates of Z
+    [GROW.11]  Z_F = W F W^T                            made of F as Z of E: |Z_F' - Z_F|^2 is the cost of M' - F
     [GROW.12]  Z_F' = Z_F with its d + c largest singular values alone      nearest to Z_F of this rank (Eckart, Young)
     [GROW.13]  M' = W^-1 Z_F' (W^-1)^T                  the new kernel: nearest to F in cost
 
 5. Back to weights. M' = L R^T, but also (L T) (R (T^-1)^T)^T for every T with an inverse. We choose L^T L = R^T R: the
 gradient of L is N R, that of R is N^T L, so unequal ones would learn unequally fast. An orthogonal matrix O in both, L
 O and R O, keeps that, and M'. (So even at amplitude 0 weights move, if w_q^T w_q and w_k^T w_k differ; M does not.) An
-optimiser has a state for each column, so columns should stay in their places: O brings L O and R O nearest (GROW.17
+optimiser has a state for each column, so old columns should stay in their places: O brings L O and R O nearest (GROW.17
 divides both by sqrt(scale), which changes no O) to the old weights with c columns of zeros, (w_q, 0) and (w_k, 0),
-which is Procrustes' problem. |L O - (w_q, 0)|^2 + |R O - (w_k, 0)|^2 is least if <O, B> is largest, with
-
-    B = L^T (w_q, 0) + R^T (w_k, 0) = B_L diag(beta) B_R^T      its singular value decomposition
-
-and <O, B> is at most the sum of beta, which O = B_L B_R^T reaches.
+which is Procrustes' problem. New columns may still rotate among themselves. |L O - (w_q, 0)|^2 + |R O - (w_k, 0)|^2 is
+least if <O, B> is largest, and <O, B> is at most the sum of beta, which O = B_L B_R^T reaches.
 
     [GROW.14]  L = Q_L diag(sqrt(tau))                  M' = Q_L diag(tau) Q_R^T, its singular value decomposition
     [GROW.15]  R = Q_R diag(sqrt(tau))                  so M' = L R^T; d + c columns, as other tau are 0
+               B = L^T (w_q, 0) + R^T (w_k, 0) = B_L diag(beta) B_R^T      its singular value decomposition
     [GROW.16]  O = B_L B_R^T
     [GROW.17]  w_q' = L O / sqrt(scale)
     [GROW.18]  w_k' = R O / sqrt(scale)
 
-6. How fast does the loss fall? Let t = amplitude / nu be small, so Z_F = W M W^T - t G. Take two orthonormal bases:
-the first d vectors of the left one span the columns of W w_q, those of the right one the columns of W w_k. In them
-W M W^T has a first block alone, Z_M, which is d x d and has an inverse, and the last block of G is H:
+6. How fast does the loss fall? Let t = amplitude / nu, so Z_F = W M W^T - t G. Let w_q and w_k have rank d. Take two
+orthonormal bases: the first d vectors of the left one span the columns of W w_q, those of the right one the columns of
+W w_k. In them W M W^T has a first block alone, Z_M, which is d x d and has an inverse, and the last block of G is H:
 
     Z_F = ( Z_M - t G_11    -t G_12 )
           (     - t G_21       -t H )
 
-The rank of such a matrix is d plus that of its last block after elimination with the first d rows (Schur complement),
-here -t H - t^2 G_21 (Z_M - t G_11)^-1 G_12. To first order it is the last block itself, -t H. So, to first order, rank
-d + c restricts the last block alone, to rank c. |.|^2 is a sum over blocks: the nearest such matrix keeps the other
-three blocks, and of -t H the c largest singular values. It drops -t H_cut, H_cut = sum_(r > c) sigma_r a_r b_r^T. So Z
-changes by -t (G - H_cut), and the loss by -t (|G|^2 - <G, H_cut>), where <G, H_cut> = <H, H_cut> = |H_cut|^2:
+Let t |G| be small against the smallest singular value of Z_M, so that the first block of every matrix near Z_F has an
+inverse. The rank of such a matrix is d plus that of its last block after elimination with the first d rows (Schur
+complement). Elimination changes the last block by order t^2, in Z_F by -t^2 G_21 (Z_M - t G_11)^-1 G_12. So, up to that
+order, the matrices of rank d + c near Z_F are those with a last block of rank c, and the nearest one is the same. |.|^2
+is a sum over blocks: the nearest one keeps the other three blocks, and of -t H the c largest singular values. It drops
+-t H_cut, H_cut = sum_(r > c) sigma_r a_r b_r^T. So Z changes by -t (G - H_cut), to first order, and the loss by -t
+(|G|^2 - <G, H_cut>), where <G, H_cut> = <H, H_cut> = |H_cut|^2:
 
     [GROW.19]  slope = -(|G|^2 - sum_(r > c) sigma_r^2) / nu      summed over heads: d loss / d amplitude, at 0
 
-If attention is causal, masked pairs are in C, too, or the cost would not have the form <E, A E A>. So D is not
-quite the best direction, and nu may be too large. That does no harm: nu is only the unit of the amplitude.
+The slope is exact, as N is. Only the metric is approximate, by masked scores, damping, and C_b that differ. So D is not
+quite the best direction, and nu may be too large (or, as the C_b differ, too small): it is only a unit.
 
 7. In code, if loss(w_q, w_k) is the loss of a batch and d_scores its gradient with respect to the scores:
 
     heads = heads_of(w_q, w_k, scale=scale)
     planned = plan(heads, observe(y, d_scores))
-    c = columns_of(planned)
+    c = columns_of(planned)  # if 0, no new column is worth it: stop here
     amplitude = search(lambda a: loss(*grow(heads, planned, columns=c, amplitude=a)), slope_of(planned, c))
     if amplitude > 0.0:  # at 0, new columns would be 0 in both factors and never learn
         w_q, w_k = grow(heads, planned, columns=c, amplitude=amplitude)
 
-Axes: b sequence, h head, i and j token, m width of tokens, d width of a head, u = d + c. Sources: L. Burgund,
-Attention Growing Networks, internship report at LISN, 2025, sections 1 and 2; M. Verbockhaven et al., Growing Tiny
-Networks, arXiv:2405.19816; P. Schoenemann, A generalized solution of the orthogonal Procrustes problem, 1966. From
-the report: the kernel, its gradient, a step that is measured in scores, and the cut to a rank. From Verbockhaven:
-GROW.6. Ours: the step goes down (the report moves M by +D), the cut is nearest in scores (there: in weights), the
-damping, how many columns, GROW.16, and the search. See docs/deviations.md and docs/experiments/growing.md.
+Axes: b sequence, h head, i and j token, m width of tokens, d width of a head, u = d + c. Sources: L. Burgund, Attention
+Growing Networks, internship report at LISN, 2025, sections 1 and 2; M. Verbockhaven et al., Growing Tiny Networks,
+arXiv:2405.19816; P. Schoenemann, A generalized solution of the orthogonal Procrustes problem, 1966. From the report:
+the kernel, its gradient, a step that is measured in scores, and the cut to a rank. From Verbockhaven: GROW.6. Ours: the
+step goes down (the report moves M by +D), the cut is nearest in scores (there: in weights), the damping, how many
+columns, GROW.16, and the search. See docs/deviations.md and docs/experiments/growing.md.
 
-Each of three tokens should attend more to itself: ds = -I. A kernel of rank 1 does that for one token: two more
-columns.
+Three tokens should each attend more to themselves: ds = -I. Rank 1 does that for one token, so two columns are added:
 
     >>> import numpy as np; from refattn.mechanisms.growing.definition import columns_of, heads_of, observe, plan
     >>> y, w = np.eye(3)[None], np.eye(3)[None, :, :1]  # tokens (1, 3, 3), weights (1, 3, 1)
@@ -207,7 +205,9 @@ def columns_of(planned: Plan, *, share: float = 0.02, most: int = 4) -> int:
     """Return c, how many new columns are worth more than a `share` of the worth of all, at most `most`."""
     xp = namespace(planned.sigma)
     worths = xp.sum(planned.sigma * planned.sigma, axis=0)  # (m): of all heads
-    return min(most, planned.room, int(xp.sum(xp.astype(worths > share * xp.sum(worths), xp.int64))))
+    rounding = xp.finfo(worths.dtype).eps * xp.sum(planned.whitened_gradient**2)  # (): of |G|^2
+    enough = (worths > share * xp.sum(worths)) & (worths > rounding)  # (m)
+    return min(most, planned.room, int(xp.sum(xp.astype(enough, xp.int64))))
 
 
 def grow(heads: Heads, planned: Plan, *, columns: int, amplitude: float) -> tuple[Array, Array]:
@@ -243,7 +243,7 @@ def slope_of(planned: Plan, columns: int) -> Array:
 def search(loss_at: Callable[[float], float], slope: float, *, amplitude: float = 0.5, tries: int = 30) -> float:
     """Return an amplitude at which the loss falls, or 0 if none is found (a line search).
 
-    An amplitude is good if the loss falls by at least 1e-4 times amplitude times slope (Armijo's rule). If the first
+    An amplitude is good if the loss falls by at least 1e-4 times amplitude times |slope| (Armijo's rule). If the first
     one is good, amplitudes are doubled as long as each is good and better than the last; otherwise they are halved,
     until one is good and the next one is not better.
     """

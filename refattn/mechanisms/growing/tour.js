@@ -144,7 +144,7 @@ const quantities = {
   H: { axes: "rz", what: "what old columns cannot reach", of: (r, z) => sub(out(r, z), over(features(), (n) => mul(out(r, n), Pk(n, z)))) },
   sigma: { id: "GROW.7", axes: "r", what: "singular value of H", values: () => rid(svd(matrix(V.H)).values) },
   part: { axes: "r", symbol: "part", what: "part of a new column in all that is out of reach", of: (r) => div(pow(sigma(r), 2), over(features(), (n) => pow(sigma(n), 2))) },
-  c: { what: "new columns", values: () => Math.min(MOST, WIDE - K.width, features().filter((r) => V.part(r) > K.share).length) },
+  c: { what: "new columns", values: () => Math.min(MOST, WIDE - K.width, features().filter((r) => V.part(r) > K.share && V.sigma(r) ** 2 > Number.EPSILON * V.all()).length) },
   VG: { axes: "ar", symbol: "W⁻¹ G", what: "the inverse of W times G", of: (a, z) => over(features(), (r) => mul(back(a, r), G(r, z))) },
   D: { id: "GROW.8", axes: "ab", what: "the gradient, as a change of M", of: (a, b) => over(features(), (z) => mul(VG(a, z), back(b, z))) },
   rows: { axes: "r", symbol: "G²", what: "a row of G, squared and added up", of: (r) => over(features(), (z) => pow(G(r, z), 2)) },

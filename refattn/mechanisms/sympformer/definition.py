@@ -1,28 +1,28 @@
 """SympFormer: attention is a force between tokens, and a layer is one step of a motion with momenta and friction.
 
 In a usual residual block attention moves a token, as a force moves a body in a thick liquid: without force it rests.
-Here a token x_i also has a momentum p_i, and a layer hands both to the next. A layer does three things (the paper's
-presymplectic Euler method). Kick: attention is a force, which changes the momentum. Damp: friction shrinks the
-momentum. Drift: the momentum moves the token. With friction 3 / t such a motion reaches low values of a convex energy
-sooner than one along the force (Nesterov). Formulas are of one sequence of n tokens; x_i and p_i are rows of m numbers.
+Here a token x_i also has a momentum p_i, and a layer hands both to the next. A layer does three things (presymplectic
+Euler: symplectic Euler with a friction that depends on time). Kick: attention is a force, which changes the momentum.
+Damp: friction shrinks the momentum. Drift: the momentum moves the token. With friction 3 / t such a motion reaches low
+values of a convex energy sooner than one along the force (Nesterov). All n tokens x_i and p_i are rows of m numbers.
 
-From the paper (V. Stein, W. Li, G. Steidl 2026): the energy, the motion, the layer. From the authors' second program
-(v2 in docs/deviations.md): how it is made causal (point 2).
+From the paper (V. Stein, W. Li, G. Steidl 2026, SympFormer: Accelerated attention blocks via Inertial Dynamics on
+Density Manifolds, arXiv:2603.16535): the energy, the motion, and the layer but for point 2, how it is made causal. That
+is from the authors' second program (v2 in docs/deviations.md).
 
-From an energy to a force. Let s_ij = s_ji be how well tokens i and j match, and B a symmetric positive m x m matrix. A
-token that matches many has a large mass z_i. The energy H (a Hamiltonian) is kinetic energy plus a potential, which is
-low if tokens match. alpha is the friction, strong at first; c_log and c_lin are learned:
+From an energy to a force. Let s_ij = s_ji be how well tokens i and j match, and B (m x m) be symmetric and positive
+definite. A token that matches many has a large mass z_i. The energy H (a Hamiltonian) is kinetic energy plus a
+potential, which is low if tokens match. alpha is the friction, strong at first; c_log and c_lin are learned:
 
-    z_i = 1/n sum_j exp(s_ij)
-    e_i = p_i B . p_i
+    z_i = 1/n sum_j exp(s_ij)                           and e_i = p_i B . p_i
     H = sum_i (e_i / (2 z_i) - z_i / 2)
     dx_i/dt = dH/dp_i = p_i B / z_i                     the velocity: momentum over mass
     dp_i/dt = -dH/dx_i - alpha p_i                      the force, and friction; alpha = c_log / t + c_lin
 
-Without friction H stays; friction lowers it: dH/dt = -alpha sum_i e_i / z_i. The force is -dH/dx_i; x_i is in H only
-through the masses. The derivative of H with respect to z_i is -(u_i + 1) / 2 with u_i = e_i / z_i^2 (for B = I the
-squared speed). x_i is in its own z_i through all s_ij, and in each z_j through s_ji (s_ii: as both). Let D_ij be the
-derivative of s_ij by x_i as its first token; s_ji = s_ij has the same by x_i as its second:
+Without friction H stays; friction lowers it unless all p are 0: dH/dt = -alpha sum_i e_i / z_i. The force is -dH/dx_i;
+x_i is in H only through the masses. The derivative of H with respect to z_i is -(u_i + 1) / 2 with u_i = e_i / z_i^2
+(for B = I the squared speed). x_i is in its own z_i through all s_ij, and in each z_j through s_ji (s_ii: as both). Let
+D_ij be the derivative of s_ij by x_i as its first token; s_ji = s_ij has the same by x_i as its second:
 
     -dH/dx_i = 1/(2n) sum_j exp(s_ij) ((u_i + 1) + (u_j + 1)) D_ij      u_i + 1 through z_i, u_j + 1 through z_j
              = z_i sum_j w_ij (1 + (u_i + u_j) / 2) D_ij      (F); w_ij = exp(s_ij) / (n z_i): softmax attention
@@ -30,21 +30,25 @@ derivative of s_ij by x_i as its first token; s_ji = s_ij has the same by x_i as
 For tokens at rest (p = 0) all u are 0, and the force is z_i times softmax attention with values D_ij. The velocity
 divides by the mass z_i, which cancels. So with B = I a first layer moves tokens where attention would.
 
-From the force to a layer. The layer takes four liberties, so H only motivates its form and need not fall:
+From the force to a layer. The layer takes five liberties, so H only motivates its form and need not fall:
 
 1. It learns the parts: s of queries and keys, and v_j w_o in place of D_ij. (For s_ij = x_i S . x_j with a symmetric
-S, D_ij = x_j S is a linear map of token j alone.) All are made of normalised tokens y_i. As queries are no keys, s is
-not symmetric; nor is B, which is any matrix w_b, so u_i may even be negative.
+S, D_ij = x_j S is a linear map of token j alone.) q, k and v are made of normalised tokens y_i. As queries are no keys,
+s is not symmetric; nor is B, which is any matrix w_b, so u_i may even be negative.
 2. It is causal: sums, also in z_i, run over the tokens 0 to i, n_i of them. Then -dH/dx_i would be
 
     1/2 sum_(j <= i) exp(s_ij) (u_i + 1) D_ij / n_i + 1/2 sum_(j >= i) exp(s_ji) (u_j + 1) D_ij / n_j
 
-But token i may not know the tokens j > i. Of the second sum j = i alone would be left: token i would count twice, all
-others once. So the layer takes (F) with sums over j <= i. It is the gradient of no H, as z_j has no x_i if j < i.
-3. It has two step lengths: force and friction act on the momentum for the time h_y, and the momentum moves the token
+But token i may not know the tokens j > i. Of the second sum only j = i would be left: no u_j with j < i, and at rest
+others would count half as much as in softmax attention. So the layer takes (F) with sums over j <= i. It is the
+gradient of no H: token i feels x_j, but token j < i does not feel x_i, and second derivatives of any H are symmetric.
+3. It is explicit. The force depends on p: symplectic Euler would take it at the new p', and solve an equation for p'.
+The kick takes u_i of the old p instead. The drift takes the new p', and z_i of the old x.
+4. It has two step lengths: force and friction act on the momentum for the time h_y, and the momentum moves the token
 for the time h_x. The next layer begins at t + h_x (the authors' choice, though friction acts until t + h_y).
-4. It normalises the momentum that goes on: the force grows with the square of momenta, and they would feed on
-themselves. A norm removes any factor: friction slows the drift of its own layer, but not of the next.
+5. It normalises the momentum that goes on: the force grows with the square of momenta, and they would feed on
+themselves. A norm removes the mean and, but for eps, any positive factor. So friction slows the drift of its own layer,
+but not of the next: it is only a factor of h_x, which nears 1 as t grows. Nesterov's result is a motive, not a promise.
 
     [SYMP.1]  y_i = gain norm(x_i)                      norm(x) = (x - mean(x)) / sqrt(var(x) + eps), below
     [SYMP.2]  q_i = y_i w_q                             the query: what token i looks for
@@ -52,7 +56,7 @@ themselves. A norm removes any factor: friction slows the drift of its own layer
     [SYMP.4]  v_j = y_j w_v                             the value: where token j pushes others
     [SYMP.5]  s_ij = q_i . k_j / sqrt(m)                -inf if j > i
     [SYMP.6]  w_ij = exp(s_ij) / sum_l exp(s_il)        softmax attention
-    [SYMP.7]  log z_i = log(sum_j exp(s_ij) / n_i)      z_i is the mass; by its log, as d log z_i / d s_ij = w_ij
+    [SYMP.7]  log z_i = log(sum_j exp(s_ij) / n_i)      z_i: the mass. We use its log: d log z_i / d s_ij is w_ij
     [SYMP.8]  b_i = p_i w_b                             the direction in which p_i moves token i
     [SYMP.9]  e_i = b_i . p_i                           2 z_i times the kinetic energy
     [SYMP.10]  u_i = e_i / z_i^2
@@ -66,18 +70,19 @@ themselves. A norm removes any factor: friction slows the drift of its own layer
     [SYMP.18]  x'_i = x_i + h_x velocity_i              drift: the token moves for the time h_x
     [SYMP.19]  P_i = gain_p norm(p'_i)                  the momentum of the next layer
 
-norm is LayerNorm without gain: mean and var are over the m numbers of x, var with 1/m, eps = 1e-5. The first layer gets
-p = 0 and t = 1. The caller learns h_x, h_y, c_log and c_lin as log(1 + exp(raw)), from 0.3, 0.3, 3 (Nesterov's friction
-3 / t) and 0.0001; w_b begins as I, gain and gain_p as 1. Then |P_i|^2 is about m, u_i of later layers about m / z_i^2.
+norm is LayerNorm without gain, which multiplies element by element: mean and var are over the m numbers of x, var with
+1/m, eps = 1e-5. The first layer gets p = 0 and t = 1. The caller learns h_x, h_y, c_log and c_lin as log(1 + exp(raw)),
+which begin at 0.3, 0.3, 3 (Nesterov's friction 3 / t) and 0.0001; w_b begins as I, gain and gain_p as 1. Then |P_i|^2
+is about m. So from the second layer on the factor in SYMP.11 is about 1 + m / z_i^2, not near 1.
 
-Backward: dx'_i and dP_i come in. From here on d before a symbol means the gradient of a loss with respect to it.
+Backward: dx'_i and dP_i come in. From here on d before a symbol means the gradient of a loss with respect to it;
 dSYMP.4 is that of the value of SYMP.4, dSYMP.x of the input x. Gradients of parameters and t sum over the batch, too.
-The next layer begins at t + h_x: the caller adds the dt of that layer to dh_x and dt. For rows Y_i = X_i W, dX_i = dY_i
-W^T and dW = sum_i X_i^T dY_i, column times row. If c = norm(x) gets g, x gets (r = 1 / sqrt(var(x) + eps))
+The next layer begins at t + h_x: the caller adds its dt to dh_x and dt. For rows Y_i = X_i W, dX_i = dY_i W^T and dW =
+sum_i X_i^T dY_i. If c = norm(x) gets g, x gets (r = 1 / sqrt(var(x) + eps))
 
     back(x, g) = r (g - mean(g) - c mean(c g))          if x moves along (1, ..., 1) or, but for eps, along c, c stays
 
-    [dSYMP.gain_p]  dgain_p = sum_i norm(p'_i) dP_i     two rows: element by element
+    [dSYMP.gain_p]  dgain_p = sum_i norm(p'_i) dP_i     of two rows, element by element
     [dSYMP.17]  dvelocity_i = h_x dx'_i
     [dSYMP.h_x]  dh_x = sum_i velocity_i . dx'_i
     [dSYMP.16]  dp'_i = back(p'_i, gain_p dP_i) + dvelocity_i w_b^T / z_i
@@ -109,8 +114,7 @@ W^T and dW = sum_i X_i^T dY_i, column times row. If c = norm(x) gets g, x gets (
     [dSYMP.gain]  dgain = sum_i norm(x_i) dy_i
     [dSYMP.x]  dx_i = dx'_i + back(x_i, gain dy_i)
 
-Axes: b batch (b_i is a vector), i token that is pushed, j token that pushes, m width. Source: SympFormer: Accelerated
-attention blocks via Inertial Dynamics on Density Manifolds, arXiv:2603.16535; softmax attention, one head, no MLP.
+Axes: b batch (b_i is a vector), i token that is pushed, j token that pushes, m width. One head, no MLP.
 
 One token, no friction, a force in the first layer only. It moves on in the second, faster: the norm made 1 of p = 0.5:
 
@@ -181,18 +185,14 @@ def forward(
     forces = (weights, mass, heading, motion, factor, pairs, out, force)
     steps = (damping, damped, velocity, normed_p, rate_p)
     matrices = (gain, w_q, w_k, w_v, w_o, w_b, gain_p)
-    numbers = (t, h_x, h_y, c_log, c_lin)
-    return (moved, momentum), (tokens, forces, steps, matrices, numbers)
+    return (moved, momentum), (tokens, forces, steps, matrices, (t, h_x, h_y, c_log, c_lin))
 
 
 def backward(saved: tuple[tuple[Array, ...], ...], d_moved: Array, d_momentum: Array) -> dict[str, Array]:
     """Return the gradients of all inputs, given those of x' and P."""
-    tokens, forces, steps, matrices, numbers = saved
-    p, normed_x, rate_x, y, q, k, v = tokens
+    tokens, forces, steps, (gain, w_q, w_k, w_v, w_o, w_b, gain_p), (t, h_x, h_y, c_log, c_lin) = saved
+    (p, normed_x, rate_x, y, q, k, v), (damping, damped, velocity, normed_p, rate_p) = tokens, steps
     weights, mass, heading, motion, factor, pairs, out, force = forces
-    damping, damped, velocity, normed_p, rate_p = steps
-    gain, w_q, w_k, w_v, w_o, w_b, gain_p = matrices
-    t, h_x, h_y, c_log, c_lin = numbers
     xp, root = namespace(p), math.sqrt(p.shape[2])
     # forward: momentum = gain_p * norm(damped)
     d_gain_p = xp.sum(d_momentum * normed_p, axis=(0, 1))  # (m) [dSYMP.gain_p]
@@ -234,7 +234,7 @@ def backward(saved: tuple[tuple[Array, ...], ...], d_moved: Array, d_momentum: A
     d_log_mass = (of_out - of_velocity)[..., None] - 2.0 * d_motion * motion  # (b, i, 1) [dSYMP.7]
     # forward: weights = softmax(scores); log_mass = log(sum(exp(scores)) / count), whose derivative is weights
     d_scores = softmax_backward(weights, d_weights) + weights * d_log_mass  # (b, i, j) [dSYMP.5]
-    # forward: scores = q @ k^T / root, and -inf where weights are 0 and so is d_scores
+    # forward: scores = q @ k^T / root, and -inf if j > i, where weights and so d_scores are 0
     d_q = d_scores @ k / root  # (b, i, m) [dSYMP.2]
     d_k = transpose(d_scores) @ q / root  # (b, j, m) [dSYMP.3]
     # forward: q = y @ w_q; k = y @ w_k; v = y @ w_v

@@ -203,6 +203,24 @@ def test_without_a_gradient_nothing_grows() -> None:
     assert definition.search(lambda amplitude: given.loss(*grown(amplitude)), 0.0) == 0.0
 
 
+@pytest.mark.parametrize("uneven", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_gradient_that_old_columns_can_follow_gets_no_new_ones(seed: int, uneven: bool) -> None:
+    """H is then rounding, of which every part is more than 2 % of the whole."""
+    given = task(seed, causal=False)
+    heads, statistics, planned = own(given)
+    random, (h, m, d) = np.random.default_rng(seed), heads.w_q.shape
+    metric = planned.whiten.T @ planned.whiten
+    gradient = metric @ (
+        heads.w_q @ random.standard_normal((h, d, m)) + random.standard_normal((h, m, d)) @ heads.w_k.mT @ metric
+    )
+    planned = definition.plan(heads, statistics._replace(gradient=gradient))
+    worths = np.sum(planned.sigma**2, axis=0)
+    assert definition.columns_of(planned) == 0 < np.sum(worths > 0.02 * np.sum(worths))
+    options = GROWTH.Options(uneven=uneven)
+    assert GROWTH.plan(given.params, replace(given.statistics, gradient=gradient), options).columns == 0
+
+
 def test_columns_that_are_grown_at_0_never_learn() -> None:
     """They are 0 in both factors, but for rounding: so a search that gives 0 grows nothing."""
     given = task(2, causal=False)
@@ -210,3 +228,24 @@ def test_columns_that_are_grown_at_0_never_learn() -> None:
     w_q, w_k = definition.grow(heads, planned, columns=1, amplitude=0.0)
     for new in (w_q, w_k):
         assert np.sort(np.max(np.abs(new), axis=1), axis=1)[:, 0].max() < 1e-6
+
+
+@pytest.mark.parametrize("seed", [0, 12, 25])
+def test_a_head_without_a_gradient_gets_columns_that_only_the_library_can_use(seed: int) -> None:
+    """The definition's are 0 in both, but for rounding; the library's are random in w_q, which w_k can follow."""
+    given = task(seed, causal=False)
+    heads, statistics, _ = own(given)
+    gradient = statistics.gradient * (np.arange(heads.w_q.shape[0]) != 1)[:, None, None]
+    planned = definition.plan(heads, statistics._replace(gradient=gradient))
+    made = GROWTH.plan(given.params, replace(given.statistics, gradient=gradient))
+    assert definition.columns_of(planned) == made.columns > 0
+    narrow = definition.grow(heads, planned, columns=made.columns, amplitude=0.3)
+    grown, old = GROWTH.apply(made, 0.3), heads.w_q.shape[2]
+
+    def sizes(w: Any) -> Any:
+        found = np.linalg.svdvals(w[1])
+        return found[old:] / found[0]
+
+    assert max(np.max(sizes(w)) for w in narrow) < 1e-6
+    assert np.min(sizes(grown.w_q)) > 1e-3 and np.max(sizes(grown.w_k)) < 1e-14
+    close(SCALE * grown.w_q[1] @ grown.w_k[1].T, heads.kernel[1])

@@ -64,7 +64,7 @@ def run() -> tuple[dict[str, Any], dict[str, Any]]:
     known |= {"Q_L": left[:, : OLD + COLUMNS], "tau": tau[: OLD + COLUMNS], "Q_R": right.T[:, : OLD + COLUMNS]}
     known |= {f"wide_{x}": np.pad(known[f"w_{x}"], ((0, 0), (0, COLUMNS))) for x in "qk"}
     known |= {"svdvals": np.linalg.svdvals, "truncated": truncated, "diag": np.diag}
-    both = re.search(r"^    B = (L\^T.*) = B_L diag\(beta\) B_R\^T", TEXT, re.MULTILINE)
+    both = re.search(r"^ +B = (L\^T.*) = B_L diag\(beta\) B_R\^T", TEXT, re.MULTILINE)
     assert both is not None
     known["B_L"], _, right = np.linalg.svd(evaluated(both[1], known))
     return known | {"B_R": right.T}, lines

@@ -68,6 +68,11 @@ class Bottleneck:
         summed = xp.sum(self.sigma * self.sigma, axis=0)
         return [float(summed[j]) for j in range(summed.shape[0])]
 
+    @property
+    def rounding(self) -> float:
+        """What a square has to exceed: less is rounding of the whole."""
+        return float(namespace(self.sigma).finfo(self.sigma.dtype).eps) * self.total
+
     def square(self, head: int, column: int) -> float:
         """Return the square of one singular value."""
         return float(self.sigma[head, column]) ** 2
@@ -115,7 +120,7 @@ def select_columns(
     most
         The largest answer.
     options
-        A column has to follow at least the part `share` of all squares.
+        A column has to follow at least the part `share` of all squares, and more than rounding.
     validation
         Statistics of other sequences. A direction is believed only where their gradient along it is at least `trust` of
         the options times what was found: directions of small batches are noise.
@@ -125,7 +130,7 @@ def select_columns(
     count = 0
     along = None if validation is None else xp.sum(believed(found, metric, validation), axis=0)
     for j, square in enumerate(squares[:most]):
-        if square <= 0.0 or square < least:
+        if square <= found.rounding or square < least:
             break
         if along is not None and float(along[j]) < options.trust * square:
             break

@@ -42,7 +42,7 @@ def worth_while(
     """Return how many columns are worth while for each head: `select_columns`, head by head.
 
     All heads together get at most `options.most` for each of them; a column has to follow `options.share` of what is
-    one head's part of all squares.
+    one head's part of all squares, and more than rounding.
     """
     heads = len(room)
     if validation is not None:
@@ -51,7 +51,8 @@ def worth_while(
             next((j for j in range(own) if float(along[i, j]) < options.trust * found.square(i, j)), own)
             for i, own in enumerate(room)
         ]
-    return allot(found, options.most * heads, room, options.share * sum(found.squares) / heads)
+    least = max(options.share * sum(found.squares) / heads, found.rounding)
+    return allot(found, options.most * heads, room, least)
 
 
 def plans(made: Plan, each: Sequence[int]) -> tuple[Plan, ...]:
