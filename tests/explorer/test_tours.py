@@ -184,7 +184,7 @@ def test_a_picture_has_the_names_of_all_tokens_on_a_phone_too(tour: tuple[Mechan
             assert {*sentence(mechanism).tokens} <= names, (wide, high, names)
 
 
-ONE_FOR_ALL = {"higher_order", "sympformer", "graph_energy", "koopman", "growing", "delta"}
+ONE_FOR_ALL = {"higher_order", "sympformer", "koopman", "growing", "delta"}
 """Mechanisms whose tours have one picture for several cards, or pictures without keyed marks, which cannot move."""
 
 
@@ -412,7 +412,7 @@ def test_a_tour_of_ones_own_call_computes_what_the_call_does() -> None:
     tokens = ["to", "be", "<or>", "not", "to", "be", "a very long question"]
     for name, options, knobs in (
         ("softmax", {"causal": True}, {"sharpness": 1.0, "causal": True}),
-        ("graph_energy", {"threshold": "hard(tau=0.3)"}, {"kappa": 1.0, "tau": 0.3, "step": 1 / 3, "steps": 10}),
+        ("graph_energy", {"threshold": "hard(tau=0.3)"}, {"kappa": 1.0, "tau": 0.3, "mu": 1.0, "step": 1 / 3, "steps": 10}),
         ("higher_order", {"order": 3}, {"order": 3}),
         ("delta", {"beta": np.full((2, 2, 7), 0.5), "log_decay": np.zeros((2, 2, 7))}, {"beta": 0.5, "log_decay": 0.0}),
     ):
@@ -439,7 +439,7 @@ def test_a_call_that_no_tour_covers_says_why(monkeypatch: pytest.MonkeyPatch) ->
     gates = {"beta": np.linspace(0, 1, 3).reshape(1, 1, 3), "log_decay": np.zeros((1, 1, 3))}
     for name, options, why in (
         ("softmax", {"scale": 0.3}, "the paper has no scale=0.3"),
-        ("graph_energy", {"mu": 2.0}, "the tour has no knob for mu"),
+        ("graph_energy", {"mu": np.array([[1.0, 2.0, 1.0]])}, "the tour has no knob for mu"),
         ("delta", gates, "the tour has no knob for beta"),
         ("growing", {}, ra.mechanism("growing").tour.instead),  # type: ignore[union-attr]
         ("sympformer", {}, ra.mechanism("sympformer").tour.instead),  # type: ignore[union-attr]
