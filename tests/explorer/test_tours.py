@@ -412,7 +412,7 @@ def test_a_tour_of_ones_own_call_computes_what_the_call_does() -> None:
     tokens = ["to", "be", "<or>", "not", "to", "be", "a very long question"]
     for name, options, knobs in (
         ("softmax", {"causal": True}, {"sharpness": 1.0, "causal": True}),
-        ("graph_energy", {"threshold": "hard(tau=0.3)"}, {"kappa": 1.0, "tau": 0.3, "mu": 1.0, "step": 1 / 3, "steps": 10}),
+        ("graph_energy", {"threshold": "hard(tau=0.3)", "mu": 0.5}, {"kappa": 1.0, "tau": 0.3, "mu": 0.5, "steps": 10}),
         ("higher_order", {"order": 3}, {"order": 3}),
         ("delta", {"beta": np.full((2, 2, 7), 0.5), "log_decay": np.zeros((2, 2, 7))}, {"beta": 0.5, "log_decay": 0.0}),
     ):

@@ -105,29 +105,17 @@ const along = (of, at, j, last) => {
 };
 const score = (j) => along(V.x, moment(), j, K.steps), during = (of) => J.map((j) => along(of, moment(), j, K.steps - 1));
 
-// The words, a bar for each, and where there is room for the rest; `told` and `heading` stand above.
 function board(W, H, numbers, told, heading, quantity) {
-  const narrow = W < 420, top = narrow ? 4 : 26, y = scale(0, Math.max(1, J.length - 1), top + 14, H - 16), left = Math.round(0.42 * W) + (narrow ? 6 : 20);
   Object.assign(box, { last: undefined });
-  return {
-    narrow, x: left, y: top, w: W - left, h: H - top - 4,
-    drawn: [
-      narrow ? "" : text(0, 12, told, { class: "title" }) + text(left, 12, heading, { class: "title" }),
-      rows(DATA.tokens, S.i, y, narrow ? 70 : 92),
-      bars(numbers, narrow ? 74 : 96, left - (narrow ? 12 : 24), y, narrow ? 7 : Math.min(22, (0.4 * (H - top)) / J.length), quantity && ((j) => `${quantity}.${j}`)),
-    ],
-  };
+  return beside(W, H, DATA.tokens, S.i, numbers, told, heading, quantity && ((j) => `${quantity}.${j}`));
 }
 
 // Numbers of pairs: a row for each word that looks, cells that are framed, and a dot above each column.
 function table(b, name, frames) {
   const n = J.length, names = b.narrow ? 4 : 74, head = b.narrow ? 10 : 26, wide = (b.w - names) / n, high = (b.h - head) / n, X = (j) => b.x + names + j * wide, Y = (i) => b.y + head + i * high;
-  const all = J.map((i) => J.map((j) => V[name](i, j))), size = Math.max(1e-9, ...all.flat().map(Math.abs));
   return [
-    J.map((i) => [
-      b.narrow ? "" : text(X(0) - 8, Y(i) + high / 2 + 4, DATA.tokens[i], { "text-anchor": "end", class: i === S.i ? "strong" : "title" }),
-      J.map((j) => [cell(`cell.${i}.${j}`, X(j) + 1, Y(i) + 1, wide - 2, high - 2, all[i][j], size), b.narrow ? "" : text(X(j) + wide / 2, Y(i) + high / 2 + 4, show(all[i][j]), { "text-anchor": "middle", "data-ref": `${name}.${i}.${j}` })]),
-    ]),
+    b.narrow ? [] : J.map((i) => text(X(0) - 8, Y(i) + high / 2 + 4, DATA.tokens[i], { "text-anchor": "end", class: i === S.i ? "strong" : "title" })),
+    grid("cell", X(0), Y(0), n * wide, n * high, J.map((i) => J.map((j) => V[name](i, j))), (i, j) => `${name}.${i}.${j}`),
     J.map((j) => point(`dot.${j}`, X(j) + wide / 2, b.y + head / 2 - 2, b.narrow ? 3 : 5, j)),
     frames.map(([i, j, count], m) => mark(`frame.${m}`, "rect", { x: X(j), y: Y(i), width: count * wide, height: high, rx: 4, class: "frame" })),
   ];
