@@ -184,7 +184,7 @@ def test_a_picture_has_the_names_of_all_tokens_on_a_phone_too(tour: tuple[Mechan
             assert {*sentence(mechanism).tokens} <= names, (wide, high, names)
 
 
-ONE_FOR_ALL = {"higher_order", "sympformer", "koopman", "growing", "delta"}
+ONE_FOR_ALL = {"higher_order", "sympformer", "growing", "delta"}
 """Mechanisms whose tours have one picture for several cards, or pictures without keyed marks, which cannot move."""
 
 
@@ -276,19 +276,25 @@ def test_the_picture_of_graph_energy_has_up_for_a_score_that_should_be_higher() 
             assert names[np.argmin(slopes)] in higher and names[np.argmax(slopes)] in lower
 
 
-def test_the_picture_of_koopman_has_the_map_from_the_card_of_the_operator_on() -> None:
+def test_the_picture_of_koopman_has_a_cross_for_each_move_that_the_caption_tells_of() -> None:
     with engine(ra.mechanism("koopman"), build.data(ra.mechanism("koopman"))) as ask:
-        ask("(of.state.t = of.state.at = of.steps)")
-        draw = "((view) => { of.state.view = view; return of.drawing(undefined, 568, 398); })"
-        with_map = []
-        for title, view in ask("of.mechanism.forward.map((card) => [card.title, card.view ?? ''])"):
-            picture, caption = ask(f"{draw}({json.dumps(view)})"), ask("of.mechanism.caption()")
-            assert ("h12m-6 -6v12" in picture) == ("should hit" in picture) == ("crosses" in caption)
-            with_map += [title] if "crosses" in caption else []
-        titles = ask("of.mechanism.forward.map((card) => card.title)")
-        assert with_map == titles[titles.index("The Koopman operator") :]
-        ask("(Object.assign(of.state, { side: 'backward', view: 'query', t: 0, at: 0 }), 0)")
-        assert "The gradient of x₀, the query" in ask("of.mechanism.caption()")
+        for t in (0, 1, 4):
+            ask(
+                f"(of.state.t = of.state.at = {t}, globalThis.back = of.mechanism.forward.find((c) => c.id === 'KOOP.12'))"
+            )
+            for card, caption, missed in (
+                ("undefined", "of.mechanism.caption()", t),
+                ("back", "back.caption()", t or 1),
+            ):
+                keys = ask(
+                    f"of.marks({card}, 568, 398).map((one) => one.key ?? '').filter((key) => /^hit|^field/.test(key))"
+                )
+                moves = min(missed, 3)
+                assert keys == ["field", *(f"hit.{n}" for n in range(moves))] if moves else keys == []
+                assert ("ross" in ask(caption)) == (t > 0)
+        ask("(Object.assign(of.state, { side: 'backward', t: 0, at: 0 }), 0)")
+        query = ask("of.mechanism.backward.find((card) => card.id === 'dKOOP.q').caption()")
+        assert "The gradient of x₀, the query" in query
 
 
 def test_updates_of_koopman_are_counted_as_the_slider_counts_them() -> None:

@@ -80,8 +80,8 @@ const both = (i, j) => (i === j ? "" : `: ${show(V.pi(i) * V.n(i, j))} for ${nam
 // What a step does to the energy, in numbers.
 function lowers(t) {
   const way = `from ${show(V.E(t))} to ${show(V.E(t + 1))}`;
-  if (rises(t + 1)) return `A short step lowers E; this one is too long: it goes beyond the valley, and E rises ${way}.`;
-  return V.E(t) - V.E(t + 1) > 1e-12 ? `So a short step lowers E: here ${way}.` : `A short step lowers E; at this one nothing moves, and E stays ${show(V.E(t))}.`;
+  if (rises(t + 1)) return `This step is too long: it goes beyond the valley, and E rises ${way}.`;
+  return V.E(t) - V.E(t + 1) > 1e-12 ? `Here E falls ${way}.` : `Here nothing moves, and E stays ${show(V.E(t))}.`;
 }
 // Where the threshold would drop one word more, or keep one more.
 function turns() {
@@ -348,7 +348,7 @@ const forward = [
   { id: "GE.5", title: "Start", picture: pictures.start,
     caption: () => `Each word on the curve that squeezes its match with itself. ${J.some((j) => V.b(j) < K.tau) ? `Below the threshold τ: ${names(J.filter((j) => V.b(j) < K.tau))}.` : "All are above the threshold τ."}`,
     alt: "A curve from 0 to 1 with a point for each word",
-    when: "first", show: [["s[ii]", "b"]], pick: () => ["b", mover()], say: "Each word has a score x: how much it counts for all others. It starts from how well its query matches its own key, squeezed between 0 and 1. Any learned number would do; this one is computed already, and queries and keys can be learned that make it large for important words." },
+    when: "first", show: [["s[ii]", "b"]], pick: () => ["b", mover()], say: "Each word has a score x: how much it counts for all others. It starts from how well its query matches its own key, squeezed between 0 and 1. That is computed already, and queries and keys can be learned that make it large for words that matter." },
   { id: "GE.6", title: "Feel the neighbours", picture: pictures.pull,
     caption: () => `Height: the score. Lines from ${names([mover()])} are as thick as its links; an arrow shows which way the neighbours pull each score.`,
     alt: "The scores of the words as points, and an arrow at each",
@@ -367,7 +367,7 @@ const forward = [
     alt: "A column for each step, divided among the words",
     when: "step", label: "what the flow goes down", formula: "E = sum_i E_i, E_i = pi_i mu/2 (x_i - b_i)^2 + pi_i kappa/2 sum_j n_ij (1 - cos(x_j - x_i))", also: { formula: "pi_i = sum_l exp(r_il) / sum_jl exp(r_jl)" },
     show: [["pi", "e", "e+1"], ["E", "E+1"]], pick: () => ["E", now() + 1],
-    say: () => `Times the size π of the word (not 3.14), links are the same both ways${both(mover(), nearest(mover()))}. So a link is a spring that pulls both words equally. The energy E is low if linked words have like scores, near their starts; each rate is its downhill slope, divided by π. ${lowers(now())}`,
+    say: () => `Times the size π of its word (not 3.14), a link is the same both ways${both(mover(), nearest(mover()))}. So it is a spring that pulls both words equally. Its energy E is low if linked words have like scores, near their starts; rates are its slopes, divided by π. ${lowers(now())}`,
   },
   {
     id: "GE.9", title: "Cut", picture: pictures.cut,
