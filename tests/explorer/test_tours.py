@@ -184,7 +184,7 @@ def test_a_picture_has_the_names_of_all_tokens_on_a_phone_too(tour: tuple[Mechan
             assert {*sentence(mechanism).tokens} <= names, (wide, high, names)
 
 
-ONE_FOR_ALL = {"higher_order", "sympformer", "growing", "delta"}
+ONE_FOR_ALL = {"higher_order", "sympformer", "delta"}
 """Mechanisms whose tours have one picture for several cards, or pictures without keyed marks, which cannot move."""
 
 
@@ -249,13 +249,11 @@ def test_a_point_is_dragged_to_where_it_is_let_go() -> None:
 
 def test_the_picture_of_growing_follows_the_card() -> None:
     with engine(ra.mechanism("growing"), build.data(ra.mechanism("growing"))) as ask:
-        draw = "(S, W) => Object.assign(of.state, S) && of.drawing(undefined, W, of.mechanism.height(W))"
         for wide in (362, 568):
             drawn = {}
             for side in SIDES:
-                for title, view in ask(f"of.mechanism.{side}.map((card) => [card.title, card.view])"):
-                    where = json.dumps({"side": side, "view": view})
-                    drawn[title] = re.findall(r'data-ref="(\w+)', ask(f"({draw})({where}, {wide})"))
+                cards = f"of.mechanism.{side}.map((card) => [card.title, of.drawing(card, {wide}, of.mechanism.height({wide}))])"
+                drawn |= {title: re.findall(r'data-ref="(\w+)', picture) for title, picture in ask(cards)}
             for title, number in (("One kernel", "M"), ("What is out of reach", "H"), ("How many columns", "part")):
                 assert [title for title, numbers in drawn.items() if number in numbers][0] == title
             assert "part" not in drawn["One kernel"] and {"wqn", "wkn"} <= {*drawn["Back to two matrices"]}
