@@ -252,7 +252,8 @@ def test_the_picture_of_growing_follows_the_card() -> None:
         for wide in (362, 568):
             drawn = {}
             for side in SIDES:
-                cards = f"of.mechanism.{side}.map((card) => [card.title, of.drawing(card, {wide}, of.mechanism.height({wide}))])"
+                draw = f"of.drawing(card, {wide}, of.mechanism.height({wide}))"
+                cards = f"of.mechanism.{side}.map((card) => [card.title, {draw}])"
                 drawn |= {title: re.findall(r'data-ref="(\w+)', picture) for title, picture in ask(cards)}
             for title, number in (("One kernel", "M"), ("What is out of reach", "H"), ("How many columns", "part")):
                 assert [title for title, numbers in drawn.items() if number in numbers][0] == title
@@ -276,19 +277,16 @@ def test_the_picture_of_graph_energy_has_up_for_a_score_that_should_be_higher() 
 
 def test_the_picture_of_koopman_has_a_cross_for_each_move_that_the_caption_tells_of() -> None:
     with engine(ra.mechanism("koopman"), build.data(ra.mechanism("koopman"))) as ask:
+        ask("(globalThis.back = of.mechanism.forward.find((card) => card.id === 'KOOP.12'), 0)")
+        drawn = "(CARD, 568, 398).flatMap(({ key }) => (/^(hit|field)/.test(key) ? [key] : []))"
         for t in (0, 1, 4):
-            ask(
-                f"(of.state.t = of.state.at = {t}, globalThis.back = of.mechanism.forward.find((c) => c.id === 'KOOP.12'))"
-            )
-            for card, caption, missed in (
-                ("undefined", "of.mechanism.caption()", t),
-                ("back", "back.caption()", t or 1),
+            ask(f"(of.state.t = of.state.at = {t}, 0)")
+            for card, caption, moves in (
+                ("undefined", "of.mechanism.caption()", min(t, 3)),
+                ("back", "back.caption()", 3 if t == 4 else 1),
             ):
-                keys = ask(
-                    f"of.marks({card}, 568, 398).map((one) => one.key ?? '').filter((key) => /^hit|^field/.test(key))"
-                )
-                moves = min(missed, 3)
-                assert keys == ["field", *(f"hit.{n}" for n in range(moves))] if moves else keys == []
+                keys = ask(f"of.marks{drawn.replace('CARD', card)}")
+                assert keys == (["field", *(f"hit.{n}" for n in range(moves))] if moves else [])
                 assert ("ross" in ask(caption)) == (t > 0)
         ask("(Object.assign(of.state, { side: 'backward', t: 0, at: 0 }), 0)")
         query = ask("of.mechanism.backward.find((card) => card.id === 'dKOOP.q').caption()")

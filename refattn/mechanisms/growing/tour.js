@@ -198,9 +198,12 @@ const change = () => Math.sqrt(squares(product(product(DATA.y, matrix((a, b) => 
 
 // ---- pictures: the words with the weights of all of them, and beside them what the card is about -----------------------
 
+// Where the rows of words are, and how high.
+const lanes = (top, H) => ({ y: (j) => top + ((j + 0.5) * (H - top)) / J.length, high: (0.92 * (H - top)) / J.length });
+
 // The words, and a map of numbers of pairs beside them: a row for each word that looks.
 function board(W, H, heading, name = "w", told = `weights, ${columns(K.width)}`) {
-  const narrow = W < 420, top = narrow ? 12 : 44, n = J.length, y = scale(0, n - 1, top + 12, H - 14), high = 0.9 * (y(1) - y(0)), side = narrow ? 8 : Math.min(26, 0.032 * W), from = narrow ? 72 : 94, left = from + n * side + (narrow ? 10 : 30);
+  const narrow = W < 420, top = narrow ? 10 : 32, n = J.length, { y, high } = lanes(top, H), side = narrow ? 8 : Math.min(26, 0.032 * W), from = narrow ? 72 : 94, left = from + n * side + (narrow ? 10 : 30);
   return {
     narrow, y, high, x: left, top: narrow ? 4 : 24, w: W - left, h: H - (narrow ? 6 : 28),
     drawn: [narrow ? "" : text(0, 12, told, { class: "title" }) + text(left, 12, heading, { class: "title" }), rows(DATA.tokens, S.i, y, narrow ? 68 : 90), weightMap("map", name, from, side, y, high)],
@@ -263,7 +266,10 @@ function pieces(all) {
 // The loss over the amplitude: with the new columns, without any; where the step is, and what a search tried.
 function losses(b, extra = () => []) {
   const best = V.best(), far = Math.min(3, Math.max(K.amplitude, 3 * best)) || 3, high = Math.max(1.25 * V.loss(), Math.min(1.1 * V.lossn(), 2.5 * V.loss())) + 1e-9, foot = b.narrow ? 4 : 24, right = Math.min(b.w, 560), X = scale(0, far, b.x, b.x + right), Y = scale(0, high, b.top + b.h - foot, b.top), inside = (z) => Math.max(b.top, Y(z));
-  const curve = (key, of, set) => line(key, range(31).map((n) => (far * n) / 30).map((a) => [X(a), inside(of(a))]), { class: "line", ...set });
+  const curve = (key, at, set) => {
+    const all = range(31).map((n) => (far * n) / 30).map((a) => [a, at(a)]), end = all.findIndex(([, z]) => z > high); // it leaves the picture there
+    return line(key, (end < 0 ? all : all.slice(0, Math.max(2, end))).map(([a, z]) => [X(a), inside(z)]), { class: "line", ...set });
+  };
   return [
     svg("rect", { x: b.x, y: b.top, width: right, height: b.h - foot, rx: 4, class: "plane" }),
     line("before", [[b.x, Y(V.loss())], [b.x + right, Y(V.loss())]], { class: "axis" }),
@@ -307,11 +313,11 @@ const pictures = {
 
 // Of the first card, the turn and the gallery: the weights of all words, as they are wanted, before and after.
 function picture(W, H, small) {
-  const narrow = W < 420, top = narrow ? 12 : 44, left = small ? 4 : narrow ? 74 : 98, gap = small ? 30 : narrow ? 12 : 34, maps = [["wanted", "wanted"], [`with ${columns(K.width)}`, "w"], [`with ${columns(K.width + V.c())}`, "wn"]].slice(small ? 1 : 0);
-  const y = scale(0, J.length - 1, top + 12, H - 14), high = 0.9 * (y(1) - y(0)), side = (W - left - gap * (maps.length - 1) - 4) / (maps.length * J.length), at = (n) => left + n * (J.length * side + gap);
+  const narrow = W < 420, top = narrow ? 10 : 32, left = small ? 4 : narrow ? 74 : 98, gap = small ? 30 : narrow ? 12 : 34, maps = [["wanted", "wanted"], [`with ${columns(K.width)}`, "w"], [`with ${columns(K.width + V.c())}`, "wn"]].slice(small ? 1 : 0);
+  const { y, high } = lanes(top, H), side = (W - left - gap * (maps.length - 1) - 4) / (maps.length * J.length), at = (n) => left + n * (J.length * side + gap);
   return [
     small ? "" : rows(DATA.tokens, S.i, y, left - 8),
-    maps.map(([told, name], n) => [small || narrow ? "" : text(at(n), 22, told, { class: "title" }), weightMap(n === maps.length - 1 ? "map" : name, name, at(n), side, y, high)]),
+    maps.map(([told, name], n) => [small || narrow ? "" : text(at(n), 12, told, { class: "title" }), weightMap(n === maps.length - 1 ? "map" : name, name, at(n), side, y, high)]),
     small ? vector("grow", at(1) - 23, H / 2, at(1) - 7, H / 2) : [],
   ];
 }
@@ -346,7 +352,7 @@ const forward = [
     caption: "A large number on the diagonal: tokens reach far along that feature, so changing the kernel there changes scores more.",
     alt: "Tokens times tokens is C",
     show: [["C"], ["y"]], pick: () => ["C", 0, 0],
-    say: "A gradient can be trusted only for small changes of the scores. So a change of M costs as much as it changes the scores (the root of the mean square): more where tokens have large features. C adds up their products; there is one sequence, b = 1, so A is C.",
+    say: "A gradient can be trusted only for small changes of the scores. So a change of M costs what it changes in them (the root of the mean square): more where tokens have large features. C adds up their products. With one sequence, b = 1, A is C.",
   },
   {
     id: "GROW.4", title: "A price for each direction", picture: pictures.price,
@@ -418,7 +424,7 @@ const backward = [
   },
   {
     title: "What old columns can learn", picture: pictures.old,
-    caption: () => `N asks for much, up to ${show(Math.abs(V.N(...largest(V.N))))}, but what reaches w<sub>q</sub> is at most ${show(Math.max(...features().flatMap((a) => olds().map((n) => Math.abs(V.dwq(a, n))))))}; both are to one scale.`,
+    caption: () => `N asks for up to ${show(Math.abs(V.N(...largest(V.N))))}, and no column gets more than ${show(oldGradient())} of it. Colours are to one scale.`,
     alt: "The gradient N times the old columns of keys",
     of: "GROW.1", label: "the gradient", formula: "dw_q = scale N w_k", show: [["wq", "dwq"], ["wk", "dwk"]], pick: () => ["dwq", 0, 0],
     say: () => `Training follows these gradients, and they see N only through the old columns. The largest is ${show(oldGradient())}, while N has entries up to ${show(Math.abs(V.N(...largest(V.N))))}: ${percent(reach())} of what the loss asks for, in units of cost, lies where the old columns do not reach.`,
@@ -434,7 +440,7 @@ const backward = [
 
 function caption() {
   const best = V.best(), found = best > 0 ? `The amplitude is how far the step goes; of those that a search tried, ${show(best)} is best.` : "A search over the amplitude, how far the step goes, finds none that helps.";
-  if (S.side === "backward") return `At amplitude 0 the loss changes by ${show(V.slope())} for each 1 of amplitude (the straight line). ${best > 0 ? `Of the amplitudes that a search tried, ${show(best)} is best.` : "A search finds no amplitude that helps."}`;
+  if (S.side === "backward") return `At amplitude 0 the loss changes by ${show(V.slope())} for each 1 of amplitude. ${best > 0 ? `Of the amplitudes that a search tried, ${show(best)} is best.` : "A search finds no amplitude that helps."}`;
   if (K.amplitude === 0) return `With ${columns(K.width)} the loss is ${show(V.loss())}. At amplitude 0 nothing has moved. ${found}`;
   const rises = V.lossn() > V.loss();
   return `With ${columns(K.width)} the loss is ${show(V.loss())}. With ${columns(V.c())} more ${rises ? `it <span class="warn">rises</span> to` : "it falls to"} ${show(V.lossn())}. ${found}`;
