@@ -155,7 +155,7 @@ function grid(key, x, y, width, height, all, ref = undefined, most = undefined) 
   const size = most ?? Math.max(1e-12, ...all.flat().map(Math.abs)), wide = width / all[0].length, high = height / all.length;
   return all.map((row, i) => row.map((z, j) => [
     cell(`${key}.${i}.${j}`, x + j * wide + 1, y + i * high + 1, Math.max(0.5, wide - 2), Math.max(0.5, high - 2), z, size),
-    wide < 44 || high < 15 ? "" : text(x + (j + 0.5) * wide, y + (i + 0.5) * high + 4, show(z), { "text-anchor": "middle", class: "share", ...(ref ? { "data-ref": ref(i, j) } : {}) }),
+    wide < 46 || high < 15 ? "" : text(x + (j + 0.5) * wide, y + (i + 0.5) * high + 4, show(z), { "text-anchor": "middle", ...(ref ? { "data-ref": ref(i, j) } : {}) }),
   ]));
 }
 

@@ -232,7 +232,7 @@ function matrices(b, parts) {
       part.tokens ? J.map((j) => point(`${part.key}.head.${j}`, from + (j + 0.5) * side, top - 7, Math.min(4, side / 4), j)) : [],
       range(part.rows).map((m) => range(part.wide).map((n) => [
         cell(`${part.key}.${m}.${n}`, from + n * side + 0.5, top + m * side + 0.5, side - 1, side - 1, part.value(m, n), size, part.ref ? { "data-ref": part.ref(m, n) } : {}),
-        side < 41 ? "" : text(from + (n + 0.5) * side, top + (m + 0.5) * side + 4, show(part.value(m, n)), { "text-anchor": "middle", class: "tick" }),
+        side < 41 ? "" : text(from + (n + 0.5) * side, top + (m + 0.5) * side + 4, show(part.value(m, n)), { "text-anchor": "middle", "font-size": 11.5 }),
       ])),
       part.from < part.wide ? mark(`${part.key}.new`, "rect", { x: from + part.from * side - 1, y: top - 2, width: (part.wide - part.from) * side + 2, height: part.rows * side + 4, rx: 3, class: "frame" }) : [],
       part.tokens ? mark(`${part.key}.row`, "rect", { x: from - 1, y: top + S.i * side - 1, width: wide + 2, height: side + 2, rx: 3, class: "hair" }) : [],
@@ -279,6 +279,8 @@ function losses(b, extra = () => []) {
   ];
 }
 
+const worth = (b) => upright(b, features().map((n) => V.part(n)), "part", pieces(matrix(V.H)), { told: percent, counts: (n) => n < V.c(), least: K.share });
+
 const below = (letter, sign, raised = "") => `${letter}<tspan dy="3" font-size="10">${sign}</tspan>${raised && `<tspan dy="-3">${raised}</tspan>`}`;
 const of = (name, label, count, wide, more) => ({ key: name, label, rows: count, wide, value: V[name], ref: (m, n) => `${name}.${m}.${n}`, ...more });
 const square = (label, name, size) => of(name, label, WIDE, WIDE, { size });
@@ -301,7 +303,7 @@ const pictures = {
     const size = Math.max(...matrix(V.G).flat().map(Math.abs));
     return [square("G", "G", size), "=", { key: "old", label: "old ones can", rows: WIDE, wide: WIDE, value: (m, n) => V.G(m, n) - V.H(m, n), size }, "+", square("H", "H", size)];
   }, "g", "ds"),
-  worth: (W, H) => { const b = board(W, H, "the part of each in all of H, and below it the matrix of rank 1; dashed: the least part", "g", "ds"); return [b.drawn, upright(b, features().map((n) => V.part(n)), "part", pieces(matrix(V.H)), { told: percent, counts: (n) => n < V.c(), least: K.share })]; },
+  worth: (W, H) => { const b = board(W, H, "the part of each in all of H, and below it the matrix of rank 1; dashed: the least part", "g", "ds"); return [b.drawn, worth(b)]; },
   step: (W, H) => { const b = board(W, H, "the loss by how far the kernel moves, and what a search tries", ...after()); return [b.drawn, losses(b, (X, _, far, inside) => tried().filter(([a]) => a <= far).map(([a, z], n) => [mark(`tried.${n}`, "circle", { cx: X(a), cy: inside(z), r: b.narrow ? 3.5 : 6, class: "sink" }), b.narrow ? [] : label(`order.${n}`, X(a) + 9, inside(z) - 8, n + 1, { class: "name" })]))]; },
   cut: (W, H) => { const b = board(W, H, `singular values of F in units of cost; blue: kept, for ${columns(K.width + V.c())}`, ...after()); return [b.drawn, upright(b, features().map((n) => V.size(n)), "size", pieces(matrix(V.Kw)), { counts: (n) => n < K.width + V.c() })]; },
   columns: row("columns, grown: new ones in a frame", () => [tall(below("w", "q"), "wq", K.width), "→", grown("q", "wqn"), "", tall(below("w", "k"), "wk", K.width), "→", grown("k", "wkn")], "wn", "weights, grown"),
@@ -311,13 +313,15 @@ const pictures = {
   whence: row("where N comes from", () => [turned(tokens(), "yᵀ"), "×", { ...tokens(), key: "gy", label: "ds y", value: V.gy, ref: (m, n) => `gy.${m}.${n}` }, "=", square("N", "N")], "g", "ds"),
 };
 
-// Of the first card, the turn and the gallery: the weights of all words, as they are wanted, before and after.
+// Of the first card, the turn and the gallery: the weights of all words, as they are wanted, before and after; if there
+// is room, what new columns are worth.
 function picture(W, H, small) {
   const narrow = W < 420, top = narrow ? 10 : 32, left = small ? 4 : narrow ? 74 : 98, gap = small ? 30 : narrow ? 12 : 34, maps = [["wanted", "wanted"], [`with ${columns(K.width)}`, "w"], [`with ${columns(K.width + V.c())}`, "wn"]].slice(small ? 1 : 0);
-  const { y, high } = lanes(top, H), side = (W - left - gap * (maps.length - 1) - 4) / (maps.length * J.length), at = (n) => left + n * (J.length * side + gap);
+  const { y, high } = lanes(top, H), room = small || narrow ? 0 : 0.28 * W, side = (W - left - room - gap * (maps.length - 1) - 4) / (maps.length * J.length), at = (n) => left + n * (J.length * side + gap);
   return [
     small ? "" : rows(DATA.tokens, S.i, y, left - 8),
     maps.map(([told, name], n) => [small || narrow ? "" : text(at(n), 12, told, { class: "title" }), weightMap(n === maps.length - 1 ? "map" : name, name, at(n), side, y, high)]),
+    room ? [text(W - room + 30, 12, "worth of new columns", { class: "title" }), worth({ x: W - room + 30, top: 24, w: room - 34, h: H - 28 })] : [],
     small ? vector("grow", at(1) - 23, H / 2, at(1) - 7, H / 2) : [],
   ];
 }
