@@ -250,7 +250,7 @@ def test_a_point_is_dragged_to_where_it_is_let_go() -> None:
 def test_the_picture_of_growing_follows_the_card() -> None:
     with engine(ra.mechanism("growing"), build.data(ra.mechanism("growing"))) as ask:
         for wide in (362, 568):
-            drawn = {}
+            drawn: dict[str, list[str]] = {}
             for side in SIDES:
                 draw = f"of.drawing(card, {wide}, of.mechanism.height({wide}))"
                 cards = f"of.mechanism.{side}.map((card) => [card.title, {draw}])"

@@ -471,7 +471,7 @@ const forward = [
   },
   {
     title: "Go one move on from where attention led", picture: pictures.onward,
-    caption: () => (shown() ? `From 0, an arrow for each key, as long as its likeness says: they end at the point one move from the attended one (black), ${show(apart(place(V.map, shown()), place(V.a, shown())))} away.` : "In the first update there is no fit yet; this picture is that of the second."),
+    caption: () => (shown() ? `From 0, an arrow for each key, as long as its likeness says: they end at the point one move from the attended one (thick), ${show(apart(place(V.map, shown()), place(V.a, shown())))} away.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "A chain of arrows, one for each key, to the point one move on",
     label: "one move from the attended point", formula: "moved = g(attended) one_move", ...fit, show: [["ga", "one"], ["a"], ["map"]], pick: () => ["map", fitted(), 0],
     say: () => `Attention alone would stop at the attended point. We ask instead: had the path been there, where would its next move have taken it? The list of the attended point, times one_move, is that point. ${shown() === 0 ? "" : K.epsilon === 0 ? `As epsilon is 0, it is ${nth(shown() + 1)}.` : `${nth(shown() + 1)} is ${show(apart(place(V.map, shown()), place(V.next, shown())))} from it; steps 10 and 11 say why.`}`,
@@ -501,7 +501,7 @@ const backward = [
   },
   {
     id: "dKOOP.14", of: "KOOP.15", title: "To the target", picture: pictures.toTarget,
-    caption: () => (shown() ? `Black: which way ${nth(shown() + 1)} should go. Coloured: which way the target should, to get it there. Both to scale.` : "In the first update there is no fit yet; this picture is that of the second."),
+    caption: () => (shown() ? `The arrow at ${nth(shown() + 1)}: which way that should go. The coloured one: which way the target should, to get it there.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "Two arrows, at the next point and at the target",
     ...fit, show: [["dnext", "dt"], ["Jac"]], pick: () => ["dt", fitted(), 0],
     say: "Forward step 11 solved following + epsilon (one move from following) = target. Call the left side psi(following), and J its slopes. If the target moves a little, following moves by J⁻¹ times that; so the gradient goes back by the transpose of J⁻¹.",
