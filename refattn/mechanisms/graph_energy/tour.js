@@ -165,7 +165,7 @@ const pushes = (b, of, arrows) => [b.drawn, ladder(b, of, arrows).drawn];
 
 // A part of a bar for each word, as wide as its number among all of `list`, `high(j)` of the height.
 function divided(b, key, list, y, height, high = () => 1) {
-  const X = scale(0, Math.max(1, ...[list.reduce((sum, number) => sum + number, 0)]), b.x + 4, b.x + b.w - 4);
+  const X = scale(0, Math.max(1, list.reduce((past, number) => past + number, 0)), b.x + 4, b.x + b.w - 4);
   let before = 0;
   return list.map((number, j) => {
     const x = X(before), wide = X(before += number) - x, tall = height * Math.max(0, Math.min(1, high(j)));
