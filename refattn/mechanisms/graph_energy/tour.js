@@ -367,7 +367,7 @@ const forward = [
     alt: "A column for each step, divided among the words",
     when: "step", label: "what the flow goes down", formula: "E = sum_i E_i, E_i = pi_i mu/2 (x_i - b_i)^2 + pi_i kappa/2 sum_j n_ij (1 - cos(x_j - x_i))", also: { formula: "pi_i = sum_l exp(r_il) / sum_jl exp(r_jl)" },
     show: [["pi", "e", "e+1"], ["E", "E+1"]], pick: () => ["E", now() + 1],
-    say: () => `Times the size π of its word (not 3.14) a link is the same both ways${both(mover(), nearest(mover()))}. So it is a spring that pulls both equally. The energy E is low if linked scores are alike and near their starts; rates are its slopes, over π. ${lowers(now())}`,
+    say: () => `Times the size π of its word (not 3.14) a link is the same both ways${both(mover(), nearest(mover()))}. So it is a spring that pulls both. Energy E is low if linked scores are alike, near their starts; rates are its slopes, over π. ${lowers(now())}`,
   },
   {
     id: "GE.9", title: "Cut", picture: pictures.cut,
