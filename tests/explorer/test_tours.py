@@ -184,7 +184,7 @@ def test_a_picture_has_the_names_of_all_tokens_on_a_phone_too(tour: tuple[Mechan
             assert {*sentence(mechanism).tokens} <= names, (wide, high, names)
 
 
-ONE_FOR_ALL = {"higher_order", "sympformer", "graph_energy", "koopman", "growing", "delta"}
+ONE_FOR_ALL = {"higher_order", "sympformer", "delta"}
 """Mechanisms whose tours have one picture for several cards, or pictures without keyed marks, which cannot move."""
 
 
@@ -249,13 +249,12 @@ def test_a_point_is_dragged_to_where_it_is_let_go() -> None:
 
 def test_the_picture_of_growing_follows_the_card() -> None:
     with engine(ra.mechanism("growing"), build.data(ra.mechanism("growing"))) as ask:
-        draw = "(S, W) => Object.assign(of.state, S) && of.drawing(undefined, W, of.mechanism.height(W))"
         for wide in (362, 568):
-            drawn = {}
+            drawn: dict[str, list[str]] = {}
             for side in SIDES:
-                for title, view in ask(f"of.mechanism.{side}.map((card) => [card.title, card.view])"):
-                    where = json.dumps({"side": side, "view": view})
-                    drawn[title] = re.findall(r'data-ref="(\w+)', ask(f"({draw})({where}, {wide})"))
+                draw = f"of.drawing(card, {wide}, of.mechanism.height({wide}))"
+                cards = f"of.mechanism.{side}.map((card) => [card.title, {draw}])"
+                drawn |= {title: re.findall(r'data-ref="(\w+)', picture) for title, picture in ask(cards)}
             for title, number in (("One kernel", "M"), ("What is out of reach", "H"), ("How many columns", "part")):
                 assert [title for title, numbers in drawn.items() if number in numbers][0] == title
             assert "part" not in drawn["One kernel"] and {"wqn", "wkn"} <= {*drawn["Back to two matrices"]}
@@ -276,19 +275,22 @@ def test_the_picture_of_graph_energy_has_up_for_a_score_that_should_be_higher() 
             assert names[np.argmin(slopes)] in higher and names[np.argmax(slopes)] in lower
 
 
-def test_the_picture_of_koopman_has_the_map_from_the_card_of_the_operator_on() -> None:
+def test_the_picture_of_koopman_has_a_cross_for_each_move_that_the_caption_tells_of() -> None:
     with engine(ra.mechanism("koopman"), build.data(ra.mechanism("koopman"))) as ask:
-        ask("(of.state.t = of.state.at = of.steps)")
-        draw = "((view) => { of.state.view = view; return of.drawing(undefined, 568, 398); })"
-        with_map = []
-        for title, view in ask("of.mechanism.forward.map((card) => [card.title, card.view ?? ''])"):
-            picture, caption = ask(f"{draw}({json.dumps(view)})"), ask("of.mechanism.caption()")
-            assert ("h12m-6 -6v12" in picture) == ("should hit" in picture) == ("crosses" in caption)
-            with_map += [title] if "crosses" in caption else []
-        titles = ask("of.mechanism.forward.map((card) => card.title)")
-        assert with_map == titles[titles.index("The Koopman operator") :]
-        ask("(Object.assign(of.state, { side: 'backward', view: 'query', t: 0, at: 0 }), 0)")
-        assert "The gradient of x₀, the query" in ask("of.mechanism.caption()")
+        ask("(globalThis.back = of.mechanism.forward.find((card) => card.id === 'KOOP.12'), 0)")
+        drawn = "(CARD, 568, 398).flatMap(({ key }) => (/^(hit|field)/.test(key) ? [key] : []))"
+        for t in (0, 1, 4):
+            ask(f"(of.state.t = of.state.at = {t}, 0)")
+            for card, caption, moves in (
+                ("undefined", "of.mechanism.caption()", min(t, 3)),
+                ("back", "back.caption()", 3 if t == 4 else 1),
+            ):
+                keys = ask(f"of.marks{drawn.replace('CARD', card)}")
+                assert keys == (["field", *(f"hit.{n}" for n in range(moves))] if moves else [])
+                assert ("ross" in ask(caption)) == (t > 0)
+        ask("(Object.assign(of.state, { side: 'backward', t: 0, at: 0 }), 0)")
+        query = ask("of.mechanism.backward.find((card) => card.id === 'dKOOP.q').caption()")
+        assert "The gradient of x₀, the query" in query
 
 
 def test_updates_of_koopman_are_counted_as_the_slider_counts_them() -> None:
@@ -412,7 +414,7 @@ def test_a_tour_of_ones_own_call_computes_what_the_call_does() -> None:
     tokens = ["to", "be", "<or>", "not", "to", "be", "a very long question"]
     for name, options, knobs in (
         ("softmax", {"causal": True}, {"sharpness": 1.0, "causal": True}),
-        ("graph_energy", {"threshold": "hard(tau=0.3)"}, {"kappa": 1.0, "tau": 0.3, "step": 1 / 3, "steps": 10}),
+        ("graph_energy", {"threshold": "hard(tau=0.3)", "mu": 0.5}, {"kappa": 1.0, "tau": 0.3, "mu": 0.5, "steps": 10}),
         ("higher_order", {"order": 3}, {"order": 3}),
         ("delta", {"beta": np.full((2, 2, 7), 0.5), "log_decay": np.zeros((2, 2, 7))}, {"beta": 0.5, "log_decay": 0.0}),
     ):
@@ -439,7 +441,7 @@ def test_a_call_that_no_tour_covers_says_why(monkeypatch: pytest.MonkeyPatch) ->
     gates = {"beta": np.linspace(0, 1, 3).reshape(1, 1, 3), "log_decay": np.zeros((1, 1, 3))}
     for name, options, why in (
         ("softmax", {"scale": 0.3}, "the paper has no scale=0.3"),
-        ("graph_energy", {"mu": 2.0}, "the tour has no knob for mu"),
+        ("graph_energy", {"mu": np.array([[1.0, 2.0, 1.0]])}, "the tour has no knob for mu"),
         ("delta", gates, "the tour has no knob for beta"),
         ("growing", {}, ra.mechanism("growing").tour.instead),  # type: ignore[union-attr]
         ("sympformer", {}, ra.mechanism("sympformer").tour.instead),  # type: ignore[union-attr]

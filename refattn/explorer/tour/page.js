@@ -132,6 +132,7 @@ class Page {
     for (const box of within.querySelectorAll(".scroll, .formula, .numbers, pre")) {
       box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
       box.classList.toggle("less", box.scrollLeft > 1);
+      if (box.matches(".formula")) box.tabIndex = box.scrollWidth > box.clientWidth + 1 ? 0 : -1; // who has no mouse scrolls it by keys
     }
   }
 
@@ -529,7 +530,7 @@ class Page {
       event.preventDefault();
       at.dispatchEvent(new MouseEvent("click", { bubbles: true }));
     }
-    if (event.altKey || event.ctrlKey || event.metaKey || at.type === "range") return; // a box that is ticked has no use for arrows
+    if (event.altKey || event.ctrlKey || event.metaKey || at.type === "range" || at.matches(".formula")) return; // a box that is ticked has no use for arrows
     if ((event.key === "Home" || event.key === "End") && at.tagName !== "TD") {
       event.preventDefault();
       this.activate(event.key === "Home" ? 0 : this.cards.length - 1);

@@ -12,6 +12,7 @@
 //   cell("m.0.2", x, y, width, height, number, most)    of a heat map     label("name.2", x, y, "bank", { class: "name" })
 //   rows(names, S.i, y, width)    the words, one below the other, y(j) high: who clicks one follows it
 //   bars(numbers, left, right, y, high, ref)    a bar for each word, to the left and the right of a zero line
+//   beside(W, H, names, S.i, numbers, told, heading)    both, and the room that is left    grid("cell", x, y, width, height, rows)
 //   plane(x, y, size, points, wide)    a square for points: `ground`, `X(p)`, `Y(p)`; `back(x, y)` is the point at a place
 //
 // The last argument of mark and point, `drag: (x, y) => { DATA.k[2] = at.back(x, y); }`, lets a reader drag it, by mouse,
@@ -141,6 +142,22 @@ const rows = (names, followed, y, width, small = false) =>
     follows(j, name,
       svg("rect", { x: 0, y: y(j) - 13, width, height: 26, rx: 6, class: "ground" }) + svg("circle", { cx: 8, cy: y(j), r: 4, style: `fill:${color(j)}` }) + text(17, y(j) + 4, name),
       { class: j === followed ? "word followed" : "word" }));
+
+// The words with a bar each, and how much room is to their right: what most cards begin with. `told`, `heading`: titles.
+function beside(W, H, names, followed, numbers, told, heading, ref = undefined) {
+  const narrow = W < 420, top = narrow ? 4 : 26, y = scale(0, Math.max(1, names.length - 1), top + 14, H - 16), left = Math.round(0.42 * W) + (narrow ? 6 : 20);
+  const high = narrow ? 7 : Math.min(22, (0.4 * (H - top)) / names.length), titles = narrow ? "" : text(0, 12, told, { class: "title" }) + text(left, 12, heading, { class: "title" });
+  return { narrow, x: left, y: top, w: W - left, h: H - top - 4, drawn: [titles, rows(names, followed, y, narrow ? 70 : 92), bars(numbers, narrow ? 74 : 96, left - (narrow ? 12 : 24), y, high, ref)] };
+}
+
+// A matrix, a list of rows, as a heat map in a box: its cells, and its numbers where they fit.
+function grid(key, x, y, width, height, all, ref = undefined, most = undefined) {
+  const size = most ?? Math.max(1e-12, ...all.flat().map(Math.abs)), wide = width / all[0].length, high = height / all.length;
+  return all.map((row, i) => row.map((z, j) => [
+    cell(`${key}.${i}.${j}`, x + j * wide + 1, y + i * high + 1, Math.max(0.5, wide - 2), Math.max(0.5, high - 2), z, size),
+    wide < 46 || high < 15 ? "" : text(x + (j + 0.5) * wide, y + (i + 0.5) * high + 4, show(z), { "text-anchor": "middle", ...(ref ? { "data-ref": ref(i, j) } : {}) }),
+  ]));
+}
 
 // Between two values of an attribute: numbers, and texts that differ in their numbers alone.
 const NUMBER = /-?\d+(?:\.\d+)?/g, SHAPES = ["d", "points", "transform"];

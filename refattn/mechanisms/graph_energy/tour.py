@@ -16,7 +16,7 @@ from refattn.xp import Array, namespace
 
 def energies(inputs: Mapping[str, Any], knobs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the energy before the first step and after every step, which the definition does not compute."""
-    flow = {name: knobs[name] for name in ("kappa", "step", "steps")}
+    flow = {name: knobs[name] for name in ("mu", "kappa", "step", "steps")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a step that is too long is what the page shows
         _, saved = forward(*(inputs[name] for name in "qkv"), threshold=f"hard(tau={knobs['tau']!r})", **flow)
@@ -25,9 +25,10 @@ def energies(inputs: Mapping[str, Any], knobs: Mapping[str, Any]) -> dict[str, A
 
 TOUR = Tour(
     knobs=(
-        Knob("kappa", "pull κ", 1.0, 0.0, 2.0, 0.05),
+        Knob("kappa", "coupling strength κ", 1.0, 0.0, 2.0, 0.05),
         Knob("tau", "threshold τ", 0.4, 0.01, 1.0, 0.01),
-        Knob("step", "length of a step", 0.1, 0.05, 0.8),
+        Knob("mu", "spring strength μ", 1.0, 0.0, 1.2),
+        Knob("step", "step size", 0.1, 0.05, 0.8),
         Knob("steps", "number of steps", 20, 1, 30, 1),
     ),
     beside=energies,

@@ -88,18 +88,19 @@ function weightsOf(kernel) {
 const lossOf = (weights) => total(weights.flatMap((row, i) => row.map((x, j) => DATA.wanted[i][j] * Math.log(DATA.wanted[i][j] / x))));
 const lossAt = (amplitude, columns = V.c()) => lossOf(weightsOf(kernelAt(amplitude, K.width + columns)));
 
-// What the search of the definition finds, starting from 0.5.
-function searched() {
-  const before = lossAt(0), promised = V.slope();
-  let [best, lowest, factor, amplitude] = [0, before, 0.5, 0.5];
-  for (let tried = 0; tried < 30; tried += 1, amplitude *= factor) {
-    const loss = lossAt(amplitude);
-    if (loss < lowest && loss <= before + 1e-4 * amplitude * promised) {
-      [best, lowest] = [amplitude, loss];
-      if (tried === 0) factor = 2;
-    } else if (best > 0) break;
+// What the search of the definition tries, as [amplitude, loss], starting from 0.5, and whether it is the best so far.
+function tried() {
+  const before = lossAt(0), promised = V.slope(), all = [];
+  let [lowest, factor, amplitude, found] = [before, 0.5, 0.5, false];
+  for (let times = 0; times < 30; times += 1, amplitude *= factor) {
+    const loss = lossAt(amplitude), better = loss < lowest && loss <= before + 1e-4 * amplitude * promised;
+    all.push([amplitude, loss, better]);
+    if (better) {
+      [lowest, found] = [loss, true];
+      if (times === 0) factor = 2;
+    } else if (found) break;
   }
-  return best;
+  return all;
 }
 
 // L and R with L R^T = M', equally large; the O that brings both as near to the old weights as a rotation can.
@@ -174,7 +175,7 @@ const quantities = {
   gyn: { axes: "ia", symbol: "ds' y", what: "tokens by the gradients of a token's scores, after", of: (i, b) => over(J, (j) => mul(F.gn(i, j), y(j, b))) },
   Nn: { axes: "ab", symbol: "N'", what: "gradient of the new kernel", of: (a, b) => over(J, (i) => mul(y(i, a), F.gyn(i, b))) },
   dwqn: { axes: "au", symbol: "dw_q'", what: "gradient of a column of queries, after", of: (a, n) => mul(scaled(), over(features(), (b) => mul(F.Nn(a, b), F.wkn(b, n)))) },
-  best: { what: "amplitude that the search takes", values: searched },
+  best: { what: "amplitude that the search takes", values: () => tried().findLast(([, , better]) => better)?.[0] ?? 0 },
   slope: {
     id: "GROW.19", symbol: "slope", what: "change of the loss with the amplitude, at 0",
     of: () => neg(div(sub(F.all(), over(features().slice(V.c()), (r) => pow(sigma(r), 2))), nu())),
@@ -188,220 +189,262 @@ const largest = (quantity) => {
   const all = features().flatMap((a) => features().map((b) => [quantity(a, b), a, b])), [, a, b] = all.reduce((best, one) => (Math.abs(one[0]) > Math.abs(best[0]) ? one : best));
   return [a, b];
 };
+const rank = () => svd(matrix(V.N)).values.filter((z) => z > 1e-9).length;
 const reach = () => squares(matrix(V.H)) / squares(matrix(V.G));
 const oldGradient = () => Math.max(...features().flatMap((a) => olds().flatMap((n) => [Math.abs(V.dwq(a, n)), Math.abs(V.dwk(a, n))])));
 const largestNew = () => features().flatMap((a) => news().map((n) => [a, n])).reduce((best, at) => (Math.abs(V.dwqn(...at)) > Math.abs(V.dwqn(...best)) ? at : best));
 const worst = () => most(J.map((j) => Math.abs(V.g(S.i, j))));
 const change = () => Math.sqrt(squares(product(product(DATA.y, matrix((a, b) => V.Fm(a, b) - V.M(a, b))), transposed(DATA.y)))) / J.length;
 
+// ---- pictures: the words with the weights of all of them, and beside them what the card is about -----------------------
+
+// Where the rows of words are, and how high.
+const lanes = (top, H) => ({ y: (j) => top + ((j + 0.5) * (H - top)) / J.length, high: (0.92 * (H - top)) / J.length });
+
+// The words, and a map of numbers of pairs beside them: a row for each word that looks.
+function board(W, H, heading, name = "w", told = `weights, ${columns(K.width)}`) {
+  const narrow = W < 420, top = narrow ? 10 : 32, n = J.length, { y, high } = lanes(top, H), side = narrow ? 8 : Math.min(26, 0.032 * W), from = narrow ? 72 : 94, left = from + n * side + (narrow ? 10 : 30);
+  return {
+    narrow, y, high, x: left, top: narrow ? 4 : 24, w: W - left, h: H - (narrow ? 6 : 28),
+    drawn: [narrow ? "" : text(0, 12, told, { class: "title" }) + text(left, 12, heading, { class: "title" }), rows(DATA.tokens, S.i, y, narrow ? 68 : 90), weightMap("map", name, from, side, y, high)],
+  };
+}
+
+// Numbers of pairs as a map, whose rows stand beside the words.
+const weightMap = (key, name, x, side, y, high) => [
+  J.map((j) => point(`${key}.head.${j}`, x + (j + 0.5) * side, y(0) - high / 2 - 6, Math.min(4, side / 3), j)),
+  J.map((i) => J.map((j) => cell(`${key}.${i}.${j}`, x + j * side, y(i) - high / 2, side - 1, high, V[name](i, j), 1, { "data-ref": `${name}.${i}.${j}` }))),
+  mark(`${key}.row`, "rect", { x: x - 1.5, y: y(S.i) - high / 2 - 1.5, width: J.length * side + 2, height: high + 3, rx: 3, class: "hair" }),
+];
+
+// Matrices in a row with what is between them, as large as there is room, each with its name above it.
+function matrices(b, parts) {
+  const high = Math.max(...parts.map((part) => part.rows ?? 0)), units = parts.reduce((past, part) => past + (part.wide ?? 1.2), 0), head = b.narrow ? 16 : 30;
+  const side = Math.min((b.w - 4) / units, (b.h - head) / high, 60), middle = b.top + head + (b.h - head) / 2;
+  let x = b.x;
+  return parts.map((part) => {
+    const from = x, wide = (part.wide ?? 1.2) * side;
+    x += wide;
+    if (typeof part === "string") return text(from + 0.6 * side, middle + 5, part, { "text-anchor": "middle" });
+    const top = middle - (part.rows * side) / 2, size = part.size ?? (Math.max(...range(part.rows).flatMap((m) => range(part.wide).map((n) => Math.abs(part.value(m, n))))) || 1);
+    return [
+      text(from + wide / 2, top - (part.tokens ? 17 : 7), part.label, { "text-anchor": "middle", class: "name" }),
+      part.tokens ? J.map((j) => point(`${part.key}.head.${j}`, from + (j + 0.5) * side, top - 7, Math.min(4, side / 4), j)) : [],
+      range(part.rows).map((m) => range(part.wide).map((n) => [
+        cell(`${part.key}.${m}.${n}`, from + n * side + 0.5, top + m * side + 0.5, side - 1, side - 1, part.value(m, n), size, part.ref ? { "data-ref": part.ref(m, n) } : {}),
+        side < 41 ? "" : text(from + (n + 0.5) * side, top + (m + 0.5) * side + 4, show(part.value(m, n)), { "text-anchor": "middle", "font-size": 11.5 }),
+      ])),
+      part.from < part.wide ? mark(`${part.key}.new`, "rect", { x: from + part.from * side - 1, y: top - 2, width: (part.wide - part.from) * side + 2, height: part.rows * side + 4, rx: 3, class: "frame" }) : [],
+      part.tokens ? mark(`${part.key}.row`, "rect", { x: from - 1, y: top + S.i * side - 1, width: wide + 2, height: side + 2, rx: 3, class: "hair" }) : [],
+    ];
+  });
+}
+
+// A bar for each number of a list, and below it the matrix that it belongs to; those that do not count are pale.
+function upright(b, numbers, ref, pieces, { told = show, counts = () => true, least } = {}) {
+  const high = Math.max(...numbers, least ?? 0, 1e-9) * 1.08, foot = b.top + 0.52 * b.h, up = scale(0, high, foot, b.top + 16), wide = Math.min(130, b.w / numbers.length), side = Math.min((0.86 * wide) / pieces[0][0].length, (0.42 * b.h) / pieces[0].length), size = Math.max(1e-12, ...pieces.flat(2).map(Math.abs));
+  return [
+    line("foot", [[b.x, foot], [b.x + numbers.length * wide, foot]], { class: "axis" }),
+    numbers.map((z, n) => {
+      const x = b.x + (n + 0.5) * wide, across = pieces[n][0].length;
+      return [
+        mark(`bar.${n}`, "rect", { x: x - 0.34 * wide, y: Math.min(up(z), foot - 1.5), width: 0.68 * wide, height: Math.max(1.5, foot - up(z)), rx: 2, "data-ref": `${ref}.${n}`, style: `fill:${counts(n) ? "var(--accent)" : "var(--soft)"}`, opacity: counts(n) ? 1 : 0.5 }),
+        label(`told.${n}`, x, Math.min(up(z), up(least ?? 0)) - 4, told(z), { "text-anchor": "middle", class: "tick" }),
+        pieces[n].map((row, m) => row.map((one, l) => cell(`piece.${n}.${m}.${l}`, x + (l - across / 2) * side + 0.5, foot + 8 + m * side, side - 1, side - 1, one, size, counts(n) ? {} : { opacity: 0.5 }))),
+      ];
+    }),
+    least === undefined ? [] : line("least", [[b.x - 4, up(least)], [b.x + numbers.length * wide + 4, up(least)]], { class: "cut" }),
+  ];
+}
+
+// The matrices of rank 1 that a matrix is the sum of, the largest first.
+function pieces(all) {
+  const { left, values, right } = svd(all);
+  return values.map((z, n) => left.map((row) => right.map((other) => row[n] * z * other[n])));
+}
+
+// The loss over the amplitude: with the new columns, without any; where the step is, and what a search tried.
+function losses(b, extra = () => []) {
+  const best = V.best(), far = Math.min(3, Math.max(K.amplitude, 3 * best)) || 3, high = Math.max(1.25 * V.loss(), Math.min(1.1 * V.lossn(), 2.5 * V.loss())) + 1e-9, foot = b.narrow ? 4 : 24, right = Math.min(b.w, 560), X = scale(0, far, b.x, b.x + right), Y = scale(0, high, b.top + b.h - foot, b.top), inside = (z) => Math.max(b.top, Y(z));
+  const curve = (key, at, set) => {
+    const all = range(31).map((n) => (far * n) / 30).map((a) => [a, at(a)]), end = all.findIndex(([, z]) => z > high); // it leaves the picture there
+    return line(key, (end < 0 ? all : all.slice(0, Math.max(2, end))).map(([a, z]) => [X(a), inside(z)]), { class: "line", ...set });
+  };
+  return [
+    svg("rect", { x: b.x, y: b.top, width: right, height: b.h - foot, rx: 4, class: "plane" }),
+    line("before", [[b.x, Y(V.loss())], [b.x + right, Y(V.loss())]], { class: "axis" }),
+    curve("narrow loss", (a) => lossAt(a, 0), { style: "stroke:var(--soft)", "stroke-dasharray": "2 4" }), curve("loss", (a) => lossAt(a), { style: "stroke:var(--accent)" }), extra(X, Y, far, inside),
+    mark("here", "circle", { cx: X(K.amplitude), cy: inside(V.lossn()), r: b.narrow ? 4 : 6, style: "fill:var(--accent)", class: "dot", "data-ref": "lossn" }),
+    b.narrow ? "" : text(b.x + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + text(b.x, b.top + b.h - 8, "amplitude 0", { class: "tick" }) + text(b.x + right, b.top + b.h - 8, show(far), { class: "tick", "text-anchor": "end" }) + text(b.x + right - 6, b.top + b.h - foot - 6, "dotted: no new columns", { class: "tick", "text-anchor": "end" }),
+  ];
+}
+
+const worth = (b) => upright(b, features().map((n) => V.part(n)), "part", pieces(matrix(V.H)), { told: percent, counts: (n) => n < V.c(), least: K.share });
+
+const below = (letter, sign, raised = "") => `${letter}<tspan dy="3" font-size="10">${sign}</tspan>${raised && `<tspan dy="-3">${raised}</tspan>`}`;
+const of = (name, label, count, wide, more) => ({ key: name, label, rows: count, wide, value: V[name], ref: (m, n) => `${name}.${m}.${n}`, ...more });
+const square = (label, name, size) => of(name, label, WIDE, WIDE, { size });
+const tall = (label, name, wide, more) => of(name, label, WIDE, wide, more);
+const pairs = (label, name, size) => of(name, label, J.length, J.length, { size, tokens: true });
+const turned = (part, label) => ({ ...part, key: `${part.key}T`, label, rows: part.wide, wide: part.rows, value: (m, n) => part.value(n, m), ref: (m, n) => part.ref(n, m) });
+const tokens = () => of("y", "y", J.length, WIDE);
+const grown = (letter, name) => tall(below("w", letter, "′"), name, K.width + V.c(), { from: K.width });
+const row = (title, parts, name, told) => (W, H) => { const b = board(W, H, title, name, told); return [b.drawn, matrices(b, parts())]; };
+const after = () => ["wn", `weights, ${columns(K.width + V.c())}`];
+
+const pictures = {
+  kernel: row("scale times the columns make the kernel", () => [tall(below("w", "q"), "wq", K.width), "×", turned(tall("", "wk", K.width), below("w", "k", "ᵀ")), "=", square("M", "M")]),
+  error: row("where weights are too large (blue) and too small (orange)", () => [pairs("weights", "w", 1), "−", pairs("wanted", "wanted", 1), "=", pairs("ds", "g", 1)]),
+  gradient: row("what the loss asks of the kernel", () => [turned(tokens(), "yᵀ"), "×", { ...pairs("ds", "g"), tokens: false }, "×", tokens(), "=", square("N", "N")], "g", "ds"),
+  cost: row("how tokens spread", () => [turned(tokens(), "yᵀ"), "×", tokens(), "=", square("C", "C")], "g", "ds"),
+  price: (W, H) => { const b = board(W, H, "the price ρ of each direction, and the direction below it", "g", "ds"); return [b.drawn, upright(b, features().map((n) => V.rho(n)), "rho", features().map((n) => features().map((a) => [V.U(a, n)])))]; },
+  units: row("the gradient in units of cost", () => [turned(square("", "back"), "W⁻ᵀ"), "×", square("N", "N"), "×", square("W⁻¹", "back"), "=", square("G", "G")], "g", "ds"),
+  reach: row("what old columns can follow, and what is left", () => {
+    const size = Math.max(...matrix(V.G).flat().map(Math.abs));
+    return [square("G", "G", size), "=", { key: "old", label: "old ones can", rows: WIDE, wide: WIDE, value: (m, n) => V.G(m, n) - V.H(m, n), size }, "+", square("H", "H", size)];
+  }, "g", "ds"),
+  worth: (W, H) => { const b = board(W, H, "the part of each in all of H, and below it the matrix of rank 1; dashed: the least part", "g", "ds"); return [b.drawn, worth(b)]; },
+  step: (W, H) => { const b = board(W, H, "the loss by how far the kernel moves, and what a search tries", ...after()); return [b.drawn, losses(b, (X, _, far, inside) => tried().filter(([a]) => a <= far).map(([a, z], n) => [mark(`tried.${n}`, "circle", { cx: X(a), cy: inside(z), r: b.narrow ? 3.5 : 6, class: "sink" }), b.narrow ? [] : label(`order.${n}`, X(a) + 9, inside(z) - 8, n + 1, { class: "name" })]))]; },
+  cut: (W, H) => { const b = board(W, H, `singular values of F in units of cost; blue: kept, for ${columns(K.width + V.c())}`, ...after()); return [b.drawn, upright(b, features().map((n) => V.size(n)), "size", pieces(matrix(V.Kw)), { counts: (n) => n < K.width + V.c() })]; },
+  columns: row("columns, grown: new ones in a frame", () => [tall(below("w", "q"), "wq", K.width), "→", grown("q", "wqn"), "", tall(below("w", "k"), "wk", K.width), "→", grown("k", "wkn")], "wn", "weights, grown"),
+  slope: (W, H) => { const b = board(W, H, "the loss, and how fast it falls when the step begins", ...after()); return [b.drawn, losses(b, (X, Y, far) => { const until = Math.min(far, V.slope() < 0 ? -V.loss() / V.slope() : far); return vector("slope", X(0), Y(V.loss()), X(until), Y(V.loss() + until * V.slope()), { class: "vector thick" }); })]; },
+  further: row("the gradient of each column after the step", () => [square("scale N′", "Nn"), "×", grown("k", "wkn"), "=", { ...grown("q", "dwqn"), label: `d${below("w", "q", "′")}` }], "gn", "ds, after"),
+  old: row("the gradient of the old columns", () => [square("scale N", "N"), "×", tall(below("w", "k"), "wk", K.width), "=", tall(`d${below("w", "q")}`, "dwq", K.width, { size: Math.max(...matrix(V.N).flat().map(Math.abs)) })], "g", "ds"),
+  whence: row("where N comes from", () => [turned(tokens(), "yᵀ"), "×", { ...tokens(), key: "gy", label: "ds y", value: V.gy, ref: (m, n) => `gy.${m}.${n}` }, "=", square("N", "N")], "g", "ds"),
+};
+
+// Of the first card, the turn and the gallery: the weights of all words, as they are wanted, before and after; if there
+// is room, what new columns are worth.
+function picture(W, H, small) {
+  const narrow = W < 420, top = narrow ? 10 : 32, left = small ? 4 : narrow ? 74 : 98, gap = small ? 30 : narrow ? 12 : 34, maps = [["wanted", "wanted"], [`with ${columns(K.width)}`, "w"], [`with ${columns(K.width + V.c())}`, "wn"]].slice(small ? 1 : 0);
+  const { y, high } = lanes(top, H), room = small || narrow ? 0 : 0.28 * W, side = (W - left - room - gap * (maps.length - 1) - 4) / (maps.length * J.length), at = (n) => left + n * (J.length * side + gap);
+  return [
+    small ? "" : rows(DATA.tokens, S.i, y, left - 8),
+    maps.map(([told, name], n) => [small || narrow ? "" : text(at(n), 12, told, { class: "title" }), weightMap(n === maps.length - 1 ? "map" : name, name, at(n), side, y, high)]),
+    room ? [text(W - room + 30, 12, "worth of new columns", { class: "title" }), worth({ x: W - room + 30, top: 24, w: room - 34, h: H - 28 })] : [],
+    small ? vector("grow", at(1) - 23, H / 2, at(1) - 7, H / 2) : [],
+  ];
+}
+
+// ---- cards -------------------------------------------------------------------------------------------------------------
+
 const forward = [
   {
-    id: "GROW.1", title: "One kernel", view: "kernel", show: [["wq", "wk"], ["M"]], pick: () => ["M", ...largest(V.M)],
-    say: () => `Each token has a query (what it looks for), made by w<sub>q</sub>, and a key (what it offers), made by w<sub>k</sub>. For the scores only the product M of the two counts. ${
-      K.width === 1 ? "With one column each, all rows of M are multiples of one row. That is called rank 1." : `A matrix whose rows are multiples of one row has rank 1. With ${columns(K.width)} each, M is a sum of ${K.width} of these, so its rank is ${K.width} at most.`}`,
+    id: "GROW.1", title: "One kernel", picture: pictures.kernel,
+    caption: () => `A blue cell is above 0, an orange one below. Left, the weights that this kernel makes: row ${word()} is who it attends to.`,
+    alt: "The columns of queries times those of keys are the kernel",
+    show: [["wq", "wk"], ["M"]], pick: () => ["M", ...largest(V.M)],
+    say: () => `Each token has a query (what it looks for), made by w<sub>q</sub>, and a key (what it offers), made by w<sub>k</sub>. For scores only the product M counts. ${K.width === 1 ? "All its rows are multiples of one row. That is called rank 1." : `It is a sum of ${K.width} matrices whose rows are multiples of one row, so its rank is ${K.width} at most.`}`,
   },
   {
-    title: "Too much, too little", view: "error", formula: "ds = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"]], pick: () => ["g", S.i, worst()],
+    title: "Too much, too little", picture: pictures.error,
+    caption: () => `${word()} should attend ${V.g(S.i, worst()) < 0 ? "more" : "less"} to ${names([worst()])}, by ${show(Math.abs(V.g(S.i, worst())))}.`,
+    alt: "The weights minus the wanted ones",
+    formula: "ds = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"]], pick: () => ["g", S.i, worst()],
     say: () => `Scores make weights w by a softmax, and the weights p are wanted. ds, the gradient of a score, says how much too much weight a token gets; below 0 it gets too little. Here ${word()} should attend ${
       V.g(S.i, worst()) < 0 ? "more" : "less"} to ${names([worst()])}.`,
   },
   {
-    title: "What the loss asks of the kernel", view: "gradient", label: "the gradient of M", formula: "N = y^T ds y", show: [["N"], ["y"]], pick: () => ["N", ...largest(V.N)],
+    title: "What the loss asks of the kernel", picture: pictures.gradient,
+    caption: () => `N has rank ${rank()}, and a head of ${columns(K.width)} can only make kernels of rank ${K.width}.`,
+    alt: "Tokens times the gradient times tokens is N",
+    label: "the gradient of M", formula: "N = y^T ds y", show: [["N"], ["y"]], pick: () => ["N", ...largest(V.N)],
     say: "The rows of y are the tokens, each with its features. Scores are y M yᵀ, so N, the gradient of M, is put together of ds and features of both tokens. N may have any rank: the loss can ask for what so few columns cannot make.",
   },
   {
-    id: ["GROW.2", "GROW.3"], title: "What a change costs", view: "cost", show: [["C"], ["y"]], pick: () => ["C", 0, 0],
-    say: "A gradient can be trusted only for small changes of the scores. So we measure a change of M by how much it changes the scores (the root of the mean square): that is its cost. That depends on the tokens: where features are large, the same change does more. C adds up their products. There is one sequence, b = 1, so A is C.",
+    id: ["GROW.2", "GROW.3"], title: "What a change costs", picture: pictures.cost,
+    caption: "A large number on the diagonal: tokens reach far along that feature, so changing the kernel there changes scores more.",
+    alt: "Tokens times tokens is C",
+    show: [["C"], ["y"]], pick: () => ["C", 0, 0],
+    say: "A gradient can be trusted only for small changes of the scores. So a change of M costs what it changes in them (the root of the mean square): more where tokens have large features. C adds up their products. With one sequence, b = 1, A is C.",
   },
   {
-    id: "GROW.4", title: "A price for each direction", view: "price", show: [["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
+    id: "GROW.4", title: "A price for each direction", picture: pictures.price,
+    caption: () => `The dearest direction costs ${show(V.rho(WIDE - 1) / V.rho(0))} times as much as the cheapest: tokens reach that much further along it.`,
+    alt: "A bar for the price of each direction",
+    show: [["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
     say: () => `A has ${WIDE} directions at right angles, and λ says how far tokens reach along each. Its root ρ is the price of that direction. The damping makes sure that none is free.`,
   },
   {
-    id: "GROW.5", title: "The gradient in units of cost", view: "units", show: [["G"], ["N"]], pick: () => ["G", ...largest(V.G)],
-    say: "The inverse of W has the directions, the eigenvectors of A, as columns; column r is divided by its price ρ<sub>r</sub>. So G is the same gradient as N, but it is large where a change of M gains much at a low cost.",
+    id: "GROW.5", title: "The gradient in units of cost", picture: pictures.units,
+    caption: "Cells of N where a change is cheap become larger in G than those where it is dear.",
+    alt: "The gradient, from both sides times the inverse of W, is G",
+    show: [["G"], ["N"]], pick: () => ["G", ...largest(V.G)],
+    say: "The inverse of W has the directions as columns, each divided by its price ρ<sub>r</sub>. So G is the same gradient as N, but it is large where a change of M gains much at a low cost.",
   },
   {
-    id: "GROW.6", title: "What is out of reach", view: "reach", show: [["H"], ["G"]], pick: () => ["H", ...largest(V.H)],
+    id: "GROW.6", title: "What is out of reach", picture: pictures.reach,
+    caption: () => `${percent(reach())} of the squares of G are in H, which only new columns can make.`,
+    alt: "G is what old columns can follow, and H",
+    show: [["H"], ["G"]], pick: () => ["H", ...largest(V.H)],
     say: () => `P<sub>q</sub> and P<sub>k</sub> are what the old columns can follow by themselves. Take that away from G, and what is left, H, only new columns can make. Its squares are ${percent(reach())} of those of G${
       reach() > 0.9 ? ": the head has learned what it could" : ""}.`,
   },
   {
-    id: "GROW.7", title: "How many columns", view: "worth", show: [["sigma", "part"], ["c"]], pick: () => ["part", 0],
-    say: () => `H is a sum of matrices of rank 1, and one new column on both sides can make one of them. How large each is, σ, is called a singular value; σ² is what the column is worth. Those with a part above ${percent(K.share)} are added: ${V.c() ? columns(V.c()) : "here none"}. H only tells how many. Which ones follows from steps 9 to 11, where old and new columns move together.`,
+    id: "GROW.7", title: "How many columns", picture: pictures.worth,
+    caption: () => `Each bar is the part of one matrix in all of H. Above the dashed line, ${percent(K.share)}, it is worth a column: ${V.c() ? `${columns(V.c())} more` : "none"}.`,
+    alt: "A bar for each singular value of H",
+    show: [["sigma", "part"], ["c"]], pick: () => ["part", 0],
+    say: () => `H is a sum of matrices of rank 1, and one new column on both sides can make one of them. Its size σ is called a singular value; σ² is what the column is worth. Which columns to add follows from steps 9 to 11, where old and new ones move together.`,
   },
   {
-    id: ["GROW.8", "GROW.9", "GROW.10"], title: "Move the kernel", view: "step", show: [["Fm"], ["D"], ["nu"]], pick: () => ["Fm", ...largest(V.D)],
+    id: ["GROW.8", "GROW.9", "GROW.10"], title: "Move the kernel", picture: pictures.step,
+    caption: () => `The blue point is the step. Rings are what a search tries, one after the other: ${V.best() > 0 ? `it takes ${show(V.best())}` : "none of them helps"}. The dotted curve has no new columns.`,
+    alt: "The loss by the amplitude, and what a search tries",
+    show: [["Fm"], ["D"], ["nu"]], pick: () => ["Fm", ...largest(V.D)],
     say: () => `D is G, turned back into a change of M. M moves against it, by the amplitude: that is how far. ν is its unit. Here scores change by ${show(change())} (the root of the mean square). The result, F, may have any rank.`,
   },
   {
-    id: ["GROW.12", "GROW.13"], title: "Cut to the columns there are", view: "cut", show: [["size", "kept"], ["Mn"]], pick: () => ["kept", Math.min(WIDE - 1, K.width + V.c() - 1)],
-    say: () => `A head of ${columns(K.width + V.c())} has a kernel of that rank, at most. Z<sub>F</sub> is F in units of cost (GROW.11). Of its singular values the ${K.width + V.c() === 1 ? "largest is" : `${K.width + V.c()} largest are`} kept. Turned back, that is M', the nearest to F that the grown head can make.`,
+    id: ["GROW.12", "GROW.13"], title: "Cut to the columns there are", picture: pictures.cut,
+    caption: () => `A bar for each matrix of rank 1 in F. ${K.width + V.c() < WIDE ? `Kept: ${K.width + V.c()} of ${WIDE}. The pale ones are cut off.` : "All are kept."}`,
+    alt: "A bar for each singular value of the kernel after the step",
+    show: [["size", "kept"], ["Mn"]], pick: () => ["kept", Math.min(WIDE - 1, K.width + V.c() - 1)],
+    say: () => `A head of ${columns(K.width + V.c())} has a kernel of that rank, at most. Z<sub>F</sub> is F in units of cost (GROW.11). Its largest singular values are kept. Turned back, that is M', the nearest to F that the grown head can make.`,
   },
   {
-    id: ["GROW.17", "GROW.18"], title: "Back to two matrices", view: "columns", show: [["wq", "wqn"], ["wk", "wkn"]], pick: () => ["wqn", 0, Math.min(K.width, K.width + V.c() - 1)],
+    id: ["GROW.17", "GROW.18"], title: "Back to two matrices", picture: pictures.columns,
+    caption: () => `${V.c() ? `In frames: the new columns, ${V.c()} on each side.` : "No column is new."} Old ones have moved, too. Left, the weights that the grown head has.`,
+    alt: "The columns of queries and keys before and after",
+    show: [["wq", "wqn"], ["wk", "wkn"]], pick: () => ["wqn", 0, Math.min(K.width, K.width + V.c() - 1)],
     say: () => `M' is split into two matrices, L and R, equally large (GROW.14, GROW.15). A rotation O, the same for both, brings the old columns near to where they were (GROW.16)${V.c() ? "; the new ones stand behind them" : ""}.`,
   },
 ];
 const backward = [
   {
-    id: "GROW.19", of: "GROW.10", title: "How fast the loss falls", view: "step", show: [["slope"], ["all"], ["nu"], ["sigma"], ["G", "rows"]], pick: () => ["slope"],
+    id: "GROW.19", of: "GROW.10", title: "How fast the loss falls", picture: pictures.slope,
+    caption: () => `The arrow is what the slope, ${show(V.slope())}, promises. ${K.amplitude > 0 ? `At ${show(K.amplitude)} the loss is ${show(V.lossn())} instead of ${show(V.loss())}.` : "At amplitude 0 nothing has moved."}`,
+    alt: "The loss by the amplitude, and its slope at 0",
+    show: [["slope"], ["all"], ["nu"], ["sigma"], ["G", "rows"]], pick: () => ["slope"],
     say: () => `This is the derivative with respect to the amplitude, at 0. The cut keeps all of G but those parts of H that get no column. ${
       K.amplitude > 0 ? `For an amplitude of ${show(K.amplitude)} it promises ${show(V.slope() * K.amplitude)}, and the loss changes by ${show(V.lossn() - V.loss())}, as weights do not change in proportion.` : "The amplitude is 0, so nothing has moved yet."}`,
   },
   {
-    title: "And then training goes on", view: "further", of: "GROW.17", label: "the gradient", formula: "dw_q' = scale N' w_k'", show: [["wqn", "dwqn"], ["Nn"]], pick: () => ["dwqn", ...largestNew()],
+    title: "And then training goes on", picture: pictures.further,
+    caption: () => (K.amplitude === 0 ? "At amplitude 0 new columns are 0, and so is their gradient." : V.c() ? "Framed: the new columns. Now all have a gradient, and training can go on." : "No column is new; the old ones have moved."),
+    alt: "The new gradient times the columns of keys",
+    of: "GROW.17", label: "the gradient", formula: "dw_q' = scale N' w_k'", show: [["wqn", "dwqn"], ["Nn"]], pick: () => ["dwqn", ...largestNew()],
     say: () => `With the new kernel there is a new gradient N', and through it each column has one. ${
       K.amplitude > 0 ? `The largest is now ${show(Math.abs(V.dwqn(...largestNew())))}, where before the step it was ${show(oldGradient())}.${Math.abs(V.dwqn(...largestNew())) > oldGradient() ? " So training goes on where it had come to a stop." : ""}` : "At amplitude 0 the new columns are 0 on both sides, and so are their gradients: they would never learn."}`,
   },
   {
-    title: "What old columns can learn", view: "old", of: "GROW.1", label: "the gradient", formula: "dw_q = scale N w_k", show: [["wq", "dwq"], ["wk", "dwk"]], pick: () => ["dwq", 0, 0],
+    title: "What old columns can learn", picture: pictures.old,
+    caption: () => `N asks for up to ${show(Math.abs(V.N(...largest(V.N))))}, and no column gets more than ${show(oldGradient())} of it. Colours are to one scale.`,
+    alt: "The gradient N times the old columns of keys",
+    of: "GROW.1", label: "the gradient", formula: "dw_q = scale N w_k", show: [["wq", "dwq"], ["wk", "dwk"]], pick: () => ["dwq", 0, 0],
     say: () => `Training follows these gradients, and they see N only through the old columns. The largest is ${show(oldGradient())}, while N has entries up to ${show(Math.abs(V.N(...largest(V.N))))}: ${percent(reach())} of what the loss asks for, in units of cost, lies where the old columns do not reach.`,
   },
   {
-    id: "dGROW.1", of: "GROW.1", title: "Where N comes from", view: "gradient", show: [["y"], ["gy"], ["g[i]"], ["N"]], pick: () => ["N", ...largest(V.N)],
+    id: "dGROW.1", of: "GROW.1", title: "Where N comes from", picture: pictures.whence,
+    caption: "Each row of ds y: the tokens, each as often as it got too much weight. Added up by the features of who looks, they are N.",
+    alt: "Tokens times the weighted tokens is N",
+    show: [["y"], ["gy"], ["g[i]"], ["N"]], pick: () => ["N", ...largest(V.N)],
     say: "Scores are y M yᵀ, so an entry of M reaches a score by a feature of one token and a feature of the other. Its gradient is the sum over all pairs of tokens. The backward of attention computes ds anyway.",
   },
 ];
 
-// A matrix as coloured cells, blue above 0 and orange below; `ref`: what a cell shows when it is pointed at.
-function cells(x, y, side, rows, wide, value, ref, size) {
-  let drawn = "";
-  range(rows).forEach((m) => range(wide).forEach((n) => {
-    const z = value(m, n), part = Math.min(1, Math.abs(z) / size);
-    drawn += svg("rect", { x: x + n * side, y: y + m * side, width: side - 1, height: side - 1, rx: 1.5, style: `fill:rgba(var(--${z < 0 ? "minus" : "plus"}),${(0.06 + 0.9 * part).toFixed(2)})`, ...(ref ? { "data-ref": ref(m, n) } : {}) });
-  }));
-  return drawn;
-}
-
-// Matrices in a row with what is between them, as large as there is room, each with its name above it.
-function matrices(x, y, W, H, parts) {
-  const named = parts.some((part) => part.tokens) ? 62 : 0, high = Math.max(...parts.map((part) => part.rows ?? 0));
-  const units = parts.reduce((past, part) => past + (part.wide ?? 1.6), 0), side = Math.min((W - named) / units, (H - 18) / high, 26), middle = y + 18 + Math.max((H - 18) / 2, (high * side) / 2);
-  let at = x + named, drawn = "";
-  for (const part of parts) {
-    if (typeof part === "string") {
-      drawn += text(at + 0.8 * side - 0.5, middle + 5, part, { "text-anchor": "middle" });
-      at += 1.6 * side;
-      continue;
-    }
-    const { label, rows, wide, value, ref, tokens, from } = part, top = middle - (rows * side) / 2;
-    const size = part.size ?? (Math.max(...range(rows).flatMap((m) => range(wide).map((n) => Math.abs(value(m, n))))) || 1);
-    drawn += text(at + (wide * side) / 2, middle - (high * side) / 2 - 7, label, { "text-anchor": "middle", class: "name" }) + cells(at, top, side, rows, wide, value, ref, size);
-    if (from < wide) drawn += svg("rect", { x: at + from * side - 2, y: top - 2, width: (wide - from) * side + 3, height: rows * side + 3, rx: 3, style: "fill:none;stroke:var(--accent);stroke-width:2" });
-    if (tokens && at === x + named) J.forEach((j) => { drawn += rowName(x + named, top, side, j); });
-    if (tokens) drawn += svg("rect", { x: at - 1.5, y: top + S.i * side - 1.5, width: wide * side + 2, height: side + 2, rx: 3, class: "hair" });
-    at += wide * side;
-  }
-  return drawn;
-}
-
-// The name of a token left of its row; a click follows it.
-const rowName = (x, y, side, j) => follows(j, DATA.tokens[j], svg("rect", { x: x - 66, y: y + j * side, width: 62, height: side, rx: 5, class: "ground" }) + svg("circle", { cx: x - 10, cy: y + (j + 0.5) * side, r: 3.5, style: `fill:${color(j)}` }) + text(x - 18, y + (j + 0.5) * side + 4, DATA.tokens[j], { "text-anchor": "end" }), { class: j === S.i ? "word followed" : "word" });
-
-// A bar for each number of a list, with what is told of it; those that do not count are pale.
-function bars(x, y, W, H, list, { told = show, counts = () => true, ref, line, under }) {
-  const high = Math.max(...list, line ?? 0, 1e-9) * 1.08, foot = y + H - 16, up = scale(0, high, foot, y + 12), wide = W / list.length;
-  let drawn = svg("path", { d: `M${x} ${foot}h${W}`, class: "axis" });
-  list.forEach((z, r) => {
-    drawn += svg("rect", { x: x + (r + 0.16) * wide, y: Math.min(up(z), foot - 1.5), width: 0.68 * wide, height: Math.max(1.5, foot - up(z)), rx: 2, "data-ref": `${ref}.${r}`, style: `fill:${counts(r) ? "var(--accent)" : "var(--soft)"};opacity:${counts(r) ? 1 : 0.5}` });
-    drawn += text(x + (r + 0.5) * wide, Math.min(up(z), up(line ?? 0)) - 4, told(z), { "text-anchor": "middle", class: "tick" });
-  });
-  return drawn + (line === undefined ? "" : svg("path", { d: `M${x - 4} ${up(line)}h${W + 8}`, class: "cut" })) + text(x + W / 2, y + H - 2, under, { "text-anchor": "middle", class: "tick" });
-}
-
-// Weights of all tokens as a map: rows attend to columns.
-function weightMap(x, y, side, value, ref, named, small) {
-  let drawn = cells(x, y, side, J.length, J.length, value, ref && ((i, j) => `${ref}.${i}.${j}`), 1);
-  J.forEach((j) => {
-    drawn += svg("circle", { cx: x + (j + 0.5) * side, cy: y - 5, r: Math.min(3.5, side / 4), style: `fill:${color(j)}` });
-    if (named) drawn += rowName(x, y, side, j);
-  });
-  return small ? drawn : drawn + svg("rect", { x: x - 1.5, y: y + S.i * side - 1.5, width: J.length * side + 2, height: side + 2, rx: 3, class: "hair" });
-}
-
-// The loss over the amplitude: with the new columns, without any, and where the step and the search are.
-function losses(x, y, W, H, small) {
-  const best = V.best(), far = Math.min(3, Math.max(K.amplitude, 3 * best)) || 3, most = Math.max(1.25 * V.loss(), Math.min(1.1 * V.lossn(), 2.5 * V.loss())) + 1e-9, X = scale(0, far, x, x + W), Y = scale(0, most, y + H, y), at = range(31).map((n) => (far * n) / 30);
-  const line = (of, set) => {
-    const points = at.map((a) => [a, of(a)]), end = points.findIndex(([, z]) => z > most), shown = end < 0 ? points : points.slice(0, end);
-    return shown.length > 1 ? svg("path", { d: `M${shown.map(([a, z]) => `${X(a).toFixed(1)} ${Y(z).toFixed(1)}`).join("L")}`, ...set }) : "";
-  };
-  const back = S.side === "backward", until = Math.min(far, -V.loss() / V.slope());
-  let drawn = svg("rect", { x, y, width: W, height: H, rx: 4, class: "plane" }) + svg("path", { d: `M${x} ${Y(V.loss())}h${W}`, class: "axis" });
-  drawn += line((a) => lossAt(a, 0), { class: "line", style: "stroke:var(--soft)", "stroke-dasharray": "2 4" }) + line((a) => lossAt(a), { class: "line", style: "stroke:var(--accent)" });
-  if (back) drawn += svg("path", { d: `M${X(0)} ${Y(V.loss())}L${X(until)} ${Y(V.loss() + until * V.slope())}`, class: "push" });
-  if (best > 0 && best <= far) drawn += svg("path", { d: `M${X(best)} ${y + H - 1}l-5 9h10z`, style: "fill:var(--ink)" });
-  const here = { style: "fill:var(--accent)", class: "dot", "data-ref": "lossn" }; // above the picture if the loss is
-  drawn += V.lossn() > most ? svg("path", { d: `M${X(K.amplitude) - 6} ${y + 12}h12l-6 -11z`, ...here }) + text(X(K.amplitude) + (K.amplitude > 0.5 * far ? -9 : 9), y + 12, show(V.lossn()), { class: "tick", "text-anchor": K.amplitude > 0.5 * far ? "end" : "start" }) : svg("circle", { cx: X(K.amplitude), cy: Y(V.lossn()), r: small ? 4 : 5.5, ...here });
-  if (small) return drawn;
-  const left = best > 0.5 * far, named = best > 0 && best <= far ? text(X(best) + (left ? -8 : 8), y + H + 12, "best", { class: "tick", "text-anchor": left ? "end" : "start" }) : "";
-  return (
-    drawn + named + text(x + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + (best > 0 && best < 0.15 * far ? "" : text(x, y + H + 14, "0", { class: "tick" })) +
-    text(x + W, y + H + 14, `amplitude ${show(far)}`, { class: "tick", "text-anchor": "end" }) +
-    text(x + W - 4, y + H - 6, "dotted: no new columns", { class: "tick", "text-anchor": "end" })
-  );
-}
-
-// What the card that is read is about, above the weights; on a phone it stands alone.
-const below = (letter, sign, raised = "") => `${letter}<tspan dy="3" font-size="10">${sign}</tspan>${raised && `<tspan dy="-3">${raised}</tspan>`}`;
-const square = (label, name, size) => ({ label, rows: WIDE, wide: WIDE, value: V[name], ref: (m, n) => `${name}.${m}.${n}`, size });
-const tall = (label, name, wide, more) => ({ label, rows: WIDE, wide, value: V[name], ref: (m, n) => `${name}.${m}.${n}`, ...more });
-const pairs = (label, name, size) => ({ label, rows: J.length, wide: J.length, value: V[name], ref: (m, n) => `${name}.${m}.${n}`, size, tokens: true });
-const turned = (part, label) => ({ ...part, label, rows: part.wide, wide: part.rows, value: (m, n) => part.value(n, m), ref: (m, n) => part.ref(n, m) });
-const tokens = () => ({ label: "y", rows: J.length, wide: WIDE, value: V.y, ref: (m, n) => `y.${m}.${n}` });
-const worth = (x, y, W, H) => bars(x, y, W, H, features().map((r) => V.part(r)), { told: percent, counts: (r) => r < V.c(), ref: "part", line: K.share, under: "dashed: the least part" });
-const views = {
-  kernel: ["scale times the columns make the kernel", () => [tall(below("w", "q"), "wq", K.width), "×", turned(tall("", "wk", K.width), below("w", "k", "ᵀ")), "=", square("M", "M")]],
-  error: ["where weights are too large and too small", () => [pairs("weights", "w", 1), "−", pairs("wanted", "wanted", 1), "=", pairs("ds", "g", 1)]],
-  gradient: ["what the loss asks of the kernel", () => [turned(tokens(), "yᵀ"), "×", { ...pairs("ds", "g"), tokens: false }, "×", tokens(), "=", square("N", "N")]],
-  cost: ["how tokens spread", () => [turned(tokens(), "yᵀ"), "×", tokens(), "=", square("C", "C")]],
-  price: ["the price ρ of each direction", (x, y, W, H) => bars(x, y, Math.min(W, 260), H, features().map((r) => V.rho(r)), { ref: "rho", under: "direction" })],
-  units: ["the gradient in units of cost", () => [turned(square("", "back"), "W⁻ᵀ"), "×", square("N", "N"), "×", square("W⁻¹", "back"), "=", square("G", "G")]],
-  reach: ["what old columns can follow, and what is left", () => {
-    const size = Math.max(...matrix(V.G).flat().map(Math.abs)), follow = (m, n) => V.G(m, n) - V.H(m, n);
-    return [square("G", "G", size), "=", { label: "old ones can", rows: WIDE, wide: WIDE, value: follow, size }, "+", square("H", "H", size)];
-  }],
-  worth: ["what each new column is worth", (x, y, W, H) => worth(x, y, Math.min(W, 260), H)],
-  step: ["the loss by how far the kernel moves", (x, y, W, H) => losses(x, y + 4, Math.min(W, 340), H - 20)],
-  cut: ["singular values of Z_F, and those that are kept", (x, y, W, H) => bars(x, y, Math.min(W, 260), H, features().map((r) => V.size(r)), { counts: (r) => r < K.width + V.c(), ref: "size", under: `blue: kept, for ${columns(K.width + V.c())}` })],
-  columns: ["columns, grown: new ones in a frame", () => [tall(below("w", "q"), "wq", K.width), "→", tall(below("w", "q", "′"), "wqn", K.width + V.c(), { from: K.width }), "", tall(below("w", "k"), "wk", K.width), "→", tall(below("w", "k", "′"), "wkn", K.width + V.c(), { from: K.width })]],
-  further: ["the gradient of each column after the step", () => [square("scale N′", "Nn"), "×", tall(below("w", "k", "′"), "wkn", K.width + V.c(), { from: K.width }), "=", tall(`d${below("w", "q", "′")}`, "dwqn", K.width + V.c(), { from: K.width })]],
-  old: ["the gradient of the old columns", () => [square("scale N", "N"), "×", tall(below("w", "k"), "wk", K.width), "=", tall(`d${below("w", "q")}`, "dwq", K.width, { size: Math.max(...matrix(V.N).flat().map(Math.abs)) })]],
-};
-
-function view(W, H) {
-  const [title, draw] = views[S.view];
-  return text(0, 12, title, { class: "title" }) + (draw.length ? draw(4, 18, W - 8, H - 18) : matrices(2, 18, W - 4, H - 24, draw()));
-}
-
-function weights(x, y, W, H) {
-  const heads = [["wanted", "wanted"], [`with ${columns(K.width)}`, "w"], [`with ${columns(K.width + V.c())}`, "wn"]];
-  const side = Math.min((W - 66 - 28) / (3 * J.length), (H - 26) / J.length), wide = J.length * side;
-  return heads.map(([title, name], n) => {
-    const left = x + 66 + n * (wide + (W - 66 - 3 * wide) / 2);
-    return text(left, y + 11, title, { class: "title" }) + weightMap(left, y + 26, side, V[name], name, n === 0);
-  }).join("");
-}
-
-// Below: the weights of all tokens. Above: what the card is about, or at first the growth in three pictures.
-function picture(W, H, small) {
-  if (small) {
-    const side = Math.min((H - 24) / J.length, (W - 40) / (2 * J.length)), y = (H - J.length * side) / 2 + 4, x = (W - 2 * J.length * side - 30) / 2;
-    return weightMap(x, y, side, V.w, "", false, true) + svg("path", { d: `M${x + J.length * side + 6} ${y + (J.length * side) / 2}h16m-5 -5l5 5l-5 5`, class: "hair", "stroke-width": 2 }) + weightMap(x + J.length * side + 30, y, side, V.wn, "", false, true);
-  }
-  if (W < 420) return S.view ? view(W, H) : weights(0, 0, W, H);
-  const high = 0.42 * H, third = W / 3 - 16, title = (n, words) => text((n * W) / 3, 12, words, { class: "title" });
-  const above = S.view ? view(W, high) : (
-    title(0, "worth of new columns") + worth(4, 16, third - 8, high - 16) + title(1, "loss by amplitude") + losses(W / 3, 24, third, high - 40) + title(2, "columns, grown") +
-    matrices((2 * W) / 3, 16, third, high - 24, views.columns[1]())
-  );
-  return above + weights(0, high + 14, W, H - high - 14);
-}
-
 function caption() {
   const best = V.best(), found = best > 0 ? `The amplitude is how far the step goes; of those that a search tried, ${show(best)} is best.` : "A search over the amplitude, how far the step goes, finds none that helps.";
-  if (S.side === "backward") return `At amplitude 0 the loss changes by ${show(V.slope())} for each 1 of amplitude (the straight line). ${best > 0 ? `Of the amplitudes that a search tried, ${show(best)} is best.` : "A search finds no amplitude that helps."}`;
+  if (S.side === "backward") return `At amplitude 0 the loss changes by ${show(V.slope())} for each 1 of amplitude. ${best > 0 ? `Of the amplitudes that a search tried, ${show(best)} is best.` : "A search finds no amplitude that helps."}`;
   if (K.amplitude === 0) return `With ${columns(K.width)} the loss is ${show(V.loss())}. At amplitude 0 nothing has moved. ${found}`;
   const rises = V.lossn() > V.loss();
   return `With ${columns(K.width)} the loss is ${show(V.loss())}. With ${columns(V.c())} more ${rises ? `it <span class="warn">rises</span> to` : "it falls to"} ${show(V.lossn())}. ${found}`;
@@ -419,7 +462,12 @@ tour({
   turn: "Growth is no layer: nothing goes back through it. But gradients surround it (a d in front of a letter: how the loss changes with it): how fast the loss falls when the step begins, what training can do after it and could do before it, and N, with which all begins.",
   sizes: { a: () => WIDE, b: () => WIDE, c: () => K.width, u: () => K.width + V.c(), v: () => K.width + V.c(), r: () => WIDE, z: () => WIDE },
   quantities, forward, backward, picture, caption,
-  height: (W) => (W < 420 ? 130 : Math.min(400, Math.round(W * 0.7))),
+  tasks: [
+    { say: "raise the least part until only one column is added", done: () => V.c() === 1 },
+    { say: "go so far that the loss rises", done: () => V.lossn() > V.loss() },
+    { say: "begin with two columns, and find an amplitude with which the loss falls", done: () => K.width === 2 && V.lossn() < V.loss() },
+  ],
+  height: (W) => (W < 420 ? 130 : Math.min(520, Math.round(W * 0.5))),
   tallest: () => 130,
   label: () => `What new columns are worth: ${features().map((r) => percent(V.part(r))).join(", ")}; ${V.c()} are added. The loss is ${show(V.loss())} before and ${show(V.lossn())} after.`,
 });

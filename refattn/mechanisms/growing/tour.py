@@ -23,7 +23,7 @@ TOUR = Tour(
     knobs=(
         Knob("width", "columns at first", 1, 1, 3, 1),
         Knob("share", "least part of a new column", 0.02, 0.0, 0.5),
-        Knob("amplitude", "amplitude (how far)", 1.0, 0.0, 3.0),
+        Knob("amplitude", "amplitude (step size)", 1.0, 0.0, 3.0),
         Knob("damping", "damping", 0.01, 0.0, 1.0),
     ),
     given={

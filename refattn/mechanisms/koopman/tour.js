@@ -85,7 +85,7 @@ const quantities = {
 
   G: { id: "KOOP.1", axes: "jo", symbol: "gram", what: "how like two keys are to each other", of: (j, n) => (j === n ? add(kernel(at(k, j), at(k, n)), 2e-8) : kernel(at(k, j), at(k, n))) },
   Ginv: { axes: "jo", symbol: "gram⁻¹", what: "inverse of gram", values: () => J.map((j) => solve(J.map((n) => J.map((l) => V.G(n, l))), J.map((n) => (n === j ? 1 : 0)))) },
-  g: { axes: "to", symbol: (u) => `g(${point(u)})`, what: "how like a point of the path is to a key", of: (u, j) => kernel(at(x, u), at(k, j)) },
+  g: { axes: "to", symbol: (u) => `g(${nth(u)})`, what: "how like a point of the path is to a key", of: (u, j) => kernel(at(x, u), at(k, j)) },
   ga: { axes: "to", symbol: "g(attended)", what: "how like the attended point is to a key", of: (u, j) => kernel(at(a, u), at(k, j)) },
   B: { id: "KOOP.5", passes: 1, axes: "tlo", symbol: "start", what: "how like the start of a move is to a key", of: (u, m, j) => kernel(at(x, m), at(k, j)) },
   Y: { id: "KOOP.6", passes: 1, axes: "tlo", symbol: "end", what: "how like the end of a move is to a key", of: (u, m, j) => kernel(at(x, m + 1), at(k, j)) },
@@ -110,7 +110,7 @@ const quantities = {
     values: () => updates().map((u) => J.map((o) => (u === 0 ? 0 : V.P(u, u - 1, o)))),
     of: (u, n) => (u === 0 ? still : sum(J.map((o) => mul(F.began(u, o), op(u, o, n))))),
   },
-  ended: { axes: "to", symbol: (u) => `g(${u ? point(u) : "x"})`, what: "how like the end of the last move is to a key", of: (u, o) => (u === 0 ? still : g(u, o)) },
+  ended: { axes: "to", symbol: (u) => `g(${u ? nth(u) : "x"})`, what: "how like the end of the last move is to a key", of: (u, o) => (u === 0 ? still : g(u, o)) },
   one: { id: "KOOP.12", passes: 1, axes: "tjd", symbol: "one_move", what: "what likeness to a key adds to the point after a move", of: (u, j, e) => sum(J.map((n) => mul(T(u, j, n), k(n, e)))) },
   two: { axes: "tjd", symbol: "two_moves", what: "what likeness to a key adds to the point after two moves", of: (u, j, e) => sum(J.map((n) => mul(op(u, j, n), one(u, n, e)))) },
   both: { id: "KOOP.13", passes: 1, axes: "tjd", symbol: "both_moves", what: "one move, and epsilon times two", of: (u, j, e) => add(one(u, j, e), mul(epsilon, two(u, j, e))) },
@@ -223,7 +223,6 @@ const shown = () => Math.min(S.t, K.updates - 1);
 const fitted = () => Math.max(1, shown());
 const word = () => `<b>${DATA.tokens[S.i]}</b>`;
 const most = (list) => list.reduce((best, y, n) => (y > list[best] ? n : best), 0);
-const looked = () => (S.view === "query" ? 0 : shown() + 1); // the point whose gradient a card is about
 const best = (u) => most(J.map((j) => V.w(u, j)));
 const place = (quantity, u) => D.map((e) => quantity(u, e));
 const apart = (one, other) => Math.hypot(...one.map((y, e) => y - other[e]));
@@ -238,229 +237,370 @@ const gap = () => Math.max(...J.map((o) => Math.abs(V.answer(fitted(), o) - V.en
 // How far two moves from the attended point by the matrix alone end from one move, back to a point, and one more.
 const split = (u) => apart(D.map((e) => J.reduce((past, j) => past + V.ga(u, j) * V.two(u, j, e), 0)), mapped(u, place(V.map, u)));
 
+// ---- pictures: the words with a bar each, and beside them a plane, or matrices -----------------------------------------
+
+const before = (u) => (u ? nth(u - 1) : "x"); // where the last move began
+const nth = (n) => `x${"₀₁₂₃₄₅₆"[n]}`;
+
+// The map as arrows on a grid, as one path: a quarter of the way, at most as long as places are apart.
+function field(u, b, on, like, gap) {
+  let drawn = "";
+  const within = (from, size) => range(Math.floor(size / gap)).map((n) => from + (size % gap) / 2 + (n + 0.5) * gap), zero = [on.X([0, 0]), on.Y([0, 0])];
+  for (const y of within(b.y, b.h)) for (const x of within(b.x, b.w)) {
+    const from = like.map((one, e) => (e === 0 ? (x - zero[0]) / on.unit : e === 1 ? (zero[1] - y) / on.unit : one)), to = mapped(u, from);
+    const way = [0.25 * on.unit * (to[0] - from[0]), -0.25 * on.unit * ((to[1] ?? 0) - (from[1] ?? 0))], long = Math.hypot(...way), kept = Math.min(1, (0.8 * gap) / (long || 1));
+    if (long < 1) continue;
+    const [a, c] = way.map((z) => z * kept), [f, g] = [a, c].map((z) => (z / Math.hypot(a, c)) * Math.min(4.5, 0.5 * Math.hypot(a, c)));
+    drawn += `M${(x - a / 2).toFixed(1)} ${(y - c / 2).toFixed(1)}l${a.toFixed(1)} ${c.toFixed(1)}m${(-f - 0.6 * g).toFixed(1)} ${(-g + 0.6 * f).toFixed(1)}l${(f + 0.6 * g).toFixed(1)} ${(g - 0.6 * f).toFixed(1)}l${(-f + 0.6 * g).toFixed(1)} ${(-g - 0.6 * f).toFixed(1)}`;
+  }
+  return drawn;
+}
+const flat = (p) => [p[0], p[1] ?? 0]; // of longer vectors the first two numbers are drawn
+const given = { k: DATA.k.map(flat), v: DATA.v.map(flat), q: DATA.q.map(flat), target: flat(DATA.target) }; // a plane stays while points are dragged
+const put = (list, to) => to.slice(0, list.length).forEach((number, e) => { list[e] = number; });
+const moment = () => S.at ?? S.t;
+const board = (W, H, numbers, told, heading, ref) => beside(W, H, DATA.tokens, S.i, numbers, told, heading, ref && ((j) => `${ref}.${j}`));
+
+// The plane: keys as squares, values as points, each as large as its weight in update u, and the path up to x_until.
+function scene(b, u, until, { ties = true, names = !b.narrow, goal = false } = {}) {
+  const path = range(K.updates + 1).map((p) => flat(place(V.x, p))), on = plane(b.x, b.y, b.h, [...given.k, ...given.v, given.q[S.i], ...path, ...(goal ? [given.target] : [])], b.w);
+  const keys = J.map((j) => flat(place((l, e) => V.k(l, e), j))), values = J.map((j) => flat(place((l, e) => V.v(l, e), j))), big = b.narrow ? 0.6 : 1, spot = (p) => [on.X(p), on.Y(p)];
+  const half = J.map((j) => big * (4 + 5 * Math.sqrt(V.w(u, j)))), seen = path.slice(0, until + 1);
+  const boxes = [...keys, ...values, ...path].map((p) => [on.X(p) - 4, on.Y(p) - 4, on.X(p) + 4, on.Y(p) + 4]), named = names ? labels(b.x + b.w, b.y + b.h, 13, [], b.x, b.y, boxes) : () => "";
+  const drawn = [
+    on.ground,
+    J.map((j) => (ties ? line(`tie.${j}`, [spot(keys[j]), spot(values[j])], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": big * (1 + 4 * Math.sqrt(V.w(u, j))) }) : [])),
+    J.map((j) => [
+      ties ? point(`value.${j}`, ...spot(values[j]), half[j], j, { "aria-label": `drag the value of ${DATA.tokens[j]}` }, (px, py) => put(DATA.v[j], on.back(px, py))) : [],
+      mark(`dot.${j}`, "rect", { x: on.X(keys[j]) - half[j], y: on.Y(keys[j]) - half[j], width: 2 * half[j], height: 2 * half[j], style: `fill:${color(j)}`, class: "dot", "aria-label": `drag the key of ${DATA.tokens[j]}` }, "", (px, py) => put(DATA.k[j], on.back(px, py))),
+      named(DATA.tokens[j], ...spot(keys[j]), half[j], j === S.i ? "name strong" : "name"),
+    ]),
+    line("path", seen.length > 1 ? seen.map(spot) : [spot(path[0]), spot(path[0])], { class: "line", style: `stroke:${color(S.i)}` }),
+    seen.map((p, n) => [
+      n === 0 ? mark("x.0", "circle", { cx: on.X(p), cy: on.Y(p), r: 6 * big, class: "sink", style: `stroke:${color(S.i)}`, "aria-label": "drag the query" }, "", (px, py) => put(DATA.q[S.i], on.back(px, py))) : point(`x.${n}`, ...spot(p), 5 * big, S.i),
+      named(nth(n), ...spot(p), 6, "name", [1, 3, 2, 0]),
+    ]),
+    goal ? [cross("goal", ...spot(flat(DATA.target)), 5 * big), mark("goal hold", "circle", { cx: on.X(DATA.target), cy: on.Y(flat(DATA.target)), r: 12, class: "ground", "aria-label": "drag the goal" }, "", (px, py) => put(DATA.target, on.back(px, py))), named("goal", ...spot(flat(DATA.target)), 7, "name strong", [2, 3, 1, 0])] : [],
+  ];
+  return { on, keys, values, path, spot, big, named, drawn };
+}
+
+// Where attention leads in update u, and where the operator does from there.
+function legs(on, u, named) {
+  const from = on.spot(flat(place(V.x, u))), attended = on.spot(flat(place(V.a, u))), to = on.spot(flat(place(V.x, u + 1)));
+  return [
+    line("attend", [from, attended], { class: "cut" }), u > 0 ? vector("move", ...attended, ...to, { class: "vector thick" }) : [],
+    mark("attended", "circle", { cx: attended[0], cy: attended[1], r: 6 * on.big, class: "sink" }), named("attended", ...attended, 6, "name strong", [2, 0, 3, 1]),
+  ];
+}
+
+// The fitted map from everywhere, as arrows, and with crosses where it takes the starts of all moves.
+function mapping(b, u, { on, path, big, spot }, hits = true) {
+  return [
+    mark("field", "path", { d: field(u, b, on, place(V.a, u), b.narrow ? 22 : 34), class: "hair", "stroke-width": 1.1, opacity: 0.62 }),
+    hits ? range(u).map((n) => cross(`hit.${n}`, ...spot(flat(mapped(u, place(V.x, n)))), 6 * big)) : [],
+  ];
+}
+
+// An arrow at each place, which way and how far the loss falls, to scale with each other.
+function falls(key, b, { spot }, moves) {
+  const unit = (b.narrow ? 26 : 70) / Math.max(1e-12, ...moves.map(([, slope]) => Math.hypot(...flat(slope))));
+  return moves.map(([p, slope, tint], n) => { const [px, py] = spot(flat(p)), [right, up] = flat(slope); return vector(`${key}.${n}`, px, py, px - unit * right, py + unit * up, tint === undefined ? {} : { style: `stroke:${color(tint)}` }); });
+}
+
+// Matrices below each other: [title, key, rows, names of the rows, reference, whether a column is a word].
+function stack(b, all) {
+  const names = b.narrow ? 4 : 74, head = b.narrow ? 9 : 40, many = all.reduce((past, [, , matrix]) => past + matrix.length, 0), row = Math.min(64, (b.h - head * all.length) / many);
+  let y = b.y;
+  return all.map(([title, key, matrix, called, ref, heads], n) => {
+    const x = b.x + names, wide = Math.min((b.w - names) / matrix[0].length, b.narrow ? 1e3 : 110), high = row * matrix.length, top = y + head;
+    y = top + high;
+    return [
+      b.narrow ? "" : text(b.x, top - (heads ? 22 : 9), title, { class: "title" }) + matrix.map((_, m) => text(x - 8, top + (m + 0.5) * row + 4, called(m), { "text-anchor": "end" })).join(""),
+      heads ? J.map((j) => point(`${n ? "head" : "dot"}.${j}`, x + (j + 0.5) * wide, top - (b.narrow ? 5 : 8), b.narrow ? 2.5 : 4.5, j)) : [],
+      grid(key, x, top, wide * matrix[0].length, high, matrix, ref),
+    ];
+  });
+}
+
+// A list, written as a column, times a matrix is the lists below it.
+function product(b, input, ref, matrix, own, outputs) {
+  const n = J.length, names = b.narrow ? 2 : 60, head = b.narrow ? 9 : 24, high = (b.h - head) / (n + 0.4 + outputs.length), wide = (b.w - names) / (n + 1.5), x = b.x + names, from = x + 1.5 * wide, top = b.y + head, size = Math.max(1e-12, ...[input, ...outputs.map(([, list]) => list)].flat().map(Math.abs));
+  return [
+    b.narrow ? "" : J.map((j) => text(x - 6, top + (j + 0.5) * high + 4, DATA.tokens[j], { "text-anchor": "end" })).join("") + text(x + wide * 1.25, top + (n / 2) * high + 5, "×", { "text-anchor": "middle" }),
+    J.map((j) => point(`dot.${j}`, from + (j + 0.5) * wide, top - (b.narrow ? 5 : 8), b.narrow ? 2.5 : 4.5, j)),
+    grid("in", x, top, wide, n * high, input.map((z) => [z]), (j) => `${ref}.${j}`, size), grid("cell", from, top, n * wide, n * high, matrix, own),
+    outputs.map(([told, list, to], m) => [
+      b.narrow ? "" : text(from - 8, top + (n + 0.4 + m + 0.5) * high + 4, told, { "text-anchor": "end" }),
+      grid(`out${m}`, from, top + (n + 0.4 + m) * high, n * wide, high, [list], (_, j) => `${to}.${j}`, size),
+    ]),
+  ];
+}
+const list = (quantity, ...index) => J.map((j) => quantity(...index, j)), rowsOf = (quantity, u, axis = J) => range(u).map((m) => axis.map((j) => quantity(u, m, j))), square = (quantity, u, axis = J) => J.map((j) => axis.map((n) => quantity(u, j, n)));
+const move = (m) => `move ${m + 1}`, called = (j) => DATA.tokens[j];
+
+// Quantities with a row for each word, side by side, to one scale.
+function tables(b, u, all) {
+  const left = b.x + (b.narrow ? 4 : 74), width = (b.w + b.x - left) / all.length, head = b.narrow ? 2 : 26, high = b.h - head, matrices = all.map((name) => square(V[name], u, D)), size = Math.max(1e-12, ...matrices.flat(2).map(Math.abs));
+  return [
+    b.narrow ? "" : J.map((j) => text(left - 8, b.y + head + ((j + 0.5) * high) / J.length + 4, DATA.tokens[j], { "text-anchor": "end" })).join(""),
+    all.map((name, n) => [b.narrow ? "" : text(left + n * width + 4, b.y + 16, quantities[name].symbol, { class: "title" }), grid(n ? name : "cell", left + n * width, b.y + head, width - 12, high, matrices[n], (j, e) => `${name}.${u}.${j}.${e}`, size)]),
+  ];
+}
+
+const pictures = {
+  attend: (W, H) => { const u = shown(), b = board(W, H, list(V.w, u), "weight", "keys (squares), values (points), and where attention leads", `w.${u}`), on = scene(b, u, u); return [b.drawn, on.drawn, legs(on, u, on.named).filter((one) => one?.key !== "move")]; },
+  list: (W, H) => {
+    const u = shown(), b = board(W, H, list(V.g, u), `list g(${nth(u)})`, `how near ${nth(u)} is to each key; dashed: 0.61 and 0.14`, `g.${u}`), on = scene(b, u, u, { ties: false }), here = on.spot(on.path[u]), unit = on.on.unit;
+    return [b.drawn, on.drawn, [1, 2].filter((n) => n * Math.sqrt(d) * unit < 0.5 * b.h).map((n) => mark(`near.${n}`, "circle", { cx: here[0], cy: here[1], r: n * Math.sqrt(d) * unit, class: "ghost" })), J.map((j) => line(`like.${j}`, [here, on.spot(on.keys[j])], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": Math.max(0.5, 9 * nearness(place(V.x, u), j)) }))];
+  },
+  written: (W, H) => { const u = fitted(), b = board(W, H, list(V.B, u, u - 1), `start of ${move(u - 1)}`, "", `B.${u}.${u - 1}`); return [b.drawn, stack(b, [["start: where each move began", "start", rowsOf(V.B, u), move, (m, j) => `B.${u}.${m}.${j}`, true], ["end: where it ended", "end", rowsOf(V.Y, u), move, (m, j) => `Y.${u}.${m}.${j}`, true]])]; },
+  mixture: (W, H) => { const u = fitted(), mix = list(V.N, u, 0); const b = board(W, H, mix, "mixture of move 1", "the mixture, times gram, is the list", `N.${u}.0`); return [b.drawn, product(b, mix, `N.${u}.0`, J.map((j) => J.map((n) => V.G(j, n))), (j, n) => `G.${j}.${n}`, [["start", list(V.B, u, 0), `B.${u}.0`]])]; },
+  compare: (W, H) => { const u = fitted(), b = board(W, H, list(V.N, u, 0), "mixture of move 1", "", `N.${u}.0`); return [b.drawn, stack(b, [["mixtures", "cell", rowsOf(V.N, u), move, (m, j) => `N.${u}.${m}.${j}`, true], ["overlap: the starts of all moves with each other", "overlap", rowsOf(V.Z, u, range(u)), move, (m, r) => `Z.${u}.${m}.${r}`]])]; },
+  fit: (W, H) => { const u = fitted(), b = board(W, H, list(V.A, u, u - 1), `fit of ${move(u - 1)}`, "", `A.${u}.${u - 1}`); return [b.drawn, stack(b, [["fit: the mixture that each move leads to", "cell", rowsOf(V.A, u), move, (m, j) => `A.${u}.${m}.${j}`, true], ["by how much the ends are missed: ridge times fit", "rest", rowsOf(V.rest, u), move, (m, j) => `rest.${u}.${m}.${j}`, true]])]; },
+  operator: (W, H) => {
+    const u = fitted(), b = board(W, H, list(V.began, u), `list in: g(${before(u)})`, `list in × koopman = list out; below, that of ${nth(u)}, which it should be`, `began.${u}`);
+    return [b.drawn, product(b, list(V.began, u), `began.${u}`, square(V.op, u), (j, n) => `op.${u}.${j}.${n}`, [["list out", list(V.answer, u), `answer.${u}`], [nth(u), list(V.ended, u), `ended.${u}`]])];
+  },
+  back: (W, H) => { const u = fitted(), b = board(W, H, list(V.began, u), `list g(${before(u)})`, "a quarter of a move, from anywhere; crosses should hit x₁, …", `began.${u}`), on = scene(b, u, u, { ties: false }); return [b.drawn, on.drawn[0], mapping(b, u, on), on.drawn.slice(1)]; },
+  onward: (W, H) => {
+    const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "likeness times one_move, key by key, adds up to the next point", `ga.${u}`), on = scene(b, u, u, { ties: false });
+    let here = [0, 0];
+    const chain = J.map((j) => { const from = here; here = flat(D.map((e, n) => (n < 2 ? from[n] : 0) + V.ga(u, j) * V.one(u, j, e))); return vector(`chain.${j}`, ...on.spot(from), ...on.spot(here), { style: `stroke:${color(j)}` }); });
+    return [b.drawn, on.drawn, legs(on, u, on.named).filter((one) => one?.key !== "move"), chain, vector("moved", ...on.spot(flat(place(V.a, u))), ...on.spot(flat(place(V.map, u))), { class: "vector thick" })];
+  },
+  twice: (W, H) => { const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "a row for each key, a column for each coordinate", `ga.${u}`); return [b.drawn, tables(b, u, ["one", "two", "both"])]; },
+  ask: (W, H) => {
+    const u = fitted(), b = board(W, H, list(V.g, u + 1), `list g(${nth(u + 1)})`, "the operator from the attended point, and once more", `g.${u + 1}`), on = scene(b, u, u + 1, { ties: false }), then = flat(mapped(u, place(V.next, u))), twice = flat(D.map((e) => J.reduce((past, j) => past + V.ga(u, j) * V.two(u, j, e), 0)));
+    return [b.drawn, on.drawn[0], mapping(b, u, on, false), on.drawn.slice(1), legs(on, u, on.named), vector("then", ...on.spot(flat(place(V.next, u))), ...on.spot(then)), cross("twice", ...on.spot(twice), 6 * on.big)];
+  },
+  wish: (W, H) => {
+    const b = board(W, H, list(V.w, K.updates - 1), "weight", "from the end of the path to the goal", `w.${K.updates - 1}`), on = scene(b, K.updates - 1, K.updates, { ties: false, goal: true }), end = on.spot(on.path.at(-1)), goal = on.spot(flat(DATA.target)), far = Math.hypot(end[0] - goal[0], end[1] - goal[1]);
+    return [b.drawn, on.drawn, [1, 0.66, 0.33].map((part, n) => mark(`far.${n}`, "circle", { cx: goal[0], cy: goal[1], r: part * far, class: "ghost" })), vector("down.0", ...end, ...goal, { class: "vector thick" })];
+  },
+  toTarget: (W, H) => { const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "which way following should go, and which way the target", `ga.${u}`), on = scene(b, u, u + 1, { ties: false }); return [b.drawn, on.drawn, falls("down", b, on, [[place(V.next, u), place(V.dnext, u)], [place(V.t, u), place(V.dt, u), S.i]])]; },
+  toBoth: (W, H) => { const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "", `ga.${u}`); return [b.drawn, stack(b, [["gradient of both_moves: a row for each key", "cell", square(V.dboth, u, D), called, (j, e) => `dboth.${u}.${j}.${e}`]])]; },
+  toOne: (W, H) => { const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "a row for each key, a column for each coordinate", `ga.${u}`); return [b.drawn, tables(b, u, ["dboth", "done"])]; },
+  toMatrix: (W, H) => { const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "", `ga.${u}`); return [b.drawn, stack(b, [["gradient of transfer", "cell", square(V.dT, u), called, (j, n) => `dT.${u}.${j}.${n}`, true]])]; },
+  toFit: (W, H) => { const u = fitted(), b = board(W, H, list(V.dA, u, u - 1), `gradient of ${move(u - 1)}`, "", `dA.${u}.${u - 1}`); return [b.drawn, stack(b, [["mixtures", "mix", rowsOf(V.N, u), move, (m, j) => `N.${u}.${m}.${j}`, true], ["gradient of fit", "cell", rowsOf(V.dA, u), move, (m, j) => `dA.${u}.${m}.${j}`, true]])]; },
+  toEnds: (W, H) => { const u = fitted(), b = board(W, H, list(V.dY, u, u - 1), `gradient of ${move(u - 1)}`, "", `dY.${u}.${u - 1}`); return [b.drawn, stack(b, [["gradient of the ends", "cell", rowsOf(V.dY, u), move, (m, j) => `dY.${u}.${m}.${j}`, true], ["ridge times it", "rest", rowsOf(V.drest, u), move, (m, j) => `drest.${u}.${m}.${j}`, true]])]; },
+  toMixtures: (W, H) => { const u = fitted(), b = board(W, H, list(V.dN, u, 0), "gradient of move 1", "", `dN.${u}.0`); return [b.drawn, stack(b, [["gradient of overlap", "overlap", rowsOf(V.dZ, u, range(u)), move, (m, r) => `dZ.${u}.${m}.${r}`], ["gradient of mixtures", "cell", rowsOf(V.dN, u), move, (m, j) => `dN.${u}.${m}.${j}`, true]])]; },
+  toStarts: (W, H) => { const u = fitted(), b = board(W, H, list(V.dB, u, u - 1), `gradient of ${move(u - 1)}`, "where every point of the path should go", `dB.${u}.${u - 1}`), on = scene(b, u, K.updates, { ties: false, goal: true }); return [b.drawn, on.drawn, falls("push", b, on, range(K.updates + 1).map((p) => [place(V.x, p), gradient(p)]))]; },
+  toAttended: (W, H) => { const u = shown(), b = board(W, H, list(V.dga, u), "gradient of g(attended)", "where the attended point should go: −d_attended", `dga.${u}`), on = scene(b, u, u); return [b.drawn, on.drawn, legs(on, u, on.named), falls("down", b, on, [[place(V.a, u), place(V.da, u)]])]; },
+  toScores: (W, H) => {
+    const u = shown(), b = board(W, H, list(V.ds, u), "gradient of a score", "how far each value points along d_attended", `ds.${u}`), on = scene(b, u, u), way = flat(place(V.da, u)), size = way[0] ** 2 + way[1] ** 2, unit = 1.2 / Math.sqrt(size || 1);
+    return [b.drawn, on.drawn, on.values.map((p, j) => { const part = size ? (p[0] * way[0] + p[1] * way[1]) / size : 0; return line(`drop.${j}`, [on.spot(p), on.spot(way.map((z) => part * z))], { class: "hair dashed", style: `stroke:${color(j)}` }); }), vector("down.0", ...on.spot([0, 0]), ...on.spot(way.map((z) => unit * z)), { class: "vector thick" })];
+  },
+  toQuery: (W, H) => { const b = board(W, H, list(V.dgx, 0), "gradient of g(x₀)", "where the query should go, by scores and by its list", "dgx.0"), on = scene(b, 0, K.updates, { goal: true }); return [b.drawn, on.drawn, falls("down", b, on, [[place(V.x, 0), D.map((e) => V.dq(e))]])]; },
+  toValues: (W, H) => { const b = board(W, H, list(V.w, 0), "weight in update 1", "where values and keys should go, to scale", "w.0"), on = scene(b, 0, K.updates, { goal: true }); return [b.drawn, on.drawn, falls("push", b, on, J.flatMap((j) => [[place((l, e) => V.v(l, e), j), place((l, e) => V.dv(l, e), j)], [place((l, e) => V.k(l, e), j), place((l, e) => V.dk(l, e), j)]]))]; },
+  toKnobs: (W, H) => {
+    const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "gradients of the two knobs", `ga.${u}`), slopes = [["ridge", "dridge"], ["epsilon", "depsilon"]], big = Math.max(1e-12, ...slopes.map(([, name]) => Math.abs(V[name]()))), zero = b.x + b.w / 2, high = b.h / 2;
+    return [b.drawn, line("zero line", [[zero, b.y], [zero, b.y + b.h]], { class: "axis" }), slopes.map(([told, name], n) => [mark(`knob.${n}`, "rect", { x: Math.min(zero, zero + (0.45 * b.w * V[name]()) / big), y: b.y + (n + 0.5) * high, width: (0.45 * b.w * Math.abs(V[name]())) / big, height: 0.25 * high, rx: 2, style: "fill:var(--accent)" }), label(`knob name.${n}`, b.x + 4, b.y + (n + 0.4) * high, b.narrow ? told : `${told}: ${show(V[name]())}`, { class: "name", "data-ref": name })])];
+  },
+};
+
+// Of the first card, the turn and the gallery: the path, the way of this update, and from everywhere a quarter of a move.
+function picture(W, H, small) {
+  const back = S.side === "backward", u = shown(), all = back ? K.updates : moment(), walked = Math.min(Math.floor(all), K.updates);
+  const b = small ? { narrow: true, x: 0, y: 0, w: W, h: H, drawn: [] } : board(W, H, list(V.w, u), `weight in update ${u + 1}`, back ? "minus the gradients: which way the loss falls" : "the path; from anywhere ¼ of a move; crosses should hit x₁, …", `w.${u}`), on = scene(b, u, walked, { goal: back });
+  if (back) return [b.drawn, on.drawn, falls("push", b, on, range(K.updates + 1).map((p) => [place(V.x, p), gradient(p)]))];
+  const done = all >= K.updates ? 1 : all - Math.floor(all), way = [place(V.x, u), place(V.a, u), ...(u > 0 ? [place(V.x, u + 1)] : [])].map(flat), along = done * (way.length - 1), leg = Math.min(way.length - 2, Math.floor(along));
+  const now = way[leg].map((z, e) => z + (along - leg) * (way[leg + 1][e] - z));
+  return [b.drawn, on.drawn[0], u > 0 ? mapping(b, u, on, !small) : [], on.drawn.slice(1), legs(on, u, on.named), point("now", ...on.spot(now), small ? 4 : 7, S.i, { class: "sink", style: `fill:${color(S.i)}` })];
+}
+
+// ---- cards -------------------------------------------------------------------------------------------------------------
+
 const last = { when: "last", timed: true }, fit = { ...last, since: 1 };
 const forward = [
   {
-    id: ["KOOP.2", "KOOP.3", "KOOP.4"], title: "Attend", when: "first", timed: true, show: [["k", "s", "w", "v"], ["x", "a"]], pick: () => ["w", shown(), best(shown())],
-    say: "Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). The query stands at x and is compared with every key. Attention leads to the attended point, the mean of the values by these weights. In the first update the query goes there: its first move.",
+    id: ["KOOP.2", "KOOP.3", "KOOP.4"], title: "Attend", picture: pictures.attend,
+    caption: () => `Update ${shown() + 1}: from ${nth(shown())} attention leads along the dashed line to the attended point; most of it comes from ${names([best(shown())])}.`,
+    alt: "The plane with keys, values and the attended point",
+    when: "first", timed: true, show: [["k", "s", "w", "v"], ["x", "a"]], pick: () => ["w", shown(), best(shown())],
+    say: "Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). The query, at x, is compared with all keys. Attention leads to the mean of the values by these weights, the attended point; in update 1 the query goes there.",
   },
   {
-    title: "Describe a point by a list", label: "how alike the point and the key of word j are", formula: "g_j(x) = kernel(x, k_j) = x . k_j + exp(-r^2 / (2 d))", ...last, show: [["k", "g"], ["x"]], pick: () => ["g", shown(), best(shown())],
-    say: () => `From here on a point is described by how alike it is to each key: a list of ${J.length} numbers, g(x). Two things make one of them: how far point and key point the same way, x · k, and how near they are, by their distance r. The second is 1 if they are the same, and nearly 0 far off; d = ${d} is the number of coordinates. Why not describe points by coordinates? A matrix can only turn and stretch them. A list already bends with the point, so a matrix that acts on lists can make moves that bend.`,
+    title: "Describe a point by a list", picture: pictures.list,
+    caption: () => `The line to a key is as thick as the key is near. Of the list of ${nth(shown())}, the largest number is that of ${names([most(list(V.g, shown()))])}.`,
+    alt: "The plane with lines from the point to all keys",
+    label: "how alike the point and the key of word j are", formula: "g_j(x) = kernel(x, k_j) = x . k_j + exp(-r^2 / (2 d))", ...last, show: [["k", "g"], ["x"]], pick: () => ["g", shown(), best(shown())],
+    say: () => `From here on a point is described by how alike it is to each key: a list of ${J.length} numbers, g(x). Each adds how far both point the same way, x · k, and how near they are, by their distance r. A list bends with the point, so a matrix of lists can make moves that bend.`,
   },
   {
-    id: ["KOOP.5", "KOOP.6"], title: "Write the moves down", ...fit, show: [["B"], ["Y"]], pick: () => ["B", fitted(), 0, best(fitted())],
+    id: ["KOOP.5", "KOOP.6"], title: "Write the moves down", picture: pictures.written,
+    caption: () => (shown() ? `Above, the lists where moves began; below, where they ended. The end of a move is the start of the next.` : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "Two tables: the lists of starts, and those of ends",
+    ...fit, show: [["B"], ["Y"]], pick: () => ["B", fitted(), 0, best(fitted())],
     say: () => `Every later update looks back at the moves so far${shown() ? `, here ${count(shown(), "move")}` : ""}. There is a row for each move: in start the list of where it began, in end that of where it ended.`,
   },
   {
-    id: ["KOOP.1", "KOOP.7"], title: "Read a list as a mixture of keys", ...fit, show: [["G"], ["Ginv"], ["N"]], pick: () => ["N", fitted(), 0, best(fitted())],
-    say: () => `The keys have lists, too: they are the rows of gram. Any list is a mixture of these rows, and gram⁻¹ says how much of each: multiply the list by it. A point is then read as the same mixture of the keys themselves. A tiny number on the diagonal of gram, 2 jitter, sees to it that there is an inverse even if keys repeat. Row l of mixtures is the mixture that the start of move l is read as.${
-      shown() ? ` Check: ${J.map((j) => `${show(V.N(fitted(), 0, j))} of the row of <i>${DATA.tokens[j]}</i>`).slice(0, 2).join(", ")} and so on make the first row of start.` : ""}`,
+    id: ["KOOP.1", "KOOP.7"], title: "Read a list as a mixture of keys", picture: pictures.mixture,
+    caption: () => (shown() ? `The column is the mixture that the start of move 1 is read as: so much of each row of gram. Below, the sum of these rows: its list.` : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "A column times the matrix gram is the list below it",
+    ...fit, show: [["G"], ["Ginv"], ["N"]], pick: () => ["N", fitted(), 0, best(fitted())],
+    say: "The keys have lists, too: the rows of gram (2 jitter on its diagonal keeps an inverse). Any list is a mixture of these rows, and gram⁻¹ says of which. A point is then read as the same mixture of the keys; row l of mixtures is that of the start of move l.",
   },
   {
-    id: "KOOP.8", title: "Compare the moves", ...fit, show: [["N"], ["B"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
-    say: "How alike are the starts of two moves? Their lists tell: mix the second list as the first start mixes the keys. A plain product of the two lists would count two keys that are nearly the same twice; here they share.",
+    id: "KOOP.8", title: "Compare the moves", picture: pictures.compare,
+    caption: () => (shown() ? `Above the mixture of each start; below how alike the starts are, two by two. On the diagonal, each with itself.` : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "The mixtures, and a square table of the moves",
+    ...fit, show: [["N"], ["B"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
+    say: "How alike are the starts of two moves? Mix the list of the second as the start of the first mixes the keys. A plain product of both lists would count two keys that are nearly the same twice; here they share.",
   },
   {
-    id: "KOOP.9", title: "Fit the matrix", ...fit, show: [["A"], ["rest"]], pick: () => ["rest", fitted(), 0, most(J.map((j) => Math.abs(V.A(fitted(), 0, j))))],
-    say: "The matrix should turn each start into its end. The best one needs no more than a row for each move: the mixture of keys that the move leads to. The rows of fit solve this equation. Check: the matrix makes overlap fit gram of the starts, and what the ends have beyond it is ridge times fit. On the same path, a larger ridge would leave more; but it changes the path, too.",
+    id: "KOOP.9", title: "Fit the matrix", picture: pictures.fit,
+    caption: () => (shown() ? `Above: what each move leads to. Below: what the ends have beyond what the matrix makes of the starts. A larger ridge leaves more.` : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "The fit, and by how much it misses",
+    ...fit, show: [["A"], ["rest"]], pick: () => ["rest", fitted(), 0, most(J.map((j) => Math.abs(V.A(fitted(), 0, j))))],
+    say: "The matrix should turn each start into its end. The best one needs no more than a row for each move: the mixture of keys that the move leads to, a row of fit. Check: what the ends have beyond overlap fit gram is ridge times fit.",
   },
   {
-    id: ["KOOP.10", "KOOP.11"], title: "The Koopman operator", ...fit, view: "map", show: [["T"], ["op"], ["began", "answer", "ended"]], pick: () => ["answer", fitted(), best(fitted())],
-    say: () => `transfer turns the list of a point into the mixture of keys that it moves to. Multiplied by gram, a mixture becomes a list again: so koopman, ${J.length} by ${J.length}, turns a list into the list after one move. ${shown() ? `Try it where the last move began, at ${point(shown() - 1)}: koopman turns the list of that point into another. In that list, no number is off from the list of the end, ${point(shown())}, by more than ${show(gap())}. In the picture crosses show where the starts of all moves are taken, and grey arrows a quarter of the way from other points.` : "In the first update there is no move yet."}`,
+    id: ["KOOP.10", "KOOP.11"], title: "The Koopman operator", picture: pictures.operator,
+    caption: () => (shown() ? `In goes the list of ${nth(shown() - 1)} (column), out comes the list below. It should be that of ${nth(shown())}, the last row: no number is off by more than ${show(gap())}.` : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "A column times the n by n matrix is the list below it",
+    ...fit, show: [["T"], ["op"], ["began", "answer", "ended"]], pick: () => ["answer", fitted(), best(fitted())],
+    say: () => `transfer turns the list of a point into the mixture of keys that it moves to. Times gram, a mixture becomes a list again: so koopman, ${J.length} by ${J.length}, turns a list into the list after one move. ${shown() ? `Try it where the last move began, at ${nth(shown() - 1)}.` : "In the first update there is no move yet."}`,
   },
   {
-    id: "KOOP.12", title: "Back to a point", also: { label: "the point one move from x", formula: "g(x) transfer k = g(x) one_move" }, ...fit, view: "map", show: [["T"], ["k"], ["one"]], pick: () => ["one", fitted(), 0, 0],
-    say: () => `g(x) transfer is a mixture of keys. Mix the keys themselves by it: that is the point one move from x. So one_move has a row for each key, and the list of x says how much of each row to take. ${
-      shown() === 0 ? "In the first update there is no move yet." : shown() === 1 ? "Grey arrows show a quarter of the way there. There is one move, so all of them point to one line through 0." : "Grey arrows show a quarter of the way there, for many points."}`,
+    id: "KOOP.12", title: "Back to a point", picture: pictures.back,
+    caption: () => (shown() ? `Arrows: a quarter of a move, from anywhere.${shown() === 1 ? " With one move all point to one line through 0." : ""} The crosses, where starts are taken, miss the ends by at most ${show(misses(shown()))}.` : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "The plane with the map as arrows, and crosses where it takes the starts of moves",
+    also: { label: "the point one move from x", formula: "g(x) transfer k = g(x) one_move" }, ...fit, show: [["T"], ["k"], ["one"]], pick: () => ["one", fitted(), 0, 0],
+    say: "g(x) transfer is a mixture of keys. Mix the keys themselves by it: that is the point one move from x. So one_move has a row for each key, and the list of x says how much of each row to take.",
   },
   {
-    title: "Go one move on from where attention led", label: "one move from the attended point", formula: "moved = g(attended) one_move", ...fit, view: "map", show: [["ga", "one"], ["a"], ["map"]], pick: () => ["map", fitted(), 0],
-    say: () => `Attention alone would stop at the attended point. We ask instead: had the path been there, where would its next move have taken it? The list of the attended point, times one_move, is that point. ${
-      shown() === 0 ? "" : `Here it is ${show(apart(place(V.map, shown()), place(V.a, shown())))} from the attended one. In the picture the black arrow leads from there to ${point(shown() + 1)}, which is ${K.epsilon === 0 ? "the point one move on, as epsilon is 0" : `${show(apart(place(V.map, shown()), place(V.next, shown())))} from the point one move on; steps 10 and 11 say why`}.`}`,
+    title: "Go one move on from where attention led", picture: pictures.onward,
+    caption: () => (shown() ? `From 0, an arrow for each key, as long as its likeness says: they end at the point one move from the attended one (thick), ${show(apart(place(V.map, shown()), place(V.a, shown())))} away.` : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "A chain of arrows, one for each key, to the point one move on",
+    label: "one move from the attended point", formula: "moved = g(attended) one_move", ...fit, show: [["ga", "one"], ["a"], ["map"]], pick: () => ["map", fitted(), 0],
+    say: () => `Attention alone would stop at the attended point. We ask instead: had the path been there, where would its next move have taken it? The list of the attended point, times one_move, is that point. ${shown() === 0 ? "" : K.epsilon === 0 ? `As epsilon is 0, it is ${nth(shown() + 1)}.` : `${nth(shown() + 1)} is ${show(apart(place(V.map, shown()), place(V.next, shown())))} from it; steps 10 and 11 say why.`}`,
   },
   {
-    id: "KOOP.13", title: "Epsilon: two moves at once", ...fit, view: "map", show: [["one", "two", "both"]], pick: () => ["both", fitted(), 0, 0],
+    id: "KOOP.13", title: "Epsilon: two moves at once", picture: pictures.twice,
+    caption: () => (shown() ? `A row for each key. The last table is the first plus epsilon, ${show(K.epsilon)}, times the second.` : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "Three tables: one move, two moves, and both",
+    ...fit, show: [["one", "two", "both"]], pick: () => ["both", fitted(), 0, 0],
     say: () => `The matrix can act twice: koopman one_move takes a list to the point two moves on. both_moves is one_move plus epsilon times that${K.epsilon === 0 ? "; here epsilon is 0, so it is one_move" : ""}.`,
   },
   {
-    id: ["KOOP.14", "KOOP.15"], title: "Ask for both", ...fit, view: "map", show: [["map", "t", "next"], ["ga", "both"], ["one"]], pick: () => ["next", fitted(), 0],
-    say: () => `There are two ways to go two moves: apply koopman twice, or apply it once, turn the list into a point, and move once more. They should end at one point, but the matrix is only fitted, so they end ${shown() ? `${show(split(shown()))} apart` : "apart"}. So we ask two things of the following point: to be one move from the attended one, and that one move from it ends where two moves from the attended one do. We add the two requests, the second times epsilon: following + epsilon (one move from following) = target. As following is in it twice, it is found by Newton's method.`,
+    id: ["KOOP.14", "KOOP.15"], title: "Ask for both", picture: pictures.ask,
+    caption: () => (shown() ? `Thick: from attended to ${nth(shown() + 1)}. The thin arrow is one move from there; it should end at the cross, where the matrix alone takes two moves. ` : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "The way from the attended point to the next one, and on",
+    ...fit, show: [["map", "t", "next"], ["ga", "both"], ["one"]], pick: () => ["next", fitted(), 0],
+    say: () => `Two moves by the matrix alone, or one, back to a point, and one more: they end ${shown() ? `${show(split(shown()))} apart` : "apart"}. We ask for both: following is one move from the attended point, and, times epsilon, one move from it ends where those two do. Newton's method solves that.`,
   },
 ];
 const backward = [
   {
-    id: "dKOOP.15", of: "KOOP.15", title: "What is wished for", formula: "d_following = d_x_(m+1) = x_(m+1) - goal if it is the last", ...last, show: [["next", "dnext"], ["target"]], pick: () => ["dnext", shown(), 0],
+    id: "dKOOP.15", of: "KOOP.15", title: "What is wished for", picture: pictures.wish,
+    caption: () => `The path ends ${show(apart(place(V.x, K.updates), DATA.target))} from the goal. The arrow is the way on which the loss falls fastest. Drag the goal.`,
+    alt: "The path, and an arrow from its end to the goal",
+    formula: "d_following = d_x_(m+1) = left(m+1) - goal if it is the last", ...last, show: [["next", "dnext"], ["target"]], pick: () => ["dnext", shown(), 0],
     say: "Suppose that the path should have ended at the goal. The loss is half the squared distance, so the gradient of the last point is the difference. An earlier point gets what all later updates ask of it.",
   },
   {
-    id: "dKOOP.14", of: "KOOP.15", title: "To the target", ...fit, show: [["dnext", "dt"], ["Jac"]], pick: () => ["dt", fitted(), 0],
-    say: "Forward step 11 solved following + epsilon (one move from following) = target. Call the left side psi(following), and J its matrix of slopes. If the target moves a little, following moves by J⁻¹ times that; so the gradient goes back by the transpose of J⁻¹.",
+    id: "dKOOP.14", of: "KOOP.15", title: "To the target", picture: pictures.toTarget,
+    caption: () => (shown() ? `The arrow at ${nth(shown() + 1)}: which way that should go. The coloured one: which way the target should, to get it there.` : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "Two arrows, at the next point and at the target",
+    ...fit, show: [["dnext", "dt"], ["Jac"]], pick: () => ["dt", fitted(), 0],
+    say: "Forward step 11 solved following + epsilon (one move from following) = target. Call the left side psi(following), and J its slopes. If the target moves a little, following moves by J⁻¹ times that; so the gradient goes back by the transpose of J⁻¹.",
   },
   {
-    id: "dKOOP.13", of: "KOOP.14", title: "To both moves", ...fit, show: [["ga", "dboth"], ["dt"]], pick: () => ["dboth", fitted(), best(fitted()), 0],
+    id: "dKOOP.13", of: "KOOP.14", title: "To both moves", picture: pictures.toBoth,
+    caption: () => (shown() ? `All rows point the same way, along the gradient of the target; the row of ${names([most(list(V.ga, shown()).map(Math.abs))])} is the longest, as its likeness is the largest.` : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "The gradient of both_moves as a table",
+    ...fit, show: [["ga", "dboth"], ["dt"]], pick: () => ["dboth", fitted(), best(fitted()), 0],
     say: "The target is the list of the attended point times both_moves. So each factor gets the gradient of the target times the other factor.",
   },
   {
-    id: "dKOOP.12", of: "KOOP.13", title: "To one move", ...fit, show: [["dboth", "done"], ["op"], ["dt"]], pick: () => ["done", fitted(), 0, 0],
+    id: "dKOOP.12", of: "KOOP.13", title: "To one move", picture: pictures.toOne,
+    caption: () => (shown() ? K.epsilon === 0 ? "As epsilon is 0, both tables are the same." : "Left the gradient of both_moves, all rows on one line. Right that of one_move: epsilon adds two parts to it." : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "The gradient of one_move as a table",
+    ...fit, show: [["dboth", "done"], ["op"], ["dt"]], pick: () => ["done", fitted(), 0, 0],
     say: "one_move is in both_moves, twice, and in the equation of the following point. So its gradient has three parts, and two of them are small if epsilon is.",
   },
   {
-    id: ["dKOOP.11", "dKOOP.10"], of: ["KOOP.13", "KOOP.11"], title: "To the matrix", ...fit, show: [["dop"], ["dT"]], pick: () => ["dT", fitted(), 0, best(fitted())],
+    id: ["dKOOP.11", "dKOOP.10"], of: ["KOOP.13", "KOOP.11"], title: "To the matrix", picture: pictures.toMatrix,
+    caption: () => (shown() ? "A cell says how the loss changes if likeness to the key of its row led to more of the key of its column." : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "The gradient of transfer as a table",
+    ...fit, show: [["dop"], ["dT"]], pick: () => ["dT", fitted(), 0, best(fitted())],
     say: "koopman made the second of the two moves. transfer made koopman and one_move, so it gets the gradient of both.",
   },
   {
-    id: "dKOOP.9", of: "KOOP.10", title: "To the fit", ...fit, show: [["dT"], ["N"], ["dA"]], pick: () => ["dA", fitted(), 0, best(fitted())],
+    id: "dKOOP.9", of: "KOOP.10", title: "To the fit", picture: pictures.toFit,
+    caption: () => (shown() ? "The mixtures above pick rows of the table before: a move gets the gradients of the keys that its start is a mixture of." : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "The mixtures, and the gradient of fit",
+    ...fit, show: [["dT"], ["N"], ["dA"]], pick: () => ["dA", fitted(), 0, best(fitted())],
     say: "A row of fit is in transfer as often as the start of its move mixes the keys.",
   },
   {
-    id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", ...fit, show: [["dA"], ["dY"], ["drest"]], pick: () => ["drest", fitted(), fitted() - 1, best(fitted())],
+    id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", picture: pictures.toEnds,
+    caption: () => (shown() ? `The lower table is the upper one times the ridge, ${show(K.ridge)}: what is left over if the equation is solved.` : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "The gradient of the ends, and the ridge times it",
+    ...fit, show: [["dA"], ["dY"], ["drest"]], pick: () => ["drest", fitted(), fitted() - 1, best(fitted())],
     say: "fit solves an equation with end on its right side. d_end solves the same equation, with d_fit on the right side. Check: what d_fit has beyond overlap d_end gram is ridge times d_end.",
   },
   {
-    id: ["dKOOP.8", "dKOOP.7"], of: ["KOOP.9", "KOOP.7"], title: "To overlap and mixtures", ...fit, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
-    say: "overlap fit gram + ridge fit = end must stay true. If overlap grows by a little t, the left side grows by t fit gram, so fit must change as if end had shrunk by that. Hence the minus of d_overlap. mixtures is in transfer and in overlap, and its gradient is the sum of both.",
+    id: ["dKOOP.8", "dKOOP.7"], of: ["KOOP.9", "KOOP.7"], title: "To overlap and mixtures", picture: pictures.toMixtures,
+    caption: () => (shown() ? "Above, the moves two by two; below, a row for each move: the share of each key in its start." : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "The gradients of overlap and mixtures as tables",
+    ...fit, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
+    say: "overlap fit gram + ridge fit = end must stay true. If overlap grows by a little t, the left side grows by t fit gram, so fit changes as if end had shrunk by that: hence the minus. mixtures is in transfer and in overlap, and gets a gradient of both.",
   },
   {
-    id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", ...fit, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
+    id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", picture: pictures.toStarts,
+    caption: () => `Arrows, to scale, at all points of the path. That of ${nth(most(range(K.updates + 1).map((p) => Math.hypot(...gradient(p)))))} is the longest: changing that point changes the loss most.`,
+    alt: "An arrow at each point of the path",
+    ...fit, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
     say: "The starts are in mixtures and in overlap. With the gradients of the ends this reaches every earlier point of the path.",
   },
   {
-    id: "dKOOP.4", of: "KOOP.14", title: "To where attention led", ...last, show: [["dga", "sa"], ["a", "da"]], pick: () => ["da", shown(), 0],
+    id: "dKOOP.4", of: "KOOP.14", title: "To where attention led", picture: pictures.toAttended,
+    caption: () => `The arrow shows which way the attended point should go. Its gradient is ${show(Math.hypot(...place(V.da, shown())))} long, that of ${nth(shown() + 1)} ${show(Math.hypot(...place(V.dnext, shown())))}.`,
+    alt: "An arrow at the attended point",
+    ...last, show: [["dga", "sa"], ["a", "da"]], pick: () => ["da", shown(), 0],
     say: "The list of the attended point is in the target, so this point gets a gradient by the slope of each likeness there. In the first update there is no list, and the attended point gets all of it.",
   },
   {
-    id: ["dKOOP.3", "dKOOP.2"], of: ["KOOP.4", "KOOP.3"], title: "To the scores", ...last, show: [["v", "dw", "w", "ds"], ["da"]], pick: () => ["ds", shown(), most(J.map((j) => Math.abs(V.ds(shown(), j))))],
+    id: ["dKOOP.3", "dKOOP.2"], of: ["KOOP.4", "KOOP.3"], title: "To the scores", picture: pictures.toScores,
+    caption: () => `A value whose foot lies along the arrow raises the loss if its weight grows. Most has the score of ${names([most(list(V.ds, shown()).map(Math.abs))])} to change.`,
+    alt: "The values, each with its foot on the line of the gradient",
+    ...last, show: [["v", "dw", "w", "ds"], ["da"]], pick: () => ["ds", shown(), most(J.map((j) => Math.abs(V.ds(shown(), j))))],
     say: "From here on it is softmax attention. A weight gets the gradient of the attended point along its value, and a score what its weight has beyond the mean.",
   },
   {
-    id: "dKOOP.q", of: "KOOP.2", title: "To the query", when: "first", view: "query", show: [["ds", "k", "dgx", "sx"], ["dq"]], pick: () => ["dq", 0],
+    id: "dKOOP.q", of: "KOOP.2", title: "To the query", picture: pictures.toQuery,
+    caption: () => `The gradient of x₀, the query, is ${show(Math.hypot(...gradient(0)))} long. The arrow shows where it should go. Drag it there, and see where the path ends.`,
+    alt: "An arrow at the query",
+    when: "first", show: [["ds", "k", "dgx", "sx"], ["dq"]], pick: () => ["dq", 0],
     say: "The query is the first point of the path. It made the first scores, and it is the start of the first move in every fit.",
   },
   {
-    id: ["dKOOP.v", "dKOOP.k"], of: ["KOOP.4", "KOOP.2"], title: "To values and keys", when: "last", show: [["v", "dv"], ["k", "dk"]], pick: () => ["dv", best(0), 0],
+    id: ["dKOOP.v", "dKOOP.k"], of: ["KOOP.4", "KOOP.2"], title: "To values and keys", picture: pictures.toValues,
+    caption: "Points are values, squares keys; an arrow is as long as the gradient, all to scale. A key counts twice: it draws attention, and describes points.",
+    alt: "An arrow at each value and each key",
+    when: "last", show: [["v", "dv"], ["k", "dk"]], pick: () => ["dv", best(0), 0],
     say: "Values serve in every update, so they get the sum over all of them. Keys get more, since they also describe the points.",
   },
   {
-    id: ["dKOOP.ridge", "dKOOP.epsilon"], of: "KOOP.9", title: "To the knobs", when: "last", show: [["dridge", "depsilon"]], pick: () => ["dridge"],
+    id: ["dKOOP.ridge", "dKOOP.epsilon"], of: "KOOP.9", title: "To the knobs", picture: pictures.toKnobs,
+    caption: "A bar to the left: the loss would fall if that knob were larger. To the right: if it were smaller.",
+    alt: "A bar for the ridge and one for epsilon",
+    when: "last", show: [["dridge", "depsilon"]], pick: () => ["dridge"],
     say: () => `Even the two knobs have gradients, so they could be learned. A ${V.dridge() < 0 ? "larger" : "smaller"} ridge would lower the loss here, and so would a ${V.depsilon() < 0 ? "larger" : "smaller"} epsilon.`,
   },
 ];
 
-// The plane: keys, values, the path, where attention and the map lead, and the map as arrows.
-function picture(W, H, small) {
-  const back = S.side === "backward", narrow = W < 420, u = shown(), all = S.at === undefined ? S.t : S.at, path = range(K.updates + 1).map((p) => place(V.x, p));
-  const keys = J.map((j) => D.map((e) => V.k(j, e))), values = J.map((j) => D.map((e) => V.v(j, e))), goal = D.map((e) => DATA.target[e]), flat = (p) => [p[0], p[1] ?? 0];
-  const mapping = !back && u > 0 && (small || S.view === "map"), below = small || (narrow && H < 140) ? 0 : narrow ? 18 : mapping ? 40 : 24, room = small ? 10 : narrow ? 12 : 26, points = [...keys, ...values, ...path, ...(back ? [goal] : [])].map(flat);
-  const ends = [0, 1].map((c) => [Math.min(...points.map((p) => p[c])), Math.max(...points.map((p) => p[c]))]), bottom = H - below;
-  const unit = Math.min((W - 2 * room) / (ends[0][1] - ends[0][0] || 1), (bottom - 2 * room) / (ends[1][1] - ends[1][0] || 1)), units = [unit, unit];
-  const X = (p) => W / 2 + units[0] * (p[0] - (ends[0][0] + ends[0][1]) / 2), Y = (p) => bottom / 2 - units[1] * (flat(p)[1] - (ends[1][0] + ends[1][1]) / 2);
-  const mine = color(S.i), attended = place(V.a, u), next = place(V.x, u + 1), around = ([px, py], half) => [px - half, py - half, px + half, py + half];
-  const between = path.slice(1).flatMap((to, n) => range(9).map((m) => [D.map((e) => path[n][e] + ((m + 1) / 10) * (to[e] - path[n][e])), 2]));
-  const marks = [...between, ...[...keys, ...values].map((p) => [p, narrow ? 4 : 6]), ...path.map((p) => [p, 4]), ...(back ? [] : [[attended, 5]])].map(([p, half]) => around([X(p), Y(p)], half));
-  const named = labels(W, bottom, narrow ? 11.5 : 13, [], 0, 0, marks);
-  let drawn = TIP + svg("rect", { x: 0, y: 0, width: W, height: bottom, rx: 6, class: "plane" }) + svg("path", { d: `M${X([0, 0])} 0V${bottom}M0 ${Y([0, 0])}H${W}`, class: "axis" });
-  if (!small) drawn += svg("path", { d: `M8 ${bottom - 11}v6h${unit}v-6`, class: "hair", "stroke-width": 1.2 }) + text(8 + unit / 2, bottom - 9, "1", { class: "tick", "text-anchor": "middle" });
-  if (mapping) drawn += svg("path", { d: field(u, W, bottom, X, Y, units, attended, small || narrow ? 26 : 36), class: "hair", "stroke-width": 1.1, opacity: 0.62 });
-  J.forEach((j) => {
-    const weight = Math.sqrt(V.w(u, j)), scale = small || narrow ? 0.65 : 1, half = scale * (3.5 + 5 * weight);
-    drawn += svg("path", { d: `M${X(keys[j])} ${Y(keys[j])}L${X(values[j])} ${Y(values[j])}`, class: "flow", style: `stroke:${color(j)}`, "stroke-width": scale * (1 + 3 * weight) });
-    drawn += svg("circle", { cx: X(values[j]), cy: Y(values[j]), r: scale * (3 + 6 * weight), style: `fill:${color(j)}`, class: "dot" });
-    const name = small ? "" : named(DATA.tokens[j], X(keys[j]), Y(keys[j]), half, j === S.i ? "name strong" : "name");
-    drawn += follows(j, DATA.tokens[j], svg("rect", { x: X(keys[j]) - half, y: Y(keys[j]) - half, width: 2 * half, height: 2 * half, style: `fill:${color(j)}`, class: "dot" }) + name);
-  });
-  const walked = back ? path.length - 1 : Math.min(Math.floor(all), K.updates);
-  drawn += svg("path", { d: `M${path.slice(0, walked + 1).map((p) => `${X(p)} ${Y(p)}`).join("L")}`, class: "line", style: `stroke:${mine}` });
-  range(walked + 1).forEach((p) => {
-    if (back && p === looked() && !small) drawn += svg("circle", { cx: X(path[p]), cy: Y(path[p]), r: 9, class: "hair", style: "fill:none;stroke:var(--ink)", "stroke-width": 1.8 });
-    drawn += svg("circle", { cx: X(path[p]), cy: Y(path[p]), r: small ? 2.6 : 4, style: `fill:${mine}`, class: "dot" });
-    if (!small) drawn += named(point(p), X(path[p]), Y(path[p]), p === walked ? 7 : 4, "name", [1, 3, 2, 0]);
-  });
-  if (back) return drawn + pushes(path, keys, values, goal, X, Y, units, narrow, named) + legend(W, H, below, back, mapping);
-  if (mapping && !small) for (const m of range(u)) {
-    const to = mapped(u, path[m]), arm = narrow ? 4 : 6;
-    drawn += svg("path", { d: `M${X(to) - arm} ${Y(to)}h${2 * arm}m${-arm} ${-arm}v${2 * arm}`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 });
-  }
-  // The way of this update: by attention, and on by the map.
-  const done = all >= K.updates ? 1 : all - Math.floor(all), legs = u > 0 ? [path[u], attended, next] : [path[u], attended];
-  drawn += svg("path", { d: `M${X(path[u])} ${Y(path[u])}L${X(attended)} ${Y(attended)}`, class: "cut" });
-  if (u > 0) {
-    const far = Math.hypot(X(attended) - X(next), Y(attended) - Y(next)), stop = Math.max(0, 1 - (small ? 5 : 8) / (far || 1)), tip = D.map((e) => attended[e] + stop * (next[e] - attended[e]));
-    drawn += svg("path", { d: `M${X(attended)} ${Y(attended)}L${X(tip)} ${Y(tip)}`, class: "push", style: "stroke-width:2.2", "marker-end": "url(#tip)" });
-  }
-  drawn += svg("circle", { cx: X(attended), cy: Y(attended), r: small ? 3 : 5, class: "sink" });
-  if (!small) drawn += named("attended", X(attended), Y(attended), 6, "name strong", [2, 0, 3, 1]);
-  const along = done * (legs.length - 1), leg = Math.min(legs.length - 2, Math.floor(along)), now = D.map((e) => legs[leg][e] + (along - leg) * (legs[leg + 1][e] - legs[leg][e]));
-  return drawn + svg("circle", { cx: X(now), cy: Y(now), r: small ? 4 : 6.5, style: `fill:${mine}`, class: "sink" }) + legend(W, H, below, back, mapping);
-}
-
-const before = (u) => (u ? point(u - 1) : "x"); // where the last move began
-const point = (n) => `x${"₀₁₂₃₄₅₆"[n]}`;
-
-// The map as arrows on a grid, as one path: a quarter of the way, at most as long as places are apart.
-function field(u, W, H, X, Y, units, like, gap) {
-  let d = "";
-  const within = (size) => range(Math.floor(size / gap)).map((n) => (size % gap) / 2 + (n + 0.5) * gap);
-  for (const y of within(H)) for (const x of within(W)) {
-    const from = like.map((one, e) => (e === 0 ? (x - X([0, 0])) / units[0] : e === 1 ? (Y([0, 0]) - y) / units[1] : one)), to = mapped(u, from);
-    const way = [0.25 * units[0] * (to[0] - from[0]), -0.25 * units[1] * ((to[1] ?? 0) - (from[1] ?? 0))], long = Math.hypot(...way), kept = Math.min(1, (0.8 * gap) / (long || 1));
-    if (long < 1) continue;
-    const [a, b] = way.map((z) => z * kept), [f, g] = [a, b].map((z) => (z / Math.hypot(a, b)) * Math.min(4.5, 0.5 * Math.hypot(a, b)));
-    d += `M${(x - a / 2).toFixed(1)} ${(y - b / 2).toFixed(1)}l${a.toFixed(1)} ${b.toFixed(1)}m${(-f - 0.6 * g).toFixed(1)} ${(-g + 0.6 * f).toFixed(1)}l${(f + 0.6 * g).toFixed(1)} ${(g - 0.6 * f).toFixed(1)}l${(-f + 0.6 * g).toFixed(1)} ${(-g - 0.6 * f).toFixed(1)}`;
-  }
-  return d;
-}
-
-// Backwards: which way each point, value and key would have to move for the loss to fall, as long as its gradient.
-function pushes(path, keys, values, goal, X, Y, units, narrow, named) {
-  const moves = [
-    ...path.map((p, n) => [p, gradient(n)]),
-    ...values.map((p, j) => [p, D.map((e) => V.dv(j, e))]),
-    ...keys.map((p, j) => [p, D.map((e) => V.dk(j, e))]),
-  ];
-  const way = ([, g]) => [-units[0] * g[0], units[1] * (g[1] ?? 0)], longest = Math.max(1e-9, ...moves.map((move) => Math.hypot(...way(move)))), long = (narrow ? 28 : 54) / longest;
-  const end = path.at(-1);
-  return (
-    svg("path", { d: `M${X(end)} ${Y(end)}L${X(goal)} ${Y(goal)}`, class: "cut" }) + svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" }) +
-    named("goal", X(goal), Y(goal), 6, "name strong", [2, 3, 1, 0]) +
-    moves.map((move) => {
-      const [a, b] = way(move).map((z) => long * z), [p] = move;
-      return Math.hypot(a, b) < 3 ? "" : arrow(X(p), Y(p), X(p) + a, Y(p) + b);
-    }).join("")
-  );
-}
-
-function legend(W, H, below, back, mapping) {
-  if (!below) return "";
-  const soft = "var(--soft)";
-  let x = 12, y = H - (below > 30 ? 21 : 5), out = "";
-  const marks = back
-    ? [["key", (x, y) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x, y) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })], ["which way the loss falls", (x, y) => arrow(x - 8, y - 4, x + 9, y - 4)]]
-    : [
-        ["key", (x, y) => svg("rect", { x, y: y - 9, width: 8, height: 8, fill: soft })], ["value", (x, y) => svg("circle", { cx: x + 4, cy: y - 5, r: 4, fill: soft })],
-        [W < 420 ? "attend" : "attention", (x, y) => svg("path", { d: `M${x - 6} ${y - 4}h16`, class: "cut" })], [W < 420 ? "next move" : `the next move, from attended${K.epsilon > 0 ? ", with ε" : ""}`, (x, y) => arrow(x - 6, y - 4, x + 9, y - 4)],
-        ...(mapping ? [[W < 420 ? "¼ move" : "a quarter of a move, from anywhere", (x, y) => svg("path", { d: `M${x - 5} ${y - 4}h14m-4 -3l4 3l-4 3`, class: "hair", "stroke-width": 1.1 })]] : []),
-        ...(W < 420 || !mapping ? [] : [["where K takes x₀, … (should hit x₁, …)", (x, y) => svg("path", { d: `M${x - 1} ${y - 5}h10m-5 -5v10`, style: "stroke:var(--ink);fill:none", "stroke-width": 1.8 })]]),
-      ];
-  for (const [name, mark] of marks) {
-    const wide = (back ? 40 : 33) + 5.85 * name.length;
-    if (x + wide > W + 20) [x, y] = [12, y + 16];
-    out += mark(x, y) + text(x + 14, y, name, { class: "tick" });
-    x += wide;
-  }
-  return out;
-}
-
 function caption() {
   const u = shown();
   if (S.side === "backward") {
-    const sizes = range(K.updates + 1).map((p) => Math.hypot(...gradient(p)));
-    const n = looked();
-    return `The path ends ${show(apart(place(V.x, K.updates), DATA.target))} from the goal. The gradient of ${point(n)}, ${n ? `where update ${n} led` : "the query"}, is ${show(sizes[n])} long${most(sizes) === n ? ", the longest of all points" : `; that of ${point(most(sizes))} is the longest`}.`;
+    const n = shown() + 1, sizes = range(K.updates + 1).map((p) => Math.hypot(...gradient(p)));
+    return `The path ends ${show(apart(place(V.x, K.updates), DATA.target))} from the goal. The gradient of ${nth(n)}, where update ${n} led, is ${show(sizes[n])} long${most(sizes) === n ? ", the longest of all points" : `; that of ${nth(most(sizes))} is the longest`}.`;
   }
   if (u === 0) return `${word()} begins at x₀, its query. Attention leads it to the attended point. There is no move yet that an operator could be fitted to.`;
   const further = apart(place(V.x, u + 1), place(V.a, u));
-  const crosses = S.view === "map" ? ` In the picture, ${u === 1 ? "the cross misses the end" : "the crosses miss the ends"} by ${u === 1 ? "" : "at most "}${show(misses(u))}.` : "";
+  const crosses = ` ${u === 1 ? "The cross, where it takes the start, misses the end" : "Crosses, where it takes starts, miss the ends"} by ${u === 1 ? "" : "at most "}${show(misses(u))}.`;
   return `${S.t < K.updates ? "Next, update" : "Update"} ${u + 1}: from the attended point the operator, fitted to ${count(u, "move")}, takes ${word()} ${show(further)} further.${crosses}`;
 }
 
@@ -476,7 +616,12 @@ tour({
   sizes: { t: () => K.updates, l: (u) => u, r: (u) => u },
   time: { steps: () => K.updates, name: "update" },
   quantities, forward, backward, picture, caption,
+  tasks: [
+    { say: "loosen the fit (ridge) until the path ends less than 0.9 from the goal", done: () => apart(place(V.x, K.updates), DATA.target) < 0.9 },
+    { say: "turn epsilon or the ridge until both ways to go two moves (step 11) end less than 0.15 apart", done: () => split(K.updates - 1) < 0.15 },
+    { say: "drag the query, keys or values until the path ends at the goal", done: () => apart(place(V.x, K.updates), DATA.target) < 0.15 },
+  ],
   phone: 150,
-  height: (W) => (W < 420 ? 150 : Math.min(400, Math.round(W * 0.7))),
+  height: (W) => (W < 420 ? 150 : Math.min(520, Math.round(W * 0.56))),
   label: () => `The plane with keys, values and the path of ${DATA.tokens[S.i]}: ${range(S.t + 1).map((p) => `x${p} at ${place(V.x, p).map(show).join(", ")}`).join("; ")}.`,
 });

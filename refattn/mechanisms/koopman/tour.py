@@ -16,7 +16,7 @@ def run(definition: Any, inputs: Mapping[str, Any], knobs: Mapping[str, Any], fo
 TOUR = Tour(
     knobs=(
         Knob("updates", "updates", 4, 2, 6, 1),
-        Knob("ridge", "ridge (how loosely the map fits)", 0.1, 0.01, 3.0),
+        Knob("ridge", "ridge (how loose the fit)", 0.1, 0.01, 3.0),
         Knob("epsilon", "epsilon (look two moves ahead)", 0.1, 0.0, 1.0),
     ),
     words={
