@@ -98,6 +98,15 @@ def test_what_runs_it() -> None:
     assert "7 cases: all agree" in done("golden", "check", "set", RECORD, "-j", 2)
 
 
+def test_an_adapter_of_its_definition_runs_every_case(here: Path) -> None:
+    """As its command is printed: masks, causality and shared heads, in all types."""
+    file = here / "outsider" / "sigmoid" / "definition.py"
+    file.write_text(file.read_text().replace("allowed: Array | None = None", "allowed: Array | None"))
+    line = done("verify", RECORD, "--init", "numpy")
+    result = run(*line.rpartition("refattn ")[2].split())
+    assert result.exit_code == 0 and "28 cases run, 0 declined, 0 failed" in " ".join(result.stdout.split())
+
+
 def test_what_trains_it() -> None:
     done("train", RECORD, "--steps", 1, *TRAIN, *SET)
     assert json.loads(Path("run", "config.json").read_text(encoding="utf-8"))["settings"]["mechanism"] == "sigmoid"
