@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from refattn import backends, equations
 from refattn.golden import vectors
 from refattn.mechanisms.record import Case, Mechanism, Unsupported
 from refattn.mechanisms.use_definition import own_call, reading
+from refattn.messages import meant
 from refattn.verify.freeze import recompute
 from refattn.verify.outcome import Truth
 from refattn.verify.selfcheck import gradients, tangents
@@ -333,13 +335,14 @@ def _vectors(scope: Scope) -> Found:
     if golden is None or not entries:
         raise NotRun("there are no golden vectors of it: refattn golden write")
     parts = ((e["case"], partial(recompute, scope.mechanism, golden, e)) for e in entries if e["case"] in known)
-    return worst_of(parts)
+    share, detail = worst_of(parts)
+    return share, "; ".join(filter(None, (detail, vectors.without_vector(golden, scope.mechanism))))
 
 
 def _property(scope: Scope, name: str) -> Found:
     """A property for every implementation, dtype and sample."""
     if name not in PROPERTIES:
-        return math.inf, f"no property is called {name}"
+        return math.inf, f"no property is called {name}{meant(name, PROPERTIES)}, needs one of {', '.join(PROPERTIES)}"
 
     def hold(implementation: str, dtype: str, s: Sample) -> Found:
         return PROPERTIES[name](scope.core(implementation, dtype), s), f"{implementation}, {dtype}"
@@ -443,5 +446,7 @@ def worst_of(parts: Iterable[tuple[str, Callable[[], Found]]]) -> Found:
 
 
 def one_line(error: Exception) -> str:
-    """Return what an exception says, in one line."""
-    return f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    """Return what an exception says, in one line; of a key that is missing, which says little, also the place."""
+    words = f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    places = traceback.extract_tb(error.__traceback__) if isinstance(error, KeyError) else []
+    return f"{words} in line {places[-1].lineno} of {places[-1].filename}" if places else words
