@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import pickle
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -316,3 +317,15 @@ def test_a_gradient_that_nobody_declared_is_an_error(sigmoid: Any, monkeypatch: 
     made = mechanism("", "", with_scale_gradient(sigmoid), sigmoid.loops)
     report = check(made, progress=lambda tasks: [task for task in tasks if task.name == "core, differences"])
     assert "backward: returned the gradient of scale, needs differentiable=('scale',)" in report.rows[0].detail
+
+
+def test_axes_of_comments_are_checked(sigmoid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "swapped"
+    shutil.copytree(Path(sigmoid.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    file = folder / "definition.py"
+    file.write_text(file.read_text().replace("# (b, h, i, j) [dSIG.2]", "# (b, h, j, i) [dSIG.2]"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = importlib.import_module("swapped").record
+    report = check(made, progress=lambda tasks: [task for task in tasks if task.section == "equations"])
+    (row,) = [row for row in report.rows if row.status == "disagrees"]
+    assert row.detail == "dSIG.2 has shape (2, 4, 11, 17), its comment (b, h, j, i) is (2, 4, 17, 11)"

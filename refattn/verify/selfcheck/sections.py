@@ -309,7 +309,24 @@ def _ids(scope: Scope) -> Found:
     for module in mechanism.equation_modules:
         differ = {tag.id for tag in equations.tags(module) if tag.id} ^ set(equations.declared(module))
         problems += [f"{id} is not both declared and tagged in {module.__name__}" for id in differ]
+    if mechanism.core is not None and mechanism.definition in mechanism.equation_modules:
+        problems += _other_axes(scope)
     return (math.inf, "; ".join(sorted(problems))) if problems else (0.0, f"{len(computed)} equations")
+
+
+def _other_axes(scope: Scope) -> Iterator[str]:
+    """Yield which axes the comments of a definition of three files have and a call does not: its sizes differ."""
+    assert scope.mechanism.definition is not None
+    core, s = scope.core(scope.mechanism.implementations[0]), property_samples(scope.mechanism, None)[0]
+    with equations.trace() as traced:
+        core(s.inputs, s.options, s.upstream)
+    (b, h, i, d), (_, g, j, e) = s.inputs["q"].shape, s.inputs["v"].shape
+    sizes = {"b": b, "h": h, "g": g, "i": i, "j": j, "d": d, "e": e, "1": 1}
+    for tag in equations.tags(scope.mechanism.definition):
+        if tag.claims and tag.axes is not None and tag.id in traced and {*tag.axes} <= {*sizes}:
+            needs, has = tuple(sizes[axis] for axis in tag.axes), tuple(traced[tag.id].shape)
+            if has != needs:
+                yield f"{tag.id} has shape {has}, its comment ({', '.join(tag.axes)}) is {needs}"
 
 
 def _odd(mechanism: Mechanism, traced: equations.Trace, id: str) -> str:
