@@ -458,6 +458,7 @@ def test_jax_computes_as_before_when_a_check_is_over(monkeypatch: pytest.MonkeyP
 
 def test_a_missing_key_is_named_with_its_place() -> None:
     loops = ModuleType("loops")
-    vars(loops).update(forward=lambda **given: {}["SM.9"])
+    empty: dict[str, Any] = {}
+    vars(loops).update(forward=lambda **given: empty["SM.9"])
     found = row(*LOOPS, replace(FEW, loops=loops))
     assert re.search(r"raised KeyError: 'SM\.9' in line \d+ of .*test_check\.py$", found.detail)
