@@ -125,13 +125,22 @@ def declared(module: ModuleType) -> dict[str, str]:
             raise ValueError(f"{module.__name__}: the docstring declares {match['id']} twice")
         formula, gap, note = match["formula"].partition("  ")
         if formula == AS_DEFINED:
-            formula = declared(_definition(module))[match["id"]].partition("  ")[0]
+            formula = _defined(module, match["id"])
         found[match["id"]] = f"{formula}{gap}{note}"
     return found
 
 
 AS_DEFINED = "as in the definition"
 """What stands in place of a formula that the definition of the mechanism has."""
+
+
+def _defined(module: ModuleType, id: str) -> str:
+    """Return the formula that the definition has for an id, without its note."""
+    definition = _definition(module)
+    if (formula := declared(definition).get(id)) is None:
+        words = f"the docstring says {AS_DEFINED!r} of {id}, and that of {definition.__name__} does not declare it"
+        raise ValueError(f"{module.__name__}: {words}")
+    return formula.partition("  ")[0]
 
 
 def _definition(module: ModuleType) -> ModuleType:

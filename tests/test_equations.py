@@ -210,6 +210,9 @@ def test_a_formula_that_the_definition_has_is_read_there() -> None:
 
     assert "[dSYMP.11]  as in the definition" in equations.docstring(dense)
     assert equations.declared(dense)["dSYMP.11"] == equations.declared(definition)["dSYMP.11"]
+    more = ModuleType("refattn.mechanisms.sympformer.more", "[SYMP.999]  as in the definition")
+    with pytest.raises(ValueError, match=r"of SYMP.999, and that of .*sympformer.definition does not declare it"):
+        equations.declared(more)
     alone = ModuleType("alone", "[SYMP.1]  as in the definition")
     with pytest.raises(ValueError, match="alone: its docstring says 'as in the definition', but there is none"):
         equations.declared(alone)

@@ -140,6 +140,7 @@ def check(ctx: click.Context, folder: str | None, mechanisms: tuple[str, ...], f
     check_writable(file)
     found = read_set(ctx, folder)
     from refattn import many_runs
+    from refattn.golden import vectors
     from refattn.verify import freeze
     from refattn.verify.parallel import named
     from refattn.verify.report import golden as golden_text
@@ -171,7 +172,9 @@ def check(ctx: click.Context, folder: str | None, mechanisms: tuple[str, ...], f
     failed = [row for row in rows if not row["share"] <= 1.0]
     listed = [row | {"share": row["share"] if math.isfinite(row["share"]) else None} for row in failed]
     data = {"folder": str(found.folder), "sha256": found.manifest["sha256"], "cases": len(rows), "failed": listed}
-    deliver(lambda **implementation: golden_text.agreement(rows, **implementation), data, file)
+    lacking = {record.name: words for record in records if (words := vectors.without_vector(found, record))}
+    data |= {"without_vector": lacking}
+    deliver(lambda **implementation: golden_text.agreement(rows, lacking, **implementation), data, file)
     ctx.exit(1 if failed else 0)
 
 

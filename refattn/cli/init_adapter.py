@@ -50,7 +50,8 @@ def begin(kind: str, record: Mechanism) -> None:
     if path.exists():
         raise Problem(f"--init: got {kind}, and there is {path}, needs a folder without it")
     folder = resources.files("refattn.verify.adapters").joinpath("templates")
-    template = folder.joinpath(f"{'definition' if of_definition else kind}.txt").read_text("utf-8")
+    own = ("allowed" if _hides(record) else "definition") if of_definition else kind
+    template = folder.joinpath(f"{own}.txt").read_text("utf-8")
     template = template.replace("MECHANISM", record.address).replace("ADAPTER", path.name)
     try:
         write_output(
@@ -120,4 +121,11 @@ def _runs(record: Mechanism) -> bool:
     if record.definition is None:
         return False
     parameters = [*inspect.signature(record.definition.forward).parameters]
-    return parameters[:3] == ["q", "k", "v"] and any({*case.options} <= {*parameters} for case in record.cases)
+    causal = {"causal"} if _hides(record) else set()
+    return parameters[:3] == ["q", "k", "v"] and any({*c.options} <= {*parameters} | causal for c in record.cases)
+
+
+def _hides(record: Mechanism) -> bool:
+    """Tell whether the definition is one of three files: what may be attended is its fourth argument."""
+    parameters = inspect.signature(record.definition.forward).parameters if record.definition else ()
+    return [*parameters][3:4] == ["allowed"]

@@ -21,7 +21,9 @@ ON_NUMPY = {
     "zeros": "def zeros(shape, like):\n    return np.zeros(shape, like.dtype)",
     "eye_like": "def eye_like(size, like):\n    return np.eye(size, dtype=like.dtype)",
     "arange": "def arange(start, stop, like):\n    return np.arange(start, stop)",
-    "Unsupported": 'class Unsupported(ValueError):\n    """Raised for a call that this does not compute."""',
+    "Unsupported": (
+        'class Unsupported(ValueError, NotImplementedError):\n    """Raised for a call that this does not compute."""'
+    ),
 }
 """What a definition takes of `refattn.xp`, on NumPy, and what it raises."""
 

@@ -110,6 +110,16 @@ def shipped(mechanism: Mechanism) -> Path:
     return Path(file).with_name("golden") if own and file else SHIPPED
 
 
+def without_vector(found: GoldenSet, mechanism: Mechanism) -> str:
+    """Return in words that designed cases of a mechanism are in no file of a set, "" where all are."""
+    stored = {entry["case"] for entry in found.cases if entry["mechanism"] == mechanism.name}
+    if not (names := [case.name for case in mechanism.cases if case.name not in stored]):
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    count = "1 designed case has" if len(names) == 1 else f"{len(names)} designed cases have"
+    return f"{count} no vector ({', '.join(names[:3])}{more}): refattn golden write --replace"
+
+
 class SetError(ValueError):
     """A folder that is no whole set; `empty` where it holds nothing at all."""
 

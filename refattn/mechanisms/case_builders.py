@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from refattn.mechanisms.case_features import features
 from refattn.mechanisms.record import Case, Input
 
 
@@ -153,3 +154,19 @@ def dropout(*shape: int, p: float) -> Input:
 def mask(*shape: int, keep: float = 0.7) -> Input:
     """Return a mask of which about so many pairs may attend."""
     return Input(shape, "mask", {"keep": keep})
+
+
+USUAL = (
+    qkv("tiny", "plain", "small enough to read", b=1, h=2, n_q=4, d=2),
+    qkv("causal-fewer", "causal", "fewer queries than keys", b=1, n_q=11, n_k=19, causal=True),
+    qkv("mask", "masked", "one mask for each head", b=1, n_q=13, mask=mask(4, 13, 13)),
+    qkv("grouped", "grouped", "two query heads share one key/value head", b=1, g=2, n_q=11),
+)
+"""What every map of q, k and v with masks, causality and shared heads is called with."""
+
+
+def with_usual(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+    """Return the cases, and "tiny" and those of `USUAL` whose name none of them has, nor all of their features."""
+    names, known = {case.name for case in cases}, [features(case) for case in cases]
+    new = (one for one in USUAL if one.name == "tiny" or not any(features(one) <= has for has in known))
+    return (*cases, *(one for one in new if one.name not in names))

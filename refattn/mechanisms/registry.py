@@ -103,7 +103,8 @@ def mechanism(name: str) -> Mechanism:
             return _of_package(name)
         known = tuple(dict.fromkeys((*_NAMES, *declared())))
         raise ValueError(
-            f"mechanism: got {name!r}{meant(name, known)}, needs one of {', '.join(known)}, or MODULE:NAME"
+            f"mechanism: got {name!r}{meant(name, known)}, needs one of {', '.join(known)}, or MODULE:NAME; "
+            "a package's own name is known once it is installed: pip install -e ."
         )
     return listed(name)
 

@@ -25,25 +25,19 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from refattn import equations
 from refattn.args import Maybe, One, Real, Whole, check
 from refattn.mechanisms import multihead
 from refattn.mechanisms.block import Block
-from refattn.mechanisms.core_arguments import (
-    Call,
-    check_saved,
-    defaults_of,
-    enter,
-    implementation_of,
-    returned,
-    upstream,
-)
+from refattn.mechanisms.case_builders import with_usual
+from refattn.mechanisms.core_arguments import check_saved, defaults_of, enter, implementation_of, returned, upstream
 from refattn.mechanisms.record import Case, Mechanism
+from refattn.mechanisms.wrong import WrongKernel, conventions, of_group_gradients, of_masks, of_scales
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.xp import Array, is_array
 
@@ -107,8 +101,9 @@ def core_of(
         call = enter(q, k, v, mask=mask, causal=causal)
         numbers = {name: x for name, x in given.items() if name in differentiable and x is not None}
         for name, value in given.items():
-            if name in numbers and is_array(value):
-                numbers[name] = given[name] = _number(call, name, value, known[name])
+            if name in numbers and is_array(value):  # a 0-d array, in the dtype that is computed in
+                positive = getattr(known[name], "schema", known[name]) == Real(0.0, above=True)
+                numbers[name] = given[name] = call.number(name, value, positive=positive)
             else:
                 check(name, value, known[name])
         chosen = implementation_of(implementation, implementations, usual="dense")
@@ -124,6 +119,8 @@ def core_of(
         check_saved(saved, own_saved)
         (d_out,) = upstream(saved.like, d_out=(d_out, saved.shape))
         gradients = equations.active(implementations[saved.implementation]).backward(saved.inner, d_out)
+        if lost := gradients.keys() - {"q", "k", "v", *differentiable}:
+            raise ValueError(f"backward: returned the gradient of {min(lost)}, needs differentiable=({min(lost)!r},)")
         return returned(gradients, ("q", "k", "v", *saved.numbers), saved.like)
 
     shared = [p for p in inspect.signature(forward).parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -137,23 +134,13 @@ def core_of(
     return core
 
 
-def _number(call: Call, name: str, value: Array, need: Any) -> float | Array:
-    """Return a number that is a 0-d array, in the dtype that is computed in, above 0 if its need says so."""
-    bounds = need.schema if isinstance(need, Maybe) else need
-    return call.number(name, value, positive=bounds == Real(0.0, above=True))
-
-
 def _config(core: Any) -> type[multihead.Config]:
     """Return the configurations of the block around a core: those of its projections, and the core's options."""
     own = {name: usual for name, usual in defaults_of(core.forward).items() if name not in OF_A_CALL}
     if taken := own.keys() & {each.name for each in fields(multihead.Config)}:
         raise ValueError(f"options: got {min(taken)!r}, which a block calls one of its own, needs another name")
-    namespace = {
-        "core": core,
-        "needs": {name: getattr(core, "NEEDS", {}).get(name) for name in own},
-        "__module__": core.__name__,
-        "__doc__": multihead.Config.__doc__,
-    }
+    needs = {name: getattr(core, "NEEDS", {}).get(name) for name in own}
+    namespace = {"core": core, "needs": needs, "__module__": core.__name__, "__doc__": multihead.Config.__doc__}
     chosen = [(name, Any, field(default=usual)) for name, usual in own.items()]
     return make_dataclass("Config", chosen, bases=(multihead.Config,), frozen=True, namespace=namespace)
 
@@ -164,19 +151,22 @@ def mechanism(
     definition: ModuleType,
     loops: ModuleType,
     *,
-    cases: tuple[Case, ...],
+    cases: tuple[Case, ...] = (),
     properties: tuple[str, ...] = ("causal", "padding", "independent", "repeatable"),
     options: Mapping[str, Any] | None = None,
     more: Mapping[str, ModuleType] | None = None,
     differentiable: tuple[str, ...] = (),
+    wrong: Callable[[Any], Mapping[str, WrongKernel]] | Mapping[str, WrongKernel] = MappingProxyType({}),
     **others: Any,
 ) -> Mechanism:
     """Return the record of a mechanism, which is called after the folder of its definition.
 
     Parameters
     ----------
-    title, source, loops, cases, properties
+    title, source, loops, properties
         As in the record.
+    cases
+        Designed calls; those of `refattn.mechanisms.case_builders.USUAL` are added whose features none of them has.
     definition
         The equations with their ids, forward and backward: see above.
     options
@@ -185,6 +175,9 @@ def mechanism(
         Further implementations by name, beside the definition, which is "dense".
     differentiable
         The options that are numbers with a gradient.
+    wrong
+        Wrong kernels by name, or a function that makes them of the core, beside wrong readings of masks, causality,
+        shared heads and of an option `scale`, which are there by default.
     others
         Further fields of the record, and those that shall be others: its `core`, `block` or `context_fields`, for
         instance.
@@ -204,6 +197,17 @@ def mechanism(
         "core": core,
         "block": Block(multihead, title, context_fields, config),
         "tiled": False,
+        "cases": with_usual(cases),
+        "wrong": {**_wrong(core), **(wrong(core) if callable(wrong) else wrong)},
     }
-    given = {"title": title, "source": source, "loops": loops, "cases": cases, "properties": properties}
-    return Mechanism(**{**usual, **given, **others})
+    return Mechanism(title=title, source=source, loops=loops, properties=properties, **{**usual, **others})
+
+
+def _wrong(core: Any) -> dict[str, WrongKernel]:
+    """Return the wrong kernels that every such core has."""
+
+    def run(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, ...]:
+        return core.forward(q, k, v, **options)[:1]
+
+    scales = of_scales(run) if defaults_of(core.forward).get("scale", 1.0) is None else {}
+    return {**conventions({**of_masks(run), **scales}), **of_group_gradients(core)}

@@ -487,6 +487,8 @@ class Report(Judged):
         What was guessed, or set aside, of a file of arrays or of an adapter's options, in words.
     record
         The record that was verified against, with the cases that were run; None for that of the mechanism.
+    located
+        Whether the error was looked for.
 
     Examples
     --------
@@ -520,6 +522,7 @@ class Report(Judged):
     no_attention: str = ""
     remarks: tuple[str, ...] = ()
     record: Mechanism | None = field(default=None, compare=False)
+    located: bool = field(default=False, compare=False)
 
     def __repr__(self) -> str:
         """Return what was verified, the diagnosis and the verdict."""
@@ -576,7 +579,7 @@ class Report(Judged):
         """
         plain = tuple(replace(one, seen=None) for one in self.outcomes)
         data = dataclasses.asdict(replace(self, outcomes=plain, least=None, record=None))
-        del data["least"], data["record"]
+        del data["least"], data["record"], data["located"]
         suspects = data["suspects"] or {"departure": None}
         for outcome in data["outcomes"]:
             del outcome["seen"]

@@ -50,6 +50,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))  # as `python -m` has it
     yield tmp_path
+    forget()
+
+
+def forget() -> None:
+    """Let the next import read the files again."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("outsider", "kernels", "broken")]:
         del sys.modules[name]
 
@@ -95,7 +100,16 @@ def test_what_runs_it() -> None:
     result = run(*kernel, "kernels:sharp")
     assert result.exit_code == 1 and f'verify_case(ra.mechanism("{RECORD}"), load(' in result.stdout
     done("golden", "write", "set", RECORD)
-    assert "7 cases: all agree" in done("golden", "check", "set", RECORD, "-j", 2)
+    assert "8 cases: all agree" in done("golden", "check", "set", RECORD, "-j", 2)
+
+
+def test_an_adapter_of_its_definition_runs_every_case(here: Path) -> None:
+    """As its command is printed: masks, causality and shared heads, in all types."""
+    file = here / "outsider" / "sigmoid" / "definition.py"
+    file.write_text(file.read_text().replace("allowed: Array | None = None", "allowed: Array | None"))
+    line = done("verify", RECORD, "--init", "numpy")
+    result = run(*line.rpartition("refattn ")[2].split())
+    assert result.exit_code == 0 and "32 cases run, 0 declined, 0 failed" in " ".join(result.stdout.split())
 
 
 def test_what_trains_it() -> None:
@@ -142,10 +156,17 @@ def test_golden_vectors_beside_the_definition(here: Path) -> None:
     assert row.status == "agrees"
     Path("results").mkdir()
     assert "nothing was run" in run("verify", RECORD, "--outputs", "results").stdout
+    assert "no vector" not in done("golden", "check", "outsider/sigmoid/golden", RECORD) + row.detail
+    (file,) = Path("outsider").glob("sigmoid/__init__.py")
+    file.write_text(file.read_text().replace('qkv("plain"', 'qkv("new", "plain", "of today"),\n        qkv("plain"'))
+    forget()
+    says = "1 designed case has no vector (new): refattn golden write --replace"
+    row = {row.name: row for row in check(ra.mechanism(RECORD)).rows}["every stored case"]
+    assert row.status == "agrees" and row.detail.endswith(says)
+    assert f"sigmoid: {says}" in done("golden", "check", "outsider/sigmoid/golden", RECORD)
     file = here / "outsider" / "sigmoid" / "definition.py"
     file.write_text(file.read_text().replace("0.5 * (1.0 +", "0.5001 * (1.0 +"))
-    for name in [name for name in sys.modules if name.startswith("outsider")]:
-        del sys.modules[name]
+    forget()
     row = {row.name: row for row in check(ra.mechanism(RECORD)).rows}["every stored case"]
     assert row.status == "disagrees"
 

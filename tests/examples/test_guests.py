@@ -108,9 +108,16 @@ def test_a_kernel_is_verified(name: str, right: str, wrong: str, says: str) -> N
     assert result.exit_code == 1 and says in result.stdout
 
 
+def test_an_adapter_of_a_definition_gives_the_gradients_of_its_options() -> None:
+    done("verify", "hopfield", "--init", "numpy")
+    result = run("verify", "hopfield", "--impl", "attend_numpy.py:Attend", "--grad", "--quick", "--dtype", "float16")
+    assert result.exit_code == 0 and " 0 declined" in result.stdout and "d_beta" in result.stdout
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_its_golden_vectors_are_frozen(name: str) -> None:
-    assert "all agree" in done("golden", "check", f"guests/{name}/golden", name, "-j", 1)
+    printed = done("golden", "check", f"guests/{name}/golden", name, "-j", 1)
+    assert "all agree" in printed and "no vector" not in printed
     Path("results").mkdir()
     result = run("verify", name, "--outputs", "results")
     assert result.exit_code == 3 and "there is no file" in result.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import pickle
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -22,8 +23,9 @@ from refattn.mechanisms.case_builders import qkv
 from refattn.mechanisms.projections import State
 from refattn.mechanisms.record import Mechanism, Unsupported
 from refattn.mechanisms.simple import core_of, mechanism
+from refattn.ops.heads import repeat_heads
 from refattn.train import settings
-from refattn.verify import check, traced
+from refattn.verify import check, locate, traced, verify
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 
@@ -211,8 +213,9 @@ def with_scale_gradient(sigmoid: Any, factor: float = 1.0) -> ModuleType:
 
     def backward(saved: Any, d_out: Any) -> Any:
         q, k, v, weights, scale = saved
-        scores = q @ k.swapaxes(-1, -2)
-        d_scale = np.sum(d_out @ v.swapaxes(-1, -2) * weights * (1.0 - weights) * scores)
+        k_heads, v_heads = (repeat_heads(x, q.shape[1]) for x in (k, v))
+        scores = q @ k_heads.swapaxes(-1, -2)
+        d_scale = np.sum(d_out @ v_heads.swapaxes(-1, -2) * weights * (1.0 - weights) * scores)
         return {**sigmoid.definition.backward(saved, d_out), "scale": np.asarray(factor * d_scale)}
 
     vars(definition).update(backward=backward)
@@ -280,3 +283,49 @@ def test_implementations_beside_the_definition(sigmoid: Any) -> None:
             core.forward(q, k, v, implementation="halves", **options)
     with pytest.raises(ValueError, match="implementation: got 'thirds', needs one of auto, dense, halves"):
         core.forward(q, k, v, implementation="thirds")
+
+
+# --- what is there without a word of its author
+
+
+def test_cases_and_wrong_readings_are_there_by_default(sigmoid: Any) -> None:
+    made = mechanism("", "", sigmoid.definition, sigmoid.loops)
+    assert [case.name for case in made.cases] == ["tiny", "causal-fewer", "mask", "grouped"]
+    core: Any = made.core
+
+    def top_left(q: Any, k: Any, v: Any, *, causal: Any = False, **options: Any) -> Any:
+        return core.forward(q, k, v, causal=causal and "top_left", **options)[0]
+
+    found = locate(made, verify(made, top_left, dtypes=["float64"])).suspects
+    assert found is not None and found.ranked[0].kind == "top-left causality" and len(found.ranked[0].cases) == 1
+    assert {"mask ignored", "scale left out", "gradients averaged over a group"} <= {*made.wrong}
+    own = {"mine": made.wrong["mask ignored"]}
+    for wrong in (own, lambda core: own):
+        more = mechanism("", "", sigmoid.definition, sigmoid.loops, wrong=wrong)
+        assert list(more.wrong) == [*made.wrong, "mine"]
+
+
+def test_a_case_of_ones_own_stands_in_place_of_a_usual_one(sigmoid: Any) -> None:
+    small: dict[str, Any] = {"b": 1, "h": 2, "n_q": 3, "d": 2}
+    own = (qkv("mine", "causal", "", **small, n_k=5, causal=True, g=1), qkv("mask", "plain", "", **small))
+    made = mechanism("", "", sigmoid.definition, sigmoid.loops, cases=own)
+    assert [case.name for case in made.cases] == ["mine", "mask", "tiny"]
+
+
+def test_a_gradient_that_nobody_declared_is_an_error(sigmoid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "other", ModuleType("other"))
+    made = mechanism("", "", with_scale_gradient(sigmoid), sigmoid.loops)
+    report = check(made, progress=lambda tasks: [task for task in tasks if task.name == "core, differences"])
+    assert "backward: returned the gradient of scale, needs differentiable=('scale',)" in report.rows[0].detail
+
+
+def test_axes_of_comments_are_checked(sigmoid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "swapped"
+    shutil.copytree(Path(sigmoid.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    file = folder / "definition.py"
+    file.write_text(file.read_text().replace("# (b, h, i, j) [dSIG.2]", "# (b, h, j, i) [dSIG.2]"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = importlib.import_module("swapped").record
+    report = check(made, progress=lambda tasks: [task for task in tasks if task.section == "equations"])
+    (row,) = [row for row in report.rows if row.status == "disagrees"]
+    assert row.detail == "dSIG.2 has shape (2, 4, 11, 17), its comment (b, h, j, i) is (2, 4, 17, 11)"

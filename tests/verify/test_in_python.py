@@ -145,6 +145,9 @@ def test_a_report_without_suspects_says_how_to_ask_for_them() -> None:
     report = verify(record, lambda q, k, v: ra.softmax.forward(q, k, v, scale=1.0)[0], dtypes=["float32"])
     assert repr(report).endswith(ask)
     assert "which error it is" not in repr(locate(record, report))
+    shorter = verify(record, lambda q, k, v: ra.softmax.forward(q, k, v)[0][..., :1], dtypes=["float32"])
+    assert repr(shorter).endswith(ask) and locate(record, shorter).suspects is None
+    assert "which error it is" not in repr(locate(record, shorter))  # nothing was found: it is not asked for again
     right = verify(record, lambda q, k, v: ra.softmax.forward(q, k, v)[0], dtypes=["float32"])
     assert "which error it is" not in repr(right)
 

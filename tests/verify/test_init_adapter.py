@@ -80,7 +80,7 @@ def test_a_template_agrees_with_its_own_mechanism_or_there_is_none(
     assert found.exit_code == 0 and f"refattn verify {name} --impl attend_numpy.py:Attend" in found.stdout
     record = ra.mechanism(name)
     few = record.changed(cases=record.cases[:24], kernel_sizes=())
-    report = verify(few, load("attend_numpy.py:Attend"), dtypes=["float64"], grad=True)
+    report = verify(few, load("attend_numpy.py:Attend"), dtypes=["float64", "float16"], grad=True)
     counts = report.counts()["all"]
     assert counts["agreed"] == counts["run"] > 3, [one.detail for one in report.failed]
 

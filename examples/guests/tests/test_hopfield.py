@@ -156,7 +156,7 @@ def test_options_reach_the_block() -> None:
     assert not np.allclose(outs[0], outs[2]) and not np.allclose(outs[0], outs[3])
 
 
-@pytest.mark.parametrize("name", list(hopfield.record.wrong))
+@pytest.mark.parametrize("name", list(hopfield.wrong.of(hopfield.record.core)))
 def test_a_wrong_kernel_is_found(name: str) -> None:
     record = hopfield.record.changed(cases=(hopfield.record.case("tiny"), hopfield.record.case("flat")))
     assert verify(record, Wrong(record, name), dtypes=["float32"], grad=True).exit_code == 1

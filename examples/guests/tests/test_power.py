@@ -87,7 +87,7 @@ def test_chunks_decline_what_they_do_not_compute(options: dict[str, Any]) -> Non
 # --- wrong kernels
 
 
-@pytest.mark.parametrize("name", list(power.record.wrong))
+@pytest.mark.parametrize("name", list(power.wrong.of(power.record.core)))
 def test_a_wrong_kernel_is_found(name: str) -> None:
     record = power.record.changed(cases=(power.record.case("tiny"), power.record.case("causal")))
     assert verify(record, Wrong(record, name), dtypes=["float32"], grad=True).exit_code == 1

@@ -69,8 +69,7 @@ class Templates:
         self.inputs = products(truth.inputs, truth.times)
         self.upstream = None if truth.upstream is None else truth.upstream.astype(np.float64)
         self.further = wide(truth.further)
-        learned = [f"d_{name}" for name, x in self.inputs.items() if has_gradient(x)]
-        self.tensors = [name for name in ("out", *mechanism.outputs, *learned) if name in truth.values]
+        self.tensors = _results(mechanism, self.inputs, truth.values)
         self.targets = {name: rounded(truth, name) for name in self.tensors}
         self.size = sum(x.size for x in self.targets.values())
         self._granted = {name: self._granted_of(name) for name in self.tensors}
@@ -157,6 +156,12 @@ class Templates:
         return self._predicted[id]
 
 
+def _results(mechanism: Mechanism, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """Return the names of the results of a case, of some values: outputs, gradients of arrays and those of options."""
+    learned = dict.fromkeys([*(name for name, x in inputs.items() if has_gradient(x)), *mechanism.differentiable])
+    return [name for name in ("out", *mechanism.outputs, *(f"d_{name}" for name in learned)) if name in values]
+
+
 def _code(x: Floats) -> Floats:
     return np.select([np.isnan(x), np.isposinf(x), np.isneginf(x)], [3.0, 1.0, -1.0], 0.0)
 
@@ -166,8 +171,8 @@ def reach(
 ) -> dict[str, tuple[str, ...]]:
     """Return by equation of the core the results that change when it is disturbed; () for one that does not run.
 
-    `inputs` and `upstream` are those of the case, in float64. The gradients of learned inputs are among the results
-    where there is an upstream gradient.
+    `inputs` and `upstream` are those of the case, in float64. The gradients of learned inputs and of options are among
+    the results where there is an upstream gradient.
     """
 
     def run(id: str, change: Change) -> dict[str, Any]:
@@ -178,9 +183,7 @@ def reach(
                 return {name: np.full_like(x, np.nan) for name, x in exact.items()}
 
     exact = evaluate(mechanism, inputs, case.options, upstream)
-    learned = [f"d_{name}" for name, x in inputs.items() if has_gradient(x)]
-    names = [name for name in ("out", *mechanism.outputs, *learned) if name in exact]
-    found = {}
+    names, found = _results(mechanism, inputs, exact), {}
     for tag in core_tags(mechanism):
         disturbed = [run(tag.id, change) for change in disturbances(tag.id)]
         found[tag.id] = tuple(name for name in names if any(differ(one[name], exact[name]) for one in disturbed))

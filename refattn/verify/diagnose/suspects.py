@@ -343,7 +343,7 @@ def locate(
     'scale left out'
     """
     if report.no_attention.startswith("every"):  # no equation explains what has no numbers
-        return report
+        return replace(report, located=True)
     given: dict[str, Given] = {}
     for dtype in (*DTYPES, *SCALED):
         judged_ = [outcome for outcome in report.outcomes if outcome.dtype == dtype and outcome.seen]
@@ -364,5 +364,5 @@ def locate(
             least = ((report.least[0], *report.least[1].seen, True),)
         found = suspects(mechanism, dtype, given[dtype], progress=progress, others=others, least=least)
         if found:
-            return replace(report, suspects=found)
-    return report
+            return replace(report, suspects=found, located=True)
+    return replace(report, located=True) if given else report

@@ -12,8 +12,13 @@ from refattn.verify.outcome import share_text
 from refattn.verify.report.texts import WIDE, render, table
 
 
-def agreement(rows: Sequence[Mapping[str, Any]], *, width: int = WIDE, colour: bool = False) -> str:
-    """Return the worst case of each mechanism, every case that disagrees, and one line that says the verdict."""
+def agreement(
+    rows: Sequence[Mapping[str, Any]], lacking: Mapping[str, str], *, width: int = WIDE, colour: bool = False
+) -> str:
+    """Return the worst case of each mechanism, every case that disagrees, and one line that says the verdict.
+
+    `lacking` says of which mechanisms the set lacks cases.
+    """
     failed = [row for row in rows if not row["share"] <= 1.0]
     worst = []
     for name in dict.fromkeys(row["mechanism"] for row in rows):
@@ -26,6 +31,7 @@ def agreement(rows: Sequence[Mapping[str, Any]], *, width: int = WIDE, colour: b
     if failed:
         cells = [(f"{row['mechanism']}/{row['case']}", share_text(row["share"]), row["where"]) for row in failed]
         parts += [table(("case", "share", "detail"), cells, width), ""]
+    parts += [f"{name}: {words}" for name, words in lacking.items()]
     verdict = f"{len(failed)} disagree" if failed else "all agree"
     return render([*parts, f"golden vectors: {len(rows)} cases: {verdict}"], width, colour)
 

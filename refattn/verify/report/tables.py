@@ -91,7 +91,9 @@ def short(report: Report, mechanism: Mechanism, *, width: int = 120) -> str:
 
     answers = [_answer(word, text) for word, text in diagnosis.lines(report, mechanism)]
     # Whoever called the verification from Python has not been told where the error is.
-    unasked = report.suspects is None and any(one.status == "disagrees" and one.seen for one in report.outcomes)
+    unasked = not (report.suspects or report.located) and any(
+        one.status == "disagrees" and one.seen for one in report.outcomes
+    )
     ask = [Text("which error it is: refattn.verify.locate(record, report)", no_wrap=True)] if unasked else []
     return render([heading(report, mechanism), *answers, Text(closing(report), no_wrap=True), *ask], width, False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from refattn import backends, equations
 from refattn.golden import vectors
 from refattn.mechanisms.record import Case, Mechanism, Unsupported
 from refattn.mechanisms.use_definition import own_call, reading
+from refattn.messages import meant
 from refattn.verify.freeze import recompute
 from refattn.verify.outcome import Truth
 from refattn.verify.selfcheck import gradients, tangents
@@ -307,7 +309,24 @@ def _ids(scope: Scope) -> Found:
     for module in mechanism.equation_modules:
         differ = {tag.id for tag in equations.tags(module) if tag.id} ^ set(equations.declared(module))
         problems += [f"{id} is not both declared and tagged in {module.__name__}" for id in differ]
+    if mechanism.core is not None and mechanism.definition in mechanism.equation_modules:
+        problems += _other_axes(scope)
     return (math.inf, "; ".join(sorted(problems))) if problems else (0.0, f"{len(computed)} equations")
+
+
+def _other_axes(scope: Scope) -> Iterator[str]:
+    """Yield which axes the comments of a definition of three files have and a call does not: its sizes differ."""
+    assert scope.mechanism.definition is not None
+    core, s = scope.core(scope.mechanism.implementations[0]), property_samples(scope.mechanism, None)[0]
+    with equations.trace() as traced:
+        core(s.inputs, s.options, s.upstream)
+    (b, h, i, d), (_, g, j, e) = s.inputs["q"].shape, s.inputs["v"].shape
+    sizes = {"b": b, "h": h, "g": g, "i": i, "j": j, "d": d, "e": e, "1": 1}
+    for tag in equations.tags(scope.mechanism.definition):
+        if tag.claims and tag.axes is not None and tag.id in traced and {*tag.axes} <= {*sizes}:
+            needs, has = tuple(sizes[axis] for axis in tag.axes), tuple(traced[tag.id].shape)
+            if has != needs:
+                yield f"{tag.id} has shape {has}, its comment ({', '.join(tag.axes)}) is {needs}"
 
 
 def _odd(mechanism: Mechanism, traced: equations.Trace, id: str) -> str:
@@ -333,13 +352,14 @@ def _vectors(scope: Scope) -> Found:
     if golden is None or not entries:
         raise NotRun("there are no golden vectors of it: refattn golden write")
     parts = ((e["case"], partial(recompute, scope.mechanism, golden, e)) for e in entries if e["case"] in known)
-    return worst_of(parts)
+    share, detail = worst_of(parts)
+    return share, "; ".join(filter(None, (detail, vectors.without_vector(golden, scope.mechanism))))
 
 
 def _property(scope: Scope, name: str) -> Found:
     """A property for every implementation, dtype and sample."""
     if name not in PROPERTIES:
-        return math.inf, f"no property is called {name}"
+        return math.inf, f"no property is called {name}{meant(name, PROPERTIES)}, needs one of {', '.join(PROPERTIES)}"
 
     def hold(implementation: str, dtype: str, s: Sample) -> Found:
         return PROPERTIES[name](scope.core(implementation, dtype), s), f"{implementation}, {dtype}"
@@ -443,5 +463,7 @@ def worst_of(parts: Iterable[tuple[str, Callable[[], Found]]]) -> Found:
 
 
 def one_line(error: Exception) -> str:
-    """Return what an exception says, in one line."""
-    return f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    """Return what an exception says, in one line; of a key that is missing, which says little, also the place."""
+    words = f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    places = traceback.extract_tb(error.__traceback__) if isinstance(error, KeyError) else []
+    return f"{words} in line {places[-1].lineno} of {places[-1].filename}" if places else words

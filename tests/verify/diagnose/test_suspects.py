@@ -63,9 +63,9 @@ def reached(case: str, *, grad: bool = True) -> dict[str, tuple[str, ...]]:
 def test_an_equation_reaches_what_is_computed_from_it() -> None:
     table = reached("softcap")
     assert table["SM.5"] == ("out",) and table["SM.lse"] == ("lse",)
-    assert table["SM.4"] == ("out", "d_q", "d_k", "d_v")  # lse is computed from the sum
-    assert table["SM.1"] == table["SM.capped"] == ("out", "lse", "max", "d_q", "d_k", "d_v")
-    assert table["dSM.4"] == table["dSM.2"] == table["dSM.1"] == ("d_q", "d_k")
+    assert table["SM.4"] == ("out", "d_q", "d_k", "d_v", "d_softcap")  # lse is computed from the sum
+    assert table["SM.1"] == table["SM.capped"] == ("out", "lse", "max", "d_q", "d_k", "d_v", "d_softcap")
+    assert table["dSM.4"] == table["dSM.2"] == ("d_q", "d_k", "d_softcap") and table["dSM.1"] == ("d_q", "d_k")
     assert [table[f"dSM.{name}"] for name in "qkv"] == [("d_q",), ("d_k",), ("d_v",)]
     assert table["SM.2"] == table["dSM.scale"] == ()  # without a mask it does not run; no d_scale is asked for
 
@@ -405,3 +405,20 @@ def test_an_option_that_is_ignored_is_named_once() -> None:
     lines = list(diagnosis.lines(report, RECORD))
     assert ("which", "the causal mask is ignored: explains everything") in lines
     assert not [text for word, text in lines if word == "or" and "ignored" in text]
+
+
+@pytest.mark.parametrize(("factor", "kind"), [(2.0, "scaled by 2"), (-1.0, "sign flipped")])
+def test_a_wrong_gradient_of_an_option_is_located(factor: float, kind: str) -> None:
+    class Kernel:
+        def forward(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+            out, self.saved = ra.softmax.forward(q, k, v, **options)
+            return out
+
+        def backward(self, d_out: Any) -> Any:
+            right = ra.softmax.backward(self.saved, d_out)
+            return {name: factor * x if name == "scale" else x for name, x in right.items()}
+
+    record = dataclasses.replace(RECORD, cases=tuple(RECORD.case(name) for name in ("plain", "scale", "causal")))
+    found = located(Kernel(), grad=True, record=record).suspects
+    assert found is not None and (found.wrong, found.narrow) == (("d_scale",), ("dSM.scale",))
+    assert (found.ranked[0].ids, found.ranked[0].kind) == (("dSM.scale",), kind) and found.ranked[0].share <= 1.0

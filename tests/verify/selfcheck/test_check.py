@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -271,7 +271,8 @@ def test_a_sample_of_cases_need_not_reach_every_equation(monkeypatch: pytest.Mon
 
 def test_a_property_that_nobody_wrote_is_found() -> None:
     found = row("properties", "gravity", replace(RECORD, properties=("gravity",)))
-    assert (found.status, found.detail) == ("disagrees", "no property is called gravity")
+    assert found.status == "disagrees"
+    assert found.detail.startswith("no property is called gravity, needs one of permutation, query_permutation, ")
 
 
 def test_without_torch_autograd_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,3 +454,11 @@ def test_jax_computes_as_before_when_a_check_is_over(monkeypatch: pytest.MonkeyP
         assert seen == [True] and not jax.config.jax_enable_x64
     finally:
         jax.config.update("jax_enable_x64", before)
+
+
+def test_a_missing_key_is_named_with_its_place() -> None:
+    loops = ModuleType("loops")
+    empty: dict[str, Any] = {}
+    vars(loops).update(forward=lambda **given: empty["SM.9"])
+    found = row(*LOOPS, replace(FEW, loops=loops))
+    assert re.search(r"raised KeyError: 'SM\.9' in line \d+ of .*test_check\.py$", found.detail)

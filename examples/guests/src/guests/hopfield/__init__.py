@@ -5,22 +5,18 @@
 
 from refattn.args import Real, Whole
 from refattn.mechanisms.case_builders import mask, qkv
-from refattn.mechanisms.simple import core_of, mechanism
+from refattn.mechanisms.simple import mechanism
 
 from . import definition, loops, wrong
-
-OPTIONS = {"beta": Real(0.0, above=True), "updates": Whole()}
-
-core = core_of(definition, OPTIONS, differentiable=("beta",))
-forward, backward = core.forward, core.backward
 
 record = mechanism(
     "Modern Hopfield attention",
     "H. Ramsauer et al. 2021, Hopfield Networks is All You Need (arXiv:2008.02217)",
     definition,
     loops,
-    core=core,
-    wrong=wrong.of(core),
+    options={"beta": Real(0.0, above=True), "updates": Whole()},
+    differentiable=("beta",),
+    wrong=wrong.of,
     cases=(
         qkv("tiny", "plain", "small enough to read", b=1, h=2, n_q=4, d=2),
         qkv("plain", "plain", "moderate scores"),
@@ -50,3 +46,5 @@ record = mechanism(
         "repeatable",
     ),
 )
+
+forward, backward = record.core.forward, record.core.backward

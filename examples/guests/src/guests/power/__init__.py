@@ -6,20 +6,18 @@ beside the definition, `wrong` has wrong kernels.
 
 from refattn.args import Real, Whole
 from refattn.mechanisms.case_builders import mask, qkv
-from refattn.mechanisms.simple import core_of, mechanism
+from refattn.mechanisms.simple import mechanism
 
 from . import chunked, definition, loops, rounding, wrong
-
-core = core_of(definition, {"scale": Real(0.0, above=True), "p": Whole(2)}, more={"chunked": chunked})
-forward, backward = core.forward, core.backward
 
 record = mechanism(
     "Power attention",
     "C. Gelada et al. 2025, Scaling Context Requires Rethinking Attention (arXiv:2507.04239)",
     definition,
     loops,
-    core=core,
-    wrong=wrong.of(core),
+    options={"scale": Real(0.0, above=True), "p": Whole(2)},
+    more={"chunked": chunked},
+    wrong=wrong.of,
     further_rounding_scales=rounding.FURTHER,
     cases=(
         qkv("tiny", "plain", "small enough to read", b=1, h=2, n_q=4, d=2),
@@ -47,3 +45,5 @@ record = mechanism(
         "repeatable",
     ),
 )
+
+forward, backward = record.core.forward, record.core.backward
