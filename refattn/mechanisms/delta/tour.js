@@ -18,7 +18,6 @@ const question = (j = S.i) => D.map((d) => DATA.q[j][d] / Math.sqrt(D.length));
 const vectorOf = (name, n) => E.map((e) => V[name](n, e));
 const rowsOf = (name, n) => D.map((d) => E.map((e) => V[name](n, d, e)));
 const size = (list) => Math.hypot(...list.flat());
-const flat = (p) => [p[0], p[1] ?? 0]; // of wider vectors the first two numbers are drawn
 const moment = () => S.at ?? S.t;
 const written_ = () => (moment() >= J.length ? 1 : moment() - Math.floor(moment())); // how far the writing of the token now is done
 
@@ -83,8 +82,6 @@ function stack(b, blocks, scaled = false) {
     return drawn;
   });
 }
-
-const put = (list, [x, y], by = 1) => [x, y].slice(0, list.length).forEach((z, c) => { list[c] = z / by; });
 
 // The plane of the values: rings are what tokens said, dots what a memory answers to their keys. `until`: tokens that it knows.
 function field(b, memory, until = now() + (written_() > 0.5), back = false) {
