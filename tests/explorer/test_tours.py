@@ -184,7 +184,7 @@ def test_a_picture_has_the_names_of_all_tokens_on_a_phone_too(tour: tuple[Mechan
             assert {*sentence(mechanism).tokens} <= names, (wide, high, names)
 
 
-ONE_FOR_ALL = {"sympformer", "graph_energy", "koopman", "growing"}
+ONE_FOR_ALL = {"graph_energy", "koopman", "growing"}
 """Mechanisms whose tours have one picture for several cards, or pictures without keyed marks, which cannot move."""
 
 
