@@ -137,10 +137,11 @@ function bars(numbers, left, right, y, high, ref = undefined) {
 }
 
 // The words, one below the other: who clicks one follows it.
+const rowHigh = (y) => Math.max(12, Math.min(26, y(1) - y(0)));
 const rows = (names, followed, y, width, small = false) =>
   names.map((name, j) =>
     follows(j, name,
-      svg("rect", { x: 0, y: y(j) - 13, width, height: 26, rx: 6, class: "ground" }) + svg("circle", { cx: 8, cy: y(j), r: 4, style: `fill:${color(j)}` }) + text(17, y(j) + 4, name),
+      svg("rect", { x: 0, y: y(j) - rowHigh(y) / 2, width, height: rowHigh(y), rx: 6, class: "ground" }) + svg("circle", { cx: 8, cy: y(j), r: 4, style: `fill:${color(j)}` }) + text(17, y(j) + 4, name),
       { class: j === followed ? "word followed" : "word" }));
 
 // ---- the words with a bar each, and to their right what a card is about ------------------------------------------------
@@ -152,10 +153,10 @@ const enlarged = (length, room) => [1, 2, 5, 10, 20, 50, 100].findLast((times) =
 // Where things are; the words, and a bar for each, which is told, too, by its reference.
 function beside(names, followed, W, H, small, numbers, told, heading, ref = undefined) {
   const narrow = W < 420, top = small || narrow ? 6 : 26, n = names.length, y = scale(0, Math.max(1, n - 1), top + 14, H - 16), thick = (H - top) / n;
-  const wide = narrow ? 70 : 92, left = Math.round(narrow ? W * 0.48 : W * 0.42), high = narrow ? 7 : Math.min(22, 0.4 * thick);
+  const wide = Math.max(narrow ? 70 : 92, 20 + Math.max(...names.map((name) => name.length)) * (narrow ? 6.2 : 7.4)), left = Math.round(narrow ? W * 0.48 : W * 0.42), high = narrow ? 7 : Math.min(22, 0.4 * thick);
   const head = small || narrow ? "" : text(0, 12, told, { class: "title" }) + text(left + 10, 12, heading, { class: "title" });
   const drawn = [head, rows(names, followed, y, wide, small), bars(numbers, wide + 4, left - 14, y, small ? 7 : high, ref)];
-  return { drawn, narrow, top, left: left + (narrow ? 0 : 10), y, size: H - top - 4, wide: W - left - (narrow ? 0 : 10), quiet: small || narrow };
+  return { drawn, narrow, top, left: left + (narrow ? 0 : 10), y, names: wide, size: H - top - 4, wide: W - left - (narrow ? 0 : 10), quiet: small || narrow };
 }
 
 // The feet of points on the line along a direction.

@@ -45,7 +45,7 @@ function board(W, H, small, [told, middle, right], numbers, quantity = undefined
   const head = quiet ? [] : [[0, told], [from, middle], [left, right]].map(([x, inside]) => text(x, 12, inside, { class: "title" }));
   const list = small ? [] : [
     rows(DATA.tokens, S.i, y, names, small),
-    mark("now", "rect", { x: -3, y: y(now()) - 13, width: names + 2, height: 26, rx: 6, class: "frame" }),
+    mark("now", "rect", { x: -3, y: y(now()) - rowHigh(y) / 2, width: names + 2, height: rowHigh(y), rx: 6, class: "frame" }),
     quiet ? [] : bars(numbers, names + 6, from - 22, y, Math.min(20, (0.4 * H) / J.length), quantity && ((j) => `${quantity}.${j}`)),
     legend ? text(W, H - 4, "○ said, ● remembered", { class: "title", "text-anchor": "end" }) : "",
   ];
@@ -310,7 +310,7 @@ tour({
       title: "Ask", label: "a part of DELTA.2", formula: "a_n = D_n^T k_n", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0], picture: ask,
       say: "The memory is asked for the token’s key before anything is written. Its answer is the sum of its rows, each times one element of the key.",
       alt: "Rows of the memory times elements of the key, end to end: they lead to the answer",
-      caption: () => (now() === 0 ? "An empty memory answers 0 to every key." : `The thick arrow is the answer a to the key of ${names([now()])}. It comes from tokens whose keys are like this one: the bars.`),
+      caption: () => (now() === 0 ? "An empty memory answers 0 to every key." : `The thick arrow is the answer a to the key of ${names([now()])}. It comes from tokens whose keys are like this one.`),
     },
     {
       id: "DELTA.2", title: "See what is missing", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0], picture: see,
@@ -331,7 +331,7 @@ tour({
       caption: () => {
         const others = disturbed(), n = now();
         if (K.beta === 0) return "Nothing is written, so no answer moves.";
-        return `Arrows: how answers move. ${others.length ? `What is remembered of ${names(others.slice(-2))} is disturbed: the key is not at right angles, so its answer moves by ${show(along(others.at(-1), n))} u.` : `Only the answer to the key of ${names([n])} moves.`}`;
+        return `Arrows: how answers move. ${others.length ? `What is remembered of ${names(others.slice(-1))} is disturbed: the key is not at right angles, so its answer moves by ${show(along(others.at(-1), n))} u.` : `Only the answer to the key of ${names([n])} moves.`}`;
       },
     },
     {

@@ -223,7 +223,7 @@ function fill(W, H, small) {
   const exact = moment() === S.t;
   return [
     b.drawn, table(b, long() ? [] : [{ key: "phi", head: "φ", numbers: R().map((r) => V.phi(r, n)), ref: (r) => `phi.${r}.${n}` }, ...inside(stateAt(moment()), exact ? (r, c) => (c < E.length ? `M.${S.t}.${r}.${c}` : `N.${S.t}.${r}`) : undefined)]),
-    small ? [] : mark("now", "rect", { x: -1, y: b.y(n) - 13, width: b.narrow ? 72 : 94, height: 26, rx: 6, class: "frame" }),
+    small ? [] : mark("now", "rect", { x: -1, y: b.y(n) - rowHigh(b.y) / 2, width: b.names + 2, height: rowHigh(b.y), rx: 6, class: "frame" }),
   ];
 }
 
