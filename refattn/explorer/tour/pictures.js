@@ -13,6 +13,7 @@
 //   rows(names, S.i, y, width)    the words, one below the other, y(j) high: who clicks one follows it
 //   bars(numbers, left, right, y, high, ref)    a bar for each word, to the left and the right of a zero line
 //   beside(names, S.i, W, H, small, numbers, told, heading, ref)    the words with bars, and where there is room to their right
+//   feet(at, points, along)    of points on a line        meeting(...), aimed(...)    values about their mean, what is wished for
 //   plane(x, y, size, points, wide)    a square for points: `ground`, `X(p)`, `Y(p)`; `back(x, y)` is the point at a place
 //
 // The last argument of mark and point, `drag: (x, y) => { DATA.k[2] = at.back(x, y); }`, lets a reader drag it, by mouse,

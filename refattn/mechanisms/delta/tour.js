@@ -19,7 +19,7 @@ const vectorOf = (name, n) => E.map((e) => V[name](n, e));
 const rowsOf = (name, n) => D.map((d) => E.map((e) => V[name](n, d, e)));
 const size = (list) => Math.hypot(...list.flat());
 const moment = () => S.at ?? S.t;
-const written_ = () => (moment() >= J.length ? 1 : moment() - Math.floor(moment())); // how far the writing of the token now is done
+const progress = () => (moment() >= J.length ? 1 : moment() - Math.floor(moment())); // how far the writing of the token now is done
 
 // The memory between two steps: at first it fades, then it is written to.
 function memoryAt(at) {
@@ -53,14 +53,14 @@ function board(W, H, small, [told, middle, right], numbers, quantity = undefined
 }
 
 // Matrices and rows to be stacked; each number with its reference, if it is one of the page's.
-const matrix = (key, head, name, n, column = undefined, numbers = undefined) => ({ key, head, column, rows: D.map((d) => E.map((e) => (numbers ? [numbers[d][e]] : [V[name](n, d, e), `${name}.${n}.${d}.${e}`]))) });
+const matrix = (key, head, name, n, column = undefined, numbers = undefined) => ({ table: true, key, head, column, rows: D.map((d) => E.map((e) => (numbers ? [numbers[d][e]] : [V[name](n, d, e), `${name}.${n}.${d}.${e}`]))) });
 const row = (head, name, n) => ({ key: name, head, rows: [E.map((e) => [V[name](n, e), `${name}.${n}.${e}`])] });
 const column = (head, name, n) => ({ head, cells: D.map((d) => [V[name](n, d), `${name}.${n}.${d}`]) });
 
 // One below the other: a matrix has its name above it and a column beside it, a row its name beside it.
 function stack(b, blocks, scaled = false) {
-  const tables = blocks.filter((one) => one.rows.length === D.length && one.column !== null), head = b.small ? 4 : b.narrow ? 13 : 20, count = blocks.reduce((n, one) => n + one.rows.length, 0);
-  const key = b.small ? 0.2 * b.space : b.narrow ? 40 : 58, wide = Math.min(b.small ? 64 : 76, (b.space - key - 6) / E.length), gap = b.narrow ? 3 : 10, high = Math.min(b.small ? 40 : 56, (b.H - b.top - tables.length * head - (blocks.length - 1) * gap - 6) / count);
+  const tables = blocks.filter((one) => one.table).length, head = b.small ? 4 : b.narrow ? 13 : 20, count = blocks.reduce((n, one) => n + one.rows.length, 0);
+  const key = b.small ? 0.2 * b.space : b.narrow ? 40 : 58, wide = Math.min(b.small ? 64 : 76, (b.space - key - 6) / E.length), gap = b.narrow ? 3 : 10, high = Math.min(b.small ? 40 : 56, (b.H - b.top - tables * head - (blocks.length - 1) * gap - 6) / count);
   const usual = Math.max(1, ...DATA.v.flat().map(Math.abs)), x0 = b.from + key + 6, tick = { class: "tick", "text-anchor": "middle" };
   const one = (name, x, y, width, [number, ref], most) => [
     cell(name, x + 1, y + 1, width - 2, high - 2, number, most, ref ? { "data-ref": ref } : {}),
@@ -68,7 +68,7 @@ function stack(b, blocks, scaled = false) {
   ];
   let y = b.top;
   return blocks.map((block) => {
-    const table = tables.includes(block), most = scaled ? Math.max(1e-9, ...block.rows.flat().map(([x]) => Math.abs(x))) : usual, drawn = [];
+    const { table } = block, most = scaled ? Math.max(1e-9, ...block.rows.flat().map(([x]) => Math.abs(x))) : usual, drawn = [];
     if (table) y += head;
     if (table && !b.small) drawn.push(text(x0 + (wide * E.length) / 2, y - (b.narrow ? 3 : 5), block.head, tick), block.column ? text(b.from + key / 2, y - (b.narrow ? 3 : 5), b.narrow ? block.column.head.split(" ").at(-1) : block.column.head, tick) : "");
     if (!table && !b.small) drawn.push(text(x0 - 8, y + high / 2 + 4, b.narrow ? block.head.split(" ").at(-1) : block.head, { class: "tick", "text-anchor": "end" }));
@@ -84,7 +84,7 @@ function stack(b, blocks, scaled = false) {
 }
 
 // The plane of the values: rings are what tokens said, dots what a memory answers to their keys. `until`: tokens that it knows.
-function field(b, memory, until = now() + (written_() > 0.5), back = false) {
+function field(b, memory, until = now() + (progress() > 0.5), back = false) {
   const at = plane(b.left, b.top, b.size, extent(), b.wide), place = (p) => [at.X(flat(p)), at.Y(flat(p))], r = b.small ? 5 : b.narrow ? 5 : 8, heard = J.map((j) => asked(memory, keyOf(j)));
   const named = labels(b.left + b.wide, b.top + b.size, 13, J.map((j) => [-r, -r, r, r].map((x, n) => place(DATA.v[j])[n % 2] + x)), b.left, b.top);
   const drawn = [
@@ -120,25 +120,25 @@ const called = (b, f, name, p, dx = 9, dy = -8) => (b.quiet ? [] : label(`${name
 const black = (b, f, p) => mark("out", "circle", { cx: f.place(p)[0], cy: f.place(p)[1], r: b.quiet ? 4.5 : 6.5, style: "fill:var(--ink);stroke:var(--paper)", "stroke-width": 1.5 });
 const overlaps = () => J.map((j) => along(j, now()));
 const errors = (memory, until) => J.map((j) => (j < until ? Math.hypot(...E.map((e) => DATA.v[j][e] - asked(memory, keyOf(j))[e])) : 0));
-const said_ = "values: ○ said, ● remembered";
-const during = () => mix(weak(now()), states(now() + 1), written_()); // the faded memory, and what the token makes of it
-const key_ = () => column("key k", "k", now());
+const RINGS = "values: ○ said, ● remembered";
+const during = () => mix(weak(now()), states(now() + 1), progress()); // the faded memory, and what the token makes of it
+const keyColumn = () => column("key k", "k", now());
 
 function fade(W, H, small) {
-  const n = now(), before = states(n), until = n, b = board(W, H, small, ["miss of each token", "before, and faded", said_], errors(weak(n), until)), f = field(b, weak(n), until);
+  const n = now(), before = states(n), until = n, b = board(W, H, small, ["miss of each token", "before, and faded", RINGS], errors(weak(n), until)), f = field(b, weak(n), until);
   return [b.drawn, stack(b, [matrix("before", "memory S", "state", n), matrix("S", "faded D", "faded", n)]), f.drawn, J.slice(0, until).map((j) => [vector(`push.${j}`, ...f.place(asked(before, keyOf(j))), ...f.place(f.heard[j]), { style: `stroke:${color(j)}` })])];
 }
 
 function ask(W, H, small) {
   const n = now(), b = board(W, H, small, ["k · key of each", "each row times the key", "rows times k, end to end"], overlaps()), f = field(b, weak(n), n);
-  return [b.drawn, stack(b, [matrix("S", "memory D", "faded", n, key_()), row("answer a", "answer", n)]), f.drawn, chain(f, weak(n), keyOf(n)), called(b, f, "a", vectorOf("answer", n))];
+  return [b.drawn, stack(b, [matrix("S", "memory D", "faded", n, keyColumn()), row("answer a", "answer", n)]), f.drawn, chain(f, weak(n), keyOf(n)), called(b, f, "a", vectorOf("answer", n))];
 }
 
 // From the answer to the value: the miss, of which u is the part that is written.
 function lack(W, H, small, heads, below, thick) {
   const n = now(), b = board(W, H, small, heads, errors(during(), n + 1)), f = field(b, during()), a = vectorOf("answer", n), u = vectorOf("correction", n);
   return [
-    b.drawn, stack(b, [matrix("S", "memory D", "faded", n, key_()), ...below]), f.drawn,
+    b.drawn, stack(b, [matrix("S", "memory D", "faded", n, keyColumn()), ...below]), f.drawn,
     thick ? [line("miss", [f.place(a), f.place(DATA.v[n])], { class: "hair dashed" }), vector("change", ...f.place(a), ...f.place(a.map((x, e) => x + u[e])), { class: "vector thick" }), called(b, f, "u", a.map((x, e) => x + u[e] / 2))] : [vector("change", ...f.place(a), ...f.place(DATA.v[n]), { class: "vector thick" }), called(b, f, "m", a.map((x, e) => (x + DATA.v[n][e]) / 2))],
     mark("from", "circle", { cx: f.place(a)[0], cy: f.place(a)[1], r: b.quiet ? 3 : 4.5, class: "sink" }), called(b, f, "a", a, -9),
   ];
@@ -146,10 +146,10 @@ function lack(W, H, small, heads, below, thick) {
 const see = (W, H, small) => lack(W, H, small, ["miss of each token", "value less answer", "from the answer a to the value"], [row("answer a", "answer", now()), row("value v", "v", now()), row("miss m", "miss", now())], false);
 const decide = (W, H, small) => lack(W, H, small, ["miss of each token", "u is β times m", "how far to go: u"], [row("miss m", "miss", now()), row("change u", "correction", now())], true);
 
-function write_(W, H, small) {
-  const n = now(), b = board(W, H, small, ["k · key of each", "k times u is added", said_], overlaps()), f = field(b, states(n + 1), n + 1), old = weak(n);
+function writing(W, H, small) {
+  const n = now(), b = board(W, H, small, ["k · key of each", "k times u is added", RINGS], overlaps()), f = field(b, states(n + 1), n + 1), old = weak(n);
   return [
-    b.drawn, stack(b, [matrix("S", "memory S", "state", n + 1, key_(), moment() === S.t && S.t < J.length ? undefined : during()), row("change u", "correction", n)]), f.drawn,
+    b.drawn, stack(b, [matrix("S", "memory S", "state", n + 1, keyColumn(), moment() === S.t && S.t < J.length ? undefined : during()), row("change u", "correction", n)]), f.drawn,
     J.slice(0, n + 1).map((j) => vector(`push.${j}`, ...f.place(asked(old, keyOf(j))), ...f.place(f.heard[j]), { style: `stroke:${color(j)}`, ...(j === n ? { class: "vector thick" } : {}) })),
   ];
 }
@@ -171,9 +171,9 @@ function read(W, H, small) {
 
 function overview(W, H, small) {
   if (S.side === "backward") return toValue(W, H, small);
-  const n = now(), memory = memoryAt(moment()), until = Math.floor(moment() + 1e-9) + (moment() - Math.floor(moment()) > 0.5), b = board(W, H, small, ["miss of each token", S.t < J.length ? `next: ${DATA.tokens[n]}` : `after ${DATA.tokens[n]}`, said_], errors(memory, until)), f = field(b, memory, until);
+  const n = now(), memory = memoryAt(moment()), until = Math.floor(moment() + 1e-9) + (moment() - Math.floor(moment()) > 0.5), b = board(W, H, small, ["miss of each token", S.t < J.length ? `next: ${DATA.tokens[n]}` : `after ${DATA.tokens[n]}`, RINGS], errors(memory, until)), f = field(b, memory, until);
   const shown = moment() === S.t ? undefined : memory;
-  return [b.drawn, stack(b, [matrix("S", "memory S", "state", S.t, key_(), shown), ...(small ? [] : [row("answer a", "answer", n), row("value v", "v", n), row("miss m", "miss", n)])]), f.drawn, path(b, f)];
+  return [b.drawn, stack(b, [matrix("S", "memory S", "state", S.t, keyColumn(), shown), ...(small ? [] : [row("answer a", "answer", n), row("value v", "v", n), row("miss m", "miss", n)])]), f.drawn, path(b, f)];
 }
 
 // Backwards: the output, what is wished for, and the plane without what is remembered.
@@ -203,7 +203,7 @@ function toMemory(W, H, small) {
 
 function toChange(W, H, small) {
   const n = now(), b = board(W, H, small, ["|du| of each", after(), "rows of dS times k, end to end"], J.map((j) => size(vectorOf("du", j)))), f = field(b, states(n + 1), 0, true);
-  return [b.drawn, stack(b, [matrix("dS", "gradient dS", "dS", n, key_()), row("gradient du", "du", n)], true), f.drawn, chain(f, rowsOf("dS", n), keyOf(n)), called(b, f, "du", vectorOf("du", n)), goal(b, f)];
+  return [b.drawn, stack(b, [matrix("dS", "gradient dS", "dS", n, keyColumn()), row("gradient du", "du", n)], true), f.drawn, chain(f, rowsOf("dS", n), keyOf(n)), called(b, f, "du", vectorOf("du", n)), goal(b, f)];
 }
 
 function toMiss(W, H, small) {
@@ -218,12 +218,12 @@ function toMiss(W, H, small) {
 
 function toValue(W, H, small) {
   const n = now(), b = board(W, H, small, ["|dv| of each", after(), "where values should move: −dv"], J.map((j) => size(vectorOf("dv", j)))), f = field(b, states(n + 1), 0, true), o = vectorOf("o", S.i);
-  return [b.drawn, stack(b, [matrix("dS", "gradient dS", "dS", n, key_()), ...(small ? [] : [row("gradient du", "du", n), row("gradient dv", "dv", n)])], true), f.drawn, J.map((j) => vector(`push.${j}`, ...f.place(DATA.v[j]), ...f.place(less(DATA.v[j], vectorOf("dv", j))), { style: `stroke:${color(j)}` })), vector("sum", ...f.place(o), ...f.place(DATA.target), { class: "vector thick" }), goal(b, f)];
+  return [b.drawn, stack(b, [matrix("dS", "gradient dS", "dS", n, keyColumn()), ...(small ? [] : [row("gradient du", "du", n), row("gradient dv", "dv", n)])], true), f.drawn, J.map((j) => vector(`push.${j}`, ...f.place(DATA.v[j]), ...f.place(less(DATA.v[j], vectorOf("dv", j))), { style: `stroke:${color(j)}` })), vector("sum", ...f.place(o), ...f.place(DATA.target), { class: "vector thick" }), goal(b, f)];
 }
 
 function toFaded(W, H, small) {
   const n = now(), b = board(W, H, small, ["|dD| of each", after(), "−dS (dashed), and −dD of the rows"], J.map((j) => size(rowsOf("dD", j)))), f = field(b, weak(n), 0, true);
-  return [b.drawn, stack(b, [matrix("before", "gradient dS", "dS", n, key_()), row("gradient dm", "dm", n), matrix("dS", "gradient dD", "dD", n)], true), f.drawn, tugged(b, f, weak(n), rowsOf("dS", n), "was", { class: "ghost" }), tugged(b, f, weak(n), rowsOf("dD", n)), goal(b, f)];
+  return [b.drawn, stack(b, [matrix("before", "gradient dS", "dS", n, keyColumn()), row("gradient dm", "dm", n), matrix("dS", "gradient dD", "dD", n)], true), f.drawn, tugged(b, f, weak(n), rowsOf("dS", n), "was", { class: "ghost" }), tugged(b, f, weak(n), rowsOf("dD", n)), goal(b, f)];
 }
 
 // The keys have a plane of their own.
@@ -242,8 +242,8 @@ function toKey(W, H, small) {
 }
 
 function toFading(W, H, small) {
-  const n = now(), D_ = weak(n), b = board(W, H, small, ["d log decay of each", after(), "fading moves rows to 0; −dD"], J.map((j) => V.dlog(j)), "dlog"), f = field(b, weak(n), 0, true);
-  return [b.drawn, stack(b, [matrix("S", "faded D", "faded", n), matrix("dS", "gradient dD", "dD", n)], true), f.drawn, D_.map((p, d) => vector(`tie.${d}`, ...f.place(p), ...f.place(p.map(() => 0)), { class: "vector dashed", opacity: 0.6 })), tugged(b, f, D_, rowsOf("dD", n)), goal(b, f)];
+  const n = now(), memory = weak(n), b = board(W, H, small, ["d log decay of each", after(), "fading moves rows to 0; −dD"], J.map((j) => V.dlog(j)), "dlog"), f = field(b, weak(n), 0, true);
+  return [b.drawn, stack(b, [matrix("S", "faded D", "faded", n), matrix("dS", "gradient dD", "dD", n)], true), f.drawn, memory.map((p, d) => vector(`tie.${d}`, ...f.place(p), ...f.place(p.map(() => 0)), { class: "vector dashed", opacity: 0.6 })), tugged(b, f, memory, rowsOf("dD", n)), goal(b, f)];
 }
 
 const first = DATA.k.map((row) => [...row]);
@@ -325,7 +325,7 @@ tour({
       caption: () => (K.beta === 0 ? "With β = 0 nothing is written." : `The thick arrow u is ${percent(K.beta)} of the way from the answer a to the value.`),
     },
     {
-      id: "DELTA.4", title: "Write", when: "step", show: [["k"], ["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0], picture: write_,
+      id: "DELTA.4", title: "Write", when: "step", show: [["k"], ["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0], picture: writing,
       say: () => `Each row of the memory changes by u times one element of the key. So this key’s answer moves by u times k · k, here ${show(along(now(), now()))}. Answers to keys at right angles stay.`,
       alt: "The memory after the writing, and arrows by which its answers move",
       caption: () => {

@@ -248,7 +248,7 @@ function toPushers(W, H, small) {
   return [b.drawn, d.ground, J.map((j) => vector(`key.${j}`, ...d.zero, ...d.place(d.here[j]), { style: `stroke:${color(j)}`, opacity: j > S.i ? 0.3 : 1 })), feet(d.area, d.here, grad, b.quiet), vector(`down.${S.i}`, ...d.zero, ...d.place(grad.map((x) => by * x)), { class: "vector thick" }), b.quiet ? [] : label("do name", d.area.X(grad.map((x) => by * x)) + 8, d.area.Y(grad.map((x) => by * x)), "do", { class: "name strong" }), d.dots];
 }
 function toWeights(W, H, small) {
-  const n = now(), b = board(W, H, small, seen((j) => V.dw(n, S.i, j)), "gradient dw", "lines: |dw|, dashed below 0; size: |du|", of("dw")), most_ = Math.max(1e-12, ...each("du").map(Math.abs)), f = particles(b, within(), { ...later, radius: (j) => 0.6 + 1.2 * Math.sqrt(Math.abs(V.du(n, j)) / most_) });
+  const n = now(), b = board(W, H, small, seen((j) => V.dw(n, S.i, j)), "gradient dw", "lines: |dw|, dashed below 0; size: |du|", of("dw")), strongest = Math.max(1e-12, ...each("du").map(Math.abs)), f = particles(b, within(), { ...later, radius: (j) => 0.6 + 1.2 * Math.sqrt(Math.abs(V.du(n, j)) / strongest) });
   return [b.drawn, f.ground, bonds(f, (j) => V.dw(n, S.i, j)), f.dots, goal(b, f)];
 }
 function toIncoming(W, H, small) {
@@ -256,8 +256,8 @@ function toIncoming(W, H, small) {
   return [b.drawn, f.ground, J.map((j) => f.push(`momentum.${j}`, j, placed("p", n, j), thin)), f.dots, against(f, "down", flatly("dp", n)), goal(b, f)];
 }
 function toMass(W, H, small) {
-  const n = now(), most_ = Math.max(1e-12, ...each("dlogz").map(Math.abs)), b = board(W, H, small, each("dlogz"), "gradient dlog z", "dashed: what mass should become", one("dlogz")), f = particles(b, within(), { radius: heavy });
-  return [b.drawn, f.ground, f.dots, J.map((j) => mark(`ring.${j}`, "circle", { cx: f.place(f.here[j])[0], cy: f.place(f.here[j])[1], r: (b.quiet ? 3.5 : 6) * heavy(j) * Math.exp((-0.8 * V.dlogz(n, j)) / most_), class: "ghost", style: "stroke:var(--ink)" })), goal(b, f)];
+  const n = now(), strongest = Math.max(1e-12, ...each("dlogz").map(Math.abs)), b = board(W, H, small, each("dlogz"), "gradient dlog z", "dashed: what mass should become", one("dlogz")), f = particles(b, within(), { radius: heavy });
+  return [b.drawn, f.ground, f.dots, J.map((j) => mark(`ring.${j}`, "circle", { cx: f.place(f.here[j])[0], cy: f.place(f.here[j])[1], r: (b.quiet ? 3.5 : 6) * heavy(j) * Math.exp((-0.8 * V.dlogz(n, j)) / strongest), class: "ghost", style: "stroke:var(--ink)" })), goal(b, f)];
 }
 function toScores(W, H, small) {
   const n = now(), b = board(W, H, small, seen((j) => V.ds(n, S.i, j)), "gradient ds", "lines: scores to be raised, dashed: lowered", of("ds")), f = particles(b, within(), { ...later, radius: (j) => (j > S.i ? 1 : 0.7 + V.w(n, S.i, j)) });
@@ -342,43 +342,43 @@ const backward = [
     id: ["dSYMP.17", "dSYMP.h_x"], of: "SYMP.18", title: "To the velocity", when: "step", show: [["dx[i]+1"], ["dvelocity[i]"], ["dh_x"]], pick: () => ["dvelocity", now(), S.i, steepest()], picture: toVelocity,
     say: "A velocity acted for a time h<sub>x</sub>, so it gets h<sub>x</sub> times the gradient of the place. The gradient of h<sub>x</sub> is how far all velocities point along theirs.",
     alt: "Velocities, and arrows by which they should change",
-    caption: () => `${small_("dvelocity") || "Arrows: how each velocity should change."} In this layer a longer drift h<sub>x</sub> would ${V.dh_x(now()) > 0 ? "raise" : "lower"} the loss.`,
+    caption: () => `${negligible("dvelocity") || "Arrows: how each velocity should change."} In this layer a longer drift h<sub>x</sub> would ${V.dh_x(now()) > 0 ? "raise" : "lower"} the loss.`,
   },
   {
     id: "dSYMP.16", of: ["SYMP.17", "SYMP.19"], title: "To the momentum", when: "step", show: [["dvelocity[i]", "z[i]"], ["dp[i]+1", "along_p[i]"], ["ddamped[i]"]], pick: () => ["ddamped", now(), S.i, steepest()], picture: toMomentum,
     say: "The momentum was used twice: it moved the token now, and it was passed on to the next layer. Both gradients add up.",
     alt: "Arrows against the gradients of the momenta, of this layer and with the next",
-    caption: () => small_("ddamped") || (now() === K.layers - 1 ? "No layer follows, so both arrows are the same: only the move in this layer counts." : "Dashed: because the momentum moves the token now. In full: with what it does in the next layers."),
+    caption: () => negligible("ddamped") || (now() === K.layers - 1 ? "No layer follows, so both arrows are the same: only the move in this layer counts." : "Dashed: because the momentum moves the token now. In full: with what it does in the next layers."),
   },
   {
     id: ["dSYMP.14", "dSYMP.15"], of: "SYMP.16", title: "Through the friction", when: "step", show: [["ddamped[i]"], ["dkicked[i]"], ["ddamping", "dc_log"]], pick: () => ["dkicked", now(), S.i, steepest()], picture: throughFriction,
     say: "Friction left a part of the momentum, and the same part of the gradient goes through.",
     alt: "The same arrows, shorter",
-    caption: () => small_("ddamped") || `The gradients shrink as the momenta did, to ${percent(Math.exp(-V.damping(now())))}. In this layer more friction would ${V.ddamping(now()) > 0 ? "raise" : "lower"} the loss.`,
+    caption: () => negligible("ddamped") || `The gradients shrink as the momenta did, to ${percent(Math.exp(-V.damping(now())))}. In this layer more friction would ${V.ddamping(now()) > 0 ? "raise" : "lower"} the loss.`,
   },
   {
     id: ["dSYMP.13", "dSYMP.12"], of: ["SYMP.14", "SYMP.13"], title: "To the force", when: "step", show: [["dkicked[i]"], ["dforce[i]"], ["dh_y"]], pick: () => ["dforce", now(), S.i, steepest()], picture: toForce,
     say: "The force acted for a time h<sub>y</sub>, so its gradient is h<sub>y</sub> times that of the kicked momentum.",
     alt: "Forces, and arrows by which they should change",
-    caption: () => small_("dforce") || `Dashed: the force on ${word()}. In full: how it should change. Here a longer kick would ${V.dh_y(now()) > 0 ? "raise" : "lower"} the loss.`,
+    caption: () => negligible("dforce") || `Dashed: the force on ${word()}. In full: how it should change. Here a longer kick would ${V.dh_y(now()) > 0 ? "raise" : "lower"} the loss.`,
   },
   {
     id: ["dSYMP.11", "dSYMP.4"], of: "SYMP.12", title: "To who pushed", when: "step", show: [["v", "da[i]"], ["z[i]", "dout[i]"], ["dv"]], pick: () => ["da", now(), S.i, pusher()], picture: toPushers,
     say: "A push is good if it points where the loss falls. Its strength gets this gradient, and its direction v the rest.",
     alt: "Directions of the tokens, each with its foot on the line of the gradient of the push",
-    caption: () => small_("dforce", S.i) || `The further a foot lies along do, the more a stronger push from there raises the loss: most that of ${names([before(S.i).reduce((a, j) => (V.da(now(), S.i, j) > V.da(now(), S.i, a) ? j : a))])}.`,
+    caption: () => negligible("dforce", now(), [S.i]) || `The further a foot lies along do, the more a stronger push from there raises the loss: most that of ${names([before(S.i).reduce((a, j) => (V.da(now(), S.i, j) > V.da(now(), S.i, a) ? j : a))])}.`,
   },
   {
     id: ["dSYMP.6", "dSYMP.10"], of: "SYMP.11", title: "To weights and speeds", when: "step", show: [["u", "da[i]", "dw[i]", "du"]], pick: () => ["dw", now(), S.i, pusher()], picture: toWeights,
     say: "The strength was a weight times a factor of the speeds. The speed of a token is in all pushes on it, and in all pushes by it.",
     alt: "Lines from the token that is followed, as wide as the gradients of its weights",
-    caption: () => small_("dforce") || `Wide lines: weights of ${word()} that matter. Dashed: more of it lowers the loss. Large dots: tokens whose speed matters.`,
+    caption: () => negligible("dforce") || `Wide lines: weights of ${word()} that matter. Dashed: more of it lowers the loss. Large dots: tokens whose speed matters.`,
   },
   {
     id: "dSYMP.p", of: ["SYMP.14", "SYMP.9"], title: "To the momentum that came in", when: "step", show: [["dkicked[i]"], ["du[i]", "z[i]", "p[i]"], ["dp[i]"]], pick: () => ["dp", now(), S.i, steepest()], picture: toIncoming,
     say: "The incoming momentum remained after the kick, and it made the speed. This is what the layer before gets.",
     alt: "Momenta that came in, and arrows by which they should change",
-    caption: () => small_("dp", undefined, now()) || (now() === 0 ? "All rested at the start; the arrows say in which direction a momentum would have helped." : "Dashed: the momenta that came in. In full: how each should change, for the layer before."),
+    caption: () => negligible("dp") || (now() === 0 ? "All rested at the start; the arrows say in which direction a momentum would have helped." : "Dashed: the momenta that came in. In full: how each should change, for the layer before."),
   },
   {
     id: "dSYMP.7", of: "SYMP.7", title: "To the mass", when: "step", show: [["du[i]", "u[i]"], ["dlogz[i]"]], pick: () => ["dlogz", now(), S.i], picture: toMass,
@@ -399,7 +399,7 @@ const backward = [
     id: ["dSYMP.1", "dSYMP.2", "dSYMP.3"], of: "SYMP.5", title: "To the directions", when: "step", show: [["ds[i]", "k"], ["dq[i]"], ["dk[i]"], ["dv[i]"], ["dy[i]"]], pick: () => ["dy", now(), S.i, 0], picture: toDirections,
     say: "A direction was a query, a key and a push: its gradient is the sum of the three.",
     alt: "Directions of the tokens on a circle, and arrows by which they should change",
-    caption: () => small_("dy") || "Where the directions should go. Along the circle they turn; what would leave it, the norm takes out of the gradient of the place.",
+    caption: () => negligible("dy") || "Where the directions should go. Along the circle they turn; what would leave it, the norm takes out of the gradient of the place.",
   },
   {
     id: "dSYMP.x", of: ["SYMP.1", "SYMP.18"], title: "To the places", when: "step", show: [["dy[i]", "along_y[i]"], ["dx[i]+1"], ["dx[i]"]], pick: () => ["dx", now(), S.i, steepest()], picture: toPlaces,
@@ -410,8 +410,8 @@ const backward = [
 ];
 
 const heaviest = (number, list = before(S.i)) => list.reduce((a, j) => (number(j) > number(a) ? j : a));
-const largestOf = (name, t = now()) => Math.max(...[V[name] && J.map((j) => C.map((c) => (quantities[name].axes.length > 2 ? V[name](t, j, c) : V[name](t, j))))].flat(2).map(Math.abs));
-const small_ = (name, j = undefined, t = now()) => ((j === undefined ? largestOf(name, t) : Math.max(...C.map((c) => Math.abs(V[name](t, j, c))))) < 5e-5 ? "Here next to nothing matters to the loss." : "");
+const largestOf = (name, t = now(), list = J) => Math.max(...list.flatMap((j) => (quantities[name].axes.length > 2 ? C.map((c) => V[name](t, j, c)) : [V[name](t, j)])).map(Math.abs));
+const negligible = (name, t = now(), list = J) => (largestOf(name, t, list) < 5e-5 ? "Here next to nothing matters to the loss." : "");
 const ways = (name) => size(C.map((c) => V[name](K.layers, S.i, c) - DATA.start[S.i][c]));
 
 function caption() {
