@@ -184,10 +184,6 @@ def test_a_picture_has_the_names_of_all_tokens_on_a_phone_too(tour: tuple[Mechan
             assert {*sentence(mechanism).tokens} <= names, (wide, high, names)
 
 
-ONE_FOR_ALL = {"higher_order", "sympformer", "delta"}
-"""Mechanisms whose tours have one picture for several cards, or pictures without keyed marks, which cannot move."""
-
-
 @pytest.mark.parametrize("name", TOURS)
 def test_no_two_cards_of_a_side_draw_the_same(name: str) -> None:
     """Nor do the marks of a card share a key; words and links in the picture do not count."""
@@ -209,7 +205,7 @@ def test_no_two_cards_of_a_side_draw_the_same(name: str) -> None:
                 titles = {picture: title for title, picture, *_ in cards}
                 same += [title for title, picture, *_ in cards if titles[picture] != title]
                 same += [title for title, _, keyed, _ in cards if not keyed]
-        assert bool(same) == (name in ONE_FOR_ALL), same  # a tour that has been converted leaves the list
+        assert not same
 
 
 def test_a_picture_moves_to_that_of_the_next_card() -> None:

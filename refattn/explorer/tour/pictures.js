@@ -12,7 +12,9 @@
 //   cell("m.0.2", x, y, width, height, number, most)    of a heat map     label("name.2", x, y, "bank", { class: "name" })
 //   rows(names, S.i, y, width)    the words, one below the other, y(j) high: who clicks one follows it
 //   bars(numbers, left, right, y, high, ref)    a bar for each word, to the left and the right of a zero line
-//   beside(W, H, names, S.i, numbers, told, heading)    both, and the room that is left    grid("cell", x, y, width, height, rows)
+//   beside(names, S.i, W, H, small, numbers, told, heading, ref)    the words with bars, and where there is room to their right
+//   feet(at, points, along)    of points on a line        meeting(...), aimed(...)    values about their mean, what is wished for
+//   grid("cell", x, y, width, height, rows)    a matrix as a heat map
 //   plane(x, y, size, points, wide)    a square for points: `ground`, `X(p)`, `Y(p)`; `back(x, y)` is the point at a place
 //
 // The last argument of mark and point, `drag: (x, y) => { DATA.k[2] = at.back(x, y); }`, lets a reader drag it, by mouse,
@@ -137,18 +139,12 @@ function bars(numbers, left, right, y, high, ref = undefined) {
 }
 
 // The words, one below the other: who clicks one follows it.
+const rowHigh = (y) => Math.max(12, Math.min(26, y(1) - y(0)));
 const rows = (names, followed, y, width, small = false) =>
   names.map((name, j) =>
     follows(j, name,
-      svg("rect", { x: 0, y: y(j) - 13, width, height: 26, rx: 6, class: "ground" }) + svg("circle", { cx: 8, cy: y(j), r: 4, style: `fill:${color(j)}` }) + text(17, y(j) + 4, name),
+      svg("rect", { x: 0, y: y(j) - rowHigh(y) / 2, width, height: rowHigh(y), rx: 6, class: "ground" }) + svg("circle", { cx: 8, cy: y(j), r: 4, style: `fill:${color(j)}` }) + text(17, y(j) + 4, name),
       { class: j === followed ? "word followed" : "word" }));
-
-// The words with a bar each, and how much room is to their right: what most cards begin with. `told`, `heading`: titles.
-function beside(W, H, names, followed, numbers, told, heading, ref = undefined) {
-  const narrow = W < 420, top = narrow ? 4 : 26, y = scale(0, Math.max(1, names.length - 1), top + 14, H - 16), left = Math.round(0.42 * W) + (narrow ? 6 : 20);
-  const high = narrow ? 7 : Math.min(22, (0.4 * (H - top)) / names.length), titles = narrow ? "" : text(0, 12, told, { class: "title" }) + text(left, 12, heading, { class: "title" });
-  return { narrow, x: left, y: top, w: W - left, h: H - top - 4, drawn: [titles, rows(names, followed, y, narrow ? 70 : 92), bars(numbers, narrow ? 74 : 96, left - (narrow ? 12 : 24), y, high, ref)] };
-}
 
 // A matrix, a list of rows, as a heat map in a box: its cells, and its numbers where they fit.
 function grid(key, x, y, width, height, all, ref = undefined, most = undefined) {
@@ -158,6 +154,62 @@ function grid(key, x, y, width, height, all, ref = undefined, most = undefined) 
     wide < 46 || high < 15 ? "" : text(x + (j + 0.5) * wide, y + (i + 0.5) * high + 4, show(z), { "text-anchor": "middle", ...(ref ? { "data-ref": ref(i, j) } : {}) }),
   ]));
 }
+
+// ---- the words with a bar each, and to their right what a card is about ------------------------------------------------
+
+const flat = (p) => [p[0], p[1] ?? 0]; // of wider vectors the first two numbers are drawn
+const put = (list, [x, y], by = 1) => { if (by) [x, y].slice(0, list.length).forEach((z, c) => { list[c] = z / by; }); };
+const enlarged = (length, room) => [1, 2, 5, 10, 20, 50, 100].findLast((times) => times * length <= room) ?? 1;
+
+// Where things are; the words, and a bar for each, which is told, too, by its reference.
+function beside(names, followed, W, H, small, numbers, told, heading, ref = undefined) {
+  const narrow = W < 420, top = small || narrow ? 6 : 26, n = names.length, y = scale(0, Math.max(1, n - 1), top + 14, H - 16), thick = (H - top) / n;
+  const wide = Math.max(narrow ? 70 : 92, 20 + Math.max(...names.map((name) => name.length)) * (narrow ? 6.2 : 7.4)), left = Math.round(narrow ? W * 0.48 : W * 0.42), high = narrow ? 7 : Math.min(22, 0.4 * thick);
+  const head = small || narrow ? "" : text(0, 12, told, { class: "title" }) + text(left + 10, 12, heading, { class: "title" });
+  const drawn = [head, rows(names, followed, y, wide, small), bars(numbers, wide + 4, left - 14, y, small ? 7 : high, ref)];
+  return { drawn, narrow, top, left: left + (narrow ? 0 : 10), y, names: wide, size: H - top - 4, wide: W - left - (narrow ? 0 : 10), quiet: small || narrow };
+}
+
+// The feet of points on the line along a direction.
+function feet(at, points, along, quiet) {
+  const size = along[0] ** 2 + along[1] ** 2, [l, t, r, b] = at.box, [mx, my] = [at.X([0, 0]), at.Y([0, 0])], far = size ? Math.min(...[[l, r, mx, along[0]], [t, b, my, -along[1]]].map(([low, high, m, d]) => (d ? Math.min(high - m, m - low) / Math.abs(d) : Infinity))) : 0;
+  const reach = size ? far : 0, end = (s) => [mx + s * reach * along[0], my - s * reach * along[1]];
+  return [
+    line("along", [end(-1), end(1)], { class: "hair dashed" }),
+    points.map((p, j) => {
+      const share = size ? (p[0] * along[0] + p[1] * along[1]) / size : 0, foot = along.map((x) => share * x);
+      return [
+        line(`drop.${j}`, [[at.X(p), at.Y(p)], [at.X(foot), at.Y(foot)]], { class: "hair dashed", style: `stroke:${color(j)}` }),
+        mark(`foot.${j}`, "circle", { cx: at.X(foot), cy: at.Y(foot), r: quiet ? 2 : 3.5, class: "foot", style: `fill:var(--paper);stroke:${color(j)}`, "stroke-width": 2 }),
+      ];
+    }),
+  ];
+}
+
+// Values as points, each as large as its share, within the hull of those that are seen, and their mean; what is below 0 is hollow.
+function meeting(b, at, names, points, shares, seen, out, tied, drag) {
+  const place = (p) => [at.X(p), at.Y(p)], radius = (j) => (b.narrow ? 2.5 : 4) + (b.narrow ? 5 : 13) * Math.sqrt(Math.min(1, Math.abs(shares[j])));
+  return [
+    at.ground,
+    mark("hull", "path", { d: `M${hull(points.filter((_, j) => seen(j))).map((p) => place(p).map(at_).join(" ")).join("L")}Z`, class: "hull" }),
+    tied ? points.map((p, j) => line(`tie.${j}`, [place(p), place(out)], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": Math.max(0.3, 12 * Math.min(1, Math.abs(shares[j]))), opacity: seen(j) ? 0.5 : 0 })) : [],
+    points.map((p, j) => [
+      point(`dot.${j}`, ...place(p), radius(j), j, { ...(shares[j] < 0 ? { style: `fill:var(--paper);stroke:${color(j)}` } : {}), opacity: seen(j) ? 1 : 0.35, "aria-label": `drag the value of ${names[j]}` }, (x, y) => drag(j, at.back(x, y))),
+      b.quiet ? [] : label(`name.${j}`, ...((x, y) => [x, y + (y > b.top + b.size / 2 ? radius(j) + 14 : -radius(j) - 5)])(...place(p)), names[j], { "text-anchor": "middle", class: "name" }),
+    ]),
+    mark("out", "circle", { cx: at.X(out), cy: at.Y(out), r: b.quiet ? 4 : 7, class: "sink" }),
+    b.quiet ? [] : label("out name", at.X(out) + 11, at.Y(out) - 8, "o", { class: "name strong" }),
+  ];
+}
+
+// What is wished for, which can be dragged.
+const aimed = (b, at, goal, drag) => [
+  cross("goal", at.X(goal), at.Y(goal), b.quiet ? 3 : 5),
+  mark("goal hold", "circle", { cx: at.X(goal), cy: at.Y(goal), r: 12, class: "ground", "aria-label": "drag the wanted output" }, "", (x, y) => drag(at.back(x, y))),
+  b.quiet ? [] : label("goal name", at.X(goal) - 9, at.Y(goal) - 9, "t", { class: "name strong", "text-anchor": "end" }),
+];
+
+// ---- moving ------------------------------------------------------------------------------------------------------------
 
 // Between two values of an attribute: numbers, and texts that differ in their numbers alone.
 const NUMBER = /-?\d+(?:\.\d+)?/g, SHAPES = ["d", "points", "transform"];

@@ -6,113 +6,250 @@ const now = () => Math.min(S.t, J.length - 1); // the token that comes at the st
 const main = (list) => list.map(Math.abs).indexOf(Math.max(...list.map(Math.abs)));
 const notes = DATA.tokens[0] === "Ann tea"; // the example's own notes, not those of a reader
 
-// ---- the picture -----------------------------------------------------------------------------------------------------
+// ---- pictures: the tokens with a bar each, the memory as a matrix, and the plane of the values ---------------------------
 
 const mix = (a, b, part) => a.map((row, d) => row.map((x, e) => x + part * (b[d][e] - x)));
 const states = (t) => D.map((d) => E.map((e) => V.state(t, d, e)));
+const weak = (n) => D.map((d) => E.map((e) => V.faded(n, d, e)));
 const asked = (memory, key) => E.map((e) => D.reduce((total, d) => total + key[d] * memory[d][e], 0));
+const inner = (a, b) => a.reduce((total, x, n) => total + x * b[n], 0);
 const keyOf = (j) => D.map((d) => V.k(j, d));
-const question = () => D.map((d) => DATA.q[S.i][d] / Math.sqrt(D.length));
+const question = (j = S.i) => D.map((d) => DATA.q[j][d] / Math.sqrt(D.length));
+const vectorOf = (name, n) => E.map((e) => V[name](n, e));
+const rowsOf = (name, n) => D.map((d) => E.map((e) => V[name](n, d, e)));
+const size = (list) => Math.hypot(...list.flat());
+const moment = () => S.at ?? S.t;
+const progress = () => (moment() >= J.length ? 1 : moment() - Math.floor(moment())); // how far the writing of the token now is done
 
 // The memory between two steps: at first it fades, then it is written to.
 function memoryAt(at) {
   const n = Math.min(Math.floor(at), J.length), part = at - n;
   if (part < 1e-9) return states(n);
-  const weak = D.map((d) => E.map((e) => V.faded(n, d, e)));
-  return part < 0.35 ? mix(states(n), weak, part / 0.35) : mix(weak, states(n + 1), (part - 0.35) / 0.65);
+  return part < 0.35 ? mix(states(n), weak(n), part / 0.35) : mix(weak(n), states(n + 1), (part - 0.35) / 0.65);
 }
 
-// What linear attention, which adds every value, answers to the question after t tokens.
-function added(t) {
-  const key = question(), fade = Math.exp(K.log_decay);
-  return E.map((e) => J.slice(0, t).reduce((total, j) =>
-    total + fade ** (t - 1 - j) * K.beta * DATA.v[j][e] * D.reduce((sum, d) => sum + key[d] * V.k(j, d), 0), 0));
+// What linear attention, which adds every value, answers to a question after t tokens.
+function added(t, key = question()) {
+  const fade = Math.exp(K.log_decay);
+  return E.map((e) => J.slice(0, t).reduce((total, j) => total + fade ** (t - 1 - j) * K.beta * DATA.v[j][e] * inner(key, keyOf(j)), 0));
 }
 
-function tile(x, y, wide, high, number, most, ref) {
-  const set = { x, y, width: wide - 2, height: high - 2, rx: 3 }, ground = svg("rect", { ...set, class: "plane" }) + svg("rect", { ...set, style: `fill:${heat(number, most)}` });
-  if (wide < 34 || ref === undefined) return ground;
-  return ground + text(x + wide / 2 - 1, y + high / 2 + 3, show(Math.abs(number) < 1e-12 ? 0 : number), { "text-anchor": "middle", ...(ref ? { "data-ref": ref } : {}) });
+// The points that the plane has to show; at the same knobs it stays, also while points are dragged.
+const extents = {};
+const extent = () => (extents[JSON.stringify(K)] ??= [DATA.target, [0, 0], ...DATA.v, ...J.flatMap((t) => [added(t + 1, question(t)), ...[question(t), ...J.slice(0, t + 1).map(keyOf)].flatMap((key) => [asked(states(t), key), asked(states(t + 1), key)])])].map(flat));
+
+// Where things are; the tokens, the one that comes framed, and where there is room a bar for each.
+function board(W, H, small, [told, middle, right], numbers, quantity = undefined) {
+  const narrow = W < 420, quiet = small || narrow, top = quiet ? 2 : 26, legend = narrow && !small && H > 160 ? 20 : 0, names = small ? 0 : 22 + Math.max(...DATA.tokens.map((token) => token.length)) * (narrow ? 6.9 : 8);
+  const y = scale(0, Math.max(1, J.length - 1), top + 13, H - 16), from = small ? 2 : narrow ? names + 4 : 0.34 * W, left = W * (small ? 0.5 : narrow ? 0.66 : 0.61), wide = W - left;
+  const head = quiet ? [] : [[0, told], [from, middle], [left, right]].map(([x, inside]) => text(x, 12, inside, { class: "title" }));
+  const list = small ? [] : [
+    rows(DATA.tokens, S.i, y, names, small),
+    mark("now", "rect", { x: -3, y: y(now()) - rowHigh(y) / 2, width: names + 2, height: rowHigh(y), rx: 6, class: "frame" }),
+    quiet ? [] : bars(numbers, names + 6, from - 22, y, Math.min(20, (0.4 * H) / J.length), quantity && ((j) => `${quantity}.${j}`)),
+    legend ? text(W, H - 4, "○ said, ● remembered", { class: "title", "text-anchor": "end" }) : "",
+  ];
+  return { drawn: [head, list], narrow, small, quiet, top, H, from, space: left - from - (quiet ? 8 : 22), left, wide, size: Math.min(wide, H - top - 4 - legend) };
 }
 
-// The memory as a table, the key beside its rows, and below its columns what it answers to that key, and how it errs.
-function table(W, H, small) {
-  const at = S.at ?? S.t, back = S.side === "backward", n = now(), narrow = W < 420, space = W * (small ? 0.5 : 0.49);
-  const below = small ? [] : back ? [["du", "du"], ["dm", "dm"]] : narrow ? [["answer", "answer"], ["value", "v"], ["miss", "miss"]] : [["answer a", "answer"], ["value v", "v"], ["m = v − a", "miss"], ["change u", "correction"]];
-  const head = small ? 4 : narrow ? 14 : 44, gap = small ? 0 : narrow ? 5 : 12, high = Math.min(small ? 64 : narrow && H < 160 ? 24 : 34, (H - head - gap - (narrow ? 4 : 24)) / (D.length + below.length));
-  const left = small ? 0 : narrow ? 8 : 16, key = small ? 0 : narrow ? 40 : 60, x0 = left + key + (small ? 4 : 10), wide = Math.min(small ? 64 : narrow ? 48 : 76, (space - x0 - 8) / E.length);
-  const cells = back ? D.map((d) => E.map((e) => V.dS(n, d, e))) : memoryAt(at), usual = Math.max(1, ...DATA.v.flat().map(Math.abs)), most = back ? Math.max(1e-9, ...cells.flat().map(Math.abs)) : usual;
-  const middle = { "text-anchor": "middle", class: "tick" };
-  let drawn = "";
-  if (!small) drawn += text(left + key / 2 - 1, head - 6, narrow ? "k" : "key k", middle) + text(x0 + (wide * E.length) / 2, head - 6, back ? "dS" : narrow ? "S" : "memory S", middle);
-  if (!small && !narrow) drawn += text(0, 12, back ? `gradients, after ${DATA.tokens[n]}` : S.t < J.length ? `next: ${DATA.tokens[n]}` : `after ${DATA.tokens[n]}`, { class: "title" }) + text(0, H - 6, back ? "arrows: where values should move" : "○ said, ● remembered, black: o and its way", { class: "title" });
-  D.forEach((d) => {
-    const y = head + d * high;
-    if (!small) drawn += tile(left, y, key, high, V.k(n, d), 1, `k.${n}.${d}`);
-    E.forEach((e) => { drawn += tile(x0 + e * wide, y, wide, high, cells[d][e], most, small ? undefined : back ? `dS.${n}.${d}.${e}` : at === S.t ? `state.${S.t}.${d}.${e}` : ""); });
+// Matrices and rows to be stacked; each number with its reference, if it is one of the page's.
+const matrix = (key, head, name, n, column = undefined, numbers = undefined) => ({ table: true, key, head, column, rows: D.map((d) => E.map((e) => (numbers ? [numbers[d][e]] : [V[name](n, d, e), `${name}.${n}.${d}.${e}`]))) });
+const row = (head, name, n) => ({ key: name, head, rows: [E.map((e) => [V[name](n, e), `${name}.${n}.${e}`])] });
+const column = (head, name, n) => ({ head, cells: D.map((d) => [V[name](n, d), `${name}.${n}.${d}`]) });
+
+// One below the other: a matrix has its name above it and a column beside it, a row its name beside it.
+function stack(b, blocks, scaled = false) {
+  const tables = blocks.filter((one) => one.table).length, head = b.small ? 4 : b.narrow ? 13 : 20, count = blocks.reduce((n, one) => n + one.rows.length, 0);
+  const key = b.small ? 0.2 * b.space : b.narrow ? 40 : 58, wide = Math.min(b.small ? 64 : 76, (b.space - key - 6) / E.length), gap = b.narrow ? 3 : 10, high = Math.min(b.small ? 40 : 56, (b.H - b.top - tables * head - (blocks.length - 1) * gap - 6) / count);
+  const usual = Math.max(1, ...DATA.v.flat().map(Math.abs)), x0 = b.from + key + 6, tick = { class: "tick", "text-anchor": "middle" };
+  const one = (name, x, y, width, [number, ref], most) => [
+    cell(name, x + 1, y + 1, width - 2, high - 2, number, most, ref ? { "data-ref": ref } : {}),
+    b.small || width < 36 || high < 12 ? [] : label(`${name} told`, x + width / 2, y + high / 2 + 4, show(Math.abs(number) < 1e-12 ? 0 : number), { "text-anchor": "middle", ...(ref ? { "data-ref": ref } : {}) }),
+  ];
+  let y = b.top;
+  return blocks.map((block) => {
+    const { table } = block, most = scaled ? Math.max(1e-9, ...block.rows.flat().map(([x]) => Math.abs(x))) : usual, drawn = [];
+    if (table) y += head;
+    if (table && !b.small) drawn.push(text(x0 + (wide * E.length) / 2, y - (b.narrow ? 3 : 5), block.head, tick), block.column ? text(b.from + key / 2, y - (b.narrow ? 3 : 5), b.narrow ? block.column.head.split(" ").at(-1) : block.column.head, tick) : "");
+    if (!table && !b.small) drawn.push(text(x0 - 8, y + high / 2 + 4, b.narrow ? block.head.split(" ").at(-1) : block.head, { class: "tick", "text-anchor": "end" }));
+    block.rows.forEach((numbers, d) => {
+      if (block.column) drawn.push(one(`${block.column.head.split(" ").at(-1)}.${d}`, b.from, y, key, block.column.cells[d], scaled || block.column.head.includes("d") ? Math.max(1e-9, ...block.column.cells.map(([x]) => Math.abs(x))) : 1));
+      numbers.forEach((number, e) => drawn.push(one(`${block.key}.${d}.${e}`, x0 + e * wide, y, wide, number, most)));
+      y += high;
+    });
+    if (table) drawn.push(mark(`frame ${block.key}`, "rect", { x: x0 - 2, y: y - block.rows.length * high - 2, width: wide * E.length + 4, height: block.rows.length * high + 4, rx: 5, class: "hair" }));
+    y += gap;
+    return drawn;
   });
-  drawn += svg("rect", { x: x0 - 3, y: head - 3, width: wide * E.length + 4, height: high * D.length + 4, rx: 5, style: "fill:none;stroke:var(--ink)", "stroke-width": 1.4 });
-  below.forEach(([label, name], row) => {
-    const y = head + gap + high * (D.length + row), size = back ? Math.max(1e-9, ...E.map((e) => Math.abs(V[name](n, e)))) : usual;
-    drawn += text(x0 - 10, y + high / 2 + 3, label, { class: "tick", "text-anchor": "end" });
-    E.forEach((e) => { drawn += tile(x0 + e * wide, y, wide, high, V[name](n, e), size, `${name}.${n}.${e}`); });
-  });
-  return drawn;
 }
 
-// The plane of the values: rings are what tokens said, dots what the memory now answers to their keys.
-function answers(W, H, small) {
-  const at = S.at ?? S.t, back = S.side === "backward", n = now(), memory = memoryAt(at), narrow = W < 420, end = Math.min(at, S.i + 1);
-  const top = small || narrow ? 2 : 24, told_ = narrow && !small && H > 160 ? 34 : 0; // a legend below, where there is room
-  const wide = narrow && !small ? W - 168 : Math.min(H - top - 2, W * 0.46), size = Math.min(wide, H - top - 2 - told_), left = W - wide;
-  const flat = (point) => [point[0], point[1] ?? 0], said = J.map((j) => flat(DATA.v[j])), goal = flat(DATA.target), lazy = flat(added(Math.floor(end + 1e-9)));
-  const told = Array.from({ length: J.length + 1 }, (_, t) => [question(), ...J.slice(0, t).map(keyOf)].map((key) => flat(asked(states(t), key)))).flat();
-  const { X, Y, ground } = plane(left, top, size, [...said, ...told, goal, [0, 0], flat(added(S.i + 1))], wide);
-  const inside = (x) => Math.max(left + 36, Math.min(left + wide - 36, x)), boxes = (marks, r) => marks.map((p) => [X(p) - r, Y(p) - r, X(p) + r, Y(p) + r]);
-  const place = (all, name) => all.sort((a, b) => a[0] - b[0]).map(([, word, at, half, look]) => name(word, X(at), Y(at), half, look)).join("");
-  const from = (a, b, set) => (Math.hypot(X(a) - X(b), Y(a) - Y(b)) < 11 ? "" : arrow(X(a), Y(a), X(b), Y(b), set));
-  let drawn = TIP + ground;
-  // On a phone a name stands where there is room.
-  const named = narrow && !small && labels(W, top + size, 11, [...boxes(said, 6), ...(notes ? [[W - 44, Y([0, 0]) - 14, W, Y([0, 0])], [X([0, 0]), top, X([0, 0]) + 48, top + 14]] : [])], left, top), names_ = [];
-  if (named && notes) {
-    drawn += text(W - 4, Y([0, 0]) - 3, "warm →", { class: "tick", "text-anchor": "end" }) + text(X([0, 0]) + 4, top + 11, "sweet ↑", { class: "tick" });
-  }
-  if (told_) ["○ said, ● remembered", back ? "arrows: where values should move" : "black: output o and its way"].forEach((line, n) => { drawn += text(left, top + size + 15 + 15 * n, line, { class: "title" }); });
-  if (!small && !narrow) drawn += text(left, 12, notes ? "values: warm →, sweet ↑" : "values", { class: "title" });
-  J.forEach((j) => {
-    const seen = j < at - 1e-9 || back, heard = flat(asked(memory, keyOf(j))), r = small ? 5 : narrow ? 6 : 8, style = `stroke:${color(j)}`;
-    if (seen && !back) drawn += svg("path", { d: `M${X(heard)} ${Y(heard)}L${X(said[j])} ${Y(said[j])}`, style, "stroke-width": 1.4, "stroke-dasharray": "2 3" });
-    const ring = svg("circle", { cx: X(said[j]), cy: Y(said[j]), r, style: `${style};fill:var(--paper)`, "stroke-width": seen ? 2.6 : 1.2, opacity: seen || j === n ? 1 : 0.5 });
-    if (named) names_.push([j === n || j === S.i ? 0 : 1, DATA.tokens[j], said[j], r, j === n ? "name strong" : "name"]);
-    const label = small || narrow ? "" : text(inside(X(said[j])), Y(said[j]) + (said[j][1] < 0 ? r + 13 : -r - 4), DATA.tokens[j], { "text-anchor": "middle", class: j === n ? "name strong" : "name" });
-    drawn += follows(j, DATA.tokens[j], ring + label);
-    if (seen && !back) drawn += svg("circle", { cx: X(heard), cy: Y(heard), r: small ? 3 : 4, style: `fill:${color(j)}` });
-    if (back) drawn += from(said[j], said[j].map((x, e) => x - (e < E.length ? V.dv(j, e) : 0)));
-  });
-  if (back) {
-    const result = flat(E.map((e) => V.o(S.i, e)));
-    drawn += from(result, goal) + svg("circle", { cx: X(result), cy: Y(result), r: 6, style: "fill:var(--ink);stroke:var(--paper)", "stroke-width": 1.5 }) + svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" });
-    if (named) return drawn + place([[0, "t", goal, 6, "name strong"], [0, "o", result, 6, "name strong"], ...names_], named);
-    return drawn + (small ? "" : text(X(goal) + 9, Y(goal) + 4, "t", { class: "name strong" }) + text(X(result) + 10, Y(result) + 4, "o", { class: "name strong" }));
-  }
-  if (S.t < J.length) drawn += from(flat(asked(memory, keyOf(n))), said[n]);
-  const here = flat(asked(memoryAt(end), question())), path = Array.from({ length: Math.floor(end + 1e-9) + 1 }, (_, t) => flat(asked(states(t), question())));
-  drawn += svg("path", { d: `M${[...path, here].map((p) => `${X(p).toFixed(1)} ${Y(p).toFixed(1)}`).join("L")}`, fill: "none", style: "stroke:var(--ink)", "stroke-width": 1, opacity: 0.6 });
-  if (end >= 1) {
-    drawn += svg("path", { d: `M${X(lazy)} ${Y(lazy) - 6}l6 6l-6 6l-6 -6z`, style: "fill:none;stroke:var(--soft)", "stroke-width": 1.8 });
-    if (named) names_.push([0, "only adding", lazy, 6, "name title"]);
-    else if (!small) drawn += text(inside(X(lazy)), Y(lazy) + (Y(here) > Y(lazy) ? -11 : 20), "only adding", { class: "name title", "text-anchor": "middle" });
-  }
-  drawn += svg("circle", { cx: X(here), cy: Y(here), r: small ? 5 : narrow ? 5.5 : 6.5, style: "fill:var(--ink);stroke:var(--paper)", "stroke-width": 1.5 });
-  return drawn + (named ? place([[-1, "o", here, 6, "name strong"], ...names_], named) : small ? "" : text(X(here) + 10, Y(here) - 7, "o", { class: "name strong" }));
+// The plane of the values: rings are what tokens said, dots what a memory answers to their keys. `until`: tokens that it knows.
+function field(b, memory, until = now() + (progress() > 0.5), back = false) {
+  const at = plane(b.left, b.top, b.size, extent(), b.wide), place = (p) => [at.X(flat(p)), at.Y(flat(p))], r = b.small ? 5 : b.narrow ? 5 : 8, heard = J.map((j) => asked(memory, keyOf(j)));
+  const named = labels(b.left + b.wide, b.top + b.size, 13, J.map((j) => [-r, -r, r, r].map((x, n) => place(DATA.v[j])[n % 2] + x)), b.left, b.top);
+  const drawn = [
+    at.ground,
+    !b.quiet && notes ? [text(b.left + b.wide - 6, at.Y([0, 0]) - 4, "warm →", { class: "tick", "text-anchor": "end" }), text(at.X([0, 0]) + 5, b.top + 13, "sweet ↑", { class: "tick" })] : [],
+    J.map((j) => [
+      j < until && !back ? line(`tie.${j}`, [place(heard[j]), place(DATA.v[j])], { class: "hair dashed", style: `stroke:${color(j)}` }) : [],
+      mark(`ring.${j}`, "circle", { cx: place(DATA.v[j])[0], cy: place(DATA.v[j])[1], r, style: `stroke:${color(j)};fill:var(--paper)`, "stroke-width": j < until || back ? 2.6 : 1.2, opacity: j < until || back || j === now() ? 1 : 0.5, "aria-label": `drag the value of ${DATA.tokens[j]}` }, "", (x, y) => put(DATA.v[j], at.back(x, y))),
+      b.quiet ? [] : named(DATA.tokens[j], ...place(DATA.v[j]), r, j === now() ? "name strong" : "name"),
+      j < until && !back ? point(`dot.${j}`, ...place(heard[j]), b.quiet ? 3 : 4.5, j) : [],
+    ]),
+  ];
+  return { at, place, heard, drawn };
 }
 
-// What a writing does to the last token before it whose key is neither its own nor at right angles.
-const along = (j, n) => D.reduce((total, d) => total + V.k(j, d) * V.k(n, d), 0);
-function disturbed() {
-  const n = now(), other = J.slice(0, n).findLast((j) => Math.abs(along(j, n)) > 1e-9 && along(j, n) ** 2 < (1 - 1e-9) * along(j, j) * along(n, n));
-  return other === undefined ? "" : ` The key of ${names([other])}, (${keyOf(other).map(show).join(", ")}), is not at right angles: its answer moves, too, by ${show(along(other, n))} u, and what is remembered of it is disturbed.`;
+const less = (p, x, by = 1) => p.map((y, e) => y - by * x[e]);
+// How much of a step from each point stays within the plane: all of them are made shorter by that.
+const room = (f, points, steps) => Math.max(0, Math.min(1, ...points.flatMap((p, n) => {
+  const [left, top, right, bottom] = f.at.box, [x, y] = f.place(p), [to, at] = f.place(less(p, steps[n]));
+  return [[x, to - x, left, right], [y, at - y, top, bottom]].map(([from, step, low, high]) => (step ? ((step > 0 ? high : low) - from) / step : 1));
+})));
+
+// Vectors end to end from 0: each row of a matrix times an element of a column; the thick one is their sum.
+function chain(f, matrix, factors) {
+  const zero = E.map(() => 0), by = room(f, [zero], [asked(matrix, factors.map((x) => -x))]);
+  let here = zero;
+  const steps = matrix.map((one, d) => { const from = here; here = here.map((x, e) => x + by * factors[d] * one[e]); return vector(`row.${d}`, ...f.place(from), ...f.place(here), { opacity: 0.55 }); });
+  return [steps, vector("sum", ...f.place(zero), ...f.place(here), { class: "vector thick" })];
 }
+
+// A name beside a point, if there is room for words.
+const called = (b, f, name, p, dx = 9, dy = -8) => (b.quiet ? [] : label(`${name} name`, f.place(p)[0] + dx, f.place(p)[1] + dy, name, { class: "name strong", ...(dx < 0 ? { "text-anchor": "end" } : {}) }));
+const black = (b, f, p) => mark("out", "circle", { cx: f.place(p)[0], cy: f.place(p)[1], r: b.quiet ? 4.5 : 6.5, style: "fill:var(--ink);stroke:var(--paper)", "stroke-width": 1.5 });
+const overlaps = () => J.map((j) => along(j, now()));
+const errors = (memory, until) => J.map((j) => (j < until ? Math.hypot(...E.map((e) => DATA.v[j][e] - asked(memory, keyOf(j))[e])) : 0));
+const RINGS = "values: ○ said, ● remembered";
+const during = () => mix(weak(now()), states(now() + 1), progress()); // the faded memory, and what the token makes of it
+const keyColumn = () => column("key k", "k", now());
+
+function fade(W, H, small) {
+  const n = now(), before = states(n), until = n, b = board(W, H, small, ["miss of each token", "before, and faded", RINGS], errors(weak(n), until)), f = field(b, weak(n), until);
+  return [b.drawn, stack(b, [matrix("before", "memory S", "state", n), matrix("S", "faded D", "faded", n)]), f.drawn, J.slice(0, until).map((j) => [vector(`push.${j}`, ...f.place(asked(before, keyOf(j))), ...f.place(f.heard[j]), { style: `stroke:${color(j)}` })])];
+}
+
+function ask(W, H, small) {
+  const n = now(), b = board(W, H, small, ["k · key of each", "each row times the key", "rows times k, end to end"], overlaps()), f = field(b, weak(n), n);
+  return [b.drawn, stack(b, [matrix("S", "memory D", "faded", n, keyColumn()), row("answer a", "answer", n)]), f.drawn, chain(f, weak(n), keyOf(n)), called(b, f, "a", vectorOf("answer", n))];
+}
+
+// From the answer to the value: the miss, of which u is the part that is written.
+function lack(W, H, small, heads, below, thick) {
+  const n = now(), b = board(W, H, small, heads, errors(during(), n + 1)), f = field(b, during()), a = vectorOf("answer", n), u = vectorOf("correction", n);
+  return [
+    b.drawn, stack(b, [matrix("S", "memory D", "faded", n, keyColumn()), ...below]), f.drawn,
+    thick ? [line("miss", [f.place(a), f.place(DATA.v[n])], { class: "hair dashed" }), vector("change", ...f.place(a), ...f.place(a.map((x, e) => x + u[e])), { class: "vector thick" }), called(b, f, "u", a.map((x, e) => x + u[e] / 2))] : [vector("change", ...f.place(a), ...f.place(DATA.v[n]), { class: "vector thick" }), called(b, f, "m", a.map((x, e) => (x + DATA.v[n][e]) / 2))],
+    mark("from", "circle", { cx: f.place(a)[0], cy: f.place(a)[1], r: b.quiet ? 3 : 4.5, class: "sink" }), called(b, f, "a", a, -9),
+  ];
+}
+const see = (W, H, small) => lack(W, H, small, ["miss of each token", "value less answer", "from the answer a to the value"], [row("answer a", "answer", now()), row("value v", "v", now()), row("miss m", "miss", now())], false);
+const decide = (W, H, small) => lack(W, H, small, ["miss of each token", "u is β times m", "how far to go: u"], [row("miss m", "miss", now()), row("change u", "correction", now())], true);
+
+function writing(W, H, small) {
+  const n = now(), b = board(W, H, small, ["k · key of each", "k times u is added", RINGS], overlaps()), f = field(b, states(n + 1), n + 1), old = weak(n);
+  return [
+    b.drawn, stack(b, [matrix("S", "memory S", "state", n + 1, keyColumn(), moment() === S.t && S.t < J.length ? undefined : during()), row("change u", "correction", n)]), f.drawn,
+    J.slice(0, n + 1).map((j) => vector(`push.${j}`, ...f.place(asked(old, keyOf(j))), ...f.place(f.heard[j]), { style: `stroke:${color(j)}`, ...(j === n ? { class: "vector thick" } : {}) })),
+  ];
+}
+
+// What the followed token's question has been answered, token by token, up to its own.
+function path(b, f) {
+  const end = Math.min(moment(), S.i + 1), whole = Math.floor(end + 1e-9), here = asked(memoryAt(end), question()), lazy = added(whole);
+  return [
+    line("path", [...Array.from({ length: whole + 1 }, (_, t) => asked(states(t), question())), here].map(f.place), { class: "hair", style: "stroke:var(--ink)" }),
+    whole ? [mark("lazy", "path", { d: `M${at_(f.place(lazy)[0])} ${at_(f.place(lazy)[1] - 6)}l6 6l-6 6l-6 -6z`, class: "hair", "stroke-width": 1.8 }), b.quiet ? [] : label("lazy name", f.place(lazy)[0], f.place(lazy)[1] + (f.place(here)[1] > f.place(lazy)[1] ? -11 : 20), "only adding", { class: "name title", "text-anchor": "middle" })] : [],
+    black(b, f, here), called(b, f, "o", here),
+  ];
+}
+
+function read(W, H, small) {
+  const n = now(), b = board(W, H, small, ["q / √d · key of each", "each row times q / √d", "rows times q / √d, end to end"], J.map((j) => inner(question(n), keyOf(j)))), f = field(b, states(n + 1), n + 1);
+  return [b.drawn, stack(b, [matrix("S", "memory S", "state", n + 1, column("question q", "q", n)), row("output o", "o", n)]), f.drawn, chain(f, states(n + 1), question(n)), black(b, f, vectorOf("o", n)), called(b, f, "o", vectorOf("o", n))];
+}
+
+function overview(W, H, small) {
+  if (S.side === "backward") return toValue(W, H, small);
+  const n = now(), memory = memoryAt(moment()), until = Math.floor(moment() + 1e-9) + (moment() - Math.floor(moment()) > 0.5), b = board(W, H, small, ["miss of each token", S.t < J.length ? `next: ${DATA.tokens[n]}` : `after ${DATA.tokens[n]}`, RINGS], errors(memory, until)), f = field(b, memory, until);
+  const shown = moment() === S.t ? undefined : memory;
+  return [b.drawn, stack(b, [matrix("S", "memory S", "state", S.t, keyColumn(), shown), ...(small ? [] : [row("answer a", "answer", n), row("value v", "v", n), row("miss m", "miss", n)])]), f.drawn, path(b, f)];
+}
+
+// Backwards: the output, what is wished for, and the plane without what is remembered.
+function goal(b, f) {
+  const { target } = DATA, [x, y] = f.place(target);
+  return [cross("goal", x, y, b.quiet ? 3 : 5), mark("goal hold", "circle", { cx: x, cy: y, r: 12, class: "ground", "aria-label": "drag the wanted output" }, "", (px, py) => put(target, f.at.back(px, py))), called(b, f, "t", target), black(b, f, vectorOf("o", S.i)), called(b, f, "o", vectorOf("o", S.i), -9)];
+}
+// The rows of a memory as points, each with an arrow against its gradient.
+function tugged(b, f, points, gradients, name = "push", set = {}) {
+  const by = room(f, points, gradients);
+  return points.map((p, d) => [
+    vector(`${name}.${d}`, ...f.place(p), ...f.place(less(p, gradients[d], by)), set),
+    name === "push" ? [mark(`row.${d}`, "rect", { x: f.place(p)[0] - 4, y: f.place(p)[1] - 4, width: 8, height: 8, style: "fill:var(--paper);stroke:var(--ink)", "stroke-width": 1.6 }), called(b, f, `row ${d + 1}`, p)] : [],
+  ]);
+}
+const after = () => `gradients, ${DATA.tokens[now()]}`;
+
+function toQuestion(W, H, small) {
+  const n = now(), b = board(W, H, small, ["|dq| of each", "rows · do", "rows of S, and the gradient do"], J.map((j) => size(D.map((d) => V.dq(j, d))))), f = field(b, states(n + 1), 0, true), grad = vectorOf("dread", n);
+  return [b.drawn, stack(b, [matrix("S", "memory S", "state", n + 1, column("gradient dq", "dq", n)), row("gradient do", "dread", n)]), f.drawn, tugged(b, f, states(n + 1), D.map(() => E.map(() => 0))), states(n + 1).map((p, d) => line(`tie.${d}`, [f.place(E.map(() => 0)), f.place(p)])), vector("sum", ...f.place(less(vectorOf("o", n), grad)), ...f.place(vectorOf("o", n)), { class: "vector thick" }), goal(b, f)];
+}
+
+function toMemory(W, H, small) {
+  const n = now(), b = board(W, H, small, ["|dS| after each", after(), "where rows of S should move: −dS"], J.map((j) => size(rowsOf("dS", j)))), f = field(b, states(n + 1), 0, true);
+  return [b.drawn, stack(b, [matrix("dS", "gradient dS", "dS", n, column("question q", "q", n)), row("gradient do", "dread", n)], true), f.drawn, tugged(b, f, states(n + 1), rowsOf("dS", n)), goal(b, f)];
+}
+
+function toChange(W, H, small) {
+  const n = now(), b = board(W, H, small, ["|du| of each", after(), "rows of dS times k, end to end"], J.map((j) => size(vectorOf("du", j)))), f = field(b, states(n + 1), 0, true);
+  return [b.drawn, stack(b, [matrix("dS", "gradient dS", "dS", n, keyColumn()), row("gradient du", "du", n)], true), f.drawn, chain(f, rowsOf("dS", n), keyOf(n)), called(b, f, "du", vectorOf("du", n)), goal(b, f)];
+}
+
+function toMiss(W, H, small) {
+  const n = now(), b = board(W, H, small, ["gradient dβ of each", after(), "the miss m, and the gradient du"], J.map((j) => V.dbeta(j)), "dbeta"), f = field(b, states(n + 1), 0, true), a = vectorOf("answer", n), du = vectorOf("du", n), m = vectorOf("miss", n), by = room(f, [a], [du.map((x) => -x)]);
+  const share = inner(m, du) / (inner(du, du) || 1), foot = a.map((x, e) => x + share * du[e]), tip = a.map((x, e) => x + by * du[e]);
+  return [
+    b.drawn, stack(b, [row("gradient du", "du", n), row("gradient dm", "dm", n), row("miss m", "miss", n)], true), f.drawn,
+    vector("change", ...f.place(a), ...f.place(DATA.v[n]), { style: `stroke:${color(n)}`, class: "vector thick" }), vector("sum", ...f.place(a), ...f.place(tip), { class: "vector thick" }), line("along", [f.place(a), f.place(foot)], { class: "hair dashed" }), line("drop", [f.place(DATA.v[n]), f.place(foot)], { class: "hair dashed", style: `stroke:${color(n)}` }),
+    called(b, f, "du", tip), called(b, f, "m", a.map((x, e) => x + m[e] / 2)), goal(b, f),
+  ];
+}
+
+function toValue(W, H, small) {
+  const n = now(), b = board(W, H, small, ["|dv| of each", after(), "where values should move: −dv"], J.map((j) => size(vectorOf("dv", j)))), f = field(b, states(n + 1), 0, true), o = vectorOf("o", S.i);
+  return [b.drawn, stack(b, [matrix("dS", "gradient dS", "dS", n, keyColumn()), ...(small ? [] : [row("gradient du", "du", n), row("gradient dv", "dv", n)])], true), f.drawn, J.map((j) => vector(`push.${j}`, ...f.place(DATA.v[j]), ...f.place(less(DATA.v[j], vectorOf("dv", j))), { style: `stroke:${color(j)}` })), vector("sum", ...f.place(o), ...f.place(DATA.target), { class: "vector thick" }), goal(b, f)];
+}
+
+function toFaded(W, H, small) {
+  const n = now(), b = board(W, H, small, ["|dD| of each", after(), "−dS (dashed), and −dD of the rows"], J.map((j) => size(rowsOf("dD", j)))), f = field(b, weak(n), 0, true);
+  return [b.drawn, stack(b, [matrix("before", "gradient dS", "dS", n, keyColumn()), row("gradient dm", "dm", n), matrix("dS", "gradient dD", "dD", n)], true), f.drawn, tugged(b, f, weak(n), rowsOf("dS", n), "was", { class: "ghost" }), tugged(b, f, weak(n), rowsOf("dD", n)), goal(b, f)];
+}
+
+// The keys have a plane of their own.
+function toKey(W, H, small) {
+  const n = now(), b = board(W, H, small, ["|dk| of each", after(), "keys, and where this one should move: −dk"], J.map((j) => size(D.map((d) => V.dk(j, d))))), at = plane(b.left, b.top, b.size, [[0, 0], [1.3, 1.3], ...first.map((k) => flat(k.map((x) => K.length * x)))], b.wide);
+  const f = { at, place: (p) => [at.X(flat(p)), at.Y(flat(p))] }, grad = D.map((d) => V.dk(n, d)), named = labels(b.left + b.wide, b.top + b.size, 13, [], b.left, b.top);
+  return [
+    b.drawn, stack(b, [matrix("dS", "gradient dS", "dS", n, column("gradient dk", "dk", n)), row("change u", "correction", n), row("gradient dm", "dm", n)], true), at.ground,
+    J.map((j) => [
+      vector(`key.${j}`, ...f.place(D.map(() => 0)), ...f.place(keyOf(j)), { style: `stroke:${color(j)}` }),
+      point(`ring.${j}`, ...f.place(keyOf(j)), b.quiet ? 4 : j === n ? 8 : 6, j, { "aria-label": `drag the key of ${DATA.tokens[j]}` }, (x, y) => put(DATA.k[j], at.back(x, y), K.length)),
+      b.quiet ? [] : named(DATA.tokens[j], ...f.place(keyOf(j)), 8, j === n ? "name strong" : "name"),
+    ]),
+    vector("push", ...f.place(keyOf(n)), ...f.place(less(keyOf(n), grad, room(f, [keyOf(n)], [grad]))), { class: "vector thick" }),
+  ];
+}
+
+function toFading(W, H, small) {
+  const n = now(), memory = weak(n), b = board(W, H, small, ["d log decay of each", after(), "fading moves rows to 0; −dD"], J.map((j) => V.dlog(j)), "dlog"), f = field(b, weak(n), 0, true);
+  return [b.drawn, stack(b, [matrix("S", "faded D", "faded", n), matrix("dS", "gradient dD", "dD", n)], true), f.drawn, memory.map((p, d) => vector(`tie.${d}`, ...f.place(p), ...f.place(p.map(() => 0)), { class: "vector dashed", opacity: 0.6 })), tugged(b, f, memory, rowsOf("dD", n)), goal(b, f)];
+}
+
+const first = DATA.k.map((row) => [...row]);
+const along = (j, n) => inner(keyOf(j), keyOf(n));
+// Which earlier tokens a writing disturbs: their keys are neither this one nor at right angles to it.
+const disturbed = () => J.slice(0, now()).filter((j) => Math.abs(along(j, now())) > 1e-9 && along(j, now()) ** 2 < (1 - 1e-9) * along(j, j) * along(now(), now()));
 
 const nearest = (point, among) => among.slice().sort((a, b) => Math.hypot(...E.map((e) => DATA.v[a][e] - point[e])) - Math.hypot(...E.map((e) => DATA.v[b][e] - point[e])))[0];
 
@@ -163,26 +300,105 @@ tour({
     dlog: { id: "dDELTA.log_decay", axes: "j", symbol: "dlog_decay", what: "gradient of the logarithm of the decay", of: (j) => sum(D.flatMap((d) => E.map((e) => mul(dD(j, d, e), faded(j, d, e))))) },
   },
   forward: [
-    { id: "DELTA.1", title: "Fade", say: () => `Token ${now() + 1}, ${names([now()])}, comes. First the memory fades: it keeps ${percent(Math.exp(K.log_decay))} of every number in it.`, when: "step", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0] },
-    { title: "Ask", label: "a part of DELTA.2", formula: "a_n = D_n^T k_n", say: "The memory is asked for the token’s key before anything is written. Its answer is the sum of its rows, each times one element of the key.", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0] },
-    { id: "DELTA.2", title: "See what is missing", say: "The miss is what the answer lacks to be the value: the value minus the answer.", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0] },
-    { id: "DELTA.3", title: "Decide how much to change", say: "The number β says how firmly to write: 1 takes the whole miss, 0 ignores the token.", when: "step", show: [["miss"], ["correction"]], pick: () => ["correction", now(), 0] },
-    { id: "DELTA.4", title: "Write", say: () => `Each row of the memory changes by u times one element of the key. So this key’s answer moves by u times k · k, here ${show(along(now(), now()))}. Answers to keys at right angles stay.${disturbed()}`, when: "step", show: [["k"], ["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0] },
-    { id: "DELTA.5", title: "Read", say: () => `The token’s question is put to the memory as it is after the writing. Nothing of later tokens is in it, so no mask is needed. The question is divided by √d, as in softmax attention${notes ? `; so these notes ask with ${show(Math.hypot(...D.map((d) => V.q(now(), d))) / Math.hypot(...keyOf(0)))} times Ann’s key` : ""}. Here tokens come one by one; in practice they are taken in chunks, with the same result.`, when: "last", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0] },
+    {
+      id: "DELTA.1", title: "Fade", when: "step", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0], picture: fade,
+      say: () => `Token ${now() + 1}, ${names([now()])}, comes. First the memory fades: it keeps ${percent(Math.exp(K.log_decay))} of every number in it.`,
+      alt: "The memory before and after the fading, and what it answers to the keys that it has seen",
+      caption: () => (now() === 0 ? "The memory is still empty: there is nothing to fade." : K.log_decay === 0 ? "Nothing fades here: the two tables are the same." : "All numbers of the table get smaller, so what is remembered moves towards 0, the crossing of the axes."),
+    },
+    {
+      title: "Ask", label: "a part of DELTA.2", formula: "a_n = D_n^T k_n", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0], picture: ask,
+      say: "The memory is asked for the token’s key before anything is written. Its answer is the sum of its rows, each times one element of the key.",
+      alt: "Rows of the memory times elements of the key, end to end: they lead to the answer",
+      caption: () => (now() === 0 ? "An empty memory answers 0 to every key." : `The thick arrow is the answer a to the key of ${names([now()])}. It comes from tokens whose keys are like this one.`),
+    },
+    {
+      id: "DELTA.2", title: "See what is missing", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0], picture: see,
+      say: "The miss is what the answer lacks to be the value: the value minus the answer.",
+      alt: "An arrow from the answer to the value of the token: the miss",
+      caption: () => `The answer to the key of ${names([now()])} misses its value by ${show(size(vectorOf("miss", now())))}, the length of the arrow.`,
+    },
+    {
+      id: "DELTA.3", title: "Decide how much to change", when: "step", show: [["miss"], ["correction"]], pick: () => ["correction", now(), 0], picture: decide,
+      say: "The number β says how firmly to write: 1 takes the whole miss, 0 ignores the token. It is a learning rate: the writing is one step of gradient descent on half the squared miss.",
+      alt: "The part of the miss that is written, as an arrow along it",
+      caption: () => (K.beta === 0 ? "With β = 0 nothing is written." : `The thick arrow u is ${percent(K.beta)} of the way from the answer a to the value.`),
+    },
+    {
+      id: "DELTA.4", title: "Write", when: "step", show: [["k"], ["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0], picture: writing,
+      say: () => `Each row of the memory changes by u times one element of the key. So this key’s answer moves by u times k · k, here ${show(along(now(), now()))}. Answers to keys at right angles stay.`,
+      alt: "The memory after the writing, and arrows by which its answers move",
+      caption: () => {
+        const others = disturbed(), n = now();
+        if (K.beta === 0) return "Nothing is written, so no answer moves.";
+        return `Arrows: how answers move. ${others.length ? `What is remembered of ${names(others.slice(-1))} is disturbed: the key is not at right angles, so its answer moves by ${show(along(others.at(-1), n))} u.` : `Only the answer to the key of ${names([n])} moves.`}`;
+      },
+    },
+    {
+      id: "DELTA.5", title: "Read", when: "last", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0], picture: read,
+      say: "The token’s question is put to the memory as it is after the writing. No later token is in it, so no mask is needed. The question is divided by √d, as in softmax attention. In practice tokens are taken in chunks, with the same result.",
+      alt: "Rows of the memory times elements of the question, end to end: they lead to the output",
+      caption: () => (K.beta === 0 ? "Nothing was written, so the output is 0." : `The output o of ${names([now()])} is nearest to the value of ${names([nearest(vectorOf("o", now()), J.slice(0, now() + 1))])}.`),
+    },
   ],
   backward: [
-    { id: "dDELTA.q", of: "DELTA.5", title: "To the question", say: () => `Suppose that the output of ${names([S.i])} should have been the target t: its gradient is the difference. An element of the question is a factor of one row of the memory, so its gradient is how far that row points along that of the output.`, when: "step", show: [["dread"], ["state+1"], ["dq"]], pick: () => ["dq", S.i, 0] },
-    { id: "dDELTA.4", of: "DELTA.4", title: "To the memory", say: "The memory after a token was read by that token, and passed on to the next: the gradients of both uses add up.", when: "step", show: [["q"], ["dread"], ["dS"]], pick: () => ["dS", now(), 0, 0] },
-    { id: "dDELTA.3", of: "DELTA.4", title: "To the change", say: "The change was written along the key, so its gradient is what the memory’s gradient answers to that key.", when: "step", show: [["k"], ["dS"], ["du"]], pick: () => ["du", now(), 0] },
-    { id: ["dDELTA.2", "dDELTA.beta"], of: "DELTA.3", title: "To the miss, and to β", say: "The miss was multiplied by β, so its gradient is, too. The gradient of β says how far the miss points where the loss grows.", when: "step", show: [["du"], ["dm"], ["miss"], ["dbeta"]], pick: () => ["dbeta", now()] },
-    { id: "dDELTA.v", of: "DELTA.2", title: "To the value", say: "The miss is the value minus the answer, so the value gets the gradient as it is.", when: "step", show: [["dm"], ["dv"]], pick: () => ["dv", now(), 0] },
-    { id: "dDELTA.1", of: "DELTA.2", title: "To the faded memory", say: "The answer was subtracted, so a part of the gradient is taken off along the key: what this token has overwritten hears less of the loss.", when: "step", show: [["k"], ["dS"], ["dm"], ["dD"]], pick: () => ["dD", now(), main(keyOf(now())), 0] },
-    { id: "dDELTA.k", of: "DELTA.4", title: "To the key", say: "The key was used twice, to ask and to write: the two gradients are put together.", when: "step", show: [["dS"], ["correction"], ["faded"], ["dm"], ["dk"]], pick: () => ["dk", now(), 0] },
-    { id: "dDELTA.log_decay", of: "DELTA.1", title: "To the fading", say: "The faded memory is its own derivative by the logarithm of the decay: products with its gradient add up.", when: "step", show: [["faded"], ["dD"], ["dlog"]], pick: () => ["dlog", now()] },
+    {
+      id: "dDELTA.q", of: "DELTA.5", title: "To the question", when: "step", show: [["dread"], ["state+1"], ["dq"]], pick: () => ["dq", S.i, 0], picture: toQuestion,
+      say: () => `Suppose that the output of ${names([S.i])} should have been the target t: its gradient is the difference. An element of the question is a factor of one row of the memory, so its gradient is how far that row points along that of the output.`,
+      alt: "Rows of the memory as points, and the gradient of the output as an arrow",
+      caption: () => (now() === S.i ? `The thick arrow is do, from t to o. dq has one number for each row: that row · do, over √d. Drag t.` : `Only the output of ${names([S.i])} is in the loss: the question of ${names([now()])} does not matter to it.`),
+    },
+    {
+      id: "dDELTA.4", of: "DELTA.4", title: "To the memory", when: "step", show: [["q"], ["dread"], ["dS"]], pick: () => ["dS", now(), 0, 0], picture: toMemory,
+      say: "The memory after a token was read by that token, and passed on to the next: the gradients of both uses add up.",
+      alt: "Rows of the memory as points, each with an arrow against its gradient",
+      caption: () => (size(rowsOf("dS", now())) < 5e-5 ? `After ${names([now()])} nothing is read from the memory that the loss looks at.` : `Where the rows of the memory after ${names([now()])} should move, so that the loss falls.`),
+    },
+    {
+      id: "dDELTA.3", of: "DELTA.4", title: "To the change", when: "step", show: [["k"], ["dS"], ["du"]], pick: () => ["du", now(), 0], picture: toChange,
+      say: "The change was written along the key, so its gradient is what the memory’s gradient answers to that key.",
+      alt: "Rows of the memory’s gradient times elements of the key, end to end",
+      caption: () => (size(vectorOf("du", now())) < 5e-5 ? `What ${names([now()])} writes does not matter to the loss.` : `The same sum as in “Ask”, of rows of dS: the thick arrow du is ${show(size(vectorOf("du", now())))} long.`),
+    },
+    {
+      id: ["dDELTA.2", "dDELTA.beta"], of: "DELTA.3", title: "To the miss, and to β", when: "step", show: [["du"], ["dm"], ["miss"], ["dbeta"]], pick: () => ["dbeta", now()], picture: toMiss,
+      say: "The miss was multiplied by β, so its gradient is, too. The gradient of β says how far the miss points where the loss grows.",
+      alt: "The miss and the gradient of the change as arrows from the answer",
+      caption: () => (Math.abs(V.dbeta(now())) < 5e-5 ? `A larger β for ${names([now()])} would not change the loss.` : `The miss points ${V.dbeta(now()) > 0 ? "along" : "against"} du: a larger β for ${names([now()])} would ${V.dbeta(now()) > 0 ? "raise" : "lower"} the loss.`),
+    },
+    {
+      id: "dDELTA.v", of: "DELTA.2", title: "To the value", when: "step", show: [["dm"], ["dv"]], pick: () => ["dv", now(), 0], picture: toValue,
+      say: "The miss is the value minus the answer, so the value gets the gradient as it is.",
+      alt: "An arrow at each value: where it should move so that the loss falls",
+    },
+    {
+      id: "dDELTA.1", of: "DELTA.2", title: "To the faded memory", when: "step", show: [["k"], ["dS"], ["dm"], ["dD"]], pick: () => ["dD", now(), main(keyOf(now())), 0], picture: toFaded,
+      say: "The answer was subtracted, so a part of the gradient is taken off along the key: what this token has overwritten hears less of the loss.",
+      alt: "Rows of the faded memory with two arrows each, before and after a part is taken off",
+      caption: () => (size(rowsOf("dS", now())) < 5e-5 ? `After ${names([now()])} nothing is read that the loss looks at.` : `Of the gradient dS, ${show(size(rowsOf("dS", now())))} long, k times dm is taken off, so that dD is ${show(size(rowsOf("dD", now())))} long.`),
+    },
+    {
+      id: "dDELTA.k", of: "DELTA.4", title: "To the key", when: "step", show: [["dS"], ["correction"], ["faded"], ["dm"], ["dk"]], pick: () => ["dk", now(), 0], picture: toKey,
+      say: "The key was used twice, to ask and to write: the two gradients are put together.",
+      alt: "The keys as arrows, and where the one of this token should move",
+      caption: () => (size(D.map((d) => V.dk(now(), d))) < 5e-5 ? `The key of ${names([now()])} does not matter to the loss.` : `The keys in their own plane. The loss falls if that of ${names([now()])} moves along the thick arrow, −dk. Keys can be dragged.`),
+    },
+    {
+      id: "dDELTA.log_decay", of: "DELTA.1", title: "To the fading", when: "step", show: [["faded"], ["dD"], ["dlog"]], pick: () => ["dlog", now()], picture: toFading,
+      say: "The faded memory is its own derivative by the logarithm of the decay: products with its gradient add up.",
+      alt: "Rows of the faded memory, dashed arrows by which they fade, and arrows against their gradients",
+      caption: () => (Math.abs(V.dlog(now())) < 5e-5 ? `How much fades before ${names([now()])} hardly matters to the loss.` : `Dashed: how rows fade. Thin: how they should move. To keep ${V.dlog(now()) > 0 ? "less" : "more"} before ${names([now()])} would lower the loss.`),
+    },
   ],
   time: { steps: () => J.length, name: "token", first: () => J.length - 1 },
-  picture: (W, H, small) => table(W, H, small) + answers(W, H, small),
-  height: (W) => (W < 420 ? 112 : 288),
+  picture: overview,
+  tasks: [
+    { say: "write more firmly (β, or longer keys), until the newest token is remembered to within 0.1", done: () => size([states(J.length)].map((memory) => asked(memory, keyOf(J.length - 1)).map((x, e) => x - DATA.v[J.length - 1][e]))) < 0.1 },
+    { say: "lengthen the keys until a writing overshoots: β k · k is more than 1", done: () => J.some((j) => K.beta * along(j, j) > 1 + 1e-9) },
+    { say: "let the memory fade (decay) until less than a tenth of the first token is left", done: () => K.log_decay * (J.length - 1) < Math.log(0.1) },
+    { say: "drag values, or the target t, until o meets t", done: () => size(E.map((e) => V.o(S.i, e) - DATA.target[e])) < 0.1 },
+  ],
+  height: (W) => (W < 420 ? 112 : Math.min(450, Math.round(W * 0.46))),
   label: () => `The memory as a table of ${D.length} by ${E.length}, and its answers in the plane of the values`,
   caption,
 });

@@ -21,9 +21,9 @@ def arguments(inputs: Mapping[str, Any], knobs: Mapping[str, Any]) -> dict[str, 
 
 TOUR = Tour(
     knobs=(
-        Knob("beta", "how much is written, β", 0.9, 0.0, 1.0, 0.05),
-        Knob("log_decay", "fading (log of what is kept)", -0.05, -1.0, 0.0, 0.05),
-        Knob("length", "length of keys", 1.0, 0.5, 1.6, 0.05),
+        Knob("beta", "how firmly to write (β, learning rate)", 0.9, 0.0, 1.0, 0.05),
+        Knob("log_decay", "fading (log decay)", -0.05, -1.0, 0.0, 0.05),
+        Knob("length", "length of keys (norm)", 1.0, 0.5, 1.6, 0.05),
     ),
     words={
         "tokens": ["Ann tea", "Bob milk", "Cleo juice", "Bob water", "Ann coffee"],

@@ -107,7 +107,8 @@ const score = (j) => along(V.x, moment(), j, K.steps), during = (of) => J.map((j
 
 function board(W, H, numbers, told, heading, quantity) {
   Object.assign(box, { last: undefined });
-  return beside(W, H, DATA.tokens, S.i, numbers, told, heading, quantity && ((j) => `${quantity}.${j}`));
+  const { drawn, narrow, left, top, wide, size } = beside(DATA.tokens, S.i, W, H, false, numbers, told, heading, quantity && ((j) => `${quantity}.${j}`));
+  return { drawn, narrow, x: left, y: top, w: wide, h: size };
 }
 
 // Numbers of pairs: a row for each word that looks, cells that are framed, and a dot above each column.

@@ -79,172 +79,357 @@ const product = (powers, of) => {
   return factors.length > 1 ? mul(...factors) : (factors[0] ?? 1);
 };
 
+// ---- pictures: the words with a bar each, and beside them what the card is about ---------------------------------------
+
+const weights = () => J.map((j) => V.w(S.i, j));
+const vectorOf = (name, wide, ...at) => wide.map((c) => V[name](...at, c));
+const board = (W, H, small, numbers, told, heading, name) => beside(DATA.tokens, S.i, W, H, small, numbers, told, heading, name && ((j) => `${name}.${S.i}.${j}`));
+const wider = D.length > 3 ? ", two of their dimensions" : "";
+
+// What has mean 0 lies across (1, 1, ...): two directions there, in which points are drawn. Of three elements these are all.
+const AXES = [D.map((c) => [1, -1][c] ?? 0), D.map((c) => (D.length > 2 ? [1, 1, -2][c] ?? 0 : 0))].map((row) => row.map((x) => x / (Math.hypot(...row) || 1)));
+const across = (p) => AXES.map((row) => row.reduce((total, x, c) => total + x * p[c], 0));
+const moved = (list, [x, y]) => [x, y].map((z, n) => z - across(list)[n]).forEach((z, n) => AXES[n].forEach((a, c) => { list[c] += z * a; }));
+const far = Math.sqrt(D.length), minus = (p, x, by) => p.map((y, c) => y - by * x[c]);
+const first = { round: [[far, far], [-far, -far], ...DATA.k.map(across), ...DATA.q.map(across)], v: [...DATA.v.map(flat), [0, 0], flat(DATA.target)] }; // a plane stays while points are dragged
+
+// The plane of the tamed vectors, which end on a circle, and arrows in it from the middle.
+function round(b) {
+  const at = plane(b.left, b.top, b.size, first.round, b.wide), place = (p) => [at.X(p), at.Y(p)], zero = place([0, 0]), reach = far * at.unit;
+  const one = (key, p, set) => vector(key, ...zero, ...place(p), set);
+  const circle = mark("circle", "circle", { cx: zero[0], cy: zero[1], r: reach, class: "ghost" });
+  const name = labels(b.left + b.wide, b.top + b.size, 13, [], b.left, b.top);
+  const keys = J.map((j) => across(vectorOf("k1", D, j))), q = across(vectorOf("q1", D, S.i));
+  const ends = J.map((j) => [
+    one(`key.${j}`, keys[j], { style: `stroke:${color(j)}`, opacity: hidden(S.i, j) ? 0.3 : 1 }),
+    point(`dot.${j}`, ...place(keys[j]), b.quiet ? 3 : 5, j, { "aria-label": `drag the key of ${DATA.tokens[j]}` }, (x, y) => moved(DATA.k[j], at.back(x, y))),
+    b.quiet ? [] : name(DATA.tokens[j], ...place(keys[j]), 6, j === S.i ? "name strong" : "name"),
+  ]);
+  const asking = [
+    one("query", q, { class: "vector thick" }),
+    mark("q", "circle", { cx: at.X(q), cy: at.Y(q), r: b.quiet ? 4 : 6, class: "sink", "aria-label": "drag the query" }, "", (x, y) => moved(DATA.q[S.i], at.back(x, y))),
+    b.quiet ? [] : label("query name", at.X(q) + 10, at.Y(q) + 4, "q′", { class: "name strong" }),
+  ];
+  return { at, place, one, q, keys, ends, asking, ground: [at.ground, circle] };
+}
+
+// A vector before and after: dashed as it was, with a line to where it goes on the circle.
+const was = (f, key, raw, tamed, set) => [f.one(`was.${key}`, raw, { class: "vector dashed", opacity: 0.6, ...set }), line(`tie.${key}`, [f.place(raw), f.place(tamed)], { class: "hair dashed", ...set })];
+function tame(W, H, small) {
+  const b = board(W, H, small, J.map((i) => Math.hypot(...vectorOf("q", D, i))), "length of q", `the query of ${DATA.tokens[S.i]}, before (dashed) and after${wider}`), f = round(b);
+  return [b.drawn, f.ground, was(f, "q", across(vectorOf("q", D, S.i)), f.q, {}), f.asking];
+}
+function tameKeys(W, H, small) {
+  const b = board(W, H, small, J.map((j) => Math.hypot(...vectorOf("k", D, j))), "length of k", `keys, before (dashed) and after${wider}`), f = round(b);
+  return [b.drawn, f.ground, J.map((j) => was(f, j, across(vectorOf("k", D, j)), f.keys[j], { style: `stroke:${color(j)}` })), f.ends];
+}
+function compare(W, H, small) {
+  const b = board(W, H, small, J.map((j) => V.s(S.i, j)), "score s", `the query of ${DATA.tokens[S.i]} and all keys${wider}`, "s"), f = round(b);
+  return [b.drawn, f.ground, f.ends, f.asking, feet(f.at, f.keys, f.q, b.quiet)];
+}
+
+// The exponential and the polynomial, with the keys at their scores.
+function curves(b) {
+  const reach = (1.08 * far) / K.alpha, grid = Array.from({ length: 61 }, (_, n) => -reach + (n * reach) / 30), poly = (x) => taylor(x, K.order), both = grid.flatMap((x) => [Math.exp(x), poly(x)]);
+  const X = scale(-reach, reach, b.left, b.left + b.wide), Y = scale(Math.min(0, ...both), Math.max(...both) * 1.04, b.top + b.size - (b.quiet ? 2 : 20), b.top), curve = (key, of, set) => line(key, grid.map((x) => [X(x), Y(of(x))]), set);
+  const scores = J.map((j) => V.s(S.i, j)), name = labels(b.left + b.wide, b.top + b.size, 13, scores.map((x) => [X(x) - 6, Y(poly(x)) - 6, X(x) + 6, Y(poly(x)) + 6]), b.left, b.top + 44), low = b.top + b.size - 4;
+  const drawn = [
+    svg("rect", { x: b.left, y: b.top, width: b.wide, height: b.size, rx: 6, class: "plane" }),
+    line("score 0", [[X(0), b.top], [X(0), b.top + b.size]], { class: "axis" }), line("weight 0", [[b.left, Y(0)], [b.left + b.wide, Y(0)]], { class: "axis" }),
+    curve("exp", Math.exp, { class: "curve dashed" }), curve("curve", poly, { class: "curve", style: "stroke:var(--ink)", "stroke-width": 2.2 }),
+    b.quiet ? [] : [
+      [["polynomial", { class: "curve", style: "stroke:var(--ink)", "stroke-width": 2.2 }], ["exponential", { class: "curve dashed" }]].map(([told, look], n) => [line(`legend ${n}`, [[b.left + 10, b.top + 16 + 17 * n], [b.left + 36, b.top + 16 + 17 * n]], look), text(b.left + 42, b.top + 20 + 17 * n, told)]),
+      [[show(-far / K.alpha), b.left + 4, "start"], ["score 0", X(0), "middle"], [show(far / K.alpha), b.left + b.wide - 4, "end"]].map(([told, x, anchor]) => text(x, low, told, { class: "tick", "text-anchor": anchor })),
+    ],
+  ];
+  const points = J.map((j) => [
+    line(`drop.${j}`, [[X(scores[j]), Y(poly(scores[j]))], [X(scores[j]), Y(Math.exp(scores[j]))]], { class: "hair dashed", style: `stroke:${color(j)}` }),
+    point(`dot.${j}`, X(scores[j]), Y(poly(scores[j])), b.quiet ? 3.5 : j === S.i ? 7 : 5.5, j, { opacity: hidden(S.i, j) ? 0.35 : 1 }),
+    b.quiet ? [] : name(DATA.tokens[j], X(scores[j]), Y(poly(scores[j])), 7, j === S.i ? "name strong" : "name", [3, 0, 1, 2]),
+  ]);
+  return { X, Y, poly, scores, reach, drawn, points };
+}
+function weigh(W, H, small) {
+  const b = board(W, H, small, weights(), "weight w", "what takes the place of exp", "w"), c = curves(b);
+  return [b.drawn, c.drawn, c.points];
+}
+
+// Weights end to end, one in each row: where they end is their sum.
+function addUp(W, H, small) {
+  const b = board(W, H, small, weights(), "weight w", "weights end to end: z", "w"), w = weights(), ends = w.reduce((made, x) => [...made, made.at(-1) + x], [0]);
+  const X = scale(Math.min(0, ...ends), Math.max(1e-9, ...ends), b.left + 6, b.left + b.wide - (b.quiet ? 8 : 70)), high = b.quiet ? 8 : Math.min(22, (0.4 * b.size) / J.length);
+  return [
+    b.drawn, line("weight 0", [[X(0), b.top], [X(0), b.top + b.size]], { class: "axis" }),
+    J.map((j) => [
+      mark(`part.${j}`, "rect", { x: X(Math.min(ends[j], ends[j + 1])), y: b.y(j) - high / 2, width: Math.abs(X(ends[j + 1]) - X(ends[j])), height: high, rx: 2, style: `fill:${color(j)}` }),
+      line(`drop.${j}`, [[X(ends[j + 1]), b.y(j) - high / 2], [X(ends[j + 1]), b.y(Math.min(j + 1, J.length - 1)) + high / 2]], { class: "hair dashed" }),
+      point(`dot.${j}`, X(ends[j + 1]), b.y(j), b.quiet ? 2 : 3.5, j),
+    ]),
+    b.quiet ? [] : label("z", X(V.z(S.i)) + 8, b.y(J.length - 1) + 4, `z = ${show(V.z(S.i))}`, { class: "name strong", "data-ref": `z.${S.i}` }),
+  ];
+}
+
+// The values, and their mean by the weights.
+function values(b, tied = false) {
+  const points = J.map((j) => flat(DATA.v[j])), at = plane(b.left, b.top, b.size, first.v, b.wide), out = flat(vectorOf("o", E, S.i)), z = V.z(S.i), place = (p) => [at.X(flat(p)), at.Y(flat(p))];
+  const [l, t, r, e] = at.box, shown = at.X(out) < l || at.X(out) > r || at.Y(out) < t || at.Y(out) > e ? at.back(at.X(out), at.Y(out)) : out; // an output of negative weights may be far away
+  return { at, points, out: shown, place, drawn: meeting(b, at, DATA.tokens, points, weights().map((x) => x / z), (j) => !hidden(S.i, j), shown, tied, (j, p) => put(DATA.v[j], p)), aim: aimed(b, at, flat(DATA.target), (p) => put(DATA.target, p)) };
+}
+function mix(W, H, small) {
+  const b = board(W, H, small, weights(), "weight w", "values, and their mean o", "w");
+  return [b.drawn, values(b, true).drawn];
+}
+
+// A table with a row for each product: columns of [heads, numbers, references, strongest], each as wide as `wide` says.
+function table(b, columns, below = []) {
+  const count = R().length, names = b.quiet ? 0 : 58, head = b.quiet ? 6 : 18, width = (b.wide - names) / columns.reduce((n, one) => n + (one.wide ?? 1), 0), high = (b.size - head) / (count + (below.length ? 1.4 : 0));
+  if (count > 170) return [mark("table", "rect", { x: b.left, y: b.top, width: b.wide, height: b.size, rx: 6, class: "plane" }), label("too long", b.left + b.wide / 2, b.top + b.size / 2, `${count} rows`, { class: "title", "text-anchor": "middle" })];
+  const one = (key, x, y, wide, number, ref, strongest) => [
+    cell(key, x + 1, y + 0.5, Math.max(1, wide - 2), Math.max(0.8, high - 1.2), number, strongest, ref ? { "data-ref": ref } : {}),
+    b.quiet || wide < 40 || high < 13 ? [] : label(`${key} told`, x + wide / 2, y + high / 2 + 4, show(number), { "text-anchor": "middle", ...(ref ? { "data-ref": ref } : {}) }),
+  ];
+  let x = b.left + names;
+  const drawn = columns.map((own) => {
+    const wide = width * (own.wide ?? 1), left = x, strongest = Math.max(1e-9, ...own.numbers.map(Math.abs));
+    x += wide;
+    return [
+      own.dot !== undefined ? point(`dot.${own.dot}`, left + wide / 2, b.top + head / 2 - 3, b.quiet ? 2.5 : 5, own.dot) : b.quiet ? [] : label(`${own.key} head`, left + wide / 2, b.top + head - 6, own.head, { class: "tick", "text-anchor": "middle" }),
+      own.numbers.map((number, r) => one(`${own.key}.${r}`, left, b.top + head + r * high, wide - (own.key === "psi" || own.key === "phi" ? 8 : 0), number, own.ref?.(r), strongest)),
+      own.below ? one(`${own.key} below`, left, b.top + head + (count + 0.4) * high, wide, ...own.below) : [],
+    ];
+  });
+  const told = b.quiet ? [] : [high >= 11 ? R().map((r) => text(b.left + names - 8, b.top + head + (r + 0.5) * high + 4, named(products()[r]), { class: "tick", "text-anchor": "end" })) : [text(b.left + names - 8, b.top + head + 8, `${count} rows`, { class: "tick", "text-anchor": "end" })], below.length ? text(b.left + names - 8, b.top + head + (count + 0.9) * high + 4, below[0], { class: "tick", "text-anchor": "end" }) : ""];
+  return [drawn, told];
+}
+const psis = () => ({ key: "psi", head: "ψ", numbers: R().map((r) => V.psi(r, S.i)), ref: (r) => `psi.${r}.${S.i}` });
+const long = () => R().length > 170; // a table that is not drawn is not computed
+
+function apart(W, H, small) {
+  const b = board(W, H, small, weights(), "weight w", "ψ times φ of each key; each column adds up to its weight", "w");
+  return [b.drawn, table(b, long() ? [] : [psis(), ...J.map((j) => ({ key: `product.${j}`, dot: j, numbers: R().map((r) => (hidden(S.i, j) ? 0 : V.psi(r, S.i) * V.phi(r, j))), below: [V.w(S.i, j), `w.${S.i}.${j}`, Math.max(...weights().map(Math.abs))] }))], ["w"])];
+}
+
+// The state after some keys; between two of them the next one is added.
+function stateAt(at) {
+  const n = Math.min(Math.floor(at), J.length), part = at - n, row = (t, r) => [...E.map((c) => V.M(t, r, c)), V.N(t, r)];
+  return R().map((r) => row(n, r).map((x, c) => (part < 1e-9 ? x : x + part * (row(n + 1, r)[c] - x))));
+}
+const moment = () => S.at ?? S.t;
+const inside = (numbers, ref) => [...E, E.length].map((c) => ({ key: `state.${c}`, wide: 1, head: c < E.length ? `M${"₁₂₃₄₅₆₇₈₉"[c] ?? c + 1}` : "N", numbers: numbers.map((row) => row[c]), ref: ref && ((r) => ref(r, c)) }));
+
+function fill(W, H, small) {
+  const n = Math.min(S.t, J.length - 1), done = S.t >= J.length, arrived = J.map((j) => (j < moment() && !hidden(S.i, j) ? V.w(S.i, j) : 0));
+  const b = board(W, H, small, arrived, "keys that are in, by w", done ? `the state of all ${J.length} keys, and φ of the last` : `the state after ${S.t} key${S.t === 1 ? "" : "s"}, and φ of the next`);
+  const exact = moment() === S.t;
+  return [
+    b.drawn, table(b, long() ? [] : [{ key: "phi", head: "φ", numbers: R().map((r) => V.phi(r, n)), ref: (r) => `phi.${r}.${n}` }, ...inside(stateAt(moment()), exact ? (r, c) => (c < E.length ? `M.${S.t}.${r}.${c}` : `N.${S.t}.${r}`) : undefined)]),
+    small ? [] : mark("now", "rect", { x: -1, y: b.y(n) - rowHigh(b.y) / 2, width: b.names + 2, height: rowHigh(b.y), rx: 6, class: "frame" }),
+  ];
+}
+
+function readState(W, H, small) {
+  const b = board(W, H, small, weights(), "weight w", "ψ times each column adds up to z o, and to z", "w"), below = long() ? [] : [...E.map((c) => V.top(S.i, c)), V.under(S.i)], strongest = Math.max(...below.map(Math.abs));
+  const columns = long() ? [] : inside(R().map((r) => [...E.map((c) => V.held(r, c)), V.counted(r)]), (r, c) => (c < E.length ? `held.${r}.${c}` : `counted.${r}`));
+  return [b.drawn, table(b, [...(long() ? [] : [psis()]), ...columns.map((one, c) => ({ ...one, below: [below[c], c < E.length ? `top.${S.i}.${c}` : `under.${S.i}`, strongest] }))], ["z o, z"])];
+}
+
+// The first picture: the curves, and where there is room the state.
+function overview(W, H, small) {
+  if (S.side === "backward") return wish(W, H, small);
+  const arrived = J.map((j) => (j < moment() && !hidden(S.i, j) ? V.w(S.i, j) : 0)), b = board(W, H, small, arrived, "weights of the keys that are in", "polynomial for exp, and the state"), half = 0.6 * b.wide, c = curves({ ...b, wide: half - 16 });
+  return [b.drawn, c.drawn, c.points, table({ ...b, left: b.left + half, wide: b.wide - half, quiet: true }, long() ? [] : inside(stateAt(moment())))];
+}
+
+// Backwards.
+function wish(W, H, small) {
+  const b = board(W, H, small, weights(), "weight w", "from the output o to what is wished for, t", "w"), f = values(b);
+  const goal = flat(DATA.target), all = f.at.unit * Math.hypot(goal[0] - f.out[0], goal[1] - f.out[1]);
+  return [b.drawn, f.drawn, [1, 0.66, 0.33].map((part, n) => mark(`ring.${n}`, "circle", { cx: f.at.X(goal), cy: f.at.Y(goal), r: part * all, class: "ghost" })), vector("down", ...f.place(f.out), ...f.place(goal), { class: "vector thick" }), f.aim];
+}
+function toValues(W, H, small) {
+  const b = board(W, H, small, weights(), "weight w", "where each value should go: −dv", "w"), f = values(b);
+  return [b.drawn, f.drawn, f.aim, J.map((j) => vector(`push.${j}`, ...f.place(DATA.v[j]), ...f.place(minus(DATA.v[j], vectorOf("dv", E, j), 1))))];
+}
+function toSum(W, H, small) {
+  const b = board(W, H, small, weights(), "weight w", "a larger sum z pulls o towards 0", "w"), f = values(b), grad = flat(vectorOf("dout", E, S.i)), zero = f.place([0, 0]);
+  return [b.drawn, f.drawn, line("along", [zero, f.place(f.out)], { class: "hair dashed" }), vector("sum", ...f.place(f.out), ...f.place(f.out.map((x) => 0.7 * x)), { class: "vector thick" }), vector("down", ...f.place(f.out), ...f.place(minus(f.out, grad, 1)), {}), f.aim];
+}
+function toWeights(W, H, small) {
+  const b = board(W, H, small, J.map((j) => V.dw(S.i, j)), "gradient dw", "how far each value points along do", "dw"), f = values(b), grad = flat(vectorOf("dout", E, S.i));
+  return [b.drawn, f.drawn, feet(f.at, f.points, grad, b.quiet), f.aim];
+}
+function toScores(W, H, small) {
+  const b = board(W, H, small, J.map((j) => V.ds(S.i, j)), "gradient ds", "slopes, and which scores should change: −ds", "ds"), c = curves(b), size = Math.max(1e-12, ...J.map((j) => Math.abs(V.ds(S.i, j))));
+  const step = 0.16 * (far / K.alpha);
+  return [
+    b.drawn, c.drawn, c.points,
+    J.map((j) => {
+      const s = c.scores[j], y = c.poly(s), up = V.slope(S.i, j), within = (x) => Math.max(-c.reach, Math.min(c.reach, x)), at = (x) => [c.X(x), c.Y(y + (x - s) * up)];
+      return [line(`slope.${j}`, [at(within(s - step)), at(within(s + step))], { style: `stroke:${color(j)}`, "stroke-width": 2 }), vector(`push.${j}`, c.X(s), c.Y(y), c.X(within(s - 2 * step * (V.ds(S.i, j) / size))), c.Y(y))];
+    }),
+  ];
+}
+// Arrows as many times as long as leaves them readable, which the heading tells.
+const times = (f, b, list) => enlarged(f.at.unit * Math.max(1e-9, ...list.map((p) => Math.hypot(...p))), 0.12 * b.size);
+const told = (b, heading, by) => (b.quiet ? "" : text(b.left, 12, `${heading}${by > 1 ? `, ${by} times as long` : ""}`, { class: "title" }));
+
+function toTamed(W, H, small) {
+  const b = board(W, H, small, J.map((j) => V.ds(S.i, j)), "gradient ds", "", "ds"), f = round(b), grad = across(vectorOf("dq1", D, S.i)), steps = f.keys.map((p, j) => p.map((x) => (V.ds(S.i, j) * x) / (K.alpha * far))), by = times(f, b, [grad, ...steps.map((_, n) => steps.slice(0, n + 1).reduce((a, p) => minus(a, p, -1), [0, 0]))]);
+  let here = f.q;
+  const chain = steps.map((p, j) => { const from = here; here = minus(here, p, by); return vector(`push.${j}`, ...f.place(from), ...f.place(here), { style: `stroke:${color(j)}` }); });
+  return [b.drawn, told(b, "each key pulls or pushes q′: −dq′", by), f.ground, f.ends, f.asking, chain, vector("down", ...f.place(f.q), ...f.place(here), { class: "vector thick" })];
+}
+function toTamedKeys(W, H, small) {
+  const b = board(W, H, small, J.map((j) => V.ds(S.i, j)), "gradient ds", "", "ds"), f = round(b), grads = J.map((j) => across(vectorOf("dk1", D, j))), by = times(f, b, grads);
+  return [b.drawn, told(b, "along the query: −dk′", by), f.ground, f.ends, f.asking, J.map((j) => vector(`push.${j}`, ...f.place(f.keys[j]), ...f.place(minus(f.keys[j], grads[j], by))))];
+}
+// At the end of a raw vector: the gradient of the tamed one, dashed, and what is left of it, at right angles to the vector.
+const left = (f, key, raw, tamed, own, by, set) => [vector(`was.${key}`, ...f.place(raw), ...f.place(minus(raw, tamed, by)), { class: "vector dashed", opacity: 0.6, ...set }), vector(`push.${key}`, ...f.place(raw), ...f.place(minus(raw, own, by)), { class: "vector thick", ...set })];
+function toQuery(W, H, small) {
+  const raw = across(vectorOf("q", D, S.i)), b = board(W, H, small, J.map((j) => V.ds(S.i, j)), "gradient ds", "", "ds"), f = round(b), both = ["dq1", "dq"].map((name) => across(vectorOf(name, D, S.i))), by = times(f, b, both);
+  return [b.drawn, told(b, "−dq′ (dashed), −dq", by), f.ground, f.one("query", raw, { class: "vector" }), left(f, "q", raw, ...both, by, {}), mark("q", "circle", { cx: f.at.X(raw), cy: f.at.Y(raw), r: b.quiet ? 4 : 6, class: "sink", "aria-label": "drag the query" }, "", (x, y) => moved(DATA.q[S.i], f.at.back(x, y)))];
+}
+function toKeys(W, H, small) {
+  const raw = J.map((j) => across(vectorOf("k", D, j))), b = board(W, H, small, J.map((j) => V.ds(S.i, j)), "gradient ds", "", "ds"), f = round(b), grads = J.map((j) => ["dk1", "dk"].map((name) => across(vectorOf(name, D, j)))), by = times(f, b, grads.flat());
+  return [b.drawn, told(b, "−dk′ (dashed), −dk", by), f.ground, J.map((j) => [f.one(`key.${j}`, raw[j], { style: `stroke:${color(j)}`, opacity: 0.5 }), left(f, j, raw[j], ...grads[j], by, { style: `stroke:${color(j)}` }), point(`dot.${j}`, ...f.place(raw[j]), b.quiet ? 3 : 5, j, { "aria-label": `drag the key of ${DATA.tokens[j]}` }, (x, y) => moved(DATA.k[j], f.at.back(x, y)))])];
+}
+
+// ---- cards -------------------------------------------------------------------------------------------------------------
+
 const forward = [
   {
-    id: "HOL.1", title: "Tame the query", show: [["q[i]"], ["mean_q[i]", "var_q[i]"], ["q1[i]"]], pick: () => ["q1", S.i, 0],
-    say: () => `Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). The query of ${word()} is shifted and scaled, so that its elements have mean 0 and variance 1. Now it is at most √d long. The reason: scores have to be small, as a polynomial is like the exponential only there.`,
+    id: "HOL.1", title: "Tame the query", show: [["q[i]"], ["mean_q[i]", "var_q[i]"], ["q1[i]"]], pick: () => ["q1", S.i, 0], picture: tame,
+    say: () => `Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). The query of ${word()} is shifted and scaled to mean 0 and variance 1 (normalised), so it is at most √d long. For scores have to be small.`,
+    alt: "The query before and after, and the circle on which tamed vectors end",
+    caption: () => `The arrow of ${word()} is now ${show(Math.hypot(...vectorOf("q1", D, S.i)))} long. ${D.length === 3 ? "The mean is left out of the picture, so it ends on the circle." : "No tamed vector goes beyond the circle."} Drag the query.`,
   },
   {
-    id: "HOL.2", title: "Tame the keys", show: [["k", "k1"], ["mean_k", "var_k"]], pick: () => ["k1", best(), 0],
+    id: "HOL.2", title: "Tame the keys", show: [["k", "k1"], ["mean_k", "var_k"]], pick: () => ["k1", best(), 0], picture: tameKeys,
     say: "The same is done to every key, so that scores stay small: two such vectors never have a product larger than d.",
+    alt: "The keys before and after, with the circle on which tamed vectors end",
+    caption: () => `Dashed: keys as they were. Only their directions are kept: ${names([largest(J.map((j) => Math.hypot(...vectorOf("k", D, j))))])}, the longest, is now no longer than the others.`,
   },
   {
-    id: "HOL.3", title: "Compare, in small numbers", show: [["k1", "s[i]"], ["q1[i]"]], pick: () => ["s", S.i, best()],
+    id: "HOL.3", title: "Compare, in small numbers", show: [["k1", "s[i]"], ["q1[i]"]], pick: () => ["s", S.i, best()], picture: compare,
     say: () => `The query of ${word()} is compared with every key. Because of the division, no score is further from 0 than ${show(Math.sqrt(D.length) / K.alpha)}.`,
+    alt: () => `The tamed query of ${DATA.tokens[S.i]} and the tamed keys as arrows, each key with its foot on the line of the query`,
+    caption: () => `A key’s foot on the line of the query, times the query’s length, over α√d, is its score: the highest is that of ${names([largest(J.map((j) => V.s(S.i, j)))])}.`,
   },
   {
-    id: "HOL.4", title: "Weigh by a polynomial", show: [["s[i]", "w[i]"]], pick: () => ["w", S.i, best()],
-    say: () => `A polynomial of the score takes the place of the exponential. It has ${K.order + 1} terms, so it is a good likeness near 0 and a poor one far away. Steps 4 to 6 define the result, pair by pair; 7 to 9 get the same without pairs, which is what one would run for many keys.`,
+    id: "HOL.4", title: "Weigh by a polynomial", show: [["s[i]", "w[i]"]], pick: () => ["w", S.i, best()], picture: weigh,
+    say: () => `A polynomial of the score (the Taylor series of exp) takes the place of the exponential. Its ${K.order + 1} terms are like exp near 0, and unlike it far away. Steps 4 to 6 define the result, pair by pair; 7 to 9 get the same without pairs.`,
+    alt: () => `The exponential and its polynomial of order ${K.order}, with a point for each key at its score`,
+    caption: caption,
   },
   {
-    id: "HOL.5", title: "Add up the weights", show: [["w[i]"], ["z[i]"]], pick: () => ["z", S.i],
+    id: "HOL.5", title: "Add up the weights", show: [["w[i]"], ["z[i]"]], pick: () => ["z", S.i], picture: addUp,
     say: "The weights of a query are added up, for the output shall be a mean.",
+    alt: "The weights end to end, one row for each key, up to their sum",
+    caption: () => `Each bar begins where the one before it ends${J.some((j) => V.w(S.i, j) < 0) ? "; negative weights go back" : ""}. The last ends at z = ${show(V.z(S.i))}.`,
   },
   {
-    id: "HOL.6", title: "Mix", show: [["w[i]", "v"], ["z[i]", "o[i]"]], pick: () => ["o", S.i, 0],
+    id: "HOL.6", title: "Mix", show: [["w[i]", "v"], ["z[i]", "o[i]"]], pick: () => ["o", S.i, 0], picture: mix,
     say: () => (J.some((j) => V.w(S.i, j) < 0) ? "The output is the sum of the values times their weights, divided by the sum of the weights. As some weights are below 0, it is no longer an average." : "The output is the average of the values, and each value counts as much as its weight."),
+    alt: "The values as points, as large as their weights, within their hull, and the output",
+    caption: () => `${J.some((j) => V.w(S.i, j) < 0) ? "Hollow: values with a negative weight. The output o may lie outside the hull of the values." : `The output lies within the hull of the values that are seen. ${names([best()])} has ${percent(V.w(S.i, best()) / V.z(S.i))} of the weight.`}`,
   },
   {
-    title: "Take the weight apart", label: "the same weight, as a sum of products", formula: "w_ij = sum_r psi_ri phi_rj", when: "last", show: [["psi[,i]", "phi"], ["apart"]], pick: () => ["apart", best()],
-    say: () => `A power of a sum is a sum of products. So the weight is a sum of ${R().length} terms. In each, φ is a product of elements of the key alone, and ψ the same product for the query, with the factor that the polynomial gives it. The rows are ${products().slice(0, 10).map(named).join(", ")}${R().length > 10 ? ", and so on" : ""}.`,
+    title: "Take the weight apart", label: "the same weight, as a sum of products", formula: "w_ij = sum_r psi_ri phi_rj", when: "last", show: [["psi[,i]", "phi"], ["apart"]], pick: () => ["apart", best()], picture: apart,
+    say: () => `A power of a sum is a sum of products, so the weight is a sum of ${R().length} terms. In each, φ (the feature map) is a product of elements of the key alone, and ψ is the same product for the query, with the factor that the polynomial gives it.`,
+    alt: "A table of products: a row for each product of elements, a column for each key",
+    caption: () => `Blue adds to a weight, orange takes from it. Each column adds up to the weight of its key: that of ${names([best()])} to ${show(V.w(S.i, best()))}.`,
   },
   {
-    title: "Fill the state", label: "what is kept of the keys and values", formula: "M_r = sum_j phi_rj v_j, N_r = sum_j phi_rj", when: "last", show: [["held", "counted"], ["v"]], pick: () => ["held", Math.min(1, R().length - 1), 0],
-    say: () => `φ has no query in it, so keys can be added up once. M adds up φ times the value, N adds up φ alone. That is the state: ${R().length} rows, however many keys there are. With order p that is (d + p choose p), the number of products of at most p of d elements; for d = 64 it would be ${show(P().slice(1).reduce((rows, n) => (rows * (64 + n)) / n, 1))}. It pays once there are more keys than about that${K.causal ? `; a query reads it as it is after its own key` : ""}.`,
+    title: "Fill the state", label: "what is kept of the keys and values", formula: "M_r = sum_j phi_rj v_j, N_r = sum_j phi_rj", when: "last", show: [["held", "counted"], ["v"]], pick: () => ["held", Math.min(1, R().length - 1), 0], picture: fill,
+    say: () => `φ has no query in it, so keys can be added up once: φ times the value in M, φ alone in N. That is the state, of ${R().length} rows: (d + p choose p) for order p, ${show(P().slice(1).reduce((rows, n) => (rows * (64 + n)) / n, 1))} for d = 64. It pays once there are more keys than that${K.causal ? "; a query reads it as it is after its own key" : ""}.`,
+    alt: () => `The state of ${R().length} rows, filled by one key after the other`,
+    caption: () => `Move the slider: each key adds its φ, times its value, to the same ${R().length * (E.length + 1)} numbers. Their count does not grow with the keys.`,
   },
   {
-    title: "Read the state", label: "HOL.6, from the state", formula: "o_i = (sum_r psi_ri M_r) / (sum_r psi_ri N_r)", when: "last", show: [["psi[,i]", "held", "counted"], ["top[i]", "under[i]", "same[i]"]], pick: () => ["top", S.i, 0],
+    title: "Read the state", label: "HOL.6, from the state", formula: "o_i = (sum_r psi_ri M_r) / (sum_r psi_ri N_r)", when: "last", show: [["psi[,i]", "held", "counted"], ["top[i]", "under[i]", "same[i]"]], pick: () => ["top", S.i, 0], picture: readState,
     say: "The query brings its ψ for each row. The products with M add up to the values times their weights, those with N to the sum z of the weights. The output is the same as in step 6, and no key was looked at again.",
+    alt: "The state with the numbers of the query beside it and the sums below",
+    caption: () => `ψ times a column of M, added up, is z o; with N it is z = ${show(V.z(S.i))}. Their ratio is o = (${vectorOf("same", E, S.i).map(show).join(", ")}).`,
   },
 ];
 
 const backward = [
   {
-    title: "What is wished for", of: "HOL.6", formula: "do = o - t", show: [["o[i]", "dout[i]"], ["target"]], pick: () => ["dout", S.i, 0],
+    title: "What is wished for", of: "HOL.6", formula: "do = o - t", show: [["o[i]", "dout[i]"], ["target"]], pick: () => ["dout", S.i, 0], picture: wish,
     say: () => `Suppose that the output of ${word()} should have been t. The loss is half the squared distance, so its gradient is the difference.`,
+    alt: "An arrow from the output to the wanted output, and circles of equal loss",
+    caption: () => `The arrow from o to t is −do: the way on which the loss falls fastest. It is ${show(Math.hypot(...vectorOf("dout", E, S.i)))} long. Drag t.`,
   },
   {
-    id: "dHOL.v", of: "HOL.6", title: "To the values", show: [["w[i]", "dv"], ["z[i]", "dout[i]"]], pick: () => ["dv", best(), 0],
+    id: "dHOL.v", of: "HOL.6", title: "To the values", show: [["w[i]", "dv"], ["z[i]", "dout[i]"]], pick: () => ["dv", best(), 0], picture: toValues,
     say: "A value moved the output by its share of the weights, so it gets that share of the gradient.",
+    alt: "An arrow at each value, along the way from the output to the wanted one",
+    caption: () => `All arrows are parallel. That of ${names([best()])} is the longest of those with a positive weight${J.some((j) => V.w(S.i, j) < 0) ? "; where the weight is negative, it points the other way" : ""}.`,
   },
   {
-    id: "dHOL.5", of: "HOL.6", title: "To the sum of the weights", show: [["dout[i]", "o[i]"], ["z[i]", "dz[i]"]], pick: () => ["dz", S.i],
+    id: "dHOL.5", of: "HOL.6", title: "To the sum of the weights", show: [["dout[i]", "o[i]"], ["z[i]", "dz[i]"]], pick: () => ["dz", S.i], picture: toSum,
     say: "The sum divides the output. A larger sum makes the output shorter, which is good if the gradient points along the output.",
+    alt: "The output, which a larger sum pulls towards 0, and the way to the wanted output",
+    caption: () => (Math.abs(V.dz(S.i)) < 5e-4 ? "A larger sum z would hardly change the loss." : `Thick: where a larger z would pull o. Thin: where o should go. A larger z would ${V.dz(S.i) < 0 ? "lower" : "raise"} the loss.`),
   },
   {
-    id: "dHOL.4", of: "HOL.5", title: "To the weights", show: [["v", "dw[i]"], ["dout[i]"], ["dz[i]"]], pick: () => ["dw", S.i, best()],
+    id: "dHOL.4", of: "HOL.5", title: "To the weights", show: [["v", "dw[i]"], ["dout[i]"], ["dz[i]"]], pick: () => ["dw", S.i, best()], picture: toWeights,
     say: "A weight was used twice: it moved the output along its value, and it is part of the sum.",
+    alt: "The values, each with its foot on the line of the gradient of the output",
+    caption: () => `The further a value’s foot lies along do, the more a growth of its weight raises the loss: most of all that of ${names([largest(J.map((j) => V.dw(S.i, j)))])}.`,
   },
   {
-    id: "dHOL.3", of: "HOL.4", title: "To the scores", show: [["s[i]", "slope[i]", "dw[i]", "ds[i]"]], pick: () => ["ds", S.i, most()],
+    id: "dHOL.3", of: "HOL.4", title: "To the scores", show: [["s[i]", "slope[i]", "dw[i]", "ds[i]"]], pick: () => ["ds", S.i, most()], picture: toScores,
     say: () => `The slope of the polynomial is the polynomial of one order less. ${K.order === 1 ? "Here it is 1 everywhere." : K.order % 2 ? "For an odd order it is positive everywhere." : "For an even order it is negative far below 0, where a worse match weighs more."}`,
+    alt: "The polynomial with its slope at each key, and arrows to better scores",
+    caption: caption,
   },
   {
-    id: "dHOL.1", of: "HOL.3", title: "To the tamed query", show: [["ds[i]", "k1"], ["dq1[i]"]], pick: () => ["dq1", S.i, 0],
+    id: "dHOL.1", of: "HOL.3", title: "To the tamed query", show: [["ds[i]", "k1"], ["dq1[i]"]], pick: () => ["dq1", S.i, 0], picture: toTamed,
     say: "The tamed query is pushed along each tamed key, by the gradient of that key’s score.",
+    alt: "The way of the tamed query, as a chain of arrows, one along each key",
+    caption: () => (Math.abs(V.ds(S.i, most())) < 5e-4 ? "No key moves the query: no score needs to change." : `From the query on, one arrow for each key: ${names([most()])} has the largest gradient of a score. The thick arrow is all of them together.`),
   },
   {
-    id: "dHOL.2", of: "HOL.3", title: "To the tamed keys", show: [["ds[i]", "dk1"], ["q1[i]"]], pick: () => ["dk1", most(), 0],
+    id: "dHOL.2", of: "HOL.3", title: "To the tamed keys", show: [["ds[i]", "dk1"], ["q1[i]"]], pick: () => ["dk1", most(), 0], picture: toTamedKeys,
     say: "Each tamed key is pushed along the tamed query, by the gradient of its own score.",
+    alt: "An arrow at each tamed key, along the query or against it",
+    caption: () => (Math.abs(V.ds(S.i, most())) < 5e-4 ? "No key has to move: no score needs to change." : "Keys whose score should grow move along the query; the others move against it."),
   },
   {
-    id: "dHOL.q", of: "HOL.1", title: "To the query", show: [["q1[i]"], ["dq1[i]", "along_q[i]"], ["dq[i]"]], pick: () => ["dq", S.i, 0],
+    id: "dHOL.q", of: "HOL.1", title: "To the query", show: [["q1[i]"], ["dq1[i]", "along_q[i]"], ["dq[i]"]], pick: () => ["dq", S.i, 0], picture: toQuery,
     say: "Neither a shift of the query nor its length changed anything, so both directions are taken out of the gradient.",
+    alt: "The query, with the gradient before and after two directions are taken out",
+    caption: () => (Math.abs(V.ds(S.i, most())) < 5e-4 ? "The query has not to move: no score needs to change." : `The thick arrow ${D.length === 3 ? "is at right angles to the query: it" : ""} only turns it. What would stretch it is gone, and 1 over its standard deviation is a factor.`),
   },
   {
-    id: "dHOL.k", of: "HOL.2", title: "To the keys", show: [["k1", "dk1"], ["along_k", "dk"]], pick: () => ["dk", most(), 0],
+    id: "dHOL.k", of: "HOL.2", title: "To the keys", show: [["k1", "dk1"], ["along_k", "dk"]], pick: () => ["dk", most(), 0], picture: toKeys,
     say: "The same holds for every key: what would only shift it or stretch it is taken out.",
+    alt: "Keys, each with the gradient before and after two directions are taken out",
+    caption: () => (Math.abs(V.ds(S.i, most())) < 5e-4 ? "No key has to move: no score needs to change." : "What would only stretch a key is gone, and the rest is divided by the standard deviation of the key: a short key turns more easily."),
   },
 ];
 
-// Left: exponential and polynomial, with the keys at their scores.
-function curves(W, H, small) {
-  const narrow = W < 420, side = S.side === "backward", p = K.order, far = Math.sqrt(D.length) / K.alpha, reach = 1.08 * far;
-  const left = small ? 2 : narrow ? 20 : 30, right = W * (small ? 0.56 : narrow ? 0.54 : 0.53), top = small ? 4 : narrow ? 16 : 26, bottom = H - (small ? 4 : narrow ? 15 : 34), low = narrow ? 4 : 18;
-  const grid = Array.from({ length: 61 }, (_, n) => -reach + (n * reach) / 30), both = grid.flatMap((x) => [Math.exp(x), taylor(x, p)]);
-  const X = scale(-reach, reach, left, right), Y = scale(Math.min(0, ...both), Math.max(...both) * 1.04, bottom, top);
-  const path = (of, set) => svg("path", { d: `M${grid.map((x) => `${X(x).toFixed(1)} ${Y(of(x)).toFixed(1)}`).join("L")}`, fill: "none", ...set });
-  let drawn = svg("rect", { x: left, y: top, width: right - left, height: bottom - top, rx: 4, class: "plane" });
-  drawn += svg("path", { d: `M${X(0)} ${top}V${bottom}M${left} ${Y(0)}H${right}`, class: "axis" });
-  if (!small) {
-    drawn += text(0, 12, side ? "which scores should change" : `weights, at the scores of ${DATA.tokens[S.i]}`, { class: "title" });
-    for (const y of [0, 1]) drawn += text(left - 5, Y(y) + 4, `${y}`, { class: "tick", "text-anchor": "end" });
-    drawn += text(left, H - low, show(-far), { class: "tick" }) + text(right, H - low, show(far), { class: "tick", "text-anchor": "end" }) + text(X(0), H - low, "score 0", { class: "tick", "text-anchor": "middle" });
-  }
-  drawn += path(Math.exp, { style: "stroke:var(--soft)", "stroke-width": 1.8, "stroke-dasharray": "5 4" });
-  drawn += path((x) => taylor(x, p), { style: "stroke:var(--ink)", "stroke-width": 2.2 });
-  if (!small) {
-    const from = left + (narrow ? 4 : 10), long = narrow ? 14 : 22;
-    [["polynomial", { style: "stroke:var(--ink)", "stroke-width": 2.2 }], ["exponential", { style: "stroke:var(--soft)", "stroke-width": 1.8, "stroke-dasharray": narrow ? "4 3" : "5 4" }]].forEach(([name, look], n) => {
-      drawn += svg("path", { d: `M${from} ${top + 14 + 17 * n}h${long}`, ...look }) + text(from + long + 6, top + 18 + 17 * n, name);
-    });
-  }
-  const order = [...J].sort((a, b) => V.s(S.i, a) - V.s(S.i, b)), at = order.map((j) => X(V.s(S.i, j)));
-  const named = narrow && !small && labels(right, bottom, 11.5, [[left, top, left + 92, top + 36], ...order.map((j, n) => [at[n] - 5, Y(taylor(V.s(S.i, j), p)) - 5, at[n] + 5, Y(taylor(V.s(S.i, j), p)) + 5])], left, top);
-  const steep = order.filter((j) => V.s(S.i, j) > 0.15 * far); // there the curve's left side is free for names
-  const heights = spread(steep.map((j) => Y(taylor(V.s(S.i, j), p)) - (narrow ? 4 : 10)), narrow ? 11.5 : 15, top + (narrow ? 10 : 52), bottom - 2);
-  order.forEach((j, n) => {
-    const x = at[n], score = V.s(S.i, j), y = Y(taylor(score, p)), gap = Y(Math.exp(score));
-    const push = -V.ds(S.i, j), size = Math.max(...J.map((l) => Math.abs(V.ds(S.i, l))), 1e-12), long = 26 * (push / size);
-    let inner = svg("path", { d: `M${x} ${y}V${gap}`, style: `stroke:${color(j)}`, "stroke-width": 1.6, "stroke-dasharray": "2 2" });
-    inner += svg("circle", { cx: x, cy: y, r: small ? 4 : j === S.i ? 7 : 5.5, style: `fill:${hidden(S.i, j) ? "var(--paper)" : color(j)};stroke:${color(j)}`, "stroke-width": 2 });
-    if (side && Math.abs(long) > 5) inner += arrow(x, y, x + long, y);
-    if (!small && !narrow) {
-      const beside = steep.indexOf(j);
-      inner += text(beside < 0 ? Math.max(left + 22, x) : x - 11, beside < 0 ? Math.min(y, gap) - (n % 2 ? 26 : 12) : heights[beside], DATA.tokens[j], { class: j === S.i ? "name strong" : "name", "text-anchor": beside < 0 ? "middle" : "end" });
-    }
-    const steepest = steep.indexOf(j);
-    if (named) inner += steepest < 0 ? named(DATA.tokens[j], x, y, 6, j === S.i ? "name strong" : "name") : text(x - 8, heights[steepest], DATA.tokens[j], { class: j === S.i ? "name strong" : "name", "text-anchor": "end" });
-    drawn += follows(j, DATA.tokens[j], inner, { class: "node" });
-  });
-  return drawn;
+const visible = () => J.filter((j) => !hidden(S.i, j)).sort((a, b) => V.s(S.i, b) - V.s(S.i, a));
+function apartFromSoftmax() {
+  const list = visible(), whole = list.reduce((a, j) => a + Math.exp(V.s(S.i, j)), 0);
+  return Math.max(...list.map((j) => Math.abs(V.w(S.i, j) / V.z(S.i) - Math.exp(V.s(S.i, j)) / whole)));
 }
-
-// Right: the state, a row for each product, filled by one key after the other.
-function stateAt(at) {
-  const n = Math.min(Math.floor(at), J.length), part = at - n, row = (t, r) => [...E.map((c) => V.M(t, r, c)), V.N(t, r)];
-  return R().map((r) => row(n, r).map((x, c) => (part < 1e-9 ? x : x + part * (row(n + 1, r)[c] - x))));
-}
-
-function filled(W, H, small) {
-  const narrow = W < 420, at = S.at ?? S.t, rows = R().length, columns = E.length + 1, n = S.t, keys = `${n} key${n === 1 ? "" : "s"}`;
-  const x0 = W * (small ? 0.64 : narrow ? 0.6 : 0.6), top = small ? 4 : narrow ? 29 : 40, bottom = H - (small ? 4 : narrow ? 15 : 34);
-  if (rows > 300) return text(x0, top + 12, `a state of ${rows} rows`, { class: "title" });
-  const stacks = Math.ceil(rows / Math.max(10, Math.floor((bottom - top) / 6))), deep = Math.ceil(rows / stacks), high = (bottom - top) / deep;
-  // A name for each row; where rows are low, one for those of as many factors.
-  const names = !small && stacks === 1, each = names && high >= 13, room = !names ? 0 : each ? (narrow ? 48 : 62) : 30, space = W - x0 - room, wide = (space - 10 * (stacks - 1)) / (stacks * columns);
-  const cells = stateAt(at), full = stateAt(J.length), scales = Array.from({ length: columns }, (_, c) => Math.max(1e-9, ...full.map((row) => Math.abs(row[c]))));
-  let drawn = "";
-  if (!small) drawn += text(x0, 12, narrow ? `state, ${keys} in` : n === 0 ? "the state, before any key" : `the state, with ${keys} in it`, { class: "title" });
-  if (names) [...E.map((c) => `v${"₁₂₃₄₅₆₇₈₉"[c] ?? c + 1}`), "1"].forEach((head, c) => { drawn += text(x0 + room + wide * (c + 0.5), top - 5, head, { class: "tick", "text-anchor": "middle" }); });
-  if (names && !each) P().forEach((degree) => {
-    const own = R().filter((r) => products()[r].reduce((a, b) => a + b, 0) === degree), y = top + high * (own[0] + own.length / 2);
-    if (own.length * high >= 6) drawn += text(x0 + room - 6, y + 3.5, degree ? Array(degree).fill("k′").join("") : "1", { class: "tick", "text-anchor": "end" });
-  });
-  cells.forEach((row, r) => {
-    const stack = Math.floor(r / deep), y = top + (r % deep) * high, x = x0 + room + stack * (wide * columns + 10);
-    if (each) drawn += text(x - 7, y + high / 2 + 4, `${narrow ? "" : `${r + 1}: `}${named(products()[r])}`, { class: "tick", "text-anchor": "end" });
-    row.forEach((value, c) => {
-      const set = { x: x + c * wide, y, width: Math.max(1, wide - 1.5), height: Math.max(1, high - 1.2), rx: 1.5 };
-      drawn += svg("rect", { ...set, class: "plane" }) + svg("rect", { ...set, style: `fill:${heat(value, scales[c])}`, ...(at === S.t ? { "data-ref": c < E.length ? `M.${S.t}.${r}.${c}` : `N.${S.t}.${r}` } : {}) });
-    });
-  });
-  if (!small) drawn += text(x0, H - (narrow ? 4 : 18), narrow ? `always ${rows * columns} numbers` : `${rows * columns} numbers, for any number of keys`, { class: "tick" });
-  return drawn;
+// The first two keys, from the worst match on, of which the worse match weighs more.
+function turned() {
+  const order = visible(), n = order.findLastIndex((j, rank) => rank && V.w(S.i, j) > V.w(S.i, order[rank - 1]) + 1e-3);
+  return n > 0 ? [order[n], order[n - 1]] : [];
 }
 
 function caption() {
-  const i = S.i, visible = J.filter((j) => !hidden(i, j)), order = [...visible].sort((a, b) => V.s(i, b) - V.s(i, a));
   if (S.side === "backward") {
-    const more = J.filter((j) => V.ds(i, j) < -5e-4), less = J.filter((j) => V.ds(i, j) > 5e-4);
+    const more = J.filter((j) => V.ds(S.i, j) < -5e-4), less = J.filter((j) => V.ds(S.i, j) > 5e-4);
     if (!more.length && !less.length) return `No score of ${word()} needs to change for this target.`;
     return `To come nearer to t, ${word()} should have a higher score with ${names(more) || "none"}${less.length ? `, a lower one with ${names(less)}` : ""}.`;
   }
-  const negative = visible.filter((j) => V.w(i, j) < 0), shares = visible.map((j) => V.w(i, j) / V.z(i)), whole = visible.reduce((a, j) => a + Math.exp(V.s(i, j)), 0);
+  const negative = visible().filter((j) => V.w(S.i, j) < 0), off = apartFromSoftmax(), [worse, better] = turned();
   if (negative.length) return `${names(negative)} ${negative.length > 1 ? "have" : "has"} a negative weight: with this order and this α the output is no longer an average.`;
-  const off = Math.max(...visible.map((j, n) => Math.abs(shares[n] - Math.exp(V.s(i, j)) / whole)));
-  const turned = order.findLastIndex((j, n) => n && V.w(i, j) > V.w(i, order[n - 1]) + 1e-3);
-  const odd = turned > 0 ? ` ${names([order[turned]])} matches worse than ${names([order[turned - 1]])} but weighs more: ${K.order === 2 ? "1 + s + s²/2 rises again below −1" : "the polynomial rises again far below 0"}.` : "";
+  const odd = worse === undefined ? "" : ` ${names([worse])} matches worse than ${names([better])} but weighs more: ${K.order === 2 ? "1 + s + s²/2 rises again below −1" : "the polynomial rises again far below 0"}.`;
   return `The weights over their sum differ from softmax’s by ${off < 0.001 ? "less than 0.1" : `up to ${(100 * off).toFixed(1)}`} percentage points.${odd}`;
 }
 
@@ -260,7 +445,13 @@ tour({
   sizes: { T: () => J.length + 1, r: () => products().length },
   quantities, forward, backward, caption,
   time: { steps: () => J.length, name: "key" },
-  picture: (W, H, small) => TIP + curves(W, H, small) + filled(W, H, small),
-  height: (W) => (W < 420 ? 112 : 300),
+  picture: overview,
+  tasks: [
+    { say: "raise the order until no weight is a percentage point away from softmax’s", done: () => apartFromSoftmax() < 0.01 },
+    { say: "find a negative weight: an odd order, a small divisor α", done: () => weights().some((x) => x < 0) },
+    { say: "keep the order even, and raise the divisor α (temperature) until a better match always weighs more", done: () => K.order % 2 === 0 && !turned().length },
+    { say: "drag keys and values, or the target t, until o meets t", done: () => Math.hypot(...E.map((c) => V.o(S.i, c) - DATA.target[c])) < 0.1 },
+  ],
+  height: (W) => (W < 420 ? 112 : Math.min(450, Math.round(W * 0.5))),
   label: () => `The exponential and its polynomial of order ${K.order}, and a state of ${R().length} rows`,
 });

@@ -4,9 +4,9 @@ from refattn.mechanisms.record import Knob, Tour
 
 TOUR = Tour(
     knobs=(
-        Knob("order", "order", 2, 1, 5, 1),
-        Knob("alpha", "divisor α", 1.2, 0.7, 4.0, 0.05),
-        Knob("causal", "hide later keys", False),
+        Knob("order", "order of the polynomial", 2, 1, 5, 1),
+        Knob("alpha", "divisor α (temperature)", 1.2, 0.7, 4.0, 0.05),
+        Knob("causal", "hide later keys (causal)", False),
     ),
     words={  # three elements: of two, the normalisation would leave only signs
         "q": [[0.6, -0.2, 1.4], [1.3, -0.9, 0.2], [-0.4, 1.5, 0.1], [1.1, 0.3, -1.2], [0.2, 1.6, -0.6]],

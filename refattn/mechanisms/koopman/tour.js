@@ -259,7 +259,10 @@ const flat = (p) => [p[0], p[1] ?? 0]; // of longer vectors the first two number
 const given = { k: DATA.k.map(flat), v: DATA.v.map(flat), q: DATA.q.map(flat), target: flat(DATA.target) }; // a plane stays while points are dragged
 const put = (list, to) => to.slice(0, list.length).forEach((number, e) => { list[e] = number; });
 const moment = () => S.at ?? S.t;
-const board = (W, H, numbers, told, heading, ref) => beside(W, H, DATA.tokens, S.i, numbers, told, heading, ref && ((j) => `${ref}.${j}`));
+const board = (W, H, numbers, told, heading, ref) => {
+  const { drawn, narrow, left, top, wide, size } = beside(DATA.tokens, S.i, W, H, false, numbers, told, heading, ref && ((j) => `${ref}.${j}`));
+  return { drawn, narrow, x: left, y: top, w: wide, h: size };
+};
 
 // The plane: keys as squares, values as points, each as large as its weight in update u, and the path up to x_until.
 function scene(b, u, until, { ties = true, names = !b.narrow, goal = false } = {}) {

@@ -32,21 +32,10 @@ const word = () => `<b>${DATA.tokens[S.i]}</b>`;
 
 // ---- pictures: the words with a bar each, and beside them what the card is about ---------------------------------------
 
-const flat = (p) => [p[0], p[1] ?? 0]; // of wider vectors the first two numbers are drawn
 const first = { q: DATA.q.map(flat), k: DATA.k.map(flat), v: DATA.v.map(flat), target: flat(DATA.target) }; // a plane stays while points are dragged
 const vectorOf = (name, wide, ...at) => flat(wide.map((c) => V[name](...at, c)));
-const put = (list, [x, y], by = 1) => { if (by) [x, y].slice(0, list.length).forEach((z, c) => { list[c] = z / by; }); };
 const weights = () => J.map((j) => V.w(S.i, j));
-const enlarged = (length, room) => [1, 2, 5, 10, 20, 50, 100].findLast((times) => times * length <= room) ?? 1;
-
-// Where things are; the words, and a bar for each, which is told, too.
-function board(W, H, small, numbers, told, heading, quantity) {
-  const narrow = W < 420, top = small || narrow ? 6 : 26, n = J.length, y = scale(0, Math.max(1, n - 1), top + 14, H - 16), thick = (H - top) / n;
-  const names = narrow ? 70 : 92, left = Math.round(narrow ? W * 0.48 : W * 0.42), high = narrow ? 7 : Math.min(22, 0.4 * thick);
-  const head = small || narrow ? "" : text(0, 12, told, { class: "title" }) + text(left + 10, 12, heading, { class: "title" });
-  const drawn = [head, rows(DATA.tokens, S.i, y, names, small), bars(numbers, names + 4, left - 14, y, small ? 7 : high, quantity && ((j) => `${quantity}.${S.i}.${j}`))];
-  return { drawn, narrow, top, left: left + (narrow ? 0 : 10), y, size: H - top - 4, wide: W - left - (narrow ? 0 : 10), quiet: small || narrow };
-}
+const board = (W, H, small, numbers, told, heading, name) => beside(DATA.tokens, S.i, W, H, small, numbers, told, heading, name && ((j) => `${name}.${S.i}.${j}`));
 
 // The query and the keys as arrows.
 function arrows(b) {
@@ -65,22 +54,6 @@ function arrows(b) {
     b.quiet ? [] : label("query name", at.X(q) + 10, at.Y(q) + 4, "q", { class: "name strong" }),
   ];
   return { at, q, keys, zero, drawn };
-}
-
-// The feet of points on the line along a direction.
-function feet(at, points, along, quiet) {
-  const size = along[0] ** 2 + along[1] ** 2, [l, t, r, b] = at.box, [mx, my] = [at.X([0, 0]), at.Y([0, 0])], far = size ? Math.min(...[[l, r, mx, along[0]], [t, b, my, -along[1]]].map(([low, high, m, d]) => (d ? Math.min(high - m, m - low) / Math.abs(d) : Infinity))) : 0;
-  const reach = size ? far : 0, end = (s) => [mx + s * reach * along[0], my - s * reach * along[1]];
-  return [
-    line("along", [end(-1), end(1)], { class: "hair dashed" }),
-    points.map((p, j) => {
-      const share = size ? (p[0] * along[0] + p[1] * along[1]) / size : 0, foot = along.map((x) => share * x);
-      return [
-        line(`drop.${j}`, [[at.X(p), at.Y(p)], [at.X(foot), at.Y(foot)]], { class: "hair dashed", style: `stroke:${color(j)}` }),
-        mark(`foot.${j}`, "circle", { cx: at.X(foot), cy: at.Y(foot), r: quiet ? 2 : 3.5, class: "foot", style: `fill:var(--paper);stroke:${color(j)}`, "stroke-width": 2 }),
-      ];
-    }),
-  ];
 }
 
 function compare(W, H, small) {
@@ -146,27 +119,11 @@ function share(W, H, small) {
   ];
 }
 
-// The values as points, each as large as its weight, within their hull; and the output.
+// The values as points within their hull, and the output.
 function values(b, tied = true) {
-  const w = weights(), points = J.map((j) => vectorOf("v", E, j)), at = plane(b.left, b.top, b.size, [...first.v, [0, 0], first.target], b.wide), out = vectorOf("o", E, S.i), goal = flat(E.map((c) => V.target(c)));
-  const seen = points.filter((_, j) => !hidden(S.i, j)), place = (p) => [at.X(p), at.Y(p)], radius = (j) => (b.narrow ? 2.5 : 4) + (b.narrow ? 5 : 13) * Math.sqrt(w[j]);
-  const drawn = [
-    at.ground,
-    mark("hull", "path", { d: `M${hull(seen).map((p) => place(p).map(at_).join(" ")).join("L")}Z`, class: "hull" }),
-    tied ? J.map((j) => line(`tie.${j}`, [place(points[j]), place(out)], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": Math.max(0.3, 12 * w[j]), opacity: hidden(S.i, j) ? 0 : 0.5 })) : [],
-    J.map((j) => [
-      point(`dot.${j}`, ...place(points[j]), radius(j), j, { opacity: hidden(S.i, j) ? 0.35 : 1, "aria-label": `drag the value of ${DATA.tokens[j]}` }, (x, y) => put(DATA.v[j], at.back(x, y))),
-      b.quiet ? [] : label(`name.${j}`, ...((x, y) => [x, y + (y > b.top + b.size / 2 ? radius(j) + 14 : -radius(j) - 5)])(...place(points[j])), DATA.tokens[j], { "text-anchor": "middle", class: "name" }),
-    ]),
-    mark("out", "circle", { cx: at.X(out), cy: at.Y(out), r: b.quiet ? 4 : 7, class: "sink" }),
-    b.quiet ? [] : label("out name", at.X(out) + 11, at.Y(out) - 8, "o", { class: "name strong" }),
-  ];
-  const aim = [
-    cross("goal", ...place(goal), b.quiet ? 3 : 5),
-    mark("goal hold", "circle", { cx: at.X(goal), cy: at.Y(goal), r: 12, class: "ground", "aria-label": "drag the wanted output" }, "", (x, y) => put(DATA.target, at.back(x, y))),
-    b.quiet ? [] : label("goal name", at.X(goal) - 9, at.Y(goal) - 9, "t", { class: "name strong", "text-anchor": "end" }),
-  ];
-  return { at, points, out, goal, place, drawn, aim };
+  const points = J.map((j) => vectorOf("v", E, j)), at = plane(b.left, b.top, b.size, [...first.v, [0, 0], first.target], b.wide), out = vectorOf("o", E, S.i), goal = flat(E.map((c) => V.target(c)));
+  const drawn = meeting(b, at, DATA.tokens, points, weights(), (j) => !hidden(S.i, j), out, tied, (j, p) => put(DATA.v[j], p));
+  return { at, points, out, goal, place: (p) => [at.X(p), at.Y(p)], drawn, aim: aimed(b, at, goal, (p) => put(DATA.target, p)) };
 }
 
 function mix(W, H, small) {

@@ -91,142 +91,328 @@ const main = (list) => list.map(Math.abs).indexOf(Math.max(...list.map(Math.abs)
 const steepest = () => main(C.map((c) => V.dx(K.layers, S.i, c)));
 const pusher = () => main(before(S.i).map((j) => V.a(now(), S.i, j)));
 
+// ---- pictures: the words with a bar each, and beside them the particles --------------------------------------------------
+
+const FLAT = [[1, -1, 0].map((n) => n / Math.sqrt(2)), [1, 1, -2].map((n) => n / Math.sqrt(6))]; // across (1, 1, 1): the plane of what has mean 0
+const across = (p) => FLAT.map((row) => row.reduce((n, m, c) => n + m * p[c], 0));
+const moved = (list, [x, y]) => [x, y].map((z, n) => z - across(list)[n]).forEach((z, n) => FLAT[n].forEach((a, c) => { list[c] += z * a; }));
+const far = Math.sqrt(C.length);
+const placed = (name, t, i) => across(C.map((c) => V[name](t, i, c)));
+function between(name, at, i) {
+  const n = Math.min(Math.floor(at), K.layers), part = at - n, here = placed(name, n, i);
+  return part < 1e-9 ? here : here.map((m, c) => m + part * (placed(name, n + 1, i)[c] - m));
+}
+const moment = () => S.at ?? S.t;
+const within = () => Math.min(moment(), K.layers - 1); // where the layer begins that a card is about
+const size = (p) => Math.hypot(...p);
+const sized = (name, t = now()) => J.map((j) => size(C.map((c) => V[name](t, j, c))));
+const each = (name) => J.map((j) => V[name](now(), j));
+const sums = (p, q, by = 1) => p.map((x, c) => x + by * q[c]);
+const board = (W, H, small, numbers, told, heading, ref) => beside(DATA.tokens, S.i, W, H, small, numbers, told, heading, ref);
+const one = (name) => (j) => `${name}.${now()}.${j}`, of = (name) => (j) => `${name}.${now()}.${S.i}.${j}`;
+const seen = (numbers) => J.map((j) => (j > S.i ? 0 : numbers(j)));
+
+// The plane that all places need; at the same knobs it stays, also while the goal is dragged.
+const extents = {};
+const extent = () => (extents[JSON.stringify(K)] ??= [[far, far], [-far, -far], across(DATA.target), ...["x", "plain"].flatMap((name) => Array.from({ length: K.layers + 1 }, (_, t) => J.map((j) => placed(name, t, j))).flat())]);
+
+// The particles with their names, where they are at a time, after their ways.
+function particles(b, at, { name = "x", radius = () => 1, faded = () => false, where = (j) => between(name, at, j), ways = true, tag = "", points = extent() } = {}) {
+  const area = plane(b.left, b.top, Math.min(b.size, b.wide), points, b.wide), place = (p) => [area.X(p), area.Y(p)], here = J.map(where), r = (j) => (b.quiet ? 3.5 : j === S.i ? 7 : 5.5) * radius(j);
+  const called = labels(b.left + b.wide, b.top + b.size, 13, here.map((p, j) => [area.X(p) - r(j), area.Y(p) - r(j), area.X(p) + r(j), area.Y(p) + r(j)]), b.left, b.top);
+  const path = (j) => [...Array.from({ length: Math.floor(at + 1e-9) + 1 }, (_, t) => placed(name, t, j)), here[j]].map(place);
+  const ground = [area.ground, ways ? J.map((j) => line(`${tag}path.${j}`, path(j), { style: `stroke:${color(j)}`, "stroke-width": j === S.i ? 2.2 : 1.3, opacity: 0.6 })) : []];
+  const dots = J.map((j) => [
+    point(`${tag}dot.${j}`, ...place(here[j]), r(j), j, { opacity: faded(j) ? 0.35 : 1, ...(j === S.i ? { "stroke-width": 2, style: `fill:${color(j)};stroke:var(--ink)` } : {}) }),
+    b.quiet ? [] : called(DATA.tokens[j], ...place(here[j]), r(j) + 1, j === S.i ? "name strong" : "name", placed("kicked", now(), j)[1] > 0 ? [1, 2, 3, 0] : [0, 3, 2, 1]),
+  ]);
+  // Momenta have a scale of their own: that of the token that is followed is long, and stays within the plane.
+  const [left, top, right, bottom] = area.box, kicked = placed("kicked", now(), S.i), [x, y] = place(here[S.i]), rest = [[kicked[0], x - left, right - x], [-kicked[1], y - top, bottom - y]].map(([step, low, high]) => Math.max(8, step < 0 ? low : high) / Math.max(1e-9, Math.abs(step)));
+  const long = Math.min((0.4 * (bottom - top)) / Math.max(far, size(kicked)), ...rest);
+  const push = (key, j, p, set, from = [0, 0]) => { const start = place(here[j]), to = ([x, y]) => [start[0] + long * x, start[1] - long * y]; return vector(key, ...to(from), ...to(sums(from, p)), set); };
+  return { area, place, here, ground, dots, long, push };
+}
+
+const later = { faded: (j) => j > S.i };
+const momentum = (f, name, j = S.i, t = now()) => f.push(`momentum.${j}`, j, placed(name, t, j), { style: `stroke:${j === S.i ? "var(--ink)" : color(j)}`, ...(j === S.i ? { class: "vector thick" } : {}) });
+const thin = { class: "vector dashed", opacity: 0.6 };
+
+// Directions: tokens on a circle around the centre.
+function directions(b, more = {}) {
+  const f = particles(b, within(), { where: (j) => placed("y", now(), j), ways: false, ...more }), zero = f.place([0, 0]);
+  const circle = mark("circle", "circle", { cx: zero[0], cy: zero[1], r: far * f.area.unit, class: "ghost" });
+  return { ...f, zero, ground: [f.ground, circle] };
+}
+
+const alone = { points: [[far, far], [-far, -far]] }; // where the circle is all that is drawn
+
+function look(W, H, small) {
+  const b = board(W, H, small, J.map((j) => size(placed("x", now(), j))), "distance from the centre", "places, and their directions on the circle"), f = particles(b, within(), { ways: false }), d = directions(b);
+  return [b.drawn, d.ground, J.map((j) => [line(`ray.${j}`, [d.zero, f.place(f.here[j]), f.place(d.here[j])], { class: "hair dashed", style: `stroke:${color(j)}` }), mark(`foot.${j}`, "circle", { cx: f.place(d.here[j])[0], cy: f.place(d.here[j])[1], r: b.quiet ? 2.5 : 4, class: "foot", style: `fill:var(--paper);stroke:${color(j)}`, "stroke-width": 2 })]), f.dots];
+}
+
+function attend(W, H, small) {
+  const b = board(W, H, small, seen((j) => V.w(now(), S.i, j)), "weight w", "directions: the query’s, and the keys’ feet on its line", of("w")), d = directions(b, { ...later, ...alone });
+  return [b.drawn, d.ground, J.map((j) => vector(`key.${j}`, ...d.zero, ...d.place(d.here[j]), { style: `stroke:${color(j)}`, opacity: j > S.i ? 0.3 : 1 })), feet(d.area, d.here, d.here[S.i], b.quiet), vector("query", ...d.zero, ...d.place(placed("q", now(), S.i)), { class: "vector thick" }), d.dots];
+}
+
+// Lines from the token that is followed to those that it sees, as wide as a number is large; dashed where it is below 0.
+function bonds(f, number) {
+  const numbers = J.map((j) => (j > S.i ? 0 : number(j))), largest = Math.max(1e-12, ...numbers.map(Math.abs));
+  return J.map((j) => line(`bond.${j}`, [f.place(f.here[S.i]), f.place(f.here[j])], { class: numbers[j] < 0 ? "flow dashed" : "flow", style: `stroke:${color(j)}`, "stroke-width": 9 * Math.abs(numbers[j] / largest) }));
+}
+const heavy = (j) => Math.sqrt(V.z(now(), j)) * 1.3;
+function weigh(W, H, small) {
+  const b = board(W, H, small, each("z"), "mass z", "the larger, the heavier; lines: e to the score", one("z")), f = particles(b, within(), { radius: heavy });
+  return [b.drawn, f.ground, bonds(f, (j) => Math.exp(V.s(now(), S.i, j))), f.dots];
+}
+
+function speed(W, H, small) {
+  const b = board(W, H, small, each("u"), "speed u, squared", "momenta p", one("u")), f = particles(b, within(), { radius: heavy });
+  return [b.drawn, f.ground, J.map((j) => momentum(f, "p", j)), f.dots];
+}
+
+function push(W, H, small) {
+  const n = now(), b = board(W, H, small, seen((j) => V.a(n, S.i, j)), "strength a", `pushes on ${DATA.tokens[S.i]}, one after the other`, of("a")), f = particles(b, within(), later);
+  let here = [0, 0];
+  const chain = before(S.i).map((j) => { const from = here, p = placed("v", n, j).map((x) => V.z(n, S.i) * V.a(n, S.i, j) * x); here = sums(here, p); return f.push(`push.${j}`, S.i, p, { style: `stroke:${color(j)}` }, from); });
+  return [b.drawn, f.ground, f.dots, chain, f.push("force", S.i, here, { class: "vector thick" })];
+}
+
+function kick(W, H, small) {
+  const n = now(), b = board(W, H, small, sized("kicked"), "length of p*", "p, then the kick h_y · force: p*"), f = particles(b, within());
+  return [b.drawn, f.ground, f.dots, f.push("was", S.i, placed("kicked", n, S.i), thin), momentum(f, "p"), f.push("force", S.i, placed("force", n, S.i).map((x) => K.h_y * x), { style: `stroke:${color(S.i)}`, "stroke-width": 2.6 }, placed("p", n, S.i))];
+}
+
+function damp(W, H, small) {
+  const b = board(W, H, small, sized("damped"), "length of p′", "p* (dashed), and p′ after friction"), f = particles(b, within());
+  return [b.drawn, f.ground, f.dots, f.push("was", S.i, placed("kicked", now(), S.i), thin), momentum(f, "damped")];
+}
+
+// The particles after the drift, with rings where they were.
+const after = (b) => particles(b, within() + 1);
+const rings = (b, f) => J.map((j) => mark(`ring.${j}`, "circle", { cx: f.place(between("x", within(), j))[0], cy: f.place(between("x", within(), j))[1], r: b.quiet ? 3.5 : 6, class: "ghost", style: `stroke:${color(j)}` }));
+function drift(W, H, small) {
+  const b = board(W, H, small, sized("velocity").map((x) => K.h_x * x), "way h_x · velocity", "from the rings to the new places"), f = after(b);
+  return [b.drawn, f.ground, rings(b, f), J.map((j) => vector(`way.${j}`, ...f.place(between("x", within(), j)), ...f.place(f.here[j]), { style: `stroke:${j === S.i ? "var(--ink)" : color(j)}`, ...(j === S.i ? { class: "vector thick" } : {}) })), f.dots];
+}
+
+function pass(W, H, small) {
+  const n = now(), b = board(W, H, small, sized("p", n + 1), "length of P", "p′ (dashed) gets the length of the circle: P"), f = after(b), [x, y] = f.place(f.here[S.i]);
+  return [b.drawn, f.ground, f.dots, mark("circle", "circle", { cx: x, cy: y, r: far * f.long, class: "ghost" }), momentum(f, "p", S.i, n + 1), f.push("was", S.i, placed("damped", n, S.i), thin)];
+}
+
+// The first picture: with momentum, and by plain attention.
+function overview(W, H, small) {
+  const back = S.side === "backward", quiet = small || W < 420, top = quiet ? 4 : 26, left = small ? 0 : quiet ? 76 : 112, half = (W - left - 10) / 2, b = { left, top, size: H - top - 4, wide: half, quiet };
+  const listed = small ? [] : rows(DATA.tokens, S.i, scale(0, Math.max(1, J.length - 1), top + 14, H - 16), left - 6);
+  const rolling = particles(b, moment()), plainly = particles({ ...b, left: left + half + 10 }, moment(), { name: "plain", tag: "plain " });
+  const head = quiet ? [] : [[left, back ? "where places should move" : "with momentum"], [left + half + 10, "plain attention"]].map(([x, told]) => text(x, 12, told, { class: "title" }));
+  const arrows = back ? downhill(rolling, "dx", moment()) : J.map((j) => rolling.push(`momentum.${j}`, j, between("p", moment(), j).map((x) => 0.6 * x), { style: "stroke:var(--ink)" }));
+  return [listed, head, rolling.ground, plainly.ground, back ? [] : bonds(rolling, (j) => (j === S.i ? 0 : V.a(now(), S.i, j))), rolling.dots, arrows, plainly.dots, back ? goal(b, rolling) : []];
+}
+
+// Backwards: arrows against gradients, all as many times as long as there is room for.
+const goal = (b, f) => aimed(b, f.area, across(DATA.target), (p) => moved(DATA.target, p));
+const longest = (lists) => Math.max(1e-12, ...lists.flat().map(size));
+function against(f, key, gradients, set = () => ({}), unit = longest([gradients])) {
+  const long = (0.22 * (f.area.box[3] - f.area.box[1])) / unit;
+  return gradients.map((p, j) => { const [x, y] = f.place(f.here[j]); return size(p) * long < 2 ? [] : vector(`${key}.${j}`, x, y, x - long * p[0], y + long * p[1], { style: `stroke:${j === S.i ? "var(--ink)" : color(j)}`, ...(j === S.i ? { class: "vector thick" } : {}), ...set(j) }); });
+}
+const flatly = (name, t = now()) => J.map((j) => placed(name, t, j));
+const downhill = (f, name, at) => against(f, "down", J.map((j) => between(name, at, j)));
+const dashed = () => thin;
+
+function wish(W, H, small) {
+  const b = board(W, H, small, J.map((j) => (j === S.i ? size(C.map((c) => V.dx(K.layers, j, c))) : 0)), "distance to the goal", "from the last place to what is wished for"), f = particles(b, K.layers), target = f.place(across(DATA.target)), here = f.place(f.here[S.i]), [l, t, e, u] = f.area.box;
+  const most = Math.max(0, Math.min(Math.hypot(target[0] - here[0], target[1] - here[1]), target[0] - l, e - target[0], target[1] - t, u - target[1]));
+  return [b.drawn, f.ground, [1, 0.66, 0.33].map((part, n) => mark(`ring ${n}`, "circle", { cx: target[0], cy: target[1], r: part * most, class: "ghost" })), f.dots, vector(`down.${S.i}`, ...here, ...target, { class: "vector thick" }), goal(b, f)];
+}
+// What is alike in the pictures of gradients of something that each token has: arrows against them at the places, and before them others.
+const pull = (name, told, heading, first = () => []) => (W, H, small) => {
+  const b = board(W, H, small, sized(name), told, heading), f = particles(b, within());
+  return [b.drawn, f.ground, first(f), f.dots, against(f, "down", flatly(name)), goal(b, f)];
+};
+const toVelocity = pull("dvelocity", "|d velocity|", "velocity (dashed), and where it should change", (f) => f.push("was", S.i, placed("velocity", now(), S.i), thin));
+function toMomentum(W, H, small) {
+  const n = now(), moves = J.map((j) => placed("dvelocity", n, j).map((x) => x / V.z(n, j))), all = flatly("ddamped"), b = board(W, H, small, sized("ddamped"), "|dp′|", "of the move now (dashed), and with the next layer"), f = particles(b, within());
+  return [b.drawn, f.ground, f.dots, against(f, "was", moves, dashed, longest([moves, all])), against(f, "down", all, undefined, longest([moves, all])), goal(b, f)];
+}
+function throughFriction(W, H, small) {
+  const b = board(W, H, small, sized("dkicked"), "|dp*|", "before the friction (thick), after it (dashed)"), f = particles(b, within()), unit = longest([flatly("ddamped")]);
+  return [b.drawn, f.ground, f.dots, against(f, "was", flatly("ddamped"), dashed, unit), against(f, "down", flatly("dkicked"), undefined, unit), goal(b, f)];
+}
+const toForce = pull("dforce", "|d force|", "force (dashed), and where it should change", (f) => f.push("force", S.i, placed("force", now(), S.i), thin));
+function toPushers(W, H, small) {
+  const n = now(), grad = placed("dout", n, S.i), b = board(W, H, small, seen((j) => V.da(n, S.i, j)), "gradient da", "directions v, and their feet on the line of do", of("da")), d = directions(b, { ...later, ...alone }), by = (0.8 * far) / (size(grad) || 1);
+  return [b.drawn, d.ground, J.map((j) => vector(`key.${j}`, ...d.zero, ...d.place(d.here[j]), { style: `stroke:${color(j)}`, opacity: j > S.i ? 0.3 : 1 })), feet(d.area, d.here, grad, b.quiet), vector(`down.${S.i}`, ...d.zero, ...d.place(grad.map((x) => by * x)), { class: "vector thick" }), b.quiet ? [] : label("do name", d.area.X(grad.map((x) => by * x)) + 8, d.area.Y(grad.map((x) => by * x)), "do", { class: "name strong" }), d.dots];
+}
+function toWeights(W, H, small) {
+  const n = now(), b = board(W, H, small, seen((j) => V.dw(n, S.i, j)), "gradient dw", "lines: |dw|, dashed below 0; size: |du|", of("dw")), strongest = Math.max(1e-12, ...each("du").map(Math.abs)), f = particles(b, within(), { ...later, radius: (j) => 0.6 + 1.2 * Math.sqrt(Math.abs(V.du(n, j)) / strongest) });
+  return [b.drawn, f.ground, bonds(f, (j) => V.dw(n, S.i, j)), f.dots, goal(b, f)];
+}
+function toIncoming(W, H, small) {
+  const n = now(), b = board(W, H, small, sized("dp", n), "|dp|", "momenta p (dashed), and where they should change"), f = particles(b, within());
+  return [b.drawn, f.ground, J.map((j) => f.push(`momentum.${j}`, j, placed("p", n, j), thin)), f.dots, against(f, "down", flatly("dp", n)), goal(b, f)];
+}
+function toMass(W, H, small) {
+  const n = now(), strongest = Math.max(1e-12, ...each("dlogz").map(Math.abs)), b = board(W, H, small, each("dlogz"), "gradient dlog z", "dashed: what mass should become", one("dlogz")), f = particles(b, within(), { radius: heavy });
+  return [b.drawn, f.ground, f.dots, J.map((j) => mark(`ring.${j}`, "circle", { cx: f.place(f.here[j])[0], cy: f.place(f.here[j])[1], r: (b.quiet ? 3.5 : 6) * heavy(j) * Math.exp((-0.8 * V.dlogz(n, j)) / strongest), class: "ghost", style: "stroke:var(--ink)" })), goal(b, f)];
+}
+function toScores(W, H, small) {
+  const n = now(), b = board(W, H, small, seen((j) => V.ds(n, S.i, j)), "gradient ds", "lines: scores to be raised, dashed: lowered", of("ds")), f = particles(b, within(), { ...later, radius: (j) => (j > S.i ? 1 : 0.7 + V.w(n, S.i, j)) });
+  return [b.drawn, f.ground, bonds(f, (j) => -V.ds(n, S.i, j)), f.dots, goal(b, f)];
+}
+function toDirections(W, H, small) {
+  const b = board(W, H, small, sized("dy"), "|dy|", "directions, and where they should go: −dy"), d = directions(b, alone);
+  return [b.drawn, d.ground, d.dots, against(d, "down", flatly("dy"))];
+}
+function toPlaces(W, H, small) {
+  const b = board(W, H, small, sized("dx", S.t), "|dx|", "where places should move: −dx"), f = particles(b, moment());
+  return [b.drawn, f.ground, f.dots, downhill(f, "dx", moment()), goal(b, f)];
+}
+
+// ---- cards -------------------------------------------------------------------------------------------------------------
+
 const forward = [
   {
-    id: "SYMP.1", title: "Look at the direction alone", when: "step", show: [["x", "y"], ["mean_x[i]", "rate_x[i]"]], pick: () => ["y", now(), S.i, 0],
-    say: "A token is a place x in space, with three elements. For the comparison it is shifted and scaled, so that their mean is 0 and their variance 1 (norm). A model learns gains; here they are 1. The picture has two dimensions: it leaves out the mean of the three, as the comparison does.",
+    id: "SYMP.1", title: "Look at the direction alone", when: "step", show: [["x", "y"], ["mean_x[i]", "rate_x[i]"]], pick: () => ["y", now(), S.i, 0], picture: look,
+    say: "A token is a place x in space, with three elements. To be compared, it is shifted and scaled to mean 0 and variance 1 (LayerNorm, here with gains of 1). The picture leaves out the mean of the three elements, as the comparison does.",
+    alt: "The tokens as points, and where the ray from the centre to each meets a circle",
+    caption: "A ray through each token: where it meets the circle is its direction y. How far out the token is does not count.",
   },
   {
-    id: ["SYMP.5", "SYMP.6"], title: "Compare and attend", when: "step", show: [["k", "s[i]", "w[i]"], ["q[i]"]], pick: () => ["w", now(), S.i, pusher()],
-    say: `Each token has a query (what it looks for), a key (what it offers) and a value v (where it pushes). A model learns matrices that make them; to keep it simple, here key and value are y itself, and the query is ${show(MATCH)} y. A token sees itself and those before it, as in a model that writes word by word.`,
+    id: ["SYMP.5", "SYMP.6"], title: "Compare and attend", when: "step", show: [["k", "s[i]", "w[i]"], ["q[i]"]], pick: () => ["w", now(), S.i, pusher()], picture: attend,
+    say: `A token has a query (what it looks for), a key (what it offers) and a value v (where it pushes). A model learns matrices for them; here key and value are y itself, and the query is ${show(MATCH)} y. A token sees itself and those before it (causal).`,
+    alt: "Directions of the tokens as arrows, each with its foot on the line of the query",
+    caption: () => (S.i === 0 ? "The first token sees only itself." : `A foot far along the query is a high score. ${word()} attends most to ${names([heaviest((j) => V.w(now(), S.i, j))])}; pale tokens come later and are not seen.`),
   },
   {
-    id: "SYMP.7", title: "Weigh", when: "step", show: [["s[i]"], ["logz[i]", "z[i]"]], pick: () => ["logz", now(), S.i],
+    id: "SYMP.7", title: "Weigh", when: "step", show: [["s[i]"], ["logz[i]", "z[i]"]], pick: () => ["logz", now(), S.i], picture: weigh,
     say: "The mean of the exponentials is the mass z. A token that matches others well is heavy, since its push is z times as strong (step 5). Its velocity is divided by z again (step 8): so in the first layer all move as by plain attention, times one factor for all.",
+    alt: "The tokens as points, the larger, the greater their mass",
+    caption: () => `The mass of ${word()} is ${show(V.z(now(), S.i))}: the mean, over the tokens that it sees, of e to the score.`,
   },
   {
-    id: ["SYMP.9", "SYMP.10"], title: "Measure the speed", when: "step", show: [["p", "e", "z", "u"]], pick: () => ["u", now(), S.i],
+    id: ["SYMP.9", "SYMP.10"], title: "Measure the speed", when: "step", show: [["p", "e", "z", "u"]], pick: () => ["u", now(), S.i], picture: speed,
     say: () => `Momentum over mass is speed, and u is its square. A model learns a matrix w<sub>b</sub> for b; here it changes nothing, so b is p. ${S.t === 0 ? "Before the first layer all tokens rest." : "From the second layer on each momentum has the same length, so light tokens are fast."}`,
+    alt: "The tokens with their momenta as arrows",
+    caption: () => (now() === 0 ? "Before the first layer all tokens rest: there are no arrows." : `All momenta have the same length, so the lightest token, ${names([[...J].sort((a, b) => V.u(now(), b) - V.u(now(), a))[0]])}, is the fastest.`),
   },
   {
-    id: ["SYMP.11", "SYMP.12"], title: "Push", when: "step", show: [["w[i]", "u", "a[i]", "v"], ["z[i]", "o[i]"]], pick: () => ["o", now(), S.i, 0],
-    say: "Attention becomes a push: each token is pushed in the directions, from the centre, of those that it attends to. It attends to itself, too: that part of the push points outwards. The match of two tokens is in the masses of both, so the speeds of both make the factor of a weight: fast tokens push more, and are pushed more.",
+    id: ["SYMP.11", "SYMP.12"], title: "Push", when: "step", show: [["w[i]", "u", "a[i]", "v"], ["z[i]", "o[i]"]], pick: () => ["o", now(), S.i, 0], picture: push,
+    say: "Attention becomes a push: a token is pushed in the directions, from the centre, of those that it attends to, also in its own. The masses of both contain their match, so the speeds of both are a factor: fast tokens push more, and are pushed more.",
+    alt: () => `The pushes on ${DATA.tokens[S.i]} as a chain of arrows, one for each token that it sees`,
+    caption: () => `One arrow for each token that ${word()} sees, end to end: the strongest push is that of ${names([heaviest((j) => V.a(now(), S.i, j))])}. The thick arrow is all of them together.`,
   },
   {
-    id: ["SYMP.13", "SYMP.14"], title: "Kick", when: "step", show: [["p[i]"], ["force[i]"], ["kicked[i]"]], pick: () => ["kicked", now(), S.i, 0],
+    id: ["SYMP.13", "SYMP.14"], title: "Kick", when: "step", show: [["p[i]"], ["force[i]"], ["kicked[i]"]], pick: () => ["kicked", now(), S.i, 0], picture: kick,
     say: "The force does not move the token. It changes its momentum, for a time h<sub>y</sub>, the knob “kick”. What was there before remains. Here w<sub>o</sub> changes nothing, so the force is the push o.",
+    alt: "The momentum before and after the force has acted on it",
+    caption: () => (now() === 0 ? `${word()} rested, so its momentum is now the kick: the force times h<sub>y</sub>.` : `Thick: the old momentum of ${word()}. In colour: the kick. Dashed: their sum p*. No token has moved yet.`),
   },
   {
-    id: ["SYMP.15", "SYMP.16"], title: "Damp", when: "step", show: [["kicked[i]"], ["damping"], ["damped[i]"]], pick: () => ["damped", now(), S.i, 0],
-    say: () => `Friction takes a part of all momenta: ${percent(Math.exp(-V.damping(now())))} remain in this layer. c<sub>log</sub> is the knob “friction”, c<sub>lin</sub> a constant, ${LIN}, and t the time: 1 at first, and h<sub>x</sub> more after each layer. ${K.c_log > 0 ? "Friction is strongest at first and gets weaker with t." : "There is almost none of it here."}`,
+    id: ["SYMP.15", "SYMP.16"], title: "Damp", when: "step", show: [["kicked[i]"], ["damping"], ["damped[i]"]], pick: () => ["damped", now(), S.i, 0], picture: damp,
+    say: () => `Friction takes a part of all momenta: ${percent(Math.exp(-V.damping(now())))} remain in this layer. c<sub>log</sub> is the knob “friction”, c<sub>lin</sub> a constant, ${LIN}. The time t is 1 at first, and h<sub>x</sub> more after each layer. ${K.c_log > 0 ? "Friction gets weaker with t." : "There is almost none of it here."}`,
+    alt: "The momentum before and after friction",
+    caption: () => `The same momentum, shorter: ${percent(Math.exp(-V.damping(now())))} of the dashed arrow remain, as of those of all tokens. No token has moved yet.`,
   },
   {
-    id: ["SYMP.17", "SYMP.18"], title: "Drift", when: "step", show: [["damped[i]", "z[i]"], ["velocity[i]"], ["x[i]", "x[i]+1"]], pick: () => ["x", now() + 1, S.i, 0],
-    say: "Momentum over mass is the velocity, and the token moves with it for a time h<sub>x</sub>, the knob “drift”. Kick first, then drift with the new momentum: steps of this kind are called symplectic, hence the name. With constant masses and no friction they nearly keep the energy.",
+    id: ["SYMP.17", "SYMP.18"], title: "Drift", when: "step", show: [["damped[i]", "z[i]"], ["velocity[i]"], ["x[i]", "x[i]+1"]], pick: () => ["x", now() + 1, S.i, 0], picture: drift,
+    say: "Momentum over mass is the velocity, and the token moves with it for a time h<sub>x</sub>, the knob “drift”. First the kick, then the drift with the new momentum: steps of this kind are called symplectic. With constant masses and no friction they nearly keep the energy.",
+    alt: "Arrows from the old places to the new ones",
+    caption: () => `Now the tokens move, along their momenta: ${word()} by ${show(K.h_x * size(C.map((c) => V.velocity(now(), S.i, c))))}, from the ring to the dot.`,
   },
   {
-    id: "SYMP.19", title: "Pass the momentum on", when: "step", show: [["damped[i]"], ["rate_p[i]"], ["p[i]+1"]], pick: () => ["p", now() + 1, S.i, 0],
+    id: "SYMP.19", title: "Pass the momentum on", when: "step", show: [["damped[i]"], ["rate_p[i]"], ["p[i]+1"]], pick: () => ["p", now() + 1, S.i, 0], picture: pass,
     say: "The next layer gets the momentum, brought to a fixed length: only its direction goes on. So paths bend slowly; friction slows the drift of its own layer alone.",
+    alt: "The momentum, brought to a fixed length",
+    caption: () => `The thick arrow ends on the circle, ${show(far)} from the token, ${size(C.map((c) => V.damped(now(), S.i, c))) > far ? "shorter" : "longer"} than the dashed one: only the direction goes on to the next layer.`,
   },
 ];
 
 const backward = [
   {
-    title: "What is wished for", of: "SYMP.18", formula: "dx = x - goal", when: "step", show: [["x[i].last"], ["target"], ["dx[i].last"]], pick: () => ["dx", K.layers, S.i, steepest()],
+    title: "What is wished for", of: "SYMP.18", formula: "dx = x - goal", when: "step", show: [["x[i].last"], ["target"], ["dx[i].last"]], pick: () => ["dx", K.layers, S.i, steepest()], picture: wish,
     say: () => `Suppose that ${word()} should have come to a goal, the cross. The loss is half the squared distance after the last layer, and its gradient is the difference.`,
+    alt: "The last places of the tokens, and an arrow to the goal",
+    caption: () => `The arrow from ${word()} to the cross is −dx, ${show(size(C.map((c) => V.dx(K.layers, S.i, c))))} long. Drag the goal t.`,
   },
   {
-    id: ["dSYMP.17", "dSYMP.h_x"], of: "SYMP.18", title: "To the velocity", when: "step", show: [["dx[i]+1"], ["dvelocity[i]"], ["dh_x"]], pick: () => ["dvelocity", now(), S.i, steepest()],
+    id: ["dSYMP.17", "dSYMP.h_x"], of: "SYMP.18", title: "To the velocity", when: "step", show: [["dx[i]+1"], ["dvelocity[i]"], ["dh_x"]], pick: () => ["dvelocity", now(), S.i, steepest()], picture: toVelocity,
     say: "A velocity acted for a time h<sub>x</sub>, so it gets h<sub>x</sub> times the gradient of the place. The gradient of h<sub>x</sub> is how far all velocities point along theirs.",
+    alt: "Velocities, and arrows by which they should change",
+    caption: () => `${negligible("dvelocity") || "Arrows: how each velocity should change."} In this layer a longer drift h<sub>x</sub> would ${V.dh_x(now()) > 0 ? "raise" : "lower"} the loss.`,
   },
   {
-    id: "dSYMP.16", of: ["SYMP.17", "SYMP.19"], title: "To the momentum", when: "step", show: [["dvelocity[i]", "z[i]"], ["dp[i]+1", "along_p[i]"], ["ddamped[i]"]], pick: () => ["ddamped", now(), S.i, steepest()],
+    id: "dSYMP.16", of: ["SYMP.17", "SYMP.19"], title: "To the momentum", when: "step", show: [["dvelocity[i]", "z[i]"], ["dp[i]+1", "along_p[i]"], ["ddamped[i]"]], pick: () => ["ddamped", now(), S.i, steepest()], picture: toMomentum,
     say: "The momentum was used twice: it moved the token now, and it was passed on to the next layer. Both gradients add up.",
+    alt: "Arrows against the gradients of the momenta, of this layer and with the next",
+    caption: () => negligible("ddamped") || (now() === K.layers - 1 ? "No layer follows, so both arrows are the same: only the move in this layer counts." : "Dashed: because the momentum moves the token now. In full: with what it does in the next layers."),
   },
   {
-    id: ["dSYMP.14", "dSYMP.15"], of: "SYMP.16", title: "Through the friction", when: "step", show: [["ddamped[i]"], ["dkicked[i]"], ["ddamping", "dc_log"]], pick: () => ["dkicked", now(), S.i, steepest()],
+    id: ["dSYMP.14", "dSYMP.15"], of: "SYMP.16", title: "Through the friction", when: "step", show: [["ddamped[i]"], ["dkicked[i]"], ["ddamping", "dc_log"]], pick: () => ["dkicked", now(), S.i, steepest()], picture: throughFriction,
     say: "Friction left a part of the momentum, and the same part of the gradient goes through.",
+    alt: "The same arrows, shorter",
+    caption: () => negligible("ddamped") || `The gradients shrink as the momenta did, to ${percent(Math.exp(-V.damping(now())))}. In this layer more friction would ${V.ddamping(now()) > 0 ? "raise" : "lower"} the loss.`,
   },
   {
-    id: ["dSYMP.13", "dSYMP.12"], of: ["SYMP.14", "SYMP.13"], title: "To the force", when: "step", show: [["dkicked[i]"], ["dforce[i]"], ["dh_y"]], pick: () => ["dforce", now(), S.i, steepest()],
+    id: ["dSYMP.13", "dSYMP.12"], of: ["SYMP.14", "SYMP.13"], title: "To the force", when: "step", show: [["dkicked[i]"], ["dforce[i]"], ["dh_y"]], pick: () => ["dforce", now(), S.i, steepest()], picture: toForce,
     say: "The force acted for a time h<sub>y</sub>, so its gradient is h<sub>y</sub> times that of the kicked momentum.",
+    alt: "Forces, and arrows by which they should change",
+    caption: () => negligible("dforce") || `Dashed: the force on ${word()}. In full: how it should change. Here a longer kick would ${V.dh_y(now()) > 0 ? "raise" : "lower"} the loss.`,
   },
   {
-    id: ["dSYMP.11", "dSYMP.4"], of: "SYMP.12", title: "To who pushed", when: "step", show: [["v", "da[i]"], ["z[i]", "dout[i]"], ["dv"]], pick: () => ["da", now(), S.i, pusher()],
+    id: ["dSYMP.11", "dSYMP.4"], of: "SYMP.12", title: "To who pushed", when: "step", show: [["v", "da[i]"], ["z[i]", "dout[i]"], ["dv"]], pick: () => ["da", now(), S.i, pusher()], picture: toPushers,
     say: "A push is good if it points where the loss falls. Its strength gets this gradient, and its direction v the rest.",
+    alt: "Directions of the tokens, each with its foot on the line of the gradient of the push",
+    caption: () => negligible("dforce", now(), [S.i]) || `The further a foot lies along do, the more a stronger push from there raises the loss: most that of ${names([before(S.i).reduce((a, j) => (V.da(now(), S.i, j) > V.da(now(), S.i, a) ? j : a))])}.`,
   },
   {
-    id: ["dSYMP.6", "dSYMP.10"], of: "SYMP.11", title: "To weights and speeds", when: "step", show: [["u", "da[i]", "dw[i]", "du"]], pick: () => ["dw", now(), S.i, pusher()],
+    id: ["dSYMP.6", "dSYMP.10"], of: "SYMP.11", title: "To weights and speeds", when: "step", show: [["u", "da[i]", "dw[i]", "du"]], pick: () => ["dw", now(), S.i, pusher()], picture: toWeights,
     say: "The strength was a weight times a factor of the speeds. The speed of a token is in all pushes on it, and in all pushes by it.",
+    alt: "Lines from the token that is followed, as wide as the gradients of its weights",
+    caption: () => negligible("dforce") || `Wide lines: weights of ${word()} that matter. Dashed: more of it lowers the loss. Large dots: tokens whose speed matters.`,
   },
   {
-    id: "dSYMP.p", of: ["SYMP.14", "SYMP.9"], title: "To the momentum that came in", when: "step", show: [["dkicked[i]"], ["du[i]", "z[i]", "p[i]"], ["dp[i]"]], pick: () => ["dp", now(), S.i, steepest()],
+    id: "dSYMP.p", of: ["SYMP.14", "SYMP.9"], title: "To the momentum that came in", when: "step", show: [["dkicked[i]"], ["du[i]", "z[i]", "p[i]"], ["dp[i]"]], pick: () => ["dp", now(), S.i, steepest()], picture: toIncoming,
     say: "The incoming momentum remained after the kick, and it made the speed. This is what the layer before gets.",
+    alt: "Momenta that came in, and arrows by which they should change",
+    caption: () => negligible("dp") || (now() === 0 ? "All rested at the start; the arrows say in which direction a momentum would have helped." : "Dashed: the momenta that came in. In full: how each should change, for the layer before."),
   },
   {
-    id: "dSYMP.7", of: "SYMP.7", title: "To the mass", when: "step", show: [["du[i]", "u[i]"], ["dlogz[i]"]], pick: () => ["dlogz", now(), S.i],
+    id: "dSYMP.7", of: "SYMP.7", title: "To the mass", when: "step", show: [["du[i]", "u[i]"], ["dlogz[i]"]], pick: () => ["dlogz", now(), S.i], picture: toMass,
     say: "A heavier token is pushed more, moves more slowly, and has a smaller u. The three count against each other.",
+    alt: "The tokens with rings, larger or smaller than they are",
+    caption: () => (largestOf("dlogz") < 5e-5 ? "No mass matters to the loss here." : `A ring larger than its dot: more mass would lower the loss. Smaller: less mass would. It matters most for ${names([heaviest((j) => Math.abs(V.dlogz(now(), j)), J)])}.`),
   },
   {
-    id: "dSYMP.5", of: ["SYMP.6", "SYMP.7"], title: "To the scores", when: "step", show: [["w[i]", "dw[i]", "ds[i]"], ["dlogz[i]"]], pick: () => ["ds", now(), S.i, pusher()],
+    id: "dSYMP.5", of: ["SYMP.6", "SYMP.7"], title: "To the scores", when: "step", show: [["w[i]", "dw[i]", "ds[i]"], ["dlogz[i]"]], pick: () => ["ds", now(), S.i, pusher()], picture: toScores,
     say: "Weights add up to one, so only what is beyond the mean counts. The gradient of the mass comes on top.",
+    alt: "Lines from the token that is followed to those that it should attend to more, or less",
+    caption: () => {
+      const more = before(S.i).filter((j) => V.ds(now(), S.i, j) < -5e-4), less = before(S.i).filter((j) => V.ds(now(), S.i, j) > 5e-4);
+      return !more.length && !less.length ? `No score of ${word()} in this layer needs to change.` : `${word()} should have a higher score with ${names(more) || "none"} (full lines), a lower one with ${names(less) || "none"} (dashed).`;
+    },
   },
   {
-    id: ["dSYMP.1", "dSYMP.2", "dSYMP.3"], of: "SYMP.5", title: "To the directions", when: "step", show: [["ds[i]", "k"], ["dq[i]"], ["dk[i]"], ["dv[i]"], ["dy[i]"]], pick: () => ["dy", now(), S.i, 0],
+    id: ["dSYMP.1", "dSYMP.2", "dSYMP.3"], of: "SYMP.5", title: "To the directions", when: "step", show: [["ds[i]", "k"], ["dq[i]"], ["dk[i]"], ["dv[i]"], ["dy[i]"]], pick: () => ["dy", now(), S.i, 0], picture: toDirections,
     say: "A direction was a query, a key and a push: its gradient is the sum of the three.",
+    alt: "Directions of the tokens on a circle, and arrows by which they should change",
+    caption: () => negligible("dy") || "Where the directions should go. Along the circle they turn; what would leave it, the norm takes out of the gradient of the place.",
   },
   {
-    id: "dSYMP.x", of: ["SYMP.1", "SYMP.18"], title: "To the places", when: "step", show: [["dy[i]", "along_y[i]"], ["dx[i]+1"], ["dx[i]"]], pick: () => ["dx", now(), S.i, steepest()],
+    id: "dSYMP.x", of: ["SYMP.1", "SYMP.18"], title: "To the places", when: "step", show: [["dy[i]", "along_y[i]"], ["dx[i]+1"], ["dx[i]"]], pick: () => ["dx", now(), S.i, steepest()], picture: toPlaces,
     say: "The place went on to the next layer, and its direction was compared. This is the gradient for the layer before.",
+    alt: "The tokens, and arrows by which their places should move",
+    caption: caption,
   },
 ];
 
-// Left: places with momentum. Right: plain attention, the same start, weights and scale.
-const FLAT = [[1, -1, 0].map((n) => n / Math.sqrt(2)), [1, 1, -2].map((n) => n / Math.sqrt(6))]; // across (1, 1, 1): the plane of what has mean 0
-const flat = (vector) => FLAT.map((row) => row.reduce((n, m, c) => n + m * vector[c], 0));
-const placed = (name, t, i) => flat(C.map((c) => V[name](t, i, c)));
-function between(name, at, i) {
-  const n = Math.min(Math.floor(at), K.layers), part = at - n, here = placed(name, n, i);
-  return part < 1e-9 ? here : here.map((m, c) => m + part * (placed(name, n + 1, i)[c] - m));
-}
-
-function panel(x0, W, H, name, title, small) {
-  const narrow = H < 200, at = S.at ?? S.t, back = S.side === "backward", top = small ? 2 : narrow ? 15 : 24, size = Math.min(W, H - top - 2), phone = !small && W < 220, wide = phone ? W : size, left = x0 + (W - wide) / 2;
-  const steps = Array.from({ length: K.layers + 1 }, (_, t) => t), ends = J.map((j) => placed("x", K.layers, j).map((n) => 1.2 * n));
-  const all = [...["x", "plain"].flatMap((which) => steps.flatMap((t) => J.map((j) => placed(which, t, j)))), ...ends];
-  const area = plane(left, top, size, [...all, [0, 0], flat(DATA.target)], wide), { X, Y } = area, momentum = name === "x", layer = now();
-  let drawn = (small ? "" : text(left, 12, title, { class: "title" })) + area.ground;
-  const goal = flat(DATA.target), i = S.i, here = J.map((j) => between(name, at, j)), marks = [...here, ...(back ? [goal] : [])];
-  const named = phone && labels(left + wide, top + size, 11, marks.map((m) => [X(m) - 4, Y(m) - 4, X(m) + 4, Y(m) + 4]), left, top); // names where there is room
-  if (named && back) drawn += named("goal", X(goal), Y(goal), 6, "name strong", [2, 3, 1, 0]);
-  if (named) drawn += [i, ...J.filter((j) => j !== i)].map((j) => named(DATA.tokens[j], X(here[j]), Y(here[j]), 5, j === i ? "name strong" : "name", [1, 2, 3, 0])).join("");
-  if (momentum && !back) before(i).forEach((j) => {
-    const strong = V.a(layer, i, j) / Math.max(...before(i).map((l) => V.a(layer, i, l)));
-    if (j !== i) drawn += svg("path", { d: `M${X(here[i])} ${Y(here[i])}L${X(here[j])} ${Y(here[j])}`, class: "flow", style: `stroke:${color(j)}`, "stroke-width": (narrow ? 3 : 5) * strong });
-  });
-  J.forEach((j) => {
-    const trail = Array.from({ length: Math.floor(at + 1e-9) + 1 }, (_, t) => placed(name, t, j)), path = [...trail, here[j]];
-    let inner = svg("path", { d: `M${path.map((m) => `${X(m).toFixed(1)} ${Y(m).toFixed(1)}`).join("L")}`, fill: "none", style: `stroke:${color(j)}`, "stroke-width": j === i ? 2.4 : 1.5 });
-    if (!small) trail.forEach((m) => { inner += svg("circle", { cx: X(m), cy: Y(m), r: 1.8, style: `fill:${color(j)}` }); });
-    const r = small ? 4 : narrow ? 4 : j === i ? 7 : 5.5, tip = momentum ? between(back ? "dx" : "p", at, j) : [0, 0], along = back ? -1 : 1;
-    const largest = Math.max(1e-12, ...J.map((l) => Math.hypot(...between("dx", at, l)))), long = back ? (size * 0.25) / largest : size * 0.075, end = [X(here[j]) + along * long * tip[0], Y(here[j]) - along * long * tip[1]];
-    if (momentum && (!back || Math.hypot(...tip) > 5e-4) && Math.hypot(end[0] - X(here[j]), end[1] - Y(here[j])) > r + 3) inner += arrow(X(here[j]), Y(here[j]), end[0], end[1]);
-    inner += svg("circle", { cx: X(here[j]), cy: Y(here[j]), r, style: `fill:${color(j)};stroke:${j === i ? "var(--ink)" : "var(--paper)"}`, "stroke-width": 1.6 });
-    if (!small && !phone) inner += text(Math.max(left + 22, Math.min(left + size - 22, X(here[j]))), Y(here[j]) + r + 13, DATA.tokens[j], { class: j === i ? "name strong" : "name", "text-anchor": "middle" });
-    drawn += follows(j, DATA.tokens[j], inner, { class: "node" });
-  });
-  // The name of the goal stands where it is farthest from tokens and their names.
-  const free = ([a, b]) => Math.min(...here.flatMap((m) => [[0, 0], [0, 18]].map(([e, g]) => Math.hypot((X(m) + e - X(goal) - a) / 2, Y(m) + g - Y(goal) - b))), X(goal) + a - left - 20, left + wide - X(goal) - a - 20);
-  const side = [[-24, 4], [24, 4], [0, -10], [0, 20]].sort((a, b) => free(b) - free(a))[0];
-  if (back) drawn += svg("path", { d: `M${X(goal) - 5} ${Y(goal) - 5}l10 10m0 -10l-10 10`, class: "cross" }) + (small || phone ? "" : text(X(goal) + side[0], Y(goal) + side[1], "goal", { class: "name strong", "text-anchor": "middle" }));
-  return drawn;
-}
-
-function picture(W, H, small) {
-  const gap = small ? 8 : W < 420 ? 10 : 18, half = (W - gap) / 2, back = S.side === "backward";
-  const titles = back ? ["where places should move", "plain attention"] : [W < 420 ? "momentum (arrows)" : "momentum (arrows), pushes (lines)", "plain attention"];
-  return TIP + panel(0, half, H, "x", titles[0], small) + panel(half + gap, half, H, "plain", titles[1], small);
-}
+const heaviest = (number, list = before(S.i)) => list.reduce((a, j) => (number(j) > number(a) ? j : a));
+const largestOf = (name, t = now(), list = J) => Math.max(...list.flatMap((j) => (quantities[name].axes.length > 2 ? C.map((c) => V[name](t, j, c)) : [V[name](t, j)])).map(Math.abs));
+const negligible = (name, t = now(), list = J) => (largestOf(name, t, list) < 5e-5 ? "Here next to nothing matters to the loss." : "");
+const ways = (name) => size(C.map((c) => V[name](K.layers, S.i, c) - DATA.start[S.i][c]));
 
 function caption() {
   const t = S.t, i = S.i, far = (name) => Math.hypot(...C.map((c) => V[name](t, i, c) - DATA.start[i][c]));
@@ -251,8 +437,15 @@ tour({
   ],
   turn: "To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it: its gradient, written with a d in front. It comes back through the layers, the last one first.",
   sizes: { t: () => K.layers, T: () => K.layers + 1, m: () => C.length },
-  quantities, forward, backward, picture, caption,
+  quantities, forward, backward, caption,
+  picture: overview,
+  tasks: [
+    { say: "raise the friction (damping) until the token goes no further than by plain attention", done: () => ways("x") <= ways("plain") },
+    { say: "let it go more than 5 away from its start: layers, kick, drift (step size)", done: () => ways("x") > 5 },
+    { say: "follow a token that no other token pushes", done: () => S.i === 0 },
+    { say: "drag the goal (backwards) to where the token arrives", done: () => size(C.map((c) => V.dx(K.layers, S.i, c))) < 0.3 },
+  ],
   time: { steps: () => K.layers, name: "layer", first: () => 2 },
-  height: (W) => (W < 420 ? 112 : Math.min(320, Math.round(W * 0.5) + 20)),
+  height: (W) => (W < 420 ? 112 : Math.min(450, Math.round(W * 0.5))),
   label: () => `Paths of ${J.length} tokens in a plane, with momentum and by plain attention`,
 });

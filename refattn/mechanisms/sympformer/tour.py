@@ -32,9 +32,9 @@ def run(definition: Any, inputs: Mapping[str, Any], knobs: Mapping[str, Any], fo
 TOUR = Tour(
     knobs=(
         Knob("layers", "layers", 6, 1, 8, 1),
-        Knob("h_y", "kick (h_y)", 1.0, 0.2, 2.0, 0.05),
-        Knob("c_log", "friction (c_log)", 1.0, 0.0, 4.0, 0.05),
-        Knob("h_x", "drift (h_x)", 0.25, 0.05, 0.5, 0.01),
+        Knob("h_y", "kick (momentum step h_y)", 1.0, 0.2, 2.0, 0.05),
+        Knob("c_log", "friction (damping c_log)", 1.0, 0.0, 4.0, 0.05),
+        Knob("h_x", "drift (step size h_x)", 0.25, 0.05, 0.5, 0.01),
     ),
     given={  # three elements: of two, the normalisation would leave only signs
         "start": [[0.5, 1.6, -1.5], [-1.9, 0.7, 0.3], [-1.0, 2.0, -0.7], [2.2, -0.8, -0.2], [-0.1, -1.2, 1.0]],
