@@ -158,7 +158,7 @@ class Asked(SimpleNamespace):
     "--interpret",
     is_flag=False,
     flag_value="triton",
-    metavar="[triton[=N]|pallas]",
+    metavar="[triton[=N]|pallas[=tpu]]",
     help="Run its kernels for a GPU on the CPU; Triton's by default, in the Nth configuration of autotune, or in all.",
 )
 @click.option(
