@@ -19,7 +19,7 @@ def _normal(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, pur
 
 
 def _shifted(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
-    """The same, with `shift` added to row `first` (0 if absent) and each `every`-th after it (1); rows are last axes."""
+    """The same, with `shift` added to row `first` (0 if absent) and every `every`-th after (1); rows are last axes."""
     x = _normal(shape, numbers, seed, purpose)
     x[..., int(numbers.get("first", 0)) :: int(numbers.get("every", 1)), :] += numbers["shift"]
     return x
