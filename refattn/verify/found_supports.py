@@ -46,10 +46,13 @@ Supports = dict[str, Any]
 
 
 def few_ran(report: Report) -> bool:
-    """Tell whether a kernel declined, or raised in, so many cases that it is worth to find what it can run."""
+    """Tell whether a kernel declined, or raised in, so many cases that it is worth to find what it can run.
+
+    One that hangs or ends its process would do so again in each trial.
+    """
     by_case: dict[str, bool] = {}
     for one in report.outcomes:
-        if one.status == "not finished" or "no gradients" in one.detail:
+        if one.status == "not finished" or any(words in one.detail for words in ("no gradients", "its process")):
             return False
         by_case[one.case] = by_case.get(one.case, False) or one.status in ("agrees", "disagrees")
     return len(by_case) > TRIED and sum(by_case.values()) < FEW * len(by_case)
