@@ -39,7 +39,7 @@ TRIED = 3
 LARGEST = 1 << 24
 """Products of a call that is made for a trial."""
 
-SECONDS = 20.0
+SECONDS = 10.0
 """After these no further call is made: what is not known to run is left out."""
 
 Supports = dict[str, Any]
@@ -168,19 +168,17 @@ def _odd(case: Case) -> bool:
 
 def _start(trial: _Trial, dtypes: Sequence[str]) -> tuple[Case, Supports] | None:
     """Return a case with few options and the least demanding sizes in which it runs, and set the type."""
-    simplest: dict[frozenset[str], list[Case]] = {}
+    simplest: dict[frozenset[str], Case] = {}
     for case in trial.cases:
         if not _odd(case):
-            simplest.setdefault(_more(case), []).append(case)
-    pool = [case for cases in [*simplest.values()][: 4 * TRIED] for case in cases[:2]]
+            simplest.setdefault(_more(case), case)
     for sizes in LADDER:
-        for where in ((), WHERE):
-            supports = {**sizes, **({"where": [*where]} if where else {})}
-            for case in pool:
-                for one in trial.fitting([case], supports):
-                    for trial.dtype in dtypes:
-                        if trial.runs(one):
-                            return case, supports
+        supports = {**sizes, "where": [*WHERE]}
+        for case in [*simplest.values()][: 4 * TRIED]:
+            for one in trial.fitting([case], supports):
+                for trial.dtype in dtypes:
+                    if trial.runs(one):
+                        return case, supports
     return None
 
 
