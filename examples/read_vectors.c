@@ -72,7 +72,8 @@ static double made(uint64_t e, const char *design, const double *n, int many, co
     if (!strcmp(design, "repeated")) e -= (row - row % (uint64_t)n[1]) * width;
     uint32_t first = word(2 * e, purpose), second = word(2 * e + 1, purpose);
     double x = (double)(2 * (int64_t)((first & 0xFFFF) + (first >> 16) + (second & 0xFFFF)) - 196605) * ldexp(1.0, -16);
-    return to_bfloat16(x * n[0] + (!strcmp(design, "shifted") && row % (uint64_t)n[2] == 0 ? n[1] : 0.0));
+    int moved = !strcmp(design, "shifted") && row >= n[3] && (row - (uint64_t)n[3]) % (uint64_t)n[2] == 0;
+    return to_bfloat16(x * n[0] + (moved ? n[1] : 0.0));
 }
 
 int main(int argc, char **argv) {

@@ -76,7 +76,7 @@ fn made(e: u64, design: &str, n: &[f64], [heads, rows, width]: [u64; 3], purpose
     };
     let (w, v) = (word(2 * of, purpose), word(2 * of + 1, purpose));
     let halves = ((w & 0xFFFF) + (w >> 16) + (v & 0xFFFF)) as i64;
-    let shift = if design == "shifted" && row % n[2] as u64 == 0 { n[1] } else { 0.0 };
+    let shift = if design == "shifted" && row >= n[3] as u64 && (row - n[3] as u64) % n[2] as u64 == 0 { n[1] } else { 0.0 };
     to_bfloat16((2 * halves - 196605) as f64 / 65536.0 * n[0] + shift)
 }
 

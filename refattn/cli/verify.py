@@ -158,7 +158,7 @@ class Asked(SimpleNamespace):
     "--interpret",
     is_flag=False,
     flag_value="triton",
-    metavar="[triton[=N]|pallas]",
+    metavar="[triton[=N]|pallas[=tpu]]",
     help="Run its kernels for a GPU on the CPU; Triton's by default, in the Nth configuration of autotune, or in all.",
 )
 @click.option(
@@ -440,6 +440,7 @@ def _cases(
         more = () if asked.derivatives and not asked.names else record.kernel_sizes
         record = record.changed(cases=(*record.cases, *more), kernel_sizes=())
         record = record.changed(cases=some_of(record, asked.names))
+        designed = record
         record, dtypes = supported(record, kernel, dtypes, given=bool(asked.dtypes))
         if asked.quick:
             record = record.changed(cases=fewest(record.cases))
@@ -465,6 +466,9 @@ def _cases(
     known["interrupted"] = stop
     found = run.verify(record, kernel, dtypes=dtypes, progress=wrap, first=before, limit=asked.seconds, **known)
     last_failures.remember(record.name, name, found, before)
+    states_no_sizes = {*(Adapter.of(kernel).supports or {})} <= {"options", "dtypes"}
+    if states_no_sizes and not (asked.own or asked.names or asked.derivatives or stopped):
+        record, found = _in_sizes_that_run(designed, record, kernel, dtypes, asked, found, known, wrap)
     found = replace(found, left_out=left_out, require_all=asked.require_all)
     stand_in = None
     # A shorter sequence would not fit a mesh.
@@ -480,6 +484,36 @@ def _cases(
             interrupted(error)
     rounds = read_roundings(asked.rounding, record) | Adapter.of(kernel).rounds(record)
     return record, found, stand_in, rounds
+
+
+def _in_sizes_that_run(
+    designed: Mechanism,
+    record: Mechanism,
+    kernel: Any,
+    dtypes: tuple[str, ...],
+    asked: Asked,
+    before: Report,
+    known: Mapping[str, Any],
+    wrap: Any,
+) -> tuple[Mechanism, Report]:
+    """Return the report in sizes that a kernel runs, which are found by trial, if few cases ran in their own."""
+    from refattn.mechanisms.case_features import fewest
+    from refattn.verify import adapt, found_supports, run, user_cases
+
+    if not (asked.where.plain and asked.mesh is None and found_supports.few_ran(before)):
+        return record, before
+    try:
+        supports = found_supports.found(designed, kernel, dtypes)
+    except KeyboardInterrupt as error:  # all cases have run
+        known["interrupted"](error)
+        supports = None
+    if supports is None:
+        return record, before
+    fitting, types = user_cases.supported(designed, supports, dtypes, given=bool(asked.dtypes))
+    cases = fewest(fitting.cases) if asked.quick else fitting.cases
+    few = found_supports.beside(designed, cases, before)
+    after = run.verify(few, kernel, dtypes=types, progress=wrap, limit=asked.seconds, **known)
+    return found_supports.joined(before, after, record, supports, words=bool(adapt.split(asked.impl or "")[1]))
 
 
 def _explained(

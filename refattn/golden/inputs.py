@@ -19,9 +19,9 @@ def _normal(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, pur
 
 
 def _shifted(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
-    """The same, with `shift` added to row 0 and every `every`-th after it (1 if absent); rows are last axes."""
+    """The same, with `shift` added to row `first` (0 if absent) and every `every`-th after (1); rows are last axes."""
     x = _normal(shape, numbers, seed, purpose)
-    x[..., :: int(numbers.get("every", 1)), :] += numbers["shift"]
+    x[..., int(numbers.get("first", 0)) :: int(numbers.get("every", 1)), :] += numbers["shift"]
     return x
 
 

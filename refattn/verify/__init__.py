@@ -18,11 +18,11 @@ Host side. Everything here knows mechanisms through their records alone. What to
    joins them; `correct_kernels.py` has some without any.
 7. `report/`: `sections.py` has a report as data, with `diagnosis.py` and `suspects.py`; `tables.py` draws it as text,
    `page.py` as a page, `junit.py` as XML; golden vectors and traces as text (`texts.py` has what texts share).
-8. Tools on top: `user_cases.py`, shapes of the user's; `captured.py`, files of arrays, and dumps, whose names
-   `names.py` guesses; `adapt.py`, a function called through a few words, which `adapters/find_words.py` finds by
-   trial; `traced.py`, a run with every equation; `freeze.py`,
-   golden vectors; `shrink.py`, the smallest case that fails; `large.py`, properties where no truth can be afforded;
-   `memory.py`, layouts and calls around a call; `bitwise.py`, the same bits; `plugin.py`, for pytest.
+8. Tools on top: `user_cases.py`, shapes of the user's, and what an adapter states, which `found_supports.py` finds by
+   trial; `captured.py`, files of arrays, and dumps, whose names `names.py` guesses; `adapt.py`, a function called
+   through a few words, which `adapters/find_words.py` finds by trial; `traced.py`, a run with every equation;
+   `freeze.py`, golden vectors; `shrink.py`, the smallest case that fails; `large.py`, properties where no truth can be
+   afforded; `memory.py`, layouts and calls around a call; `bitwise.py`, the same bits; `plugin.py`, for pytest.
 
 What users call is imported from here; nothing is loaded before it is asked for.
 """

@@ -437,7 +437,7 @@ def _with_fixed(case: Case, fixed: Mapping[str, Any]) -> Case:
     return case if options == case.options else replace(case, options=options, exact={})
 
 
-def _letters(case: Case) -> dict[str, int]:
+def letters_of(case: Case) -> dict[str, int]:
     """Return the sizes of a case by the letters of `supports`."""
     if not case.inputs["q"].axes:
         return sizes_of(case)
@@ -496,7 +496,7 @@ def _fit(case: Case, allowed: Mapping[str, Any], equal: Sequence[tuple[str, str]
 
 def _fit_by_axes(case: Case, allowed: Mapping[str, Any], equal: Sequence[tuple[str, str]] = ()) -> Case | None:
     """Return a case whose inputs have axes in sizes that are allowed: g are the heads of values, and tokens are one."""
-    now, old = sizes_by_axes(case), _letters(case)
+    now, old = sizes_by_axes(case), letters_of(case)
     new = {key: _nearest(n, allowed.get(key)) for key, n in old.items()}
     equal = [*equal, ("nq", "nk")]
     new |= {one: max(new[one], new[other]) for pair in equal for one, other in (pair, pair[::-1])}

@@ -24,7 +24,7 @@ READ = (
 DRAWN = ("tiny", "burst", "reset", "one-key")
 NUMBERS: dict[str, dict[str, float]] = {
     "normal": {"scale": 1.0},
-    "shifted": {"scale": 1.0, "shift": 0.0, "every": 1},
+    "shifted": {"scale": 1.0, "shift": 0.0, "every": 1, "first": 0},
     "repeated": {"scale": 1.0, "period": 1},
     "integers": {"low": 0, "high": 0},
     "powers": {"low": 0, "high": 0},

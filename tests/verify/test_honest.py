@@ -93,6 +93,13 @@ def test_no_false_alarm(dtype: str, every: int, record_property: Callable[[str, 
     assert (number >= 1000 or every > 1) and not alarms
 
 
+@pytest.mark.parametrize("name", ["low-mask", "low-causal"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_no_false_alarm_where_hidden_keys_have_large_values_and_scores_are_low(dtype: str, name: str) -> None:
+    for seed in range(2):
+        assert not {one: share for one, share in _shares(RECORD.case(name), dtype, seed).items() if share > 0.75}
+
+
 def test_a_row_of_one_number_counts_as_an_element() -> None:
     case = RECORD.case("narrow")
     known = truth(RECORD, case, "bfloat16", grad=True, seed=387)

@@ -172,7 +172,8 @@ class Adapter:
         """
         assert self.keep is not None
         try:
-            keep = to_host("keep", self.keep(case, shape))
+            with interpreted.world():
+                keep = to_host("keep", self.keep(case, shape))
         except CallError:
             raise
         except BaseException as error:  # foreign code may raise anything
@@ -244,7 +245,7 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
         raise LoadError(f"--impl: got {spec!r}, needs MODULE_OR_FILE:FUNCTION")
     try:
         interpreted.start_for(place)
-        with _streams_held():
+        with _streams_held(), interpreted.world():
             file = place.endswith(".py") or "/" in place
             module = _import_file(Path(place)) if file else importlib.import_module(place)
     except LoadError:
@@ -263,7 +264,8 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
             raise LoadError(f"--impl {spec}: {place} has no {name!r}{meant(part, dir(found))}")
         found = getattr(found, part)
     try:
-        kernel = found() if inspect.isclass(found) else found
+        with interpreted.world():
+            kernel = found() if inspect.isclass(found) else found
     except BaseException as error:
         if interrupts and isinstance(error, KeyboardInterrupt):
             raise
@@ -329,7 +331,7 @@ def call(
         return found
     # Otherwise JAX turns float64 into float32 as it comes in; afterwards it is as it was.
     wide = backends.get("jax").with_float64() if dtype == "float64" and "jax" in sys.modules else nullcontext()
-    with wide, call_manners.using(manner), _streams_held():
+    with wide, call_manners.using(manner), _streams_held(), interpreted.world():
         try:
             device = devices.checked(adapter.framework, adapter.device)
             with devices.on(adapter.framework, device):

@@ -3,7 +3,8 @@
 An interpreter has to be there before the kernel's file is imported: `@triton.jit` decides then how a kernel runs. So
 the attribute ``interpret = "triton"`` of an adapter is read from the text of its file, and ``FILE.py:NAME@triton``,
 which is what ``refattn verify --interpret`` makes of ``--impl``, says the same. ``triton=2`` takes the third
-configuration of `@triton.autotune`, ``triton=all`` another one at each call.
+configuration of `@triton.autotune`, ``triton=all`` another one at each call. ``pallas=tpu`` says that JAX runs on a
+TPU, where ``pallas`` says that it runs on a GPU.
 
 What an interpreter cannot run is declined: an operation that it does not have, a `static_assert` of the kernel, and a
 storage type in which an operation fails the self-test.
@@ -16,11 +17,15 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from refattn.verify.adapters import like_gpu
 from refattn.verify.adapters.interpreter import Interpreter as Interpreter
 from refattn.verify.adapters.interpreter import NoInterpreterError as NoInterpreterError
+from refattn.verify.adapters.like_gpu import PLATFORMS
 from refattn.verify.outcome import Decline
 
 NAMES = ("triton", "pallas")
@@ -32,9 +37,9 @@ _active: dict[str, Interpreter] = {}
 def check(text: str) -> None:
     """Raise NoInterpreterError unless a text names an interpreter."""
     name, equals, config = text.partition("=")
-    odd = bool(equals) and not (config == "all" or config.isdecimal())
-    if name not in NAMES or odd or (equals and name != "triton"):
-        raise NoInterpreterError(f"interpret: got {text!r}, needs triton, triton=N, triton=all or pallas")
+    fits = {"triton": config == "all" or config.isdecimal(), "pallas": config in PLATFORMS}
+    if name not in NAMES or (equals and not fits[name]):
+        raise NoInterpreterError(f"interpret: got {text!r}, needs triton, triton=N, triton=all, pallas or pallas=tpu")
 
 
 def start(text: str) -> None:
@@ -49,7 +54,7 @@ def start(text: str) -> None:
     name, _, config = text.partition("=")
     if name not in _active:
         try:
-            _active[name] = _STARTS[name](config or "0")
+            _active[name] = _STARTS[name](config)
         except ImportError as error:
             needs = "refattn[triton]" if name == "triton" else "refattn[jax]"
             raise NoInterpreterError(f'interpret: got {text}, needs `pip install "{needs}"` ({error})') from error
@@ -78,6 +83,15 @@ def _asked(file: Path) -> Iterator[str]:
                 yield node.value.value
 
 
+@contextmanager
+def world() -> Iterator[None]:
+    """Let the machine look as if it had a GPU in the ``with`` block, if kernels are interpreted in this process."""
+    with ExitStack() as stack:
+        for one in _active.values():
+            stack.enter_context(one.world())
+        yield
+
+
 def refused(dtype: str) -> str:
     """Return why no kernel runs in a storage type: an interpreter is wrong in it; "" if none is."""
     wrong = (
@@ -95,7 +109,7 @@ def hint(said: str) -> str:
     if "interpret mode is supported on CPU" in said:
         return "; without a GPU or TPU Pallas needs --interpret pallas, or attend.interpret = 'pallas' in the adapter"
     if _active and any(word in said.lower() for word in ("cuda", "nvidia")):
-        return "; the kernel is interpreted on the CPU, so that the adapter has to call it beneath what asks for a GPU"
+        return "; it is interpreted on the CPU, and asks for a GPU in a way that is not imitated: call what is beneath"
     return ""
 
 
@@ -134,10 +148,12 @@ def told() -> str:
 def _triton(config: str) -> Interpreter:
     from refattn.verify.adapters import triton_cpu
 
-    return triton_cpu.start(config)
+    found = triton_cpu.start(config or "0")
+    found.world = like_gpu.torch_world
+    return found
 
 
-def _pallas(config: str) -> Interpreter:
+def _pallas(platform: str) -> Interpreter:
     """Let `pallas_call` interpret: kernels for a GPU by its argument, kernels for a TPU by the mode for good.
 
     For good, because gradients are pulled after the call of the adapter has returned.
@@ -159,6 +175,7 @@ def _pallas(config: str) -> Interpreter:
         f"Pallas of JAX {jax.__version__}, interpreted on the CPU", "races, layouts, memory spaces, tf32 in dots"
     )
     found.homes = (str(Path(jax.__file__).parent), __file__)
+    found.world = partial(like_gpu.jax_world, platform or "gpu")
     # A primitive of kernels inside jax.jit, jax.checkpoint or a branch of lax.cond, such as program_id.
     found.lacks = lambda error, _: isinstance(error, NotImplementedError) and "for platform cpu" in str(error)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 
@@ -31,3 +32,6 @@ class Interpreter:
         error, NotImplementedError | AttributeError
     )
     """Whether an error says so that a function of these files has raised."""
+
+    world: Callable[[], AbstractContextManager[None]] = nullcontext
+    """In its ``with`` block the machine looks as if it had what kernels ask for: `like_gpu`."""

@@ -7,7 +7,7 @@ With TRITON_INTERPRET=1 Triton runs `@triton.jit` on tensors of the CPU, operati
 - float8. Conversions to it are those of ml_dtypes, and saturate as those of a GPU do.
 - `fma` rounds once.
 - `@triton.autotune` has no GPU to measure on: one configuration is taken, and the report says which.
-- Modules that ask for a device as they are imported get the CPU.
+- Modules that ask Triton for a device get a GPU, whose arrays lie on the CPU: `like_gpu`.
 - The numbers of a loop, tensors once compiled, are Python's: they learn `.to`.
 - libdevice is empty without a backend: its functions of one argument that NumPy has are NumPy's.
 - A load, store or atomic operation outside of all tensors that a kernel was given raises, where memory of the process
@@ -29,11 +29,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from refattn.verify.adapters import like_gpu
 from refattn.verify.adapters.interpreter import Interpreter, NoInterpreterError
 
 TESTED = ((3, 5), (3, 9))
@@ -75,7 +76,7 @@ def start(config: str) -> Interpreter:
     found.lacks = lambda error, raised_in: (
         isinstance(error, NotImplementedError | AttributeError) or "static_assert" in raised_in
     )
-    _use_cpu(triton)
+    _set_driver(triton)
     _take_configurations(triton, config, found)
     bounds = Bounds()
     _mend_types(interpreter, tl, bounds)
@@ -87,18 +88,25 @@ def start(config: str) -> Interpreter:
     return found
 
 
-def _use_cpu(triton: Any) -> None:
+def _set_driver(triton: Any) -> None:
     import torch
     from triton.backends.compiler import GPUTarget
 
-    class CPU:
-        """A driver that answers what modules ask as they are imported."""
+    major, minor = like_gpu.CAPABILITY
+
+    class Driver:
+        """A driver that answers what modules and wrappers ask."""
+
+        utils = SimpleNamespace(get_device_properties=lambda _: like_gpu.DRIVER_PROPERTIES)
 
         def get_current_target(self) -> Any:
-            return GPUTarget("cpu", 0, 1)
+            return GPUTarget("cuda", 10 * major + minor, 32)
 
         def get_active_torch_device(self) -> Any:
-            return torch.device("cpu")
+            return torch.device("cuda", 0)
+
+        def get_device_interface(self) -> Any:
+            return torch.cuda
 
         def get_current_device(self) -> int:
             return 0
@@ -109,7 +117,7 @@ def _use_cpu(triton: Any) -> None:
         def get_benchmarker(self) -> Callable[..., list[float]]:
             return lambda call, quantiles=None, **_: (call(), [0.0, 0.0, 0.0])[1]
 
-    triton.runtime.driver.set_active(CPU())
+    triton.runtime.driver.set_active(Driver())
 
 
 def _take_configurations(triton: Any, choice: str, found: Interpreter) -> None:

@@ -98,10 +98,28 @@ def tiles_above_diagonal_skipped(self: Flash, first: int, last: int) -> Iterable
     return range(0, end, self.columns)
 
 
-@wrong(Flash.hidden, "SM.2", "SM.3", "mask", link="")
-def clamped_after_mask(self: Flash, c: Array, rows: Array, columns: Array) -> Array:
-    """Scores are clamped to -50 and 50 after the mask: hidden keys have a score of -50."""
-    return np.where(self.inside(columns), np.clip(Flash.hidden(self, c, rows, columns), -50.0, 50.0), -np.inf)
+class _Clamped(Flash):
+    """A kernel that clamps its scores after the mask, and visits every key."""
+
+    high = np.inf
+
+    def hidden(self, c: Array, rows: Array, columns: Array) -> Array:
+        return np.where(self.inside(columns), np.clip(super().hidden(c, rows, columns), -50.0, self.high), -np.inf)
+
+    def starts(self, first: int, last: int) -> Iterable[int]:
+        return range(0, self.n_k, self.columns)
+
+
+@fault("SM.2", "SM.3", "mask", link="")
+class ClampedBelowAfterMask(_Clamped):
+    """Scores are clamped from below after the mask, as at -50: hidden keys have a finite score."""
+
+
+@fault("SM.2", "SM.3", "mask", link="")
+class ClampedAfterMask(_Clamped):
+    """Scores are clamped on both sides after the mask, as at -50 and 50: hidden keys have a finite score."""
+
+    high = 50.0
 
 
 @wrong(Flash.masked_score, "SM.2", "mask", link="ml-explore/mlx/issues/2626")

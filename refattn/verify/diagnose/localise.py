@@ -81,7 +81,8 @@ def _of(wrong: NDArray[np.bool_], singular: str, plural: str) -> Iterable[str]:
     elif first == 0 and len(at) == last + 1:
         yield f"only {plural} before {last + 1}" if last + 1 < count - 1 else f"all {plural} but the last"
     elif len(at) > 2 and len({*np.diff(at).tolist()}) == 1:
-        yield f"every {int(at[1] - at[0])}th of the {plural}, from {first} on".replace("every 2th", "every second")
+        step = int(at[1] - at[0])
+        yield f"every {({2: 'second', 3: 'third'}).get(step, f'{step}th')} of the {plural}, from {first} on"
     elif 1 < len(at) <= 4:
         yield f"only {plural} {', '.join(map(str, at))}"
 

@@ -53,3 +53,33 @@ class _Tiled:
 def test_faults_that_small_cases_cannot_show(name: str, faults: dict[str, Any]) -> None:
     assert verify_case(RECORD, _Tiled(), RECORD.case(name), "float32").status == "agrees"
     assert verify_case(RECORD, _Tiled(**faults), RECORD.case(name), "float32").status == "disagrees"
+
+
+HIDDEN = ("low-mask", "low-causal")
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_large_values_stand_in_keys_that_queries_of_low_scores_do_not_see(name: str) -> None:
+    given = make("softmax", RECORD.case(name), "float32")
+    q, k, v = (given[x] for x in "qkv")
+    seen = np.broadcast_to(given.get("mask", np.tri(67, dtype=bool)), (*q.shape[:3], k.shape[2]))
+    largest = np.where(seen, q @ k.swapaxes(2, 3) / 8, -np.inf).max(axis=-1)
+    assert (largest[..., ::3] < -100).all() and (largest[..., 1::3] > -20).all()
+    hidden = ~seen[:, :, :6].any(axis=2)
+    assert (v[hidden] > 1000).any() and (np.abs(v[~hidden]) < 4).all()
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_scores_that_are_clamped_after_the_mask_are_seen(name: str, dtype: str) -> None:
+    def status(bound: float) -> str:
+        def attend(q: Any, k: Any, v: Any, *, dtype: str, causal: bool = False, mask: Any = True) -> Any:
+            scores = q.astype(np.float64) @ k.swapaxes(2, 3) / 8
+            seen = np.tri(q.shape[2], dtype=bool) if causal else mask
+            p = np.exp(np.maximum(np.where(seen, scores, -np.inf), -bound) + 128.0)
+            return (p @ v / p.sum(axis=-1, keepdims=True)).astype(q.dtype)
+
+        return verify_case(RECORD, attend, RECORD.case(name), dtype).status
+
+    assert [status(bound) for bound in (np.inf, 1e3)] == ["agrees"] * 2
+    assert [status(bound) for bound in (20.0, 50.0, 88.0, 128.0)] == ["disagrees"] * 4

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import refattn as ra
 from refattn.cli import cli
 from refattn.verify import Isolated, load, verify_case
-from refattn.verify.adapters import interpreted
+from refattn.verify.adapters import interpreted, like_gpu
 from refattn.verify.adapters.adapter import LoadError
 
 # Nothing here imports Triton: it would be too late to interpret it.
@@ -84,7 +84,7 @@ def test_the_self_test_tells_the_interpreter_from_the_mended_one() -> None:
     script = (
         "import json, os; os.environ['TRITON_INTERPRET'] = '1'; import triton\n"
         "from refattn.verify.adapters import interpreted, triton_cpu\n"
-        "triton_cpu._use_cpu(triton); stock = triton_cpu.self_test()\n"
+        "triton_cpu._set_driver(triton); stock = triton_cpu.self_test()\n"
         "interpreted.start('triton'); print(json.dumps([stock, triton_cpu.self_test()]))"
     )
     found = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
@@ -277,7 +277,7 @@ def test_a_kernel_without_a_gpu_is_told_of_interpreters(said: str, needs: str) -
     assert interpreted.hint("an error of the kernel") == ""
 
 
-def test_an_interpreted_kernel_is_called_beneath_what_asks_for_a_gpu(
+def test_an_interpreted_kernel_is_called_beneath_what_asks_for_more_than_is_imitated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, record = tmp_path / "wrapper.py", ra.mechanism("softmax")
@@ -286,7 +286,111 @@ def test_an_interpreted_kernel_is_called_beneath_what_asks_for_a_gpu(
     assert found.detail == "raised AssertionError: assert hasattr(q, 'is_cuda')"
     monkeypatch.setitem(interpreted._active, "triton", interpreted.Interpreter("Triton 0.0", "races"))
     found = verify_case(record, load(f"{path}:attend"), record.case("tiny"), "float32")
-    assert "call it beneath what asks for a GPU" in found.detail
+    assert "asks for a GPU in a way that is not imitated: call what is beneath" in found.detail
+
+
+WRAPPER = """
+import threading
+import torch, triton, triton.language as tl
+
+DEVICE = triton.runtime.driver.active.get_active_torch_device()
+COUNTS = torch.zeros(4, dtype=torch.int32, device="cuda")
+SPACE = torch.empty(8, device=DEVICE, pin_memory=False)
+STREAM = torch.cuda.Stream()
+assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+if torch.cuda.get_device_capability() < (8, 0):
+    raise ImportError("needs an Ampere GPU")
+UNITS = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+SHARED = triton.runtime.driver.active.utils.get_device_properties(0)["max_shared_mem"]
+torch.set_default_device("cuda")
+
+@triton.jit
+def kernel(q, k, v, o, n, m, d, scale, N: tl.constexpr, D: tl.constexpr):
+    row, i, j, c = tl.program_id(0), tl.arange(0, N), tl.arange(0, N), tl.arange(0, D)
+    here = (i[:, None] < n) & (c < d)
+    there = (j[:, None] < m) & (c < d)
+    a = tl.load(q + row * n * d + i[:, None] * d + c, here, 0.0)
+    b = tl.load(k + row * m * d + j[:, None] * d + c, there, 0.0)
+    s = tl.where(j < m, tl.dot(a, tl.trans(b)) * scale, float("-inf"))
+    p = tl.exp(s - tl.max(s, 1)[:, None])
+    x = tl.load(v + row * m * d + j[:, None] * d + c, there, 0.0)
+    tl.store(o + row * n * d + i[:, None] * d + c, tl.dot(p, x) / tl.sum(p, 1)[:, None], here)
+
+def checked(*arrays):
+    for x in arrays:
+        assert x.is_cuda and x.device.type == "cuda" and x.device == DEVICE and x.get_device() == 0
+        assert x.cuda() is x and x.to("cuda") is x and x.to(DEVICE) is x and x.to(0) is x
+
+class Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(q, k, v)
+        b, h, n, d = q.shape
+        o = torch.empty_like(q)
+        checked(q, k, v, o, COUNTS, SPACE, torch.empty(2), torch.tensor([1.0], device="cuda:0"), q.new_empty(2))
+        assert torch.cuda.current_device() == q.device.index == 0 and "NVIDIA" in torch.cuda.get_device_name(0)
+        with torch.cuda.device(q.device), torch.cuda.stream(STREAM):
+            kernel[(b * h,)](q, k, v, o, n, k.shape[2], d, d**-0.5, 64, 16)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.current_stream().wait_stream(STREAM)
+        torch.cuda.synchronize()
+        assert start.elapsed_time(end) == 0.0 and torch.cuda.current_stream(q.device).cuda_stream == 0
+        return o
+
+    @staticmethod
+    def backward(ctx, d_out):
+        checked(d_out, *ctx.saved_tensors)
+        q, k, v = (x.detach().requires_grad_() for x in ctx.saved_tensors)
+        with torch.enable_grad():
+            out = torch.softmax(q @ k.mT * q.shape[3] ** -0.5, -1) @ v
+        return torch.autograd.grad(out, (q, k, v), d_out)
+
+@torch.compile
+def attend(q, k, v):
+    if v.shape[3] > 16 or k.shape[2] > 64 or q.shape[2] > 64 or q.shape[1] != k.shape[1] or v.shape[3] != q.shape[3]:
+        import refattn
+        return refattn.Decline("small ones")
+    mask = torch.ones(2, device="cuda", dtype=torch.float32)
+    assert torch.nn.Linear(2, 2, device="cuda").cuda().to("cuda").weight.is_cuda and mask.is_cuda
+    return Attention.apply(q.contiguous(), k.contiguous(), v.contiguous())
+
+attend.framework = "torch"
+attend.device = "cuda"
+attend.interpret = "triton"
+"""
+
+IN_PROCESS = """
+import sys
+from refattn.verify import load, verify_case
+from refattn.verify.adapters import interpreted
+interpreted.start("triton")
+import torch, refattn as ra
+before = torch.cuda.is_available(), torch.cuda.Stream, torch.get_default_device(), torch.cuda.current_device
+kernel, record = load(sys.argv[1]), ra.mechanism("softmax")
+assert verify_case(record, kernel, record.case("tiny"), "float32", grad=True).status == "agrees"
+assert before == (torch.cuda.is_available(), torch.cuda.Stream, torch.get_default_device(), torch.cuda.current_device)
+assert torch.ones(2).device.type == "cpu" and not torch.ones(2).is_cuda
+"""
+
+
+@triton
+def test_a_wrapper_that_asks_for_a_gpu_runs_as_it_is(tmp_path: Path) -> None:
+    path, record = tmp_path / "wrapper.py", ra.mechanism("softmax")
+    path.write_text(WRAPPER)
+    with Isolated(f"{path}:attend") as kernel:
+        for name, dtype in (("plain", "float32"), ("one-query", "float32")):
+            found = verify_case(record, kernel, record.case(name), dtype, grad=True)
+            wanted = "agrees" if name == "plain" else "declined"
+            assert found.status == wanted, found.detail or kernel.said
+
+
+@triton
+def test_afterwards_the_machine_is_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "wrapper.py"
+    path.write_text(WRAPPER)
+    code = [sys.executable, "-W", "ignore", "-c", IN_PROCESS, f"{path}:attend"]
+    found = subprocess.run(code, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[-2000:]
 
 
 PALLAS = """
@@ -330,6 +434,55 @@ def test_pallas_is_interpreted_by_an_attribute(tmp_path: Path) -> None:
         assert found.status == "declined" and "'program_id' not found for platform cpu (nested, k" in found.detail
     with Isolated(f"{path}:unable") as kernel:
         assert verify_case(record, kernel, record.case("plain"), "float32").status == "raises"
+
+
+ON_DEVICE = """
+import jax
+from jax.experimental import pallas as pl
+
+PLATFORM = jax.default_backend()
+if PLATFORM not in ("gpu", "tpu"):
+    raise ImportError("needs an accelerator")
+DEVICE = jax.devices()[0]
+BIAS = jax.device_put(jax.numpy.zeros(1, "float32"), DEVICE)
+
+def kernel(q, k, v, o):
+    o[...] = jax.nn.softmax(q[...] @ k[...].T * q.shape[1] ** -0.5, axis=-1) @ v[...]
+
+@jax.jit
+def one(q, k, v):
+    interpret = jax.default_backend() == "cpu"
+    return pl.pallas_call(kernel, jax.ShapeDtypeStruct((len(q), v.shape[1]), q.dtype), interpret=interpret)(q, k, v)
+
+def attend(q, k, v):
+    assert jax.devices()[0].platform == jax.local_devices()[0].platform == DEVICE.platform == PLATFORM
+    assert {each.platform for each in q.devices()} == {PLATFORM} and jax.devices(PLATFORM) == jax.devices()
+    assert {"gpu": "NVIDIA", "tpu": "TPU"}[PLATFORM] in DEVICE.device_kind
+    return jax.vmap(jax.vmap(one))(q, k, v) + BIAS
+
+attend.framework = "jax"
+"""
+
+
+@pytest.mark.parametrize("text", ["pallas", "pallas=gpu", "pallas=tpu"])
+def test_a_wrapper_that_asks_jax_for_an_accelerator_runs_as_it_is(text: str, tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    path, record = tmp_path / "wrapper.py", ra.mechanism("softmax")
+    path.write_text(ON_DEVICE)
+    with Isolated(f"{path}:attend@{text}") as kernel:
+        found = verify_case(record, kernel, record.case("plain"), "float32")
+        assert found.status == "agrees", found.detail or kernel.said
+
+
+def test_jax_is_afterwards_as_it_was() -> None:
+    jax = pytest.importorskip("jax")
+    kind, before = type(jax.devices()[0]), (jax.devices, jax.default_backend())
+    with like_gpu.jax_world("tpu"):
+        assert jax.default_backend() == jax.devices("tpu")[0].platform == "tpu"
+        with pytest.raises(RuntimeError, match="'gpu'"):
+            jax.devices("gpu")
+    assert before == (jax.devices, jax.default_backend()) and jax.devices()[0].platform == "cpu"
+    assert isinstance(kind.platform, property)
 
 
 def test_an_interpreter_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

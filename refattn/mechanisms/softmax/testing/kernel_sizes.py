@@ -35,6 +35,25 @@ def _padded(case: Case, *first: int) -> Case:
     return replace(case, inputs={**case.inputs, "mask": mask(len(first), 1, 1, keys)}, given={"mask": seen})
 
 
+def _hidden(case: Case) -> Case:
+    """Return the case with a mask that hides key 0 and every fifth after it."""
+    keys = case.inputs["k"].shape[2]
+    return replace(
+        case,
+        inputs={**case.inputs, "mask": mask(1, 1, 1, keys)},
+        given={"mask": ((((*(j % 5 > 0 for j in range(keys)),),),),)},  # (1, 1, 1, j)
+    )
+
+
+def _low(case: Case, v: Input | None = None) -> Case:
+    """Return the case with scores near -128 in every third row, and with other values.
+
+    A kernel that clamps its scores after the mask, to -50 for instance, attends hidden keys in these rows.
+    """
+    low = _moved(case, {"scale": 0.25, "shift": -4.0, "every": 3}, {"scale": 0.25, "shift": 4.0})
+    return low if v is None else replace(low, inputs={**low.inputs, "v": v})
+
+
 _KIND = "kernel"
 
 # Each option beside each class of sizes that kernels compile apart, with as few other options as can be: one query,
@@ -200,10 +219,14 @@ KERNEL_SIZES = (
         {"scale": 0.03125, "shift": 90.0},
         {"scale": 0.03125, "shift": -90.0},
     ),
-    _moved(
-        _case("low-rows", _KIND, "scores near -128 in every third row", b=1, h=2, n_q=8, n_k=131, d=64),
-        {"scale": 0.25, "shift": -4.0, "every": 3},
-        {"scale": 0.25, "shift": 4.0},
+    _low(_case("low-rows", _KIND, "scores near -128 in every third row", b=1, h=2, n_q=8, n_k=131, d=64)),
+    _low(
+        _hidden(_case("low-mask", _KIND, "such scores, and large values that nothing attends", n_q=8, n_k=131, d=64)),
+        Input((2, 4, 131, 64), "shifted", {"shift": 1024.0, "every": 5}),
+    ),
+    _low(
+        _case("low-causal", _KIND, "the same: the last three queries see them", b=1, h=2, n_q=67, d=64, causal=True),
+        Input((1, 2, 67, 64), "shifted", {"shift": 1024.0, "first": 64}),
     ),
     _moved(
         _case(
