@@ -21,14 +21,14 @@ g_j into a sum of the g_o, a matrix gives the list of next(x), (K g)(x) = g(x) k
 
 Mixtures. A row c of n weights is a mixture of the keys: its point is c k, its list c gram, the same sum of the keys'
 lists (row j of gram, KOOP.1; not g(c k), as g is not linear). The mixture of x is the c with x's list, g(x) gram^-1.
-But for jitter sum_j c_j f(k_j) is then f(x) if x is a key or f a sum of the g_o, and near f(x) for a smooth f, such as
-f(x) = x, if x is near the keys: so c k is about x.
+But for jitter sum_j c_j f(k_j) is then f(x) if x is a key or f a weighted sum of the g_o. It is near f(x) for a smooth
+f, such as f(x) = x, if x is near keys; so c k is about x. Hence values should lie near the keys' span.
 
 The paper (G. Nan Tie 2024) replaces a layer's MLP, whose weights all queries share, by a map for each query. It has the
 path, the lists, the operator, KOOP.15 with an open function psi, and no experiment (ours: docs/experiments/koopman.md).
 We chose x_1 = attended, exp, the fit (after M. Khosravi 2023), psi and defaults. Formulas are of one query in update m.
 
-    [KOOP.1]  gram_jo = kernel(k_j, k_o) + 2 jitter I_jo    n x n: with jitter it has an inverse if keys repeat
+    [KOOP.1]  gram_jo = kernel(k_j, k_o) + 2 jitter I_jo    n x n: jitter for each term, as keys may repeat
     [KOOP.2]  scores_j = x_m . k_j / sqrt(d)
     [KOOP.3]  weights_j = exp(scores_j) / sum_o exp(scores_o)
     [KOOP.4]  attended = sum_j weights_j v_j
@@ -39,8 +39,8 @@ We chose x_1 = attended, exp, the fit (after M. Khosravi 2023), psi and defaults
 The fit finds transfer, which turns the list of x into the mixture c of next(x). As f(next(x)) is about sum_o c_o
 f(k_o), the fitted K is K f = sum_jo g_j transfer_jo f(k_o). m moves do not determine n x n numbers, so a ridge keeps K
 small (kernel ridge regression). |K| is its Hilbert-Schmidt norm in the kernel's space of functions (RKHS), where <g_o,
-f> = f(k_o), so that <g_j, g_o> = gram_jo, but for jitter. Maps f -> a <b, f> and f -> c <e, f> have the inner product
-<a, c> <b, e>, and K sums maps f -> transfer_jo g_j <g_o, f>: hence |K|^2 below. Of matrices, <a, b> sums all a_jo b_jo.
+f> = f(k_o), so that <g_j, g_o> = gram_jo, but for jitter. K sums maps f -> g_j <g_o, f>, transfer_jo of each; those of
+jo and pq have the product <g_j, g_p> <g_o, g_q>: hence |K|^2. Of matrices, <a, b> sums all a_jo b_jo.
 
     |start transfer gram - end|^2 + ridge |K|^2             is minimised; |K|^2 = <transfer, gram transfer gram>
     start^T (start transfer gram - end) gram + ridge gram transfer gram = 0      half of its gradient
@@ -75,8 +75,8 @@ d_A. A solve, such as KOOP.9: small changes that keep it true fulfil the first l
 as overlap and gram are symmetric. By the first line this is <d_end, end' - overlap' fit gram - ...>, so d_overlap is
 -d_end (fit gram)^T, and so on. KOOP.7 (mixtures gram = start) and KOOP.15 go the same way: the left side of KOOP.15
 changes by following' J^T, J_ca is the slope of its number c in number a of following. A list g(x) adds sum_j d_g_j(x)
-slope(x, k_j) to d_x, and d_g_j(x) slope(k_j, x) to d_k_j; following gets none, as J has it. sum_x: x_0 to x_m,
-attended, following. sum_m: updates, and queries but in dKOOP.q. An update m >= l has its own d_g(x_l); 0 has no lists.
+slope(x, k_j) to d_x, and d_g_j(x) slope(k_j, x) to d_k_j; following gets none, as J has it. sum_x is over x_0 to x_m,
+attended, following; sum_m over updates, and over queries but in dKOOP.q. Each update m >= l has a d_g(x_l).
 
     slope(x, y) = y - (x - y) exp(-|x - y|^2 / (2 d)) / d      the derivative of kernel(x, y) with respect to x
     d_g(x_l) = d_start_l + d_end_(l-1)                      x_l starts move l, ends move l - 1; 0 if there is none
