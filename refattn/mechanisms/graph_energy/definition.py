@@ -26,7 +26,7 @@ that the caller chooses, mu, kappa and step above 0. With the default numbers, x
     [GE.9]  y_j = x_j if x_j >= tau, else 0             of the last x: token j is kept, or it is dropped
             w_ij = exp(s_ij) / (sum over kept l of exp(s_il)) if j is kept, else 0      softmax attention to kept tokens
     [GE.10]  u_ij = w_ij y_j                            the part of token j
-    [GE.11]  z_i = sum_j u_ij if any token is kept, else 1      not 0 if tau > 0: kept y_j >= tau
+    [GE.11]  z_i = sum_j u_ij if any token is kept, else 1      the mean of kept y_j by w_ij; if tau > 0, not 0
     [GE.12]  p_ij = u_ij / z_i if any token is kept, else best_ij      the weights
     [GE.13]  o_i = sum_j p_ij v_j                       the output
 
@@ -35,15 +35,15 @@ all others. w_ij is not used then; in the code it is the softmax over all tokens
 
 Why best: the weights of i have to sum to 1, so if all tokens are dropped, i has to read a dropped one. Without a
 threshold p_ij would be a_ij x_j over its sum, and i would read all the tokens that should be dropped. We choose the one
-with the largest of these weights. Small changes of q and k do not change which one it is. So q and k get no gradient,
-and a head that drops all tokens cannot learn to keep one by its own gradient.
+with the largest of these weights. Unless two are equal, small changes of q and k do not change which one it is. So q
+and k get no gradient, and a head that drops all tokens cannot learn to keep one by its own gradient.
 
 Why links are a softmax: the links of a token sum to 1, so the pull does not grow with the number of tokens.
 Why a sine: it is the source's. For scores between 0 and 1, sin(x_j - x_i) is nearly x_j - x_i.
-Why the start is s_ii: it belongs to token i alone, and training can make it large for the tokens that should count. It
-also shields them: r_ii is s_ii, so n_ii is large, too, and this part of the 1 pulls nothing, as sin(0) = 0.
-Why w and not a: for kept j the quotient w_ij / a_ij depends on i alone, so it cancels in GE.12, and p is the same. But
-if a dropped token matches much better than all kept ones, a_ij rounds to 0 for all kept j (as exp(-110) in float32).
+Why the start is s_ii: it belongs to token i alone, and training can make it large for tokens that should count. It also
+shields them: r_ii is s_ii, so n_ii is large and leaves little for other links. Nothing pulls itself, as sin(0) = 0.
+Why w and not a: a_ij y_j would be 0 for dropped j, too. For kept j, w_ij / a_ij depends on i alone, and cancels in
+GE.12. But if a dropped token matches much better than all kept ones, their a_ij round to 0 (as exp(-110) in float32).
 
 The energy. The flow goes down an energy E, and comes to rest (below). No line of code computes this:
 
@@ -56,8 +56,8 @@ Line 1: n_ij and n_ji differ, since each row is divided by its own sum, but pi_i
 Line 3: x_i is in the double sum of E twice, as the pulled token and as the pulling one. By line 1 both give the same,
 which cancels the 1/2; and the derivative of 1 - cos(x_j - x_i) with respect to x_i is -sin(x_j - x_i).
 
-So links are made of r. With a, the softmax of s, line 1 would need some pi. Multiply it for the pairs 12, 23 and 31:
-pi cancels, and a_12 a_23 a_31 = a_21 a_32 a_13 is left, which is false for most s.
+So links are made of r. (The point of rest needs only that links sum to 1.) With a, line 1 would need some pi. Multiply
+it for the pairs 12, 23 and 31: pi cancels, and a_12 a_23 a_31 = a_21 a_32 a_13 is left, false for most s.
 
 How long may a step be? Let a move m have the length |m|^2 = sum_i pi_i m_i^2. In this metric the gradient of E is
 (dE/dx_i) / pi_i, which is -rate_i by line 3: a gradient flow. Along m with |m| = 1 the second derivative E'' of E is at
@@ -66,25 +66,25 @@ most mu + 2 kappa, as cos <= 1 and (m_j - m_i)^2 <= 2 m_i^2 + 2 m_j^2:
     E'' = mu sum_i pi_i m_i^2 + kappa/2 sum_ij pi_i n_ij cos(x_j - x_i) (m_j - m_i)^2
     <= mu + kappa sum_ij pi_i n_ij (m_i^2 + m_j^2) = mu + 2 kappa
 
-The last sum is 2: the links of i sum to 1, and by detailed balance the part of m_j^2 is the same. So a step changes E
-by at most (-step + step^2 (mu + 2 kappa) / 2) |rate|^2, and cannot raise it if step <= 2 / (mu + 2 kappa). The default
-1/3 is half of that for mu = kappa = 1.
+The last sum is 2: links of i sum to 1, and by line 1 the part of m_j^2 is the same. A step moves by m = step rate. By
+Taylor's formula it changes E by sum_i dE/dx_i m_i = -step |rate|^2, and by at most (mu + 2 kappa) |m|^2 / 2, as E'' is
+bounded at all x. It cannot raise E if step <= 2 / (mu + 2 kappa). The default 1/3 is half of that for mu = kappa = 1.
 
-Where does it rest? If step (mu + kappa) <= 1, as by default, scores stay between 0 and 1: b_i <= 1 and sin(x_j - x_i)
-<= 1 - x_i, so x'_i <= x_i + step (mu + kappa) (1 - x_i) <= 1; likewise x'_i >= (1 - step (mu + kappa)) x_i >= 0. Let e
-be the difference of two such states x. By the mean value theorem a step makes of it
+Where does it rest? If step (mu + kappa) <= 1 (which is stricter), as by default, scores stay between 0 and 1: b_i <= 1
+and sin(x_j - x_i) <= 1 - x_i, so x'_i <= x_i + step (mu + kappa) (1 - x_i) <= 1; likewise x'_i >= (1 - step (mu +
+kappa)) x_i >= 0. Let e be the difference of two such states x. By the mean value theorem a step makes of it
 
     e'_i = (1 - step mu) e_i + step kappa sum_j n_ij C_ij (e_j - e_i)      C_ij: the cosine of a number in [-1, 1]
 
-The factor of e_i is at least 1 - step (mu + kappa) >= 0, those of the e_j are step kappa n_ij C_ij >= 0, and all add up
-to 1 - step mu. So a step shrinks the largest |e_i| to 1 - step mu of it or less (a contraction). Hence there is one
-point of rest, and after 10 default steps at most (2/3)^10 = 0.017 of the largest distance to it is left. tau = 0.4
-drops tokens that end clearly below 1/2, the start if s_ii is 0.
+The factor of e_i, 1 - step mu - step kappa sum_(j != i) n_ij C_ij, is at least 1 - step (mu + kappa) >= 0, as n sums to
+1 and C <= 1. Those of e_j are step kappa n_ij C_ij >= 0, and all add up to 1 - step mu. So a step multiplies the
+largest |e_i| by at most 1 - step mu (a contraction). So there is one point of rest, and 10 default steps leave at most
+(2/3)^10 = 0.017 of the largest distance to it. tau = 0.4 drops tokens that end well below 1/2, the start if s_ii is 0.
 
 Backward: do_i is the gradient of a loss with respect to o_i, and so for every symbol; d alone is the width. The id
 dGE.4 is that of the gradient with respect to the value of GE.4, dGE.q with respect to the input q. p jumps if a score
-crosses tau. Elsewhere small changes leave the kept tokens and best as they are, so tau and a have no gradient. If all
-tokens are dropped, p is constant, and only v has one.
+crosses tau or, with no token kept, where the two largest a_ij x_j are equal. Elsewhere small changes leave the kept
+tokens and best as they are, so tau and a have no gradient. If all tokens are dropped, only v has one.
 
 The readout. The derivative of p_ij with respect to z_i is -p_ij / z_i. u_ij is in its own p_ij, and in z_i; y_j is
 in the u_ij of all i.
@@ -96,11 +96,11 @@ in the u_ij of all i.
     [dGE.9]  dy_j = sum_i du_ij w_ij                    0 if j is dropped, as w_ij is; if none is kept, du_ij is 0
              dw_ij = du_ij y_j
 
-The flow, from the last step to the first. A step reads dx', the gradient with respect to its x', and gives dx, with
-respect to its x. x_i is in x'_i itself, in the spring of rate_i, in c_i as the pulled token, and in all c_j as a
-pulling one. In c_i the difference x_j - x_i gets f_ij, which x_j gets with + and x_i with -:
+The flow, from the last step to the first. A step reads dx' and gives dx. Its x' is the x of the next step, so its dx'
+is the dx of that; the last x' is in GE.9 alone, so its dx' is dy. x_i is in x'_i, in the spring of rate_i, in c_i as
+the pulled token, and in all c_j as a pulling one. In c_i, x_j - x_i gets f_ij, which x_j gets with + and x_i with -:
 
-    [dGE.8]  dx'_i = dx_i                               dx_i of step t + 1 if dx'_i is of step t; of the last, dy_i
+    [dGE.8]  dx'_i = dx_i                               dx_i of the next step; in the last step, dy_i
     [dGE.7]  drate_i = step dx'_i
     [dGE.6]  dc_i = kappa drate_i
              f_ij = dc_i n_ij cos(x_j - x_i)            the gradient with respect to x_j - x_i in c_i
@@ -128,8 +128,8 @@ tokens. Sources (see docs/deviations.md): F. Preetham, Graph Dynamical Systems a
 D. Sclosa, From Combinatorics to Geometry: The Dynamics of Graph Gradient Diffusion, arXiv:2308.08311.
 
 x starts at (1/2, 0.06, 1/2) and ends at (0.43, 0.22, 0.38). The second token pulls the last one (n_32 = 0.73) below
-tau. It pulls the first one less (n_12 = 0.32), and that stays above. So the second query, which softmax lets read the
-last token, reads the first:
+tau. It pulls the first one less (n_12 = 0.32), which stays above. Only the first is kept, so all queries read it;
+softmax lets the second one read the last:
 
     >>> import numpy as np, refattn as ra
     >>> q, k = [[[[0.0, 0.0], [-2.0, 1.0], [0.0, 2.0]]]], [[[[0.0, -1.0], [2.0, 0.0], [-2.0, 0.0]]]]

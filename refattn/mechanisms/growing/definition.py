@@ -45,15 +45,15 @@ is W w_q times a matrix, the second a matrix times (W w_k)^T.
 
 One new column of w_q and one of w_k add a matrix of rank 1 to Z. Of all these with |Z| = 1 and orthogonal to what old
 columns can do, -a_1 b_1^T lowers the loss most, by sigma_1, where H = sum_r sigma_r a_r b_r^T is the singular value
-decomposition (<G, Z> = <H, Z> for these Z). A step along -H goes sigma_r far along -a_r b_r^T, and gains sigma_r per
-unit: so the r-th new column is worth sigma_r^2. H only says how many columns. The step of part 4 is along -G, which
-also has the part that old columns can follow, at no new column. There the r-th column adds sigma_r^2, too (GROW.19).
+decomposition (<G, Z> = <H, Z> for these Z). The step -H has the length sigma_r along -a_r b_r^T, and there the loss
+falls by sigma_r per unit of length: so the r-th new column is worth sigma_r^2. H only says how many columns. The step
+of part 4 is along -G, which also has what old columns can follow. There the r-th column adds sigma_r^2, too (GROW.19).
 
-How many? The r-th column is added, to every head, if its worth, summed over the heads, is more than 2 % of the sum of
-all worths (less may be noise of the batch), and more than the machine epsilon times |G|^2 (less is rounding). One
-growth adds at most 4 columns, and at most m - d. Heads share C, A, W and c. So a head whose own sigma_r is 0 gets a
-column that is 0 in both weights, but for rounding. It hardly learns (part 7), and the next growth takes its rounding
-for a direction of old columns. We accept that, as it is rare; the general code makes such a column random in w_q.
+How many? The r-th column is added, to every head, if its worth, summed over heads, is more than 2 % of the sum of all
+worths (less may be noise of the batch), and more than machine epsilon times |G|^2 (less is rounding). One growth adds
+at most min(4, m - d) columns. Heads share C, A, W and c. If sigma_r of a head is 0, its r-th column is at most of order
+t, the root of the term in t^2 of part 6, which is not in the slope. If its G is 0, new columns are 0 in both weights,
+but for rounding: they hardly learn, and the next growth takes their rounding for directions of old columns.
 
 4. The step. Of all Z with |Z| = |G|, -G lowers the loss most. As a change of M it is -D, where W D W^T = G. D has the
 cost |G|^2, about the sum of the squares of all changes of scores by D. There are `scores` scores, so D / nu changes a
@@ -67,13 +67,13 @@ and the amplitude are those of all heads. If G is 0, M stays.
     [GROW.12]  Z_F' = Z_F with its d + c largest singular values alone      nearest to Z_F of this rank (Eckart, Young)
     [GROW.13]  M' = W^-1 Z_F' (W^-1)^T                  the new kernel: nearest to F in cost
 
-5. Back to weights. M' = L R^T, but also (L T) (R (T^-1)^T)^T for every T with an inverse. We choose L^T L = R^T R: the
-gradient of L is N R, that of R is N^T L, so unequal ones would learn unequally fast. An orthogonal matrix O in both, L
-O and R O, keeps that, and M'. (So even at amplitude 0 weights move, if w_q^T w_q and w_k^T w_k differ; M does not.) An
-optimiser has a state for each column, so old columns should stay in their places: O brings L O and R O nearest (GROW.17
-divides both by sqrt(scale), which changes no O) to the old weights with c columns of zeros, (w_q, 0) and (w_k, 0),
-which is Procrustes' problem. New columns may still rotate among themselves. |L O - (w_q, 0)|^2 + |R O - (w_k, 0)|^2 is
-least if <O, B> is largest, and <O, B> is at most the sum of beta, which O = B_L B_R^T reaches.
+5. Back to weights. M' = L R^T, but also (L T) (R (T^-1)^T)^T for every invertible T. We choose L^T L = R^T R: the
+gradient of L is N R, that of R is N^T L, so unequal ones learn unequally fast. An orthogonal matrix O in both, L O and
+R O, keeps that, and M'. (So even at amplitude 0 weights move, if w_q^T w_q and w_k^T w_k differ; M does not.) An
+optimiser has a state for each column, so old columns should stay in their places: O brings L O and R O nearest
+(Procrustes' problem; GROW.17 divides both by sqrt(scale), which changes no O) to the old weights with c columns of
+zeros, (w_q, 0) and (w_k, 0). |L O - (w_q, 0)|^2 + |R O - (w_k, 0)|^2 is least if <O, B> is largest, and <O, B> is at
+most the sum of beta, which O = B_L B_R^T reaches. B ends with c columns of 0, so new columns may rotate in their span.
 
     [GROW.14]  L = Q_L diag(sqrt(tau))                  M' = Q_L diag(tau) Q_R^T, its singular value decomposition
     [GROW.15]  R = Q_R diag(sqrt(tau))                  so M' = L R^T; d + c columns, as other tau are 0
@@ -84,23 +84,23 @@ least if <O, B> is largest, and <O, B> is at most the sum of beta, which O = B_L
 
 6. How fast does the loss fall? Let t = amplitude / nu, so Z_F = W M W^T - t G. Let w_q and w_k have rank d. Take two
 orthonormal bases: the first d vectors of the left one span the columns of W w_q, those of the right one the columns of
-W w_k. In them W M W^T has a first block alone, Z_M, which is d x d and has an inverse, and the last block of G is H:
+W w_k. In them W M W^T has a first block alone, Z_M, which is d x d and has an inverse, and H a last block alone, G_22:
 
     Z_F = ( Z_M - t G_11    -t G_12 )
-          (     - t G_21       -t H )
+          (     - t G_21    -t G_22 )
 
-Let t |G| be small against the smallest singular value of Z_M, so that the first block of every matrix near Z_F has an
-inverse. The rank of such a matrix is d plus that of its last block after elimination with the first d rows (Schur
-complement). Elimination changes the last block by order t^2, in Z_F by -t^2 G_21 (Z_M - t G_11)^-1 G_12. So, up to that
-order, the matrices of rank d + c near Z_F are those with a last block of rank c, and the nearest one is the same. |.|^2
-is a sum over blocks: the nearest one keeps the other three blocks, and of -t H the c largest singular values. It drops
--t H_cut, H_cut = sum_(r > c) sigma_r a_r b_r^T. So Z changes by -t (G - H_cut), to first order, and the loss by -t
-(|G|^2 - <G, H_cut>), where <G, H_cut> = <H, H_cut> = |H_cut|^2:
+Let t |G| be small against the smallest singular value of Z_M. W M W^T is t |G| away from Z_F, so we need only matrices
+X that are as near. Their first block has an inverse, so their rank is d plus that of X_22 - X_21 X_11^-1 X_12 (Schur
+complement). X_12 and X_21 are of order t, so the product is of order t^2 (in Z_F it is t^2 G_21 (Z_M - t G_11)^-1
+G_12). Hence, if X has rank d + c, X_22 is within order t^2 of a matrix of rank c. |.|^2 is a sum over blocks: to first
+order the nearest X keeps the other three blocks, and of -t H the c largest singular values. It drops -t H_cut, H_cut =
+sum_(r > c) sigma_r a_r b_r^T (one of several, of the same norm, if sigma_c = sigma_(c+1)). So Z changes by -t (G -
+H_cut), to first order, and the loss by -t (|G|^2 - <G, H_cut>), where <G, H_cut> = <H, H_cut> = |H_cut|^2:
 
     [GROW.19]  slope = -(|G|^2 - sum_(r > c) sigma_r^2) / nu      summed over heads: d loss / d amplitude, at 0
 
-The slope is exact, as N is. Only the metric is approximate, by masked scores, damping, and C_b that differ. So D is not
-quite the best direction, and nu may be too large (or, as the C_b differ, too small): it is only a unit.
+The slope is exact for w_q and w_k of rank d, because N is exact. Only the metric is approximate, by masked scores,
+damping, and C_b that differ. So D is not quite the best direction; nu, only a unit, may be too large or too small.
 
 7. In code, if loss(w_q, w_k) is the loss of a batch and d_scores its gradient with respect to the scores:
 
@@ -118,7 +118,7 @@ the kernel, its gradient, a step that is measured in scores, and the cut to a ra
 step goes down (the report moves M by +D), the cut is nearest in scores (there: in weights), the damping, how many
 columns, GROW.16, and the search. See docs/deviations.md and docs/experiments/growing.md.
 
-Three tokens should each attend more to themselves: ds = -I. Rank 1 does that for one token, so two columns are added:
+A loss of scores has ds = -I: each token should attend more to itself. -I has rank 3, w has 1: two columns are added:
 
     >>> import numpy as np; from refattn.mechanisms.growing.definition import columns_of, heads_of, observe, plan
     >>> y, w = np.eye(3)[None], np.eye(3)[None, :, :1]  # tokens (1, 3, 3), weights (1, 3, 1)

@@ -2,17 +2,17 @@
 
 In a usual residual block attention moves a token, as a force moves a body in a thick liquid: without force it rests.
 Here a token x_i also has a momentum p_i, and a layer hands both to the next. A layer does three things (presymplectic
-Euler: symplectic Euler with a friction that depends on time). Kick: attention is a force, which changes the momentum.
-Damp: friction shrinks the momentum. Drift: the momentum moves the token. With friction 3 / t such a motion reaches low
-values of a convex energy sooner than one along the force (Nesterov). All n tokens x_i and p_i are rows of m numbers.
+Euler: symplectic Euler with a friction that depends on time). Kick: attention, a force, changes the momentum. Damp:
+friction shrinks it. Drift: the new momentum moves the token. With friction 3 / t such a motion reaches low values of a
+convex energy sooner than one along the force (Nesterov). All n tokens x_i and p_i are rows of m numbers.
 
 From the paper (V. Stein, W. Li, G. Steidl 2026, SympFormer: Accelerated attention blocks via Inertial Dynamics on
 Density Manifolds, arXiv:2603.16535): the energy, the motion, and the layer but for point 2, how it is made causal. That
 is from the authors' second program (v2 in docs/deviations.md).
 
-From an energy to a force. Let s_ij = s_ji be how well tokens i and j match, and B (m x m) be symmetric and positive
-definite. A token that matches many has a large mass z_i. The energy H (a Hamiltonian) is kinetic energy plus a
-potential, which is low if tokens match. alpha is the friction, strong at first; c_log and c_lin are learned:
+From an energy to a force. Let s_ij = s_ji be how well tokens i and j match, and B (m x m), which turns momenta into
+velocities, be symmetric and positive definite. A token that matches many has a large mass z_i. The energy H (a
+Hamiltonian) is kinetic energy plus a potential, which is low if tokens match. alpha is the friction, strong at first:
 
     z_i = 1/n sum_j exp(s_ij)                           and e_i = p_i B . p_i
     H = sum_i (e_i / (2 z_i) - z_i / 2)
@@ -28,27 +28,27 @@ D_ij be the derivative of s_ij by x_i as its first token; s_ji = s_ij has the sa
              = z_i sum_j w_ij (1 + (u_i + u_j) / 2) D_ij      (F); w_ij = exp(s_ij) / (n z_i): softmax attention
 
 For tokens at rest (p = 0) all u are 0, and the force is z_i times softmax attention with values D_ij. The velocity
-divides by the mass z_i, which cancels. So with B = I a first layer moves tokens where attention would.
+divides by the mass z_i, which cancels. So with B = I a first layer moves tokens in the direction of attention.
 
 From the force to a layer. The layer takes five liberties, so H only motivates its form and need not fall:
 
-1. It learns the parts: s of queries and keys, and v_j w_o in place of D_ij. (For s_ij = x_i S . x_j with a symmetric
-S, D_ij = x_j S is a linear map of token j alone.) q, k and v are made of normalised tokens y_i. As queries are no keys,
-s is not symmetric; nor is B, which is any matrix w_b, so u_i may even be negative.
+1. It learns the parts: s of queries and keys, and v_j w_o in place of D_ij. (For s_ij = x_i S . x_j with a symmetric S,
+D_ij = x_j S is a linear map of token j alone.) q, k and v are made of normalised tokens y_i. As queries are no keys, s
+is not symmetric. B is any matrix w_b: it need not be symmetric or positive definite, so u_i may even be negative.
 2. It is causal: sums, also in z_i, run over the tokens 0 to i, n_i of them. Then -dH/dx_i would be
 
     1/2 sum_(j <= i) exp(s_ij) (u_i + 1) D_ij / n_i + 1/2 sum_(j >= i) exp(s_ji) (u_j + 1) D_ij / n_j
 
-But token i may not know the tokens j > i. Of the second sum only j = i would be left: no u_j with j < i, and at rest
-others would count half as much as in softmax attention. So the layer takes (F) with sums over j <= i. It is the
+But token i may not know tokens j > i. Of the second sum only j = i would be left: no u_j with j < i, and at rest others
+would count half as much as in softmax attention. So the layer takes (F) with n_i for n and sums over j <= i. It is the
 gradient of no H: token i feels x_j, but token j < i does not feel x_i, and second derivatives of any H are symmetric.
 3. It is explicit. The force depends on p: symplectic Euler would take it at the new p', and solve an equation for p'.
-The kick takes u_i of the old p instead. The drift takes the new p', and z_i of the old x.
+The kick takes u_i of the old p instead. The drift, as in symplectic Euler, takes the new p', and z_i of the old x.
 4. It has two step lengths: force and friction act on the momentum for the time h_y, and the momentum moves the token
 for the time h_x. The next layer begins at t + h_x (the authors' choice, though friction acts until t + h_y).
-5. It normalises the momentum that goes on: the force grows with the square of momenta, and they would feed on
-themselves. A norm removes the mean and, but for eps, any positive factor. So friction slows the drift of its own layer,
-but not of the next: it is only a factor of h_x, which nears 1 as t grows. Nesterov's result is a motive, not a promise.
+5. It normalises the momentum that goes on, which would feed on itself: the force grows with its square. A norm removes
+the mean and, but for eps, any factor > 0. So friction only slows the drift of its own layer, by a factor exp(-damping),
+which nears exp(-c_lin h_y) as t grows. The potential need not be convex: Nesterov's result is only a motive.
 
     [SYMP.1]  y_i = gain norm(x_i)                      norm(x) = (x - mean(x)) / sqrt(var(x) + eps), below
     [SYMP.2]  q_i = y_i w_q                             the query: what token i looks for
@@ -72,13 +72,13 @@ but not of the next: it is only a factor of h_x, which nears 1 as t grows. Neste
 
 norm is LayerNorm without gain, which multiplies element by element: mean and var are over the m numbers of x, var with
 1/m, eps = 1e-5. The first layer gets p = 0 and t = 1. The caller learns h_x, h_y, c_log and c_lin as log(1 + exp(raw)),
-which begin at 0.3, 0.3, 3 (Nesterov's friction 3 / t) and 0.0001; w_b begins as I, gain and gain_p as 1. Then |P_i|^2
-is about m. So from the second layer on the factor in SYMP.11 is about 1 + m / z_i^2, not near 1.
+which begin at 0.3, 0.3, 3 (Nesterov's 3 / t) and 0.0001; w_b begins as I, gain and gain_p as 1. Then |P_i|^2 is about
+m. From the second layer on the factor in SYMP.11 is about 1 + m/2 (1/z_i^2 + 1/z_j^2), and the kick may outweigh p_i.
 
 Backward: dx'_i and dP_i come in. From here on d before a symbol means the gradient of a loss with respect to it;
-dSYMP.4 is that of the value of SYMP.4, dSYMP.x of the input x. Gradients of parameters and t sum over the batch, too.
-The next layer begins at t + h_x: the caller adds its dt to dh_x and dt. For rows Y_i = X_i W, dX_i = dY_i W^T and dW =
-sum_i X_i^T dY_i. If c = norm(x) gets g, x gets (r = 1 / sqrt(var(x) + eps))
+dSYMP.4 is that of the value of SYMP.4, dSYMP.x of the input x. All sums that leave no token index are over the batch,
+too. The next layer begins at t + h_x: the caller adds its dt to dh_x and dt. For rows Y_i = X_i W, dX_i = dY_i W^T and
+dW = sum_i X_i^T dY_i. If c = norm(x) gets g, x gets (r = 1 / sqrt(var(x) + eps))
 
     back(x, g) = r (g - mean(g) - c mean(c g))          if x moves along (1, ..., 1) or, but for eps, along c, c stays
 
@@ -116,7 +116,7 @@ sum_i X_i^T dY_i. If c = norm(x) gets g, x gets (r = 1 / sqrt(var(x) + eps))
 
 Axes: b batch (b_i is a vector), i token that is pushed, j token that pushes, m width. One head, no MLP.
 
-One token, no friction, a force in the first layer only. It moves on in the second, faster: the norm made 1 of p = 0.5:
+One token, no friction (so t may stay), a force in layer 1 alone. It moves on in layer 2, faster: p = 0.5 became P = 1:
 
     >>> import numpy as np; from refattn.mechanisms.sympformer.definition import forward
     >>> x, p, one, I = np.asarray([[[1.0, -1.0]]]), np.zeros((1, 1, 2)), np.ones(1), np.eye(2)
