@@ -507,8 +507,9 @@ def _in_sizes_that_run(
     except KeyboardInterrupt as error:  # all cases have run
         known["interrupted"](error)
         supports = None
-    if supports is None:
+    if not {*(supports or ())} - {"options", "dtypes"}:  # what it declines in its own sizes it declines in others
         return record, before
+    assert supports is not None
     fitting, types = user_cases.supported(designed, supports, dtypes, given=bool(asked.dtypes))
     cases = fewest(fitting.cases) if asked.quick else fitting.cases
     few = found_supports.beside(designed, cases, before)

@@ -42,6 +42,9 @@ def strict(q, k, v, *, causal=False):
         return ra.Decline("d is 64 or 128, n a multiple of 128")
     return ra.softmax.forward(q, k, v, causal=causal)[0]
 
+def narrow(q, k, v, *, causal=False):
+    return ra.Decline("d is 7") if q.shape[3] != 7 else strict(q, k, v, causal=causal)
+
 def stated(q, k, v, *, causal=False):
     return strict(q, k, v, causal=causal)
 
@@ -247,6 +250,9 @@ def test_what_an_adapter_can_run_is_run(kernels: Path, monkeypatch: pytest.Monke
     few = [RECORD.case(name) for name in ("tiny", "causal", "softcap", "one-query", "unequal")]
     monkeypatch.setattr("refattn.mechanisms.softmax.record", replace(RECORD, cases=tuple(few), kernel_sizes=()))
     result = verify(f"{kernels}:strict", "--dtype", "float32")
+    assert result.exit_code == 0 and "4 cases run with this in the adapter, 0 without (found by trial)" in result.stdout
+    assert "'n': {'multiple_of': 128}, 'd': [64, 128]" in result.stdout
+    result = verify(f"{kernels}:narrow", "--dtype", "float32")  # in sizes that are not tried
     assert result.exit_code == 3
     assert "The cases that come nearest" in result.stdout and "tiny: q (1, 2, 4, 2)" in result.stdout
     assert "an adapter states the sizes" in result.stdout
