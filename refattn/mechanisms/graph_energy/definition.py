@@ -22,7 +22,7 @@ that the caller chooses, mu, kappa and step above 0. With the default numbers, x
     [GE.5]  b_i = 1 / (1 + exp(-s_ii))                  the start of the score: the sigmoid of the match with itself
     [GE.6]  c_i = sum_j n_ij sin(x_j - x_i)             the pull of all tokens (Kuramoto coupling)
     [GE.7]  rate_i = mu (b_i - x_i) + kappa c_i         a spring back to the start, and the pull
-    [GE.8]  x'_i = x_i + step rate_i                    `steps` times: first from x = b, then from x = x'
+    [GE.8]  x'_i = x_i + step rate_i                    GE.6 to GE.8 `steps` times, from x = b, then from x = x'
     [GE.9]  y_j = x_j if x_j >= tau, else 0             of the last x: token j is kept, or it is dropped
             w_ij = exp(s_ij) / (sum over kept l of exp(s_il)) if j is kept, else 0      softmax attention to kept tokens
     [GE.10]  u_ij = w_ij y_j                            the part of token j
@@ -40,8 +40,8 @@ and k get no gradient, and a head that drops all tokens cannot learn to keep one
 
 Why links are a softmax: the links of a token sum to 1, so the pull does not grow with the number of tokens.
 Why a sine: it is the source's. For scores between 0 and 1, sin(x_j - x_i) is nearly x_j - x_i.
-Why the start is s_ii: it belongs to token i alone, and training can make it large for tokens that should count. It also
-shields them: r_ii is s_ii, so n_ii is large and leaves little for other links. Nothing pulls itself, as sin(0) = 0.
+Why the start is s_ii: it belongs to token i alone, and training can make it large for tokens that should count. A large
+s_ii also shields i: r_ii is s_ii, so n_ii is large and leaves little for other links. No token pulls itself: sin 0 = 0.
 Why w and not a: a_ij y_j would be 0 for dropped j, too. For kept j, w_ij / a_ij depends on i alone, and cancels in
 GE.12. But if a dropped token matches much better than all kept ones, their a_ij round to 0 (as exp(-110) in float32).
 
@@ -66,9 +66,9 @@ most mu + 2 kappa, as cos <= 1 and (m_j - m_i)^2 <= 2 m_i^2 + 2 m_j^2:
     E'' = mu sum_i pi_i m_i^2 + kappa/2 sum_ij pi_i n_ij cos(x_j - x_i) (m_j - m_i)^2
     <= mu + kappa sum_ij pi_i n_ij (m_i^2 + m_j^2) = mu + 2 kappa
 
-The last sum is 2: links of i sum to 1, and by line 1 the part of m_j^2 is the same. A step moves by m = step rate. By
-Taylor's formula it changes E by sum_i dE/dx_i m_i = -step |rate|^2, and by at most (mu + 2 kappa) |m|^2 / 2, as E'' is
-bounded at all x. It cannot raise E if step <= 2 / (mu + 2 kappa). The default 1/3 is half of that for mu = kappa = 1.
+The last sum is 2: links of i sum to 1, and by line 1 the part of m_j^2 is the same. For any m the bound is (mu + 2
+kappa) |m|^2. A step is m = step rate. By Taylor's formula it changes E by sum_i dE/dx_i m_i = -step |rate|^2 and by at
+most half that bound. It cannot raise E if step <= 2 / (mu + 2 kappa); the default 1/3 is half of it for mu = kappa = 1.
 
 Where does it rest? If step (mu + kappa) <= 1 (which is stricter), as by default, scores stay between 0 and 1: b_i <= 1
 and sin(x_j - x_i) <= 1 - x_i, so x'_i <= x_i + step (mu + kappa) (1 - x_i) <= 1; likewise x'_i >= (1 - step (mu +
@@ -82,8 +82,8 @@ largest |e_i| by at most 1 - step mu (a contraction). So there is one point of r
 (2/3)^10 = 0.017 of the largest distance to it. tau = 0.4 drops tokens that end well below 1/2, the start if s_ii is 0.
 
 Backward: do_i is the gradient of a loss with respect to o_i, and so for every symbol; d alone is the width. The id
-dGE.4 is that of the gradient with respect to the value of GE.4, dGE.q with respect to the input q. p jumps if a score
-crosses tau or, with no token kept, where the two largest a_ij x_j are equal. Elsewhere small changes leave the kept
+dGE.4 is that of the gradient with respect to the value of GE.4, dGE.q with respect to the input q. p can jump if a
+score crosses tau or, with no token kept, where the two largest a_ij x_j are equal. Elsewhere small changes leave kept
 tokens and best as they are, so tau and a have no gradient. If all tokens are dropped, only v has one.
 
 The readout. The derivative of p_ij with respect to z_i is -p_ij / z_i. u_ij is in its own p_ij, and in z_i; y_j is

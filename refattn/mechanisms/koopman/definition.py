@@ -3,9 +3,9 @@
 Softmax attention moves a query q once, to a mean of values. Here a query goes along a path of points, x_0 = q, x_1, ...
 Update m (0, 1, ...) makes x_(m+1) from x_m. It attends from x_m, as softmax attention does; the mean of the values is a
 point, called attended. Update 0 ends there: x_1 = attended. A later update knows m moves, x_l to x_(l+1) for l < m. It
-fits a map to them and applies it to attended, as the paper does, not to x_m: where would a query that moves like this
-go from there? That is x_(m+1), but for a correction (KOOP.15). The last point is the output. By default there are two
-updates: one map, fitted to one move. Nothing is causal. Values are points, too, of width d.
+fits a map to them and applies it to attended, as an MLP is applied to what attention returns: where would a query that
+moves like this go from there? That is x_(m+1), but for a correction (KOOP.15). The last point is the output. By default
+there are two updates: one map, fitted to one move. Nothing is causal. Values are points, too, of width d.
 
 Lists. A matrix that acts on coordinates can make linear moves only. So a point x is also described by its list g(x) of
 n numbers: number j, g_j(x), says how alike x and key j are. The list is not linear in x, so a matrix that acts on
@@ -22,7 +22,7 @@ g_j into a sum of the g_o, a matrix gives the list of next(x), (K g)(x) = g(x) k
 Mixtures. A row c of n weights is a mixture of the keys: its point is c k, its list c gram, the same sum of the keys'
 lists (row j of gram, KOOP.1; not g(c k), as g is not linear). The mixture of x is the c with x's list, g(x) gram^-1.
 But for jitter sum_j c_j f(k_j) is then f(x) if x is a key or f a weighted sum of the g_o. It is near f(x) for a smooth
-f, such as f(x) = x, if x is near keys; so c k is about x. Hence values should lie near the keys' span.
+f, such as f(x) = x, if x is near keys; so c k is about x. From x_2 on points are sums of keys.
 
 The paper (G. Nan Tie 2024) replaces a layer's MLP, whose weights all queries share, by a map for each query. It has the
 path, the lists, the operator, KOOP.15 with an open function psi, and no experiment (ours: docs/experiments/koopman.md).

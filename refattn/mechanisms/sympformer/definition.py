@@ -116,7 +116,7 @@ dW = sum_i X_i^T dY_i. If c = norm(x) gets g, x gets (r = 1 / sqrt(var(x) + eps)
 
 Axes: b batch (b_i is a vector), i token that is pushed, j token that pushes, m width. One head, no MLP.
 
-One token, no friction (so t may stay), a force in layer 1 alone. It moves on in layer 2, faster: p = 0.5 became P = 1:
+One token, no friction (t may stay), force in layer 1 alone. It moves on in layer 2, faster: p' of 0.5 becomes P of 1:
 
     >>> import numpy as np; from refattn.mechanisms.sympformer.definition import forward
     >>> x, p, one, I = np.asarray([[[1.0, -1.0]]]), np.zeros((1, 1, 2)), np.ones(1), np.eye(2)
