@@ -30,9 +30,8 @@ LONGEST = 100_000
 SCHEMA_VERSION = 1  # of reports as JSON: it grows where a field goes or changes its meaning
 
 
-@dataclass(frozen=True)
-class Decline:
-    """Returned by a kernel that does not do what it was asked; the case counts as declined, not as failed.
+class Decline(Exception):  # noqa: N818 (it is no error: most kernels return it)
+    """Returned or raised by a kernel that does not do what it was asked; the case counts as declined, not as failed.
 
     >>> import refattn as ra
     >>> from refattn.verify import verify_case
@@ -43,7 +42,9 @@ class Decline:
     'declined'
     """
 
-    reason: str
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 @dataclass(frozen=True)

@@ -336,6 +336,8 @@ def call(
             device = devices.checked(adapter.framework, adapter.device)
             with devices.on(adapter.framework, device):
                 return _call(adapter, device, *given)
+        except Decline as error:
+            return Decline(shown(error.reason))
         except CallError:
             raise
         except BaseException as error:  # foreign code may raise anything, even where it is only looked at
@@ -431,7 +433,11 @@ def _call(
         place = partial(_given, dtype=held, device=device)
         again = Called(kernel, forward, inputs, extra, place, partial(_named, outputs=outputs), library)
     if upstream is not None:
-        gradients = _gradients(again, {f"d_{outputs[0]}": upstream, **further}, framework if device else None)
+        gradients: Mapping[str, Any] | Decline
+        try:
+            gradients = _gradients(again, {f"d_{outputs[0]}": upstream, **further}, framework if device else None)
+        except Decline as error:
+            gradients = error
         devices.wait()
         if isinstance(gradients, Decline):
             declined = str(gradients.reason)

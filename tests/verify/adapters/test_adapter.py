@@ -270,8 +270,21 @@ def test_a_backward_that_raises_or_declines() -> None:
 
     with pytest.raises(CallError, match="raised RuntimeError: not yet"):
         call(Pair(fail), INPUTS, {}, "float32", OUT)
-    result = called(Pair(lambda g: ra.Decline("later")), upstream=OUT)
-    assert result.declined == "later" and list(result.tensors) == ["out"]
+
+    def decline(g: Any) -> Any:
+        raise ra.Decline("later")
+
+    for backward in (lambda g: ra.Decline("later"), decline):
+        result = called(Pair(backward), upstream=OUT)
+        assert result.declined == "later" and list(result.tensors) == ["out"]
+
+
+def test_a_kernel_may_raise_what_it_declines() -> None:
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        raise ra.Decline("not yet")
+
+    found = call(attend, INPUTS, {}, "float32")
+    assert isinstance(found, ra.Decline) and found.reason == "not yet"
 
 
 def test_a_backward_that_changes_the_inputs_is_refused() -> None:
