@@ -203,10 +203,10 @@ function meeting(b, at, names, points, shares, seen, out, tied, drag) {
 }
 
 // What is wished for, which can be dragged.
-const aimed = (b, at, goal, drag) => [
+const aimed = (b, at, goal, drag, name = "t") => [
   cross("goal", at.X(goal), at.Y(goal), b.quiet ? 3 : 5),
   mark("goal hold", "circle", { cx: at.X(goal), cy: at.Y(goal), r: 12, class: "ground", "aria-label": "drag the wanted output" }, "", (x, y) => drag(at.back(x, y))),
-  b.quiet ? [] : label("goal name", at.X(goal) - 9, at.Y(goal) - 9, "t", { class: "name strong", "text-anchor": "end" }),
+  b.quiet ? [] : label("goal name", at.X(goal) - 9, at.Y(goal) - 9, name, { class: "name strong", "text-anchor": "end" }),
 ];
 
 // ---- moving ------------------------------------------------------------------------------------------------------------
