@@ -122,7 +122,7 @@ function vector(key, x, y, to, at, set = {}) {
 const bar = (key, zero, y, to, high, j, set = {}) =>
   mark(key, "rect", { x: Math.min(zero, to), y: y - high / 2, width: Math.max(0.8, Math.abs(to - zero)), height: high, rx: 2, style: `fill:${color(j)}`, ...set });
 
-// Bars of numbers between two places, around a zero line where it has to be, each with its number if there is room.
+// Bars of numbers between two places, around a zero line where it has to be, each with its number if there is room; null: none.
 function bars(numbers, left, right, y, high, ref = undefined) {
   const finite = numbers.filter(Number.isFinite), low = Math.min(0, ...finite), most = Math.max(0, ...finite), room = high >= 12 ? 46 : 0;
   const X = scale(low, most || (low ? 0 : 1), left + (low ? room : 0), right - (most ? room : 0)), zero = X(0);
@@ -132,7 +132,7 @@ function bars(numbers, left, right, y, high, ref = undefined) {
       const to = Number.isFinite(x) ? X(x) : zero, before = x < 0 && Number.isFinite(x);
       return [
         bar(`bar.${j}`, zero, y(j), to, high, j),
-        room ? label(`told.${j}`, to + (before ? -5 : 5), y(j) + 4, show(x), { "text-anchor": before ? "end" : "start", class: "share", ...(ref ? { "data-ref": ref(j) } : {}) }) : [],
+        room && x !== null ? label(`told.${j}`, to + (before ? -5 : 5), y(j) + 4, show(x), { "text-anchor": before ? "end" : "start", class: "share", ...(ref ? { "data-ref": ref(j) } : {}) }) : [],
       ];
     }),
   ];
