@@ -398,7 +398,7 @@ tour({
     { say: "write more firmly (β, or longer keys), until the newest token is remembered to within 0.1", done: () => size([states(J.length)].map((memory) => asked(memory, keyOf(J.length - 1)).map((x, e) => x - DATA.v[J.length - 1][e]))) < 0.1 },
     { say: "lengthen the keys until a writing overshoots: β k · k is more than 1", done: () => J.some((j) => K.beta * along(j, j) > 1 + 1e-9) },
     { say: "let the memory fade (decay) until less than a tenth of the first token is left", done: () => K.log_decay * (J.length - 1) < Math.log(0.1) },
-    { say: "drag values, or the target t, until o meets t", done: () => size(E.map((e) => V.o(S.i, e) - DATA.target[e])) < 0.1 },
+    { say: "drag values, or the target t (backwards), until o meets t", done: () => size(E.map((e) => V.o(S.i, e) - DATA.target[e])) < 0.1 },
   ],
   height: (W) => (W < 420 ? 112 : Math.min(450, Math.round(W * 0.46))),
   label: () => `The memory as a table of ${D.length} by ${E.length}, and its answers in the plane of the values`,

@@ -453,7 +453,7 @@ tour({
     { say: "raise the order until no weight is a percentage point away from softmax’s", done: () => apartFromSoftmax() < 0.01 },
     { say: "find a negative weight: an odd order, a small divisor α", done: () => weights().some((x) => x < 0) },
     { say: "keep the order even, and raise the divisor α (temperature) until a better match always weighs more", done: () => K.order % 2 === 0 && !turned().length },
-    { say: "drag keys and values, or the target t, until o meets t", done: () => Math.hypot(...E.map((c) => V.o(S.i, c) - DATA.target[c])) < 0.1 },
+    { say: "drag keys and values, or the target t (backwards), until o meets t", done: () => Math.hypot(...E.map((c) => V.o(S.i, c) - DATA.target[c])) < 0.1 },
   ],
   height: (W) => (W < 420 ? 112 : Math.min(450, Math.round(W * 0.5))),
   label: () => `The exponential and its polynomial of order ${K.order}, and a state of ${R().length} rows`,
