@@ -219,7 +219,7 @@ const weightMap = (key, name, x, side, y, high) => [
 
 // Matrices in a row with what is between them, as large as there is room, each with its name above it.
 function matrices(b, parts) {
-  const high = Math.max(...parts.map((part) => part.rows ?? 0)), room = (part) => part.wide ?? (part.length > 1 ? 1.2 : 0.85), units = parts.reduce((past, part) => past + room(part), 0), head = b.narrow ? 16 : 30;
+  const high = Math.max(...parts.map((part) => part.rows ?? 0)), room = (part) => part.wide ?? (part.length < 2 ? 0.85 : b.narrow ? 1.8 : 1.2), units = parts.reduce((past, part) => past + room(part), 0), head = b.narrow ? 16 : 30;
   const side = Math.min((b.w - 4) / units, (b.h - head) / high, 60), middle = b.top + head + (b.h - head) / 2;
   let x = b.x;
   return parts.map((part) => {
