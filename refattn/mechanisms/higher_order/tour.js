@@ -381,7 +381,7 @@ const backward = [
   },
   {
     id: "dHOL.3", of: "HOL.4", title: "To the scores", show: [["s[i]", "slope[i]", "dw[i]", "ds[i]"]], pick: () => ["ds", S.i, most()], picture: toScores,
-    say: () => `The slope of the polynomial is the polynomial of one order less. ${K.order === 1 ? "Here it is 1 everywhere." : K.order % 2 ? "For an odd order it is positive everywhere." : "For an even order it is negative far below 0, where a worse match weighs more."}`,
+    say: () => `The slope of the polynomial is the polynomial of one order less. ${K.order === 1 ? "Here it is 1 everywhere." : K.order % 2 ? "For an odd order it is positive everywhere." : "For an even order it is negative far below 0, where a worse match weighs more."}${falls()}`,
     alt: "The polynomial with its slope at each key, and arrows to better scores",
     caption: caption,
   },
@@ -422,13 +422,17 @@ function turned() {
   return n > 0 ? [order[n], order[n - 1]] : [];
 }
 
+// Where the polynomial falls, which is why a word may need a higher score to weigh less.
+function falls() {
+  const falling = visible().filter((j) => V.slope(S.i, j) < 0);
+  return falling.length ? ` At ${names(falling)} the polynomial falls, so there a higher score is less weight.` : "";
+}
+
 function caption() {
   if (S.side === "backward") {
     const more = J.filter((j) => V.ds(S.i, j) < -5e-4), less = J.filter((j) => V.ds(S.i, j) > 5e-4);
     if (!more.length && !less.length) return `No score of ${word()} needs to change for this target.`;
-    const wish = `To come nearer to t, ${word()} should have a higher score with ${names(more) || "none"}${less.length ? `, a lower one with ${names(less)}` : ""}.`;
-    const falling = [...more, ...less].filter((j) => V.slope(S.i, j) < 0), why = ` At ${names(falling)} the polynomial falls, so more score is less weight.`;
-    return falling.length && (wish + why).replace(/<[^>]*>/g, "").length <= 175 ? wish + why : wish;
+    return `To come nearer to t, ${word()} should have a higher score with ${names(more) || "none"}${less.length ? `, a lower one with ${names(less)}` : ""}.`;
   }
   const negative = visible().filter((j) => V.w(S.i, j) < 0), off = apartFromSoftmax(), [worse, better] = turned();
   if (negative.length) return `${names(negative)} ${negative.length > 1 ? "have" : "has"} a negative weight: with this order and this α the output is no longer an average.`;
@@ -444,7 +448,7 @@ tour({
     "A polynomial of q · k comes apart: it is a sum of products of elements of q with products of elements of k. So the keys can be added up once, in a <b>state</b> of fixed size, and every query reads that state. Twice the words, twice the work.",
     `The price: a polynomial resembles the exponential only near 0. So scores are kept small. We follow ${word()}.`,
   ],
-  turn: "To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it. That is its gradient, written with a d in front. The steps come in reverse, from step 6, pair by pair.",
+  turn: () => `To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it: its gradient, with a d in front. Steps come in reverse, from step 6, pair by pair.${falls()}`,
   sizes: { T: () => J.length + 1, r: () => products().length },
   quantities, forward, backward, caption,
   time: { steps: () => J.length, name: "key" },

@@ -342,7 +342,7 @@ const backward = [
     id: ["dSYMP.17", "dSYMP.h_x"], of: "SYMP.18", title: "To the velocity", when: "step", show: [["dx[i]+1"], ["dvelocity[i]"], ["dh_x"]], pick: () => ["dvelocity", now(), S.i, steepest()], picture: toVelocity,
     say: "A velocity acted for a time h<sub>x</sub>, so it gets h<sub>x</sub> times the gradient of the place. The gradient of h<sub>x</sub> adds up, for all tokens, how far the velocity points where the loss grows.",
     alt: "Velocities, and arrows by which they should change",
-    caption: () => `${negligible("dvelocity") || "Arrows: minus the gradients, how velocities should change."} In this layer a longer drift h<sub>x</sub> would ${V.dh_x(now()) > 0 ? "raise" : "lower"} the loss.`,
+    caption: () => `${negligible("dvelocity") || "Arrows (−d): how velocities should change."} In this layer a longer drift h<sub>x</sub> would ${V.dh_x(now()) > 0 ? "raise" : "lower"} the loss.`,
   },
   {
     id: "dSYMP.16", of: ["SYMP.17", "SYMP.19"], title: "To the momentum", when: "step", show: [["dvelocity[i]", "z[i]"], ["dp[i]+1", "along_p[i]"], ["ddamped[i]"]], pick: () => ["ddamped", now(), S.i, steepest()], picture: toMomentum,
