@@ -122,7 +122,7 @@ function vector(key, x, y, to, at, set = {}) {
 const bar = (key, zero, y, to, high, j, set = {}) =>
   mark(key, "rect", { x: Math.min(zero, to), y: y - high / 2, width: Math.max(0.8, Math.abs(to - zero)), height: high, rx: 2, style: `fill:${color(j)}`, ...set });
 
-// Bars of numbers between two places, around a zero line where it has to be, each with its number if there is room.
+// Bars of numbers between two places, around a zero line where it has to be, each with its number if there is room; null: none.
 function bars(numbers, left, right, y, high, ref = undefined) {
   const finite = numbers.filter(Number.isFinite), low = Math.min(0, ...finite), most = Math.max(0, ...finite), room = high >= 12 ? 46 : 0;
   const X = scale(low, most || (low ? 0 : 1), left + (low ? room : 0), right - (most ? room : 0)), zero = X(0);
@@ -132,7 +132,7 @@ function bars(numbers, left, right, y, high, ref = undefined) {
       const to = Number.isFinite(x) ? X(x) : zero, before = x < 0 && Number.isFinite(x);
       return [
         bar(`bar.${j}`, zero, y(j), to, high, j),
-        room ? label(`told.${j}`, to + (before ? -5 : 5), y(j) + 4, show(x), { "text-anchor": before ? "end" : "start", class: "share", ...(ref ? { "data-ref": ref(j) } : {}) }) : [],
+        room && x !== null ? label(`told.${j}`, to + (before ? -5 : 5), y(j) + 4, show(x), { "text-anchor": before ? "end" : "start", class: "share", ...(ref ? { "data-ref": ref(j) } : {}) }) : [],
       ];
     }),
   ];
@@ -203,10 +203,10 @@ function meeting(b, at, names, points, shares, seen, out, tied, drag) {
 }
 
 // What is wished for, which can be dragged.
-const aimed = (b, at, goal, drag) => [
+const aimed = (b, at, goal, drag, name = "t") => [
   cross("goal", at.X(goal), at.Y(goal), b.quiet ? 3 : 5),
   mark("goal hold", "circle", { cx: at.X(goal), cy: at.Y(goal), r: 12, class: "ground", "aria-label": "drag the wanted output" }, "", (x, y) => drag(at.back(x, y))),
-  b.quiet ? [] : label("goal name", at.X(goal) - 9, at.Y(goal) - 9, "t", { class: "name strong", "text-anchor": "end" }),
+  b.quiet ? [] : label("goal name", at.X(goal) - 9, at.Y(goal) - 9, name, { class: "name strong", "text-anchor": "end" }),
 ];
 
 // ---- moving ------------------------------------------------------------------------------------------------------------

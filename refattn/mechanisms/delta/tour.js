@@ -86,10 +86,11 @@ function stack(b, blocks, scaled = false) {
 // The plane of the values: rings are what tokens said, dots what a memory answers to their keys. `until`: tokens that it knows.
 function field(b, memory, until = now() + (progress() > 0.5), back = false) {
   const at = plane(b.left, b.top, b.size, extent(), b.wide), place = (p) => [at.X(flat(p)), at.Y(flat(p))], r = b.small ? 5 : b.narrow ? 5 : 8, heard = J.map((j) => asked(memory, keyOf(j)));
-  const named = labels(b.left + b.wide, b.top + b.size, 13, J.map((j) => [-r, -r, r, r].map((x, n) => place(DATA.v[j])[n % 2] + x)), b.left, b.top);
+  const round = (p, half) => [-half, -half, half, half].map((x, n) => place(p)[n % 2] + x), [x0, y0] = place([0, 0]), right = b.left + b.wide - 6;
+  const named = labels(b.left + b.wide, b.top + b.size, 13, [...J.map((j) => round(DATA.v[j], r)), ...(notes ? [[right - 44, y0 - 14, right, y0 - 3], [x0 + 5, b.top, x0 + 52, b.top + 17]] : [])], b.left, b.top, [...(back ? [] : heard.slice(0, until)), vectorOf("o", S.i), ...(back ? [DATA.target, ...memory] : [])].map((p) => round(p, 7)));
   const drawn = [
     at.ground,
-    !b.quiet && notes ? [text(b.left + b.wide - 6, at.Y([0, 0]) - 4, "warm →", { class: "tick", "text-anchor": "end" }), text(at.X([0, 0]) + 5, b.top + 13, "sweet ↑", { class: "tick" })] : [],
+    !b.quiet && notes ? [text(right, y0 - 4, "warm →", { class: "tick", "text-anchor": "end" }), text(x0 + 5, b.top + 13, "sweet ↑", { class: "tick" })] : [],
     J.map((j) => [
       j < until && !back ? line(`tie.${j}`, [place(heard[j]), place(DATA.v[j])], { class: "hair dashed", style: `stroke:${color(j)}` }) : [],
       mark(`ring.${j}`, "circle", { cx: place(DATA.v[j])[0], cy: place(DATA.v[j])[1], r, style: `stroke:${color(j)};fill:var(--paper)`, "stroke-width": j < until || back ? 2.6 : 1.2, opacity: j < until || back || j === now() ? 1 : 0.5, "aria-label": `drag the value of ${DATA.tokens[j]}` }, "", (x, y) => put(DATA.v[j], at.back(x, y))),
@@ -97,7 +98,7 @@ function field(b, memory, until = now() + (progress() > 0.5), back = false) {
       j < until && !back ? point(`dot.${j}`, ...place(heard[j]), b.quiet ? 3 : 4.5, j) : [],
     ]),
   ];
-  return { at, place, heard, drawn };
+  return { at, place, heard, named, drawn };
 }
 
 const less = (p, x, by = 1) => p.map((y, e) => y - by * x[e]);
@@ -116,10 +117,10 @@ function chain(f, matrix, factors) {
 }
 
 // A name beside a point, if there is room for words.
-const called = (b, f, name, p, dx = 9, dy = -8) => (b.quiet ? [] : label(`${name} name`, f.place(p)[0] + dx, f.place(p)[1] + dy, name, { class: "name strong", ...(dx < 0 ? { "text-anchor": "end" } : {}) }));
+const called = (b, f, name, p, left = false) => (b.quiet ? [] : f.named(name, ...f.place(p), 7, "name strong", left ? [3, 0, 1, 2] : [2, 0, 1, 3]));
 const black = (b, f, p) => mark("out", "circle", { cx: f.place(p)[0], cy: f.place(p)[1], r: b.quiet ? 4.5 : 6.5, style: "fill:var(--ink);stroke:var(--paper)", "stroke-width": 1.5 });
 const overlaps = () => J.map((j) => along(j, now()));
-const errors = (memory, until) => J.map((j) => (j < until ? Math.hypot(...E.map((e) => DATA.v[j][e] - asked(memory, keyOf(j))[e])) : 0));
+const errors = (memory, until) => J.map((j) => (j < until ? Math.hypot(...E.map((e) => DATA.v[j][e] - asked(memory, keyOf(j))[e])) : null)); // none before it is written
 const RINGS = "values: ○ said, ● remembered";
 const during = () => mix(weak(now()), states(now() + 1), progress()); // the faded memory, and what the token makes of it
 const keyColumn = () => column("key k", "k", now());
@@ -140,7 +141,7 @@ function lack(W, H, small, heads, below, thick) {
   return [
     b.drawn, stack(b, [matrix("S", "memory D", "faded", n, keyColumn()), ...below]), f.drawn,
     thick ? [line("miss", [f.place(a), f.place(DATA.v[n])], { class: "hair dashed" }), vector("change", ...f.place(a), ...f.place(a.map((x, e) => x + u[e])), { class: "vector thick" }), called(b, f, "u", a.map((x, e) => x + u[e] / 2))] : [vector("change", ...f.place(a), ...f.place(DATA.v[n]), { class: "vector thick" }), called(b, f, "m", a.map((x, e) => (x + DATA.v[n][e]) / 2))],
-    mark("from", "circle", { cx: f.place(a)[0], cy: f.place(a)[1], r: b.quiet ? 3 : 4.5, class: "sink" }), called(b, f, "a", a, -9),
+    mark("from", "circle", { cx: f.place(a)[0], cy: f.place(a)[1], r: b.quiet ? 3 : 4.5, class: "sink" }), called(b, f, "a", a, true),
   ];
 }
 const see = (W, H, small) => lack(W, H, small, ["miss of each token", "value less answer", "from the answer a to the value"], [row("answer a", "answer", now()), row("value v", "v", now()), row("miss m", "miss", now())], false);
@@ -159,7 +160,7 @@ function path(b, f) {
   const end = Math.min(moment(), S.i + 1), whole = Math.floor(end + 1e-9), here = asked(memoryAt(end), question()), lazy = added(whole);
   return [
     line("path", [...Array.from({ length: whole + 1 }, (_, t) => asked(states(t), question())), here].map(f.place), { class: "hair", style: "stroke:var(--ink)" }),
-    whole ? [mark("lazy", "path", { d: `M${at_(f.place(lazy)[0])} ${at_(f.place(lazy)[1] - 6)}l6 6l-6 6l-6 -6z`, class: "hair", "stroke-width": 1.8 }), b.quiet ? [] : label("lazy name", f.place(lazy)[0], f.place(lazy)[1] + (f.place(here)[1] > f.place(lazy)[1] ? -11 : 20), "only adding", { class: "name title", "text-anchor": "middle" })] : [],
+    whole ? [mark("lazy", "path", { d: `M${at_(f.place(lazy)[0])} ${at_(f.place(lazy)[1] - 6)}l6 6l-6 6l-6 -6z`, class: "hair", "stroke-width": 1.8 }), b.quiet ? [] : f.named("only adding", ...f.place(lazy), 7, "name title", f.place(here)[1] > f.place(lazy)[1] ? [0, 1, 3, 2] : [1, 0, 3, 2])] : [],
     black(b, f, here), called(b, f, "o", here),
   ];
 }
@@ -179,7 +180,7 @@ function overview(W, H, small) {
 // Backwards: the output, what is wished for, and the plane without what is remembered.
 function goal(b, f) {
   const { target } = DATA, [x, y] = f.place(target);
-  return [cross("goal", x, y, b.quiet ? 3 : 5), mark("goal hold", "circle", { cx: x, cy: y, r: 12, class: "ground", "aria-label": "drag the wanted output" }, "", (px, py) => put(target, f.at.back(px, py))), called(b, f, "t", target), black(b, f, vectorOf("o", S.i)), called(b, f, "o", vectorOf("o", S.i), -9)];
+  return [cross("goal", x, y, b.quiet ? 3 : 5), mark("goal hold", "circle", { cx: x, cy: y, r: 12, class: "ground", "aria-label": "drag the wanted output" }, "", (px, py) => put(target, f.at.back(px, py))), called(b, f, "t", target), black(b, f, vectorOf("o", S.i)), called(b, f, "o", vectorOf("o", S.i), true)];
 }
 // The rows of a memory as points, each with an arrow against its gradient.
 function tugged(b, f, points, gradients, name = "push", set = {}) {
@@ -247,6 +248,7 @@ function toFading(W, H, small) {
 }
 
 const first = DATA.k.map((row) => [...row]);
+const several = (j) => keyOf(j).filter((x) => Math.abs(x) > 1e-9).length > 1;
 const along = (j, n) => inner(keyOf(j), keyOf(n));
 // Which earlier tokens a writing disturbs: their keys are neither this one nor at right angles to it.
 const disturbed = () => J.slice(0, now()).filter((j) => Math.abs(along(j, now())) > 1e-9 && along(j, now()) ** 2 < (1 - 1e-9) * along(j, j) * along(now(), now()));
@@ -262,7 +264,7 @@ function caption() {
   if (S.t < J.length) return `Next comes token ${n + 1}, ${names([n])}. The memory’s answer to its key misses the value by ${show(size)}; the writing leaves ${show(Math.hypot(...E.map((e) => DATA.v[n][e] - asked(states(n + 1), keyOf(n))[e])))}.`;
   if (K.beta === 0) return "Nothing is written, so the memory stays empty and every answer is 0.";
   const seen = J.slice(0, S.i + 1), own = nearest(E.map((e) => V.o(S.i, e)), seen), lazy = nearest(added(S.i + 1), seen);
-  return `After ${names([S.i])} the output o is nearest to ${names([own])}; ${own === lazy ? "it would be by only adding, too" : `by only adding it would be nearest to ${names([lazy])}`}.`;
+  return `After ${names([S.i])} the output o is nearest to ${names([own])}; ${own === lazy ? "it would be by only adding, too" : `by only adding it would be nearest to ${names([lazy])}`}. Below the memory: its answer a before this writing.`;
 }
 
 // ---- the tour --------------------------------------------------------------------------------------------------------
@@ -302,15 +304,15 @@ tour({
   forward: [
     {
       id: "DELTA.1", title: "Fade", when: "step", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0], picture: fade,
-      say: () => `Token ${now() + 1}, ${names([now()])}, comes. First the memory fades: it keeps ${percent(Math.exp(K.log_decay))} of every number in it.`,
+      say: () => `The slider counts the tokens that are written: ${now()}. Now token ${now() + 1}, ${names([now()])}, comes. First the memory fades (the gate): it keeps exp(${show(K.log_decay)}) = ${percent(Math.exp(K.log_decay))} of every number in it.`,
       alt: "The memory before and after the fading, and what it answers to the keys that it has seen",
-      caption: () => (now() === 0 ? "The memory is still empty: there is nothing to fade." : K.log_decay === 0 ? "Nothing fades here: the two tables are the same." : "All numbers of the table get smaller, so what is remembered moves towards 0, the crossing of the axes."),
+      caption: () => (now() === 0 ? "The memory is still empty: there is nothing to fade." : K.log_decay === 0 ? "Nothing fades here: the two tables are the same." : `All numbers of the table get smaller, so what is remembered moves towards 0, the crossing of the axes: by ${percent(1 - Math.exp(K.log_decay))} of its way.`),
     },
     {
       title: "Ask", label: "a part of DELTA.2", formula: "a_n = D_n^T k_n", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0], picture: ask,
       say: "The memory is asked for the token’s key before anything is written. Its answer is the sum of its rows, each times one element of the key.",
       alt: "Rows of the memory times elements of the key, end to end: they lead to the answer",
-      caption: () => (now() === 0 ? "An empty memory answers 0 to every key." : `The thick arrow is the answer a to the key of ${names([now()])}. It comes from tokens whose keys are like this one.`),
+      caption: () => (now() === 0 ? "An empty memory answers 0 to every key." : `The thick arrow is the answer a to the key of ${names([now()])}. ${several(now()) || !J.some((j) => j && several(j)) ? "It comes from tokens whose keys are like this one." : `Here one row counts; with the slider at ${J.findIndex((j) => j && several(j))}, more do.`}`),
     },
     {
       id: "DELTA.2", title: "See what is missing", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0], picture: see,
@@ -336,7 +338,7 @@ tour({
     },
     {
       id: "DELTA.5", title: "Read", when: "last", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0], picture: read,
-      say: "The token’s question is put to the memory as it is after the writing. No later token is in it, so no mask is needed. The question is divided by √d, as in softmax attention. In practice tokens are taken in chunks, with the same result.",
+      say: () => `The token’s question is put to the memory as it is after the writing. No later token is in it, so no mask is needed. The question is divided by √d, as in softmax attention${notes ? ": what is left of it here is Ann’s key, for keys of length 1" : ""}.`,
       alt: "Rows of the memory times elements of the question, end to end: they lead to the output",
       caption: () => (K.beta === 0 ? "Nothing was written, so the output is 0." : `The output o of ${names([now()])} is nearest to the value of ${names([nearest(vectorOf("o", now()), J.slice(0, now() + 1))])}.`),
     },
@@ -379,7 +381,7 @@ tour({
     },
     {
       id: "dDELTA.k", of: "DELTA.4", title: "To the key", when: "step", show: [["dS"], ["correction"], ["faded"], ["dm"], ["dk"]], pick: () => ["dk", now(), 0], picture: toKey,
-      say: "The key was used twice, to ask and to write: the two gradients are put together.",
+      say: "The key was used twice: writing gives dS u, asking gives −D dm. Both are added up.",
       alt: "The keys as arrows, and where the one of this token should move",
       caption: () => (size(D.map((d) => V.dk(now(), d))) < 5e-5 ? `The key of ${names([now()])} does not matter to the loss.` : `The keys in their own plane. The loss falls if that of ${names([now()])} moves along the thick arrow, −dk. Keys can be dragged.`),
     },
@@ -387,7 +389,7 @@ tour({
       id: "dDELTA.log_decay", of: "DELTA.1", title: "To the fading", when: "step", show: [["faded"], ["dD"], ["dlog"]], pick: () => ["dlog", now()], picture: toFading,
       say: "The faded memory is its own derivative by the logarithm of the decay: products with its gradient add up.",
       alt: "Rows of the faded memory, dashed arrows by which they fade, and arrows against their gradients",
-      caption: () => (Math.abs(V.dlog(now())) < 5e-5 ? `How much fades before ${names([now()])} hardly matters to the loss.` : `Dashed: how rows fade. Thin: how they should move. To keep ${V.dlog(now()) > 0 ? "less" : "more"} before ${names([now()])} would lower the loss.`),
+      caption: () => (Math.abs(V.dlog(now())) < 5e-5 ? `How much fades before ${names([now()])} hardly matters to the loss.` : `Dashed: how rows fade. In full: how they should move. To keep ${V.dlog(now()) > 0 ? "less" : "more"} before ${names([now()])} would lower the loss.`),
     },
   ],
   time: { steps: () => J.length, name: "token", first: () => J.length - 1 },
@@ -396,7 +398,7 @@ tour({
     { say: "write more firmly (β, or longer keys), until the newest token is remembered to within 0.1", done: () => size([states(J.length)].map((memory) => asked(memory, keyOf(J.length - 1)).map((x, e) => x - DATA.v[J.length - 1][e]))) < 0.1 },
     { say: "lengthen the keys until a writing overshoots: β k · k is more than 1", done: () => J.some((j) => K.beta * along(j, j) > 1 + 1e-9) },
     { say: "let the memory fade (decay) until less than a tenth of the first token is left", done: () => K.log_decay * (J.length - 1) < Math.log(0.1) },
-    { say: "drag values, or the target t, until o meets t", done: () => size(E.map((e) => V.o(S.i, e) - DATA.target[e])) < 0.1 },
+    { say: "drag values, or the target t (backwards), until o meets t", done: () => size(E.map((e) => V.o(S.i, e) - DATA.target[e])) < 0.1 },
   ],
   height: (W) => (W < 420 ? 112 : Math.min(450, Math.round(W * 0.46))),
   label: () => `The memory as a table of ${D.length} by ${E.length}, and its answers in the plane of the values`,

@@ -76,7 +76,7 @@ const mover = () => saved()[0] ?? lost()[0] ?? largest(J.map((j) => Math.abs(V.x
 const nearest = (i) => others(i).reduce((best, j) => (V.n(i, j) > V.n(i, best) ? j : best), others(i)[0] ?? i);
 const now = () => Math.min(S.t, K.steps - 1);
 // A link times pi, which is the same both ways.
-const both = (i, j) => (i === j ? "" : `: ${show(V.pi(i) * V.n(i, j))} for ${names([i])} and ${names([j])}`);
+const both = (i, j) => (i === j ? "" : `: ${show(V.pi(i))} · ${show(V.n(i, j))} = ${show(V.pi(j))} · ${show(V.n(j, i))}`);
 // What a step does to the energy, in numbers.
 function lowers(t) {
   const way = `from ${show(V.E(t))} to ${show(V.E(t + 1))}`;
@@ -123,7 +123,7 @@ function table(b, name, frames) {
 }
 
 // The graph within a box: lines as thick as `wide(i, j)` says, circles as large as scores, dashed below the threshold.
-function graph({ cx, cy, across, R }, narrow, wide, of = score, look = () => ({})) {
+function graph({ cx, cy, across, R }, narrow, wide, of = score, look = () => ({}), ringed = S.i) {
   const size = R / 82, spot = J.map((j) => { const angle = -Math.PI / 2 + (2 * Math.PI * (j - Math.floor(J.length / 2))) / J.length; return [cx + across * Math.cos(angle), cy + R * Math.sin(angle)]; });
   const radius = J.map((j) => size * (6 + 18 * Math.max(0, Math.min(1.3, of(j)))));
   return {
@@ -131,9 +131,9 @@ function graph({ cx, cy, across, R }, narrow, wide, of = score, look = () => ({}
     drawn: [
       J.map((i) => others(i).filter((j) => j > i).map((j) => line(`link.${i}.${j}`, [spot[i], spot[j]], { class: "bond", "stroke-width": Math.max(0.8, 18 * size * wide(i, j)), ...look(i, j) }))),
       J.map((j) => [
-        j === S.i ? mark("ring", "circle", { cx: spot[j][0], cy: spot[j][1], r: radius[j] + 3.5, class: "ring" }) : [],
+        j === ringed ? mark("ring", "circle", { cx: spot[j][0], cy: spot[j][1], r: radius[j] + 3.5, class: "ring" }) : [],
         point(`dot.${j}`, ...spot[j], radius[j], j, { "data-word": j, ...(of(j) < K.tau ? { style: `stroke:${color(j)};stroke-width:2`, class: "dropped" } : {}) }),
-        narrow ? [] : label(`name.${j}`, spot[j][0], spot[j][1] + (spot[j][1] < cy - 2 ? -radius[j] - (j === S.i ? 8 : 5) : radius[j] + (j === S.i ? 17 : 14)), DATA.tokens[j], { "text-anchor": "middle", class: j === S.i ? "name strong" : "name" }),
+        narrow ? [] : label(`name.${j}`, spot[j][0], spot[j][1] + (spot[j][1] < cy - 2 ? -radius[j] - (j === ringed ? 8 : 5) : radius[j] + (j === ringed ? 17 : 14)), DATA.tokens[j], { "text-anchor": "middle", class: j === ringed ? "name strong" : "name" }),
       ]),
     ],
   };
@@ -145,7 +145,7 @@ const within = (b) => ({ cx: b.x + b.w / 2, cy: b.y + b.h / 2, across: Math.min(
 function ladder(b, of, arrows = [], from = undefined) {
   const all = [0, 1, ...[...times(), K.steps].flatMap((t) => J.map((j) => V.x(t, j)))], low = Math.min(...all), high = Math.max(...all), room = b.narrow ? 14 : 34;
   const Y = scale(low, high, b.y + b.h - room, b.y + room), X = (j) => b.x + (b.w * (j + 0.5)) / J.length, cut = Math.max(b.y, Math.min(b.y + b.h, Y(K.tau))), gap = Math.min(13, b.w / J.length / (2 * arrows.length + 1));
-  const unit = (0.3 * b.h) / Math.max(1e-9, ...arrows.flatMap(({ list }) => list.map(Math.abs)));
+  const unit = Math.min((0.3 * b.h) / Math.max(1e-9, ...arrows.flatMap(({ list }) => list.map(Math.abs))), ...arrows.flatMap(({ list }) => list.map((z, j) => Math.max(8, z > 0 ? Y(of(j)) - b.y : b.y + b.h - Y(of(j))) / Math.max(1e-9, Math.abs(z)))));
   return {
     X, Y,
     drawn: [
@@ -177,7 +177,7 @@ function divided(b, key, list, y, height, high = () => 1) {
 // The values as points, each as large as its share; the output, and the wanted one.
 function values(b, tied) {
   const p = shares(), points = J.map((j) => flat(E.map((e) => V.v(j, e)))), out = flat(E.map((e) => V.o(S.i, e))), goal = flat(E.map((e) => V.target(e)));
-  const at = plane(b.x, b.y, b.h, [...first.v, [0, 0], first.target], b.w), place = (to) => [at.X(to), at.Y(to)], big = b.narrow ? 0.5 : 1;
+  const at = plane(b.x, b.y, b.h, [...first.v, [0, 0], first.target], b.w), place = (to) => [at.X(to), at.Y(to)], big = b.narrow ? 0.5 : 1, apart = !tied && goal[0] > out[0];
   return {
     at, points, place, out, goal,
     drawn: [
@@ -189,7 +189,7 @@ function values(b, tied) {
       ]),
       mark("out", "circle", { cx: at.X(out), cy: at.Y(out), r: 7 * big, class: "sink" }),
       tied ? [] : [cross("goal", ...place(goal), 5 * big), mark("goal hold", "circle", { cx: at.X(goal), cy: at.Y(goal), r: 12, class: "ground", "aria-label": "drag the wanted output" }, "", (x, y) => put(DATA.target, at.back(x, y)))],
-      b.narrow ? [] : [label("out name", at.X(out) + 11, at.Y(out) - 8, "o", { class: "name strong" }), tied ? [] : label("goal name", at.X(goal) - 9, at.Y(goal) - 9, "t", { class: "name strong", "text-anchor": "end" })],
+      b.narrow ? [] : [label("out name", at.X(out) + (apart ? -11 : 11), at.Y(out) - 8, "o", { class: "name strong", "text-anchor": apart ? "end" : "start" }), tied ? [] : label("goal name", at.X(goal) + (apart ? 9 : -9), at.Y(goal) - 9, "t", { class: "name strong", "text-anchor": apart ? "start" : "end" })],
     ],
   };
 }
@@ -198,7 +198,7 @@ const pictures = {
   compare: (W, H) => { const b = board(W, H, J.map((j) => V.s(S.i, j)), "match s", "who looks (rows) at whom (columns)", `s.${S.i}`); return [b.drawn, table(b, "s", [[S.i, 0, J.length]])]; },
   attend: (W, H) => { const b = board(W, H, J.map((j) => V.a(S.i, j)), "weight a", "each row of matches as shares of one", `a.${S.i}`); return [b.drawn, table(b, "a", [[S.i, 0, J.length]])]; },
   likeness: (W, H) => { const i = mover(), j = nearest(i), b = board(W, H, J.map((l) => V.r(i, l)), `likeness of ${DATA.tokens[i]}`, "the mean of both ways: its own mirror image", `r.${i}`); return [b.drawn, table(b, "r", [[i, j, 1], [j, i, 1]])]; },
-  link: (W, H) => { const b = board(W, H, J.map((l) => V.n(mover(), l)), `links of ${DATA.tokens[mover()]}`, "the graph: the thicker, the more alike", `n.${mover()}`); return [b.drawn, graph(within(b), b.narrow, mean, () => 0.45).drawn]; },
+  link: (W, H) => { const b = board(W, H, J.map((l) => V.n(mover(), l)), `links of ${DATA.tokens[mover()]}`, "the graph: the thicker, the more alike", `n.${mover()}`); return [b.drawn, graph(within(b), b.narrow, mean, () => 0.45, undefined, mover()).drawn]; },
   start: (W, H) => {
     const b = board(W, H, J.map((j) => V.b(j)), "start b", "a word’s match with itself, squeezed between 0 and 1", "b"), matches = J.map((j) => V.s(j, j)), far = Math.max(3, ...matches.map(Math.abs)) * 1.1;
     const X = scale(-far, far, b.x + 6, b.x + b.w - 6), Y = scale(0, 1, b.y + b.h - (b.narrow ? 6 : 22), b.y + (b.narrow ? 6 : 16)), curve = Array.from({ length: 41 }, (_, m) => far * (m / 20 - 1));
@@ -228,7 +228,7 @@ const pictures = {
   cut: (W, H) => { const b = board(W, H, J.map((j) => V.y(j)), "after the cut: y", "from start (ring) to the last score; below τ: dropped", "y"), { X, Y, drawn } = ladder(b, (j) => V.x(K.steps, j), [], V.b); return [b.drawn, drawn, dropped().map((j) => cross(`gone.${j}`, X(j), Y(V.x(K.steps, j)), b.narrow ? 4 : 8))]; },
   weigh: (W, H) => {
     const b = board(W, H, J.map((j) => V.u(S.i, j)), "part u = w y", "as wide as the weight w, as high as the score: the part", `u.${S.i}`), parts = divided(b, "part", J.map((j) => V.w(S.i, j)), b.y + 10, b.h - 30, (j) => V.y(j));
-    return [b.drawn, line("one", [[b.x + 4, b.y + 10], [b.x + b.w - 4, b.y + 10]], { class: "hair dashed" }), b.narrow ? "" : text(b.x + b.w - 4, b.y + 6, "score 1", { class: "tick", "text-anchor": "end" }), parts.map((one, j) => [one.drawn, point(`dot.${j}`, one.x + one.wide / 2, one.top + 6, b.narrow ? 2 : 4, j, { opacity: kept(j) ? 1 : 0 })])];
+    return [b.drawn, line("one", [[b.x + 4, b.y + 10], [b.x + b.w - 4, b.y + 10]], { class: "hair dashed" }), b.narrow ? "" : text(b.x + b.w - 4, b.y + 6, "score 1", { class: "tick", "text-anchor": "end" }), parts.map((one, j) => [one.drawn, point(`dot.${j}`, one.x + one.wide / 2, one.top + 6, b.narrow ? 2 : 4, j, { opacity: kept(j) ? 1 : 0, style: `fill:${color(j)};stroke:none` }), b.narrow || one.wide < 8 * DATA.tokens[j].length ? [] : label(`name.${j}`, one.x + one.wide / 2, b.y + b.h - 5, DATA.tokens[j], { "text-anchor": "middle", class: "title" })])];
   },
   share: (W, H) => {
     const b = board(W, H, shares(), "share p", "the parts u, and each divided by their sum z", `p.${S.i}`), told = percents(shares()), high = 0.24 * b.h, up = b.y + 0.14 * b.h, down = b.y + 0.6 * b.h;
@@ -236,8 +236,8 @@ const pictures = {
     return [
       b.drawn, b.narrow ? "" : text(b.x + 4, up - 6, `sum of u = ${show(J.reduce((past, j) => past + V.u(S.i, j), 0))}`, { class: "title" }),
       J.map((j) => [
-        parts[j].drawn, line(`drop.${j}`, [[parts[j].to, up + high], [shown[j].to, down]], { class: "hair dashed", style: `stroke:${color(j)}` }), shown[j].drawn, point(`dot.${j}`, shown[j].x + shown[j].wide / 2, down + high / 2, b.narrow ? 2 : 4, j, { opacity: shown[j].wide ? 1 : 0 }),
-        b.narrow || shown[j].wide < 34 ? [] : label(`share.${j}`, shown[j].x + shown[j].wide / 2, down + high + 16, told[j], { "text-anchor": "middle", class: "share" }),
+        parts[j].drawn, line(`drop.${j}`, [[parts[j].to, up + high], [shown[j].to, down]], { class: "hair dashed", style: `stroke:${color(j)}` }), shown[j].drawn, point(`dot.${j}`, shown[j].x + shown[j].wide / 2, down + high / 2, b.narrow ? 2 : 4, j, { opacity: shown[j].wide ? 1 : 0, style: `fill:${color(j)};stroke:none` }),
+        b.narrow || shown[j].wide < 34 ? [] : label(`share.${j}`, shown[j].x + shown[j].wide / 2, down + high + 16, `${shown[j].wide < 8 * DATA.tokens[j].length + 44 ? "" : `${DATA.tokens[j]} `}${told[j]}`, { "text-anchor": "middle", class: "share" }),
       ]),
     ];
   },
@@ -261,7 +261,7 @@ const pictures = {
   toPulls: (W, H) => pushes(board(W, H, during(V.dc), "gradient of the pull", `step ${S.t}: wanted change of rates, and of pulls (thick)`), score, [{ key: "sum", list: during(V.drate).map((z) => -z) }, { key: "pull", list: during(V.dc).map((z) => -z), thick: true }]),
   toLinks: (W, H) => {
     const m = mover(), b = board(W, H, J.map((j) => V.dn(m, j)), `links of ${DATA.tokens[m]}: dn`, "blue: links that should be stronger; orange: weaker", `dn.${m}`), wanted = (i, j) => -V.dn(i, j) - V.dn(j, i), big = Math.max(1e-12, ...J.flatMap((i) => others(i).map((j) => Math.abs(wanted(i, j)))));
-    return [b.drawn, graph(within(b), b.narrow, (i, j) => (0.4 * Math.abs(wanted(i, j))) / big, () => 0.45, (i, j) => ({ style: `stroke:rgb(var(--${wanted(i, j) < 0 ? "minus" : "plus"}))` })).drawn];
+    return [b.drawn, graph(within(b), b.narrow, (i, j) => (0.4 * Math.abs(wanted(i, j))) / big, () => 0.45, (i, j) => ({ style: `stroke:rgb(var(--${wanted(i, j) < 0 ? "minus" : "plus"}))` }), m).drawn];
   },
   toStarts: (W, H) => { const slopes = J.map((j) => V.db(j)); return pushes(board(W, H, slopes, "gradient db", "starts, and which way each should go: −db", "db"), V.b, [{ key: "push", list: slopes.map((z) => -z) }]); },
   toKnobs: (W, H) => {
@@ -334,13 +334,13 @@ const forward = [
   { id: "GE.2", title: "Attend", picture: pictures.attend,
     caption: () => `Every row now adds up to one. ${word()} alone would give ${names([largest(J.map((j) => V.a(S.i, j)))])} the largest share, ${percent(Math.max(...J.map((j) => V.a(S.i, j))))}.`,
     alt: "The softmax weights of all words as a table",
-    show: [["s[i]", "a[i]"]], pick: () => ["a", S.i, largest(J.map((j) => V.a(S.i, j)))], say: () => `The softmax gives the weights that ${word()} would use alone. What follows corrects them.` },
+    show: [["s[i]", "a[i]"]], pick: () => ["a", S.i, largest(J.map((j) => V.a(S.i, j)))], say: () => `The softmax gives the weights that ${word()} would use alone. They are used only if all words are dropped (step 12); else a softmax over those that are kept is (step 11).` },
   {
     id: "GE.3", title: "Likeness", picture: pictures.likeness,
     caption: () => `The table is its own mirror image: the two cells in frames, ${names([mover()])} and ${names([nearest(mover())])}, are the same number.`,
     alt: "The likenesses of all words as a table",
     show: [["s"], ["r"]], pick: () => ["r", mover(), nearest(mover())],
-    say: "Two words match one way and the other. We average both ways, so that alike means the same for both.",
+    say: () => `Two words match one way and the other. We average both ways, so that alike means the same for both. Up to step 10 numbers are those of ${names([mover()])}, the word to watch in the flow.`,
   },
   { id: "GE.4", title: "Link", picture: pictures.link,
     caption: () => `A line is as thick as the mean of both ways. ${names([mover()])} leans on ${names([nearest(mover())])} the most, and its link to itself pulls nothing.`,
@@ -359,7 +359,7 @@ const forward = [
     alt: "Three arrows at each score: spring, pull and their sum",
     when: "step", show: [["b", "x", "c", "rate"]], pick: () => ["rate", now(), mover()], say: "A spring of strength μ pulls the score back to its start, and the neighbours pull it to theirs. The sum is how fast it moves." },
   { id: "GE.8", title: "Move", picture: overview,
-    caption: caption,
+    caption: () => `In this step the score of ${names([mover()])} goes from ${show(V.x(now(), mover()))} to ${show(V.x(now() + 1, mover()))}: by ${show(K.step)} times its rate, ${show(V.rate(now(), mover()))}.`,
     alt: whole,
     when: "step", show: [["x", "rate", "x+1"]], pick: () => ["x", now() + 1, mover()], say: "The score takes a short step along its rate. Then all begins again from where the scores are." },
   {
@@ -367,8 +367,8 @@ const forward = [
     caption: () => `A column for each step: the energy, in parts of the words; the frame is now. ${times().some((t) => rises(t + 1)) ? "Red lines: where it rises." : "It never rises."}`,
     alt: "A column for each step, divided among the words",
     when: "step", label: "what the flow goes down", formula: "E = sum_i E_i, E_i = pi_i mu/2 (x_i - b_i)^2 + pi_i kappa/2 sum_j n_ij (1 - cos(x_j - x_i))", also: { formula: "pi_i = sum_l exp(r_il) / sum_jl exp(r_jl)" },
-    show: [["pi", "e", "e+1"], ["E", "E+1"]], pick: () => ["E", now() + 1],
-    say: () => `Times the size π of its word (not 3.14) a link is the same both ways${both(mover(), nearest(mover()))}. So it is a spring that pulls both. Energy E is low if linked scores are alike, near their starts; rates are its slopes, over π. ${lowers(now())}`,
+    show: [["pi", "e", "e+1"], ["E", "E+1"]], pick: () => ["E", S.t],
+    say: () => `Times π (how strongly a word is linked in all) a link is the same both ways${both(mover(), nearest(mover()))}. E is low if linked scores are alike, and near their starts: seldom both, so it is seldom 0. Rates are its slopes, over −π. ${lowers(now())}`,
   },
   {
     id: "GE.9", title: "Cut", picture: pictures.cut,
@@ -383,7 +383,7 @@ const forward = [
     when: "last", show: [["s[i]", "w[i]", "y", "u[i]"]], pick: () => ["u", S.i, mover()], say: () => `The softmax once more, over the kept words alone: w is how ${word()} would weigh these. Each w is multiplied by that word's score. The part of a dropped word is 0; it still reads others.` },
   {
     id: ["GE.12", "GE.11"], title: "Share", picture: pictures.share,
-    caption: () => (read() === undefined ? `The bar of all parts is stretched to length 1: ${names([largest(shares())])} has ${percent(Math.max(...shares()))} of it.` : `No part is left, so ${names([read()])} gets all.`),
+    caption: () => (read() === undefined ? `The bar of all parts is stretched to length 1: ${names([largest(shares())])} has ${percent(Math.max(...shares()))} of it.${saved().length && J.some((j) => V.b(j) >= K.tau) ? ` Without the flow ${names(saved())} would have 0 %.` : ""}` : `No part is left, so ${names([read()])} gets all.`),
     alt: "A bar divided among the words",
     when: "last", show: [["u[i]", "p[i]"], ["z[i]"]], pick: () => ["p", S.i, read() ?? mover()],
     say: () => `Divided by their sum, the parts are shares, which add up to one. If all words are dropped, ${word()} reads only the word whose weight a times score x, before the cut, is largest${read() === undefined ? "" : `: here ${names([read()])}`}.`,
@@ -434,10 +434,10 @@ const backward = [
     caption: () => (J.every((j) => !V.db(j)) ? "No start gets a gradient." : `To come nearer to t, the start of ${names([largest(J.map((j) => Math.abs(V.db(j))))])} has most to change: its arrow is the longest.`),
     alt: "The starts with an arrow at each",
     when: "first", show: [["dx.first", "db"]], pick: () => ["db", mover()], say: "A start was the first score, and it pulled at every step: it gathers the gradients of all." },
-  { id: ["dGE.kappa", "dGE.step"], of: ["GE.7", "GE.8"], title: "To the knobs", picture: pictures.toKnobs,
+  { id: ["dGE.kappa", "dGE.mu", "dGE.step"], of: ["GE.7", "GE.8"], title: "To the knobs", picture: pictures.toKnobs,
     caption: "A bar to the right: the loss would fall if that number were smaller. To the left: if it were larger.",
     alt: "A bar each for the coupling, the step size and the spring",
-    when: "first", show: [["dkappa", "dstep", "dmu"]], pick: () => ["dkappa"], say: () => `The pull and the length of a step are numbers that can be learned. ${Math.abs(V.dkappa()) < 5e-5 ? "For this wish the pull is right as it is." : `For this wish the pull should be ${V.dkappa() > 0 ? "weaker" : "stronger"}.`}` },
+    when: "first", show: [["dkappa", "dstep", "dmu"]], pick: () => ["dkappa"], say: () => `The pull κ, the spring μ and the length of a step are numbers that can be learned. ${Math.abs(V.dkappa()) < 5e-5 ? "For this wish the pull is right as it is." : `For this wish the pull should be ${V.dkappa() > 0 ? "weaker" : "stronger"}.`}` },
   { id: "dGE.3", of: "GE.4", title: "To likeness", picture: pictures.toLikeness,
     caption: () => `The gradients of a row add up to 0: a link of ${names([mover()])} grows only at the cost of its others.`,
     alt: "The gradients of all likenesses as a table",
@@ -445,7 +445,7 @@ const backward = [
   { id: "dGE.1", of: "GE.1", title: "To the matches", picture: pictures.toMatches,
     caption: () => `The frame is the row of ${word()}, which the loss is about. Other rows have gradients, too: by their links and starts.`,
     alt: "The gradients of all matches as a table",
-    when: "first", also: { formula: "m_i = db_i b_i (1 - b_i)" }, show: [["da_s[i]", "own"], ["dr"], ["ds"]], pick: () => ["ds", S.i, S.i], say: "A match was used for parts, for links and for a start: its gradient is the sum of three. g goes through the softmax w, whose gradient is dw = du y; then comes the mean of dr both ways; a word's match with itself gets m<sub>i</sub>, too." },
+    when: "first", also: { formula: "m_i = db_i b_i (1 - b_i)" }, show: [["da_s[i]", "own"], ["dr"], ["ds"]], pick: () => ["ds", S.i, S.i], say: "A match was used for parts, for links and for a start: its gradient is the sum of three. g goes through the softmax w, whose gradient is dw = du y; then comes the mean of dr both ways; a word's match with itself (I is 1 there, else 0) gets m<sub>i</sub>, too." },
   { id: ["dGE.q", "dGE.k"], of: "GE.1", title: "To queries and keys", picture: pictures.toVectors,
     caption: "Rings are queries, points are keys. Arrows, to scale with each other, show where each should go.",
     alt: "Queries and keys as points with an arrow at each",

@@ -219,13 +219,13 @@ const weightMap = (key, name, x, side, y, high) => [
 
 // Matrices in a row with what is between them, as large as there is room, each with its name above it.
 function matrices(b, parts) {
-  const high = Math.max(...parts.map((part) => part.rows ?? 0)), units = parts.reduce((past, part) => past + (part.wide ?? 1.2), 0), head = b.narrow ? 16 : 30;
+  const high = Math.max(...parts.map((part) => part.rows ?? 0)), room = (part) => part.wide ?? (part.length < 2 ? 0.85 : b.narrow ? 1.8 : 1.2), units = parts.reduce((past, part) => past + room(part), 0), head = b.narrow ? 16 : 30;
   const side = Math.min((b.w - 4) / units, (b.h - head) / high, 60), middle = b.top + head + (b.h - head) / 2;
   let x = b.x;
   return parts.map((part) => {
-    const from = x, wide = (part.wide ?? 1.2) * side;
+    const from = x, wide = room(part) * side;
     x += wide;
-    if (typeof part === "string") return text(from + 0.6 * side, middle + 5, part, { "text-anchor": "middle" });
+    if (typeof part === "string") return text(from + wide / 2, middle + 5, part, { "text-anchor": "middle" });
     const top = middle - (part.rows * side) / 2, size = part.size ?? (Math.max(...range(part.rows).flatMap((m) => range(part.wide).map((n) => Math.abs(part.value(m, n))))) || 1);
     return [
       text(from + wide / 2, top - (part.tokens ? 17 : 7), part.label, { "text-anchor": "middle", class: "name" }),
@@ -241,7 +241,7 @@ function matrices(b, parts) {
 }
 
 // A bar for each number of a list, and below it the matrix that it belongs to; those that do not count are pale.
-function upright(b, numbers, ref, pieces, { told = show, counts = () => true, least } = {}) {
+function upright(b, numbers, ref, pieces, { told = (z) => show(z), counts = () => true, least } = {}) {
   const high = Math.max(...numbers, least ?? 0, 1e-9) * 1.08, foot = b.top + 0.52 * b.h, up = scale(0, high, foot, b.top + 16), wide = Math.min(130, b.w / numbers.length), side = Math.min((0.86 * wide) / pieces[0][0].length, (0.42 * b.h) / pieces[0].length), size = Math.max(1e-12, ...pieces.flat(2).map(Math.abs));
   return [
     line("foot", [[b.x, foot], [b.x + numbers.length * wide, foot]], { class: "axis" }),
@@ -249,7 +249,7 @@ function upright(b, numbers, ref, pieces, { told = show, counts = () => true, le
       const x = b.x + (n + 0.5) * wide, across = pieces[n][0].length;
       return [
         mark(`bar.${n}`, "rect", { x: x - 0.34 * wide, y: Math.min(up(z), foot - 1.5), width: 0.68 * wide, height: Math.max(1.5, foot - up(z)), rx: 2, "data-ref": `${ref}.${n}`, style: `fill:${counts(n) ? "var(--accent)" : "var(--soft)"}`, opacity: counts(n) ? 1 : 0.5 }),
-        label(`told.${n}`, x, Math.min(up(z), up(least ?? 0)) - 4, told(z), { "text-anchor": "middle", class: "tick" }),
+        label(`told.${n}`, x, Math.min(up(z), up(least ?? 0)) - 4, told(z, n), { "text-anchor": "middle", class: "tick" }),
         pieces[n].map((row, m) => row.map((one, l) => cell(`piece.${n}.${m}.${l}`, x + (l - across / 2) * side + 0.5, foot + 8 + m * side, side - 1, side - 1, one, size, counts(n) ? {} : { opacity: 0.5 }))),
       ];
     }),
@@ -279,7 +279,7 @@ function losses(b, extra = () => []) {
   ];
 }
 
-const worth = (b) => upright(b, features().map((n) => V.part(n)), "part", pieces(matrix(V.H)), { told: percent, counts: (n) => n < V.c(), least: K.share });
+const worth = (b) => upright(b, features().map((n) => V.part(n)), "part", pieces(matrix(V.H)), { told: (_, n) => percents(features().map((l) => V.part(l)))[n], counts: (n) => n < V.c(), least: K.share });
 
 const below = (letter, sign, raised = "") => `${letter}<tspan dy="3" font-size="10">${sign}</tspan>${raised && `<tspan dy="-3">${raised}</tspan>`}`;
 const of = (name, label, count, wide, more) => ({ key: name, label, rows: count, wide, value: V[name], ref: (m, n) => `${name}.${m}.${n}`, ...more });
@@ -293,7 +293,7 @@ const row = (title, parts, name, told) => (W, H) => { const b = board(W, H, titl
 const after = () => ["wn", `weights, ${columns(K.width + V.c())}`];
 
 const pictures = {
-  kernel: row("scale times the columns make the kernel", () => [tall(below("w", "q"), "wq", K.width), "×", turned(tall("", "wk", K.width), below("w", "k", "ᵀ")), "=", square("M", "M")]),
+  kernel: row("scale times the columns make the kernel", () => [`${show(V.scale())} ×`, tall(below("w", "q"), "wq", K.width), "×", turned(tall("", "wk", K.width), below("w", "k", "ᵀ")), "=", square("M", "M")]),
   error: row("where weights are too large (blue) and too small (orange)", () => [pairs("weights", "w", 1), "−", pairs("wanted", "wanted", 1), "=", pairs("ds", "g", 1)]),
   gradient: row("what the loss asks of the kernel", () => [turned(tokens(), "yᵀ"), "×", { ...pairs("ds", "g"), tokens: false }, "×", tokens(), "=", square("N", "N")], "g", "ds"),
   cost: row("how tokens spread", () => [turned(tokens(), "yᵀ"), "×", tokens(), "=", square("C", "C")], "g", "ds"),
@@ -304,12 +304,12 @@ const pictures = {
     return [square("G", "G", size), "=", { key: "old", label: "old ones can", rows: WIDE, wide: WIDE, value: (m, n) => V.G(m, n) - V.H(m, n), size }, "+", square("H", "H", size)];
   }, "g", "ds"),
   worth: (W, H) => { const b = board(W, H, "the part of each in all of H, and below it the matrix of rank 1; dashed: the least part", "g", "ds"); return [b.drawn, worth(b)]; },
-  step: (W, H) => { const b = board(W, H, "the loss by how far the kernel moves, and what a search tries", ...after()); return [b.drawn, losses(b, (X, _, far, inside) => tried().filter(([a]) => a <= far).map(([a, z], n) => [mark(`tried.${n}`, "circle", { cx: X(a), cy: inside(z), r: b.narrow ? 3.5 : 6, class: "sink" }), b.narrow ? [] : label(`order.${n}`, X(a) + 9, inside(z) - 8, n + 1, { class: "name" })]))]; },
+  step: (W, H) => { const b = board(W, H, "the loss by how far the kernel moves, and what a search tries", ...after()); return [b.drawn, losses(b, (X, _, far, inside) => tried().filter(([a]) => a <= far).map(([a, z], n) => [mark(`tried.${n}`, "circle", { cx: X(a), cy: inside(z), r: b.narrow ? 3.5 : 6, class: "sink" }), b.narrow ? [] : label(`order.${n}`, X(a) + 9, inside(z) - 8, show(a), { class: "name" })]))]; },
   cut: (W, H) => { const b = board(W, H, `singular values of F in units of cost; blue: kept, for ${columns(K.width + V.c())}`, ...after()); return [b.drawn, upright(b, features().map((n) => V.size(n)), "size", pieces(matrix(V.Kw)), { counts: (n) => n < K.width + V.c() })]; },
   columns: row("columns, grown: new ones in a frame", () => [tall(below("w", "q"), "wq", K.width), "→", grown("q", "wqn"), "", tall(below("w", "k"), "wk", K.width), "→", grown("k", "wkn")], "wn", "weights, grown"),
   slope: (W, H) => { const b = board(W, H, "the loss, and how fast it falls when the step begins", ...after()); return [b.drawn, losses(b, (X, Y, far) => { const until = Math.min(far, V.slope() < 0 ? -V.loss() / V.slope() : far); return vector("slope", X(0), Y(V.loss()), X(until), Y(V.loss() + until * V.slope()), { class: "vector thick" }); })]; },
-  further: row("the gradient of each column after the step", () => [square("scale N′", "Nn"), "×", grown("k", "wkn"), "=", { ...grown("q", "dwqn"), label: `d${below("w", "q", "′")}` }], "gn", "ds, after"),
-  old: row("the gradient of the old columns", () => [square("scale N", "N"), "×", tall(below("w", "k"), "wk", K.width), "=", tall(`d${below("w", "q")}`, "dwq", K.width, { size: Math.max(...matrix(V.N).flat().map(Math.abs)) })], "g", "ds"),
+  further: row("the gradient of each column after the step", () => [`${show(V.scale())} ×`, square("N′", "Nn"), "×", grown("k", "wkn"), "=", { ...grown("q", "dwqn"), label: `d${below("w", "q", "′")}` }], "gn", "ds, after"),
+  old: row("the gradient of the old columns", () => [`${show(V.scale())} ×`, square("N", "N"), "×", tall(below("w", "k"), "wk", K.width), "=", tall(`d${below("w", "q")}`, "dwq", K.width, { size: Math.max(...matrix(V.N).flat().map(Math.abs)) })], "g", "ds"),
   whence: row("where N comes from", () => [turned(tokens(), "yᵀ"), "×", { ...tokens(), key: "gy", label: "ds y", value: V.gy, ref: (m, n) => `gy.${m}.${n}` }, "=", square("N", "N")], "g", "ds"),
 };
 
@@ -367,18 +367,18 @@ const forward = [
   },
   {
     id: "GROW.5", title: "The gradient in units of cost", picture: pictures.units,
-    caption: "Cells of N where a change is cheap become larger in G than those where it is dear.",
+    caption: "A cell of N is for a pair of features, one of G for a pair of directions, divided by both prices: cheap pairs become larger than dear ones.",
     alt: "The gradient, from both sides times the inverse of W, is G",
     show: [["G"], ["N"]], pick: () => ["G", ...largest(V.G)],
-    say: "The inverse of W has the directions as columns, each divided by its price ρ<sub>r</sub>. So G is the same gradient as N, but it is large where a change of M gains much at a low cost.",
+    say: "W measures along the directions, times their prices: the size of W E Wᵀ tells how much a change E of M changes the scores. G is the gradient N for changes in that unit: large where a change of M gains much at a low cost.",
   },
   {
     id: "GROW.6", title: "What is out of reach", picture: pictures.reach,
     caption: () => `${percent(reach())} of the squares of G are in H, which only new columns can make.`,
     alt: "G is what old columns can follow, and H",
     show: [["H"], ["G"]], pick: () => ["H", ...largest(V.H)],
-    say: () => `P<sub>q</sub> and P<sub>k</sub> are what the old columns can follow by themselves. Take that away from G, and what is left, H, only new columns can make. Its squares are ${percent(reach())} of those of G${
-      reach() > 0.9 ? ": the head has learned what it could" : ""}.`,
+    say: () => `P<sub>q</sub> projects on the span of W w<sub>q</sub>, P<sub>k</sub> on that of W w<sub>k</sub>: old columns can follow what lies there. H is what G has beyond, which only new columns can make. Its squares are ${percent(reach())} of those of G${
+      reach() > 0.9 ? ": the head has learned what it could, so both look alike" : ""}.`,
   },
   {
     id: "GROW.7", title: "How many columns", picture: pictures.worth,
@@ -389,10 +389,10 @@ const forward = [
   },
   {
     id: ["GROW.8", "GROW.9", "GROW.10"], title: "Move the kernel", picture: pictures.step,
-    caption: () => `The blue point is the step. Rings are what a search tries, one after the other: ${V.best() > 0 ? `it takes ${show(V.best())}` : "none of them helps"}. The dotted curve has no new columns.`,
+    caption: () => `The blue point is the step. Rings, with their amplitudes, are what a search tries: ${V.best() > 0 ? `it takes ${show(V.best())}` : "none of them helps"}. The dotted curve has no new columns.`,
     alt: "The loss by the amplitude, and what a search tries",
     show: [["Fm"], ["D"], ["nu"]], pick: () => ["Fm", ...largest(V.D)],
-    say: () => `D is G, turned back into a change of M. M moves against it, by the amplitude: that is how far. ν is its unit. Here scores change by ${show(change())} (the root of the mean square). The result, F, may have any rank.`,
+    say: () => `D is G as a change of M; G, not H, for what old columns can follow takes no new one. M moves against it, by the amplitude in units ν, with which an amplitude of 1 changes scores by about 1 (root of the mean square), here by ${show(change())}. F may have any rank.`,
   },
   {
     id: ["GROW.12", "GROW.13"], title: "Cut to the columns there are", picture: pictures.cut,
@@ -402,7 +402,7 @@ const forward = [
     say: () => `A head of ${columns(K.width + V.c())} has a kernel of that rank, at most. Z<sub>F</sub> is F in units of cost (GROW.11). Its largest singular values are kept. Turned back, that is M', the nearest to F that the grown head can make.`,
   },
   {
-    id: ["GROW.17", "GROW.18"], title: "Back to two matrices", picture: pictures.columns,
+    id: ["GROW.17", "GROW.18"], title: "Back to two matrices", also: { label: "why O changes no score", formula: "M' = L R^T = (L O) (R O)^T" }, picture: pictures.columns,
     caption: () => `${V.c() ? `In frames: the new columns, ${V.c()} on each side.` : "No column is new."} Old ones have moved, too. Left, the weights that the grown head has.`,
     alt: "The columns of queries and keys before and after",
     show: [["wq", "wqn"], ["wk", "wkn"]], pick: () => ["wqn", 0, Math.min(K.width, K.width + V.c() - 1)],

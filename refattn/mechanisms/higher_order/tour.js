@@ -13,6 +13,7 @@ const taylor = (x, p) => Array.from({ length: p + 1 }, (_, r) => x ** r / factor
 const largest = (list) => list.indexOf(Math.max(...list));
 const best = () => largest(J.map((j) => V.w(S.i, j)));
 const most = () => largest(J.map((j) => Math.abs(V.ds(S.i, j))));
+const main = () => largest(J.map((j) => Math.abs(V.mean_k(j)))); // the key with most to be taken off
 const word = () => `<b>${DATA.tokens[S.i]}</b>`;
 const normal = (x, middle, variance) => div(sub(x, middle), sqrt(add(variance, EPS)));
 const back = (x, n, variance, grad, along) => div(sub(sub(grad(x), mean(D.map(grad))), mul(n(x), along)), sqrt(add(variance, EPS)));
@@ -50,7 +51,7 @@ const quantities = {
   M: { axes: "Tre", what: "state: products times values, added up", of: (t, r, c) => (t === 0 ? words("before the first key", 0) : add(M(t - 1, r, c), mul(phi(r, t - 1), v(t - 1, c)))) },
   N: { axes: "Tr", what: "state: products alone, added up", of: (t, r) => (t === 0 ? words("before the first key", 0) : add(N(t - 1, r), phi(r, t - 1))) },
   psi: { axes: "ri", symbol: "ψ", what: "product of elements of a query, with its factor", of: (r, i) => div(product(products()[r], (c) => q1(i, c)), mul(...products()[r].map(factorial).filter((n) => n > 1), pow(divisor(), products()[r].reduce((a, b) => a + b, 0)))) },
-  top: { axes: "ie", symbol: "top", what: "weighed values, from the state", of: (i, c) => sum(R().map((r) => mul(psi(r, i), i === S.i ? held(r, c) : M(read(i), r, c)))) },
+  top: { axes: "ie", symbol: "z o", what: "weighed values, from the state", of: (i, c) => sum(R().map((r) => mul(psi(r, i), i === S.i ? held(r, c) : M(read(i), r, c)))) },
   under: { id: "HOL.5", axes: "i", symbol: "z", what: "sum of the weights, from the state", of: (i) => sum(R().map((r) => mul(psi(r, i), i === S.i ? counted(r) : N(read(i), r)))) },
   held: { axes: "re", symbol: "M", what: "state that the query reads: products times values, added up", of: (r, c) => sum(seen().map((j) => mul(phi(r, j), v(j, c)))) },
   counted: { axes: "r", symbol: "N", what: "state that the query reads: products, added up", of: (r) => sum(seen().map((j) => phi(r, j))) },
@@ -116,11 +117,11 @@ function round(b) {
 // A vector before and after: dashed as it was, with a line to where it goes on the circle.
 const was = (f, key, raw, tamed, set) => [f.one(`was.${key}`, raw, { class: "vector dashed", opacity: 0.6, ...set }), line(`tie.${key}`, [f.place(raw), f.place(tamed)], { class: "hair dashed", ...set })];
 function tame(W, H, small) {
-  const b = board(W, H, small, J.map((i) => Math.hypot(...vectorOf("q", D, i))), "length of q", `the query of ${DATA.tokens[S.i]}, before (dashed) and after${wider}`), f = round(b);
-  return [b.drawn, f.ground, was(f, "q", across(vectorOf("q", D, S.i)), f.q, {}), f.asking];
+  const b = board(W, H, small, J.map((i) => Math.hypot(...vectorOf("q", D, i))), "length of q before", `the query of ${DATA.tokens[S.i]}, before (dashed) and after${wider}`), f = round(b);
+  return [b.drawn, f.ground, f.asking[0], was(f, "q", across(vectorOf("q", D, S.i)), f.q, { style: `stroke:${color(S.i)}`, opacity: 1 }), f.asking.slice(1)];
 }
 function tameKeys(W, H, small) {
-  const b = board(W, H, small, J.map((j) => Math.hypot(...vectorOf("k", D, j))), "length of k", `keys, before (dashed) and after${wider}`), f = round(b);
+  const b = board(W, H, small, J.map((j) => Math.hypot(...vectorOf("k", D, j))), "length of k before", `keys, before (dashed) and after${wider}`), f = round(b);
   return [b.drawn, f.ground, J.map((j) => was(f, j, across(vectorOf("k", D, j)), f.keys[j], { style: `stroke:${color(j)}` })), f.ends];
 }
 function compare(W, H, small) {
@@ -218,8 +219,8 @@ const moment = () => S.at ?? S.t;
 const inside = (numbers, ref) => [...E, E.length].map((c) => ({ key: `state.${c}`, wide: 1, head: c < E.length ? `M${"₁₂₃₄₅₆₇₈₉"[c] ?? c + 1}` : "N", numbers: numbers.map((row) => row[c]), ref: ref && ((r) => ref(r, c)) }));
 
 function fill(W, H, small) {
-  const n = Math.min(S.t, J.length - 1), done = S.t >= J.length, arrived = J.map((j) => (j < moment() && !hidden(S.i, j) ? V.w(S.i, j) : 0));
-  const b = board(W, H, small, arrived, "keys that are in, by w", done ? `the state of all ${J.length} keys, and φ of the last` : `the state after ${S.t} key${S.t === 1 ? "" : "s"}, and φ of the next`);
+  const n = Math.min(S.t, J.length - 1), done = S.t >= J.length, arrived = J.map((j) => (j < moment() ? V.phi(1, j) : 0));
+  const b = beside(DATA.tokens, S.i, W, H, small, arrived, `φ of row ${named(products()[1])}, of keys that are in`, done ? `the state of all ${J.length} keys, and φ of the last` : `the state after ${S.t} key${S.t === 1 ? "" : "s"}, and φ of the next`, (j) => `phi.1.${j}`);
   const exact = moment() === S.t;
   return [
     b.drawn, table(b, long() ? [] : [{ key: "phi", head: "φ", numbers: R().map((r) => V.phi(r, n)), ref: (r) => `phi.${r}.${n}` }, ...inside(stateAt(moment()), exact ? (r, c) => (c < E.length ? `M.${S.t}.${r}.${c}` : `N.${S.t}.${r}`) : undefined)]),
@@ -236,8 +237,8 @@ function readState(W, H, small) {
 // The first picture: the curves, and where there is room the state.
 function overview(W, H, small) {
   if (S.side === "backward") return wish(W, H, small);
-  const arrived = J.map((j) => (j < moment() && !hidden(S.i, j) ? V.w(S.i, j) : 0)), b = board(W, H, small, arrived, "weights of the keys that are in", "polynomial for exp, and the state"), half = 0.6 * b.wide, c = curves({ ...b, wide: half - 16 });
-  return [b.drawn, c.drawn, c.points, table({ ...b, left: b.left + half, wide: b.wide - half, quiet: true }, long() ? [] : inside(stateAt(moment())))];
+  const arrived = J.map((j) => (j < moment() && !hidden(S.i, j) ? V.w(S.i, j) : 0)), b = board(W, H, small, arrived, "weights of the keys that are in", "polynomial for exp"), half = 0.6 * b.wide, c = curves({ ...b, wide: half - 16 });
+  return [b.drawn, b.quiet ? "" : text(b.left + half, 12, "the state: M and N", { class: "title" }), c.drawn, c.points, table({ ...b, left: b.left + half, wide: b.wide - half, quiet: true }, long() ? [] : inside(stateAt(moment())))];
 }
 
 // Backwards.
@@ -305,9 +306,9 @@ const forward = [
   },
   {
     id: "HOL.2", title: "Tame the keys", show: [["k", "k1"], ["mean_k", "var_k"]], pick: () => ["k1", best(), 0], picture: tameKeys,
-    say: "The same is done to every key, so that scores stay small: two such vectors never have a product larger than d.",
+    say: "The same is done to every key, so that scores stay small: two such vectors never have a product larger than d. The mean is taken off first: that is why an element can change its sign.",
     alt: "The keys before and after, with the circle on which tamed vectors end",
-    caption: () => `Dashed: keys as they were. Only their directions are kept: ${names([largest(J.map((j) => Math.hypot(...vectorOf("k", D, j))))])}, the longest, is now no longer than the others.`,
+    caption: () => `Dashed: keys less their means, which the picture leaves out; the mean of ${names([main()])} is ${show(V.mean_k(main()))}. Then all are scaled: none is longer than √d.`,
   },
   {
     id: "HOL.3", title: "Compare, in small numbers", show: [["k1", "s[i]"], ["q1[i]"]], pick: () => ["s", S.i, best()], picture: compare,
@@ -334,16 +335,16 @@ const forward = [
     caption: () => `${J.some((j) => V.w(S.i, j) < 0) ? "Hollow: values with a negative weight. The output o may lie outside the hull of the values." : `The output lies within the hull of the values that are seen. ${names([best()])} has ${percent(V.w(S.i, best()) / V.z(S.i))} of the weight.`}`,
   },
   {
-    title: "Take the weight apart", label: "the same weight, as a sum of products", formula: "w_ij = sum_r psi_ri phi_rj", when: "last", show: [["psi[,i]", "phi"], ["apart"]], pick: () => ["apart", best()], picture: apart,
+    title: "Take the weight apart", label: "the same weight, as a sum of products", formula: "w_ij = sum_r psi_ri phi_rj", also: { label: "of two elements, as an example", formula: "(q_1 k_1 + q_2 k_2)^2 = q_1^2 k_1^2 + 2 q_1 q_2 k_1 k_2 + q_2^2 k_2^2" }, when: "last", show: [["psi[,i]", "phi"], ["apart"]], pick: () => ["apart", best()], picture: apart,
     say: () => `A power of a sum is a sum of products, so the weight is a sum of ${R().length} terms. In each, φ (the feature map) is a product of elements of the key alone, and ψ is the same product for the query, with the factor that the polynomial gives it.`,
     alt: "A table of products: a row for each product of elements, a column for each key",
-    caption: () => `Blue adds to a weight, orange takes from it. Each column adds up to the weight of its key: that of ${names([best()])} to ${show(V.w(S.i, best()))}.`,
+    caption: () => `Blue adds to a weight, orange takes from it. Each column adds up to the weight of its key: that of ${names([best()])} to ${show(V.w(S.i, best()))}. Row 2 of tables is ${named(products()[1])}.`,
   },
   {
     title: "Fill the state", label: "what is kept of the keys and values", formula: "M_r = sum_j phi_rj v_j, N_r = sum_j phi_rj", when: "last", show: [["held", "counted"], ["v"]], pick: () => ["held", Math.min(1, R().length - 1), 0], picture: fill,
-    say: () => `φ has no query in it, so keys can be added up once: φ times the value in M, φ alone in N. That is the state, of ${R().length} rows: (d + p choose p) for order p, ${show(P().slice(1).reduce((rows, n) => (rows * (64 + n)) / n, 1))} for d = 64. It pays once there are more keys than that${K.causal ? "; a query reads it as it is after its own key" : ""}.`,
+    say: () => `φ has no query in it, so keys are added up once: φ times the value in M, φ alone in N. This state has ${R().length} rows, (d + p choose p) for order p: ${show(P().slice(1).reduce((rows, n) => (rows * (64 + n)) / n, 1))} for d = 64. It pays once keys are more than rows. ${K.causal ? "A query reads it before later keys are added." : "If keys are hidden, a query reads it before they come."}`,
     alt: () => `The state of ${R().length} rows, filled by one key after the other`,
-    caption: () => `Move the slider: each key adds its φ, times its value, to the same ${R().length * (E.length + 1)} numbers. Their count does not grow with the keys.`,
+    caption: () => `Move the slider: each key adds φ times its value to M (φ times v₁ to M₁), φ alone to N. It stays at ${R().length * (E.length + 1)} numbers, however many keys come.`,
   },
   {
     title: "Read the state", label: "HOL.6, from the state", formula: "o_i = (sum_r psi_ri M_r) / (sum_r psi_ri N_r)", when: "last", show: [["psi[,i]", "held", "counted"], ["top[i]", "under[i]", "same[i]"]], pick: () => ["top", S.i, 0], picture: readState,
@@ -362,13 +363,13 @@ const backward = [
   },
   {
     id: "dHOL.v", of: "HOL.6", title: "To the values", show: [["w[i]", "dv"], ["z[i]", "dout[i]"]], pick: () => ["dv", best(), 0], picture: toValues,
-    say: "A value moved the output by its share of the weights, so it gets that share of the gradient.",
+    say: () => `Only the output of ${word()} has a loss here. A value moved it by its share of the weights, so it gets that share of the gradient.`,
     alt: "An arrow at each value, along the way from the output to the wanted one",
-    caption: () => `All arrows are parallel. That of ${names([best()])} is the longest of those with a positive weight${J.some((j) => V.w(S.i, j) < 0) ? "; where the weight is negative, it points the other way" : ""}.`,
+    caption: () => `All arrows are parallel. That of ${names([best()])} is the longest${J.some((j) => V.w(S.i, j) < 0) ? " of those with a positive weight; where the weight is negative, it points the other way" : ""}.`,
   },
   {
     id: "dHOL.5", of: "HOL.6", title: "To the sum of the weights", show: [["dout[i]", "o[i]"], ["z[i]", "dz[i]"]], pick: () => ["dz", S.i], picture: toSum,
-    say: "The sum divides the output. A larger sum makes the output shorter, which is good if the gradient points along the output.",
+    say: "The sum divides the output, so a larger sum makes it shorter. That is good if the gradient do, which points away from t, points along the output.",
     alt: "The output, which a larger sum pulls towards 0, and the way to the wanted output",
     caption: () => (Math.abs(V.dz(S.i)) < 5e-4 ? "A larger sum z would hardly change the loss." : `Thick: where a larger z would pull o. Thin: where o should go. A larger z would ${V.dz(S.i) < 0 ? "lower" : "raise"} the loss.`),
   },
@@ -380,7 +381,7 @@ const backward = [
   },
   {
     id: "dHOL.3", of: "HOL.4", title: "To the scores", show: [["s[i]", "slope[i]", "dw[i]", "ds[i]"]], pick: () => ["ds", S.i, most()], picture: toScores,
-    say: () => `The slope of the polynomial is the polynomial of one order less. ${K.order === 1 ? "Here it is 1 everywhere." : K.order % 2 ? "For an odd order it is positive everywhere." : "For an even order it is negative far below 0, where a worse match weighs more."}`,
+    say: () => `The slope of the polynomial is the polynomial of one order less. ${K.order === 1 ? "Here it is 1 everywhere." : K.order % 2 ? "For an odd order it is positive everywhere." : "For an even order it is negative far below 0, where a worse match weighs more."}${falls()}`,
     alt: "The polynomial with its slope at each key, and arrows to better scores",
     caption: caption,
   },
@@ -421,6 +422,12 @@ function turned() {
   return n > 0 ? [order[n], order[n - 1]] : [];
 }
 
+// Where the polynomial falls, which is why a word may need a higher score to weigh less.
+function falls() {
+  const falling = visible().filter((j) => V.slope(S.i, j) < 0);
+  return falling.length ? ` At ${names(falling)} the polynomial falls, so there a higher score is less weight.` : "";
+}
+
 function caption() {
   if (S.side === "backward") {
     const more = J.filter((j) => V.ds(S.i, j) < -5e-4), less = J.filter((j) => V.ds(S.i, j) > 5e-4);
@@ -441,7 +448,7 @@ tour({
     "A polynomial of q · k comes apart: it is a sum of products of elements of q with products of elements of k. So the keys can be added up once, in a <b>state</b> of fixed size, and every query reads that state. Twice the words, twice the work.",
     `The price: a polynomial resembles the exponential only near 0. So scores are kept small. We follow ${word()}.`,
   ],
-  turn: "To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it. That is its gradient, written with a d in front. The steps come in reverse, from step 6, pair by pair.",
+  turn: () => `To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it: its gradient, with a d in front. Steps come in reverse, from step 6, pair by pair.${falls()}`,
   sizes: { T: () => J.length + 1, r: () => products().length },
   quantities, forward, backward, caption,
   time: { steps: () => J.length, name: "key" },
@@ -450,7 +457,7 @@ tour({
     { say: "raise the order until no weight is a percentage point away from softmax’s", done: () => apartFromSoftmax() < 0.01 },
     { say: "find a negative weight: an odd order, a small divisor α", done: () => weights().some((x) => x < 0) },
     { say: "keep the order even, and raise the divisor α (temperature) until a better match always weighs more", done: () => K.order % 2 === 0 && !turned().length },
-    { say: "drag keys and values, or the target t, until o meets t", done: () => Math.hypot(...E.map((c) => V.o(S.i, c) - DATA.target[c])) < 0.1 },
+    { say: "drag keys and values, or the target t (backwards), until o meets t", done: () => Math.hypot(...E.map((c) => V.o(S.i, c) - DATA.target[c])) < 0.1 },
   ],
   height: (W) => (W < 420 ? 112 : Math.min(450, Math.round(W * 0.5))),
   label: () => `The exponential and its polynomial of order ${K.order}, and a state of ${R().length} rows`,

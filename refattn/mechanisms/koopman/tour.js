@@ -94,7 +94,7 @@ const quantities = {
   AG: { axes: "tlo", symbol: "fit gram", what: "list that a move leads to", of: (u, m, j) => sum(J.map((n) => mul(A(u, m, n), G(n, j)))) },
   P: { axes: "tlo", symbol: "start koopman", what: "list that the matrix makes of the start of a move", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), AG(u, r, j)))) },
   A: {
-    id: "KOOP.9", passes: 1, axes: "tlj", symbol: "fit", what: "share of a key in the mixture that a move leads to",
+    id: "KOOP.9", passes: 1, axes: "tlj", symbol: "fit", what: "share of a key in what a move contributes, for each of overlap",
     values: () => lazily((u) => sylvester(u, (m, j) => V.Y(u, m, j))),
   },
   rest: {
@@ -354,23 +354,23 @@ function tables(b, u, all) {
 const pictures = {
   attend: (W, H) => { const u = shown(), b = board(W, H, list(V.w, u), "weight", "keys (squares), values (points), and where attention leads", `w.${u}`), on = scene(b, u, u); return [b.drawn, on.drawn, legs(on, u, on.named).filter((one) => one?.key !== "move")]; },
   list: (W, H) => {
-    const u = shown(), b = board(W, H, list(V.g, u), `list g(${nth(u)})`, `how near ${nth(u)} is to each key; dashed: 0.61 and 0.14`, `g.${u}`), on = scene(b, u, u, { ties: false }), here = on.spot(on.path[u]), unit = on.on.unit;
+    const u = shown(), b = board(W, H, list(V.g, u), `list g(${nth(u)})`, `how near ${nth(u)} is to each key; dashed: exp is 0.61 and 0.14`, `g.${u}`), on = scene(b, u, u, { ties: false }), here = on.spot(on.path[u]), unit = on.on.unit;
     return [b.drawn, on.drawn, [1, 2].filter((n) => n * Math.sqrt(d) * unit < 0.5 * b.h).map((n) => mark(`near.${n}`, "circle", { cx: here[0], cy: here[1], r: n * Math.sqrt(d) * unit, class: "ghost" })), J.map((j) => line(`like.${j}`, [here, on.spot(on.keys[j])], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": Math.max(0.5, 9 * nearness(place(V.x, u), j)) }))];
   },
   written: (W, H) => { const u = fitted(), b = board(W, H, list(V.B, u, u - 1), `start of ${move(u - 1)}`, "", `B.${u}.${u - 1}`); return [b.drawn, stack(b, [["start: where each move began", "start", rowsOf(V.B, u), move, (m, j) => `B.${u}.${m}.${j}`, true], ["end: where it ended", "end", rowsOf(V.Y, u), move, (m, j) => `Y.${u}.${m}.${j}`, true]])]; },
   mixture: (W, H) => { const u = fitted(), mix = list(V.N, u, 0); const b = board(W, H, mix, "mixture of move 1", "the mixture, times gram, is the list", `N.${u}.0`); return [b.drawn, product(b, mix, `N.${u}.0`, J.map((j) => J.map((n) => V.G(j, n))), (j, n) => `G.${j}.${n}`, [["start", list(V.B, u, 0), `B.${u}.0`]])]; },
   compare: (W, H) => { const u = fitted(), b = board(W, H, list(V.N, u, 0), "mixture of move 1", "", `N.${u}.0`); return [b.drawn, stack(b, [["mixtures", "cell", rowsOf(V.N, u), move, (m, j) => `N.${u}.${m}.${j}`, true], ["overlap: the starts of all moves with each other", "overlap", rowsOf(V.Z, u, range(u)), move, (m, r) => `Z.${u}.${m}.${r}`]])]; },
-  fit: (W, H) => { const u = fitted(), b = board(W, H, list(V.A, u, u - 1), `fit of ${move(u - 1)}`, "", `A.${u}.${u - 1}`); return [b.drawn, stack(b, [["fit: the mixture that each move leads to", "cell", rowsOf(V.A, u), move, (m, j) => `A.${u}.${m}.${j}`, true], ["by how much the ends are missed: ridge times fit", "rest", rowsOf(V.rest, u), move, (m, j) => `rest.${u}.${m}.${j}`, true]])]; },
+  fit: (W, H) => { const u = fitted(), b = board(W, H, list(V.A, u, u - 1), `fit of ${move(u - 1)}`, "", `A.${u}.${u - 1}`); return [b.drawn, stack(b, [["fit: what each move contributes, by overlap", "cell", rowsOf(V.A, u), move, (m, j) => `A.${u}.${m}.${j}`, true], ["by how much the ends are missed: ridge times fit", "rest", rowsOf(V.rest, u), move, (m, j) => `rest.${u}.${m}.${j}`, true]])]; },
   operator: (W, H) => {
     const u = fitted(), b = board(W, H, list(V.began, u), `list in: g(${before(u)})`, `list in × koopman = list out; below, that of ${nth(u)}, which it should be`, `began.${u}`);
     return [b.drawn, product(b, list(V.began, u), `began.${u}`, square(V.op, u), (j, n) => `op.${u}.${j}.${n}`, [["list out", list(V.answer, u), `answer.${u}`], [nth(u), list(V.ended, u), `ended.${u}`]])];
   },
-  back: (W, H) => { const u = fitted(), b = board(W, H, list(V.began, u), `list g(${before(u)})`, "a quarter of a move, from anywhere; crosses should hit x₁, …", `began.${u}`), on = scene(b, u, u, { ties: false }); return [b.drawn, on.drawn[0], mapping(b, u, on), on.drawn.slice(1)]; },
+  back: (W, H) => { const u = fitted(), b = board(W, H, list(V.began, u), `list g(${before(u)})`, "a quarter of a move, from anywhere; crosses should hit ends", `began.${u}`), on = scene(b, u, u, { ties: false }); return [b.drawn, on.drawn[0], mapping(b, u, on), on.drawn.slice(1)]; },
   onward: (W, H) => {
-    const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "likeness times one_move, key by key, adds up to the next point", `ga.${u}`), on = scene(b, u, u, { ties: false });
+    const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "likeness times one_move, key by key, end to end", `ga.${u}`), on = scene(b, u, u, { ties: false });
     let here = [0, 0];
     const chain = J.map((j) => { const from = here; here = flat(D.map((e, n) => (n < 2 ? from[n] : 0) + V.ga(u, j) * V.one(u, j, e))); return vector(`chain.${j}`, ...on.spot(from), ...on.spot(here), { style: `stroke:${color(j)}` }); });
-    return [b.drawn, on.drawn, legs(on, u, on.named).filter((one) => one?.key !== "move"), chain, vector("moved", ...on.spot(flat(place(V.a, u))), ...on.spot(flat(place(V.map, u))), { class: "vector thick" })];
+    return [b.drawn, on.drawn.filter((one) => one.key !== "path"), legs(on, u, on.named).filter((one) => one?.key !== "move"), chain, vector("moved", ...on.spot(flat(place(V.a, u))), ...on.spot(flat(place(V.map, u))), { class: "vector thick" })];
   },
   twice: (W, H) => { const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "a row for each key, a column for each coordinate", `ga.${u}`); return [b.drawn, tables(b, u, ["one", "two", "both"])]; },
   ask: (W, H) => {
@@ -405,7 +405,7 @@ const pictures = {
 // Of the first card, the turn and the gallery: the path, the way of this update, and from everywhere a quarter of a move.
 function picture(W, H, small) {
   const back = S.side === "backward", u = shown(), all = back ? K.updates : moment(), walked = Math.min(Math.floor(all), K.updates);
-  const b = small ? { narrow: true, x: 0, y: 0, w: W, h: H, drawn: [] } : board(W, H, list(V.w, u), `weight in update ${u + 1}`, back ? "minus the gradients: which way the loss falls" : "the path; from anywhere ¼ of a move; crosses should hit x₁, …", `w.${u}`), on = scene(b, u, walked, { goal: back });
+  const b = small ? { narrow: true, x: 0, y: 0, w: W, h: H, drawn: [] } : board(W, H, list(V.w, u), `weight in update ${u + 1}`, back ? "minus the gradients: which way the loss falls" : "the path; from anywhere ¼ of a move; crosses should hit ends", `w.${u}`), on = scene(b, u, walked, { goal: !small });
   if (back) return [b.drawn, on.drawn, falls("push", b, on, range(K.updates + 1).map((p) => [place(V.x, p), gradient(p)]))];
   const done = all >= K.updates ? 1 : all - Math.floor(all), way = [place(V.x, u), place(V.a, u), ...(u > 0 ? [place(V.x, u + 1)] : [])].map(flat), along = done * (way.length - 1), leg = Math.min(way.length - 2, Math.floor(along));
   const now = way[leg].map((z, e) => z + (along - leg) * (way[leg + 1][e] - z));
@@ -428,13 +428,13 @@ const forward = [
     caption: () => `The line to a key is as thick as the key is near. Of the list of ${nth(shown())}, the largest number is that of ${names([most(list(V.g, shown()))])}.`,
     alt: "The plane with lines from the point to all keys",
     label: "how alike the point and the key of word j are", formula: "g_j(x) = kernel(x, k_j) = x . k_j + exp(-r^2 / (2 d))", ...last, show: [["k", "g"], ["x"]], pick: () => ["g", shown(), best(shown())],
-    say: () => `From here on a point is described by how alike it is to each key: a list of ${J.length} numbers, g(x). Each adds how far both point the same way, x · k, and how near they are, by their distance r. A list bends with the point, so a matrix of lists can make moves that bend.`,
+    say: () => `A point is now described by how alike it is to each key: a list of ${J.length} numbers, g(x). Each adds how far both point the same way, x · k, and how near they are, by their distance r; d = ${d} is their size. exp is curved, so a matrix of lists makes moves that are not linear in x.`,
   },
   {
     id: ["KOOP.5", "KOOP.6"], title: "Write the moves down", picture: pictures.written,
     caption: () => (shown() ? `Above, the lists where moves began; below, where they ended. The end of a move is the start of the next.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "Two tables: the lists of starts, and those of ends",
-    ...fit, show: [["B"], ["Y"]], pick: () => ["B", fitted(), 0, best(fitted())],
+    ...fit, show: [["B"], ["Y"]], pick: () => ["B", fitted(), fitted() - 1, best(fitted())],
     say: () => `Every later update looks back at the moves so far${shown() ? `, here ${count(shown(), "move")}` : ""}. There is a row for each move: in start the list of where it began, in end that of where it ended.`,
   },
   {
@@ -442,7 +442,7 @@ const forward = [
     caption: () => (shown() ? `The column is the mixture that the start of move 1 is read as: so much of each row of gram. Below, the sum of these rows: its list.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "A column times the matrix gram is the list below it",
     ...fit, show: [["G"], ["Ginv"], ["N"]], pick: () => ["N", fitted(), 0, best(fitted())],
-    say: "The keys have lists, too: the rows of gram (2 jitter on its diagonal keeps an inverse). Any list is a mixture of these rows, and gram⁻¹ says of which. A point is then read as the same mixture of the keys; row l of mixtures is that of the start of move l.",
+    say: "The keys have lists, too: the rows of gram (twice a tiny jitter on its diagonal keeps an inverse). Any list is a mixture of these rows, and gram⁻¹ says of which. A point is then read as the same mixture of the keys; row l of mixtures is that of the start of move l.",
   },
   {
     id: "KOOP.8", title: "Compare the moves", picture: pictures.compare,
@@ -453,10 +453,10 @@ const forward = [
   },
   {
     id: "KOOP.9", title: "Fit the matrix", picture: pictures.fit,
-    caption: () => (shown() ? `Above: what each move leads to. Below: what the ends have beyond what the matrix makes of the starts. A larger ridge leaves more.` : "In the first update there is no fit yet; this picture is that of the second."),
+    caption: () => (shown() ? `Above: what each move contributes. Below: what the ends have beyond what the matrix makes of the starts. A larger ridge leaves more.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "The fit, and by how much it misses",
-    ...fit, show: [["A"], ["rest"]], pick: () => ["rest", fitted(), 0, most(J.map((j) => Math.abs(V.A(fitted(), 0, j))))],
-    say: "The matrix should turn each start into its end. The best one needs no more than a row for each move: the mixture of keys that the move leads to, a row of fit. Check: what the ends have beyond overlap fit gram is ridge times fit.",
+    ...fit, show: [["A"], ["rest"]], pick: () => ["rest", fitted(), fitted() - 1, most(J.map((j) => Math.abs(V.A(fitted(), fitted() - 1, j))))],
+    say: "The matrix, koopman of step 7, should turn starts into ends. It reads a point by its overlap with each start, times that move’s row of fit: a row is a contribution, not the end itself. Check: what ends have beyond overlap fit gram is ridge times fit.",
   },
   {
     id: ["KOOP.10", "KOOP.11"], title: "The Koopman operator", picture: pictures.operator,
@@ -474,7 +474,7 @@ const forward = [
   },
   {
     title: "Go one move on from where attention led", picture: pictures.onward,
-    caption: () => (shown() ? `From 0, an arrow for each key, as long as its likeness says: they end at the point one move from the attended one (thick), ${show(apart(place(V.map, shown()), place(V.a, shown())))} away.` : "In the first update there is no fit yet; this picture is that of the second."),
+    caption: () => (shown() ? `From 0, an arrow for each key: its likeness times its row of one_move. They end one move from the attended point (thick), ${show(apart(place(V.map, shown()), place(V.a, shown())))} away.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "A chain of arrows, one for each key, to the point one move on",
     label: "one move from the attended point", formula: "moved = g(attended) one_move", ...fit, show: [["ga", "one"], ["a"], ["map"]], pick: () => ["map", fitted(), 0],
     say: () => `Attention alone would stop at the attended point. We ask instead: had the path been there, where would its next move have taken it? The list of the attended point, times one_move, is that point. ${shown() === 0 ? "" : K.epsilon === 0 ? `As epsilon is 0, it is ${nth(shown() + 1)}.` : `${nth(shown() + 1)} is ${show(apart(place(V.map, shown()), place(V.next, shown())))} from it; steps 10 and 11 say why.`}`,
@@ -488,10 +488,10 @@ const forward = [
   },
   {
     id: ["KOOP.14", "KOOP.15"], title: "Ask for both", picture: pictures.ask,
-    caption: () => (shown() ? `Thick: from attended to ${nth(shown() + 1)}. The thin arrow is one move from there; it should end at the cross, where the matrix alone takes two moves. ` : "In the first update there is no fit yet; this picture is that of the second."),
+    caption: () => (shown() ? `Thick: from attended to ${nth(shown() + 1)}. Thin: one move from there. From its tip to the cross, times epsilon, is ${show(apart(place(V.map, shown()), place(V.next, shown())))}: so far is ${nth(shown() + 1)} from moved of step 9.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "The way from the attended point to the next one, and on",
     ...fit, show: [["map", "t", "next"], ["ga", "both"], ["one"]], pick: () => ["next", fitted(), 0],
-    say: () => `Two moves by the matrix alone, or one, back to a point, and one more: they end ${shown() ? `${show(split(shown()))} apart` : "apart"}. We ask for both: following is one move from the attended point, and, times epsilon, one move from it ends where those two do. Newton's method solves that.`,
+    say: () => `Two moves by the matrix alone end at the cross; one, back to a point, and one more, ${shown() ? `${show(split(shown()))} from it` : "elsewhere"}. If the matrix were exact, they would agree. So the way from the thin arrow’s tip to the cross, times epsilon, is added to moved, by Newton’s method.`,
   },
 ];
 const backward = [

@@ -51,7 +51,7 @@ function arrows(b) {
     ]),
     one("query", q, { class: "vector thick" }),
     mark("q", "circle", { cx: at.X(q), cy: at.Y(q), r: b.quiet ? 4 : 6, class: "sink", "aria-label": "drag the query" }, "", (x, y) => put(DATA.q[S.i], at.back(x, y), K.sharpness)),
-    b.quiet ? [] : label("query name", at.X(q) + 10, at.Y(q) + 4, "q", { class: "name strong" }),
+    b.quiet ? [] : label("query name", at.X(q) + (q[0] < 0 ? -10 : 10), at.Y(q) + (q[1] < 0 ? 16 : -8), "q", { class: "name strong", "text-anchor": q[0] < 0 ? "end" : "start" }),
   ];
   return { at, q, keys, zero, drawn };
 }
@@ -99,6 +99,7 @@ function exponentiate(W, H, small) {
 function share(W, H, small) {
   const w = weights(), shares = percents(w), b = board(W, H, small, w, "weight w", "the parts u, and each divided by their sum", "w"), u = J.map((j) => V.u(S.i, j));
   const X = scale(0, 1, b.left + 4, b.left + b.wide - 4), unit = Math.min(1, 1 / Math.max(2, J.length * 0.6)), whole = u.reduce((x, y) => x + y, 0), high = b.size * 0.24, up = b.top + b.size * 0.12, down = b.top + b.size * 0.6;
+  const told = spread(J.map((j) => X(w.slice(0, j).reduce((x, y) => x + y, 0) + w[j] / 2)), 40, X(0) + 14, X(1) - 14);
   let before = 0, after = 0;
   return [
     b.drawn,
@@ -111,11 +112,11 @@ function share(W, H, small) {
         mark(`u.${j}`, "rect", { x: from, y: up, width: to - from, height: high, style: `fill:${color(j)}`, "fill-opacity": 0.45 }),
         line(`drop.${j}`, [[to, up + high], [X(after), down]], { class: "hair dashed", style: `stroke:${color(j)}` }),
         mark(`part.${j}`, "rect", { x: X(y), y: down, width: Math.max(0, wide - 1), height: high, style: `fill:${color(j)}` }),
-        point(`dot.${j}`, X(y) + wide / 2, down + high / 2, b.quiet ? 2 : 4, j),
-        b.quiet || wide < 34 ? [] : label(`share.${j}`, X(y) + wide / 2, down + high + 16, shares[j], { "text-anchor": "middle", class: "share" }),
+        point(`dot.${j}`, X(y) + wide / 2, down + high / 2, Math.min(b.quiet ? 2 : 4, wide / 2), j, { style: `fill:${color(j)};stroke:none` }),
+        b.quiet || hidden(S.i, j) ? [] : label(`share.${j}`, told[j], down + high + 16, shares[j], { "text-anchor": "middle", class: "share" }),
       ];
     }),
-    b.quiet ? "" : text(X(0), up - 6, `sum of u = ${show(whole)}`, { class: "title" }) + text(X(1), down - 6, "sum of w = 1", { class: "title", "text-anchor": "end" }),
+    b.quiet ? "" : text(X(0), up - 6, `sum of u = ${show(whole)}`, { class: "title" }) + text(X(1), down + high + 36, "sum of w = 1", { class: "title", "text-anchor": "end" }),
   ];
 }
 
@@ -147,7 +148,7 @@ function toWeights(W, H, small) {
 }
 
 function toScores(W, H, small) {
-  const b = board(W, H, small, J.map((j) => V.dm(S.i, j)), "gradient dm = w (dw − r)", "dw, and how far it is from the mean r", "dm"), dw = J.map((j) => V.dw(S.i, j)), w = weights(), mean = V.mean(S.i);
+  const b = board(W, H, small, J.map((j) => V.dm(S.i, j)), "gradient dm = w (dw − r)", "dw. Height: dw − r, width: w, area: dm", "dm"), dw = J.map((j) => V.dw(S.i, j)), w = weights(), mean = V.mean(S.i);
   const Y = scale(Math.min(...dw, mean - 1e-6), Math.max(...dw, mean + 1e-6), b.top + b.size - 24, b.top + 24), X = (j) => b.left + (b.wide * (j + 0.5)) / J.length;
   return [
     b.drawn,
@@ -189,16 +190,16 @@ const forward = [
     id: "SM.1", title: "Compare", show: [["k", "s[i]"], ["q[i]"]], pick: () => ["s", S.i, best()], picture: compare,
     alt: () => `The query of ${DATA.tokens[S.i]} and the keys as arrows, each key with its foot on the line of the query`,
     caption: () => `A key’s foot on the line of the query, times the query’s length, over √d, is its score: the highest is that of ${names([largest(J.map((j) => V.s(S.i, j)))])}.`,
-    say: () => `The query of ${word()} is compared with the key of every word. The more the two point the same way, the higher the score.`,
+    say: () => `The query of ${word()} is compared with the key of every word. The more the two point the same way, the higher the score. A sum of d products is typically √d times as large as one; the division takes that away.`,
   },
   {
     id: "SM.2", title: "Mask", show: [["s[i]", "m[i]"]], pick: () => ["m", S.i, J.at(-1)], picture: mask,
     alt: "The scores of all queries and keys as a table, the row of the followed word framed",
     caption: () => {
       const shut = J.filter((j) => hidden(S.i, j));
-      return !K.causal ? "Nothing is hidden: every row has all its scores. Tick “causal” to hide what comes later." : shut.length ? `${word()} does not see ${names(shut)}: those scores become −∞.` : `${word()} comes last and sees all; the rows above have lost what comes after them.`;
+      return !K.causal ? `Nothing is hidden: every row has all its scores. Tick “causal” to hide what comes later${S.i < J.at(-1) ? `: ${word()} would not see ${names(J.filter((j) => j > S.i))}` : ", what is right of the diagonal"}.` : shut.length ? `${word()} does not see ${names(shut)}: those scores become −∞.` : `${word()} comes last and sees all; the rows above have lost what comes after them.`;
     },
-    say: () => `A mask comes first: m is the score s, or −∞ where a word may not look. A model that predicts the next word must not see it (causal attention). ${!K.causal ? "Here all are seen." : S.i < J.at(-1) ? `Here ${word()} does not see what comes later: ${names(J.filter((j) => j > S.i))}.` : `Here a word does not see what comes later; ${word()} comes last and sees all.`}`,
+    say: () => `A mask comes before the softmax: m is the score s, or −∞ where a word may not look. A model that predicts the next word must not see it (causal attention). ${!K.causal ? "Here all are seen." : S.i < J.at(-1) ? `Here ${word()} does not see what comes later: ${names(J.filter((j) => j > S.i))}.` : `Here a word does not see what comes later; ${word()} comes last and sees all.`}`,
   },
   {
     id: "SM.3", title: "Exponentiate", show: [["m[i]", "u[i]"]], pick: () => ["u", S.i, J.find((j) => j !== best()) ?? 0], picture: exponentiate,
@@ -277,7 +278,7 @@ tour({
   tasks: [
     { say: "lower the temperature until one word gets more than 95 %", done: () => Math.max(...weights()) > 0.95 },
     { say: "follow a word that gets everything from itself, with the mask", done: () => K.causal && S.i === 0 },
-    { say: "drag keys and values, or the target t, until o meets t", done: () => Math.hypot(...E.map((c) => V.o(S.i, c) - V.target(c))) < 0.1 },
+    { say: "drag keys and values, or the target t (backwards), until o meets t", done: () => Math.hypot(...E.map((c) => V.o(S.i, c) - V.target(c))) < 0.1 },
   ],
   height: (W) => (W < 420 ? 134 : Math.min(520, Math.round(W * 0.56))),
   label: () => `What flows to ${DATA.tokens[S.i]}: ${J.map((j) => `${DATA.tokens[j]} ${percents(J.map((l) => V.w(S.i, l)))[j]}`).join(", ")}.`,

@@ -14,7 +14,7 @@ def arguments(inputs: Mapping[str, Any], knobs: Mapping[str, Any]) -> dict[str, 
 
 TOUR = Tour(
     knobs=(
-        Knob("sharpness", "query times (1 / temperature)", 1.0, 0.0, 5.0),
+        Knob("sharpness", "query times (1 / temperature), larger is sharper", 1.0, 0.0, 5.0),
         Knob("causal", "hide what comes later (causal)", False),
     ),
     arguments=arguments,

@@ -147,7 +147,7 @@ function directions(b, more = {}) {
 const alone = { points: [[far, far], [-far, -far]] }; // where the circle is all that is drawn
 
 function look(W, H, small) {
-  const b = board(W, H, small, J.map((j) => size(placed("x", now(), j))), "distance from the centre", "places, and their directions on the circle"), f = particles(b, within(), { ways: false }), d = directions(b);
+  const b = board(W, H, small, J.map((j) => size(placed("x", now(), j))), "distance (does not count)", "places, and their directions on the circle"), f = particles(b, within(), { ways: false }), d = directions(b);
   return [b.drawn, d.ground, J.map((j) => [line(`ray.${j}`, [d.zero, f.place(f.here[j]), f.place(d.here[j])], { class: "hair dashed", style: `stroke:${color(j)}` }), mark(`foot.${j}`, "circle", { cx: f.place(d.here[j])[0], cy: f.place(d.here[j])[1], r: b.quiet ? 2.5 : 4, class: "foot", style: `fill:var(--paper);stroke:${color(j)}`, "stroke-width": 2 })]), f.dots];
 }
 
@@ -168,8 +168,8 @@ function weigh(W, H, small) {
 }
 
 function speed(W, H, small) {
-  const b = board(W, H, small, each("u"), "speed u, squared", "momenta p", one("u")), f = particles(b, within(), { radius: heavy });
-  return [b.drawn, f.ground, J.map((j) => momentum(f, "p", j)), f.dots];
+  const lightest = Math.min(...each("z")), b = board(W, H, small, each("u"), "speed u, squared", "p / z, arrows to scale", one("u")), f = particles(b, within(), { radius: heavy });
+  return [b.drawn, f.ground, J.map((j) => f.push(`momentum.${j}`, j, placed("p", now(), j).map((x) => (x * lightest) / V.z(now(), j)), { style: `stroke:${j === S.i ? "var(--ink)" : color(j)}`, ...(j === S.i ? { class: "vector thick" } : {}) })), f.dots];
 }
 
 function push(W, H, small) {
@@ -180,12 +180,12 @@ function push(W, H, small) {
 }
 
 function kick(W, H, small) {
-  const n = now(), b = board(W, H, small, sized("kicked"), "length of p*", "p, then the kick h_y · force: p*"), f = particles(b, within());
+  const n = now(), b = board(W, H, small, sized("kicked"), "length of kicked", "p, then the kick h_y · force: kicked"), f = particles(b, within());
   return [b.drawn, f.ground, f.dots, f.push("was", S.i, placed("kicked", n, S.i), thin), momentum(f, "p"), f.push("force", S.i, placed("force", n, S.i).map((x) => K.h_y * x), { style: `stroke:${color(S.i)}`, "stroke-width": 2.6 }, placed("p", n, S.i))];
 }
 
 function damp(W, H, small) {
-  const b = board(W, H, small, sized("damped"), "length of p′", "p* (dashed), and p′ after friction"), f = particles(b, within());
+  const b = board(W, H, small, sized("damped"), "length of p′", "kicked (dashed), and p′ after friction"), f = particles(b, within());
   return [b.drawn, f.ground, f.dots, f.push("was", S.i, placed("kicked", now(), S.i), thin), momentum(f, "damped")];
 }
 
@@ -207,13 +207,13 @@ function overview(W, H, small) {
   const back = S.side === "backward", quiet = small || W < 420, top = quiet ? 4 : 26, left = small ? 0 : quiet ? 76 : 112, half = (W - left - 10) / 2, b = { left, top, size: H - top - 4, wide: half, quiet };
   const listed = small ? [] : rows(DATA.tokens, S.i, scale(0, Math.max(1, J.length - 1), top + 14, H - 16), left - 6);
   const rolling = particles(b, moment()), plainly = particles({ ...b, left: left + half + 10 }, moment(), { name: "plain", tag: "plain " });
-  const head = quiet ? [] : [[left, back ? "where places should move" : "with momentum"], [left + half + 10, "plain attention"]].map(([x, told]) => text(x, 12, told, { class: "title" }));
+  const head = quiet ? [] : [[left, back ? "where places should move" : `with momentum (arrows); lines: pushes on ${DATA.tokens[S.i]}`], [left + half + 10, "plain attention"]].map(([x, told]) => text(x, 12, told, { class: "title" }));
   const arrows = back ? downhill(rolling, "dx", moment()) : J.map((j) => rolling.push(`momentum.${j}`, j, between("p", moment(), j).map((x) => 0.6 * x), { style: "stroke:var(--ink)" }));
   return [listed, head, rolling.ground, plainly.ground, back ? [] : bonds(rolling, (j) => (j === S.i ? 0 : V.a(now(), S.i, j))), rolling.dots, arrows, plainly.dots, back ? goal(b, rolling) : []];
 }
 
 // Backwards: arrows against gradients, all as many times as long as there is room for.
-const goal = (b, f) => aimed(b, f.area, across(DATA.target), (p) => moved(DATA.target, p));
+const goal = (b, f) => aimed(b, f.area, across(DATA.target), (p) => moved(DATA.target, p), "goal");
 const longest = (lists) => Math.max(1e-12, ...lists.flat().map(size));
 function against(f, key, gradients, set = () => ({}), unit = longest([gradients])) {
   const long = (0.22 * (f.area.box[3] - f.area.box[1])) / unit;
@@ -224,7 +224,7 @@ const downhill = (f, name, at) => against(f, "down", J.map((j) => between(name, 
 const dashed = () => thin;
 
 function wish(W, H, small) {
-  const b = board(W, H, small, J.map((j) => (j === S.i ? size(C.map((c) => V.dx(K.layers, j, c))) : 0)), "distance to the goal", "from the last place to what is wished for"), f = particles(b, K.layers), target = f.place(across(DATA.target)), here = f.place(f.here[S.i]), [l, t, e, u] = f.area.box;
+  const b = board(W, H, small, J.map((j) => (j === S.i ? size(C.map((c) => V.dx(K.layers, j, c))) : 0)), "|dx| after the last layer", "from the last place to what is wished for"), f = particles(b, K.layers), target = f.place(across(DATA.target)), here = f.place(f.here[S.i]), [l, t, e, u] = f.area.box;
   const most = Math.max(0, Math.min(Math.hypot(target[0] - here[0], target[1] - here[1]), target[0] - l, e - target[0], target[1] - t, u - target[1]));
   return [b.drawn, f.ground, [1, 0.66, 0.33].map((part, n) => mark(`ring ${n}`, "circle", { cx: target[0], cy: target[1], r: part * most, class: "ghost" })), f.dots, vector(`down.${S.i}`, ...here, ...target, { class: "vector thick" }), goal(b, f)];
 }
@@ -239,16 +239,16 @@ function toMomentum(W, H, small) {
   return [b.drawn, f.ground, f.dots, against(f, "was", moves, dashed, longest([moves, all])), against(f, "down", all, undefined, longest([moves, all])), goal(b, f)];
 }
 function throughFriction(W, H, small) {
-  const b = board(W, H, small, sized("dkicked"), "|dp*|", "before the friction (thick), after it (dashed)"), f = particles(b, within()), unit = longest([flatly("ddamped")]);
+  const b = board(W, H, small, sized("dkicked"), "|d kicked|", "before the friction (thick), after it (dashed)"), f = particles(b, within()), unit = longest([flatly("ddamped")]);
   return [b.drawn, f.ground, f.dots, against(f, "was", flatly("ddamped"), dashed, unit), against(f, "down", flatly("dkicked"), undefined, unit), goal(b, f)];
 }
 const toForce = pull("dforce", "|d force|", "force (dashed), and where it should change", (f) => f.push("force", S.i, placed("force", now(), S.i), thin));
 function toPushers(W, H, small) {
-  const n = now(), grad = placed("dout", n, S.i), b = board(W, H, small, seen((j) => V.da(n, S.i, j)), "gradient da", "directions v, and their feet on the line of do", of("da")), d = directions(b, { ...later, ...alone }), by = (0.8 * far) / (size(grad) || 1);
+  const n = now(), grad = placed("dout", n, S.i), b = board(W, H, small, J.map((j) => V.da(n, S.i, j)), "gradient da", "directions v, and their feet on the line of do", of("da")), d = directions(b, { ...later, ...alone }), by = (0.8 * far) / (size(grad) || 1);
   return [b.drawn, d.ground, J.map((j) => vector(`key.${j}`, ...d.zero, ...d.place(d.here[j]), { style: `stroke:${color(j)}`, opacity: j > S.i ? 0.3 : 1 })), feet(d.area, d.here, grad, b.quiet), vector(`down.${S.i}`, ...d.zero, ...d.place(grad.map((x) => by * x)), { class: "vector thick" }), b.quiet ? [] : label("do name", d.area.X(grad.map((x) => by * x)) + 8, d.area.Y(grad.map((x) => by * x)), "do", { class: "name strong" }), d.dots];
 }
 function toWeights(W, H, small) {
-  const n = now(), b = board(W, H, small, seen((j) => V.dw(n, S.i, j)), "gradient dw", "lines: |dw|, dashed below 0; size: |du|", of("dw")), strongest = Math.max(1e-12, ...each("du").map(Math.abs)), f = particles(b, within(), { ...later, radius: (j) => 0.6 + 1.2 * Math.sqrt(Math.abs(V.du(n, j)) / strongest) });
+  const n = now(), b = board(W, H, small, J.map((j) => V.dw(n, S.i, j)), "gradient dw", "lines: |dw|, dashed below 0; size: |du|", of("dw")), strongest = Math.max(1e-12, ...each("du").map(Math.abs)), f = particles(b, within(), { ...later, radius: (j) => 0.6 + 1.2 * Math.sqrt(Math.abs(V.du(n, j)) / strongest) });
   return [b.drawn, f.ground, bonds(f, (j) => V.dw(n, S.i, j)), f.dots, goal(b, f)];
 }
 function toIncoming(W, H, small) {
@@ -289,19 +289,19 @@ const forward = [
   },
   {
     id: "SYMP.7", title: "Weigh", when: "step", show: [["s[i]"], ["logz[i]", "z[i]"]], pick: () => ["logz", now(), S.i], picture: weigh,
-    say: "The mean of the exponentials is the mass z. A token that matches others well is heavy, since its push is z times as strong (step 5). Its velocity is divided by z again (step 8): so in the first layer all move as by plain attention, times one factor for all.",
+    say: "The mass z is large if a token matches well those that it sees, and itself. The push is z times as strong (step 5), the velocity is divided by z (step 8): in layer 1, where p is 0, z cancels. Later the old p is divided by z, too: heavy tokens keep less of their motion.",
     alt: "The tokens as points, the larger, the greater their mass",
     caption: () => `The mass of ${word()} is ${show(V.z(now(), S.i))}: the mean, over the tokens that it sees, of e to the score.`,
   },
   {
     id: ["SYMP.9", "SYMP.10"], title: "Measure the speed", when: "step", show: [["p", "e", "z", "u"]], pick: () => ["u", now(), S.i], picture: speed,
     say: () => `Momentum over mass is speed, and u is its square. A model learns a matrix w<sub>b</sub> for b; here it changes nothing, so b is p. ${S.t === 0 ? "Before the first layer all tokens rest." : "From the second layer on each momentum has the same length, so light tokens are fast."}`,
-    alt: "The tokens with their momenta as arrows",
-    caption: () => (now() === 0 ? "Before the first layer all tokens rest: there are no arrows." : `All momenta have the same length, so the lightest token, ${names([[...J].sort((a, b) => V.u(now(), b) - V.u(now(), a))[0]])}, is the fastest.`),
+    alt: "The tokens with momentum over mass as arrows",
+    caption: () => (now() === 0 ? "Before the first layer all tokens rest: there are no arrows." : `Arrows: momentum over mass. All momenta have the same length, so the lightest token, ${names([[...J].sort((a, b) => V.u(now(), b) - V.u(now(), a))[0]])}, is the fastest.`),
   },
   {
     id: ["SYMP.11", "SYMP.12"], title: "Push", when: "step", show: [["w[i]", "u", "a[i]", "v"], ["z[i]", "o[i]"]], pick: () => ["o", now(), S.i, 0], picture: push,
-    say: "Attention becomes a push: a token is pushed in the directions, from the centre, of those that it attends to, also in its own. The masses of both contain their match, so the speeds of both are a factor: fast tokens push more, and are pushed more.",
+    say: "A token is pushed in the directions of those that it attends to, also its own. Why the speeds? A token’s energy is p²/(2z) − z/2. A better match raises both masses, and as its mass grows, each energy falls at the rate (1 + u)/2: both make the factor.",
     alt: () => `The pushes on ${DATA.tokens[S.i]} as a chain of arrows, one for each token that it sees`,
     caption: () => `One arrow for each token that ${word()} sees, end to end: the strongest push is that of ${names([heaviest((j) => V.a(now(), S.i, j))])}. The thick arrow is all of them together.`,
   },
@@ -309,17 +309,17 @@ const forward = [
     id: ["SYMP.13", "SYMP.14"], title: "Kick", when: "step", show: [["p[i]"], ["force[i]"], ["kicked[i]"]], pick: () => ["kicked", now(), S.i, 0], picture: kick,
     say: "The force does not move the token. It changes its momentum, for a time h<sub>y</sub>, the knob “kick”. What was there before remains. Here w<sub>o</sub> changes nothing, so the force is the push o.",
     alt: "The momentum before and after the force has acted on it",
-    caption: () => (now() === 0 ? `${word()} rested, so its momentum is now the kick: the force times h<sub>y</sub>.` : `Thick: the old momentum of ${word()}. In colour: the kick. Dashed: their sum p*. No token has moved yet.`),
+    caption: () => (now() === 0 ? `${word()} rested, so its momentum is now the kick: the force times h<sub>y</sub>.` : `Thick: the old momentum of ${word()}. In colour: the kick. Dashed: their sum, kicked. No token has moved yet.`),
   },
   {
     id: ["SYMP.15", "SYMP.16"], title: "Damp", when: "step", show: [["kicked[i]"], ["damping"], ["damped[i]"]], pick: () => ["damped", now(), S.i, 0], picture: damp,
-    say: () => `Friction takes a part of all momenta: ${percent(Math.exp(-V.damping(now())))} remain in this layer. c<sub>log</sub> is the knob “friction”, c<sub>lin</sub> a constant, ${LIN}. The time t is 1 at first, and h<sub>x</sub> more after each layer. ${K.c_log > 0 ? "Friction gets weaker with t." : "There is almost none of it here."}`,
+    say: () => `${percent(Math.exp(-V.damping(now())))} of all momenta remain in this layer. c<sub>log</sub> is the knob “friction”, c<sub>lin</sub> a constant. The time t is 1 at first, h<sub>x</sub> more after each layer. ${K.c_log > 0 ? "Friction weakens with t: as 3 / t, it lets a motion reach low convex energies soon (Nesterov)." : "There is almost none of it here."}`,
     alt: "The momentum before and after friction",
     caption: () => `The same momentum, shorter: ${percent(Math.exp(-V.damping(now())))} of the dashed arrow remain, as of those of all tokens. No token has moved yet.`,
   },
   {
     id: ["SYMP.17", "SYMP.18"], title: "Drift", when: "step", show: [["damped[i]", "z[i]"], ["velocity[i]"], ["x[i]", "x[i]+1"]], pick: () => ["x", now() + 1, S.i, 0], picture: drift,
-    say: "Momentum over mass is the velocity, and the token moves with it for a time h<sub>x</sub>, the knob “drift”. First the kick, then the drift with the new momentum: steps of this kind are called symplectic. With constant masses and no friction they nearly keep the energy.",
+    say: "The velocity is momentum over mass, and moves the token for a time h<sub>x</sub>, the knob “drift”. First the kick, then the drift with the new momentum: such steps (symplectic) nearly keep the energy of a ball that rolls without friction.",
     alt: "Arrows from the old places to the new ones",
     caption: () => `Now the tokens move, along their momenta: ${word()} by ${show(K.h_x * size(C.map((c) => V.velocity(now(), S.i, c))))}, from the ring to the dot.`,
   },
@@ -333,16 +333,16 @@ const forward = [
 
 const backward = [
   {
-    title: "What is wished for", of: "SYMP.18", formula: "dx = x - goal", when: "step", show: [["x[i].last"], ["target"], ["dx[i].last"]], pick: () => ["dx", K.layers, S.i, steepest()], picture: wish,
+    title: "What is wished for", of: "SYMP.18", formula: "dx = x - goal", when: "last", show: [["x[i].last"], ["target"], ["dx[i].last"]], pick: () => ["dx", K.layers, S.i, steepest()], picture: wish,
     say: () => `Suppose that ${word()} should have come to a goal, the cross. The loss is half the squared distance after the last layer, and its gradient is the difference.`,
     alt: "The last places of the tokens, and an arrow to the goal",
-    caption: () => `The arrow from ${word()} to the cross is −dx, ${show(size(C.map((c) => V.dx(K.layers, S.i, c))))} long. Drag the goal t.`,
+    caption: () => `The arrow from ${word()} to the cross is −dx, ${show(size(C.map((c) => V.dx(K.layers, S.i, c))))} long. Drag the goal.`,
   },
   {
     id: ["dSYMP.17", "dSYMP.h_x"], of: "SYMP.18", title: "To the velocity", when: "step", show: [["dx[i]+1"], ["dvelocity[i]"], ["dh_x"]], pick: () => ["dvelocity", now(), S.i, steepest()], picture: toVelocity,
-    say: "A velocity acted for a time h<sub>x</sub>, so it gets h<sub>x</sub> times the gradient of the place. The gradient of h<sub>x</sub> is how far all velocities point along theirs.",
+    say: "A velocity acted for a time h<sub>x</sub>, so it gets h<sub>x</sub> times the gradient of the place. The gradient of h<sub>x</sub> adds up, for all tokens, how far the velocity points where the loss grows.",
     alt: "Velocities, and arrows by which they should change",
-    caption: () => `${negligible("dvelocity") || "Arrows: how each velocity should change."} In this layer a longer drift h<sub>x</sub> would ${V.dh_x(now()) > 0 ? "raise" : "lower"} the loss.`,
+    caption: () => `${negligible("dvelocity") || "Arrows (−d): how velocities should change."} In this layer a longer drift h<sub>x</sub> would ${V.dh_x(now()) > 0 ? "raise" : "lower"} the loss.`,
   },
   {
     id: "dSYMP.16", of: ["SYMP.17", "SYMP.19"], title: "To the momentum", when: "step", show: [["dvelocity[i]", "z[i]"], ["dp[i]+1", "along_p[i]"], ["ddamped[i]"]], pick: () => ["ddamped", now(), S.i, steepest()], picture: toMomentum,
@@ -370,7 +370,7 @@ const backward = [
   },
   {
     id: ["dSYMP.6", "dSYMP.10"], of: "SYMP.11", title: "To weights and speeds", when: "step", show: [["u", "da[i]", "dw[i]", "du"]], pick: () => ["dw", now(), S.i, pusher()], picture: toWeights,
-    say: "The strength was a weight times a factor of the speeds. The speed of a token is in all pushes on it, and in all pushes by it.",
+    say: "The strength was a weight times a factor of the speeds. The speed of a token is in all pushes on it, and in all pushes by it. A weight of a later token has a gradient, too, but stays 0.",
     alt: "Lines from the token that is followed, as wide as the gradients of its weights",
     caption: () => negligible("dforce") || `Wide lines: weights of ${word()} that matter. Dashed: more of it lowers the loss. Large dots: tokens whose speed matters.`,
   },
@@ -432,7 +432,7 @@ tour({
   short: "Attention is a force, and words have momentum.",
   intro: () => [
     "Let tokens be <b>particles</b>. Attention pushes each one in the directions of those that it attends to.",
-    "A usual layer moves a token by the push itself, as if in honey: each layer begins anew. Here the push is a <b>force</b>. It changes a momentum, the momentum moves the token, and friction takes speed off. So a token starts slowly and goes on in its direction from layer to layer, as a ball that rolls. Further is not better in itself; the momentum carries on what earlier layers began.",
+    "A usual layer moves a token by the push itself, as if in honey: each layer begins anew. Here the push is a <b>force</b>. It changes a momentum, friction shortens that, and it moves the token. Its direction goes on to the next layer: so a token starts slowly, and its path bends slowly. Further is not better in itself; the momentum carries on what earlier layers began.",
     `We follow ${word()}. Each layer is one step of the motion.`,
   ],
   turn: "To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it: its gradient, written with a d in front. It comes back through the layers, the last one first.",
