@@ -31,7 +31,7 @@ CROSSED = f"more than {MANY[0]} keys"
 NAMED = 3
 """Cases that are named of each type that did not run."""
 
-FEW = 0.25
+FEW = 0.2
 """If fewer of the cases ran, the report says what none of these has in place of "agrees"."""
 
 

@@ -82,7 +82,7 @@ def test_a_recurrence_is_found_too() -> None:
 
 def test_few_cases_that_ran_are_many_that_did_not() -> None:
     def report(kernel: Any) -> Any:
-        few = WHOLE.changed(cases=tuple(map(WHOLE.case, ("tiny", "causal", "bias", "sink", "mask-keys"))))
+        few = WHOLE.changed(cases=tuple(map(WHOLE.case, ("tiny", "causal", "bias", "sink", "mask-keys", "softcap"))))
         return verify(few, kernel, dtypes=["float32"])
 
     assert found_supports.few_ran(report(of(lambda *_: False)))
