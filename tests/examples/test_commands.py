@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import refattn as ra
 from tests.test_docs import commands
 
 ROOT = Path(__file__).parents[2]
@@ -135,6 +136,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     subprocess.run(begin, check=True, capture_output=True, cwd=place, env={**os.environ, "PYTHONPATH": str(wheel)})
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 12, 8)).astype(np.float32)
     np.savez(place / "captured.npz", q=q, k=k, v=v)
+    np.savez(place / "dump.npz", q=q, k=k, v=v, out=ra.softmax.forward(q, k, v)[0])
     (place / "my_text.txt").write_text("a text that somebody has written\n" * 400)
     (place / "links.txt").write_text("0 1\n1 2\n2 0\n")
     if importlib.util.find_spec("onnxruntime") and importlib.util.find_spec("onnx"):
@@ -159,7 +161,11 @@ def test_the_commands_of_examples_run(command: str, folder: Path, wheel: Path) -
     "command", [pytest.param(x, marks=pytest.mark.slow(sampled=x.split()[0] in READS)) for x in of_pages()]
 )
 def test_the_commands_of_pages_run(command: str, folder: Path, wheel: Path) -> None:
-    for name, here in (("captured.safetensors", "captured.npz"), ("mine.py:ring", "ring.py:ring")):
+    for name, here in (
+        ("captured.safetensors", "captured.npz"),
+        ("dump.safetensors", "dump.npz"),
+        ("mine.py:ring", "ring.py:ring"),
+    ):
         command = command.replace(name, here)
     found = run(command, folder, wheel)
     assert found.returncode in (0, 1, 3) and "refattn: error" not in found.stderr, found.stdout[-500:] + found.stderr
