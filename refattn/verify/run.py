@@ -32,7 +32,7 @@ NAMED = 3
 """Cases that are named of each type that did not run."""
 
 FEW = 0.2
-"""If fewer of the cases ran, the report says what none of these has in place of "agrees"."""
+"""If no more of the cases ran, the report says what none of these has in place of "agrees"."""
 
 
 @checked(mechanism=Mechanism, case=Case, dtype=One((*DTYPES, *SCALED)), grad=bool, seed=Whole())
@@ -176,7 +176,7 @@ def _not_run(mechanism: Mechanism, outcomes: Iterable[Outcome]) -> tuple[str, ..
         of = "" if len(without) == len(ran) else f" in {', '.join(without)}"
         found.append(f"nothing that ran{of} crosses a tile or chunk of {MANY[0]} keys")
     every = {name for names in ran.values() for name in names}
-    if every and len(every) < FEW * len(asked):
+    if every and len(every) <= FEW * len(asked):
         seen = {feature for name in every for feature in by_name.get(name, ())}
         unseen = sorted({feature for name in asked for feature in by_name.get(name, ())} - seen)
         if unseen:

@@ -71,7 +71,7 @@ def _of(wrong: NDArray[np.bool_], singular: str, plural: str) -> Iterable[str]:
         yield f"only {singular} {first}"
         if last == count - 1 > 1:
             yield f"only the last {singular}"
-        if count == 2:  # what a larger case says of its other rows
+        if count == 2 and plural in ("rows", "keys"):  # what a larger case says of its other rows
             yield f"all {plural} but the {'first' if first else 'last'}"
     elif last == count - 1 and len(at) == last - first + 1:
         for tile in TILES if plural in ("rows", "keys") else ():
