@@ -33,6 +33,18 @@ def reference(q: Any, k: Any, v: Any, **options: Any) -> Any:
     return ra.softmax.forward(q, k, v, **options)[0]
 
 
+def test_what_a_declined_case_has_to_give_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = []
+    plain = run.granting
+    monkeypatch.setattr(run, "granting", lambda *given: computed.append(given[1].name) or plain(*given))
+
+    def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return ra.Decline("no options") if options else reference(q, k, v)
+
+    counts = verify(RECORD, attend, dtypes=["float32"]).counts()["all"]
+    assert counts["declined"] == len(CASES) - len(computed) > 0 and counts["agreed"] == len(computed) > 0
+
+
 class Reference:
     """The tiled implementation, forward and backward."""
 

@@ -45,6 +45,9 @@ def strict(q, k, v, *, causal=False):
 def narrow(q, k, v, *, causal=False):
     return ra.Decline("d is 7") if q.shape[3] != 7 else strict(q, k, v, causal=causal)
 
+def bare(q, k, v):
+    return ra.softmax.forward(q, k, v)[0]
+
 def stated(q, k, v, *, causal=False):
     return strict(q, k, v, causal=causal)
 
@@ -262,6 +265,16 @@ def test_what_an_adapter_can_run_is_run(kernels: Path, monkeypatch: pytest.Monke
     assert "The cases that come nearest" in result.stdout and "an adapter states the sizes" not in result.stdout
     result = verify(f"{kernels}:stated")
     assert result.exit_code == 0 and "float16" not in result.stdout and "4 cases run, 0 declined" in result.stdout
+
+
+def test_nothing_is_offered_to_an_adapter_that_lacks_options_alone(
+    kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = [RECORD.case(name) for name in ("tiny", "causal", "softcap", "bias", "sink", "mask-keys")]
+    monkeypatch.setattr("refattn.mechanisms.softmax.record", replace(RECORD, cases=tuple(few), kernel_sizes=()))
+    result = verify(f"{kernels}:bare", "--dtype", "float32")
+    assert "found by trial" not in result.stdout and "it takes no softcap" in result.stdout
+    assert "1 case run, 5 declined, 0 failed" in result.stdout
 
 
 def test_designed_cases_in_other_sizes() -> None:

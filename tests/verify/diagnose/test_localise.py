@@ -40,6 +40,13 @@ def test_a_pattern_along_an_axis(axis: int, at: Any, expected: list[str]) -> Non
     assert words(mark)[: len(expected)] == expected and bool(words(mark)) == bool(expected)
 
 
+def test_of_two_rows_it_says_what_a_larger_case_says_of_its_other_rows() -> None:
+    mark = np.zeros((2, 1, 2, 4), bool)
+    mark[0, :, 0] = True
+    assert words(mark) == ["only batch 0", "only row 0", "all rows but the last"]
+    assert words(mark[:, :, ::-1], "keys")[-1] == "all keys but the first"
+
+
 def test_rows_of_gradients_of_keys_are_keys() -> None:
     mark = np.zeros((1, 1, 37, 4), bool)
     mark[:, :, 32:] = True
