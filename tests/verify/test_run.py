@@ -23,6 +23,7 @@ from refattn.verify.report.junit import junit
 from refattn.verify.report.sections import closing
 from refattn.verify.report.tables import verified
 from refattn.verify.run import verify, verify_case
+from refattn.verify.tolerance.budget import granting
 
 CASES = ("tiny", "causal-tail", "grouped", "empty-rows")
 RECORD = ra.mechanism("softmax")
@@ -34,9 +35,13 @@ def reference(q: Any, k: Any, v: Any, **options: Any) -> Any:
 
 
 def test_what_a_declined_case_has_to_give_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed = []
-    plain = run.granting
-    monkeypatch.setattr(run, "granting", lambda *given: computed.append(given[1].name) or plain(*given))
+    computed: list[str] = []
+
+    def counted(*given: Any) -> Any:
+        computed.append(given[1].name)
+        return granting(*given)
+
+    monkeypatch.setattr(run, "granting", counted)
 
     def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
         return ra.Decline("no options") if options else reference(q, k, v)
