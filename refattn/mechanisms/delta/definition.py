@@ -66,7 +66,7 @@ from __future__ import annotations
 
 import math
 
-# namespace(x): the library of x; zeros(shape, x): like x; transpose: last two axes; paper_alone: refuses other options
+# namespace(x): the library of x; zeros(shape, x): like x; transpose: last two axes; paper_alone: allows no other option
 from refattn.ops.plain import paper_alone
 from refattn.xp import Array, namespace, transpose, zeros
 

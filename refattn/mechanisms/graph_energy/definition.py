@@ -3,20 +3,20 @@
 In softmax attention each query decides alone how much a token counts. Here every token has a score x_i, one for all
 queries. Tokens are the nodes of a graph. All pairs are linked, strongly if they match. The scores flow along the links:
 each is pulled towards the scores of its neighbours, and held near its start. A threshold then drops tokens with small
-scores. The others keep their softmax weights, times their scores, divided by the sum. So a token can lose all attention
-because its neighbours have low scores. With equal scores and no token dropped, this is softmax attention.
+scores. The softmax weights of the others are multiplied by their scores, and divided by the sum of these products. So a
+token can lose all attention because its neighbours have low scores. Equal scores above tau give softmax attention.
 
 The source, an article (F. Preetham 2023), has a graph of tokens, scores that flow down an energy, a sine in the pull,
 and a threshold. Its displayed formulas are not preserved. So these are ours: the links (GE.3, GE.4), the start (GE.5),
 the spring (in GE.7), how scores weigh values (GE.10 to GE.12), all numbers. GE.6 is equation 1 of D. Sclosa 2023, with
-weights. The article has no experiment; in ours the flow makes no better model (docs/experiments/graph_energy.md).
+weights. The article has no experiment; in ours no model is better for the flow (docs/experiments/graph_energy.md).
 
 All formulas are of one head. i, j and l are tokens; token i reads and is pulled; token j is read, and pulls token i.
-Every token has a query q_i, a key k_i and a value v_i; q and k have width d. mu, kappa, step, steps and tau are numbers
-that the caller chooses, mu, kappa and step above 0. With the default numbers, x_i stays between 0 and 1.
+Every token has a query q_i, a key k_i and a value v_i; q and k have width d. The caller chooses mu, kappa, step (all
+above 0), steps and tau (by default 1, 1, 1/3, 10, 0.4: then x_i stays between 0 and 1).
 
     [GE.1]  s_ij = q_i . k_j / sqrt(d)                  the match: how well key j answers query i
-    [GE.2]  a_ij = exp(s_ij) / sum_l exp(s_il)          softmax attention; used only if no token is kept
+    [GE.2]  a_ij = exp(s_ij) / sum_l exp(s_il)          softmax attention to all tokens; only best_ij uses it
     [GE.3]  r_ij = (s_ij + s_ji) / 2                    the likeness: the match, made the same both ways
     [GE.4]  n_ij = exp(r_ij) / sum_l exp(r_il)          the link by which j pulls i; the links of i sum to 1
     [GE.5]  b_i = 1 / (1 + exp(-s_ii))                  the start of the score: the sigmoid of the match with itself
@@ -24,62 +24,63 @@ that the caller chooses, mu, kappa and step above 0. With the default numbers, x
     [GE.7]  rate_i = mu (b_i - x_i) + kappa c_i         a spring back to the start, and the pull
     [GE.8]  x'_i = x_i + step rate_i                    GE.6 to GE.8 `steps` times, from x = b, then from x = x'
     [GE.9]  y_j = x_j if x_j >= tau, else 0             of the last x: token j is kept, or it is dropped
-            w_ij = exp(s_ij) / (sum over kept l of exp(s_il)) if j is kept, else 0      softmax attention to kept tokens
+            w_ij = exp(s_ij) / (sum over kept l of exp(s_il)) if j is kept, else 0      softmax again, of kept tokens
     [GE.10]  u_ij = w_ij y_j                            the part of token j
-    [GE.11]  z_i = sum_j u_ij if any token is kept, else 1      the mean of kept y_j by w_ij; if tau > 0, not 0
+    [GE.11]  z_i = sum_j u_ij if any token is kept, else 1      the mean of kept y_j by w_ij: tau or more
     [GE.12]  p_ij = u_ij / z_i if any token is kept, else best_ij      the weights
     [GE.13]  o_i = sum_j p_ij v_j                       the output
 
 If no token is kept, best_ij is 1 for the j with the largest a_ij x_j (of the last x; the first of equals), and 0 for
-all others. w_ij is not used then; in the code it is the softmax over all tokens.
+all others. w_ij is not used then; in the code it is a_ij.
 
 Why best: the weights of i have to sum to 1, so if all tokens are dropped, i has to read a dropped one. Without a
 threshold p_ij would be a_ij x_j over its sum, and i would read all the tokens that should be dropped. We choose the one
-with the largest of these weights. Unless two are equal, small changes of q and k do not change which one it is. So q
-and k get no gradient, and a head that drops all tokens cannot learn to keep one by its own gradient.
+with the largest of these weights; the others stay dropped. Unless two are equal, small changes of q and k do not change
+which one it is. So q and k get no gradient, and a head that drops all tokens, always, cannot learn to keep one.
 
 Why links are a softmax: the links of a token sum to 1, so the pull does not grow with the number of tokens.
-Why a sine: it is the source's. For scores between 0 and 1, sin(x_j - x_i) is nearly x_j - x_i.
+Why a sine: it is the source's. Between scores in [0, 1] it is x_j - x_i, or less by up to 16 %.
 Why the start is s_ii: it belongs to token i alone, and training can make it large for tokens that should count. A large
-s_ii also shields i: r_ii is s_ii, so n_ii is large and leaves little for other links. No token pulls itself: sin 0 = 0.
-Why w and not a: a_ij y_j would be 0 for dropped j, too. For kept j, w_ij / a_ij depends on i alone, and cancels in
-GE.12. But if a dropped token matches much better than all kept ones, their a_ij round to 0 (as exp(-110) in float32).
+s_ii also shields i: r_ii is s_ii, so n_ii is large, which leaves little for other links, and i does not pull itself.
+Why w and not a: a_ij y_j would be 0 for dropped j, too; for kept j, w_ij / a_ij depends on i alone and cancels in
+GE.12. But if a dropped token matches much better than all kept ones, the a_ij of all kept j may round to 0 (as
+exp(-110) in float32), and p_ij would be 0 / 0.
 
 The energy. The flow goes down an energy E, and comes to rest (below). No line of code computes this:
 
     pi_i n_ij = pi_j n_ji                               detailed balance, with pi_i = sum_l exp(r_il)
     E = mu/2 sum_i pi_i (x_i - b_i)^2 + kappa/2 sum_ij pi_i n_ij (1 - cos(x_j - x_i))
     dE/dx_i = -pi_i rate_i                              rate is minus the gradient, but for the weight pi_i
-    dE/dt = sum_i dE/dx_i rate_i = -sum_i pi_i rate_i^2      in continuous time
+    dE/dt = sum_i dE/dx_i rate_i = -sum_i pi_i rate_i^2      in continuous time; pi, n and b stay
 
 Line 1: n_ij and n_ji differ, since each row is divided by its own sum, but pi_i n_ij is exp(r_ij), the same both ways.
 Line 3: x_i is in the double sum of E twice, as the pulled token and as the pulling one. By line 1 both give the same,
 which cancels the 1/2; and the derivative of 1 - cos(x_j - x_i) with respect to x_i is -sin(x_j - x_i).
 
-So links are made of r. (The point of rest needs only that links sum to 1.) With a, line 1 would need some pi. Multiply
-it for the pairs 12, 23 and 31: pi cancels, and a_12 a_23 a_31 = a_21 a_32 a_13 is left, false for most s.
+So links are made of r. With links a, line 1 would be pi_1 a_12 = pi_2 a_21, pi_2 a_23 = pi_3 a_32, pi_3 a_31 = pi_1
+a_13 for tokens 1 to 3. The product of the three is a_12 a_23 a_31 = a_21 a_32 a_13: pi cancels. For most s it is false.
 
-How long may a step be? Let a move m have the length |m|^2 = sum_i pi_i m_i^2. In this metric the gradient of E is
+How long may a step be? Let a move m have the length |m|, |m|^2 = sum_i pi_i m_i^2. In this metric the gradient of E is
 (dE/dx_i) / pi_i, which is -rate_i by line 3: a gradient flow. Along m with |m| = 1 the second derivative E'' of E is at
 most mu + 2 kappa, as cos <= 1 and (m_j - m_i)^2 <= 2 m_i^2 + 2 m_j^2:
 
     E'' = mu sum_i pi_i m_i^2 + kappa/2 sum_ij pi_i n_ij cos(x_j - x_i) (m_j - m_i)^2
     <= mu + kappa sum_ij pi_i n_ij (m_i^2 + m_j^2) = mu + 2 kappa
 
-The last sum is 2: links of i sum to 1, and by line 1 the part of m_j^2 is the same. For any m the bound is (mu + 2
-kappa) |m|^2. A step is m = step rate. By Taylor's formula it changes E by sum_i dE/dx_i m_i = -step |rate|^2 and by at
-most half that bound. It cannot raise E if step <= 2 / (mu + 2 kappa); the default 1/3 is half of it for mu = kappa = 1.
+The last sum is 2: links of i sum to 1, and by line 1 the part of m_j^2 is the same. A step is the move m = step rate;
+along it E'' is at most (mu + 2 kappa) step^2 |rate|^2. By Taylor's formula it changes E by at most -step |rate|^2 + 1/2
+(mu + 2 kappa) step^2 |rate|^2. So E cannot rise if step <= 2 / (mu + 2 kappa): by default 2/3, twice the step.
 
-Where does it rest? If step (mu + kappa) <= 1 (which is stricter), as by default, scores stay between 0 and 1: b_i <= 1
+Where does it rest? If step (mu + kappa) <= 1 (a stricter bound), as by default, scores stay between 0 and 1: b_i <= 1
 and sin(x_j - x_i) <= 1 - x_i, so x'_i <= x_i + step (mu + kappa) (1 - x_i) <= 1; likewise x'_i >= (1 - step (mu +
-kappa)) x_i >= 0. Let e be the difference of two such states x. By the mean value theorem a step makes of it
+kappa)) x_i >= 0. Let e be the difference of two such states x (of one b and n). By the mean value theorem a step gives
 
     e'_i = (1 - step mu) e_i + step kappa sum_j n_ij C_ij (e_j - e_i)      C_ij: the cosine of a number in [-1, 1]
 
 The factor of e_i, 1 - step mu - step kappa sum_(j != i) n_ij C_ij, is at least 1 - step (mu + kappa) >= 0, as n sums to
 1 and C <= 1. Those of e_j are step kappa n_ij C_ij >= 0, and all add up to 1 - step mu. So a step multiplies the
-largest |e_i| by at most 1 - step mu (a contraction). So there is one point of rest, and 10 default steps leave at most
-(2/3)^10 = 0.017 of the largest distance to it. tau = 0.4 drops tokens that end well below 1/2, the start if s_ii is 0.
+largest |e_i| by at most 1 - step mu. A contraction of [0, 1]^n into itself has one point of rest; 10 default steps
+leave at most (2/3)^10 < 0.018 of the largest distance to it. tau is a bit below 1/2, the start of tokens with s_ii = 0.
 
 Backward: do_i is the gradient of a loss with respect to o_i, and so for every symbol; d alone is the width. The id
 dGE.4 is that of the gradient with respect to the value of GE.4, dGE.q with respect to the input q. p can jump if a
@@ -93,30 +94,30 @@ in the u_ij of all i.
     [dGE.12]  dp_ij = do_i . v_j
     [dGE.11]  dz_i = -sum_j dp_ij p_ij / z_i if any token is kept, else 0
     [dGE.10]  du_ij = dp_ij / z_i + dz_i if any token is kept, else 0
-    [dGE.9]  dy_j = sum_i du_ij w_ij                    0 if j is dropped, as w_ij is; if none is kept, du_ij is 0
+    [dGE.9]  dy_j = sum_i du_ij w_ij                    0 for dropped j: w_ij is 0; if none is kept, du_ij is
              dw_ij = du_ij y_j
 
 The flow, from the last step to the first. A step reads dx' and gives dx. Its x' is the x of the next step, so its dx'
-is the dx of that; the last x' is in GE.9 alone, so its dx' is dy. x_i is in x'_i, in the spring of rate_i, in c_i as
-the pulled token, and in all c_j as a pulling one. In c_i, x_j - x_i gets f_ij, which x_j gets with + and x_i with -:
+is the dx of that; the last dx' is dy, as only GE.9 gives the last x' a gradient. x_i is in x'_i, in the spring of
+rate_i, in c_i as the pulled token, and in all c_j as a pulling one. x_j - x_i in c_i gets f_ij:
 
-    [dGE.8]  dx'_i = dx_i                               dx_i of the next step; in the last step, dy_i
+    [dGE.8]  dx'_i = dx_i                               the dx_i of the next step, by dGE.before; in the last step, dy_i
     [dGE.7]  drate_i = step dx'_i
     [dGE.6]  dc_i = kappa drate_i
-             f_ij = dc_i n_ij cos(x_j - x_i)            the gradient with respect to x_j - x_i in c_i
-    [dGE.before]  dx_i = dx'_i - mu drate_i + sum_j f_ji - sum_j f_ij      as pulling, as pulled
+             f_ij = dc_i n_ij cos(x_j - x_i)
+    [dGE.before]  dx_i = dx'_i - mu drate_i + sum_j f_ji - sum_j f_ij      of x before the step: as pulling, as pulled
 
 All steps t share b, n, mu, kappa and step: sum_t is over steps. b is the first x, too. The gradients of the three
 numbers sum over batch and heads as well.
 
-    [dGE.5]  db_i = dx_i + mu sum_t drate_i             dx of the first step
+    [dGE.5]  db_i = dx_i + mu sum_t drate_i             dx of the first step; dy if steps is 0
     [dGE.mu]  dmu = sum_ti drate_i (b_i - x_i)
     [dGE.kappa]  dkappa = sum_ti drate_i c_i
     [dGE.step]  dstep = sum_ti dx'_i rate_i
     [dGE.4]  dn_ij = sum_t dc_i sin(x_j - x_i)
 
 The graph. n and w are softmaxes: for n = softmax(r), dr is n (dn - mean) with the mean of dn weighted by n. s_ij is in
-w_ij, in r_ij and r_ji with a half each, and s_ii in b_i, whose derivative is b_i (1 - b_i). I_ij is 1 if i = j, or 0.
+row i of w, half in r_ij and half in r_ji, and s_ii in b_i, whose derivative is b_i (1 - b_i). I_ij is 1 if i = j, or 0.
 
     [dGE.3]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)
     [dGE.1]  ds_ij = w_ij (dw_ij - sum_l w_il dw_il) + (dr_ij + dr_ji) / 2 + I_ij db_i b_i (1 - b_i)
@@ -127,21 +128,20 @@ Axes: b batch (b_i is a start), h head, i and j token, d width of q and k, e of 
 tokens. Sources (see docs/deviations.md): F. Preetham, Graph Dynamical Systems and Odd Analytic Coupling, Medium, 2023;
 D. Sclosa, From Combinatorics to Geometry: The Dynamics of Graph Gradient Diffusion, arXiv:2308.08311.
 
-x starts at (1/2, 0.06, 1/2) and ends at (0.43, 0.22, 0.38). The second token pulls the last one (n_32 = 0.73) below
-tau. It pulls the first one less (n_12 = 0.32), which stays above. Only the first is kept, so all queries read it;
-softmax lets the second one read the last:
+Below, x starts at (1/2, 0.06, 1/2), ends at (0.43, 0.22, 0.38). The second token pulls the last (n_32 = 0.73) below
+tau, and the first less (n_12 = 0.32). Only the first is kept, so all read it; by softmax the second reads the last:
 
     >>> import numpy as np, refattn as ra
     >>> q, k = [[[[0.0, 0.0], [-2.0, 1.0], [0.0, 2.0]]]], [[[[0.0, -1.0], [2.0, 0.0], [-2.0, 0.0]]]]
     >>> q, k, v = np.asarray(q), np.asarray(k), np.eye(3)[None, None]
-    >>> [x.forward(q, k, v)[0][0, 0, 1].round(2).tolist() for x in (ra.softmax, ra.graph_energy)]
+    >>> [m.forward(q, k, v)[0][0, 0, 1].round(2).tolist() for m in (ra.softmax, ra.graph_energy)]
     [[0.03, 0.0, 0.97], [1.0, 0.0, 0.0]]
 """
 
 import math
 from typing import NamedTuple
 
-# namespace(x): the library of x; arange(0, n, x): like x; transpose: last two axes; paper_alone: refuses other options
+# namespace(x): the library of x; arange(0, n, x): like x; transpose: last two axes; paper_alone: allows no other option
 from refattn.ops.plain import paper_alone, softmax, softmax_backward
 from refattn.xp import Array, arange, eye_like, namespace, transpose, zeros
 

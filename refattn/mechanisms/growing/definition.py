@@ -5,75 +5,73 @@ and w_k have m rows and d columns. The scores are s = y M y^T, with the kernel M
 scale is a constant, which stays as d grows. If the loss asks for scores that no such kernel gives, training cannot
 reach them: the head needs more columns. The gradient of the loss with respect to M may have any rank. A growth step
 moves M against its gradient, then takes the nearest kernel of rank d + c (both in the metric of part 2). Two factors of
-that kernel are the new weights, wider by c columns. The caller does this a few times, between steps of training.
+that kernel are the new weights, wider by c columns. The caller does this a few times in a training. Values stay.
 
 1. What does the loss ask for? Let ds_ij be the gradient of the loss with respect to the score s_ij, 0 if it is masked;
 attention's backward computes it. <X, Y> is the sum of all X_ij Y_ij, or the trace of X^T Y; |X|^2 = <X, X>. If M
-changes by E, the scores change by y E y^T, and the loss by <ds, y E y^T> = <y^T ds y, E>. So N is its gradient:
+changes by E, the scores change by y E y^T, and the loss, to first order, by <ds, y E y^T> = <y^T ds y, E>:
 
     [GROW.1]  M = scale w_q w_k^T
-    [dGROW.1]  N = sum_b y_b^T ds_b y_b                 over the sequences b of a batch; d in an id: a gradient
+    [dGROW.1]  N = sum_b y_b^T ds_b y_b                 its gradient; sequences b of a batch; d in an id: a gradient
 
 2. What does a change cost? N is right while scores change little. So the cost of E is the sum of the squares of all
 changes of scores (of masked ones, too: without them it would not have the form <E, A E A>). Below is the cost in one
-sequence b, with C_b = y_b^T y_b, then that in all. There the mean C / sequences replaces each C_b, to have one matrix:
+sequence b, with C_b = y_b^T y_b, then that in all n_b sequences, where the mean C / n_b replaces each C_b:
 
     |y_b E y_b^T|^2 = trace(y_b E^T y_b^T y_b E y_b^T) = <E, C_b E C_b>
-    in all: about sequences <E, (C / sequences) E (C / sequences)> = <E, A E A> = |V E V^T|^2      if V^T V = A
+    in all: about n_b <E, (C / n_b) E (C / n_b)> = <E, A E A> = |V E V^T|^2      if V^T V = A
 
     [GROW.2]  C = sum_b y_b^T y_b                       how much tokens use each direction
-    [GROW.3]  A = C / sqrt(sequences)                   A = U diag(lambda) U^T, its eigenvectors and eigenvalues
+    [GROW.3]  A = C / sqrt(n_b)                         A = U diag(lambda) U^T, its eigenvectors and eigenvalues
     [GROW.4]  rho_r = sqrt(lambda_r + damping mean(lambda))      W = diag(rho) U^T
 
-With damping = 0, W is such a V. But then directions that hardly any token uses would cost nothing, and columns along
-them could be huge. So the cost is |W E W^T|^2 with damping: W^T W is A + damping mean(lambda) I. Let Z = W E W^T, the
-change in units of its cost (whitened), so E = W^-1 Z (W^-1)^T. M, N, C, A, W, E, Z, G, H, D and F are m x m.
+With damping = 0, W is such a V. But then directions that no token uses would cost nothing: columns along them could be
+huge, and W has no inverse. So the cost is |W E W^T|^2 with damping (0.01): W^T W is A + damping mean(lambda) I. Let Z =
+W E W^T, the whitened change, so E = W^-1 Z (W^-1)^T. M, N, C, A, W, E, Z, G, H, D and F are m x m.
 
 3. What can old columns not do? The loss changes by <N, E> = <G, Z> (GROW.5). Let w_q and w_k have rank d. If they
 change by E_q and E_k, then M changes by scale (E_q w_k^T + w_q E_k^T), to first order, and so
 
     Z = scale (W E_q) (W w_k)^T + scale (W w_q) (W E_k)^T
 
-X is orthogonal to all such Z exactly if X W w_k = 0 and (W w_q)^T X = 0, as <X, (W E_q) (W w_k)^T> is <X W w_k, W E_q>,
-and <X, (W w_q) (W E_k)^T> is <(W w_q)^T X, (W E_k)^T>. H (GROW.6) is the part of G for which that holds; P_q projects
-orthogonally on the columns of W w_q, P_k on those of W w_k. G - H = P_q G + (I - P_q) G P_k is such a Z: the first term
-is W w_q times a matrix, the second a matrix times (W w_k)^T.
+W E_q and W E_k may be any matrices. So X is orthogonal to all such Z exactly if X W w_k = 0 and (W w_q)^T X = 0, as <X,
+(W E_q) (W w_k)^T> is <X W w_k, W E_q>, and <X, (W w_q) (W E_k)^T> is <(W w_q)^T X, (W E_k)^T>. H (GROW.6) is the part
+of G for which that holds; P_q projects orthogonally on the columns of W w_q, P_k on those of W w_k. G - H = P_q G + (I
+- P_q) G P_k is such a Z: the first term is W w_q times a matrix, the second a matrix times (W w_k)^T.
 
     [GROW.5]  G = (W^-1)^T N W^-1                       the gradient with respect to Z
     [GROW.6]  H = (I - P_q) G (I - P_k)                 the part that only new columns can follow
     [GROW.7]  sigma = the singular values of H          sigma_1 is the largest
 
 One new column of w_q and one of w_k add a matrix of rank 1 to Z. Of all these with |Z| = 1 and orthogonal to what old
-columns can do, -a_1 b_1^T lowers the loss most, by sigma_1, where H = sum_r sigma_r a_r b_r^T is the singular value
-decomposition (<G, Z> = <H, Z> for these Z). The step -H has the length sigma_r along -a_r b_r^T, and there the loss
-falls by sigma_r per unit of length: so the r-th new column is worth sigma_r^2. H only says how many columns. The step
-of part 4 is along -G, which also has what old columns can follow. There the r-th column adds sigma_r^2, too (GROW.19).
+columns can do, -a_1 b_1^T lowers the loss most (to first order), by sigma_1, where H = sum_r sigma_r a_r b_r^T is the
+singular value decomposition (<G, Z> = <H, Z> for these Z). A step along -H goes sigma_r far along -a_r b_r^T, where the
+loss falls by sigma_r per unit of length: so the r-th new column is worth sigma_r^2. H only says how many columns. Part
+4 steps along -G, where the r-th column also adds sigma_r^2 (GROW.19).
 
 How many? The r-th column is added, to every head, if its worth, summed over heads, is more than 2 % of the sum of all
-worths (less may be noise of the batch), and more than machine epsilon times |G|^2 (less is rounding). One growth adds
-at most min(4, m - d) columns. Heads share C, A, W and c. If sigma_r of a head is 0, its r-th column is at most of order
-t, the root of the term in t^2 of part 6, which is not in the slope. If its G is 0, new columns are 0 in both weights,
-but for rounding: they hardly learn, and the next growth takes their rounding for directions of old columns.
+worths (less may be noise of the batch), and more than machine epsilon times the sum of |G|^2 (less is rounding). One
+growth adds at most min(4, m - d) columns, and none if d >= m. Heads share C, A, W and c.
 
-4. The step. Of all Z with |Z| = |G|, -G lowers the loss most. As a change of M it is -D, where W D W^T = G. D has the
-cost |G|^2, about the sum of the squares of all changes of scores by D. There are `scores` scores, so D / nu changes a
-score by about 1 (root mean square). The step is `amplitude` times that, a number that the caller searches (part 7). nu
-and the amplitude are those of all heads. If G is 0, M stays.
+4. The step. Of all Z with |Z| = |G|, -G lowers the loss most. As a change of M it is -D, W D W^T = G. D has the cost
+|G|^2, about the sum of the squares of all changes of scores by D. There are `scores` scores, so D / nu changes a score
+by about 1 (root mean square; less behind a causal mask, as the cost counts all scores). The step is `amplitude` times
+that, a number for all heads that the caller searches (part 7). If G is 0, M stays.
 
-    [GROW.8]  D = W^-1 G (W^-1)^T                       (W^T W)^-1 N (W^T W)^-1, the natural gradient
-    [GROW.9]  nu = |G| / sqrt(scores)                   of all heads; masked scores are not counted; if G is 0, 1
+    [GROW.8]  D = W^-1 G (W^-1)^T                       (W^T W)^-1 N (W^T W)^-1: a natural gradient, that of the metric
+    [GROW.9]  nu = |G| / sqrt(scores)                   of all heads; scores behind a causal mask do not count; G = 0: 1
     [GROW.10]  F = M - amplitude D / nu                 of any rank
-    [GROW.11]  Z_F = W F W^T                            made of F as Z of E: |Z_F' - Z_F|^2 is the cost of M' - F
+    [GROW.11]  Z_F = W F W^T                            made of F as Z of E
     [GROW.12]  Z_F' = Z_F with its d + c largest singular values alone      nearest to Z_F of this rank (Eckart, Young)
-    [GROW.13]  M' = W^-1 Z_F' (W^-1)^T                  the new kernel: nearest to F in cost
+    [GROW.13]  M' = W^-1 Z_F' (W^-1)^T                  the new kernel: |Z_F' - Z_F|^2 is the cost of M' - F
 
 5. Back to weights. M' = L R^T, but also (L T) (R (T^-1)^T)^T for every invertible T. We choose L^T L = R^T R: the
-gradient of L is N R, that of R is N^T L, so unequal ones learn unequally fast. An orthogonal matrix O in both, L O and
-R O, keeps that, and M'. (So even at amplitude 0 weights move, if w_q^T w_q and w_k^T w_k differ; M does not.) An
-optimiser has a state for each column, so old columns should stay in their places: O brings L O and R O nearest
-(Procrustes' problem; GROW.17 divides both by sqrt(scale), which changes no O) to the old weights with c columns of
-zeros, (w_q, 0) and (w_k, 0). |L O - (w_q, 0)|^2 + |R O - (w_k, 0)|^2 is least if <O, B> is largest, and <O, B> is at
-most the sum of beta, which O = B_L B_R^T reaches. B ends with c columns of 0, so new columns may rotate in their span.
+gradient of L is N R (N at M'), that of R is N^T L, so a large L beside a small R hardly learns. An orthogonal matrix O
+in both, L O and R O, keeps that, and M'. (So even at amplitude 0 weights move, if w_q^T w_q and w_k^T w_k differ; M
+does not.) An optimiser has a state for each column, so old columns should stay in their places: O brings L O and R O
+nearest (Procrustes' problem; GROW.17 divides both by sqrt(scale), which changes no O) to the old weights with c columns
+of 0, (w_q, 0) and (w_k, 0). |L O - (w_q, 0)|^2 + |R O - (w_k, 0)|^2 is least if <O, B> is largest, and <O, B> is at
+most the sum of beta, which O = B_L B_R^T reaches. B ends with c columns of 0, so new columns may rotate.
 
     [GROW.14]  L = Q_L diag(sqrt(tau))                  M' = Q_L diag(tau) Q_R^T, its singular value decomposition
     [GROW.15]  R = Q_R diag(sqrt(tau))                  so M' = L R^T; d + c columns, as other tau are 0
@@ -89,18 +87,20 @@ W w_k. In them W M W^T has a first block alone, Z_M, which is d x d and has an i
     Z_F = ( Z_M - t G_11    -t G_12 )
           (     - t G_21    -t G_22 )
 
-Let t |G| be small against the smallest singular value of Z_M. W M W^T is t |G| away from Z_F, so we need only matrices
-X that are as near. Their first block has an inverse, so their rank is d plus that of X_22 - X_21 X_11^-1 X_12 (Schur
-complement). X_12 and X_21 are of order t, so the product is of order t^2 (in Z_F it is t^2 G_21 (Z_M - t G_11)^-1
-G_12). Hence, if X has rank d + c, X_22 is within order t^2 of a matrix of rank c. |.|^2 is a sum over blocks: to first
-order the nearest X keeps the other three blocks, and of -t H the c largest singular values. It drops -t H_cut, H_cut =
-sum_(r > c) sigma_r a_r b_r^T (one of several, of the same norm, if sigma_c = sigma_(c+1)). So Z changes by -t (G -
-H_cut), to first order, and the loss by -t (|G|^2 - <G, H_cut>), where <G, H_cut> = <H, H_cut> = |H_cut|^2:
+Let t |G| be small against the smallest singular value of Z_M. W M W^T is t |G| away from Z_F; the nearest X of rank d +
+c is no farther. So its first block has an inverse, and its rank is d plus that of X_22 - X_21 X_11^-1 X_12 (Schur
+complement). X_12 and X_21 are of order t, so their product is of order t^2, and X_22 is within O(t^2) of a matrix K of
+rank c. No K is nearer to -t H than t |H_cut|, H_cut = sum_(r > c) sigma_r a_r b_r^T (one of several, of the same norm,
+if sigma_c = sigma_(c+1)). A matrix with Z_F's other three blocks, and as last block their product plus the c largest
+singular values of -t H, has rank d + c and is t |H_cut| + O(t^2) away from Z_F. X is no farther, and |.|^2 is a sum
+over blocks: so X has Z_F's other blocks but for O(t^1.5), and K / t is, as t falls, as near to -H as can be. So X is
+Z_F + t H_cut but for less than order t. The loss changes by -t <G, G - H_cut>; <G, H_cut> = <H, H_cut> = |H_cut|^2:
 
     [GROW.19]  slope = -(|G|^2 - sum_(r > c) sigma_r^2) / nu      summed over heads: d loss / d amplitude, at 0
 
-The slope is exact for w_q and w_k of rank d, because N is exact. Only the metric is approximate, by masked scores,
-damping, and C_b that differ. So D is not quite the best direction; nu, only a unit, may be too large or too small.
+The slope is exact for w_q and w_k of rank d, because N is exact. Only the metric is approximate (masks, C_b, damping):
+D is not quite the best direction. If sigma_r = 0 in a head, the product alone may give it column r, of order t, where
+others are of order sqrt(t). If its G is 0, column r is rounding: it hardly learns, but the next P_q counts it.
 
 7. In code, if loss(w_q, w_k) is the loss of a batch and d_scores its gradient with respect to the scores:
 
@@ -108,17 +108,17 @@ damping, and C_b that differ. So D is not quite the best direction; nu, only a u
     planned = plan(heads, observe(y, d_scores))
     c = columns_of(planned)  # if 0, no new column is worth it: stop here
     amplitude = search(lambda a: loss(*grow(heads, planned, columns=c, amplitude=a)), slope_of(planned, c))
-    if amplitude > 0.0:  # at 0, new columns would be 0 in both factors and never learn
+    if amplitude > 0.0:  # at 0, new columns would be rounding in both factors, and hardly learn
         w_q, w_k = grow(heads, planned, columns=c, amplitude=amplitude)
 
-Axes: b sequence, h head, i and j token, m width of tokens, d width of a head, u = d + c. Sources: L. Burgund, Attention
-Growing Networks, internship report at LISN, 2025, sections 1 and 2; M. Verbockhaven et al., Growing Tiny Networks,
-arXiv:2405.19816; P. Schoenemann, A generalized solution of the orthogonal Procrustes problem, 1966. From the report:
-the kernel, its gradient, a step that is measured in scores, and the cut to a rank. From Verbockhaven: GROW.6. Ours: the
-step goes down (the report moves M by +D), the cut is nearest in scores (there: in weights), the damping, how many
-columns, GROW.16, and the search. See docs/deviations.md and docs/experiments/growing.md.
+Axes: b sequence, h head, i and j token, m width of tokens, d width of a head, u = d + c. From L. Burgund (Attention
+Growing Networks, internship report at LISN, 2025, sections 1 and 2): the kernel, its gradient, a step that is measured
+in scores, the cut to a rank. From M. Verbockhaven et al. (Growing Tiny Networks, arXiv:2405.19816): GROW.6. Ours: the
+step goes down (the report moves M by +D), the cut is nearest in scores (there: in weights), damping, how many columns,
+GROW.16 (after P. Schoenemann 1966), the search. See docs/deviations.md, docs/experiments/growing.md.
 
-A loss of scores has ds = -I: each token should attend more to itself. -I has rank 3, w has 1: two columns are added:
+If the loss is minus the sum of s_ii, ds = -I. y = I, so N = -I, A = I and G = -I / 1.01. Old columns can follow the
+first row and column of G; sigma is (1 / 1.01, 1 / 1.01, 0), and two columns are added:
 
     >>> import numpy as np; from refattn.mechanisms.growing.definition import columns_of, heads_of, observe, plan
     >>> y, w = np.eye(3)[None], np.eye(3)[None, :, :1]  # tokens (1, 3, 3), weights (1, 3, 1)
@@ -144,11 +144,11 @@ class Heads(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What growth reads of a batch. Of several batches, whose losses add up, all four fields add up."""
+    """What growth reads of a batch. For the sum of the losses of several batches, add them field by field."""
 
     gradient: Array  # N
     gram: Array  # C
-    sequences: int
+    sequences: int  # n_b
     scores: int
 
 
@@ -220,7 +220,7 @@ def grow(heads: Heads, planned: Plan, *, columns: int, amplitude: float) -> tupl
     left, values, right = xp.linalg.svd(whitened)  # (h, m, m), (h, m), (h, m, m): right is transposed
     cut = (left * values[:, None, :])[:, :, :width] @ right[:, :width, :]  # (h, m, m) [GROW.12]
     grown = unwhiten @ cut @ transpose(unwhiten)  # (h, m, m) [GROW.13]
-    q_l, tau, q_r = xp.linalg.svd(grown)  # (h, m, m), (h, m), (h, m, m)
+    q_l, tau, q_r = xp.linalg.svd(grown)  # (h, m, m), (h, m), (h, m, m): q_r is transposed
     roots = xp.sqrt(tau[:, None, :width])  # (h, 1, u)
     of_q = q_l[:, :, :width] * roots  # (h, m, u) [GROW.14]
     of_k = transpose(q_r)[:, :, :width] * roots  # (h, m, u) [GROW.15]

@@ -75,7 +75,7 @@ from __future__ import annotations
 
 import math
 
-# namespace(x): the library of x; arange(0, n, x): like x; transpose: last two axes; paper_alone: refuses other options;
+# namespace(x): the library of x; arange(0, n, x): like x; transpose: last two axes; paper_alone: no other option;
 # normalise(x, eps): HOL.1 and the factor 1 / sqrt(var x + eps); normalise_backward: dHOL.q
 from refattn.ops.plain import normalise, normalise_backward, paper_alone
 from refattn.xp import Array, arange, namespace, transpose

@@ -13,22 +13,22 @@ lists, koopman, can make moves that are not linear in x. Points and lists are ro
 
     kernel(x, y) = x . y + exp(-|x - y|^2 / (2 d))          large if x and y have one direction, or are near
     g_j(x) = kernel(x, k_j)                                 x . k_j is linear in x, exp(...) is not
-    g(x_l) koopman = g(x_(l+1))                             koopman is fitted to this, for all moves so far
+    g(x_l) koopman = g(x_(l+1))                             for all moves so far, as nearly as the fit can (KOOP.9)
 
 This is extended dynamic mode decomposition (EDMD) with a kernel. Let next(x) be the point that x moves to. Its Koopman
-operator K turns a function f into K f, with (K f)(x) = f(next(x)). K is linear in f, whatever next is. If K turns each
-g_j into a sum of the g_o, a matrix gives the list of next(x), (K g)(x) = g(x) koopman; if not, an approximation.
+operator K turns a function f into K f, with (K f)(x) = f(next(x)). K is linear in f, whatever next is. If each K g_j is
+a weighted sum of the g_o, a matrix gives the list of next(x), (K g)(x) = g(x) koopman; if not, an approximation.
 
 Mixtures. A row c of n weights is a mixture of the keys: its point is c k, its list c gram, the same sum of the keys'
-lists (row j of gram, KOOP.1; not g(c k), as g is not linear). The mixture of x is the c with x's list, g(x) gram^-1.
-But for jitter sum_j c_j f(k_j) is then f(x) if x is a key or f a weighted sum of the g_o. It is near f(x) for a smooth
-f, such as f(x) = x, if x is near keys; so c k is about x. From x_2 on points are sums of keys.
+lists (row j of gram, KOOP.1; not g(c k), as g is not linear). The mixture of x is the c with x's list, g(x) gram^-1. If
+f = sum_o a_o g_o, then f(x) = sum_o g_o(x) a_o = c gram a^T = sum_j c_j f(k_j), but for jitter. f(x) = x is no such
+sum, as exp(...) is in every g_o and does not cancel: c k is not quite x (nearly, if x is near keys).
 
 The paper (G. Nan Tie 2024) replaces a layer's MLP, whose weights all queries share, by a map for each query. It has the
 path, the lists, the operator, KOOP.15 with an open function psi, and no experiment (ours: docs/experiments/koopman.md).
 We chose x_1 = attended, exp, the fit (after M. Khosravi 2023), psi and defaults. Formulas are of one query in update m.
 
-    [KOOP.1]  gram_jo = kernel(k_j, k_o) + 2 jitter I_jo    n x n: jitter for each term, as keys may repeat
+    [KOOP.1]  gram_jo = kernel(k_j, k_o) + 2 jitter I_jo    n x n: a jitter for each term of kernel
     [KOOP.2]  scores_j = x_m . k_j / sqrt(d)
     [KOOP.3]  weights_j = exp(scores_j) / sum_o exp(scores_o)
     [KOOP.4]  attended = sum_j weights_j v_j
@@ -39,11 +39,11 @@ We chose x_1 = attended, exp, the fit (after M. Khosravi 2023), psi and defaults
 The fit finds transfer, which turns the list of x into the mixture c of next(x). As f(next(x)) is about sum_o c_o
 f(k_o), the fitted K is K f = sum_jo g_j transfer_jo f(k_o). m moves do not determine n x n numbers, so a ridge keeps K
 small (kernel ridge regression). |K| is its Hilbert-Schmidt norm in the kernel's space of functions (RKHS), where <g_o,
-f> = f(k_o), so that <g_j, g_o> = gram_jo, but for jitter. K sums maps f -> g_j <g_o, f>, transfer_jo of each; those of
-jo and pq have the product <g_j, g_p> <g_o, g_q>: hence |K|^2. Of matrices, <a, b> sums all a_jo b_jo.
+f> = f(k_o), so that <g_j, g_o> = gram_jo, but for jitter. K is the sum of transfer_jo times the map f -> g_j <g_o, f>.
+Such maps multiply as matrices of columns do, <y z^T, u w^T> = (y . u) (z . w): jo and pr to gram_jp gram_or:
 
-    |start transfer gram - end|^2 + ridge |K|^2             is minimised; |K|^2 = <transfer, gram transfer gram>
-    start^T (start transfer gram - end) gram + ridge gram transfer gram = 0      half of its gradient
+    |start transfer gram - end|^2 + ridge |K|^2         is minimised; |K|^2 = sum_jo transfer_jo (gram transfer gram)_jo
+    start^T (start transfer gram - end) gram + ridge gram transfer gram = 0      half of the gradient
 
 With transfer = mixtures^T fit, a row of fit for each move, KOOP.9 solves it (representer theorem): as start mixtures^T
 is overlap and gram mixtures^T is start^T, the left side is start^T (overlap fit gram - end + ridge fit) gram.
@@ -54,29 +54,29 @@ is overlap and gram mixtures^T is start^T, the left side is start^T (overlap fit
     [KOOP.11]  koopman = transfer gram                      n x n: list of x in, list of next(x) out
     [KOOP.12]  one_move = transfer k                        n x d: list of x in, point next(x) out
 
-The next point. K acts on each coordinate of a map psi of points. For the K of a true map next, (K psi)(attended) is
-psi(next(attended)). So the x with psi(x) = (K psi)(attended) is next(attended), for each psi that has an inverse. The
-paper takes this x with the fitted K, for which psi matters, and leaves it open. Ours is the simplest with K, psi = id +
-epsilon K id, id(x) = x. (K id)(x) is g(x) one_move, one move from x, and row j of gram one_move at key j. So (K K
-id)(x), two moves from x, is g(x) transfer gram one_move = g(x) koopman one_move. KOOP.15 is (following - g(attended)
-one_move) + epsilon (g(following) one_move - g(attended) koopman one_move) = 0; K may not allow both to be 0.
+The next point. K acts on each coordinate of a map psi of points. For a true K (K psi)(attended) is psi(next(attended)).
+So next(attended) is the x with psi(x) = (K psi)(attended), if psi has an inverse. The paper takes this x with the
+fitted K, where psi matters, and leaves psi open. For psi = id, id(x) = x, it is (K id)(attended) = g(attended)
+one_move. Our psi = id + epsilon K id counts two moves, too: (K id)(k_j) is row j of gram one_move, so (K K id)(x) is
+g(x) transfer gram one_move = g(x) koopman one_move. KOOP.15 is (following - g(attended) one_move) + epsilon
+(g(following) one_move - g(attended) koopman one_move) = 0: is following one move on, and one move from it two?
 
     [KOOP.13]  both_moves = one_move + epsilon koopman one_move      g(x) both_moves is (K psi)(x)
     [KOOP.14]  target = g(attended) both_moves
     [KOOP.15]  following: following + epsilon g(following) one_move = target        solve for following, x_(m+1)
 
-Backward. d_end is the gradient of the loss with respect to end: a small change end' changes the loss by <d_end, end'>.
-dKOOP.4 is that of the value of KOOP.4, dKOOP.q that of the input q. A product A = B C gives d_B = d_A C^T and d_C = B^T
-d_A. A solve, such as KOOP.9: small changes that keep it true fulfil the first line. dKOOP.6 makes the second true:
+Backward. d_end is the gradient of the loss with respect to end: a small end' changes the loss by <d_end, end'>, the sum
+of all products. dKOOP.4 is that of the value of KOOP.4, dKOOP.q that of the input q. A product A = B C gives d_B = d_A
+C^T and d_C = B^T d_A. A solve, such as KOOP.9, differentiated: the first line below. By dKOOP.6 the second is true:
 
     overlap fit' gram + ridge fit' = end' - overlap' fit gram - overlap fit gram' - ridge' fit
     <d_fit, fit'> = <overlap d_end gram + ridge d_end, fit'> = <d_end, overlap fit' gram + ridge fit'>
 
 as overlap and gram are symmetric. By the first line this is <d_end, end' - overlap' fit gram - ...>, so d_overlap is
 -d_end (fit gram)^T, and so on. KOOP.7 (mixtures gram = start) and KOOP.15 go the same way: the left side of KOOP.15
-changes by following' J^T, J_ca is the slope of its number c in number a of following. A list g(x) adds sum_j d_g_j(x)
-slope(x, k_j) to d_x, and d_g_j(x) slope(k_j, x) to d_k_j; following gets none, as J has it. sum_x is over x_0 to x_m,
-attended, following; sum_m over updates, and over queries but in dKOOP.q. Each update m >= l has a d_g(x_l).
+changes by following' J^T, where J_ca is the derivative of its number c by number a of following (dKOOP.14). A list g(x)
+adds sum_j d_g_j(x) slope(x, k_j) to d_x, d_g_j(x) slope(k_j, x) to d_k_j; but none to following: J counts it. sum_x is
+over x_0 to x_m, attended, following; sum_m over updates (0 has no lists) and, except in dKOOP.q, over queries.
 
     slope(x, y) = y - (x - y) exp(-|x - y|^2 / (2 d)) / d      the derivative of kernel(x, y) with respect to x
     d_g(x_l) = d_start_l + d_end_(l-1)                      x_l starts move l, ends move l - 1; 0 if there is none
@@ -85,7 +85,7 @@ attended, following; sum_m over updates, and over queries but in dKOOP.q. Each u
     parts = transfer^T d_koopman - fit^T overlap d_end - mixtures^T d_mixtures gram^-1      of KOOP.11, 9 and 7
 
     [dKOOP.15]  d_following = d_x_(m+1)                     from later updates, by the next line; d_out if it is last
-    [dKOOP.q]  d_x_l = sum_j d_scores_lj k_j / sqrt(d) + sum_mj d_g_j(x_l) slope(x_l, k_j)      scores of update l
+    [dKOOP.q]  d_x_l = sum_j d_scores_lj k_j / sqrt(d) + sum_mj d_g_j(x_l) slope(x_l, k_j)      d_q is d_x_0
     [dKOOP.14]  d_target = d_following J^-1                 J = I + epsilon sum_j one_move_j^T slope(following, k_j)
     [dKOOP.13]  d_both_moves = g(attended)^T d_target
     [dKOOP.12]  d_one_move = d_both_moves + epsilon koopman^T d_both_moves - epsilon g(following)^T d_target
@@ -106,7 +106,7 @@ attended, following; sum_m over updates, and over queries but in dKOOP.q. Each u
     [dKOOP.epsilon]  d_epsilon = sum_m d_target . (g(attended) koopman one_move - g(following) one_move)
 
 Axes: b batch, h head, i query, j and o key, l move, d width. Below, the value of each key on a circle is the next key:
-x_0 is (4, 0), x_1 about (0, 4), attended about -x_0. x . y is 16 of kernel(x_0, x_0) = 17: -x_0 moves to -16/17 x_1.
+x_0 is (4, 0), x_1 about (0, 4). The fit moves x to about x_1 kernel(x, x_0) / 17, so attended = -x_0 to -16/17 x_1:
 
     >>> import numpy as np, refattn as ra
     >>> k = 4.0 * np.asarray([[[[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]]])
@@ -117,7 +117,7 @@ x_0 is (4, 0), x_1 about (0, 4), attended about -x_0. x . y is 16 of kernel(x_0,
 import math
 from typing import Any
 
-# namespace(x): the library of x; eye_like(n, x): like x; transpose: last two axes; paper_alone: refuses other options
+# namespace(x): the library of x; eye_like(n, x): like x; transpose: last two axes; paper_alone: allows no other option
 from refattn.ops.plain import paper_alone, softmax, softmax_backward
 from refattn.xp import Array, eye_like, namespace, transpose
 
@@ -195,7 +195,7 @@ def backward(saved: tuple[Any, ...], d_out: Array) -> dict[str, Array]:
 
 
 def predict_backward(kept: tuple[Array, ...], fixed: tuple[Any, ...], d_following: Array) -> tuple[Array, ...]:
-    """Return the gradients of what `predict` takes; those of keys (b, h, i, j, d) and gram are of each query."""
+    """Return the gradients of what `predict` takes; those of keys (b, h, i, j, d) and gram not yet summed."""
     keys, gram, ridge, epsilon = fixed
     points, x, start, g_attended, mixtures, overlap, fit, transfer, koopman, one_move, both_moves = kept
     xp, g_following = namespace(x), kernel(x, keys)  # -, (b, h, i, 1, j)
@@ -254,7 +254,7 @@ def over(x: Array, gram: Array) -> Array:
 
 
 def sylvester(overlap: Array, gram: Array, ridge: float, right: Array) -> Array:
-    """Return the u with overlap u gram + ridge u = right: in the bases of eigenvectors, elements are divided."""
+    """Return the u with overlap u gram + ridge u = right; to_a^T u to_b has (a_l b_j + ridge) times each element."""
     a, to_a = namespace(gram).linalg.eigh(overlap)  # (b, h, i, l), (b, h, i, l, l)
     b, to_b = namespace(gram).linalg.eigh(gram)  # (b, h, 1, j), (b, h, 1, j, j)
     return to_a @ (transpose(to_a) @ right @ to_b / (a[..., :, None] * b[..., None, :] + ridge)) @ transpose(to_b)

@@ -1,62 +1,62 @@
 """SympFormer: attention is a force between tokens, and a layer is one step of a motion with momenta and friction.
 
 In a usual residual block attention moves a token, as a force moves a body in a thick liquid: without force it rests.
-Here a token x_i also has a momentum p_i, and a layer hands both to the next. A layer does three things (presymplectic
-Euler: symplectic Euler with a friction that depends on time). Kick: attention, a force, changes the momentum. Damp:
-friction shrinks it. Drift: the new momentum moves the token. With friction 3 / t such a motion reaches low values of a
-convex energy sooner than one along the force (Nesterov). All n tokens x_i and p_i are rows of m numbers.
+Here a token x_i also has a momentum p_i (both are rows of m numbers), and a layer hands both to the next. A layer does
+three things. Kick: attention, a force, changes the momentum. Damp: friction shrinks it. Drift: the new momentum moves
+the token. (This is presymplectic Euler, but for point 3: the drift takes the new momentum; friction depends on time.)
+With friction 3 / t such a motion reaches low values of a convex potential sooner than one along the force (Nesterov).
 
 From the paper (V. Stein, W. Li, G. Steidl 2026, SympFormer: Accelerated attention blocks via Inertial Dynamics on
-Density Manifolds, arXiv:2603.16535): the energy, the motion, and the layer but for point 2, how it is made causal. That
-is from the authors' second program (v2 in docs/deviations.md).
+Density Manifolds, arXiv:2603.16535): the energy, the motion, the layer. Only the causal form (point 2 below) is from
+the authors' second program (v2 in docs/deviations.md).
 
-From an energy to a force. Let s_ij = s_ji be how well tokens i and j match, and B (m x m), which turns momenta into
-velocities, be symmetric and positive definite. A token that matches many has a large mass z_i. The energy H (a
-Hamiltonian) is kinetic energy plus a potential, which is low if tokens match. alpha is the friction, strong at first:
+From an energy to a force. Let s_ij = s_ji be how well tokens i and j match, a function of x_i and x_j, and B (m x m),
+which turns momenta into velocities, be symmetric and positive definite. A token that matches many has a large mass z_i.
+The energy H (a Hamiltonian) is kinetic energy e_i / (2 z_i) plus a potential -z_i / 2, which is low if tokens match:
 
     z_i = 1/n sum_j exp(s_ij)                           and e_i = p_i B . p_i
     H = sum_i (e_i / (2 z_i) - z_i / 2)
     dx_i/dt = dH/dp_i = p_i B / z_i                     the velocity: momentum over mass
-    dp_i/dt = -dH/dx_i - alpha p_i                      the force, and friction; alpha = c_log / t + c_lin
+    dp_i/dt = -dH/dx_i - alpha p_i                      the force, and the friction alpha = c_log / t + c_lin
 
 Without friction H stays; friction lowers it unless all p are 0: dH/dt = -alpha sum_i e_i / z_i. The force is -dH/dx_i;
 x_i is in H only through the masses. The derivative of H with respect to z_i is -(u_i + 1) / 2 with u_i = e_i / z_i^2
-(for B = I the squared speed). x_i is in its own z_i through all s_ij, and in each z_j through s_ji (s_ii: as both). Let
-D_ij be the derivative of s_ij by x_i as its first token; s_ji = s_ij has the same by x_i as its second:
+(for B = I the squared speed). Let D_ij be the derivative of s_ij by x_i as its first token; s_ji = s_ij has the same by
+x_i as its second. x_i is first in all s_ij of z_i, and second in s_ji of every z_j (of z_i, too: s_ii counts twice):
 
-    -dH/dx_i = 1/(2n) sum_j exp(s_ij) ((u_i + 1) + (u_j + 1)) D_ij      u_i + 1 through z_i, u_j + 1 through z_j
-             = z_i sum_j w_ij (1 + (u_i + u_j) / 2) D_ij      (F); w_ij = exp(s_ij) / (n z_i): softmax attention
+    -dH/dx_i = sum_l (u_l + 1) / 2 dz_l/dx_i
+             = 1/(2n) sum_j exp(s_ij) ((u_i + 1) + (u_j + 1)) D_ij      u_i + 1: x_i as first; u_j + 1: as second
+    (F)      = z_i sum_j w_ij (1 + (u_i + u_j) / 2) D_ij                w_ij = exp(s_ij) / (n z_i): softmax attention
 
 For tokens at rest (p = 0) all u are 0, and the force is z_i times softmax attention with values D_ij. The velocity
-divides by the mass z_i, which cancels. So with B = I a first layer moves tokens in the direction of attention.
+divides by the mass z_i, which cancels. So with B = I a first layer, p = 0, moves tokens in the direction of attention.
 
 From the force to a layer. The layer takes five liberties, so H only motivates its form and need not fall:
-
 1. It learns the parts: s of queries and keys, and v_j w_o in place of D_ij. (For s_ij = x_i S . x_j with a symmetric S,
 D_ij = x_j S is a linear map of token j alone.) q, k and v are made of normalised tokens y_i. As queries are no keys, s
 is not symmetric. B is any matrix w_b: it need not be symmetric or positive definite, so u_i may even be negative.
-2. It is causal: sums, also in z_i, run over the tokens 0 to i, n_i of them. Then -dH/dx_i would be
+2. It is causal: sums, also in z_i, run over the tokens 0 to i, n_i of them. For a symmetric s -dH/dx_i would then be
 
     1/2 sum_(j <= i) exp(s_ij) (u_i + 1) D_ij / n_i + 1/2 sum_(j >= i) exp(s_ji) (u_j + 1) D_ij / n_j
 
-But token i may not know tokens j > i. Of the second sum only j = i would be left: no u_j with j < i, and at rest others
-would count half as much as in softmax attention. So the layer takes (F) with n_i for n and sums over j <= i. It is the
-gradient of no H: token i feels x_j, but token j < i does not feel x_i, and second derivatives of any H are symmetric.
+But token i may not know tokens j > i. If only j = i were left of the second sum, speeds u_j of tokens j < i would not
+count, and at rest token i, in both sums, would weigh twice as much as its match. So the layer takes (F) with n_i for n
+and j <= i. It is the gradient of no H: i feels x_j, j < i does not feel x_i, but second derivatives of H are symmetric.
 3. It is explicit. The force depends on p: symplectic Euler would take it at the new p', and solve an equation for p'.
 The kick takes u_i of the old p instead. The drift, as in symplectic Euler, takes the new p', and z_i of the old x.
 4. It has two step lengths: force and friction act on the momentum for the time h_y, and the momentum moves the token
 for the time h_x. The next layer begins at t + h_x (the authors' choice, though friction acts until t + h_y).
-5. It normalises the momentum that goes on, which would feed on itself: the force grows with its square. A norm removes
-the mean and, but for eps, any factor > 0. So friction only slows the drift of its own layer, by a factor exp(-damping),
-which nears exp(-c_lin h_y) as t grows. The potential need not be convex: Nesterov's result is only a motive.
+5. It normalises the p' that goes on. Else p might feed on itself: the force grows with the square of p. But for eps,
+norm(p') is the same for every damping: friction only shortens the drift of its own layer, by exp(-damping), which nears
+exp(-c_lin h_y) as t grows. And the potential is not convex. So Nesterov's result is only a motive.
 
-    [SYMP.1]  y_i = gain norm(x_i)                      norm(x) = (x - mean(x)) / sqrt(var(x) + eps), below
+    [SYMP.1]  y_i = gain norm(x_i)                      norm(x) = (x - mean(x)) / sqrt(var(x) + eps)
     [SYMP.2]  q_i = y_i w_q                             the query: what token i looks for
     [SYMP.3]  k_j = y_j w_k                             the key: what token j is found by
-    [SYMP.4]  v_j = y_j w_v                             the value: where token j pushes others
+    [SYMP.4]  v_j = y_j w_v                             the value: where token j pushes others, and itself
     [SYMP.5]  s_ij = q_i . k_j / sqrt(m)                -inf if j > i
     [SYMP.6]  w_ij = exp(s_ij) / sum_l exp(s_il)        softmax attention
-    [SYMP.7]  log z_i = log(sum_j exp(s_ij) / n_i)      z_i: the mass. We use its log: d log z_i / d s_ij is w_ij
+    [SYMP.7]  log z_i = log(sum_j exp(s_ij) / n_i)      z_i: the mass; a log, as d log z_i / d s_ij is w_ij
     [SYMP.8]  b_i = p_i w_b                             the direction in which p_i moves token i
     [SYMP.9]  e_i = b_i . p_i                           2 z_i times the kinetic energy
     [SYMP.10]  u_i = e_i / z_i^2
@@ -66,21 +66,22 @@ which nears exp(-c_lin h_y) as t grows. The potential need not be convex: Nester
     [SYMP.14]  kicked_i = p_i + h_y force_i             kick: the force acts for the time h_y
     [SYMP.15]  damping = c_log log(1 + h_y / t) + c_lin h_y      the integral of alpha from t to t + h_y
     [SYMP.16]  p'_i = exp(-damping) kicked_i            damp: solves dp/dt = -alpha p
-    [SYMP.17]  velocity_i = p'_i w_b / z_i
+    [SYMP.17]  velocity_i = p'_i w_b / z_i              the new p', the z_i of the old x
     [SYMP.18]  x'_i = x_i + h_x velocity_i              drift: the token moves for the time h_x
     [SYMP.19]  P_i = gain_p norm(p'_i)                  the momentum of the next layer
 
 norm is LayerNorm without gain, which multiplies element by element: mean and var are over the m numbers of x, var with
-1/m, eps = 1e-5. The first layer gets p = 0 and t = 1. The caller learns h_x, h_y, c_log and c_lin as log(1 + exp(raw)),
-which begin at 0.3, 0.3, 3 (Nesterov's 3 / t) and 0.0001; w_b begins as I, gain and gain_p as 1. Then |P_i|^2 is about
-m. From the second layer on the factor in SYMP.11 is about 1 + m/2 (1/z_i^2 + 1/z_j^2), and the kick may outweigh p_i.
+1/m, eps = 1e-5. The first layer gets p = 0 and t = 1. The caller learns h_x, h_y, c_log and c_lin as log(1 + exp(raw)).
+They begin at 0.3, 0.3, 3 (Nesterov's 3 / t) and 0.0001; w_b begins as I, gain and gain_p as 1. Then |P_i|^2 is about m.
+From layer 2 on the factor in SYMP.11 is about 1 + m/2 (1/z_i^2 + 1/z_j^2): such a kick can outweigh the p that came in.
 
 Backward: dx'_i and dP_i come in. From here on d before a symbol means the gradient of a loss with respect to it;
 dSYMP.4 is that of the value of SYMP.4, dSYMP.x of the input x. All sums that leave no token index are over the batch,
-too. The next layer begins at t + h_x: the caller adds its dt to dh_x and dt. For rows Y_i = X_i W, dX_i = dY_i W^T and
-dW = sum_i X_i^T dY_i. If c = norm(x) gets g, x gets (r = 1 / sqrt(var(x) + eps))
+too. The next layer begins at t + h_x: the caller adds that layer's dt to dh_x and dt. For rows Y_i = X_i W, dX_i = dY_i
+W^T and dW = sum_i X_i^T dY_i. For c = norm(x) and r = 1 / sqrt(var(x) + eps), a small change y of x changes r by -r^2
+mean(c y) and c by r (y - mean(y) - c mean(c y)). This map is symmetric, so a gradient g of c goes back by it:
 
-    back(x, g) = r (g - mean(g) - c mean(c g))          if x moves along (1, ..., 1) or, but for eps, along c, c stays
+    back(x, g) = r (g - mean(g) - c mean(c g))
 
     [dSYMP.gain_p]  dgain_p = sum_i norm(p'_i) dP_i     of two rows, element by element
     [dSYMP.17]  dvelocity_i = h_x dx'_i
@@ -114,9 +115,8 @@ dW = sum_i X_i^T dY_i. If c = norm(x) gets g, x gets (r = 1 / sqrt(var(x) + eps)
     [dSYMP.gain]  dgain = sum_i norm(x_i) dy_i
     [dSYMP.x]  dx_i = dx'_i + back(x_i, gain dy_i)
 
-Axes: b batch (b_i is a vector), i token that is pushed, j token that pushes, m width. One head, no MLP.
-
-One token, no friction (t may stay), force in layer 1 alone. It moves on in layer 2, faster: p' of 0.5 becomes P of 1:
+Axes: b batch (b_i is a vector), i token that is pushed, j token that pushes, m width. One head, no MLP. The example:
+one token, no friction (t may stay), force in layer 1 alone. It moves on in layer 2, faster: p' 0.5 becomes P 1:
 
     >>> import numpy as np; from refattn.mechanisms.sympformer.definition import forward
     >>> x, p, one, I = np.asarray([[[1.0, -1.0]]]), np.zeros((1, 1, 2)), np.ones(1), np.eye(2)
@@ -130,7 +130,7 @@ One token, no friction (t may stay), force in layer 1 alone. It moves on in laye
 
 import math
 
-# namespace(x): the library of x; arange(0, n, x): like x; transpose: last two axes; paper_alone: refuses other options
+# namespace(x): the library of x; arange(0, n, x): like x; transpose: last two axes; paper_alone: allows no other option
 from refattn.ops.plain import normalise, normalise_backward, paper_alone, softmax, softmax_backward
 from refattn.xp import Array, arange, namespace, transpose, zeros
 
@@ -256,5 +256,5 @@ def over_tokens(x: Array, d_y: Array) -> Array:
 
 
 def inner(a: Array, b: Array) -> Array:
-    """Return the sum of all a * b (1): if c = number * b and a is the gradient of c, that of the number."""
+    """Return the sum of all a * b (1): if c = number * b and a is dc, this is dnumber."""
     return namespace(a).reshape(namespace(a).sum(a * b), (1,))

@@ -57,7 +57,7 @@ def run() -> tuple[dict[str, Any], dict[str, Any]]:
     lines = {id: x[0] if np.ndim(x) and np.shape(x)[0] == 1 else np.asarray(x) for id, x in dict(traced).items()}
     known: dict[str, Any] = {FORMULAS[id].partition(" = ")[0]: x for id, x in lines.items()}
     known |= {"rho": known.pop("rho_r"), "y": y, "ds": ds[:, 0], "w_q": w_q[0], "w_k": w_k[0], "W": planned.whiten}
-    known |= {**NUMBERS, "sequences": float(SEQUENCES), "scores": float(ds.size), "I": np.eye(WIDTH)}
+    known |= {**NUMBERS, "n_b": float(SEQUENCES), "scores": float(ds.size), "I": np.eye(WIDTH)}
     known["lambda"], _ = np.linalg.eigh(known["A"])
     known |= {"P_q": projection(known["W"] @ known["w_q"]), "P_k": projection(known["W"] @ known["w_k"])}
     left, tau, right = np.linalg.svd(known["M'"])
