@@ -12,8 +12,8 @@ the spring (in GE.7), how scores weigh values (GE.10 to GE.12), all numbers. GE.
 weights. The article has no experiment; in ours no model is better for the flow (docs/experiments/graph_energy.md).
 
 All formulas are of one head. i, j and l are tokens; token i reads and is pulled; token j is read, and pulls token i.
-Every token has a query q_i, a key k_i and a value v_i; q and k have width d. The caller chooses mu, kappa, step (all
-above 0), steps and tau (by default 1, 1, 1/3, 10, 0.4: then x_i stays between 0 and 1).
+Every token has a query q_i, a key k_i and a value v_i; q and k have width d. The caller chooses mu, kappa, step, tau
+(all above 0) and steps (by default 1, 1, 1/3, 0.4, 10: then x_i stays between 0 and 1).
 
     [GE.1]  s_ij = q_i . k_j / sqrt(d)                  the match: how well key j answers query i
     [GE.2]  a_ij = exp(s_ij) / sum_l exp(s_il)          softmax attention to all tokens; only best_ij uses it
@@ -36,10 +36,11 @@ all others. w_ij is not used then; in the code it is a_ij.
 Why best: the weights of i have to sum to 1, so if all tokens are dropped, i has to read a dropped one. Without a
 threshold p_ij would be a_ij x_j over its sum, and i would read all the tokens that should be dropped. We choose the one
 with the largest of these weights; the others stay dropped. Unless two are equal, small changes of q and k do not change
-which one it is. So q and k get no gradient, and a head that drops all tokens, always, cannot learn to keep one.
+which one it is. So q and k get no gradient, and a head that always drops all does not learn to keep one.
 
 Why links are a softmax: the links of a token sum to 1, so the pull does not grow with the number of tokens.
-Why a sine: it is the source's. Between scores in [0, 1] it is x_j - x_i, or less by up to 16 %.
+Why a sine: it is the source's. Between scores in [0, 1] it is x_j - x_i, or up to 16 % smaller.
+Why tau = 0.4: a token with s_ii = 0 starts at 1/2, and is dropped if its neighbours pull it down a bit.
 Why the start is s_ii: it belongs to token i alone, and training can make it large for tokens that should count. A large
 s_ii also shields i: r_ii is s_ii, so n_ii is large, which leaves little for other links, and i does not pull itself.
 Why w and not a: a_ij y_j would be 0 for dropped j, too; for kept j, w_ij / a_ij depends on i alone and cancels in
@@ -57,8 +58,8 @@ Line 1: n_ij and n_ji differ, since each row is divided by its own sum, but pi_i
 Line 3: x_i is in the double sum of E twice, as the pulled token and as the pulling one. By line 1 both give the same,
 which cancels the 1/2; and the derivative of 1 - cos(x_j - x_i) with respect to x_i is -sin(x_j - x_i).
 
-So links are made of r. With links a, line 1 would be pi_1 a_12 = pi_2 a_21, pi_2 a_23 = pi_3 a_32, pi_3 a_31 = pi_1
-a_13 for tokens 1 to 3. The product of the three is a_12 a_23 a_31 = a_21 a_32 a_13: pi cancels. For most s it is false.
+So links are made of r. With links a, line 1 would give pi_1 a_12 = pi_2 a_21, pi_2 a_23 = pi_3 a_32, pi_3 a_31 = pi_1
+a_13 for tokens 1 to 3. Their product, a_12 a_23 a_31 = a_21 a_32 a_13 (pi cancels), is false for most s.
 
 How long may a step be? Let a move m have the length |m|, |m|^2 = sum_i pi_i m_i^2. In this metric the gradient of E is
 (dE/dx_i) / pi_i, which is -rate_i by line 3: a gradient flow. Along m with |m| = 1 the second derivative E'' of E is at
@@ -67,41 +68,40 @@ most mu + 2 kappa, as cos <= 1 and (m_j - m_i)^2 <= 2 m_i^2 + 2 m_j^2:
     E'' = mu sum_i pi_i m_i^2 + kappa/2 sum_ij pi_i n_ij cos(x_j - x_i) (m_j - m_i)^2
     <= mu + kappa sum_ij pi_i n_ij (m_i^2 + m_j^2) = mu + 2 kappa
 
-The last sum is 2: links of i sum to 1, and by line 1 the part of m_j^2 is the same. A step is the move m = step rate;
-along it E'' is at most (mu + 2 kappa) step^2 |rate|^2. By Taylor's formula it changes E by at most -step |rate|^2 + 1/2
-(mu + 2 kappa) step^2 |rate|^2. So E cannot rise if step <= 2 / (mu + 2 kappa): by default 2/3, twice the step.
+The last sum is 2: links of i sum to 1, and by line 1 sum_ij pi_i n_ij m_j^2 = sum_ij pi_j n_ji m_j^2 = 1. A step is
+the move m = step rate; along it E'' is at most (mu + 2 kappa) step^2 |rate|^2. By Taylor's formula it changes E by at
+most -step |rate|^2 + 1/2 (mu + 2 kappa) step^2 |rate|^2. So E cannot rise if step <= 2 / (mu + 2 kappa).
 
-Where does it rest? If step (mu + kappa) <= 1 (a stricter bound), as by default, scores stay between 0 and 1: b_i <= 1
-and sin(x_j - x_i) <= 1 - x_i, so x'_i <= x_i + step (mu + kappa) (1 - x_i) <= 1; likewise x'_i >= (1 - step (mu +
+Does it come to rest, rate = 0? If step (mu + kappa) <= 1 (stricter), as by default, scores stay between 0 and 1: b_i <=
+1 and sin(x_j - x_i) <= 1 - x_i, so x'_i <= x_i + step (mu + kappa) (1 - x_i) <= 1; likewise x'_i >= (1 - step (mu +
 kappa)) x_i >= 0. Let e be the difference of two such states x (of one b and n). By the mean value theorem a step gives
 
-    e'_i = (1 - step mu) e_i + step kappa sum_j n_ij C_ij (e_j - e_i)      C_ij: the cosine of a number in [-1, 1]
+    e'_i = (1 - step mu) e_i + step kappa sum_j n_ij C_ij (e_j - e_i)      C_ij: a cosine between 0.54 and 1
 
 The factor of e_i, 1 - step mu - step kappa sum_(j != i) n_ij C_ij, is at least 1 - step (mu + kappa) >= 0, as n sums to
 1 and C <= 1. Those of e_j are step kappa n_ij C_ij >= 0, and all add up to 1 - step mu. So a step multiplies the
-largest |e_i| by at most 1 - step mu. A contraction of [0, 1]^n into itself has one point of rest; 10 default steps
-leave at most (2/3)^10 < 0.018 of the largest distance to it. tau is a bit below 1/2, the start of tokens with s_ii = 0.
+largest |e_i| by at most 1 - step mu. A contraction of the cube of all such x into itself has one point of rest; 10
+default steps leave at most (2/3)^10 < 0.018 of the largest distance to it.
 
 Backward: do_i is the gradient of a loss with respect to o_i, and so for every symbol; d alone is the width. The id
 dGE.4 is that of the gradient with respect to the value of GE.4, dGE.q with respect to the input q. p can jump if a
 score crosses tau or, with no token kept, where the two largest a_ij x_j are equal. Elsewhere small changes leave kept
 tokens and best as they are, so tau and a have no gradient. If all tokens are dropped, only v has one.
 
-The readout. The derivative of p_ij with respect to z_i is -p_ij / z_i. u_ij is in its own p_ij, and in z_i; y_j is
-in the u_ij of all i.
+The readout. The derivative of p_ij by z_i is -p_ij / z_i. u_ij is in its own p_ij, and in z_i; y_j is in all u_ij.
 
     [dGE.v]  dv_j = sum_i p_ij do_i
     [dGE.12]  dp_ij = do_i . v_j
     [dGE.11]  dz_i = -sum_j dp_ij p_ij / z_i if any token is kept, else 0
     [dGE.10]  du_ij = dp_ij / z_i + dz_i if any token is kept, else 0
-    [dGE.9]  dy_j = sum_i du_ij w_ij                    0 for dropped j: w_ij is 0; if none is kept, du_ij is
+    [dGE.9]  dy_j = sum_i du_ij w_ij                    0 for dropped j, as w_ij = 0; if none is kept, as du_ij = 0
              dw_ij = du_ij y_j
 
 The flow, from the last step to the first. A step reads dx' and gives dx. Its x' is the x of the next step, so its dx'
 is the dx of that; the last dx' is dy, as only GE.9 gives the last x' a gradient. x_i is in x'_i, in the spring of
-rate_i, in c_i as the pulled token, and in all c_j as a pulling one. x_j - x_i in c_i gets f_ij:
+rate_i, in c_i as the pulled token, and in all c_j as a pulling one. f_ij is the gradient of x_j - x_i in c_i:
 
-    [dGE.8]  dx'_i = dx_i                               the dx_i of the next step, by dGE.before; in the last step, dy_i
+    [dGE.8]  dx'_i = next_i                             next_i: dx_i of the step that follows; after the last step, dy_i
     [dGE.7]  drate_i = step dx'_i
     [dGE.6]  dc_i = kappa drate_i
              f_ij = dc_i n_ij cos(x_j - x_i)

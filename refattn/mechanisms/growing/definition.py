@@ -14,9 +14,9 @@ changes by E, the scores change by y E y^T, and the loss, to first order, by <ds
     [GROW.1]  M = scale w_q w_k^T
     [dGROW.1]  N = sum_b y_b^T ds_b y_b                 its gradient; sequences b of a batch; d in an id: a gradient
 
-2. What does a change cost? N is right while scores change little. So the cost of E is the sum of the squares of all
-changes of scores (of masked ones, too: without them it would not have the form <E, A E A>). Below is the cost in one
-sequence b, with C_b = y_b^T y_b, then that in all n_b sequences, where the mean C / n_b replaces each C_b:
+2. What does a change cost? N is right while scores change little. We charge E with a cost, the sum of the squares of
+all changes of scores (of masked ones, too: without them it would not have the form <E, A E A>). Below is the cost in
+one sequence b, with C_b = y_b^T y_b, then that in all n_b sequences, where the mean C / n_b replaces each C_b:
 
     |y_b E y_b^T|^2 = trace(y_b E^T y_b^T y_b E y_b^T) = <E, C_b E C_b>
     in all: about n_b <E, (C / n_b) E (C / n_b)> = <E, A E A> = |V E V^T|^2      if V^T V = A
@@ -45,17 +45,17 @@ of G for which that holds; P_q projects orthogonally on the columns of W w_q, P_
 
 One new column of w_q and one of w_k add a matrix of rank 1 to Z. Of all these with |Z| = 1 and orthogonal to what old
 columns can do, -a_1 b_1^T lowers the loss most (to first order), by sigma_1, where H = sum_r sigma_r a_r b_r^T is the
-singular value decomposition (<G, Z> = <H, Z> for these Z). A step along -H goes sigma_r far along -a_r b_r^T, where the
-loss falls by sigma_r per unit of length: so the r-th new column is worth sigma_r^2. H only says how many columns. Part
-4 steps along -G, where the r-th column also adds sigma_r^2 (GROW.19).
+SVD (<G, Z> = <H, Z> for these Z). A step along -H goes sigma_r far along -a_r b_r^T, where the loss falls by sigma_r
+per unit of length: so the r-th new column is worth sigma_r^2. H only says how many: part 4 steps along -G, where column
+r also adds sigma_r^2 (GROW.19).
 
 How many? The r-th column is added, to every head, if its worth, summed over heads, is more than 2 % of the sum of all
-worths (less may be noise of the batch), and more than machine epsilon times the sum of |G|^2 (less is rounding). One
-growth adds at most min(4, m - d) columns, and none if d >= m. Heads share C, A, W and c.
+worths (less may be noise of the batch), and more than machine epsilon times the sum of |G|^2 (less may be rounding).
+One growth adds at most min(4, m - d) columns, and none if d >= m. Heads share C, A, W and c.
 
 4. The step. Of all Z with |Z| = |G|, -G lowers the loss most. As a change of M it is -D, W D W^T = G. D has the cost
 |G|^2, about the sum of the squares of all changes of scores by D. There are `scores` scores, so D / nu changes a score
-by about 1 (root mean square; less behind a causal mask, as the cost counts all scores). The step is `amplitude` times
+by about 1 (root mean square; less with masks, as masked scores have a part in the cost). The step is `amplitude` times
 that, a number for all heads that the caller searches (part 7). If G is 0, M stays.
 
     [GROW.8]  D = W^-1 G (W^-1)^T                       (W^T W)^-1 N (W^T W)^-1: a natural gradient, that of the metric
@@ -69,9 +69,9 @@ that, a number for all heads that the caller searches (part 7). If G is 0, M sta
 gradient of L is N R (N at M'), that of R is N^T L, so a large L beside a small R hardly learns. An orthogonal matrix O
 in both, L O and R O, keeps that, and M'. (So even at amplitude 0 weights move, if w_q^T w_q and w_k^T w_k differ; M
 does not.) An optimiser has a state for each column, so old columns should stay in their places: O brings L O and R O
-nearest (Procrustes' problem; GROW.17 divides both by sqrt(scale), which changes no O) to the old weights with c columns
-of 0, (w_q, 0) and (w_k, 0). |L O - (w_q, 0)|^2 + |R O - (w_k, 0)|^2 is least if <O, B> is largest, and <O, B> is at
-most the sum of beta, which O = B_L B_R^T reaches. B ends with c columns of 0, so new columns may rotate.
+nearest (Procrustes' problem; sqrt(scale) in GROW.17 changes no O) to the old weights with c columns of 0, (w_q, 0) and
+(w_k, 0). |L O - (w_q, 0)|^2 + |R O - (w_k, 0)|^2 is least if <O, B> is largest. <O, B> = sum_r beta_r (B_L^T O B_R)_rr
+is at most the sum of beta, reached by B_L B_R^T. B ends with c columns of 0, so new columns may rotate.
 
     [GROW.14]  L = Q_L diag(sqrt(tau))                  M' = Q_L diag(tau) Q_R^T, its singular value decomposition
     [GROW.15]  R = Q_R diag(sqrt(tau))                  so M' = L R^T; d + c columns, as other tau are 0
@@ -88,24 +88,25 @@ W w_k. In them W M W^T has a first block alone, Z_M, which is d x d and has an i
           (     - t G_21    -t G_22 )
 
 Let t |G| be small against the smallest singular value of Z_M. W M W^T is t |G| away from Z_F; the nearest X of rank d +
-c is no farther. So its first block has an inverse, and its rank is d plus that of X_22 - X_21 X_11^-1 X_12 (Schur
-complement). X_12 and X_21 are of order t, so their product is of order t^2, and X_22 is within O(t^2) of a matrix K of
-rank c. No K is nearer to -t H than t |H_cut|, H_cut = sum_(r > c) sigma_r a_r b_r^T (one of several, of the same norm,
-if sigma_c = sigma_(c+1)). A matrix with Z_F's other three blocks, and as last block their product plus the c largest
-singular values of -t H, has rank d + c and is t |H_cut| + O(t^2) away from Z_F. X is no farther, and |.|^2 is a sum
-over blocks: so X has Z_F's other blocks but for O(t^1.5), and K / t is, as t falls, as near to -H as can be. So X is
-Z_F + t H_cut but for less than order t. The loss changes by -t <G, G - H_cut>; <G, H_cut> = <H, H_cut> = |H_cut|^2:
+c is no farther, so 2 t |G| at most from W M W^T. So its first block has an inverse, and its rank is d plus that of X_22
+- X_21 X_11^-1 X_12 (Schur complement). X_12 and X_21 are of order t, so their product is of order t^2, and X_22 is
+within O(t^2) of a matrix K of rank c. No K is nearer to -t G_22, all of -t H, than t |H_cut|, H_cut = sum_(r > c)
+sigma_r a_r b_r^T (one of several if sigma_c = sigma_(c+1)). A matrix with Z_F's other three blocks, and as last block
+their product plus the c largest singular values of -t H, has rank d + c and is t |H_cut| + O(t^2) away from Z_F. X is
+no farther, and |.|^2 is a sum over blocks: so X has Z_F's other blocks but for O(t^1.5), and K / t is, as t falls, as
+near to -H as can be. So X is Z_F + t H_cut but for less than order t. The loss changes by -t <G, G - H_cut>, where <G,
+H_cut> = |H_cut|^2:
 
     [GROW.19]  slope = -(|G|^2 - sum_(r > c) sigma_r^2) / nu      summed over heads: d loss / d amplitude, at 0
 
-The slope is exact for w_q and w_k of rank d, because N is exact. Only the metric is approximate (masks, C_b, damping):
-D is not quite the best direction. If sigma_r = 0 in a head, the product alone may give it column r, of order t, where
-others are of order sqrt(t). If its G is 0, column r is rounding: it hardly learns, but the next P_q counts it.
+The slope is exact for w_q and w_k of rank d, because N is exact. Only the metric is approximate (masks, C_b, damping),
+so D is not quite best. In a head with sigma_r = 0 new column r comes of the product X_21 X_11^-1 X_12 alone: it is of
+order t, others of order sqrt(t). In a head with G = 0 it is rounding: it hardly learns, but the next P_q counts it.
 
 7. In code, if loss(w_q, w_k) is the loss of a batch and d_scores its gradient with respect to the scores:
 
     heads = heads_of(w_q, w_k, scale=scale)
-    planned = plan(heads, observe(y, d_scores))
+    planned = plan(heads, observe(y, d_scores))  # causal=True if scores have a causal mask
     c = columns_of(planned)  # if 0, no new column is worth it: stop here
     amplitude = search(lambda a: loss(*grow(heads, planned, columns=c, amplitude=a)), slope_of(planned, c))
     if amplitude > 0.0:  # at 0, new columns would be rounding in both factors, and hardly learn

@@ -17,7 +17,7 @@ lists, koopman, can make moves that are not linear in x. Points and lists are ro
 
 This is extended dynamic mode decomposition (EDMD) with a kernel. Let next(x) be the point that x moves to. Its Koopman
 operator K turns a function f into K f, with (K f)(x) = f(next(x)). K is linear in f, whatever next is. If each K g_j is
-a weighted sum of the g_o, a matrix gives the list of next(x), (K g)(x) = g(x) koopman; if not, an approximation.
+a weighted sum of the g_o, a matrix gives the list of next(x), (K g_j)(x) = (g(x) koopman)_j; if not, about.
 
 Mixtures. A row c of n weights is a mixture of the keys: its point is c k, its list c gram, the same sum of the keys'
 lists (row j of gram, KOOP.1; not g(c k), as g is not linear). The mixture of x is the c with x's list, g(x) gram^-1. If
@@ -40,7 +40,7 @@ The fit finds transfer, which turns the list of x into the mixture c of next(x).
 f(k_o), the fitted K is K f = sum_jo g_j transfer_jo f(k_o). m moves do not determine n x n numbers, so a ridge keeps K
 small (kernel ridge regression). |K| is its Hilbert-Schmidt norm in the kernel's space of functions (RKHS), where <g_o,
 f> = f(k_o), so that <g_j, g_o> = gram_jo, but for jitter. K is the sum of transfer_jo times the map f -> g_j <g_o, f>.
-Such maps multiply as matrices of columns do, <y z^T, u w^T> = (y . u) (z . w): jo and pr to gram_jp gram_or:
+As <y z^T, u w^T> = (y . u) (z . w) of matrices, maps jo and pr have the inner product gram_jp gram_or. Their sum:
 
     |start transfer gram - end|^2 + ridge |K|^2         is minimised; |K|^2 = sum_jo transfer_jo (gram transfer gram)_jo
     start^T (start transfer gram - end) gram + ridge gram transfer gram = 0      half of the gradient
@@ -56,10 +56,10 @@ is overlap and gram mixtures^T is start^T, the left side is start^T (overlap fit
 
 The next point. K acts on each coordinate of a map psi of points. For a true K (K psi)(attended) is psi(next(attended)).
 So next(attended) is the x with psi(x) = (K psi)(attended), if psi has an inverse. The paper takes this x with the
-fitted K, where psi matters, and leaves psi open. For psi = id, id(x) = x, it is (K id)(attended) = g(attended)
-one_move. Our psi = id + epsilon K id counts two moves, too: (K id)(k_j) is row j of gram one_move, so (K K id)(x) is
-g(x) transfer gram one_move = g(x) koopman one_move. KOOP.15 is (following - g(attended) one_move) + epsilon
-(g(following) one_move - g(attended) koopman one_move) = 0: is following one move on, and one move from it two?
+fitted K, for which each psi gives another x, and leaves psi open. For psi = id, id(x) = x, it is (K id)(attended) =
+g(attended) one_move. Our psi = id + epsilon K id counts two moves, too: (K id)(k_j) is row j of gram one_move, so (K K
+id)(x) is g(x) transfer gram one_move = g(x) koopman one_move. KOOP.15 is (following - g(attended) one_move) + epsilon
+(g(following) one_move - g(attended) koopman one_move) = 0: is following one move on, one from it two?
 
     [KOOP.13]  both_moves = one_move + epsilon koopman one_move      g(x) both_moves is (K psi)(x)
     [KOOP.14]  target = g(attended) both_moves
@@ -67,7 +67,7 @@ g(x) transfer gram one_move = g(x) koopman one_move. KOOP.15 is (following - g(a
 
 Backward. d_end is the gradient of the loss with respect to end: a small end' changes the loss by <d_end, end'>, the sum
 of all products. dKOOP.4 is that of the value of KOOP.4, dKOOP.q that of the input q. A product A = B C gives d_B = d_A
-C^T and d_C = B^T d_A. A solve, such as KOOP.9, differentiated: the first line below. By dKOOP.6 the second is true:
+C^T and d_C = B^T d_A. A solve, such as KOOP.9, differentiated: the first line below. dKOOP.6 makes the second true:
 
     overlap fit' gram + ridge fit' = end' - overlap' fit gram - overlap fit gram' - ridge' fit
     <d_fit, fit'> = <overlap d_end gram + ridge d_end, fit'> = <d_end, overlap fit' gram + ridge fit'>
@@ -254,7 +254,7 @@ def over(x: Array, gram: Array) -> Array:
 
 
 def sylvester(overlap: Array, gram: Array, ridge: float, right: Array) -> Array:
-    """Return the u with overlap u gram + ridge u = right; to_a^T u to_b has (a_l b_j + ridge) times each element."""
+    """Return the u with overlap u gram + ridge u = right; to_a^T right to_b = (a_l b_j + ridge) (to_a^T u to_b)_lj."""
     a, to_a = namespace(gram).linalg.eigh(overlap)  # (b, h, i, l), (b, h, i, l, l)
     b, to_b = namespace(gram).linalg.eigh(gram)  # (b, h, 1, j), (b, h, 1, j, j)
     return to_a @ (transpose(to_a) @ right @ to_b / (a[..., :, None] * b[..., None, :] + ridge)) @ transpose(to_b)

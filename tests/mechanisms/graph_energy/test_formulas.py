@@ -55,7 +55,7 @@ class Run:
         self.kept = moved[-1] >= tau
         product = self.one["a"] * moved[-1]
         self.one["best"] = (product == np.max(product, axis=1, keepdims=True)) * 1.0
-        self.known = {*self.one, *self.steps, "w", "dw", "f", "pi"}
+        self.known = {*self.one, *self.steps, "w", "dw", "f", "pi", "next"}
         self.one["w"] = self.matrix(shown("w_ij").replace("sum over kept l of", "sum_l"))
         self.one["dw"] = self.matrix(shown("dw_ij"))
 
@@ -72,7 +72,7 @@ class Run:
             found = self.passes["GE.8"][-1]  # of the last x
         elif (id, which) == ("dGE.5", "dx"):
             found = self.passes["dGE.before"][0]  # dx of the first step
-        elif (id, which) == ("dGE.8", "dx"):  # of the step that follows
+        elif which == "next":  # dx of the step that follows
             found = self.passes["dGE.before"][t + 1] if t + 1 < STEPS else self.passes["dGE.9"][0]
         elif which in self.steps:
             found = self.steps[which][t]
