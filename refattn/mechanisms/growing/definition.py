@@ -87,15 +87,14 @@ W w_k. In them W M W^T has a first block alone, Z_M, which is d x d and has an i
     Z_F = ( Z_M - t G_11    -t G_12 )
           (     - t G_21    -t G_22 )
 
-Let t |G| be small against the smallest singular value of Z_M. W M W^T is t |G| away from Z_F; the nearest X of rank d +
-c is no farther, so 2 t |G| at most from W M W^T. So its first block has an inverse, and its rank is d plus that of X_22
-- X_21 X_11^-1 X_12 (Schur complement). X_12 and X_21 are of order t, so their product is of order t^2, and X_22 is
-within O(t^2) of a matrix K of rank c. No K is nearer to -t G_22, all of -t H, than t |H_cut|, H_cut = sum_(r > c)
-sigma_r a_r b_r^T (one of several if sigma_c = sigma_(c+1)). A matrix with Z_F's other three blocks, and as last block
-their product plus the c largest singular values of -t H, has rank d + c and is t |H_cut| + O(t^2) away from Z_F. X is
-no farther, and |.|^2 is a sum over blocks: so X has Z_F's other blocks but for O(t^1.5), and K / t is, as t falls, as
-near to -H as can be. So X is Z_F + t H_cut but for less than order t. The loss changes by -t <G, G - H_cut>, where <G,
-H_cut> = |H_cut|^2:
+Let t |G| be small against the smallest singular value of Z_M. W M W^T is t |G| away from Z_F, the nearest X of rank d +
+c no farther, so 2 t |G| at most from W M W^T. So its first block has an inverse, and its rank is d plus that of X_22 -
+X_21 X_11^-1 X_12 (Schur complement). X_12 and X_21 are of order t, so their product is of order t^2, and X_22 is within
+O(t^2) of a matrix K of rank c. No K is nearer to -t G_22, all of -t H, than t |H_cut|, H_cut = sum_(r > c) sigma_r a_r
+b_r^T (one of several if sigma_c = sigma_(c+1)). A matrix with Z_F's other three blocks, and as last block their product
+plus the c largest singular values of -t H, has rank d + c and is t |H_cut| + O(t^2) away from Z_F. X is no farther, and
+|.|^2 is a sum over blocks: so X has Z_F's other blocks but for O(t^1.5), and K / t is, as t falls, as near to -H as can
+be. So X is Z_F + t H_cut but for less than order t. The loss changes by -t <G, G - H_cut>, <G, H_cut> = |H_cut|^2:
 
     [GROW.19]  slope = -(|G|^2 - sum_(r > c) sigma_r^2) / nu      summed over heads: d loss / d amplitude, at 0
 
