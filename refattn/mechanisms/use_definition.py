@@ -42,7 +42,7 @@ def reading() -> Iterator[None]:
     """Run the definition of every mechanism, in one thread and in order, for a debugger to step through.
 
     In the ``with`` block a call that the paper has runs `definition.py` of the mechanism. A call with an option that
-    the paper does not have, or with a `implementation` that is named, runs the general code, the first implementation
+    the paper does not have, or with an `implementation` that is named, runs the general code, the first implementation
     if none is named.
 
     >>> import numpy as np, refattn as ra
@@ -75,7 +75,7 @@ def is_reading() -> bool:
 def trace() -> Iterator[equations.Trace]:
     """Record the value of every equation that runs in the ``with`` block, and the line that computed it.
 
-    As with `reading`, a call that the paper has runs the definition; name a `implementation` for the equations of the
+    As with `reading`, a call that the paper has runs the definition; name an `implementation` for the equations of the
     general code.
 
     >>> import numpy as np, refattn as ra

@@ -1,6 +1,6 @@
 """Golden vectors: what a case computes, and what others may differ by, as arrays and facts to be stored; and back.
 
-Inputs and upstream gradients are rounded to bfloat16, which the other types hold exactly, so that one truth serves an
+Inputs and upstream gradients are rounded to bfloat16, which the other types hold exactly, so that one truth serves a
 kernel in any of them. A type that does not hold some input, such as float16 for 1e5, is left out.
 """
 

@@ -2,7 +2,8 @@
 
 What to read, in this order:
 
-- `definition`: the article's case, straight: GE.1 to GE.13 and their adjoints.
+- `definition`: the article's case, straight: GE.1 to GE.13 and their adjoints. It runs under `ra.reading()` and
+  `ra.trace`; any other call runs `core` and then `general`, where q meets k.
 - `options`: what may be chosen otherwise, each an object with its equations, forward and backward: links, where scores
   start, the state that flows, integrators, thresholds, and what an emptied row gets.
 - `forces`: what moves a score: the couplings g of an edge and the intrinsic forces f, with potentials and derivatives.
@@ -12,7 +13,8 @@ What to read, in this order:
 - `layer.block`: projections around the core; `layer.numbers`: the numbers of a block, and parameters that tokens share;
   `layer.hierarchy`: levels of tokens; `layer.stream`: token by token; `layer.regularisers`: sums that are added to a
   loss.
-- `implementations`: sums over pairs, all at once or in tiles, as matrix products, and on sparse graphs.
+- `implementations`: the sums over differences of scores: over pairs, all at once or in tiles (`pairs`), as matrix
+  products if the coupling separates (`separable`), and on sparse graphs (`sparse`, `sparse_rows`).
 - `equilibrium`: flows that stop, the gradient at an equilibrium.
 - `loops`: a second derivation, one number after the other; `testing`: designed calls, sizes of rounding errors, and
   wrong readings.

@@ -36,9 +36,9 @@ from refattn.mechanisms.graph_energy.forces import (
     check_intrinsic,
     polynomial,
 )
-from refattn.mechanisms.graph_energy.implementations import rows
+from refattn.mechanisms.graph_energy.implementations import sparse_rows
 from refattn.mechanisms.graph_energy.implementations.pairs import DENSE, TILED, OverPairs
-from refattn.mechanisms.graph_energy.implementations.products import PRODUCTS
+from refattn.mechanisms.graph_energy.implementations.separable import PRODUCTS
 from refattn.mechanisms.graph_energy.implementations.sparse import CSR, SPARSE
 from refattn.mechanisms.graph_energy.options import FAMILIES
 from refattn.mechanisms.graph_energy.options.call import Options, anywhere, check_step
@@ -224,7 +224,7 @@ def forward(
     if allowed is not None:
         allowed = namespace(q).broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *call.plane[2:]))
     options = replace(options, attends=chosen == "dense")
-    out, inner = equations.active(rows if chosen == "rows" else general).forward(
+    out, inner = equations.active(sparse_rows if chosen == "rows" else general).forward(
         call.q, call.k, call.v, allowed=allowed, options=options, implementation=_sums(chosen)
     )
     check_step(options, inner.graph.links, inner.graph.visible)
@@ -300,7 +300,7 @@ def backward(
     if d_energy is not None:
         by_energy, more = energy_backward(saved, d_energy)
         read |= {n: x if read.get(n) is None else read[n] + x for n, x in by_energy.items()}
-    way = equations.active(rows if saved.implementation == "rows" else general)
+    way = equations.active(sparse_rows if saved.implementation == "rows" else general)
     gradients = way.backward(saved.inner, d_out, **read)
     gradients |= {name: gradients[name] + x for name, x in more.items()}
     xp, numbers = namespace(d_out), saved.options.numbers
@@ -317,7 +317,7 @@ def _implementation(implementation: str, options: Options, plane: tuple[int, ...
         if implementation != "auto":
             raise ValueError(f'implementation: got "{implementation}" with a sparse graph, needs "auto"')
         return implementation_of(
-            implementation, ("sparse", "rows"), usual="rows" if rows.fits(options) else "sparse", plane=plane
+            implementation, ("sparse", "rows"), usual="rows" if sparse_rows.fits(options) else "sparse", plane=plane
         )
     n, channels = plane[3], options.state.channels(plane[2], width)
     usual = "tiled" if options.coupling.terms is None else "products"

@@ -74,7 +74,7 @@ from typing import Any
 from refattn.mechanisms.graph_energy.equilibrium import rate_at_rest, still_flowing
 from refattn.mechanisms.graph_energy.forces import Number
 from refattn.mechanisms.graph_energy.implementations.pairs import OverPairs
-from refattn.mechanisms.graph_energy.implementations.products import Factors
+from refattn.mechanisms.graph_energy.implementations.separable import Factors
 from refattn.mechanisms.graph_energy.options.call import Options, tau_of
 from refattn.mechanisms.graph_energy.options.integrator import Stage, Step, Sums
 from refattn.mechanisms.graph_energy.system import Graph, System, system_of, weights_of

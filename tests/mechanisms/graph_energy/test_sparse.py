@@ -11,8 +11,8 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms.graph_energy import core
-from refattn.mechanisms.graph_energy.implementations import rows
 from refattn.mechanisms.graph_energy.implementations import sparse as sparse_implementation
+from refattn.mechanisms.graph_energy.implementations import sparse_rows
 from refattn.mechanisms.graph_energy.implementations.sparse import CSR, dense_graph
 from refattn.mechanisms.graph_energy.system import balanced
 from tests.conftest import Library
@@ -57,7 +57,7 @@ def both(
 )
 def test_8_dense_and_sparse_graphs_are_one(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of products for sin, identity and cubic, edge by edge for the others, three rows of attention at a time."""
-    monkeypatch.setattr(rows, "ELEMENTS", 3 * N)
+    monkeypatch.setattr(sparse_rows, "ELEMENTS", 3 * N)
     dense = weights(lower=bool(options.get("causal")))
     found = both({**options, "steps": 3}, dense, ra.graph_energy.sparse_graph(dense), qkv())
     assert found[0].keys() == found[1].keys()
@@ -84,7 +84,7 @@ def test_every_library_multiplies_sparse_graphs(coupling: str, backend: Any) -> 
 @pytest.mark.parametrize("state", ["token", "feature"])
 def test_nothing_on_a_sparse_graph_is_as_large_as_all_pairs(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward, and the making of graphs, in less than half of what one number for each pair takes."""
-    for module in (rows, sparse_implementation):
+    for module in (sparse_rows, sparse_implementation):
         monkeypatch.setattr(module, "ELEMENTS", 2**12)
 
     def call(n: int) -> Any:

@@ -1,6 +1,6 @@
 """Graphs with few edges, and sums over them: time and memory grow with the number of edges, not with that of pairs.
 
-A coupling that is a finite sum of products (`refattn.mechanisms.graph_energy.implementations.products`) is a few
+A coupling that is a finite sum of products (`refattn.mechanisms.graph_energy.implementations.separable`) is a few
 products with the sparse matrix W; any other is evaluated at each edge and summed by row. What multiplies is a function
 of each array library (`Backend.sparse_product`). One graph is shared by all heads of a batch. It is a constant: no
 gradient goes to its weights.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from refattn.args import check, check_arrays, check_floating, check_whole
 from refattn.mechanisms.graph_energy.forces import Coupling
 from refattn.mechanisms.graph_energy.implementations.pairs import OverPairs
-from refattn.mechanisms.graph_energy.implementations.products import seen
+from refattn.mechanisms.graph_energy.implementations.separable import seen
 from refattn.xp import (
     Array,
     all_finite,
