@@ -9,7 +9,7 @@ token can lose all attention because its neighbours have low scores. Equal score
 The source, an article (F. Preetham 2023), has a graph of tokens, scores that flow down an energy, a sine in the pull,
 and a threshold. Its displayed formulas are not preserved. So these are ours: the links (GE.3, GE.4), the start (GE.5),
 the spring (in GE.7), how scores weigh values (GE.10 to GE.12), all numbers. GE.6 is equation 1 of D. Sclosa 2023, with
-weights. The article has no experiment; in ours no model is better for the flow (docs/experiments/graph_energy.md).
+weights. The article has no experiment; in ours the flow made no model better (docs/experiments/graph_energy.md).
 
 All formulas are of one head. i, j and l are tokens; token i reads and is pulled; token j is read, and pulls token i.
 Every token has a query q_i, a key k_i and a value v_i; q and k have width d. The caller chooses mu, kappa, step, tau
@@ -31,15 +31,15 @@ Every token has a query q_i, a key k_i and a value v_i; q and k have width d. Th
     [GE.13]  o_i = sum_j p_ij v_j                       the output
 
 If no token is kept, best_ij is 1 for the j with the largest a_ij x_j (of the last x; the first of equals), and 0 for
-all others. w_ij is not used then; in the code it is a_ij.
+all others. u_ij is 0 then; in the code w_ij is a_ij, as a softmax of no token is 0 / 0.
 
-Why best: the weights of i have to sum to 1, so if all tokens are dropped, i has to read a dropped one. Without a
+Why best: the weights of i sum to 1, as in softmax, so if all tokens are dropped, i has to read a dropped one. Without a
 threshold p_ij would be a_ij x_j over its sum, and i would read all the tokens that should be dropped. We choose the one
 with the largest of these weights; the others stay dropped. Unless two are equal, small changes of q and k do not change
-which one it is. So q and k get no gradient, and a head that always drops all does not learn to keep one.
+which one it is. So q and k get no gradient, and a head that always drops all gets no gradient towards keeping one.
 
 Why links are a softmax: the links of a token sum to 1, so the pull does not grow with the number of tokens.
-Why a sine: it is the source's. Between scores in [0, 1] it is x_j - x_i, or up to 16 % smaller.
+Why a sine: it is the source's. Between scores in [0, 1] it is x_j - x_i, or up to 16 % smaller in size.
 Why tau = 0.4: a token with s_ii = 0 starts at 1/2, and is dropped if its neighbours pull it down a bit.
 Why the start is s_ii: it belongs to token i alone, and training can make it large for tokens that should count. A large
 s_ii also shields i: r_ii is s_ii, so n_ii is large, which leaves little for other links, and i does not pull itself.
@@ -62,15 +62,15 @@ So links are made of r. With links a, line 1 would give pi_1 a_12 = pi_2 a_21, p
 a_13 for tokens 1 to 3. Their product, a_12 a_23 a_31 = a_21 a_32 a_13 (pi cancels), is false for most s.
 
 How long may a step be? Let a move m have the length |m|, |m|^2 = sum_i pi_i m_i^2. In this metric the gradient of E is
-(dE/dx_i) / pi_i, which is -rate_i by line 3: a gradient flow. Along m with |m| = 1 the second derivative E'' of E is at
-most mu + 2 kappa, as cos <= 1 and (m_j - m_i)^2 <= 2 m_i^2 + 2 m_j^2:
+(dE/dx_i) / pi_i, which is -rate_i by line 3: a gradient flow. Along m the second derivative E'' of E is at most (mu + 2
+kappa) |m|^2, as cos <= 1 and (m_j - m_i)^2 <= 2 m_i^2 + 2 m_j^2:
 
     E'' = mu sum_i pi_i m_i^2 + kappa/2 sum_ij pi_i n_ij cos(x_j - x_i) (m_j - m_i)^2
-    <= mu + kappa sum_ij pi_i n_ij (m_i^2 + m_j^2) = mu + 2 kappa
+    <= mu |m|^2 + kappa sum_ij pi_i n_ij (m_i^2 + m_j^2) = (mu + 2 kappa) |m|^2
 
-The last sum is 2: links of i sum to 1, and by line 1 sum_ij pi_i n_ij m_j^2 = sum_ij pi_j n_ji m_j^2 = 1. A step is
-the move m = step rate; along it E'' is at most (mu + 2 kappa) step^2 |rate|^2. By Taylor's formula it changes E by at
-most -step |rate|^2 + 1/2 (mu + 2 kappa) step^2 |rate|^2. So E cannot rise if step <= 2 / (mu + 2 kappa).
+The last sum is 2 |m|^2: links of i sum to 1, and by line 1 sum_ij pi_i n_ij m_j^2 = sum_ij pi_j n_ji m_j^2 = |m|^2. A
+step is the move m = step rate. By Taylor's formula it changes E by at most -step |rate|^2 + 1/2 (mu + 2 kappa) step^2
+|rate|^2. So E cannot rise if step <= 2 / (mu + 2 kappa).
 
 Does it come to rest, rate = 0? If step (mu + kappa) <= 1 (stricter), as by default, scores stay between 0 and 1: b_i <=
 1 and sin(x_j - x_i) <= 1 - x_i, so x'_i <= x_i + step (mu + kappa) (1 - x_i) <= 1; likewise x'_i >= (1 - step (mu +
@@ -79,9 +79,9 @@ kappa)) x_i >= 0. Let e be the difference of two such states x (of one b and n).
     e'_i = (1 - step mu) e_i + step kappa sum_j n_ij C_ij (e_j - e_i)      C_ij: a cosine between 0.54 and 1
 
 The factor of e_i, 1 - step mu - step kappa sum_(j != i) n_ij C_ij, is at least 1 - step (mu + kappa) >= 0, as n sums to
-1 and C <= 1. Those of e_j are step kappa n_ij C_ij >= 0, and all add up to 1 - step mu. So a step multiplies the
-largest |e_i| by at most 1 - step mu. A contraction of the cube of all such x into itself has one point of rest; 10
-default steps leave at most (2/3)^10 < 0.018 of the largest distance to it.
+1 and C <= 1. Those of e_j are step kappa n_ij C_ij >= 0, and all add up to 1 - step mu. So |e'_i| is at most (1 - step
+mu) times the largest |e_j|. A contraction of the cube of all such x into itself has one point of rest; 10 default steps
+leave at most (2/3)^10 < 0.018 of the largest distance to it.
 
 Backward: do_i is the gradient of a loss with respect to o_i, and so for every symbol; d alone is the width. The id
 dGE.4 is that of the gradient with respect to the value of GE.4, dGE.q with respect to the input q. p can jump if a

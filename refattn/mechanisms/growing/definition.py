@@ -5,7 +5,7 @@ and w_k have m rows and d columns. The scores are s = y M y^T, with the kernel M
 scale is a constant, which stays as d grows. If the loss asks for scores that no such kernel gives, training cannot
 reach them: the head needs more columns. The gradient of the loss with respect to M may have any rank. A growth step
 moves M against its gradient, then takes the nearest kernel of rank d + c (both in the metric of part 2). Two factors of
-that kernel are the new weights, wider by c columns. The caller does this a few times in a training. Values stay.
+that kernel are the new weights, wider by c columns. The caller does this a few times in a training. Value weights stay.
 
 1. What does the loss ask for? Let ds_ij be the gradient of the loss with respect to the score s_ij, 0 if it is masked;
 attention's backward computes it. <X, Y> is the sum of all X_ij Y_ij, or the trace of X^T Y; |X|^2 = <X, X>. If M
@@ -25,9 +25,9 @@ one sequence b, with C_b = y_b^T y_b, then that in all n_b sequences, where the 
     [GROW.3]  A = C / sqrt(n_b)                         A = U diag(lambda) U^T, its eigenvectors and eigenvalues
     [GROW.4]  rho_r = sqrt(lambda_r + damping mean(lambda))      W = diag(rho) U^T
 
-With damping = 0, W is such a V. But then directions that no token uses would cost nothing: columns along them could be
-huge, and W has no inverse. So the cost is |W E W^T|^2 with damping (0.01): W^T W is A + damping mean(lambda) I. Let Z =
-W E W^T, the whitened change, so E = W^-1 Z (W^-1)^T. M, N, C, A, W, E, Z, G, H, D and F are m x m.
+With damping = 0, W is such a V. But then directions that tokens hardly use would cost almost nothing, and columns along
+them be huge. So the cost is |W E W^T|^2 with damping (0.01): W^T W is A + damping mean(lambda) I. Let Z = W E W^T, the
+whitened change, so E = W^-1 Z (W^-1)^T. M, N, C, A, W, E, Z, G, H, D and F are m x m.
 
 3. What can old columns not do? The loss changes by <N, E> = <G, Z> (GROW.5). Let w_q and w_k have rank d. If they
 change by E_q and E_k, then M changes by scale (E_q w_k^T + w_q E_k^T), to first order, and so
@@ -46,8 +46,7 @@ of G for which that holds; P_q projects orthogonally on the columns of W w_q, P_
 One new column of w_q and one of w_k add a matrix of rank 1 to Z. Of all these with |Z| = 1 and orthogonal to what old
 columns can do, -a_1 b_1^T lowers the loss most (to first order), by sigma_1, where H = sum_r sigma_r a_r b_r^T is the
 SVD (<G, Z> = <H, Z> for these Z). A step along -H goes sigma_r far along -a_r b_r^T, where the loss falls by sigma_r
-per unit of length: so the r-th new column is worth sigma_r^2. H only says how many: part 4 steps along -G, where column
-r also adds sigma_r^2 (GROW.19).
+per unit of length: so the r-th new column is worth sigma_r^2. H only says how many; part 4 steps along -G (GROW.19).
 
 How many? The r-th column is added, to every head, if its worth, summed over heads, is more than 2 % of the sum of all
 worths (less may be noise of the batch), and more than machine epsilon times the sum of |G|^2 (less may be rounding).
@@ -55,7 +54,7 @@ One growth adds at most min(4, m - d) columns, and none if d >= m. Heads share C
 
 4. The step. Of all Z with |Z| = |G|, -G lowers the loss most. As a change of M it is -D, W D W^T = G. D has the cost
 |G|^2, about the sum of the squares of all changes of scores by D. There are `scores` scores, so D / nu changes a score
-by about 1 (root mean square; less with masks, as masked scores have a part in the cost). The step is `amplitude` times
+by about 1 (root mean square; less with a mask, as masked scores have a part in the cost). The step is `amplitude` times
 that, a number for all heads that the caller searches (part 7). If G is 0, M stays.
 
     [GROW.8]  D = W^-1 G (W^-1)^T                       (W^T W)^-1 N (W^T W)^-1: a natural gradient, that of the metric
@@ -91,16 +90,17 @@ Let t |G| be small against the smallest singular value of Z_M. W M W^T is t |G| 
 c no farther, so 2 t |G| at most from W M W^T. So its first block has an inverse, and its rank is d plus that of X_22 -
 X_21 X_11^-1 X_12 (Schur complement). X_12 and X_21 are of order t, so their product is of order t^2, and X_22 is within
 O(t^2) of a matrix K of rank c. No K is nearer to -t G_22, all of -t H, than t |H_cut|, H_cut = sum_(r > c) sigma_r a_r
-b_r^T (one of several if sigma_c = sigma_(c+1)). A matrix with Z_F's other three blocks, and as last block their product
-plus the c largest singular values of -t H, has rank d + c and is t |H_cut| + O(t^2) away from Z_F. X is no farther, and
-|.|^2 is a sum over blocks: so X has Z_F's other blocks but for O(t^1.5), and K / t is, as t falls, as near to -H as can
-be. So X is Z_F + t H_cut but for less than order t. The loss changes by -t <G, G - H_cut>, <G, H_cut> = |H_cut|^2:
+b_r^T (one of several if sigma_c = sigma_(c+1)). A matrix with Z_F's other three blocks, and as last block the same
+product of these minus t (H - H_cut), has rank d + c and is t |H_cut| + O(t^2) away from Z_F. X is no farther, and |.|^2
+is a sum over blocks: so X has Z_F's other blocks but for O(t^1.5), and K / t is, as t falls, as near to -H as can be.
+So X is Z_F + t H_cut but for less than order t. The loss changes by -t <G, G - H_cut>, <G, H_cut> = |H_cut|^2:
 
     [GROW.19]  slope = -(|G|^2 - sum_(r > c) sigma_r^2) / nu      summed over heads: d loss / d amplitude, at 0
 
 The slope is exact for w_q and w_k of rank d, because N is exact. Only the metric is approximate (masks, C_b, damping),
-so D is not quite best. In a head with sigma_r = 0 new column r comes of the product X_21 X_11^-1 X_12 alone: it is of
-order t, others of order sqrt(t). In a head with G = 0 it is rounding: it hardly learns, but the next P_q counts it.
+so D is not quite best. In a head with sigma_r = 0 column r of L and R comes of that product alone: its tau is of order
+t^2, the column, of its root, of order t (others: sqrt(t)). In a head with G = 0 it is rounding: it hardly learns, but
+the next P_q counts it.
 
 7. In code, if loss(w_q, w_k) is the loss of a batch and d_scores its gradient with respect to the scores:
 
@@ -225,7 +225,7 @@ def grow(heads: Heads, planned: Plan, *, columns: int, amplitude: float) -> tupl
     of_q = q_l[:, :, :width] * roots  # (h, m, u) [GROW.14]
     of_k = transpose(q_r)[:, :, :width] * roots  # (h, m, u) [GROW.15]
     old_q, old_k = (xp.concat([w, zeros((h, m, columns), w)], axis=2) for w in (w_q, w_k))  # (h, m, u), (h, m, u)
-    b_l, _, b_r = xp.linalg.svd(transpose(of_q) @ old_q + transpose(of_k) @ old_k)  # (h, u, u), -, (h, u, u)
+    b_l, _, b_r = xp.linalg.svd(transpose(of_q) @ old_q + transpose(of_k) @ old_k)  # (h, u, u), -, (h, u, u): B_R^T
     orthogonal = b_l @ b_r  # (h, u, u) [GROW.16]
     new_q = of_q @ orthogonal / math.sqrt(scale)  # (h, m, u) [GROW.17]
     new_k = of_k @ orthogonal / math.sqrt(scale)  # (h, m, u) [GROW.18]

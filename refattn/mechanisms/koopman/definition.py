@@ -3,9 +3,9 @@
 Softmax attention moves a query q once, to a mean of values. Here a query goes along a path of points, x_0 = q, x_1, ...
 Update m (0, 1, ...) makes x_(m+1) from x_m. It attends from x_m, as softmax attention does; the mean of the values is a
 point, called attended. Update 0 ends there: x_1 = attended. A later update knows m moves, x_l to x_(l+1) for l < m. It
-fits a map to them and applies it to attended, as an MLP is applied to what attention returns: where would a query that
-moves like this go from there? That is x_(m+1), but for a correction (KOOP.15). The last point is the output. By default
-there are two updates: one map, fitted to one move. Nothing is causal. Values are points, too, of width d.
+fits a map to them and applies it to attended, as a layer applies its MLP to what attention returns: where would a query
+that moves like this go from there? That is x_(m+1), but for a correction (KOOP.15). The last point is the output. By
+default there are two updates: one map, fitted to one move. Nothing is causal. Values are points, too, of width d.
 
 Lists. A matrix that acts on coordinates can make linear moves only. So a point x is also described by its list g(x) of
 n numbers: number j, g_j(x), says how alike x and key j are. The list is not linear in x, so a matrix that acts on
@@ -17,7 +17,7 @@ lists, koopman, can make moves that are not linear in x. Points and lists are ro
 
 This is extended dynamic mode decomposition (EDMD) with a kernel. Let next(x) be the point that x moves to. Its Koopman
 operator K turns a function f into K f, with (K f)(x) = f(next(x)). K is linear in f, whatever next is. If each K g_j is
-a weighted sum of the g_o, a matrix gives the list of next(x), (K g_j)(x) = (g(x) koopman)_j; if not, about.
+a weighted sum of the g_o, a matrix gives the list of next(x), (K g_j)(x) = (g(x) koopman)_j; if not, an approximation.
 
 Mixtures. A row c of n weights is a mixture of the keys: its point is c k, its list c gram, the same sum of the keys'
 lists (row j of gram, KOOP.1; not g(c k), as g is not linear). The mixture of x is the c with x's list, g(x) gram^-1. If
@@ -57,9 +57,9 @@ is overlap and gram mixtures^T is start^T, the left side is start^T (overlap fit
 The next point. K acts on each coordinate of a map psi of points. For a true K (K psi)(attended) is psi(next(attended)).
 So next(attended) is the x with psi(x) = (K psi)(attended), if psi has an inverse. The paper takes this x with the
 fitted K, for which each psi gives another x, and leaves psi open. For psi = id, id(x) = x, it is (K id)(attended) =
-g(attended) one_move. Our psi = id + epsilon K id counts two moves, too: (K id)(k_j) is row j of gram one_move, so (K K
+g(attended) one_move. Our psi = id + epsilon K id counts two moves: (K id)(k_j) is row j of gram one_move, so (K K
 id)(x) is g(x) transfer gram one_move = g(x) koopman one_move. KOOP.15 is (following - g(attended) one_move) + epsilon
-(g(following) one_move - g(attended) koopman one_move) = 0: is following one move on, one from it two?
+(g(following) one_move - g(attended) koopman one_move) = 0: is following one move on?
 
     [KOOP.13]  both_moves = one_move + epsilon koopman one_move      g(x) both_moves is (K psi)(x)
     [KOOP.14]  target = g(attended) both_moves
@@ -73,10 +73,10 @@ C^T and d_C = B^T d_A. A solve, such as KOOP.9, differentiated: the first line b
     <d_fit, fit'> = <overlap d_end gram + ridge d_end, fit'> = <d_end, overlap fit' gram + ridge fit'>
 
 as overlap and gram are symmetric. By the first line this is <d_end, end' - overlap' fit gram - ...>, so d_overlap is
--d_end (fit gram)^T, and so on. KOOP.7 (mixtures gram = start) and KOOP.15 go the same way: the left side of KOOP.15
-changes by following' J^T, where J_ca is the derivative of its number c by number a of following (dKOOP.14). A list g(x)
-adds sum_j d_g_j(x) slope(x, k_j) to d_x, d_g_j(x) slope(k_j, x) to d_k_j; but none to following: J counts it. sum_x is
-over x_0 to x_m, attended, following; sum_m over updates (0 has no lists) and, except in dKOOP.q, over queries.
+-d_end (fit gram)^T, and so on. KOOP.7 (mixtures gram = start) and KOOP.15 go the same way: by following' the left side
+of KOOP.15 changes by following' J^T, where J_ca is the derivative of its number c by number a of following (dKOOP.14).
+A list g(x) adds sum_j d_g_j(x) slope(x, k_j) to d_x, d_g_j(x) slope(k_j, x) to d_k_j; but none to d_following: J counts
+it. sum_x is over x_0 to x_m, attended, following; sum_m over updates (0: no lists), and but for dKOOP.q over queries.
 
     slope(x, y) = y - (x - y) exp(-|x - y|^2 / (2 d)) / d      the derivative of kernel(x, y) with respect to x
     d_g(x_l) = d_start_l + d_end_(l-1)                      x_l starts move l, ends move l - 1; 0 if there is none
@@ -99,14 +99,14 @@ over x_0 to x_m, attended, following; sum_m over updates (0 has no lists) and, e
     [dKOOP.4]  d_attended = sum_j d_g_j(attended) slope(attended, k_j)      d_following in update 0
     [dKOOP.3]  d_weights_j = d_attended . v_j
     [dKOOP.2]  d_scores_j = weights_j (d_weights_j - sum_o weights_o d_weights_o)
-    [dKOOP.1]  d_gram = sum_m (parts + parts^T) / 2         gram is symmetric, and so is its gradient
+    [dKOOP.1]  d_gram = sum_m (parts + parts^T) / 2         gram' is symmetric: only this part matters
     [dKOOP.v]  d_v_j = sum_m weights_j d_attended
     [dKOOP.k]  d_k_j = key_j + sum_m (d_scores_j x_m / sqrt(d) + (transfer^T d_one_move)_j)
     [dKOOP.ridge]  d_ridge = -sum_m <d_end, fit>            both numbers sum over b, h, too
     [dKOOP.epsilon]  d_epsilon = sum_m d_target . (g(attended) koopman one_move - g(following) one_move)
 
 Axes: b batch, h head, i query, j and o key, l move, d width. Below, the value of each key on a circle is the next key:
-x_0 is (4, 0), x_1 about (0, 4). The fit moves x to about x_1 kernel(x, x_0) / 17, so attended = -x_0 to -16/17 x_1:
+x_0 is (4, 0), x_1 about (0, 4). mixtures is 1 at x_0, fit 1/17 = 1 / kernel(x_0, x_0) at x_1: -x_0 goes to -16/17 x_1:
 
     >>> import numpy as np, refattn as ra
     >>> k = 4.0 * np.asarray([[[[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]]])

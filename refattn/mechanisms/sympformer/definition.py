@@ -1,14 +1,13 @@
 """SympFormer: attention is a force between tokens, and a layer is one step of a motion with momenta and friction.
 
 In a usual residual block attention moves a token, as a force moves a body in a thick liquid: without force it rests.
-Here a token x_i also has a momentum p_i (both are rows of m numbers), and a layer hands both to the next. A layer does
-three things. Kick: attention, a force, changes the momentum. Damp: friction shrinks it. Drift: the new momentum moves
-the token. (This is presymplectic Euler, but for point 3: the drift takes the new momentum; friction depends on time.)
-With friction 3 / t such a motion reaches low values of a convex potential sooner than one along the force (Nesterov).
+Here a token x_i also has a momentum p_i (rows of m numbers), and a layer hands both to the next. A layer does three
+things. Kick: attention, a force, changes the momentum. Damp: friction shrinks it. Drift: the new momentum moves the
+token. (Symplectic Euler drifts so, too; with friction it is called presymplectic. But see point 3.) With friction 3 / t
+such a motion gets low in a convex potential sooner than one along the force (Nesterov).
 
 From the paper (V. Stein, W. Li, G. Steidl 2026, SympFormer: Accelerated attention blocks via Inertial Dynamics on
-Density Manifolds, arXiv:2603.16535): the energy, the motion, the layer. Only the causal form (point 2 below) is from
-the authors' second program (v2 in docs/deviations.md).
+Density Manifolds, arXiv:2603.16535): the energy, the motion, the layer but for point 2 (v2 in docs/deviations.md).
 
 From an energy to a force. Let s_ij = s_ji be how well tokens i and j match, a function of x_i and x_j, and B (m x m),
 which turns momenta into velocities, be symmetric and positive definite. A token that matches many has a large mass z_i.
@@ -21,8 +20,8 @@ The energy H (a Hamiltonian) is kinetic energy e_i / (2 z_i) plus a potential -z
 
 Without friction H stays; friction lowers it unless all p are 0: dH/dt = -alpha sum_i e_i / z_i. The force is -dH/dx_i;
 x_i is in H only through the masses. The derivative of H with respect to z_i is -(u_i + 1) / 2 with u_i = e_i / z_i^2
-(for B = I the squared speed). Let D_ij be the derivative of s_ij by x_i as its first token; s_ji = s_ij has the same by
-x_i as its second. x_i is first in all s_ij of z_i, and second in s_ji of every z_j (of z_i, too: s_ii counts twice):
+(for B = I the squared speed). Write s_ij = s(x_i, x_j), and D_ij for its derivative by the first token. By its second
+token x_i, s(x_j, x_i) has D_ij, too. x_i is first in all s_ij of z_i, and second in s_ji of every z_j, z_i included:
 
     -dH/dx_i = sum_l (u_l + 1) / 2 dz_l/dx_i
              = 1/(2n) sum_j exp(s_ij) ((u_i + 1) + (u_j + 1)) D_ij      u_i + 1: x_i as first; u_j + 1: as second
@@ -40,10 +39,11 @@ is not symmetric. B is any matrix w_b: it need not be symmetric or positive defi
     1/2 sum_(j <= i) exp(s_ij) (u_i + 1) D_ij / n_i + 1/2 sum_(j >= i) exp(s_ji) (u_j + 1) D_ij / n_j
 
 But token i may not know tokens j > i. If only j = i were left of the second sum, speeds u_j of tokens j < i would not
-count, and at rest token i, in both sums, would weigh twice as much as its match. So the layer takes (F) with n_i for n
-and j <= i. It is the gradient of no H: i feels x_j, j < i does not feel x_i, but second derivatives of H are symmetric.
+count, and at rest exp(s_ij) would count half, but exp(s_ii), in both sums, fully. The layer takes (F) instead, with n_i
+for n and j <= i. That is the gradient of no H: i feels x_j, j < i does not feel x_i; second derivatives are symmetric.
 3. It is explicit. The force depends on p: symplectic Euler would take it at the new p', and solve an equation for p'.
-The kick takes u_i of the old p instead. The drift, as in symplectic Euler, takes the new p', and z_i of the old x.
+The kick takes u_i of the old p instead, and friction acts after it, on both. The drift, as in symplectic Euler, takes
+the new p', and z_i of the old x.
 4. It has two step lengths: force and friction act on the momentum for the time h_y, and the momentum moves the token
 for the time h_x. The next layer begins at t + h_x (the authors' choice, though friction acts until t + h_y).
 5. It normalises the p' that goes on. Else p might feed on itself: the force grows with the square of p. But for eps,
@@ -78,8 +78,8 @@ From layer 2 on the factor in SYMP.11 is about 1 + m/2 (1/z_i^2 + 1/z_j^2): such
 Backward: dx'_i and dP_i come in. From here on d before a symbol means the gradient of a loss with respect to it;
 dSYMP.4 is that of the value of SYMP.4, dSYMP.x of the input x. All sums that leave no token index are over the batch,
 too. The next layer begins at t + h_x: the caller adds that layer's dt to dh_x and dt. For rows Y_i = X_i W, dX_i = dY_i
-W^T and dW = sum_i X_i^T dY_i. For c = norm(x) and r = 1 / sqrt(var(x) + eps), a small change y of x changes r by -r^2
-mean(c y) and c by r (y - mean(y) - c mean(c y)). This map is symmetric, so a gradient g of c goes back by it:
+W^T and dW = sum_i X_i^T dY_i. For c = norm(x) and r = 1 / sqrt(var(x) + eps), a small change f of x changes r by -r^2
+mean(c f) and c by r (f - mean(f) - c mean(c f)). It is a symmetric map, so a gradient g of c goes back by it:
 
     back(x, g) = r (g - mean(g) - c mean(c g))
 
@@ -169,7 +169,7 @@ def forward(
     mass = xp.exp(log_mass)  # (b, i, 1): z_i
     heading = p @ w_b  # (b, i, m) [SYMP.8]
     square = xp.vecdot(heading, p)[..., None]  # (b, i, 1) [SYMP.9]
-    motion = square / mass / mass  # (b, i, 1) [SYMP.10]: mass * mass may underflow
+    motion = square / mass / mass  # (b, i, 1) [SYMP.10]: mass * mass may underflow, and then 0 / 0 if p = 0
     factor = 1.0 + (motion + transpose(motion)) / 2.0  # (b, i, j)
     pairs = weights * factor  # (b, i, j) [SYMP.11]
     out = mass * (pairs @ v)  # (b, i, m) [SYMP.12]
