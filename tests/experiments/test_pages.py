@@ -1,7 +1,8 @@
-"""Every number with decimals on a page of an experiment, and in its row of the claims, is one of the stored results.
+"""Every number and every verdict on a page of an experiment, and in its row of the claims, is of the stored results.
 
-A page's function yields sentences and rows of tables with their numbers computed from the results. Each has to stand on
-the page, and what they leave has to be in `NOT_MEASURED`.
+A page's function yields sentences and rows of tables with their numbers computed from the results, and another one in
+`tests.experiments.settings` what is said of settings and in words. Each has to stand on the page, and what they leave
+has to be in `NOT_MEASURED` or `BESIDE`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from docs.experiments.runs import Run, found, read
 from docs.experiments.training import fresh
 from refattn import tree
 from refattn.train.settings import expanded, flat
+from tests.experiments import settings
 from tests.experiments.stored import Results as ByWay
 from tests.experiments.stored import grouped, mean, ranged, ratios, scores
 from tests.rows import holds
@@ -629,7 +631,6 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
     },
     "higher_order": {
         "naming the most frequent value of the sequence gives 0.29": CHANCE,
-        "decay 0.1, clipped at 1 | the same without decay": SETTING,
         "arXiv:2006.16236": "a paper",
         "arXiv:1812.01243": "a paper",
         "| order 1, alpha = 1, signed(eps=1.0) | order 1, alpha = 1, clamp(eps=32.0) |": SETTING,
@@ -666,13 +667,30 @@ def one_line(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
-def unheld(text: str, sentences: Sequence[str]) -> list[str]:
-    """Return the sentences that do not stand in a text, and each number with decimals that is in none of them."""
-    text = one_line(text)
-    wrong = [f"not on the page: {each}" for each in map(one_line, sentences) if each not in text]
-    held = [match.span() for each in map(one_line, sentences) for match in re.finditer(re.escape(each), text)]
-    for match in re.finditer(r"\d\.\d", text):
-        if not any(start <= match.start() and match.end() <= end for start, end in held):
+NUMBER = re.compile(r"(?<![\w.:/#-])[+-]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:th|nd)?(?![\w]|\.\w)")
+VERDICT = re.compile(r"\b(ahead|behind|better|worse|best|worst|gains?|gained|loses?|wins|helps?|level|never|fails?)\b")
+"""What has to stand in a sentence that is held: every number, and every word that weighs one thing against another."""
+
+
+def read_by_a_reader(page: str) -> str:
+    """Return a page without blocks of code, targets of links, numbers of a list, and years."""
+    for pattern in (r"(?ms)^```.*?^```$", r"(?<=\])\([^)]*\)", r"(?m)^\d+\. ", r"\b(?:19|20)[12]\d\b"):
+        page = re.sub(pattern, "", page)
+    return one_line(page)
+
+
+def unheld(page: str, sentences: Sequence[str]) -> list[str]:
+    """Return the sentences that do not stand on a page, and each number and verdict that is in none of them.
+
+    A verdict in a question is none.
+    """
+    text = read_by_a_reader(page)
+    known = [read_by_a_reader(each) for each in sentences]
+    wrong = [f"not on the page: {each}" for each in known if each not in text]
+    held = [match.span() for each in known for match in re.finditer(re.escape(each), text)]
+    for match in (*NUMBER.finditer(text), *VERDICT.finditer(text)):
+        asked = match[0].isalpha() and re.match(r"[^.?!:|]*\?", text[match.end() :])
+        if not asked and not any(start <= match.start() and match.end() <= end for start, end in held):
             wrong.append(f"in no sentence that is held: {text[max(0, match.start() - 60) : match.end() + 30]}")
     return wrong
 
@@ -685,16 +703,26 @@ def versions(name: str) -> list[str]:
     return [f"Python {python}, NumPy {numpy}" for python, numpy in ran] * (name != "graph_energy")
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_number_is_of_the_results(name: str) -> None:
-    path, said = PAGES[name]
-    text = (DOCS / path).read_text(encoding="utf-8")
+@functools.cache
+def sentences(name: str) -> tuple[str, ...]:
+    """Return all that has to stand on a page, or in its row of the claims."""
+    more = [*getattr(settings, f"of_{name}")(), *settings.BESIDE.get(name, {}), *of_clipping(name)]
+    return (*PAGES[name][1](), *more, *versions(name), *NOT_MEASURED[name])
+
+
+def wrong_on(name: str, page: str) -> list[str]:
+    """Return what a page of these words says that the results and the settings do not."""
     if name in ra.list_mechanisms():
-        (claim,) = [one.holds for one in ra.mechanism(name).claims if one.holds.endswith(f"; docs/{path}")] or [
-            holds(name, "announced, for it was tested on random data alone")
-        ]
-        text += claim
-    assert unheld(text, [*said(), *versions(name), *NOT_MEASURED[name]]) == []
+        (claim,) = [
+            one.holds for one in ra.mechanism(name).claims if one.holds.endswith(f"; docs/{PAGES[name][0]}")
+        ] or [holds(name, "announced, for it was tested on random data alone")]
+        page += f"\n\n{claim}"
+    return unheld(page, sentences(name))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_number_and_verdict_is_of_the_results(name: str) -> None:
+    assert wrong_on(name, (DOCS / PAGES[name][0]).read_text(encoding="utf-8")) == []
 
 
 KOOPMAN = [*koopman.grid(tuple(koopman.MODELS), tuple(koopman.TASKS), koopman.SEEDS), *koopman.PATHS]
