@@ -94,8 +94,11 @@ TIMES = (1, 4)
 ONCE = ("Koopman, 8 updates", "Tie, 3 updates", "Tie, 4 updates")
 """What is not trained for longer: a step takes too long."""
 
-RATES, LAWS = (1e-2, 3e-3, 1e-3), (9.0, 3.0, 1.0, 1.0 / 3.0)
+RATES, LAWS = (3e-2, 1e-2, 3e-3, 1e-3), (9.0, 3.0, 1.0, 1.0 / 3.0)
 """What is varied of the preset on the text: the rate, and b of the law Beta(1, b): the smaller, the less is near 0."""
+
+BESIDE = ("attention", "Koopman")
+"""What is trained at the same rates."""
 
 RIDGES, TRANSITIONS = (0.001, 0.1, 1.0), (1, 2, 3, 4, 8)
 """What is measured of random numbers."""
@@ -127,15 +130,15 @@ def updates_grid(seeds: Sequence[int] = SEEDS) -> list[Run]:
     ]
 
 
-def laws_grid(seeds: Sequence[int] = SEEDS[:2], times: int = 1) -> list[Run]:
-    """Return the runs of the preset with all `RATES` and `LAWS`, one seed after the other."""
+def laws_grid(seeds: Sequence[int] = SEEDS[:2]) -> dict[tuple[str, float], list[Run]]:
+    """Return the runs at all `RATES`, by option or name and rate: the preset with all `LAWS`, and those of `BESIDE`."""
     task, plan = SMALLER["text"]
-    return [
-        Run("koopman", task, replace(plan, steps=times * plan.steps, learning_rate=rate), seed, TIE | law_option(b))
-        for seed in seeds
-        for b in LAWS
+    kinds = {law_option(b)["draws"]: ("koopman", TIE | law_option(b)) for b in LAWS}
+    return {
+        (name, rate): [Run(mechanism, task, replace(plan, learning_rate=rate), seed, options) for seed in seeds]
+        for name, (mechanism, options) in (kinds | {name: UPDATES[name] for name in BESIDE}).items()
         for rate in RATES
-    ]
+    }
 
 
 def law_option(b: float) -> dict[str, str]:
@@ -178,7 +181,8 @@ def run(seeds: int, steps: int | None, tasks: tuple[str, ...], names: tuple[str,
     """Train all models that have no line in the results yet."""
     wanted: list[Job] = [*grid(names or tuple(MODELS), tasks or tuple(TASKS), range(seeds), steps)]
     if not (names or tasks or steps):
-        wanted += [*PATHS, *trained_paths(range(seeds)), *updates_grid(range(seeds)), *laws_grid(range(seeds))]
+        wanted += [*PATHS, *trained_paths(range(seeds)), *updates_grid(range(seeds))]
+        wanted += [run for runs in laws_grid().values() for run in runs]
     return wanted
 
 

@@ -280,9 +280,10 @@ def widened_values(params: Any, w_v: Any, w_o: Any) -> Any:
 
 # --- the operators of a trained layer
 
-SPECTRA = ("Koopman, 4 updates", "to the identity, 4 updates", "Tie")
+SPECTRA = ("Koopman, 4 updates", "Tie")
 LONGER, SEQUENCES, DRAWN = 4, 16, 160
-"""How many times as long as `koopman.SMALLER` they are trained; sequences that are read; eigenvalues that are kept."""
+"""How many times as long as `koopman.SMALLER` they are trained; sequences that are read; of so many queries or more the
+largest eigenvalue is kept."""
 
 
 @dataclass(frozen=True)
@@ -318,9 +319,8 @@ class Spectra(Sweep):
         layers = []
         for layer in saved.layers:
             values = spectrum_of(layer.block.core).eigenvalues[-1]
-            largest = np.abs(values[..., 0])
-            flat = values.reshape(-1)
-            some = flat[:: max(1, flat.size // DRAWN)]
+            first, flat = values[..., 0].reshape(-1), values.reshape(-1)
+            largest, some = np.abs(first), first[:: max(1, first.size // DRAWN)]
             layers.append(
                 {
                     "largest": [_short(x) for x in np.quantile(largest, (0.1, 0.5, 0.9))],

@@ -497,6 +497,7 @@ def of_koopman() -> Iterator[str]:
     yield true(one["attention twice"] > one["Koopman"], "attention applied twice does it better.")
     yield "takes three to four times as long as attention, and is behind it."
     yield "measured here, the article has no experiment: it does not help, with the settings of this library;"
+    yield from swept.of_koopman()
     paths = koopman.PATHS[0]
     yield f"medians over {koopman_paths.HEADS * paths.keys} random queries among {paths.keys} random keys and values of"
     yield f"random keys and values of width {paths.width}:"
@@ -652,6 +653,7 @@ def of_presets() -> Iterator[str]:
 
 
 AUTHORS = "the authors', held by tests/experiments/test_sympformer.py"
+RATED = "the authors', held by tests/experiments/test_pages.py"
 PAPER = "the authors', which no file of this project has"
 ONCE = "measured once, and not stored"
 
@@ -678,7 +680,7 @@ BESIDE: dict[str, dict[str, str]] = {
     "koopman": {
         "# Does the Koopman update help": "a question",
         "For bits less is better, for accuracy more.": ORDER,
-        "much of which is near 0.": "the law of the preset, Beta(1, 9)",
+        "only that it is on (0, 1] and concentrated at 0.": PAPER,
     },
     "sympformer": {
         "the Lie-Trotter block, which looks ahead.": PLACE,
@@ -693,7 +695,7 @@ BESIDE: dict[str, dict[str, str]] = {
         "At the 29 s that one CPU takes for 72 such sequences of a vocabulary of 50,304 tokens": ONCE,
         "the trainings of this page have `scalar_rate=1`": AUTHORS,
         "Y is ahead of B": "held by the page of presets",
-        "are 3e-4 in their first program and 6e-4 in the later": "held by of_rates",
+        "are 3e-4 in their first program and 6e-4 in the later": RATED,
         "a rate 100 times as large in their first program and 10 times": AUTHORS,
         "took 40 and 29 s of one CPU": ONCE,
         "tokens of 16 bits, the lower byte first": "what TokenFiles reads",

@@ -18,7 +18,17 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from docs.experiments import delta, graph_energy, growing, higher_order, koopman, normalisers, presets, sympformer
+from docs.experiments import (
+    delta,
+    graph_energy,
+    growing,
+    higher_order,
+    koopman,
+    normalisers,
+    presets,
+    sweeps,
+    sympformer,
+)
 from docs.experiments.koopman_paths import Path as Measured
 from docs.experiments.runs import Run, found, read
 from docs.experiments.training import fresh
@@ -456,7 +466,10 @@ def of_updates() -> Iterator[str]:
     yield f"the default and longer paths have {between(plateau)}, the preset "
     yield f"the preset {between(values(groups['recall', 'Tie', 4], 'accuracy'))}."
     seconds = sum(result["seconds"] for results in groups.values() for result in results)
-    yield f"The {len(runs)} trainings of the preset and of longer paths took {seconds:.0f} s of one core."
+    laws = [run for many in koopman.laws_grid().values() for run in many if run not in runs]
+    more = sum(result["seconds"] for result in of(laws, koopman.RESULTS))
+    first = f"The {len(runs)} trainings of the preset and of longer paths took {seconds:.0f} s of one core, and"
+    yield f"{first} {len(laws)} more at other rates and laws {more:.0f} s."
 
 
 def of_clipping(name: str) -> Iterator[str]:
@@ -726,13 +739,16 @@ def test_every_number_and_verdict_is_of_the_results(name: str) -> None:
 
 
 KOOPMAN = [*koopman.grid(tuple(koopman.MODELS), tuple(koopman.TASKS), koopman.SEEDS), *koopman.PATHS]
+UPDATES = koopman.updates_grid()
+LAWS = [run for runs in koopman.laws_grid().values() for run in runs if run not in UPDATES]
 ORDERS = higher_order.grid(tuple(higher_order.MECHANISMS), tuple(higher_order.TASKS), higher_order.SEEDS)
 RUNS: dict[str, list[Any]] = {
     "delta": delta.whole(),
     "graph_energy": graph_energy.every(),
     "growing": growing.grid(tuple(growing.TASKS), growing.SEEDS),
     "higher_order": [*ORDERS, *higher_order.divided()],
-    "koopman": [*KOOPMAN, *koopman.trained_paths(), *koopman.updates_grid()],
+    "koopman": [*KOOPMAN, *koopman.trained_paths(), *UPDATES, *LAWS],
+    "sweeps": sweeps.every(),
     "sympformer": [run for part in sympformer.parts().values() for run in part],
 }
 
@@ -743,7 +759,7 @@ def test_what_is_stored_is_what_the_script_runs(name: str) -> None:
     assert found(RUNS[name], RESULTS / f"{name}.jsonl") == stored
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "growing"])
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in ("growing", "sweeps")])
 def test_every_page_shows_the_share_of_clipped_steps(name: str) -> None:
     text = one_line((RESULTS / f"{name}.md").read_text(encoding="utf-8"))
     said = list(of_clipping(name))
@@ -754,6 +770,23 @@ def test_pages_say_which_results_have_no_share_of_clipped_steps() -> None:
     for name, page in (("growing", "experiments/growing.md"), ("presets", "presets.md")):
         assert not any("clipped" in line["result"] for line in read(RESULTS / f"{name}.jsonl"))
         assert "How many steps were clipped is not stored." in one_line((DOCS / page).read_text(encoding="utf-8"))
+
+
+RATES = {
+    "delta": "The rates are ours; none of the authors' trainings is repeated.",
+    "graph_energy": "the rate was not tuned for any of them: the article names none.",
+    "growing": "The rates are ours, and no training of the report is repeated.",
+    "higher_order": "The author names no rate, as he trains nothing.",
+    "koopman": "The article names no rate.",
+    "sympformer": "The rates of the authors are {presymp} in their first program and {R2} in the later manuscript.",
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_every_page_says_whose_the_rates_are(name: str) -> None:
+    known = ra.mechanism("sympformer").presets
+    rates = {preset: settings.RATES[known[preset]["learning_rate"]] for preset in ("presymp", "R2")}
+    assert RATES[name].format(**rates) in one_line((RESULTS / f"{name}.md").read_text(encoding="utf-8"))
 
 
 def test_a_page_of_a_mechanism_says_how_often_numbers_were_drawn_again() -> None:

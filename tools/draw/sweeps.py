@@ -3,7 +3,7 @@
 - graph_energy_order.png: Kuramoto's order parameter over kappa, of his own system, and of double wells.
 - higher_order_capacity.png: the share of keys whose value is found, by pairs, and the bytes that are kept.
 - growing_bottleneck.png: psi over a training, whose queries and keys or whose values grow.
-- koopman_trained.png: eigenvalues of the operators of a layer, before and after its training.
+- koopman_trained.png: the largest eigenvalue of the operator of each query, before and after a training.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def draw_bottleneck() -> Figure:
 
 
 def draw_trained() -> Figure:
-    """Draw eigenvalues before and after a training."""
-    figure = Figure(figsize=(12.0, 4.6), dpi=100, facecolor="white")
-    for axes, (job, result) in zip(figure.subplots(1, 3), results(sweeps.spectra()).items(), strict=True):
+    """Draw the largest eigenvalues of queries before and after a training."""
+    figure = Figure(figsize=(10.0, 4.6), dpi=100, facecolor="white")
+    for axes, (job, result) in zip(figure.subplots(1, 2), results(sweeps.spectra()).items(), strict=True):
         draw_unit_circle(axes)
         for when, colour in (("fresh", GREY), ("trained", RED)):
             x, y = np.array([pair for layer in result[when] for pair in layer["some"]]).T
