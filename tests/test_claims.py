@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,17 @@ def test_every_row_is_whole_and_its_tests_exist(name: str) -> None:
     assert CLAIMS[name]
     assert [f"{claim.claim}: {each}" for claim in CLAIMS[name] for each in problems(claim)] == []
     assert len({claim.claim for claim in CLAIMS[name]}) == len(CLAIMS[name])
+
+
+def test_every_row_has_a_place_in_its_source_and_quotes_little() -> None:
+    """Beside the author a section, an equation or a topic; and of its words at most twelve."""
+    for _, claim in broken.rows():
+        if claim.source.startswith(("Burgund", "Mercat 2020", "Preetham 2023", "Stein, Li, Steidl 2026", "Tie 2024")):
+            assert re.match(r"(?:Stein, Li, Steidl|\w+)(?: 20\d\d)?(?: \(arXiv:[\d.]+\))?, \w", claim.source), (
+                claim.source
+            )
+        for quote in re.findall(r": '(.*)'$", claim.source):
+            assert len(quote.split()) <= 12, quote
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())

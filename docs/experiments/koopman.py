@@ -22,6 +22,7 @@ from docs.experiments.koopman_paths import TrainedPath
 from docs.experiments.runs import Job, Run, choice, found, seeds_option, steps_option, trains
 from docs.experiments.tasks import Recall, Task, Text
 from docs.experiments.training import Plan
+from refattn.mechanisms.koopman.layer import draws
 
 RESULTS = Path(__file__).with_name("koopman.jsonl")
 
@@ -93,6 +94,12 @@ TIMES = (1, 4)
 ONCE = ("Koopman, 8 updates", "Tie, 3 updates", "Tie, 4 updates")
 """What is not trained for longer: a step takes too long."""
 
+RATES, LAWS = (3e-2, 1e-2, 3e-3, 1e-3), (9.0, 3.0, 1.0, 1.0 / 3.0)
+"""What is varied of the preset on the text: the rate, and b of the law Beta(1, b): the smaller, the less is near 0."""
+
+BESIDE = ("attention", "Koopman")
+"""What is trained at the same rates."""
+
 RIDGES, TRANSITIONS = (0.001, 0.1, 1.0), (1, 2, 3, 4, 8)
 """What is measured of random numbers."""
 
@@ -121,6 +128,23 @@ def updates_grid(seeds: Sequence[int] = SEEDS) -> list[Run]:
         for name, (mechanism, options) in UPDATES.items()
         if times == 1 or name not in ONCE
     ]
+
+
+def laws_grid(seeds: Sequence[int] = SEEDS[:2]) -> dict[tuple[str, float], list[Run]]:
+    """Return the runs at all `RATES`, by option or name and rate: the preset with all `LAWS`, and those of `BESIDE`."""
+    task, plan = SMALLER["text"]
+    kinds = {law_option(b)["draws"]: ("koopman", TIE | law_option(b)) for b in LAWS}
+    return {
+        (name, rate): [Run(mechanism, task, replace(plan, learning_rate=rate), seed, options) for seed in seeds]
+        for name, (mechanism, options) in (kinds | {name: UPDATES[name] for name in BESIDE}).items()
+        for rate in RATES
+    }
+
+
+def law_option(b: float) -> dict[str, str]:
+    """Return the option of a law, for the preset's own that of the preset."""
+    law: Any = draws.law_of(TIE["draws"])
+    return {"draws": TIE["draws"] if b == law.b else f"beta(b={b:g}, candidates={law.candidates})"}
 
 
 def measures(results: Path) -> dict[Measured, dict[str, float]]:
@@ -158,6 +182,7 @@ def run(seeds: int, steps: int | None, tasks: tuple[str, ...], names: tuple[str,
     wanted: list[Job] = [*grid(names or tuple(MODELS), tasks or tuple(TASKS), range(seeds), steps)]
     if not (names or tasks or steps):
         wanted += [*PATHS, *trained_paths(range(seeds)), *updates_grid(range(seeds))]
+        wanted += [run for runs in laws_grid().values() for run in runs]
     return wanted
 
 

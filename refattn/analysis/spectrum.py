@@ -8,7 +8,7 @@ outside it runs away.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,11 +119,40 @@ def spectrum(q: Any, k: Any, v: Any, **options: Any) -> Spectrum:
     _, saved = koopman.forward(q, k, v, **{**options, "implementation": "dense"})
     if not saved.inner.updates:
         raise ValueError(f"updates: got {options.get('updates')}, needs at least 2: the first one fits no operator")
+    return replace(spectrum_of(saved), options=options)
+
+
+def spectrum_of(saved: koopman.Saved) -> Spectrum:
+    """Return the spectra of a call of the core that has run, of a layer of a model for instance; NumPy, dense.
+
+    Within ``with ra.trace()`` the layers of a model take the dense implementation.
+
+    Raises
+    ------
+    ValueError
+        Where the call was of another implementation, or had a single update.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import refattn as ra
+    >>> from refattn import model
+    >>> from refattn.analysis.spectrum import spectrum_of
+    >>> config = model.Config("koopman", vocabulary=8, context=6, width=4, heads=1, layers=1, options={"updates": 3})
+    >>> params = model.init(config, seed=0, like=np.zeros(1))
+    >>> with ra.trace():
+    ...     _, saved = model.forward(params, np.arange(6)[None])
+    >>> [x.shape for x in spectrum_of(saved.layers[0].block.core).eigenvalues]
+    [(1, 1, 6, 1), (1, 1, 6, 2)]
+    """
+    if saved.implementation != "dense" or not saved.inner.updates:
+        got = f'implementation="{saved.implementation}" and {len(saved.trajectory) - 1} updates'
+        raise ValueError(f"saved: got {got}, needs a dense call of at least two updates")
     found = []
     for step in saved.inner.updates:
         values = saved.inner.options.tau + eigenvalues_of(step.koopman, step.inner)
         found.append(largest_first(np.where(np.any(saved.inner.g.seen, axis=-1)[..., None], values, np.nan)))
-    return Spectrum(options, tuple(found), np.stack(saved.trajectory, axis=-2))
+    return Spectrum({}, tuple(found), np.stack(saved.trajectory, axis=-2))
 
 
 def eigenvalues_of(koopman: Any, inner: Any) -> Any:

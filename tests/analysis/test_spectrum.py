@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.analysis.spectrum import designed, spectrum, table
+from refattn.analysis.spectrum import designed, spectrum, spectrum_of, table
 from tests.cli.command import run
 
 GIVEN: dict[str, Any] = {"perturbation": "identity", "updates": 4}
@@ -98,3 +98,16 @@ def test_a_command_that_is_wrong(words: list[str], message: str, tmp_path: Path)
     done = command("spectrum", *words, "--out", str(tmp_path))
     assert done.exit_code == 2
     assert message in done.output
+
+
+def test_the_spectrum_of_a_call_that_has_run() -> None:
+    q, k, v = designed(4, 6, 2, seed=3)
+    _, saved = ra.koopman.forward(q, k, v, implementation="dense", **GIVEN)
+    for one, other in zip(spectrum_of(saved).eigenvalues, spectrum(q, k, v, **GIVEN).eigenvalues, strict=True):
+        np.testing.assert_array_equal(one, other)
+    _, saved = ra.koopman.forward(q, k, v, updates=1, implementation="dense")
+    with pytest.raises(ValueError, match="and 1 updates, needs a dense call of at least two"):
+        spectrum_of(saved)
+    shared = ra.koopman.forward(q, k, v, fit="separable", implementation="shared", **GIVEN)[1]
+    with pytest.raises(ValueError, match='got implementation="shared"'):
+        spectrum_of(shared)

@@ -1,7 +1,8 @@
-"""Every number with decimals on a page of an experiment, and in its row of the claims, is one of the stored results.
+"""Every number and every verdict on a page of an experiment, and in its row of the claims, is of the stored results.
 
-A page's function yields sentences and rows of tables with their numbers computed from the results. Each has to stand on
-the page, and what they leave has to be in `NOT_MEASURED`.
+A page's function yields sentences and rows of tables with their numbers computed from the results, and another one in
+`tests.experiments.settings` what is said of settings and in words. Each has to stand on the page, and what they leave
+has to be in `NOT_MEASURED` or `BESIDE`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,23 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from docs.experiments import delta, graph_energy, growing, higher_order, koopman, normalisers, presets, sympformer
+from docs.experiments import (
+    delta,
+    graph_energy,
+    growing,
+    higher_order,
+    koopman,
+    normalisers,
+    presets,
+    sweeps,
+    sympformer,
+)
 from docs.experiments.koopman_paths import Path as Measured
 from docs.experiments.runs import Run, found, read
 from docs.experiments.training import fresh
 from refattn import tree
 from refattn.train.settings import expanded, flat
+from tests.experiments import settings
 from tests.experiments.stored import Results as ByWay
 from tests.experiments.stored import grouped, mean, ranged, ratios, scores
 from tests.rows import holds
@@ -454,7 +466,10 @@ def of_updates() -> Iterator[str]:
     yield f"the default and longer paths have {between(plateau)}, the preset "
     yield f"the preset {between(values(groups['recall', 'Tie', 4], 'accuracy'))}."
     seconds = sum(result["seconds"] for results in groups.values() for result in results)
-    yield f"The {len(runs)} trainings of the preset and of longer paths took {seconds:.0f} s of one core."
+    laws = [run for many in koopman.laws_grid().values() for run in many if run not in runs]
+    more = sum(result["seconds"] for result in of(laws, koopman.RESULTS))
+    first = f"The {len(runs)} trainings of the preset and of longer paths took {seconds:.0f} s of one core, and"
+    yield f"{first} {len(laws)} more at other rates and laws {more:.0f} s."
 
 
 def of_clipping(name: str) -> Iterator[str]:
@@ -629,7 +644,6 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
     },
     "higher_order": {
         "naming the most frequent value of the sequence gives 0.29": CHANCE,
-        "decay 0.1, clipped at 1 | the same without decay": SETTING,
         "arXiv:2006.16236": "a paper",
         "arXiv:1812.01243": "a paper",
         "| order 1, alpha = 1, signed(eps=1.0) | order 1, alpha = 1, clamp(eps=32.0) |": SETTING,
@@ -666,13 +680,30 @@ def one_line(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
-def unheld(text: str, sentences: Sequence[str]) -> list[str]:
-    """Return the sentences that do not stand in a text, and each number with decimals that is in none of them."""
-    text = one_line(text)
-    wrong = [f"not on the page: {each}" for each in map(one_line, sentences) if each not in text]
-    held = [match.span() for each in map(one_line, sentences) for match in re.finditer(re.escape(each), text)]
-    for match in re.finditer(r"\d\.\d", text):
-        if not any(start <= match.start() and match.end() <= end for start, end in held):
+NUMBER = re.compile(r"(?<![\w.:/#-])[+-]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:th|nd)?(?![\w]|\.\w)")
+VERDICT = re.compile(r"\b(ahead|behind|better|worse|best|worst|gains?|gained|loses?|wins|helps?|level|never|fails?)\b")
+"""What has to stand in a sentence that is held: every number, and every word that weighs one thing against another."""
+
+
+def read_by_a_reader(page: str) -> str:
+    """Return a page without blocks of code, targets of links, numbers of a list, and years."""
+    for pattern in (r"(?ms)^```.*?^```$", r"(?<=\])\([^)]*\)", r"(?m)^\d+\. ", r"\b(?:19|20)[12]\d\b"):
+        page = re.sub(pattern, "", page)
+    return one_line(page)
+
+
+def unheld(page: str, sentences: Sequence[str]) -> list[str]:
+    """Return the sentences that do not stand on a page, and each number and verdict that is in none of them.
+
+    A verdict in a question is none.
+    """
+    text = read_by_a_reader(page)
+    known = [read_by_a_reader(each) for each in sentences]
+    wrong = [f"not on the page: {each}" for each in known if each not in text]
+    held = [match.span() for each in known for match in re.finditer(re.escape(each), text)]
+    for match in (*NUMBER.finditer(text), *VERDICT.finditer(text)):
+        asked = match[0].isalpha() and re.match(r"[^.?!:|]*\?", text[match.end() :])
+        if not asked and not any(start <= match.start() and match.end() <= end for start, end in held):
             wrong.append(f"in no sentence that is held: {text[max(0, match.start() - 60) : match.end() + 30]}")
     return wrong
 
@@ -685,26 +716,39 @@ def versions(name: str) -> list[str]:
     return [f"Python {python}, NumPy {numpy}" for python, numpy in ran] * (name != "graph_energy")
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_number_is_of_the_results(name: str) -> None:
-    path, said = PAGES[name]
-    text = (DOCS / path).read_text(encoding="utf-8")
+@functools.cache
+def sentences(name: str) -> tuple[str, ...]:
+    """Return all that has to stand on a page, or in its row of the claims."""
+    more = [*getattr(settings, f"of_{name}")(), *settings.BESIDE.get(name, {}), *of_clipping(name)]
+    return (*PAGES[name][1](), *more, *versions(name), *NOT_MEASURED[name])
+
+
+def wrong_on(name: str, page: str) -> list[str]:
+    """Return what a page of these words says that the results and the settings do not."""
     if name in ra.list_mechanisms():
-        (claim,) = [one.holds for one in ra.mechanism(name).claims if one.holds.endswith(f"; docs/{path}")] or [
-            holds(name, "announced, for it was tested on random data alone")
-        ]
-        text += claim
-    assert unheld(text, [*said(), *versions(name), *NOT_MEASURED[name]]) == []
+        (claim,) = [
+            one.holds for one in ra.mechanism(name).claims if one.holds.endswith(f"; docs/{PAGES[name][0]}")
+        ] or [holds(name, "announced, for it was tested on random data alone")]
+        page += f"\n\n{claim}"
+    return unheld(page, sentences(name))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_number_and_verdict_is_of_the_results(name: str) -> None:
+    assert wrong_on(name, (DOCS / PAGES[name][0]).read_text(encoding="utf-8")) == []
 
 
 KOOPMAN = [*koopman.grid(tuple(koopman.MODELS), tuple(koopman.TASKS), koopman.SEEDS), *koopman.PATHS]
+UPDATES = koopman.updates_grid()
+LAWS = [run for runs in koopman.laws_grid().values() for run in runs if run not in UPDATES]
 ORDERS = higher_order.grid(tuple(higher_order.MECHANISMS), tuple(higher_order.TASKS), higher_order.SEEDS)
 RUNS: dict[str, list[Any]] = {
     "delta": delta.whole(),
     "graph_energy": graph_energy.every(),
     "growing": growing.grid(tuple(growing.TASKS), growing.SEEDS),
     "higher_order": [*ORDERS, *higher_order.divided()],
-    "koopman": [*KOOPMAN, *koopman.trained_paths(), *koopman.updates_grid()],
+    "koopman": [*KOOPMAN, *koopman.trained_paths(), *UPDATES, *LAWS],
+    "sweeps": sweeps.every(),
     "sympformer": [run for part in sympformer.parts().values() for run in part],
 }
 
@@ -715,7 +759,7 @@ def test_what_is_stored_is_what_the_script_runs(name: str) -> None:
     assert found(RUNS[name], RESULTS / f"{name}.jsonl") == stored
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "growing"])
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in ("growing", "sweeps")])
 def test_every_page_shows_the_share_of_clipped_steps(name: str) -> None:
     text = one_line((RESULTS / f"{name}.md").read_text(encoding="utf-8"))
     said = list(of_clipping(name))
@@ -726,6 +770,23 @@ def test_pages_say_which_results_have_no_share_of_clipped_steps() -> None:
     for name, page in (("growing", "experiments/growing.md"), ("presets", "presets.md")):
         assert not any("clipped" in line["result"] for line in read(RESULTS / f"{name}.jsonl"))
         assert "How many steps were clipped is not stored." in one_line((DOCS / page).read_text(encoding="utf-8"))
+
+
+RATES = {
+    "delta": "The rates are ours; none of the authors' trainings is repeated.",
+    "graph_energy": "the rate was not tuned for any of them: the article names none.",
+    "growing": "The rates are ours, and no training of the report is repeated.",
+    "higher_order": "The author names no rate, as he trains nothing.",
+    "koopman": "The article names no rate.",
+    "sympformer": "The rates of the authors are {presymp} in their first program and {R2} in the later manuscript.",
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_every_page_says_whose_the_rates_are(name: str) -> None:
+    known = ra.mechanism("sympformer").presets
+    rates = {preset: settings.RATES[known[preset]["learning_rate"]] for preset in ("presymp", "R2")}
+    assert RATES[name].format(**rates) in one_line((RESULTS / f"{name}.md").read_text(encoding="utf-8"))
 
 
 def test_a_page_of_a_mechanism_says_how_often_numbers_were_drawn_again() -> None:

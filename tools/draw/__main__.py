@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-MODULES = ("budget", "graph_energy", "higher_order", "koopman", "tour")
+MODULES = ("budget", "graph_energy", "higher_order", "koopman", "sweeps", "tour")
 TARGET = Path(__file__).parents[2] / "docs" / "figures"
 
 
