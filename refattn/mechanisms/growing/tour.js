@@ -378,7 +378,7 @@ const forward = [
     alt: "G is what old columns can follow, and H",
     show: [["H"], ["G"]], pick: () => ["H", ...largest(V.H)],
     say: () => `P<sub>q</sub> projects on the span of W w<sub>q</sub>, P<sub>k</sub> on that of W w<sub>k</sub>: old columns can follow what lies there. H is what G has beyond, which only new columns can make. Its squares are ${percent(reach())} of those of G${
-      reach() > 0.9 ? ": the head has learned what it could, so both look alike" : ""}.`,
+      reach() > 0.9 && !TYPED ? ": the head has learned what it could, so both look alike" : ""}.`,
   },
   {
     id: "GROW.7", title: "How many columns", picture: pictures.worth,
@@ -424,7 +424,7 @@ const backward = [
     alt: "The new gradient times the columns of keys",
     of: "GROW.17", label: "the gradient", formula: "dw_q' = scale N' w_k'", show: [["wqn", "dwqn"], ["Nn"]], pick: () => ["dwqn", ...largestNew()],
     say: () => `With the new kernel there is a new gradient N', and through it each column has one. ${
-      K.amplitude > 0 ? `The largest is now ${show(Math.abs(V.dwqn(...largestNew())))}, where before the step it was ${show(oldGradient())}.${Math.abs(V.dwqn(...largestNew())) > oldGradient() ? " So training goes on where it had come to a stop." : ""}` : "At amplitude 0 the new columns are 0 on both sides, and so are their gradients: they would never learn."}`,
+      K.amplitude > 0 ? `The largest is now ${show(Math.abs(V.dwqn(...largestNew())))}, where before the step it was ${show(oldGradient())}.${Math.abs(V.dwqn(...largestNew())) > oldGradient() && !TYPED ? " So training goes on where it had come to a stop." : ""}` : "At amplitude 0 the new columns are 0 on both sides, and so are their gradients: they would never learn."}`,
   },
   {
     title: "What old columns can learn", picture: pictures.old,
@@ -455,7 +455,7 @@ tour({
   living: "amplitude",
   short: "A head that is too narrow for what the loss asks gets new columns, where they help most.",
   intro: () => [
-    `A <b>head</b> compares tokens by two narrow matrices. Each <b>column</b> is one way to compare, so few columns make few patterns of weights. Here each token should attend to the next, the last to the first. Training with ${columns(K.width)} has come no further than the picture shows.`,
+    `A <b>head</b> compares tokens by two narrow matrices. Each <b>column</b> is one way to compare, so few columns make few patterns of weights. Here each token should attend to the next, the last to the first. ${TYPED ? `The ${columns(K.width)} here learned this on the tour’s own words, and not yet on yours` : `Training with ${columns(K.width)} has come no further than the picture shows`}.`,
     `This is no layer; it is done a few times during training. The gradient asks for a change of all scores. The part that old columns cannot follow is split into single columns, which tells how many are worth while; then old and new ones move together. Added here: ${V.c() || "none"}${
       V.lossn() > V.loss() ? `; but at amplitude ${show(K.amplitude)} the loss rises` : ""}. Then training goes on.`,
   ],
@@ -464,7 +464,7 @@ tour({
   quantities, forward, backward, picture, caption,
   tasks: [
     { say: "raise the least part until only one column is added", done: () => V.c() === 1 },
-    { say: "go so far that the loss rises", done: () => V.lossn() > V.loss() },
+    { say: "go so far that the loss rises", own: true, done: () => V.lossn() > V.loss() },
     { say: "begin with two columns, and find an amplitude with which the loss falls", done: () => K.width === 2 && V.lossn() < V.loss() },
   ],
   height: (W) => (W < 420 ? 130 : Math.min(520, Math.round(W * 0.5))),

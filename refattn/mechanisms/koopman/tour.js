@@ -620,8 +620,8 @@ tour({
   time: { steps: () => K.updates, name: "update" },
   quantities, forward, backward, picture, caption,
   tasks: [
-    { say: "loosen the fit (ridge) until the path ends less than 0.9 from the goal", done: () => apart(place(V.x, K.updates), DATA.target) < 0.9 },
-    { say: "turn epsilon or the ridge until both ways to go two moves (step 11) end less than 0.15 apart", done: () => split(K.updates - 1) < 0.15 },
+    { say: "loosen the fit (ridge) until the path ends less than 0.9 from the goal", own: true, done: () => apart(place(V.x, K.updates), DATA.target) < 0.9 },
+    { say: "turn epsilon or the ridge until both ways to go two moves (step 11) end less than 0.15 apart", own: true, done: () => split(K.updates - 1) < 0.15 },
     { say: "drag the query, keys or values until the path ends at the goal", done: () => apart(place(V.x, K.updates), DATA.target) < 0.15 },
   ],
   phone: 150,
