@@ -308,6 +308,7 @@ class Page {
 
   // `from`: the marks from which it moves, if it is to move.
   draw(from = undefined) {
+    if (!byId("picture").clientWidth) return; // in a frame that is not shown
     const box = byId("picture"), W = Math.round(box.clientWidth), card = this.cards[this.active], first = card.kind === "intro" && !this.all;
     const most = roomy() ? Math.max(340, Math.min(520, 0.5 * innerHeight)) : wide() ? 460 : W >= 480 ? 250 : (this.mechanism.phone ?? (this.numbers.steps ? 112 : 126)); // on a phone it is large at first, and leaves room for numbers later
     const H = first && !wide() ? Math.round(this.mechanism.tallest?.(W) ?? Math.min(0.45 * innerHeight, Math.max(this.mechanism.height(W), Math.min(0.62 * W, 0.3 * innerHeight)))) : Math.min(most, Math.round(this.mechanism.height(W)));
