@@ -116,6 +116,8 @@ def test_cards_show_what_the_definition_has(tour: tuple[Mechanism, Ask]) -> None
     equations, quantities = ask("Object.keys(of.data.equations)"), ask("Object.keys(of.mechanism.quantities)")
     for side in SIDES:
         cards = ask(f"of.mechanism.{side}.map(({{ id, of: from, title, show }}) => ({{ id, from, title, show }}))")
+        formulas = f"of.mechanism.{side}.flatMap((card) => [card.formula, card.also?.formula]).filter(Boolean)"
+        assert {*ask(formulas)} <= {*ask("Object.keys(of.data.formulas)")}
         assert len(cards) >= 2 and len({card["title"] for card in cards}) == len(cards)
         for card in cards:
             ids = [card["id"]] if isinstance(card.get("id"), str) else card.get("id") or []
@@ -141,7 +143,7 @@ SAID = """(() => {
       for (const W of [300, 362, 568]) all.push(["picture", of.drawing(undefined, W, mechanism.height(W), W === 300)]);
       for (const card of mechanism[side]) {
         state.view = card.view ?? "";
-        for (const W of card.view || card.picture ? [362, 568] : [])
+        for (const W of card.view || card.picture || card.draw ? [362, 568] : [])
           all.push([card.title, of.drawing(card, W, mechanism.height(W))]);
         if (card.caption) all.push(["caption", said(card.caption)]);
         if (card.alt) all.push(["label", said(card.alt)]);
@@ -176,7 +178,8 @@ def test_a_picture_has_the_names_of_all_tokens_on_a_phone_too(tour: tuple[Mechan
     for wide, high in ((362, 112), (362, 225), (568, 360)):
         ask("(of.state.t = of.state.at = of.steps)")
         of_cards = (
-            "[undefined, ...of.mechanism.forward, ...of.mechanism.backward].filter((card) => card?.picture ?? !card)"
+            "[undefined, ...of.mechanism.forward, ...of.mechanism.backward]"
+            ".filter((card) => card?.picture ?? card?.draw ?? !card)"
         )
         for picture in ask(f"{of_cards}.map((card) => of.drawing(card, {wide}, {high}))"):
             names = {name.partition("<")[0] for name in re.findall(r"<text[^>]*>([^<]*)", picture)}

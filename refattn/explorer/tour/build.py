@@ -289,7 +289,8 @@ def data(
             for id, place in places.items()
         },
         "formulas": {
-            formula: mathml(formula) for formula in re.findall(r'formula: "([^"]*)"', _script(mechanism) or "")
+            formula: mathml(formula)
+            for formula in re.findall(r'formula: "([^"]*)"', _text("attention.js") + (_script(mechanism) or ""))
         },
         "python": {id: _plain(x) for id, x in values(mechanism, words, settings).items()},
         "origin": OWN if own else MADE_UP,
@@ -311,7 +312,7 @@ def drawing() -> str:
 
 def shared_script() -> str:
     """Return the JavaScript that all tours compute and draw with."""
-    return _text("formulas.js") + _text("pictures.js")
+    return _text("formulas.js") + _text("pictures.js") + _text("attention.js")
 
 
 def script(mechanism: Mechanism) -> str:
@@ -321,7 +322,7 @@ def script(mechanism: Mechanism) -> str:
 
 def function(mechanism: Mechanism) -> str:
     """Return the `tour.js` of a mechanism as the function that ``Numbers`` takes."""
-    return f"({{ DATA, S, K, V, F, J, D, E, TYPED, knob, names, tour }}) => {{\n{_script(mechanism)}\n}}"
+    return f"({{ DATA, S, K, V, F, J, D, E, TYPED, knob, names, attention, tour }}) => {{\n{_script(mechanism)}\n}}"
 
 
 def _formula(formula: str) -> str:

@@ -111,7 +111,7 @@ class Numbers {
       J: range(data.tokens.length), D: range(data.q[0].length), E: range(data.v[0].length),
       TYPED: Boolean(data.words), knob: (name) => ({ op: "knob", name, parts: [] }),
       names: (list) => list.map((j) => `<i>${data.tokens[j]}</i>`).join(", ").replace(/, ([^,]*)$/, " and $1"),
-      tour: (mechanism) => { this.mechanism = mechanism; },
+      attention: (more) => attention(context, more), tour: (mechanism) => { this.mechanism = mechanism; },
     };
     write(context);
   }

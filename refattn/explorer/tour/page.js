@@ -64,7 +64,7 @@ class Page {
       return;
     }
     if (card.kind === "turn") {
-      section.innerHTML = `<h2>${card.title}</h2><p>${said(this.mechanism.turn)}</p>`;
+      section.innerHTML = `<h2>${card.title}</h2><p>${said(this.mechanism.turn ?? LEARN)}</p>`;
       return;
     }
     const { formulaLine } = this, own = card.ids.map((id, n) => this.equation(id, "", n ? "" : card.formula)).join("") || `<div class="line"><p class="label">${card.label ?? "the loss"}</p>${formulaLine(data.formulas[card.formula])}</div>`;
@@ -281,7 +281,7 @@ class Page {
     });
     document.querySelector("footer").hidden = !this.all && this.active > 0;
     if (!this.all || turned) this.fill(card);
-    if (turned || last === card || !last?.n || !card.n || last.picture || card.picture) this.draw(still() || last === card ? undefined : from);
+    if (turned || last === card || !last?.n || !card.n || [last, card].some((one) => one.picture || one.draw)) this.draw(still() || last === card ? undefined : from);
     [...byId("dots").children].forEach((dot, m) => (m === this.active ? dot.setAttribute("aria-current", "step") : dot.removeAttribute("aria-current")));
     byId("where").textContent = card.where;
     byId("previous").disabled = this.active === 0;
@@ -520,7 +520,7 @@ class Page {
       pull(node.dataset.drag, box.left + box.width / 2 - own.left + x, box.top + box.height / 2 - own.top + y);
     };
     const drag = (event) => {
-      const box = byId("picture").firstElementChild.getBoundingClientRect(), t = this.mechanism.timeAt?.(event.clientX - box.left, event.clientY - box.top);
+      const box = byId("picture").firstElementChild.getBoundingClientRect(), t = this.cards[this.active].draw ? undefined : this.mechanism.timeAt?.(event.clientX - box.left, event.clientY - box.top);
       if (event.type === "pointerdown") this.pulled = event.target.closest("[data-drag]")?.dataset.drag;
       if (this.pulled) return pull(this.pulled, event.clientX - box.left, event.clientY - box.top);
       if (t === undefined || t === false) return;

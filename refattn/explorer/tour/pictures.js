@@ -167,7 +167,7 @@ function beside(names, followed, W, H, small, numbers, told, heading, ref = unde
   const wide = Math.max(narrow ? 70 : 92, 20 + Math.max(...names.map((name) => name.length)) * (narrow ? 6.2 : 7.4)), left = Math.round(narrow ? W * 0.48 : W * 0.42), high = narrow ? 7 : Math.min(22, 0.4 * thick);
   const head = small || narrow ? "" : text(0, 12, told, { class: "title" }) + text(left + 10, 12, heading, { class: "title" });
   const drawn = [head, rows(names, followed, y, wide, small), bars(numbers, wide + 4, left - 14, y, small ? 7 : high, ref)];
-  return { drawn, narrow, top, left: left + (narrow ? 0 : 10), y, names: wide, size: H - top - 4, wide: W - left - (narrow ? 0 : 10), quiet: small || narrow };
+  return { drawn, narrow, small, top, left: left + (narrow ? 0 : 10), y, names: wide, size: H - top - 4, wide: W - left - (narrow ? 0 : 10), quiet: small || narrow };
 }
 
 // The feet of points on the line along a direction.
@@ -238,9 +238,23 @@ function halfway(from, to, part) {
   ];
 }
 
+// Bars as a card states them: [a quantity, what it is, indices] or [numbers, what they are, j => reference]; of a quantity those of the followed token,
+// now, or at the indices; or, if it has coordinates, how long it is.
+Numbers.prototype.bars = function bars([what, told, at = undefined]) {
+  const { state, mechanism } = this, tokens = this.data.tokens.map((_, j) => j);
+  if (typeof what !== "string") return [what, told, at];
+  const axes = [...mechanism.quantities[what].axes], vectors = !this.isToken(axes.at(-1)) && axes.pop();
+  const t = TIMES.includes(axes[0]) ? [Math.min(state.t, this.length(axes[0]) - (axes[0] === "T" ? 2 : 1))] : [], before = at ?? [...t, ...(axes.length - t.length > 1 ? [state.i] : [])];
+  if (vectors) return [tokens.map((j) => Math.hypot(...Array.from({ length: this.length(vectors) }, (_, c) => this.number(what, [...before, j, c])))), told];
+  return [tokens.map((j) => this.number(what, [...before, j])), told, (j) => [what, ...before, j].join(".")];
+};
+
 // The marks of a card, of the tour where it has none of its own.
 Numbers.prototype.marks = function marks(card, W, H, small = false) {
-  return [(card?.picture ?? this.mechanism.picture)(W, H, small)].flat(Infinity).filter(Boolean);
+  const value = (x) => (typeof x === "function" ? x() : x), drawn = card?.draw ? card : (card?.picture ?? this.mechanism.picture)(W, H, small);
+  if (!drawn.draw) return [drawn].flat(Infinity).filter(Boolean);
+  const [numbers, told, ref] = this.bars(value(drawn.bars)), b = beside(this.data.tokens, this.state.i, W, H, small, numbers, told, value(drawn.heading) ?? "", ref);
+  return [b.drawn, drawn.draw(b)].flat(Infinity).filter(Boolean);
 };
 Numbers.prototype.drawing = function drawing(card, W, H, small = false) {
   return written(this.marks(card, W, H, small));
