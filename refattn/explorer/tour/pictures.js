@@ -253,7 +253,8 @@ Numbers.prototype.bars = function bars([what, told, at = undefined]) {
 Numbers.prototype.marks = function marks(card, W, H, small = false) {
   const value = (x) => (typeof x === "function" ? x() : x), drawn = card?.draw ? card : (card?.picture ?? this.mechanism.picture)(W, H, small);
   if (!drawn.draw) return [drawn].flat(Infinity).filter(Boolean);
-  const [numbers, told, ref] = this.bars(value(drawn.bars)), b = beside(this.data.tokens, this.state.i, W, H, small, numbers, told, value(drawn.heading) ?? "", ref);
+  const stated = { ...drawn, bars: value(drawn.bars), heading: value(drawn.heading) ?? "" }, [numbers, told, ref] = this.mechanism.board ? [] : this.bars(stated.bars);
+  const b = this.mechanism.board?.(W, H, small, stated) ?? beside(this.data.tokens, this.state.i, W, H, small, numbers, told, stated.heading, ref);
   return [b.drawn, drawn.draw(b)].flat(Infinity).filter(Boolean);
 };
 Numbers.prototype.drawing = function drawing(card, W, H, small = false) {
