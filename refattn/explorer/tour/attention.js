@@ -1,19 +1,20 @@
 // Pictures of attention, which several tours draw: a query among keys, shares of one, values about their mean, gradients.
 //
 // A tour has them from `attention({ hidden, seen, weights, by })`. `hidden(i, j)`: query i does not see key j; `seen(j)`: the
-// followed one sees it; `weights()`: how
-// much of each value is in the output, by default V.w; `by()`: what queries are multiplied by. They take b, the place
-// beside the words that `draw: (b) => [marks]` of a card has, and draw there by the names that tours share: q, k, v, o,
-// target, do, dv. A plane is made of the points as they were at first, so that it stays while they are dragged.
+// followed one sees it; `weights()`: how much of each value is in the output, by default V.w; `by()`: what queries are
+// multiplied by. They take b, where a card draws, and read the quantities that tours share: q, k, v, o, target, do, dv. A
+// plane is made of the points as they were at first, so that it stays while they are dragged.
 //
-//   word(), largest(list), vectorOf("k", D, j)    the followed word; where the largest number is; a row, as it is drawn
-//   arrows(b)     the query and the keys as arrows       values(b, tied)    the values, and their mean by the weights
-//   pairs(b, "m", frames)    a row for each query        shared(b, "u", "w", whole)    parts, and each divided by their sum
-//   curve(b, f, low, high, points)    a function, with a point for each word
-//   wished(id), toValues(), toShares("dw")    what cards of the way back draw, or all of a card
-//   about(b, "dw", mean, widths)    numbers above and below their mean
-//   pulled(b, from, told, vectors, chained)    arrows at points, enlarged; end to end they are one way
-//   slopes(b, [[told, "dkappa"], ...])    gradients of single numbers as bars
+//   word(), vectorOf("k", D, j)          the followed word; the first two numbers of a vector
+//   arrows(b), values(b, tied)           the query and the keys as arrows; the values, and their mean by the weights
+//   pairs(b, "m", frames, most)          numbers of pairs: a row for each word that looks
+//   curve(b, f, low, high, [0, 1], points)    a function, with a point for each word
+//   divided(b, key, numbers, y, high), shared(b, "u", "w", whole)    a bar in parts; parts, and each divided by their sum
+//   wished("SM.5", "w", "weight w"), toValues, toWeights    the first card of the way back; what the next ones draw
+//   about(b, numbers, mean, told)        numbers above and below their mean
+//   pulled(b, told, vectors, chained)    arrows at keys, enlarged; or from the query on, one after the other
+//   GIVEN, gradient                      the quantities that a tour is given, and the gradient of the output, `do`
+// Without a tour's numbers: largest(list), minus(p, q, by), rings(place, far), slopes(b, [["told", "dkappa"], ...], V).
 
 const largest = (list) => list.indexOf(Math.max(...list));
 const minus = (p, q, by = 1) => p.map((x, c) => x - by * (q[c] ?? 0));

@@ -262,7 +262,7 @@ def page(
     filled = {
         "title": escape(mechanism.title),
         "css": colours() + drawing() + _text("page.css").strip(),
-        "js": shared_script() + _text("page.js"),
+        "js": shared_script() + _code(_text("page.js")),
         "tour": function(mechanism),
         "data": data(mechanism, words, knobs, command),
     }
@@ -312,7 +312,7 @@ def drawing() -> str:
 
 def shared_script() -> str:
     """Return the JavaScript that all tours compute and draw with."""
-    return _text("formulas.js") + _text("pictures.js") + _text("attention.js")
+    return "".join(_code(_text(name)) for name in ("formulas.js", "linear.js", "pictures.js", "attention.js"))
 
 
 def script(mechanism: Mechanism) -> str:
@@ -322,7 +322,8 @@ def script(mechanism: Mechanism) -> str:
 
 def function(mechanism: Mechanism) -> str:
     """Return the `tour.js` of a mechanism as the function that ``Numbers`` takes."""
-    return f"({{ DATA, S, K, V, F, J, D, E, TYPED, knob, names, attention, tour }}) => {{\n{_script(mechanism)}\n}}"
+    body = _code(_script(mechanism) or "")
+    return f"({{ DATA, S, K, V, F, J, D, E, TYPED, knob, names, attention, tour }}) => {{\n{body}\n}}"
 
 
 def _formula(formula: str) -> str:
@@ -349,6 +350,11 @@ def _short(token: str) -> str:
 
 def _text(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _code(script: str) -> str:
+    """Return JavaScript without lines that are comments: those who read them read the files."""
+    return re.sub(r"(?m)^ *//.*\n", "", script)
 
 
 def _script(mechanism: Mechanism) -> str | None:

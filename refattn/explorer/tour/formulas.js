@@ -4,7 +4,8 @@
 // tokens, q, k, v, target, which token it follows, and given numbers), S (S.i: the token that is followed, S.t: the step,
 // S.at: the same between two steps, S.side: "forward" or "backward", S.view: that of the card that is read), K (knobs),
 // V (V.w(i, j) is a number), F (F.w(i, j) is a node of a formula), J, D, E (the indices of tokens, of q and k, of v),
-// knob("kappa") (a node), names([j, ...]) and TYPED (the words are a reader's own).
+// knob("kappa") (a node), names([j, ...]), TYPED (the words are a reader's own)
+// and attention({ ... }), the parts of `attention.js`.
 //
 //   quantities  { w: { id: "SM.4", axes: "ij", what: "weight", of: (i, j) => div(p(i, j), ...) }, ... }
 //       id       the equation whose value it is, whole: all its elements are compared with the definition's
@@ -15,9 +16,10 @@
 //       passes, back, since    of a quantity in time: V.x(t, ...) is pass t - passes of the equation; if `back`, pass 0
 //                              is the last t; before `since` it is not compared
 //   tokens, sizes    the letters that are tokens, if others than ijln; { m: () => length } of further letters
-//   forward, backward    cards: { id, title, say, show, pick, picture, caption, alt, of, when, timed, formula, also, label }
-//       picture, caption, alt    (W, H, small) => [marks]: how, is said on top of `pictures.js`; what the picture shows, as a
-//                sentence of at most 175 characters below it, and as words for those who do not see it
+//   forward, backward    cards: { id, title, say, show, pick, bars, heading, draw, caption, alt, of, when, timed, formula, also, label }
+//       bars, heading, draw    its picture: how, is said on top of `pictures.js`
+//       caption, alt    what the picture shows, as a sentence of at most 175 characters below it, and as words for those who do
+//                not see it
 //       id       its equation, or several; formula and line of code are the definition's
 //       say      a sentence, or a function that computes it;  of: what a backward card differentiates
 //       show     ledgers, each a list of columns: "w", "w[i]" (row of the token that is followed), "w[,i]", "w[ii]", "x+1",
@@ -33,7 +35,8 @@
 //   tallest     W => how tall the picture is on the first card of a phone, if it is not to be as tall as there is room
 //   phone       how tall the picture may be on the other cards of a phone, if not as tall as most
 //   timeAt      (x, y) => the step there, for a picture that can be dragged;  living: the knob that moves a small picture
-//   title, intro, turn, short    words, or functions that compute them
+//   board       (W, H, small, card) => b: what is beside all pictures, if it is not the words and their bars
+//   title, intro, turn, short    words, or functions that compute them; turn: LEARN by default
 //
 // Values are computed when they are asked for, once. Nothing here needs a browser.
 "use strict";

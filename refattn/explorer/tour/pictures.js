@@ -1,6 +1,13 @@
 // Pictures of tours: keyed marks, which move from one card to the next; scales, and labels that do not overlap.
 //
-// A card states its picture as `picture: (W, H, small) => [marks]`, W by H pixels; `small`: in the gallery, without words.
+// A card states its picture in three fields: `bars: ["s", "score s"]`, a bar beside each word for a quantity of the followed
+// one, and what it is; `heading`, what stands above the place to their right; and `draw: (b) => [marks]`, which draws there,
+// from b.left and b.top on, b.wide by b.size pixels; b.quiet: without words, as it is small. Bars may also be `["n", "links",
+// [2]]`, at these indices, or `[numbers, "told", (j) => reference]`; any of the three may be a function. A quantity of vectors
+// has bars as long as these. Or `picture: (W, H, small) => [marks]` draws all of W by H pixels; `small`: in the gallery,
+// without words. The tour's own picture may return such a card, and its `board`, if it has one, takes (W, H, small, card) and
+// returns b with `drawn` in place of bars. What several tours draw is in `attention.js`.
+//
 // A mark is an element of SVG with a key. If the next card has a mark of the same key and tag, the page moves the one to
 // the other in 300 ms: numbers (x, r, opacity, ...) and the numbers within `d`, `points` and `transform` if the text
 // around them is the same. A mark that is new fades in, one without a successor fades out. With reduced motion all is
@@ -22,8 +29,7 @@
 // were at first, so that it stays. Text of SVG in the list (a ground, words) has no key and changes at once. `data-ref:
 // "w.1.2"` shows the formula of a number, `data-word: j` follows a word. Between two steps of time a picture reads S.at.
 // Tests compare the marks of the cards of a side without text: no two may be the same; every key is there once; names of
-// all words are drawn at 362 x 112, too; nothing reads NaN at any setting. `../../mechanisms/softmax/tour.js` is the
-// example: `board` has what stays from card to card (the words and their bars), each card adds what it is about.
+// all words are drawn at 362 x 112, too; nothing reads NaN at any setting. `../../mechanisms/softmax/tour.js` is the example.
 
 const svg = (tag, set = {}, inner = "") =>
   `<${tag} ${Object.entries(set).map(([key, x]) => `${key}="${typeof x === "number" ? +x.toFixed(2) : x}"`).join(" ")}>${inner}</${tag}>`;

@@ -6,7 +6,6 @@
 const { q, k, v, target, G, Ginv, x, s, w, a, g, ga, B, Y, N, Z, AG, A, T, op, one, two, both, t, next } = F;
 const { dnext, dt, dboth, done, dop, dT, dA, dY, dYG, dZ, dN, sol, dB, dgx, dga, dgn, da, dw, mean, ds, dx, dG, ZdY } = F;
 const { sx, sa, kf, ka, ks, kg } = F;
-const range = (count) => Array.from({ length: count }, (_, l) => l);
 const updates = () => range(K.updates), fits = () => range(K.updates).slice(1), d = D.length, epsilon = knob("epsilon"), ridge = knob("ridge");
 
 // How like points x and y are; how that changes with coordinate e of x.
@@ -14,25 +13,6 @@ const near = (x, y) => exp(div(neg(sum(D.map((e) => pow(sub(x(e), y(e)), 2)))), 
 const kernel = (x, y) => add(...D.map((e) => mul(x(e), y(e))), near(x, y));
 const slope = (x, y, e) => sub(y(e), mul(div(sub(x(e), y(e)), d), near(x, y)));
 const at = (quantity, ...index) => (e) => quantity(...index, e);
-
-// A list whose entries are made when they are asked for, once.
-const lazily = (make) => new Proxy({}, { get: (kept, n) => (kept[n] ??= make(Number(n))) });
-
-// The x with `rows` x = right, by elimination.
-function solve(rows, right) {
-  const all = rows.map((row, n) => [...row, right[n]]), size = all.length;
-  for (let n = 0; n < size; n += 1) {
-    const best = range(size).slice(n).reduce((p, r) => (Math.abs(all[r][n]) > Math.abs(all[p][n]) ? r : p), n);
-    [all[n], all[best]] = [all[best], all[n]];
-    for (let r = n + 1; r < size; r += 1) {
-      const times = all[r][n] / all[n][n];
-      for (let p = n; p <= size; p += 1) all[r][p] -= times * all[n][p];
-    }
-  }
-  const found = [];
-  for (let n = size - 1; n >= 0; n -= 1) found[n] = (all[n][size] - range(size).slice(n + 1).reduce((past, p) => past + all[n][p] * found[p], 0)) / all[n][n];
-  return found;
-}
 
 // The A with Z A G + ridge A = right(m, j), as one linear system of all its entries.
 function sylvester(u, right) {
