@@ -317,7 +317,7 @@ tour({
       bars: () => [overlaps(), "k · key of each"], heading: ["each row times the key", "rows times k, end to end"], draw: ask,
       say: "The memory is asked for the token’s key before anything is written. Its answer is the sum of its rows, each times one element of the key.",
       alt: "Rows of the memory times elements of the key, end to end: they lead to the answer",
-      caption: () => (now() === 0 ? "An empty memory answers 0 to every key." : `The thick arrow is the answer a to the key of ${names([now()])}. ${several(now()) || !J.some((j) => j && several(j)) ? "It comes from tokens whose keys are like this one." : `Here one row counts; with the slider at ${J.findIndex((j) => j && several(j))}, more do.`}`) },
+      caption: () => (now() === 0 ? "An empty memory answers 0 to every key." : `The thick arrow is the answer a to the key of ${names([now()])}. ${several(now()) || !J.some((j) => j && several(j)) ? "It comes from tokens whose keys are like this one." : `Only one row counts, as all else in this key is 0; with the slider at ${J.findIndex((j) => j && several(j))}, more do.`}`) },
     { id: "DELTA.2", title: "See what is missing", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0],
       bars: missed, heading: ["value less answer", "from the answer a to the value"], draw: see,
       say: "The miss is what the answer lacks to be the value: the value minus the answer.",
