@@ -110,8 +110,9 @@ function attention({ DATA, S, V, F, J, D, E }, { hidden = () => false, seen = (j
   function values(b, tied = false) {
     const points = J.map((j) => vectorOf("v", E, j)), at = plane(b.left, b.top, b.size, [...first.v, [0, 0], first.target], b.wide), goal = flat(DATA.target), place = (p) => [at.X(p), at.Y(p)], whole = vectorOf("o", E, S.i);
     const [l, t, r, e] = at.box, [x, y] = place(whole), out = x < l || x > r || y < t || y > e ? at.back(x, y) : whole; // of negative weights it may be far away
-    const drawn = meeting(b, at, DATA.tokens, points, weights(), seen, out, tied, (j, p) => put(DATA.v[j], p));
-    return { at, points, out, goal, place, drawn, aim: aimed(b, at, goal, (p) => put(DATA.target, p)), grad: vectorOf("do", E, S.i) };
+    const side = !tied && goal[0] > out[0] ? -1 : 1; // so that the arrow between them crosses neither name
+    const drawn = meeting(b, at, DATA.tokens, points, weights(), seen, out, tied, (j, p) => put(DATA.v[j], p), side);
+    return { at, points, out, goal, place, drawn, aim: aimed(b, at, goal, (p) => put(DATA.target, p), "t", -side), grad: vectorOf("do", E, S.i) };
   }
 
   // The card with which all tours turn back, and its picture: the way to what is wished for, and circles of equal loss.

@@ -193,7 +193,7 @@ function feet(at, points, along, quiet) {
 }
 
 // Values as points, each as large as its share, within the hull of those that are seen, and their mean; what is below 0 is hollow.
-function meeting(b, at, names, points, shares, seen, out, tied, drag) {
+function meeting(b, at, names, points, shares, seen, out, tied, drag, side = 1) {
   const place = (p) => [at.X(p), at.Y(p)], radius = (j) => (b.narrow ? 2.5 : 4) + (b.narrow ? 5 : 13) * Math.sqrt(Math.min(1, Math.abs(shares[j])));
   return [
     at.ground,
@@ -204,15 +204,15 @@ function meeting(b, at, names, points, shares, seen, out, tied, drag) {
       b.quiet ? [] : label(`name.${j}`, ...((x, y) => [x, y + (y > b.top + b.size / 2 ? radius(j) + 14 : -radius(j) - 5)])(...place(p)), names[j], { "text-anchor": "middle", class: "name" }),
     ]),
     mark("out", "circle", { cx: at.X(out), cy: at.Y(out), r: b.quiet ? 4 : 7, class: "sink" }),
-    b.quiet ? [] : label("out name", at.X(out) + 11, at.Y(out) - 8, "o", { class: "name strong" }),
+    b.quiet ? [] : label("out name", at.X(out) + 11 * side, at.Y(out) - 8, "o", { class: "name strong", "text-anchor": side < 0 ? "end" : "start" }),
   ];
 }
 
 // What is wished for, which can be dragged.
-const aimed = (b, at, goal, drag, name = "t") => [
+const aimed = (b, at, goal, drag, name = "t", side = -1) => [
   cross("goal", at.X(goal), at.Y(goal), b.quiet ? 3 : 5),
   mark("goal hold", "circle", { cx: at.X(goal), cy: at.Y(goal), r: 12, class: "ground", "aria-label": "drag the wanted output" }, "", (x, y) => drag(at.back(x, y))),
-  b.quiet ? [] : label("goal name", at.X(goal) - 9, at.Y(goal) - 9, name, { class: "name strong", "text-anchor": "end" }),
+  b.quiet ? [] : label("goal name", at.X(goal) + 9 * side, at.Y(goal) - 9, name, { class: "name strong", "text-anchor": side < 0 ? "end" : "start" }),
 ];
 
 // ---- moving ------------------------------------------------------------------------------------------------------------
